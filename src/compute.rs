@@ -1,0 +1,357 @@
+//! The embedder's side: the trait a trainer implements and what its calls may touch.
+//!
+//! Law: a closure reaches memory only through its context, and its context hands out only what
+//! the call declared, in the way it was declared. What a closure captures is constant over steps;
+//! whatever changes lies in declared buffers. The type that lends memory is the backend's
+//! [`Surface`]; nothing here knows which.
+
+use bytemuck::Pod;
+
+use crate::format::{Format, Orientation, PlaneSpec, Shape};
+use crate::id::{BufferId, CallId, RankId, WeightId};
+use crate::layout::{ArenaLayout, PlaneRegions, Region, Weights};
+use crate::model::{Access, Call, Form};
+use crate::op::{Operand, OperandRole};
+
+/// Why a call could not be carried out.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ComputeError {
+    /// The call did not declare what its closure asked for.
+    #[error("call `{call}` asked for {what}, which it did not declare; add it to the call's declaration")]
+    NotDeclared {
+        /// The call's name.
+        call: String,
+        /// What was asked for.
+        what: String,
+    },
+    /// A slice of another element type or length was asked for.
+    #[error(
+        "call `{call}`: {what} holds {bytes} bytes, which are no whole number of aligned elements of {element} bytes"
+    )]
+    Element {
+        /// The call's name.
+        call: String,
+        /// What was asked for.
+        what: String,
+        /// Bytes there.
+        bytes: usize,
+        /// Size of the element asked for.
+        element: usize,
+    },
+    /// Two live views of one piece of memory, of which one writes.
+    #[error("{0}")]
+    Race(String),
+    /// The embedder's own error.
+    #[error("{0}")]
+    Closure(String),
+}
+
+impl ComputeError {
+    /// An embedder's error, kept as its message.
+    pub fn closure(error: impl std::fmt::Display) -> Self {
+        Self::Closure(error.to_string())
+    }
+}
+
+/// Memory a backend lends to closures.
+pub trait Surface {
+    /// A readable piece of memory: a slice on the CPU, a device pointer on a GPU.
+    type Read<'a, T: Pod>
+    where
+        Self: 'a;
+    /// A writable piece of memory.
+    type Write<'a, T: Pod>
+    where
+        Self: 'a;
+
+    /// Lends `region` for reading.
+    ///
+    /// # Errors
+    /// [`ComputeError::Element`] or [`ComputeError::Race`].
+    fn read<T: Pod>(&self, region: Region) -> Result<Self::Read<'_, T>, ComputeError>;
+
+    /// Lends `region` for writing.
+    ///
+    /// # Errors
+    /// [`ComputeError::Element`] or [`ComputeError::Race`].
+    fn write<T: Pod>(&self, region: Region) -> Result<Self::Write<'_, T>, ComputeError>;
+}
+
+/// What a trainer implements: one value per rank, made on the thread that will own it.
+///
+/// It need be neither `Send` nor `Sync`. `run` is called in the plan's order, for the calls of
+/// every program of the session.
+pub trait Compute<S: Surface> {
+    /// Carries out one call.
+    ///
+    /// # Errors
+    /// Any error skips the step on all ranks; the report names this rank and call.
+    fn run(&mut self, call: &Call, context: &ComputeContext<'_, S>) -> Result<(), ComputeError>;
+}
+
+impl<S: Surface, F> Compute<S> for F
+where
+    F: FnMut(&Call, &ComputeContext<'_, S>) -> Result<(), ComputeError>,
+{
+    fn run(&mut self, call: &Call, context: &ComputeContext<'_, S>) -> Result<(), ComputeError> {
+        self(call, context)
+    }
+}
+
+/// Makes a rank's [`Compute`] on the thread that will own it.
+pub type ComputeFactory<S> = std::sync::Arc<dyn Fn(RankId) -> Box<dyn Compute<S>> + Send + Sync>;
+
+/// One use of a call, bound to memory.
+#[derive(Clone, Debug)]
+struct BoundUse {
+    weight: WeightId,
+    orientation: Orientation,
+    form: Form,
+    planes: PlaneRegions,
+    tensor_scale: Option<Region>,
+}
+
+/// A call bound to the arena: every operand's region, resolved once per plan.
+#[derive(Clone, Debug)]
+pub struct BoundCall {
+    /// The call's id.
+    pub id: CallId,
+    /// The declaration.
+    pub call: Call,
+    uses: Vec<BoundUse>,
+    gradients: Vec<(WeightId, Region)>,
+    buffers: Vec<(BufferId, Access, Region)>,
+    formats: Vec<(WeightId, Format, Shape)>,
+}
+
+impl BoundCall {
+    /// Resolves the operands of `call`.
+    #[must_use]
+    pub fn new(
+        id: CallId,
+        call: &Call,
+        operands: &[Operand],
+        arena: &ArenaLayout,
+        weights: &Weights,
+    ) -> Self {
+        let mut bound = Self {
+            id,
+            call: call.clone(),
+            uses: Vec::new(),
+            gradients: Vec::new(),
+            buffers: Vec::new(),
+            formats: Vec::new(),
+        };
+        for operand in operands {
+            let region = arena.region(operand.slot);
+            match operand.role {
+                OperandRole::Use(position) => {
+                    let Some(usage) = call.uses.get(position) else { continue };
+                    let layout = weights.layout(usage.weight);
+                    let shape = layout.shard.shape;
+                    let planes = match usage.form {
+                        Form::Planes => bound_planes(region, layout, usage.orientation),
+                        Form::Dense => PlaneRegions {
+                            data: Region {
+                                offset: region.offset,
+                                bytes: shape.rows * shape.cols * size_of::<f32>(),
+                            },
+                            scale: Region::default(),
+                        },
+                    };
+                    bound.formats.push((usage.weight, layout.format, shape));
+                    bound.uses.push(BoundUse {
+                        weight: usage.weight,
+                        orientation: usage.orientation,
+                        form: usage.form,
+                        planes,
+                        tensor_scale: None,
+                    });
+                }
+                OperandRole::TensorScale(position) => {
+                    let Some(usage) = call.uses.get(position) else { continue };
+                    let offset = weights.layout(usage.weight).position * size_of::<f32>();
+                    let scale = region.part(offset, size_of::<f32>());
+                    for bound in bound.uses.iter_mut().filter(|bound| bound.weight == usage.weight) {
+                        bound.tensor_scale = scale;
+                    }
+                }
+                OperandRole::Gradient(weight) => {
+                    let shape = weights.layout(weight).shard.shape;
+                    let bytes = shape.rows * shape.cols * size_of::<f32>();
+                    bound.gradients.push((weight, Region { offset: region.offset, bytes }));
+                }
+                OperandRole::Buffer(buffer) => bound.buffers.push((buffer, operand.access, region)),
+            }
+        }
+        bound
+    }
+}
+
+/// The planes of the weight's own shape inside a slot that may be laid out for a padded shape.
+fn bound_planes(
+    region: Region,
+    layout: &crate::layout::WeightLayout,
+    orientation: Orientation,
+) -> PlaneRegions {
+    let stored = layout.format.stored_orientations().contains(&orientation);
+    let laid_out = if stored { layout.gathered_planes(orientation) } else { layout.transposed_planes() };
+    let placed = PlaneRegions::within(region, &laid_out);
+    let own = layout.format.planes(orientation, layout.shard.shape);
+    let size = |position: usize| own.get(position).map_or(0, PlaneSpec::bytes);
+    PlaneRegions {
+        data: Region { offset: placed.data.offset, bytes: size(0) },
+        scale: Region { offset: placed.scale.offset, bytes: size(1) },
+    }
+}
+
+/// The quantized planes of one use.
+#[derive(Debug)]
+pub struct PlanesView<D, S> {
+    /// Format of the planes.
+    pub format: Format,
+    /// Logical shape of the weight.
+    pub shape: Shape,
+    /// Codes, one byte plane in the shape `formats` gives.
+    pub data: D,
+    /// Decode scales; empty for formats without.
+    pub scale: D,
+    /// One f32: NVFP4's amax, per-tensor FP8's scale_inv; absent for formats without.
+    pub tensor_scale: Option<S>,
+}
+
+/// What one call may touch, for as long as it runs.
+#[derive(Debug)]
+pub struct ComputeContext<'a, S: Surface> {
+    rank: RankId,
+    bound: &'a BoundCall,
+    surface: &'a S,
+}
+
+impl<'a, S: Surface> ComputeContext<'a, S> {
+    /// The context of one run of a bound call; made by backends.
+    #[must_use]
+    pub fn new(rank: RankId, bound: &'a BoundCall, surface: &'a S) -> Self {
+        Self { rank, bound, surface }
+    }
+
+    /// The rank that runs the call.
+    #[must_use]
+    pub fn rank(&self) -> RankId {
+        self.rank
+    }
+
+    /// The number of the call in its program.
+    #[must_use]
+    pub fn call(&self) -> CallId {
+        self.bound.id
+    }
+
+    /// The backend's own surface, for streams and handles only it knows.
+    #[must_use]
+    pub fn surface(&self) -> &'a S {
+        self.surface
+    }
+
+    /// A weight the call uses densely: f32 `[rows, cols]` rowwise, `[cols, rows]` columnwise.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] unless the call declares exactly this use.
+    pub fn dense(
+        &self,
+        weight: WeightId,
+        orientation: Orientation,
+    ) -> Result<S::Read<'a, f32>, ComputeError> {
+        let usage = self.usage(weight, orientation, Form::Dense)?;
+        self.surface.read(usage.planes.data)
+    }
+
+    /// The planes of a weight the call uses quantized.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] unless the call declares exactly this use.
+    pub fn planes(
+        &self,
+        weight: WeightId,
+        orientation: Orientation,
+    ) -> Result<PlanesView<S::Read<'a, u8>, S::Read<'a, f32>>, ComputeError> {
+        let usage = self.usage(weight, orientation, Form::Planes)?;
+        let (format, shape) = self
+            .bound
+            .formats
+            .iter()
+            .find(|(other, ..)| *other == weight)
+            .map(|(_, format, shape)| (*format, *shape))
+            .ok_or_else(|| self.undeclared(format!("{weight}")))?;
+        Ok(PlanesView {
+            format,
+            shape,
+            data: self.surface.read(usage.planes.data)?,
+            scale: self.surface.read(usage.planes.scale)?,
+            tensor_scale: usage.tensor_scale.map(|region| self.surface.read(region)).transpose()?,
+        })
+    }
+
+    /// The gradient of `weight` this call overwrites: f32 `[rows, cols]`.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] unless the call declares this gradient.
+    pub fn gradient(&self, weight: WeightId) -> Result<S::Write<'a, f32>, ComputeError> {
+        let region = self
+            .bound
+            .gradients
+            .iter()
+            .find(|(other, _)| *other == weight)
+            .map(|(_, region)| *region)
+            .ok_or_else(|| self.undeclared(format!("the gradient of {weight}")))?;
+        self.surface.write(region)
+    }
+
+    /// A buffer the call reads.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] unless the call declares to read or update it.
+    pub fn read<T: Pod>(&self, buffer: BufferId) -> Result<S::Read<'a, T>, ComputeError> {
+        self.surface.read(self.buffer(buffer, "to read", Access::reads)?)
+    }
+
+    /// A buffer the call writes or updates. What a write finds there is unspecified.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] unless the call declares to write or update it.
+    pub fn write<T: Pod>(&self, buffer: BufferId) -> Result<S::Write<'a, T>, ComputeError> {
+        self.surface.write(self.buffer(buffer, "to write", Access::writes)?)
+    }
+
+    fn buffer(
+        &self,
+        buffer: BufferId,
+        verb: &str,
+        allows: fn(Access) -> bool,
+    ) -> Result<Region, ComputeError> {
+        self.bound
+            .buffers
+            .iter()
+            .find(|(other, access, _)| *other == buffer && allows(*access))
+            .map(|(_, _, region)| *region)
+            .ok_or_else(|| self.undeclared(format!("{verb} {buffer}")))
+    }
+
+    fn usage(
+        &self,
+        weight: WeightId,
+        orientation: Orientation,
+        form: Form,
+    ) -> Result<&BoundUse, ComputeError> {
+        self.bound
+            .uses
+            .iter()
+            .find(|usage| usage.weight == weight && usage.orientation == orientation && usage.form == form)
+            .ok_or_else(|| self.undeclared(format!("{weight} {orientation} as {form:?}")))
+    }
+
+    fn undeclared(&self, what: String) -> ComputeError {
+        ComputeError::NotDeclared { call: self.bound.call.name.clone(), what }
+    }
+}

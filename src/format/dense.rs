@@ -1,0 +1,33 @@
+//! f32 and bf16: no blocks, no scales. The stages are the same, so that a bucket needs no special case.
+//!
+//! An element is its little-endian bytes. bf16 rounds to nearest even, whatever [`super::Via`] says.
+
+use super::via::{round_to_bf16, through};
+
+/// f32 bytes of a span.
+pub(super) fn cast_f32<const BF16: bool>(master: &[f32], data: &mut [u8]) {
+    for (bytes, &value) in data.as_chunks_mut::<4>().0.iter_mut().zip(master) {
+        *bytes = through::<BF16>(value).to_le_bytes();
+    }
+}
+
+/// bf16 bytes of a span.
+pub(super) fn cast_bf16(master: &[f32], data: &mut [u8]) {
+    for (bytes, &value) in data.as_chunks_mut::<2>().0.iter_mut().zip(master) {
+        *bytes = ((round_to_bf16(value).to_bits() >> 16) as u16).to_le_bytes();
+    }
+}
+
+/// Values of f32 bytes.
+pub(super) fn dequantize_f32(data: &[u8], out: &mut [f32]) {
+    for (bytes, out) in data.as_chunks::<4>().0.iter().zip(out) {
+        *out = f32::from_le_bytes(*bytes);
+    }
+}
+
+/// Values of bf16 bytes.
+pub(super) fn dequantize_bf16(data: &[u8], out: &mut [f32]) {
+    for (bytes, out) in data.as_chunks::<2>().0.iter().zip(out) {
+        *out = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
+    }
+}

@@ -1,0 +1,131 @@
+//! What can go wrong with a format, and what to do about it.
+//!
+//! Every stage validates its arguments before it writes the first byte, so an error means that nothing
+//! was changed. Building an error never allocates, except for an unknown name, which only parsing makes.
+
+use super::{Format, Orientation, Shape};
+
+/// An argument a format cannot work with. The message says what to change.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FormatError {
+    /// No format has this name.
+    #[error("unknown format `{name}`; known formats are {known}")]
+    UnknownName {
+        /// The name as given.
+        name: String,
+        /// The canonical names, comma separated.
+        known: String,
+    },
+
+    /// An epsilon must be a finite number that is not negative.
+    #[error("epsilon {value} is not a finite number ≥ 0; use 0 to switch it off")]
+    BadEpsilon {
+        /// The value as given.
+        value: f32,
+    },
+
+    /// A weight without elements cannot be quantized.
+    #[error("a weight of shape {shape} has no elements; drop it from the model")]
+    EmptyShape {
+        /// The shape as given.
+        shape: Shape,
+    },
+
+    /// The number of elements or bytes does not fit in `usize`.
+    #[error("a weight of shape {shape} has more elements than this machine can address")]
+    ShapeTooLarge {
+        /// The shape as given.
+        shape: Shape,
+    },
+
+    /// The rows do not divide into the format's blocks.
+    #[error("{format} needs rows in multiples of {multiple}, but the shape is {shape}; pad the rows to {}, or choose another format", shape.rows.next_multiple_of(*multiple))]
+    RowsNotAligned {
+        /// The format.
+        format: Format,
+        /// The shape as given.
+        shape: Shape,
+        /// What the rows must be a multiple of.
+        multiple: usize,
+    },
+
+    /// The columns do not divide into the format's blocks.
+    #[error("{format} needs columns in multiples of {multiple}, but the shape is {shape}; pad the columns to {}, or choose another format", shape.cols.next_multiple_of(*multiple))]
+    ColumnsNotAligned {
+        /// The format.
+        format: Format,
+        /// The shape as given.
+        shape: Shape,
+        /// What the columns must be a multiple of.
+        multiple: usize,
+    },
+
+    /// The format is for activations; a sharded weight cannot use it.
+    #[error("{format} cannot be used for a sharded weight: {reason}; use {instead}")]
+    NotAWeightFormat {
+        /// The format.
+        format: Format,
+        /// Why.
+        reason: &'static str,
+        /// The format of the same family that can.
+        instead: Format,
+    },
+
+    /// The stages produce only the orientations a shard stores.
+    #[error("{format} does not store {orientation} planes in a shard; {hint}")]
+    OrientationNotStored {
+        /// The format.
+        format: Format,
+        /// The orientation asked for.
+        orientation: Orientation,
+        /// How to get them.
+        hint: &'static str,
+    },
+
+    /// The columnwise planes do not follow from the rowwise ones.
+    #[error("columnwise planes of {format} cannot be derived from rowwise planes: {reason}")]
+    CannotDeriveColumnwise {
+        /// The format.
+        format: Format,
+        /// Why.
+        reason: &'static str,
+    },
+
+    /// A slice has the wrong length.
+    #[error("{what} has length {actual}, expected {expected}")]
+    Length {
+        /// Which argument.
+        what: &'static str,
+        /// The length it must have.
+        expected: usize,
+        /// The length it has.
+        actual: usize,
+    },
+
+    /// A scale plane must have the rows of a shard, or the padded rows of a full weight.
+    #[error(
+        "the {orientation} scale plane has {actual} bytes, expected {shard} (rows as a shard sends them) or {padded} (padded rows)"
+    )]
+    ScaleLength {
+        /// Orientation of the plane.
+        orientation: Orientation,
+        /// Bytes without row padding.
+        shard: usize,
+        /// Bytes with row padding.
+        padded: usize,
+        /// The length it has.
+        actual: usize,
+    },
+
+    /// The amax of a tensor must be finite for the format to have a scale.
+    #[error(
+        "the amax of the tensor is {amax}, so {format} has no scale for it; skip this update of the weight"
+    )]
+    NonFiniteAmax {
+        /// The format.
+        format: Format,
+        /// The amax after the reduction over ranks.
+        amax: f32,
+    },
+}

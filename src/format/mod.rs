@@ -1,0 +1,44 @@
+//! What a number is: the formats of a weight, from f32 master values to bytes and back.
+//!
+//! Laws:
+//! - **FO-1** bytes are the specification's, bit for bit: IEEE f32, round to nearest even, subnormals kept, no
+//!   contraction. The golden vectors under `tests/golden` decide.
+//! - **FO-2** one kernel per stage. Row shards, flat shards, whole weights, tools and actors share it.
+//! - **FO-3** the bytes of a weight depend neither on the number of ranks nor on how it is cut.
+//! - **FO-4** padding is zero, and bytes of a neighbour are never touched.
+//!
+//! The stages ([`partial_amax`], [`fused_scale`], [`partial_cast`], [`transpose()`], [`dequantize`]) work on
+//! memory of the caller and allocate nothing. Anyone may call them. This room imports no other room: it knows
+//! shapes and bytes, not ranks, streams or plans. The reduction between amax and scale is the caller's.
+
+mod amax;
+mod cast;
+mod dense;
+mod e8m0;
+mod error;
+#[expect(clippy::module_inception, reason = "the file holds the enum the room is named after")]
+mod format;
+mod fp8;
+mod fp8_block;
+mod kernels;
+mod minifloat;
+mod mxfp8;
+mod names;
+mod nvfp4;
+mod planes;
+mod quantize;
+pub mod reference;
+mod rules;
+mod shape;
+mod span;
+mod stages;
+mod transpose;
+mod via;
+
+pub use error::FormatError;
+pub use format::{Epsilon, Format, Fp8Block, Fp8Element, Fp8Tensor, Fp8Tile, Nvfp4Block, ScaleRule};
+pub use fp8::Fp8Scale;
+pub use quantize::{Directions, OwnedPlanes, Quantized, quantize};
+pub use shape::{ElementType, Orientation, PlaneKind, PlaneSpec, Planes, PlanesMut, Shape};
+pub use stages::{dequantize, fused_scale, partial_amax, partial_cast, transpose};
+pub use via::Via;

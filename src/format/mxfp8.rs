@@ -1,0 +1,81 @@
+//! MXFP8: E4M3 codes, one E8M0 scale per 32 elements.
+//!
+//! ```text
+//! c    = E8M0(block_amax · (1/448))       rounded up, so codes do not saturate
+//! code = E4M3(x · 2^(127−c))
+//! y    = code · 2^(c−127)
+//! ```
+//!
+//! Rowwise planes have blocks of 1×32, columnwise planes blocks of 32×1; both keep the data as `[M, K]`. Neither
+//! follows from the other, so a shard stores both and quantizes both from the master.
+
+use super::Format;
+use super::e8m0;
+use super::format::Fp8Element;
+use super::shape::{Orientation, Planes, Shape};
+
+/// Elements of a block.
+pub(super) const BLOCK: usize = 32;
+
+/// Scale bytes and encode factors.
+pub(super) fn fused_scale(
+    orientation: Orientation,
+    shape: Shape,
+    block_amax: &[f32],
+    factors: &mut [f32],
+    scale: &mut [u8],
+) {
+    scale.fill(0);
+    let grid_cols = grid_cols(orientation, shape);
+    let pitch = Format::Mxfp8.scale_row_bytes(orientation, shape);
+    if grid_cols == 0 {
+        return;
+    }
+    let grid = block_amax.chunks_exact(grid_cols).zip(factors.chunks_exact_mut(grid_cols));
+    for (bytes, (amaxes, factors)) in scale.chunks_exact_mut(pitch).zip(grid) {
+        for ((byte, factor), &amax) in bytes.iter_mut().zip(factors).zip(amaxes) {
+            *byte = e8m0::encode(amax * (1.0 / 448.0));
+            *factor = e8m0::reciprocal(*byte);
+        }
+    }
+}
+
+/// Values of the planes of one orientation: `[M, K]` rowwise, transposed to `[K, M]` columnwise.
+pub(super) fn dequantize(orientation: Orientation, shape: Shape, planes: Planes<'_>, out: &mut [f32]) {
+    if shape.elements() == 0 {
+        return;
+    }
+    let values = Fp8Element::E4m3.values();
+    let pitch = Format::Mxfp8.scale_row_bytes(orientation, shape);
+    match orientation {
+        Orientation::Rowwise => {
+            let rows = planes.data.chunks_exact(shape.cols).zip(planes.scale.chunks_exact(pitch));
+            for ((codes, scales), out) in rows.zip(out.chunks_exact_mut(shape.cols)) {
+                let blocks = codes.chunks_exact(BLOCK).zip(scales);
+                for ((codes, &scale), out) in blocks.zip(out.chunks_exact_mut(BLOCK)) {
+                    super::fp8::dequantize_slice(values, codes, e8m0::decode(scale), out);
+                }
+            }
+        }
+        Orientation::Columnwise => {
+            let strips = planes.data.chunks_exact(BLOCK * shape.cols).zip(planes.scale.chunks_exact(pitch));
+            for (strip, (codes, scales)) in strips.enumerate() {
+                for (column, &scale) in scales.iter().take(shape.cols).enumerate() {
+                    let factor = e8m0::decode(scale);
+                    let out = &mut out[column * shape.rows + strip * BLOCK..][..BLOCK];
+                    for (row, out) in out.iter_mut().enumerate() {
+                        *out = values[usize::from(codes[row * shape.cols + column])] * factor;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Blocks per row of the block grid.
+fn grid_cols(orientation: Orientation, shape: Shape) -> usize {
+    match orientation {
+        Orientation::Rowwise => shape.cols / BLOCK,
+        Orientation::Columnwise => shape.cols,
+    }
+}

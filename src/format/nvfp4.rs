@@ -1,0 +1,152 @@
+//! NVFP4: E2M1 codes, one E4M3 scale per block, one f32 amax per tensor.
+//!
+//! With A the amax of the tensor (source: the TransformerEngine kernels; the order of operations is part of
+//! the format and every one is rounded on its own):
+//!
+//! ```text
+//! S_enc = A == 0 ? 1 : min(2688 / A, FMAX)      2688 = 6 · 448, the largest code times the largest scale
+//! d     = min(block_amax · (S_enc · (1/6)), FMAX)
+//! s     = E4M3(d)                                the stored byte
+//! e     = min(1 / (s · (1/S_enc)), FMAX)         the factor of the cast; s = 0 gives FMAX
+//! code  = E2M1(x · e)
+//! y     = code · ((s · A) · (1/2688))
+//! ```
+//!
+//! In 16×16 tiles the scale byte is repeated in the 16 rows of its tile, so rowwise planes look the same for
+//! both block shapes, and the columnwise planes are the transpose. An amax that is not finite has no scale: it
+//! is an error, never a byte.
+
+use super::format::{Format, Nvfp4Block};
+use super::minifloat::{E2m1, E4m3, decode, decode_table, encode};
+use super::shape::{Orientation, Shape};
+use super::{FormatError, Planes};
+
+const LARGEST_PRODUCT: f32 = 6.0 * 448.0;
+const E2M1_VALUES: [f32; 256] = decode_table::<E2m1>();
+const E4M3_VALUES: [f32; 256] = decode_table::<E4m3>();
+
+/// The factors of a tensor with amax A.
+#[derive(Clone, Copy, Debug)]
+struct TensorFactors {
+    /// S_enc · (1/6): from a block's amax to its decode scale.
+    block: f32,
+    /// 1 / S_enc.
+    decode: f32,
+}
+
+impl TensorFactors {
+    fn new(amax: f32) -> Self {
+        let encode = if amax == 0.0 { 1.0 } else { (LARGEST_PRODUCT / amax).min(f32::MAX) };
+        Self { block: encode * (1.0 / 6.0), decode: 1.0 / encode }
+    }
+
+    /// The scale byte of a block and the factor its elements are multiplied with.
+    fn block_scale(self, block_amax: f32) -> (u8, f32) {
+        let scale = encode::<E4m3>((block_amax * self.block).min(f32::MAX));
+        (scale, (1.0 / (decode::<E4m3>(scale) * self.decode)).min(f32::MAX))
+    }
+}
+
+/// Scale bytes and encode factors. Returns A, which dequantize needs beside the planes.
+pub(super) fn fused_scale(
+    block: Nvfp4Block,
+    shape: Shape,
+    block_amax: &[f32],
+    amax: f32,
+    factors: &mut [f32],
+    scale: &mut [u8],
+) -> Result<f32, FormatError> {
+    if !amax.is_finite() {
+        return Err(FormatError::NonFiniteAmax { format: Format::Nvfp4(block), amax });
+    }
+    let tensor = TensorFactors::new(amax);
+    let height = block_height(block);
+    let grid_cols = shape.cols / 16;
+    let pitch = scale_pitch(shape);
+    let valid = shape.rows * pitch;
+    scale[valid..].fill(0);
+    let strips = scale[..valid].chunks_exact_mut(height * pitch.max(1));
+    let grid = block_amax.chunks_exact(grid_cols.max(1)).zip(factors.chunks_exact_mut(grid_cols.max(1)));
+    for (strip, (amaxes, factors)) in strips.zip(grid) {
+        let (row, copies) = strip.split_at_mut(pitch);
+        for ((byte, factor), &amax) in row.iter_mut().zip(factors).zip(amaxes) {
+            (*byte, *factor) = tensor.block_scale(amax);
+        }
+        row[grid_cols..].fill(0);
+        for copy in copies.chunks_exact_mut(pitch) {
+            copy.copy_from_slice(row);
+        }
+    }
+    Ok(amax)
+}
+
+/// Values of rowwise planes.
+pub(super) fn dequantize(shape: Shape, planes: Planes<'_>, amax: f32, out: &mut [f32]) {
+    let pitch = scale_pitch(shape);
+    if shape.cols == 0 {
+        return;
+    }
+    let rows = planes.data.chunks_exact(shape.cols / 2).zip(planes.scale.chunks_exact(pitch));
+    for ((codes, scales), out) in rows.zip(out.chunks_exact_mut(shape.cols)) {
+        let blocks = codes.as_chunks::<8>().0.iter().zip(scales);
+        for ((codes, &scale), out) in blocks.zip(out.as_chunks_mut::<16>().0) {
+            let factor = (E4M3_VALUES[usize::from(scale)] * amax) * (1.0 / LARGEST_PRODUCT);
+            for (&code, out) in codes.iter().zip(out.as_chunks_mut::<2>().0) {
+                out[0] = E2M1_VALUES[usize::from(code & 15)] * factor;
+                out[1] = E2M1_VALUES[usize::from(code >> 4)] * factor;
+            }
+        }
+    }
+}
+
+/// Columnwise planes of 16×16 tiles from rowwise ones: nibbles and tile scales transposed, padding zero.
+/// `shape` is that of the weight.
+pub(super) fn transpose(shape: Shape, rowwise: Planes<'_>, data: &mut [u8], scale: &mut [u8]) {
+    transpose_nibbles(shape, rowwise.data, data);
+    let source_pitch = scale_pitch(shape);
+    let pitch = scale_pitch(shape.transposed());
+    if pitch == 0 {
+        return;
+    }
+    scale.fill(0);
+    for (column, row) in scale.chunks_exact_mut(pitch).take(shape.cols).enumerate() {
+        for (tile, byte) in row.iter_mut().take(shape.rows / 16).enumerate() {
+            *byte = rowwise.scale[tile * 16 * source_pitch + column / 16];
+        }
+    }
+}
+
+/// `out[k][m] = in[m][k]` on nibbles, in blocks that stay in the cache.
+fn transpose_nibbles(shape: Shape, input: &[u8], output: &mut [u8]) {
+    const BLOCK: usize = 32;
+    let (row_pairs, byte_cols) = (shape.rows / 2, shape.cols / 2);
+    for top in (0..row_pairs).step_by(BLOCK) {
+        let bottom = (top + BLOCK).min(row_pairs);
+        for left in (0..byte_cols).step_by(BLOCK) {
+            let right = (left + BLOCK).min(byte_cols);
+            for column in left..right {
+                let even = 2 * column * row_pairs;
+                let odd = even + row_pairs;
+                for pair in top..bottom {
+                    let upper = input[2 * pair * byte_cols + column];
+                    let lower = input[(2 * pair + 1) * byte_cols + column];
+                    output[even + pair] = (upper & 0x0F) | (lower << 4);
+                    output[odd + pair] = (upper >> 4) | (lower & 0xF0);
+                }
+            }
+        }
+    }
+}
+
+/// Rows of a block.
+pub(super) const fn block_height(block: Nvfp4Block) -> usize {
+    match block {
+        Nvfp4Block::Tile16x16 => 16,
+        Nvfp4Block::Row1x16 => 1,
+    }
+}
+
+/// Bytes of one row of the scale plane.
+fn scale_pitch(shape: Shape) -> usize {
+    Format::NVFP4_2D.scale_row_bytes(Orientation::Rowwise, shape)
+}

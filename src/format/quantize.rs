@@ -1,0 +1,142 @@
+//! A whole weight in one call: the stages composed, with memory of their own.
+//!
+//! For tools and tests. A training step uses the stages on its arena instead; both give the same bytes (ST-3).
+
+use super::format::Format;
+use super::shape::{Orientation, Planes, PlanesMut, Shape};
+use super::via::Via;
+use super::{FormatError, fused_scale, partial_amax, partial_cast, transpose as derive};
+
+/// Which planes to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Directions {
+    /// Rowwise planes only.
+    Rowwise,
+    /// Columnwise planes only.
+    Columnwise,
+    /// Both.
+    Both,
+}
+
+/// The planes of one orientation, with padding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnedPlanes {
+    /// The data plane.
+    pub data: Vec<u8>,
+    /// The scale plane; empty if the format has none.
+    pub scale: Vec<u8>,
+}
+
+impl OwnedPlanes {
+    /// Zeroed planes for a full weight of `shape`.
+    #[must_use]
+    pub fn zeroed(format: Format, orientation: Orientation, shape: Shape) -> Self {
+        Self {
+            data: vec![0; format.data_plane(orientation, shape).bytes()],
+            scale: vec![0; format.scale_bytes(orientation, shape).padded],
+        }
+    }
+
+    /// The planes, borrowed.
+    #[must_use]
+    pub fn as_planes(&self) -> Planes<'_> {
+        Planes { data: &self.data, scale: &self.scale }
+    }
+
+    /// The planes, borrowed to be written.
+    #[must_use]
+    pub fn as_planes_mut(&mut self) -> PlanesMut<'_> {
+        PlanesMut { data: &mut self.data, scale: &mut self.scale }
+    }
+}
+
+/// A quantized weight.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Quantized {
+    /// How it is encoded.
+    pub format: Format,
+    /// Its logical shape.
+    pub shape: Shape,
+    /// Largest magnitude, after the rounding of [`Via`]; 0 for f32 and bf16, whose stages need none.
+    pub amax: f32,
+    /// What dequantize needs beside the planes; see [`fused_scale`].
+    pub tensor_scale: f32,
+    /// Rowwise planes, if asked for.
+    pub rowwise: Option<OwnedPlanes>,
+    /// Columnwise planes, if asked for.
+    pub columnwise: Option<OwnedPlanes>,
+}
+
+/// Quantizes a whole weight (`[rows, cols]`), in any orientation of any format.
+///
+/// Columnwise planes are derived where the format allows, and quantized from the transposed weight where not.
+///
+/// # Errors
+/// A shape the format cannot quantize, a `weight` of another length, an amax without a scale.
+pub fn quantize(
+    format: Format,
+    directions: Directions,
+    via: Via,
+    shape: Shape,
+    weight: &[f32],
+) -> Result<Quantized, FormatError> {
+    format.check_shape(shape)?;
+    if weight.len() != shape.elements() {
+        return Err(FormatError::Length { what: "weight", expected: shape.elements(), actual: weight.len() });
+    }
+    let rowwise = match directions {
+        Directions::Rowwise | Directions::Both => {
+            Some(from_master(format, Orientation::Rowwise, via, shape, weight)?)
+        }
+        Directions::Columnwise => None,
+    };
+    let columnwise = match (directions, &rowwise) {
+        (Directions::Rowwise, _) => None,
+        (_, Some(rowwise)) if format.derives_columnwise().is_ok() => {
+            let mut planes = OwnedPlanes::zeroed(format, Orientation::Columnwise, shape);
+            derive(format, shape, rowwise.planes.as_planes(), planes.as_planes_mut())?;
+            Some(FromMaster { planes, ..*rowwise })
+        }
+        _ if format.stored_orientations().contains(&Orientation::Columnwise) => {
+            Some(from_master(format, Orientation::Columnwise, via, shape, weight)?)
+        }
+        _ => {
+            let mut turned = vec![0.0; weight.len()];
+            super::transpose::elements(shape, weight, &mut turned);
+            Some(from_master(format, Orientation::Rowwise, via, shape.transposed(), &turned)?)
+        }
+    };
+    let (amax, tensor_scale) =
+        rowwise.as_ref().or(columnwise.as_ref()).map_or((0.0, 1.0), |made| (made.amax, made.tensor_scale));
+    Ok(Quantized {
+        format,
+        shape,
+        amax,
+        tensor_scale,
+        rowwise: rowwise.map(|made| made.planes),
+        columnwise: columnwise.map(|made| made.planes),
+    })
+}
+
+struct FromMaster {
+    planes: OwnedPlanes,
+    amax: f32,
+    tensor_scale: f32,
+}
+
+fn from_master(
+    format: Format,
+    orientation: Orientation,
+    via: Via,
+    shape: Shape,
+    master: &[f32],
+) -> Result<FromMaster, FormatError> {
+    let mut planes = OwnedPlanes::zeroed(format, orientation, shape);
+    let mut block_amax = vec![0.0; format.amax_blocks(orientation, shape)];
+    let mut encode = vec![0.0; format.encode_blocks(orientation, shape)];
+    let amax = partial_amax(format, orientation, via, shape, master, &mut block_amax)?;
+    let tensor_scale =
+        fused_scale(format, orientation, shape, &block_amax, amax, &mut encode, &mut planes.scale)?;
+    partial_cast(format, orientation, via, shape, master, &encode, &mut planes.data)?;
+    Ok(FromMaster { planes, amax, tensor_scale })
+}

@@ -1,0 +1,84 @@
+//! The scalar definition of every conversion, written to be compared with the specification by eye.
+//!
+//! Tests and benchmarks use this module as the oracle for the kernels. It shares no arithmetic with them, it
+//! is slow, and nothing in the library calls it.
+
+/// Magnitudes of the E2M1 codes 0..=7.
+pub const E2M1_MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+
+/// The E2M1 code of `value`: nearest magnitude, ties to the even code, saturating at 6; NaN gives 7.
+#[must_use]
+pub fn e2m1(value: f32) -> u8 {
+    if value.is_nan() {
+        return 7;
+    }
+    let sign = if value.is_sign_negative() { 8 } else { 0 };
+    let a = value.abs();
+    let code = match a {
+        _ if a <= 0.25 => 0,
+        _ if a < 0.75 => 1,
+        _ if a <= 1.25 => 2,
+        _ if a < 1.75 => 3,
+        _ if a <= 2.5 => 4,
+        _ if a < 3.5 => 5,
+        _ if a <= 5.0 => 6,
+        _ => 7,
+    };
+    sign | code
+}
+
+/// The value of an E4M3 code.
+#[must_use]
+pub fn e4m3_value(code: u8) -> f64 {
+    if code & 0x7F == 0x7F { f64::NAN } else { fp8_value(code, 3, 7) }
+}
+
+/// The value of an E5M2 code.
+#[must_use]
+pub fn e5m2_value(code: u8) -> f64 {
+    match code & 0x7F {
+        0x7C => f64::INFINITY.copysign(fp8_value(code, 2, 15)),
+        0x7D..=0x7F => f64::NAN,
+        _ => fp8_value(code, 2, 15),
+    }
+}
+
+fn fp8_value(code: u8, mantissa_bits: u32, bias: i32) -> f64 {
+    let mantissa = f64::from(u32::from(code) & ((1 << mantissa_bits) - 1)) / f64::from(1 << mantissa_bits);
+    let exponent = i32::from((code & 0x7F) >> mantissa_bits);
+    let magnitude = if exponent == 0 {
+        mantissa * 2f64.powi(1 - bias)
+    } else {
+        (1.0 + mantissa) * 2f64.powi(exponent - bias)
+    };
+    if code & 0x80 == 0 { magnitude } else { -magnitude }
+}
+
+/// The E4M3 code of `value`: nearest, ties to the even code, saturating at 448; NaN gives 0x7F.
+#[must_use]
+pub fn e4m3(value: f32) -> u8 {
+    nearest(value, 0x7E, e4m3_value)
+}
+
+/// The E5M2 code of `value`: nearest, ties to the even code, saturating at 57344; NaN gives 0x7F.
+#[must_use]
+pub fn e5m2(value: f32) -> u8 {
+    nearest(value, 0x7B, e5m2_value)
+}
+
+fn nearest(value: f32, largest: u8, decode: fn(u8) -> f64) -> u8 {
+    if value.is_nan() {
+        return 0x7F;
+    }
+    let sign = if value.is_sign_negative() { 0x80 } else { 0 };
+    let a = f64::from(value.abs());
+    if a >= decode(largest) {
+        return sign | largest;
+    }
+    // The magnitudes grow with the code: find the pair around `a` and take the nearer one.
+    let above = (0..=largest).find(|&code| decode(code) > a).unwrap_or(largest);
+    let below = above.saturating_sub(1);
+    let (down, up) = (a - decode(below), decode(above) - a);
+    let code = if down < up || (down == up && below % 2 == 0) { below } else { above };
+    sign | code
+}

@@ -1,0 +1,54 @@
+//! The dtype a master weight passes through before it is quantized.
+//!
+//! Training with masters in f32 and a model in bf16 stores the weight in bf16 first; a quantized weight must
+//! equal "store in bf16, then quantize", so the rounding comes before the amax and before the cast.
+
+/// Rounding applied to master values before amax and cast (`quantize.via`).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Via {
+    /// Round to bfloat16, nearest even.
+    #[default]
+    Bf16,
+    /// Use the f32 as it is.
+    None,
+}
+
+/// `value` rounded to the nearest bfloat16, ties to even, as the upper half of an f32. NaN stays NaN.
+#[inline(always)]
+pub(super) fn round_to_bf16(value: f32) -> f32 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7FFF).wrapping_add((bits >> 16) & 1);
+    // A NaN must not carry into the exponent and come out as a number: make it quiet instead.
+    let bits = if value.is_nan() { bits | 0x0040_0000 } else { rounded };
+    f32::from_bits(bits & 0xFFFF_0000)
+}
+
+/// [`Via`] as a compile-time choice, so that it costs nothing inside a loop.
+#[inline(always)]
+pub(super) fn through<const BF16: bool>(value: f32) -> f32 {
+    if BF16 { round_to_bf16(value) } else { value }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_agrees_with_the_half_crate() {
+        for high in 0..=u16::MAX {
+            for low in [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF] {
+                let value = f32::from_bits(u32::from(high) << 16 | low);
+                let expected = half::bf16::from_f32(value).to_bits();
+                assert_eq!(
+                    round_to_bf16(value).to_bits(),
+                    u32::from(expected) << 16,
+                    "{:#010x}",
+                    value.to_bits()
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Newtypes for every index that crosses a module border.
+//!
+//! Law: an index is made by whoever owns the numbered thing and is opaque to everybody else.
+//! An index never carries meaning beyond its position; there is no arithmetic on it, so a
+//! lane number can never stand where a rank number is expected.
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! index {
+    ($(#[$doc:meta])* $name:ident, $short:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(u32);
+
+        impl $name {
+            /// The `number`-th one, counted from zero.
+            #[must_use]
+            pub const fn new(number: u32) -> Self {
+                Self(number)
+            }
+
+            /// The index of position `position` in a list. Lists here never reach 2^32 entries;
+            /// a longer one saturates, and its lookup then fails instead of wrapping around.
+            #[must_use]
+            pub fn at(position: usize) -> Self {
+                Self(u32::try_from(position).unwrap_or(u32::MAX))
+            }
+
+            /// The position in the list this index points into.
+            #[must_use]
+            pub const fn index(self) -> usize {
+                self.0 as usize
+            }
+
+            /// The bare number, for bytes on a wire and for hashes.
+            #[must_use]
+            pub const fn number(self) -> u32 {
+                self.0
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(formatter, concat!($short, "{}"), self.0)
+            }
+        }
+    };
+}
+
+index!(
+    /// One participant of the mesh; it owns one shard of every sharded weight.
+    RankId, "rank "
+);
+index!(
+    /// One in-order queue of work: a CUDA stream, a CPU thread, a simulated clock.
+    LaneId, "lane "
+);
+index!(
+    /// One communicator; it is also a lane, and launches in plan order.
+    CommId, "communicator "
+);
+index!(
+    /// Position of a collective on its communicator within one step.
+    CommSeq, "collective "
+);
+index!(
+    /// One declared weight.
+    WeightId, "weight "
+);
+index!(
+    /// One declared buffer of a program.
+    BufferId, "buffer "
+);
+index!(
+    /// One compute call of a program, in program order.
+    CallId, "call "
+);
+index!(
+    /// One consumption event: the n-th use of any weight in program order.
+    UseId, "use "
+);
+index!(
+    /// A set of weights of one format and placement whose shards live and move together.
+    BucketId, "bucket "
+);
+index!(
+    /// One piece of the arena with one content for one interval of the step.
+    SlotId, "slot "
+);
+index!(
+    /// One task of a plan; the number is its place in the issue order T.
+    TaskId, "task "
+);
+index!(
+    /// One actor of a rank.
+    ActorId, "actor "
+);
+index!(
+    /// One event of a bound plan: what a fence waits for.
+    EventId, "event "
+);
+
+/// How often the optimizer has rewritten the weights since the masters were set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Version(u64);
+
+impl Version {
+    /// The version `steps` optimizer steps after the masters were set.
+    #[must_use]
+    pub const fn new(steps: u64) -> Self {
+        Self(steps)
+    }
+
+    /// The version one optimizer step later.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "version {}", self.0)
+    }
+}

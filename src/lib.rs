@@ -1,0 +1,18 @@
+//! **warpweft** plans one training step of a model whose weights are sharded and quantized,
+//! proves the plan safe, and drives it so that every gather, transpose and reduction hides
+//! behind compute.
+//!
+//! > The planner decides, the registers pace, the actors enqueue, the backend obeys, the trace
+//! > shows.
+//!
+//! Rooms, from the ground up; a room imports only from those above it in this list:
+//! [`id`] · [`format`], [`model`], [`config`], [`trace`] · [`op`], [`layout`], [`compute`] ·
+//! [`plan`] and [`backend`], which do not know each other · [`flow`] · [`actor`] · [`exec`] ·
+//! [`session`]. `ARCHITECTURE.md` states the laws.
+
+pub mod compute;
+pub mod format;
+pub mod id;
+pub mod layout;
+pub mod model;
+pub mod op;

@@ -1,0 +1,98 @@
+//! Buffers: the embedder's own memory, declared so that it is planned and verified like a weight.
+//!
+//! Law: a buffer has one role and one lifetime. Elements are counted, not shaped: the closure
+//! knows its own axes. Memory an embedder does not declare is its own and unverified.
+
+use serde::Serialize;
+
+use crate::format::ElementType;
+use crate::id::BufferId;
+
+/// What a buffer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub enum Role {
+    /// Written by the trainer before a step, read by calls.
+    Input,
+    /// Written by calls, read by the trainer after a step.
+    Output,
+    /// Seen by calls alone.
+    Internal,
+}
+
+/// How long the content of a buffer is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub enum Lifetime {
+    /// Scratch of a single call.
+    Call,
+    /// From its first access in a step to its last.
+    Step,
+    /// From step to step; it lies in the resident region and starts as zeros.
+    Carried,
+}
+
+/// One declared buffer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct BufferSpec {
+    /// Unique name within the program.
+    pub name: String,
+    /// Number of elements.
+    pub elements: usize,
+    /// Type of an element.
+    pub element: ElementType,
+    /// Input, output or internal.
+    pub role: Role,
+    /// Call, step or carried.
+    pub lifetime: Lifetime,
+}
+
+impl BufferSpec {
+    /// Size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.elements * self.element.bytes()
+    }
+}
+
+/// What an access does to the content it finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub enum Access {
+    /// The content is read and kept.
+    Read,
+    /// The old content is dead; every byte that matters is written.
+    Write,
+    /// The content is read and changed: residual streams, accumulation, the optimizer.
+    Update,
+}
+
+impl Access {
+    /// Does the access need the content that was there?
+    #[must_use]
+    pub const fn reads(self) -> bool {
+        matches!(self, Self::Read | Self::Update)
+    }
+
+    /// Does the access leave other content behind?
+    #[must_use]
+    pub const fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::Update)
+    }
+}
+
+impl std::fmt::Display for Access {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::Read => "reads",
+            Self::Write => "writes",
+            Self::Update => "updates",
+        })
+    }
+}
+
+/// One access of a call to a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct BufferAccess {
+    /// Which buffer.
+    pub buffer: BufferId,
+    /// Read, write or update.
+    pub access: Access,
+}

@@ -1,0 +1,152 @@
+//! What can be wrong with a declaration.
+
+use crate::format::FormatError;
+
+/// A declaration that cannot be planned. Nothing was added to the model or program.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeclareError {
+    /// Two weights, buffers or calls share a name.
+    #[error("{kind} `{name}` is declared twice; give each {kind} its own name")]
+    Duplicate {
+        /// `weight`, `buffer` or `call`.
+        kind: &'static str,
+        /// The name in question.
+        name: String,
+    },
+    /// A call, import or input names something nobody declared.
+    #[error("no {kind} is named `{name}`; declared are: {declared}")]
+    Unknown {
+        /// `weight`, `buffer`, `call` or `program`.
+        kind: &'static str,
+        /// The name asked for.
+        name: String,
+        /// The names that exist.
+        declared: String,
+    },
+    /// A dimension or element count is zero.
+    #[error("{kind} `{name}` has no elements; every dimension must be at least 1")]
+    Empty {
+        /// `weight` or `buffer`.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// The format cannot hold this weight.
+    #[error("weight `{weight}`: {source}")]
+    Format {
+        /// The weight's name.
+        weight: String,
+        /// What the format needs.
+        source: FormatError,
+    },
+    /// A replicated weight in a quantized format.
+    #[error(
+        "weight `{weight}` is replicated, and replicated weights are kept in f32, not {format}; declare it as f32 or shard it"
+    )]
+    ReplicatedFormat {
+        /// The weight's name.
+        weight: String,
+        /// The format asked for.
+        format: String,
+    },
+    /// A use of a replicated weight that would need a transposed or quantized copy.
+    #[error(
+        "call `{call}` asks for {what} of the replicated weight `{weight}`; replicated weights are read rowwise and dense, where they lie"
+    )]
+    ReplicatedUse {
+        /// The call's name.
+        call: String,
+        /// The weight's name.
+        weight: String,
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// A columnwise use of a format whose columnwise planes cannot be made.
+    #[error("call `{call}` uses `{weight}` columnwise: {source}")]
+    Columnwise {
+        /// The call's name.
+        call: String,
+        /// The weight's name.
+        weight: String,
+        /// Why the format refuses.
+        source: FormatError,
+    },
+    /// A call reads a buffer before any call or input wrote it.
+    #[error(
+        "call `{call}` reads buffer `{buffer}`, which no earlier call writes and which is neither an input nor carried; write it first or declare it as an input"
+    )]
+    ReadBeforeWrite {
+        /// The call's name.
+        call: String,
+        /// The buffer's name.
+        buffer: String,
+    },
+    /// A call writes an input buffer.
+    #[error(
+        "call `{call}` writes buffer `{buffer}`, which is an input; inputs are written by the trainer between steps"
+    )]
+    WritesInput {
+        /// The call's name.
+        call: String,
+        /// The buffer's name.
+        buffer: String,
+    },
+    /// A call names one buffer or gradient twice.
+    #[error("call `{call}` names {kind} `{name}` twice; one access of the strongest kind is enough")]
+    RepeatedAccess {
+        /// The call's name.
+        call: String,
+        /// `buffer` or `gradient`.
+        kind: &'static str,
+        /// The name in question.
+        name: String,
+    },
+    /// An output nobody writes.
+    #[error("output buffer `{buffer}` is written by no call; write it or drop it")]
+    OutputNeverWritten {
+        /// The buffer's name.
+        buffer: String,
+    },
+    /// A call-lifetime buffer that two calls share.
+    #[error(
+        "buffer `{buffer}` lives for one call, but `{first}` and `{second}` both access it; declare its lifetime as a step"
+    )]
+    CallLifetime {
+        /// The buffer's name.
+        buffer: String,
+        /// The first call.
+        first: String,
+        /// The other call.
+        second: String,
+    },
+    /// A program without calls.
+    #[error("program `{program}` has no calls; add at least one")]
+    NoCalls {
+        /// The program's name.
+        program: String,
+    },
+    /// A program that trains but gives some weight no gradient.
+    #[error(
+        "program `{program}` updates the weights, but no call writes a gradient of `{weight}`; add one, or build the program without the optimizer"
+    )]
+    NoGradient {
+        /// The program's name.
+        program: String,
+        /// The weight's name.
+        weight: String,
+    },
+    /// A program that writes gradients but has no optimizer to consume them.
+    #[error(
+        "program `{program}` has no optimizer, but call `{call}` writes a gradient; gradients of such a program would be lost"
+    )]
+    LostGradient {
+        /// The program's name.
+        program: String,
+        /// The call's name.
+        call: String,
+    },
+    /// A mesh without ranks.
+    #[error("a mesh needs at least one rank")]
+    NoRanks,
+}

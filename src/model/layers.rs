@@ -1,0 +1,133 @@
+//! A list of layers turned into forward and backward calls.
+//!
+//! Law: this is sugar over [`ProgramBuilder`], nothing more: every call it adds could have been
+//! written by hand. Layer `l` reads its input activation and writes its output; its backward call
+//! reads what forward saved and the gradient of its output, and writes the gradient of its input
+//! and of each of its weights. Between forward and backward the embedder adds the loss call.
+
+use super::{CostHint, DeclareError, Form, Phase, ProgramBuilder};
+use crate::format::Orientation;
+use crate::id::{BufferId, CallId, WeightId};
+
+/// One layer of a stack.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    /// Name; the calls are `<name>.forward` and `<name>.backward`.
+    pub name: String,
+    /// Weights used by forward (rowwise) and by backward (columnwise, replicated ones rowwise),
+    /// each with a gradient from backward.
+    pub weights: Vec<WeightId>,
+    /// Elements of the output activation.
+    pub output_elements: usize,
+    /// Further f32 buffers forward saves for backward: name suffix and elements.
+    pub saved: Vec<(String, usize)>,
+    /// Cost of the forward call; backward is taken as twice that.
+    pub cost: CostHint,
+}
+
+/// A stack of layers inside a program under construction.
+#[derive(Clone, Debug)]
+pub struct LayerStack {
+    layers: Vec<Layer>,
+    form: Form,
+    input: BufferId,
+    outputs: Vec<BufferId>,
+    saved: Vec<Vec<BufferId>>,
+}
+
+impl LayerStack {
+    /// Adds the forward calls of `layers`, first to last, starting from `input`.
+    ///
+    /// # Errors
+    /// What [`ProgramBuilder::buffer`] and [`super::CallBuilder::add`] refuse.
+    pub fn forward(
+        program: &mut ProgramBuilder,
+        input: BufferId,
+        layers: Vec<Layer>,
+        form: Form,
+    ) -> Result<Self, DeclareError> {
+        let mut stack = Self { layers: Vec::new(), form, input, outputs: Vec::new(), saved: Vec::new() };
+        let mut activation = input;
+        for layer in layers {
+            let output = program.activation(&format!("{}.output", layer.name), layer.output_elements)?;
+            let mut saved = Vec::new();
+            for (suffix, elements) in &layer.saved {
+                saved.push(program.activation(&format!("{}.{suffix}", layer.name), *elements)?);
+            }
+            let mut call = program
+                .call(&format!("{}.forward", layer.name), Phase::Forward)
+                .reads(activation)
+                .writes(output)
+                .cost(layer.cost);
+            for weight in &layer.weights {
+                call = call.uses(*weight, Orientation::Rowwise, form);
+            }
+            for buffer in &saved {
+                call = call.writes(*buffer);
+            }
+            call.add()?;
+            activation = output;
+            stack.outputs.push(output);
+            stack.saved.push(saved);
+            stack.layers.push(layer);
+        }
+        Ok(stack)
+    }
+
+    /// The activation behind the last layer.
+    #[must_use]
+    pub fn output(&self) -> BufferId {
+        self.outputs.last().copied().unwrap_or(self.input)
+    }
+
+    /// Adds the backward calls, last layer to first. `output_gradient` is the buffer the loss
+    /// call wrote; `input_gradient` receives the gradient of the stack's input.
+    ///
+    /// # Errors
+    /// As [`LayerStack::forward`].
+    pub fn backward(
+        &self,
+        program: &mut ProgramBuilder,
+        output_gradient: BufferId,
+        input_gradient: BufferId,
+    ) -> Result<Vec<CallId>, DeclareError> {
+        let mut calls = Vec::new();
+        let mut gradient = output_gradient;
+        for (position, layer) in self.layers.iter().enumerate().rev() {
+            let (input, target) = match position.checked_sub(1) {
+                None => (self.input, input_gradient),
+                Some(before) => {
+                    let below = &self.layers[before];
+                    let name = format!("{}.output_gradient", below.name);
+                    (self.outputs[before], program.activation(&name, below.output_elements)?)
+                }
+            };
+            let orientations: Vec<Orientation> = layer
+                .weights
+                .iter()
+                .map(|weight| {
+                    match program.model().weights().get(weight.index()).map(|spec| spec.placement) {
+                        Some(super::Placement::Replicated) => Orientation::Rowwise,
+                        _ => Orientation::Columnwise,
+                    }
+                })
+                .collect();
+            let cost = CostHint { flops: 2 * layer.cost.flops, bytes: 2 * layer.cost.bytes };
+            let mut call = program
+                .call(&format!("{}.backward", layer.name), Phase::Backward)
+                .reads(input)
+                .reads(gradient)
+                .writes(target)
+                .cost(cost);
+            for buffer in &self.saved[position] {
+                call = call.reads(*buffer);
+            }
+            for (weight, orientation) in layer.weights.iter().zip(orientations) {
+                call = call.uses(*weight, orientation, self.form).gradient(*weight);
+            }
+            calls.push(call.add()?);
+            gradient = target;
+        }
+        Ok(calls)
+    }
+}

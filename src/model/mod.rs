@@ -1,0 +1,19 @@
+//! What the embedder declares: weights, their placement, buffers, and the step program.
+//!
+//! Law: everything here is plain data that was checked when it was built. A value of these types
+//! is valid; nobody below validates it again. Nothing here knows of devices, lanes or time, and
+//! nothing is observed at run time: the program *is* the declaration.
+
+mod buffer;
+mod error;
+mod layers;
+mod program;
+mod shard;
+mod weight;
+
+pub use buffer::{Access, BufferAccess, BufferSpec, Lifetime, Role};
+pub use error::DeclareError;
+pub use layers::{Layer, LayerStack};
+pub use program::{Call, CallBuilder, CostHint, Form, Phase, ProgramBuilder, StepProgram, Use};
+pub use shard::{Mesh, ShardLayout, ShardRows};
+pub use weight::{Model, ModelBuilder, Placement, WeightSpec};

@@ -1,0 +1,137 @@
+//! Which rows of a weight belong to which rank.
+//!
+//! Law: every rank's shard has the same *stored* rows, a multiple of the format's row tile, so
+//! collectives move equal parts; the *real* rows of the last ranks may be fewer, or none. Stored
+//! rows beyond the real ones are zero. This is the only place where a rank number turns into an
+//! offset: plans carry none.
+
+use serde::Serialize;
+
+use super::{DeclareError, Placement, WeightSpec};
+use crate::format::Shape;
+use crate::id::RankId;
+
+/// The ranks a model is sharded over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Mesh {
+    ranks: u32,
+}
+
+impl Mesh {
+    /// A mesh of `ranks` data-parallel ranks.
+    ///
+    /// # Errors
+    /// [`DeclareError::NoRanks`] for zero.
+    pub fn new(ranks: u32) -> Result<Self, DeclareError> {
+        if ranks == 0 { Err(DeclareError::NoRanks) } else { Ok(Self { ranks }) }
+    }
+
+    /// How many ranks.
+    #[must_use]
+    pub const fn ranks(self) -> u32 {
+        self.ranks
+    }
+
+    /// All ranks in order.
+    pub fn iter(self) -> impl Iterator<Item = RankId> {
+        (0..self.ranks).map(RankId::new)
+    }
+}
+
+/// Rows of one shard within the weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShardRows {
+    /// First row of the weight that the shard holds.
+    pub begin: usize,
+    /// Real rows; zero for a rank beyond the end of the weight.
+    pub rows: usize,
+}
+
+/// How one weight is cut over a mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct ShardLayout {
+    /// Logical shape of the whole weight.
+    pub shape: Shape,
+    /// Rows stored by every rank, padding included.
+    pub rows_per_rank: usize,
+    /// Number of ranks that hold a shard; 1 for a replicated weight.
+    pub ranks: u32,
+}
+
+impl ShardLayout {
+    /// The cut of `weight` over `mesh`: the smallest equal parts that are whole row tiles.
+    #[must_use]
+    pub fn new(weight: &WeightSpec, mesh: Mesh) -> Self {
+        let (ranks, tile) = match weight.placement {
+            Placement::Sharded => (mesh.ranks(), weight.format.row_tile()),
+            Placement::Replicated => (1, 1),
+        };
+        let rows_per_rank = weight.shape.rows.div_ceil(ranks as usize).next_multiple_of(tile);
+        Self { shape: weight.shape, rows_per_rank, ranks }
+    }
+
+    /// The rows `rank` owns. Every rank of a replicated weight owns all of them.
+    #[must_use]
+    pub fn rows_of(&self, rank: RankId) -> ShardRows {
+        let position = if self.ranks == 1 { 0 } else { rank.index() };
+        let begin = (position * self.rows_per_rank).min(self.shape.rows);
+        let end = (begin + self.rows_per_rank).min(self.shape.rows);
+        ShardRows { begin, rows: end - begin }
+    }
+
+    /// Shape of what each rank stores, padding included.
+    #[must_use]
+    pub fn stored(&self) -> Shape {
+        Shape { rows: self.rows_per_rank, cols: self.shape.cols }
+    }
+
+    /// Rows of all shards one after the other; at least the rows of the weight.
+    #[must_use]
+    pub fn padded_rows(&self) -> usize {
+        self.rows_per_rank * self.ranks as usize
+    }
+
+    /// Shape of all shards one after the other.
+    #[must_use]
+    pub fn padded(&self) -> Shape {
+        Shape { rows: self.padded_rows(), cols: self.shape.cols }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Format;
+
+    fn weight(rows: usize, format: Format) -> WeightSpec {
+        WeightSpec {
+            name: "w".into(),
+            shape: Shape { rows, cols: 16 },
+            format,
+            placement: Placement::Sharded,
+        }
+    }
+
+    #[test]
+    fn shards_are_disjoint_and_cover_the_weight_for_any_number_of_ranks() {
+        for ranks in 1..9 {
+            for rows in 1..70 {
+                let layout = ShardLayout::new(&weight(rows, Format::F32), Mesh::new(ranks).unwrap());
+                let mut next = 0;
+                for rank in 0..ranks {
+                    let shard = layout.rows_of(RankId::new(rank));
+                    assert_eq!(shard.begin, next);
+                    assert!(shard.rows <= layout.rows_per_rank);
+                    next = shard.begin + shard.rows;
+                }
+                assert_eq!(next, rows);
+                assert!(layout.padded_rows() >= rows);
+            }
+        }
+    }
+
+    #[test]
+    fn a_mesh_without_ranks_is_refused() {
+        assert_eq!(Mesh::new(0), Err(DeclareError::NoRanks));
+    }
+}
