@@ -190,7 +190,7 @@ impl BoundCall {
 }
 
 /// The planes of the weight's own shape inside a slot that may be laid out for a padded shape.
-fn bound_planes(
+pub(crate) fn bound_planes(
     region: Region,
     layout: &crate::layout::WeightLayout,
     orientation: Orientation,

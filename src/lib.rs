@@ -10,9 +10,17 @@
 //! [`plan`] and [`backend`], which do not know each other · [`flow`] · [`actor`] · [`exec`] ·
 //! [`session`]. `ARCHITECTURE.md` states the laws.
 
+pub mod actor;
+pub mod backend;
 pub mod compute;
+pub mod config;
+pub mod exec;
+pub mod flow;
 pub mod format;
 pub mod id;
 pub mod layout;
 pub mod model;
 pub mod op;
+pub mod plan;
+pub mod session;
+pub mod trace;

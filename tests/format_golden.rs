@@ -5,7 +5,9 @@
 mod golden_file;
 
 use golden_file::{Case, GoldenFile, assert_bytes, assert_f32s};
-use warpweft::format::{Directions, Format, Orientation, Quantized, Shape, Via, dequantize, quantize};
+use warpweft::format::{
+    Directions, Format, Orientation, OwnedPlanes, Quantized, ScaleLayout, Shape, Via, dequantize, quantize,
+};
 
 fn quantized(case: &Case<'_>, format: Format, directions: Directions) -> Quantized {
     let shape = Shape::new(case.dimension("M"), case.dimension("K"));
@@ -19,6 +21,9 @@ fn scale_bytes(quantized: &Quantized, scale: &[u8]) -> Vec<u8> {
         _ => scale.to_vec(),
     }
 }
+
+/// Formats whose golden cases hold swizzled scales.
+const SWIZZLED: [&str; 3] = ["nvfp4_2d", "nvfp4_1d", "mxfp8"];
 
 fn check_file(file: &str) {
     let format: Format = file.parse().unwrap();
@@ -41,6 +46,21 @@ fn check_file(file: &str) {
         let planes = rowwise.as_planes();
         dequantize(format, Orientation::Rowwise, both.shape, planes, both.tensor_scale, &mut values).unwrap();
         assert_f32s(&name("dequantized"), &values, &case.f32s("dequantized"));
+
+        // Conformance A6, A8, G2: quantize, then swizzle.
+        assert_eq!(case.has("rowwise_scale_swizzled"), SWIZZLED.contains(&file));
+        if case.has("rowwise_scale_swizzled") {
+            let mut swizzled = both.clone();
+            swizzled.swizzle().unwrap();
+            assert_eq!(swizzled.scale_layout, ScaleLayout::Swizzled);
+            let scale = |planes: &Option<OwnedPlanes>| planes.as_ref().unwrap().scale.clone();
+            for (field, scale) in [
+                ("rowwise_scale_swizzled", scale(&swizzled.rowwise)),
+                ("columnwise_scale_swizzled", scale(&swizzled.columnwise)),
+            ] {
+                assert_bytes(&name(field), &scale, case.bytes(field));
+            }
+        }
 
         // Conformance A5: one orientation alone equals its half of both.
         assert_eq!(quantized(&case, format, Directions::Rowwise).rowwise, both.rowwise, "{}", case.name);

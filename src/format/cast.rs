@@ -5,15 +5,20 @@
 //!   neighbour keeps its value.
 //! - One f32 multiplication per element, then one rounding to the element type.
 //!
-//! The destination begins with the byte that holds the first element of the span.
+//! The destination begins with the byte that holds the first element of the span. The factors of a piece of a row are
+//! first spread over its elements, so that one loop without branches does the rest, whatever the block width.
 
-use super::minifloat::{E2m1, Minifloat, encode, encode_wide};
+use super::minifloat::{E2m1, Minifloat, encode};
 use super::shape::Shape;
-use super::span::{Span, split_at_tile};
+use super::span::Span;
 use super::via::through;
 
-/// One byte per element, one factor per block of `height` × `WIDTH`.
-pub(super) fn tiles_to_bytes<F: Minifloat, const WIDTH: usize, const BF16: bool>(
+/// Elements worked on at a time: even, and small enough for the first-level cache.
+const CHUNK: usize = 512;
+
+/// One byte per element; one factor per block of `height` × `WIDTH`.
+#[inline(always)]
+pub(super) fn to_bytes<F: Minifloat, const WIDTH: usize, const BF16: bool>(
     height: usize,
     shape: Shape,
     span: Span,
@@ -22,55 +27,31 @@ pub(super) fn tiles_to_bytes<F: Minifloat, const WIDTH: usize, const BF16: bool>
     data: &mut [u8],
 ) {
     let grid_cols = shape.cols.div_ceil(WIDTH);
+    let mut spread_factors = [0.0; CHUNK];
     for segment in span.segments(shape.cols) {
         let factors = &factors[segment.row / height * grid_cols..][..grid_cols];
-        let values = &master[segment.offset..][..segment.len];
-        let codes = &mut data[segment.offset..][..segment.len];
-        let (head, _) = split_at_tile::<WIDTH>(segment.column, segment.len);
-        let (head, rest) = values.split_at(head);
-        let (head_codes, rest_codes) = codes.split_at_mut(head.len());
-        if !head.is_empty() {
-            slice_to_bytes::<F, BF16>(head, factors[segment.column / WIDTH], head_codes);
-        }
-        let first = segment.column.div_ceil(WIDTH);
-        for ((values, codes), &factor) in
-            rest.chunks(WIDTH).zip(rest_codes.chunks_mut(WIDTH)).zip(&factors[first..])
-        {
-            slice_to_bytes::<F, BF16>(values, factor, codes);
+        let values = master[segment.offset..][..segment.len].chunks(CHUNK);
+        let codes = data[segment.offset..][..segment.len].chunks_mut(CHUNK);
+        for ((column, values), codes) in (segment.column..).step_by(CHUNK).zip(values).zip(codes) {
+            let factors = spread::<WIDTH>(factors, column, &mut spread_factors[..values.len()]);
+            encode_each::<F, BF16>(values, factors, codes);
         }
     }
 }
 
-/// One byte per element, one factor per block of `height` × 1.
-pub(super) fn columns_to_bytes<F: Minifloat, const BF16: bool>(
-    height: usize,
-    shape: Shape,
-    span: Span,
-    master: &[f32],
-    factors: &[f32],
-    data: &mut [u8],
-) {
-    for segment in span.segments(shape.cols) {
-        let factors = &factors[segment.row / height * shape.cols + segment.column..][..segment.len];
-        let values = &master[segment.offset..][..segment.len];
-        let codes = &mut data[segment.offset..][..segment.len];
-        for ((code, &value), &factor) in codes.iter_mut().zip(values).zip(factors) {
-            *code = encode::<F>(through::<BF16>(value) * factor);
-        }
-    }
-}
-
-/// One byte per element, one factor for all.
+/// One byte per element; one factor for all.
 #[inline(always)]
-pub(super) fn slice_to_bytes<F: Minifloat, const BF16: bool>(values: &[f32], factor: f32, codes: &mut [u8]) {
-    for (code, &value) in codes.iter_mut().zip(values) {
-        *code = encode::<F>(through::<BF16>(value) * factor);
+pub(super) fn to_bytes_by_one<F: Minifloat, const BF16: bool>(master: &[f32], factor: f32, data: &mut [u8]) {
+    let factors = [factor; CHUNK];
+    for (values, codes) in master.chunks(CHUNK).zip(data.chunks_mut(CHUNK)) {
+        encode_each::<F, BF16>(values, &factors[..values.len()], codes);
     }
 }
 
 /// Two E2M1 codes per byte, the even element in the low nibble; one factor per block of `height` × 16.
-/// `shape.cols` is a multiple of 16, so the parity of a column is the parity of the flat index.
-pub(super) fn tiles_to_nibbles<const BF16: bool>(
+/// `shape.cols` is even, so the parity of a column is the parity of the flat index.
+#[inline(always)]
+pub(super) fn to_nibbles<const BF16: bool>(
     height: usize,
     shape: Shape,
     span: Span,
@@ -80,52 +61,66 @@ pub(super) fn tiles_to_nibbles<const BF16: bool>(
 ) {
     const WIDTH: usize = 16;
     let grid_cols = shape.cols.div_ceil(WIDTH);
-    let first_byte = span.start / 2;
+    let mut spread_factors = [0.0; CHUNK];
+    let mut codes = [0; CHUNK];
     for segment in span.segments(shape.cols) {
         let factors = &factors[segment.row / height * grid_cols..][..grid_cols];
-        let values = &master[segment.offset..][..segment.len];
-        let (head, _) = split_at_tile::<WIDTH>(segment.column, segment.len);
-        let (head, rest) = values.split_at(head);
         let mut index = span.start + segment.offset;
-        if !head.is_empty() {
-            slice_to_nibbles::<BF16>(
-                head,
-                factors[segment.column / WIDTH],
-                index,
-                &mut data[index / 2 - first_byte..],
-            );
-            index += head.len();
-        }
-        let first = segment.column.div_ceil(WIDTH);
-        let (tiles, tail) = rest.as_chunks::<WIDTH>();
-        let (bytes, _) = data[index / 2 - first_byte..].as_chunks_mut::<{ WIDTH / 2 }>();
-        for ((tile, bytes), &factor) in tiles.iter().zip(bytes).zip(&factors[first..]) {
-            tile_to_nibbles::<BF16>(tile, factor, bytes);
-        }
-        index += tiles.len() * WIDTH;
-        if !tail.is_empty() {
-            let factor = factors[first + tiles.len()];
-            slice_to_nibbles::<BF16>(tail, factor, index, &mut data[index / 2 - first_byte..]);
+        let mut column = segment.column;
+        let mut values = &master[segment.offset..][..segment.len];
+        while !values.is_empty() {
+            // An odd first element goes alone, so that all other pieces begin with a byte.
+            let len = if index.is_multiple_of(2) { values.len().min(CHUNK) } else { 1 };
+            let (piece, rest) = values.split_at(len);
+            let factors = spread::<WIDTH>(factors, column, &mut spread_factors[..len]);
+            encode_each::<E2m1, BF16>(piece, factors, &mut codes[..len]);
+            let bytes = &mut data[index / 2 - span.start / 2..];
+            if index.is_multiple_of(2) {
+                pack(&codes[..len], bytes);
+            } else {
+                bytes[0] = bytes[0] & 0x0F | codes[0] << 4;
+            }
+            (index, column, values) = (index + len, column + len, rest);
         }
     }
 }
 
-/// Sixteen elements to eight bytes.
+/// The factor of every element of a piece of a row: that of block `column / WIDTH` first.
 #[inline(always)]
-fn tile_to_nibbles<const BF16: bool>(tile: &[f32; 16], factor: f32, bytes: &mut [u8; 8]) {
-    let codes = tile.map(|value| encode_wide::<E2m1>(through::<BF16>(value) * factor));
-    for (byte, pair) in bytes.iter_mut().zip(codes.as_chunks::<2>().0) {
-        *byte = (pair[0] | pair[1] << 4) as u8;
+fn spread<'a, const WIDTH: usize>(factors: &[f32], column: usize, spread: &'a mut [f32]) -> &'a [f32] {
+    let head = column.next_multiple_of(WIDTH) - column;
+    let (head, rest) = spread.split_at_mut(head.min(spread.len()));
+    head.fill(factors.get(column / WIDTH).copied().unwrap_or(0.0));
+    let factors = &factors[column.div_ceil(WIDTH).min(factors.len())..];
+    let (blocks, tail) = rest.as_chunks_mut::<WIDTH>();
+    let full = blocks.len();
+    for (block, &factor) in blocks.iter_mut().zip(factors) {
+        block.fill(factor);
+    }
+    if let Some(&factor) = factors.get(full) {
+        tail.fill(factor);
+    }
+    spread
+}
+
+/// The loop everything comes down to.
+#[inline(always)]
+fn encode_each<F: Minifloat, const BF16: bool>(values: &[f32], factors: &[f32], codes: &mut [u8]) {
+    for ((code, &value), &factor) in codes.iter_mut().zip(values).zip(factors) {
+        *code = encode::<F>(through::<BF16>(value) * factor);
     }
 }
 
-/// Any number of elements from flat `index` on; `bytes[0]` holds the first. Leaves foreign nibbles alone.
-fn slice_to_nibbles<const BF16: bool>(values: &[f32], factor: f32, index: usize, bytes: &mut [u8]) {
-    let base = index / 2;
-    for (offset, &value) in values.iter().enumerate() {
-        let at = index + offset;
-        let code = encode::<E2m1>(through::<BF16>(value) * factor);
-        let byte = &mut bytes[at / 2 - base];
-        *byte = if at.is_multiple_of(2) { (*byte & 0xF0) | code } else { (*byte & 0x0F) | code << 4 };
+/// Packs pairs of codes. The low nibble of a last, unpaired code is set; the high one stays.
+#[inline(always)]
+fn pack(codes: &[u8], bytes: &mut [u8]) {
+    let (pairs, last) = codes.as_chunks::<2>();
+    for (byte, pair) in bytes.iter_mut().zip(pairs) {
+        let pair = u16::from_le_bytes(*pair);
+        *byte = (pair | pair >> 4) as u8;
+    }
+    if let [code] = last {
+        let byte = &mut bytes[pairs.len()];
+        *byte = *byte & 0xF0 | code;
     }
 }

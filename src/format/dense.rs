@@ -5,6 +5,7 @@
 use super::via::{round_to_bf16, through};
 
 /// f32 bytes of a span.
+#[inline(always)]
 pub(super) fn cast_f32<const BF16: bool>(master: &[f32], data: &mut [u8]) {
     for (bytes, &value) in data.as_chunks_mut::<4>().0.iter_mut().zip(master) {
         *bytes = through::<BF16>(value).to_le_bytes();
@@ -12,6 +13,7 @@ pub(super) fn cast_f32<const BF16: bool>(master: &[f32], data: &mut [u8]) {
 }
 
 /// bf16 bytes of a span.
+#[inline(always)]
 pub(super) fn cast_bf16(master: &[f32], data: &mut [u8]) {
     for (bytes, &value) in data.as_chunks_mut::<2>().0.iter_mut().zip(master) {
         *bytes = ((round_to_bf16(value).to_bits() >> 16) as u16).to_le_bytes();
@@ -19,6 +21,7 @@ pub(super) fn cast_bf16(master: &[f32], data: &mut [u8]) {
 }
 
 /// Values of f32 bytes.
+#[inline(always)]
 pub(super) fn dequantize_f32(data: &[u8], out: &mut [f32]) {
     for (bytes, out) in data.as_chunks::<4>().0.iter().zip(out) {
         *out = f32::from_le_bytes(*bytes);
@@ -26,6 +29,7 @@ pub(super) fn dequantize_f32(data: &[u8], out: &mut [f32]) {
 }
 
 /// Values of bf16 bytes.
+#[inline(always)]
 pub(super) fn dequantize_bf16(data: &[u8], out: &mut [f32]) {
     for (bytes, out) in data.as_chunks::<2>().0.iter().zip(out) {
         *out = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);

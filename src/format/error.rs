@@ -128,4 +128,73 @@ pub enum FormatError {
         /// The amax after the reduction over ranks.
         amax: f32,
     },
+
+    /// Swizzled scales are for a GEMM only.
+    #[error(
+        "{format} scales are swizzled for a GEMM and can no longer be {what}; keep a row-major copy of the scale plane for that"
+    )]
+    Swizzled {
+        /// The format.
+        format: Format,
+        /// What was attempted: gathered, transposed, dequantized, viewed.
+        what: &'static str,
+    },
+
+    /// The format has no swizzled scale layout.
+    #[error("{format} has no swizzled scale layout; only the one-byte scales of nvfp4 and mxfp8 have one")]
+    NoSwizzledLayout {
+        /// The format.
+        format: Format,
+    },
+
+    /// The planes of an orientation are absent.
+    #[error("the weight has no {orientation} planes; quantize or derive them first")]
+    MissingPlanes {
+        /// The orientation asked for.
+        orientation: Orientation,
+    },
+
+    /// Shards to be gathered do not belong to the weight.
+    #[error("the {orientation} planes of shard {shard} do not fit a weight of shape {shape}: {reason}")]
+    ShardMismatch {
+        /// Orientation of the planes.
+        orientation: Orientation,
+        /// Position of the shard among the shards given.
+        shard: usize,
+        /// Shape of the full weight.
+        shape: Shape,
+        /// What is wrong.
+        reason: &'static str,
+    },
+
+    /// A flat shard reaches beyond its weight.
+    #[error("the flat shard [{start}, {start} + {len}) does not lie in a weight of {elements} elements")]
+    FlatShardOutOfRange {
+        /// First element.
+        start: usize,
+        /// Number of elements.
+        len: usize,
+        /// Elements of the weight.
+        elements: usize,
+    },
+
+    /// A delayed scale belongs to one per-tensor format.
+    #[error(
+        "the delayed scale is for another format than {format}; make one with `DelayedScaling::new` for it"
+    )]
+    DelayedMismatch {
+        /// The format of the weight.
+        format: Format,
+    },
+
+    /// The bytes cannot be looked at or copied this way.
+    #[error("this would need new bytes of a {format} weight of shape {shape}: {reason}; dequantize it first")]
+    ViewRefused {
+        /// The format.
+        format: Format,
+        /// Shape of the weight.
+        shape: Shape,
+        /// Why.
+        reason: &'static str,
+    },
 }

@@ -1,15 +1,19 @@
 //! Which kernel serves which format: the dispatch below the stages.
 //!
 //! Arguments are validated already; a [`Span`] is either a whole row shard or any slice of a weight. This is
-//! the one place where a format, an orientation and a rounding meet a loop.
+//! the one place where a format, an orientation and a rounding meet a loop. The loops are compiled once per
+//! instruction set, and the best one the machine has is taken; all give the same bits, as every operation is an
+//! IEEE operation on one lane.
 
-use super::cast::{columns_to_bytes, slice_to_bytes, tiles_to_bytes, tiles_to_nibbles};
+use pulp::{Arch, NullaryFnOnce};
+
 use super::format::{Format, Fp8Element};
 use super::minifloat::{E4m3, E5m2};
+use super::mxfp8::BLOCK;
 use super::shape::{Orientation, Shape};
 use super::span::Span;
-use super::via::Via;
-use super::{amax, dense, fp8_block, mxfp8, nvfp4};
+use super::via::{Via, round_to_bf16};
+use super::{amax, cast, dense, fp8_block, nvfp4};
 
 /// One slice of one orientation of a weight, and how to read its master values.
 #[derive(Clone, Copy, Debug)]
@@ -23,69 +27,104 @@ pub(super) struct Slice {
 
 /// Amax of every block, 0 where the slice has no element of it, and of the slice.
 pub(super) fn amax(slice: Slice, master: &[f32], blocks: &mut [f32]) -> f32 {
-    match slice.via {
-        Via::Bf16 => amax_through::<true>(slice, master, blocks),
-        Via::None => amax_through::<false>(slice, master, blocks),
-    }
-}
-
-fn amax_through<const BF16: bool>(slice: Slice, master: &[f32], blocks: &mut [f32]) -> f32 {
-    let Slice { shape, span, .. } = slice;
-    match slice.format {
-        Format::F32 | Format::Bf16 => return 0.0,
-        Format::Fp8Tensor(_) => return amax::of_values::<BF16>(master),
-        Format::Nvfp4(block) => {
-            amax::of_tiles::<16, BF16>(nvfp4::block_height(block), shape, span, master, blocks);
-        }
-        Format::Fp8Block(block) => {
-            amax::of_tiles::<128, BF16>(fp8_block::block_height(block), shape, span, master, blocks);
-        }
-        Format::Mxfp8 => match slice.orientation {
-            Orientation::Rowwise => amax::of_tiles::<{ mxfp8::BLOCK }, BF16>(1, shape, span, master, blocks),
-            Orientation::Columnwise => amax::of_columns::<BF16>(mxfp8::BLOCK, shape, span, master, blocks),
-        },
-    }
-    amax::of_amaxes(blocks)
+    Arch::new().dispatch(Amax { slice, master, blocks })
 }
 
 /// Codes of a slice, at the byte of its first element on.
 pub(super) fn cast(slice: Slice, master: &[f32], factors: &[f32], data: &mut [u8]) {
-    match slice.via {
-        Via::Bf16 => cast_through::<true>(slice, master, factors, data),
-        Via::None => cast_through::<false>(slice, master, factors, data),
+    Arch::new().dispatch(Cast { slice, master, factors, data });
+}
+
+struct Amax<'a> {
+    slice: Slice,
+    master: &'a [f32],
+    blocks: &'a mut [f32],
+}
+
+impl NullaryFnOnce for Amax<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn call(self) -> f32 {
+        let Self { slice: Slice { format, orientation, via, shape, span }, master, blocks } = self;
+        let rounded = |amax| match via {
+            Via::Bf16 => round_to_bf16(amax),
+            Via::None => amax,
+        };
+        match format {
+            Format::F32 | Format::Bf16 => return 0.0,
+            Format::Fp8Tensor(_) => return rounded(amax::of_values(master)),
+            Format::Nvfp4(block) => {
+                amax::of_tiles::<16>(nvfp4::block_height(block), shape, span, master, blocks);
+            }
+            Format::Fp8Block(block) => {
+                amax::of_tiles::<128>(fp8_block::block_height(block), shape, span, master, blocks);
+            }
+            Format::Mxfp8 => match orientation {
+                Orientation::Rowwise => amax::of_tiles::<BLOCK>(1, shape, span, master, blocks),
+                Orientation::Columnwise => amax::of_tiles::<1>(BLOCK, shape, span, master, blocks),
+            },
+        }
+        for block in &mut *blocks {
+            *block = rounded(*block);
+        }
+        amax::of_amaxes(blocks)
     }
 }
 
-fn cast_through<const BF16: bool>(slice: Slice, master: &[f32], factors: &[f32], data: &mut [u8]) {
-    let Slice { shape, span, .. } = slice;
-    match slice.format {
-        Format::F32 => dense::cast_f32::<BF16>(master, data),
-        Format::Bf16 => dense::cast_bf16(master, data),
-        Format::Nvfp4(block) => {
-            tiles_to_nibbles::<BF16>(nvfp4::block_height(block), shape, span, master, factors, data);
+struct Cast<'a> {
+    slice: Slice,
+    master: &'a [f32],
+    factors: &'a [f32],
+    data: &'a mut [u8],
+}
+
+impl NullaryFnOnce for Cast<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        match self.slice.via {
+            Via::Bf16 => self.through::<true>(),
+            Via::None => self.through::<false>(),
         }
-        Format::Fp8Block(block) => {
-            let height = fp8_block::block_height(block);
-            match block.element {
-                Fp8Element::E4m3 => {
-                    tiles_to_bytes::<E4m3, 128, BF16>(height, shape, span, master, factors, data);
-                }
-                Fp8Element::E5m2 => {
-                    tiles_to_bytes::<E5m2, 128, BF16>(height, shape, span, master, factors, data);
+    }
+}
+
+impl Cast<'_> {
+    #[inline(always)]
+    fn through<const BF16: bool>(self) {
+        let Self { slice: Slice { format, orientation, shape, span, .. }, master, factors, data } = self;
+        match format {
+            Format::F32 => dense::cast_f32::<BF16>(master, data),
+            Format::Bf16 => dense::cast_bf16(master, data),
+            Format::Nvfp4(block) => {
+                let height = nvfp4::block_height(block);
+                cast::to_nibbles::<BF16>(height, shape, span, master, factors, data);
+            }
+            Format::Fp8Block(block) => {
+                let height = fp8_block::block_height(block);
+                match block.element {
+                    Fp8Element::E4m3 => {
+                        cast::to_bytes::<E4m3, 128, BF16>(height, shape, span, master, factors, data);
+                    }
+                    Fp8Element::E5m2 => {
+                        cast::to_bytes::<E5m2, 128, BF16>(height, shape, span, master, factors, data);
+                    }
                 }
             }
+            Format::Mxfp8 => match orientation {
+                Orientation::Rowwise => {
+                    cast::to_bytes::<E4m3, BLOCK, BF16>(1, shape, span, master, factors, data);
+                }
+                Orientation::Columnwise => {
+                    cast::to_bytes::<E4m3, 1, BF16>(BLOCK, shape, span, master, factors, data);
+                }
+            },
+            Format::Fp8Tensor(tensor) => match tensor.element {
+                Fp8Element::E4m3 => cast::to_bytes_by_one::<E4m3, BF16>(master, factors[0], data),
+                Fp8Element::E5m2 => cast::to_bytes_by_one::<E5m2, BF16>(master, factors[0], data),
+            },
         }
-        Format::Mxfp8 => match slice.orientation {
-            Orientation::Rowwise => {
-                tiles_to_bytes::<E4m3, { mxfp8::BLOCK }, BF16>(1, shape, span, master, factors, data);
-            }
-            Orientation::Columnwise => {
-                columns_to_bytes::<E4m3, BF16>(mxfp8::BLOCK, shape, span, master, factors, data);
-            }
-        },
-        Format::Fp8Tensor(tensor) => match tensor.element {
-            Fp8Element::E4m3 => slice_to_bytes::<E4m3, BF16>(master, factors[0], data),
-            Fp8Element::E5m2 => slice_to_bytes::<E5m2, BF16>(master, factors[0], data),
-        },
     }
 }

@@ -76,38 +76,25 @@ const fn subnormal_step<F: Minifloat>() -> f32 {
     power_of_two(1 - F::BIAS as i32 - F::MANTISSA as i32)
 }
 
-/// The f32 whose unit in the last place is the subnormal step: adding it rounds to a multiple of the step.
-const fn rounding_addend<F: Minifloat>() -> f32 {
-    power_of_two(23 + 1 - F::BIAS as i32 - F::MANTISSA as i32)
-}
-
 /// The code of `value`, in the low [`Minifloat::BITS`] bits.
 #[inline(always)]
 pub(super) fn encode<F: Minifloat>(value: f32) -> u8 {
-    encode_wide::<F>(value) as u8
-}
-
-/// [`encode`] in a 32-bit lane, for loops that pack several codes.
-#[inline(always)]
-pub(super) fn encode_wide<F: Minifloat>(value: f32) -> u32 {
     let bits = value.to_bits();
     let magnitude = f32::from_bits(bits & 0x7FFF_FFFF);
     // False for NaN too, so NaN continues as MAX.
     let clamped = if magnitude < F::MAX { magnitude } else { F::MAX };
 
-    // Normal: add half a unit of the kept mantissa (less one unless odd), drop the rest, rebias.
-    let drop = 23 - F::MANTISSA;
-    let kept = clamped.to_bits();
-    let rounded = kept.wrapping_add((1 << (drop - 1)) - 1).wrapping_add((kept >> drop) & 1);
-    let normal = (rounded >> drop).wrapping_sub((127 - F::BIAS) << F::MANTISSA);
+    // The binade, but for subnormals that of the smallest normal, whose step they share. Adding a power of two
+    // whose unit in the last place is that step rounds to a whole number of steps, ties to even.
+    let normal = if clamped > min_normal::<F>() { clamped } else { min_normal::<F>() };
+    let binade = normal.to_bits() & 0x7F80_0000;
+    let addend = binade + ((23 - F::MANTISSA) << 23);
+    let steps = (clamped + f32::from_bits(addend)).to_bits().wrapping_sub(addend);
 
-    // Subnormal: the f32 adder rounds to a multiple of the step, which lands in the low bits.
-    let addend = rounding_addend::<F>();
-    let subnormal = (clamped + addend).to_bits().wrapping_sub(addend.to_bits());
-
-    let code = if clamped < min_normal::<F>() { subnormal } else { normal };
+    // Codes count steps, and every binade above the smallest has 2^MANTISSA more below it.
+    let below = (binade >> (23 - F::MANTISSA)) - ((128 - F::BIAS) << F::MANTISSA);
     let sign = (bits >> 31) << (F::BITS - 1);
-    if magnitude.is_nan() { u32::from(F::NAN) } else { code | sign }
+    if magnitude.is_nan() { F::NAN } else { ((steps + below) | sign) as u8 }
 }
 
 /// The value of `code`, at compile time or run time.

@@ -25,25 +25,34 @@ const LARGEST_PRODUCT: f32 = 6.0 * 448.0;
 const E2M1_VALUES: [f32; 256] = decode_table::<E2m1>();
 const E4M3_VALUES: [f32; 256] = decode_table::<E4m3>();
 
-/// The factors of a tensor with amax A.
-#[derive(Clone, Copy, Debug)]
-struct TensorFactors {
-    /// S_enc · (1/6): from a block's amax to its decode scale.
-    block: f32,
+/// The scales of a tensor with a given amax.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Nvfp4Scale {
+    /// S_enc: what the tensor is multiplied with before the block scales.
+    pub encode: f32,
     /// 1 / S_enc.
-    decode: f32,
+    pub decode: f32,
 }
 
-impl TensorFactors {
-    fn new(amax: f32) -> Self {
+impl Nvfp4Scale {
+    /// The scales for values up to `amax`, which must be finite.
+    #[must_use]
+    pub fn new(amax: f32) -> Self {
         let encode = if amax == 0.0 { 1.0 } else { (LARGEST_PRODUCT / amax).min(f32::MAX) };
-        Self { block: encode * (1.0 / 6.0), decode: 1.0 / encode }
+        Self { encode, decode: 1.0 / encode }
+    }
+
+    /// d: the decode scale of a block before it is rounded to E4M3.
+    #[must_use]
+    pub fn block_decode(self, block_amax: f32) -> f32 {
+        (block_amax * (self.encode * (1.0 / 6.0))).min(f32::MAX)
     }
 
     /// The scale byte of a block and the factor its elements are multiplied with.
     fn block_scale(self, block_amax: f32) -> (u8, f32) {
-        let scale = encode::<E4m3>((block_amax * self.block).min(f32::MAX));
-        (scale, (1.0 / (decode::<E4m3>(scale) * self.decode)).min(f32::MAX))
+        let scale = encode::<E4m3>(self.block_decode(block_amax));
+        let factor = (1.0 / (decode::<E4m3>(scale) * self.decode)).min(f32::MAX);
+        (scale, factor)
     }
 }
 
@@ -56,16 +65,16 @@ pub(super) fn fused_scale(
     factors: &mut [f32],
     scale: &mut [u8],
 ) -> Result<f32, FormatError> {
-    if !amax.is_finite() {
-        return Err(FormatError::NonFiniteAmax { format: Format::Nvfp4(block), amax });
-    }
-    let tensor = TensorFactors::new(amax);
-    let height = block_height(block);
+    Format::Nvfp4(block).check_tensor_amax(amax)?;
+    let tensor = Nvfp4Scale::new(amax);
     let grid_cols = shape.cols / 16;
     let pitch = scale_pitch(shape);
-    let valid = shape.rows * pitch;
+    let grid_rows = shape.rows / block_height(block);
+    // Of the compact plane every row is another tile's.
+    let height = if scale.len() == grid_rows * pitch { 1 } else { block_height(block) };
+    let valid = grid_rows * height * pitch;
     scale[valid..].fill(0);
-    let strips = scale[..valid].chunks_exact_mut(height * pitch.max(1));
+    let strips = scale[..valid].chunks_exact_mut((height * pitch).max(1));
     let grid = block_amax.chunks_exact(grid_cols.max(1)).zip(factors.chunks_exact_mut(grid_cols.max(1)));
     for (strip, (amaxes, factors)) in strips.zip(grid) {
         let (row, copies) = strip.split_at_mut(pitch);
@@ -73,7 +82,7 @@ pub(super) fn fused_scale(
             (*byte, *factor) = tensor.block_scale(amax);
         }
         row[grid_cols..].fill(0);
-        for copy in copies.chunks_exact_mut(pitch) {
+        for copy in copies.chunks_exact_mut(pitch.max(1)) {
             copy.copy_from_slice(row);
         }
     }

@@ -11,18 +11,20 @@
 use super::format::{Format, Fp8Tile, Nvfp4Block};
 use super::shape::{ElementType, Orientation, PlaneKind, PlaneSpec, Shape};
 
-/// A scale plane without and with its padding rows; both are acceptable arguments of a stage.
+/// Bytes of a scale plane: one row per tile, without and with its padding rows.
 #[derive(Clone, Copy)]
 pub(super) struct ScaleBytes {
+    pub(super) compact: usize,
     pub(super) shard: usize,
     pub(super) padded: usize,
 }
 
-/// Rows of the scale plane as a GEMM wants them, or only the valid ones.
+/// Rows of the scale plane: as a GEMM wants them, only the valid ones, or only those that differ.
 #[derive(Clone, Copy, PartialEq)]
 enum ScaleRows {
     Padded,
     Valid,
+    Compact,
 }
 
 impl Format {
@@ -36,6 +38,13 @@ impl Format {
     #[must_use]
     pub fn shard_planes(self, orientation: Orientation, shape: Shape) -> Vec<PlaneSpec> {
         self.plane_list(orientation, shape, ScaleRows::Valid)
+    }
+
+    /// The planes of a row shard as the compact wire sends them: [`Format::shard_planes`], but of the 16 equal scale
+    /// rows of an NVFP4 16×16 tile only one. [`super::expand_scale`] restores the others after the gather.
+    #[must_use]
+    pub fn compact_planes(self, orientation: Orientation, shape: Shape) -> Vec<PlaneSpec> {
+        self.plane_list(orientation, shape, ScaleRows::Compact)
     }
 
     fn plane_list(self, orientation: Orientation, shape: Shape, rows: ScaleRows) -> Vec<PlaneSpec> {
@@ -68,11 +77,17 @@ impl Format {
         let Shape { rows, cols } = self.stored_shape(orientation, shape);
         let pad = |rows: usize, multiple: usize| match scale_rows {
             ScaleRows::Padded => round_up(rows, multiple),
-            ScaleRows::Valid => rows,
+            ScaleRows::Valid | ScaleRows::Compact => rows,
         };
         let (rows, cols, element) = match self {
             Self::F32 | Self::Bf16 | Self::Fp8Tensor(_) => return None,
-            Self::Nvfp4(_) => (pad(rows, 128), round_up(cols.div_ceil(16), 4), ElementType::U8),
+            Self::Nvfp4(block) => {
+                let rows = match (block, scale_rows) {
+                    (Nvfp4Block::Tile16x16, ScaleRows::Compact) => rows / 16,
+                    _ => pad(rows, 128),
+                };
+                (rows, round_up(cols.div_ceil(16), 4), ElementType::U8)
+            }
             Self::Fp8Block(block) => match block.tile {
                 Fp8Tile::Tile128x128 => {
                     (rows.div_ceil(128), round_up(cols.div_ceil(128), 4), ElementType::F32)
@@ -89,7 +104,11 @@ impl Format {
 
     pub(super) fn scale_bytes(self, orientation: Orientation, shape: Shape) -> ScaleBytes {
         let bytes = |rows| self.scale_plane(orientation, shape, rows).map_or(0, |plane| plane.bytes());
-        ScaleBytes { shard: bytes(ScaleRows::Valid), padded: bytes(ScaleRows::Padded) }
+        ScaleBytes {
+            compact: bytes(ScaleRows::Compact),
+            shard: bytes(ScaleRows::Valid),
+            padded: bytes(ScaleRows::Padded),
+        }
     }
 
     /// Bytes of one row of the scale plane, padding columns included; 0 without a scale plane.
@@ -181,6 +200,21 @@ mod tests {
                         assert_eq!(shard.rows * 5, full.rows, "{format}");
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn the_compact_wire_of_nvfp4_takes_0_504_bytes_per_element() {
+        let shape = Shape::new(4096, 4096);
+        let bytes = |format: Format| {
+            let planes = format.compact_planes(Orientation::Rowwise, shape);
+            planes.iter().map(PlaneSpec::bytes).sum::<usize>() as f64 / shape.elements() as f64
+        };
+        assert_eq!(bytes(Format::NVFP4_2D), 0.5 + 1.0 / 256.0);
+        for format in Format::CANONICAL {
+            if format != Format::NVFP4_2D {
+                assert_eq!(bytes(format), format.bytes_per_element(Orientation::Rowwise, shape));
             }
         }
     }

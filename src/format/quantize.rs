@@ -3,7 +3,9 @@
 //! For tools and tests. A training step uses the stages on its arena instead; both give the same bytes (ST-3).
 
 use super::format::Format;
-use super::shape::{Orientation, Planes, PlanesMut, Shape};
+use super::quantized::{OwnedPlanes, Quantized};
+use super::shape::{Orientation, Shape};
+use super::swizzle::ScaleLayout;
 use super::via::Via;
 use super::{FormatError, fused_scale, partial_amax, partial_cast, transpose as derive};
 
@@ -16,55 +18,6 @@ pub enum Directions {
     Columnwise,
     /// Both.
     Both,
-}
-
-/// The planes of one orientation, with padding.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OwnedPlanes {
-    /// The data plane.
-    pub data: Vec<u8>,
-    /// The scale plane; empty if the format has none.
-    pub scale: Vec<u8>,
-}
-
-impl OwnedPlanes {
-    /// Zeroed planes for a full weight of `shape`.
-    #[must_use]
-    pub fn zeroed(format: Format, orientation: Orientation, shape: Shape) -> Self {
-        Self {
-            data: vec![0; format.data_plane(orientation, shape).bytes()],
-            scale: vec![0; format.scale_bytes(orientation, shape).padded],
-        }
-    }
-
-    /// The planes, borrowed.
-    #[must_use]
-    pub fn as_planes(&self) -> Planes<'_> {
-        Planes { data: &self.data, scale: &self.scale }
-    }
-
-    /// The planes, borrowed to be written.
-    #[must_use]
-    pub fn as_planes_mut(&mut self) -> PlanesMut<'_> {
-        PlanesMut { data: &mut self.data, scale: &mut self.scale }
-    }
-}
-
-/// A quantized weight.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Quantized {
-    /// How it is encoded.
-    pub format: Format,
-    /// Its logical shape.
-    pub shape: Shape,
-    /// Largest magnitude, after the rounding of [`Via`]; 0 for f32 and bf16, whose stages need none.
-    pub amax: f32,
-    /// What dequantize needs beside the planes; see [`fused_scale`].
-    pub tensor_scale: f32,
-    /// Rowwise planes, if asked for.
-    pub rowwise: Option<OwnedPlanes>,
-    /// Columnwise planes, if asked for.
-    pub columnwise: Option<OwnedPlanes>,
 }
 
 /// Quantizes a whole weight (`[rows, cols]`), in any orientation of any format.
@@ -113,6 +66,7 @@ pub fn quantize(
         shape,
         amax,
         tensor_scale,
+        scale_layout: ScaleLayout::RowMajor,
         rowwise: rowwise.map(|made| made.planes),
         columnwise: columnwise.map(|made| made.planes),
     })

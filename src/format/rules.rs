@@ -90,6 +90,17 @@ impl Format {
         }
     }
 
+    /// Whether a tensor with this amax has a scale.
+    ///
+    /// # Errors
+    /// [`FormatError::NonFiniteAmax`] for NVFP4, whose scale would be 0 or NaN. The other formats take scale 1.
+    pub fn check_tensor_amax(self, amax: f32) -> Result<(), FormatError> {
+        match self {
+            Self::Nvfp4(_) if !amax.is_finite() => Err(FormatError::NonFiniteAmax { format: self, amax }),
+            _ => Ok(()),
+        }
+    }
+
     /// The orientations a shard stores and a gather can send. The other one, if any, is derived.
     #[must_use]
     pub const fn stored_orientations(self) -> &'static [Orientation] {

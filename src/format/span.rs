@@ -3,6 +3,8 @@
 //! Every amax and cast kernel works on a [`Span`]. A row shard is a weight of its own shape whose span is
 //! everything; a flat (ZeRO) shard is any other range. So there is one kernel for both.
 
+use std::ops::Range;
+
 /// The elements `start .. start + len` of a flattened row-major matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
@@ -29,6 +31,18 @@ impl Span {
         Self { start: 0, len: elements }
     }
 
+    /// The rows the span touches. `cols` is the width of the matrix.
+    pub(super) fn rows(self, cols: usize) -> Range<usize> {
+        if self.len == 0 { 0..0 } else { self.start / cols..(self.start + self.len).div_ceil(cols) }
+    }
+
+    /// The columns of `row` that are in the span and in `columns`; an empty range within `columns` if none are.
+    pub(super) fn columns(self, row: usize, cols: usize, columns: Range<usize>) -> Range<usize> {
+        let first = row * cols;
+        let (low, high) = (first + columns.start, first + columns.end.min(cols));
+        self.start.clamp(low, high) - first..(self.start + self.len).clamp(low, high) - first
+    }
+
     /// The rows the span touches, in order. `cols` is the width of the matrix.
     pub(super) fn segments(self, cols: usize) -> impl Iterator<Item = Segment> {
         let end = self.start + self.len;
@@ -44,14 +58,6 @@ impl Span {
             Some(segment)
         })
     }
-}
-
-/// Splits the `len` elements that begin at `column` at the tile boundaries: the lengths before the first
-/// boundary and from there on.
-#[inline(always)]
-pub(super) fn split_at_tile<const WIDTH: usize>(column: usize, len: usize) -> (usize, usize) {
-    let head = ((WIDTH - column % WIDTH) % WIDTH).min(len);
-    (head, len - head)
 }
 
 #[cfg(test)]
@@ -71,6 +77,21 @@ mod tests {
                 next += segment.len;
             }
             assert_eq!(next, start + len);
+        }
+    }
+
+    #[test]
+    fn rows_and_columns_name_the_same_elements_as_the_segments() {
+        for (start, len) in [(0, 0), (7, 0), (0, 35), (3, 1), (3, 9), (13, 22), (34, 1)] {
+            let span = Span { start, len };
+            assert!(span.segments(7).map(|segment| segment.row).eq(span.rows(7)));
+            let mut elements = vec![];
+            for row in span.rows(7) {
+                for left in [0, 4] {
+                    elements.extend(span.columns(row, 7, left..left + 4).map(|column| row * 7 + column));
+                }
+            }
+            assert_eq!(elements, (start..start + len).collect::<Vec<_>>());
         }
     }
 }

@@ -44,7 +44,8 @@ pub fn partial_amax(
 ///
 /// `tensor_amax` is the amax of the whole tensor, after the maximum over the ranks; formats for which
 /// [`Format::needs_tensor_amax`] is false ignore it. `encode` has [`Format::encode_blocks`] entries.
-/// `scale_plane` has the bytes of the shard's scale plane or of the padded one; padding is set to zero.
+/// `scale_plane` has the bytes of the padded plane, of the shard's, or of the compact one, which
+/// [`Format::planes`], [`Format::shard_planes`] and [`Format::compact_planes`] give; padding is set to zero.
 ///
 /// Returns the tensor scale, which [`dequantize`] needs beside the planes: NVFP4 the amax, per-tensor FP8
 /// `scale_inv`, other formats 1.
@@ -63,7 +64,9 @@ pub fn fused_scale(
     check_stage(format, orientation, shape)?;
     check_length("block_amax", format.amax_blocks(orientation, shape), block_amax.len())?;
     check_length("encode", format.encode_blocks(orientation, shape), encode.len())?;
-    check_scale_plane(format, orientation, shape, scale_plane.len())?;
+    if scale_plane.len() != format.scale_bytes(orientation, shape).compact {
+        check_scale_plane(format, orientation, shape, scale_plane.len())?;
+    }
     match format {
         Format::F32 | Format::Bf16 => Ok(1.0),
         Format::Nvfp4(block) => {
@@ -173,7 +176,7 @@ pub fn dequantize(
     Ok(())
 }
 
-fn check_stage(format: Format, orientation: Orientation, shape: Shape) -> Result<(), FormatError> {
+pub(super) fn check_stage(format: Format, orientation: Orientation, shape: Shape) -> Result<(), FormatError> {
     if !format.stored_orientations().contains(&orientation) {
         let hint = match format.derives_columnwise() {
             Ok(()) => "derive them with `transpose` after the gather",
@@ -194,7 +197,7 @@ fn check_planes(
     check_scale_plane(format, orientation, shape, planes.scale.len())
 }
 
-fn check_scale_plane(
+pub(super) fn check_scale_plane(
     format: Format,
     orientation: Orientation,
     shape: Shape,
@@ -207,6 +210,6 @@ fn check_scale_plane(
     Err(FormatError::ScaleLength { orientation, shard: bytes.shard, padded: bytes.padded, actual })
 }
 
-fn check_length(what: &'static str, expected: usize, actual: usize) -> Result<(), FormatError> {
+pub(super) fn check_length(what: &'static str, expected: usize, actual: usize) -> Result<(), FormatError> {
     if expected == actual { Ok(()) } else { Err(FormatError::Length { what, expected, actual }) }
 }

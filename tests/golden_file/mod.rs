@@ -52,6 +52,10 @@ impl Case<'_> {
         self.entry[key].as_u64().unwrap_or_else(|| panic!("{}: no {key}", self.name)) as usize
     }
 
+    pub fn text(&self, key: &str) -> &str {
+        self.entry[key].as_str().unwrap_or_else(|| panic!("{}: no {key}", self.name))
+    }
+
     pub fn has(&self, field: &str) -> bool {
         self.tensors.tensor(&format!("{}/{field}", self.name)).is_ok()
     }

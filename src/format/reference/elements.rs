@@ -1,7 +1,4 @@
-//! The scalar definition of every conversion, written to be compared with the specification by eye.
-//!
-//! Tests and benchmarks use this module as the oracle for the kernels. It shares no arithmetic with them, it
-//! is slow, and nothing in the library calls it.
+//! One element: from f32 to its code and back, by definition.
 
 /// Magnitudes of the E2M1 codes 0..=7.
 pub const E2M1_MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
@@ -76,9 +73,31 @@ fn nearest(value: f32, largest: u8, decode: fn(u8) -> f64) -> u8 {
         return sign | largest;
     }
     // The magnitudes grow with the code: find the pair around `a` and take the nearer one.
-    let above = (0..=largest).find(|&code| decode(code) > a).unwrap_or(largest);
-    let below = above.saturating_sub(1);
+    let (mut below, mut above) = (0, largest);
+    while above - below > 1 {
+        let middle = below.midpoint(above);
+        if decode(middle) <= a {
+            below = middle;
+        } else {
+            above = middle;
+        }
+    }
     let (down, up) = (a - decode(below), decode(above) - a);
     let code = if down < up || (down == up && below % 2 == 0) { below } else { above };
     sign | code
+}
+
+/// The E8M0 code of the smallest power of two that is not below `value` ≥ 0; infinity gives 254, NaN 255.
+#[must_use]
+pub fn e8m0(value: f32) -> u8 {
+    if value.is_nan() {
+        return 255;
+    }
+    (0..254).find(|&code| e8m0_value(code) >= f64::from(value)).unwrap_or(254)
+}
+
+/// The value of an E8M0 code.
+#[must_use]
+pub fn e8m0_value(code: u8) -> f64 {
+    if code == 255 { f64::NAN } else { 2f64.powi(i32::from(code) - 127) }
 }

@@ -1,0 +1,87 @@
+//! Trains one weight to reproduce a fixed linear map, on two ranks of this machine.
+//!
+//! `cargo run --example 02_plug_in_a_closure`
+//!
+//! The closure reads what its call declared and writes what it declared, nothing else. The weight
+//! travels as NVFP4; the FP32 master it is quantized from is what learns.
+
+use warpweft::compute::{ComputeContext, ComputeError};
+use warpweft::config::Config;
+use warpweft::format::{ElementType, Orientation};
+use warpweft::id::{BufferId, RankId, WeightId};
+use warpweft::model::{Call, Form, Model, Phase, StepProgram};
+use warpweft::session::Session;
+use warpweft::{backend::cpu::CpuSurface, model::DeclareError};
+
+const SIZE: usize = 32;
+
+struct Declared {
+    weight: WeightId,
+    input: BufferId,
+    loss: BufferId,
+    program: StepProgram,
+}
+
+/// One weight, one call that computes loss and gradient at once.
+fn declare() -> Result<Declared, DeclareError> {
+    let mut model = Model::builder();
+    let format = warpweft::format::Format::NVFP4_2D;
+    let weight = model.sharded("map", SIZE, SIZE, format)?;
+    let model = model.build();
+    let mut program = StepProgram::builder("train", &model);
+    let input = program.input("input", SIZE, ElementType::F32)?;
+    let loss = program.output("loss", 1, ElementType::F32)?;
+    program
+        .call("fit", Phase::Backward)
+        .uses(weight, Orientation::Rowwise, Form::Dense)
+        .gradient(weight)
+        .reads(input)
+        .writes(loss)
+        .add()?;
+    Ok(Declared { weight, input, loss, program: program.build_training()? })
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let Declared { weight, input, loss, program } = declare()?;
+
+    // The map to learn is y = 0.5 x, so the weight should become half the identity.
+    let fit = move |_: &Call, context: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> {
+        let w = context.dense(weight, Orientation::Rowwise)?;
+        let x = context.read::<f32>(input)?;
+        let mut gradient = context.gradient(weight)?;
+        let mut error_squared = 0.0;
+        for row in 0..SIZE {
+            let y: f32 = (0..SIZE).map(|col| w[row * SIZE + col] * x[col]).sum();
+            let error = y - 0.5 * x[row];
+            error_squared += error * error;
+            for col in 0..SIZE {
+                gradient[row * SIZE + col] = 2.0 * error * x[col];
+            }
+        }
+        context.write::<f32>(loss)?[0] = error_squared;
+        Ok(())
+    };
+
+    let mut config = Config::default();
+    config.optimizer.lr = 0.01;
+    let mut session = Session::builder(config, move |_: RankId| fit).program(program).start_cpu(2).await?;
+    for step in 0..200 {
+        for rank in 0..2 {
+            let phase = |at: usize| ((step * 7 + rank * 13 + at * 5) as f32).sin();
+            let x: Vec<f32> = (0..SIZE).map(phase).collect();
+            session.write_input("train", RankId::new(rank as u32), "input", &x)?;
+        }
+        let report = session.step("train").await?;
+        if step % 40 == 0 || step == 199 {
+            println!(
+                "step {step:3}  loss {:.5}  {:?}  {} bytes in per rank",
+                report.mean_output("loss")?,
+                report.outcome,
+                report.bounds.wire_bytes
+            );
+        }
+    }
+    session.close().await?;
+    Ok(())
+}

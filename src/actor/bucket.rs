@@ -1,0 +1,69 @@
+//! The actor of a bucket: its weights' masters, moments, main grads and shards.
+//!
+//! Law: the shards are quantized from the masters as the optimizer left them, and the actor knows
+//! which version both hold. A replicated weight is read as its master, so the two are one. It checks the order update → cast, and reports the edge it leaves.
+
+use super::{Actor, Context, Ready, out_of_turn};
+use crate::backend::Backend;
+use crate::flow::FlowError;
+use crate::id::{BucketId, RankId};
+use crate::model::Placement;
+use crate::op::Op;
+use crate::plan::{EdgeState, StepPlan};
+
+/// Owns the shards of one bucket.
+#[derive(Debug)]
+pub struct BucketActor {
+    rank: RankId,
+    bucket: BucketId,
+    name: String,
+    state: EdgeState,
+}
+
+impl BucketActor {
+    /// The actor of `bucket` on `rank`.
+    #[must_use]
+    pub fn new(rank: RankId, bucket: BucketId) -> Self {
+        let state = EdgeState { masters: crate::id::Version::default(), shards: None };
+        Self { rank, bucket, name: bucket.to_string(), state }
+    }
+}
+
+impl<B: Backend> Actor<B> for BucketActor {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn begin(&mut self, plan: &StepPlan) {
+        self.state = plan.entry;
+    }
+
+    fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), FlowError> {
+        let task = ready.task();
+        let plan = std::sync::Arc::clone(context.issuer.plan());
+        let own = match plan.task(task).op {
+            Op::Adam { bucket, .. } => {
+                self.state.masters = self.state.masters.next();
+                if plan.weights.bucket(self.bucket).placement == Placement::Replicated {
+                    self.state.shards = Some(self.state.masters);
+                }
+                bucket == self.bucket
+            }
+            Op::PartialCast { bucket, .. } => {
+                self.state.shards = Some(self.state.masters);
+                bucket == self.bucket
+            }
+            Op::PartialAmax { bucket, .. } | Op::FusedScale { bucket, .. } => bucket == self.bucket,
+            Op::Accumulate { weight, .. } => plan.weights.layout(weight).bucket == self.bucket,
+            _ => false,
+        };
+        if !own {
+            return Err(out_of_turn(context, self.rank, task));
+        }
+        context.issue(ready).map(|_| ())
+    }
+
+    fn edge(&self) -> Option<EdgeState> {
+        Some(self.state)
+    }
+}

@@ -1,0 +1,47 @@
+//! The actor of the compute lane: the embedder's calls and what stands right before and behind.
+//!
+//! Law: calls are issued in program order, each once. What a closure does, and whether it failed
+//! in this step, is known to the device alone; the actor issues the same tasks either way.
+
+use super::{Actor, Context, Ready, out_of_turn};
+use crate::backend::Backend;
+use crate::flow::FlowError;
+use crate::id::{CallId, RankId};
+use crate::op::Op;
+use crate::plan::StepPlan;
+
+/// Owns the compute lane.
+#[derive(Debug)]
+pub struct ComputeActor {
+    rank: RankId,
+    issued: u32,
+}
+
+impl ComputeActor {
+    /// The compute actor of `rank`.
+    #[must_use]
+    pub fn new(rank: RankId) -> Self {
+        Self { rank, issued: 0 }
+    }
+}
+
+impl<B: Backend> Actor<B> for ComputeActor {
+    fn name(&self) -> &str {
+        "compute"
+    }
+
+    fn begin(&mut self, _plan: &StepPlan) {
+        self.issued = 0;
+    }
+
+    fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), FlowError> {
+        let task = ready.task();
+        if let Op::Compute { call, .. } = context.issuer.plan().task(task).op {
+            if call != CallId::new(self.issued) {
+                return Err(out_of_turn(context, self.rank, task));
+            }
+            self.issued += 1;
+        }
+        context.issue(ready).map(|_| ())
+    }
+}

@@ -1,0 +1,111 @@
+//! Who owns which task.
+//!
+//! Law: a pure function of the plan. Every task has exactly one owner, and every owner's tasks run
+//! on one lane.
+
+use super::{Actor, BucketActor, CollectiveActor, ComputeActor, TransposeActor, VerdictActor, Worklist};
+use crate::backend::Backend;
+use crate::flow::Wiring;
+use crate::id::{ActorId, BucketId, CommId, RankId, WeightId};
+use crate::layout::LaneKind;
+use crate::op::Op;
+use crate::plan::StepPlan;
+
+/// What an actor is responsible for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ActorKind {
+    /// The compute lane.
+    Compute,
+    /// Transposed copies.
+    Transpose,
+    /// The verdict over the step.
+    Verdict,
+    /// The shards of one bucket.
+    Bucket(BucketId),
+    /// One communicator.
+    Communicator(CommId),
+}
+
+/// The actors of one plan and what each owns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Roster {
+    /// The actors, in the order of their ids.
+    pub actors: Vec<ActorKind>,
+    /// The owner of every task.
+    pub owners: Vec<ActorId>,
+}
+
+impl Roster {
+    /// The roster of `plan`.
+    #[must_use]
+    pub fn new(plan: &StepPlan) -> Self {
+        let kinds: Vec<ActorKind> =
+            plan.tasks.iter().map(|task| owner(plan, &task.op, plan.lanes[task.lane.index()].kind)).collect();
+        let mut actors = kinds.clone();
+        actors.sort_unstable();
+        actors.dedup();
+        let owners =
+            kinds.iter().map(|kind| ActorId::at(actors.binary_search(kind).unwrap_or(usize::MAX))).collect();
+        Self { actors, owners }
+    }
+
+    /// How many messages each actor can have at once: a turn and all rights of all its tasks.
+    #[must_use]
+    pub fn capacities(&self, wiring: &Wiring) -> Vec<usize> {
+        let mut capacities = vec![0; self.actors.len()];
+        for (owner, task) in self.owners.iter().zip(&wiring.tasks) {
+            capacities[owner.index()] += 1 + task.incoming as usize;
+        }
+        capacities
+    }
+
+    /// The worklist of every actor.
+    #[must_use]
+    pub fn worklists(&self, plan: &StepPlan, wiring: &Wiring) -> Vec<Worklist> {
+        let of = |actor: usize| {
+            plan.entries()
+                .filter(move |(task, _)| self.owners[task.index()].index() == actor)
+                .map(|(task, _)| (task, wiring.tasks[task.index()].incoming))
+        };
+        (0..self.actors.len()).map(|actor| Worklist::new(of(actor))).collect()
+    }
+
+    /// The actors themselves, for one rank.
+    #[must_use]
+    pub fn hire<B: Backend>(&self, rank: RankId) -> Vec<Box<dyn Actor<B>>> {
+        self.actors
+            .iter()
+            .map(|kind| match kind {
+                ActorKind::Compute => Box::new(ComputeActor::new(rank)) as Box<dyn Actor<B>>,
+                ActorKind::Transpose => Box::new(TransposeActor::new(rank)),
+                ActorKind::Verdict => Box::new(VerdictActor::new(rank)),
+                ActorKind::Bucket(bucket) => Box::new(BucketActor::new(rank, *bucket)),
+                ActorKind::Communicator(comm) => Box::new(CollectiveActor::new(rank, *comm)),
+            })
+            .collect()
+    }
+}
+
+fn owner(plan: &StepPlan, op: &Op, lane: LaneKind) -> ActorKind {
+    let bucket_of = |weight: WeightId| ActorKind::Bucket(plan.weights.layout(weight).bucket);
+    match op {
+        Op::Transpose { .. } => ActorKind::Transpose,
+        Op::GradNorm { .. } | Op::Vote { .. } => ActorKind::Verdict,
+        Op::Accumulate { weight, .. } => bucket_of(*weight),
+        Op::PartialAmax { bucket, .. }
+        | Op::FusedScale { bucket, .. }
+        | Op::PartialCast { bucket, .. }
+        | Op::Adam { bucket, .. } => ActorKind::Bucket(*bucket),
+        Op::AllReduce { .. } | Op::AllGather { .. } | Op::ReduceScatter { .. } | Op::GatherRecords { .. } => {
+            match lane {
+                LaneKind::Communicator(comm) => ActorKind::Communicator(comm),
+                LaneKind::Compute | LaneKind::Quantize => ActorKind::Verdict,
+            }
+        }
+        Op::Copy { .. }
+        | Op::ClearFault { .. }
+        | Op::ZeroPadding { .. }
+        | Op::Compute { .. }
+        | Op::Dequantize { .. } => ActorKind::Compute,
+    }
+}

@@ -1,0 +1,41 @@
+//! The actor of transposed copies.
+//!
+//! Law: it owns every columnwise copy that the step derives, and derives each once. When a copy
+//! is made and dropped is the plan's decision.
+
+use super::{Actor, Context, Ready, out_of_turn};
+use crate::backend::Backend;
+use crate::flow::FlowError;
+use crate::id::RankId;
+use crate::op::Op;
+use crate::plan::StepPlan;
+
+/// Owns the transposed copies of a rank.
+#[derive(Debug)]
+pub struct TransposeActor {
+    rank: RankId,
+}
+
+impl TransposeActor {
+    /// The transpose actor of `rank`.
+    #[must_use]
+    pub fn new(rank: RankId) -> Self {
+        Self { rank }
+    }
+}
+
+impl<B: Backend> Actor<B> for TransposeActor {
+    fn name(&self) -> &str {
+        "transpose"
+    }
+
+    fn begin(&mut self, _plan: &StepPlan) {}
+
+    fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), FlowError> {
+        let task = ready.task();
+        if !matches!(context.issuer.plan().task(task).op, Op::Transpose { .. }) {
+            return Err(out_of_turn(context, self.rank, task));
+        }
+        context.issue(ready).map(|_| ())
+    }
+}

@@ -1,0 +1,51 @@
+//! The actor of the step's verdict: fault word and step count.
+//!
+//! Law: the norm is taken before the vote, and the vote is cast once per step. The verdict itself
+//! is read on the device by everything behind it; the host never branches on it.
+
+use super::{Actor, Context, Ready, out_of_turn};
+use crate::backend::Backend;
+use crate::flow::FlowError;
+use crate::id::RankId;
+use crate::op::Op;
+use crate::plan::StepPlan;
+
+/// Owns the verdict of a rank.
+#[derive(Debug)]
+pub struct VerdictActor {
+    rank: RankId,
+    has_norm: bool,
+    has_voted: bool,
+}
+
+impl VerdictActor {
+    /// The verdict actor of `rank`.
+    #[must_use]
+    pub fn new(rank: RankId) -> Self {
+        Self { rank, has_norm: false, has_voted: false }
+    }
+}
+
+impl<B: Backend> Actor<B> for VerdictActor {
+    fn name(&self) -> &str {
+        "verdict"
+    }
+
+    fn begin(&mut self, _plan: &StepPlan) {
+        self.has_norm = false;
+        self.has_voted = false;
+    }
+
+    fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), FlowError> {
+        let task = ready.task();
+        let before = match context.issuer.plan().task(task).op {
+            Op::GradNorm { .. } => std::mem::replace(&mut self.has_norm, true),
+            Op::Vote { .. } => !self.has_norm || std::mem::replace(&mut self.has_voted, true),
+            _ => true,
+        };
+        if before {
+            return Err(out_of_turn(context, self.rank, task));
+        }
+        context.issue(ready).map(|_| ())
+    }
+}

@@ -1,0 +1,200 @@
+//! A validation layer around any backend.
+//!
+//! Laws:
+//! - **BK-1** what the executor does is judged by what it does: the order of a step is rebuilt from
+//!   enqueue, record and wait alone, never from the plan's fences. `verify` judges plans, this
+//!   judges whoever runs them.
+//! - It is deterministic: a missing order is reported whether or not the lanes happened to collide.
+//! - A hazard is refused before it reaches the backend.
+//! - Recording is checked like running; a launch repeats what was checked and passes.
+//!
+//! Steps are ordered by their edge; what happens in one is not held against another.
+
+mod ledger;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use self::ledger::Ledger;
+use super::{Backend, BackendError, ClosureFault, TaskInterval};
+use crate::compute::ComputeFactory;
+use crate::id::{EventId, LaneId, RankId, TaskId};
+use crate::layout::{Binding, Lane, Region};
+
+/// A backend that refuses what nothing orders.
+#[derive(Debug)]
+pub struct Checked<B> {
+    inner: B,
+}
+
+/// A bound plan, and what has been enqueued of it in this step.
+#[derive(Debug)]
+pub struct CheckedBound<T> {
+    inner: T,
+    ledger: Mutex<Ledger>,
+}
+
+/// A recorded step, and the lanes it leaves open.
+#[derive(Debug)]
+pub struct CheckedGraph<T> {
+    inner: T,
+    unjoined: Vec<LaneId>,
+}
+
+impl<T> CheckedGraph<T> {
+    /// Lanes whose work the first lane does not wait for before the recording ends. A device that
+    /// captures forks and joins refuses such a graph; the CPU replays it.
+    #[must_use]
+    pub fn unjoined(&self) -> &[LaneId] {
+        &self.unjoined
+    }
+}
+
+impl<B: Backend> Checked<B> {
+    /// Puts the layer around `inner`.
+    #[must_use]
+    pub fn new(inner: B) -> Self {
+        Self { inner }
+    }
+
+    /// Turns the ledger's refusal into an error of this rank.
+    fn judge(&self, verdict: Result<(), String>) -> Result<(), BackendError> {
+        verdict.map_err(|hazard| BackendError::Hazard { rank: self.inner.rank(), hazard })
+    }
+}
+
+impl<T> CheckedBound<T> {
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<B: Backend> Backend for Checked<B> {
+    type Surface = B::Surface;
+    type Memory = B::Memory;
+    type Stream = B::Stream;
+    type Bound = CheckedBound<B::Bound>;
+    type Graph = CheckedGraph<B::Graph>;
+
+    fn rank(&self) -> RankId {
+        self.inner.rank()
+    }
+
+    fn describe(&self) -> String {
+        format!("{}, checked", self.inner.describe())
+    }
+
+    fn origin(&self) -> Instant {
+        self.inner.origin()
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<Self::Memory, BackendError> {
+        self.inner.reserve(bytes)
+    }
+
+    fn open(
+        &self,
+        memory: &Self::Memory,
+        lane: Lane,
+        closures: Option<ComputeFactory<Self::Surface>>,
+    ) -> Result<Self::Stream, BackendError> {
+        self.inner.open(memory, lane, closures)
+    }
+
+    fn lane(&self, stream: &Self::Stream) -> LaneId {
+        self.inner.lane(stream)
+    }
+
+    fn bind(&self, memory: &Self::Memory, binding: &Binding<'_>) -> Result<Self::Bound, BackendError> {
+        let inner = self.inner.bind(memory, binding)?;
+        Ok(CheckedBound { inner, ledger: Mutex::new(Ledger::new(binding)) })
+    }
+
+    fn begin_step(&self, bound: &mut Self::Bound) -> Result<(), BackendError> {
+        self.inner.begin_step(&mut bound.inner)?;
+        bound.ledger().begin();
+        Ok(())
+    }
+
+    fn enqueue(
+        &self,
+        stream: &mut Self::Stream,
+        bound: &Self::Bound,
+        task: TaskId,
+    ) -> Result<(), BackendError> {
+        self.judge(bound.ledger().enqueue(self.inner.lane(stream), task))?;
+        self.inner.enqueue(stream, &bound.inner, task)
+    }
+
+    fn record(
+        &self,
+        stream: &mut Self::Stream,
+        bound: &Self::Bound,
+        event: EventId,
+    ) -> Result<(), BackendError> {
+        self.judge(bound.ledger().record(self.inner.lane(stream), event))?;
+        self.inner.record(stream, &bound.inner, event)
+    }
+
+    fn wait(
+        &self,
+        stream: &mut Self::Stream,
+        bound: &Self::Bound,
+        event: EventId,
+    ) -> Result<(), BackendError> {
+        self.judge(bound.ledger().wait(self.inner.lane(stream), event))?;
+        self.inner.wait(stream, &bound.inner, event)
+    }
+
+    fn begin_capture(&self, streams: &mut [Self::Stream], bound: &Self::Bound) -> Result<(), BackendError> {
+        self.inner.begin_capture(streams, &bound.inner)?;
+        bound.ledger().begin();
+        Ok(())
+    }
+
+    fn end_capture(
+        &self,
+        streams: &mut [Self::Stream],
+        bound: &Self::Bound,
+    ) -> Result<Self::Graph, BackendError> {
+        let inner = self.inner.end_capture(streams, &bound.inner)?;
+        let mut ledger = bound.ledger();
+        let unjoined = streams.first().map_or_else(Vec::new, |first| ledger.unjoined(self.inner.lane(first)));
+        // Nothing has run: whatever comes next starts from the edge of the step again.
+        ledger.begin();
+        Ok(CheckedGraph { inner, unjoined })
+    }
+
+    fn launch(
+        &self,
+        streams: &mut [Self::Stream],
+        bound: &Self::Bound,
+        graph: &Self::Graph,
+    ) -> Result<(), BackendError> {
+        self.inner.launch(streams, &bound.inner, &graph.inner)
+    }
+
+    fn synchronize(&self, stream: &mut Self::Stream) -> Result<(), BackendError> {
+        self.inner.synchronize(stream)
+    }
+
+    fn take_fault(&self, stream: &mut Self::Stream) -> Option<ClosureFault> {
+        self.inner.take_fault(stream)
+    }
+
+    fn upload(&self, memory: &Self::Memory, region: Region, bytes: &[u8]) -> Result<(), BackendError> {
+        self.inner.upload(memory, region, bytes)
+    }
+
+    fn download(&self, memory: &Self::Memory, region: Region, bytes: &mut [u8]) -> Result<(), BackendError> {
+        self.inner.download(memory, region, bytes)
+    }
+
+    fn intervals(&self, bound: &Self::Bound, into: &mut Vec<TaskInterval>) {
+        self.inner.intervals(&bound.inner, into);
+    }
+
+    fn abort(&self, reason: &str) {
+        self.inner.abort(reason);
+    }
+}

@@ -1,0 +1,202 @@
+//! The CPU backend: threads as streams, counters as events, one arena per rank.
+//!
+//! Laws:
+//! - Ranks are threads of one process; a [`CpuWorld`] is all they share. Nothing is global.
+//! - What runs here is what runs on a device: lanes in order, fences between them, steps recorded
+//!   and replayed through the same interface. Reductions add in rank order, so results do not
+//!   depend on timing.
+//! - Nothing hangs: a rank that dies, leaves or is aborted ends every wait of its peers with the
+//!   reason.
+//!
+//! One idea per file: `memory` lends the arena and holds the only `unsafe`, `stream` and
+//! `lane` are the two ends of a queue, `bound` is a plan ready to run, `bind` makes it from ops,
+//! `rendezvous` is where ranks meet, `collective` what they pull; the rest is arithmetic.
+
+mod bell;
+mod bind;
+mod bound;
+mod clock;
+mod closures;
+mod collective;
+mod gradient;
+mod lane;
+mod memory;
+mod ops;
+mod optimizer;
+mod planes;
+mod poison;
+mod quantize;
+mod rendezvous;
+mod stream;
+mod surface;
+mod world;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+pub use bound::CpuBound;
+pub use memory::{ReadSlice, WriteSlice};
+pub use stream::{CpuGraph, CpuStream};
+pub use surface::CpuSurface;
+pub use world::{CpuOptions, CpuWorld, Link, WorldError};
+
+use self::lane::Action;
+use self::memory::{Arena, BorrowError};
+use self::world::Presence;
+use super::{Backend, BackendError, ClosureFault, TaskInterval};
+use crate::compute::ComputeFactory;
+use crate::id::{EventId, LaneId, RankId, TaskId};
+use crate::layout::{Binding, Lane, Region};
+
+/// One rank of a [`CpuWorld`].
+///
+/// A rank is gone for its peers once its backend and all its streams are dropped; a stream that is
+/// dropped before its lane is done poisons the world.
+#[derive(Debug)]
+pub struct CpuBackend {
+    presence: Arc<Presence>,
+}
+
+/// The arena of one rank.
+#[derive(Debug)]
+pub struct CpuMemory {
+    arena: Arc<Arena>,
+}
+
+impl CpuBackend {
+    fn new(presence: Arc<Presence>) -> Self {
+        Self { presence }
+    }
+
+    fn host(&self, bytes: usize, reason: impl std::fmt::Display) -> BackendError {
+        BackendError::Host { rank: self.presence.rank, bytes, reason: reason.to_string() }
+    }
+
+    fn same_length(&self, region: Region, bytes: usize) -> Result<(), BackendError> {
+        if region.bytes == bytes {
+            return Ok(());
+        }
+        Err(self.host(bytes, format_args!("the region has {} bytes", region.bytes)))
+    }
+}
+
+impl Backend for CpuBackend {
+    type Surface = CpuSurface;
+    type Memory = CpuMemory;
+    type Stream = CpuStream;
+    type Bound = CpuBound;
+    type Graph = CpuGraph;
+
+    fn rank(&self) -> RankId {
+        self.presence.rank
+    }
+
+    fn describe(&self) -> String {
+        let Presence { world, rank } = &*self.presence;
+        let link = match world.options.link {
+            None => "link not paced".to_owned(),
+            Some(Link { bytes_per_s, latency }) => format!("link paced at {bytes_per_s:e} B/s + {latency:?}"),
+        };
+        format!("cpu, {rank} of {}, {link}", world.mesh.ranks())
+    }
+
+    fn origin(&self) -> Instant {
+        self.presence.world.clock.origin()
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<CpuMemory, BackendError> {
+        let Presence { world, rank } = &*self.presence;
+        let refusal = |reason| BackendError::Memory { rank: *rank, bytes, reason };
+        let arena = Arc::new(Arena::reserve(bytes).map_err(refusal)?);
+        if world.settle(*rank, Arc::clone(&arena)) {
+            Ok(CpuMemory { arena })
+        } else {
+            Err(refusal("this rank has an arena already".to_owned()))
+        }
+    }
+
+    fn open(
+        &self,
+        memory: &CpuMemory,
+        lane: Lane,
+        closures: Option<ComputeFactory<CpuSurface>>,
+    ) -> Result<CpuStream, BackendError> {
+        CpuStream::open(Arc::clone(&self.presence), Arc::clone(&memory.arena), lane, closures)
+    }
+
+    fn lane(&self, stream: &CpuStream) -> LaneId {
+        stream.lane()
+    }
+
+    fn bind(&self, memory: &CpuMemory, binding: &Binding<'_>) -> Result<CpuBound, BackendError> {
+        let plan = Arc::new(bind::bind(binding, memory.arena.bytes())?);
+        self.presence.world.poison.watch(Arc::<bound::BoundPlan>::downgrade(&plan));
+        Ok(CpuBound { plan, epoch: 0 })
+    }
+
+    fn begin_step(&self, bound: &mut CpuBound) -> Result<(), BackendError> {
+        self.presence.world.poison.check()?;
+        bound.epoch += 1;
+        Ok(())
+    }
+
+    fn enqueue(&self, stream: &mut CpuStream, bound: &CpuBound, task: TaskId) -> Result<(), BackendError> {
+        stream.submit(bound, Action::Run(task))
+    }
+
+    fn record(&self, stream: &mut CpuStream, bound: &CpuBound, event: EventId) -> Result<(), BackendError> {
+        stream.submit(bound, Action::Record(event))
+    }
+
+    fn wait(&self, stream: &mut CpuStream, bound: &CpuBound, event: EventId) -> Result<(), BackendError> {
+        stream.submit(bound, Action::Wait(event))
+    }
+
+    fn begin_capture(&self, streams: &mut [CpuStream], bound: &CpuBound) -> Result<(), BackendError> {
+        stream::begin_capture(streams, bound)
+    }
+
+    fn end_capture(&self, streams: &mut [CpuStream], bound: &CpuBound) -> Result<CpuGraph, BackendError> {
+        stream::end_capture(streams, bound)
+    }
+
+    fn launch(
+        &self,
+        streams: &mut [CpuStream],
+        bound: &CpuBound,
+        graph: &CpuGraph,
+    ) -> Result<(), BackendError> {
+        stream::launch(streams, bound, graph)
+    }
+
+    fn synchronize(&self, stream: &mut CpuStream) -> Result<(), BackendError> {
+        stream.synchronize()
+    }
+
+    fn take_fault(&self, stream: &mut CpuStream) -> Option<ClosureFault> {
+        stream.take_fault()
+    }
+
+    fn upload(&self, memory: &CpuMemory, region: Region, bytes: &[u8]) -> Result<(), BackendError> {
+        self.same_length(region, bytes.len())?;
+        let refusal = |error: BorrowError| self.host(bytes.len(), error);
+        memory.arena.write::<u8>(region).map_err(refusal)?.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn download(&self, memory: &CpuMemory, region: Region, bytes: &mut [u8]) -> Result<(), BackendError> {
+        self.same_length(region, bytes.len())?;
+        let refusal = |error: BorrowError| self.host(bytes.len(), error);
+        bytes.copy_from_slice(&memory.arena.read::<u8>(region).map_err(refusal)?);
+        Ok(())
+    }
+
+    fn intervals(&self, bound: &CpuBound, into: &mut Vec<TaskInterval>) {
+        into.clear();
+        into.extend(bound.plan.tasks.iter().map(|task| task.times.of(bound.epoch)));
+    }
+
+    fn abort(&self, reason: &str) {
+        self.presence.world.poison.set(reason);
+    }
+}

@@ -1,0 +1,59 @@
+//! The end of a world: one reason, seen by every wait of every rank.
+//!
+//! Law: the first reason stands. Once it is set no wait blocks any more, now or later: whoever
+//! sleeps registered a [`Wake`] before it went to sleep, and looks at the poison when woken.
+
+use std::sync::{Mutex, OnceLock, Weak};
+
+use super::bell::{Wake, lock};
+use crate::backend::BackendError;
+
+/// The poison of one world.
+#[derive(Default)]
+pub(super) struct Poison {
+    reason: OnceLock<String>,
+    sleepers: Mutex<Vec<Weak<dyn Wake>>>,
+}
+
+impl Poison {
+    /// Poisons the world, unless it already is, and wakes everybody.
+    pub(super) fn set(&self, reason: impl Into<String>) {
+        if self.reason.set(reason.into()).is_ok() {
+            let sleepers: Vec<_> = lock(&self.sleepers).iter().filter_map(Weak::upgrade).collect();
+            for sleeper in sleepers {
+                sleeper.wake();
+            }
+        }
+    }
+
+    /// Is the world poisoned?
+    pub(super) fn is_set(&self) -> bool {
+        self.reason.get().is_some()
+    }
+
+    /// Why the world is poisoned, if it is.
+    pub(super) fn reason(&self) -> Option<&str> {
+        self.reason.get().map(String::as_str)
+    }
+
+    /// [`BackendError::Poisoned`] if the world is poisoned.
+    pub(super) fn check(&self) -> Result<(), BackendError> {
+        match self.reason() {
+            None => Ok(()),
+            Some(reason) => Err(BackendError::Poisoned { reason: reason.to_owned() }),
+        }
+    }
+
+    /// From now on a poisoned world wakes `sleeper`.
+    pub(super) fn watch(&self, sleeper: Weak<dyn Wake>) {
+        let mut sleepers = lock(&self.sleepers);
+        sleepers.retain(|other| other.strong_count() > 0);
+        sleepers.push(sleeper);
+    }
+}
+
+impl std::fmt::Debug for Poison {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_tuple("Poison").field(&self.reason()).finish()
+    }
+}

@@ -1,0 +1,284 @@
+//! Where the ranks of one communicator meet: everybody arrives, moves data, leaves.
+//!
+//! Laws:
+//! - **CO-1** the ranks meet collective after collective. Ranks that bring different ones poison
+//!   the world with a reason that names both; none of them moves a byte.
+//! - Between [`Rendezvous::arrive`] and [`Rendezvous::leave`] every rank's arena holds what it
+//!   held when that rank arrived, so peers may read it; nobody gets past `leave` before everybody
+//!   is done reading.
+//! - A rank that is gone is never waited for: the world is poisoned instead. So no wait hangs.
+//! - Nothing here allocates, except to say what went wrong.
+
+use std::fmt;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::bell::{Wake, lock};
+use super::clock::Clock;
+use super::poison::Poison;
+use crate::backend::BackendError;
+use crate::id::{CommId, RankId, TaskId};
+use crate::layout::Region;
+
+/// What a rank is about to do; the same on every rank, or something is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ticket {
+    /// The task of the plan.
+    pub(super) task: TaskId,
+    /// Its op's name.
+    pub(super) op: &'static str,
+    /// Where the (first) source slot lies, in every arena.
+    pub(super) source: Region,
+    /// Bytes every rank receives.
+    pub(super) received: u64,
+}
+
+impl fmt::Display for Ticket {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { task, op, source, received } = self;
+        let (begin, end) = (source.offset, source.end());
+        write!(formatter, "{task} ({op} from bytes {begin}..{end}, {received} bytes received)")
+    }
+}
+
+/// Proof that every rank has arrived.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Joined {
+    /// When the last one did, on the world's clock.
+    pub(super) at: u64,
+    meeting: u64,
+}
+
+/// The meeting place of one communicator.
+#[derive(Debug)]
+pub(super) struct Rendezvous {
+    communicator: CommId,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Meetings that are over; the number of the current one.
+    meeting: u64,
+    /// What each rank brought to the current meeting.
+    tickets: Vec<Option<Ticket>>,
+    arrived: usize,
+    left: usize,
+    /// When the last rank arrived.
+    joined: u64,
+    /// Ranks that will never come again.
+    gone: Vec<bool>,
+}
+
+impl Rendezvous {
+    /// The meeting place of `gone.len()` ranks, of which some may be gone already.
+    pub(super) fn new(communicator: CommId, gone: Vec<bool>) -> Self {
+        let tickets = vec![None; gone.len()];
+        let state = State { meeting: 0, tickets, arrived: 0, left: 0, joined: 0, gone };
+        Self { communicator, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Waits until every rank has brought the same ticket.
+    pub(super) fn arrive(
+        &self,
+        rank: RankId,
+        ticket: Ticket,
+        clock: Clock,
+        poison: &Poison,
+    ) -> Result<Joined, BackendError> {
+        let mut state = lock(&self.state);
+        let meeting = state.meeting;
+        if let Some(reason) = self.disagreement(&state, rank, ticket) {
+            drop(state);
+            poison.set(reason);
+            return poison.check().map(|()| Joined { at: 0, meeting });
+        }
+        if let Some(place) = state.tickets.get_mut(rank.index()) {
+            *place = Some(ticket);
+        }
+        state.arrived += 1;
+        if state.arrived == state.tickets.len() {
+            state.joined = clock.now();
+            self.changed.notify_all();
+        }
+        while state.arrived < state.tickets.len() {
+            poison.check()?;
+            if let Some(missing) = state.missing() {
+                drop(state);
+                let communicator = self.communicator;
+                poison.set(format!(
+                    "{missing} has gone, and {rank} waits for it on {communicator} with {ticket}"
+                ));
+                return poison.check().map(|()| Joined { at: 0, meeting });
+            }
+            state = self.sleep(state);
+        }
+        Ok(Joined { at: state.joined, meeting })
+    }
+
+    /// Waits until the world's clock shows `until`: the paced link is busy that long.
+    pub(super) fn pause(&self, until: u64, clock: Clock, poison: &Poison) -> Result<(), BackendError> {
+        let mut state = lock(&self.state);
+        loop {
+            poison.check()?;
+            let left = until.saturating_sub(clock.now());
+            if left == 0 {
+                return Ok(());
+            }
+            let slept = self.changed.wait_timeout(state, Duration::from_nanos(left));
+            state = slept.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Waits until every rank is done with its peers' memory.
+    pub(super) fn leave(&self, joined: Joined, poison: &Poison) -> Result<(), BackendError> {
+        let mut state = lock(&self.state);
+        state.left += 1;
+        if state.left == state.tickets.len() {
+            state.meeting += 1;
+            state.tickets.fill(None);
+            (state.arrived, state.left) = (0, 0);
+            self.changed.notify_all();
+        }
+        while state.meeting == joined.meeting {
+            poison.check()?;
+            state = self.sleep(state);
+        }
+        Ok(())
+    }
+
+    /// `rank` will not come any more.
+    pub(super) fn depart(&self, rank: RankId) {
+        if let Some(gone) = lock(&self.state).gone.get_mut(rank.index()) {
+            *gone = true;
+        }
+        self.changed.notify_all();
+    }
+
+    fn sleep<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn disagreement(&self, state: &State, rank: RankId, ticket: Ticket) -> Option<String> {
+        let other = state.tickets.iter().position(Option::is_some)?;
+        let brought = state.tickets.get(other).copied().flatten()?;
+        (brought != ticket).then(|| {
+            let (other, communicator, number) = (RankId::at(other), self.communicator, state.meeting);
+            format!(
+                "the ranks disagree on collective {number} of {communicator}: {other} brings {brought}, {rank} brings {ticket}"
+            )
+        })
+    }
+}
+
+impl State {
+    /// A rank that has not arrived and never will.
+    fn missing(&self) -> Option<RankId> {
+        let absent = self.tickets.iter().zip(&self.gone).position(|(ticket, gone)| *gone && ticket.is_none());
+        absent.map(RankId::at)
+    }
+}
+
+impl Wake for Rendezvous {
+    fn wake(&self) {
+        // Whoever looked before the poison was set is asleep once the lock is free.
+        drop(lock(&self.state));
+        self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn ticket(task: u32) -> Ticket {
+        Ticket {
+            task: TaskId::new(task),
+            op: "all-gather",
+            source: Region { offset: 0, bytes: 16 },
+            received: 16,
+        }
+    }
+
+    fn meet(
+        place: &Rendezvous,
+        rank: u32,
+        task: u32,
+        clock: Clock,
+        poison: &Poison,
+    ) -> Result<u64, BackendError> {
+        let joined = place.arrive(RankId::new(rank), ticket(task), clock, poison)?;
+        place.leave(joined, poison)?;
+        Ok(joined.at)
+    }
+
+    #[test]
+    fn every_rank_sees_the_arrival_of_the_last() {
+        const RANKS: usize = 3;
+        let (place, clock, poison) =
+            (Rendezvous::new(CommId::new(0), vec![false; RANKS]), Clock::start(), Poison::default());
+        let rounds: Vec<Vec<u64>> = std::thread::scope(|scope| {
+            let (place, poison) = (&place, &poison);
+            let ranks: Vec<_> = (0..3)
+                .map(|rank| {
+                    scope.spawn(move || {
+                        (0..200).map(|task| meet(place, rank, task, clock, poison).unwrap()).collect()
+                    })
+                })
+                .collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        assert_eq!(rounds[0], rounds[1]);
+        assert_eq!(rounds[0], rounds[2]);
+        assert!(rounds[0].is_sorted());
+    }
+
+    /// CO-1.
+    #[test]
+    fn ranks_that_bring_different_collectives_both_learn_of_both() {
+        let (place, clock) = (Rendezvous::new(CommId::new(1), vec![false; 2]), Clock::start());
+        let place = Arc::new(place);
+        let poison = Poison::default();
+        let watcher: Arc<dyn Wake> = place.clone();
+        poison.watch(Arc::downgrade(&watcher));
+        std::thread::scope(|scope| {
+            let (place, poison) = (&place, &poison);
+            let ranks = [(0, 7), (1, 8)]
+                .map(|(rank, task)| scope.spawn(move || meet(place, rank, task, clock, poison)));
+            for rank in ranks {
+                let message = rank.join().unwrap().unwrap_err().to_string();
+                for part in ["rank 0", "rank 1", "task 7", "task 8", "collective 0 of communicator 1"] {
+                    assert!(message.contains(part), "{message}");
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn a_rank_that_is_gone_is_not_waited_for() {
+        let place = Rendezvous::new(CommId::new(0), vec![false; 2]);
+        let (clock, poison) = (Clock::start(), Poison::default());
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| meet(&place, 0, 1, clock, &poison));
+            place.depart(RankId::new(1));
+            let message = waiting.join().unwrap().unwrap_err().to_string();
+            assert!(message.contains("rank 1 has gone") && message.contains("task 1"), "{message}");
+        });
+    }
+
+    #[test]
+    fn a_rank_that_leaves_after_its_last_collective_disturbs_nobody() {
+        let place = Rendezvous::new(CommId::new(0), vec![false; 2]);
+        let (clock, poison) = (Clock::start(), Poison::default());
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| meet(&place, 1, 1, clock, &poison));
+            meet(&place, 0, 1, clock, &poison).unwrap();
+            place.depart(RankId::new(0));
+            other.join().unwrap().unwrap();
+        });
+        assert!(!poison.is_set());
+    }
+}

@@ -1,0 +1,51 @@
+//! The memory a closure sees: slices of its rank's arena.
+
+use std::sync::Arc;
+
+use bytemuck::Pod;
+
+use super::memory::{Arena, BorrowError, ReadSlice, WriteSlice};
+use crate::compute::{BoundCall, ComputeError, Surface};
+use crate::layout::Region;
+
+/// Lends slices of one rank's arena to one call. Slices are checked at run time: two of them that
+/// overlap, of which one is written, are a [`ComputeError::Race`].
+#[derive(Clone, Debug)]
+pub struct CpuSurface {
+    arena: Arc<Arena>,
+    call: Arc<BoundCall>,
+}
+
+impl CpuSurface {
+    pub(super) fn new(arena: Arc<Arena>, call: Arc<BoundCall>) -> Self {
+        Self { arena, call }
+    }
+
+    fn refusal(&self, error: BorrowError) -> ComputeError {
+        let call = &self.call.call.name;
+        match error {
+            BorrowError::Element { region, element } => ComputeError::Element {
+                call: call.clone(),
+                what: format!("the region at byte {}", region.offset),
+                bytes: region.bytes,
+                element,
+            },
+            BorrowError::Outside { .. } | BorrowError::Race { .. } => {
+                ComputeError::Race(format!("call `{call}`: {error}"))
+            }
+        }
+    }
+}
+
+impl Surface for CpuSurface {
+    type Read<'a, T: Pod> = ReadSlice<'a, T>;
+    type Write<'a, T: Pod> = WriteSlice<'a, T>;
+
+    fn read<T: Pod>(&self, region: Region) -> Result<ReadSlice<'_, T>, ComputeError> {
+        self.arena.read(region).map_err(|error| self.refusal(error))
+    }
+
+    fn write<T: Pod>(&self, region: Region) -> Result<WriteSlice<'_, T>, ComputeError> {
+        self.arena.write(region).map_err(|error| self.refusal(error))
+    }
+}

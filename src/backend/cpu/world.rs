@@ -1,0 +1,226 @@
+//! What the ranks of one world share: the clock, the arenas, the communicators, the poison.
+//!
+//! Laws:
+//! - No process-global state: ranks meet through the [`CpuWorld`] their backends were made from,
+//!   and worlds do not know each other.
+//! - A rank is *gone* once its backend and all its lanes are dropped; a rank whose backend can no
+//!   longer be made is gone too. Peers that need a rank that is gone are poisoned, never left
+//!   waiting (see [`super::rendezvous`]); peers that do not need it run on.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::CpuBackend;
+use super::bell::lock;
+use super::clock::Clock;
+use super::memory::Arena;
+use super::poison::Poison;
+use super::rendezvous::Rendezvous;
+use crate::id::{CommId, RankId};
+use crate::model::Mesh;
+
+/// A link that is slower than memory, so that communication takes time on one machine as it does
+/// between machines.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// Bytes a rank receives per second, on each communicator.
+    pub bytes_per_s: f64,
+    /// What every collective takes on top.
+    pub latency: Duration,
+}
+
+/// Choices of a CPU world.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CpuOptions {
+    /// Paces every collective; `None` runs it as fast as memory allows.
+    pub link: Option<Link>,
+}
+
+/// Why a world or one of its backends cannot be made.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WorldError {
+    /// A link without a speed.
+    #[error("a link of {bytes_per_s} bytes per second carries nothing; give it a finite number above 0")]
+    Link {
+        /// The speed as given.
+        bytes_per_s: f64,
+    },
+    /// A rank outside of the mesh.
+    #[error("{rank} is not in a world of {ranks} ranks; ranks are counted from 0")]
+    NoSuchRank {
+        /// The rank asked for.
+        rank: RankId,
+        /// Ranks there are.
+        ranks: u32,
+    },
+    /// A second backend for one rank.
+    #[error("the backend of {rank} was taken before; there is one for each rank")]
+    Taken {
+        /// The rank asked for.
+        rank: RankId,
+    },
+}
+
+/// Ranks as threads of this process. One value makes the backends of all its ranks.
+#[derive(Debug)]
+pub struct CpuWorld {
+    shared: Arc<World>,
+}
+
+impl CpuWorld {
+    /// A world of the mesh's ranks; its clock starts now.
+    ///
+    /// # Errors
+    /// [`WorldError::Link`] for a link without a speed.
+    pub fn new(mesh: Mesh, options: CpuOptions) -> Result<Self, WorldError> {
+        if let Some(Link { bytes_per_s, .. }) = options.link
+            && !(bytes_per_s.is_finite() && bytes_per_s > 0.0)
+        {
+            return Err(WorldError::Link { bytes_per_s });
+        }
+        let shared = World {
+            mesh,
+            options,
+            clock: Clock::start(),
+            poison: Poison::default(),
+            ranks: mesh.iter().map(|_| Seat::default()).collect(),
+            communicators: Mutex::default(),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// The backend of one rank; it may move to the thread that drives the rank.
+    ///
+    /// # Errors
+    /// [`WorldError::NoSuchRank`]; [`WorldError::Taken`] the second time.
+    pub fn backend(&self, rank: RankId) -> Result<CpuBackend, WorldError> {
+        let ranks = self.shared.mesh.ranks();
+        let seat = self.shared.ranks.get(rank.index()).ok_or(WorldError::NoSuchRank { rank, ranks })?;
+        if seat.taken.swap(true, Ordering::SeqCst) {
+            return Err(WorldError::Taken { rank });
+        }
+        Ok(CpuBackend::new(Arc::new(Presence { world: Arc::clone(&self.shared), rank })))
+    }
+
+    /// The instant of nanosecond 0 of every interval of every rank.
+    #[must_use]
+    pub fn origin(&self) -> Instant {
+        self.shared.clock.origin()
+    }
+
+    /// Why the world is poisoned, if it is.
+    #[must_use]
+    pub fn poisoned(&self) -> Option<String> {
+        self.shared.poison.reason().map(str::to_owned)
+    }
+}
+
+impl Drop for CpuWorld {
+    fn drop(&mut self) {
+        for rank in self.shared.mesh.iter() {
+            let taken = |seat: &Seat| seat.taken.swap(true, Ordering::SeqCst);
+            if !self.shared.ranks.get(rank.index()).is_some_and(taken) {
+                self.shared.depart(rank);
+            }
+        }
+    }
+}
+
+/// The shared part of a world.
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) mesh: Mesh,
+    pub(super) options: CpuOptions,
+    pub(super) clock: Clock,
+    pub(super) poison: Poison,
+    ranks: Vec<Seat>,
+    communicators: Mutex<BTreeMap<CommId, Arc<Rendezvous>>>,
+}
+
+/// One rank's place in the world.
+#[derive(Debug, Default)]
+struct Seat {
+    taken: AtomicBool,
+    gone: AtomicBool,
+    arena: OnceLock<Arc<Arena>>,
+}
+
+impl World {
+    /// The arena of a rank, once it is reserved.
+    pub(super) fn arena(&self, rank: RankId) -> Option<&Arc<Arena>> {
+        self.ranks.get(rank.index())?.arena.get()
+    }
+
+    /// Makes `arena` the memory of `rank`; false if it has one.
+    pub(super) fn settle(&self, rank: RankId, arena: Arc<Arena>) -> bool {
+        self.ranks.get(rank.index()).is_some_and(|seat| seat.arena.set(arena).is_ok())
+    }
+
+    /// The meeting place of one communicator, made by whoever asks first.
+    pub(super) fn communicator(&self, communicator: CommId) -> Arc<Rendezvous> {
+        let mut communicators = lock(&self.communicators);
+        let place = communicators.entry(communicator).or_insert_with(|| {
+            let gone = self.ranks.iter().map(|seat| seat.gone.load(Ordering::SeqCst)).collect();
+            let place = Arc::new(Rendezvous::new(communicator, gone));
+            self.poison.watch(Arc::<Rendezvous>::downgrade(&place));
+            place
+        });
+        Arc::clone(place)
+    }
+
+    /// `rank` takes part in nothing any more.
+    fn depart(&self, rank: RankId) {
+        let communicators = lock(&self.communicators);
+        if let Some(seat) = self.ranks.get(rank.index()) {
+            seat.gone.store(true, Ordering::SeqCst);
+        }
+        for communicator in communicators.values() {
+            communicator.depart(rank);
+        }
+    }
+}
+
+/// A rank's presence in its world, held by its backend and each of its lanes.
+#[derive(Debug)]
+pub(super) struct Presence {
+    pub(super) world: Arc<World>,
+    pub(super) rank: RankId,
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        self.world.depart(self.rank);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn world(ranks: u32) -> CpuWorld {
+        CpuWorld::new(Mesh::new(ranks).unwrap(), CpuOptions::default()).unwrap()
+    }
+
+    #[test]
+    fn each_rank_has_one_backend() {
+        let world = world(2);
+        let first = world.backend(RankId::new(1)).unwrap();
+        assert_eq!(world.backend(RankId::new(1)).unwrap_err(), WorldError::Taken { rank: RankId::new(1) });
+        drop(first);
+        assert_eq!(world.backend(RankId::new(1)).unwrap_err(), WorldError::Taken { rank: RankId::new(1) });
+        let outside = world.backend(RankId::new(2)).unwrap_err();
+        assert_eq!(outside, WorldError::NoSuchRank { rank: RankId::new(2), ranks: 2 });
+    }
+
+    #[test]
+    fn a_link_without_a_speed_is_refused() {
+        for bytes_per_s in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            let link = Some(Link { bytes_per_s, latency: Duration::ZERO });
+            let made = CpuWorld::new(Mesh::new(1).unwrap(), CpuOptions { link });
+            assert!(matches!(made, Err(WorldError::Link { .. })), "{bytes_per_s}");
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! What runs a plan: one narrow trait, its laws, and the backends.
+//!
+//! Laws:
+//! - **BK-1** validation lives above the backend. A backend trusts its binding; `Checked` wraps
+//!   any backend and catches an executor that breaks the rules.
+//! - **BK-2** `enqueue`, `record`, `wait` and `launch` neither allocate nor synchronize, once warm.
+//! - A lane runs in order. Nothing orders two lanes but `record` and `wait`.
+//! - `synchronize` is the only host wait, and only the edge of a step calls it.
+//!
+//! A backend value speaks for one rank; ranks of one world find each other through what the value
+//! was made from. Planning, pacing and the meaning of a step are deliberately absent.
+
+mod checked;
+pub mod cpu;
+
+pub use checked::{Checked, CheckedBound, CheckedGraph};
+
+use std::time::Instant;
+
+use crate::compute::{ComputeFactory, Surface};
+use crate::id::{CallId, EventId, LaneId, RankId, TaskId};
+use crate::layout::{Binding, Lane, Region};
+
+/// Enqueues ops, records and waits for events, captures and replays: one rank's device.
+pub trait Backend: Send + 'static {
+    /// What closures get their memory from.
+    type Surface: Surface;
+    /// The rank's arena. Its address never changes.
+    type Memory;
+    /// One in-order lane.
+    type Stream;
+    /// A plan bound to the arena: per op, everything a launch needs.
+    type Bound;
+    /// A recorded step.
+    type Graph;
+
+    /// The rank this value speaks for.
+    fn rank(&self) -> RankId;
+
+    /// One line for people: what this is, and whether its link is paced.
+    fn describe(&self) -> String;
+
+    /// The instant from which [`TaskInterval`]s are counted; the same on all ranks of a process.
+    fn origin(&self) -> Instant;
+
+    /// Reserves the arena, zeroed. Called once.
+    ///
+    /// # Errors
+    /// [`BackendError::Memory`] when there is not that much.
+    fn reserve(&self, bytes: usize) -> Result<Self::Memory, BackendError>;
+
+    /// Opens a lane. The compute lane gets the factory of the rank's closures; it is called on
+    /// the thread that will run them.
+    ///
+    /// # Errors
+    /// [`BackendError::Lane`] when the lane or the closures cannot be made.
+    fn open(
+        &self,
+        memory: &Self::Memory,
+        lane: Lane,
+        closures: Option<ComputeFactory<Self::Surface>>,
+    ) -> Result<Self::Stream, BackendError>;
+
+    /// The lane a stream carries.
+    fn lane(&self, stream: &Self::Stream) -> LaneId;
+
+    /// Binds a plan: resolves regions, lengths of this rank's shards, tables. May allocate.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] for an op this backend cannot run.
+    fn bind(&self, memory: &Self::Memory, binding: &Binding<'_>) -> Result<Self::Bound, BackendError>;
+
+    /// Opens a step of a bound plan: every event counts as not yet recorded.
+    ///
+    /// # Errors
+    /// [`BackendError::Poisoned`] when the world can no longer run steps.
+    fn begin_step(&self, bound: &mut Self::Bound) -> Result<(), BackendError>;
+
+    /// Enqueues task `task` of the bound plan on its lane.
+    ///
+    /// # Errors
+    /// [`BackendError::Lane`] when the lane is gone, [`BackendError::Hazard`] from a checker.
+    fn enqueue(
+        &self,
+        stream: &mut Self::Stream,
+        bound: &Self::Bound,
+        task: TaskId,
+    ) -> Result<(), BackendError>;
+
+    /// Records `event` behind everything enqueued on the lane so far.
+    ///
+    /// # Errors
+    /// As [`Backend::enqueue`].
+    fn record(
+        &self,
+        stream: &mut Self::Stream,
+        bound: &Self::Bound,
+        event: EventId,
+    ) -> Result<(), BackendError>;
+
+    /// Makes the lane wait for `event` before what is enqueued next.
+    ///
+    /// # Errors
+    /// As [`Backend::enqueue`].
+    fn wait(
+        &self,
+        stream: &mut Self::Stream,
+        bound: &Self::Bound,
+        event: EventId,
+    ) -> Result<(), BackendError>;
+
+    /// From now on the lanes record instead of run.
+    ///
+    /// # Errors
+    /// [`BackendError::Lane`] when a lane already records.
+    fn begin_capture(&self, streams: &mut [Self::Stream], bound: &Self::Bound) -> Result<(), BackendError>;
+
+    /// Ends recording; nothing has run.
+    ///
+    /// # Errors
+    /// [`BackendError::Lane`] when a lane does not record.
+    fn end_capture(
+        &self,
+        streams: &mut [Self::Stream],
+        bound: &Self::Bound,
+    ) -> Result<Self::Graph, BackendError>;
+
+    /// Runs a recorded step once more, in place of enqueuing it.
+    ///
+    /// # Errors
+    /// As [`Backend::enqueue`].
+    fn launch(
+        &self,
+        streams: &mut [Self::Stream],
+        bound: &Self::Bound,
+        graph: &Self::Graph,
+    ) -> Result<(), BackendError>;
+
+    /// Waits until the lane has run everything, and returns its first error since the last call.
+    ///
+    /// # Errors
+    /// Whatever went wrong on the lane.
+    fn synchronize(&self, stream: &mut Self::Stream) -> Result<(), BackendError>;
+
+    /// The fault of this step's closures, if one failed; asked of the compute lane after
+    /// [`Backend::synchronize`], and cleared by asking.
+    fn take_fault(&self, stream: &mut Self::Stream) -> Option<ClosureFault>;
+
+    /// Copies bytes into the arena, at the edge of a step.
+    ///
+    /// # Errors
+    /// [`BackendError::Host`] when lengths differ or the memory is in use.
+    fn upload(&self, memory: &Self::Memory, region: Region, bytes: &[u8]) -> Result<(), BackendError>;
+
+    /// Copies bytes out of the arena, at the edge of a step.
+    ///
+    /// # Errors
+    /// As [`Backend::upload`].
+    fn download(&self, memory: &Self::Memory, region: Region, bytes: &mut [u8]) -> Result<(), BackendError>;
+
+    /// When every task of the last step ran, in task order; empty where the backend did not
+    /// measure. `into` is cleared first and only grows the first time.
+    fn intervals(&self, bound: &Self::Bound, into: &mut Vec<TaskInterval>);
+
+    /// Makes every wait of every rank of this world fail with `reason`, now and later.
+    fn abort(&self, reason: &str);
+}
+
+/// When one task ran, in nanoseconds since the origin of the world's clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TaskInterval {
+    /// The lane reached the task and its waits were over.
+    pub begin: u64,
+    /// A collective's last rank arrived; equal to `begin` for other ops.
+    pub joined: u64,
+    /// The task was done.
+    pub end: u64,
+}
+
+/// A closure that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClosureFault {
+    /// The call it was carrying out.
+    pub call: CallId,
+    /// What it said.
+    pub message: String,
+    /// A panic, after which the closure's state is not trusted any more.
+    pub panicked: bool,
+}
+
+/// What can go wrong below the actors.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackendError {
+    /// The arena does not fit.
+    #[error(
+        "{rank}: an arena of {bytes} bytes cannot be reserved: {reason}; lower memory.budget or prefetch.depth, or use more ranks"
+    )]
+    Memory {
+        /// The rank.
+        rank: RankId,
+        /// Bytes asked for.
+        bytes: usize,
+        /// The allocator's words.
+        reason: String,
+    },
+    /// A lane cannot be opened, or has ended.
+    #[error("{rank}, {lane}: {reason}")]
+    Lane {
+        /// The rank.
+        rank: RankId,
+        /// The lane.
+        lane: LaneId,
+        /// What happened.
+        reason: String,
+    },
+    /// An op this backend cannot run.
+    #[error("{rank}, {task}: this backend cannot run `{op}`: {reason}")]
+    Unsupported {
+        /// The rank.
+        rank: RankId,
+        /// The task.
+        task: TaskId,
+        /// The op's name.
+        op: &'static str,
+        /// Why.
+        reason: String,
+    },
+    /// A task failed while it ran.
+    #[error("{rank}, {task} ({op}): {reason}")]
+    Task {
+        /// The rank.
+        rank: RankId,
+        /// The task.
+        task: TaskId,
+        /// The op's name.
+        op: &'static str,
+        /// What happened.
+        reason: String,
+    },
+    /// A host copy that does not fit the memory.
+    #[error("{rank}: host copy of {bytes} bytes: {reason}")]
+    Host {
+        /// The rank.
+        rank: RankId,
+        /// Bytes given.
+        bytes: usize,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A rank died or the world was aborted; no collective can complete any more.
+    #[error("the world is poisoned: {reason}; build a new session and import the last export")]
+    Poisoned {
+        /// Who died of what.
+        reason: String,
+    },
+    /// The checker saw two accesses that nothing orders, or a rule of the executor broken.
+    #[error(
+        "{rank}: {hazard}; this is a fault of the executor or the plan, please report it with the plan's fingerprint"
+    )]
+    Hazard {
+        /// The rank.
+        rank: RankId,
+        /// Which rule, which tasks, which slot.
+        hazard: String,
+    },
+}

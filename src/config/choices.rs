@@ -1,0 +1,144 @@
+//! The types of the values, with their defaults.
+//!
+//! Plain data: any value of these types can be built, and
+//! [`Config::validate`](super::Config::validate) says which are sound. Text values of enumerations
+//! are in snake case: `on_demand`.
+
+use serde::{Deserialize, Serialize};
+
+use super::size::ByteSize;
+use crate::format::Via;
+
+/// When gathers start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Prefetch {
+    /// How many uses ahead of its own a gather may start, 0 to 64; 0 gathers on demand.
+    pub depth: u32,
+}
+
+impl Default for Prefetch {
+    fn default() -> Self {
+        Self { depth: 1 }
+    }
+}
+
+/// How much transient memory a plan may use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Memory {
+    /// Most transient bytes per rank: gathered planes, dequantized weights, gradient slots and
+    /// buffers. A plan that needs more is an error. No limit when not set.
+    pub budget: Option<ByteSize>,
+}
+
+/// Where backward finds a weight that forward gathered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Backward {
+    /// It is gathered again: less memory, twice the traffic.
+    #[default]
+    Regather,
+    /// Its planes are kept from forward to backward.
+    Keep,
+}
+
+/// When columnwise planes are derived.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Columnwise {
+    /// From the rowwise planes, right before the use that reads them.
+    #[default]
+    OnDemand,
+    /// Once after the gather, kept as long as the rowwise planes are.
+    Keep,
+}
+
+/// How gradients are summed over the ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reduce {
+    /// Ranks 0 to R-1 in f32: the same bits in every mode and layout of ranks.
+    #[default]
+    Ordered,
+    /// In the order of the collective library: the same bits only for the same layout and mode.
+    Nccl,
+}
+
+/// How masters become quantized weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Quantize {
+    /// The rounding applied to masters before amax and cast.
+    pub via: Via,
+}
+
+/// AdamW and clipping. All numbers are used as f32, and validated as such.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Optimizer {
+    /// Learning rate, from 0 on. A step program that declares it as an input overrides it step by
+    /// step.
+    pub lr: f64,
+    /// Decay of the first moment, from 0 to below 1.
+    pub beta1: f64,
+    /// Decay of the second moment, from 0 to below 1.
+    pub beta2: f64,
+    /// Added to the root of the corrected second moment, above 0.
+    pub eps: f64,
+    /// Decoupled weight decay, from 0 on.
+    pub weight_decay: f64,
+    /// Largest norm of the whole gradient; larger ones are scaled down to it. 0 turns clipping off.
+    pub max_norm: f64,
+}
+
+impl Default for Optimizer {
+    fn default() -> Self {
+        Self { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0, max_norm: 0.0 }
+    }
+}
+
+/// Whether a step is recorded once and replayed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Capture {
+    /// Every step is issued task by task.
+    #[default]
+    Off,
+    /// The whole step is recorded and then replayed.
+    Step,
+}
+
+/// The CPU backend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Cpu {
+    /// Pacing of collectives, so that overlap is visible on one machine.
+    pub link: Link,
+}
+
+/// A link between ranks that is slower than memory. Traces and reports say when it is on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Link {
+    /// Bytes a rank receives in a second, above 0. As fast as memory when not set.
+    pub bytes_per_s: Option<f64>,
+    /// Microseconds before the first byte arrives, from 0 on.
+    pub latency_us: f64,
+}
+
+/// The trace of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TraceOutput {
+    /// Whether one is recorded.
+    pub enabled: bool,
+    /// The file it is written to.
+    pub path: String,
+}
+
+impl Default for TraceOutput {
+    fn default() -> Self {
+        Self { enabled: false, path: "trace.json".to_owned() }
+    }
+}

@@ -1,0 +1,114 @@
+//! A configuration as TOML, each value with where it came from.
+//!
+//! **CF-4** What is printed loads back as the same configuration. Keys that are not set are printed
+//! as comments, so that a reader sees all there are.
+
+use std::fmt::Write;
+
+use super::Config;
+use super::keys::{self, Entry};
+
+/// The column at which comments begin, where the value leaves room.
+const COMMENT: usize = 44;
+
+impl Config {
+    /// All keys with their present values as TOML; a comment on each line says where the value came
+    /// from.
+    pub fn effective(&self) -> String {
+        let mut text = String::from("# effective configuration\n");
+        let mut current = String::new();
+        for entry in keys::entries(self) {
+            let (table, key) = entry.path.rsplit_once('.').unwrap_or(("", &entry.path));
+            let of_rule = keys::is_of_rule(&entry.path);
+            if of_rule && entry.value.is_none() {
+                continue;
+            }
+            if table != current {
+                let header = if of_rule { "[[weights]]".to_owned() } else { format!("[{table}]") };
+                push(&mut text, format_args!("\n{header}\n"));
+                current = table.to_owned();
+            }
+            self.push_entry(&mut text, key, &entry);
+        }
+        text
+    }
+
+    fn push_entry(&self, text: &mut String, key: &str, entry: &Entry) {
+        let line = match &entry.value {
+            Some(value) => format!("{key} = {value}"),
+            None => format!("# {key} is not set"),
+        };
+        let origin = self.origins.of(entry).to_string().replace(char::is_control, "?");
+        push(text, format_args!("{line:<COMMENT$} # {origin}\n"));
+    }
+}
+
+fn push(text: &mut String, piece: std::fmt::Arguments<'_>) {
+    // Writing into a `String` cannot fail.
+    let _ = text.write_fmt(piece);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Backward, ByteSize, WeightRule};
+    use crate::format::Format;
+    use crate::model::Placement;
+    use proptest::prelude::*;
+
+    fn configs() -> impl Strategy<Value = Config> {
+        let size = prop::option::of((1u64..).prop_map(ByteSize::new));
+        let rule = ("[a-z.*\"\\\\\n]{1,8}", any::<bool>()).prop_map(|(pattern, sharded)| WeightRule {
+            pattern,
+            format: sharded.then_some(Format::Bf16),
+            placement: Some(if sharded { Placement::Sharded } else { Placement::Replicated }),
+        });
+        let rate = prop::option::of(1e-3..1e12f64);
+        let text = ".{1,9}";
+        let rules = prop::collection::vec(rule, 0..3);
+        (0u32..=64, size, 0.0..1e3f64, rate, text, rules).prop_map(
+            |(depth, budget, lr, rate, path, weights)| {
+                let mut config = Config { weights, ..Config::default() };
+                config.prefetch.depth = depth;
+                config.memory.budget = budget;
+                config.optimizer.lr = lr;
+                config.cpu.link.bytes_per_s = rate;
+                config.trace.path = path;
+                config
+            },
+        )
+    }
+
+    fn origin_of<'a>(text: &'a str, line_begins: &str) -> &'a str {
+        let line = text.lines().find(|line| line.starts_with(line_begins)).unwrap();
+        line.rsplit_once(" # ").unwrap().1
+    }
+
+    proptest! {
+        #[test]
+        fn cf4_what_is_printed_loads_back_as_the_same_configuration(config in configs()) {
+            let text = config.effective();
+            prop_assert_eq!(Config::from_toml_str(&text, "effective").unwrap(), config, "{}", text);
+        }
+    }
+
+    #[test]
+    fn cf3_every_line_says_where_its_value_came_from() {
+        let directory = std::env::temp_dir();
+        let path = directory.join(format!("warpweft-effective-{}.toml", std::process::id()));
+        std::fs::write(&path, "check = true\n[[weights]]\nmatch = 'a'\nformat = 'f32'\n").unwrap();
+        let pair = ("WARPWEFT_PREFETCH__DEPTH".to_owned(), "2".to_owned());
+        let mut config = Config::load_with(Some(&path), [pair]).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        config.backward = Backward::Keep;
+        config.check = false;
+        let text = config.effective();
+        let name = path.display();
+        assert_eq!(origin_of(&text, "depth"), "environment variable WARPWEFT_PREFETCH__DEPTH");
+        assert_eq!(origin_of(&text, "format"), format!("{name}:4"));
+        assert_eq!(origin_of(&text, "backward"), "set by the program");
+        assert_eq!(origin_of(&text, "check"), "set by the program", "changed after loading");
+        assert_eq!(origin_of(&text, "communicators"), "default");
+        assert_eq!(origin_of(&text, "# budget is not set"), "default");
+    }
+}

@@ -1,0 +1,77 @@
+//! What can be wrong with a configuration, and what to do about it.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::origin::Origin;
+
+/// Why a configuration was refused. Nothing of it was used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration `{}`: {source}; check its path", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+
+    /// The file is not TOML.
+    #[error("{file}:{line}:{column}: {message}; correct the TOML there")]
+    Syntax {
+        /// The file, as the caller named it.
+        file: String,
+        /// The line, from 1.
+        line: usize,
+        /// The column in characters, from 1.
+        column: usize,
+        /// What the parser said.
+        message: String,
+    },
+
+    /// A key that does not exist.
+    #[error("{origin}: unknown key `{key}`; {advice}")]
+    UnknownKey {
+        /// The key, dotted.
+        key: String,
+        /// Where it stands.
+        origin: Origin,
+        /// The key that was probably meant, if one is close.
+        suggestion: Option<String>,
+        /// That key, or the keys there are.
+        advice: String,
+    },
+
+    /// A value that its key does not take.
+    #[error("{origin}: `{key}` {problem}; set it to {expected}")]
+    Invalid {
+        /// The key, dotted.
+        key: String,
+        /// Where its value came from.
+        origin: Origin,
+        /// What is wrong with it.
+        problem: String,
+        /// What the key takes.
+        expected: String,
+    },
+
+    /// Two environment variables set the same key.
+    #[error("environment variables {first} and {second} set the same key `{key}`; unset one of them")]
+    SetTwice {
+        /// The key, dotted.
+        key: String,
+        /// One variable.
+        first: String,
+        /// The other.
+        second: String,
+    },
+
+    /// An environment variable of ours is not Unicode.
+    #[error("environment variable {variable} is not valid Unicode; set it to text or unset it")]
+    NotUnicode {
+        /// The variable.
+        variable: String,
+    },
+}

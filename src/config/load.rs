@@ -1,0 +1,380 @@
+//! From sources to a configuration.
+//!
+//! Order of work: parse every source, refuse unknown keys (CF-2), let figment merge the layers and
+//! read the types, record where values came from (CF-3), validate (CF-1). The first error ends it.
+
+use std::path::Path;
+
+use figment::Figment;
+use figment::error::{Actual, Kind};
+use figment::providers::Serialized;
+
+use super::document::{Document, leaves};
+use super::environment::{Environment, PREFIX, variable_for};
+use super::keys::{self, Place};
+use super::origin::{Origin, Origins};
+use super::suggest::closest;
+use super::{Config, ConfigError};
+
+impl Config {
+    /// Loads a file, if one is named, and the environment of the process over it.
+    ///
+    /// # Errors
+    /// Any [`ConfigError`].
+    pub fn load(path: Option<&Path>) -> Result<Self, ConfigError> {
+        let mut environment = Vec::new();
+        for (name, text) in std::env::vars_os() {
+            // A name that is not Unicode is not ours: ours are ASCII.
+            let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else {
+                continue;
+            };
+            let variable = name.to_owned();
+            match text.into_string() {
+                Ok(text) => environment.push((variable, text)),
+                Err(_) => return Err(ConfigError::NotUnicode { variable }),
+            }
+        }
+        Self::load_with(path, environment)
+    }
+
+    /// Loads a file, if one is named, and the given variables over it, as name and value.
+    ///
+    /// # Errors
+    /// Any [`ConfigError`].
+    pub fn load_with(
+        path: Option<&Path>,
+        environment: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Self, ConfigError> {
+        let document = match path {
+            None => None,
+            Some(path) => {
+                let text = std::fs::read_to_string(path)
+                    .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+                Some(Document::parse(&path.display().to_string(), &text)?)
+            }
+        };
+        Sources { document, environment: Environment::collect(environment)? }.merge()
+    }
+
+    /// Reads a configuration from a text alone; `source_name` is what errors call it.
+    ///
+    /// # Errors
+    /// Any [`ConfigError`] but those about files and environment.
+    pub fn from_toml_str(text: &str, source_name: &str) -> Result<Self, ConfigError> {
+        let document = Some(Document::parse(source_name, text)?);
+        Sources { document, environment: Environment::default() }.merge()
+    }
+}
+
+/// All that a configuration is made of, apart from the defaults.
+struct Sources {
+    document: Option<Document>,
+    environment: Environment,
+}
+
+impl Sources {
+    fn merge(self) -> Result<Config, ConfigError> {
+        self.refuse_unknown_keys()?;
+        let mut figment = Figment::from(Serialized::defaults(Config::default()));
+        if let Some(document) = &self.document {
+            figment = figment.merge(Serialized::defaults(&document.table));
+        }
+        figment = figment.merge(Serialized::defaults(&self.environment.table));
+        let mut config: Config = figment.extract().map_err(|error| self.explain(error))?;
+        config.origins = Origins::record(&config, |path| {
+            let file = || self.document.as_ref().and_then(|document| document.origin(path));
+            self.environment.origin(path).or_else(file)
+        });
+        config.validate()?;
+        Ok(config)
+    }
+
+    fn refuse_unknown_keys(&self) -> Result<(), ConfigError> {
+        let no_key = |path: &String| matches!(keys::place(path), Place::Unknown);
+        if let Some(document) = &self.document
+            && let Some(path) = document.leaves().into_iter().find(no_key)
+        {
+            let origin = document.origin_near(&path);
+            return Err(unknown(path, origin));
+        }
+        match leaves(&self.environment.table).into_iter().find(no_key) {
+            None => Ok(()),
+            Some(path) => {
+                let origin = self.environment.origin_near(&path).unwrap_or(Origin::Default);
+                Err(unknown(path, origin))
+            }
+        }
+    }
+
+    /// Where a key was set, or else what is around it.
+    fn origin(&self, path: &str) -> Origin {
+        let file = || self.document.as_ref().map(|document| document.origin_near(path));
+        self.environment.origin(path).or_else(file).unwrap_or(Origin::Default)
+    }
+
+    /// What figment says about a value, as an error that names key and source.
+    fn explain(&self, error: figment::Error) -> ConfigError {
+        let mut key = error.path.join(".");
+        let problem = match error.kind {
+            Kind::InvalidType(found, _) | Kind::InvalidValue(found, _) => describe(&found),
+            Kind::UnknownVariant(found, _) => format!("is {found:?}"),
+            Kind::MissingField(field) => {
+                key = format!("{key}.{field}");
+                "is missing".to_owned()
+            }
+            Kind::Message(message) => format!("is not understood: {message}"),
+            Kind::UnknownField(field, _) => {
+                let key = format!("{key}.{field}");
+                let origin = self.origin(&key);
+                return unknown(key, origin);
+            }
+            other => format!("is not understood: {other}"),
+        };
+        let expected = keys::expected(&key);
+        ConfigError::Invalid { origin: self.origin(&key), key, problem, expected }
+    }
+}
+
+/// A value as a person would name it.
+fn describe(found: &Actual) -> String {
+    match found {
+        Actual::Str(text) => format!("is the text {text:?}"),
+        Actual::Bool(value) => format!("is {value}"),
+        Actual::Unsigned(value) => format!("is {value}"),
+        Actual::Signed(value) => format!("is {value}"),
+        Actual::Float(value) => format!("is {value:?}"),
+        Actual::Map => "is a table".to_owned(),
+        Actual::Seq => "is a list".to_owned(),
+        other => format!("is {other}"),
+    }
+}
+
+fn unknown(key: String, origin: Origin) -> ConfigError {
+    let candidates = keys::all_like(&key);
+    let suggestion = closest(&key, candidates.iter().map(String::as_str)).map(str::to_owned);
+    let advice = match (&suggestion, &origin) {
+        (Some(meant), Origin::Environment { .. }) => format!("did you mean {}?", variable_for(meant)),
+        (Some(meant), _) => format!("did you mean `{meant}`?"),
+        (None, _) => format!("remove it; the keys here are {}", keys::words(&keys::children(&key))),
+    };
+    ConfigError::UnknownKey { key, origin, suggestion, advice }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Backward, ByteSize, Capture, Reduce};
+    use crate::format::{Format, Via};
+    use crate::model::Placement;
+    use proptest::prelude::*;
+
+    fn from_text(text: &str) -> Result<Config, ConfigError> {
+        Config::from_toml_str(text, "run.toml")
+    }
+
+    fn from_environment(text: &str, pairs: &[(&str, &str)]) -> Result<Config, ConfigError> {
+        let pairs = pairs.iter().map(|&(name, value)| (name.to_owned(), value.to_owned()));
+        let document = Some(Document::parse("run.toml", text)?);
+        Sources { document, environment: Environment::collect(pairs)? }.merge()
+    }
+
+    #[test]
+    fn an_empty_file_is_the_defaults() {
+        assert_eq!(from_text("").unwrap(), Config::default());
+        assert_eq!(Config::load_with(None, []).unwrap(), Config::default());
+    }
+
+    #[test]
+    fn every_key_is_read_from_a_file() {
+        let config = from_text(
+            r#"
+            communicators = 1
+            backward = "keep"
+            columnwise = "keep"
+            reduce = "nccl"
+            capture = "step"
+            check = true
+            prefetch.depth = 4
+            memory.budget = "1.5 GiB"
+            quantize.via = "none"
+            optimizer = { lr = 1, beta1 = 0.5, beta2 = 0.75, eps = 1e-6, weight_decay = 0.1, max_norm = 1.0 }
+            cpu.link = { bytes_per_s = 2e9, latency_us = 5 }
+            trace = { enabled = true, path = "t.json" }
+            [[weights]]
+            match = "blocks.*"
+            format = "fp8_block"
+            placement = "sharded"
+            "#,
+        )
+        .unwrap();
+        let defaults = Config::default();
+        assert_eq!((config.communicators, config.prefetch.depth, config.check), (1, 4, true));
+        assert_eq!((config.backward, config.reduce), (Backward::Keep, Reduce::Nccl));
+        assert_eq!((config.capture, config.quantize.via), (Capture::Step, Via::None));
+        assert_ne!(config.columnwise, defaults.columnwise);
+        assert_eq!(config.memory.budget, Some(ByteSize::new(3 << 29)));
+        assert_eq!((config.optimizer.lr, config.optimizer.max_norm), (1.0, 1.0));
+        assert_eq!(config.cpu.link.bytes_per_s, Some(2e9));
+        assert_eq!((config.trace.enabled, config.trace.path.as_str()), (true, "t.json"));
+        assert_eq!(config.weights[0].format, Some("fp8_block".parse::<Format>().unwrap()));
+        assert_eq!(config.weights[0].placement, Some(Placement::Sharded));
+    }
+
+    #[test]
+    fn cf1_every_key_set_wrong_is_an_error_with_its_name_its_line_and_what_it_takes() {
+        let wrong = [
+            ("communicators", "3", "1 or 2"),
+            ("backward", "\"later\"", "\"regather\" or \"keep\""),
+            ("columnwise", "true", "\"on_demand\" or \"keep\""),
+            ("reduce", "\"fast\"", "\"ordered\" or \"nccl\""),
+            ("capture", "1", "\"off\" or \"step\""),
+            ("check", "\"yes\"", "`true` or `false`"),
+            ("prefetch.depth", "-1", "from 0 (gather on demand) to 64"),
+            ("prefetch.depth", "1.5", "from 0 (gather on demand) to 64"),
+            ("prefetch.depth", "65", "from 0 (gather on demand) to 64"),
+            ("prefetch", "3", "a table of `depth`"),
+            ("memory.budget", "\"1.2 gigs\"", "TiB, GiB"),
+            ("memory.budget", "-5", "above zero"),
+            ("memory.budget", "0", "above zero"),
+            ("memory.budget", "true", "above zero"),
+            ("quantize.via", "\"f16\"", "\"bf16\" or \"none\""),
+            ("optimizer.lr", "\"fast\"", "finite number from 0"),
+            ("optimizer.lr", "nan", "finite number from 0"),
+            ("optimizer.beta1", "1", "below 1"),
+            ("optimizer.beta2", "-0.1", "below 1"),
+            ("optimizer.eps", "0", "above 0"),
+            ("optimizer.weight_decay", "inf", "finite number from 0"),
+            ("optimizer.max_norm", "1e39", "no clipping"),
+            ("cpu.link.bytes_per_s", "0", "above 0"),
+            ("cpu.link.latency_us", "-1", "microseconds from 0"),
+            ("trace.enabled", "0", "`true` or `false`"),
+            ("trace.path", "\"\"", "name of the file"),
+            ("trace.path", "7", "name of the file"),
+            ("weights", "3", "a list of tables"),
+        ];
+        for (key, value, takes) in wrong {
+            let text = format!("\n{key} = {value}\n");
+            let error = from_text(&text).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("run.toml:2: `{key}` is ")), "{text}: {error}");
+            assert!(error.contains(takes), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn every_key_of_a_rule_set_wrong_is_an_error_with_its_line() {
+        for (lines, key, place) in [
+            ("format = 'bf16'", "weights.1.match", "run.toml:5"),
+            ("match = ''\nformat = 'bf16'", "weights.1.match", "run.toml:5"),
+            ("match = '*'", "weights.1.format", "run.toml:5"),
+            ("match = '*'\nformat = 'fp3'", "weights.1.format", "run.toml:6"),
+            ("match = '*'\nplacement = 'here'", "weights.1.placement", "run.toml:6"),
+        ] {
+            let text = format!("[[weights]]\nmatch = 'a'\nformat = 'f32'\n[[weights]]\n{lines}\n");
+            let error = from_text(&text).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{place}: `{key}` is ")), "{lines}: {error}");
+        }
+    }
+
+    #[test]
+    fn cf2_an_unknown_key_is_refused_with_its_line_and_the_key_that_was_meant() {
+        for (text, expected) in [
+            ("chekc = true", "run.toml:1: unknown key `chekc`; did you mean `check`?"),
+            (
+                "[prefetch]\ndept = 2",
+                "run.toml:2: unknown key `prefetch.dept`; did you mean `prefetch.depth`?",
+            ),
+            ("depth = 2", "run.toml:1: unknown key `depth`; did you mean `prefetch.depth`?"),
+            (
+                "[[weights]]\nmatch = 'a'\nfromat = 'f32'",
+                "run.toml:3: unknown key `weights.0.fromat`; did you mean `weights.0.format`?",
+            ),
+            (
+                "[cpu.link]\nqqq = 1",
+                "run.toml:2: unknown key `cpu.link.qqq`; remove it; the keys here are `bytes_per_s`, \
+                 `latency_us`",
+            ),
+            (
+                "[nonsense]",
+                "run.toml:1: unknown key `nonsense`; remove it; the keys here are `communicators`, ",
+            ),
+            ("\"prefetch.depth\" = 2", "run.toml:1: unknown key `\"prefetch.depth\"`; "),
+            ("check.it = true", "run.toml:1: unknown key `check.it`; "),
+        ] {
+            let error = from_text(text).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_environment_overrides_the_file_and_the_file_the_defaults() {
+        let pairs = [("WARPWEFT_PREFETCH__DEPTH", "2"), ("WARPWEFT_MEMORY__BUDGET", "2 MiB"), ("HOME", "x")];
+        let config = from_environment("prefetch.depth = 4\ncheck = true", &pairs).unwrap();
+        assert_eq!(config.prefetch.depth, 2);
+        assert_eq!(config.memory.budget, Some(ByteSize::new(2 << 20)));
+        assert!(config.check);
+    }
+
+    #[test]
+    fn rules_from_the_environment_replace_those_of_the_file() {
+        let text = "[[weights]]\nmatch = 'a'\nformat = 'f32'\n[[weights]]\nmatch = 'b'\nformat = 'f32'";
+        let pair = ("WARPWEFT_WEIGHTS", "[{ match = 'c', format = 'bf16' }]");
+        let config = from_environment(text, &[pair]).unwrap();
+        assert_eq!(config.weights.len(), 1);
+        assert_eq!(config.weights[0].pattern, "c");
+    }
+
+    #[test]
+    fn what_is_wrong_in_the_environment_is_told_by_its_variable() {
+        for (name, value, expected) in [
+            ("WARPWEFT_PREFETCH__DEPTH", "two", "`prefetch.depth` is the text \"two\"; set it to"),
+            ("WARPWEFT_PREFETCH__DEPTH", "99", "`prefetch.depth` is 99; set it to"),
+            ("WARPWEFT_PREFETCH", "9", "`prefetch` is 9; set it to a table"),
+            (
+                "WARPWEFT_PREFETCH__DEPHT",
+                "2",
+                "unknown key `prefetch.depht`; did you mean WARPWEFT_PREFETCH__DEPTH?",
+            ),
+            ("WARPWEFT_PREFETCH", "{ dept = 2 }", "unknown key `prefetch.dept`; did you mean"),
+            ("WARPWEFT_WEIGHTS", "[{ match = '*', format = 'f3' }]", "`weights.0.format` is not understood"),
+            ("WARPWEFT_", "2", "unknown key"),
+        ] {
+            let error = from_environment("prefetch.depth = 3", &[(name, value)]).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("environment variable {name}: {expected}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_named() {
+        let error = Config::load_with(Some(Path::new("no/such/file.toml")), []).unwrap_err();
+        assert!(error.to_string().contains("no/such/file.toml"), "{error}");
+    }
+
+    #[test]
+    fn the_environment_of_this_process_can_be_loaded() {
+        assert!(Config::load(None).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_text_is_an_error_or_a_valid_configuration(text in "(?s).{0,80}") {
+            if let Ok(config) = from_text(&text) {
+                prop_assert!(config.validate().is_ok());
+            }
+        }
+
+        #[test]
+        fn arbitrary_values_of_real_keys_are_errors_or_valid(
+            key in prop::sample::select(keys::all_like("")),
+            value in "-?[0-9]{1,25}|-?[0-9]{1,3}\\.[0-9]e[0-9]{1,3}|true|inf|-nan|'.{0,8}'|\\[1\\]|\\{a=1\\}",
+        ) {
+            let key = key.replace(".0.", ".");
+            if let Ok(config) = from_text(&format!("{key} = {value}")) {
+                prop_assert!(config.validate().is_ok());
+            }
+            let variable = variable_for(&key);
+            if let Ok(config) = from_environment("", &[(&variable, &value)]) {
+                prop_assert!(config.validate().is_ok());
+            }
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! What an operator may choose, from a TOML file and the environment.
+//!
+//! Laws:
+//! - **CF-1** A value is used only after it was validated; an error names the key, where its value
+//!   came from, and what the key takes. Nothing is half-loaded.
+//! - **CF-2** An unknown key is an error, never ignored.
+//! - **CF-3** Every value knows where it came from: default, file and line, environment variable,
+//!   or program.
+//! - **CF-4** What [`Config::effective`] prints loads back as the same configuration.
+//!
+//! Precedence, later wins: defaults, file, environment. An environment variable is the prefix
+//! `WARPWEFT_` and the key in capitals with `__` for each dot: `WARPWEFT_PREFETCH__DEPTH=2`. Its
+//! value is read as TOML; what is no TOML, or no text where the key takes text, is taken as text as
+//! it stands. A list is replaced, not extended.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `keys` | the table of keys: what each takes, how it is read, when it is valid |
+//! | `choices` | the types of the values |
+//! | `size` | byte sizes such as `1.2 GiB` |
+//! | `weights` | rules that choose format and placement by the name of a weight |
+//! | `document`, `environment` | the two sources, with the place of every key |
+//! | `load` | sources to a configuration |
+//! | `origin`, `effective` | where values came from; printing them |
+//! | `suggest` | the key that was meant |
+//!
+//! Deliberately absent: a search for files, and any global configuration. The caller names the file
+//! and passes the result on.
+
+mod choices;
+mod document;
+mod effective;
+mod environment;
+mod error;
+mod keys;
+mod load;
+mod origin;
+mod size;
+mod suggest;
+mod weights;
+
+pub use choices::{
+    Backward, Capture, Columnwise, Cpu, Link, Memory, Optimizer, Prefetch, Quantize, Reduce, TraceOutput,
+};
+pub use error::ConfigError;
+pub use origin::{Origin, Origins};
+pub use size::{ByteSize, ByteSizeError};
+pub use weights::{WeightRule, WeightSettings, pattern_matches};
+
+use serde::{Deserialize, Serialize};
+
+/// All that can be chosen about a session, apart from the model and its step programs.
+///
+/// Built by [`Config::load`], or in code by `Config { check: true, ..Config::default() }`; a
+/// session validates both alike.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// When gathers start.
+    pub prefetch: Prefetch,
+    /// How much transient memory a plan may use.
+    pub memory: Memory,
+    /// Communicators per rank, 1 or 2: with two, reductions do not queue behind gathers.
+    pub communicators: u32,
+    /// Where backward finds a weight that forward gathered.
+    pub backward: Backward,
+    /// When columnwise planes are derived.
+    pub columnwise: Columnwise,
+    /// How gradients are summed over the ranks.
+    pub reduce: Reduce,
+    /// How masters become quantized weights.
+    pub quantize: Quantize,
+    /// AdamW and clipping.
+    pub optimizer: Optimizer,
+    /// Whether a step is recorded once and replayed.
+    pub capture: Capture,
+    /// The CPU backend.
+    pub cpu: Cpu,
+    /// Whether the backend is wrapped in the checking layer, which finds races and costs time.
+    pub check: bool,
+    /// The trace of a run.
+    pub trace: TraceOutput,
+    /// Rules by which weights get another format or placement than their declaration says.
+    pub weights: Vec<WeightRule>,
+    /// Where the values came from; empty in a configuration built in code.
+    #[serde(skip)]
+    pub origins: Origins,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            prefetch: Prefetch::default(),
+            memory: Memory::default(),
+            communicators: 2,
+            backward: Backward::default(),
+            columnwise: Columnwise::default(),
+            reduce: Reduce::default(),
+            quantize: Quantize::default(),
+            optimizer: Optimizer::default(),
+            capture: Capture::default(),
+            cpu: Cpu::default(),
+            check: false,
+            trace: TraceOutput::default(),
+            weights: Vec::new(),
+            origins: Origins::default(),
+        }
+    }
+}
+
+impl Config {
+    /// Checks every value (CF-1). Loading does so by itself; a configuration built or changed in
+    /// code is checked by whoever receives it.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`] for the first value, in the order of
+    /// [`effective`](Self::effective), that its key does not take.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        match keys::entries(self).into_iter().find(|entry| !entry.valid) {
+            None => Ok(()),
+            Some(entry) => Err(ConfigError::Invalid {
+                origin: self.origins.of(&entry),
+                problem: match &entry.value {
+                    Some(value) => format!("is {value}"),
+                    None => "is missing".to_owned(),
+                },
+                expected: entry.expected.to_owned(),
+                key: entry.path,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One unsound value for every key that has any.
+    fn unsound() -> Vec<(&'static str, Config)> {
+        let with = |change: fn(&mut Config)| {
+            let mut config = Config::default();
+            change(&mut config);
+            config
+        };
+        vec![
+            ("communicators", with(|c| c.communicators = 3)),
+            ("prefetch.depth", with(|c| c.prefetch.depth = 65)),
+            ("memory.budget", with(|c| c.memory.budget = Some(ByteSize::new(0)))),
+            ("optimizer.lr", with(|c| c.optimizer.lr = -1e-3)),
+            ("optimizer.beta1", with(|c| c.optimizer.beta1 = 1.0)),
+            ("optimizer.beta2", with(|c| c.optimizer.beta2 = 0.999_999_999_9)),
+            ("optimizer.eps", with(|c| c.optimizer.eps = 1e-60)),
+            ("optimizer.weight_decay", with(|c| c.optimizer.weight_decay = f64::NAN)),
+            ("optimizer.max_norm", with(|c| c.optimizer.max_norm = f64::INFINITY)),
+            ("cpu.link.bytes_per_s", with(|c| c.cpu.link.bytes_per_s = Some(0.0))),
+            ("cpu.link.latency_us", with(|c| c.cpu.link.latency_us = -1.0)),
+            ("trace.path", with(|c| c.trace.path = String::new())),
+            ("weights.0.match", with(|c| c.weights = vec![WeightRule::default()])),
+        ]
+    }
+
+    #[test]
+    fn cf1_a_configuration_built_in_code_is_validated_key_by_key() {
+        assert!(Config::default().validate().is_ok());
+        for (key, config) in unsound() {
+            let error = config.validate().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("set by the program: `{key}` is ")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_rule_that_changes_nothing_is_refused() {
+        let rule = WeightRule { pattern: "*".to_owned(), ..WeightRule::default() };
+        let config = Config { weights: vec![rule], ..Config::default() };
+        let error = config.validate().unwrap_err().to_string();
+        assert!(error.contains("`weights.0.format`") && error.contains("`placement`"), "{error}");
+    }
+}

@@ -1,0 +1,179 @@
+//! Sizes in bytes, as people write them.
+//!
+//! `1.2 GiB`, `512 MiB`, `10 GB`, `4096`. A fraction of a byte is cut off. Every size prints in a
+//! way that parses back to it: in the largest binary unit that divides it, else in bytes.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Names of units and their bytes; binary ones first and largest first, as printing wants them.
+const UNITS: [(&str, u64); 9] = [
+    ("TiB", 1 << 40),
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("B", 1),
+    ("TB", 1_000_000_000_000),
+    ("GB", 1_000_000_000),
+    ("MB", 1_000_000),
+    ("KB", 1_000),
+];
+
+/// A number of bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ByteSize(u64);
+
+/// Why a text is no byte size.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{text}` is no byte size: {reason}; write a number and one of TiB, GiB, MiB, KiB, TB, GB, MB, KB, B"
+)]
+pub struct ByteSizeError {
+    text: String,
+    reason: &'static str,
+}
+
+impl ByteSize {
+    /// So many bytes.
+    pub const fn new(bytes: u64) -> Self {
+        Self(bytes)
+    }
+
+    /// How many bytes.
+    pub const fn bytes(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let divides = |unit: &&(&str, u64)| self.0 > 0 && self.0.is_multiple_of(unit.1);
+        let (name, unit) = UNITS.iter().find(divides).copied().unwrap_or(("B", 1));
+        f.pad(&format!("{} {name}", self.0 / unit))
+    }
+}
+
+impl FromStr for ByteSize {
+    type Err = ByteSizeError;
+
+    fn from_str(text: &str) -> Result<Self, ByteSizeError> {
+        let error = |reason| ByteSizeError { text: text.to_owned(), reason };
+        let trimmed = text.trim();
+        let split = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+        let (number, unit) = trimmed.split_at(split);
+        let unit = match unit.trim_start() {
+            "" => 1,
+            name => match UNITS.iter().find(|unit| unit.0 == name) {
+                Some(&(_, bytes)) => bytes,
+                None => return Err(error("the unit is unknown")),
+            },
+        };
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        if whole.is_empty() || fraction.contains('.') {
+            return Err(error("there is no number in front"));
+        }
+        // Digits past the 15th are worth less than a byte of the largest unit.
+        let fraction = &fraction[..fraction.len().min(15)];
+        let power = 10u128.pow(fraction.len() as u32);
+        let whole: u64 = whole.parse().map_err(|_| error("it is too large"))?;
+        let fraction: u64 = if fraction.is_empty() {
+            0
+        } else {
+            fraction.parse().map_err(|_| error("its fraction is no number"))?
+        };
+        let scaled = (u128::from(whole) * power + u128::from(fraction)).checked_mul(unit.into());
+        let bytes = scaled.and_then(|scaled| u64::try_from(scaled / power).ok());
+        bytes.map(Self).ok_or_else(|| error("it is too large"))
+    }
+}
+
+impl Serialize for ByteSize {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for ByteSize {
+    /// From text, or from a whole number of bytes.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(SizeVisitor)
+    }
+}
+
+struct SizeVisitor;
+
+impl Visitor<'_> for SizeVisitor {
+    type Value = ByteSize;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a byte size")
+    }
+
+    fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<ByteSize, E> {
+        Ok(ByteSize(bytes))
+    }
+
+    fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<ByteSize, E> {
+        let negative = || E::invalid_value(de::Unexpected::Signed(bytes), &self);
+        u64::try_from(bytes).map(ByteSize).map_err(|_| negative())
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<ByteSize, E> {
+        text.parse().map_err(E::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn bytes(text: &str) -> Result<u64, ByteSizeError> {
+        text.parse().map(ByteSize::bytes)
+    }
+
+    #[test]
+    fn sizes_parse_as_people_write_them() {
+        assert_eq!(bytes("4096"), Ok(4096));
+        assert_eq!(bytes(" 512MiB "), Ok(512 << 20));
+        assert_eq!(bytes("1.2 GiB"), Ok(1_288_490_188));
+        assert_eq!(bytes("10 GB"), Ok(10_000_000_000));
+        assert_eq!(bytes("0.5 KiB"), Ok(512));
+        assert_eq!(bytes("1. KB"), Ok(1000));
+        assert_eq!(bytes("18446744073709551615"), Ok(u64::MAX));
+    }
+
+    #[test]
+    fn what_is_no_size_says_why() {
+        for (text, why) in [
+            ("", "no number"),
+            ("GiB", "no number"),
+            (".5 GiB", "no number"),
+            ("1.2.3 GiB", "no number"),
+            ("-1", "unit is unknown"),
+            ("1 gigabyte", "unit is unknown"),
+            ("1e9", "unit is unknown"),
+            ("18446744073709551616", "too large"),
+            ("99999999 TiB", "too large"),
+        ] {
+            let error = bytes(text).unwrap_err().to_string();
+            assert!(error.contains(why) && error.contains("GiB"), "{text}: {error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_size_prints_as_text_that_parses_back(shift in 0u32..64, bytes: u64) {
+            let size = ByteSize::new(bytes >> shift << (shift / 2));
+            prop_assert_eq!(size.to_string().parse(), Ok(size));
+        }
+
+        #[test]
+        fn arbitrary_text_never_panics(text in "[0-9.]{0,30} ?[A-Za-z]{0,4}|.{0,20}") {
+            let _ = bytes(&text);
+        }
+    }
+}

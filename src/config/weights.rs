@@ -1,0 +1,176 @@
+//! Rules that choose format and placement by the name of a weight.
+//!
+//! Every rule whose pattern matches the whole name applies, in the order of the file, each for the
+//! keys it sets; so later rules refine earlier ones. In a pattern `*` stands for any run of
+//! characters, dots included, and `?` for any one character. All else stands for itself.
+
+use std::str::Chars;
+
+use serde::{Deserialize, Serialize};
+
+use super::Config;
+use crate::format::Format;
+use crate::model::Placement;
+
+/// One rule.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WeightRule {
+    /// Which weights it is for: `blocks.*.mlp.*`. The key is `match`.
+    #[serde(rename = "match")]
+    pub pattern: String,
+    /// Their format, if the rule is to change it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<Format>,
+    /// Their placement, if the rule is to change it.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "placement")]
+    pub placement: Option<Placement>,
+}
+
+/// What the rules say about one weight; `None` leaves its declaration as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WeightSettings {
+    /// Its format.
+    pub format: Option<Format>,
+    /// Its placement.
+    pub placement: Option<Placement>,
+}
+
+impl Config {
+    /// What the rules say about the weight of this name.
+    pub fn weight_settings(&self, name: &str) -> WeightSettings {
+        let apply = |settings: WeightSettings, rule: &WeightRule| WeightSettings {
+            format: rule.format.or(settings.format),
+            placement: rule.placement.or(settings.placement),
+        };
+        let matching = self.weights.iter().filter(|rule| pattern_matches(&rule.pattern, name));
+        matching.fold(WeightSettings::default(), apply)
+    }
+}
+
+/// Whether a pattern matches a whole name. Takes time in proportion to the product of their lengths
+/// at worst, and no memory.
+pub fn pattern_matches(pattern: &str, name: &str) -> bool {
+    let (mut pattern, mut name) = (pattern.chars(), name.chars());
+    // The pattern after the last star, and the part of the name that this star has not taken yet.
+    let mut star: Option<(Chars<'_>, Chars<'_>)> = None;
+    loop {
+        let (mut after, mut rest) = (pattern.clone(), name.clone());
+        match (after.next(), rest.next()) {
+            (None, None) => return true,
+            (Some('*'), _) => {
+                star = Some((after.clone(), name.clone()));
+                pattern = after;
+            }
+            (Some(own), Some(found)) if own == '?' || own == found => (pattern, name) = (after, rest),
+            _ => {
+                // No match here. Let the last star take one more character, if there are both.
+                let Some((after_star, untaken)) = &mut star else {
+                    return false;
+                };
+                if untaken.next().is_none() {
+                    return false;
+                }
+                (pattern, name) = (after_star.clone(), untaken.clone());
+            }
+        }
+    }
+}
+
+/// `sharded` and `replicated` in files.
+mod placement {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::model::Placement;
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Word {
+        Sharded,
+        Replicated,
+    }
+
+    // The signature is serde's.
+    #[allow(clippy::ref_option)]
+    pub(super) fn serialize<S: Serializer>(
+        value: &Option<Placement>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let word = value.map(|placement| match placement {
+            Placement::Sharded => Word::Sharded,
+            Placement::Replicated => Word::Replicated,
+        });
+        word.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Placement>, D::Error> {
+        let word = Option::<Word>::deserialize(deserializer)?;
+        Ok(word.map(|word| match word {
+            Word::Sharded => Placement::Sharded,
+            Word::Replicated => Placement::Replicated,
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The definition of a match, without thought for time.
+    fn by_definition(pattern: &[char], name: &[char]) -> bool {
+        match (pattern, name) {
+            ([], rest) => rest.is_empty(),
+            (['*', after @ ..], _) => (0..=name.len()).any(|taken| by_definition(after, &name[taken..])),
+            (['?', after @ ..], [_, rest @ ..]) => by_definition(after, rest),
+            ([own, after @ ..], [first, rest @ ..]) => own == first && by_definition(after, rest),
+            _ => false,
+        }
+    }
+
+    #[test]
+    fn stars_take_dots_and_marks_take_one_character() {
+        assert!(pattern_matches("blocks.*.mlp.*", "blocks.12.mlp.up"));
+        assert!(pattern_matches("*", ""));
+        assert!(pattern_matches("blocks.?", "blocks.ü"));
+        assert!(!pattern_matches("blocks.?", "blocks.12"));
+        assert!(!pattern_matches("blocks", "blocks.0"));
+        assert!(!pattern_matches("", "x"));
+    }
+
+    #[test]
+    fn a_hostile_pattern_takes_no_time_to_speak_of() {
+        let (pattern, name) = ("*a".repeat(500) + "b", "a".repeat(5_000));
+        assert!(!pattern_matches(&pattern, &name));
+    }
+
+    #[test]
+    fn later_rules_refine_earlier_ones_key_by_key() {
+        let rule =
+            |pattern: &str, format, placement| WeightRule { pattern: pattern.to_owned(), format, placement };
+        let weights = vec![
+            rule("*", Some(Format::Bf16), None),
+            rule("*.norm", None, Some(Placement::Replicated)),
+            rule("head.*", Some(Format::F32), None),
+        ];
+        let config = Config { weights, ..Config::default() };
+        let settings = config.weight_settings("head.norm");
+        assert_eq!(settings.format, Some(Format::F32));
+        assert_eq!(settings.placement, Some(Placement::Replicated));
+        assert_eq!(config.weight_settings("head").format, Some(Format::Bf16));
+        assert_eq!(Config::default().weight_settings("head"), WeightSettings::default());
+    }
+
+    proptest! {
+        #[test]
+        fn matching_agrees_with_its_definition(pattern in "[ab*?.]{0,8}", name in "[ab.]{0,10}") {
+            let letters = |text: &str| text.chars().collect::<Vec<_>>();
+            prop_assert_eq!(
+                pattern_matches(&pattern, &name),
+                by_definition(&letters(&pattern), &letters(&name))
+            );
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Recording a step and replaying it, as one state machine.
+//!
+//! Law: a plan's first step runs eagerly (*cold*: caches fill, lazy handles are made), the second
+//! is recorded without running anything and then launched, later ones are launched. Every one of
+//! them is a real step; there is no warm-up that would touch main grads. A recording that any
+//! rank could not make is discarded by all of them before its first launch.
+
+/// Whether steps are recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CaptureMode {
+    /// Every step is issued anew.
+    Off,
+    /// The whole step is recorded once and replayed.
+    Step,
+}
+
+/// What to do for the coming step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Issue it.
+    Issue,
+    /// Record it, then launch.
+    Record,
+    /// Launch the recording.
+    Launch,
+}
+
+/// Where one plan stands on one rank.
+#[derive(Debug)]
+pub enum Capture<G> {
+    /// Not to be recorded, or given up.
+    Eager,
+    /// To be recorded, never run so far.
+    Cold,
+    /// Run once.
+    Warm,
+    /// Recorded.
+    Ready(G),
+}
+
+impl<G> Capture<G> {
+    /// The state before the first step.
+    #[must_use]
+    pub const fn new(mode: CaptureMode) -> Self {
+        match mode {
+            CaptureMode::Off => Self::Eager,
+            CaptureMode::Step => Self::Cold,
+        }
+    }
+
+    /// What the coming step does.
+    #[must_use]
+    pub const fn action(&self) -> Action {
+        match self {
+            Self::Eager | Self::Cold => Action::Issue,
+            Self::Warm => Action::Record,
+            Self::Ready(_) => Action::Launch,
+        }
+    }
+
+    /// A step was issued.
+    pub fn issued(&mut self) {
+        if matches!(self, Self::Cold) {
+            *self = Self::Warm;
+        }
+    }
+
+    /// The vote over a recording: everyone has one, or nobody keeps one.
+    pub fn recorded(&mut self, graph: Option<G>) {
+        *self = graph.map_or(Self::Eager, Self::Ready);
+    }
+
+    /// The recording, if there is one.
+    #[must_use]
+    pub const fn graph(&self) -> Option<&G> {
+        match self {
+            Self::Ready(graph) => Some(graph),
+            Self::Eager | Self::Cold | Self::Warm => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_issued_once_then_recorded_then_launched() {
+        let mut capture: Capture<u8> = Capture::new(CaptureMode::Step);
+        assert_eq!(capture.action(), Action::Issue);
+        capture.issued();
+        assert_eq!(capture.action(), Action::Record);
+        capture.recorded(Some(1));
+        assert_eq!(capture.action(), Action::Launch);
+        assert_eq!(capture.graph(), Some(&1));
+    }
+
+    #[test]
+    fn a_recording_some_rank_could_not_make_is_given_up_for_good() {
+        let mut capture: Capture<u8> = Capture::new(CaptureMode::Step);
+        capture.issued();
+        capture.recorded(None);
+        assert_eq!(capture.action(), Action::Issue);
+        capture.issued();
+        assert_eq!(capture.action(), Action::Issue);
+    }
+}

@@ -1,0 +1,44 @@
+//! What a session and one rank hand each other around a step.
+//!
+//! Law: the session writes before a command is sent and reads after the reply came; the rank
+//! thread touches it in between. All buffers have their final size before the first step, so a
+//! step moves bytes and allocates nothing.
+
+use crate::backend::{ClosureFault, TaskInterval};
+use crate::op::Vote;
+
+/// Optimizer state of one rank's rows of one weight.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WeightShard {
+    /// FP32 master values, row-major, real rows only.
+    pub master: Vec<f32>,
+    /// First moment.
+    pub exp_avg: Vec<f32>,
+    /// Second moment.
+    pub exp_avg_sq: Vec<f32>,
+    /// Quantized planes as stored, one list entry per stored orientation and plane.
+    pub planes: Vec<Vec<u8>>,
+    /// What dequantizing needs beside the planes; 1 for formats without.
+    pub tensor_scale: f32,
+}
+
+/// One rank's exchange.
+#[derive(Clone, Debug, Default)]
+pub struct Exchange {
+    /// Learning rate of the coming step.
+    pub learning_rate: f32,
+    /// Is the coming step recorded for a trace?
+    pub recorded: bool,
+    /// Per program, per buffer: bytes of inputs and outputs; empty for internal buffers.
+    pub staged: Vec<Vec<Vec<u8>>>,
+    /// The vote of the last step that had one.
+    pub vote: Option<Vote>,
+    /// The fault of this rank's closures in the last step.
+    pub fault: Option<ClosureFault>,
+    /// When every task of the last step ran.
+    pub intervals: Vec<TaskInterval>,
+    /// Weights going out (export) or coming in (import).
+    pub shards: Vec<WeightShard>,
+    /// Optimizer steps taken, going out or coming in.
+    pub optimizer_step: u32,
+}

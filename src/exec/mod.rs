@@ -1,0 +1,25 @@
+//! Execution: one thread per rank that drives its actors through steps.
+//!
+//! - **EX-1** eager, recorded and replayed runs come from the same messages; whether a step is
+//!   being recorded is known here and nowhere above or below.
+//! - **EX-2** all ranks report the same outcome for a step.
+//!
+//! A rank thread owns its backend, lanes, arena and plans. The session tells it what to do over a
+//! queue and reads what came of it from the rank's exchange. Ranks agree on host matters (equal
+//! plans, a usable recording) in a [`World`]; everything else they exchange on the device.
+
+mod capture;
+mod error;
+mod exchange;
+mod pump;
+mod rank;
+mod thread;
+mod world;
+
+pub use capture::{Capture, CaptureMode};
+pub use error::ExecError;
+pub use exchange::{Exchange, WeightShard};
+pub use pump::Pump;
+pub use rank::{Installed, Rank};
+pub use thread::{Command, Inbox, Initializer, RankThread, Reply, Setup};
+pub use world::World;

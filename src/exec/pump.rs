@@ -1,0 +1,103 @@
+//! The inline pump: delivers messages and fires actors on the rank's own thread.
+//!
+//! Law: deterministic. Actors are served in the order their mail came in; each takes all its mail,
+//! then fires while its head is ready. The pump knows neither tasks nor devices, and it stops
+//! with an error, never by waiting, when no actor can go on.
+
+use std::sync::Arc;
+
+use crate::actor::{Actor, Context, Roster, Worklist};
+use crate::backend::Backend;
+use crate::flow::{FlowError, Issuer, Poison, Post, Wiring};
+use crate::id::{ActorId, RankId};
+use crate::plan::{EdgeState, StepPlan};
+
+/// The actors of one plan on one rank, and what drives them.
+#[derive(Debug)]
+pub struct Pump<B: Backend> {
+    rank: RankId,
+    actors: Vec<Box<dyn Actor<B>>>,
+    worklists: Vec<Worklist>,
+    post: Post,
+    issuer: Issuer,
+}
+
+impl<B: Backend> Pump<B> {
+    /// Hires the actors of `plan` for `rank` and wires them.
+    #[must_use]
+    pub fn new(rank: RankId, plan: &Arc<StepPlan>) -> Self {
+        let wiring = Arc::new(Wiring::new(plan));
+        let roster = Roster::new(plan);
+        let post = Post::new(rank, roster.owners.clone(), &roster.capacities(&wiring));
+        Self {
+            rank,
+            actors: roster.hire(rank),
+            worklists: roster.worklists(plan, &wiring),
+            post,
+            issuer: Issuer::new(rank, Arc::clone(plan), wiring, Poison::default()),
+        }
+    }
+
+    /// Issues one whole step.
+    ///
+    /// # Errors
+    /// A fault of flow control or of the backend; the step is then issued in part, and other ranks
+    /// may be waiting for the rest of it.
+    pub fn run(&mut self, backend: &B, streams: &mut [B::Stream], bound: &B::Bound) -> Result<(), FlowError> {
+        let plan = Arc::clone(self.issuer.plan());
+        self.post.clear();
+        self.worklists.iter_mut().for_each(Worklist::reset);
+        for actor in &mut self.actors {
+            actor.begin(&plan);
+        }
+        self.issuer.begin(&self.post)?;
+        while let Some(actor) = self.post.next() {
+            self.deliver(actor)?;
+            let worklist = &mut self.worklists[actor.index()];
+            let acting = &mut self.actors[actor.index()];
+            while let Some(ready) = worklist.ready() {
+                let task = ready.task();
+                let _span = tracing::trace_span!(
+                    "fire",
+                    actor = acting.name(),
+                    task = task.number(),
+                    op = plan.task(task).op.name(),
+                    subject = plan.task(task).subject.as_str(),
+                )
+                .entered();
+                let mut context = Context {
+                    issuer: &mut self.issuer,
+                    post: &self.post,
+                    backend,
+                    streams: &mut *streams,
+                    bound,
+                };
+                acting.fire(ready, &mut context)?;
+            }
+        }
+        if self.issuer.is_done() { Ok(()) } else { Err(self.stuck(&plan)) }
+    }
+
+    /// What the actors that own weights hold now; `None` for a plan without any.
+    #[must_use]
+    pub fn edge(&self) -> Option<EdgeState> {
+        self.actors.iter().filter_map(|actor| actor.edge()).min_by_key(|edge| (edge.masters, edge.shards))
+    }
+
+    fn deliver(&mut self, actor: ActorId) -> Result<(), FlowError> {
+        while let Some(message) = self.post.mailbox(actor).take() {
+            self.worklists[actor.index()].deliver(message).map_err(|message| FlowError::Misdelivered {
+                rank: self.rank,
+                actor,
+                task: message.task(),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn stuck(&self, plan: &StepPlan) -> FlowError {
+        let heads: Vec<String> =
+            self.worklists.iter().filter_map(Worklist::head).map(|task| plan.describe(task)).collect();
+        FlowError::Stuck { rank: self.rank, heads: heads.join(", ") }
+    }
+}

@@ -1,0 +1,33 @@
+//! A point on a lane: "behind this task".
+//!
+//! Law (FL-1): a point can only be made by issuing a task, so whoever holds one knows that the
+//! task is on its lane and, where a foreign lane must wait for it, that its event is recorded.
+//! Waiting on a never-recorded event is silently nothing on a GPU; here it cannot be written.
+
+use crate::id::{LaneId, TaskId};
+
+/// Behind a task that has been issued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Point {
+    task: TaskId,
+    lane: LaneId,
+}
+
+impl Point {
+    /// The point behind `task`; only [`super::Issuer`] may say so.
+    pub(super) const fn behind(task: TaskId, lane: LaneId) -> Self {
+        Self { task, lane }
+    }
+
+    /// The issued task.
+    #[must_use]
+    pub const fn task(self) -> TaskId {
+        self.task
+    }
+
+    /// The lane it was issued on.
+    #[must_use]
+    pub const fn lane(self) -> LaneId {
+        self.lane
+    }
+}

@@ -1,0 +1,162 @@
+//! Addresses: interval colouring of the transient slots.
+//!
+//! Law: a slot *lives* from its first to its last access in T. It *holds* its place from its
+//! writer's earliest permitted start (behind its lane's task before, the content it reads and its
+//! release) until the compute lane is known to have passed its last access: a transposition on
+//! another lane counts as over when the call that consumes its result is issued. Two slots share
+//! bytes only if one's hold ends before the other's begins: so sharing never takes back the
+//! prefetch it serves, and a late prefetch never stalls a call that does not need it. Slots are placed largest
+//! first at the lowest address that is free for their whole hold; that keeps the arena close to
+//! the live bytes, which no layout can beat.
+
+use std::collections::BTreeMap;
+
+use crate::id::{LaneId, SlotId, TaskId};
+use crate::layout::{ALIGNMENT, Content, Residency, Slot};
+
+use super::draft::DraftTask;
+
+/// First and last access of a slot in T; `None` for a slot nothing accesses.
+pub(super) type Life = Option<(usize, usize)>;
+
+/// The life of every slot.
+pub(super) fn lives(tasks: &[DraftTask], slots: usize) -> Vec<Life> {
+    let mut lives: Vec<Life> = vec![None; slots];
+    for (position, task) in tasks.iter().enumerate() {
+        for (slot, _) in task.op.accesses() {
+            if let Some(life) = lives.get_mut(slot.index()) {
+                *life = Some(life.map_or((position, position), |(first, _)| (first, position)));
+            }
+        }
+    }
+    lives
+}
+
+/// The hold of every slot: its life, begun at its first writer's earliest permitted start.
+pub(super) fn holds(
+    tasks: &[DraftTask],
+    lanes_of: &[LaneId],
+    releases: &[Option<TaskId>],
+    lives: &[Life],
+) -> Vec<Life> {
+    let mut holds = lives.to_vec();
+    let compute = LaneId::new(0);
+    let mut first_consumer: Vec<Option<usize>> = vec![None; lives.len()];
+    for (position, task) in tasks.iter().enumerate().filter(|(position, _)| lanes_of[*position] == compute) {
+        for (slot, _) in task.op.accesses().iter().filter(|(_, access)| access.reads()) {
+            first_consumer[slot.index()].get_or_insert(position);
+        }
+    }
+    for (_, last) in holds.iter_mut().flatten() {
+        let closer = &tasks[*last];
+        if lanes_of[*last] == compute {
+            continue;
+        }
+        let made = closer.op.accesses();
+        let consumed = made.iter().filter(|(_, access)| access.writes());
+        let passed = consumed.filter_map(|(slot, _)| first_consumer[slot.index()]).min();
+        *last = (*last).max(passed.unwrap_or(0));
+    }
+    let mut last_writer: Vec<Option<usize>> = vec![None; lives.len()];
+    let mut last_on_lane: BTreeMap<LaneId, usize> = BTreeMap::new();
+    for (position, task) in tasks.iter().enumerate() {
+        let accesses = task.op.accesses();
+        let lane_before = last_on_lane.insert(lanes_of[position], position);
+        let content = accesses.iter().filter(|(_, access)| access.reads());
+        let start = content
+            .filter_map(|(slot, _)| last_writer[slot.index()])
+            .chain(releases[position].map(TaskId::index))
+            .chain(lane_before)
+            .max()
+            .map_or(0, |before| before + 1);
+        for (slot, access) in &accesses {
+            if let Some((first, _)) = &mut holds[slot.index()]
+                && *first == position
+            {
+                *first = start;
+            }
+            if access.writes() {
+                last_writer[slot.index()] = Some(position);
+            }
+        }
+    }
+    holds
+}
+
+/// Places every transient slot behind `base`; returns the bytes of the transient region.
+pub(super) fn place(slots: &mut [Slot], holds: &[Life], base: usize) -> usize {
+    let mut order: Vec<usize> = (0..slots.len())
+        .filter(|slot| slots[*slot].residency == Residency::Transient && holds[*slot].is_some())
+        .collect();
+    order.sort_by_key(|slot| (std::cmp::Reverse(slots[*slot].region.bytes), *slot));
+    let mut placed: Vec<(usize, usize, usize, usize)> = Vec::new();
+    let mut bytes = 0;
+    for slot in order {
+        let Some((first, last)) = holds[slot] else { continue };
+        let size = slots[slot].region.bytes.next_multiple_of(ALIGNMENT);
+        let mut offset = 0;
+        for (begin, end, from, to) in &placed {
+            let together = *from <= last && first <= *to;
+            if together && *begin < offset + size {
+                offset = offset.max(*end);
+            }
+        }
+        slots[slot].region.offset = base + offset;
+        bytes = bytes.max(offset + size);
+        let position = placed.partition_point(|(begin, ..)| *begin < offset);
+        placed.insert(position, (offset, offset + size, first, last));
+    }
+    bytes
+}
+
+/// The fullest moment of T: live transient bytes, the weights' and gradients' share of them, the
+/// task, and the live slots then, largest first.
+pub(super) struct Peak {
+    pub(super) bytes: usize,
+    pub(super) weight_bytes: usize,
+    pub(super) task: TaskId,
+    pub(super) alive: Vec<SlotId>,
+}
+
+pub(super) fn peak(slots: &[Slot], lives: &[Life], tasks: usize) -> Peak {
+    let mut change = vec![(0isize, 0isize); tasks + 1];
+    for (slot, life) in slots.iter().zip(lives) {
+        let (Residency::Transient, Some((first, last))) = (slot.residency, life) else { continue };
+        let size = slot.region.bytes.next_multiple_of(ALIGNMENT).cast_signed();
+        let weight = if is_weight(slot.content) { size } else { 0 };
+        change[*first] = (change[*first].0 + size, change[*first].1 + weight);
+        change[*last + 1] = (change[*last + 1].0 - size, change[*last + 1].1 - weight);
+    }
+    let mut live = (0isize, 0isize);
+    let mut best = (0isize, 0isize, 0usize);
+    for (position, (all, weight)) in change.iter().enumerate() {
+        live = (live.0 + all, live.1 + weight);
+        if live.0 > best.0 {
+            best = (live.0, live.1, position);
+        }
+    }
+    let at = best.2;
+    let is_alive = |slot: &usize| {
+        slots[*slot].residency == Residency::Transient
+            && lives[*slot].is_some_and(|(first, last)| first <= at && at <= last)
+    };
+    let mut alive: Vec<usize> = (0..slots.len()).filter(is_alive).collect();
+    alive.sort_by_key(|slot| (std::cmp::Reverse(slots[*slot].region.bytes), *slot));
+    Peak {
+        bytes: best.0.cast_unsigned(),
+        weight_bytes: best.1.cast_unsigned(),
+        task: TaskId::at(at),
+        alive: alive.into_iter().map(SlotId::at).collect(),
+    }
+}
+
+const fn is_weight(content: Content) -> bool {
+    matches!(
+        content,
+        Content::Gathered(..)
+            | Content::Transposed(_)
+            | Content::Dense(..)
+            | Content::Gradient(..)
+            | Content::ReducedGradient(..)
+    )
+}

@@ -1,0 +1,312 @@
+//! Builds a plan: passes, issue order, addresses, dependences, fences, verification.
+//!
+//! Law: nothing here decides what is scheduled; it only carries the draft through the stages in
+//! order, and it returns no plan that [`verify`] refuses.
+
+use super::arena::{self, Peak};
+use super::dependences::{Edge, EdgeKind, dependences};
+use super::draft::{Carrier, Draft, DraftTask};
+use super::fences::fences;
+use super::resident::ResidentLayout;
+use super::step_plan::{EdgeState, PlanBounds, Policy, StepPlan, Task};
+use super::{PlanError, passes, verify};
+use crate::format::Shape;
+use crate::id::{CommId, CommSeq, LaneId, TaskId, Version};
+use crate::layout::{ArenaLayout, Lane, LaneKind, Slot, Weights};
+use crate::model::{BufferSpec, Call, Mesh, StepProgram};
+use crate::op::Op;
+
+/// Deepest prefetch a policy may ask for.
+const MAX_DEPTH: u32 = 1024;
+
+impl StepPlan {
+    /// Plans one program that is alone in its session.
+    ///
+    /// # Errors
+    /// As [`StepPlan::within`].
+    pub fn build(program: &StepProgram, policy: &Policy, mesh: Mesh) -> Result<Self, PlanError> {
+        let weights = Weights::new(program.model().weights(), mesh);
+        let resident = ResidentLayout::new(&weights, &[program])?;
+        Self::within(program, &weights, &resident, policy)
+    }
+
+    /// Plans one of a session's programs, within the session's resident layout.
+    ///
+    /// # Errors
+    /// [`PlanError::Budget`] when the transient bytes exceed the policy's, [`PlanError::Policy`]
+    /// for a policy out of range, [`PlanError::OtherModel`] for foreign weights.
+    pub fn within(
+        program: &StepProgram,
+        weights: &Weights,
+        resident: &ResidentLayout,
+        policy: &Policy,
+    ) -> Result<Self, PlanError> {
+        check_model(program, weights)?;
+        build(&Request {
+            name: program.name(),
+            calls: program.calls(),
+            buffers: program.buffers(),
+            updates_weights: program.updates_weights(),
+            weights,
+            resident,
+            policy,
+        })
+    }
+
+    /// The plan that quantizes the masters as they are: before the first step, and after masters
+    /// were imported.
+    ///
+    /// # Errors
+    /// As [`StepPlan::within`].
+    pub fn prologue(
+        weights: &Weights,
+        resident: &ResidentLayout,
+        policy: &Policy,
+    ) -> Result<Self, PlanError> {
+        build(&Request {
+            name: "prologue",
+            calls: &[],
+            buffers: &[],
+            updates_weights: false,
+            weights,
+            resident,
+            policy,
+        })
+    }
+
+    /// Every dependence between tasks of this plan, ordered by the later task.
+    #[must_use]
+    pub fn edges(&self) -> Vec<Edge> {
+        let accesses: Vec<_> = self.tasks.iter().map(|task| task.op.accesses()).collect();
+        let mut edges = dependences(&accesses, &self.arena);
+        for (to, task) in self.entries() {
+            if let (Some(from), Op::AllGather { to: slot, .. }) = (task.release, &task.op) {
+                edges.push(Edge { from, to, slot: *slot, kind: EdgeKind::Release });
+            }
+        }
+        edges.sort_unstable_by_key(|edge| (edge.to, edge.from, edge.slot, edge.kind));
+        edges
+    }
+}
+
+struct Request<'a> {
+    name: &'a str,
+    calls: &'a [Call],
+    buffers: &'a [BufferSpec],
+    updates_weights: bool,
+    weights: &'a Weights,
+    resident: &'a ResidentLayout,
+    policy: &'a Policy,
+}
+
+fn build(request: &Request<'_>) -> Result<StepPlan, PlanError> {
+    check_policy(request.policy)?;
+    let residents = request.resident.slots(request.name);
+    let mut draft = Draft::new(request.calls, request.buffers, request.weights, request.policy, residents);
+    let is_prologue = request.calls.is_empty();
+    if !is_prologue {
+        passes::gather(&mut draft);
+        passes::columnwise(&mut draft);
+        passes::dense(&mut draft);
+        let buffers = passes::buffers(&mut draft);
+        passes::compute(&mut draft, &buffers);
+    }
+    if request.updates_weights {
+        passes::reduce(&mut draft);
+        let vote = passes::optimize(&mut draft);
+        passes::quantize(&mut draft, Some(vote));
+    } else if is_prologue {
+        passes::quantize(&mut draft, None);
+    }
+    let (drafted, mut slots) = draft.finish();
+    let lives = arena::lives(&drafted, slots.len());
+    let lanes_of: Vec<LaneId> = drafted.iter().map(|task| lane_of(task.carrier, request.policy)).collect();
+    let releases = releases(&drafted, request.calls.len());
+    let holds = arena::holds(&drafted, &lanes_of, &releases, &lives);
+    let transient_bytes = arena::place(&mut slots, &holds, request.resident.bytes());
+    let peak = arena::peak(&slots, &lives, drafted.len());
+    check_budget(request, &drafted, &slots, &peak, transient_bytes)?;
+    let plan = assemble(request, drafted, slots, &Order { lanes_of, releases }, &peak, transient_bytes);
+    verify(&plan)?;
+    Ok(plan)
+}
+
+/// Who runs each task, and the task that releases it.
+struct Order {
+    lanes_of: Vec<LaneId>,
+    releases: Vec<Option<TaskId>>,
+}
+
+fn assemble(
+    request: &Request<'_>,
+    drafted: Vec<DraftTask>,
+    slots: Vec<Slot>,
+    order: &Order,
+    peak: &Peak,
+    transient_bytes: usize,
+) -> StepPlan {
+    let lanes = lanes(request.policy);
+    let Order { lanes_of, releases } = order;
+    let arena = ArenaLayout { slots, resident_bytes: request.resident.bytes(), transient_bytes };
+    let accesses: Vec<_> = drafted.iter().map(|task| task.op.accesses()).collect();
+    let edges = dependences(&accesses, &arena);
+    let fences = fences(lanes_of, lanes.len(), &edges, releases);
+    let mut sequence = vec![0u32; lanes.len()];
+    let mut tasks = Vec::with_capacity(drafted.len());
+    for (position, task) in drafted.into_iter().enumerate() {
+        let lane = lanes_of[position];
+        let collective = match lanes[lane.index()].kind {
+            LaneKind::Communicator(comm) if task.op.is_collective() => {
+                sequence[lane.index()] += 1;
+                Some((comm, CommSeq::new(sequence[lane.index()] - 1)))
+            }
+            _ => None,
+        };
+        tasks.push(Task {
+            op: task.op,
+            subject: task.subject,
+            lane,
+            waits: fences.waits[position].clone(),
+            signals: fences.signals[position],
+            collective,
+            release: releases[position],
+            wire_bytes: task.wire_bytes,
+        });
+    }
+    let notes = delayed_gathers(&tasks, &edges, &lanes);
+    let is_prologue = request.calls.is_empty();
+    let start = Version::default();
+    let end = if request.updates_weights { start.next() } else { start };
+    StepPlan {
+        name: request.name.to_owned(),
+        calls: request.calls.to_vec(),
+        buffers: request.buffers.to_vec(),
+        updates_weights: request.updates_weights,
+        weights: request.weights.clone(),
+        policy: *request.policy,
+        lanes,
+        bounds: PlanBounds {
+            resident_bytes: arena.resident_bytes,
+            transient_bytes,
+            live_bytes: peak.bytes,
+            live_weight_bytes: peak.weight_bytes,
+            live_peak: peak.task,
+            wire_bytes: tasks.iter().map(|task| task.wire_bytes).sum(),
+        },
+        arena,
+        tasks,
+        events: fences.events,
+        entry: EdgeState { masters: start, shards: (!is_prologue).then_some(start) },
+        exit: EdgeState { masters: end, shards: Some(end) },
+        notes,
+    }
+}
+
+/// The lanes of a policy: compute, quantize, then one per communicator.
+fn lanes(policy: &Policy) -> Vec<Lane> {
+    let mut lanes = vec![LaneKind::Compute, LaneKind::Quantize];
+    lanes.extend((0..policy.communicators).map(CommId::new).map(LaneKind::Communicator));
+    lanes.into_iter().enumerate().map(|(number, kind)| Lane { id: LaneId::at(number), kind }).collect()
+}
+
+fn lane_of(carrier: Carrier, policy: &Policy) -> LaneId {
+    match carrier {
+        Carrier::Compute => LaneId::new(0),
+        Carrier::Quantize => LaneId::new(1),
+        Carrier::Gather => LaneId::new(2),
+        Carrier::Reduce => LaneId::new(1 + policy.communicators),
+    }
+}
+
+/// The compute task behind which each gather may begin.
+fn releases(drafted: &[DraftTask], calls: usize) -> Vec<Option<TaskId>> {
+    let mut compute_tasks = vec![None; calls];
+    for (position, task) in drafted.iter().enumerate() {
+        if let Op::Compute { call, .. } = task.op {
+            compute_tasks[call.index()] = Some(TaskId::at(position));
+        }
+    }
+    drafted.iter().map(|task| task.release.and_then(|call| compute_tasks[call.index()])).collect()
+}
+
+/// Gathers whose slot is given free only after the call that releases them: prefetch the budget
+/// or the layout took back.
+fn delayed_gathers(tasks: &[Task], edges: &[Edge], lanes: &[Lane]) -> Vec<String> {
+    let mut notes = Vec::new();
+    for (position, task) in
+        tasks.iter().enumerate().filter(|(_, task)| matches!(task.op, Op::AllGather { .. }))
+    {
+        let later = edges
+            .iter()
+            .filter(|edge| edge.to.index() == position && edge.kind == EdgeKind::Credit)
+            .map(|edge| edge.from)
+            .filter(|from| task.release.is_none_or(|release| *from > release))
+            .max();
+        if let Some(from) = later {
+            let holder = &tasks[from.index()];
+            notes.push(format!(
+                "the gather of {} takes memory that {} ({} lane) frees only after the gather's release",
+                task.subject,
+                holder.op.name(),
+                lanes[holder.lane.index()].kind,
+            ));
+        }
+    }
+    notes
+}
+
+fn check_policy(policy: &Policy) -> Result<(), PlanError> {
+    if !(1..=2).contains(&policy.communicators) {
+        return Err(PlanError::Policy {
+            key: "communicators",
+            value: policy.communicators.to_string(),
+            advice: "use 1 (shared) or 2 (one for gathers, one for reductions)",
+        });
+    }
+    if policy.depth > MAX_DEPTH {
+        return Err(PlanError::Policy {
+            key: "prefetch.depth",
+            value: policy.depth.to_string(),
+            advice: "use at most 1024 uses ahead",
+        });
+    }
+    Ok(())
+}
+
+fn check_model(program: &StepProgram, weights: &Weights) -> Result<(), PlanError> {
+    let specs = program.model().weights();
+    let same = specs.len() == weights.layouts.len()
+        && specs.iter().zip(&weights.layouts).all(|(spec, layout)| {
+            let shape: Shape = layout.shard.shape;
+            spec.name == layout.name && spec.shape == shape && spec.format == layout.format
+        });
+    if same { Ok(()) } else { Err(PlanError::OtherModel { program: program.name().to_owned() }) }
+}
+
+fn check_budget(
+    request: &Request<'_>,
+    tasks: &[DraftTask],
+    slots: &[Slot],
+    peak: &Peak,
+    needed: usize,
+) -> Result<(), PlanError> {
+    let Some(budget) = request.policy.budget.filter(|budget| needed > *budget) else { return Ok(()) };
+    let alive: Vec<String> = peak
+        .alive
+        .iter()
+        .take(4)
+        .map(|slot| &slots[slot.index()])
+        .map(|slot| format!("`{}` ({} bytes)", slot.name, slot.region.bytes))
+        .collect();
+    let moment = tasks
+        .get(peak.task.index())
+        .map_or_else(|| "nothing".to_owned(), |task| format!("the {} of {}", task.op.name(), task.subject));
+    Err(PlanError::Budget {
+        program: request.name.to_owned(),
+        depth: request.policy.depth,
+        needed,
+        budget,
+        moment,
+        alive: alive.join(", "),
+    })
+}

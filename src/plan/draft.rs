@@ -1,0 +1,168 @@
+//! A plan under construction: stages of tasks, slots without addresses.
+//!
+//! Law: one stage per call, and a last one for what follows the calls. Inside a stage, sections
+//! come in a fixed order; concatenating all of them gives the issue order T. Passes add tasks and
+//! slots and never remove or move what another pass added.
+
+use crate::id::{CallId, SlotId, WeightId};
+use crate::layout::{Content, Region, Residency, Slot, Weights};
+use crate::model::{BufferSpec, Call};
+use crate::op::Op;
+
+use super::Policy;
+
+/// Who carries a task, before lanes have numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Carrier {
+    /// The compute lane.
+    Compute,
+    /// The quantize lane.
+    Quantize,
+    /// The communicator that gathers.
+    Gather,
+    /// The communicator that reduces.
+    Reduce,
+}
+
+/// The order of work inside a stage.
+///
+/// Reductions of call c stand behind the compute of call c+1, accumulations behind that of c+2:
+/// so a gather released at c+1 is never queued behind the reduction of c, and a transposition
+/// never behind an accumulation that waits for its reduction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Section {
+    /// Copies of inputs out of staging.
+    Inputs,
+    /// Gathers released at this stage.
+    Gathers,
+    /// Columnwise planes made at this stage.
+    Transposes,
+    /// Dense copies for this stage's call.
+    Dequantize,
+    /// The call.
+    Compute,
+    /// Copies of outputs into staging.
+    Outputs,
+    /// Reductions of the call before.
+    Reduce,
+    /// Accumulations of the call before that.
+    Accumulate,
+    /// Everything behind the last call, in the order it was added.
+    Tail,
+}
+
+impl Section {
+    const COUNT: usize = 9;
+}
+
+/// A task before it has a number.
+#[derive(Clone, Debug)]
+pub(super) struct DraftTask {
+    pub(super) op: Op,
+    pub(super) subject: String,
+    pub(super) carrier: Carrier,
+    /// The call before whose end the task must not begin.
+    pub(super) release: Option<CallId>,
+    pub(super) wire_bytes: usize,
+}
+
+/// What one use of one call reads, filled in by the passes one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Supply {
+    /// The slot the call will read.
+    pub(super) slot: SlotId,
+    /// The stage at which its first writer is issued.
+    pub(super) stage: usize,
+}
+
+/// The plan under construction.
+#[derive(Debug)]
+pub(super) struct Draft<'a> {
+    pub(super) calls: &'a [Call],
+    pub(super) buffers: &'a [BufferSpec],
+    pub(super) weights: &'a Weights,
+    pub(super) policy: &'a Policy,
+    pub(super) slots: Vec<Slot>,
+    /// Per call, per use: where it is read from so far.
+    pub(super) supplies: Vec<Vec<Option<Supply>>>,
+    stages: Vec<[Vec<DraftTask>; Section::COUNT]>,
+}
+
+impl<'a> Draft<'a> {
+    pub(super) fn new(
+        calls: &'a [Call],
+        buffers: &'a [BufferSpec],
+        weights: &'a Weights,
+        policy: &'a Policy,
+        residents: Vec<Slot>,
+    ) -> Self {
+        Self {
+            calls,
+            buffers,
+            weights,
+            policy,
+            slots: residents,
+            supplies: calls.iter().map(|call| vec![None; call.uses.len()]).collect(),
+            stages: (0..=calls.len()).map(|_| Default::default()).collect(),
+        }
+    }
+
+    /// Every call with its id and stage.
+    pub(super) fn stages_of_calls(&self) -> impl Iterator<Item = (usize, CallId, &'a Call)> + use<'a> {
+        self.calls.iter().enumerate().map(|(stage, call)| (stage, CallId::at(stage), call))
+    }
+
+    /// The stage behind the last call.
+    pub(super) fn tail(&self) -> usize {
+        self.calls.len()
+    }
+
+    /// Adds a task behind those of the same stage and section.
+    pub(super) fn add(&mut self, stage: usize, section: Section, task: DraftTask) {
+        let stage = stage.min(self.tail());
+        self.stages[stage][section as usize].push(task);
+    }
+
+    /// A new transient slot; its size follows from its content.
+    pub(super) fn transient(&mut self, name: String, content: Content) -> SlotId {
+        let bytes = content.bytes(self.weights, |buffer| self.buffers[buffer.index()].bytes());
+        let region = Region { offset: 0, bytes };
+        self.slots.push(Slot { name, content, residency: Residency::Transient, region });
+        SlotId::at(self.slots.len() - 1)
+    }
+
+    /// The first slot with this content. Residents are complete before any pass runs, so a miss
+    /// is a slot of no weight, and the index it returns is refused by the verifier.
+    pub(super) fn slot(&self, content: Content) -> SlotId {
+        SlotId::at(self.slots.iter().position(|slot| slot.content == content).unwrap_or(usize::MAX))
+    }
+
+    /// A weight's name.
+    pub(super) fn name(&self, weight: WeightId) -> &'a str {
+        let weights: &'a Weights = self.weights;
+        &weights.layout(weight).name
+    }
+
+    /// All tasks in issue order, and the slots.
+    pub(super) fn finish(self) -> (Vec<DraftTask>, Vec<Slot>) {
+        let tasks = self.stages.into_iter().flatten().flatten().collect();
+        (tasks, self.slots)
+    }
+}
+
+impl DraftTask {
+    /// A task without release and wire.
+    pub(super) fn local(op: Op, subject: impl Into<String>, carrier: Carrier) -> Self {
+        Self { op, subject: subject.into(), carrier, release: None, wire_bytes: 0 }
+    }
+
+    /// A collective that receives `wire_bytes` bytes.
+    pub(super) fn collective(
+        op: Op,
+        subject: impl Into<String>,
+        carrier: Carrier,
+        wire_bytes: usize,
+    ) -> Self {
+        Self { op, subject: subject.into(), carrier, release: None, wire_bytes }
+    }
+}

@@ -1,0 +1,64 @@
+//! Why no plan could be made.
+
+use super::VerifyError;
+
+/// A program that cannot be planned as asked. Nothing was reserved or run.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// The transient bytes do not fit the budget.
+    #[error(
+        "program `{program}`: prefetch depth {depth} needs {needed} transient bytes per rank, but memory.budget is {budget}; the fullest moment is {moment}, with {alive}; lower prefetch.depth or raise the budget"
+    )]
+    Budget {
+        /// The program.
+        program: String,
+        /// Depth asked for.
+        depth: u32,
+        /// Bytes the plan needs.
+        needed: usize,
+        /// Bytes allowed.
+        budget: usize,
+        /// The task at which most bytes are live.
+        moment: String,
+        /// The largest live slots then.
+        alive: String,
+    },
+    /// Two programs disagree on a carried buffer.
+    #[error(
+        "buffer `{buffer}` is carried by `{first}` with {first_bytes} bytes and by `{second}` with {second_bytes}; carried buffers of one name are one buffer, so give them one size"
+    )]
+    Carried {
+        /// The buffer's name.
+        buffer: String,
+        /// A program.
+        first: String,
+        /// Its size there.
+        first_bytes: usize,
+        /// Another program.
+        second: String,
+        /// Its size there.
+        second_bytes: usize,
+    },
+    /// A policy value out of range.
+    #[error("{key} is {value}; {advice}")]
+    Policy {
+        /// The configuration key.
+        key: &'static str,
+        /// The value.
+        value: String,
+        /// What is allowed.
+        advice: &'static str,
+    },
+    /// A program whose weights are not those the layout was made for.
+    #[error(
+        "program `{program}` was declared over other weights than the session's; declare all programs over one model"
+    )]
+    OtherModel {
+        /// The program.
+        program: String,
+    },
+    /// The finished plan broke a law: a fault of a planner pass.
+    #[error("the planner made an unsafe plan and it was refused: {0}; please report it with the program")]
+    Unsafe(#[from] Box<VerifyError>),
+}

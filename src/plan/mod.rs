@@ -1,0 +1,30 @@
+//! From a declared program to a verified plan: pure data in, pure data out.
+//!
+//! Law: planning knows no device, no rank number and no clock. The passes in [`passes`] write a
+//! draft in *issue order* T; dependences, addresses and fences then follow from the accesses
+//! alone. [`verify`] shares nothing with the passes: it recomputes everything from the
+//! finished plan, and no plan runs unverified.
+//!
+//! - **PL-1** the same program, policy and mesh give byte-equal plans; [`StepPlan::fingerprint`]
+//!   lets ranks compare theirs.
+//! - **PL-5** T is a topological order of data, slot-reuse and release edges.
+
+mod arena;
+mod build;
+mod dependences;
+mod dot;
+mod draft;
+mod error;
+mod fences;
+mod fingerprint;
+mod passes;
+mod resident;
+mod step_plan;
+mod table;
+mod verify;
+
+pub use dependences::{Edge, EdgeKind};
+pub use error::PlanError;
+pub use resident::ResidentLayout;
+pub use step_plan::{EdgeState, PlanBounds, Policy, StepPlan, Task};
+pub use verify::{Proof, VerifyError, verify};

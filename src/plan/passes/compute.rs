@@ -1,0 +1,64 @@
+//! One compute task per call, with everything the call touches.
+//!
+//! Law: every gradient a call writes has a slot of its own; padding rows of that slot are zeroed
+//! right behind the call. The fault word is cleared before the first call of the step.
+
+use super::super::draft::{Carrier, Draft, DraftTask, Section};
+use crate::id::SlotId;
+use crate::layout::Content;
+use crate::model::{Access, Form};
+use crate::op::{Op, Operand, OperandRole};
+
+pub(in super::super) fn compute(draft: &mut Draft<'_>, buffers: &[Option<SlotId>]) {
+    let fault = draft.slot(Content::FaultWord);
+    draft.add(0, Section::Inputs, DraftTask::local(Op::ClearFault { fault }, "step", Carrier::Compute));
+    for (stage, id, call) in draft.stages_of_calls() {
+        let mut operands = Vec::new();
+        for (position, usage) in call.uses.iter().enumerate() {
+            if let Some(supply) = draft.supplies[stage][position] {
+                operands.push(Operand {
+                    slot: supply.slot,
+                    access: Access::Read,
+                    role: OperandRole::Use(position),
+                });
+            }
+            let layout = draft.weights.layout(usage.weight);
+            if usage.form == Form::Planes && draft.weights.bucket(layout.bucket).has_scales() {
+                operands.push(Operand {
+                    slot: draft.slot(Content::TensorScale(layout.bucket)),
+                    access: Access::Read,
+                    role: OperandRole::TensorScale(position),
+                });
+            }
+        }
+        let mut padded = Vec::new();
+        for weight in &call.grads {
+            let name = draft.name(*weight);
+            let slot =
+                draft.transient(format!("{name} gradient of {}", call.name), Content::Gradient(*weight, id));
+            operands.push(Operand { slot, access: Access::Write, role: OperandRole::Gradient(*weight) });
+            let shard = &draft.weights.layout(*weight).shard;
+            if shard.padded_rows() > shard.shape.rows {
+                padded.push(DraftTask::local(
+                    Op::ZeroPadding { weight: *weight, gradient: slot },
+                    name,
+                    Carrier::Compute,
+                ));
+            }
+        }
+        for access in &call.buffers {
+            if let Some(slot) = buffers[access.buffer.index()] {
+                operands.push(Operand {
+                    slot,
+                    access: access.access,
+                    role: OperandRole::Buffer(access.buffer),
+                });
+            }
+        }
+        let op = Op::Compute { call: id, fault, operands };
+        draft.add(stage, Section::Compute, DraftTask::local(op, &call.name, Carrier::Compute));
+        for task in padded {
+            draft.add(stage, Section::Compute, task);
+        }
+    }
+}

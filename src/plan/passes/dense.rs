@@ -1,0 +1,57 @@
+//! Dequantizes planes for dense uses.
+//!
+//! Law: a dense copy is made on the compute lane right before the call that reads it, and shared
+//! with the next call if that reads the same planes. Planes that are f32 already are read as
+//! they lie.
+
+use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply};
+use crate::id::SlotId;
+use crate::layout::Content;
+use crate::model::{Form, Placement};
+use crate::op::Op;
+
+pub(in super::super) fn dense(draft: &mut Draft<'_>) {
+    let mut held: Vec<(SlotId, Supply, usize)> = Vec::new();
+    for (stage, _, call) in draft.stages_of_calls() {
+        for (position, usage) in call.uses.iter().enumerate() {
+            let layout = draft.weights.layout(usage.weight);
+            let lies_dense = layout.placement == Placement::Replicated || layout.is_dense();
+            if usage.form == Form::Planes || lies_dense {
+                continue;
+            }
+            let Some(planes) = draft.supplies[stage][position] else { continue };
+            let known =
+                held.iter_mut().rev().find(|(source, _, last)| *source == planes.slot && stage <= *last + 1);
+            let supply = match known {
+                Some((_, supply, last)) => {
+                    *last = stage;
+                    *supply
+                }
+                None => {
+                    let name = draft.name(usage.weight);
+                    let to = draft.transient(
+                        format!("{name} dense {} for {}", usage.orientation, call.name),
+                        Content::Dense(usage.weight, usage.orientation),
+                    );
+                    let tensor_scale = draft
+                        .weights
+                        .bucket(layout.bucket)
+                        .has_scales()
+                        .then(|| draft.slot(Content::TensorScale(layout.bucket)));
+                    let op = Op::Dequantize {
+                        weight: usage.weight,
+                        orientation: usage.orientation,
+                        from: planes.slot,
+                        tensor_scale,
+                        to,
+                    };
+                    draft.add(stage, Section::Dequantize, DraftTask::local(op, name, Carrier::Compute));
+                    let supply = Supply { slot: to, stage };
+                    held.push((planes.slot, supply, stage));
+                    supply
+                }
+            };
+            draft.supplies[stage][position] = Some(supply);
+        }
+    }
+}

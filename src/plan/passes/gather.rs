@@ -1,0 +1,81 @@
+//! Places the gather of every use of a sharded weight.
+//!
+//! Law (PL-2): every use has exactly one producing gather. The gather of use i is issued at the
+//! stage of use i−n for prefetch depth n, and released by the end of the call before that stage;
+//! at depth 0 that is the stage of use i itself. A gather that could begin no later than the stage
+//! behind the weight's previous use is not made: the planes are still there, and a second copy
+//! would only cost memory.
+
+use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply};
+use crate::config::{Backward, Columnwise};
+use crate::format::{Orientation, PlaneSpec};
+use crate::id::{CallId, WeightId};
+use crate::layout::Content;
+use crate::model::Placement;
+use crate::op::Op;
+
+/// A gather that may still serve another use.
+struct Held {
+    weight: WeightId,
+    orientation: Orientation,
+    supply: Supply,
+    last_use: usize,
+}
+
+pub(in super::super) fn gather(draft: &mut Draft<'_>) {
+    let mut stages_of_uses: Vec<usize> = Vec::new();
+    let mut held: Vec<Held> = Vec::new();
+    for (stage, _, call) in draft.stages_of_calls() {
+        for (position, usage) in call.uses.iter().enumerate() {
+            let layout = draft.weights.layout(usage.weight);
+            if layout.placement == Placement::Replicated {
+                let slot = draft.slot(Content::Master(usage.weight));
+                draft.supplies[stage][position] = Some(Supply { slot, stage: 0 });
+                continue;
+            }
+            stages_of_uses.push(stage);
+            let ahead = stages_of_uses.len().checked_sub(1 + draft.policy.depth as usize);
+            let issue = ahead.map_or(0, |earlier| stages_of_uses[earlier]);
+            let derived = !layout.format.stored_orientations().contains(&usage.orientation);
+            let orientation = if derived { Orientation::Rowwise } else { usage.orientation };
+            let same =
+                |gather: &&mut Held| gather.weight == usage.weight && gather.orientation == orientation;
+            let keeps = draft.policy.backward == Backward::Keep
+                || (derived && draft.policy.columnwise == Columnwise::Keep);
+            let supply = match held.iter_mut().rev().find(same) {
+                Some(gather) if keeps || issue <= gather.last_use + 1 => {
+                    gather.last_use = stage;
+                    gather.supply
+                }
+                _ => {
+                    let supply = add_gather(draft, usage.weight, orientation, stage, issue);
+                    held.push(Held { weight: usage.weight, orientation, supply, last_use: stage });
+                    supply
+                }
+            };
+            draft.supplies[stage][position] = Some(supply);
+        }
+    }
+}
+
+fn add_gather(
+    draft: &mut Draft<'_>,
+    weight: WeightId,
+    orientation: Orientation,
+    stage: usize,
+    issue: usize,
+) -> Supply {
+    let name = draft.name(weight);
+    let to = draft.transient(
+        format!("{name} gathered {orientation} for {}", draft.calls[stage].name),
+        Content::Gathered(weight, orientation),
+    );
+    let layout = draft.weights.layout(weight);
+    let shard_bytes: usize = layout.shard_planes(orientation).iter().map(PlaneSpec::bytes).sum();
+    let op = Op::AllGather { weight, orientation, from: draft.slot(Content::Shard(weight, orientation)), to };
+    let peers = draft.weights.mesh.ranks() as usize - 1;
+    let mut task = DraftTask::collective(op, name, Carrier::Gather, shard_bytes * peers);
+    task.release = issue.checked_sub(1).map(CallId::at);
+    draft.add(issue, Section::Gathers, task);
+    Supply { slot: to, stage: issue }
+}

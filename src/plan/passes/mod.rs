@@ -1,0 +1,23 @@
+//! The passes that fill a draft, one decision each, in this order.
+//!
+//! Law: a pass reads what earlier passes left in the draft and adds tasks and slots of its own
+//! kind only. Order between tasks is expressed by where they stand in T and by what they access;
+//! no pass writes a fence.
+
+mod buffers;
+mod columnwise;
+mod compute;
+mod dense;
+mod gather;
+mod optimize;
+mod quantize;
+mod reduce;
+
+pub(super) use buffers::buffers;
+pub(super) use columnwise::columnwise;
+pub(super) use compute::compute;
+pub(super) use dense::dense;
+pub(super) use gather::gather;
+pub(super) use optimize::optimize;
+pub(super) use quantize::quantize;
+pub(super) use reduce::reduce;

@@ -1,0 +1,47 @@
+//! Norm, vote and AdamW.
+//!
+//! Law: nothing behind the vote changes a weight unless every rank voted clean. The norm counts
+//! every main grad once; the vote sees every rank's record, in rank order.
+
+use super::super::draft::{Carrier, Draft, DraftTask, Section};
+use crate::id::{SlotId, WeightId};
+use crate::layout::Content;
+use crate::op::{AdamOperand, NormRecord, Op};
+
+/// Adds the optimizer and returns the slot of the vote.
+pub(in super::super) fn optimize(draft: &mut Draft<'_>) -> SlotId {
+    let tail = draft.tail();
+    let record = draft.transient("norm record".into(), Content::NormRecord);
+    let records = draft.transient("norm records".into(), Content::NormRecords);
+    let vote = draft.transient("vote".into(), Content::Vote);
+    let main_grads = (0..draft.weights.layouts.len())
+        .map(WeightId::at)
+        .map(|weight| (weight, draft.slot(Content::MainGrad(weight))))
+        .collect();
+    let fault = draft.slot(Content::FaultWord);
+    let norm = Op::GradNorm { main_grads, fault, record };
+    draft.add(tail, Section::Tail, DraftTask::local(norm, "main grads", Carrier::Quantize));
+    let bytes = size_of::<NormRecord>() * (draft.weights.mesh.ranks() as usize - 1);
+    let gathered = Op::GatherRecords { from: record, to: records };
+    draft.add(tail, Section::Tail, DraftTask::collective(gathered, "norm records", Carrier::Reduce, bytes));
+    let optimizer_step = draft.slot(Content::OptimizerStep);
+    let cast = Op::Vote { records, optimizer_step, vote };
+    draft.add(tail, Section::Tail, DraftTask::local(cast, "step", Carrier::Quantize));
+    let learning_rate = draft.slot(Content::LearningRate);
+    for (bucket, members) in draft.weights.entries() {
+        let states = members
+            .weights
+            .iter()
+            .map(|weight| AdamOperand {
+                weight: *weight,
+                master: draft.slot(Content::Master(*weight)),
+                exp_avg: draft.slot(Content::ExpAvg(*weight)),
+                exp_avg_sq: draft.slot(Content::ExpAvgSq(*weight)),
+                main_grad: draft.slot(Content::MainGrad(*weight)),
+            })
+            .collect();
+        let op = Op::Adam { bucket, states, vote, learning_rate };
+        draft.add(tail, Section::Tail, DraftTask::local(op, bucket.to_string(), Carrier::Quantize));
+    }
+    vote
+}

@@ -1,0 +1,129 @@
+//! The resident region: what never moves for the session's life.
+//!
+//! Law: common slots (optimizer state, shards, fault word, step count) have the same id and
+//! address in every program of a session; staging and carried buffers follow, each program's in
+//! its own place. Carried buffers of one name are one buffer.
+
+use std::collections::BTreeMap;
+
+use super::PlanError;
+use crate::id::{BufferId, SlotId};
+use crate::layout::{ALIGNMENT, Content, Region, Residency, Slot, Weights};
+use crate::model::{BufferSpec, Lifetime, Placement, Role, StepProgram};
+
+/// Places of all resident slots of a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResidentLayout {
+    common: Vec<Slot>,
+    programs: BTreeMap<String, Vec<Slot>>,
+    bytes: usize,
+}
+
+impl ResidentLayout {
+    /// Lays out optimizer state and shards of `weights`, then the staging and carried buffers of
+    /// every program.
+    ///
+    /// # Errors
+    /// [`PlanError::Carried`] when two programs disagree on a carried buffer's size.
+    pub fn new(weights: &Weights, programs: &[&StepProgram]) -> Result<Self, PlanError> {
+        let mut cursor = Cursor { bytes: 0 };
+        let mut common = Vec::new();
+        let mut add = |name: String, content: Content| {
+            let bytes = content.bytes(weights, |_| 0);
+            common.push(cursor.place(name, content, bytes));
+        };
+        add("fault word".into(), Content::FaultWord);
+        add("optimizer step".into(), Content::OptimizerStep);
+        add("learning rate".into(), Content::LearningRate);
+        for (bucket, members) in weights.entries() {
+            if members.has_scales() {
+                add(format!("{bucket} ({}) tensor scales", members.format), Content::TensorScale(bucket));
+            }
+            for weight in &members.weights {
+                let layout = weights.layout(*weight);
+                let name = &layout.name;
+                add(format!("{name} master"), Content::Master(*weight));
+                add(format!("{name} exp_avg"), Content::ExpAvg(*weight));
+                add(format!("{name} exp_avg_sq"), Content::ExpAvgSq(*weight));
+                add(format!("{name} main grad"), Content::MainGrad(*weight));
+                match members.placement {
+                    Placement::Replicated => add(format!("{name} local grad"), Content::LocalGrad(*weight)),
+                    Placement::Sharded => {
+                        for orientation in layout.format.stored_orientations() {
+                            add(format!("{name} {orientation} shard"), Content::Shard(*weight, *orientation));
+                        }
+                    }
+                }
+            }
+        }
+        let mut carried: BTreeMap<&str, (&str, usize, Region)> = BTreeMap::new();
+        let mut own = BTreeMap::new();
+        for program in programs {
+            let mut slots = Vec::new();
+            for (number, buffer) in program.buffers().iter().enumerate() {
+                let id = BufferId::at(number);
+                if buffer.lifetime == Lifetime::Carried {
+                    let slot = cursor.place(buffer.name.clone(), Content::Buffer(id), buffer.bytes());
+                    let (first, first_bytes, region) =
+                        *carried.entry(&buffer.name).or_insert((program.name(), buffer.bytes(), slot.region));
+                    if first_bytes != buffer.bytes() {
+                        return Err(PlanError::Carried {
+                            buffer: buffer.name.clone(),
+                            first: first.to_owned(),
+                            first_bytes,
+                            second: program.name().to_owned(),
+                            second_bytes: buffer.bytes(),
+                        });
+                    }
+                    slots.push(Slot { region, ..slot });
+                }
+                if is_staged(buffer) {
+                    let name = format!("{} staging", buffer.name);
+                    slots.push(cursor.place(name, Content::Staging(id), buffer.bytes()));
+                }
+            }
+            own.insert(program.name().to_owned(), slots);
+        }
+        Ok(Self { common, programs: own, bytes: cursor.bytes })
+    }
+
+    /// Bytes of the whole region; the transient region begins there.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Resident slots of every program, then those of the program called `name`.
+    #[must_use]
+    pub fn slots(&self, name: &str) -> Vec<Slot> {
+        let own = self.programs.get(name).map_or(&[][..], Vec::as_slice);
+        self.common.iter().chain(own).cloned().collect()
+    }
+
+    /// The slot of one common content; the same in every program.
+    #[must_use]
+    pub fn common(&self, content: Content) -> Option<(SlotId, &Slot)> {
+        self.common
+            .iter()
+            .enumerate()
+            .find(|(_, slot)| slot.content == content)
+            .map(|(id, slot)| (SlotId::at(id), slot))
+    }
+}
+
+/// Do the trainer's bytes pass through a staging slot?
+pub(super) fn is_staged(buffer: &BufferSpec) -> bool {
+    matches!(buffer.role, Role::Input | Role::Output)
+}
+
+struct Cursor {
+    bytes: usize,
+}
+
+impl Cursor {
+    fn place(&mut self, name: String, content: Content, bytes: usize) -> Slot {
+        let region = Region { offset: self.bytes, bytes };
+        self.bytes += bytes.next_multiple_of(ALIGNMENT);
+        Slot { name, content, residency: Residency::Resident, region }
+    }
+}

@@ -1,0 +1,171 @@
+//! The plan: what a rank does in one step, in which order, waiting for what, where in memory.
+//!
+//! Law: a plan is complete and inert. Whoever runs it decides nothing; whoever prints or checks
+//! it needs nothing else. Fences ([`Task::waits`]) are the only device waits there are.
+
+use serde::Serialize;
+
+use crate::config::{Backward, Columnwise};
+use crate::id::{CommId, CommSeq, EventId, LaneId, SlotId, TaskId, Version};
+use crate::layout::{ArenaLayout, Binding, Lane, LaneKind, Residency, Settings, Weights};
+use crate::model::{BufferSpec, Call};
+use crate::op::Op;
+
+/// What the planner may choose by; every field is a decision of the embedder.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Policy {
+    /// Uses ahead of which a gather may start; 0 is on demand.
+    pub depth: u32,
+    /// Limit on transient bytes per rank.
+    pub budget: Option<usize>,
+    /// 1: gathers and reductions share a communicator; 2: each has its own.
+    pub communicators: u32,
+    /// Re-gather or keep for backward.
+    pub backward: Backward,
+    /// Columnwise planes on demand or kept.
+    pub columnwise: Columnwise,
+    /// Constants handed through to backends.
+    pub settings: Settings,
+}
+
+/// One task of a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Task {
+    /// What is done.
+    pub op: Op,
+    /// For people: the weight, call or bucket it concerns.
+    pub subject: String,
+    /// The lane it runs on.
+    pub lane: LaneId,
+    /// Fences: the last task of each foreign lane that must be over before this one begins.
+    pub waits: Vec<TaskId>,
+    /// The event recorded behind the task, if some fence waits for it.
+    pub signals: Option<EventId>,
+    /// Place on its communicator, for collectives.
+    pub collective: Option<(CommId, CommSeq)>,
+    /// Gathers: the task before whose end the gather must not begin (the release of its
+    /// prefetch depth). It is also among the fences, unless implied by them.
+    pub release: Option<TaskId>,
+    /// Bytes received from other ranks.
+    pub wire_bytes: usize,
+}
+
+/// What the resident planes hold at an edge of a step, counted from the masters' version at
+/// entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct EdgeState {
+    /// Version of the masters.
+    pub masters: Version,
+    /// Version of the quantized shards; `None` when they hold nothing yet.
+    pub shards: Option<Version>,
+}
+
+/// Exact byte counts of a plan, per rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+pub struct PlanBounds {
+    /// Bytes that stay for the session's life.
+    pub resident_bytes: usize,
+    /// Bytes of the transient region as laid out.
+    pub transient_bytes: usize,
+    /// Maximum over T of transient bytes between first and last access: no layout needs less.
+    pub live_bytes: usize,
+    /// The share of `live_bytes` that is weights and gradients, at that moment.
+    pub live_weight_bytes: usize,
+    /// Where in T the maximum is reached.
+    pub live_peak: TaskId,
+    /// Bytes received from other ranks in one step.
+    pub wire_bytes: usize,
+}
+
+/// One step of one program on any rank.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepPlan {
+    /// The program's name, or `prologue`.
+    pub name: String,
+    /// The program's calls; none for a prologue.
+    pub calls: Vec<Call>,
+    /// The program's buffers.
+    pub buffers: Vec<BufferSpec>,
+    /// Does the step end in an optimizer step?
+    pub updates_weights: bool,
+    /// Weights, buckets, mesh.
+    pub weights: Weights,
+    /// What was asked of the planner.
+    pub policy: Policy,
+    /// The lanes, in the order of their ids.
+    pub lanes: Vec<Lane>,
+    /// Slots and addresses.
+    pub arena: ArenaLayout,
+    /// Tasks in issue order T.
+    pub tasks: Vec<Task>,
+    /// Number of events the fences need.
+    pub events: usize,
+    /// What must hold before the step.
+    pub entry: EdgeState,
+    /// What holds after it, if the vote is clean.
+    pub exit: EdgeState,
+    /// Byte counts.
+    pub bounds: PlanBounds,
+    /// What the planner wants people to know, such as a fence that delays a gather.
+    pub notes: Vec<String>,
+}
+
+impl StepPlan {
+    /// The task behind an id of this plan.
+    ///
+    /// # Panics
+    /// When the id belongs to another plan.
+    #[must_use]
+    pub fn task(&self, task: TaskId) -> &Task {
+        &self.tasks[task.index()]
+    }
+
+    /// Every task with its id, in issue order.
+    pub fn entries(&self) -> impl Iterator<Item = (TaskId, &Task)> {
+        self.tasks.iter().enumerate().map(|(position, task)| (TaskId::at(position), task))
+    }
+
+    /// A task as messages name it: `task 12 (all-gather of blocks.0.up)`.
+    #[must_use]
+    pub fn describe(&self, task: TaskId) -> String {
+        match self.tasks.get(task.index()) {
+            Some(found) => format!("{task} ({} of {})", found.op.name(), found.subject),
+            None => format!("{task} (not in this plan)"),
+        }
+    }
+
+    /// The lane that runs closures.
+    #[must_use]
+    pub fn compute_lane(&self) -> LaneId {
+        self.lanes.iter().find(|lane| lane.kind == LaneKind::Compute).map_or(LaneId::new(0), |lane| lane.id)
+    }
+
+    /// Transient slots in order of their ids.
+    pub fn transient(&self) -> impl Iterator<Item = SlotId> {
+        self.arena.entries().filter(|(_, slot)| slot.residency == Residency::Transient).map(|(id, _)| id)
+    }
+
+    /// The ops with their lanes, as a [`Binding`] wants them.
+    #[must_use]
+    pub fn ops(&self) -> Vec<(Op, LaneId)> {
+        self.tasks.iter().map(|task| (task.op.clone(), task.lane)).collect()
+    }
+
+    /// What a backend needs to bind this plan for `rank`.
+    #[must_use]
+    pub fn binding<'plan>(
+        &'plan self,
+        rank: crate::id::RankId,
+        ops: &'plan [(Op, LaneId)],
+    ) -> Binding<'plan> {
+        Binding {
+            rank,
+            arena: &self.arena,
+            weights: &self.weights,
+            calls: &self.calls,
+            ops,
+            events: self.events,
+            settings: self.policy.settings,
+        }
+    }
+}

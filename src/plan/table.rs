@@ -1,0 +1,54 @@
+//! A plan as a table of text.
+//!
+//! Law: one line per task in issue order, with everything that decides when it runs: lane, op,
+//! subject, fences, and the bytes it moves. Then the bounds and the notes.
+
+use std::fmt::{Display, Formatter, Result};
+
+use super::StepPlan;
+
+impl Display for StepPlan {
+    fn fmt(&self, out: &mut Formatter<'_>) -> Result {
+        writeln!(
+            out,
+            "plan `{}`: {} tasks on {} lanes for {} ranks, fingerprint {:016x}",
+            self.name,
+            self.tasks.len(),
+            self.lanes.len(),
+            self.weights.mesh.ranks(),
+            self.fingerprint(),
+        )?;
+        let subject_width = self.tasks.iter().map(|task| task.subject.len()).max().unwrap_or(0).max(7);
+        writeln!(
+            out,
+            "{:>5}  {:<15} {:<15} {:<subject_width$} {:>12}  waits for",
+            "task", "lane", "op", "subject", "bytes in"
+        )?;
+        for (id, task) in self.entries() {
+            let lane =
+                self.lanes.get(task.lane.index()).map_or_else(String::new, |lane| lane.kind.to_string());
+            let waits: Vec<String> = task.waits.iter().map(|wait| wait.number().to_string()).collect();
+            let wire = if task.wire_bytes == 0 { String::new() } else { task.wire_bytes.to_string() };
+            writeln!(
+                out,
+                "{:>5}  {lane:<15} {:<15} {:<subject_width$} {wire:>12}  {}",
+                id.number(),
+                task.op.name(),
+                task.subject,
+                waits.join(" "),
+            )?;
+        }
+        let bounds = &self.bounds;
+        writeln!(
+            out,
+            "resident {} bytes; transient {} bytes, of which at most {} live at once ({} weights and gradients) at {}; {} bytes in per step",
+            bounds.resident_bytes,
+            bounds.transient_bytes,
+            bounds.live_bytes,
+            bounds.live_weight_bytes,
+            self.describe(bounds.live_peak),
+            bounds.wire_bytes,
+        )?;
+        self.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
+    }
+}

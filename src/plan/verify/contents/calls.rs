@@ -1,0 +1,230 @@
+//! PL-2 and PL-10, the closures: what every operand of a call holds when the call runs.
+//!
+//! Law: calls run once each, in program order, on exactly the operands they declare. A use finds
+//! its weight at the version of the step's entry; a buffer holds what the last call before it in
+//! program order wrote, else what was staged or carried. What a closure reads and writes inside an
+//! operand is its own; that it keeps to its operands is the context's law, not the plan's.
+
+use super::{BufferValue, Held, Run, Verdict};
+use crate::id::{BufferId, CallId, SlotId, TaskId, WeightId};
+use crate::model::{Access, Call, Form, Lifetime, Placement, Role, Use};
+use crate::op::{Operand, OperandRole};
+
+/// A call as its task runs it.
+#[derive(Clone, Copy)]
+struct Running<'p> {
+    task: TaskId,
+    id: CallId,
+    call: &'p Call,
+}
+
+impl Run<'_> {
+    pub(super) fn compute(
+        &mut self,
+        task: TaskId,
+        id: CallId,
+        fault: SlotId,
+        operands: &[Operand],
+    ) -> Verdict<()> {
+        let plan = self.plan;
+        let running = Running { task, id, call: &plan.calls[id.index()] };
+        if id.index() != self.calls {
+            let next =
+                plan.calls.get(self.calls).map_or("no call".into(), |call| format!("call `{}`", call.name));
+            let problem = format!("runs call `{}` when {next} is next in program order", running.call.name);
+            return self.wrong_program(plan.describe(task), problem, "run every call once, in program order");
+        }
+        if *self.slots.held(fault) != (Held::FaultWord { calls: self.calls }) {
+            let needs = format!("a fault word that has seen the {} calls before it", self.calls);
+            return self.wrong_operand(
+                task,
+                fault,
+                &needs,
+                "clear the fault word once, before the first call",
+            );
+        }
+        self.check_declared_once(running, operands)?;
+        // All that is read is read before anything is written.
+        for operand in operands {
+            self.check_operand(running, operand)?;
+        }
+        for operand in operands.iter().filter(|operand| operand.access.writes()) {
+            self.write_operand(running, operand)?;
+        }
+        for access in running.call.buffers.iter().filter(|access| access.access.writes()) {
+            self.writers[access.buffer.index()] = Some(id);
+        }
+        self.calls += 1;
+        self.fill(task, fault, Held::FaultWord { calls: self.calls })
+    }
+
+    /// Copies between a buffer and its staging.
+    pub(super) fn copy(&mut self, task: TaskId, from: SlotId, to: SlotId) -> Verdict<()> {
+        let held = self.slots.held(from).clone();
+        let (source, target) = (self.plan.arena.region(from).bytes, self.plan.arena.region(to).bytes);
+        if !matches!(held, Held::Buffer(..)) {
+            return self.wrong_operand(
+                task,
+                from,
+                "the content of a buffer",
+                "copy inputs from staging, outputs once written",
+            );
+        }
+        if source != target {
+            let problem =
+                format!("copies slot `{}` of {source} bytes to one of {target}", self.slot_name(from));
+            return self.wrong_program(self.plan.describe(task), problem, "copy between slots of one size");
+        }
+        self.fill(task, to, held)
+    }
+
+    /// The value of `buffer` that program order gives the next call; `None` when nothing did.
+    pub(super) fn value(&self, buffer: BufferId) -> Option<BufferValue> {
+        let spec = &self.plan.buffers[buffer.index()];
+        match self.writers[buffer.index()] {
+            Some(call) => Some(BufferValue::Written(call)),
+            None if spec.role == Role::Input => Some(BufferValue::Staged),
+            None if spec.lifetime == Lifetime::Carried => Some(BufferValue::Carried),
+            None => None,
+        }
+    }
+
+    /// Exactly the declared operands, each once and in the declared way.
+    fn check_declared_once(&self, running: Running<'_>, operands: &[Operand]) -> Verdict<()> {
+        let Running { task, call, .. } = running;
+        let mut expected: Vec<(OperandRole, Access)> = Vec::new();
+        expected.extend((0..call.uses.len()).map(|position| (OperandRole::Use(position), Access::Read)));
+        expected.extend(call.grads.iter().map(|weight| (OperandRole::Gradient(*weight), Access::Write)));
+        expected
+            .extend(call.buffers.iter().map(|access| (OperandRole::Buffer(access.buffer), access.access)));
+        let scaled = |position: &usize| self.reads_tensor_scale(&call.uses[*position]);
+        expected
+            .extend((0..call.uses.len()).filter(scaled).map(|n| (OperandRole::TensorScale(n), Access::Read)));
+        let mut found: Vec<(OperandRole, Access)> =
+            operands.iter().map(|operand| (operand.role, operand.access)).collect();
+        expected.sort_unstable();
+        found.sort_unstable();
+        if expected == found {
+            return Ok(());
+        }
+        let missing = expected.iter().find(|operand| !found.contains(operand));
+        let extra = found.iter().find(|operand| !expected.contains(operand));
+        let say =
+            |(role, access): &(OperandRole, Access)| format!("that it {access} {}", self.role(call, *role));
+        let problem = match (missing, extra) {
+            (Some(operand), _) => {
+                format!("does not bind what call `{}` declares: {}", call.name, say(operand))
+            }
+            (None, Some(operand)) => {
+                format!("binds what call `{}` does not declare: {}", call.name, say(operand))
+            }
+            (None, None) => format!("binds an operand of call `{}` twice", call.name),
+        };
+        self.wrong_program(
+            self.plan.describe(task),
+            problem,
+            "bind each declared operand once, in the declared way",
+        )
+    }
+
+    fn check_operand(&mut self, running: Running<'_>, operand: &Operand) -> Verdict<()> {
+        let Running { task, call, .. } = running;
+        match operand.role {
+            OperandRole::Use(position) => self.check_use(running, &call.uses[position], operand.slot),
+            OperandRole::TensorScale(position) => {
+                self.tensor_scale(task, operand.slot, call.uses[position].weight, self.plan.entry.masters)
+            }
+            OperandRole::Gradient(_) => Ok(()),
+            OperandRole::Buffer(buffer) => {
+                if operand.access.reads() {
+                    self.check_buffer(running, buffer, operand.slot)?;
+                }
+                self.proven.buffers += 1;
+                Ok(())
+            }
+        }
+    }
+
+    fn check_use(&mut self, running: Running<'_>, usage: &Use, slot: SlotId) -> Verdict<()> {
+        let Use { weight, orientation, form } = *usage;
+        let layout = self.plan.weights.layout(weight);
+        let found = match (layout.placement, form, self.slots.held(slot)) {
+            (Placement::Replicated, _, Held::Master(of, version)) if *of == weight => Some(*version),
+            (Placement::Sharded, Form::Dense, Held::Dense(of, o, version))
+                if (*of, *o) == (weight, orientation) =>
+            {
+                Some(*version)
+            }
+            (Placement::Sharded, Form::Dense, _) if !layout.is_dense() => None,
+            (Placement::Sharded, _, _) => self.planes_at(slot, weight, orientation),
+            (Placement::Replicated, ..) => None,
+        };
+        let version = self.plan.entry.masters;
+        if found != Some(version) {
+            let form = match form {
+                Form::Planes => "planes",
+                Form::Dense => "dense values",
+            };
+            let needs = format!(
+                "the {orientation} {form} of `{}` at {version} for call `{}`",
+                layout.name, running.call.name
+            );
+            let remedy = match found {
+                Some(_) => "gather between the cast of the version the step begins with and the next cast",
+                None => "gather this weight, derive what the use asks for, and let the call read that slot",
+            };
+            return self.wrong_use(running.task, slot, needs, remedy);
+        }
+        self.proven.uses += 1;
+        Ok(())
+    }
+
+    fn check_buffer(&self, running: Running<'_>, buffer: BufferId, slot: SlotId) -> Verdict<()> {
+        let name = &self.plan.buffers[buffer.index()].name;
+        let Some(value) = self.value(buffer) else {
+            let problem = format!("reads buffer `{name}`, which no call before it writes");
+            let remedy = "write the buffer first, or declare it as an input or carried";
+            return self.wrong_program(self.plan.describe(running.task), problem, remedy);
+        };
+        if *self.slots.held(slot) == Held::Buffer(buffer, value) {
+            return Ok(());
+        }
+        let needs = format!("buffer `{name}` {}", value.describe(self.plan));
+        let remedy = "copy inputs before their first reader, and keep a buffer's bytes until its last";
+        self.wrong_operand(running.task, slot, &needs, remedy)
+    }
+
+    fn write_operand(&mut self, running: Running<'_>, operand: &Operand) -> Verdict<()> {
+        let Running { task, id: call, .. } = running;
+        match operand.role {
+            OperandRole::Gradient(weight) => {
+                let padded = *self.slots.held(operand.slot) == Held::Padding(weight);
+                self.fill(task, operand.slot, Held::Gradient { weight, call, padded })
+            }
+            OperandRole::Buffer(buffer) => {
+                self.fill(task, operand.slot, Held::Buffer(buffer, BufferValue::Written(call)))
+            }
+            OperandRole::Use(_) | OperandRole::TensorScale(_) => Ok(()),
+        }
+    }
+
+    /// Do the planes of a use come with a scale of the whole tensor?
+    fn reads_tensor_scale(&self, usage: &Use) -> bool {
+        let layout = self.plan.weights.layout(usage.weight);
+        usage.form == Form::Planes && self.plan.weights.bucket(layout.bucket).has_scales()
+    }
+
+    fn role(&self, call: &Call, role: OperandRole) -> String {
+        let of = |position: usize| match call.uses.get(position) {
+            Some(usage) => format!("use {position} (`{}` {})", self.name(usage.weight), usage.orientation),
+            None => format!("use {position} of {}", call.uses.len()),
+        };
+        let gradient = |weight: WeightId| format!("the gradient of `{}`", self.name(weight));
+        match role {
+            OperandRole::Use(position) => of(position),
+            OperandRole::TensorScale(position) => format!("the tensor scale of {}", of(position)),
+            OperandRole::Gradient(weight) => gradient(weight),
+            OperandRole::Buffer(buffer) => format!("buffer `{}`", self.plan.buffers[buffer.index()].name),
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! The edge at which a step begins.
+//!
+//! Law: before the step, resident slots hold what the plan's entry state promises, inputs and the
+//! learning rate what the trainer put there, and nothing else holds anything of this step. What
+//! the entry state promises is for the session to keep; every plan's exit is checked against it.
+
+use super::{BufferValue, Held, Run, Verdict, VerifyError};
+use crate::layout::{Content, Residency, Slot};
+use crate::model::{Lifetime, Role};
+use crate::plan::EdgeState;
+
+impl Run<'_> {
+    pub(super) fn enter(&mut self) -> Verdict<()> {
+        self.check_declared()?;
+        for (id, slot) in self.plan.arena.entries() {
+            let held = self.initial(slot);
+            if held != Held::Nothing {
+                self.slots.put(None, id, held);
+            }
+        }
+        Ok(())
+    }
+
+    /// Entry and exit must fit each other and what kind of step it is.
+    fn check_declared(&self) -> Verdict<()> {
+        let EdgeState { masters, shards } = self.plan.entry;
+        let next = if self.plan.updates_weights { masters.next() } else { masters };
+        let left = if self.plan.updates_weights || self.plan.calls.is_empty() { Some(next) } else { shards };
+        let exit = EdgeState { masters: next, shards: left };
+        let quantized = EdgeState { masters: next, shards: Some(next) };
+        if self.plan.exit == exit || self.plan.exit == quantized {
+            return Ok(());
+        }
+        Err(Box::new(VerifyError::Edge {
+            subject: format!("plan `{}`", self.plan.name),
+            needs: format!("to declare {} at its exit", describe(exit)),
+            holds: format!("{} declared", describe(self.plan.exit)),
+            remedy: "a step with an optimizer ends one version on, a prologue with shards of the masters' version, \
+                     any other as it began"
+                .into(),
+        }))
+    }
+
+    fn initial(&self, slot: &Slot) -> Held {
+        let EdgeState { masters, shards } = self.plan.entry;
+        let role = |buffer: crate::id::BufferId| self.plan.buffers[buffer.index()].role;
+        match (slot.content, slot.residency) {
+            (Content::Staging(buffer), _) if role(buffer) == Role::Input => {
+                Held::Buffer(buffer, BufferValue::Staged)
+            }
+            (_, Residency::Transient) => Held::Nothing,
+            (Content::Master(weight), _) => Held::Master(weight, masters),
+            (Content::ExpAvg(weight), _) => Held::ExpAvg(weight, masters),
+            (Content::ExpAvgSq(weight), _) => Held::ExpAvgSq(weight, masters),
+            (Content::Shard(weight, orientation), _) => {
+                Held::Shard { weight, orientation, data: shards, scale: shards }
+            }
+            (Content::TensorScale(bucket), _) => {
+                shards.map_or(Held::Nothing, |version| Held::TensorScale(bucket, version))
+            }
+            (Content::OptimizerStep, _) => Held::OptimizerStep { votes: 0 },
+            (Content::LearningRate, _) => Held::LearningRate,
+            (Content::Buffer(buffer), _)
+                if self.plan.buffers[buffer.index()].lifetime == Lifetime::Carried =>
+            {
+                Held::Buffer(buffer, BufferValue::Carried)
+            }
+            _ => Held::Stale,
+        }
+    }
+}
+
+/// An edge state in words.
+pub(super) fn describe(edge: EdgeState) -> String {
+    match edge.shards {
+        Some(version) => format!("masters at {} and shards at {version}", edge.masters),
+        None => format!("masters at {} and no shards", edge.masters),
+    }
+}

@@ -1,0 +1,229 @@
+//! PL-4: the way of a gradient from the call that wrote it to its main grad.
+//!
+//! Law: a sharded weight's gradient is reduce-scattered, then accumulated; a replicated weight's
+//! is accumulated, then all-reduced. The first contribution of a step begins the sum and no later
+//! one does; none is added twice. Padding rows are zero before anything is summed over ranks.
+
+use std::collections::BTreeSet;
+
+use super::{Held, Run, Verdict, VerifyError};
+use crate::id::{CallId, SlotId, TaskId, WeightId};
+use crate::layout::Content;
+use crate::model::Placement;
+
+impl Run<'_> {
+    pub(super) fn zero_padding(&mut self, task: TaskId, weight: WeightId, gradient: SlotId) -> Verdict<()> {
+        let held = match *self.slots.held(gradient) {
+            Held::Gradient { weight: of, call, .. } if of == weight => {
+                Held::Gradient { weight, call, padded: true }
+            }
+            Held::Gradient { .. } => {
+                let needs = format!("a gradient of `{}`", self.name(weight));
+                return self.wrong_gradient(
+                    task,
+                    gradient,
+                    needs,
+                    "zero the padding of the weight's own gradient",
+                );
+            }
+            _ => Held::Padding(weight),
+        };
+        self.fill(task, gradient, held)
+    }
+
+    pub(super) fn reduce_scatter(
+        &mut self,
+        task: TaskId,
+        weight: WeightId,
+        from: SlotId,
+        to: SlotId,
+    ) -> Verdict<()> {
+        let shard = &self.plan.weights.layout(weight).shard;
+        let has_padding = shard.padded_rows() > shard.shape.rows;
+        match *self.slots.held(from) {
+            Held::Gradient { weight: of, call, padded } if of == weight && (padded || !has_padding) => {
+                self.fill(task, to, Held::ReducedGradient(weight, call))
+            }
+            _ => {
+                let zeros = if has_padding { " with zeroed padding rows" } else { "" };
+                let needs = format!("a call's gradient of `{}`{zeros}", self.name(weight));
+                self.wrong_gradient(
+                    task,
+                    from,
+                    needs,
+                    "reduce a gradient between its call and the next writer of its bytes",
+                )
+            }
+        }
+    }
+
+    pub(super) fn accumulate(
+        &mut self,
+        task: TaskId,
+        weight: WeightId,
+        from: SlotId,
+        into: SlotId,
+        first: bool,
+    ) -> Verdict<()> {
+        let placement = self.plan.weights.layout(weight).placement;
+        let call = self.addend(task, weight, placement, from)?;
+        let mut sum = self.sum(task, weight, placement, into, first)?;
+        if !sum.insert(call) {
+            return self.wrong_accumulation(
+                task,
+                format!(
+                    "adds the gradient of `{}` from call `{}` a second time",
+                    self.name(weight),
+                    self.call_name(call)
+                ),
+                "accumulate each gradient once",
+            );
+        }
+        let held = match placement {
+            Placement::Sharded => Held::MainGrad(weight, sum),
+            Placement::Replicated => Held::LocalSum(weight, sum),
+        };
+        self.fill(task, into, held)?;
+        self.proven.gradients += 1;
+        Ok(())
+    }
+
+    pub(super) fn reduce_sums(&mut self, task: TaskId, pairs: &[(SlotId, SlotId)]) -> Verdict<()> {
+        for (from, to) in pairs {
+            let Held::LocalSum(weight, sum) = self.slots.held(*from).clone() else {
+                let needs = "this rank's gradient sum of a replicated weight, since it takes sums".into();
+                return self.wrong_gradient(
+                    task,
+                    *from,
+                    needs,
+                    "accumulate the weight's gradients before the all-reduce",
+                );
+            };
+            self.fill(task, *to, Held::MainGrad(weight, sum))?;
+        }
+        Ok(())
+    }
+
+    /// PL-4: `slot` must hold the main grad of `weight` with every call's gradient in it.
+    pub(super) fn complete(&self, task: TaskId, weight: WeightId, slot: SlotId) -> Verdict<()> {
+        let sum = match self.slots.held(slot) {
+            Held::MainGrad(of, sum) if *of == weight => sum,
+            _ => {
+                let needs = format!("the main grad of `{}` from this step", self.name(weight));
+                return self.wrong_gradient(
+                    task,
+                    slot,
+                    needs,
+                    "reduce and accumulate the weight's gradients first",
+                );
+            }
+        };
+        // The sum holds contributors alone, each once: only calls that declare a gradient write one.
+        match self.contributors[weight.index()].iter().find(|call| !sum.contains(call)) {
+            None => Ok(()),
+            Some(call) => Err(Box::new(VerifyError::LostGradient {
+                task: self.plan.describe(task),
+                weight: self.name(weight).into(),
+                call: self.call_name(*call).into(),
+                whereabouts: self.whereabouts(weight, *call),
+            })),
+        }
+    }
+
+    /// What is added: the call it comes from.
+    fn addend(&self, task: TaskId, weight: WeightId, placement: Placement, from: SlotId) -> Verdict<CallId> {
+        let (what, remedy) = match (placement, self.slots.held(from)) {
+            (Placement::Sharded, Held::ReducedGradient(of, call)) if *of == weight => return Ok(*call),
+            (Placement::Replicated, Held::Gradient { weight: of, call, .. }) if *of == weight => {
+                return Ok(*call);
+            }
+            (Placement::Sharded, _) => ("a reduced gradient", "reduce-scatter the gradient first"),
+            (Placement::Replicated, _) => {
+                ("a call's gradient", "accumulate between the call and the next writer of its bytes")
+            }
+        };
+        let needs = format!("{what} of `{}`", self.name(weight));
+        self.wrong_gradient(task, from, needs, remedy)
+    }
+
+    /// The sum so far, taken out of its slot; empty for the first contribution.
+    fn sum(
+        &mut self,
+        task: TaskId,
+        weight: WeightId,
+        placement: Placement,
+        into: SlotId,
+        first: bool,
+    ) -> Verdict<BTreeSet<CallId>> {
+        let begun = match (placement, self.slots.held(into)) {
+            (Placement::Sharded, Held::MainGrad(of, _)) | (Placement::Replicated, Held::LocalSum(of, _)) => {
+                *of == weight
+            }
+            _ => false,
+        };
+        match (begun, first) {
+            (false, true) => Ok(BTreeSet::new()),
+            (true, false) => Ok(self.slots.take_sum(into)),
+            (true, true) => self.wrong_accumulation(
+                task,
+                format!(
+                    "begins the sum of `{}` again and loses {}",
+                    self.name(weight),
+                    self.slots.describe(into)
+                ),
+                "only the first contribution of a step overwrites",
+            ),
+            (false, false) => {
+                let needs = format!(
+                    "the sum of `{}` that an earlier contribution of this step began",
+                    self.name(weight)
+                );
+                self.wrong_gradient(task, into, needs, "the first contribution of a step must overwrite")
+            }
+        }
+    }
+
+    /// Where a gradient that a sum lacks is instead.
+    fn whereabouts(&self, weight: WeightId, call: CallId) -> String {
+        for (slot, held) in self.slots.all() {
+            let name = &self.plan.arena.slot(slot).name;
+            let content = self.plan.arena.slot(slot).content;
+            match held {
+                Held::Gradient { weight: w, call: c, .. } if (*w, *c) == (weight, call) => {
+                    return format!("it still lies in slot `{name}` as the call wrote it");
+                }
+                Held::ReducedGradient(w, c) if (*w, *c) == (weight, call) => {
+                    return format!("it was reduced into slot `{name}` and not accumulated");
+                }
+                Held::Overwritten { .. } if content == Content::ReducedGradient(weight, call) => {
+                    return format!(
+                        "it was reduced into slot `{name}`, which holds {}",
+                        self.slots.describe(slot)
+                    );
+                }
+                Held::LocalSum(w, sum) if *w == weight && sum.contains(&call) => {
+                    return format!("it was added to slot `{name}` behind the all-reduce");
+                }
+                _ => {}
+            }
+        }
+        let lost = self.slots.all().find(|(slot, held)| {
+            matches!(held, Held::Overwritten { .. })
+                && self.plan.arena.slot(*slot).content == Content::Gradient(weight, call)
+        });
+        match lost {
+            Some((slot, _)) => {
+                format!("its slot `{}` holds {}", self.slot_name(slot), self.slots.describe(slot))
+            }
+            None => "no task wrote or carries it".into(),
+        }
+    }
+
+    fn wrong_accumulation<T>(&self, task: TaskId, problem: String, remedy: &str) -> Verdict<T> {
+        Err(Box::new(VerifyError::Accumulation {
+            task: self.plan.describe(task),
+            problem,
+            remedy: remedy.into(),
+        }))
+    }
+}

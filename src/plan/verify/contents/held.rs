@@ -1,0 +1,196 @@
+//! What a slot holds, as a symbol.
+//!
+//! Law: a symbol says everything an op may rely on and nothing about numbers. Two slots with equal
+//! symbols hold equal bytes, for every run of the plan with a clean vote.
+
+use std::collections::BTreeSet;
+
+use crate::format::Orientation;
+use crate::id::{BucketId, BufferId, CallId, SlotId, TaskId, Version, WeightId};
+use crate::layout::Content;
+use crate::plan::StepPlan;
+
+/// Where the present value of a buffer comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BufferValue {
+    /// The trainer staged it before the step.
+    Staged,
+    /// The step before left it; zeros before the first.
+    Carried,
+    /// This call wrote it.
+    Written(CallId),
+}
+
+/// The symbolic content of a slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    /// No task of the step wrote it.
+    Nothing,
+    /// Another slot's content lies in some of its bytes now.
+    Overwritten { by: Option<TaskId>, through: SlotId },
+    /// What some earlier step left.
+    Stale,
+    /// FP32 master of a weight.
+    Master(WeightId, Version),
+    /// First moment of a weight.
+    ExpAvg(WeightId, Version),
+    /// Second moment of a weight.
+    ExpAvgSq(WeightId, Version),
+    /// A rank's quantized rows; data and scale plane are written by different ops.
+    Shard { weight: WeightId, orientation: Orientation, data: Option<Version>, scale: Option<Version> },
+    /// Tensor scales of a bucket.
+    TensorScale(BucketId, Version),
+    /// Amaxes of the blocks of a bucket.
+    BlockAmax(BucketId, Version),
+    /// Amaxes of this rank's rows of a bucket.
+    LocalAmax(BucketId, Version),
+    /// Amaxes of a bucket over all ranks.
+    ReducedAmax(BucketId, Version),
+    /// Encode factors of a bucket.
+    Encode(BucketId, Version),
+    /// Planes of a whole weight, as gathered.
+    Gathered(WeightId, Orientation, Version),
+    /// Columnwise planes derived from rowwise ones.
+    Transposed(WeightId, Version),
+    /// A dequantized weight.
+    Dense(WeightId, Orientation, Version),
+    /// A gradient slot of which only the padding rows are written, with zeros.
+    Padding(WeightId),
+    /// The full gradient a call wrote; are its padding rows zero?
+    Gradient { weight: WeightId, call: CallId, padded: bool },
+    /// This rank's rows of a call's gradient, summed over the ranks.
+    ReducedGradient(WeightId, CallId),
+    /// A rank's own sum of these calls' gradients.
+    LocalSum(WeightId, BTreeSet<CallId>),
+    /// The main grad: the sum of these calls' gradients over all ranks.
+    MainGrad(WeightId, BTreeSet<CallId>),
+    /// The fault word, having seen this many calls since it was cleared.
+    FaultWord { calls: usize },
+    /// This rank's norm and fault record of the step.
+    Record,
+    /// All ranks' records of the step.
+    Records,
+    /// The vote of the step.
+    Vote,
+    /// The learning rate of the step.
+    LearningRate,
+    /// The optimizer's step count, counted on this many times.
+    OptimizerStep { votes: u32 },
+    /// A buffer, in its own slot or in staging.
+    Buffer(BufferId, BufferValue),
+}
+
+impl Held {
+    /// May this be written into a slot declared for `content`?
+    pub(super) fn belongs_in(&self, content: Content) -> bool {
+        match self {
+            Self::Nothing | Self::Overwritten { .. } | Self::Stale => true,
+            Self::Master(weight, _) => content == Content::Master(*weight),
+            Self::ExpAvg(weight, _) => content == Content::ExpAvg(*weight),
+            Self::ExpAvgSq(weight, _) => content == Content::ExpAvgSq(*weight),
+            Self::Shard { weight, orientation, .. } => content == Content::Shard(*weight, *orientation),
+            Self::TensorScale(bucket, _) => content == Content::TensorScale(*bucket),
+            Self::BlockAmax(bucket, _) => content == Content::BlockAmax(*bucket),
+            Self::LocalAmax(bucket, _) => content == Content::LocalAmax(*bucket),
+            Self::ReducedAmax(bucket, _) => content == Content::ReducedAmax(*bucket),
+            Self::Encode(bucket, _) => content == Content::Encode(*bucket),
+            Self::Gathered(weight, orientation, _) => content == Content::Gathered(*weight, *orientation),
+            Self::Transposed(weight, _) => content == Content::Transposed(*weight),
+            Self::Dense(weight, orientation, _) => content == Content::Dense(*weight, *orientation),
+            Self::Padding(weight) => matches!(content, Content::Gradient(other, _) if other == *weight),
+            Self::Gradient { weight, call, .. } => content == Content::Gradient(*weight, *call),
+            Self::ReducedGradient(weight, call) => content == Content::ReducedGradient(*weight, *call),
+            Self::LocalSum(weight, _) => content == Content::LocalGrad(*weight),
+            Self::MainGrad(weight, _) => content == Content::MainGrad(*weight),
+            Self::FaultWord { .. } => content == Content::FaultWord,
+            Self::Record => content == Content::NormRecord,
+            Self::Records => content == Content::NormRecords,
+            Self::Vote => content == Content::Vote,
+            Self::LearningRate => content == Content::LearningRate,
+            Self::OptimizerStep { .. } => content == Content::OptimizerStep,
+            Self::Buffer(buffer, _) => {
+                content == Content::Buffer(*buffer) || content == Content::Staging(*buffer)
+            }
+        }
+    }
+
+    /// In words.
+    pub(super) fn describe(&self, plan: &StepPlan) -> String {
+        let name = |weight: &WeightId| format!("`{}`", plan.weights.layout(*weight).name);
+        let call = |call: &CallId| format!("call `{}`", plan.calls[call.index()].name);
+        let calls = |calls: &BTreeSet<CallId>| calls.iter().map(call).collect::<Vec<_>>().join(", ");
+        match self {
+            Self::Nothing => "nothing: no earlier task of the step writes it".into(),
+            Self::Overwritten { by, through } => {
+                let slot = &plan.arena.slot(*through).name;
+                let by = by.map_or("what the step begins with".into(), |task| plan.describe(task));
+                format!("nothing any more: {by} overwrote it through slot `{slot}`")
+            }
+            Self::Stale => "what an earlier step left".into(),
+            Self::Master(weight, version) => format!("the master of {} at {version}", name(weight)),
+            Self::ExpAvg(weight, version) => format!("the first moment of {} at {version}", name(weight)),
+            Self::ExpAvgSq(weight, version) => format!("the second moment of {} at {version}", name(weight)),
+            Self::Shard { weight, orientation, data, scale } => {
+                let of = |version: &Option<Version>| {
+                    version.map_or("not yet written".into(), |at| format!("at {at}"))
+                };
+                let planes = match scale {
+                    scale if scale == data => of(data),
+                    None => of(data),
+                    Some(_) => format!("with data {} and scales {}", of(data), of(scale)),
+                };
+                format!("the {orientation} shard of {} {planes}", name(weight))
+            }
+            Self::TensorScale(bucket, version) => format!("the tensor scales of {bucket} at {version}"),
+            Self::BlockAmax(bucket, version) => format!("the block amaxes of {bucket} at {version}"),
+            Self::LocalAmax(bucket, version) => format!("this rank's amaxes of {bucket} at {version}"),
+            Self::ReducedAmax(bucket, version) => {
+                format!("the amaxes of {bucket} over all ranks at {version}")
+            }
+            Self::Encode(bucket, version) => format!("the encode factors of {bucket} at {version}"),
+            Self::Gathered(weight, orientation, version) => {
+                format!("the gathered {orientation} planes of {} at {version}", name(weight))
+            }
+            Self::Transposed(weight, version) => {
+                format!("the derived columnwise planes of {} at {version}", name(weight))
+            }
+            Self::Dense(weight, orientation, version) => {
+                format!("the dense {orientation} values of {} at {version}", name(weight))
+            }
+            Self::Padding(weight) => {
+                format!("zeroed padding rows for a gradient of {}, and no rows", name(weight))
+            }
+            Self::Gradient { weight, call: of, padded } => {
+                let padding = if *padded { "" } else { ", its padding rows not zeroed" };
+                format!("the gradient of {} from {}{padding}", name(weight), call(of))
+            }
+            Self::ReducedGradient(weight, of) => {
+                format!("the reduced gradient of {} from {}", name(weight), call(of))
+            }
+            Self::LocalSum(weight, of) => {
+                format!("this rank's gradient sum of {} over {}", name(weight), calls(of))
+            }
+            Self::MainGrad(weight, of) => format!("the main grad of {} over {}", name(weight), calls(of)),
+            Self::FaultWord { calls } => format!("a fault word that has seen {calls} calls of this step"),
+            Self::Record => "this rank's record of the step".into(),
+            Self::Records => "all ranks' records of the step".into(),
+            Self::Vote => "the vote of the step".into(),
+            Self::LearningRate => "the learning rate".into(),
+            Self::OptimizerStep { votes } => format!("the optimizer's step count, counted on {votes} times"),
+            Self::Buffer(buffer, value) => {
+                format!("buffer `{}` {}", plan.buffers[buffer.index()].name, value.describe(plan))
+            }
+        }
+    }
+}
+
+impl BufferValue {
+    /// In words, to stand behind the buffer's name.
+    pub(super) fn describe(self, plan: &StepPlan) -> String {
+        match self {
+            Self::Staged => "as the trainer staged it".into(),
+            Self::Carried => "as the step before left it".into(),
+            Self::Written(call) => format!("as call `{}` wrote it", plan.calls[call.index()].name),
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! PL-4 and PL-9, the optimizer: norm, records, vote, AdamW.
+//!
+//! Law: the norm counts every complete main grad once and carries the fault word of all calls; the
+//! vote sees all ranks' records and counts the step once; AdamW rewrites every weight once, from
+//! state and main grads of this step, under that vote.
+
+use super::{Held, Run, Verdict, VerifyError};
+use crate::id::{BucketId, SlotId, TaskId, WeightId};
+use crate::op::AdamOperand;
+
+impl Run<'_> {
+    pub(super) fn grad_norm(
+        &mut self,
+        task: TaskId,
+        main_grads: &[(WeightId, SlotId)],
+        fault: SlotId,
+        record: SlotId,
+    ) -> Verdict<()> {
+        let mut counted = vec![0usize; self.plan.weights.layouts.len()];
+        for (weight, slot) in main_grads {
+            self.complete(task, *weight, *slot)?;
+            counted[weight.index()] += 1;
+        }
+        if let Some(weight) = counted.iter().position(|times| *times != 1) {
+            let name = self.name(WeightId::at(weight));
+            return Err(Box::new(VerifyError::Coverage {
+                task: self.plan.describe(task),
+                problem: format!("counts the main grad of `{name}` {} times in the norm", counted[weight]),
+            }));
+        }
+        let calls = self.plan.calls.len();
+        if *self.slots.held(fault) != (Held::FaultWord { calls }) {
+            let needs = format!("a fault word that has seen all {calls} calls of the step");
+            return self.wrong_operand(task, fault, &needs, "take the norm behind the last call");
+        }
+        self.fill(task, record, Held::Record)
+    }
+
+    pub(super) fn gather_records(&mut self, task: TaskId, from: SlotId, to: SlotId) -> Verdict<()> {
+        if *self.slots.held(from) != Held::Record {
+            return self.wrong_operand(
+                task,
+                from,
+                "this rank's record of the step",
+                "gather the record the norm wrote",
+            );
+        }
+        self.fill(task, to, Held::Records)
+    }
+
+    pub(super) fn vote(
+        &mut self,
+        task: TaskId,
+        records: SlotId,
+        optimizer_step: SlotId,
+        vote: SlotId,
+    ) -> Verdict<()> {
+        if *self.slots.held(records) != Held::Records {
+            return self.wrong_operand(
+                task,
+                records,
+                "all ranks' records of the step",
+                "gather the records before the vote",
+            );
+        }
+        let Held::OptimizerStep { votes } = *self.slots.held(optimizer_step) else {
+            return self.wrong_operand(
+                task,
+                optimizer_step,
+                "the optimizer's step count",
+                "name the step count's slot",
+            );
+        };
+        self.fill(task, optimizer_step, Held::OptimizerStep { votes: votes + 1 })?;
+        self.fill(task, vote, Held::Vote)
+    }
+
+    pub(super) fn adam(
+        &mut self,
+        task: TaskId,
+        bucket: BucketId,
+        states: &[AdamOperand],
+        vote: SlotId,
+        learning_rate: SlotId,
+    ) -> Verdict<()> {
+        self.is_vote(task, vote)?;
+        if *self.slots.held(learning_rate) != Held::LearningRate {
+            return self.wrong_operand(
+                task,
+                learning_rate,
+                "the learning rate",
+                "name the learning rate's slot",
+            );
+        }
+        let (old, new) = (self.plan.entry.masters, self.plan.entry.masters.next());
+        for state in states {
+            let AdamOperand { weight, master, exp_avg, exp_avg_sq, main_grad } = *state;
+            if self.plan.weights.layout(weight).bucket != bucket {
+                return Err(Box::new(VerifyError::Coverage {
+                    task: self.plan.describe(task),
+                    problem: format!("updates `{}`, which is not of {bucket}", self.name(weight)),
+                }));
+            }
+            self.complete(task, weight, main_grad)?;
+            let rewritten = [
+                (master, Held::Master(weight, old), Held::Master(weight, new)),
+                (exp_avg, Held::ExpAvg(weight, old), Held::ExpAvg(weight, new)),
+                (exp_avg_sq, Held::ExpAvgSq(weight, old), Held::ExpAvgSq(weight, new)),
+            ];
+            for (slot, before, after) in rewritten {
+                if *self.slots.held(slot) != before {
+                    let remedy = "update every weight once a step, from its own state";
+                    return self.wrong_state(task, slot, before.describe(self.plan), remedy);
+                }
+                self.fill(task, slot, after)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_vote(&self, task: TaskId, slot: SlotId) -> Verdict<()> {
+        if *self.slots.held(slot) == Held::Vote {
+            return Ok(());
+        }
+        self.wrong_operand(task, slot, "the vote of this step", "vote before anything that a fault must stop")
+    }
+}

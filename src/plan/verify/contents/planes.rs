@@ -1,0 +1,135 @@
+//! PL-2, the way of a weight's planes: gathered, transposed, dequantized.
+//!
+//! Law: a gather sends the shard it names, whole and of one version; what is derived from its
+//! planes keeps weight and version, and needs scales of the same version.
+
+use super::{Held, Run, Verdict};
+use crate::format::Orientation;
+use crate::id::{SlotId, TaskId, Version, WeightId};
+
+impl Run<'_> {
+    pub(super) fn gather(
+        &mut self,
+        task: TaskId,
+        weight: WeightId,
+        orientation: Orientation,
+        from: SlotId,
+        to: SlotId,
+    ) -> Verdict<()> {
+        let version = match self.slots.held(from) {
+            Held::Shard { weight: w, orientation: o, data: Some(data), scale }
+                if (*w, *o) == (weight, orientation)
+                    && (scale == &Some(*data) || !self.has_scale_plane(weight, orientation)) =>
+            {
+                *data
+            }
+            _ => {
+                let needs =
+                    format!("the whole {orientation} shard of `{}` at one version", self.name(weight));
+                return self.wrong_use(
+                    task,
+                    from,
+                    needs,
+                    "gather the weight's own shard, before or behind its whole cast",
+                );
+            }
+        };
+        self.fill(task, to, Held::Gathered(weight, orientation, version))
+    }
+
+    pub(super) fn transpose(
+        &mut self,
+        task: TaskId,
+        weight: WeightId,
+        from: SlotId,
+        to: SlotId,
+    ) -> Verdict<()> {
+        let format = self.plan.weights.layout(weight).format;
+        match *self.slots.held(from) {
+            Held::Gathered(w, Orientation::Rowwise, version)
+                if w == weight && format.derives_columnwise().is_ok() =>
+            {
+                self.fill(task, to, Held::Transposed(weight, version))
+            }
+            _ => {
+                let needs = format!(
+                    "gathered rowwise planes of `{}` to derive columnwise ones from",
+                    self.name(weight)
+                );
+                self.wrong_use(task, from, needs, "transpose the planes a gather of this weight just filled")
+            }
+        }
+    }
+
+    pub(super) fn dequantize(
+        &mut self,
+        task: TaskId,
+        (weight, orientation): (WeightId, Orientation),
+        from: SlotId,
+        tensor_scale: Option<SlotId>,
+        to: SlotId,
+    ) -> Verdict<()> {
+        let Some(version) = self.planes_at(from, weight, orientation) else {
+            let needs = format!("{orientation} planes of `{}`", self.name(weight));
+            return self.wrong_use(
+                task,
+                from,
+                needs,
+                "dequantize what a gather or transpose of this weight filled",
+            );
+        };
+        match tensor_scale {
+            Some(slot) => self.tensor_scale(task, slot, weight, version)?,
+            None if self.plan.weights.layout(weight).format.needs_tensor_amax() => {
+                let needs = format!("the tensor scale of `{}` beside its planes", self.name(weight));
+                return self.wrong_use(task, from, needs, "name the bucket's tensor scales in the op");
+            }
+            None => {}
+        }
+        self.fill(task, to, Held::Dense(weight, orientation, version))
+    }
+
+    /// The version of the planes of `weight` in `slot`, if that is what it holds. Planes an
+    /// orientation's shards store come gathered, the others derived; a reader knows which layout
+    /// to expect from the format.
+    pub(super) fn planes_at(
+        &self,
+        slot: SlotId,
+        weight: WeightId,
+        orientation: Orientation,
+    ) -> Option<Version> {
+        let stored = self.plan.weights.layout(weight).format.stored_orientations().contains(&orientation);
+        match *self.slots.held(slot) {
+            Held::Gathered(w, o, version) if stored && (w, o) == (weight, orientation) => Some(version),
+            Held::Transposed(w, version) if !stored && w == weight => Some(version),
+            _ => None,
+        }
+    }
+
+    /// `slot` must hold the tensor scales that `weight`'s planes at `version` were cast with.
+    pub(super) fn tensor_scale(
+        &self,
+        task: TaskId,
+        slot: SlotId,
+        weight: WeightId,
+        version: Version,
+    ) -> Verdict<()> {
+        let bucket = self.plan.weights.layout(weight).bucket;
+        if *self.slots.held(slot) == Held::TensorScale(bucket, version) {
+            return Ok(());
+        }
+        let needs =
+            format!("the tensor scales of `{}` ({bucket}) at {version}, like its planes", self.name(weight));
+        self.wrong_use(
+            task,
+            slot,
+            needs,
+            "read planes and tensor scales of one version, both before or both behind the scale op",
+        )
+    }
+
+    /// Do the shard's scales lie in a plane of their own, which must be of the data's version?
+    pub(super) fn has_scale_plane(&self, weight: WeightId, orientation: Orientation) -> bool {
+        self.plan.weights.layout(weight).shard_planes(orientation).len() > 1
+    }
+}

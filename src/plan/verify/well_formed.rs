@@ -1,0 +1,202 @@
+//! Every id points into the plan.
+//!
+//! Law: behind this check no lookup of the verifier can fail, so a plan from anywhere gets an
+//! error and never a panic. It proves nothing else.
+
+use super::{Verdict, VerifyError};
+use crate::id::{BucketId, BufferId, CallId, SlotId, TaskId, WeightId};
+use crate::layout::Content;
+use crate::model::Call;
+use crate::op::{Op, OperandRole, ShardOperand};
+use crate::plan::{StepPlan, Task};
+
+pub(super) fn check(plan: &StepPlan) -> Verdict<()> {
+    let ids = Ids { plan };
+    ids.weights()?;
+    for call in &plan.calls {
+        ids.call(call)?;
+    }
+    for (id, slot) in plan.arena.entries() {
+        ids.content(slot.content, || format!("{id} (`{}`)", slot.name))?;
+    }
+    for (id, task) in plan.entries() {
+        ids.task(id, task)?;
+    }
+    if !plan.tasks.is_empty() {
+        ids.task_id(plan.bounds.live_peak, &|| "bounds.live_peak".into())?;
+    }
+    Ok(())
+}
+
+struct Ids<'p> {
+    plan: &'p StepPlan,
+}
+
+/// Where a name stands; only asked for when it is wrong.
+type Place<'a> = &'a dyn Fn() -> String;
+
+impl Ids<'_> {
+    fn absent(&self, place: Place<'_>, named: impl ToString, count: usize, kind: &str) -> Box<VerifyError> {
+        Box::new(VerifyError::Malformed {
+            place: place(),
+            named: named.to_string(),
+            present: format!("{count} {kind}"),
+        })
+    }
+
+    fn within(
+        &self,
+        index: usize,
+        count: usize,
+        place: Place<'_>,
+        named: impl ToString,
+        kind: &str,
+    ) -> Verdict<()> {
+        if index < count { Ok(()) } else { Err(self.absent(place, named, count, kind)) }
+    }
+
+    fn weight(&self, weight: WeightId, place: Place<'_>) -> Verdict<()> {
+        self.within(weight.index(), self.plan.weights.layouts.len(), place, weight, "weights")
+    }
+
+    fn bucket(&self, bucket: BucketId, place: Place<'_>) -> Verdict<()> {
+        self.within(bucket.index(), self.plan.weights.buckets.len(), place, bucket, "buckets")
+    }
+
+    fn buffer(&self, buffer: BufferId, place: Place<'_>) -> Verdict<()> {
+        self.within(buffer.index(), self.plan.buffers.len(), place, buffer, "buffers")
+    }
+
+    fn call_id(&self, call: CallId, place: Place<'_>) -> Verdict<()> {
+        self.within(call.index(), self.plan.calls.len(), place, call, "calls")
+    }
+
+    fn slot(&self, slot: SlotId, place: Place<'_>) -> Verdict<()> {
+        self.within(slot.index(), self.plan.arena.slots.len(), place, slot, "slots")
+    }
+
+    fn task_id(&self, task: TaskId, place: Place<'_>) -> Verdict<()> {
+        self.within(task.index(), self.plan.tasks.len(), place, task, "tasks")
+    }
+
+    /// Buckets and layouts name each other.
+    fn weights(&self) -> Verdict<()> {
+        for (id, bucket) in self.plan.weights.entries() {
+            for weight in &bucket.weights {
+                self.weight(*weight, &|| id.to_string())?;
+            }
+        }
+        for (number, layout) in self.plan.weights.layouts.iter().enumerate() {
+            let weight = WeightId::at(number);
+            let place = || format!("`{}`", layout.name);
+            self.bucket(layout.bucket, &place)?;
+            let bucket = self.plan.weights.bucket(layout.bucket);
+            let alike = bucket.format == layout.format && bucket.placement == layout.placement;
+            if bucket.weights.get(layout.position) != Some(&weight) || !alike {
+                let named = format!("place {} of {}", layout.position, layout.bucket);
+                return Err(self.absent(
+                    &place,
+                    named,
+                    bucket.weights.len(),
+                    "weights there, of which it is none",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn call(&self, call: &Call) -> Verdict<()> {
+        let place = || format!("call `{}`", call.name);
+        for weight in call.uses.iter().map(|usage| usage.weight).chain(call.grads.iter().copied()) {
+            self.weight(weight, &place)?;
+        }
+        for access in &call.buffers {
+            self.buffer(access.buffer, &place)?;
+        }
+        Ok(())
+    }
+
+    fn content(&self, content: Content, place: impl Fn() -> String) -> Verdict<()> {
+        match content {
+            Content::Master(weight)
+            | Content::ExpAvg(weight)
+            | Content::ExpAvgSq(weight)
+            | Content::MainGrad(weight)
+            | Content::LocalGrad(weight)
+            | Content::Shard(weight, _)
+            | Content::Gathered(weight, _)
+            | Content::Transposed(weight)
+            | Content::Dense(weight, _) => self.weight(weight, &place),
+            Content::Gradient(weight, call) | Content::ReducedGradient(weight, call) => {
+                self.weight(weight, &place)?;
+                self.call_id(call, &place)
+            }
+            Content::TensorScale(bucket)
+            | Content::LocalAmax(bucket)
+            | Content::ReducedAmax(bucket)
+            | Content::BlockAmax(bucket)
+            | Content::Encode(bucket) => self.bucket(bucket, &place),
+            Content::Buffer(buffer) | Content::Staging(buffer) => self.buffer(buffer, &place),
+            Content::OptimizerStep
+            | Content::FaultWord
+            | Content::LearningRate
+            | Content::NormRecord
+            | Content::NormRecords
+            | Content::Vote => Ok(()),
+        }
+    }
+
+    fn task(&self, id: TaskId, task: &Task) -> Verdict<()> {
+        let place = || self.plan.describe(id);
+        self.within(task.lane.index(), self.plan.lanes.len(), &place, task.lane, "lanes")?;
+        if let Some(event) = task.signals {
+            self.within(event.index(), self.plan.events, &place, event, "events")?;
+        }
+        for other in task.waits.iter().copied().chain(task.release) {
+            self.task_id(other, &place)?;
+        }
+        for (slot, _) in task.op.accesses() {
+            self.slot(slot, &place)?;
+        }
+        self.op(&task.op, &place)
+    }
+
+    /// Names of an op beside its slots.
+    fn op(&self, op: &Op, place: Place<'_>) -> Verdict<()> {
+        let shards =
+            |shards: &[ShardOperand]| shards.iter().try_for_each(|shard| self.weight(shard.weight, place));
+        match op {
+            Op::Copy { .. }
+            | Op::ClearFault { .. }
+            | Op::AllReduce { .. }
+            | Op::GatherRecords { .. }
+            | Op::Vote { .. } => Ok(()),
+            Op::ZeroPadding { weight, .. }
+            | Op::AllGather { weight, .. }
+            | Op::Transpose { weight, .. }
+            | Op::Dequantize { weight, .. }
+            | Op::ReduceScatter { weight, .. }
+            | Op::Accumulate { weight, .. } => self.weight(*weight, place),
+            Op::PartialAmax { bucket, .. } => self.bucket(*bucket, place),
+            Op::FusedScale { bucket, shards: list, .. } | Op::PartialCast { bucket, shards: list, .. } => {
+                self.bucket(*bucket, place)?;
+                shards(list)
+            }
+            Op::GradNorm { main_grads, .. } => {
+                main_grads.iter().try_for_each(|(weight, _)| self.weight(*weight, place))
+            }
+            Op::Adam { bucket, states, .. } => {
+                self.bucket(*bucket, place)?;
+                states.iter().try_for_each(|state| self.weight(state.weight, place))
+            }
+            Op::Compute { call, operands, .. } => {
+                self.call_id(*call, place)?;
+                operands.iter().try_for_each(|operand| match operand.role {
+                    OperandRole::Gradient(weight) => self.weight(weight, place),
+                    OperandRole::Buffer(buffer) => self.buffer(buffer, place),
+                    OperandRole::Use(_) | OperandRole::TensorScale(_) => Ok(()),
+                })
+            }
+        }
+    }
+}

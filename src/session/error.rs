@@ -1,0 +1,111 @@
+//! What a session refuses, and why.
+
+use crate::backend::cpu::WorldError;
+use crate::exec::ExecError;
+use crate::id::RankId;
+use crate::model::DeclareError;
+use crate::plan::PlanError;
+
+/// An error of a session.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// A declaration is wrong.
+    #[error(transparent)]
+    Declare(#[from] DeclareError),
+    /// No plan could be made.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// No world of ranks could be made.
+    #[error(transparent)]
+    World(#[from] WorldError),
+    /// The ranks could not be set up.
+    #[error(transparent)]
+    Exec(#[from] ExecError),
+    /// A session without programs, backends, or with the wrong number of them.
+    #[error("cannot start a session: {reason}")]
+    Start {
+        /// What is missing.
+        reason: String,
+    },
+    /// No such program.
+    #[error("no program is named `{name}`; the session has: {declared}")]
+    NoProgram {
+        /// The name asked for.
+        name: String,
+        /// The names that exist.
+        declared: String,
+    },
+    /// No such input.
+    #[error("program `{program}` has no input `{buffer}` on {rank}; declare it with `ProgramBuilder::input`")]
+    NoInput {
+        /// The program.
+        program: String,
+        /// The rank.
+        rank: RankId,
+        /// The name asked for.
+        buffer: String,
+    },
+    /// No such output.
+    #[error(
+        "program `{program}` has no output `{buffer}` on {rank}; declare it with `ProgramBuilder::output`"
+    )]
+    NoOutput {
+        /// The program.
+        program: String,
+        /// The rank.
+        rank: RankId,
+        /// The name asked for.
+        buffer: String,
+    },
+    /// Another number of bytes than declared.
+    #[error(
+        "input `{buffer}` of program `{program}` was given {given} bytes and holds {expected}; check element type and count"
+    )]
+    InputSize {
+        /// The program.
+        program: String,
+        /// The buffer.
+        buffer: String,
+        /// Bytes given.
+        given: usize,
+        /// Bytes declared.
+        expected: usize,
+    },
+    /// A closure failed; the step changed no weight on any rank.
+    #[error("step {step}: the closure of {rank} {} in call `{call}`: {message}; no weight was changed on any rank{}",
+        if *panicked { "panicked" } else { "failed" },
+        if *panicked { ", and the session is poisoned" } else { "" })]
+    Closure {
+        /// The step.
+        step: u64,
+        /// The rank whose closure failed first.
+        rank: RankId,
+        /// The call it was carrying out.
+        call: String,
+        /// What it said.
+        message: String,
+        /// A panic; the session is poisoned.
+        panicked: bool,
+    },
+    /// The session can run no further steps.
+    #[error("the session is poisoned: {reason}")]
+    Poisoned {
+        /// What happened.
+        reason: String,
+    },
+    /// A checkpoint that does not fit.
+    #[error("cannot import: {reason}; nothing was changed")]
+    Import {
+        /// What differs.
+        reason: String,
+    },
+    /// The trace could not be made or written.
+    #[error("trace `{path}`: {reason}")]
+    Trace {
+        /// Where it should go.
+        path: String,
+        /// What went wrong.
+        reason: String,
+    },
+}

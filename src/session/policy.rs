@@ -1,0 +1,40 @@
+//! From configuration to what planner, runner and optimizer are told.
+//!
+//! Law: a configuration is turned into a policy in this file only, after it was validated.
+
+use crate::config::{Capture, Config};
+use crate::exec::CaptureMode;
+use crate::layout::{OptimizerSettings, Settings};
+use crate::plan::Policy;
+
+impl From<&Config> for Policy {
+    fn from(config: &Config) -> Self {
+        let optimizer = &config.optimizer;
+        Self {
+            depth: config.prefetch.depth,
+            budget: config.memory.budget.map(|size| usize::try_from(size.bytes()).unwrap_or(usize::MAX)),
+            communicators: config.communicators,
+            backward: config.backward,
+            columnwise: config.columnwise,
+            settings: Settings {
+                via: config.quantize.via,
+                optimizer: OptimizerSettings {
+                    beta1: optimizer.beta1 as f32,
+                    beta2: optimizer.beta2 as f32,
+                    epsilon: optimizer.eps as f32,
+                    weight_decay: optimizer.weight_decay as f32,
+                    max_norm: optimizer.max_norm as f32,
+                },
+            },
+        }
+    }
+}
+
+impl From<&Config> for CaptureMode {
+    fn from(config: &Config) -> Self {
+        match config.capture {
+            Capture::Off => Self::Off,
+            Capture::Step => Self::Step,
+        }
+    }
+}

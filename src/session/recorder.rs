@@ -1,0 +1,152 @@
+//! Turns what the ranks measured into a timeline, and writes it.
+//!
+//! Law: a recorder only looks. It keeps the steps it was asked for and no others, so that a long
+//! run gives a trace a person can open. Arrows show the plan's fences: from the task that filled
+//! or freed a slot to the task that waited for it.
+
+use std::collections::BTreeSet;
+use std::ops::{Deref, Range};
+use std::path::PathBuf;
+
+use super::SessionError;
+use crate::exec::Exchange;
+use crate::id::{RankId, TaskId};
+use crate::layout::LaneKind;
+use crate::plan::{EdgeKind, StepPlan, Task};
+use crate::trace::{
+    self, Arrow, ArrowEnd, ArrowKind, HostLane, HostTrace, LaneInfo, Nanoseconds, Slice, Timeline,
+};
+
+/// Collects the timeline of a session.
+pub(super) struct Recorder {
+    path: PathBuf,
+    steps: Range<u64>,
+    timeline: Timeline,
+    host: HostTrace,
+}
+
+impl std::fmt::Debug for Recorder {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Recorder")
+            .field("path", &self.path)
+            .field("steps", &self.steps)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Recorder {
+    /// A recorder that keeps the steps numbered `steps` and writes to `path`.
+    pub(super) fn new(path: PathBuf, steps: Range<u64>, host: HostTrace, device: &str) -> Self {
+        let timeline = Timeline { notes: vec![device.to_owned()], ..Timeline::default() };
+        Self { path, steps, timeline, host }
+    }
+
+    /// Where the rank thread of `rank` records its spans.
+    pub(super) fn lane(&self, rank: RankId) -> HostLane {
+        self.host.lane(rank, "rank thread")
+    }
+
+    /// Is the step numbered `step` to be kept?
+    pub(super) fn keeps(&self, step: u64) -> bool {
+        self.steps.contains(&step)
+    }
+
+    /// Adds one step of all ranks.
+    pub(super) fn record<E: Deref<Target = Exchange>>(
+        &mut self,
+        plan: &StepPlan,
+        step: u64,
+        exchanges: &[E],
+    ) {
+        if !self.keeps(step) {
+            return;
+        }
+        let causes = causes(plan);
+        for (rank, exchange) in exchanges.iter().enumerate() {
+            let rank = RankId::at(rank);
+            self.add_lanes(plan, rank);
+            for ((id, task), interval) in plan.entries().zip(&exchange.intervals) {
+                self.timeline.slices.push(Slice {
+                    rank,
+                    lane: task.lane,
+                    task: id,
+                    name: format!("{} {}", task.op.name(), task.subject),
+                    category: task.op.name().to_owned(),
+                    begin: Nanoseconds::new(interval.begin),
+                    end: Nanoseconds::new(interval.end),
+                    step,
+                    collective: task.collective.is_some(),
+                    arguments: arguments(plan, task),
+                });
+            }
+            let end = |task: TaskId| ArrowEnd { rank, lane: plan.task(task).lane, task, step };
+            self.timeline.arrows.extend(causes.iter().map(|(from, to, kind)| Arrow {
+                from: end(*from),
+                to: end(*to),
+                kind: *kind,
+            }));
+        }
+    }
+
+    /// Writes everything to the trace file.
+    pub(super) fn write(self) -> Result<(), SessionError> {
+        let path = self.path.display().to_string();
+        let failed = |reason: String| SessionError::Trace { path: path.clone(), reason };
+        let host = self.host.finish().map_err(|error| failed(error.to_string()))?;
+        let file = std::fs::File::create(&self.path).map_err(|error| failed(error.to_string()))?;
+        trace::write_trace(&self.timeline, Some(&host), file).map_err(|error| failed(error.to_string()))?;
+        Ok(())
+    }
+
+    fn add_lanes(&mut self, plan: &StepPlan, rank: RankId) {
+        for lane in &plan.lanes {
+            if self.timeline.lanes.iter().any(|known| known.rank == rank && known.lane == lane.id) {
+                continue;
+            }
+            let kind = match lane.kind {
+                LaneKind::Compute => trace::LaneKind::Compute,
+                LaneKind::Quantize => trace::LaneKind::Quantize,
+                LaneKind::Communicator(_) => trace::LaneKind::Communication,
+            };
+            self.timeline.lanes.push(LaneInfo { rank, lane: lane.id, name: lane.kind.to_string(), kind });
+        }
+    }
+}
+
+fn arguments(plan: &StepPlan, task: &Task) -> Vec<(String, String)> {
+    let mut arguments = Vec::new();
+    if task.wire_bytes > 0 {
+        arguments.push(("bytes received".to_owned(), task.wire_bytes.to_string()));
+    }
+    for (slot, access) in task.op.accesses() {
+        let slot = plan.arena.slot(slot);
+        let place = format!("{} at {}..{}", slot.name, slot.region.offset, slot.region.end());
+        arguments.push((access.to_string(), place));
+    }
+    arguments.truncate(6);
+    let mut seen = BTreeSet::new();
+    for (position, (key, _)) in arguments.iter_mut().enumerate() {
+        if !seen.insert(key.clone()) {
+            *key = format!("{key} ({position})");
+        }
+    }
+    arguments
+}
+
+/// Every fence with what it is for.
+fn causes(plan: &StepPlan) -> Vec<(TaskId, TaskId, ArrowKind)> {
+    let leases: BTreeSet<(TaskId, TaskId)> = plan
+        .edges()
+        .into_iter()
+        .filter(|edge| edge.kind == EdgeKind::Lease)
+        .map(|edge| (edge.from, edge.to))
+        .collect();
+    let mut causes = Vec::new();
+    for (id, task) in plan.entries() {
+        for wait in &task.waits {
+            let kind = if leases.contains(&(*wait, id)) { ArrowKind::Fills } else { ArrowKind::Frees };
+            causes.push((*wait, id, kind));
+        }
+    }
+    causes
+}

@@ -1,0 +1,162 @@
+//! What came of a step.
+//!
+//! Law: figures are measured or planned, never guessed. *Exposed* is the time in which a
+//! communication task ran and the compute lane ran nothing, over step time; a collective begins
+//! when its last rank arrives, and the waiting before is *skew*. *Wire* is bytes received from
+//! other ranks, per rank.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytemuck::Pod;
+
+use super::SessionError;
+use crate::backend::TaskInterval;
+use crate::exec::Exchange;
+use crate::id::RankId;
+use crate::layout::LaneKind;
+use crate::model::Role;
+use crate::op::Vote;
+use crate::plan::{PlanBounds, StepPlan};
+use crate::trace::{Exposure, Interval, exposure};
+
+/// How a step ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Outcome {
+    /// The optimizer rewrote the weights.
+    Updated {
+        /// Optimizer steps taken so far.
+        optimizer_step: u32,
+        /// Global gradient norm.
+        norm: f32,
+        /// Factor the gradients were clipped with.
+        clip: f32,
+    },
+    /// A gradient was infinite or not a number on some rank; no rank changed any weight.
+    Skipped {
+        /// The norm as computed.
+        norm: f32,
+    },
+    /// The program has no optimizer.
+    Evaluated,
+}
+
+/// The report of one step.
+#[derive(Clone, Debug)]
+pub struct StepReport {
+    /// The program.
+    pub program: String,
+    /// Steps of the session before this one, of any program.
+    pub step: u64,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// From the command to the last rank's reply.
+    pub duration: Duration,
+    /// Where the time went, summed over ranks, as measured by the backend.
+    pub exposure: Exposure,
+    /// Bytes received from other ranks, per rank, and other exact byte counts of the plan.
+    pub bounds: PlanBounds,
+    /// What it ran on; says so when the link was paced.
+    pub device: String,
+    plan: Arc<StepPlan>,
+    /// Per rank, per buffer.
+    outputs: Vec<Vec<Vec<u8>>>,
+}
+
+impl StepReport {
+    /// The output called `buffer`, as `rank` wrote it.
+    ///
+    /// # Errors
+    /// [`SessionError::NoOutput`] when there is none, or its bytes are no whole number of `T`.
+    pub fn output<T: Pod>(&self, rank: RankId, buffer: &str) -> Result<Vec<T>, SessionError> {
+        let position =
+            self.plan.buffers.iter().position(|spec| spec.name == buffer && spec.role == Role::Output);
+        position
+            .and_then(|position| self.outputs.get(rank.index())?.get(position))
+            .filter(|bytes| size_of::<T>() > 0 && bytes.len() % size_of::<T>() == 0)
+            .map(|bytes| bytemuck::allocation::pod_collect_to_vec(bytes))
+            .ok_or_else(|| SessionError::NoOutput {
+                program: self.program.clone(),
+                rank,
+                buffer: buffer.to_owned(),
+            })
+    }
+
+    /// The mean over all ranks of a one-element f32 output, such as a loss.
+    ///
+    /// # Errors
+    /// As [`StepReport::output`].
+    pub fn mean_output(&self, buffer: &str) -> Result<f32, SessionError> {
+        let mut sum = 0.0;
+        for rank in 0..self.outputs.len() {
+            let values: Vec<f32> = self.output(RankId::at(rank), buffer)?;
+            sum += values.first().copied().unwrap_or(f32::NAN);
+        }
+        Ok(sum / self.outputs.len() as f32)
+    }
+
+    /// Exposed communication over step time, from 0 to 1.
+    #[must_use]
+    pub fn exposed(&self) -> f64 {
+        self.exposure.fraction()
+    }
+}
+
+/// Builds the report from what the ranks left in their exchanges.
+pub(super) fn build<E: Deref<Target = Exchange>>(
+    plan: &Arc<StepPlan>,
+    number: usize,
+    step: u64,
+    duration: Duration,
+    device: String,
+    exchanges: &[E],
+) -> Result<StepReport, SessionError> {
+    let mut scratch = Vec::new();
+    let exposure = exchanges.iter().map(|exchange| measure(plan, &exchange.intervals, &mut scratch)).sum();
+    let outcome = match exchanges.first().and_then(|exchange| exchange.vote) {
+        None => Outcome::Evaluated,
+        Some(vote) if vote.verdict == Vote::CLEAN => {
+            Outcome::Updated { optimizer_step: vote.step, norm: vote.norm, clip: vote.clip }
+        }
+        Some(vote) => Outcome::Skipped { norm: vote.norm },
+    };
+    let outputs = exchanges
+        .iter()
+        .map(|exchange| {
+            let staged = exchange.staged[number].iter().zip(&plan.buffers);
+            staged
+                .map(|(bytes, spec)| if spec.role == Role::Output { bytes.clone() } else { Vec::new() })
+                .collect()
+        })
+        .collect();
+    Ok(StepReport {
+        program: plan.name.clone(),
+        step,
+        outcome,
+        duration,
+        exposure,
+        bounds: plan.bounds,
+        device,
+        plan: Arc::clone(plan),
+        outputs,
+    })
+}
+
+/// Where the time of one rank's step went.
+fn measure(plan: &StepPlan, intervals: &[TaskInterval], scratch: &mut Vec<Interval>) -> Exposure {
+    let begin = intervals.iter().map(|task| task.begin).min().unwrap_or(0);
+    let end = intervals.iter().map(|task| task.end).max().unwrap_or(0);
+    let (mut compute, mut communication, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+    for (task, interval) in plan.tasks.iter().zip(intervals) {
+        match plan.lanes[task.lane.index()].kind {
+            LaneKind::Compute => compute.push(Interval::new(interval.begin, interval.end)),
+            LaneKind::Quantize => {}
+            LaneKind::Communicator(_) => {
+                waiting.push(Interval::new(interval.begin, interval.joined));
+                communication.push(Interval::new(interval.joined, interval.end));
+            }
+        }
+    }
+    exposure(Interval::new(begin, end), &compute, &communication, &waiting, scratch)
+}

@@ -1,0 +1,272 @@
+//! A line chart as SVG, for curves over steps such as the loss.
+//!
+//! Every finite point is drawn; a value that is not finite breaks its line, so a skipped step shows
+//! as a gap. Where points are denser than pixels, each pixel column keeps its first, lowest,
+//! highest and last point, so spikes survive.
+
+use super::axis::Axis;
+use super::svg::{Anchor, FRAME, Font, GRID, INK, MUTED, Rect, Svg, TEXT};
+
+const MARGIN: f64 = 24.0;
+const LEGEND_ROW: f64 = 18.0;
+const TITLE_FONT: Font = Font::new(17.0, TEXT, Anchor::Start).bold();
+const LABEL_FONT: Font = Font::new(12.0, MUTED, Anchor::Middle);
+const X_FONT: Font = Font::new(11.0, MUTED, Anchor::Middle);
+const Y_FONT: Font = Font::new(11.0, MUTED, Anchor::End);
+const LEGEND_FONT: Font = Font::new(12.0, TEXT, Anchor::Start);
+const REFERENCE_FONT: Font = Font::new(11.0, MUTED, Anchor::End);
+/// Dashes of the first, second, third … round through the colours.
+const DASHES: [&str; 4] = ["", "6 3", "2 3", "8 3 2 3"];
+const MOST_MARKED: usize = 24;
+
+/// One line of a chart.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Series {
+    /// What the legend calls it.
+    pub name: String,
+    /// Its points, in drawing order.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// A level to compare with, drawn across the chart.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reference {
+    /// What stands on it.
+    pub name: String,
+    /// Its height.
+    pub value: f64,
+}
+
+/// A chart of any number of lines over one pair of axes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LineChart {
+    /// What stands above it.
+    pub title: String,
+    /// The quantity along the horizontal axis, with its unit.
+    pub x_label: String,
+    /// The quantity along the vertical axis, with its unit.
+    pub y_label: String,
+    /// The lines.
+    pub series: Vec<Series>,
+    /// Levels to compare with.
+    pub references: Vec<Reference>,
+}
+
+impl LineChart {
+    /// Draws the chart and returns the text of a self-contained SVG file of 860 by 480 pixels,
+    /// taller by one row for each row of the legend past the first.
+    pub fn render(&self) -> String {
+        let (width, plot_height) = (860.0, 380.0);
+        let legend = self.lay_out_legend(width - MARGIN);
+        let top = MARGIN + 22.0 + legend.len() as f64 * LEGEND_ROW;
+        let left = MARGIN + 58.0;
+        let plot = Rect::new(left, top, width - MARGIN - left, plot_height);
+        let mut svg = Svg::new(width, top + plot_height + 56.0, &self.title);
+        svg.text((MARGIN, MARGIN + 8.0), TITLE_FONT, &self.title);
+        for (row, entries) in legend.iter().enumerate() {
+            let y = MARGIN + 30.0 + row as f64 * LEGEND_ROW;
+            for &(x, number) in entries {
+                let (colour, dashes) = style(number);
+                svg.polyline(&[(x, y - 4.0), (x + 20.0, y - 4.0)], colour, dashes);
+                svg.text((x + 26.0, y), LEGEND_FONT, &self.legend_text(number));
+            }
+        }
+        let (x_axis, y_axis) = self.axes(plot);
+        self.draw_axes(&mut svg, plot, &x_axis, &y_axis);
+        for reference in self.references.iter().filter(|r| r.value.is_finite()) {
+            let y = y_axis.at(reference.value);
+            svg.line((plot.x, y), (plot.x + plot.width, y), MUTED, "5 4");
+            svg.text((plot.x + plot.width - 6.0, y - 5.0), REFERENCE_FONT, &reference.name);
+        }
+        for (number, series) in self.series.iter().enumerate() {
+            draw_series(&mut svg, series, number, &x_axis, &y_axis);
+        }
+        svg.finish()
+    }
+
+    /// Axes that show every finite point and reference, with some air above and below.
+    fn axes(&self, plot: Rect) -> (Axis, Axis) {
+        let points = || self.series.iter().flat_map(|s| &s.points).copied().filter(finite);
+        let levels = self.references.iter().map(|r| r.value).filter(|v| v.is_finite());
+        let (left, right) = ends(points().map(|(x, _)| x));
+        let (low, high) = ends(points().map(|(_, y)| y).chain(levels));
+        let air = 0.05 * (high - low);
+        // A curve of positive values should not seem to reach below zero.
+        let low = if low >= 0.0 { (low - air).max(0.0) } else { low - air };
+        let x_axis = Axis::new(left, right, plot.x, plot.x + plot.width);
+        (x_axis, Axis::new(low, high + air, plot.y + plot.height, plot.y))
+    }
+
+    fn draw_axes(&self, svg: &mut Svg, plot: Rect, x_axis: &Axis, y_axis: &Axis) {
+        let (right, bottom) = (plot.x + plot.width, plot.y + plot.height);
+        let ticks = x_axis.ticks(80.0);
+        for &value in &ticks.values {
+            let x = x_axis.at(value);
+            svg.line((x, plot.y), (x, bottom), GRID, "");
+            svg.text((x, bottom + 17.0), X_FONT, &ticks.label(value));
+        }
+        let ticks = y_axis.ticks(44.0);
+        for &value in &ticks.values {
+            let y = y_axis.at(value);
+            svg.line((plot.x, y), (right, y), GRID, "");
+            svg.text((plot.x - 8.0, y + 4.0), Y_FONT, &ticks.label(value));
+        }
+        svg.line((plot.x, bottom), (right, bottom), FRAME, "");
+        svg.line((plot.x, plot.y), (plot.x, bottom), FRAME, "");
+        svg.text((plot.x + plot.width / 2.0, bottom + 40.0), LABEL_FONT, &self.x_label);
+        let middle = plot.y + plot.height / 2.0;
+        svg.turned_text((MARGIN, middle), LABEL_FONT, &self.y_label, true);
+        if self.series.iter().all(|series| !series.points.iter().any(finite)) {
+            svg.text((plot.x + plot.width / 2.0, middle), LABEL_FONT, "no data");
+        }
+    }
+
+    /// Rows of the legend: where each entry begins, and the number of its series.
+    fn lay_out_legend(&self, right: f64) -> Vec<Vec<(f64, usize)>> {
+        let mut rows = vec![Vec::new()];
+        let mut x = MARGIN;
+        for number in 0..self.series.len() {
+            let width = 26.0 + LEGEND_FONT.width(&self.legend_text(number)) + 18.0;
+            if x + width > right && x > MARGIN {
+                rows.push(Vec::new());
+                x = MARGIN;
+            }
+            if let Some(row) = rows.last_mut() {
+                row.push((x, number));
+            }
+            x += width;
+        }
+        rows
+    }
+
+    /// The name of a series, and where it ended.
+    fn legend_text(&self, number: usize) -> String {
+        let Some(series) = self.series.get(number) else {
+            return String::new();
+        };
+        match series.points.iter().rev().find(|point| finite(point)) {
+            Some((_, last)) => format!("{} (last {})", series.name, four_digits(*last)),
+            None => series.name.clone(),
+        }
+    }
+}
+
+fn draw_series(svg: &mut Svg, series: &Series, number: usize, x_axis: &Axis, y_axis: &Axis) {
+    let (colour, dashes) = style(number);
+    let marked = series.points.len() <= MOST_MARKED;
+    for run in series.points.split(|point| !finite(point)) {
+        let pixels: Vec<_> = run.iter().map(|&(x, y)| (x_axis.at(x), y_axis.at(y))).collect();
+        svg.polyline(&thinned(&pixels), colour, dashes);
+        if marked || pixels.len() == 1 {
+            for &pixel in &pixels {
+                svg.disc(pixel, colour);
+            }
+        }
+    }
+}
+
+fn style(number: usize) -> (&'static str, &'static str) {
+    (INK[number % INK.len()], DASHES[number / INK.len() % DASHES.len()])
+}
+
+fn finite(point: &(f64, f64)) -> bool {
+    point.0.is_finite() && point.1.is_finite()
+}
+
+/// A value with about four digits that count.
+fn four_digits(value: f64) -> String {
+    let whole = value.abs().max(1e-3).log10().floor();
+    if value.fract() == 0.0 || whole >= 6.0 {
+        return format!("{value}");
+    }
+    format!("{value:.*}", (3.0 - whole).max(0.0) as usize)
+}
+
+/// The least and the largest value; 0 and 1 when there are none.
+fn ends(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    let both = values.map(|value| (value, value));
+    both.reduce(|all, one| (all.0.min(one.0), all.1.max(one.1))).unwrap_or((0.0, 1.0))
+}
+
+/// At most four points for each pixel column: first, lowest, highest, last, in their order.
+fn thinned(pixels: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let mut kept = Vec::new();
+    for column in pixels.chunk_by(|a, b| a.0.floor() == b.0.floor()) {
+        if column.len() <= 4 {
+            kept.extend_from_slice(column);
+            continue;
+        }
+        let places = || column.iter().enumerate();
+        let lowest = places().min_by(|a, b| a.1.1.total_cmp(&b.1.1)).map_or(0, |(place, _)| place);
+        let highest = places().max_by(|a, b| a.1.1.total_cmp(&b.1.1)).map_or(0, |(place, _)| place);
+        let mut chosen = [0, lowest, highest, column.len() - 1];
+        chosen.sort_unstable();
+        kept.extend(chosen.map(|place| column[place]));
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn chart(points: Vec<(f64, f64)>) -> LineChart {
+        LineChart {
+            title: "Loss <of> & \"it\"".to_owned(),
+            series: vec![Series { name: "nvfp4".to_owned(), points }],
+            ..LineChart::default()
+        }
+    }
+
+    /// The lines of a chart, legend left out.
+    fn lines(svg: &str) -> usize {
+        svg.matches("<polyline").count() - 1
+    }
+
+    #[test]
+    fn a_value_that_is_not_finite_breaks_the_line() {
+        let whole = vec![(0.0, 5.5), (1.0, 4.0), (2.0, 3.5), (3.0, 3.25)];
+        let mut broken = whole.clone();
+        broken[1].1 = f64::NAN;
+        assert_eq!(lines(&chart(whole).render()), 1);
+        assert_eq!(lines(&chart(broken).render()), 2);
+    }
+
+    #[test]
+    fn the_legend_says_where_a_series_ended_and_references_are_named() {
+        let mut chart = chart(vec![(0.0, 5.5), (1.0, 1.234_56), (2.0, f64::INFINITY)]);
+        chart.references.push(Reference { name: "ln 256".to_owned(), value: 256f64.ln() });
+        let svg = chart.render();
+        assert!(svg.contains("nvfp4 (last 1.235)") && svg.contains(">ln 256<"), "{svg}");
+        assert!(svg.contains("Loss &lt;of&gt; &amp; &quot;it&quot;"), "{svg}");
+    }
+
+    #[test]
+    fn a_chart_without_points_says_so() {
+        assert!(LineChart::default().render().contains("no data"));
+        assert!(chart(vec![(f64::NAN, 1.0)]).render().contains("no data"));
+        assert!(!chart(vec![(1.0, 1.0)]).render().contains("no data"));
+    }
+
+    #[test]
+    fn a_spike_among_many_points_survives() {
+        let mut points: Vec<_> = (0..100_000).map(|n| (f64::from(n), 1.0)).collect();
+        points[54_321].1 = 9.0;
+        let pixels: Vec<_> = points.iter().map(|&(x, y)| (x / 150.0, y)).collect();
+        let kept = thinned(&pixels);
+        assert!(kept.len() <= 4 * 667, "{}", kept.len());
+        assert!(kept.iter().any(|&(_, y)| y == 9.0));
+        assert!(chart(points).render().len() < 100_000);
+    }
+
+    proptest! {
+        #[test]
+        fn any_numbers_make_a_chart_without_any_that_are_not(
+            points in prop::collection::vec((any::<f64>(), any::<f64>()), 0..20)
+        ) {
+            let svg = chart(points).render();
+            prop_assert!(!svg.contains("\"NaN") && !svg.contains("\"inf"), "{}", svg);
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! A timeline as chrome events: a process for each rank, a thread for each lane.
+//!
+//! Processes are numbered from 1 in the order of ranks. Threads are numbered through the whole
+//! file, after the processes, in the order in which they should be shown, because not every viewer
+//! honours sort indices. The first thread of a rank shows its steps with their exposure; it and the
+//! exposure counter are derived from the slices, marked [`DERIVED`], and skipped when the file is
+//! read back.
+
+use std::collections::HashMap;
+use std::io::Write;
+
+use serde_json::json;
+
+use super::arrival::StepExposure;
+use super::chrome::{Argument, ChromeWriter, CompleteEvent, FlowPoint, Track};
+use super::error::TraceError;
+use super::time::{Interval, Nanoseconds};
+use super::timeline::{Arrow, ArrowEnd, Slice, Timeline};
+use crate::id::{LaneId, RankId};
+
+/// The kind of a thread, and the category of a counter, that can be computed from the slices.
+pub(super) const DERIVED: &str = "derived";
+
+/// The category of arrows.
+pub(super) const ARROW: &str = "arrow";
+
+/// What went into a trace file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Written {
+    /// Events of any kind.
+    pub events: u64,
+    /// Arrows left out because the timeline lacks the slice at one end, or because the slice that
+    /// waited began before the other one did. More than a few of them means that the recording is
+    /// incomplete.
+    pub arrows_left_out: u64,
+    /// Host spans that were still open when recording ended; they end at the last host event.
+    pub spans_cut: u64,
+}
+
+/// Which thread of the file is which lane.
+pub(super) struct Tracks {
+    processes: HashMap<RankId, u32>,
+    process_of_none: u32,
+    last_thread: u32,
+    lanes: HashMap<(RankId, LaneId), Track>,
+}
+
+impl Tracks {
+    fn new(ranks: &[RankId]) -> Self {
+        let processes: HashMap<RankId, u32> = ranks.iter().copied().zip(1..).collect();
+        let process_of_none = processes.len() as u32 + 1;
+        Self { processes, process_of_none, last_thread: process_of_none, lanes: HashMap::new() }
+    }
+
+    /// The process of a rank; that of none for a rank the timeline does not have.
+    pub(super) fn process(&self, rank: Option<RankId>) -> u32 {
+        rank.and_then(|rank| self.processes.get(&rank).copied()).unwrap_or(self.process_of_none)
+    }
+
+    /// A thread that was not handed out before.
+    pub(super) fn fresh(&mut self, process: u32) -> Track {
+        self.last_thread += 1;
+        Track { process, thread: self.last_thread }
+    }
+}
+
+/// Writes processes, threads, slices, arrows and counters of a timeline.
+pub(super) fn write_timeline<W: Write>(
+    timeline: &Timeline,
+    writer: &mut ChromeWriter<W>,
+) -> Result<(Tracks, Written), TraceError> {
+    timeline.validate()?;
+    let ranks = timeline.ranks();
+    let mut tracks = Tracks::new(&ranks);
+    let exposures = timeline.exposures();
+    for rank in ranks {
+        let process = tracks.process(Some(rank));
+        let number = [("rank", Argument::Integer(rank.index() as u64))];
+        writer.process(process, &rank.to_string(), process, &number)?;
+        let steps = tracks.fresh(process);
+        writer.thread(steps, "steps", steps.thread, &[("kind", Argument::Text(DERIVED))])?;
+        for lane in timeline.lanes_of(rank) {
+            let track = tracks.fresh(process);
+            tracks.lanes.insert((rank, lane.lane), track);
+            let details = [
+                ("kind", Argument::Text(lane.kind.word())),
+                ("rank", Argument::Integer(rank.index() as u64)),
+                ("lane", Argument::Integer(lane.lane.index() as u64)),
+            ];
+            writer.thread(track, &lane.name, track.thread, &details)?;
+        }
+        for step in exposures.iter().filter(|step| step.rank == rank) {
+            write_step(step, steps, writer)?;
+        }
+    }
+    for slice in &timeline.slices {
+        write_slice(slice, &tracks, writer)?;
+    }
+    let arrows_left_out = write_arrows(timeline, &tracks, writer)?;
+    for sample in &timeline.counters {
+        let process = tracks.process(Some(sample.rank));
+        writer.counter(process, sample.at, &sample.name, "", sample.value)?;
+    }
+    let written = Written { arrows_left_out, ..Written::default() };
+    Ok((tracks, written))
+}
+
+/// The facts about the whole trace that stand at its end.
+pub(super) fn about(notes: &[String]) -> serde_json::Value {
+    json!({"producer": concat!("warpweft ", env!("CARGO_PKG_VERSION")), "notes": notes})
+}
+
+fn write_step<W: Write>(
+    step: &StepExposure,
+    track: Track,
+    writer: &mut ChromeWriter<W>,
+) -> Result<(), TraceError> {
+    let measured = &step.exposure;
+    let percent = 100.0 * measured.fraction();
+    let lengths = [
+        ("exposed %", Argument::Number(percent)),
+        ("compute ns", Argument::Integer(measured.compute.count())),
+        ("communication ns", Argument::Integer(measured.communication.count())),
+        ("exposed ns", Argument::Integer(measured.exposed.count())),
+        ("skew ns", Argument::Integer(measured.skew.count())),
+        ("idle ns", Argument::Integer(measured.idle.count())),
+    ];
+    writer.complete(&CompleteEvent {
+        track,
+        interval: step.window,
+        name: &format!("step {}: {percent:.1} % exposed", step.step),
+        category: DERIVED,
+        arguments: &lengths,
+    })?;
+    let name = "exposed communication, %";
+    writer.counter(track.process, step.window.begin, name, DERIVED, percent)
+}
+
+fn write_slice<W: Write>(
+    slice: &Slice,
+    tracks: &Tracks,
+    writer: &mut ChromeWriter<W>,
+) -> Result<(), TraceError> {
+    let Some(&track) = tracks.lanes.get(&(slice.rank, slice.lane)) else {
+        return Err(TraceError::UndeclaredLane { rank: slice.rank, lane: slice.lane, task: slice.task });
+    };
+    let mut arguments = vec![
+        ("step", Argument::Integer(slice.step)),
+        ("task", Argument::Integer(slice.task.index() as u64)),
+        ("collective", Argument::Flag(slice.collective)),
+    ];
+    let own = slice.arguments.iter();
+    arguments.extend(own.map(|(name, value)| (name.as_str(), Argument::Text(value))));
+    writer.complete(&CompleteEvent {
+        track,
+        interval: slice.interval(),
+        name: &slice.name,
+        category: &slice.category,
+        arguments: &arguments,
+    })
+}
+
+/// Writes the arrows whose both ends exist in causal order; says how many do not.
+fn write_arrows<W: Write>(
+    timeline: &Timeline,
+    tracks: &Tracks,
+    writer: &mut ChromeWriter<W>,
+) -> Result<u64, TraceError> {
+    let places: HashMap<ArrowEnd, Interval> =
+        timeline.slices.iter().map(|slice| (slice.place(), slice.interval())).collect();
+    let mut left_out = 0;
+    for (id, arrow) in (1..).zip(&timeline.arrows) {
+        match arrow_times(arrow, &places) {
+            Some(times) => write_arrow(arrow, id, times, tracks, writer)?,
+            None => left_out += 1,
+        }
+    }
+    Ok(left_out)
+}
+
+/// When an arrow leaves and when it lands: the last nanosecond of the one slice, the first of the
+/// other. Where the clocks of two lanes disagree and the slices overlap, it leaves when it lands.
+fn arrow_times(arrow: &Arrow, places: &HashMap<ArrowEnd, Interval>) -> Option<(Nanoseconds, Nanoseconds)> {
+    let (from, to) = (places.get(&arrow.from)?, places.get(&arrow.to)?);
+    let last = from.end.saturating_sub(Nanoseconds::new(1)).max(from.begin);
+    (from.begin <= to.begin).then(|| (last.min(to.begin), to.begin))
+}
+
+fn write_arrow<W: Write>(
+    arrow: &Arrow,
+    id: u64,
+    (leaves, lands): (Nanoseconds, Nanoseconds),
+    tracks: &Tracks,
+    writer: &mut ChromeWriter<W>,
+) -> Result<(), TraceError> {
+    let lane = |end: &ArrowEnd| tracks.lanes.get(&(end.rank, end.lane)).copied();
+    let (Some(from), Some(to)) = (lane(&arrow.from), lane(&arrow.to)) else {
+        return Ok(()); // not reached: both slices were found, so their lanes were declared
+    };
+    let slice = |end: &ArrowEnd| {
+        [("step", Argument::Integer(end.step)), ("task", Argument::Integer(end.task.index() as u64))]
+    };
+    let point = |track, at, arguments| FlowPoint {
+        track,
+        at,
+        id,
+        name: arrow.kind.word(),
+        category: ARROW,
+        arguments,
+    };
+    writer.flow(&point(from, leaves, &slice(&arrow.from)), &point(to, lands, &slice(&arrow.to)))
+}

@@ -1,0 +1,366 @@
+//! A timeline as an SVG picture: ranks below each other, lanes as rows, slices coloured by
+//! category.
+//!
+//! Behind the lanes of a rank, the parts of a step in which communication is exposed are shaded,
+//! and those in which the rank waits for others in a paler tone; both follow TR-1 and TR-2, so the
+//! shaded width is the reported figure. Of slices too thin to see, the first stands for all that
+//! fall on its mark, so the picture of a long run stays small. Arrows are left to the trace
+//! viewers.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::arrival::{Activity, StepExposure};
+use super::axis::Axis;
+use super::error::TraceError;
+use super::exposure::Exposure;
+use super::svg::{Anchor, FRAME, Font, GRID, MUTED, PALETTE, Rect, Svg, TEXT};
+use super::time::{Interval, coalesce, subtract};
+use super::timeline::{LaneInfo, Slice, Timeline};
+use crate::id::RankId;
+
+const EXPOSED: &str = "#f9c6c9";
+const SKEW: &str = "#e2e7ee";
+
+const MARGIN: f64 = 24.0;
+const ROW: f64 = 22.0;
+const SLICE: f64 = 18.0;
+const RANK_HEADER: f64 = 24.0;
+const RANK_GAP: f64 = 10.0;
+const LEGEND_ROW: f64 = 20.0;
+/// The least width of a mark in pixels; slices below it share marks.
+const THIN: f64 = 0.6;
+
+const TITLE_FONT: Font = Font::new(17.0, TEXT, Anchor::Start).bold();
+const RANK_FONT: Font = Font::new(13.0, TEXT, Anchor::Start).bold();
+const FIGURE_FONT: Font = Font::new(11.0, MUTED, Anchor::End);
+const LANE_FONT: Font = Font::new(11.0, MUTED, Anchor::End);
+const SLICE_FONT: Font = Font::new(10.0, TEXT, Anchor::Middle);
+const STEP_FONT: Font = Font::new(10.0, MUTED, Anchor::Start);
+const TICK_FONT: Font = Font::new(11.0, MUTED, Anchor::Middle);
+const LEGEND_FONT: Font = Font::new(11.0, TEXT, Anchor::Start);
+
+/// How to draw a timeline.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TimelinePicture {
+    /// What stands above it.
+    pub title: String,
+    /// Its width in pixels, at least 400.
+    pub width: u32,
+    /// The part to show; all of it when `None`.
+    pub window: Option<Interval>,
+}
+
+impl Default for TimelinePicture {
+    /// 1200 pixels wide, everything shown.
+    fn default() -> Self {
+        Self { title: "Timeline".to_owned(), width: 1200, window: None }
+    }
+}
+
+impl TimelinePicture {
+    /// Draws the timeline and returns the text of a self-contained SVG file.
+    ///
+    /// # Errors
+    /// What [`Timeline::validate`] says.
+    pub fn render(&self, timeline: &Timeline) -> Result<String, TraceError> {
+        timeline.validate()?;
+        Ok(Drawing::new(self, timeline).draw())
+    }
+}
+
+/// The layout of one picture, and what is needed to fill it.
+struct Drawing<'a> {
+    picture: &'a TimelinePicture,
+    timeline: &'a Timeline,
+    colours: BTreeMap<&'a str, &'static str>,
+    /// The steps that the window shows any of.
+    steps: Vec<StepExposure>,
+    window: Interval,
+    time: Axis,
+    left: f64,
+    right: f64,
+    legend: Vec<Vec<(f64, &'static str, String)>>,
+}
+
+impl<'a> Drawing<'a> {
+    fn new(picture: &'a TimelinePicture, timeline: &'a Timeline) -> Self {
+        let names = timeline.lanes.iter().map(|lane| LANE_FONT.width(&lane.name));
+        let left = MARGIN + names.fold(150.0, f64::max).min(240.0) + 10.0;
+        let right = f64::from(picture.width.max(400)) - MARGIN;
+        let window = picture.window.or(timeline.extent()).unwrap_or_default();
+        let categories: BTreeSet<&str> = timeline.slices.iter().map(|s| s.category.as_str()).collect();
+        let colours = categories.into_iter().zip(PALETTE.into_iter().cycle()).collect();
+        let (low, high) = (window.begin.milliseconds(), window.end.milliseconds());
+        let mut steps = timeline.exposures();
+        steps.retain(|step| !step.window.clipped(window).is_empty());
+        let mut drawing = Self {
+            picture,
+            timeline,
+            colours,
+            steps,
+            window,
+            time: Axis::new(low, high, left, right),
+            left,
+            right,
+            legend: Vec::new(),
+        };
+        drawing.legend = drawing.lay_out_legend();
+        drawing
+    }
+
+    fn draw(&self) -> String {
+        let title = &self.picture.title;
+        let top = MARGIN + 26.0 + self.legend.len() as f64 * LEGEND_ROW;
+        let ranks = self.timeline.ranks();
+        let heights = ranks.iter().map(|&rank| self.height(rank) + RANK_GAP);
+        let bottom = top + heights.sum::<f64>();
+        let mut svg = Svg::new(self.right + MARGIN, bottom + 46.0, title);
+        svg.text((MARGIN, MARGIN + 8.0), TITLE_FONT, title);
+        self.draw_legend(&mut svg);
+        self.draw_grid(&mut svg, top, bottom);
+        let activities = self.timeline.activities();
+        let mut y = top;
+        for rank in ranks {
+            let own = |place: &&StepExposure| place.rank == rank;
+            let steps: Vec<&StepExposure> = self.steps.iter().filter(own).collect();
+            for (_, activity) in activities.range((rank, 0)..=(rank, u64::MAX)) {
+                self.draw_shades(&mut svg, activity, y + RANK_HEADER, self.height(rank) - RANK_HEADER);
+            }
+            self.draw_steps(&mut svg, &steps, y, self.height(rank));
+            self.draw_header(&mut svg, rank, &steps, y);
+            for (row, lane) in self.timeline.lanes_of(rank).enumerate() {
+                self.draw_lane(&mut svg, lane, y + RANK_HEADER + row as f64 * ROW);
+            }
+            y += self.height(rank) + RANK_GAP;
+        }
+        svg.finish()
+    }
+
+    fn height(&self, rank: RankId) -> f64 {
+        RANK_HEADER + self.timeline.lanes_of(rank).count() as f64 * ROW
+    }
+
+    /// Where the part of an interval inside the window lies, left edge and width; `None` outside.
+    fn span(&self, interval: Interval) -> Option<(f64, f64)> {
+        let shown = interval.clipped(self.window);
+        (!shown.is_empty()).then(|| {
+            let [begin, end] = [shown.begin, shown.end].map(|t| self.time.at(t.milliseconds()));
+            (begin, end - begin)
+        })
+    }
+
+    fn lay_out_legend(&self) -> Vec<Vec<(f64, &'static str, String)>> {
+        let mut entries: Vec<(&'static str, String)> = Vec::new();
+        entries.extend(self.colours.iter().map(|(&name, &colour)| (colour, name.to_owned())));
+        let total: Exposure = self.steps.iter().map(|step| step.exposure).sum();
+        let exposed = format!("exposed communication ({:.1} % of step time)", 100.0 * total.fraction());
+        entries.push((EXPOSED, exposed));
+        if total.skew.count() > 0 {
+            entries.push((SKEW, "waiting for the last rank".to_owned()));
+        }
+        let mut rows = vec![Vec::new()];
+        let mut x = MARGIN;
+        for (colour, name) in entries {
+            let width = 18.0 + LEGEND_FONT.width(&name) + 14.0;
+            if x + width > self.right && x > MARGIN {
+                rows.push(Vec::new());
+                x = MARGIN;
+            }
+            if let Some(row) = rows.last_mut() {
+                row.push((x, colour, name));
+            }
+            x += width;
+        }
+        rows
+    }
+
+    fn draw_legend(&self, svg: &mut Svg) {
+        let mut y = MARGIN + 20.0;
+        for row in &self.legend {
+            for (x, colour, name) in row {
+                svg.rect(Rect::new(*x, y, 12.0, 12.0), colour, None);
+                svg.text((x + 18.0, y + 10.0), LEGEND_FONT, name);
+            }
+            y += LEGEND_ROW;
+        }
+    }
+
+    fn draw_grid(&self, svg: &mut Svg, top: f64, bottom: f64) {
+        let ticks = self.time.ticks(90.0);
+        for &value in &ticks.values {
+            let x = self.time.at(value);
+            svg.line((x, top), (x, bottom), GRID, "");
+            svg.text((x, bottom + 16.0), TICK_FONT, &ticks.label(value));
+        }
+        svg.line((self.left, bottom), (self.right, bottom), FRAME, "");
+        let middle = (self.left + self.right) / 2.0;
+        svg.text((middle, bottom + 34.0), TICK_FONT, "time since the origin, ms");
+    }
+
+    fn draw_header(&self, svg: &mut Svg, rank: RankId, steps: &[&StepExposure], y: f64) {
+        svg.text((MARGIN, y + 16.0), RANK_FONT, &rank.to_string());
+        let total: Exposure = steps.iter().map(|step| step.exposure).sum();
+        let percent = 100.0 * total.fraction();
+        svg.text((self.left - 10.0, y + 16.0), FIGURE_FONT, &format!("{percent:.1} % exposed"));
+        svg.line((MARGIN, y), (self.right, y), FRAME, "");
+    }
+
+    fn draw_steps(&self, svg: &mut Svg, steps: &[&StepExposure], y: f64, height: f64) {
+        for step in steps {
+            let Some((x, width)) = self.span(step.window) else {
+                continue;
+            };
+            svg.line((x, y), (x, y + height), FRAME, "3 3");
+            let figures = format!("step {}, {}", step.step, step.window.length());
+            let label = STEP_FONT.fit(&figures, width - 8.0);
+            svg.text((x + 4.0, y + 16.0), STEP_FONT, &label);
+        }
+    }
+
+    fn draw_shades(&self, svg: &mut Svg, activity: &Activity, y: f64, height: f64) {
+        let coalesced = |list: &[Interval]| {
+            let mut list = list.to_vec();
+            coalesce(&mut list);
+            list
+        };
+        let [compute, communication, waiting] =
+            [&activity.compute, &activity.communication, &activity.waiting].map(|l| coalesced(l));
+        let busy = coalesced(&[compute.as_slice(), &communication].concat());
+        let shades = [(SKEW, subtract(&waiting, &busy)), (EXPOSED, subtract(&communication, &compute))];
+        for (colour, parts) in shades {
+            let places = parts.into_iter().filter_map(|part| self.span(part));
+            for (x, width) in sharing_marks(places) {
+                svg.rect(Rect::new(x, y, width, height), colour, None);
+            }
+        }
+    }
+
+    fn draw_lane(&self, svg: &mut Svg, lane: &LaneInfo, y: f64) {
+        let name = LANE_FONT.fit(&lane.name, self.left - MARGIN - 10.0);
+        svg.text((self.left - 10.0, y + 14.0), LANE_FONT, &name);
+        let base = y + ROW - 1.0;
+        svg.line((self.left, base), (self.right, base), GRID, "");
+        let own = |slice: &&Slice| (slice.rank, slice.lane) == (lane.rank, lane.lane);
+        let mut slices: Vec<&Slice> = self.timeline.slices.iter().filter(own).collect();
+        slices.sort_by_key(|slice| (slice.begin, slice.end));
+        let mut drawn_until = f64::MIN;
+        for slice in slices {
+            let Some((x, width)) = self.span(slice.interval()) else {
+                continue;
+            };
+            let category = slice.category.as_str();
+            let colour = self.colours.get(category).copied().unwrap_or(FRAME);
+            if width >= THIN {
+                self.draw_slice(svg, slice, colour, (x, width), y);
+                drawn_until = x + width;
+            } else if x + width > drawn_until {
+                let mark = Rect::new(x.max(drawn_until), y, THIN, SLICE);
+                svg.rect(mark, colour, None);
+                drawn_until = mark.x + THIN;
+            }
+        }
+    }
+
+    fn draw_slice(&self, svg: &mut Svg, slice: &Slice, colour: &str, at: (f64, f64), y: f64) {
+        let ((x, width), length) = (at, slice.interval().length());
+        let Slice { name, category, step, .. } = slice;
+        let mut tooltip = format!("{name}\n{category}, {length}, step {step}");
+        for (name, value) in &slice.arguments {
+            tooltip.push_str(&format!("\n{name}: {value}"));
+        }
+        let width = width - if width > 3.0 { 0.5 } else { 0.0 };
+        svg.rect(Rect::new(x, y, width, SLICE), colour, Some(&tooltip));
+        let label = SLICE_FONT.fit_end(name, width - 4.0);
+        if !label.is_empty() {
+            svg.text((x + width / 2.0, y + 13.0), SLICE_FONT, &label);
+        }
+    }
+}
+
+/// Puts parts that begin within one mark into one, as wide as they are together.
+fn sharing_marks(places: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
+    let mut marks: Vec<(f64, f64)> = Vec::new();
+    for (x, width) in places {
+        match marks.last_mut() {
+            Some((begin, joined)) if x - *begin < THIN => *joined += width,
+            _ => marks.push((x, width)),
+        }
+    }
+    marks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::LaneKind;
+    use super::super::timeline::tests::{lane, slice};
+    use super::*;
+
+    fn timeline() -> Timeline {
+        Timeline {
+            lanes: vec![
+                lane(0, 0, "compute", LaneKind::Compute),
+                lane(0, 1, "communicator <0>", LaneKind::Communication),
+            ],
+            slices: vec![
+                slice([0, 1, 1], ["gather w", "all_gather"], [0, 4_000_000]),
+                slice([0, 0, 2], ["forward", "compute"], [3_000_000, 10_000_000]),
+            ],
+            ..Timeline::default()
+        }
+    }
+
+    /// Left edges and widths of the rectangles of a colour, legend squares left out.
+    fn rects(svg: &str, colour: &str) -> Vec<(f64, f64)> {
+        let number = |line: &str, name: &str| -> f64 {
+            let rest = line.split(&format!(" {name}=\"")).nth(1).unwrap();
+            rest.split('"').next().unwrap().parse().unwrap()
+        };
+        let lines = svg.lines().filter(|line| line.contains(&format!("fill=\"{colour}\"")));
+        let places = lines.map(|line| (number(line, "x"), number(line, "width")));
+        places.filter(|&(_, width)| width != 12.0).collect()
+    }
+
+    #[test]
+    fn the_shaded_width_is_the_exposed_share_of_the_step() {
+        let svg = TimelinePicture::default().render(&timeline()).unwrap();
+        let [(begin, width)] = rects(&svg, EXPOSED)[..] else {
+            panic!("one exposed part: {svg}");
+        };
+        let forward = rects(&svg, PALETTE[1])[0];
+        let scale = (forward.0 + forward.1 + 0.5 - begin) / 10.0;
+        assert!((width / scale - 3.0).abs() < 0.01, "{width} of {scale} a millisecond");
+        assert!(svg.contains("30.0 % exposed") && svg.contains("&lt;0&gt;"), "{svg}");
+    }
+
+    #[test]
+    fn only_what_lies_in_the_window_is_drawn() {
+        let picture = TimelinePicture {
+            window: Some(Interval::new(5_000_000, 6_000_000)),
+            ..TimelinePicture::default()
+        };
+        let svg = picture.render(&timeline()).unwrap();
+        assert!(rects(&svg, EXPOSED).is_empty());
+        assert!(!svg.contains("gather w") && svg.contains("forward"));
+    }
+
+    #[test]
+    fn a_long_run_makes_no_larger_picture_than_its_pixels_hold() {
+        let mut long = timeline();
+        long.slices = (0..50_000)
+            .map(|n| {
+                slice([0, n % 2, n], ["x", ["a", "b", "c"][n as usize % 3]], [n.into(), u64::from(n) + 1])
+            })
+            .collect();
+        let svg = TimelinePicture::default().render(&long).unwrap();
+        assert!(svg.len() < 1_000_000, "{} bytes", svg.len());
+    }
+
+    #[test]
+    fn a_timeline_of_nothing_is_a_picture_and_an_unsound_one_an_error() {
+        let empty = TimelinePicture::default().render(&Timeline::default()).unwrap();
+        assert!(empty.starts_with("<svg") && empty.ends_with("</svg>\n"));
+        let mut unsound = timeline();
+        unsound.lanes.clear();
+        assert!(TimelinePicture::default().render(&unsound).is_err());
+    }
+}

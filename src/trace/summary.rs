@@ -1,0 +1,211 @@
+//! A trace as text: who was busy, what stayed exposed, which slices took longest.
+//!
+//! Busy time is measured over the extent of the whole trace, exposure over steps (TR-1, TR-2). The
+//! figures are fields; [`Display`](std::fmt::Display) lays them out for a terminal.
+
+use std::cmp::Reverse;
+use std::collections::HashSet;
+use std::fmt;
+use std::io::Read;
+
+use super::error::TraceError;
+use super::exposure::Exposure;
+use super::reader::{TraceFile, read_trace};
+use super::time::{Interval, Nanoseconds, coalesce, measure};
+use super::timeline::{LaneInfo, Slice, Timeline};
+use super::totals::HostLaneTotal;
+use crate::id::RankId;
+
+/// How many of the longest slices a summary keeps, one for each name.
+const LONGEST: usize = 8;
+
+/// How busy one lane was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaneSummary {
+    /// The lane.
+    pub lane: LaneInfo,
+    /// What ran on it.
+    pub slices: usize,
+    /// Time in which something ran.
+    pub busy: Nanoseconds,
+}
+
+/// Where the time of one rank went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankSummary {
+    /// The rank.
+    pub rank: RankId,
+    /// How many steps it ran.
+    pub steps: usize,
+    /// Its steps added up.
+    pub exposure: Exposure,
+}
+
+/// The figures of a trace.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Summary {
+    /// From the first begin to the last end of all slices.
+    pub extent: Interval,
+    /// Every lane, in the order of the timeline.
+    pub lanes: Vec<LaneSummary>,
+    /// Every rank that ran a step.
+    pub ranks: Vec<RankSummary>,
+    /// The longest slice of each name, longest first; at most 8.
+    pub longest: Vec<Slice>,
+    /// The host threads.
+    pub host: Vec<HostLaneTotal>,
+    /// The remarks of the recording.
+    pub notes: Vec<String>,
+}
+
+impl Summary {
+    /// Sums up a timeline.
+    pub fn of(timeline: &Timeline) -> Self {
+        let mut ranks: Vec<RankSummary> = Vec::new();
+        for measured in timeline.exposures() {
+            let rank = measured.rank;
+            match ranks.last_mut() {
+                Some(last) if last.rank == rank => {
+                    last.exposure = [last.exposure, measured.exposure].into_iter().sum();
+                    last.steps += 1;
+                }
+                _ => ranks.push(RankSummary { rank, steps: 1, exposure: measured.exposure }),
+            }
+        }
+        let mut longest: Vec<&Slice> = timeline.slices.iter().collect();
+        longest.sort_by_key(|slice| Reverse(slice.interval().length()));
+        let mut seen = HashSet::new();
+        longest.retain(|slice| seen.insert(slice.name.as_str()));
+        Self {
+            extent: timeline.extent().unwrap_or_default(),
+            lanes: timeline.lanes.iter().map(|lane| sum_lane(timeline, lane)).collect(),
+            ranks,
+            longest: longest.into_iter().take(LONGEST).cloned().collect(),
+            host: Vec::new(),
+            notes: timeline.notes.clone(),
+        }
+    }
+
+    /// Reads and sums up a trace that [`write_trace`](super::write_trace) wrote. Give it a buffered
+    /// reader.
+    ///
+    /// # Errors
+    /// What [`read_trace`] says.
+    pub fn read(input: impl Read) -> Result<Self, TraceError> {
+        let TraceFile { timeline, host } = read_trace(input)?;
+        Ok(Self { host, ..Self::of(&timeline) })
+    }
+}
+
+fn sum_lane(timeline: &Timeline, lane: &LaneInfo) -> LaneSummary {
+    let own = |slice: &&Slice| (slice.rank, slice.lane) == (lane.rank, lane.lane);
+    let mut intervals: Vec<Interval> = timeline.slices.iter().filter(own).map(Slice::interval).collect();
+    let slices = intervals.len();
+    coalesce(&mut intervals);
+    LaneSummary { lane: lane.clone(), slices, busy: measure(&intervals) }
+}
+
+fn percent(fraction: f64) -> String {
+    format!("{:.1} %", 100.0 * fraction)
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let length = self.extent.length();
+        let slices: usize = self.lanes.iter().map(|lane| lane.slices).sum();
+        let ranks = self.ranks.len();
+        writeln!(f, "{ranks} ranks, {slices} slices, {length}")?;
+        writeln!(f, "\nsteps, as shares of step time")?;
+        writeln!(
+            f,
+            "  {:<8} {:>5} {:>10} {:>9} {:>9} {:>9} {:>9} {:>9}",
+            "rank", "steps", "mean", "compute", "exposed", "skew", "idle", "overlap"
+        )?;
+        for rank in &self.ranks {
+            let Exposure { step, compute, skew, idle, .. } = rank.exposure;
+            let mean = Nanoseconds::new(step.count() / rank.steps.max(1) as u64);
+            let [compute, skew, idle] = [compute, skew, idle].map(|t| percent(t.fraction_of(step)));
+            let exposed = percent(rank.exposure.fraction());
+            let overlap = rank.exposure.overlap().map_or_else(|| "-".to_owned(), percent);
+            let name = rank.rank.to_string();
+            let steps = rank.steps;
+            writeln!(
+                f,
+                "  {name:<8} {steps:>5} {mean:>10} {compute:>9} {exposed:>9} {skew:>9} {idle:>9} \
+                 {overlap:>9}"
+            )?;
+        }
+        writeln!(f, "\nlanes, as shares of the whole time")?;
+        for LaneSummary { lane, slices, busy } in &self.lanes {
+            let (rank, kind) = (lane.rank.to_string(), lane.kind.word());
+            let share = percent(busy.fraction_of(length));
+            writeln!(f, "  {rank:<8} {:<24} {kind:<14} {share:>8} busy {slices:>7} slices", lane.name)?;
+        }
+        for host in &self.host {
+            let rank = host.rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string());
+            let share = percent(host.busy.fraction_of(host.extent.length()));
+            let (name, spans) = (&host.name, host.spans);
+            writeln!(f, "  {rank:<8} {name:<24} {:<14} {share:>8} busy {spans:>7} spans", "host")?;
+        }
+        writeln!(f, "\nlongest slices")?;
+        for slice in &self.longest {
+            let (rank, length) = (slice.rank.to_string(), slice.interval().length());
+            writeln!(f, "  {length:>10}  {rank:<8} step {:<5} {}", slice.step, slice.name)?;
+        }
+        for note in &self.notes {
+            writeln!(f, "\nnote: {note}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::timeline::tests::{lane, slice};
+    use super::super::{LaneKind, write_trace};
+    use super::*;
+
+    fn timeline() -> Timeline {
+        Timeline {
+            lanes: vec![
+                lane(0, 0, "compute", LaneKind::Compute),
+                lane(0, 1, "communicator", LaneKind::Communication),
+            ],
+            slices: vec![
+                slice([0, 1, 1], ["gather w", "all_gather"], [0, 40_000]),
+                slice([0, 0, 2], ["forward", "compute"], [20_000, 100_000]),
+                slice([0, 0, 3], ["forward", "compute"], [110_000, 120_000]),
+                Slice { step: 1, ..slice([0, 0, 2], ["forward", "compute"], [120_000, 200_000]) },
+            ],
+            notes: vec!["paced link".to_owned()],
+            ..Timeline::default()
+        }
+    }
+
+    #[test]
+    fn a_trace_file_sums_up_to_what_its_timeline_does() {
+        let mut file = Vec::new();
+        write_trace(&timeline(), None, &mut file).unwrap();
+        assert_eq!(Summary::read(file.as_slice()).unwrap(), Summary::of(&timeline()));
+        assert!(Summary::read(&file[..file.len() / 2]).is_err(), "half a file is refused");
+    }
+
+    #[test]
+    fn busy_exposed_and_overlap_are_shares_of_the_right_whole() {
+        let summary = Summary::of(&timeline());
+        assert_eq!(summary.lanes[0].busy.count(), 170_000);
+        assert_eq!((summary.ranks[0].steps, summary.ranks[0].exposure.exposed.count()), (2, 20_000));
+        let names: Vec<_> = summary.longest.iter().map(|slice| slice.name.as_str()).collect();
+        assert_eq!(names, ["forward", "gather w"]);
+        let text = summary.to_string();
+        for expected in ["85.0 % busy", "10.0 %", "50.0 %", "80.0 µs", "note: paced link"] {
+            assert!(text.contains(expected), "{expected} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_summary_of_nothing_is_printed_too() {
+        assert!(Summary::of(&Timeline::default()).to_string().contains("0 slices"));
+    }
+}

@@ -1,0 +1,224 @@
+//! Gathering and viewing quantized weights: conformance E1, E2, E4, E5, E7, E8, A8, F7.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod random_weight;
+
+use random_weight::normal;
+use warpweft::format::{
+    Directions, Format, FormatError, Orientation, OwnedPlanes, Planes, Quantized, ScaleLayout, Shape, Via,
+    fused_scale, partial_amax, partial_cast, quantize,
+};
+
+fn whole(format: Format, shape: Shape) -> Quantized {
+    quantize(format, Directions::Both, Via::Bf16, shape, &normal(shape, 3)).unwrap()
+}
+
+/// The row shards of [`whole`], each with its padded planes, as a rank holds them.
+fn shards(format: Format, shape: Shape, ranks: usize) -> Vec<Quantized> {
+    let weight = normal(shape, 3);
+    let whole = whole(format, shape);
+    let rows = Shape::new(shape.rows / ranks, shape.cols);
+    let shard = |master: &[f32]| {
+        let planes = |orientation| {
+            let mut planes = OwnedPlanes::zeroed(format, orientation, rows);
+            let mut blocks = vec![0.0; format.amax_blocks(orientation, rows)];
+            let mut encode = vec![0.0; format.encode_blocks(orientation, rows)];
+            partial_amax(format, orientation, Via::Bf16, rows, master, &mut blocks).unwrap();
+            let scale = &mut planes.scale;
+            fused_scale(format, orientation, rows, &blocks, whole.amax, &mut encode, scale).unwrap();
+            partial_cast(format, orientation, Via::Bf16, rows, master, &encode, &mut planes.data).unwrap();
+            planes
+        };
+        let stores = |orientation| format.stored_orientations().contains(&orientation);
+        Quantized {
+            shape: rows,
+            rowwise: Some(planes(Orientation::Rowwise)),
+            columnwise: stores(Orientation::Columnwise).then(|| planes(Orientation::Columnwise)),
+            ..whole.clone()
+        }
+    };
+    weight.chunks_exact(rows.elements()).map(shard).collect()
+}
+
+fn empty_like(weight: &Quantized) -> Quantized {
+    let mut empty = weight.clone();
+    for planes in [&mut empty.rowwise, &mut empty.columnwise].into_iter().flatten() {
+        planes.data.fill(0xEE);
+        planes.scale.fill(0xEE);
+    }
+    empty.tensor_scale = f32::NAN;
+    empty
+}
+
+#[test]
+fn e1_e2_nvfp4_gathers_two_planes_and_derives_the_rest() {
+    for (rows, cols) in [(512, 256), (640, 128), (256, 1024)] {
+        for ranks in [2, 4] {
+            let shape = Shape::new(rows, cols);
+            let expected = whole(Format::NVFP4_2D, shape);
+            let shards = shards(Format::NVFP4_2D, shape, ranks);
+            let sent: Vec<Planes<'_>> =
+                shards.iter().map(|shard| shard.sent_planes(Orientation::Rowwise).unwrap()).collect();
+            for planes in &sent {
+                assert_eq!(planes.data.len(), rows / ranks * cols / 2);
+                assert_eq!(planes.scale.len(), rows / ranks * cols / 16, "no padding rows are sent");
+            }
+            let mut gathered = empty_like(&expected);
+            gathered.receive(Orientation::Rowwise, expected.tensor_scale, &sent).unwrap();
+            assert_eq!(gathered, expected);
+            let values = gathered.dequantize(Orientation::Rowwise).unwrap();
+            assert_eq!(values, expected.dequantize(Orientation::Rowwise).unwrap());
+        }
+    }
+}
+
+#[test]
+fn e4_swizzled_scales_are_refused_before_anything_else() {
+    let mut weight = whole(Format::NVFP4_2D, Shape::new(512, 256));
+    weight.swizzle().unwrap();
+    // Also wrong in every other way: the layout is what the error is about.
+    weight.rowwise = None;
+    let error = weight.sent_planes(Orientation::Rowwise).unwrap_err();
+    assert!(matches!(error, FormatError::Swizzled { .. }));
+    assert!(error.to_string().contains("swizzled"), "{error}");
+    assert!(matches!(weight.derive_columnwise(), Err(FormatError::Swizzled { .. })));
+    assert!(matches!(weight.dequantize(Orientation::Columnwise), Err(FormatError::Swizzled { .. })));
+    assert!(matches!(weight.receive(Orientation::Rowwise, 1.0, &[]), Err(FormatError::Swizzled { .. })));
+}
+
+#[test]
+fn a8_swizzling_sets_the_flag_for_aligned_and_unaligned_shapes() {
+    for (rows, cols) in [(128, 128), (256, 512), (128, 192), (64, 128)] {
+        let mut weight = whole(Format::NVFP4_2D, Shape::new(rows, cols));
+        weight.swizzle().unwrap();
+        assert_eq!(weight.scale_layout, ScaleLayout::Swizzled);
+        let once = weight.clone();
+        weight.swizzle().unwrap();
+        assert_eq!(weight, once, "swizzling twice is swizzling once");
+    }
+}
+
+#[test]
+fn e7_mxfp8_shards_of_96_rows_gather_without_their_padding() {
+    for ranks in [1, 2, 3, 5] {
+        let shape = Shape::new(96 * ranks, 128);
+        let expected = whole(Format::Mxfp8, shape);
+        let shards = shards(Format::Mxfp8, shape, ranks);
+        let mut gathered = empty_like(&expected);
+        for orientation in [Orientation::Rowwise, Orientation::Columnwise] {
+            let sent: Vec<Planes<'_>> =
+                shards.iter().map(|shard| shard.sent_planes(orientation).unwrap()).collect();
+            gathered.receive(orientation, 1.0, &sent).unwrap();
+        }
+        assert_eq!(gathered, expected);
+    }
+}
+
+#[test]
+fn e8_scales_of_another_geometry_than_the_data_leave_the_weight_unchanged() {
+    let shape = Shape::new(256, 256);
+    let mut weight = whole(Format::FP8_BLOCK128_POW2, shape);
+    let before = weight.clone();
+    let data = vec![0; shape.elements()];
+    // 3×2 scales, padded to 3×4, for data of 2×2 tiles.
+    let sent = Planes { data: &data, scale: &[0; 3 * 4 * 4] };
+    let error = weight.receive(Orientation::Rowwise, 1.0, &[sent]).unwrap_err();
+    assert!(matches!(error, FormatError::ShardMismatch { shard: 0, .. }), "{error}");
+    assert_eq!(weight, before);
+}
+
+#[test]
+fn shards_that_do_not_add_up_or_split_a_block_leave_the_weight_unchanged() {
+    let shape = Shape::new(256, 256);
+    for format in [Format::NVFP4_2D, Format::FP8_BLOCK128_POW2, Format::Mxfp8, Format::FP8_TENSOR_E4M3] {
+        let mut weight = whole(format, shape);
+        let before = weight.clone();
+        let shards = shards(format, shape, 2);
+        let sent = shards[0].sent_planes(Orientation::Rowwise).unwrap();
+        for wrong in [vec![sent], vec![sent; 3], vec![]] {
+            let error = weight.receive(Orientation::Rowwise, 1.0, &wrong).unwrap_err();
+            assert!(matches!(error, FormatError::ShardMismatch { .. }), "{format}: {error}");
+        }
+        let torn = Planes { data: &sent.data[1..], ..sent };
+        assert!(weight.receive(Orientation::Rowwise, 1.0, &[torn, sent]).is_err());
+        assert_eq!(weight, before);
+    }
+}
+
+#[test]
+fn a_shard_whose_rows_cut_a_block_cannot_be_sent() {
+    let weight = whole(Format::FP8_BLOCK128_POW2, Shape::new(64, 128));
+    let error = weight.sent_planes(Orientation::Rowwise).unwrap_err();
+    assert!(matches!(error, FormatError::RowsNotAligned { multiple: 128, .. }), "{error}");
+    let weight = whole(Format::FP8_BLOCK1X128_POW2, Shape::new(128, 128));
+    let error = weight.sent_planes(Orientation::Rowwise).unwrap_err();
+    assert!(matches!(error, FormatError::NotAWeightFormat { .. }), "{error}");
+}
+
+#[test]
+fn e5_identity_views_and_whole_slices_alias_the_weight() {
+    for format in Format::CANONICAL {
+        let weight = whole(format, Shape::new(256, 128));
+        let same = |view: warpweft::format::View<'_>| {
+            std::ptr::eq(view.weight(), &raw const weight) && view.dimensions() == [256, 128]
+        };
+        assert!(same(weight.view(&[256, 128]).unwrap()));
+        assert!(same(weight.as_strided([256, 128], [128, 1], 0).unwrap()));
+        assert!(same(weight.slice(0, 0..256).unwrap()));
+        assert!(same(weight.slice(1, 0..128).unwrap()));
+        for refused in [
+            weight.as_strided([256, 128], [128, 1], 1),
+            weight.as_strided([128, 256], [1, 128], 0),
+            weight.slice(0, 0..128),
+            weight.slice(1, 16..128),
+            weight.slice(2, 0..1),
+            weight.view(&[256, 64]),
+            weight.view(&[]),
+        ] {
+            assert!(matches!(refused, Err(FormatError::ViewRefused { .. })), "{format}");
+        }
+    }
+}
+
+#[test]
+fn f7_a_view_may_split_the_rows_but_not_the_blocks() {
+    let shape = Shape::new(256, 128);
+    let view = |format: Format, dimensions: &[usize]| whole(format, shape).view(dimensions).map(|_| ());
+    for format in [Format::NVFP4_2D, Format::NVFP4_1D, Format::FP8_BLOCK1X128_POW2, Format::Mxfp8] {
+        assert_eq!(view(format, &[2, 128, 128]), Ok(()));
+        assert!(view(format, &[128, 256]).is_err(), "{format}");
+    }
+    assert_eq!(view(Format::FP8_BLOCK128_POW2, &[1, 256, 128]), Ok(()));
+    assert!(view(Format::FP8_BLOCK128_POW2, &[2, 128, 128]).is_err());
+    assert_eq!(view(Format::FP8_TENSOR_E4M3, &[128, 256]), Ok(()));
+}
+
+#[test]
+fn mxfp8_splits_into_chunks_with_their_own_padding() {
+    let shape = Shape::new(160, 96);
+    let weight = whole(Format::Mxfp8, shape);
+    let chunks = weight.split_rows(64).unwrap();
+    assert_eq!(chunks.iter().map(|chunk| chunk.shape.rows).collect::<Vec<_>>(), [64, 64, 32]);
+    for (chunk, values) in chunks.iter().zip(normal(shape, 3).chunks(64 * 96)) {
+        let direct = quantize(Format::Mxfp8, Directions::Both, Via::Bf16, chunk.shape, values).unwrap();
+        assert_eq!((&chunk.rowwise, &chunk.columnwise), (&direct.rowwise, &direct.columnwise));
+    }
+    assert!(matches!(weight.split_rows(48), Err(FormatError::ViewRefused { .. })));
+    assert!(matches!(weight.split_rows(0), Err(FormatError::ViewRefused { .. })));
+    let nvfp4 = whole(Format::NVFP4_2D, Shape::new(160, 96));
+    assert!(matches!(nvfp4.split_rows(32), Err(FormatError::ViewRefused { .. })));
+}
+
+#[test]
+fn a_copy_keeps_addresses_and_needs_the_same_shape() {
+    let source = whole(Format::NVFP4_2D, Shape::new(64, 64));
+    let mut target = empty_like(&source);
+    let address = target.rowwise.as_ref().unwrap().data.as_ptr();
+    target.copy_from(&source).unwrap();
+    assert_eq!(target, source);
+    assert_eq!(target.rowwise.as_ref().unwrap().data.as_ptr(), address);
+    let other = whole(Format::NVFP4_2D, Shape::new(64, 80));
+    assert!(matches!(target.copy_from(&other), Err(FormatError::ViewRefused { .. })));
+    assert_eq!(target, source);
+}

@@ -1,0 +1,256 @@
+//! Sessions end to end on the CPU backend: what a trainer may rely on.
+
+mod trainer;
+
+use trainer::{Mischief, Trainer, feed, losses, within_a_minute};
+use warpweft::config::{Capture, Config};
+use warpweft::format::Format;
+use warpweft::id::RankId;
+use warpweft::session::{Outcome, Session, SessionError};
+
+fn config(depth: u32, capture: Capture, check: bool) -> Config {
+    let mut config = Config { capture, check, ..Config::default() };
+    config.prefetch.depth = depth;
+    config.optimizer.lr = 3e-3;
+    config.optimizer.max_norm = 1.0;
+    config
+}
+
+async fn run(format: Format, ranks: u32, config: Config, steps: u32) -> Vec<u32> {
+    let mut session = Trainer::new(3, format).start(config, ranks).await.unwrap();
+    let losses = losses(&mut session, ranks, 0..steps).await;
+    session.close().await.unwrap();
+    losses
+}
+
+/// EX-1, and the promise that scheduling never changes a number.
+#[test]
+fn losses_are_bit_identical_for_every_depth_eager_and_captured_with_and_without_checking() {
+    within_a_minute(async {
+        for format in [Format::F32, Format::Bf16, Format::NVFP4_2D] {
+            let reference = run(format, 4, config(0, Capture::Off, false), 6).await;
+            assert!(f32::from_bits(reference[5]) < f32::from_bits(reference[0]), "{format} learns");
+            for depth in [0, 1, 2, 4] {
+                for capture in [Capture::Off, Capture::Step] {
+                    for check in [false, true] {
+                        let found = run(format, 4, config(depth, capture, check), 6).await;
+                        assert_eq!(found, reference, "{format}, depth {depth}, {capture:?}, check {check}");
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn one_communicator_or_two_kept_or_gathered_again_give_the_same_losses() {
+    use warpweft::config::{Backward, Columnwise};
+    within_a_minute(async {
+        let reference = run(Format::NVFP4_2D, 2, config(1, Capture::Off, true), 4).await;
+        for communicators in [1, 2] {
+            for backward in [Backward::Regather, Backward::Keep] {
+                for columnwise in [Columnwise::OnDemand, Columnwise::Keep] {
+                    let config =
+                        Config { communicators, backward, columnwise, ..config(2, Capture::Step, true) };
+                    assert_eq!(run(Format::NVFP4_2D, 2, config, 4).await, reference);
+                }
+            }
+        }
+    });
+}
+
+/// FO-3: 48 rows are three tiles, so with four ranks one of them owns nothing and still joins.
+#[test]
+fn quantized_bytes_from_the_same_masters_are_identical_for_any_number_of_ranks() {
+    within_a_minute(async {
+        let mut reference = None;
+        for ranks in 1..=4 {
+            let trainer = Trainer::new(2, Format::NVFP4_2D);
+            let mut session = trainer.start(config(1, Capture::Off, true), ranks).await.unwrap();
+            let planes: Vec<_> =
+                session.export().await.unwrap().weights.into_iter().map(|weight| weight.planes).collect();
+            assert!(planes[0][0].planes[0].iter().any(|byte| *byte != 0));
+            let expected = reference.get_or_insert_with(|| planes.clone());
+            assert_eq!(&planes, expected, "{ranks} ranks");
+        }
+    });
+}
+
+#[test]
+fn a_closure_error_on_one_rank_is_named_changes_nothing_and_the_session_goes_on() {
+    within_a_minute(async {
+        for capture in [Capture::Off, Capture::Step] {
+            let (trainer, mischief) = (Trainer::new(2, Format::F32), Mischief::default());
+            let builder = trainer.builder(config(2, capture, true), &mischief);
+            let mut session = builder.start_cpu(3).await.unwrap();
+            losses(&mut session, 3, 0..3).await;
+            let before = session.export().await.unwrap();
+            mischief.set(1);
+            feed(&mut session, "train", 3, 3);
+            let error = session.step("train").await.unwrap_err();
+            let SessionError::Closure { rank, call, message, panicked, .. } = &error else {
+                panic!("{error}")
+            };
+            assert_eq!((*rank, call.as_str(), *panicked), (RankId::new(1), "b0", false));
+            assert!(message.contains("the dog ate it"));
+            assert_eq!(session.export().await.unwrap(), before);
+            mischief.set(0);
+            let report = session.step("train").await.unwrap();
+            assert!(
+                matches!(report.outcome, Outcome::Updated { optimizer_step: 4, .. }),
+                "{:?}",
+                report.outcome
+            );
+        }
+    });
+}
+
+#[test]
+fn a_closure_panic_poisons_the_session_and_nobody_hangs() {
+    within_a_minute(async {
+        let (trainer, mischief) = (Trainer::new(2, Format::NVFP4_2D), Mischief::default());
+        let mut session =
+            trainer.builder(config(1, Capture::Off, true), &mischief).start_cpu(2).await.unwrap();
+        losses(&mut session, 2, 0..2).await;
+        mischief.set(2);
+        feed(&mut session, "train", 2, 2);
+        let error = session.step("train").await.unwrap_err();
+        assert!(matches!(&error, SessionError::Closure { panicked: true, .. }), "{error}");
+        assert!(error.to_string().contains("rank 1"), "{error}");
+        let error = session.step("train").await.unwrap_err();
+        assert!(matches!(&error, SessionError::Poisoned { .. }), "{error}");
+        session.close().await.unwrap();
+    });
+}
+
+/// EX-2.
+#[test]
+fn a_gradient_that_is_not_a_number_skips_the_step_on_every_rank_and_changes_nothing() {
+    within_a_minute(async {
+        for capture in [Capture::Off, Capture::Step] {
+            let (trainer, mischief) = (Trainer::new(2, Format::NVFP4_2D), Mischief::default());
+            let mut session =
+                trainer.builder(config(2, capture, true), &mischief).start_cpu(2).await.unwrap();
+            losses(&mut session, 2, 0..3).await;
+            let before = session.export().await.unwrap();
+            mischief.set(3);
+            let report = session.step("train").await.unwrap();
+            assert!(matches!(report.outcome, Outcome::Skipped { .. }), "{:?}", report.outcome);
+            assert_eq!(session.export().await.unwrap(), before);
+            mischief.set(0);
+            let report = session.step("train").await.unwrap();
+            assert!(matches!(report.outcome, Outcome::Updated { optimizer_step: 4, .. }));
+        }
+    });
+}
+
+#[test]
+fn an_evaluation_between_steps_leaves_the_weights_alone() {
+    within_a_minute(async {
+        let trainer = Trainer::new(3, Format::NVFP4_2D);
+        let mut plain = trainer.start(config(1, Capture::Off, true), 2).await.unwrap();
+        let expected = losses(&mut plain, 2, 0..4).await;
+        let mut session = trainer.start(config(1, Capture::Step, true), 2).await.unwrap();
+        let mut found = Vec::new();
+        for step in 0..4 {
+            feed(&mut session, "evaluate", 2, step);
+            let report = session.step("evaluate").await.unwrap();
+            assert_eq!(report.outcome, Outcome::Evaluated);
+            found.extend(losses(&mut session, 2, step..step + 1).await);
+            assert_eq!(report.mean_output("loss").unwrap().to_bits(), found[step as usize]);
+        }
+        assert_eq!(found, expected);
+    });
+}
+
+#[test]
+fn an_imported_export_continues_as_if_nothing_had_happened_on_another_number_of_ranks_too() {
+    use warpweft::session::{CheckpointStore, FileStore};
+    within_a_minute(async {
+        let trainer = Trainer::new(2, Format::NVFP4_2D);
+        let mut first = trainer.start(config(1, Capture::Off, true), 2).await.unwrap();
+        losses(&mut first, 2, 0..3).await;
+        let folder = tempfile::tempdir().unwrap();
+        let store = FileStore::new(folder.path().join("weights.safetensors"));
+        store.save(&first.export().await.unwrap()).await.unwrap();
+        let expected = losses(&mut first, 2, 3..6).await;
+
+        let mut second = trainer.start(config(2, Capture::Step, true), 2).await.unwrap();
+        losses(&mut second, 2, 7..9).await;
+        second.import(&store.load().await.unwrap()).await.unwrap();
+        assert_eq!(losses(&mut second, 2, 3..6).await, expected);
+
+        let mut alone = trainer.start(config(0, Capture::Off, true), 1).await.unwrap();
+        alone.import(&store.load().await.unwrap()).await.unwrap();
+        let planes = |checkpoint: warpweft::session::Checkpoint| checkpoint.weights[0].planes.clone();
+        let mut again = trainer.start(config(0, Capture::Off, true), 3).await.unwrap();
+        again.import(&store.load().await.unwrap()).await.unwrap();
+        assert_eq!(planes(alone.export().await.unwrap()), planes(again.export().await.unwrap()));
+    });
+}
+
+#[test]
+fn a_checkpoint_of_another_model_is_refused_and_changes_nothing() {
+    within_a_minute(async {
+        let mut small = Trainer::new(1, Format::F32).start(Config::default(), 1).await.unwrap();
+        let mut large = Trainer::new(2, Format::F32).start(Config::default(), 1).await.unwrap();
+        let before = large.export().await.unwrap();
+        let error = large.import(&small.export().await.unwrap()).await.unwrap_err();
+        assert!(matches!(&error, SessionError::Import { .. }), "{error}");
+        assert_eq!(large.export().await.unwrap(), before);
+    });
+}
+
+#[test]
+fn a_dropped_step_finishes_in_the_background_and_the_next_call_awaits_it() {
+    within_a_minute(async {
+        let trainer = Trainer::new(3, Format::NVFP4_2D);
+        let mut plain = trainer.start(config(1, Capture::Off, false), 2).await.unwrap();
+        let expected = losses(&mut plain, 2, 0..3).await;
+        let mut session = trainer.start(config(1, Capture::Off, false), 2).await.unwrap();
+        feed(&mut session, "train", 2, 0);
+        let polled = std::future::poll_fn(|context| {
+            let mut step = std::pin::pin!(session.step("train"));
+            let _ = step.as_mut().poll(context);
+            std::task::Poll::Ready(())
+        });
+        polled.await;
+        assert_eq!(losses(&mut session, 2, 1..3).await, expected[1..]);
+    });
+}
+
+#[test]
+fn wrong_names_and_sizes_are_refused_with_what_exists() {
+    within_a_minute(async {
+        let mut session: Session = Trainer::new(1, Format::F32).start(Config::default(), 2).await.unwrap();
+        let error = session.step("trian").await.unwrap_err().to_string();
+        assert!(error.contains("trian") && error.contains("train, evaluate"), "{error}");
+        let error =
+            session.write_input("train", RankId::new(0), "input", &[0f32; 3]).unwrap_err().to_string();
+        assert!(error.contains("12 bytes") && error.contains("192"), "{error}");
+        let error =
+            session.write_input("train", RankId::new(2), "input", &[0f32; 48]).unwrap_err().to_string();
+        assert!(error.contains("rank 2"), "{error}");
+        let error = session.write_input("train", RankId::new(0), "loss", &[0f32; 1]).unwrap_err().to_string();
+        assert!(error.contains("loss"), "{error}");
+        feed(&mut session, "train", 2, 0);
+        let report = session.step("train").await.unwrap();
+        assert!(report.output::<f32>(RankId::new(1), "input").is_err());
+    });
+}
+
+#[test]
+fn two_sessions_live_side_by_side() {
+    within_a_minute(async {
+        let trainer = Trainer::new(2, Format::NVFP4_2D);
+        let expected = run(Format::NVFP4_2D, 2, config(1, Capture::Off, false), 2).await;
+        let mut one = trainer.start(config(1, Capture::Off, false), 2).await.unwrap();
+        let mut two = trainer.start(config(2, Capture::Step, true), 3).await.unwrap();
+        let mut alone =
+            Trainer::new(3, Format::NVFP4_2D).start(config(1, Capture::Off, false), 2).await.unwrap();
+        losses(&mut one, 2, 0..1).await;
+        losses(&mut two, 3, 0..2).await;
+        losses(&mut one, 2, 1..2).await;
+        assert_eq!(losses(&mut alone, 2, 0..2).await, expected);
+    });
+}

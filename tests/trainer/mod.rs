@@ -1,0 +1,241 @@
+//! A small trainer for tests: a chain of linear layers that learns to reproduce its input.
+//!
+//! Rowwise uses forward, columnwise uses backward, one replicated bias, a loss output. Everything
+//! is deterministic: inputs follow from rank and step, masters from name and position.
+#![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use warpweft::backend::cpu::CpuSurface;
+use warpweft::compute::{ComputeContext, ComputeError};
+use warpweft::config::Config;
+use warpweft::format::{ElementType, Format, Orientation};
+use warpweft::id::{BufferId, RankId, WeightId};
+use warpweft::model::{Call, Form, Model, Phase, StepProgram};
+use warpweft::session::{Session, SessionBuilder, SessionError};
+
+/// Rows and columns of every weight, and elements of every activation.
+pub const SIZE: usize = 48;
+
+/// What a closure of the trainer is told to do wrong.
+#[derive(Clone, Debug, Default)]
+pub struct Mischief {
+    /// 0 nothing, 1 error, 2 panic, 3 NaN gradient; acted on by rank 1 in the last backward call.
+    kind: Arc<AtomicU32>,
+}
+
+impl Mischief {
+    pub fn set(&self, kind: u32) {
+        self.kind.store(kind, Ordering::SeqCst);
+    }
+
+    fn now(&self, rank: RankId) -> u32 {
+        if rank == RankId::new(1) { self.kind.load(Ordering::SeqCst) } else { 0 }
+    }
+}
+
+/// Ids of everything declared.
+#[derive(Clone, Debug)]
+pub struct Trainer {
+    pub model: Model,
+    pub train: StepProgram,
+    pub evaluate: StepProgram,
+    weights: Vec<WeightId>,
+    bias: WeightId,
+    activations: Vec<BufferId>,
+    input: BufferId,
+    loss: BufferId,
+    gradients: [BufferId; 2],
+}
+
+impl Trainer {
+    pub fn new(layers: usize, format: Format) -> Self {
+        let mut model = Model::builder();
+        let weights: Vec<WeightId> = (0..layers)
+            .map(|layer| model.sharded(&format!("layer{layer}"), SIZE, SIZE, format).unwrap())
+            .collect();
+        let bias = model.replicated("bias", 1, SIZE).unwrap();
+        let model = model.build();
+        let train = declare(&model, &weights, bias, true);
+        let evaluate = declare(&model, &weights, bias, false);
+        let buffer = |name: &str| train.buffer(name).unwrap();
+        Self {
+            activations: (0..=layers).map(|layer| buffer(&format!("x{layer}"))).collect(),
+            input: buffer("input"),
+            loss: buffer("loss"),
+            gradients: [buffer("even gradient"), buffer("odd gradient")],
+            model,
+            evaluate,
+            weights,
+            bias,
+            train,
+        }
+    }
+
+    /// A session builder with this trainer's programs, masters and closures.
+    pub fn builder(&self, config: Config, mischief: &Mischief) -> SessionBuilder<CpuSurface> {
+        let (trainer, mischief) = (self.clone(), mischief.clone());
+        let closures = move |_: RankId| {
+            let (trainer, mischief) = (trainer.clone(), mischief.clone());
+            move |call: &Call, context: &ComputeContext<'_, CpuSurface>| trainer.run(call, context, &mischief)
+        };
+        Session::builder(config, closures)
+            .program(self.train.clone())
+            .program(self.evaluate.clone())
+            .initialize(initial)
+    }
+
+    /// A running session on `ranks` ranks.
+    pub async fn start(&self, config: Config, ranks: u32) -> Result<Session, SessionError> {
+        self.builder(config, &Mischief::default()).start_cpu(ranks).await
+    }
+
+    fn run(
+        &self,
+        call: &Call,
+        context: &ComputeContext<'_, CpuSurface>,
+        mischief: &Mischief,
+    ) -> Result<(), ComputeError> {
+        let layers = self.weights.len();
+        let (kind, number) = call.name.split_at(1);
+        let layer: usize = number.parse().unwrap_or(0);
+        match kind {
+            "i" => {
+                context.write::<f32>(self.activations[0])?.copy_from_slice(&context.read::<f32>(self.input)?);
+            }
+            "f" => {
+                let weight = context.dense(self.weights[layer], Orientation::Rowwise)?;
+                let bias = context.dense(self.bias, Orientation::Rowwise)?;
+                let x = context.read::<f32>(self.activations[layer])?;
+                let mut y = context.write::<f32>(self.activations[layer + 1])?;
+                for (row, y) in y.iter_mut().enumerate() {
+                    *y = bias[row] + dot(&weight[row * SIZE..(row + 1) * SIZE], &x);
+                }
+            }
+            "l" => {
+                let y = context.read::<f32>(self.activations[layers])?;
+                let target = context.read::<f32>(self.input)?;
+                let errors = y.iter().zip(target.iter()).map(|(y, target)| y - target);
+                context.write::<f32>(self.loss)?[0] = errors.clone().map(|error| error * error).sum();
+                if call.buffers.iter().any(|access| access.buffer == self.gradients[layers % 2]) {
+                    let mut gradient = context.write::<f32>(self.gradients[layers % 2])?;
+                    gradient.iter_mut().zip(errors).for_each(|(gradient, error)| *gradient = 2.0 * error);
+                }
+            }
+            _ => {
+                let transposed = context.dense(self.weights[layer], Orientation::Columnwise)?;
+                let x = context.read::<f32>(self.activations[layer])?;
+                let above = context.read::<f32>(self.gradients[(layer + 1) % 2])?;
+                let mut below = context.write::<f32>(self.gradients[layer % 2])?;
+                for (col, below) in below.iter_mut().enumerate() {
+                    *below = dot(&transposed[col * SIZE..(col + 1) * SIZE], &above);
+                }
+                let mut gradient = context.gradient(self.weights[layer])?;
+                for row in 0..SIZE {
+                    for col in 0..SIZE {
+                        gradient[row * SIZE + col] = above[row] * x[col];
+                    }
+                }
+                context.gradient(self.bias)?.copy_from_slice(&above);
+                if layer == 0 {
+                    match mischief.now(context.rank()) {
+                        1 => return Err(ComputeError::closure("the dog ate it")),
+                        2 => panic!("the dog ate all of it"),
+                        3 => gradient[5] = f32::NAN,
+                        _ => {}
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn declare(model: &Model, weights: &[WeightId], bias: WeightId, trains: bool) -> StepProgram {
+    let mut program = StepProgram::builder(if trains { "train" } else { "evaluate" }, model);
+    let input = program.input("input", SIZE, ElementType::F32).unwrap();
+    let loss = program.output("loss", 1, ElementType::F32).unwrap();
+    let layers = weights.len();
+    let x: Vec<BufferId> =
+        (0..=layers).map(|layer| program.activation(&format!("x{layer}"), SIZE).unwrap()).collect();
+    program.call("input", Phase::Forward).reads(input).writes(x[0]).add().unwrap();
+    for (layer, weight) in weights.iter().enumerate() {
+        program
+            .call(&format!("f{layer}"), Phase::Forward)
+            .uses(*weight, Orientation::Rowwise, Form::Dense)
+            .uses(bias, Orientation::Rowwise, Form::Dense)
+            .reads(x[layer])
+            .writes(x[layer + 1])
+            .add()
+            .unwrap();
+    }
+    if !trains {
+        program.call("loss", Phase::Forward).reads(x[layers]).reads(input).writes(loss).add().unwrap();
+        return program.build_evaluation().unwrap();
+    }
+    let gradients = ["even gradient", "odd gradient"].map(|name| program.activation(name, SIZE).unwrap());
+    program
+        .call("loss", Phase::Forward)
+        .reads(x[layers])
+        .reads(input)
+        .writes(loss)
+        .writes(gradients[layers % 2])
+        .add()
+        .unwrap();
+    for (layer, weight) in weights.iter().enumerate().rev() {
+        program
+            .call(&format!("b{layer}"), Phase::Backward)
+            .uses(*weight, Orientation::Columnwise, Form::Dense)
+            .reads(x[layer])
+            .reads(gradients[(layer + 1) % 2])
+            .writes(gradients[layer % 2])
+            .gradient(*weight)
+            .gradient(bias)
+            .add()
+            .unwrap();
+    }
+    program.build_training().unwrap()
+}
+
+/// Masters at the start: small, different everywhere, the same for any number of ranks.
+pub fn initial(name: &str, first_row: usize, cols: usize, values: &mut [f32]) {
+    let seed = name.bytes().fold(17u32, |seed, byte| seed.wrapping_mul(31).wrapping_add(u32::from(byte)));
+    for (position, value) in values.iter_mut().enumerate() {
+        let place = u32::try_from(first_row * cols + position).unwrap();
+        let mixed = (place ^ seed).wrapping_mul(0x9E37_79B1).rotate_left(13).wrapping_mul(0x85EB_CA6B);
+        *value = (mixed >> 8) as f32 / (1 << 24) as f32 * 0.3 - 0.15;
+    }
+}
+
+/// Writes every rank's input of one step.
+pub fn feed(session: &mut Session, program: &str, ranks: u32, step: u32) {
+    for rank in 0..ranks {
+        let value = |at: usize| ((step * 31 + rank * 7 + at as u32 * 3) as f32 * 0.37).sin();
+        let values: Vec<f32> = (0..SIZE).map(value).collect();
+        session.write_input(program, RankId::new(rank), "input", &values).unwrap();
+    }
+}
+
+/// Bits of the mean loss of each of `steps` training steps.
+pub async fn losses(session: &mut Session, ranks: u32, steps: std::ops::Range<u32>) -> Vec<u32> {
+    let mut losses = Vec::new();
+    for step in steps {
+        feed(session, "train", ranks, step);
+        let report = session.step("train").await.unwrap();
+        losses.push(report.mean_output("loss").unwrap().to_bits());
+    }
+    losses
+}
+
+/// Runs a future on a fresh runtime, and fails instead of hanging.
+pub fn within_a_minute<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(async {
+        tokio::time::timeout(std::time::Duration::from_secs(60), future).await.expect("it ended in time")
+    })
+}
