@@ -6,7 +6,7 @@
 //! > shows.
 //!
 //! Rooms, from the ground up; a room imports only from those above it in this list:
-//! [`id`] · [`format`], [`model`], [`config`], [`trace`] · [`op`], [`layout`], [`compute`] ·
+//! [`id`] · [`mod@format`], [`model`], [`config`], [`trace`] · [`op`], [`layout`], [`compute`] ·
 //! [`plan`] and [`backend`], which do not know each other · [`flow`] · [`actor`] · [`exec`] ·
 //! [`session`]. `ARCHITECTURE.md` states the laws.
 

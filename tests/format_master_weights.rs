@@ -169,7 +169,7 @@ fn mixed_list() -> Vec<(Format, Shape, Vec<f32>)> {
 
 #[test]
 fn c1_nvfp4_from_two_even_shards_equals_the_full_quantize() {
-    let shape = Shape::new(512, 768);
+    let shape = Shape::new(4096, 4096);
     check_against_whole(&[(Format::NVFP4_2D, shape, normal(shape, 1))], &[1, 1], Via::Bf16);
 }
 

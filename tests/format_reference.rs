@@ -104,19 +104,23 @@ fn b1_derived_columnwise_planes_equal_quantizing_the_transpose() {
 }
 
 #[test]
-fn b2_f1_fp8_blocks_match_the_reference_on_ragged_shapes() {
-    for (rows, cols) in
-        [(128, 128), (256, 272), (303, 300), (305, 256), (250, 500), (1, 1), (7, 15), (1, 311)]
-    {
-        let shape = Shape::new(rows, cols);
-        let weight = normal(shape, 13);
-        for format in all_formats() {
-            if format.check_shape(shape).is_ok() {
-                check(format, Via::None, shape, &weight);
-                check(format, Via::Bf16, shape, &weight);
+fn b2_f1_every_format_matches_the_reference_on_ragged_shapes() {
+    let check_all = |formats: &[Format], shapes: &[(usize, usize)]| {
+        for &(rows, cols) in shapes {
+            let shape = Shape::new(rows, cols);
+            let weight = normal(shape, 13);
+            for &format in formats {
+                if format.check_shape(shape).is_ok() {
+                    check(format, Via::None, shape, &weight);
+                    check(format, Via::Bf16, shape, &weight);
+                }
             }
         }
-    }
+    };
+    check_all(&all_formats(), &[(128, 128), (1, 1), (7, 15), (1, 311), (150, 140)]);
+    check_all(&Format::CANONICAL, &[(256, 272), (303, 300), (305, 256), (250, 500), (256, 512)]);
+    let blocks = [Format::FP8_BLOCK128_POW2, Format::FP8_BLOCK128_F32SCALE, Format::FP8_BLOCK1X128_POW2];
+    check_all(&blocks, &[(256, 1024), (1024, 256)]);
 }
 
 #[test]

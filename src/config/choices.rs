@@ -135,10 +135,14 @@ pub struct TraceOutput {
     pub enabled: bool,
     /// The file it is written to.
     pub path: String,
+    /// The first step of the session that is recorded, counted from 0.
+    pub first_step: u32,
+    /// How many steps are recorded, at least 1: a trace of a whole run is too long to look at.
+    pub steps: u32,
 }
 
 impl Default for TraceOutput {
     fn default() -> Self {
-        Self { enabled: false, path: "trace.json".to_owned() }
+        Self { enabled: false, path: "trace.json".to_owned(), first_step: 2, steps: 4 }
     }
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use super::origin::Origin;
+use crate::model::DeclareError;
 
 /// Why a configuration was refused. Nothing of it was used.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +57,10 @@ pub enum ConfigError {
         /// What the key takes.
         expected: String,
     },
+
+    /// A weight that cannot be what the rules want.
+    #[error("the rules under `weights` ask for what cannot be: {0}")]
+    Weights(#[source] DeclareError),
 
     /// Two environment variables set the same key.
     #[error("environment variables {first} and {second} set the same key `{key}`; unset one of them")]

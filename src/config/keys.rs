@@ -145,6 +145,18 @@ const ROWS: &[Row] = &[
         value: |c| toml(&c.trace.path),
         valid: |c| !c.trace.path.is_empty(),
     },
+    Row {
+        path: "trace.first_step",
+        expected: "a whole number from 0 on",
+        value: |c| toml(c.trace.first_step),
+        valid: |_| true,
+    },
+    Row {
+        path: "trace.steps",
+        expected: "a whole number from 1 on",
+        value: |c| toml(c.trace.steps),
+        valid: |c| c.trace.steps > 0,
+    },
 ];
 
 const RULE_ROWS: &[RuleRow] = &[

@@ -199,7 +199,7 @@ mod tests {
             quantize.via = "none"
             optimizer = { lr = 1, beta1 = 0.5, beta2 = 0.75, eps = 1e-6, weight_decay = 0.1, max_norm = 1.0 }
             cpu.link = { bytes_per_s = 2e9, latency_us = 5 }
-            trace = { enabled = true, path = "t.json" }
+            trace = { enabled = true, path = "t.json", first_step = 5, steps = 9 }
             [[weights]]
             match = "blocks.*"
             format = "fp8_block"
@@ -216,6 +216,7 @@ mod tests {
         assert_eq!((config.optimizer.lr, config.optimizer.max_norm), (1.0, 1.0));
         assert_eq!(config.cpu.link.bytes_per_s, Some(2e9));
         assert_eq!((config.trace.enabled, config.trace.path.as_str()), (true, "t.json"));
+        assert_eq!((config.trace.first_step, config.trace.steps), (5, 9));
         assert_eq!(config.weights[0].format, Some("fp8_block".parse::<Format>().unwrap()));
         assert_eq!(config.weights[0].placement, Some(Placement::Sharded));
     }
@@ -250,6 +251,8 @@ mod tests {
             ("trace.enabled", "0", "`true` or `false`"),
             ("trace.path", "\"\"", "name of the file"),
             ("trace.path", "7", "name of the file"),
+            ("trace.first_step", "-1", "from 0 on"),
+            ("trace.steps", "0", "from 1 on"),
             ("weights", "3", "a list of tables"),
         ];
         for (key, value, takes) in wrong {

@@ -21,6 +21,7 @@
 //! | `weights` | rules that choose format and placement by the name of a weight |
 //! | `document`, `environment` | the two sources, with the place of every key |
 //! | `load` | sources to a configuration |
+//! | `refine` | those rules applied to a declared model |
 //! | `origin`, `effective` | where values came from; printing them |
 //! | `suggest` | the key that was meant |
 //!
@@ -35,6 +36,7 @@ mod error;
 mod keys;
 mod load;
 mod origin;
+mod refine;
 mod size;
 mod suggest;
 mod weights;
@@ -155,6 +157,7 @@ mod tests {
             ("cpu.link.bytes_per_s", with(|c| c.cpu.link.bytes_per_s = Some(0.0))),
             ("cpu.link.latency_us", with(|c| c.cpu.link.latency_us = -1.0)),
             ("trace.path", with(|c| c.trace.path = String::new())),
+            ("trace.steps", with(|c| c.trace.steps = 0)),
             ("weights.0.match", with(|c| c.weights = vec![WeightRule::default()])),
         ]
     }

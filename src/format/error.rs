@@ -197,4 +197,15 @@ pub enum FormatError {
         /// Why.
         reason: &'static str,
     },
+
+    /// The device cannot multiply matrices in the format.
+    #[error("{format} does not run on this device: {reason}; use {instead}")]
+    NotOnDevice {
+        /// The format.
+        format: Format,
+        /// Why.
+        reason: &'static str,
+        /// The nearest format that does.
+        instead: Format,
+    },
 }

@@ -19,7 +19,7 @@
 use super::format::{Format, Nvfp4Block};
 use super::minifloat::{E2m1, E4m3, decode, decode_table, encode};
 use super::shape::{Orientation, Shape};
-use super::{FormatError, Planes};
+use super::{FormatError, Planes, transpose};
 
 const LARGEST_PRODUCT: f32 = 6.0 * 448.0;
 const E2M1_VALUES: [f32; 256] = decode_table::<E2m1>();
@@ -110,8 +110,8 @@ pub(super) fn dequantize(shape: Shape, planes: Planes<'_>, amax: f32, out: &mut 
 
 /// Columnwise planes of 16×16 tiles from rowwise ones: nibbles and tile scales transposed, padding zero.
 /// `shape` is that of the weight.
-pub(super) fn transpose(shape: Shape, rowwise: Planes<'_>, data: &mut [u8], scale: &mut [u8]) {
-    transpose_nibbles(shape, rowwise.data, data);
+pub(super) fn derive_columnwise(shape: Shape, rowwise: Planes<'_>, data: &mut [u8], scale: &mut [u8]) {
+    transpose::nibbles(shape, rowwise.data, data);
     let source_pitch = scale_pitch(shape);
     let pitch = scale_pitch(shape.transposed());
     if pitch == 0 {
@@ -121,28 +121,6 @@ pub(super) fn transpose(shape: Shape, rowwise: Planes<'_>, data: &mut [u8], scal
     for (column, row) in scale.chunks_exact_mut(pitch).take(shape.cols).enumerate() {
         for (tile, byte) in row.iter_mut().take(shape.rows / 16).enumerate() {
             *byte = rowwise.scale[tile * 16 * source_pitch + column / 16];
-        }
-    }
-}
-
-/// `out[k][m] = in[m][k]` on nibbles, in blocks that stay in the cache.
-fn transpose_nibbles(shape: Shape, input: &[u8], output: &mut [u8]) {
-    const BLOCK: usize = 32;
-    let (row_pairs, byte_cols) = (shape.rows / 2, shape.cols / 2);
-    for top in (0..row_pairs).step_by(BLOCK) {
-        let bottom = (top + BLOCK).min(row_pairs);
-        for left in (0..byte_cols).step_by(BLOCK) {
-            let right = (left + BLOCK).min(byte_cols);
-            for column in left..right {
-                let even = 2 * column * row_pairs;
-                let odd = even + row_pairs;
-                for pair in top..bottom {
-                    let upper = input[2 * pair * byte_cols + column];
-                    let lower = input[(2 * pair + 1) * byte_cols + column];
-                    output[even + pair] = (upper & 0x0F) | (lower << 4);
-                    output[odd + pair] = (upper >> 4) | (lower & 0xF0);
-                }
-            }
         }
     }
 }

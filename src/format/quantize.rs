@@ -1,13 +1,21 @@
 //! A whole weight in one call: the stages composed, with memory of their own.
 //!
-//! For tools and tests. A training step uses the stages on its arena instead; both give the same bytes (ST-3).
+//! For tools and tests. A training step uses the stages on its arena instead; both give the same bytes (ST-3), and
+//! for the same reason the weight may be cut into strips here that all cores work on.
+
+use std::mem::take;
+
+use rayon::prelude::*;
 
 use super::format::Format;
 use super::quantized::{OwnedPlanes, Quantized};
 use super::shape::{Orientation, Shape};
 use super::swizzle::ScaleLayout;
 use super::via::Via;
-use super::{FormatError, fused_scale, partial_amax, partial_cast, transpose as derive};
+use super::{FormatError, amax, fused_scale, partial_amax, partial_cast, transpose as derive};
+
+/// Rows of a strip: a multiple of every block height.
+const STRIP_ROWS: usize = 128;
 
 /// Which planes to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,7 +63,7 @@ pub fn quantize(
         }
         _ => {
             let mut turned = vec![0.0; weight.len()];
-            super::transpose::elements(shape, weight, &mut turned);
+            super::transpose::values(shape, weight, &mut turned);
             Some(from_master(format, Orientation::Rowwise, via, shape.transposed(), &turned)?)
         }
     };
@@ -85,12 +93,42 @@ fn from_master(
     shape: Shape,
     master: &[f32],
 ) -> Result<FromMaster, FormatError> {
+    let strips: Vec<Shape> = (0..shape.rows)
+        .step_by(STRIP_ROWS)
+        .map(|top| Shape::new(STRIP_ROWS.min(shape.rows - top), shape.cols))
+        .collect();
+    let masters: Vec<&[f32]> = master.chunks(STRIP_ROWS * shape.cols).collect();
     let mut planes = OwnedPlanes::zeroed(format, orientation, shape);
+
     let mut block_amax = vec![0.0; format.amax_blocks(orientation, shape)];
+    let blocks = cut(&strips, &mut block_amax, |strip| format.amax_blocks(orientation, strip));
+    let amaxes: Vec<f32> = (&strips, &masters, blocks)
+        .into_par_iter()
+        .map(|(&strip, master, blocks)| partial_amax(format, orientation, via, strip, master, blocks))
+        .collect::<Result<_, _>>()?;
+    let amax = amax::of_amaxes(&amaxes);
+
     let mut encode = vec![0.0; format.encode_blocks(orientation, shape)];
-    let amax = partial_amax(format, orientation, via, shape, master, &mut block_amax)?;
     let tensor_scale =
         fused_scale(format, orientation, shape, &block_amax, amax, &mut encode, &mut planes.scale)?;
-    partial_cast(format, orientation, via, shape, master, &encode, &mut planes.data)?;
+    if let (Format::Fp8Tensor(_), [factor]) = (format, encode.as_slice()) {
+        // Every strip needs the one factor.
+        encode = vec![*factor; strips.len()];
+    }
+    let factors = cut(&strips, &mut encode, |strip| format.encode_blocks(orientation, strip));
+    let data = cut(&strips, &mut planes.data, |strip| format.data_plane(orientation, strip).bytes());
+    (&strips, &masters, factors, data).into_par_iter().try_for_each(|(&strip, master, factors, data)| {
+        partial_cast(format, orientation, via, strip, master, factors, data)
+    })?;
     Ok(FromMaster { planes, amax, tensor_scale })
+}
+
+/// Cuts `whole` into one piece per strip.
+fn cut<'a, T>(strips: &[Shape], mut whole: &'a mut [T], len: impl Fn(Shape) -> usize) -> Vec<&'a mut [T]> {
+    let piece = |&strip: &Shape| {
+        let (piece, rest) = take(&mut whole).split_at_mut(len(strip));
+        whole = rest;
+        piece
+    };
+    strips.iter().map(piece).collect()
 }

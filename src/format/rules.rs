@@ -3,7 +3,7 @@
 //! Every refusal names the reason and what to change. These are questions about a format and a shape alone, so
 //! that a planner can ask them before any memory exists.
 
-use super::format::{Format, Fp8Block, Fp8Tile, Nvfp4Block};
+use super::format::{Format, Fp8Block, Fp8Tile, Nvfp4Block, ScaleRule};
 use super::{FormatError, Orientation, Shape};
 
 impl Format {
@@ -101,6 +101,23 @@ impl Format {
         }
     }
 
+    /// Whether the matrix products of a device of this compute capability can read the format.
+    ///
+    /// # Errors
+    /// [`FormatError::NotOnDevice`]: from 10.0 on FP8 blocks are run as MXFP8, whose scales are powers of two.
+    pub fn check_device(self, compute_capability: (u32, u32)) -> Result<(), FormatError> {
+        match self {
+            Self::Fp8Block(block) if compute_capability >= (10, 0) && block.scale == ScaleRule::Float32 => {
+                Err(FormatError::NotOnDevice {
+                    format: self,
+                    reason: "it takes power-of-two block scales only",
+                    instead: Self::Fp8Block(Fp8Block { scale: ScaleRule::PowerOfTwo, ..block }),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The orientations a shard stores and a gather can send. The other one, if any, is derived.
     #[must_use]
     pub const fn stored_orientations(self) -> &'static [Orientation] {
@@ -164,5 +181,17 @@ mod tests {
         }
         assert!(Format::Mxfp8.derives_columnwise().is_err());
         assert!(Format::Mxfp8.check_weight().is_ok());
+    }
+
+    /// Conformance F6.
+    #[test]
+    fn f6_free_block_scales_are_refused_from_compute_capability_10_on() {
+        let format = Format::FP8_BLOCK128_F32SCALE;
+        assert_eq!(format.check_device((9, 0)), Ok(()));
+        for capability in [(10, 0), (10, 3), (12, 0)] {
+            let error = format.check_device(capability).unwrap_err();
+            assert!(error.to_string().contains("use fp8_block128_pow2"), "{error}");
+            assert_eq!(Format::FP8_BLOCK128_POW2.check_device(capability), Ok(()));
+        }
     }
 }

@@ -134,7 +134,7 @@ pub fn transpose(
     match format {
         Format::F32 => transposed::bytes::<4>(shape, rowwise.data, columnwise.data),
         Format::Bf16 => transposed::bytes::<2>(shape, rowwise.data, columnwise.data),
-        Format::Nvfp4(_) => nvfp4::transpose(shape, rowwise, columnwise.data, columnwise.scale),
+        Format::Nvfp4(_) => nvfp4::derive_columnwise(shape, rowwise, columnwise.data, columnwise.scale),
         Format::Fp8Block(block) => {
             transposed::bytes::<1>(shape, rowwise.data, columnwise.data);
             fp8_block::transpose_scale(block, shape, rowwise.scale, columnwise.scale);

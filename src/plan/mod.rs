@@ -1,6 +1,6 @@
 //! From a declared program to a verified plan: pure data in, pure data out.
 //!
-//! Law: planning knows no device, no rank number and no clock. The passes in [`passes`] write a
+//! Law: planning knows no device, no rank number and no clock. The passes in `passes` write a
 //! draft in *issue order* T; dependences, addresses and fences then follow from the accesses
 //! alone. [`verify`] shares nothing with the passes: it recomputes everything from the
 //! finished plan, and no plan runs unverified.

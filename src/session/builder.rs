@@ -81,6 +81,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
     /// [`SessionError::Plan`] and [`SessionError::Start`] before anything runs, then whatever the
     /// ranks report.
     pub async fn start<B: Backend<Surface = S>>(self, backends: Vec<B>) -> Result<Session, SessionError> {
+        self.config.validate()?;
         let device = backends.first().map_or_else(String::new, Backend::describe);
         let ranks = u32::try_from(backends.len()).unwrap_or(u32::MAX);
         let mesh = Mesh::new(ranks)?;
@@ -155,7 +156,8 @@ impl<S: Surface + 'static> SessionBuilder<S> {
             reason: error.to_string(),
         };
         let host = HostTrace::start(&std::env::temp_dir(), first.origin()).map_err(failed)?;
-        let steps = 0..8;
+        let first_step = u64::from(wanted.first_step);
+        let steps = first_step..first_step + u64::from(wanted.steps);
         Ok(Some(Recorder::new(wanted.path.clone().into(), steps, host, device)))
     }
 }

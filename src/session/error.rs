@@ -1,15 +1,19 @@
 //! What a session refuses, and why.
 
 use crate::backend::cpu::WorldError;
+use crate::config::ConfigError;
 use crate::exec::ExecError;
 use crate::id::RankId;
 use crate::model::DeclareError;
 use crate::plan::PlanError;
 
 /// An error of a session.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
+    /// A value of the configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// A declaration is wrong.
     #[error(transparent)]
     Declare(#[from] DeclareError),

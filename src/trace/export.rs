@@ -196,7 +196,7 @@ fn write_arrow<W: Write>(
 ) -> Result<(), TraceError> {
     let lane = |end: &ArrowEnd| tracks.lanes.get(&(end.rank, end.lane)).copied();
     let (Some(from), Some(to)) = (lane(&arrow.from), lane(&arrow.to)) else {
-        return Ok(()); // not reached: both slices were found, so their lanes were declared
+        return Ok(()); // both slices were found, so their lanes were declared
     };
     let slice = |end: &ArrowEnd| {
         [("step", Argument::Integer(end.step)), ("task", Argument::Integer(end.task.index() as u64))]
@@ -210,4 +210,74 @@ fn write_arrow<W: Write>(
         arguments,
     };
     writer.flow(&point(from, leaves, &slice(&arrow.from)), &point(to, lands, &slice(&arrow.to)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeSet, HashSet};
+
+    use super::super::timeline::tests::{lane, slice};
+    use super::super::{ArrowKind, LaneKind, write_trace};
+    use super::*;
+    use serde_json::Value;
+
+    /// Two ranks; on each, a gather fills what a call reads.
+    fn written() -> Vec<Value> {
+        let mut timeline = Timeline::default();
+        for rank in [3, 7] {
+            timeline.lanes.push(lane(rank, 0, "compute", LaneKind::Compute));
+            timeline.lanes.push(lane(rank, 1, "communicator", LaneKind::Communication));
+            let gather = slice([rank, 1, 1], ["gather w", "all_gather"], [1_000, 4_000]);
+            let call = slice([rank, 0, 2], ["forward", "compute"], [4_000, 9_000]);
+            let (from, to) = (gather.place(), call.place());
+            timeline.arrows.push(Arrow { from, to, kind: ArrowKind::Fills });
+            timeline.slices.extend([call, gather]);
+        }
+        let mut file = Vec::new();
+        write_trace(&timeline, None, &mut file).unwrap();
+        let mut trace: Value = serde_json::from_slice(&file).unwrap();
+        match trace["traceEvents"].take() {
+            Value::Array(events) => events,
+            other => panic!("an array of events, not {other}"),
+        }
+    }
+
+    #[test]
+    fn a_rank_is_a_process_and_a_thread_id_is_unique_in_the_file() {
+        let events = written();
+        let names = |what: &str| -> Vec<&str> {
+            let named = events.iter().filter(|event| event["name"] == what);
+            named.filter_map(|event| event["args"]["name"].as_str()).collect()
+        };
+        assert_eq!(names("process_name"), ["rank 3", "rank 7"]);
+        assert_eq!(names("thread_name"), ["steps", "compute", "communicator"].repeat(2));
+        let threads = events.iter().filter(|event| event["name"] == "thread_name");
+        let processes: BTreeSet<_> = events.iter().filter_map(|event| event["pid"].as_u64()).collect();
+        let ids: Vec<u64> = threads.filter_map(|event| event["tid"].as_u64()).collect();
+        assert_eq!(ids.iter().collect::<HashSet<_>>().len(), 6);
+        assert!(ids.iter().all(|id| !processes.contains(id)), "no thread is taken for a main thread");
+    }
+
+    #[test]
+    fn an_arrow_leaves_in_the_last_nanosecond_and_lands_at_the_begin_of_slices_already_written() {
+        let events = written();
+        let place = |ph: &str, name: &str| {
+            events.iter().position(|event| event["ph"] == ph && event["name"] == name).unwrap()
+        };
+        let (gather, call) = (place("X", "gather w"), place("X", "forward"));
+        let (leaves, lands) = (place("s", "fills"), place("f", "fills"));
+        assert!(leaves > gather.max(call) && lands > leaves);
+        assert_eq!((&events[leaves]["tid"], &events[leaves]["ts"]), (&events[gather]["tid"], &3.999.into()));
+        assert_eq!((&events[lands]["tid"], &events[lands]["ts"]), (&events[call]["tid"], &4.0.into()));
+    }
+
+    #[test]
+    fn each_step_is_a_slice_and_a_counter_that_tell_its_exposure() {
+        let events = written();
+        let step = events.iter().find(|event| event["ph"] == "X" && event["cat"] == DERIVED).unwrap();
+        assert_eq!(step["name"], "step 0: 37.5 % exposed");
+        assert_eq!(step["args"]["exposed ns"], 3_000);
+        let counter = events.iter().find(|event| event["ph"] == "C").unwrap();
+        assert_eq!(counter["args"]["value"], 37.5);
+    }
 }

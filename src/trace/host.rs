@@ -8,8 +8,8 @@
 //! `tracing-chrome` binds a thread to the first recording it takes part in, for the life of the
 //! thread. Hence:
 //! - **A thread takes part in one recording.** Rank threads are made anew for every session, which
-//!   keeps this. Where it is broken, [`HostTrace::finish`] says so by name instead of returning a
-//!   trace with a hole.
+//!   keeps this. Where it is broken, [`write_trace`](super::write_trace) names the lane instead of
+//!   writing a trace with a hole.
 //! - The recording is built, and its anchor emitted, on a thread of its own, so the caller's stays
 //!   free.
 //!
@@ -265,5 +265,30 @@ impl Drop for TemporaryFile {
         // A file that someone else removed is gone as intended; one that cannot be removed is the
         // system's.
         let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_takes_no_more_is_an_error_at_the_end_and_no_panic_on_the_way() {
+        let (file, _) = TemporaryFile::create(&std::env::temp_dir()).unwrap();
+        let shared = Shared::default();
+        // A file that is open for reading alone refuses every write.
+        let read_only = File::open(&file.path).unwrap();
+        let mut writer = KeepFirstError { file: read_only, shared: shared.clone() };
+        assert_eq!(writer.write(b"[").unwrap(), 1);
+        assert_eq!(writer.write(b"]").unwrap(), 1);
+        writer.flush().unwrap();
+        assert!(shared.lock().failure.is_some());
+    }
+
+    #[test]
+    fn two_recordings_of_one_process_do_not_share_a_file() {
+        let directory = std::env::temp_dir();
+        let [(first, _), (second, _)] = [0, 1].map(|_| TemporaryFile::create(&directory).unwrap());
+        assert_ne!(first.path, second.path);
     }
 }

@@ -234,18 +234,17 @@ impl Ledger {
         if !transient || !access.reads() || shares.is_empty() {
             return Ok(());
         }
-        let task = self.named(id);
         match content {
             Content::Own => Ok(()),
             Content::Nothing => {
-                Err(format!("{task} {access} `{name}`, which nothing has written in this step"))
+                Err(format!("{} {access} `{name}`, which nothing has written in this step", self.named(id)))
             }
-            Content::Foreign(writer, other) => {
-                let (writer, other) = (self.named(*writer), &self.slots[*other].name);
-                Err(format!(
-                    "{task} {access} `{name}`, but {writer} has overwritten its bytes with `{other}`"
-                ))
-            }
+            Content::Foreign(writer, other) => Err(format!(
+                "{} {access} `{name}`, but {} has overwritten its bytes with `{}`",
+                self.named(id),
+                self.named(*writer),
+                self.slots[*other].name
+            )),
         }
     }
 

@@ -13,12 +13,11 @@
 
 use super::bind::{Binder, Refusal};
 use super::bound::BoundTask;
-use super::clock::nanoseconds;
 use super::lane::LaneContext;
 use super::memory::Arena;
 use super::ops::OpError;
 use super::rendezvous::Ticket;
-use super::world::{Link, Presence, World};
+use super::world::{Presence, World};
 use crate::format::{Orientation, PlaneSpec};
 use crate::id::{RankId, SlotId, WeightId};
 use crate::layout::{PlaneRegions, Region};
@@ -166,14 +165,6 @@ fn stacks(part: &PlaneSpec, whole: &PlaneSpec) -> bool {
     part.row_bytes() == whole.row_bytes()
 }
 
-impl Link {
-    /// What receiving `bytes` takes at least, in nanoseconds.
-    fn duration(&self, bytes: u64) -> u64 {
-        let transfer = bytes as f64 / self.bytes_per_s * 1e9;
-        nanoseconds(self.latency).saturating_add(transfer as u64)
-    }
-}
-
 fn peer(world: &World, rank: RankId) -> Result<&Arena, OpError> {
     world.arena(rank).map(|arena| &**arena).ok_or(OpError::NoArena(rank))
 }
@@ -206,20 +197,4 @@ fn reduce(world: &World, own: &Arena, reduction: Reduction, part: Move) -> Resul
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn a_link_takes_its_latency_and_the_time_of_its_bytes() {
-        let link = Link { bytes_per_s: 1e9, latency: Duration::from_micros(5) };
-        assert_eq!(link.duration(0), 5_000);
-        assert_eq!(link.duration(3_000), 8_000);
-        let glacial = Link { bytes_per_s: f64::MIN_POSITIVE, ..link };
-        assert_eq!(glacial.duration(1), u64::MAX);
-    }
 }

@@ -3,17 +3,19 @@
 //! Laws:
 //! - A lane runs in order. Nothing orders two lanes but record and wait.
 //! - A failed task is reported by the next `synchronize`; the commands behind it still run, so no
-//!   peer hangs. Once the world is poisoned nothing runs any more: commands are only counted.
+//!   peer hangs. Once the world is poisoned nothing runs any more: commands are only counted, and
+//!   the lane says so at every `synchronize`. What was done before stays done.
 //! - A panic of the lane itself poisons the world, naming rank and lane; the thread lives on to
 //!   count commands, so its host never waits in vain.
 
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crossbeam::channel::Receiver;
 
-use super::bell::{Bell, Wake, lock};
+use super::bell::{Bell, lock};
 use super::bound::{BoundPlan, BoundTask};
 use super::closures::{Closures, words};
 use super::memory::Arena;
@@ -46,6 +48,16 @@ pub(super) enum Action {
     Wait(EventId),
 }
 
+impl fmt::Display for Action {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Run(task) => write!(formatter, "run {task}: it has no such task"),
+            Self::Record(event) => write!(formatter, "record {event}: it has no such event"),
+            Self::Wait(event) => write!(formatter, "wait for {event}: it has no such event"),
+        }
+    }
+}
+
 /// What a lane and its host share.
 #[derive(Debug)]
 pub(super) struct LaneState {
@@ -71,14 +83,19 @@ impl LaneState {
         self.done.load(Ordering::Acquire) >= sent
     }
 
-    /// Waits until the first `sent` commands are done or `gives_up` says so.
-    pub(super) fn wait(&self, sent: u64, gives_up: impl Fn() -> bool) {
-        self.progress.wait_for(|| (self.is_done(sent) || gives_up()).then_some(()));
+    /// Waits until the first `sent` commands are done. Poison ends every wait of a lane, so a lane
+    /// always gets there, unless a closure never returns.
+    pub(super) fn wait(&self, sent: u64) {
+        self.progress.wait_for(|| self.is_done(sent).then_some(()));
     }
 
-    /// The first error since it was last taken.
+    /// The first error since it was last taken. Poison stays.
     pub(super) fn take_error(&self) -> Option<BackendError> {
-        lock(&self.error).take()
+        let mut error = lock(&self.error);
+        match &*error {
+            Some(BackendError::Poisoned { .. }) => error.clone(),
+            _ => error.take(),
+        }
     }
 
     /// The first fault since it was last taken.
@@ -92,12 +109,6 @@ impl LaneState {
 
     fn count(&self) {
         self.done.fetch_add(1, Ordering::Release);
-        self.progress.ring();
-    }
-}
-
-impl Wake for LaneState {
-    fn wake(&self) {
         self.progress.ring();
     }
 }
@@ -143,32 +154,32 @@ impl LaneThread {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(self))) {
             let Lane { id, kind } = self.context.lane;
             let Presence { world, rank } = &*self.context.presence;
-            world.poison.set(format!("{rank}, {id} ({kind}) panicked: {}", words(panic.as_ref())));
+            let error =
+                world.poison.set(format!("{rank}, {id} ({kind}) panicked: {}", words(panic.as_ref())));
+            self.state.fail(error);
+            // Leaked: dropping what was thrown could throw again.
+            std::mem::forget(panic);
         }
     }
 
     fn act(&mut self, plan: &BoundPlan, epoch: u64, action: Action) {
         let poison = &self.context.presence.world.poison;
-        if poison.is_set() {
-            return;
+        if let Err(error) = poison.check() {
+            return self.state.fail(error);
         }
-        match action {
-            Action::Run(task) => match plan.task(task) {
-                Some(task) => self.run(task, epoch),
-                None => self.state.fail(self.context.unknown(format!("{task} is not in the bound plan"))),
-            },
-            Action::Record(event) => match plan.event(event) {
-                Some(event) => event.record(epoch),
-                None => self.state.fail(self.context.unknown(format!("{event} is not in the bound plan"))),
-            },
-            Action::Wait(event) => match plan.event(event) {
-                Some(event) => {
-                    if let Err(error) = event.wait(epoch, poison) {
-                        self.state.fail(error);
-                    }
+        let done = match action {
+            Action::Run(task) => plan.task(task).map(|task| self.run(task, epoch)),
+            Action::Record(event) => plan.event(event).map(|event| event.record(epoch)),
+            Action::Wait(event) => plan.event(event).map(|event| {
+                if let Err(error) = event.wait(epoch, poison) {
+                    self.state.fail(error);
                 }
-                None => self.state.fail(self.context.unknown(format!("{event} is not in the bound plan"))),
-            },
+            }),
+        };
+        if done.is_none() {
+            let (rank, lane) = (self.context.presence.rank, self.context.lane.id);
+            let reason = format!("the bound plan cannot {action}");
+            self.state.fail(BackendError::Lane { rank, lane, reason });
         }
     }
 
@@ -192,11 +203,5 @@ impl LaneThread {
                 reason: error.to_string(),
             }),
         }
-    }
-}
-
-impl LaneContext {
-    fn unknown(&self, reason: String) -> BackendError {
-        BackendError::Lane { rank: self.presence.rank, lane: self.lane.id, reason }
     }
 }

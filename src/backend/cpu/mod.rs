@@ -20,6 +20,7 @@ mod closures;
 mod collective;
 mod gradient;
 mod lane;
+mod link;
 mod memory;
 mod ops;
 mod optimizer;
@@ -35,10 +36,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub use bound::CpuBound;
+pub use link::Link;
 pub use memory::{ReadSlice, WriteSlice};
 pub use stream::{CpuGraph, CpuStream};
 pub use surface::CpuSurface;
-pub use world::{CpuOptions, CpuWorld, Link, WorldError};
+pub use world::{CpuOptions, CpuWorld, WorldError};
 
 use self::lane::Action;
 use self::memory::{Arena, BorrowError};

@@ -16,19 +16,18 @@ pub(super) struct Poison {
 }
 
 impl Poison {
-    /// Poisons the world, unless it already is, and wakes everybody.
-    pub(super) fn set(&self, reason: impl Into<String>) {
-        if self.reason.set(reason.into()).is_ok() {
+    /// Poisons the world, unless it already is, and wakes everybody. Returns the error that every
+    /// wait ends in from now on.
+    pub(super) fn set(&self, reason: impl Into<String>) -> BackendError {
+        let mut offered = Some(reason.into());
+        let reason = self.reason.get_or_init(|| offered.take().unwrap_or_default());
+        if offered.is_none() {
             let sleepers: Vec<_> = lock(&self.sleepers).iter().filter_map(Weak::upgrade).collect();
             for sleeper in sleepers {
                 sleeper.wake();
             }
         }
-    }
-
-    /// Is the world poisoned?
-    pub(super) fn is_set(&self) -> bool {
-        self.reason.get().is_some()
+        BackendError::Poisoned { reason: reason.clone() }
     }
 
     /// Why the world is poisoned, if it is.

@@ -91,8 +91,7 @@ impl Rendezvous {
         let meeting = state.meeting;
         if let Some(reason) = self.disagreement(&state, rank, ticket) {
             drop(state);
-            poison.set(reason);
-            return poison.check().map(|()| Joined { at: 0, meeting });
+            return Err(poison.set(reason));
         }
         if let Some(place) = state.tickets.get_mut(rank.index()) {
             *place = Some(ticket);
@@ -107,10 +106,9 @@ impl Rendezvous {
             if let Some(missing) = state.missing() {
                 drop(state);
                 let communicator = self.communicator;
-                poison.set(format!(
+                return Err(poison.set(format!(
                     "{missing} has gone, and {rank} waits for it on {communicator} with {ticket}"
-                ));
-                return poison.check().map(|()| Joined { at: 0, meeting });
+                )));
             }
             state = self.sleep(state);
         }
@@ -279,6 +277,6 @@ mod tests {
             place.depart(RankId::new(0));
             other.join().unwrap().unwrap();
         });
-        assert!(!poison.is_set());
+        assert_eq!(poison.reason(), None);
     }
 }

@@ -69,7 +69,6 @@ impl CpuStream {
             LaneKind::Compute | LaneKind::Quantize => None,
         };
         let state = Arc::new(LaneState::new());
-        presence.world.poison.watch(Arc::<LaneState>::downgrade(&state));
         let (queue, commands) = bounded(FIRST_QUEUE);
         let (made, ready) = bounded(1);
         let near = Arc::clone(&presence);
@@ -125,14 +124,10 @@ impl CpuStream {
         }
     }
 
-    /// Waits until the lane is at rest.
+    /// Waits until the lane is at rest. What it did before the world was poisoned is done.
     pub(super) fn synchronize(&mut self) -> Result<(), BackendError> {
-        let poison = &self.presence.world.poison;
-        self.state.wait(self.sent, || poison.is_set());
-        match self.state.take_error() {
-            Some(error) => Err(error),
-            None => poison.check(),
-        }
+        self.state.wait(self.sent);
+        self.state.take_error().map_or(Ok(()), Err)
     }
 
     pub(super) fn take_fault(&mut self) -> Option<ClosureFault> {

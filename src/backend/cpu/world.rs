@@ -10,26 +10,17 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::CpuBackend;
 use super::bell::lock;
 use super::clock::Clock;
+use super::link::Link;
 use super::memory::Arena;
 use super::poison::Poison;
 use super::rendezvous::Rendezvous;
 use crate::id::{CommId, RankId};
 use crate::model::Mesh;
-
-/// A link that is slower than memory, so that communication takes time on one machine as it does
-/// between machines.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Link {
-    /// Bytes a rank receives per second, on each communicator.
-    pub bytes_per_s: f64,
-    /// What every collective takes on top.
-    pub latency: Duration,
-}
 
 /// Choices of a CPU world.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -76,10 +67,10 @@ impl CpuWorld {
     /// # Errors
     /// [`WorldError::Link`] for a link without a speed.
     pub fn new(mesh: Mesh, options: CpuOptions) -> Result<Self, WorldError> {
-        if let Some(Link { bytes_per_s, .. }) = options.link
-            && !(bytes_per_s.is_finite() && bytes_per_s > 0.0)
+        if let Some(link) = options.link
+            && !link.carries()
         {
-            return Err(WorldError::Link { bytes_per_s });
+            return Err(WorldError::Link { bytes_per_s: link.bytes_per_s });
         }
         let shared = World {
             mesh,
@@ -198,6 +189,8 @@ impl Drop for Presence {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn world(ranks: u32) -> CpuWorld {

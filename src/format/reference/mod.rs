@@ -8,4 +8,4 @@ mod elements;
 mod weights;
 
 pub use elements::{E2M1_MAGNITUDES, e2m1, e4m3, e4m3_value, e5m2, e5m2_value, e8m0, e8m0_value};
-pub use weights::{dequantize, quantize};
+pub use weights::{dequantize, fp8_scale, quantize};

@@ -161,7 +161,9 @@ fn scale(format: Format, tensor_amax: f32, amax: f32) -> Scale {
     }
 }
 
-fn fp8_scale(element: Fp8Element, rule: ScaleRule, epsilon: Epsilon, amax: f32) -> f32 {
+/// The encode scale of a block or tensor of FP8 with this amax; its reciprocal is `scale_inv`.
+#[must_use]
+pub fn fp8_scale(element: Fp8Element, rule: ScaleRule, epsilon: Epsilon, amax: f32) -> f32 {
     let largest = match element {
         Fp8Element::E4m3 => 448.0f32,
         Fp8Element::E5m2 => 57344.0,

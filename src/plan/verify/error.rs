@@ -137,14 +137,14 @@ pub enum VerifyError {
         remedy: String,
     },
     /// **PL-9** Resident state is taken or left at another version than the plan declares.
-    #[error("PL-9: {subject} needs {needs}, but finds {holds}; {remedy}")]
+    #[error("PL-9: {subject} needs {needs}, but {finds}; {remedy}")]
     Edge {
         /// The task, or the edge of the step.
         subject: String,
         /// What must hold.
         needs: String,
-        /// What does.
-        holds: String,
+        /// What does, and in which slot.
+        finds: String,
         /// What to do.
         remedy: String,
     },

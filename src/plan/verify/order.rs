@@ -79,15 +79,17 @@ fn clocks(plan: &StepPlan) -> Order {
 
 fn check_lanes(plan: &StepPlan) -> Verdict<()> {
     for (position, lane) in plan.lanes.iter().enumerate() {
-        if lane.id != LaneId::at(position)
-            || plan.lanes[..position].iter().any(|other| other.kind == lane.kind)
-        {
-            return Err(Box::new(VerifyError::Order {
-                task: format!("the {} lane", lane.kind),
-                problem: format!("stands at place {position} as {} or exists twice", lane.id),
-                remedy: "number lanes by their place, one for each kind and communicator".into(),
-            }));
-        }
+        let twin = plan.lanes[..position].iter().find(|other| other.kind == lane.kind);
+        let problem = match twin {
+            Some(twin) => format!("exists twice, as {} and {}", twin.id, lane.id),
+            None if lane.id != LaneId::at(position) => format!("is numbered {} at place {position}", lane.id),
+            None => continue,
+        };
+        return Err(Box::new(VerifyError::Order {
+            task: format!("the {} lane", lane.kind),
+            problem,
+            remedy: "number lanes by their place, one for each kind and communicator".into(),
+        }));
     }
     for (id, task) in plan.entries() {
         let kind = plan.lanes[task.lane.index()].kind;

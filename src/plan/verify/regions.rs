@@ -52,8 +52,7 @@ fn check_slot(plan: &StepPlan, slot: &Slot, home: Region) -> Verdict<()> {
         return refuse(
             &format!("slot `{}`", slot.name),
             format!(
-                "is {:?} and has {bytes} bytes from byte {offset} on, outside its region {}..{}",
-                slot.residency,
+                "has {bytes} bytes from byte {offset} on, outside its region {}..{}",
                 home.offset,
                 home.end()
             ),

@@ -34,7 +34,7 @@ impl Run<'_> {
         Err(Box::new(VerifyError::Edge {
             subject: format!("plan `{}`", self.plan.name),
             needs: format!("to declare {} at its exit", describe(exit)),
-            holds: format!("{} declared", describe(self.plan.exit)),
+            finds: format!("declares {}", describe(self.plan.exit)),
             remedy: "a step with an optimizer ends one version on, a prologue with shards of the masters' version, \
                      any other as it began"
                 .into(),

@@ -4,6 +4,8 @@
 //! staging as the last call that wrote them left them; the vote and the fault word are there for
 //! the session to read.
 
+use std::collections::BTreeSet;
+
 use super::entry::describe;
 use super::{BufferValue, Held, Run, Verdict, VerifyError};
 use crate::id::{BufferId, SlotId, WeightId};
@@ -13,6 +15,8 @@ use crate::model::{Placement, Role};
 impl Run<'_> {
     pub(super) fn leave(&self) -> Verdict<()> {
         self.all_calls_ran()?;
+        self.gradients_are_consumed()?;
+        self.outcome_is_known()?;
         self.all_slots_exist()?;
         for (id, slot) in self.plan.arena.entries() {
             if slot.residency == Residency::Resident {
@@ -22,67 +26,80 @@ impl Run<'_> {
         self.outputs_are_staged()
     }
 
+    fn plan_name(&self) -> String {
+        format!("plan `{}`", self.plan.name)
+    }
+
     fn all_calls_ran(&self) -> Verdict<()> {
-        let plan = self.plan;
-        if let Some(call) = plan.calls.get(self.calls) {
-            let problem = format!("never runs; {} of {} calls do", self.calls, plan.calls.len());
-            return self.wrong_program(format!("call `{}`", call.name), problem, "run every call once");
+        let calls = &self.plan.calls;
+        match calls.get(self.calls) {
+            None => Ok(()),
+            Some(call) => {
+                let problem = format!("never runs; {} of {} calls do", self.calls, calls.len());
+                self.wrong_program(format!("call `{}`", call.name), problem, "run every call once")
+            }
         }
-        let seen = Held::FaultWord { calls: plan.calls.len() };
-        if !plan.calls.is_empty() && !self.slots.all().any(|(_, held)| *held == seen) {
+    }
+
+    /// With an optimizer the norm asks for every gradient; without one nobody would.
+    fn gradients_are_consumed(&self) -> Verdict<()> {
+        let mut written =
+            self.plan.calls.iter().filter_map(|call| call.grads.first().map(|weight| (call, *weight)));
+        match written.next() {
+            Some((call, weight)) if !self.plan.updates_weights => Err(Box::new(VerifyError::LostGradient {
+                task: self.plan_name(),
+                weight: self.name(weight).into(),
+                call: call.name.clone(),
+                whereabouts: "the plan has no optimizer".into(),
+            })),
+            _ => Ok(()),
+        }
+    }
+
+    /// The session reads fault word and vote when the step is over.
+    fn outcome_is_known(&self) -> Verdict<()> {
+        let calls = self.plan.calls.len();
+        let remains = |wanted: Held| self.slots.all().any(|(_, held)| *held == wanted);
+        if calls > 0 && !remains(Held::FaultWord { calls }) {
             let problem = "ends without a fault word that has seen all calls".into();
             return self.wrong_program(
-                format!("plan `{}`", plan.name),
+                self.plan_name(),
                 problem,
                 "keep the fault word until the step's edge",
             );
         }
-        if !plan.updates_weights {
-            if let Some((call, weight)) = self.unconsumed() {
-                return Err(Box::new(VerifyError::LostGradient {
-                    task: format!("plan `{}`", plan.name),
-                    weight: self.name(weight).into(),
-                    call: call.into(),
-                    whereabouts: "the plan has no optimizer".into(),
-                }));
-            }
-        } else if !self.slots.all().any(|(_, held)| *held == Held::Vote) {
+        if self.plan.updates_weights && !remains(Held::Vote) {
             let problem = "ends without the vote, from which the session reports the outcome".into();
             return self.wrong_program(
-                format!("plan `{}`", plan.name),
+                self.plan_name(),
                 problem,
-                "vote, and keep the vote's bytes until the step's edge",
+                "vote, and keep the vote's bytes to the end",
             );
         }
         Ok(())
     }
 
-    /// The first gradient a call writes.
-    fn unconsumed(&self) -> Option<(&str, WeightId)> {
-        self.plan.calls.iter().find_map(|call| call.grads.first().map(|weight| (call.name.as_str(), *weight)))
-    }
-
     /// Without a slot there is nothing that could hold a wrong version.
     fn all_slots_exist(&self) -> Verdict<()> {
-        let resident: std::collections::BTreeSet<Content> = self
-            .plan
-            .arena
-            .slots
-            .iter()
-            .filter(|slot| slot.residency == Residency::Resident)
-            .map(|slot| slot.content)
-            .collect();
+        let slots = self.plan.arena.slots.iter();
+        let resident: BTreeSet<Content> =
+            slots.filter(|slot| slot.residency == Residency::Resident).map(|slot| slot.content).collect();
         for (number, layout) in self.plan.weights.layouts.iter().enumerate() {
             let weight = WeightId::at(number);
-            let shards = layout.format.stored_orientations().iter().map(|o| Content::Shard(weight, *o));
-            let shards = shards.filter(|_| layout.placement == Placement::Sharded);
-            let state = [Content::Master(weight), Content::ExpAvg(weight), Content::ExpAvgSq(weight)];
-            if let Some(absent) = state.into_iter().chain(shards).find(|content| !resident.contains(content))
-            {
+            let mut needed = vec![
+                ("master".to_owned(), Content::Master(weight)),
+                ("first moment".to_owned(), Content::ExpAvg(weight)),
+                ("second moment".to_owned(), Content::ExpAvgSq(weight)),
+            ];
+            if layout.placement == Placement::Sharded {
+                let stored = layout.format.stored_orientations().iter();
+                needed.extend(stored.map(|side| (format!("{side} shard"), Content::Shard(weight, *side))));
+            }
+            if let Some((absent, _)) = needed.iter().find(|(_, content)| !resident.contains(content)) {
                 return Err(Box::new(VerifyError::Edge {
-                    subject: format!("plan `{}`", self.plan.name),
-                    needs: format!("a resident slot for {absent:?} of `{}`", layout.name),
-                    holds: "none".into(),
+                    subject: self.plan_name(),
+                    needs: format!("a resident slot for the {absent} of `{}`", layout.name),
+                    finds: "has none".into(),
                     remedy: "lay out every weight's state before planning".into(),
                 }));
             }
@@ -115,16 +132,15 @@ impl Run<'_> {
         }
         Err(Box::new(VerifyError::Edge {
             subject: format!("the end of plan `{}`, which declares {},", self.plan.name, describe(exit)),
-            needs: format!("{} in slot `{}`", needs.describe(self.plan), self.slot_name(slot)),
-            holds: self.slots.describe(slot),
+            needs: needs.describe(self.plan),
+            finds: self.finds(slot),
             remedy: "let exactly one task bring each resident slot to the declared state".into(),
         }))
     }
 
     fn outputs_are_staged(&self) -> Verdict<()> {
-        for (number, spec) in
-            self.plan.buffers.iter().enumerate().filter(|(_, spec)| spec.role == Role::Output)
-        {
+        let outputs = self.plan.buffers.iter().enumerate().filter(|(_, spec)| spec.role == Role::Output);
+        for (number, spec) in outputs {
             let buffer = BufferId::at(number);
             let Some(value) = self.value(buffer) else { continue };
             let needs = Held::Buffer(buffer, value);
@@ -133,7 +149,7 @@ impl Run<'_> {
                 let holds = staging.map_or("no slot".into(), |slot| self.slots.describe(slot));
                 let problem = format!("ends with {holds} in the staging of output `{}`", spec.name);
                 let remedy = "copy every output behind the last call that writes it";
-                return self.wrong_program(format!("plan `{}`", self.plan.name), problem, remedy);
+                return self.wrong_program(self.plan_name(), problem, remedy);
             }
         }
         Ok(())

@@ -183,38 +183,33 @@ impl Run<'_> {
         }
     }
 
-    /// Where a gradient that a sum lacks is instead.
+    /// Where a gradient that a sum lacks is instead: the furthest it came.
     fn whereabouts(&self, weight: WeightId, call: CallId) -> String {
-        for (slot, held) in self.slots.all() {
-            let name = &self.plan.arena.slot(slot).name;
-            let content = self.plan.arena.slot(slot).content;
-            match held {
-                Held::Gradient { weight: w, call: c, .. } if (*w, *c) == (weight, call) => {
-                    return format!("it still lies in slot `{name}` as the call wrote it");
-                }
-                Held::ReducedGradient(w, c) if (*w, *c) == (weight, call) => {
-                    return format!("it was reduced into slot `{name}` and not accumulated");
-                }
-                Held::Overwritten { .. } if content == Content::ReducedGradient(weight, call) => {
-                    return format!(
-                        "it was reduced into slot `{name}`, which holds {}",
-                        self.slots.describe(slot)
-                    );
-                }
-                Held::LocalSum(w, sum) if *w == weight && sum.contains(&call) => {
-                    return format!("it was added to slot `{name}` behind the all-reduce");
-                }
-                _ => {}
-            }
+        let content = |slot: SlotId| self.plan.arena.slot(slot).content;
+        let find = |wanted: &dyn Fn(SlotId, &Held) -> bool| {
+            self.slots.all().find(|(slot, held)| wanted(*slot, held)).map(|(slot, _)| slot)
+        };
+        let lost = |held: &Held| matches!(held, Held::Overwritten { .. });
+        if let Some(slot) =
+            find(&|_, held| matches!(held, Held::LocalSum(w, sum) if *w == weight && sum.contains(&call)))
+        {
+            return format!("it was added to slot `{}` behind the all-reduce", self.slot_name(slot));
         }
-        let lost = self.slots.all().find(|(slot, held)| {
-            matches!(held, Held::Overwritten { .. })
-                && self.plan.arena.slot(*slot).content == Content::Gradient(weight, call)
-        });
-        match lost {
-            Some((slot, _)) => {
-                format!("its slot `{}` holds {}", self.slot_name(slot), self.slots.describe(slot))
-            }
+        if let Some(slot) = find(&|_, held| *held == Held::ReducedGradient(weight, call)) {
+            return format!("it was reduced into slot `{}` and not accumulated", self.slot_name(slot));
+        }
+        if let Some(slot) =
+            find(&|slot, held| lost(held) && content(slot) == Content::ReducedGradient(weight, call))
+        {
+            let holds = self.slots.describe(slot);
+            return format!("it was reduced into slot `{}`, which holds {holds}", self.slot_name(slot));
+        }
+        let written = |held: &Held| matches!(held, Held::Gradient { weight: w, call: c, .. } if (*w, *c) == (weight, call));
+        if let Some(slot) = find(&|_, held| written(held)) {
+            return format!("it still lies in slot `{}` as the call wrote it", self.slot_name(slot));
+        }
+        match find(&|slot, held| lost(held) && content(slot) == Content::Gradient(weight, call)) {
+            Some(slot) => format!("its slot `{}` holds {}", self.slot_name(slot), self.slots.describe(slot)),
             None => "no task wrote or carries it".into(),
         }
     }

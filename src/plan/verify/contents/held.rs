@@ -74,7 +74,7 @@ pub(super) enum Held {
     Vote,
     /// The learning rate of the step.
     LearningRate,
-    /// The optimizer's step count, counted on this many times.
+    /// The optimizer's step count, counted on by this many votes.
     OptimizerStep { votes: u32 },
     /// A buffer, in its own slot or in staging.
     Buffer(BufferId, BufferValue),
@@ -176,7 +176,7 @@ impl Held {
             Self::Records => "all ranks' records of the step".into(),
             Self::Vote => "the vote of the step".into(),
             Self::LearningRate => "the learning rate".into(),
-            Self::OptimizerStep { votes } => format!("the optimizer's step count, counted on {votes} times"),
+            Self::OptimizerStep { votes } => format!("the optimizer's step count, {votes} steps on"),
             Self::Buffer(buffer, value) => {
                 format!("buffer `{}` {}", plan.buffers[buffer.index()].name, value.describe(plan))
             }

@@ -130,12 +130,11 @@ impl<'p> Run<'p> {
             return Err(Box::new(VerifyError::Bytes {
                 subject: self.plan.describe(task),
                 problem: format!(
-                    "writes {} into slot `{}`, which was declared and sized for {:?}",
+                    "writes {} into slot `{}`, which was declared for other content and sized for it",
                     held.describe(self.plan),
-                    declared.name,
-                    declared.content
+                    declared.name
                 ),
-                remedy: "write it into a slot declared for it".into(),
+                remedy: "write it into a slot of its own".into(),
             }));
         }
         self.slots.put(Some(task), slot, held);
@@ -154,6 +153,10 @@ impl<'p> Run<'p> {
 
     fn slot_name(&self, slot: SlotId) -> String {
         self.plan.arena.slot(slot).name.clone()
+    }
+
+    fn finds(&self, slot: SlotId) -> String {
+        format!("slot `{}` holds {}", self.slot_name(slot), self.slots.describe(slot))
     }
 
     /// PL-2: what a weight's way to a call finds is not what it must.
@@ -182,16 +185,15 @@ impl<'p> Run<'p> {
     fn wrong_state<T>(&self, task: TaskId, slot: SlotId, needs: String, remedy: &str) -> Verdict<T> {
         Err(Box::new(VerifyError::Edge {
             subject: self.plan.describe(task),
-            needs: format!("{needs} in slot `{}`", self.slot_name(slot)),
-            holds: self.slots.describe(slot),
+            needs,
+            finds: self.finds(slot),
             remedy: remedy.into(),
         }))
     }
 
     /// PL-10: a closure or the step's bookkeeping finds something else than program order says.
     fn wrong_operand<T>(&self, task: TaskId, slot: SlotId, needs: &str, remedy: &str) -> Verdict<T> {
-        let problem =
-            format!("needs {needs}, but slot `{}` holds {}", self.slot_name(slot), self.slots.describe(slot));
+        let problem = format!("needs {needs}, but {}", self.finds(slot));
         self.wrong_program(self.plan.describe(task), problem, remedy)
     }
 

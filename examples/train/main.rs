@@ -1,0 +1,351 @@
+//! The main job: trains a byte-level decoder-only transformer on real text, on ranks of this machine.
+//!
+//! `cargo run --release --example train` takes the text files of this repository, four ranks and NVFP4
+//! weights. `--help` explains the rest.
+
+mod attention;
+mod closure;
+mod data;
+mod embedding;
+#[cfg(test)]
+mod gradients;
+mod head;
+mod init;
+mod mlp;
+mod model;
+mod ops;
+mod product;
+mod program;
+mod schedule;
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use warpweft::config::Config as Settings;
+use warpweft::config::{Backward, Capture};
+use warpweft::format::Format;
+use warpweft::id::RankId;
+use warpweft::session::{Outcome, Session, StepReport};
+use warpweft::trace::{Exposure, LineChart, Reference, Series};
+
+use closure::Transformer;
+use data::{Corpus, Draw, Split};
+use model::{Config, VOCABULARY, parameters};
+
+/// Trains a small byte-level transformer whose weights are sharded over in-process ranks and travel
+/// quantized, and shows what that costs: loss, exposed communication, bytes.
+///
+/// Every rank owns a slice of rows of each matrix: FP32 master, Adam moments, and the slice in the
+/// chosen format. Before a layer computes, its rows are gathered from all ranks; after its backward
+/// the gradient is summed back to their owners. `--depth` says how many uses ahead a gather may start.
+#[derive(Parser, Debug)]
+#[command(name = "train", version)]
+struct Arguments {
+    /// In-process ranks; each runs its own share of the batch.
+    #[arg(long, default_value_t = 4)]
+    ranks: u32,
+    /// Format of all matrices: f32, bf16, nvfp4_2d, fp8_block128_pow2, mxfp8, fp8_tensor_e4m3, …
+    /// Rules in the configuration (`[[weights]]`) refine it by name.
+    #[arg(long, default_value = "nvfp4_2d")]
+    format: Format,
+    /// Uses ahead of which a weight may be gathered; 0 gathers on demand. [default: from --config]
+    #[arg(long)]
+    depth: Option<u32>,
+    /// Training steps.
+    #[arg(long, default_value_t = 300)]
+    steps: u32,
+    /// Configuration file. [default: examples/train/train.toml]
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Record the step once and replay it.
+    #[arg(long)]
+    capture: bool,
+    /// Keep gathered weights for backward instead of gathering them again.
+    #[arg(long)]
+    keep: bool,
+    /// Run the backend under the checking layer.
+    #[arg(long)]
+    check: bool,
+    /// Write a chrome trace of a few steps to this file.
+    #[arg(long)]
+    trace: Option<PathBuf>,
+    /// Seed of weights and batches.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Folder for the loss curve.
+    #[arg(long, default_value = "target/train")]
+    out: PathBuf,
+    /// Print the plan of the training step and stop.
+    #[arg(long)]
+    plan: bool,
+    /// Text to train on: files, or folders of .md, .rs and .toml files. [default: this repository]
+    text: Vec<PathBuf>,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let arguments = Arguments::parse();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let settings = settings(&arguments, root)?;
+    let config = Config::default().check()?;
+    let text = if arguments.text.is_empty() { vec![root.to_owned()] } else { arguments.text.clone() };
+    let corpus = Corpus::read(&text, config.sequence)?;
+
+    let declared = settings.apply_weight_rules(&program::weights(&config, arguments.format)?)?;
+    let declared = program::declare(&config, &declared)?;
+    let mut session = start(&arguments, &settings, &config, &declared).await?;
+    if arguments.plan {
+        println!("{}", session.plan("train")?);
+        return Ok(session.close().await?);
+    }
+    introduce(&arguments, &settings, &config, &corpus, &session);
+    let run = train(&arguments, &settings, &config, &corpus, &mut session).await?;
+    let held_out = evaluate(&config, &corpus, &mut session, arguments.ranks).await?;
+    session.close().await?;
+    conclude(&arguments, &settings, &corpus, &run, held_out)
+}
+
+/// The configuration file with the flags on top.
+fn settings(arguments: &Arguments, root: &Path) -> Result<Settings, Box<dyn Error>> {
+    let own = root.join("examples/train/train.toml");
+    let mut settings = Settings::load(Some(arguments.config.as_deref().unwrap_or(&own)))?;
+    if let Some(depth) = arguments.depth {
+        settings.prefetch.depth = depth;
+    }
+    if arguments.capture {
+        settings.capture = Capture::Step;
+    }
+    if arguments.keep {
+        settings.backward = Backward::Keep;
+    }
+    settings.check |= arguments.check;
+    if let Some(path) = &arguments.trace {
+        settings.trace.enabled = true;
+        settings.trace.path = path.display().to_string();
+    }
+    settings.validate()?;
+    Ok(settings)
+}
+
+async fn start(
+    arguments: &Arguments,
+    settings: &Settings,
+    config: &Config,
+    declared: &program::Declared,
+) -> Result<Session, Box<dyn Error>> {
+    let masters: Vec<_> = parameters(config)
+        .into_iter()
+        .map(|parameter| (parameter.name.clone(), init::initial(&parameter, arguments.seed)))
+        .collect();
+    let (config, declared, seed_free) = (config.clone(), declared.clone(), masters);
+    let (train, evaluate) = (declared.train.clone(), declared.evaluate.clone());
+    let session = Session::builder(settings.clone(), move |_: RankId| Transformer::new(&config, &declared))
+        .program(train)
+        .program(evaluate)
+        .initialize(move |name, first_row, cols, rows| {
+            if let Some((_, values)) = seed_free.iter().find(|(other, _)| other == name) {
+                rows.copy_from_slice(&values[first_row * cols..][..rows.len()]);
+            }
+        })
+        .start_cpu(arguments.ranks)
+        .await?;
+    Ok(session)
+}
+
+/// What is about to run, before it runs.
+fn introduce(
+    arguments: &Arguments,
+    settings: &Settings,
+    config: &Config,
+    corpus: &Corpus,
+    session: &Session,
+) {
+    let elements: usize = parameters(config).iter().map(|parameter| parameter.rows * parameter.cols).sum();
+    println!(
+        "text      {} bytes of {} files; unigram entropy {:.3} nats, uniform {:.3} nats (ln 256)",
+        corpus.len(),
+        corpus.files(),
+        corpus.unigram_entropy(),
+        (VOCABULARY as f64).ln(),
+    );
+    println!(
+        "model     {} layers, width {}, {} parameters in {}, batch {} × {} bytes on each of {} ranks",
+        config.layers,
+        config.width,
+        elements,
+        arguments.format,
+        config.batch,
+        config.sequence,
+        arguments.ranks,
+    );
+    if let Ok(plan) = session.plan("train") {
+        let bounds = &plan.bounds;
+        println!(
+            "plan      {} tasks, depth {}; {} transient (live bound {}), {} resident, {} received per step, per rank",
+            plan.tasks.len(),
+            settings.prefetch.depth,
+            size(bounds.transient_bytes),
+            size(bounds.live_bytes),
+            size(bounds.resident_bytes),
+            size(bounds.wire_bytes),
+        );
+    }
+    println!("device    {}", session.device());
+    println!(
+        "settings\n{}",
+        settings.effective().lines().map(|line| format!("          {line}\n")).collect::<String>()
+    );
+}
+
+/// What training left behind.
+struct Run {
+    losses: Vec<f32>,
+    exposure: Exposure,
+    stepping: Duration,
+    skipped: u32,
+    last: Option<StepReport>,
+}
+
+async fn train(
+    arguments: &Arguments,
+    settings: &Settings,
+    config: &Config,
+    corpus: &Corpus,
+    session: &mut Session,
+) -> Result<Run, Box<dyn Error>> {
+    let bar = ProgressBar::new(u64::from(arguments.steps));
+    bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {elapsed} (left {eta})")?);
+    let mut run = Run {
+        losses: Vec::new(),
+        exposure: Exposure::default(),
+        stepping: Duration::ZERO,
+        skipped: 0,
+        last: None,
+    };
+    let (mut tokens, mut targets) = (vec![0u8; config.tokens()], vec![0u8; config.tokens()]);
+    let mut told = Instant::now();
+    for step in 0..arguments.steps {
+        for rank in 0..arguments.ranks {
+            let draw =
+                Draw { split: Split::Training, seed: arguments.seed, step: step.into(), rank: rank as usize };
+            corpus.batch(config, draw, &mut tokens, &mut targets);
+            session.write_input("train", RankId::new(rank), "tokens", &tokens)?;
+            session.write_input("train", RankId::new(rank), "targets", &targets)?;
+        }
+        session.set_learning_rate(settings.optimizer.lr as f32 * schedule::factor(step, arguments.steps));
+        let report = session.step("train").await?;
+        run.losses.push(report.mean_output("loss")?);
+        run.exposure = [run.exposure, report.exposure].into_iter().sum();
+        run.stepping += report.duration;
+        run.skipped += u32::from(!matches!(report.outcome, Outcome::Updated { .. }));
+        let loss = schedule::recent(&run.losses);
+        let message = format!("loss {loss:.3}  exposed {:4.1} %", 100.0 * run.exposure.fraction());
+        if bar.is_hidden() && told.elapsed() > Duration::from_secs(5) {
+            println!("step {:4}  {message}", step + 1);
+            told = Instant::now();
+        }
+        bar.set_message(message);
+        bar.inc(1);
+        run.last = Some(report);
+    }
+    bar.finish();
+    Ok(run)
+}
+
+/// Mean loss over held-out text, with the weights as they are quantized now.
+async fn evaluate(
+    config: &Config,
+    corpus: &Corpus,
+    session: &mut Session,
+    ranks: u32,
+) -> Result<f32, Box<dyn Error>> {
+    const BATCHES: u64 = 4;
+    let (mut tokens, mut targets) = (vec![0u8; config.tokens()], vec![0u8; config.tokens()]);
+    let mut sum = 0.0;
+    for step in 0..BATCHES {
+        for rank in 0..ranks {
+            let draw = Draw { split: Split::HeldOut, seed: 0, step, rank: rank as usize };
+            corpus.batch(config, draw, &mut tokens, &mut targets);
+            session.write_input("evaluate", RankId::new(rank), "tokens", &tokens)?;
+            session.write_input("evaluate", RankId::new(rank), "targets", &targets)?;
+        }
+        sum += session.step("evaluate").await?.mean_output("loss")?;
+    }
+    Ok(sum / BATCHES as f32)
+}
+
+/// The closing summary, and the loss curve.
+fn conclude(
+    arguments: &Arguments,
+    settings: &Settings,
+    corpus: &Corpus,
+    run: &Run,
+    held_out: f32,
+) -> Result<(), Box<dyn Error>> {
+    let (Some(first), Some(report)) = (run.losses.first(), &run.last) else { return Ok(()) };
+    let last = schedule::recent(&run.losses);
+    let share = |part: warpweft::trace::Nanoseconds| 100.0 * part.fraction_of(run.exposure.step);
+    println!(
+        "\nloss      {first:.3} → {last:.3} nats per byte (mean of the last steps); held-out text {held_out:.3}"
+    );
+    println!(
+        "          unigram entropy {:.3}, ln 256 {:.3}",
+        corpus.unigram_entropy(),
+        (VOCABULARY as f64).ln()
+    );
+    println!(
+        "time      {:.1} ms per step; compute {:.1} %, exposed communication {:.1} %, waiting for ranks {:.1} %, idle {:.1} %",
+        run.stepping.as_secs_f64() * 1e3 / run.losses.len() as f64,
+        share(run.exposure.compute),
+        share(run.exposure.exposed),
+        share(run.exposure.skew),
+        share(run.exposure.idle),
+    );
+    if let Some(overlap) = run.exposure.overlap() {
+        println!("overlap   {:.1} % of all communication ran behind compute", 100.0 * overlap);
+    }
+    println!(
+        "bytes     {} received per step and rank; arena {} transient, {} live at most, {} resident",
+        size(report.bounds.wire_bytes),
+        size(report.bounds.transient_bytes),
+        size(report.bounds.live_bytes),
+        size(report.bounds.resident_bytes),
+    );
+    if run.skipped > 0 {
+        println!("skipped   {} steps, for gradients that were not finite", run.skipped);
+    }
+    let curve = arguments.out.join("loss.svg");
+    std::fs::create_dir_all(&arguments.out)?;
+    std::fs::write(&curve, picture(arguments, corpus, &run.losses))?;
+    println!("pictures  {}", curve.display());
+    if settings.trace.enabled {
+        println!("trace     {}  (open in https://ui.perfetto.dev or chrome://tracing)", settings.trace.path);
+    }
+    Ok(())
+}
+
+fn picture(arguments: &Arguments, corpus: &Corpus, losses: &[f32]) -> String {
+    let points = losses.iter().enumerate().map(|(step, loss)| (step as f64, f64::from(*loss))).collect();
+    LineChart {
+        title: format!("Loss of the example, {} weights on {} ranks", arguments.format, arguments.ranks),
+        x_label: "training step".into(),
+        y_label: "loss, nats per byte".into(),
+        series: vec![Series { name: "training loss".into(), points }],
+        references: vec![
+            Reference { name: "unigram entropy".into(), value: corpus.unigram_entropy() },
+            Reference { name: "ln 256".into(), value: (VOCABULARY as f64).ln() },
+        ],
+    }
+    .render()
+}
+
+/// Bytes as people read them.
+fn size(bytes: usize) -> String {
+    const UNITS: [(&str, f64); 3] = [("GiB", 1073741824.0), ("MiB", 1048576.0), ("KiB", 1024.0)];
+    let bytes = bytes as f64;
+    let unit = UNITS.iter().find(|(_, unit)| bytes >= *unit);
+    unit.map_or_else(|| format!("{bytes} B"), |(name, unit)| format!("{:.2} {name}", bytes / unit))
+}

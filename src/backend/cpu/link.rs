@@ -1,0 +1,44 @@
+//! The paced link: communication that takes time on one machine.
+//!
+//! Law: a link only ever delays. With or without one, the same bytes arrive in the same order.
+
+use std::time::Duration;
+
+use super::clock::nanoseconds;
+
+/// A link that is slower than memory, so that communication takes time on one machine as it does
+/// between machines.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// Bytes a rank receives per second, on each communicator.
+    pub bytes_per_s: f64,
+    /// What every collective takes on top.
+    pub latency: Duration,
+}
+
+impl Link {
+    /// Does anything ever arrive?
+    pub(super) fn carries(&self) -> bool {
+        self.bytes_per_s.is_finite() && self.bytes_per_s > 0.0
+    }
+
+    /// What receiving `bytes` takes at least, in nanoseconds.
+    pub(super) fn duration(&self, bytes: u64) -> u64 {
+        let transfer = bytes as f64 / self.bytes_per_s * 1e9;
+        nanoseconds(self.latency).saturating_add(transfer as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_takes_its_latency_and_the_time_of_its_bytes() {
+        let link = Link { bytes_per_s: 1e9, latency: Duration::from_micros(5) };
+        assert_eq!(link.duration(0), 5_000);
+        assert_eq!(link.duration(3_000), 8_000);
+        let glacial = Link { bytes_per_s: f64::MIN_POSITIVE, ..link };
+        assert_eq!(glacial.duration(1), u64::MAX);
+    }
+}

@@ -1,0 +1,138 @@
+//! A recorded step is the step: EX-1.
+
+use warpweft::backend::{Backend, BackendError};
+use warpweft::format::Format;
+use warpweft::id::{CallId, EventId, SlotId, TaskId};
+use warpweft::layout::{Content, Residency};
+use warpweft::model::Access;
+use warpweft::op::{Op, Operand, OperandRole};
+
+use crate::harness::{
+    COMPUTE, Do, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, closures, noise, on_every_rank, run, sharded,
+};
+
+/// Gather, a call on what was gathered, reduce, accumulate: three lanes and their fences.
+fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
+    let mut plan = Plan::new(ranks, &[sharded(6, 5, Format::F32)]);
+    let shard = plan.resident("shard", Content::Shard(W, ROWWISE));
+    let main_grad = plan.resident("main grad", Content::MainGrad(W));
+    let fault = plan.resident("fault", Content::FaultWord);
+    let gathered = plan.transient("gathered", Content::Gathered(W, ROWWISE));
+    let gradient = plan.transient("gradient", Content::Gradient(W, CallId::new(0)));
+    let reduced = plan.transient("reduced", Content::ReducedGradient(W, CallId::new(0)));
+    plan.op(COMPUTE, Op::ClearFault { fault });
+    plan.op(LINK, Op::AllGather { weight: W, orientation: ROWWISE, from: shard, to: gathered });
+    plan.fence(LINK, COMPUTE);
+    let call = plan.call(
+        "grow",
+        fault,
+        vec![
+            Operand { slot: gathered, access: Access::Read, role: OperandRole::Use(0) },
+            Operand { slot: gradient, access: Access::Write, role: OperandRole::Gradient(W) },
+        ],
+    );
+    plan.calls[0].uses.push(warpweft::model::Use {
+        weight: W,
+        orientation: ROWWISE,
+        form: warpweft::model::Form::Dense,
+    });
+    plan.calls[0].grads.push(W);
+    assert_eq!(call, TaskId::new(2));
+    plan.op(COMPUTE, Op::ZeroPadding { weight: W, gradient });
+    plan.fence(COMPUTE, LINK);
+    plan.op(LINK, Op::ReduceScatter { weight: W, from: gradient, to: reduced });
+    plan.fence(LINK, QUANTIZE);
+    plan.op(QUANTIZE, Op::Accumulate { weight: W, from: reduced, into: main_grad, first: false });
+    (plan, shard, main_grad)
+}
+
+fn grow() -> Option<warpweft::compute::ComputeFactory<warpweft::backend::cpu::CpuSurface>> {
+    closures(|_, context| {
+        let weight = context.dense(W, ROWWISE)?;
+        let mut gradient = context.gradient(W)?;
+        for (gradient, weight) in gradient.iter_mut().zip(weight.iter()) {
+            *gradient = weight * weight + context.rank().index() as f32;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_replayed_step_gives_the_bits_of_an_eager_one() {
+    for ranks in 1..=4 {
+        let results = |recorded: bool| {
+            let (plan, shard, main_grad) = pipeline(ranks);
+            on_every_rank(plan, Default::default(), move |backend, plan| {
+                let mut rank = Rank::start(backend, plan, grow()).unwrap();
+                let elements = rank.plan.region(shard).bytes / 4;
+                let graph = recorded.then(|| rank.record_graph().unwrap());
+                assert!(
+                    rank.get::<f32>(main_grad).iter().all(|value| *value == 0.0),
+                    "recording runs nothing"
+                );
+                for step in 0..5 {
+                    rank.put(shard, &noise(elements, step * 10 + rank.number() as u32));
+                    match &graph {
+                        Some(graph) => rank.replay(graph).unwrap(),
+                        None => rank.step().unwrap(),
+                    }
+                }
+                rank.get::<f32>(main_grad)
+            })
+        };
+        let eager = results(false);
+        assert!(eager.concat().iter().any(|value| *value != 0.0));
+        assert_eq!(eager, results(true));
+    }
+}
+
+#[test]
+fn eager_and_replayed_steps_may_alternate() {
+    let (plan, shard, main_grad) = pipeline(2);
+    on_every_rank(plan, Default::default(), move |backend, plan| {
+        let mut rank = Rank::start(backend, plan, grow()).unwrap();
+        rank.put(shard, &[2.0_f32; 15]);
+        rank.step().unwrap();
+        let graph = rank.record_graph().unwrap();
+        rank.replay(&graph).unwrap();
+        rank.step().unwrap();
+        rank.replay(&graph).unwrap();
+        // Each step adds 2² + (0 + 1) / 2.
+        assert_eq!(rank.get::<f32>(main_grad), [18.0; 15]);
+    });
+}
+
+fn is_lane_error<T>(result: Result<T, BackendError>, part: &str) -> bool {
+    matches!(result, Err(BackendError::Lane { reason, .. }) if reason.contains(part))
+}
+
+#[test]
+fn captures_that_do_not_begin_or_end_are_refused() {
+    let mut plan = Plan::new(1, &[]);
+    let (_, from) = plan.buffer("from", 8, Residency::Resident);
+    let (_, to) = plan.buffer("to", 8, Residency::Resident);
+    plan.op(COMPUTE, Op::Copy { from, to });
+    run(plan, |rank| {
+        rank.begin().unwrap();
+        let (streams, bound) = (&mut rank.streams, &rank.bound);
+        assert!(is_lane_error(rank.backend.end_capture(streams, bound), "does not record"));
+        rank.backend.begin_capture(streams, bound).unwrap();
+        assert!(is_lane_error(rank.backend.begin_capture(streams, bound), "records already"));
+        let graph = rank.backend.end_capture(streams, bound).unwrap();
+        rank.backend.launch(streams, bound, &graph).unwrap();
+        assert!(is_lane_error(rank.backend.launch(&mut streams[..1], bound, &graph), "other lanes"));
+        rank.synchronize().unwrap();
+    });
+}
+
+#[test]
+fn an_unknown_task_or_event_is_an_error_of_its_lane() {
+    run(Plan::new(1, &[]), |rank| {
+        rank.begin().unwrap();
+        rank.obey(Do::Enqueue(COMPUTE, TaskId::new(3))).unwrap();
+        assert!(is_lane_error(rank.synchronize(), "cannot run task 3"));
+        rank.obey(Do::Wait(COMPUTE, EventId::new(1))).unwrap();
+        assert!(is_lane_error(rank.synchronize(), "cannot wait for event 1"));
+        rank.synchronize().unwrap();
+    });
+}

@@ -1,0 +1,273 @@
+//! The checker refuses what nothing orders, whether or not the lanes collide.
+
+use std::sync::Arc;
+
+use warpweft::backend::cpu::{CpuBackend, CpuOptions};
+use warpweft::backend::{BackendError, Checked};
+use warpweft::format::Format;
+use warpweft::id::{EventId, LaneId, SlotId, TaskId};
+use warpweft::layout::{Content, Residency};
+use warpweft::op::Op;
+
+use crate::harness::{COMPUTE, Do, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, on_every_rank, sharded};
+
+/// Copies along a chain of slots over two lanes: in → a → b → out.
+struct Chain {
+    plan: Plan,
+    slots: [SlotId; 4],
+    tasks: [TaskId; 3],
+}
+
+fn chain() -> Chain {
+    let mut plan = Plan::new(1, &[]);
+    let slots = [
+        ("in", Residency::Resident),
+        ("a", Residency::Transient),
+        ("b", Residency::Transient),
+        ("out", Residency::Resident),
+    ]
+    .map(|(name, residency)| plan.buffer(name, 64, residency).1);
+    let first = plan.op(COMPUTE, Op::Copy { from: slots[0], to: slots[1] });
+    plan.fence(COMPUTE, QUANTIZE);
+    let second = plan.op(QUANTIZE, Op::Copy { from: slots[1], to: slots[2] });
+    plan.fence(QUANTIZE, COMPUTE);
+    let third = plan.op(COMPUTE, Op::Copy { from: slots[2], to: slots[3] });
+    Chain { plan, slots, tasks: [first, second, third] }
+}
+
+/// Runs one step under the checker, three times, once of them recorded; all must agree.
+fn verdict(plan: Plan) -> Result<(), String> {
+    let verdicts = on_every_rank(plan, CpuOptions::default(), |backend, plan| {
+        let mut rank = Rank::start(Checked::new(backend), plan, None).unwrap();
+        let steps = [rank.step(), rank.step(), rank.record_graph().map(drop)];
+        if steps[2].is_err() {
+            drop(end_capture(&mut rank));
+        }
+        steps.map(|step| match step {
+            Ok(()) => Ok(()),
+            Err(BackendError::Hazard { hazard, .. }) => Err(hazard),
+            Err(other) => panic!("{other}"),
+        })
+    });
+    let [first, second, recorded] = verdicts.into_iter().next().unwrap();
+    assert_eq!(first, second);
+    assert_eq!(first, recorded);
+    first
+}
+
+fn end_capture(rank: &mut Rank<Checked<CpuBackend>>) -> Result<Vec<LaneId>, BackendError> {
+    use warpweft::backend::Backend;
+    let graph = rank.backend.end_capture(&mut rank.streams, &rank.bound)?;
+    Ok(graph.unjoined().to_vec())
+}
+
+fn assert_parts(verdict: Result<(), String>, parts: &[&str]) {
+    let hazard = verdict.expect_err("the checker saw nothing");
+    for part in parts {
+        assert!(hazard.contains(part), "{hazard:?} does not mention {part:?}");
+    }
+}
+
+#[test]
+fn an_ordered_step_passes_and_does_what_it_does_unchecked() {
+    let Chain { plan, slots, .. } = chain();
+    on_every_rank(plan.clone(), CpuOptions::default(), move |backend, plan| {
+        let mut rank = Rank::start(Checked::new(backend), plan, None).unwrap();
+        let graph = rank.record_graph().unwrap();
+        for step in 0..3 {
+            rank.put(slots[0], &[step as f32; 64]);
+            rank.step().unwrap();
+            assert_eq!(rank.get::<f32>(slots[3]), [step as f32; 64]);
+            rank.put(slots[0], &[10.0 + step as f32; 64]);
+            rank.replay(&graph).unwrap();
+            assert_eq!(rank.get::<f32>(slots[3]), [10.0 + step as f32; 64]);
+        }
+    });
+    assert_eq!(verdict(plan), Ok(()));
+}
+
+/// PL-3.
+#[test]
+fn a_dropped_fence_is_a_hazard_that_names_both_tasks_the_slot_and_the_missing_order() {
+    let Chain { mut plan, .. } = chain();
+    let waits = |entry: &Do| *entry != Do::Wait(QUANTIZE, EventId::new(0));
+    plan.script.retain(waits);
+    assert_parts(
+        verdict(plan),
+        &[
+            "task 1 (copy) reads `a` on lane 1",
+            "task 0 (copy) writes `a` on lane 0",
+            "wait for an event",
+            "behind task 0",
+        ],
+    );
+}
+
+/// PL-3, write after read.
+#[test]
+fn a_writer_that_does_not_wait_for_a_reader_is_a_hazard() {
+    let Chain { mut plan, slots, .. } = chain();
+    // Lane 0 overwrites `a` for the next use while lane 1 may still read it.
+    plan.script.truncate(4);
+    plan.op(COMPUTE, Op::Copy { from: slots[0], to: slots[1] });
+    assert_parts(verdict(plan), &["task 3 (copy) writes `a` on lane 0", "task 1 (copy) reads `a` on lane 1"]);
+}
+
+#[test]
+fn order_is_carried_over_a_third_lane() {
+    let Chain { mut plan, slots, .. } = chain();
+    plan.script.truncate(4);
+    plan.fence(QUANTIZE, LINK);
+    plan.fence(LINK, COMPUTE);
+    let third = plan.op(COMPUTE, Op::Copy { from: slots[0], to: slots[1] });
+    let record = plan.transient("record", Content::NormRecord);
+    let records = plan.transient("records", Content::NormRecords);
+    let fault = plan.resident("fault", Content::FaultWord);
+    assert_eq!(third, TaskId::new(3));
+    // The link lane has a task of its own, so that it is a lane of the plan.
+    let main_grads = Vec::new();
+    plan.op(LINK, Op::GradNorm { main_grads, fault, record });
+    plan.op(LINK, Op::GatherRecords { from: record, to: records });
+    assert_eq!(verdict(plan), Ok(()));
+}
+
+#[test]
+fn a_wait_for_an_event_nothing_recorded_is_a_hazard() {
+    let Chain { mut plan, .. } = chain();
+    // The executor issues the wait before the record.
+    plan.script.swap(1, 2);
+    assert_parts(verdict(plan), &["lane 1 waits for event 0", "nothing has recorded in this step"]);
+}
+
+#[test]
+fn an_event_recorded_twice_is_a_hazard() {
+    let Chain { mut plan, .. } = chain();
+    plan.script.push(Do::Record(COMPUTE, EventId::new(0)));
+    assert_parts(verdict(plan), &["lane 0 records event 0", "recorded before"]);
+}
+
+#[test]
+fn slots_that_share_bytes_while_both_live_are_a_hazard() {
+    let Chain { mut plan, slots, tasks } = chain();
+    let (_, alias) = plan.buffer("alias", 64, Residency::Transient);
+    plan.arena.slots[alias.index()].region = plan.region(slots[2]);
+    // On the lane of the reader, so that nothing but the content is wrong.
+    plan.script.pop();
+    plan.op(COMPUTE, Op::Copy { from: slots[0], to: alias });
+    let late = TaskId::at(plan.ops.len());
+    plan.ops.push(plan.ops[tasks[2].index()].clone());
+    plan.script.push(Do::Enqueue(COMPUTE, late));
+    assert_parts(
+        verdict(plan),
+        &["task 4 (copy) reads `b`", "task 3 (copy) has overwritten its bytes with `alias`"],
+    );
+}
+
+#[test]
+fn aliased_slots_on_two_lanes_are_compared_by_their_bytes() {
+    let Chain { mut plan, slots, .. } = chain();
+    plan.arena.slots[slots[3].index()].region = plan.region(slots[1]);
+    plan.script.retain(|entry| *entry != Do::Wait(COMPUTE, EventId::new(1)));
+    plan.ops[2].0 = Op::Copy { from: slots[0], to: slots[3] };
+    assert_parts(
+        verdict(plan),
+        &["task 2 (copy) writes `out` on lane 0", "task 1 (copy) reads `a` on lane 1"],
+    );
+}
+
+#[test]
+fn one_task_on_two_slots_that_share_bytes_is_a_hazard() {
+    let Chain { mut plan, slots, .. } = chain();
+    plan.arena.slots[slots[2].index()].region = plan.region(slots[1]);
+    assert_parts(verdict(plan), &["task 1 (copy) reads `a` and writes `b`, which share bytes"]);
+}
+
+#[test]
+fn a_read_of_a_transient_slot_nothing_wrote_is_a_hazard() {
+    let Chain { mut plan, .. } = chain();
+    plan.script.retain(|entry| !matches!(entry, Do::Enqueue(COMPUTE, task) if task.index() == 0));
+    assert_parts(verdict(plan), &["task 1 (copy) reads `a`, which nothing has written in this step"]);
+}
+
+/// AC-2.
+#[test]
+fn a_lane_that_gets_its_tasks_out_of_order_is_a_hazard() {
+    let mut plan = Plan::new(1, &[]);
+    let (_, one) = plan.buffer("one", 8, Residency::Resident);
+    let (_, two) = plan.buffer("two", 8, Residency::Resident);
+    let (_, three) = plan.buffer("three", 8, Residency::Resident);
+    plan.op(COMPUTE, Op::Copy { from: one, to: two });
+    plan.op(COMPUTE, Op::Copy { from: one, to: three });
+    plan.script.swap(0, 1);
+    assert_parts(verdict(plan), &["task 0 (copy) is enqueued on lane 0 behind task 1 (copy)"]);
+}
+
+#[test]
+fn a_task_on_the_wrong_lane_is_a_hazard() {
+    let Chain { mut plan, .. } = chain();
+    plan.script[0] = Do::Enqueue(QUANTIZE, TaskId::new(0));
+    assert_parts(verdict(plan), &["task 0 (copy) belongs to lane 0, not to lane 1"]);
+}
+
+/// CO-1, AC-2: refused on the rank that swaps, before anything waits for it.
+#[test]
+fn swapped_collectives_are_refused_before_they_are_enqueued() {
+    let mut plan = Plan::new(2, &[sharded(8, 4, Format::F32)]);
+    let shard = plan.resident("shard", Content::Shard(W, ROWWISE));
+    for number in 0..2 {
+        let to = plan.transient(&format!("gathered {number}"), Content::Gathered(W, ROWWISE));
+        plan.op(LINK, Op::AllGather { weight: W, orientation: ROWWISE, from: shard, to });
+    }
+    let outcomes = on_every_rank(plan, CpuOptions::default(), |backend, plan| {
+        use warpweft::backend::Backend;
+        let mut own = Arc::unwrap_or_clone(plan);
+        if backend.rank().index() == 1 {
+            own.script.swap(0, 1);
+        }
+        let mut rank = Rank::start(Checked::new(backend), Arc::new(own), None).unwrap();
+        let enqueued = rank.begin().and_then(|()| rank.enqueue_all());
+        if let Err(error) = &enqueued {
+            rank.backend.abort(&error.to_string());
+        }
+        enqueued.and_then(|()| rank.synchronize())
+    });
+    let [peer, swapped] = &outcomes[..] else { panic!("two ranks") };
+    assert!(
+        matches!(swapped, Err(BackendError::Hazard { hazard, .. }) if hazard.contains("all-gather")),
+        "{swapped:?}"
+    );
+    assert!(matches!(peer, Err(BackendError::Poisoned { .. })), "{peer:?}");
+}
+
+#[test]
+fn a_refused_task_never_reaches_the_backend() {
+    let Chain { mut plan, slots, .. } = chain();
+    plan.script = vec![Do::Enqueue(QUANTIZE, TaskId::new(1))];
+    on_every_rank(plan, CpuOptions::default(), move |backend, plan| {
+        let mut rank = Rank::start(Checked::new(backend), plan, None).unwrap();
+        rank.put(slots[1], &[1.0_f32; 64]);
+        assert!(rank.step().is_err());
+        rank.synchronize().unwrap();
+        assert_eq!(rank.get::<f32>(slots[2]), [0.0; 64]);
+    });
+}
+
+/// PL-7: forks that do not join are noted in the graph.
+#[test]
+fn a_recording_notes_the_lanes_the_first_does_not_wait_for() {
+    let unjoined = |plan: Plan| {
+        let mut lanes = on_every_rank(plan, CpuOptions::default(), |backend, plan| {
+            Rank::start(Checked::new(backend), plan, None)
+                .unwrap()
+                .record_graph()
+                .unwrap()
+                .unjoined()
+                .to_vec()
+        });
+        lanes.remove(0)
+    };
+    let Chain { mut plan, .. } = chain();
+    assert!(unjoined(plan.clone()).is_empty());
+    plan.script.truncate(4);
+    assert_eq!(unjoined(plan), [QUANTIZE]);
+}

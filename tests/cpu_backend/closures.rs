@@ -1,0 +1,158 @@
+//! Closures that fail fault their step, and nothing else.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use warpweft::backend::cpu::{CpuOptions, CpuSurface};
+use warpweft::backend::{Backend, BackendError, ClosureFault};
+use warpweft::compute::{ComputeContext, ComputeError, ComputeFactory};
+use warpweft::id::{BufferId, CallId, SlotId};
+use warpweft::layout::{Content, Residency};
+use warpweft::model::{Access, Call};
+use warpweft::op::{Op, Operand, OperandRole};
+
+use crate::harness::{COMPUTE, LANES, Plan, Rank, closures, on_every_rank};
+
+const BUFFER: BufferId = BufferId::new(0);
+
+/// Clears the fault word, then three calls that update one buffer.
+fn three_calls() -> (Plan, SlotId, SlotId) {
+    let mut plan = Plan::new(1, &[]);
+    let fault = plan.resident("fault", Content::FaultWord);
+    let (_, slot) = plan.buffer("counts", 3, Residency::Resident);
+    plan.op(COMPUTE, Op::ClearFault { fault });
+    for name in ["first", "second", "third"] {
+        let operand = Operand { slot, access: Access::Update, role: OperandRole::Buffer(BUFFER) };
+        plan.call(name, fault, vec![operand]);
+    }
+    (plan, fault, slot)
+}
+
+#[test]
+fn a_failed_closure_faults_the_step_and_later_steps_are_unharmed() {
+    let (plan, fault, counts) = three_calls();
+    on_every_rank(plan, CpuOptions::default(), move |backend, plan| {
+        let fails = Arc::new(AtomicUsize::new(1));
+        let count = closures({
+            let fails = Arc::clone(&fails);
+            move |call, context| {
+                let mut counts = context.write::<f32>(BUFFER)?;
+                counts[context.call().index()] += 1.0;
+                if call.name == "second" && fails.load(Ordering::SeqCst) == 1 {
+                    return Err(ComputeError::closure("out of data"));
+                }
+                Ok(())
+            }
+        });
+        let mut rank = Rank::start(backend, plan, count).unwrap();
+        rank.step().unwrap();
+        assert_eq!(rank.get::<f32>(counts), [1.0, 1.0, 0.0], "no closure runs behind a fault");
+        assert_eq!(rank.get::<u32>(fault), [2]);
+        let told = rank.backend.take_fault(&mut rank.streams[0]);
+        let expected = ClosureFault { call: CallId::new(1), message: "out of data".into(), panicked: false };
+        assert_eq!(told, Some(expected));
+        assert_eq!(rank.backend.take_fault(&mut rank.streams[0]), None);
+        fails.store(0, Ordering::SeqCst);
+        rank.step().unwrap();
+        assert_eq!(rank.get::<f32>(counts), [2.0, 2.0, 1.0]);
+        assert_eq!(rank.get::<u32>(fault), [0]);
+    });
+}
+
+#[test]
+fn after_a_panic_no_closure_runs_again_and_every_step_says_so() {
+    let (plan, fault, counts) = three_calls();
+    on_every_rank(plan, CpuOptions::default(), move |backend, plan| {
+        let count = closures(|call, context| {
+            context.write::<f32>(BUFFER)?[context.call().index()] += 1.0;
+            assert!(call.name != "second", "second thoughts");
+            Ok(())
+        });
+        let mut rank = Rank::start(backend, plan, count).unwrap();
+        rank.step().unwrap();
+        let first = rank.backend.take_fault(&mut rank.streams[0]).unwrap();
+        assert_eq!(
+            (first.call, first.panicked, first.message.as_str()),
+            (CallId::new(1), true, "second thoughts")
+        );
+        assert_eq!(rank.get::<u32>(fault), [2]);
+        for _ in 0..2 {
+            rank.step().unwrap();
+            let again = rank.backend.take_fault(&mut rank.streams[0]).unwrap();
+            assert_eq!((again.call, again.panicked), (CallId::new(0), true));
+            assert!(again.message.contains("earlier step: second thoughts"), "{}", again.message);
+            assert_eq!(rank.get::<u32>(fault), [1]);
+        }
+        assert_eq!(rank.get::<f32>(counts), [1.0, 1.0, 0.0]);
+    });
+}
+
+#[test]
+fn a_closure_gets_only_what_its_call_declares_and_no_two_writers() {
+    let (plan, fault, _) = three_calls();
+    on_every_rank(plan, CpuOptions::default(), move |backend, plan| {
+        let probe = closures(|call, context| match call.name.as_str() {
+            "first" => {
+                assert!(matches!(
+                    context.read::<f32>(BufferId::new(9)),
+                    Err(ComputeError::NotDeclared { .. })
+                ));
+                let held = context.write::<f32>(BUFFER)?;
+                assert!(matches!(context.write::<f32>(BUFFER), Err(ComputeError::Race(_))));
+                drop(held);
+                let (one, two) = (context.read::<f32>(BUFFER)?, context.read::<u32>(BUFFER)?);
+                assert_eq!((one.len(), two.len()), (3, 3));
+                Ok(())
+            }
+            "second" => context.read::<[f32; 2]>(BUFFER).map(drop),
+            _ => Ok(()),
+        });
+        let mut rank = Rank::start(backend, plan, probe).unwrap();
+        rank.step().unwrap();
+        let told = rank.backend.take_fault(&mut rank.streams[0]).unwrap();
+        assert_eq!((told.call, told.panicked), (CallId::new(1), false));
+        assert!(told.message.contains("`second`") && told.message.contains("12 bytes"), "{}", told.message);
+        assert_eq!(rank.get::<u32>(fault), [2]);
+    });
+}
+
+#[test]
+fn a_factory_that_panics_is_an_error_of_the_lane() {
+    let (plan, ..) = three_calls();
+    on_every_rank(plan, CpuOptions::default(), |backend, plan| {
+        let memory = backend.reserve(plan.arena.bytes()).unwrap();
+        let refused = backend.open(&memory, LANES[0], Some(Arc::new(|rank| panic!("no model for {rank}"))));
+        let message = refused.unwrap_err().to_string();
+        assert!(message.contains("no model for rank 0"), "{message}");
+    });
+}
+
+#[test]
+fn closures_live_on_one_thread() {
+    let (plan, ..) = three_calls();
+    on_every_rank(plan, CpuOptions::default(), |backend, plan| {
+        let factory: ComputeFactory<CpuSurface> = Arc::new(|_| {
+            // Neither `Send` nor `Sync`.
+            let seen = std::rc::Rc::new(std::cell::Cell::new(0));
+            let home = std::thread::current().id();
+            Box::new(move |_: &Call, _: &ComputeContext<'_, CpuSurface>| {
+                seen.set(seen.get() + 1);
+                assert_eq!(std::thread::current().id(), home);
+                Ok(())
+            })
+        });
+        let mut rank = Rank::start(backend, plan, Some(factory)).unwrap();
+        rank.step().unwrap();
+        assert_eq!(rank.backend.take_fault(&mut rank.streams[0]), None);
+    });
+}
+
+#[test]
+fn a_call_on_a_lane_without_closures_is_an_error_of_the_task() {
+    let (plan, ..) = three_calls();
+    on_every_rank(plan, CpuOptions::default(), |backend, plan| {
+        let mut rank = Rank::start(backend, plan, None).unwrap();
+        let error = rank.step().unwrap_err();
+        assert!(matches!(&error, BackendError::Task { op: "compute", .. }), "{error}");
+    });
+}

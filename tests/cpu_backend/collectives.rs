@@ -1,0 +1,203 @@
+//! Collectives give every rank the values, the padding and the time they should.
+
+use std::time::Duration;
+
+use warpweft::backend::cpu::{CpuOptions, Link};
+use warpweft::format::{Format, Orientation};
+use warpweft::id::CallId;
+use warpweft::layout::{Content, PlaneRegions, Residency};
+use warpweft::op::{NormRecord, Op, Reduction};
+
+use crate::harness::{LINK, Plan, ROWWISE, Rank, W, noise, on_every_rank, run, sharded};
+
+/// The shards of one rank: bytes that say whose they are.
+fn shard_bytes(rank: usize, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|position| (rank * 61 + position * 7 + 1) as u8).collect()
+}
+
+fn gather(ranks: u32, rows: usize, cols: usize, format: Format, orientation: Orientation) {
+    let mut plan = Plan::new(ranks, &[sharded(rows, cols, format)]);
+    let from = plan.resident("shard", Content::Shard(W, orientation));
+    let to = plan.transient("gathered", Content::Gathered(W, orientation));
+    plan.op(LINK, Op::AllGather { weight: W, orientation, from, to });
+    let layout = plan.weights.layout(W).clone();
+    let gathered = run(plan, move |rank| {
+        let shard = rank.plan.region(from).bytes;
+        rank.put(from, &shard_bytes(rank.number(), shard));
+        rank.put(to, &vec![0xEE_u8; rank.plan.region(to).bytes]);
+        rank.step().unwrap();
+        rank.get::<u8>(to)
+    });
+    let (shard, whole) = (layout.shard_planes(orientation), layout.gathered_planes(orientation));
+    let place = |planes| {
+        let region = warpweft::layout::Region { offset: 0, bytes: PlaneRegions::bytes(planes) };
+        let PlaneRegions { data, scale } = PlaneRegions::within(region, planes);
+        [data, scale]
+    };
+    let stored = PlaneRegions::bytes(&shard);
+    for bytes in gathered {
+        for (part, all) in place(&shard).into_iter().zip(place(&whole)) {
+            let mut expected: Vec<u8> = (0..ranks as usize)
+                .flat_map(|rank| shard_bytes(rank, stored)[part.offset..part.end()].to_vec())
+                .collect();
+            assert!(expected.len() <= all.bytes);
+            expected.resize(all.bytes, 0);
+            assert_eq!(bytes[all.offset..all.end()], expected, "{format} {orientation}, {ranks} ranks");
+        }
+    }
+}
+
+#[test]
+fn a_gather_lays_the_shards_end_to_end_and_zeroes_the_rest() {
+    for ranks in 1..=4 {
+        gather(ranks, 7, 5, Format::F32, ROWWISE);
+        gather(ranks, 48, 64, Format::NVFP4_2D, ROWWISE);
+        gather(ranks, 64, 64, Format::Mxfp8, Orientation::Columnwise);
+    }
+    gather(3, 300, 130, Format::FP8_BLOCK128_POW2, ROWWISE);
+}
+
+#[test]
+fn a_shard_of_zero_rows_still_joins_the_collective() {
+    gather(4, 32, 64, Format::NVFP4_2D, ROWWISE);
+    gather(4, 2, 3, Format::Bf16, ROWWISE);
+}
+
+#[test]
+fn a_reduce_scatter_adds_in_rank_order_and_keeps_the_own_rows() {
+    for ranks in 1..=4_u32 {
+        let (rows, cols) = (5, 3);
+        let mut plan = Plan::new(ranks, &[sharded(rows, cols, Format::F32)]);
+        let from = plan.transient("gradient", Content::Gradient(W, CallId::new(0)));
+        let to = plan.transient("reduced", Content::ReducedGradient(W, CallId::new(0)));
+        plan.op(LINK, Op::ReduceScatter { weight: W, from, to });
+        let padded = plan.weights.layout(W).shard.padded_rows() * cols;
+        // Huge and tiny values: another order of addition gives other bits.
+        let gradient = move |rank: usize| {
+            let scale = [1e8, 1.0, -1e8, 3.0][rank];
+            noise(padded, rank as u32).iter().map(|value| value * scale).collect::<Vec<f32>>()
+        };
+        let reduced = run(plan, move |rank| {
+            rank.put(from, &gradient(rank.number()));
+            rank.step().unwrap();
+            rank.get::<f32>(to)
+        });
+        let mut expected = gradient(0);
+        for rank in 1..ranks as usize {
+            expected.iter_mut().zip(gradient(rank)).for_each(|(sum, value)| *sum += value);
+        }
+        assert_eq!(reduced.concat(), expected);
+    }
+}
+
+#[test]
+fn a_packed_all_reduce_gives_every_rank_the_same_sum() {
+    let mut plan = Plan::new(3, &[]);
+    let pairs: Vec<_> = [5, 1, 70]
+        .iter()
+        .enumerate()
+        .map(|(number, elements)| {
+            let (_, from) = plan.buffer(&format!("from {number}"), *elements, Residency::Resident);
+            let (_, to) = plan.buffer(&format!("to {number}"), *elements, Residency::Resident);
+            (from, to)
+        })
+        .collect();
+    plan.op(LINK, Op::AllReduce { reduction: Reduction::Sum, pairs: pairs.clone() });
+    let targets = pairs.clone();
+    let sums = run(plan, move |rank: &mut Rank<_>| {
+        for (from, _) in &pairs {
+            let elements = rank.plan.region(*from).bytes / 4;
+            rank.put(*from, &noise(elements, rank.number() as u32));
+        }
+        rank.step().unwrap();
+        targets.iter().map(|(_, to)| rank.get::<f32>(*to)).collect::<Vec<_>>()
+    });
+    for (position, elements) in [5, 1, 70].into_iter().enumerate() {
+        let parts: Vec<_> = (0..3).map(|rank| noise(elements, rank)).collect();
+        let expected: Vec<f32> = (0..elements).map(|at| parts[0][at] + parts[1][at] + parts[2][at]).collect();
+        assert!(sums.iter().all(|rank| rank[position] == expected));
+    }
+}
+
+#[test]
+fn a_maximum_over_ranks_ignores_nan() {
+    let mut plan = Plan::new(3, &[]);
+    let (_, from) = plan.buffer("from", 4, Residency::Resident);
+    let (_, to) = plan.buffer("to", 4, Residency::Resident);
+    plan.op(LINK, Op::AllReduce { reduction: Reduction::Max, pairs: vec![(from, to)] });
+    let maxima = run(plan, move |rank| {
+        let nan = f32::NAN;
+        rank.put(from, &[[1.0, nan, nan, 2.0], [3.0, nan, 5.0, nan], [2.0, 4.0, nan, nan]][rank.number()]);
+        rank.step().unwrap();
+        rank.get::<f32>(to)
+    });
+    assert!(maxima.iter().all(|rank| *rank == [3.0, 4.0, 5.0, 2.0]));
+}
+
+#[test]
+fn records_are_gathered_in_rank_order() {
+    let mut plan = Plan::new(4, &[]);
+    let from = plan.transient("record", Content::NormRecord);
+    let to = plan.transient("records", Content::NormRecords);
+    plan.op(LINK, Op::GatherRecords { from, to });
+    let record = |rank: usize| NormRecord { squares: rank as f32, fault: rank as u32, reserved: [0; 2] };
+    let gathered = run(plan, move |rank| {
+        rank.put(from, &[record(rank.number())]);
+        rank.step().unwrap();
+        rank.get::<NormRecord>(to)
+    });
+    let expected: Vec<_> = (0..4).map(record).collect();
+    assert!(gathered.iter().all(|records| *records == expected));
+}
+
+#[test]
+fn a_paced_link_holds_a_collective_for_latency_and_bytes() {
+    let (ranks, rows, cols) = (2, 64, 256);
+    let mut plan = Plan::new(ranks, &[sharded(rows, cols, Format::F32)]);
+    let from = plan.resident("shard", Content::Shard(W, ROWWISE));
+    let to = plan.transient("gathered", Content::Gathered(W, ROWWISE));
+    plan.op(LINK, Op::AllGather { weight: W, orientation: ROWWISE, from, to });
+    // 32 KiB from the one peer at 1 MiB/s: 31 ms, and 5 ms on top.
+    let link = Link { bytes_per_s: 1024.0 * 1024.0, latency: Duration::from_millis(5) };
+    let received = (rows / 2 * cols * 4) as f64;
+    let least = Duration::from_secs_f64(received / link.bytes_per_s) + link.latency;
+    let intervals = on_every_rank(plan, CpuOptions { link: Some(link) }, move |backend, plan| {
+        let mut rank = Rank::start(backend, plan, None).unwrap();
+        if rank.number() == 1 {
+            // Waiting for a late peer is skew, not transfer.
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        rank.step().unwrap();
+        rank.intervals()[0]
+    });
+    assert_eq!(intervals[0].joined, intervals[1].joined);
+    for interval in &intervals {
+        assert!(interval.begin <= interval.joined);
+        assert!(Duration::from_nanos(interval.end - interval.joined) >= least, "{interval:?}");
+    }
+}
+
+#[test]
+fn intervals_of_a_step_are_ordered_and_follow_the_fences() {
+    let mut plan = Plan::new(1, &[]);
+    let (_, one) = plan.buffer("one", 1000, Residency::Resident);
+    let (_, two) = plan.buffer("two", 1000, Residency::Resident);
+    let (_, three) = plan.buffer("three", 1000, Residency::Resident);
+    plan.op(crate::harness::COMPUTE, Op::Copy { from: one, to: two });
+    plan.fence(crate::harness::COMPUTE, crate::harness::QUANTIZE);
+    plan.op(crate::harness::QUANTIZE, Op::Copy { from: two, to: three });
+    let mut intervals = run(plan, |rank| {
+        let before = rank.intervals();
+        assert!(before.iter().all(|interval| interval.end == 0), "nothing has run yet");
+        rank.step().unwrap();
+        let first = rank.intervals();
+        rank.step().unwrap();
+        (first, rank.intervals())
+    });
+    let (first, second) = intervals.remove(0);
+    for step in [&first, &second] {
+        assert!(step[0].begin <= step[0].end && step[0].end <= step[1].begin && step[1].begin <= step[1].end);
+        assert_eq!(step[0].joined, step[0].begin);
+    }
+    assert!(first[1].end <= second[0].begin);
+}

@@ -1,0 +1,327 @@
+//! Drives backends by hand: a small plan, one thread per rank, a limit on how long anything takes.
+
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use bytemuck::Pod;
+use warpweft::backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
+use warpweft::backend::{Backend, BackendError, TaskInterval};
+use warpweft::compute::{ComputeContext, ComputeError, ComputeFactory};
+use warpweft::format::{Format, Orientation, Shape, Via};
+use warpweft::id::{BufferId, CallId, CommId, EventId, LaneId, RankId, SlotId, TaskId, WeightId};
+use warpweft::layout::{
+    ALIGNMENT, ArenaLayout, Binding, Content, Lane, LaneKind, OptimizerSettings, Region, Residency, Settings,
+    Slot, Weights,
+};
+use warpweft::model::{Call, CostHint, Mesh, Phase, Placement, WeightSpec};
+use warpweft::op::{Op, Operand};
+
+/// No test waits longer for anything.
+const LIMIT: Duration = Duration::from_secs(20);
+
+pub(crate) const COMPUTE: LaneId = LaneId::new(0);
+pub(crate) const QUANTIZE: LaneId = LaneId::new(1);
+pub(crate) const LINK: LaneId = LaneId::new(2);
+
+/// The lanes every rank opens.
+pub(crate) const LANES: [Lane; 3] = [
+    Lane { id: COMPUTE, kind: LaneKind::Compute },
+    Lane { id: QUANTIZE, kind: LaneKind::Quantize },
+    Lane { id: LINK, kind: LaneKind::Communicator(CommId::new(0)) },
+];
+
+/// What an executor does, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Do {
+    Enqueue(LaneId, TaskId),
+    Record(LaneId, EventId),
+    Wait(LaneId, EventId),
+}
+
+/// A hand-made plan and the script an executor follows.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) weights: Weights,
+    pub(crate) arena: ArenaLayout,
+    pub(crate) calls: Vec<Call>,
+    pub(crate) ops: Vec<(Op, LaneId)>,
+    pub(crate) events: usize,
+    pub(crate) settings: Settings,
+    pub(crate) script: Vec<Do>,
+    buffers: Vec<usize>,
+}
+
+/// A sharded weight.
+pub(crate) fn sharded(rows: usize, cols: usize, format: Format) -> WeightSpec {
+    WeightSpec { name: "w".into(), shape: Shape::new(rows, cols), format, placement: Placement::Sharded }
+}
+
+impl Plan {
+    pub(crate) fn new(ranks: u32, weights: &[WeightSpec]) -> Self {
+        Self {
+            weights: Weights::new(weights, Mesh::new(ranks).unwrap()),
+            arena: ArenaLayout::default(),
+            calls: Vec::new(),
+            ops: Vec::new(),
+            events: 0,
+            settings: Settings {
+                via: Via::None,
+                optimizer: OptimizerSettings {
+                    beta1: 0.9,
+                    beta2: 0.999,
+                    epsilon: 1e-8,
+                    weight_decay: 0.1,
+                    max_norm: 0.0,
+                },
+            },
+            script: Vec::new(),
+            buffers: Vec::new(),
+        }
+    }
+
+    fn place(&mut self, name: &str, content: Content, residency: Residency) -> SlotId {
+        let buffers = &self.buffers;
+        let bytes = content.bytes(&self.weights, |buffer| buffers[buffer.index()]);
+        let offset = self.arena.bytes();
+        let region = Region { offset, bytes };
+        self.arena.transient_bytes += bytes.next_multiple_of(ALIGNMENT);
+        self.arena.slots.push(Slot { name: name.into(), content, residency, region });
+        SlotId::at(self.arena.slots.len() - 1)
+    }
+
+    pub(crate) fn resident(&mut self, name: &str, content: Content) -> SlotId {
+        self.place(name, content, Residency::Resident)
+    }
+
+    pub(crate) fn transient(&mut self, name: &str, content: Content) -> SlotId {
+        self.place(name, content, Residency::Transient)
+    }
+
+    /// A buffer of f32 values.
+    pub(crate) fn buffer(&mut self, name: &str, elements: usize, residency: Residency) -> (BufferId, SlotId) {
+        self.buffers.push(elements * 4);
+        let id = BufferId::at(self.buffers.len() - 1);
+        (id, self.place(name, Content::Buffer(id), residency))
+    }
+
+    pub(crate) fn op(&mut self, lane: LaneId, op: Op) -> TaskId {
+        let id = TaskId::at(self.ops.len());
+        self.ops.push((op, lane));
+        self.script.push(Do::Enqueue(lane, id));
+        id
+    }
+
+    /// A call that accesses buffers alone.
+    pub(crate) fn call(&mut self, name: &str, fault: SlotId, operands: Vec<Operand>) -> TaskId {
+        let call = CallId::at(self.calls.len());
+        self.calls.push(Call {
+            name: name.into(),
+            phase: Phase::Forward,
+            uses: Vec::new(),
+            grads: Vec::new(),
+            buffers: Vec::new(),
+            cost: CostHint::default(),
+        });
+        self.op(COMPUTE, Op::Compute { call, fault, operands })
+    }
+
+    /// `to` waits for everything enqueued on `from` so far.
+    pub(crate) fn fence(&mut self, from: LaneId, to: LaneId) -> EventId {
+        let event = EventId::at(self.events);
+        self.events += 1;
+        self.script.extend([Do::Record(from, event), Do::Wait(to, event)]);
+        event
+    }
+
+    pub(crate) fn region(&self, slot: SlotId) -> Region {
+        self.arena.region(slot)
+    }
+
+    /// Swaps two tasks in the ops and leaves the script alone: a plan of another order.
+    pub(crate) fn with_swapped_ops(mut self, one: TaskId, two: TaskId) -> Self {
+        self.ops.swap(one.index(), two.index());
+        self
+    }
+}
+
+/// One rank at work.
+pub(crate) struct Rank<B: Backend> {
+    pub(crate) streams: Vec<B::Stream>,
+    pub(crate) bound: B::Bound,
+    pub(crate) memory: B::Memory,
+    pub(crate) backend: B,
+    pub(crate) plan: Arc<Plan>,
+}
+
+impl<B: Backend<Surface = CpuSurface>> Rank<B> {
+    pub(crate) fn start(
+        backend: B,
+        plan: Arc<Plan>,
+        closures: Option<ComputeFactory<CpuSurface>>,
+    ) -> Result<Self, BackendError> {
+        let memory = backend.reserve(plan.arena.bytes())?;
+        let mut streams = Vec::new();
+        for lane in LANES {
+            let closures = closures.clone().filter(|_| lane.kind == LaneKind::Compute);
+            streams.push(backend.open(&memory, lane, closures)?);
+        }
+        let binding = Binding {
+            rank: backend.rank(),
+            arena: &plan.arena,
+            weights: &plan.weights,
+            calls: &plan.calls,
+            ops: &plan.ops,
+            events: plan.events,
+            settings: plan.settings,
+        };
+        let bound = backend.bind(&memory, &binding)?;
+        Ok(Self { streams, bound, memory, backend, plan })
+    }
+
+    pub(crate) fn number(&self) -> usize {
+        self.backend.rank().index()
+    }
+
+    /// Hands the backend one entry of a script.
+    pub(crate) fn obey(&mut self, entry: Do) -> Result<(), BackendError> {
+        let Self { streams, bound, backend, .. } = self;
+        match entry {
+            Do::Enqueue(lane, task) => backend.enqueue(&mut streams[lane.index()], bound, task),
+            Do::Record(lane, event) => backend.record(&mut streams[lane.index()], bound, event),
+            Do::Wait(lane, event) => backend.wait(&mut streams[lane.index()], bound, event),
+        }
+    }
+
+    pub(crate) fn begin(&mut self) -> Result<(), BackendError> {
+        self.backend.begin_step(&mut self.bound)
+    }
+
+    /// Enqueues the plan's script.
+    pub(crate) fn enqueue_all(&mut self) -> Result<(), BackendError> {
+        let plan = Arc::clone(&self.plan);
+        plan.script.iter().try_for_each(|entry| self.obey(*entry))
+    }
+
+    pub(crate) fn synchronize(&mut self) -> Result<(), BackendError> {
+        let Self { streams, backend, .. } = self;
+        let all: Vec<_> = streams.iter_mut().map(|stream| backend.synchronize(stream)).collect();
+        all.into_iter().collect()
+    }
+
+    /// One eager step.
+    pub(crate) fn step(&mut self) -> Result<(), BackendError> {
+        self.begin()?;
+        self.enqueue_all()?;
+        self.synchronize()
+    }
+
+    /// Records the plan's script.
+    pub(crate) fn record_graph(&mut self) -> Result<B::Graph, BackendError> {
+        self.begin()?;
+        self.backend.begin_capture(&mut self.streams, &self.bound)?;
+        self.enqueue_all()?;
+        self.backend.end_capture(&mut self.streams, &self.bound)
+    }
+
+    /// One recorded step.
+    pub(crate) fn replay(&mut self, graph: &B::Graph) -> Result<(), BackendError> {
+        self.begin()?;
+        self.backend.launch(&mut self.streams, &self.bound, graph)?;
+        self.synchronize()
+    }
+
+    pub(crate) fn put<T: Pod>(&self, slot: SlotId, values: &[T]) {
+        let region = self.plan.region(slot).part(0, size_of_val(values)).unwrap();
+        self.backend.upload(&self.memory, region, bytemuck::cast_slice(values)).unwrap();
+    }
+
+    pub(crate) fn get<T: Pod>(&self, slot: SlotId) -> Vec<T> {
+        let region = self.plan.region(slot);
+        let mut values = vec![T::zeroed(); region.bytes / size_of::<T>()];
+        self.backend.download(&self.memory, region, bytemuck::cast_slice_mut(&mut values)).unwrap();
+        values
+    }
+
+    pub(crate) fn intervals(&self) -> Vec<TaskInterval> {
+        let mut intervals = Vec::new();
+        self.backend.intervals(&self.bound, &mut intervals);
+        intervals
+    }
+}
+
+/// Fails loudly if `work` takes longer than any test may: a hang is a failure, not a stuck suite.
+pub(crate) fn within_limit<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> R {
+    let (done, result) = mpsc::channel();
+    let worker = std::thread::spawn(move || done.send(work()));
+    match result.recv_timeout(LIMIT) {
+        Ok(result) => {
+            worker.join().unwrap().unwrap();
+            result
+        }
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("still running after {LIMIT:?}: somebody hangs"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => match worker.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(_) => unreachable!("a worker that ends well has sent its result"),
+        },
+    }
+}
+
+/// Runs `work` on every rank of a world of its own, each on its thread.
+pub(crate) fn on_every_rank<R, F>(plan: Plan, options: CpuOptions, work: F) -> Vec<R>
+where
+    R: Send + 'static,
+    F: Fn(CpuBackend, Arc<Plan>) -> R + Send + Sync + 'static,
+{
+    within_limit(move || {
+        let world = CpuWorld::new(plan.weights.mesh, options).unwrap();
+        let plan = Arc::new(plan);
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = plan
+                .weights
+                .mesh
+                .iter()
+                .map(|rank| {
+                    let backend = world.backend(rank).unwrap();
+                    let (plan, work) = (Arc::clone(&plan), &work);
+                    scope.spawn(move || work(backend, plan))
+                })
+                .collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    })
+}
+
+/// As [`on_every_rank`], with memory, lanes and plan ready, and no closures.
+pub(crate) fn run<R, F>(plan: Plan, work: F) -> Vec<R>
+where
+    R: Send + 'static,
+    F: Fn(&mut Rank<CpuBackend>) -> R + Send + Sync + 'static,
+{
+    on_every_rank(plan, CpuOptions::default(), move |backend, plan| {
+        work(&mut Rank::start(backend, plan, None).unwrap())
+    })
+}
+
+/// A closure for every call of every rank.
+pub(crate) fn closures<F>(run: F) -> Option<ComputeFactory<CpuSurface>>
+where
+    F: Fn(&Call, &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> + Send + Sync + Clone + 'static,
+{
+    Some(Arc::new(move |_: RankId| {
+        let run = run.clone();
+        Box::new(move |call: &Call, context: &ComputeContext<'_, CpuSurface>| run(call, context))
+    }))
+}
+
+/// Values without a pattern, between −1 and 1.
+pub(crate) fn noise(count: usize, seed: u32) -> Vec<f32> {
+    let mut state = u64::from(seed) * 2 + 1;
+    let next = |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(next).collect()
+}
+
+pub(crate) const W: WeightId = WeightId::new(0);
+pub(crate) const ROWWISE: Orientation = Orientation::Rowwise;

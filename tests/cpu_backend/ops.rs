@@ -1,0 +1,365 @@
+//! Local ops do what their names say, on real rows alone.
+
+use safetensors::SafeTensors;
+use warpweft::format::{Directions, Format, Orientation, Via, quantize};
+use warpweft::id::{BucketId, CallId, RankId, SlotId};
+use warpweft::layout::{Content, PlaneRegions, Region, Residency};
+use warpweft::model::{Placement, WeightSpec};
+use warpweft::op::{AdamOperand, NormRecord, Op, Reduction, ShardOperand, Vote};
+
+use crate::harness::{COMPUTE, LINK, Plan, QUANTIZE, ROWWISE, W, noise, run, sharded};
+
+/// The whole way of a weight: amax, maximum over ranks, scale, cast, gather, and from there
+/// dequantized and transposed.
+struct Flow {
+    plan: Plan,
+    master: SlotId,
+    gathered: Vec<(Orientation, SlotId)>,
+    dense: Vec<(Orientation, SlotId)>,
+    transposed: Option<SlotId>,
+}
+
+fn flow(ranks: u32, rows: usize, cols: usize, format: Format, via: Via) -> Flow {
+    let mut plan = Plan::new(ranks, &[sharded(rows, cols, format)]);
+    plan.settings.via = via;
+    let bucket = BucketId::new(0);
+    let master = plan.resident("master", Content::Master(W));
+    let block_amax = plan.transient("block amax", Content::BlockAmax(bucket));
+    let local = plan.transient("local amax", Content::LocalAmax(bucket));
+    let reduced = plan.transient("amax", Content::ReducedAmax(bucket));
+    let encode = plan.transient("encode", Content::Encode(bucket));
+    let tensor_scale = plan.resident("tensor scale", Content::TensorScale(bucket));
+    let mut shards = Vec::new();
+    for orientation in format.stored_orientations() {
+        let slot = plan.resident("shard", Content::Shard(W, *orientation));
+        shards.push(ShardOperand { weight: W, orientation: *orientation, slot });
+    }
+    let masters = vec![master];
+    let amax =
+        Op::PartialAmax { bucket, masters: masters.clone(), block_amax, tensor_amax: local, vote: None };
+    plan.op(QUANTIZE, amax);
+    plan.fence(QUANTIZE, LINK);
+    plan.op(LINK, Op::AllReduce { reduction: Reduction::Max, pairs: vec![(local, reduced)] });
+    plan.fence(LINK, QUANTIZE);
+    let (tensor_amax, vote) = (reduced, None);
+    let scale = Op::FusedScale {
+        bucket,
+        block_amax,
+        tensor_amax,
+        encode,
+        tensor_scale,
+        shards: shards.clone(),
+        vote,
+    };
+    plan.op(QUANTIZE, scale);
+    plan.op(
+        QUANTIZE,
+        Op::PartialCast { bucket, masters, encode: Some(encode), shards: shards.clone(), vote },
+    );
+    plan.fence(QUANTIZE, LINK);
+    let mut gathered = Vec::new();
+    for ShardOperand { orientation, slot, .. } in shards {
+        let to = plan.transient("gathered", Content::Gathered(W, orientation));
+        plan.op(LINK, Op::AllGather { weight: W, orientation, from: slot, to });
+        gathered.push((orientation, to));
+    }
+    plan.fence(LINK, COMPUTE);
+    let transposed = format.derives_columnwise().is_ok().then(|| {
+        let to = plan.transient("transposed", Content::Transposed(W));
+        plan.op(COMPUTE, Op::Transpose { weight: W, from: gathered[0].1, to });
+        to
+    });
+    let mut dense = Vec::new();
+    let derived = transposed.map(|slot| (Orientation::Columnwise, slot));
+    for (orientation, from) in gathered.iter().copied().chain(derived) {
+        let to = plan.transient("dense", Content::Dense(W, orientation));
+        plan.op(
+            COMPUTE,
+            Op::Dequantize { weight: W, orientation, from, tensor_scale: Some(tensor_scale), to },
+        );
+        dense.push((orientation, to));
+    }
+    Flow { plan, master, gathered, dense, transposed }
+}
+
+/// FO-3 through the backend: shards quantized rank by rank and gathered are the weight quantized
+/// whole, byte for byte, whatever the number of ranks.
+#[test]
+fn quantized_bytes_do_not_depend_on_the_number_of_ranks() {
+    let cases = [
+        (48, 96, Format::NVFP4_2D),
+        (32, 64, Format::NVFP4_2D),
+        (96, 64, Format::Mxfp8),
+        (300, 130, Format::FP8_BLOCK128_F32SCALE),
+        (33, 7, Format::FP8_TENSOR_E4M3),
+        (33, 7, Format::Bf16),
+        (33, 7, Format::F32),
+    ];
+    for (rows, cols, format) in cases {
+        for ranks in 1..=4 {
+            for via in [Via::Bf16, Via::None] {
+                check_flow(ranks, rows, cols, format, via);
+            }
+        }
+    }
+}
+
+fn check_flow(ranks: u32, rows: usize, cols: usize, format: Format, via: Via) {
+    let values = noise(rows * cols, 7);
+    let Flow { plan, master, gathered, dense, transposed } = flow(ranks, rows, cols, format, via);
+    let layout = plan.weights.layout(W).clone();
+    let shape = layout.shard.shape;
+    let whole = quantize(format, Directions::Both, via, shape, &values).unwrap();
+    let source = values.clone();
+    let slots = (gathered.clone(), transposed, dense.clone());
+    let shard = layout.shard;
+    let results = run(plan, move |rank| {
+        let own = shard.rows_of(RankId::at(rank.number()));
+        rank.put(master, &source[own.begin * cols..(own.begin + own.rows) * cols]);
+        rank.step().unwrap();
+        let planes: Vec<Vec<u8>> = slots.0.iter().map(|(_, slot)| rank.get(*slot)).collect();
+        let dense: Vec<Vec<f32>> = slots.2.iter().map(|(_, slot)| rank.get(*slot)).collect();
+        (planes, slots.1.map(|slot| rank.get::<u8>(slot)), dense)
+    });
+    let what = format!("{format} {rows}×{cols} on {ranks} ranks via {via:?}");
+    for (planes, derived, values) in results {
+        let of = |orientation| match orientation {
+            Orientation::Rowwise => whole.rowwise.as_ref().unwrap(),
+            Orientation::Columnwise => whole.columnwise.as_ref().unwrap(),
+        };
+        for ((orientation, _), bytes) in gathered.iter().zip(&planes) {
+            let padded = layout.gathered_planes(*orientation);
+            let placed = PlaneRegions::within(Region { offset: 0, bytes: bytes.len() }, &padded);
+            let expected = of(*orientation);
+            assert_prefix(&what, &bytes[placed.data.offset..placed.data.end()], &expected.data);
+            assert_prefix(&what, &bytes[placed.scale.offset..placed.scale.end()], &expected.scale);
+        }
+        if let Some(bytes) = derived {
+            let expected = of(Orientation::Columnwise);
+            let own = layout.transposed_planes();
+            let placed = PlaneRegions::within(Region { offset: 0, bytes: bytes.len() }, &own);
+            assert_prefix(&what, &bytes[placed.data.offset..placed.data.end()], &expected.data);
+            assert_prefix(&what, &bytes[placed.scale.offset..placed.scale.end()], &expected.scale);
+        }
+        for ((orientation, _), values) in dense.iter().zip(&values) {
+            let expected = of(*orientation);
+            let mut out = vec![0.0; values.len()];
+            let planes = expected.as_planes();
+            warpweft::format::dequantize(format, *orientation, shape, planes, whole.tensor_scale, &mut out)
+                .unwrap();
+            assert_eq!(*values, out, "{what}, {orientation}");
+        }
+    }
+}
+
+/// `expected` first, and nothing but padding behind it.
+fn assert_prefix(what: &str, actual: &[u8], expected: &[u8]) {
+    assert!(actual.starts_with(expected), "{what}");
+    assert!(actual[expected.len()..].iter().all(|byte| *byte == 0), "{what}: padding");
+}
+
+#[test]
+fn the_first_contribution_overwrites_and_later_ones_add_the_mean() {
+    let mut plan = Plan::new(4, &[sharded(8, 3, Format::F32)]);
+    let from = plan.transient("reduced", Content::ReducedGradient(W, CallId::new(0)));
+    let into = plan.resident("main grad", Content::MainGrad(W));
+    plan.op(QUANTIZE, Op::Accumulate { weight: W, from, into, first: true });
+    plan.op(QUANTIZE, Op::Accumulate { weight: W, from, into, first: false });
+    let sums = run(plan, move |rank| {
+        rank.put(into, &[f32::NAN; 6]);
+        rank.put(from, &[4.0_f32, 8.0, -4.0, 0.0, 1.0, 2.0]);
+        rank.step().unwrap();
+        rank.get::<f32>(into)
+    });
+    assert!(sums.iter().all(|sum| *sum == [2.0, 4.0, -2.0, 0.0, 0.5, 1.0]));
+}
+
+#[test]
+fn padding_rows_are_zeroed_and_real_ones_kept() {
+    let mut plan = Plan::new(3, &[sharded(4, 2, Format::F32)]);
+    let gradient = plan.transient("gradient", Content::Gradient(W, CallId::new(0)));
+    plan.op(COMPUTE, Op::ZeroPadding { weight: W, gradient });
+    let rows = run(plan, move |rank| {
+        rank.put(gradient, &[7.0_f32; 12]);
+        rank.step().unwrap();
+        rank.get::<f32>(gradient)
+    });
+    let expected = [7.0, 7.0, 7.0, 7.0, 7.0, 7.0, 7.0, 7.0, 0.0, 0.0, 0.0, 0.0];
+    assert!(rows.iter().all(|rank| *rank == expected));
+}
+
+#[test]
+fn a_copy_moves_every_byte_and_the_fault_word_is_cleared() {
+    let mut plan = Plan::new(1, &[]);
+    let (_, from) = plan.buffer("from", 33, Residency::Resident);
+    let (_, to) = plan.buffer("to", 33, Residency::Resident);
+    let fault = plan.resident("fault", Content::FaultWord);
+    plan.op(COMPUTE, Op::Copy { from, to });
+    plan.op(COMPUTE, Op::ClearFault { fault });
+    run(plan, move |rank| {
+        rank.put(from, &noise(33, 1));
+        rank.put(fault, &[9_u32]);
+        rank.step().unwrap();
+        assert_eq!(rank.get::<f32>(to), noise(33, 1));
+        assert_eq!(rank.get::<u32>(fault), [0]);
+    });
+}
+
+/// Norm, vote and clip of two ranks, with a replicated weight that counts once.
+#[test]
+fn the_vote_is_the_same_on_every_rank_and_counts_a_replicated_weight_once() {
+    let mut specs = vec![sharded(3, 2, Format::F32)];
+    specs.push(WeightSpec { name: "bias".into(), placement: Placement::Replicated, ..specs[0].clone() });
+    let mut plan = Plan::new(2, &specs);
+    plan.settings.optimizer.max_norm = 2.0;
+    let bias = warpweft::id::WeightId::new(1);
+    let main_grads = vec![
+        (W, plan.resident("main grad", Content::MainGrad(W))),
+        (bias, plan.resident("bias main grad", Content::MainGrad(bias))),
+    ];
+    let fault = plan.resident("fault", Content::FaultWord);
+    let record = plan.transient("record", Content::NormRecord);
+    let records = plan.transient("records", Content::NormRecords);
+    let step = plan.resident("step", Content::OptimizerStep);
+    let vote = plan.transient("vote", Content::Vote);
+    plan.op(QUANTIZE, Op::GradNorm { main_grads: main_grads.clone(), fault, record });
+    plan.fence(QUANTIZE, LINK);
+    plan.op(LINK, Op::GatherRecords { from: record, to: records });
+    plan.fence(LINK, QUANTIZE);
+    plan.op(QUANTIZE, Op::Vote { records, optimizer_step: step, vote });
+    let votes = run(plan, move |rank| {
+        let mut votes = Vec::new();
+        for (gradient, word) in [(1.0, 0), (f32::NAN, 0), (1.0, 3)] {
+            // Rank 1 holds one real row; the row behind it is padding and must not count.
+            rank.put(main_grads[0].1, &[[1.0, 1.0, 1.0, 1.0], [gradient, 1.0, 9.0, 9.0]][rank.number()]);
+            rank.put(main_grads[1].1, &[1.0_f32; 6]);
+            rank.put(fault, &[if rank.number() == 1 { word } else { 0_u32 }]);
+            rank.step().unwrap();
+            votes.push((
+                rank.get::<Vote>(vote)[0],
+                rank.get::<u32>(step)[0],
+                rank.get::<NormRecord>(record)[0],
+            ));
+        }
+        votes
+    });
+    for rank in &votes {
+        let [(clean, first, _), (infinite, second, _), (closure, third, _)] = rank[..] else { panic!() };
+        assert_eq!((clean.verdict, clean.step, first), (Vote::CLEAN, 1, 1));
+        assert_eq!(clean.norm, 12.0_f32.sqrt());
+        assert_eq!(clean.clip, 2.0 / (12.0_f32.sqrt() + 1e-6));
+        assert_eq!((infinite.verdict, infinite.step, second), (Vote::NON_FINITE, 1, 1));
+        assert_eq!(
+            (closure.verdict, closure.fault_rank, closure.fault_call, third),
+            (Vote::CLOSURE, 1, 2, 1)
+        );
+    }
+    assert_eq!(votes[0][0].2.squares, 10.0);
+    assert_eq!(votes[1][0].2.squares, 2.0);
+}
+
+struct Optimizer {
+    plan: Plan,
+    master: SlotId,
+    exp_avg: SlotId,
+    exp_avg_sq: SlotId,
+    main_grad: SlotId,
+    vote: SlotId,
+    learning_rate: SlotId,
+}
+
+fn optimizer(elements: usize) -> Optimizer {
+    let mut plan = Plan::new(1, &[sharded(1, elements, Format::F32)]);
+    let master = plan.resident("master", Content::Master(W));
+    let exp_avg = plan.resident("exp_avg", Content::ExpAvg(W));
+    let exp_avg_sq = plan.resident("exp_avg_sq", Content::ExpAvgSq(W));
+    let main_grad = plan.resident("main grad", Content::MainGrad(W));
+    let vote = plan.resident("vote", Content::Vote);
+    let learning_rate = plan.resident("learning rate", Content::LearningRate);
+    let states = vec![AdamOperand { weight: W, master, exp_avg, exp_avg_sq, main_grad }];
+    plan.op(QUANTIZE, Op::Adam { bucket: BucketId::new(0), states, vote, learning_rate });
+    Optimizer { plan, master, exp_avg, exp_avg_sq, main_grad, vote, learning_rate }
+}
+
+/// Bit for bit, as the specification rounds: op by op in f32.
+#[test]
+fn adamw_is_bit_exact_to_the_golden_vectors() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/adam.safetensors");
+    let bytes = std::fs::read(path).unwrap();
+    let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+    let cases: Vec<serde_json::Value> =
+        serde_json::from_str(&header.metadata().as_ref().unwrap()["cases"]).unwrap();
+    let mut steps = 0;
+    for case in cases.into_iter().filter(|case| case["mode"] == "adamw" && case["bias"] == true) {
+        let number = |key: &str| case[key].as_f64().unwrap();
+        let mut state = optimizer(number("n") as usize);
+        state.plan.settings.optimizer.beta1 = number("b1") as f32;
+        state.plan.settings.optimizer.beta2 = number("b2") as f32;
+        state.plan.settings.optimizer.epsilon = number("eps") as f32;
+        state.plan.settings.optimizer.weight_decay = number("wd") as f32;
+        let (lr, last) = (number("lr") as f32, number("steps") as u32);
+        let (name, bytes) = (case["name"].as_str().unwrap().to_owned(), bytes.clone());
+        let Optimizer { plan, master, exp_avg, exp_avg_sq, main_grad, vote, learning_rate } = state;
+        run(plan, move |rank| {
+            let tensors = SafeTensors::deserialize(&bytes).unwrap();
+            let values = |field: String| {
+                let tensor = tensors.tensor(&format!("{name}/{field}")).unwrap();
+                let bits = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
+                let half = |bytes: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
+                match tensor.dtype() {
+                    safetensors::Dtype::F32 => tensor.data().as_chunks().0.iter().map(bits).collect(),
+                    _ => tensor.data().as_chunks().0.iter().map(half).collect::<Vec<f32>>(),
+                }
+            };
+            rank.put(master, &values("master_0".into()));
+            rank.put(learning_rate, &[lr]);
+            for step in 1..=last {
+                rank.put(vote, &[Vote { clip: 1.0, step, ..Vote::default() }]);
+                rank.put(main_grad, &values(format!("grad_{step}")));
+                rank.step().unwrap();
+                for (slot, field) in [(master, "master"), (exp_avg, "exp_avg"), (exp_avg_sq, "exp_avg_sq")] {
+                    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+                    let (actual, expected) = (rank.get::<f32>(slot), values(format!("{field}_{step}")));
+                    assert_eq!(bits(actual), bits(expected), "{name}, {field} of step {step}");
+                }
+            }
+        });
+        steps += last;
+    }
+    assert!(steps >= 10, "the golden file has two cases of five steps");
+}
+
+#[test]
+fn a_vote_that_skips_leaves_masters_moments_and_shards_alone() {
+    let Optimizer { mut plan, master, exp_avg, exp_avg_sq, main_grad, vote, learning_rate } = optimizer(5);
+    let shard = plan.resident("shard", Content::Shard(W, ROWWISE));
+    let operands = vec![ShardOperand { weight: W, orientation: ROWWISE, slot: shard }];
+    plan.op(
+        QUANTIZE,
+        Op::PartialCast {
+            bucket: BucketId::new(0),
+            masters: vec![master],
+            encode: None,
+            shards: operands,
+            vote: Some(vote),
+        },
+    );
+    run(plan, move |rank| {
+        rank.put(master, &noise(5, 1));
+        rank.put(main_grad, &noise(5, 2));
+        rank.put(learning_rate, &[0.1_f32]);
+        rank.put(vote, &[Vote { verdict: Vote::NON_FINITE, clip: 1.0, step: 1, ..Vote::default() }]);
+        rank.step().unwrap();
+        assert_eq!(rank.get::<f32>(master), noise(5, 1));
+        assert_eq!(rank.get::<f32>(exp_avg), [0.0; 5]);
+        assert_eq!(rank.get::<f32>(exp_avg_sq), [0.0; 5]);
+        assert_eq!(rank.get::<f32>(shard)[..5], [0.0; 5]);
+        rank.put(vote, &[Vote { clip: 0.5, step: 1, ..Vote::default() }]);
+        rank.step().unwrap();
+        assert_ne!(rank.get::<f32>(master), noise(5, 1));
+        assert_eq!(rank.get::<f32>(shard)[..5], rank.get::<f32>(master));
+        let clipped: Vec<f32> =
+            noise(5, 2).iter().map(|gradient| (1.0 - 0.9_f32) * (gradient * 0.5)).collect();
+        assert_eq!(rank.get::<f32>(exp_avg), clipped);
+    });
+}

@@ -1,0 +1,111 @@
+//! Conformance cases with shapes of their own: A4, C3, D1, G1.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod random_weight;
+
+use random_weight::{bits, normal, to_bf16};
+use warpweft::format::{
+    Directions, Epsilon, FlatShard, Format, Fp8Element, Fp8Scale, Orientation, Planes, ScaleRule, Shape, Via,
+    dequantize, flat_amax, flat_cast, fused_scale, quantize, reference,
+};
+
+/// A transposed view is the caller's to make contiguous; the columnwise planes of the original are the same.
+#[test]
+fn a4_a_transposed_input_equals_the_columnwise_planes_of_the_original() {
+    let shape = Shape::new(128, 32);
+    let weight = normal(shape, 4);
+    let turned: Vec<f32> = (0..shape.elements()).map(|at| weight[at % 128 * 32 + at / 128]).collect();
+    for format in Format::CANONICAL.into_iter().filter(|&format| format != Format::Mxfp8) {
+        let view = quantize(format, Directions::Rowwise, Via::Bf16, shape.transposed(), &turned).unwrap();
+        let original = quantize(format, Directions::Columnwise, Via::Bf16, shape, &weight).unwrap();
+        assert_eq!(view.rowwise, original.columnwise, "{format}");
+    }
+}
+
+/// The slices (length, rows, columns, start) and both orientations. One 32×64 weight of three elements, one whole
+/// weight, and starts at block and row boundaries and beside them.
+#[test]
+fn c3_mxfp8_amax_and_cast_of_a_slice_equal_a_simple_reference() {
+    for (len, rows, cols, start) in [
+        (3, 32, 64, 31),
+        (4094, 64, 64, 1),
+        (32768, 256, 128, 0),
+        (131_072, 768, 256, 0),
+        (65536, 768, 256, 131_072),
+        (98304, 128, 768, 0),
+    ] {
+        let (shape, shard) = (Shape::new(rows, cols), FlatShard { start, len });
+        let master: Vec<f32> =
+            normal(shape, len as u64)[start..start + len].iter().copied().map(to_bf16).collect();
+        for orientation in [Orientation::Rowwise, Orientation::Columnwise] {
+            let block = |element: usize| match orientation {
+                Orientation::Rowwise => element / 32,
+                Orientation::Columnwise => element / cols / 32 * cols + element % cols,
+            };
+            let mut expected = vec![0.0f32; rows * cols / 32];
+            for (at, value) in master.iter().enumerate() {
+                let amax = &mut expected[block(start + at)];
+                *amax = amax.max(value.abs());
+            }
+            let mut amaxes = vec![f32::NAN; expected.len()];
+            let format = Format::Mxfp8;
+            flat_amax(format, orientation, Via::Bf16, shape, shard, &master, &mut amaxes).unwrap();
+            assert_eq!(amaxes, expected, "{shape} {shard:?} {orientation}");
+
+            let mut encode = vec![0.0; amaxes.len()];
+            let mut scale = vec![0; format.planes(orientation, shape)[1].bytes()];
+            fused_scale(format, orientation, shape, &amaxes, 0.0, &mut encode, &mut scale).unwrap();
+            let mut codes = vec![0; len];
+            flat_cast(format, orientation, Via::Bf16, shape, shard, &master, &encode, &mut codes).unwrap();
+            for (at, (&code, &value)) in codes.iter().zip(&master).enumerate() {
+                let amax = expected[block(start + at)];
+                let factor = 1.0 / reference::e8m0_value(reference::e8m0(amax * (1.0 / 448.0)));
+                assert_eq!(code, reference::e4m3(value * factor as f32), "{shape} {at} {orientation}");
+            }
+        }
+    }
+}
+
+/// Every exponent and many mantissas, with and without epsilon.
+#[test]
+fn d1_scale_and_its_reciprocal_equal_the_reference_for_every_kind_of_amax() {
+    let mut amaxes = vec![0.0, f32::MAX, f32::INFINITY, f32::from_bits(1), f32::MIN_POSITIVE];
+    for exponent in 0..255u32 {
+        let mantissas = (0..40).map(|n| bits(8, u64::from(exponent) * 40 + n) as u32 & 0x007F_FFFF);
+        amaxes.extend(mantissas.chain([0, 1]).map(|mantissa| f32::from_bits(exponent << 23 | mantissa)));
+    }
+    for element in [Fp8Element::E4m3, Fp8Element::E5m2] {
+        for rule in [ScaleRule::PowerOfTwo, ScaleRule::Float32] {
+            for epsilon in [0.0, 100.0] {
+                let epsilon = Epsilon::new(epsilon).unwrap();
+                for &amax in &amaxes {
+                    let expected = reference::fp8_scale(element, rule, epsilon, amax);
+                    let scale = Fp8Scale::new(element, rule, epsilon, amax);
+                    assert_eq!(scale.encode.to_bits(), expected.to_bits(), "{element:?} {rule:?} {amax:e}");
+                    assert_eq!(scale.decode.to_bits(), (1.0 / expected).to_bits(), "{amax:e}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn g1_extreme_mxfp8_scales_dequantize_to_subnormals_and_nan() {
+    let shape = Shape::new(32, 32);
+    // Code 0x38 is 1.0.
+    let data = [0x38; 32 * 32];
+    for orientation in [Orientation::Rowwise, Orientation::Columnwise] {
+        let bytes = Format::Mxfp8.planes(orientation, shape)[1].bytes();
+        for (code, expected) in [(0, 2f32.powi(-127)), (1, 2f32.powi(-126)), (254, 2f32.powi(127))] {
+            let planes = Planes { data: &data, scale: &vec![code; bytes] };
+            let mut values = [0.0; 32 * 32];
+            dequantize(Format::Mxfp8, orientation, shape, planes, 1.0, &mut values).unwrap();
+            assert_eq!(values, [expected; 32 * 32], "code {code}");
+        }
+        let planes = Planes { data: &data, scale: &vec![255; bytes] };
+        let mut values = [0.0; 32 * 32];
+        dequantize(Format::Mxfp8, orientation, shape, planes, 1.0, &mut values).unwrap();
+        assert!(values.iter().all(|value| value.is_nan()));
+    }
+}

@@ -1,0 +1,233 @@
+//! Programs whose plans the faults are seeded into; between them they contain every op.
+
+use warpweft::config::{Backward, Columnwise};
+use warpweft::format::{ElementType, Format, Orientation, Via};
+use warpweft::id::{BufferId, SlotId, WeightId};
+use warpweft::layout::{OptimizerSettings, Region, Residency, Settings, Slot, Weights};
+use warpweft::model::{BufferSpec, Form, Lifetime, Mesh, Model, Phase, ProgramBuilder, Role, StepProgram};
+use warpweft::op::Op;
+use warpweft::plan::{EdgeState, Policy, ResidentLayout, StepPlan};
+
+use crate::edit::{recount, serialize};
+
+use Orientation::{Columnwise as Cols, Rowwise as Rows};
+
+/// Two communicators, gathers two uses ahead, regather in backward, columnwise planes on demand.
+pub(crate) fn policy() -> Policy {
+    Policy {
+        depth: 2,
+        budget: None,
+        communicators: 2,
+        backward: Backward::Regather,
+        columnwise: Columnwise::OnDemand,
+        settings: Settings {
+            via: Via::Bf16,
+            optimizer: OptimizerSettings {
+                beta1: 0.9,
+                beta2: 0.95,
+                epsilon: 1e-8,
+                weight_decay: 0.1,
+                max_norm: 1.0,
+            },
+        },
+    }
+}
+
+pub(crate) fn plan(program: &StepProgram, ranks: u32) -> StepPlan {
+    StepPlan::build(program, &policy(), Mesh::new(ranks).unwrap()).unwrap()
+}
+
+/// A training step in f32 on 2 ranks: uneven rows, a replicated bias with two gradients, an input,
+/// an output and a carried buffer.
+pub(crate) fn f32_training() -> StepPlan {
+    let mut model = Model::builder();
+    let up = model.sharded("up", 33, 16, Format::F32).unwrap();
+    let down = model.sharded("down", 16, 33, Format::F32).unwrap();
+    let bias = model.replicated("bias", 1, 16).unwrap();
+    let model = model.build();
+    let mut program = StepProgram::builder("train", &model);
+    let Io { tokens, loss, average } = io(&mut program);
+    let hidden = program.activation("hidden", 8 * 33).unwrap();
+    let error = program.activation("error", 8 * 16).unwrap();
+    let call = program.call("up.forward", Phase::Forward).uses(up, Rows, Form::Dense);
+    call.reads(tokens).writes(hidden).add().unwrap();
+    let call = program.call("down.forward", Phase::Forward).uses(down, Rows, Form::Dense).uses(
+        bias,
+        Rows,
+        Form::Dense,
+    );
+    call.reads(hidden).writes(error).gradient(bias).add().unwrap();
+    let call = program.call("loss", Phase::Forward).updates(error).writes(loss).updates(average);
+    call.add().unwrap();
+    let call = program.call("down.backward", Phase::Backward).uses(down, Cols, Form::Dense);
+    call.reads(error).updates(hidden).gradient(down).gradient(bias).add().unwrap();
+    let call = program.call("up.backward", Phase::Backward).uses(up, Cols, Form::Dense);
+    call.reads(hidden).reads(tokens).gradient(up).add().unwrap();
+    plan(&program.build_training().unwrap(), 2)
+}
+
+/// A training step in NVFP4 on 4 ranks: columnwise planes and dense copies, a replicated norm, and
+/// an embedding that three calls use and two give a gradient.
+pub(crate) fn nvfp4_training() -> StepPlan {
+    plan(&training_program(Format::NVFP4_2D), 4)
+}
+
+/// The same in MXFP8, whose shards are stored in both orientations.
+pub(crate) fn mxfp8_training() -> StepPlan {
+    plan(&training_program(Format::Mxfp8), 4)
+}
+
+/// Forward only, in NVFP4, on 3 ranks.
+pub(crate) fn evaluation() -> StepPlan {
+    plan(&evaluation_program(), 3)
+}
+
+/// What quantizes the masters before the evaluation's first step.
+pub(crate) fn prologue() -> StepPlan {
+    let program = evaluation_program();
+    let weights = Weights::new(program.model().weights(), Mesh::new(3).unwrap());
+    let resident = ResidentLayout::new(&weights, &[&program]).unwrap();
+    StepPlan::prologue(&weights, &resident, &policy()).unwrap()
+}
+
+/// Every plan above, with its name.
+pub(crate) fn all() -> Vec<(&'static str, StepPlan)> {
+    vec![
+        ("f32 training", f32_training()),
+        ("nvfp4 training", nvfp4_training()),
+        ("mxfp8 training", mxfp8_training()),
+        ("evaluation", evaluation()),
+        ("prologue", prologue()),
+        ("quantize then evaluate", quantize_then_evaluate()),
+    ]
+}
+
+struct Io {
+    tokens: BufferId,
+    loss: BufferId,
+    average: BufferId,
+}
+
+fn io(program: &mut ProgramBuilder) -> Io {
+    let average = BufferSpec {
+        name: "average loss".into(),
+        elements: 1,
+        element: ElementType::F32,
+        role: Role::Internal,
+        lifetime: Lifetime::Carried,
+    };
+    Io {
+        tokens: program.input("tokens", 64, ElementType::F32).unwrap(),
+        loss: program.output("loss", 1, ElementType::F32).unwrap(),
+        average: program.buffer(average).unwrap(),
+    }
+}
+
+/// An embedding, two blocks and a replicated norm.
+struct Quantized {
+    model: Model,
+    embedding: WeightId,
+    blocks: [WeightId; 2],
+    norm: WeightId,
+}
+
+fn quantized_model(format: Format) -> Quantized {
+    let mut model = Model::builder();
+    let embedding = model.sharded("embedding", 96, 64, format).unwrap();
+    let blocks = ["block.0", "block.1"].map(|name| model.sharded(name, 160, 64, format).unwrap());
+    let norm = model.replicated("norm", 1, 64).unwrap();
+    Quantized { model: model.build(), embedding, blocks, norm }
+}
+
+fn training_program(format: Format) -> StepProgram {
+    let Quantized { model, embedding, blocks, norm } = quantized_model(format);
+    let mut program = StepProgram::builder("train", &model);
+    let Io { tokens, loss, average } = io(&mut program);
+    let hidden = program.activation("hidden", 512).unwrap();
+    let error = program.activation("error", 512).unwrap();
+    let call = program.call("embed", Phase::Forward).uses(embedding, Rows, Form::Dense);
+    call.reads(tokens).writes(hidden).add().unwrap();
+    for (number, block) in blocks.iter().enumerate() {
+        let call =
+            program.call(&format!("block.{number}.forward"), Phase::Forward).uses(*block, Rows, Form::Planes);
+        call.uses(norm, Rows, Form::Dense).updates(hidden).add().unwrap();
+    }
+    let call = program.call("head", Phase::Forward).uses(embedding, Rows, Form::Planes);
+    call.reads(hidden).writes(error).writes(loss).updates(average).add().unwrap();
+    let call = program.call("head.backward", Phase::Backward).uses(embedding, Cols, Form::Planes);
+    call.updates(error).reads(hidden).gradient(embedding).add().unwrap();
+    for (number, block) in blocks.iter().enumerate().rev() {
+        let call = program.call(&format!("block.{number}.backward"), Phase::Backward).uses(
+            *block,
+            Cols,
+            Form::Dense,
+        );
+        call.updates(error).reads(hidden).gradient(*block).gradient(norm).add().unwrap();
+    }
+    let call = program.call("embed.backward", Phase::Backward);
+    call.reads(error).reads(tokens).gradient(embedding).add().unwrap();
+    program.build_training().unwrap()
+}
+
+fn evaluation_program() -> StepProgram {
+    let Quantized { model, embedding, blocks, norm } = quantized_model(Format::NVFP4_2D);
+    let mut program = StepProgram::builder("eval", &model);
+    let Io { tokens, loss, average } = io(&mut program);
+    let hidden = program.activation("hidden", 512).unwrap();
+    let call = program.call("embed", Phase::Forward).uses(embedding, Rows, Form::Dense);
+    call.reads(tokens).writes(hidden).add().unwrap();
+    for (number, block) in blocks.iter().enumerate() {
+        let call = program.call(&format!("block.{number}"), Phase::Forward).uses(*block, Rows, Form::Planes);
+        call.uses(norm, Rows, Form::Dense).updates(hidden).add().unwrap();
+    }
+    let call = program.call("head", Phase::Forward).uses(embedding, Rows, Form::Planes);
+    call.reads(hidden).writes(loss).updates(average).add().unwrap();
+    program.build_evaluation().unwrap()
+}
+
+/// The evaluation with its quantizing in front: it begins with shards one version behind the
+/// masters, casts them, then runs. All tasks in one row, each waiting for the one before.
+pub(crate) fn quantize_then_evaluate() -> StepPlan {
+    let (front, mut plan) = (prologue(), evaluation());
+    let common = front.arena.slots.iter().filter(|slot| slot.residency == Residency::Resident).count();
+    let (slots, bytes) = (plan.arena.slots.len(), plan.arena.transient_bytes);
+    let moved = |slot: SlotId| {
+        if slot.index() < common { slot } else { SlotId::at(slot.index() - common + slots) }
+    };
+    for slot in &front.arena.slots[common..] {
+        let offset = plan.arena.resident_bytes + bytes + slot.region.offset - front.arena.resident_bytes;
+        plan.arena.slots.push(Slot { region: Region { offset, ..slot.region }, ..slot.clone() });
+    }
+    plan.arena.transient_bytes += front.arena.transient_bytes;
+    let mut tasks = front.tasks.clone();
+    for task in &mut tasks {
+        redirect(&mut task.op, moved);
+    }
+    plan.tasks.splice(0..0, tasks);
+    let version = plan.entry.masters.next();
+    plan.entry = EdgeState { masters: version, shards: Some(plan.entry.masters) };
+    plan.exit = EdgeState { masters: version, shards: Some(version) };
+    serialize(&mut plan);
+    recount(&mut plan);
+    plan
+}
+
+/// Lets a quantizing op name other slots.
+fn redirect(op: &mut Op, moved: impl Fn(SlotId) -> SlotId) {
+    let each = |slots: Vec<&mut SlotId>| slots.into_iter().for_each(|slot| *slot = moved(*slot));
+    match op {
+        Op::PartialAmax { masters, block_amax, tensor_amax, .. } => {
+            each(masters.iter_mut().chain([block_amax, tensor_amax]).collect());
+        }
+        Op::AllReduce { pairs, .. } => each(pairs.iter_mut().flat_map(|(from, to)| [from, to]).collect()),
+        Op::FusedScale { block_amax, tensor_amax, encode, tensor_scale, shards, .. } => {
+            let shards = shards.iter_mut().map(|shard| &mut shard.slot);
+            each([block_amax, tensor_amax, encode, tensor_scale].into_iter().chain(shards).collect());
+        }
+        Op::PartialCast { masters, encode, shards, .. } => {
+            let shards = shards.iter_mut().map(|shard| &mut shard.slot);
+            each(masters.iter_mut().chain(encode).chain(shards).collect());
+        }
+        other => panic!("a prologue has no {}", other.name()),
+    }
+}
