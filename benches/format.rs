@@ -1,8 +1,8 @@
-//! Speed of the formats on one thread, in bytes of f32 input per second, beside a copy of the same bytes and beside
-//! the scalar reference.
+//! Speed of the formats on one thread, in bytes of f32 input per second, beside a copy of the same bytes and
+//! beside the scalar reference.
 //!
-//! `quantize` is amax, scale and cast, as a training step runs them: masters rounded to bfloat16 first, nothing
-//! allocated.
+//! `quantize` is amax, scale and cast, as a training step runs them: masters rounded to bfloat16 first,
+//! nothing allocated.
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark has no readers of its interface")]
 

@@ -1,4 +1,5 @@
-//! ST-2 and MW-3: the stages allocate nothing, and the multi-tensor call nothing once its workspace has grown.
+//! ST-2 and MW-3: the stages allocate nothing, and the multi-tensor call nothing once its workspace has
+//! grown.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "a global allocator is the only way to count allocations")]

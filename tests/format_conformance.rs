@@ -23,8 +23,8 @@ fn a4_a_transposed_input_equals_the_columnwise_planes_of_the_original() {
     }
 }
 
-/// The slices (length, rows, columns, start) and both orientations. One 32×64 weight of three elements, one whole
-/// weight, and starts at block and row boundaries and beside them.
+/// The slices (length, rows, columns, start) and both orientations. One 32×64 weight of three elements, one
+/// whole weight, and starts at block and row boundaries and beside them.
 #[test]
 fn c3_mxfp8_amax_and_cast_of_a_slice_equal_a_simple_reference() {
     for (len, rows, cols, start) in [

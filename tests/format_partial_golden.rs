@@ -1,4 +1,5 @@
-//! Conformance C10, C11 and I1: every layout of every partial-cast case, amaxes, fragments and the full result.
+//! Conformance C10, C11 and I1: every layout of every partial-cast case, amaxes, fragments and the full
+//! result.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

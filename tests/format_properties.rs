@@ -23,8 +23,8 @@ fn via() -> impl Strategy<Value = Via> {
     prop_oneof![Just(Via::Bf16), Just(Via::None)]
 }
 
-/// A shape `format` accepts, ragged where it may be: about square with up to `tiles` alignment units per side, or of
-/// few long rows, which the kernels cut into pieces.
+/// A shape `format` accepts, ragged where it may be: about square with up to `tiles` alignment units per
+/// side, or of few long rows, which the kernels cut into pieces.
 fn shape(format: Format, tiles: usize) -> impl Strategy<Value = Shape> {
     let (unit, largest, longest): (usize, usize, usize) = match format {
         Format::Nvfp4(_) => (16, tiles, 100),
@@ -293,8 +293,8 @@ impl ErrorBound {
     fn of(&self, at: usize, value: f32) -> f64 {
         let value = f64::from(value.abs());
         let block = f64::from(self.block_amax[self.block_of(at)]);
-        // Half a unit of the mantissa, or half a subnormal step, which a power-of-two scale may double; a hair
-        // more for the rounding of the scale.
+        // Half a unit of the mantissa, or half a subnormal step, which a power-of-two scale may double; a
+        // hair more for the rounding of the scale.
         let fp8 = |element: Fp8Element| match element {
             Fp8Element::E4m3 => (value / 16.0).max(block / 448.0 * 2.0 / 1024.0) * 1.0001,
             Fp8Element::E5m2 => (value / 8.0).max(block / 57344.0 * 2.0 / 131_072.0) * 1.0001,

@@ -3,8 +3,8 @@
 //! Laws:
 //! - **AM-1** NaN never raises an amax (a comparison with it is false); infinity does.
 //! - **AM-2** a block the span does not touch gets 0. Blocks are numbered row-major over the whole matrix.
-//! - **AM-3** rounding to bfloat16 is monotone, so the amax of rounded values is the rounded amax: one rounding per
-//!   block instead of one per element.
+//! - **AM-3** rounding to bfloat16 is monotone, so the amax of rounded values is the rounded amax: one
+//!   rounding per block instead of one per element.
 
 use super::shape::Shape;
 use super::span::Span;
@@ -58,8 +58,17 @@ pub(super) fn of_values(values: &[f32]) -> f32 {
 /// The largest of several amaxes; 0 if there are none.
 #[inline(always)]
 pub(super) fn of_amaxes(amaxes: &[f32]) -> f32 {
-    // Bits of numbers that are not negative are ordered like the numbers, and integers may be compared in any order.
-    f32::from_bits(amaxes.iter().fold(0, |largest, amax| largest.max(amax.to_bits())))
+    let (chunks, rest) = amaxes.as_chunks::<8>();
+    let mut lanes = [0.0; 8];
+    for chunk in chunks {
+        raise_each(&mut lanes, chunk);
+    }
+    raise_each(&mut lanes, rest);
+    let mut largest = 0.0;
+    for lane in lanes {
+        largest = if lane > largest { lane } else { largest };
+    }
+    largest
 }
 
 /// Raises every amax to the magnitude of its value.

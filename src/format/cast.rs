@@ -3,10 +3,11 @@
 //! Laws:
 //! - **CA-1** exactly the codes of the span change. A nibble of a shared first or last byte that belongs to a
 //!   neighbour keeps its value.
-//! - One f32 multiplication per element, then one rounding to the element type.
+//! - **CA-2** one f32 multiplication per element, then one rounding to the element type.
 //!
-//! The destination begins with the byte that holds the first element of the span. The factors of a piece of a row are
-//! first spread over its elements, so that one loop without branches does the rest, whatever the block width.
+//! The destination begins with the byte that holds the first element of the span. The factors of a piece of a
+//! row are first spread over its elements, so that one loop without branches does the rest, whatever the
+//! block width.
 
 use super::minifloat::{E2m1, Minifloat, encode};
 use super::shape::Shape;

@@ -1,8 +1,8 @@
 //! Delayed scaling: the scale of per-tensor FP8 from the amaxes of earlier steps.
 //!
 //! The cast of a step uses the scale the previous steps left; the amax of the step is reduced over the ranks
-//! and enters the history afterwards. So amax and cast need one pass over the data and the reduction is off the
-//! critical path. Values above `largest / scale` saturate.
+//! and enters the history afterwards. So amax and cast need one pass over the data and the reduction is off
+//! the critical path. Values above `largest / scale` saturate.
 //!
 //! Law **DS-1**: every rank that records the same reduced amaxes has the same scale. An amax of zero, or one
 //! that is not finite, is recorded but leaves the scale as it is when the history offers nothing better.

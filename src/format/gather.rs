@@ -1,10 +1,10 @@
 //! What a row shard sends, and how the full weight receives it.
 //!
 //! Laws:
-//! - **GA-1** a shard sends its data plane and the valid rows of its scale plane, both as they lie in memory: no
-//!   padding row travels, so shards laid end to end are the weight.
-//! - **GA-2** receiving writes the first rows of the planes the weight already has and zeroes the padding below:
-//!   no address changes.
+//! - **GA-1** a shard sends its data plane and the valid rows of its scale plane, both as they lie in memory:
+//!   no padding row travels, so shards laid end to end are the weight.
+//! - **GA-2** receiving writes the first rows of the planes the weight already has and zeroes the padding
+//!   below: no address changes.
 //! - **GA-3** everything is checked before a byte is written.
 //!
 //! The tensor scale is not gathered: every rank computed the same one.
@@ -17,8 +17,8 @@ impl Quantized {
     /// The planes this shard contributes to a gather of `orientation` (GA-1).
     ///
     /// # Errors
-    /// [`FormatError::Swizzled`], before anything else is looked at; a format that cannot be sharded; rows that
-    /// are no multiple of [`super::Format::row_tile`]; planes that are absent or not of this shape.
+    /// [`FormatError::Swizzled`], before anything else is looked at; a format that cannot be sharded; rows
+    /// that are no multiple of [`super::Format::row_tile`]; planes that are absent or not of this shape.
     pub fn sent_planes(&self, orientation: Orientation) -> Result<Planes<'_>, FormatError> {
         let planes = self.row_major(orientation, "gathered")?;
         self.format.check_weight()?;
@@ -45,8 +45,8 @@ impl Quantized {
         }
     }
 
-    /// Receives the planes of all shards, in row order, into the planes of `orientation` (GA-2). Columnwise planes
-    /// that exist and derive from the rowwise ones are derived again.
+    /// Receives the planes of all shards, in row order, into the planes of `orientation` (GA-2). Columnwise
+    /// planes that exist and derive from the rowwise ones are derived again.
     ///
     /// `tensor_scale` is the one all shards were quantized with.
     ///

@@ -2,8 +2,8 @@
 //!
 //! Arguments are validated already; a [`Span`] is either a whole row shard or any slice of a weight. This is
 //! the one place where a format, an orientation and a rounding meet a loop. The loops are compiled once per
-//! instruction set, and the best one the machine has is taken; all give the same bits, as every operation is an
-//! IEEE operation on one lane.
+//! instruction set, and the best one the machine has is taken; all give the same bits, as every operation is
+//! an IEEE operation on one lane.
 
 use pulp::{Arch, NullaryFnOnce};
 

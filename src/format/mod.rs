@@ -1,8 +1,8 @@
 //! What a number is: the formats of a weight, from f32 master values to bytes and back.
 //!
 //! Laws:
-//! - **FO-1** bytes are the specification's, bit for bit: IEEE f32, round to nearest even, subnormals kept, no
-//!   contraction. The golden vectors under `tests/golden` decide.
+//! - **FO-1** bytes are the specification's, bit for bit: IEEE f32, round to nearest even, subnormals kept,
+//!   no contraction. The golden vectors under `tests/golden` decide.
 //! - **FO-2** one kernel per stage. Row shards, flat shards, whole weights, tools and actors share it.
 //! - **FO-3** the bytes of a weight depend neither on the number of ranks nor on how it is cut.
 //! - **FO-4** padding is zero, and bytes of a neighbour are never touched.

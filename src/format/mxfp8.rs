@@ -6,8 +6,8 @@
 //! y    = code · 2^(c−127)
 //! ```
 //!
-//! Rowwise planes have blocks of 1×32, columnwise planes blocks of 32×1; both keep the data as `[M, K]`. Neither
-//! follows from the other, so a shard stores both and quantizes both from the master.
+//! Rowwise planes have blocks of 1×32, columnwise planes blocks of 32×1; both keep the data as `[M, K]`.
+//! Neither follows from the other, so a shard stores both and quantizes both from the master.
 
 use super::Format;
 use super::e8m0;

@@ -13,8 +13,8 @@
 //! ```
 //!
 //! In 16×16 tiles the scale byte is repeated in the 16 rows of its tile, so rowwise planes look the same for
-//! both block shapes, and the columnwise planes are the transpose. An amax that is not finite has no scale: it
-//! is an error, never a byte.
+//! both block shapes, and the columnwise planes are the transpose. An amax that is not finite has no scale:
+//! it is an error, never a byte.
 
 use super::format::{Format, Nvfp4Block};
 use super::minifloat::{E2m1, E4m3, decode, decode_table, encode};

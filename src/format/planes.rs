@@ -3,7 +3,8 @@
 //! Laws:
 //! - **PN-1** the first rows of a full weight's plane are its row shards' planes, one after the other: a
 //!   gather lands in place, and only the padding rows below remain to be written.
-//! - **PN-2** a shard's scale plane has no padding rows; padding columns are part of the row pitch and are sent.
+//! - **PN-2** a shard's scale plane has no padding rows; padding columns are part of the row pitch and are
+//!   sent.
 //! - **PN-3** padding bytes are zero.
 //!
 //! Every multi-byte element is little endian and needs no alignment.
@@ -40,8 +41,9 @@ impl Format {
         self.plane_list(orientation, shape, ScaleRows::Valid)
     }
 
-    /// The planes of a row shard as the compact wire sends them: [`Format::shard_planes`], but of the 16 equal scale
-    /// rows of an NVFP4 16×16 tile only one. [`super::expand_scale`] restores the others after the gather.
+    /// The planes of a row shard as the compact wire sends them: [`Format::shard_planes`], but of the 16
+    /// equal scale rows of an NVFP4 16×16 tile only one. [`super::expand_scale`] restores the others after
+    /// the gather.
     #[must_use]
     pub fn compact_planes(self, orientation: Orientation, shape: Shape) -> Vec<PlaneSpec> {
         self.plane_list(orientation, shape, ScaleRows::Compact)
@@ -58,7 +60,7 @@ impl Format {
     pub fn bytes_per_element(self, orientation: Orientation, shape: Shape) -> f64 {
         let scale = self.scale_bytes(orientation, shape).shard;
         let bytes = self.data_plane(orientation, shape).bytes() + scale;
-        bytes as f64 / shape.elements() as f64
+        bytes as f64 / shape.elements().max(1) as f64
     }
 
     /// The data plane; it has no padding.
@@ -130,15 +132,15 @@ impl Format {
         let Shape { rows, cols } = self.stored_shape(orientation, shape);
         match self {
             Self::F32 | Self::Bf16 | Self::Fp8Tensor(_) => 0,
-            Self::Nvfp4(Nvfp4Block::Tile16x16) => rows.div_ceil(16) * cols.div_ceil(16),
-            Self::Nvfp4(Nvfp4Block::Row1x16) => rows * cols.div_ceil(16),
+            Self::Nvfp4(Nvfp4Block::Tile16x16) => rows.div_ceil(16).saturating_mul(cols.div_ceil(16)),
+            Self::Nvfp4(Nvfp4Block::Row1x16) => rows.saturating_mul(cols.div_ceil(16)),
             Self::Fp8Block(block) => match block.tile {
-                Fp8Tile::Tile128x128 => rows.div_ceil(128) * cols.div_ceil(128),
-                Fp8Tile::Row1x128 => rows * cols.div_ceil(128),
+                Fp8Tile::Tile128x128 => rows.div_ceil(128).saturating_mul(cols.div_ceil(128)),
+                Fp8Tile::Row1x128 => rows.saturating_mul(cols.div_ceil(128)),
             },
             Self::Mxfp8 => match orientation {
-                Orientation::Rowwise => rows * cols.div_ceil(32),
-                Orientation::Columnwise => rows.div_ceil(32) * cols,
+                Orientation::Rowwise => rows.saturating_mul(cols.div_ceil(32)),
+                Orientation::Columnwise => rows.div_ceil(32).saturating_mul(cols),
             },
         }
     }

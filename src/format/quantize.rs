@@ -1,7 +1,7 @@
 //! A whole weight in one call: the stages composed, with memory of their own.
 //!
-//! For tools and tests. A training step uses the stages on its arena instead; both give the same bytes (ST-3), and
-//! for the same reason the weight may be cut into strips here that all cores work on.
+//! For tools and tests. A training step uses the stages on its arena instead; both give the same bytes
+//! (ST-3), and for the same reason the weight may be cut into strips here that all cores work on.
 
 use std::mem::take;
 

@@ -51,9 +51,9 @@ pub struct Quantized {
     pub format: Format,
     /// Its logical shape.
     pub shape: Shape,
-    /// Largest magnitude, after the rounding of [`Via`]; 0 for f32 and bf16, whose stages need none.
+    /// Largest magnitude, after the rounding of [`super::Via`]; 0 for f32 and bf16, whose stages need none.
     pub amax: f32,
-    /// What dequantize needs beside the planes; see [`fused_scale`].
+    /// What dequantize needs beside the planes; see [`super::fused_scale`].
     pub tensor_scale: f32,
     /// How the scale planes are laid out.
     pub scale_layout: ScaleLayout,

@@ -1,7 +1,7 @@
 //! What a format accepts and promises: shapes, alignment, sharding, orientations.
 //!
-//! Every refusal names the reason and what to change. These are questions about a format and a shape alone, so
-//! that a planner can ask them before any memory exists.
+//! Every refusal names the reason and what to change. These are questions about a format and a shape alone,
+//! so that a planner can ask them before any memory exists.
 
 use super::format::{Format, Fp8Block, Fp8Tile, Nvfp4Block, ScaleRule};
 use super::{FormatError, Orientation, Shape};
@@ -72,8 +72,8 @@ impl Format {
     /// Whether a sharded weight may use the format.
     ///
     /// # Errors
-    /// [`FormatError::NotAWeightFormat`] for NVFP4 1-D and FP8 1×128, the activation formats: their columnwise
-    /// planes do not follow from the gathered rowwise ones.
+    /// [`FormatError::NotAWeightFormat`] for NVFP4 1-D and FP8 1×128, the activation formats: their
+    /// columnwise planes do not follow from the gathered rowwise ones.
     pub fn check_weight(self) -> Result<(), FormatError> {
         match self {
             Self::Nvfp4(Nvfp4Block::Row1x16) => Err(FormatError::NotAWeightFormat {
@@ -93,7 +93,8 @@ impl Format {
     /// Whether a tensor with this amax has a scale.
     ///
     /// # Errors
-    /// [`FormatError::NonFiniteAmax`] for NVFP4, whose scale would be 0 or NaN. The other formats take scale 1.
+    /// [`FormatError::NonFiniteAmax`] for NVFP4, whose scale would be 0 or NaN. The other formats take scale
+    /// 1.
     pub fn check_tensor_amax(self, amax: f32) -> Result<(), FormatError> {
         match self {
             Self::Nvfp4(_) if !amax.is_finite() => Err(FormatError::NonFiniteAmax { format: self, amax }),
@@ -104,7 +105,8 @@ impl Format {
     /// Whether the matrix products of a device of this compute capability can read the format.
     ///
     /// # Errors
-    /// [`FormatError::NotOnDevice`]: from 10.0 on FP8 blocks are run as MXFP8, whose scales are powers of two.
+    /// [`FormatError::NotOnDevice`]: from 10.0 on FP8 blocks are run as MXFP8, whose scales are powers of
+    /// two.
     pub fn check_device(self, compute_capability: (u32, u32)) -> Result<(), FormatError> {
         match self {
             Self::Fp8Block(block) if compute_capability >= (10, 0) && block.scale == ScaleRule::Float32 => {

@@ -26,7 +26,7 @@ impl Shape {
         Self { rows: self.cols, cols: self.rows }
     }
 
-    /// Number of elements. Saturates; [`Format::check_shape`] refuses shapes for which it would.
+    /// Number of elements. Saturates; [`super::Format::check_shape`] refuses shapes for which it would.
     #[must_use]
     pub const fn elements(self) -> usize {
         self.rows.saturating_mul(self.cols)

@@ -36,7 +36,8 @@ impl Span {
         if self.len == 0 { 0..0 } else { self.start / cols..(self.start + self.len).div_ceil(cols) }
     }
 
-    /// The columns of `row` that are in the span and in `columns`; an empty range within `columns` if none are.
+    /// The columns of `row` that are in the span and in `columns`; an empty range within `columns` if none
+    /// are.
     pub(super) fn columns(self, row: usize, cols: usize, columns: Range<usize>) -> Range<usize> {
         let first = row * cols;
         let (low, high) = (first + columns.start, first + columns.end.min(cols));

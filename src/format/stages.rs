@@ -19,8 +19,8 @@ use super::{FormatError, dense, fp8_block, mxfp8, nvfp4, transpose as transposed
 
 /// Amax of every block of `master`, and of all of it (the return value; 0 for f32 and bf16).
 ///
-/// `master` is `[rows, cols]`; `block_amax` has [`Format::amax_blocks`] entries, row-major over the blocks. NaN
-/// never raises an amax, infinity does.
+/// `master` is `[rows, cols]`; `block_amax` has [`Format::amax_blocks`] entries, row-major over the blocks.
+/// NaN never raises an amax, infinity does.
 ///
 /// # Errors
 /// A shape that does not divide into blocks, a slice of the wrong length, an orientation the format does not
@@ -144,7 +144,8 @@ pub fn transpose(
     Ok(())
 }
 
-/// The values of planes: `[rows, cols]` from rowwise planes, the transpose `[cols, rows]` from columnwise ones.
+/// The values of planes: `[rows, cols]` from rowwise planes, the transpose `[cols, rows]` from columnwise
+/// ones.
 ///
 /// `shape` is that of the weight (or shard) in both cases. The scale plane may have its padding rows or not.
 /// `tensor_scale` is what [`fused_scale`] returned.

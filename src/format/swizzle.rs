@@ -1,15 +1,15 @@
 //! The scale layout a block-scaled GEMM reads.
 //!
-//! The padded scale matrix `[R, C]` (R a multiple of 128, C of 4) is cut into tiles of 128×4. A tile becomes 512
-//! contiguous bytes, tiles follow in row-major order, and scale (i, j) lies at
+//! The padded scale matrix `[R, C]` (R a multiple of 128, C of 4) is cut into tiles of 128×4. A tile becomes
+//! 512 contiguous bytes, tiles follow in row-major order, and scale (i, j) lies at
 //!
 //! ```text
 //! ((i / 128) · (C / 4) + j / 4) · 512 + (i % 32) · 16 + (i % 128) / 32 · 4 + j % 4
 //! ```
 //!
 //! i runs along the rows of the stored data and j along its blocks; MXFP8 columnwise scales, which are not
-//! stored transposed, are transposed on the way. A swizzled plane cannot be cut or joined along its rows, so it
-//! is made last and used by the GEMM alone.
+//! stored transposed, are transposed on the way. A swizzled plane cannot be cut or joined along its rows, so
+//! it is made last and used by the GEMM alone.
 
 use super::FormatError;
 use super::format::Format;
@@ -25,12 +25,12 @@ pub enum ScaleLayout {
     Swizzled,
 }
 
-/// Writes the swizzled copy of the padded scale plane of a weight of `shape`. Padding becomes zero, whatever the
-/// source holds there. Both slices have the bytes of the padded plane.
+/// Writes the swizzled copy of the padded scale plane of a weight of `shape`. Padding becomes zero, whatever
+/// the source holds there. Both slices have the bytes of the padded plane.
 ///
 /// # Errors
-/// [`FormatError::NoSwizzledLayout`] for formats other than NVFP4 and MXFP8; a shape that does not divide into
-/// blocks; a slice of the wrong length.
+/// [`FormatError::NoSwizzledLayout`] for formats other than NVFP4 and MXFP8; a shape that does not divide
+/// into blocks; a slice of the wrong length.
 pub fn swizzle_scale(
     format: Format,
     orientation: Orientation,

@@ -1,8 +1,9 @@
 //! Transposed copies of matrices of 4-, 8-, 16- and 32-bit elements.
 //!
-//! A square block whose row fills 64 bits is transposed in registers by swapping quadrants, halves of halves and so
-//! on down to single elements; four blocks go side by side, which the compiler turns into vectors. Blocks are visited
-//! in squares that stay in the cache. What is left over at the right and bottom edges is moved element by element.
+//! A square block whose row fills 64 bits is transposed in registers by swapping quadrants, halves of halves
+//! and so on down to single elements; four blocks go side by side, which the compiler turns into vectors.
+//! Blocks are visited in squares that stay in the cache. What is left over at the right and bottom edges is
+//! moved element by element.
 
 use super::shape::Shape;
 
@@ -96,8 +97,8 @@ impl Matrices<'_> {
     }
 }
 
-/// Transposes `L` blocks held as `N` lines of `N` elements: swaps the off-diagonal quadrants, then those of the
-/// quadrants, down to single elements.
+/// Transposes `L` blocks held as `N` lines of `N` elements: swaps the off-diagonal quadrants, then those of
+/// the quadrants, down to single elements.
 #[inline(always)]
 fn swap_quadrants<const N: usize, const BITS: usize, const L: usize>(block: &mut [[u64; L]; N]) {
     let mut half = N / 2;

@@ -1,7 +1,8 @@
 //! The dtype a master weight passes through before it is quantized.
 //!
 //! Training with masters in f32 and a model in bf16 stores the weight in bf16 first; a quantized weight must
-//! equal "store in bf16, then quantize", so the rounding comes before the amax and before the cast.
+//! equal "store in bf16, then quantize", so the rounding comes before the amax and before the cast. It
+//! applies to every format: an f32 weight quantized via bf16 holds bf16 values.
 
 /// Rounding applied to master values before amax and cast (`quantize.via`).
 #[derive(

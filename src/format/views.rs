@@ -1,8 +1,8 @@
 //! Other shapes of the same bytes.
 //!
-//! A quantized weight is not an array of numbers: blocks and packed nibbles fix how it may be looked at. What needs
-//! no new bytes is an alias; everything else is refused with the reason, and the caller dequantizes or quantizes
-//! anew. Nothing here falls back to high precision behind the caller's back.
+//! A quantized weight is not an array of numbers: blocks and packed nibbles fix how it may be looked at. What
+//! needs no new bytes is an alias; everything else is refused with the reason, and the caller dequantizes or
+//! quantizes anew. Nothing here falls back to high precision behind the caller's back.
 //!
 //! | operation | alias | refused |
 //! |---|---|---|
@@ -40,8 +40,8 @@ impl<'a> View<'a> {
 }
 
 impl Quantized {
-    /// The weight with other dimensions of the same element count. The last one stays, and 128×128 blocks keep the
-    /// last two; f32, bf16 and per-tensor FP8 take any.
+    /// The weight with other dimensions of the same element count. The last one stays, and 128×128 blocks
+    /// keep the last two; f32, bf16 and per-tensor FP8 take any.
     ///
     /// # Errors
     /// [`FormatError::ViewRefused`].
@@ -102,11 +102,12 @@ impl Quantized {
         }
     }
 
-    /// The weight cut into quantized chunks of `rows` rows; the last may have fewer. Their scales are padded anew.
+    /// The weight cut into quantized chunks of `rows` rows; the last may have fewer. Their scales are padded
+    /// anew.
     ///
     /// # Errors
-    /// [`FormatError::ViewRefused`] for a format other than MXFP8, or when `rows` is not a positive multiple of 32;
-    /// [`FormatError::Swizzled`].
+    /// [`FormatError::ViewRefused`] for a format other than MXFP8, or when `rows` is not a positive multiple
+    /// of 32; [`FormatError::Swizzled`].
     pub fn split_rows(&self, rows: usize) -> Result<Vec<Self>, FormatError> {
         if self.format != Format::Mxfp8 {
             return Err(self.refused("only mxfp8 can be split; quantize row shards instead"));
@@ -135,8 +136,8 @@ impl Quantized {
     /// Copies the planes both weights have.
     ///
     /// # Errors
-    /// [`FormatError::ViewRefused`] unless format, shape and scale layout are the same: padded planes of different
-    /// shapes do not correspond.
+    /// [`FormatError::ViewRefused`] unless format, shape and scale layout are the same: padded planes of
+    /// different shapes do not correspond.
     pub fn copy_from(&mut self, source: &Self) -> Result<(), FormatError> {
         if (self.format, self.shape, self.scale_layout) != (source.format, source.shape, source.scale_layout)
         {

@@ -1,9 +1,9 @@
 //! The compact wire: scale rows that repeat are sent once.
 //!
-//! In NVFP4 16×16 tiles the same scale row stands 16 times in the plane. A shard may store and send one row per
-//! tile ([`Format::compact_planes`], which [`super::fused_scale`] writes): 0.504 instead of 0.5625 bytes per
-//! element. The shards land one after the other in the first rows of the padded plane, where a plain gather would
-//! put them, and [`expand_scale`] spreads them there: no second buffer, no address changes.
+//! In NVFP4 16×16 tiles the same scale row stands 16 times in the plane. A shard may store and send one row
+//! per tile ([`Format::compact_planes`], which [`super::fused_scale`] writes): 0.504 instead of 0.5625 bytes
+//! per element. The shards land one after the other in the first rows of the padded plane, where a plain
+//! gather would put them, and [`expand_scale`] spreads them there: no second buffer, no address changes.
 
 use super::FormatError;
 use super::format::{Format, Nvfp4Block};
@@ -12,11 +12,12 @@ use super::stages::check_length;
 
 /// Spreads the compact rows at the beginning of a padded scale plane over the plane, and zeroes its padding.
 ///
-/// `shape` is that of the full weight; `scale_plane` has the bytes of [`Format::planes`]. For formats whose compact
-/// plane is the plain one, only the padding rows change.
+/// `shape` is that of the full weight; `scale_plane` has the bytes of [`Format::planes`]. For formats whose
+/// compact plane is the plain one, only the padding rows change.
 ///
 /// # Errors
-/// An orientation that is not gathered, a shape that does not divide into blocks, a plane of the wrong length.
+/// An orientation that is not gathered, a shape that does not divide into blocks, a plane of the wrong
+/// length.
 pub fn expand_scale(
     format: Format,
     orientation: Orientation,

@@ -24,7 +24,8 @@ pub fn normal(shape: Shape, seed: u64) -> Vec<f32> {
         .collect()
 }
 
-/// Any bit patterns that bfloat16 can hold: all exponents, subnormals and both zeros, nothing that rounds to infinity.
+/// Any bit patterns that bfloat16 can hold: all exponents, subnormals and both zeros, nothing that rounds to
+/// infinity.
 pub fn wild(shape: Shape, seed: u64) -> Vec<f32> {
     (0..shape.elements() as u64)
         .map(|at| {

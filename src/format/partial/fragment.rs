@@ -33,8 +33,8 @@ impl FlatShard {
         }
     }
 
-    /// The bytes of the full data plane that hold codes of the shard; the length of its fragment. An empty shard
-    /// has none.
+    /// The bytes of the full data plane that hold codes of the shard; the length of its fragment. An empty
+    /// shard has none.
     #[must_use]
     pub fn fragment(self, format: Format) -> Range<usize> {
         let end = self.start.saturating_add(self.len);
@@ -80,8 +80,8 @@ fn scaled(elements: Range<usize>, element: ElementType) -> Range<usize> {
     elements.start * element.bytes()..elements.end * element.bytes()
 }
 
-/// Merges the codes of a shard into the full data plane of a weight of `shape`; foreign nibbles of shared bytes
-/// stay as they are (FS-2). `data` is the rowwise plane, or either plane of MXFP8.
+/// Merges the codes of a shard into the full data plane of a weight of `shape`; foreign nibbles of shared
+/// bytes stay as they are (FS-2). `data` is the rowwise plane, or either plane of MXFP8.
 ///
 /// # Errors
 /// A shard out of range, a fragment or plane of the wrong length. Nothing is written then.

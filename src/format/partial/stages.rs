@@ -10,8 +10,8 @@ use crate::format::via::Via;
 
 /// Amax of every block of a weight of `shape` over the elements of `shard`, and of the shard.
 ///
-/// `master` holds the shard's elements. `block_amax` has [`Format::amax_blocks`] entries for the *full* shape;
-/// blocks without an element of the shard get 0. The maximum over the ranks is the amax of the weight.
+/// `master` holds the shard's elements. `block_amax` has [`Format::amax_blocks`] entries for the *full*
+/// shape; blocks without an element of the shard get 0. The maximum over the ranks is the amax of the weight.
 ///
 /// # Errors
 /// As [`crate::format::partial_amax`]; a shard out of range.
@@ -32,8 +32,9 @@ pub fn flat_amax(
     Ok(kernels::amax(slice, master, block_amax))
 }
 
-/// The codes of a shard of a weight of `shape`, with the factors [`crate::format::fused_scale`] gave for the full
-/// shape. `fragment` has the bytes [`FlatShard::fragment`]; nibbles of a neighbour keep their value (FS-1).
+/// The codes of a shard of a weight of `shape`, with the factors [`crate::format::fused_scale`] gave for the
+/// full shape. `fragment` has the bytes [`FlatShard::fragment`]; nibbles of a neighbour keep their value
+/// (FS-1).
 ///
 /// # Errors
 /// As [`crate::format::partial_cast`]; a shard out of range.

@@ -5,8 +5,8 @@ use crate::format::{
     Epsilon, Format, Fp8Element, Fp8Tile, Nvfp4Block, Orientation, OwnedPlanes, ScaleRule, Shape,
 };
 
-/// The planes of a weight of `shape` and its tensor scale. Columnwise planes of a format other than MXFP8 are the
-/// rowwise planes of the transposed weight: pass that, and [`Orientation::Rowwise`].
+/// The planes of a weight of `shape` and its tensor scale. Columnwise planes of a format other than MXFP8 are
+/// the rowwise planes of the transposed weight: pass that, and [`Orientation::Rowwise`].
 #[must_use]
 pub fn quantize(
     format: Format,
