@@ -9,7 +9,7 @@ use bytemuck::Pod;
 
 use crate::format::{Format, Orientation, PlaneSpec, Shape};
 use crate::id::{BufferId, CallId, RankId, WeightId};
-use crate::layout::{ArenaLayout, PlaneRegions, Region, Weights};
+use crate::layout::{ArenaLayout, PlaneRegions, Region, WeightLayout, Weights};
 use crate::model::{Access, Call, Form};
 use crate::op::{Operand, OperandRole};
 
@@ -166,17 +166,10 @@ impl BoundCall {
                         orientation: usage.orientation,
                         form: usage.form,
                         planes,
-                        tensor_scale: None,
+                        tensor_scale: tensor_scale(position, operands, arena, layout),
                     });
                 }
-                OperandRole::TensorScale(position) => {
-                    let Some(usage) = call.uses.get(position) else { continue };
-                    let offset = weights.layout(usage.weight).position * size_of::<f32>();
-                    let scale = region.part(offset, size_of::<f32>());
-                    for bound in bound.uses.iter_mut().filter(|bound| bound.weight == usage.weight) {
-                        bound.tensor_scale = scale;
-                    }
-                }
+                OperandRole::TensorScale(_) => {}
                 OperandRole::Gradient(weight) => {
                     let shape = weights.layout(weight).shard.shape;
                     let bytes = shape.rows * shape.cols * size_of::<f32>();
@@ -189,10 +182,21 @@ impl BoundCall {
     }
 }
 
+/// Where the tensor scale of the use at `position` lies, if the call got it.
+fn tensor_scale(
+    position: usize,
+    operands: &[Operand],
+    arena: &ArenaLayout,
+    layout: &WeightLayout,
+) -> Option<Region> {
+    let scale = operands.iter().find(|operand| operand.role == OperandRole::TensorScale(position))?;
+    arena.region(scale.slot).part(layout.position * size_of::<f32>(), size_of::<f32>())
+}
+
 /// The planes of the weight's own shape inside a slot that may be laid out for a padded shape.
 pub(crate) fn bound_planes(
     region: Region,
-    layout: &crate::layout::WeightLayout,
+    layout: &WeightLayout,
     orientation: Orientation,
 ) -> PlaneRegions {
     let stored = layout.format.stored_orientations().contains(&orientation);

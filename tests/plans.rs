@@ -1,10 +1,11 @@
 //! Plans as data: what the passes place where.
 
+use warpweft::config::{Backward, Columnwise};
 use warpweft::format::{ElementType, Format, Orientation, Via};
 use warpweft::layout::{OptimizerSettings, Settings};
 use warpweft::model::{Form, Mesh, Model, Phase, StepProgram};
 use warpweft::op::Op;
-use warpweft::plan::{Backward, Columnwise, Policy, StepPlan};
+use warpweft::plan::{Policy, StepPlan};
 
 fn policy(depth: u32) -> Policy {
     Policy {
@@ -109,11 +110,83 @@ fn a_budget_below_the_plan_names_what_is_alive() {
     assert!(error.contains("memory.budget") && error.contains("gathered"), "{error}");
 }
 
+/// PL-6: sharing bytes costs little beside the bound no layout can beat.
 #[test]
-fn zz_show() {
-    let plan =
-        StepPlan::build(&chain(3, Format::from_str("nvfp4").unwrap()), &policy(1), Mesh::new(2).unwrap())
-            .unwrap();
-    println!("{plan}");
+fn the_arena_stays_close_to_the_live_bytes() {
+    for depth in 0..4 {
+        let program = chain(12, Format::NVFP4_2D);
+        let plan = StepPlan::build(&program, &policy(depth), Mesh::new(4).unwrap()).unwrap();
+        let bounds = plan.bounds;
+        assert!(bounds.transient_bytes >= bounds.live_bytes);
+        assert!(bounds.transient_bytes < bounds.live_bytes * 3 / 2, "depth {depth}: {bounds:?}");
+        let sum: usize = plan.transient().map(|slot| plan.arena.region(slot).bytes).sum();
+        assert!(bounds.transient_bytes < sum / 3, "slots share bytes");
+    }
 }
-use std::str::FromStr;
+
+#[test]
+fn a_weight_still_there_is_not_gathered_again() {
+    let mut model = Model::builder();
+    let tied = model.sharded("tied", 64, 64, Format::F32).unwrap();
+    let model = model.build();
+    let mut program = StepProgram::builder("evaluate", &model);
+    for call in ["first", "second", "third"] {
+        program.call(call, Phase::Forward).uses(tied, Orientation::Rowwise, Form::Dense).add().unwrap();
+    }
+    let plan = StepPlan::build(&program.build_evaluation().unwrap(), &policy(1), Mesh::new(2).unwrap()).unwrap();
+    let gathers = plan.tasks.iter().filter(|task| matches!(task.op, Op::AllGather { .. })).count();
+    assert_eq!(gathers, 1);
+}
+
+#[test]
+fn keeping_weights_or_their_columnwise_copies_trades_gathers_for_memory() {
+    let mesh = Mesh::new(2).unwrap();
+    let program = chain(8, Format::NVFP4_2D);
+    let gathered = |policy: &Policy| {
+        let plan = StepPlan::build(&program, policy, mesh).unwrap();
+        let gathers = plan.tasks.iter().filter(|task| matches!(task.op, Op::AllGather { .. })).count();
+        (gathers, plan.bounds.transient_bytes)
+    };
+    let (again, small) = gathered(&policy(1));
+    let (kept, large) = gathered(&Policy { backward: Backward::Keep, ..policy(1) });
+    let (copied, larger) = gathered(&Policy { columnwise: Columnwise::Keep, ..policy(1) });
+    assert_eq!((kept, copied), (8, 8));
+    assert!(again > 8 && large > small && larger > small, "{again} {small} {large} {larger}");
+}
+
+#[test]
+fn a_plan_prints_every_task_and_draws_every_fence() {
+    let plan = StepPlan::build(&chain(3, Format::NVFP4_2D), &policy(1), Mesh::new(2).unwrap()).unwrap();
+    let table = plan.to_string();
+    assert_eq!(table.lines().count(), plan.tasks.len() + 3 + plan.notes.len());
+    let dot = plan.to_dot();
+    let fences: usize = plan.tasks.iter().map(|task| task.waits.len()).sum();
+    assert_eq!(dot.matches("style=bold").count(), fences);
+    assert!(plan.tasks.iter().all(|task| dot.contains(&task.subject)));
+}
+
+#[test]
+fn a_policy_out_of_range_is_refused_with_its_key() {
+    let mesh = Mesh::new(2).unwrap();
+    let error = StepPlan::build(&chain(1, Format::F32), &Policy { communicators: 3, ..policy(0) }, mesh);
+    assert!(error.unwrap_err().to_string().contains("communicators"));
+}
+
+/// The prologue has a name of its own that no program can get in the way of.
+#[test]
+fn a_program_may_be_called_prologue() {
+    use warpweft::layout::Weights;
+    use warpweft::plan::ResidentLayout;
+    let mut model = Model::builder();
+    let weight = model.sharded("w", 64, 64, Format::NVFP4_2D).unwrap();
+    let model = model.build();
+    let mut program = StepProgram::builder("prologue", &model);
+    let input = program.input("input", 8, ElementType::F32).unwrap();
+    let call = program.call("read", Phase::Forward).uses(weight, Orientation::Rowwise, Form::Planes);
+    call.reads(input).add().unwrap();
+    let program = program.build_evaluation().unwrap();
+    let weights = Weights::new(model.weights(), Mesh::new(2).unwrap());
+    let resident = ResidentLayout::new(&weights, &[&program]).unwrap();
+    StepPlan::prologue(&weights, &resident, &policy(1)).unwrap();
+    StepPlan::within(&program, &weights, &resident, &policy(1)).unwrap();
+}

@@ -2,8 +2,10 @@
 //!
 //! Law: a product is single-threaded (the rank threads already share the cores) and is a function of
 //! its operands' values alone: where they lie in memory changes no bit. Every operand is checked
-//! against its slice before the kernel sees a pointer; this file holds the only `unsafe` block of
-//! the example, because the `gemm` crate takes raw pointers.
+//! against its slice when its view is made.
+
+use ndarray::linalg::general_mat_mul;
+use ndarray::{ArrayView2, ArrayViewMut2, ShapeBuilder};
 
 /// A read-only matrix: `rows × cols` elements of `data` at the given strides (in elements).
 #[derive(Clone, Copy)]
@@ -25,6 +27,11 @@ impl<'a> View<'a> {
     pub(crate) fn dense(data: &'a [f32], rows: usize, cols: usize) -> Self {
         assert_eq!(data.len(), rows * cols, "a {rows}x{cols} matrix");
         View::strided(data, rows, cols, cols)
+    }
+
+    fn array(self) -> ArrayView2<'a, f32> {
+        let shape = (self.rows, self.cols).strides((self.row_stride, self.col_stride));
+        ArrayView2::from_shape(shape, self.data).expect("the constructors cut slices to size")
     }
 
     /// The same elements with rows and columns exchanged.
@@ -77,36 +84,11 @@ fn extent(rows: usize, cols: usize, row_stride: usize) -> usize {
     if rows == 0 || cols == 0 { 0 } else { (rows - 1) * row_stride + cols }
 }
 
-#[allow(unsafe_code)]
 fn multiply(target: ViewMut<'_>, add: bool, scale: f32, lhs: View<'_>, rhs: View<'_>) {
     assert_eq!((target.rows, target.cols, lhs.cols), (lhs.rows, rhs.cols, rhs.rows), "product shapes");
-    // SAFETY: the constructors cut each slice to the extent of its shape and strides and `transposed`
-    // keeps that extent, so every element addressed lies inside its slice. A stride never exceeds the
-    // length of a slice, so it fits `isize`. Rows of the target do not overlap, and the target is
-    // borrowed mutably, so it aliases neither operand.
-    unsafe {
-        gemm::gemm(
-            target.rows,
-            target.cols,
-            lhs.cols,
-            target.data.as_mut_ptr(),
-            1,
-            target.row_stride as isize,
-            add,
-            lhs.data.as_ptr(),
-            lhs.col_stride as isize,
-            lhs.row_stride as isize,
-            rhs.data.as_ptr(),
-            rhs.col_stride as isize,
-            rhs.row_stride as isize,
-            1.0,
-            scale,
-            false,
-            false,
-            false,
-            gemm::Parallelism::None,
-        );
-    }
+    let shape = (target.rows, target.cols).strides((target.row_stride, 1));
+    let mut target = ArrayViewMut2::from_shape(shape, target.data).expect("the constructors cut slices to size");
+    general_mat_mul(scale, &lhs.array(), &rhs.array(), if add { 1.0 } else { 0.0 }, &mut target);
 }
 
 #[cfg(test)]

@@ -326,8 +326,13 @@ impl ProgramBuilder {
                 filled[buffer.index()] |= access.writes();
             }
         }
-        match self.buffers.iter().zip(&filled).find(|(spec, filled)| spec.role == Role::Output && !**filled) {
-            Some((spec, _)) => Err(DeclareError::OutputNeverWritten { buffer: spec.name.clone() }),
+        let is_written = |number: usize| {
+            let writes = |access: &BufferAccess| access.buffer.index() == number && access.access.writes();
+            self.calls.iter().any(|call| call.buffers.iter().any(writes))
+        };
+        let unwritten = |(number, spec): &(usize, &BufferSpec)| spec.role == Role::Output && !is_written(*number);
+        match self.buffers.iter().enumerate().find(unwritten) {
+            Some((_, spec)) => Err(DeclareError::OutputNeverWritten { buffer: spec.name.clone() }),
             None => Ok(()),
         }
     }

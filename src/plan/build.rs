@@ -1,7 +1,7 @@
 //! Builds a plan: passes, issue order, addresses, dependences, fences, verification.
 //!
 //! Law: nothing here decides what is scheduled; it only carries the draft through the stages in
-//! order, and it returns no plan that [`verify`] refuses.
+//! order, and it returns no plan that [`verify()`] refuses.
 
 use super::arena::{self, Peak};
 use super::dependences::{Edge, EdgeKind, dependences};
@@ -101,9 +101,9 @@ struct Request<'a> {
 
 fn build(request: &Request<'_>) -> Result<StepPlan, PlanError> {
     check_policy(request.policy)?;
-    let residents = request.resident.slots(request.name);
-    let mut draft = Draft::new(request.calls, request.buffers, request.weights, request.policy, residents);
     let is_prologue = request.calls.is_empty();
+    let residents = if is_prologue { request.resident.common() } else { request.resident.slots(request.name) };
+    let mut draft = Draft::new(request.calls, request.buffers, request.weights, request.policy, residents);
     if !is_prologue {
         passes::gather(&mut draft);
         passes::columnwise(&mut draft);

@@ -2,7 +2,7 @@
 //!
 //! Law: planning knows no device, no rank number and no clock. The passes in `passes` write a
 //! draft in *issue order* T; dependences, addresses and fences then follow from the accesses
-//! alone. [`verify`] shares nothing with the passes: it recomputes everything from the
+//! alone. [`verify()`] shares nothing with the passes: it recomputes everything from the
 //! finished plan, and no plan runs unverified.
 //!
 //! - **PL-1** the same program, policy and mesh give byte-equal plans; [`StepPlan::fingerprint`]

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::PlanError;
-use crate::id::{BufferId, SlotId};
+use crate::id::BufferId;
 use crate::layout::{ALIGNMENT, Content, Region, Residency, Slot, Weights};
 use crate::model::{BufferSpec, Lifetime, Placement, Role, StepProgram};
 
@@ -63,9 +63,10 @@ impl ResidentLayout {
             for (number, buffer) in program.buffers().iter().enumerate() {
                 let id = BufferId::at(number);
                 if buffer.lifetime == Lifetime::Carried {
-                    let slot = cursor.place(buffer.name.clone(), Content::Buffer(id), buffer.bytes());
-                    let (first, first_bytes, region) =
-                        *carried.entry(&buffer.name).or_insert((program.name(), buffer.bytes(), slot.region));
+                    let (first, first_bytes, region) = *carried.entry(&buffer.name).or_insert_with(|| {
+                        let slot = cursor.place(buffer.name.clone(), Content::Buffer(id), buffer.bytes());
+                        (program.name(), buffer.bytes(), slot.region)
+                    });
                     if first_bytes != buffer.bytes() {
                         return Err(PlanError::Carried {
                             buffer: buffer.name.clone(),
@@ -75,7 +76,8 @@ impl ResidentLayout {
                             second_bytes: buffer.bytes(),
                         });
                     }
-                    slots.push(Slot { region, ..slot });
+                    let (name, residency) = (buffer.name.clone(), Residency::Resident);
+                    slots.push(Slot { name, content: Content::Buffer(id), residency, region });
                 }
                 if is_staged(buffer) {
                     let name = format!("{} staging", buffer.name);
@@ -93,21 +95,17 @@ impl ResidentLayout {
         self.bytes
     }
 
+    /// Resident slots of every program.
+    #[must_use]
+    pub fn common(&self) -> Vec<Slot> {
+        self.common.clone()
+    }
+
     /// Resident slots of every program, then those of the program called `name`.
     #[must_use]
     pub fn slots(&self, name: &str) -> Vec<Slot> {
         let own = self.programs.get(name).map_or(&[][..], Vec::as_slice);
         self.common.iter().chain(own).cloned().collect()
-    }
-
-    /// The slot of one common content; the same in every program.
-    #[must_use]
-    pub fn common(&self, content: Content) -> Option<(SlotId, &Slot)> {
-        self.common
-            .iter()
-            .enumerate()
-            .find(|(_, slot)| slot.content == content)
-            .map(|(id, slot)| (SlotId::at(id), slot))
     }
 }
 
