@@ -194,11 +194,7 @@ fn tensor_scale(
 }
 
 /// The planes of the weight's own shape inside a slot that may be laid out for a padded shape.
-pub(crate) fn bound_planes(
-    region: Region,
-    layout: &WeightLayout,
-    orientation: Orientation,
-) -> PlaneRegions {
+pub(crate) fn bound_planes(region: Region, layout: &WeightLayout, orientation: Orientation) -> PlaneRegions {
     let stored = layout.format.stored_orientations().contains(&orientation);
     let laid_out = if stored { layout.gathered_planes(orientation) } else { layout.transposed_planes() };
     let placed = PlaneRegions::within(region, &laid_out);

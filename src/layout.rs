@@ -325,10 +325,11 @@ impl PlaneRegions {
 }
 
 impl WeightLayout {
-    /// Planes of a rank's shard in `orientation`, scale rows not padded: what travels.
+    /// Planes of a rank's shard in `orientation`, as they are stored and travel: scale rows are not
+    /// padded, and of rows that a format repeats only one is kept.
     #[must_use]
     pub fn shard_planes(&self, orientation: Orientation) -> Vec<PlaneSpec> {
-        self.format.shard_planes(orientation, self.shard.stored())
+        self.format.compact_planes(orientation, self.shard.stored())
     }
 
     /// Planes of all shards one after the other, padded as a GEMM wants them: what a gather fills.

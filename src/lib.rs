@@ -22,5 +22,6 @@ pub mod layout;
 pub mod model;
 pub mod op;
 pub mod plan;
+mod queue;
 pub mod session;
 pub mod trace;

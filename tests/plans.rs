@@ -133,7 +133,8 @@ fn a_weight_still_there_is_not_gathered_again() {
     for call in ["first", "second", "third"] {
         program.call(call, Phase::Forward).uses(tied, Orientation::Rowwise, Form::Dense).add().unwrap();
     }
-    let plan = StepPlan::build(&program.build_evaluation().unwrap(), &policy(1), Mesh::new(2).unwrap()).unwrap();
+    let plan =
+        StepPlan::build(&program.build_evaluation().unwrap(), &policy(1), Mesh::new(2).unwrap()).unwrap();
     let gathers = plan.tasks.iter().filter(|task| matches!(task.op, Op::AllGather { .. })).count();
     assert_eq!(gathers, 1);
 }

@@ -42,6 +42,42 @@ fn losses_are_bit_identical_for_every_depth_eager_and_captured_with_and_without_
     });
 }
 
+/// Every format a weight may have, on a number of ranks that leaves one of them without rows.
+#[test]
+fn every_weight_format_learns_and_gives_bit_identical_losses_for_every_depth() {
+    within_a_minute(async {
+        for format in Format::CANONICAL.into_iter().filter(|format| format.check_weight().is_ok()) {
+            let reference = run(format, 4, config(0, Capture::Off, true), 4).await;
+            assert!(f32::from_bits(reference[3]) < f32::from_bits(reference[0]), "{format} learns");
+            for depth in [1, 2, 4] {
+                assert_eq!(
+                    run(format, 4, config(depth, Capture::Step, true), 4).await,
+                    reference,
+                    "{format}"
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn a_rule_mixes_formats_in_one_model_and_every_depth_gives_the_same_losses() {
+    within_a_minute(async {
+        let rules = "[[weights]]\nmatch = \"layer1\"\nformat = \"fp8_block\"\n\
+                     [[weights]]\nmatch = \"layer2\"\nplacement = \"replicated\"";
+        let rules = Config::from_toml_str(rules, "rules.toml").unwrap();
+        let trainer = Trainer::refined(3, Format::NVFP4_2D, &rules);
+        let formats: Vec<Format> = trainer.model.weights().iter().map(|weight| weight.format).collect();
+        assert_eq!(formats[..3], [Format::NVFP4_2D, Format::FP8_BLOCK128_POW2, Format::F32]);
+        let mut reference = None;
+        for depth in [0, 1, 2, 4] {
+            let mut session = trainer.start(config(depth, Capture::Step, true), 3).await.unwrap();
+            let found = losses(&mut session, 3, 0..4).await;
+            assert_eq!(&found, reference.get_or_insert_with(|| found.clone()), "depth {depth}");
+        }
+    });
+}
+
 #[test]
 fn one_communicator_or_two_kept_or_gathered_again_give_the_same_losses() {
     use warpweft::config::{Backward, Columnwise};
@@ -59,7 +95,7 @@ fn one_communicator_or_two_kept_or_gathered_again_give_the_same_losses() {
     });
 }
 
-/// FO-3: 48 rows are three tiles, so with four ranks one of them owns nothing and still joins.
+/// FO-3: 96 rows are six tiles, two for each of four ranks, so the last owns nothing and still joins.
 #[test]
 fn quantized_bytes_from_the_same_masters_are_identical_for_any_number_of_ranks() {
     within_a_minute(async {
@@ -227,9 +263,11 @@ fn wrong_names_and_sizes_are_refused_with_what_exists() {
         assert!(error.contains("trian") && error.contains("train, evaluate"), "{error}");
         let error =
             session.write_input("train", RankId::new(0), "input", &[0f32; 3]).unwrap_err().to_string();
-        assert!(error.contains("12 bytes") && error.contains("192"), "{error}");
-        let error =
-            session.write_input("train", RankId::new(2), "input", &[0f32; 48]).unwrap_err().to_string();
+        assert!(error.contains("12 bytes") && error.contains("384"), "{error}");
+        let error = session
+            .write_input("train", RankId::new(2), "input", &[0f32; trainer::SIZE])
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("rank 2"), "{error}");
         let error = session.write_input("train", RankId::new(0), "loss", &[0f32; 1]).unwrap_err().to_string();
         assert!(error.contains("loss"), "{error}");

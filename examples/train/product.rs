@@ -87,7 +87,8 @@ fn extent(rows: usize, cols: usize, row_stride: usize) -> usize {
 fn multiply(target: ViewMut<'_>, add: bool, scale: f32, lhs: View<'_>, rhs: View<'_>) {
     assert_eq!((target.rows, target.cols, lhs.cols), (lhs.rows, rhs.cols, rhs.rows), "product shapes");
     let shape = (target.rows, target.cols).strides((target.row_stride, 1));
-    let mut target = ArrayViewMut2::from_shape(shape, target.data).expect("the constructors cut slices to size");
+    let mut target =
+        ArrayViewMut2::from_shape(shape, target.data).expect("the constructors cut slices to size");
     general_mat_mul(scale, &lhs.array(), &rhs.array(), if add { 1.0 } else { 0.0 }, &mut target);
 }
 

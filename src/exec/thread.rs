@@ -12,8 +12,9 @@ use crate::backend::{Backend, BackendError};
 use crate::compute::ComputeFactory;
 use crate::id::RankId;
 use crate::plan::StepPlan;
+use crate::queue::{bounded, warm_thread};
 use crate::trace::HostLane;
-use crossbeam::channel::{Receiver, Sender, bounded};
+use crossbeam::channel::{Receiver, Sender};
 use crossbeam::queue::ArrayQueue;
 use tokio::sync::Notify;
 
@@ -157,6 +158,7 @@ impl Drop for RankThread {
 }
 
 fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, orders: &Receiver<Command>) {
+    warm_thread();
     let rank = setup.backend.rank();
     let (world, initializer, spans) = (Arc::clone(&setup.world), Arc::clone(&setup.initializer), setup.spans);
     let mut obituary = Obituary { rank, world: Arc::clone(&world), inbox, owes_reply: true };

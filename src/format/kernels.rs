@@ -8,7 +8,7 @@
 use pulp::{Arch, NullaryFnOnce};
 
 use super::format::{Format, Fp8Element};
-use super::minifloat::{E4m3, E5m2};
+use super::minifloat::{E2m1, E4m3, E5m2};
 use super::mxfp8::BLOCK;
 use super::shape::{Orientation, Shape};
 use super::span::Span;
@@ -100,30 +100,30 @@ impl Cast<'_> {
             Format::Bf16 => dense::cast_bf16(master, data),
             Format::Nvfp4(block) => {
                 let height = nvfp4::block_height(block);
-                cast::to_nibbles::<BF16>(height, shape, span, master, factors, data);
+                cast::by_block::<E2m1, 16, BF16>(height, shape, span, master, factors, data);
             }
             Format::Fp8Block(block) => {
                 let height = fp8_block::block_height(block);
                 match block.element {
                     Fp8Element::E4m3 => {
-                        cast::to_bytes::<E4m3, 128, BF16>(height, shape, span, master, factors, data);
+                        cast::by_block::<E4m3, 128, BF16>(height, shape, span, master, factors, data);
                     }
                     Fp8Element::E5m2 => {
-                        cast::to_bytes::<E5m2, 128, BF16>(height, shape, span, master, factors, data);
+                        cast::by_block::<E5m2, 128, BF16>(height, shape, span, master, factors, data);
                     }
                 }
             }
             Format::Mxfp8 => match orientation {
                 Orientation::Rowwise => {
-                    cast::to_bytes::<E4m3, BLOCK, BF16>(1, shape, span, master, factors, data);
+                    cast::by_block::<E4m3, BLOCK, BF16>(1, shape, span, master, factors, data);
                 }
                 Orientation::Columnwise => {
-                    cast::to_bytes::<E4m3, 1, BF16>(BLOCK, shape, span, master, factors, data);
+                    cast::by_block::<E4m3, 1, BF16>(BLOCK, shape, span, master, factors, data);
                 }
             },
             Format::Fp8Tensor(tensor) => match tensor.element {
-                Fp8Element::E4m3 => cast::to_bytes_by_one::<E4m3, BF16>(master, factors[0], data),
-                Fp8Element::E5m2 => cast::to_bytes_by_one::<E5m2, BF16>(master, factors[0], data),
+                Fp8Element::E4m3 => cast::by_tensor::<E4m3, BF16>(master, factors[0], data),
+                Fp8Element::E5m2 => cast::by_tensor::<E5m2, BF16>(master, factors[0], data),
             },
         }
     }

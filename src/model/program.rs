@@ -330,7 +330,8 @@ impl ProgramBuilder {
             let writes = |access: &BufferAccess| access.buffer.index() == number && access.access.writes();
             self.calls.iter().any(|call| call.buffers.iter().any(writes))
         };
-        let unwritten = |(number, spec): &(usize, &BufferSpec)| spec.role == Role::Output && !is_written(*number);
+        let unwritten =
+            |(number, spec): &(usize, &BufferSpec)| spec.role == Role::Output && !is_written(*number);
         match self.buffers.iter().enumerate().find(unwritten) {
             Some((_, spec)) => Err(DeclareError::OutputNeverWritten { buffer: spec.name.clone() }),
             None => Ok(()),

@@ -102,7 +102,8 @@ struct Request<'a> {
 fn build(request: &Request<'_>) -> Result<StepPlan, PlanError> {
     check_policy(request.policy)?;
     let is_prologue = request.calls.is_empty();
-    let residents = if is_prologue { request.resident.common() } else { request.resident.slots(request.name) };
+    let residents =
+        if is_prologue { request.resident.common() } else { request.resident.slots(request.name) };
     let mut draft = Draft::new(request.calls, request.buffers, request.weights, request.policy, residents);
     if !is_prologue {
         passes::gather(&mut draft);

@@ -8,7 +8,7 @@ use std::ops::{Deref, Range};
 
 use super::SessionError;
 use crate::exec::{Exchange, WeightShard};
-use crate::format::{Format, Orientation, PlaneSpec, Shape};
+use crate::format::{Format, FormatError, Orientation, PlaneKind, PlaneSpec, Shape, expand_scale};
 use crate::id::RankId;
 use crate::layout::{WeightLayout, Weights};
 use crate::model::Placement;
@@ -56,7 +56,10 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Puts the ranks' shards together.
-    pub(super) fn gather<E: Deref<Target = Exchange>>(weights: &Weights, ranks: &[E]) -> Self {
+    pub(super) fn gather<E: Deref<Target = Exchange>>(
+        weights: &Weights,
+        ranks: &[E],
+    ) -> Result<Self, FormatError> {
         let states = weights.layouts.iter().enumerate().map(|(number, layout)| {
             let owners = match layout.placement {
                 Placement::Sharded => ranks.len(),
@@ -66,19 +69,19 @@ impl Checkpoint {
             let values = |pick: fn(&WeightShard) -> &Vec<f32>| {
                 shards().flat_map(|shard| pick(shard).clone()).collect()
             };
-            WeightState {
+            Ok(WeightState {
                 name: layout.name.clone(),
                 shape: layout.shard.shape,
                 format: layout.format,
                 master: values(|shard| &shard.master),
                 exp_avg: values(|shard| &shard.exp_avg),
                 exp_avg_sq: values(|shard| &shard.exp_avg_sq),
-                planes: planes(layout, || shards()),
+                planes: planes(layout, || shards())?,
                 tensor_scale: shards().next().map_or(1.0, |shard| shard.tensor_scale),
-            }
+            })
         });
         let optimizer_step = ranks.first().map_or(0, |rank| rank.optimizer_step);
-        Self { optimizer_step, weights: states.collect() }
+        Ok(Self { optimizer_step, weights: states.collect::<Result<_, _>>()? })
     }
 
     /// Does it hold exactly the weights of the session?
@@ -139,9 +142,9 @@ impl Checkpoint {
 fn planes<'a, I: Iterator<Item = &'a WeightShard>>(
     layout: &WeightLayout,
     shards: impl Fn() -> I,
-) -> Vec<PlanesState> {
+) -> Result<Vec<PlanesState>, FormatError> {
     if layout.placement == Placement::Replicated {
-        return Vec::new();
+        return Ok(Vec::new());
     }
     let mut states = Vec::new();
     let mut stored = 0;
@@ -154,11 +157,14 @@ fn planes<'a, I: Iterator<Item = &'a WeightShard>>(
                 let parts = shards().filter_map(|shard| shard.planes.get(stored + plane));
                 let mut bytes: Vec<u8> = parts.flatten().copied().collect();
                 bytes.resize(spec.bytes(), 0);
-                bytes
+                if spec.kind == PlaneKind::Scale {
+                    expand_scale(layout.format, *orientation, layout.shard.shape, &mut bytes)?;
+                }
+                Ok(bytes)
             })
-            .collect();
+            .collect::<Result<_, FormatError>>()?;
         states.push(PlanesState { orientation: *orientation, specs, planes });
         stored += 2;
     }
-    states
+    Ok(states)
 }

@@ -3,6 +3,7 @@
 use crate::backend::cpu::WorldError;
 use crate::config::ConfigError;
 use crate::exec::ExecError;
+use crate::format::FormatError;
 use crate::id::RankId;
 use crate::model::DeclareError;
 use crate::plan::PlanError;
@@ -20,6 +21,9 @@ pub enum SessionError {
     /// No plan could be made.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// Planes that are not what their format says.
+    #[error(transparent)]
+    Format(#[from] FormatError),
     /// No world of ranks could be made.
     #[error(transparent)]
     World(#[from] WorldError),

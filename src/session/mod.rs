@@ -139,7 +139,7 @@ impl Session {
         self.command(Command::Export)?;
         self.finish().await?;
         let mut exchanges: Vec<_> = self.ranks.iter().map(RankThread::exchange).collect();
-        let checkpoint = Checkpoint::gather(&self.programs[0].plan.weights, &exchanges);
+        let checkpoint = Checkpoint::gather(&self.programs[0].plan.weights, &exchanges)?;
         for exchange in &mut exchanges {
             exchange.shards = Vec::new();
         }

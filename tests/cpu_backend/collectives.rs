@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use warpweft::backend::cpu::{CpuOptions, Link};
-use warpweft::format::{Format, Orientation};
+use warpweft::format::{Format, Orientation, expand_scale};
 use warpweft::id::CallId;
 use warpweft::layout::{Content, PlaneRegions, Residency};
 use warpweft::op::{NormRecord, Op, Reduction};
@@ -36,12 +36,15 @@ fn gather(ranks: u32, rows: usize, cols: usize, format: Format, orientation: Ori
     };
     let stored = PlaneRegions::bytes(&shard);
     for bytes in gathered {
-        for (part, all) in place(&shard).into_iter().zip(place(&whole)) {
+        for (kind, (part, all)) in place(&shard).into_iter().zip(place(&whole)).enumerate() {
             let mut expected: Vec<u8> = (0..ranks as usize)
                 .flat_map(|rank| shard_bytes(rank, stored)[part.offset..part.end()].to_vec())
                 .collect();
             assert!(expected.len() <= all.bytes);
             expected.resize(all.bytes, 0);
+            if kind == 1 && all.bytes > 0 {
+                expand_scale(format, orientation, layout.shard.padded(), &mut expected).unwrap();
+            }
             assert_eq!(bytes[all.offset..all.end()], expected, "{format} {orientation}, {ranks} ranks");
         }
     }

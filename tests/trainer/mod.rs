@@ -12,11 +12,11 @@ use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::Config;
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::{BufferId, RankId, WeightId};
-use warpweft::model::{Call, Form, Model, Phase, StepProgram};
+use warpweft::model::{Call, Form, Model, Phase, Placement, StepProgram};
 use warpweft::session::{Session, SessionBuilder, SessionError};
 
 /// Rows and columns of every weight, and elements of every activation.
-pub const SIZE: usize = 48;
+pub const SIZE: usize = 96;
 
 /// What a closure of the trainer is told to do wrong.
 #[derive(Clone, Debug, Default)]
@@ -51,12 +51,17 @@ pub struct Trainer {
 
 impl Trainer {
     pub fn new(layers: usize, format: Format) -> Self {
+        Self::refined(layers, format, &Config::default())
+    }
+
+    /// A trainer whose weights are refined by the rules of `config`.
+    pub fn refined(layers: usize, format: Format, config: &Config) -> Self {
         let mut model = Model::builder();
         let weights: Vec<WeightId> = (0..layers)
             .map(|layer| model.sharded(&format!("layer{layer}"), SIZE, SIZE, format).unwrap())
             .collect();
         let bias = model.replicated("bias", 1, SIZE).unwrap();
-        let model = model.build();
+        let model = config.apply_weight_rules(&model.build()).unwrap();
         let train = declare(&model, &weights, bias, true);
         let evaluate = declare(&model, &weights, bias, false);
         let buffer = |name: &str| train.buffer(name).unwrap();
@@ -124,7 +129,11 @@ impl Trainer {
                 }
             }
             _ => {
-                let transposed = context.dense(self.weights[layer], Orientation::Columnwise)?;
+                let weight = self.weights[layer];
+                let transposed = match orientation(&self.model, weight) {
+                    Orientation::Columnwise => context.dense(weight, Orientation::Columnwise)?.to_vec(),
+                    Orientation::Rowwise => transpose(&context.dense(weight, Orientation::Rowwise)?),
+                };
                 let x = context.read::<f32>(self.activations[layer])?;
                 let above = context.read::<f32>(self.gradients[(layer + 1) % 2])?;
                 let mut below = context.write::<f32>(self.gradients[layer % 2])?;
@@ -154,6 +163,18 @@ impl Trainer {
 
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// Backward wants a sharded weight columnwise; a replicated one lies rowwise.
+fn orientation(model: &Model, weight: WeightId) -> Orientation {
+    match model.weight(weight).placement {
+        Placement::Sharded => Orientation::Columnwise,
+        Placement::Replicated => Orientation::Rowwise,
+    }
+}
+
+fn transpose(rowwise: &[f32]) -> Vec<f32> {
+    (0..SIZE * SIZE).map(|at| rowwise[at % SIZE * SIZE + at / SIZE]).collect()
 }
 
 fn declare(model: &Model, weights: &[WeightId], bias: WeightId, trains: bool) -> StepProgram {
@@ -190,7 +211,7 @@ fn declare(model: &Model, weights: &[WeightId], bias: WeightId, trains: bool) ->
     for (layer, weight) in weights.iter().enumerate().rev() {
         program
             .call(&format!("b{layer}"), Phase::Backward)
-            .uses(*weight, Orientation::Columnwise, Form::Dense)
+            .uses(*weight, orientation(model, *weight), Form::Dense)
             .reads(x[layer])
             .reads(gradients[(layer + 1) % 2])
             .writes(gradients[layer % 2])

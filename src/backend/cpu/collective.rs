@@ -8,6 +8,8 @@
 //!   are the same for every rank.
 //! - A rank with no real rows moves its stored zero rows and joins like any other (CO-2 holds as
 //!   well: what the slots hold does not matter).
+//! - Scale rows that a format repeats travel once and are spread where they land, behind the
+//!   rendezvous: no peer waits for it.
 //! - With a paced link a collective lasts at least `latency + received bytes / bytes_per_s` from
 //!   the moment the last rank arrived; a communicator carries one at a time.
 
@@ -18,7 +20,7 @@ use super::memory::Arena;
 use super::ops::OpError;
 use super::rendezvous::Ticket;
 use super::world::{Presence, World};
-use crate::format::{Orientation, PlaneSpec};
+use crate::format::{Format, Orientation, PlaneSpec, Shape, expand_scale};
 use crate::id::{RankId, SlotId, WeightId};
 use crate::layout::{PlaneRegions, Region};
 use crate::op::{NormRecord, Reduction};
@@ -31,6 +33,16 @@ pub(super) struct Collective {
     /// Bytes the rank receives from others.
     received: u64,
     pull: Pull,
+    expand: Option<Expand>,
+}
+
+/// A gathered scale plane whose compact rows are spread once they are here.
+#[derive(Clone, Copy, Debug)]
+struct Expand {
+    format: Format,
+    orientation: Orientation,
+    shape: Shape,
+    plane: Region,
 }
 
 /// What a rank pulls.
@@ -53,7 +65,7 @@ impl Collective {
         let (Pull::Gather(moves) | Pull::Reduce(_, moves)) = &pull;
         let each: usize = moves.iter().map(|part| part.from.bytes).sum();
         let received = (each as u64).saturating_mul(u64::from(binder.binding.weights.mesh.ranks() - 1));
-        Self { source, received, pull }
+        Self { source, received, pull, expand: None }
     }
 
     pub(super) fn all_gather(
@@ -78,7 +90,13 @@ impl Collective {
         let planes =
             [Move { from: shard.data, to: gathered.data }, Move { from: shard.scale, to: gathered.scale }];
         let moves = planes.into_iter().filter(|plane| plane.to.bytes > 0).collect();
-        Self::gather(binder, source, moves)
+        let expand = (gathered.scale.bytes > 0).then_some(Expand {
+            format: layout.format,
+            orientation,
+            shape: layout.shard.padded(),
+            plane: gathered.scale,
+        });
+        Ok(Self { expand, ..Self::gather(binder, source, moves)? })
     }
 
     pub(super) fn gather_records(binder: &Binder<'_>, from: SlotId, to: SlotId) -> Result<Self, Refusal> {
@@ -147,7 +165,12 @@ impl Collective {
         }
         // Whether the pull worked or not, the peers must get on.
         place.leave(joined, &world.poison)?;
-        pulled.map(|()| joined.at)
+        pulled?;
+        if let Some(expand) = self.expand {
+            let mut plane = context.arena.write(expand.plane)?;
+            expand_scale(expand.format, expand.orientation, expand.shape, &mut plane)?;
+        }
+        Ok(joined.at)
     }
 }
 

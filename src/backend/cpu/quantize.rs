@@ -88,7 +88,7 @@ fn real_planes(binder: &Binder<'_>, shard: &ShardOperand) -> Result<PlaneRegions
     let stored = layout.shard_planes(shard.orientation);
     let slot = binder.bytes(shard.slot, PlaneRegions::bytes(&stored))?;
     let placed = PlaneRegions::within(slot, &stored);
-    let real = layout.format.shard_planes(shard.orientation, real_shape(binder, shard.weight)?);
+    let real = layout.format.compact_planes(shard.orientation, real_shape(binder, shard.weight)?);
     let size = |position: usize| real.get(position).map_or(0, PlaneSpec::bytes);
     let fit = |plane: Region, bytes: usize| {
         plane

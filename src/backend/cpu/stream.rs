@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use crossbeam::channel::{Sender, TrySendError, bounded};
+use crossbeam::channel::{Sender, TrySendError};
 
 use super::bound::{BoundPlan, CpuBound};
 use super::closures::{Closures, words};
@@ -24,6 +24,7 @@ use crate::backend::{BackendError, ClosureFault};
 use crate::compute::ComputeFactory;
 use crate::id::LaneId;
 use crate::layout::{Lane, LaneKind};
+use crate::queue::{bounded, warm_thread};
 
 /// Commands a queue holds before it has met a plan.
 const FIRST_QUEUE: usize = 64;
@@ -74,6 +75,7 @@ impl CpuStream {
         let near = Arc::clone(&presence);
         let far = Arc::clone(&state);
         let thread = std::thread::Builder::new().name(format!("{rank} {}", lane.kind)).spawn(move || {
+            warm_thread();
             let closures = match Closures::make(closures, rank) {
                 Ok(closures) => closures,
                 Err(reason) => return drop(made.send(Err(reason))),
