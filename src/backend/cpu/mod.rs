@@ -94,12 +94,14 @@ impl Backend for CpuBackend {
     }
 
     fn describe(&self) -> String {
-        let Presence { world, rank } = &*self.presence;
+        let world = &self.presence.world;
         let link = match world.options.link {
-            None => "link not paced".to_owned(),
-            Some(Link { bytes_per_s, latency }) => format!("link paced at {bytes_per_s:e} B/s + {latency:?}"),
+            None => "links as fast as memory".to_owned(),
+            Some(Link { bytes_per_s, latency }) => {
+                format!("links paced to {} MB/s and {latency:?}", bytes_per_s * 1e-6)
+            }
         };
-        format!("cpu, {rank} of {}, {link}", world.mesh.ranks())
+        format!("cpu, {} ranks in one process, {link}", world.mesh.ranks())
     }
 
     fn origin(&self) -> Instant {

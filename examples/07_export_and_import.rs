@@ -1,0 +1,87 @@
+//! Saves the weights of a session and goes on from them, on another number of ranks.
+//!
+//! `cargo run --example 07_export_and_import`
+//!
+//! A checkpoint holds every weight whole: master, moments, step count, and the quantized planes for
+//! whoever serves the model. It does not know how many ranks wrote it. Where it is kept is a
+//! `CheckpointStore`, an async trait; the one that comes with the library is a safetensors file.
+
+use warpweft::backend::cpu::CpuSurface;
+use warpweft::compute::{ComputeContext, ComputeError};
+use warpweft::config::Config;
+use warpweft::format::{ElementType, Format, Orientation};
+use warpweft::id::{BufferId, RankId, WeightId};
+use warpweft::model::{Call, Form, Model, Phase, StepProgram};
+use warpweft::session::{CheckpointStore, FileStore, Session, SessionError};
+
+const SIZE: usize = 32;
+
+async fn start(ranks: u32) -> Result<Session, SessionError> {
+    let mut model = Model::builder();
+    let weight: WeightId = model.sharded("map", SIZE, SIZE, Format::NVFP4_2D)?;
+    let model = model.build();
+    let mut program = StepProgram::builder("train", &model);
+    let loss: BufferId = program.output("loss", 1, ElementType::F32)?;
+    let call = program.call("shrink", Phase::Backward).uses(weight, Orientation::Rowwise, Form::Dense);
+    call.gradient(weight).writes(loss).add()?;
+
+    // The loss is half the squared length of the weight, so its gradient is the weight itself.
+    let shrink = move |_: &Call, context: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> {
+        let w = context.dense(weight, Orientation::Rowwise)?;
+        context.gradient(weight)?.copy_from_slice(&w);
+        context.write::<f32>(loss)?[0] = 0.5 * w.iter().map(|w| w * w).sum::<f32>();
+        Ok(())
+    };
+    Session::builder(Config::default(), move |_: RankId| shrink)
+        .program(program.build_training()?)
+        .initialize(|_, first_row, cols, rows| {
+            for (at, value) in rows.iter_mut().enumerate() {
+                *value = ((first_row * cols + at) as f32).sin();
+            }
+        })
+        .start_cpu(ranks)
+        .await
+}
+
+async fn losses(session: &mut Session, steps: u32) -> Result<Vec<f32>, SessionError> {
+    let mut losses = Vec::new();
+    for _ in 0..steps {
+        losses.push(session.step("train").await?.mean_output("loss")?);
+    }
+    Ok(losses)
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let path = std::env::temp_dir().join(format!("warpweft_example_{}.safetensors", std::process::id()));
+    let store = FileStore::new(&path);
+
+    let mut first = start(2).await?;
+    println!("two ranks:            {:?}", losses(&mut first, 4).await?);
+    let checkpoint = first.export().await?;
+    store.save(&checkpoint).await?;
+    let expected = losses(&mut first, 4).await?;
+    println!("two ranks go on:      {expected:?}");
+    first.close().await?;
+
+    let saved = &checkpoint.weights[0];
+    let planes = &saved.planes[0];
+    println!(
+        "checkpoint: step {}, `{}` {} as {}, data plane of {} bytes, amax {}",
+        checkpoint.optimizer_step,
+        saved.name,
+        saved.shape,
+        saved.format,
+        planes.planes[0].len(),
+        saved.tensor_scale,
+    );
+
+    let mut second = start(1).await?;
+    second.import(&store.load().await?).await?;
+    let found = losses(&mut second, 4).await?;
+    println!("one rank goes on:     {found:?}");
+    assert_eq!(found, expected, "every rank sees the same batch here, so even the bits agree");
+    second.close().await?;
+    std::fs::remove_file(&path)?;
+    Ok(())
+}
