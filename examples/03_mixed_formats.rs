@@ -41,7 +41,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             warpweft::model::Placement::Sharded => format!("{per_element:.4}"),
             warpweft::model::Placement::Replicated => "not gathered".to_owned(),
         };
-        println!("{:<24} {:<18} {:<11} {wire}", spec.name, spec.format.to_string(), format!("{:?}", spec.placement));
+        println!(
+            "{:<24} {:<18} {:<11} {wire}",
+            spec.name,
+            spec.format.to_string(),
+            format!("{:?}", spec.placement)
+        );
     }
 
     // One call that uses everything, to see the buckets: one per format and placement.
@@ -54,7 +59,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plan = StepPlan::build(&program.build_evaluation()?, &Policy::from(&config), Mesh::new(4)?)?;
     println!("\n{} buckets on {} ranks:", plan.weights.buckets.len(), plan.weights.mesh.ranks());
     for (bucket, members) in plan.weights.entries() {
-        println!("  {bucket}: {} weights, {}, {:?}", members.weights.len(), members.format, members.placement);
+        println!(
+            "  {bucket}: {} weights, {}, {:?}",
+            members.weights.len(),
+            members.format,
+            members.placement
+        );
     }
 
     let misspelt = Config::from_toml_str("[[weights]]\nmatch = \"block.*\"\nformat = \"bf16\"", "rules")?;

@@ -57,8 +57,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                         tensor_scale: &mut amax,
                         delayed: None,
                     }];
-                    let outcome =
-                        quantize_master_weights(&mut weights, Via::None, &mut Workspace::default(), max_over_ranks);
+                    let outcome = quantize_master_weights(
+                        &mut weights,
+                        Via::None,
+                        &mut Workspace::default(),
+                        max_over_ranks,
+                    );
                     outcome.map(|()| (shard, fragment, scale, amax)).map_err(|error| error.to_string())
                 })
             })

@@ -221,6 +221,9 @@ pub struct PlanesView<D, S> {
     pub tensor_scale: Option<S>,
 }
 
+/// Planes as a surface lends them.
+pub type PlanesOf<'a, S> = PlanesView<<S as Surface>::Read<'a, u8>, <S as Surface>::Read<'a, f32>>;
+
 /// What one call may touch, for as long as it runs.
 #[derive(Debug)]
 pub struct ComputeContext<'a, S: Surface> {
@@ -275,7 +278,7 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         &self,
         weight: WeightId,
         orientation: Orientation,
-    ) -> Result<PlanesView<S::Read<'a, u8>, S::Read<'a, f32>>, ComputeError> {
+    ) -> Result<PlanesOf<'a, S>, ComputeError> {
         let usage = self.usage(weight, orientation, Form::Planes)?;
         let (format, shape) = self
             .bound

@@ -1,4 +1,5 @@
 //! Plans as data: what the passes place where.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use warpweft::config::{Backward, Columnwise};
 use warpweft::format::{ElementType, Format, Orientation, Via};
@@ -153,13 +154,16 @@ fn keeping_weights_or_their_columnwise_copies_trades_gathers_for_memory() {
     let (copied, larger) = gathered(&Policy { columnwise: Columnwise::Keep, ..policy(1) });
     assert_eq!((kept, copied), (8, 8));
     assert!(again > 8 && large > small && larger > small, "{again} {small} {large} {larger}");
+    let plan = StepPlan::build(&program, &policy(1), mesh).unwrap();
+    assert_eq!(plan.bounds.columnwise_saved_bytes, larger - small);
 }
 
 #[test]
 fn a_plan_prints_every_task_and_draws_every_fence() {
     let plan = StepPlan::build(&chain(3, Format::NVFP4_2D), &policy(1), Mesh::new(2).unwrap()).unwrap();
     let table = plan.to_string();
-    assert_eq!(table.lines().count(), plan.tasks.len() + 3 + plan.notes.len());
+    let saving = usize::from(plan.bounds.columnwise_saved_bytes > 0);
+    assert_eq!(table.lines().count(), plan.tasks.len() + 3 + saving + plan.notes.len());
     let dot = plan.to_dot();
     let fences: usize = plan.tasks.iter().map(|task| task.waits.len()).sum();
     assert_eq!(dot.matches("style=bold").count(), fences);

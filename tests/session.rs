@@ -1,4 +1,5 @@
 //! Sessions end to end on the CPU backend: what a trainer may rely on.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod trainer;
 

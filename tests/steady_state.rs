@@ -2,6 +2,7 @@
 //!
 //! Guards BK-2 and the arena's law. This file holds one test, so that nothing else in its process
 //! allocates meanwhile.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "a counting allocator can only be written with it")]
 
 mod trainer;

@@ -325,6 +325,10 @@ fn conclude(
         size(report.bounds.live_bytes),
         size(report.bounds.resident_bytes),
     );
+    if report.bounds.columnwise_saved_bytes > 0 {
+        let saved = size(report.bounds.columnwise_saved_bytes);
+        println!("          columnwise planes made on demand save {saved} of arena over keeping them");
+    }
     if run.skipped > 0 {
         println!("skipped   {} steps, for gradients that were not finite", run.skipped);
     }

@@ -3,6 +3,7 @@
 //! Law: a product is single-threaded (the rank threads already share the cores) and is a function of
 //! its operands' values alone: where they lie in memory changes no bit. Every operand is checked
 //! against its slice when its view is made.
+#![allow(clippy::expect_used, reason = "views were checked when they were made")]
 
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, ShapeBuilder};

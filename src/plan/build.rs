@@ -10,6 +10,7 @@ use super::fences::fences;
 use super::resident::ResidentLayout;
 use super::step_plan::{EdgeState, PlanBounds, Policy, StepPlan, Task};
 use super::{PlanError, passes, verify};
+use crate::config::Columnwise;
 use crate::format::Shape;
 use crate::id::{CommId, CommSeq, LaneId, TaskId, Version};
 use crate::layout::{ArenaLayout, Lane, LaneKind, Slot, Weights};
@@ -101,10 +102,29 @@ struct Request<'a> {
 
 fn build(request: &Request<'_>) -> Result<StepPlan, PlanError> {
     check_policy(request.policy)?;
+    let placed = place(request, request.policy);
+    check_budget(request, &placed)?;
+    let plan = assemble(request, placed);
+    verify(&plan)?;
+    Ok(plan)
+}
+
+/// Tasks in issue order, slots with addresses, and what both need.
+struct Placed {
+    tasks: Vec<DraftTask>,
+    slots: Vec<Slot>,
+    lanes_of: Vec<LaneId>,
+    releases: Vec<Option<TaskId>>,
+    peak: Peak,
+    transient_bytes: usize,
+}
+
+/// Runs the passes and lays out the arena.
+fn place(request: &Request<'_>, policy: &Policy) -> Placed {
     let is_prologue = request.calls.is_empty();
     let residents =
         if is_prologue { request.resident.common() } else { request.resident.slots(request.name) };
-    let mut draft = Draft::new(request.calls, request.buffers, request.weights, request.policy, residents);
+    let mut draft = Draft::new(request.calls, request.buffers, request.weights, policy, residents);
     if !is_prologue {
         passes::gather(&mut draft);
         passes::columnwise(&mut draft);
@@ -119,39 +139,34 @@ fn build(request: &Request<'_>) -> Result<StepPlan, PlanError> {
     } else if is_prologue {
         passes::quantize(&mut draft, None);
     }
-    let (drafted, mut slots) = draft.finish();
-    let lives = arena::lives(&drafted, slots.len());
-    let lanes_of: Vec<LaneId> = drafted.iter().map(|task| lane_of(task.carrier, request.policy)).collect();
-    let releases = releases(&drafted, request.calls.len());
-    let holds = arena::holds(&drafted, &lanes_of, &releases, &lives);
+    let (tasks, mut slots) = draft.finish();
+    let lives = arena::lives(&tasks, slots.len());
+    let lanes_of: Vec<LaneId> = tasks.iter().map(|task| lane_of(task.carrier, policy)).collect();
+    let releases = releases(&tasks, request.calls.len());
+    let holds = arena::holds(&tasks, &lanes_of, &releases, &lives);
     let transient_bytes = arena::place(&mut slots, &holds, request.resident.bytes());
-    let peak = arena::peak(&slots, &lives, drafted.len());
-    check_budget(request, &drafted, &slots, &peak, transient_bytes)?;
-    let plan = assemble(request, drafted, slots, &Order { lanes_of, releases }, &peak, transient_bytes);
-    verify(&plan)?;
-    Ok(plan)
+    let peak = arena::peak(&slots, &lives, tasks.len());
+    Placed { tasks, slots, lanes_of, releases, peak, transient_bytes }
 }
 
-/// Who runs each task, and the task that releases it.
-struct Order {
-    lanes_of: Vec<LaneId>,
-    releases: Vec<Option<TaskId>>,
+/// What keeping columnwise planes would cost beside this plan.
+fn columnwise_saved_bytes(request: &Request<'_>, placed: &Placed) -> usize {
+    let derives = placed.tasks.iter().any(|task| matches!(task.op, Op::Transpose { .. }));
+    if !derives || request.policy.columnwise == Columnwise::Keep {
+        return 0;
+    }
+    let keeping = Policy { columnwise: Columnwise::Keep, ..*request.policy };
+    place(request, &keeping).transient_bytes.saturating_sub(placed.transient_bytes)
 }
 
-fn assemble(
-    request: &Request<'_>,
-    drafted: Vec<DraftTask>,
-    slots: Vec<Slot>,
-    order: &Order,
-    peak: &Peak,
-    transient_bytes: usize,
-) -> StepPlan {
+fn assemble(request: &Request<'_>, placed: Placed) -> StepPlan {
+    let saved = columnwise_saved_bytes(request, &placed);
+    let Placed { tasks: drafted, slots, lanes_of, releases, peak, transient_bytes } = placed;
     let lanes = lanes(request.policy);
-    let Order { lanes_of, releases } = order;
     let arena = ArenaLayout { slots, resident_bytes: request.resident.bytes(), transient_bytes };
     let accesses: Vec<_> = drafted.iter().map(|task| task.op.accesses()).collect();
     let edges = dependences(&accesses, &arena);
-    let fences = fences(lanes_of, lanes.len(), &edges, releases);
+    let fences = fences(&lanes_of, lanes.len(), &edges, &releases);
     let mut sequence = vec![0u32; lanes.len()];
     let mut tasks = Vec::with_capacity(drafted.len());
     for (position, task) in drafted.into_iter().enumerate() {
@@ -193,6 +208,7 @@ fn assemble(
             live_weight_bytes: peak.weight_bytes,
             live_peak: peak.task,
             wire_bytes: tasks.iter().map(|task| task.wire_bytes).sum(),
+            columnwise_saved_bytes: saved,
         },
         arena,
         tasks,
@@ -284,14 +300,9 @@ fn check_model(program: &StepProgram, weights: &Weights) -> Result<(), PlanError
     if same { Ok(()) } else { Err(PlanError::OtherModel { program: program.name().to_owned() }) }
 }
 
-fn check_budget(
-    request: &Request<'_>,
-    tasks: &[DraftTask],
-    slots: &[Slot],
-    peak: &Peak,
-    needed: usize,
-) -> Result<(), PlanError> {
-    let Some(budget) = request.policy.budget.filter(|budget| needed > *budget) else { return Ok(()) };
+fn check_budget(request: &Request<'_>, placed: &Placed) -> Result<(), PlanError> {
+    let Placed { tasks, slots, peak, transient_bytes: needed, .. } = placed;
+    let Some(budget) = request.policy.budget.filter(|budget| needed > budget) else { return Ok(()) };
     let alive: Vec<String> = peak
         .alive
         .iter()
@@ -305,7 +316,7 @@ fn check_budget(
     Err(PlanError::Budget {
         program: request.name.to_owned(),
         depth: request.policy.depth,
-        needed,
+        needed: *needed,
         budget,
         moment,
         alive: alive.join(", "),

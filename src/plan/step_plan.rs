@@ -75,6 +75,9 @@ pub struct PlanBounds {
     pub live_peak: TaskId,
     /// Bytes received from other ranks in one step.
     pub wire_bytes: usize,
+    /// Transient bytes that deriving columnwise planes on demand saves over keeping them from the
+    /// first gather on; 0 for a plan that keeps them or needs none.
+    pub columnwise_saved_bytes: usize,
 }
 
 /// One step of one program on any rank.

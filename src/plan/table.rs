@@ -49,6 +49,10 @@ impl Display for StepPlan {
             self.describe(bounds.live_peak),
             bounds.wire_bytes,
         )?;
+        if bounds.columnwise_saved_bytes > 0 {
+            let saved = bounds.columnwise_saved_bytes;
+            writeln!(out, "columnwise planes on demand save {saved} transient bytes over keeping them")?;
+        }
         self.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
     }
 }

@@ -76,7 +76,7 @@ impl Checkpoint {
                 master: values(|shard| &shard.master),
                 exp_avg: values(|shard| &shard.exp_avg),
                 exp_avg_sq: values(|shard| &shard.exp_avg_sq),
-                planes: planes(layout, || shards())?,
+                planes: planes(layout, shards)?,
                 tensor_scale: shards().next().map_or(1.0, |shard| shard.tensor_scale),
             })
         });

@@ -3,6 +3,7 @@
 //! Rowwise uses forward, columnwise uses backward, one replicated bias, a loss output. Everything
 //! is deterministic: inputs follow from rank and step, masters from name and position.
 #![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

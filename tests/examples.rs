@@ -1,0 +1,67 @@
+//! The numbered examples and the main job run, and say what their readers are told they say.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Where cargo puts examples it built beside this test.
+fn example(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    test.parent().unwrap().parent().unwrap().join("examples").join(name)
+}
+
+fn run(name: &str, arguments: &[&str]) -> String {
+    let output = Command::new(example(name)).args(arguments).output().expect("cargo test builds examples");
+    let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{name}: {errors}");
+    text.into_owned()
+}
+
+fn says(name: &str, arguments: &[&str], wanted: &str) {
+    let text = run(name, arguments);
+    assert!(text.contains(wanted), "{name} does not say {wanted:?}:\n{text}");
+}
+
+#[test]
+fn the_numbered_examples_run() {
+    says("01_print_a_plan", &[], "partial cast");
+    says("01_print_a_plan", &["--dot", "--depth", "0"], "digraph plan");
+    says("02_plug_in_a_closure", &[], "step 199");
+    says("03_mixed_formats", &[], "3 buckets on 4 ranks");
+    says("04_custom_shards", &[], "gathered bytes equal the whole weight's: true");
+    let picture = tempfile::tempdir().unwrap().path().with_extension("svg");
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/traces/train_depth_2.json");
+    says("05_read_a_trace", &[trace, picture.to_str().unwrap()], "steps, as shares of step time");
+    assert!(std::fs::read_to_string(&picture).unwrap().starts_with("<svg"));
+    std::fs::remove_file(picture).unwrap();
+    says("06_evaluate_beside_training", &[], "after all");
+    says("07_export_and_import", &[], "one rank goes on");
+}
+
+#[test]
+fn the_main_job_trains_traces_and_explains_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let (trace, out) = (folder.path().join("trace.json"), folder.path().join("out"));
+    let (trace, out) = (trace.to_str().unwrap(), out.to_str().unwrap());
+    let flags = ["--ranks", "2", "--steps", "4", "--check", "--capture", "--trace", trace, "--out", out];
+    says("train", &flags, "held-out text");
+    let recorded = warpweft::trace::read_trace(std::fs::File::open(trace).unwrap()).unwrap();
+    assert!(recorded.timeline.slices.iter().any(|slice| slice.category == "all-gather"));
+    assert!(!recorded.host.is_empty(), "host spans are in the same file");
+    assert!(std::fs::read_to_string(format!("{out}/loss.svg")).unwrap().contains("unigram entropy"));
+    says("train", &["--help"], "--depth");
+    says("train", &["--plan", "--format", "mxfp8"], "partial cast");
+}
+
+#[test]
+fn the_main_job_refuses_what_it_cannot_do_with_one_clear_line() {
+    let refusal = |arguments: &[&str]| {
+        let output = Command::new(example("train")).args(arguments).output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert!(refusal(&["--format", "nvfp4_1d"]).contains("activations"));
+    assert!(refusal(&["--format", "fp7"]).contains("nvfp4_2d"));
+    assert!(refusal(&["--config", "/nowhere/at/all.toml"]).contains("/nowhere/at/all.toml"));
+    assert!(refusal(&["--ranks", "0"]).contains("at least one rank"));
+}
