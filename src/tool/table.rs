@@ -102,7 +102,7 @@ mod tests {
             report.to_string(),
             "\
 tensor       shape    before     after  ratio  rel. error    time
-up\\n          16×32  2.00 KiB  1.00 KiB  2.00×     6.25e-2  2.0 ms
+up\\n         16×32  2.00 KiB  1.00 KiB  2.00×     6.25e-2  2.0 ms
 1 converted         2.00 KiB  1.00 KiB  2.00×              2.0 ms
 1 copied               512 B     512 B  1.00×
 file                4.00 KiB  2.00 KiB  2.00×              5.0 ms
