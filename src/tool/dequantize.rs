@@ -90,8 +90,10 @@ struct Weight<'a> {
     name: &'a str,
     shape: Shape,
     data: &'a TensorEntry,
-    scale: &'a TensorEntry,
-    amax: &'a TensorEntry,
+    /// The scales of the blocks, of a format that has blocks.
+    scale_plane: Option<&'a TensorEntry>,
+    /// The part that is the tensor scale, of a format that has one.
+    tensor_scale: Option<&'a TensorEntry>,
     /// Bytes of all its parts.
     bytes_before: u64,
     target: TensorId,
@@ -118,8 +120,13 @@ impl<'a> Plan<'a> {
             ];
             let all = [data, scale, amax].into_iter().chain(columnwise.into_iter().flatten());
             let bytes_before = all.map(TensorEntry::bytes).sum();
+            let (scale_plane, tensor_scale) = match manifest.format {
+                Format::Nvfp4(_) => (Some(scale), Some(amax)),
+                Format::Fp8Tensor(_) => (None, Some(scale)),
+                _ => (Some(scale), None),
+            };
             let target = outline.add(name.clone(), Dtype::F32, vec![rows, cols]);
-            weights.push(Weight { name, shape, data, scale, amax, bytes_before, target });
+            weights.push(Weight { name, shape, data, scale_plane, tensor_scale, bytes_before, target });
         }
         // In the order of the input, so that it is read from front to back.
         weights.sort_by_key(|weight| weight.data.begin);
@@ -166,7 +173,8 @@ impl<'a> Parts<'a> {
 impl Weight<'_> {
     /// Bytes of the parts that are read.
     fn bytes_read(&self) -> u64 {
-        self.data.bytes() + self.scale.bytes() + self.amax.bytes()
+        let scales = self.scale_plane.into_iter().chain(self.tensor_scale);
+        self.data.bytes() + scales.map(TensorEntry::bytes).sum::<u64>()
     }
 
     /// The values of the tensor.
@@ -177,21 +185,16 @@ impl Weight<'_> {
         progress: &mut dyn Progress,
     ) -> Result<Vec<f32>, ToolError> {
         let data = input.bytes(self.data, progress)?;
-        let mut scale = input.bytes(self.scale, progress)?;
-        let mut single = |entry| -> Result<f32, ToolError> {
-            let mut values = Vec::new();
-            input.values(entry, progress, &mut values)?;
-            Ok(values.first().copied().unwrap_or(1.0))
-        };
-        let tensor_scale = match format {
-            Format::Nvfp4(_) => single(self.amax)?,
-            Format::Fp8Tensor(_) => {
-                scale.clear();
-                single(self.scale)?
-            }
-            _ => 1.0,
+        let scale = match self.scale_plane {
+            Some(plane) => input.bytes(plane, progress)?,
+            None => Vec::new(),
         };
         let mut values = Vec::new();
+        if let Some(entry) = self.tensor_scale {
+            input.values(entry, progress, &mut values)?;
+        }
+        let tensor_scale = values.first().copied().unwrap_or(1.0);
+        values.clear();
         reserve(&mut values, self.name, self.shape.elements() as u64)?;
         values.resize(self.shape.elements(), 0.0);
         let planes = Planes { data: &data, scale: &scale };

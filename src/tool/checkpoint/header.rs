@@ -53,7 +53,7 @@ pub struct Header {
 impl Header {
     /// Reads the JSON of a header and checks it against the `data_bytes` that follow it in the file.
     ///
-    /// Memory is at most a small multiple of `json`, whatever it says.
+    /// Memory is at most twelve times the bytes of `json`, whatever it says.
     ///
     /// # Errors
     /// [`CheckpointError`] with the tensor and the place.
