@@ -8,7 +8,8 @@
 //! Rooms, from the ground up; a room imports only from those above it in this list:
 //! [`id`] · [`mod@format`], [`model`], [`config`], [`trace`] · [`op`], [`layout`], [`compute`] ·
 //! [`plan`] and [`backend`], which do not know each other · [`flow`] · [`actor`] · [`exec`] ·
-//! [`session`]. `ARCHITECTURE.md` states the laws.
+//! [`session`], and `tool`, behind the `warpweft` program (feature `cli`). `ARCHITECTURE.md` states the
+//! laws.
 
 pub mod actor;
 pub mod backend;
@@ -24,4 +25,6 @@ pub mod op;
 pub mod plan;
 mod queue;
 pub mod session;
+#[cfg(feature = "cli")]
+pub mod tool;
 pub mod trace;

@@ -1,0 +1,140 @@
+//! A checkpoint that is written (TL-2).
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+use super::layout::{Layout, TensorId};
+use crate::tool::ToolError;
+
+/// A file that takes its name in [`Output::commit`], and vanishes when it is dropped before.
+#[derive(Debug)]
+pub(in crate::tool) struct Output {
+    path: PathBuf,
+    replace: bool,
+    file: NamedTempFile,
+    layout: Layout,
+    /// Bytes of each tensor that are written.
+    written: Vec<u64>,
+}
+
+impl Output {
+    /// Refuses a name that no output could take now. `replace` allows a regular file there, unless it is `input`.
+    pub(in crate::tool) fn check(path: &Path, replace: bool, input: &Path) -> Result<(), ToolError> {
+        let failed = ToolError::file("write", path);
+        match std::fs::metadata(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(failed(error)),
+            Ok(about) if !about.is_file() => return Err(ToolError::NotAFile { path: path.to_owned() }),
+            Ok(_) => {}
+        }
+        if path.canonicalize().map_err(&failed)? == input.canonicalize().map_err(&failed)? {
+            return Err(ToolError::SameFile { path: path.to_owned() });
+        }
+        if replace { Ok(()) } else { Err(ToolError::Exists { path: path.to_owned() }) }
+    }
+
+    /// Begins an output, beside `path` and with its header.
+    pub(in crate::tool) fn create(path: &Path, replace: bool, layout: Layout) -> Result<Self, ToolError> {
+        let failed = ToolError::file("create", path);
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".warpweft-").suffix(".part");
+        // As of any new file. The default is for secrets.
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        let mut file = builder.tempfile_in(folder(path)).map_err(&failed)?;
+        file.as_file().set_len(layout.file_bytes).map_err(&failed)?;
+        file.write_all(&layout.head).map_err(&failed)?;
+        let written = vec![0; layout.places.len()];
+        Ok(Self { path: path.to_owned(), replace, file, layout, written })
+    }
+
+    /// Writes the next bytes of a tensor.
+    pub(in crate::tool) fn append(&mut self, id: TensorId, bytes: &[u8]) -> Result<(), ToolError> {
+        let ((begin, room), written) = (self.layout.places[id.0], self.written[id.0]);
+        let reached = written + bytes.len() as u64;
+        let result = if reached <= room {
+            let file = self.file.as_file_mut();
+            file.seek(SeekFrom::Start(begin + written)).and_then(|_| file.write_all(bytes))
+        } else {
+            Err(io::Error::other("a tensor is longer than its header says"))
+        };
+        self.written[id.0] = reached;
+        result.map_err(ToolError::file("write", &self.path))
+    }
+
+    /// Gives the file its name, once every byte is on the disk.
+    pub(in crate::tool) fn commit(self) -> Result<(), ToolError> {
+        let Self { path, replace, file, layout, written } = self;
+        let failed = ToolError::file("write", &path);
+        if !layout.places.iter().map(|(_, room)| room).eq(&written) {
+            return Err(failed(io::Error::other("a tensor is shorter than its header says")));
+        }
+        file.as_file().sync_all().map_err(&failed)?;
+        let named = if replace { file.persist(&path) } else { file.persist_noclobber(&path) };
+        match named.map_err(|error| error.error) {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                return Err(ToolError::Exists { path: path.clone() });
+            }
+            Err(error) => return Err(failed(error)),
+        }
+        // So that the name survives a power cut too. Not every system can do it; the file is whole either way.
+        if let Ok(folder) = File::open(folder(&path)) {
+            let _ = folder.sync_all();
+        }
+        Ok(())
+    }
+}
+
+/// The folder of a file.
+fn folder(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use safetensors::Dtype;
+
+    use super::super::layout::Outline;
+    use super::*;
+
+    /// TL-2.
+    #[test]
+    fn a_file_takes_its_name_only_when_every_tensor_is_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out");
+        for bytes in [[0; 4].as_slice(), &[0; 8], &[0; 9]] {
+            let mut outline = Outline::default();
+            let id = outline.add("w".to_owned(), Dtype::F32, vec![2]);
+            let layout = outline.lay_out(&BTreeMap::new(), &path).unwrap();
+            let mut output = Output::create(&path, false, layout).unwrap();
+            let whole = output.append(id, bytes).and_then(|()| output.commit()).is_ok();
+            assert_eq!(whole, bytes.len() == 8);
+            assert_eq!(folder.path().read_dir().unwrap().count(), usize::from(whole));
+            let _ = std::fs::remove_file(&path);
+        }
+    }
+
+    #[test]
+    fn a_file_that_appeared_meanwhile_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out");
+        for replace in [false, true] {
+            let layout = Outline::default().lay_out(&BTreeMap::new(), &path).unwrap();
+            let output = Output::create(&path, replace, layout).unwrap();
+            std::fs::write(&path, "other").unwrap();
+            let result = output.commit();
+            assert_eq!(matches!(result, Err(ToolError::Exists { .. })), !replace);
+            assert_eq!(std::fs::read(&path).unwrap() == b"other", !replace);
+            assert_eq!(folder.path().read_dir().unwrap().count(), 1);
+        }
+    }
+}

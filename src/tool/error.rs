@@ -1,0 +1,175 @@
+//! Why a checkpoint was not converted, and what to do about it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::checkpoint::{CheckpointError, shown};
+use super::formats::quantizing_names;
+use super::manifest::KEY;
+use crate::format::{Format, FormatError};
+
+/// Why a checkpoint was not converted. The output is as it was before: absent, or the older file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ToolError {
+    /// The file system refused.
+    #[error("cannot {action} `{}`: {source}", path.display())]
+    File {
+        /// What was attempted.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+
+    /// A pipe, a folder or a device where a file is needed.
+    #[error("`{}` is not a regular file; tensors are read and written in any order, so it must be one", path.display())]
+    NotAFile {
+        /// What it is called.
+        path: PathBuf,
+    },
+
+    /// The input is no sound safetensors file.
+    #[error("`{}` cannot be read as safetensors: {source}", path.display())]
+    Checkpoint {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: CheckpointError,
+    },
+
+    /// Input and output are the same file.
+    #[error("`{}` is both input and output; name another file for the output", path.display())]
+    SameFile {
+        /// The output, as given.
+        path: PathBuf,
+    },
+
+    /// There is a file under the output's name.
+    #[error("`{}` exists; remove it, name another file, or replace it with --force", path.display())]
+    Exists {
+        /// The output.
+        path: PathBuf,
+    },
+
+    /// The input was quantized by this tool already.
+    #[error("`{}` holds weights in {format} already; turn it back with --dequantize first", path.display())]
+    AlreadyQuantized {
+        /// The input.
+        path: PathBuf,
+        /// Its format.
+        format: Format,
+    },
+
+    /// The input was not quantized by this tool.
+    #[error("`{}` was not written by `warpweft quantize`: its metadata has no `{KEY}`", path.display())]
+    NotQuantized {
+        /// The input.
+        path: PathBuf,
+    },
+
+    /// The metadata about quantized tensors makes no sense.
+    #[error("`{}`: the metadata `{KEY}` {problem}; the file is damaged, or newer than this program", path.display())]
+    Manifest {
+        /// The input.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+
+    /// A part of a quantized tensor is absent or of another shape.
+    #[error("`{}`: tensor `{}` {problem}; the file is damaged", path.display(), shown(tensor))]
+    Part {
+        /// The input.
+        path: PathBuf,
+        /// The part: `X.rowwise_data`.
+        tensor: String,
+        /// What is wrong.
+        problem: String,
+    },
+
+    /// A pattern that selects nothing.
+    #[error("--only `{}` matches no tensor of `{}`{}", shown(pattern), path.display(), .example.as_ref().map(|name| format!("; one that can be quantized is `{}`", shown(name))).unwrap_or_default())]
+    NothingMatches {
+        /// The pattern.
+        pattern: String,
+        /// The input.
+        path: PathBuf,
+        /// A tensor that could be selected.
+        example: Option<String>,
+    },
+
+    /// A format in which nothing is quantized.
+    #[error("{format} does not quantize; choose one of {}", quantizing_names())]
+    NotQuantizing {
+        /// The format.
+        format: Format,
+    },
+
+    /// Weights in the format cannot be sharded.
+    #[error("--shards: {source}")]
+    Sharding {
+        /// Why.
+        source: FormatError,
+    },
+
+    /// The format refuses the shape of a tensor, and none was to be refused.
+    #[error("tensor `{}`: {source}; without --strict it is copied as it is", shown(tensor))]
+    Refused {
+        /// The tensor.
+        tensor: String,
+        /// Why.
+        source: FormatError,
+    },
+
+    /// The values of a tensor cannot be quantized.
+    #[error("tensor `{}`: {source}; leave it out with --only, or choose another format", shown(tensor))]
+    Values {
+        /// The tensor.
+        tensor: String,
+        /// Why.
+        source: FormatError,
+    },
+
+    /// The output would have two tensors of one name.
+    #[error("the output would have two tensors `{}`; rename one of them in the input", shown(tensor))]
+    NameTaken {
+        /// The name.
+        tensor: String,
+    },
+
+    /// The header of the output would be longer than readers accept.
+    #[error(
+        "the header of the output would have {bytes} bytes, and readers accept {limit}; select fewer tensors with --only"
+    )]
+    HeaderTooLarge {
+        /// Its bytes.
+        bytes: u64,
+        /// The most that is read.
+        limit: u64,
+    },
+
+    /// A tensor does not fit in memory.
+    #[error(
+        "tensor `{}` needs {bytes} bytes of memory at once, which the system refuses; leave it out with --only",
+        shown(tensor)
+    )]
+    Memory {
+        /// The tensor.
+        tensor: String,
+        /// Bytes asked for.
+        bytes: u64,
+    },
+
+    /// Whoever watches the work ended it.
+    #[error("interrupted; no output was written")]
+    Interrupted,
+}
+
+impl ToolError {
+    /// What the file system said about `path`, as a function for `map_err`.
+    pub(super) fn file(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
+        move |source| Self::File { action, path: path.to_owned(), source }
+    }
+}

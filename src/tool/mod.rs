@@ -1,0 +1,45 @@
+//! The `warpweft` program, as a library: checkpoints into the formats and back.
+//!
+//! Laws:
+//! - **TL-1** the tensors of a header that was accepted tile the data of its file exactly.
+//! - **TL-2** a file under the output's name is whole; whatever fails leaves the name as it was.
+//! - **TL-3** memory is in proportion to the header and to the largest tensor, never to the file, nor to a size
+//!   that a file merely claims.
+//! - **TL-4** the bytes are those of [`crate::format`]: nothing is computed here but the error that is reported.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `checkpoint` | safetensors files, read and written tensor by tensor |
+//! | `manifest` | what a quantized file says about itself, and the names of parts |
+//! | `plan`, `quantize`, `shards` | into a format |
+//! | `dequantize` | back to f32 |
+//! | `report`, `table`, `text` | what was done, as data and as people read it |
+//! | `formats` | the formats, explained |
+//! | `progress`, `terminal` | how far the work is, and how it is stopped |
+//! | `command` | arguments, help, exit codes |
+//!
+//! Anyone may call [`quantize_checkpoint`] and [`dequantize_checkpoint`]; they know no terminal. Deliberately
+//! absent: any other file format, and files of several shards, which are so many checkpoints.
+
+mod checkpoint;
+pub mod command;
+mod dequantize;
+mod error;
+mod formats;
+mod manifest;
+mod plan;
+mod progress;
+mod quantize;
+mod report;
+mod shards;
+mod table;
+mod terminal;
+mod text;
+
+pub use checkpoint::{CheckpointError, Header, TensorEntry};
+pub use dequantize::dequantize_checkpoint;
+pub use error::ToolError;
+pub use formats::describe_formats;
+pub use progress::Progress;
+pub use quantize::{QuantizeOptions, quantize_checkpoint};
+pub use report::{Converted, Refused, Report};

@@ -1,0 +1,152 @@
+//! `warpweft quantize`: a checkpoint into a format.
+//!
+//! Order of work: read the header, decide for every tensor, lay out the output, then take the tensors one by
+//! one. Everything that names and shapes can say is said before the output exists.
+
+use std::borrow::Cow;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::time::Instant;
+
+use super::checkpoint::{Input, Output, TensorEntry};
+use super::manifest::{KEY, Manifest, Part};
+use super::plan::{Fate, Plan, check_patterns};
+use super::report::{Converted, Report, relative_error};
+use super::{Progress, ToolError, shards};
+use crate::format::{Directions, Format, FormatError, Orientation, Quantized, Shape, Via, quantize};
+
+/// How a checkpoint is quantized.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuantizeOptions {
+    /// The format; F32 and BF16 are refused.
+    pub format: Format,
+    /// Rounding before anything else.
+    pub via: Via,
+    /// Only tensors whose name one of these patterns matches, in the manner of
+    /// [`pattern_matches`](crate::config::pattern_matches); all tensors if there are none.
+    pub only: Vec<String>,
+    /// Whether a selected matrix of a shape that the format refuses is an error, and not copied.
+    pub strict: bool,
+    /// Quantize as so many ranks do that own flat shards of every matrix. The bytes are the same.
+    pub shards: Option<NonZeroUsize>,
+    /// Whether the output may replace a file.
+    pub replace: bool,
+}
+
+impl QuantizeOptions {
+    /// Into `format`: every matrix, values as they are, whole, no file replaced.
+    #[must_use]
+    pub const fn new(format: Format) -> Self {
+        Self { format, via: Via::None, only: Vec::new(), strict: false, shards: None, replace: false }
+    }
+
+    /// What can be refused without a file.
+    fn check(&self) -> Result<(), ToolError> {
+        let format = self.format;
+        if matches!(format, Format::F32 | Format::Bf16) {
+            return Err(ToolError::NotQuantizing { format });
+        }
+        match self.shards {
+            None => Ok(()),
+            Some(_) => format.check_weight().map_err(|source| ToolError::Sharding { source }),
+        }
+    }
+
+    fn quantize(&self, shape: Shape, values: &[f32]) -> Result<Quantized, FormatError> {
+        match self.shards {
+            None => quantize(self.format, Directions::Both, self.via, shape, values),
+            Some(ranks) => shards::quantize(self.format, self.via, shape, values, ranks.get()),
+        }
+    }
+}
+
+/// Quantizes the matrices of F32, BF16 and F16 in the checkpoint `input`, in both orientations, and writes
+/// them to the checkpoint `output`; all other tensors are copied.
+///
+/// Tensor `X` of shape `[M, K]` becomes `X.rowwise_data`, `X.rowwise_scale`, `X.columnwise_data` and
+/// `X.columnwise_scale`, with the dtypes and padded shapes of [`Format::planes`], and `X.amax`, F32 `[1]`. Where
+/// one decode scale serves the whole tensor, both scales hold it, as F32 `[1]`. The metadata keeps what it had
+/// and gains `warpweft_quantized`, a JSON text with version, format and the original dtypes and shapes.
+///
+/// Memory: the header, and at most 12 bytes per element of the largest matrix.
+///
+/// # Errors
+/// Any [`ToolError`]; `output` is as it was then.
+pub fn quantize_checkpoint(
+    input: &Path,
+    output: &Path,
+    options: &QuantizeOptions,
+    progress: &mut dyn Progress,
+) -> Result<Report, ToolError> {
+    let begin = Instant::now();
+    options.check()?;
+    let (header, mut data) = Input::open(input)?;
+    if let Some(Manifest { format, .. }) = Manifest::of(&header, input)? {
+        return Err(ToolError::AlreadyQuantized { path: input.to_owned(), format });
+    }
+    Output::check(output, options.replace, input)?;
+    check_patterns(&header, input, &options.only)?;
+
+    let plan = Plan::of(&header, options)?;
+    let mut metadata = header.metadata().clone();
+    metadata.insert(KEY.to_owned(), plan.manifest.to_text(output)?);
+    let layout = plan.outline.lay_out(&metadata, output)?;
+    let mut report = Report::new(data.file_bytes(), layout.file_bytes);
+    report.refused = plan.refused;
+
+    let mut target = Output::create(output, options.replace, layout)?;
+    progress.start(header.tensors().iter().map(TensorEntry::bytes).sum());
+    let mut values = Vec::new();
+    for (entry, fate) in header.tensors().iter().zip(plan.fates) {
+        progress.tensor(&entry.name);
+        let (shape, parts) = match fate {
+            Fate::Quantize(shape, parts) => (shape, parts),
+            Fate::Copy(id) => {
+                data.pieces(entry, progress, |piece| target.append(id, piece))?;
+                report.count_copy(entry.bytes());
+                continue;
+            }
+        };
+        let begin = Instant::now();
+        let unfit = |source| ToolError::Values { tensor: entry.name.clone(), source };
+        data.values(entry, progress, &mut values)?;
+        let quantized = options.quantize(shape, &values).map_err(unfit)?;
+        let mut bytes_after = 0;
+        for (part, id) in Part::ALL.into_iter().zip(parts) {
+            let bytes = bytes_of(part, &quantized);
+            target.append(id, &bytes)?;
+            bytes_after += bytes.len() as u64;
+        }
+        let time = begin.elapsed();
+        let back = quantized.dequantize(Orientation::Rowwise).map_err(unfit)?;
+        report.tensors.push(Converted {
+            name: entry.name.clone(),
+            shape,
+            bytes_before: entry.bytes(),
+            bytes_after,
+            relative_error: Some(relative_error(&values, &back)),
+            time,
+        });
+    }
+    progress.finish();
+    target.commit()?;
+    report.elapsed = begin.elapsed();
+    Ok(report)
+}
+
+/// A part of a weight that has both orientations.
+fn bytes_of(part: Part, quantized: &Quantized) -> Cow<'_, [u8]> {
+    let planes = |orientation| match orientation {
+        Orientation::Rowwise => quantized.rowwise.as_ref(),
+        Orientation::Columnwise => quantized.columnwise.as_ref(),
+    };
+    let plane = match part {
+        Part::Amax => return Cow::Owned(quantized.amax.to_le_bytes().to_vec()),
+        Part::Scale(_) if matches!(quantized.format, Format::Fp8Tensor(_)) => {
+            return Cow::Owned(quantized.tensor_scale.to_le_bytes().to_vec());
+        }
+        Part::Scale(orientation) => planes(orientation).map(|planes| &planes.scale),
+        Part::Data(orientation) => planes(orientation).map(|planes| &planes.data),
+    };
+    Cow::Borrowed(plane.map_or(&[], Vec::as_slice))
+}

@@ -1,0 +1,149 @@
+//! TL-3: memory is in proportion to the header and the largest tensor; a size that a file claims costs nothing.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(unsafe_code, reason = "a global allocator is the only way to measure memory")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use warpweft::format::Format;
+use warpweft::tool::{Header, QuantizeOptions, dequantize_checkpoint, quantize_checkpoint};
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+/// Keeps the largest number of bytes that were allocated at once, over all threads.
+struct Measuring;
+
+// SAFETY: every call is passed on to the system allocator unchanged.
+unsafe impl GlobalAlloc for Measuring {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        PEAK.fetch_max(live, Ordering::Relaxed);
+        // SAFETY: the caller's obligations are those of `System`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the pointer came from `System` with this layout.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Measuring = Measuring;
+
+/// One measurement at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Bytes that `work` allocated at most at once, beyond what was there before.
+fn peak_of(work: impl FnOnce()) -> usize {
+    let before = LIVE.load(Ordering::Relaxed);
+    PEAK.store(before, Ordering::Relaxed);
+    work();
+    PEAK.load(Ordering::Relaxed) - before
+}
+
+const MIB: usize = 1 << 20;
+
+/// A checkpoint of `count` square matrices of zeros in F32, of which the disk holds nothing.
+fn sparse(path: &Path, count: usize, side: usize) {
+    let bytes = 4 * side * side;
+    let tensor = |at: usize| {
+        let (begin, end) = (at * bytes, (at + 1) * bytes);
+        format!(r#""w{at:03}":{{"dtype":"F32","shape":[{side},{side}],"data_offsets":[{begin},{end}]}}"#)
+    };
+    let header = format!("{{{}}}", (0..count).map(tensor).collect::<Vec<_>>().join(","));
+    let mut file = File::create(path).unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(header.as_bytes()).unwrap();
+    file.seek(SeekFrom::Current((count * bytes) as i64 - 1)).unwrap();
+    file.write_all(&[0]).unwrap();
+}
+
+#[test]
+fn memory_follows_the_largest_matrix_and_not_the_file() {
+    let _alone = ALONE.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output, back) =
+        (folder.path().join("in"), folder.path().join("out"), folder.path().join("back"));
+    // 300 MiB in matrices of 4 MiB.
+    sparse(&input, 75, 1024);
+    let options = QuantizeOptions::new(Format::NVFP4_2D);
+    let peak = peak_of(|| drop(quantize_checkpoint(&input, &output, &options, &mut ()).unwrap()));
+    assert!(peak < 12 * MIB + 2 * MIB, "quantize: {peak}");
+    let peak = peak_of(|| drop(dequantize_checkpoint(&output, &back, false, &mut ()).unwrap()));
+    assert!(peak < 6 * MIB + 3 * MIB, "dequantize: {peak}");
+    assert_eq!(back.metadata().unwrap().len() / MIB as u64, 300);
+}
+
+#[test]
+fn the_documented_bytes_per_element_hold_for_every_format() {
+    let _alone = ALONE.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("in"), folder.path().join("out"));
+    sparse(&input, 3, 2048);
+    for format in Format::CANONICAL {
+        let mut options = QuantizeOptions::new(format);
+        options.replace = true;
+        for shards in [None, std::num::NonZeroUsize::new(1), std::num::NonZeroUsize::new(5)] {
+            options.shards = shards;
+            let mut written = false;
+            let peak = peak_of(|| {
+                written = quantize_checkpoint(&input, &output, &options, &mut ()).is_ok();
+            });
+            let refused = matches!(format, Format::F32 | Format::Bf16)
+                || (shards.is_some() && format.check_weight().is_err());
+            assert_eq!(written, !refused, "{format}");
+            let elements = 2048 * 2048;
+            assert!(peak < 12 * elements + 2 * MIB, "{format} {shards:?}: {peak}");
+            assert!(refused || peak > 4 * elements, "{format} {shards:?}: {peak} is too little to be true");
+        }
+    }
+}
+
+#[test]
+fn a_size_that_is_only_claimed_costs_nothing() {
+    let _alone = ALONE.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("in"), folder.path().join("out"));
+    let refused = || {
+        let options = QuantizeOptions::new(Format::NVFP4_2D);
+        let error = quantize_checkpoint(&input, &output, &options, &mut ()).unwrap_err();
+        assert!(!error.to_string().is_empty());
+    };
+    // A header of 100 MB in a file of 60 bytes.
+    std::fs::write(&input, [&100_000_000u64.to_le_bytes()[..], &[b' '; 52]].concat()).unwrap();
+    let peak = peak_of(refused);
+    assert!(peak < 64 << 10, "{peak}");
+    // A matrix of 4 TiB in a file of 100 bytes.
+    let json = br#"{"w":{"dtype":"F32","shape":[1048576,1048576],"data_offsets":[0,4398046511104]}}"#;
+    std::fs::write(&input, [&(json.len() as u64).to_le_bytes()[..], json].concat()).unwrap();
+    let peak = peak_of(refused);
+    assert!(peak < 64 << 10, "{peak}");
+}
+
+#[test]
+fn a_header_costs_a_small_multiple_of_its_length() {
+    let _alone = ALONE.lock();
+    let tiny = |at: usize| format!(r#""{at:x}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#);
+    let names = |name: &str| format!("{{{}}}", (0..50_000).map(tiny).collect::<Vec<_>>().join(",")) + name;
+    let long = format!(r#"{{"w":{{"shape":[{}0]}}}}"#, "0,".repeat(1_000_000));
+    let texts = (0..100_000).map(|at| format!(r#""{at:x}":"""#)).collect::<Vec<_>>().join(",");
+    let escapes = format!(r#"{{"{}":{{"dtype":"X"}}}}"#, r"\u0041".repeat(500_000));
+    for (json, sound) in [
+        (names(""), true),
+        (names("}"), false),
+        (long, false),
+        (format!(r#"{{"__metadata__":{{{texts}}}}}"#), true),
+        (escapes, false),
+    ] {
+        let peak = peak_of(|| assert_eq!(Header::parse(json.as_bytes(), 0).is_ok(), sound));
+        assert!(peak < 12 * json.len(), "{peak} for {}: {}", json.len(), &json[..60]);
+    }
+}
