@@ -5,13 +5,14 @@
 //! rule makes impossible (a columnwise use of a replicated weight, a shape the format cannot take) is
 //! refused where it is declared.
 
-use super::{Config, ConfigError, keys, pattern_matches};
+use super::{Config, ConfigError, WeightRule, keys, pattern_matches};
 use crate::format::Format;
 use crate::model::{Model, ModelBuilder, Placement, WeightSpec};
 
 impl Config {
-    /// The model with formats and placements as the rules say; ids stay as they are. A weight that a
-    /// rule replicates is kept in f32 unless the rule names a format.
+    /// The model with formats and placements as the rules say; ids stay as they are. A format is for
+    /// sharded weights: norms and biases that a pattern such as `blocks.*.mlp.*` also matches stay
+    /// replicated, in f32.
     ///
     /// # Errors
     /// [`ConfigError::Invalid`] for a rule that matches nothing, [`ConfigError::Weights`] when a weight
@@ -35,11 +36,21 @@ impl Config {
         for spec in model.weights() {
             let settings = self.weight_settings(&spec.name);
             let placement = settings.placement.unwrap_or(spec.placement);
-            let declared = if placement == Placement::Replicated { Format::F32 } else { spec.format };
-            let format = settings.format.unwrap_or(declared);
+            let format = match placement {
+                Placement::Sharded => settings.format.unwrap_or(spec.format),
+                Placement::Replicated => self.replicated_format(&spec.name),
+            };
             refined.add(WeightSpec { placement, format, ..spec.clone() }).map_err(ConfigError::Weights)?;
         }
         Ok(refined.build())
+    }
+
+    /// f32, unless one rule asks for a replicated weight in another format, which is then refused.
+    fn replicated_format(&self, name: &str) -> Format {
+        let asked = |rule: &&WeightRule| {
+            rule.placement == Some(Placement::Replicated) && pattern_matches(&rule.pattern, name)
+        };
+        self.weights.iter().filter(asked).filter_map(|rule| rule.format).next_back().unwrap_or(Format::F32)
     }
 }
 
@@ -74,6 +85,20 @@ mod tests {
             (refined.weights()[1].placement, refined.weights()[1].format),
             (Placement::Replicated, Format::F32)
         );
+    }
+
+    #[test]
+    fn a_format_for_a_pattern_leaves_the_norms_it_matches_replicated() {
+        let mut model = Model::builder();
+        model.sharded("blocks.0.mlp.up", 128, 128, Format::NVFP4_2D).unwrap();
+        model.replicated("blocks.0.mlp.gain", 128, 1).unwrap();
+        let model = model.build();
+        let text = "[[weights]]\nmatch = \"blocks.*.mlp.*\"\nformat = \"fp8_block\"";
+        let refined = config(text).apply_weight_rules(&model).unwrap();
+        assert_eq!(refined.weights()[0].format, Format::FP8_BLOCK128_POW2);
+        assert_eq!(refined.weights()[1], model.weights()[1]);
+        let both = "[[weights]]\nmatch = \"*.gain\"\nplacement = \"replicated\"\nformat = \"bf16\"";
+        assert!(config(both).apply_weight_rules(&model).is_err());
     }
 
     #[test]
