@@ -1,0 +1,12 @@
+//! Any text as a configuration.
+
+#![no_main]
+
+#[path = "../../tests/hostile/mod.rs"]
+mod hostile;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| {
+    hostile::configuration(text);
+});
