@@ -3,10 +3,11 @@
 
 use warpweft::config::{Backward, Columnwise};
 use warpweft::format::{ElementType, Format, Orientation, Via};
-use warpweft::layout::{OptimizerSettings, Settings};
+use warpweft::id::{SlotId, TaskId};
+use warpweft::layout::{ALIGNMENT, OptimizerSettings, Settings};
 use warpweft::model::{Form, Mesh, Model, Phase, StepProgram};
 use warpweft::op::Op;
-use warpweft::plan::{Policy, StepPlan};
+use warpweft::plan::{EdgeKind, Policy, StepPlan, Task};
 
 fn policy(depth: u32) -> Policy {
     Policy {
@@ -194,4 +195,96 @@ fn a_program_may_be_called_prologue() {
     let resident = ResidentLayout::new(&weights, &[&program]).unwrap();
     StepPlan::prologue(&weights, &resident, &policy(1)).unwrap();
     StepPlan::within(&program, &weights, &resident, &policy(1)).unwrap();
+}
+
+/// The arena's law: what shares bytes never lives at the same time, and no gap is left below a slot
+/// that nothing held.
+#[test]
+fn slots_share_bytes_only_at_different_times_and_lie_as_low_as_they_can() {
+    for depth in [0, 2, 5] {
+        let program = chain(40, Format::NVFP4_2D);
+        let plan = StepPlan::build(&program, &policy(depth), Mesh::new(4).unwrap()).unwrap();
+        let mut lives = vec![None; plan.arena.slots.len()];
+        for (task, planned) in plan.entries() {
+            for (slot, _) in planned.op.accesses() {
+                let first = lives[slot.index()].map_or(task, |(first, _)| first);
+                lives[slot.index()] = Some((first, task));
+            }
+        }
+        let transient: Vec<_> = plan.transient().collect();
+        let mut shared = 0;
+        for (position, one) in transient.iter().enumerate() {
+            let region = plan.arena.region(*one);
+            for other in &transient[..position] {
+                if !region.overlaps(plan.arena.region(*other)) {
+                    continue;
+                }
+                shared += 1;
+                let (Some(mine), Some(theirs)) = (lives[one.index()], lives[other.index()]) else {
+                    panic!("{one} and {other} are accessed");
+                };
+                assert!(mine.1 < theirs.0 || theirs.1 < mine.0, "{one} and {other} live at once");
+            }
+            let touches = |other: &&SlotId| {
+                plan.arena.region(**other).end().next_multiple_of(ALIGNMENT) == region.offset
+            };
+            let lowest = region.offset == plan.bounds.resident_bytes;
+            assert!(lowest || transient.iter().any(|other| touches(&other)), "nothing holds {one} up");
+        }
+        assert!(shared > transient.len(), "sharing is what the layout is for");
+    }
+}
+
+/// A note for every gather that gets its bytes only after its release, found here by looking at every edge.
+#[test]
+fn a_plan_notes_every_gather_whose_memory_comes_late() {
+    let mut noted = 0;
+    for (depth, communicators) in [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (2, 2)] {
+        let policy = Policy { communicators, ..policy(depth) };
+        let program = chain(12, Format::NVFP4_2D);
+        let plan = StepPlan::build(&program, &policy, Mesh::new(2).unwrap()).unwrap();
+        let edges = plan.edges();
+        let is_late = |(id, task): &(TaskId, &Task)| {
+            matches!(task.op, Op::AllGather { .. })
+                && edges.iter().any(|edge| {
+                    edge.to == *id
+                        && edge.kind == EdgeKind::Credit
+                        && task.release.is_none_or(|by| by < edge.from)
+                })
+        };
+        let late: Vec<&str> = plan.entries().filter(is_late).map(|(_, task)| task.subject.as_str()).collect();
+        assert_eq!(plan.notes.len(), late.len());
+        assert!(
+            plan.notes
+                .iter()
+                .zip(&late)
+                .all(|(note, subject)| note.contains(&format!("gather of {subject} ")))
+        );
+        noted += late.len();
+    }
+    assert!(noted > 0, "some gather of these plans comes late");
+}
+
+#[test]
+fn an_input_comes_right_before_its_first_reader_and_an_output_goes_right_behind_its_last_writer() {
+    let mut model = Model::builder();
+    let weight = model.sharded("w", 64, 64, Format::F32).unwrap();
+    let model = model.build();
+    let mut program = StepProgram::builder("evaluate", &model);
+    let input = program.input("input", 8, ElementType::F32).unwrap();
+    let output = program.output("output", 8, ElementType::F32).unwrap();
+    for (name, touches) in [("early", false), ("middle", true), ("late", true), ("last", false)] {
+        let call = program.call(name, Phase::Forward).uses(weight, Orientation::Rowwise, Form::Dense);
+        let call = if touches { call.reads(input).writes(output) } else { call };
+        call.add().unwrap();
+    }
+    let plan =
+        StepPlan::build(&program.build_evaluation().unwrap(), &policy(1), Mesh::new(2).unwrap()).unwrap();
+    let compute: Vec<&str> = plan
+        .tasks
+        .iter()
+        .filter(|task| task.lane == plan.compute_lane() && !matches!(task.op, Op::ClearFault { .. }))
+        .map(|task| task.subject.as_str())
+        .collect();
+    assert_eq!(compute, ["early", "input", "middle", "late", "output", "last"]);
 }

@@ -40,7 +40,7 @@ impl<B: Backend> Actor<B> for BucketActor {
 
     fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), FlowError> {
         let task = ready.task();
-        let plan = std::sync::Arc::clone(context.issuer.plan());
+        let plan = context.issuer.plan();
         let own = match plan.task(task).op {
             Op::Adam { bucket, .. } => {
                 self.state.masters = self.state.masters.next();

@@ -13,6 +13,8 @@ use crate::id::TaskId;
 #[derive(Debug)]
 pub struct Worklist {
     entries: Vec<Entry>,
+    /// The entry of every task up to the last one on the list; `None` for tasks of others.
+    places: Vec<Option<u32>>,
     head: usize,
     held: Slab<Held>,
 }
@@ -40,7 +42,11 @@ impl Worklist {
             .map(|(task, incoming)| Entry { task, incoming, missing: incoming, turn: false, first: None })
             .collect();
         let rights = entries.iter().map(|entry| entry.incoming as usize).sum();
-        Self { entries, head: 0, held: Slab::with_capacity(rights) }
+        let mut places = vec![None; entries.last().map_or(0, |last| last.task.index() + 1)];
+        for (entry, place) in entries.iter().zip(0..) {
+            places[entry.task.index()] = Some(place);
+        }
+        Self { entries, places, head: 0, held: Slab::with_capacity(rights) }
     }
 
     /// Starts over, for a new step. Rights left from a step that broke off are used up.
@@ -61,10 +67,10 @@ impl Worklist {
     /// # Errors
     /// The message, for a task of another actor or one that needs no further right.
     pub fn deliver(&mut self, message: Message) -> Result<(), Message> {
-        let Ok(position) = self.entries.binary_search_by_key(&message.task(), |entry| entry.task) else {
+        let Some(place) = self.places.get(message.task().index()).copied().flatten() else {
             return Err(message);
         };
-        let entry = &mut self.entries[position];
+        let entry = &mut self.entries[place as usize];
         match message {
             Message::Turn(_) => entry.turn = true,
             Message::Right(right) if entry.missing > 0 => {

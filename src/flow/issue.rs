@@ -1,15 +1,15 @@
 //! Issuing: the one place where a task reaches a lane.
 //!
 //! Law: a task is issued in its lane's turn, with all its rights in hand, behind the plan's
-//! fences and nothing else. Issuing makes the task's point, and only issuing does (FL-1). The
-//! issuer keeps, per lane, how far every lane is known to have come, from lane order and fences
-//! alone; a right whose point lies beyond that is refused.
+//! fences and nothing else. Issuing makes the task's point, and only issuing does (FL-1). A right
+//! whose point lane order and fences do not cover is refused.
 
 use std::sync::Arc;
 
+use super::clocks::Clocks;
 use super::{Credit, FlowError, Message, Point, Poison, Post, ReadLease, Registers, Right, Wiring};
 use crate::backend::Backend;
-use crate::id::{LaneId, TaskId};
+use crate::id::TaskId;
 use crate::plan::{EdgeKind, StepPlan};
 
 /// Issues the tasks of one bound plan on one rank.
@@ -22,11 +22,7 @@ pub struct Issuer {
     poison: Poison,
     /// Next task of every lane.
     turn: Vec<Option<TaskId>>,
-    /// Per lane: tasks of every lane known to precede what is issued there next; position + 1.
-    known: Vec<u32>,
-    /// The same, as it was when each signalling task was issued.
-    signalled: Vec<u32>,
-    lanes: usize,
+    clocks: Clocks,
     issued: usize,
 }
 
@@ -34,15 +30,12 @@ impl Issuer {
     /// An issuer for `plan`, wired as `wiring`.
     #[must_use]
     pub fn new(rank: crate::id::RankId, plan: Arc<StepPlan>, wiring: Arc<Wiring>, poison: Poison) -> Self {
-        let lanes = plan.lanes.len();
         Self {
             rank,
             registers: Registers::new(plan.arena.slots.len()),
             poison,
-            turn: vec![None; lanes],
-            known: vec![0; lanes * lanes],
-            signalled: vec![0; lanes * plan.tasks.len()],
-            lanes,
+            turn: vec![None; plan.lanes.len()],
+            clocks: Clocks::new(plan.lanes.len(), plan.tasks.len()),
             issued: 0,
             plan,
             wiring,
@@ -64,7 +57,7 @@ impl Issuer {
             return Err(FlowError::Poisoned { rank: self.rank, what: reason.to_owned() });
         }
         self.registers.reset();
-        self.known.fill(0);
+        self.clocks.reset();
         self.turn.fill(None);
         self.issued = 0;
         for task in &self.wiring.first {
@@ -94,21 +87,24 @@ impl Issuer {
         streams: &mut [B::Stream],
         bound: &B::Bound,
     ) -> Result<Point, FlowError> {
-        let plan = Arc::clone(&self.plan);
-        let wiring = Arc::clone(&self.wiring);
+        let (plan, wiring) = (&self.plan, &self.wiring);
         let (planned, wired) = (plan.task(task), &wiring.tasks[task.index()]);
         let lane = planned.lane;
         if self.turn[lane.index()] != Some(task) {
             return Err(FlowError::OutOfTurn { rank: self.rank, task: plan.describe(task) });
         }
-        self.learn(task, lane, &planned.waits);
+        self.clocks.advance(task, lane, &planned.waits);
         let mut received = 0;
         for right in rights {
             received += 1;
             if matches!(right, Right::Lease(_)) {
                 self.registers.spend(right.slot());
             }
-            self.check_covered(right.spend(), task, lane)?;
+            let point = right.spend();
+            if !self.clocks.covers(point, lane) {
+                let (first, second) = (plan.describe(point.task()), plan.describe(task));
+                return Err(FlowError::Uncovered { rank: self.rank, first, second });
+            }
         }
         if received != wired.incoming {
             return Err(FlowError::OutOfTurn { rank: self.rank, task: plan.describe(task) });
@@ -132,39 +128,7 @@ impl Issuer {
         }
         let point = Point::behind(task, lane);
         self.issued += 1;
-        self.grant(point, wired.grants.clone(), post)?;
-        self.turn[lane.index()] = wired.next;
-        wired.next.map_or(Ok(()), |next| post.send(Message::Turn(next)))?;
-        Ok(point)
-    }
-
-    /// Joins what the fences of `task` teach its lane, and remembers it for those who wait for it.
-    fn learn(&mut self, task: TaskId, lane: LaneId, waits: &[TaskId]) {
-        let own = lane.index() * self.lanes;
-        for wait in waits {
-            let theirs = wait.index() * self.lanes;
-            for other in 0..self.lanes {
-                self.known[own + other] = self.known[own + other].max(self.signalled[theirs + other]);
-            }
-        }
-        self.known[own + lane.index()] = task.number() + 1;
-        let mine = task.index() * self.lanes;
-        self.signalled[mine..mine + self.lanes].copy_from_slice(&self.known[own..own + self.lanes]);
-    }
-
-    fn check_covered(&self, point: Point, task: TaskId, lane: LaneId) -> Result<(), FlowError> {
-        if self.known[lane.index() * self.lanes + point.lane().index()] > point.task().number() {
-            return Ok(());
-        }
-        Err(FlowError::Uncovered {
-            rank: self.rank,
-            first: self.plan.describe(point.task()),
-            second: self.plan.describe(task),
-        })
-    }
-
-    fn grant(&mut self, point: Point, range: std::ops::Range<usize>, post: &Post) -> Result<(), FlowError> {
-        for edge in &self.wiring.grants[range] {
+        for edge in &wiring.grants[wired.grants.clone()] {
             let poison = self.poison.clone();
             let right = match edge.kind {
                 EdgeKind::Lease => {
@@ -177,6 +141,8 @@ impl Issuer {
             };
             post.send(Message::Right(right))?;
         }
-        Ok(())
+        self.turn[lane.index()] = wired.next;
+        wired.next.map_or(Ok(()), |next| post.send(Message::Turn(next)))?;
+        Ok(point)
     }
 }

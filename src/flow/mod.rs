@@ -14,6 +14,7 @@
 //! At issue they meet: every point must be covered by lane order or a fence, else both tasks are
 //! named in a [`FlowError`]. Nothing here waits, and nothing allocates once a plan is wired.
 
+mod clocks;
 mod error;
 mod issue;
 mod mailbox;

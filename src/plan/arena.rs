@@ -11,19 +11,19 @@
 
 use std::collections::BTreeMap;
 
+use super::dependences::TaskAccesses;
+use super::shelves::{Placed, Shelves};
 use crate::id::{LaneId, SlotId, TaskId};
 use crate::layout::{ALIGNMENT, Content, Residency, Slot};
-
-use super::draft::DraftTask;
 
 /// First and last access of a slot in T; `None` for a slot nothing accesses.
 pub(super) type Life = Option<(usize, usize)>;
 
 /// The life of every slot.
-pub(super) fn lives(tasks: &[DraftTask], slots: usize) -> Vec<Life> {
+pub(super) fn lives(tasks: &[TaskAccesses], slots: usize) -> Vec<Life> {
     let mut lives: Vec<Life> = vec![None; slots];
     for (position, task) in tasks.iter().enumerate() {
-        for (slot, _) in task.op.accesses() {
+        for (slot, _) in task {
             if let Some(life) = lives.get_mut(slot.index()) {
                 *life = Some(life.map_or((position, position), |(first, _)| (first, position)));
             }
@@ -34,7 +34,7 @@ pub(super) fn lives(tasks: &[DraftTask], slots: usize) -> Vec<Life> {
 
 /// The hold of every slot: its life, begun at its first writer's earliest permitted start.
 pub(super) fn holds(
-    tasks: &[DraftTask],
+    tasks: &[TaskAccesses],
     lanes_of: &[LaneId],
     releases: &[Option<TaskId>],
     lives: &[Life],
@@ -43,24 +43,24 @@ pub(super) fn holds(
     let compute = LaneId::new(0);
     let mut first_consumer: Vec<Option<usize>> = vec![None; lives.len()];
     for (position, task) in tasks.iter().enumerate().filter(|(position, _)| lanes_of[*position] == compute) {
-        for (slot, _) in task.op.accesses().iter().filter(|(_, access)| access.reads()) {
+        for (slot, _) in task.iter().filter(|(_, access)| access.reads()) {
             first_consumer[slot.index()].get_or_insert(position);
         }
     }
+    let passed: Vec<Option<usize>> = tasks
+        .iter()
+        .zip(lanes_of)
+        .map(|(accesses, lane)| {
+            let made = accesses.iter().filter(|(_, access)| *lane != compute && access.writes());
+            made.filter_map(|(slot, _)| first_consumer[slot.index()]).min()
+        })
+        .collect();
     for (_, last) in holds.iter_mut().flatten() {
-        let closer = &tasks[*last];
-        if lanes_of[*last] == compute {
-            continue;
-        }
-        let made = closer.op.accesses();
-        let consumed = made.iter().filter(|(_, access)| access.writes());
-        let passed = consumed.filter_map(|(slot, _)| first_consumer[slot.index()]).min();
-        *last = (*last).max(passed.unwrap_or(0));
+        *last = (*last).max(passed[*last].unwrap_or(0));
     }
     let mut last_writer: Vec<Option<usize>> = vec![None; lives.len()];
     let mut last_on_lane: BTreeMap<LaneId, usize> = BTreeMap::new();
-    for (position, task) in tasks.iter().enumerate() {
-        let accesses = task.op.accesses();
+    for (position, accesses) in tasks.iter().enumerate() {
         let lane_before = last_on_lane.insert(lanes_of[position], position);
         let content = accesses.iter().filter(|(_, access)| access.reads());
         let start = content
@@ -69,7 +69,7 @@ pub(super) fn holds(
             .chain(lane_before)
             .max()
             .map_or(0, |before| before + 1);
-        for (slot, access) in &accesses {
+        for (slot, access) in accesses {
             if let Some((first, _)) = &mut holds[slot.index()]
                 && *first == position
             {
@@ -89,22 +89,17 @@ pub(super) fn place(slots: &mut [Slot], holds: &[Life], base: usize) -> usize {
         .filter(|slot| slots[*slot].residency == Residency::Transient && holds[*slot].is_some())
         .collect();
     order.sort_by_key(|slot| (std::cmp::Reverse(slots[*slot].region.bytes), *slot));
-    let mut placed: Vec<(usize, usize, usize, usize)> = Vec::new();
+    let end_of_time = holds.iter().flatten().map(|(_, last)| *last).max().unwrap_or(0);
+    let mut shelves = Shelves::new(end_of_time);
     let mut bytes = 0;
     for slot in order {
-        let Some((first, last)) = holds[slot] else { continue };
+        let Some((from, to)) = holds[slot] else { continue };
         let size = slots[slot].region.bytes.next_multiple_of(ALIGNMENT);
-        let mut offset = 0;
-        for (begin, end, from, to) in &placed {
-            let together = *from <= last && first <= *to;
-            if together && *begin < offset + size {
-                offset = offset.max(*end);
-            }
-        }
-        slots[slot].region.offset = base + offset;
-        bytes = bytes.max(offset + size);
-        let position = placed.partition_point(|(begin, ..)| *begin < offset);
-        placed.insert(position, (offset, offset + size, first, last));
+        let begin = shelves.lowest_free(size, from, to);
+        let end = begin + size;
+        slots[slot].region.offset = base + begin;
+        bytes = bytes.max(end);
+        shelves.put(Placed { begin, end, from, to });
     }
     bytes
 }

@@ -4,7 +4,7 @@
 //! order, and it returns no plan that [`verify()`] refuses.
 
 use super::arena::{self, Peak};
-use super::dependences::{Edge, EdgeKind, dependences};
+use super::dependences::{Edge, EdgeKind, TaskAccesses, dependences};
 use super::draft::{Carrier, Draft, DraftTask};
 use super::fences::fences;
 use super::resident::ResidentLayout;
@@ -112,6 +112,8 @@ fn build(request: &Request<'_>) -> Result<StepPlan, PlanError> {
 /// Tasks in issue order, slots with addresses, and what both need.
 struct Placed {
     tasks: Vec<DraftTask>,
+    /// What each task touches.
+    accesses: Vec<TaskAccesses>,
     slots: Vec<Slot>,
     lanes_of: Vec<LaneId>,
     releases: Vec<Option<TaskId>>,
@@ -140,13 +142,14 @@ fn place(request: &Request<'_>, policy: &Policy) -> Placed {
         passes::quantize(&mut draft, None);
     }
     let (tasks, mut slots) = draft.finish();
-    let lives = arena::lives(&tasks, slots.len());
+    let accesses: Vec<TaskAccesses> = tasks.iter().map(|task| task.op.accesses()).collect();
+    let lives = arena::lives(&accesses, slots.len());
     let lanes_of: Vec<LaneId> = tasks.iter().map(|task| lane_of(task.carrier, policy)).collect();
     let releases = releases(&tasks, request.calls.len());
-    let holds = arena::holds(&tasks, &lanes_of, &releases, &lives);
+    let holds = arena::holds(&accesses, &lanes_of, &releases, &lives);
     let transient_bytes = arena::place(&mut slots, &holds, request.resident.bytes());
     let peak = arena::peak(&slots, &lives, tasks.len());
-    Placed { tasks, slots, lanes_of, releases, peak, transient_bytes }
+    Placed { tasks, accesses, slots, lanes_of, releases, peak, transient_bytes }
 }
 
 /// What keeping columnwise planes would cost beside this plan.
@@ -161,12 +164,11 @@ fn columnwise_saved_bytes(request: &Request<'_>, placed: &Placed) -> usize {
 
 fn assemble(request: &Request<'_>, placed: Placed) -> StepPlan {
     let saved = columnwise_saved_bytes(request, &placed);
-    let Placed { tasks: drafted, slots, lanes_of, releases, peak, transient_bytes } = placed;
+    let Placed { tasks: drafted, accesses, slots, lanes_of, releases, peak, transient_bytes } = placed;
     let lanes = lanes(request.policy);
     let arena = ArenaLayout { slots, resident_bytes: request.resident.bytes(), transient_bytes };
-    let accesses: Vec<_> = drafted.iter().map(|task| task.op.accesses()).collect();
     let edges = dependences(&accesses, &arena);
-    let fences = fences(&lanes_of, lanes.len(), &edges, &releases);
+    let mut fences = fences(&lanes_of, lanes.len(), &edges, &releases);
     let mut sequence = vec![0u32; lanes.len()];
     let mut tasks = Vec::with_capacity(drafted.len());
     for (position, task) in drafted.into_iter().enumerate() {
@@ -182,7 +184,7 @@ fn assemble(request: &Request<'_>, placed: Placed) -> StepPlan {
             op: task.op,
             subject: task.subject,
             lane,
-            waits: fences.waits[position].clone(),
+            waits: std::mem::take(&mut fences.waits[position]),
             signals: fences.signals[position],
             collective,
             release: releases[position],
@@ -247,15 +249,17 @@ fn releases(drafted: &[DraftTask], calls: usize) -> Vec<Option<TaskId>> {
 }
 
 /// Gathers whose slot is given free only after the call that releases them: prefetch the budget
-/// or the layout took back.
+/// or the layout took back. `edges` are ordered by their later task.
 fn delayed_gathers(tasks: &[Task], edges: &[Edge], lanes: &[Lane]) -> Vec<String> {
     let mut notes = Vec::new();
     for (position, task) in
         tasks.iter().enumerate().filter(|(_, task)| matches!(task.op, Op::AllGather { .. }))
     {
-        let later = edges
+        let behind = edges.partition_point(|edge| edge.to.index() < position);
+        let later = edges[behind..]
             .iter()
-            .filter(|edge| edge.to.index() == position && edge.kind == EdgeKind::Credit)
+            .take_while(|edge| edge.to.index() == position)
+            .filter(|edge| edge.kind == EdgeKind::Credit)
             .map(|edge| edge.from)
             .filter(|from| task.release.is_none_or(|release| *from > release))
             .max();

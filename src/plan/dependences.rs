@@ -13,6 +13,9 @@ use crate::id::{SlotId, TaskId};
 use crate::layout::{ArenaLayout, Region, Residency};
 use crate::model::Access;
 
+/// What one task touches.
+pub(super) type TaskAccesses = Vec<(SlotId, Access)>;
+
 /// What an edge carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EdgeKind {
@@ -45,7 +48,7 @@ struct Tenancy {
 }
 
 /// All dependences of tasks with these accesses, ordered by their later task.
-pub(super) fn dependences(accesses: &[Vec<(SlotId, Access)>], arena: &ArenaLayout) -> Vec<Edge> {
+pub(super) fn dependences(accesses: &[TaskAccesses], arena: &ArenaLayout) -> Vec<Edge> {
     let mut tenancies: Vec<Tenancy> = vec![Tenancy::default(); arena.slots.len()];
     let mut owners = Owners::default();
     let mut edges = Vec::new();

@@ -4,6 +4,8 @@
 //! come in a fixed order; concatenating all of them gives the issue order T. Passes add tasks and
 //! slots and never remove or move what another pass added.
 
+use std::collections::HashMap;
+
 use crate::id::{CallId, SlotId, WeightId};
 use crate::layout::{Content, Region, Residency, Slot, Weights};
 use crate::model::{BufferSpec, Call};
@@ -82,7 +84,9 @@ pub(super) struct Draft<'a> {
     pub(super) buffers: &'a [BufferSpec],
     pub(super) weights: &'a Weights,
     pub(super) policy: &'a Policy,
-    pub(super) slots: Vec<Slot>,
+    slots: Vec<Slot>,
+    /// The first slot of every content.
+    places: HashMap<Content, SlotId>,
     /// Per call, per use: where it is read from so far.
     pub(super) supplies: Vec<Vec<Option<Supply>>>,
     stages: Vec<[Vec<DraftTask>; Section::COUNT]>,
@@ -101,6 +105,7 @@ impl<'a> Draft<'a> {
             buffers,
             weights,
             policy,
+            places: first_places(&residents),
             slots: residents,
             supplies: calls.iter().map(|call| vec![None; call.uses.len()]).collect(),
             stages: (0..=calls.len()).map(|_| Default::default()).collect(),
@@ -127,14 +132,16 @@ impl<'a> Draft<'a> {
     pub(super) fn transient(&mut self, name: String, content: Content) -> SlotId {
         let bytes = content.bytes(self.weights, |buffer| self.buffers[buffer.index()].bytes());
         let region = Region { offset: 0, bytes };
+        let slot = SlotId::at(self.slots.len());
         self.slots.push(Slot { name, content, residency: Residency::Transient, region });
-        SlotId::at(self.slots.len() - 1)
+        self.places.entry(content).or_insert(slot);
+        slot
     }
 
     /// The first slot with this content. Residents are complete before any pass runs, so a miss
     /// is a slot of no weight, and the index it returns is refused by the verifier.
     pub(super) fn slot(&self, content: Content) -> SlotId {
-        SlotId::at(self.slots.iter().position(|slot| slot.content == content).unwrap_or(usize::MAX))
+        self.places.get(&content).copied().unwrap_or(SlotId::at(usize::MAX))
     }
 
     /// A weight's name.
@@ -148,6 +155,15 @@ impl<'a> Draft<'a> {
         let tasks = self.stages.into_iter().flatten().flatten().collect();
         (tasks, self.slots)
     }
+}
+
+/// The first slot of every content.
+fn first_places(slots: &[Slot]) -> HashMap<Content, SlotId> {
+    let mut places = HashMap::with_capacity(slots.len());
+    for (position, slot) in slots.iter().enumerate() {
+        places.entry(slot.content).or_insert(SlotId::at(position));
+    }
+    places
 }
 
 impl DraftTask {

@@ -19,6 +19,7 @@ mod fences;
 mod fingerprint;
 mod passes;
 mod resident;
+mod shelves;
 mod step_plan;
 mod table;
 mod verify;

@@ -13,15 +13,11 @@ use crate::op::Op;
 /// The slot of every buffer, in the order of their ids; `None` for a buffer no call touches.
 pub(in super::super) fn buffers(draft: &mut Draft<'_>) -> Vec<Option<SlotId>> {
     let all = draft.buffers;
+    let touched = touched(draft);
     let mut slots = Vec::with_capacity(all.len());
     for (number, spec) in all.iter().enumerate() {
         let buffer = BufferId::at(number);
-        let touching: Vec<usize> = draft
-            .stages_of_calls()
-            .filter(|(_, _, call)| call.buffers.iter().any(|access| access.buffer == buffer))
-            .map(|(stage, ..)| stage)
-            .collect();
-        let (Some(first), Some(last)) = (touching.first().copied(), touching.last().copied()) else {
+        let Some((first, last)) = touched[number] else {
             slots.push(None);
             continue;
         };
@@ -41,4 +37,16 @@ pub(in super::super) fn buffers(draft: &mut Draft<'_>) -> Vec<Option<SlotId>> {
         slots.push(Some(slot));
     }
     slots
+}
+
+/// The first and the last stage whose call touches each buffer.
+fn touched(draft: &Draft<'_>) -> Vec<Option<(usize, usize)>> {
+    let mut touched: Vec<Option<(usize, usize)>> = vec![None; draft.buffers.len()];
+    for (stage, _, call) in draft.stages_of_calls() {
+        for access in &call.buffers {
+            let stages = &mut touched[access.buffer.index()];
+            *stages = Some(stages.map_or((stage, stage), |(first, _)| (first, stage)));
+        }
+    }
+    touched
 }

@@ -4,6 +4,8 @@
 //! released behind it; kept, it is made behind the first gather of the weight and lives until the
 //! last columnwise use, so that backward needs no gather of its own.
 
+use std::collections::HashMap;
+
 use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply};
 use crate::config::Columnwise;
 use crate::format::Orientation;
@@ -12,14 +14,15 @@ use crate::layout::Content;
 use crate::model::Placement;
 use crate::op::Op;
 
+/// The latest copy made of some gathered planes.
 struct Held {
-    gathered: SlotId,
     supply: Supply,
     last_use: usize,
 }
 
 pub(in super::super) fn columnwise(draft: &mut Draft<'_>) {
-    let mut held: Vec<Held> = Vec::new();
+    let mut held: HashMap<SlotId, Held> = HashMap::new();
+    let first_uses = first_uses(draft);
     for (stage, _, call) in draft.stages_of_calls() {
         for (position, usage) in call.uses.iter().enumerate() {
             let layout = draft.weights.layout(usage.weight);
@@ -33,12 +36,11 @@ pub(in super::super) fn columnwise(draft: &mut Draft<'_>) {
             let Some(gathered) = draft.supplies[stage][position] else { continue };
             let keep = draft.policy.columnwise == Columnwise::Keep;
             let issue = match draft.policy.depth {
-                _ if keep => first_use(draft, gathered.slot).unwrap_or(stage),
+                _ if keep => first_uses.get(&gathered.slot).copied().unwrap_or(stage),
                 0 => stage,
                 _ => gathered.stage.max(stage.saturating_sub(1)),
             };
-            let known = held.iter_mut().rev().find(|copy| copy.gathered == gathered.slot);
-            let supply = match known {
+            let supply = match held.get_mut(&gathered.slot) {
                 Some(copy) if keep || issue <= copy.last_use + 1 => {
                     copy.last_use = stage;
                     copy.supply
@@ -52,7 +54,7 @@ pub(in super::super) fn columnwise(draft: &mut Draft<'_>) {
                     let op = Op::Transpose { weight: usage.weight, from: gathered.slot, to };
                     draft.add(issue, Section::Transposes, DraftTask::local(op, name, Carrier::Quantize));
                     let supply = Supply { slot: to, stage: issue };
-                    held.push(Held { gathered: gathered.slot, supply, last_use: stage });
+                    held.insert(gathered.slot, Held { supply, last_use: stage });
                     supply
                 }
             };
@@ -61,7 +63,13 @@ pub(in super::super) fn columnwise(draft: &mut Draft<'_>) {
     }
 }
 
-/// The stage of the first call that reads a gathered slot.
-fn first_use(draft: &Draft<'_>, gathered: SlotId) -> Option<usize> {
-    draft.supplies.iter().position(|uses| uses.iter().flatten().any(|supply| supply.slot == gathered))
+/// The stage of the first call that reads each gathered slot.
+fn first_uses(draft: &Draft<'_>) -> HashMap<SlotId, usize> {
+    let mut first_uses = HashMap::new();
+    for (stage, supplies) in draft.supplies.iter().enumerate() {
+        for supply in supplies.iter().flatten() {
+            first_uses.entry(supply.slot).or_insert(stage);
+        }
+    }
+    first_uses
 }

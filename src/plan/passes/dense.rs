@@ -4,14 +4,22 @@
 //! with the next call if that reads the same planes. Planes that are f32 already are read as
 //! they lie.
 
+use std::collections::HashMap;
+
 use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply};
 use crate::id::SlotId;
 use crate::layout::Content;
 use crate::model::{Form, Placement};
 use crate::op::Op;
 
+/// The latest dense copy of some planes.
+struct Held {
+    supply: Supply,
+    last_use: usize,
+}
+
 pub(in super::super) fn dense(draft: &mut Draft<'_>) {
-    let mut held: Vec<(SlotId, Supply, usize)> = Vec::new();
+    let mut held: HashMap<SlotId, Held> = HashMap::new();
     for (stage, _, call) in draft.stages_of_calls() {
         for (position, usage) in call.uses.iter().enumerate() {
             let layout = draft.weights.layout(usage.weight);
@@ -20,14 +28,12 @@ pub(in super::super) fn dense(draft: &mut Draft<'_>) {
                 continue;
             }
             let Some(planes) = draft.supplies[stage][position] else { continue };
-            let known =
-                held.iter_mut().rev().find(|(source, _, last)| *source == planes.slot && stage <= *last + 1);
-            let supply = match known {
-                Some((_, supply, last)) => {
-                    *last = stage;
-                    *supply
+            let supply = match held.get_mut(&planes.slot) {
+                Some(copy) if stage <= copy.last_use + 1 => {
+                    copy.last_use = stage;
+                    copy.supply
                 }
-                None => {
+                _ => {
                     let name = draft.name(usage.weight);
                     let to = draft.transient(
                         format!("{name} dense {} for {}", usage.orientation, call.name),
@@ -47,7 +53,7 @@ pub(in super::super) fn dense(draft: &mut Draft<'_>) {
                     };
                     draft.add(stage, Section::Dequantize, DraftTask::local(op, name, Carrier::Compute));
                     let supply = Supply { slot: to, stage };
-                    held.push((planes.slot, supply, stage));
+                    held.insert(planes.slot, Held { supply, last_use: stage });
                     supply
                 }
             };

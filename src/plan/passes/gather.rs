@@ -6,6 +6,8 @@
 //! behind the weight's previous use is not made: the planes are still there, and a second copy
 //! would only cost memory.
 
+use std::collections::HashMap;
+
 use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply};
 use crate::config::{Backward, Columnwise};
 use crate::format::{Orientation, PlaneSpec};
@@ -14,17 +16,15 @@ use crate::layout::Content;
 use crate::model::Placement;
 use crate::op::Op;
 
-/// A gather that may still serve another use.
+/// The latest gather of some planes, which may still serve another use.
 struct Held {
-    weight: WeightId,
-    orientation: Orientation,
     supply: Supply,
     last_use: usize,
 }
 
 pub(in super::super) fn gather(draft: &mut Draft<'_>) {
     let mut stages_of_uses: Vec<usize> = Vec::new();
-    let mut held: Vec<Held> = Vec::new();
+    let mut held: HashMap<(WeightId, Orientation), Held> = HashMap::new();
     for (stage, _, call) in draft.stages_of_calls() {
         for (position, usage) in call.uses.iter().enumerate() {
             let layout = draft.weights.layout(usage.weight);
@@ -38,18 +38,16 @@ pub(in super::super) fn gather(draft: &mut Draft<'_>) {
             let issue = ahead.map_or(0, |earlier| stages_of_uses[earlier]);
             let derived = !layout.format.stored_orientations().contains(&usage.orientation);
             let orientation = if derived { Orientation::Rowwise } else { usage.orientation };
-            let same =
-                |gather: &&mut Held| gather.weight == usage.weight && gather.orientation == orientation;
             let keeps = draft.policy.backward == Backward::Keep
                 || (derived && draft.policy.columnwise == Columnwise::Keep);
-            let supply = match held.iter_mut().rev().find(same) {
+            let supply = match held.get_mut(&(usage.weight, orientation)) {
                 Some(gather) if keeps || issue <= gather.last_use + 1 => {
                     gather.last_use = stage;
                     gather.supply
                 }
                 _ => {
                     let supply = add_gather(draft, usage.weight, orientation, stage, issue);
-                    held.push(Held { weight: usage.weight, orientation, supply, last_use: stage });
+                    held.insert((usage.weight, orientation), Held { supply, last_use: stage });
                     supply
                 }
             };

@@ -1,0 +1,86 @@
+//! The program both scheduler benchmarks plan: a decoder as the planner sees one.
+//!
+//! A block is an attention layer and an MLP layer, each with two NVFP4 weights and a replicated norm, used
+//! rowwise forward and columnwise backward. The weights are tiny on purpose: planning and issuing cost the
+//! same for any size.
+
+use warpweft::config::{Backward, Columnwise};
+use warpweft::format::{ElementType, Format, Via};
+use warpweft::layout::{OptimizerSettings, Settings};
+use warpweft::model::{CostHint, Form, Layer, LayerStack, Mesh, Model, Phase, StepProgram};
+use warpweft::plan::{Policy, StepPlan};
+
+/// Rows and columns of every weight.
+const WIDTH: usize = 64;
+/// Elements of an activation.
+const ACTIVATION: usize = 256;
+
+/// Blocks of programs that plan to about 100, 1,000 and 10,000 tasks.
+pub(crate) const BLOCKS: [usize; 3] = [3, 29, 294];
+
+/// One training step of a decoder of `blocks` blocks.
+pub(crate) fn program(blocks: usize) -> StepProgram {
+    let mut model = Model::builder();
+    let mut layers = Vec::new();
+    for (block, (name, inner, outer)) in
+        (0..blocks).flat_map(|block| [("attention", "qkv", "out"), ("mlp", "up", "down")].map(|l| (block, l)))
+    {
+        let name = format!("blocks.{block}.{name}");
+        let mut sharded = |weight: &str| {
+            model.sharded(&format!("{name}.{weight}"), WIDTH, WIDTH, Format::NVFP4_2D).unwrap()
+        };
+        let weights = vec![sharded(inner), sharded(outer)];
+        let norm = model.replicated(&format!("{name}.norm"), 1, WIDTH).unwrap();
+        layers.push(Layer {
+            weights: [weights, vec![norm]].concat(),
+            output_elements: ACTIVATION,
+            saved: vec![("saved".to_owned(), ACTIVATION)],
+            cost: CostHint::default(),
+            name,
+        });
+    }
+    let model = model.build();
+    let mut program = StepProgram::builder("train", &model);
+    let tokens = program.input("tokens", ACTIVATION, ElementType::F32).unwrap();
+    let loss = program.output("loss", 1, ElementType::F32).unwrap();
+    let embedded = program.activation("embedded", ACTIVATION).unwrap();
+    program.call("embed", Phase::Forward).reads(tokens).writes(embedded).add().unwrap();
+    let stack = LayerStack::forward(&mut program, embedded, layers, Form::Dense).unwrap();
+    let gradient = program.activation("output_gradient", ACTIVATION).unwrap();
+    let head = program.call("loss", Phase::Forward).reads(stack.output());
+    head.writes(loss).writes(gradient).add().unwrap();
+    let unused = program.activation("input_gradient", ACTIVATION).unwrap();
+    stack.backward(&mut program, gradient, unused).unwrap();
+    program.build_training().unwrap()
+}
+
+/// Four ranks.
+pub(crate) fn mesh() -> Mesh {
+    Mesh::new(4).unwrap()
+}
+
+/// Prefetch two uses ahead, regather for backward, transpose on demand: the most tasks and fences.
+pub(crate) fn policy() -> Policy {
+    Policy {
+        depth: 2,
+        budget: None,
+        communicators: 2,
+        backward: Backward::Regather,
+        columnwise: Columnwise::OnDemand,
+        settings: Settings {
+            via: Via::Bf16,
+            optimizer: OptimizerSettings {
+                beta1: 0.9,
+                beta2: 0.95,
+                epsilon: 1e-8,
+                weight_decay: 0.1,
+                max_norm: 1.0,
+            },
+        },
+    }
+}
+
+/// The verified plan of [`program`] for one of [`mesh`]'s ranks.
+pub(crate) fn plan(program: &StepProgram) -> StepPlan {
+    StepPlan::build(program, &policy(), mesh()).unwrap()
+}

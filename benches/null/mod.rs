@@ -1,0 +1,104 @@
+//! A backend that takes every task and does nothing.
+
+use std::time::Instant;
+
+use warpweft::backend::cpu::CpuSurface;
+use warpweft::backend::{Backend, BackendError, ClosureFault, TaskInterval};
+use warpweft::compute::ComputeFactory;
+use warpweft::id::{EventId, LaneId, RankId, TaskId};
+use warpweft::layout::{Binding, Lane, Region};
+
+/// One rank without a device.
+#[derive(Debug)]
+pub(crate) struct Null;
+
+impl Backend for Null {
+    type Surface = CpuSurface;
+    type Memory = ();
+    type Stream = LaneId;
+    type Bound = ();
+    type Graph = ();
+
+    fn rank(&self) -> RankId {
+        RankId::new(0)
+    }
+
+    fn describe(&self) -> String {
+        "does nothing".to_owned()
+    }
+
+    fn origin(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn reserve(&self, _bytes: usize) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn open(
+        &self,
+        (): &(),
+        lane: Lane,
+        _closures: Option<ComputeFactory<CpuSurface>>,
+    ) -> Result<LaneId, BackendError> {
+        Ok(lane.id)
+    }
+
+    fn lane(&self, stream: &LaneId) -> LaneId {
+        *stream
+    }
+
+    fn bind(&self, (): &(), _binding: &Binding<'_>) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn begin_step(&self, (): &mut ()) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn enqueue(&self, _stream: &mut LaneId, (): &(), _task: TaskId) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn record(&self, _stream: &mut LaneId, (): &(), _event: EventId) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn wait(&self, _stream: &mut LaneId, (): &(), _event: EventId) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn begin_capture(&self, _streams: &mut [LaneId], (): &()) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn end_capture(&self, _streams: &mut [LaneId], (): &()) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn launch(&self, _streams: &mut [LaneId], (): &(), (): &()) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn synchronize(&self, _stream: &mut LaneId) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn take_fault(&self, _stream: &mut LaneId) -> Option<ClosureFault> {
+        None
+    }
+
+    fn upload(&self, (): &(), _region: Region, _bytes: &[u8]) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn download(&self, (): &(), _region: Region, _bytes: &mut [u8]) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn intervals(&self, (): &(), into: &mut Vec<TaskInterval>) {
+        into.clear();
+    }
+
+    fn abort(&self, _reason: &str) {}
+}

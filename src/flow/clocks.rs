@@ -1,0 +1,49 @@
+//! What every lane is known to be behind: vector clocks of the step being issued.
+//!
+//! Law: they advance by lane order and fences alone. A point is covered for a lane if these
+//! already make what is issued there next run behind it.
+
+use super::Point;
+use crate::id::{LaneId, TaskId};
+
+/// Vector clocks; an entry is a position in T plus one, 0 for nothing.
+#[derive(Clone, Debug)]
+pub(super) struct Clocks {
+    lanes: usize,
+    /// Per lane: tasks of every lane known to precede what is issued there next.
+    known: Vec<u32>,
+    /// The same, as it was when each task was issued.
+    signalled: Vec<u32>,
+}
+
+impl Clocks {
+    /// Clocks for `tasks` tasks on `lanes` lanes, nothing issued.
+    pub(super) fn new(lanes: usize, tasks: usize) -> Self {
+        Self { lanes, known: vec![0; lanes * lanes], signalled: vec![0; lanes * tasks] }
+    }
+
+    /// Forgets what was issued, for the next step.
+    pub(super) fn reset(&mut self) {
+        self.known.fill(0);
+    }
+
+    /// Joins what the fences of `task` teach its lane, and remembers it for those who wait for it.
+    pub(super) fn advance(&mut self, task: TaskId, lane: LaneId, waits: &[TaskId]) {
+        let own = lane.index() * self.lanes;
+        let known = &mut self.known[own..own + self.lanes];
+        for wait in waits {
+            let theirs = wait.index() * self.lanes;
+            for (mine, theirs) in known.iter_mut().zip(&self.signalled[theirs..theirs + self.lanes]) {
+                *mine = (*mine).max(*theirs);
+            }
+        }
+        known[lane.index()] = task.number() + 1;
+        let mine = task.index() * self.lanes;
+        self.signalled[mine..mine + self.lanes].copy_from_slice(known);
+    }
+
+    /// Does what was last issued on `lane` run behind `point`?
+    pub(super) fn covers(&self, point: Point, lane: LaneId) -> bool {
+        self.known[lane.index() * self.lanes + point.lane().index()] > point.task().number()
+    }
+}
