@@ -5,8 +5,13 @@
 //! across programs and plans; *transient* slots belong to one plan and may share bytes where the
 //! plan orders their tenants. Nothing is allocated or moved after the arena is reserved.
 
+mod state;
+
+pub use state::StateLayout;
+
 use serde::Serialize;
 
+use crate::config::AdamMode;
 use crate::format::{ElementType, Format, Orientation, PlaneSpec, Via};
 use crate::id::{BucketId, BufferId, CallId, CommId, LaneId, RankId, SlotId, WeightId};
 use crate::model::{Call, Mesh, Placement, ShardLayout, WeightSpec};
@@ -59,9 +64,12 @@ pub enum Residency {
 pub enum Content {
     /// FP32 master of the rank's rows, f32 `[rows_per_rank, cols]`.
     Master(WeightId),
-    /// First Adam moment, shaped as the master.
+    /// The lower halves of masters whose upper halves are the rank's bf16 shard, i16
+    /// `[rows_per_rank, cols]`: see [`crate::format::split_master`].
+    MasterRemainder(WeightId),
+    /// First Adam moment, shaped as the master, in the element type of [`StateLayout::moments`].
     ExpAvg(WeightId),
-    /// Second Adam moment, shaped as the master.
+    /// Second Adam moment, as the first.
     ExpAvgSq(WeightId),
     /// FP32 main grad of the rank's rows, shaped as the master.
     MainGrad(WeightId),
@@ -244,13 +252,16 @@ pub struct Weights {
     pub buckets: Vec<Bucket>,
     /// The ranks.
     pub mesh: Mesh,
+    /// How optimizer state lies in memory.
+    pub state: StateLayout,
 }
 
 impl Weights {
-    /// One bucket for every format and placement that occurs.
+    /// One bucket for every format and placement that occurs; optimizer state in f32.
     #[must_use]
     pub fn new(specs: &[WeightSpec], mesh: Mesh) -> Self {
-        let mut weights = Self { layouts: Vec::new(), buckets: Vec::new(), mesh };
+        let state = StateLayout::default();
+        let mut weights = Self { layouts: Vec::new(), buckets: Vec::new(), mesh, state };
         for (number, spec) in specs.iter().enumerate() {
             let same = |bucket: &Bucket| bucket.format == spec.format && bucket.placement == spec.placement;
             let bucket = weights.buckets.iter().position(same).unwrap_or_else(|| {
@@ -272,6 +283,12 @@ impl Weights {
             weights.buckets[bucket].weights.push(WeightId::at(number));
         }
         weights
+    }
+
+    /// The same weights with optimizer state laid out as `state` says.
+    #[must_use]
+    pub fn with_state(self, state: StateLayout) -> Self {
+        Self { state, ..self }
     }
 
     /// The layout of one weight.
@@ -365,9 +382,11 @@ impl Content {
         let f32_bytes = ElementType::F32.bytes();
         let layout = |weight: WeightId| weights.layout(weight);
         match self {
+            Self::ExpAvg(weight) | Self::ExpAvgSq(weight) => {
+                layout(weight).stored_elements() * weights.state.moment_bytes()
+            }
+            Self::MasterRemainder(weight) => layout(weight).stored_elements() * size_of::<i16>(),
             Self::Master(weight)
-            | Self::ExpAvg(weight)
-            | Self::ExpAvgSq(weight)
             | Self::MainGrad(weight)
             | Self::LocalGrad(weight)
             | Self::ReducedGradient(weight, _) => layout(weight).stored_elements() * f32_bytes,
@@ -424,14 +443,18 @@ impl Weights {
 /// The optimizer's constants; what changes from step to step lies in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct OptimizerSettings {
+    /// How weight decay enters.
+    pub mode: AdamMode,
     /// Decay of the first moment, β1.
     pub beta1: f32,
     /// Decay of the second moment, β2.
     pub beta2: f32,
     /// ε, added after the square root of the corrected second moment.
     pub epsilon: f32,
-    /// Decoupled weight decay, λ.
+    /// Weight decay, λ.
     pub weight_decay: f32,
+    /// Are the moments divided by `1 − β^t`?
+    pub bias_correction: bool,
     /// Gradients are scaled down to this global norm; 0 turns clipping off.
     pub max_norm: f32,
 }

@@ -4,9 +4,8 @@
 //! rowwise forward and columnwise backward. The weights are tiny on purpose: planning and issuing cost the
 //! same for any size.
 
-use warpweft::config::{Backward, Columnwise};
-use warpweft::format::{ElementType, Format, Via};
-use warpweft::layout::{OptimizerSettings, Settings};
+use warpweft::config::Config;
+use warpweft::format::{ElementType, Format};
 use warpweft::model::{CostHint, Form, Layer, LayerStack, Mesh, Model, Phase, StepProgram};
 use warpweft::plan::{Policy, StepPlan};
 
@@ -61,23 +60,10 @@ pub(crate) fn mesh() -> Mesh {
 
 /// Prefetch two uses ahead, regather for backward, transpose on demand: the most tasks and fences.
 pub(crate) fn policy() -> Policy {
-    Policy {
-        depth: 2,
-        budget: None,
-        communicators: 2,
-        backward: Backward::Regather,
-        columnwise: Columnwise::OnDemand,
-        settings: Settings {
-            via: Via::Bf16,
-            optimizer: OptimizerSettings {
-                beta1: 0.9,
-                beta2: 0.95,
-                epsilon: 1e-8,
-                weight_decay: 0.1,
-                max_norm: 1.0,
-            },
-        },
-    }
+    let mut config = Config::default();
+    config.prefetch.depth = 2;
+    config.optimizer.max_norm = 1.0;
+    Policy::from(&config)
 }
 
 /// The verified plan of [`program`] for one of [`mesh`]'s ranks.

@@ -73,10 +73,47 @@ pub struct Quantize {
     pub via: Via,
 }
 
-/// AdamW and clipping. All numbers are used as f32, and validated as such.
+/// How weight decay enters Adam.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AdamMode {
+    /// Decoupled (Loshchilov and Hutter, 2019): λ·p is added to the update, past the moments.
+    #[default]
+    AdamW,
+    /// L2 (Kingma and Ba, 2015): λ·p is added to the gradient, so it passes through the moments.
+    Adam,
+}
+
+/// How the two Adam moments are stored. The arithmetic is f32 either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Moments {
+    /// As f32: 8 bytes per element for both.
+    #[default]
+    F32,
+    /// Rounded to bfloat16, to nearest even, after every step: 4 bytes per element for both.
+    Bf16,
+}
+
+/// How the masters of sharded weights are stored. The arithmetic is f32 either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Masters {
+    /// As f32, beside the weight's shard.
+    #[default]
+    F32,
+    /// As the bf16 shard and the 16 bits it lacks: 4 bytes per element for weight and master, not 6.
+    /// Every sharded weight must be bf16 then. The shard is the nearest bf16 with ties away from
+    /// zero, where a cast rounds ties to even. Replicated weights keep f32 masters.
+    Bf16Remainder,
+}
+
+/// Adam and clipping. All numbers are used as f32, and validated as such.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Optimizer {
+    /// How weight decay enters.
+    pub mode: AdamMode,
     /// Learning rate, from 0 on. A step program that declares it as an input overrides it step by
     /// step.
     pub lr: f64,
@@ -86,15 +123,32 @@ pub struct Optimizer {
     pub beta2: f64,
     /// Added to the root of the corrected second moment, above 0.
     pub eps: f64,
-    /// Decoupled weight decay, from 0 on.
+    /// Weight decay λ, from 0 on.
     pub weight_decay: f64,
+    /// Whether the moments are divided by `1 − β^t`, which undoes their start from zero.
+    pub bias_correction: bool,
+    /// How both moments are stored.
+    pub moments: Moments,
+    /// How the masters of sharded weights are stored.
+    pub masters: Masters,
     /// Largest norm of the whole gradient; larger ones are scaled down to it. 0 turns clipping off.
     pub max_norm: f64,
 }
 
 impl Default for Optimizer {
     fn default() -> Self {
-        Self { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0, max_norm: 0.0 }
+        Self {
+            mode: AdamMode::default(),
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.0,
+            bias_correction: true,
+            moments: Moments::default(),
+            masters: Masters::default(),
+            max_norm: 0.0,
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 
 use crate::config::{Capture, Config};
 use crate::exec::CaptureMode;
-use crate::layout::{OptimizerSettings, Settings};
+use crate::layout::{OptimizerSettings, Settings, StateLayout};
 use crate::plan::Policy;
 
 impl From<&Config> for Policy {
@@ -19,14 +19,22 @@ impl From<&Config> for Policy {
             settings: Settings {
                 via: config.quantize.via,
                 optimizer: OptimizerSettings {
+                    mode: optimizer.mode,
                     beta1: optimizer.beta1 as f32,
                     beta2: optimizer.beta2 as f32,
                     epsilon: optimizer.eps as f32,
                     weight_decay: optimizer.weight_decay as f32,
+                    bias_correction: optimizer.bias_correction,
                     max_norm: optimizer.max_norm as f32,
                 },
             },
         }
+    }
+}
+
+impl From<&Config> for StateLayout {
+    fn from(config: &Config) -> Self {
+        Self { moments: config.optimizer.moments, masters: config.optimizer.masters }
     }
 }
 

@@ -1,30 +1,39 @@
-//! AdamW on a rank's master slices.
+//! The optimizer on a rank's slices: one multi-tensor launch per bucket.
 //!
-//! Laws:
-//! - Every value is rounded op by op in f32, in the order written, without fused multiply-add, so
-//!   results are the same on every machine. `β1^t` and `β2^t` are raised in f64 from the f32 β.
-//! - Weight decay is decoupled: it uses the old master and is multiplied by the learning rate.
-//! - Only real rows are touched. A vote that skips leaves everything as it is.
+//! Law: only real rows are touched. A vote that skips leaves everything as it is. Learning rate, step count and
+//! clip factor are read from the arena when the launch runs, never when it is bound, so a recorded
+//! launch sees the values of its step. The numbers are those of [`super::adam`].
 
+use half::bf16;
+
+use super::adam::{AdamStep, Moment};
 use super::bind::{Binder, Refusal};
-use super::memory::Arena;
+use super::memory::{Arena, BorrowError};
 use super::ops::OpError;
+use crate::config::Moments;
 use crate::id::SlotId;
 use crate::layout::{OptimizerSettings, Region};
-use crate::op::{AdamOperand, Vote};
+use crate::op::{AdamOperand, MasterOperand, Vote};
 
-/// AdamW over the weights of one bucket.
+/// Adam over the weights of one bucket.
 #[derive(Debug)]
 pub(super) struct Adam {
     settings: OptimizerSettings,
+    moments: Moments,
     states: Vec<State>,
     vote: Region,
     learning_rate: Region,
 }
 
 #[derive(Debug)]
+enum Master {
+    Whole(Region),
+    Split { shard: Region, remainder: Region },
+}
+
+#[derive(Debug)]
 struct State {
-    master: Region,
+    master: Master,
     exp_avg: Region,
     exp_avg_sq: Region,
     main_grad: Region,
@@ -38,20 +47,29 @@ impl Adam {
         vote: SlotId,
         learning_rate: SlotId,
     ) -> Result<Self, Refusal> {
+        let weights = binder.binding.weights;
         let mut states = Vec::new();
         for operand in operands {
             let elements = binder.real_elements(binder.weight(operand.weight)?);
             let real = |slot| binder.elements::<f32>(slot, elements);
+            let moment = |slot| binder.bytes(slot, elements.saturating_mul(weights.state.moment_bytes()));
+            let master = match operand.master {
+                MasterOperand::Whole(master) => Master::Whole(real(master)?),
+                MasterOperand::Split { shard, remainder } => Master::Split {
+                    shard: binder.elements::<u16>(shard, elements)?,
+                    remainder: binder.elements::<i16>(remainder, elements)?,
+                },
+            };
             states.push(State {
-                master: real(operand.master)?,
-                exp_avg: real(operand.exp_avg)?,
-                exp_avg_sq: real(operand.exp_avg_sq)?,
+                master,
+                exp_avg: moment(operand.exp_avg)?,
+                exp_avg_sq: moment(operand.exp_avg_sq)?,
                 main_grad: real(operand.main_grad)?,
             });
         }
         let (vote, learning_rate) =
             (binder.elements::<Vote>(vote, 1)?, binder.elements::<f32>(learning_rate, 1)?);
-        Ok(Self { settings, states, vote, learning_rate })
+        Ok(Self { settings, moments: weights.state.moments, states, vote, learning_rate })
     }
 
     pub(super) fn run(&self, arena: &Arena) -> Result<(), OpError> {
@@ -60,68 +78,34 @@ impl Adam {
             return Ok(());
         }
         let learning_rate = arena.read::<f32>(self.learning_rate)?.first().copied().unwrap_or(0.0);
-        let step = AdamW::new(&self.settings, vote.step, vote.clip, learning_rate);
+        let step = AdamStep::new(&self.settings, vote.step, vote.clip, learning_rate);
         for state in &self.states {
-            step.update(
-                &mut arena.write(state.master)?,
-                &mut arena.write(state.exp_avg)?,
-                &mut arena.write(state.exp_avg_sq)?,
-                &arena.read(state.main_grad)?,
-            );
+            match self.moments {
+                Moments::F32 => state.update::<f32>(arena, &step)?,
+                Moments::Bf16 => state.update::<bf16>(arena, &step)?,
+            }
         }
         Ok(())
     }
 }
 
-/// The scalars of one optimizer step.
-#[derive(Clone, Copy, Debug)]
-struct AdamW {
-    beta1: f32,
-    one_minus_beta1: f32,
-    beta2: f32,
-    one_minus_beta2: f32,
-    /// `1 − β1^t`.
-    correction1: f32,
-    /// `1 − β2^t`.
-    correction2: f32,
-    epsilon: f32,
-    weight_decay: f32,
-    clip: f32,
-    learning_rate: f32,
-}
-
-impl AdamW {
-    /// Step `step`, counted from 1; every gradient is multiplied by `clip` first.
-    fn new(settings: &OptimizerSettings, step: u32, clip: f32, learning_rate: f32) -> Self {
-        let correction = |beta: f32| (1.0 - f64::from(beta).powf(f64::from(step))) as f32;
-        Self {
-            beta1: settings.beta1,
-            one_minus_beta1: 1.0 - settings.beta1,
-            beta2: settings.beta2,
-            one_minus_beta2: 1.0 - settings.beta2,
-            correction1: correction(settings.beta1),
-            correction2: correction(settings.beta2),
-            epsilon: settings.epsilon,
-            weight_decay: settings.weight_decay,
-            clip,
-            learning_rate,
+impl State {
+    fn update<M: Moment>(&self, arena: &Arena, step: &AdamStep) -> Result<(), BorrowError> {
+        let mut exp_avg = arena.write::<M>(self.exp_avg)?;
+        let mut exp_avg_sq = arena.write::<M>(self.exp_avg_sq)?;
+        let gradient = arena.read::<f32>(self.main_grad)?;
+        match self.master {
+            Master::Whole(master) => {
+                let mut master = arena.write::<f32>(master)?;
+                step.update(master.iter_mut(), &mut exp_avg, &mut exp_avg_sq, &gradient);
+            }
+            Master::Split { shard, remainder } => {
+                let mut shard = arena.write::<u16>(shard)?;
+                let mut remainder = arena.write::<i16>(remainder)?;
+                let halves = shard.iter_mut().zip(remainder.iter_mut());
+                step.update(halves, &mut exp_avg, &mut exp_avg_sq, &gradient);
+            }
         }
-    }
-
-    /// Updates masters and moments; all four slices are equally long.
-    ///
-    /// ```text
-    /// m = β1·m + (1−β1)·g          v = β2·v + ((1−β2)·g)·g
-    /// u = (m/c1) / (√(v/c2) + ε) + λ·p        p = p − lr·u
-    /// ```
-    fn update(&self, master: &mut [f32], exp_avg: &mut [f32], exp_avg_sq: &mut [f32], gradient: &[f32]) {
-        let moments = exp_avg.iter_mut().zip(exp_avg_sq);
-        for ((p, (m, v)), gradient) in master.iter_mut().zip(moments).zip(gradient) {
-            let g = gradient * self.clip;
-            *m = self.beta1 * *m + self.one_minus_beta1 * g;
-            *v = self.beta2 * *v + (self.one_minus_beta2 * g) * g;
-            let u = (*m / self.correction1) / ((*v / self.correction2).sqrt() + self.epsilon);
-            *p -= self.learning_rate * (u + self.weight_decay * *p);
-        }
+        Ok(())
     }
 }
