@@ -7,6 +7,7 @@
 
 use serde::Serialize;
 
+use crate::config::AdamMode;
 use crate::format::{ElementType, Format, Orientation, PlaneSpec, Via};
 use crate::id::{BucketId, BufferId, CallId, CommId, LaneId, RankId, SlotId, WeightId};
 use crate::model::{Call, Mesh, Placement, ShardLayout, WeightSpec};
@@ -424,14 +425,18 @@ impl Weights {
 /// The optimizer's constants; what changes from step to step lies in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct OptimizerSettings {
+    /// How weight decay enters.
+    pub mode: AdamMode,
     /// Decay of the first moment, β1.
     pub beta1: f32,
     /// Decay of the second moment, β2.
     pub beta2: f32,
     /// ε, added after the square root of the corrected second moment.
     pub epsilon: f32,
-    /// Decoupled weight decay, λ.
+    /// Weight decay, λ.
     pub weight_decay: f32,
+    /// Are the moments divided by `1 − β^t`?
+    pub bias_correction: bool,
     /// Gradients are scaled down to this global norm; 0 turns clipping off.
     pub max_norm: f32,
 }

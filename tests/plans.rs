@@ -1,7 +1,9 @@
 //! Plans as data: what the passes place where.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-use warpweft::config::{Backward, Columnwise};
+use std::collections::BTreeSet;
+
+use warpweft::config::{AdamMode, Backward, Columnwise};
 use warpweft::format::{ElementType, Format, Orientation, Via};
 use warpweft::id::{SlotId, TaskId};
 use warpweft::layout::{ALIGNMENT, OptimizerSettings, Settings};
@@ -19,10 +21,12 @@ fn policy(depth: u32) -> Policy {
         settings: Settings {
             via: Via::Bf16,
             optimizer: OptimizerSettings {
+                mode: AdamMode::AdamW,
                 beta1: 0.9,
                 beta2: 0.999,
                 epsilon: 1e-8,
                 weight_decay: 0.0,
+                bias_correction: true,
                 max_norm: 0.0,
             },
         },
@@ -99,6 +103,28 @@ fn equal_inputs_give_equal_plans_and_fingerprints() {
     assert_eq!(one.fingerprint(), two.fingerprint());
     let deeper = StepPlan::build(&chain(4, Format::F32), &policy(3), mesh).unwrap();
     assert_ne!(one.fingerprint(), deeper.fingerprint());
+}
+
+/// PL-1: ranks that would update differently do not start.
+#[test]
+fn every_constant_of_the_optimizer_is_part_of_the_fingerprint() {
+    let fingerprint = |change: fn(&mut OptimizerSettings)| {
+        let mut policy = policy(1);
+        change(&mut policy.settings.optimizer);
+        StepPlan::build(&chain(1, Format::F32), &policy, Mesh::new(2).unwrap()).unwrap().fingerprint()
+    };
+    let changes: [fn(&mut OptimizerSettings); 8] = [
+        |_| (),
+        |constants| constants.mode = AdamMode::Adam,
+        |constants| constants.bias_correction = false,
+        |constants| constants.beta1 = 0.5,
+        |constants| constants.beta2 = 0.5,
+        |constants| constants.epsilon = 0.5,
+        |constants| constants.weight_decay = 0.5,
+        |constants| constants.max_norm = 0.5,
+    ];
+    let distinct: BTreeSet<u64> = changes.into_iter().map(fingerprint).collect();
+    assert_eq!(distinct.len(), changes.len());
 }
 
 #[test]

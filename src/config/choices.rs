@@ -73,10 +73,23 @@ pub struct Quantize {
     pub via: Via,
 }
 
-/// AdamW and clipping. All numbers are used as f32, and validated as such.
+/// How weight decay enters Adam.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AdamMode {
+    /// Decoupled (Loshchilov and Hutter, 2019): λ·p is added to the update, past the moments.
+    #[default]
+    AdamW,
+    /// L2 (Kingma and Ba, 2015): λ·p is added to the gradient, so it passes through the moments.
+    Adam,
+}
+
+/// Adam and clipping. All numbers are used as f32, and validated as such.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Optimizer {
+    /// How weight decay enters.
+    pub mode: AdamMode,
     /// Learning rate, from 0 on. A step program that declares it as an input overrides it step by
     /// step.
     pub lr: f64,
@@ -86,15 +99,26 @@ pub struct Optimizer {
     pub beta2: f64,
     /// Added to the root of the corrected second moment, above 0.
     pub eps: f64,
-    /// Decoupled weight decay, from 0 on.
+    /// Weight decay λ, from 0 on.
     pub weight_decay: f64,
+    /// Whether the moments are divided by `1 − β^t`, which undoes their start from zero.
+    pub bias_correction: bool,
     /// Largest norm of the whole gradient; larger ones are scaled down to it. 0 turns clipping off.
     pub max_norm: f64,
 }
 
 impl Default for Optimizer {
     fn default() -> Self {
-        Self { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0, max_norm: 0.0 }
+        Self {
+            mode: AdamMode::default(),
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.0,
+            bias_correction: true,
+            max_norm: 0.0,
+        }
     }
 }
 

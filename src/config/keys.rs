@@ -91,6 +91,12 @@ const ROWS: &[Row] = &[
         valid: |_| true,
     },
     Row {
+        path: "optimizer.mode",
+        expected: "\"adamw\" (decoupled weight decay) or \"adam\" (weight decay as part of the gradient)",
+        value: |c| toml(c.optimizer.mode),
+        valid: |_| true,
+    },
+    Row {
         path: "optimizer.lr",
         expected: FROM_ZERO,
         value: |c| toml(c.optimizer.lr),
@@ -119,6 +125,12 @@ const ROWS: &[Row] = &[
         expected: FROM_ZERO,
         value: |c| toml(c.optimizer.weight_decay),
         valid: |c| from_zero(c.optimizer.weight_decay),
+    },
+    Row {
+        path: "optimizer.bias_correction",
+        expected: SWITCH,
+        value: |c| toml(c.optimizer.bias_correction),
+        valid: |_| true,
     },
     Row {
         path: "optimizer.max_norm",

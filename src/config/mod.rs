@@ -42,7 +42,8 @@ mod suggest;
 mod weights;
 
 pub use choices::{
-    Backward, Capture, Columnwise, Cpu, Link, Memory, Optimizer, Prefetch, Quantize, Reduce, TraceOutput,
+    AdamMode, Backward, Capture, Columnwise, Cpu, Link, Memory, Optimizer, Prefetch, Quantize, Reduce,
+    TraceOutput,
 };
 pub use error::ConfigError;
 pub use origin::{Origin, Origins};
@@ -72,7 +73,7 @@ pub struct Config {
     pub reduce: Reduce,
     /// How masters become quantized weights.
     pub quantize: Quantize,
-    /// AdamW and clipping.
+    /// Adam and clipping.
     pub optimizer: Optimizer,
     /// Whether a step is recorded once and replayed.
     pub capture: Capture,

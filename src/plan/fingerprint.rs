@@ -6,6 +6,7 @@
 use std::hash::{Hash, Hasher};
 
 use super::StepPlan;
+use crate::layout::{OptimizerSettings, Settings};
 
 /// FNV-1a, 64 bits (Fowler, Noll, Vo).
 struct Fnv(u64);
@@ -43,12 +44,13 @@ impl StepPlan {
         self.events.hash(&mut hasher);
         self.entry.hash(&mut hasher);
         self.exit.hash(&mut hasher);
-        let settings = &self.policy.settings;
-        settings.via.hash(&mut hasher);
-        let optimizer = &settings.optimizer;
-        for constant in
-            [optimizer.beta1, optimizer.beta2, optimizer.epsilon, optimizer.weight_decay, optimizer.max_norm]
-        {
+        let Settings { via, optimizer } = self.policy.settings;
+        via.hash(&mut hasher);
+        let OptimizerSettings { mode, beta1, beta2, epsilon, weight_decay, bias_correction, max_norm } =
+            optimizer;
+        mode.hash(&mut hasher);
+        bias_correction.hash(&mut hasher);
+        for constant in [beta1, beta2, epsilon, weight_decay, max_norm] {
             constant.to_bits().hash(&mut hasher);
         }
         hasher.finish()

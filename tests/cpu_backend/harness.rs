@@ -7,6 +7,7 @@ use bytemuck::Pod;
 use warpweft::backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
 use warpweft::backend::{Backend, BackendError, TaskInterval};
 use warpweft::compute::{ComputeContext, ComputeError, ComputeFactory};
+use warpweft::config::AdamMode;
 use warpweft::format::{Format, Orientation, Shape, Via};
 use warpweft::id::{BufferId, CallId, CommId, EventId, LaneId, RankId, SlotId, TaskId, WeightId};
 use warpweft::layout::{
@@ -67,10 +68,12 @@ impl Plan {
             settings: Settings {
                 via: Via::None,
                 optimizer: OptimizerSettings {
+                    mode: AdamMode::AdamW,
                     beta1: 0.9,
                     beta2: 0.999,
                     epsilon: 1e-8,
                     weight_decay: 0.1,
+                    bias_correction: true,
                     max_norm: 0.0,
                 },
             },

@@ -1,6 +1,6 @@
 //! Programs whose plans the faults are seeded into; between them they contain every op.
 
-use warpweft::config::{Backward, Columnwise};
+use warpweft::config::{AdamMode, Backward, Columnwise};
 use warpweft::format::{ElementType, Format, Orientation, Via};
 use warpweft::id::{BufferId, SlotId, WeightId};
 use warpweft::layout::{OptimizerSettings, Region, Residency, Settings, Slot, Weights};
@@ -23,10 +23,12 @@ pub(crate) fn policy() -> Policy {
         settings: Settings {
             via: Via::Bf16,
             optimizer: OptimizerSettings {
+                mode: AdamMode::AdamW,
                 beta1: 0.9,
                 beta2: 0.95,
                 epsilon: 1e-8,
                 weight_decay: 0.1,
+                bias_correction: true,
                 max_norm: 1.0,
             },
         },

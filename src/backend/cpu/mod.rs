@@ -12,6 +12,7 @@
 //! `lane` are the two ends of a queue, `bound` is a plan ready to run, `bind` makes it from ops,
 //! `rendezvous` is where ranks meet, `collective` what they pull; the rest is arithmetic.
 
+mod adam;
 mod bell;
 mod bind;
 mod bound;
