@@ -5,6 +5,10 @@
 //! across programs and plans; *transient* slots belong to one plan and may share bytes where the
 //! plan orders their tenants. Nothing is allocated or moved after the arena is reserved.
 
+mod state;
+
+pub use state::StateLayout;
+
 use serde::Serialize;
 
 use crate::config::AdamMode;
@@ -60,9 +64,9 @@ pub enum Residency {
 pub enum Content {
     /// FP32 master of the rank's rows, f32 `[rows_per_rank, cols]`.
     Master(WeightId),
-    /// First Adam moment, shaped as the master.
+    /// First Adam moment, shaped as the master, in the element type of [`StateLayout::moments`].
     ExpAvg(WeightId),
-    /// Second Adam moment, shaped as the master.
+    /// Second Adam moment, as the first.
     ExpAvgSq(WeightId),
     /// FP32 main grad of the rank's rows, shaped as the master.
     MainGrad(WeightId),
@@ -245,13 +249,16 @@ pub struct Weights {
     pub buckets: Vec<Bucket>,
     /// The ranks.
     pub mesh: Mesh,
+    /// How optimizer state lies in memory.
+    pub state: StateLayout,
 }
 
 impl Weights {
-    /// One bucket for every format and placement that occurs.
+    /// One bucket for every format and placement that occurs; optimizer state in f32.
     #[must_use]
     pub fn new(specs: &[WeightSpec], mesh: Mesh) -> Self {
-        let mut weights = Self { layouts: Vec::new(), buckets: Vec::new(), mesh };
+        let state = StateLayout::default();
+        let mut weights = Self { layouts: Vec::new(), buckets: Vec::new(), mesh, state };
         for (number, spec) in specs.iter().enumerate() {
             let same = |bucket: &Bucket| bucket.format == spec.format && bucket.placement == spec.placement;
             let bucket = weights.buckets.iter().position(same).unwrap_or_else(|| {
@@ -273,6 +280,12 @@ impl Weights {
             weights.buckets[bucket].weights.push(WeightId::at(number));
         }
         weights
+    }
+
+    /// The same weights with optimizer state laid out as `state` says.
+    #[must_use]
+    pub fn with_state(self, state: StateLayout) -> Self {
+        Self { state, ..self }
     }
 
     /// The layout of one weight.
@@ -366,9 +379,10 @@ impl Content {
         let f32_bytes = ElementType::F32.bytes();
         let layout = |weight: WeightId| weights.layout(weight);
         match self {
+            Self::ExpAvg(weight) | Self::ExpAvgSq(weight) => {
+                layout(weight).stored_elements() * weights.state.moment_bytes()
+            }
             Self::Master(weight)
-            | Self::ExpAvg(weight)
-            | Self::ExpAvgSq(weight)
             | Self::MainGrad(weight)
             | Self::LocalGrad(weight)
             | Self::ReducedGradient(weight, _) => layout(weight).stored_elements() * f32_bytes,

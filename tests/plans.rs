@@ -128,6 +128,25 @@ fn every_constant_of_the_optimizer_is_part_of_the_fingerprint() {
 }
 
 #[test]
+fn bf16_moments_take_half_the_bytes_of_f32_moments() {
+    use warpweft::config::Moments;
+    use warpweft::layout::{StateLayout, Weights};
+    use warpweft::plan::ResidentLayout;
+    let program = chain(3, Format::NVFP4_2D);
+    let plan = |moments| {
+        let weights = Weights::new(program.model().weights(), Mesh::new(2).unwrap())
+            .with_state(StateLayout { moments, ..StateLayout::default() });
+        let resident = ResidentLayout::new(&weights, &[&program]).unwrap();
+        StepPlan::within(&program, &weights, &resident, &policy(1)).unwrap()
+    };
+    let (full, half) = (plan(Moments::F32), plan(Moments::Bf16));
+    // Three weights of 32 rows per rank; the bias' slots are one alignment unit either way.
+    assert_eq!(full.bounds.resident_bytes - half.bounds.resident_bytes, 3 * 2 * 32 * 64 * 2);
+    assert_eq!(full.bounds.transient_bytes, half.bounds.transient_bytes);
+    assert_ne!(full.fingerprint(), half.fingerprint());
+}
+
+#[test]
 fn a_budget_below_the_plan_names_what_is_alive() {
     let mesh = Mesh::new(2).unwrap();
     let free = StepPlan::build(&chain(4, Format::F32), &policy(2), mesh).unwrap();

@@ -4,7 +4,7 @@
 mod trainer;
 
 use trainer::{Mischief, Trainer, feed, losses, within_a_minute};
-use warpweft::config::{Capture, Config};
+use warpweft::config::{Capture, Config, Moments, Optimizer};
 use warpweft::format::Format;
 use warpweft::id::RankId;
 use warpweft::session::{Outcome, Session, SessionError};
@@ -223,6 +223,52 @@ fn an_imported_export_continues_as_if_nothing_had_happened_on_another_number_of_
         let mut again = trainer.start(config(0, Capture::Off, true), 3).await.unwrap();
         again.import(&store.load().await.unwrap()).await.unwrap();
         assert_eq!(planes(alone.export().await.unwrap()), planes(again.export().await.unwrap()));
+    });
+}
+
+fn with_bf16_moments(config: Config) -> Config {
+    Config { optimizer: Optimizer { moments: Moments::Bf16, ..config.optimizer }, ..config }
+}
+
+/// Conformance H6, and EX-1 for moments stored as bf16.
+#[test]
+fn h6_bf16_moments_train_like_f32_moments_with_bit_identical_losses_for_every_depth() {
+    within_a_minute(async {
+        for format in [Format::Bf16, Format::NVFP4_2D] {
+            let exact = run(format, 3, config(0, Capture::Off, true), 7).await;
+            let reference = run(format, 3, with_bf16_moments(config(0, Capture::Off, true)), 7).await;
+            for (found, expected) in reference.iter().zip(&exact) {
+                let (found, expected) = (f32::from_bits(*found), f32::from_bits(*expected));
+                assert!((found / expected - 1.0).abs() < 2e-2, "{format}: {found} instead of {expected}");
+            }
+            assert_ne!(reference, exact, "{format}: the moments were rounded");
+            for depth in [1, 2, 4] {
+                for capture in [Capture::Off, Capture::Step] {
+                    let found = run(format, 3, with_bf16_moments(config(depth, capture, true)), 7).await;
+                    assert_eq!(found, reference, "{format}, depth {depth}, {capture:?}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn bf16_moments_are_exported_as_f32_and_imported_without_loss() {
+    within_a_minute(async {
+        let trainer = Trainer::new(2, Format::NVFP4_2D);
+        let config = || with_bf16_moments(config(1, Capture::Off, true));
+        let mut first = trainer.start(config(), 2).await.unwrap();
+        losses(&mut first, 2, 0..3).await;
+        let checkpoint = first.export().await.unwrap();
+        let moments =
+            checkpoint.weights.iter().flat_map(|weight| weight.exp_avg.iter().chain(&weight.exp_avg_sq));
+        assert!(moments.clone().all(|moment| moment.to_bits() & 0xFFFF == 0), "they are bf16 values");
+        assert!(moments.clone().any(|moment| *moment != 0.0));
+        let expected = losses(&mut first, 2, 3..6).await;
+        let mut second = trainer.start(config(), 2).await.unwrap();
+        second.import(&checkpoint).await.unwrap();
+        assert_eq!(second.export().await.unwrap(), checkpoint);
+        assert_eq!(losses(&mut second, 2, 3..6).await, expected);
     });
 }
 

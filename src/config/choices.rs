@@ -84,6 +84,17 @@ pub enum AdamMode {
     Adam,
 }
 
+/// How the two Adam moments are stored. The arithmetic is f32 either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Moments {
+    /// As f32: 8 bytes per element for both.
+    #[default]
+    F32,
+    /// Rounded to bfloat16, to nearest even, after every step: 4 bytes per element for both.
+    Bf16,
+}
+
 /// Adam and clipping. All numbers are used as f32, and validated as such.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -103,6 +114,8 @@ pub struct Optimizer {
     pub weight_decay: f64,
     /// Whether the moments are divided by `1 − β^t`, which undoes their start from zero.
     pub bias_correction: bool,
+    /// How both moments are stored.
+    pub moments: Moments,
     /// Largest norm of the whole gradient; larger ones are scaled down to it. 0 turns clipping off.
     pub max_norm: f64,
 }
@@ -117,6 +130,7 @@ impl Default for Optimizer {
             eps: 1e-8,
             weight_decay: 0.0,
             bias_correction: true,
+            moments: Moments::default(),
             max_norm: 0.0,
         }
     }

@@ -133,6 +133,12 @@ const ROWS: &[Row] = &[
         valid: |_| true,
     },
     Row {
+        path: "optimizer.moments",
+        expected: "\"f32\" or \"bf16\"",
+        value: |c| toml(c.optimizer.moments),
+        valid: |_| true,
+    },
+    Row {
         path: "optimizer.max_norm",
         expected: "a finite number above 0, or 0 for no clipping",
         value: |c| toml(c.optimizer.max_norm),

@@ -6,10 +6,14 @@
 
 use std::sync::Arc;
 
+use bytemuck::Pod;
+use half::bf16;
+
 use super::capture::Action;
 use super::{Capture, CaptureMode, Exchange, ExecError, Initializer, Pump, WeightShard, World};
 use crate::backend::Backend;
 use crate::compute::ComputeFactory;
+use crate::config::Moments;
 use crate::id::{RankId, WeightId};
 use crate::layout::{Content, PlaneRegions, Region};
 use crate::model::{Placement, Role};
@@ -174,8 +178,8 @@ impl<B: Backend> Rank<B> {
             let weight = WeightId::at(number);
             exchange.shards.push(WeightShard {
                 master: self.values(Content::Master(weight), weight)?,
-                exp_avg: self.values(Content::ExpAvg(weight), weight)?,
-                exp_avg_sq: self.values(Content::ExpAvgSq(weight), weight)?,
+                exp_avg: self.moment(Content::ExpAvg(weight), weight)?,
+                exp_avg_sq: self.moment(Content::ExpAvgSq(weight), weight)?,
                 planes: self.planes(weight)?,
                 tensor_scale: self.tensor_scale(weight)?,
             });
@@ -195,8 +199,8 @@ impl<B: Backend> Rank<B> {
         for (number, shard) in exchange.shards.iter().enumerate() {
             let weight = WeightId::at(number);
             self.write(Content::Master(weight), bytemuck::cast_slice(&shard.master))?;
-            self.write(Content::ExpAvg(weight), bytemuck::cast_slice(&shard.exp_avg))?;
-            self.write(Content::ExpAvgSq(weight), bytemuck::cast_slice(&shard.exp_avg_sq))?;
+            self.write_moment(Content::ExpAvg(weight), &shard.exp_avg)?;
+            self.write_moment(Content::ExpAvgSq(weight), &shard.exp_avg_sq)?;
         }
         self.write(Content::OptimizerStep, &exchange.optimizer_step.to_ne_bytes())?;
         self.needs_prologue = true;
@@ -209,11 +213,32 @@ impl<B: Backend> Rank<B> {
         self.world.leave(reason);
     }
 
-    fn values(&self, content: Content, weight: WeightId) -> Result<Vec<f32>, ExecError> {
+    /// The rank's real elements of `weight`, as `T` lies in the arena.
+    fn values<T: Pod>(&self, content: Content, weight: WeightId) -> Result<Vec<T>, ExecError> {
         let layout = self.prologue.plan.weights.layout(weight);
-        let mut values = vec![0.0; layout.shard.rows_of(self.id()).rows * layout.shard.shape.cols];
+        let mut values = vec![T::zeroed(); layout.shard.rows_of(self.id()).rows * layout.shard.shape.cols];
         self.read(content, bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
+    }
+
+    /// A moment as f32, whatever it is stored as.
+    fn moment(&self, content: Content, weight: WeightId) -> Result<Vec<f32>, ExecError> {
+        match self.prologue.plan.weights.state.moments {
+            Moments::F32 => self.values(content, weight),
+            Moments::Bf16 => {
+                Ok(self.values::<bf16>(content, weight)?.into_iter().map(bf16::to_f32).collect())
+            }
+        }
+    }
+
+    fn write_moment(&self, content: Content, values: &[f32]) -> Result<(), ExecError> {
+        match self.prologue.plan.weights.state.moments {
+            Moments::F32 => self.write(content, bytemuck::cast_slice(values)),
+            Moments::Bf16 => {
+                let rounded: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
+                self.write(content, bytemuck::cast_slice(&rounded))
+            }
+        }
     }
 
     fn planes(&self, weight: WeightId) -> Result<Vec<Vec<u8>>, ExecError> {

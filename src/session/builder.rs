@@ -15,7 +15,7 @@ use crate::compute::{Compute, ComputeFactory, Surface};
 use crate::config::Config;
 use crate::exec::{CaptureMode, Exchange, Inbox, Initializer, RankThread, Setup, World};
 use crate::id::RankId;
-use crate::layout::Weights;
+use crate::layout::{StateLayout, Weights};
 use crate::model::{Mesh, Role, StepProgram};
 use crate::plan::{Policy, ResidentLayout, StepPlan};
 use crate::trace::HostTrace;
@@ -137,7 +137,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
                 reason: format!("two programs are named `{}`", program.name()),
             });
         }
-        let weights = Weights::new(first.model().weights(), mesh);
+        let weights = Weights::new(first.model().weights(), mesh).with_state(StateLayout::from(&self.config));
         let programs: Vec<&StepProgram> = self.programs.iter().collect();
         let resident = ResidentLayout::new(&weights, &programs)?;
         let prologue = StepPlan::prologue(&weights, &resident, policy)?;

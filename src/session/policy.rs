@@ -4,7 +4,7 @@
 
 use crate::config::{Capture, Config};
 use crate::exec::CaptureMode;
-use crate::layout::{OptimizerSettings, Settings};
+use crate::layout::{OptimizerSettings, Settings, StateLayout};
 use crate::plan::Policy;
 
 impl From<&Config> for Policy {
@@ -29,6 +29,12 @@ impl From<&Config> for Policy {
                 },
             },
         }
+    }
+}
+
+impl From<&Config> for StateLayout {
+    fn from(config: &Config) -> Self {
+        Self { moments: config.optimizer.moments }
     }
 }
 

@@ -6,13 +6,50 @@
 //!   from the f32 β; `1 − β` is formed in f32.
 //! - **AD-2** Weight decay uses the old master. Decoupled, it is multiplied by the learning rate;
 //!   as L2 it is added to the gradient after clipping and passes through both moments.
+//! - **AD-3** Moments stored as bf16 are read exactly, and rounded to nearest even when stored. The
+//!   update of their step uses them before that rounding.
 //!
 //! Sources: Kingma and Ba, *Adam* (2015), Algorithm 1; Loshchilov and Hutter, *Decoupled Weight Decay
 //! Regularization* (2019), Algorithm 2; the order of operations is that of fused multi-tensor
 //! Adam kernels, which subtract update and decay at once.
 
+use bytemuck::Pod;
+use half::bf16;
+
 use crate::config::AdamMode;
 use crate::layout::OptimizerSettings;
+
+/// A stored value of a moment.
+pub(super) trait Moment: Pod {
+    /// Its value.
+    fn load(self) -> f32;
+    /// The nearest stored value.
+    fn store(value: f32) -> Self;
+}
+
+impl Moment for f32 {
+    #[inline(always)]
+    fn load(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn store(value: f32) -> Self {
+        value
+    }
+}
+
+impl Moment for bf16 {
+    #[inline(always)]
+    fn load(self) -> f32 {
+        self.to_f32()
+    }
+
+    #[inline(always)]
+    fn store(value: f32) -> Self {
+        Self::from_f32(value)
+    }
+}
 
 /// The scalars of one optimizer step.
 #[derive(Clone, Copy, Debug)]
@@ -61,30 +98,31 @@ impl AdamStep {
     /// u = (m/c1) / (√(v/c2) + ε)              decoupled: u = u + λ·p
     /// p = p − lr·u
     /// ```
-    pub(super) fn update(
+    pub(super) fn update<M: Moment>(
         &self,
         master: &mut [f32],
-        exp_avg: &mut [f32],
-        exp_avg_sq: &mut [f32],
+        exp_avg: &mut [M],
+        exp_avg_sq: &mut [M],
         gradient: &[f32],
     ) {
         match self.mode {
-            AdamMode::AdamW => self.all::<true>(master, exp_avg, exp_avg_sq, gradient),
-            AdamMode::Adam => self.all::<false>(master, exp_avg, exp_avg_sq, gradient),
+            AdamMode::AdamW => self.all::<true, M>(master, exp_avg, exp_avg_sq, gradient),
+            AdamMode::Adam => self.all::<false, M>(master, exp_avg, exp_avg_sq, gradient),
         }
     }
 
     /// [`Self::update`] with the mode known at compile time, so that the loop has no branch.
-    fn all<const DECOUPLED: bool>(
+    fn all<const DECOUPLED: bool, M: Moment>(
         &self,
         master: &mut [f32],
-        exp_avg: &mut [f32],
-        exp_avg_sq: &mut [f32],
+        exp_avg: &mut [M],
+        exp_avg_sq: &mut [M],
         gradient: &[f32],
     ) {
         let moments = exp_avg.iter_mut().zip(exp_avg_sq);
         for ((p, (m, v)), gradient) in master.iter_mut().zip(moments).zip(gradient) {
-            (*p, *m, *v) = self.element::<DECOUPLED>(*p, *m, *v, *gradient);
+            let (new, first, second) = self.element::<DECOUPLED>(*p, m.load(), v.load(), *gradient);
+            (*p, *m, *v) = (new, M::store(first), M::store(second));
         }
     }
 
@@ -148,7 +186,7 @@ mod tests {
         for (mode, weight_decay) in [AdamMode::AdamW, AdamMode::Adam].into_iter().zip([0.1, 0.01]) {
             for weight_decay in [0.0, weight_decay] {
                 let settings = OptimizerSettings { mode, weight_decay, ..SETTINGS };
-                let (start, mut m, mut v) = (noise(count, 1), vec![0.0; count], vec![0.0; count]);
+                let (start, mut m, mut v) = (noise(count, 1), vec![0.0_f32; count], vec![0.0_f32; count]);
                 let mut master = start.clone();
                 let gradients: Vec<Vec<f32>> = (1..=7).map(|step| noise(count, step + 1)).collect();
                 for (step, gradient) in (1..).zip(&gradients) {
@@ -170,7 +208,7 @@ mod tests {
         let gradient = noise(64, 3);
         let after = |mode, weight_decay| {
             let settings = OptimizerSettings { mode, weight_decay, ..SETTINGS };
-            let (mut p, mut m, mut v) = (noise(64, 4), vec![0.0; 64], vec![0.0; 64]);
+            let (mut p, mut m, mut v) = (noise(64, 4), vec![0.0_f32; 64], vec![0.0_f32; 64]);
             AdamStep::new(&settings, 1, 0.5, 1e-2).update(&mut p, &mut m, &mut v, &gradient);
             (p, m)
         };
@@ -181,10 +219,45 @@ mod tests {
         assert_ne!(after(AdamMode::Adam, 0.1).1, plain.1, "L2 decay passes through the moments");
     }
 
+    /// Conformance H6, AD-3.
+    #[test]
+    fn h6_bf16_moments_stay_within_tolerance_of_f32_moments() {
+        let count = 4099;
+        for mode in [AdamMode::AdamW, AdamMode::Adam] {
+            let settings = OptimizerSettings { mode, weight_decay: 0.01, ..SETTINGS };
+            let mut exact = (noise(count, 1), vec![0.0_f32; count], vec![0.0_f32; count]);
+            let mut short = (noise(count, 1), vec![bf16::ZERO; count], vec![bf16::ZERO; count]);
+            for step in 1..=7 {
+                let gradient = noise(count, step + 1);
+                let scalars = AdamStep::new(&settings, step, 1.0, 5e-4);
+                scalars.update(&mut exact.0, &mut exact.1, &mut exact.2, &gradient);
+                scalars.update(&mut short.0, &mut short.1, &mut short.2, &gradient);
+            }
+            let close = |found: f32, expected: f32| (found - expected).abs() <= 2e-3 + 2e-3 * expected.abs();
+            assert!(short.0.iter().zip(&exact.0).all(|(found, expected)| close(*found, *expected)));
+            assert_ne!(short.0, exact.0, "the moments were rounded");
+        }
+    }
+
+    /// AD-3: the first step has nothing to read, so its master is that of f32 moments.
+    #[test]
+    fn an_update_uses_its_moments_before_they_are_rounded() {
+        let gradient = noise(512, 8);
+        let (mut exact, mut m, mut v) = (noise(512, 9), vec![0.0_f32; 512], vec![0.0_f32; 512]);
+        let (mut short, mut low_m, mut low_v) = (exact.clone(), vec![bf16::ZERO; 512], vec![bf16::ZERO; 512]);
+        let step = AdamStep::new(&SETTINGS, 1, 1.0, 1e-2);
+        step.update(&mut exact, &mut m, &mut v, &gradient);
+        step.update(&mut short, &mut low_m, &mut low_v, &gradient);
+        assert_eq!(short, exact);
+        for (stored, moment) in low_m.iter().zip(&m).chain(low_v.iter().zip(&v)) {
+            assert_eq!(*stored, bf16::from_f32(*moment));
+        }
+    }
+
     #[test]
     fn without_bias_correction_the_first_update_is_smaller_by_the_corrections() {
         let settings = OptimizerSettings { bias_correction: false, epsilon: 0.0, ..SETTINGS };
-        let (mut p, mut m, mut v) = ([0.0], [0.0], [0.0]);
+        let (mut p, mut m, mut v) = ([0.0], [0.0_f32], [0.0_f32]);
         AdamStep::new(&settings, 1, 1.0, 1.0).update(&mut p, &mut m, &mut v, &[1.0]);
         let expected = (1.0 - 0.9_f32) / (1.0 - 0.999_f32).sqrt();
         assert_eq!(p, [-expected]);

@@ -4,10 +4,13 @@
 //! clip factor are read from the arena when the launch runs, never when it is bound, so a recorded
 //! launch sees the values of its step. The numbers are those of [`super::adam`].
 
-use super::adam::AdamStep;
+use half::bf16;
+
+use super::adam::{AdamStep, Moment};
 use super::bind::{Binder, Refusal};
-use super::memory::Arena;
+use super::memory::{Arena, BorrowError};
 use super::ops::OpError;
+use crate::config::Moments;
 use crate::id::SlotId;
 use crate::layout::{OptimizerSettings, Region};
 use crate::op::{AdamOperand, Vote};
@@ -16,6 +19,7 @@ use crate::op::{AdamOperand, Vote};
 #[derive(Debug)]
 pub(super) struct Adam {
     settings: OptimizerSettings,
+    moments: Moments,
     states: Vec<State>,
     vote: Region,
     learning_rate: Region,
@@ -37,20 +41,22 @@ impl Adam {
         vote: SlotId,
         learning_rate: SlotId,
     ) -> Result<Self, Refusal> {
+        let weights = binder.binding.weights;
         let mut states = Vec::new();
         for operand in operands {
             let elements = binder.real_elements(binder.weight(operand.weight)?);
             let real = |slot| binder.elements::<f32>(slot, elements);
+            let moment = |slot| binder.bytes(slot, elements.saturating_mul(weights.state.moment_bytes()));
             states.push(State {
                 master: real(operand.master)?,
-                exp_avg: real(operand.exp_avg)?,
-                exp_avg_sq: real(operand.exp_avg_sq)?,
+                exp_avg: moment(operand.exp_avg)?,
+                exp_avg_sq: moment(operand.exp_avg_sq)?,
                 main_grad: real(operand.main_grad)?,
             });
         }
         let (vote, learning_rate) =
             (binder.elements::<Vote>(vote, 1)?, binder.elements::<f32>(learning_rate, 1)?);
-        Ok(Self { settings, states, vote, learning_rate })
+        Ok(Self { settings, moments: weights.state.moments, states, vote, learning_rate })
     }
 
     pub(super) fn run(&self, arena: &Arena) -> Result<(), OpError> {
@@ -61,13 +67,23 @@ impl Adam {
         let learning_rate = arena.read::<f32>(self.learning_rate)?.first().copied().unwrap_or(0.0);
         let step = AdamStep::new(&self.settings, vote.step, vote.clip, learning_rate);
         for state in &self.states {
-            step.update(
-                &mut arena.write(state.master)?,
-                &mut arena.write(state.exp_avg)?,
-                &mut arena.write(state.exp_avg_sq)?,
-                &arena.read(state.main_grad)?,
-            );
+            match self.moments {
+                Moments::F32 => state.update::<f32>(arena, &step)?,
+                Moments::Bf16 => state.update::<bf16>(arena, &step)?,
+            }
         }
+        Ok(())
+    }
+}
+
+impl State {
+    fn update<M: Moment>(&self, arena: &Arena, step: &AdamStep) -> Result<(), BorrowError> {
+        step.update::<M>(
+            &mut arena.write(self.master)?,
+            &mut arena.write(self.exp_avg)?,
+            &mut arena.write(self.exp_avg_sq)?,
+            &arena.read(self.main_grad)?,
+        );
         Ok(())
     }
 }
