@@ -64,6 +64,9 @@ pub enum Residency {
 pub enum Content {
     /// FP32 master of the rank's rows, f32 `[rows_per_rank, cols]`.
     Master(WeightId),
+    /// The lower halves of masters whose upper halves are the rank's bf16 shard, i16
+    /// `[rows_per_rank, cols]`: see [`crate::format::split_master`].
+    MasterRemainder(WeightId),
     /// First Adam moment, shaped as the master, in the element type of [`StateLayout::moments`].
     ExpAvg(WeightId),
     /// Second Adam moment, as the first.
@@ -382,6 +385,7 @@ impl Content {
             Self::ExpAvg(weight) | Self::ExpAvgSq(weight) => {
                 layout(weight).stored_elements() * weights.state.moment_bytes()
             }
+            Self::MasterRemainder(weight) => layout(weight).stored_elements() * size_of::<i16>(),
             Self::Master(weight)
             | Self::MainGrad(weight)
             | Self::LocalGrad(weight)

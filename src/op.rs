@@ -56,13 +56,37 @@ pub struct ShardOperand {
     pub slot: SlotId,
 }
 
+/// Where the master of a weight lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub enum MasterOperand {
+    /// f32, in a slot of its own.
+    Whole(SlotId),
+    /// In two halves: see [`crate::format::split_master`].
+    Split {
+        /// The weight's bf16 shard, the upper half.
+        shard: SlotId,
+        /// The 16 bits it lacks.
+        remainder: SlotId,
+    },
+}
+
+impl MasterOperand {
+    fn slots(self) -> impl Iterator<Item = SlotId> {
+        let (first, second) = match self {
+            Self::Whole(master) => (master, None),
+            Self::Split { shard, remainder } => (shard, Some(remainder)),
+        };
+        std::iter::once(first).chain(second)
+    }
+}
+
 /// Optimizer state of one weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct AdamOperand {
     /// The weight.
     pub weight: WeightId,
-    /// FP32 master, updated.
-    pub master: SlotId,
+    /// Master, updated.
+    pub master: MasterOperand,
     /// First moment, updated.
     pub exp_avg: SlotId,
     /// Second moment, updated.
@@ -312,8 +336,8 @@ impl Op {
             Self::Adam { states, vote, learning_rate, .. } => {
                 let mut all = vec![(*vote, Read), (*learning_rate, Read)];
                 for state in states {
+                    all.extend(state.master.slots().map(|slot| (slot, Update)));
                     all.extend([
-                        (state.master, Update),
                         (state.exp_avg, Update),
                         (state.exp_avg_sq, Update),
                         (state.main_grad, Read),

@@ -3,13 +3,13 @@
 
 use std::collections::BTreeSet;
 
-use warpweft::config::{AdamMode, Backward, Columnwise};
+use warpweft::config::{AdamMode, Backward, Columnwise, Masters, Moments};
 use warpweft::format::{ElementType, Format, Orientation, Via};
 use warpweft::id::{SlotId, TaskId};
-use warpweft::layout::{ALIGNMENT, OptimizerSettings, Settings};
+use warpweft::layout::{ALIGNMENT, OptimizerSettings, Settings, StateLayout, Weights};
 use warpweft::model::{Form, Mesh, Model, Phase, StepProgram};
 use warpweft::op::Op;
-use warpweft::plan::{EdgeKind, Policy, StepPlan, Task};
+use warpweft::plan::{EdgeKind, PlanError, Policy, ResidentLayout, StepPlan, Task};
 
 fn policy(depth: u32) -> Policy {
     Policy {
@@ -129,21 +129,49 @@ fn every_constant_of_the_optimizer_is_part_of_the_fingerprint() {
 
 #[test]
 fn bf16_moments_take_half_the_bytes_of_f32_moments() {
-    use warpweft::config::Moments;
-    use warpweft::layout::{StateLayout, Weights};
-    use warpweft::plan::ResidentLayout;
-    let program = chain(3, Format::NVFP4_2D);
-    let plan = |moments| {
-        let weights = Weights::new(program.model().weights(), Mesh::new(2).unwrap())
-            .with_state(StateLayout { moments, ..StateLayout::default() });
-        let resident = ResidentLayout::new(&weights, &[&program]).unwrap();
-        StepPlan::within(&program, &weights, &resident, &policy(1)).unwrap()
-    };
+    let plan =
+        |moments| with_state(Format::NVFP4_2D, StateLayout { moments, ..StateLayout::default() }).unwrap();
     let (full, half) = (plan(Moments::F32), plan(Moments::Bf16));
     // Three weights of 32 rows per rank; the bias' slots are one alignment unit either way.
     assert_eq!(full.bounds.resident_bytes - half.bounds.resident_bytes, 3 * 2 * 32 * 64 * 2);
     assert_eq!(full.bounds.transient_bytes, half.bounds.transient_bytes);
     assert_ne!(full.fingerprint(), half.fingerprint());
+}
+
+/// A plan over a chain of three 64×64 weights on two ranks, with this state layout.
+fn with_state(format: Format, state: StateLayout) -> Result<StepPlan, PlanError> {
+    let program = chain(3, format);
+    let weights = Weights::new(program.model().weights(), Mesh::new(2).unwrap()).with_state(state);
+    let resident = ResidentLayout::new(&weights, &[&program])?;
+    StepPlan::prologue(&weights, &resident, &policy(1))?;
+    StepPlan::within(&program, &weights, &resident, &policy(1))
+}
+
+#[test]
+fn a_bf16_shard_that_is_half_of_its_master_saves_the_other_half_and_the_cast() {
+    let split = StateLayout { masters: Masters::Bf16Remainder, ..StateLayout::default() };
+    let whole = with_state(Format::Bf16, StateLayout::default()).unwrap();
+    let split = with_state(Format::Bf16, split).unwrap();
+    // Three weights of 32 rows per rank, 2 bytes of master instead of 4.
+    assert_eq!(whole.bounds.resident_bytes - split.bounds.resident_bytes, 3 * 32 * 64 * 2);
+    let casts = |plan: &StepPlan| plan.tasks.iter().any(|task| matches!(task.op, Op::PartialCast { .. }));
+    assert!(casts(&whole) && !casts(&split));
+    assert_eq!(whole.bounds.wire_bytes, split.bounds.wire_bytes);
+    assert_ne!(whole.fingerprint(), split.fingerprint());
+}
+
+#[test]
+fn a_weight_of_another_format_cannot_be_half_of_its_master() {
+    let split = StateLayout { masters: Masters::Bf16Remainder, ..StateLayout::default() };
+    for format in Format::CANONICAL.into_iter().filter(|format| format.check_weight().is_ok()) {
+        if format == Format::Bf16 {
+            continue;
+        }
+        let error = with_state(format, split).unwrap_err();
+        assert!(matches!(&error, PlanError::Masters { weight, .. } if weight == "w0"), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("optimizer.masters") && text.contains(&format.to_string()), "{text}");
+    }
 }
 
 #[test]
@@ -226,8 +254,6 @@ fn a_policy_out_of_range_is_refused_with_its_key() {
 /// The prologue has a name of its own that no program can get in the way of.
 #[test]
 fn a_program_may_be_called_prologue() {
-    use warpweft::layout::Weights;
-    use warpweft::plan::ResidentLayout;
     let mut model = Model::builder();
     let weight = model.sharded("w", 64, 64, Format::NVFP4_2D).unwrap();
     let model = model.build();

@@ -1,7 +1,8 @@
 //! The actor of a bucket: its weights' masters, moments, main grads and shards.
 //!
 //! Law: the shards are quantized from the masters as the optimizer left them, and the actor knows
-//! which version both hold. A replicated weight is read as its master, so the two are one. It checks the order update → cast, and reports the edge it leaves.
+//! which version both hold. A replicated weight is read as its master, and a shard may be half of one; then the
+//! two are rewritten together. It checks the order update → cast, and reports the edge it leaves.
 
 use super::{Actor, Context, Ready, out_of_turn};
 use crate::backend::Backend;
@@ -44,7 +45,8 @@ impl<B: Backend> Actor<B> for BucketActor {
         let own = match plan.task(task).op {
             Op::Adam { bucket, .. } => {
                 self.state.masters = self.state.masters.next();
-                if plan.weights.bucket(self.bucket).placement == Placement::Replicated {
+                let replicated = plan.weights.bucket(self.bucket).placement == Placement::Replicated;
+                if replicated || plan.weights.splits_masters(self.bucket) {
                     self.state.shards = Some(self.state.masters);
                 }
                 bucket == self.bucket

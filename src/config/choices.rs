@@ -95,6 +95,19 @@ pub enum Moments {
     Bf16,
 }
 
+/// How the masters of sharded weights are stored. The arithmetic is f32 either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Masters {
+    /// As f32, beside the weight's shard.
+    #[default]
+    F32,
+    /// As the bf16 shard and the 16 bits it lacks: 4 bytes per element for weight and master, not 6.
+    /// Every sharded weight must be bf16 then. The shard is the nearest bf16 with ties away from
+    /// zero, where a cast rounds ties to even. Replicated weights keep f32 masters.
+    Bf16Remainder,
+}
+
 /// Adam and clipping. All numbers are used as f32, and validated as such.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -116,6 +129,8 @@ pub struct Optimizer {
     pub bias_correction: bool,
     /// How both moments are stored.
     pub moments: Moments,
+    /// How the masters of sharded weights are stored.
+    pub masters: Masters,
     /// Largest norm of the whole gradient; larger ones are scaled down to it. 0 turns clipping off.
     pub max_norm: f64,
 }
@@ -131,6 +146,7 @@ impl Default for Optimizer {
             weight_decay: 0.0,
             bias_correction: true,
             moments: Moments::default(),
+            masters: Masters::default(),
             max_norm: 0.0,
         }
     }

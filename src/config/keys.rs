@@ -139,6 +139,12 @@ const ROWS: &[Row] = &[
         valid: |_| true,
     },
     Row {
+        path: "optimizer.masters",
+        expected: "\"f32\" or \"bf16_remainder\" (every sharded weight must be bf16 then)",
+        value: |c| toml(c.optimizer.masters),
+        valid: |_| true,
+    },
+    Row {
         path: "optimizer.max_norm",
         expected: "a finite number above 0, or 0 for no clipping",
         value: |c| toml(c.optimizer.max_norm),

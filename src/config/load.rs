@@ -197,7 +197,7 @@ mod tests {
             prefetch.depth = 4
             memory.budget = "1.5 GiB"
             quantize.via = "none"
-            optimizer = { mode = "adam", bias_correction = false, moments = "bf16", lr = 1, beta1 = 0.5, beta2 = 0.75, eps = 1e-6, weight_decay = 0.1, max_norm = 1.0 }
+            optimizer = { mode = "adam", bias_correction = false, moments = "bf16", masters = "bf16_remainder", lr = 1, beta1 = 0.5, beta2 = 0.75, eps = 1e-6, weight_decay = 0.1, max_norm = 1.0 }
             cpu.link = { bytes_per_s = 2e9, latency_us = 5 }
             trace = { enabled = true, path = "t.json", first_step = 5, steps = 9 }
             [[weights]]
@@ -242,6 +242,7 @@ mod tests {
             ("optimizer.mode", "\"sgd\"", "\"adamw\""),
             ("optimizer.bias_correction", "1", "`true`"),
             ("optimizer.moments", "\"f16\"", "\"f32\" or \"bf16\""),
+            ("optimizer.masters", "\"bf16\"", "\"bf16_remainder\""),
             ("optimizer.lr", "\"fast\"", "finite number from 0"),
             ("optimizer.lr", "nan", "finite number from 0"),
             ("optimizer.beta1", "1", "below 1"),

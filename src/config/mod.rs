@@ -42,8 +42,8 @@ mod suggest;
 mod weights;
 
 pub use choices::{
-    AdamMode, Backward, Capture, Columnwise, Cpu, Link, Memory, Moments, Optimizer, Prefetch, Quantize,
-    Reduce, TraceOutput,
+    AdamMode, Backward, Capture, Columnwise, Cpu, Link, Masters, Memory, Moments, Optimizer, Prefetch,
+    Quantize, Reduce, TraceOutput,
 };
 pub use error::ConfigError;
 pub use origin::{Origin, Origins};

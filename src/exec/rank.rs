@@ -14,6 +14,7 @@ use super::{Capture, CaptureMode, Exchange, ExecError, Initializer, Pump, Weight
 use crate::backend::Backend;
 use crate::compute::ComputeFactory;
 use crate::config::Moments;
+use crate::format::{Orientation, join_master, split_master};
 use crate::id::{RankId, WeightId};
 use crate::layout::{Content, PlaneRegions, Region};
 use crate::model::{Placement, Role};
@@ -177,7 +178,7 @@ impl<B: Backend> Rank<B> {
         for number in 0..plan.weights.layouts.len() {
             let weight = WeightId::at(number);
             exchange.shards.push(WeightShard {
-                master: self.values(Content::Master(weight), weight)?,
+                master: self.master(weight)?,
                 exp_avg: self.moment(Content::ExpAvg(weight), weight)?,
                 exp_avg_sq: self.moment(Content::ExpAvgSq(weight), weight)?,
                 planes: self.planes(weight)?,
@@ -198,7 +199,7 @@ impl<B: Backend> Rank<B> {
     pub fn import(&mut self, exchange: &Exchange) -> Result<(), ExecError> {
         for (number, shard) in exchange.shards.iter().enumerate() {
             let weight = WeightId::at(number);
-            self.write(Content::Master(weight), bytemuck::cast_slice(&shard.master))?;
+            self.write_master(weight, &shard.master)?;
             self.write_moment(Content::ExpAvg(weight), &shard.exp_avg)?;
             self.write_moment(Content::ExpAvgSq(weight), &shard.exp_avg_sq)?;
         }
@@ -219,6 +220,30 @@ impl<B: Backend> Rank<B> {
         let mut values = vec![T::zeroed(); layout.shard.rows_of(self.id()).rows * layout.shard.shape.cols];
         self.read(content, bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
+    }
+
+    /// The master as f32, joined if it is stored in halves.
+    fn master(&self, weight: WeightId) -> Result<Vec<f32>, ExecError> {
+        if !self.splits_master(weight) {
+            return self.values(Content::Master(weight), weight);
+        }
+        let high: Vec<u16> = self.values(Content::Shard(weight, Orientation::Rowwise), weight)?;
+        let low: Vec<i16> = self.values(Content::MasterRemainder(weight), weight)?;
+        Ok(high.into_iter().zip(low).map(|(high, low)| join_master(high, low)).collect())
+    }
+
+    fn write_master(&self, weight: WeightId, values: &[f32]) -> Result<(), ExecError> {
+        if !self.splits_master(weight) {
+            return self.write(Content::Master(weight), bytemuck::cast_slice(values));
+        }
+        let (high, low): (Vec<u16>, Vec<i16>) = values.iter().copied().map(split_master).unzip();
+        self.write(Content::Shard(weight, Orientation::Rowwise), bytemuck::cast_slice(&high))?;
+        self.write(Content::MasterRemainder(weight), bytemuck::cast_slice(&low))
+    }
+
+    fn splits_master(&self, weight: WeightId) -> bool {
+        let weights = &self.prologue.plan.weights;
+        weights.splits_masters(weights.layout(weight).bucket)
     }
 
     /// A moment as f32, whatever it is stored as.

@@ -6,6 +6,7 @@
 //! - **FO-2** one kernel per stage. Row shards, flat shards, whole weights, tools and actors share it.
 //! - **FO-3** the bytes of a weight depend neither on the number of ranks nor on how it is cut.
 //! - **FO-4** padding is zero, and bytes of a neighbour are never touched.
+//! - **FO-5** a master split into bf16 and remainder joins to the same bits.
 //!
 //! The stages ([`partial_amax`], [`fused_scale`], [`partial_cast`], [`transpose()`], [`dequantize`]) work on
 //! memory of the caller and allocate nothing. Anyone may call them. This room imports no other room: it knows
@@ -33,6 +34,7 @@ mod planes;
 mod quantize;
 mod quantized;
 pub mod reference;
+mod remainder;
 mod rules;
 mod shape;
 mod span;
@@ -52,6 +54,7 @@ pub use nvfp4::Nvfp4Scale;
 pub use partial::{FlatShard, flat_amax, flat_cast, place_fragment};
 pub use quantize::{Directions, quantize};
 pub use quantized::{OwnedPlanes, Quantized};
+pub use remainder::{join_master, split_master};
 pub use shape::{ElementType, Orientation, PlaneKind, PlaneSpec, Planes, PlanesMut, Shape};
 pub use stages::{dequantize, fused_scale, partial_amax, partial_cast, transpose};
 pub use swizzle::{ScaleLayout, swizzle_scale};

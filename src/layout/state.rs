@@ -6,13 +6,19 @@
 use half::bf16;
 use serde::Serialize;
 
-use crate::config::Moments;
+use super::Weights;
+use crate::config::{Masters, Moments};
+use crate::format::Format;
+use crate::id::BucketId;
+use crate::model::Placement;
 
 /// Element types of the optimizer state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct StateLayout {
     /// Both Adam moments.
     pub moments: Moments,
+    /// Masters of sharded weights.
+    pub masters: Masters,
 }
 
 impl StateLayout {
@@ -23,5 +29,20 @@ impl StateLayout {
             Moments::F32 => size_of::<f32>(),
             Moments::Bf16 => size_of::<bf16>(),
         }
+    }
+}
+
+impl Weights {
+    /// Are the bucket's shards the upper halves of its masters? Then it has no f32 masters, nothing is cast, and
+    /// its shards are always at the masters' version.
+    ///
+    /// # Panics
+    /// When the id belongs to another model.
+    #[must_use]
+    pub fn splits_masters(&self, bucket: BucketId) -> bool {
+        let members = self.bucket(bucket);
+        self.state.masters == Masters::Bf16Remainder
+            && members.placement == Placement::Sharded
+            && members.format == Format::Bf16
     }
 }

@@ -40,6 +40,16 @@ pub enum PlanError {
         /// Its size there.
         second_bytes: usize,
     },
+    /// Masters are to be split into bf16 weight and remainder, but a sharded weight is not bf16.
+    #[error(
+        "optimizer.masters is \"bf16_remainder\", but `{weight}` is sharded as {format}, and only a bf16 shard can be the upper half of its master; give the weight the format bf16, or set optimizer.masters to \"f32\""
+    )]
+    Masters {
+        /// The weight's name.
+        weight: String,
+        /// Its format.
+        format: String,
+    },
     /// A policy value out of range.
     #[error("{key} is {value}; {advice}")]
     Policy {

@@ -7,8 +7,9 @@
 use std::collections::BTreeMap;
 
 use super::PlanError;
+use crate::config::Masters;
 use crate::id::BufferId;
-use crate::layout::{ALIGNMENT, Content, Region, Residency, Slot, Weights};
+use crate::layout::{ALIGNMENT, Content, Region, Residency, Slot, WeightLayout, Weights};
 use crate::model::{BufferSpec, Lifetime, Placement, Role, StepProgram};
 
 /// Places of all resident slots of a session.
@@ -24,8 +25,10 @@ impl ResidentLayout {
     /// every program.
     ///
     /// # Errors
-    /// [`PlanError::Carried`] when two programs disagree on a carried buffer's size.
+    /// [`PlanError::Carried`] when two programs disagree on a carried buffer's size,
+    /// [`PlanError::Masters`] when masters are to be split and a sharded weight is not bf16.
     pub fn new(weights: &Weights, programs: &[&StepProgram]) -> Result<Self, PlanError> {
+        check_masters(weights)?;
         let mut cursor = Cursor { bytes: 0 };
         let mut common = Vec::new();
         let mut add = |name: String, content: Content| {
@@ -42,7 +45,11 @@ impl ResidentLayout {
             for weight in &members.weights {
                 let layout = weights.layout(*weight);
                 let name = &layout.name;
-                add(format!("{name} master"), Content::Master(*weight));
+                if weights.splits_masters(bucket) {
+                    add(format!("{name} master remainder"), Content::MasterRemainder(*weight));
+                } else {
+                    add(format!("{name} master"), Content::Master(*weight));
+                }
                 add(format!("{name} exp_avg"), Content::ExpAvg(*weight));
                 add(format!("{name} exp_avg_sq"), Content::ExpAvgSq(*weight));
                 add(format!("{name} main grad"), Content::MainGrad(*weight));
@@ -106,6 +113,20 @@ impl ResidentLayout {
     pub fn slots(&self, name: &str) -> Vec<Slot> {
         let own = self.programs.get(name).map_or(&[][..], Vec::as_slice);
         self.common.iter().chain(own).cloned().collect()
+    }
+}
+
+/// Only a bf16 shard is the upper half of an f32.
+fn check_masters(weights: &Weights) -> Result<(), PlanError> {
+    let splits = weights.state.masters == Masters::Bf16Remainder;
+    let unfit = |layout: &&WeightLayout| {
+        layout.placement == Placement::Sharded && !weights.splits_masters(layout.bucket)
+    };
+    match weights.layouts.iter().find(unfit).filter(|_| splits) {
+        None => Ok(()),
+        Some(layout) => {
+            Err(PlanError::Masters { weight: layout.name.clone(), format: layout.format.to_string() })
+        }
     }
 }
 

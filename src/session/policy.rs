@@ -34,7 +34,7 @@ impl From<&Config> for Policy {
 
 impl From<&Config> for StateLayout {
     fn from(config: &Config) -> Self {
-        Self { moments: config.optimizer.moments }
+        Self { moments: config.optimizer.moments, masters: config.optimizer.masters }
     }
 }
 

@@ -1,14 +1,16 @@
 //! Local ops do what their names say, on real rows alone.
 
+use half::bf16;
 use safetensors::SafeTensors;
-use warpweft::config::AdamMode;
-use warpweft::format::{Directions, Format, Orientation, Via, quantize};
+use warpweft::backend::cpu::CpuBackend;
+use warpweft::config::{AdamMode, Masters};
+use warpweft::format::{Directions, Format, Orientation, Via, join_master, quantize, split_master};
 use warpweft::id::{BucketId, CallId, RankId, SlotId};
 use warpweft::layout::{Content, PlaneRegions, Region, Residency};
 use warpweft::model::{Placement, WeightSpec};
-use warpweft::op::{AdamOperand, NormRecord, Op, Reduction, ShardOperand, Vote};
+use warpweft::op::{AdamOperand, MasterOperand, NormRecord, Op, Reduction, ShardOperand, Vote};
 
-use crate::harness::{COMPUTE, LINK, Plan, QUANTIZE, ROWWISE, W, noise, run, sharded};
+use crate::harness::{COMPUTE, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
 
 /// The whole way of a weight: amax, maximum over ranks, scale, cast, gather, and from there
 /// dequantized and transposed.
@@ -261,7 +263,7 @@ fn the_vote_is_the_same_on_every_rank_and_counts_a_replicated_weight_once() {
 
 struct Optimizer {
     plan: Plan,
-    master: SlotId,
+    master: MasterOperand,
     exp_avg: SlotId,
     exp_avg_sq: SlotId,
     main_grad: SlotId,
@@ -269,9 +271,16 @@ struct Optimizer {
     learning_rate: SlotId,
 }
 
-fn optimizer(elements: usize) -> Optimizer {
-    let mut plan = Plan::new(1, &[sharded(1, elements, Format::F32)]);
-    let master = plan.resident("master", Content::Master(W));
+fn optimizer(elements: usize, masters: Masters) -> Optimizer {
+    let mut plan = Plan::new(1, &[sharded(1, elements, Format::Bf16)]);
+    plan.weights.state.masters = masters;
+    let master = match masters {
+        Masters::F32 => MasterOperand::Whole(plan.resident("master", Content::Master(W))),
+        Masters::Bf16Remainder => MasterOperand::Split {
+            shard: plan.resident("shard", Content::Shard(W, ROWWISE)),
+            remainder: plan.resident("remainder", Content::MasterRemainder(W)),
+        },
+    };
     let exp_avg = plan.resident("exp_avg", Content::ExpAvg(W));
     let exp_avg_sq = plan.resident("exp_avg_sq", Content::ExpAvgSq(W));
     let main_grad = plan.resident("main grad", Content::MainGrad(W));
@@ -282,7 +291,30 @@ fn optimizer(elements: usize) -> Optimizer {
     Optimizer { plan, master, exp_avg, exp_avg_sq, main_grad, vote, learning_rate }
 }
 
-/// Bit for bit, as the specification rounds: op by op in f32.
+/// The first `count` masters, and the halves they are stored in, if they are.
+fn masters(rank: &Rank<CpuBackend>, master: MasterOperand, count: usize) -> (Vec<f32>, Vec<(u16, i16)>) {
+    match master {
+        MasterOperand::Whole(master) => (rank.get::<f32>(master)[..count].to_vec(), Vec::new()),
+        MasterOperand::Split { shard, remainder } => {
+            let halves = rank.get::<u16>(shard).into_iter().zip(rank.get::<i16>(remainder));
+            let halves: Vec<_> = halves.take(count).collect();
+            (halves.iter().map(|(high, low)| join_master(*high, *low)).collect(), halves)
+        }
+    }
+}
+
+fn put_masters(rank: &Rank<CpuBackend>, master: MasterOperand, values: &[f32]) {
+    match master {
+        MasterOperand::Whole(master) => rank.put(master, values),
+        MasterOperand::Split { shard, remainder } => {
+            let (high, low): (Vec<u16>, Vec<i16>) = values.iter().copied().map(split_master).unzip();
+            rank.put(shard, &high);
+            rank.put(remainder, &low);
+        }
+    }
+}
+
+/// Bit for bit, as the specification rounds: op by op in f32. Conformance I1.
 #[test]
 fn adam_is_bit_exact_to_every_golden_case() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/adam.safetensors");
@@ -291,9 +323,11 @@ fn adam_is_bit_exact_to_every_golden_case() {
     let cases: Vec<serde_json::Value> =
         serde_json::from_str(&header.metadata().as_ref().unwrap()["cases"]).unwrap();
     let mut steps = 0;
-    for case in cases {
+    let ways = [Masters::F32, Masters::Bf16Remainder];
+    for (case, way) in cases.iter().flat_map(|case| ways.map(|way| (case, way))) {
         let number = |key: &str| case[key].as_f64().unwrap();
-        let mut state = optimizer(number("n") as usize);
+        let count = number("n") as usize;
+        let mut state = optimizer(count, way);
         state.plan.settings.optimizer.mode = match case["mode"].as_str().unwrap() {
             "adamw" => AdamMode::AdamW,
             "l2" => AdamMode::Adam,
@@ -318,27 +352,42 @@ fn adam_is_bit_exact_to_every_golden_case() {
                     _ => tensor.data().as_chunks().0.iter().map(half).collect::<Vec<f32>>(),
                 }
             };
-            rank.put(master, &values("master_0".into()));
+            put_masters(rank, master, &values("master_0".into()));
             rank.put(learning_rate, &[lr]);
             for step in 1..=last {
                 rank.put(vote, &[Vote { clip: 1.0, step, ..Vote::default() }]);
                 rank.put(main_grad, &values(format!("grad_{step}")));
                 rank.step().unwrap();
-                for (slot, field) in [(master, "master"), (exp_avg, "exp_avg"), (exp_avg_sq, "exp_avg_sq")] {
+                let found = [
+                    ("master", masters(rank, master, count).0),
+                    ("exp_avg", rank.get(exp_avg)),
+                    ("exp_avg_sq", rank.get(exp_avg_sq)),
+                ];
+                for (field, actual) in found {
                     let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
-                    let (actual, expected) = (rank.get::<f32>(slot), values(format!("{field}_{step}")));
-                    assert_eq!(bits(actual), bits(expected), "{name}, {field} of step {step}");
+                    let expected = values(format!("{field}_{step}"));
+                    assert_eq!(bits(actual), bits(expected), "{name}, {way:?}, {field} of step {step}");
                 }
+            }
+            let (_, halves) = masters(rank, master, count);
+            for (position, (high, low)) in halves.into_iter().enumerate() {
+                let stored = |field: &str| {
+                    let tensor = tensors.tensor(&format!("{name}/remainder_{field}_last")).unwrap();
+                    tensor.data().as_chunks::<2>().0[position]
+                };
+                assert_eq!((high.to_le_bytes(), low.to_le_bytes()), (stored("hi"), stored("lo")), "{name}");
             }
         });
         steps += last;
     }
-    assert_eq!(steps, 20, "the golden file has four cases of five steps");
+    assert_eq!(steps, 2 * 20, "the golden file has four cases of five steps");
 }
 
 #[test]
 fn a_vote_that_skips_leaves_masters_moments_and_shards_alone() {
-    let Optimizer { mut plan, master, exp_avg, exp_avg_sq, main_grad, vote, learning_rate } = optimizer(5);
+    let Optimizer { mut plan, master, exp_avg, exp_avg_sq, main_grad, vote, learning_rate } =
+        optimizer(5, Masters::F32);
+    let MasterOperand::Whole(master) = master else { unreachable!() };
     let shard = plan.resident("shard", Content::Shard(W, ROWWISE));
     let operands = vec![ShardOperand { weight: W, orientation: ROWWISE, slot: shard }];
     plan.op(
@@ -360,11 +409,12 @@ fn a_vote_that_skips_leaves_masters_moments_and_shards_alone() {
         assert_eq!(rank.get::<f32>(master), noise(5, 1));
         assert_eq!(rank.get::<f32>(exp_avg), [0.0; 5]);
         assert_eq!(rank.get::<f32>(exp_avg_sq), [0.0; 5]);
-        assert_eq!(rank.get::<f32>(shard)[..5], [0.0; 5]);
+        assert_eq!(rank.get::<bf16>(shard)[..5], [bf16::ZERO; 5]);
         rank.put(vote, &[Vote { clip: 0.5, step: 1, ..Vote::default() }]);
         rank.step().unwrap();
         assert_ne!(rank.get::<f32>(master), noise(5, 1));
-        assert_eq!(rank.get::<f32>(shard)[..5], rank.get::<f32>(master));
+        let cast: Vec<bf16> = rank.get::<f32>(master).into_iter().map(bf16::from_f32).collect();
+        assert_eq!(rank.get::<bf16>(shard)[..5], cast);
         let clipped: Vec<f32> =
             noise(5, 2).iter().map(|gradient| (1.0 - 0.9_f32) * (gradient * 0.5)).collect();
         assert_eq!(rank.get::<f32>(exp_avg), clipped);

@@ -3,12 +3,13 @@
 use warpweft::format::Orientation;
 use warpweft::id::Version;
 use warpweft::layout::Content;
-use warpweft::op::{Op, Reduction};
+use warpweft::op::{MasterOperand, Op, Reduction};
 use warpweft::plan::{StepPlan, VerifyError};
 
 use crate::edit::{position, refused, relocate, remove, repeat, serialize, slot, spread, weight};
 use crate::programs::{
     evaluation, f32_training, mxfp8_training, nvfp4_training, prologue, quantize_then_evaluate,
+    split_training,
 };
 
 fn quantizing(plan: &StepPlan, name: &str) -> usize {
@@ -76,6 +77,49 @@ fn a_weight_that_adam_updates_twice_is_refused() {
     let adam = position(&plan, 0, |op| matches!(op, Op::Adam { .. }));
     repeat(&mut plan, adam);
     refused(&plan, &["PL-9", "needs the master of `up` at version 0", "at version 1", "once a step"]);
+}
+
+/// PL-9. Where a shard is half of its master, Adam is what brings it on.
+#[test]
+fn a_split_master_that_adam_skips_leaves_its_shard_a_version_behind() {
+    let mut plan = split_training();
+    let adam = position(&plan, 0, |op| matches!(op, Op::Adam { .. }));
+    let Op::Adam { states, .. } = &mut plan.tasks[adam].op else { unreachable!() };
+    states.remove(1);
+    refused(&plan, &["PL-9: the end of plan `train`", "`block.0` at version 1", "`block.0` at version 0"]);
+}
+
+/// PL-9. Two halves of one master belong together.
+#[test]
+fn halves_of_two_masters_are_refused() {
+    let mut plan = split_training();
+    let adam = position(&plan, 0, |op| matches!(op, Op::Adam { .. }));
+    let halves =
+        ["block.0", "block.1"].map(|name| slot(&plan, Content::MasterRemainder(weight(&plan, name))));
+    let Op::Adam { states, .. } = &mut plan.tasks[adam].op else { unreachable!() };
+    for (state, other) in states[1..].iter_mut().zip(halves.into_iter().rev()) {
+        let MasterOperand::Split { remainder, .. } = &mut state.master else { unreachable!() };
+        *remainder = other;
+    }
+    refused(
+        &plan,
+        &[
+            "PL-9",
+            "needs the master remainder of `block.0` at version 0",
+            "holds the master remainder of `block.1`",
+        ],
+    );
+}
+
+/// PL-9. A half is not a master.
+#[test]
+fn a_shard_is_not_updated_as_a_whole_master() {
+    let mut plan = split_training();
+    let adam = position(&plan, 0, |op| matches!(op, Op::Adam { .. }));
+    let Op::Adam { states, .. } = &mut plan.tasks[adam].op else { unreachable!() };
+    let MasterOperand::Split { shard, .. } = states[0].master else { unreachable!() };
+    states[0].master = MasterOperand::Whole(shard);
+    refused(&plan, &["PL-9", "needs the master of `embedding` at version 0", "holds the rowwise shard"]);
 }
 
 /// PL-4, PL-9. A weight under another bucket's Adam.

@@ -1,9 +1,9 @@
 //! Programs whose plans the faults are seeded into; between them they contain every op.
 
-use warpweft::config::{AdamMode, Backward, Columnwise};
+use warpweft::config::{AdamMode, Backward, Columnwise, Masters};
 use warpweft::format::{ElementType, Format, Orientation, Via};
 use warpweft::id::{BufferId, SlotId, WeightId};
-use warpweft::layout::{OptimizerSettings, Region, Residency, Settings, Slot, Weights};
+use warpweft::layout::{OptimizerSettings, Region, Residency, Settings, Slot, StateLayout, Weights};
 use warpweft::model::{BufferSpec, Form, Lifetime, Mesh, Model, Phase, ProgramBuilder, Role, StepProgram};
 use warpweft::op::Op;
 use warpweft::plan::{EdgeState, Policy, ResidentLayout, StepPlan};
@@ -98,6 +98,7 @@ pub(crate) fn all() -> Vec<(&'static str, StepPlan)> {
         ("f32 training", f32_training()),
         ("nvfp4 training", nvfp4_training()),
         ("mxfp8 training", mxfp8_training()),
+        ("split training", split_training()),
         ("evaluation", evaluation()),
         ("prologue", prologue()),
         ("quantize then evaluate", quantize_then_evaluate()),
@@ -139,6 +140,15 @@ fn quantized_model(format: Format) -> Quantized {
     let blocks = ["block.0", "block.1"].map(|name| model.sharded(name, 160, 64, format).unwrap());
     let norm = model.replicated("norm", 1, 64).unwrap();
     Quantized { model: model.build(), embedding, blocks, norm }
+}
+
+/// The same in bf16, each shard the upper half of its master.
+pub(crate) fn split_training() -> StepPlan {
+    let program = training_program(Format::Bf16);
+    let state = StateLayout { masters: Masters::Bf16Remainder, ..StateLayout::default() };
+    let weights = Weights::new(program.model().weights(), Mesh::new(4).unwrap()).with_state(state);
+    let resident = ResidentLayout::new(&weights, &[&program]).unwrap();
+    StepPlan::within(&program, &weights, &resident, &policy()).unwrap()
 }
 
 fn training_program(format: Format) -> StepProgram {

@@ -17,7 +17,41 @@ use bytemuck::Pod;
 use half::bf16;
 
 use crate::config::AdamMode;
+use crate::format::{join_master, split_master};
 use crate::layout::OptimizerSettings;
+
+/// The master of one element, wherever it lies.
+pub(super) trait Master {
+    /// Its value.
+    fn load(&self) -> f32;
+    /// Replaces it, without rounding.
+    fn store(self, value: f32);
+}
+
+impl Master for &mut f32 {
+    #[inline(always)]
+    fn load(&self) -> f32 {
+        **self
+    }
+
+    #[inline(always)]
+    fn store(self, value: f32) {
+        *self = value;
+    }
+}
+
+/// bf16 bits of the weight, and the remainder.
+impl Master for (&mut u16, &mut i16) {
+    #[inline(always)]
+    fn load(&self) -> f32 {
+        join_master(*self.0, *self.1)
+    }
+
+    #[inline(always)]
+    fn store(self, value: f32) {
+        (*self.0, *self.1) = split_master(value);
+    }
+}
 
 /// A stored value of a moment.
 pub(super) trait Moment: Pod {
@@ -90,7 +124,7 @@ impl AdamStep {
         }
     }
 
-    /// Updates masters and moments; all four slices are equally long.
+    /// Updates masters and moments; all are as many as gradients.
     ///
     /// ```text
     /// g = clip·g                              L2: g = g + λ·p
@@ -98,31 +132,32 @@ impl AdamStep {
     /// u = (m/c1) / (√(v/c2) + ε)              decoupled: u = u + λ·p
     /// p = p − lr·u
     /// ```
-    pub(super) fn update<M: Moment>(
+    pub(super) fn update<P: Master, M: Moment>(
         &self,
-        master: &mut [f32],
+        masters: impl Iterator<Item = P>,
         exp_avg: &mut [M],
         exp_avg_sq: &mut [M],
         gradient: &[f32],
     ) {
         match self.mode {
-            AdamMode::AdamW => self.all::<true, M>(master, exp_avg, exp_avg_sq, gradient),
-            AdamMode::Adam => self.all::<false, M>(master, exp_avg, exp_avg_sq, gradient),
+            AdamMode::AdamW => self.all::<true, P, M>(masters, exp_avg, exp_avg_sq, gradient),
+            AdamMode::Adam => self.all::<false, P, M>(masters, exp_avg, exp_avg_sq, gradient),
         }
     }
 
     /// [`Self::update`] with the mode known at compile time, so that the loop has no branch.
-    fn all<const DECOUPLED: bool, M: Moment>(
+    fn all<const DECOUPLED: bool, P: Master, M: Moment>(
         &self,
-        master: &mut [f32],
+        masters: impl Iterator<Item = P>,
         exp_avg: &mut [M],
         exp_avg_sq: &mut [M],
         gradient: &[f32],
     ) {
         let moments = exp_avg.iter_mut().zip(exp_avg_sq);
-        for ((p, (m, v)), gradient) in master.iter_mut().zip(moments).zip(gradient) {
-            let (new, first, second) = self.element::<DECOUPLED>(*p, m.load(), v.load(), *gradient);
-            (*p, *m, *v) = (new, M::store(first), M::store(second));
+        for ((p, (m, v)), gradient) in masters.zip(moments).zip(gradient) {
+            let (new, first, second) = self.element::<DECOUPLED>(p.load(), m.load(), v.load(), *gradient);
+            p.store(new);
+            (*m, *v) = (M::store(first), M::store(second));
         }
     }
 
@@ -190,7 +225,12 @@ mod tests {
                 let mut master = start.clone();
                 let gradients: Vec<Vec<f32>> = (1..=7).map(|step| noise(count, step + 1)).collect();
                 for (step, gradient) in (1..).zip(&gradients) {
-                    AdamStep::new(&settings, step, 1.0, 5e-4).update(&mut master, &mut m, &mut v, gradient);
+                    AdamStep::new(&settings, step, 1.0, 5e-4).update(
+                        master.iter_mut(),
+                        &mut m,
+                        &mut v,
+                        gradient,
+                    );
                 }
                 for (at, found) in master.iter().enumerate() {
                     let own: Vec<f32> = gradients.iter().map(|gradient| gradient[at]).collect();
@@ -209,7 +249,7 @@ mod tests {
         let after = |mode, weight_decay| {
             let settings = OptimizerSettings { mode, weight_decay, ..SETTINGS };
             let (mut p, mut m, mut v) = (noise(64, 4), vec![0.0_f32; 64], vec![0.0_f32; 64]);
-            AdamStep::new(&settings, 1, 0.5, 1e-2).update(&mut p, &mut m, &mut v, &gradient);
+            AdamStep::new(&settings, 1, 0.5, 1e-2).update(p.iter_mut(), &mut m, &mut v, &gradient);
             (p, m)
         };
         assert_eq!(after(AdamMode::AdamW, 0.0), after(AdamMode::Adam, 0.0));
@@ -230,8 +270,8 @@ mod tests {
             for step in 1..=7 {
                 let gradient = noise(count, step + 1);
                 let scalars = AdamStep::new(&settings, step, 1.0, 5e-4);
-                scalars.update(&mut exact.0, &mut exact.1, &mut exact.2, &gradient);
-                scalars.update(&mut short.0, &mut short.1, &mut short.2, &gradient);
+                scalars.update(exact.0.iter_mut(), &mut exact.1, &mut exact.2, &gradient);
+                scalars.update(short.0.iter_mut(), &mut short.1, &mut short.2, &gradient);
             }
             let close = |found: f32, expected: f32| (found - expected).abs() <= 2e-3 + 2e-3 * expected.abs();
             assert!(short.0.iter().zip(&exact.0).all(|(found, expected)| close(*found, *expected)));
@@ -246,8 +286,8 @@ mod tests {
         let (mut exact, mut m, mut v) = (noise(512, 9), vec![0.0_f32; 512], vec![0.0_f32; 512]);
         let (mut short, mut low_m, mut low_v) = (exact.clone(), vec![bf16::ZERO; 512], vec![bf16::ZERO; 512]);
         let step = AdamStep::new(&SETTINGS, 1, 1.0, 1e-2);
-        step.update(&mut exact, &mut m, &mut v, &gradient);
-        step.update(&mut short, &mut low_m, &mut low_v, &gradient);
+        step.update(exact.iter_mut(), &mut m, &mut v, &gradient);
+        step.update(short.iter_mut(), &mut low_m, &mut low_v, &gradient);
         assert_eq!(short, exact);
         for (stored, moment) in low_m.iter().zip(&m).chain(low_v.iter().zip(&v)) {
             assert_eq!(*stored, bf16::from_f32(*moment));
@@ -258,7 +298,7 @@ mod tests {
     fn without_bias_correction_the_first_update_is_smaller_by_the_corrections() {
         let settings = OptimizerSettings { bias_correction: false, epsilon: 0.0, ..SETTINGS };
         let (mut p, mut m, mut v) = ([0.0], [0.0_f32], [0.0_f32]);
-        AdamStep::new(&settings, 1, 1.0, 1.0).update(&mut p, &mut m, &mut v, &[1.0]);
+        AdamStep::new(&settings, 1, 1.0, 1.0).update(p.iter_mut(), &mut m, &mut v, &[1.0]);
         let expected = (1.0 - 0.9_f32) / (1.0 - 0.999_f32).sqrt();
         assert_eq!(p, [-expected]);
     }

@@ -13,7 +13,7 @@ use super::ops::OpError;
 use crate::config::Moments;
 use crate::id::SlotId;
 use crate::layout::{OptimizerSettings, Region};
-use crate::op::{AdamOperand, Vote};
+use crate::op::{AdamOperand, MasterOperand, Vote};
 
 /// Adam over the weights of one bucket.
 #[derive(Debug)]
@@ -26,8 +26,14 @@ pub(super) struct Adam {
 }
 
 #[derive(Debug)]
+enum Master {
+    Whole(Region),
+    Split { shard: Region, remainder: Region },
+}
+
+#[derive(Debug)]
 struct State {
-    master: Region,
+    master: Master,
     exp_avg: Region,
     exp_avg_sq: Region,
     main_grad: Region,
@@ -47,8 +53,15 @@ impl Adam {
             let elements = binder.real_elements(binder.weight(operand.weight)?);
             let real = |slot| binder.elements::<f32>(slot, elements);
             let moment = |slot| binder.bytes(slot, elements.saturating_mul(weights.state.moment_bytes()));
+            let master = match operand.master {
+                MasterOperand::Whole(master) => Master::Whole(real(master)?),
+                MasterOperand::Split { shard, remainder } => Master::Split {
+                    shard: binder.elements::<u16>(shard, elements)?,
+                    remainder: binder.elements::<i16>(remainder, elements)?,
+                },
+            };
             states.push(State {
-                master: real(operand.master)?,
+                master,
                 exp_avg: moment(operand.exp_avg)?,
                 exp_avg_sq: moment(operand.exp_avg_sq)?,
                 main_grad: real(operand.main_grad)?,
@@ -78,12 +91,21 @@ impl Adam {
 
 impl State {
     fn update<M: Moment>(&self, arena: &Arena, step: &AdamStep) -> Result<(), BorrowError> {
-        step.update::<M>(
-            &mut arena.write(self.master)?,
-            &mut arena.write(self.exp_avg)?,
-            &mut arena.write(self.exp_avg_sq)?,
-            &arena.read(self.main_grad)?,
-        );
+        let mut exp_avg = arena.write::<M>(self.exp_avg)?;
+        let mut exp_avg_sq = arena.write::<M>(self.exp_avg_sq)?;
+        let gradient = arena.read::<f32>(self.main_grad)?;
+        match self.master {
+            Master::Whole(master) => {
+                let mut master = arena.write::<f32>(master)?;
+                step.update(master.iter_mut(), &mut exp_avg, &mut exp_avg_sq, &gradient);
+            }
+            Master::Split { shard, remainder } => {
+                let mut shard = arena.write::<u16>(shard)?;
+                let mut remainder = arena.write::<i16>(remainder)?;
+                let halves = shard.iter_mut().zip(remainder.iter_mut());
+                step.update(halves, &mut exp_avg, &mut exp_avg_sq, &gradient);
+            }
+        }
         Ok(())
     }
 }

@@ -1,12 +1,13 @@
-//! Norm, vote and AdamW.
+//! Norm, vote and Adam.
 //!
 //! Law: nothing behind the vote changes a weight unless every rank voted clean. The norm counts
 //! every main grad once; the vote sees every rank's record, in rank order.
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
-use crate::id::{SlotId, WeightId};
+use crate::format::Orientation;
+use crate::id::{BucketId, SlotId, WeightId};
 use crate::layout::Content;
-use crate::op::{AdamOperand, NormRecord, Op};
+use crate::op::{AdamOperand, MasterOperand, NormRecord, Op};
 
 /// Adds the optimizer and returns the slot of the vote.
 pub(in super::super) fn optimize(draft: &mut Draft<'_>) -> SlotId {
@@ -34,7 +35,7 @@ pub(in super::super) fn optimize(draft: &mut Draft<'_>) -> SlotId {
             .iter()
             .map(|weight| AdamOperand {
                 weight: *weight,
-                master: draft.slot(Content::Master(*weight)),
+                master: master(draft, bucket, *weight),
                 exp_avg: draft.slot(Content::ExpAvg(*weight)),
                 exp_avg_sq: draft.slot(Content::ExpAvgSq(*weight)),
                 main_grad: draft.slot(Content::MainGrad(*weight)),
@@ -44,4 +45,15 @@ pub(in super::super) fn optimize(draft: &mut Draft<'_>) -> SlotId {
         draft.add(tail, Section::Tail, DraftTask::local(op, bucket.to_string(), Carrier::Quantize));
     }
     vote
+}
+
+fn master(draft: &Draft<'_>, bucket: BucketId, weight: WeightId) -> MasterOperand {
+    if draft.weights.splits_masters(bucket) {
+        MasterOperand::Split {
+            shard: draft.slot(Content::Shard(weight, Orientation::Rowwise)),
+            remainder: draft.slot(Content::MasterRemainder(weight)),
+        }
+    } else {
+        MasterOperand::Whole(draft.slot(Content::Master(weight)))
+    }
 }

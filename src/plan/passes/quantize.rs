@@ -1,7 +1,8 @@
 //! Masters into quantized shards: amax, one packed all-reduce of maxima, scale, cast.
 //!
 //! Law: every bucket goes through the same four ops; a format without scales needs only the cast,
-//! one without a per-tensor amax no collective. A prologue is these ops alone, without a vote.
+//! one without a per-tensor amax no collective. A bucket whose shards are halves of its masters needs
+//! nothing: the optimizer writes them. A prologue is these ops alone, without a vote.
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use crate::format::ElementType;
@@ -16,6 +17,7 @@ pub(in super::super) fn quantize(draft: &mut Draft<'_>, vote: Option<SlotId>) {
         .weights
         .entries()
         .filter(|(_, members)| members.placement == Placement::Sharded)
+        .filter(|(bucket, _)| !draft.weights.splits_masters(*bucket))
         .map(|(bucket, _)| bucket)
         .collect();
     let mut scaled = Vec::new();

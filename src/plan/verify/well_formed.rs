@@ -119,6 +119,7 @@ impl Ids<'_> {
     fn content(&self, content: Content, place: impl Fn() -> String) -> Verdict<()> {
         match content {
             Content::Master(weight)
+            | Content::MasterRemainder(weight)
             | Content::ExpAvg(weight)
             | Content::ExpAvgSq(weight)
             | Content::MainGrad(weight)

@@ -5,6 +5,7 @@
 //! the entry state promises is for the session to keep; every plan's exit is checked against it.
 
 use super::{BufferValue, Held, Run, Verdict, VerifyError};
+use crate::id::{Version, WeightId};
 use crate::layout::{Content, Residency, Slot};
 use crate::model::{Lifetime, Role};
 use crate::plan::EdgeState;
@@ -41,8 +42,15 @@ impl Run<'_> {
         }))
     }
 
+    /// The version of a weight's shards at an edge. A shard that is half of a master is never behind it.
+    pub(super) fn shard_version(&self, weight: WeightId, edge: EdgeState) -> Option<Version> {
+        let bucket = self.plan.weights.layout(weight).bucket;
+        if self.plan.weights.splits_masters(bucket) { Some(edge.masters) } else { edge.shards }
+    }
+
     fn initial(&self, slot: &Slot) -> Held {
         let EdgeState { masters, shards } = self.plan.entry;
+        let shard = |weight| self.shard_version(weight, self.plan.entry);
         let role = |buffer: crate::id::BufferId| self.plan.buffers[buffer.index()].role;
         match (slot.content, slot.residency) {
             (Content::Staging(buffer), _) if role(buffer) == Role::Input => {
@@ -50,10 +58,11 @@ impl Run<'_> {
             }
             (_, Residency::Transient) => Held::Nothing,
             (Content::Master(weight), _) => Held::Master(weight, masters),
+            (Content::MasterRemainder(weight), _) => Held::MasterRemainder(weight, masters),
             (Content::ExpAvg(weight), _) => Held::ExpAvg(weight, masters),
             (Content::ExpAvgSq(weight), _) => Held::ExpAvgSq(weight, masters),
             (Content::Shard(weight, orientation), _) => {
-                Held::Shard { weight, orientation, data: shards, scale: shards }
+                Held::Shard { weight, orientation, data: shard(weight), scale: shard(weight) }
             }
             (Content::TensorScale(bucket), _) => {
                 shards.map_or(Held::Nothing, |version| Held::TensorScale(bucket, version))

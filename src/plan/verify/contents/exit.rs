@@ -87,7 +87,11 @@ impl Run<'_> {
         for (number, layout) in self.plan.weights.layouts.iter().enumerate() {
             let weight = WeightId::at(number);
             let mut needed = vec![
-                ("master".to_owned(), Content::Master(weight)),
+                if self.plan.weights.splits_masters(layout.bucket) {
+                    ("master remainder".to_owned(), Content::MasterRemainder(weight))
+                } else {
+                    ("master".to_owned(), Content::Master(weight))
+                },
                 ("first moment".to_owned(), Content::ExpAvg(weight)),
                 ("second moment".to_owned(), Content::ExpAvgSq(weight)),
             ];
@@ -111,10 +115,12 @@ impl Run<'_> {
         let exit = self.plan.exit;
         let needs = match content {
             Content::Master(weight) => Held::Master(weight, exit.masters),
+            Content::MasterRemainder(weight) => Held::MasterRemainder(weight, exit.masters),
             Content::ExpAvg(weight) => Held::ExpAvg(weight, exit.masters),
             Content::ExpAvgSq(weight) => Held::ExpAvgSq(weight, exit.masters),
             Content::Shard(weight, orientation) => {
-                Held::Shard { weight, orientation, data: exit.shards, scale: exit.shards }
+                let version = self.shard_version(weight, exit);
+                Held::Shard { weight, orientation, data: version, scale: version }
             }
             Content::TensorScale(bucket) => {
                 exit.shards.map_or(Held::Nothing, |version| Held::TensorScale(bucket, version))

@@ -32,6 +32,8 @@ pub(super) enum Held {
     Stale,
     /// FP32 master of a weight.
     Master(WeightId, Version),
+    /// The lower half of a weight's master; the upper is its shard.
+    MasterRemainder(WeightId, Version),
     /// First moment of a weight.
     ExpAvg(WeightId, Version),
     /// Second moment of a weight.
@@ -86,6 +88,7 @@ impl Held {
         match self {
             Self::Nothing | Self::Overwritten { .. } | Self::Stale => true,
             Self::Master(weight, _) => content == Content::Master(*weight),
+            Self::MasterRemainder(weight, _) => content == Content::MasterRemainder(*weight),
             Self::ExpAvg(weight, _) => content == Content::ExpAvg(*weight),
             Self::ExpAvgSq(weight, _) => content == Content::ExpAvgSq(*weight),
             Self::Shard { weight, orientation, .. } => content == Content::Shard(*weight, *orientation),
@@ -128,6 +131,9 @@ impl Held {
             }
             Self::Stale => "what an earlier step left".into(),
             Self::Master(weight, version) => format!("the master of {} at {version}", name(weight)),
+            Self::MasterRemainder(weight, version) => {
+                format!("the master remainder of {} at {version}", name(weight))
+            }
             Self::ExpAvg(weight, version) => format!("the first moment of {} at {version}", name(weight)),
             Self::ExpAvgSq(weight, version) => format!("the second moment of {} at {version}", name(weight)),
             Self::Shard { weight, orientation, data, scale } => {

@@ -1,12 +1,13 @@
-//! PL-4 and PL-9, the optimizer: norm, records, vote, AdamW.
+//! PL-4 and PL-9, the optimizer: norm, records, vote, Adam.
 //!
 //! Law: the norm counts every complete main grad once and carries the fault word of all calls; the
-//! vote sees all ranks' records and counts the step once; AdamW rewrites every weight once, from
+//! vote sees all ranks' records and counts the step once; Adam rewrites every weight once, from
 //! state and main grads of this step, under that vote.
 
 use super::{Held, Run, Verdict, VerifyError};
+use crate::format::Orientation;
 use crate::id::{BucketId, SlotId, TaskId, WeightId};
-use crate::op::AdamOperand;
+use crate::op::{AdamOperand, MasterOperand};
 
 impl Run<'_> {
     pub(super) fn grad_norm(
@@ -102,20 +103,35 @@ impl Run<'_> {
                 }));
             }
             self.complete(task, weight, main_grad)?;
-            let rewritten = [
-                (master, Held::Master(weight, old), Held::Master(weight, new)),
-                (exp_avg, Held::ExpAvg(weight, old), Held::ExpAvg(weight, new)),
-                (exp_avg_sq, Held::ExpAvgSq(weight, old), Held::ExpAvgSq(weight, new)),
-            ];
-            for (slot, before, after) in rewritten {
-                if *self.slots.held(slot) != before {
-                    let remedy = "update every weight once a step, from its own state";
-                    return self.wrong_state(task, slot, before.describe(self.plan), remedy);
+            match master {
+                MasterOperand::Whole(master) => {
+                    self.rewrite(task, master, Held::Master(weight, old), Held::Master(weight, new))?;
                 }
-                self.fill(task, slot, after)?;
+                MasterOperand::Split { shard, remainder } => {
+                    let upper = |version| Held::Shard {
+                        weight,
+                        orientation: Orientation::Rowwise,
+                        data: Some(version),
+                        scale: Some(version),
+                    };
+                    let lower = |version| Held::MasterRemainder(weight, version);
+                    self.rewrite(task, shard, upper(old), upper(new))?;
+                    self.rewrite(task, remainder, lower(old), lower(new))?;
+                }
             }
+            self.rewrite(task, exp_avg, Held::ExpAvg(weight, old), Held::ExpAvg(weight, new))?;
+            self.rewrite(task, exp_avg_sq, Held::ExpAvgSq(weight, old), Held::ExpAvgSq(weight, new))?;
         }
         Ok(())
+    }
+
+    /// State goes from one version to the next, in place.
+    fn rewrite(&mut self, task: TaskId, slot: SlotId, before: Held, after: Held) -> Verdict<()> {
+        if *self.slots.held(slot) != before {
+            let remedy = "update every weight once a step, from its own state";
+            return self.wrong_state(task, slot, before.describe(self.plan), remedy);
+        }
+        self.fill(task, slot, after)
     }
 
     pub(super) fn is_vote(&self, task: TaskId, slot: SlotId) -> Verdict<()> {
