@@ -99,13 +99,14 @@ pub(super) struct AdamStep {
     correction2: f32,
     epsilon: f32,
     weight_decay: f32,
-    clip: f32,
+    /// Clip factor over loss scale.
+    factor: f32,
     learning_rate: f32,
 }
 
 impl AdamStep {
-    /// Step `step`, counted from 1; every gradient is multiplied by `clip` first.
-    pub(super) fn new(settings: &OptimizerSettings, step: u32, clip: f32, learning_rate: f32) -> Self {
+    /// Step `step`, counted from 1; every gradient is multiplied by `factor` first.
+    pub(super) fn new(settings: &OptimizerSettings, step: u32, factor: f32, learning_rate: f32) -> Self {
         let correction = |beta: f32| {
             if settings.bias_correction { (1.0 - f64::from(beta).powf(f64::from(step))) as f32 } else { 1.0 }
         };
@@ -119,7 +120,7 @@ impl AdamStep {
             correction2: correction(settings.beta2),
             epsilon: settings.epsilon,
             weight_decay: settings.weight_decay,
-            clip,
+            factor,
             learning_rate,
         }
     }
@@ -127,7 +128,7 @@ impl AdamStep {
     /// Updates masters and moments; all are as many as gradients.
     ///
     /// ```text
-    /// g = clip·g                              L2: g = g + λ·p
+    /// g = factor·g                            L2: g = g + λ·p
     /// m = β1·m + (1−β1)·g                     v = β2·v + ((1−β2)·g)·g
     /// u = (m/c1) / (√(v/c2) + ε)              decoupled: u = u + λ·p
     /// p = p − lr·u
@@ -164,7 +165,7 @@ impl AdamStep {
     /// New master, first and second moment of one element.
     #[inline(always)]
     fn element<const DECOUPLED: bool>(&self, p: f32, m: f32, v: f32, gradient: f32) -> (f32, f32, f32) {
-        let clipped = gradient * self.clip;
+        let clipped = gradient * self.factor;
         let g = if DECOUPLED { clipped } else { clipped + self.weight_decay * p };
         let m = self.beta1 * m + self.one_minus_beta1 * g;
         let v = self.beta2 * v + (self.one_minus_beta2 * g) * g;
