@@ -85,6 +85,8 @@ pub enum Content {
     FaultWord,
     /// Learning rate of the coming step, one f32, written by the trainer.
     LearningRate,
+    /// Loss scale of the coming step, one f32, written by the trainer.
+    LossScale,
     /// Amax of the rank's rows, f32, one per weight of the bucket.
     LocalAmax(BucketId),
     /// The maximum of the ranks' amaxes, f32, one per weight of the bucket.
@@ -412,7 +414,7 @@ impl Content {
             Self::Encode(bucket) => {
                 weights.block_sizes(bucket, Format::encode_blocks).sum::<usize>() * f32_bytes
             }
-            Self::OptimizerStep | Self::FaultWord | Self::LearningRate => f32_bytes,
+            Self::OptimizerStep | Self::FaultWord | Self::LearningRate | Self::LossScale => f32_bytes,
             Self::Buffer(buffer) | Self::Staging(buffer) => buffer_bytes(buffer),
             Self::NormRecord => size_of::<crate::op::NormRecord>(),
             Self::NormRecords => size_of::<crate::op::NormRecord>() * weights.mesh.ranks() as usize,

@@ -255,6 +255,8 @@ pub enum Op {
         records: SlotId,
         /// Step count of the optimizer.
         optimizer_step: SlotId,
+        /// Loss scale.
+        loss_scale: SlotId,
         /// The vote.
         vote: SlotId,
     },
@@ -330,8 +332,8 @@ impl Op {
                 all.extend([(*fault, Read), (*record, Write)]);
                 all
             }
-            Self::Vote { records, optimizer_step, vote } => {
-                vec![(*records, Read), (*optimizer_step, Update), (*vote, Write)]
+            Self::Vote { records, optimizer_step, loss_scale, vote } => {
+                vec![(*records, Read), (*optimizer_step, Update), (*loss_scale, Read), (*vote, Write)]
             }
             Self::Adam { states, vote, learning_rate, .. } => {
                 let mut all = vec![(*vote, Read), (*learning_rate, Read)];
@@ -416,9 +418,9 @@ pub struct NormRecord {
 pub struct Vote {
     /// One of [`Vote::CLEAN`], [`Vote::NON_FINITE`], [`Vote::CLOSURE`].
     pub verdict: u32,
-    /// Factor on every gradient: `min(max_norm / (norm + 1e-6), 1)`, or 1 without clipping.
+    /// Factor on every unscaled gradient: `min(max_norm / (norm + 1e-6), 1)`, or 1 without clipping.
     pub clip: f32,
-    /// Global gradient norm.
+    /// Global norm of the unscaled gradient.
     pub norm: f32,
     /// Optimizer steps taken, this one included if it stands.
     pub step: u32,
@@ -426,8 +428,10 @@ pub struct Vote {
     pub fault_rank: u32,
     /// That rank's faulted call.
     pub fault_call: u32,
+    /// One over the loss scale: what takes a main grad to the unscaled gradient.
+    pub unscale: f32,
     /// Zero; keeps votes 32 bytes long.
-    pub reserved: [u32; 2],
+    pub reserved: u32,
 }
 
 impl Vote {

@@ -272,6 +272,39 @@ fn bf16_moments_are_exported_as_f32_and_imported_without_loss() {
     });
 }
 
+/// The closures of the sample trainer know no loss scale: what they compute then counts as a gradient of a
+/// loss four times as large.
+#[test]
+fn a_loss_scale_divides_the_gradient_eagerly_and_replayed() {
+    within_a_minute(async {
+        for capture in [Capture::Off, Capture::Step] {
+            let mut session = Trainer::new(2, Format::Bf16).start(config(1, capture, true), 2).await.unwrap();
+            session.set_learning_rate(0.0);
+            let mut norms = Vec::new();
+            for scale in [1.0, 4.0, 0.5, 1.0] {
+                session.set_loss_scale(scale).unwrap();
+                feed(&mut session, "train", 2, 0);
+                match session.step("train").await.unwrap().outcome {
+                    Outcome::Updated { norm, .. } => norms.push(norm),
+                    other => panic!("{other:?}"),
+                }
+            }
+            assert_eq!(norms[1..], [norms[0] / 4.0, norms[0] * 2.0, norms[0]], "{capture:?}");
+        }
+    });
+}
+
+#[test]
+fn a_loss_scale_that_cannot_be_undone_is_refused() {
+    within_a_minute(async {
+        let mut session = Trainer::new(1, Format::F32).start(Config::default(), 1).await.unwrap();
+        for scale in [0.0, -1.0, f32::NAN, f32::INFINITY, f32::MAX, 1e-40] {
+            let error = session.set_loss_scale(scale).unwrap_err();
+            assert!(matches!(error, SessionError::LossScale { .. }), "{error}");
+        }
+    });
+}
+
 fn with_split_masters(config: Config) -> Config {
     Config { optimizer: Optimizer { masters: Masters::Bf16Remainder, ..config.optimizer }, ..config }
 }

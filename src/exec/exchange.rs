@@ -27,6 +27,8 @@ pub struct WeightShard {
 pub struct Exchange {
     /// Learning rate of the coming step.
     pub learning_rate: f32,
+    /// Loss scale of the coming step.
+    pub loss_scale: f32,
     /// Is the coming step recorded for a trace?
     pub recorded: bool,
     /// Per program, per buffer: bytes of inputs and outputs; empty for internal buffers.

@@ -117,10 +117,8 @@ impl<B: Backend> Rank<B> {
     }
 
     fn upload_inputs(&self, plan: &StepPlan, program: usize, exchange: &Exchange) -> Result<(), ExecError> {
-        if let Some(slot) = plan.arena.find(Content::LearningRate) {
-            let rate = exchange.learning_rate.to_ne_bytes();
-            self.backend.upload(&self.memory, plan.arena.region(slot), &rate)?;
-        }
+        self.write(Content::LearningRate, &exchange.learning_rate.to_ne_bytes())?;
+        self.write(Content::LossScale, &exchange.loss_scale.to_ne_bytes())?;
         for (slot, number) in staging(plan, Role::Input) {
             self.backend.upload(&self.memory, slot, &exchange.staged[program][number])?;
         }

@@ -38,6 +38,7 @@ impl ResidentLayout {
         add("fault word".into(), Content::FaultWord);
         add("optimizer step".into(), Content::OptimizerStep);
         add("learning rate".into(), Content::LearningRate);
+        add("loss scale".into(), Content::LossScale);
         for (bucket, members) in weights.entries() {
             if members.has_scales() {
                 add(format!("{bucket} ({}) tensor scales", members.format), Content::TensorScale(bucket));

@@ -96,6 +96,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
             inbox: Arc::clone(&inbox),
             programs: plans.1.iter().map(|plan| Program::new(plan, ranks)).collect(),
             learning_rate: self.config.optimizer.lr as f32,
+            loss_scale: 1.0,
             steps: 0,
             pending: None,
             poisoned: None,

@@ -36,6 +36,14 @@ pub enum SessionError {
         /// What is missing.
         reason: String,
     },
+    /// A loss scale that cannot be undone.
+    #[error(
+        "{given} is no loss scale; it must be above 0 and so far from the ends of 32-bit floating point that one over it can be represented"
+    )]
+    LossScale {
+        /// The value given.
+        given: f32,
+    },
     /// No such program.
     #[error("no program is named `{name}`; the session has: {declared}")]
     NoProgram {

@@ -38,6 +38,7 @@ pub struct Session {
     inbox: Arc<Inbox>,
     programs: Vec<Program>,
     learning_rate: f32,
+    loss_scale: f32,
     steps: u64,
     pending: Option<Pending>,
     poisoned: Option<String>,
@@ -76,6 +77,7 @@ impl Session {
         for (rank, thread) in self.ranks.iter().enumerate() {
             let mut exchange = thread.exchange();
             exchange.learning_rate = self.learning_rate;
+            exchange.loss_scale = self.loss_scale;
             exchange.recorded = self.recorder.as_ref().is_some_and(|recorder| recorder.keeps(self.steps));
             for (staged, input) in exchange.staged[number].iter_mut().zip(&self.programs[number].inputs[rank])
             {
@@ -127,6 +129,23 @@ impl Session {
     /// Learning rate of the coming steps.
     pub fn set_learning_rate(&mut self, learning_rate: f32) {
         self.learning_rate = learning_rate;
+    }
+
+    /// The factor by which the closures multiply the loss of the coming steps, 1 at first.
+    ///
+    /// Gradients are divided by it before norm, clip and update. A step whose scaled gradients overflow is
+    /// skipped ([`Outcome::Skipped`]): the trainer lowers the scale and goes on. A power of two changes no
+    /// bit of a step that does not overflow or underflow.
+    ///
+    /// # Errors
+    /// [`SessionError::LossScale`] unless it and its reciprocal are positive normal numbers; the scale stays
+    /// as it was.
+    pub fn set_loss_scale(&mut self, loss_scale: f32) -> Result<(), SessionError> {
+        if loss_scale > 0.0 && loss_scale.is_normal() && (1.0 / loss_scale).is_normal() {
+            self.loss_scale = loss_scale;
+            return Ok(());
+        }
+        Err(SessionError::LossScale { given: loss_scale })
     }
 
     /// Copies the weights out: masters, moments, step count and quantized planes.

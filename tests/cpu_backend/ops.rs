@@ -224,18 +224,20 @@ fn the_vote_is_the_same_on_every_rank_and_counts_a_replicated_weight_once() {
     let record = plan.transient("record", Content::NormRecord);
     let records = plan.transient("records", Content::NormRecords);
     let step = plan.resident("step", Content::OptimizerStep);
+    let loss_scale = plan.resident("loss scale", Content::LossScale);
     let vote = plan.transient("vote", Content::Vote);
     plan.op(QUANTIZE, Op::GradNorm { main_grads: main_grads.clone(), fault, record });
     plan.fence(QUANTIZE, LINK);
     plan.op(LINK, Op::GatherRecords { from: record, to: records });
     plan.fence(LINK, QUANTIZE);
-    plan.op(QUANTIZE, Op::Vote { records, optimizer_step: step, vote });
+    plan.op(QUANTIZE, Op::Vote { records, optimizer_step: step, loss_scale, vote });
     let votes = run(plan, move |rank| {
         let mut votes = Vec::new();
         for (gradient, word) in [(1.0, 0), (f32::NAN, 0), (1.0, 3)] {
             // Rank 1 holds one real row; the row behind it is padding and must not count.
             rank.put(main_grads[0].1, &[[1.0, 1.0, 1.0, 1.0], [gradient, 1.0, 9.0, 9.0]][rank.number()]);
             rank.put(main_grads[1].1, &[1.0_f32; 6]);
+            rank.put(loss_scale, &[1.0_f32]);
             rank.put(fault, &[if rank.number() == 1 { word } else { 0_u32 }]);
             rank.step().unwrap();
             votes.push((
@@ -355,7 +357,7 @@ fn adam_is_bit_exact_to_every_golden_case() {
             put_masters(rank, master, &values("master_0".into()));
             rank.put(learning_rate, &[lr]);
             for step in 1..=last {
-                rank.put(vote, &[Vote { clip: 1.0, step, ..Vote::default() }]);
+                rank.put(vote, &[Vote { clip: 1.0, unscale: 1.0, step, ..Vote::default() }]);
                 rank.put(main_grad, &values(format!("grad_{step}")));
                 rank.step().unwrap();
                 let found = [
@@ -404,13 +406,16 @@ fn a_vote_that_skips_leaves_masters_moments_and_shards_alone() {
         rank.put(master, &noise(5, 1));
         rank.put(main_grad, &noise(5, 2));
         rank.put(learning_rate, &[0.1_f32]);
-        rank.put(vote, &[Vote { verdict: Vote::NON_FINITE, clip: 1.0, step: 1, ..Vote::default() }]);
+        rank.put(
+            vote,
+            &[Vote { verdict: Vote::NON_FINITE, clip: 1.0, unscale: 1.0, step: 1, ..Vote::default() }],
+        );
         rank.step().unwrap();
         assert_eq!(rank.get::<f32>(master), noise(5, 1));
         assert_eq!(rank.get::<f32>(exp_avg), [0.0; 5]);
         assert_eq!(rank.get::<f32>(exp_avg_sq), [0.0; 5]);
         assert_eq!(rank.get::<bf16>(shard)[..5], [bf16::ZERO; 5]);
-        rank.put(vote, &[Vote { clip: 0.5, step: 1, ..Vote::default() }]);
+        rank.put(vote, &[Vote { clip: 0.5, unscale: 1.0, step: 1, ..Vote::default() }]);
         rank.step().unwrap();
         assert_ne!(rank.get::<f32>(master), noise(5, 1));
         let cast: Vec<bf16> = rank.get::<f32>(master).into_iter().map(bf16::from_f32).collect();
@@ -419,4 +424,67 @@ fn a_vote_that_skips_leaves_masters_moments_and_shards_alone() {
             noise(5, 2).iter().map(|gradient| (1.0 - 0.9_f32) * (gradient * 0.5)).collect();
         assert_eq!(rank.get::<f32>(exp_avg), clipped);
     });
+}
+
+/// Norm, vote and Adam of one rank, as a step ends.
+fn tail(elements: usize) -> (Optimizer, SlotId) {
+    let mut state = optimizer(elements, Masters::F32);
+    let adam = state.plan.ops.pop().unwrap();
+    state.plan.script.pop();
+    let fault = state.plan.resident("fault", Content::FaultWord);
+    let record = state.plan.resident("record", Content::NormRecord);
+    let records = state.plan.resident("records", Content::NormRecords);
+    let optimizer_step = state.plan.resident("step", Content::OptimizerStep);
+    let loss_scale = state.plan.resident("loss scale", Content::LossScale);
+    let norm = Op::GradNorm { main_grads: vec![(W, state.main_grad)], fault, record };
+    state.plan.op(QUANTIZE, norm);
+    state.plan.fence(QUANTIZE, LINK);
+    state.plan.op(LINK, Op::GatherRecords { from: record, to: records });
+    state.plan.fence(LINK, QUANTIZE);
+    state.plan.op(QUANTIZE, Op::Vote { records, optimizer_step, loss_scale, vote: state.vote });
+    state.plan.op(QUANTIZE, adam.0);
+    (state, loss_scale)
+}
+
+/// Conformance H9: a hundred steps with every scalar in device memory, the loss scale found by doubling and
+/// halving. Gradients are what f16 would hold of them: too large a scale makes them infinite.
+#[test]
+fn h9_a_loss_scaler_trains_as_no_scaler_does() {
+    let count = 64;
+    let trained = |scaled: bool| {
+        let (state, loss_scale) = tail(count);
+        let Optimizer { mut plan, master, main_grad, learning_rate, vote, .. } = state;
+        plan.settings.optimizer.max_norm = 1.0;
+        plan.settings.optimizer.weight_decay = 0.01;
+        run(plan, move |rank| {
+            let target = noise(count, 5);
+            put_masters(rank, master, &noise(count, 6));
+            let (mut scale, mut taken, mut skipped) = (if scaled { 2.0_f32.powi(20) } else { 1.0 }, 0, 0);
+            while taken < 100 {
+                let (values, _) = masters(rank, master, count);
+                let gradient = values.iter().zip(&target).map(|(value, target)| (value - target) * scale);
+                let short: Vec<f32> = gradient.map(|value| half::f16::from_f32(value).to_f32()).collect();
+                rank.put(main_grad, &short);
+                rank.put(loss_scale, &[scale]);
+                rank.put(learning_rate, &[1e-2_f32 / (1.0 + taken as f32)]);
+                rank.step().unwrap();
+                let verdict = rank.get::<Vote>(vote)[0];
+                if verdict.skips() {
+                    assert_eq!(masters(rank, master, count).0, values);
+                    (scale, skipped) = (scale / 2.0, skipped + 1);
+                } else {
+                    taken += 1;
+                    assert_eq!(verdict.step, taken);
+                    scale *= if scaled && taken % 40 == 0 { 2.0 } else { 1.0 };
+                }
+            }
+            (masters(rank, master, count).0, skipped)
+        })
+        .remove(0)
+    };
+    let ((plain, none), (scaled, skipped)) = (trained(false), trained(true));
+    assert!(none == 0 && skipped > 2, "{none} and {skipped} steps were skipped");
+    for (found, expected) in scaled.iter().zip(&plain) {
+        assert!((found - expected).abs() <= 1e-3 + 1e-3 * expected.abs(), "{found} instead of {expected}");
+    }
 }

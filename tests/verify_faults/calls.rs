@@ -238,6 +238,17 @@ fn a_vote_counts_the_optimizer_s_step_once() {
 
 /// PL-10
 #[test]
+fn the_vote_needs_the_loss_scale() {
+    let mut plan = nvfp4_training();
+    let vote = position(&plan, 0, |op| matches!(op, Op::Vote { .. }));
+    let wrong = slot(&plan, Content::LearningRate);
+    let Op::Vote { loss_scale, .. } = &mut plan.tasks[vote].op else { unreachable!() };
+    *loss_scale = wrong;
+    refused(&plan, &["PL-10", "needs the loss scale", "learning rate"]);
+}
+
+/// PL-10
+#[test]
 fn adam_needs_the_learning_rate() {
     let mut plan = nvfp4_training();
     let adam = position(&plan, 0, |op| matches!(op, Op::Adam { .. }));

@@ -94,10 +94,13 @@ fn a_split_master_that_adam_skips_leaves_its_shard_a_version_behind() {
 fn halves_of_two_masters_are_refused() {
     let mut plan = split_training();
     let adam = position(&plan, 0, |op| matches!(op, Op::Adam { .. }));
-    let other = slot(&plan, Content::MasterRemainder(weight(&plan, "block.1")));
+    let halves =
+        ["block.0", "block.1"].map(|name| slot(&plan, Content::MasterRemainder(weight(&plan, name))));
     let Op::Adam { states, .. } = &mut plan.tasks[adam].op else { unreachable!() };
-    let MasterOperand::Split { remainder, .. } = &mut states[1].master else { unreachable!() };
-    *remainder = other;
+    for (state, other) in states[1..].iter_mut().zip(halves.into_iter().rev()) {
+        let MasterOperand::Split { remainder, .. } = &mut state.master else { unreachable!() };
+        *remainder = other;
+    }
     refused(
         &plan,
         &[

@@ -160,8 +160,8 @@ impl Binder<'_> {
             Op::GradNorm { main_grads, fault, record } => {
                 Launch::GradNorm(GradNorm::bind(self, main_grads, *fault, *record)?)
             }
-            Op::Vote { records, optimizer_step, vote } => {
-                Launch::Vote(CastVote::bind(self, *records, *optimizer_step, *vote)?)
+            Op::Vote { records, optimizer_step, loss_scale, vote } => {
+                Launch::Vote(CastVote::bind(self, *records, *optimizer_step, *loss_scale, *vote)?)
             }
             Op::Adam { states, vote, learning_rate, .. } => {
                 Launch::Adam(Adam::bind(self, settings.optimizer, states, *vote, *learning_rate)?)

@@ -7,6 +7,9 @@
 //!   after weight, and rounded to f32 once; ranks are added in rank order in f32. So every rank
 //!   computes the same vote from the same records.
 //! - A replicated weight counts once, on rank 0.
+//! - Main grads stay multiplied by the loss scale. The vote carries what undoes it, so it is undone in two
+//!   places: the norm there, and the gradient where the optimizer reads it. Fault detection sees the
+//!   scaled values: an overflow that scaling caused skips the step, and lowering the scale cures it.
 
 use super::bind::{Binder, Refusal};
 use super::memory::Arena;
@@ -120,6 +123,7 @@ fn squares(values: &[f32]) -> f64 {
 pub(super) struct CastVote {
     records: Region,
     optimizer_step: Region,
+    loss_scale: Region,
     vote: Region,
     max_norm: f32,
 }
@@ -129,11 +133,13 @@ impl CastVote {
         binder: &Binder<'_>,
         records: SlotId,
         optimizer_step: SlotId,
+        loss_scale: SlotId,
         vote: SlotId,
     ) -> Result<Self, Refusal> {
         Ok(Self {
             records: binder.elements::<NormRecord>(records, binder.ranks())?,
             optimizer_step: binder.elements::<u32>(optimizer_step, 1)?,
+            loss_scale: binder.elements::<f32>(loss_scale, 1)?,
             vote: binder.elements::<Vote>(vote, 1)?,
             max_norm: binder.binding.settings.optimizer.max_norm,
         })
@@ -141,9 +147,10 @@ impl CastVote {
 
     pub(super) fn run(&self, arena: &Arena) -> Result<(), OpError> {
         let records = arena.read::<NormRecord>(self.records)?;
+        let loss_scale = arena.read::<f32>(self.loss_scale)?.first().copied().unwrap_or(1.0);
         let mut steps = arena.write::<u32>(self.optimizer_step)?;
         for step in steps.iter_mut() {
-            let vote = count(&records, *step, self.max_norm);
+            let vote = count(&records, *step, loss_scale, self.max_norm);
             *step = vote.step;
             arena.write::<Vote>(self.vote)?.fill(vote);
         }
@@ -151,15 +158,17 @@ impl CastVote {
     }
 }
 
-/// The vote over the ranks' records, after `taken` optimizer steps.
+/// The vote over the ranks' records, after `taken` optimizer steps, of gradients of a loss multiplied by
+/// `loss_scale`.
 ///
 /// Clipping is the device variant: `min(max_norm / (norm + 1e-6), 1)`, always multiplied; a
 /// `max_norm` of 0 turns it off. A closure's fault outweighs a non-finite norm, which it may have
 /// caused.
-fn count(records: &[NormRecord], taken: u32, max_norm: f32) -> Vote {
-    let norm = records.iter().fold(0.0, |sum, record| sum + record.squares).sqrt();
+fn count(records: &[NormRecord], taken: u32, loss_scale: f32, max_norm: f32) -> Vote {
+    let unscale = 1.0 / loss_scale;
+    let norm = records.iter().fold(0.0, |sum, record| sum + record.squares).sqrt() * unscale;
     let fault = records.iter().position(|record| record.fault != 0);
-    let vote = Vote { clip: 1.0, norm, step: taken, ..Vote::default() };
+    let vote = Vote { clip: 1.0, norm, unscale, step: taken, ..Vote::default() };
     match fault {
         Some(rank) => Vote {
             verdict: Vote::CLOSURE,
@@ -187,27 +196,36 @@ mod tests {
 
     #[test]
     fn a_clean_vote_counts_the_step_and_clips_by_the_global_norm() {
-        let vote = count(&[record(9.0, 0), record(16.0, 0)], 6, 1.0);
+        let vote = count(&[record(9.0, 0), record(16.0, 0)], 6, 1.0, 1.0);
         assert_eq!((vote.verdict, vote.norm, vote.step), (Vote::CLEAN, 5.0, 7));
         assert_eq!(vote.clip, 1.0 / (5.0 + 1e-6));
-        assert_eq!(count(&[record(9.0, 0)], 0, 10.0).clip, 1.0);
-        assert_eq!(count(&[record(9.0, 0)], 0, 0.0).clip, 1.0);
+        assert_eq!(count(&[record(9.0, 0)], 0, 1.0, 10.0).clip, 1.0);
+        assert_eq!(count(&[record(9.0, 0)], 0, 1.0, 0.0).clip, 1.0);
     }
 
     #[test]
     fn a_non_finite_norm_skips_the_step_and_does_not_count_it() {
         for squares in [f32::NAN, f32::INFINITY] {
-            let vote = count(&[record(1.0, 0), record(squares, 0)], 6, 1.0);
+            let vote = count(&[record(1.0, 0), record(squares, 0)], 6, 1.0, 1.0);
             assert_eq!((vote.verdict, vote.step), (Vote::NON_FINITE, 6));
             assert!(vote.skips());
         }
-        assert!(count(&[record(f32::MAX, 0), record(f32::MAX, 0)], 0, 1.0).skips(), "the sum overflows");
+        assert!(count(&[record(f32::MAX, 0), record(f32::MAX, 0)], 0, 1.0, 1.0).skips(), "the sum overflows");
     }
 
     #[test]
     fn a_closure_fault_outweighs_a_non_finite_norm_and_names_the_first_rank() {
-        let vote = count(&[record(f32::NAN, 0), record(1.0, 4), record(1.0, 2)], 6, 1.0);
+        let vote = count(&[record(f32::NAN, 0), record(1.0, 4), record(1.0, 2)], 6, 1.0, 1.0);
         assert_eq!((vote.verdict, vote.fault_rank, vote.fault_call, vote.step), (Vote::CLOSURE, 1, 3, 6));
+    }
+
+    #[test]
+    fn the_norm_is_that_of_the_unscaled_gradient() {
+        let plain = count(&[record(9.0, 0), record(16.0, 0)], 0, 1.0, 2.0);
+        let scaled = count(&[record(9.0 * 64.0, 0), record(16.0 * 64.0, 0)], 0, 8.0, 2.0);
+        assert_eq!((scaled.norm, scaled.clip, scaled.unscale), (plain.norm, plain.clip, 0.125));
+        // Overflow of the scaled values is a fault, however small the true ones are.
+        assert!(count(&[record(f32::INFINITY, 0)], 0, f32::MAX, 2.0).skips());
     }
 
     #[test]

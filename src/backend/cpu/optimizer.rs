@@ -78,7 +78,7 @@ impl Adam {
             return Ok(());
         }
         let learning_rate = arena.read::<f32>(self.learning_rate)?.first().copied().unwrap_or(0.0);
-        let step = AdamStep::new(&self.settings, vote.step, vote.clip, learning_rate);
+        let step = AdamStep::new(&self.settings, vote.step, vote.clip * vote.unscale, learning_rate);
         for state in &self.states {
             match self.moments {
                 Moments::F32 => state.update::<f32>(arena, &step)?,

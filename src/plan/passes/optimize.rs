@@ -26,7 +26,8 @@ pub(in super::super) fn optimize(draft: &mut Draft<'_>) -> SlotId {
     let gathered = Op::GatherRecords { from: record, to: records };
     draft.add(tail, Section::Tail, DraftTask::collective(gathered, "norm records", Carrier::Reduce, bytes));
     let optimizer_step = draft.slot(Content::OptimizerStep);
-    let cast = Op::Vote { records, optimizer_step, vote };
+    let loss_scale = draft.slot(Content::LossScale);
+    let cast = Op::Vote { records, optimizer_step, loss_scale, vote };
     draft.add(tail, Section::Tail, DraftTask::local(cast, "step", Carrier::Quantize));
     let learning_rate = draft.slot(Content::LearningRate);
     for (bucket, members) in draft.weights.entries() {

@@ -141,6 +141,7 @@ impl Ids<'_> {
             Content::OptimizerStep
             | Content::FaultWord
             | Content::LearningRate
+            | Content::LossScale
             | Content::NormRecord
             | Content::NormRecords
             | Content::Vote => Ok(()),

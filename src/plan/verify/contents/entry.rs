@@ -1,7 +1,7 @@
 //! The edge at which a step begins.
 //!
-//! Law: before the step, resident slots hold what the plan's entry state promises, inputs and the
-//! learning rate what the trainer put there, and nothing else holds anything of this step. What
+//! Law: before the step, resident slots hold what the plan's entry state promises, inputs, learning rate
+//! and loss scale what the trainer put there, and nothing else holds anything of this step. What
 //! the entry state promises is for the session to keep; every plan's exit is checked against it.
 
 use super::{BufferValue, Held, Run, Verdict, VerifyError};
@@ -69,6 +69,7 @@ impl Run<'_> {
             }
             (Content::OptimizerStep, _) => Held::OptimizerStep { votes: 0 },
             (Content::LearningRate, _) => Held::LearningRate,
+            (Content::LossScale, _) => Held::LossScale,
             (Content::Buffer(buffer), _)
                 if self.plan.buffers[buffer.index()].lifetime == Lifetime::Carried =>
             {

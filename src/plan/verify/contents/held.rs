@@ -76,6 +76,8 @@ pub(super) enum Held {
     Vote,
     /// The learning rate of the step.
     LearningRate,
+    /// The loss scale of the step.
+    LossScale,
     /// The optimizer's step count, counted on by this many votes.
     OptimizerStep { votes: u32 },
     /// A buffer, in its own slot or in staging.
@@ -110,6 +112,7 @@ impl Held {
             Self::Records => content == Content::NormRecords,
             Self::Vote => content == Content::Vote,
             Self::LearningRate => content == Content::LearningRate,
+            Self::LossScale => content == Content::LossScale,
             Self::OptimizerStep { .. } => content == Content::OptimizerStep,
             Self::Buffer(buffer, _) => {
                 content == Content::Buffer(*buffer) || content == Content::Staging(*buffer)
@@ -182,6 +185,7 @@ impl Held {
             Self::Records => "all ranks' records of the step".into(),
             Self::Vote => "the vote of the step".into(),
             Self::LearningRate => "the learning rate".into(),
+            Self::LossScale => "the loss scale".into(),
             Self::OptimizerStep { votes } => format!("the optimizer's step count, {votes} steps on"),
             Self::Buffer(buffer, value) => {
                 format!("buffer `{}` {}", plan.buffers[buffer.index()].name, value.describe(plan))

@@ -54,6 +54,7 @@ impl Run<'_> {
         task: TaskId,
         records: SlotId,
         optimizer_step: SlotId,
+        loss_scale: SlotId,
         vote: SlotId,
     ) -> Verdict<()> {
         if *self.slots.held(records) != Held::Records {
@@ -63,6 +64,9 @@ impl Run<'_> {
                 "all ranks' records of the step",
                 "gather the records before the vote",
             );
+        }
+        if *self.slots.held(loss_scale) != Held::LossScale {
+            return self.wrong_operand(task, loss_scale, "the loss scale", "name the loss scale's slot");
         }
         let Held::OptimizerStep { votes } = *self.slots.held(optimizer_step) else {
             return self.wrong_operand(
