@@ -12,9 +12,8 @@ use crate::backend::{Backend, BackendError};
 use crate::compute::ComputeFactory;
 use crate::id::RankId;
 use crate::plan::StepPlan;
-use crate::queue::{bounded, warm_thread};
+use crate::queue::{Receiver, Sender, bounded};
 use crate::trace::HostLane;
-use crossbeam::channel::{Receiver, Sender};
 use crossbeam::queue::ArrayQueue;
 use tokio::sync::Notify;
 
@@ -158,7 +157,6 @@ impl Drop for RankThread {
 }
 
 fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, orders: &Receiver<Command>) {
-    warm_thread();
     let rank = setup.backend.rank();
     let (world, initializer, spans) = (Arc::clone(&setup.world), Arc::clone(&setup.initializer), setup.spans);
     let mut obituary = Obituary { rank, world: Arc::clone(&world), inbox, owes_reply: true };
@@ -177,7 +175,7 @@ fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, 
         owner.initialize(&initializer, &mut exchange)
     };
     obituary.settle(outcome);
-    while let Ok(command) = orders.recv() {
+    while let Some(command) = orders.receive() {
         obituary.owes_reply = true;
         let outcome = {
             let mut exchange = exchange.lock().unwrap_or_else(PoisonError::into_inner);

@@ -13,8 +13,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crossbeam::channel::Receiver;
-
 use super::bell::{Bell, lock};
 use super::bound::{BoundPlan, BoundTask};
 use super::closures::{Closures, words};
@@ -25,6 +23,7 @@ use super::world::Presence;
 use crate::backend::{BackendError, ClosureFault, TaskInterval};
 use crate::id::{EventId, TaskId};
 use crate::layout::Lane;
+use crate::queue::Receiver;
 
 /// What a lane is told.
 #[derive(Debug)]
@@ -131,7 +130,7 @@ pub(super) struct LaneThread {
 impl LaneThread {
     /// Obeys until the host drops its end of the queue, then takes leave of the communicator.
     pub(super) fn obey(mut self, mut queue: Receiver<Command>) {
-        while let Ok(command) = queue.recv() {
+        while let Some(command) = queue.receive() {
             match command {
                 Command::Continue(larger) => queue = larger,
                 Command::Act { plan, epoch, action } => self.guarded(|lane| lane.act(&plan, epoch, action)),

@@ -12,8 +12,6 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use crossbeam::channel::{Sender, TrySendError};
-
 use super::bound::{BoundPlan, CpuBound};
 use super::closures::{Closures, words};
 use super::lane::{Action, Command, LaneContext, LaneState, LaneThread};
@@ -24,7 +22,7 @@ use crate::backend::{BackendError, ClosureFault};
 use crate::compute::ComputeFactory;
 use crate::id::LaneId;
 use crate::layout::{Lane, LaneKind};
-use crate::queue::{bounded, warm_thread};
+use crate::queue::{Refused, Sender, bounded};
 
 /// Commands a queue holds before it has met a plan.
 const FIRST_QUEUE: usize = 64;
@@ -71,11 +69,10 @@ impl CpuStream {
         };
         let state = Arc::new(LaneState::new());
         let (queue, commands) = bounded(FIRST_QUEUE);
-        let (made, ready) = bounded(1);
+        let (made, ready) = std::sync::mpsc::sync_channel(1);
         let near = Arc::clone(&presence);
         let far = Arc::clone(&state);
         let thread = std::thread::Builder::new().name(format!("{rank} {}", lane.kind)).spawn(move || {
-            warm_thread();
             let closures = match Closures::make(closures, rank) {
                 Ok(closures) => closures,
                 Err(reason) => return drop(made.send(Err(reason))),
@@ -140,7 +137,7 @@ impl CpuStream {
     /// be enqueued while the lane still empties the queue of the last.
     fn make_room(&mut self, plan: &BoundPlan) -> Result<(), BackendError> {
         let needed = plan.commands(self.lane.id).saturating_mul(2);
-        if self.queue.as_ref().and_then(Sender::capacity).is_some_and(|capacity| capacity < needed) {
+        if self.queue.as_ref().is_some_and(|queue| queue.capacity() < needed) {
             let (larger, commands) = bounded(needed);
             self.send(Command::Continue(commands))?;
             self.queue = Some(larger);
@@ -150,9 +147,9 @@ impl CpuStream {
 
     fn send(&mut self, command: Command) -> Result<(), BackendError> {
         let sent = match &self.queue {
-            Some(queue) => queue.try_send(command).map_err(|error| match error {
-                TrySendError::Full(_) => "its queue is full; synchronize before enqueuing another step",
-                TrySendError::Disconnected(_) => "its thread has ended",
+            Some(queue) => queue.send(command).map_err(|error| match error {
+                Refused::Full => "its queue is full; synchronize before enqueuing another step",
+                Refused::Closed => "its thread has ended",
             }),
             None => Err("it is closed"),
         };
