@@ -260,7 +260,7 @@ pub enum Op {
         /// The vote.
         vote: SlotId,
     },
-    /// AdamW on the masters of a bucket; a no-op when the vote says fault.
+    /// Adam on the masters of a bucket, decoupled or with L2 decay; a no-op when the vote says fault.
     Adam {
         /// The bucket.
         bucket: BucketId,
