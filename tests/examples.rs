@@ -7,11 +7,17 @@ use std::process::Command;
 /// Where cargo puts examples it built beside this test.
 fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
-    test.parent().unwrap().parent().unwrap().join("examples").join(name)
+    let built = test.parent().unwrap().parent().unwrap().join("examples").join(name);
+    assert!(
+        built.exists(),
+        "{} is missing: plain `cargo test` builds it, `cargo build --examples` too",
+        built.display()
+    );
+    built
 }
 
 fn run(name: &str, arguments: &[&str]) -> String {
-    let output = Command::new(example(name)).args(arguments).output().expect("cargo test builds examples");
+    let output = Command::new(example(name)).args(arguments).output().unwrap();
     let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{name}: {errors}");
     text.into_owned()

@@ -7,8 +7,6 @@ mod attention;
 mod closure;
 mod data;
 mod embedding;
-#[cfg(test)]
-mod gradients;
 mod head;
 mod init;
 mod mlp;
