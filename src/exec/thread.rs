@@ -188,6 +188,9 @@ fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, 
                 Command::Import => owner.import(&exchange),
             }
         };
+        if let Err(error) = &outcome {
+            owner.give_up(&error.to_string());
+        }
         obituary.settle(outcome);
     }
 }

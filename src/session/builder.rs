@@ -82,6 +82,12 @@ impl<S: Surface + 'static> SessionBuilder<S> {
     /// ranks report.
     pub async fn start<B: Backend<Surface = S>>(self, backends: Vec<B>) -> Result<Session, SessionError> {
         self.config.validate()?;
+        let misplaced = |(position, backend): &(usize, &B)| backend.rank() != RankId::at(*position);
+        if let Some((position, backend)) = backends.iter().enumerate().find(misplaced) {
+            let reason =
+                format!("backend {position} speaks for {}; pass one per rank, in rank order", backend.rank());
+            return Err(SessionError::Start { reason });
+        }
         let device = backends.first().map_or_else(String::new, Backend::describe);
         let ranks = u32::try_from(backends.len()).unwrap_or(u32::MAX);
         let mesh = Mesh::new(ranks)?;
