@@ -111,9 +111,12 @@ Examples:
 
 fn format_help() -> String {
     format!(
-        "The format to quantize into, with its block, the bytes per element of both orientations, and its \
-         use. A matrix whose shape it cannot take is copied, and listed with the shape that it could take.\n\n\
-         {}\n`warpweft formats` tells more.",
+        "\
+The format to quantize into: its name, its block, bytes per element of both orientations, and what it
+is for. A matrix whose shape it cannot take is copied, and listed with the shape that it could take.
+
+{}
+`warpweft formats` tells more.",
         formats::list()
     )
 }

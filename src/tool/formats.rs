@@ -94,14 +94,14 @@ fn words(format: Format) -> Words {
         }
         Format::Fp8Block(options) => {
             let (block, purpose) = match (options.tile, options.scale) {
-                (Fp8Tile::Tile128x128, ScaleRule::PowerOfTwo) => ("128×128", "weights, any GPU with FP8"),
-                (Fp8Tile::Tile128x128, ScaleRule::Float32) => ("128×128", "weights, finer scales, Hopper"),
+                (Fp8Tile::Tile128x128, ScaleRule::PowerOfTwo) => ("128×128", "weights, Hopper and Blackwell"),
+                (Fp8Tile::Tile128x128, ScaleRule::Float32) => ("128×128", "weights, exact scales, Hopper"),
                 (Fp8Tile::Row1x128, _) => ("1×128", "activations, gradients"),
             };
             Words { element: fp8(options.element), block, scale: number(options.scale), purpose }
         }
         Format::Mxfp8 => {
-            let purpose = "weights, widest range, Blackwell";
+            let purpose = "weights, small blocks, Blackwell";
             Words { element: "E4M3", block: "1×32 + 32×1", scale: "E8M0", purpose }
         }
         Format::Fp8Tensor(options) => {
