@@ -6,6 +6,7 @@ mod capture;
 mod checked;
 mod closures;
 mod collectives;
+mod conformance;
 mod harness;
 mod ops;
 mod poison;
