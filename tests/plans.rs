@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use warpweft::config::{AdamMode, Backward, Columnwise, Masters, Moments};
 use warpweft::format::{ElementType, Format, Orientation, Via};
-use warpweft::id::{SlotId, TaskId};
-use warpweft::layout::{ALIGNMENT, OptimizerSettings, Settings, StateLayout, Weights};
+use warpweft::id::{CallId, SlotId, TaskId};
+use warpweft::layout::{ALIGNMENT, Content, OptimizerSettings, Settings, StateLayout, Weights};
 use warpweft::model::{Form, Mesh, Model, Phase, StepProgram};
 use warpweft::op::Op;
 use warpweft::plan::{EdgeKind, PlanError, Policy, ResidentLayout, StepPlan, Task};
@@ -358,4 +358,37 @@ fn an_input_comes_right_before_its_first_reader_and_an_output_goes_right_behind_
         .map(|task| task.subject.as_str())
         .collect();
     assert_eq!(compute, ["early", "input", "middle", "late", "output", "last"]);
+}
+
+/// Conformance H12, as far as it goes without 60 GiB: the size at which 32-bit arithmetic breaks. Nothing is
+/// reserved; sizes, offsets, hazards and byte counts of the whole plan are worked out and verified.
+#[test]
+fn h12_a_weight_of_more_than_two_to_the_thirty_one_elements_is_planned_with_exact_sizes() {
+    const ROWS: usize = 64_001;
+    const COLS: usize = 36_864;
+    const ELEMENTS: usize = 2_359_332_864;
+    assert_eq!(ROWS * COLS, ELEMENTS);
+    let mut model = Model::builder();
+    let large = model.sharded("large", ROWS, COLS, Format::Bf16).unwrap();
+    let small = model.replicated("behind", 1, 7).unwrap();
+    let mut program = StepProgram::builder("train", &model.build());
+    let call = program.call("fit", Phase::Backward).uses(large, Orientation::Rowwise, Form::Dense);
+    call.gradient(large).gradient(small).add().unwrap();
+    let program = program.build_training().unwrap();
+    let plan = StepPlan::build(&program, &policy(1), Mesh::new(1).unwrap()).unwrap();
+    let region = |content| plan.arena.region(plan.arena.find(content).unwrap());
+    for content in [
+        Content::Master(large),
+        Content::ExpAvg(large),
+        Content::ExpAvgSq(large),
+        Content::MainGrad(large),
+        Content::Gradient(large, CallId::new(0)),
+        Content::Dense(large, Orientation::Rowwise),
+    ] {
+        assert_eq!(region(content).bytes, ELEMENTS * 4, "{content:?}");
+    }
+    assert_eq!(region(Content::Shard(large, Orientation::Rowwise)).bytes, ELEMENTS * 2);
+    assert!(region(Content::Master(small)).offset > ELEMENTS * 18, "it lies behind all of them");
+    assert_eq!(plan.bounds.resident_bytes, plan.arena.resident_bytes);
+    assert!(plan.bounds.live_bytes > ELEMENTS * 8);
 }
