@@ -12,6 +12,7 @@
 
 mod checked;
 pub mod cpu;
+mod local;
 
 pub use checked::{Checked, CheckedBound, CheckedGraph};
 
