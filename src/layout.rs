@@ -7,7 +7,7 @@
 
 mod state;
 
-pub use state::StateLayout;
+pub use state::{Delayed, StateLayout};
 
 use serde::Serialize;
 
@@ -79,6 +79,11 @@ pub enum Content {
     Shard(WeightId, Orientation),
     /// What dequantizing needs beside the planes, f32, one per weight of the bucket.
     TensorScale(BucketId),
+    /// Delayed scaling: amaxes of the weights of a bucket over all ranks, f32 `[weights, history]`, the latest
+    /// first.
+    AmaxHistory(BucketId),
+    /// Delayed scaling: the factors the bucket's present shards were cast with, f32, one per weight.
+    DelayedScale(BucketId),
     /// Step count of the optimizer, one u32.
     OptimizerStep,
     /// The first fault of the rank's closures in this step, one u32: call number + 1, or 0.
@@ -405,8 +410,13 @@ impl Content {
             Self::Gradient(weight, _) => {
                 layout(weight).shard.padded_rows() * layout(weight).shard.shape.cols * f32_bytes
             }
-            Self::TensorScale(bucket) | Self::LocalAmax(bucket) | Self::ReducedAmax(bucket) => {
-                weights.bucket(bucket).weights.len() * f32_bytes
+            Self::TensorScale(bucket)
+            | Self::LocalAmax(bucket)
+            | Self::ReducedAmax(bucket)
+            | Self::DelayedScale(bucket) => weights.bucket(bucket).weights.len() * f32_bytes,
+            Self::AmaxHistory(bucket) => {
+                let length = weights.state.delayed.map_or(0, |delayed| delayed.history as usize);
+                weights.bucket(bucket).weights.len() * length * f32_bytes
             }
             Self::BlockAmax(bucket) => {
                 weights.block_sizes(bucket, Format::amax_blocks).sum::<usize>() * f32_bytes

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
 use super::{Checkpoint, WeightState};
-use crate::format::{Format, Shape};
+use crate::format::{DelayedState, Format, Shape};
 
 /// Why a checkpoint could not be saved or loaded.
 #[derive(Debug, thiserror::Error)]
@@ -50,14 +50,18 @@ pub trait CheckpointStore: Send + Sync {
     async fn load(&self) -> Result<Checkpoint, StoreError>;
 }
 
-/// One safetensors file: `<weight>.master`, `.exp_avg`, `.exp_avg_sq` in f32 `[rows, cols]`, and
-/// the planes under the names of the `quantize` tool.
+/// One safetensors file: `<weight>.master`, `.exp_avg`, `.exp_avg_sq` in f32 `[rows, cols]`, where scaling is
+/// delayed `.delayed_scale` `[1, 1]` and `.amax_history` `[1, history]`, and the planes under the names of the
+/// `quantize` tool.
 #[derive(Clone, Debug)]
 pub struct FileStore {
     path: PathBuf,
 }
 
 const VERSION: &str = "1";
+
+/// Suffixes of the tensors of a delayed scale.
+const DELAYED: [&str; 2] = ["delayed_scale", "amax_history"];
 
 impl FileStore {
     /// A store in the file `path`.
@@ -87,6 +91,7 @@ impl FileStore {
             let (shape, master) = self.values(&tensors, &format!("{name}.master"))?;
             let (_, exp_avg) = self.values(&tensors, &format!("{name}.exp_avg"))?;
             let (_, exp_avg_sq) = self.values(&tensors, &format!("{name}.exp_avg_sq"))?;
+            let delayed = self.delayed(&tensors, &name)?;
             weights.push(WeightState {
                 name,
                 shape,
@@ -96,9 +101,22 @@ impl FileStore {
                 exp_avg_sq,
                 planes: Vec::new(),
                 tensor_scale: 1.0,
+                delayed,
             });
         }
         Ok(Checkpoint { optimizer_step, weights })
+    }
+
+    fn delayed(&self, tensors: &SafeTensors<'_>, name: &str) -> Result<Option<DelayedState>, StoreError> {
+        let [scale, history] = DELAYED.map(|suffix| format!("{name}.{suffix}"));
+        if tensors.tensor(&scale).is_err() && tensors.tensor(&history).is_err() {
+            return Ok(None);
+        }
+        let (factor, amaxes) = (self.values(tensors, &scale)?.1, self.values(tensors, &history)?);
+        match (factor.as_slice(), amaxes) {
+            ([scale], (Shape { rows: 1, .. }, history)) => Ok(Some(DelayedState { scale: *scale, history })),
+            _ => Err(self.content(format!("`{scale}` is not one number, or `{history}` not one row"))),
+        }
     }
 
     fn values(&self, tensors: &SafeTensors<'_>, name: &str) -> Result<(Shape, Vec<f32>), StoreError> {
@@ -167,6 +185,13 @@ impl Entries {
             {
                 let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
                 list.push((format!("{}.{suffix}", state.name), Dtype::F32, shape.clone(), bytes));
+            }
+            if let Some(delayed) = &state.delayed {
+                for (suffix, values) in DELAYED.iter().zip([&[delayed.scale][..], &delayed.history]) {
+                    let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+                    let name = format!("{}.{suffix}", state.name);
+                    list.push((name, Dtype::F32, vec![1, values.len()], bytes));
+                }
             }
             for stored in &state.planes {
                 for (kind, (spec, bytes)) in

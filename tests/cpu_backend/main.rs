@@ -7,6 +7,7 @@ mod checked;
 mod closures;
 mod collectives;
 mod conformance;
+mod delayed;
 mod harness;
 mod ops;
 mod poison;

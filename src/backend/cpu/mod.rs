@@ -19,6 +19,7 @@ mod bound;
 mod clock;
 mod closures;
 mod collective;
+mod delayed;
 mod gradient;
 mod lane;
 mod link;

@@ -5,7 +5,7 @@
 use super::bound::BoundTask;
 use super::lane::LaneContext;
 use super::memory::{Arena, BorrowError};
-use super::{collective, gradient, optimizer, planes, quantize};
+use super::{collective, delayed, gradient, optimizer, planes, quantize};
 use crate::backend::local::LocalOp;
 use crate::backend::{BackendError, ClosureFault};
 use crate::format::FormatError;
@@ -52,6 +52,8 @@ pub(super) fn run(task: &BoundTask, context: &mut LaneContext) -> Result<Done, O
         }
         LocalOp::PartialAmax(op) => quantize::partial_amax(op, arena)?,
         LocalOp::FusedScale(op) => quantize::fused_scale(op, arena)?,
+        LocalOp::DelayedScale(op) => delayed::delayed_scale(op, arena)?,
+        LocalOp::RecordAmax(op) => delayed::record_amax(op, arena)?,
         LocalOp::PartialCast(op) => quantize::partial_cast(op, arena)?,
         LocalOp::Transpose(op) => planes::transpose(op, arena)?,
         LocalOp::Dequantize(op) => planes::dequantize(op, arena)?,
