@@ -78,11 +78,13 @@ fn as_stored_delayed(
     scaling: &mut DelayedScaling,
     remembered: bool,
 ) -> [Vec<f32>; 2] {
+    fn planes(data: &[u8]) -> Planes<'_> {
+        Planes { data, scale: &[] }
+    }
     let shape = Shape::new(SIZE, SIZE);
     let scale = scaling.scale();
     let (mut rows, mut columns) = (vec![0; SIZE * SIZE], vec![0; SIZE * SIZE]);
     partial_cast(format, Orientation::Rowwise, Via::Bf16, shape, master, &[scale.encode], &mut rows).unwrap();
-    let planes = |data| Planes { data, scale: &[] };
     transpose(format, shape, planes(&rows), PlanesMut { data: &mut columns, scale: &mut [] }).unwrap();
     if remembered {
         scaling
@@ -211,7 +213,9 @@ fn with_delayed_scaling_too_a_sharded_trainer_gives_the_losses_of_an_unsharded_o
                 let mut session = Trainer::new(LAYERS, format).start(config, RANKS).await.unwrap();
                 let found = losses(&mut session, RANKS, 0..STEPS).await;
                 assert_eq!(found, reference(format, Some((amax_choice, amax_history))), "{format}");
-                assert_ne!(found, reference(format, None), "{format}: the scales are not current");
+                // Between powers of two the codes are the same ones, and so are the values.
+                let powers_of_two = format == Format::FP8_TENSOR_E5M2_POW2;
+                assert_eq!(found == reference(format, None), powers_of_two, "{format}: delayed, not current");
                 assert!(
                     f32::from_bits(found[STEPS as usize - 1]) < f32::from_bits(found[0]),
                     "{format} learns"
