@@ -12,6 +12,8 @@
 
 mod checked;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod local;
 
 pub use checked::{Checked, CheckedBound, CheckedGraph};
