@@ -13,13 +13,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::bell::{Bell, lock};
 use super::bound::{BoundPlan, BoundTask};
 use super::closures::{Closures, words};
 use super::memory::Arena;
 use super::ops::{self, OpError};
 use super::rendezvous::Rendezvous;
 use super::world::Presence;
+use crate::backend::bell::{Bell, lock};
 use crate::backend::{BackendError, ClosureFault, TaskInterval};
 use crate::id::{EventId, TaskId};
 use crate::layout::Lane;

@@ -13,10 +13,8 @@
 //! `rendezvous` is where ranks meet, `collective` what they pull; the rest is arithmetic.
 
 mod adam;
-mod bell;
 mod bind;
 mod bound;
-mod clock;
 mod closures;
 mod collective;
 mod gradient;
@@ -26,7 +24,6 @@ mod memory;
 mod ops;
 mod optimizer;
 mod planes;
-mod poison;
 mod quantize;
 mod rendezvous;
 mod stream;
