@@ -13,6 +13,7 @@
 mod bell;
 mod checked;
 mod clock;
+mod closures;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;

@@ -14,12 +14,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::bound::{BoundPlan, BoundTask};
-use super::closures::{Closures, words};
 use super::memory::Arena;
 use super::ops::{self, OpError};
 use super::rendezvous::Rendezvous;
+use super::surface::CpuSurface;
 use super::world::Presence;
 use crate::backend::bell::{Bell, lock};
+use crate::backend::closures::{Closures, words};
 use crate::backend::{BackendError, ClosureFault, TaskInterval};
 use crate::id::{EventId, TaskId};
 use crate::layout::Lane;
@@ -118,7 +119,7 @@ pub(super) struct LaneContext {
     pub(super) presence: Arc<Presence>,
     pub(super) arena: Arc<Arena>,
     pub(super) communicator: Option<Arc<Rendezvous>>,
-    pub(super) closures: Closures,
+    pub(super) closures: Closures<CpuSurface>,
 }
 
 /// The thread of one lane.

@@ -15,7 +15,6 @@
 mod adam;
 mod bind;
 mod bound;
-mod closures;
 mod collective;
 mod gradient;
 mod lane;

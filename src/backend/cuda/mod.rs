@@ -5,8 +5,14 @@
 #![allow(unsafe_code)]
 
 mod address;
+mod context;
 mod failure;
 mod library;
+mod memory;
+mod stream;
+mod surface;
 
 pub use address::DeviceAddress;
+pub use context::DeviceOrdinal;
 pub use failure::CudaFailure;
+pub use surface::{CudaSurface, DeviceSlice, DeviceSliceMut};
