@@ -233,6 +233,16 @@ pub enum BackendError {
         /// Why.
         reason: String,
     },
+    /// A device or one of its libraries refused.
+    #[error("{rank}, while {doing}: {reason}")]
+    Device {
+        /// The rank.
+        rank: RankId,
+        /// What the rank was about.
+        doing: String,
+        /// What was refused, and what to do.
+        reason: String,
+    },
     /// A task failed while it ran.
     #[error("{rank}, {task} ({op}): {reason}")]
     Task {

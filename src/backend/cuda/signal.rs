@@ -8,7 +8,7 @@
 //!   commands work in every step and in every replay of a recorded one. A peer signals a word again only
 //!   after the other meeting of the pair, which needs this rank's signal, sent after the word was cleared: no
 //!   signal is lost.
-//! - A poisoned world is drained by setting every word (see [`Signals::release`]); what then runs reads
+//! - A poisoned world is drained by setting every word (see [`super::watchdog`]); what then runs reads
 //!   whatever lies there, and is reported to nobody.
 
 use cudarc::driver::sys;

@@ -65,11 +65,9 @@ impl Route<'_> {
         let own = self.own();
         let parts = moves.iter().flat_map(|part| {
             let to = own.plus(part.to.offset);
-            self.ranks().map(move |peer| Part {
-                peer,
-                from: part.from,
-                to: to.plus(part.from.bytes * peer.index()),
-            })
+            let place = move |peer: RankId| to.plus(part.from.bytes * peer.index());
+            let ranks = self.peers().chain([self.rank]);
+            ranks.map(move |peer| Part { peer, from: part.from, to: place(peer) })
         });
         let mut commands = match &self.nccl {
             None => self.pull(parts)?,

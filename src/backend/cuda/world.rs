@@ -11,11 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use super::CudaBackend;
+use super::backend::CudaBackend;
 use super::address::DeviceAddress;
 use super::context::{Context, DeviceOrdinal};
 use super::failure::CudaFailure;
 use super::nccl::UniqueId;
+use super::signal::Signals;
+use super::stream::Stream;
 use crate::backend::bell::lock;
 use crate::backend::clock::Clock;
 use crate::backend::poison::Poison;
@@ -213,6 +215,14 @@ impl World {
                 format!("{} did not reserve memory", listed(missing))
             },
         )
+    }
+
+    /// Sets every word on which streams of `rank` may wait.
+    pub(super) fn release(&self, rank: RankId, transfers: &Stream) -> Result<(), CudaFailure> {
+        let home = lock(&self.meeting).homes.get(&rank).copied();
+        let Some(home) = home else { return Ok(()) };
+        let words = vec![1_u32; Signals::new(self.mesh.ranks() as usize).words()];
+        transfers.upload(bytemuck::cast_slice(&words), home.signals)
     }
 
     /// The id under which all ranks open a communicator; rank 0 makes it.
