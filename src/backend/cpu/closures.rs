@@ -7,7 +7,6 @@
 //! - After a panic a closure's state is not trusted: none runs again on this lane, and every later
 //!   step faults at its first call.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -18,6 +17,7 @@ use crate::backend::ClosureFault;
 use crate::compute::{BoundCall, Compute, ComputeContext, ComputeFactory};
 use crate::id::RankId;
 use crate::layout::Region;
+use crate::panics::last_words;
 
 /// A call of the plan, bound.
 #[derive(Debug)]
@@ -46,7 +46,9 @@ impl Closures {
             None => Ok(Self::None),
             Some(factory) => match catch_unwind(AssertUnwindSafe(|| factory(rank))) {
                 Ok(closures) => Ok(Self::Ready(closures)),
-                Err(panic) => Err(format!("the factory of the closures panicked: {}", words(panic.as_ref()))),
+                Err(panic) => {
+                    Err(format!("the factory of the closures panicked: {}", last_words(panic.as_ref())))
+                }
             },
         }
     }
@@ -70,7 +72,7 @@ impl Closures {
                 match catch_unwind(AssertUnwindSafe(|| closures.run(&bound.call.call, &context))) {
                     Ok(Ok(())) => None,
                     Ok(Err(error)) => Some((error.to_string(), false)),
-                    Err(panic) => Some((words(panic.as_ref()), true)),
+                    Err(panic) => Some((last_words(panic.as_ref()), true)),
                 }
             }
         };
@@ -81,11 +83,4 @@ impl Closures {
         }
         Ok(Some(ClosureFault { call: bound.call.id, message, panicked }))
     }
-}
-
-/// What a panic said.
-pub(super) fn words(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "a panic without words".to_owned())
 }

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 
 use super::bell::{Bell, lock};
 use super::bound::{BoundPlan, BoundTask};
-use super::closures::{Closures, words};
+use super::closures::Closures;
 use super::memory::Arena;
 use super::ops::OpError;
 use super::rendezvous::Rendezvous;
@@ -23,6 +23,7 @@ use super::world::Presence;
 use crate::backend::{BackendError, ClosureFault, TaskInterval};
 use crate::id::{EventId, TaskId};
 use crate::layout::Lane;
+use crate::panics::last_words;
 use crate::queue::Receiver;
 
 /// What a lane is told.
@@ -154,7 +155,7 @@ impl LaneThread {
             let Lane { id, kind } = self.context.lane;
             let Presence { world, rank } = &*self.context.presence;
             let error =
-                world.poison.set(format!("{rank}, {id} ({kind}) panicked: {}", words(panic.as_ref())));
+                world.poison.set(format!("{rank}, {id} ({kind}) panicked: {}", last_words(panic.as_ref())));
             self.state.fail(error);
             // Leaked: dropping what was thrown could throw again.
             std::mem::forget(panic);
