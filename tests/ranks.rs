@@ -198,6 +198,9 @@ impl Backend for Dying {
     fn rank(&self) -> RankId {
         self.inner.rank()
     }
+    fn mesh(&self) -> Mesh {
+        self.inner.mesh()
+    }
     fn describe(&self) -> String {
         self.inner.describe()
     }

@@ -279,7 +279,7 @@ fn a_loss_scale_divides_the_gradient_eagerly_and_replayed() {
     within_a_minute(async {
         for capture in [Capture::Off, Capture::Step] {
             let mut session = Trainer::new(2, Format::Bf16).start(config(1, capture, true), 2).await.unwrap();
-            session.set_learning_rate(0.0);
+            session.set_learning_rate(0.0).unwrap();
             let mut norms = Vec::new();
             for scale in [1.0, 4.0, 0.5, 1.0] {
                 session.set_loss_scale(scale).unwrap();
