@@ -260,10 +260,13 @@ fn bf16_moments_are_exported_as_f32_and_imported_without_loss() {
         let mut first = trainer.start(config(), 2).await.unwrap();
         losses(&mut first, 2, 0..3).await;
         let checkpoint = first.export().await.unwrap();
-        let moments =
-            checkpoint.weights.iter().flat_map(|weight| weight.exp_avg.iter().chain(&weight.exp_avg_sq));
-        assert!(moments.clone().all(|moment| moment.to_bits() & 0xFFFF == 0), "they are bf16 values");
-        assert!(moments.clone().any(|moment| *moment != 0.0));
+        let moments: Vec<f32> = checkpoint
+            .weights
+            .iter()
+            .flat_map(|weight| [&weight.exp_avg[..], &weight.exp_avg_sq].concat())
+            .collect();
+        assert!(moments.iter().all(|moment| moment.to_bits() & 0xFFFF == 0), "they are bf16 values");
+        assert!(moments.iter().any(|moment| *moment != 0.0));
         let expected = losses(&mut first, 2, 3..6).await;
         let mut second = trainer.start(config(), 2).await.unwrap();
         second.import(&checkpoint).await.unwrap();
