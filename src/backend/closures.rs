@@ -7,12 +7,12 @@
 //!
 //! That no closure runs while the fault word is set is the caller's matter: where the word lies differs.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::ClosureFault;
 use crate::compute::{BoundCall, Compute, ComputeContext, ComputeFactory, Surface};
 use crate::id::RankId;
+use crate::panics::last_words;
 
 /// The closures of one lane.
 pub(super) enum Closures<S: Surface> {
@@ -39,7 +39,9 @@ impl<S: Surface> Closures<S> {
             None => Ok(Self::None),
             Some(factory) => match catch_unwind(AssertUnwindSafe(|| factory(rank))) {
                 Ok(closures) => Ok(Self::Ready(closures)),
-                Err(panic) => Err(format!("the factory of the closures panicked: {}", words(panic.as_ref()))),
+                Err(panic) => {
+                    Err(format!("the factory of the closures panicked: {}", last_words(panic.as_ref())))
+                }
             },
         }
     }
@@ -59,7 +61,7 @@ impl<S: Surface> Closures<S> {
                 match catch_unwind(AssertUnwindSafe(|| closures.run(&bound.call, &context))) {
                     Ok(Ok(())) => None,
                     Ok(Err(error)) => Some((error.to_string(), false)),
-                    Err(panic) => Some((words(panic.as_ref()), true)),
+                    Err(panic) => Some((last_words(panic.as_ref()), true)),
                 }
             }
         };
@@ -84,11 +86,4 @@ impl<S: Surface> std::fmt::Debug for Closures<S> {
 /// What a fault word says of a faulted call: its number, counted from 1, so that 0 is no fault.
 pub(super) fn fault_word(fault: &ClosureFault) -> u32 {
     fault.call.number().saturating_add(1)
-}
-
-/// What a panic said.
-pub(super) fn words(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "a panic without words".to_owned())
 }

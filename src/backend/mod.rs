@@ -27,6 +27,7 @@ use std::time::Instant;
 use crate::compute::{ComputeFactory, Surface};
 use crate::id::{CallId, EventId, LaneId, RankId, TaskId};
 use crate::layout::{Binding, Lane, Region};
+use crate::model::Mesh;
 
 /// Enqueues ops, records and waits for events, captures and replays: one rank's device.
 pub trait Backend: Send + 'static {
@@ -43,6 +44,9 @@ pub trait Backend: Send + 'static {
 
     /// The rank this value speaks for.
     fn rank(&self) -> RankId;
+
+    /// The ranks of the world this value belongs to.
+    fn mesh(&self) -> Mesh;
 
     /// One line for people: what this is, and whether its link is paced.
     fn describe(&self) -> String;

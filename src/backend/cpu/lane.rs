@@ -20,10 +20,11 @@ use super::rendezvous::Rendezvous;
 use super::surface::CpuSurface;
 use super::world::Presence;
 use crate::backend::bell::{Bell, lock};
-use crate::backend::closures::{Closures, words};
+use crate::backend::closures::Closures;
 use crate::backend::{BackendError, ClosureFault, TaskInterval};
 use crate::id::{EventId, TaskId};
 use crate::layout::Lane;
+use crate::panics::last_words;
 use crate::queue::Receiver;
 
 /// What a lane is told.
@@ -155,7 +156,7 @@ impl LaneThread {
             let Lane { id, kind } = self.context.lane;
             let Presence { world, rank } = &*self.context.presence;
             let error =
-                world.poison.set(format!("{rank}, {id} ({kind}) panicked: {}", words(panic.as_ref())));
+                world.poison.set(format!("{rank}, {id} ({kind}) panicked: {}", last_words(panic.as_ref())));
             self.state.fail(error);
             // Leaked: dropping what was thrown could throw again.
             std::mem::forget(panic);

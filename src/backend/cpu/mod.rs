@@ -46,6 +46,7 @@ use super::{Backend, BackendError, ClosureFault, TaskInterval};
 use crate::compute::ComputeFactory;
 use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{Binding, Lane, Region};
+use crate::model::Mesh;
 
 /// One rank of a [`CpuWorld`].
 ///
@@ -88,6 +89,10 @@ impl Backend for CpuBackend {
 
     fn rank(&self) -> RankId {
         self.presence.rank
+    }
+
+    fn mesh(&self) -> Mesh {
+        self.presence.world.mesh
     }
 
     fn describe(&self) -> String {

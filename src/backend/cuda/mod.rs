@@ -15,4 +15,4 @@ mod surface;
 pub use address::DeviceAddress;
 pub use context::DeviceOrdinal;
 pub use failure::CudaFailure;
-pub use surface::{CudaSurface, DeviceSlice, DeviceSliceMut};
+pub use surface::{CudaHandles, CudaSurface, DeviceSlice, DeviceSliceMut};

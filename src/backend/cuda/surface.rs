@@ -57,12 +57,33 @@ macro_rules! lent {
 lent!(DeviceSlice);
 lent!(DeviceSliceMut);
 
+/// What a closure needs to enqueue work: the stream of the compute lane and the device it belongs to, whose
+/// primary context is current.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaHandles {
+    stream: sys::CUstream,
+    device: DeviceOrdinal,
+}
+
+impl CudaHandles {
+    /// The stream the call's work belongs on.
+    #[must_use]
+    pub const fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    /// The device.
+    #[must_use]
+    pub const fn device(&self) -> DeviceOrdinal {
+        self.device
+    }
+}
+
 /// Lends the arena of one rank to one call.
 #[derive(Debug)]
 pub struct CudaSurface {
     arena: DeviceAddress,
-    stream: sys::CUstream,
-    device: DeviceOrdinal,
+    handles: CudaHandles,
     call: Arc<BoundCall>,
 }
 
@@ -73,19 +94,7 @@ impl CudaSurface {
         device: DeviceOrdinal,
         call: Arc<BoundCall>,
     ) -> Self {
-        Self { arena, stream, device, call }
-    }
-
-    /// The stream the call's work belongs on. The device's primary context is current.
-    #[must_use]
-    pub const fn stream(&self) -> sys::CUstream {
-        self.stream
-    }
-
-    /// The device.
-    #[must_use]
-    pub const fn device(&self) -> DeviceOrdinal {
-        self.device
+        Self { arena, handles: CudaHandles { stream, device }, call }
     }
 
     fn elements<T>(&self, region: Region) -> Result<usize, ComputeError> {
@@ -106,6 +115,7 @@ impl CudaSurface {
 }
 
 impl Surface for CudaSurface {
+    type Handles = CudaHandles;
     type Read<'a, T: Pod> = DeviceSlice<'a, T>;
     type Write<'a, T: Pod> = DeviceSliceMut<'a, T>;
 
@@ -117,5 +127,9 @@ impl Surface for CudaSurface {
     fn write<T: Pod>(&self, region: Region) -> Result<DeviceSliceMut<'_, T>, ComputeError> {
         let len = self.elements::<T>(region)?;
         Ok(DeviceSliceMut { address: self.arena.plus(region.offset), len, lent: PhantomData })
+    }
+
+    fn handles(&self) -> &CudaHandles {
+        &self.handles
     }
 }
