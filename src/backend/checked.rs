@@ -20,6 +20,7 @@ use super::{Backend, BackendError, ClosureFault, TaskInterval};
 use crate::compute::ComputeFactory;
 use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{Binding, Lane, Region};
+use crate::model::Mesh;
 
 /// A backend that refuses what nothing orders.
 #[derive(Debug)]
@@ -78,6 +79,10 @@ impl<B: Backend> Backend for Checked<B> {
 
     fn rank(&self) -> RankId {
         self.inner.rank()
+    }
+
+    fn mesh(&self) -> Mesh {
+        self.inner.mesh()
     }
 
     fn describe(&self) -> String {

@@ -10,9 +10,15 @@
 //! A backend value speaks for one rank; ranks of one world find each other through what the value
 //! was made from. Planning, pacing and the meaning of a step are deliberately absent.
 
+mod bell;
 mod checked;
+mod clock;
+mod closures;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod local;
+mod poison;
 
 pub use checked::{Checked, CheckedBound, CheckedGraph};
 
@@ -21,6 +27,7 @@ use std::time::Instant;
 use crate::compute::{ComputeFactory, Surface};
 use crate::id::{CallId, EventId, LaneId, RankId, TaskId};
 use crate::layout::{Binding, Lane, Region};
+use crate::model::Mesh;
 
 /// Enqueues ops, records and waits for events, captures and replays: one rank's device.
 pub trait Backend: Send + 'static {
@@ -37,6 +44,9 @@ pub trait Backend: Send + 'static {
 
     /// The rank this value speaks for.
     fn rank(&self) -> RankId;
+
+    /// The ranks of the world this value belongs to.
+    fn mesh(&self) -> Mesh;
 
     /// One line for people: what this is, and whether its link is paced.
     fn describe(&self) -> String;
@@ -225,6 +235,16 @@ pub enum BackendError {
         /// The op's name.
         op: &'static str,
         /// Why.
+        reason: String,
+    },
+    /// A device or one of its libraries refused.
+    #[error("{rank}, while {doing}: {reason}")]
+    Device {
+        /// The rank.
+        rank: RankId,
+        /// What the rank was about.
+        doing: String,
+        /// What was refused, and what to do.
         reason: String,
     },
     /// A task failed while it ran.

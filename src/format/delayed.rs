@@ -68,6 +68,12 @@ impl DelayedState {
         Self { scale: 1.0, history: vec![0.0; length] }
     }
 
+    /// Can a cast use the scale? It must be positive and finite.
+    #[must_use]
+    pub fn is_usable(&self) -> bool {
+        self.scale > 0.0 && self.scale.is_finite()
+    }
+
     /// The same with a history of `length` steps: the oldest entries fall out, or empty ones are added.
     #[must_use]
     pub fn with_length(&self, length: usize) -> Self {

@@ -10,9 +10,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::bell::{Bell, Wake};
-use super::poison::Poison;
+use crate::backend::bell::{Bell, Wake};
 use crate::backend::local::LocalOp;
+use crate::backend::poison::Poison;
 use crate::backend::{BackendError, TaskInterval};
 use crate::id::{EventId, LaneId, TaskId};
 

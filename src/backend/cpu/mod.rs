@@ -13,11 +13,8 @@
 //! `rendezvous` is where ranks meet, `collective` what they pull; the rest is arithmetic.
 
 mod adam;
-mod bell;
 mod bind;
 mod bound;
-mod clock;
-mod closures;
 mod collective;
 mod delayed;
 mod gradient;
@@ -27,7 +24,6 @@ mod memory;
 mod ops;
 mod optimizer;
 mod planes;
-mod poison;
 mod quantize;
 mod rendezvous;
 mod stream;
@@ -51,6 +47,7 @@ use super::{Backend, BackendError, ClosureFault, TaskInterval};
 use crate::compute::ComputeFactory;
 use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{Binding, Lane, Region};
+use crate::model::Mesh;
 
 /// One rank of a [`CpuWorld`].
 ///
@@ -93,6 +90,10 @@ impl Backend for CpuBackend {
 
     fn rank(&self) -> RankId {
         self.presence.rank
+    }
+
+    fn mesh(&self) -> Mesh {
+        self.presence.world.mesh
     }
 
     fn describe(&self) -> String {
