@@ -10,8 +10,14 @@
 //! A backend value speaks for one rank; ranks of one world find each other through what the value
 //! was made from. Planning, pacing and the meaning of a step are deliberately absent.
 
+mod bell;
 mod checked;
+mod clock;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+mod local;
+mod poison;
 
 pub use checked::{Checked, CheckedBound, CheckedGraph};
 

@@ -15,16 +15,9 @@ use super::memory::Arena;
 use super::ops::OpError;
 use super::surface::CpuSurface;
 use crate::backend::ClosureFault;
-use crate::compute::{BoundCall, Compute, ComputeContext, ComputeFactory};
+use crate::backend::local::ComputeCall;
+use crate::compute::{Compute, ComputeContext, ComputeFactory};
 use crate::id::RankId;
-use crate::layout::Region;
-
-/// A call of the plan, bound.
-#[derive(Debug)]
-pub(super) struct ComputeCall {
-    pub(super) call: Arc<BoundCall>,
-    pub(super) fault: Region,
-}
 
 /// The closures of one lane.
 pub(super) enum Closures {
