@@ -21,6 +21,7 @@ struct Pending {
 
 struct AmaxTensor {
     Fragment fragment;
+    // Block amaxes; a null orientation is not wanted.
     float* rowwise;
     float* columnwise;
     float* tensor_amax;
@@ -192,14 +193,15 @@ __device__ __forceinline__ void amax_rows(const AmaxArguments& all) {
                 amax = all.via_bf16 ? round_to_bf16(amax) : amax;
                 largest = fmaxf(largest, amax);
                 u32 own_row = row + first + lane() % GROUP;
-                if (lane() % LANES < GROUP && own_row < t.grid_rows && block_column < t.grid_cols) {
+                bool is_mine = lane() % LANES < GROUP && own_row < t.grid_rows && block_column < t.grid_cols;
+                if (is_mine && t.rowwise != nullptr) {
                     t.rowwise[u64(own_row) * t.grid_cols + block_column] = amax;
                 }
             }
         }
         if (COLUMNS) {
             u32 block_row = strip.row / HEIGHT;
-            if (block_row < t.columnwise_rows) {
+            if (block_row < t.columnwise_rows && t.columnwise != nullptr) {
                 float* to = t.columnwise + u64(block_row) * t.columnwise_cols;
 #pragma unroll
                 for (u32 k = 0; k < 4; ++k) {

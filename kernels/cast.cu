@@ -12,6 +12,7 @@
 
 struct CastTensor {
     Fragment fragment;
+    // Factors and codes; an orientation without a plane is not wanted.
     const float* encode;
     const float* columnwise_encode;
     u8* data;
@@ -170,22 +171,29 @@ extern "C" __global__ void __launch_bounds__(THREADS) cast_mxfp8(const __grid_co
 #pragma unroll
     for (u32 k = 0; k < 4; ++k) {
         u64 at = u64(strip.row / ROWS) * f.cols + column + k;
-        of_columns[k] = column + k < f.cols ? __ldg(t.columnwise_encode + at) : 0.0f;
+        bool is_wanted = column + k < f.cols && t.columnwise_data != nullptr;
+        of_columns[k] = is_wanted ? __ldg(t.columnwise_encode + at) : 0.0f;
     }
     for (u32 part = 0; part < ROWS / PATCH_ROWS; ++part) {
         u32 row = strip.row + part * PATCH_ROWS;
         Patch patch = load_patch(f, whole, row, strip.column);
         float of_rows[PATCH_ROWS];
 #pragma unroll
-        for (u32 r = 0; r < PATCH_ROWS; ++r) of_rows[r] = Blocks<1, 32>::factor(t, row + r, column);
+        for (u32 r = 0; r < PATCH_ROWS; ++r) {
+            of_rows[r] = t.data == nullptr ? 0.0f : Blocks<1, 32>::factor(t, row + r, column);
+        }
 #pragma unroll
         for (u32 r = 0; r < PATCH_ROWS; ++r) {
             float4 v = all.via_bf16 ? round4(patch.row[r]) : patch.row[r];
-            u32 rowwise = encode4<E4m3>(times(v, of_rows[r]));
-            store_bytes(f, t.data, stores_whole, row + r, column, rowwise);
-            u32 columnwise = encode4<E4m3>(make_float4(v.x * of_columns[0], v.y * of_columns[1],
-                                                       v.z * of_columns[2], v.w * of_columns[3]));
-            store_bytes(f, t.columnwise_data, stores_whole, row + r, column, columnwise);
+            if (t.data != nullptr) {
+                u32 codes = encode4<E4m3>(times(v, of_rows[r]));
+                store_bytes(f, t.data, stores_whole, row + r, column, codes);
+            }
+            if (t.columnwise_data != nullptr) {
+                u32 codes = encode4<E4m3>(make_float4(v.x * of_columns[0], v.y * of_columns[1],
+                                                      v.z * of_columns[2], v.w * of_columns[3]));
+                store_bytes(f, t.columnwise_data, stores_whole, row + r, column, codes);
+            }
         }
     }
 }

@@ -1,7 +1,8 @@
 // Numbers and their codes. Bit for bit what `format` defines: round to nearest, ties to even, saturating at
 // the largest finite value, subnormals kept, NaN to one code without sign.
 //
-// Where the hardware converts, it is used: E4M3 and E5M2 from compute capability 8.9 on, E2M1 from 10.0.
+// Where the hardware converts, it is used: E4M3 and E5M2 from compute capability 8.9 on, E2M1 from 10.0 (in
+// code for one family of chips, such as sm_100a).
 // Elsewhere the same result comes from one addition. Adding a power of two whose unit in the last place is
 // the distance between neighbouring codes makes the adder round, ties to even.
 
@@ -118,7 +119,7 @@ struct E2m1 {
 
     // Four codes in bits 0-15, the first in the lowest. No argument may be a NaN with its sign set.
     static __device__ __forceinline__ u32 encode4(float4 v) {
-#if __CUDA_ARCH__ >= 1000
+#if defined(__CUDA_ARCH_FAMILY_SPECIFIC__) && __CUDA_ARCH__ >= 1000
         u32 codes;
         asm("{\n\t"
             ".reg .b8 low, high, none;\n\t"

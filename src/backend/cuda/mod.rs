@@ -5,8 +5,14 @@
 #![allow(unsafe_code)]
 
 mod address;
+mod cache;
+mod compile;
+mod device_table;
 mod failure;
+pub mod kernels;
 mod library;
 
 pub use address::DeviceAddress;
+pub use cache::KernelCache;
+pub use compile::Architecture;
 pub use failure::CudaFailure;
