@@ -77,6 +77,19 @@ pub enum Scaling {
     Delayed,
 }
 
+/// How bytes get from one GPU to another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Transport {
+    /// Peer pulls where all GPUs reach each other's memory, NCCL elsewhere.
+    #[default]
+    Auto,
+    /// Copy engines pull from the peers' memory; no multiprocessor is involved.
+    Peer,
+    /// NCCL's collectives.
+    Nccl,
+}
+
 /// How masters become quantized weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

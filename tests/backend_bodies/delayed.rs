@@ -6,10 +6,9 @@ use warpweft::layout::{Content, Delayed};
 use warpweft::model::{Placement, WeightSpec};
 use warpweft::op::{Op, Vote};
 
-use crate::harness::{Plan, QUANTIZE, run};
+use super::harness::{Plan, QUANTIZE, run, sharded};
 
 /// DS-1. Amaxes that have no scale are among them, and a step in four is skipped.
-#[test]
 fn scales_and_history_follow_the_library_type_and_a_skipped_step_changes_neither() {
     let Format::Fp8Tensor(tensor) = Format::FP8_TENSOR_E4M3 else { unreachable!() };
     let spec = |name: &str| WeightSpec {
@@ -63,9 +62,8 @@ fn scales_and_history_follow_the_library_type_and_a_skipped_step_changes_neither
 }
 
 /// What a prologue does: the reciprocals of the scales in use, and nothing else.
-#[test]
 fn without_a_history_the_scales_stay_and_only_the_tensor_scales_are_written() {
-    let mut plan = Plan::new(1, &[crate::harness::sharded(3, 5, Format::FP8_TENSOR_E4M3)]);
+    let mut plan = Plan::new(1, &[sharded(3, 5, Format::FP8_TENSOR_E4M3)]);
     plan.weights.state.delayed = Some(Delayed { history: 2, choice: AmaxChoice::Latest });
     let bucket = BucketId::new(0);
     let scale = plan.resident("scale", Content::DelayedScale(bucket));
@@ -77,4 +75,9 @@ fn without_a_history_the_scales_stay_and_only_the_tensor_scales_are_written() {
         assert_eq!(rank.get::<f32>(scale), [48.0]);
         assert_eq!(rank.get::<f32>(tensor_scale), [1.0 / 48.0]);
     });
+}
+
+bodies! {
+    scales_and_history_follow_the_library_type_and_a_skipped_step_changes_neither,
+    without_a_history_the_scales_stay_and_only_the_tensor_scales_are_written,
 }

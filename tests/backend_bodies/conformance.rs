@@ -12,7 +12,9 @@ use warpweft::layout::{Content, Residency};
 use warpweft::model::{Placement, WeightSpec};
 use warpweft::op::{AdamOperand, MasterOperand, Op, ShardOperand, Vote};
 
-use crate::harness::{LINK, Plan, QUANTIZE, Rank, W, noise, run, sharded};
+use crate::device::Device;
+
+use super::harness::{LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
 
 /// A rounding of values, as a tensor of some element type would hold them.
 const ROUNDINGS: [fn(f32) -> f32; 3] =
@@ -60,7 +62,6 @@ fn close(found: f32, expected: f64, relative: f64, absolute: f64) -> bool {
 /// Conformance D3: many tensors of many sizes, whose values are those of f32, f16 and bf16 tensors, scaled
 /// into main grads and again on top of them; the verdict over the result is clean. What scales here is the
 /// mean over the ranks.
-#[test]
 fn d3_contributions_of_any_size_and_precision_are_scaled_and_no_fault_is_raised() {
     for ranks in [1, 3, 4] {
         let ranks_of = ranks as usize;
@@ -104,7 +105,6 @@ fn d3_contributions_of_any_size_and_precision_are_scaled_and_no_fault_is_raised(
 
 /// Conformance G5: behind a vote that skips, amax, scale and cast leave every byte of every format as it was;
 /// behind a clean one they do not.
-#[test]
 fn g5_a_skipped_step_leaves_every_output_of_the_quantizer_untouched() {
     for format in Format::CANONICAL.into_iter().filter(|format| format.check_weight().is_ok()) {
         let mut plan = Plan::new(1, &[sharded(128, 160, format)]);
@@ -147,7 +147,8 @@ fn g5_a_skipped_step_leaves_every_output_of_the_quantizer_untouched() {
         );
         run(plan, move |rank| {
             rank.put(masters[0], &noise(128 * 160, 3));
-            let bytes = |rank: &Rank<_>| outputs.iter().map(|slot| rank.get::<u8>(*slot)).collect::<Vec<_>>();
+            let bytes =
+                |rank: &Rank<Device>| outputs.iter().map(|slot| rank.get::<u8>(*slot)).collect::<Vec<_>>();
             for slot in &outputs {
                 rank.put(*slot, &vec![0xA5_u8; rank.plan.region(*slot).bytes]);
             }
@@ -196,10 +197,7 @@ fn master(state: &AdamOperand) -> SlotId {
 
 impl Updated {
     /// One step with these gradients, all scalars written anew.
-    fn step<B>(&self, rank: &mut Rank<B>, step: u32, rate: f32, gradients: impl Fn(usize) -> Vec<f32>)
-    where
-        B: warpweft::backend::Backend<Surface = warpweft::backend::cpu::CpuSurface>,
-    {
+    fn step(&self, rank: &mut Rank<Device>, step: u32, rate: f32, gradients: impl Fn(usize) -> Vec<f32>) {
         rank.put(self.vote, &[Vote { clip: 1.0, unscale: 1.0, step, ..Vote::default() }]);
         rank.put(self.learning_rate, &[rate]);
         for (number, state) in self.states.iter().enumerate() {
@@ -234,7 +232,6 @@ fn values(count: usize, seed: usize) -> Vec<f32> {
 
 /// Conformance H2: the five tensors, one launch, seven steps. Every element is updated; one in 97 is compared,
 /// and both ends of every tensor.
-#[test]
 fn h2_five_tensors_from_one_element_to_a_vocabulary_follow_the_textbook() {
     const RATE: f32 = 5e-4;
     let shapes = [(4096, 1024), (4096, 1), (4096, 2048), (32_320, 1024), (1, 1)];
@@ -262,7 +259,6 @@ fn h2_five_tensors_from_one_element_to_a_vocabulary_follow_the_textbook() {
 }
 
 /// Conformance H4: the last weight has one row, so every rank but the first has none of it.
-#[test]
 fn h4_a_rank_without_rows_of_the_last_weight_updates_the_others_as_ever() {
     let shapes = [(6, 5), (4, 3), (1, 7)];
     let trained = |ranks: u32| {
@@ -315,7 +311,6 @@ fn h4_a_rank_without_rows_of_the_last_weight_updates_the_others_as_ever() {
 
 /// Conformance H13: norms of tensors whose values are those of f32, f16 and bf16 tensors, each alone and all
 /// together, and the fault that an infinite one raises.
-#[test]
 fn h13_the_norm_is_close_to_the_one_in_f64_for_one_tensor_and_for_many() {
     let sizes = [1, 7, 4096, 65_537, 278_011];
     let shapes = sizes.map(|size| (1, size));
@@ -354,7 +349,6 @@ fn h13_the_norm_is_close_to_the_one_in_f64_for_one_tensor_and_for_many() {
 }
 
 /// Conformance H15: the bf16 weight is the cast of its master behind every one of seven steps.
-#[test]
 fn h15_a_bf16_weight_follows_its_master_and_the_textbook() {
     const RATE: f32 = 1e-2;
     for mode in [AdamMode::AdamW, AdamMode::Adam] {
@@ -364,7 +358,7 @@ fn h15_a_bf16_weight_follows_its_master_and_the_textbook() {
         plan.settings.optimizer.weight_decay = 0.0;
         plan.settings.optimizer.mode = mode;
         let updated = adam(&mut plan, 1);
-        let shard = plan.resident("shard", Content::Shard(W, crate::harness::ROWWISE));
+        let shard = plan.resident("shard", Content::Shard(W, ROWWISE));
         let own = master(&updated.states[0]);
         plan.op(
             QUANTIZE,
@@ -372,7 +366,7 @@ fn h15_a_bf16_weight_follows_its_master_and_the_textbook() {
                 bucket: BucketId::new(0),
                 masters: vec![own],
                 encode: None,
-                shards: vec![ShardOperand { weight: W, orientation: crate::harness::ROWWISE, slot: shard }],
+                shards: vec![ShardOperand { weight: W, orientation: ROWWISE, slot: shard }],
                 vote: Some(updated.vote),
             },
         );
@@ -391,4 +385,13 @@ fn h15_a_bf16_weight_follows_its_master_and_the_textbook() {
             }
         });
     }
+}
+
+bodies! {
+    d3_contributions_of_any_size_and_precision_are_scaled_and_no_fault_is_raised,
+    g5_a_skipped_step_leaves_every_output_of_the_quantizer_untouched,
+    h2_five_tensors_from_one_element_to_a_vocabulary_follow_the_textbook,
+    h4_a_rank_without_rows_of_the_last_weight_updates_the_others_as_ever,
+    h13_the_norm_is_close_to_the_one_in_f64_for_one_tensor_and_for_many,
+    h15_a_bf16_weight_follows_its_master_and_the_textbook,
 }
