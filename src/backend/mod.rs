@@ -10,8 +10,15 @@
 //! A backend value speaks for one rank; ranks of one world find each other through what the value
 //! was made from. Planning, pacing and the meaning of a step are deliberately absent.
 
+mod bell;
 mod checked;
+mod clock;
+mod closures;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+mod local;
+mod poison;
 
 pub use checked::{Checked, CheckedBound, CheckedGraph};
 
@@ -228,6 +235,16 @@ pub enum BackendError {
         /// The op's name.
         op: &'static str,
         /// Why.
+        reason: String,
+    },
+    /// A device or one of its libraries refused.
+    #[error("{rank}, while {doing}: {reason}")]
+    Device {
+        /// The rank.
+        rank: RankId,
+        /// What the rank was about.
+        doing: String,
+        /// What was refused, and what to do.
         reason: String,
     },
     /// A task failed while it ran.

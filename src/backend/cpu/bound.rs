@@ -1,4 +1,4 @@
-//! A plan bound to one rank: launches, events, times.
+//! A plan bound to one rank: ops, events, times.
 //!
 //! Laws:
 //! - Everything a task needs was resolved when the plan was bound; running it looks nothing up but
@@ -10,9 +10,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::bell::{Bell, Wake};
-use super::ops::Launch;
-use super::poison::Poison;
+use crate::backend::bell::{Bell, Wake};
+use crate::backend::local::LocalOp;
+use crate::backend::poison::Poison;
 use crate::backend::{BackendError, TaskInterval};
 use crate::id::{EventId, LaneId, TaskId};
 
@@ -36,8 +36,8 @@ pub(super) struct BoundPlan {
 #[derive(Debug)]
 pub(super) struct BoundTask {
     pub(super) id: TaskId,
-    pub(super) op: &'static str,
-    pub(super) launch: Launch,
+    pub(super) name: &'static str,
+    pub(super) op: LocalOp,
     pub(super) times: Times,
 }
 

@@ -1,105 +1,45 @@
 //! Gradients on their way to the optimizer: accumulate, norm, vote.
 //!
 //! Laws:
-//! - The mean over ranks is taken here: a contribution is multiplied by the f32 reciprocal of the
-//!   number of ranks, rounded once, then added. For a power of two that is an exact division.
 //! - Sums have one order. Squares are added in f64 over eight fixed strides of the rank's real rows, weight
 //!   after weight, and rounded to f32 once; ranks are added in rank order in f32. So every rank
 //!   computes the same vote from the same records.
-//! - A replicated weight counts once, on rank 0.
 //! - Main grads stay multiplied by the loss scale. The vote carries what undoes it, so it is undone in two
 //!   places: the norm there, and the gradient where the optimizer reads it. Fault detection sees the
 //!   scaled values: an overflow that scaling caused skips the step, and lowering the scale cures it.
 
-use super::bind::{Binder, Refusal};
 use super::memory::Arena;
 use super::ops::OpError;
-use crate::id::{RankId, SlotId, WeightId};
-use crate::layout::Region;
-use crate::model::Placement;
+use crate::backend::local::{Accumulate, CastVote, GradNorm};
+use crate::id::RankId;
 use crate::op::{NormRecord, Vote};
 
 /// Adds a gradient into a sum.
-#[derive(Debug)]
-pub(super) struct Accumulate {
-    from: Region,
-    into: Region,
-    factor: f32,
-    first: bool,
-}
-
-impl Accumulate {
-    pub(super) fn bind(
-        binder: &Binder<'_>,
-        weight: WeightId,
-        from: SlotId,
-        into: SlotId,
-        first: bool,
-    ) -> Result<Self, Refusal> {
-        let elements = binder.weight(weight)?.stored_elements();
-        Ok(Self {
-            from: binder.elements::<f32>(from, elements)?,
-            into: binder.elements::<f32>(into, elements)?,
-            factor: 1.0 / binder.ranks() as f32,
-            first,
-        })
-    }
-
-    pub(super) fn run(&self, arena: &Arena) -> Result<(), OpError> {
-        let from = arena.read::<f32>(self.from)?;
-        let mut into = arena.write::<f32>(self.into)?;
-        if self.first {
-            for (sum, value) in into.iter_mut().zip(from.iter()) {
-                *sum = value * self.factor;
-            }
-        } else {
-            for (sum, value) in into.iter_mut().zip(from.iter()) {
-                *sum += value * self.factor;
-            }
+pub(super) fn accumulate(op: &Accumulate, arena: &Arena) -> Result<(), OpError> {
+    let from = arena.read::<f32>(op.from)?;
+    let mut into = arena.write::<f32>(op.into)?;
+    if op.first {
+        for (sum, value) in into.iter_mut().zip(from.iter()) {
+            *sum = value * op.factor;
         }
-        Ok(())
+    } else {
+        for (sum, value) in into.iter_mut().zip(from.iter()) {
+            *sum += value * op.factor;
+        }
     }
+    Ok(())
 }
 
 /// The rank's share of the squared norm, and its fault word.
-#[derive(Debug)]
-pub(super) struct GradNorm {
-    main_grads: Vec<Region>,
-    fault: Region,
-    record: Region,
-}
-
-impl GradNorm {
-    pub(super) fn bind(
-        binder: &Binder<'_>,
-        main_grads: &[(WeightId, SlotId)],
-        fault: SlotId,
-        record: SlotId,
-    ) -> Result<Self, Refusal> {
-        let mut counted = Vec::new();
-        for (weight, slot) in main_grads {
-            let layout = binder.weight(*weight)?;
-            if layout.placement == Placement::Sharded || binder.binding.rank == RankId::new(0) {
-                counted.push(binder.elements::<f32>(*slot, binder.real_elements(layout))?);
-            }
-        }
-        Ok(Self {
-            main_grads: counted,
-            fault: binder.elements::<u32>(fault, 1)?,
-            record: binder.elements::<NormRecord>(record, 1)?,
-        })
+pub(super) fn grad_norm(op: &GradNorm, arena: &Arena) -> Result<(), OpError> {
+    let mut sum = 0.0;
+    for region in &op.main_grads {
+        sum += squares(&arena.read::<f32>(*region)?);
     }
-
-    pub(super) fn run(&self, arena: &Arena) -> Result<(), OpError> {
-        let mut sum = 0.0;
-        for region in &self.main_grads {
-            sum += squares(&arena.read::<f32>(*region)?);
-        }
-        let fault = arena.read::<u32>(self.fault)?.first().copied().unwrap_or(0);
-        let record = NormRecord { squares: sum as f32, fault, reserved: [0; 2] };
-        arena.write::<NormRecord>(self.record)?.fill(record);
-        Ok(())
-    }
+    let fault = arena.read::<u32>(op.fault)?.first().copied().unwrap_or(0);
+    let record = NormRecord { squares: sum as f32, fault, reserved: [0; 2] };
+    arena.write::<NormRecord>(op.record)?.fill(record);
+    Ok(())
 }
 
 /// Sum of squares in f64, where each square is exact.
@@ -119,43 +59,16 @@ fn squares(values: &[f32]) -> f64 {
 }
 
 /// The verdict over the step.
-#[derive(Debug)]
-pub(super) struct CastVote {
-    records: Region,
-    optimizer_step: Region,
-    loss_scale: Region,
-    vote: Region,
-    max_norm: f32,
-}
-
-impl CastVote {
-    pub(super) fn bind(
-        binder: &Binder<'_>,
-        records: SlotId,
-        optimizer_step: SlotId,
-        loss_scale: SlotId,
-        vote: SlotId,
-    ) -> Result<Self, Refusal> {
-        Ok(Self {
-            records: binder.elements::<NormRecord>(records, binder.ranks())?,
-            optimizer_step: binder.elements::<u32>(optimizer_step, 1)?,
-            loss_scale: binder.elements::<f32>(loss_scale, 1)?,
-            vote: binder.elements::<Vote>(vote, 1)?,
-            max_norm: binder.binding.settings.optimizer.max_norm,
-        })
+pub(super) fn vote(op: &CastVote, arena: &Arena) -> Result<(), OpError> {
+    let records = arena.read::<NormRecord>(op.records)?;
+    let loss_scale = arena.read::<f32>(op.loss_scale)?.first().copied().unwrap_or(1.0);
+    let mut steps = arena.write::<u32>(op.optimizer_step)?;
+    for step in steps.iter_mut() {
+        let vote = count(&records, *step, loss_scale, op.max_norm);
+        *step = vote.step;
+        arena.write::<Vote>(op.vote)?.fill(vote);
     }
-
-    pub(super) fn run(&self, arena: &Arena) -> Result<(), OpError> {
-        let records = arena.read::<NormRecord>(self.records)?;
-        let loss_scale = arena.read::<f32>(self.loss_scale)?.first().copied().unwrap_or(1.0);
-        let mut steps = arena.write::<u32>(self.optimizer_step)?;
-        for step in steps.iter_mut() {
-            let vote = count(&records, *step, loss_scale, self.max_norm);
-            *step = vote.step;
-            arena.write::<Vote>(self.vote)?.fill(vote);
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 /// The vote over the ranks' records, after `taken` optimizer steps, of gradients of a loss multiplied by

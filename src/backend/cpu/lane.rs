@@ -13,13 +13,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::bell::{Bell, lock};
 use super::bound::{BoundPlan, BoundTask};
-use super::closures::Closures;
 use super::memory::Arena;
-use super::ops::OpError;
+use super::ops::{self, OpError};
 use super::rendezvous::Rendezvous;
+use super::surface::CpuSurface;
 use super::world::Presence;
+use crate::backend::bell::{Bell, lock};
+use crate::backend::closures::Closures;
 use crate::backend::{BackendError, ClosureFault, TaskInterval};
 use crate::id::{EventId, TaskId};
 use crate::layout::Lane;
@@ -119,7 +120,7 @@ pub(super) struct LaneContext {
     pub(super) presence: Arc<Presence>,
     pub(super) arena: Arc<Arena>,
     pub(super) communicator: Option<Arc<Rendezvous>>,
-    pub(super) closures: Closures,
+    pub(super) closures: Closures<CpuSurface>,
 }
 
 /// The thread of one lane.
@@ -186,7 +187,7 @@ impl LaneThread {
     fn run(&mut self, task: &BoundTask, epoch: u64) {
         let clock = self.context.presence.world.clock;
         let begin = clock.now();
-        let outcome = task.launch.run(task, &mut self.context);
+        let outcome = ops::run(task, &mut self.context);
         let joined = outcome.as_ref().ok().and_then(|done| done.joined).unwrap_or(begin);
         task.times.keep(epoch, TaskInterval { begin, joined, end: clock.now() });
         match outcome {
@@ -199,7 +200,7 @@ impl LaneThread {
             Err(error) => self.state.fail(BackendError::Task {
                 rank: self.context.presence.rank,
                 task: task.id,
-                op: task.op,
+                op: task.name,
                 reason: error.to_string(),
             }),
         }

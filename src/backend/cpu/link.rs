@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::clock::nanoseconds;
+use crate::backend::clock::nanoseconds;
 
 /// A link that is slower than memory, so that communication takes time on one machine as it does
 /// between machines.

@@ -22,7 +22,7 @@ use std::sync::Mutex;
 
 use bytemuck::Pod;
 
-use super::bell::lock;
+use crate::backend::bell::lock;
 use crate::layout::{ALIGNMENT, Region};
 
 /// Borrows the table has room for from the start.

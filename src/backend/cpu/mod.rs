@@ -9,15 +9,12 @@
 //!   reason.
 //!
 //! One idea per file: `memory` lends the arena and holds the only `unsafe`, `stream` and
-//! `lane` are the two ends of a queue, `bound` is a plan ready to run, `bind` makes it from ops,
+//! `lane` are the two ends of a queue, `bound` is a plan ready to run, `bind` makes it,
 //! `rendezvous` is where ranks meet, `collective` what they pull; the rest is arithmetic.
 
 mod adam;
-mod bell;
 mod bind;
 mod bound;
-mod clock;
-mod closures;
 mod collective;
 mod gradient;
 mod lane;
@@ -26,7 +23,6 @@ mod memory;
 mod ops;
 mod optimizer;
 mod planes;
-mod poison;
 mod quantize;
 mod rendezvous;
 mod stream;
@@ -139,7 +135,7 @@ impl Backend for CpuBackend {
     }
 
     fn bind(&self, memory: &CpuMemory, binding: &Binding<'_>) -> Result<CpuBound, BackendError> {
-        let plan = Arc::new(bind::bind(binding, memory.arena.bytes())?);
+        let plan = bind::bind(binding, memory.arena.bytes())?;
         self.presence.world.poison.watch(Arc::<bound::BoundPlan>::downgrade(&plan));
         Ok(CpuBound { plan, epoch: 0 })
     }

@@ -1,40 +1,21 @@
-//! What a lane runs: one bound launch for every op.
+//! What a lane runs: the one `match` on an op as one rank carries it out.
 //!
-//! Law: a launch holds regions and lengths of this rank; [`Launch::run`] is one `match` and decides
-//! nothing. Ops that carry a vote do nothing when it skips the step, on every rank alike.
+//! Law: a local op holds regions and lengths of this rank; [`run`] decides nothing. Ops that carry a vote do nothing when it skips the step, on every rank alike.
+
+use std::sync::Arc;
 
 use super::bound::BoundTask;
-use super::closures::ComputeCall;
-use super::collective::Collective;
-use super::gradient::{Accumulate, CastVote, GradNorm};
 use super::lane::LaneContext;
 use super::memory::{Arena, BorrowError};
-use super::optimizer::Adam;
-use super::planes::{Dequantize, Transpose};
-use super::quantize::{FusedScale, PartialAmax, PartialCast};
+use super::surface::CpuSurface;
+use super::{collective, gradient, optimizer, planes, quantize};
+use crate::backend::closures::{NoClosures, fault_word};
+use crate::backend::local::{ComputeCall, LocalOp};
 use crate::backend::{BackendError, ClosureFault};
 use crate::format::FormatError;
 use crate::id::RankId;
 use crate::layout::Region;
 use crate::op::Vote;
-
-/// One op, bound to the arena of one rank.
-#[derive(Debug)]
-pub(super) enum Launch {
-    Copy { from: Region, to: Region },
-    Zero { region: Region },
-    Compute(ComputeCall),
-    PartialAmax(PartialAmax),
-    FusedScale(FusedScale),
-    PartialCast(PartialCast),
-    Transpose(Transpose),
-    Dequantize(Dequantize),
-    Accumulate(Accumulate),
-    GradNorm(GradNorm),
-    Vote(CastVote),
-    Adam(Adam),
-    Collective(Collective),
-}
 
 /// What is left to tell of a task that is done.
 #[derive(Debug, Default)]
@@ -52,8 +33,8 @@ pub(super) enum OpError {
     Borrow(#[from] BorrowError),
     #[error(transparent)]
     Format(#[from] FormatError),
-    #[error("this lane was opened without closures; hand them to the lane that computes")]
-    NoClosures,
+    #[error(transparent)]
+    NoClosures(#[from] NoClosures),
     #[error("this lane has no communicator; collectives belong on one")]
     NoCommunicator,
     #[error("{0} has not reserved its arena")]
@@ -63,33 +44,45 @@ pub(super) enum OpError {
     World(#[from] BackendError),
 }
 
-impl Launch {
-    /// Carries the op out.
-    pub(super) fn run(&self, task: &BoundTask, context: &mut LaneContext) -> Result<Done, OpError> {
-        let arena = &*context.arena;
-        match self {
-            Self::Copy { from, to } => copy(arena, *from, *to)?,
-            Self::Zero { region } => arena.write::<u8>(*region)?.fill(0),
-            Self::Compute(call) => {
-                let fault = context.closures.run(context.presence.rank, &context.arena, call)?;
-                return Ok(Done { fault, ..Done::default() });
-            }
-            Self::PartialAmax(amax) => amax.run(arena)?,
-            Self::FusedScale(scale) => scale.run(arena)?,
-            Self::PartialCast(cast) => cast.run(arena)?,
-            Self::Transpose(transpose) => transpose.run(arena)?,
-            Self::Dequantize(dequantize) => dequantize.run(arena)?,
-            Self::Accumulate(accumulate) => accumulate.run(arena)?,
-            Self::GradNorm(norm) => norm.run(arena)?,
-            Self::Vote(vote) => vote.run(arena)?,
-            Self::Adam(adam) => adam.run(arena)?,
-            Self::Collective(collective) => {
-                let joined = collective.run(task, context)?;
-                return Ok(Done { joined: Some(joined), ..Done::default() });
-            }
+/// Carries the op of a task out.
+pub(super) fn run(task: &BoundTask, context: &mut LaneContext) -> Result<Done, OpError> {
+    let arena = &*context.arena;
+    match &task.op {
+        LocalOp::Copy { from, to } => copy(arena, *from, *to)?,
+        LocalOp::Zero { region } => arena.write::<u8>(*region)?.fill(0),
+        LocalOp::Compute(call) => {
+            return Ok(Done { fault: compute(call, context)?, ..Done::default() });
         }
-        Ok(Done::default())
+        LocalOp::PartialAmax(op) => quantize::partial_amax(op, arena)?,
+        LocalOp::FusedScale(op) => quantize::fused_scale(op, arena)?,
+        LocalOp::PartialCast(op) => quantize::partial_cast(op, arena)?,
+        LocalOp::Transpose(op) => planes::transpose(op, arena)?,
+        LocalOp::Dequantize(op) => planes::dequantize(op, arena)?,
+        LocalOp::Accumulate(op) => gradient::accumulate(op, arena)?,
+        LocalOp::GradNorm(op) => gradient::grad_norm(op, arena)?,
+        LocalOp::Vote(op) => gradient::vote(op, arena)?,
+        LocalOp::Adam(op) => optimizer::adam(op, arena)?,
+        LocalOp::Collective(op) => {
+            let joined = collective::collective(op, task, context)?;
+            return Ok(Done { joined: Some(joined), ..Done::default() });
+        }
     }
+    Ok(Done::default())
+}
+
+/// Runs a closure, unless the fault word is set. One that fails sets it; everything else of the step runs
+/// on, so no peer hangs.
+fn compute(op: &ComputeCall, context: &mut LaneContext) -> Result<Option<ClosureFault>, OpError> {
+    let arena = &context.arena;
+    if arena.read::<u32>(op.fault)?.iter().any(|fault| *fault != 0) {
+        return Ok(None);
+    }
+    let surface = CpuSurface::new(Arc::clone(arena), Arc::clone(&op.call));
+    let fault = context.closures.run(context.presence.rank, &op.call, &surface)?;
+    if let Some(fault) = &fault {
+        arena.write::<u32>(op.fault)?.fill(fault_word(fault));
+    }
+    Ok(fault)
 }
 
 fn copy(arena: &Arena, from: Region, to: Region) -> Result<(), BorrowError> {

@@ -13,10 +13,10 @@ use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::bell::{Wake, lock};
-use super::clock::Clock;
-use super::poison::Poison;
 use crate::backend::BackendError;
+use crate::backend::bell::{Wake, lock};
+use crate::backend::clock::Clock;
+use crate::backend::poison::Poison;
 use crate::id::{CommId, RankId, TaskId};
 use crate::layout::Region;
 

@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use super::bound::{BoundPlan, CpuBound};
-use super::closures::Closures;
 use super::lane::{Action, Command, LaneContext, LaneState, LaneThread};
 use super::memory::Arena;
 use super::surface::CpuSurface;
 use super::world::Presence;
+use crate::backend::closures::Closures;
 use crate::backend::{BackendError, ClosureFault};
 use crate::compute::ComputeFactory;
 use crate::id::LaneId;

@@ -13,12 +13,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use super::CpuBackend;
-use super::bell::lock;
-use super::clock::Clock;
 use super::link::Link;
 use super::memory::Arena;
-use super::poison::Poison;
 use super::rendezvous::Rendezvous;
+use crate::backend::bell::lock;
+use crate::backend::clock::Clock;
+use crate::backend::poison::Poison;
 use crate::id::{CommId, RankId};
 use crate::model::Mesh;
 

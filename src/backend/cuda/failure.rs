@@ -1,0 +1,90 @@
+//! What the CUDA libraries answer when they refuse: one typed error, with the call, the code and advice.
+//!
+//! Law: a code is looked up where it arises. Nothing above this file knows a CUDA, NVRTC or NCCL number.
+
+use cudarc::{driver, nccl, nvrtc};
+
+/// A refused call of a CUDA library.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaFailure {
+    /// A library is not on this machine.
+    #[error("{library} cannot be opened; {advice}")]
+    Library {
+        /// The library.
+        library: &'static str,
+        /// How to come by it.
+        advice: &'static str,
+    },
+    /// A library refused a call.
+    #[error("{call} answered {code}{advice}")]
+    Call {
+        /// The call.
+        call: &'static str,
+        /// The library's own name for what happened.
+        code: String,
+        /// What helps, beginning with a semicolon, or nothing.
+        advice: &'static str,
+    },
+    /// A kernel does not compile, which is a fault of this library.
+    #[error("kernels do not compile for {architecture}; please report it with this log:\n{log}")]
+    Compile {
+        /// The architecture, such as `sm_90`.
+        architecture: String,
+        /// What the compiler said.
+        log: String,
+    },
+    /// Something the libraries allow but this backend cannot do.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl CudaFailure {
+    /// From a driver call.
+    pub(crate) fn driver(call: &'static str) -> impl Fn(driver::DriverError) -> Self {
+        use driver::sys::CUresult;
+        move |error| {
+            let advice = match error.0 {
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                    "; lower memory.budget or prefetch.depth, use more ranks, or free memory of other programs"
+                }
+                CUresult::CUDA_ERROR_ILLEGAL_ADDRESS | CUresult::CUDA_ERROR_LAUNCH_FAILED => {
+                    "; a kernel went astray, an embedder's or ours: run under compute-sanitizer to see which"
+                }
+                CUresult::CUDA_ERROR_INVALID_DEVICE | CUresult::CUDA_ERROR_NO_DEVICE => {
+                    "; see nvidia-smi -L and CUDA_VISIBLE_DEVICES"
+                }
+                CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+                | CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+                | CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION => {
+                    "; a closure did what cannot be captured, such as waiting or allocating: set capture = \"off\""
+                }
+                _ => "",
+            };
+            Self::Call { call, code: words(&error), advice }
+        }
+    }
+
+    /// From a call of NVRTC.
+    pub(crate) fn compiler(call: &'static str) -> impl Fn(nvrtc::result::NvrtcError) -> Self {
+        move |error| Self::Call { call, code: format!("{:?}", error.0), advice: "" }
+    }
+
+    /// From a call of NCCL.
+    pub(crate) fn nccl(call: &'static str) -> impl Fn(nccl::result::NcclError) -> Self {
+        move |error| Self::Call {
+            call,
+            code: format!("{:?}", error.0),
+            advice: "; NCCL_DEBUG=INFO makes NCCL say why",
+        }
+    }
+}
+
+/// The driver's name and words for a code.
+fn words(error: &driver::DriverError) -> String {
+    let text = |text: Result<&std::ffi::CStr, _>| text.ok().map(|text| text.to_string_lossy().into_owned());
+    match (text(error.error_name()), text(error.error_string())) {
+        (Some(name), Some(words)) => format!("{name} ({words})"),
+        _ => format!("{:?}", error.0),
+    }
+}

@@ -1,0 +1,98 @@
+//! Gradients on their way to the optimizer: accumulate, norm, vote.
+//!
+//! Laws:
+//! - The mean over ranks is taken at accumulate: a contribution is multiplied by the f32 reciprocal of the
+//!   number of ranks, rounded once, then added. For a power of two that is an exact division.
+//! - Only real rows enter the norm. A replicated weight counts once, on rank 0.
+
+use super::Refusal;
+use super::binder::Binder;
+use crate::id::{RankId, SlotId, WeightId};
+use crate::layout::Region;
+use crate::model::Placement;
+use crate::op::{NormRecord, Vote};
+
+/// Adds a gradient into a sum.
+#[derive(Debug)]
+pub(in crate::backend) struct Accumulate {
+    pub(in crate::backend) from: Region,
+    pub(in crate::backend) into: Region,
+    pub(in crate::backend) factor: f32,
+    pub(in crate::backend) first: bool,
+}
+
+impl Accumulate {
+    pub(super) fn resolve(
+        binder: &Binder<'_>,
+        weight: WeightId,
+        from: SlotId,
+        into: SlotId,
+        first: bool,
+    ) -> Result<Self, Refusal> {
+        let elements = binder.weight(weight)?.stored_elements();
+        Ok(Self {
+            from: binder.elements::<f32>(from, elements)?,
+            into: binder.elements::<f32>(into, elements)?,
+            factor: 1.0 / binder.ranks() as f32,
+            first,
+        })
+    }
+}
+
+/// The rank's share of the squared norm, and its fault word.
+#[derive(Debug)]
+pub(in crate::backend) struct GradNorm {
+    pub(in crate::backend) main_grads: Vec<Region>,
+    pub(in crate::backend) fault: Region,
+    pub(in crate::backend) record: Region,
+}
+
+impl GradNorm {
+    pub(super) fn resolve(
+        binder: &Binder<'_>,
+        main_grads: &[(WeightId, SlotId)],
+        fault: SlotId,
+        record: SlotId,
+    ) -> Result<Self, Refusal> {
+        let mut counted = Vec::new();
+        for (weight, slot) in main_grads {
+            let layout = binder.weight(*weight)?;
+            if layout.placement == Placement::Sharded || binder.binding.rank == RankId::new(0) {
+                counted.push(binder.elements::<f32>(*slot, binder.real_elements(layout))?);
+            }
+        }
+        Ok(Self {
+            main_grads: counted,
+            fault: binder.elements::<u32>(fault, 1)?,
+            record: binder.elements::<NormRecord>(record, 1)?,
+        })
+    }
+}
+
+/// The verdict over the step.
+#[derive(Debug)]
+pub(in crate::backend) struct CastVote {
+    pub(in crate::backend) records: Region,
+    pub(in crate::backend) optimizer_step: Region,
+    pub(in crate::backend) loss_scale: Region,
+    pub(in crate::backend) vote: Region,
+    pub(in crate::backend) max_norm: f32,
+}
+
+impl CastVote {
+    pub(super) fn resolve(
+        binder: &Binder<'_>,
+        records: SlotId,
+        optimizer_step: SlotId,
+        loss_scale: SlotId,
+        vote: SlotId,
+    ) -> Result<Self, Refusal> {
+        Ok(Self {
+            records: binder.elements::<NormRecord>(records, binder.ranks())?,
+            optimizer_step: binder.elements::<u32>(optimizer_step, 1)?,
+            loss_scale: binder.elements::<f32>(loss_scale, 1)?,
+            vote: binder.elements::<Vote>(vote, 1)?,
+            max_norm: binder.binding.settings.optimizer.max_norm,
+        })
+    }
+}

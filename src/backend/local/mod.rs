@@ -1,0 +1,55 @@
+//! An op as one rank carries it out: regions, shapes and lengths, the same for every backend.
+//!
+//! Laws:
+//! - A rank's share of every slot is worked out here, once, from the shard layout. Whatever a launch will
+//!   index was measured against its slot here, so running it finds nothing missing; an op that does
+//!   not fit its slots is refused with the reason.
+//! - A local op is data. On which memory and by which threads it runs is a backend's matter.
+
+mod binder;
+mod collective;
+mod gradient;
+mod optimizer;
+mod planes;
+mod quantize;
+mod resolve;
+
+pub(super) use collective::{Collective, Move, Pull};
+pub(super) use gradient::{Accumulate, CastVote, GradNorm};
+pub(super) use optimizer::{Adam, Master, State};
+pub(super) use planes::{Dequantize, Transpose};
+pub(super) use quantize::{AmaxPart, FusedScale, PartialAmax, PartialCast};
+pub(super) use resolve::resolve;
+
+use std::sync::Arc;
+
+use crate::compute::BoundCall;
+use crate::layout::Region;
+
+/// Why an op cannot be made local.
+type Refusal = String;
+
+/// One op, for one rank.
+#[derive(Debug)]
+pub(super) enum LocalOp {
+    Copy { from: Region, to: Region },
+    Zero { region: Region },
+    Compute(ComputeCall),
+    PartialAmax(PartialAmax),
+    FusedScale(FusedScale),
+    PartialCast(PartialCast),
+    Transpose(Transpose),
+    Dequantize(Dequantize),
+    Accumulate(Accumulate),
+    GradNorm(GradNorm),
+    Vote(CastVote),
+    Adam(Adam),
+    Collective(Collective),
+}
+
+/// A call of the plan, and the fault word beside it.
+#[derive(Debug)]
+pub(super) struct ComputeCall {
+    pub(super) call: Arc<BoundCall>,
+    pub(super) fault: Region,
+}

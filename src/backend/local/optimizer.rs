@@ -1,0 +1,69 @@
+//! The optimizer on a rank's slices: one multi-tensor launch per bucket.
+//!
+//! Law: only real rows are touched. Learning rate, step count and clip factor are regions, read when the
+//! launch runs and never when it is made, so a recorded launch sees the values of its step.
+
+use super::Refusal;
+use super::binder::Binder;
+use crate::config::Moments;
+use crate::id::SlotId;
+use crate::layout::{OptimizerSettings, Region};
+use crate::op::{AdamOperand, MasterOperand, Vote};
+
+/// Adam over the weights of one bucket.
+#[derive(Debug)]
+pub(in crate::backend) struct Adam {
+    pub(in crate::backend) settings: OptimizerSettings,
+    pub(in crate::backend) moments: Moments,
+    pub(in crate::backend) states: Vec<State>,
+    pub(in crate::backend) vote: Region,
+    pub(in crate::backend) learning_rate: Region,
+}
+
+#[derive(Debug)]
+pub(in crate::backend) enum Master {
+    Whole(Region),
+    Split { shard: Region, remainder: Region },
+}
+
+#[derive(Debug)]
+pub(in crate::backend) struct State {
+    pub(in crate::backend) master: Master,
+    pub(in crate::backend) exp_avg: Region,
+    pub(in crate::backend) exp_avg_sq: Region,
+    pub(in crate::backend) main_grad: Region,
+}
+
+impl Adam {
+    pub(super) fn resolve(
+        binder: &Binder<'_>,
+        settings: OptimizerSettings,
+        operands: &[AdamOperand],
+        vote: SlotId,
+        learning_rate: SlotId,
+    ) -> Result<Self, Refusal> {
+        let weights = binder.binding.weights;
+        let mut states = Vec::new();
+        for operand in operands {
+            let elements = binder.real_elements(binder.weight(operand.weight)?);
+            let real = |slot| binder.elements::<f32>(slot, elements);
+            let moment = |slot| binder.bytes(slot, elements.saturating_mul(weights.state.moment_bytes()));
+            let master = match operand.master {
+                MasterOperand::Whole(master) => Master::Whole(real(master)?),
+                MasterOperand::Split { shard, remainder } => Master::Split {
+                    shard: binder.elements::<u16>(shard, elements)?,
+                    remainder: binder.elements::<i16>(remainder, elements)?,
+                },
+            };
+            states.push(State {
+                master,
+                exp_avg: moment(operand.exp_avg)?,
+                exp_avg_sq: moment(operand.exp_avg_sq)?,
+                main_grad: real(operand.main_grad)?,
+            });
+        }
+        let (vote, learning_rate) =
+            (binder.elements::<Vote>(vote, 1)?, binder.elements::<f32>(learning_rate, 1)?);
+        Ok(Self { settings, moments: weights.state.moments, states, vote, learning_rate })
+    }
+}

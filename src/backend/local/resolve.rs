@@ -1,0 +1,122 @@
+//! From an op to what one rank does of it: the one `match` on [`Op`].
+
+use std::sync::Arc;
+
+use super::Refusal;
+use super::binder::Binder;
+use super::collective::Collective;
+use super::gradient::{Accumulate, CastVote, GradNorm};
+use super::optimizer::Adam;
+use super::planes::{Dequantize, Transpose};
+use super::quantize::{FusedScale, PartialAmax, PartialCast};
+use super::{ComputeCall, LocalOp};
+use crate::backend::BackendError;
+use crate::compute::BoundCall;
+use crate::id::{SlotId, TaskId, WeightId};
+use crate::layout::{Binding, Region};
+use crate::op::{Op, OperandRole};
+
+/// What this rank does of every op of a plan, in issue order, for an arena of `arena_bytes` bytes.
+///
+/// # Errors
+/// [`BackendError::Unsupported`] for an op that does not fit its slots.
+pub(in crate::backend) fn resolve(
+    binding: &Binding<'_>,
+    arena_bytes: usize,
+) -> Result<Vec<LocalOp>, BackendError> {
+    let binder = Binder { binding, arena_bytes };
+    let local = |(position, (op, _)): (usize, &(Op, _))| {
+        binder.local(op).map_err(|reason| BackendError::Unsupported {
+            rank: binding.rank,
+            task: TaskId::at(position),
+            op: op.name(),
+            reason,
+        })
+    };
+    binding.ops.iter().enumerate().map(local).collect()
+}
+
+impl Binder<'_> {
+    fn local(&self, op: &Op) -> Result<LocalOp, Refusal> {
+        let settings = &self.binding.settings;
+        Ok(match op {
+            Op::Copy { from, to } => {
+                let from = self.region(*from)?;
+                LocalOp::Copy { from, to: self.bytes(*to, from.bytes)? }
+            }
+            Op::ClearFault { fault } => LocalOp::Zero { region: self.elements::<u32>(*fault, 1)? },
+            Op::ZeroPadding { weight, gradient } => {
+                LocalOp::Zero { region: self.padding(*weight, *gradient)? }
+            }
+            Op::Compute { .. } => LocalOp::Compute(self.call(op)?),
+            Op::PartialAmax { bucket, masters, block_amax, tensor_amax, vote } => LocalOp::PartialAmax(
+                PartialAmax::resolve(self, *bucket, masters, *block_amax, *tensor_amax, self.vote(*vote)?)?,
+            ),
+            Op::FusedScale { bucket, block_amax, tensor_amax, encode, tensor_scale, shards, vote } => {
+                let slots = [*block_amax, *tensor_amax, *encode, *tensor_scale];
+                LocalOp::FusedScale(FusedScale::resolve(self, *bucket, slots, shards, self.vote(*vote)?)?)
+            }
+            Op::PartialCast { bucket, masters, encode, shards, vote } => LocalOp::PartialCast(
+                PartialCast::resolve(self, *bucket, masters, *encode, shards, self.vote(*vote)?)?,
+            ),
+            Op::AllReduce { reduction, pairs } => {
+                LocalOp::Collective(Collective::all_reduce(self, *reduction, pairs)?)
+            }
+            Op::AllGather { weight, orientation, from, to } => {
+                LocalOp::Collective(Collective::all_gather(self, *weight, *orientation, *from, *to)?)
+            }
+            Op::ReduceScatter { weight, from, to } => {
+                LocalOp::Collective(Collective::reduce_scatter(self, *weight, *from, *to)?)
+            }
+            Op::GatherRecords { from, to } => {
+                LocalOp::Collective(Collective::gather_records(self, *from, *to)?)
+            }
+            Op::Transpose { weight, from, to } => {
+                LocalOp::Transpose(Transpose::resolve(self, *weight, *from, *to)?)
+            }
+            Op::Dequantize { weight, orientation, from, tensor_scale, to } => LocalOp::Dequantize(
+                Dequantize::resolve(self, *weight, *orientation, *from, *tensor_scale, *to)?,
+            ),
+            Op::Accumulate { weight, from, into, first } => {
+                LocalOp::Accumulate(Accumulate::resolve(self, *weight, *from, *into, *first)?)
+            }
+            Op::GradNorm { main_grads, fault, record } => {
+                LocalOp::GradNorm(GradNorm::resolve(self, main_grads, *fault, *record)?)
+            }
+            Op::Vote { records, optimizer_step, loss_scale, vote } => {
+                LocalOp::Vote(CastVote::resolve(self, *records, *optimizer_step, *loss_scale, *vote)?)
+            }
+            Op::Adam { states, vote, learning_rate, .. } => {
+                LocalOp::Adam(Adam::resolve(self, settings.optimizer, states, *vote, *learning_rate)?)
+            }
+        })
+    }
+
+    /// The rows of a gradient slot beyond the weight's own.
+    fn padding(&self, weight: WeightId, gradient: SlotId) -> Result<Region, Refusal> {
+        let shard = self.weight(weight)?.shard;
+        let row = shard.shape.cols * size_of::<f32>();
+        let all = self.bytes(gradient, shard.padded_rows() * row)?;
+        let real = shard.shape.rows * row;
+        all.part(real, all.bytes.saturating_sub(real))
+            .ok_or_else(|| "the weight has more rows than its slot".into())
+    }
+
+    fn call(&self, op: &Op) -> Result<ComputeCall, Refusal> {
+        let Op::Compute { call: id, fault, operands } = op else {
+            return Err("not a call".to_owned());
+        };
+        let call = self.binding.calls.get(id.index()).ok_or_else(|| format!("{id} is not in the program"))?;
+        for operand in operands {
+            self.region(operand.slot)?;
+            if let OperandRole::Gradient(weight) = operand.role {
+                self.weight(weight)?;
+            }
+        }
+        for usage in &call.uses {
+            self.weight(usage.weight)?;
+        }
+        let bound = BoundCall::new(*id, call, operands, self.binding.arena, self.binding.weights);
+        Ok(ComputeCall { call: Arc::new(bound), fault: self.elements::<u32>(*fault, 1)? })
+    }
+}
