@@ -169,13 +169,16 @@ impl ProgramBuilder {
     /// Declares a buffer.
     ///
     /// # Errors
-    /// A repeated name or zero elements.
+    /// A repeated name, zero elements, or more bytes than can be addressed.
     pub fn buffer(&mut self, spec: BufferSpec) -> Result<BufferId, DeclareError> {
         if self.buffers.iter().any(|other| other.name == spec.name) {
             return Err(DeclareError::Duplicate { kind: "buffer", name: spec.name });
         }
         if spec.elements == 0 {
             return Err(DeclareError::Empty { kind: "buffer", name: spec.name });
+        }
+        if spec.bytes() > isize::MAX as usize {
+            return Err(DeclareError::TooLarge { buffer: spec.name, elements: spec.elements });
         }
         self.buffers.push(spec);
         Ok(BufferId::at(self.buffers.len() - 1))
