@@ -33,7 +33,8 @@ pub struct Use {
     pub form: Form,
 }
 
-/// Which part of the step a call belongs to; pictures and reports group by it.
+/// Which part of the step a call belongs to. A declaration for people and for coming policies: no part
+/// of planning, running or reporting reads it today.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum Phase {
     /// Activations.
@@ -42,7 +43,8 @@ pub enum Phase {
     Backward,
 }
 
-/// What a call costs, for policies and the simulator; a hint, never a promise.
+/// What a call costs; a hint, never a promise. A declaration for coming policies and a simulator: no part
+/// of planning, running or reporting reads it today.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct CostHint {
     /// Floating-point operations.
