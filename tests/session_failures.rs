@@ -7,10 +7,14 @@ mod trainer;
 use meddler::{Moment, Switch, backends, failing_at};
 use trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 use warpweft::backend::BackendError;
+use warpweft::backend::cpu::CpuSurface;
+use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config, Reduce};
 use warpweft::exec::ExecError;
-use warpweft::format::Format;
+use warpweft::format::{ElementType, Format};
 use warpweft::id::RankId;
+use warpweft::layout::MAX_ARENA;
+use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::session::{Outcome, Session, SessionError};
 
 fn trainer() -> Trainer {
@@ -246,6 +250,20 @@ fn a_reduction_in_the_order_of_nccl_is_refused_at_the_start() {
         let error = trainer().start(config, 1).await.unwrap_err();
         assert!(matches!(error, SessionError::Unsupported { key: "reduce", .. }), "{error}");
         assert!(error.to_string().contains("use \"ordered\""), "{error}");
+    });
+}
+
+#[test]
+fn an_output_larger_than_the_host_is_an_error_and_not_the_end_of_the_process() {
+    within_a_minute(async {
+        let mut program = StepProgram::builder("evaluate", &Model::builder().build());
+        let huge = program.output("huge", MAX_ARENA / 16, ElementType::F32).unwrap();
+        program.call("fill", Phase::Forward).writes(huge).add().unwrap();
+        let nothing =
+            |_: RankId| |_: &Call, _: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> { Ok(()) };
+        let builder = Session::builder(Config::default(), nothing);
+        let error = builder.program(program.build_evaluation().unwrap()).start_cpu(1).await.unwrap_err();
+        assert!(matches!(&error, SessionError::HostMemory { buffer, .. } if buffer == "huge"), "{error}");
     });
 }
 

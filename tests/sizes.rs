@@ -99,7 +99,7 @@ fn alignment_saturates_at_the_end_of_memory() {
 
 /// Sizes of every magnitude, and those around the ends of the word.
 fn size() -> impl Strategy<Value = usize> {
-    let magnitude = (0..usize::BITS).prop_flat_map(|bit| (0..=usize::MAX >> bit));
+    let magnitude = (0..usize::BITS).prop_flat_map(|bit| 0..=usize::MAX >> bit);
     let edge =
         (0..usize::BITS, 0usize..3).prop_map(|(bit, off)| (usize::MAX >> bit).saturating_sub(off).max(1));
     prop_oneof![magnitude, edge]
