@@ -21,9 +21,10 @@ use crate::backend::bell::lock;
 use crate::backend::closures::Closures;
 use crate::backend::{Backend, BackendError, ClosureFault, TaskInterval};
 use crate::compute::ComputeFactory;
+use crate::config::Reduce;
 use crate::id::{CommId, EventId, LaneId, RankId, TaskId};
-use crate::layout::{ALIGNMENT, Binding, Lane, LaneKind, Region};
 use crate::model::Mesh;
+use crate::layout::{ALIGNMENT, Binding, Lane, LaneKind, Region};
 
 /// One rank of a [`super::CudaWorld`]: one GPU.
 #[derive(Debug)]
@@ -194,6 +195,10 @@ impl Backend for CudaBackend {
 
     fn mesh(&self) -> Mesh {
         self.world.mesh
+    }
+
+    fn reduce(&self) -> Reduce {
+        self.world.options.reduce
     }
 
     fn describe(&self) -> String {

@@ -57,15 +57,16 @@ macro_rules! lent {
 lent!(DeviceSlice);
 lent!(DeviceSliceMut);
 
-/// Where a closure enqueues its work: [`crate::compute::ComputeContext::handles`] on this backend.
-#[derive(Debug)]
+/// What a closure needs to enqueue work: the stream of the compute lane and the device it belongs to, whose
+/// primary context is current.
+#[derive(Clone, Copy, Debug)]
 pub struct CudaHandles {
     stream: sys::CUstream,
     device: DeviceOrdinal,
 }
 
 impl CudaHandles {
-    /// The stream the call's work belongs on. The device's primary context is current.
+    /// The stream the call's work belongs on.
     #[must_use]
     pub const fn stream(&self) -> sys::CUstream {
         self.stream

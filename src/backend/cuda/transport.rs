@@ -1,7 +1,7 @@
 //! Collectives as commands: how a rank comes by its peers' bytes.
 //!
 //! Laws:
-//! - Whatever the transport, a gather leaves the same bytes, and with [`Summation::Ordered`] a sum adds ranks
+//! - Whatever the transport, a gather leaves the same bytes, and with [`ReduceOrder::Ordered`] a sum adds ranks
 //!   0, 1, … in f32: peers' values are brought here first and summed by one kernel.
 //! - [`Transport::Peer`] moves peers' parts by copy engines alone. Ranks meet before and after (PL-8, see
 //!   [`super::signal`]); what follows the second meeting touches this rank's memory only.
@@ -16,8 +16,9 @@ use super::failure::CudaFailure;
 use super::kernels::{Kernels, Reduce};
 use super::nccl::{Communicator, Transfer};
 use super::signal::{Meeting, MemoryOperations, Signals};
-use super::world::{Home, Summation};
+use super::world::Home;
 use crate::backend::local::{Collective, Move, Pull};
+use crate::config::Reduce as ReduceOrder;
 use crate::id::{CommId, RankId};
 use crate::layout::{ALIGNMENT, Region};
 use crate::op::Reduction;
@@ -30,7 +31,7 @@ pub(super) struct Route<'a> {
     pub(super) communicator: CommId,
     /// NCCL's communicator; pulls without.
     pub(super) nccl: Option<Arc<Communicator>>,
-    pub(super) summation: Summation,
+    pub(super) reduce: ReduceOrder,
     pub(super) scratch: DeviceAddress,
 }
 
@@ -97,7 +98,7 @@ impl Route<'_> {
     ) -> Result<Vec<Command>, CudaFailure> {
         let (own, to) = (self.own(), self.own().plus(part.to.offset));
         let count = part.from.bytes / size_of::<f32>();
-        if let (Some(communicator), Summation::Nccl) = (&self.nccl, self.summation) {
+        if let (Some(communicator), ReduceOrder::Nccl) = (&self.nccl, self.reduce) {
             let sums = Transfer::ReduceScatter { from: own.plus(source.offset), to, count };
             return Ok(vec![group(communicator, vec![sums])]);
         }
