@@ -4,7 +4,7 @@
 mod meddler;
 mod trainer;
 
-use meddler::{Moment, Switch, backends, failing_at};
+use meddler::{Moment, Switch, backends, failing_at, failing_at_any};
 use trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 use warpweft::backend::BackendError;
 use warpweft::backend::cpu::CpuSurface;
@@ -72,6 +72,26 @@ fn a_session_that_is_dropped_in_the_middle_of_a_failing_step_ends() {
             drop_a_step(&mut session, "train").await;
             drop(session);
         }
+    });
+}
+
+/// Rank 0 waits in a collective of the prologue for rank 1, which failed without a word to its peers and
+/// waits for orders: all ranks must be told to close before any is waited for.
+#[test]
+fn a_session_ends_even_if_the_rank_the_others_wait_for_could_not_warn_them() {
+    within_a_minute(async {
+        let switch = Switch::default();
+        let ranks = failing_at_any(&[Moment::Enqueue, Moment::Abort], RankId::new(1), 2, &switch);
+        let builder = trainer().builder(Config::default(), &Mischief::default());
+        let mut session = builder.start(ranks).await.unwrap();
+        switch.on();
+        let polled = std::future::poll_fn(|context| {
+            let mut export = std::pin::pin!(session.export());
+            assert!(export.as_mut().poll(context).is_pending());
+            std::task::Poll::Ready(())
+        });
+        polled.await;
+        drop(session);
     });
 }
 
