@@ -21,7 +21,7 @@ use crate::trace::HostTrace;
 
 /// A session in the making.
 pub struct SessionBuilder<S: Surface> {
-    config: Config,
+    pub(super) config: Config,
     programs: Vec<StepProgram>,
     initializer: Initializer,
     closures: ComputeFactory<S>,

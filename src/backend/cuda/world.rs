@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use super::backend::CudaBackend;
 use super::address::DeviceAddress;
+use super::backend::CudaBackend;
 use super::context::{Context, DeviceOrdinal};
 use super::failure::CudaFailure;
 use super::nccl::UniqueId;
@@ -78,8 +78,11 @@ impl CudaWorld {
     pub fn new(options: CudaOptions) -> Result<Self, CudaFailure> {
         let count = u32::try_from(options.devices.len()).unwrap_or(u32::MAX);
         let mesh = Mesh::new(count).map_err(|error| CudaFailure::Refused(error.to_string()))?;
-        let contexts: Vec<_> =
-            options.devices.iter().map(|device| Context::retain(*device).map(Arc::new)).collect::<Result<_, _>>()?;
+        let contexts: Vec<_> = options
+            .devices
+            .iter()
+            .map(|device| Context::retain(*device).map(Arc::new))
+            .collect::<Result<_, _>>()?;
         let transport = transport(&options, &contexts)?;
         let shared = World {
             mesh,
@@ -131,7 +134,8 @@ fn transport(options: &CudaOptions, contexts: &[Arc<Context>]) -> Result<Transpo
     let nccl_sums = options.reduce == Reduce::Nccl && contexts.len() > 1;
     if options.transport == Some(Transport::Nccl) || nccl_sums {
         if options.transport == Some(Transport::Peer) {
-            let reason = "reduce = \"nccl\" and transport = \"peer\" exclude each other: choose reduce = \"ordered\"";
+            let reason =
+                "reduce = \"nccl\" and transport = \"peer\" exclude each other: choose reduce = \"ordered\"";
             return Err(CudaFailure::Refused(reason.to_owned()));
         }
         super::library::Library::Nccl.open()?;
