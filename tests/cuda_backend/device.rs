@@ -11,7 +11,7 @@ pub(crate) type Device = CudaBackend;
 
 /// Nothing to choose: the transport is the run's.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct DeviceOptions;
+pub(crate) struct DeviceOptions {}
 
 static NCCL: AtomicBool = AtomicBool::new(false);
 

@@ -7,7 +7,7 @@
 //! masters of a new version, so it records no amaxes.
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
-use crate::format::ElementType;
+use super::wire_bytes;
 use crate::id::{BucketId, SlotId};
 use crate::layout::Content;
 use crate::model::Placement;
@@ -75,7 +75,7 @@ fn all_reduce(draft: &mut Draft<'_>, amaxes: &mut [Amaxes]) {
         }
     }
     if !pairs.is_empty() {
-        let bytes = elements * ElementType::F32.bytes() * (draft.weights.mesh.ranks() as usize - 1);
+        let bytes = wire_bytes(elements, draft.weights.mesh);
         let op = Op::AllReduce { reduction: Reduction::Max, pairs };
         let task = DraftTask::collective(op, "amaxes", Carrier::Reduce, bytes);
         draft.add(draft.tail(), Section::Tail, task);
