@@ -3,6 +3,7 @@
 
 mod trainer;
 
+use safetensors::SafeTensors;
 use trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 use warpweft::config::{Capture, Config, Scaling};
 use warpweft::format::{AmaxChoice, Format, Fp8Scale};
@@ -196,6 +197,28 @@ fn a_checkpoint_of_another_scaling_is_taken_with_what_it_has() {
             broken.weights[1].delayed.as_mut().unwrap().scale = scale;
             let error = session.import(&broken).await.unwrap_err();
             assert!(error.to_string().contains("`layer1` has the delayed scale"), "{error}");
+        }
+    });
+}
+
+/// A file that has lost half of what a scale needs is not taken for one without delayed scaling.
+#[test]
+fn a_file_with_a_scale_and_no_history_is_refused() {
+    within_a_minute(async {
+        let mut session = start(1, FORMATS[0], config(1, Capture::Off), 1).await;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("weights.safetensors");
+        let store = FileStore::new(&path);
+        store.save(&session.export().await.unwrap()).await.unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+        for (lost, kept) in [("amax_history", "delayed_scale"), ("delayed_scale", "amax_history")] {
+            let tensors = SafeTensors::deserialize(&bytes).unwrap();
+            let rest = tensors.iter().filter(|(name, _)| !name.ends_with(lost));
+            let torn = safetensors::serialize(rest, header.metadata().clone()).unwrap();
+            std::fs::write(&path, torn).unwrap();
+            let error = store.load().await.unwrap_err().to_string();
+            assert!(error.contains(&format!("`layer0.{kept}` alone")) && error.contains(lost), "{error}");
         }
     });
 }

@@ -120,31 +120,21 @@ fn g5_a_skipped_step_leaves_every_output_of_the_quantizer_untouched() {
             let slot = plan.resident("shard", Content::Shard(W, *orientation));
             shards.push(ShardOperand { weight: W, orientation: *orientation, slot });
         }
+        let mut outputs: Vec<SlotId> = shards.iter().map(|shard| shard.slot).collect();
         let vote = Some(skip);
-        plan.op(
-            QUANTIZE,
-            Op::PartialAmax { bucket, masters: masters.clone(), block_amax, tensor_amax, vote },
-        );
-        plan.op(
-            QUANTIZE,
-            Op::FusedScale {
-                bucket,
-                block_amax,
-                tensor_amax,
-                encode,
-                tensor_scale,
-                shards: shards.clone(),
-                vote,
-            },
-        );
-        let outputs: Vec<SlotId> = [block_amax, tensor_amax, encode, tensor_scale]
-            .into_iter()
-            .chain(shards.iter().map(|shard| shard.slot))
-            .collect();
-        plan.op(
-            QUANTIZE,
-            Op::PartialCast { bucket, masters: masters.clone(), encode: Some(encode), shards, vote },
-        );
+        let scaled = plan.weights.bucket(bucket).has_scales();
+        if scaled {
+            let masters = masters.clone();
+            plan.op(QUANTIZE, Op::PartialAmax { bucket, masters, block_amax, tensor_amax, vote });
+            let shards = shards.clone();
+            plan.op(
+                QUANTIZE,
+                Op::FusedScale { bucket, block_amax, tensor_amax, encode, tensor_scale, shards, vote },
+            );
+            outputs.extend([block_amax, tensor_amax, encode, tensor_scale]);
+        }
+        let (sources, encode) = (masters.clone(), scaled.then_some(encode));
+        plan.op(QUANTIZE, Op::PartialCast { bucket, masters: sources, encode, shards, vote });
         run(plan, move |rank| {
             rank.put(masters[0], &noise(128 * 160, 3));
             let bytes =
