@@ -18,6 +18,7 @@ use std::time::Instant;
 use self::ledger::Ledger;
 use super::{Backend, BackendError, ClosureFault, TaskInterval};
 use crate::compute::ComputeFactory;
+use crate::config::Reduce;
 use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{Binding, Lane, Region};
 use crate::model::Mesh;
@@ -83,6 +84,10 @@ impl<B: Backend> Backend for Checked<B> {
 
     fn mesh(&self) -> Mesh {
         self.inner.mesh()
+    }
+
+    fn reduce(&self) -> Reduce {
+        self.inner.reduce()
     }
 
     fn describe(&self) -> String {

@@ -25,6 +25,7 @@ pub use checked::{Checked, CheckedBound, CheckedGraph};
 use std::time::Instant;
 
 use crate::compute::{ComputeFactory, Surface};
+use crate::config::Reduce;
 use crate::id::{CallId, EventId, LaneId, RankId, TaskId};
 use crate::layout::{Binding, Lane, Region};
 use crate::model::Mesh;
@@ -47,6 +48,9 @@ pub trait Backend: Send + 'static {
 
     /// The ranks of the world this value belongs to.
     fn mesh(&self) -> Mesh;
+
+    /// How gradients are summed over the ranks.
+    fn reduce(&self) -> Reduce;
 
     /// One line for people: what this is, and whether its link is paced.
     fn describe(&self) -> String;

@@ -19,12 +19,9 @@ use crate::model::{Mesh, Role, StepProgram};
 use crate::plan::StepPlan;
 use crate::trace::HostTrace;
 
-/// How long ranks wait for each other while they are set up.
-const SETUP_DEADLINE: Duration = Duration::from_secs(30);
-
 /// A session in the making.
 pub struct SessionBuilder<S: Surface> {
-    config: Config,
+    pub(super) config: Config,
     programs: Vec<StepProgram>,
     initializer: Initializer,
     closures: ComputeFactory<S>,
@@ -83,12 +80,12 @@ impl<S: Surface + 'static> SessionBuilder<S> {
     /// rank cannot be set up.
     pub async fn start<B: Backend<Surface = S>>(self, backends: Vec<B>) -> Result<Session, SessionError> {
         self.config.validate()?;
-        check_reduce(&self.config)?;
+        check_reduce(&self.config, &backends)?;
         let mesh = one_world(&backends)?;
         let device = backends.first().map_or_else(String::new, Backend::describe);
         let plans = Plans::new(&self.programs, &self.config, mesh)?;
         let recorder = self.recorder(&backends, &device)?;
-        let world = Arc::new(World::new(mesh.ranks(), SETUP_DEADLINE));
+        let world = Arc::new(World::new(mesh.ranks(), Duration::from_secs_f64(self.config.deadline_s)));
         let inbox = Arc::new(Inbox::new(backends.len()));
         let mut session = Session {
             ranks: Vec::new(),
@@ -193,14 +190,21 @@ fn one_world<B: Backend>(backends: &[B]) -> Result<Mesh, SessionError> {
     Err(SessionError::Backends { reason })
 }
 
-/// Every backend there is sums in rank order.
-fn check_reduce(config: &Config) -> Result<(), SessionError> {
-    match config.reduce {
-        Reduce::Ordered => Ok(()),
-        Reduce::Nccl => Err(SessionError::Unsupported {
-            key: "reduce",
-            value: "nccl",
-            reason: "no backend of this version sums in the order of NCCL; use \"ordered\"",
+/// A backend sums as the configuration says, or says that it cannot.
+fn check_reduce<B: Backend>(config: &Config, backends: &[B]) -> Result<(), SessionError> {
+    match backends.iter().find(|backend| backend.reduce() != config.reduce) {
+        None => Ok(()),
+        Some(backend) => Err(match backend.reduce() {
+            Reduce::Ordered => SessionError::Unsupported {
+                key: "reduce",
+                value: "nccl",
+                reason: "this backend sums in rank order; use \"ordered\"",
+            },
+            Reduce::Nccl => SessionError::Unsupported {
+                key: "reduce",
+                value: "ordered",
+                reason: "the backends were made to sum as NCCL does; make them with Reduce::Ordered, or use \"nccl\"",
+            },
         }),
     }
 }

@@ -27,6 +27,10 @@ pub enum SessionError {
     /// No world of ranks could be made.
     #[error(transparent)]
     World(#[from] WorldError),
+    /// The GPUs could not be made ready.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] crate::backend::cuda::CudaFailure),
     /// The ranks could not be set up.
     #[error(transparent)]
     Exec(#[from] ExecError),

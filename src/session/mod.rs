@@ -8,6 +8,8 @@
 
 mod builder;
 mod checkpoint;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod error;
 mod file_store;
 mod plans;

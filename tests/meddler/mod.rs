@@ -9,6 +9,7 @@ use std::time::Instant;
 use warpweft::backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
 use warpweft::backend::{Backend, BackendError, ClosureFault, TaskInterval};
 use warpweft::compute::ComputeFactory;
+use warpweft::config::Reduce;
 use warpweft::id::{EventId, LaneId, RankId, TaskId};
 use warpweft::layout::{Binding, Lane, Region};
 use warpweft::model::Mesh;
@@ -104,6 +105,10 @@ impl Backend for Meddler {
     fn mesh(&self) -> Mesh {
         self.inner.mesh()
     }
+    fn reduce(&self) -> Reduce {
+        self.inner.reduce()
+    }
+
     fn describe(&self) -> String {
         self.inner.describe()
     }

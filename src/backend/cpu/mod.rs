@@ -44,6 +44,7 @@ use self::memory::{Arena, BorrowError};
 use self::world::Presence;
 use super::{Backend, BackendError, ClosureFault, TaskInterval};
 use crate::compute::ComputeFactory;
+use crate::config::Reduce;
 use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{Binding, Lane, Region};
 use crate::model::Mesh;
@@ -93,6 +94,10 @@ impl Backend for CpuBackend {
 
     fn mesh(&self) -> Mesh {
         self.presence.world.mesh
+    }
+
+    fn reduce(&self) -> Reduce {
+        Reduce::Ordered
     }
 
     fn describe(&self) -> String {

@@ -49,7 +49,9 @@ pub(super) fn run(task: &BoundTask, context: &mut LaneContext) -> Result<Done, O
     let arena = &*context.arena;
     match &task.op {
         LocalOp::Copy { from, to } => copy(arena, *from, *to)?,
-        LocalOp::Zero { region } => arena.write::<u8>(*region)?.fill(0),
+        LocalOp::Zero { region } | LocalOp::ClearFault { fault: region } => {
+            arena.write::<u8>(*region)?.fill(0)
+        }
         LocalOp::Compute(call) => {
             return Ok(Done { fault: compute(call, context)?, ..Done::default() });
         }

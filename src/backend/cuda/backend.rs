@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::bind::{Binder, bind};
 use super::bound::CudaBound;
+use super::cache::KernelCache;
 use super::context::Context;
 use super::failure::CudaFailure;
 use super::kernels::Kernels;
@@ -21,8 +22,10 @@ use crate::backend::bell::lock;
 use crate::backend::closures::Closures;
 use crate::backend::{Backend, BackendError, ClosureFault, TaskInterval};
 use crate::compute::ComputeFactory;
+use crate::config::Reduce;
 use crate::id::{CommId, EventId, LaneId, RankId, TaskId};
 use crate::layout::{ALIGNMENT, Binding, Lane, LaneKind, Region};
+use crate::model::Mesh;
 
 /// One rank of a [`super::CudaWorld`]: one GPU.
 #[derive(Debug)]
@@ -48,6 +51,9 @@ pub(super) struct Communication {
 /// Lanes of one rank, at most.
 const LANES: usize = 16;
 
+/// The word behind those of the lanes: set by a kernel that could not make a scale.
+pub(super) const SCALE_FAULT: usize = LANES;
+
 /// The arena of one rank, and behind it the words ranks signal each other with.
 #[derive(Debug)]
 pub struct CudaMemory {
@@ -61,13 +67,18 @@ pub struct CudaGraph {
     graph: Graph,
 }
 
+fn load_kernels(context: &Context) -> Result<Kernels, CudaFailure> {
+    context.make_current()?;
+    Kernels::for_current_context(KernelCache::of_user())
+}
+
 impl CudaBackend {
     pub(super) fn new(world: Arc<World>, rank: RankId) -> Result<Self, CudaFailure> {
         let missing = || CudaFailure::Refused(format!("{rank} has no device"));
         let context = Arc::clone(world.contexts.get(rank.index()).ok_or_else(missing)?);
-        let kernels = Arc::new(Kernels::load(&context)?);
+        let kernels = Arc::new(load_kernels(&context)?);
         let transfers = Stream::create(Arc::clone(&context), Priority::Greatest)?;
-        let progress = Arc::new(PinnedWords::zeroed(&context, LANES)?);
+        let progress = Arc::new(PinnedWords::zeroed(&context, LANES + 1)?);
         Ok(Self { world, rank, context, kernels, transfers, progress, lanes: Mutex::default() })
     }
 
@@ -76,7 +87,12 @@ impl CudaBackend {
         move |failure| BackendError::Device { rank, doing: doing.to_owned(), reason: failure.to_string() }
     }
 
-    fn enqueued<T>(&self, bound: &CudaBound, task: TaskId, outcome: Result<T, CudaFailure>) -> Result<T, BackendError> {
+    fn enqueued<T>(
+        &self,
+        bound: &CudaBound,
+        task: TaskId,
+        outcome: Result<T, CudaFailure>,
+    ) -> Result<T, BackendError> {
         outcome.map_err(|failure| BackendError::Task {
             rank: self.rank,
             task,
@@ -92,7 +108,10 @@ impl CudaBackend {
         }
         let end = region.offset.checked_add(region.bytes);
         if end.is_none_or(|end| end > memory.arena_bytes) {
-            return Err(refusal(format!("the region ends outside of the arena of {} bytes", memory.arena_bytes)));
+            return Err(refusal(format!(
+                "the region ends outside of the arena of {} bytes",
+                memory.arena_bytes
+            )));
         }
         Ok(())
     }
@@ -191,6 +210,14 @@ impl Backend for CudaBackend {
         self.rank
     }
 
+    fn mesh(&self) -> Mesh {
+        self.world.mesh
+    }
+
+    fn reduce(&self) -> Reduce {
+        self.world.options.reduce
+    }
+
     fn describe(&self) -> String {
         let ranks = self.world.mesh.ranks();
         let transport = match (ranks, self.world.transport) {
@@ -207,8 +234,11 @@ impl Backend for CudaBackend {
 
     fn reserve(&self, bytes: usize) -> Result<CudaMemory, BackendError> {
         let rank = self.rank;
-        self.reserve_zeroed(bytes)
-            .map_err(|failure| BackendError::Memory { rank, bytes, reason: failure.to_string() })
+        self.reserve_zeroed(bytes).map_err(|failure| BackendError::Memory {
+            rank,
+            bytes,
+            reason: failure.to_string(),
+        })
     }
 
     fn open(
@@ -235,10 +265,10 @@ impl Backend for CudaBackend {
             world: &self.world,
             context: &self.context,
             kernels: &self.kernels,
-            transfers: &self.transfers,
             homes: &homes,
             lanes: &lanes,
             progress: &self.progress,
+            scale_fault: self.progress.address(SCALE_FAULT),
             arena: memory.memory.address(),
         };
         bind(&binder, binding, memory.arena_bytes)

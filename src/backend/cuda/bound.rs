@@ -21,8 +21,8 @@ pub struct CudaBound {
     pub(super) tasks: Vec<BoundTask>,
     pub(super) events: Vec<Event>,
     pub(super) timeline: Option<Timeline>,
-    /// What commands point to.
-    pub(super) _held: Vec<DeviceMemory>,
+    /// Where commands put what peers send.
+    pub(super) scratch: Vec<DeviceMemory>,
 }
 
 /// One task, ready to be enqueued.
@@ -44,6 +44,12 @@ pub(super) enum Work {
 }
 
 impl CudaBound {
+    /// Bytes of device memory the plan takes beside the arena, for what peers send.
+    #[must_use]
+    pub fn scratch_bytes(&self) -> usize {
+        self.scratch.iter().map(DeviceMemory::bytes).sum()
+    }
+
     pub(super) fn task(&self, task: TaskId) -> Option<&BoundTask> {
         self.tasks.get(task.index())
     }
@@ -85,7 +91,8 @@ impl Timeline {
     /// The interval of every task of the last step; zeros for one that did not run.
     pub(super) fn intervals(&self) -> impl Iterator<Item = TaskInterval> + '_ {
         self.tasks.iter().map(|(begin, end)| {
-            let at = |event: &Event| event.since(&self.start).map(|after| self.started + after.max(0.0) as u64);
+            let at =
+                |event: &Event| event.since(&self.start).map(|after| self.started + after.max(0.0) as u64);
             match (at(begin), at(end)) {
                 (Some(begin), Some(end)) => TaskInterval { begin, joined: begin, end },
                 _ => TaskInterval::default(),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::address::DeviceAddress;
 use super::failure::CudaFailure;
-use super::launch::KernelLaunch;
+use super::kernels::KernelLaunch;
 use super::nccl::{Communicator, Transfer};
 use super::signal::MemoryOperations;
 use super::stream::Stream;
@@ -31,7 +31,10 @@ pub(super) enum Command {
 impl Command {
     pub(super) fn enqueue(&self, stream: &Stream) -> Result<(), CudaFailure> {
         match self {
-            Self::Kernel(launch) => launch.enqueue(stream),
+            // SAFETY: the context is current on a rank's thread in a step; the launch was prepared in it, lives in
+            // the bound plan, and names ranges that were measured against their allocations. Who else touches
+            // them, the plan orders.
+            Self::Kernel(launch) => unsafe { launch.enqueue(stream.handle()) },
             Self::Copy { from, to, bytes } => stream.copy(*from, *to, *bytes),
             Self::Zero { to, bytes } => stream.zero(*to, *bytes),
             Self::Memory(operations) => operations.enqueue(stream),

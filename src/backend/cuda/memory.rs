@@ -49,7 +49,7 @@ impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if self.address != DeviceAddress::NULL && self.context.make_current().is_ok() {
             // SAFETY: allocated once in `zeroed`, freed once here. The driver waits for work that uses it.
-            drop(unsafe { result::free_sync(self.address.number()) });
+            let _ = unsafe { result::free_sync(self.address.number()) };
         }
     }
 }
@@ -103,7 +103,7 @@ impl Drop for PinnedWords {
     fn drop(&mut self) {
         if self.context.make_current().is_ok() {
             // SAFETY: allocated once in `zeroed`, freed once here.
-            drop(unsafe { result::free_host(self.words.cast()) });
+            let _ = unsafe { result::free_host(self.words.cast()) };
         }
     }
 }

@@ -56,7 +56,9 @@ impl Signals {
         peer: RankId,
     ) -> Result<DeviceAddress, CudaFailure> {
         if communicator.index() >= COMMUNICATORS {
-            return Err(CudaFailure::Refused(format!("{communicator}: at most {COMMUNICATORS} communicators")));
+            return Err(CudaFailure::Refused(format!(
+                "{communicator}: at most {COMMUNICATORS} communicators"
+            )));
         }
         let pair = communicator.index() * 2 + usize::from(meeting == Meeting::Done);
         Ok(words.plus((pair * self.ranks + peer.index()) * size_of::<u32>()))

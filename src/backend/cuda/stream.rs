@@ -145,7 +145,7 @@ impl Stream {
         let executable = unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)) }
             .map_err(CudaFailure::driver("cuGraphInstantiate"));
         // SAFETY: an executable graph does not need the graph it was made from.
-        drop(unsafe { result::graph::destroy(graph) });
+        let _ = unsafe { result::graph::destroy(graph) };
         Ok(Graph { context: Arc::clone(&self.context), executable: executable? })
     }
 
@@ -160,7 +160,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         if self.context.make_current().is_ok() {
             // SAFETY: made once in `create`, destroyed once here; the driver finishes its work first.
-            drop(unsafe { result::stream::destroy(self.handle) });
+            let _ = unsafe { result::stream::destroy(self.handle) };
         }
     }
 }
@@ -206,7 +206,7 @@ impl Drop for Event {
     fn drop(&mut self) {
         if self.context.make_current().is_ok() {
             // SAFETY: made once in `create`, destroyed once here.
-            drop(unsafe { result::event::destroy(self.handle) });
+            let _ = unsafe { result::event::destroy(self.handle) };
         }
     }
 }
@@ -225,7 +225,7 @@ impl Drop for Graph {
     fn drop(&mut self) {
         if self.context.make_current().is_ok() {
             // SAFETY: made once in `end_capture`, destroyed once here.
-            drop(unsafe { result::graph::exec_destroy(self.executable) });
+            let _ = unsafe { result::graph::exec_destroy(self.executable) };
         }
     }
 }

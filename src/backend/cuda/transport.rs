@@ -1,7 +1,7 @@
 //! Collectives as commands: how a rank comes by its peers' bytes.
 //!
 //! Laws:
-//! - Whatever the transport, a gather leaves the same bytes, and with [`Summation::Ordered`] a sum adds ranks
+//! - Whatever the transport, a gather leaves the same bytes, and with [`Reduce::Ordered`] a sum adds ranks
 //!   0, 1, … in f32: peers' values are brought here first and summed by one kernel.
 //! - [`Transport::Peer`] moves peers' parts by copy engines alone. Ranks meet before and after (PL-8, see
 //!   [`super::signal`]); what follows the second meeting touches this rank's memory only.
@@ -13,11 +13,13 @@ use std::sync::Arc;
 use super::address::DeviceAddress;
 use super::command::Command;
 use super::failure::CudaFailure;
-use super::kernels::{Kernels, Reduce};
+use super::kernels::{CombineOperand, ExpandOperand, Kernels};
 use super::nccl::{Communicator, Transfer};
 use super::signal::{Meeting, MemoryOperations, Signals};
-use super::world::{Home, Summation};
+use super::world::Home;
 use crate::backend::local::{Collective, Move, Pull};
+use crate::config::Reduce;
+use crate::format::ElementType;
 use crate::id::{CommId, RankId};
 use crate::layout::{ALIGNMENT, Region};
 use crate::op::Reduction;
@@ -30,7 +32,7 @@ pub(super) struct Route<'a> {
     pub(super) communicator: CommId,
     /// NCCL's communicator; pulls without.
     pub(super) nccl: Option<Arc<Communicator>>,
-    pub(super) summation: Summation,
+    pub(super) reduce: Reduce,
     pub(super) scratch: DeviceAddress,
 }
 
@@ -54,8 +56,9 @@ impl Route<'_> {
         };
         if let Some(expand) = op.expand {
             let plane = self.own().plus(expand.plane.offset);
-            let launch = kernels.expand_scale(expand.format, expand.orientation, expand.shape, plane)?;
-            commands.extend(launch.map(Command::Kernel));
+            let operand = ExpandOperand { shape: expand.shape, compact: plane, plane };
+            let launch = kernels.expand_scale(expand.format, expand.orientation, &[operand])?;
+            commands.push(Command::Kernel(launch));
         }
         Ok(commands)
     }
@@ -97,7 +100,7 @@ impl Route<'_> {
     ) -> Result<Vec<Command>, CudaFailure> {
         let (own, to) = (self.own(), self.own().plus(part.to.offset));
         let count = part.from.bytes / size_of::<f32>();
-        if let (Some(communicator), Summation::Nccl) = (&self.nccl, self.summation) {
+        if let (Some(communicator), Reduce::Nccl) = (&self.nccl, self.reduce) {
             let sums = Transfer::ReduceScatter { from: own.plus(source.offset), to, count };
             return Ok(vec![group(communicator, vec![sums])]);
         }
@@ -120,9 +123,9 @@ impl Route<'_> {
                 vec![group(communicator, exchange)]
             }
         };
-        let inputs = self.ranks().map(arrived).collect();
-        let reduce = Reduce { inputs, output: to, count };
-        commands.extend(kernels.reduce(Reduction::Sum, &[reduce])?.map(Command::Kernel));
+        let sources = self.ranks().map(arrived).collect();
+        let sum = CombineOperand { sources, to, elements: count };
+        commands.push(Command::Kernel(kernels.combine(Reduction::Sum, ElementType::F32, &[sum])?));
         Ok(commands)
     }
 
@@ -146,10 +149,10 @@ impl Route<'_> {
             parts.extend(self.peers().map(|peer| Part { peer, from: part.from, to: held(peer) }));
             gathers.extend((bytes > 0).then_some(Transfer::AllGather { from, to: scratch, bytes }));
             let arrived = |peer: RankId| if pulled && peer == self.rank { from } else { held(peer) };
-            reductions.push(Reduce {
-                inputs: self.ranks().map(arrived).collect(),
-                output: own.plus(part.to.offset),
-                count: bytes / size_of::<f32>(),
+            reductions.push(CombineOperand {
+                sources: self.ranks().map(arrived).collect(),
+                to: own.plus(part.to.offset),
+                elements: bytes / size_of::<f32>(),
             });
             scratch = scratch.plus(bytes.next_multiple_of(ALIGNMENT) * self.homes.len());
         }
@@ -157,7 +160,7 @@ impl Route<'_> {
             None => self.pull(parts)?,
             Some(communicator) => vec![group(communicator, gathers)],
         };
-        commands.extend(kernels.reduce(reduction, &reductions)?.map(Command::Kernel));
+        commands.push(Command::Kernel(kernels.combine(reduction, ElementType::F32, &reductions)?));
         Ok(commands)
     }
 
@@ -166,7 +169,8 @@ impl Route<'_> {
         let (mut peers, mut own) = (Vec::new(), Vec::new());
         for part in parts {
             let home = self.homes.get(part.peer.index());
-            let home = home.ok_or_else(|| CudaFailure::Refused(format!("{} is not in the world", part.peer)))?;
+            let home =
+                home.ok_or_else(|| CudaFailure::Refused(format!("{} is not in the world", part.peer)))?;
             let copy = Command::copy(home.arena.plus(part.from.offset), part.to, part.from.bytes);
             if part.peer == self.rank { own.extend(copy) } else { peers.extend(copy) }
         }

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::backend::SCALE_FAULT;
 use super::lane::CudaStream;
 use super::memory::PinnedWords;
 use super::stream::Stream;
@@ -34,6 +35,7 @@ pub(super) fn wait(
     let begun = Instant::now();
     loop {
         match stream.stream.is_done() {
+            Ok(true) if progress.read(SCALE_FAULT) != 0 => return Err(no_scale(rank, stream)),
             Ok(true) => return world.poison.check(),
             Ok(false) => {}
             Err(failure) => {
@@ -59,6 +61,12 @@ pub(super) fn wait(
     }
 }
 
+fn no_scale(rank: RankId, stream: &CudaStream) -> BackendError {
+    let reason = "the largest magnitude of a weight is not finite, so its blocks have no scale; lower the learning \
+                  rate or import the last export";
+    BackendError::Lane { rank, lane: stream.lane(), reason: reason.to_owned() }
+}
+
 fn stalled(world: &World, rank: RankId, stream: &CudaStream, progress: &PinnedWords) -> String {
     let (lane, kind, deadline) = (stream.lane(), stream.lane.kind, world.options.deadline);
     let last = match progress.read(lane.index()) {
@@ -66,7 +74,9 @@ fn stalled(world: &World, rank: RankId, stream: &CudaStream, progress: &PinnedWo
         0 => "no collective of it has finished".to_owned(),
         done => format!("the last collective that finished is {}", TaskId::new(done - 1)),
     };
-    format!("{rank}, {lane} ({kind}) did not get on within {deadline:?}; {last}; see which rank stopped before")
+    format!(
+        "{rank}, {lane} ({kind}) did not get on within {deadline:?}; {last}; see which rank stopped before"
+    )
 }
 
 /// Lets a lane of a poisoned world run out.

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use super::backend::CudaBackend;
 use super::address::DeviceAddress;
+use super::backend::CudaBackend;
 use super::context::{Context, DeviceOrdinal};
 use super::failure::CudaFailure;
 use super::nccl::UniqueId;
@@ -21,6 +21,7 @@ use super::stream::Stream;
 use crate::backend::bell::lock;
 use crate::backend::clock::Clock;
 use crate::backend::poison::Poison;
+use crate::config::Reduce;
 use crate::id::{CommId, RankId};
 use crate::model::Mesh;
 
@@ -34,15 +35,6 @@ pub enum Transport {
     Nccl,
 }
 
-/// How gradients are summed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Summation {
-    /// In f32, ranks 0, 1, …: the same bits in every mode and layout of ranks.
-    Ordered,
-    /// As NCCL likes: fewer bytes moved, the same bits only for the same layout. [`Transport::Nccl`] alone.
-    Nccl,
-}
-
 /// Choices of a CUDA world.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CudaOptions {
@@ -50,8 +42,8 @@ pub struct CudaOptions {
     pub devices: Vec<DeviceOrdinal>,
     /// `None` takes peer pulls where all GPUs reach each other, and NCCL elsewhere.
     pub transport: Option<Transport>,
-    /// How gradients are summed.
-    pub summation: Summation,
+    /// How gradients are summed; [`Reduce::Nccl`] needs [`Transport::Nccl`].
+    pub reduce: Reduce,
     /// Whether begin and end of every task are measured on the device.
     pub timeline: bool,
     /// How long a rank waits for the others, and for a lane to get on, before it gives up the world.
@@ -65,7 +57,7 @@ impl CudaOptions {
         Self {
             devices,
             transport: None,
-            summation: Summation::Ordered,
+            reduce: Reduce::Ordered,
             timeline: false,
             deadline: Duration::from_secs(30),
         }
@@ -86,8 +78,11 @@ impl CudaWorld {
     pub fn new(options: CudaOptions) -> Result<Self, CudaFailure> {
         let count = u32::try_from(options.devices.len()).unwrap_or(u32::MAX);
         let mesh = Mesh::new(count).map_err(|error| CudaFailure::Refused(error.to_string()))?;
-        let contexts: Vec<_> =
-            options.devices.iter().map(|device| Context::retain(*device).map(Arc::new)).collect::<Result<_, _>>()?;
+        let contexts: Vec<_> = options
+            .devices
+            .iter()
+            .map(|device| Context::retain(*device).map(Arc::new))
+            .collect::<Result<_, _>>()?;
         let transport = transport(&options, &contexts)?;
         let shared = World {
             mesh,
@@ -136,10 +131,11 @@ impl CudaWorld {
 
 /// The transport asked for, or the best there is; peers are made reachable.
 fn transport(options: &CudaOptions, contexts: &[Arc<Context>]) -> Result<Transport, CudaFailure> {
-    let nccl_sums = options.summation == Summation::Nccl && contexts.len() > 1;
+    let nccl_sums = options.reduce == Reduce::Nccl && contexts.len() > 1;
     if options.transport == Some(Transport::Nccl) || nccl_sums {
         if options.transport == Some(Transport::Peer) {
-            let reason = "reduce = \"nccl\" and transport = \"peer\" exclude each other: choose reduce = \"ordered\"";
+            let reason =
+                "reduce = \"nccl\" and transport = \"peer\" exclude each other: choose reduce = \"ordered\"";
             return Err(CudaFailure::Refused(reason.to_owned()));
         }
         super::library::Library::Nccl.open()?;

@@ -1,0 +1,226 @@
+// Adam and AdamW over the masters of a bucket.
+//
+// Laws:
+// - g = factor * g              L2: g = g + wd * p
+//   m = b1 * m + (1 - b1) * g   v = b2 * v + ((1 - b2) * g) * g
+//   u = (m / c1) / (sqrt(v / c2) + eps)      decoupled: u = u + wd * p
+//   p = p - lr * u
+//   every operation rounded on its own in f32, divisions and root IEEE; c = 1 - b^t in f64, rounded once.
+// - Moments stored as bfloat16 are read exactly and rounded to nearest even when stored, after their use.
+// - A master in two halves is its bf16 shard and the 16 bits it lacks; joining what was split gives its bits.
+// - Learning rate, step and clip factor are read from memory when the launch runs. A vote that skips leaves
+//   everything as it is.
+
+#include "common.cuh"
+#include "elements.cuh"
+
+struct AdamTensor {
+    // f32 masters, or the bf16 shard.
+    u8* master;
+    // The lower halves of split masters.
+    u16* remainder;
+    u8* exp_avg;
+    u8* exp_avg_sq;
+    const float* gradient;
+    u64 count;
+    u32 aligned;
+    u32 reserved;
+};
+static_assert(sizeof(AdamTensor) == 56, "kernels::adam::TensorArguments");
+
+struct AdamArguments {
+    Tiles tiles;
+    const AdamTensor* tensors;
+    const Vote* vote;
+    const float* learning_rate;
+    float beta1;
+    float beta2;
+    float epsilon;
+    float weight_decay;
+    u32 bias_correction;
+    u32 reserved;
+};
+
+// The scalars of one step.
+struct Step {
+    float beta1;
+    float one_minus_beta1;
+    float beta2;
+    float one_minus_beta2;
+    float correction1;
+    float correction2;
+    float epsilon;
+    float weight_decay;
+    float factor;
+    float learning_rate;
+};
+
+constexpr u32 TILE = 4096;
+// Elements of a thread whose state is in flight at a time: two groups of four.
+constexpr u32 UNROLL = 2;
+
+struct WholeMaster {
+    static __device__ __forceinline__ float4 load(const AdamTensor& t, u64 at) {
+        return *reinterpret_cast<const float4*>(t.master + 4 * at);
+    }
+    static __device__ __forceinline__ void store(const AdamTensor& t, u64 at, float4 p) {
+        *reinterpret_cast<float4*>(t.master + 4 * at) = p;
+    }
+    static __device__ __forceinline__ float load1(const AdamTensor& t, u64 at) {
+        return reinterpret_cast<const float*>(t.master)[at];
+    }
+    static __device__ __forceinline__ void store1(const AdamTensor& t, u64 at, float p) {
+        reinterpret_cast<float*>(t.master)[at] = p;
+    }
+};
+
+struct SplitMaster {
+    // A remainder with its top bit set is negative: the upper half was rounded up.
+    static __device__ __forceinline__ float join(u32 high, u32 low) {
+        return __uint_as_float(((high - (low >> 15)) << 16) | low);
+    }
+    static __device__ __forceinline__ u32 high_of(float p) {
+        u32 bits = __float_as_uint(p);
+        return ((bits >> 16) + ((bits >> 15) & 1)) & 0xFFFF;
+    }
+    static __device__ __forceinline__ u32 low_of(float p) { return __float_as_uint(p) & 0xFFFF; }
+
+    static __device__ __forceinline__ float4 load(const AdamTensor& t, u64 at) {
+        uint2 high = *reinterpret_cast<const uint2*>(t.master + 2 * at);
+        uint2 low = *reinterpret_cast<const uint2*>(t.remainder + at);
+        return make_float4(join(high.x & 0xFFFF, low.x & 0xFFFF), join(high.x >> 16, low.x >> 16),
+                           join(high.y & 0xFFFF, low.y & 0xFFFF), join(high.y >> 16, low.y >> 16));
+    }
+    static __device__ __forceinline__ void store(const AdamTensor& t, u64 at, float4 p) {
+        *reinterpret_cast<uint2*>(t.master + 2 * at) =
+            make_uint2(high_of(p.x) | high_of(p.y) << 16, high_of(p.z) | high_of(p.w) << 16);
+        *reinterpret_cast<uint2*>(t.remainder + at) =
+            make_uint2(low_of(p.x) | low_of(p.y) << 16, low_of(p.z) | low_of(p.w) << 16);
+    }
+    static __device__ __forceinline__ float load1(const AdamTensor& t, u64 at) {
+        return join(reinterpret_cast<const u16*>(t.master)[at], t.remainder[at]);
+    }
+    static __device__ __forceinline__ void store1(const AdamTensor& t, u64 at, float p) {
+        reinterpret_cast<u16*>(t.master)[at] = u16(high_of(p));
+        t.remainder[at] = u16(low_of(p));
+    }
+};
+
+struct MomentF32 {
+    static __device__ __forceinline__ float4 load(const u8* moment, u64 at) {
+        return *reinterpret_cast<const float4*>(moment + 4 * at);
+    }
+    static __device__ __forceinline__ void store(u8* moment, u64 at, float4 v) {
+        *reinterpret_cast<float4*>(moment + 4 * at) = v;
+    }
+    static __device__ __forceinline__ float load1(const u8* moment, u64 at) {
+        return reinterpret_cast<const float*>(moment)[at];
+    }
+    static __device__ __forceinline__ void store1(u8* moment, u64 at, float v) {
+        reinterpret_cast<float*>(moment)[at] = v;
+    }
+};
+
+struct MomentBf16 {
+    static __device__ __forceinline__ float4 load(const u8* moment, u64 at) {
+        uint2 v = *reinterpret_cast<const uint2*>(moment + 2 * at);
+        return make_float4(bf16_value(u16(v.x)), bf16_value(u16(v.x >> 16)), bf16_value(u16(v.y)),
+                           bf16_value(u16(v.y >> 16)));
+    }
+    static __device__ __forceinline__ void store(u8* moment, u64 at, float4 v) {
+        *reinterpret_cast<uint2*>(moment + 2 * at) =
+            make_uint2(bf16_bits(round_to_bf16(v.x)) | u32(bf16_bits(round_to_bf16(v.y))) << 16,
+                       bf16_bits(round_to_bf16(v.z)) | u32(bf16_bits(round_to_bf16(v.w))) << 16);
+    }
+    static __device__ __forceinline__ float load1(const u8* moment, u64 at) {
+        return bf16_value(reinterpret_cast<const u16*>(moment)[at]);
+    }
+    static __device__ __forceinline__ void store1(u8* moment, u64 at, float v) {
+        reinterpret_cast<u16*>(moment)[at] = bf16_bits(round_to_bf16(v));
+    }
+};
+
+// Replaces master and moments of one element by their successors.
+template <bool DECOUPLED>
+__device__ __forceinline__ void update(const Step& s, float& p, float& m, float& v, float gradient) {
+    float clipped = gradient * s.factor;
+    float g = DECOUPLED ? clipped : clipped + s.weight_decay * p;
+    m = s.beta1 * m + s.one_minus_beta1 * g;
+    v = s.beta2 * v + (s.one_minus_beta2 * g) * g;
+    float u = (m / s.correction1) / (sqrtf(v / s.correction2) + s.epsilon);
+    u = DECOUPLED ? u + s.weight_decay * p : u;
+    p = p - s.learning_rate * u;
+}
+
+// 1 - beta^step, or 1 without bias correction.
+__device__ __forceinline__ float correction(const AdamArguments& all, float beta, u32 step) {
+    return all.bias_correction ? float(1.0 - pow(double(beta), double(step))) : 1.0f;
+}
+
+template <bool DECOUPLED, class Master, class Moment>
+__device__ __forceinline__ void adam(const AdamArguments& all) {
+    if (skips(all.vote)) return;
+    __shared__ float corrections[2];
+    if (threadIdx.x < 2) {
+        corrections[threadIdx.x] = correction(all, threadIdx.x == 0 ? all.beta1 : all.beta2, all.vote->step);
+    }
+    __syncthreads();
+    Step step = {all.beta1,      1.0f - all.beta1, all.beta2,        1.0f - all.beta2,
+                 corrections[0], corrections[1],   all.epsilon,      all.weight_decay,
+                 all.vote->clip * all.vote->unscale, *all.learning_rate};
+
+    for (u32 tile = blockIdx.x; tile < all.tiles.count; tile += gridDim.x) {
+        Place place = place_of(all.tiles, tile);
+        const AdamTensor& t = all.tensors[place.tensor];
+        u64 first = u64(place.tile) * TILE;
+        if (t.aligned && first + TILE <= t.count) {
+            for (u32 part = 0; part < TILE / (4 * THREADS); part += UNROLL) {
+                float4 p[UNROLL], m[UNROLL], v[UNROLL], g[UNROLL];
+#pragma unroll
+                for (u32 i = 0; i < UNROLL; ++i) {
+                    u64 at = first + (part + i) * 4 * THREADS + 4 * threadIdx.x;
+                    g[i] = load16(t.gradient + at);
+                    p[i] = Master::load(t, at);
+                    m[i] = Moment::load(t.exp_avg, at);
+                    v[i] = Moment::load(t.exp_avg_sq, at);
+                }
+#pragma unroll
+                for (u32 i = 0; i < UNROLL; ++i) {
+                    u64 at = first + (part + i) * 4 * THREADS + 4 * threadIdx.x;
+                    update<DECOUPLED>(step, p[i].x, m[i].x, v[i].x, g[i].x);
+                    update<DECOUPLED>(step, p[i].y, m[i].y, v[i].y, g[i].y);
+                    update<DECOUPLED>(step, p[i].z, m[i].z, v[i].z, g[i].z);
+                    update<DECOUPLED>(step, p[i].w, m[i].w, v[i].w, g[i].w);
+                    Master::store(t, at, p[i]);
+                    Moment::store(t.exp_avg, at, m[i]);
+                    Moment::store(t.exp_avg_sq, at, v[i]);
+                }
+            }
+            continue;
+        }
+        u64 end = min(first + TILE, t.count);
+        for (u64 at = first + threadIdx.x; at < end; at += THREADS) {
+            float p = Master::load1(t, at);
+            float m = Moment::load1(t.exp_avg, at);
+            float v = Moment::load1(t.exp_avg_sq, at);
+            update<DECOUPLED>(step, p, m, v, __ldg(t.gradient + at));
+            Master::store1(t, at, p);
+            Moment::store1(t.exp_avg, at, m);
+            Moment::store1(t.exp_avg_sq, at, v);
+        }
+    }
+}
+
+#define ADAM_KERNEL(name, decoupled, master, moment)                                                           \
+    extern "C" __global__ void __launch_bounds__(THREADS) name(const __grid_constant__ AdamArguments all) {    \
+        adam<decoupled, master, moment>(all);                                                                  \
+    }
+
+ADAM_KERNEL(adamw_f32_f32, true, WholeMaster, MomentF32)
+ADAM_KERNEL(adamw_f32_bf16, true, WholeMaster, MomentBf16)
+ADAM_KERNEL(adamw_split_f32, true, SplitMaster, MomentF32)
+ADAM_KERNEL(adamw_split_bf16, true, SplitMaster, MomentBf16)
+ADAM_KERNEL(adam_f32_f32, false, WholeMaster, MomentF32)
+ADAM_KERNEL(adam_f32_bf16, false, WholeMaster, MomentBf16)
+ADAM_KERNEL(adam_split_f32, false, SplitMaster, MomentF32)
+ADAM_KERNEL(adam_split_bf16, false, SplitMaster, MomentBf16)

@@ -1,0 +1,88 @@
+// What every kernel shares: fixed-width names, the verdict of a step, and the way from a thread block to its
+// tile of work.
+//
+// Laws:
+// - A launch covers many tensors. The tensors' tiles are numbered one after the other; `first[t]` is the
+//   number of tensor t's first tile, `first[tensors]` the number of all. A block finds its tensor by
+//   searching `first`, so a tensor without tiles costs nothing and no tile belongs to two tensors.
+// - Arithmetic is IEEE binary32: no contraction, no flushing, no approximate division. The compiler is told
+//   so (-fmad=false), and every order of operations below is that of the CPU reference.
+// - A kernel that carries a vote returns at once when the vote skips the step.
+
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+static_assert(sizeof(u64) == 8 && sizeof(u32) == 4 && sizeof(void*) == 8, "the layouts shared with the host");
+
+// Threads of a block, in every kernel but those that say otherwise.
+constexpr u32 THREADS = 256;
+constexpr u32 WARPS = THREADS / 32;
+
+// The verdict over a step, as `op::Vote` lays it out.
+struct Vote {
+    u32 verdict;
+    float clip;
+    float norm;
+    u32 step;
+    u32 fault_rank;
+    u32 fault_call;
+    float unscale;
+    u32 reserved;
+};
+static_assert(sizeof(Vote) == 32, "op::Vote");
+
+// Does the vote, if there is one, skip the step?
+__device__ __forceinline__ bool skips(const Vote* vote) {
+    return vote != nullptr && vote->verdict != 0;
+}
+
+// The tiles of a launch.
+struct Tiles {
+    const u32* first;
+    u32 tensors;
+    u32 count;
+};
+static_assert(sizeof(Tiles) == 16, "kernels::tiles::TileArguments");
+
+// The tensor of a tile and the tile's number within it.
+struct Place {
+    u32 tensor;
+    u32 tile;
+};
+
+__device__ __forceinline__ u32 lane() { return threadIdx.x % 32; }
+__device__ __forceinline__ u32 warp() { return threadIdx.x / 32; }
+
+// The largest t with first[t] <= tile. Each round a warp probes 32 places at once.
+__device__ __forceinline__ Place place_of(const Tiles& tiles, u32 tile) {
+    u32 low = 0;
+    u32 high = tiles.tensors;
+    while (high - low > 1) {
+        u32 step = (high - low + 31) / 32;
+        u32 probe = low + lane() * step;
+        bool begun = probe < high && __ldg(tiles.first + probe) <= tile;
+        u32 begun_lanes = __popc(__ballot_sync(0xFFFFFFFFu, begun));
+        low += (begun_lanes - 1) * step;
+        high = min(low + step, high);
+    }
+    return Place{low, tile - __ldg(tiles.first + low)};
+}
+
+// Tiles of the tensor.
+__device__ __forceinline__ u32 tiles_of(const Tiles& tiles, u32 tensor) {
+    return __ldg(tiles.first + tensor + 1) - __ldg(tiles.first + tensor);
+}
+
+__device__ __forceinline__ u32 divide_up(u32 n, u32 by) { return n / by + (n % by != 0); }
+
+// Read-only data, 16 bytes at a time.
+__device__ __forceinline__ float4 load16(const float* at) { return __ldg(reinterpret_cast<const float4*>(at)); }
+__device__ __forceinline__ uint4 load16(const u8* at) { return __ldg(reinterpret_cast<const uint4*>(at)); }
+
+__device__ __forceinline__ float component(const float4& v, u32 k) {
+    return k == 0 ? v.x : k == 1 ? v.y : k == 2 ? v.z : v.w;
+}

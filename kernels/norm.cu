@@ -1,0 +1,142 @@
+// The squared norm of a rank's main grads with its fault word, and the verdict over all ranks' records.
+//
+// Laws:
+// - Squares are exact in f64 and added in f64, in an order that follows from the lengths of the gradients
+//   alone: elements to threads, threads to a block's partial sum, partial sums in block order. The result is
+//   rounded to f32 once. So it is the same on every device and in every run.
+// - The last block to arrive adds the partial sums and leaves the counter as it found it: zero.
+// - Ranks are added in rank order in f32: every rank computes the same vote from the same records.
+// - A closure's fault outweighs a non-finite norm, which it may have caused.
+
+#include "common.cuh"
+
+struct NormTensor {
+    const float* values;
+    u64 count;
+    u32 aligned;
+    u32 reserved;
+};
+static_assert(sizeof(NormTensor) == 24, "kernels::norm::TensorArguments");
+
+// What a rank tells the others, as `op::NormRecord` lays it out.
+struct NormRecord {
+    float squares;
+    u32 fault;
+    u32 reserved[2];
+};
+static_assert(sizeof(NormRecord) == 16, "op::NormRecord");
+
+struct NormArguments {
+    Tiles tiles;
+    const NormTensor* tensors;
+    double* partial;
+    u32* arrived;
+    const u32* fault;
+    NormRecord* record;
+    // Elements of a tile, a multiple of STRIDE.
+    u64 tile;
+};
+
+constexpr u32 UNROLL = 4;
+constexpr u32 STRIDE = 4 * THREADS * UNROLL;
+
+__device__ __forceinline__ double square_onto(double sum, float value) {
+    double wide = value;
+    return __fma_rn(wide, wide, sum);
+}
+
+// Sum over the block, in thread 0, always in the same order.
+__device__ __forceinline__ double over_block(double sum) {
+    __shared__ double of_warp[WARPS];
+#pragma unroll
+    for (u32 distance = 16; distance > 0; distance /= 2) sum += __shfl_down_sync(0xFFFFFFFFu, sum, distance);
+    if (lane() == 0) of_warp[warp()] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (u32 w = 1; w < WARPS; ++w) sum += of_warp[w];
+    }
+    return sum;
+}
+
+__device__ __forceinline__ double squares_of_tile(const NormArguments& all, u32 tile) {
+    Place place = place_of(all.tiles, tile);
+    const NormTensor& t = all.tensors[place.tensor];
+    u64 first = u64(place.tile) * all.tile;
+    u64 end = min(first + all.tile, t.count);
+    double sums[4] = {0.0, 0.0, 0.0, 0.0};
+    u64 whole = t.aligned ? first + (end - first) / STRIDE * STRIDE : first;
+    for (u64 at = first + 4 * threadIdx.x; at < whole; at += STRIDE) {
+        float4 v[UNROLL];
+#pragma unroll
+        for (u32 i = 0; i < UNROLL; ++i) v[i] = load16(t.values + at + i * 4 * THREADS);
+#pragma unroll
+        for (u32 i = 0; i < UNROLL; ++i) {
+            sums[0] = square_onto(sums[0], v[i].x);
+            sums[1] = square_onto(sums[1], v[i].y);
+            sums[2] = square_onto(sums[2], v[i].z);
+            sums[3] = square_onto(sums[3], v[i].w);
+        }
+    }
+    for (u64 at = whole + threadIdx.x; at < end; at += THREADS) sums[0] = square_onto(sums[0], __ldg(t.values + at));
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) grad_norm(const __grid_constant__ NormArguments all) {
+    __shared__ bool is_last;
+    double sum = over_block(blockIdx.x < all.tiles.count ? squares_of_tile(all, blockIdx.x) : 0.0);
+    if (threadIdx.x == 0) {
+        all.partial[blockIdx.x] = sum;
+        __threadfence();
+        is_last = atomicAdd(all.arrived, 1) + 1 == gridDim.x;
+    }
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    const volatile double* partial = all.partial;
+    sum = 0.0;
+    for (u32 block = threadIdx.x; block < gridDim.x; block += THREADS) sum += partial[block];
+    sum = over_block(sum);
+    if (threadIdx.x == 0) {
+        *all.record = NormRecord{float(sum), *all.fault, {0, 0}};
+        *all.arrived = 0;
+    }
+}
+
+struct VoteArguments {
+    const NormRecord* records;
+    u32* optimizer_step;
+    const float* loss_scale;
+    Vote* vote;
+    u32 ranks;
+    float max_norm;
+};
+
+constexpr u32 CLEAN = 0;
+constexpr u32 NON_FINITE = 1;
+constexpr u32 CLOSURE = 2;
+
+// One thread. Clipping is min(max_norm / (norm + 1e-6), 1); a max_norm of 0 turns it off.
+extern "C" __global__ void cast_vote(const __grid_constant__ VoteArguments all) {
+    float unscale = 1.0f / *all.loss_scale;
+    float squares = 0.0f;
+    u32 faulted = all.ranks;
+    for (u32 rank = 0; rank < all.ranks; ++rank) {
+        squares += all.records[rank].squares;
+        if (faulted == all.ranks && all.records[rank].fault != 0) faulted = rank;
+    }
+    float norm = sqrtf(squares) * unscale;
+    u32 taken = *all.optimizer_step;
+    Vote vote = {CLEAN, 1.0f, norm, taken, 0, 0, unscale, 0};
+    if (faulted < all.ranks) {
+        vote.verdict = CLOSURE;
+        vote.fault_rank = faulted;
+        vote.fault_call = all.records[faulted].fault - 1;
+    } else if (!(fabsf(norm) <= __uint_as_float(0x7F7FFFFFu))) {
+        vote.verdict = NON_FINITE;
+    } else {
+        vote.clip = all.max_norm > 0.0f ? fminf(all.max_norm / (norm + 1e-6f), 1.0f) : 1.0f;
+        vote.step = taken == 0xFFFFFFFFu ? taken : taken + 1;
+    }
+    *all.optimizer_step = vote.step;
+    *all.vote = vote;
+}

@@ -1,0 +1,180 @@
+// Scales of every block, from its amax and the tensor's: decode scales into the scale plane, encode factors
+// for the cast, the tensor's own scale.
+//
+// Laws:
+// - One thread makes four neighbouring entries of the scale plane; the plane's pitch is a multiple of four.
+//   Entries that belong to no block are zeroed by the thread whose quad they are in.
+// - Every division is IEEE, and the order of operations is the format's (see each function).
+// - A tensor whose amax has no scale (NVFP4, not finite) keeps its planes; the fault word, which then names
+//   the first such tensor, makes it an error of the step.
+
+#include "common.cuh"
+#include "elements.cuh"
+
+struct ScaleTensor {
+    const float* block_amax;
+    const float* tensor_amax;
+    float* encode;
+    u8* plane;
+    float* tensor_scale;
+    // Blocks.
+    u32 grid_rows;
+    u32 grid_cols;
+    // Entries of the scale plane: rows, and entries per row.
+    u32 plane_rows;
+    u32 pitch;
+    // Plane rows that repeat the scales of one row of blocks.
+    u32 repeat;
+    u32 aligned;
+};
+static_assert(sizeof(ScaleTensor) == 64, "kernels::scale::TensorArguments");
+
+struct ScaleArguments {
+    Tiles tiles;
+    const ScaleTensor* tensors;
+    const Vote* vote;
+    // Lowest position + 1 of a tensor without a scale; 0 if all have one.
+    u32* fault;
+    // The largest code's value, and the lower bound of an amax: FP8 with an f32 scale.
+    float largest;
+    float epsilon;
+    u32 power_of_two;
+    u32 reserved;
+};
+
+// Where a thread's quad of plane entries begins.
+struct Quad {
+    u32 row;
+    u32 column;
+};
+
+__device__ __forceinline__ Quad quad_of(const ScaleTensor& t, u32 tile) {
+    u32 across = max(t.pitch / 4, 1u);
+    u32 quad = tile * THREADS + threadIdx.x;
+    return Quad{quad / across, quad % across * 4};
+}
+
+__device__ __forceinline__ void store_quad(const ScaleTensor& t, u32 row, u32 column, u32 bytes) {
+    u8* to = t.plane + u64(row) * t.pitch + column;
+    if (t.aligned) {
+        *reinterpret_cast<u32*>(to) = bytes;
+    } else {
+        for (u32 k = 0; k < 4; ++k) to[k] = u8(bytes >> (8 * k));
+    }
+}
+
+// NVFP4, both block shapes. With A the amax of the tensor:
+//   S_enc = A == 0 ? 1 : min(2688 / A, FMAX)       mult = S_enc * (1/6)
+//   s = E4M3(min(block_amax * mult, FMAX))          e = min(1 / (s * (1 / S_enc)), FMAX)
+extern "C" __global__ void __launch_bounds__(THREADS) scale_nvfp4(const __grid_constant__ ScaleArguments all) {
+    if (skips(all.vote)) return;
+    Place place = place_of(all.tiles, blockIdx.x);
+    const ScaleTensor& t = all.tensors[place.tensor];
+    float amax = *t.tensor_amax;
+    bool finite = fabsf(amax) <= LARGEST_F32;
+    if (place.tile == 0 && threadIdx.x == 0) {
+        *t.tensor_scale = finite ? amax : *t.tensor_scale;
+        if (!finite && all.fault != nullptr) {
+            u32 old = atomicCAS(all.fault, 0, place.tensor + 1);
+            if (old != 0) atomicMin(all.fault, place.tensor + 1);
+        }
+    }
+    if (!finite) return;
+    float encode_tensor = amax == 0.0f ? 1.0f : fminf(2688.0f / amax, LARGEST_F32);
+    float decode_tensor = 1.0f / encode_tensor;
+    float multiplier = encode_tensor * __uint_as_float(0x3E2AAAABu);
+
+    Quad quad = quad_of(t, place.tile);
+    u32 bytes = 0;
+    if (quad.row < t.grid_rows) {
+        u64 at = u64(quad.row) * t.grid_cols + quad.column;
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) {
+            if (quad.column + k >= t.grid_cols) break;
+            float decode = fminf(__ldg(t.block_amax + at + k) * multiplier, LARGEST_F32);
+            u32 scale = E4m3::encode1(decode);
+            t.encode[at + k] = fminf(1.0f / (E4m3::decode(scale) * decode_tensor), LARGEST_F32);
+            bytes |= scale << (8 * k);
+        }
+    }
+    u32 end = min((quad.row + 1) * t.repeat, t.plane_rows);
+    for (u32 row = quad.row * t.repeat; row < end; ++row) store_quad(t, row, quad.column, bytes);
+}
+
+// MXFP8: c = E8M0(block_amax * (1/448)), and the cast multiplies with 2^(127 - c).
+extern "C" __global__ void __launch_bounds__(THREADS) scale_mxfp8(const __grid_constant__ ScaleArguments all) {
+    if (skips(all.vote)) return;
+    Place place = place_of(all.tiles, blockIdx.x);
+    const ScaleTensor& t = all.tensors[place.tensor];
+    if (place.tile == 0 && threadIdx.x == 0) *t.tensor_scale = 1.0f;
+    Quad quad = quad_of(t, place.tile);
+    if (quad.row >= t.plane_rows) return;
+    u32 bytes = 0;
+    if (quad.row < t.grid_rows) {
+        u64 at = u64(quad.row) * t.grid_cols + quad.column;
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) {
+            if (quad.column + k >= t.grid_cols) break;
+            u32 code = E8m0::encode(__ldg(t.block_amax + at + k) * __uint_as_float(0x3B124925u));
+            t.encode[at + k] = E8m0::reciprocal(code);
+            bytes |= code << (8 * k);
+        }
+    }
+    store_quad(t, quad.row, quad.column, bytes);
+}
+
+// The scale of an amax: MAX / a, at most FMAX, as a power of two if asked; 1 for an amax without a scale.
+__device__ __forceinline__ float fp8_scale(const ScaleArguments& all, float amax) {
+    amax = amax < all.epsilon ? all.epsilon : amax;
+    if (amax == 0.0f || !(fabsf(amax) <= LARGEST_F32)) return 1.0f;
+    float scale = fminf(all.largest / amax, LARGEST_F32);
+    return all.power_of_two ? __uint_as_float(__float_as_uint(scale) & 0xFF800000u) : scale;
+}
+
+// FP8 in blocks. TRANSPOSED planes have a row for each column of blocks: those of 1x128.
+template <bool TRANSPOSED>
+__device__ __forceinline__ void scale_fp8_block(const ScaleArguments& all) {
+    Place place = place_of(all.tiles, blockIdx.x);
+    const ScaleTensor& t = all.tensors[place.tensor];
+    if (place.tile == 0 && threadIdx.x == 0) *t.tensor_scale = 1.0f;
+    Quad quad = quad_of(t, place.tile);
+    if (quad.row >= t.plane_rows) return;
+    float* to = reinterpret_cast<float*>(t.plane) + u64(quad.row) * t.pitch + quad.column;
+#pragma unroll
+    for (u32 k = 0; k < 4; ++k) {
+        u32 row = TRANSPOSED ? quad.column + k : quad.row;
+        u32 column = TRANSPOSED ? quad.row : quad.column + k;
+        float decode = 0.0f;
+        if (row < t.grid_rows && column < t.grid_cols) {
+            u64 at = u64(row) * t.grid_cols + column;
+            float encode = fp8_scale(all, __ldg(t.block_amax + at));
+            t.encode[at] = encode;
+            decode = 1.0f / encode;
+        }
+        to[k] = decode;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+scale_fp8_tile128(const __grid_constant__ ScaleArguments all) {
+    if (skips(all.vote)) return;
+    scale_fp8_block<false>(all);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+scale_fp8_row128(const __grid_constant__ ScaleArguments all) {
+    if (skips(all.vote)) return;
+    scale_fp8_block<true>(all);
+}
+
+// FP8 with one scale per tensor: a tile is a tensor.
+extern "C" __global__ void __launch_bounds__(THREADS)
+scale_fp8_tensor(const __grid_constant__ ScaleArguments all) {
+    if (skips(all.vote)) return;
+    u32 tensor = blockIdx.x * THREADS + threadIdx.x;
+    if (tensor >= all.tiles.tensors) return;
+    const ScaleTensor& t = all.tensors[tensor];
+    float encode = fp8_scale(all, *t.tensor_amax);
+    *t.encode = encode;
+    *t.tensor_scale = 1.0f / encode;
+}

@@ -1,0 +1,162 @@
+// Sums and maxima of f32 vectors: accumulation into main grads, and what ranks contributed, in rank order.
+//
+// Laws:
+// - A contribution is multiplied by the factor, rounded once, then added. The first one overwrites.
+// - A sum over ranks begins with rank 0's value and adds 1, 2, ... in f32; a maximum ignores NaN unless all
+//   are. Neither depends on the number of blocks, so every rank and every run gets the same bits.
+
+#include "common.cuh"
+#include "elements.cuh"
+
+// Elements of a tile: four 16-byte accesses per thread.
+constexpr u32 TILE = 4096;
+constexpr u32 STEPS = TILE / (4 * THREADS);
+
+struct AccumulateTensor {
+    const float* from;
+    float* into;
+    u64 count;
+    u32 aligned;
+    u32 reserved;
+};
+static_assert(sizeof(AccumulateTensor) == 32, "kernels::sum::AccumulateTensor");
+
+struct AccumulateArguments {
+    Tiles tiles;
+    const AccumulateTensor* tensors;
+    float factor;
+    u32 reserved;
+};
+
+template <bool FIRST>
+__device__ __forceinline__ void accumulate(const AccumulateArguments& all) {
+    Place place = place_of(all.tiles, blockIdx.x);
+    const AccumulateTensor& t = all.tensors[place.tensor];
+    u64 first = u64(place.tile) * TILE;
+    float factor = all.factor;
+    if (t.aligned && first + TILE <= t.count) {
+        u64 own = first + 4 * threadIdx.x;
+        float4 from[STEPS];
+        float4 into[STEPS];
+#pragma unroll
+        for (u32 i = 0; i < STEPS; ++i) {
+            from[i] = load16(t.from + own + i * 4 * THREADS);
+            if (!FIRST) into[i] = *reinterpret_cast<const float4*>(t.into + own + i * 4 * THREADS);
+        }
+#pragma unroll
+        for (u32 i = 0; i < STEPS; ++i) {
+            float4 v = make_float4(from[i].x * factor, from[i].y * factor, from[i].z * factor, from[i].w * factor);
+            if (!FIRST) {
+                v = make_float4(into[i].x + v.x, into[i].y + v.y, into[i].z + v.z, into[i].w + v.w);
+            }
+            *reinterpret_cast<float4*>(t.into + own + i * 4 * THREADS) = v;
+        }
+        return;
+    }
+    u64 end = min(first + TILE, t.count);
+    for (u64 at = first + threadIdx.x; at < end; at += THREADS) {
+        float v = __ldg(t.from + at) * factor;
+        t.into[at] = FIRST ? v : t.into[at] + v;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+accumulate_first(const __grid_constant__ AccumulateArguments all) {
+    accumulate<true>(all);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+accumulate_more(const __grid_constant__ AccumulateArguments all) {
+    accumulate<false>(all);
+}
+
+struct CombineTensor {
+    // One address per rank.
+    const u64* sources;
+    float* to;
+    u64 count;
+    u32 source_count;
+    u32 aligned;
+};
+static_assert(sizeof(CombineTensor) == 32, "kernels::sum::CombineTensor");
+
+struct CombineArguments {
+    Tiles tiles;
+    const CombineTensor* tensors;
+};
+
+struct FromF32 {
+    static __device__ __forceinline__ float4 four(u64 source, u64 at) {
+        return *reinterpret_cast<const float4*>(reinterpret_cast<const float*>(source) + at);
+    }
+    static __device__ __forceinline__ float one(u64 source, u64 at) {
+        return reinterpret_cast<const float*>(source)[at];
+    }
+};
+
+struct FromBf16 {
+    static __device__ __forceinline__ float4 four(u64 source, u64 at) {
+        uint2 v = *reinterpret_cast<const uint2*>(reinterpret_cast<const u16*>(source) + at);
+        return make_float4(bf16_value(u16(v.x)), bf16_value(u16(v.x >> 16)), bf16_value(u16(v.y)),
+                           bf16_value(u16(v.y >> 16)));
+    }
+    static __device__ __forceinline__ float one(u64 source, u64 at) {
+        return bf16_value(reinterpret_cast<const u16*>(source)[at]);
+    }
+};
+
+struct Sum {
+    static __device__ __forceinline__ float of(float sum, float value) { return sum + value; }
+};
+
+struct Max {
+    static __device__ __forceinline__ float of(float max, float value) {
+        return value > max || max != max ? value : max;
+    }
+};
+
+// The target may be one of the sources: an element is read from all of them before it is written.
+template <class From, class Reduction>
+__device__ __forceinline__ void combine(const CombineArguments& all) {
+    Place place = place_of(all.tiles, blockIdx.x);
+    const CombineTensor& t = all.tensors[place.tensor];
+    u64 first = u64(place.tile) * TILE;
+    u32 count = t.source_count;
+    if (t.aligned && first + TILE <= t.count) {
+        u64 own = first + 4 * threadIdx.x;
+        float4 sum[STEPS];
+        u64 source = __ldg(t.sources);
+#pragma unroll
+        for (u32 i = 0; i < STEPS; ++i) sum[i] = From::four(source, own + i * 4 * THREADS);
+#pragma unroll 3
+        for (u32 r = 1; r < count; ++r) {
+            source = __ldg(t.sources + r);
+            float4 v[STEPS];
+#pragma unroll
+            for (u32 i = 0; i < STEPS; ++i) v[i] = From::four(source, own + i * 4 * THREADS);
+#pragma unroll
+            for (u32 i = 0; i < STEPS; ++i) {
+                sum[i] = make_float4(Reduction::of(sum[i].x, v[i].x), Reduction::of(sum[i].y, v[i].y),
+                                     Reduction::of(sum[i].z, v[i].z), Reduction::of(sum[i].w, v[i].w));
+            }
+        }
+#pragma unroll
+        for (u32 i = 0; i < STEPS; ++i) *reinterpret_cast<float4*>(t.to + own + i * 4 * THREADS) = sum[i];
+        return;
+    }
+    u64 end = min(first + TILE, t.count);
+    for (u64 at = first + threadIdx.x; at < end; at += THREADS) {
+        float sum = From::one(__ldg(t.sources), at);
+        for (u32 r = 1; r < count; ++r) sum = Reduction::of(sum, From::one(__ldg(t.sources + r), at));
+        t.to[at] = sum;
+    }
+}
+
+#define COMBINE_KERNEL(name, from, reduction)                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS) name(const __grid_constant__ CombineArguments all) { \
+        combine<from, reduction>(all);                                                                         \
+    }
+
+COMBINE_KERNEL(sum_f32, FromF32, Sum)
+COMBINE_KERNEL(sum_bf16, FromBf16, Sum)
+COMBINE_KERNEL(max_f32, FromF32, Max)

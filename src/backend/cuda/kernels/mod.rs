@@ -1,0 +1,47 @@
+//! The kernels: what to launch for an op on given addresses.
+//!
+//! Laws:
+//! - One function per op prepares one [`KernelLaunch`] for any number of tensors (a *multi-tensor launch*): it
+//!   checks its operands, builds the table the kernel reads and uploads it. That may allocate, compile and
+//!   wait; [`KernelLaunch::enqueue`] does none of it.
+//! - Operands are addresses, shapes and formats. Nothing here knows plans, slots, ranks or streams.
+//! - The numbers are those of [`mod@crate::format`] and of the CPU backend, bit for bit: amaxes, scales, codes,
+//!   values, transposes, sums. Adam differs at most by the rounding of `β^t` in f64, and a norm by the
+//!   order of an f64 sum.
+//! - Any shape, any alignment of elements and any fragment is correct; rows that begin at multiples of 16
+//!   bytes are fast.
+//! - A context must be current on the thread, the same one when preparing and when enqueuing.
+//!
+//! Kernel sources lie in `kernels/*.cu`; their headers state the laws of the device side.
+
+mod adam;
+mod amax;
+mod cast;
+mod check;
+mod dequantize;
+mod fragment;
+mod launch;
+mod memory;
+mod module;
+mod norm;
+mod scale;
+mod scale_plane;
+mod source;
+mod sum;
+mod tiles;
+mod transpose;
+
+pub use adam::{AdamOperand, MasterState};
+pub use amax::AmaxOperand;
+pub use cast::CastOperand;
+pub use dequantize::DequantizeOperand;
+pub use fragment::MasterFragment;
+pub use launch::KernelLaunch;
+pub use memory::{CopyOperand, ZeroOperand};
+pub use module::Kernels;
+pub use norm::{NormOperand, VoteOperand};
+pub use scale::{ScaleOperand, ScaleRows};
+pub use scale_plane::{ExpandOperand, SwizzleOperand};
+pub use source::Family;
+pub use sum::{AccumulateOperand, CombineOperand};
+pub use transpose::TransposeOperand;

@@ -1,0 +1,68 @@
+//! The kernel sources, as they are compiled: one translation unit per op family.
+
+use super::super::compile::Source;
+
+/// Kernels that are compiled together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Family {
+    /// Partial amax.
+    Amax,
+    /// Fused scale.
+    Scale,
+    /// Partial cast.
+    Cast,
+    /// Planes into values.
+    Dequantize,
+    /// Columnwise planes from rowwise ones.
+    Transpose,
+    /// Expanding and swizzling of scale planes.
+    ScalePlane,
+    /// Accumulation, and sums and maxima over ranks.
+    Sum,
+    /// Norm record and vote.
+    Norm,
+    /// Adam and AdamW.
+    Adam,
+    /// Copies and zeroes.
+    Memory,
+}
+
+impl Family {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::Amax,
+        Self::Scale,
+        Self::Cast,
+        Self::Dequantize,
+        Self::Transpose,
+        Self::ScalePlane,
+        Self::Sum,
+        Self::Norm,
+        Self::Adam,
+        Self::Memory,
+    ];
+
+    pub(super) const fn source(self) -> Source {
+        let (name, text) = match self {
+            Self::Amax => (c"amax.cu", include_str!("../../../../kernels/amax.cu")),
+            Self::Scale => (c"scale.cu", include_str!("../../../../kernels/scale.cu")),
+            Self::Cast => (c"cast.cu", include_str!("../../../../kernels/cast.cu")),
+            Self::Dequantize => (c"dequantize.cu", include_str!("../../../../kernels/dequantize.cu")),
+            Self::Transpose => (c"transpose.cu", include_str!("../../../../kernels/transpose.cu")),
+            Self::ScalePlane => (c"scale_plane.cu", include_str!("../../../../kernels/scale_plane.cu")),
+            Self::Sum => (c"sum.cu", include_str!("../../../../kernels/sum.cu")),
+            Self::Norm => (c"norm.cu", include_str!("../../../../kernels/norm.cu")),
+            Self::Adam => (c"adam.cu", include_str!("../../../../kernels/adam.cu")),
+            Self::Memory => (c"memory.cu", include_str!("../../../../kernels/memory.cu")),
+        };
+        Source {
+            name,
+            text,
+            headers: &[
+                (c"common.cuh", include_str!("../../../../kernels/common.cuh")),
+                (c"elements.cuh", include_str!("../../../../kernels/elements.cuh")),
+                (c"fragment.cuh", include_str!("../../../../kernels/fragment.cuh")),
+            ],
+        }
+    }
+}
