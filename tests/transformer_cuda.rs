@@ -38,3 +38,5 @@ mod product;
 mod program;
 #[path = "../examples/train/start.rs"]
 mod start;
+#[path = "../examples/train/cuda/turn.rs"]
+mod turn;

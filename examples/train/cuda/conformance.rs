@@ -4,15 +4,14 @@
 //! get the same operands, so errors do not add up from piece to piece. Without a GPU each test says on stderr that it
 //! was skipped, and why.
 
-use std::io::Write as _;
-
 use bytemuck::Pod;
 
 use super::cuda::compile::{Architecture, compile};
 use super::cuda::device::{Buffer, Device, Kernel};
 use super::cuda::scratch::Scratch;
 use super::cuda::span::{Matrix, Span, SpanMut};
-use super::cuda::{Failure, attention, embedding, gpus, head, kernels, mlp};
+use super::cuda::{Failure, attention, embedding, head, kernels, mlp};
+use super::turn::{Turn, skip, turn};
 use crate::init::Stream;
 use crate::model::{self, Config, VOCABULARY};
 
@@ -23,27 +22,25 @@ fn configs() -> [Config; 2] {
     [odd, usual].map(|config| config.check().unwrap())
 }
 
-/// Said past the test harness, which keeps the output of tests that pass.
-fn skip(test: &str, reason: &dyn std::fmt::Display) {
-    let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
+/// The first GPU, if there is one.
+struct Gpu {
+    device: Device,
+    _alone: Turn,
 }
 
-/// The first GPU, if there is one.
-fn device(test: &str) -> Option<Device> {
-    match gpus() {
-        Ok(found) if found.count() > 0 => {
-            let code = kernels(&[0]).unwrap();
-            Some(Device::open(0, &code[0]).unwrap())
-        }
-        Ok(_) => {
-            skip(test, &"this machine shows no GPU");
-            None
-        }
-        Err(failure) => {
-            skip(test, &failure);
-            None
-        }
+impl std::ops::Deref for Gpu {
+    type Target = Device;
+
+    fn deref(&self) -> &Device {
+        &self.device
     }
+}
+
+fn device(test: &str) -> Option<Gpu> {
+    let (found, turn) = turn(test)?;
+    assert!(found.count() > 0);
+    let code = kernels(&[0]).unwrap();
+    Some(Gpu { device: Device::open(0, &code[0]).unwrap(), _alone: turn })
 }
 
 fn random(len: usize, seed: u64) -> Vec<f32> {
