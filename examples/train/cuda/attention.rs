@@ -3,8 +3,9 @@
 //! Law: what is kept and what is computed again is as on the CPU. Backward keeps the probabilities of all heads in
 //! scratch between the kernel that goes along the queries and the one that goes along the keys.
 
-use super::device::{Device, Kernel};
+use super::device::Device;
 use super::failure::Failure;
+use super::launch::Kernel;
 use super::ops::{NormalizeBackward, normalize, normalize_backward};
 use super::scratch::Scratch;
 use super::span::{Matrix, Span, SpanMut};

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use cudarc::nvrtc::result::{self, NvrtcError};
 use cudarc::nvrtc::sys;
 
-use super::device::Library;
 use super::failure::Failure;
+use super::library::Library;
 
 const SOURCE: &str = include_str!("kernels.cu");
 

@@ -7,7 +7,8 @@
 use bytemuck::Pod;
 
 use super::cuda::compile::{Architecture, compile};
-use super::cuda::device::{Buffer, Device, Kernel};
+use super::cuda::device::{Buffer, Device};
+use super::cuda::launch::Kernel;
 use super::cuda::scratch::Scratch;
 use super::cuda::span::{Matrix, Span, SpanMut};
 use super::cuda::{Failure, attention, embedding, head, kernels, mlp};

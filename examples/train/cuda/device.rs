@@ -10,114 +10,20 @@
 use std::cell::Cell;
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::marker::PhantomData;
-use std::panic::catch_unwind;
 use std::rc::Rc;
 
 use bytemuck::Pod;
 use cudarc::cublas::{result as cublas, sys as cublas_sys};
 use cudarc::driver::{result as driver, sys};
 
-use super::compile::{Architecture, Cubin};
+use super::compile::Cubin;
 use super::failure::Failure;
+use super::launch::{Kernel, OPERANDS, THREADS, length};
+use super::library::{Library, refused};
 use super::span::{Matrix, Span, SpanMut};
 
-/// Threads of a block; `kernels.cu` says the same.
-const THREADS: usize = 128;
-/// Shared memory every architecture gives a block without being asked, less what the kernels take themselves.
-const SHARED_BYTES: usize = 46 << 10;
 /// cuBLAS's advice for Hopper; other architectures take less.
 const WORKSPACE_BYTES: usize = 32 << 20;
-/// More operands than any kernel has.
-const OPERANDS: usize = 12;
-
-/// A library the example opens at run time.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Library {
-    /// `libcuda`.
-    Driver,
-    /// `libnvrtc`.
-    Compiler,
-    /// `libcublas`.
-    Blas,
-}
-
-impl Library {
-    /// Must be asked before the library's first call: the binding panics on a missing one.
-    ///
-    /// # Errors
-    /// [`Failure::Missing`].
-    pub(crate) fn open(self) -> Result<(), Failure> {
-        let (library, advice) = match self {
-            Self::Driver => ("the CUDA driver (libcuda)", "install NVIDIA's driver, or say --device cpu"),
-            Self::Compiler => {
-                ("the kernel compiler (libnvrtc)", "install CUDA's NVRTC and put it on LD_LIBRARY_PATH")
-            }
-            Self::Blas => ("cuBLAS (libcublas)", "install it with CUDA and put it on LD_LIBRARY_PATH"),
-        };
-        // SAFETY: opening a library runs its initializers; these are NVIDIA's own, made to be opened.
-        let present = catch_unwind(|| unsafe {
-            match self {
-                Self::Driver => sys::is_culib_present(),
-                Self::Compiler => cudarc::nvrtc::sys::is_culib_present(),
-                Self::Blas => cublas_sys::is_culib_present(),
-            }
-        });
-        if present.unwrap_or(false) { Ok(()) } else { Err(Failure::Missing { library, advice }) }
-    }
-}
-
-/// The GPUs of this machine.
-#[derive(Clone, Debug)]
-pub(crate) struct Gpus(Vec<(String, Architecture)>);
-
-impl Gpus {
-    /// How many there are.
-    pub(crate) fn count(&self) -> u32 {
-        self.0.len() as u32
-    }
-
-    /// Name and architecture of one.
-    ///
-    /// # Errors
-    /// [`Failure::NoDevice`].
-    pub(crate) fn of(&self, ordinal: u32) -> Result<&(String, Architecture), Failure> {
-        let found = self.count();
-        self.0.get(ordinal as usize).ok_or(Failure::NoDevice { ordinal, found })
-    }
-}
-
-/// Looks for GPUs, and for the libraries the example needs on them.
-///
-/// # Errors
-/// [`Failure::Missing`] and [`Failure::Refused`], the latter also where a driver has no GPU.
-pub(crate) fn gpus() -> Result<Gpus, Failure> {
-    for library in [Library::Driver, Library::Compiler, Library::Blas] {
-        library.open()?;
-    }
-    driver::init().map_err(refused("cuInit"))?;
-    let count = driver::device::get_count().map_err(refused("cuDeviceGetCount"))?;
-    (0..count)
-        .map(|ordinal| {
-            let device = driver::device::get(ordinal).map_err(refused("cuDeviceGet"))?;
-            let name = driver::device::get_name(device).map_err(refused("cuDeviceGetName"))?;
-            Ok((name, architecture(device)?))
-        })
-        .collect::<Result<_, _>>()
-        .map(Gpus)
-}
-
-fn architecture(device: sys::CUdevice) -> Result<Architecture, Failure> {
-    use sys::CUdevice_attribute::{
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
-    };
-    let number = |attribute| {
-        // SAFETY: the driver gave out this device.
-        let number = unsafe { driver::device::get_attribute(device, attribute) };
-        number.map(i32::unsigned_abs).map_err(refused("cuDeviceGetAttribute"))
-    };
-    Ok(Architecture { major: number(MAJOR)?, minor: number(MINOR)? })
-}
 
 /// A device's primary context, kept while anything on the device lives.
 struct Context(sys::CUdevice);
@@ -164,62 +70,6 @@ impl<T> Drop for Buffer<T> {
         let _kept_until_freed = &self.context;
         // SAFETY: allocated once by `Device::buffer`; freeing waits for the device, so no kernel still uses it.
         let _ = unsafe { driver::free_sync(self.address) };
-    }
-}
-
-/// The kernels of `kernels.cu`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kernel {
-    Embed,
-    EmbedBackward,
-    Normalize,
-    NormalizeBackward,
-    GainBackward,
-    Gelu,
-    GeluBackward,
-    Rotate,
-    AttentionForward,
-    AttentionBackwardQueries,
-    AttentionBackwardKeys,
-    CrossEntropy,
-    MeanOf,
-}
-
-impl Kernel {
-    /// All, in the order of their declaration.
-    pub(crate) const ALL: [Self; 13] = [
-        Self::Embed,
-        Self::EmbedBackward,
-        Self::Normalize,
-        Self::NormalizeBackward,
-        Self::GainBackward,
-        Self::Gelu,
-        Self::GeluBackward,
-        Self::Rotate,
-        Self::AttentionForward,
-        Self::AttentionBackwardQueries,
-        Self::AttentionBackwardKeys,
-        Self::CrossEntropy,
-        Self::MeanOf,
-    ];
-
-    /// Its name in `kernels.cu`.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Embed => "embed",
-            Self::EmbedBackward => "embed_backward",
-            Self::Normalize => "normalize",
-            Self::NormalizeBackward => "normalize_backward",
-            Self::GainBackward => "gain_backward",
-            Self::Gelu => "gelu",
-            Self::GeluBackward => "gelu_backward",
-            Self::Rotate => "rotate",
-            Self::AttentionForward => "attention_forward",
-            Self::AttentionBackwardQueries => "attention_backward_queries",
-            Self::AttentionBackwardKeys => "attention_backward_keys",
-            Self::CrossEntropy => "cross_entropy",
-            Self::MeanOf => "mean_of",
-        }
     }
 }
 
@@ -367,22 +217,28 @@ impl Device {
         .map_err(refused_product("cublasSgemm"))
     }
 
-    /// A launch of one block per row.
-    pub(crate) fn rows(&self, kernel: Kernel, rows: usize) -> Launch<'_> {
-        Launch {
-            device: self,
-            kernel,
-            blocks: rows,
-            shared_bytes: 0,
-            slots: [0; OPERANDS],
-            used: 0,
-            failure: None,
+    /// Enqueues `blocks` blocks of a kernel. Safe for a [`Launch`], which checked the operands.
+    pub(super) fn enqueue(
+        &self,
+        kernel: Kernel,
+        blocks: c_uint,
+        shared_bytes: c_uint,
+        mut slots: [u64; OPERANDS],
+    ) -> Result<(), Failure> {
+        let mut operands = slots.each_mut().map(|slot| std::ptr::from_mut(slot).cast::<c_void>());
+        // SAFETY: the operands are those `kernels.cu` lists, in its order; `Launch` checked that each holds the
+        // elements the kernel touches; the driver copies them before it returns.
+        unsafe {
+            driver::launch_kernel(
+                self.functions[kernel as usize],
+                (blocks, 1, 1),
+                (THREADS as c_uint, 1, 1),
+                shared_bytes,
+                self.stream.get(),
+                &mut operands,
+            )
         }
-    }
-
-    /// A launch of one thread per element.
-    pub(crate) fn elements(&self, kernel: Kernel, elements: usize) -> Launch<'_> {
-        self.rows(kernel, elements.div_ceil(THREADS))
+        .map_err(refused(kernel.name()))
     }
 }
 
@@ -399,114 +255,12 @@ impl Drop for Device {
     }
 }
 
-/// A launch in the making: operands in the kernel's order, then [`Launch::run`].
-#[must_use = "a launch does nothing before `run`"]
-pub(crate) struct Launch<'d> {
-    device: &'d Device,
-    kernel: Kernel,
-    blocks: usize,
-    shared_bytes: usize,
-    /// Operands as the driver takes them: each in the low bytes of its slot, on the little-endian hosts CUDA has.
-    slots: [u64; OPERANDS],
-    used: usize,
-    failure: Option<Failure>,
-}
-
-impl Launch<'_> {
-    /// Shared memory for `elements` numbers per block.
-    pub(crate) fn shared(mut self, elements: usize) -> Self {
-        self.shared_bytes = elements * size_of::<f32>();
-        if self.shared_bytes > SHARED_BYTES {
-            self.failure.get_or_insert(Failure::Size { what: self.kernel.name(), size: elements });
-        }
-        self
-    }
-
-    /// An operand of which `elements` are read.
-    pub(crate) fn reads<T>(self, span: Span<'_, T>, elements: usize) -> Self {
-        self.operand(span.address, span.len, elements)
-    }
-
-    /// An operand of which `elements` are written, or updated.
-    pub(crate) fn writes<T>(self, span: SpanMut<'_, T>, elements: usize) -> Self {
-        self.operand(span.address, span.len, elements)
-    }
-
-    /// An `unsigned`.
-    pub(crate) fn size(mut self, size: usize) -> Self {
-        if c_uint::try_from(size).is_err() {
-            self.failure.get_or_insert(Failure::Size { what: self.kernel.name(), size });
-        }
-        self.slot(size as u64)
-    }
-
-    /// A `float`.
-    pub(crate) fn float(self, value: f32) -> Self {
-        self.slot(u64::from(value.to_bits()))
-    }
-
-    fn operand(mut self, address: u64, given: usize, wanted: usize) -> Self {
-        if let Err(failure) = length(self.kernel.name(), wanted, given) {
-            self.failure.get_or_insert(failure);
-        }
-        self.slot(address)
-    }
-
-    fn slot(mut self, bits: u64) -> Self {
-        match self.slots.get_mut(self.used) {
-            Some(slot) => *slot = bits,
-            None => {
-                _ = self.failure.get_or_insert(Failure::Size { what: self.kernel.name(), size: self.used })
-            }
-        }
-        self.used += 1;
-        self
-    }
-
-    /// Enqueues the kernel.
-    ///
-    /// # Errors
-    /// The first operand that does not fit, or what the driver refuses.
-    pub(crate) fn run(mut self) -> Result<(), Failure> {
-        if let Some(failure) = self.failure.take() {
-            return Err(failure);
-        }
-        let blocks = i32::try_from(self.blocks).ok().filter(|blocks| *blocks > 0);
-        let blocks = blocks.ok_or(Failure::Size { what: self.kernel.name(), size: self.blocks })?;
-        let mut operands = self.slots.each_mut().map(|slot| std::ptr::from_mut(slot).cast::<c_void>());
-        // SAFETY: the function takes the operands its wrapper in `ops.rs` and beside names, in that order; each was
-        // checked to hold the elements that `kernels.cu` says it touches; the driver copies them before it returns.
-        unsafe {
-            driver::launch_kernel(
-                self.device.functions[self.kernel as usize],
-                (blocks.unsigned_abs(), 1, 1),
-                (THREADS as c_uint, 1, 1),
-                self.shared_bytes as c_uint,
-                self.device.stream.get(),
-                &mut operands,
-            )
-        }
-        .map_err(refused(self.kernel.name()))
-    }
-}
-
 /// Room for `len` elements, which hold anything.
 fn allocate<T: Pod>(context: &Rc<Context>, len: usize) -> Result<Buffer<T>, Failure> {
     let bytes = (len * size_of::<T>()).max(1);
     // SAFETY: the context is current; the memory is freed by the buffer.
     let address = unsafe { driver::malloc_sync(bytes) }.map_err(refused("cuMemAlloc"))?;
     Ok(Buffer { address, len, context: Rc::clone(context), elements: PhantomData })
-}
-
-fn length(what: &'static str, wanted: usize, given: usize) -> Result<(), Failure> {
-    if wanted == given { Ok(()) } else { Err(Failure::Length { what, wanted, given }) }
-}
-
-fn refused(call: &'static str) -> impl Fn(cudarc::driver::DriverError) -> Failure {
-    move |error| {
-        let name = error.error_name().ok().map(|name| name.to_string_lossy().into_owned());
-        Failure::Refused { call, code: name.unwrap_or_else(|| format!("{:?}", error.0)) }
-    }
 }
 
 fn refused_product(call: &'static str) -> impl Fn(cublas::CublasError) -> Failure {

@@ -1,7 +1,8 @@
 //! Token embedding on the GPU; see [`crate::embedding`].
 
-use super::device::{Device, Kernel};
+use super::device::Device;
 use super::failure::Failure;
+use super::launch::Kernel;
 use super::span::{Span, SpanMut};
 use crate::model::VOCABULARY;
 

@@ -2,8 +2,9 @@
 //!
 //! Law: the loss goes from the kernel into its declared output; no host value depends on it.
 
-use super::device::{Device, Kernel};
+use super::device::Device;
 use super::failure::Failure;
+use super::launch::Kernel;
 use super::ops::{NormalizeBackward, normalize, normalize_backward};
 use super::scratch::Scratch;
 use super::span::{Matrix, Span, SpanMut};

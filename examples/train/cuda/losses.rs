@@ -8,7 +8,7 @@ use warpweft::format::Format;
 use warpweft::id::RankId;
 use warpweft::session::Session;
 
-use super::cuda::device::Gpus;
+use super::cuda::library::Gpus;
 use super::turn::turn;
 use crate::init::Stream;
 use crate::model::Config;

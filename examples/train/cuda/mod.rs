@@ -5,14 +5,16 @@
 //! - A call only enqueues on the stream it is given. Whatever is allocated, compiled or uploaded is so before the
 //!   first step, so a step can be recorded.
 //! - A run is repeated bit for bit: no atomics, one stream and one workspace per cuBLAS handle.
-//! - `unsafe` lives in `compile.rs` (NVRTC) and `device.rs` (driver and cuBLAS) alone. Libraries are opened at run
-//!   time; one that is missing is a [`Failure`] that names it.
+//! - `unsafe` lives in `library.rs` (what this machine has), `compile.rs` (NVRTC) and `device.rs` (driver and cuBLAS)
+//!   alone. Libraries are opened at run time; one that is missing is a [`Failure`] that names it.
 
 pub(crate) mod attention;
 pub(crate) mod compile;
 pub(crate) mod device;
 pub(crate) mod embedding;
 pub(crate) mod head;
+pub(crate) mod launch;
+pub(crate) mod library;
 pub(crate) mod mlp;
 pub(crate) mod ops;
 pub(crate) mod scratch;
@@ -22,8 +24,8 @@ mod arithmetic;
 mod failure;
 
 pub(crate) use arithmetic::Gpu;
-pub(crate) use device::gpus;
 pub(crate) use failure::Failure;
+pub(crate) use library::gpus;
 
 use compile::{Architecture, Cubin, compile};
 

@@ -2,8 +2,9 @@
 //!
 //! Law: this file and its neighbours alone know a kernel's operands; each names how many elements the kernel touches.
 
-use super::device::{Buffer, Device, Kernel};
+use super::device::{Buffer, Device};
 use super::failure::Failure;
+use super::launch::Kernel;
 use super::span::{Span, SpanMut};
 
 /// `out = gain · x / rms(x)` for each row of `x`, `[rows, width]`.

@@ -6,8 +6,8 @@
 use std::io::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::cuda::device::Gpus;
 use super::cuda::gpus;
+use super::cuda::library::Gpus;
 
 /// Held by the test that uses the GPUs.
 pub(crate) type Turn = MutexGuard<'static, ()>;
