@@ -18,7 +18,7 @@ static NCCL: AtomicBool = AtomicBool::new(false);
 /// Can a world be made here?
 pub(crate) fn ready() -> Result<(), CudaFailure> {
     let first = DeviceOrdinal::all()?.into_iter().take(1).collect();
-    CudaWorld::new(CudaOptions::new(first)).map(drop)
+    CudaWorld::new(CudaOptions::new(first))?.backends().map(drop)
 }
 
 /// NCCL takes one rank per GPU.
