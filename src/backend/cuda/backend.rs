@@ -37,7 +37,7 @@ pub struct CudaBackend {
     /// Copies between host and device at the edge of a step.
     transfers: Stream,
     /// Per lane, the last collective that is done.
-    progress: Arc<PinnedWords>,
+    progress: PinnedWords,
     lanes: Mutex<BTreeMap<LaneId, Option<Communication>>>,
 }
 
@@ -80,7 +80,7 @@ impl CudaBackend {
         let context = Arc::clone(world.contexts.get(rank.index()).ok_or_else(missing)?);
         let kernels = Arc::new(load_kernels(&context)?);
         let transfers = Stream::create(Arc::clone(&context), Priority::Least)?;
-        let progress = Arc::new(PinnedWords::zeroed(&context, LANES + 1)?);
+        let progress = PinnedWords::zeroed(&context, LANES + 1)?;
         Ok(Self { world, rank, context, kernels, transfers, progress, lanes: Mutex::default() })
     }
 
@@ -274,7 +274,8 @@ impl Backend for CudaBackend {
             scale_fault: self.progress.address(SCALE_FAULT),
             arena: memory.memory.address(),
         };
-        let bound = bind(&binder, binding, memory.arena_bytes)?;
+        let bound = bind(&binder, binding, memory.arena_bytes)
+            .inspect_err(|error| drop(self.world.poison.set(error.to_string())))?;
         // Loading code and allocating may wait for a device, hence for whoever waits on it: nobody steps before
         // everybody has bound.
         self.world.gather(self.rank).map_err(self.failed("meeting the other ranks"))?;

@@ -14,7 +14,7 @@ use crate::backend::local::{
     Accumulate, Adam, CastVote, DelayedScale, Dequantize, FusedScale, GradNorm, Master, PartialAmax,
     PartialCast, RecordAmax, Transpose,
 };
-use crate::format::{ElementType, Orientation};
+use crate::format::{ElementType, Format, Orientation, Shape};
 use crate::layout::Region;
 
 /// What preparing needs: the kernels, and where the arena begins.
@@ -26,9 +26,15 @@ pub(super) struct Preparation<'a> {
 }
 
 impl Preparation<'_> {
-    /// Where a region lies; nowhere for an empty one.
+    /// Where a region lies; an empty one lies somewhere too.
     fn at(&self, region: Region) -> DeviceAddress {
-        if region.bytes == 0 { DeviceAddress::NULL } else { self.arena.plus(region.offset) }
+        self.arena.plus(region.offset)
+    }
+
+    /// Where a scale plane lies; nowhere for a format without.
+    fn scale_at(&self, format: Format, region: Region) -> DeviceAddress {
+        let planes = format.planes(Orientation::Rowwise, Shape::new(0, 0)).len();
+        if planes > 1 { self.at(region) } else { DeviceAddress::NULL }
     }
 
     /// Where value `index` of a region of f32 lies.
@@ -82,7 +88,7 @@ impl Preparation<'_> {
                 block_amax: self.value(op.block_amax, part.amaxes.start),
                 tensor_amax: self.value(op.tensor_amax, part.position),
                 encode: self.value(op.encode, part.factors.start),
-                scale_plane: self.at(part.scale_plane),
+                scale_plane: self.scale_at(op.format, part.scale_plane),
                 scale_rows: ScaleRows::Compact,
                 tensor_scale: self.value(op.tensor_scale, part.position),
             })
@@ -147,9 +153,9 @@ impl Preparation<'_> {
         let operand = TransposeOperand {
             shape: op.shape,
             data: self.at(op.from.data),
-            scale: self.at(op.from.scale),
+            scale: self.scale_at(op.format, op.from.scale),
             columnwise_data: self.at(op.to.data),
-            columnwise_scale: self.at(op.to.scale),
+            columnwise_scale: self.scale_at(op.format, op.to.scale),
         };
         self.kernels.transpose(op.format, &[operand])
     }
@@ -158,7 +164,7 @@ impl Preparation<'_> {
         let operand = DequantizeOperand {
             shape: op.shape,
             data: self.at(op.from.data),
-            scale: self.at(op.from.scale),
+            scale: self.scale_at(op.format, op.from.scale),
             tensor_scale: op.tensor_scale.map_or(DeviceAddress::NULL, |scale| self.at(scale)),
             out: self.at(op.to),
         };
