@@ -162,7 +162,7 @@ impl CudaBackend {
             closures,
             fault: None,
             faulted: false,
-            timed: true,
+            records: false,
             join: Event::order(Arc::clone(&self.context))?,
         })
     }
@@ -173,11 +173,11 @@ impl CudaBackend {
             return Err(CudaFailure::Refused("there is no lane to record".to_owned()));
         };
         first.stream.begin_capture()?;
-        first.timed = false;
+        first.records = true;
         // Whoever waits for an event of a recording stream records too.
         first.stream.record(&first.join)?;
         for other in others {
-            other.timed = false;
+            other.records = true;
             other.stream.wait(&first.join)?;
         }
         Ok(())
@@ -185,7 +185,7 @@ impl CudaBackend {
 
     fn recorded(&self, streams: &mut [CudaStream]) -> Result<CudaGraph, CudaFailure> {
         for stream in streams.iter_mut() {
-            stream.timed = true;
+            stream.records = false;
         }
         let [first, others @ ..] = streams else {
             return Err(CudaFailure::Refused("there is no lane that records".to_owned()));
@@ -285,6 +285,7 @@ impl Backend for CudaBackend {
     fn begin_step(&self, bound: &mut CudaBound) -> Result<(), BackendError> {
         self.world.poison.check()?;
         self.context.make_current().map_err(self.failed("beginning a step"))?;
+        bound.steps += 1;
         match &mut bound.timeline {
             None => Ok(()),
             Some(timeline) => {
@@ -295,7 +296,11 @@ impl Backend for CudaBackend {
 
     fn enqueue(&self, stream: &mut CudaStream, bound: &CudaBound, task: TaskId) -> Result<(), BackendError> {
         self.world.poison.check()?;
-        self.enqueued(bound, task, stream.enqueue(bound, task))
+        self.enqueued(bound, task, stream.enqueue(bound, task))?;
+        if bound.is_cold() && stream.communicates() && !stream.records {
+            return self.synchronize(stream);
+        }
+        Ok(())
     }
 
     fn record(&self, stream: &mut CudaStream, bound: &CudaBound, event: EventId) -> Result<(), BackendError> {

@@ -73,6 +73,7 @@ pub(super) fn bind(
         tasks,
         events,
         timeline: timeline.transpose().map_err(failed)?,
+        steps: 0,
         scratch: scratch.into_values().collect(),
     })
 }

@@ -49,11 +49,7 @@ impl Preparation<'_> {
     pub(super) fn partial_amax(&self, op: &PartialAmax) -> Result<KernelLaunch, CudaFailure> {
         let mut operands: Vec<(usize, AmaxOperand)> = Vec::new();
         for part in &op.parts {
-            let blocks = if part.blocks.stored.is_empty() {
-                DeviceAddress::NULL
-            } else {
-                self.value(op.block_amax, part.blocks.stored.start)
-            };
+            let blocks = self.value(op.block_amax, part.blocks.stored.start);
             let operand = match operands.iter_mut().find(|(position, _)| *position == part.position) {
                 Some((_, operand)) => operand,
                 None => {
@@ -120,8 +116,8 @@ impl Preparation<'_> {
     pub(super) fn partial_cast(&self, op: &PartialCast) -> Result<KernelLaunch, CudaFailure> {
         let mut operands: Vec<(Region, CastOperand)> = Vec::new();
         for part in &op.parts {
-            let encode = op.encode.filter(|_| !part.factors.is_empty());
-            let encode = encode.map_or(DeviceAddress::NULL, |encode| self.value(encode, part.factors.start));
+            let encode =
+                op.encode.map_or(DeviceAddress::NULL, |encode| self.value(encode, part.factors.start));
             let operand = match operands.iter_mut().find(|(master, _)| *master == part.master) {
                 Some((_, operand)) => operand,
                 None => {
