@@ -189,7 +189,8 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 // A cache per thread, as processes have them; only the process number is shared.
-                let cache = KernelCache { written: AtomicU64::new(rand()), ..KernelCache::at(directory.path()) };
+                let cache =
+                    KernelCache { written: AtomicU64::new(rand()), ..KernelCache::at(directory.path()) };
                 let code = &code;
                 scope.spawn(move || assert_eq!(make(&cache, key("a"), code), *code));
             }

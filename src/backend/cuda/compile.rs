@@ -137,7 +137,8 @@ pub(super) fn compile(source: &Source, architecture: Architecture) -> Result<Vec
     Library::Compiler.open()?;
     let refused = |error: std::ffi::NulError| CudaFailure::Refused(format!("a kernel source: {error}"));
     let text = CString::new(source.text).map_err(refused)?;
-    let headers: Result<Vec<CString>, _> = source.headers.iter().map(|(_, text)| CString::new(*text)).collect();
+    let headers: Result<Vec<CString>, _> =
+        source.headers.iter().map(|(_, text)| CString::new(*text)).collect();
     let headers = headers.map_err(refused)?;
     let texts: Vec<*const c_char> = headers.iter().map(|text| text.as_ptr()).collect();
     let names: Vec<*const c_char> = source.headers.iter().map(|(name, _)| name.as_ptr()).collect();

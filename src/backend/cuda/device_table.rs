@@ -33,15 +33,19 @@ impl DeviceTable {
     ) -> Result<Self, CudaFailure> {
         let context = result::ctx::get_current().map_err(CudaFailure::driver("cuCtxGetCurrent"))?;
         let context = context.ok_or_else(|| {
-            CudaFailure::Refused("no context is current on this thread; make the device's current first".into())
+            CudaFailure::Refused(
+                "no context is current on this thread; make the device's current first".into(),
+            )
         })?;
         // SAFETY: a context is current; the memory is written below before anything reads it.
-        let address = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(CudaFailure::driver("cuMemAlloc"))?;
+        let address =
+            unsafe { result::malloc_sync(bytes.max(1)) }.map_err(CudaFailure::driver("cuMemAlloc"))?;
         let table = Self { address, bytes, context };
         let mut content = content(table.address());
         content.resize(bytes, 0);
         // SAFETY: the allocation has `bytes` bytes, and so has `content`.
-        unsafe { result::memcpy_htod_sync(address, &content) }.map_err(CudaFailure::driver("cuMemcpyHtoD"))?;
+        unsafe { result::memcpy_htod_sync(address, &content) }
+            .map_err(CudaFailure::driver("cuMemcpyHtoD"))?;
         Ok(table)
     }
 

@@ -140,7 +140,8 @@ impl Kernels {
             present(what, address)?;
             element_aligned(what, address, 4)?;
         }
-        let split = operands.first().is_some_and(|operand| matches!(operand.master, MasterState::Split { .. }));
+        let split =
+            operands.first().is_some_and(|operand| matches!(operand.master, MasterState::Split { .. }));
         let name = match (settings.mode, split, moments) {
             (AdamMode::AdamW, false, Moments::F32) => c"adamw_f32_f32",
             (AdamMode::AdamW, false, Moments::Bf16) => c"adamw_f32_bf16",

@@ -133,7 +133,8 @@ impl Kernels {
         let cut = Cut::of(format);
         let tensor = |operand: &CastOperand| {
             let CastOperand { encode, columnwise_encode, data, columnwise_data, .. } = *operand;
-            for (what, address) in [("encode factors", encode), ("columnwise encode factors", columnwise_encode)]
+            for (what, address) in
+                [("encode factors", encode), ("columnwise encode factors", columnwise_encode)]
             {
                 element_aligned(what, address, 4)?;
             }

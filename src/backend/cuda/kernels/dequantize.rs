@@ -83,12 +83,8 @@ impl Kernel {
             Format::Nvfp4(_) => ((c"dequantize_nvfp4_f32", c"dequantize_nvfp4_bf16"), Cut::Strips, 2, 1),
             Format::Fp8Block(block) => {
                 let names = match (block.element, block.tile) {
-                    (E4m3, Tile128x128) => {
-                        (c"dequantize_e4m3_tile128_f32", c"dequantize_e4m3_tile128_bf16")
-                    }
-                    (E5m2, Tile128x128) => {
-                        (c"dequantize_e5m2_tile128_f32", c"dequantize_e5m2_tile128_bf16")
-                    }
+                    (E4m3, Tile128x128) => (c"dequantize_e4m3_tile128_f32", c"dequantize_e4m3_tile128_bf16"),
+                    (E5m2, Tile128x128) => (c"dequantize_e5m2_tile128_f32", c"dequantize_e5m2_tile128_bf16"),
                     (E4m3, Row1x128) => (c"dequantize_e4m3_row128_f32", c"dequantize_e4m3_row128_bf16"),
                     (E5m2, Row1x128) => (c"dequantize_e5m2_row128_f32", c"dequantize_e5m2_row128_bf16"),
                 };

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{result, sys};
 
-use super::super::cache::{Key, KernelCache};
+use super::super::cache::{KernelCache, Key};
 use super::super::compile::{Architecture, OPTIONS, compile, version};
 use super::super::failure::CudaFailure;
 use super::super::library::Library;

@@ -162,6 +162,8 @@ mod tests {
         let large = [operand(1 << 31), operand(1 << 30)];
         let tile = tile_of(&large);
         assert!(tile.is_multiple_of(STRIDE));
-        assert!(large.iter().map(|part| (part.elements as u64).div_ceil(tile)).sum::<u64>() <= PARTIAL_SUMS + 2);
+        assert!(
+            large.iter().map(|part| (part.elements as u64).div_ceil(tile)).sum::<u64>() <= PARTIAL_SUMS + 2
+        );
     }
 }

@@ -179,7 +179,9 @@ fn padding(
 ) -> Result<ZeroOperand, CudaFailure> {
     divides(format, operand.shape)?;
     if operand.compact != operand.plane {
-        return Err(CudaFailure::Refused(format!("{format} has no compact rows; gather into the plane itself")));
+        return Err(CudaFailure::Refused(format!(
+            "{format} has no compact rows; gather into the plane itself"
+        )));
     }
     let bytes = |planes: Vec<PlaneSpec>| scale_plane(&planes).map_or(0, PlaneSpec::bytes);
     let valid = bytes(format.shard_planes(orientation, operand.shape));

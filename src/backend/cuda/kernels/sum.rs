@@ -145,16 +145,22 @@ impl Kernels {
         }
         let addresses: Vec<DeviceAddress> =
             operands.iter().flat_map(|operand| operand.sources.iter().copied()).collect();
-        let counts: Vec<u32> =
-            operands.iter().map(|operand| narrow("ranks", operand.sources.len())).collect::<Result<_, _>>()?;
+        let counts: Vec<u32> = operands
+            .iter()
+            .map(|operand| narrow("ranks", operand.sources.len()))
+            .collect::<Result<_, _>>()?;
         let tiles = operands.iter().map(|operand| (operand.elements as u64).div_ceil(TILE));
-        let table =
-            TileTable::with_workspace(operands.len(), tiles, size_of_val(addresses.as_slice()), |workspace| {
+        let table = TileTable::with_workspace(
+            operands.len(),
+            tiles,
+            size_of_val(addresses.as_slice()),
+            |workspace| {
                 let mut sources = workspace;
                 let descriptors = operands.iter().zip(counts).map(|(operand, source_count)| {
                     let own = sources;
                     sources = sources.plus(size_of_val(operand.sources.as_slice()));
-                    let in_groups = |address: &DeviceAddress, bytes| address.number().is_multiple_of(4 * bytes);
+                    let in_groups =
+                        |address: &DeviceAddress, bytes| address.number().is_multiple_of(4 * bytes);
                     let aligned = in_groups(&operand.to, 4)
                         && operand.sources.iter().all(|source| in_groups(source, element.bytes() as u64));
                     CombineTensor {
@@ -166,7 +172,8 @@ impl Kernels {
                     }
                 });
                 (descriptors.collect(), bytemuck::cast_slice(&addresses).to_vec())
-            })?;
+            },
+        )?;
         let arguments = CombineArguments { tiles: table.tiles, tensors: table.descriptors };
         let function = self.function(Family::Sum, name)?;
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
