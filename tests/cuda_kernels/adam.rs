@@ -22,6 +22,7 @@ const SETTINGS: OptimizerSettings = OptimizerSettings {
 };
 
 /// New master and moments of one element, rounded op by op.
+#[expect(clippy::too_many_arguments, reason = "the formula has as many")]
 fn element(
     s: &OptimizerSettings,
     step: u32,

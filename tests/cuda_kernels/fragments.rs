@@ -12,7 +12,7 @@ use crate::values::{Kind, Random, formats, shapes, values};
 fn cuts(shape: Shape, seed: u64) -> Vec<Vec<FlatShard>> {
     let elements = shape.elements();
     let mut random = Random::new(seed);
-    let mut cut = |inner: Vec<usize>| {
+    let cut = |inner: Vec<usize>| {
         let mut bounds = inner;
         bounds.extend([0, elements]);
         bounds.sort_unstable();

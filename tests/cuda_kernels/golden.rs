@@ -64,7 +64,9 @@ fn quantize(gpu: &Gpu, format: Format, orientation: Orientation, shape: Shape, v
     };
     gpu.run(gpu.kernels.partial_cast(format, Via::None, &[operand], NULL));
     // The guards of what is dropped here are looked at, too.
-    (blocks.read(), encode.read(), master.read());
+    blocks.read();
+    encode.read();
+    master.read();
     let amax = amax.read()[0];
     Made { data, scale, tensor_scale, amax }
 }

@@ -16,8 +16,8 @@ const GUARD_BYTES: usize = 256;
 const GUARD: u8 = 0xC3;
 
 /// The first GPU, its context current on the thread that asked.
-pub struct Gpu {
-    pub kernels: &'static Kernels,
+pub(crate) struct Gpu {
+    pub(crate) kernels: &'static Kernels,
     /// Only one test uses the GPU at a time: a fault of one must not be blamed on another.
     _turn: MutexGuard<'static, ()>,
 }
@@ -61,7 +61,7 @@ impl Context {
 
 impl Gpu {
     /// The GPU, or `None` and a line that says which test was skipped and why.
-    pub fn open(test: &str) -> Option<Self> {
+    pub(crate) fn open(test: &str) -> Option<Self> {
         static TURN: Mutex<()> = Mutex::new(());
         match kernels() {
             Ok((kernels, context)) => {
@@ -77,12 +77,12 @@ impl Gpu {
     }
 
     /// A buffer that holds `values`.
-    pub fn buffer<T: Pod>(&self, values: &[T]) -> Buffer<T> {
+    pub(crate) fn buffer<T: Pod>(&self, values: &[T]) -> Buffer<T> {
         self.buffer_at(values, 0)
     }
 
     /// The same, `shift` bytes behind a multiple of 256.
-    pub fn buffer_at<T: Pod>(&self, values: &[T], shift: usize) -> Buffer<T> {
+    pub(crate) fn buffer_at<T: Pod>(&self, values: &[T], shift: usize) -> Buffer<T> {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         let mut all = vec![GUARD; GUARD_BYTES + shift];
         all.extend(bytes);
@@ -95,7 +95,7 @@ impl Gpu {
     }
 
     /// Runs a launch and waits for it.
-    pub fn run(&self, launch: Result<KernelLaunch, CudaFailure>) {
+    pub(crate) fn run(&self, launch: Result<KernelLaunch, CudaFailure>) {
         let launch = launch.unwrap();
         // SAFETY: the operands are buffers of this test, which live until it has waited.
         unsafe { launch.enqueue(std::ptr::null_mut()) }.unwrap();
@@ -104,7 +104,7 @@ impl Gpu {
 }
 
 /// Device memory between guard bytes.
-pub struct Buffer<T> {
+pub(crate) struct Buffer<T> {
     base: sys::CUdeviceptr,
     shift: usize,
     len: usize,
@@ -113,12 +113,12 @@ pub struct Buffer<T> {
 }
 
 impl<T: Pod> Buffer<T> {
-    pub fn address(&self) -> DeviceAddress {
+    pub(crate) fn address(&self) -> DeviceAddress {
         DeviceAddress::new(self.base + (GUARD_BYTES + self.shift) as u64)
     }
 
     /// What the buffer holds. Panics if a guard byte changed.
-    pub fn read(&self) -> Vec<T> {
+    pub(crate) fn read(&self) -> Vec<T> {
         let mut all = self.what.borrow_mut();
         // SAFETY: the allocation has as many bytes.
         unsafe { result::memcpy_dtoh_sync(&mut all, self.base) }.unwrap();

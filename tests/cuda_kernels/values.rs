@@ -3,14 +3,14 @@
 use warpweft::format::{Format, Shape};
 
 /// A generator with a seed (SplitMix64).
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15))
     }
 
-    pub fn bits(&mut self) -> u64 {
+    pub(crate) fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -19,19 +19,19 @@ impl Random {
     }
 
     /// Below `end`, which is not 0.
-    pub fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.bits() % end as u64) as usize
     }
 
     /// In (-1, 1), about uniform.
-    pub fn unit(&mut self) -> f32 {
+    pub(crate) fn unit(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
 }
 
 /// How wild values are.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// Like weights: about 0.02.
     Weights,
     /// Of all magnitudes, with zeros of both signs, subnormals and ties.
@@ -40,7 +40,7 @@ pub enum Kind {
     Special,
 }
 
-pub fn values(count: usize, kind: Kind, seed: u64) -> Vec<f32> {
+pub(crate) fn values(count: usize, kind: Kind, seed: u64) -> Vec<f32> {
     let mut random = Random::new(seed);
     (0..count).map(|_| value(&mut random, kind)).collect()
 }
@@ -67,7 +67,7 @@ fn value(random: &mut Random, kind: Kind) -> f32 {
 }
 
 /// Shapes that a format takes: tiny, odd, not a multiple of 128, larger than a tile of any kernel.
-pub fn shapes(format: Format) -> Vec<Shape> {
+pub(crate) fn shapes(format: Format) -> Vec<Shape> {
     let list: &[(usize, usize)] = match format {
         Format::Nvfp4(_) => &[
             (16, 16),
@@ -97,7 +97,7 @@ pub fn shapes(format: Format) -> Vec<Shape> {
 }
 
 /// Every format, with FP8 in both elements and scale rules, and with an epsilon.
-pub fn formats() -> Vec<Format> {
+pub(crate) fn formats() -> Vec<Format> {
     let mut formats = Format::CANONICAL.to_vec();
     for name in [
         "fp8_block128_e5m2_pow2",
@@ -112,6 +112,6 @@ pub fn formats() -> Vec<Format> {
 }
 
 /// Formats with scales.
-pub fn scaled_formats() -> Vec<Format> {
+pub(crate) fn scaled_formats() -> Vec<Format> {
     formats().into_iter().filter(|format| !matches!(format, Format::F32 | Format::Bf16)).collect()
 }
