@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use null::Null;
 use warpweft::exec::Pump;
+use warpweft::flow::Poison;
 use warpweft::flow::Wiring;
 use warpweft::id::RankId;
 use warpweft::plan::StepPlan;
@@ -29,11 +30,12 @@ fn issue(criterion: &mut Criterion) {
     for blocks in &decoder::BLOCKS[..2] {
         let plan = Arc::new(decoder::plan(&decoder::program(*blocks)));
         let mut streams: Vec<_> = plan.lanes.iter().map(|lane| lane.id).collect();
-        let mut pump: Pump<Null> = Pump::new(RankId::new(0), &plan);
+        let mut pump: Pump<Null> = Pump::new(RankId::new(0), &plan, Poison::default());
+        let null = Null { mesh: plan.weights.mesh };
         let mut steps = |number: u64| {
             let begin = Instant::now();
             for _ in 0..number {
-                pump.run(&Null, &mut streams, &()).unwrap();
+                pump.run(&null, &mut streams, &()).unwrap();
             }
             begin.elapsed()
         };

@@ -54,8 +54,15 @@ impl ComputeError {
     }
 }
 
-/// Memory a backend lends to closures.
+/// Memory a backend lends to closures, and the handles a closure needs beside it.
+///
+/// Law: only a [`ComputeContext`] holds a surface. A backend makes one for each call and gives it
+/// to the context alone, so no closure can name a region of its own choice. A backend therefore
+/// lets nobody else make or copy its surface.
 pub trait Surface {
+    /// What closures need to launch work of their own and only the backend knows, such as the
+    /// compute lane's CUDA stream; `()` where there is nothing. It reaches no memory.
+    type Handles;
     /// A readable piece of memory: a slice on the CPU, a device pointer on a GPU.
     type Read<'a, T: Pod>
     where
@@ -76,6 +83,9 @@ pub trait Surface {
     /// # Errors
     /// [`ComputeError::Element`] or [`ComputeError::Race`].
     fn write<T: Pod>(&self, region: Region) -> Result<Self::Write<'_, T>, ComputeError>;
+
+    /// The backend's handles for the lane the call runs on.
+    fn handles(&self) -> &Self::Handles;
 }
 
 /// What a trainer implements: one value per rank, made on the thread that will own it.
@@ -225,6 +235,17 @@ pub struct PlanesView<D, S> {
 pub type PlanesOf<'a, S> = PlanesView<<S as Surface>::Read<'a, u8>, <S as Surface>::Read<'a, f32>>;
 
 /// What one call may touch, for as long as it runs.
+///
+/// The surface behind it is out of a closure's reach, so a closure gets no region that its call
+/// did not declare:
+///
+/// ```compile_fail,E0616
+/// # use warpweft::{backend::cpu::CpuSurface, compute::{ComputeContext, Surface}, layout::Region};
+/// fn peek(context: &ComputeContext<'_, CpuSurface>) {
+///     let anywhere = Region { offset: 0, bytes: 4 };
+///     let _ = context.surface.read::<u8>(anywhere);
+/// }
+/// ```
 #[derive(Debug)]
 pub struct ComputeContext<'a, S: Surface> {
     rank: RankId,
@@ -251,10 +272,11 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         self.bound.id
     }
 
-    /// The backend's own surface, for streams and handles only it knows.
+    /// What the backend hands to closures beside memory: the stream of the compute lane on a GPU,
+    /// `()` on the CPU.
     #[must_use]
-    pub fn surface(&self) -> &'a S {
-        self.surface
+    pub fn handles(&self) -> &'a S::Handles {
+        self.surface.handles()
     }
 
     /// A weight the call uses densely: f32 `[rows, cols]` rowwise, `[cols, rows]` columnwise.
@@ -296,7 +318,15 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         })
     }
 
-    /// The gradient of `weight` this call overwrites: f32 `[rows, cols]`.
+    /// The gradient of `weight` this call overwrites: f32 `[rows, cols]`, the gradient of this rank's
+    /// loss times the loss scale ([`crate::session::Session::set_loss_scale`], 1 unless set).
+    ///
+    /// The sum over the ranks is divided by their number when it is added to the main grad, so a
+    /// closure does not divide by the number of ranks. What it must divide by itself is everything
+    /// the rank's own loss is a mean of: the samples or tokens of the rank's batch, and the number of
+    /// calls (micro-batches) that contribute to one weight in a step, because those contributions are
+    /// added. Ranks with batches of different size therefore weight them equally per rank, not per
+    /// sample.
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares this gradient.

@@ -113,6 +113,12 @@ impl Version {
         Self(steps)
     }
 
+    /// The version as many optimizer steps later as `other` lies behind the first.
+    #[must_use]
+    pub const fn later_by(self, other: Self) -> Self {
+        Self(self.0 + other.0)
+    }
+
     /// The version one optimizer step later.
     #[must_use]
     pub const fn next(self) -> Self {

@@ -22,6 +22,7 @@ pub mod id;
 pub mod layout;
 pub mod model;
 pub mod op;
+mod panics;
 pub mod plan;
 mod queue;
 pub mod session;

@@ -1,22 +1,26 @@
 //! Ranks that disagree, misbehave or die: each ends in an error on every rank, never in a hang.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod meddler;
 mod trainer;
 
+use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use meddler::{Meddler, Moment, backends};
 use trainer::{Mischief, Trainer, feed, within_a_minute};
-use warpweft::backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
-use warpweft::backend::{Backend, BackendError, Checked, ClosureFault, TaskInterval};
+use warpweft::backend::cpu::CpuSurface;
+use warpweft::backend::{Backend, Checked};
 use warpweft::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
 use warpweft::config::Config;
-use warpweft::exec::{CaptureMode, ExecError, Rank, World};
+use warpweft::exec::{CaptureMode, Exchange, ExecError, Pump, Rank, World};
 use warpweft::flow::{FlowError, Issuer, Poison, Post, Wiring};
 use warpweft::format::Format;
-use warpweft::id::{ActorId, EventId, LaneId, RankId, TaskId};
-use warpweft::layout::{Binding, Lane, Region, Weights};
-use warpweft::model::{Call, Mesh};
+use warpweft::id::{ActorId, RankId, TaskId, Version};
+use warpweft::layout::{Lane, Weights};
+use warpweft::model::{Call, Mesh, Role};
 use warpweft::plan::{Policy, ResidentLayout, StepPlan};
 use warpweft::session::SessionError;
 
@@ -37,11 +41,6 @@ fn closures() -> ComputeFactory<CpuSurface> {
         let nothing = |_: &Call, _: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> { Ok(()) };
         Box::new(nothing) as Box<dyn Compute<CpuSurface>>
     })
-}
-
-fn backends(ranks: u32) -> Vec<CpuBackend> {
-    let world = CpuWorld::new(Mesh::new(ranks).unwrap(), CpuOptions::default()).unwrap();
-    (0..ranks).map(|rank| world.backend(RankId::new(rank)).unwrap()).collect()
 }
 
 /// Sets every rank up with a plan of its own, and returns what became of it.
@@ -112,9 +111,87 @@ fn a_rank_that_never_comes_is_missed_by_name_at_the_deadline() {
     assert!(begun.elapsed() < Duration::from_secs(10));
 }
 
+#[test]
+fn a_rank_that_is_not_of_the_world_is_refused() {
+    let world = World::new(2, Duration::from_millis(50));
+    let error = world.exchange(RankId::new(2), 7).unwrap_err();
+    assert!(error.to_string().contains("rank 2") && error.to_string().contains("the 2 ranks"), "{error}");
+}
+
+/// PL-9.
+#[test]
+fn a_plan_that_needs_other_weights_than_the_rank_holds_is_refused_before_it_runs() {
+    let (prologue, plan) = plans(1, 1);
+    let made = |plan: StepPlan| {
+        let world = Arc::new(World::new(1, Duration::from_secs(10)));
+        let programs = vec![Arc::new(plan)];
+        let prologue = Arc::clone(&prologue);
+        Rank::new(backends(1).remove(0), world, prologue, programs, CaptureMode::Off, &closures()).unwrap()
+    };
+    let exchange = || Exchange {
+        staged: vec![
+            plan.buffers
+                .iter()
+                .map(|spec| if spec.role == Role::Internal { Vec::new() } else { vec![0; spec.bytes()] })
+                .collect(),
+        ],
+        ..Exchange::default()
+    };
+    let mut ahead = (*plan).clone();
+    ahead.entry.shards = ahead.entry.shards.map(Version::next);
+    let error = made(ahead).step(0, &mut exchange()).unwrap_err();
+    assert!(matches!(&error, ExecError::Entry { .. }), "{error}");
+    assert!(error.to_string().contains("shards at version 1"), "{error}");
+
+    // A plan that leaves other weights than it promises is caught behind its own step.
+    let mut liar = (*plan).clone();
+    liar.exit.shards = Some(Version::new(0));
+    let error = made(liar).step(0, &mut exchange()).unwrap_err();
+    assert!(matches!(&error, ExecError::Exit { .. }), "{error}");
+
+    let mut rank = made((*plan).clone());
+    for _ in 0..3 {
+        rank.step(0, &mut exchange()).unwrap();
+    }
+    let error = rank.step(1, &mut exchange()).unwrap_err();
+    assert!(matches!(error, ExecError::NoProgram { program: 1, programs: 1, .. }), "{error}");
+}
+
+/// FL-4: poison is looked at before a step and behind it.
+#[test]
+fn a_poisoned_rank_enqueues_nothing_and_one_poisoned_on_the_way_does_not_end_its_step_well() {
+    let (_, plan) = plans(1, 1);
+    for (poisoned_at, enqueued) in [(None, 0), (Some(4), plan.tasks.len())] {
+        let (poison, seen) = (Poison::default(), Arc::new(AtomicUsize::new(0)));
+        let (mark, count) = (poison.clone(), Arc::clone(&seen));
+        let backend = Meddler::new(backends(1).remove(0), move |moment| {
+            if moment == Moment::Enqueue && Some(count.fetch_add(1, Ordering::SeqCst)) == poisoned_at {
+                mark.set("a right was lost, as the test wants");
+            }
+            Ok(())
+        });
+        if poisoned_at.is_none() {
+            poison.set("a right was lost, as the test wants");
+        }
+        let memory = backend.reserve(plan.arena.bytes()).unwrap();
+        let open = |lane: &Lane| {
+            backend.open(&memory, *lane, (lane.id == plan.compute_lane()).then(closures)).unwrap()
+        };
+        let mut streams: Vec<_> = plan.lanes.iter().map(open).collect();
+        let ops = plan.ops();
+        let mut bound = backend.bind(&memory, &plan.binding(RankId::new(0), &ops)).unwrap();
+        backend.begin_step(&mut bound).unwrap();
+        let mut pump = Pump::new(RankId::new(0), &plan, poison);
+        let error = pump.run(&backend, &mut streams, &bound).unwrap_err();
+        assert!(matches!(&error, FlowError::Poisoned { .. }), "{error}");
+        assert_eq!(seen.load(Ordering::SeqCst), enqueued);
+        streams.iter_mut().for_each(|stream| backend.synchronize(stream).unwrap());
+    }
+}
+
 /// AC-2: whoever drives the actors, a lane's tasks are issued in the plan's order.
 #[test]
-fn a_pump_that_reorders_a_lane_is_stopped_at_the_first_task_out_of_turn() {
+fn the_issuer_refuses_a_task_that_is_not_next_on_its_lane() {
     let (_, plan) = plans(1, 1);
     let backend = Checked::new(backends(1).remove(0));
     let memory = backend.reserve(plan.arena.bytes()).unwrap();
@@ -169,115 +246,6 @@ fn a_right_that_is_lost_poisons_the_rank() {
     assert!(matches!(issuer.begin(&post), Err(FlowError::Poisoned { .. })));
 }
 
-/// A backend whose rank thread panics when it enqueues its `fatal`-th task.
-struct Dying {
-    inner: CpuBackend,
-    left: std::cell::Cell<Option<u32>>,
-}
-
-impl Backend for Dying {
-    type Surface = CpuSurface;
-    type Memory = <CpuBackend as Backend>::Memory;
-    type Stream = <CpuBackend as Backend>::Stream;
-    type Bound = <CpuBackend as Backend>::Bound;
-    type Graph = <CpuBackend as Backend>::Graph;
-
-    fn enqueue(
-        &self,
-        stream: &mut Self::Stream,
-        bound: &Self::Bound,
-        task: TaskId,
-    ) -> Result<(), BackendError> {
-        if let Some(left) = self.left.get() {
-            assert!(left > 0, "this rank's thread dies here, as the test wants");
-            self.left.set(Some(left - 1));
-        }
-        self.inner.enqueue(stream, bound, task)
-    }
-
-    fn rank(&self) -> RankId {
-        self.inner.rank()
-    }
-    fn describe(&self) -> String {
-        self.inner.describe()
-    }
-    fn origin(&self) -> Instant {
-        self.inner.origin()
-    }
-    fn lane(&self, stream: &Self::Stream) -> LaneId {
-        self.inner.lane(stream)
-    }
-    fn reserve(&self, bytes: usize) -> Result<Self::Memory, BackendError> {
-        self.inner.reserve(bytes)
-    }
-    fn open(
-        &self,
-        memory: &Self::Memory,
-        lane: Lane,
-        closures: Option<ComputeFactory<CpuSurface>>,
-    ) -> Result<Self::Stream, BackendError> {
-        self.inner.open(memory, lane, closures)
-    }
-    fn bind(&self, memory: &Self::Memory, binding: &Binding<'_>) -> Result<Self::Bound, BackendError> {
-        self.inner.bind(memory, binding)
-    }
-    fn begin_step(&self, bound: &mut Self::Bound) -> Result<(), BackendError> {
-        self.inner.begin_step(bound)
-    }
-    fn record(
-        &self,
-        stream: &mut Self::Stream,
-        bound: &Self::Bound,
-        event: EventId,
-    ) -> Result<(), BackendError> {
-        self.inner.record(stream, bound, event)
-    }
-    fn wait(
-        &self,
-        stream: &mut Self::Stream,
-        bound: &Self::Bound,
-        event: EventId,
-    ) -> Result<(), BackendError> {
-        self.inner.wait(stream, bound, event)
-    }
-    fn begin_capture(&self, streams: &mut [Self::Stream], bound: &Self::Bound) -> Result<(), BackendError> {
-        self.inner.begin_capture(streams, bound)
-    }
-    fn end_capture(
-        &self,
-        streams: &mut [Self::Stream],
-        bound: &Self::Bound,
-    ) -> Result<Self::Graph, BackendError> {
-        self.inner.end_capture(streams, bound)
-    }
-    fn launch(
-        &self,
-        streams: &mut [Self::Stream],
-        bound: &Self::Bound,
-        graph: &Self::Graph,
-    ) -> Result<(), BackendError> {
-        self.inner.launch(streams, bound, graph)
-    }
-    fn synchronize(&self, stream: &mut Self::Stream) -> Result<(), BackendError> {
-        self.inner.synchronize(stream)
-    }
-    fn take_fault(&self, stream: &mut Self::Stream) -> Option<ClosureFault> {
-        self.inner.take_fault(stream)
-    }
-    fn upload(&self, memory: &Self::Memory, region: Region, bytes: &[u8]) -> Result<(), BackendError> {
-        self.inner.upload(memory, region, bytes)
-    }
-    fn download(&self, memory: &Self::Memory, region: Region, bytes: &mut [u8]) -> Result<(), BackendError> {
-        self.inner.download(memory, region, bytes)
-    }
-    fn intervals(&self, bound: &Self::Bound, into: &mut Vec<TaskInterval>) {
-        self.inner.intervals(bound, into);
-    }
-    fn abort(&self, reason: &str) {
-        self.inner.abort(reason);
-    }
-}
-
 #[test]
 fn a_rank_thread_that_dies_in_a_step_ends_the_step_on_every_rank_and_is_named() {
     within_a_minute(async {
@@ -286,8 +254,14 @@ fn a_rank_thread_that_dies_in_a_step_ends_the_step_on_every_rank_and_is_named() 
             let ranks = backends(3)
                 .into_iter()
                 .map(|inner| {
-                    let dies = inner.rank() == RankId::new(2);
-                    Dying { inner, left: std::cell::Cell::new(dies.then_some(fatal)) }
+                    let left = Cell::new((inner.rank() == RankId::new(2)).then_some(fatal));
+                    Meddler::new(inner, move |moment| {
+                        if let (Moment::Enqueue, Some(tasks)) = (moment, left.get()) {
+                            assert!(tasks > 0, "this rank's thread dies here, as the test wants");
+                            left.set(Some(tasks - 1));
+                        }
+                        Ok(())
+                    })
                 })
                 .collect();
             let mut session =
@@ -295,7 +269,8 @@ fn a_rank_thread_that_dies_in_a_step_ends_the_step_on_every_rank_and_is_named() 
             feed(&mut session, "train", 3, 0);
             let error = session.step("train").await.unwrap_err();
             assert!(matches!(&error, SessionError::Poisoned { .. }), "{error}");
-            assert!(error.to_string().contains("rank 2"), "{error}");
+            let said = error.to_string();
+            assert!(said.contains("rank 2") && said.contains("dies here, as the test wants"), "{said}");
             assert!(matches!(session.step("train").await, Err(SessionError::Poisoned { .. })));
             session.close().await.unwrap();
         }
@@ -312,6 +287,8 @@ fn closures_that_cannot_be_made_fail_the_start_with_their_rank() {
         };
         let builder = warpweft::session::Session::builder(Config::default(), broken);
         let error = builder.program(trainer.train.clone()).start_cpu(2).await.unwrap_err();
-        assert!(error.to_string().contains("rank 1"), "{error}");
+        assert!(matches!(&error, SessionError::Exec(ExecError::Backend(_))), "{error:?}");
+        let said = error.to_string();
+        assert!(said.contains("rank 1") && said.contains("no closures on this rank"), "{said}");
     });
 }

@@ -260,10 +260,13 @@ fn bf16_moments_are_exported_as_f32_and_imported_without_loss() {
         let mut first = trainer.start(config(), 2).await.unwrap();
         losses(&mut first, 2, 0..3).await;
         let checkpoint = first.export().await.unwrap();
-        let moments =
-            checkpoint.weights.iter().flat_map(|weight| weight.exp_avg.iter().chain(&weight.exp_avg_sq));
-        assert!(moments.clone().all(|moment| moment.to_bits() & 0xFFFF == 0), "they are bf16 values");
-        assert!(moments.clone().any(|moment| *moment != 0.0));
+        let moments: Vec<f32> = checkpoint
+            .weights
+            .iter()
+            .flat_map(|weight| [&weight.exp_avg[..], &weight.exp_avg_sq].concat())
+            .collect();
+        assert!(moments.iter().all(|moment| moment.to_bits() & 0xFFFF == 0), "they are bf16 values");
+        assert!(moments.iter().any(|moment| *moment != 0.0));
         let expected = losses(&mut first, 2, 3..6).await;
         let mut second = trainer.start(config(), 2).await.unwrap();
         second.import(&checkpoint).await.unwrap();
@@ -279,7 +282,7 @@ fn a_loss_scale_divides_the_gradient_eagerly_and_replayed() {
     within_a_minute(async {
         for capture in [Capture::Off, Capture::Step] {
             let mut session = Trainer::new(2, Format::Bf16).start(config(1, capture, true), 2).await.unwrap();
-            session.set_learning_rate(0.0);
+            session.set_learning_rate(0.0).unwrap();
             let mut norms = Vec::new();
             for scale in [1.0, 4.0, 0.5, 1.0] {
                 session.set_loss_scale(scale).unwrap();

@@ -60,7 +60,8 @@ fn two_hundred_steps_allocate_nothing_on_rank_and_lane_threads_and_move_nothing(
     for (format, capture) in
         [(Format::F32, Capture::Off), (Format::NVFP4_2D, Capture::Off), (Format::NVFP4_2D, Capture::Step)]
     {
-        within_a_minute(async {
+        within_a_minute(async move {
+            EMBEDDER.set(true);
             let mut config = Config { capture, ..Config::default() };
             config.prefetch.depth = 2;
             let trainer = Trainer::new(3, format);

@@ -7,10 +7,14 @@ use warpweft::backend::{Backend, BackendError, ClosureFault, TaskInterval};
 use warpweft::compute::ComputeFactory;
 use warpweft::id::{EventId, LaneId, RankId, TaskId};
 use warpweft::layout::{Binding, Lane, Region};
+use warpweft::model::Mesh;
 
 /// One rank without a device.
 #[derive(Debug)]
-pub(crate) struct Null;
+pub(crate) struct Null {
+    /// The world it claims to be in.
+    pub(crate) mesh: Mesh,
+}
 
 impl Backend for Null {
     type Surface = CpuSurface;
@@ -21,6 +25,10 @@ impl Backend for Null {
 
     fn rank(&self) -> RankId {
         RankId::new(0)
+    }
+
+    fn mesh(&self) -> Mesh {
+        self.mesh
     }
 
     fn describe(&self) -> String {

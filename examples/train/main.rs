@@ -244,7 +244,7 @@ async fn train(
             session.write_input("train", RankId::new(rank), "tokens", &tokens)?;
             session.write_input("train", RankId::new(rank), "targets", &targets)?;
         }
-        session.set_learning_rate(settings.optimizer.lr as f32 * schedule::factor(step, arguments.steps));
+        session.set_learning_rate(settings.optimizer.lr as f32 * schedule::factor(step, arguments.steps))?;
         let report = session.step("train").await?;
         run.losses.push(report.mean_output("loss")?);
         run.exposure = [run.exposure, report.exposure].into_iter().sum();

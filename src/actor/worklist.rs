@@ -95,18 +95,6 @@ impl Worklist {
     pub fn head(&self) -> Option<TaskId> {
         self.entries.get(self.head).map(|entry| entry.task)
     }
-
-    /// Tasks on the list.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// Is the list empty of tasks altogether?
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
 }
 
 /// A task that may be issued, with the rights held for it.

@@ -18,8 +18,10 @@ use std::time::Instant;
 use self::ledger::Ledger;
 use super::{Backend, BackendError, ClosureFault, TaskInterval};
 use crate::compute::ComputeFactory;
+use crate::config::Reduce;
 use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{Binding, Lane, Region};
+use crate::model::Mesh;
 
 /// A backend that refuses what nothing orders.
 #[derive(Debug)]
@@ -78,6 +80,14 @@ impl<B: Backend> Backend for Checked<B> {
 
     fn rank(&self) -> RankId {
         self.inner.rank()
+    }
+
+    fn mesh(&self) -> Mesh {
+        self.inner.mesh()
+    }
+
+    fn reduce(&self) -> Reduce {
+        self.inner.reduce()
     }
 
     fn describe(&self) -> String {

@@ -13,6 +13,7 @@
 mod bell;
 mod checked;
 mod clock;
+mod closures;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -24,8 +25,10 @@ pub use checked::{Checked, CheckedBound, CheckedGraph};
 use std::time::Instant;
 
 use crate::compute::{ComputeFactory, Surface};
+use crate::config::Reduce;
 use crate::id::{CallId, EventId, LaneId, RankId, TaskId};
 use crate::layout::{Binding, Lane, Region};
+use crate::model::Mesh;
 
 /// Enqueues ops, records and waits for events, captures and replays: one rank's device.
 pub trait Backend: Send + 'static {
@@ -42,6 +45,12 @@ pub trait Backend: Send + 'static {
 
     /// The rank this value speaks for.
     fn rank(&self) -> RankId;
+
+    /// The ranks of the world this value belongs to.
+    fn mesh(&self) -> Mesh;
+
+    /// How gradients are summed over the ranks.
+    fn reduce(&self) -> Reduce;
 
     /// One line for people: what this is, and whether its link is paced.
     fn describe(&self) -> String;
@@ -230,6 +239,16 @@ pub enum BackendError {
         /// The op's name.
         op: &'static str,
         /// Why.
+        reason: String,
+    },
+    /// A device or one of its libraries refused.
+    #[error("{rank}, while {doing}: {reason}")]
+    Device {
+        /// The rank.
+        rank: RankId,
+        /// What the rank was about.
+        doing: String,
+        /// What was refused, and what to do.
         reason: String,
     },
     /// A task failed while it ran.

@@ -65,6 +65,19 @@ pub enum Reduce {
     Nccl,
 }
 
+/// How bytes get from one GPU to another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Transport {
+    /// Peer pulls where all GPUs reach each other's memory, NCCL elsewhere.
+    #[default]
+    Auto,
+    /// Copy engines pull from the peers' memory; no multiprocessor is involved.
+    Peer,
+    /// NCCL's collectives.
+    Nccl,
+}
+
 /// How masters become quantized weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -70,6 +70,18 @@ const ROWS: &[Row] = &[
         valid: |_| true,
     },
     Row { path: "reduce", expected: "\"ordered\" or \"nccl\"", value: |c| toml(c.reduce), valid: |_| true },
+    Row {
+        path: "transport",
+        expected: "\"auto\", \"peer\" or \"nccl\"",
+        value: |c| toml(c.transport),
+        valid: |_| true,
+    },
+    Row {
+        path: "deadline_s",
+        expected: "a number of seconds from 0.1 to 86400",
+        value: |c| toml(c.deadline_s),
+        valid: |c| (0.1..=86_400.0).contains(&c.deadline_s),
+    },
     Row { path: "capture", expected: "\"off\" or \"step\"", value: |c| toml(c.capture), valid: |_| true },
     Row { path: "check", expected: SWITCH, value: |c| toml(c.check), valid: |_| true },
     Row {

@@ -163,7 +163,7 @@ fn unknown(key: String, origin: Origin) -> ConfigError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Backward, ByteSize, Capture, Reduce};
+    use crate::config::{Backward, ByteSize, Capture, Reduce, Transport};
     use crate::format::{Format, Via};
     use crate::model::Placement;
     use proptest::prelude::*;
@@ -192,6 +192,8 @@ mod tests {
             backward = "keep"
             columnwise = "keep"
             reduce = "nccl"
+            transport = "peer"
+            deadline_s = 5
             capture = "step"
             check = true
             prefetch.depth = 4
@@ -210,6 +212,7 @@ mod tests {
         let defaults = Config::default();
         assert_eq!((config.communicators, config.prefetch.depth, config.check), (1, 4, true));
         assert_eq!((config.backward, config.reduce), (Backward::Keep, Reduce::Nccl));
+        assert_eq!((config.transport, config.deadline_s), (Transport::Peer, 5.0));
         assert_eq!((config.capture, config.quantize.via), (Capture::Step, Via::None));
         assert_ne!(config.columnwise, defaults.columnwise);
         assert_eq!(config.memory.budget, Some(ByteSize::new(3 << 29)));
@@ -228,6 +231,8 @@ mod tests {
             ("backward", "\"later\"", "\"regather\" or \"keep\""),
             ("columnwise", "true", "\"on_demand\" or \"keep\""),
             ("reduce", "\"fast\"", "\"ordered\" or \"nccl\""),
+            ("transport", "\"pigeon\"", "\"auto\", \"peer\" or \"nccl\""),
+            ("deadline_s", "0", "a number of seconds from 0.1 to 86400"),
             ("capture", "1", "\"off\" or \"step\""),
             ("check", "\"yes\"", "`true` or `false`"),
             ("prefetch.depth", "-1", "from 0 (gather on demand) to 64"),

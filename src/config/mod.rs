@@ -43,7 +43,7 @@ mod weights;
 
 pub use choices::{
     AdamMode, Backward, Capture, Columnwise, Cpu, Link, Masters, Memory, Moments, Optimizer, Prefetch,
-    Quantize, Reduce, TraceOutput,
+    Quantize, Reduce, TraceOutput, Transport,
 };
 pub use error::ConfigError;
 pub use origin::{Origin, Origins};
@@ -71,6 +71,10 @@ pub struct Config {
     pub columnwise: Columnwise,
     /// How gradients are summed over the ranks.
     pub reduce: Reduce,
+    /// How bytes get from one GPU to another; the CPU backend has one way only.
+    pub transport: Transport,
+    /// Seconds that a rank waits for the others, or for its device, before it gives the world up.
+    pub deadline_s: f64,
     /// How masters become quantized weights.
     pub quantize: Quantize,
     /// Adam and clipping.
@@ -99,6 +103,8 @@ impl Default for Config {
             backward: Backward::default(),
             columnwise: Columnwise::default(),
             reduce: Reduce::default(),
+            transport: Transport::default(),
+            deadline_s: 30.0,
             quantize: Quantize::default(),
             optimizer: Optimizer::default(),
             capture: Capture::default(),
@@ -147,6 +153,7 @@ mod tests {
         };
         vec![
             ("communicators", with(|c| c.communicators = 3)),
+            ("deadline_s", with(|c| c.deadline_s = 0.0)),
             ("prefetch.depth", with(|c| c.prefetch.depth = 65)),
             ("memory.budget", with(|c| c.memory.budget = Some(ByteSize::new(0)))),
             ("optimizer.lr", with(|c| c.optimizer.lr = -1e-3)),

@@ -3,6 +3,7 @@
 use crate::backend::BackendError;
 use crate::flow::FlowError;
 use crate::id::RankId;
+use crate::plan::EdgeState;
 
 /// A failure of one rank.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -32,18 +33,99 @@ pub enum ExecError {
         /// Who left, and why.
         reason: String,
     },
-    /// The actors left another edge than the plan promised (PL-9).
+    /// A rank's weights are not what a plan needs at its entry (PL-9).
     #[error(
-        "{rank}: after `{program}` the weights are at {found}, the plan promised {promised}; please report this with the plan's fingerprint"
+        "{rank}: `{program}` needs {needed}, counted from the masters, but the rank holds {held}; please report this with the plan's fingerprint"
     )]
-    Edge {
+    Entry {
         /// The rank.
         rank: RankId,
         /// The program.
         program: String,
-        /// What the actors hold.
-        found: String,
-        /// What the plan says.
-        promised: String,
+        /// What the plan needs.
+        needed: EdgeState,
+        /// What the plans before it left.
+        held: EdgeState,
     },
+    /// The actors left another edge than the plan promised (PL-9).
+    #[error(
+        "{rank}: after `{program}` some weights have {found}, the plan promised {promised}; please report this with the plan's fingerprint"
+    )]
+    Exit {
+        /// The rank.
+        rank: RankId,
+        /// The program.
+        program: String,
+        /// What an actor holds.
+        found: EdgeState,
+        /// What the plan says.
+        promised: EdgeState,
+    },
+    /// A rank's thread panicked: in the embedder's initializer, in a backend, or in this crate.
+    #[error("the thread of {rank} panicked: {words}; build a new session and import the last export")]
+    Panicked {
+        /// The rank.
+        rank: RankId,
+        /// What the panic said.
+        words: String,
+    },
+    /// The system gave no thread for a rank.
+    #[error("{rank}: the system gave no thread: {reason}; use fewer ranks or raise the limit of threads")]
+    Thread {
+        /// The rank.
+        rank: RankId,
+        /// The system's words.
+        reason: String,
+    },
+    /// No program with this number.
+    #[error("{rank} was asked for program {program} and has {programs}; count them from 0")]
+    NoProgram {
+        /// The rank.
+        rank: RankId,
+        /// The number asked for.
+        program: usize,
+        /// Programs there are.
+        programs: usize,
+    },
+}
+
+impl ExecError {
+    /// Is it only the echo of another rank's end? Then some other rank has the cause.
+    #[must_use]
+    pub fn is_consequence(&self) -> bool {
+        match self {
+            Self::World { .. } => true,
+            Self::Backend(error) | Self::Flow(FlowError::Backend(error)) => {
+                matches!(error, BackendError::Poisoned { .. })
+            }
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_the_world_is_a_consequence_wherever_it_is_met() {
+        let rank = RankId::new(0);
+        let poisoned = BackendError::Poisoned { reason: "rank 1 died".into() };
+        for echo in [
+            ExecError::World { rank, reason: "rank 1 died".into() },
+            poisoned.clone().into(),
+            FlowError::from(poisoned).into(),
+        ] {
+            assert!(echo.is_consequence(), "{echo}");
+        }
+        let host = BackendError::Host { rank, bytes: 4, reason: "the region has 8 bytes".into() };
+        for cause in [
+            ExecError::Panicked { rank, words: "oh".into() },
+            host.clone().into(),
+            FlowError::from(host).into(),
+            FlowError::Poisoned { rank, what: "a right was dropped".into() }.into(),
+        ] {
+            assert!(!cause.is_consequence(), "{cause}");
+        }
+    }
 }

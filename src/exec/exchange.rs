@@ -2,7 +2,7 @@
 //!
 //! Law: the session writes before a command is sent and reads after the reply came; the rank
 //! thread touches it in between. All buffers have their final size before the first step, so a
-//! step moves bytes and allocates nothing.
+//! step moves bytes and allocates nothing on the thread of the rank.
 
 use crate::backend::{ClosureFault, TaskInterval};
 use crate::op::Vote;
@@ -22,6 +22,14 @@ pub struct WeightShard {
     pub tensor_scale: f32,
 }
 
+impl Exchange {
+    /// Gives back the memory of weights and carried buffers that went out or came in.
+    pub fn forget_weights(&mut self) {
+        self.shards = Vec::new();
+        self.carried = Vec::new();
+    }
+}
+
 /// One rank's exchange.
 #[derive(Clone, Debug, Default)]
 pub struct Exchange {
@@ -37,10 +45,14 @@ pub struct Exchange {
     pub vote: Option<Vote>,
     /// The fault of this rank's closures in the last step.
     pub fault: Option<ClosureFault>,
+    /// Why this rank could not record the last step, if it was to and could not.
+    pub unrecorded: Option<String>,
     /// When every task of the last step ran.
     pub intervals: Vec<TaskInterval>,
     /// Weights going out (export) or coming in (import).
     pub shards: Vec<WeightShard>,
+    /// Carried buffers going out or coming in, in the order of [`crate::plan::carried`].
+    pub carried: Vec<Vec<u8>>,
     /// Optimizer steps taken, going out or coming in.
     pub optimizer_step: u32,
 }

@@ -14,6 +14,7 @@ mod exchange;
 mod pump;
 mod rank;
 mod thread;
+mod transfer;
 mod world;
 
 pub use capture::{Capture, CaptureMode};

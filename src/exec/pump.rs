@@ -23,9 +23,10 @@ pub struct Pump<B: Backend> {
 }
 
 impl<B: Backend> Pump<B> {
-    /// Hires the actors of `plan` for `rank` and wires them.
+    /// Hires the actors of `plan` for `rank` and wires them; a right they lose sets `poison`, which
+    /// all pumps of a rank share.
     #[must_use]
-    pub fn new(rank: RankId, plan: &Arc<StepPlan>) -> Self {
+    pub fn new(rank: RankId, plan: &Arc<StepPlan>, poison: Poison) -> Self {
         let wiring = Arc::new(Wiring::new(plan));
         let roster = Roster::new(plan);
         let post = Post::new(rank, roster.owners.clone(), &roster.capacities(&wiring));
@@ -34,7 +35,7 @@ impl<B: Backend> Pump<B> {
             actors: roster.hire(rank),
             worklists: roster.worklists(plan, &wiring),
             post,
-            issuer: Issuer::new(rank, Arc::clone(plan), wiring, Poison::default()),
+            issuer: Issuer::new(rank, Arc::clone(plan), wiring, poison),
         }
     }
 
@@ -42,7 +43,8 @@ impl<B: Backend> Pump<B> {
     ///
     /// # Errors
     /// A fault of flow control or of the backend; the step is then issued in part, and other ranks
-    /// may be waiting for the rest of it.
+    /// may be waiting for the rest of it. [`FlowError::Poisoned`] before anything is enqueued if a
+    /// right was lost earlier, and behind the last task if one was lost on the way.
     pub fn run(&mut self, backend: &B, streams: &mut [B::Stream], bound: &B::Bound) -> Result<(), FlowError> {
         let plan = Arc::clone(self.issuer.plan());
         self.post.clear();
@@ -75,13 +77,14 @@ impl<B: Backend> Pump<B> {
                 acting.fire(ready, &mut context)?;
             }
         }
+        self.issuer.end()?;
         if self.issuer.is_done() { Ok(()) } else { Err(self.stuck(&plan)) }
     }
 
-    /// What the actors that own weights hold now; `None` for a plan without any.
-    #[must_use]
-    pub fn edge(&self) -> Option<EdgeState> {
-        self.actors.iter().filter_map(|actor| actor.edge()).min_by_key(|edge| (edge.masters, edge.shards))
+    /// What each actor that owns weights left behind when the plan was last issued, counted from the
+    /// masters' version at its entry.
+    pub fn edges(&self) -> impl Iterator<Item = EdgeState> {
+        self.actors.iter().filter_map(|actor| actor.edge())
     }
 
     fn deliver(&mut self, actor: ActorId) -> Result<(), FlowError> {

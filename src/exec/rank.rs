@@ -2,28 +2,25 @@
 //!
 //! Law: everything happens between two edges, and at an edge all lanes are drained. Host copies
 //! happen at edges alone. A rank that cannot go on aborts the world before it reports, so that no
-//! peer waits for it.
+//! peer waits for it. The rank knows what its weights hold (**PL-9**): a plan runs only if that is
+//! what it needs at its entry, and what its actors leave must be what it promised.
 
 use std::sync::Arc;
 
-use bytemuck::Pod;
-use half::bf16;
-
 use super::capture::Action;
-use super::{Capture, CaptureMode, Exchange, ExecError, Initializer, Pump, WeightShard, World};
+use super::{Capture, CaptureMode, Exchange, ExecError, Pump, World};
 use crate::backend::Backend;
 use crate::compute::ComputeFactory;
-use crate::config::Moments;
-use crate::format::{Orientation, join_master, split_master};
-use crate::id::{RankId, WeightId};
-use crate::layout::{Content, PlaneRegions, Region};
-use crate::model::{Placement, Role};
+use crate::flow::{FlowError, Poison};
+use crate::id::RankId;
+use crate::layout::{Content, Region};
+use crate::model::Role;
 use crate::op::{Op, Vote};
-use crate::plan::StepPlan;
+use crate::plan::{EdgeState, StepPlan, carried};
 
 /// A plan installed on a rank.
 pub struct Installed<B: Backend> {
-    plan: Arc<StepPlan>,
+    pub(super) plan: Arc<StepPlan>,
     bound: B::Bound,
     pump: Pump<B>,
     capture: Capture<B::Graph>,
@@ -32,12 +29,16 @@ pub struct Installed<B: Backend> {
 
 /// One rank of a session.
 pub struct Rank<B: Backend> {
-    backend: B,
-    memory: B::Memory,
+    pub(super) backend: B,
+    pub(super) memory: B::Memory,
     streams: Vec<B::Stream>,
-    prologue: Installed<B>,
+    pub(super) prologue: Installed<B>,
     programs: Vec<Installed<B>>,
-    needs_prologue: bool,
+    /// Places of the carried buffers.
+    pub(super) carried: Vec<Region>,
+    /// What the weights hold, counted from the masters that were set last.
+    pub(super) edge: EdgeState,
+    poison: Poison,
     world: Arc<World>,
 }
 
@@ -65,12 +66,15 @@ impl<B: Backend> Rank<B> {
             .iter()
             .map(|lane| backend.open(&memory, *lane, (lane.id == compute).then(|| Arc::clone(closures))))
             .collect::<Result<_, _>>()?;
-        let prologue = install(&backend, &memory, prologue, CaptureMode::Off)?;
+        let poison = Poison::default();
+        let carried = carried(&programs).into_iter().map(|(_, region)| region).collect();
+        let prologue = install(&backend, &memory, prologue, CaptureMode::Off, &poison)?;
         let programs = programs
             .into_iter()
-            .map(|plan| install(&backend, &memory, plan, capture))
+            .map(|plan| install(&backend, &memory, plan, capture, &poison))
             .collect::<Result<_, _>>()?;
-        Ok(Self { backend, memory, streams, prologue, programs, needs_prologue: true, world })
+        let edge = EdgeState::NEW_MASTERS;
+        Ok(Self { backend, memory, streams, prologue, programs, carried, edge, poison, world })
     }
 
     /// The rank's number.
@@ -79,12 +83,16 @@ impl<B: Backend> Rank<B> {
         self.backend.rank()
     }
 
-    /// Runs one step of program `program` with the inputs in `exchange`, and leaves there what
-    /// came of it.
+    /// Runs one step of program `program`, counted from 0, with the inputs in `exchange`, and leaves
+    /// there what came of it.
     ///
     /// # Errors
-    /// Faults of flow control or the backend. A closure's failure is no error here: it is in the
-    /// exchange, and in every rank's vote.
+    /// [`ExecError::NoProgram`], [`ExecError::Entry`] and [`ExecError::Exit`] when the plan does not
+    /// fit what ran before it, faults of flow control or the backend. A closure's failure is no error
+    /// here: it is in the exchange, and in every rank's vote.
+    ///
+    /// # Panics
+    /// When `exchange.staged` was not made for the programs of this rank.
     pub fn step(&mut self, program: usize, exchange: &mut Exchange) -> Result<(), ExecError> {
         let outcome = self.try_step(program, exchange);
         if let Err(error) = &outcome {
@@ -95,14 +103,15 @@ impl<B: Backend> Rank<B> {
 
     fn try_step(&mut self, program: usize, exchange: &mut Exchange) -> Result<(), ExecError> {
         let _span = tracing::info_span!("step", program).entered();
-        if std::mem::take(&mut self.needs_prologue) {
-            run(&self.backend, &mut self.streams, &mut self.prologue, &self.world)?;
+        let programs = self.programs.len();
+        if program >= programs {
+            return Err(ExecError::NoProgram { rank: self.id(), program, programs });
         }
-        let installed = &mut self.programs[program];
-        let plan = Arc::clone(&installed.plan);
+        self.quantize_new_masters()?;
+        let plan = Arc::clone(&self.programs[program].plan);
         self.upload_inputs(&plan, program, exchange)?;
-        let installed = &mut self.programs[program];
-        run(&self.backend, &mut self.streams, installed, &self.world)?;
+        exchange.unrecorded = self.run(Some(program))?;
+        let installed = &self.programs[program];
         self.backend.intervals(&installed.bound, &mut exchange.intervals);
         exchange.fault = self.streams.iter_mut().find_map(|stream| self.backend.take_fault(stream));
         exchange.vote = match installed.vote {
@@ -114,6 +123,35 @@ impl<B: Backend> Rank<B> {
             }
         };
         self.download_outputs(&plan, program, exchange)
+    }
+
+    /// Runs the prologue, if masters were set since it ran last.
+    pub(super) fn quantize_new_masters(&mut self) -> Result<(), ExecError> {
+        if self.edge.shards != Some(self.edge.masters) {
+            self.run(None)?;
+        }
+        Ok(())
+    }
+
+    /// One step between two edges, of a program or of the prologue. Returns why it was not recorded,
+    /// if it was to be.
+    fn run(&mut self, program: Option<usize>) -> Result<Option<String>, ExecError> {
+        let Self { backend, streams, prologue, programs, edge, poison, world, .. } = self;
+        let installed = program.map_or(prologue, |program| &mut programs[program]);
+        let rank = backend.rank();
+        poison.check(rank)?;
+        let (needed, held) = (installed.plan.entry, *edge);
+        if !held.admits(needed) {
+            return Err(ExecError::Entry { rank, program: installed.plan.name.clone(), needed, held });
+        }
+        let unrecorded = drive(backend, streams, installed, world)?;
+        poison.check(rank)?;
+        let promised = installed.plan.exit;
+        if let Some(found) = installed.pump.edges().find(|found| *found != promised) {
+            return Err(ExecError::Exit { rank, program: installed.plan.name.clone(), found, promised });
+        }
+        *edge = held.after(promised);
+        Ok(unrecorded)
     }
 
     fn upload_inputs(&self, plan: &StepPlan, program: usize, exchange: &Exchange) -> Result<(), ExecError> {
@@ -137,184 +175,10 @@ impl<B: Backend> Rank<B> {
         Ok(())
     }
 
-    /// Fills the masters of the rank's rows; moments and step count are zero.
-    ///
-    /// # Errors
-    /// What the backend refuses.
-    pub fn initialize(
-        &mut self,
-        initializer: &Initializer,
-        exchange: &mut Exchange,
-    ) -> Result<(), ExecError> {
-        let plan = Arc::clone(&self.prologue.plan);
-        exchange.optimizer_step = 0;
-        exchange.shards = (plan.weights.layouts.iter())
-            .map(|layout| {
-                let rows = layout.shard.rows_of(self.id());
-                let elements = rows.rows * layout.shard.shape.cols;
-                let mut master = vec![0.0; elements];
-                initializer(&layout.name, rows.begin, layout.shard.shape.cols, &mut master);
-                let zeros = vec![0.0; elements];
-                WeightShard { master, exp_avg: zeros.clone(), exp_avg_sq: zeros, ..WeightShard::default() }
-            })
-            .collect();
-        let outcome = self.import(exchange);
-        exchange.shards = Vec::new();
-        outcome
-    }
-
-    /// Copies masters, moments, step count and planes of the rank's rows into `exchange`.
-    ///
-    /// # Errors
-    /// What the backend refuses.
-    pub fn export(&mut self, exchange: &mut Exchange) -> Result<(), ExecError> {
-        if std::mem::take(&mut self.needs_prologue) {
-            run(&self.backend, &mut self.streams, &mut self.prologue, &self.world)?;
-        }
-        let plan = &self.prologue.plan;
-        exchange.shards.clear();
-        for number in 0..plan.weights.layouts.len() {
-            let weight = WeightId::at(number);
-            exchange.shards.push(WeightShard {
-                master: self.master(weight)?,
-                exp_avg: self.moment(Content::ExpAvg(weight), weight)?,
-                exp_avg_sq: self.moment(Content::ExpAvgSq(weight), weight)?,
-                planes: self.planes(weight)?,
-                tensor_scale: self.tensor_scale(weight)?,
-            });
-        }
-        let mut step = [0; 4];
-        self.read(Content::OptimizerStep, &mut step)?;
-        exchange.optimizer_step = u32::from_ne_bytes(step);
-        Ok(())
-    }
-
-    /// Puts masters, moments and step count from `exchange` in place; the planes follow from them
-    /// before the next step.
-    ///
-    /// # Errors
-    /// What the backend refuses.
-    pub fn import(&mut self, exchange: &Exchange) -> Result<(), ExecError> {
-        for (number, shard) in exchange.shards.iter().enumerate() {
-            let weight = WeightId::at(number);
-            self.write_master(weight, &shard.master)?;
-            self.write_moment(Content::ExpAvg(weight), &shard.exp_avg)?;
-            self.write_moment(Content::ExpAvgSq(weight), &shard.exp_avg_sq)?;
-        }
-        self.write(Content::OptimizerStep, &exchange.optimizer_step.to_ne_bytes())?;
-        self.needs_prologue = true;
-        Ok(())
-    }
-
     /// Tells every rank of the world that this one is gone.
     pub fn give_up(&self, reason: &str) {
         self.backend.abort(reason);
         self.world.leave(reason);
-    }
-
-    /// The rank's real elements of `weight`, as `T` lies in the arena.
-    fn values<T: Pod>(&self, content: Content, weight: WeightId) -> Result<Vec<T>, ExecError> {
-        let layout = self.prologue.plan.weights.layout(weight);
-        let mut values = vec![T::zeroed(); layout.shard.rows_of(self.id()).rows * layout.shard.shape.cols];
-        self.read(content, bytemuck::cast_slice_mut(&mut values))?;
-        Ok(values)
-    }
-
-    /// The master as f32, joined if it is stored in halves.
-    fn master(&self, weight: WeightId) -> Result<Vec<f32>, ExecError> {
-        if !self.splits_master(weight) {
-            return self.values(Content::Master(weight), weight);
-        }
-        let high: Vec<u16> = self.values(Content::Shard(weight, Orientation::Rowwise), weight)?;
-        let low: Vec<i16> = self.values(Content::MasterRemainder(weight), weight)?;
-        Ok(high.into_iter().zip(low).map(|(high, low)| join_master(high, low)).collect())
-    }
-
-    fn write_master(&self, weight: WeightId, values: &[f32]) -> Result<(), ExecError> {
-        if !self.splits_master(weight) {
-            return self.write(Content::Master(weight), bytemuck::cast_slice(values));
-        }
-        let (high, low): (Vec<u16>, Vec<i16>) = values.iter().copied().map(split_master).unzip();
-        self.write(Content::Shard(weight, Orientation::Rowwise), bytemuck::cast_slice(&high))?;
-        self.write(Content::MasterRemainder(weight), bytemuck::cast_slice(&low))
-    }
-
-    fn splits_master(&self, weight: WeightId) -> bool {
-        let weights = &self.prologue.plan.weights;
-        weights.splits_masters(weights.layout(weight).bucket)
-    }
-
-    /// A moment as f32, whatever it is stored as.
-    fn moment(&self, content: Content, weight: WeightId) -> Result<Vec<f32>, ExecError> {
-        match self.prologue.plan.weights.state.moments {
-            Moments::F32 => self.values(content, weight),
-            Moments::Bf16 => {
-                Ok(self.values::<bf16>(content, weight)?.into_iter().map(bf16::to_f32).collect())
-            }
-        }
-    }
-
-    fn write_moment(&self, content: Content, values: &[f32]) -> Result<(), ExecError> {
-        match self.prologue.plan.weights.state.moments {
-            Moments::F32 => self.write(content, bytemuck::cast_slice(values)),
-            Moments::Bf16 => {
-                let rounded: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
-                self.write(content, bytemuck::cast_slice(&rounded))
-            }
-        }
-    }
-
-    fn planes(&self, weight: WeightId) -> Result<Vec<Vec<u8>>, ExecError> {
-        let plan = &self.prologue.plan;
-        let layout = plan.weights.layout(weight);
-        let mut planes = Vec::new();
-        if layout.placement == Placement::Replicated {
-            return Ok(planes);
-        }
-        for orientation in layout.format.stored_orientations() {
-            let Some(slot) = plan.arena.find(Content::Shard(weight, *orientation)) else { continue };
-            let regions = PlaneRegions::within(plan.arena.region(slot), &layout.shard_planes(*orientation));
-            for region in [regions.data, regions.scale] {
-                let mut bytes = vec![0; region.bytes];
-                self.backend.download(&self.memory, region, &mut bytes)?;
-                planes.push(bytes);
-            }
-        }
-        Ok(planes)
-    }
-
-    fn tensor_scale(&self, weight: WeightId) -> Result<f32, ExecError> {
-        let plan = &self.prologue.plan;
-        let layout = plan.weights.layout(weight);
-        let place = plan.arena.find(Content::TensorScale(layout.bucket));
-        let Some(region) = place.and_then(|slot| {
-            plan.arena.region(slot).part(layout.position * size_of::<f32>(), size_of::<f32>())
-        }) else {
-            return Ok(1.0);
-        };
-        let mut bytes = [0; 4];
-        self.backend.download(&self.memory, region, &mut bytes)?;
-        Ok(f32::from_ne_bytes(bytes))
-    }
-
-    fn read(&self, content: Content, bytes: &mut [u8]) -> Result<(), ExecError> {
-        match self.place(content, bytes.len()) {
-            Some(region) => Ok(self.backend.download(&self.memory, region, bytes)?),
-            None => Ok(()),
-        }
-    }
-
-    fn write(&self, content: Content, bytes: &[u8]) -> Result<(), ExecError> {
-        match self.place(content, bytes.len()) {
-            Some(region) => Ok(self.backend.upload(&self.memory, region, bytes)?),
-            None => Ok(()),
-        }
-    }
-
-    /// The first `bytes` bytes of a common resident slot.
-    fn place(&self, content: Content, bytes: usize) -> Option<Region> {
-        let arena = &self.prologue.plan.arena;
-        arena.find(content).and_then(|slot| arena.region(slot).part(0, bytes))
     }
 }
 
@@ -336,6 +200,7 @@ fn install<B: Backend>(
     memory: &B::Memory,
     plan: Arc<StepPlan>,
     capture: CaptureMode,
+    poison: &Poison,
 ) -> Result<Installed<B>, ExecError> {
     let ops = plan.ops();
     let bound = backend.bind(memory, &plan.binding(backend.rank(), &ops))?;
@@ -345,27 +210,28 @@ fn install<B: Backend>(
     });
     Ok(Installed {
         bound,
-        pump: Pump::new(backend.rank(), &plan),
+        pump: Pump::new(backend.rank(), &plan, poison.clone()),
         capture: Capture::new(capture),
         vote,
         plan,
     })
 }
 
-/// One step between two edges.
-fn run<B: Backend>(
+/// Issues, records or replays one step and waits for its end. Returns why it was not recorded, if it
+/// was to be.
+fn drive<B: Backend>(
     backend: &B,
     streams: &mut [B::Stream],
     installed: &mut Installed<B>,
     world: &World,
-) -> Result<(), ExecError> {
-    let Installed { plan, bound, pump, capture, .. } = installed;
+) -> Result<Option<String>, ExecError> {
+    let Installed { bound, pump, capture, .. } = installed;
+    let mut unrecorded = None;
     if capture.action() == Action::Record {
-        backend.begin_capture(streams, bound)?;
-        let issued = pump.run(backend, streams, bound);
-        let graph = backend.end_capture(streams, bound);
-        let usable = u64::from(issued.is_ok() && graph.is_ok());
+        let graph = record(backend, streams, bound, pump);
+        let usable = u64::from(graph.is_ok());
         let all_usable = world.exchange(backend.rank(), usable)?.iter().all(|vote| *vote == 1);
+        unrecorded = graph.as_ref().err().map(ToString::to_string);
         capture.recorded(graph.ok().filter(|_| all_usable));
     }
     backend.begin_step(bound)?;
@@ -380,21 +246,21 @@ fn run<B: Backend>(
     for stream in streams.iter_mut() {
         outcome = outcome.and(backend.synchronize(stream));
     }
-    outcome?;
-    match pump.edge() {
-        Some(edge)
-            if plan.tasks.iter().any(|task| matches!(task.op, Op::PartialCast { .. }))
-                && edge != plan.exit =>
-        {
-            Err(ExecError::Edge {
-                rank: backend.rank(),
-                program: plan.name.clone(),
-                found: format!("{edge:?}"),
-                promised: format!("{:?}", plan.exit),
-            })
-        }
-        _ => Ok(()),
-    }
+    Ok(outcome.map(|()| unrecorded)?)
+}
+
+/// Records one step without running it.
+fn record<B: Backend>(
+    backend: &B,
+    streams: &mut [B::Stream],
+    bound: &B::Bound,
+    pump: &mut Pump<B>,
+) -> Result<B::Graph, FlowError> {
+    backend.begin_capture(streams, bound)?;
+    let issued = pump.run(backend, streams, bound);
+    let graph = backend.end_capture(streams, bound);
+    issued?;
+    Ok(graph?)
 }
 
 /// Places of the staged buffers of one role, with their numbers.

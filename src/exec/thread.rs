@@ -1,16 +1,19 @@
 //! The rank thread: waits for commands, carries them out, replies.
 //!
-//! Law: one command at a time, one reply each. A thread that ends for any reason but being told to
-//! close has left the world: its guard aborts the backend's world and the host's, names the rank,
-//! and replies for the command it was at.
+//! Law: one command at a time, one reply each, a panic included: its words are the reply. A rank
+//! that fails a command aborts the backend's world and leaves the host's before it replies, so no
+//! peer waits for it; after a panic its thread ends, because what the panic left is not trusted. A
+//! thread that is told to close leaves the host's world on its way out.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use super::{CaptureMode, Exchange, ExecError, Rank, World};
-use crate::backend::{Backend, BackendError};
+use crate::backend::Backend;
 use crate::compute::ComputeFactory;
 use crate::id::RankId;
+use crate::panics::last_words;
 use crate::plan::StepPlan;
 use crate::queue::{Receiver, Sender, bounded};
 use crate::trace::HostLane;
@@ -97,7 +100,9 @@ impl<B: Backend> std::fmt::Debug for Setup<B> {
     }
 }
 
-/// A session's end of one rank thread. Dropping it closes the thread.
+/// A session's end of one rank thread. Dropping it closes the thread and waits for its end; who
+/// holds several hangs up on all of them first ([`RankThread::hang_up`]), because a rank may be
+/// waiting for a peer.
 #[derive(Debug)]
 pub struct RankThread {
     rank: RankId,
@@ -110,7 +115,7 @@ impl RankThread {
     /// Starts the thread. Its first reply says whether the rank could be set up.
     ///
     /// # Errors
-    /// [`BackendError::Lane`] when the system gives no thread.
+    /// [`ExecError::Thread`] when the system gives no thread.
     pub fn start<B: Backend>(
         setup: Setup<B>,
         exchange: Exchange,
@@ -123,11 +128,7 @@ impl RankThread {
         let thread = std::thread::Builder::new()
             .name(format!("warpweft {rank}"))
             .spawn(move || live(setup, &shared, &inbox, &orders))
-            .map_err(|error| BackendError::Lane {
-                rank,
-                lane: crate::id::LaneId::default(),
-                reason: format!("the system gave no thread: {error}"),
-            })?;
+            .map_err(|error| ExecError::Thread { rank, reason: error.to_string() })?;
         Ok(Self { rank, commands: Some(commands), exchange, thread: Some(thread) })
     }
 
@@ -141,6 +142,11 @@ impl RankThread {
         self.commands.as_ref().ok_or_else(gone)?.send(command).map_err(|_| gone())
     }
 
+    /// Tells the thread to end after the command it is at; does not wait.
+    pub fn hang_up(&mut self) {
+        self.commands = None;
+    }
+
     /// The rank's exchange; between a reply and the next command it is the session's.
     pub fn exchange(&self) -> MutexGuard<'_, Exchange> {
         self.exchange.lock().unwrap_or_else(PoisonError::into_inner)
@@ -149,7 +155,7 @@ impl RankThread {
 
 impl Drop for RankThread {
     fn drop(&mut self) {
-        self.commands = None;
+        self.hang_up();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -157,66 +163,51 @@ impl Drop for RankThread {
 }
 
 fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, orders: &Receiver<Command>) {
-    let rank = setup.backend.rank();
-    let (world, initializer, spans) = (Arc::clone(&setup.world), Arc::clone(&setup.initializer), setup.spans);
-    let mut obituary = Obituary { rank, world: Arc::clone(&world), inbox, owes_reply: true };
-    let made =
-        Rank::new(setup.backend, setup.world, setup.prologue, setup.programs, setup.capture, &setup.closures);
-    let mut owner = match made {
+    let (rank, world) = (setup.backend.rank(), Arc::clone(&setup.world));
+    let (initializer, spans) = (Arc::clone(&setup.initializer), setup.spans);
+    let reply = |outcome| inbox.put(Reply { rank, outcome });
+    let mut owner = match guarded(rank, || {
+        Rank::new(setup.backend, setup.world, setup.prologue, setup.programs, setup.capture, &setup.closures)
+    }) {
         Ok(owner) => owner,
         Err(error) => {
             world.leave(&error.to_string());
-            obituary.owes_reply = false;
-            return inbox.put(Reply { rank, outcome: Err(error) });
+            return reply(Err(error));
         }
     };
-    let outcome = {
-        let mut exchange = exchange.lock().unwrap_or_else(PoisonError::into_inner);
-        owner.initialize(&initializer, &mut exchange)
-    };
-    obituary.settle(outcome);
-    while let Some(command) = orders.receive() {
-        obituary.owes_reply = true;
-        let outcome = {
+    let mut next = None;
+    loop {
+        let outcome = guarded(rank, || {
             let mut exchange = exchange.lock().unwrap_or_else(PoisonError::into_inner);
-            match command {
-                Command::Step(program) => match spans.as_ref().filter(|_| exchange.recorded) {
+            match next {
+                None => owner.initialize(&initializer, &mut exchange),
+                Some(Command::Step(program)) => match spans.as_ref().filter(|_| exchange.recorded) {
                     Some(lane) => lane.within(|| owner.step(program, &mut exchange)),
                     None => owner.step(program, &mut exchange),
                 },
-                Command::Export => owner.export(&mut exchange),
-                Command::Import => owner.import(&exchange),
+                Some(Command::Export) => owner.export(&mut exchange),
+                Some(Command::Import) => owner.import(&exchange),
             }
-        };
+        });
         if let Err(error) = &outcome {
             owner.give_up(&error.to_string());
         }
-        obituary.settle(outcome);
-    }
-}
-
-/// Speaks for a thread that ends while it owes a reply.
-struct Obituary<'a> {
-    rank: RankId,
-    world: Arc<World>,
-    inbox: &'a Inbox,
-    owes_reply: bool,
-}
-
-impl Obituary<'_> {
-    fn settle(&mut self, outcome: Result<(), ExecError>) {
-        self.owes_reply = false;
-        self.inbox.put(Reply { rank: self.rank, outcome });
-    }
-}
-
-impl Drop for Obituary<'_> {
-    fn drop(&mut self) {
-        if self.owes_reply {
-            let reason = format!("the thread of {} died", self.rank);
-            self.world.leave(&reason);
-            self.inbox
-                .put(Reply { rank: self.rank, outcome: Err(ExecError::World { rank: self.rank, reason }) });
+        let panicked = matches!(outcome, Err(ExecError::Panicked { .. }));
+        reply(outcome);
+        next = if panicked { None } else { orders.receive() };
+        if next.is_none() {
+            break;
         }
     }
+    world.leave(&format!("{rank} was closed"));
+}
+
+/// Turns a panic into an error that keeps its words.
+fn guarded<T>(rank: RankId, work: impl FnOnce() -> Result<T, ExecError>) -> Result<T, ExecError> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let words = last_words(panic.as_ref());
+        // Leaked: dropping what was thrown could throw again.
+        std::mem::forget(panic);
+        Err(ExecError::Panicked { rank, words })
+    })
 }

@@ -38,12 +38,18 @@ impl World {
     /// Contributes `value` and returns every rank's, in rank order.
     ///
     /// # Errors
-    /// [`ExecError::World`] when a rank left or did not come in time.
+    /// [`ExecError::World`] when a rank left or did not come in time, or is not of this world.
     pub fn exchange(&self, rank: RankId, value: u64) -> Result<Vec<u64>, ExecError> {
         let until = Instant::now() + self.deadline;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let round = state.round;
-        state.values[rank.index()] = Some(value);
+        let (round, ranks) = (state.round, state.values.len());
+        match state.values.get_mut(rank.index()) {
+            Some(place) => *place = Some(value),
+            None => {
+                let reason = format!("it is not one of the {ranks} ranks that meet here");
+                return Err(ExecError::World { rank, reason });
+            }
+        }
         if state.values.iter().all(Option::is_some) {
             state.agreed = state.values.iter_mut().filter_map(Option::take).collect();
             state.round += 1;
@@ -76,11 +82,5 @@ impl World {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.left.get_or_insert_with(|| reason.to_owned());
         self.bell.notify_all();
-    }
-
-    /// Why a rank left, if one did.
-    #[must_use]
-    pub fn left(&self) -> Option<String> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).left.clone()
     }
 }

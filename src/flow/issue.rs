@@ -53,9 +53,7 @@ impl Issuer {
     /// # Errors
     /// [`FlowError::Poisoned`] after a right was lost, [`FlowError::MailboxFull`].
     pub fn begin(&mut self, post: &Post) -> Result<(), FlowError> {
-        if let Some(reason) = self.poison.reason() {
-            return Err(FlowError::Poisoned { rank: self.rank, what: reason.to_owned() });
-        }
+        self.poison.check(self.rank)?;
         self.registers.reset();
         self.clocks.reset();
         self.turn.fill(None);
@@ -65,6 +63,14 @@ impl Issuer {
             post.send(Message::Turn(*task))?;
         }
         Ok(())
+    }
+
+    /// Closes a step whose tasks have all been issued.
+    ///
+    /// # Errors
+    /// [`FlowError::Poisoned`] when a right was lost on the way.
+    pub fn end(&self) -> Result<(), FlowError> {
+        self.poison.check(self.rank)
     }
 
     /// Have all tasks of the step been issued?
@@ -78,6 +84,9 @@ impl Issuer {
     /// # Errors
     /// A right or turn that is missing or not covered, a slot with open leases, a full mailbox, or
     /// the backend's refusal. Nothing of this step may be issued afterwards.
+    ///
+    /// # Panics
+    /// When the task, the streams or the post belong to another plan.
     pub fn issue<B: Backend>(
         &mut self,
         task: TaskId,

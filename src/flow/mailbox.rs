@@ -80,6 +80,9 @@ impl Post {
     ///
     /// # Errors
     /// [`FlowError::MailboxFull`].
+    ///
+    /// # Panics
+    /// When the task has no owner, or its owner no mailbox: it belongs to another plan.
     pub fn send(&self, message: Message) -> Result<(), FlowError> {
         let actor = self.owners[message.task().index()];
         let mailbox = &self.mailboxes[actor.index()];
@@ -104,6 +107,9 @@ impl Post {
     }
 
     /// One actor's mailbox.
+    ///
+    /// # Panics
+    /// When the actor belongs to another plan.
     #[must_use]
     pub fn mailbox(&self, actor: ActorId) -> &Mailbox {
         &self.mailboxes[actor.index()]

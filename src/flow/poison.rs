@@ -1,9 +1,13 @@
 //! Poison: the mark a lost right leaves behind.
 //!
 //! Law (FL-4): the first reason stays. Whoever drives a rank looks before and after each step and
-//! goes no further once it is set. Poison is of one rank's flow; worlds of ranks have their own.
+//! goes no further once it is set. Poison is of one rank's flow, whichever of its plans lost the
+//! right; worlds of ranks have their own.
 
 use std::sync::{Arc, OnceLock};
+
+use super::FlowError;
+use crate::id::RankId;
 
 /// A mark shared by everything that holds rights of one rank.
 #[derive(Clone, Debug, Default)]
@@ -21,5 +25,16 @@ impl Poison {
     #[must_use]
     pub fn reason(&self) -> Option<&str> {
         self.reason.get().map(String::as_str)
+    }
+
+    /// Refuses, in the name of `rank`, once the mark is set.
+    ///
+    /// # Errors
+    /// [`FlowError::Poisoned`] with the reason.
+    pub fn check(&self, rank: RankId) -> Result<(), FlowError> {
+        match self.reason() {
+            None => Ok(()),
+            Some(reason) => Err(FlowError::Poisoned { rank, what: reason.to_owned() }),
+        }
     }
 }

@@ -24,24 +24,27 @@ impl Registers {
     }
 
     /// A lease on `slot` was granted.
+    ///
+    /// # Panics
+    /// When the slot belongs to another plan.
     pub fn grant(&mut self, slot: SlotId) {
         self.open[slot.index()] += 1;
     }
 
     /// A lease on `slot` was spent.
+    ///
+    /// # Panics
+    /// When the slot belongs to another plan.
     pub fn spend(&mut self, slot: SlotId) {
         self.open[slot.index()] = self.open[slot.index()].saturating_sub(1);
     }
 
     /// Leases on `slot` that are not spent.
+    ///
+    /// # Panics
+    /// When the slot belongs to another plan.
     #[must_use]
     pub fn open(&self, slot: SlotId) -> u32 {
         self.open[slot.index()]
-    }
-
-    /// Leases on any slot that are not spent; zero at every edge of a step.
-    #[must_use]
-    pub fn total(&self) -> u32 {
-        self.open.iter().sum()
     }
 }

@@ -21,17 +21,6 @@ impl Format {
         }
     }
 
-    /// Columns of one rowwise block; 1 for a format without blocks.
-    #[must_use]
-    pub const fn column_tile(self) -> usize {
-        match self {
-            Self::F32 | Self::Bf16 | Self::Fp8Tensor(_) => 1,
-            Self::Nvfp4(_) => 16,
-            Self::Fp8Block(_) => 128,
-            Self::Mxfp8 => 32,
-        }
-    }
-
     /// Whether a weight of `shape` can be quantized.
     ///
     /// # Errors

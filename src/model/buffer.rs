@@ -26,7 +26,13 @@ pub enum Lifetime {
     Call,
     /// From its first access in a step to its last.
     Step,
-    /// From step to step; it lies in the resident region and starts as zeros.
+    /// From step to step; it lies in the resident region and starts as zeros. Every rank has its own.
+    ///
+    /// It belongs to the closures, not to the optimizer: what a call writes is there at once and stays,
+    /// also in a step that the vote then skips, and, of a step in which a closure fails, what the calls
+    /// before the failure wrote on each rank. So a buffer that must advance with the weights and with
+    /// them only is advanced in the *next* step, from an input in which the trainer says how this one
+    /// ended. Checkpoints hold the carried buffers of every rank.
     Carried,
 }
 

@@ -11,6 +11,7 @@
 
 mod arena;
 mod build;
+mod carried;
 mod dependences;
 mod dot;
 mod draft;
@@ -24,6 +25,7 @@ mod step_plan;
 mod table;
 mod verify;
 
+pub use carried::carried;
 pub use dependences::{Edge, EdgeKind};
 pub use error::PlanError;
 pub use resident::ResidentLayout;

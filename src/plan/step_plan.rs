@@ -50,14 +50,45 @@ pub struct Task {
     pub wire_bytes: usize,
 }
 
-/// What the resident planes hold at an edge of a step, counted from the masters' version at
-/// entry.
+/// What the resident planes hold at an edge of a step.
+///
+/// A plan counts from the masters' version at its entry; a rank counts from the masters it was
+/// given last, over all plans it runs. Versions count optimizer steps that were issued: one that
+/// the vote made a no-op left masters and shards equal, as one that took place would have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct EdgeState {
     /// Version of the masters.
     pub masters: Version,
     /// Version of the quantized shards; `None` when they hold nothing yet.
     pub shards: Option<Version>,
+}
+
+impl EdgeState {
+    /// What a rank holds whose masters were just set: nothing is quantized from them yet.
+    pub const NEW_MASTERS: Self = Self { masters: Version::new(0), shards: None };
+
+    /// May a plan that needs `entry` run on a rank that holds this? (PL-9)
+    #[must_use]
+    pub fn admits(self, entry: Self) -> bool {
+        entry.shards.is_none_or(|shards| self.shards == Some(self.masters.later_by(shards)))
+    }
+
+    /// What a rank that holds this holds after a plan with the exit state `exit`.
+    #[must_use]
+    pub fn after(self, exit: Self) -> Self {
+        let counted = |version| self.masters.later_by(version);
+        Self { masters: counted(exit.masters), shards: exit.shards.map(counted) }
+    }
+}
+
+impl std::fmt::Display for EdgeState {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "masters at {}, shards ", self.masters)?;
+        match self.shards {
+            Some(version) => write!(formatter, "at {version}"),
+            None => formatter.write_str("empty"),
+        }
+    }
 }
 
 /// Exact byte counts of a plan, per rank.

@@ -1,31 +1,27 @@
 //! Building a session: programs, policy, weights' first values, closures, ranks.
 //!
 //! Law: everything is checked and planned before any thread starts; what fails leaves nothing
-//! running. Every rank builds its own plans, from the same declaration, and the ranks compare
-//! fingerprints before they reserve memory.
+//! running. The ranks compare the fingerprints of their plans before they reserve memory.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::plans::Plans;
 use super::recorder::Recorder;
 use super::{Program, Session, SessionError};
 use crate::backend::cpu::{CpuOptions, CpuWorld, Link};
 use crate::backend::{Backend, Checked};
 use crate::compute::{Compute, ComputeFactory, Surface};
-use crate::config::Config;
-use crate::exec::{CaptureMode, Exchange, Inbox, Initializer, RankThread, Setup, World};
+use crate::config::{Config, Reduce};
+use crate::exec::{CaptureMode, Inbox, Initializer, RankThread, Setup, World};
 use crate::id::RankId;
-use crate::layout::{StateLayout, Weights};
 use crate::model::{Mesh, Role, StepProgram};
-use crate::plan::{Policy, ResidentLayout, StepPlan};
+use crate::plan::StepPlan;
 use crate::trace::HostTrace;
-
-/// How long ranks wait for each other while they are set up.
-const SETUP_DEADLINE: Duration = Duration::from_secs(30);
 
 /// A session in the making.
 pub struct SessionBuilder<S: Surface> {
-    config: Config,
+    pub(super) config: Config,
     programs: Vec<StepProgram>,
     initializer: Initializer,
     closures: ComputeFactory<S>,
@@ -78,81 +74,50 @@ impl<S: Surface + 'static> SessionBuilder<S> {
     /// Plans the programs and starts one rank per backend.
     ///
     /// # Errors
-    /// [`SessionError::Plan`] and [`SessionError::Start`] before anything runs, then whatever the
-    /// ranks report.
+    /// [`SessionError::Backends`] unless `backends` are those of one whole world in rank order;
+    /// [`SessionError::Unsupported`], [`SessionError::Plan`], [`SessionError::Trace`] and
+    /// [`SessionError::Start`] before anything runs; [`SessionError::Exec`] with the cause when a
+    /// rank cannot be set up.
     pub async fn start<B: Backend<Surface = S>>(self, backends: Vec<B>) -> Result<Session, SessionError> {
         self.config.validate()?;
-        let misplaced = |(position, backend): &(usize, &B)| backend.rank() != RankId::at(*position);
-        if let Some((position, backend)) = backends.iter().enumerate().find(misplaced) {
-            let reason =
-                format!("backend {position} speaks for {}; pass one per rank, in rank order", backend.rank());
-            return Err(SessionError::Start { reason });
-        }
+        check_reduce(&self.config, &backends)?;
+        let mesh = one_world(&backends)?;
         let device = backends.first().map_or_else(String::new, Backend::describe);
-        let ranks = u32::try_from(backends.len()).unwrap_or(u32::MAX);
-        let mesh = Mesh::new(ranks)?;
-        let policy = Policy::from(&self.config);
-        let capture = CaptureMode::from(&self.config);
-        let plans = self.plans(mesh, &policy)?;
+        let plans = Plans::new(&self.programs, &self.config, mesh)?;
         let recorder = self.recorder(&backends, &device)?;
-        let world = Arc::new(World::new(ranks, SETUP_DEADLINE));
+        let world = Arc::new(World::new(mesh.ranks(), Duration::from_secs_f64(self.config.deadline_s)));
         let inbox = Arc::new(Inbox::new(backends.len()));
         let mut session = Session {
             ranks: Vec::new(),
             inbox: Arc::clone(&inbox),
-            programs: plans.1.iter().map(|plan| Program::new(plan, ranks)).collect(),
+            programs: plans.programs.iter().map(|plan| Program::new(plan, mesh.ranks())).collect(),
             learning_rate: self.config.optimizer.lr as f32,
             loss_scale: 1.0,
             steps: 0,
             pending: None,
+            unobserved: Vec::new(),
             poisoned: None,
             recorder: None,
             device,
         };
-        for (number, backend) in backends.into_iter().enumerate() {
-            let (prologue, programs) = self.plans(mesh, &policy)?;
+        for backend in backends {
             let setup = Setup {
+                spans: recorder.as_ref().map(|recorder| recorder.lane(backend.rank())),
                 backend,
                 world: Arc::clone(&world),
-                prologue: Arc::new(prologue),
-                programs: programs.into_iter().map(Arc::new).collect(),
-                capture,
+                prologue: Arc::clone(&plans.prologue),
+                programs: plans.programs.clone(),
+                capture: CaptureMode::from(&self.config),
                 closures: Arc::clone(&self.closures),
                 initializer: Arc::clone(&self.initializer),
-                spans: recorder.as_ref().map(|recorder| recorder.lane(RankId::at(number))),
             };
-            let thread =
-                RankThread::start(setup, exchange(&plans.1), Arc::clone(&inbox)).inspect_err(|error| {
-                    world.leave(&error.to_string());
-                })?;
+            let thread = RankThread::start(setup, plans.exchange(), Arc::clone(&inbox))
+                .inspect_err(|error| world.leave(&error.to_string()))?;
             session.ranks.push(thread);
         }
         session.recorder = recorder;
         session.await_setup().await?;
         Ok(session)
-    }
-
-    fn plans(&self, mesh: Mesh, policy: &Policy) -> Result<(StepPlan, Vec<StepPlan>), SessionError> {
-        let Some(first) = self.programs.first() else {
-            return Err(SessionError::Start { reason: "add at least one program".into() });
-        };
-        let named_twice = |program: &StepProgram| {
-            self.programs.iter().filter(|other| other.name() == program.name()).count() > 1
-        };
-        if let Some(program) = self.programs.iter().find(|program| named_twice(program)) {
-            return Err(SessionError::Start {
-                reason: format!("two programs are named `{}`", program.name()),
-            });
-        }
-        let weights = Weights::new(first.model().weights(), mesh).with_state(StateLayout::from(&self.config));
-        let programs: Vec<&StepProgram> = self.programs.iter().collect();
-        let resident = ResidentLayout::new(&weights, &programs)?;
-        let prologue = StepPlan::prologue(&weights, &resident, policy)?;
-        let plans = programs
-            .into_iter()
-            .map(|program| StepPlan::within(program, &weights, &resident, policy))
-            .collect::<Result<_, _>>()?;
-        Ok((prologue, plans))
     }
 
     fn recorder<B: Backend>(&self, backends: &[B], device: &str) -> Result<Option<Recorder>, SessionError> {
@@ -162,6 +127,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
             path: wanted.path.clone(),
             reason: error.to_string(),
         };
+        Recorder::check(&wanted.path)?;
         let host = HostTrace::start(&std::env::temp_dir(), first.origin()).map_err(failed)?;
         let first_step = u64::from(wanted.first_step);
         let steps = first_step..first_step + u64::from(wanted.steps);
@@ -193,28 +159,52 @@ impl SessionBuilder<crate::backend::cpu::CpuSurface> {
 }
 
 impl Program {
-    fn new(plan: &StepPlan, ranks: u32) -> Self {
+    fn new(plan: &Arc<StepPlan>, ranks: u32) -> Self {
         let inputs = plan
             .buffers
             .iter()
             .map(|spec| if spec.role == Role::Input { vec![0; spec.bytes()] } else { Vec::new() })
             .collect::<Vec<_>>();
-        Self { plan: Arc::new(plan.clone()), inputs: vec![inputs; ranks as usize] }
+        Self { plan: Arc::clone(plan), inputs: vec![inputs; ranks as usize] }
     }
 }
 
-fn exchange(plans: &[StepPlan]) -> Exchange {
-    let staged = plans
-        .iter()
-        .map(|plan| {
-            let staged = |role| matches!(role, Role::Input | Role::Output);
-            let bytes = plan
-                .buffers
-                .iter()
-                .map(|spec| if staged(spec.role) { vec![0; spec.bytes()] } else { Vec::new() });
-            bytes.collect()
-        })
-        .collect();
-    let longest = plans.iter().map(|plan| plan.tasks.len()).max().unwrap_or(0);
-    Exchange { staged, intervals: Vec::with_capacity(longest), ..Exchange::default() }
+/// The mesh of `backends`, if they are all ranks of one world, in rank order.
+fn one_world<B: Backend>(backends: &[B]) -> Result<Mesh, SessionError> {
+    let Some(first) = backends.first() else {
+        return Err(SessionError::Start { reason: "pass one backend per rank".into() });
+    };
+    let mesh = first.mesh();
+    let misplaced =
+        |(position, backend): &(usize, &B)| backend.rank() != RankId::at(*position) || backend.mesh() != mesh;
+    let reason = match backends.iter().enumerate().find(misplaced) {
+        Some((position, backend)) => {
+            let (rank, ranks) = (backend.rank(), backend.mesh().ranks());
+            format!("backend {position} speaks for {rank} of {ranks}")
+        }
+        None if backends.len() != mesh.ranks() as usize => {
+            format!("the world has {} ranks and {} backends were passed", mesh.ranks(), backends.len())
+        }
+        None => return Ok(mesh),
+    };
+    Err(SessionError::Backends { reason })
+}
+
+/// A backend sums as the configuration says, or says that it cannot.
+fn check_reduce<B: Backend>(config: &Config, backends: &[B]) -> Result<(), SessionError> {
+    match backends.iter().find(|backend| backend.reduce() != config.reduce) {
+        None => Ok(()),
+        Some(backend) => Err(match backend.reduce() {
+            Reduce::Ordered => SessionError::Unsupported {
+                key: "reduce",
+                value: "nccl",
+                reason: "this backend sums in rank order; use \"ordered\"",
+            },
+            Reduce::Nccl => SessionError::Unsupported {
+                key: "reduce",
+                value: "ordered",
+                reason: "the backends were made to sum as NCCL does; make them with Reduce::Ordered, or use \"nccl\"",
+            },
+        }),
+    }
 }

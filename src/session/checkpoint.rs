@@ -2,16 +2,20 @@
 //!
 //! Law: a checkpoint is whole: every weight in its logical shape, independent of how many ranks
 //! wrote it, so any mesh can read it. Masters, moments and step count determine everything; the
-//! quantized planes ride along for whoever serves the model, and are not read back.
+//! quantized planes ride along for whoever serves the model, and are not read back. Carried buffers
+//! are the exception: each rank has its own, so they fit the number of ranks that wrote them, and
+//! nothing drops them silently.
 
 use std::ops::{Deref, Range};
+use std::sync::Arc;
 
 use super::SessionError;
 use crate::exec::{Exchange, WeightShard};
 use crate::format::{Format, FormatError, Orientation, PlaneKind, PlaneSpec, Shape, expand_scale};
 use crate::id::RankId;
-use crate::layout::{WeightLayout, Weights};
+use crate::layout::{Region, WeightLayout, Weights};
 use crate::model::Placement;
+use crate::plan::{StepPlan, carried};
 
 /// The planes of one stored orientation of a weight, in the padded shapes of its format.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,22 +49,47 @@ pub struct WeightState {
     pub tensor_scale: f32,
 }
 
-/// All weights and the optimizer's step count.
+/// One carried buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CarriedBuffer {
+    /// Its name, the same in every program that carries it.
+    pub name: String,
+    /// Its bytes on every rank, in rank order, as closures left them.
+    pub ranks: Vec<Vec<u8>>,
+}
+
+/// The carried buffers of a checkpoint.
+///
+/// An import takes them as they are: every carried buffer of the session must be there, for as many
+/// ranks. What a checkpoint of other ranks, or of a program without a buffer, should mean for it only
+/// the trainer knows; who wants all of them to begin anew says [`Carried::Zeros`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Carried {
+    /// Every carried buffer of the session becomes zeros, as at its start.
+    Zeros,
+    /// These; none for programs without carried buffers.
+    Buffers(Vec<CarriedBuffer>),
+}
+
+/// All weights, the optimizer's step count and the carried buffers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checkpoint {
     /// Optimizer steps taken.
     pub optimizer_step: u32,
     /// The weights, in declaration order.
     pub weights: Vec<WeightState>,
+    /// The carried buffers, in the order of [`crate::plan::carried`].
+    pub carried: Carried,
 }
 
 impl Checkpoint {
     /// Puts the ranks' shards together.
     pub(super) fn gather<E: Deref<Target = Exchange>>(
-        weights: &Weights,
+        programs: &[Arc<StepPlan>],
         ranks: &[E],
     ) -> Result<Self, FormatError> {
-        let states = weights.layouts.iter().enumerate().map(|(number, layout)| {
+        let layouts = programs.first().map_or(&[][..], |plan| &plan.weights.layouts);
+        let states = layouts.iter().enumerate().map(|(number, layout)| {
             let owners = match layout.placement {
                 Placement::Sharded => ranks.len(),
                 Placement::Replicated => 1,
@@ -81,11 +110,51 @@ impl Checkpoint {
             })
         });
         let optimizer_step = ranks.first().map_or(0, |rank| rank.optimizer_step);
-        Ok(Self { optimizer_step, weights: states.collect::<Result<_, _>>()? })
+        let buffers = carried(programs).into_iter().enumerate().map(|(number, (name, _))| {
+            let bytes = ranks.iter().filter_map(|rank| rank.carried.get(number)).cloned();
+            CarriedBuffer { name: name.to_owned(), ranks: bytes.collect() }
+        });
+        let carried = Carried::Buffers(buffers.collect());
+        Ok(Self { optimizer_step, weights: states.collect::<Result<_, _>>()?, carried })
     }
 
-    /// Does it hold exactly the weights of the session?
-    pub(super) fn check(&self, weights: &Weights) -> Result<(), SessionError> {
+    /// Does it hold exactly the weights and carried buffers of the session?
+    pub(super) fn check(&self, programs: &[Arc<StepPlan>], ranks: usize) -> Result<(), SessionError> {
+        if let Some(plan) = programs.first() {
+            self.check_weights(&plan.weights)?;
+        }
+        self.check_carried(programs, ranks).map_err(|what| SessionError::Import {
+            reason: format!(
+                "{what}; set `carried` to `Carried::Zeros` to let all carried buffers begin anew"
+            ),
+        })
+    }
+
+    fn check_carried(&self, programs: &[Arc<StepPlan>], ranks: usize) -> Result<(), String> {
+        let Carried::Buffers(given) = &self.carried else { return Ok(()) };
+        let expected = carried(programs);
+        for (name, region) in &expected {
+            let Some(buffer) = given.iter().find(|buffer| buffer.name == *name) else {
+                return Err(format!("the checkpoint has no carried buffer `{name}`"));
+            };
+            let (theirs, bytes) = (buffer.ranks.len(), region.bytes);
+            if theirs != ranks {
+                return Err(format!(
+                    "carried buffer `{name}` is of {theirs} ranks and the session has {ranks}"
+                ));
+            }
+            if buffer.ranks.iter().any(|rank| rank.len() != bytes) {
+                return Err(format!("carried buffer `{name}` does not hold {bytes} bytes on every rank"));
+            }
+        }
+        let is_known = |buffer: &CarriedBuffer| expected.iter().any(|(name, _)| *name == buffer.name);
+        match given.iter().find(|buffer| !is_known(buffer)) {
+            Some(buffer) => Err(format!("no program carries buffer `{}` of the checkpoint", buffer.name)),
+            None => Ok(()),
+        }
+    }
+
+    fn check_weights(&self, weights: &Weights) -> Result<(), SessionError> {
         if self.weights.len() != weights.layouts.len() {
             let reason = format!(
                 "the checkpoint has {} weights, the session {}",
@@ -117,12 +186,21 @@ impl Checkpoint {
     }
 
     /// Cuts out what `rank` owns.
-    pub(super) fn scatter(&self, weights: &Weights, rank: RankId, exchange: &mut Exchange) {
+    pub(super) fn scatter(&self, programs: &[Arc<StepPlan>], rank: RankId, exchange: &mut Exchange) {
+        let layouts = programs.first().map_or(&[][..], |plan| &plan.weights.layouts);
+        let bytes_of = |(name, region): (&str, Region)| match &self.carried {
+            Carried::Zeros => vec![0; region.bytes],
+            Carried::Buffers(buffers) => {
+                let mut found = buffers.iter().filter(|buffer| buffer.name == name);
+                found.find_map(|buffer| buffer.ranks.get(rank.index())).cloned().unwrap_or_default()
+            }
+        };
+        exchange.carried = carried(programs).into_iter().map(bytes_of).collect();
         exchange.optimizer_step = self.optimizer_step;
         exchange.shards = self
             .weights
             .iter()
-            .zip(&weights.layouts)
+            .zip(layouts)
             .map(|(state, layout)| {
                 let rows = layout.shard.rows_of(rank);
                 let cols = layout.shard.shape.cols;

@@ -27,14 +27,40 @@ pub enum SessionError {
     /// No world of ranks could be made.
     #[error(transparent)]
     World(#[from] WorldError),
+    /// The GPUs could not be made ready.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] crate::backend::cuda::CudaFailure),
     /// The ranks could not be set up.
     #[error(transparent)]
     Exec(#[from] ExecError),
-    /// A session without programs, backends, or with the wrong number of them.
+    /// Backends that are not all ranks of one world, in rank order.
+    #[error("cannot start a session: {reason}; pass the backend of every rank of one world, in rank order")]
+    Backends {
+        /// Which one, or how many.
+        reason: String,
+    },
+    /// A choice of the configuration that the backend cannot carry out.
+    #[error("{key} is \"{value}\": {reason}")]
+    Unsupported {
+        /// The configuration key.
+        key: &'static str,
+        /// Its value.
+        value: &'static str,
+        /// Why not, and what to use.
+        reason: &'static str,
+    },
+    /// A session without programs or backends, or with a program twice.
     #[error("cannot start a session: {reason}")]
     Start {
         /// What is missing.
         reason: String,
+    },
+    /// A learning rate that is none.
+    #[error("{given} is no learning rate; it must be a finite number from 0 on")]
+    LearningRate {
+        /// The value given.
+        given: f32,
     },
     /// A loss scale that cannot be undone.
     #[error(
@@ -104,6 +130,10 @@ pub enum SessionError {
         /// A panic; the session is poisoned.
         panicked: bool,
     },
+    /// A step whose future was dropped ended in an error that nobody saw. The call that reports it
+    /// did nothing else.
+    #[error("the step whose future was dropped failed: {0}; what was asked now was not done, ask again")]
+    DroppedStep(#[source] Box<SessionError>),
     /// The session can run no further steps.
     #[error("the session is poisoned: {reason}")]
     Poisoned {

@@ -2,23 +2,29 @@
 //!
 //! Law: between two awaited steps a session is at an edge: all lanes drained, weights at one
 //! version on all ranks. A dropped `step` future finishes in the background and the next call
-//! awaits it. After a closure's error the session goes on; after a panic or the death of a rank
+//! awaits it and tells how it ended. After a closure's error the session goes on; after a panic or the death of a rank
 //! it is poisoned and says so until it is dropped. Nothing here is global: two sessions live side
 //! by side.
 
 mod builder;
 mod checkpoint;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod error;
+mod file_store;
+mod plans;
 mod policy;
 mod recorder;
 mod report;
 mod store;
+mod tensors;
 
 pub use builder::SessionBuilder;
-pub use checkpoint::{Checkpoint, PlanesState, WeightState};
+pub use checkpoint::{Carried, CarriedBuffer, Checkpoint, PlanesState, WeightState};
 pub use error::SessionError;
-pub use report::{Outcome, StepReport};
-pub use store::{CheckpointStore, FileStore, StoreError};
+pub use file_store::FileStore;
+pub use report::{NotRecorded, Outcome, StepReport};
+pub use store::{CheckpointStore, StoreError};
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,6 +38,11 @@ use crate::plan::StepPlan;
 use recorder::Recorder;
 
 /// Programs, weights and ranks, ready to step.
+///
+/// Dropping a session ends it as [`Session::close`] does, and blocks until its threads have ended: all
+/// ranks are told to close before any is waited for, and a rank that waits for one that is gone is
+/// woken. Only a closure that never returns holds it up. The trace is then written as well, but nobody
+/// hears whether that failed (it is logged as a warning).
 #[derive(Debug)]
 pub struct Session {
     ranks: Vec<RankThread>,
@@ -41,6 +52,8 @@ pub struct Session {
     loss_scale: f32,
     steps: u64,
     pending: Option<Pending>,
+    /// How the steps since the last report ended, whose futures were dropped.
+    unobserved: Vec<Outcome>,
     poisoned: Option<String>,
     recorder: Option<Recorder>,
     device: String,
@@ -57,6 +70,8 @@ struct Program {
 /// A command some ranks still owe a reply to.
 #[derive(Debug)]
 struct Pending {
+    /// `None` while the ranks are set up.
+    command: Option<Command>,
     owed: usize,
     failure: Option<ExecError>,
     started: Instant,
@@ -68,10 +83,11 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::Closure`] when a closure failed (weights unchanged, session usable),
+    /// [`SessionError::DroppedStep`] when the step before was dropped and failed,
     /// [`SessionError::Poisoned`] after a panic or the death of a rank. A step skipped for a
     /// non-finite gradient is no error: see [`StepReport::outcome`].
     pub async fn step(&mut self, program: &str) -> Result<StepReport, SessionError> {
-        self.settle().await;
+        self.settle().await?;
         self.check_usable()?;
         let number = self.position(program)?;
         for (rank, thread) in self.ranks.iter().enumerate() {
@@ -86,7 +102,7 @@ impl Session {
                 }
             }
         }
-        self.command(Command::Step(number))?;
+        self.command(Command::Step(number));
         let duration = self.finish().await?;
         self.report(number, duration)
     }
@@ -127,8 +143,15 @@ impl Session {
     }
 
     /// Learning rate of the coming steps.
-    pub fn set_learning_rate(&mut self, learning_rate: f32) {
-        self.learning_rate = learning_rate;
+    ///
+    /// # Errors
+    /// [`SessionError::LearningRate`] unless it is a finite number from 0 on; it stays as it was.
+    pub fn set_learning_rate(&mut self, learning_rate: f32) -> Result<(), SessionError> {
+        if learning_rate.is_finite() && learning_rate >= 0.0 {
+            self.learning_rate = learning_rate;
+            return Ok(());
+        }
+        Err(SessionError::LearningRate { given: learning_rate })
     }
 
     /// The factor by which the closures multiply the loss of the coming steps, 1 at first.
@@ -148,43 +171,42 @@ impl Session {
         Err(SessionError::LossScale { given: loss_scale })
     }
 
-    /// Copies the weights out: masters, moments, step count and quantized planes.
+    /// Copies the weights out: masters, moments, step count and quantized planes; and every rank's
+    /// carried buffers.
     ///
     /// # Errors
-    /// A poisoned session.
+    /// [`SessionError::DroppedStep`], a poisoned session.
     pub async fn export(&mut self) -> Result<Checkpoint, SessionError> {
-        self.settle().await;
+        self.settle().await?;
         self.check_usable()?;
-        self.command(Command::Export)?;
+        self.command(Command::Export);
         self.finish().await?;
         let mut exchanges: Vec<_> = self.ranks.iter().map(RankThread::exchange).collect();
-        let checkpoint = Checkpoint::gather(&self.programs[0].plan.weights, &exchanges)?;
-        for exchange in &mut exchanges {
-            exchange.shards = Vec::new();
-        }
-        Ok(checkpoint)
+        let plans = self.programs.iter().map(|program| Arc::clone(&program.plan)).collect::<Vec<_>>();
+        let checkpoint = Checkpoint::gather(&plans, &exchanges);
+        exchanges.iter_mut().for_each(|exchange| exchange.forget_weights());
+        Ok(checkpoint?)
     }
 
     /// Puts weights in place: masters, moments and step count; planes are quantized anew before
-    /// the next step.
+    /// the next step. Carried buffers become what the checkpoint says ([`Checkpoint::carried`]).
     ///
     /// # Errors
-    /// [`SessionError::Import`] when names or shapes differ from the session's; nothing is changed
-    /// then. A poisoned session.
+    /// [`SessionError::Import`] when names or shapes differ from the session's, or carried buffers
+    /// are missing or of another number of ranks; nothing is changed then.
+    /// [`SessionError::DroppedStep`], a poisoned session.
     pub async fn import(&mut self, checkpoint: &Checkpoint) -> Result<(), SessionError> {
-        self.settle().await;
+        self.settle().await?;
         self.check_usable()?;
-        let weights = &self.programs[0].plan.weights;
-        checkpoint.check(weights)?;
+        let plans = self.programs.iter().map(|program| Arc::clone(&program.plan)).collect::<Vec<_>>();
+        checkpoint.check(&plans, self.ranks.len())?;
         for (rank, thread) in self.ranks.iter().enumerate() {
-            checkpoint.scatter(weights, RankId::at(rank), &mut thread.exchange());
+            checkpoint.scatter(&plans, RankId::at(rank), &mut thread.exchange());
         }
-        self.command(Command::Import)?;
-        self.finish().await?;
-        for thread in &self.ranks {
-            thread.exchange().shards = Vec::new();
-        }
-        Ok(())
+        self.command(Command::Import);
+        let outcome = self.finish().await;
+        self.ranks.iter().for_each(|thread| thread.exchange().forget_weights());
+        outcome.map(|_| ())
     }
 
     /// The plan of a program.
@@ -205,9 +227,16 @@ impl Session {
     /// one was asked for.
     ///
     /// # Errors
-    /// [`SessionError::Trace`] when the trace cannot be written.
+    /// [`SessionError::DroppedStep`] or [`SessionError::Poisoned`] when a step still under way failed,
+    /// else [`SessionError::Trace`] when the trace cannot be written. The session has ended either way.
     pub async fn close(mut self) -> Result<(), SessionError> {
-        self.settle().await;
+        let settled = self.settle().await;
+        settled.and(self.end())
+    }
+
+    /// Closes all ranks, waits for their threads and writes the trace; the second time it does nothing.
+    fn end(&mut self) -> Result<(), SessionError> {
+        self.ranks.iter_mut().for_each(RankThread::hang_up);
         self.ranks.clear();
         self.recorder.take().map_or(Ok(()), Recorder::write)
     }
@@ -226,54 +255,67 @@ impl Session {
         }
     }
 
-    fn command(&mut self, command: Command) -> Result<(), SessionError> {
-        self.pending = Some(Pending { owed: 0, failure: None, started: Instant::now() });
+    fn command(&mut self, command: Command) {
+        let mut pending = Pending { command: Some(command), owed: 0, failure: None, started: Instant::now() };
         for thread in &self.ranks {
-            match (thread.command(command), &mut self.pending) {
-                (Ok(()), Some(pending)) => pending.owed += 1,
-                (Err(error), Some(pending)) => pending.failure = Some(error),
-                (_, None) => {}
+            match thread.command(command) {
+                Ok(()) => pending.owed += 1,
+                Err(error) => pending.failure = Some(error),
             }
         }
-        Ok(())
+        self.pending = Some(pending);
     }
 
-    /// Waits for all replies owed; a failure of any rank poisons the session.
-    async fn finish(&mut self) -> Result<Duration, SessionError> {
+    /// Waits for all replies owed. Of several failures the one that is no echo of another stands.
+    async fn replies(&mut self) -> Result<Duration, ExecError> {
         let Some(pending) = &mut self.pending else { return Ok(Duration::ZERO) };
         while pending.owed > 0 {
             let reply = self.inbox.next().await;
             pending.owed -= 1;
-            if let Err(error) = reply.outcome {
-                pending.failure = Some(match pending.failure.take() {
-                    Some(known) if !is_consequence(&known) => known,
-                    _ => error,
-                });
+            if let Err(error) = reply.outcome
+                && pending.failure.as_ref().is_none_or(ExecError::is_consequence)
+            {
+                pending.failure = Some(error);
             }
         }
         let duration = pending.started.elapsed();
-        let failure = self.pending.take().and_then(|pending| pending.failure);
-        match failure {
-            None => Ok(duration),
-            Some(error) => {
-                self.poisoned = Some(error.to_string());
-                Err(SessionError::Poisoned { reason: error.to_string() })
-            }
-        }
+        self.pending.take().and_then(|pending| pending.failure).map_or(Ok(duration), Err)
+    }
+
+    /// Waits for all replies owed; a failure of any rank poisons the session.
+    async fn finish(&mut self) -> Result<Duration, SessionError> {
+        self.replies().await.map_err(|error| {
+            let reason = error.to_string();
+            self.poisoned = Some(reason.clone());
+            SessionError::Poisoned { reason }
+        })
     }
 
     /// Awaits every rank's first reply.
     async fn await_setup(&mut self) -> Result<(), SessionError> {
-        self.pending = Some(Pending { owed: self.ranks.len(), failure: None, started: Instant::now() });
-        self.finish().await.map(|_| ())
+        let owed = self.ranks.len();
+        self.pending = Some(Pending { command: None, owed, failure: None, started: Instant::now() });
+        Ok(self.replies().await.map(|_| ())?)
     }
 
-    /// Lets a step whose future was dropped come to its end.
-    async fn settle(&mut self) {
-        if self.pending.is_some() {
-            let _ = self.finish().await;
-            self.note_panics();
+    /// Lets a command whose future was dropped come to its end. How a step ended is told by the next
+    /// report, or right now if it failed.
+    async fn settle(&mut self) -> Result<(), SessionError> {
+        let Some(command) = self.pending.as_ref().and_then(|pending| pending.command) else { return Ok(()) };
+        let duration = self.finish().await?;
+        match command {
+            Command::Step(number) => {
+                let report = self
+                    .report(number, duration)
+                    .map_err(|error| SessionError::DroppedStep(Box::new(error)))?;
+                self.unobserved = report.unobserved;
+                self.unobserved.push(report.outcome);
+            }
+            Command::Export | Command::Import => {
+                self.ranks.iter().for_each(|thread| thread.exchange().forget_weights());
+            }
         }
+        Ok(())
     }
 
     /// A panic in a step nobody looked at still poisons the session.
@@ -305,14 +347,15 @@ impl Session {
             return Err(SessionError::Closure { step, rank, call, message, panicked });
         }
         let device = self.device.clone();
-        report::build(&plan, number, step, duration, device, &exchanges)
+        let unobserved = std::mem::take(&mut self.unobserved);
+        report::build(&plan, number, step, duration, device, unobserved, &exchanges)
     }
 }
 
-/// Is the error only the echo of another rank's end?
-fn is_consequence(error: &ExecError) -> bool {
-    matches!(
-        error,
-        ExecError::World { .. } | ExecError::Backend(crate::backend::BackendError::Poisoned { .. })
-    )
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            tracing::warn!(%error, "the session was dropped and its trace is lost");
+        }
+    }
 }

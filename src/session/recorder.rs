@@ -1,7 +1,8 @@
 //! Turns what the ranks measured into a timeline, and writes it.
 //!
 //! Law: a recorder only looks. It keeps the steps it was asked for and no others, so that a long
-//! run gives a trace a person can open. Arrows show the plan's fences: from the task that filled
+//! run gives a trace a person can open. A path that cannot be written is refused before the session
+//! starts; the file is written when the session is closed or dropped. Arrows show the plan's fences: from the task that filled
 //! or freed a slot to the task that waited for it.
 
 use std::collections::BTreeSet;
@@ -39,6 +40,15 @@ impl Recorder {
     pub(super) fn new(path: PathBuf, steps: Range<u64>, host: HostTrace, device: &str) -> Self {
         let timeline = Timeline { notes: vec![device.to_owned()], ..Timeline::default() };
         Self { path, steps, timeline, host }
+    }
+
+    /// Can a trace be written to `path`? Makes the file if there is none, and leaves it as it is if
+    /// there is one.
+    pub(super) fn check(path: &str) -> Result<(), SessionError> {
+        let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        opened
+            .map(drop)
+            .map_err(|error| SessionError::Trace { path: path.to_owned(), reason: error.to_string() })
     }
 
     /// Where the rank thread of `rank` records its spans.

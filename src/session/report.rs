@@ -33,13 +33,23 @@ pub enum Outcome {
         /// Factor the gradients were clipped with.
         clip: f32,
     },
-    /// A gradient was infinite or not a number on some rank; no rank changed any weight.
+    /// A gradient was infinite or not a number on some rank; no rank changed any weight. What calls
+    /// wrote into carried buffers stays ([`crate::model::Lifetime::Carried`]).
     Skipped {
         /// The norm as computed.
         norm: f32,
     },
     /// The program has no optimizer.
     Evaluated,
+}
+
+/// Why a step was issued although the configuration asks for a recording.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotRecorded {
+    /// The first rank that could not record.
+    pub rank: RankId,
+    /// What it said.
+    pub reason: String,
 }
 
 /// The report of one step.
@@ -51,6 +61,12 @@ pub struct StepReport {
     pub step: u64,
     /// How it ended.
     pub outcome: Outcome,
+    /// How the steps right before this one ended whose futures were dropped, so that nobody saw their
+    /// reports; oldest first.
+    pub unobserved: Vec<Outcome>,
+    /// This step was to be recorded and some rank could not. It ran all the same; this program's
+    /// steps are issued anew from now on, on all ranks.
+    pub not_recorded: Option<NotRecorded>,
     /// From the command to the last rank's reply.
     pub duration: Duration,
     /// Where the time went, summed over ranks, as measured by the backend.
@@ -110,6 +126,7 @@ pub(super) fn build<E: Deref<Target = Exchange>>(
     step: u64,
     duration: Duration,
     device: String,
+    unobserved: Vec<Outcome>,
     exchanges: &[E],
 ) -> Result<StepReport, SessionError> {
     let mut scratch = Vec::new();
@@ -121,6 +138,11 @@ pub(super) fn build<E: Deref<Target = Exchange>>(
         }
         Some(vote) => Outcome::Skipped { norm: vote.norm },
     };
+    let unrecorded = |(rank, exchange): (usize, &E)| {
+        let reason = exchange.unrecorded.clone()?;
+        Some(NotRecorded { rank: RankId::at(rank), reason })
+    };
+    let not_recorded = exchanges.iter().enumerate().find_map(unrecorded);
     let outputs = exchanges
         .iter()
         .map(|exchange| {
@@ -134,6 +156,8 @@ pub(super) fn build<E: Deref<Target = Exchange>>(
         program: plan.name.clone(),
         step,
         outcome,
+        unobserved,
+        not_recorded,
         duration,
         exposure,
         bounds: plan.bounds,

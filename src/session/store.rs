@@ -1,16 +1,13 @@
 //! Where checkpoints are kept.
 //!
 //! Law: a store is the embedder's choice; the session never calls one. Saving replaces the whole
-//! checkpoint or nothing: the file store writes beside its target and renames.
+//! checkpoint or nothing.
 
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use async_trait::async_trait;
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
-use super::{Checkpoint, WeightState};
-use crate::format::{Format, Shape};
+use super::Checkpoint;
 
 /// Why a checkpoint could not be saved or loaded.
 #[derive(Debug, thiserror::Error)]
@@ -48,149 +45,4 @@ pub trait CheckpointStore: Send + Sync {
     /// # Errors
     /// [`StoreError`] when there is none or it cannot be read.
     async fn load(&self) -> Result<Checkpoint, StoreError>;
-}
-
-/// One safetensors file: `<weight>.master`, `.exp_avg`, `.exp_avg_sq` in f32 `[rows, cols]`, and
-/// the planes under the names of the `quantize` tool.
-#[derive(Clone, Debug)]
-pub struct FileStore {
-    path: PathBuf,
-}
-
-const VERSION: &str = "1";
-
-impl FileStore {
-    /// A store in the file `path`.
-    #[must_use]
-    pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into() }
-    }
-
-    fn content(&self, reason: impl std::fmt::Display) -> StoreError {
-        StoreError::Content { path: self.path.clone(), reason: reason.to_string() }
-    }
-
-    fn read(&self, bytes: &[u8]) -> Result<Checkpoint, StoreError> {
-        let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| self.content(error))?;
-        let about = header.metadata().clone().unwrap_or_default();
-        let field = |key: &str| about.get(key).ok_or_else(|| self.content(format!("it has no `{key}`")));
-        if field("warpweft_checkpoint")? != VERSION {
-            return Err(self.content("it was written by another version"));
-        }
-        let optimizer_step = field("optimizer_step")?.parse().map_err(|error| self.content(error))?;
-        let names: Vec<(String, String)> =
-            serde_json::from_str(field("weights")?).map_err(|error| self.content(error))?;
-        let tensors = SafeTensors::deserialize(bytes).map_err(|error| self.content(error))?;
-        let mut weights = Vec::new();
-        for (name, format) in names {
-            let format: Format = format.parse().map_err(|error| self.content(error))?;
-            let (shape, master) = self.values(&tensors, &format!("{name}.master"))?;
-            let (_, exp_avg) = self.values(&tensors, &format!("{name}.exp_avg"))?;
-            let (_, exp_avg_sq) = self.values(&tensors, &format!("{name}.exp_avg_sq"))?;
-            weights.push(WeightState {
-                name,
-                shape,
-                format,
-                master,
-                exp_avg,
-                exp_avg_sq,
-                planes: Vec::new(),
-                tensor_scale: 1.0,
-            });
-        }
-        Ok(Checkpoint { optimizer_step, weights })
-    }
-
-    fn values(&self, tensors: &SafeTensors<'_>, name: &str) -> Result<(Shape, Vec<f32>), StoreError> {
-        let tensor = tensors.tensor(name).map_err(|error| self.content(format!("`{name}`: {error}")))?;
-        match (tensor.dtype(), tensor.shape()) {
-            (Dtype::F32, [rows, cols]) => {
-                let values = tensor
-                    .data()
-                    .chunks_exact(4)
-                    .map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]));
-                Ok((Shape { rows: *rows, cols: *cols }, values.collect()))
-            }
-            _ => Err(self.content(format!("`{name}` is not a matrix of f32"))),
-        }
-    }
-}
-
-#[async_trait]
-impl CheckpointStore for FileStore {
-    async fn save(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
-        let file = |source| StoreError::File { path: self.path.clone(), source };
-        let tensors = Entries::of(checkpoint);
-        let views = tensors.views().map_err(|error| self.content(error))?;
-        let names: Vec<(String, String)> =
-            checkpoint.weights.iter().map(|state| (state.name.clone(), state.format.to_string())).collect();
-        let listed = serde_json::to_string(&names).map_err(|error| self.content(error))?;
-        let about = HashMap::from([
-            ("warpweft_checkpoint".to_owned(), VERSION.to_owned()),
-            ("optimizer_step".to_owned(), checkpoint.optimizer_step.to_string()),
-            ("weights".to_owned(), listed),
-        ]);
-        let beside = beside(&self.path);
-        let bytes = safetensors::serialize(views, Some(about)).map_err(|error| self.content(error))?;
-        std::fs::write(&beside, bytes).map_err(file)?;
-        std::fs::rename(&beside, &self.path).map_err(|source| {
-            let _ = std::fs::remove_file(&beside);
-            file(source)
-        })
-    }
-
-    async fn load(&self) -> Result<Checkpoint, StoreError> {
-        let bytes = std::fs::read(&self.path)
-            .map_err(|source| StoreError::File { path: self.path.clone(), source })?;
-        self.read(&bytes)
-    }
-}
-
-fn beside(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.part", std::process::id()));
-    path.with_file_name(name)
-}
-
-/// Tensors by name, as bytes.
-struct Entries {
-    list: Vec<(String, Dtype, Vec<usize>, Vec<u8>)>,
-}
-
-impl Entries {
-    fn of(checkpoint: &Checkpoint) -> Self {
-        let mut list = Vec::new();
-        for state in &checkpoint.weights {
-            let shape = vec![state.shape.rows, state.shape.cols];
-            for (suffix, values) in
-                [("master", &state.master), ("exp_avg", &state.exp_avg), ("exp_avg_sq", &state.exp_avg_sq)]
-            {
-                let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-                list.push((format!("{}.{suffix}", state.name), Dtype::F32, shape.clone(), bytes));
-            }
-            for stored in &state.planes {
-                for (kind, (spec, bytes)) in
-                    ["data", "scale"].iter().zip(stored.specs.iter().zip(&stored.planes))
-                {
-                    let name = format!("{}.{}_{kind}", state.name, stored.orientation);
-                    let shape = vec![spec.rows, spec.cols * spec.element.bytes()];
-                    list.push((name, Dtype::U8, shape, bytes.clone()));
-                }
-            }
-            if !state.planes.is_empty() {
-                let bytes = state.tensor_scale.to_le_bytes().to_vec();
-                list.push((format!("{}.tensor_scale", state.name), Dtype::F32, vec![1], bytes));
-            }
-        }
-        Self { list }
-    }
-
-    fn views(&self) -> Result<Vec<(&str, TensorView<'_>)>, safetensors::SafeTensorError> {
-        self.list
-            .iter()
-            .map(|(name, dtype, shape, bytes)| {
-                Ok((name.as_str(), TensorView::new(*dtype, shape.clone(), bytes)?))
-            })
-            .collect()
-    }
 }

@@ -7,9 +7,8 @@ use warpweft::layout::{Content, Residency};
 use warpweft::model::Access;
 use warpweft::op::{Op, Operand, OperandRole};
 
-use crate::harness::{
-    COMPUTE, Do, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, closures, noise, on_every_rank, run, sharded,
-};
+use crate::bodies::harness::{COMPUTE, Do, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
+use crate::device::{closures, on_every_rank};
 
 /// Gather, a call on what was gathered, reduce, accumulate: three lanes and their fences.
 fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {

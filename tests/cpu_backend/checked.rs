@@ -9,7 +9,8 @@ use warpweft::id::{EventId, LaneId, SlotId, TaskId};
 use warpweft::layout::{Content, Residency};
 use warpweft::op::Op;
 
-use crate::harness::{COMPUTE, Do, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, on_every_rank, sharded};
+use crate::bodies::harness::{COMPUTE, Do, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, sharded};
+use crate::device::on_every_rank;
 
 /// Copies along a chain of slots over two lanes: in → a → b → out.
 struct Chain {

@@ -11,7 +11,8 @@ use warpweft::layout::{Content, Residency};
 use warpweft::model::{Access, Call};
 use warpweft::op::{Op, Operand, OperandRole};
 
-use crate::harness::{COMPUTE, LANES, Plan, Rank, closures, on_every_rank};
+use crate::bodies::harness::{COMPUTE, LANES, Plan, Rank};
+use crate::device::{closures, on_every_rank};
 
 const BUFFER: BufferId = BufferId::new(0);
 

@@ -2,10 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 
+#[path = "../backend_bodies/mod.rs"]
+#[macro_use]
+mod bodies;
 mod capture;
 mod checked;
 mod closures;
-mod collectives;
-mod harness;
-mod ops;
+mod device;
+mod link;
 mod poison;

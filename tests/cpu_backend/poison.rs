@@ -11,9 +11,10 @@ use warpweft::layout::{Content, Residency};
 use warpweft::model::Mesh;
 use warpweft::op::{NormRecord, Op, Reduction};
 
-use crate::harness::{
-    COMPUTE, Do, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, closures, on_every_rank, run, sharded, within_limit,
+use crate::bodies::harness::{
+    COMPUTE, Do, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, run, sharded, within_limit,
 };
+use crate::device::{closures, on_every_rank};
 
 /// Two collectives on one communicator.
 fn two_collectives(ranks: u32) -> Plan {

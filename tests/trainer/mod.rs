@@ -7,6 +7,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{ComputeContext, ComputeError};
@@ -254,10 +256,20 @@ pub async fn losses(session: &mut Session, ranks: u32, steps: std::ops::Range<u3
     losses
 }
 
-/// Runs a future on a fresh runtime, and fails instead of hanging.
-pub fn within_a_minute<T>(future: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    runtime.block_on(async {
-        tokio::time::timeout(std::time::Duration::from_secs(60), future).await.expect("it ended in time")
-    })
+/// Runs a future on a runtime and a thread of its own, and fails instead of hanging, also where the
+/// future blocks its thread.
+pub fn within_a_minute<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> T {
+    let (done, outcome) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let _ = done.send(runtime.block_on(future));
+    });
+    match outcome.recv_timeout(Duration::from_secs(60)) {
+        Ok(value) => value,
+        Err(RecvTimeoutError::Timeout) => panic!("it did not end within a minute"),
+        Err(RecvTimeoutError::Disconnected) => match thread.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(()) => unreachable!("the thread ended without an outcome"),
+        },
+    }
 }

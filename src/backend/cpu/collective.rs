@@ -28,7 +28,8 @@ pub(super) fn collective(op: &Collective, task: &BoundTask, context: &LaneContex
     let joined = place.arrive(*rank, ticket, world.clock, &world.poison)?;
     let pulled = match &op.pull {
         Pull::Gather(moves) => moves.iter().try_for_each(|part| gather(world, &context.arena, *part)),
-        Pull::Reduce(reduction, moves) => {
+        Pull::ReduceScatter(part) => reduce(world, &context.arena, Reduction::Sum, *part),
+        Pull::AllReduce(reduction, moves) => {
             moves.iter().try_for_each(|part| reduce(world, &context.arena, *reduction, *part))
         }
     };

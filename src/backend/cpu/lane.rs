@@ -14,15 +14,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::bound::{BoundPlan, BoundTask};
-use super::closures::{Closures, words};
 use super::memory::Arena;
 use super::ops::{self, OpError};
 use super::rendezvous::Rendezvous;
+use super::surface::CpuSurface;
 use super::world::Presence;
 use crate::backend::bell::{Bell, lock};
+use crate::backend::closures::Closures;
 use crate::backend::{BackendError, ClosureFault, TaskInterval};
 use crate::id::{EventId, TaskId};
 use crate::layout::Lane;
+use crate::panics::last_words;
 use crate::queue::Receiver;
 
 /// What a lane is told.
@@ -118,7 +120,7 @@ pub(super) struct LaneContext {
     pub(super) presence: Arc<Presence>,
     pub(super) arena: Arc<Arena>,
     pub(super) communicator: Option<Arc<Rendezvous>>,
-    pub(super) closures: Closures,
+    pub(super) closures: Closures<CpuSurface>,
 }
 
 /// The thread of one lane.
@@ -154,7 +156,7 @@ impl LaneThread {
             let Lane { id, kind } = self.context.lane;
             let Presence { world, rank } = &*self.context.presence;
             let error =
-                world.poison.set(format!("{rank}, {id} ({kind}) panicked: {}", words(panic.as_ref())));
+                world.poison.set(format!("{rank}, {id} ({kind}) panicked: {}", last_words(panic.as_ref())));
             self.state.fail(error);
             // Leaked: dropping what was thrown could throw again.
             std::mem::forget(panic);

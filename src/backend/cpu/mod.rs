@@ -15,7 +15,6 @@
 mod adam;
 mod bind;
 mod bound;
-mod closures;
 mod collective;
 mod gradient;
 mod lane;
@@ -45,8 +44,10 @@ use self::memory::{Arena, BorrowError};
 use self::world::Presence;
 use super::{Backend, BackendError, ClosureFault, TaskInterval};
 use crate::compute::ComputeFactory;
+use crate::config::Reduce;
 use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{Binding, Lane, Region};
+use crate::model::Mesh;
 
 /// One rank of a [`CpuWorld`].
 ///
@@ -89,6 +90,14 @@ impl Backend for CpuBackend {
 
     fn rank(&self) -> RankId {
         self.presence.rank
+    }
+
+    fn mesh(&self) -> Mesh {
+        self.presence.world.mesh
+    }
+
+    fn reduce(&self) -> Reduce {
+        Reduce::Ordered
     }
 
     fn describe(&self) -> String {

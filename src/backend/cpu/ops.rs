@@ -2,11 +2,15 @@
 //!
 //! Law: a local op holds regions and lengths of this rank; [`run`] decides nothing. Ops that carry a vote do nothing when it skips the step, on every rank alike.
 
+use std::sync::Arc;
+
 use super::bound::BoundTask;
 use super::lane::LaneContext;
 use super::memory::{Arena, BorrowError};
+use super::surface::CpuSurface;
 use super::{collective, gradient, optimizer, planes, quantize};
-use crate::backend::local::LocalOp;
+use crate::backend::closures::{NoClosures, fault_word};
+use crate::backend::local::{ComputeCall, LocalOp};
 use crate::backend::{BackendError, ClosureFault};
 use crate::format::FormatError;
 use crate::id::RankId;
@@ -29,8 +33,8 @@ pub(super) enum OpError {
     Borrow(#[from] BorrowError),
     #[error(transparent)]
     Format(#[from] FormatError),
-    #[error("this lane was opened without closures; hand them to the lane that computes")]
-    NoClosures,
+    #[error(transparent)]
+    NoClosures(#[from] NoClosures),
     #[error("this lane has no communicator; collectives belong on one")]
     NoCommunicator,
     #[error("{0} has not reserved its arena")]
@@ -45,10 +49,11 @@ pub(super) fn run(task: &BoundTask, context: &mut LaneContext) -> Result<Done, O
     let arena = &*context.arena;
     match &task.op {
         LocalOp::Copy { from, to } => copy(arena, *from, *to)?,
-        LocalOp::Zero { region } => arena.write::<u8>(*region)?.fill(0),
+        LocalOp::Zero { region } | LocalOp::ClearFault { fault: region } => {
+            arena.write::<u8>(*region)?.fill(0)
+        }
         LocalOp::Compute(call) => {
-            let fault = context.closures.run(context.presence.rank, &context.arena, call)?;
-            return Ok(Done { fault, ..Done::default() });
+            return Ok(Done { fault: compute(call, context)?, ..Done::default() });
         }
         LocalOp::PartialAmax(op) => quantize::partial_amax(op, arena)?,
         LocalOp::FusedScale(op) => quantize::fused_scale(op, arena)?,
@@ -65,6 +70,21 @@ pub(super) fn run(task: &BoundTask, context: &mut LaneContext) -> Result<Done, O
         }
     }
     Ok(Done::default())
+}
+
+/// Runs a closure, unless the fault word is set. One that fails sets it; everything else of the step runs
+/// on, so no peer hangs.
+fn compute(op: &ComputeCall, context: &mut LaneContext) -> Result<Option<ClosureFault>, OpError> {
+    let arena = &context.arena;
+    if arena.read::<u32>(op.fault)?.iter().any(|fault| *fault != 0) {
+        return Ok(None);
+    }
+    let surface = CpuSurface::new(Arc::clone(arena), Arc::clone(&op.call));
+    let fault = context.closures.run(context.presence.rank, &op.call, &surface)?;
+    if let Some(fault) = &fault {
+        arena.write::<u32>(op.fault)?.fill(fault_word(fault));
+    }
+    Ok(fault)
 }
 
 fn copy(arena: &Arena, from: Region, to: Region) -> Result<(), BorrowError> {

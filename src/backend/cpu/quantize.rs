@@ -17,7 +17,7 @@ pub(super) fn partial_amax(op: &PartialAmax, arena: &Arena) -> Result<(), OpErro
     let mut tensor_amax = arena.write::<f32>(op.tensor_amax)?;
     block_amax.fill(0.0);
     tensor_amax.fill(0.0);
-    for AmaxPart { position, master, shape, blocks } in &op.parts {
+    for AmaxPart { position, master, shape, blocks, .. } in &op.parts {
         let master = arena.read::<f32>(*master)?;
         let blocks = (blocks.orientation, &mut block_amax[blocks.real.clone()]);
         let amax = format::partial_amax(op.format, blocks.0, op.via, *shape, &master, blocks.1)?;

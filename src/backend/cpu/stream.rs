@@ -13,15 +13,16 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use super::bound::{BoundPlan, CpuBound};
-use super::closures::{Closures, words};
 use super::lane::{Action, Command, LaneContext, LaneState, LaneThread};
 use super::memory::Arena;
 use super::surface::CpuSurface;
 use super::world::Presence;
+use crate::backend::closures::Closures;
 use crate::backend::{BackendError, ClosureFault};
 use crate::compute::ComputeFactory;
 use crate::id::LaneId;
 use crate::layout::{Lane, LaneKind};
+use crate::panics::last_words;
 use crate::queue::{Refused, Sender, bounded};
 
 /// Commands a queue holds before it has met a plan.
@@ -228,7 +229,7 @@ impl Drop for CpuStream {
             world.poison.set(format!(
                 "the thread of {rank}, {} died: {}",
                 self.lane.id,
-                words(panic.as_ref())
+                last_words(panic.as_ref())
             ));
         }
     }

@@ -10,7 +10,9 @@ use crate::layout::Region;
 
 /// Lends slices of one rank's arena to one call. Slices are checked at run time: two of them that
 /// overlap, of which one is written, are a [`ComputeError::Race`].
-#[derive(Clone, Debug)]
+///
+/// The CPU backend makes one for each call and keeps it from everybody but the call's context.
+#[derive(Debug)]
 pub struct CpuSurface {
     arena: Arc<Arena>,
     call: Arc<BoundCall>,
@@ -38,6 +40,7 @@ impl CpuSurface {
 }
 
 impl Surface for CpuSurface {
+    type Handles = ();
     type Read<'a, T: Pod> = ReadSlice<'a, T>;
     type Write<'a, T: Pod> = WriteSlice<'a, T>;
 
@@ -47,5 +50,9 @@ impl Surface for CpuSurface {
 
     fn write<T: Pod>(&self, region: Region) -> Result<WriteSlice<'_, T>, ComputeError> {
         self.arena.write(region).map_err(|error| self.refusal(error))
+    }
+
+    fn handles(&self) -> &() {
+        &()
     }
 }

@@ -1,18 +1,49 @@
-//! The CUDA backend: one GPU per rank.
+//! The CUDA backend: one GPU per rank, one thread per GPU.
 //!
-//! The libraries are opened when a world is made; without them the library says so and nothing else changes.
+//! Laws:
+//! - The libraries are opened when a world is made: nothing of CUDA is needed to build, and without a GPU the
+//!   library says so and the CPU backend serves.
+//! - A rank's memory is one plain allocation that never moves. Whatever a step enqueues was prepared when its
+//!   plan was bound.
+//! - Nothing hangs: a lane that does not get on within the deadline, and a rank that fails, end every wait of
+//!   this world with the reason.
+//!
+//! One idea per file: `context`, `memory` and `stream` own what the driver gives, `kernels` are launches of the files in
+//! `kernels/`, `bind` makes a plan's ops into commands, `transport` makes collectives into commands by pulls
+//! (`signal`) or by NCCL (`nccl`), `lane` enqueues them, `watchdog` waits for them.
 
 #![allow(unsafe_code)]
 
 mod address;
+mod backend;
+mod bind;
+mod bound;
 mod cache;
+mod command;
 mod compile;
+mod context;
 mod device_table;
 mod failure;
 pub mod kernels;
+mod lane;
 mod library;
+mod memory;
+mod nccl;
+mod prepare;
+mod signal;
+mod stream;
+mod surface;
+mod transport;
+mod watchdog;
+mod world;
 
 pub use address::DeviceAddress;
+pub use backend::{CudaBackend, CudaGraph, CudaMemory};
+pub use bound::CudaBound;
 pub use cache::KernelCache;
 pub use compile::Architecture;
+pub use context::DeviceOrdinal;
 pub use failure::CudaFailure;
+pub use lane::CudaStream;
+pub use surface::{CudaHandles, CudaSurface, DeviceSlice, DeviceSliceMut};
+pub use world::{CudaOptions, CudaWorld, Transport};

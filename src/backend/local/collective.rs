@@ -38,8 +38,10 @@ pub(in crate::backend) struct Expand {
 pub(in crate::backend) enum Pull {
     /// Every rank's `from`, one after the other into `to`; the rest of `to` is zeroed.
     Gather(Vec<Move>),
+    /// Every rank's `from`, which is this rank's part of the source, summed into `to`.
+    ReduceScatter(Move),
     /// Every rank's `from`, combined into `to`.
-    Reduce(Reduction, Vec<Move>),
+    AllReduce(Reduction, Vec<Move>),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +52,10 @@ pub(in crate::backend) struct Move {
 
 impl Collective {
     fn new(binder: &Binder<'_>, source: Region, pull: Pull) -> Self {
-        let (Pull::Gather(moves) | Pull::Reduce(_, moves)) = &pull;
+        let moves = match &pull {
+            Pull::Gather(moves) | Pull::AllReduce(_, moves) => moves.as_slice(),
+            Pull::ReduceScatter(part) => std::slice::from_ref(part),
+        };
         let each: usize = moves.iter().map(|part| part.from.bytes).sum();
         let received = (each as u64).saturating_mul(u64::from(binder.binding.weights.mesh.ranks() - 1));
         Self { source, received, pull, expand: None }
@@ -114,8 +119,8 @@ impl Collective {
         let source = binder.bytes(from, own * binder.ranks())?;
         let rows = source.part(own * binder.binding.rank.index(), own);
         let rows = rows.ok_or_else(|| format!("{} is not in the mesh", binder.binding.rank))?;
-        let moves = vec![Move { from: rows, to: binder.bytes(to, own)? }];
-        Ok(Self::new(binder, source, Pull::Reduce(Reduction::Sum, moves)))
+        let part = Move { from: rows, to: binder.bytes(to, own)? };
+        Ok(Self::new(binder, source, Pull::ReduceScatter(part)))
     }
 
     pub(super) fn all_reduce(
@@ -129,7 +134,7 @@ impl Collective {
             moves.push(Move { from, to: binder.bytes(*to, from.bytes)? });
         }
         let source = moves.first().map_or_else(Region::default, |first| first.from);
-        Ok(Self::new(binder, source, Pull::Reduce(reduction, moves)))
+        Ok(Self::new(binder, source, Pull::AllReduce(reduction, moves)))
     }
 }
 

@@ -32,8 +32,17 @@ type Refusal = String;
 /// One op, for one rank.
 #[derive(Debug)]
 pub(super) enum LocalOp {
-    Copy { from: Region, to: Region },
-    Zero { region: Region },
+    Copy {
+        from: Region,
+        to: Region,
+    },
+    Zero {
+        region: Region,
+    },
+    /// Zeroes the fault word, so that closures run again.
+    ClearFault {
+        fault: Region,
+    },
     Compute(ComputeCall),
     PartialAmax(PartialAmax),
     FusedScale(FusedScale),

@@ -113,6 +113,8 @@ pub(in crate::backend) struct AmaxPart {
     pub(in crate::backend) position: usize,
     pub(in crate::backend) master: Region,
     pub(in crate::backend) shape: Shape,
+    /// Rows that block amaxes are kept of: the real ones and padding.
+    pub(in crate::backend) stored_rows: usize,
     pub(in crate::backend) blocks: Blocks,
 }
 
@@ -133,7 +135,13 @@ impl PartialAmax {
         for blocks in blocks {
             let position = binder.weight(blocks.weight)?.position;
             let master = *masters.get(position).ok_or("a weight is outside of its bucket")?;
-            parts.push(AmaxPart { position, master, shape: real_shape(binder, blocks.weight)?, blocks });
+            parts.push(AmaxPart {
+                position,
+                master,
+                shape: real_shape(binder, blocks.weight)?,
+                stored_rows: binder.weight(blocks.weight)?.shard.stored().rows,
+                blocks,
+            });
         }
         Ok(Self {
             format: members.format,

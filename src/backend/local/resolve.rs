@@ -44,7 +44,7 @@ impl Binder<'_> {
                 let from = self.region(*from)?;
                 LocalOp::Copy { from, to: self.bytes(*to, from.bytes)? }
             }
-            Op::ClearFault { fault } => LocalOp::Zero { region: self.elements::<u32>(*fault, 1)? },
+            Op::ClearFault { fault } => LocalOp::ClearFault { fault: self.elements::<u32>(*fault, 1)? },
             Op::ZeroPadding { weight, gradient } => {
                 LocalOp::Zero { region: self.padding(*weight, *gradient)? }
             }

@@ -4,18 +4,19 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use bytemuck::Pod;
-use warpweft::backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
 use warpweft::backend::{Backend, BackendError, TaskInterval};
-use warpweft::compute::{ComputeContext, ComputeError, ComputeFactory};
+use warpweft::compute::ComputeFactory;
 use warpweft::config::AdamMode;
 use warpweft::format::{Format, Orientation, Shape, Via};
-use warpweft::id::{BufferId, CallId, CommId, EventId, LaneId, RankId, SlotId, TaskId, WeightId};
+use warpweft::id::{BufferId, CallId, CommId, EventId, LaneId, SlotId, TaskId, WeightId};
 use warpweft::layout::{
     ALIGNMENT, ArenaLayout, Binding, Content, Lane, LaneKind, OptimizerSettings, Region, Residency, Settings,
     Slot, Weights,
 };
 use warpweft::model::{Call, CostHint, Mesh, Phase, Placement, WeightSpec};
 use warpweft::op::{Op, Operand};
+
+use crate::device::{Device, DeviceOptions, on_every_rank};
 
 /// No test waits longer for anything.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -57,6 +58,7 @@ pub(crate) fn sharded(rows: usize, cols: usize, format: Format) -> WeightSpec {
     WeightSpec { name: "w".into(), shape: Shape::new(rows, cols), format, placement: Placement::Sharded }
 }
 
+#[allow(dead_code, reason = "not every program has closures or swaps tasks")]
 impl Plan {
     pub(crate) fn new(ranks: u32, weights: &[WeightSpec]) -> Self {
         Self {
@@ -156,11 +158,11 @@ pub(crate) struct Rank<B: Backend> {
     pub(crate) plan: Arc<Plan>,
 }
 
-impl<B: Backend<Surface = CpuSurface>> Rank<B> {
+impl<B: Backend> Rank<B> {
     pub(crate) fn start(
         backend: B,
         plan: Arc<Plan>,
-        closures: Option<ComputeFactory<CpuSurface>>,
+        closures: Option<ComputeFactory<B::Surface>>,
     ) -> Result<Self, BackendError> {
         let memory = backend.reserve(plan.arena.bytes())?;
         let mut streams = Vec::new();
@@ -269,51 +271,16 @@ pub(crate) fn within_limit<R: Send + 'static>(work: impl FnOnce() -> R + Send + 
     }
 }
 
-/// Runs `work` on every rank of a world of its own, each on its thread.
-pub(crate) fn on_every_rank<R, F>(plan: Plan, options: CpuOptions, work: F) -> Vec<R>
-where
-    R: Send + 'static,
-    F: Fn(CpuBackend, Arc<Plan>) -> R + Send + Sync + 'static,
-{
-    within_limit(move || {
-        let world = CpuWorld::new(plan.weights.mesh, options).unwrap();
-        let plan = Arc::new(plan);
-        std::thread::scope(|scope| {
-            let ranks: Vec<_> = plan
-                .weights
-                .mesh
-                .iter()
-                .map(|rank| {
-                    let backend = world.backend(rank).unwrap();
-                    let (plan, work) = (Arc::clone(&plan), &work);
-                    scope.spawn(move || work(backend, plan))
-                })
-                .collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-        })
-    })
-}
-
-/// As [`on_every_rank`], with memory, lanes and plan ready, and no closures.
+/// Runs `work` on every rank of a world of its own, each on its thread, with memory, lanes and plan ready and no
+/// closures.
 pub(crate) fn run<R, F>(plan: Plan, work: F) -> Vec<R>
 where
     R: Send + 'static,
-    F: Fn(&mut Rank<CpuBackend>) -> R + Send + Sync + 'static,
+    F: Fn(&mut Rank<Device>) -> R + Send + Sync + 'static,
 {
-    on_every_rank(plan, CpuOptions::default(), move |backend, plan| {
+    on_every_rank(plan, DeviceOptions::default(), move |backend, plan| {
         work(&mut Rank::start(backend, plan, None).unwrap())
     })
-}
-
-/// A closure for every call of every rank.
-pub(crate) fn closures<F>(run: F) -> Option<ComputeFactory<CpuSurface>>
-where
-    F: Fn(&Call, &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> + Send + Sync + Clone + 'static,
-{
-    Some(Arc::new(move |_: RankId| {
-        let run = run.clone();
-        Box::new(move |call: &Call, context: &ComputeContext<'_, CpuSurface>| run(call, context))
-    }))
 }
 
 /// Values without a pattern, between −1 and 1.

@@ -2,7 +2,6 @@
 
 use half::bf16;
 use safetensors::SafeTensors;
-use warpweft::backend::cpu::CpuBackend;
 use warpweft::config::{AdamMode, Masters};
 use warpweft::format::{Directions, Format, Orientation, Via, join_master, quantize, split_master};
 use warpweft::id::{BucketId, CallId, RankId, SlotId};
@@ -10,7 +9,9 @@ use warpweft::layout::{Content, PlaneRegions, Region, Residency};
 use warpweft::model::{Placement, WeightSpec};
 use warpweft::op::{AdamOperand, MasterOperand, NormRecord, Op, Reduction, ShardOperand, Vote};
 
-use crate::harness::{COMPUTE, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
+use crate::device::Device;
+
+use super::harness::{COMPUTE, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
 
 /// The whole way of a weight: amax, maximum over ranks, scale, cast, gather, and from there
 /// dequantized and transposed.
@@ -87,7 +88,6 @@ fn flow(ranks: u32, rows: usize, cols: usize, format: Format, via: Via) -> Flow 
 
 /// FO-3 through the backend: shards quantized rank by rank and gathered are the weight quantized
 /// whole, byte for byte, whatever the number of ranks.
-#[test]
 fn quantized_bytes_do_not_depend_on_the_number_of_ranks() {
     let cases = [
         (48, 96, Format::NVFP4_2D),
@@ -161,7 +161,6 @@ fn assert_prefix(what: &str, actual: &[u8], expected: &[u8]) {
     assert!(actual[expected.len()..].iter().all(|byte| *byte == 0), "{what}: padding");
 }
 
-#[test]
 fn the_first_contribution_overwrites_and_later_ones_add_the_mean() {
     let mut plan = Plan::new(4, &[sharded(8, 3, Format::F32)]);
     let from = plan.transient("reduced", Content::ReducedGradient(W, CallId::new(0)));
@@ -177,7 +176,6 @@ fn the_first_contribution_overwrites_and_later_ones_add_the_mean() {
     assert!(sums.iter().all(|sum| *sum == [2.0, 4.0, -2.0, 0.0, 0.5, 1.0]));
 }
 
-#[test]
 fn padding_rows_are_zeroed_and_real_ones_kept() {
     let mut plan = Plan::new(3, &[sharded(4, 2, Format::F32)]);
     let gradient = plan.transient("gradient", Content::Gradient(W, CallId::new(0)));
@@ -191,7 +189,6 @@ fn padding_rows_are_zeroed_and_real_ones_kept() {
     assert!(rows.iter().all(|rank| *rank == expected));
 }
 
-#[test]
 fn a_copy_moves_every_byte_and_the_fault_word_is_cleared() {
     let mut plan = Plan::new(1, &[]);
     let (_, from) = plan.buffer("from", 33, Residency::Resident);
@@ -209,7 +206,6 @@ fn a_copy_moves_every_byte_and_the_fault_word_is_cleared() {
 }
 
 /// Norm, vote and clip of two ranks, with a replicated weight that counts once.
-#[test]
 fn the_vote_is_the_same_on_every_rank_and_counts_a_replicated_weight_once() {
     let mut specs = vec![sharded(3, 2, Format::F32)];
     specs.push(WeightSpec { name: "bias".into(), placement: Placement::Replicated, ..specs[0].clone() });
@@ -294,7 +290,7 @@ fn optimizer(elements: usize, masters: Masters) -> Optimizer {
 }
 
 /// The first `count` masters, and the halves they are stored in, if they are.
-fn masters(rank: &Rank<CpuBackend>, master: MasterOperand, count: usize) -> (Vec<f32>, Vec<(u16, i16)>) {
+fn masters(rank: &Rank<Device>, master: MasterOperand, count: usize) -> (Vec<f32>, Vec<(u16, i16)>) {
     match master {
         MasterOperand::Whole(master) => (rank.get::<f32>(master)[..count].to_vec(), Vec::new()),
         MasterOperand::Split { shard, remainder } => {
@@ -305,7 +301,7 @@ fn masters(rank: &Rank<CpuBackend>, master: MasterOperand, count: usize) -> (Vec
     }
 }
 
-fn put_masters(rank: &Rank<CpuBackend>, master: MasterOperand, values: &[f32]) {
+fn put_masters(rank: &Rank<Device>, master: MasterOperand, values: &[f32]) {
     match master {
         MasterOperand::Whole(master) => rank.put(master, values),
         MasterOperand::Split { shard, remainder } => {
@@ -317,7 +313,6 @@ fn put_masters(rank: &Rank<CpuBackend>, master: MasterOperand, values: &[f32]) {
 }
 
 /// Bit for bit, as the specification rounds: op by op in f32. Conformance I1.
-#[test]
 fn adam_is_bit_exact_to_every_golden_case() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/adam.safetensors");
     let bytes = std::fs::read(path).unwrap();
@@ -385,7 +380,6 @@ fn adam_is_bit_exact_to_every_golden_case() {
     assert_eq!(steps, 2 * 20, "the golden file has four cases of five steps");
 }
 
-#[test]
 fn a_vote_that_skips_leaves_masters_moments_and_shards_alone() {
     let Optimizer { mut plan, master, exp_avg, exp_avg_sq, main_grad, vote, learning_rate } =
         optimizer(5, Masters::F32);
@@ -448,7 +442,6 @@ fn tail(elements: usize) -> (Optimizer, SlotId) {
 
 /// Conformance H9: a hundred steps with every scalar in device memory, the loss scale found by doubling and
 /// halving. Gradients are what f16 would hold of them: too large a scale makes them infinite.
-#[test]
 fn h9_a_loss_scaler_trains_as_no_scaler_does() {
     let count = 64;
     let trained = |scaled: bool| {
@@ -487,4 +480,15 @@ fn h9_a_loss_scaler_trains_as_no_scaler_does() {
     for (found, expected) in scaled.iter().zip(&plain) {
         assert!((found - expected).abs() <= 1e-3 + 1e-3 * expected.abs(), "{found} instead of {expected}");
     }
+}
+
+bodies! {
+    quantized_bytes_do_not_depend_on_the_number_of_ranks,
+    the_first_contribution_overwrites_and_later_ones_add_the_mean,
+    padding_rows_are_zeroed_and_real_ones_kept,
+    a_copy_moves_every_byte_and_the_fault_word_is_cleared,
+    the_vote_is_the_same_on_every_rank_and_counts_a_replicated_weight_once,
+    adam_is_bit_exact_to_every_golden_case,
+    a_vote_that_skips_leaves_masters_moments_and_shards_alone,
+    h9_a_loss_scaler_trains_as_no_scaler_does,
 }

@@ -1,14 +1,11 @@
 //! Collectives give every rank the values, the padding and the time they should.
 
-use std::time::Duration;
-
-use warpweft::backend::cpu::{CpuOptions, Link};
 use warpweft::format::{Format, Orientation, expand_scale};
 use warpweft::id::CallId;
 use warpweft::layout::{Content, PlaneRegions, Residency};
 use warpweft::op::{NormRecord, Op, Reduction};
 
-use crate::harness::{LINK, Plan, ROWWISE, Rank, W, noise, on_every_rank, run, sharded};
+use super::harness::{COMPUTE, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
 
 /// The shards of one rank: bytes that say whose they are.
 fn shard_bytes(rank: usize, bytes: usize) -> Vec<u8> {
@@ -50,7 +47,6 @@ fn gather(ranks: u32, rows: usize, cols: usize, format: Format, orientation: Ori
     }
 }
 
-#[test]
 fn a_gather_lays_the_shards_end_to_end_and_zeroes_the_rest() {
     for ranks in 1..=4 {
         gather(ranks, 7, 5, Format::F32, ROWWISE);
@@ -60,13 +56,11 @@ fn a_gather_lays_the_shards_end_to_end_and_zeroes_the_rest() {
     gather(3, 300, 130, Format::FP8_BLOCK128_POW2, ROWWISE);
 }
 
-#[test]
 fn a_shard_of_zero_rows_still_joins_the_collective() {
     gather(4, 32, 64, Format::NVFP4_2D, ROWWISE);
     gather(4, 2, 3, Format::Bf16, ROWWISE);
 }
 
-#[test]
 fn a_reduce_scatter_adds_in_rank_order_and_keeps_the_own_rows() {
     for ranks in 1..=4_u32 {
         let (rows, cols) = (5, 3);
@@ -93,7 +87,6 @@ fn a_reduce_scatter_adds_in_rank_order_and_keeps_the_own_rows() {
     }
 }
 
-#[test]
 fn a_packed_all_reduce_gives_every_rank_the_same_sum() {
     let mut plan = Plan::new(3, &[]);
     let pairs: Vec<_> = [5, 1, 70]
@@ -122,7 +115,6 @@ fn a_packed_all_reduce_gives_every_rank_the_same_sum() {
     }
 }
 
-#[test]
 fn a_maximum_over_ranks_ignores_nan() {
     let mut plan = Plan::new(3, &[]);
     let (_, from) = plan.buffer("from", 4, Residency::Resident);
@@ -137,7 +129,6 @@ fn a_maximum_over_ranks_ignores_nan() {
     assert!(maxima.iter().all(|rank| *rank == [3.0, 4.0, 5.0, 2.0]));
 }
 
-#[test]
 fn records_are_gathered_in_rank_order() {
     let mut plan = Plan::new(4, &[]);
     let from = plan.transient("record", Content::NormRecord);
@@ -153,42 +144,14 @@ fn records_are_gathered_in_rank_order() {
     assert!(gathered.iter().all(|records| *records == expected));
 }
 
-#[test]
-fn a_paced_link_holds_a_collective_for_latency_and_bytes() {
-    let (ranks, rows, cols) = (2, 64, 256);
-    let mut plan = Plan::new(ranks, &[sharded(rows, cols, Format::F32)]);
-    let from = plan.resident("shard", Content::Shard(W, ROWWISE));
-    let to = plan.transient("gathered", Content::Gathered(W, ROWWISE));
-    plan.op(LINK, Op::AllGather { weight: W, orientation: ROWWISE, from, to });
-    // 32 KiB from the one peer at 1 MiB/s: 31 ms, and 5 ms on top.
-    let link = Link { bytes_per_s: 1024.0 * 1024.0, latency: Duration::from_millis(5) };
-    let received = (rows / 2 * cols * 4) as f64;
-    let least = Duration::from_secs_f64(received / link.bytes_per_s) + link.latency;
-    let intervals = on_every_rank(plan, CpuOptions { link: Some(link) }, move |backend, plan| {
-        let mut rank = Rank::start(backend, plan, None).unwrap();
-        if rank.number() == 1 {
-            // Waiting for a late peer is skew, not transfer.
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        rank.step().unwrap();
-        rank.intervals()[0]
-    });
-    assert_eq!(intervals[0].joined, intervals[1].joined);
-    for interval in &intervals {
-        assert!(interval.begin <= interval.joined);
-        assert!(Duration::from_nanos(interval.end - interval.joined) >= least, "{interval:?}");
-    }
-}
-
-#[test]
 fn intervals_of_a_step_are_ordered_and_follow_the_fences() {
     let mut plan = Plan::new(1, &[]);
     let (_, one) = plan.buffer("one", 1000, Residency::Resident);
     let (_, two) = plan.buffer("two", 1000, Residency::Resident);
     let (_, three) = plan.buffer("three", 1000, Residency::Resident);
-    plan.op(crate::harness::COMPUTE, Op::Copy { from: one, to: two });
-    plan.fence(crate::harness::COMPUTE, crate::harness::QUANTIZE);
-    plan.op(crate::harness::QUANTIZE, Op::Copy { from: two, to: three });
+    plan.op(COMPUTE, Op::Copy { from: one, to: two });
+    plan.fence(COMPUTE, QUANTIZE);
+    plan.op(QUANTIZE, Op::Copy { from: two, to: three });
     let mut intervals = run(plan, |rank| {
         let before = rank.intervals();
         assert!(before.iter().all(|interval| interval.end == 0), "nothing has run yet");
@@ -203,4 +166,14 @@ fn intervals_of_a_step_are_ordered_and_follow_the_fences() {
         assert_eq!(step[0].joined, step[0].begin);
     }
     assert!(first[1].end <= second[0].begin);
+}
+
+bodies! {
+    a_gather_lays_the_shards_end_to_end_and_zeroes_the_rest,
+    a_shard_of_zero_rows_still_joins_the_collective,
+    a_reduce_scatter_adds_in_rank_order_and_keeps_the_own_rows,
+    a_packed_all_reduce_gives_every_rank_the_same_sum,
+    a_maximum_over_ranks_ignores_nan,
+    records_are_gathered_in_rank_order,
+    intervals_of_a_step_are_ordered_and_follow_the_fences,
 }

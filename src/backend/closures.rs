@@ -1,0 +1,89 @@
+//! The embedder's closures on the thread that owns them.
+//!
+//! Laws:
+//! - Closures are made, run and dropped on one thread.
+//! - After a panic a closure's state is not trusted: none runs again, and every later step faults at
+//!   its first call.
+//!
+//! That no closure runs while the fault word is set is the caller's matter: where the word lies differs.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::ClosureFault;
+use crate::compute::{BoundCall, Compute, ComputeContext, ComputeFactory, Surface};
+use crate::id::RankId;
+use crate::panics::last_words;
+
+/// The closures of one lane.
+pub(super) enum Closures<S: Surface> {
+    /// The lane carries none.
+    None,
+    /// Ready to run.
+    Ready(Box<dyn Compute<S>>),
+    /// One has panicked, saying this.
+    Broken(String),
+}
+
+/// A lane was opened without closures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this lane was opened without closures; hand them to the lane that computes")]
+pub(super) struct NoClosures;
+
+impl<S: Surface> Closures<S> {
+    /// Calls the factory, if there is one.
+    ///
+    /// # Errors
+    /// What the factory said when it panicked.
+    pub(super) fn make(factory: Option<ComputeFactory<S>>, rank: RankId) -> Result<Self, String> {
+        match factory {
+            None => Ok(Self::None),
+            Some(factory) => match catch_unwind(AssertUnwindSafe(|| factory(rank))) {
+                Ok(closures) => Ok(Self::Ready(closures)),
+                Err(panic) => {
+                    Err(format!("the factory of the closures panicked: {}", last_words(panic.as_ref())))
+                }
+            },
+        }
+    }
+
+    /// Carries out one call. Returns the fault it ended in.
+    pub(super) fn run(
+        &mut self,
+        rank: RankId,
+        bound: &BoundCall,
+        surface: &S,
+    ) -> Result<Option<ClosureFault>, NoClosures> {
+        let fault = match self {
+            Self::None => return Err(NoClosures),
+            Self::Broken(message) => Some((message.clone(), true)),
+            Self::Ready(closures) => {
+                let context = ComputeContext::new(rank, bound, surface);
+                match catch_unwind(AssertUnwindSafe(|| closures.run(&bound.call, &context))) {
+                    Ok(Ok(())) => None,
+                    Ok(Err(error)) => Some((error.to_string(), false)),
+                    Err(panic) => Some((last_words(panic.as_ref()), true)),
+                }
+            }
+        };
+        let Some((message, panicked)) = fault else { return Ok(None) };
+        if panicked && let Self::Ready(_) = self {
+            *self = Self::Broken(format!("a closure panicked in an earlier step: {message}"));
+        }
+        Ok(Some(ClosureFault { call: bound.id, message, panicked }))
+    }
+}
+
+impl<S: Surface> std::fmt::Debug for Closures<S> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::None => "no closures",
+            Self::Ready(_) => "closures",
+            Self::Broken(_) => "broken closures",
+        })
+    }
+}
+
+/// What a fault word says of a faulted call: its number, counted from 1, so that 0 is no fault.
+pub(super) fn fault_word(fault: &ClosureFault) -> u32 {
+    fault.call.number().saturating_add(1)
+}

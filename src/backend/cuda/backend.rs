@@ -1,0 +1,356 @@
+//! One rank of a [`super::CudaWorld`], as the executor drives it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use super::bind::{Binder, bind};
+use super::bound::CudaBound;
+use super::cache::KernelCache;
+use super::context::Context;
+use super::failure::CudaFailure;
+use super::kernels::Kernels;
+use super::lane::CudaStream;
+use super::memory::{DeviceMemory, PinnedWords};
+use super::nccl::Communicator;
+use super::signal::Signals;
+use super::stream::{Event, Graph, Priority, Stream};
+use super::surface::CudaSurface;
+use super::watchdog;
+use super::world::{Home, Transport, World};
+use crate::backend::bell::lock;
+use crate::backend::closures::Closures;
+use crate::backend::{Backend, BackendError, ClosureFault, TaskInterval};
+use crate::compute::ComputeFactory;
+use crate::config::Reduce;
+use crate::id::{CommId, EventId, LaneId, RankId, TaskId};
+use crate::layout::{ALIGNMENT, Binding, Lane, LaneKind, Region};
+use crate::model::Mesh;
+
+/// One rank of a [`super::CudaWorld`]: one GPU.
+#[derive(Debug)]
+pub struct CudaBackend {
+    world: Arc<World>,
+    rank: RankId,
+    context: Arc<Context>,
+    kernels: Arc<Kernels>,
+    /// Copies between host and device at the edge of a step.
+    transfers: Stream,
+    /// Per lane, the last collective that is done.
+    progress: Arc<PinnedWords>,
+    lanes: Mutex<BTreeMap<LaneId, Option<Communication>>>,
+}
+
+/// What a lane with collectives has beside its stream.
+#[derive(Clone, Debug)]
+pub(super) struct Communication {
+    pub(super) communicator: CommId,
+    pub(super) nccl: Option<Arc<Communicator>>,
+}
+
+/// Lanes of one rank, at most.
+const LANES: usize = 16;
+
+/// The word behind those of the lanes: set by a kernel that could not make a scale.
+pub(super) const SCALE_FAULT: usize = LANES;
+
+/// The arena of one rank, and behind it the words ranks signal each other with.
+#[derive(Debug)]
+pub struct CudaMemory {
+    memory: DeviceMemory,
+    arena_bytes: usize,
+}
+
+/// A recorded step of one rank.
+#[derive(Debug)]
+pub struct CudaGraph {
+    graph: Graph,
+}
+
+fn load_kernels(context: &Context) -> Result<Kernels, CudaFailure> {
+    context.make_current()?;
+    Kernels::for_current_context(KernelCache::of_user())
+}
+
+impl CudaBackend {
+    pub(super) fn new(world: Arc<World>, rank: RankId) -> Result<Self, CudaFailure> {
+        let missing = || CudaFailure::Refused(format!("{rank} has no device"));
+        let context = Arc::clone(world.contexts.get(rank.index()).ok_or_else(missing)?);
+        let kernels = Arc::new(load_kernels(&context)?);
+        let transfers = Stream::create(Arc::clone(&context), Priority::Greatest)?;
+        let progress = Arc::new(PinnedWords::zeroed(&context, LANES + 1)?);
+        Ok(Self { world, rank, context, kernels, transfers, progress, lanes: Mutex::default() })
+    }
+
+    fn failed(&self, doing: &'static str) -> impl Fn(CudaFailure) -> BackendError {
+        let rank = self.rank;
+        move |failure| BackendError::Device { rank, doing: doing.to_owned(), reason: failure.to_string() }
+    }
+
+    fn enqueued<T>(
+        &self,
+        bound: &CudaBound,
+        task: TaskId,
+        outcome: Result<T, CudaFailure>,
+    ) -> Result<T, BackendError> {
+        outcome.map_err(|failure| BackendError::Task {
+            rank: self.rank,
+            task,
+            op: bound.task(task).map_or("unknown", |task| task.op),
+            reason: failure.to_string(),
+        })
+    }
+
+    fn range(&self, memory: &CudaMemory, region: Region, bytes: usize) -> Result<(), BackendError> {
+        let refusal = |reason| BackendError::Host { rank: self.rank, bytes, reason };
+        if region.bytes != bytes {
+            return Err(refusal(format!("the region has {} bytes", region.bytes)));
+        }
+        let end = region.offset.checked_add(region.bytes);
+        if end.is_none_or(|end| end > memory.arena_bytes) {
+            return Err(refusal(format!(
+                "the region ends outside of the arena of {} bytes",
+                memory.arena_bytes
+            )));
+        }
+        Ok(())
+    }
+
+    fn reserve_zeroed(&self, bytes: usize) -> Result<CudaMemory, CudaFailure> {
+        let signals = Signals::new(self.world.mesh.ranks() as usize);
+        let too_much = || CudaFailure::Refused("more bytes than there are addresses".to_owned());
+        let arena_bytes = bytes.checked_next_multiple_of(ALIGNMENT).ok_or_else(too_much)?;
+        let all = arena_bytes.checked_add(signals.words() * size_of::<u32>()).ok_or_else(too_much)?;
+        let memory = DeviceMemory::zeroed(&self.context, all)?;
+        let arena = memory.address();
+        self.world.settle(self.rank, Home { arena, signals: arena.plus(arena_bytes) })?;
+        Ok(CudaMemory { memory, arena_bytes })
+    }
+
+    fn open_lane(
+        &self,
+        memory: &CudaMemory,
+        lane: Lane,
+        closures: Closures<CudaSurface>,
+    ) -> Result<CudaStream, CudaFailure> {
+        if lane.id.index() >= LANES {
+            return Err(CudaFailure::Refused(format!("at most {LANES} lanes")));
+        }
+        let priority = match lane.kind {
+            LaneKind::Compute => Priority::Least,
+            LaneKind::Quantize | LaneKind::Communicator(_) => Priority::Greatest,
+        };
+        let communication = match (lane.kind, self.world.transport) {
+            (LaneKind::Communicator(communicator), Transport::Peer) => {
+                Some(Communication { communicator, nccl: None })
+            }
+            (LaneKind::Communicator(communicator), Transport::Nccl) => {
+                let opened = Communicator::open(&self.world, self.rank, communicator, &self.context)?;
+                Some(Communication { communicator, nccl: Some(Arc::new(opened)) })
+            }
+            (LaneKind::Compute | LaneKind::Quantize, _) => None,
+        };
+        lock(&self.lanes).insert(lane.id, communication);
+        Ok(CudaStream {
+            rank: self.rank,
+            lane,
+            device: self.context.ordinal(),
+            arena: memory.memory.address(),
+            stream: Stream::create(Arc::clone(&self.context), priority)?,
+            closures,
+            fault: None,
+            faulted: false,
+            timed: true,
+            join: Event::order(Arc::clone(&self.context))?,
+        })
+    }
+
+    fn record_all(&self, streams: &mut [CudaStream]) -> Result<(), CudaFailure> {
+        self.context.make_current()?;
+        let [first, others @ ..] = streams else {
+            return Err(CudaFailure::Refused("there is no lane to record".to_owned()));
+        };
+        first.stream.begin_capture()?;
+        first.timed = false;
+        // Whoever waits for an event of a recording stream records too.
+        first.stream.record(&first.join)?;
+        for other in others {
+            other.timed = false;
+            other.stream.wait(&first.join)?;
+        }
+        Ok(())
+    }
+
+    fn recorded(&self, streams: &mut [CudaStream]) -> Result<CudaGraph, CudaFailure> {
+        for stream in streams.iter_mut() {
+            stream.timed = true;
+        }
+        let [first, others @ ..] = streams else {
+            return Err(CudaFailure::Refused("there is no lane that records".to_owned()));
+        };
+        let joined = others.iter().try_for_each(|other| {
+            other.stream.record(&other.join)?;
+            first.stream.wait(&other.join)
+        });
+        // Recording ends whatever happened, or the stream would never run anything again.
+        let graph = first.stream.end_capture();
+        joined?;
+        Ok(CudaGraph { graph: graph? })
+    }
+}
+
+impl Backend for CudaBackend {
+    type Surface = CudaSurface;
+    type Memory = CudaMemory;
+    type Stream = CudaStream;
+    type Bound = CudaBound;
+    type Graph = CudaGraph;
+
+    fn rank(&self) -> RankId {
+        self.rank
+    }
+
+    fn mesh(&self) -> Mesh {
+        self.world.mesh
+    }
+
+    fn reduce(&self) -> Reduce {
+        self.world.options.reduce
+    }
+
+    fn describe(&self) -> String {
+        let ranks = self.world.mesh.ranks();
+        let transport = match (ranks, self.world.transport) {
+            (1, _) => "one rank",
+            (_, Transport::Peer) => "gathers pulled by copy engines",
+            (_, Transport::Nccl) => "collectives by NCCL",
+        };
+        format!("cuda, {ranks} × {}, {transport}", self.context.name())
+    }
+
+    fn origin(&self) -> Instant {
+        self.world.clock.origin()
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<CudaMemory, BackendError> {
+        let rank = self.rank;
+        self.reserve_zeroed(bytes).map_err(|failure| BackendError::Memory {
+            rank,
+            bytes,
+            reason: failure.to_string(),
+        })
+    }
+
+    fn open(
+        &self,
+        memory: &CudaMemory,
+        lane: Lane,
+        closures: Option<ComputeFactory<CudaSurface>>,
+    ) -> Result<CudaStream, BackendError> {
+        let refusal = |reason| BackendError::Lane { rank: self.rank, lane: lane.id, reason };
+        self.context.make_current().map_err(|failure| refusal(failure.to_string()))?;
+        let closures = Closures::make(closures, self.rank).map_err(refusal)?;
+        self.open_lane(memory, lane, closures).map_err(|failure| refusal(failure.to_string()))
+    }
+
+    fn lane(&self, stream: &CudaStream) -> LaneId {
+        stream.lane()
+    }
+
+    fn bind(&self, memory: &CudaMemory, binding: &Binding<'_>) -> Result<CudaBound, BackendError> {
+        self.context.make_current().map_err(self.failed("binding a plan"))?;
+        let homes = self.world.homes().map_err(self.failed("meeting the other ranks"))?;
+        let lanes = lock(&self.lanes).clone();
+        let binder = Binder {
+            world: &self.world,
+            context: &self.context,
+            kernels: &self.kernels,
+            homes: &homes,
+            lanes: &lanes,
+            progress: &self.progress,
+            scale_fault: self.progress.address(SCALE_FAULT),
+            arena: memory.memory.address(),
+        };
+        bind(&binder, binding, memory.arena_bytes)
+    }
+
+    fn begin_step(&self, bound: &mut CudaBound) -> Result<(), BackendError> {
+        self.world.poison.check()?;
+        self.context.make_current().map_err(self.failed("beginning a step"))?;
+        match &mut bound.timeline {
+            None => Ok(()),
+            Some(timeline) => {
+                timeline.begin(&self.transfers, self.world.clock).map_err(self.failed("beginning a step"))
+            }
+        }
+    }
+
+    fn enqueue(&self, stream: &mut CudaStream, bound: &CudaBound, task: TaskId) -> Result<(), BackendError> {
+        self.world.poison.check()?;
+        self.enqueued(bound, task, stream.enqueue(bound, task))
+    }
+
+    fn record(&self, stream: &mut CudaStream, bound: &CudaBound, event: EventId) -> Result<(), BackendError> {
+        stream.record(bound, event).map_err(self.failed("recording an event"))
+    }
+
+    fn wait(&self, stream: &mut CudaStream, bound: &CudaBound, event: EventId) -> Result<(), BackendError> {
+        stream.wait(bound, event).map_err(self.failed("waiting for an event"))
+    }
+
+    fn begin_capture(&self, streams: &mut [CudaStream], _: &CudaBound) -> Result<(), BackendError> {
+        self.record_all(streams).map_err(self.failed("recording a step"))
+    }
+
+    fn end_capture(&self, streams: &mut [CudaStream], _: &CudaBound) -> Result<CudaGraph, BackendError> {
+        self.recorded(streams).map_err(self.failed("recording a step"))
+    }
+
+    fn launch(
+        &self,
+        streams: &mut [CudaStream],
+        _: &CudaBound,
+        graph: &CudaGraph,
+    ) -> Result<(), BackendError> {
+        self.world.poison.check()?;
+        let refusal = || CudaFailure::Refused("there is no lane to launch on".to_owned());
+        let first = streams.first().ok_or_else(refusal).map_err(self.failed("launching a step"))?;
+        first.stream.launch(&graph.graph).map_err(self.failed("launching a step"))
+    }
+
+    fn synchronize(&self, stream: &mut CudaStream) -> Result<(), BackendError> {
+        watchdog::wait(&self.world, self.rank, stream, &self.progress, &self.transfers)
+    }
+
+    fn take_fault(&self, stream: &mut CudaStream) -> Option<ClosureFault> {
+        stream.fault.take()
+    }
+
+    fn upload(&self, memory: &CudaMemory, region: Region, bytes: &[u8]) -> Result<(), BackendError> {
+        self.range(memory, region, bytes.len())?;
+        let to = memory.memory.address().plus(region.offset);
+        self.transfers.upload(bytes, to).map_err(self.failed("copying to the device"))
+    }
+
+    fn download(&self, memory: &CudaMemory, region: Region, bytes: &mut [u8]) -> Result<(), BackendError> {
+        self.range(memory, region, bytes.len())?;
+        let from = memory.memory.address().plus(region.offset);
+        self.transfers.download(from, bytes).map_err(self.failed("copying from the device"))
+    }
+
+    fn intervals(&self, bound: &CudaBound, into: &mut Vec<TaskInterval>) {
+        into.clear();
+        if let Some(timeline) = &bound.timeline {
+            into.extend(timeline.intervals());
+        }
+    }
+
+    fn abort(&self, reason: &str) {
+        drop(self.world.poison.set(reason));
+        for communication in lock(&self.lanes).values().flatten() {
+            if let Some(nccl) = &communication.nccl {
+                nccl.abort();
+            }
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! From what a rank does of every op to commands: the one `match` on [`LocalOp`].
+//!
+//! Laws:
+//! - Addresses are worked out here, once. Kernels are prepared here, with their tables; scratch for what
+//!   peers send is allocated here. A step allocates nothing.
+//! - Commands mean what the CPU backend does for the same local op, bit for bit but for Adam and norms.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::address::DeviceAddress;
+use super::backend::Communication;
+use super::bound::{BoundTask, CudaBound, Timeline, Work};
+use super::command::Command;
+use super::context::Context;
+use super::failure::CudaFailure;
+use super::kernels::Kernels;
+use super::memory::{DeviceMemory, PinnedWords};
+use super::prepare::Preparation;
+use super::signal::MemoryOperations;
+use super::stream::Event;
+use super::transport::{Route, scratch_bytes};
+use super::world::{Home, World};
+use crate::backend::BackendError;
+use crate::backend::local::{Collective, LocalOp, resolve};
+use crate::id::{LaneId, TaskId};
+use crate::layout::Binding;
+
+/// What binding needs of a backend.
+pub(super) struct Binder<'a> {
+    pub(super) world: &'a World,
+    pub(super) context: &'a Arc<Context>,
+    pub(super) kernels: &'a Kernels,
+    pub(super) homes: &'a [Home],
+    pub(super) lanes: &'a BTreeMap<LaneId, Option<Communication>>,
+    /// Per lane a word for the last collective that is done, and one for a scale that could not be made.
+    pub(super) progress: &'a PinnedWords,
+    pub(super) scale_fault: DeviceAddress,
+    pub(super) arena: DeviceAddress,
+}
+
+/// Binds every op of a plan to an arena of `arena_bytes` bytes.
+pub(super) fn bind(
+    binder: &Binder<'_>,
+    binding: &Binding<'_>,
+    arena_bytes: usize,
+) -> Result<CudaBound, BackendError> {
+    let ops = resolve(binding, arena_bytes)?;
+    let failed = |failure: CudaFailure| BackendError::Device {
+        rank: binding.rank,
+        doing: "binding a plan".to_owned(),
+        reason: failure.to_string(),
+    };
+    let scratch = binder.scratch(binding, &ops).map_err(failed)?;
+    let mut tasks = Vec::with_capacity(ops.len());
+    for (position, (op, (named, lane))) in ops.into_iter().zip(binding.ops).enumerate() {
+        let task = TaskId::at(position);
+        let work = binder.work(binding, &scratch, task, *lane, op);
+        let work = work.map_err(|failure| BackendError::Unsupported {
+            rank: binding.rank,
+            task,
+            op: named.name(),
+            reason: failure.to_string(),
+        })?;
+        tasks.push(BoundTask { op: named.name(), work });
+    }
+    let event = |_| Event::order(Arc::clone(binder.context));
+    let events = (0..binding.events).map(event).collect::<Result<_, _>>().map_err(failed)?;
+    let timeline = binder.world.options.timeline.then(|| Timeline::new(binder.context, tasks.len()));
+    Ok(CudaBound {
+        tasks,
+        events,
+        timeline: timeline.transpose().map_err(failed)?,
+        scratch: scratch.into_values().collect(),
+    })
+}
+
+impl Binder<'_> {
+    /// Memory for what peers send: per lane as much as its largest collective needs.
+    fn scratch(
+        &self,
+        binding: &Binding<'_>,
+        ops: &[LocalOp],
+    ) -> Result<BTreeMap<LaneId, DeviceMemory>, CudaFailure> {
+        let mut bytes: BTreeMap<LaneId, usize> = BTreeMap::new();
+        for (op, (_, lane)) in ops.iter().zip(binding.ops) {
+            if let LocalOp::Collective(collective) = op {
+                let most = bytes.entry(*lane).or_default();
+                *most = (*most).max(scratch_bytes(collective, self.homes.len()));
+            }
+        }
+        bytes
+            .into_iter()
+            .map(|(lane, bytes)| Ok((lane, DeviceMemory::zeroed(self.context, bytes)?)))
+            .collect()
+    }
+
+    fn work(
+        &self,
+        binding: &Binding<'_>,
+        scratch: &BTreeMap<LaneId, DeviceMemory>,
+        task: TaskId,
+        lane: LaneId,
+        op: LocalOp,
+    ) -> Result<Work, CudaFailure> {
+        let prepare = Preparation { kernels: self.kernels, arena: self.arena, scale_fault: self.scale_fault };
+        Ok(Work::Commands(match op {
+            LocalOp::Compute(call) => return Ok(Work::Call(call)),
+            LocalOp::ClearFault { fault } => {
+                return Ok(Work::ClearFault(Command::zero(self.arena, fault).into_iter().collect()));
+            }
+            LocalOp::Copy { from, to } => {
+                let (from, target) = (self.arena.plus(from.offset), self.arena.plus(to.offset));
+                Command::copy(from, target, to.bytes).into_iter().collect()
+            }
+            LocalOp::Zero { region } => Command::zero(self.arena, region).into_iter().collect(),
+            LocalOp::Collective(op) => self.collective(binding, scratch, task, lane, &op)?,
+            LocalOp::PartialAmax(op) => kernel(prepare.partial_amax(&op)?),
+            LocalOp::FusedScale(op) => kernel(prepare.fused_scale(&op)?),
+            LocalOp::PartialCast(op) => kernel(prepare.partial_cast(&op)?),
+            LocalOp::Transpose(op) => kernel(prepare.transpose(&op)?),
+            LocalOp::Dequantize(op) => kernel(prepare.dequantize(&op)?),
+            LocalOp::Accumulate(op) => kernel(prepare.accumulate(&op)?),
+            LocalOp::GradNorm(op) => kernel(prepare.grad_norm(&op)?),
+            LocalOp::Vote(op) => kernel(prepare.vote(&op)?),
+            LocalOp::Adam(op) => kernel(prepare.adam(&op)?),
+        }))
+    }
+
+    fn collective(
+        &self,
+        binding: &Binding<'_>,
+        scratch: &BTreeMap<LaneId, DeviceMemory>,
+        task: TaskId,
+        lane: LaneId,
+        op: &Collective,
+    ) -> Result<Vec<Command>, CudaFailure> {
+        let communication = self.lanes.get(&lane).and_then(Option::as_ref);
+        let missing =
+            || CudaFailure::Refused(format!("{lane} has no communicator; collectives belong on one"));
+        let communication = communication.ok_or_else(missing)?;
+        let route = Route {
+            rank: binding.rank,
+            homes: self.homes,
+            communicator: communication.communicator,
+            nccl: communication.nccl.clone(),
+            reduce: self.world.options.reduce,
+            scratch: scratch.get(&lane).map_or(DeviceAddress::NULL, DeviceMemory::address),
+        };
+        let mut commands = route.collective(self.kernels, op)?;
+        let done = task.number().saturating_add(1);
+        commands.push(Command::Memory(MemoryOperations::write(self.progress.address(lane.index()), done)));
+        Ok(commands)
+    }
+}
+
+fn kernel(launch: super::kernels::KernelLaunch) -> Vec<Command> {
+    vec![Command::Kernel(launch)]
+}

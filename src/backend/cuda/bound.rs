@@ -1,0 +1,102 @@
+//! A plan bound to one rank: commands, events, clocks.
+//!
+//! Law: everything a step enqueues was made here, once; what it needs on the device (tables, scratch) lives as
+//! long as this value, and so does what a recorded step refers to.
+
+use std::sync::Arc;
+
+use super::command::Command;
+use super::context::Context;
+use super::failure::CudaFailure;
+use super::memory::DeviceMemory;
+use super::stream::{Event, Stream};
+use crate::backend::TaskInterval;
+use crate::backend::clock::{Clock, nanoseconds};
+use crate::backend::local::ComputeCall;
+use crate::id::{EventId, TaskId};
+
+/// A plan bound to one rank.
+#[derive(Debug)]
+pub struct CudaBound {
+    pub(super) tasks: Vec<BoundTask>,
+    pub(super) events: Vec<Event>,
+    pub(super) timeline: Option<Timeline>,
+    /// Where commands put what peers send.
+    pub(super) scratch: Vec<DeviceMemory>,
+}
+
+/// One task, ready to be enqueued.
+#[derive(Debug)]
+pub(super) struct BoundTask {
+    pub(super) op: &'static str,
+    pub(super) work: Work,
+}
+
+/// What a task does.
+#[derive(Debug)]
+pub(super) enum Work {
+    /// Enqueues these, in order.
+    Commands(Vec<Command>),
+    /// Runs a closure, which enqueues.
+    Call(ComputeCall),
+    /// Sets the fault word, and what the host knows of it, to no fault.
+    ClearFault(Vec<Command>),
+}
+
+impl CudaBound {
+    /// Bytes of device memory the plan takes beside the arena, for what peers send.
+    #[must_use]
+    pub fn scratch_bytes(&self) -> usize {
+        self.scratch.iter().map(DeviceMemory::bytes).sum()
+    }
+
+    pub(super) fn task(&self, task: TaskId) -> Option<&BoundTask> {
+        self.tasks.get(task.index())
+    }
+
+    pub(super) fn event(&self, event: EventId) -> Option<&Event> {
+        self.events.get(event.index())
+    }
+}
+
+/// When tasks ran, by events of the device.
+///
+/// Event times are differences in f32 milliseconds, so they are taken from an event of the same step: it
+/// is recorded on an idle stream at an instant the host knows.
+#[derive(Debug)]
+pub(super) struct Timeline {
+    start: Event,
+    /// Nanoseconds of the world's clock at `start`.
+    started: u64,
+    tasks: Vec<(Event, Event)>,
+}
+
+impl Timeline {
+    pub(super) fn new(context: &Arc<Context>, tasks: usize) -> Result<Self, CudaFailure> {
+        let event = || Event::clock(Arc::clone(context));
+        let tasks = (0..tasks).map(|_| Ok((event()?, event()?))).collect::<Result<_, CudaFailure>>()?;
+        Ok(Self { start: event()?, started: 0, tasks })
+    }
+
+    /// A step begins; `idle` has nothing to do.
+    pub(super) fn begin(&mut self, idle: &Stream, clock: Clock) -> Result<(), CudaFailure> {
+        self.started = nanoseconds(clock.origin().elapsed());
+        idle.record(&self.start)
+    }
+
+    pub(super) fn task(&self, task: TaskId) -> Option<&(Event, Event)> {
+        self.tasks.get(task.index())
+    }
+
+    /// The interval of every task of the last step; zeros for one that did not run.
+    pub(super) fn intervals(&self) -> impl Iterator<Item = TaskInterval> + '_ {
+        self.tasks.iter().map(|(begin, end)| {
+            let at =
+                |event: &Event| event.since(&self.start).map(|after| self.started + after.max(0.0) as u64);
+            match (at(begin), at(end)) {
+                (Some(begin), Some(end)) => TaskInterval { begin, joined: begin, end },
+                _ => TaskInterval::default(),
+            }
+        })
+    }
+}

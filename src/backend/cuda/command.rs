@@ -1,0 +1,54 @@
+//! What a task enqueues: a short list of commands, made when the plan is bound.
+//!
+//! Law: **BK-2** a command holds addresses, lengths and prepared launches; [`Command::enqueue`] decides nothing,
+//! allocates nothing and waits for nothing.
+
+use std::sync::Arc;
+
+use super::address::DeviceAddress;
+use super::failure::CudaFailure;
+use super::kernels::KernelLaunch;
+use super::nccl::{Communicator, Transfer};
+use super::signal::MemoryOperations;
+use super::stream::Stream;
+use crate::layout::Region;
+
+/// One thing on a stream.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// A kernel.
+    Kernel(KernelLaunch),
+    /// Bytes from own or a peer's memory.
+    Copy { from: DeviceAddress, to: DeviceAddress, bytes: usize },
+    /// Zeroes.
+    Zero { to: DeviceAddress, bytes: usize },
+    /// Words written and waited for.
+    Memory(MemoryOperations),
+    /// One group of NCCL transfers.
+    Group { communicator: Arc<Communicator>, transfers: Vec<Transfer> },
+}
+
+impl Command {
+    pub(super) fn enqueue(&self, stream: &Stream) -> Result<(), CudaFailure> {
+        match self {
+            // SAFETY: the context is current on a rank's thread in a step; the launch was prepared in it, lives in
+            // the bound plan, and names ranges that were measured against their allocations. Who else touches
+            // them, the plan orders.
+            Self::Kernel(launch) => unsafe { launch.enqueue(stream.handle()) },
+            Self::Copy { from, to, bytes } => stream.copy(*from, *to, *bytes),
+            Self::Zero { to, bytes } => stream.zero(*to, *bytes),
+            Self::Memory(operations) => operations.enqueue(stream),
+            Self::Group { communicator, transfers } => communicator.enqueue(stream, transfers),
+        }
+    }
+
+    /// A copy; nothing for no bytes.
+    pub(super) fn copy(from: DeviceAddress, to: DeviceAddress, bytes: usize) -> Option<Self> {
+        (bytes > 0 && from != to).then_some(Self::Copy { from, to, bytes })
+    }
+
+    /// Zeroes a region of the arena at `arena`; nothing for an empty one.
+    pub(super) fn zero(arena: DeviceAddress, region: Region) -> Option<Self> {
+        (region.bytes > 0).then(|| Self::Zero { to: arena.plus(region.offset), bytes: region.bytes })
+    }
+}

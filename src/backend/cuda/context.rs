@@ -1,0 +1,127 @@
+//! One GPU as this process holds it: its primary context.
+//!
+//! Laws:
+//! - The primary context is shared with whoever else uses the device in this process (an embedder's
+//!   own library, cuBLAS), so addresses and streams mean the same to all of them.
+//! - A call that needs the context makes it current first; a thread may serve several devices.
+
+use std::fmt;
+
+use cudarc::driver::{result, sys};
+
+use super::failure::CudaFailure;
+use super::library::Library;
+
+/// The number of a GPU among those this process sees, counted from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceOrdinal(u32);
+
+impl DeviceOrdinal {
+    /// The GPU with this number.
+    #[must_use]
+    pub const fn new(number: u32) -> Self {
+        Self(number)
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+
+    /// Every GPU this process sees, in order.
+    ///
+    /// # Errors
+    /// [`CudaFailure::Library`] without a driver; [`CudaFailure::Call`] when the driver finds no device.
+    pub fn all() -> Result<Vec<Self>, CudaFailure> {
+        Library::Driver.open()?;
+        result::init().map_err(CudaFailure::driver("cuInit"))?;
+        let count = result::device::get_count().map_err(CudaFailure::driver("cuDeviceGetCount"))?;
+        Ok((0..count.unsigned_abs()).map(Self).collect())
+    }
+}
+
+impl fmt::Display for DeviceOrdinal {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "GPU {}", self.0)
+    }
+}
+
+/// A retained primary context.
+pub(super) struct Context {
+    ordinal: DeviceOrdinal,
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+}
+
+// SAFETY: a context handle is a name the driver looks up; the driver's calls are thread safe.
+unsafe impl Send for Context {}
+// SAFETY: as above; nothing behind `&Context` is changed by this process.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Retains the primary context of a device.
+    ///
+    /// # Errors
+    /// [`CudaFailure`] without a driver or such a device.
+    pub(super) fn retain(ordinal: DeviceOrdinal) -> Result<Self, CudaFailure> {
+        Library::Driver.open()?;
+        result::init().map_err(CudaFailure::driver("cuInit"))?;
+        let number = i32::try_from(ordinal.number()).unwrap_or(i32::MAX);
+        let device = result::device::get(number).map_err(CudaFailure::driver("cuDeviceGet"))?;
+        // SAFETY: the device is one the driver just gave.
+        let context = unsafe { result::primary_ctx::retain(device) }
+            .map_err(CudaFailure::driver("cuDevicePrimaryCtxRetain"))?;
+        Ok(Self { ordinal, device, context })
+    }
+
+    /// Makes this context the calling thread's.
+    pub(super) fn make_current(&self) -> Result<(), CudaFailure> {
+        // SAFETY: the context is retained for as long as `self` lives.
+        unsafe { result::ctx::set_current(self.context) }.map_err(CudaFailure::driver("cuCtxSetCurrent"))
+    }
+
+    pub(super) const fn ordinal(&self) -> DeviceOrdinal {
+        self.ordinal
+    }
+
+    /// The device's name, such as `NVIDIA H200`.
+    pub(super) fn name(&self) -> String {
+        result::device::get_name(self.device).unwrap_or_else(|_| self.ordinal.to_string())
+    }
+
+    /// Lets kernels and copies of this context reach the memory of `peer`. False where the hardware
+    /// cannot.
+    pub(super) fn reach(&self, peer: &Self) -> Result<bool, CudaFailure> {
+        if self.device == peer.device {
+            return Ok(true);
+        }
+        let mut can = 0;
+        // SAFETY: both devices come from the driver, and `can` outlives the call.
+        unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, self.device, peer.device) }
+            .result()
+            .map_err(CudaFailure::driver("cuDeviceCanAccessPeer"))?;
+        if can == 0 {
+            return Ok(false);
+        }
+        self.make_current()?;
+        // SAFETY: the peer's context is retained for as long as `peer` lives.
+        match unsafe { sys::cuCtxEnablePeerAccess(peer.context, 0) } {
+            sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(true),
+            other => other.result().map(|()| true).map_err(CudaFailure::driver("cuCtxEnablePeerAccess")),
+        }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once in `retain`, released once here. A failure leaves nothing to be done.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("Context").field(&self.ordinal).finish()
+    }
+}

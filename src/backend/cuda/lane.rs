@@ -1,0 +1,96 @@
+//! One lane of one rank: a stream, and the closures if it computes.
+//!
+//! Laws:
+//! - **BK-2** enqueuing neither allocates nor waits.
+//! - A closure that fails leaves its call in the fault word, and no closure runs again in this step; the host
+//!   knows of a fault as soon as the closure returns, because closures run while they are enqueued.
+//! - A collective leaves the number of its task, counted from 1, in the lane's word of pinned memory once it
+//!   is done; so a lane that does not get on can be named by task.
+
+use std::sync::Arc;
+
+use super::bound::{CudaBound, Work};
+use super::context::DeviceOrdinal;
+use super::failure::CudaFailure;
+use super::stream::Stream;
+use super::surface::CudaSurface;
+use super::{address::DeviceAddress, stream::Event};
+use crate::backend::ClosureFault;
+use crate::backend::closures::{Closures, fault_word};
+use crate::id::{EventId, LaneId, RankId, TaskId};
+use crate::layout::{Lane, LaneKind};
+
+/// One lane of one rank.
+#[derive(Debug)]
+pub struct CudaStream {
+    pub(super) rank: RankId,
+    pub(super) lane: Lane,
+    pub(super) device: DeviceOrdinal,
+    pub(super) arena: DeviceAddress,
+    pub(super) stream: Stream,
+    pub(super) closures: Closures<CudaSurface>,
+    /// The first fault of this step's closures.
+    pub(super) fault: Option<ClosureFault>,
+    /// No closure runs until the fault word is cleared.
+    pub(super) faulted: bool,
+    /// Times are kept: not while the lane records, for a recorded event keeps none.
+    pub(super) timed: bool,
+    /// Joins a recording at its end.
+    pub(super) join: Event,
+}
+
+impl CudaStream {
+    pub(super) fn lane(&self) -> LaneId {
+        self.lane.id
+    }
+
+    /// Does the lane carry collectives?
+    pub(super) fn communicates(&self) -> bool {
+        matches!(self.lane.kind, LaneKind::Communicator(_))
+    }
+
+    /// Enqueues one task.
+    pub(super) fn enqueue(&mut self, bound: &CudaBound, task: TaskId) -> Result<(), CudaFailure> {
+        let missing = || CudaFailure::Refused(format!("the bound plan has no {task}"));
+        let work = &bound.task(task).ok_or_else(missing)?.work;
+        let clocks = bound.timeline.as_ref().filter(|_| self.timed).and_then(|timeline| timeline.task(task));
+        if let Some((begin, _)) = clocks {
+            self.stream.record(begin)?;
+        }
+        match work {
+            Work::Commands(commands) => {
+                commands.iter().try_for_each(|command| command.enqueue(&self.stream))?;
+            }
+            Work::ClearFault(commands) => {
+                self.faulted = false;
+                commands.iter().try_for_each(|command| command.enqueue(&self.stream))?;
+            }
+            Work::Call(call) if !self.faulted => {
+                let (stream, bound) = (self.stream.handle(), Arc::clone(&call.call));
+                let surface = CudaSurface::new(self.arena, stream, self.device, bound);
+                let fault = self.closures.run(self.rank, &call.call, &surface);
+                let fault = fault.map_err(|error| CudaFailure::Refused(error.to_string()))?;
+                if let Some(fault) = fault {
+                    self.faulted = true;
+                    self.stream.set_word(self.arena.plus(call.fault.offset), fault_word(&fault))?;
+                    self.fault.get_or_insert(fault);
+                }
+            }
+            Work::Call(_) => {}
+        }
+        if let Some((_, end)) = clocks {
+            self.stream.record(end)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn record(&self, bound: &CudaBound, event: EventId) -> Result<(), CudaFailure> {
+        let missing = || CudaFailure::Refused(format!("the bound plan has no {event}"));
+        self.stream.record(bound.event(event).ok_or_else(missing)?)
+    }
+
+    pub(super) fn wait(&self, bound: &CudaBound, event: EventId) -> Result<(), CudaFailure> {
+        let missing = || CudaFailure::Refused(format!("the bound plan has no {event}"));
+        self.stream.wait(bound.event(event).ok_or_else(missing)?)
+    }
+}

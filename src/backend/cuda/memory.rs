@@ -1,0 +1,109 @@
+//! Memory of a device.
+//!
+//! Law: one allocation, zeroed, that never moves and is freed when nobody holds it. Plain `cuMemAlloc`:
+//! stream-ordered pools are not reached by peers (copies from them run at a fifteenth of the speed).
+
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+
+use super::address::DeviceAddress;
+use super::context::Context;
+use super::failure::CudaFailure;
+
+/// A range of one device's memory.
+#[derive(Debug)]
+pub(super) struct DeviceMemory {
+    context: Arc<Context>,
+    address: DeviceAddress,
+    bytes: usize,
+}
+
+impl DeviceMemory {
+    /// `bytes` zeroed bytes; none at all for 0.
+    pub(super) fn zeroed(context: &Arc<Context>, bytes: usize) -> Result<Self, CudaFailure> {
+        let context = Arc::clone(context);
+        if bytes == 0 {
+            return Ok(Self { context, address: DeviceAddress::NULL, bytes });
+        }
+        context.make_current()?;
+        // SAFETY: the context is current; the range is owned by the value made here.
+        let address = unsafe { result::malloc_sync(bytes) }.map_err(CudaFailure::driver("cuMemAlloc"))?;
+        let memory = Self { context, address: DeviceAddress::new(address), bytes };
+        // SAFETY: the range was just allocated; the legacy stream is waited for.
+        unsafe { result::memset_d8_sync(address, 0, bytes) }.map_err(CudaFailure::driver("cuMemsetD8"))?;
+        result::ctx::synchronize().map_err(CudaFailure::driver("cuCtxSynchronize"))?;
+        Ok(memory)
+    }
+
+    pub(super) const fn address(&self) -> DeviceAddress {
+        self.address
+    }
+
+    pub(super) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        if self.address != DeviceAddress::NULL && self.context.make_current().is_ok() {
+            // SAFETY: allocated once in `zeroed`, freed once here. The driver waits for work that uses it.
+            let _ = unsafe { result::free_sync(self.address.number()) };
+        }
+    }
+}
+
+/// 32-bit words of pinned host memory, which streams write and the host reads while they run.
+#[derive(Debug)]
+pub(super) struct PinnedWords {
+    context: Arc<Context>,
+    words: *mut u32,
+    count: usize,
+}
+
+// SAFETY: the words are reached through volatile reads alone, and the driver writes whole words.
+unsafe impl Send for PinnedWords {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedWords {}
+
+impl PinnedWords {
+    /// `count` words of 0.
+    pub(super) fn zeroed(context: &Arc<Context>, count: usize) -> Result<Self, CudaFailure> {
+        context.make_current()?;
+        let bytes = count.max(1) * size_of::<u32>();
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: the context is current; the range is owned by the value made here.
+        let words =
+            unsafe { result::malloc_host(bytes, flags) }.map_err(CudaFailure::driver("cuMemHostAlloc"))?;
+        let words = words.cast::<u32>();
+        // SAFETY: the range has `bytes` bytes and nobody else knows it yet.
+        unsafe { words.write_bytes(0, count.max(1)) };
+        Ok(Self { context: Arc::clone(context), words, count })
+    }
+
+    /// Where streams reach word `index`; with unified addressing, where the host does.
+    pub(super) fn address(&self, index: usize) -> DeviceAddress {
+        debug_assert!(index < self.count, "a word that was never allocated");
+        DeviceAddress::new(self.words as u64).plus(index * size_of::<u32>())
+    }
+
+    /// The word as it is now.
+    pub(super) fn read(&self, index: usize) -> u32 {
+        if index >= self.count {
+            return 0;
+        }
+        // SAFETY: the word is inside of the allocation; a volatile read of a word the device may be writing
+        // gives the old or the new value.
+        unsafe { self.words.add(index).read_volatile() }
+    }
+}
+
+impl Drop for PinnedWords {
+    fn drop(&mut self) {
+        if self.context.make_current().is_ok() {
+            // SAFETY: allocated once in `zeroed`, freed once here.
+            let _ = unsafe { result::free_host(self.words.cast()) };
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! NCCL communicators.
+//!
+//! Laws:
+//! - **CO-1** a communicator belongs to one lane; its collectives are enqueued in the lane's order, the same on
+//!   every rank.
+//! - A communicator of a poisoned world is aborted, any other is destroyed: destroying one whose peers
+//!   are gone would wait for them.
+//! - Bytes travel as bytes: the wire knows no formats.
+
+use std::sync::Arc;
+
+use cudarc::nccl::{result, sys};
+
+use super::address::DeviceAddress;
+use super::context::Context;
+use super::failure::CudaFailure;
+use super::library::Library;
+use super::stream::Stream;
+use super::world::World;
+use crate::id::{CommId, RankId};
+
+/// The name under which ranks find each other's communicator.
+#[derive(Clone, Copy)]
+pub(super) struct UniqueId(sys::ncclUniqueId);
+
+impl UniqueId {
+    pub(super) fn make() -> Result<Self, CudaFailure> {
+        Library::Nccl.open()?;
+        result::get_uniqueid().map(Self).map_err(CudaFailure::nccl("ncclGetUniqueId"))
+    }
+}
+
+impl std::fmt::Debug for UniqueId {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("UniqueId")
+    }
+}
+
+/// One rank's end of a communicator.
+pub(super) struct Communicator {
+    handle: sys::ncclComm_t,
+    context: Arc<Context>,
+    world: Arc<World>,
+}
+
+// SAFETY: a communicator may be used from any thread, one at a time; it is used by the rank's thread alone
+// but for `abort`, which NCCL allows from others.
+unsafe impl Send for Communicator {}
+// SAFETY: as above.
+unsafe impl Sync for Communicator {}
+
+/// One transfer of a group.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Transfer {
+    /// `bytes` of every rank, one after the other.
+    AllGather { from: DeviceAddress, to: DeviceAddress, bytes: usize },
+    /// Bytes for one peer.
+    Send { from: DeviceAddress, bytes: usize, peer: RankId },
+    /// Bytes of one peer.
+    Receive { to: DeviceAddress, bytes: usize, peer: RankId },
+    /// f32 sums of all ranks' values, `count` for each rank.
+    ReduceScatter { from: DeviceAddress, to: DeviceAddress, count: usize },
+}
+
+impl Communicator {
+    /// Opens this rank's end; returns when every rank has opened its own.
+    pub(super) fn open(
+        world: &Arc<World>,
+        rank: RankId,
+        communicator: CommId,
+        context: &Arc<Context>,
+    ) -> Result<Self, CudaFailure> {
+        let id = world.unique_id(rank, communicator)?;
+        context.make_current()?;
+        let number = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the context is current, `handle` outlives the call, and the id is one NCCL made.
+        unsafe {
+            result::comm_init_rank(&raw mut handle, number(world.mesh.ranks()), id.0, number(rank.number()))
+        }
+        .map_err(CudaFailure::nccl("ncclCommInitRank"))?;
+        Ok(Self { handle, context: Arc::clone(context), world: Arc::clone(world) })
+    }
+
+    /// Enqueues `transfers` as one group.
+    pub(super) fn enqueue(&self, stream: &Stream, transfers: &[Transfer]) -> Result<(), CudaFailure> {
+        result::group_start().map_err(CudaFailure::nccl("ncclGroupStart"))?;
+        let each = transfers.iter().try_for_each(|transfer| self.transfer(stream, *transfer));
+        // A group that was begun is ended, whatever its parts said.
+        let ended = result::group_end().map_err(CudaFailure::nccl("ncclGroupEnd"));
+        each?;
+        ended.map(drop)
+    }
+
+    fn transfer(&self, stream: &Stream, transfer: Transfer) -> Result<(), CudaFailure> {
+        let (comm, stream) = (self.handle, stream.handle().cast());
+        let number = |rank: RankId| i32::try_from(rank.number()).unwrap_or(i32::MAX);
+        let source = |address: DeviceAddress| address.number() as *const std::ffi::c_void;
+        let target = |address: DeviceAddress| address.number() as *mut std::ffi::c_void;
+        let (bytes_type, f32_type) = (sys::ncclDataType_t::ncclUint8, sys::ncclDataType_t::ncclFloat32);
+        // SAFETY: the communicator and the stream are alive; ranges were measured when they were bound.
+        let outcome = unsafe {
+            match transfer {
+                Transfer::AllGather { from, to, bytes } => {
+                    result::all_gather(source(from), target(to), bytes, bytes_type, comm, stream)
+                }
+                Transfer::Send { from, bytes, peer } => {
+                    result::send(source(from), bytes, bytes_type, number(peer), comm, stream)
+                }
+                Transfer::Receive { to, bytes, peer } => {
+                    result::recv(target(to), bytes, bytes_type, number(peer), comm, stream)
+                }
+                Transfer::ReduceScatter { from, to, count } => result::reduce_scatter(
+                    source(from),
+                    target(to),
+                    count,
+                    f32_type,
+                    sys::ncclRedOp_t::ncclSum,
+                    comm,
+                    stream,
+                ),
+            }
+        };
+        outcome.map(drop).map_err(CudaFailure::nccl("an NCCL transfer"))
+    }
+
+    /// Ends every wait on this communicator.
+    pub(super) fn abort(&self) {
+        // SAFETY: NCCL allows aborting while the communicator is in use. A handle that was aborted is not
+        // destroyed again: `drop` sees the poison that led here.
+        drop(unsafe { result::comm_abort(self.handle) });
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        if self.world.poison.reason().is_none() && self.context.make_current().is_ok() {
+            // SAFETY: opened once, destroyed once; an aborted one belongs to a poisoned world.
+            drop(unsafe { result::comm_destroy(self.handle) });
+        }
+    }
+}
+
+impl std::fmt::Debug for Communicator {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Communicator")
+    }
+}

@@ -1,0 +1,190 @@
+//! Local ops as kernel launches.
+//!
+//! Law: regions become addresses and parts become operands; the numbers are the kernels'. Both orientations of a master
+//! that is quantized in two directions go into one operand, so it is read once.
+
+use super::address::DeviceAddress;
+use super::failure::CudaFailure;
+use super::kernels::{
+    AccumulateOperand, AdamOperand, AmaxOperand, CastOperand, DequantizeOperand, KernelLaunch, Kernels,
+    MasterFragment, MasterState, NormOperand, ScaleOperand, ScaleRows, TransposeOperand, VoteOperand,
+};
+use crate::backend::local::{
+    Accumulate, Adam, CastVote, Dequantize, FusedScale, GradNorm, Master, PartialAmax, PartialCast, Transpose,
+};
+use crate::format::{ElementType, Orientation};
+use crate::layout::Region;
+
+/// What preparing needs: the kernels, and where the arena begins.
+pub(super) struct Preparation<'a> {
+    pub(super) kernels: &'a Kernels,
+    pub(super) arena: DeviceAddress,
+    /// A word that is set when a scale cannot be made.
+    pub(super) scale_fault: DeviceAddress,
+}
+
+impl Preparation<'_> {
+    /// Where a region lies; nowhere for an empty one.
+    fn at(&self, region: Region) -> DeviceAddress {
+        if region.bytes == 0 { DeviceAddress::NULL } else { self.arena.plus(region.offset) }
+    }
+
+    /// Where value `index` of a region of f32 lies.
+    fn value(&self, region: Region, index: usize) -> DeviceAddress {
+        self.arena.plus(region.offset + index * size_of::<f32>())
+    }
+
+    fn vote_of(&self, vote: Option<Region>) -> DeviceAddress {
+        vote.map_or(DeviceAddress::NULL, |vote| self.at(vote))
+    }
+
+    pub(super) fn partial_amax(&self, op: &PartialAmax) -> Result<KernelLaunch, CudaFailure> {
+        let mut operands: Vec<(usize, AmaxOperand)> = Vec::new();
+        for part in &op.parts {
+            let blocks = if part.blocks.stored.is_empty() {
+                DeviceAddress::NULL
+            } else {
+                self.value(op.block_amax, part.blocks.stored.start)
+            };
+            let operand = match operands.iter_mut().find(|(position, _)| *position == part.position) {
+                Some((_, operand)) => operand,
+                None => {
+                    let operand = AmaxOperand {
+                        fragment: MasterFragment::whole(self.arena.plus(part.master.offset), part.shape),
+                        stored_rows: part.stored_rows,
+                        rowwise: DeviceAddress::NULL,
+                        columnwise: DeviceAddress::NULL,
+                        tensor_amax: self.value(op.tensor_amax, part.position),
+                    };
+                    operands.push((part.position, operand));
+                    let Some((_, operand)) = operands.last_mut() else { continue };
+                    operand
+                }
+            };
+            match part.blocks.orientation {
+                Orientation::Rowwise => operand.rowwise = blocks,
+                Orientation::Columnwise => operand.columnwise = blocks,
+            }
+        }
+        let operands: Vec<_> = operands.into_iter().map(|(_, operand)| operand).collect();
+        self.kernels.partial_amax(op.format, op.via, &operands, self.vote_of(op.vote))
+    }
+
+    pub(super) fn fused_scale(&self, op: &FusedScale) -> Result<KernelLaunch, CudaFailure> {
+        let operands: Vec<_> = op
+            .parts
+            .iter()
+            .map(|part| ScaleOperand {
+                orientation: part.orientation,
+                shape: part.shape,
+                block_amax: self.value(op.block_amax, part.amaxes.start),
+                tensor_amax: self.value(op.tensor_amax, part.position),
+                encode: self.value(op.encode, part.factors.start),
+                scale_plane: self.at(part.scale_plane),
+                scale_rows: ScaleRows::Compact,
+                tensor_scale: self.value(op.tensor_scale, part.position),
+            })
+            .collect();
+        self.kernels.fused_scale(op.format, &operands, self.vote_of(op.vote), self.scale_fault)
+    }
+
+    pub(super) fn partial_cast(&self, op: &PartialCast) -> Result<KernelLaunch, CudaFailure> {
+        let mut operands: Vec<(Region, CastOperand)> = Vec::new();
+        for part in &op.parts {
+            let encode = op.encode.filter(|_| !part.factors.is_empty());
+            let encode = encode.map_or(DeviceAddress::NULL, |encode| self.value(encode, part.factors.start));
+            let operand = match operands.iter_mut().find(|(master, _)| *master == part.master) {
+                Some((_, operand)) => operand,
+                None => {
+                    let operand = CastOperand {
+                        fragment: MasterFragment::whole(self.arena.plus(part.master.offset), part.shape),
+                        encode: DeviceAddress::NULL,
+                        columnwise_encode: DeviceAddress::NULL,
+                        data: DeviceAddress::NULL,
+                        columnwise_data: DeviceAddress::NULL,
+                    };
+                    operands.push((part.master, operand));
+                    let Some((_, operand)) = operands.last_mut() else { continue };
+                    operand
+                }
+            };
+            let data = self.at(part.data_plane);
+            match part.orientation {
+                Orientation::Rowwise => (operand.encode, operand.data) = (encode, data),
+                Orientation::Columnwise => {
+                    (operand.columnwise_encode, operand.columnwise_data) = (encode, data);
+                }
+            }
+        }
+        let operands: Vec<_> = operands.into_iter().map(|(_, operand)| operand).collect();
+        self.kernels.partial_cast(op.format, op.via, &operands, self.vote_of(op.vote))
+    }
+
+    pub(super) fn transpose(&self, op: &Transpose) -> Result<KernelLaunch, CudaFailure> {
+        let operand = TransposeOperand {
+            shape: op.shape,
+            data: self.at(op.from.data),
+            scale: self.at(op.from.scale),
+            columnwise_data: self.at(op.to.data),
+            columnwise_scale: self.at(op.to.scale),
+        };
+        self.kernels.transpose(op.format, &[operand])
+    }
+
+    pub(super) fn dequantize(&self, op: &Dequantize) -> Result<KernelLaunch, CudaFailure> {
+        let operand = DequantizeOperand {
+            shape: op.shape,
+            data: self.at(op.from.data),
+            scale: self.at(op.from.scale),
+            tensor_scale: op.tensor_scale.map_or(DeviceAddress::NULL, |scale| self.at(scale)),
+            out: self.at(op.to),
+        };
+        self.kernels.dequantize(op.format, op.orientation, ElementType::F32, &[operand])
+    }
+
+    pub(super) fn accumulate(&self, op: &Accumulate) -> Result<KernelLaunch, CudaFailure> {
+        let operand = AccumulateOperand {
+            from: self.at(op.from),
+            into: self.at(op.into),
+            elements: op.from.bytes / size_of::<f32>(),
+        };
+        self.kernels.accumulate(&[operand], op.factor, op.first)
+    }
+
+    pub(super) fn grad_norm(&self, op: &GradNorm) -> Result<KernelLaunch, CudaFailure> {
+        let operand = |region: &Region| NormOperand {
+            values: self.at(*region),
+            elements: region.bytes / size_of::<f32>(),
+        };
+        let operands: Vec<_> = op.main_grads.iter().map(operand).collect();
+        self.kernels.grad_norm(&operands, self.at(op.fault), self.at(op.record))
+    }
+
+    pub(super) fn vote(&self, op: &CastVote) -> Result<KernelLaunch, CudaFailure> {
+        self.kernels.vote(&VoteOperand {
+            records: self.at(op.records),
+            ranks: op.records.bytes / size_of::<crate::op::NormRecord>(),
+            optimizer_step: self.at(op.optimizer_step),
+            loss_scale: self.at(op.loss_scale),
+            vote: self.at(op.vote),
+            max_norm: op.max_norm,
+        })
+    }
+
+    pub(super) fn adam(&self, op: &Adam) -> Result<KernelLaunch, CudaFailure> {
+        let operand = |state: &crate::backend::local::State| AdamOperand {
+            master: match state.master {
+                Master::Whole(master) => MasterState::Whole(self.at(master)),
+                Master::Split { shard, remainder } => {
+                    MasterState::Split { shard: self.at(shard), remainder: self.at(remainder) }
+                }
+            },
+            exp_avg: self.at(state.exp_avg),
+            exp_avg_sq: self.at(state.exp_avg_sq),
+            main_grad: self.at(state.main_grad),
+            elements: state.main_grad.bytes / size_of::<f32>(),
+        };
+        let operands: Vec<_> = op.states.iter().map(operand).collect();
+        self.kernels.adam(&op.settings, op.moments, &operands, self.at(op.vote), self.at(op.learning_rate))
+    }
+}

@@ -1,0 +1,144 @@
+//! How ranks meet on their devices without the host and without a multiprocessor: words in each other's
+//! memory, written and waited for by streams.
+//!
+//! Laws:
+//! - **PL-8** a rank's memory is read by a peer only between two meetings: one in which everybody says
+//!   that its source is written (*ready*), and one in which everybody says that it has read (*done*).
+//! - A word is 1 from the peer's signal until this rank has waited for it and cleared it, so the same
+//!   commands work in every step and in every replay of a recorded one. A peer signals a word again only
+//!   after the other meeting of the pair, which needs this rank's signal, sent after the word was cleared: no
+//!   signal is lost.
+//! - A poisoned world is drained by setting every word (see [`super::watchdog`]); what then runs reads
+//!   whatever lies there, and is reported to nobody.
+
+use cudarc::driver::sys;
+
+use super::address::DeviceAddress;
+use super::failure::CudaFailure;
+use super::stream::Stream;
+use super::world::Home;
+use crate::id::{CommId, RankId};
+
+/// Communicators of one rank, at most.
+const COMMUNICATORS: usize = 8;
+
+/// The two meetings around every pull.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Meeting {
+    /// Everybody's source is written.
+    Ready,
+    /// Everybody has read.
+    Done,
+}
+
+/// Where the words lie: behind each arena, in the order communicator, meeting, peer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Signals {
+    ranks: usize,
+}
+
+impl Signals {
+    pub(super) const fn new(ranks: usize) -> Self {
+        Self { ranks }
+    }
+
+    /// Words of one rank.
+    pub(super) const fn words(self) -> usize {
+        COMMUNICATORS * 2 * self.ranks
+    }
+
+    /// Where `peer` signals to the rank whose words begin at `words`.
+    fn word(
+        self,
+        words: DeviceAddress,
+        communicator: CommId,
+        meeting: Meeting,
+        peer: RankId,
+    ) -> Result<DeviceAddress, CudaFailure> {
+        if communicator.index() >= COMMUNICATORS {
+            return Err(CudaFailure::Refused(format!(
+                "{communicator}: at most {COMMUNICATORS} communicators"
+            )));
+        }
+        let pair = communicator.index() * 2 + usize::from(meeting == Meeting::Done);
+        Ok(words.plus((pair * self.ranks + peer.index()) * size_of::<u32>()))
+    }
+
+    /// The operations with which `rank` meets all others.
+    pub(super) fn meet(
+        self,
+        rank: RankId,
+        homes: &[Home],
+        communicator: CommId,
+        meeting: Meeting,
+    ) -> Result<MemoryOperations, CudaFailure> {
+        let missing = || CudaFailure::Refused(format!("{rank} is not in the world"));
+        let own = homes.get(rank.index()).ok_or_else(missing)?.signals;
+        let peers = || homes.iter().enumerate().map(|(peer, home)| (RankId::at(peer), home.signals));
+        let others = || peers().filter(|(peer, _)| *peer != rank);
+        let mut all = Vec::new();
+        for (_, words) in others() {
+            all.push(write(self.word(words, communicator, meeting, rank)?, 1));
+        }
+        for (peer, _) in others() {
+            let word = self.word(own, communicator, meeting, peer)?;
+            all.extend([wait(word, 1), write(word, 0)]);
+        }
+        Ok(MemoryOperations { all })
+    }
+}
+
+/// Stream memory operations, enqueued as one batch and run in their order.
+#[derive(Clone)]
+pub(super) struct MemoryOperations {
+    all: Vec<sys::CUstreamBatchMemOpParams>,
+}
+
+impl MemoryOperations {
+    /// Writes one word.
+    pub(super) fn write(to: DeviceAddress, value: u32) -> Self {
+        Self { all: vec![write(to, value)] }
+    }
+
+    pub(super) fn enqueue(&self, stream: &Stream) -> Result<(), CudaFailure> {
+        if self.all.is_empty() {
+            return Ok(());
+        }
+        let count = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
+        // SAFETY: the stream is alive, the words lie in live allocations, and the driver only reads the
+        // parameters although its signature takes them mutably.
+        unsafe { sys::cuStreamBatchMemOp_v2(stream.handle(), count, self.all.as_ptr().cast_mut(), 0) }
+            .result()
+            .map_err(CudaFailure::driver("cuStreamBatchMemOp"))
+    }
+}
+
+// SAFETY: parameters are numbers; the pointers among them are device addresses.
+unsafe impl Send for MemoryOperations {}
+// SAFETY: as above; they are never changed.
+unsafe impl Sync for MemoryOperations {}
+
+impl std::fmt::Debug for MemoryOperations {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{} memory operations", self.all.len())
+    }
+}
+
+fn write(to: DeviceAddress, value: u32) -> sys::CUstreamBatchMemOpParams {
+    // SAFETY: all bytes zero is a valid value of this union of plain numbers.
+    let mut operation: sys::CUstreamBatchMemOpParams = unsafe { std::mem::zeroed() };
+    operation.writeValue.operation = sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_32;
+    operation.writeValue.address = to.number();
+    operation.writeValue.__bindgen_anon_1.value = value;
+    operation
+}
+
+fn wait(at: DeviceAddress, value: u32) -> sys::CUstreamBatchMemOpParams {
+    // SAFETY: as in `write`.
+    let mut operation: sys::CUstreamBatchMemOpParams = unsafe { std::mem::zeroed() };
+    operation.waitValue.operation = sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_32;
+    operation.waitValue.address = at.number();
+    operation.waitValue.__bindgen_anon_1.value = value;
+    operation.waitValue.flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ as u32;
+    operation
+}

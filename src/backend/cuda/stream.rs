@@ -1,0 +1,231 @@
+//! In-order queues of a device, and the events between them.
+//!
+//! Laws:
+//! - A stream runs in order and waits for no other but through [`Stream::wait`]: streams are made
+//!   non-blocking, so the legacy stream of other libraries orders nothing here.
+//! - **BK-2** recording and waiting neither allocate nor wait on the host.
+
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+
+use super::address::DeviceAddress;
+use super::context::Context;
+use super::failure::CudaFailure;
+
+/// How urgent a stream's work is when streams compete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Priority {
+    /// Behind everything.
+    Least,
+    /// Before everything: short work that others wait for.
+    Greatest,
+}
+
+/// One stream.
+#[derive(Debug)]
+pub(super) struct Stream {
+    context: Arc<Context>,
+    handle: sys::CUstream,
+}
+
+// SAFETY: a stream handle is a name; the driver's calls on it are thread safe.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    pub(super) fn create(context: Arc<Context>, priority: Priority) -> Result<Self, CudaFailure> {
+        context.make_current()?;
+        let range = result::stream::get_priority_range();
+        let (least, greatest) = range.map_err(CudaFailure::driver("cuCtxGetStreamPriorityRange"))?;
+        let priority = match priority {
+            Priority::Least => least,
+            Priority::Greatest => greatest,
+        };
+        let handle = result::stream::create_with_priority(result::stream::StreamKind::NonBlocking, priority)
+            .map_err(CudaFailure::driver("cuStreamCreateWithPriority"))?;
+        Ok(Self { context, handle })
+    }
+
+    pub(super) const fn handle(&self) -> sys::CUstream {
+        self.handle
+    }
+
+    pub(super) fn record(&self, event: &Event) -> Result<(), CudaFailure> {
+        // SAFETY: both handles are alive, and belong to one context.
+        unsafe { result::event::record(event.handle, self.handle) }
+            .map_err(CudaFailure::driver("cuEventRecord"))
+    }
+
+    pub(super) fn wait(&self, event: &Event) -> Result<(), CudaFailure> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both handles are alive.
+        unsafe { result::stream::wait_event(self.handle, event.handle, flags) }
+            .map_err(CudaFailure::driver("cuStreamWaitEvent"))
+    }
+
+    /// Copies within this device, or from a peer whose memory is mapped.
+    pub(super) fn copy(
+        &self,
+        from: DeviceAddress,
+        to: DeviceAddress,
+        bytes: usize,
+    ) -> Result<(), CudaFailure> {
+        // SAFETY: callers pass ranges that were measured against their allocations when they were bound.
+        unsafe { result::memcpy_dtod_async(to.number(), from.number(), bytes, self.handle) }
+            .map_err(CudaFailure::driver("cuMemcpyDtoDAsync"))
+    }
+
+    /// Sets bytes to zero.
+    pub(super) fn zero(&self, to: DeviceAddress, bytes: usize) -> Result<(), CudaFailure> {
+        // SAFETY: as for `copy`.
+        unsafe { result::memset_d8_async(to.number(), 0, bytes, self.handle) }
+            .map_err(CudaFailure::driver("cuMemsetD8Async"))
+    }
+
+    /// Sets one 32-bit word.
+    pub(super) fn set_word(&self, to: DeviceAddress, value: u32) -> Result<(), CudaFailure> {
+        // SAFETY: as for `copy`; the word is aligned as every region is.
+        unsafe { sys::cuMemsetD32Async(to.number(), value, 1, self.handle) }
+            .result()
+            .map_err(CudaFailure::driver("cuMemsetD32Async"))
+    }
+
+    /// Copies from the host, and returns when the device has it.
+    pub(super) fn upload(&self, bytes: &[u8], to: DeviceAddress) -> Result<(), CudaFailure> {
+        self.context.make_current()?;
+        // SAFETY: the range was measured by the caller; `bytes` outlives the copy, which is waited for.
+        unsafe { result::memcpy_htod_async(to.number(), bytes, self.handle) }
+            .map_err(CudaFailure::driver("cuMemcpyHtoDAsync"))?;
+        self.synchronize()
+    }
+
+    /// Copies to the host, and returns when it is there.
+    pub(super) fn download(&self, from: DeviceAddress, bytes: &mut [u8]) -> Result<(), CudaFailure> {
+        self.context.make_current()?;
+        // SAFETY: the range was measured by the caller; `bytes` outlives the copy, which is waited for.
+        unsafe { result::memcpy_dtoh_async(bytes, from.number(), self.handle) }
+            .map_err(CudaFailure::driver("cuMemcpyDtoHAsync"))?;
+        self.synchronize()
+    }
+
+    /// Has everything enqueued so far run?
+    pub(super) fn is_done(&self) -> Result<bool, CudaFailure> {
+        // SAFETY: the handle is alive.
+        match unsafe { sys::cuStreamQuery(self.handle) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => other.result().map(|()| true).map_err(CudaFailure::driver("cuStreamQuery")),
+        }
+    }
+
+    pub(super) fn synchronize(&self) -> Result<(), CudaFailure> {
+        // SAFETY: the handle is alive.
+        unsafe { result::stream::synchronize(self.handle) }
+            .map_err(CudaFailure::driver("cuStreamSynchronize"))
+    }
+
+    /// From now on this thread's work on the stream is recorded.
+    pub(super) fn begin_capture(&self) -> Result<(), CudaFailure> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the handle is alive.
+        unsafe { result::stream::begin_capture(self.handle, mode) }
+            .map_err(CudaFailure::driver("cuStreamBeginCapture"))
+    }
+
+    /// What was recorded.
+    pub(super) fn end_capture(&self) -> Result<Graph, CudaFailure> {
+        // SAFETY: the handle is alive and records.
+        let graph = unsafe { result::stream::end_capture(self.handle) }
+            .map_err(CudaFailure::driver("cuStreamEndCapture"))?;
+        if graph.is_null() {
+            return Err(CudaFailure::Refused("the recording was invalidated and holds nothing".to_owned()));
+        }
+        // SAFETY: the graph was just made and is destroyed below whatever happens.
+        let executable = unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)) }
+            .map_err(CudaFailure::driver("cuGraphInstantiate"));
+        // SAFETY: an executable graph does not need the graph it was made from.
+        let _ = unsafe { result::graph::destroy(graph) };
+        Ok(Graph { context: Arc::clone(&self.context), executable: executable? })
+    }
+
+    pub(super) fn launch(&self, graph: &Graph) -> Result<(), CudaFailure> {
+        // SAFETY: both handles are alive.
+        unsafe { result::graph::launch(graph.executable, self.handle) }
+            .map_err(CudaFailure::driver("cuGraphLaunch"))
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.context.make_current().is_ok() {
+            // SAFETY: made once in `create`, destroyed once here; the driver finishes its work first.
+            let _ = unsafe { result::stream::destroy(self.handle) };
+        }
+    }
+}
+
+/// A point in a stream's work.
+#[derive(Debug)]
+pub(super) struct Event {
+    context: Arc<Context>,
+    handle: sys::CUevent,
+}
+
+// SAFETY: an event handle is a name; the driver's calls on it are thread safe.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// An event that orders and keeps no time.
+    pub(super) fn order(context: Arc<Context>) -> Result<Self, CudaFailure> {
+        Self::create(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// An event that keeps the time it was passed.
+    pub(super) fn clock(context: Arc<Context>) -> Result<Self, CudaFailure> {
+        Self::create(context, sys::CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn create(context: Arc<Context>, flags: sys::CUevent_flags) -> Result<Self, CudaFailure> {
+        context.make_current()?;
+        let handle = result::event::create(flags).map_err(CudaFailure::driver("cuEventCreate"))?;
+        Ok(Self { context, handle })
+    }
+
+    /// Nanoseconds from `earlier` to this event; `None` where one of the two has not been passed.
+    pub(super) fn since(&self, earlier: &Self) -> Option<f64> {
+        // SAFETY: both handles are alive; events that were never recorded answer with an error.
+        let milliseconds = unsafe { result::event::elapsed(earlier.handle, self.handle) }.ok()?;
+        Some(f64::from(milliseconds) * 1e6)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.context.make_current().is_ok() {
+            // SAFETY: made once in `create`, destroyed once here.
+            let _ = unsafe { result::event::destroy(self.handle) };
+        }
+    }
+}
+
+/// A recorded step, ready to be launched.
+#[derive(Debug)]
+pub(super) struct Graph {
+    context: Arc<Context>,
+    executable: sys::CUgraphExec,
+}
+
+// SAFETY: an executable graph is launched by one thread at a time: it is reached by `&mut` streams only.
+unsafe impl Send for Graph {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.context.make_current().is_ok() {
+            // SAFETY: made once in `end_capture`, destroyed once here.
+            let _ = unsafe { result::graph::exec_destroy(self.executable) };
+        }
+    }
+}

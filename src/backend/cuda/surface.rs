@@ -1,0 +1,135 @@
+//! The memory a closure sees: addresses of its rank's arena, and the stream to work on.
+//!
+//! Law: a closure enqueues on the stream it is given and nothing else: it never waits, never allocates
+//! once warm, and touches only what its context lent. So the same call can be recorded and replayed.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use cudarc::driver::sys;
+
+use super::address::DeviceAddress;
+use super::context::DeviceOrdinal;
+use crate::compute::{BoundCall, ComputeError, Surface};
+use crate::layout::Region;
+
+/// Device memory lent for reading: `len` elements of `T`.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceSlice<'a, T> {
+    address: DeviceAddress,
+    len: usize,
+    lent: PhantomData<&'a T>,
+}
+
+/// Device memory lent for writing: `len` elements of `T`.
+#[derive(Debug)]
+pub struct DeviceSliceMut<'a, T> {
+    address: DeviceAddress,
+    len: usize,
+    lent: PhantomData<&'a mut T>,
+}
+
+macro_rules! lent {
+    ($name:ident) => {
+        impl<T> $name<'_, T> {
+            /// Where the first element lies. A multiple of 256 bytes for whole operands.
+            #[must_use]
+            pub const fn address(&self) -> DeviceAddress {
+                self.address
+            }
+
+            /// Number of elements.
+            #[must_use]
+            pub const fn len(&self) -> usize {
+                self.len
+            }
+
+            /// Is there none?
+            #[must_use]
+            pub const fn is_empty(&self) -> bool {
+                self.len == 0
+            }
+        }
+    };
+}
+
+lent!(DeviceSlice);
+lent!(DeviceSliceMut);
+
+/// What a closure needs to enqueue work: the stream of the compute lane and the device it belongs to, whose
+/// primary context is current.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaHandles {
+    stream: sys::CUstream,
+    device: DeviceOrdinal,
+}
+
+impl CudaHandles {
+    /// The stream the call's work belongs on.
+    #[must_use]
+    pub const fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    /// The device.
+    #[must_use]
+    pub const fn device(&self) -> DeviceOrdinal {
+        self.device
+    }
+}
+
+/// Lends the arena of one rank to one call.
+#[derive(Debug)]
+pub struct CudaSurface {
+    arena: DeviceAddress,
+    handles: CudaHandles,
+    call: Arc<BoundCall>,
+}
+
+impl CudaSurface {
+    pub(super) fn new(
+        arena: DeviceAddress,
+        stream: sys::CUstream,
+        device: DeviceOrdinal,
+        call: Arc<BoundCall>,
+    ) -> Self {
+        Self { arena, handles: CudaHandles { stream, device }, call }
+    }
+
+    fn elements<T>(&self, region: Region) -> Result<usize, ComputeError> {
+        let element = size_of::<T>();
+        if element > 0
+            && region.bytes.is_multiple_of(element)
+            && region.offset.is_multiple_of(align_of::<T>())
+        {
+            return Ok(region.bytes / element);
+        }
+        Err(ComputeError::Element {
+            call: self.call.call.name.clone(),
+            what: format!("the region at byte {}", region.offset),
+            bytes: region.bytes,
+            element,
+        })
+    }
+}
+
+impl Surface for CudaSurface {
+    type Handles = CudaHandles;
+    type Read<'a, T: Pod> = DeviceSlice<'a, T>;
+    type Write<'a, T: Pod> = DeviceSliceMut<'a, T>;
+
+    fn read<T: Pod>(&self, region: Region) -> Result<DeviceSlice<'_, T>, ComputeError> {
+        let len = self.elements::<T>(region)?;
+        Ok(DeviceSlice { address: self.arena.plus(region.offset), len, lent: PhantomData })
+    }
+
+    fn write<T: Pod>(&self, region: Region) -> Result<DeviceSliceMut<'_, T>, ComputeError> {
+        let len = self.elements::<T>(region)?;
+        Ok(DeviceSliceMut { address: self.arena.plus(region.offset), len, lent: PhantomData })
+    }
+
+    fn handles(&self) -> &CudaHandles {
+        &self.handles
+    }
+}

@@ -1,0 +1,201 @@
+//! Weights and carried buffers between a rank's arena and its exchange.
+//!
+//! Law: host copies at an edge, of the rank's real rows. Masters and moments travel as f32 however
+//! they are stored; masters that were set are quantized before anything reads them.
+
+use bytemuck::Pod;
+use half::bf16;
+
+use super::{Exchange, ExecError, Initializer, Rank, WeightShard};
+use crate::backend::Backend;
+use crate::config::Moments;
+use crate::format::{Orientation, join_master, split_master};
+use crate::id::WeightId;
+use crate::layout::{Content, PlaneRegions, Region};
+use crate::model::Placement;
+use crate::plan::EdgeState;
+
+impl<B: Backend> Rank<B> {
+    /// Fills the masters of the rank's rows; moments and step count are zero.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn initialize(
+        &mut self,
+        initializer: &Initializer,
+        exchange: &mut Exchange,
+    ) -> Result<(), ExecError> {
+        let plan = std::sync::Arc::clone(&self.prologue.plan);
+        exchange.optimizer_step = 0;
+        exchange.shards = (plan.weights.layouts.iter())
+            .map(|layout| {
+                let rows = layout.shard.rows_of(self.id());
+                let elements = rows.rows * layout.shard.shape.cols;
+                let mut master = vec![0.0; elements];
+                initializer(&layout.name, rows.begin, layout.shard.shape.cols, &mut master);
+                let zeros = vec![0.0; elements];
+                WeightShard { master, exp_avg: zeros.clone(), exp_avg_sq: zeros, ..WeightShard::default() }
+            })
+            .collect();
+        let outcome = self.import(exchange);
+        exchange.shards = Vec::new();
+        outcome
+    }
+
+    /// Copies masters, moments, step count and planes of the rank's rows into `exchange`, and the
+    /// rank's carried buffers.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn export(&mut self, exchange: &mut Exchange) -> Result<(), ExecError> {
+        self.quantize_new_masters()?;
+        let plan = &self.prologue.plan;
+        exchange.shards.clear();
+        for number in 0..plan.weights.layouts.len() {
+            let weight = WeightId::at(number);
+            exchange.shards.push(WeightShard {
+                master: self.master(weight)?,
+                exp_avg: self.moment(Content::ExpAvg(weight), weight)?,
+                exp_avg_sq: self.moment(Content::ExpAvgSq(weight), weight)?,
+                planes: self.planes(weight)?,
+                tensor_scale: self.tensor_scale(weight)?,
+            });
+        }
+        let mut step = [0; 4];
+        self.read(Content::OptimizerStep, &mut step)?;
+        exchange.optimizer_step = u32::from_ne_bytes(step);
+        exchange.carried.clear();
+        for region in &self.carried {
+            let mut bytes = vec![0; region.bytes];
+            self.backend.download(&self.memory, *region, &mut bytes)?;
+            exchange.carried.push(bytes);
+        }
+        Ok(())
+    }
+
+    /// Puts masters, moments, step count and carried buffers from `exchange` in place; the planes
+    /// follow from the masters before the next step. Carried buffers that `exchange` does not have
+    /// stay as they are.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn import(&mut self, exchange: &Exchange) -> Result<(), ExecError> {
+        for (number, shard) in exchange.shards.iter().enumerate() {
+            let weight = WeightId::at(number);
+            self.write_master(weight, &shard.master)?;
+            self.write_moment(Content::ExpAvg(weight), &shard.exp_avg)?;
+            self.write_moment(Content::ExpAvgSq(weight), &shard.exp_avg_sq)?;
+        }
+        self.write(Content::OptimizerStep, &exchange.optimizer_step.to_ne_bytes())?;
+        for (region, bytes) in self.carried.iter().zip(&exchange.carried) {
+            self.backend.upload(&self.memory, *region, bytes)?;
+        }
+        self.edge = EdgeState::NEW_MASTERS;
+        Ok(())
+    }
+
+    /// The rank's real elements of `weight`, as `T` lies in the arena.
+    fn values<T: Pod>(&self, content: Content, weight: WeightId) -> Result<Vec<T>, ExecError> {
+        let layout = self.prologue.plan.weights.layout(weight);
+        let mut values = vec![T::zeroed(); layout.shard.rows_of(self.id()).rows * layout.shard.shape.cols];
+        self.read(content, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
+    }
+
+    /// The master as f32, joined if it is stored in halves.
+    fn master(&self, weight: WeightId) -> Result<Vec<f32>, ExecError> {
+        if !self.splits_master(weight) {
+            return self.values(Content::Master(weight), weight);
+        }
+        let high: Vec<u16> = self.values(Content::Shard(weight, Orientation::Rowwise), weight)?;
+        let low: Vec<i16> = self.values(Content::MasterRemainder(weight), weight)?;
+        Ok(high.into_iter().zip(low).map(|(high, low)| join_master(high, low)).collect())
+    }
+
+    fn write_master(&self, weight: WeightId, values: &[f32]) -> Result<(), ExecError> {
+        if !self.splits_master(weight) {
+            return self.write(Content::Master(weight), bytemuck::cast_slice(values));
+        }
+        let (high, low): (Vec<u16>, Vec<i16>) = values.iter().copied().map(split_master).unzip();
+        self.write(Content::Shard(weight, Orientation::Rowwise), bytemuck::cast_slice(&high))?;
+        self.write(Content::MasterRemainder(weight), bytemuck::cast_slice(&low))
+    }
+
+    fn splits_master(&self, weight: WeightId) -> bool {
+        let weights = &self.prologue.plan.weights;
+        weights.splits_masters(weights.layout(weight).bucket)
+    }
+
+    /// A moment as f32, whatever it is stored as.
+    fn moment(&self, content: Content, weight: WeightId) -> Result<Vec<f32>, ExecError> {
+        match self.prologue.plan.weights.state.moments {
+            Moments::F32 => self.values(content, weight),
+            Moments::Bf16 => {
+                Ok(self.values::<bf16>(content, weight)?.into_iter().map(bf16::to_f32).collect())
+            }
+        }
+    }
+
+    fn write_moment(&self, content: Content, values: &[f32]) -> Result<(), ExecError> {
+        match self.prologue.plan.weights.state.moments {
+            Moments::F32 => self.write(content, bytemuck::cast_slice(values)),
+            Moments::Bf16 => {
+                let rounded: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
+                self.write(content, bytemuck::cast_slice(&rounded))
+            }
+        }
+    }
+
+    fn planes(&self, weight: WeightId) -> Result<Vec<Vec<u8>>, ExecError> {
+        let plan = &self.prologue.plan;
+        let layout = plan.weights.layout(weight);
+        let mut planes = Vec::new();
+        if layout.placement == Placement::Replicated {
+            return Ok(planes);
+        }
+        for orientation in layout.format.stored_orientations() {
+            let Some(slot) = plan.arena.find(Content::Shard(weight, *orientation)) else { continue };
+            let regions = PlaneRegions::within(plan.arena.region(slot), &layout.shard_planes(*orientation));
+            for region in [regions.data, regions.scale] {
+                let mut bytes = vec![0; region.bytes];
+                self.backend.download(&self.memory, region, &mut bytes)?;
+                planes.push(bytes);
+            }
+        }
+        Ok(planes)
+    }
+
+    fn tensor_scale(&self, weight: WeightId) -> Result<f32, ExecError> {
+        let plan = &self.prologue.plan;
+        let layout = plan.weights.layout(weight);
+        let place = plan.arena.find(Content::TensorScale(layout.bucket));
+        let Some(region) = place.and_then(|slot| {
+            plan.arena.region(slot).part(layout.position * size_of::<f32>(), size_of::<f32>())
+        }) else {
+            return Ok(1.0);
+        };
+        let mut bytes = [0; 4];
+        self.backend.download(&self.memory, region, &mut bytes)?;
+        Ok(f32::from_ne_bytes(bytes))
+    }
+
+    fn read(&self, content: Content, bytes: &mut [u8]) -> Result<(), ExecError> {
+        match self.place(content, bytes.len()) {
+            Some(region) => Ok(self.backend.download(&self.memory, region, bytes)?),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn write(&self, content: Content, bytes: &[u8]) -> Result<(), ExecError> {
+        match self.place(content, bytes.len()) {
+            Some(region) => Ok(self.backend.upload(&self.memory, region, bytes)?),
+            None => Ok(()),
+        }
+    }
+
+    /// The first `bytes` bytes of a common resident slot.
+    fn place(&self, content: Content, bytes: usize) -> Option<Region> {
+        let arena = &self.prologue.plan.arena;
+        arena.find(content).and_then(|slot| arena.region(slot).part(0, bytes))
+    }
+}

@@ -1,0 +1,13 @@
+//! What a panic said.
+//!
+//! Law: whoever catches a panic keeps its words; an error that says only that something died helps
+//! nobody.
+
+use std::any::Any;
+
+/// The message of a panic, as `catch_unwind` or a thread's join hands it over.
+pub(crate) fn last_words(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without words".to_owned())
+}

@@ -1,0 +1,176 @@
+//! Checkpoints in one safetensors file.
+//!
+//! Law: the file is replaced whole or not at all, and a save that returned survives the loss of
+//! power: what is written goes into a file beside it, is synced, and renamed over it. A save that
+//! fails leaves nothing behind. What the tensors are called is said in `tensors.rs`.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use safetensors::tensor::{Dtype, SafeTensors};
+
+use super::store::{CheckpointStore, StoreError};
+use super::tensors::{self, Tensor};
+use super::{Carried, CarriedBuffer, Checkpoint, WeightState};
+use crate::format::{Format, Shape};
+
+/// One safetensors file.
+///
+/// Per weight: `<weight>.master`, `.exp_avg`, `.exp_avg_sq` in f32 `[rows, cols]`, and the quantized
+/// planes as `warpweft quantize` names and shapes them: `.rowwise_data`, `.rowwise_scale` and, where the
+/// format stores it, the same columnwise; for NVFP4 `.amax`, the amax that its scales are relative to;
+/// for FP8 with one scale per tensor that scale, as `.rowwise_scale`. Per carried buffer and rank:
+/// `carried.<buffer>.rank<N>`, bytes. Version 1 had no carried buffers; such a file loads as a
+/// checkpoint without any.
+#[derive(Clone, Debug)]
+pub struct FileStore {
+    path: PathBuf,
+}
+
+/// What this version writes.
+const VERSION: &str = "2";
+
+/// What it reads.
+const VERSIONS: [&str; 2] = ["1", VERSION];
+
+impl FileStore {
+    /// A store in the file `path`.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    fn content(&self, reason: impl std::fmt::Display) -> StoreError {
+        StoreError::Content { path: self.path.clone(), reason: reason.to_string() }
+    }
+
+    fn read(&self, bytes: &[u8]) -> Result<Checkpoint, StoreError> {
+        let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| self.content(error))?;
+        let about = header.metadata().clone().unwrap_or_default();
+        let field = |key: &str| about.get(key).ok_or_else(|| self.content(format!("it has no `{key}`")));
+        let version = field("warpweft_checkpoint")?;
+        if !VERSIONS.contains(&version.as_str()) {
+            return Err(
+                self.content(format!("it has version {version}, and versions 1 to {VERSION} are known"))
+            );
+        }
+        let optimizer_step = field("optimizer_step")?.parse().map_err(|error| self.content(error))?;
+        let names: Vec<(String, String)> =
+            serde_json::from_str(field("weights")?).map_err(|error| self.content(error))?;
+        let carried: Vec<(String, usize)> = match about.get("carried") {
+            None if version == VERSION => return Err(self.content("it has no `carried`")),
+            None => Vec::new(),
+            Some(listed) => serde_json::from_str(listed).map_err(|error| self.content(error))?,
+        };
+        let tensors = SafeTensors::deserialize(bytes).map_err(|error| self.content(error))?;
+        let mut weights = Vec::new();
+        for (name, format) in names {
+            let format: Format = format.parse().map_err(|error| self.content(error))?;
+            let (shape, master) = self.values(&tensors, &format!("{name}.master"))?;
+            let (_, exp_avg) = self.values(&tensors, &format!("{name}.exp_avg"))?;
+            let (_, exp_avg_sq) = self.values(&tensors, &format!("{name}.exp_avg_sq"))?;
+            let (planes, tensor_scale) = (Vec::new(), 1.0);
+            weights.push(WeightState {
+                name,
+                shape,
+                format,
+                master,
+                exp_avg,
+                exp_avg_sq,
+                planes,
+                tensor_scale,
+            });
+        }
+        let mut buffers = Vec::new();
+        for (name, ranks) in carried {
+            let of_rank = |rank| {
+                let tensor = tensors::carried_name(&name, rank);
+                let found = tensors.tensor(&tensor);
+                found
+                    .map(|found| found.data().to_vec())
+                    .map_err(|error| self.content(format!("`{tensor}`: {error}")))
+            };
+            let ranks = (0..ranks).map(of_rank).collect::<Result<_, _>>()?;
+            buffers.push(CarriedBuffer { name, ranks });
+        }
+        Ok(Checkpoint { optimizer_step, weights, carried: Carried::Buffers(buffers) })
+    }
+
+    fn values(&self, tensors: &SafeTensors<'_>, name: &str) -> Result<(Shape, Vec<f32>), StoreError> {
+        let tensor = tensors.tensor(name).map_err(|error| self.content(format!("`{name}`: {error}")))?;
+        match (tensor.dtype(), tensor.shape()) {
+            (Dtype::F32, [rows, cols]) => {
+                let values = tensor
+                    .data()
+                    .chunks_exact(4)
+                    .map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+                Ok((Shape { rows: *rows, cols: *cols }, values.collect()))
+            }
+            _ => Err(self.content(format!("`{name}` is not a matrix of f32"))),
+        }
+    }
+
+    /// The whole file.
+    fn bytes(&self, checkpoint: &Checkpoint) -> Result<Vec<u8>, StoreError> {
+        let names: Vec<(String, String)> =
+            checkpoint.weights.iter().map(|state| (state.name.clone(), state.format.to_string())).collect();
+        let buffers = match &checkpoint.carried {
+            Carried::Zeros => &[][..],
+            Carried::Buffers(buffers) => buffers,
+        };
+        let carried: Vec<(&str, usize)> =
+            buffers.iter().map(|buffer| (buffer.name.as_str(), buffer.ranks.len())).collect();
+        let listed = serde_json::to_string(&names).map_err(|error| self.content(error))?;
+        let carried = serde_json::to_string(&carried).map_err(|error| self.content(error))?;
+        let about = HashMap::from([
+            ("warpweft_checkpoint".to_owned(), VERSION.to_owned()),
+            ("optimizer_step".to_owned(), checkpoint.optimizer_step.to_string()),
+            ("weights".to_owned(), listed),
+            ("carried".to_owned(), carried),
+        ]);
+        let tensors = tensors::of(checkpoint);
+        let views = tensors.iter().map(Tensor::view).collect::<Result<Vec<_>, _>>();
+        let views = views.map_err(|error| self.content(error))?;
+        safetensors::serialize(views, Some(about)).map_err(|error| self.content(error))
+    }
+}
+
+#[async_trait]
+impl CheckpointStore for FileStore {
+    async fn save(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
+        let bytes = self.bytes(checkpoint)?;
+        let beside = beside(&self.path);
+        replace(&self.path, &beside, &bytes).map_err(|source| {
+            // Nothing to tell the caller beyond the first error.
+            let _ = std::fs::remove_file(&beside);
+            StoreError::File { path: self.path.clone(), source }
+        })
+    }
+
+    async fn load(&self) -> Result<Checkpoint, StoreError> {
+        let bytes = std::fs::read(&self.path)
+            .map_err(|source| StoreError::File { path: self.path.clone(), source })?;
+        self.read(&bytes)
+    }
+}
+
+/// Writes `bytes` to `beside`, and puts it in the place of `path` once they are on the disk.
+fn replace(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    // Only Unix opens folders; elsewhere a rename lasts without.
+    let folder = cfg!(unix).then(|| File::open(folder.unwrap_or(Path::new(".")))).transpose()?;
+    let mut file = File::create(beside)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(beside, path)?;
+    folder.map_or(Ok(()), |folder| folder.sync_all())
+}
+
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.part", std::process::id()));
+    path.with_file_name(name)
+}

@@ -1,0 +1,63 @@
+//! The plans of a session, made once.
+//!
+//! Law: plans name no rank (PL-1), so one set serves all ranks of a process; everything is planned
+//! and proved before the first thread starts. Ranks still compare fingerprints with each other,
+//! because those of other processes make their own.
+
+use std::sync::Arc;
+
+use super::SessionError;
+use crate::config::Config;
+use crate::exec::Exchange;
+use crate::layout::{StateLayout, Weights};
+use crate::model::{Mesh, Role, StepProgram};
+use crate::plan::{Policy, ResidentLayout, StepPlan};
+
+/// One plan per program, and the one that quantizes masters.
+#[derive(Debug)]
+pub(super) struct Plans {
+    pub(super) prologue: Arc<StepPlan>,
+    pub(super) programs: Vec<Arc<StepPlan>>,
+}
+
+impl Plans {
+    /// Plans `programs` over one resident layout.
+    pub(super) fn new(programs: &[StepProgram], config: &Config, mesh: Mesh) -> Result<Self, SessionError> {
+        let Some(first) = programs.first() else {
+            return Err(SessionError::Start { reason: "add at least one program".into() });
+        };
+        let is_twice = |program: &&StepProgram| {
+            programs.iter().filter(|other| other.name() == program.name()).count() > 1
+        };
+        if let Some(program) = programs.iter().find(is_twice) {
+            let reason = format!("two programs are named `{}`", program.name());
+            return Err(SessionError::Start { reason });
+        }
+        let policy = Policy::from(config);
+        let weights = Weights::new(first.model().weights(), mesh).with_state(StateLayout::from(config));
+        let declared: Vec<&StepProgram> = programs.iter().collect();
+        let resident = ResidentLayout::new(&weights, &declared)?;
+        let plan = |program| StepPlan::within(program, &weights, &resident, &policy).map(Arc::new);
+        Ok(Self {
+            prologue: Arc::new(StepPlan::prologue(&weights, &resident, &policy)?),
+            programs: declared.into_iter().map(plan).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// An exchange with room for everything a step of any program stages.
+    pub(super) fn exchange(&self) -> Exchange {
+        let is_staged = |role| matches!(role, Role::Input | Role::Output);
+        let staged = |plan: &Arc<StepPlan>| {
+            let buffers = plan.buffers.iter();
+            buffers
+                .map(|spec| if is_staged(spec.role) { vec![0; spec.bytes()] } else { Vec::new() })
+                .collect()
+        };
+        let longest = self.programs.iter().map(|plan| plan.tasks.len()).max().unwrap_or(0);
+        Exchange {
+            staged: self.programs.iter().map(staged).collect(),
+            intervals: Vec::with_capacity(longest),
+            ..Exchange::default()
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! What every backend must do, as bodies without a device. A test program names its device in `crate::device`:
+//! `Device`, `DeviceOptions` and `on_every_rank`.
+
+/// Lists the bodies of a file, for programs with a runner of their own, and makes each a test for the others.
+macro_rules! bodies {
+    ($($name:ident),* $(,)?) => {
+        #[allow(dead_code, reason = "read by programs with a runner of their own")]
+        pub(crate) const ALL: &[(&str, fn())] = &[$((stringify!($name), $name)),*];
+
+        #[cfg(test)]
+        mod tests {
+            $(#[test]
+            fn $name() {
+                super::$name();
+            })*
+        }
+    };
+}
+
+pub(crate) mod collectives;
+pub(crate) mod harness;
+pub(crate) mod ops;
+pub(crate) mod replay;

@@ -1,0 +1,72 @@
+//! A recorded step is the step: EX-1.
+
+use warpweft::format::Format;
+use warpweft::id::{CallId, SlotId};
+use warpweft::layout::Content;
+use warpweft::op::Op;
+
+use super::harness::{COMPUTE, LINK, Plan, QUANTIZE, ROWWISE, W, noise, run, sharded};
+
+/// Gather, a copy for a backward, reduce, accumulate: three lanes and their fences.
+fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
+    let mut plan = Plan::new(ranks, &[sharded(6, 5, Format::F32)]);
+    let shard = plan.resident("shard", Content::Shard(W, ROWWISE));
+    let main_grad = plan.resident("main grad", Content::MainGrad(W));
+    let fault = plan.resident("fault", Content::FaultWord);
+    let gathered = plan.transient("gathered", Content::Gathered(W, ROWWISE));
+    let gradient = plan.transient("gradient", Content::Gathered(W, ROWWISE));
+    let reduced = plan.transient("reduced", Content::ReducedGradient(W, CallId::new(0)));
+    plan.op(COMPUTE, Op::ClearFault { fault });
+    plan.op(LINK, Op::AllGather { weight: W, orientation: ROWWISE, from: shard, to: gathered });
+    plan.fence(LINK, COMPUTE);
+    plan.op(COMPUTE, Op::Copy { from: gathered, to: gradient });
+    plan.op(COMPUTE, Op::ZeroPadding { weight: W, gradient });
+    plan.fence(COMPUTE, LINK);
+    plan.op(LINK, Op::ReduceScatter { weight: W, from: gradient, to: reduced });
+    plan.fence(LINK, QUANTIZE);
+    plan.op(QUANTIZE, Op::Accumulate { weight: W, from: reduced, into: main_grad, first: false });
+    (plan, shard, main_grad)
+}
+
+fn a_replayed_step_gives_the_bits_of_an_eager_one_without_closures() {
+    for ranks in 1..=4 {
+        let results = |recorded: bool| {
+            let (plan, shard, main_grad) = pipeline(ranks);
+            run(plan, move |rank| {
+                let elements = rank.plan.region(shard).bytes / 4;
+                let graph = recorded.then(|| rank.record_graph().unwrap());
+                let untouched = rank.get::<f32>(main_grad);
+                assert!(untouched.iter().all(|value| *value == 0.0), "recording runs nothing");
+                for step in 0..5 {
+                    rank.put(shard, &noise(elements, step * 10 + rank.number() as u32));
+                    match &graph {
+                        Some(graph) => rank.replay(graph).unwrap(),
+                        None => rank.step().unwrap(),
+                    }
+                }
+                rank.get::<f32>(main_grad)
+            })
+        };
+        let eager = results(false);
+        assert!(eager.concat().iter().any(|value| *value != 0.0));
+        assert_eq!(eager, results(true));
+    }
+}
+
+fn eager_steps_and_replays_of_one_plan_may_alternate() {
+    let (plan, shard, main_grad) = pipeline(2);
+    run(plan, move |rank| {
+        rank.put(shard, &[2.0_f32; 15]);
+        rank.step().unwrap();
+        let graph = rank.record_graph().unwrap();
+        rank.replay(&graph).unwrap();
+        rank.step().unwrap();
+        rank.replay(&graph).unwrap();
+        assert_eq!(rank.get::<f32>(main_grad), [8.0; 15]);
+    });
+}
+
+bodies! {
+    a_replayed_step_gives_the_bits_of_an_eager_one_without_closures,
+    eager_steps_and_replays_of_one_plan_may_alternate,
+}

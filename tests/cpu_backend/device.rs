@@ -1,0 +1,49 @@
+//! The CPU as a device.
+
+use std::sync::Arc;
+
+use warpweft::backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
+use warpweft::compute::{ComputeContext, ComputeError, ComputeFactory};
+use warpweft::id::RankId;
+use warpweft::model::Call;
+
+use crate::bodies::harness::{Plan, within_limit};
+
+pub(crate) type Device = CpuBackend;
+pub(crate) type DeviceOptions = CpuOptions;
+
+/// Runs `work` on every rank of a world of its own, each on its thread.
+pub(crate) fn on_every_rank<R, F>(plan: Plan, options: CpuOptions, work: F) -> Vec<R>
+where
+    R: Send + 'static,
+    F: Fn(CpuBackend, Arc<Plan>) -> R + Send + Sync + 'static,
+{
+    within_limit(move || {
+        let world = CpuWorld::new(plan.weights.mesh, options).unwrap();
+        let plan = Arc::new(plan);
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = plan
+                .weights
+                .mesh
+                .iter()
+                .map(|rank| {
+                    let backend = world.backend(rank).unwrap();
+                    let (plan, work) = (Arc::clone(&plan), &work);
+                    scope.spawn(move || work(backend, plan))
+                })
+                .collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    })
+}
+
+/// A closure for every call of every rank.
+pub(crate) fn closures<F>(run: F) -> Option<ComputeFactory<CpuSurface>>
+where
+    F: Fn(&Call, &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> + Send + Sync + Clone + 'static,
+{
+    Some(Arc::new(move |_: RankId| {
+        let run = run.clone();
+        Box::new(move |call: &Call, context: &ComputeContext<'_, CpuSurface>| run(call, context))
+    }))
+}

@@ -1,0 +1,59 @@
+//! GPUs as devices. Ranks beyond the number of GPUs share them, where the transport allows it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use warpweft::backend::cuda::{CudaBackend, CudaFailure, CudaOptions, CudaWorld, DeviceOrdinal, Transport};
+
+use crate::bodies::harness::{Plan, within_limit};
+
+pub(crate) type Device = CudaBackend;
+
+/// Nothing to choose: the transport is the run's.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct DeviceOptions;
+
+static NCCL: AtomicBool = AtomicBool::new(false);
+
+/// Can a world be made here?
+pub(crate) fn ready() -> Result<(), CudaFailure> {
+    let first = DeviceOrdinal::all()?.into_iter().take(1).collect();
+    CudaWorld::new(CudaOptions::new(first)).map(drop)
+}
+
+/// NCCL takes one rank per GPU.
+pub(crate) fn transports() -> Vec<Transport> {
+    let several = DeviceOrdinal::all().is_ok_and(|all| all.len() >= 4);
+    if several { vec![Transport::Peer, Transport::Nccl] } else { vec![Transport::Peer] }
+}
+
+pub(crate) fn choose(transport: Transport) {
+    NCCL.store(transport == Transport::Nccl, Ordering::SeqCst);
+}
+
+/// Runs `work` on every rank of a world of its own, each on its thread.
+pub(crate) fn on_every_rank<R, F>(plan: Plan, _: DeviceOptions, work: F) -> Vec<R>
+where
+    R: Send + 'static,
+    F: Fn(CudaBackend, Arc<Plan>) -> R + Send + Sync + 'static,
+{
+    within_limit(move || {
+        let gpus = DeviceOrdinal::all().unwrap();
+        let devices = (0..plan.weights.mesh.ranks() as usize).map(|rank| gpus[rank % gpus.len()]).collect();
+        let transport = if NCCL.load(Ordering::SeqCst) { Transport::Nccl } else { Transport::Peer };
+        let options = CudaOptions { transport: Some(transport), timeline: true, ..CudaOptions::new(devices) };
+        let world = CudaWorld::new(options).unwrap();
+        let plan = Arc::new(plan);
+        let backends = world.backends().unwrap();
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = backends
+                .into_iter()
+                .map(|backend| {
+                    let (plan, work) = (Arc::clone(&plan), &work);
+                    scope.spawn(move || work(backend, plan))
+                })
+                .collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    })
+}

@@ -1,0 +1,45 @@
+//! The CUDA backend, driven by hand through the `Backend` trait: the bodies that hold for every backend, once with peer
+//! pulls and once with NCCL.
+//!
+//! A program with a runner of its own, so that a machine without a GPU says that everything is skipped. Arguments choose
+//! bodies by part of their name.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
+
+#[path = "../backend_bodies/mod.rs"]
+#[macro_use]
+mod bodies;
+mod device;
+
+use std::panic::catch_unwind;
+
+fn main() {
+    let wanted: Vec<String> =
+        std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let all = [bodies::collectives::ALL, bodies::ops::ALL, bodies::replay::ALL].concat();
+    let chosen: Vec<_> = all
+        .into_iter()
+        .filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|part| name.contains(part.as_str())))
+        .collect();
+    if let Err(reason) = device::ready() {
+        println!("skipped: {} bodies of the CUDA backend, because {reason}", chosen.len());
+        return;
+    }
+    let mut failed = Vec::new();
+    for transport in device::transports() {
+        device::choose(transport);
+        for (name, body) in &chosen {
+            println!("{transport:?}: {name} ...");
+            if catch_unwind(body).is_err() {
+                failed.push(format!("{transport:?}: {name}"));
+            }
+        }
+    }
+    println!("{} bodies, {} failed", chosen.len(), failed.len());
+    for name in &failed {
+        println!("FAILED {name}");
+    }
+    if !failed.is_empty() {
+        std::process::exit(1);
+    }
+}

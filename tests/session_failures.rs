@@ -1,0 +1,281 @@
+//! Sessions in which something fails: the cause is told, and nobody hangs.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod meddler;
+mod trainer;
+
+use meddler::{Moment, Switch, backends, failing_at};
+use trainer::{Mischief, Trainer, feed, losses, within_a_minute};
+use warpweft::backend::BackendError;
+use warpweft::config::{Capture, Config, Reduce};
+use warpweft::exec::ExecError;
+use warpweft::format::Format;
+use warpweft::id::RankId;
+use warpweft::session::{Outcome, Session, SessionError};
+
+fn trainer() -> Trainer {
+    Trainer::new(2, Format::NVFP4_2D)
+}
+
+/// Polls a step of `program` once and drops it.
+async fn drop_a_step(session: &mut Session, program: &str) {
+    let polled = std::future::poll_fn(|context| {
+        let mut step = std::pin::pin!(session.step(program));
+        assert!(step.as_mut().poll(context).is_pending());
+        std::task::Poll::Ready(())
+    });
+    polled.await;
+}
+
+#[test]
+fn a_command_that_fails_on_one_rank_does_not_hang_the_others_nor_the_drop_of_the_session() {
+    within_a_minute(async {
+        for victim in [0, 1, 2] {
+            for (moment, stepped) in [(Moment::Download, 0), (Moment::Upload, 1), (Moment::Enqueue, 1)] {
+                let switch = Switch::default();
+                let ranks = failing_at(moment, RankId::new(victim), 3, &switch);
+                let builder = trainer().builder(Config::default(), &Mischief::default());
+                let mut session = builder.start(ranks).await.unwrap();
+                losses(&mut session, 3, 0..stepped).await;
+                switch.on();
+                let error = match moment {
+                    Moment::Download => session.export().await.unwrap_err(),
+                    _ => session.step("train").await.unwrap_err(),
+                };
+                assert!(matches!(&error, SessionError::Poisoned { .. }), "{error}");
+                let said = error.to_string();
+                assert!(
+                    said.contains(&format!("rank {victim}")) && said.contains("the cable is out"),
+                    "{said}"
+                );
+                drop(session);
+            }
+        }
+    });
+}
+
+/// The others wait in a collective for the rank that failed while the session is dropped.
+#[test]
+fn a_session_that_is_dropped_in_the_middle_of_a_failing_step_ends() {
+    within_a_minute(async {
+        for victim in [0, 2] {
+            let switch = Switch::default();
+            let ranks = failing_at(Moment::Enqueue, RankId::new(victim), 3, &switch);
+            let builder = trainer().builder(Config::default(), &Mischief::default());
+            let mut session = builder.start(ranks).await.unwrap();
+            feed(&mut session, "train", 3, 0);
+            switch.on();
+            drop_a_step(&mut session, "train").await;
+            drop(session);
+        }
+    });
+}
+
+#[test]
+fn a_session_that_is_dropped_in_the_middle_of_a_step_ends() {
+    within_a_minute(async {
+        let mut session = trainer().start(Config::default(), 4).await.unwrap();
+        feed(&mut session, "train", 4, 0);
+        drop_a_step(&mut session, "train").await;
+        drop(session);
+    });
+}
+
+#[test]
+fn too_few_too_many_or_mixed_backends_are_refused() {
+    within_a_minute(async {
+        let mut mixed = backends(2);
+        mixed.truncate(1);
+        mixed.extend(backends(3).into_iter().nth(1));
+        let mut swapped = backends(2);
+        swapped.reverse();
+        let mut many = backends(2);
+        many.extend(backends(3).into_iter().nth(2));
+        let cases = [
+            (backends(3).into_iter().take(2).collect(), "3 ranks and 2 backends"),
+            (many, "backend 2 speaks for rank 2 of 3"),
+            (mixed, "backend 1 speaks for rank 1 of 3"),
+            (swapped, "backend 0 speaks for rank 1 of 2"),
+        ];
+        for (ranks, expected) in cases {
+            let builder = trainer().builder(Config::default(), &Mischief::default());
+            let error = builder.start::<_>(ranks).await.unwrap_err();
+            assert!(matches!(&error, SessionError::Backends { .. }), "{error}");
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_cannot_be_set_up_is_told_with_its_own_words_whoever_replies_first() {
+    within_a_minute(async {
+        for victim in [0, 2] {
+            let switch = Switch::default();
+            switch.on();
+            let ranks = failing_at(Moment::Reserve, RankId::new(victim), 3, &switch);
+            let builder = trainer().builder(Config::default(), &Mischief::default());
+            let error = builder.start(ranks).await.unwrap_err();
+            let cause =
+                BackendError::Host { rank: RankId::new(victim), bytes: 0, reason: "the cable is out".into() };
+            assert!(
+                matches!(&error, SessionError::Exec(ExecError::Backend(found)) if *found == cause),
+                "{error:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn an_initializer_that_panics_fails_the_start_with_its_words() {
+    within_a_minute(async {
+        let builder = trainer().builder(Config::default(), &Mischief::default());
+        let builder = builder.initialize(|name, first_row, _, _| {
+            assert!(name != "layer1" || first_row == 0, "no masters for row {first_row}");
+        });
+        let error = builder.start_cpu(2).await.unwrap_err();
+        let SessionError::Exec(ExecError::Panicked { rank, words }) = &error else { panic!("{error:?}") };
+        assert_eq!((*rank, words.as_str()), (RankId::new(1), "no masters for row 48"));
+    });
+}
+
+#[test]
+fn how_a_dropped_step_ended_is_told_by_the_next_report() {
+    within_a_minute(async {
+        let mischief = Mischief::default();
+        let mut session = trainer().builder(Config::default(), &mischief).start_cpu(2).await.unwrap();
+        feed(&mut session, "train", 2, 0);
+        drop_a_step(&mut session, "train").await;
+        mischief_after_settling(&mut session, &mischief, 3).await;
+        drop_a_step(&mut session, "train").await;
+        mischief_after_settling(&mut session, &mischief, 0).await;
+        let report = session.step("train").await.unwrap();
+        assert_eq!(report.step, 2);
+        assert!(
+            matches!(
+                report.unobserved[..],
+                [Outcome::Updated { optimizer_step: 1, .. }, Outcome::Skipped { .. }]
+            ),
+            "{:?}",
+            report.unobserved
+        );
+        let report = session.step("train").await.unwrap();
+        assert!(report.unobserved.is_empty());
+    });
+}
+
+/// Exporting waits for the step under way, so that it is over before the closures change their mind.
+async fn mischief_after_settling(session: &mut Session, mischief: &Mischief, kind: u32) {
+    session.export().await.unwrap();
+    mischief.set(kind);
+}
+
+#[test]
+fn a_closure_error_in_a_dropped_step_is_told_by_the_next_call_once() {
+    within_a_minute(async {
+        let mischief = Mischief::default();
+        let mut session = trainer().builder(Config::default(), &mischief).start_cpu(2).await.unwrap();
+        feed(&mut session, "train", 2, 0);
+        mischief.set(1);
+        drop_a_step(&mut session, "train").await;
+        let error = session.export().await.unwrap_err();
+        let SessionError::DroppedStep(cause) = &error else { panic!("{error}") };
+        assert!(matches!(&**cause, SessionError::Closure { step: 0, panicked: false, .. }), "{cause}");
+        assert!(error.to_string().contains("the dog ate it"), "{error}");
+        mischief.set(0);
+        let report = session.step("train").await.unwrap();
+        assert_eq!(report.step, 1);
+    });
+}
+
+#[test]
+fn a_closure_error_in_a_dropped_step_is_told_by_closing() {
+    within_a_minute(async {
+        let mischief = Mischief::default();
+        let mut session = trainer().builder(Config::default(), &mischief).start_cpu(2).await.unwrap();
+        feed(&mut session, "train", 2, 0);
+        mischief.set(1);
+        drop_a_step(&mut session, "train").await;
+        assert!(matches!(session.close().await, Err(SessionError::DroppedStep(_))));
+    });
+}
+
+#[test]
+fn a_recording_that_fails_on_one_rank_is_told_and_the_losses_stay_the_same() {
+    within_a_minute(async {
+        let mut plain = trainer().start(Config::default(), 2).await.unwrap();
+        let expected = losses(&mut plain, 2, 0..4).await;
+        let switch = Switch::default();
+        switch.on();
+        let ranks = failing_at(Moment::Recorded, RankId::new(1), 2, &switch);
+        let config = Config { capture: Capture::Step, ..Config::default() };
+        let mut session = trainer().builder(config, &Mischief::default()).start(ranks).await.unwrap();
+        for (step, expected) in (0..4).zip(expected) {
+            feed(&mut session, "train", 2, step);
+            let report = session.step("train").await.unwrap();
+            assert_eq!(report.mean_output("loss").unwrap().to_bits(), expected);
+            match report.not_recorded {
+                Some(failure) => {
+                    assert_eq!((step, failure.rank), (1, RankId::new(1)), "the second step is recorded");
+                    assert!(failure.reason.contains("the cable is out"), "{}", failure.reason);
+                }
+                None => assert_ne!(step, 1),
+            }
+        }
+    });
+}
+
+#[test]
+fn a_learning_rate_that_is_none_is_refused_and_the_old_one_stays() {
+    within_a_minute(async {
+        let mut session = trainer().start(Config::default(), 1).await.unwrap();
+        session.set_learning_rate(0.0).unwrap();
+        for given in [-1e-3, f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let error = session.set_learning_rate(given).unwrap_err();
+            assert!(matches!(error, SessionError::LearningRate { .. }), "{error}");
+        }
+        let before = session.export().await.unwrap().weights[0].master.clone();
+        losses(&mut session, 1, 0..1).await;
+        assert_eq!(session.export().await.unwrap().weights[0].master, before);
+    });
+}
+
+#[test]
+fn a_reduction_in_the_order_of_nccl_is_refused_at_the_start() {
+    within_a_minute(async {
+        let config = Config { reduce: Reduce::Nccl, ..Config::default() };
+        let error = trainer().start(config, 1).await.unwrap_err();
+        assert!(matches!(error, SessionError::Unsupported { key: "reduce", .. }), "{error}");
+        assert!(error.to_string().contains("use \"ordered\""), "{error}");
+    });
+}
+
+fn traced(path: &std::path::Path) -> Config {
+    let mut config = Config::default();
+    config.trace.enabled = true;
+    config.trace.path = path.display().to_string();
+    config.trace.first_step = 0;
+    config
+}
+
+#[test]
+fn a_trace_that_cannot_be_written_is_refused_at_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = traced(&folder.path().join("missing").join("trace.json"));
+    within_a_minute(async move {
+        let error = trainer().start(config, 1).await.unwrap_err();
+        assert!(matches!(error, SessionError::Trace { .. }), "{error}");
+    });
+}
+
+#[test]
+fn a_session_that_is_dropped_writes_its_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.json");
+    let config = traced(&path);
+    within_a_minute(async move {
+        let mut session = trainer().start(config, 2).await.unwrap();
+        losses(&mut session, 2, 0..1).await;
+    });
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(text.contains("all-gather layer0"), "it shows the step");
+}
