@@ -2,9 +2,9 @@
 
 use warpweft::backend::cuda::DeviceAddress;
 use warpweft::backend::cuda::kernels::{
-    AccumulateOperand, AdamOperand, AmaxOperand, CastOperand, CombineOperand, DequantizeOperand,
+    AccumulateOperand, AdamOperand, AmaxOperand, CastOperand, CombineOperand, CopyOperand, DequantizeOperand,
     ExpandOperand, KernelLaunch, MasterFragment, MasterState, NormOperand, ScaleOperand, ScaleRows,
-    SwizzleOperand, TransposeOperand,
+    SwizzleOperand, TransposeOperand, ZeroOperand,
 };
 use warpweft::config::{AdamMode, Moments};
 use warpweft::format::{ElementType, Format, Orientation, PlaneSpec, Shape, Via};
@@ -83,6 +83,8 @@ pub(crate) const CASES: &[Case] = &[
     case("sum of 4 ranks, f32", 20.0, &[], |d, s| combine(d, s, ElementType::F32)),
     case("sum of 4 ranks, bf16", 12.0, &[], |d, s| combine(d, s, ElementType::Bf16)),
     case("grad norm", 4.0, &[], norm),
+    case("zero", 4.0, &[], zero),
+    case("copy kernel", 8.0, &[], copy),
     case("adamw", 28.0, &[64, 82, 76, 0], |d, s| adam(d, s, false, Moments::F32)),
     case("adamw, bf16 moments", 20.0, &[], |d, s| adam(d, s, false, Moments::Bf16)),
     case("adamw, split masters", 28.0, &[], |d, s| adam(d, s, true, Moments::F32)),
@@ -292,6 +294,22 @@ fn norm(device: &Device, size: &Size) -> Option<Vec<KernelLaunch>> {
     })?;
     let (fault, record) = (device.take(4)?, device.take(16)?);
     Some(vec![device.kernels.grad_norm(&operands, fault, record).unwrap()])
+}
+
+fn zero(device: &Device, size: &Size) -> Option<Vec<KernelLaunch>> {
+    let operands = operands(size, |shape| {
+        let bytes = shape.elements() * 4;
+        Some(ZeroOperand { to: device.take(bytes)?, bytes })
+    })?;
+    Some(vec![device.kernels.zero(&operands).unwrap()])
+}
+
+fn copy(device: &Device, size: &Size) -> Option<Vec<KernelLaunch>> {
+    let operands = operands(size, |shape| {
+        let bytes = shape.elements() * 4;
+        Some(CopyOperand { from: device.take(bytes)?, to: device.take(bytes)?, bytes })
+    })?;
+    Some(vec![device.kernels.copy(&operands).unwrap()])
 }
 
 fn adam(device: &Device, size: &Size, split: bool, moments: Moments) -> Option<Vec<KernelLaunch>> {

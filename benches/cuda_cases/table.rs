@@ -26,7 +26,7 @@ pub(crate) fn print(device: &str, sizes: &[Size], rows: &[Row<'_>]) {
             match time {
                 None => print!("{:>24}", "no memory"),
                 Some((kernel, copy, _)) => {
-                    print!("{:>11.1} {:>6.1}%{:>5}", kernel, 100.0 * copy / kernel, theirs);
+                    print!("{:>11.1} {:>5.1}%{:>5} ", kernel, 100.0 * copy / kernel, theirs);
                 }
             }
         }

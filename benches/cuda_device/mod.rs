@@ -5,7 +5,7 @@
 use std::cell::Cell;
 
 use cudarc::driver::{result, sys};
-use warpweft::backend::cuda::kernels::{KernelLaunch, Kernels};
+use warpweft::backend::cuda::kernels::{CopyOperand, KernelLaunch, Kernels, NormOperand};
 use warpweft::backend::cuda::{DeviceAddress, KernelCache};
 
 /// More than any L2 cache.
@@ -19,7 +19,8 @@ pub(crate) struct Device {
     base: sys::CUdeviceptr,
     bytes: usize,
     used: Cell<usize>,
-    flush: sys::CUdeviceptr,
+    /// Reads more bytes than the L2 cache holds, so that what is in it afterwards need not be written back.
+    flush: KernelLaunch,
     /// Values of both signs, then positive ones.
     noise: [sys::CUdeviceptr; 2],
     events: [sys::CUevent; 2],
@@ -42,6 +43,11 @@ impl Device {
             let kernels = Kernels::for_current_context(KernelCache::of_user())
                 .map_err(|failure| failure.to_string())?;
             let flush = result::malloc_sync(FLUSH_BYTES).map_err(text)?;
+            result::memset_d8_sync(flush, 1, FLUSH_BYTES).map_err(text)?;
+            let at = |bytes| DeviceAddress::new(flush).plus(bytes);
+            let operand = NormOperand { values: at(0), elements: FLUSH_BYTES / 4 - 64 };
+            let flush = kernels.grad_norm(&[operand], at(FLUSH_BYTES - 256), at(FLUSH_BYTES - 128));
+            let flush = flush.map_err(|failure| failure.to_string())?;
             let noise = [
                 result::malloc_sync(NOISE_BYTES).map_err(text)?,
                 result::malloc_sync(NOISE_BYTES).map_err(text)?,
@@ -118,14 +124,22 @@ impl Device {
         })
     }
 
-    /// Median microseconds of a copy that reads and writes `bytes` bytes together, within the pool.
+    /// Median microseconds of a copy that reads and writes `bytes` bytes together: the driver's, with source and
+    /// target at several distances, or our own kernel's, whichever is fastest.
     pub(crate) fn time_of_copy(&self, bytes: usize, runs: usize) -> f64 {
-        let half = (bytes / 2).min(self.bytes / 2);
-        let target = self.base + (self.bytes / 2) as u64;
-        self.median(runs, || {
-            // SAFETY: two halves of the pool.
-            unsafe { result::memcpy_dtod_async(target, self.base, half, self.stream) }.unwrap();
-        })
+        let half = (bytes / 2).min(self.bytes / 3);
+        let places = [half, half + (5 << 20), self.bytes / 2];
+        let drivers = places.map(|distance| {
+            let target = self.base + distance.next_multiple_of(256) as u64;
+            self.median(runs, || {
+                // SAFETY: two ranges of the pool that do not overlap.
+                unsafe { result::memcpy_dtod_async(target, self.base, half, self.stream) }.unwrap();
+            })
+        });
+        let from = DeviceAddress::new(self.base);
+        let to = from.plus(half.next_multiple_of(256));
+        let own = self.kernels.copy(&[CopyOperand { from, to, bytes: half }]).unwrap();
+        drivers.into_iter().fold(self.time(&[own], runs), f64::min)
     }
 
     fn median(&self, runs: usize, enqueue: impl Fn()) -> f64 {
@@ -133,7 +147,7 @@ impl Device {
             .map(|_| {
                 // SAFETY: stream, events and the flushed memory are ours and live.
                 unsafe {
-                    result::memset_d8_async(self.flush, 1, FLUSH_BYTES, self.stream).unwrap();
+                    self.flush.enqueue(self.stream).unwrap();
                     result::event::record(self.events[0], self.stream).unwrap();
                     enqueue();
                     result::event::record(self.events[1], self.stream).unwrap();

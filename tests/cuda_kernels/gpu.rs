@@ -29,6 +29,7 @@ fn kernels() -> &'static Result<(Kernels, Context), String> {
         let context = Context::open()?;
         context.make_current();
         let kernels = Kernels::for_current_context(KernelCache::of_user());
+        let kernels = kernels.and_then(|kernels| kernels.load_all().map(|()| kernels));
         kernels.map(|kernels| (kernels, context)).map_err(|failure| failure.to_string())
     })
 }

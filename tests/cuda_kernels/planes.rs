@@ -39,7 +39,7 @@ fn parts(gpu: &Gpu, format: Format, orientation: Orientation) -> Vec<Part> {
             _ => noise(planes.get(1).map_or(0, PlaneSpec::bytes), at as u64 + 100),
         };
         let (on_data, on_scale) =
-            (gpu.buffer_at(&data, at % 2 * planes[0].element.bytes()), gpu.buffer(&scale));
+            (gpu.buffer_at(&data, at % 2 * planes[0].element.bytes()), gpu.buffer_at(&scale, at % 3 * 4));
         Part { shape, data, scale, on_data, on_scale }
     };
     shapes(format).into_iter().enumerate().map(part).collect()
@@ -206,7 +206,7 @@ fn swizzled_scales_are_the_cpus_and_padding_is_zero() {
             let outs: Vec<_> = parts
                 .iter()
                 .enumerate()
-                .map(|(at, part)| gpu.buffer_at(&vec![0xEE_u8; part.scale.len()], at % 2))
+                .map(|(at, part)| gpu.buffer_at(&vec![0xEE_u8; part.scale.len()], at % 2 * 16))
                 .collect();
             let operands: Vec<_> = parts
                 .iter()
