@@ -12,7 +12,7 @@ pub use state::StateLayout;
 use serde::Serialize;
 
 use crate::config::AdamMode;
-use crate::format::{ElementType, Format, Orientation, PlaneSpec, Via};
+use crate::format::{ElementType, Format, Orientation, PlaneSpec, Shape, Via};
 use crate::id::{BucketId, BufferId, CallId, CommId, LaneId, RankId, SlotId, WeightId};
 use crate::model::{Call, Mesh, Placement, ShardLayout, WeightSpec};
 use crate::op::Op;
@@ -20,6 +20,18 @@ use crate::op::Op;
 /// Every slot and every plane inside a slot begins at a multiple of this many bytes: enough for
 /// vector loads, copy engines and tensor-core descriptors.
 pub const ALIGNMENT: usize = 256;
+
+/// The most bytes an arena can have: pointers inside of one allocation are no further apart.
+pub const MAX_ARENA: usize = isize::MAX as usize;
+
+/// What `bytes` bytes take in the arena: rounded up to [`ALIGNMENT`]. Saturates.
+#[must_use]
+pub const fn aligned(bytes: usize) -> usize {
+    match bytes.checked_next_multiple_of(ALIGNMENT) {
+        Some(aligned) => aligned,
+        None => usize::MAX,
+    }
+}
 
 /// A range of bytes, counted from the start of a rank's arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -332,14 +344,14 @@ impl PlaneRegions {
     pub fn within(region: Region, planes: &[PlaneSpec]) -> Self {
         let size = |position: usize| planes.get(position).map_or(0, PlaneSpec::bytes);
         let data = Region { offset: region.offset, bytes: size(0) };
-        let scale = Region { offset: region.offset + size(0).next_multiple_of(ALIGNMENT), bytes: size(1) };
+        let scale = Region { offset: region.offset.saturating_add(aligned(size(0))), bytes: size(1) };
         Self { data, scale }
     }
 
-    /// Bytes that `planes` take inside a slot.
+    /// Bytes that `planes` take inside a slot. Saturates.
     #[must_use]
     pub fn bytes(planes: &[PlaneSpec]) -> usize {
-        planes.iter().map(|plane| plane.bytes().next_multiple_of(ALIGNMENT)).sum()
+        planes.iter().fold(0, |sum, plane| sum.saturating_add(aligned(plane.bytes())))
     }
 }
 
@@ -370,28 +382,31 @@ impl WeightLayout {
         self.format == Format::F32
     }
 
-    /// f32 elements of the rank's stored rows.
+    /// f32 elements of the rank's stored rows. Saturates.
     #[must_use]
     pub fn stored_elements(&self) -> usize {
-        self.shard.rows_per_rank * self.shard.shape.cols
+        self.shard.stored().elements()
     }
 }
 
 impl Content {
-    /// Size of a slot with this content, for the weights and buffers given.
+    /// Size of a slot with this content, for the weights and buffers given. Saturates; planning
+    /// refuses slots for which it would.
     #[must_use]
     pub fn bytes(self, weights: &Weights, buffer_bytes: impl Fn(BufferId) -> usize) -> usize {
-        let f32_bytes = ElementType::F32.bytes();
         let layout = |weight: WeightId| weights.layout(weight);
+        let f32s = |elements: usize| elements.saturating_mul(ElementType::F32.bytes());
+        let stored = |weight, bytes| layout(weight).stored_elements().saturating_mul(bytes);
+        let blocks = |bucket, count: fn(Format, Orientation, Shape) -> usize| {
+            f32s(weights.block_sizes(bucket, count).fold(0, usize::saturating_add))
+        };
         match self {
-            Self::ExpAvg(weight) | Self::ExpAvgSq(weight) => {
-                layout(weight).stored_elements() * weights.state.moment_bytes()
-            }
-            Self::MasterRemainder(weight) => layout(weight).stored_elements() * size_of::<i16>(),
+            Self::ExpAvg(weight) | Self::ExpAvgSq(weight) => stored(weight, weights.state.moment_bytes()),
+            Self::MasterRemainder(weight) => stored(weight, size_of::<i16>()),
             Self::Master(weight)
             | Self::MainGrad(weight)
             | Self::LocalGrad(weight)
-            | Self::ReducedGradient(weight, _) => layout(weight).stored_elements() * f32_bytes,
+            | Self::ReducedGradient(weight, _) => f32s(layout(weight).stored_elements()),
             Self::Shard(weight, orientation) => {
                 PlaneRegions::bytes(&layout(weight).shard_planes(orientation))
             }
@@ -399,25 +414,19 @@ impl Content {
                 PlaneRegions::bytes(&layout(weight).gathered_planes(orientation))
             }
             Self::Transposed(weight) => PlaneRegions::bytes(&layout(weight).transposed_planes()),
-            Self::Dense(weight, _) => {
-                layout(weight).shard.shape.rows * layout(weight).shard.shape.cols * f32_bytes
-            }
-            Self::Gradient(weight, _) => {
-                layout(weight).shard.padded_rows() * layout(weight).shard.shape.cols * f32_bytes
-            }
+            Self::Dense(weight, _) => f32s(layout(weight).shard.shape.elements()),
+            Self::Gradient(weight, _) => f32s(layout(weight).shard.padded().elements()),
             Self::TensorScale(bucket) | Self::LocalAmax(bucket) | Self::ReducedAmax(bucket) => {
-                weights.bucket(bucket).weights.len() * f32_bytes
+                f32s(weights.bucket(bucket).weights.len())
             }
-            Self::BlockAmax(bucket) => {
-                weights.block_sizes(bucket, Format::amax_blocks).sum::<usize>() * f32_bytes
-            }
-            Self::Encode(bucket) => {
-                weights.block_sizes(bucket, Format::encode_blocks).sum::<usize>() * f32_bytes
-            }
-            Self::OptimizerStep | Self::FaultWord | Self::LearningRate | Self::LossScale => f32_bytes,
+            Self::BlockAmax(bucket) => blocks(bucket, Format::amax_blocks),
+            Self::Encode(bucket) => blocks(bucket, Format::encode_blocks),
+            Self::OptimizerStep | Self::FaultWord | Self::LearningRate | Self::LossScale => f32s(1),
             Self::Buffer(buffer) | Self::Staging(buffer) => buffer_bytes(buffer),
             Self::NormRecord => size_of::<crate::op::NormRecord>(),
-            Self::NormRecords => size_of::<crate::op::NormRecord>() * weights.mesh.ranks() as usize,
+            Self::NormRecords => {
+                size_of::<crate::op::NormRecord>().saturating_mul(weights.mesh.ranks() as usize)
+            }
             Self::Vote => size_of::<crate::op::Vote>(),
         }
     }
@@ -429,7 +438,7 @@ impl Weights {
     pub fn block_sizes(
         &self,
         bucket: BucketId,
-        count: fn(Format, Orientation, crate::format::Shape) -> usize,
+        count: fn(Format, Orientation, Shape) -> usize,
     ) -> impl Iterator<Item = usize> {
         self.bucket(bucket).weights.iter().flat_map(move |weight| {
             let layout = self.layout(*weight);

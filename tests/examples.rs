@@ -49,14 +49,28 @@ fn the_main_job_trains_traces_and_explains_itself() {
     let folder = tempfile::tempdir().unwrap();
     let (trace, out) = (folder.path().join("trace.json"), folder.path().join("out"));
     let (trace, out) = (trace.to_str().unwrap(), out.to_str().unwrap());
-    let flags = ["--ranks", "2", "--steps", "4", "--check", "--capture", "--trace", trace, "--out", out];
+    let flags = [
+        "--device",
+        "cpu",
+        "--ranks",
+        "2",
+        "--steps",
+        "4",
+        "--check",
+        "--capture",
+        "--trace",
+        trace,
+        "--out",
+        out,
+    ];
     says("train", &flags, "held-out text");
     let recorded = warpweft::trace::read_trace(std::fs::File::open(trace).unwrap()).unwrap();
     assert!(recorded.timeline.slices.iter().any(|slice| slice.category == "all-gather"));
     assert!(!recorded.host.is_empty(), "host spans are in the same file");
     assert!(std::fs::read_to_string(format!("{out}/loss.svg")).unwrap().contains("unigram entropy"));
     says("train", &["--help"], "--depth");
-    says("train", &["--plan", "--format", "mxfp8"], "partial cast");
+    says("train", &["--help"], "--devices");
+    says("train", &["--plan", "--format", "mxfp8", "--device", "cpu"], "partial cast");
 }
 
 #[test]
@@ -69,5 +83,20 @@ fn the_main_job_refuses_what_it_cannot_do_with_one_clear_line() {
     assert!(refusal(&["--format", "nvfp4_1d"]).contains("activations"));
     assert!(refusal(&["--format", "fp7"]).contains("nvfp4_2d"));
     assert!(refusal(&["--config", "/nowhere/at/all.toml"]).contains("/nowhere/at/all.toml"));
-    assert!(refusal(&["--ranks", "0"]).contains("at least one rank"));
+    assert!(refusal(&["--ranks", "0", "--device", "cpu"]).contains("at least one rank"));
+    assert!(refusal(&["--device", "cpu", "--devices", "0"]).contains("leave one of them out"));
+    assert!(refusal(&["--devices", "0", "--ranks", "1"]).contains("--ranks"));
+    let said = refusal(&["--device", "cuda", "--devices", "4000"]);
+    let missing = ["libcuda", "libnvrtc", "libcublas", "cuInit", "feature `cuda`"];
+    let names_the_cause = missing.iter().any(|name| said.contains(name)) || said.contains("GPU 4000");
+    assert!(names_the_cause, "{said}");
+    assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+}
+
+/// Without a GPU, `auto` trains on the CPU and says why; with some, it says which it takes.
+#[test]
+fn the_main_job_says_where_it_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = run("train", &["--steps", "2", "--out", folder.path().to_str().unwrap()]);
+    assert!(text.contains("on the CPU, because ") || text.contains("ranks on GPU 0"), "{text}");
 }

@@ -105,6 +105,25 @@ fn equal_inputs_give_equal_plans_and_fingerprints() {
     assert_ne!(one.fingerprint(), deeper.fingerprint());
 }
 
+/// PL-1. The test runs itself in a second process, which prints what it finds.
+#[test]
+fn two_processes_agree_on_the_fingerprint_of_a_plan() {
+    const CHILD: &str = "PRINT_THE_FINGERPRINT";
+    let plan = StepPlan::build(&chain(3, Format::NVFP4_2D), &policy(2), Mesh::new(4).unwrap()).unwrap();
+    let fingerprint = format!("fingerprint {:016x}", plan.fingerprint());
+    if std::env::var_os(CHILD).is_some() {
+        println!("\n{fingerprint}");
+        return;
+    }
+    let other = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "two_processes_agree_on_the_fingerprint_of_a_plan", "--nocapture"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8(other.stdout).unwrap();
+    assert!(said.contains(&fingerprint), "{said}");
+}
+
 /// PL-1: ranks that would update differently do not start.
 #[test]
 fn every_constant_of_the_optimizer_is_part_of_the_fingerprint() {

@@ -4,13 +4,17 @@
 mod meddler;
 mod trainer;
 
-use meddler::{Moment, Switch, backends, failing_at};
+use meddler::{Moment, Switch, backends, failing_at, failing_at_any};
 use trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 use warpweft::backend::BackendError;
+use warpweft::backend::cpu::CpuSurface;
+use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config, Reduce};
 use warpweft::exec::ExecError;
-use warpweft::format::Format;
+use warpweft::format::{ElementType, Format};
 use warpweft::id::RankId;
+use warpweft::layout::MAX_ARENA;
+use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::session::{Outcome, Session, SessionError};
 
 fn trainer() -> Trainer {
@@ -68,6 +72,26 @@ fn a_session_that_is_dropped_in_the_middle_of_a_failing_step_ends() {
             drop_a_step(&mut session, "train").await;
             drop(session);
         }
+    });
+}
+
+/// Rank 0 waits in a collective of the prologue for rank 1, which failed without a word to its peers and
+/// waits for orders: all ranks must be told to close before any is waited for.
+#[test]
+fn a_session_ends_even_if_the_rank_the_others_wait_for_could_not_warn_them() {
+    within_a_minute(async {
+        let switch = Switch::default();
+        let ranks = failing_at_any(&[Moment::Enqueue, Moment::Abort], RankId::new(1), 2, &switch);
+        let builder = trainer().builder(Config::default(), &Mischief::default());
+        let mut session = builder.start(ranks).await.unwrap();
+        switch.on();
+        let polled = std::future::poll_fn(|context| {
+            let mut export = std::pin::pin!(session.export());
+            assert!(export.as_mut().poll(context).is_pending());
+            std::task::Poll::Ready(())
+        });
+        polled.await;
+        drop(session);
     });
 }
 
@@ -246,6 +270,20 @@ fn a_reduction_in_the_order_of_nccl_is_refused_at_the_start() {
         let error = trainer().start(config, 1).await.unwrap_err();
         assert!(matches!(error, SessionError::Unsupported { key: "reduce", .. }), "{error}");
         assert!(error.to_string().contains("use \"ordered\""), "{error}");
+    });
+}
+
+#[test]
+fn an_output_larger_than_the_host_is_an_error_and_not_the_end_of_the_process() {
+    within_a_minute(async {
+        let mut program = StepProgram::builder("evaluate", &Model::builder().build());
+        let huge = program.output("huge", MAX_ARENA / 16, ElementType::F32).unwrap();
+        program.call("fill", Phase::Forward).writes(huge).add().unwrap();
+        let nothing =
+            |_: RankId| |_: &Call, _: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> { Ok(()) };
+        let builder = Session::builder(Config::default(), nothing);
+        let error = builder.program(program.build_evaluation().unwrap()).start_cpu(1).await.unwrap_err();
+        assert!(matches!(&error, SessionError::HostMemory { buffer, .. } if buffer == "huge"), "{error}");
     });
 }
 

@@ -1,4 +1,4 @@
-//! The mathematics of the main job: every backward against finite differences, and its text and schedule.
+//! The mathematics of the main job: every backward against finite differences, its text, and where its ranks run.
 //!
 //! The tests stand beside the code in `examples/train`; cargo does not run tests of examples that it
 //! also builds to be run, so they are gathered here.
@@ -23,5 +23,7 @@ mod mlp;
 mod model;
 #[path = "../examples/train/ops.rs"]
 mod ops;
+#[path = "../examples/train/placement.rs"]
+mod placement;
 #[path = "../examples/train/product.rs"]
 mod product;

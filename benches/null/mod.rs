@@ -5,6 +5,7 @@ use std::time::Instant;
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::backend::{Backend, BackendError, ClosureFault, TaskInterval};
 use warpweft::compute::ComputeFactory;
+use warpweft::config::Reduce;
 use warpweft::id::{EventId, LaneId, RankId, TaskId};
 use warpweft::layout::{Binding, Lane, Region};
 use warpweft::model::Mesh;
@@ -29,6 +30,10 @@ impl Backend for Null {
 
     fn mesh(&self) -> Mesh {
         self.mesh
+    }
+
+    fn reduce(&self) -> Reduce {
+        Reduce::Ordered
     }
 
     fn describe(&self) -> String {

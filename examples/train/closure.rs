@@ -1,158 +1,275 @@
-//! The closure of one rank: looks a call up and runs its mathematics on the slices it declared.
+//! The closure of one rank: looks a call up and hands the operands it declared to the rank's arithmetic.
 //!
-//! Law: nothing here outlives a call but scratch, and no call reads what another left there. What the
-//! rank computes follows from the declared buffers and weights alone.
+//! Law: nothing here outlives a call, and nothing here knows what a slice is: the same closure serves every
+//! [`Surface`] that somebody wrote the [`Arithmetic`] for. What the rank computes follows from the declared buffers
+//! and weights alone.
 
-use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{Compute, ComputeContext, ComputeError, Surface};
 use warpweft::format::Orientation;
 use warpweft::model::Call;
 
-use crate::model::{Config, Scratch};
 use crate::program::{Declared, Part};
-use crate::{attention, embedding, head, mlp};
+use crate::{attention, head, mlp};
 
-type Context<'a> = ComputeContext<'a, CpuSurface>;
-type Dense<'a> = <CpuSurface as Surface>::Read<'a, f32>;
+/// Memory to read.
+type Read<'a, S, T> = <S as Surface>::Read<'a, T>;
+/// Memory to write.
+type Write<'a, S, T> = <S as Surface>::Write<'a, T>;
+
+/// The mathematics of the calls on one kind of memory. Shapes are those of `attention`, `mlp`, `head` and `embedding`;
+/// scratch is the implementation's own, and no call reads what another left there.
+pub(crate) trait Arithmetic<S: Surface + 'static> {
+    /// Comes before each of the others, with what the backend hands to closures beside memory.
+    fn begin(&mut self, handles: &S::Handles) -> Result<(), ComputeError>;
+
+    /// `x = table[tokens]`.
+    fn embed(
+        &mut self,
+        tokens: Read<'_, S, u8>,
+        table: Read<'_, S, f32>,
+        x: Write<'_, S, f32>,
+    ) -> Result<(), ComputeError>;
+
+    /// The embedding's contribution to the table's gradient.
+    fn embed_backward(
+        &mut self,
+        tokens: Read<'_, S, u8>,
+        residual: Read<'_, S, f32>,
+        table: Write<'_, S, f32>,
+    ) -> Result<(), ComputeError>;
+
+    /// `y = x + attention(norm(x))`.
+    fn attention(
+        &mut self,
+        x: Read<'_, S, f32>,
+        weights: attention::Weights<Read<'_, S, f32>>,
+        keep: attention::Kept<Write<'_, S, f32>>,
+        y: Write<'_, S, f32>,
+    ) -> Result<(), ComputeError>;
+
+    /// Its backward; `residual` goes from the gradient of `y` to that of `x`, matrices come transposed.
+    fn attention_backward(
+        &mut self,
+        x: Read<'_, S, f32>,
+        weights: attention::Weights<Read<'_, S, f32>>,
+        kept: attention::Kept<Read<'_, S, f32>>,
+        gradients: attention::Weights<Write<'_, S, f32>>,
+        residual: Write<'_, S, f32>,
+    ) -> Result<(), ComputeError>;
+
+    /// `y = x + mlp(norm(x))`.
+    fn mlp(
+        &mut self,
+        x: Read<'_, S, f32>,
+        weights: mlp::Weights<Read<'_, S, f32>>,
+        hidden: Write<'_, S, f32>,
+        y: Write<'_, S, f32>,
+    ) -> Result<(), ComputeError>;
+
+    /// Its backward, as that of attention.
+    fn mlp_backward(
+        &mut self,
+        x: Read<'_, S, f32>,
+        weights: mlp::Weights<Read<'_, S, f32>>,
+        hidden: Read<'_, S, f32>,
+        gradients: mlp::Weights<Write<'_, S, f32>>,
+        residual: Write<'_, S, f32>,
+    ) -> Result<(), ComputeError>;
+
+    /// Writes the mean loss, and with `backward` the gradients too.
+    fn head(
+        &mut self,
+        x: Read<'_, S, f32>,
+        weights: head::Weights<Read<'_, S, f32>>,
+        targets: Read<'_, S, u8>,
+        loss: Write<'_, S, f32>,
+        backward: Option<HeadBackward<Write<'_, S, f32>>>,
+    ) -> Result<(), ComputeError>;
+}
+
+/// What the head writes in a training step, beside the loss.
+pub(crate) struct HeadBackward<T> {
+    /// Gradients of its weights.
+    pub(crate) gradients: head::Weights<T>,
+    /// The gradient of `x`.
+    pub(crate) residual: T,
+}
 
 /// One rank's transformer.
-pub(crate) struct Transformer {
-    config: Config,
+pub(crate) struct Transformer<A> {
     declared: Declared,
-    scratch: Scratch,
+    arithmetic: A,
 }
 
-impl Transformer {
-    /// A transformer with scratch of its own.
-    pub(crate) fn new(config: &Config, declared: &Declared) -> Self {
-        Self { config: config.clone(), declared: declared.clone(), scratch: Scratch::new(config) }
+impl<A> Transformer<A> {
+    /// A transformer that computes with `arithmetic`.
+    pub(crate) fn new(declared: &Declared, arithmetic: A) -> Self {
+        Self { declared: declared.clone(), arithmetic }
+    }
+}
+
+/// A call's operands by name.
+struct Operands<'c, 'a, S: Surface> {
+    declared: &'c Declared,
+    context: &'c ComputeContext<'a, S>,
+}
+
+impl<'a, S: Surface + 'static> Operands<'_, 'a, S> {
+    fn dense(&self, name: &str, way: Orientation) -> Result<Read<'a, S, f32>, ComputeError> {
+        self.context.dense(self.declared.weight(name), way)
     }
 
-    fn dense<'a>(
-        &self,
-        context: &Context<'a>,
-        name: &str,
-        way: Orientation,
-    ) -> Result<Dense<'a>, ComputeError> {
-        context.dense(self.declared.weight(name), way)
+    fn gradient(&self, name: &str) -> Result<Write<'a, S, f32>, ComputeError> {
+        self.context.gradient(self.declared.weight(name))
     }
 
-    fn read<'a>(&self, context: &Context<'a>, name: &str) -> Result<Dense<'a>, ComputeError> {
-        context.read(self.declared.buffer(name))
+    fn read(&self, name: &str) -> Result<Read<'a, S, f32>, ComputeError> {
+        self.context.read(self.declared.buffer(name))
     }
 
-    fn attention(&mut self, layer: usize, context: &Context<'_>) -> Result<(), ComputeError> {
+    fn write(&self, name: &str) -> Result<Write<'a, S, f32>, ComputeError> {
+        self.context.write(self.declared.buffer(name))
+    }
+
+    /// `tokens` or `targets`.
+    fn bytes(&self, name: &str) -> Result<Read<'a, S, u8>, ComputeError> {
+        self.context.read(self.declared.buffer(name))
+    }
+}
+
+impl<A> Transformer<A> {
+    fn attention<S>(&mut self, layer: usize, context: &ComputeContext<'_, S>) -> Result<(), ComputeError>
+    where
+        S: Surface + 'static,
+        A: Arithmetic<S>,
+    {
+        let operands = Operands { declared: &self.declared, context };
         let name = |part: &str| format!("blocks.{layer}.attention.{part}");
-        let write = |name: &str| context.write::<f32>(self.declared.buffer(name));
-        let [gain, qkv, output] =
-            ["gain", "qkv", "output"].map(|part| self.dense(context, &name(part), Orientation::Rowwise));
-        let (gain, qkv, output) = (gain?, qkv?, output?);
-        let x = self.read(context, &format!("residual.{}", 2 * layer))?;
-        let mut y = write(&format!("residual.{}", 2 * layer + 1))?;
-        let (mut rotated, mut logsumexp, mut mixed) =
-            (write(&name("rotated"))?, write(&name("logsumexp"))?, write(&name("mixed"))?);
-        let weights = attention::Weights { gain: &*gain, qkv: &*qkv, output: &*output };
-        let keep = attention::Kept { rotated: &mut *rotated, logsumexp: &mut *logsumexp, mixed: &mut *mixed };
-        attention::forward(&self.config, &x, weights, keep, &mut y, &mut self.scratch);
-        Ok(())
+        let dense = |part: &str| operands.dense(&name(part), Orientation::Rowwise);
+        let write = |part: &str| operands.write(&name(part));
+        let weights =
+            attention::Weights { gain: dense("gain")?, qkv: dense("qkv")?, output: dense("output")? };
+        let keep = attention::Kept {
+            rotated: write("rotated")?,
+            logsumexp: write("logsumexp")?,
+            mixed: write("mixed")?,
+        };
+        let x = operands.read(&format!("residual.{}", 2 * layer))?;
+        let y = operands.write(&format!("residual.{}", 2 * layer + 1))?;
+        self.arithmetic.attention(x, weights, keep, y)
     }
 
-    fn attention_backward(&mut self, layer: usize, context: &Context<'_>) -> Result<(), ComputeError> {
+    fn attention_backward<S>(
+        &mut self,
+        layer: usize,
+        context: &ComputeContext<'_, S>,
+    ) -> Result<(), ComputeError>
+    where
+        S: Surface + 'static,
+        A: Arithmetic<S>,
+    {
+        let operands = Operands { declared: &self.declared, context };
         let name = |part: &str| format!("blocks.{layer}.attention.{part}");
-        let gain = self.dense(context, &name("gain"), Orientation::Rowwise)?;
-        let qkv = self.dense(context, &name("qkv"), Orientation::Columnwise)?;
-        let output = self.dense(context, &name("output"), Orientation::Columnwise)?;
-        let x = self.read(context, &format!("residual.{}", 2 * layer))?;
-        let (rotated, logsumexp, mixed) = (
-            self.read(context, &name("rotated"))?,
-            self.read(context, &name("logsumexp"))?,
-            self.read(context, &name("mixed"))?,
-        );
-        let gradient = |part: &str| context.gradient(self.declared.weight(&name(part)));
-        let (mut gain_gradient, mut qkv_gradient, mut output_gradient) =
-            (gradient("gain")?, gradient("qkv")?, gradient("output")?);
-        let mut residual = context.write::<f32>(self.declared.buffer("residual.gradient"))?;
-        let weights = attention::Weights { gain: &*gain, qkv: &*qkv, output: &*output };
-        let kept = attention::Kept { rotated: &*rotated, logsumexp: &*logsumexp, mixed: &*mixed };
+        let dense = |part: &str, way| operands.dense(&name(part), way);
+        let gradient = |part: &str| operands.gradient(&name(part));
+        let read = |part: &str| operands.read(&name(part));
+        let weights = attention::Weights {
+            gain: dense("gain", Orientation::Rowwise)?,
+            qkv: dense("qkv", Orientation::Columnwise)?,
+            output: dense("output", Orientation::Columnwise)?,
+        };
+        let kept = attention::Kept {
+            rotated: read("rotated")?,
+            logsumexp: read("logsumexp")?,
+            mixed: read("mixed")?,
+        };
         let gradients = attention::Weights {
-            gain: &mut *gain_gradient,
-            qkv: &mut *qkv_gradient,
-            output: &mut *output_gradient,
+            gain: gradient("gain")?,
+            qkv: gradient("qkv")?,
+            output: gradient("output")?,
         };
-        attention::backward(&self.config, &x, weights, kept, gradients, &mut residual, &mut self.scratch);
-        Ok(())
+        let x = operands.read(&format!("residual.{}", 2 * layer))?;
+        let residual = operands.write("residual.gradient")?;
+        self.arithmetic.attention_backward(x, weights, kept, gradients, residual)
     }
 
-    fn mlp(&mut self, layer: usize, context: &Context<'_>) -> Result<(), ComputeError> {
+    fn mlp<S>(&mut self, layer: usize, context: &ComputeContext<'_, S>) -> Result<(), ComputeError>
+    where
+        S: Surface + 'static,
+        A: Arithmetic<S>,
+    {
+        let operands = Operands { declared: &self.declared, context };
         let name = |part: &str| format!("blocks.{layer}.mlp.{part}");
-        let [gain, up, down] =
-            ["gain", "up", "down"].map(|part| self.dense(context, &name(part), Orientation::Rowwise));
-        let (gain, up, down) = (gain?, up?, down?);
-        let x = self.read(context, &format!("residual.{}", 2 * layer + 1))?;
-        let mut hidden = context.write::<f32>(self.declared.buffer(&name("hidden")))?;
-        let mut y = context.write::<f32>(self.declared.buffer(&format!("residual.{}", 2 * layer + 2)))?;
-        let weights = mlp::Weights { gain: &*gain, up: &*up, down: &*down };
-        mlp::forward(&self.config, &x, weights, &mut hidden, &mut y, &mut self.scratch);
-        Ok(())
+        let dense = |part: &str| operands.dense(&name(part), Orientation::Rowwise);
+        let weights = mlp::Weights { gain: dense("gain")?, up: dense("up")?, down: dense("down")? };
+        let x = operands.read(&format!("residual.{}", 2 * layer + 1))?;
+        let hidden = operands.write(&name("hidden"))?;
+        let y = operands.write(&format!("residual.{}", 2 * layer + 2))?;
+        self.arithmetic.mlp(x, weights, hidden, y)
     }
 
-    fn mlp_backward(&mut self, layer: usize, context: &Context<'_>) -> Result<(), ComputeError> {
+    fn mlp_backward<S>(&mut self, layer: usize, context: &ComputeContext<'_, S>) -> Result<(), ComputeError>
+    where
+        S: Surface + 'static,
+        A: Arithmetic<S>,
+    {
+        let operands = Operands { declared: &self.declared, context };
         let name = |part: &str| format!("blocks.{layer}.mlp.{part}");
-        let gain = self.dense(context, &name("gain"), Orientation::Rowwise)?;
-        let up = self.dense(context, &name("up"), Orientation::Columnwise)?;
-        let down = self.dense(context, &name("down"), Orientation::Columnwise)?;
-        let x = self.read(context, &format!("residual.{}", 2 * layer + 1))?;
-        let hidden = self.read(context, &name("hidden"))?;
-        let gradient = |part: &str| context.gradient(self.declared.weight(&name(part)));
-        let (mut gain_gradient, mut up_gradient, mut down_gradient) =
-            (gradient("gain")?, gradient("up")?, gradient("down")?);
-        let mut residual = context.write::<f32>(self.declared.buffer("residual.gradient"))?;
-        let weights = mlp::Weights { gain: &*gain, up: &*up, down: &*down };
+        let dense = |part: &str, way| operands.dense(&name(part), way);
+        let gradient = |part: &str| operands.gradient(&name(part));
+        let weights = mlp::Weights {
+            gain: dense("gain", Orientation::Rowwise)?,
+            up: dense("up", Orientation::Columnwise)?,
+            down: dense("down", Orientation::Columnwise)?,
+        };
         let gradients =
-            mlp::Weights { gain: &mut *gain_gradient, up: &mut *up_gradient, down: &mut *down_gradient };
-        mlp::backward(&self.config, &x, weights, &hidden, gradients, &mut residual, &mut self.scratch);
-        Ok(())
+            mlp::Weights { gain: gradient("gain")?, up: gradient("up")?, down: gradient("down")? };
+        let x = operands.read(&format!("residual.{}", 2 * layer + 1))?;
+        let hidden = operands.read(&name("hidden"))?;
+        let residual = operands.write("residual.gradient")?;
+        self.arithmetic.mlp_backward(x, weights, hidden, gradients, residual)
     }
 
-    fn head(&mut self, trains: bool, context: &Context<'_>) -> Result<(), ComputeError> {
-        let gain = self.dense(context, "head.gain", Orientation::Rowwise)?;
-        let table = self.dense(context, "embedding.table", Orientation::Rowwise)?;
-        let x = self.read(context, &format!("residual.{}", 2 * self.config.layers))?;
-        let targets = context.read::<u8>(self.declared.buffer("targets"))?;
-        let mut loss = context.write::<f32>(self.declared.buffer("loss"))?;
-        let weights = head::Weights { gain: &*gain, table: &*table };
-        loss[0] = if trains {
-            let mut gain_gradient = context.gradient(self.declared.weight("head.gain"))?;
-            let mut table_gradient = context.gradient(self.declared.weight("embedding.table"))?;
-            let mut residual = context.write::<f32>(self.declared.buffer("residual.gradient"))?;
-            let gradients = head::Weights { gain: &mut *gain_gradient, table: &mut *table_gradient };
-            let scratch = &mut self.scratch;
-            head::forward_backward(&self.config, &x, weights, &targets, gradients, &mut residual, scratch)
-        } else {
-            head::evaluate(&self.config, &x, weights, &targets, &mut self.scratch)
+    fn head<S>(&mut self, trains: bool, context: &ComputeContext<'_, S>) -> Result<(), ComputeError>
+    where
+        S: Surface + 'static,
+        A: Arithmetic<S>,
+    {
+        let operands = Operands { declared: &self.declared, context };
+        let weights = head::Weights {
+            gain: operands.dense("head.gain", Orientation::Rowwise)?,
+            table: operands.dense("embedding.table", Orientation::Rowwise)?,
         };
-        Ok(())
+        let x = operands.read(&format!("residual.{}", 2 * self.declared.layers))?;
+        let (targets, loss) = (operands.bytes("targets")?, operands.write("loss")?);
+        let backward = if trains {
+            let gradients = head::Weights {
+                gain: operands.gradient("head.gain")?,
+                table: operands.gradient("embedding.table")?,
+            };
+            Some(HeadBackward { gradients, residual: operands.write("residual.gradient")? })
+        } else {
+            None
+        };
+        self.arithmetic.head(x, weights, targets, loss, backward)
     }
 }
 
-impl Compute<CpuSurface> for Transformer {
-    fn run(&mut self, call: &Call, context: &Context<'_>) -> Result<(), ComputeError> {
+impl<S: Surface + 'static, A: Arithmetic<S>> Compute<S> for Transformer<A> {
+    fn run(&mut self, call: &Call, context: &ComputeContext<'_, S>) -> Result<(), ComputeError> {
         let part = self.declared.parts.get(&call.name).copied();
-        let width = self.config.width;
-        match part.ok_or_else(|| ComputeError::closure(format!("no part is named `{}`", call.name)))? {
+        let part = part.ok_or_else(|| ComputeError::closure(format!("no part is named `{}`", call.name)))?;
+        self.arithmetic.begin(context.handles())?;
+        match part {
             Part::Embed => {
-                let table = self.dense(context, "embedding.table", Orientation::Rowwise)?;
-                let tokens = context.read::<u8>(self.declared.buffer("tokens"))?;
-                let mut x = context.write::<f32>(self.declared.buffer("residual.0"))?;
-                embedding::forward(width, &tokens, &table, &mut x);
-                Ok(())
+                let operands = Operands { declared: &self.declared, context };
+                let table = operands.dense("embedding.table", Orientation::Rowwise)?;
+                self.arithmetic.embed(operands.bytes("tokens")?, table, operands.write("residual.0")?)
             }
             Part::EmbedBackward => {
-                let tokens = context.read::<u8>(self.declared.buffer("tokens"))?;
-                let residual = self.read(context, "residual.gradient")?;
-                let mut table = context.gradient(self.declared.weight("embedding.table"))?;
-                embedding::backward(width, &tokens, &residual, &mut table);
-                Ok(())
+                let operands = Operands { declared: &self.declared, context };
+                let (tokens, residual) = (operands.bytes("tokens")?, operands.read("residual.gradient")?);
+                self.arithmetic.embed_backward(tokens, residual, operands.gradient("embedding.table")?)
             }
             Part::Attention(layer) => self.attention(layer, context),
             Part::AttentionBackward(layer) => self.attention_backward(layer, context),

@@ -1,20 +1,25 @@
 //! The main job: trains a byte-level decoder-only transformer on real text, on ranks of this machine.
 //!
-//! `cargo run --release --example train` takes the text files of this repository, four ranks and NVFP4
-//! weights. `--help` explains the rest.
+//! `cargo run --release --example train` takes the text files of this repository, NVFP4 weights, and up to four
+//! GPUs where there are any, else four ranks on the CPU. `--help` explains the rest.
 
 mod attention;
 mod closure;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod data;
 mod embedding;
 mod head;
+mod host;
 mod init;
 mod mlp;
 mod model;
 mod ops;
+mod placement;
 mod product;
 mod program;
 mod schedule;
+mod start;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -28,24 +33,31 @@ use warpweft::config::{Backward, Capture};
 use warpweft::format::Format;
 use warpweft::id::RankId;
 use warpweft::session::{Outcome, Session, StepReport};
-use warpweft::trace::{Exposure, LineChart, Reference, Series};
+use warpweft::trace::{Exposure, LineChart, Nanoseconds, Reference, Series};
 
-use closure::Transformer;
 use data::{Corpus, Draw, Split};
 use model::{Config, VOCABULARY, parameters};
+use placement::{DeviceKind, Placement, Wish};
+use start::Job;
 
 /// Trains a small byte-level transformer whose weights are sharded over in-process ranks and travel
 /// quantized, and shows what that costs: loss, exposed communication, bytes.
 ///
-/// Every rank owns a slice of rows of each matrix: FP32 master, Adam moments, and the slice in the
+/// Ranks are threads of this process; with `--device cuda` each drives a GPU of its own. Every rank owns a slice of rows of each matrix: FP32 master, Adam moments, and the slice in the
 /// chosen format. Before a layer computes, its rows are gathered from all ranks; after its backward
 /// the gradient is summed back to their owners. `--depth` says how many uses ahead a gather may start.
 #[derive(Parser, Debug)]
 #[command(name = "train", version)]
 struct Arguments {
-    /// In-process ranks; each runs its own share of the batch.
-    #[arg(long, default_value_t = 4)]
-    ranks: u32,
+    /// Where the ranks run: GPUs if there are enough of them, else the CPU; or what you say.
+    #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
+    device: DeviceKind,
+    /// The GPU of each rank, as in 0,1,2,3. Ranks may share one. [default: the first --ranks]
+    #[arg(long, value_delimiter = ',', conflicts_with = "ranks")]
+    devices: Option<Vec<u32>>,
+    /// Ranks in this process; each runs its own share of the batch. [default: 4, on GPUs one for each up to 4]
+    #[arg(long)]
+    ranks: Option<u32>,
     /// Format of all matrices: f32, bf16, nvfp4_2d, fp8_block128_pow2, mxfp8, fp8_tensor_e4m3, …
     /// Rules in the configuration (`[[weights]]`) refine it by name.
     #[arg(long, default_value = "nvfp4_2d")]
@@ -105,16 +117,20 @@ async fn run() -> Result<(), Box<dyn Error>> {
 
     let declared = settings.apply_weight_rules(&program::weights(&config, arguments.format)?)?;
     let declared = program::declare(&config, &declared)?;
-    let mut session = start(&arguments, &settings, &config, &declared).await?;
+    let wish = Wish { device: arguments.device, ranks: arguments.ranks, gpus: arguments.devices.clone() };
+    let placement = placement::place(&wish, start::usable_gpus)?;
+    let job = Job { settings: &settings, config: &config, declared: &declared, seed: arguments.seed };
+    let mut session = start::start(job, &placement).await?;
     if arguments.plan {
         println!("{}", session.plan("train")?);
         return Ok(session.close().await?);
     }
-    introduce(&arguments, &settings, &config, &corpus, &session);
-    let run = train(&arguments, &settings, &config, &corpus, &mut session).await?;
-    let held_out = evaluate(&config, &corpus, &mut session, arguments.ranks).await?;
+    introduce(&arguments, &settings, &config, &corpus, &session, &placement)?;
+    let ranks = placement.ranks();
+    let run = train(&arguments, ranks, &settings, &config, &corpus, &mut session).await?;
+    let held_out = evaluate(&config, &corpus, &mut session, ranks).await?;
     session.close().await?;
-    conclude(&arguments, &settings, &corpus, &run, held_out)
+    conclude(&arguments, ranks, &settings, &corpus, &run, held_out)
 }
 
 /// The configuration file with the flags on top.
@@ -139,31 +155,6 @@ fn settings(arguments: &Arguments, root: &Path) -> Result<Settings, Box<dyn Erro
     Ok(settings)
 }
 
-async fn start(
-    arguments: &Arguments,
-    settings: &Settings,
-    config: &Config,
-    declared: &program::Declared,
-) -> Result<Session, Box<dyn Error>> {
-    let masters: Vec<_> = parameters(config)
-        .into_iter()
-        .map(|parameter| (parameter.name.clone(), init::initial(&parameter, arguments.seed)))
-        .collect();
-    let (config, declared, seed_free) = (config.clone(), declared.clone(), masters);
-    let (train, evaluate) = (declared.train.clone(), declared.evaluate.clone());
-    let session = Session::builder(settings.clone(), move |_: RankId| Transformer::new(&config, &declared))
-        .program(train)
-        .program(evaluate)
-        .initialize(move |name, first_row, cols, rows| {
-            if let Some((_, values)) = seed_free.iter().find(|(other, _)| other == name) {
-                rows.copy_from_slice(&values[first_row * cols..][..rows.len()]);
-            }
-        })
-        .start_cpu(arguments.ranks)
-        .await?;
-    Ok(session)
-}
-
 /// What is about to run, before it runs.
 fn introduce(
     arguments: &Arguments,
@@ -171,7 +162,8 @@ fn introduce(
     config: &Config,
     corpus: &Corpus,
     session: &Session,
-) {
+    placement: &Placement,
+) -> Result<(), Box<dyn Error>> {
     let elements: usize = parameters(config).iter().map(|parameter| parameter.rows * parameter.cols).sum();
     println!(
         "text      {} bytes of {} files; unigram entropy {:.3} nats, uniform {:.3} nats (ln 256)",
@@ -188,7 +180,7 @@ fn introduce(
         arguments.format,
         config.batch,
         config.sequence,
-        arguments.ranks,
+        placement.ranks(),
     );
     if let Ok(plan) = session.plan("train") {
         let bounds = &plan.bounds;
@@ -203,10 +195,19 @@ fn introduce(
         );
     }
     println!("device    {}", session.device());
+    match placement {
+        Placement::Cpu { instead: Some(reason), .. } => println!("          on the CPU, because {reason}"),
+        Placement::Cpu { instead: None, .. } => {}
+        #[cfg(feature = "cuda")]
+        Placement::Cuda { gpus } => println!("          ranks on {}", cuda::names(gpus)?.join(", ")),
+        #[cfg(not(feature = "cuda"))]
+        Placement::Cuda { .. } => {}
+    }
     println!(
         "settings\n{}",
         settings.effective().lines().map(|line| format!("          {line}\n")).collect::<String>()
     );
+    Ok(())
 }
 
 /// What training left behind.
@@ -218,8 +219,16 @@ struct Run {
     last: Option<StepReport>,
 }
 
+impl Run {
+    /// Whether the device measured its tasks; GPUs do for a trace only.
+    fn is_timed(&self) -> bool {
+        self.exposure.step > Nanoseconds::ZERO
+    }
+}
+
 async fn train(
     arguments: &Arguments,
+    ranks: u32,
     settings: &Settings,
     config: &Config,
     corpus: &Corpus,
@@ -237,7 +246,7 @@ async fn train(
     let (mut tokens, mut targets) = (vec![0u8; config.tokens()], vec![0u8; config.tokens()]);
     let mut told = Instant::now();
     for step in 0..arguments.steps {
-        for rank in 0..arguments.ranks {
+        for rank in 0..ranks {
             let draw =
                 Draw { split: Split::Training, seed: arguments.seed, step: step.into(), rank: rank as usize };
             corpus.batch(config, draw, &mut tokens, &mut targets);
@@ -251,7 +260,10 @@ async fn train(
         run.stepping += report.duration;
         run.skipped += u32::from(!matches!(report.outcome, Outcome::Updated { .. }));
         let loss = schedule::recent(&run.losses);
-        let message = format!("loss {loss:.3}  exposed {:4.1} %", 100.0 * run.exposure.fraction());
+        let mut message = format!("loss {loss:.3}");
+        if run.is_timed() {
+            message += &format!("  exposed {:4.1} %", 100.0 * run.exposure.fraction());
+        }
         if bar.is_hidden() && told.elapsed() > Duration::from_secs(5) {
             println!("step {:4}  {message}", step + 1);
             told = Instant::now();
@@ -289,6 +301,7 @@ async fn evaluate(
 /// The closing summary, and the loss curve.
 fn conclude(
     arguments: &Arguments,
+    ranks: u32,
     settings: &Settings,
     corpus: &Corpus,
     run: &Run,
@@ -296,7 +309,7 @@ fn conclude(
 ) -> Result<(), Box<dyn Error>> {
     let (Some(first), Some(report)) = (run.losses.first(), &run.last) else { return Ok(()) };
     let last = schedule::recent(&run.losses);
-    let share = |part: warpweft::trace::Nanoseconds| 100.0 * part.fraction_of(run.exposure.step);
+    let share = |part: Nanoseconds| 100.0 * part.fraction_of(run.exposure.step);
     println!(
         "\nloss      {first:.3} → {last:.3} nats per byte (mean of the last steps); held-out text {held_out:.3}"
     );
@@ -305,14 +318,18 @@ fn conclude(
         corpus.unigram_entropy(),
         (VOCABULARY as f64).ln()
     );
-    println!(
-        "time      {:.1} ms per step; compute {:.1} %, exposed communication {:.1} %, waiting for ranks {:.1} %, idle {:.1} %",
-        run.stepping.as_secs_f64() * 1e3 / run.losses.len() as f64,
-        share(run.exposure.compute),
-        share(run.exposure.exposed),
-        share(run.exposure.skew),
-        share(run.exposure.idle),
-    );
+    print!("time      {:.1} ms per step", run.stepping.as_secs_f64() * 1e3 / run.losses.len() as f64);
+    if run.is_timed() {
+        println!(
+            "; compute {:.1} %, exposed communication {:.1} %, waiting for ranks {:.1} %, idle {:.1} %",
+            share(run.exposure.compute),
+            share(run.exposure.exposed),
+            share(run.exposure.skew),
+            share(run.exposure.idle),
+        );
+    } else {
+        println!("; --trace FILE tells where it goes");
+    }
     if let Some(overlap) = run.exposure.overlap() {
         println!("overlap   {:.1} % of all communication ran behind compute", 100.0 * overlap);
     }
@@ -332,7 +349,7 @@ fn conclude(
     }
     let curve = arguments.out.join("loss.svg");
     std::fs::create_dir_all(&arguments.out)?;
-    std::fs::write(&curve, picture(arguments, corpus, &run.losses))?;
+    std::fs::write(&curve, picture(arguments, ranks, corpus, &run.losses))?;
     println!("pictures  {}", curve.display());
     if settings.trace.enabled {
         println!("trace     {}  (open in https://ui.perfetto.dev or chrome://tracing)", settings.trace.path);
@@ -340,10 +357,10 @@ fn conclude(
     Ok(())
 }
 
-fn picture(arguments: &Arguments, corpus: &Corpus, losses: &[f32]) -> String {
+fn picture(arguments: &Arguments, ranks: u32, corpus: &Corpus, losses: &[f32]) -> String {
     let points = losses.iter().enumerate().map(|(step, loss)| (step as f64, f64::from(*loss))).collect();
     LineChart {
-        title: format!("Loss of the example, {} weights on {} ranks", arguments.format, arguments.ranks),
+        title: format!("Loss of the example, {} weights on {} ranks", arguments.format, ranks),
         x_label: "training step".into(),
         y_label: "loss, nats per byte".into(),
         series: vec![Series { name: "training loss".into(), points }],

@@ -42,6 +42,8 @@ pub(crate) struct Declared {
     pub(crate) evaluate: StepProgram,
     /// What each call does, by name.
     pub(crate) parts: HashMap<String, Part>,
+    /// Blocks of the network.
+    pub(crate) layers: usize,
     weights: HashMap<String, WeightId>,
     buffers: HashMap<String, BufferId>,
 }
@@ -89,6 +91,7 @@ pub(crate) fn declare(config: &Config, model: &Model) -> Result<Declared, Declar
         train: train.build_training()?,
         evaluate: evaluate.build_evaluation()?,
         parts,
+        layers: config.layers,
         weights,
         buffers,
     })

@@ -52,10 +52,10 @@ pub struct BufferSpec {
 }
 
 impl BufferSpec {
-    /// Size in bytes.
+    /// Size in bytes. Saturates; [`super::ProgramBuilder::buffer`] refuses buffers for which it would.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.elements * self.element.bytes()
+        self.elements.saturating_mul(self.element.bytes())
     }
 }
 

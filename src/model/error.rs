@@ -32,6 +32,16 @@ pub enum DeclareError {
         /// Its name.
         name: String,
     },
+    /// A buffer of more bytes than can be addressed.
+    #[error(
+        "buffer `{buffer}` has {elements} elements, more than can be addressed; check how its size is computed"
+    )]
+    TooLarge {
+        /// Its name.
+        buffer: String,
+        /// Elements asked for.
+        elements: usize,
+    },
     /// The format cannot hold this weight.
     #[error("weight `{weight}`: {source}")]
     Format {

@@ -112,7 +112,10 @@ impl LayerStack {
                     }
                 })
                 .collect();
-            let cost = CostHint { flops: 2 * layer.cost.flops, bytes: 2 * layer.cost.bytes };
+            let cost = CostHint {
+                flops: layer.cost.flops.saturating_mul(2),
+                bytes: layer.cost.bytes.saturating_mul(2),
+            };
             let mut call = program
                 .call(&format!("{}.backward", layer.name), Phase::Backward)
                 .reads(input)

@@ -33,7 +33,8 @@ pub struct Use {
     pub form: Form,
 }
 
-/// Which part of the step a call belongs to; pictures and reports group by it.
+/// Which part of the step a call belongs to. A declaration for people and for coming policies: no part
+/// of planning, running or reporting reads it today.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum Phase {
     /// Activations.
@@ -42,7 +43,8 @@ pub enum Phase {
     Backward,
 }
 
-/// What a call costs, for policies and the simulator; a hint, never a promise.
+/// What a call costs; a hint, never a promise. A declaration for coming policies and a simulator: no part
+/// of planning, running or reporting reads it today.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct CostHint {
     /// Floating-point operations.
@@ -169,13 +171,16 @@ impl ProgramBuilder {
     /// Declares a buffer.
     ///
     /// # Errors
-    /// A repeated name or zero elements.
+    /// A repeated name, zero elements, or more bytes than can be addressed.
     pub fn buffer(&mut self, spec: BufferSpec) -> Result<BufferId, DeclareError> {
         if self.buffers.iter().any(|other| other.name == spec.name) {
             return Err(DeclareError::Duplicate { kind: "buffer", name: spec.name });
         }
         if spec.elements == 0 {
             return Err(DeclareError::Empty { kind: "buffer", name: spec.name });
+        }
+        if spec.bytes() > isize::MAX as usize {
+            return Err(DeclareError::TooLarge { buffer: spec.name, elements: spec.elements });
         }
         self.buffers.push(spec);
         Ok(BufferId::at(self.buffers.len() - 1))

@@ -4,6 +4,9 @@
 //! collectives move equal parts; the *real* rows of the last ranks may be fewer, or none. Stored
 //! rows beyond the real ones are zero. This is the only place where a rank number turns into an
 //! offset: plans carry none.
+//!
+//! Sizes saturate where padding and ranks take them beyond what can be addressed; planning refuses
+//! every size that did.
 
 use serde::Serialize;
 
@@ -66,7 +69,8 @@ impl ShardLayout {
             Placement::Sharded => (mesh.ranks(), weight.format.row_tile()),
             Placement::Replicated => (1, 1),
         };
-        let rows_per_rank = weight.shape.rows.div_ceil(ranks as usize).next_multiple_of(tile);
+        let rows = weight.shape.rows.div_ceil(ranks as usize);
+        let rows_per_rank = rows.checked_next_multiple_of(tile).unwrap_or(usize::MAX);
         Self { shape: weight.shape, rows_per_rank, ranks }
     }
 
@@ -74,8 +78,8 @@ impl ShardLayout {
     #[must_use]
     pub fn rows_of(&self, rank: RankId) -> ShardRows {
         let position = if self.ranks == 1 { 0 } else { rank.index() };
-        let begin = (position * self.rows_per_rank).min(self.shape.rows);
-        let end = (begin + self.rows_per_rank).min(self.shape.rows);
+        let begin = position.saturating_mul(self.rows_per_rank).min(self.shape.rows);
+        let end = begin.saturating_add(self.rows_per_rank).min(self.shape.rows);
         ShardRows { begin, rows: end - begin }
     }
 
@@ -88,7 +92,7 @@ impl ShardLayout {
     /// Rows of all shards one after the other; at least the rows of the weight.
     #[must_use]
     pub fn padded_rows(&self) -> usize {
-        self.rows_per_rank * self.ranks as usize
+        self.rows_per_rank.saturating_mul(self.ranks as usize)
     }
 
     /// Shape of all shards one after the other.

@@ -91,7 +91,8 @@ impl ModelBuilder {
     /// Declares a sharded weight `[rows, cols]` in `format`.
     ///
     /// # Errors
-    /// A repeated name, an empty shape, or a shape the format cannot split into whole tiles.
+    /// A repeated name, an empty shape, or a shape the format cannot split into whole tiles or that
+    /// has more elements than can be addressed.
     pub fn sharded(
         &mut self,
         name: &str,
@@ -110,7 +111,7 @@ impl ModelBuilder {
     /// Declares a replicated f32 weight of any shape.
     ///
     /// # Errors
-    /// A repeated name or an empty shape.
+    /// A repeated name, an empty shape, or one of more elements than can be addressed.
     pub fn replicated(&mut self, name: &str, rows: usize, cols: usize) -> Result<WeightId, DeclareError> {
         self.add(WeightSpec {
             name: name.to_owned(),
@@ -132,20 +133,18 @@ impl ModelBuilder {
         if spec.shape.rows == 0 || spec.shape.cols == 0 {
             return Err(DeclareError::Empty { kind: "weight", name: spec.name });
         }
-        match spec.placement {
-            Placement::Replicated if spec.format != Format::F32 => {
-                return Err(DeclareError::ReplicatedFormat {
-                    weight: spec.name,
-                    format: spec.format.to_string(),
-                });
-            }
-            Placement::Replicated => {}
-            Placement::Sharded => {
-                let checked = spec.format.check_weight().and_then(|()| spec.format.check_shape(spec.shape));
-                if let Err(source) = checked {
-                    return Err(DeclareError::Format { weight: spec.name, source });
-                }
-            }
+        if spec.placement == Placement::Replicated && spec.format != Format::F32 {
+            return Err(DeclareError::ReplicatedFormat {
+                weight: spec.name,
+                format: spec.format.to_string(),
+            });
+        }
+        let fits = match spec.placement {
+            Placement::Replicated => Ok(()),
+            Placement::Sharded => spec.format.check_weight(),
+        };
+        if let Err(source) = fits.and_then(|()| spec.format.check_shape(spec.shape)) {
+            return Err(DeclareError::Format { weight: spec.name, source });
         }
         self.model.weights.push(spec);
         Ok(WeightId::at(self.model.weights.len() - 1))

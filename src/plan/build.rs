@@ -7,13 +7,13 @@ use super::arena::{self, Peak};
 use super::dependences::{Edge, EdgeKind, TaskAccesses, dependences};
 use super::draft::{Carrier, Draft, DraftTask};
 use super::fences::fences;
-use super::resident::ResidentLayout;
+use super::resident::{ResidentLayout, add_slot};
 use super::step_plan::{EdgeState, PlanBounds, Policy, StepPlan, Task};
 use super::{PlanError, passes, verify};
 use crate::config::Columnwise;
 use crate::format::Shape;
 use crate::id::{CommId, CommSeq, LaneId, TaskId, Version};
-use crate::layout::{ArenaLayout, Lane, LaneKind, Slot, Weights};
+use crate::layout::{ArenaLayout, Lane, LaneKind, Residency, Slot, Weights};
 use crate::model::{BufferSpec, Call, Mesh, StepProgram};
 use crate::op::Op;
 
@@ -34,8 +34,9 @@ impl StepPlan {
     /// Plans one of a session's programs, within the session's resident layout.
     ///
     /// # Errors
-    /// [`PlanError::Budget`] when the transient bytes exceed the policy's, [`PlanError::Policy`]
-    /// for a policy out of range, [`PlanError::OtherModel`] for foreign weights.
+    /// [`PlanError::Budget`] when the transient bytes exceed the policy's, [`PlanError::TooLarge`] when
+    /// they cannot be addressed, [`PlanError::Policy`] for a policy out of range,
+    /// [`PlanError::OtherModel`] for foreign weights.
     pub fn within(
         program: &StepProgram,
         weights: &Weights,
@@ -102,9 +103,9 @@ struct Request<'a> {
 
 fn build(request: &Request<'_>) -> Result<StepPlan, PlanError> {
     check_policy(request.policy)?;
-    let placed = place(request, request.policy);
+    let placed = place(request, request.policy)?;
     check_budget(request, &placed)?;
-    let plan = assemble(request, placed);
+    let plan = assemble(request, placed)?;
     verify(&plan)?;
     Ok(plan)
 }
@@ -122,7 +123,7 @@ struct Placed {
 }
 
 /// Runs the passes and lays out the arena.
-fn place(request: &Request<'_>, policy: &Policy) -> Placed {
+fn place(request: &Request<'_>, policy: &Policy) -> Result<Placed, PlanError> {
     let is_prologue = request.calls.is_empty();
     let residents =
         if is_prologue { request.resident.common() } else { request.resident.slots(request.name) };
@@ -142,6 +143,7 @@ fn place(request: &Request<'_>, policy: &Policy) -> Placed {
         passes::quantize(&mut draft, None);
     }
     let (tasks, mut slots) = draft.finish();
+    check_size(request.resident.bytes(), &slots)?;
     let accesses: Vec<TaskAccesses> = tasks.iter().map(|task| task.op.accesses()).collect();
     let lives = arena::lives(&accesses, slots.len());
     let lanes_of: Vec<LaneId> = tasks.iter().map(|task| lane_of(task.carrier, policy)).collect();
@@ -149,21 +151,27 @@ fn place(request: &Request<'_>, policy: &Policy) -> Placed {
     let holds = arena::holds(&accesses, &lanes_of, &releases, &lives);
     let transient_bytes = arena::place(&mut slots, &holds, request.resident.bytes());
     let peak = arena::peak(&slots, &lives, tasks.len());
-    Placed { tasks, accesses, slots, lanes_of, releases, peak, transient_bytes }
+    Ok(Placed { tasks, accesses, slots, lanes_of, releases, peak, transient_bytes })
+}
+
+/// Could the arena hold all slots, even if none shared a byte? Then no sum of their sizes overflows.
+fn check_size(resident: usize, slots: &[Slot]) -> Result<(), PlanError> {
+    let mut transient = slots.iter().filter(|slot| slot.residency == Residency::Transient);
+    transient.try_fold(resident, |sum, slot| add_slot(sum, &slot.name, slot.region.bytes)).map(|_| ())
 }
 
 /// What keeping columnwise planes would cost beside this plan.
-fn columnwise_saved_bytes(request: &Request<'_>, placed: &Placed) -> usize {
+fn columnwise_saved_bytes(request: &Request<'_>, placed: &Placed) -> Result<usize, PlanError> {
     let derives = placed.tasks.iter().any(|task| matches!(task.op, Op::Transpose { .. }));
     if !derives || request.policy.columnwise == Columnwise::Keep {
-        return 0;
+        return Ok(0);
     }
     let keeping = Policy { columnwise: Columnwise::Keep, ..*request.policy };
-    place(request, &keeping).transient_bytes.saturating_sub(placed.transient_bytes)
+    Ok(place(request, &keeping)?.transient_bytes.saturating_sub(placed.transient_bytes))
 }
 
-fn assemble(request: &Request<'_>, placed: Placed) -> StepPlan {
-    let saved = columnwise_saved_bytes(request, &placed);
+fn assemble(request: &Request<'_>, placed: Placed) -> Result<StepPlan, PlanError> {
+    let saved = columnwise_saved_bytes(request, &placed)?;
     let Placed { tasks: drafted, accesses, slots, lanes_of, releases, peak, transient_bytes } = placed;
     let lanes = lanes(request.policy);
     let arena = ArenaLayout { slots, resident_bytes: request.resident.bytes(), transient_bytes };
@@ -195,7 +203,7 @@ fn assemble(request: &Request<'_>, placed: Placed) -> StepPlan {
     let is_prologue = request.calls.is_empty();
     let start = Version::default();
     let end = if request.updates_weights { start.next() } else { start };
-    StepPlan {
+    Ok(StepPlan {
         name: request.name.to_owned(),
         calls: request.calls.to_vec(),
         buffers: request.buffers.to_vec(),
@@ -209,7 +217,7 @@ fn assemble(request: &Request<'_>, placed: Placed) -> StepPlan {
             live_bytes: peak.bytes,
             live_weight_bytes: peak.weight_bytes,
             live_peak: peak.task,
-            wire_bytes: tasks.iter().map(|task| task.wire_bytes).sum(),
+            wire_bytes: tasks.iter().fold(0, |sum, task| sum.saturating_add(task.wire_bytes)),
             columnwise_saved_bytes: saved,
         },
         arena,
@@ -218,7 +226,7 @@ fn assemble(request: &Request<'_>, placed: Placed) -> StepPlan {
         entry: EdgeState { masters: start, shards: (!is_prologue).then_some(start) },
         exit: EdgeState { masters: end, shards: Some(end) },
         notes,
-    }
+    })
 }
 
 /// The lanes of a policy: compute, quantize, then one per communicator.

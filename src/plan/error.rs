@@ -24,6 +24,16 @@ pub enum PlanError {
         /// The largest live slots then.
         alive: String,
     },
+    /// More bytes than an arena can have, by themselves or together with what was placed before.
+    #[error(
+        "{what} would take the arena beyond {limit} bytes, which no memory can hold; use smaller weights or buffers, or check how their sizes are computed"
+    )]
+    TooLarge {
+        /// The slot, with whose bytes the limit was passed.
+        what: String,
+        /// The most bytes an arena can have.
+        limit: usize,
+    },
     /// Two programs disagree on a carried buffer.
     #[error(
         "buffer `{buffer}` is carried by `{first}` with {first_bytes} bytes and by `{second}` with {second_bytes}; carried buffers of one name are one buffer, so give them one size"

@@ -5,11 +5,12 @@
 //! its own place. Carried buffers of one name are one buffer.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use super::PlanError;
 use crate::config::Masters;
 use crate::id::BufferId;
-use crate::layout::{ALIGNMENT, Content, Region, Residency, Slot, WeightLayout, Weights};
+use crate::layout::{Content, MAX_ARENA, Region, Residency, Slot, WeightLayout, Weights, aligned};
 use crate::model::{BufferSpec, Lifetime, Placement, Role, StepProgram};
 
 /// Places of all resident slots of a session.
@@ -26,15 +27,13 @@ impl ResidentLayout {
     ///
     /// # Errors
     /// [`PlanError::Carried`] when two programs disagree on a carried buffer's size,
-    /// [`PlanError::Masters`] when masters are to be split and a sharded weight is not bf16.
+    /// [`PlanError::Masters`] when masters are to be split and a sharded weight is not bf16,
+    /// [`PlanError::TooLarge`] for more bytes than an arena can have.
     pub fn new(weights: &Weights, programs: &[&StepProgram]) -> Result<Self, PlanError> {
         check_masters(weights)?;
         let mut cursor = Cursor { bytes: 0 };
-        let mut common = Vec::new();
-        let mut add = |name: String, content: Content| {
-            let bytes = content.bytes(weights, |_| 0);
-            common.push(cursor.place(name, content, bytes));
-        };
+        let mut names: Vec<(String, Content)> = Vec::new();
+        let mut add = |name: String, content: Content| names.push((name, content));
         add("fault word".into(), Content::FaultWord);
         add("optimizer step".into(), Content::OptimizerStep);
         add("learning rate".into(), Content::LearningRate);
@@ -64,6 +63,10 @@ impl ResidentLayout {
                 }
             }
         }
+        let mut common = Vec::with_capacity(names.len());
+        for (name, content) in names {
+            common.push(cursor.place(name, content, content.bytes(weights, |_| 0))?);
+        }
         let mut carried: BTreeMap<&str, (&str, usize, Region)> = BTreeMap::new();
         let mut own = BTreeMap::new();
         for program in programs {
@@ -71,10 +74,14 @@ impl ResidentLayout {
             for (number, buffer) in program.buffers().iter().enumerate() {
                 let id = BufferId::at(number);
                 if buffer.lifetime == Lifetime::Carried {
-                    let (first, first_bytes, region) = *carried.entry(&buffer.name).or_insert_with(|| {
-                        let slot = cursor.place(buffer.name.clone(), Content::Buffer(id), buffer.bytes());
-                        (program.name(), buffer.bytes(), slot.region)
-                    });
+                    let (first, first_bytes, region) = match carried.entry(&buffer.name) {
+                        Entry::Occupied(known) => *known.get(),
+                        Entry::Vacant(new) => {
+                            let (name, content) = (buffer.name.clone(), Content::Buffer(id));
+                            let slot = cursor.place(name, content, buffer.bytes())?;
+                            *new.insert((program.name(), buffer.bytes(), slot.region))
+                        }
+                    };
                     if first_bytes != buffer.bytes() {
                         return Err(PlanError::Carried {
                             buffer: buffer.name.clone(),
@@ -89,7 +96,7 @@ impl ResidentLayout {
                 }
                 if is_staged(buffer) {
                     let name = format!("{} staging", buffer.name);
-                    slots.push(cursor.place(name, Content::Staging(id), buffer.bytes()));
+                    slots.push(cursor.place(name, Content::Staging(id), buffer.bytes())?);
                 }
             }
             own.insert(program.name().to_owned(), slots);
@@ -136,14 +143,23 @@ pub(super) fn is_staged(buffer: &BufferSpec) -> bool {
     matches!(buffer.role, Role::Input | Role::Output)
 }
 
+/// The end of what is placed so far, never beyond [`MAX_ARENA`].
 struct Cursor {
     bytes: usize,
 }
 
 impl Cursor {
-    fn place(&mut self, name: String, content: Content, bytes: usize) -> Slot {
+    fn place(&mut self, name: String, content: Content, bytes: usize) -> Result<Slot, PlanError> {
         let region = Region { offset: self.bytes, bytes };
-        self.bytes += bytes.next_multiple_of(ALIGNMENT);
-        Slot { name, content, residency: Residency::Resident, region }
+        self.bytes = add_slot(self.bytes, &name, bytes)?;
+        Ok(Slot { name, content, residency: Residency::Resident, region })
+    }
+}
+
+/// The bytes of an arena of `placed` bytes with one more slot, if an arena can have them.
+pub(super) fn add_slot(placed: usize, name: &str, bytes: usize) -> Result<usize, PlanError> {
+    match placed.checked_add(aligned(bytes)) {
+        Some(sum) if sum <= MAX_ARENA => Ok(sum),
+        _ => Err(PlanError::TooLarge { what: format!("slot `{name}`"), limit: MAX_ARENA }),
     }
 }

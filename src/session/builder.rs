@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::plans::Plans;
+use super::plans::{Plans, host_buffers};
 use super::recorder::Recorder;
 use super::{Program, Session, SessionError};
 use crate::backend::cpu::{CpuOptions, CpuWorld, Link};
@@ -87,10 +87,14 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         let recorder = self.recorder(&backends, &device)?;
         let world = Arc::new(World::new(mesh.ranks(), Duration::from_secs_f64(self.config.deadline_s)));
         let inbox = Arc::new(Inbox::new(backends.len()));
+        let programs = plans.programs.iter().map(|plan| Program::new(plan, mesh.ranks()));
+        let programs = programs.collect::<Result<_, _>>()?;
+        let exchanges =
+            backends.iter().map(|_| plans.exchange()).collect::<Result<Vec<_>, SessionError>>()?;
         let mut session = Session {
             ranks: Vec::new(),
             inbox: Arc::clone(&inbox),
-            programs: plans.programs.iter().map(|plan| Program::new(plan, mesh.ranks())).collect(),
+            programs,
             learning_rate: self.config.optimizer.lr as f32,
             loss_scale: 1.0,
             steps: 0,
@@ -100,7 +104,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
             recorder: None,
             device,
         };
-        for backend in backends {
+        for (backend, exchange) in backends.into_iter().zip(exchanges) {
             let setup = Setup {
                 spans: recorder.as_ref().map(|recorder| recorder.lane(backend.rank())),
                 backend,
@@ -111,7 +115,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
                 closures: Arc::clone(&self.closures),
                 initializer: Arc::clone(&self.initializer),
             };
-            let thread = RankThread::start(setup, plans.exchange(), Arc::clone(&inbox))
+            let thread = RankThread::start(setup, exchange, Arc::clone(&inbox))
                 .inspect_err(|error| world.leave(&error.to_string()))?;
             session.ranks.push(thread);
         }
@@ -159,13 +163,9 @@ impl SessionBuilder<crate::backend::cpu::CpuSurface> {
 }
 
 impl Program {
-    fn new(plan: &Arc<StepPlan>, ranks: u32) -> Self {
-        let inputs = plan
-            .buffers
-            .iter()
-            .map(|spec| if spec.role == Role::Input { vec![0; spec.bytes()] } else { Vec::new() })
-            .collect::<Vec<_>>();
-        Self { plan: Arc::clone(plan), inputs: vec![inputs; ranks as usize] }
+    fn new(plan: &Arc<StepPlan>, ranks: u32) -> Result<Self, SessionError> {
+        let inputs = (0..ranks).map(|_| host_buffers(plan, |role| role == Role::Input));
+        Ok(Self { plan: Arc::clone(plan), inputs: inputs.collect::<Result<_, _>>()? })
     }
 }
 

@@ -40,6 +40,18 @@ pub enum SessionError {
         /// Which one, or how many.
         reason: String,
     },
+    /// The host has no memory for the bytes that go into or come out of a buffer.
+    #[error(
+        "the host has no {bytes} bytes for `{buffer}` of program `{program}`; use smaller inputs and outputs, or fewer ranks in one process"
+    )]
+    HostMemory {
+        /// The program.
+        program: String,
+        /// The buffer.
+        buffer: String,
+        /// Its size.
+        bytes: usize,
+    },
     /// A choice of the configuration that the backend cannot carry out.
     #[error("{key} is \"{value}\": {reason}")]
     Unsupported {

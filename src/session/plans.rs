@@ -10,7 +10,7 @@ use super::SessionError;
 use crate::config::Config;
 use crate::exec::Exchange;
 use crate::layout::{StateLayout, Weights};
-use crate::model::{Mesh, Role, StepProgram};
+use crate::model::{BufferSpec, Mesh, Role, StepProgram};
 use crate::plan::{Policy, ResidentLayout, StepPlan};
 
 /// One plan per program, and the one that quantizes masters.
@@ -45,19 +45,33 @@ impl Plans {
     }
 
     /// An exchange with room for everything a step of any program stages.
-    pub(super) fn exchange(&self) -> Exchange {
+    pub(super) fn exchange(&self) -> Result<Exchange, SessionError> {
         let is_staged = |role| matches!(role, Role::Input | Role::Output);
-        let staged = |plan: &Arc<StepPlan>| {
-            let buffers = plan.buffers.iter();
-            buffers
-                .map(|spec| if is_staged(spec.role) { vec![0; spec.bytes()] } else { Vec::new() })
-                .collect()
-        };
+        let staged = self.programs.iter().map(|plan| host_buffers(plan, is_staged));
         let longest = self.programs.iter().map(|plan| plan.tasks.len()).max().unwrap_or(0);
-        Exchange {
-            staged: self.programs.iter().map(staged).collect(),
+        Ok(Exchange {
+            staged: staged.collect::<Result<_, _>>()?,
             intervals: Vec::with_capacity(longest),
             ..Exchange::default()
-        }
+        })
     }
+}
+
+/// Host memory for every buffer whose role `wanted` picks, zeroed; nothing for the others.
+pub(super) fn host_buffers(
+    plan: &StepPlan,
+    wanted: impl Fn(Role) -> bool,
+) -> Result<Vec<Vec<u8>>, SessionError> {
+    let memory = |spec: &BufferSpec| {
+        if !wanted(spec.role) {
+            return Ok(Vec::new());
+        }
+        // Asked for first, because `vec!` ends the process when there is not that much.
+        if Vec::<u8>::new().try_reserve_exact(spec.bytes()).is_err() {
+            let (program, buffer) = (plan.name.clone(), spec.name.clone());
+            return Err(SessionError::HostMemory { program, buffer, bytes: spec.bytes() });
+        }
+        Ok(vec![0; spec.bytes()])
+    };
+    plan.buffers.iter().map(memory).collect()
 }

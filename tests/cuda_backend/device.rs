@@ -11,14 +11,14 @@ pub(crate) type Device = CudaBackend;
 
 /// Nothing to choose: the transport is the run's.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct DeviceOptions;
+pub(crate) struct DeviceOptions {}
 
 static NCCL: AtomicBool = AtomicBool::new(false);
 
 /// Can a world be made here?
 pub(crate) fn ready() -> Result<(), CudaFailure> {
     let first = DeviceOrdinal::all()?.into_iter().take(1).collect();
-    CudaWorld::new(CudaOptions::new(first)).map(drop)
+    CudaWorld::new(CudaOptions::new(first))?.backends().map(drop)
 }
 
 /// NCCL takes one rank per GPU.

@@ -12,6 +12,7 @@ mod bodies;
 mod device;
 
 use std::panic::catch_unwind;
+use std::time::Instant;
 
 fn main() {
     let wanted: Vec<String> =
@@ -29,8 +30,14 @@ fn main() {
     for transport in device::transports() {
         device::choose(transport);
         for (name, body) in &chosen {
-            println!("{transport:?}: {name} ...");
-            if catch_unwind(body).is_err() {
+            let begun = Instant::now();
+            let passed = catch_unwind(body).is_ok();
+            println!(
+                "{transport:?}: {name}: {} in {:.1?}",
+                if passed { "ok" } else { "FAILED" },
+                begun.elapsed()
+            );
+            if !passed {
                 failed.push(format!("{transport:?}: {name}"));
             }
         }

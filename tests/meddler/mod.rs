@@ -27,6 +27,8 @@ pub enum Moment {
     Download,
     /// A recording has ended.
     Recorded,
+    /// The world is about to be aborted; an error swallows the abort.
+    Abort,
 }
 
 /// Decides whether the backend goes on.
@@ -70,10 +72,15 @@ impl Switch {
 /// Backends of `ranks` ranks of which `victim` fails with its own words whenever it comes to `moment`
 /// and the switch is on.
 pub fn failing_at(moment: Moment, victim: RankId, ranks: u32, switch: &Switch) -> Vec<Meddler> {
+    failing_at_any(&[moment], victim, ranks, switch)
+}
+
+/// The same for several moments.
+pub fn failing_at_any(moments: &[Moment], victim: RankId, ranks: u32, switch: &Switch) -> Vec<Meddler> {
     let meddle = |inner: CpuBackend| {
-        let (rank, switch) = (inner.rank(), switch.clone());
+        let (rank, switch, moments) = (inner.rank(), switch.clone(), moments.to_vec());
         Meddler::new(inner, move |now| {
-            if now == moment && rank == victim && switch.is_on() {
+            if moments.contains(&now) && rank == victim && switch.is_on() {
                 return Err(BackendError::Host { rank, bytes: 0, reason: "the cable is out".into() });
             }
             Ok(())
@@ -190,6 +197,8 @@ impl Backend for Meddler {
         self.inner.intervals(bound, into);
     }
     fn abort(&self, reason: &str) {
-        self.inner.abort(reason);
+        if (self.hook)(Moment::Abort).is_ok() {
+            self.inner.abort(reason);
+        }
     }
 }

@@ -69,7 +69,9 @@ pub struct CudaGraph {
 
 fn load_kernels(context: &Context) -> Result<Kernels, CudaFailure> {
     context.make_current()?;
-    Kernels::for_current_context(KernelCache::of_user())
+    let kernels = Kernels::for_current_context(KernelCache::of_user())?;
+    kernels.load_all()?;
+    Ok(kernels)
 }
 
 impl CudaBackend {
@@ -77,7 +79,7 @@ impl CudaBackend {
         let missing = || CudaFailure::Refused(format!("{rank} has no device"));
         let context = Arc::clone(world.contexts.get(rank.index()).ok_or_else(missing)?);
         let kernels = Arc::new(load_kernels(&context)?);
-        let transfers = Stream::create(Arc::clone(&context), Priority::Greatest)?;
+        let transfers = Stream::create(Arc::clone(&context), Priority::Least)?;
         let progress = Arc::new(PinnedWords::zeroed(&context, LANES + 1)?);
         Ok(Self { world, rank, context, kernels, transfers, progress, lanes: Mutex::default() })
     }
@@ -121,7 +123,7 @@ impl CudaBackend {
         let too_much = || CudaFailure::Refused("more bytes than there are addresses".to_owned());
         let arena_bytes = bytes.checked_next_multiple_of(ALIGNMENT).ok_or_else(too_much)?;
         let all = arena_bytes.checked_add(signals.words() * size_of::<u32>()).ok_or_else(too_much)?;
-        let memory = DeviceMemory::zeroed(&self.context, all)?;
+        let memory = DeviceMemory::zeroed(&self.context, &self.transfers, all)?;
         let arena = memory.address();
         self.world.settle(self.rank, Home { arena, signals: arena.plus(arena_bytes) })?;
         Ok(CudaMemory { memory, arena_bytes })
@@ -265,13 +267,18 @@ impl Backend for CudaBackend {
             world: &self.world,
             context: &self.context,
             kernels: &self.kernels,
+            transfers: &self.transfers,
             homes: &homes,
             lanes: &lanes,
             progress: &self.progress,
             scale_fault: self.progress.address(SCALE_FAULT),
             arena: memory.memory.address(),
         };
-        bind(&binder, binding, memory.arena_bytes)
+        let bound = bind(&binder, binding, memory.arena_bytes)?;
+        // Loading code and allocating may wait for a device, hence for whoever waits on it: nobody steps before
+        // everybody has bound.
+        self.world.gather(self.rank).map_err(self.failed("meeting the other ranks"))?;
+        Ok(bound)
     }
 
     fn begin_step(&self, bound: &mut CudaBound) -> Result<(), BackendError> {

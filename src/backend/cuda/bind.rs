@@ -18,7 +18,7 @@ use super::kernels::Kernels;
 use super::memory::{DeviceMemory, PinnedWords};
 use super::prepare::Preparation;
 use super::signal::MemoryOperations;
-use super::stream::Event;
+use super::stream::{Event, Stream};
 use super::transport::{Route, scratch_bytes};
 use super::world::{Home, World};
 use crate::backend::BackendError;
@@ -31,6 +31,8 @@ pub(super) struct Binder<'a> {
     pub(super) world: &'a World,
     pub(super) context: &'a Arc<Context>,
     pub(super) kernels: &'a Kernels,
+    /// An idle stream.
+    pub(super) transfers: &'a Stream,
     pub(super) homes: &'a [Home],
     pub(super) lanes: &'a BTreeMap<LaneId, Option<Communication>>,
     /// Per lane a word for the last collective that is done, and one for a scale that could not be made.
@@ -91,7 +93,7 @@ impl Binder<'_> {
         }
         bytes
             .into_iter()
-            .map(|(lane, bytes)| Ok((lane, DeviceMemory::zeroed(self.context, bytes)?)))
+            .map(|(lane, bytes)| Ok((lane, DeviceMemory::zeroed(self.context, self.transfers, bytes)?)))
             .collect()
     }
 

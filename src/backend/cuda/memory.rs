@@ -10,6 +10,7 @@ use cudarc::driver::{result, sys};
 use super::address::DeviceAddress;
 use super::context::Context;
 use super::failure::CudaFailure;
+use super::stream::Stream;
 
 /// A range of one device's memory.
 #[derive(Debug)]
@@ -20,8 +21,9 @@ pub(super) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// `bytes` zeroed bytes; none at all for 0.
-    pub(super) fn zeroed(context: &Arc<Context>, bytes: usize) -> Result<Self, CudaFailure> {
+    /// `bytes` zeroed bytes; none at all for 0. `stream` zeroes them and is waited for, and no other: a stream of
+    /// another rank on the same device may be waiting for this one.
+    pub(super) fn zeroed(context: &Arc<Context>, stream: &Stream, bytes: usize) -> Result<Self, CudaFailure> {
         let context = Arc::clone(context);
         if bytes == 0 {
             return Ok(Self { context, address: DeviceAddress::NULL, bytes });
@@ -30,9 +32,8 @@ impl DeviceMemory {
         // SAFETY: the context is current; the range is owned by the value made here.
         let address = unsafe { result::malloc_sync(bytes) }.map_err(CudaFailure::driver("cuMemAlloc"))?;
         let memory = Self { context, address: DeviceAddress::new(address), bytes };
-        // SAFETY: the range was just allocated; the legacy stream is waited for.
-        unsafe { result::memset_d8_sync(address, 0, bytes) }.map_err(CudaFailure::driver("cuMemsetD8"))?;
-        result::ctx::synchronize().map_err(CudaFailure::driver("cuCtxSynchronize"))?;
+        stream.zero(memory.address, bytes)?;
+        stream.synchronize()?;
         Ok(memory)
     }
 

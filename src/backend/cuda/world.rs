@@ -38,7 +38,9 @@ pub enum Transport {
 /// Choices of a CUDA world.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CudaOptions {
-    /// The GPU of every rank, in rank order. Two ranks may share one.
+    /// The GPU of every rank, in rank order. Ranks may share one, for tests: they also share its hardware queues, where
+    /// a stream of one rank may stand behind a stream of another that waits for the first. Up to four ranks were
+    /// seen to get on, with `CUDA_DEVICE_MAX_CONNECTIONS=32` in the environment.
     pub devices: Vec<DeviceOrdinal>,
     /// `None` takes peer pulls where all GPUs reach each other, and NCCL elsewhere.
     pub transport: Option<Transport>,
@@ -186,6 +188,8 @@ pub(super) struct World {
 struct Meeting {
     homes: BTreeMap<RankId, Home>,
     ids: BTreeMap<CommId, UniqueId>,
+    /// How often each rank has come to [`World::gather`].
+    rounds: BTreeMap<RankId, u64>,
 }
 
 impl World {
@@ -210,6 +214,25 @@ impl World {
                 let missing = self.mesh.iter().filter(|rank| !meeting.homes.contains_key(rank));
                 format!("{} did not reserve memory", listed(missing))
             },
+        )
+    }
+
+    /// Waits until every rank has come here as often as this one.
+    pub(super) fn gather(&self, rank: RankId) -> Result<(), CudaFailure> {
+        let round = {
+            let mut meeting = lock(&self.meeting);
+            let rounds = meeting.rounds.entry(rank).or_default();
+            *rounds += 1;
+            *rounds
+        };
+        self.changed.notify_all();
+        let absent = |meeting: &Meeting| {
+            let behind = |rank: &RankId| meeting.rounds.get(rank).is_none_or(|rounds| *rounds < round);
+            self.mesh.iter().filter(behind).collect::<Vec<_>>()
+        };
+        self.meet(
+            |meeting| absent(meeting).is_empty().then_some(()),
+            |meeting| format!("{} did not bind the plan", listed(absent(meeting).into_iter())),
         )
     }
 

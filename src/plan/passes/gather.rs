@@ -69,10 +69,11 @@ fn add_gather(
         Content::Gathered(weight, orientation),
     );
     let layout = draft.weights.layout(weight);
-    let shard_bytes: usize = layout.shard_planes(orientation).iter().map(PlaneSpec::bytes).sum();
+    let planes = layout.shard_planes(orientation);
+    let shard_bytes = planes.iter().map(PlaneSpec::bytes).fold(0, usize::saturating_add);
     let op = Op::AllGather { weight, orientation, from: draft.slot(Content::Shard(weight, orientation)), to };
     let peers = draft.weights.mesh.ranks() as usize - 1;
-    let mut task = DraftTask::collective(op, name, Carrier::Gather, shard_bytes * peers);
+    let mut task = DraftTask::collective(op, name, Carrier::Gather, shard_bytes.saturating_mul(peers));
     task.release = issue.checked_sub(1).map(CallId::at);
     draft.add(issue, Section::Gathers, task);
     Supply { slot: to, stage: issue }

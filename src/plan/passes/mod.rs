@@ -13,6 +13,9 @@ mod optimize;
 mod quantize;
 mod reduce;
 
+use crate::format::ElementType;
+use crate::model::Mesh;
+
 pub(super) use buffers::buffers;
 pub(super) use columnwise::columnwise;
 pub(super) use compute::compute;
@@ -21,3 +24,8 @@ pub(super) use gather::gather;
 pub(super) use optimize::optimize;
 pub(super) use quantize::quantize;
 pub(super) use reduce::reduce;
+
+/// Bytes a rank receives when every other one sends it `elements` f32 values. Saturates.
+fn wire_bytes(elements: usize, mesh: Mesh) -> usize {
+    elements.saturating_mul(ElementType::F32.bytes()).saturating_mul(mesh.ranks() as usize - 1)
+}

@@ -5,7 +5,7 @@
 //! nothing: the optimizer writes them. A prologue is these ops alone, without a vote.
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
-use crate::format::ElementType;
+use super::wire_bytes;
 use crate::id::{BucketId, SlotId};
 use crate::layout::Content;
 use crate::model::Placement;
@@ -49,7 +49,7 @@ pub(in super::super) fn quantize(draft: &mut Draft<'_>, vote: Option<SlotId>) {
         }
     }
     if !pairs.is_empty() {
-        let bytes = elements * ElementType::F32.bytes() * (draft.weights.mesh.ranks() as usize - 1);
+        let bytes = wire_bytes(elements, draft.weights.mesh);
         let op = Op::AllReduce { reduction: Reduction::Max, pairs };
         draft.add(tail, Section::Tail, DraftTask::collective(op, "amaxes", Carrier::Reduce, bytes));
     }

@@ -8,13 +8,12 @@
 use std::collections::BTreeSet;
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
-use crate::format::ElementType;
+use super::wire_bytes;
 use crate::layout::Content;
 use crate::model::Placement;
 use crate::op::{Op, Reduction};
 
 pub(in super::super) fn reduce(draft: &mut Draft<'_>) {
-    let ranks = draft.weights.mesh.ranks() as usize;
     let mut begun = BTreeSet::new();
     for (stage, id, call) in draft.stages_of_calls() {
         for weight in &call.grads {
@@ -30,7 +29,7 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>) {
                         Content::ReducedGradient(*weight, id),
                     );
                     let op = Op::ReduceScatter { weight: *weight, from: gradient, to: reduced };
-                    let bytes = layout.stored_elements() * ElementType::F32.bytes() * (ranks - 1);
+                    let bytes = wire_bytes(layout.stored_elements(), draft.weights.mesh);
                     let task = DraftTask::collective(op, name, Carrier::Reduce, bytes);
                     draft.add(stage + 1, Section::Reduce, task);
                     (reduced, draft.slot(Content::MainGrad(*weight)))
@@ -55,9 +54,9 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>) {
                 (draft.slot(Content::LocalGrad(*weight)), draft.slot(Content::MainGrad(*weight)))
             })
             .collect();
-        let elements: usize = replicated.iter().map(|(_, elements)| elements).sum();
+        let elements = replicated.iter().fold(0, |sum: usize, (_, elements)| sum.saturating_add(*elements));
         let op = Op::AllReduce { reduction: Reduction::Sum, pairs };
-        let bytes = elements * ElementType::F32.bytes() * (ranks - 1);
+        let bytes = wire_bytes(elements, draft.weights.mesh);
         let task = DraftTask::collective(op, "gradients of replicated weights", Carrier::Reduce, bytes);
         draft.add(draft.tail(), Section::Tail, task);
     }

@@ -21,7 +21,11 @@ pub(super) fn check(plan: &StepPlan, accesses: &Accesses) -> Verdict<usize> {
         live.get(bounds.live_peak.index()).copied().unwrap_or(0),
         peak,
     )?;
-    equal("bounds.wire_bytes", bounds.wire_bytes, plan.tasks.iter().map(|task| task.wire_bytes).sum())?;
+    equal(
+        "bounds.wire_bytes",
+        bounds.wire_bytes,
+        plan.tasks.iter().fold(0, |sum: usize, task| sum.saturating_add(task.wire_bytes)),
+    )?;
     if bounds.live_weight_bytes > bounds.live_bytes {
         return refuse(
             "bounds.live_weight_bytes",

@@ -1,0 +1,96 @@
+//! Whole sessions: the first losses on GPUs against those on the CPU.
+//!
+//! Law: same programs, seeds and inputs; what is left are sums in another order. The first loss is a forward pass
+//! and must be close; later ones may drift, because a quantized weight can fall to the other side of a tie.
+
+use warpweft::config::{Capture, Config as Settings};
+use warpweft::format::Format;
+use warpweft::id::RankId;
+use warpweft::session::Session;
+
+use super::cuda::library::Gpus;
+use super::turn::turn;
+use crate::init::Stream;
+use crate::model::Config;
+use crate::placement::Placement;
+use crate::program;
+use crate::start::{Job, start};
+
+const STEPS: usize = 20;
+
+/// The losses of the first steps, and that of an evaluation behind them.
+fn losses(format: Format, settings: &Settings, placement: &Placement) -> Vec<f32> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(run(format, settings, placement))
+}
+
+async fn run(format: Format, settings: &Settings, placement: &Placement) -> Vec<f32> {
+    let config = Config { batch: 1, layers: 2, ..Config::default() }.check().unwrap();
+    let model = program::weights(&config, format).unwrap();
+    let declared = program::declare(&config, &model).unwrap();
+    let job = Job { settings, config: &config, declared: &declared, seed: 1 };
+    let mut session = start(job, placement).await.unwrap();
+    let mut losses = Vec::new();
+    for step in 0..STEPS {
+        write(&mut session, &config, "train", step, placement.ranks());
+        losses.push(session.step("train").await.unwrap().mean_output("loss").unwrap());
+    }
+    write(&mut session, &config, "evaluate", STEPS, placement.ranks());
+    losses.push(session.step("evaluate").await.unwrap().mean_output("loss").unwrap());
+    session.close().await.unwrap();
+    losses
+}
+
+/// Text that can be learned: each byte says much about the next.
+fn write(session: &mut Session, config: &Config, program: &str, step: usize, ranks: u32) {
+    for rank in 0..ranks {
+        let mut stream = Stream::keyed(step as u64, [u64::from(rank)]);
+        let start = stream.below(64);
+        let bytes: Vec<u8> =
+            (0..=config.tokens()).map(|i| ((start + i * 5 + stream.below(3)) % 64) as u8).collect();
+        session.write_input(program, RankId::new(rank), "tokens", &bytes[..config.tokens()]).unwrap();
+        session.write_input(program, RankId::new(rank), "targets", &bytes[1..]).unwrap();
+    }
+}
+
+fn settings(capture: Capture) -> Settings {
+    let mut settings = Settings::default();
+    settings.optimizer.lr = 1e-3;
+    settings.prefetch.depth = 2;
+    settings.capture = capture;
+    settings
+}
+
+/// The GPUs of so many ranks: their own where there are enough, else all on the first.
+fn placement(found: &Gpus, ranks: u32) -> Placement {
+    let own = found.count() >= ranks;
+    Placement::Cuda { gpus: (0..ranks).map(|rank| if own { rank } else { 0 }).collect() }
+}
+
+fn nvfp4() -> Format {
+    "nvfp4_2d".parse().unwrap()
+}
+
+#[test]
+fn the_first_losses_are_those_of_the_cpu() {
+    let Some((found, _alone)) = turn("losses") else { return };
+    let settings = settings(Capture::Off);
+    for (format, ranks) in [(Format::F32, 1), (nvfp4(), 2)] {
+        let cpu = losses(format, &settings, &Placement::Cpu { ranks, instead: None });
+        let gpu = losses(format, &settings, &placement(&found, ranks));
+        assert!((gpu[0] - cpu[0]).abs() < 1e-3, "step 1: {} on the GPU, {} on the CPU", gpu[0], cpu[0]);
+        assert!(cpu[STEPS] < cpu[0] - 1.0, "{cpu:?}: a model that learns nothing proves nothing");
+        for (step, (gpu, cpu)) in gpu.iter().zip(&cpu).enumerate() {
+            assert!((gpu - cpu).abs() < 0.01 * cpu, "step {}: {gpu} on the GPU, {cpu} on the CPU", step + 1);
+        }
+    }
+}
+
+#[test]
+fn recorded_steps_have_the_bits_of_eager_ones() {
+    let Some((found, _alone)) = turn("recorded steps") else { return };
+    let on_gpus = placement(&found, 2);
+    let eager = losses(nvfp4(), &settings(Capture::Off), &on_gpus);
+    let recorded = losses(nvfp4(), &settings(Capture::Step), &on_gpus);
+    assert_eq!(eager, recorded);
+}

@@ -1,0 +1,191 @@
+//! Where the ranks run: on the CPU, or each on a GPU.
+//!
+//! Law: decided once, from the flags and what the machine shows, before anything starts. `auto` never fails for
+//! want of a GPU, but says why it took the CPU; who names GPUs gets them or an error.
+
+use clap::ValueEnum;
+
+/// Ranks on the CPU unless `--ranks` says otherwise, and at most so many GPUs.
+const USUAL_RANKS: u32 = 4;
+
+/// `--device`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DeviceKind {
+    /// GPUs where there are enough, else the CPU.
+    Auto,
+    /// Threads of this machine.
+    Cpu,
+    /// One GPU per rank, in this process.
+    Cuda,
+}
+
+/// What the flags ask for.
+#[derive(Clone, Debug)]
+pub(crate) struct Wish {
+    /// `--device`.
+    pub(crate) device: DeviceKind,
+    /// `--ranks`.
+    pub(crate) ranks: Option<u32>,
+    /// `--devices`.
+    pub(crate) gpus: Option<Vec<u32>>,
+}
+
+/// Where the ranks run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Placement {
+    /// So many threads; and, where GPUs were looked for, why none is used.
+    Cpu {
+        /// How many ranks.
+        ranks: u32,
+        /// Why not on GPUs.
+        instead: Option<String>,
+    },
+    /// Rank `i` on the i-th of these GPUs.
+    Cuda {
+        /// Numbers of GPUs.
+        gpus: Vec<u32>,
+    },
+}
+
+impl Placement {
+    /// Number of ranks.
+    pub(crate) fn ranks(&self) -> u32 {
+        match self {
+            Self::Cpu { ranks, .. } => *ranks,
+            Self::Cuda { gpus } => gpus.len() as u32,
+        }
+    }
+}
+
+/// Flags that cannot be followed on this machine.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub(crate) enum PlacementError {
+    /// `--devices` beside `--device cpu`.
+    #[error("--devices names GPUs, but --device says cpu; leave one of them out")]
+    GpusOnCpu,
+    /// GPUs cannot be used at all.
+    #[error("--device cuda cannot be followed: {0}")]
+    NoCuda(String),
+    /// A GPU this machine has not.
+    #[error(
+        "GPU {asked} was asked for, but this machine shows {found}; see nvidia-smi -L and CUDA_VISIBLE_DEVICES"
+    )]
+    NoGpu {
+        /// The number asked for.
+        asked: u32,
+        /// How many there are.
+        found: u32,
+    },
+    /// Fewer GPUs than ranks.
+    #[error(
+        "{ranks} ranks need {ranks} GPUs, but this machine shows {found}; lower --ranks, or let ranks share GPUs, as in --devices 0,0"
+    )]
+    TooFew {
+        /// Ranks asked for.
+        ranks: u32,
+        /// GPUs there are.
+        found: u32,
+    },
+}
+
+/// Places the ranks. `look` counts the GPUs that can be used, or says why none can; it is called only if the answer
+/// matters.
+pub(crate) fn place(
+    wish: &Wish,
+    look: impl FnOnce() -> Result<u32, String>,
+) -> Result<Placement, PlacementError> {
+    let on_cpu = |instead| Placement::Cpu { ranks: wish.ranks.unwrap_or(USUAL_RANKS), instead };
+    let named = wish.gpus.is_some();
+    match wish.device {
+        DeviceKind::Cpu if named => Err(PlacementError::GpusOnCpu),
+        DeviceKind::Cpu => Ok(on_cpu(None)),
+        DeviceKind::Cuda => on_gpus(wish, look()),
+        DeviceKind::Auto if named => on_gpus(wish, look()),
+        DeviceKind::Auto => Ok(match (look(), wish.ranks) {
+            (Err(reason), _) => on_cpu(Some(reason)),
+            (Ok(0), _) => on_cpu(Some("this machine shows no GPU".into())),
+            (Ok(found), Some(ranks)) if ranks > found => {
+                on_cpu(Some(format!("{ranks} ranks were asked for, and this machine shows {found} GPUs")))
+            }
+            (found, _) => return on_gpus(wish, found),
+        }),
+    }
+}
+
+fn on_gpus(wish: &Wish, found: Result<u32, String>) -> Result<Placement, PlacementError> {
+    let found = found.map_err(PlacementError::NoCuda)?;
+    let gpus = match &wish.gpus {
+        Some(gpus) => gpus.clone(),
+        None => {
+            let ranks = wish.ranks.unwrap_or(found.clamp(1, USUAL_RANKS));
+            if ranks > found {
+                return Err(PlacementError::TooFew { ranks, found });
+            }
+            (0..ranks).collect()
+        }
+    };
+    match gpus.iter().find(|gpu| **gpu >= found) {
+        Some(&asked) => Err(PlacementError::NoGpu { asked, found }),
+        None => Ok(Placement::Cuda { gpus }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish(device: DeviceKind, ranks: Option<u32>, gpus: Option<&[u32]>) -> Wish {
+        Wish { device, ranks, gpus: gpus.map(<[u32]>::to_vec) }
+    }
+
+    fn cuda(gpus: &[u32]) -> Result<Placement, PlacementError> {
+        Ok(Placement::Cuda { gpus: gpus.to_vec() })
+    }
+
+    #[test]
+    fn auto_takes_gpus_where_there_are_enough_and_says_why_it_took_the_cpu() {
+        let auto = |ranks, found| place(&wish(DeviceKind::Auto, ranks, None), || found);
+        assert_eq!(auto(None, Ok(8)), cuda(&[0, 1, 2, 3]));
+        assert_eq!(auto(None, Ok(2)), cuda(&[0, 1]));
+        assert_eq!(auto(Some(3), Ok(4)), cuda(&[0, 1, 2]));
+        for (ranks, found, expected, word) in [
+            (None, Err("no libcuda".to_owned()), 4, "libcuda"),
+            (Some(2), Ok(0), 2, "no GPU"),
+            (Some(2), Ok(1), 2, "2 ranks"),
+        ] {
+            let Ok(Placement::Cpu { ranks, instead: Some(reason) }) = auto(ranks, found) else {
+                panic!("the CPU, with a reason")
+            };
+            assert_eq!(ranks, expected);
+            assert!(reason.contains(word), "{reason}");
+        }
+    }
+
+    #[test]
+    fn who_names_gpus_gets_them_or_an_error() {
+        let named = |device, gpus: &[u32], found| place(&wish(device, None, Some(gpus)), || found);
+        assert_eq!(named(DeviceKind::Auto, &[3, 1], Ok(4)), cuda(&[3, 1]));
+        assert_eq!(named(DeviceKind::Cuda, &[0, 0], Ok(1)), cuda(&[0, 0]), "ranks may share a GPU");
+        assert_eq!(
+            named(DeviceKind::Auto, &[0, 4], Ok(4)),
+            Err(PlacementError::NoGpu { asked: 4, found: 4 })
+        );
+        assert_eq!(named(DeviceKind::Cpu, &[0], Ok(4)), Err(PlacementError::GpusOnCpu));
+        let missing = || Err("no libcuda".to_owned());
+        assert_eq!(
+            named(DeviceKind::Auto, &[0], missing()),
+            Err(PlacementError::NoCuda("no libcuda".into()))
+        );
+        let ranks = |ranks, found| place(&wish(DeviceKind::Cuda, ranks, None), || found);
+        assert_eq!(ranks(Some(2), Ok(1)), Err(PlacementError::TooFew { ranks: 2, found: 1 }));
+        assert_eq!(ranks(None, Ok(0)), Err(PlacementError::TooFew { ranks: 1, found: 0 }));
+        assert_eq!(ranks(None, missing()), Err(PlacementError::NoCuda("no libcuda".into())));
+    }
+
+    #[test]
+    fn who_wants_the_cpu_is_not_kept_waiting_for_a_driver() {
+        let placement =
+            place(&wish(DeviceKind::Cpu, None, None), || panic!("nobody looks for GPUs")).unwrap();
+        assert_eq!(placement, Placement::Cpu { ranks: 4, instead: None });
+    }
+}

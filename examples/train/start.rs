@@ -1,0 +1,81 @@
+//! From a placement to a session: the same programs and first values on either device.
+
+use std::error::Error;
+
+use warpweft::compute::Surface;
+use warpweft::config::Config as Settings;
+use warpweft::id::RankId;
+use warpweft::session::{Session, SessionBuilder};
+
+use crate::closure::Transformer;
+use crate::host::Host;
+use crate::init;
+use crate::model::{Config, parameters};
+use crate::placement::Placement;
+use crate::program::Declared;
+
+/// Everything but the device.
+#[derive(Clone, Copy)]
+pub(crate) struct Job<'a> {
+    /// Formats, prefetch, optimizer.
+    pub(crate) settings: &'a Settings,
+    /// Sizes.
+    pub(crate) config: &'a Config,
+    /// The programs.
+    pub(crate) declared: &'a Declared,
+    /// Of the first values.
+    pub(crate) seed: u64,
+}
+
+/// Starts the ranks.
+pub(crate) async fn start(job: Job<'_>, placement: &Placement) -> Result<Session, Box<dyn Error>> {
+    let (config, declared) = (job.config.clone(), job.declared.clone());
+    match placement {
+        Placement::Cpu { ranks, .. } => {
+            let closure = move |_: RankId| Transformer::new(&declared, Host::new(&config));
+            let builder = Session::builder(job.settings.clone(), closure);
+            Ok(dressed(builder, job).start_cpu(*ranks).await?)
+        }
+        #[cfg(feature = "cuda")]
+        Placement::Cuda { gpus } => {
+            use warpweft::backend::cuda::DeviceOrdinal;
+            let kernels = crate::cuda::kernels(gpus)?;
+            let devices: Vec<_> = gpus.iter().map(|gpu| DeviceOrdinal::new(*gpu)).collect();
+            let numbers = gpus.clone();
+            let closure = move |rank: RankId| {
+                let (gpu, code) = (numbers[rank.index()], &kernels[rank.index()]);
+                Transformer::new(&declared, crate::cuda::Gpu::new(&config, gpu, code))
+            };
+            let builder = Session::builder(job.settings.clone(), closure);
+            Ok(dressed(builder, job).start_cuda(devices).await?)
+        }
+        #[cfg(not(feature = "cuda"))]
+        Placement::Cuda { .. } => Err(NO_BACKEND.into()),
+    }
+}
+
+/// How many GPUs the example can use, or why it can use none.
+pub(crate) fn usable_gpus() -> Result<u32, String> {
+    #[cfg(feature = "cuda")]
+    return crate::cuda::gpus().map(|gpus| gpus.count()).map_err(|failure| failure.to_string());
+    #[cfg(not(feature = "cuda"))]
+    return Err(NO_BACKEND.into());
+}
+
+/// Said where the example was built without the backend.
+#[cfg(not(feature = "cuda"))]
+const NO_BACKEND: &str = "this build has no CUDA backend; build it with the feature `cuda`";
+
+fn dressed<S: Surface + 'static>(builder: SessionBuilder<S>, job: Job<'_>) -> SessionBuilder<S> {
+    let masters: Vec<_> = parameters(job.config)
+        .into_iter()
+        .map(|parameter| (parameter.name.clone(), init::initial(&parameter, job.seed)))
+        .collect();
+    builder.program(job.declared.train.clone()).program(job.declared.evaluate.clone()).initialize(
+        move |name, first_row, cols, rows| {
+            if let Some((_, values)) = masters.iter().find(|(other, _)| other == name) {
+                rows.copy_from_slice(&values[first_row * cols..][..rows.len()]);
+            }
+        },
+    )
+}

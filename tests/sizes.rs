@@ -1,0 +1,162 @@
+//! Sizes near the end of what can be addressed: each is planned or refused by name, none overflows.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use proptest::prelude::*;
+use warpweft::config::{Backward, Columnwise, Config};
+use warpweft::format::{ElementType, Format, FormatError, Orientation, Shape};
+use warpweft::id::RankId;
+use warpweft::layout::{Content, MAX_ARENA, Weights, aligned};
+use warpweft::model::{
+    BufferSpec, DeclareError, Form, Lifetime, Mesh, Model, Phase, Placement, Role, ShardLayout, StepProgram,
+    WeightSpec,
+};
+use warpweft::plan::{PlanError, Policy, StepPlan};
+
+fn buffer(name: &str, elements: usize, lifetime: Lifetime, role: Role) -> BufferSpec {
+    BufferSpec { name: name.into(), elements, element: ElementType::F32, role, lifetime }
+}
+
+/// A program that trains one weight and writes one buffer.
+fn program(spec: WeightSpec, buffer: BufferSpec) -> Result<StepProgram, DeclareError> {
+    let mut model = Model::builder();
+    let weight = model.add(spec)?;
+    let mut program = StepProgram::builder("train", &model.build());
+    let buffer = program.buffer(buffer)?;
+    let call = program.call("fit", Phase::Backward).uses(weight, Orientation::Rowwise, Form::Dense);
+    call.gradient(weight).writes(buffer).add()?;
+    program.build_training()
+}
+
+fn weight(shape: Shape, format: Format, placement: Placement) -> WeightSpec {
+    WeightSpec { name: "w".into(), shape, format, placement }
+}
+
+fn plan(program: &StepProgram, ranks: u32, policy: &Policy) -> Result<StepPlan, PlanError> {
+    StepPlan::build(program, policy, Mesh::new(ranks).unwrap())
+}
+
+#[test]
+fn a_weight_that_cannot_be_addressed_is_refused_at_its_declaration() {
+    for placement in [Placement::Sharded, Placement::Replicated] {
+        for shape in [Shape::new(usize::MAX, 1), Shape::new(1 << 40, 1 << 40), Shape::new(1, usize::MAX)] {
+            let error = Model::builder().add(weight(shape, Format::F32, placement)).unwrap_err();
+            let DeclareError::Format { weight, source } = error else { panic!("{error}") };
+            assert_eq!(weight, "w");
+            assert!(matches!(source, FormatError::ShapeTooLarge { .. }), "{source}");
+        }
+    }
+}
+
+#[test]
+fn a_buffer_that_cannot_be_addressed_is_refused_at_its_declaration() {
+    let mut program = StepProgram::builder("train", &Model::builder().build());
+    for elements in [usize::MAX, usize::MAX / 4, MAX_ARENA / 4 + 1] {
+        let spec = buffer("activations", elements, Lifetime::Step, Role::Output);
+        let error = program.buffer(spec).unwrap_err();
+        assert!(matches!(error, DeclareError::TooLarge { .. }), "{error}");
+        assert!(error.to_string().contains("`activations`"), "{error}");
+    }
+    program.buffer(buffer("activations", MAX_ARENA / 4, Lifetime::Step, Role::Output)).unwrap();
+}
+
+#[test]
+fn slots_that_fit_alone_but_not_together_are_refused_with_the_one_that_was_too_much() {
+    let policy = Policy::from(&Config::default());
+    let small = weight(Shape::new(16, 16), Format::F32, Placement::Sharded);
+    let half = MAX_ARENA / 8 + 1;
+    for (lifetime, role, expected) in [
+        (Lifetime::Step, Role::Output, "slot `x`"),
+        (Lifetime::Carried, Role::Output, "slot `x staging`"),
+        (Lifetime::Carried, Role::Internal, ""),
+    ] {
+        let declared = program(small.clone(), buffer("x", half, lifetime, role)).unwrap();
+        match plan(&declared, 2, &policy) {
+            Ok(made) => assert!(expected.is_empty() && made.arena.bytes() > half * 4),
+            Err(error) => {
+                assert!(matches!(&error, PlanError::TooLarge { limit: MAX_ARENA, .. }), "{error}");
+                assert!(!expected.is_empty() && error.to_string().contains(expected), "{error}");
+            }
+        }
+    }
+}
+
+/// The padding of every rank's rows to whole tiles, times the ranks, is what overflows first.
+#[test]
+fn a_mesh_that_pads_a_weight_beyond_memory_is_refused() {
+    let policy = Policy::from(&Config::default());
+    let wide = weight(Shape::new(16, 1 << 50), Format::NVFP4_2D, Placement::Sharded);
+    let declared = program(wide, buffer("x", 4, Lifetime::Step, Role::Output)).unwrap();
+    assert!(plan(&declared, 1, &policy).is_ok());
+    let error = plan(&declared, u32::MAX, &policy).unwrap_err();
+    assert!(matches!(&error, PlanError::TooLarge { what, .. } if what.contains('w')), "{error}");
+}
+
+#[test]
+fn alignment_saturates_at_the_end_of_memory() {
+    assert_eq!((aligned(0), aligned(1), aligned(256)), (0, 256, 256));
+    assert_eq!((aligned(usize::MAX - 255), aligned(usize::MAX)), (usize::MAX - 255, usize::MAX));
+}
+
+/// Sizes of every magnitude, and those around the ends of the word.
+fn size() -> impl Strategy<Value = usize> {
+    let magnitude = (0..usize::BITS).prop_flat_map(|bit| 0..=usize::MAX >> bit);
+    let edge =
+        (0..usize::BITS, 0usize..3).prop_map(|(bit, off)| (usize::MAX >> bit).saturating_sub(off).max(1));
+    prop_oneof![magnitude, edge]
+}
+
+fn format() -> impl Strategy<Value = Format> {
+    proptest::sample::select(
+        Format::CANONICAL.into_iter().filter(|format| format.check_weight().is_ok()).collect::<Vec<_>>(),
+    )
+}
+
+proptest! {
+    /// PL-6: whoever gets a plan can address its arena; everybody else gets an error.
+    #[test]
+    fn any_size_is_planned_within_what_can_be_addressed_or_refused(
+        rows in size(), cols in size(), elements in size(),
+        format in format(), replicated: bool, carried: bool,
+        ranks in prop_oneof![1u32..9, Just(u32::MAX), 1u32..],
+        keep: bool,
+    ) {
+        let tile = format.row_tile().max(32);
+        let shape = Shape::new(rows / tile * tile, cols / tile * tile);
+        let spec = if replicated {
+            weight(Shape::new(rows, cols), Format::F32, Placement::Replicated)
+        } else {
+            weight(shape, format, Placement::Sharded)
+        };
+        let lifetime = if carried { Lifetime::Carried } else { Lifetime::Step };
+        let Ok(declared) = program(spec, buffer("x", elements, lifetime, Role::Output)) else { return Ok(()) };
+        let mut policy = Policy::from(&Config::default());
+        if keep {
+            (policy.backward, policy.columnwise) = (Backward::Keep, Columnwise::Keep);
+        }
+        if let Ok(made) = plan(&declared, ranks, &policy) {
+            prop_assert!(made.arena.bytes() <= MAX_ARENA);
+            for slot in &made.arena.slots {
+                prop_assert!(slot.region.end() <= made.arena.bytes());
+            }
+        }
+    }
+
+    #[test]
+    fn shards_and_contents_saturate_instead_of_wrapping_around(
+        rows in size(), cols in size(), format in format(), ranks in 1u32.., rank: u32,
+    ) {
+        let spec = weight(Shape::new(rows, cols), format, Placement::Sharded);
+        let mesh = Mesh::new(ranks).unwrap();
+        let shard = ShardLayout::new(&spec, mesh);
+        prop_assert!(shard.padded_rows() >= rows);
+        let part = shard.rows_of(RankId::new(rank));
+        prop_assert!(part.begin + part.rows <= rows);
+        let weights = Weights::new(&[spec], mesh);
+        let id = warpweft::id::WeightId::new(0);
+        let elements = rows as u128 * cols as u128;
+        let dense = Content::Dense(id, Orientation::Rowwise).bytes(&weights, |_| 0);
+        prop_assert_eq!(dense as u128, elements.saturating_mul(4).min(usize::MAX as u128));
+        let gathered = Content::Gathered(id, Orientation::Rowwise).bytes(&weights, |_| 0);
+        prop_assert!(gathered as u128 >= (elements / 2).min(usize::MAX as u128));
+    }
+}
