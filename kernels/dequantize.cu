@@ -31,38 +31,49 @@ struct DequantizeArguments {
     const DequantizeTensor* tensors;
 };
 
+// Values as they are stored: a lane makes 16 bytes of a row.
 struct ToF32 {
     static constexpr u32 BYTES = 4;
-    static __device__ __forceinline__ void four(u8* out, float4 v) { *reinterpret_cast<float4*>(out) = v; }
+    static constexpr u32 COLUMNS = 4;
+    static __device__ __forceinline__ void store(u8* out, const float (&v)[4]) {
+        *reinterpret_cast<float4*>(out) = make_float4(v[0], v[1], v[2], v[3]);
+    }
     static __device__ __forceinline__ void one(u8* out, float v) { *reinterpret_cast<float*>(out) = v; }
 };
 
 struct ToBf16 {
     static constexpr u32 BYTES = 2;
-    static __device__ __forceinline__ void four(u8* out, float4 v) {
-        u32 low = bf16_bits(round_to_bf16(v.x)) | u32(bf16_bits(round_to_bf16(v.y))) << 16;
-        u32 high = bf16_bits(round_to_bf16(v.z)) | u32(bf16_bits(round_to_bf16(v.w))) << 16;
-        *reinterpret_cast<uint2*>(out) = make_uint2(low, high);
+    static constexpr u32 COLUMNS = 8;
+    static __device__ __forceinline__ void store(u8* out, const float (&v)[8]) {
+        *reinterpret_cast<uint4*>(out) = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]),
+                                                    pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
     }
     static __device__ __forceinline__ void one(u8* out, float v) {
         *reinterpret_cast<u16*>(out) = bf16_bits(round_to_bf16(v));
     }
 };
 
-// Formats: codes of four neighbours as they are stored, their values, and the factor of a column's block.
+// Formats: codes as they are stored, their values, and the factor of a column's block. A block is at least 16
+// columns wide.
 struct Nvfp4 {
-    static __device__ __forceinline__ u32 load4(const u8* data, u64 at) {
-        return __ldg(reinterpret_cast<const u16*>(data + at / 2));
+    // Codes of four or eight neighbours.
+    template <u32 COUNT>
+    struct Codes {
+        u32 bits;
+    };
+    template <u32 COUNT>
+    static __device__ __forceinline__ Codes<COUNT> load(const u8* data, u64 at) {
+        const u8* from = data + at / 2;
+        return {COUNT == 4 ? u32(__ldg(reinterpret_cast<const u16*>(from)))
+                           : __ldg(reinterpret_cast<const u32*>(from))};
     }
-    // The column is even.
-    static __device__ __forceinline__ u32 load_one(const u8* data, u64 at) {
-        return (__ldg(data + at / 2) >> (4 * (at % 2))) & 15;
+    template <u32 COUNT>
+    static __device__ __forceinline__ float decode(const Codes<COUNT>& codes, u32 k) {
+        return E2m1::decode(codes.bits >> (4 * k));
     }
-    static __device__ __forceinline__ float4 decode4(u32 codes) {
-        return make_float4(E2m1::decode(codes), E2m1::decode(codes >> 4), E2m1::decode(codes >> 8),
-                           E2m1::decode(codes >> 12));
+    static __device__ __forceinline__ float decode_one(const u8* data, u64 at) {
+        return E2m1::decode(__ldg(data + at / 2) >> (4 * (at % 2)));
     }
-    static __device__ __forceinline__ float decode(u32 code) { return E2m1::decode(code); }
     static __device__ __forceinline__ float factor(const DequantizeTensor& t, float tensor, u32 row, u32 column) {
         u32 scale = __ldg(t.scale + u64(row) * t.pitch + column / 16);
         return (E4m3::decode(scale) * tensor) * (1.0f / 2688.0f);
@@ -71,15 +82,29 @@ struct Nvfp4 {
 
 template <class Element>
 struct Fp8Codes {
-    static __device__ __forceinline__ u32 load4(const u8* data, u64 at) {
-        return __ldg(reinterpret_cast<const u32*>(data + at));
+    template <u32 COUNT>
+    struct Codes {
+        u32 bits[COUNT / 4];
+    };
+    template <u32 COUNT>
+    static __device__ __forceinline__ Codes<COUNT> load(const u8* data, u64 at) {
+        Codes<COUNT> codes;
+        if (COUNT == 4) {
+            codes.bits[0] = __ldg(reinterpret_cast<const u32*>(data + at));
+        } else {
+            uint2 v = __ldg(reinterpret_cast<const uint2*>(data + at));
+            codes.bits[0] = v.x;
+            codes.bits[1 % (COUNT / 4)] = v.y;
+        }
+        return codes;
     }
-    static __device__ __forceinline__ u32 load_one(const u8* data, u64 at) { return __ldg(data + at); }
-    static __device__ __forceinline__ float4 decode4(u32 codes) {
-        return make_float4(Element::decode(codes & 0xFF), Element::decode((codes >> 8) & 0xFF),
-                           Element::decode((codes >> 16) & 0xFF), Element::decode(codes >> 24));
+    template <u32 COUNT>
+    static __device__ __forceinline__ float decode(const Codes<COUNT>& codes, u32 k) {
+        return Element::decode((codes.bits[k / 4] >> (8 * (k % 4))) & 0xFF);
     }
-    static __device__ __forceinline__ float decode(u32 code) { return Element::decode(code); }
+    static __device__ __forceinline__ float decode_one(const u8* data, u64 at) {
+        return Element::decode(__ldg(data + at));
+    }
 };
 
 template <class Element>
@@ -109,75 +134,100 @@ struct Mxfp8Rowwise : Fp8Codes<E4m3> {
     }
 };
 
-// A warp takes 16 rows, 128 columns.
+// Four neighbouring bytes.
+__device__ __forceinline__ u32 load_four(const u8* at, bool aligned) {
+    if (aligned) return __ldg(reinterpret_cast<const u32*>(at));
+    return __ldg(at) | u32(__ldg(at + 1)) << 8 | u32(__ldg(at + 2)) << 16 | u32(__ldg(at + 3)) << 24;
+}
+
+// A warp takes 16 rows, as many columns as 512 bytes of values hold.
 template <class Format, class Out>
 __device__ __forceinline__ void dequantize(const DequantizeArguments& all) {
     constexpr u32 ROWS = 16;
+    constexpr u32 COLUMNS = Out::COLUMNS;
     Place place = place_of(all.tiles, blockIdx.x);
     const DequantizeTensor& t = all.tensors[place.tensor];
     u32 item = place.tile * WARPS + warp();
-    Strip strip = strip_of(item, divide_up(t.cols, PATCH_COLUMNS), ROWS);
-    u32 column = strip.column + 4 * lane();
-    if (strip.row >= t.rows || column >= t.cols) return;
+    u32 across = max(divide_up(t.cols, 32 * COLUMNS), 1u);
+    u32 top = item / across * ROWS;
+    u32 column = (item % across * 32 + lane()) * COLUMNS;
+    if (top >= t.rows || column >= t.cols) return;
     float tensor = t.tensor_scale == nullptr ? 1.0f : __ldg(t.tensor_scale);
-    u64 at = u64(strip.row) * t.cols + column;
-    if (t.aligned && strip.row + ROWS <= t.rows && column + 4 <= t.cols) {
+    u64 at = u64(top) * t.cols + column;
+    if (t.aligned && top + ROWS <= t.rows && column + COLUMNS <= t.cols) {
 #pragma unroll
         for (u32 part = 0; part < ROWS; part += PATCH_ROWS) {
-            u32 codes[PATCH_ROWS];
+            typename Format::template Codes<COLUMNS> codes[PATCH_ROWS];
             float factors[PATCH_ROWS];
 #pragma unroll
-            for (u32 r = 0; r < PATCH_ROWS; ++r) codes[r] = Format::load4(t.data, at + u64(part + r) * t.cols);
-#pragma unroll
             for (u32 r = 0; r < PATCH_ROWS; ++r) {
-                factors[r] = Format::factor(t, tensor, strip.row + part + r, column);
+                codes[r] = Format::template load<COLUMNS>(t.data, at + u64(part + r) * t.cols);
             }
 #pragma unroll
+            for (u32 r = 0; r < PATCH_ROWS; ++r) factors[r] = Format::factor(t, tensor, top + part + r, column);
+#pragma unroll
             for (u32 r = 0; r < PATCH_ROWS; ++r) {
-                float4 v = Format::decode4(codes[r]);
-                v = make_float4(v.x * factors[r], v.y * factors[r], v.z * factors[r], v.w * factors[r]);
-                Out::four(t.out + (at + u64(part + r) * t.cols) * Out::BYTES, v);
+                float v[COLUMNS];
+#pragma unroll
+                for (u32 k = 0; k < COLUMNS; ++k) v[k] = Format::decode(codes[r], k) * factors[r];
+                Out::store(t.out + (at + u64(part + r) * t.cols) * Out::BYTES, v);
             }
         }
         return;
     }
-    for (u32 row = strip.row; row < min(strip.row + ROWS, t.rows); ++row) {
-        for (u32 k = 0; k < 4 && column + k < t.cols; ++k) {
+    for (u32 row = top; row < min(top + ROWS, t.rows); ++row) {
+        for (u32 k = 0; k < COLUMNS && column + k < t.cols; ++k) {
             u64 one = u64(row) * t.cols + column + k;
             float factor = Format::factor(t, tensor, row, column + k);
-            Out::one(t.out + one * Out::BYTES, Format::decode(Format::load_one(t.data, one)) * factor);
+            Out::one(t.out + one * Out::BYTES, Format::decode_one(t.data, one) * factor);
         }
     }
 }
 
-// Columnwise MXFP8: data and scales of [M, K], values of [K, M]. A block takes 32 rows, 64 columns.
+// Columnwise MXFP8: data and scales of [M, K], values of [K, M], M and K multiples of 32. A thread reads four
+// columns of as many rows as 16 bytes of values hold, and writes them as four rows; eight threads lie side by side
+// and four one below the other. A warp takes 32 columns, and two such squares per thread.
 template <class Out>
 __device__ __forceinline__ void dequantize_columns(const DequantizeArguments& all) {
-    constexpr u32 ROWS = 32;
-    constexpr u32 COLUMNS = 64;
-    __shared__ float values[COLUMNS][ROWS + 1];
+    constexpr u32 ROWS = Out::COLUMNS;
+    constexpr u32 SQUARES = 2;
+    constexpr u32 HEIGHT = 4 * ROWS * SQUARES;
     Place place = place_of(all.tiles, blockIdx.x);
     const DequantizeTensor& t = all.tensors[place.tensor];
-    u32 across = max(divide_up(t.cols, COLUMNS), 1u);
-    u32 top = place.tile / across * ROWS;
-    u32 left = place.tile % across * COLUMNS;
+    u32 item = place.tile * WARPS + warp();
+    u32 down = max(divide_up(t.rows, HEIGHT), 1u);
+    u32 top = item % down * HEIGHT + lane() / 8 * ROWS;
+    u32 left = item / down * 32 + lane() % 8 * 4;
+    if (left >= t.cols) return;
+    u32 codes[SQUARES][ROWS];
+    u32 scales[SQUARES];
 #pragma unroll
-    for (u32 i = threadIdx.x; i < ROWS * COLUMNS; i += THREADS) {
-        u32 row = top + i / COLUMNS;
-        u32 column = left + i % COLUMNS;
-        if (row < t.rows && column < t.cols) {
-            u32 code = __ldg(t.data + u64(row) * t.cols + column);
-            float factor = E8m0::decode(__ldg(t.scale + u64(row / 32) * t.pitch + column));
-            values[i % COLUMNS][i / COLUMNS] = E4m3::decode(code) * factor;
-        }
+    for (u32 n = 0; n < SQUARES; ++n) {
+        u32 row = top + n * 4 * ROWS;
+        if (row >= t.rows) continue;
+        // Columns divide by 32, hence so do rows of the planes: words can be read if the planes begin at words.
+        const u8* scale = t.scale + u64(row / 32) * t.pitch + left;
+        const u8* data = t.data + u64(row) * t.cols + left;
+        scales[n] = load_four(scale, t.aligned);
+#pragma unroll
+        for (u32 r = 0; r < ROWS; ++r) codes[n][r] = load_four(data + u64(r) * t.cols, t.aligned);
     }
-    __syncthreads();
 #pragma unroll
-    for (u32 i = threadIdx.x; i < ROWS * COLUMNS; i += THREADS) {
-        u32 row = top + i % ROWS;
-        u32 column = left + i / ROWS;
-        if (row < t.rows && column < t.cols) {
-            Out::one(t.out + (u64(column) * t.rows + row) * Out::BYTES, values[i / ROWS][i % ROWS]);
+    for (u32 n = 0; n < SQUARES; ++n) {
+        u32 row = top + n * 4 * ROWS;
+        if (row >= t.rows) continue;
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) {
+            float factor = E8m0::decode((scales[n] >> (8 * k)) & 0xFF);
+            float v[ROWS];
+#pragma unroll
+            for (u32 r = 0; r < ROWS; ++r) v[r] = E4m3::decode((codes[n][r] >> (8 * k)) & 0xFF) * factor;
+            u8* to = t.out + (u64(left + k) * t.rows + row) * Out::BYTES;
+            if (t.aligned) {
+                Out::store(to, v);
+            } else {
+                for (u32 r = 0; r < ROWS; ++r) Out::one(to + r * Out::BYTES, v[r]);
+            }
         }
     }
 }
@@ -235,17 +285,28 @@ constexpr u32 FLAT_TILE = 8192;
 
 template <class In, class Out>
 __device__ __forceinline__ void dense(const DequantizeArguments& all) {
+    constexpr u32 COLUMNS = Out::COLUMNS;
+    constexpr u32 STEPS = FLAT_TILE / (COLUMNS * THREADS);
     Place place = place_of(all.tiles, blockIdx.x);
     const DequantizeTensor& t = all.tensors[place.tensor];
     u64 count = u64(t.rows) * t.cols;
     u64 first = u64(place.tile) * FLAT_TILE;
     if (t.aligned && first + FLAT_TILE <= count) {
-        u64 own = first + 4 * threadIdx.x;
-        float4 v[8];
+        u64 own = first + COLUMNS * threadIdx.x;
+        float v[STEPS][COLUMNS];
 #pragma unroll
-        for (u32 i = 0; i < 8; ++i) v[i] = In::load4(t.data, own + i * 4 * THREADS);
+        for (u32 i = 0; i < STEPS; ++i) {
 #pragma unroll
-        for (u32 i = 0; i < 8; ++i) Out::four(t.out + (own + i * 4 * THREADS) * Out::BYTES, v[i]);
+            for (u32 k = 0; k < COLUMNS; k += 4) {
+                float4 four = In::load4(t.data, own + i * COLUMNS * THREADS + k);
+                v[i][k] = four.x;
+                v[i][k + 1] = four.y;
+                v[i][k + 2] = four.z;
+                v[i][k + 3] = four.w;
+            }
+        }
+#pragma unroll
+        for (u32 i = 0; i < STEPS; ++i) Out::store(t.out + (own + i * COLUMNS * THREADS) * Out::BYTES, v[i]);
     } else {
         u64 end = min(first + FLAT_TILE, count);
         for (u64 at = first + threadIdx.x; at < end; at += THREADS) {

@@ -20,10 +20,16 @@ __device__ __forceinline__ float round_to_bf16(float value) {
     return __uint_as_float(bits & 0xFFFF0000u);
 }
 
-// The same for two values at once and by one instruction; NaN becomes the canonical NaN.
-__device__ __forceinline__ void round_both_to_bf16(float& a, float& b) {
+// Two values rounded at once, by one instruction, the first in the lower half; NaN becomes the canonical NaN.
+__device__ __forceinline__ u32 pack_bf16(float a, float b) {
     u32 pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
+    return pair;
+}
+
+// The same, each as an f32.
+__device__ __forceinline__ void round_both_to_bf16(float& a, float& b) {
+    u32 pair = pack_bf16(a, b);
     a = __uint_as_float(pair << 16);
     b = __uint_as_float(pair & 0xFFFF0000u);
 }

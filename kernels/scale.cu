@@ -2,8 +2,9 @@
 // for the cast, the tensor's own scale.
 //
 // Laws:
-// - One thread makes four neighbouring entries of the scale plane; the plane's pitch is a multiple of four.
-//   Entries that belong to no block are zeroed by the thread whose quad they are in.
+// - A thread makes quads: four neighbouring entries of the scale plane, whose pitch is a multiple of four. It
+//   takes four quads, and reads the amaxes of all before it divides. Entries that belong to no block are zeroed
+//   with the quad they are in.
 // - Every division is IEEE, and the order of operations is the format's (see each function).
 // - A tensor whose amax has no scale (NVFP4, not finite) keeps its planes; the fault word, which then names
 //   the first such tensor, makes it an error of the step.
@@ -25,7 +26,9 @@ struct ScaleTensor {
     u32 pitch;
     // Plane rows that repeat the scales of one row of blocks.
     u32 repeat;
-    u32 aligned;
+    // May four entries of the plane be stored at once? Four amaxes be read, and four factors stored?
+    u16 plane_aligned;
+    u16 blocks_aligned;
 };
 static_assert(sizeof(ScaleTensor) == 64, "kernels::scale::TensorArguments");
 
@@ -42,25 +45,61 @@ struct ScaleArguments {
     u32 reserved;
 };
 
-// Where a thread's quad of plane entries begins.
+constexpr u32 QUADS = 4;
+
+// Where a quad of plane entries begins, and how many of them are scales of blocks.
 struct Quad {
     u32 row;
     u32 column;
+    u32 valid;
 };
 
-__device__ __forceinline__ Quad quad_of(const ScaleTensor& t, u32 tile) {
+__device__ __forceinline__ Quad quad_of(const ScaleTensor& t, u32 tile, u32 n) {
     u32 across = max(t.pitch / 4, 1u);
-    u32 quad = tile * THREADS + threadIdx.x;
-    return Quad{quad / across, quad % across * 4};
+    u32 number = (tile * QUADS + n) * THREADS + threadIdx.x;
+    u32 row = number / across;
+    u32 column = number % across * 4;
+    bool is_block = row < t.grid_rows && column < t.grid_cols;
+    return Quad{row, column, is_block ? min(t.grid_cols - column, 4u) : 0};
 }
 
-__device__ __forceinline__ void store_quad(const ScaleTensor& t, u32 row, u32 column, u32 bytes) {
+__device__ __forceinline__ u64 block_of(const ScaleTensor& t, const Quad& quad) {
+    return u64(quad.row) * t.grid_cols + quad.column;
+}
+
+// Amaxes of a quad; those of entries without a block are 0.
+__device__ __forceinline__ float4 load_amaxes(const ScaleTensor& t, const Quad& quad) {
+    const float* at = t.block_amax + block_of(t, quad);
+    if (quad.valid == 4 && t.blocks_aligned) return load16(at);
+    float4 v;
+    v.x = quad.valid > 0 ? __ldg(at) : 0.0f;
+    v.y = quad.valid > 1 ? __ldg(at + 1) : 0.0f;
+    v.z = quad.valid > 2 ? __ldg(at + 2) : 0.0f;
+    v.w = quad.valid > 3 ? __ldg(at + 3) : 0.0f;
+    return v;
+}
+
+__device__ __forceinline__ void store_factors(const ScaleTensor& t, const Quad& quad, float4 factors) {
+    float* to = t.encode + block_of(t, quad);
+    if (quad.valid == 4 && t.blocks_aligned) {
+        *reinterpret_cast<float4*>(to) = factors;
+        return;
+    }
+    for (u32 k = 0; k < quad.valid; ++k) to[k] = component(factors, k);
+}
+
+__device__ __forceinline__ void store_scales(const ScaleTensor& t, u32 row, u32 column, u32 bytes) {
     u8* to = t.plane + u64(row) * t.pitch + column;
-    if (t.aligned) {
+    if (t.plane_aligned) {
         *reinterpret_cast<u32*>(to) = bytes;
     } else {
         for (u32 k = 0; k < 4; ++k) to[k] = u8(bytes >> (8 * k));
     }
+}
+
+// Bytes of a quad from those of its blocks: the others are zero.
+__device__ __forceinline__ u32 only_valid(const Quad& quad, u32 bytes) {
+    return quad.valid == 4 ? bytes : bytes & ((1u << (8 * quad.valid)) - 1);
 }
 
 // NVFP4, both block shapes. With A the amax of the tensor:
@@ -84,21 +123,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) scale_nvfp4(const __grid_c
     float decode_tensor = 1.0f / encode_tensor;
     float multiplier = encode_tensor * __uint_as_float(0x3E2AAAABu);
 
-    Quad quad = quad_of(t, place.tile);
-    u32 bytes = 0;
-    if (quad.row < t.grid_rows) {
-        u64 at = u64(quad.row) * t.grid_cols + quad.column;
+    float4 amaxes[QUADS];
+#pragma unroll
+    for (u32 n = 0; n < QUADS; ++n) amaxes[n] = load_amaxes(t, quad_of(t, place.tile, n));
+#pragma unroll
+    for (u32 n = 0; n < QUADS; ++n) {
+        Quad quad = quad_of(t, place.tile, n);
+        u32 bytes = 0;
+        float factors[4];
 #pragma unroll
         for (u32 k = 0; k < 4; ++k) {
-            if (quad.column + k >= t.grid_cols) break;
-            float decode = fminf(__ldg(t.block_amax + at + k) * multiplier, LARGEST_F32);
-            u32 scale = E4m3::encode1(decode);
-            t.encode[at + k] = fminf(1.0f / (E4m3::decode(scale) * decode_tensor), LARGEST_F32);
+            u32 scale = E4m3::encode1(fminf(component(amaxes[n], k) * multiplier, LARGEST_F32));
+            factors[k] = fminf(1.0f / (E4m3::decode(scale) * decode_tensor), LARGEST_F32);
             bytes |= scale << (8 * k);
         }
+        store_factors(t, quad, make_float4(factors[0], factors[1], factors[2], factors[3]));
+        bytes = only_valid(quad, bytes);
+        u32 end = min((quad.row + 1) * t.repeat, t.plane_rows);
+        for (u32 row = quad.row * t.repeat; row < end; ++row) store_scales(t, row, quad.column, bytes);
     }
-    u32 end = min((quad.row + 1) * t.repeat, t.plane_rows);
-    for (u32 row = quad.row * t.repeat; row < end; ++row) store_quad(t, row, quad.column, bytes);
 }
 
 // MXFP8: c = E8M0(block_amax * (1/448)), and the cast multiplies with 2^(127 - c).
@@ -107,20 +150,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) scale_mxfp8(const __grid_c
     Place place = place_of(all.tiles, blockIdx.x);
     const ScaleTensor& t = all.tensors[place.tensor];
     if (place.tile == 0 && threadIdx.x == 0) *t.tensor_scale = 1.0f;
-    Quad quad = quad_of(t, place.tile);
-    if (quad.row >= t.plane_rows) return;
-    u32 bytes = 0;
-    if (quad.row < t.grid_rows) {
-        u64 at = u64(quad.row) * t.grid_cols + quad.column;
+    float4 amaxes[QUADS];
+#pragma unroll
+    for (u32 n = 0; n < QUADS; ++n) amaxes[n] = load_amaxes(t, quad_of(t, place.tile, n));
+#pragma unroll
+    for (u32 n = 0; n < QUADS; ++n) {
+        Quad quad = quad_of(t, place.tile, n);
+        if (quad.row >= t.plane_rows) break;
+        u32 bytes = 0;
+        float factors[4];
 #pragma unroll
         for (u32 k = 0; k < 4; ++k) {
-            if (quad.column + k >= t.grid_cols) break;
-            u32 code = E8m0::encode(__ldg(t.block_amax + at + k) * __uint_as_float(0x3B124925u));
-            t.encode[at + k] = E8m0::reciprocal(code);
+            u32 code = E8m0::encode(component(amaxes[n], k) * __uint_as_float(0x3B124925u));
+            factors[k] = E8m0::reciprocal(code);
             bytes |= code << (8 * k);
         }
+        store_factors(t, quad, make_float4(factors[0], factors[1], factors[2], factors[3]));
+        store_scales(t, quad.row, quad.column, only_valid(quad, bytes));
     }
-    store_quad(t, quad.row, quad.column, bytes);
 }
 
 __device__ __forceinline__ float fp8_scale(const ScaleArguments& all, float amax) {
@@ -133,21 +180,23 @@ __device__ __forceinline__ void scale_fp8_block(const ScaleArguments& all) {
     Place place = place_of(all.tiles, blockIdx.x);
     const ScaleTensor& t = all.tensors[place.tensor];
     if (place.tile == 0 && threadIdx.x == 0) *t.tensor_scale = 1.0f;
-    Quad quad = quad_of(t, place.tile);
-    if (quad.row >= t.plane_rows) return;
-    float* to = reinterpret_cast<float*>(t.plane) + u64(quad.row) * t.pitch + quad.column;
+    for (u32 n = 0; n < QUADS; ++n) {
+        Quad quad = quad_of(t, place.tile, n);
+        if (quad.row >= t.plane_rows || quad.column >= t.pitch) return;
+        float* to = reinterpret_cast<float*>(t.plane) + u64(quad.row) * t.pitch + quad.column;
 #pragma unroll
-    for (u32 k = 0; k < 4; ++k) {
-        u32 row = TRANSPOSED ? quad.column + k : quad.row;
-        u32 column = TRANSPOSED ? quad.row : quad.column + k;
-        float decode = 0.0f;
-        if (row < t.grid_rows && column < t.grid_cols) {
-            u64 at = u64(row) * t.grid_cols + column;
-            float encode = fp8_scale(all, __ldg(t.block_amax + at));
-            t.encode[at] = encode;
-            decode = 1.0f / encode;
+        for (u32 k = 0; k < 4; ++k) {
+            u32 row = TRANSPOSED ? quad.column + k : quad.row;
+            u32 column = TRANSPOSED ? quad.row : quad.column + k;
+            float decode = 0.0f;
+            if (row < t.grid_rows && column < t.grid_cols) {
+                u64 at = u64(row) * t.grid_cols + column;
+                float encode = fp8_scale(all, __ldg(t.block_amax + at));
+                t.encode[at] = encode;
+                decode = 1.0f / encode;
+            }
+            to[k] = decode;
         }
-        to[k] = decode;
     }
 }
 

@@ -1,9 +1,11 @@
 // Scale planes after a gather and before a GEMM: expand and swizzle.
 //
 // Laws:
-// - Expanding works in place. A block owns four columns of the plane from top to bottom, and takes the compact
-//   rows from the last to the first: the rows that a batch fills lie at or below its own compact rows, which
-//   are in shared memory by then, so no compact row is overwritten before it is read.
+// - Expanding works in place. With G compact rows, those from G/16 on land below all compact rows, so they are
+//   spread by many blocks at once. The first G/16 land on compact rows: the block that finishes a strip of
+//   columns last spreads them, from the last to the first, through shared memory. No compact row is
+//   overwritten before it is read.
+// - The counters that tell who is last are zero between launches.
 // - Padding is zeroed, whatever it held.
 
 #include "common.cuh"
@@ -11,13 +13,16 @@
 struct ExpandTensor {
     const u8* compact;
     u8* plane;
-    // Rows of tiles, rows of the plane, bytes per row.
+    // One counter per strip of columns.
+    u32* arrived;
+    // Rows of tiles, rows of the plane, words of 4 bytes per row.
     u32 tile_rows;
     u32 plane_rows;
-    u32 pitch;
-    u32 reserved;
+    u32 words;
+    // Blocks that spread the lower compact rows of a strip.
+    u32 blocks_down;
 };
-static_assert(sizeof(ExpandTensor) == 32, "kernels::scale_plane::ExpandTensor");
+static_assert(sizeof(ExpandTensor) == 40, "kernels::scale_plane::ExpandTensor");
 
 struct ExpandArguments {
     Tiles tiles;
@@ -26,33 +31,67 @@ struct ExpandArguments {
 
 // Rows that one tile's scales stand in.
 constexpr u32 REPEAT = 16;
-// Compact rows in shared memory at a time.
-constexpr u32 BATCH = 2048;
+// Compact rows of a block.
+constexpr u32 BATCH = 16;
+// Compact rows that the last block keeps in shared memory at a time.
+constexpr u32 KEPT = 64;
 
-// NVFP4 in 16x16 tiles: one compact row per row of tiles becomes 16 equal rows. A tile is four columns.
+// Compact rows that land on compact rows.
+__device__ __forceinline__ u32 upper_rows(const ExpandTensor& t) { return divide_up(t.tile_rows, REPEAT); }
+
+// Fills the rows of one row of tiles with a word.
+__device__ __forceinline__ void spread(const ExpandTensor& t, u32 tile_row, u32 column, u32 word) {
+    u32* to = reinterpret_cast<u32*>(t.plane) + u64(tile_row) * REPEAT * t.words + column;
+    if (column >= t.words) return;
+#pragma unroll
+    for (u32 r = 0; r < REPEAT; ++r) to[u64(r) * t.words] = word;
+}
+
+// NVFP4 in 16x16 tiles: one compact row per row of tiles becomes 16 equal rows. A block takes a strip of 32 words,
+// a warp one row of it at a time.
 extern "C" __global__ void __launch_bounds__(THREADS) expand_scale(const __grid_constant__ ExpandArguments all) {
-    __shared__ u32 rows[BATCH];
+    __shared__ u32 kept[KEPT][32];
+    __shared__ bool is_last;
     Place place = place_of(all.tiles, blockIdx.x);
     const ExpandTensor& t = all.tensors[place.tensor];
-    u64 column = u64(place.tile) * 4;
-    if (column >= t.pitch) return;
-    u32 words = t.pitch / 4;
-    // In place, so neither is read-only.
-    const volatile u32* from = reinterpret_cast<const volatile u32*>(t.compact + column);
-    u32* to = reinterpret_cast<u32*>(t.plane + column);
+    u32 strip = place.tile / t.blocks_down;
+    u32 column = strip * 32 + lane();
+    // The compact rows are written by this launch, so they are not read as read-only data.
+    const volatile u32* compact = reinterpret_cast<const volatile u32*>(t.compact);
 
-    for (u32 end = t.tile_rows; end > 0;) {
-        u32 begin = end > BATCH ? end - BATCH : 0;
-        for (u32 row = begin + threadIdx.x; row < end; row += THREADS) rows[row - begin] = from[u64(row) * words];
-        __syncthreads();
-        for (u32 row = begin * REPEAT + threadIdx.x; row < end * REPEAT; row += THREADS) {
-            to[u64(row) * words] = rows[row / REPEAT - begin];
+    u32 first = upper_rows(t) + place.tile % t.blocks_down * BATCH;
+    u32 end = min(first + BATCH, t.plane_rows / REPEAT);
+    u32 words[BATCH / WARPS];
+#pragma unroll
+    for (u32 i = 0; i < BATCH / WARPS; ++i) {
+        u32 row = first + i * WARPS + warp();
+        bool is_scale = row < t.tile_rows && column < t.words;
+        words[i] = is_scale ? compact[u64(row) * t.words + column] : 0;
+    }
+#pragma unroll
+    for (u32 i = 0; i < BATCH / WARPS; ++i) {
+        u32 row = first + i * WARPS + warp();
+        if (row < end) spread(t, row, column, words[i]);
+    }
+
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        is_last = atomicAdd(t.arrived + strip, 1) + 1 == t.blocks_down;
+        if (is_last) t.arrived[strip] = 0;
+    }
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    for (u32 end = upper_rows(t); end > 0;) {
+        u32 begin = end > KEPT ? end - KEPT : 0;
+        for (u32 row = begin + warp(); row < end; row += WARPS) {
+            if (column < t.words) kept[row - begin][lane()] = compact[u64(row) * t.words + column];
         }
         __syncthreads();
+        for (u32 row = begin + warp(); row < end; row += WARPS) spread(t, row, column, kept[row - begin][lane()]);
+        __syncthreads();
         end = begin;
-    }
-    for (u32 row = t.tile_rows * REPEAT + threadIdx.x; row < t.plane_rows; row += THREADS) {
-        to[u64(row) * words] = 0;
     }
 }
 
@@ -68,6 +107,7 @@ struct SwizzleTensor {
     u32 tiles_across;
     // Does the source hold the transposed matrix?
     u32 transposed;
+    // Do rows of the source begin at multiples of 16 bytes?
     u32 aligned;
 };
 static_assert(sizeof(SwizzleTensor) == 40, "kernels::scale_plane::SwizzleTensor");
@@ -77,49 +117,96 @@ struct SwizzleArguments {
     const SwizzleTensor* tensors;
 };
 
-// 128x4 tiles that a block turns around together, so that it reads 32 bytes of a row.
-constexpr u32 SIDE_BY_SIDE = 8;
+// Four scales of row `row` from column `column` on, those beyond the matrix zero.
+__device__ __forceinline__ u32 only_valid(const SwizzleTensor& t, u32 row, u32 column, u32 word) {
+    if (row >= t.rows || column >= t.cols) return 0;
+    u32 valid = t.cols - column;
+    return valid >= 4 ? word : word & ((1u << (8 * valid)) - 1);
+}
 
-// Scale (i, j) of a 128x4 tile goes to byte i % 32 * 16 + i / 32 * 4 + j of the tile's 512.
-extern "C" __global__ void __launch_bounds__(THREADS)
-swizzle_scale(const __grid_constant__ SwizzleArguments all) {
-    // Word i of a tile is row i's; one word more per tile keeps the banks apart.
-    __shared__ u32 words[SIDE_BY_SIDE][128 + 1];
-    Place place = place_of(all.tiles, blockIdx.x);
-    const SwizzleTensor& t = all.tensors[place.tensor];
-    u32 groups = max(divide_up(t.tiles_across, SIDE_BY_SIDE), 1u);
-    u32 top = place.tile / groups * 128;
-    u32 first = place.tile % groups * SIDE_BY_SIDE;
-    for (u32 n = threadIdx.x; n < SIDE_BY_SIDE * 128; n += THREADS) {
-        // Neighbouring threads take neighbouring bytes of the source.
-        u32 i = t.transposed ? n % 128 : n / SIDE_BY_SIDE;
-        u32 tile = t.transposed ? n / 128 : n % SIDE_BY_SIDE;
-        u32 row = top + i;
-        u32 column = (first + tile) * 4;
-        u32 word = 0;
-        if (row < t.rows && first + tile < t.tiles_across) {
-            if (!t.transposed && t.aligned && column + 4 <= t.cols) {
-                word = __ldg(reinterpret_cast<const u32*>(t.scale + u64(row) * t.pitch + column));
+// Scale (i, j) of a 128x4 tile goes to byte i % 32 * 16 + i / 32 * 4 + j of the tile's 512: 16 bytes of a tile are
+// four scales of each of the rows i, i + 32, i + 64 and i + 96. A thread makes them for four tiles side by side.
+__device__ __forceinline__ void swizzle_rows(const SwizzleTensor& t, u32 item) {
+    u32 across = divide_up(t.tiles_across, 4);
+    // Two neighbours read 32 bytes of a row, sixteen write 256 bytes of a tile.
+    u32 pair = item / 2 % 32;
+    u32 group = item / 64 * 2 + item % 2;
+    u32 pairs_across = divide_up(across, 2) * 2;
+    u32 top = group / pairs_across * 128;
+    u32 first = group % pairs_across * 4;
+    if (top >= t.rows || first >= t.tiles_across) return;
+    u32 words[4][4];
+#pragma unroll
+    for (u32 q = 0; q < 4; ++q) {
+        u32 row = top + q * 32 + pair;
+        const u8* from = t.scale + u64(row) * t.pitch + first * 4;
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (row < t.rows) {
+            if (t.aligned && first + 4 <= t.tiles_across) {
+                v = load16(from);
             } else {
-                for (u32 k = 0; k < 4 && column + k < t.cols; ++k) {
-                    u64 at = t.transposed ? u64(column + k) * t.pitch + row : u64(row) * t.pitch + column + k;
-                    word |= u32(__ldg(t.scale + at)) << (8 * k);
-                }
+                const u32* word = reinterpret_cast<const u32*>(from);
+                v.x = __ldg(word);
+                v.y = first + 1 < t.tiles_across ? __ldg(word + 1) : 0;
+                v.z = first + 2 < t.tiles_across ? __ldg(word + 2) : 0;
+                v.w = first + 3 < t.tiles_across ? __ldg(word + 3) : 0;
             }
         }
-        words[tile][i] = word;
+        words[q][0] = only_valid(t, row, first * 4, v.x);
+        words[q][1] = only_valid(t, row, first * 4 + 4, v.y);
+        words[q][2] = only_valid(t, row, first * 4 + 8, v.z);
+        words[q][3] = only_valid(t, row, first * 4 + 12, v.w);
     }
-    __syncthreads();
-    for (u32 n = threadIdx.x; n < SIDE_BY_SIDE * 128; n += THREADS) {
-        u32 tile = n / 128;
-        u32 w = n % 128;
-        if (first + tile >= t.tiles_across) break;
-        u32 word = words[tile][w / 4 + w % 4 * 32];
-        u8* to = t.swizzled + (u64(top / 128) * t.tiles_across + first + tile) * 512 + 4 * w;
-        if (t.aligned) {
-            *reinterpret_cast<u32*>(to) = word;
-        } else {
-            for (u32 k = 0; k < 4; ++k) to[k] = u8(word >> (8 * k));
+#pragma unroll
+    for (u32 n = 0; n < 4; ++n) {
+        if (first + n >= t.tiles_across) break;
+        u8* to = t.swizzled + (u64(top / 128) * t.tiles_across + first + n) * 512 + pair * 16;
+        *reinterpret_cast<uint4*>(to) = make_uint4(words[0][n], words[1][n], words[2][n], words[3][n]);
+    }
+}
+
+// The same from the transposed matrix: four scales of a row of the tile come from four rows of the source. A thread
+// makes four neighbouring groups of 16 bytes of one tile; eight threads make the tile.
+__device__ __forceinline__ void swizzle_columns(const SwizzleTensor& t, u32 item) {
+    u32 tile = item / 8;
+    u32 top = tile % divide_up(t.rows, 128) * 128;
+    u32 across = tile / divide_up(t.rows, 128);
+    if (across >= t.tiles_across) return;
+    u32 own = item % 8 * 4;
+    u32 words[4][4];
+#pragma unroll
+    for (u32 q = 0; q < 4; ++q) {
+        u32 row = top + q * 32 + own;
+        u32 bytes[4];
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) {
+            u32 column = across * 4 + k;
+            // Source rows are padded to 128 entries, so four neighbours can always be read.
+            const u8* from = t.scale + u64(column) * t.pitch + row;
+            bytes[k] = column < t.cols && row < t.rows ? __ldg(reinterpret_cast<const u32*>(from)) : 0;
         }
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            u32 low = __byte_perm(bytes[0], bytes[1], i | (4 + i) << 4);
+            u32 high = __byte_perm(bytes[2], bytes[3], i | (4 + i) << 4);
+            words[q][i] = row + i < t.rows ? __byte_perm(low, high, 0x5410) : 0;
+        }
+    }
+    u8* to = t.swizzled + (u64(top / 128) * t.tiles_across + across) * 512 + own * 16;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+        reinterpret_cast<uint4*>(to)[i] = make_uint4(words[0][i], words[1][i], words[2][i], words[3][i]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+swizzle_scale(const __grid_constant__ SwizzleArguments all) {
+    Place place = place_of(all.tiles, blockIdx.x);
+    const SwizzleTensor& t = all.tensors[place.tensor];
+    u32 item = place.tile * THREADS + threadIdx.x;
+    if (t.transposed) {
+        swizzle_columns(t, item);
+    } else {
+        swizzle_rows(t, item);
     }
 }

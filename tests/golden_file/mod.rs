@@ -40,7 +40,7 @@ impl GoldenFile {
         assert!(!entries.is_empty(), "{} has no cases", self.name);
         let case = |entry: serde_json::Value| Case {
             tensors: SafeTensors::deserialize(&self.bytes).unwrap(),
-            name: entry["case"].as_str().expect("the case has a name").to_owned(),
+            name: entry["case"].as_str().or(entry["name"].as_str()).expect("the case has a name").to_owned(),
             entry,
         };
         entries.into_iter().map(case).collect()

@@ -138,12 +138,12 @@ impl Kernels {
                 element_aligned(what, address, 4)?;
             }
             present("a tensor's amax", operand.tensor_amax)?;
-            if format != Format::Mxfp8 && !matches!(format, Format::Fp8Tensor(_)) {
-                present("the block amaxes", operand.rowwise)?;
-            }
             let Shape { rows, cols } = operand.fragment.shape;
             let stored = Shape::new(operand.stored_rows.max(rows), cols);
             let (grid_rows, grid_cols) = cut.grid(stored);
+            if format != Format::Mxfp8 && grid_rows * grid_cols > 0 {
+                present("the block amaxes", operand.rowwise)?;
+            }
             let descriptor = TensorArguments {
                 fragment: operand.fragment.arguments(format)?,
                 rowwise: operand.rowwise,

@@ -141,14 +141,17 @@ impl Kernels {
             for (what, address) in [("a data plane", data), ("a columnwise data plane", columnwise_data)] {
                 element_aligned(what, address, cut.element)?;
             }
-            if format != Format::Mxfp8 {
-                present("a data plane", data)?;
-            }
-            if data != DeviceAddress::NULL && !matches!(format, Format::F32 | Format::Bf16) {
-                present("the encode factors", encode)?;
-            }
-            if columnwise_data != DeviceAddress::NULL {
-                present("the columnwise encode factors", columnwise_encode)?;
+            // A rank without rows need not have anything.
+            if operand.fragment.shard.len > 0 {
+                if format != Format::Mxfp8 {
+                    present("a data plane", data)?;
+                }
+                if data != DeviceAddress::NULL && !matches!(format, Format::F32 | Format::Bf16) {
+                    present("the encode factors", encode)?;
+                }
+                if columnwise_data != DeviceAddress::NULL {
+                    present("the columnwise encode factors", columnwise_encode)?;
+                }
             }
             let aligned = |address: DeviceAddress| address.number().is_multiple_of(cut.store);
             let descriptor = TensorArguments {

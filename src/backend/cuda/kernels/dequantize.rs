@@ -56,10 +56,10 @@ const FLAT_TILE: u64 = 8192;
 /// How a kernel cuts the stored matrix.
 #[derive(Clone, Copy)]
 enum Cut {
-    /// A warp takes 16 rows, 128 columns.
+    /// A warp takes 16 rows, 512 bytes of values of each.
     Strips,
-    /// A block takes 32 rows, 64 columns.
-    Tiles,
+    /// A warp takes 32 columns, 128 bytes of values of each.
+    Columns,
     /// A block takes 8192 elements.
     Flat,
 }
@@ -103,7 +103,7 @@ impl Kernel {
                 }
                 Orientation::Columnwise => (
                     (c"dequantize_mxfp8_columnwise_f32", c"dequantize_mxfp8_columnwise_bf16"),
-                    Cut::Tiles,
+                    Cut::Columns,
                     4,
                     1,
                 ),
@@ -112,11 +112,11 @@ impl Kernel {
         Self { names, cut, group, element }
     }
 
-    fn tiles(&self, stored: Shape) -> u64 {
+    fn tiles(&self, stored: Shape, values: ElementType) -> u64 {
         let cut = |height, width| stored.rows.div_ceil(height) as u64 * stored.cols.div_ceil(width) as u64;
         match self.cut {
-            Cut::Strips => cut(16, 128).div_ceil(WARPS),
-            Cut::Tiles => cut(32, 64),
+            Cut::Strips => cut(16, 512 / values.bytes()).div_ceil(WARPS),
+            Cut::Columns => cut(128 / values.bytes(), 32).div_ceil(WARPS),
             Cut::Flat => (stored.elements() as u64).div_ceil(FLAT_TILE),
         }
     }
@@ -161,10 +161,16 @@ impl Kernels {
                 (Format::Mxfp8, _) | (_, Orientation::Rowwise) => shape,
                 (_, Orientation::Columnwise) => shape.transposed(),
             };
-            let in_rows = matches!(kernel.cut, Cut::Flat) || stored.cols.is_multiple_of(4);
-            let aligned = in_rows
-                && data.number().is_multiple_of(kernel.group)
-                && out.number().is_multiple_of(4 * values.bytes() as u64);
+            // A thread makes 16 bytes of values.
+            let columns = 16 / values.bytes();
+            let codes = match kernel.cut {
+                Cut::Strips => kernel.group * columns as u64 / 4,
+                Cut::Columns | Cut::Flat => kernel.group,
+            };
+            let in_rows = matches!(kernel.cut, Cut::Flat) || stored.cols.is_multiple_of(columns);
+            let scale_at = !matches!(kernel.cut, Cut::Columns) || scale.number().is_multiple_of(4);
+            let aligned =
+                in_rows && scale_at && data.number().is_multiple_of(codes) && out.number().is_multiple_of(16);
             let descriptor = TensorArguments {
                 data,
                 scale,
@@ -175,7 +181,7 @@ impl Kernels {
                 pitch: narrow("scale columns", pitch)?,
                 aligned: u32::from(aligned),
             };
-            Ok((descriptor, kernel.tiles(stored)))
+            Ok((descriptor, kernel.tiles(stored, values)))
         };
         let tensors: Vec<_> = operands.iter().map(tensor).collect::<Result<_, CudaFailure>>()?;
         let table = TileTable::new(&tensors, 0)?;

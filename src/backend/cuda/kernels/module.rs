@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{result, sys};
+use rayon::prelude::*;
 
 use super::super::cache::{KernelCache, Key};
 use super::super::compile::{Architecture, OPTIONS, compile, version};
@@ -74,12 +75,21 @@ impl Kernels {
         compile(&family.source(), architecture).map(drop)
     }
 
-    /// Compiles and loads every family, several at a time, so that preparing launches does not.
+    /// Compiles every family, all at a time, and loads them, so that preparing launches need not.
     ///
     /// # Errors
     /// [`CudaFailure`].
     pub fn load_all(&self) -> Result<(), CudaFailure> {
-        Family::ALL.iter().try_for_each(|family| self.module(*family).map(drop))
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let missing = Family::ALL.into_iter().filter(|family| modules[*family as usize].is_none());
+        let missing: Vec<Family> = missing.collect();
+        let codes: Result<Vec<_>, CudaFailure> =
+            missing.par_iter().map(|family| Ok((*family, self.code(*family)?))).collect();
+        // A context is a thread's, so modules are loaded on this one.
+        for (family, code) in codes? {
+            modules[family as usize] = Some(Arc::new(Module::load(&code)?));
+        }
+        Ok(())
     }
 
     /// Multiprocessors of the device.

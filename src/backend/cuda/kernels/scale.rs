@@ -57,7 +57,8 @@ struct TensorArguments {
     plane_rows: u32,
     pitch: u32,
     repeat: u32,
-    aligned: u32,
+    plane_aligned: u16,
+    blocks_aligned: u16,
 }
 const _: () = assert!(size_of::<TensorArguments>() == 64);
 
@@ -73,6 +74,9 @@ struct Arguments {
     power_of_two: u32,
     reserved: u32,
 }
+
+/// Groups of four scales that a thread makes: `QUADS` of the kernels.
+const QUADS: u64 = 4;
 
 /// Rows and columns of the block grid of an orientation.
 fn grid(format: Format, orientation: Orientation, shape: Shape) -> (usize, usize) {
@@ -127,7 +131,9 @@ impl ScaleOperand {
         let (grid_rows, grid_cols) = grid(format, self.orientation, self.shape);
         let quads = plane_rows.div_ceil(repeat) as u64 * (pitch / 4) as u64;
         // The tensor's scale is written even if there is no block.
-        let tiles = quads.div_ceil(u64::from(THREADS)).max(1);
+        let tiles = quads.div_ceil(QUADS * u64::from(THREADS)).max(1);
+        let blocks_aligned = grid_cols.is_multiple_of(4)
+            && [self.block_amax, self.encode].iter().all(|address| address.number().is_multiple_of(16));
         let descriptor = TensorArguments {
             block_amax: self.block_amax,
             tensor_amax: self.tensor_amax,
@@ -139,7 +145,8 @@ impl ScaleOperand {
             plane_rows: narrow("scale rows", plane_rows)?,
             pitch: narrow("scale columns", pitch)?,
             repeat: narrow("rows", repeat)?,
-            aligned: u32::from(self.scale_plane.number().is_multiple_of(4)),
+            plane_aligned: u16::from(self.scale_plane.number().is_multiple_of(4)),
+            blocks_aligned: u16::from(blocks_aligned),
         };
         Ok((descriptor, tiles))
     }

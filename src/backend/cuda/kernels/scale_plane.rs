@@ -29,9 +29,9 @@ pub struct ExpandOperand {
 pub struct SwizzleOperand {
     /// The weight's shape.
     pub shape: Shape,
-    /// The plane of [`Format::planes`].
+    /// The plane of [`Format::planes`]. A multiple of 4.
     pub scale: DeviceAddress,
-    /// As many bytes, written; not the same ones.
+    /// As many bytes, written; not the same ones. A multiple of 16.
     pub swizzled: DeviceAddress,
 }
 
@@ -41,12 +41,13 @@ pub struct SwizzleOperand {
 struct ExpandTensor {
     compact: DeviceAddress,
     plane: DeviceAddress,
+    arrived: DeviceAddress,
     tile_rows: u32,
     plane_rows: u32,
-    pitch: u32,
-    reserved: u32,
+    words: u32,
+    blocks_down: u32,
 }
-const _: () = assert!(size_of::<ExpandTensor>() == 32);
+const _: () = assert!(size_of::<ExpandTensor>() == 40);
 
 /// `SwizzleTensor` of the kernels.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -70,8 +71,22 @@ struct Arguments {
     tensors: DeviceAddress,
 }
 
-/// 128×4 tiles of a swizzled plane that a block makes: `SIDE_BY_SIDE` of the kernels.
-const SIDE_BY_SIDE: usize = 8;
+/// Rows that one tile's scales stand in: `REPEAT` of the kernels.
+const REPEAT: usize = 16;
+/// Compact rows of a block: `BATCH` of the kernels.
+const BATCH: usize = 16;
+/// Words of four bytes that a block works on side by side.
+const STRIP: usize = 32;
+
+/// The strips of a plane, and the blocks that spread the rows of one.
+fn strips(operand: &ExpandOperand) -> (usize, usize) {
+    let planes = Format::NVFP4_2D.planes(Orientation::Rowwise, operand.shape);
+    let (rows, pitch) = scale_plane(&planes).map_or((0, 0), |plane| (plane.rows, plane.cols));
+    // The first rows are left to whoever is last, so somebody must be.
+    let upper = (operand.shape.rows / REPEAT).div_ceil(REPEAT);
+    let blocks = (rows / REPEAT).saturating_sub(upper).div_ceil(BATCH).max(1);
+    if rows == 0 { (0, blocks) } else { ((pitch / 4).div_ceil(STRIP), blocks) }
+}
 
 impl Kernels {
     /// Spreads compact scale rows over their planes and zeroes the padding (see
@@ -94,26 +109,41 @@ impl Kernels {
             let padding = operands.iter().map(|operand| padding(format, orientation, operand));
             return self.zero(&padding.collect::<Result<Vec<_>, _>>()?);
         }
-        let tensor = |operand: &ExpandOperand| {
+        for operand in operands {
             divides(format, operand.shape)?;
             for (what, address) in [("compact scales", operand.compact), ("a scale plane", operand.plane)] {
                 present(what, address)?;
                 element_aligned(what, address, 4)?;
             }
-            let planes = format.planes(orientation, operand.shape);
-            let (plane_rows, pitch) = scale_plane(&planes).map_or((0, 0), |plane| (plane.rows, plane.cols));
-            let descriptor = ExpandTensor {
-                compact: operand.compact,
-                plane: operand.plane,
-                tile_rows: narrow("rows of tiles", operand.shape.rows / 16)?,
-                plane_rows: narrow("scale rows", plane_rows)?,
-                pitch: narrow("scale columns", pitch)?,
-                reserved: 0,
-            };
-            Ok((descriptor, (pitch / 4) as u64))
-        };
-        let tensors: Vec<_> = operands.iter().map(tensor).collect::<Result<_, CudaFailure>>()?;
-        let table = TileTable::new(&tensors, 0)?;
+            narrow("scale rows", operand.shape.rows.next_multiple_of(128))?;
+            narrow("scale columns", operand.shape.cols)?;
+        }
+        let tiles = operands.iter().map(|operand| {
+            let (strips, blocks_down) = strips(operand);
+            strips as u64 * blocks_down as u64
+        });
+        let counters: usize = operands.iter().map(|operand| strips(operand).0).sum();
+        let table =
+            TileTable::with_workspace(operands.len(), tiles, counters * size_of::<u32>(), |workspace| {
+                let mut arrived = workspace;
+                let descriptors = operands.iter().map(|operand| {
+                    let (strips, blocks_down) = strips(operand);
+                    let own = arrived;
+                    arrived = arrived.plus(strips * size_of::<u32>());
+                    let planes = format.planes(orientation, operand.shape);
+                    let plane = scale_plane(&planes).map_or((0, 0), |plane| (plane.rows, plane.cols));
+                    ExpandTensor {
+                        compact: operand.compact,
+                        plane: operand.plane,
+                        arrived: own,
+                        tile_rows: (operand.shape.rows / REPEAT) as u32,
+                        plane_rows: plane.0 as u32,
+                        words: (plane.1 / 4) as u32,
+                        blocks_down: blocks_down as u32,
+                    }
+                });
+                (descriptors.collect(), Vec::new())
+            })?;
         let arguments = Arguments { tiles: table.tiles, tensors: table.descriptors };
         let function = self.function(Family::ScalePlane, c"expand_scale")?;
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
@@ -123,7 +153,7 @@ impl Kernels {
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for a format without such a layout, a shape that does not divide into blocks, an
-    /// address that is missing.
+    /// address that is missing or misaligned.
     pub fn swizzle_scale(
         &self,
         format: Format,
@@ -139,8 +169,12 @@ impl Kernels {
         let transposed = format == Format::Mxfp8 && orientation == Orientation::Columnwise;
         let tensor = |operand: &SwizzleOperand| {
             divides(format, operand.shape)?;
-            present("a scale plane", operand.scale)?;
-            present("a swizzled plane", operand.swizzled)?;
+            for (what, address, bytes) in
+                [("a scale plane", operand.scale, 4), ("a swizzled plane", operand.swizzled, 16)]
+            {
+                present(what, address)?;
+                element_aligned(what, address, bytes)?;
+            }
             let Shape { rows, cols } = match orientation {
                 Orientation::Rowwise => operand.shape,
                 Orientation::Columnwise => operand.shape.transposed(),
@@ -156,12 +190,14 @@ impl Kernels {
                 pitch: narrow("scale columns", pitch)?,
                 tiles_across: narrow("tiles", tiles_across)?,
                 transposed: u32::from(transposed),
-                aligned: u32::from(
-                    operand.scale.number().is_multiple_of(4) && operand.swizzled.number().is_multiple_of(4),
-                ),
+                aligned: u32::from(operand.scale.number().is_multiple_of(16) && pitch.is_multiple_of(16)),
             };
-            let tiles = rows.div_ceil(128) as u64 * tiles_across.div_ceil(SIDE_BY_SIDE) as u64;
-            Ok((descriptor, tiles))
+            // A thread makes 64 bytes: of one tile, or of four side by side, two threads of which are a pair.
+            let threads = match transposed {
+                true => 8 * rows.div_ceil(128) as u64 * tiles_across as u64,
+                false => 64 * rows.div_ceil(128) as u64 * tiles_across.div_ceil(4).div_ceil(2) as u64,
+            };
+            Ok((descriptor, threads.div_ceil(u64::from(THREADS))))
         };
         let tensors: Vec<_> = operands.iter().map(tensor).collect::<Result<_, CudaFailure>>()?;
         let table = TileTable::new(&tensors, 0)?;

@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use super::super::address::DeviceAddress;
 use super::super::failure::CudaFailure;
 use super::check::{divides, element_aligned, narrow, present, refused, scale_pitch, scale_plane};
-use super::launch::{KernelLaunch, THREADS};
+use super::launch::KernelLaunch;
 use super::module::Kernels;
 use super::source::Family;
 use super::tiles::{TileArguments, TileTable};
@@ -37,7 +37,7 @@ struct TensorArguments {
     rows: u32,
     cols: u32,
     data_tiles: u32,
-    aligned: u32,
+    way: u32,
     pitch: u32,
     out_pitch: u32,
     out_rows: u32,
@@ -52,7 +52,61 @@ struct Arguments {
     tensors: DeviceAddress,
 }
 
+/// Threads and warps of a block: `BLOCK` of the kernels.
+const BLOCK: u32 = 128;
+const BLOCK_WARPS: usize = BLOCK as usize / 32;
+
+/// How data may be moved: the constants of the kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Rows begin anywhere.
+    Bytes = 0,
+    /// Rows of both matrices begin at multiples of 4 bytes.
+    Words = 1,
+    /// At multiples of 16 bytes, and they are whole squares.
+    Squares = 2,
+}
+
+impl Way {
+    /// Thread blocks that the data of a matrix takes.
+    fn tiles(self, shape: Shape, bits: usize) -> u64 {
+        let tiles = |rows, cols| shape.rows.div_ceil(rows) as u64 * shape.cols.div_ceil(cols) as u64;
+        match self {
+            // 32 words of four bytes by as many elements as they hold.
+            Self::Bytes | Self::Words => tiles(32 * 32 / bits, 32 * 32 / bits),
+            // The warps of a block one below the other, 64 registers per thread: see `Share` of the kernels.
+            Self::Squares => {
+                let (rows, cols) = square(bits);
+                let words = cols * bits / 32;
+                let squares = 64 / (rows * words);
+                tiles(BLOCK_WARPS * 4 * rows * squares, 8 * cols)
+            }
+        }
+    }
+}
+
+/// Rows and columns of the square that a thread turns around.
+const fn square(bits: usize) -> (usize, usize) {
+    (128 / bits, if bits == 4 { 16 } else { 128 / bits })
+}
+
 impl TransposeOperand {
+    fn way(&self, bits: usize) -> Way {
+        let (rows, cols) = square(bits);
+        let data = [self.data, self.columnwise_data];
+        let all_at = |bytes| data.iter().all(|address| address.number().is_multiple_of(bytes));
+        let scale_at = self.columnwise_scale.number().is_multiple_of(4);
+        let is_square = self.shape.rows.is_multiple_of(rows) && self.shape.cols.is_multiple_of(cols);
+        let in_words = |elements: usize| (elements * bits).is_multiple_of(32);
+        if is_square && all_at(16) && scale_at {
+            Way::Squares
+        } else if in_words(self.shape.rows) && in_words(self.shape.cols) && all_at(4) && scale_at {
+            Way::Words
+        } else {
+            Way::Bytes
+        }
+    }
+
     fn arguments(&self, format: Format, bits: usize) -> Result<(TensorArguments, u64), CudaFailure> {
         let Self { shape, data, scale, columnwise_data, columnwise_scale } = *self;
         divides(format, shape)?;
@@ -69,15 +123,8 @@ impl TransposeOperand {
                 element_aligned(what, address, plane.element.bytes() as u64)?;
             }
         }
-        let row_bytes = |elements: usize| elements * bits / 8;
-        let aligned = row_bytes(shape.cols).is_multiple_of(4)
-            && row_bytes(shape.rows).is_multiple_of(4)
-            && [data, columnwise_data, columnwise_scale]
-                .iter()
-                .all(|address| address.number().is_multiple_of(4));
-        // A tile is 32 words of four bytes by as many elements as they hold.
-        let side = 32 * 32 / bits;
-        let data_tiles = shape.rows.div_ceil(side) as u64 * shape.cols.div_ceil(side) as u64;
+        let way = self.way(bits);
+        let data_tiles = way.tiles(shape, bits);
         // A thread makes 16 rows of four scale bytes, or one f32.
         let scale_items = match format {
             Format::Nvfp4(_) => (out_rows / 16) as u64 * (out_pitch / 4) as u64,
@@ -92,13 +139,13 @@ impl TransposeOperand {
             cols: narrow("columns", shape.cols)?,
             data_tiles: u32::try_from(data_tiles)
                 .map_err(|_| CudaFailure::Refused(format!("{shape} is too large to transpose")))?,
-            aligned: u32::from(aligned),
+            way: way as u32,
             pitch: narrow("scale columns", scale_pitch(format, Orientation::Rowwise, shape))?,
             out_pitch: narrow("scale columns", out_pitch)?,
             out_rows: narrow("scale rows", out_rows)?,
             reserved: 0,
         };
-        Ok((descriptor, data_tiles + scale_items.div_ceil(u64::from(THREADS))))
+        Ok((descriptor, data_tiles + scale_items.div_ceil(u64::from(BLOCK))))
     }
 }
 
@@ -125,6 +172,6 @@ impl Kernels {
         let table = TileTable::new(&tensors, 0)?;
         let arguments = Arguments { tiles: table.tiles, tensors: table.descriptors };
         let function = self.function(Family::Transpose, name)?;
-        Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
+        Ok(KernelLaunch::new(function, table.blocks(), BLOCK, arguments, Some(table.table)))
     }
 }

@@ -1,0 +1,26 @@
+//! Every kernel against a device copy of the same bytes, in the same job.
+//!
+//! `cargo bench --bench cuda_kernels`; it says so and ends where there is no GPU. Between two runs of a launch the
+//! L2 cache is flushed; times are CUDA events, medians. Percentages are of the copy's time: 100 means that the
+//! kernel moves its minimal bytes as fast as the driver copies as many. Beside ours stand the figures of
+//! TransformerEngine's kernels on the same machine, where they were measured.
+
+#![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark has no readers of its interface")]
+
+#[cfg(feature = "cuda")]
+mod cuda_cases;
+#[cfg(feature = "cuda")]
+mod cuda_device;
+
+#[cfg(feature = "cuda")]
+fn main() {
+    match cuda_device::Device::open() {
+        Ok(device) => cuda_cases::run(&device),
+        Err(reason) => eprintln!("skipped: the kernels are not measured: {reason}"),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn main() {
+    eprintln!("skipped: built without the feature `cuda`");
+}

@@ -1,0 +1,20 @@
+//! The CUDA kernels against the CPU's functions, bit for bit; they skip, and say so, where there is no GPU.
+//! That the kernels compile is checked wherever NVRTC is, GPU or not.
+
+#![cfg(feature = "cuda")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+#[path = "../golden_file/mod.rs"]
+mod golden_file;
+
+mod adam;
+mod codes;
+mod compile;
+mod fragments;
+mod golden;
+mod gpu;
+mod gradients;
+mod moves;
+mod planes;
+mod stages;
+mod values;

@@ -1,0 +1,39 @@
+//! Copies and zeroes of many ranges.
+
+use warpweft::backend::cuda::kernels::{CopyOperand, ZeroOperand};
+
+use crate::gpu::Gpu;
+use crate::values::Random;
+
+const LENGTHS: [usize; 8] = [0, 1, 15, 16, 17, 16_384, 16_385, 1_000_003];
+
+#[test]
+fn ranges_of_any_length_and_alignment_are_copied_and_zeroed_and_nothing_else() {
+    let Some(gpu) = Gpu::open("copies and zeroes") else { return };
+    let mut random = Random::new(1);
+    for shift in [0, 1, 4] {
+        let sources: Vec<Vec<u8>> =
+            LENGTHS.iter().map(|n| (0..*n).map(|_| random.bits() as u8).collect()).collect();
+        let from: Vec<_> = sources.iter().map(|source| gpu.buffer_at(source, shift)).collect();
+        let to: Vec<_> = LENGTHS.iter().map(|n| gpu.buffer(&vec![0xEE_u8; *n])).collect();
+        let copies: Vec<_> = (0..LENGTHS.len())
+            .map(|at| CopyOperand { from: from[at].address(), to: to[at].address(), bytes: LENGTHS[at] })
+            .collect();
+        gpu.run(gpu.kernels.copy(&copies));
+        for (to, source) in to.iter().zip(&sources) {
+            assert_eq!(to.read(), *source);
+        }
+        let zeroes: Vec<_> =
+            (0..LENGTHS.len()).map(|at| ZeroOperand { to: from[at].address(), bytes: LENGTHS[at] }).collect();
+        gpu.run(gpu.kernels.zero(&zeroes));
+        assert!(from.iter().all(|from| from.read().iter().all(|byte| *byte == 0)));
+    }
+}
+
+#[test]
+fn a_launch_of_nothing_does_nothing() {
+    let Some(gpu) = Gpu::open("a launch of nothing") else { return };
+    gpu.run(gpu.kernels.copy(&[]));
+    gpu.run(gpu.kernels.zero(&[]));
+    gpu.run(gpu.kernels.accumulate(&[], 1.0, true));
+}
