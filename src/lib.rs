@@ -6,13 +6,14 @@
 //! > shows.
 //!
 //! Rooms, from the ground up; a room imports only from those above it in this list:
-//! [`id`] · [`mod@format`], [`model`], [`config`], [`trace`] · [`op`], [`layout`], [`compute`] ·
+//! [`id`] · [`mod@format`], [`model`], [`config`], [`trace`] · [`op`], [`layout`], [`compute`], [`cluster`] ·
 //! [`plan`] and [`backend`], which do not know each other · [`flow`] · [`actor`] · [`exec`] ·
 //! [`session`], and `tool`, behind the `warpweft` program (feature `cli`). `ARCHITECTURE.md` states the
 //! laws.
 
 pub mod actor;
 pub mod backend;
+pub mod cluster;
 pub mod compute;
 pub mod config;
 pub mod exec;

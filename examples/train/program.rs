@@ -145,7 +145,7 @@ impl Sketch<'_> {
         declare: impl FnOnce(CallBuilder<'p>, &Self) -> CallBuilder<'p>,
     ) -> Result<(), DeclareError> {
         let call = declare(program.call(name, phase), self);
-        call.cost(CostHint { flops, bytes: 0 }).add()?;
+        call.cost(CostHint { flops, ..CostHint::default() }).add()?;
         self.parts.insert(name.to_owned(), part);
         Ok(())
     }

@@ -20,6 +20,7 @@
 //! | `size` | byte sizes such as `1.2 GiB` |
 //! | `weights` | rules that choose format and placement by the name of a weight |
 //! | `document`, `environment` | the two sources, with the place of every key |
+//! | `declared` | other files of the same kind: a cluster, a model by its sizes |
 //! | `load` | sources to a configuration |
 //! | `refine` | those rules applied to a declared model |
 //! | `origin`, `effective` | where values came from; printing them |
@@ -29,6 +30,7 @@
 //! and passes the result on.
 
 mod choices;
+mod declared;
 mod document;
 mod effective;
 mod environment;
@@ -45,6 +47,7 @@ pub use choices::{
     AdamMode, Backward, Capture, Columnwise, Cpu, Link, Masters, Memory, Moments, Optimizer, Prefetch,
     Quantize, Reduce, Scaling, TraceOutput, Transport,
 };
+pub use declared::{Declared, Rule, Takes};
 pub use error::ConfigError;
 pub use origin::{Origin, Origins};
 pub use size::{ByteSize, ByteSizeError};

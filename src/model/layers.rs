@@ -5,7 +5,7 @@
 //! reads what forward saved and the gradient of its output, and writes the gradient of its input
 //! and of each of its weights. Between forward and backward the embedder adds the loss call.
 
-use super::{CostHint, DeclareError, Form, Phase, ProgramBuilder};
+use super::{CostHint, DeclareError, Form, Model, Phase, Placement, ProgramBuilder};
 use crate::format::Orientation;
 use crate::id::{BufferId, CallId, WeightId};
 
@@ -36,7 +36,8 @@ pub struct LayerStack {
 }
 
 impl LayerStack {
-    /// Adds the forward calls of `layers`, first to last, starting from `input`.
+    /// Adds the forward calls of `layers`, first to last, starting from `input`. Sharded weights are used in `form`,
+    /// replicated ones as they are.
     ///
     /// # Errors
     /// What [`ProgramBuilder::buffer`] and [`super::CallBuilder::add`] refuse.
@@ -54,12 +55,17 @@ impl LayerStack {
             for (suffix, elements) in &layer.saved {
                 saved.push(program.activation(&format!("{}.{suffix}", layer.name), *elements)?);
             }
+            let forms: Vec<Form> = layer
+                .weights
+                .iter()
+                .map(|weight| if is_replicated(program.model(), *weight) { Form::Dense } else { form })
+                .collect();
             let mut call = program
                 .call(&format!("{}.forward", layer.name), Phase::Forward)
                 .reads(activation)
                 .writes(output)
                 .cost(layer.cost);
-            for weight in &layer.weights {
+            for (weight, form) in layer.weights.iter().zip(forms) {
                 call = call.uses(*weight, Orientation::Rowwise, form);
             }
             for buffer in &saved {
@@ -102,19 +108,18 @@ impl LayerStack {
                     (self.outputs[before], program.activation(&name, below.output_elements)?)
                 }
             };
-            let orientations: Vec<Orientation> = layer
+            let uses: Vec<(Orientation, Form)> = layer
                 .weights
                 .iter()
-                .map(|weight| {
-                    match program.model().weights().get(weight.index()).map(|spec| spec.placement) {
-                        Some(super::Placement::Replicated) => Orientation::Rowwise,
-                        _ => Orientation::Columnwise,
-                    }
+                .map(|weight| match is_replicated(program.model(), *weight) {
+                    true => (Orientation::Rowwise, Form::Dense),
+                    false => (Orientation::Columnwise, self.form),
                 })
                 .collect();
             let cost = CostHint {
                 flops: layer.cost.flops.saturating_mul(2),
                 bytes: layer.cost.bytes.saturating_mul(2),
+                math: layer.cost.math,
             };
             let mut call = program
                 .call(&format!("{}.backward", layer.name), Phase::Backward)
@@ -125,12 +130,16 @@ impl LayerStack {
             for buffer in &self.saved[position] {
                 call = call.reads(*buffer);
             }
-            for (weight, orientation) in layer.weights.iter().zip(orientations) {
-                call = call.uses(*weight, orientation, self.form).gradient(*weight);
+            for (weight, (orientation, form)) in layer.weights.iter().zip(uses) {
+                call = call.uses(*weight, orientation, form).gradient(*weight);
             }
             calls.push(call.add()?);
             gradient = target;
         }
         Ok(calls)
     }
+}
+
+fn is_replicated(model: &Model, weight: WeightId) -> bool {
+    model.weights().get(weight.index()).is_some_and(|spec| spec.placement == Placement::Replicated)
 }

@@ -5,6 +5,7 @@
 //! nothing is observed at run time: the program *is* the declaration.
 
 mod buffer;
+mod decoder;
 mod error;
 mod layers;
 mod program;
@@ -12,8 +13,9 @@ mod shard;
 mod weight;
 
 pub use buffer::{Access, BufferAccess, BufferSpec, Lifetime, Role};
+pub use decoder::Decoder;
 pub use error::DeclareError;
 pub use layers::{Layer, LayerStack};
-pub use program::{Call, CallBuilder, CostHint, Form, Phase, ProgramBuilder, StepProgram, Use};
+pub use program::{Call, CallBuilder, CostHint, Form, Math, Phase, ProgramBuilder, StepProgram, Use};
 pub use shard::{Mesh, ShardLayout, ShardRows};
 pub use weight::{Model, ModelBuilder, Placement, WeightSpec};

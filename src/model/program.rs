@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::weight::names;
 use super::{Access, BufferAccess, BufferSpec, DeclareError, Lifetime, Model, Placement, Role};
@@ -43,14 +43,34 @@ pub enum Phase {
     Backward,
 }
 
-/// What a call costs; a hint, never a promise. A declaration for coming policies and a simulator: no part
-/// of planning, running or reporting reads it today.
+/// In what numbers the matrix products of a call are computed: which of a device's speeds applies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Math {
+    /// 32-bit floats.
+    #[default]
+    F32,
+    /// bfloat16 operands, sums in f32.
+    Bf16,
+    /// 8-bit operands with scales.
+    Fp8,
+    /// 4-bit operands with scales.
+    Fp4,
+}
+
+/// What a call costs; a hint, never a promise.
+///
+/// The simulator ([`crate::backend::sim`]) reads all of it, and nothing else does: no plan and no number
+/// depends on it. There a call takes the longer of `flops` at the device's speed in `math` and `bytes` at
+/// the speed of its memory. A call without a hint takes no time but its launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct CostHint {
-    /// Floating-point operations.
+    /// Floating-point operations on this rank; a multiplication and an addition are two.
     pub flops: u64,
-    /// Bytes read and written.
+    /// Bytes read from and written to device memory by this rank.
     pub bytes: u64,
+    /// What the operations are computed in.
+    pub math: Math,
 }
 
 /// One compute call of a program.

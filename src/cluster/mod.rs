@@ -1,0 +1,178 @@
+//! A machine by its numbers: what a simulation is charged.
+//!
+//! Law: a [`Cluster`] is data that was checked when it was read. Every number is one that can be measured by itself,
+//! and every formula that combines them is in this room and says where it comes from. Nothing here knows a plan.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `collective` | what a collective takes: α–β formulas |
+//! | `jitter` | by how much a rank is late: a seed and a hash, no state |
+//! | `presets` | clusters that come with the crate, each number with its source |
+//!
+//! Deliberately absent: topologies beyond two levels, congestion between jobs, and links that are shared by more than one
+//! collective at a time: two communicators of a rank each get the whole link.
+
+mod collective;
+mod jitter;
+mod presets;
+
+pub use collective::{Algorithm, Links};
+pub use jitter::Jitter;
+pub use presets::{PRESETS, preset};
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Declared, Rule, Takes};
+use crate::model::{CostHint, Math};
+
+/// A cluster of equal nodes of equal GPUs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cluster {
+    /// What it is called.
+    pub name: String,
+    /// GPUs of one node: ranks that reach each other over `inside`.
+    pub gpus_per_node: u32,
+    /// One GPU.
+    pub gpu: Gpu,
+    /// Links between GPUs of a node.
+    pub inside: Link,
+    /// Links between GPUs of different nodes; a cluster without them is one node.
+    pub between: Option<Link>,
+    /// How collectives are carried out.
+    pub algorithm: Algorithm,
+    /// What lanes of one GPU take from each other.
+    #[serde(default)]
+    pub contention: Contention,
+    /// How late ranks are.
+    #[serde(default)]
+    pub jitter: Jitter,
+}
+
+/// One GPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gpu {
+    /// Device memory, bytes.
+    pub memory_bytes: u64,
+    /// Bytes per second of device memory, reads and writes together.
+    pub hbm_bytes_per_s: f64,
+    /// Host time to enqueue one task, µs.
+    pub launch_us: f64,
+    /// Host time to replay a recorded step, µs.
+    pub replay_us: f64,
+    /// Floating-point operations per second that large matrix products reach.
+    pub flops_per_s: Flops,
+}
+
+/// Floating-point operations per second by what they are computed in.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Flops {
+    /// In f32.
+    pub f32: f64,
+    /// In bf16.
+    pub bf16: f64,
+    /// In fp8.
+    pub fp8: f64,
+    /// In fp4; as fp8 where a GPU has none.
+    pub fp4: f64,
+}
+
+/// A link from one GPU, one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// α: µs from the start of a transfer to its first byte.
+    pub latency_us: f64,
+    /// 1/β: bytes a GPU receives per second.
+    pub bytes_per_s: f64,
+}
+
+/// Factors on the time of what runs on one lane while another lane runs: 1 is no contention.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Contention {
+    /// On the compute lane, while a collective runs.
+    pub compute_beside_collective: f64,
+    /// On a collective, while the compute lane runs.
+    pub collective_beside_compute: f64,
+    /// On the compute lane, while the quantize lane runs.
+    pub compute_beside_quantize: f64,
+    /// On the quantize lane, while the compute lane runs.
+    pub quantize_beside_compute: f64,
+}
+
+impl Default for Contention {
+    fn default() -> Self {
+        Self {
+            compute_beside_collective: 1.0,
+            collective_beside_compute: 1.0,
+            compute_beside_quantize: 1.0,
+            quantize_beside_compute: 1.0,
+        }
+    }
+}
+
+impl Cluster {
+    /// Nanoseconds that a call takes by itself: the longer of its operations at the device's speed and its bytes at
+    /// that of its memory (the roofline model: Williams, Waterman, Patterson, CACM 52(4), 2009).
+    #[must_use]
+    pub fn call_ns(&self, cost: &CostHint) -> f64 {
+        let speed = match cost.math {
+            Math::F32 => self.gpu.flops_per_s.f32,
+            Math::Bf16 => self.gpu.flops_per_s.bf16,
+            Math::Fp8 => self.gpu.flops_per_s.fp8,
+            Math::Fp4 => self.gpu.flops_per_s.fp4,
+        };
+        (cost.flops as f64 / speed * 1e9).max(self.memory_ns(cost.bytes))
+    }
+
+    /// Nanoseconds to read or write `bytes` bytes of device memory.
+    #[must_use]
+    pub fn memory_ns(&self, bytes: u64) -> f64 {
+        bytes as f64 / self.gpu.hbm_bytes_per_s * 1e9
+    }
+
+    /// How many of `ranks` ranks share a node, and how many nodes they fill.
+    #[must_use]
+    pub fn nodes(&self, ranks: u32) -> (u32, u32) {
+        (ranks.min(self.gpus_per_node), ranks.div_ceil(self.gpus_per_node.max(1)))
+    }
+}
+
+impl Declared for Cluster {
+    const RULES: &'static [Rule] = &[
+        needed("name", Takes::Text),
+        needed("gpus_per_node", Takes::Count(1, 4096)),
+        needed("algorithm", Takes::OneOf(&["ring", "tree", "hierarchical", "direct", "best"])),
+        needed("gpu.memory_bytes", Takes::Count(1, 1 << 60)),
+        needed("gpu.hbm_bytes_per_s", Takes::Positive),
+        needed("gpu.launch_us", Takes::FromZero),
+        needed("gpu.replay_us", Takes::FromZero),
+        needed("gpu.flops_per_s.f32", Takes::Positive),
+        needed("gpu.flops_per_s.bf16", Takes::Positive),
+        needed("gpu.flops_per_s.fp8", Takes::Positive),
+        needed("gpu.flops_per_s.fp4", Takes::Positive),
+        needed("inside.latency_us", Takes::FromZero),
+        needed("inside.bytes_per_s", Takes::Positive),
+        Rule { key: "between.latency_us", takes: Takes::FromZero, needed_in: Some("between") },
+        Rule { key: "between.bytes_per_s", takes: Takes::Positive, needed_in: Some("between") },
+        optional("contention.compute_beside_collective", Takes::FromOne),
+        optional("contention.collective_beside_compute", Takes::FromOne),
+        optional("contention.compute_beside_quantize", Takes::FromOne),
+        optional("contention.quantize_beside_compute", Takes::FromOne),
+        optional("jitter.seed", Takes::Count(0, 1 << 62)),
+        optional("jitter.mean", Takes::FromZero),
+        optional("jitter.straggler_share", Takes::Share),
+        optional("jitter.straggler_factor", Takes::FromOne),
+    ];
+}
+
+const fn needed(key: &'static str, takes: Takes) -> Rule {
+    Rule { key, takes, needed_in: Some("") }
+}
+
+const fn optional(key: &'static str, takes: Takes) -> Rule {
+    Rule { key, takes, needed_in: None }
+}

@@ -1,0 +1,66 @@
+//! Clusters that come with the crate.
+//!
+//! Law: a preset is a file like any other, read by the same reader. Each number names its source in a comment beside it, and a
+//! guess says that it is one.
+
+use super::Cluster;
+use crate::config::{ConfigError, Declared};
+
+/// Names and files of the presets.
+pub const PRESETS: [(&str, &str); 3] = [
+    ("h200x4", include_str!("presets/h200x4.toml")),
+    ("h100x8-ib", include_str!("presets/h100x8-ib.toml")),
+    ("gb200-nvl72", include_str!("presets/gb200-nvl72.toml")),
+];
+
+/// The preset called `name`, if there is one.
+///
+/// # Errors
+/// What [`Declared::from_toml`] refuses; the presets that come with the crate are accepted.
+pub fn preset(name: &str) -> Option<Result<Cluster, ConfigError>> {
+    let (_, text) = PRESETS.iter().find(|(known, _)| *known == name)?;
+    Some(Cluster::from_toml(text, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_preset_is_sound_and_named_as_its_file() {
+        for (name, _) in PRESETS {
+            assert_eq!(preset(name).unwrap().unwrap().name, name);
+        }
+        assert!(preset("h300").is_none());
+    }
+
+    #[test]
+    fn every_number_of_a_preset_has_a_source() {
+        for (name, text) in PRESETS {
+            for line in text.lines().filter(|line| line.contains('=') && !line.starts_with('#')) {
+                let has_source = line.contains('#') || line.starts_with("name") || line.starts_with("algorithm");
+                assert!(has_source, "{name}: {line}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_cluster_file_is_told_with_its_line() {
+        let sound = PRESETS[0].1;
+        let line = 1 + sound.lines().position(|line| line.starts_with("hbm_bytes_per_s")).unwrap();
+        for (from, to, complaint) in [
+            ("hbm_bytes_per_s", "hbm_byte_per_s", format!("bad.toml:{line}: unknown key `gpu.hbm_byte_per_s`; did you mean `gpu.hbm_bytes_per_s`?")),
+            ("hbm_bytes_per_s = 4.27e12", "hbm_bytes_per_s = -1", format!("bad.toml:{line}: `gpu.hbm_bytes_per_s` is -1; set it to a finite number above 0")),
+            ("hbm_bytes_per_s = 4.27e12", "hbm_bytes_per_s = \"fast\"", format!("bad.toml:{line}: `gpu.hbm_bytes_per_s` is \"fast\"")),
+            ("\"direct\"", "\"star\"", "`algorithm` is \"star\"; set it to one of \"ring\"".to_owned()),
+            ("gpus_per_node = 4", "", "`gpus_per_node` is missing; set it to a whole number from 1 to 4096".to_owned()),
+            ("[inside]", "[between]\nlatency_us = 1\n[inside]", "`between.bytes_per_s` is missing".to_owned()),
+            ("[inside]", "[inside", "bad.toml:".to_owned()),
+        ] {
+            let text = sound.replace(from, to);
+            assert_ne!(text, sound, "{from}");
+            let error = Cluster::from_toml(&text, "bad.toml").unwrap_err().to_string();
+            assert!(error.contains(&complaint), "{error}\n{complaint}");
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! A decoder declared by its sizes.
+//!
+//! Law: this is sugar over [`Model`] and [`LayerStack`]; every weight and call could have been declared by hand.
+//! Costs are those of the matrix products and of attention, no more:
+//!
+//! | call | weights | FLOPs, T tokens per rank |
+//! |---|---|---|
+//! | `embed.forward` | `embedding [vocabulary, hidden]` | 0 |
+//! | `blocks.N.qkv` | `norm`, `weight [hidden + 2·kv, hidden]` | 2·T·hidden·(hidden + 2·kv) |
+//! | `blocks.N.attention` | `weight [hidden, hidden]` | 2·T·hidden² + 2·T·sequence·hidden |
+//! | `blocks.N.up` | `norm`, `weight [2·ffn, hidden]` | 4·T·hidden·ffn |
+//! | `blocks.N.down` | `weight [hidden, ffn]` | 2·T·hidden·ffn |
+//! | `head`, and the loss | `norm`, `weight [vocabulary, hidden]` | 2·T·hidden·vocabulary |
+//!
+//! with kv = hidden · kv_heads / heads. The attention term is 4·T·sequence·hidden for scores and values, halved because a token
+//! sees only those before it. Backward calls cost twice their forward. Bytes of a call: its weights and its activations at the
+//! width of `math`, read or written once. Activations are f32 buffers, as [`LayerStack`] declares them.
+//!
+//! Deliberately absent: experts, tied weights, recompute, and a layer replayed.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    CostHint, DeclareError, Form, Layer, LayerStack, Math, Model, Phase, Placement, ProgramBuilder, StepProgram,
+};
+use crate::format::{ElementType, Format, Orientation};
+use crate::id::WeightId;
+
+/// The sizes of a decoder. All of them at least 1; `heads` divides `hidden`, `kv_heads` divides `heads`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Decoder {
+    /// What it is called.
+    pub name: String,
+    /// Blocks of attention and MLP.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Width inside the MLP, gate and up each.
+    pub ffn: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; as many as `heads` when left out.
+    pub kv_heads: Option<usize>,
+    /// Rows of embedding and head.
+    pub vocabulary: usize,
+    /// Tokens of one rank in one step.
+    pub tokens: usize,
+    /// Tokens that attend to each other; all of a rank's when left out.
+    pub sequence: Option<usize>,
+    /// What matrix products are computed in.
+    pub math: Math,
+    /// Format of the blocks' matrices.
+    pub format: Format,
+    /// Format of embedding and head; bf16 when left out.
+    pub embedding_format: Option<Format>,
+}
+
+/// One layer of the stack: its weights with rows and columns, the first of which may be a norm.
+struct Part {
+    name: String,
+    norm: bool,
+    rows: usize,
+    cols: usize,
+    extra_flops: u64,
+}
+
+impl Decoder {
+    /// The weights, in the formats that the sizes name.
+    ///
+    /// # Errors
+    /// What [`super::ModelBuilder`] refuses: an empty size, or one the format cannot split.
+    pub fn model(&self) -> Result<Model, DeclareError> {
+        let mut model = Model::builder();
+        let outer = self.embedding_format.unwrap_or(Format::Bf16);
+        model.sharded("embedding", self.vocabulary, self.hidden, outer)?;
+        for part in self.parts() {
+            if part.norm {
+                model.replicated(&format!("{}.norm", part.name), 1, self.hidden)?;
+            }
+            model.sharded(&format!("{}.weight", part.name), part.rows, part.cols, self.format)?;
+        }
+        model.replicated("head.norm", 1, self.hidden)?;
+        model.sharded("head.weight", self.vocabulary, self.hidden, outer)?;
+        Ok(model.build())
+    }
+
+    /// One training step over `model`, which is [`Decoder::model`] or the same with other formats and placements.
+    ///
+    /// # Errors
+    /// [`DeclareError::Unknown`] for another model; what [`ProgramBuilder`] refuses.
+    pub fn program(&self, model: &Model) -> Result<StepProgram, DeclareError> {
+        let mut program = StepProgram::builder("train", model);
+        let stream = self.tokens.saturating_mul(self.hidden);
+        let tokens = program.input("tokens", self.tokens, ElementType::F32)?;
+        let loss = program.output("loss", 1, ElementType::F32)?;
+        let embedding = model.find("embedding")?;
+        let embedded = program.activation("embedded", stream)?;
+        program
+            .call("embed.forward", Phase::Forward)
+            .uses(embedding, Orientation::Rowwise, form(model, embedding))
+            .reads(tokens)
+            .writes(embedded)
+            .cost(self.cost(0, 0, stream))
+            .add()?;
+        let layers = self.parts().into_iter().map(|part| self.layer(model, &part)).collect::<Result<_, _>>()?;
+        let stack = LayerStack::forward(&mut program, embedded, layers, Form::Planes)?;
+        let gradient = program.activation("head.input_gradient", stream)?;
+        let (norm, head) = (model.find("head.norm")?, model.find("head.weight")?);
+        let logits = self.tokens.saturating_mul(self.vocabulary);
+        let flops = product(&[2, self.tokens, self.hidden, self.vocabulary]);
+        let cost = self.cost(flops, self.vocabulary.saturating_mul(self.hidden), stream.saturating_add(logits));
+        program
+            .call("head.forward", Phase::Forward)
+            .uses(norm, Orientation::Rowwise, Form::Dense)
+            .uses(head, Orientation::Rowwise, form(model, head))
+            .reads(stack.output())
+            .writes(loss)
+            .cost(cost)
+            .add()?;
+        program
+            .call("head.backward", Phase::Backward)
+            .uses(norm, Orientation::Rowwise, Form::Dense)
+            .uses(head, backward(model, head), form(model, head))
+            .gradient(norm)
+            .gradient(head)
+            .reads(stack.output())
+            .writes(gradient)
+            .cost(CostHint { flops: cost.flops.saturating_mul(2), bytes: cost.bytes.saturating_mul(2), ..cost })
+            .add()?;
+        let input_gradient = program.activation("embedded_gradient", stream)?;
+        stack.backward(&mut program, gradient, input_gradient)?;
+        self.embed_backward(&mut program, embedding, input_gradient)?;
+        program.build_training()
+    }
+
+    fn embed_backward(
+        &self,
+        program: &mut ProgramBuilder,
+        embedding: WeightId,
+        gradient: crate::id::BufferId,
+    ) -> Result<(), DeclareError> {
+        let cost = self.cost(0, self.vocabulary.saturating_mul(self.hidden), self.tokens * self.hidden);
+        let call = program.call("embed.backward", Phase::Backward).reads(gradient).gradient(embedding);
+        call.cost(cost).add().map(|_| ())
+    }
+
+    fn layer(&self, model: &Model, part: &Part) -> Result<Layer, DeclareError> {
+        let matrix = model.find(&format!("{}.weight", part.name))?;
+        let norm = part.norm.then(|| model.find(&format!("{}.norm", part.name))).transpose()?;
+        let flops = product(&[2, self.tokens, part.rows, part.cols]).saturating_add(part.extra_flops);
+        let passed = self.tokens.saturating_mul(part.rows.saturating_add(part.cols));
+        Ok(Layer {
+            name: part.name.clone(),
+            weights: norm.into_iter().chain([matrix]).collect(),
+            output_elements: self.tokens.saturating_mul(part.rows),
+            saved: Vec::new(),
+            cost: self.cost(flops, part.rows.saturating_mul(part.cols), passed),
+        })
+    }
+
+    fn cost(&self, flops: u64, weights: usize, activations: usize) -> CostHint {
+        let elements = weights.saturating_add(activations) as u64;
+        let bytes = match self.math {
+            Math::F32 => elements.saturating_mul(4),
+            Math::Bf16 => elements.saturating_mul(2),
+            Math::Fp8 => elements,
+            Math::Fp4 => elements / 2,
+        };
+        CostHint { flops, bytes, math: self.math }
+    }
+
+    fn parts(&self) -> Vec<Part> {
+        let kv_heads = self.kv_heads.unwrap_or(self.heads);
+        let kv = self.hidden.saturating_mul(kv_heads) / self.heads.max(1);
+        let attention = product(&[2, self.tokens, self.sequence.unwrap_or(self.tokens), self.hidden]);
+        let part = |block: usize, name: &str, norm, rows, cols, extra_flops| Part {
+            name: format!("blocks.{block}.{name}"),
+            norm,
+            rows,
+            cols,
+            extra_flops,
+        };
+        let block = |block| {
+            [
+                part(block, "qkv", true, self.hidden.saturating_add(2 * kv), self.hidden, 0),
+                part(block, "attention", false, self.hidden, self.hidden, attention),
+                part(block, "up", true, self.ffn.saturating_mul(2), self.hidden, 0),
+                part(block, "down", false, self.hidden, self.ffn, 0),
+            ]
+        };
+        (0..self.layers).flat_map(block).collect()
+    }
+}
+
+fn product(factors: &[usize]) -> u64 {
+    factors.iter().fold(1, |product: u64, factor| product.saturating_mul(*factor as u64))
+}
+
+/// Planes where the weight has any, else the replicated values.
+fn form(model: &Model, weight: WeightId) -> Form {
+    match model.weight(weight).placement {
+        Placement::Sharded => Form::Planes,
+        Placement::Replicated => Form::Dense,
+    }
+}
+
+fn backward(model: &Model, weight: WeightId) -> Orientation {
+    match model.weight(weight).placement {
+        Placement::Sharded => Orientation::Columnwise,
+        Placement::Replicated => Orientation::Rowwise,
+    }
+}
