@@ -19,6 +19,7 @@ pub mod cpu;
 pub mod cuda;
 mod local;
 mod poison;
+pub mod sim;
 
 pub use checked::{Checked, CheckedBound, CheckedGraph};
 

@@ -1,6 +1,7 @@
 //! What a session refuses, and why.
 
 use crate::backend::cpu::WorldError;
+use crate::backend::sim::SimError;
 use crate::config::ConfigError;
 use crate::exec::ExecError;
 use crate::format::FormatError;
@@ -27,6 +28,9 @@ pub enum SessionError {
     /// No world of ranks could be made.
     #[error(transparent)]
     World(#[from] WorldError),
+    /// A world cannot be simulated.
+    #[error(transparent)]
+    Simulator(#[from] SimError),
     /// The GPUs could not be made ready.
     #[cfg(feature = "cuda")]
     #[error(transparent)]

@@ -16,6 +16,7 @@ mod plans;
 mod policy;
 mod recorder;
 mod report;
+mod simulation;
 mod store;
 mod tensors;
 
@@ -24,6 +25,7 @@ pub use checkpoint::{Carried, CarriedBuffer, Checkpoint, PlanesState, WeightStat
 pub use error::SessionError;
 pub use file_store::FileStore;
 pub use report::{NotRecorded, Outcome, StepReport};
+pub use simulation::{Simulation, plan_program};
 pub use store::{CheckpointStore, StoreError};
 
 use std::sync::Arc;

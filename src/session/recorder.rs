@@ -10,6 +10,7 @@ use std::ops::{Deref, Range};
 use std::path::PathBuf;
 
 use super::SessionError;
+use crate::backend::TaskInterval;
 use crate::exec::Exchange;
 use crate::id::{RankId, TaskId};
 use crate::layout::LaneKind;
@@ -73,28 +74,7 @@ impl Recorder {
         }
         let causes = causes(plan);
         for (rank, exchange) in exchanges.iter().enumerate() {
-            let rank = RankId::at(rank);
-            self.add_lanes(plan, rank);
-            for ((id, task), interval) in plan.entries().zip(&exchange.intervals) {
-                self.timeline.slices.push(Slice {
-                    rank,
-                    lane: task.lane,
-                    task: id,
-                    name: format!("{} {}", task.op.name(), task.subject),
-                    category: task.op.name().to_owned(),
-                    begin: Nanoseconds::new(interval.begin),
-                    end: Nanoseconds::new(interval.end),
-                    step,
-                    collective: task.collective.is_some(),
-                    arguments: arguments(plan, task),
-                });
-            }
-            let end = |task: TaskId| ArrowEnd { rank, lane: plan.task(task).lane, task, step };
-            self.timeline.arrows.extend(causes.iter().map(|(from, to, kind)| Arrow {
-                from: end(*from),
-                to: end(*to),
-                kind: *kind,
-            }));
+            add_step(&mut self.timeline, plan, &causes, RankId::at(rank), step, &exchange.intervals);
         }
     }
 
@@ -107,19 +87,51 @@ impl Recorder {
         trace::write_trace(&self.timeline, Some(&host), file).map_err(|error| failed(error.to_string()))?;
         Ok(())
     }
+}
 
-    fn add_lanes(&mut self, plan: &StepPlan, rank: RankId) {
-        for lane in &plan.lanes {
-            if self.timeline.lanes.iter().any(|known| known.rank == rank && known.lane == lane.id) {
-                continue;
-            }
-            let kind = match lane.kind {
-                LaneKind::Compute => trace::LaneKind::Compute,
-                LaneKind::Quantize => trace::LaneKind::Quantize,
-                LaneKind::Communicator(_) => trace::LaneKind::Communication,
-            };
-            self.timeline.lanes.push(LaneInfo { rank, lane: lane.id, name: lane.kind.to_string(), kind });
+/// Adds one step of one rank to a timeline; `causes` are those of the plan.
+pub(super) fn add_step(
+    timeline: &mut Timeline,
+    plan: &StepPlan,
+    causes: &[(TaskId, TaskId, ArrowKind)],
+    rank: RankId,
+    step: u64,
+    intervals: &[TaskInterval],
+) {
+    add_lanes(timeline, plan, rank);
+    for ((id, task), interval) in plan.entries().zip(intervals) {
+        timeline.slices.push(Slice {
+            rank,
+            lane: task.lane,
+            task: id,
+            name: format!("{} {}", task.op.name(), task.subject),
+            category: task.op.name().to_owned(),
+            begin: Nanoseconds::new(interval.begin),
+            end: Nanoseconds::new(interval.end),
+            step,
+            collective: task.collective.is_some(),
+            arguments: arguments(plan, task),
+        });
+    }
+    let end = |task: TaskId| ArrowEnd { rank, lane: plan.task(task).lane, task, step };
+    timeline.arrows.extend(causes.iter().map(|(from, to, kind)| Arrow {
+        from: end(*from),
+        to: end(*to),
+        kind: *kind,
+    }));
+}
+
+fn add_lanes(timeline: &mut Timeline, plan: &StepPlan, rank: RankId) {
+    for lane in &plan.lanes {
+        if timeline.lanes.iter().any(|known| known.rank == rank && known.lane == lane.id) {
+            continue;
         }
+        let kind = match lane.kind {
+            LaneKind::Compute => trace::LaneKind::Compute,
+            LaneKind::Quantize => trace::LaneKind::Quantize,
+            LaneKind::Communicator(_) => trace::LaneKind::Communication,
+        };
+        timeline.lanes.push(LaneInfo { rank, lane: lane.id, name: lane.kind.to_string(), kind });
     }
 }
 
@@ -144,7 +156,7 @@ fn arguments(plan: &StepPlan, task: &Task) -> Vec<(String, String)> {
 }
 
 /// Every fence with what it is for.
-fn causes(plan: &StepPlan) -> Vec<(TaskId, TaskId, ArrowKind)> {
+pub(super) fn causes(plan: &StepPlan) -> Vec<(TaskId, TaskId, ArrowKind)> {
     let leases: BTreeSet<(TaskId, TaskId)> = plan
         .edges()
         .into_iter()

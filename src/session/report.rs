@@ -168,7 +168,7 @@ pub(super) fn build<E: Deref<Target = Exchange>>(
 }
 
 /// Where the time of one rank's step went.
-fn measure(plan: &StepPlan, intervals: &[TaskInterval], scratch: &mut Vec<Interval>) -> Exposure {
+pub(super) fn measure(plan: &StepPlan, intervals: &[TaskInterval], scratch: &mut Vec<Interval>) -> Exposure {
     let begin = intervals.iter().map(|task| task.begin).min().unwrap_or(0);
     let end = intervals.iter().map(|task| task.end).max().unwrap_or(0);
     let (mut compute, mut communication, mut waiting) = (Vec::new(), Vec::new(), Vec::new());

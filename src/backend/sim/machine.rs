@@ -1,0 +1,255 @@
+//! The clocks of a simulated world.
+//!
+//! Law: a clock only moves forward, and only when something is issued. Everything is in nanoseconds since the world was made. The
+//! formulas are those of the module above.
+
+use crate::backend::TaskInterval;
+use crate::cluster::{Cluster, Contention, Jitter};
+use crate::id::{EventId, LaneId, TaskId};
+use crate::layout::{Lane, LaneKind};
+
+use super::bind::Priced;
+
+/// Ranks that have clocks of their own where ranks differ.
+pub const MAX_CLOCKS: u32 = 4096;
+
+/// What a lane is told.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Action {
+    Run { lane: LaneId, task: TaskId },
+    Record { lane: LaneId, event: EventId },
+    Wait { lane: LaneId, event: EventId },
+}
+
+/// How far one bound plan is in its step.
+#[derive(Debug)]
+pub(super) struct Progress {
+    intervals: Vec<TaskInterval>,
+    /// Per event, one time for each clock.
+    events: Vec<u64>,
+    recorded: Vec<bool>,
+    clocks: usize,
+}
+
+impl Progress {
+    pub(super) fn new(tasks: usize, events: usize, clocks: usize) -> Self {
+        Self {
+            intervals: vec![TaskInterval::default(); tasks],
+            events: vec![0; events * clocks],
+            recorded: vec![false; events],
+            clocks,
+        }
+    }
+
+    pub(super) fn begin(&mut self) {
+        self.recorded.fill(false);
+    }
+
+    pub(super) fn intervals(&self) -> &[TaskInterval] {
+        &self.intervals
+    }
+
+    fn event(&mut self, event: EventId) -> Option<&mut [u64]> {
+        let begin = event.index() * self.clocks;
+        self.events.get_mut(begin..begin + self.clocks)
+    }
+}
+
+#[derive(Debug)]
+struct LaneState {
+    kind: LaneKind,
+    /// When the lane is free, per clock.
+    free: Vec<u64>,
+    /// When it ran in this step, on rank 0, in order.
+    busy: Vec<(u64, u64)>,
+}
+
+/// All clocks.
+#[derive(Debug)]
+pub(super) struct Machine {
+    contention: Contention,
+    jitter: Jitter,
+    launch: u64,
+    replay: u64,
+    /// The constant factor of every rank.
+    slow: Vec<f64>,
+    host: Vec<u64>,
+    lanes: Vec<LaneState>,
+    step: u64,
+    pub(super) recording: Option<Vec<Action>>,
+}
+
+impl Machine {
+    pub(super) fn new(cluster: &Cluster, ranks: u32) -> Self {
+        let clocks = if cluster.jitter.is_none() { 1 } else { ranks.min(MAX_CLOCKS) };
+        let nanoseconds = |microseconds: f64| (microseconds * 1e3).round() as u64;
+        Self {
+            contention: cluster.contention,
+            jitter: cluster.jitter,
+            launch: nanoseconds(cluster.gpu.launch_us),
+            replay: nanoseconds(cluster.gpu.replay_us),
+            slow: (0..clocks).map(|rank| cluster.jitter.slow(rank)).collect(),
+            host: vec![0; clocks as usize],
+            lanes: Vec::new(),
+            step: 0,
+            recording: None,
+        }
+    }
+
+    pub(super) fn clocks(&self) -> usize {
+        self.host.len()
+    }
+
+    pub(super) fn open(&mut self, lane: Lane) {
+        let state = |kind| LaneState { kind, free: vec![0; self.host.len()], busy: Vec::new() };
+        while self.lanes.len() <= lane.id.index() {
+            self.lanes.push(state(lane.kind));
+        }
+        self.lanes[lane.id.index()] = state(lane.kind);
+    }
+
+    pub(super) fn begin_step(&mut self) {
+        self.step += 1;
+        self.lanes.iter_mut().for_each(|lane| lane.busy.clear());
+    }
+
+    /// The host enqueues something; events are free.
+    pub(super) fn issue(&mut self, is_task: bool) {
+        if is_task {
+            self.host.iter_mut().for_each(|clock| *clock += self.launch);
+        }
+    }
+
+    /// The host launches a recorded step.
+    pub(super) fn replay(&mut self) {
+        self.host.iter_mut().for_each(|clock| *clock += self.replay);
+    }
+
+    /// The host waits for a lane.
+    pub(super) fn synchronize(&mut self, lane: LaneId) {
+        if let Some(lane) = self.lanes.get(lane.index()) {
+            self.host.iter_mut().zip(&lane.free).for_each(|(host, free)| *host = (*host).max(*free));
+        }
+    }
+
+    /// The furthest clock.
+    pub(super) fn latest(&self) -> u64 {
+        let lanes = self.lanes.iter().flat_map(|lane| &lane.free);
+        self.host.iter().chain(lanes).copied().max().unwrap_or(0)
+    }
+
+    /// One action of a lane.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(super) fn act(
+        &mut self,
+        action: Action,
+        tasks: &[Priced],
+        progress: &mut Progress,
+    ) -> Result<(), &'static str> {
+        const NO_LANE: &str = "the lane was not opened";
+        const NO_EVENT: &str = "the event is not of this plan, or was not recorded in this step";
+        match action {
+            Action::Run { lane, task } => {
+                let priced = tasks.get(task.index()).filter(|priced| priced.lane == lane);
+                let priced = priced.ok_or("the task is not of this plan and lane")?;
+                let interval = self.run(task, priced).ok_or(NO_LANE)?;
+                progress.intervals[task.index()] = interval;
+            }
+            Action::Record { lane, event } => {
+                let free = &self.lanes.get(lane.index()).ok_or(NO_LANE)?.free;
+                progress.event(event).ok_or(NO_EVENT)?.copy_from_slice(free);
+                progress.recorded[event.index()] = true;
+            }
+            Action::Wait { lane, event } => {
+                let free = &mut self.lanes.get_mut(lane.index()).ok_or(NO_LANE)?.free;
+                if progress.recorded.get(event.index()) != Some(&true) {
+                    return Err(NO_EVENT);
+                }
+                let times = progress.event(event).ok_or(NO_EVENT)?;
+                free.iter_mut().zip(times).for_each(|(free, time)| *free = (*free).max(*time));
+            }
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, task: TaskId, priced: &Priced) -> Option<TaskInterval> {
+        let lane = self.lanes.get_mut(priced.lane.index())?;
+        lane.free.iter_mut().zip(&self.host).for_each(|(free, host)| *free = (*free).max(*host));
+        let begin = lane.free[0];
+        let last = lane.free.iter().copied().max().unwrap_or(begin);
+        let joined = if priced.collective { last } else { begin };
+        let length = self.contended(priced, joined);
+        let lane = &mut self.lanes[priced.lane.index()];
+        if priced.collective {
+            lane.free.fill(joined + length.round() as u64);
+        } else {
+            let (step, jitter) = (self.step, self.jitter);
+            for ((rank, free), slow) in (0u32..).zip(&mut lane.free).zip(&self.slow) {
+                *free += (length * slow * jitter.factor(rank, step, task.number())).round() as u64;
+            }
+        }
+        let end = lane.free[0];
+        if end > joined {
+            lane.busy.push((joined, end));
+        }
+        Some(TaskInterval { begin, joined, end })
+    }
+
+    /// The time of a task that begins at `begin`, with what other lanes take from it.
+    fn contended(&self, priced: &Priced, begin: u64) -> f64 {
+        let own = self.lanes[priced.lane.index()].kind;
+        let others = self.lanes.iter().filter(|lane| lane.kind != own);
+        let extra = others.map(|lane| {
+            let factor = match (own, lane.kind) {
+                (LaneKind::Compute, LaneKind::Communicator(_)) => self.contention.compute_beside_collective,
+                (LaneKind::Compute, LaneKind::Quantize) => self.contention.compute_beside_quantize,
+                (LaneKind::Quantize, LaneKind::Compute) => self.contention.quantize_beside_compute,
+                (LaneKind::Communicator(_), LaneKind::Compute) => self.contention.collective_beside_compute,
+                _ => 1.0,
+            };
+            stretched(begin as f64, priced.nanoseconds, &lane.busy, factor) - priced.nanoseconds
+        });
+        priced.nanoseconds + extra.sum::<f64>()
+    }
+}
+
+/// How long work of `length` takes from `begin` on, if it runs `factor` times slower while `busy` is.
+fn stretched(begin: f64, length: f64, busy: &[(u64, u64)], factor: f64) -> f64 {
+    if factor <= 1.0 || length <= 0.0 {
+        return length;
+    }
+    let first = busy.partition_point(|(_, end)| (*end as f64) <= begin);
+    let (mut now, mut left) = (begin, length);
+    for (from, to) in busy[first..].iter().map(|(from, to)| (*from as f64, *to as f64)) {
+        let alone = (from - now).max(0.0);
+        if left <= alone {
+            break;
+        }
+        left -= alone;
+        now = now.max(from);
+        let shared = (to - now) / factor;
+        if left <= shared {
+            return now + left * factor - begin;
+        }
+        left -= shared;
+        now = to;
+    }
+    now + left - begin
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_is_slowed_only_while_the_other_lane_runs() {
+        assert_eq!(stretched(0.0, 10.0, &[], 2.0), 10.0);
+        assert_eq!(stretched(0.0, 10.0, &[(0, 100)], 2.0), 20.0);
+        assert_eq!(stretched(0.0, 10.0, &[(4, 8)], 2.0), 12.0);
+        assert_eq!(stretched(0.0, 10.0, &[(4, 8), (9, 100)], 2.0), 4.0 + 4.0 + 1.0 + 2.0 * 3.0);
+        assert_eq!(stretched(5.0, 10.0, &[(0, 5), (15, 20)], 2.0), 10.0);
+        assert_eq!(stretched(0.0, 10.0, &[(0, 100)], 1.0), 10.0);
+    }
+}

@@ -1,0 +1,131 @@
+//! A program in virtual time: planned and driven as in a session, on a cluster that need not exist.
+//!
+//! Law: what is simulated is what a session would run. The plans are made by the same code from the same configuration, one rank's
+//! actors issue them over [`crate::backend::sim`], and steps are recorded and replayed as the configuration says (EX-1).
+//! The result depends on program, configuration, cluster and number of ranks alone, never on the machine it was computed on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::plans::Plans;
+use super::recorder::{add_step, causes};
+use super::report::measure;
+use super::{Session, SessionError};
+use crate::backend::sim::{SimSurface, SimWorld};
+use crate::backend::{Backend, TaskInterval};
+use crate::cluster::Cluster;
+use crate::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
+use crate::config::Config;
+use crate::exec::{CaptureMode, Rank, World};
+use crate::id::RankId;
+use crate::layout::LaneKind;
+use crate::model::{Call, Mesh, StepProgram};
+use crate::plan::StepPlan;
+use crate::trace::{Exposure, Nanoseconds, Timeline};
+
+/// What a simulated step came to.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Simulation {
+    /// The plan of the program.
+    pub plan: Arc<StepPlan>,
+    /// Virtual time of one step, on the slowest rank: the mean over the steps that were measured.
+    pub step: Duration,
+    /// Where the time of rank 0's last step went. A collective begins when its last rank arrives; the wait is skew.
+    pub exposure: Exposure,
+    /// Time in which each lane of rank 0 ran something in that step.
+    pub busy: Vec<(LaneKind, Nanoseconds)>,
+    /// That step, from time 0 on. Collectives are drawn from the arrival of their last rank on.
+    pub timeline: Timeline,
+    /// What was simulated, in words.
+    pub device: String,
+}
+
+/// Closures for a backend that runs none.
+struct NeverCalled;
+
+impl Compute<SimSurface> for NeverCalled {
+    fn run(&mut self, _call: &Call, _context: &ComputeContext<'_, SimSurface>) -> Result<(), ComputeError> {
+        Ok(())
+    }
+}
+
+/// The plan a session would run for `program` alone, on `ranks` ranks.
+///
+/// # Errors
+/// [`SessionError::Config`], [`SessionError::Declare`] for no ranks, [`SessionError::Plan`].
+pub fn plan_program(
+    program: &StepProgram,
+    config: &Config,
+    ranks: u32,
+) -> Result<Arc<StepPlan>, SessionError> {
+    config.validate()?;
+    let plans = Plans::new(std::slice::from_ref(program), config, Mesh::new(ranks)?)?;
+    plans.programs.into_iter().next().ok_or_else(|| SessionError::Start { reason: "no program".into() })
+}
+
+impl Session {
+    /// Simulates `steps` steps of `program` (at least one) on `ranks` ranks of `cluster`, after one that is not measured: it
+    /// casts new masters, and is issued even where steps are recorded.
+    ///
+    /// # Errors
+    /// As [`plan_program`]; [`SessionError::Simulator`] when the ranks do not fit the cluster, [`SessionError::Exec`] when a
+    /// rank's arena does not fit a GPU.
+    pub fn simulate(
+        program: &StepProgram,
+        config: &Config,
+        cluster: &Cluster,
+        ranks: u32,
+        steps: u32,
+    ) -> Result<Simulation, SessionError> {
+        config.validate()?;
+        let mesh = Mesh::new(ranks)?;
+        let plans = Plans::new(std::slice::from_ref(program), config, mesh)?;
+        let mut exchange = plans.exchange()?;
+        exchange.learning_rate = config.optimizer.lr as f32;
+        exchange.loss_scale = 1.0;
+        let world = SimWorld::new(mesh, cluster.clone(), config.reduce)?;
+        let backend = world.backend()?;
+        let device = backend.describe();
+        let closures: ComputeFactory<SimSurface> = Arc::new(|_| Box::new(NeverCalled));
+        // The one rank that is driven meets nobody on the host.
+        let alone = Arc::new(World::new(1, Duration::from_secs_f64(config.deadline_s)));
+        let capture = CaptureMode::from(config);
+        let mut rank = Rank::new(backend, alone, plans.prologue, plans.programs.clone(), capture, &closures)?;
+        rank.step(0, &mut exchange)?;
+        let begin = world.elapsed();
+        for _ in 0..steps.max(1) {
+            rank.step(0, &mut exchange)?;
+        }
+        let step = (world.elapsed() - begin) / steps.max(1);
+        let Some(plan) = plans.programs.into_iter().next() else {
+            return Err(SessionError::Start { reason: "add a program".into() });
+        };
+        let exposure = measure(&plan, &exchange.intervals, &mut Vec::new());
+        let busy = busy(&plan, &exchange.intervals);
+        let timeline = timeline(&plan, &device, &exchange.intervals);
+        Ok(Simulation { plan, step, exposure, busy, timeline, device })
+    }
+}
+
+fn busy(plan: &StepPlan, intervals: &[TaskInterval]) -> Vec<(LaneKind, Nanoseconds)> {
+    let time = |lane: &crate::layout::Lane| {
+        let own = plan.tasks.iter().zip(intervals).filter(|(task, _)| task.lane == lane.id);
+        Nanoseconds::new(own.map(|(_, interval)| interval.end - interval.joined).sum())
+    };
+    plan.lanes.iter().map(|lane| (lane.kind, time(lane))).collect()
+}
+
+fn timeline(plan: &StepPlan, device: &str, intervals: &[TaskInterval]) -> Timeline {
+    let origin = intervals.iter().map(|interval| interval.begin).min().unwrap_or(0);
+    let from_zero = |interval: &TaskInterval| TaskInterval {
+        begin: interval.joined - origin,
+        joined: interval.joined - origin,
+        end: interval.end - origin,
+    };
+    let shifted: Vec<TaskInterval> = intervals.iter().map(from_zero).collect();
+    let drawn = "collectives are drawn from the arrival of their last rank on".to_owned();
+    let mut timeline = Timeline { notes: vec![device.to_owned(), drawn], ..Timeline::default() };
+    add_step(&mut timeline, plan, &causes(plan), RankId::new(0), 0, &shifted);
+    timeline
+}
