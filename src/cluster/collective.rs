@@ -87,7 +87,9 @@ impl Links {
         match algorithm {
             Algorithm::Direct => self.pulls(bytes * self.ranks),
             Algorithm::Best => least(|one| self.all_reduce_by(one, bytes)),
-            Algorithm::Ring | Algorithm::Tree | Algorithm::Hierarchical => 2.0 * self.gather_by(algorithm, bytes),
+            Algorithm::Ring | Algorithm::Tree | Algorithm::Hierarchical => {
+                2.0 * self.gather_by(algorithm, bytes)
+            }
         }
     }
 

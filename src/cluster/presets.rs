@@ -38,7 +38,8 @@ mod tests {
     fn every_number_of_a_preset_has_a_source() {
         for (name, text) in PRESETS {
             for line in text.lines().filter(|line| line.contains('=') && !line.starts_with('#')) {
-                let has_source = line.contains('#') || line.starts_with("name") || line.starts_with("algorithm");
+                let has_source =
+                    line.contains('#') || line.starts_with("name") || line.starts_with("algorithm");
                 assert!(has_source, "{name}: {line}");
             }
         }
@@ -49,12 +50,34 @@ mod tests {
         let sound = PRESETS[0].1;
         let line = 1 + sound.lines().position(|line| line.starts_with("hbm_bytes_per_s")).unwrap();
         for (from, to, complaint) in [
-            ("hbm_bytes_per_s", "hbm_byte_per_s", format!("bad.toml:{line}: unknown key `gpu.hbm_byte_per_s`; did you mean `gpu.hbm_bytes_per_s`?")),
-            ("hbm_bytes_per_s = 4.27e12", "hbm_bytes_per_s = -1", format!("bad.toml:{line}: `gpu.hbm_bytes_per_s` is -1; set it to a finite number above 0")),
-            ("hbm_bytes_per_s = 4.27e12", "hbm_bytes_per_s = \"fast\"", format!("bad.toml:{line}: `gpu.hbm_bytes_per_s` is \"fast\"")),
+            (
+                "hbm_bytes_per_s",
+                "hbm_byte_per_s",
+                format!(
+                    "bad.toml:{line}: unknown key `gpu.hbm_byte_per_s`; did you mean `gpu.hbm_bytes_per_s`?"
+                ),
+            ),
+            (
+                "hbm_bytes_per_s = 4.27e12",
+                "hbm_bytes_per_s = -1",
+                format!("bad.toml:{line}: `gpu.hbm_bytes_per_s` is -1; set it to a finite number above 0"),
+            ),
+            (
+                "hbm_bytes_per_s = 4.27e12",
+                "hbm_bytes_per_s = \"fast\"",
+                format!("bad.toml:{line}: `gpu.hbm_bytes_per_s` is \"fast\""),
+            ),
             ("\"direct\"", "\"star\"", "`algorithm` is \"star\"; set it to one of \"ring\"".to_owned()),
-            ("gpus_per_node = 4", "", "`gpus_per_node` is missing; set it to a whole number from 1 to 4096".to_owned()),
-            ("[inside]", "[between]\nlatency_us = 1\n[inside]", "`between.bytes_per_s` is missing".to_owned()),
+            (
+                "gpus_per_node = 4",
+                "",
+                "`gpus_per_node` is missing; set it to a whole number from 1 to 4096".to_owned(),
+            ),
+            (
+                "[inside]",
+                "[between]\nlatency_us = 1\n[inside]",
+                "`between.bytes_per_s` is missing".to_owned(),
+            ),
             ("[inside]", "[inside", "bad.toml:".to_owned()),
         ] {
             let text = sound.replace(from, to);

@@ -11,7 +11,6 @@ use toml::Value;
 
 use super::ConfigError;
 use super::document::Document;
-use super::origin::Origin;
 use super::suggest::closest;
 
 /// What a key takes.
@@ -52,6 +51,11 @@ pub trait Declared: DeserializeOwned {
     /// All keys there are.
     const RULES: &'static [Rule];
 
+    /// What no rule says because it is about several keys: the key at fault, what is wrong with it, and what it takes.
+    fn disagreement(&self) -> Option<(&'static str, String, String)> {
+        None
+    }
+
     /// Reads a file.
     ///
     /// # Errors
@@ -76,12 +80,22 @@ pub trait Declared: DeserializeOwned {
         for rule in Self::RULES {
             check(rule, &document)?;
         }
-        document.table.clone().try_into().map_err(|error: toml::de::Error| ConfigError::Invalid {
-            key: source_name.to_owned(),
-            origin: Origin::File { name: source_name.to_owned(), line: None },
-            problem: error.message().to_owned(),
-            expected: "what the keys before it take".to_owned(),
-        })
+        let read: Self =
+            document.table.clone().try_into().map_err(|error: toml::de::Error| ConfigError::Syntax {
+                file: source_name.to_owned(),
+                line: 1,
+                column: 1,
+                message: error.message().to_owned(),
+            })?;
+        match read.disagreement() {
+            None => Ok(read),
+            Some((key, problem, expected)) => Err(ConfigError::Invalid {
+                origin: document.origin_near(key),
+                key: key.to_owned(),
+                problem,
+                expected,
+            }),
+        }
     }
 }
 
@@ -155,7 +169,10 @@ impl Takes {
             Self::OneOf(words) => {
                 format!("one of {}", words.iter().map(|w| format!("{w:?}")).collect::<Vec<_>>().join(", "))
             }
-            Self::Format => "a format for weights, such as \"bf16\" or \"nvfp4_2d\"; `warpweft formats` lists them".to_owned(),
+            Self::Format => {
+                "a format for weights, such as \"bf16\" or \"nvfp4_2d\"; `warpweft formats` lists them"
+                    .to_owned()
+            }
         }
     }
 }

@@ -20,7 +20,7 @@
 //! | `size` | byte sizes such as `1.2 GiB` |
 //! | `weights` | rules that choose format and placement by the name of a weight |
 //! | `document`, `environment` | the two sources, with the place of every key |
-//! | `declared` | other files of the same kind: a cluster, a model by its sizes |
+//! | `declared`, `decoder` | other files of the same kind: a cluster, a model by its sizes |
 //! | `load` | sources to a configuration |
 //! | `refine` | those rules applied to a declared model |
 //! | `origin`, `effective` | where values came from; printing them |
@@ -31,6 +31,7 @@
 
 mod choices;
 mod declared;
+mod decoder;
 mod document;
 mod effective;
 mod environment;

@@ -21,7 +21,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CostHint, DeclareError, Form, Layer, LayerStack, Math, Model, Phase, Placement, ProgramBuilder, StepProgram,
+    CostHint, DeclareError, Form, Layer, LayerStack, Math, Model, Phase, Placement, ProgramBuilder,
+    StepProgram,
 };
 use crate::format::{ElementType, Format, Orientation};
 use crate::id::WeightId;
@@ -103,13 +104,15 @@ impl Decoder {
             .writes(embedded)
             .cost(self.cost(0, 0, stream))
             .add()?;
-        let layers = self.parts().into_iter().map(|part| self.layer(model, &part)).collect::<Result<_, _>>()?;
+        let layers =
+            self.parts().into_iter().map(|part| self.layer(model, &part)).collect::<Result<_, _>>()?;
         let stack = LayerStack::forward(&mut program, embedded, layers, Form::Planes)?;
         let gradient = program.activation("head.input_gradient", stream)?;
         let (norm, head) = (model.find("head.norm")?, model.find("head.weight")?);
         let logits = self.tokens.saturating_mul(self.vocabulary);
         let flops = product(&[2, self.tokens, self.hidden, self.vocabulary]);
-        let cost = self.cost(flops, self.vocabulary.saturating_mul(self.hidden), stream.saturating_add(logits));
+        let cost =
+            self.cost(flops, self.vocabulary.saturating_mul(self.hidden), stream.saturating_add(logits));
         program
             .call("head.forward", Phase::Forward)
             .uses(norm, Orientation::Rowwise, Form::Dense)
@@ -126,7 +129,11 @@ impl Decoder {
             .gradient(head)
             .reads(stack.output())
             .writes(gradient)
-            .cost(CostHint { flops: cost.flops.saturating_mul(2), bytes: cost.bytes.saturating_mul(2), ..cost })
+            .cost(CostHint {
+                flops: cost.flops.saturating_mul(2),
+                bytes: cost.bytes.saturating_mul(2),
+                ..cost
+            })
             .add()?;
         let input_gradient = program.activation("embedded_gradient", stream)?;
         stack.backward(&mut program, gradient, input_gradient)?;

@@ -1,4 +1,4 @@
-//! The `warpweft` program, as a library: checkpoints into the formats and back.
+//! The `warpweft` program, as a library: checkpoints into the formats and back; plans, simulations and traces looked at.
 //!
 //! Laws:
 //! - **TL-1** the tensors of a header that was accepted tile the data of its file exactly.
@@ -16,6 +16,7 @@
 //! | `report`, `table`, `text` | what was done, as data and as people read it |
 //! | `formats` | the formats, explained |
 //! | `progress`, `terminal` | how far the work is, and how it is stopped |
+//! | `schedule` | a model's plan, its simulation, a trace: as text, pictures and files |
 //! | `command` | arguments, help, exit codes |
 //!
 //! Anyone may call [`quantize_checkpoint`] and [`dequantize_checkpoint`]; they know no terminal. Deliberately
@@ -31,6 +32,7 @@ mod plan;
 mod progress;
 mod quantize;
 mod report;
+mod schedule;
 mod shards;
 mod table;
 mod terminal;
@@ -43,3 +45,4 @@ pub use formats::describe_formats;
 pub use progress::Progress;
 pub use quantize::{QuantizeOptions, quantize_checkpoint};
 pub use report::{Converted, Refused, Report};
+pub use schedule::{PlanView, ScheduleError, SimulateOptions, plan_model, show_trace, simulate_model};

@@ -74,4 +74,3 @@ fn cost(binding: &Binding<'_>, cluster: &Cluster, links: &Links, op: &Op) -> Opt
         }
     })
 }
-

@@ -97,7 +97,8 @@ impl SimBackend {
         if region.bytes == bytes && region.end() <= memory.bytes {
             return Ok(());
         }
-        let reason = format!("the region has {} bytes and ends at {} of {}", region.bytes, region.end(), memory.bytes);
+        let reason =
+            format!("the region has {} bytes and ends at {} of {}", region.bytes, region.end(), memory.bytes);
         Err(BackendError::Host { rank: self.rank(), bytes, reason })
     }
 }

@@ -1,0 +1,93 @@
+//! A decoder's sizes as a file.
+
+use super::{Declared, Rule, Takes};
+use crate::model::Decoder;
+
+/// Largest size: products of three of them stay far from where they saturate.
+const LARGEST: u64 = 1 << 32;
+
+const fn needed(key: &'static str, takes: Takes) -> Rule {
+    Rule { key, takes, needed_in: Some("") }
+}
+
+const fn optional(key: &'static str, takes: Takes) -> Rule {
+    Rule { key, takes, needed_in: None }
+}
+
+impl Declared for Decoder {
+    const RULES: &'static [Rule] = &[
+        needed("name", Takes::Text),
+        needed("layers", Takes::Count(1, 4096)),
+        needed("hidden", Takes::Count(1, LARGEST)),
+        needed("ffn", Takes::Count(1, LARGEST)),
+        needed("heads", Takes::Count(1, LARGEST)),
+        optional("kv_heads", Takes::Count(1, LARGEST)),
+        needed("vocabulary", Takes::Count(1, LARGEST)),
+        needed("tokens", Takes::Count(1, LARGEST)),
+        optional("sequence", Takes::Count(1, LARGEST)),
+        needed("math", Takes::OneOf(&["f32", "bf16", "fp8", "fp4"])),
+        needed("format", Takes::Format),
+        optional("embedding_format", Takes::Format),
+    ];
+
+    fn disagreement(&self) -> Option<(&'static str, String, String)> {
+        let multiple = |of: usize| format!("a number that divides {of}");
+        let kv_heads = self.kv_heads.unwrap_or(self.heads);
+        if !self.hidden.is_multiple_of(self.heads) {
+            return Some(("heads", format!("is {}", self.heads), multiple(self.hidden)));
+        }
+        if !self.heads.is_multiple_of(kv_heads) {
+            return Some(("kv_heads", format!("is {kv_heads}"), multiple(self.heads)));
+        }
+        let sequence = self.sequence.unwrap_or(self.tokens);
+        (sequence > self.tokens)
+            .then(|| ("sequence", format!("is {sequence}"), format!("at most `tokens`, {}", self.tokens)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOUND: &str = "name = 'small'\nlayers = 2\nhidden = 64\nffn = 128\nheads = 4\nvocabulary = 256\ntokens = 32\nmath = 'bf16'\nformat = 'bf16'\n";
+
+    #[test]
+    fn a_decoder_file_declares_a_program_whose_calls_cost_what_the_sizes_say() {
+        let decoder = Decoder::from_toml(SOUND, "small.toml").unwrap();
+        let program = decoder.program(&decoder.model().unwrap()).unwrap();
+        let call = |name: &str| program.calls()[program.call(name).unwrap().index()].cost;
+        assert_eq!(call("blocks.1.down.forward").flops, 2 * 32 * 64 * 128);
+        assert_eq!(call("blocks.1.up.backward").flops, 2 * 2 * 32 * 64 * 256);
+        assert_eq!(call("blocks.0.attention.forward").flops, 2 * 32 * 64 * 64 + 2 * 32 * 32 * 64);
+        assert_eq!(call("blocks.0.qkv.forward").bytes, 2 * (64 * 192 + 32 * (64 + 192)));
+        assert_eq!(program.calls().len(), 2 * (1 + 2 * 4 + 1));
+    }
+
+    #[test]
+    fn sizes_that_do_not_fit_each_other_are_refused_with_their_line() {
+        for (from, to, complaint) in [
+            ("heads = 4", "heads = 5", "small.toml:5: `heads` is 5; set it to a number that divides 64"),
+            (
+                "heads = 4",
+                "heads = 4\nkv_heads = 3",
+                "small.toml:6: `kv_heads` is 3; set it to a number that divides 4",
+            ),
+            (
+                "tokens = 32",
+                "tokens = 32\nsequence = 64",
+                "small.toml:8: `sequence` is 64; set it to at most `tokens`, 32",
+            ),
+            (
+                "layers = 2",
+                "layers = 0",
+                "small.toml:2: `layers` is 0; set it to a whole number from 1 to 4096",
+            ),
+            ("layers = 2", "layers = 2.5", "small.toml:2: `layers` is 2.5"),
+            ("format = 'bf16'", "format = 'nvfp4_1d'", "small.toml:9: `format` is \"nvfp4_1d\""),
+            ("layers", "layer", "small.toml:2: unknown key `layer`; did you mean `layers`?"),
+        ] {
+            let error = Decoder::from_toml(&SOUND.replace(from, to), "small.toml").unwrap_err().to_string();
+            assert!(error.contains(complaint), "{error}\n{complaint}");
+        }
+    }
+}
