@@ -1,0 +1,88 @@
+//! Times that a pencil gives as well.
+
+use warpweft::session::{Session, Simulation};
+
+use crate::programs::{chain, depth, plain, plain_with, training};
+
+const RANKS: u32 = 4;
+/// A gather of 100 × 500 bf16 weights over four ranks in a ring: 3 · 2 µs, and three quarters of 100,000 bytes.
+const GATHER: u64 = 3 * 2000 + 75_000;
+
+fn slice(simulation: &Simulation, prefix: &str) -> (u64, u64) {
+    let found = simulation.timeline.slices.iter().find(|slice| slice.name.starts_with(prefix)).unwrap();
+    (found.begin.count(), found.end.count())
+}
+
+#[test]
+fn a_single_gather_takes_its_latencies_and_its_bytes() {
+    let simulated = Session::simulate(&chain(1, 100, 50_000), &depth(0), &plain(), RANKS, 1).unwrap();
+    assert_eq!(slice(&simulated, "all-gather"), (0, GATHER));
+    assert_eq!(slice(&simulated, "compute"), (GATHER, GATHER + 50_000));
+    assert_eq!(simulated.step.as_nanos() as u64, GATHER + 50_000);
+    assert_eq!(simulated.exposure.exposed.count(), GATHER);
+}
+
+#[test]
+fn a_ring_reduce_scatter_takes_its_latencies_and_its_f32_bytes() {
+    let simulated = Session::simulate(&training(1, 100, 1000), &depth(0), &plain(), RANKS, 1).unwrap();
+    let (begin, end) = slice(&simulated, "reduce-scatter");
+    assert_eq!(end - begin, 3 * 2000 + 150_000);
+}
+
+#[test]
+fn a_chain_on_demand_is_fully_exposed() {
+    let simulated = Session::simulate(&chain(10, 100, 100_000), &depth(0), &plain(), RANKS, 1).unwrap();
+    assert_eq!(simulated.step.as_nanos() as u64, 10 * (GATHER + 100_000));
+    assert_eq!(simulated.exposure.exposed.count(), 10 * GATHER);
+}
+
+#[test]
+fn a_chain_one_use_ahead_hides_all_but_its_first_gather() {
+    let simulated = Session::simulate(&chain(10, 100, 100_000), &depth(1), &plain(), RANKS, 1).unwrap();
+    assert_eq!(simulated.step.as_nanos() as u64, GATHER + 10 * 100_000);
+    assert_eq!(simulated.exposure.exposed.count(), GATHER);
+}
+
+#[test]
+fn on_a_slow_link_depth_never_costs_time_and_the_link_is_the_bound() {
+    let program = training(12, 400, 100_000);
+    let steps: Vec<u128> = (0..=6)
+        .map(|ahead| {
+            let simulated = Session::simulate(&program, &depth(ahead), &plain(), RANKS, 1).unwrap();
+            simulated.step.as_nanos()
+        })
+        .collect();
+    assert!(steps.windows(2).all(|pair| pair[1] <= pair[0]), "{steps:?}");
+    assert!(steps[1] < steps[0], "{steps:?}");
+    // The gathers of a forward pass, one after the other, and what cannot overlap them.
+    let forward = u128::from(12 * (3 * 2000 + 300_000u64));
+    assert!(*steps.last().unwrap() >= forward, "{steps:?}");
+}
+
+#[test]
+fn contention_is_charged_for_the_time_both_lanes_run() {
+    // The call begins when its own gather is done; the next gather, issued before it, runs beside it all along.
+    let cluster = plain_with("[contention]\ncompute_beside_collective = 1.5\n");
+    let simulated = Session::simulate(&chain(2, 100, 30_000), &depth(1), &cluster, RANKS, 1).unwrap();
+    let alone = Session::simulate(&chain(2, 100, 30_000), &depth(1), &plain(), RANKS, 1).unwrap();
+    assert_eq!(slice(&alone, "compute call 0"), (GATHER, GATHER + 30_000));
+    assert_eq!(slice(&simulated, "compute call 0"), (GATHER, GATHER + 45_000));
+}
+
+#[test]
+fn a_launch_costs_host_time_and_a_replayed_step_only_one() {
+    let cluster = |launch| {
+        let mut cluster = plain();
+        (cluster.gpu.launch_us, cluster.gpu.replay_us) = (launch, 7.0);
+        cluster
+    };
+    let program = chain(1, 100, 50_000);
+    let step = |capture, launch| {
+        let config = warpweft::config::Config { capture, ..depth(0) };
+        Session::simulate(&program, &config, &cluster(launch), RANKS, 2).unwrap().step.as_nanos() as u64
+    };
+    use warpweft::config::Capture;
+    let one = step(Capture::Off, 1.0) - step(Capture::Off, 0.0);
+    assert!(one >= 1000 && one.is_multiple_of(1000), "{one}");
+    assert_eq!(step(Capture::Step, 1.0), step(Capture::Off, 0.0) + 7000);
+}

@@ -1,0 +1,10 @@
+//! The simulator: closed forms, what it shares with the CPU backend, worlds of thousands of ranks.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod closed_forms;
+mod logged;
+mod messages;
+mod programs;
+#[cfg(feature = "cli")]
+mod tool;
+mod worlds;

@@ -1,0 +1,64 @@
+//! EX-1: what drives the simulator is what drives the CPU.
+
+use std::sync::{Arc, Mutex};
+
+use warpweft::backend::cpu::{CpuOptions, CpuWorld};
+use warpweft::backend::sim::SimWorld;
+use warpweft::backend::{Backend, Checked};
+use warpweft::compute::{ComputeContext, Surface};
+use warpweft::config::{Capture, Config, Reduce};
+use warpweft::id::RankId;
+use warpweft::model::{Call, Mesh, StepProgram};
+use warpweft::session::Session;
+
+use crate::logged::{Asked, Logged};
+use crate::programs::{depth, plain, training};
+
+fn one() -> Mesh {
+    Mesh::new(1).unwrap()
+}
+
+fn simulated() -> impl Backend {
+    let world = SimWorld::new(one(), plain(), Reduce::Ordered).unwrap();
+    world.backend().unwrap()
+}
+
+/// What a session of three steps asks of `backend`.
+fn asked<B: Backend>(backend: B, program: &StepProgram, config: &Config) -> Vec<Asked>
+where
+    B::Surface: Surface + 'static,
+{
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let logged = Logged { inner: backend, log: Arc::clone(&log) };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let closures = |_| |_: &Call, _: &ComputeContext<'_, B::Surface>| Ok(());
+        let builder = Session::builder(config.clone(), closures).program(program.clone());
+        let mut session = builder.start(vec![logged]).await.unwrap();
+        for _ in 0..3 {
+            session.step("train").await.unwrap();
+        }
+        session.close().await.unwrap();
+    });
+    let log = log.lock().unwrap();
+    log.clone()
+}
+
+#[test]
+fn ex1_the_simulator_and_the_cpu_are_asked_the_same_in_the_same_order() {
+    let program = training(3, 8, 1000);
+    for capture in [Capture::Off, Capture::Step] {
+        let config = Config { capture, ..depth(2) };
+        let cpu = CpuWorld::new(one(), CpuOptions::default()).unwrap().backend(RankId::new(0)).unwrap();
+        let on_cpu = asked(cpu, &program, &config);
+        assert!(on_cpu.iter().any(|asked| matches!(asked, Asked::Wait(..))));
+        assert_eq!(on_cpu.contains(&Asked::Launch), capture == Capture::Step);
+        assert_eq!(asked(simulated(), &program, &config), on_cpu, "{capture:?}");
+    }
+}
+
+#[test]
+fn the_checking_layer_finds_nothing_wrong_with_a_simulated_step() {
+    let config = Config { capture: Capture::Step, ..depth(2) };
+    assert!(!asked(Checked::new(simulated()), &training(3, 8, 1000), &config).is_empty());
+}

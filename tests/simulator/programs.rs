@@ -1,0 +1,83 @@
+//! Programs and clusters whose times can be worked out by hand.
+
+use warpweft::cluster::Cluster;
+use warpweft::config::{Config, Declared};
+use warpweft::format::{ElementType, Format, Orientation};
+use warpweft::model::{CostHint, Form, Math, Model, Phase, StepProgram};
+
+/// One operation a nanosecond, one byte a nanosecond between ranks, memory and launches free.
+pub(crate) const PLAIN: &str = "
+name = 'plain'
+gpus_per_node = 4096
+algorithm = 'ring'
+[gpu]
+memory_bytes = 1_000_000_000_000
+hbm_bytes_per_s = 1e30
+launch_us = 0
+replay_us = 0
+[gpu.flops_per_s]
+f32 = 1e9
+bf16 = 1e9
+fp8 = 1e9
+fp4 = 1e9
+[inside]
+latency_us = 2
+bytes_per_s = 1e9
+";
+
+pub(crate) fn plain() -> Cluster {
+    Cluster::from_toml(PLAIN, "plain.toml").unwrap()
+}
+
+pub(crate) fn plain_with(tables: &str) -> Cluster {
+    Cluster::from_toml(&format!("{PLAIN}{tables}"), "plain.toml").unwrap()
+}
+
+pub(crate) fn depth(depth: u32) -> Config {
+    let mut config = Config::default();
+    config.prefetch.depth = depth;
+    config
+}
+
+fn cost(nanoseconds: u64) -> CostHint {
+    CostHint { flops: nanoseconds, bytes: 0, math: Math::Bf16 }
+}
+
+/// A forward pass of `layers` calls of `nanoseconds` each; each reads a bf16 weight of `rows` × 500, so of `1000 · rows` bytes.
+pub(crate) fn chain(layers: usize, rows: usize, nanoseconds: u64) -> StepProgram {
+    let mut model = Model::builder();
+    let weights: Vec<_> = (0..layers)
+        .map(|layer| model.sharded(&format!("w{layer}"), rows, 500, Format::Bf16).unwrap())
+        .collect();
+    let mut program = StepProgram::builder("chain", &model.build());
+    let input = program.input("x", 1, ElementType::F32).unwrap();
+    for (layer, weight) in weights.into_iter().enumerate() {
+        program
+            .call(&format!("call {layer}"), Phase::Forward)
+            .uses(weight, Orientation::Rowwise, Form::Planes)
+            .reads(input)
+            .cost(cost(nanoseconds))
+            .add()
+            .unwrap();
+    }
+    program.build_evaluation().unwrap()
+}
+
+/// Training of `layers` weights of `rows` × 500: a forward call of `nanoseconds` for each, and a backward call of twice that.
+pub(crate) fn training(layers: usize, rows: usize, nanoseconds: u64) -> StepProgram {
+    let mut model = Model::builder();
+    let weights: Vec<_> = (0..layers)
+        .map(|layer| model.sharded(&format!("w{layer}"), rows, 500, Format::Bf16).unwrap())
+        .collect();
+    let mut program = StepProgram::builder("train", &model.build());
+    let input = program.input("x", 1, ElementType::F32).unwrap();
+    for (layer, weight) in weights.iter().enumerate() {
+        let call = program.call(&format!("forward {layer}"), Phase::Forward).reads(input);
+        call.uses(*weight, Orientation::Rowwise, Form::Planes).cost(cost(nanoseconds)).add().unwrap();
+    }
+    for (layer, weight) in weights.iter().enumerate().rev() {
+        let call = program.call(&format!("backward {layer}"), Phase::Backward).reads(input).gradient(*weight);
+        call.uses(*weight, Orientation::Columnwise, Form::Planes).cost(cost(2 * nanoseconds)).add().unwrap();
+    }
+    program.build_training().unwrap()
+}

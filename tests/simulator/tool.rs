@@ -1,0 +1,85 @@
+//! `warpweft plan`, `simulate` and `trace` as programs.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+const MODEL: &str = "name = 'small'\nlayers = 2\nhidden = 256\nffn = 512\nheads = 4\nvocabulary = 512\ntokens = 64\nmath = 'bf16'\nformat = 'nvfp4_2d'\n";
+
+fn run(folder: &Path, line: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_warpweft")).current_dir(folder).args(line.split(' ')).output().unwrap()
+}
+
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("model.toml"), MODEL).unwrap();
+    folder
+}
+
+fn said(folder: &Path, line: &str) -> String {
+    let output = run(folder, line);
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && complaint.is_empty(), "{line}: {complaint}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn plan_shows_totals_tasks_or_a_graph() {
+    let folder = folder();
+    let totals = said(folder.path(), "plan model.toml --ranks 2");
+    for word in ["all-gather", "reduce-scatter", "collectives", "live bound", "received per rank and step"] {
+        assert!(totals.contains(word), "{word}: {totals}");
+    }
+    assert!(said(folder.path(), "plan model.toml --tasks").starts_with("plan `train`: "));
+    assert!(said(folder.path(), "plan model.toml --dot").starts_with("digraph plan {"));
+}
+
+#[test]
+fn simulate_writes_a_trace_that_trace_reads_back() {
+    let folder = folder();
+    let line =
+        "simulate model.toml --cluster h200x4 --ranks 4 --depth 2 --trace step.json --picture step.svg";
+    let text = said(folder.path(), line);
+    for word in ["simulated: 4 ranks on `h200x4`", "exposed", "of the GPU's", "communicator 1"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    let picture = std::fs::read_to_string(folder.path().join("step.svg")).unwrap();
+    assert!(picture.contains("prefetch depth 2"), "{picture}");
+    let summary = said(folder.path(), "trace step.json --picture again.svg");
+    assert!(summary.starts_with("1 ranks, ") && summary.contains("simulated: 4 ranks"), "{summary}");
+    assert!(folder.path().join("again.svg").exists());
+}
+
+#[test]
+fn a_cluster_file_and_a_preset_are_read_alike() {
+    let folder = folder();
+    let (_, preset) = warpweft::cluster::PRESETS[0];
+    std::fs::write(folder.path().join("ours.toml"), preset).unwrap();
+    let line = |cluster: &str| format!("simulate model.toml --ranks 4 --cluster {cluster}");
+    assert_eq!(said(folder.path(), &line("ours.toml")), said(folder.path(), &line("h200x4")));
+}
+
+#[test]
+fn what_is_wrong_is_told_with_its_file_and_line_and_nothing_is_written() {
+    let folder = folder();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write("typo.toml", &MODEL.replace("layers", "layer"));
+    write("odd.toml", &MODEL.replace("hidden = 256", "hidden = 250").replace("heads = 4", "heads = 5"));
+    write("cluster.toml", "name = 'x'\ngpus_per_node = 0\n");
+    write("notes.txt", "not a trace");
+    for (line, complaint) in [
+        ("plan typo.toml", "typo.toml:2: unknown key `layer`; did you mean `layers`?"),
+        ("plan odd.toml", "`odd.toml`: "),
+        ("plan none.toml", "cannot read"),
+        ("simulate model.toml --cluster cluster.toml --ranks 2", "cluster.toml:2: `gpus_per_node` is 0"),
+        ("simulate model.toml --cluster h300 --ranks 2 --trace t.json", "the presets are h200x4, "),
+        ("simulate model.toml --cluster h200x4 --ranks 8 --trace t.json", "use at most 4 ranks"),
+        ("trace notes.txt", "`notes.txt`: not a chrome trace"),
+        ("trace none.json", "cannot read `none.json`"),
+    ] {
+        let output = run(folder.path(), line);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{line}: {said}");
+        assert!(said.starts_with("error: ") && said.contains(complaint), "{line}: {said}");
+    }
+    assert!(!folder.path().join("t.json").exists());
+}
