@@ -33,7 +33,7 @@ pub enum ScheduleError {
         /// The model's file.
         path: PathBuf,
         /// What is refused.
-        source: DeclareError,
+        source: Box<DeclareError>,
     },
     /// No cluster of that name.
     #[error("`{name}` is neither a file nor a preset; the presets are {presets}")]
@@ -189,7 +189,7 @@ fn declare(
     let mut config = Config::load(config)?;
     config.prefetch.depth = depth.unwrap_or(config.prefetch.depth);
     let decoder = Decoder::load(path)?;
-    let wrong = |source| ScheduleError::Model { path: path.to_owned(), source };
+    let wrong = |source| ScheduleError::Model { path: path.to_owned(), source: Box::new(source) };
     let model = config.apply_weight_rules(&decoder.model().map_err(wrong)?)?;
     let program = decoder.program(&model).map_err(wrong)?;
     Ok((decoder, program, config))
