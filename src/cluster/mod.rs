@@ -9,8 +9,7 @@
 //! | `jitter` | by how much a rank is late: a seed and a hash, no state |
 //! | `presets` | clusters that come with the crate, each number with its source |
 //!
-//! Deliberately absent: topologies beyond two levels, congestion between jobs, and links that are shared by more than one
-//! collective at a time: two communicators of a rank each get the whole link.
+//! Deliberately absent: topologies beyond two levels, and congestion between jobs.
 
 mod collective;
 mod jitter;
@@ -97,6 +96,8 @@ pub struct Contention {
     pub compute_beside_collective: f64,
     /// On a collective, while the compute lane runs.
     pub collective_beside_compute: f64,
+    /// On a collective, while one of another communicator runs: 2 where both want one link.
+    pub collective_beside_collective: f64,
     /// On the compute lane, while the quantize lane runs.
     pub compute_beside_quantize: f64,
     /// On the quantize lane, while the compute lane runs.
@@ -108,6 +109,7 @@ impl Default for Contention {
         Self {
             compute_beside_collective: 1.0,
             collective_beside_compute: 1.0,
+            collective_beside_collective: 1.0,
             compute_beside_quantize: 1.0,
             quantize_beside_compute: 1.0,
         }
@@ -160,6 +162,7 @@ impl Declared for Cluster {
         Rule { key: "between.bytes_per_s", takes: Takes::Positive, needed_in: Some("between") },
         optional("contention.compute_beside_collective", Takes::FromOne),
         optional("contention.collective_beside_compute", Takes::FromOne),
+        optional("contention.collective_beside_collective", Takes::FromOne),
         optional("contention.compute_beside_quantize", Takes::FromOne),
         optional("contention.quantize_beside_compute", Takes::FromOne),
         optional("jitter.seed", Takes::Count(0, 1 << 62)),

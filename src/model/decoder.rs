@@ -147,7 +147,11 @@ impl Decoder {
         embedding: WeightId,
         gradient: crate::id::BufferId,
     ) -> Result<(), DeclareError> {
-        let cost = self.cost(0, self.vocabulary.saturating_mul(self.hidden), self.tokens * self.hidden);
+        let cost = self.cost(
+            0,
+            self.vocabulary.saturating_mul(self.hidden),
+            self.tokens.saturating_mul(self.hidden),
+        );
         let call = program.call("embed.backward", Phase::Backward).reads(gradient).gradient(embedding);
         call.cost(cost).add().map(|_| ())
     }
@@ -190,7 +194,7 @@ impl Decoder {
         };
         let block = |block| {
             [
-                part(block, "qkv", true, self.hidden.saturating_add(2 * kv), self.hidden, 0),
+                part(block, "qkv", true, self.hidden.saturating_add(kv.saturating_mul(2)), self.hidden, 0),
                 part(block, "attention", false, self.hidden, self.hidden, attention),
                 part(block, "up", true, self.ffn.saturating_mul(2), self.hidden, 0),
                 part(block, "down", false, self.hidden, self.ffn, 0),

@@ -111,7 +111,7 @@ impl Session {
 fn busy(plan: &StepPlan, intervals: &[TaskInterval]) -> Vec<(LaneKind, Nanoseconds)> {
     let time = |lane: &crate::layout::Lane| {
         let own = plan.tasks.iter().zip(intervals).filter(|(task, _)| task.lane == lane.id);
-        Nanoseconds::new(own.map(|(_, interval)| interval.end - interval.joined).sum())
+        Nanoseconds::new(own.fold(0, |sum, (_, interval)| sum.saturating_add(interval.end - interval.joined)))
     };
     plan.lanes.iter().map(|lane| (lane.kind, time(lane))).collect()
 }

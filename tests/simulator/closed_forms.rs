@@ -86,3 +86,21 @@ fn a_launch_costs_host_time_and_a_replayed_step_only_one() {
     assert!(one >= 1000 && one.is_multiple_of(1000), "{one}");
     assert_eq!(step(Capture::Step, 1.0), step(Capture::Off, 0.0) + 7000);
 }
+
+#[test]
+fn two_communicators_share_a_link_if_the_cluster_says_so() {
+    // In the backward of three layers gathers of one run beside reductions of another.
+    let shared = plain_with("[contention]\ncollective_beside_collective = 2\n");
+    let step =
+        |cluster| Session::simulate(&training(3, 100, 1000), &depth(2), cluster, RANKS, 1).unwrap().step;
+    assert!(step(&shared) > step(&plain()));
+}
+
+#[test]
+fn times_beyond_all_reason_stay_times() {
+    let mut cluster = plain_with("[contention]\ncompute_beside_collective = 1e300\n[jitter]\nmean = 1e300\n");
+    (cluster.gpu.launch_us, cluster.inside.bytes_per_s) = (1e300, 1e-300);
+    let simulated =
+        Session::simulate(&training(3, 100, u64::MAX / 2), &depth(2), &cluster, RANKS, 3).unwrap();
+    assert!(simulated.exposure.fraction() <= 1.0);
+}

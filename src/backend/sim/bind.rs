@@ -11,6 +11,9 @@ use crate::layout::Binding;
 use crate::model::Access;
 use crate::op::Op;
 
+/// Longest price, some 30 years: sums of prices stay numbers.
+const LONGEST: f64 = 1e18;
+
 /// One task, priced.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Priced {
@@ -34,7 +37,7 @@ pub(super) fn price(
             op: op.name(),
             reason: "it names a call, weight or slot that the plan does not have".to_owned(),
         })?;
-        Ok(Priced { lane: *lane, nanoseconds, collective: op.is_collective() })
+        Ok(Priced { lane: *lane, nanoseconds: nanoseconds.min(LONGEST), collective: op.is_collective() })
     };
     binding.ops.iter().enumerate().map(priced).collect()
 }

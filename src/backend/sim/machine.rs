@@ -116,13 +116,13 @@ impl Machine {
     /// The host enqueues something; events are free.
     pub(super) fn issue(&mut self, is_task: bool) {
         if is_task {
-            self.host.iter_mut().for_each(|clock| *clock += self.launch);
+            self.host.iter_mut().for_each(|clock| *clock = clock.saturating_add(self.launch));
         }
     }
 
     /// The host launches a recorded step.
     pub(super) fn replay(&mut self) {
-        self.host.iter_mut().for_each(|clock| *clock += self.replay);
+        self.host.iter_mut().for_each(|clock| *clock = clock.saturating_add(self.replay));
     }
 
     /// The host waits for a lane.
@@ -183,11 +183,12 @@ impl Machine {
         let length = self.contended(priced, joined);
         let lane = &mut self.lanes[priced.lane.index()];
         if priced.collective {
-            lane.free.fill(joined + length.round() as u64);
+            lane.free.fill(joined.saturating_add(length.round() as u64));
         } else {
             let (step, jitter) = (self.step, self.jitter);
             for ((rank, free), slow) in (0u32..).zip(&mut lane.free).zip(&self.slow) {
-                *free += (length * slow * jitter.factor(rank, step, task.number())).round() as u64;
+                let late = length * slow * jitter.factor(rank, step, task.number());
+                *free = free.saturating_add(late.round() as u64);
             }
         }
         let end = lane.free[0];
@@ -207,6 +208,9 @@ impl Machine {
                 (LaneKind::Compute, LaneKind::Quantize) => self.contention.compute_beside_quantize,
                 (LaneKind::Quantize, LaneKind::Compute) => self.contention.quantize_beside_compute,
                 (LaneKind::Communicator(_), LaneKind::Compute) => self.contention.collective_beside_compute,
+                (LaneKind::Communicator(_), LaneKind::Communicator(_)) => {
+                    self.contention.collective_beside_collective
+                }
                 _ => 1.0,
             };
             stretched(begin as f64, priced.nanoseconds, &lane.busy, factor) - priced.nanoseconds

@@ -20,7 +20,7 @@
 //!   is issued later: what was issued before has ended where it ended. T places gathers ahead of the calls they hide
 //!   behind, so calls pay for gathers and late reductions pay for calls.
 //!
-//! Deliberately absent: links shared by two collectives at a time, host work other than launches, and other ranks than rank 0 in
+//! Deliberately absent: host work other than launches, and other ranks than rank 0 in
 //! [`Backend::intervals`].
 
 mod bind;
