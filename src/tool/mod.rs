@@ -6,6 +6,7 @@
 //! - **TL-3** memory is in proportion to the header and to the largest tensor, never to the file, nor to a size
 //!   that a file merely claims.
 //! - **TL-4** the bytes are those of [`crate::format`]: nothing is computed here but the error that is reported.
+//! - **TL-5** a schedule that is shown is the one a session would run; nothing is planned or timed here.
 //!
 //! | file | idea |
 //! |---|---|
