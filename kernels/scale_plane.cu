@@ -76,13 +76,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) expand_scale(const __grid_
 
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence();
-        is_last = atomicAdd(t.arrived + strip, 1) + 1 == t.blocks_down;
+        is_last = arrive(t.arrived + strip) == t.blocks_down;
         if (is_last) t.arrived[strip] = 0;
     }
     __syncthreads();
     if (!is_last) return;
-    __threadfence();
     for (u32 end = upper_rows(t); end > 0;) {
         u32 begin = end > KEPT ? end - KEPT : 0;
         for (u32 row = begin + warp(); row < end; row += WARPS) {
