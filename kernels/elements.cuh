@@ -174,3 +174,12 @@ struct E8m0 {
         return __uint_as_float(bits);
     }
 };
+
+// The scale of an amax for FP8 whose largest code is `largest`: largest / amax, at most FMAX, as a power of two if
+// asked; 1 for an amax without a scale.
+__device__ __forceinline__ float fp8_scale(float amax, float epsilon, float largest, bool power_of_two) {
+    amax = amax < epsilon ? epsilon : amax;
+    if (amax == 0.0f || !(fabsf(amax) <= LARGEST_F32)) return 1.0f;
+    float scale = fminf(largest / amax, LARGEST_F32);
+    return power_of_two ? __uint_as_float(__float_as_uint(scale) & 0xFF800000u) : scale;
+}

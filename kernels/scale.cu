@@ -178,12 +178,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) scale_mxfp8(const __grid_c
     }
 }
 
-// The scale of an amax: MAX / a, at most FMAX, as a power of two if asked; 1 for an amax without a scale.
 __device__ __forceinline__ float fp8_scale(const ScaleArguments& all, float amax) {
-    amax = amax < all.epsilon ? all.epsilon : amax;
-    if (amax == 0.0f || !(fabsf(amax) <= LARGEST_F32)) return 1.0f;
-    float scale = fminf(all.largest / amax, LARGEST_F32);
-    return all.power_of_two ? __uint_as_float(__float_as_uint(scale) & 0xFF800000u) : scale;
+    return fp8_scale(amax, all.epsilon, all.largest, all.power_of_two != 0);
 }
 
 // FP8 in blocks. TRANSPOSED planes have a row for each column of blocks: those of 1x128.

@@ -7,7 +7,7 @@
 
 mod state;
 
-pub use state::StateLayout;
+pub use state::{Delayed, StateLayout};
 
 use serde::Serialize;
 
@@ -91,6 +91,11 @@ pub enum Content {
     Shard(WeightId, Orientation),
     /// What dequantizing needs beside the planes, f32, one per weight of the bucket.
     TensorScale(BucketId),
+    /// Delayed scaling: amaxes of the weights of a bucket over all ranks, f32 `[weights, history]`, the latest
+    /// first.
+    AmaxHistory(BucketId),
+    /// Delayed scaling: the factors the bucket's present shards were cast with, f32, one per weight.
+    DelayedScale(BucketId),
     /// Step count of the optimizer, one u32.
     OptimizerStep,
     /// The first fault of the rank's closures in this step, one u32: call number + 1, or 0.
@@ -416,9 +421,14 @@ impl Content {
             Self::Transposed(weight) => PlaneRegions::bytes(&layout(weight).transposed_planes()),
             Self::Dense(weight, _) => f32s(layout(weight).shard.shape.elements()),
             Self::Gradient(weight, _) => f32s(layout(weight).shard.padded().elements()),
-            Self::TensorScale(bucket) | Self::LocalAmax(bucket) | Self::ReducedAmax(bucket) => {
-                f32s(weights.bucket(bucket).weights.len())
+            Self::AmaxHistory(bucket) => {
+                let length = weights.state.delayed.map_or(0, |delayed| delayed.history as usize);
+                f32s(weights.bucket(bucket).weights.len().saturating_mul(length))
             }
+            Self::TensorScale(bucket)
+            | Self::LocalAmax(bucket)
+            | Self::ReducedAmax(bucket)
+            | Self::DelayedScale(bucket) => f32s(weights.bucket(bucket).weights.len()),
             Self::BlockAmax(bucket) => blocks(bucket, Format::amax_blocks),
             Self::Encode(bucket) => blocks(bucket, Format::encode_blocks),
             Self::OptimizerStep | Self::FaultWord | Self::LearningRate | Self::LossScale => f32s(1),

@@ -166,13 +166,38 @@ pub enum Op {
         /// No-op when this vote says fault.
         vote: Option<SlotId>,
     },
+    /// Scales of a bucket whose scaling is delayed: factors for the cast, and their reciprocals.
+    DelayedScale {
+        /// The bucket.
+        bucket: BucketId,
+        /// The amaxes recorded so far, from which the next factors follow. Absent when the masters are those the
+        /// factors in use were made for, and are only cast again.
+        history: Option<SlotId>,
+        /// Factors in use; updated if there is a history, else read.
+        scale: SlotId,
+        /// Tensor scales: one over the factors.
+        tensor_scale: SlotId,
+        /// No-op when this vote says fault.
+        vote: Option<SlotId>,
+    },
+    /// Puts the amaxes of masters just cast into the history of a bucket whose scaling is delayed.
+    RecordAmax {
+        /// The bucket.
+        bucket: BucketId,
+        /// Amax of every weight, over all ranks.
+        tensor_amax: SlotId,
+        /// The history, updated.
+        history: SlotId,
+        /// No-op when this vote says fault.
+        vote: Option<SlotId>,
+    },
     /// Casts the masters into the data planes of the shards.
     PartialCast {
         /// The bucket.
         bucket: BucketId,
         /// Masters of its weights, in bucket order.
         masters: Vec<SlotId>,
-        /// Factors from [`Op::FusedScale`]; absent for formats without scales.
+        /// Factors from [`Op::FusedScale`] or [`Op::DelayedScale`]; absent for formats without scales.
         encode: Option<SlotId>,
         /// Shards whose data planes are written.
         shards: Vec<ShardOperand>,
@@ -312,6 +337,18 @@ impl Op {
                 all.extend(vote(skip));
                 all
             }
+            Self::DelayedScale { history, scale, tensor_scale, vote: skip, .. } => {
+                let mut all =
+                    vec![(*scale, if history.is_some() { Update } else { Read }), (*tensor_scale, Write)];
+                all.extend(history.map(|slot| (slot, Read)));
+                all.extend(vote(skip));
+                all
+            }
+            Self::RecordAmax { tensor_amax, history, vote: skip, .. } => {
+                let mut all = vec![(*tensor_amax, Read), (*history, Update)];
+                all.extend(vote(skip));
+                all
+            }
             Self::PartialCast { masters, encode, shards, vote: skip, .. } => {
                 let mut all: Vec<_> = masters.iter().map(|slot| (*slot, Read)).collect();
                 all.extend(encode.map(|slot| (slot, Read)));
@@ -373,6 +410,8 @@ impl Op {
             Self::PartialAmax { .. } => "partial amax",
             Self::AllReduce { .. } => "all-reduce",
             Self::FusedScale { .. } => "fused scale",
+            Self::DelayedScale { .. } => "delayed scale",
+            Self::RecordAmax { .. } => "record amax",
             Self::PartialCast { .. } => "partial cast",
             Self::AllGather { .. } => "all-gather",
             Self::Transpose { .. } => "transpose",

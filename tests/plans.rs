@@ -4,11 +4,11 @@
 use std::collections::BTreeSet;
 
 use warpweft::config::{AdamMode, Backward, Columnwise, Masters, Moments};
-use warpweft::format::{ElementType, Format, Orientation, Via};
-use warpweft::id::{SlotId, TaskId};
-use warpweft::layout::{ALIGNMENT, OptimizerSettings, Settings, StateLayout, Weights};
+use warpweft::format::{AmaxChoice, ElementType, Format, Orientation, Via};
+use warpweft::id::{CallId, SlotId, TaskId};
+use warpweft::layout::{ALIGNMENT, Content, Delayed, OptimizerSettings, Settings, StateLayout, Weights};
 use warpweft::model::{Form, Mesh, Model, Phase, StepProgram};
-use warpweft::op::Op;
+use warpweft::op::{Op, Reduction};
 use warpweft::plan::{EdgeKind, PlanError, Policy, ResidentLayout, StepPlan, Task};
 
 fn policy(depth: u32) -> Policy {
@@ -191,6 +191,45 @@ fn a_weight_of_another_format_cannot_be_half_of_its_master() {
         let text = error.to_string();
         assert!(text.contains("optimizer.masters") && text.contains(&format.to_string()), "{text}");
     }
+}
+
+fn delayed(history: u32, choice: AmaxChoice) -> StateLayout {
+    StateLayout { delayed: Some(Delayed { history, choice }), ..StateLayout::default() }
+}
+
+/// What delaying the scales is for: the maximum over the ranks is under way while the masters are cast.
+#[test]
+fn with_delayed_scaling_no_cast_waits_for_the_maximum_over_the_ranks() {
+    let waits_for_maxima = |plan: &StepPlan, name: &str| {
+        let maxima = position(plan, |op, _| matches!(op, Op::AllReduce { reduction: Reduction::Max, .. }));
+        let task = position(plan, |op, _| op.name() == name);
+        let waits = plan.tasks[..=task].iter().flat_map(|task| &task.waits);
+        waits.into_iter().any(|wait| wait.index() == maxima)
+    };
+    let current = with_state(Format::FP8_TENSOR_E4M3, StateLayout::default()).unwrap();
+    let delayed = with_state(Format::FP8_TENSOR_E4M3, delayed(16, AmaxChoice::Largest)).unwrap();
+    assert!(waits_for_maxima(&current, "partial cast"));
+    assert!(!waits_for_maxima(&delayed, "partial cast") && waits_for_maxima(&delayed, "record amax"));
+    assert_eq!(current.bounds.wire_bytes, delayed.bounds.wire_bytes);
+    // One factor and 16 amaxes for each of three weights, one alignment unit each.
+    assert_eq!(delayed.bounds.resident_bytes - current.bounds.resident_bytes, 2 * ALIGNMENT);
+}
+
+/// PL-1: ranks that would scale differently do not start.
+#[test]
+fn history_and_choice_of_delayed_scaling_are_part_of_the_fingerprint() {
+    let states = [
+        StateLayout::default(),
+        delayed(16, AmaxChoice::Largest),
+        delayed(17, AmaxChoice::Largest),
+        delayed(16, AmaxChoice::Latest),
+    ];
+    let fingerprint = |state| with_state(Format::FP8_TENSOR_E4M3, state).unwrap().fingerprint();
+    assert_eq!(states.into_iter().map(fingerprint).collect::<BTreeSet<u64>>().len(), states.len());
+    let error = with_state(Format::FP8_TENSOR_E4M3, delayed(0, AmaxChoice::Latest)).unwrap_err();
+    assert!(error.to_string().contains("quantize.amax_history"), "{error}");
+    let error = with_state(Format::Mxfp8, delayed(16, AmaxChoice::Latest)).unwrap_err().to_string();
+    assert!(error.contains("quantize.scaling") && error.contains("mxfp8"), "{error}");
 }
 
 #[test]
@@ -377,4 +416,37 @@ fn an_input_comes_right_before_its_first_reader_and_an_output_goes_right_behind_
         .map(|task| task.subject.as_str())
         .collect();
     assert_eq!(compute, ["early", "input", "middle", "late", "output", "last"]);
+}
+
+/// Conformance H12, as far as it goes without 60 GiB: the size at which 32-bit arithmetic breaks. Nothing is
+/// reserved; sizes, offsets, hazards and byte counts of the whole plan are worked out and verified.
+#[test]
+fn h12_a_weight_of_more_than_two_to_the_thirty_one_elements_is_planned_with_exact_sizes() {
+    const ROWS: usize = 64_001;
+    const COLS: usize = 36_864;
+    const ELEMENTS: usize = 2_359_332_864;
+    assert_eq!(ROWS * COLS, ELEMENTS);
+    let mut model = Model::builder();
+    let large = model.sharded("large", ROWS, COLS, Format::Bf16).unwrap();
+    let small = model.replicated("behind", 1, 7).unwrap();
+    let mut program = StepProgram::builder("train", &model.build());
+    let call = program.call("fit", Phase::Backward).uses(large, Orientation::Rowwise, Form::Dense);
+    call.gradient(large).gradient(small).add().unwrap();
+    let program = program.build_training().unwrap();
+    let plan = StepPlan::build(&program, &policy(1), Mesh::new(1).unwrap()).unwrap();
+    let region = |content| plan.arena.region(plan.arena.find(content).unwrap());
+    for content in [
+        Content::Master(large),
+        Content::ExpAvg(large),
+        Content::ExpAvgSq(large),
+        Content::MainGrad(large),
+        Content::Gradient(large, CallId::new(0)),
+        Content::Dense(large, Orientation::Rowwise),
+    ] {
+        assert_eq!(region(content).bytes, ELEMENTS * 4, "{content:?}");
+    }
+    assert_eq!(region(Content::Shard(large, Orientation::Rowwise)).bytes, ELEMENTS * 2);
+    assert!(region(Content::Master(small)).offset > ELEMENTS * 18, "it lies behind all of them");
+    assert_eq!(plan.bounds.resident_bytes, plan.arena.resident_bytes);
+    assert!(plan.bounds.live_bytes > ELEMENTS * 8);
 }

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use trainer::{SIZE, Trainer, feed, within_a_minute};
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{ComputeContext, ComputeError};
-use warpweft::config::{Capture, Config};
+use warpweft::config::{Capture, Config, Scaling};
 use warpweft::format::{Format, Orientation};
 use warpweft::id::{RankId, WeightId};
 use warpweft::model::Call;
@@ -57,13 +57,17 @@ type Addresses = Arc<Mutex<Vec<(usize, usize)>>>;
 #[test]
 fn two_hundred_steps_allocate_nothing_on_rank_and_lane_threads_and_move_nothing() {
     EMBEDDER.set(true);
-    for (format, capture) in
-        [(Format::F32, Capture::Off), (Format::NVFP4_2D, Capture::Off), (Format::NVFP4_2D, Capture::Step)]
-    {
+    for (format, scaling, capture) in [
+        (Format::F32, Scaling::Current, Capture::Off),
+        (Format::NVFP4_2D, Scaling::Current, Capture::Off),
+        (Format::NVFP4_2D, Scaling::Current, Capture::Step),
+        (Format::FP8_TENSOR_E4M3, Scaling::Delayed, Capture::Off),
+    ] {
         within_a_minute(async move {
             EMBEDDER.set(true);
             let mut config = Config { capture, ..Config::default() };
             config.prefetch.depth = 2;
+            config.quantize.scaling = scaling;
             let trainer = Trainer::new(3, format);
             let weight = trainer.model.find("layer1").unwrap();
             let seen: Addresses = Arc::new(Mutex::new(Vec::with_capacity(1024)));

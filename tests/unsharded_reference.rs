@@ -9,8 +9,11 @@
 mod trainer;
 
 use trainer::{SIZE, Trainer, initial, losses, within_a_minute};
-use warpweft::config::Config;
-use warpweft::format::{Directions, Format, Orientation, Planes, Shape, Via, dequantize, quantize};
+use warpweft::config::{Config, Scaling};
+use warpweft::format::{
+    AmaxChoice, DelayedScaling, Directions, Format, Orientation, Planes, PlanesMut, Shape, Via, dequantize,
+    partial_amax, partial_cast, quantize, transpose,
+};
 
 const RANKS: u32 = 3;
 const LAYERS: usize = 2;
@@ -66,6 +69,32 @@ fn transposed_as_stored(format: Format, master: &[f32]) -> Vec<f32> {
     let planes = Planes { data: &planes.data, scale: &planes.scale };
     dequantize(format, Orientation::Columnwise, shape, planes, stored.tensor_scale, &mut values).unwrap();
     values
+}
+
+/// Both of these with the scale of earlier steps. The first masters are cast without being remembered.
+fn as_stored_delayed(
+    format: Format,
+    master: &[f32],
+    scaling: &mut DelayedScaling,
+    remembered: bool,
+) -> [Vec<f32>; 2] {
+    fn planes(data: &[u8]) -> Planes<'_> {
+        Planes { data, scale: &[] }
+    }
+    let shape = Shape::new(SIZE, SIZE);
+    let scale = scaling.scale();
+    let (mut rows, mut columns) = (vec![0; SIZE * SIZE], vec![0; SIZE * SIZE]);
+    partial_cast(format, Orientation::Rowwise, Via::Bf16, shape, master, &[scale.encode], &mut rows).unwrap();
+    transpose(format, shape, planes(&rows), PlanesMut { data: &mut columns, scale: &mut [] }).unwrap();
+    if remembered {
+        scaling
+            .record(partial_amax(format, Orientation::Rowwise, Via::Bf16, shape, master, &mut []).unwrap());
+    }
+    [(Orientation::Rowwise, rows), (Orientation::Columnwise, columns)].map(|(orientation, data)| {
+        let mut values = vec![0.0; SIZE * SIZE];
+        dequantize(format, orientation, shape, planes(&data), scale.decode, &mut values).unwrap();
+        values
+    })
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -131,15 +160,23 @@ fn replicated_mean(ranks: &[Vec<Vec<f32>>]) -> Vec<f32> {
         .unwrap()
 }
 
-fn reference(format: Format) -> Vec<u32> {
+fn reference(format: Format, delayed: Option<(AmaxChoice, u32)>) -> Vec<u32> {
+    let mut scalings: Vec<Option<DelayedScaling>> =
+        vec![delayed.map(|(choice, history)| scaling(format, choice, history)); LAYERS];
     let mut layers: Vec<Parameter> =
         (0..LAYERS).map(|layer| Parameter::new(&format!("layer{layer}"), SIZE, SIZE * SIZE)).collect();
     let mut bias = Parameter::new("bias", SIZE, SIZE);
     let mut found = Vec::new();
     for step in 0..STEPS {
-        let weights: Vec<_> = layers.iter().map(|layer| as_stored(format, &layer.master)).collect();
-        let transposed: Vec<_> =
-            layers.iter().map(|layer| transposed_as_stored(format, &layer.master)).collect();
+        let (mut weights, mut transposed) = (Vec::new(), Vec::new());
+        for (Parameter { master, .. }, scaling) in layers.iter().zip(&mut scalings) {
+            let [rows, columns] = match scaling {
+                None => [as_stored(format, master), transposed_as_stored(format, master)],
+                Some(scaling) => as_stored_delayed(format, master, scaling, step > 0),
+            };
+            weights.push(rows);
+            transposed.push(columns);
+        }
         let ranks: Vec<_> = (0..RANKS)
             .map(|rank| {
                 let value = |at: usize| ((step * 31 + rank * 7 + at as u32 * 3) as f32 * 0.37).sin();
@@ -158,6 +195,36 @@ fn reference(format: Format) -> Vec<u32> {
     found
 }
 
+fn scaling(format: Format, choice: AmaxChoice, history: u32) -> DelayedScaling {
+    let Format::Fp8Tensor(tensor) = format else { panic!("{format} has no scale of the whole tensor") };
+    DelayedScaling::new(tensor, choice, history as usize).unwrap()
+}
+
+/// C4, delayed scaling.
+#[test]
+fn with_delayed_scaling_too_a_sharded_trainer_gives_the_losses_of_an_unsharded_one_exactly() {
+    within_a_minute(async {
+        for format in [Format::FP8_TENSOR_E4M3, Format::FP8_TENSOR_E5M2_POW2] {
+            for (amax_choice, amax_history) in [(AmaxChoice::Largest, 16), (AmaxChoice::Latest, 2)] {
+                let mut config = Config { check: true, ..Config::default() };
+                config.optimizer.lr = f64::from(RATE);
+                config.quantize.scaling = Scaling::Delayed;
+                (config.quantize.amax_choice, config.quantize.amax_history) = (amax_choice, amax_history);
+                let mut session = Trainer::new(LAYERS, format).start(config, RANKS).await.unwrap();
+                let found = losses(&mut session, RANKS, 0..STEPS).await;
+                assert_eq!(found, reference(format, Some((amax_choice, amax_history))), "{format}");
+                // Between powers of two the codes are the same ones, and so are the values.
+                let powers_of_two = format == Format::FP8_TENSOR_E5M2_POW2;
+                assert_eq!(found == reference(format, None), powers_of_two, "{format}: delayed, not current");
+                assert!(
+                    f32::from_bits(found[STEPS as usize - 1]) < f32::from_bits(found[0]),
+                    "{format} learns"
+                );
+            }
+        }
+    });
+}
+
 /// C4, C6.
 #[test]
 fn a_sharded_trainer_gives_the_losses_of_an_unsharded_one_exactly_at_every_step_in_every_format() {
@@ -168,7 +235,7 @@ fn a_sharded_trainer_gives_the_losses_of_an_unsharded_one_exactly_at_every_step_
             config.prefetch.depth = 2;
             let mut session = Trainer::new(LAYERS, format).start(config, RANKS).await.unwrap();
             let found = losses(&mut session, RANKS, 0..STEPS).await;
-            assert_eq!(found, reference(format), "{format}");
+            assert_eq!(found, reference(format, None), "{format}");
             assert!(f32::from_bits(found[STEPS as usize - 1]) < f32::from_bits(found[0]), "{format} learns");
         }
     });

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use warpweft::config::Config as Settings;
-use warpweft::config::{Backward, Capture};
+use warpweft::config::{Backward, Capture, Scaling};
 use warpweft::format::Format;
 use warpweft::id::RankId;
 use warpweft::session::{Outcome, Session, StepReport};
@@ -71,6 +71,9 @@ struct Arguments {
     /// Configuration file. [default: examples/train/train.toml]
     #[arg(long)]
     config: Option<PathBuf>,
+    /// Take the scales of per-tensor FP8 weights from the amaxes of earlier steps (quantize.scaling).
+    #[arg(long)]
+    delayed: bool,
     /// Record the step once and replay it.
     #[arg(long)]
     capture: bool,
@@ -142,6 +145,9 @@ fn settings(arguments: &Arguments, root: &Path) -> Result<Settings, Box<dyn Erro
     }
     if arguments.capture {
         settings.capture = Capture::Step;
+    }
+    if arguments.delayed {
+        settings.quantize.scaling = Scaling::Delayed;
     }
     if arguments.keep {
         settings.backward = Backward::Keep;

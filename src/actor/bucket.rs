@@ -55,7 +55,10 @@ impl<B: Backend> Actor<B> for BucketActor {
                 self.state.shards = Some(self.state.masters);
                 bucket == self.bucket
             }
-            Op::PartialAmax { bucket, .. } | Op::FusedScale { bucket, .. } => bucket == self.bucket,
+            Op::PartialAmax { bucket, .. }
+            | Op::FusedScale { bucket, .. }
+            | Op::DelayedScale { bucket, .. }
+            | Op::RecordAmax { bucket, .. } => bucket == self.bucket,
             Op::Accumulate { weight, .. } => plan.weights.layout(weight).bucket == self.bucket,
             _ => false,
         };

@@ -94,6 +94,8 @@ fn owner(plan: &StepPlan, op: &Op, lane: LaneKind) -> ActorKind {
         Op::Accumulate { weight, .. } => bucket_of(*weight),
         Op::PartialAmax { bucket, .. }
         | Op::FusedScale { bucket, .. }
+        | Op::DelayedScale { bucket, .. }
+        | Op::RecordAmax { bucket, .. }
         | Op::PartialCast { bucket, .. }
         | Op::Adam { bucket, .. } => ActorKind::Bucket(*bucket),
         Op::AllReduce { .. } | Op::AllGather { .. } | Op::ReduceScatter { .. } | Op::GatherRecords { .. } => {

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::size::ByteSize;
-use crate::format::Via;
+use crate::format::{AmaxChoice, Via};
 
 /// When gathers start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +65,18 @@ pub enum Reduce {
     Nccl,
 }
 
+/// Where the scale of a weight in a per-tensor FP8 format comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scaling {
+    /// From the amax of the masters that are cast: the cast waits for the maximum over the ranks.
+    #[default]
+    Current,
+    /// From the amaxes of earlier steps: the cast waits for nobody, and values that grew past the
+    /// scale saturate.
+    Delayed,
+}
+
 /// How bytes get from one GPU to another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -79,11 +91,29 @@ pub enum Transport {
 }
 
 /// How masters become quantized weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Quantize {
     /// The rounding applied to masters before amax and cast.
     pub via: Via,
+    /// Where the scales of all weights in per-tensor FP8 formats come from. With delayed scaling there must be
+    /// such a weight.
+    pub scaling: Scaling,
+    /// Delayed scaling: how many steps an amax is remembered, 1 to 65536.
+    pub amax_history: u32,
+    /// Delayed scaling: which of the remembered amaxes determines the scale.
+    pub amax_choice: AmaxChoice,
+}
+
+impl Default for Quantize {
+    fn default() -> Self {
+        Self {
+            via: Via::default(),
+            scaling: Scaling::default(),
+            amax_history: 16,
+            amax_choice: AmaxChoice::default(),
+        }
+    }
 }
 
 /// How weight decay enters Adam.

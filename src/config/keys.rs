@@ -103,6 +103,24 @@ const ROWS: &[Row] = &[
         valid: |_| true,
     },
     Row {
+        path: "quantize.scaling",
+        expected: "\"current\" or \"delayed\" (for weights in per-tensor FP8 formats)",
+        value: |c| toml(c.quantize.scaling),
+        valid: |_| true,
+    },
+    Row {
+        path: "quantize.amax_history",
+        expected: "a whole number of steps from 1 to 65536",
+        value: |c| toml(c.quantize.amax_history),
+        valid: |c| (1..=65536).contains(&c.quantize.amax_history),
+    },
+    Row {
+        path: "quantize.amax_choice",
+        expected: "\"largest\" or \"latest\"",
+        value: |c| toml(c.quantize.amax_choice),
+        valid: |_| true,
+    },
+    Row {
         path: "optimizer.mode",
         expected: "\"adamw\" (decoupled weight decay) or \"adam\" (weight decay as part of the gradient)",
         value: |c| toml(c.optimizer.mode),

@@ -163,8 +163,8 @@ fn unknown(key: String, origin: Origin) -> ConfigError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Backward, ByteSize, Capture, Reduce, Transport};
-    use crate::format::{Format, Via};
+    use crate::config::{Backward, ByteSize, Capture, Reduce, Scaling, Transport};
+    use crate::format::{AmaxChoice, Format, Via};
     use crate::model::Placement;
     use proptest::prelude::*;
 
@@ -198,7 +198,7 @@ mod tests {
             check = true
             prefetch.depth = 4
             memory.budget = "1.5 GiB"
-            quantize.via = "none"
+            quantize = { via = "none", scaling = "delayed", amax_history = 9, amax_choice = "latest" }
             optimizer = { mode = "adam", bias_correction = false, moments = "bf16", masters = "bf16_remainder", lr = 1, beta1 = 0.5, beta2 = 0.75, eps = 1e-6, weight_decay = 0.1, max_norm = 1.0 }
             cpu.link = { bytes_per_s = 2e9, latency_us = 5 }
             trace = { enabled = true, path = "t.json", first_step = 5, steps = 9 }
@@ -214,6 +214,8 @@ mod tests {
         assert_eq!((config.backward, config.reduce), (Backward::Keep, Reduce::Nccl));
         assert_eq!((config.transport, config.deadline_s), (Transport::Peer, 5.0));
         assert_eq!((config.capture, config.quantize.via), (Capture::Step, Via::None));
+        assert_eq!((config.quantize.scaling, config.quantize.amax_history), (Scaling::Delayed, 9));
+        assert_eq!(config.quantize.amax_choice, AmaxChoice::Latest);
         assert_ne!(config.columnwise, defaults.columnwise);
         assert_eq!(config.memory.budget, Some(ByteSize::new(3 << 29)));
         assert_eq!((config.optimizer.lr, config.optimizer.max_norm), (1.0, 1.0));
@@ -244,6 +246,10 @@ mod tests {
             ("memory.budget", "0", "above zero"),
             ("memory.budget", "true", "above zero"),
             ("quantize.via", "\"f16\"", "\"bf16\" or \"none\""),
+            ("quantize.scaling", "\"late\"", "\"current\" or \"delayed\""),
+            ("quantize.amax_history", "0", "from 1 to 65536"),
+            ("quantize.amax_history", "65537", "from 1 to 65536"),
+            ("quantize.amax_choice", "\"max\"", "\"largest\" or \"latest\""),
             ("optimizer.mode", "\"sgd\"", "\"adamw\""),
             ("optimizer.bias_correction", "1", "`true`"),
             ("optimizer.moments", "\"f16\"", "\"f32\" or \"bf16\""),

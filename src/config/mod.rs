@@ -43,7 +43,7 @@ mod weights;
 
 pub use choices::{
     AdamMode, Backward, Capture, Columnwise, Cpu, Link, Masters, Memory, Moments, Optimizer, Prefetch,
-    Quantize, Reduce, TraceOutput, Transport,
+    Quantize, Reduce, Scaling, TraceOutput, Transport,
 };
 pub use error::ConfigError;
 pub use origin::{Origin, Origins};
@@ -156,6 +156,7 @@ mod tests {
             ("deadline_s", with(|c| c.deadline_s = 0.0)),
             ("prefetch.depth", with(|c| c.prefetch.depth = 65)),
             ("memory.budget", with(|c| c.memory.budget = Some(ByteSize::new(0)))),
+            ("quantize.amax_history", with(|c| c.quantize.amax_history = 0)),
             ("optimizer.lr", with(|c| c.optimizer.lr = -1e-3)),
             ("optimizer.beta1", with(|c| c.optimizer.beta1 = 1.0)),
             ("optimizer.beta2", with(|c| c.optimizer.beta2 = 0.999_999_999_9)),

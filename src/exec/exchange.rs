@@ -5,6 +5,7 @@
 //! step moves bytes and allocates nothing on the thread of the rank.
 
 use crate::backend::{ClosureFault, TaskInterval};
+use crate::format::DelayedState;
 use crate::op::Vote;
 
 /// Optimizer state of one rank's rows of one weight.
@@ -20,6 +21,8 @@ pub struct WeightShard {
     pub planes: Vec<Vec<u8>>,
     /// What dequantizing needs beside the planes; 1 for formats without.
     pub tensor_scale: f32,
+    /// Scale in use and amax history, where scaling is delayed; coming in, `None` begins anew.
+    pub delayed: Option<DelayedState>,
 }
 
 impl Exchange {

@@ -9,7 +9,7 @@ use half::bf16;
 use super::{Exchange, ExecError, Initializer, Rank, WeightShard};
 use crate::backend::Backend;
 use crate::config::Moments;
-use crate::format::{Orientation, join_master, split_master};
+use crate::format::{DelayedState, Orientation, join_master, split_master};
 use crate::id::WeightId;
 use crate::layout::{Content, PlaneRegions, Region};
 use crate::model::Placement;
@@ -59,6 +59,7 @@ impl<B: Backend> Rank<B> {
                 exp_avg_sq: self.moment(Content::ExpAvgSq(weight), weight)?,
                 planes: self.planes(weight)?,
                 tensor_scale: self.tensor_scale(weight)?,
+                delayed: self.delayed(weight)?,
             });
         }
         let mut step = [0; 4];
@@ -73,7 +74,7 @@ impl<B: Backend> Rank<B> {
         Ok(())
     }
 
-    /// Puts masters, moments, step count and carried buffers from `exchange` in place; the planes
+    /// Puts masters, moments, delayed scales, step count and carried buffers from `exchange` in place; the planes
     /// follow from the masters before the next step. Carried buffers that `exchange` does not have
     /// stay as they are.
     ///
@@ -85,6 +86,7 @@ impl<B: Backend> Rank<B> {
             self.write_master(weight, &shard.master)?;
             self.write_moment(Content::ExpAvg(weight), &shard.exp_avg)?;
             self.write_moment(Content::ExpAvgSq(weight), &shard.exp_avg_sq)?;
+            self.write_delayed(weight, shard.delayed.as_ref())?;
         }
         self.write(Content::OptimizerStep, &exchange.optimizer_step.to_ne_bytes())?;
         for (region, bytes) in self.carried.iter().zip(&exchange.carried) {
@@ -166,17 +168,45 @@ impl<B: Backend> Rank<B> {
     }
 
     fn tensor_scale(&self, weight: WeightId) -> Result<f32, ExecError> {
-        let plan = &self.prologue.plan;
-        let layout = plan.weights.layout(weight);
-        let place = plan.arena.find(Content::TensorScale(layout.bucket));
-        let Some(region) = place.and_then(|slot| {
-            plan.arena.region(slot).part(layout.position * size_of::<f32>(), size_of::<f32>())
-        }) else {
+        let bucket = self.prologue.plan.weights.layout(weight).bucket;
+        let Some(region) = self.own_values(Content::TensorScale(bucket), weight, 1) else {
             return Ok(1.0);
         };
-        let mut bytes = [0; 4];
-        self.backend.download(&self.memory, region, &mut bytes)?;
-        Ok(f32::from_ne_bytes(bytes))
+        let mut scale = 0.0;
+        self.backend.download(&self.memory, region, bytemuck::bytes_of_mut(&mut scale))?;
+        Ok(scale)
+    }
+
+    fn delayed(&self, weight: WeightId) -> Result<Option<DelayedState>, ExecError> {
+        let Some((scale, history, length)) = self.delayed_places(weight) else { return Ok(None) };
+        let mut state = DelayedState::new(length);
+        self.backend.download(&self.memory, scale, bytemuck::bytes_of_mut(&mut state.scale))?;
+        self.backend.download(&self.memory, history, bytemuck::cast_slice_mut(&mut state.history))?;
+        Ok(Some(state))
+    }
+
+    fn write_delayed(&self, weight: WeightId, state: Option<&DelayedState>) -> Result<(), ExecError> {
+        let Some((scale, history, length)) = self.delayed_places(weight) else { return Ok(()) };
+        let state = state.map_or_else(|| DelayedState::new(length), |state| state.with_length(length));
+        self.backend.upload(&self.memory, scale, bytemuck::bytes_of(&state.scale))?;
+        Ok(self.backend.upload(&self.memory, history, bytemuck::cast_slice(&state.history))?)
+    }
+
+    /// Where the weight's scale in use and its amax history lie, and how long the history is.
+    fn delayed_places(&self, weight: WeightId) -> Option<(Region, Region, usize)> {
+        let weights = &self.prologue.plan.weights;
+        let bucket = weights.layout(weight).bucket;
+        let length = weights.delayed(bucket)?.1.history as usize;
+        let scale = self.own_values(Content::DelayedScale(bucket), weight, 1)?;
+        Some((scale, self.own_values(Content::AmaxHistory(bucket), weight, length)?, length))
+    }
+
+    /// The weight's `count` f32 values in a slot that holds as many for every weight of its bucket.
+    fn own_values(&self, content: Content, weight: WeightId, count: usize) -> Option<Region> {
+        let plan = &self.prologue.plan;
+        let bytes = count * size_of::<f32>();
+        let slot = plan.arena.find(content)?;
+        plan.arena.region(slot).part(plan.weights.layout(weight).position * bytes, bytes)
     }
 
     fn read(&self, content: Content, bytes: &mut [u8]) -> Result<(), ExecError> {

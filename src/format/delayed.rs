@@ -6,6 +6,9 @@
 //!
 //! Law **DS-1**: every rank that records the same reduced amaxes has the same scale. An amax of zero, or one
 //! that is not finite, is recorded but leaves the scale as it is when the history offers nothing better.
+//!
+//! The two halves, [`delayed_scale`] and [`record_amax`], work on slices the caller keeps; [`DelayedScaling`] keeps
+//! them itself. Source: delayed scaling of TransformerEngine, without its margin, which is 0 there.
 
 use super::FormatError;
 use super::format::Fp8Tensor;
@@ -22,14 +25,71 @@ pub enum AmaxChoice {
     Latest,
 }
 
+/// The scale of the coming cast, from the amaxes recorded so far and the scale in use.
+///
+/// `history` has the latest amax first; entries without one are 0. `in_use` is the encode factor of the cast before, and
+/// stays when the chosen amax is 0 or not finite.
+#[must_use]
+pub fn delayed_scale(tensor: Fp8Tensor, choice: AmaxChoice, history: &[f32], in_use: f32) -> Fp8Scale {
+    let chosen = match choice {
+        AmaxChoice::Latest => history.first().copied().unwrap_or(0.0),
+        AmaxChoice::Largest => history.iter().copied().fold(0.0, f32::max),
+    };
+    if chosen > 0.0 && chosen.is_finite() {
+        Fp8Scale::new(tensor.element, tensor.scale, tensor.epsilon, chosen)
+    } else {
+        Fp8Scale { encode: in_use, decode: 1.0 / in_use }
+    }
+}
+
+/// Puts the amax of the masters just cast, already reduced over the ranks, in front of `history`; the oldest falls
+/// out.
+pub fn record_amax(history: &mut [f32], amax: f32) {
+    history.rotate_right(1);
+    if let Some(latest) = history.first_mut() {
+        *latest = amax;
+    }
+}
+
+/// What delayed scaling keeps of one weight from one cast to the next: enough to cast the same masters to the same
+/// bytes again, and to go on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DelayedState {
+    /// The encode factor of the last cast.
+    pub scale: f32,
+    /// Amaxes, the latest first; unrecorded entries are 0.
+    pub history: Vec<f32>,
+}
+
+impl DelayedState {
+    /// Scale 1 and an empty history of `length` steps.
+    #[must_use]
+    pub fn new(length: usize) -> Self {
+        Self { scale: 1.0, history: vec![0.0; length] }
+    }
+
+    /// Can a cast use the scale? It must be positive and finite.
+    #[must_use]
+    pub fn is_usable(&self) -> bool {
+        self.scale > 0.0 && self.scale.is_finite()
+    }
+
+    /// The same with a history of `length` steps: the oldest entries fall out, or empty ones are added.
+    #[must_use]
+    pub fn with_length(&self, length: usize) -> Self {
+        let mut history = self.history.clone();
+        history.resize(length, 0.0);
+        Self { scale: self.scale, history }
+    }
+}
+
 /// Scale and amax history of one weight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DelayedScaling {
     tensor: Fp8Tensor,
     choice: AmaxChoice,
-    /// A ring; `next` is where the next amax goes. Unrecorded entries are 0.
+    /// The latest first; unrecorded entries are 0.
     history: Vec<f32>,
-    next: usize,
     scale: Fp8Scale,
 }
 
@@ -43,7 +103,7 @@ impl DelayedScaling {
             return Err(FormatError::Length { what: "the amax history", expected: 1, actual: 0 });
         }
         let scale = Fp8Scale { encode: 1.0, decode: 1.0 };
-        Ok(Self { tensor, choice, history: vec![0.0; length], next: 0, scale })
+        Ok(Self { tensor, choice, history: vec![0.0; length], scale })
     }
 
     /// The format whose elements are scaled.
@@ -60,15 +120,8 @@ impl DelayedScaling {
 
     /// Records the amax of this step, already reduced over the ranks, and computes the scale of the next.
     pub fn record(&mut self, amax: f32) {
-        self.history[self.next] = amax;
-        self.next = (self.next + 1) % self.history.len();
-        let chosen = match self.choice {
-            AmaxChoice::Latest => amax,
-            AmaxChoice::Largest => self.history.iter().copied().fold(0.0, f32::max),
-        };
-        if chosen > 0.0 && chosen.is_finite() {
-            self.scale = Fp8Scale::new(self.tensor.element, self.tensor.scale, self.tensor.epsilon, chosen);
-        }
+        record_amax(&mut self.history, amax);
+        self.scale = delayed_scale(self.tensor, self.choice, &self.history, self.scale.encode);
     }
 }
 

@@ -45,7 +45,7 @@ mod via;
 mod views;
 mod wire;
 
-pub use delayed::{AmaxChoice, DelayedScaling};
+pub use delayed::{AmaxChoice, DelayedScaling, DelayedState, delayed_scale, record_amax};
 pub use error::FormatError;
 pub use format::{Epsilon, Format, Fp8Block, Fp8Element, Fp8Tensor, Fp8Tile, Nvfp4Block, ScaleRule};
 pub use fp8::Fp8Scale;

@@ -13,6 +13,7 @@ use super::Format;
 use super::e8m0;
 use super::format::Fp8Element;
 use super::shape::{Orientation, Planes, Shape};
+use super::transpose;
 
 /// Elements of a block.
 pub(super) const BLOCK: usize = 32;
@@ -58,17 +59,45 @@ pub(super) fn dequantize(orientation: Orientation, shape: Shape, planes: Planes<
             }
         }
         Orientation::Columnwise => {
-            let strips = planes.data.chunks_exact(BLOCK * shape.cols).zip(planes.scale.chunks_exact(pitch));
-            for (strip, (codes, scales)) in strips.enumerate() {
-                for (column, &scale) in scales.iter().take(shape.cols).enumerate() {
-                    let factor = e8m0::decode(scale);
-                    let out = &mut out[column * shape.rows + strip * BLOCK..][..BLOCK];
-                    for (row, out) in out.iter_mut().enumerate() {
-                        *out = values[usize::from(codes[row * shape.cols + column])] * factor;
+            let mut tile = Tile { codes: [0; TILE_BYTES], turned: [0; TILE_BYTES] };
+            for top in (0..shape.rows).step_by(TILE_ROWS) {
+                for left in (0..shape.cols).step_by(TILE_COLS) {
+                    let size = Shape::new(TILE_ROWS.min(shape.rows - top), TILE_COLS.min(shape.cols - left));
+                    let codes = tile.turn(size, planes.data[top * shape.cols + left..].chunks(shape.cols));
+                    for (column, codes) in (left..).zip(codes.chunks_exact(size.rows)) {
+                        let out = &mut out[column * shape.rows + top..][..size.rows];
+                        let blocks = codes.chunks_exact(BLOCK).zip(out.chunks_exact_mut(BLOCK));
+                        for (block, (codes, out)) in (top / BLOCK..).zip(blocks) {
+                            let factor = e8m0::decode(planes.scale[block * pitch + column]);
+                            super::fp8::dequantize_slice(values, codes, factor, out);
+                        }
                     }
                 }
             }
         }
+    }
+}
+
+/// A piece of a plane that is turned in the cache, so that it is read along its rows and written along its
+/// columns: four blocks of one cache line's width.
+const TILE_ROWS: usize = 4 * BLOCK;
+const TILE_COLS: usize = 64;
+const TILE_BYTES: usize = TILE_ROWS * TILE_COLS;
+
+struct Tile {
+    codes: [u8; TILE_BYTES],
+    turned: [u8; TILE_BYTES],
+}
+
+impl Tile {
+    /// The transpose of `size` codes, which are the beginnings of `rows`.
+    fn turn<'a>(&mut self, size: Shape, rows: impl Iterator<Item = &'a [u8]>) -> &[u8] {
+        for (copy, row) in self.codes.chunks_exact_mut(size.cols).take(size.rows).zip(rows) {
+            copy.copy_from_slice(&row[..size.cols]);
+        }
+        let bytes = size.elements();
+        transpose::bytes::<1>(size, &self.codes[..bytes], &mut self.turned[..bytes]);
+        &self.turned[..bytes]
     }
 }
 

@@ -1,14 +1,33 @@
 //! Transposed copies of matrices of 4-, 8-, 16- and 32-bit elements.
 //!
 //! A square block whose row fills 64 bits is transposed in registers by swapping quadrants, halves of halves
-//! and so on down to single elements; four blocks go side by side, which the compiler turns into vectors.
-//! Blocks are visited in squares that stay in the cache. What is left over at the right and bottom edges is
-//! moved element by element.
+//! and so on down to single elements; eight blocks go side by side, which the compiler turns into vectors.
+//! Blocks are visited in squares as wide as a cache line. Squares of elements of a byte or less have so many rows that
+//! those of a matrix a power of two apart would push each other out of the cache: they are copied in and out of a
+//! buffer, and have so much to swap that it pays to use the widest vectors. What is left over at the right and
+//! bottom edges is moved element by element.
+
+use pulp::{Arch, NullaryFnOnce};
 
 use super::shape::Shape;
 
 /// Blocks transposed side by side.
 const LANES: usize = 8;
+
+/// Blocks per side of a square; a block is 8 bytes wide.
+const SQUARE: usize = 8;
+
+/// Bytes of a row of a square.
+const LINE: usize = SQUARE * 8;
+
+/// From this many elements in 64 bits on, squares go through a buffer.
+const BUFFERED: usize = 8;
+
+/// Rows of the largest square: of blocks of 16 nibbles.
+const ROWS: usize = SQUARE * 16;
+
+/// One square, row by row.
+type Buffer = [[u8; LINE]; ROWS];
 
 /// `output[k][m] = input[m][k]` for a row-major matrix of `shape` with elements of `SIZE` bytes: 1, 2 or 4.
 pub(super) fn bytes<const SIZE: usize>(shape: Shape, input: &[u8], output: &mut [u8]) {
@@ -39,27 +58,48 @@ pub(super) fn values(shape: Shape, input: &[f32], output: &mut [f32]) {
 
 /// Transposes the whole blocks of `N` × `N` elements of `BITS` = 64 / `N` bits. Returns the shape they cover.
 fn blocks<const N: usize, const BITS: usize>(shape: Shape, input: &[u8], output: &mut [u8]) -> Shape {
-    /// Blocks per side of a square that stays in the cache.
-    const SQUARE: usize = 8;
-    let (block_rows, block_cols) = (shape.rows / N, shape.cols / N);
-    let mut matrices =
-        Matrices { input, output, input_pitch: shape.cols * BITS / 8, output_pitch: shape.rows * BITS / 8 };
-    for top in (0..block_rows).step_by(SQUARE) {
-        let bottom = (top + SQUARE).min(block_rows);
-        for left in (0..block_cols).step_by(SQUARE) {
-            for column in left..(left + SQUARE).min(block_cols) {
-                let mut row = top;
-                while row + LANES <= bottom {
-                    matrices.transpose_blocks::<N, BITS, LANES>(row, column);
-                    row += LANES;
+    let blocks = Blocks::<N, BITS> { shape, input, output };
+    if N >= BUFFERED { Arch::new().dispatch(blocks) } else { blocks.call() }
+}
+
+struct Blocks<'a, const N: usize, const BITS: usize> {
+    shape: Shape,
+    input: &'a [u8],
+    output: &'a mut [u8],
+}
+
+impl<const N: usize, const BITS: usize> NullaryFnOnce for Blocks<'_, N, BITS> {
+    type Output = Shape;
+
+    #[inline(always)]
+    fn call(self) -> Shape {
+        let Self { shape, input, output } = self;
+        let (block_rows, block_cols) = (shape.rows / N, shape.cols / N);
+        let (input_pitch, output_pitch) = (shape.cols * BITS / 8, shape.rows * BITS / 8);
+        let mut matrices = Matrices { input, output, input_pitch, output_pitch };
+        let mut buffers = [[[0; LINE]; ROWS]; 2];
+        for top in (0..block_rows).step_by(SQUARE) {
+            let bottom = (top + SQUARE).min(block_rows);
+            for left in (0..block_cols).step_by(SQUARE) {
+                let right = (left + SQUARE).min(block_cols);
+                if N >= BUFFERED && (bottom - top, right - left) == (SQUARE, SQUARE) {
+                    matrices.transpose_square::<N, BITS>(top, left, &mut buffers);
+                    continue;
                 }
-                for row in row..bottom {
-                    matrices.transpose_blocks::<N, BITS, 1>(row, column);
+                for column in left..right {
+                    let mut row = top;
+                    while row + LANES <= bottom {
+                        matrices.transpose_blocks::<N, BITS, LANES>(row, column);
+                        row += LANES;
+                    }
+                    for row in row..bottom {
+                        matrices.transpose_blocks::<N, BITS, 1>(row, column);
+                    }
                 }
             }
         }
+        Shape::new(block_rows * N, block_cols * N)
     }
-    Shape::new(block_rows * N, block_cols * N)
 }
 
 /// The source and the target, with the bytes of their rows.
@@ -71,6 +111,34 @@ struct Matrices<'a> {
 }
 
 impl Matrices<'_> {
+    /// Moves the square whose first block is (`row`, `column`) to its mirror place.
+    #[inline(always)]
+    fn transpose_square<const N: usize, const BITS: usize>(
+        &mut self,
+        row: usize,
+        column: usize,
+        [before, after]: &mut [Buffer; 2],
+    ) {
+        let rows = SQUARE * N;
+        for (line, copy) in before[..rows].iter_mut().enumerate() {
+            let at = (row * N + line) * self.input_pitch + column * 8;
+            copy.copy_from_slice(&self.input[at..at + LINE]);
+        }
+        let mut square = Matrices {
+            input: before.as_flattened(),
+            output: after.as_flattened_mut(),
+            input_pitch: LINE,
+            output_pitch: LINE,
+        };
+        for column in 0..SQUARE {
+            square.transpose_blocks::<N, BITS, LANES>(0, column);
+        }
+        for (line, copy) in after[..rows].iter().enumerate() {
+            let at = (column * N + line) * self.output_pitch + row * 8;
+            self.output[at..at + LINE].copy_from_slice(copy);
+        }
+    }
+
     /// Moves `L` blocks, one below the other from block (`row`, `column`) on, to their mirror place.
     #[inline(always)]
     fn transpose_blocks<const N: usize, const BITS: usize, const L: usize>(
@@ -122,7 +190,7 @@ fn swap_quadrants<const N: usize, const BITS: usize, const L: usize>(block: &mut
 mod tests {
     use super::*;
 
-    const SHAPES: [(usize, usize); 12] = [
+    const SHAPES: [(usize, usize); 13] = [
         (1, 1),
         (3, 70),
         (70, 3),
@@ -132,6 +200,7 @@ mod tests {
         (40, 300),
         (300, 40),
         (129, 131),
+        (200, 264),
         (0, 4),
         (4, 0),
         (2, 31),
@@ -161,7 +230,7 @@ mod tests {
 
     #[test]
     fn every_nibble_moves_to_its_mirror_place() {
-        for (rows, cols) in [(16, 16), (16, 64), (80, 48), (272, 144), (0, 16), (16, 0)] {
+        for (rows, cols) in [(16, 16), (16, 64), (80, 48), (272, 144), (128, 128), (0, 16), (16, 0)] {
             let shape = Shape::new(rows, cols);
             let input: Vec<u8> = (0..shape.elements() / 2).map(|at| (at * 37 + at / 113) as u8).collect();
             let mut output = vec![0; input.len()];

@@ -1,4 +1,4 @@
-//! How the optimizer's state lies in memory.
+//! How the state lies in memory that is kept from step to step.
 //!
 //! Law: the state layout is chosen once for all weights of a session, and sizes follow from it
 //! alone; no number depends on it but through the rounding it names.
@@ -8,17 +8,28 @@ use serde::Serialize;
 
 use super::Weights;
 use crate::config::{Masters, Moments};
-use crate::format::Format;
+use crate::format::{AmaxChoice, Format, Fp8Tensor};
 use crate::id::BucketId;
 use crate::model::Placement;
 
-/// Element types of the optimizer state.
+/// Element types of the optimizer state, and what is kept for the scales.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct StateLayout {
     /// Both Adam moments.
     pub moments: Moments,
     /// Masters of sharded weights.
     pub masters: Masters,
+    /// Delayed scaling of per-tensor FP8 weights; without it their scales are current.
+    pub delayed: Option<Delayed>,
+}
+
+/// Delayed scaling: which amaxes are remembered, and which of them counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Delayed {
+    /// Steps an amax is remembered, at least 1.
+    pub history: u32,
+    /// The one that determines the scale.
+    pub choice: AmaxChoice,
 }
 
 impl StateLayout {
@@ -44,5 +55,18 @@ impl Weights {
         self.state.masters == Masters::Bf16Remainder
             && members.placement == Placement::Sharded
             && members.format == Format::Bf16
+    }
+
+    /// How the bucket's scales are delayed, with the format they belong to; `None` for a bucket whose scales are
+    /// current, or which has none.
+    ///
+    /// # Panics
+    /// When the id belongs to another model.
+    #[must_use]
+    pub fn delayed(&self, bucket: BucketId) -> Option<(Fp8Tensor, Delayed)> {
+        match (self.bucket(bucket).format, self.state.delayed) {
+            (Format::Fp8Tensor(tensor), Some(delayed)) => Some((tensor, delayed)),
+            _ => None,
+        }
     }
 }

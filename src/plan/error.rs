@@ -60,6 +60,14 @@ pub enum PlanError {
         /// Its format.
         format: String,
     },
+    /// Scales are to be delayed, but no weight has one scale for the whole tensor.
+    #[error(
+        "quantize.scaling is \"delayed\", but no weight has a per-tensor FP8 format (the formats are {formats}); give a weight the format fp8_tensor_e4m3, or set quantize.scaling to \"current\""
+    )]
+    Scaling {
+        /// The formats there are.
+        formats: String,
+    },
     /// A policy value out of range.
     #[error("{key} is {value}; {advice}")]
     Policy {

@@ -28,9 +28,11 @@ impl ResidentLayout {
     /// # Errors
     /// [`PlanError::Carried`] when two programs disagree on a carried buffer's size,
     /// [`PlanError::Masters`] when masters are to be split and a sharded weight is not bf16,
+    /// [`PlanError::Scaling`] when scales are to be delayed and no weight has a per-tensor FP8 format,
     /// [`PlanError::TooLarge`] for more bytes than an arena can have.
     pub fn new(weights: &Weights, programs: &[&StepProgram]) -> Result<Self, PlanError> {
         check_masters(weights)?;
+        check_scaling(weights)?;
         let mut cursor = Cursor { bytes: 0 };
         let mut names: Vec<(String, Content)> = Vec::new();
         let mut add = |name: String, content: Content| names.push((name, content));
@@ -41,6 +43,10 @@ impl ResidentLayout {
         for (bucket, members) in weights.entries() {
             if members.has_scales() {
                 add(format!("{bucket} ({}) tensor scales", members.format), Content::TensorScale(bucket));
+            }
+            if weights.delayed(bucket).is_some() {
+                add(format!("{bucket} delayed scales"), Content::DelayedScale(bucket));
+                add(format!("{bucket} amax history"), Content::AmaxHistory(bucket));
             }
             for weight in &members.weights {
                 let layout = weights.layout(*weight);
@@ -136,6 +142,24 @@ fn check_masters(weights: &Weights) -> Result<(), PlanError> {
             Err(PlanError::Masters { weight: layout.name.clone(), format: layout.format.to_string() })
         }
     }
+}
+
+/// A choice that would change nothing is a mistake.
+fn check_scaling(weights: &Weights) -> Result<(), PlanError> {
+    if weights.state.delayed.is_some_and(|delayed| delayed.history == 0) {
+        return Err(PlanError::Policy {
+            key: "quantize.amax_history",
+            value: "0".into(),
+            advice: "remember at least 1 step",
+        });
+    }
+    if weights.state.delayed.is_none()
+        || weights.entries().any(|(bucket, _)| weights.delayed(bucket).is_some())
+    {
+        return Ok(());
+    }
+    let formats: Vec<String> = weights.buckets.iter().map(|members| members.format.to_string()).collect();
+    Err(PlanError::Scaling { formats: formats.join(", ") })
 }
 
 /// Do the trainer's bytes pass through a staging slot?

@@ -1,7 +1,7 @@
 //! The weights of a session, outside of it.
 //!
 //! Law: a checkpoint is whole: every weight in its logical shape, independent of how many ranks
-//! wrote it, so any mesh can read it. Masters, moments and step count determine everything; the
+//! wrote it, so any mesh can read it. Masters, moments, delayed scales and step count determine everything; the
 //! quantized planes ride along for whoever serves the model, and are not read back. Carried buffers
 //! are the exception: each rank has its own, so they fit the number of ranks that wrote them, and
 //! nothing drops them silently.
@@ -11,7 +11,9 @@ use std::sync::Arc;
 
 use super::SessionError;
 use crate::exec::{Exchange, WeightShard};
-use crate::format::{Format, FormatError, Orientation, PlaneKind, PlaneSpec, Shape, expand_scale};
+use crate::format::{
+    DelayedState, Format, FormatError, Orientation, PlaneKind, PlaneSpec, Shape, expand_scale,
+};
 use crate::id::RankId;
 use crate::layout::{Region, WeightLayout, Weights};
 use crate::model::Placement;
@@ -47,6 +49,9 @@ pub struct WeightState {
     pub planes: Vec<PlanesState>,
     /// What dequantizing needs beside the planes: NVFP4's amax, per-tensor FP8's scale_inv, else 1.
     pub tensor_scale: f32,
+    /// Scale in use and amax history, where scaling is delayed. A session with delayed scaling that imports a
+    /// weight without begins its history anew; one without delayed scaling ignores it.
+    pub delayed: Option<DelayedState>,
 }
 
 /// One carried buffer.
@@ -107,6 +112,7 @@ impl Checkpoint {
                 exp_avg_sq: values(|shard| &shard.exp_avg_sq),
                 planes: planes(layout, shards)?,
                 tensor_scale: shards().next().map_or(1.0, |shard| shard.tensor_scale),
+                delayed: shards().next().and_then(|shard| shard.delayed.clone()),
             })
         });
         let optimizer_step = ranks.first().map_or(0, |rank| rank.optimizer_step);
@@ -177,6 +183,8 @@ impl Checkpoint {
                 .any(|part| part.len() != elements)
             {
                 format!("`{}` does not hold {elements} values of master and moments", state.name)
+            } else if let Some(delayed) = state.delayed.as_ref().filter(|delayed| !delayed.is_usable()) {
+                format!("`{}` has the delayed scale {}, which no cast can use", state.name, delayed.scale)
             } else {
                 continue;
             };
@@ -209,6 +217,7 @@ impl Checkpoint {
                     master: state.master[range.clone()].to_vec(),
                     exp_avg: state.exp_avg[range.clone()].to_vec(),
                     exp_avg_sq: state.exp_avg_sq[range].to_vec(),
+                    delayed: state.delayed.clone(),
                     ..WeightShard::default()
                 }
             })

@@ -15,14 +15,16 @@ use safetensors::tensor::{Dtype, SafeTensors};
 use super::store::{CheckpointStore, StoreError};
 use super::tensors::{self, Tensor};
 use super::{Carried, CarriedBuffer, Checkpoint, WeightState};
-use crate::format::{Format, Shape};
+use crate::format::{DelayedState, Format, Shape};
 
 /// One safetensors file.
 ///
 /// Per weight: `<weight>.master`, `.exp_avg`, `.exp_avg_sq` in f32 `[rows, cols]`, and the quantized
 /// planes as `warpweft quantize` names and shapes them: `.rowwise_data`, `.rowwise_scale` and, where the
 /// format stores it, the same columnwise; for NVFP4 `.amax`, the amax that its scales are relative to;
-/// for FP8 with one scale per tensor that scale, as `.rowwise_scale`. Per carried buffer and rank:
+/// for FP8 with one scale per tensor that scale, as `.rowwise_scale`. Where scaling is delayed,
+/// `.delayed_scale` in f32 `[1]`, by which the planes were multiplied, and `.amax_history`, f32
+/// `[history]`, the latest first. Per carried buffer and rank:
 /// `carried.<buffer>.rank<N>`, bytes. Version 1 had no carried buffers; such a file loads as a
 /// checkpoint without any.
 #[derive(Clone, Debug)]
@@ -73,6 +75,7 @@ impl FileStore {
             let (_, exp_avg) = self.values(&tensors, &format!("{name}.exp_avg"))?;
             let (_, exp_avg_sq) = self.values(&tensors, &format!("{name}.exp_avg_sq"))?;
             let (planes, tensor_scale) = (Vec::new(), 1.0);
+            let delayed = self.delayed(&tensors, &name)?;
             weights.push(WeightState {
                 name,
                 shape,
@@ -82,6 +85,7 @@ impl FileStore {
                 exp_avg_sq,
                 planes,
                 tensor_scale,
+                delayed,
             });
         }
         let mut buffers = Vec::new();
@@ -102,14 +106,26 @@ impl FileStore {
     fn values(&self, tensors: &SafeTensors<'_>, name: &str) -> Result<(Shape, Vec<f32>), StoreError> {
         let tensor = tensors.tensor(name).map_err(|error| self.content(format!("`{name}`: {error}")))?;
         match (tensor.dtype(), tensor.shape()) {
-            (Dtype::F32, [rows, cols]) => {
-                let values = tensor
-                    .data()
-                    .chunks_exact(4)
-                    .map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]));
-                Ok((Shape { rows: *rows, cols: *cols }, values.collect()))
-            }
+            (Dtype::F32, [rows, cols]) => Ok((Shape { rows: *rows, cols: *cols }, numbers(tensor.data()))),
             _ => Err(self.content(format!("`{name}` is not a matrix of f32"))),
+        }
+    }
+
+    /// Scale in use and amax history of a weight; both are there, or neither.
+    fn delayed(&self, tensors: &SafeTensors<'_>, name: &str) -> Result<Option<DelayedState>, StoreError> {
+        let names = tensors::delayed_names(name);
+        let [Ok(scale), Ok(history)] = names.each_ref().map(|name| tensors.tensor(name)) else {
+            return match names.iter().find(|name| tensors.tensor(name).is_ok()) {
+                None => Ok(None),
+                Some(one) => Err(self.content(format!("it has `{one}` alone of {}", names.join(" and ")))),
+            };
+        };
+        let kinds = [(scale.dtype(), scale.shape()), (history.dtype(), history.shape())];
+        match (kinds, numbers(scale.data()).as_slice()) {
+            ([(Dtype::F32, [1]), (Dtype::F32, [_])], [scale]) => {
+                Ok(Some(DelayedState { scale: *scale, history: numbers(history.data()) }))
+            }
+            _ => Err(self.content(format!("{} are not one f32 and a list of them", names.join(" and ")))),
         }
     }
 
@@ -155,6 +171,10 @@ impl CheckpointStore for FileStore {
             .map_err(|source| StoreError::File { path: self.path.clone(), source })?;
         self.read(&bytes)
     }
+}
+
+fn numbers(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
 }
 
 /// Writes `bytes` to `beside`, and puts it in the place of `path` once they are on the disk.

@@ -2,9 +2,9 @@
 //!
 //! Law: a configuration is turned into a policy in this file only, after it was validated.
 
-use crate::config::{Capture, Config};
+use crate::config::{Capture, Config, Scaling};
 use crate::exec::CaptureMode;
-use crate::layout::{OptimizerSettings, Settings, StateLayout};
+use crate::layout::{Delayed, OptimizerSettings, Settings, StateLayout};
 use crate::plan::Policy;
 
 impl From<&Config> for Policy {
@@ -34,7 +34,13 @@ impl From<&Config> for Policy {
 
 impl From<&Config> for StateLayout {
     fn from(config: &Config) -> Self {
-        Self { moments: config.optimizer.moments, masters: config.optimizer.masters }
+        let quantize = &config.quantize;
+        let delayed = Delayed { history: quantize.amax_history, choice: quantize.amax_choice };
+        Self {
+            moments: config.optimizer.moments,
+            masters: config.optimizer.masters,
+            delayed: (quantize.scaling == Scaling::Delayed).then_some(delayed),
+        }
     }
 }
 

@@ -24,13 +24,23 @@ impl Tensor {
     }
 
     fn scalar(name: String, value: f32) -> Self {
-        Self { name, dtype: Dtype::F32, shape: vec![1], bytes: value.to_le_bytes().to_vec() }
+        Self::list(name, &[value])
+    }
+
+    fn list(name: String, values: &[f32]) -> Self {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        Self { name, dtype: Dtype::F32, shape: vec![values.len()], bytes }
     }
 }
 
 /// The name of one rank's part of a carried buffer.
 pub(super) fn carried_name(buffer: &str, rank: usize) -> String {
     format!("carried.{buffer}.rank{rank}")
+}
+
+/// The names of a weight's scale in use and amax history, where scaling is delayed.
+pub(super) fn delayed_names(weight: &str) -> [String; 2] {
+    ["delayed_scale", "amax_history"].map(|suffix| format!("{weight}.{suffix}"))
 }
 
 /// Every tensor of `checkpoint`.
@@ -60,6 +70,10 @@ fn weight(state: &WeightState) -> Vec<Tensor> {
             bytes: values.iter().flat_map(|value| value.to_le_bytes()).collect(),
         })
         .collect();
+    if let Some(delayed) = &state.delayed {
+        let [scale, history] = delayed_names(&state.name);
+        tensors.extend([Tensor::scalar(scale, delayed.scale), Tensor::list(history, &delayed.history)]);
+    }
     for stored in &state.planes {
         let planes = stored.specs.iter().zip(&stored.planes);
         tensors.extend(["data", "scale"].iter().zip(planes).map(|(kind, (spec, bytes))| Tensor {

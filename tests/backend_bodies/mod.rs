@@ -18,6 +18,8 @@ macro_rules! bodies {
 }
 
 pub(crate) mod collectives;
+pub(crate) mod conformance;
+pub(crate) mod delayed;
 pub(crate) mod harness;
 pub(crate) mod ops;
 pub(crate) mod replay;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use warpweft::backend::cuda::{CudaBackend, CudaFailure, CudaOptions, CudaWorld, DeviceOrdinal, Transport};
 
@@ -41,7 +42,10 @@ where
         let gpus = DeviceOrdinal::all().unwrap();
         let devices = (0..plan.weights.mesh.ranks() as usize).map(|rank| gpus[rank % gpus.len()]).collect();
         let transport = if NCCL.load(Ordering::SeqCst) { Transport::Nccl } else { Transport::Peer };
-        let options = CudaOptions { transport: Some(transport), timeline: true, ..CudaOptions::new(devices) };
+        // A rank that waits for ever says so before the limit of a test is reached.
+        let deadline = Duration::from_secs(8);
+        let options =
+            CudaOptions { transport: Some(transport), timeline: true, deadline, ..CudaOptions::new(devices) };
         let world = CudaWorld::new(options).unwrap();
         let plan = Arc::new(plan);
         let backends = world.backends().unwrap();

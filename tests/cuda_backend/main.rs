@@ -17,7 +17,14 @@ use std::time::Instant;
 fn main() {
     let wanted: Vec<String> =
         std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
-    let all = [bodies::collectives::ALL, bodies::ops::ALL, bodies::replay::ALL].concat();
+    let all = [
+        bodies::collectives::ALL,
+        bodies::conformance::ALL,
+        bodies::delayed::ALL,
+        bodies::ops::ALL,
+        bodies::replay::ALL,
+    ]
+    .concat();
     let chosen: Vec<_> = all
         .into_iter()
         .filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|part| name.contains(part.as_str())))

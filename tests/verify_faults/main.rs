@@ -7,6 +7,7 @@
 
 mod bytes;
 mod calls;
+mod delayed;
 mod edges;
 mod edit;
 mod gradients;

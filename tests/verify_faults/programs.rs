@@ -1,9 +1,9 @@
 //! Programs whose plans the faults are seeded into; between them they contain every op.
 
 use warpweft::config::{AdamMode, Backward, Columnwise, Masters};
-use warpweft::format::{ElementType, Format, Orientation, Via};
+use warpweft::format::{AmaxChoice, ElementType, Format, Orientation, Via};
 use warpweft::id::{BufferId, SlotId, WeightId};
-use warpweft::layout::{OptimizerSettings, Region, Residency, Settings, Slot, StateLayout, Weights};
+use warpweft::layout::{Delayed, OptimizerSettings, Region, Residency, Settings, Slot, StateLayout, Weights};
 use warpweft::model::{BufferSpec, Form, Lifetime, Mesh, Model, Phase, ProgramBuilder, Role, StepProgram};
 use warpweft::op::Op;
 use warpweft::plan::{EdgeState, Policy, ResidentLayout, StepPlan};
@@ -99,6 +99,8 @@ pub(crate) fn all() -> Vec<(&'static str, StepPlan)> {
         ("nvfp4 training", nvfp4_training()),
         ("mxfp8 training", mxfp8_training()),
         ("split training", split_training()),
+        ("delayed training", delayed_training()),
+        ("delayed prologue", delayed_prologue()),
         ("evaluation", evaluation()),
         ("prologue", prologue()),
         ("quantize then evaluate", quantize_then_evaluate()),
@@ -134,9 +136,9 @@ struct Quantized {
     norm: WeightId,
 }
 
-fn quantized_model(format: Format) -> Quantized {
+fn quantized_model(of_embedding: Format, format: Format) -> Quantized {
     let mut model = Model::builder();
-    let embedding = model.sharded("embedding", 96, 64, format).unwrap();
+    let embedding = model.sharded("embedding", 96, 64, of_embedding).unwrap();
     let blocks = ["block.0", "block.1"].map(|name| model.sharded(name, 160, 64, format).unwrap());
     let norm = model.replicated("norm", 1, 64).unwrap();
     Quantized { model: model.build(), embedding, blocks, norm }
@@ -144,15 +146,41 @@ fn quantized_model(format: Format) -> Quantized {
 
 /// The same in bf16, each shard the upper half of its master.
 pub(crate) fn split_training() -> StepPlan {
-    let program = training_program(Format::Bf16);
     let state = StateLayout { masters: Masters::Bf16Remainder, ..StateLayout::default() };
+    plans_with(&training_program(Format::Bf16), state).1
+}
+
+/// The same with blocks in per-tensor FP8 whose scaling is delayed, beside an embedding in NVFP4.
+pub(crate) fn delayed_training() -> StepPlan {
+    delayed().1
+}
+
+/// What casts the masters of that program anew.
+pub(crate) fn delayed_prologue() -> StepPlan {
+    delayed().0
+}
+
+/// Bucket 0 is the embedding, bucket 1 the blocks.
+fn delayed() -> (StepPlan, StepPlan) {
+    let settings = Delayed { history: 4, choice: AmaxChoice::Largest };
+    let state = StateLayout { delayed: Some(settings), ..StateLayout::default() };
+    plans_with(&mixed_program(Format::NVFP4_2D, Format::FP8_TENSOR_E4M3), state)
+}
+
+/// Prologue and step.
+fn plans_with(program: &StepProgram, state: StateLayout) -> (StepPlan, StepPlan) {
     let weights = Weights::new(program.model().weights(), Mesh::new(4).unwrap()).with_state(state);
-    let resident = ResidentLayout::new(&weights, &[&program]).unwrap();
-    StepPlan::within(&program, &weights, &resident, &policy()).unwrap()
+    let resident = ResidentLayout::new(&weights, &[program]).unwrap();
+    let prologue = StepPlan::prologue(&weights, &resident, &policy()).unwrap();
+    (prologue, StepPlan::within(program, &weights, &resident, &policy()).unwrap())
 }
 
 fn training_program(format: Format) -> StepProgram {
-    let Quantized { model, embedding, blocks, norm } = quantized_model(format);
+    mixed_program(format, format)
+}
+
+fn mixed_program(of_embedding: Format, format: Format) -> StepProgram {
+    let Quantized { model, embedding, blocks, norm } = quantized_model(of_embedding, format);
     let mut program = StepProgram::builder("train", &model);
     let Io { tokens, loss, average } = io(&mut program);
     let hidden = program.activation("hidden", 512).unwrap();
@@ -182,7 +210,7 @@ fn training_program(format: Format) -> StepProgram {
 }
 
 fn evaluation_program() -> StepProgram {
-    let Quantized { model, embedding, blocks, norm } = quantized_model(Format::NVFP4_2D);
+    let Quantized { model, embedding, blocks, norm } = quantized_model(Format::NVFP4_2D, Format::NVFP4_2D);
     let mut program = StepProgram::builder("eval", &model);
     let Io { tokens, loss, average } = io(&mut program);
     let hidden = program.activation("hidden", 512).unwrap();

@@ -1,14 +1,14 @@
 //! Random programs: no false alarm on a valid plan, and no disagreement with a brute-force search.
 //!
-//! The generator writes any program the builder accepts: all formats and placements, any number of
+//! The generator writes any program the builder accepts: all formats and placements, current and delayed scaling, any number of
 //! uses and gradients per call, buffers of every role and lifetime, every policy, 1 to 5 ranks.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use warpweft::config::{Backward, Columnwise};
-use warpweft::format::{ElementType, Format, Orientation};
+use warpweft::format::{AmaxChoice, ElementType, Format, Orientation};
 use warpweft::id::{EventId, TaskId};
-use warpweft::layout::{Residency, Weights};
+use warpweft::layout::{Delayed, Residency, StateLayout, Weights};
 use warpweft::model::{
     Access, BufferSpec, CallBuilder, Form, Lifetime, Mesh, Model, Phase, Placement, Role, StepProgram,
 };
@@ -44,6 +44,8 @@ struct Recipe {
     calls: Vec<Choice>,
     trains: bool,
     ranks: u32,
+    /// Delayed scaling, if there is a weight to delay it for.
+    delayed: bool,
     policy: Policy,
 }
 
@@ -67,13 +69,15 @@ fn any_policy() -> impl Strategy<Value = Policy> {
 fn recipe() -> impl Strategy<Value = Recipe> {
     let weights = vec((0..6usize, 1..5usize, 1..4usize, prop::bool::weighted(0.25)), 1..6);
     let buffers = vec((0..3u8, 0..3u8), 1..6);
-    (weights, buffers, vec(choice(), 1..10), any::<bool>(), 1..6u32, any_policy()).prop_map(
-        |(weights, buffers, calls, trains, ranks, policy)| Recipe {
+    let flags = (any::<bool>(), any::<bool>());
+    (weights, buffers, vec(choice(), 1..10), flags, 1..6u32, any_policy()).prop_map(
+        |(weights, buffers, calls, (trains, delayed), ranks, policy)| Recipe {
             weights,
             buffers,
             calls,
             trains,
             ranks,
+            delayed,
             policy,
         },
     )
@@ -175,9 +179,19 @@ fn uses<'p>(
     call.uses(id, orientation, if dense { Form::Dense } else { Form::Planes })
 }
 
+fn weights(recipe: &Recipe, program: &StepProgram) -> Weights {
+    let specs = program.model().weights();
+    let delays = recipe.delayed && specs.iter().any(|spec| spec.format == Format::FP8_TENSOR_E4M3);
+    let settings = Delayed { history: 3, choice: AmaxChoice::Latest };
+    let state = StateLayout { delayed: delays.then_some(settings), ..StateLayout::default() };
+    Weights::new(specs, Mesh::new(recipe.ranks).unwrap()).with_state(state)
+}
+
 fn build(recipe: &Recipe) -> StepPlan {
-    let mesh = Mesh::new(recipe.ranks).unwrap();
-    StepPlan::build(&program(recipe), &recipe.policy, mesh)
+    let program = program(recipe);
+    let weights = weights(recipe, &program);
+    let resident = ResidentLayout::new(&weights, &[&program]).unwrap();
+    StepPlan::within(&program, &weights, &resident, &recipe.policy)
         .unwrap_or_else(|error| panic!("{error}\n{recipe:#?}"))
 }
 
@@ -223,7 +237,7 @@ proptest! {
         prop_assert_eq!(proof.buffers, plan.calls.iter().map(|call| call.buffers.len()).sum::<usize>());
         prop_assert!(!has_unordered_conflict(&plan));
         let program = program(&recipe);
-        let weights = Weights::new(program.model().weights(), Mesh::new(recipe.ranks).unwrap());
+        let weights = weights(&recipe, &program);
         let resident = ResidentLayout::new(&weights, &[&program]).unwrap();
         prop_assert!(StepPlan::prologue(&weights, &resident, &recipe.policy).is_ok());
     }

@@ -16,6 +16,7 @@ mod adam;
 mod bind;
 mod bound;
 mod collective;
+mod delayed;
 mod gradient;
 mod lane;
 mod link;

@@ -8,7 +8,7 @@ use super::bound::BoundTask;
 use super::lane::LaneContext;
 use super::memory::{Arena, BorrowError};
 use super::surface::CpuSurface;
-use super::{collective, gradient, optimizer, planes, quantize};
+use super::{collective, delayed, gradient, optimizer, planes, quantize};
 use crate::backend::closures::{NoClosures, fault_word};
 use crate::backend::local::{ComputeCall, LocalOp};
 use crate::backend::{BackendError, ClosureFault};
@@ -57,6 +57,8 @@ pub(super) fn run(task: &BoundTask, context: &mut LaneContext) -> Result<Done, O
         }
         LocalOp::PartialAmax(op) => quantize::partial_amax(op, arena)?,
         LocalOp::FusedScale(op) => quantize::fused_scale(op, arena)?,
+        LocalOp::DelayedScale(op) => delayed::delayed_scale(op, arena)?,
+        LocalOp::RecordAmax(op) => delayed::record_amax(op, arena)?,
         LocalOp::PartialCast(op) => quantize::partial_cast(op, arena)?,
         LocalOp::Transpose(op) => planes::transpose(op, arena)?,
         LocalOp::Dequantize(op) => planes::dequantize(op, arena)?,

@@ -37,7 +37,7 @@ pub struct CudaBackend {
     /// Copies between host and device at the edge of a step.
     transfers: Stream,
     /// Per lane, the last collective that is done.
-    progress: Arc<PinnedWords>,
+    progress: PinnedWords,
     lanes: Mutex<BTreeMap<LaneId, Option<Communication>>>,
 }
 
@@ -80,7 +80,7 @@ impl CudaBackend {
         let context = Arc::clone(world.contexts.get(rank.index()).ok_or_else(missing)?);
         let kernels = Arc::new(load_kernels(&context)?);
         let transfers = Stream::create(Arc::clone(&context), Priority::Least)?;
-        let progress = Arc::new(PinnedWords::zeroed(&context, LANES + 1)?);
+        let progress = PinnedWords::zeroed(&context, LANES + 1)?;
         Ok(Self { world, rank, context, kernels, transfers, progress, lanes: Mutex::default() })
     }
 
@@ -162,7 +162,7 @@ impl CudaBackend {
             closures,
             fault: None,
             faulted: false,
-            timed: true,
+            records: false,
             join: Event::order(Arc::clone(&self.context))?,
         })
     }
@@ -173,11 +173,11 @@ impl CudaBackend {
             return Err(CudaFailure::Refused("there is no lane to record".to_owned()));
         };
         first.stream.begin_capture()?;
-        first.timed = false;
+        first.records = true;
         // Whoever waits for an event of a recording stream records too.
         first.stream.record(&first.join)?;
         for other in others {
-            other.timed = false;
+            other.records = true;
             other.stream.wait(&first.join)?;
         }
         Ok(())
@@ -185,7 +185,7 @@ impl CudaBackend {
 
     fn recorded(&self, streams: &mut [CudaStream]) -> Result<CudaGraph, CudaFailure> {
         for stream in streams.iter_mut() {
-            stream.timed = true;
+            stream.records = false;
         }
         let [first, others @ ..] = streams else {
             return Err(CudaFailure::Refused("there is no lane that records".to_owned()));
@@ -274,7 +274,8 @@ impl Backend for CudaBackend {
             scale_fault: self.progress.address(SCALE_FAULT),
             arena: memory.memory.address(),
         };
-        let bound = bind(&binder, binding, memory.arena_bytes)?;
+        let bound = bind(&binder, binding, memory.arena_bytes)
+            .inspect_err(|error| drop(self.world.poison.set(error.to_string())))?;
         // Loading code and allocating may wait for a device, hence for whoever waits on it: nobody steps before
         // everybody has bound.
         self.world.gather(self.rank).map_err(self.failed("meeting the other ranks"))?;
@@ -284,6 +285,7 @@ impl Backend for CudaBackend {
     fn begin_step(&self, bound: &mut CudaBound) -> Result<(), BackendError> {
         self.world.poison.check()?;
         self.context.make_current().map_err(self.failed("beginning a step"))?;
+        bound.steps += 1;
         match &mut bound.timeline {
             None => Ok(()),
             Some(timeline) => {
@@ -294,7 +296,11 @@ impl Backend for CudaBackend {
 
     fn enqueue(&self, stream: &mut CudaStream, bound: &CudaBound, task: TaskId) -> Result<(), BackendError> {
         self.world.poison.check()?;
-        self.enqueued(bound, task, stream.enqueue(bound, task))
+        self.enqueued(bound, task, stream.enqueue(bound, task))?;
+        if bound.is_cold() && stream.communicates() && !stream.records {
+            return self.synchronize(stream);
+        }
+        Ok(())
     }
 
     fn record(&self, stream: &mut CudaStream, bound: &CudaBound, event: EventId) -> Result<(), BackendError> {

@@ -73,6 +73,7 @@ pub(super) fn bind(
         tasks,
         events,
         timeline: timeline.transpose().map_err(failed)?,
+        steps: 0,
         scratch: scratch.into_values().collect(),
     })
 }
@@ -119,6 +120,8 @@ impl Binder<'_> {
             LocalOp::Collective(op) => self.collective(binding, scratch, task, lane, &op)?,
             LocalOp::PartialAmax(op) => kernel(prepare.partial_amax(&op)?),
             LocalOp::FusedScale(op) => kernel(prepare.fused_scale(&op)?),
+            LocalOp::DelayedScale(op) => kernel(prepare.delayed_scale(&op)?),
+            LocalOp::RecordAmax(op) => kernel(prepare.record_amax(&op)?),
             LocalOp::PartialCast(op) => kernel(prepare.partial_cast(&op)?),
             LocalOp::Transpose(op) => kernel(prepare.transpose(&op)?),
             LocalOp::Dequantize(op) => kernel(prepare.dequantize(&op)?),

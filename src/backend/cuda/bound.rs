@@ -21,6 +21,8 @@ pub struct CudaBound {
     pub(super) tasks: Vec<BoundTask>,
     pub(super) events: Vec<Event>,
     pub(super) timeline: Option<Timeline>,
+    /// Steps begun.
+    pub(super) steps: u64,
     /// Where commands put what peers send.
     pub(super) scratch: Vec<DeviceMemory>,
 }
@@ -48,6 +50,13 @@ impl CudaBound {
     #[must_use]
     pub fn scratch_bytes(&self) -> usize {
         self.scratch.iter().map(DeviceMemory::bytes).sum()
+    }
+
+    /// Is this the plan's first step? In it every collective is waited for before the next task is enqueued: a kernel that
+    /// is launched for the first time may be loaded then, for which the driver waits for all streams of the device, also for
+    /// one that waits for a peer, and meanwhile holds up the driver calls of that peer.
+    pub(super) const fn is_cold(&self) -> bool {
+        self.steps <= 1
     }
 
     pub(super) fn task(&self, task: TaskId) -> Option<&BoundTask> {

@@ -33,8 +33,8 @@ pub struct CudaStream {
     pub(super) fault: Option<ClosureFault>,
     /// No closure runs until the fault word is cleared.
     pub(super) faulted: bool,
-    /// Times are kept: not while the lane records, for a recorded event keeps none.
-    pub(super) timed: bool,
+    /// The lane records. A recorded event keeps no time.
+    pub(super) records: bool,
     /// Joins a recording at its end.
     pub(super) join: Event,
 }
@@ -53,7 +53,8 @@ impl CudaStream {
     pub(super) fn enqueue(&mut self, bound: &CudaBound, task: TaskId) -> Result<(), CudaFailure> {
         let missing = || CudaFailure::Refused(format!("the bound plan has no {task}"));
         let work = &bound.task(task).ok_or_else(missing)?.work;
-        let clocks = bound.timeline.as_ref().filter(|_| self.timed).and_then(|timeline| timeline.task(task));
+        let clocks =
+            bound.timeline.as_ref().filter(|_| !self.records).and_then(|timeline| timeline.task(task));
         if let Some((begin, _)) = clocks {
             self.stream.record(begin)?;
         }

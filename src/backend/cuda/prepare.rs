@@ -6,13 +6,15 @@
 use super::address::DeviceAddress;
 use super::failure::CudaFailure;
 use super::kernels::{
-    AccumulateOperand, AdamOperand, AmaxOperand, CastOperand, DequantizeOperand, KernelLaunch, Kernels,
-    MasterFragment, MasterState, NormOperand, ScaleOperand, ScaleRows, TransposeOperand, VoteOperand,
+    AccumulateOperand, AdamOperand, AmaxOperand, CastOperand, DelayedScaleOperand, DequantizeOperand,
+    KernelLaunch, Kernels, MasterFragment, MasterState, NormOperand, RecordAmaxOperand, ScaleOperand,
+    ScaleRows, TransposeOperand, VoteOperand,
 };
 use crate::backend::local::{
-    Accumulate, Adam, CastVote, Dequantize, FusedScale, GradNorm, Master, PartialAmax, PartialCast, Transpose,
+    Accumulate, Adam, CastVote, DelayedScale, Dequantize, FusedScale, GradNorm, Master, PartialAmax,
+    PartialCast, RecordAmax, Transpose,
 };
-use crate::format::{ElementType, Orientation};
+use crate::format::{ElementType, Format, Orientation, Shape};
 use crate::layout::Region;
 
 /// What preparing needs: the kernels, and where the arena begins.
@@ -24,9 +26,15 @@ pub(super) struct Preparation<'a> {
 }
 
 impl Preparation<'_> {
-    /// Where a region lies; nowhere for an empty one.
+    /// Where a region lies; an empty one lies somewhere too.
     fn at(&self, region: Region) -> DeviceAddress {
-        if region.bytes == 0 { DeviceAddress::NULL } else { self.arena.plus(region.offset) }
+        self.arena.plus(region.offset)
+    }
+
+    /// Where a scale plane lies; nowhere for a format without.
+    fn scale_at(&self, format: Format, region: Region) -> DeviceAddress {
+        let planes = format.planes(Orientation::Rowwise, Shape::new(0, 0)).len();
+        if planes > 1 { self.at(region) } else { DeviceAddress::NULL }
     }
 
     /// Where value `index` of a region of f32 lies.
@@ -41,11 +49,7 @@ impl Preparation<'_> {
     pub(super) fn partial_amax(&self, op: &PartialAmax) -> Result<KernelLaunch, CudaFailure> {
         let mut operands: Vec<(usize, AmaxOperand)> = Vec::new();
         for part in &op.parts {
-            let blocks = if part.blocks.stored.is_empty() {
-                DeviceAddress::NULL
-            } else {
-                self.value(op.block_amax, part.blocks.stored.start)
-            };
+            let blocks = self.value(op.block_amax, part.blocks.stored.start);
             let operand = match operands.iter_mut().find(|(position, _)| *position == part.position) {
                 Some((_, operand)) => operand,
                 None => {
@@ -80,7 +84,7 @@ impl Preparation<'_> {
                 block_amax: self.value(op.block_amax, part.amaxes.start),
                 tensor_amax: self.value(op.tensor_amax, part.position),
                 encode: self.value(op.encode, part.factors.start),
-                scale_plane: self.at(part.scale_plane),
+                scale_plane: self.scale_at(op.format, part.scale_plane),
                 scale_rows: ScaleRows::Compact,
                 tensor_scale: self.value(op.tensor_scale, part.position),
             })
@@ -88,11 +92,32 @@ impl Preparation<'_> {
         self.kernels.fused_scale(op.format, &operands, self.vote_of(op.vote), self.scale_fault)
     }
 
+    pub(super) fn delayed_scale(&self, op: &DelayedScale) -> Result<KernelLaunch, CudaFailure> {
+        let operand = DelayedScaleOperand {
+            weights: op.scale.bytes / size_of::<f32>(),
+            length: op.settings.history as usize,
+            history: op.history.map_or(DeviceAddress::NULL, |history| self.at(history)),
+            scale: self.at(op.scale),
+            tensor_scale: self.at(op.tensor_scale),
+        };
+        self.kernels.delayed_scale(op.tensor, op.settings.choice, &operand, self.vote_of(op.vote))
+    }
+
+    pub(super) fn record_amax(&self, op: &RecordAmax) -> Result<KernelLaunch, CudaFailure> {
+        let operand = RecordAmaxOperand {
+            weights: op.tensor_amax.bytes / size_of::<f32>(),
+            length: op.settings.history as usize,
+            tensor_amax: self.at(op.tensor_amax),
+            history: self.at(op.history),
+        };
+        self.kernels.record_amax(&operand, self.vote_of(op.vote))
+    }
+
     pub(super) fn partial_cast(&self, op: &PartialCast) -> Result<KernelLaunch, CudaFailure> {
         let mut operands: Vec<(Region, CastOperand)> = Vec::new();
         for part in &op.parts {
-            let encode = op.encode.filter(|_| !part.factors.is_empty());
-            let encode = encode.map_or(DeviceAddress::NULL, |encode| self.value(encode, part.factors.start));
+            let encode =
+                op.encode.map_or(DeviceAddress::NULL, |encode| self.value(encode, part.factors.start));
             let operand = match operands.iter_mut().find(|(master, _)| *master == part.master) {
                 Some((_, operand)) => operand,
                 None => {
@@ -124,9 +149,9 @@ impl Preparation<'_> {
         let operand = TransposeOperand {
             shape: op.shape,
             data: self.at(op.from.data),
-            scale: self.at(op.from.scale),
+            scale: self.scale_at(op.format, op.from.scale),
             columnwise_data: self.at(op.to.data),
-            columnwise_scale: self.at(op.to.scale),
+            columnwise_scale: self.scale_at(op.format, op.to.scale),
         };
         self.kernels.transpose(op.format, &[operand])
     }
@@ -135,7 +160,7 @@ impl Preparation<'_> {
         let operand = DequantizeOperand {
             shape: op.shape,
             data: self.at(op.from.data),
-            scale: self.at(op.from.scale),
+            scale: self.scale_at(op.format, op.from.scale),
             tensor_scale: op.tensor_scale.map_or(DeviceAddress::NULL, |scale| self.at(scale)),
             out: self.at(op.to),
         };

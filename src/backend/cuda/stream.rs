@@ -146,7 +146,13 @@ impl Stream {
             .map_err(CudaFailure::driver("cuGraphInstantiate"));
         // SAFETY: an executable graph does not need the graph it was made from.
         let _ = unsafe { result::graph::destroy(graph) };
-        Ok(Graph { context: Arc::clone(&self.context), executable: executable? })
+        let graph = Graph { context: Arc::clone(&self.context), executable: executable? };
+        // Here, so that the first launch need not: it would wait for the device, and a peer may be waiting for this rank.
+        // SAFETY: both handles are alive.
+        unsafe { result::graph::upload(graph.executable, self.handle) }
+            .map_err(CudaFailure::driver("cuGraphUpload"))?;
+        self.synchronize()?;
+        Ok(graph)
     }
 
     pub(super) fn launch(&self, graph: &Graph) -> Result<(), CudaFailure> {

@@ -8,6 +8,7 @@
 
 mod binder;
 mod collective;
+mod delayed;
 mod gradient;
 mod optimizer;
 mod planes;
@@ -15,6 +16,7 @@ mod quantize;
 mod resolve;
 
 pub(super) use collective::{Collective, Move, Pull};
+pub(super) use delayed::{DelayedScale, RecordAmax};
 pub(super) use gradient::{Accumulate, CastVote, GradNorm};
 pub(super) use optimizer::{Adam, Master, State};
 pub(super) use planes::{Dequantize, Transpose};
@@ -46,6 +48,8 @@ pub(super) enum LocalOp {
     Compute(ComputeCall),
     PartialAmax(PartialAmax),
     FusedScale(FusedScale),
+    DelayedScale(DelayedScale),
+    RecordAmax(RecordAmax),
     PartialCast(PartialCast),
     Transpose(Transpose),
     Dequantize(Dequantize),

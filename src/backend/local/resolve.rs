@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::Refusal;
 use super::binder::Binder;
 use super::collective::Collective;
+use super::delayed::{DelayedScale, RecordAmax};
 use super::gradient::{Accumulate, CastVote, GradNorm};
 use super::optimizer::Adam;
 use super::planes::{Dequantize, Transpose};
@@ -56,6 +57,12 @@ impl Binder<'_> {
                 let slots = [*block_amax, *tensor_amax, *encode, *tensor_scale];
                 LocalOp::FusedScale(FusedScale::resolve(self, *bucket, slots, shards, self.vote(*vote)?)?)
             }
+            Op::DelayedScale { bucket, history, scale, tensor_scale, vote } => LocalOp::DelayedScale(
+                DelayedScale::resolve(self, *bucket, *history, *scale, *tensor_scale, self.vote(*vote)?)?,
+            ),
+            Op::RecordAmax { bucket, tensor_amax, history, vote } => LocalOp::RecordAmax(
+                RecordAmax::resolve(self, *bucket, *tensor_amax, *history, self.vote(*vote)?)?,
+            ),
             Op::PartialCast { bucket, masters, encode, shards, vote } => LocalOp::PartialCast(
                 PartialCast::resolve(self, *bucket, masters, *encode, shards, self.vote(*vote)?)?,
             ),

@@ -136,6 +136,8 @@ impl Ids<'_> {
             | Content::LocalAmax(bucket)
             | Content::ReducedAmax(bucket)
             | Content::BlockAmax(bucket)
+            | Content::AmaxHistory(bucket)
+            | Content::DelayedScale(bucket)
             | Content::Encode(bucket) => self.bucket(bucket, &place),
             Content::Buffer(buffer) | Content::Staging(buffer) => self.buffer(buffer, &place),
             Content::OptimizerStep
@@ -179,7 +181,9 @@ impl Ids<'_> {
             | Op::Dequantize { weight, .. }
             | Op::ReduceScatter { weight, .. }
             | Op::Accumulate { weight, .. } => self.weight(*weight, place),
-            Op::PartialAmax { bucket, .. } => self.bucket(*bucket, place),
+            Op::PartialAmax { bucket, .. }
+            | Op::DelayedScale { bucket, .. }
+            | Op::RecordAmax { bucket, .. } => self.bucket(*bucket, place),
             Op::FusedScale { bucket, shards: list, .. } | Op::PartialCast { bucket, shards: list, .. } => {
                 self.bucket(*bucket, place)?;
                 shards(list)

@@ -9,6 +9,8 @@ pub enum Family {
     Amax,
     /// Fused scale.
     Scale,
+    /// Delayed scaling.
+    Delayed,
     /// Partial cast.
     Cast,
     /// Planes into values.
@@ -29,9 +31,10 @@ pub enum Family {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Amax,
         Self::Scale,
+        Self::Delayed,
         Self::Cast,
         Self::Dequantize,
         Self::Transpose,
@@ -46,6 +49,7 @@ impl Family {
         let (name, text) = match self {
             Self::Amax => (c"amax.cu", include_str!("../../../../kernels/amax.cu")),
             Self::Scale => (c"scale.cu", include_str!("../../../../kernels/scale.cu")),
+            Self::Delayed => (c"delayed.cu", include_str!("../../../../kernels/delayed.cu")),
             Self::Cast => (c"cast.cu", include_str!("../../../../kernels/cast.cu")),
             Self::Dequantize => (c"dequantize.cu", include_str!("../../../../kernels/dequantize.cu")),
             Self::Transpose => (c"transpose.cu", include_str!("../../../../kernels/transpose.cu")),

@@ -67,6 +67,8 @@ impl Run<'_> {
             (Content::TensorScale(bucket), _) => {
                 shards.map_or(Held::Nothing, |version| Held::TensorScale(bucket, version))
             }
+            (Content::AmaxHistory(bucket), _) => Held::AmaxHistory(bucket, masters),
+            (Content::DelayedScale(bucket), _) => Held::DelayedScale(bucket, masters),
             (Content::OptimizerStep, _) => Held::OptimizerStep { votes: 0 },
             (Content::LearningRate, _) => Held::LearningRate,
             (Content::LossScale, _) => Held::LossScale,

@@ -99,6 +99,12 @@ impl Run<'_> {
                 let stored = layout.format.stored_orientations().iter();
                 needed.extend(stored.map(|side| (format!("{side} shard"), Content::Shard(weight, *side))));
             }
+            if self.plan.weights.delayed(layout.bucket).is_some() {
+                needed.extend([
+                    ("amax history".to_owned(), Content::AmaxHistory(layout.bucket)),
+                    ("delayed scales".to_owned(), Content::DelayedScale(layout.bucket)),
+                ]);
+            }
             if let Some((absent, _)) = needed.iter().find(|(_, content)| !resident.contains(content)) {
                 return Err(Box::new(VerifyError::Edge {
                     subject: self.plan_name(),
@@ -125,6 +131,8 @@ impl Run<'_> {
             Content::TensorScale(bucket) => {
                 exit.shards.map_or(Held::Nothing, |version| Held::TensorScale(bucket, version))
             }
+            Content::AmaxHistory(bucket) => Held::AmaxHistory(bucket, exit.masters),
+            Content::DelayedScale(bucket) => Held::DelayedScale(bucket, exit.masters),
             Content::OptimizerStep => Held::OptimizerStep { votes: u32::from(self.plan.updates_weights) },
             Content::Buffer(buffer) => match self.value(buffer) {
                 // A carried input that no call read need not have been copied in.

@@ -50,6 +50,10 @@ pub(super) enum Held {
     ReducedAmax(BucketId, Version),
     /// Encode factors of a bucket.
     Encode(BucketId, Version),
+    /// Amaxes of a bucket, up to those of the masters of a version.
+    AmaxHistory(BucketId, Version),
+    /// Factors for the cast of a bucket's masters of a version, where scaling is delayed.
+    DelayedScale(BucketId, Version),
     /// Planes of a whole weight, as gathered.
     Gathered(WeightId, Orientation, Version),
     /// Columnwise planes derived from rowwise ones.
@@ -99,6 +103,8 @@ impl Held {
             Self::LocalAmax(bucket, _) => content == Content::LocalAmax(*bucket),
             Self::ReducedAmax(bucket, _) => content == Content::ReducedAmax(*bucket),
             Self::Encode(bucket, _) => content == Content::Encode(*bucket),
+            Self::AmaxHistory(bucket, _) => content == Content::AmaxHistory(*bucket),
+            Self::DelayedScale(bucket, _) => content == Content::DelayedScale(*bucket),
             Self::Gathered(weight, orientation, _) => content == Content::Gathered(*weight, *orientation),
             Self::Transposed(weight, _) => content == Content::Transposed(*weight),
             Self::Dense(weight, orientation, _) => content == Content::Dense(*weight, *orientation),
@@ -157,6 +163,10 @@ impl Held {
                 format!("the amaxes of {bucket} over all ranks at {version}")
             }
             Self::Encode(bucket, version) => format!("the encode factors of {bucket} at {version}"),
+            Self::AmaxHistory(bucket, version) => format!("the amax history of {bucket} up to {version}"),
+            Self::DelayedScale(bucket, version) => {
+                format!("the delayed scales of {bucket} for {version}")
+            }
             Self::Gathered(weight, orientation, version) => {
                 format!("the gathered {orientation} planes of {} at {version}", name(weight))
             }

@@ -15,9 +15,10 @@
 //!
 //! One file for each part of the step: `entry` and `exit` are its edges, `planes` what becomes of
 //! gathered weights, `calls` the closures and their buffers, `gradients` and `optimizer` what
-//! follows them, `quantize` the way from masters to shards.
+//! follows them, `quantize` the way from masters to shards, `delayed` what remembers amaxes on it.
 
 mod calls;
+mod delayed;
 mod entry;
 mod exit;
 mod gradients;
@@ -99,6 +100,12 @@ impl<'p> Run<'p> {
             Op::FusedScale { bucket, block_amax, tensor_amax, encode, tensor_scale, shards, vote } => {
                 let (amaxes, factors) = ((*block_amax, *tensor_amax), (*encode, *tensor_scale));
                 self.fused_scale(task, *bucket, amaxes, factors, shards, *vote)
+            }
+            Op::DelayedScale { bucket, history, scale, tensor_scale, vote } => {
+                self.delayed_scale(task, *bucket, *history, (*scale, *tensor_scale), *vote)
+            }
+            Op::RecordAmax { bucket, tensor_amax, history, vote } => {
+                self.record_amax(task, *bucket, *tensor_amax, *history, *vote)
             }
             Op::PartialCast { bucket, masters, encode, shards, vote } => {
                 self.partial_cast(task, *bucket, masters, *encode, shards, *vote)

@@ -43,6 +43,11 @@ impl Run<'_> {
         shards: &[ShardOperand],
         vote: Option<SlotId>,
     ) -> Verdict<()> {
+        if self.plan.weights.delayed(bucket).is_some() {
+            let problem = format!("takes scales of {bucket} from its present amaxes, but they are delayed");
+            let remedy = "take them from the history";
+            return self.wrong_program(self.plan.describe(task), problem, remedy);
+        }
         let version = match *self.slots.held(block_amax) {
             Held::BlockAmax(of, version) if of == bucket => version,
             _ => {
@@ -50,21 +55,7 @@ impl Run<'_> {
                 return self.wrong_state(task, block_amax, needs, "take the bucket's amaxes first");
             }
         };
-        let alone = self.plan.weights.mesh.ranks() == 1;
-        let local_is_enough = alone || !self.plan.weights.bucket(bucket).format.needs_tensor_amax();
-        let amax = self.slots.held(tensor_amax);
-        let reduced = *amax == Held::ReducedAmax(bucket, version);
-        let local = *amax == Held::LocalAmax(bucket, version);
-        if !(reduced || local && local_is_enough) {
-            let over = if local_is_enough { "" } else { " over all ranks" };
-            let needs = format!("the amaxes of {bucket}{over} at {version}, like the blocks'");
-            return self.wrong_state(
-                task,
-                tensor_amax,
-                needs,
-                "take the maximum over the ranks between amax and scale",
-            );
-        }
+        self.amaxes(task, bucket, tensor_amax, version, "like the blocks'")?;
         self.obeys_vote(task, vote, version)?;
         self.fill(task, encode, Held::Encode(bucket, version))?;
         self.fill(task, tensor_scale, Held::TensorScale(bucket, version))?;
@@ -85,14 +76,19 @@ impl Run<'_> {
         vote: Option<SlotId>,
     ) -> Verdict<()> {
         let version = self.masters(task, bucket, masters)?;
+        let factors = if self.plan.weights.delayed(bucket).is_some() {
+            Held::DelayedScale(bucket, version)
+        } else {
+            Held::Encode(bucket, version)
+        };
         match encode {
-            Some(slot) if *self.slots.held(slot) != Held::Encode(bucket, version) => {
-                let needs = format!("the encode factors of {bucket} at {version}, like its masters");
+            Some(slot) if *self.slots.held(slot) != factors => {
+                let needs = format!("{}, like its masters", factors.describe(self.plan));
                 return self.wrong_state(
                     task,
                     slot,
                     needs,
-                    "make the scales from the same masters before the cast",
+                    "make the scales for the same masters before the cast",
                 );
             }
             None if self.plan.weights.bucket(bucket).has_scales() => {
@@ -114,6 +110,28 @@ impl Run<'_> {
             self.put_shard(task, shard, (Some(version), scale))?;
         }
         Ok(())
+    }
+
+    /// `slot` must hold the amaxes of the bucket's masters at `version`, over all ranks if its scales need that.
+    pub(super) fn amaxes(
+        &self,
+        task: TaskId,
+        bucket: BucketId,
+        slot: SlotId,
+        version: Version,
+        like: &str,
+    ) -> Verdict<()> {
+        let alone = self.plan.weights.mesh.ranks() == 1;
+        let local_is_enough = alone || !self.plan.weights.bucket(bucket).format.needs_tensor_amax();
+        let amax = self.slots.held(slot);
+        let reduced = *amax == Held::ReducedAmax(bucket, version);
+        let local = *amax == Held::LocalAmax(bucket, version);
+        if reduced || local && local_is_enough {
+            return Ok(());
+        }
+        let over = if local_is_enough { "" } else { " over all ranks" };
+        let needs = format!("the amaxes of {bucket}{over} at {version}, {like}");
+        self.wrong_state(task, slot, needs, "take the maximum over the ranks between amax and scale")
     }
 
     /// The one version of all masters of a bucket, in bucket order.
@@ -181,7 +199,7 @@ impl Run<'_> {
     }
 
     /// A task behind the optimizer must be a no-op when the vote says fault.
-    fn obeys_vote(&self, task: TaskId, vote: Option<SlotId>, version: Version) -> Verdict<()> {
+    pub(super) fn obeys_vote(&self, task: TaskId, vote: Option<SlotId>, version: Version) -> Verdict<()> {
         match vote {
             Some(slot) => self.is_vote(task, slot),
             None if version == self.plan.entry.masters => Ok(()),
