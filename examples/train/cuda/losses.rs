@@ -3,7 +3,9 @@
 //! Law: same programs, seeds and inputs; what is left are sums in another order. The first loss is a forward pass
 //! and must be close; later ones may drift, because a quantized weight can fall to the other side of a tie.
 
-use warpweft::config::{Capture, Config as Settings};
+use std::io::Write;
+
+use warpweft::config::{Capture, Config as Settings, Transport};
 use warpweft::format::Format;
 use warpweft::id::RankId;
 use warpweft::session::Session;
@@ -93,4 +95,30 @@ fn recorded_steps_have_the_bits_of_eager_ones() {
     let eager = losses(nvfp4(), &settings(Capture::Off), &on_gpus);
     let recorded = losses(nvfp4(), &settings(Capture::Step), &on_gpus);
     assert_eq!(eager, recorded);
+}
+
+/// `reduce = "ordered"`: the same bits for every depth, way of transport and mode, on as many GPUs as there are, up to four.
+#[test]
+fn losses_do_not_depend_on_depth_transport_or_recording() {
+    let Some((found, _alone)) = turn("depths and transports") else { return };
+    let on_gpus = placement(&found, found.count().clamp(2, 4));
+    let with = |depth, transport, capture| {
+        let mut settings = settings(capture);
+        (settings.prefetch.depth, settings.transport) = (depth, transport);
+        losses(nvfp4(), &settings, &on_gpus)
+    };
+    let expected = with(0, Transport::Peer, Capture::Off);
+    for depth in [1, 2, 4] {
+        assert_eq!(with(depth, Transport::Peer, Capture::Off), expected, "depth {depth}");
+    }
+    if found.count() < on_gpus.ranks() {
+        writeln!(std::io::stderr(), "skipped: NCCL and recording on several ranks need a GPU for each")
+            .unwrap();
+        return;
+    }
+    for depth in [0, 1, 2, 4] {
+        assert_eq!(with(depth, Transport::Nccl, Capture::Off), expected, "depth {depth} by NCCL");
+        assert_eq!(with(depth, Transport::Peer, Capture::Step), expected, "depth {depth}, recorded");
+    }
+    assert_eq!(with(2, Transport::Nccl, Capture::Step), expected, "recorded, by NCCL");
 }

@@ -197,7 +197,12 @@ impl CudaBackend {
         // Recording ends whatever happened, or the stream would never run anything again.
         let graph = first.stream.end_capture();
         joined?;
-        Ok(CudaGraph { graph: graph? })
+        let graph = graph?;
+        if self.world.transport == Transport::Peer {
+            // The first launch would wait for the device, while a peer may be waiting for this rank.
+            first.stream.upload_graph(&graph)?;
+        }
+        Ok(CudaGraph { graph })
     }
 }
 
@@ -296,11 +301,12 @@ impl Backend for CudaBackend {
 
     fn enqueue(&self, stream: &mut CudaStream, bound: &CudaBound, task: TaskId) -> Result<(), BackendError> {
         self.world.poison.check()?;
-        self.enqueued(bound, task, stream.enqueue(bound, task))?;
-        if bound.is_cold() && stream.communicates() && !stream.records {
-            return self.synchronize(stream);
+        if !bound.is_cold() || !stream.communicates() || stream.records {
+            return self.enqueued(bound, task, stream.enqueue(bound, task));
         }
-        Ok(())
+        self.enqueued(bound, task, self.world.gather(self.rank))?;
+        self.enqueued(bound, task, stream.enqueue(bound, task))?;
+        self.synchronize(stream)
     }
 
     fn record(&self, stream: &mut CudaStream, bound: &CudaBound, event: EventId) -> Result<(), BackendError> {

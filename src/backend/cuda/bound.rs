@@ -52,9 +52,10 @@ impl CudaBound {
         self.scratch.iter().map(DeviceMemory::bytes).sum()
     }
 
-    /// Is this the plan's first step? In it every collective is waited for before the next task is enqueued: a kernel that
-    /// is launched for the first time may be loaded then, for which the driver waits for all streams of the device, also for
-    /// one that waits for a peer, and meanwhile holds up the driver calls of that peer.
+    /// Is this the plan's first step? In it ranks meet on the host before every collective, and each waits for it before it
+    /// enqueues the next task. A kernel that is launched for the first time may be loaded then, for which the driver
+    /// waits for the streams of the device and of those that reach its memory; one of them might wait for the
+    /// very rank that loads.
     pub(super) const fn is_cold(&self) -> bool {
         self.steps <= 1
     }

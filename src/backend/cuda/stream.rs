@@ -146,13 +146,15 @@ impl Stream {
             .map_err(CudaFailure::driver("cuGraphInstantiate"));
         // SAFETY: an executable graph does not need the graph it was made from.
         let _ = unsafe { result::graph::destroy(graph) };
-        let graph = Graph { context: Arc::clone(&self.context), executable: executable? };
-        // Here, so that the first launch need not: it would wait for the device, and a peer may be waiting for this rank.
+        Ok(Graph { context: Arc::clone(&self.context), executable: executable? })
+    }
+
+    /// Brings a recorded step to the device, so that its first launch need not.
+    pub(super) fn upload_graph(&self, graph: &Graph) -> Result<(), CudaFailure> {
         // SAFETY: both handles are alive.
         unsafe { result::graph::upload(graph.executable, self.handle) }
             .map_err(CudaFailure::driver("cuGraphUpload"))?;
-        self.synchronize()?;
-        Ok(graph)
+        self.synchronize()
     }
 
     pub(super) fn launch(&self, graph: &Graph) -> Result<(), CudaFailure> {

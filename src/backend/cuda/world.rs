@@ -232,7 +232,7 @@ impl World {
         };
         self.meet(
             |meeting| absent(meeting).is_empty().then_some(()),
-            |meeting| format!("{} did not bind the plan", listed(absent(meeting).into_iter())),
+            |meeting| format!("{} did not come", listed(absent(meeting).into_iter())),
         )
     }
 
