@@ -167,8 +167,18 @@ impl CudaBackend {
         })
     }
 
+    /// Is there another rank?
+    fn has_peers(&self) -> bool {
+        self.world.mesh.ranks() > 1
+    }
+
     fn record_all(&self, streams: &mut [CudaStream]) -> Result<(), CudaFailure> {
         self.context.make_current()?;
+        if self.has_peers() {
+            return Err(CudaFailure::Refused(
+                "steps of several ranks cannot be recorded yet, and are issued anew each time; set capture = \"off\"".to_owned(),
+            ));
+        }
         let [first, others @ ..] = streams else {
             return Err(CudaFailure::Refused("there is no lane to record".to_owned()));
         };
@@ -198,10 +208,7 @@ impl CudaBackend {
         let graph = first.stream.end_capture();
         joined?;
         let graph = graph?;
-        if self.world.transport == Transport::Peer {
-            // The first launch would wait for the device, while a peer may be waiting for this rank.
-            first.stream.upload_graph(&graph)?;
-        }
+        first.stream.upload_graph(&graph)?;
         Ok(CudaGraph { graph })
     }
 }
@@ -229,7 +236,7 @@ impl Backend for CudaBackend {
         let ranks = self.world.mesh.ranks();
         let transport = match (ranks, self.world.transport) {
             (1, _) => "one rank",
-            (_, Transport::Peer) => "gathers pulled by copy engines",
+            (_, Transport::Peer) => "peers' memory read by kernels",
             (_, Transport::Nccl) => "collectives by NCCL",
         };
         format!("cuda, {ranks} × {}, {transport}", self.context.name())

@@ -9,8 +9,8 @@
 //!   this world with the reason.
 //!
 //! One idea per file: `context`, `memory` and `stream` own what the driver gives, `kernels` are launches of the files in
-//! `kernels/`, `bind` makes a plan's ops into commands, `transport` makes collectives into commands by pulls
-//! (`signal`) or by NCCL (`nccl`), `lane` enqueues them, `watchdog` waits for them.
+//! `kernels/`, `bind` makes a plan's ops into commands, `transport` makes collectives into commands by reads of
+//! peers (`signal`) or by NCCL (`nccl`), `lane` enqueues them, `watchdog` waits for them.
 
 #![allow(unsafe_code)]
 

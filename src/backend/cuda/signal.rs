@@ -1,4 +1,4 @@
-//! How ranks meet on their devices without the host and without a multiprocessor: words in each other's
+//! How ranks meet on their devices without the host and without a kernel: words in each other's
 //! memory, written and waited for by streams.
 //!
 //! Laws:

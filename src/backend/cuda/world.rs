@@ -15,6 +15,7 @@ use super::address::DeviceAddress;
 use super::backend::CudaBackend;
 use super::context::{Context, DeviceOrdinal};
 use super::failure::CudaFailure;
+use super::library::Library;
 use super::nccl::UniqueId;
 use super::signal::Signals;
 use super::stream::Stream;
@@ -28,10 +29,9 @@ use crate::model::Mesh;
 /// How bytes get from one GPU to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// Copy engines pull from the peers' memory; no multiprocessor is involved. Needs GPUs that reach
-    /// each other.
+    /// Kernels read the peers' memory. Needs GPUs that reach each other.
     Peer,
-    /// NCCL's collectives.
+    /// NCCL's collectives. Needs a GPU of its own for each rank.
     Nccl,
 }
 
@@ -39,10 +39,10 @@ pub enum Transport {
 #[derive(Clone, Debug, PartialEq)]
 pub struct CudaOptions {
     /// The GPU of every rank, in rank order. Ranks may share one, for tests: they also share its hardware queues, where
-    /// a stream of one rank may stand behind a stream of another that waits for the first. Up to four ranks were
-    /// seen to get on, with `CUDA_DEVICE_MAX_CONNECTIONS=32` in the environment.
+    /// a stream of one rank may stand behind a stream of another that waits for the first. Four ranks of
+    /// one GPU got on with `CUDA_DEVICE_MAX_CONNECTIONS=32` in the environment.
     pub devices: Vec<DeviceOrdinal>,
-    /// `None` takes peer pulls where all GPUs reach each other, and NCCL elsewhere.
+    /// `None` takes NCCL where it is installed and each rank has a GPU of its own, and peer reads elsewhere.
     pub transport: Option<Transport>,
     /// How gradients are summed; [`Reduce::Nccl`] needs [`Transport::Nccl`].
     pub reduce: Reduce,
@@ -133,31 +133,38 @@ impl CudaWorld {
 
 /// The transport asked for, or the best there is; peers are made reachable.
 fn transport(options: &CudaOptions, contexts: &[Arc<Context>]) -> Result<Transport, CudaFailure> {
-    let nccl_sums = options.reduce == Reduce::Nccl && contexts.len() > 1;
-    if options.transport == Some(Transport::Nccl) || nccl_sums {
-        if options.transport == Some(Transport::Peer) {
-            let reason =
-                "reduce = \"nccl\" and transport = \"peer\" exclude each other: choose reduce = \"ordered\"";
-            return Err(CudaFailure::Refused(reason.to_owned()));
-        }
-        super::library::Library::Nccl.open()?;
-        return Ok(Transport::Nccl);
+    let mut devices = options.devices.clone();
+    devices.sort_unstable();
+    devices.dedup();
+    let alone = devices.len() == contexts.len();
+    match options.transport {
+        Some(Transport::Nccl) if !alone => Err(CudaFailure::Refused(
+            "NCCL needs a GPU of its own for each rank; name each GPU once, or set transport = \"peer\""
+                .to_owned(),
+        )),
+        Some(Transport::Nccl) => Library::Nccl.open().map(|()| Transport::Nccl),
+        Some(Transport::Peer) if options.reduce == Reduce::Nccl => Err(CudaFailure::Refused(
+            "reduce = \"nccl\" and transport = \"peer\" exclude each other; set reduce = \"ordered\""
+                .to_owned(),
+        )),
+        Some(Transport::Peer) => reach_all(contexts).map(|()| Transport::Peer),
+        None if options.reduce == Reduce::Nccl => Library::Nccl.open().map(|()| Transport::Nccl),
+        None if contexts.len() > 1 && alone && Library::Nccl.open().is_ok() => Ok(Transport::Nccl),
+        None => reach_all(contexts).map(|()| Transport::Peer),
     }
+}
+
+fn reach_all(contexts: &[Arc<Context>]) -> Result<(), CudaFailure> {
     for (one, other) in contexts.iter().flat_map(|one| contexts.iter().map(move |other| (one, other))) {
-        if one.reach(other)? {
-            continue;
-        }
-        if options.transport == Some(Transport::Peer) {
+        if !one.reach(other)? {
             return Err(CudaFailure::Refused(format!(
-                "{} cannot reach the memory of {}; set transport = \"nccl\"",
+                "{} cannot reach the memory of {}; install NCCL and set transport = \"nccl\"",
                 one.ordinal(),
                 other.ordinal()
             )));
         }
-        super::library::Library::Nccl.open()?;
-        return Ok(Transport::Nccl);
     }
-    Ok(Transport::Peer)
+    Ok(())
 }
 
 /// Where one rank's memory lies, for its peers.
