@@ -8,6 +8,7 @@
 //! - Bytes travel as bytes: the wire knows no formats.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::nccl::{result, sys};
 
@@ -41,6 +42,7 @@ pub(super) struct Communicator {
     handle: sys::ncclComm_t,
     context: Arc<Context>,
     world: Arc<World>,
+    aborted: AtomicBool,
 }
 
 // SAFETY: a communicator may be used from any thread, one at a time; it is used by the rank's thread alone
@@ -79,7 +81,12 @@ impl Communicator {
             result::comm_init_rank(&raw mut handle, number(world.mesh.ranks()), id.0, number(rank.number()))
         }
         .map_err(CudaFailure::nccl("ncclCommInitRank"))?;
-        Ok(Self { handle, context: Arc::clone(context), world: Arc::clone(world) })
+        Ok(Self {
+            handle,
+            context: Arc::clone(context),
+            world: Arc::clone(world),
+            aborted: AtomicBool::new(false),
+        })
     }
 
     /// Enqueues `transfers` as one group.
@@ -124,18 +131,23 @@ impl Communicator {
         outcome.map(drop).map_err(CudaFailure::nccl("an NCCL transfer"))
     }
 
-    /// Ends every wait on this communicator.
+    /// Ends every wait on this communicator, which is of no use from then on.
     pub(super) fn abort(&self) {
-        // SAFETY: NCCL allows aborting while the communicator is in use. A handle that was aborted is not
-        // destroyed again: `drop` sees the poison that led here.
-        drop(unsafe { result::comm_abort(self.handle) });
+        if !self.aborted.swap(true, Ordering::SeqCst) {
+            // SAFETY: NCCL allows aborting while the communicator is in use, and it is done once: the handle is
+            // neither aborted nor destroyed again.
+            drop(unsafe { result::comm_abort(self.handle) });
+        }
     }
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if self.world.poison.reason().is_none() && self.context.make_current().is_ok() {
-            // SAFETY: opened once, destroyed once; an aborted one belongs to a poisoned world.
+        if self.world.poison.reason().is_some() {
+            return self.abort();
+        }
+        if self.context.make_current().is_ok() {
+            // SAFETY: opened once, destroyed once; only a poisoned world aborts.
             drop(unsafe { result::comm_destroy(self.handle) });
         }
     }

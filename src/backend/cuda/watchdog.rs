@@ -13,7 +13,7 @@ use super::backend::SCALE_FAULT;
 use super::lane::CudaStream;
 use super::memory::PinnedWords;
 use super::stream::Stream;
-use super::world::World;
+use super::world::{Transport, World};
 use crate::backend::BackendError;
 use crate::id::{RankId, TaskId};
 
@@ -82,7 +82,11 @@ fn stalled(world: &World, rank: RankId, stream: &CudaStream, progress: &PinnedWo
 /// Lets a lane of a poisoned world run out.
 fn drain(world: &World, rank: RankId, stream: &CudaStream, transfers: &Stream) {
     let begun = Instant::now();
-    while begun.elapsed() < DRAIN && matches!(stream.stream.is_done(), Ok(false)) {
+    // NCCL's waits end when the rank's communicators are aborted, which is the executor's next call.
+    while world.transport == Transport::Peer
+        && begun.elapsed() < DRAIN
+        && matches!(stream.stream.is_done(), Ok(false))
+    {
         if world.release(rank, transfers).is_err() {
             return;
         }
