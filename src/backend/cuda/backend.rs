@@ -213,6 +213,12 @@ impl CudaBackend {
     }
 }
 
+impl Drop for CudaBackend {
+    fn drop(&mut self) {
+        self.world.depart(self.rank);
+    }
+}
+
 impl Backend for CudaBackend {
     type Surface = CudaSurface;
     type Memory = CudaMemory;

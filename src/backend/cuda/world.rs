@@ -197,6 +197,8 @@ struct Meeting {
     ids: BTreeMap<CommId, UniqueId>,
     /// How often each rank has come to [`World::gather`].
     rounds: BTreeMap<RankId, u64>,
+    /// A rank whose backend is gone.
+    gone: Option<RankId>,
 }
 
 impl World {
@@ -243,6 +245,12 @@ impl World {
         )
     }
 
+    /// `rank` comes to no meeting any more.
+    pub(super) fn depart(&self, rank: RankId) {
+        lock(&self.meeting).gone.get_or_insert(rank);
+        self.changed.notify_all();
+    }
+
     /// Sets every word on which streams of `rank` may wait.
     pub(super) fn release(&self, rank: RankId, transfers: &Stream) -> Result<(), CudaFailure> {
         let home = lock(&self.meeting).homes.get(&rank).copied();
@@ -278,6 +286,9 @@ impl World {
             }
             if let Some(reason) = self.poison.reason() {
                 return Err(CudaFailure::Refused(format!("the world is poisoned: {reason}")));
+            }
+            if let Some(rank) = meeting.gone {
+                return Err(CudaFailure::Refused(format!("{rank} has gone, and {}", missing(&meeting))));
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
