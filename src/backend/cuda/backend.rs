@@ -11,19 +11,22 @@ use super::context::Context;
 use super::failure::CudaFailure;
 use super::kernels::Kernels;
 use super::lane::CudaStream;
-use super::memory::{DeviceMemory, PinnedWords};
+use super::memory::DeviceMemory;
 use super::nccl::Communicator;
-use super::signal::Signals;
+use super::options::Transport;
+use super::progress::{LANES, Progress};
+use super::signal::{Home, Signals};
 use super::stream::{Event, Graph, Priority, Stream};
 use super::surface::CudaSurface;
+use super::transport::Communication;
 use super::watchdog;
-use super::world::{Home, Transport, World};
+use super::world::World;
 use crate::backend::bell::lock;
 use crate::backend::closures::Closures;
 use crate::backend::{Backend, BackendError, ClosureFault, TaskInterval};
 use crate::compute::ComputeFactory;
 use crate::config::Reduce;
-use crate::id::{CommId, EventId, LaneId, RankId, TaskId};
+use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{ALIGNMENT, Binding, Lane, LaneKind, Region};
 use crate::model::Mesh;
 
@@ -36,23 +39,9 @@ pub struct CudaBackend {
     kernels: Arc<Kernels>,
     /// Copies between host and device at the edge of a step.
     transfers: Stream,
-    /// Per lane, the last collective that is done.
-    progress: PinnedWords,
+    progress: Progress,
     lanes: Mutex<BTreeMap<LaneId, Option<Communication>>>,
 }
-
-/// What a lane with collectives has beside its stream.
-#[derive(Clone, Debug)]
-pub(super) struct Communication {
-    pub(super) communicator: CommId,
-    pub(super) nccl: Option<Arc<Communicator>>,
-}
-
-/// Lanes of one rank, at most.
-const LANES: usize = 16;
-
-/// The word behind those of the lanes: set by a kernel that could not make a scale.
-pub(super) const SCALE_FAULT: usize = LANES;
 
 /// The arena of one rank, and behind it the words ranks signal each other with.
 #[derive(Debug)]
@@ -80,7 +69,7 @@ impl CudaBackend {
         let context = Arc::clone(world.contexts.get(rank.index()).ok_or_else(missing)?);
         let kernels = Arc::new(load_kernels(&context)?);
         let transfers = Stream::create(Arc::clone(&context), Priority::Least)?;
-        let progress = PinnedWords::zeroed(&context, LANES + 1)?;
+        let progress = Progress::new(&context)?;
         Ok(Self { world, rank, context, kernels, transfers, progress, lanes: Mutex::default() })
     }
 
@@ -289,7 +278,6 @@ impl Backend for CudaBackend {
             homes: &homes,
             lanes: &lanes,
             progress: &self.progress,
-            scale_fault: self.progress.address(SCALE_FAULT),
             arena: memory.memory.address(),
         };
         let bound = bind(&binder, binding, memory.arena_bytes)

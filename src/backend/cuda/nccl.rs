@@ -15,27 +15,9 @@ use cudarc::nccl::{result, sys};
 use super::address::DeviceAddress;
 use super::context::Context;
 use super::failure::CudaFailure;
-use super::library::Library;
 use super::stream::Stream;
 use super::world::World;
 use crate::id::{CommId, RankId};
-
-/// The name under which ranks find each other's communicator.
-#[derive(Clone, Copy)]
-pub(super) struct UniqueId(sys::ncclUniqueId);
-
-impl UniqueId {
-    pub(super) fn make() -> Result<Self, CudaFailure> {
-        Library::Nccl.open()?;
-        result::get_uniqueid().map(Self).map_err(CudaFailure::nccl("ncclGetUniqueId"))
-    }
-}
-
-impl std::fmt::Debug for UniqueId {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("UniqueId")
-    }
-}
 
 /// One rank's end of a communicator.
 pub(super) struct Communicator {

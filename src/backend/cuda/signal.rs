@@ -16,11 +16,19 @@ use cudarc::driver::sys;
 use super::address::DeviceAddress;
 use super::failure::CudaFailure;
 use super::stream::Stream;
-use super::world::Home;
 use crate::id::{CommId, RankId};
 
 /// Communicators of one rank, at most.
 const COMMUNICATORS: usize = 8;
+
+/// Where one rank's memory lies, for its peers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Home {
+    /// The arena.
+    pub(super) arena: DeviceAddress,
+    /// The words behind it, with which ranks signal each other.
+    pub(super) signals: DeviceAddress,
+}
 
 /// The two meetings around every pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,14 +17,20 @@ use super::command::Command;
 use super::failure::CudaFailure;
 use super::kernels::{CombineOperand, CopyOperand, ExpandOperand, Kernels};
 use super::nccl::{Communicator, Transfer};
-use super::signal::{Meeting, MemoryOperations, Signals};
-use super::world::Home;
+use super::signal::{Home, Meeting, MemoryOperations, Signals};
 use crate::backend::local::{Collective, Move, Pull};
 use crate::config::Reduce;
 use crate::format::ElementType;
 use crate::id::{CommId, RankId};
 use crate::layout::{ALIGNMENT, Region};
 use crate::op::Reduction;
+
+/// What a lane with collectives has beside its stream.
+#[derive(Clone, Debug)]
+pub(super) struct Communication {
+    pub(super) communicator: CommId,
+    pub(super) nccl: Option<Arc<Communicator>>,
+}
 
 /// One rank's way to its peers, for the collectives of one communicator.
 #[derive(Debug)]

@@ -9,13 +9,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::backend::SCALE_FAULT;
 use super::lane::CudaStream;
-use super::memory::PinnedWords;
+use super::options::Transport;
+use super::progress::Progress;
 use super::stream::Stream;
-use super::world::{Transport, World};
+use super::world::World;
 use crate::backend::BackendError;
-use crate::id::{RankId, TaskId};
+use crate::id::RankId;
 
 /// How long a lane is asked without pause.
 const EAGER: Duration = Duration::from_micros(200);
@@ -29,13 +29,13 @@ pub(super) fn wait(
     world: &Arc<World>,
     rank: RankId,
     stream: &CudaStream,
-    progress: &PinnedWords,
+    progress: &Progress,
     transfers: &Stream,
 ) -> Result<(), BackendError> {
     let begun = Instant::now();
     loop {
         match stream.stream.is_done() {
-            Ok(true) if progress.read(SCALE_FAULT) != 0 => return Err(no_scale(rank, stream)),
+            Ok(true) if progress.scale_failed() => return Err(no_scale(rank, stream)),
             Ok(true) => return world.poison.check(),
             Ok(false) => {}
             Err(failure) => {
@@ -67,12 +67,12 @@ fn no_scale(rank: RankId, stream: &CudaStream) -> BackendError {
     BackendError::Lane { rank, lane: stream.lane(), reason: reason.to_owned() }
 }
 
-fn stalled(world: &World, rank: RankId, stream: &CudaStream, progress: &PinnedWords) -> String {
+fn stalled(world: &World, rank: RankId, stream: &CudaStream, progress: &Progress) -> String {
     let (lane, kind, deadline) = (stream.lane(), stream.lane.kind, world.options.deadline);
-    let last = match progress.read(lane.index()) {
+    let last = match progress.last(lane) {
         _ if !stream.communicates() => "a closure or a kernel does not return".to_owned(),
-        0 => "no collective of it has finished".to_owned(),
-        done => format!("the last collective that finished is {}", TaskId::new(done - 1)),
+        None => "no collective of it has finished".to_owned(),
+        Some(task) => format!("the last collective that finished is {task}"),
     };
     format!(
         "{rank}, {lane} ({kind}) did not get on within {deadline:?}; {last}; see which rank stopped before"

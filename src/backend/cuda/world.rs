@@ -1,7 +1,7 @@
 //! What the ranks of one world share: the clock, the poison, where everybody's memory lies.
 //!
 //! Laws:
-//! - No process-global state: ranks meet through the [`CudaWorld`] their backends were made from.
+//! - No process-global state: ranks meet through the [`super::CudaWorld`] their backends were made from.
 //! - Ranks meet on the host when they are set up and never in a step; nobody waits there past the deadline,
 //!   and whoever did not come is named.
 //! - The first reason poisons the world for good.
@@ -11,170 +11,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use super::address::DeviceAddress;
-use super::backend::CudaBackend;
-use super::context::{Context, DeviceOrdinal};
+use super::context::Context;
 use super::failure::CudaFailure;
-use super::library::Library;
-use super::nccl::UniqueId;
-use super::signal::Signals;
+use super::options::{CudaOptions, Transport};
+use super::signal::{Home, Signals};
 use super::stream::Stream;
+use super::unique_id::UniqueId;
 use crate::backend::bell::lock;
 use crate::backend::clock::Clock;
 use crate::backend::poison::Poison;
-use crate::config::Reduce;
 use crate::id::{CommId, RankId};
 use crate::model::Mesh;
-
-/// How bytes get from one GPU to another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
-    /// Kernels read the peers' memory. Needs GPUs that reach each other.
-    Peer,
-    /// NCCL's collectives. Needs a GPU of its own for each rank.
-    Nccl,
-}
-
-/// Choices of a CUDA world.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CudaOptions {
-    /// The GPU of every rank, in rank order. Ranks may share one, for tests: they also share its hardware queues, where
-    /// a stream of one rank may stand behind a stream of another that waits for the first. Four ranks of
-    /// one GPU got on with `CUDA_DEVICE_MAX_CONNECTIONS=32` in the environment.
-    pub devices: Vec<DeviceOrdinal>,
-    /// `None` takes NCCL where it is installed and each rank has a GPU of its own, and peer reads elsewhere.
-    pub transport: Option<Transport>,
-    /// How gradients are summed; [`Reduce::Nccl`] needs [`Transport::Nccl`].
-    pub reduce: Reduce,
-    /// Whether begin and end of every task are measured on the device.
-    pub timeline: bool,
-    /// How long a rank waits for the others, and for a lane to get on, before it gives up the world.
-    pub deadline: Duration,
-}
-
-impl CudaOptions {
-    /// One rank on each device, everything else as usual.
-    #[must_use]
-    pub fn new(devices: Vec<DeviceOrdinal>) -> Self {
-        Self {
-            devices,
-            transport: None,
-            reduce: Reduce::Ordered,
-            timeline: false,
-            deadline: Duration::from_secs(30),
-        }
-    }
-}
-
-/// Ranks as GPUs of this process, one thread each. One value makes the backends of all its ranks.
-#[derive(Debug)]
-pub struct CudaWorld {
-    shared: Arc<World>,
-}
-
-impl CudaWorld {
-    /// A world of as many ranks as devices; its clock starts now.
-    ///
-    /// # Errors
-    /// [`CudaFailure`] when a library or a device is missing, or the devices cannot do what was asked.
-    pub fn new(options: CudaOptions) -> Result<Self, CudaFailure> {
-        let count = u32::try_from(options.devices.len()).unwrap_or(u32::MAX);
-        let mesh = Mesh::new(count).map_err(|error| CudaFailure::Refused(error.to_string()))?;
-        let contexts: Vec<_> = options
-            .devices
-            .iter()
-            .map(|device| Context::retain(*device).map(Arc::new))
-            .collect::<Result<_, _>>()?;
-        let transport = transport(&options, &contexts)?;
-        let shared = World {
-            mesh,
-            transport,
-            options,
-            clock: Clock::start(),
-            poison: Poison::default(),
-            contexts,
-            taken: mesh.iter().map(|_| AtomicBool::new(false)).collect(),
-            meeting: Mutex::default(),
-            changed: Condvar::new(),
-        };
-        Ok(Self { shared: Arc::new(shared) })
-    }
-
-    /// The backend of one rank; it may move to the thread that drives the rank.
-    ///
-    /// # Errors
-    /// [`CudaFailure::Refused`] for a rank outside of the mesh, or the second time.
-    pub fn backend(&self, rank: RankId) -> Result<CudaBackend, CudaFailure> {
-        let taken = self.shared.taken.get(rank.index());
-        match taken.map(|taken| taken.swap(true, Ordering::SeqCst)) {
-            Some(false) => CudaBackend::new(Arc::clone(&self.shared), rank),
-            Some(true) => Err(CudaFailure::Refused(format!("the backend of {rank} was taken before"))),
-            None => Err(CudaFailure::Refused(format!(
-                "{rank} is not in a world of {} ranks; ranks are counted from 0",
-                self.shared.mesh.ranks()
-            ))),
-        }
-    }
-
-    /// The backends of all ranks, in rank order.
-    ///
-    /// # Errors
-    /// As [`CudaWorld::backend`].
-    pub fn backends(&self) -> Result<Vec<CudaBackend>, CudaFailure> {
-        self.shared.mesh.iter().map(|rank| self.backend(rank)).collect()
-    }
-
-    /// How bytes get from one GPU of this world to another.
-    #[must_use]
-    pub fn transport(&self) -> Transport {
-        self.shared.transport
-    }
-}
-
-/// The transport asked for, or the best there is; peers are made reachable.
-fn transport(options: &CudaOptions, contexts: &[Arc<Context>]) -> Result<Transport, CudaFailure> {
-    let mut devices = options.devices.clone();
-    devices.sort_unstable();
-    devices.dedup();
-    let alone = devices.len() == contexts.len();
-    match options.transport {
-        Some(Transport::Nccl) if !alone => Err(CudaFailure::Refused(
-            "NCCL needs a GPU of its own for each rank; name each GPU once, or set transport = \"peer\""
-                .to_owned(),
-        )),
-        Some(Transport::Nccl) => Library::Nccl.open().map(|()| Transport::Nccl),
-        Some(Transport::Peer) if options.reduce == Reduce::Nccl => Err(CudaFailure::Refused(
-            "reduce = \"nccl\" and transport = \"peer\" exclude each other; set reduce = \"ordered\""
-                .to_owned(),
-        )),
-        Some(Transport::Peer) => reach_all(contexts).map(|()| Transport::Peer),
-        None if options.reduce == Reduce::Nccl => Library::Nccl.open().map(|()| Transport::Nccl),
-        None if contexts.len() > 1 && alone && Library::Nccl.open().is_ok() => Ok(Transport::Nccl),
-        None => reach_all(contexts).map(|()| Transport::Peer),
-    }
-}
-
-fn reach_all(contexts: &[Arc<Context>]) -> Result<(), CudaFailure> {
-    for (one, other) in contexts.iter().flat_map(|one| contexts.iter().map(move |other| (one, other))) {
-        if !one.reach(other)? {
-            return Err(CudaFailure::Refused(format!(
-                "{} cannot reach the memory of {}; install NCCL and set transport = \"nccl\"",
-                one.ordinal(),
-                other.ordinal()
-            )));
-        }
-    }
-    Ok(())
-}
-
-/// Where one rank's memory lies, for its peers.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Home {
-    /// The arena.
-    pub(super) arena: DeviceAddress,
-    /// The words behind it, with which ranks signal each other.
-    pub(super) signals: DeviceAddress,
-}
 
 /// The shared part of a world.
 #[derive(Debug)]
@@ -202,6 +49,30 @@ struct Meeting {
 }
 
 impl World {
+    pub(super) fn new(
+        mesh: Mesh,
+        transport: Transport,
+        options: CudaOptions,
+        contexts: Vec<Arc<Context>>,
+    ) -> Self {
+        Self {
+            mesh,
+            transport,
+            options,
+            clock: Clock::start(),
+            poison: Poison::default(),
+            contexts,
+            taken: mesh.iter().map(|_| AtomicBool::new(false)).collect(),
+            meeting: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Was the backend of `rank` taken before? It is now. `None` for a rank outside of the mesh.
+    pub(super) fn take(&self, rank: RankId) -> Option<bool> {
+        self.taken.get(rank.index()).map(|taken| taken.swap(true, Ordering::SeqCst))
+    }
+
     /// Tells the others where this rank's memory lies.
     pub(super) fn settle(&self, rank: RankId, home: Home) -> Result<(), CudaFailure> {
         let before = lock(&self.meeting).homes.insert(rank, home);
