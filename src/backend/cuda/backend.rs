@@ -46,7 +46,7 @@ pub struct CudaBackend {
 /// The arena of one rank, and behind it the words ranks signal each other with.
 #[derive(Debug)]
 pub struct CudaMemory {
-    memory: DeviceMemory,
+    memory: Arc<DeviceMemory>,
     arena_bytes: usize,
 }
 
@@ -112,9 +112,10 @@ impl CudaBackend {
         let too_much = || CudaFailure::Refused("more bytes than there are addresses".to_owned());
         let arena_bytes = bytes.checked_next_multiple_of(ALIGNMENT).ok_or_else(too_much)?;
         let all = arena_bytes.checked_add(signals.words() * size_of::<u32>()).ok_or_else(too_much)?;
-        let memory = DeviceMemory::zeroed(&self.context, &self.transfers, all)?;
+        let memory = Arc::new(DeviceMemory::zeroed(&self.context, &self.transfers, all)?);
         let arena = memory.address();
-        self.world.settle(self.rank, Home { arena, signals: arena.plus(arena_bytes) })?;
+        let home = Home { arena, signals: arena.plus(arena_bytes) };
+        self.world.settle(self.rank, home, Arc::clone(&memory))?;
         Ok(CudaMemory { memory, arena_bytes })
     }
 
@@ -143,6 +144,7 @@ impl CudaBackend {
         };
         lock(&self.lanes).insert(lane.id, communication);
         Ok(CudaStream {
+            world: Arc::clone(&self.world),
             rank: self.rank,
             lane,
             device: self.context.ordinal(),
@@ -174,17 +176,25 @@ impl CudaBackend {
         first.stream.begin_capture()?;
         first.records = true;
         // Whoever waits for an event of a recording stream records too.
-        first.stream.record(&first.join)?;
-        for other in others {
-            other.records = true;
-            other.stream.wait(&first.join)?;
+        let forked = first.stream.record(&first.join).and_then(|()| {
+            others.iter_mut().try_for_each(|other| {
+                other.records = true;
+                other.stream.wait(&first.join)
+            })
+        });
+        if forked.is_err() {
+            // Nothing of it is kept; the lanes run again.
+            drop(self.recorded(streams));
         }
-        Ok(())
+        forked
     }
 
     fn recorded(&self, streams: &mut [CudaStream]) -> Result<CudaGraph, CudaFailure> {
+        let mut faults = Vec::new();
         for stream in streams.iter_mut() {
             stream.records = false;
+            // Nothing has run, so there is nothing to report of this step yet.
+            faults.extend(stream.fault.take());
         }
         let [first, others @ ..] = streams else {
             return Err(CudaFailure::Refused("there is no lane that records".to_owned()));
@@ -196,6 +206,12 @@ impl CudaBackend {
         // Recording ends whatever happened, or the stream would never run anything again.
         let graph = first.stream.end_capture();
         joined?;
+        if let Some(fault) = faults.first() {
+            return Err(CudaFailure::Refused(format!(
+                "a closure failed while it was recorded: {}",
+                fault.message
+            )));
+        }
         let graph = graph?;
         first.stream.upload_graph(&graph)?;
         Ok(CudaGraph { graph })

@@ -55,6 +55,8 @@ impl Communicator {
         context: &Arc<Context>,
     ) -> Result<Self, CudaFailure> {
         let id = world.unique_id(rank, communicator)?;
+        // Opening waits for all ranks and for ever, so it begins when everybody has come.
+        world.gather(rank)?;
         context.make_current()?;
         let number = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
         let mut handle = std::ptr::null_mut();

@@ -35,6 +35,11 @@ impl Progress {
         self.words.read(lane.index()).checked_sub(1).map(TaskId::new)
     }
 
+    /// A number that grows with every collective that is done on any lane, until the next step begins.
+    pub(super) fn moved(&self) -> u64 {
+        (0..LANES).map(|lane| u64::from(self.words.read(lane))).sum()
+    }
+
     /// The word a kernel sets that could not make a scale.
     pub(super) fn scale_fault(&self) -> DeviceAddress {
         self.words.address(LANES)

@@ -1,8 +1,8 @@
 //! Waiting for a lane, with an end.
 //!
 //! Laws:
-//! - A wait ends when the lane is done, when the world is poisoned, or when the lane has been waited for longer than
-//!   the deadline; the last poisons the world, naming rank, lane and the last collective that was done.
+//! - A wait ends when the lane is done, when the world is poisoned, or when for the length of the deadline no collective
+//!   of this rank was done; the last poisons the world, naming rank, lane and the last collective that was done.
 //! - A rank of a poisoned world drains its lanes before it returns: streams that wait for a peer's signal are
 //!   let go, so freeing their memory does not wait for ever.
 
@@ -32,7 +32,8 @@ pub(super) fn wait(
     progress: &Progress,
     transfers: &Stream,
 ) -> Result<(), BackendError> {
-    let begun = Instant::now();
+    let mut begun = Instant::now();
+    let mut moved = progress.moved();
     loop {
         match stream.stream.is_done() {
             Ok(true) if progress.scale_failed() => return Err(no_scale(rank, stream)),
@@ -48,7 +49,9 @@ pub(super) fn wait(
             drain(world, rank, stream, transfers);
             return Err(poisoned);
         }
-        if waited > world.options.deadline {
+        if progress.moved() != moved {
+            (begun, moved) = (Instant::now(), progress.moved());
+        } else if waited > world.options.deadline {
             let error = world.poison.set(stalled(world, rank, stream, progress));
             drain(world, rank, stream, transfers);
             return Err(error);

@@ -2,8 +2,8 @@
 //!
 //! Laws:
 //! - No process-global state: ranks meet through the [`super::CudaWorld`] their backends were made from.
-//! - Ranks meet on the host when they are set up and never in a step; nobody waits there past the deadline,
-//!   and whoever did not come is named.
+//! - Ranks meet on the host when they are set up and in the first step of a plan, never later; nobody waits there
+//!   past the deadline, and whoever did not come is named.
 //! - The first reason poisons the world for good.
 
 use std::collections::BTreeMap;
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::context::Context;
 use super::failure::CudaFailure;
+use super::memory::DeviceMemory;
 use super::options::{CudaOptions, Transport};
 use super::signal::{Home, Signals};
 use super::stream::Stream;
@@ -41,6 +42,8 @@ pub(super) struct World {
 #[derive(Debug, Default)]
 struct Meeting {
     homes: BTreeMap<RankId, Home>,
+    /// The memory behind them, kept until no rank has a lane any more: a peer may still read it when its owner is gone.
+    memory: Vec<Arc<DeviceMemory>>,
     ids: BTreeMap<CommId, UniqueId>,
     /// How often each rank has come to [`World::gather`].
     rounds: BTreeMap<RankId, u64>,
@@ -74,8 +77,17 @@ impl World {
     }
 
     /// Tells the others where this rank's memory lies.
-    pub(super) fn settle(&self, rank: RankId, home: Home) -> Result<(), CudaFailure> {
-        let before = lock(&self.meeting).homes.insert(rank, home);
+    pub(super) fn settle(
+        &self,
+        rank: RankId,
+        home: Home,
+        memory: Arc<DeviceMemory>,
+    ) -> Result<(), CudaFailure> {
+        let before = {
+            let mut meeting = lock(&self.meeting);
+            meeting.memory.push(memory);
+            meeting.homes.insert(rank, home)
+        };
         self.changed.notify_all();
         match before {
             None => Ok(()),
