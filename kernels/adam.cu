@@ -55,9 +55,9 @@ struct Step {
     float learning_rate;
 };
 
-constexpr u32 TILE = 4096;
-// Elements of a thread whose state is in flight at a time: two groups of four.
-constexpr u32 UNROLL = 2;
+// A thread has two groups of four elements, whose state is in flight at once.
+constexpr u32 GROUPS = 2;
+constexpr u32 TILE = GROUPS * 4 * THREADS;
 
 struct WholeMaster {
     static __device__ __forceinline__ float4 load(const AdamTensor& t, u64 at) {
@@ -157,57 +157,59 @@ __device__ __forceinline__ float correction(const AdamArguments& all, float beta
     return all.bias_correction ? float(1.0 - pow(double(beta), double(step))) : 1.0f;
 }
 
-template <bool DECOUPLED, class Master, class Moment>
-__device__ __forceinline__ void adam(const AdamArguments& all) {
-    if (skips(all.vote)) return;
+// The scalars of the step. Two threads make the corrections, while the state of the tile is on its way.
+__device__ __forceinline__ Step scalars(const AdamArguments& all) {
     __shared__ float corrections[2];
     if (threadIdx.x < 2) {
         corrections[threadIdx.x] = correction(all, threadIdx.x == 0 ? all.beta1 : all.beta2, all.vote->step);
     }
     __syncthreads();
-    Step step = {all.beta1,      1.0f - all.beta1, all.beta2,        1.0f - all.beta2,
-                 corrections[0], corrections[1],   all.epsilon,      all.weight_decay,
-                 all.vote->clip * all.vote->unscale, *all.learning_rate};
+    return Step{all.beta1,      1.0f - all.beta1, all.beta2,        1.0f - all.beta2,
+                corrections[0], corrections[1],   all.epsilon,      all.weight_decay,
+                all.vote->clip * all.vote->unscale, *all.learning_rate};
+}
 
-    for (u32 tile = blockIdx.x; tile < all.tiles.count; tile += gridDim.x) {
-        Place place = place_of(all.tiles, tile);
-        const AdamTensor& t = all.tensors[place.tensor];
-        u64 first = u64(place.tile) * TILE;
-        if (t.aligned && first + TILE <= t.count) {
-            for (u32 part = 0; part < TILE / (4 * THREADS); part += UNROLL) {
-                float4 p[UNROLL], m[UNROLL], v[UNROLL], g[UNROLL];
+template <bool DECOUPLED, class Master, class Moment>
+__device__ __forceinline__ void adam(const AdamArguments& all) {
+    if (skips(all.vote)) return;
+    Place place = place_of(all.tiles, blockIdx.x);
+    const AdamTensor& t = all.tensors[place.tensor];
+    u64 first = u64(place.tile) * TILE;
+    if (t.aligned && first + TILE <= t.count) {
+        float4 p[GROUPS], m[GROUPS], v[GROUPS], g[GROUPS];
+        u64 own = first + 4 * threadIdx.x;
 #pragma unroll
-                for (u32 i = 0; i < UNROLL; ++i) {
-                    u64 at = first + (part + i) * 4 * THREADS + 4 * threadIdx.x;
-                    g[i] = load16(t.gradient + at);
-                    p[i] = Master::load(t, at);
-                    m[i] = Moment::load(t.exp_avg, at);
-                    v[i] = Moment::load(t.exp_avg_sq, at);
-                }
+        for (u32 i = 0; i < GROUPS; ++i) {
+            u64 at = own + i * 4 * THREADS;
+            g[i] = load16(t.gradient + at);
+            p[i] = Master::load(t, at);
+            m[i] = Moment::load(t.exp_avg, at);
+            v[i] = Moment::load(t.exp_avg_sq, at);
+        }
+        Step step = scalars(all);
 #pragma unroll
-                for (u32 i = 0; i < UNROLL; ++i) {
-                    u64 at = first + (part + i) * 4 * THREADS + 4 * threadIdx.x;
-                    update<DECOUPLED>(step, p[i].x, m[i].x, v[i].x, g[i].x);
-                    update<DECOUPLED>(step, p[i].y, m[i].y, v[i].y, g[i].y);
-                    update<DECOUPLED>(step, p[i].z, m[i].z, v[i].z, g[i].z);
-                    update<DECOUPLED>(step, p[i].w, m[i].w, v[i].w, g[i].w);
-                    Master::store(t, at, p[i]);
-                    Moment::store(t.exp_avg, at, m[i]);
-                    Moment::store(t.exp_avg_sq, at, v[i]);
-                }
-            }
-            continue;
+        for (u32 i = 0; i < GROUPS; ++i) {
+            u64 at = own + i * 4 * THREADS;
+            update<DECOUPLED>(step, p[i].x, m[i].x, v[i].x, g[i].x);
+            update<DECOUPLED>(step, p[i].y, m[i].y, v[i].y, g[i].y);
+            update<DECOUPLED>(step, p[i].z, m[i].z, v[i].z, g[i].z);
+            update<DECOUPLED>(step, p[i].w, m[i].w, v[i].w, g[i].w);
+            Master::store(t, at, p[i]);
+            Moment::store(t.exp_avg, at, m[i]);
+            Moment::store(t.exp_avg_sq, at, v[i]);
         }
-        u64 end = min(first + TILE, t.count);
-        for (u64 at = first + threadIdx.x; at < end; at += THREADS) {
-            float p = Master::load1(t, at);
-            float m = Moment::load1(t.exp_avg, at);
-            float v = Moment::load1(t.exp_avg_sq, at);
-            update<DECOUPLED>(step, p, m, v, __ldg(t.gradient + at));
-            Master::store1(t, at, p);
-            Moment::store1(t.exp_avg, at, m);
-            Moment::store1(t.exp_avg_sq, at, v);
-        }
+        return;
+    }
+    Step step = scalars(all);
+    u64 end = min(first + TILE, t.count);
+    for (u64 at = first + threadIdx.x; at < end; at += THREADS) {
+        float p = Master::load1(t, at);
+        float m = Moment::load1(t.exp_avg, at);
+        float v = Moment::load1(t.exp_avg_sq, at);
+        update<DECOUPLED>(step, p, m, v, __ldg(t.gradient + at));
+        Master::store1(t, at, p);
+        Moment::store1(t.exp_avg, at, m);
+        Moment::store1(t.exp_avg_sq, at, v);
     }
 }
 

@@ -86,13 +86,9 @@ __device__ __forceinline__ void publish(const AmaxArguments& all, const Place& p
     if (threadIdx.x != 0) return;
     for (u32 w = 1; w < WARPS; ++w) largest = fmaxf(largest, of_warp[w]);
     Pending* pending = all.pending + place.tensor;
-    u32 bits = __float_as_uint(largest);
-    // A value that cannot raise the maximum need not travel.
-    if (bits > *const_cast<volatile u32*>(&pending->largest)) atomicMax(&pending->largest, bits);
-    __threadfence();
-    if (atomicAdd(&pending->arrived, 1) + 1 == tiles_of(all.tiles, place.tensor)) {
-        __threadfence();
-        bits = atomicExch(&pending->largest, 0);
+    atomicMax(&pending->largest, __float_as_uint(largest));
+    if (arrive(&pending->arrived) == tiles_of(all.tiles, place.tensor)) {
+        u32 bits = atomicExch(&pending->largest, 0);
         pending->arrived = 0;
         *all.tensors[place.tensor].tensor_amax = __uint_as_float(bits);
     }

@@ -79,6 +79,14 @@ __device__ __forceinline__ u32 tiles_of(const Tiles& tiles, u32 tensor) {
 
 __device__ __forceinline__ u32 divide_up(u32 n, u32 by) { return n / by + (n % by != 0); }
 
+// Counts this thread's block at `counter` and returns how many have come. Whoever sees a count also sees what the
+// blocks before it wrote, if they passed a barrier between writing and counting.
+__device__ __forceinline__ u32 arrive(u32* counter) {
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before + 1;
+}
+
 // Read-only data, 16 bytes at a time.
 __device__ __forceinline__ float4 load16(const float* at) { return __ldg(reinterpret_cast<const float4*>(at)); }
 __device__ __forceinline__ uint4 load16(const u8* at) { return __ldg(reinterpret_cast<const uint4*>(at)); }

@@ -7,8 +7,8 @@
 // - Padding of the planes is never looked at.
 
 #include "common.cuh"
+#include "crossing.cuh"
 #include "elements.cuh"
-#include "fragment.cuh"
 
 struct DequantizeTensor {
     const u8* data;
@@ -38,6 +38,7 @@ struct ToF32 {
     static __device__ __forceinline__ void store(u8* out, const float (&v)[4]) {
         *reinterpret_cast<float4*>(out) = make_float4(v[0], v[1], v[2], v[3]);
     }
+    static __device__ __forceinline__ void store4(u8* out, const float (&v)[4]) { store(out, v); }
     static __device__ __forceinline__ void one(u8* out, float v) { *reinterpret_cast<float*>(out) = v; }
 };
 
@@ -47,6 +48,9 @@ struct ToBf16 {
     static __device__ __forceinline__ void store(u8* out, const float (&v)[8]) {
         *reinterpret_cast<uint4*>(out) = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]),
                                                     pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
+    }
+    static __device__ __forceinline__ void store4(u8* out, const float (&v)[4]) {
+        *reinterpret_cast<uint2*>(out) = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
     }
     static __device__ __forceinline__ void one(u8* out, float v) {
         *reinterpret_cast<u16*>(out) = bf16_bits(round_to_bf16(v));
@@ -134,16 +138,10 @@ struct Mxfp8Rowwise : Fp8Codes<E4m3> {
     }
 };
 
-// Four neighbouring bytes.
-__device__ __forceinline__ u32 load_four(const u8* at, bool aligned) {
-    if (aligned) return __ldg(reinterpret_cast<const u32*>(at));
-    return __ldg(at) | u32(__ldg(at + 1)) << 8 | u32(__ldg(at + 2)) << 16 | u32(__ldg(at + 3)) << 24;
-}
-
-// A warp takes 16 rows, as many columns as 512 bytes of values hold.
+// A warp takes 4 rows, as many columns as 512 bytes of values hold.
 template <class Format, class Out>
 __device__ __forceinline__ void dequantize(const DequantizeArguments& all) {
-    constexpr u32 ROWS = 16;
+    constexpr u32 ROWS = 4;
     constexpr u32 COLUMNS = Out::COLUMNS;
     Place place = place_of(all.tiles, blockIdx.x);
     const DequantizeTensor& t = all.tensors[place.tensor];
@@ -155,23 +153,18 @@ __device__ __forceinline__ void dequantize(const DequantizeArguments& all) {
     float tensor = t.tensor_scale == nullptr ? 1.0f : __ldg(t.tensor_scale);
     u64 at = u64(top) * t.cols + column;
     if (t.aligned && top + ROWS <= t.rows && column + COLUMNS <= t.cols) {
+        typename Format::template Codes<COLUMNS> codes[ROWS];
+        float factors[ROWS];
 #pragma unroll
-        for (u32 part = 0; part < ROWS; part += PATCH_ROWS) {
-            typename Format::template Codes<COLUMNS> codes[PATCH_ROWS];
-            float factors[PATCH_ROWS];
+        for (u32 r = 0; r < ROWS; ++r) codes[r] = Format::template load<COLUMNS>(t.data, at + u64(r) * t.cols);
 #pragma unroll
-            for (u32 r = 0; r < PATCH_ROWS; ++r) {
-                codes[r] = Format::template load<COLUMNS>(t.data, at + u64(part + r) * t.cols);
-            }
+        for (u32 r = 0; r < ROWS; ++r) factors[r] = Format::factor(t, tensor, top + r, column);
 #pragma unroll
-            for (u32 r = 0; r < PATCH_ROWS; ++r) factors[r] = Format::factor(t, tensor, top + part + r, column);
+        for (u32 r = 0; r < ROWS; ++r) {
+            float v[COLUMNS];
 #pragma unroll
-            for (u32 r = 0; r < PATCH_ROWS; ++r) {
-                float v[COLUMNS];
-#pragma unroll
-                for (u32 k = 0; k < COLUMNS; ++k) v[k] = Format::decode(codes[r], k) * factors[r];
-                Out::store(t.out + (at + u64(part + r) * t.cols) * Out::BYTES, v);
-            }
+            for (u32 k = 0; k < COLUMNS; ++k) v[k] = Format::decode(codes[r], k) * factors[r];
+            Out::store(t.out + (at + u64(r) * t.cols) * Out::BYTES, v);
         }
         return;
     }
@@ -184,60 +177,44 @@ __device__ __forceinline__ void dequantize(const DequantizeArguments& all) {
     }
 }
 
-// Columnwise MXFP8: data and scales of [M, K], values of [K, M], M and K multiples of 32. A thread reads four
-// columns of as many rows as 16 bytes of values hold, and writes them as four rows; eight threads lie side by side
-// and four one below the other. A warp takes 32 columns, and two such squares per thread.
+// Columnwise MXFP8: data and scales of [M, K], values of [K, M], M and K multiples of 32. A block turns a tile of
+// 128x128 codes around and decodes it on the way out: four codes of a column by each thread, a column by a warp.
 template <class Out>
 __device__ __forceinline__ void dequantize_columns(const DequantizeArguments& all) {
-    constexpr u32 ROWS = Out::COLUMNS;
-    constexpr u32 SQUARES = 2;
-    constexpr u32 HEIGHT = 4 * ROWS * SQUARES;
+    using Tile = Crossing<8, 1, THREADS>;
+    __shared__ uint4 lines[Tile::WORDS / 4];
     Place place = place_of(all.tiles, blockIdx.x);
     const DequantizeTensor& t = all.tensors[place.tensor];
-    u32 item = place.tile * WARPS + warp();
-    u32 down = max(divide_up(t.rows, HEIGHT), 1u);
-    u32 top = item % down * HEIGHT + lane() / 8 * ROWS;
-    u32 left = item / down * 32 + lane() % 8 * 4;
-    if (left >= t.cols) return;
-    u32 codes[SQUARES][ROWS];
-    u32 scales[SQUARES];
+    u32 down = max(divide_up(t.rows, Tile::SIDE), 1u);
+    u32 top = place.tile % down * Tile::SIDE;
+    u32 left = place.tile / down * Tile::SIDE;
+    Tile::read(&lines[0].x, t.data, t.rows, t.cols, top, left, t.aligned ? BY_GROUPS : BY_BYTES);
+    u32 row = top + 4 * lane();
+    if (row >= t.rows) return;
+    const u8* scales = t.scale + u64(row / 32) * t.pitch + left;
+#pragma unroll 4
+    for (u32 line = warp(); line < Tile::SIDE; line += WARPS) {
+        if (left + line >= t.cols) break;
+        float factor = E8m0::decode(__ldg(scales + line));
+        u32 codes = (&lines[0].x)[line * Tile::LINE + Tile::place(line, lane() / 4) * 4 + lane() % 4];
+        float v[4];
 #pragma unroll
-    for (u32 n = 0; n < SQUARES; ++n) {
-        u32 row = top + n * 4 * ROWS;
-        if (row >= t.rows) continue;
-        // Columns divide by 32, hence so do rows of the planes: words can be read if the planes begin at words.
-        const u8* scale = t.scale + u64(row / 32) * t.pitch + left;
-        const u8* data = t.data + u64(row) * t.cols + left;
-        scales[n] = load_four(scale, t.aligned);
-#pragma unroll
-        for (u32 r = 0; r < ROWS; ++r) codes[n][r] = load_four(data + u64(r) * t.cols, t.aligned);
-    }
-#pragma unroll
-    for (u32 n = 0; n < SQUARES; ++n) {
-        u32 row = top + n * 4 * ROWS;
-        if (row >= t.rows) continue;
-#pragma unroll
-        for (u32 k = 0; k < 4; ++k) {
-            float factor = E8m0::decode((scales[n] >> (8 * k)) & 0xFF);
-            float v[ROWS];
-#pragma unroll
-            for (u32 r = 0; r < ROWS; ++r) v[r] = E4m3::decode((codes[n][r] >> (8 * k)) & 0xFF) * factor;
-            u8* to = t.out + (u64(left + k) * t.rows + row) * Out::BYTES;
-            if (t.aligned) {
-                Out::store(to, v);
-            } else {
-                for (u32 r = 0; r < ROWS; ++r) Out::one(to + r * Out::BYTES, v[r]);
-            }
+        for (u32 k = 0; k < 4; ++k) v[k] = E4m3::decode((codes >> (8 * k)) & 0xFF) * factor;
+        u8* to = t.out + (u64(left + line) * t.rows + row) * Out::BYTES;
+        if (t.aligned) {
+            Out::store4(to, v);
+        } else {
+            for (u32 k = 0; k < 4; ++k) Out::one(to + k * Out::BYTES, v[k]);
         }
     }
 }
 
 #define DEQUANTIZE_KERNEL(name, format)                                                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                      \
     dequantize_##name##_f32(const __grid_constant__ DequantizeArguments all) {                                 \
         dequantize<format, ToF32>(all);                                                                        \
     }                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                      \
     dequantize_##name##_bf16(const __grid_constant__ DequantizeArguments all) {                                \
         dequantize<format, ToBf16>(all);                                                                       \
     }
@@ -251,11 +228,11 @@ DEQUANTIZE_KERNEL(e4m3_tensor, Fp8Whole<E4m3>)
 DEQUANTIZE_KERNEL(e5m2_tensor, Fp8Whole<E5m2>)
 DEQUANTIZE_KERNEL(mxfp8_rowwise, Mxfp8Rowwise)
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 dequantize_mxfp8_columnwise_f32(const __grid_constant__ DequantizeArguments all) {
     dequantize_columns<ToF32>(all);
 }
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 dequantize_mxfp8_columnwise_bf16(const __grid_constant__ DequantizeArguments all) {
     dequantize_columns<ToBf16>(all);
 }
@@ -316,11 +293,11 @@ __device__ __forceinline__ void dense(const DequantizeArguments& all) {
 }
 
 #define DENSE_KERNEL(name, in)                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                      \
     dequantize_##name##_f32(const __grid_constant__ DequantizeArguments all) {                                 \
         dense<in, ToF32>(all);                                                                                 \
     }                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                      \
     dequantize_##name##_bf16(const __grid_constant__ DequantizeArguments all) {                                \
         dense<in, ToBf16>(all);                                                                                \
     }

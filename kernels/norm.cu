@@ -81,21 +81,34 @@ __device__ __forceinline__ double squares_of_tile(const NormArguments& all, u32 
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) grad_norm(const __grid_constant__ NormArguments all) {
+// The thread's share of the partial sums, which other blocks wrote in this launch: past the first-level cache, and
+// many at a time.
+__device__ __forceinline__ double partial_sums(const NormArguments& all) {
+    constexpr u32 AT_A_TIME = 8;
+    double sum = 0.0;
+    for (u32 first = threadIdx.x; first < gridDim.x; first += AT_A_TIME * THREADS) {
+        double partial[AT_A_TIME];
+#pragma unroll
+        for (u32 i = 0; i < AT_A_TIME; ++i) {
+            u32 block = first + i * THREADS;
+            partial[i] = block < gridDim.x ? __ldcg(all.partial + block) : 0.0;
+        }
+#pragma unroll
+        for (u32 i = 0; i < AT_A_TIME; ++i) sum += partial[i];
+    }
+    return sum;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 4) grad_norm(const __grid_constant__ NormArguments all) {
     __shared__ bool is_last;
     double sum = over_block(blockIdx.x < all.tiles.count ? squares_of_tile(all, blockIdx.x) : 0.0);
     if (threadIdx.x == 0) {
         all.partial[blockIdx.x] = sum;
-        __threadfence();
-        is_last = atomicAdd(all.arrived, 1) + 1 == gridDim.x;
+        is_last = arrive(all.arrived) == gridDim.x;
     }
     __syncthreads();
     if (!is_last) return;
-    __threadfence();
-    const volatile double* partial = all.partial;
-    sum = 0.0;
-    for (u32 block = threadIdx.x; block < gridDim.x; block += THREADS) sum += partial[block];
-    sum = over_block(sum);
+    sum = over_block(partial_sums(all));
     if (threadIdx.x == 0) {
         *all.record = NormRecord{float(sum), *all.fault, {0, 0}};
         *all.arrived = 0;

@@ -3,8 +3,8 @@
 //
 // Laws:
 // - A thread makes quads: four neighbouring entries of the scale plane, whose pitch is a multiple of four. It
-//   takes four quads, and reads the amaxes of all before it divides. Entries that belong to no block are zeroed
-//   with the quad they are in.
+//   takes those of four rows, and reads the amaxes of all before it divides. Entries that belong to no block
+//   are zeroed with the quad they are in.
 // - Every division is IEEE, and the order of operations is the format's (see each function).
 // - A tensor whose amax has no scale (NVFP4, not finite) keeps its planes; the fault word, which then names
 //   the first such tensor, makes it an error of the step.
@@ -45,6 +45,7 @@ struct ScaleArguments {
     u32 reserved;
 };
 
+// Rows of a thread.
 constexpr u32 QUADS = 4;
 
 // Where a quad of plane entries begins, and how many of them are scales of blocks.
@@ -54,13 +55,18 @@ struct Quad {
     u32 valid;
 };
 
-__device__ __forceinline__ Quad quad_of(const ScaleTensor& t, u32 tile, u32 n) {
+// The first quad of the thread.
+__device__ __forceinline__ Quad first_quad(const ScaleTensor& t, u32 tile) {
     u32 across = max(t.pitch / 4, 1u);
-    u32 number = (tile * QUADS + n) * THREADS + threadIdx.x;
-    u32 row = number / across;
-    u32 column = number % across * 4;
-    bool is_block = row < t.grid_rows && column < t.grid_cols;
-    return Quad{row, column, is_block ? min(t.grid_cols - column, 4u) : 0};
+    u32 number = tile * THREADS + threadIdx.x;
+    return Quad{number / across * QUADS, number % across * 4, 0};
+}
+
+// The quad `n` rows below.
+__device__ __forceinline__ Quad below(const ScaleTensor& t, const Quad& first, u32 n) {
+    u32 row = first.row + n;
+    bool is_block = row < t.grid_rows && first.column < t.grid_cols;
+    return Quad{row, first.column, is_block ? min(t.grid_cols - first.column, 4u) : 0};
 }
 
 __device__ __forceinline__ u64 block_of(const ScaleTensor& t, const Quad& quad) {
@@ -123,12 +129,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) scale_nvfp4(const __grid_c
     float decode_tensor = 1.0f / encode_tensor;
     float multiplier = encode_tensor * __uint_as_float(0x3E2AAAABu);
 
+    Quad first = first_quad(t, place.tile);
     float4 amaxes[QUADS];
 #pragma unroll
-    for (u32 n = 0; n < QUADS; ++n) amaxes[n] = load_amaxes(t, quad_of(t, place.tile, n));
+    for (u32 n = 0; n < QUADS; ++n) amaxes[n] = load_amaxes(t, below(t, first, n));
 #pragma unroll
     for (u32 n = 0; n < QUADS; ++n) {
-        Quad quad = quad_of(t, place.tile, n);
+        Quad quad = below(t, first, n);
         u32 bytes = 0;
         float factors[4];
 #pragma unroll
@@ -150,12 +157,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) scale_mxfp8(const __grid_c
     Place place = place_of(all.tiles, blockIdx.x);
     const ScaleTensor& t = all.tensors[place.tensor];
     if (place.tile == 0 && threadIdx.x == 0) *t.tensor_scale = 1.0f;
+    Quad first = first_quad(t, place.tile);
     float4 amaxes[QUADS];
 #pragma unroll
-    for (u32 n = 0; n < QUADS; ++n) amaxes[n] = load_amaxes(t, quad_of(t, place.tile, n));
+    for (u32 n = 0; n < QUADS; ++n) amaxes[n] = load_amaxes(t, below(t, first, n));
 #pragma unroll
     for (u32 n = 0; n < QUADS; ++n) {
-        Quad quad = quad_of(t, place.tile, n);
+        Quad quad = below(t, first, n);
         if (quad.row >= t.plane_rows) break;
         u32 bytes = 0;
         float factors[4];
@@ -180,8 +188,9 @@ __device__ __forceinline__ void scale_fp8_block(const ScaleArguments& all) {
     Place place = place_of(all.tiles, blockIdx.x);
     const ScaleTensor& t = all.tensors[place.tensor];
     if (place.tile == 0 && threadIdx.x == 0) *t.tensor_scale = 1.0f;
+    Quad first = first_quad(t, place.tile);
     for (u32 n = 0; n < QUADS; ++n) {
-        Quad quad = quad_of(t, place.tile, n);
+        Quad quad = below(t, first, n);
         if (quad.row >= t.plane_rows || quad.column >= t.pitch) return;
         float* to = reinterpret_cast<float*>(t.plane) + u64(quad.row) * t.pitch + quad.column;
 #pragma unroll

@@ -68,21 +68,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) expand_scale(const __grid_
         bool is_scale = row < t.tile_rows && column < t.words;
         words[i] = is_scale ? compact[u64(row) * t.words + column] : 0;
     }
+    // What is left to wait for are reads, so the block is counted before it writes.
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        is_last = arrive(t.arrived + strip) == t.blocks_down;
+        if (is_last) t.arrived[strip] = 0;
+    }
+    __syncthreads();
 #pragma unroll
     for (u32 i = 0; i < BATCH / WARPS; ++i) {
         u32 row = first + i * WARPS + warp();
         if (row < end) spread(t, row, column, words[i]);
     }
-
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        is_last = atomicAdd(t.arrived + strip, 1) + 1 == t.blocks_down;
-        if (is_last) t.arrived[strip] = 0;
-    }
-    __syncthreads();
     if (!is_last) return;
-    __threadfence();
     for (u32 end = upper_rows(t); end > 0;) {
         u32 begin = end > KEPT ? end - KEPT : 0;
         for (u32 row = begin + warp(); row < end; row += WARPS) {

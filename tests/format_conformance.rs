@@ -24,13 +24,13 @@ fn a4_a_transposed_input_equals_the_columnwise_planes_of_the_original() {
 }
 
 /// The slices (length, rows, columns, start) and both orientations. One 32×64 weight of three elements, one
-/// whole weight, and starts at block and row boundaries and beside them. The row's largest, a whole
-/// weight of 16384×6144, is left out for its time; (32768, 256, 128, 0) is of its kind.
+/// whole weight, and starts at block and row boundaries and beside them.
 #[test]
 fn c3_mxfp8_amax_and_cast_of_a_slice_equal_a_simple_reference() {
     for (len, rows, cols, start) in [
         (3, 32, 64, 31),
         (4094, 64, 64, 1),
+        (16384 * 6144, 16384, 6144, 0),
         (32768, 256, 128, 0),
         (131_072, 768, 256, 0),
         (65536, 768, 256, 131_072),
@@ -59,10 +59,20 @@ fn c3_mxfp8_amax_and_cast_of_a_slice_equal_a_simple_reference() {
             fused_scale(format, orientation, shape, &amaxes, 0.0, &mut encode, &mut scale).unwrap();
             let mut codes = vec![0; len];
             flat_cast(format, orientation, Via::Bf16, shape, shard, &master, &encode, &mut codes).unwrap();
+            let factor =
+                |amax: &f32| (1.0 / reference::e8m0_value(reference::e8m0(amax * (1.0 / 448.0)))) as f32;
+            let factors: Vec<f32> = expected.iter().map(factor).collect();
+            // A bf16 value times a power of two has 16 significant bits again, so the reference is asked once for each.
+            let mut known = vec![None; 1 << 16];
             for (at, (&code, &value)) in codes.iter().zip(&master).enumerate() {
-                let amax = expected[block(start + at)];
-                let factor = 1.0 / reference::e8m0_value(reference::e8m0(amax * (1.0 / 448.0)));
-                assert_eq!(code, reference::e4m3(value * factor as f32), "{shape} {at} {orientation}");
+                let scaled = value * factors[block(start + at)];
+                let expected = match scaled.to_bits() {
+                    bits if bits & 0xFFFF == 0 => {
+                        *known[bits as usize >> 16].get_or_insert_with(|| reference::e4m3(scaled))
+                    }
+                    _ => reference::e4m3(scaled),
+                };
+                assert_eq!(code, expected, "{shape} {at} {orientation}");
             }
         }
     }

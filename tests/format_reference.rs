@@ -74,13 +74,43 @@ fn all_formats() -> Vec<Format> {
 
 #[test]
 fn a1_nvfp4_matches_the_reference_on_every_shape_and_dtype() {
-    let shapes = [(128, 128), (256, 256), (256, 1024), (1024, 256), (256, 272), (304, 304), (320, 256)];
+    let small = [(128, 128), (256, 256), (256, 1024), (1024, 256), (256, 272), (304, 304), (320, 256)];
+    let large = [(2048, 2048), (1024, 2048), (2048, 1024)];
+    let shapes = small.into_iter().chain(large);
     for format in [Format::NVFP4_2D, Format::NVFP4_1D] {
-        for (rows, cols) in shapes {
+        for (rows, cols) in shapes.clone() {
             let shape = Shape::new(rows, cols);
             let weight = normal(shape, 7);
             check(format, Via::None, shape, &weight);
             check(format, Via::Bf16, shape, &weight);
+        }
+    }
+}
+
+#[test]
+fn a1_nvfp4_2d_matches_the_reference_on_the_largest_shape() {
+    let shape = Shape::new(8192, 8192);
+    check(Format::NVFP4_2D, Via::Bf16, shape, &normal(shape, 8));
+}
+
+#[test]
+fn a1_nvfp4_1d_matches_the_reference_on_the_largest_shape() {
+    let shape = Shape::new(8192, 8192);
+    check(Format::NVFP4_1D, Via::None, shape, &normal(shape, 9));
+}
+
+#[test]
+fn f1_fp8_blocks_match_the_reference_on_large_ragged_shapes() {
+    for (rows, cols) in [(2000, 2000), (2048, 2000), (2000, 1024), (2048, 1024)] {
+        let shape = Shape::new(rows, cols);
+        let weight = normal(shape, 14);
+        for element in [Fp8Element::E4m3, Fp8Element::E5m2] {
+            for tile in [Fp8Tile::Tile128x128, Fp8Tile::Row1x128] {
+                let (scale, epsilon) = (ScaleRule::PowerOfTwo, Epsilon::new(0.0).unwrap());
+                let format = Format::Fp8Block(Fp8Block { tile, element, scale, epsilon });
+                check(format, Via::None, shape, &weight);
+                check(format, Via::Bf16, shape, &weight);
+            }
         }
     }
 }

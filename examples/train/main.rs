@@ -265,6 +265,11 @@ async fn train(
         run.exposure = [run.exposure, report.exposure].into_iter().sum();
         run.stepping += report.duration;
         run.skipped += u32::from(!matches!(report.outcome, Outcome::Updated { .. }));
+        if let Some(refusal) = &report.not_recorded {
+            bar.suspend(|| {
+                println!("note      steps are not recorded: {}: {}", refusal.rank, refusal.reason)
+            });
+        }
         let loss = schedule::recent(&run.losses);
         let mut message = format!("loss {loss:.3}");
         if run.is_timed() {

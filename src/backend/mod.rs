@@ -5,7 +5,8 @@
 //!   any backend and catches an executor that breaks the rules.
 //! - **BK-2** `enqueue`, `record`, `wait` and `launch` neither allocate nor synchronize, once warm.
 //! - A lane runs in order. Nothing orders two lanes but `record` and `wait`.
-//! - `synchronize` is the only host wait, and only the edge of a step calls it.
+//! - `synchronize` is the only host wait, and only the edge of a step calls it. A backend may wait in the first step of a
+//!   plan, before it is warm.
 //!
 //! A backend value speaks for one rank; ranks of one world find each other through what the value
 //! was made from. Planning, pacing and the meaning of a step are deliberately absent.

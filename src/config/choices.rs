@@ -81,12 +81,12 @@ pub enum Scaling {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
-    /// Peer pulls where all GPUs reach each other's memory, NCCL elsewhere.
+    /// NCCL where it is installed and each rank has a GPU of its own, peer reads elsewhere.
     #[default]
     Auto,
-    /// Copy engines pull from the peers' memory; no multiprocessor is involved.
+    /// Kernels read the peers' memory; needs GPUs that reach each other.
     Peer,
-    /// NCCL's collectives.
+    /// NCCL's collectives; needs a GPU of its own for each rank.
     Nccl,
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::ToolError;
 use super::checkpoint::{Header, Outline, TensorEntry, TensorId, float_bytes};
 use super::manifest::{Manifest, Original, Part};
-use super::quantize::QuantizeOptions;
+use super::options::QuantizeOptions;
 use super::report::Refused;
 use crate::config::pattern_matches;
 use crate::format::Shape;

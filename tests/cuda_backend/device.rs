@@ -8,6 +8,9 @@ use warpweft::backend::cuda::{CudaBackend, CudaFailure, CudaOptions, CudaWorld, 
 
 use crate::bodies::harness::{Plan, within_limit};
 
+/// Ranks whose steps can be recorded together.
+pub(crate) const MOST_RECORDED_RANKS: u32 = 1;
+
 pub(crate) type Device = CudaBackend;
 
 /// Nothing to choose: the transport is the run's.

@@ -10,9 +10,9 @@
 //!   the moment the last rank arrived; a communicator carries one at a time.
 
 use super::bound::BoundTask;
-use super::lane::LaneContext;
+use super::context::LaneContext;
 use super::memory::Arena;
-use super::ops::OpError;
+use super::op_error::OpError;
 use super::rendezvous::Ticket;
 use super::world::{Presence, World};
 use crate::backend::local::{Collective, Move, Pull};

@@ -3,7 +3,8 @@
 //! Law: the numbers are the format room's. A vote that skips leaves factors and history as they are.
 
 use super::memory::Arena;
-use super::ops::{OpError, skips};
+use super::op_error::OpError;
+use super::skip::skips;
 use crate::backend::local::{DelayedScale, RecordAmax};
 use crate::format;
 

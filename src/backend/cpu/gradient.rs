@@ -9,7 +9,7 @@
 //!   scaled values: an overflow that scaling caused skips the step, and lowering the scale cures it.
 
 use super::memory::Arena;
-use super::ops::OpError;
+use super::op_error::OpError;
 use crate::backend::local::{Accumulate, CastVote, GradNorm};
 use crate::id::RankId;
 use crate::op::{NormRecord, Vote};

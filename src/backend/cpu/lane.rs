@@ -14,10 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::bound::{BoundPlan, BoundTask};
-use super::memory::Arena;
-use super::ops::{self, OpError};
-use super::rendezvous::Rendezvous;
-use super::surface::CpuSurface;
+use super::context::LaneContext;
+use super::op_error::OpError;
+use super::ops;
 use super::world::Presence;
 use crate::backend::bell::{Bell, lock};
 use crate::backend::closures::Closures;
@@ -112,15 +111,6 @@ impl LaneState {
         self.done.fetch_add(1, Ordering::Release);
         self.progress.ring();
     }
-}
-
-/// What a lane runs its tasks with.
-pub(super) struct LaneContext {
-    pub(super) lane: Lane,
-    pub(super) presence: Arc<Presence>,
-    pub(super) arena: Arc<Arena>,
-    pub(super) communicator: Option<Arc<Rendezvous>>,
-    pub(super) closures: Closures<CpuSurface>,
 }
 
 /// The thread of one lane.

@@ -1,21 +1,20 @@
 //! What a lane runs: the one `match` on an op as one rank carries it out.
 //!
-//! Law: a local op holds regions and lengths of this rank; [`run`] decides nothing. Ops that carry a vote do nothing when it skips the step, on every rank alike.
+//! Law: a local op holds regions and lengths of this rank; [`run`] decides nothing. Ops that carry a vote do
+//! nothing when it skips the step, on every rank alike.
 
 use std::sync::Arc;
 
 use super::bound::BoundTask;
-use super::lane::LaneContext;
+use super::context::LaneContext;
 use super::memory::{Arena, BorrowError};
+use super::op_error::OpError;
 use super::surface::CpuSurface;
 use super::{collective, delayed, gradient, optimizer, planes, quantize};
-use crate::backend::closures::{NoClosures, fault_word};
+use crate::backend::ClosureFault;
+use crate::backend::closures::fault_word;
 use crate::backend::local::{ComputeCall, LocalOp};
-use crate::backend::{BackendError, ClosureFault};
-use crate::format::FormatError;
-use crate::id::RankId;
 use crate::layout::Region;
-use crate::op::Vote;
 
 /// What is left to tell of a task that is done.
 #[derive(Debug, Default)]
@@ -24,24 +23,6 @@ pub(super) struct Done {
     pub(super) joined: Option<u64>,
     /// The fault a closure ended in.
     pub(super) fault: Option<ClosureFault>,
-}
-
-/// Why a task failed.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum OpError {
-    #[error(transparent)]
-    Borrow(#[from] BorrowError),
-    #[error(transparent)]
-    Format(#[from] FormatError),
-    #[error(transparent)]
-    NoClosures(#[from] NoClosures),
-    #[error("this lane has no communicator; collectives belong on one")]
-    NoCommunicator,
-    #[error("{0} has not reserved its arena")]
-    NoArena(RankId),
-    /// The world is poisoned.
-    #[error(transparent)]
-    World(#[from] BackendError),
 }
 
 /// Carries the op of a task out.
@@ -93,12 +74,4 @@ fn copy(arena: &Arena, from: Region, to: Region) -> Result<(), BorrowError> {
     let source = arena.read::<u8>(from)?;
     arena.write::<u8>(to)?.copy_from_slice(&source);
     Ok(())
-}
-
-/// Does the vote, if the op carries one, skip the step?
-pub(super) fn skips(arena: &Arena, vote: Option<Region>) -> Result<bool, BorrowError> {
-    match vote {
-        None => Ok(false),
-        Some(region) => Ok(arena.read::<Vote>(region)?.iter().any(Vote::skips)),
-    }
 }

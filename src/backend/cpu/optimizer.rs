@@ -5,7 +5,7 @@ use half::bf16;
 
 use super::adam::{AdamStep, Moment};
 use super::memory::{Arena, BorrowError};
-use super::ops::OpError;
+use super::op_error::OpError;
 use crate::backend::local::{Adam, Master, State};
 use crate::config::Moments;
 use crate::op::Vote;

@@ -1,7 +1,7 @@
 //! Planes into other planes and into values: transpose and dequantize, one weight at a time.
 
 use super::memory::{Arena, BorrowError, ReadSlice};
-use super::ops::OpError;
+use super::op_error::OpError;
 use crate::backend::local::{Dequantize, Transpose};
 use crate::format::{self, Planes, PlanesMut};
 use crate::layout::PlaneRegions;

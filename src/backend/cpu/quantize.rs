@@ -4,7 +4,8 @@
 //! through with empty slices; nothing here knows formats apart.
 
 use super::memory::Arena;
-use super::ops::{OpError, skips};
+use super::op_error::OpError;
+use super::skip::skips;
 use crate::backend::local::{AmaxPart, FusedScale, PartialAmax, PartialCast};
 use crate::format;
 

@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use super::bound::{BoundPlan, CpuBound};
-use super::lane::{Action, Command, LaneContext, LaneState, LaneThread};
+use super::context::LaneContext;
+use super::lane::{Action, Command, LaneState, LaneThread};
 use super::memory::Arena;
 use super::surface::CpuSurface;
 use super::world::Presence;

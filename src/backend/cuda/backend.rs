@@ -11,19 +11,22 @@ use super::context::Context;
 use super::failure::CudaFailure;
 use super::kernels::Kernels;
 use super::lane::CudaStream;
-use super::memory::{DeviceMemory, PinnedWords};
+use super::memory::DeviceMemory;
 use super::nccl::Communicator;
-use super::signal::Signals;
+use super::options::Transport;
+use super::progress::{LANES, Progress};
+use super::signal::{Home, Signals};
 use super::stream::{Event, Graph, Priority, Stream};
 use super::surface::CudaSurface;
+use super::transport::Communication;
 use super::watchdog;
-use super::world::{Home, Transport, World};
+use super::world::World;
 use crate::backend::bell::lock;
 use crate::backend::closures::Closures;
 use crate::backend::{Backend, BackendError, ClosureFault, TaskInterval};
 use crate::compute::ComputeFactory;
 use crate::config::Reduce;
-use crate::id::{CommId, EventId, LaneId, RankId, TaskId};
+use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{ALIGNMENT, Binding, Lane, LaneKind, Region};
 use crate::model::Mesh;
 
@@ -36,28 +39,14 @@ pub struct CudaBackend {
     kernels: Arc<Kernels>,
     /// Copies between host and device at the edge of a step.
     transfers: Stream,
-    /// Per lane, the last collective that is done.
-    progress: PinnedWords,
+    progress: Progress,
     lanes: Mutex<BTreeMap<LaneId, Option<Communication>>>,
 }
-
-/// What a lane with collectives has beside its stream.
-#[derive(Clone, Debug)]
-pub(super) struct Communication {
-    pub(super) communicator: CommId,
-    pub(super) nccl: Option<Arc<Communicator>>,
-}
-
-/// Lanes of one rank, at most.
-const LANES: usize = 16;
-
-/// The word behind those of the lanes: set by a kernel that could not make a scale.
-pub(super) const SCALE_FAULT: usize = LANES;
 
 /// The arena of one rank, and behind it the words ranks signal each other with.
 #[derive(Debug)]
 pub struct CudaMemory {
-    memory: DeviceMemory,
+    memory: Arc<DeviceMemory>,
     arena_bytes: usize,
 }
 
@@ -80,7 +69,7 @@ impl CudaBackend {
         let context = Arc::clone(world.contexts.get(rank.index()).ok_or_else(missing)?);
         let kernels = Arc::new(load_kernels(&context)?);
         let transfers = Stream::create(Arc::clone(&context), Priority::Least)?;
-        let progress = PinnedWords::zeroed(&context, LANES + 1)?;
+        let progress = Progress::new(&context)?;
         Ok(Self { world, rank, context, kernels, transfers, progress, lanes: Mutex::default() })
     }
 
@@ -123,9 +112,10 @@ impl CudaBackend {
         let too_much = || CudaFailure::Refused("more bytes than there are addresses".to_owned());
         let arena_bytes = bytes.checked_next_multiple_of(ALIGNMENT).ok_or_else(too_much)?;
         let all = arena_bytes.checked_add(signals.words() * size_of::<u32>()).ok_or_else(too_much)?;
-        let memory = DeviceMemory::zeroed(&self.context, &self.transfers, all)?;
+        let memory = Arc::new(DeviceMemory::zeroed(&self.context, &self.transfers, all)?);
         let arena = memory.address();
-        self.world.settle(self.rank, Home { arena, signals: arena.plus(arena_bytes) })?;
+        let home = Home { arena, signals: arena.plus(arena_bytes) };
+        self.world.settle(self.rank, home, Arc::clone(&memory))?;
         Ok(CudaMemory { memory, arena_bytes })
     }
 
@@ -154,6 +144,7 @@ impl CudaBackend {
         };
         lock(&self.lanes).insert(lane.id, communication);
         Ok(CudaStream {
+            world: Arc::clone(&self.world),
             rank: self.rank,
             lane,
             device: self.context.ordinal(),
@@ -167,25 +158,43 @@ impl CudaBackend {
         })
     }
 
+    /// Is there another rank?
+    fn has_peers(&self) -> bool {
+        self.world.mesh.ranks() > 1
+    }
+
     fn record_all(&self, streams: &mut [CudaStream]) -> Result<(), CudaFailure> {
         self.context.make_current()?;
+        if self.has_peers() {
+            return Err(CudaFailure::Refused(
+                "steps of several ranks cannot be recorded yet, and are issued anew each time; set capture = \"off\"".to_owned(),
+            ));
+        }
         let [first, others @ ..] = streams else {
             return Err(CudaFailure::Refused("there is no lane to record".to_owned()));
         };
         first.stream.begin_capture()?;
         first.records = true;
         // Whoever waits for an event of a recording stream records too.
-        first.stream.record(&first.join)?;
-        for other in others {
-            other.records = true;
-            other.stream.wait(&first.join)?;
+        let forked = first.stream.record(&first.join).and_then(|()| {
+            others.iter_mut().try_for_each(|other| {
+                other.records = true;
+                other.stream.wait(&first.join)
+            })
+        });
+        if forked.is_err() {
+            // Nothing of it is kept; the lanes run again.
+            drop(self.recorded(streams));
         }
-        Ok(())
+        forked
     }
 
     fn recorded(&self, streams: &mut [CudaStream]) -> Result<CudaGraph, CudaFailure> {
+        let mut faults = Vec::new();
         for stream in streams.iter_mut() {
             stream.records = false;
+            // Nothing has run, so there is nothing to report of this step yet.
+            faults.extend(stream.fault.take());
         }
         let [first, others @ ..] = streams else {
             return Err(CudaFailure::Refused("there is no lane that records".to_owned()));
@@ -197,12 +206,21 @@ impl CudaBackend {
         // Recording ends whatever happened, or the stream would never run anything again.
         let graph = first.stream.end_capture();
         joined?;
-        let graph = graph?;
-        if self.world.transport == Transport::Peer {
-            // The first launch would wait for the device, while a peer may be waiting for this rank.
-            first.stream.upload_graph(&graph)?;
+        if let Some(fault) = faults.first() {
+            return Err(CudaFailure::Refused(format!(
+                "a closure failed while it was recorded: {}",
+                fault.message
+            )));
         }
+        let graph = graph?;
+        first.stream.upload_graph(&graph)?;
         Ok(CudaGraph { graph })
+    }
+}
+
+impl Drop for CudaBackend {
+    fn drop(&mut self) {
+        self.world.depart(self.rank);
     }
 }
 
@@ -229,7 +247,7 @@ impl Backend for CudaBackend {
         let ranks = self.world.mesh.ranks();
         let transport = match (ranks, self.world.transport) {
             (1, _) => "one rank",
-            (_, Transport::Peer) => "gathers pulled by copy engines",
+            (_, Transport::Peer) => "peers' memory read by kernels",
             (_, Transport::Nccl) => "collectives by NCCL",
         };
         format!("cuda, {ranks} × {}, {transport}", self.context.name())
@@ -276,7 +294,6 @@ impl Backend for CudaBackend {
             homes: &homes,
             lanes: &lanes,
             progress: &self.progress,
-            scale_fault: self.progress.address(SCALE_FAULT),
             arena: memory.memory.address(),
         };
         let bound = bind(&binder, binding, memory.arena_bytes)

@@ -9,18 +9,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::address::DeviceAddress;
-use super::backend::Communication;
 use super::bound::{BoundTask, CudaBound, Timeline, Work};
 use super::command::Command;
 use super::context::Context;
 use super::failure::CudaFailure;
 use super::kernels::Kernels;
-use super::memory::{DeviceMemory, PinnedWords};
+use super::memory::DeviceMemory;
 use super::prepare::Preparation;
-use super::signal::MemoryOperations;
+use super::progress::Progress;
+use super::signal::{Home, MemoryOperations};
 use super::stream::{Event, Stream};
-use super::transport::{Route, scratch_bytes};
-use super::world::{Home, World};
+use super::transport::{Communication, Route, scratch_bytes};
+use super::world::World;
 use crate::backend::BackendError;
 use crate::backend::local::{Collective, LocalOp, resolve};
 use crate::id::{LaneId, TaskId};
@@ -35,9 +35,7 @@ pub(super) struct Binder<'a> {
     pub(super) transfers: &'a Stream,
     pub(super) homes: &'a [Home],
     pub(super) lanes: &'a BTreeMap<LaneId, Option<Communication>>,
-    /// Per lane a word for the last collective that is done, and one for a scale that could not be made.
-    pub(super) progress: &'a PinnedWords,
-    pub(super) scale_fault: DeviceAddress,
+    pub(super) progress: &'a Progress,
     pub(super) arena: DeviceAddress,
 }
 
@@ -106,7 +104,11 @@ impl Binder<'_> {
         lane: LaneId,
         op: LocalOp,
     ) -> Result<Work, CudaFailure> {
-        let prepare = Preparation { kernels: self.kernels, arena: self.arena, scale_fault: self.scale_fault };
+        let prepare = Preparation {
+            kernels: self.kernels,
+            arena: self.arena,
+            scale_fault: self.progress.scale_fault(),
+        };
         Ok(Work::Commands(match op {
             LocalOp::Compute(call) => return Ok(Work::Call(call)),
             LocalOp::ClearFault { fault } => {
@@ -154,7 +156,7 @@ impl Binder<'_> {
         };
         let mut commands = route.collective(self.kernels, op)?;
         let done = task.number().saturating_add(1);
-        commands.push(Command::Memory(MemoryOperations::write(self.progress.address(lane.index()), done)));
+        commands.push(Command::Memory(MemoryOperations::write(self.progress.lane(lane), done)));
         Ok(commands)
     }
 }

@@ -4,6 +4,7 @@
 //! long as this value, and so does what a recorded step refers to.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::command::Command;
 use super::context::Context;
@@ -78,6 +79,8 @@ pub(super) struct Timeline {
     start: Event,
     /// Nanoseconds of the world's clock at `start`.
     started: u64,
+    /// Tasks were enqueued one by one since then; a replayed step records nothing here.
+    measured: AtomicBool,
     tasks: Vec<(Event, Event)>,
 }
 
@@ -85,22 +88,26 @@ impl Timeline {
     pub(super) fn new(context: &Arc<Context>, tasks: usize) -> Result<Self, CudaFailure> {
         let event = || Event::clock(Arc::clone(context));
         let tasks = (0..tasks).map(|_| Ok((event()?, event()?))).collect::<Result<_, CudaFailure>>()?;
-        Ok(Self { start: event()?, started: 0, tasks })
+        Ok(Self { start: event()?, started: 0, measured: AtomicBool::new(false), tasks })
     }
 
     /// A step begins; `idle` has nothing to do.
     pub(super) fn begin(&mut self, idle: &Stream, clock: Clock) -> Result<(), CudaFailure> {
         self.started = nanoseconds(clock.origin().elapsed());
+        self.measured.store(false, Ordering::Relaxed);
         idle.record(&self.start)
     }
 
+    /// Where the times of a task go that is about to be enqueued.
     pub(super) fn task(&self, task: TaskId) -> Option<&(Event, Event)> {
+        self.measured.store(true, Ordering::Relaxed);
         self.tasks.get(task.index())
     }
 
-    /// The interval of every task of the last step; zeros for one that did not run.
+    /// The interval of every task of the last step, zeros for one that did not run; nothing if the step was replayed.
     pub(super) fn intervals(&self) -> impl Iterator<Item = TaskInterval> + '_ {
-        self.tasks.iter().map(|(begin, end)| {
+        let measured = self.measured.load(Ordering::Relaxed);
+        self.tasks.iter().filter(move |_| measured).map(|(begin, end)| {
             let at =
                 |event: &Event| event.since(&self.start).map(|after| self.started + after.max(0.0) as u64);
             match (at(begin), at(end)) {

@@ -34,8 +34,7 @@ impl DeviceOrdinal {
     /// # Errors
     /// [`CudaFailure::Library`] without a driver; [`CudaFailure::Call`] when the driver finds no device.
     pub fn all() -> Result<Vec<Self>, CudaFailure> {
-        Library::Driver.open()?;
-        result::init().map_err(CudaFailure::driver("cuInit"))?;
+        start_driver()?;
         let count = result::device::get_count().map_err(CudaFailure::driver("cuDeviceGetCount"))?;
         Ok((0..count.unsigned_abs()).map(Self).collect())
     }
@@ -45,6 +44,26 @@ impl fmt::Display for DeviceOrdinal {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "GPU {}", self.0)
     }
+}
+
+/// The oldest driver that has every call this backend makes: CUDA 12.8.
+const OLDEST_DRIVER: i32 = 12_080;
+
+/// Opens and starts the driver.
+fn start_driver() -> Result<(), CudaFailure> {
+    Library::Driver.open()?;
+    let mut version = 0;
+    // SAFETY: the driver is present, and `version` outlives the call, which needs no started driver.
+    unsafe { sys::cuDriverGetVersion(&raw mut version) }
+        .result()
+        .map_err(CudaFailure::driver("cuDriverGetVersion"))?;
+    if version < OLDEST_DRIVER {
+        let (major, minor) = (version / 1000, version % 1000 / 10);
+        return Err(CudaFailure::Refused(format!(
+            "this driver is for CUDA {major}.{minor}, and 12.8 is needed; install a newer one, or use the CPU backend"
+        )));
+    }
+    result::init().map_err(CudaFailure::driver("cuInit"))
 }
 
 /// A retained primary context.
@@ -65,8 +84,7 @@ impl Context {
     /// # Errors
     /// [`CudaFailure`] without a driver or such a device.
     pub(super) fn retain(ordinal: DeviceOrdinal) -> Result<Self, CudaFailure> {
-        Library::Driver.open()?;
-        result::init().map_err(CudaFailure::driver("cuInit"))?;
+        start_driver()?;
         let number = i32::try_from(ordinal.number()).unwrap_or(i32::MAX);
         let device = result::device::get(number).map_err(CudaFailure::driver("cuDeviceGet"))?;
         // SAFETY: the device is one the driver just gave.

@@ -14,6 +14,7 @@ use super::context::DeviceOrdinal;
 use super::failure::CudaFailure;
 use super::stream::Stream;
 use super::surface::CudaSurface;
+use super::world::World;
 use super::{address::DeviceAddress, stream::Event};
 use crate::backend::ClosureFault;
 use crate::backend::closures::{Closures, fault_word};
@@ -23,6 +24,9 @@ use crate::layout::{Lane, LaneKind};
 /// One lane of one rank.
 #[derive(Debug)]
 pub struct CudaStream {
+    /// Keeps the memory of all ranks, which this lane's work may reach.
+    #[expect(dead_code, reason = "held, not read")]
+    pub(super) world: Arc<World>,
     pub(super) rank: RankId,
     pub(super) lane: Lane,
     pub(super) device: DeviceOrdinal,

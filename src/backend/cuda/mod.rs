@@ -9,8 +9,8 @@
 //!   this world with the reason.
 //!
 //! One idea per file: `context`, `memory` and `stream` own what the driver gives, `kernels` are launches of the files in
-//! `kernels/`, `bind` makes a plan's ops into commands, `transport` makes collectives into commands by pulls
-//! (`signal`) or by NCCL (`nccl`), `lane` enqueues them, `watchdog` waits for them.
+//! `kernels/`, `bind` makes a plan's ops into commands, `transport` makes collectives into commands by reads of
+//! peers (`signal`) or by NCCL (`nccl`), `lane` enqueues them, `watchdog` waits for them.
 
 #![allow(unsafe_code)]
 
@@ -29,11 +29,15 @@ mod lane;
 mod library;
 mod memory;
 mod nccl;
+mod options;
 mod prepare;
+mod progress;
+mod ranks;
 mod signal;
 mod stream;
 mod surface;
 mod transport;
+mod unique_id;
 mod watchdog;
 mod world;
 
@@ -45,5 +49,6 @@ pub use compile::Architecture;
 pub use context::DeviceOrdinal;
 pub use failure::CudaFailure;
 pub use lane::CudaStream;
+pub use options::{CudaOptions, Transport};
+pub use ranks::CudaWorld;
 pub use surface::{CudaHandles, CudaSurface, DeviceSlice, DeviceSliceMut};
-pub use world::{CudaOptions, CudaWorld, Transport};

@@ -8,39 +8,23 @@
 //! - Bytes travel as bytes: the wire knows no formats.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::nccl::{result, sys};
 
 use super::address::DeviceAddress;
 use super::context::Context;
 use super::failure::CudaFailure;
-use super::library::Library;
 use super::stream::Stream;
 use super::world::World;
 use crate::id::{CommId, RankId};
-
-/// The name under which ranks find each other's communicator.
-#[derive(Clone, Copy)]
-pub(super) struct UniqueId(sys::ncclUniqueId);
-
-impl UniqueId {
-    pub(super) fn make() -> Result<Self, CudaFailure> {
-        Library::Nccl.open()?;
-        result::get_uniqueid().map(Self).map_err(CudaFailure::nccl("ncclGetUniqueId"))
-    }
-}
-
-impl std::fmt::Debug for UniqueId {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("UniqueId")
-    }
-}
 
 /// One rank's end of a communicator.
 pub(super) struct Communicator {
     handle: sys::ncclComm_t,
     context: Arc<Context>,
     world: Arc<World>,
+    aborted: AtomicBool,
 }
 
 // SAFETY: a communicator may be used from any thread, one at a time; it is used by the rank's thread alone
@@ -71,6 +55,8 @@ impl Communicator {
         context: &Arc<Context>,
     ) -> Result<Self, CudaFailure> {
         let id = world.unique_id(rank, communicator)?;
+        // Opening waits for all ranks and for ever, so it begins when everybody has come.
+        world.gather(rank)?;
         context.make_current()?;
         let number = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
         let mut handle = std::ptr::null_mut();
@@ -79,7 +65,12 @@ impl Communicator {
             result::comm_init_rank(&raw mut handle, number(world.mesh.ranks()), id.0, number(rank.number()))
         }
         .map_err(CudaFailure::nccl("ncclCommInitRank"))?;
-        Ok(Self { handle, context: Arc::clone(context), world: Arc::clone(world) })
+        Ok(Self {
+            handle,
+            context: Arc::clone(context),
+            world: Arc::clone(world),
+            aborted: AtomicBool::new(false),
+        })
     }
 
     /// Enqueues `transfers` as one group.
@@ -124,18 +115,23 @@ impl Communicator {
         outcome.map(drop).map_err(CudaFailure::nccl("an NCCL transfer"))
     }
 
-    /// Ends every wait on this communicator.
+    /// Ends every wait on this communicator, which is of no use from then on.
     pub(super) fn abort(&self) {
-        // SAFETY: NCCL allows aborting while the communicator is in use. A handle that was aborted is not
-        // destroyed again: `drop` sees the poison that led here.
-        drop(unsafe { result::comm_abort(self.handle) });
+        if !self.aborted.swap(true, Ordering::SeqCst) {
+            // SAFETY: NCCL allows aborting while the communicator is in use, and it is done once: the handle is
+            // neither aborted nor destroyed again.
+            drop(unsafe { result::comm_abort(self.handle) });
+        }
     }
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if self.world.poison.reason().is_none() && self.context.make_current().is_ok() {
-            // SAFETY: opened once, destroyed once; an aborted one belongs to a poisoned world.
+        if self.world.poison.reason().is_some() {
+            return self.abort();
+        }
+        if self.context.make_current().is_ok() {
+            // SAFETY: opened once, destroyed once; only a poisoned world aborts.
             drop(unsafe { result::comm_destroy(self.handle) });
         }
     }

@@ -1,4 +1,4 @@
-//! How ranks meet on their devices without the host and without a multiprocessor: words in each other's
+//! How ranks meet on their devices without the host and without a kernel: words in each other's
 //! memory, written and waited for by streams.
 //!
 //! Laws:
@@ -16,11 +16,19 @@ use cudarc::driver::sys;
 use super::address::DeviceAddress;
 use super::failure::CudaFailure;
 use super::stream::Stream;
-use super::world::Home;
 use crate::id::{CommId, RankId};
 
 /// Communicators of one rank, at most.
 const COMMUNICATORS: usize = 8;
+
+/// Where one rank's memory lies, for its peers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Home {
+    /// The arena.
+    pub(super) arena: DeviceAddress,
+    /// The words behind it, with which ranks signal each other.
+    pub(super) signals: DeviceAddress,
+}
 
 /// The two meetings around every pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,4 +149,46 @@ fn wait(at: DeviceAddress, value: u32) -> sys::CUstreamBatchMemOpParams {
     operation.waitValue.__bindgen_anon_1.value = value;
     operation.waitValue.flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ as u32;
     operation
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_communicator_meeting_and_peer_has_a_word_of_its_own() {
+        let signals = Signals::new(3);
+        let mut words = BTreeSet::new();
+        for communicator in (0..COMMUNICATORS).map(CommId::at) {
+            for meeting in [Meeting::Ready, Meeting::Done] {
+                for peer in (0..3).map(RankId::at) {
+                    let word = signals.word(DeviceAddress::new(0), communicator, meeting, peer).unwrap();
+                    assert!(word.number() < (signals.words() * size_of::<u32>()) as u64);
+                    assert!(words.insert(word), "{communicator}, {meeting:?}, {peer}");
+                }
+            }
+        }
+        assert_eq!(words.len(), signals.words());
+        let beyond = CommId::at(COMMUNICATORS);
+        assert!(signals.word(DeviceAddress::new(0), beyond, Meeting::Ready, RankId::new(0)).is_err());
+    }
+
+    #[test]
+    fn a_rank_signals_all_others_before_it_waits_for_any() {
+        let home = |at: u64| Home { arena: DeviceAddress::NULL, signals: DeviceAddress::new(at) };
+        let homes = [home(0x1000), home(0x2000), home(0x3000)];
+        let meet = |rank| Signals::new(3).meet(RankId::new(rank), &homes, CommId::new(0), Meeting::Ready);
+        let operations = meet(1).unwrap().all;
+        // SAFETY: every operation begins with its kind.
+        let waits: Vec<bool> = operations
+            .iter()
+            .map(
+                |one| unsafe { one.operation } == sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_32,
+            )
+            .collect();
+        assert_eq!(waits, [false, false, true, false, true, false]);
+        assert!(meet(3).is_err(), "a rank outside of the world");
+    }
 }

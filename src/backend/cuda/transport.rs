@@ -3,8 +3,10 @@
 //! Laws:
 //! - Whatever the transport, a gather leaves the same bytes, and with [`Reduce::Ordered`] a sum adds ranks
 //!   0, 1, … in f32: peers' values are brought here first and summed by one kernel.
-//! - [`Transport::Peer`] moves peers' parts by copy engines alone. Ranks meet before and after (PL-8, see
-//!   [`super::signal`]); what follows the second meeting touches this rank's memory only.
+//! - [`Transport::Peer`] reads the peers' memory with a kernel between two meetings (PL-8, see [`super::signal`]); what
+//!   follows the second touches this rank's memory only. Copy engines would need no multiprocessor, but copies
+//!   behind a stream's wait for a peer were seen to hold each other up for ever on four GPUs of one process, as
+//!   if the driver queued the copies of several readers behind one another.
 //! - Values of peers wait in a scratch that belongs to the communicator, not in the arena.
 //!   [`scratch_bytes`] says how much a plan needs.
 
@@ -13,16 +15,22 @@ use std::sync::Arc;
 use super::address::DeviceAddress;
 use super::command::Command;
 use super::failure::CudaFailure;
-use super::kernels::{CombineOperand, ExpandOperand, Kernels};
+use super::kernels::{CombineOperand, CopyOperand, ExpandOperand, Kernels};
 use super::nccl::{Communicator, Transfer};
-use super::signal::{Meeting, MemoryOperations, Signals};
-use super::world::Home;
+use super::signal::{Home, Meeting, MemoryOperations, Signals};
 use crate::backend::local::{Collective, Move, Pull};
 use crate::config::Reduce;
 use crate::format::ElementType;
 use crate::id::{CommId, RankId};
 use crate::layout::{ALIGNMENT, Region};
 use crate::op::Reduction;
+
+/// What a lane with collectives has beside its stream.
+#[derive(Clone, Debug)]
+pub(super) struct Communication {
+    pub(super) communicator: CommId,
+    pub(super) nccl: Option<Arc<Communicator>>,
+}
 
 /// One rank's way to its peers, for the collectives of one communicator.
 #[derive(Debug)]
@@ -50,7 +58,7 @@ impl Route<'_> {
     /// The commands of one collective.
     pub(super) fn collective(&self, kernels: &Kernels, op: &Collective) -> Result<Vec<Command>, CudaFailure> {
         let mut commands = match &op.pull {
-            Pull::Gather(moves) => self.gather(moves)?,
+            Pull::Gather(moves) => self.gather(kernels, moves)?,
             Pull::ReduceScatter(part) => self.reduce_scatter(kernels, op.source, *part)?,
             Pull::AllReduce(reduction, moves) => self.all_reduce(kernels, *reduction, moves)?,
         };
@@ -64,7 +72,7 @@ impl Route<'_> {
     }
 
     /// Every rank's part, one after the other, and zeroes behind.
-    fn gather(&self, moves: &[Move]) -> Result<Vec<Command>, CudaFailure> {
+    fn gather(&self, kernels: &Kernels, moves: &[Move]) -> Result<Vec<Command>, CudaFailure> {
         let own = self.own();
         let parts = moves.iter().flat_map(|part| {
             let to = own.plus(part.to.offset);
@@ -73,7 +81,7 @@ impl Route<'_> {
             ranks.map(move |peer| Part { peer, from: part.from, to: place(peer) })
         });
         let mut commands = match &self.nccl {
-            None => self.pull(parts)?,
+            None => self.pull(kernels, parts)?,
             Some(communicator) => {
                 let all = moves.iter().filter(|part| part.from.bytes > 0).map(|part| Transfer::AllGather {
                     from: own.plus(part.from.offset),
@@ -109,7 +117,9 @@ impl Route<'_> {
             if peer == self.rank { own.plus(part.from.offset) } else { held(peer) }
         };
         let mut commands = match &self.nccl {
-            None => self.pull(self.peers().map(|peer| Part { peer, from: part.from, to: held(peer) }))?,
+            None => {
+                self.pull(kernels, self.peers().map(|peer| Part { peer, from: part.from, to: held(peer) }))?
+            }
             Some(communicator) => {
                 let bytes = part.from.bytes;
                 let theirs = |peer: RankId| own.plus(source.offset + bytes * peer.index());
@@ -157,28 +167,32 @@ impl Route<'_> {
             scratch = scratch.plus(bytes.next_multiple_of(ALIGNMENT) * self.homes.len());
         }
         let mut commands = match &self.nccl {
-            None => self.pull(parts)?,
+            None => self.pull(kernels, parts)?,
             Some(communicator) => vec![group(communicator, gathers)],
         };
         commands.push(Command::Kernel(kernels.combine(reduction, ElementType::F32, &reductions)?));
         Ok(commands)
     }
 
-    /// Pulls parts between two meetings; this rank's own parts behind the second.
-    fn pull(&self, parts: impl IntoIterator<Item = Part>) -> Result<Vec<Command>, CudaFailure> {
-        let (mut peers, mut own) = (Vec::new(), Vec::new());
+    /// Pulls parts between two meetings, all with one kernel.
+    fn pull(
+        &self,
+        kernels: &Kernels,
+        parts: impl IntoIterator<Item = Part>,
+    ) -> Result<Vec<Command>, CudaFailure> {
+        let mut copies = Vec::new();
         for part in parts {
             let home = self.homes.get(part.peer.index());
             let home =
                 home.ok_or_else(|| CudaFailure::Refused(format!("{} is not in the world", part.peer)))?;
-            let copy = Command::copy(home.arena.plus(part.from.offset), part.to, part.from.bytes);
-            if part.peer == self.rank { own.extend(copy) } else { peers.extend(copy) }
+            let from = home.arena.plus(part.from.offset);
+            if part.from.bytes > 0 && from != part.to {
+                copies.push(CopyOperand { from, to: part.to, bytes: part.from.bytes });
+            }
         }
-        let mut commands = vec![Command::Memory(self.meet(Meeting::Ready)?)];
-        commands.append(&mut peers);
-        commands.push(Command::Memory(self.meet(Meeting::Done)?));
-        commands.append(&mut own);
-        Ok(commands)
+        let ready = Command::Memory(self.meet(Meeting::Ready)?);
+        let done = Command::Memory(self.meet(Meeting::Done)?);
+        Ok(vec![ready, Command::Kernel(kernels.copy(&copies)?), done])
     }
 
     fn meet(&self, meeting: Meeting) -> Result<MemoryOperations, CudaFailure> {

@@ -1,21 +1,21 @@
 //! Waiting for a lane, with an end.
 //!
 //! Laws:
-//! - A wait ends when the lane is done, when the world is poisoned, or when the lane has been waited for longer than
-//!   the deadline; the last poisons the world, naming rank, lane and the last collective that was done.
+//! - A wait ends when the lane is done, when the world is poisoned, or when for the length of the deadline no collective
+//!   of this rank was done; the last poisons the world, naming rank, lane and the last collective that was done.
 //! - A rank of a poisoned world drains its lanes before it returns: streams that wait for a peer's signal are
 //!   let go, so freeing their memory does not wait for ever.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::backend::SCALE_FAULT;
 use super::lane::CudaStream;
-use super::memory::PinnedWords;
+use super::options::Transport;
+use super::progress::Progress;
 use super::stream::Stream;
 use super::world::World;
 use crate::backend::BackendError;
-use crate::id::{RankId, TaskId};
+use crate::id::RankId;
 
 /// How long a lane is asked without pause.
 const EAGER: Duration = Duration::from_micros(200);
@@ -29,13 +29,14 @@ pub(super) fn wait(
     world: &Arc<World>,
     rank: RankId,
     stream: &CudaStream,
-    progress: &PinnedWords,
+    progress: &Progress,
     transfers: &Stream,
 ) -> Result<(), BackendError> {
-    let begun = Instant::now();
+    let mut begun = Instant::now();
+    let mut moved = progress.moved();
     loop {
         match stream.stream.is_done() {
-            Ok(true) if progress.read(SCALE_FAULT) != 0 => return Err(no_scale(rank, stream)),
+            Ok(true) if progress.scale_failed() => return Err(no_scale(rank, stream)),
             Ok(true) => return world.poison.check(),
             Ok(false) => {}
             Err(failure) => {
@@ -48,7 +49,9 @@ pub(super) fn wait(
             drain(world, rank, stream, transfers);
             return Err(poisoned);
         }
-        if waited > world.options.deadline {
+        if progress.moved() != moved {
+            (begun, moved) = (Instant::now(), progress.moved());
+        } else if waited > world.options.deadline {
             let error = world.poison.set(stalled(world, rank, stream, progress));
             drain(world, rank, stream, transfers);
             return Err(error);
@@ -67,12 +70,12 @@ fn no_scale(rank: RankId, stream: &CudaStream) -> BackendError {
     BackendError::Lane { rank, lane: stream.lane(), reason: reason.to_owned() }
 }
 
-fn stalled(world: &World, rank: RankId, stream: &CudaStream, progress: &PinnedWords) -> String {
+fn stalled(world: &World, rank: RankId, stream: &CudaStream, progress: &Progress) -> String {
     let (lane, kind, deadline) = (stream.lane(), stream.lane.kind, world.options.deadline);
-    let last = match progress.read(lane.index()) {
+    let last = match progress.last(lane) {
         _ if !stream.communicates() => "a closure or a kernel does not return".to_owned(),
-        0 => "no collective of it has finished".to_owned(),
-        done => format!("the last collective that finished is {}", TaskId::new(done - 1)),
+        None => "no collective of it has finished".to_owned(),
+        Some(task) => format!("the last collective that finished is {task}"),
     };
     format!(
         "{rank}, {lane} ({kind}) did not get on within {deadline:?}; {last}; see which rank stopped before"
@@ -82,7 +85,11 @@ fn stalled(world: &World, rank: RankId, stream: &CudaStream, progress: &PinnedWo
 /// Lets a lane of a poisoned world run out.
 fn drain(world: &World, rank: RankId, stream: &CudaStream, transfers: &Stream) {
     let begun = Instant::now();
-    while begun.elapsed() < DRAIN && matches!(stream.stream.is_done(), Ok(false)) {
+    // NCCL's waits end when the rank's communicators are aborted, which is the executor's next call.
+    while world.transport == Transport::Peer
+        && begun.elapsed() < DRAIN
+        && matches!(stream.stream.is_done(), Ok(false))
+    {
         if world.release(rank, transfers).is_err() {
             return;
         }

@@ -1,9 +1,9 @@
 //! What the ranks of one world share: the clock, the poison, where everybody's memory lies.
 //!
 //! Laws:
-//! - No process-global state: ranks meet through the [`CudaWorld`] their backends were made from.
-//! - Ranks meet on the host when they are set up and never in a step; nobody waits there past the deadline,
-//!   and whoever did not come is named.
+//! - No process-global state: ranks meet through the [`super::CudaWorld`] their backends were made from.
+//! - Ranks meet on the host when they are set up and in the first step of a plan, never later; nobody waits there
+//!   past the deadline, and whoever did not come is named.
 //! - The first reason poisons the world for good.
 
 use std::collections::BTreeMap;
@@ -11,163 +11,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use super::address::DeviceAddress;
-use super::backend::CudaBackend;
-use super::context::{Context, DeviceOrdinal};
+use super::context::Context;
 use super::failure::CudaFailure;
-use super::nccl::UniqueId;
-use super::signal::Signals;
+use super::memory::DeviceMemory;
+use super::options::{CudaOptions, Transport};
+use super::signal::{Home, Signals};
 use super::stream::Stream;
+use super::unique_id::UniqueId;
 use crate::backend::bell::lock;
 use crate::backend::clock::Clock;
 use crate::backend::poison::Poison;
-use crate::config::Reduce;
 use crate::id::{CommId, RankId};
 use crate::model::Mesh;
-
-/// How bytes get from one GPU to another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
-    /// Copy engines pull from the peers' memory; no multiprocessor is involved. Needs GPUs that reach
-    /// each other.
-    Peer,
-    /// NCCL's collectives.
-    Nccl,
-}
-
-/// Choices of a CUDA world.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CudaOptions {
-    /// The GPU of every rank, in rank order. Ranks may share one, for tests: they also share its hardware queues, where
-    /// a stream of one rank may stand behind a stream of another that waits for the first. Up to four ranks were
-    /// seen to get on, with `CUDA_DEVICE_MAX_CONNECTIONS=32` in the environment.
-    pub devices: Vec<DeviceOrdinal>,
-    /// `None` takes peer pulls where all GPUs reach each other, and NCCL elsewhere.
-    pub transport: Option<Transport>,
-    /// How gradients are summed; [`Reduce::Nccl`] needs [`Transport::Nccl`].
-    pub reduce: Reduce,
-    /// Whether begin and end of every task are measured on the device.
-    pub timeline: bool,
-    /// How long a rank waits for the others, and for a lane to get on, before it gives up the world.
-    pub deadline: Duration,
-}
-
-impl CudaOptions {
-    /// One rank on each device, everything else as usual.
-    #[must_use]
-    pub fn new(devices: Vec<DeviceOrdinal>) -> Self {
-        Self {
-            devices,
-            transport: None,
-            reduce: Reduce::Ordered,
-            timeline: false,
-            deadline: Duration::from_secs(30),
-        }
-    }
-}
-
-/// Ranks as GPUs of this process, one thread each. One value makes the backends of all its ranks.
-#[derive(Debug)]
-pub struct CudaWorld {
-    shared: Arc<World>,
-}
-
-impl CudaWorld {
-    /// A world of as many ranks as devices; its clock starts now.
-    ///
-    /// # Errors
-    /// [`CudaFailure`] when a library or a device is missing, or the devices cannot do what was asked.
-    pub fn new(options: CudaOptions) -> Result<Self, CudaFailure> {
-        let count = u32::try_from(options.devices.len()).unwrap_or(u32::MAX);
-        let mesh = Mesh::new(count).map_err(|error| CudaFailure::Refused(error.to_string()))?;
-        let contexts: Vec<_> = options
-            .devices
-            .iter()
-            .map(|device| Context::retain(*device).map(Arc::new))
-            .collect::<Result<_, _>>()?;
-        let transport = transport(&options, &contexts)?;
-        let shared = World {
-            mesh,
-            transport,
-            options,
-            clock: Clock::start(),
-            poison: Poison::default(),
-            contexts,
-            taken: mesh.iter().map(|_| AtomicBool::new(false)).collect(),
-            meeting: Mutex::default(),
-            changed: Condvar::new(),
-        };
-        Ok(Self { shared: Arc::new(shared) })
-    }
-
-    /// The backend of one rank; it may move to the thread that drives the rank.
-    ///
-    /// # Errors
-    /// [`CudaFailure::Refused`] for a rank outside of the mesh, or the second time.
-    pub fn backend(&self, rank: RankId) -> Result<CudaBackend, CudaFailure> {
-        let taken = self.shared.taken.get(rank.index());
-        match taken.map(|taken| taken.swap(true, Ordering::SeqCst)) {
-            Some(false) => CudaBackend::new(Arc::clone(&self.shared), rank),
-            Some(true) => Err(CudaFailure::Refused(format!("the backend of {rank} was taken before"))),
-            None => Err(CudaFailure::Refused(format!(
-                "{rank} is not in a world of {} ranks; ranks are counted from 0",
-                self.shared.mesh.ranks()
-            ))),
-        }
-    }
-
-    /// The backends of all ranks, in rank order.
-    ///
-    /// # Errors
-    /// As [`CudaWorld::backend`].
-    pub fn backends(&self) -> Result<Vec<CudaBackend>, CudaFailure> {
-        self.shared.mesh.iter().map(|rank| self.backend(rank)).collect()
-    }
-
-    /// How bytes get from one GPU of this world to another.
-    #[must_use]
-    pub fn transport(&self) -> Transport {
-        self.shared.transport
-    }
-}
-
-/// The transport asked for, or the best there is; peers are made reachable.
-fn transport(options: &CudaOptions, contexts: &[Arc<Context>]) -> Result<Transport, CudaFailure> {
-    let nccl_sums = options.reduce == Reduce::Nccl && contexts.len() > 1;
-    if options.transport == Some(Transport::Nccl) || nccl_sums {
-        if options.transport == Some(Transport::Peer) {
-            let reason =
-                "reduce = \"nccl\" and transport = \"peer\" exclude each other: choose reduce = \"ordered\"";
-            return Err(CudaFailure::Refused(reason.to_owned()));
-        }
-        super::library::Library::Nccl.open()?;
-        return Ok(Transport::Nccl);
-    }
-    for (one, other) in contexts.iter().flat_map(|one| contexts.iter().map(move |other| (one, other))) {
-        if one.reach(other)? {
-            continue;
-        }
-        if options.transport == Some(Transport::Peer) {
-            return Err(CudaFailure::Refused(format!(
-                "{} cannot reach the memory of {}; set transport = \"nccl\"",
-                one.ordinal(),
-                other.ordinal()
-            )));
-        }
-        super::library::Library::Nccl.open()?;
-        return Ok(Transport::Nccl);
-    }
-    Ok(Transport::Peer)
-}
-
-/// Where one rank's memory lies, for its peers.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Home {
-    /// The arena.
-    pub(super) arena: DeviceAddress,
-    /// The words behind it, with which ranks signal each other.
-    pub(super) signals: DeviceAddress,
-}
 
 /// The shared part of a world.
 #[derive(Debug)]
@@ -187,15 +42,52 @@ pub(super) struct World {
 #[derive(Debug, Default)]
 struct Meeting {
     homes: BTreeMap<RankId, Home>,
+    /// The memory behind them, kept until no rank has a lane any more: a peer may still read it when its owner is gone.
+    memory: Vec<Arc<DeviceMemory>>,
     ids: BTreeMap<CommId, UniqueId>,
     /// How often each rank has come to [`World::gather`].
     rounds: BTreeMap<RankId, u64>,
+    /// A rank whose backend is gone.
+    gone: Option<RankId>,
 }
 
 impl World {
+    pub(super) fn new(
+        mesh: Mesh,
+        transport: Transport,
+        options: CudaOptions,
+        contexts: Vec<Arc<Context>>,
+    ) -> Self {
+        Self {
+            mesh,
+            transport,
+            options,
+            clock: Clock::start(),
+            poison: Poison::default(),
+            contexts,
+            taken: mesh.iter().map(|_| AtomicBool::new(false)).collect(),
+            meeting: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Was the backend of `rank` taken before? It is now. `None` for a rank outside of the mesh.
+    pub(super) fn take(&self, rank: RankId) -> Option<bool> {
+        self.taken.get(rank.index()).map(|taken| taken.swap(true, Ordering::SeqCst))
+    }
+
     /// Tells the others where this rank's memory lies.
-    pub(super) fn settle(&self, rank: RankId, home: Home) -> Result<(), CudaFailure> {
-        let before = lock(&self.meeting).homes.insert(rank, home);
+    pub(super) fn settle(
+        &self,
+        rank: RankId,
+        home: Home,
+        memory: Arc<DeviceMemory>,
+    ) -> Result<(), CudaFailure> {
+        let before = {
+            let mut meeting = lock(&self.meeting);
+            meeting.memory.push(memory);
+            meeting.homes.insert(rank, home)
+        };
         self.changed.notify_all();
         match before {
             None => Ok(()),
@@ -236,6 +128,12 @@ impl World {
         )
     }
 
+    /// `rank` comes to no meeting any more.
+    pub(super) fn depart(&self, rank: RankId) {
+        lock(&self.meeting).gone.get_or_insert(rank);
+        self.changed.notify_all();
+    }
+
     /// Sets every word on which streams of `rank` may wait.
     pub(super) fn release(&self, rank: RankId, transfers: &Stream) -> Result<(), CudaFailure> {
         let home = lock(&self.meeting).homes.get(&rank).copied();
@@ -271,6 +169,9 @@ impl World {
             }
             if let Some(reason) = self.poison.reason() {
                 return Err(CudaFailure::Refused(format!("the world is poisoned: {reason}")));
+            }
+            if let Some(rank) = meeting.gone {
+                return Err(CudaFailure::Refused(format!("{rank} has gone, and {}", missing(&meeting))));
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {

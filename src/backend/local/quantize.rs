@@ -114,6 +114,7 @@ pub(in crate::backend) struct AmaxPart {
     pub(in crate::backend) master: Region,
     pub(in crate::backend) shape: Shape,
     /// Rows that block amaxes are kept of: the real ones and padding.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the CPU clears all amaxes at once"))]
     pub(in crate::backend) stored_rows: usize,
     pub(in crate::backend) blocks: Blocks,
 }

@@ -11,37 +11,12 @@ use std::collections::{BTreeMap, HashSet};
 
 use safetensors::Dtype;
 
+use super::entry::TensorEntry;
 use super::error::CheckpointError;
 use super::parse::{self, Parsed};
 
-/// Bytes of the header's length.
-pub(super) const LENGTH_BYTES: u64 = 8;
-
 /// The longest header that is read or written, as in the safetensors library.
 pub(super) const LONGEST_HEADER: u64 = 100_000_000;
-
-/// One tensor of a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorEntry {
-    /// Its name.
-    pub name: String,
-    /// Type of an element.
-    pub dtype: Dtype,
-    /// Its dimensions; none for a scalar.
-    pub shape: Vec<usize>,
-    /// Its first byte, from the end of the header.
-    pub begin: u64,
-    /// Behind its last byte.
-    pub end: u64,
-}
-
-impl TensorEntry {
-    /// Bytes of the tensor.
-    #[must_use]
-    pub const fn bytes(&self) -> u64 {
-        self.end.saturating_sub(self.begin)
-    }
-}
 
 /// A sound header (TL-1).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use half::{bf16, f16};
 use safetensors::Dtype;
 
+use super::entry::{LENGTH_BYTES, TensorEntry};
 use super::error::CheckpointError;
-use super::header::{Header, LENGTH_BYTES, LONGEST_HEADER, TensorEntry};
+use super::header::{Header, LONGEST_HEADER};
 use crate::tool::{Progress, ToolError};
 
 /// Bytes read at once; a multiple of every element.

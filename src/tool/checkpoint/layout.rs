@@ -10,7 +10,8 @@ use safetensors::Dtype;
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
-use super::header::{LENGTH_BYTES, LONGEST_HEADER, size};
+use super::entry::LENGTH_BYTES;
+use super::header::{LONGEST_HEADER, size};
 use super::parse::METADATA;
 use crate::tool::ToolError;
 

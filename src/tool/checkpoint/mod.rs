@@ -10,6 +10,7 @@
 //! The safetensors library serves files that fit in memory, and lets a name stand twice in a header. So the
 //! header is read here, and whatever is written here is what that library reads.
 
+mod entry;
 mod error;
 mod header;
 mod input;
@@ -17,8 +18,9 @@ mod layout;
 mod output;
 mod parse;
 
+pub use entry::TensorEntry;
 pub use error::CheckpointError;
-pub use header::{Header, TensorEntry};
+pub use header::Header;
 
 pub(super) use error::shown;
 pub(super) use input::{Input, float_bytes, reserve};

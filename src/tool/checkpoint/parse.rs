@@ -9,8 +9,8 @@ use safetensors::Dtype;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
+use super::entry::{LENGTH_BYTES, TensorEntry};
 use super::error::{CheckpointError, shown};
-use super::header::{LENGTH_BYTES, TensorEntry};
 
 /// The key under which a header keeps its metadata, between the tensors.
 pub(super) const METADATA: &str = "__metadata__";

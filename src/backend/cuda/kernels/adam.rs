@@ -72,9 +72,7 @@ struct Arguments {
 }
 
 /// `TILE` of the kernels.
-const TILE: u64 = 4096;
-/// Blocks per multiprocessor: as many as find room with 64 registers per thread.
-const BLOCKS_PER_MULTIPROCESSOR: u32 = 4;
+const TILE: u64 = 2048;
 
 /// Bytes of one element of master and of a moment.
 fn element_bytes(split: bool, moments: Moments) -> (u64, u64) {
@@ -167,9 +165,7 @@ impl Kernels {
             bias_correction: u32::from(settings.bias_correction),
             reserved: 0,
         };
-        // The scalars of a step are made once per block, so blocks stay and take tile after tile.
-        let blocks = table.blocks().min(self.multiprocessors() * BLOCKS_PER_MULTIPROCESSOR);
         let function = self.function(Family::Adam, name)?;
-        Ok(KernelLaunch::new(function, blocks, THREADS, arguments, Some(table.table)))
+        Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
     }
 }

@@ -56,9 +56,9 @@ const FLAT_TILE: u64 = 8192;
 /// How a kernel cuts the stored matrix.
 #[derive(Clone, Copy)]
 enum Cut {
-    /// A warp takes 16 rows, 512 bytes of values of each.
+    /// A warp takes 4 rows, 512 bytes of values of each.
     Strips,
-    /// A warp takes 32 columns, 128 bytes of values of each.
+    /// A block takes 128 rows, 128 columns.
     Columns,
     /// A block takes 8192 elements.
     Flat,
@@ -104,7 +104,7 @@ impl Kernel {
                 Orientation::Columnwise => (
                     (c"dequantize_mxfp8_columnwise_f32", c"dequantize_mxfp8_columnwise_bf16"),
                     Cut::Columns,
-                    4,
+                    16,
                     1,
                 ),
             },
@@ -115,8 +115,8 @@ impl Kernel {
     fn tiles(&self, stored: Shape, values: ElementType) -> u64 {
         let cut = |height, width| stored.rows.div_ceil(height) as u64 * stored.cols.div_ceil(width) as u64;
         match self.cut {
-            Cut::Strips => cut(16, 512 / values.bytes()).div_ceil(WARPS),
-            Cut::Columns => cut(128 / values.bytes(), 32).div_ceil(WARPS),
+            Cut::Strips => cut(4, 512 / values.bytes()).div_ceil(WARPS),
+            Cut::Columns => cut(128, 128),
             Cut::Flat => (stored.elements() as u64).div_ceil(FLAT_TILE),
         }
     }
@@ -168,9 +168,7 @@ impl Kernels {
                 Cut::Columns | Cut::Flat => kernel.group,
             };
             let in_rows = matches!(kernel.cut, Cut::Flat) || stored.cols.is_multiple_of(columns);
-            let scale_at = !matches!(kernel.cut, Cut::Columns) || scale.number().is_multiple_of(4);
-            let aligned =
-                in_rows && scale_at && data.number().is_multiple_of(codes) && out.number().is_multiple_of(16);
+            let aligned = in_rows && data.number().is_multiple_of(codes) && out.number().is_multiple_of(16);
             let descriptor = TensorArguments {
                 data,
                 scale,

@@ -21,7 +21,6 @@ use super::source::Family;
 pub struct Kernels {
     architecture: Architecture,
     driver: c_int,
-    multiprocessors: u32,
     cache: KernelCache,
     modules: Mutex<[Option<Arc<Module>>; Family::ALL.len()]>,
 }
@@ -61,7 +60,6 @@ impl Kernels {
         Ok(Self {
             architecture: Architecture::best_for(major, minor)?,
             driver,
-            multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             cache,
             modules: Mutex::default(),
         })
@@ -90,11 +88,6 @@ impl Kernels {
             modules[family as usize] = Some(Arc::new(Module::load(&code)?));
         }
         Ok(())
-    }
-
-    /// Multiprocessors of the device.
-    pub(super) const fn multiprocessors(&self) -> u32 {
-        self.multiprocessors
     }
 
     /// A kernel by name.

@@ -75,8 +75,8 @@ struct Arguments {
     reserved: u32,
 }
 
-/// Groups of four scales that a thread makes: `QUADS` of the kernels.
-const QUADS: u64 = 4;
+/// Rows of four scales that a thread makes: `QUADS` of the kernels.
+const QUADS: usize = 4;
 
 /// Rows and columns of the block grid of an orientation.
 fn grid(format: Format, orientation: Orientation, shape: Shape) -> (usize, usize) {
@@ -129,9 +129,9 @@ impl ScaleOperand {
             _ => 1,
         };
         let (grid_rows, grid_cols) = grid(format, self.orientation, self.shape);
-        let quads = plane_rows.div_ceil(repeat) as u64 * (pitch / 4) as u64;
+        let quads = plane_rows.div_ceil(repeat).div_ceil(QUADS) as u64 * (pitch / 4) as u64;
         // The tensor's scale is written even if there is no block.
-        let tiles = quads.div_ceil(QUADS * u64::from(THREADS)).max(1);
+        let tiles = quads.div_ceil(u64::from(THREADS)).max(1);
         let blocks_aligned = grid_cols.is_multiple_of(4)
             && [self.block_amax, self.encode].iter().all(|address| address.number().is_multiple_of(16));
         let descriptor = TensorArguments {

@@ -64,6 +64,7 @@ impl Family {
             text,
             headers: &[
                 (c"common.cuh", include_str!("../../../../kernels/common.cuh")),
+                (c"crossing.cuh", include_str!("../../../../kernels/crossing.cuh")),
                 (c"elements.cuh", include_str!("../../../../kernels/elements.cuh")),
                 (c"fragment.cuh", include_str!("../../../../kernels/fragment.cuh")),
             ],

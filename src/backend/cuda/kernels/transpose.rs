@@ -1,11 +1,13 @@
 //! Columnwise planes from rowwise ones: `kernels/transpose.cu`.
 
+use std::ffi::CStr;
+
 use bytemuck::{Pod, Zeroable};
 
 use super::super::address::DeviceAddress;
 use super::super::failure::CudaFailure;
 use super::check::{divides, element_aligned, narrow, present, refused, scale_pitch, scale_plane};
-use super::launch::KernelLaunch;
+use super::launch::{KernelLaunch, THREADS};
 use super::module::Kernels;
 use super::source::Family;
 use super::tiles::{TileArguments, TileTable};
@@ -52,62 +54,55 @@ struct Arguments {
     tensors: DeviceAddress,
 }
 
-/// Threads and warps of a block: `BLOCK` of the kernels.
-const BLOCK: u32 = 128;
-const BLOCK_WARPS: usize = BLOCK as usize / 32;
-
-/// How data may be moved: the constants of the kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// Rows begin anywhere.
-    Bytes = 0,
-    /// Rows of both matrices begin at multiples of 4 bytes.
-    Words = 1,
-    /// At multiples of 16 bytes, and they are whole squares.
-    Squares = 2,
+/// The kernel of an element of some bits.
+struct Kernel {
+    name: &'static CStr,
+    bits: usize,
+    /// Rows and columns of a tile.
+    side: usize,
+    threads: u32,
 }
 
-impl Way {
-    /// Thread blocks that the data of a matrix takes.
-    fn tiles(self, shape: Shape, bits: usize) -> u64 {
-        let tiles = |rows, cols| shape.rows.div_ceil(rows) as u64 * shape.cols.div_ceil(cols) as u64;
-        match self {
-            // 32 words of four bytes by as many elements as they hold.
-            Self::Bytes | Self::Words => tiles(32 * 32 / bits, 32 * 32 / bits),
-            // The warps of a block one below the other, 64 registers per thread: see `Share` of the kernels.
-            Self::Squares => {
-                let (rows, cols) = square(bits);
-                let words = cols * bits / 32;
-                let squares = 64 / (rows * words);
-                tiles(BLOCK_WARPS * 4 * rows * squares, 8 * cols)
+impl Kernel {
+    const fn of(format: Format) -> Self {
+        match format {
+            Format::Nvfp4(_) => Self { name: c"transpose_nvfp4", bits: 4, side: 256, threads: THREADS },
+            Format::Fp8Block(_) | Format::Fp8Tensor(_) | Format::Mxfp8 => {
+                Self { name: c"transpose_fp8", bits: 8, side: 128, threads: THREADS }
             }
+            Format::Bf16 => Self { name: c"transpose_bf16", bits: 16, side: 128, threads: 2 * THREADS },
+            Format::F32 => Self { name: c"transpose_f32", bits: 32, side: 64, threads: THREADS },
         }
     }
 }
 
-/// Rows and columns of the square that a thread turns around.
-const fn square(bits: usize) -> (usize, usize) {
-    (128 / bits, if bits == 4 { 16 } else { 128 / bits })
+/// How the rows of both matrices are aligned: the constants of `kernels/crossing.cuh`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Bytes = 0,
+    Words = 1,
+    Groups = 2,
 }
 
 impl TransposeOperand {
     fn way(&self, bits: usize) -> Way {
-        let (rows, cols) = square(bits);
         let data = [self.data, self.columnwise_data];
-        let all_at = |bytes| data.iter().all(|address| address.number().is_multiple_of(bytes));
-        let scale_at = self.columnwise_scale.number().is_multiple_of(4);
-        let is_square = self.shape.rows.is_multiple_of(rows) && self.shape.cols.is_multiple_of(cols);
-        let in_words = |elements: usize| (elements * bits).is_multiple_of(32);
-        if is_square && all_at(16) && scale_at {
-            Way::Squares
-        } else if in_words(self.shape.rows) && in_words(self.shape.cols) && all_at(4) && scale_at {
-            Way::Words
-        } else {
-            Way::Bytes
+        let scales = [self.scale, self.columnwise_scale];
+        let at =
+            |list: &[DeviceAddress], bytes| list.iter().all(|address| address.number().is_multiple_of(bytes));
+        let rows_of = |bytes: usize| {
+            [self.shape.rows, self.shape.cols]
+                .iter()
+                .all(|elements| (elements * bits).is_multiple_of(8 * bytes))
+        };
+        match at(&scales, 4) {
+            true if rows_of(16) && at(&data, 16) => Way::Groups,
+            true if rows_of(4) && at(&data, 4) => Way::Words,
+            _ => Way::Bytes,
         }
     }
 
-    fn arguments(&self, format: Format, bits: usize) -> Result<(TensorArguments, u64), CudaFailure> {
+    fn arguments(&self, format: Format, kernel: &Kernel) -> Result<(TensorArguments, u64), CudaFailure> {
         let Self { shape, data, scale, columnwise_data, columnwise_scale } = *self;
         divides(format, shape)?;
         let planes = format.planes(Orientation::Columnwise, shape);
@@ -115,7 +110,7 @@ impl TransposeOperand {
         let (out_rows, out_pitch) = plane.map_or((0, 0), |plane| (plane.rows, plane.cols));
         for (what, address) in [("the rowwise data", data), ("the columnwise data", columnwise_data)] {
             present(what, address)?;
-            element_aligned(what, address, (bits as u64 / 8).max(1))?;
+            element_aligned(what, address, (kernel.bits as u64 / 8).max(1))?;
         }
         for (what, address) in [("the rowwise scales", scale), ("the columnwise scales", columnwise_scale)] {
             if let Some(plane) = plane {
@@ -123,12 +118,13 @@ impl TransposeOperand {
                 element_aligned(what, address, plane.element.bytes() as u64)?;
             }
         }
-        let way = self.way(bits);
-        let data_tiles = way.tiles(shape, bits);
-        // A thread makes 16 rows of four scale bytes, or one f32.
-        let scale_items = match format {
-            Format::Nvfp4(_) => (out_rows / 16) as u64 * (out_pitch / 4) as u64,
-            _ => out_rows as u64 * out_pitch as u64,
+        let tiles = |elements: usize| elements.div_ceil(kernel.side) as u64;
+        let data_tiles = tiles(shape.rows) * tiles(shape.cols);
+        let scale_tiles = match format {
+            // A block makes 16 rows of each of 32 columns of tiles, 128 scales long.
+            Format::Nvfp4(_) => (out_rows / 16).div_ceil(32) as u64 * out_pitch.div_ceil(128) as u64,
+            // A thread makes one f32.
+            _ => (out_rows as u64 * out_pitch as u64).div_ceil(u64::from(THREADS)),
         };
         let descriptor = TensorArguments {
             data,
@@ -139,13 +135,13 @@ impl TransposeOperand {
             cols: narrow("columns", shape.cols)?,
             data_tiles: u32::try_from(data_tiles)
                 .map_err(|_| CudaFailure::Refused(format!("{shape} is too large to transpose")))?,
-            way: way as u32,
+            way: self.way(kernel.bits) as u32,
             pitch: narrow("scale columns", scale_pitch(format, Orientation::Rowwise, shape))?,
             out_pitch: narrow("scale columns", out_pitch)?,
             out_rows: narrow("scale rows", out_rows)?,
             reserved: 0,
         };
-        Ok((descriptor, data_tiles + scale_items.div_ceil(u64::from(BLOCK))))
+        Ok((descriptor, data_tiles + scale_tiles))
     }
 }
 
@@ -161,17 +157,12 @@ impl Kernels {
         operands: &[TransposeOperand],
     ) -> Result<KernelLaunch, CudaFailure> {
         format.derives_columnwise().map_err(refused)?;
-        let (name, bits) = match format {
-            Format::Nvfp4(_) => (c"transpose_nvfp4", 4),
-            Format::Fp8Block(_) | Format::Fp8Tensor(_) | Format::Mxfp8 => (c"transpose_fp8", 8),
-            Format::Bf16 => (c"transpose_bf16", 16),
-            Format::F32 => (c"transpose_f32", 32),
-        };
+        let kernel = Kernel::of(format);
         let tensors: Vec<_> =
-            operands.iter().map(|operand| operand.arguments(format, bits)).collect::<Result<_, _>>()?;
+            operands.iter().map(|operand| operand.arguments(format, &kernel)).collect::<Result<_, _>>()?;
         let table = TileTable::new(&tensors, 0)?;
         let arguments = Arguments { tiles: table.tiles, tensors: table.descriptors };
-        let function = self.function(Family::Transpose, name)?;
-        Ok(KernelLaunch::new(function, table.blocks(), BLOCK, arguments, Some(table.table)))
+        let function = self.function(Family::Transpose, kernel.name)?;
+        Ok(KernelLaunch::new(function, table.blocks(), kernel.threads, arguments, Some(table.table)))
     }
 }

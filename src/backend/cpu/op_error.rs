@@ -1,0 +1,25 @@
+//! Why a task of a lane fails.
+
+use super::memory::BorrowError;
+use crate::backend::BackendError;
+use crate::backend::closures::NoClosures;
+use crate::format::FormatError;
+use crate::id::RankId;
+
+/// Why a task failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum OpError {
+    #[error(transparent)]
+    Borrow(#[from] BorrowError),
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    #[error(transparent)]
+    NoClosures(#[from] NoClosures),
+    #[error("this lane has no communicator; collectives belong on one")]
+    NoCommunicator,
+    #[error("{0} has not reserved its arena")]
+    NoArena(RankId),
+    /// The world is poisoned.
+    #[error(transparent)]
+    World(#[from] BackendError),
+}

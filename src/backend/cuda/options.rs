@@ -1,0 +1,46 @@
+//! Choices of a CUDA world.
+
+use std::time::Duration;
+
+use super::context::DeviceOrdinal;
+use crate::config::Reduce;
+
+/// How bytes get from one GPU to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Kernels read the peers' memory. Needs GPUs that reach each other.
+    Peer,
+    /// NCCL's collectives. Needs a GPU of its own for each rank.
+    Nccl,
+}
+
+/// Choices of a CUDA world.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CudaOptions {
+    /// The GPU of every rank, in rank order. Ranks may share one, for tests: they also share its hardware queues, where
+    /// a stream of one rank may stand behind a stream of another that waits for the first. Four ranks of
+    /// one GPU got on with `CUDA_DEVICE_MAX_CONNECTIONS=32` in the environment.
+    pub devices: Vec<DeviceOrdinal>,
+    /// `None` takes NCCL where it is installed and each rank has a GPU of its own, and peer reads elsewhere.
+    pub transport: Option<Transport>,
+    /// How gradients are summed; [`Reduce::Nccl`] needs [`Transport::Nccl`].
+    pub reduce: Reduce,
+    /// Whether begin and end of every task are measured on the device.
+    pub timeline: bool,
+    /// How long a rank waits for the others, and for a lane to get on, before it gives up the world.
+    pub deadline: Duration,
+}
+
+impl CudaOptions {
+    /// One rank on each device, everything else as usual.
+    #[must_use]
+    pub fn new(devices: Vec<DeviceOrdinal>) -> Self {
+        Self {
+            devices,
+            transport: None,
+            reduce: Reduce::Ordered,
+            timeline: false,
+            deadline: Duration::from_secs(30),
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! How far the lanes of a rank are, in words that streams write and the host reads while they run.
+//!
+//! Law: a word says what its writer said last. Nothing is decided by it but which words an error uses, and whether a
+//! scale could be made.
+
+use std::sync::Arc;
+
+use super::address::DeviceAddress;
+use super::context::Context;
+use super::failure::CudaFailure;
+use super::memory::PinnedWords;
+use crate::id::{LaneId, TaskId};
+
+/// Lanes of one rank, at most.
+pub(super) const LANES: usize = 16;
+
+/// One word per lane, and one behind them for scales.
+#[derive(Debug)]
+pub(super) struct Progress {
+    words: PinnedWords,
+}
+
+impl Progress {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self, CudaFailure> {
+        Ok(Self { words: PinnedWords::zeroed(context, LANES + 1)? })
+    }
+
+    /// Where a lane leaves the number of the last collective that is done, counted from 1.
+    pub(super) fn lane(&self, lane: LaneId) -> DeviceAddress {
+        self.words.address(lane.index())
+    }
+
+    /// The last collective of a lane that is done.
+    pub(super) fn last(&self, lane: LaneId) -> Option<TaskId> {
+        self.words.read(lane.index()).checked_sub(1).map(TaskId::new)
+    }
+
+    /// A number that grows with every collective that is done on any lane, until the next step begins.
+    pub(super) fn moved(&self) -> u64 {
+        (0..LANES).map(|lane| u64::from(self.words.read(lane))).sum()
+    }
+
+    /// The word a kernel sets that could not make a scale.
+    pub(super) fn scale_fault(&self) -> DeviceAddress {
+        self.words.address(LANES)
+    }
+
+    /// Could some scale not be made?
+    pub(super) fn scale_failed(&self) -> bool {
+        self.words.read(LANES) != 0
+    }
+}

@@ -1,0 +1,51 @@
+//! How a checkpoint is quantized.
+
+use std::num::NonZeroUsize;
+
+use super::{ToolError, shards};
+use crate::format::{Directions, Format, FormatError, Quantized, Shape, Via, quantize};
+
+/// How a checkpoint is quantized.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuantizeOptions {
+    /// The format; F32 and BF16 are refused.
+    pub format: Format,
+    /// Rounding before anything else.
+    pub via: Via,
+    /// Only tensors whose name one of these patterns matches, in the manner of
+    /// [`pattern_matches`](crate::config::pattern_matches); all tensors if there are none.
+    pub only: Vec<String>,
+    /// Whether a selected matrix of a shape that the format refuses is an error, and not copied.
+    pub strict: bool,
+    /// Quantize as so many ranks do that own flat shards of every matrix. The bytes are the same.
+    pub shards: Option<NonZeroUsize>,
+    /// Whether the output may replace a file.
+    pub replace: bool,
+}
+
+impl QuantizeOptions {
+    /// Into `format`: every matrix, values as they are, whole, no file replaced.
+    #[must_use]
+    pub const fn new(format: Format) -> Self {
+        Self { format, via: Via::None, only: Vec::new(), strict: false, shards: None, replace: false }
+    }
+
+    /// What can be refused without a file.
+    pub(super) fn check(&self) -> Result<(), ToolError> {
+        let format = self.format;
+        if matches!(format, Format::F32 | Format::Bf16) {
+            return Err(ToolError::NotQuantizing { format });
+        }
+        match self.shards {
+            None => Ok(()),
+            Some(_) => format.check_weight().map_err(|source| ToolError::Sharding { source }),
+        }
+    }
+
+    pub(super) fn quantize(&self, shape: Shape, values: &[f32]) -> Result<Quantized, FormatError> {
+        match self.shards {
+            None => quantize(self.format, Directions::Both, self.via, shape, values),
+            Some(ranks) => shards::quantize(self.format, self.via, shape, values, ranks.get()),
+        }
+    }
+}
