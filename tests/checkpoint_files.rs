@@ -3,6 +3,9 @@
 
 mod trainer;
 
+use std::collections::HashMap;
+
+use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use trainer::{Trainer, losses, within_a_minute};
 use warpweft::config::Config;
@@ -72,5 +75,53 @@ fn a_save_that_fails_leaves_nothing_beside_what_was_there() {
         good.save(&checkpoint).await.unwrap();
         assert_eq!(good.load().await.unwrap().weights[0].master, checkpoint.weights[0].master);
         assert_eq!(folder.path().read_dir().unwrap().count(), 2);
+    });
+}
+
+/// A file of two weights of one element and of two ranks' carried bytes, with `listed` in its metadata.
+fn listing(weights: &str, carried: &str, exp_avg: &[usize]) -> Vec<u8> {
+    let zeros = [0; 8];
+    let view = |dtype, shape: &[usize]| {
+        let bytes = shape.iter().product::<usize>() * if dtype == Dtype::F32 { 4 } else { 1 };
+        TensorView::new(dtype, shape.to_vec(), &zeros[..bytes]).unwrap()
+    };
+    let mut tensors = Vec::new();
+    for weight in ["w", "v"] {
+        let parts = [("master", &[1, 1][..]), ("exp_avg", exp_avg), ("exp_avg_sq", &[1, 1])];
+        tensors.extend(parts.map(|(part, shape)| (format!("{weight}.{part}"), view(Dtype::F32, shape))));
+    }
+    tensors.extend((0..2).map(|rank| (format!("carried.c.rank{rank}"), view(Dtype::U8, &[4]))));
+    let about =
+        [("warpweft_checkpoint", "2"), ("optimizer_step", "1"), ("weights", weights), ("carried", carried)];
+    let about: HashMap<_, _> =
+        about.map(|(key, value)| (key.to_owned(), value.to_owned())).into_iter().collect();
+    safetensors::serialize(tensors, Some(about)).unwrap()
+}
+
+/// A list in the header is free, and every entry would be read again: 3 MB that list one weight a thousand times
+/// would take 3 GB.
+#[test]
+fn a_file_whose_header_lists_more_than_it_holds_is_refused() {
+    within_a_minute(async {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hostile.safetensors");
+        let store = FileStore::new(&path);
+        let both = r#"[["w","f32"],["v","f32"]]"#;
+        std::fs::write(&path, listing(both, r#"[["c",2]]"#, &[1, 1])).unwrap();
+        assert_eq!(store.load().await.unwrap().weights.len(), 2);
+        let thousand = format!("[{}]", [r#"["w","f32"]"#; 1000].join(","));
+        let cases = [
+            (thousand.as_str(), "[]", [1, 1], "lists the weight `w` twice"),
+            (r#"[["w","f32"],["v","f32"],["w","bf16"]]"#, "[]", [1, 1], "lists the weight `w` twice"),
+            (both, r#"[["c",2],["c",1]]"#, [1, 1], "lists the carried buffer `c` twice"),
+            (both, r#"[["c",18446744073709551615]]"#, [1, 1], "`carried.c.rank2`"),
+            (both, "[]", [2, 1], "`w.exp_avg` is 2×1 and its master 1×1"),
+        ];
+        for (weights, carried, exp_avg, expected) in cases {
+            std::fs::write(&path, listing(weights, carried, &exp_avg)).unwrap();
+            let error = store.load().await.unwrap_err();
+            assert!(matches!(error, StoreError::Content { .. }), "{error}");
+            assert!(error.to_string().contains(expected), "{error}");
+        }
     });
 }

@@ -2,9 +2,10 @@
 //!
 //! Law: the file is replaced whole or not at all, and a save that returned survives the loss of
 //! power: what is written goes into a file beside it, is synced, and renamed over it. A save that
-//! fails leaves nothing behind. What the tensors are called is said in `tensors.rs`.
+//! fails leaves nothing behind. Loading takes memory in proportion to the file, whatever its header
+//! says: every tensor is read at most once. What the tensors are called is said in `tensors.rs`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -62,18 +63,24 @@ impl FileStore {
         let optimizer_step = field("optimizer_step")?.parse().map_err(|error| self.content(error))?;
         let names: Vec<(String, String)> =
             serde_json::from_str(field("weights")?).map_err(|error| self.content(error))?;
+        self.refuse_repeated("weight", &names)?;
         let carried: Vec<(String, usize)> = match about.get("carried") {
             None if version == VERSION => return Err(self.content("it has no `carried`")),
             None => Vec::new(),
             Some(listed) => serde_json::from_str(listed).map_err(|error| self.content(error))?,
         };
+        self.refuse_repeated("carried buffer", &carried)?;
         let tensors = SafeTensors::deserialize(bytes).map_err(|error| self.content(error))?;
         let mut weights = Vec::new();
         for (name, format) in names {
             let format: Format = format.parse().map_err(|error| self.content(error))?;
             let (shape, master) = self.values(&tensors, &format!("{name}.master"))?;
-            let (_, exp_avg) = self.values(&tensors, &format!("{name}.exp_avg"))?;
-            let (_, exp_avg_sq) = self.values(&tensors, &format!("{name}.exp_avg_sq"))?;
+            let moment = |name: String| match self.values(&tensors, &name)? {
+                (found, values) if found == shape => Ok(values),
+                (found, _) => Err(self.content(format!("`{name}` is {found} and its master {shape}"))),
+            };
+            let exp_avg = moment(format!("{name}.exp_avg"))?;
+            let exp_avg_sq = moment(format!("{name}.exp_avg_sq"))?;
             let (planes, tensor_scale) = (Vec::new(), 1.0);
             let delayed = self.delayed(&tensors, &name)?;
             weights.push(WeightState {
@@ -101,6 +108,15 @@ impl FileStore {
             buffers.push(CarriedBuffer { name, ranks });
         }
         Ok(Checkpoint { optimizer_step, weights, carried: Carried::Buffers(buffers) })
+    }
+
+    /// A name listed twice would have its tensors read twice, and a short list could ask for any amount of memory.
+    fn refuse_repeated<T>(&self, kind: &str, listed: &[(String, T)]) -> Result<(), StoreError> {
+        let mut seen = HashSet::new();
+        match listed.iter().find(|(name, _)| !seen.insert(name)) {
+            Some((name, _)) => Err(self.content(format!("it lists the {kind} `{name}` twice"))),
+            None => Ok(()),
+        }
     }
 
     fn values(&self, tensors: &SafeTensors<'_>, name: &str) -> Result<(Shape, Vec<f32>), StoreError> {
