@@ -68,10 +68,11 @@ impl DelayedState {
         Self { scale: 1.0, history: vec![0.0; length] }
     }
 
-    /// Can a cast use the scale? It must be positive and finite.
+    /// Can a cast use the scale? It must be positive and normal: the reciprocal of a subnormal number may be infinite.
+    /// That of the largest scales is subnormal, and in use for weights whose amax is tiny.
     #[must_use]
     pub fn is_usable(&self) -> bool {
-        self.scale > 0.0 && self.scale.is_finite()
+        self.scale > 0.0 && self.scale.is_normal()
     }
 
     /// The same with a history of `length` steps: the oldest entries fall out, or empty ones are added.
