@@ -75,6 +75,14 @@ impl DelayedState {
         self.scale > 0.0 && self.scale.is_normal()
     }
 
+    /// The same history for casts to `tensor`, with the scale that follows from it; 1 where nothing follows.
+    /// Amaxes are those of the masters and fit every format; a scale fits the one it was made for.
+    #[must_use]
+    pub fn for_tensor(&self, tensor: Fp8Tensor, choice: AmaxChoice) -> Self {
+        let scale = delayed_scale(tensor, choice, &self.history, 1.0).encode;
+        Self { scale, history: self.history.clone() }
+    }
+
     /// The same with a history of `length` steps: the oldest entries fall out, or empty ones are added.
     #[must_use]
     pub fn with_length(&self, length: usize) -> Self {
