@@ -10,7 +10,7 @@ use safetensors::{Dtype, SafeTensors};
 use trainer::{Trainer, losses, within_a_minute};
 use warpweft::config::Config;
 use warpweft::format::{Directions, Format, quantize};
-use warpweft::session::{CheckpointStore, FileStore, StoreError};
+use warpweft::session::{Carried, CarriedBuffer, Checkpoint, CheckpointStore, FileStore, StoreError};
 
 /// What a reader of the files of `warpweft quantize` looks for, with the same numbers in it.
 #[test]
@@ -124,4 +124,34 @@ fn a_file_whose_header_lists_more_than_it_holds_is_refused() {
             assert!(error.to_string().contains(expected), "{error}");
         }
     });
+}
+
+#[test]
+fn saves_at_the_same_time_all_succeed_and_one_is_kept_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.safetensors");
+    let save = &|step: u32| {
+        let checkpoint = Checkpoint {
+            optimizer_step: step,
+            weights: Vec::new(),
+            carried: Carried::Buffers(vec![CarriedBuffer {
+                name: "c".into(),
+                ranks: vec![vec![step as u8; 1 << 16]],
+            }]),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        for _ in 0..20 {
+            runtime.block_on(FileStore::new(&path).save(&checkpoint)).unwrap();
+        }
+    };
+    std::thread::scope(|scope| {
+        for step in 1..5 {
+            scope.spawn(move || save(step));
+        }
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let kept = runtime.block_on(FileStore::new(&path).load()).unwrap();
+    let Carried::Buffers(buffers) = kept.carried else { panic!("they were saved") };
+    assert_eq!(buffers[0].ranks, [vec![kept.optimizer_step as u8; 1 << 16]]);
+    assert_eq!(folder.path().read_dir().unwrap().count(), 1);
 }
