@@ -165,7 +165,7 @@ fn an_imported_checkpoint_brings_every_ranks_carried_buffers_back_through_a_file
 }
 
 #[test]
-fn carried_buffers_of_other_ranks_or_missing_ones_are_refused_until_zeros_are_asked_for() {
+fn carried_buffers_of_other_ranks_or_missing_ones_are_refused_until_zeros_are_asked_for_through_a_file_too() {
     within_a_minute(async {
         let mut two = start(1, Capture::Off, 2).await;
         counts(&mut two, "train", 2).await;
@@ -197,7 +197,13 @@ fn carried_buffers_of_other_ranks_or_missing_ones_are_refused_until_zeros_are_as
         let said = two.import(&short).await.unwrap_err().to_string();
         assert!(said.contains("`behind` does not hold 12 bytes on every rank"), "{said}");
         assert_eq!(three.export().await.unwrap(), before);
-        three.import(&Checkpoint { carried: Carried::Zeros, ..checkpoint.clone() }).await.unwrap();
+        let anew = Checkpoint { carried: Carried::Zeros, ..checkpoint.clone() };
+        let folder = tempfile::tempdir().unwrap();
+        let store = FileStore::new(folder.path().join("anew.safetensors"));
+        store.save(&anew).await.unwrap();
+        let loaded = store.load().await.unwrap();
+        assert_eq!(loaded.carried, Carried::Zeros);
+        three.import(&loaded).await.unwrap();
         let after = three.export().await.unwrap();
         assert_eq!(held(&after), [[0.0; 3], [0.0; 3]]);
         assert_eq!(after.weights, checkpoint.weights);

@@ -3,11 +3,14 @@
 
 mod trainer;
 
+use std::collections::HashMap;
+
+use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use trainer::{Trainer, losses, within_a_minute};
 use warpweft::config::Config;
 use warpweft::format::{Directions, Format, quantize};
-use warpweft::session::{CheckpointStore, FileStore, StoreError};
+use warpweft::session::{Carried, CarriedBuffer, Checkpoint, CheckpointStore, FileStore, StoreError};
 
 /// What a reader of the files of `warpweft quantize` looks for, with the same numbers in it.
 #[test]
@@ -73,4 +76,82 @@ fn a_save_that_fails_leaves_nothing_beside_what_was_there() {
         assert_eq!(good.load().await.unwrap().weights[0].master, checkpoint.weights[0].master);
         assert_eq!(folder.path().read_dir().unwrap().count(), 2);
     });
+}
+
+/// A file of two weights of one element and of two ranks' carried bytes, with `listed` in its metadata.
+fn listing(weights: &str, carried: &str, exp_avg: &[usize]) -> Vec<u8> {
+    let zeros = [0; 8];
+    let view = |dtype, shape: &[usize]| {
+        let bytes = shape.iter().product::<usize>() * if dtype == Dtype::F32 { 4 } else { 1 };
+        TensorView::new(dtype, shape.to_vec(), &zeros[..bytes]).unwrap()
+    };
+    let mut tensors = Vec::new();
+    for weight in ["w", "v"] {
+        let parts = [("master", &[1, 1][..]), ("exp_avg", exp_avg), ("exp_avg_sq", &[1, 1])];
+        tensors.extend(parts.map(|(part, shape)| (format!("{weight}.{part}"), view(Dtype::F32, shape))));
+    }
+    tensors.extend((0..2).map(|rank| (format!("carried.c.rank{rank}"), view(Dtype::U8, &[4]))));
+    let about =
+        [("warpweft_checkpoint", "2"), ("optimizer_step", "1"), ("weights", weights), ("carried", carried)];
+    let about: HashMap<_, _> =
+        about.map(|(key, value)| (key.to_owned(), value.to_owned())).into_iter().collect();
+    safetensors::serialize(tensors, Some(about)).unwrap()
+}
+
+/// A list in the header is free, and every entry would be read again: 3 MB that list one weight a thousand times
+/// would take 3 GB.
+#[test]
+fn a_file_whose_header_lists_more_than_it_holds_is_refused() {
+    within_a_minute(async {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hostile.safetensors");
+        let store = FileStore::new(&path);
+        let both = r#"[["w","f32"],["v","f32"]]"#;
+        std::fs::write(&path, listing(both, r#"[["c",2]]"#, &[1, 1])).unwrap();
+        assert_eq!(store.load().await.unwrap().weights.len(), 2);
+        let thousand = format!("[{}]", [r#"["w","f32"]"#; 1000].join(","));
+        let cases = [
+            (thousand.as_str(), "[]", [1, 1], "lists the weight `w` twice"),
+            (r#"[["w","f32"],["v","f32"],["w","bf16"]]"#, "[]", [1, 1], "lists the weight `w` twice"),
+            (both, r#"[["c",2],["c",1]]"#, [1, 1], "lists the carried buffer `c` twice"),
+            (both, r#"[["c",18446744073709551615]]"#, [1, 1], "`carried.c.rank2`"),
+            (both, "[]", [2, 1], "`w.exp_avg` is 2×1 and its master 1×1"),
+        ];
+        for (weights, carried, exp_avg, expected) in cases {
+            std::fs::write(&path, listing(weights, carried, &exp_avg)).unwrap();
+            let error = store.load().await.unwrap_err();
+            assert!(matches!(error, StoreError::Content { .. }), "{error}");
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+    });
+}
+
+#[test]
+fn saves_at_the_same_time_all_succeed_and_one_is_kept_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.safetensors");
+    let save = &|step: u32| {
+        let checkpoint = Checkpoint {
+            optimizer_step: step,
+            weights: Vec::new(),
+            carried: Carried::Buffers(vec![CarriedBuffer {
+                name: "c".into(),
+                ranks: vec![vec![step as u8; 1 << 16]],
+            }]),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        for _ in 0..20 {
+            runtime.block_on(FileStore::new(&path).save(&checkpoint)).unwrap();
+        }
+    };
+    std::thread::scope(|scope| {
+        for step in 1..5 {
+            scope.spawn(move || save(step));
+        }
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let kept = runtime.block_on(FileStore::new(&path).load()).unwrap();
+    let Carried::Buffers(buffers) = kept.carried else { panic!("they were saved") };
+    assert_eq!(buffers[0].ranks, [vec![kept.optimizer_step as u8; 1 << 16]]);
+    assert_eq!(folder.path().read_dir().unwrap().count(), 1);
 }

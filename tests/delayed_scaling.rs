@@ -193,10 +193,45 @@ fn a_checkpoint_of_another_scaling_is_taken_with_what_it_has() {
         }
 
         let mut broken = with;
-        for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        for scale in [0.0, -1.0, 1e-39, f32::NAN, f32::INFINITY] {
             broken.weights[1].delayed.as_mut().unwrap().scale = scale;
             let error = session.import(&broken).await.unwrap_err();
             assert!(error.to_string().contains("`layer1` has the delayed scale"), "{error}");
+        }
+        // What a tiny amax gives; its reciprocal is subnormal.
+        broken.weights[1].delayed.as_mut().unwrap().scale = f32::MAX;
+        session.import(&broken).await.unwrap();
+    });
+}
+
+/// The largest E5M2 code is 128 times the largest of E4M3: a scale of the one saturates the other.
+#[test]
+fn a_checkpoint_of_another_fp8_format_keeps_its_history_and_gets_the_scale_of_its_new_format() {
+    within_a_minute(async {
+        for (from, to) in [(FORMATS[0], FORMATS[1]), (FORMATS[1], FORMATS[0])] {
+            let mut first = start(2, from, config(1, Capture::Off), 2).await;
+            losses(&mut first, 2, 0..3).await;
+            let exported = first.export().await.unwrap();
+            let mut second = start(2, to, config(1, Capture::Off), 2).await;
+            second.import(&exported).await.unwrap();
+            let imported = second.export().await.unwrap();
+            let Format::Fp8Tensor(tensor) = to else { unreachable!() };
+            for (new, old) in imported.weights[..2].iter().zip(&exported.weights) {
+                let (new, old) = (new.delayed.as_ref().unwrap(), old.delayed.as_ref().unwrap());
+                assert_eq!(new.history, old.history, "{from} to {to}");
+                let amax = old.history.iter().copied().fold(0.0, f32::max);
+                assert!(amax > 0.0);
+                let scale = Fp8Scale::new(tensor.element, tensor.scale, tensor.epsilon, amax);
+                assert_eq!(new.scale, scale.encode, "{from} to {to}");
+                assert_ne!(new.scale, old.scale, "{from} to {to}");
+            }
+            let found = losses(&mut second, 2, 3..6).await;
+            let expected = losses(&mut first, 2, 3..6).await;
+            for (found, expected) in
+                found.into_iter().zip(expected).map(|(a, b)| (f32::from_bits(a), f32::from_bits(b)))
+            {
+                assert!((found - expected).abs() < 0.2 * expected, "{from} to {to}: {found}, {expected}");
+            }
         }
     });
 }

@@ -87,7 +87,7 @@ fn a_mesh_that_pads_a_weight_beyond_memory_is_refused() {
     let wide = weight(Shape::new(16, 1 << 50), Format::NVFP4_2D, Placement::Sharded);
     let declared = program(wide, buffer("x", 4, Lifetime::Step, Role::Output)).unwrap();
     assert!(plan(&declared, 1, &policy).is_ok());
-    let error = plan(&declared, u32::MAX, &policy).unwrap_err();
+    let error = plan(&declared, Mesh::MAX_RANKS, &policy).unwrap_err();
     assert!(matches!(&error, PlanError::TooLarge { what, .. } if what.contains('w')), "{error}");
 }
 
@@ -117,7 +117,7 @@ proptest! {
     fn any_size_is_planned_within_what_can_be_addressed_or_refused(
         rows in size(), cols in size(), elements in size(),
         format in format(), replicated: bool, carried: bool,
-        ranks in prop_oneof![1u32..9, Just(u32::MAX), 1u32..],
+        ranks in prop_oneof![1u32..9, Just(Mesh::MAX_RANKS), 1..=Mesh::MAX_RANKS],
         keep: bool,
     ) {
         let tile = format.row_tile().max(32);
@@ -143,7 +143,7 @@ proptest! {
 
     #[test]
     fn shards_and_contents_saturate_instead_of_wrapping_around(
-        rows in size(), cols in size(), format in format(), ranks in 1u32.., rank: u32,
+        rows in size(), cols in size(), format in format(), ranks in 1..=Mesh::MAX_RANKS, rank: u32,
     ) {
         let spec = weight(Shape::new(rows, cols), format, Placement::Sharded);
         let mesh = Mesh::new(ranks).unwrap();

@@ -68,10 +68,19 @@ impl DelayedState {
         Self { scale: 1.0, history: vec![0.0; length] }
     }
 
-    /// Can a cast use the scale? It must be positive and finite.
+    /// Can a cast use the scale? It must be positive and normal: the reciprocal of a subnormal number may be infinite.
+    /// That of the largest scales is subnormal, and in use for weights whose amax is tiny.
     #[must_use]
     pub fn is_usable(&self) -> bool {
-        self.scale > 0.0 && self.scale.is_finite()
+        self.scale > 0.0 && self.scale.is_normal()
+    }
+
+    /// The same history for casts to `tensor`, with the scale that follows from it; 1 where nothing follows.
+    /// Amaxes are those of the masters and fit every format; a scale fits the one it was made for.
+    #[must_use]
+    pub fn for_tensor(&self, tensor: Fp8Tensor, choice: AmaxChoice) -> Self {
+        let scale = delayed_scale(tensor, choice, &self.history, 1.0).encode;
+        Self { scale, history: self.history.clone() }
     }
 
     /// The same with a history of `length` steps: the oldest entries fall out, or empty ones are added.

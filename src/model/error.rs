@@ -159,4 +159,14 @@ pub enum DeclareError {
     /// A mesh without ranks.
     #[error("a mesh needs at least one rank")]
     NoRanks,
+    /// A mesh of more ranks than [`Mesh::MAX_RANKS`](super::Mesh::MAX_RANKS).
+    #[error(
+        "a mesh of {ranks} ranks is larger than the {most} there may be; check how the number is computed"
+    )]
+    TooManyRanks {
+        /// Ranks asked for.
+        ranks: u32,
+        /// [`Mesh::MAX_RANKS`](super::Mesh::MAX_RANKS).
+        most: u32,
+    },
 }

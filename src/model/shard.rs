@@ -21,12 +21,22 @@ pub struct Mesh {
 }
 
 impl Mesh {
+    /// The most ranks of a mesh: 65,536.
+    ///
+    /// Backends and sessions keep tables with an entry per rank, and a process that cannot have the memory for them
+    /// is aborted. No data-parallel group comes near this number, so a larger one is a mistake, and told as one.
+    pub const MAX_RANKS: u32 = 1 << 16;
+
     /// A mesh of `ranks` data-parallel ranks.
     ///
     /// # Errors
-    /// [`DeclareError::NoRanks`] for zero.
+    /// [`DeclareError::NoRanks`] for zero, [`DeclareError::TooManyRanks`] beyond [`Mesh::MAX_RANKS`].
     pub fn new(ranks: u32) -> Result<Self, DeclareError> {
-        if ranks == 0 { Err(DeclareError::NoRanks) } else { Ok(Self { ranks }) }
+        match ranks {
+            0 => Err(DeclareError::NoRanks),
+            1..=Self::MAX_RANKS => Ok(Self { ranks }),
+            _ => Err(DeclareError::TooManyRanks { ranks, most: Self::MAX_RANKS }),
+        }
     }
 
     /// How many ranks.
@@ -137,5 +147,13 @@ mod tests {
     #[test]
     fn a_mesh_without_ranks_is_refused() {
         assert_eq!(Mesh::new(0), Err(DeclareError::NoRanks));
+    }
+    #[test]
+    fn a_mesh_of_absurdly_many_ranks_is_refused() {
+        let most = Mesh::MAX_RANKS;
+        assert_eq!(Mesh::new(most).unwrap().ranks(), most);
+        for ranks in [most + 1, 4_000_000_000, u32::MAX] {
+            assert_eq!(Mesh::new(ranks), Err(DeclareError::TooManyRanks { ranks, most }));
+        }
     }
 }

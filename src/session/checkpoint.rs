@@ -50,7 +50,8 @@ pub struct WeightState {
     /// What dequantizing needs beside the planes: NVFP4's amax, per-tensor FP8's scale_inv, else 1.
     pub tensor_scale: f32,
     /// Scale in use and amax history, where scaling is delayed. A session with delayed scaling that imports a
-    /// weight without begins its history anew; one without delayed scaling ignores it.
+    /// weight without begins its history anew; one without delayed scaling ignores it; one whose weight has another
+    /// format keeps the history and takes the scale from it.
     pub delayed: Option<DelayedState>,
 }
 
@@ -205,6 +206,7 @@ impl Checkpoint {
         };
         exchange.carried = carried(programs).into_iter().map(bytes_of).collect();
         exchange.optimizer_step = self.optimizer_step;
+        let weights = programs.first().map(|plan| &plan.weights);
         exchange.shards = self
             .weights
             .iter()
@@ -217,11 +219,23 @@ impl Checkpoint {
                     master: state.master[range.clone()].to_vec(),
                     exp_avg: state.exp_avg[range.clone()].to_vec(),
                     exp_avg_sq: state.exp_avg_sq[range].to_vec(),
-                    delayed: state.delayed.clone(),
+                    delayed: weights.and_then(|weights| delayed(state, layout, weights)),
                     ..WeightShard::default()
                 }
             })
             .collect();
+    }
+}
+
+/// What delayed scaling of the session begins with: a scale is worth nothing in another format, where it may
+/// saturate everything, and there follows from the history.
+fn delayed(state: &WeightState, layout: &WeightLayout, weights: &Weights) -> Option<DelayedState> {
+    let given = state.delayed.as_ref()?;
+    match weights.delayed(layout.bucket) {
+        Some((tensor, delayed)) if state.format != layout.format => {
+            Some(given.with_length(delayed.history as usize).for_tensor(tensor, delayed.choice))
+        }
+        _ => Some(given.clone()),
     }
 }
 

@@ -1,10 +1,11 @@
 //! Checkpoints in one safetensors file.
 //!
 //! Law: the file is replaced whole or not at all, and a save that returned survives the loss of
-//! power: what is written goes into a file beside it, is synced, and renamed over it. A save that
-//! fails leaves nothing behind. What the tensors are called is said in `tensors.rs`.
+//! power: what is written goes into a file of its own beside it, is synced, and renamed over it, so of saves
+//! at the same time one is kept whole. A save that fails leaves nothing behind. Loading takes memory in proportion to the file, whatever its header
+//! says: every tensor is read at most once. What the tensors are called is said in `tensors.rs`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ use crate::format::{DelayedState, Format, Shape};
 /// for FP8 with one scale per tensor that scale, as `.rowwise_scale`. Where scaling is delayed,
 /// `.delayed_scale` in f32 `[1]`, by which the planes were multiplied, and `.amax_history`, f32
 /// `[history]`, the latest first. Per carried buffer and rank:
-/// `carried.<buffer>.rank<N>`, bytes. Version 1 had no carried buffers; such a file loads as a
+/// `carried.<buffer>.rank<N>`, bytes; of [`Carried::Zeros`] the metadata says `zeros`. Version 1 had no carried buffers; such a file loads as a
 /// checkpoint without any.
 #[derive(Clone, Debug)]
 pub struct FileStore {
@@ -34,6 +35,9 @@ pub struct FileStore {
 
 /// What this version writes.
 const VERSION: &str = "2";
+
+/// What stands in place of the list of carried buffers for [`Carried::Zeros`].
+const ZEROS: &str = "zeros";
 
 /// What it reads.
 const VERSIONS: [&str; 2] = ["1", VERSION];
@@ -62,18 +66,25 @@ impl FileStore {
         let optimizer_step = field("optimizer_step")?.parse().map_err(|error| self.content(error))?;
         let names: Vec<(String, String)> =
             serde_json::from_str(field("weights")?).map_err(|error| self.content(error))?;
-        let carried: Vec<(String, usize)> = match about.get("carried") {
+        self.refuse_repeated("weight", &names)?;
+        let carried: Option<Vec<(String, usize)>> = match about.get("carried").map(String::as_str) {
             None if version == VERSION => return Err(self.content("it has no `carried`")),
-            None => Vec::new(),
-            Some(listed) => serde_json::from_str(listed).map_err(|error| self.content(error))?,
+            None => Some(Vec::new()),
+            Some(ZEROS) => None,
+            Some(listed) => Some(serde_json::from_str(listed).map_err(|error| self.content(error))?),
         };
+        self.refuse_repeated("carried buffer", carried.as_deref().unwrap_or_default())?;
         let tensors = SafeTensors::deserialize(bytes).map_err(|error| self.content(error))?;
         let mut weights = Vec::new();
         for (name, format) in names {
             let format: Format = format.parse().map_err(|error| self.content(error))?;
             let (shape, master) = self.values(&tensors, &format!("{name}.master"))?;
-            let (_, exp_avg) = self.values(&tensors, &format!("{name}.exp_avg"))?;
-            let (_, exp_avg_sq) = self.values(&tensors, &format!("{name}.exp_avg_sq"))?;
+            let moment = |name: String| match self.values(&tensors, &name)? {
+                (found, values) if found == shape => Ok(values),
+                (found, _) => Err(self.content(format!("`{name}` is {found} and its master {shape}"))),
+            };
+            let exp_avg = moment(format!("{name}.exp_avg"))?;
+            let exp_avg_sq = moment(format!("{name}.exp_avg_sq"))?;
             let (planes, tensor_scale) = (Vec::new(), 1.0);
             let delayed = self.delayed(&tensors, &name)?;
             weights.push(WeightState {
@@ -88,8 +99,19 @@ impl FileStore {
                 delayed,
             });
         }
-        let mut buffers = Vec::new();
-        for (name, ranks) in carried {
+        let carried = match carried {
+            None => Carried::Zeros,
+            Some(listed) => Carried::Buffers(self.buffers(&tensors, listed)?),
+        };
+        Ok(Checkpoint { optimizer_step, weights, carried })
+    }
+
+    fn buffers(
+        &self,
+        tensors: &SafeTensors<'_>,
+        listed: Vec<(String, usize)>,
+    ) -> Result<Vec<CarriedBuffer>, StoreError> {
+        let buffer = |(name, ranks): (String, usize)| {
             let of_rank = |rank| {
                 let tensor = tensors::carried_name(&name, rank);
                 let found = tensors.tensor(&tensor);
@@ -98,9 +120,18 @@ impl FileStore {
                     .map_err(|error| self.content(format!("`{tensor}`: {error}")))
             };
             let ranks = (0..ranks).map(of_rank).collect::<Result<_, _>>()?;
-            buffers.push(CarriedBuffer { name, ranks });
+            Ok(CarriedBuffer { name, ranks })
+        };
+        listed.into_iter().map(buffer).collect()
+    }
+
+    /// A name listed twice would have its tensors read twice, and a short list could ask for any amount of memory.
+    fn refuse_repeated<T>(&self, kind: &str, listed: &[(String, T)]) -> Result<(), StoreError> {
+        let mut seen = HashSet::new();
+        match listed.iter().find(|(name, _)| !seen.insert(name)) {
+            Some((name, _)) => Err(self.content(format!("it lists the {kind} `{name}` twice"))),
+            None => Ok(()),
         }
-        Ok(Checkpoint { optimizer_step, weights, carried: Carried::Buffers(buffers) })
     }
 
     fn values(&self, tensors: &SafeTensors<'_>, name: &str) -> Result<(Shape, Vec<f32>), StoreError> {
@@ -133,14 +164,15 @@ impl FileStore {
     fn bytes(&self, checkpoint: &Checkpoint) -> Result<Vec<u8>, StoreError> {
         let names: Vec<(String, String)> =
             checkpoint.weights.iter().map(|state| (state.name.clone(), state.format.to_string())).collect();
-        let buffers = match &checkpoint.carried {
-            Carried::Zeros => &[][..],
-            Carried::Buffers(buffers) => buffers,
-        };
-        let carried: Vec<(&str, usize)> =
-            buffers.iter().map(|buffer| (buffer.name.as_str(), buffer.ranks.len())).collect();
         let listed = serde_json::to_string(&names).map_err(|error| self.content(error))?;
-        let carried = serde_json::to_string(&carried).map_err(|error| self.content(error))?;
+        let carried = match &checkpoint.carried {
+            Carried::Zeros => ZEROS.to_owned(),
+            Carried::Buffers(buffers) => {
+                let listed: Vec<(&str, usize)> =
+                    buffers.iter().map(|buffer| (buffer.name.as_str(), buffer.ranks.len())).collect();
+                serde_json::to_string(&listed).map_err(|error| self.content(error))?
+            }
+        };
         let about = HashMap::from([
             ("warpweft_checkpoint".to_owned(), VERSION.to_owned()),
             ("optimizer_step".to_owned(), checkpoint.optimizer_step.to_string()),
@@ -158,12 +190,7 @@ impl FileStore {
 impl CheckpointStore for FileStore {
     async fn save(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
         let bytes = self.bytes(checkpoint)?;
-        let beside = beside(&self.path);
-        replace(&self.path, &beside, &bytes).map_err(|source| {
-            // Nothing to tell the caller beyond the first error.
-            let _ = std::fs::remove_file(&beside);
-            StoreError::File { path: self.path.clone(), source }
-        })
+        replace(&self.path, &bytes).map_err(|source| StoreError::File { path: self.path.clone(), source })
     }
 
     async fn load(&self) -> Result<Checkpoint, StoreError> {
@@ -177,20 +204,31 @@ fn numbers(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
 }
 
-/// Writes `bytes` to `beside`, and puts it in the place of `path` once they are on the disk.
-fn replace(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
+/// Writes `bytes` beside `path`, and puts them in the place of `path` once they are on the disk.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     // Only Unix opens folders; elsewhere a rename lasts without.
     let folder = cfg!(unix).then(|| File::open(folder.unwrap_or(Path::new(".")))).transpose()?;
-    let mut file = File::create(beside)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(beside, path)?;
+    let (beside, mut file) = beside(path)?;
+    let written = file.write_all(bytes).and_then(|()| file.sync_all());
+    drop(file);
+    written.and_then(|()| std::fs::rename(&beside, path)).inspect_err(|_| {
+        // Nothing to tell the caller beyond the first error.
+        let _ = std::fs::remove_file(&beside);
+    })?;
     folder.map_or(Ok(()), |folder| folder.sync_all())
 }
 
-fn beside(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.part", std::process::id()));
-    path.with_file_name(name)
+/// A new file beside `path` that no other save has, in this process or another.
+fn beside(path: &Path) -> io::Result<(PathBuf, File)> {
+    let mut number = 0_u32;
+    loop {
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{}.{number}.part", std::process::id()));
+        let beside = path.with_file_name(name);
+        match File::create_new(&beside) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < u32::MAX => number += 1,
+            made => return made.map(|file| (beside, file)),
+        }
+    }
 }

@@ -9,7 +9,7 @@ fn check(major: u32, minor: u32) {
         match Kernels::check(family, architecture) {
             Ok(()) => {}
             Err(failure @ CudaFailure::Library { .. }) => {
-                eprintln!("skipped: kernels are not compiled for {architecture}: {failure}");
+                crate::say_skipped(&format_args!("kernels are not compiled for {architecture}: {failure}"));
                 return;
             }
             Err(failure) => panic!("{family:?}: {failure}"),
@@ -39,7 +39,7 @@ fn a_device_newer_than_the_compiler_gets_code_that_its_driver_can_translate() {
             assert!(matches!(architecture, Architecture::Virtual { .. }), "{architecture}");
             Kernels::check(Family::Cast, architecture).unwrap();
         }
-        Err(failure @ CudaFailure::Library { .. }) => eprintln!("skipped: {failure}"),
+        Err(failure @ CudaFailure::Library { .. }) => crate::say_skipped(&failure),
         Err(failure) => panic!("{failure}"),
     }
 }

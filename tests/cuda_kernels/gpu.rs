@@ -71,7 +71,7 @@ impl Gpu {
                 Some(Self { kernels, _turn: turn })
             }
             Err(reason) => {
-                eprintln!("skipped: {test}: {reason}");
+                crate::say_skipped(&format_args!("{test}: {reason}"));
                 None
             }
         }

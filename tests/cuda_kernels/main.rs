@@ -4,6 +4,8 @@
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+use std::io::Write;
+
 #[path = "../golden_file/mod.rs"]
 mod golden_file;
 
@@ -18,3 +20,8 @@ mod moves;
 mod planes;
 mod stages;
 mod values;
+
+/// Says on stderr that something was skipped, also where the harness keeps what tests print.
+fn say_skipped(what: &dyn std::fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "skipped: {what}");
+}
