@@ -18,7 +18,7 @@ use crate::layout::Region;
 pub(super) enum Command {
     /// A kernel.
     Kernel(KernelLaunch),
-    /// Bytes from own or a peer's memory.
+    /// Bytes of own memory.
     Copy { from: DeviceAddress, to: DeviceAddress, bytes: usize },
     /// Zeroes.
     Zero { to: DeviceAddress, bytes: usize },

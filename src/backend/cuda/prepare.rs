@@ -3,6 +3,8 @@
 //! Law: regions become addresses and parts become operands; the numbers are the kernels'. Both orientations of a master
 //! that is quantized in two directions go into one operand, so it is read once.
 
+use std::collections::BTreeMap;
+
 use super::address::DeviceAddress;
 use super::failure::CudaFailure;
 use super::kernels::{
@@ -47,30 +49,22 @@ impl Preparation<'_> {
     }
 
     pub(super) fn partial_amax(&self, op: &PartialAmax) -> Result<KernelLaunch, CudaFailure> {
-        let mut operands: Vec<(usize, AmaxOperand)> = Vec::new();
+        let mut operands: BTreeMap<usize, AmaxOperand> = BTreeMap::new();
         for part in &op.parts {
             let blocks = self.value(op.block_amax, part.blocks.stored.start);
-            let operand = match operands.iter_mut().find(|(position, _)| *position == part.position) {
-                Some((_, operand)) => operand,
-                None => {
-                    let operand = AmaxOperand {
-                        fragment: MasterFragment::whole(self.arena.plus(part.master.offset), part.shape),
-                        stored_rows: part.stored_rows,
-                        rowwise: DeviceAddress::NULL,
-                        columnwise: DeviceAddress::NULL,
-                        tensor_amax: self.value(op.tensor_amax, part.position),
-                    };
-                    operands.push((part.position, operand));
-                    let Some((_, operand)) = operands.last_mut() else { continue };
-                    operand
-                }
-            };
+            let operand = operands.entry(part.position).or_insert_with(|| AmaxOperand {
+                fragment: MasterFragment::whole(self.arena.plus(part.master.offset), part.shape),
+                stored_rows: part.stored_rows,
+                rowwise: DeviceAddress::NULL,
+                columnwise: DeviceAddress::NULL,
+                tensor_amax: self.value(op.tensor_amax, part.position),
+            });
             match part.blocks.orientation {
                 Orientation::Rowwise => operand.rowwise = blocks,
                 Orientation::Columnwise => operand.columnwise = blocks,
             }
         }
-        let operands: Vec<_> = operands.into_iter().map(|(_, operand)| operand).collect();
+        let operands: Vec<_> = operands.into_values().collect();
         self.kernels.partial_amax(op.format, op.via, &operands, self.vote_of(op.vote))
     }
 
@@ -114,25 +108,17 @@ impl Preparation<'_> {
     }
 
     pub(super) fn partial_cast(&self, op: &PartialCast) -> Result<KernelLaunch, CudaFailure> {
-        let mut operands: Vec<(Region, CastOperand)> = Vec::new();
+        let mut operands: BTreeMap<Region, CastOperand> = BTreeMap::new();
         for part in &op.parts {
             let encode =
                 op.encode.map_or(DeviceAddress::NULL, |encode| self.value(encode, part.factors.start));
-            let operand = match operands.iter_mut().find(|(master, _)| *master == part.master) {
-                Some((_, operand)) => operand,
-                None => {
-                    let operand = CastOperand {
-                        fragment: MasterFragment::whole(self.arena.plus(part.master.offset), part.shape),
-                        encode: DeviceAddress::NULL,
-                        columnwise_encode: DeviceAddress::NULL,
-                        data: DeviceAddress::NULL,
-                        columnwise_data: DeviceAddress::NULL,
-                    };
-                    operands.push((part.master, operand));
-                    let Some((_, operand)) = operands.last_mut() else { continue };
-                    operand
-                }
-            };
+            let operand = operands.entry(part.master).or_insert_with(|| CastOperand {
+                fragment: MasterFragment::whole(self.arena.plus(part.master.offset), part.shape),
+                encode: DeviceAddress::NULL,
+                columnwise_encode: DeviceAddress::NULL,
+                data: DeviceAddress::NULL,
+                columnwise_data: DeviceAddress::NULL,
+            });
             let data = self.at(part.data_plane);
             match part.orientation {
                 Orientation::Rowwise => (operand.encode, operand.data) = (encode, data),
@@ -141,7 +127,7 @@ impl Preparation<'_> {
                 }
             }
         }
-        let operands: Vec<_> = operands.into_iter().map(|(_, operand)| operand).collect();
+        let operands: Vec<_> = operands.into_values().collect();
         self.kernels.partial_cast(op.format, op.via, &operands, self.vote_of(op.vote))
     }
 

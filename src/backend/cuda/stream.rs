@@ -65,7 +65,7 @@ impl Stream {
             .map_err(CudaFailure::driver("cuStreamWaitEvent"))
     }
 
-    /// Copies within this device, or from a peer whose memory is mapped.
+    /// Copies within this device.
     pub(super) fn copy(
         &self,
         from: DeviceAddress,
