@@ -16,10 +16,11 @@ pub(crate) struct DeviceOptions {}
 
 static NCCL: AtomicBool = AtomicBool::new(false);
 
-/// Can a world be made here?
-pub(crate) fn ready() -> Result<(), CudaFailure> {
-    let first = DeviceOrdinal::all()?.into_iter().take(1).collect();
-    CudaWorld::new(CudaOptions::new(first))?.backends().map(drop)
+/// A world on every GPU there is, if kernels can be made for them.
+pub(crate) fn every_gpu() -> Result<CudaWorld, CudaFailure> {
+    let world = CudaWorld::new(CudaOptions::new(DeviceOrdinal::all()?))?;
+    world.backends().map(drop)?;
+    Ok(world)
 }
 
 /// NCCL takes one rank per GPU.
