@@ -27,6 +27,7 @@ mod device_table;
 mod failure;
 pub(crate) mod gemm;
 pub mod kernels;
+mod landing;
 mod lane;
 mod library;
 mod memory;
