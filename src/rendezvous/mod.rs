@@ -55,6 +55,9 @@ pub struct Rendezvous {
 }
 
 impl Rendezvous {
+    /// Bytes of one contribution, at most.
+    pub const MOST_BYTES: usize = board::MOST;
+
     /// A world of `ranks` ranks of this process, which meet within `deadline` of each other.
     #[must_use]
     pub fn of_threads(ranks: u32, deadline: Duration) -> Self {
