@@ -265,6 +265,12 @@ impl Session {
         Ok(&self.programs[self.position(program)?].plan)
     }
 
+    /// Number of ranks of the world, in all processes.
+    #[must_use]
+    pub fn ranks(&self) -> u32 {
+        self.rendezvous.ranks()
+    }
+
     /// The ranks of this process, in order.
     pub fn own_ranks(&self) -> impl ExactSizeIterator<Item = RankId> + use<> {
         self.rendezvous.own()

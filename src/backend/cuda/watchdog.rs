@@ -37,22 +37,22 @@ pub(super) fn wait(
     loop {
         match stream.stream.is_done() {
             Ok(true) if progress.scale_failed() => return Err(no_scale(rank, stream)),
-            Ok(true) => return world.poison.check(),
+            Ok(true) => return world.check(),
             Ok(false) => {}
             Err(failure) => {
                 let lane = stream.lane();
-                return Err(world.poison.set(format!("{rank}, {lane} ({}): {failure}", stream.lane.kind)));
+                return Err(world.poison(format!("{rank}, {lane} ({}): {failure}", stream.lane.kind)));
             }
         }
         let waited = begun.elapsed();
-        if let Err(poisoned) = world.poison.check() {
+        if let Err(poisoned) = world.check() {
             drain(world, rank, stream, transfers);
             return Err(poisoned);
         }
         if progress.moved() != moved {
             (begun, moved) = (Instant::now(), progress.moved());
         } else if waited > world.options.deadline {
-            let error = world.poison.set(stalled(world, rank, stream, progress));
+            let error = world.poison(stalled(world, rank, stream, progress));
             drain(world, rank, stream, transfers);
             return Err(error);
         }
