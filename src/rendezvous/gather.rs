@@ -3,6 +3,8 @@
 //! Law: pieces of a fixed size, one round each, and nobody sends the next before rank 0 has taken this one; so no process but that of
 //! rank 0 keeps what others send, and that one no more than it was asked to.
 
+use std::collections::BTreeMap;
+
 use super::{Reader, Rendezvous, RendezvousError, Topic, Writer};
 use crate::id::RankId;
 
@@ -40,14 +42,14 @@ impl Rendezvous {
         Ok(gathered)
     }
 
-    /// A rank of this process says how far it is, for the messages of others about a world that ended.
+    /// A rank of this process says how far it is, for the messages of all ranks about a world that stalls; nothing takes it back.
     pub fn stand(&self, rank: RankId, text: &str) {
         self.shared.stand(rank, text);
     }
 
-    /// How far every rank is that said so, one sentence each.
+    /// How far the ranks are that said so last.
     #[must_use]
-    pub fn standings(&self) -> Vec<String> {
-        self.shared.standings().into_iter().map(|(rank, text)| format!("{rank}: {text}")).collect()
+    pub fn standings(&self) -> BTreeMap<RankId, String> {
+        self.shared.standings()
     }
 }

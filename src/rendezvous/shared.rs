@@ -183,8 +183,11 @@ impl Shared {
     }
 
     pub(super) fn stands(&self, rank: RankId, text: &str) {
-        if rank.index() < self.ranks {
-            lock(&self.standings).insert(rank, text.to_owned());
+        let mut standings = lock(&self.standings);
+        if text.is_empty() {
+            standings.remove(&rank);
+        } else if rank.index() < self.ranks {
+            standings.insert(rank, text.to_owned());
         }
     }
 

@@ -56,6 +56,7 @@ fn play(role: &str) -> Result<(), RendezvousError> {
                     Err(RendezvousError::Ended { reason: world.end("rank 1, task 7: no such kernel") })
                 }
                 "silent rank" if rank == RankId::new(1) => {
+                    world.stand(rank, "last finished task 2");
                     world.stand(rank, "last finished task 3");
                     while world.ended().is_none() {
                         std::thread::sleep(Duration::from_millis(10));
@@ -67,9 +68,8 @@ fn play(role: &str) -> Result<(), RendezvousError> {
         })
         .collect();
     let outcomes: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-    let standings = world.standings();
-    if !standings.is_empty() {
-        say(&format!("standings {}", standings.join("; ")));
+    for (rank, text) in world.standings() {
+        say(&format!("standing {rank}: {text}"));
     }
     outcomes.into_iter().collect()
 }

@@ -86,7 +86,7 @@ fn failed() {
 fn silent_rank() {
     let mut members = Crew::new("silent rank", 3).start_all(&[1, 2, 1]);
     for member in &mut members {
-        says(&member.hear("standings", PATIENCE), &["rank 1: last finished task 3"]);
+        says(&member.hear("standing", PATIENCE), &["rank 1: last finished task 3"]);
         says(&member.fails(PATIENCE), &["rank 1 did not come within 4s"]);
     }
 }

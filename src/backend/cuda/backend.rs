@@ -322,6 +322,7 @@ impl Backend for CudaBackend {
         self.world.check()?;
         self.context.make_current().map_err(self.failed("beginning a step"))?;
         bound.steps += 1;
+        self.progress.begin(&bound.script);
         match &mut bound.timeline {
             None => Ok(()),
             Some(timeline) => {

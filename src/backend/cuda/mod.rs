@@ -36,6 +36,7 @@ mod options;
 mod prepare;
 mod progress;
 mod ranks;
+mod script;
 mod signal;
 mod stream;
 mod surface;
