@@ -31,11 +31,16 @@ fn gpus(what: &str) -> Option<(u32, MutexGuard<'static, ()>)> {
                 Ok(count) => format!("two GPUs are needed and {count} are here"),
                 Err(failure) => failure.to_string(),
             };
-            // Past the capture of the harness.
-            writeln!(std::io::stderr(), "skipped: {what}, because {reason}").unwrap();
+            skipped(what, &reason);
             None
         }
     }
+}
+
+/// Said past the capture of the harness.
+fn skipped(what: &str, reason: &str) {
+    let mut out = std::io::stderr();
+    writeln!(out, "skipped: {what}, because {reason}").unwrap();
 }
 
 fn has_nccl() -> bool {
@@ -183,7 +188,7 @@ fn losses_do_not_depend_on_how_ranks_are_split_over_processes() {
 fn processes_on_several_hosts_meet_by_nccl_with_the_same_losses() {
     let Some((count, _alone)) = gpus("processes on several hosts") else { return };
     if !has_nccl() {
-        writeln!(std::io::stderr(), "skipped: processes on several hosts, because NCCL is missing").unwrap();
+        skipped("processes on several hosts", "NCCL is missing");
         return;
     }
     let folder = tempfile::tempdir().unwrap();

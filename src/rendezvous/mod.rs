@@ -13,8 +13,11 @@
 //! for the life of the world. What travels here is small (agreement, names, reports) but for checkpoints; weights and gradients go
 //! from device to device. What the bytes mean is the business of the rooms above; there is no encryption.
 //!
+//! Plain threads and sockets of std, not the async runtime: ranks are threads that block, a world has few connections, and a runtime that
+//! an embedder keeps busy must not silence a heartbeat.
+//!
 //! One idea per file: `environment` and `secret` are what a process is told, `handshake` lets two processes trust each other,
-//! `sealed` carries `message`s, `join` makes a world of connections, `link` serves one of them, `board` keeps contributions,
+//! `host_name` tells hosts apart, `wire` writes numbers, `sealed` carries `message`s, `join` makes a world of connections, `link` serves one of them, `board` keeps contributions,
 //! `shared` is where ranks wait, `gather` brings much to rank 0.
 
 mod board;

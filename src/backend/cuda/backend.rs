@@ -81,9 +81,15 @@ impl CudaBackend {
         Ok(Self { world, rank, context, kernels, transfers, progress, lanes: Mutex::default() })
     }
 
+    /// What a failure means here: in a world that has ended it is an echo of that end.
     fn failed(&self, doing: &'static str) -> impl Fn(CudaFailure) -> BackendError {
         let rank = self.rank;
-        move |failure| BackendError::Device { rank, doing: doing.to_owned(), reason: failure.to_string() }
+        let device = move |failure: CudaFailure| BackendError::Device {
+            rank,
+            doing: doing.to_owned(),
+            reason: failure.to_string(),
+        };
+        move |failure| self.world.check().err().unwrap_or_else(|| device(failure))
     }
 
     fn enqueued<T>(
@@ -92,11 +98,11 @@ impl CudaBackend {
         task: TaskId,
         outcome: Result<T, CudaFailure>,
     ) -> Result<T, BackendError> {
-        outcome.map_err(|failure| BackendError::Task {
-            rank: self.rank,
-            task,
-            op: bound.task(task).map_or("unknown", |task| task.op),
-            reason: failure.to_string(),
+        let rank = self.rank;
+        outcome.map_err(|failure| {
+            let op = bound.task(task).map_or("unknown", |task| task.op);
+            let cause = || BackendError::Task { rank, task, op, reason: failure.to_string() };
+            self.world.check().err().unwrap_or_else(cause)
         })
     }
 
@@ -287,7 +293,10 @@ impl Backend for CudaBackend {
         lane: Lane,
         closures: Option<ComputeFactory<CudaSurface>>,
     ) -> Result<CudaStream, BackendError> {
-        let refusal = |reason| BackendError::Lane { rank: self.rank, lane: lane.id, reason };
+        let refusal = |reason| {
+            let cause = || BackendError::Lane { rank: self.rank, lane: lane.id, reason };
+            self.world.check().err().unwrap_or_else(cause)
+        };
         self.context.make_current().map_err(|failure| refusal(failure.to_string()))?;
         let closures = Closures::make(closures, self.rank).map_err(refusal)?;
         self.open_lane(memory, lane, closures).map_err(|failure| refusal(failure.to_string()))
