@@ -49,6 +49,13 @@ fn has_nccl() -> bool {
     CudaWorld::new(options).is_ok()
 }
 
+/// The program, which is built beside the tests. Paths are taken from where the tests run, which may be another machine than
+/// they were built on.
+fn example() -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    tests.ancestors().nth(2).unwrap().join("examples").join("train")
+}
+
 fn free_port() -> u16 {
     let begin = 20_000 + (std::process::id() % 10_000) as u16;
     (begin..32_000).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap()
@@ -71,8 +78,7 @@ impl Run<'_> {
     fn start(&self) -> Vec<Process> {
         let port = free_port().to_string();
         let start = |process: u32| {
-            let example = Path::new(env!("CARGO_BIN_EXE_warpweft")).with_file_name("examples").join("train");
-            let mut command = Command::new(example);
+            let mut command = Command::new(example());
             command
                 .args(["--device", "cuda", "--format", "nvfp4_2d", "--seed", "7"])
                 .args(["--ranks", &self.ranks.to_string(), "--steps", &self.steps.to_string()])
@@ -80,7 +86,7 @@ impl Run<'_> {
                 .arg(self.folder)
                 .arg("--losses")
                 .arg(self.losses())
-                .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/src/format"))
+                .args(["--config", "examples/train/train.toml", "src/format"])
                 .envs(self.variables.iter().copied())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped());
