@@ -246,7 +246,17 @@ pub enum Op {
         /// The summed rows of this rank.
         to: SlotId,
     },
-    /// Adds a gradient into a sum, divided by the number of ranks.
+    /// Adds a call's full gradient to another call's, or to a sum of several, on this rank and undivided: what is reduced
+    /// together. Padding rows are added like all others.
+    AddGradient {
+        /// The weight.
+        weight: WeightId,
+        /// What is added.
+        from: SlotId,
+        /// The gradient it is added to.
+        into: SlotId,
+    },
+    /// Adds a gradient into a sum, divided by the number of ranks and of micro-batches.
     Accumulate {
         /// The weight.
         weight: WeightId,
@@ -361,6 +371,7 @@ impl Op {
                 all.extend(tensor_scale.map(|slot| (slot, Read)));
                 all
             }
+            Self::AddGradient { from, into, .. } => vec![(*from, Read), (*into, Update)],
             Self::Accumulate { from, into, first, .. } => {
                 vec![(*from, Read), (*into, if *first { Write } else { Update })]
             }
@@ -417,6 +428,7 @@ impl Op {
             Self::Transpose { .. } => "transpose",
             Self::Dequantize { .. } => "dequantize",
             Self::ReduceScatter { .. } => "reduce-scatter",
+            Self::AddGradient { .. } => "add gradient",
             Self::Accumulate { .. } => "accumulate",
             Self::GradNorm { .. } => "grad norm",
             Self::GatherRecords { .. } => "gather records",

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use warpweft::config::{AdamMode, Backward, Columnwise, Masters, Moments};
+use warpweft::config::{AdamMode, Backward, Columnwise, Masters, Moments, ReduceEvery};
 use warpweft::format::{AmaxChoice, ElementType, Format, Orientation, Via};
 use warpweft::id::{CallId, SlotId, TaskId};
 use warpweft::layout::{ALIGNMENT, Content, Delayed, OptimizerSettings, Settings, StateLayout, Weights};
@@ -17,6 +17,8 @@ fn policy(depth: u32) -> Policy {
         budget: None,
         communicators: 2,
         backward: Backward::Regather,
+        across_micro_batches: Backward::default(),
+        reduce_every: ReduceEvery::default(),
         columnwise: Columnwise::OnDemand,
         settings: Settings {
             via: Via::Bf16,

@@ -46,7 +46,8 @@ impl StepPlan {
         check_model(program, weights)?;
         build(&Request {
             name: program.name(),
-            calls: program.calls(),
+            micro_batches: program.micro_batches(),
+            calls: &program.runs(),
             buffers: program.buffers(),
             updates_weights: program.updates_weights(),
             weights,
@@ -67,6 +68,7 @@ impl StepPlan {
     ) -> Result<Self, PlanError> {
         build(&Request {
             name: "prologue",
+            micro_batches: 1,
             calls: &[],
             buffers: &[],
             updates_weights: false,
@@ -93,6 +95,7 @@ impl StepPlan {
 
 struct Request<'a> {
     name: &'a str,
+    micro_batches: u32,
     calls: &'a [Call],
     buffers: &'a [BufferSpec],
     updates_weights: bool,
@@ -205,6 +208,7 @@ fn assemble(request: &Request<'_>, placed: Placed) -> Result<StepPlan, PlanError
     let end = if request.updates_weights { start.next() } else { start };
     Ok(StepPlan {
         name: request.name.to_owned(),
+        micro_batches: request.micro_batches,
         calls: request.calls.to_vec(),
         buffers: request.buffers.to_vec(),
         updates_weights: request.updates_weights,

@@ -4,7 +4,7 @@
 //! stage of use i−n for prefetch depth n, and released by the end of the call before that stage;
 //! at depth 0 that is the stage of use i itself. A gather that could begin no later than the stage
 //! behind the weight's previous use is not made: the planes are still there, and a second copy
-//! would only cost memory.
+//! would only cost memory. Nor is one made where the planes are kept from the previous use.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::config::{Backward, Columnwise};
 use crate::format::{Orientation, PlaneSpec};
 use crate::id::{CallId, WeightId};
 use crate::layout::Content;
-use crate::model::Placement;
+use crate::model::{Call, Placement, Reuse, Use};
 use crate::op::Op;
 
 /// The latest gather of some planes, which may still serve another use.
@@ -38,10 +38,10 @@ pub(in super::super) fn gather(draft: &mut Draft<'_>) {
             let issue = ahead.map_or(0, |earlier| stages_of_uses[earlier]);
             let derived = !layout.format.stored_orientations().contains(&usage.orientation);
             let orientation = if derived { Orientation::Rowwise } else { usage.orientation };
-            let keeps = draft.policy.backward == Backward::Keep
-                || (derived && draft.policy.columnwise == Columnwise::Keep);
             let supply = match held.get_mut(&(usage.weight, orientation)) {
-                Some(gather) if keeps || issue <= gather.last_use + 1 => {
+                Some(gather)
+                    if issue <= gather.last_use + 1 || keeps(draft, gather, call, usage, derived) =>
+                {
                     gather.last_use = stage;
                     gather.supply
                 }
@@ -56,6 +56,20 @@ pub(in super::super) fn gather(draft: &mut Draft<'_>) {
     }
 }
 
+/// Are the planes of `gather` kept for this use? As use or weight say, else as the policy says for backward and for
+/// the next micro-batch.
+fn keeps(draft: &Draft<'_>, gather: &Held, call: &Call, usage: &Use, derived: bool) -> bool {
+    let policy = draft.policy;
+    let in_micro_batch = draft.calls[gather.last_use].micro_batch == call.micro_batch;
+    match usage.reuse.or(draft.weights.layout(usage.weight).reuse) {
+        Some(reuse) => reuse == Reuse::Keep,
+        None if in_micro_batch => {
+            policy.backward == Backward::Keep || (derived && policy.columnwise == Columnwise::Keep)
+        }
+        None => policy.across_micro_batches == Backward::Keep,
+    }
+}
+
 fn add_gather(
     draft: &mut Draft<'_>,
     weight: WeightId,
@@ -65,7 +79,7 @@ fn add_gather(
 ) -> Supply {
     let name = draft.name(weight);
     let to = draft.transient(
-        format!("{name} gathered {orientation} for {}", draft.calls[stage].name),
+        format!("{name} gathered {orientation} for {}", draft.calls[stage].label()),
         Content::Gathered(weight, orientation),
     );
     let layout = draft.weights.layout(weight);

@@ -139,7 +139,7 @@ impl Ids<'_> {
             | Content::AmaxHistory(bucket)
             | Content::DelayedScale(bucket)
             | Content::Encode(bucket) => self.bucket(bucket, &place),
-            Content::Buffer(buffer) | Content::Staging(buffer) => self.buffer(buffer, &place),
+            Content::Buffer(buffer) | Content::Staging(buffer, _) => self.buffer(buffer, &place),
             Content::OptimizerStep
             | Content::FaultWord
             | Content::LearningRate
@@ -180,6 +180,7 @@ impl Ids<'_> {
             | Op::Transpose { weight, .. }
             | Op::Dequantize { weight, .. }
             | Op::ReduceScatter { weight, .. }
+            | Op::AddGradient { weight, .. }
             | Op::Accumulate { weight, .. } => self.weight(*weight, place),
             Op::PartialAmax { bucket, .. }
             | Op::DelayedScale { bucket, .. }
