@@ -7,9 +7,10 @@ use super::arena::{self, Peak};
 use super::dependences::{Edge, EdgeKind, TaskAccesses, dependences};
 use super::draft::{Carrier, Draft, DraftTask};
 use super::fences::fences;
+use super::prefetch::{Timetable, demands};
 use super::resident::{ResidentLayout, add_slot};
 use super::step_plan::{EdgeState, PlanBounds, Policy, StepPlan, Task};
-use super::{PlanError, passes, verify};
+use super::{PlanError, Prefetch, passes, verify};
 use crate::config::Columnwise;
 use crate::format::Shape;
 use crate::id::{CommId, CommSeq, LaneId, TaskId, Version};
@@ -127,16 +128,18 @@ fn place(request: &Request<'_>, policy: &Policy) -> Result<Placed, PlanError> {
     let is_prologue = request.calls.is_empty();
     let residents =
         if is_prologue { request.resident.common() } else { request.resident.slots(request.name) };
+    let demands = demands(request.calls, request.weights, policy);
+    let timetable = Timetable::of(policy.prefetch, &demands)?;
     let mut draft = Draft::new(request.calls, request.buffers, request.weights, policy, residents);
     if !is_prologue {
-        passes::gather(&mut draft);
+        passes::gather(&mut draft, &demands, &timetable.issues);
         passes::columnwise(&mut draft);
         passes::dense(&mut draft);
         let buffers = passes::buffers(&mut draft);
         passes::compute(&mut draft, &buffers);
     }
     if request.updates_weights {
-        passes::reduce(&mut draft);
+        passes::reduce(&mut draft, timetable.reduce_behind);
         let vote = passes::optimize(&mut draft);
         passes::quantize(&mut draft, Some(vote));
     } else if is_prologue {
@@ -292,10 +295,12 @@ fn check_policy(policy: &Policy) -> Result<(), PlanError> {
             advice: "use 1 (shared) or 2 (one for gathers, one for reductions)",
         });
     }
-    if policy.depth > MAX_DEPTH {
+    if let Prefetch::Depth(depth) = policy.prefetch
+        && depth > MAX_DEPTH
+    {
         return Err(PlanError::Policy {
             key: "prefetch.depth",
-            value: policy.depth.to_string(),
+            value: depth.to_string(),
             advice: "use at most 1024 uses ahead",
         });
     }
@@ -327,7 +332,7 @@ fn check_budget(request: &Request<'_>, placed: &Placed) -> Result<(), PlanError>
         .map_or_else(|| "nothing".to_owned(), |task| format!("the {} of {}", task.op.name(), task.subject));
     Err(PlanError::Budget {
         program: request.name.to_owned(),
-        depth: request.policy.depth,
+        prefetch: request.policy.prefetch.to_string(),
         needed: *needed,
         budget,
         moment,

@@ -13,7 +13,7 @@ use warpweft::model::{
     Access, BufferSpec, CallBuilder, Form, Lifetime, Mesh, Model, Phase, Placement, Role, StepProgram,
 };
 use warpweft::op::Op;
-use warpweft::plan::{Policy, ResidentLayout, StepPlan, VerifyError, verify};
+use warpweft::plan::{Policy, Prefetch, ResidentLayout, StepPlan, VerifyError, verify};
 
 use crate::edit::{remove, serialize};
 use crate::programs::policy;
@@ -57,7 +57,7 @@ fn choice() -> impl Strategy<Value = Choice> {
 fn any_policy() -> impl Strategy<Value = Policy> {
     (0..6u32, 1..3u32, any::<bool>(), any::<bool>()).prop_map(
         |(depth, communicators, regather, on_demand)| Policy {
-            depth,
+            prefetch: Prefetch::Depth(depth),
             communicators,
             backward: if regather { Backward::Regather } else { Backward::Keep },
             columnwise: if on_demand { Columnwise::OnDemand } else { Columnwise::Keep },

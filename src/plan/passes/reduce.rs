@@ -1,7 +1,7 @@
 //! Reduces every gradient and accumulates it into the FP32 main grad.
 //!
 //! Law (PL-4): every gradient a call writes is reduced and accumulated exactly once. A sharded
-//! weight's gradient is reduce-scattered one step behind compute and accumulated one further; a
+//! weight's gradient is reduce-scattered as many calls behind compute as the timetable says, and accumulated one further; a
 //! replicated weight's is accumulated locally, and one all-reduce carries all of them together.
 //! The first contribution of a step overwrites.
 
@@ -13,7 +13,8 @@ use crate::layout::Content;
 use crate::model::Placement;
 use crate::op::{Op, Reduction};
 
-pub(in super::super) fn reduce(draft: &mut Draft<'_>) {
+/// `behind`: how many calls behind its own a reduction stands.
+pub(in super::super) fn reduce(draft: &mut Draft<'_>, behind: usize) {
     let mut begun = BTreeSet::new();
     for (stage, id, call) in draft.stages_of_calls() {
         for weight in &call.grads {
@@ -31,12 +32,12 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>) {
                     let op = Op::ReduceScatter { weight: *weight, from: gradient, to: reduced };
                     let bytes = wire_bytes(layout.stored_elements(), draft.weights.mesh);
                     let task = DraftTask::collective(op, name, Carrier::Reduce, bytes);
-                    draft.add(stage + 1, Section::Reduce, task);
+                    draft.add(stage + behind, Section::Reduce, task);
                     (reduced, draft.slot(Content::MainGrad(*weight)))
                 }
             };
             let op = Op::Accumulate { weight: *weight, from, into, first };
-            draft.add(stage + 2, Section::Accumulate, DraftTask::local(op, name, Carrier::Quantize));
+            draft.add(stage + behind + 1, Section::Accumulate, DraftTask::local(op, name, Carrier::Quantize));
         }
     }
     let replicated: Vec<_> = draft
