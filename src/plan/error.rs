@@ -38,6 +38,14 @@ pub enum PlanError {
         /// Bytes allowed.
         limit: usize,
     },
+    /// A hand schedule that does not go with the program.
+    #[error("the hand schedule of program `{program}` {problem}")]
+    Schedule {
+        /// The program.
+        program: String,
+        /// What is wrong with it, and what is expected.
+        problem: String,
+    },
     /// More bytes than an arena can have, by themselves or together with what was placed before.
     #[error(
         "{what} would take the arena beyond {limit} bytes, which no memory can hold; use smaller weights or buffers, or check how their sizes are computed"

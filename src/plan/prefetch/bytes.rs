@@ -54,6 +54,24 @@ pub(super) fn fit(demands: &[Demand<'_>], limit: usize, earliest: &[usize]) -> R
     Ok(issues)
 }
 
+/// The most bytes in flight at any stage, if demands are asked for at these stages.
+pub(super) fn most_in_flight(demands: &[Demand<'_>], issues: &[usize]) -> usize {
+    let stages = demands.last().map_or(0, |demand| demand.stage + 1);
+    let mut in_flight = vec![0usize; stages];
+    let mut last_uses: HashMap<(WeightId, Orientation), usize> = HashMap::new();
+    for (demand, issue) in demands.iter().zip(issues) {
+        let held = last_uses.insert((demand.weight, demand.orientation), demand.stage);
+        let from = match held {
+            Some(last_use) if demand.keeps || *issue <= last_use + 1 => last_use + 1,
+            _ => *issue,
+        };
+        for bytes in in_flight.iter_mut().take(demand.stage + 1).skip(from) {
+            *bytes = bytes.saturating_add(demand.bytes);
+        }
+    }
+    in_flight.into_iter().max().unwrap_or(0)
+}
+
 /// The planes of every call beside the first ones of the next call that needs others.
 fn check_pairs(demands: &[Demand<'_>], limit: usize) -> Result<(), PlanError> {
     let mut largest: Option<(usize, &Demand<'_>, &Demand<'_>)> = None;

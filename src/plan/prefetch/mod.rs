@@ -10,16 +10,22 @@
 //! | `demands` | the planes each use needs |
 //! | `depth` | n uses ahead |
 //! | `bytes` | as early as a number of gathered bytes in flight allows |
+//! | `deadline` | as late as is safe, by what everything takes |
+//! | `auto` | the best of these within the budget, by what they are expected to take |
 //!
 //! A demand whose planes are still there is not gathered again: see the gather pass.
 
+mod auto;
 mod bytes;
+mod deadline;
 mod demands;
 mod depth;
 
 use serde::Serialize;
 
 use super::PlanError;
+pub(super) use auto::{Trial, search};
+pub(super) use deadline::Pace;
 pub(super) use demands::{Demand, demands};
 
 /// When a gather may start.
@@ -29,6 +35,8 @@ pub enum Prefetch {
     Depth(u32),
     /// As early as so many bytes of gathered planes in flight allow.
     Bytes(usize),
+    /// Each as late as is safe, by what tasks are said to take ([`super::Costs`]), within the budget.
+    Auto,
 }
 
 impl Prefetch {
@@ -43,6 +51,7 @@ impl std::fmt::Display for Prefetch {
         match self {
             Self::Depth(depth) => write!(formatter, "prefetch.depth = {depth}"),
             Self::Bytes(bytes) => write!(formatter, "prefetch.bytes = {bytes}"),
+            Self::Auto => formatter.write_str("prefetch.policy = \"auto\""),
         }
     }
 }
@@ -63,11 +72,18 @@ impl Timetable {
     /// The timetable of a policy that needs no durations.
     ///
     /// # Errors
-    /// [`PlanError::Prefetch`].
+    /// [`PlanError::Prefetch`]; [`PlanError::Policy`] for one that needs them.
     pub(super) fn of(prefetch: Prefetch, demands: &[Demand<'_>]) -> Result<Self, PlanError> {
         let issues = match prefetch {
             Prefetch::Depth(depth) => depth::issues(demands, depth as usize),
             Prefetch::Bytes(limit) => bytes::issues(demands, limit)?,
+            Prefetch::Auto => {
+                return Err(PlanError::Policy {
+                    key: "prefetch.policy",
+                    value: "\"auto\"".into(),
+                    advice: "give the planner costs to count with (StepPlan::timed), or set prefetch.depth",
+                });
+            }
         };
         Ok(Self { issues, reduce_behind: Self::REDUCE_BEHIND })
     }
