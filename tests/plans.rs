@@ -9,11 +9,11 @@ use warpweft::id::{CallId, SlotId, TaskId};
 use warpweft::layout::{ALIGNMENT, Content, Delayed, OptimizerSettings, Settings, StateLayout, Weights};
 use warpweft::model::{Form, Mesh, Model, Phase, StepProgram};
 use warpweft::op::{Op, Reduction};
-use warpweft::plan::{EdgeKind, PlanError, Policy, ResidentLayout, StepPlan, Task};
+use warpweft::plan::{EdgeKind, PlanError, Policy, Prefetch, ResidentLayout, StepPlan, Task};
 
 fn policy(depth: u32) -> Policy {
     Policy {
-        depth,
+        prefetch: Prefetch::Depth(depth),
         budget: None,
         communicators: 2,
         backward: Backward::Regather,

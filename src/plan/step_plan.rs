@@ -5,6 +5,7 @@
 
 use serde::Serialize;
 
+use super::Prefetch;
 use crate::config::{Backward, Columnwise, ReduceEvery};
 use crate::id::{CommId, CommSeq, EventId, LaneId, SlotId, TaskId, Version};
 use crate::layout::{ArenaLayout, Binding, Lane, LaneKind, Residency, Settings, Weights};
@@ -14,8 +15,8 @@ use crate::op::Op;
 /// What the planner may choose by; every field is a decision of the embedder.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Policy {
-    /// Uses ahead of which a gather may start; 0 is on demand.
-    pub depth: u32,
+    /// When gathers may start.
+    pub prefetch: Prefetch,
     /// Limit on transient bytes per rank.
     pub budget: Option<usize>,
     /// 1: gathers and reductions share a communicator; 2: each has its own.

@@ -6,7 +6,7 @@ use warpweft::id::{BufferId, SlotId, WeightId};
 use warpweft::layout::{Delayed, OptimizerSettings, Region, Residency, Settings, Slot, StateLayout, Weights};
 use warpweft::model::{BufferSpec, Form, Lifetime, Mesh, Model, Phase, ProgramBuilder, Role, StepProgram};
 use warpweft::op::Op;
-use warpweft::plan::{EdgeState, Policy, ResidentLayout, StepPlan};
+use warpweft::plan::{EdgeState, Policy, Prefetch, ResidentLayout, StepPlan};
 
 use crate::edit::{recount, serialize};
 
@@ -15,7 +15,7 @@ use Orientation::{Columnwise as Cols, Rowwise as Rows};
 /// Two communicators, gathers two uses ahead, regather in backward, columnwise planes on demand.
 pub(crate) fn policy() -> Policy {
     Policy {
-        depth: 2,
+        prefetch: Prefetch::Depth(2),
         budget: None,
         communicators: 2,
         backward: Backward::Regather,

@@ -13,7 +13,7 @@ use warpweft::model::{
     Access, BufferSpec, CallBuilder, Form, Lifetime, Mesh, Model, Phase, Placement, Reuse, Role, StepProgram,
 };
 use warpweft::op::Op;
-use warpweft::plan::{Policy, ResidentLayout, StepPlan, VerifyError, verify};
+use warpweft::plan::{Policy, Prefetch, ResidentLayout, StepPlan, VerifyError, verify};
 
 use crate::edit::{remove, serialize};
 use crate::programs::policy;
@@ -60,7 +60,7 @@ fn any_policy() -> impl Strategy<Value = Policy> {
         prop_oneof![Just(ReduceEvery::Call), Just(ReduceEvery::MicroBatch), Just(ReduceEvery::Step)];
     (0..6u32, 1..3u32, any::<[bool; 3]>(), reduce_every).prop_map(
         |(depth, communicators, [regather, across, on_demand], reduce_every)| Policy {
-            depth,
+            prefetch: Prefetch::Depth(depth),
             communicators,
             backward: if regather { Backward::Regather } else { Backward::Keep },
             across_micro_batches: if across { Backward::Regather } else { Backward::Keep },

@@ -2,8 +2,8 @@
 //!
 //! Law (PL-4): every gradient a call writes is reduced and accumulated exactly once. Gradients of a sharded weight
 //! that the policy reduces together ([`ReduceEvery`]) are added to the first of them, in its slot, one step behind
-//! compute each. What is complete is reduce-scattered one step behind compute and accumulated one further; a
-//! replicated weight's is accumulated locally, and one all-reduce carries all of them together. The first
+//! compute each. What is complete is reduce-scattered as many calls behind compute as the timetable says, and
+//! accumulated one further; a replicated weight's is accumulated locally, and one all-reduce carries all of them together. The first
 //! contribution of a step overwrites.
 
 use std::collections::{BTreeSet, HashMap};
@@ -26,7 +26,8 @@ struct Span {
     last: CallId,
 }
 
-pub(in super::super) fn reduce(draft: &mut Draft<'_>) {
+/// `behind`: how many calls behind its own a reduction stands.
+pub(in super::super) fn reduce(draft: &mut Draft<'_>, behind: usize) {
     let spans = spans(draft);
     let mut begun = BTreeSet::new();
     for (stage, id, call) in draft.stages_of_calls() {
@@ -58,12 +59,12 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>) {
                     let bytes =
                         wire_bytes(draft.weights.layout(weight).stored_elements(), draft.weights.mesh);
                     let task = DraftTask::collective(op, name, Carrier::Reduce, bytes);
-                    draft.add(stage + 1, Section::Reduce, task);
+                    draft.add(stage + behind, Section::Reduce, task);
                     (reduced, draft.slot(Content::MainGrad(weight)))
                 }
             };
             let op = Op::Accumulate { weight, from, into, first: begun.insert(weight) };
-            draft.add(stage + 2, Section::Accumulate, DraftTask::local(op, name, Carrier::Quantize));
+            draft.add(stage + behind + 1, Section::Accumulate, DraftTask::local(op, name, Carrier::Quantize));
         }
     }
     all_reduce(draft);
