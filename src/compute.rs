@@ -6,6 +6,7 @@
 //! [`Surface`]; nothing here knows which.
 
 use bytemuck::Pod;
+use half::bf16;
 
 use crate::format::{Format, Orientation, PlaneSpec, Shape};
 use crate::id::{BufferId, CallId, MicroBatchId, RankId, WeightId};
@@ -165,13 +166,8 @@ impl BoundCall {
                     let shape = layout.shard.shape;
                     let planes = match usage.form {
                         Form::Planes => bound_planes(region, layout, usage.orientation),
-                        Form::Dense => PlaneRegions {
-                            data: Region {
-                                offset: region.offset,
-                                bytes: shape.rows * shape.cols * size_of::<f32>(),
-                            },
-                            scale: Region::default(),
-                        },
+                        Form::Dense => dense_values(region, shape, size_of::<f32>()),
+                        Form::DenseBf16 => dense_values(region, shape, size_of::<bf16>()),
                     };
                     bound.formats.push((usage.weight, layout.format, shape));
                     bound.uses.push(BoundUse {
@@ -193,6 +189,12 @@ impl BoundCall {
         }
         bound
     }
+}
+
+/// Values of the weight's own shape at the start of a slot.
+fn dense_values(region: Region, shape: Shape, element: usize) -> PlaneRegions {
+    let data = Region { offset: region.offset, bytes: shape.rows * shape.cols * element };
+    PlaneRegions { data, scale: Region::default() }
 }
 
 /// Where the tensor scale of the use at `position` lies, if the call got it.
@@ -298,6 +300,19 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         orientation: Orientation,
     ) -> Result<S::Read<'a, f32>, ComputeError> {
         let usage = self.usage(weight, orientation, Form::Dense)?;
+        self.surface.read(usage.planes.data)
+    }
+
+    /// A weight the call uses densely in bfloat16: `[rows, cols]` rowwise, `[cols, rows]` columnwise.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] unless the call declares exactly this use.
+    pub fn dense_bf16(
+        &self,
+        weight: WeightId,
+        orientation: Orientation,
+    ) -> Result<S::Read<'a, bf16>, ComputeError> {
+        let usage = self.usage(weight, orientation, Form::DenseBf16)?;
         self.surface.read(usage.planes.data)
     }
 

@@ -119,8 +119,8 @@ pub enum Content {
     Gathered(WeightId, Orientation),
     /// Columnwise planes derived from gathered rowwise ones.
     Transposed(WeightId),
-    /// A dequantized weight: f32 `[rows, cols]`, or its transpose for a columnwise use.
-    Dense(WeightId, Orientation),
+    /// A dequantized weight: f32 or bf16 `[rows, cols]`, or its transpose for a columnwise use.
+    Dense(WeightId, Orientation, ElementType),
     /// The full gradient of one weight from one call: f32 `[padded rows, cols]`.
     Gradient(WeightId, CallId),
     /// The rank's rows of that gradient, summed over ranks: f32 `[rows_per_rank, cols]`.
@@ -389,10 +389,10 @@ impl WeightLayout {
         self.format.planes(Orientation::Columnwise, self.shard.shape)
     }
 
-    /// Is the data plane already what a dense use wants, so that nothing need be dequantized?
+    /// Is the data plane already what a dense use in `values` wants, so that nothing need be dequantized?
     #[must_use]
-    pub fn is_dense(&self) -> bool {
-        self.format == Format::F32
+    pub fn is_dense(&self, values: ElementType) -> bool {
+        matches!((self.format, values), (Format::F32, ElementType::F32) | (Format::Bf16, ElementType::Bf16))
     }
 
     /// f32 elements of the rank's stored rows. Saturates.
@@ -427,7 +427,9 @@ impl Content {
                 PlaneRegions::bytes(&layout(weight).gathered_planes(orientation))
             }
             Self::Transposed(weight) => PlaneRegions::bytes(&layout(weight).transposed_planes()),
-            Self::Dense(weight, _) => f32s(layout(weight).shard.shape.elements()),
+            Self::Dense(weight, _, values) => {
+                layout(weight).shard.shape.elements().saturating_mul(values.bytes())
+            }
             Self::Gradient(weight, _) => f32s(layout(weight).shard.padded().elements()),
             Self::AmaxHistory(bucket) => {
                 let length = weights.state.delayed.map_or(0, |delayed| delayed.history as usize);

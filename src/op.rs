@@ -8,7 +8,7 @@
 use bytemuck::{Pod, Zeroable};
 use serde::Serialize;
 
-use crate::format::Orientation;
+use crate::format::{ElementType, Orientation};
 use crate::id::{BucketId, BufferId, CallId, SlotId, WeightId};
 use crate::model::Access;
 
@@ -224,7 +224,7 @@ pub enum Op {
         /// Columnwise planes.
         to: SlotId,
     },
-    /// Dequantizes planes to f32.
+    /// Dequantizes planes to f32, or to bf16.
     Dequantize {
         /// The weight.
         weight: WeightId,
@@ -234,7 +234,9 @@ pub enum Op {
         from: SlotId,
         /// Tensor scales of the weight's bucket; absent for formats without.
         tensor_scale: Option<SlotId>,
-        /// f32 result.
+        /// Element type of the result, [`ElementType::F32`] or [`ElementType::Bf16`].
+        values: ElementType,
+        /// The values.
         to: SlotId,
     },
     /// Sums a gradient over the ranks, in rank order in f32, each rank keeping its rows.

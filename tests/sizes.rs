@@ -154,7 +154,7 @@ proptest! {
         let weights = Weights::new(&[spec], mesh);
         let id = warpweft::id::WeightId::new(0);
         let elements = rows as u128 * cols as u128;
-        let dense = Content::Dense(id, Orientation::Rowwise).bytes(&weights, |_| 0);
+        let dense = Content::Dense(id, Orientation::Rowwise, ElementType::F32).bytes(&weights, |_| 0);
         prop_assert_eq!(dense as u128, elements.saturating_mul(4).min(usize::MAX as u128));
         let gathered = Content::Gathered(id, Orientation::Rowwise).bytes(&weights, |_| 0);
         prop_assert!(gathered as u128 >= (elements / 2).min(usize::MAX as u128));

@@ -20,6 +20,21 @@ pub enum Form {
     Planes,
     /// Dequantized to f32: `[rows, cols]` rowwise, its transpose `[cols, rows]` columnwise.
     Dense,
+    /// Dequantized to bfloat16, nearest even, laid out as [`Form::Dense`]: what a BF16 product reads where a device
+    /// has no product of the format's own. A bf16 weight is read as it lies. Sharded weights only.
+    DenseBf16,
+}
+
+impl Form {
+    /// The element type of dense values; `None` for planes.
+    #[must_use]
+    pub const fn values(self) -> Option<ElementType> {
+        match self {
+            Self::Planes => None,
+            Self::Dense => Some(ElementType::F32),
+            Self::DenseBf16 => Some(ElementType::Bf16),
+        }
+    }
 }
 
 /// One consumption event of a weight.
@@ -501,6 +516,7 @@ fn check_use(call: &str, usage: &Use, spec: &super::WeightSpec) -> Result<(), De
                 (Orientation::Rowwise, Form::Dense) => return Ok(()),
                 (Orientation::Columnwise, _) => "a columnwise copy",
                 (_, Form::Planes) => "quantized planes",
+                (_, Form::DenseBf16) => "bfloat16 values",
             };
             Err(DeclareError::ReplicatedUse { call: call.to_owned(), weight: spec.name.clone(), what })
         }

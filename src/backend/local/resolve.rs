@@ -82,9 +82,10 @@ impl Binder<'_> {
             Op::Transpose { weight, from, to } => {
                 LocalOp::Transpose(Transpose::resolve(self, *weight, *from, *to)?)
             }
-            Op::Dequantize { weight, orientation, from, tensor_scale, to } => LocalOp::Dequantize(
-                Dequantize::resolve(self, *weight, *orientation, *from, *tensor_scale, *to)?,
-            ),
+            Op::Dequantize { weight, orientation, from, tensor_scale, values, to } => {
+                let what = (*weight, *orientation, *values);
+                LocalOp::Dequantize(Dequantize::resolve(self, what, *from, *tensor_scale, *to)?)
+            }
             Op::AddGradient { weight, from, into } => {
                 LocalOp::Accumulate(Accumulate::whole(self, *weight, *from, *into)?)
             }

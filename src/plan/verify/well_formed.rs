@@ -127,7 +127,7 @@ impl Ids<'_> {
             | Content::Shard(weight, _)
             | Content::Gathered(weight, _)
             | Content::Transposed(weight)
-            | Content::Dense(weight, _) => self.weight(weight, &place),
+            | Content::Dense(weight, _, _) => self.weight(weight, &place),
             Content::Gradient(weight, call) | Content::ReducedGradient(weight, call) => {
                 self.weight(weight, &place)?;
                 self.call_id(call, &place)

@@ -176,12 +176,12 @@ impl Run<'_> {
         let layout = self.plan.weights.layout(weight);
         let found = match (layout.placement, form, self.slots.held(slot)) {
             (Placement::Replicated, _, Held::Master(of, version)) if *of == weight => Some(*version),
-            (Placement::Sharded, Form::Dense, Held::Dense(of, o, version))
-                if (*of, *o) == (weight, orientation) =>
+            (Placement::Sharded, _, Held::Dense(of, o, values, version))
+                if (*of, *o, Some(*values)) == (weight, orientation, form.values()) =>
             {
                 Some(*version)
             }
-            (Placement::Sharded, Form::Dense, _) if !layout.is_dense() => None,
+            (Placement::Sharded, ..) if form.values().is_some_and(|values| !layout.is_dense(values)) => None,
             (Placement::Sharded, _, _) => self.planes_at(slot, weight, orientation),
             (Placement::Replicated, ..) => None,
         };
@@ -190,6 +190,7 @@ impl Run<'_> {
             let form = match form {
                 Form::Planes => "planes",
                 Form::Dense => "dense values",
+                Form::DenseBf16 => "dense bf16 values",
             };
             let needs = format!(
                 "the {orientation} {form} of `{}` at {version} for call `{}`",

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::format::Orientation;
+use crate::format::{ElementType, Orientation};
 use crate::id::{BucketId, BufferId, CallId, MicroBatchId, SlotId, TaskId, Version, WeightId};
 use crate::layout::Content;
 use crate::plan::StepPlan;
@@ -58,8 +58,8 @@ pub(super) enum Held {
     Gathered(WeightId, Orientation, Version),
     /// Columnwise planes derived from rowwise ones.
     Transposed(WeightId, Version),
-    /// A dequantized weight.
-    Dense(WeightId, Orientation, Version),
+    /// A dequantized weight, in f32 or bf16.
+    Dense(WeightId, Orientation, ElementType, Version),
     /// A gradient slot of which only the padding rows are written, with zeros.
     Padding(WeightId),
     /// The full gradient a call wrote, or the sum of those of several; are its padding rows zero?
@@ -107,7 +107,9 @@ impl Held {
             Self::DelayedScale(bucket, _) => content == Content::DelayedScale(*bucket),
             Self::Gathered(weight, orientation, _) => content == Content::Gathered(*weight, *orientation),
             Self::Transposed(weight, _) => content == Content::Transposed(*weight),
-            Self::Dense(weight, orientation, _) => content == Content::Dense(*weight, *orientation),
+            Self::Dense(weight, orientation, values, _) => {
+                content == Content::Dense(*weight, *orientation, *values)
+            }
             Self::Padding(weight) => matches!(content, Content::Gradient(other, _) if other == *weight),
             Self::Gradient { weight, calls, .. } => {
                 matches!(content, Content::Gradient(other, call) if other == *weight && calls.contains(&call))
@@ -177,8 +179,9 @@ impl Held {
             Self::Transposed(weight, version) => {
                 format!("the derived columnwise planes of {} at {version}", name(weight))
             }
-            Self::Dense(weight, orientation, version) => {
-                format!("the dense {orientation} values of {} at {version}", name(weight))
+            Self::Dense(weight, orientation, values, version) => {
+                let kind = dense_in(*values);
+                format!("the {kind} {orientation} values of {} at {version}", name(weight))
             }
             Self::Padding(weight) => {
                 format!("zeroed padding rows for a gradient of {}, and no rows", name(weight))
@@ -205,6 +208,14 @@ impl Held {
                 format!("buffer `{}` {}", plan.buffers[buffer.index()].name, value.describe(plan))
             }
         }
+    }
+}
+
+/// Dense values in words.
+pub(super) const fn dense_in(values: ElementType) -> &'static str {
+    match values {
+        ElementType::Bf16 => "dense bf16",
+        ElementType::F32 | ElementType::U8 => "dense",
     }
 }
 

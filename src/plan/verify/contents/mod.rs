@@ -114,8 +114,8 @@ impl<'p> Run<'p> {
                 self.gather(task, *weight, *orientation, *from, *to)
             }
             Op::Transpose { weight, from, to } => self.transpose(task, *weight, *from, *to),
-            Op::Dequantize { weight, orientation, from, tensor_scale, to } => {
-                self.dequantize(task, (*weight, *orientation), *from, *tensor_scale, *to)
+            Op::Dequantize { weight, orientation, from, tensor_scale, values, to } => {
+                self.dequantize(task, (*weight, *orientation, *values), *from, *tensor_scale, *to)
             }
             Op::ReduceScatter { weight, from, to } => self.reduce_scatter(task, *weight, *from, *to),
             Op::AddGradient { weight, from, into } => self.add_gradient(task, *weight, *from, *into),
