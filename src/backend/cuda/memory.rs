@@ -17,7 +17,6 @@ use super::stream::Stream;
 pub(super) struct DeviceMemory {
     context: Arc<Context>,
     address: DeviceAddress,
-    bytes: usize,
 }
 
 impl DeviceMemory {
@@ -26,12 +25,12 @@ impl DeviceMemory {
     pub(super) fn zeroed(context: &Arc<Context>, stream: &Stream, bytes: usize) -> Result<Self, CudaFailure> {
         let context = Arc::clone(context);
         if bytes == 0 {
-            return Ok(Self { context, address: DeviceAddress::NULL, bytes });
+            return Ok(Self { context, address: DeviceAddress::NULL });
         }
         context.make_current()?;
         // SAFETY: the context is current; the range is owned by the value made here.
         let address = unsafe { result::malloc_sync(bytes) }.map_err(CudaFailure::driver("cuMemAlloc"))?;
-        let memory = Self { context, address: DeviceAddress::new(address), bytes };
+        let memory = Self { context, address: DeviceAddress::new(address) };
         stream.zero(memory.address, bytes)?;
         stream.synchronize()?;
         Ok(memory)
@@ -39,10 +38,6 @@ impl DeviceMemory {
 
     pub(super) const fn address(&self) -> DeviceAddress {
         self.address
-    }
-
-    pub(super) const fn bytes(&self) -> usize {
-        self.bytes
     }
 }
 

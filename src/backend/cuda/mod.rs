@@ -25,6 +25,7 @@ mod context;
 mod device_table;
 mod failure;
 pub mod kernels;
+mod landing;
 mod lane;
 mod library;
 mod memory;
