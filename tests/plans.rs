@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use warpweft::config::{AdamMode, Backward, Columnwise, Masters, Moments, ReduceEvery};
+use warpweft::config::{AdamMode, Backward, Columnwise, Masters, Moments, ReduceDtype, ReduceEvery};
 use warpweft::format::{AmaxChoice, ElementType, Format, Orientation, Via};
 use warpweft::id::{CallId, SlotId, TaskId};
 use warpweft::layout::{ALIGNMENT, Content, Delayed, OptimizerSettings, Settings, StateLayout, Weights};
@@ -19,6 +19,7 @@ fn policy(depth: u32) -> Policy {
         backward: Backward::Regather,
         across_micro_batches: Backward::default(),
         reduce_every: ReduceEvery::default(),
+        reduce_dtype: ReduceDtype::default(),
         columnwise: Columnwise::OnDemand,
         settings: Settings {
             via: Via::Bf16,

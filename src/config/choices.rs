@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::size::ByteSize;
-use crate::format::{AmaxChoice, Via};
+use crate::format::{AmaxChoice, ElementType, Via};
 
 /// When gathers start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,6 +58,28 @@ pub enum ReduceEvery {
     Step,
 }
 
+/// In what gradients of sharded weights travel to be reduced. Sums and main grads are f32 either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReduceDtype {
+    /// As they are.
+    #[default]
+    F32,
+    /// Rounded to bf16, to nearest even, before they leave the rank: half the bytes.
+    Bf16,
+}
+
+impl ReduceDtype {
+    /// The type of an element that travels.
+    #[must_use]
+    pub const fn element(self) -> ElementType {
+        match self {
+            Self::F32 => ElementType::F32,
+            Self::Bf16 => ElementType::Bf16,
+        }
+    }
+}
+
 /// When columnwise planes are derived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -76,7 +98,8 @@ pub enum Reduce {
     /// Ranks 0 to R-1 in f32: the same bits in every mode and layout of ranks.
     #[default]
     Ordered,
-    /// In the order of the collective library: the same bits only for the same layout and mode.
+    /// In the order of the collective library: the same bits only for the same layout and mode. Gradients that travel
+    /// in bf16 are summed in order all the same, because the library would sum them in bf16.
     Nccl,
 }
 

@@ -76,6 +76,12 @@ const ROWS: &[Row] = &[
         valid: |_| true,
     },
     Row {
+        path: "reduce_dtype",
+        expected: "\"f32\" or \"bf16\"",
+        value: |c| toml(c.reduce_dtype),
+        valid: |_| true,
+    },
+    Row {
         path: "columnwise",
         expected: "\"on_demand\" or \"keep\"",
         value: |c| toml(c.columnwise),

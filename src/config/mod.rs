@@ -46,7 +46,7 @@ mod weights;
 
 pub use choices::{
     AdamMode, Backward, Capture, Columnwise, Cpu, Link, Masters, Memory, Moments, Optimizer, Prefetch,
-    Quantize, Reduce, ReduceEvery, Scaling, TraceOutput, Transport,
+    Quantize, Reduce, ReduceDtype, ReduceEvery, Scaling, TraceOutput, Transport,
 };
 pub use declared::{Declared, Rule, Takes};
 pub use error::ConfigError;
@@ -75,6 +75,8 @@ pub struct Config {
     pub across_micro_batches: Backward,
     /// How many gradients of a weight are added on a rank before they are reduced.
     pub reduce_every: ReduceEvery,
+    /// In what gradients travel to be reduced.
+    pub reduce_dtype: ReduceDtype,
     /// When columnwise planes are derived.
     pub columnwise: Columnwise,
     /// How gradients are summed over the ranks.
@@ -111,6 +113,7 @@ impl Default for Config {
             backward: Backward::default(),
             across_micro_batches: Backward::default(),
             reduce_every: ReduceEvery::default(),
+            reduce_dtype: ReduceDtype::default(),
             columnwise: Columnwise::default(),
             reduce: Reduce::default(),
             transport: Transport::default(),

@@ -115,8 +115,10 @@ impl StepPlan {
         let accesses: Vec<_> = self.tasks.iter().map(|task| task.op.accesses()).collect();
         let mut edges = dependences(&accesses, &self.arena);
         for (to, task) in self.entries() {
-            if let (Some(from), Op::AllGather { to: slot, .. }) = (task.release, &task.op) {
-                edges.push(Edge { from, to, slot: *slot, kind: EdgeKind::Release });
+            if let (Some(from), Op::AllGather { parts }) = (task.release, &task.op)
+                && let Some(part) = parts.first()
+            {
+                edges.push(Edge { from, to, slot: part.to, kind: EdgeKind::Release });
             }
         }
         edges.sort_unstable_by_key(|edge| (edge.to, edge.from, edge.slot, edge.kind));

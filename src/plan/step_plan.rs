@@ -6,7 +6,7 @@
 use serde::Serialize;
 
 use super::Prefetch;
-use crate::config::{Backward, Columnwise, ReduceEvery};
+use crate::config::{Backward, Columnwise, ReduceDtype, ReduceEvery};
 use crate::id::{CommId, CommSeq, EventId, LaneId, SlotId, TaskId, Version};
 use crate::layout::{ArenaLayout, Binding, Lane, LaneKind, Residency, Settings, Weights};
 use crate::model::{BufferSpec, Call};
@@ -27,6 +27,8 @@ pub struct Policy {
     pub across_micro_batches: Backward,
     /// How many gradients are added on a rank before they are reduced.
     pub reduce_every: ReduceEvery,
+    /// In what gradients travel.
+    pub reduce_dtype: ReduceDtype,
     /// Columnwise planes on demand or kept.
     pub columnwise: Columnwise,
     /// Constants handed through to backends.

@@ -16,7 +16,7 @@ fn gather(ranks: u32, rows: usize, cols: usize, format: Format, orientation: Ori
     let mut plan = Plan::new(ranks, &[sharded(rows, cols, format)]);
     let from = plan.resident("shard", Content::Shard(W, orientation));
     let to = plan.transient("gathered", Content::Gathered(W, orientation));
-    plan.op(LINK, Op::AllGather { weight: W, orientation, from, to });
+    plan.op(LINK, Op::gather(W, orientation, from, to));
     let layout = plan.weights.layout(W).clone();
     let gathered = run(plan, move |rank| {
         let shard = rank.plan.region(from).bytes;
@@ -67,7 +67,7 @@ fn a_reduce_scatter_adds_in_rank_order_and_keeps_the_own_rows() {
         let mut plan = Plan::new(ranks, &[sharded(rows, cols, Format::F32)]);
         let from = plan.transient("gradient", Content::Gradient(W, CallId::new(0)));
         let to = plan.transient("reduced", Content::ReducedGradient(W, CallId::new(0)));
-        plan.op(LINK, Op::ReduceScatter { weight: W, from, to });
+        plan.op(LINK, Op::reduce_scatter(W, from, to));
         let padded = plan.weights.layout(W).shard.padded_rows() * cols;
         // Huge and tiny values: another order of addition gives other bits.
         let gradient = move |rank: usize| {

@@ -66,7 +66,7 @@ fn flow(ranks: u32, rows: usize, cols: usize, format: Format, via: Via) -> Flow 
     let mut gathered = Vec::new();
     for ShardOperand { orientation, slot, .. } in shards {
         let to = plan.transient("gathered", Content::Gathered(W, orientation));
-        plan.op(LINK, Op::AllGather { weight: W, orientation, from: slot, to });
+        plan.op(LINK, Op::gather(W, orientation, slot, to));
         gathered.push((orientation, to));
     }
     plan.fence(LINK, COMPUTE);

@@ -58,8 +58,11 @@ fn a_gradient_added_twice_on_the_rank_is_refused() {
 fn a_sum_that_is_reduced_before_all_are_added_is_missed() {
     let mut plan = step();
     let embedding = weight(&plan, "embedding");
-    let reduction =
-        position(&plan, 0, |op| matches!(op, Op::ReduceScatter { weight, .. } if *weight == embedding));
+    let reduction = position(
+        &plan,
+        0,
+        |op| matches!(op, Op::ReduceScatter { parts, .. } if parts[0].weight == embedding),
+    );
     let last = (0..plan.tasks.len())
         .rfind(|at| matches!(plan.tasks[*at].op, Op::AddGradient { weight, .. } if weight == embedding));
     let task = plan.tasks.remove(reduction);

@@ -1,6 +1,6 @@
 //! Programs whose plans the faults are seeded into; between them they contain every op.
 
-use warpweft::config::{AdamMode, Backward, Columnwise, Masters, ReduceEvery};
+use warpweft::config::{AdamMode, Backward, Columnwise, Masters, ReduceDtype, ReduceEvery};
 use warpweft::format::{AmaxChoice, ElementType, Format, Orientation, Via};
 use warpweft::id::{BufferId, SlotId, WeightId};
 use warpweft::layout::{Delayed, OptimizerSettings, Region, Residency, Settings, Slot, StateLayout, Weights};
@@ -21,6 +21,7 @@ pub(crate) fn policy() -> Policy {
         backward: Backward::Regather,
         across_micro_batches: Backward::default(),
         reduce_every: ReduceEvery::default(),
+        reduce_dtype: ReduceDtype::default(),
         columnwise: Columnwise::OnDemand,
         settings: Settings {
             via: Via::Bf16,

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use super::Demand;
+use super::{Demand, together};
 use crate::format::Orientation;
 use crate::id::WeightId;
 use crate::plan::PlanError;
@@ -51,6 +51,7 @@ pub(super) fn fit(demands: &[Demand<'_>], limit: usize, earliest: &[usize]) -> R
         floor = floor.max(issue);
         issues.push(issue);
     }
+    together(demands, &mut issues, usize::max);
     Ok(issues)
 }
 
