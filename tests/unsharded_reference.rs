@@ -16,7 +16,7 @@ mod trainer;
 
 use reference::{Parameter, RATE, Reducing, as_stored, mean, sum};
 use trainer::{SIZE, Shaped, Trainer, losses, within_a_minute};
-use warpweft::config::{Backward, Capture, Config, ReduceDtype, ReduceEvery, Scaling};
+use warpweft::config::{AcrossMicroBatches, Backward, Capture, Config, ReduceDtype, ReduceEvery, Scaling};
 use warpweft::format::{
     AmaxChoice, DelayedScaling, Directions, Format, Orientation, Planes, PlanesMut, Shape, Via, dequantize,
     partial_amax, partial_cast, quantize, transpose,
@@ -229,10 +229,12 @@ fn equals_the_reference(shaped: Shaped, reducing: Reducing) {
             for (depth, capture, kept) in
                 [(0, Capture::Off, false), (1, Capture::Step, false), (3, Capture::Off, true)]
             {
-                let kept = if kept { Backward::Keep } else { Backward::Regather };
                 let mut config = Config { check: true, capture, ..Config::default() };
                 (config.reduce_every, config.reduce_dtype) = (reducing.every, reducing.dtype);
-                (config.backward, config.across_micro_batches) = (kept, kept);
+                if kept {
+                    (config.backward, config.across_micro_batches) =
+                        (Backward::Keep, AcrossMicroBatches::Keep);
+                }
                 config.optimizer.lr = f64::from(RATE);
                 config.prefetch.depth = depth;
                 let trainer = Trainer::shaped(shaped, format, &config);

@@ -43,6 +43,19 @@ pub enum Backward {
     Keep,
 }
 
+/// Where a micro-batch finds a weight that the one before gathered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AcrossMicroBatches {
+    /// It is gathered again.
+    #[default]
+    Regather,
+    /// Its planes are kept from micro-batch to micro-batch.
+    Keep,
+    /// All planes are kept if the plan then fits `memory.budget`, and gathered again if not; the plan says which.
+    Fit,
+}
+
 /// How many gradients of a weight are added on each rank before the ranks reduce them. Sums on the rank take one more
 /// full gradient in f32 for as long as they are open. The grouping changes the order of f32 additions, and so the
 /// last bits.

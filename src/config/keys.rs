@@ -65,7 +65,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         path: "across_micro_batches",
-        expected: "\"regather\" or \"keep\"",
+        expected: "\"regather\", \"keep\" or \"fit\" (keep if the budget allows it)",
         value: |c| toml(c.across_micro_batches),
         valid: |_| true,
     },

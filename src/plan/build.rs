@@ -12,7 +12,7 @@ use super::prefetch::{Demand, Timetable, demands};
 use super::resident::{ResidentLayout, add_slot};
 use super::step_plan::{EdgeState, PlanBounds, Policy, StepPlan, Task};
 use super::{Costs, PlanError, Prefetch, passes, verify};
-use crate::config::Columnwise;
+use crate::config::{AcrossMicroBatches, Columnwise};
 use crate::format::Shape;
 use crate::id::{CallId, CommId, CommSeq, LaneId, TaskId, Version};
 use crate::layout::{ArenaLayout, Lane, LaneKind, Residency, Slot, Weights};
@@ -127,6 +127,7 @@ impl StepPlan {
 }
 
 /// What is asked of the planner.
+#[derive(Clone, Copy)]
 pub(super) struct Request<'a> {
     pub(super) name: &'a str,
     micro_batches: u32,
@@ -164,6 +165,20 @@ fn request<'a>(
 }
 
 fn build(request: &Request<'_>) -> Result<StepPlan, PlanError> {
+    if request.policy.across_micro_batches != AcrossMicroBatches::Fit {
+        return build_as_told(request);
+    }
+    let told = |across_micro_batches| {
+        let policy = Policy { across_micro_batches, ..*request.policy };
+        build_as_told(&Request { policy: &policy, ..*request })
+    };
+    match told(AcrossMicroBatches::Keep) {
+        Err(PlanError::Budget { .. } | PlanError::Prefetch { .. }) => told(AcrossMicroBatches::Regather),
+        kept => kept,
+    }
+}
+
+fn build_as_told(request: &Request<'_>) -> Result<StepPlan, PlanError> {
     check_policy(request.policy)?;
     let demands = demands(request.calls, request.weights, request.policy);
     let timetable = timetable(request, &demands)?;

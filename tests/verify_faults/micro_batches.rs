@@ -1,6 +1,6 @@
 //! PL-2, PL-4, PL-10 over micro-batches: contributions are counted for each, buffers belong to one.
 
-use warpweft::config::{Backward, ReduceEvery};
+use warpweft::config::{AcrossMicroBatches, Backward, ReduceEvery};
 use warpweft::id::{BufferId, MicroBatchId};
 use warpweft::layout::Content;
 use warpweft::model::Mesh;
@@ -129,8 +129,29 @@ fn weights_kept_across_micro_batches_are_gathered_once() {
     let gathers =
         |plan: &StepPlan| plan.tasks.iter().filter(|task| matches!(task.op, Op::AllGather { .. })).count();
     let regathered = plan(&policy());
-    let kept = plan(&Policy { backward: Backward::Keep, across_micro_batches: Backward::Keep, ..policy() });
+    let kept = plan(&Policy {
+        backward: Backward::Keep,
+        across_micro_batches: AcrossMicroBatches::Keep,
+        ..policy()
+    });
     assert_eq!(gathers(&kept), 3, "one for each sharded weight");
     assert!(gathers(&regathered) > 2 * gathers(&kept));
     assert_eq!(verify(&kept).unwrap().uses, verify(&regathered).unwrap().uses);
+}
+
+/// What fits the budget is kept, and the plan says so.
+#[test]
+fn weights_are_kept_across_micro_batches_if_the_budget_allows_it() {
+    let told = |across_micro_batches, budget| {
+        plan(&Policy { backward: Backward::Keep, across_micro_batches, budget, ..policy() })
+    };
+    let (kept, again) = (told(AcrossMicroBatches::Keep, None), told(AcrossMicroBatches::Regather, None));
+    let (most, least) = (kept.bounds.transient_bytes, again.bounds.transient_bytes);
+    assert!(least < most, "{least} and {most} bytes");
+    assert_eq!(told(AcrossMicroBatches::Fit, None), kept);
+    let fitting = told(AcrossMicroBatches::Fit, Some(most));
+    assert_eq!(fitting.policy.across_micro_batches, AcrossMicroBatches::Keep);
+    let tight = told(AcrossMicroBatches::Fit, Some(most - 1));
+    assert_eq!(tight.policy.across_micro_batches, AcrossMicroBatches::Regather);
+    assert_eq!(tight.tasks, again.tasks);
 }

@@ -5,7 +5,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use warpweft::config::{Backward, Columnwise, ReduceDtype, ReduceEvery};
+use warpweft::config::{AcrossMicroBatches, Backward, Columnwise, ReduceDtype, ReduceEvery};
 use warpweft::format::{AmaxChoice, ElementType, Format, Orientation};
 use warpweft::id::{EventId, TaskId, WeightId};
 use warpweft::layout::{Delayed, Residency, StateLayout, Weights};
@@ -65,7 +65,11 @@ fn any_policy() -> impl Strategy<Value = Policy> {
             prefetch: Prefetch::Depth(depth),
             communicators,
             backward: if regather { Backward::Regather } else { Backward::Keep },
-            across_micro_batches: if across { Backward::Regather } else { Backward::Keep },
+            across_micro_batches: if across {
+                AcrossMicroBatches::Regather
+            } else {
+                AcrossMicroBatches::Keep
+            },
             reduce_every,
             reduce_dtype: if rounded { ReduceDtype::Bf16 } else { ReduceDtype::F32 },
             columnwise: if on_demand { Columnwise::OnDemand } else { Columnwise::Keep },

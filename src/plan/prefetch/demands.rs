@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use crate::config::{Backward, Columnwise};
+use crate::config::{AcrossMicroBatches, Backward, Columnwise};
 use crate::format::Orientation;
 use crate::id::{GroupId, WeightId};
 use crate::layout::{Content, WeightLayout, Weights, aligned};
@@ -81,6 +81,6 @@ fn keeps(policy: &Policy, usage: &Use, layout: &WeightLayout, call: &Call, befor
         None if before.micro_batch == call.micro_batch => {
             policy.backward == Backward::Keep || (derived && policy.columnwise == Columnwise::Keep)
         }
-        None => policy.across_micro_batches == Backward::Keep,
+        None => policy.across_micro_batches == AcrossMicroBatches::Keep,
     }
 }
