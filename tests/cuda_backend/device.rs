@@ -33,10 +33,9 @@ pub(crate) fn choose(transport: Transport) {
     NCCL.store(transport == Transport::Nccl, Ordering::SeqCst);
 }
 
-/// Ranks whose steps can be recorded together: one on each GPU, if they meet by peers.
+/// Ranks whose steps can be recorded together: one on each GPU.
 pub(crate) fn most_recorded_ranks() -> u32 {
-    let gpus = if NCCL.load(Ordering::SeqCst) { 1 } else { DeviceOrdinal::all().map_or(1, |all| all.len()) };
-    u32::try_from(gpus).unwrap().min(4)
+    u32::try_from(DeviceOrdinal::all().map_or(1, |all| all.len())).unwrap().min(4)
 }
 
 /// Runs `work` on every rank of a world of its own, each on its thread.

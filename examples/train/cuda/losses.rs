@@ -95,9 +95,13 @@ fn recorded_steps_have_the_bits_of_eager_ones() {
     let Some((found, _alone)) = turn("recorded steps") else { return };
     // Ranks that share a GPU are not recorded.
     let on_gpus = placement(&found, found.count().min(4));
-    let eager = losses(nvfp4(), &settings(Capture::Off), &on_gpus);
-    let recorded = losses(nvfp4(), &settings(Capture::Step), &on_gpus);
-    assert_eq!(eager, recorded);
+    let with = |capture, transport| {
+        let settings = Settings { transport, ..settings(capture) };
+        losses(nvfp4(), &settings, &on_gpus)
+    };
+    let eager = with(Capture::Off, Transport::Peer);
+    assert_eq!(with(Capture::Step, Transport::Peer), eager);
+    assert_eq!(with(Capture::Step, Transport::Nccl), eager, "by NCCL");
 }
 
 /// `reduce = "ordered"`: the same bits for every depth and way of transport, on as many GPUs as there are, up to four.

@@ -57,7 +57,10 @@ pub struct CudaMemory {
 /// A recorded step of one rank.
 #[derive(Debug)]
 pub struct CudaGraph {
+    /// Before the communicators, because destroying one waits until no recording of its transfers is left.
     graph: Graph,
+    #[expect(dead_code, reason = "held, not read")]
+    communicators: Vec<Arc<Communicator>>,
 }
 
 fn load_kernels(context: &Context) -> Result<Kernels, CudaFailure> {
@@ -216,7 +219,9 @@ impl CudaBackend {
         }
         let graph = graph?;
         first.stream.upload_graph(&graph)?;
-        Ok(CudaGraph { graph })
+        let lanes = lock(&self.lanes);
+        let communicators = lanes.values().flatten().filter_map(|lane| lane.nccl.clone()).collect();
+        Ok(CudaGraph { graph, communicators })
     }
 }
 

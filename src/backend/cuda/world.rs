@@ -76,25 +76,18 @@ impl World {
         self.taken.get(rank.index()).map(|taken| taken.swap(true, Ordering::SeqCst))
     }
 
-    /// May steps be recorded?
-    ///
-    /// Recordings in which ranks of one GPU wait for each other, and recordings of NCCL's groups by several threads of one
-    /// process, were seen to stand still.
+    /// May steps be recorded? Recordings in which ranks of one GPU wait for each other were seen to stand still.
     pub(super) fn recordable(&self) -> Result<(), CudaFailure> {
-        let refusal = |reason: &str| {
-            Err(CudaFailure::Refused(format!(
-                "{reason}; its steps are issued anew each time (capture = \"off\")"
-            )))
-        };
         let mut ordinals: Vec<_> = self.contexts.iter().map(|context| context.ordinal()).collect();
         ordinals.sort_unstable();
-        let shared = ordinals.windows(2).any(|pair| pair[0] == pair[1]);
-        match self.transport {
-            _ if self.contexts.len() == 1 => Ok(()),
-            Transport::Peer if shared => refusal("a world whose ranks share a GPU is not recorded"),
-            Transport::Peer => Ok(()),
-            Transport::Nccl => refusal("a world that meets by NCCL is not recorded; transport = \"peer\" is"),
+        if ordinals.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(CudaFailure::Refused(
+                "a world whose ranks share a GPU is not recorded, and its steps are issued anew each time; give \
+                 each rank a GPU of its own, or set capture = \"off\""
+                    .to_owned(),
+            ));
         }
+        Ok(())
     }
 
     /// Tells the others where this rank's memory lies.
