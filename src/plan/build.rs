@@ -45,7 +45,7 @@ impl StepPlan {
         resident: &ResidentLayout,
         policy: &Policy,
     ) -> Result<Self, PlanError> {
-        build(&request(program, weights, resident, policy)?)
+        build(&request(program, &program.runs(), weights, resident, policy)?)
     }
 
     /// As [`StepPlan::within`], with costs to count with; [`Prefetch::Auto`] needs them.
@@ -59,7 +59,10 @@ impl StepPlan {
         policy: &Policy,
         costs: &Costs,
     ) -> Result<Self, PlanError> {
-        build(&Request { costs: Some(costs), ..request(program, weights, resident, policy)? })
+        build(&Request {
+            costs: Some(costs),
+            ..request(program, &program.runs(), weights, resident, policy)?
+        })
     }
 
     /// As [`StepPlan::within`], with a schedule made by hand in place of the policy's: for every use of a sharded weight, in program
@@ -76,7 +79,10 @@ impl StepPlan {
         issues: &[CallId],
     ) -> Result<Self, PlanError> {
         let issues: Vec<usize> = issues.iter().map(|call| call.index()).collect();
-        build(&Request { issues: Some(&issues), ..request(program, weights, resident, policy)? })
+        build(&Request {
+            issues: Some(&issues),
+            ..request(program, &program.runs(), weights, resident, policy)?
+        })
     }
 
     /// The plan that quantizes the masters as they are: before the first step, and after masters
@@ -91,6 +97,7 @@ impl StepPlan {
     ) -> Result<Self, PlanError> {
         build(&Request {
             name: "prologue",
+            micro_batches: 1,
             calls: &[],
             buffers: &[],
             updates_weights: false,
@@ -120,6 +127,7 @@ impl StepPlan {
 /// What is asked of the planner.
 pub(super) struct Request<'a> {
     pub(super) name: &'a str,
+    micro_batches: u32,
     pub(super) calls: &'a [Call],
     buffers: &'a [BufferSpec],
     updates_weights: bool,
@@ -133,6 +141,7 @@ pub(super) struct Request<'a> {
 
 fn request<'a>(
     program: &'a StepProgram,
+    calls: &'a [Call],
     weights: &'a Weights,
     resident: &'a ResidentLayout,
     policy: &'a Policy,
@@ -140,7 +149,8 @@ fn request<'a>(
     check_model(program, weights)?;
     Ok(Request {
         name: program.name(),
-        calls: program.calls(),
+        micro_batches: program.micro_batches(),
+        calls,
         buffers: program.buffers(),
         updates_weights: program.updates_weights(),
         weights,
@@ -186,7 +196,7 @@ pub(super) fn place(
         if is_prologue { request.resident.common() } else { request.resident.slots(request.name) };
     let mut draft = Draft::new(request.calls, request.buffers, request.weights, policy, residents);
     if !is_prologue {
-        passes::gather(&mut draft, demands, &timetable.issues);
+        passes::gather(&mut draft, demands, timetable);
         passes::columnwise(&mut draft);
         passes::dense(&mut draft);
         let buffers = passes::buffers(&mut draft);
@@ -267,6 +277,7 @@ fn assemble(request: &Request<'_>, placed: Placed, timetable: &Timetable) -> Res
     let end = if request.updates_weights { start.next() } else { start };
     Ok(StepPlan {
         name: request.name.to_owned(),
+        micro_batches: request.micro_batches,
         calls: request.calls.to_vec(),
         buffers: request.buffers.to_vec(),
         updates_weights: request.updates_weights,

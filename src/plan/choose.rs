@@ -42,7 +42,7 @@ fn by_hand(program: &str, issues: &[usize], demands: &[Demand<'_>]) -> Result<Ti
             number + 1
         )));
     }
-    Ok(Timetable { issues, reduce_behind: Timetable::REDUCE_BEHIND })
+    Ok(Timetable::as_issued(issues))
 }
 
 fn auto(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs) -> Result<Timetable, PlanError> {

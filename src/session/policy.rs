@@ -15,6 +15,8 @@ impl From<&Config> for Policy {
             budget: config.memory.budget.map(|size| usize::try_from(size.bytes()).unwrap_or(usize::MAX)),
             communicators: config.communicators,
             backward: config.backward,
+            across_micro_batches: config.across_micro_batches,
+            reduce_every: config.reduce_every,
             columnwise: config.columnwise,
             settings: Settings {
                 via: config.quantize.via,

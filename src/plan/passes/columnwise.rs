@@ -48,7 +48,7 @@ pub(in super::super) fn columnwise(draft: &mut Draft<'_>) {
                 _ => {
                     let name = draft.name(usage.weight);
                     let to = draft.transient(
-                        format!("{name} columnwise for {}", call.name),
+                        format!("{name} columnwise for {}", call.label()),
                         Content::Transposed(usage.weight),
                     );
                     let op = Op::Transpose { weight: usage.weight, from: gathered.slot, to };

@@ -2,13 +2,13 @@
 //!
 //! Law (PL-2): every use has exactly one producing gather. A gather asked for at stage s is released by the end of the
 //! call before s. A gather that could begin no later than the stage behind the weight's previous use is not made: the
-//! planes are still there, and a second copy would only cost memory. Which planes are needed, and when each is
+//! planes are still there, and a second copy would only cost memory. Nor is one made where the planes are kept. Which planes are needed, and when each is
 //! asked for, is decided in [`super::super::prefetch`].
 
 use std::collections::HashMap;
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply};
-use super::super::prefetch::Demand;
+use super::super::prefetch::{Demand, Timetable};
 use crate::format::{Orientation, PlaneSpec};
 use crate::id::{CallId, WeightId};
 use crate::layout::Content;
@@ -21,14 +21,14 @@ struct Held {
     last_use: usize,
 }
 
-/// `issues` has one stage for every demand.
-pub(in super::super) fn gather(draft: &mut Draft<'_>, demands: &[Demand<'_>], issues: &[usize]) {
+/// `timetable` has one stage for every demand.
+pub(in super::super) fn gather(draft: &mut Draft<'_>, demands: &[Demand<'_>], timetable: &Timetable) {
     replicated(draft);
     let mut held: HashMap<(WeightId, Orientation), Held> = HashMap::new();
-    for (demand, issue) in demands.iter().zip(issues) {
+    for ((demand, issue), kept) in demands.iter().zip(&timetable.issues).zip(&timetable.kept) {
         let (stage, planes) = (demand.stage, (demand.weight, demand.orientation));
         let supply = match held.get_mut(&planes) {
-            Some(gather) if demand.keeps || *issue <= gather.last_use + 1 => {
+            Some(gather) if demand.keeps || *kept || *issue <= gather.last_use + 1 => {
                 gather.last_use = stage;
                 gather.supply
             }
@@ -57,7 +57,7 @@ fn replicated(draft: &mut Draft<'_>) {
 fn add_gather(draft: &mut Draft<'_>, demand: &Demand<'_>, issue: usize) -> Supply {
     let Demand { weight, orientation, name, call, .. } = *demand;
     let to = draft.transient(
-        format!("{name} gathered {orientation} for {call}"),
+        format!("{name} gathered {orientation} for {}", call.label()),
         Content::Gathered(weight, orientation),
     );
     let planes = draft.weights.layout(weight).shard_planes(orientation);

@@ -3,11 +3,13 @@
 //! Law: a demand follows from the program, formats and what is kept; no policy and no duration enters. Replicated
 //! weights are read where they are and demand nothing.
 
+use std::collections::HashMap;
+
 use crate::config::{Backward, Columnwise};
 use crate::format::Orientation;
 use crate::id::WeightId;
-use crate::layout::{Content, Weights, aligned};
-use crate::model::{Call, Placement};
+use crate::layout::{Content, WeightLayout, Weights, aligned};
+use crate::model::{Call, Placement, Reuse, Use};
 use crate::plan::Policy;
 
 /// The planes one use of one call needs.
@@ -15,8 +17,8 @@ use crate::plan::Policy;
 pub(in super::super) struct Demand<'a> {
     /// The stage of the call.
     pub(in super::super) stage: usize,
-    /// The call's name.
-    pub(in super::super) call: &'a str,
+    /// The call.
+    pub(in super::super) call: &'a Call,
     /// Which of the call's uses.
     pub(in super::super) position: usize,
     /// The weight.
@@ -29,6 +31,8 @@ pub(in super::super) struct Demand<'a> {
     pub(in super::super) derived: bool,
     /// Planes that are there from an earlier use are kept for this one, however long ago it was.
     pub(in super::super) keeps: bool,
+    /// Nobody asked for such planes to be gathered again: a policy may keep them as well.
+    pub(in super::super) may_keep: bool,
     /// Bytes of the gathered planes in the arena.
     pub(in super::super) bytes: usize,
 }
@@ -40,6 +44,8 @@ pub(in super::super) fn demands<'a>(
     policy: &Policy,
 ) -> Vec<Demand<'a>> {
     let mut demands = Vec::new();
+    // The stage of the last use of all planes so far.
+    let mut last_uses: HashMap<(WeightId, Orientation), usize> = HashMap::new();
     for (stage, call) in calls.iter().enumerate() {
         for (position, usage) in call.uses.iter().enumerate() {
             let layout = weights.layout(usage.weight);
@@ -48,19 +54,33 @@ pub(in super::super) fn demands<'a>(
             }
             let derived = !layout.format.stored_orientations().contains(&usage.orientation);
             let orientation = if derived { Orientation::Rowwise } else { usage.orientation };
+            let last_use = last_uses.insert((usage.weight, orientation), stage);
             demands.push(Demand {
                 stage,
-                call: &call.name,
+                call,
                 position,
                 weight: usage.weight,
                 name: &layout.name,
                 orientation,
                 derived,
-                keeps: policy.backward == Backward::Keep
-                    || (derived && policy.columnwise == Columnwise::Keep),
+                keeps: last_use.is_none_or(|before| keeps(policy, usage, layout, call, &calls[before])),
+                may_keep: last_use.is_some() && usage.reuse.or(layout.reuse).is_none(),
                 bytes: aligned(Content::Gathered(usage.weight, orientation).bytes(weights, |_| 0)),
             });
         }
     }
     demands
+}
+
+/// Are planes that `before` used kept for a use of `call`? As use or weight say, else as the policy says for backward and for
+/// the next micro-batch.
+fn keeps(policy: &Policy, usage: &Use, layout: &WeightLayout, call: &Call, before: &Call) -> bool {
+    let derived = !layout.format.stored_orientations().contains(&usage.orientation);
+    match usage.reuse.or(layout.reuse) {
+        Some(reuse) => reuse == Reuse::Keep,
+        None if before.micro_batch == call.micro_batch => {
+            policy.backward == Backward::Keep || (derived && policy.columnwise == Columnwise::Keep)
+        }
+        None => policy.across_micro_batches == Backward::Keep,
+    }
 }

@@ -61,13 +61,20 @@ impl std::fmt::Display for Prefetch {
 pub(super) struct Timetable {
     /// Per demand: the stage at which it is asked for.
     pub(super) issues: Vec<usize>,
+    /// Per demand: are planes that are there from an earlier use kept for it, although nobody asked for that?
+    pub(super) kept: Vec<bool>,
     /// How many calls behind its own a gradient's reduction stands in T; its accumulation stands one further.
     pub(super) reduce_behind: usize,
 }
 
 impl Timetable {
     /// Reductions stand one call behind: the first place in which they hold no gather up.
-    pub(super) const REDUCE_BEHIND: usize = 1;
+    pub(super) const REDUCE_BEHIND: usize = 2;
+
+    /// Gathers issued at these stages, nothing kept, reductions where they always are.
+    pub(super) fn as_issued(issues: Vec<usize>) -> Self {
+        Self { kept: vec![false; issues.len()], issues, reduce_behind: Self::REDUCE_BEHIND }
+    }
 
     /// The timetable of a policy that needs no durations.
     ///
@@ -85,6 +92,6 @@ impl Timetable {
                 });
             }
         };
-        Ok(Self { issues, reduce_behind: Self::REDUCE_BEHIND })
+        Ok(Self::as_issued(issues))
     }
 }
