@@ -292,7 +292,7 @@ fn equals_the_reference(shaped: Shaped, reduce_every: ReduceEvery) {
                 let mut config = Config { check: true, capture, reduce_every, ..Config::default() };
                 (config.backward, config.across_micro_batches) = (kept, kept);
                 config.optimizer.lr = f64::from(RATE);
-                config.prefetch.depth = depth;
+                config.prefetch.depth = Some(depth);
                 let trainer = Trainer::shaped(shaped, format, &config);
                 let mut session = trainer.start(config, RANKS).await.unwrap();
                 let found = losses(&mut session, RANKS, 0..STEPS).await;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::size::ByteSize;
 use crate::format::{AmaxChoice, Via};
 
-/// When gathers start: exactly one of `depth`, `bytes` and `policy`. A source that sets one of them takes the others
+/// When gathers start: one of `depth`, `bytes` and `policy`. A source that sets one of them takes the others
 /// back that sources before it set, so `WARPWEFT_PREFETCH__POLICY=auto` is enough over a file that sets a depth.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -33,7 +33,7 @@ pub enum PrefetchPolicy {
 }
 
 impl Prefetch {
-    /// The keys of which exactly one is set.
+    /// The keys of which one is set.
     pub(super) const ALTERNATIVES: [&'static str; 3] = ["depth", "bytes", "policy"];
 
     /// So many uses ahead.
@@ -54,10 +54,10 @@ impl Prefetch {
         Self { depth: None, policy: Some(PrefetchPolicy::Auto), ..Self::default() }
     }
 
-    /// Is exactly one of the alternatives set?
-    pub(super) fn is_one(&self) -> bool {
+    /// Is no more than one of the alternatives set?
+    pub(super) fn is_at_most_one(&self) -> bool {
         let set = [self.depth.is_some(), self.bytes.is_some(), self.policy.is_some()];
-        set.into_iter().filter(|set| *set).count() == 1
+        set.into_iter().filter(|set| *set).count() <= 1
     }
 }
 
