@@ -99,7 +99,7 @@ fn a_group_trains_as_its_members_do_apart_and_as_whole_weights_do() {
                     let mut config =
                         Config { check: true, capture, reduce_dtype: dtype, ..Config::default() };
                     config.optimizer.lr = f64::from(RATE);
-                    config.prefetch.depth = depth;
+                    config.prefetch.depth = Some(depth);
                     assert!(
                         trained(format, grouped, config).await == expected,
                         "{format}, {dtype:?}, {grouped}"

@@ -20,7 +20,7 @@ fn plan(program: &StepProgram, config: &Config) -> StepPlan {
 
 fn depth(depth: u32) -> Config {
     let mut config = Config::default();
-    config.prefetch.depth = depth;
+    config.prefetch.depth = Some(depth);
     config
 }
 

@@ -70,7 +70,8 @@ pub(super) fn holds(
             .max()
             .map_or(0, |before| before + 1);
         for (slot, access) in accesses {
-            if let Some((first, _)) = &mut holds[slot.index()]
+            if lanes_of[position] != compute
+                && let Some((first, _)) = &mut holds[slot.index()]
                 && *first == position
             {
                 *first = start;

@@ -213,7 +213,7 @@ pub(super) fn place(
         if is_prologue { request.resident.common() } else { request.resident.slots(request.name) };
     let mut draft = Draft::new(request.calls, request.buffers, request.weights, policy, residents);
     if !is_prologue {
-        passes::gather(&mut draft, demands, &timetable.issues);
+        passes::gather(&mut draft, demands, timetable);
         passes::columnwise(&mut draft);
         passes::dense(&mut draft);
         let buffers = passes::buffers(&mut draft);

@@ -238,8 +238,6 @@ fn a_gradient_overwritten_before_its_reduction_is_refused_even_when_ordered() {
     let reduction = position(&plan, 0, |op| matches!(op, Op::ReduceScatter { .. }));
     let behind = call(&plan, "embed.backward");
     relocate(&mut plan, reduction, behind);
-    let accumulation = accumulate(&plan, "embedding", 0);
-    relocate(&mut plan, accumulation, behind);
     refused(
         &plan,
         &[

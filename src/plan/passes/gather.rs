@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply};
-use super::super::prefetch::Demand;
+use super::super::prefetch::{Demand, Timetable};
 use super::of_group;
 use crate::format::{Orientation, PlaneSpec};
 use crate::id::{CallId, GroupId, WeightId};
@@ -30,17 +30,17 @@ struct Collected<'a> {
     parts: Vec<GatherPart>,
 }
 
-/// `issues` has one stage for every demand.
-pub(in super::super) fn gather(draft: &mut Draft<'_>, demands: &[Demand<'_>], issues: &[usize]) {
+/// `timetable` has one stage for every demand.
+pub(in super::super) fn gather(draft: &mut Draft<'_>, demands: &[Demand<'_>], timetable: &Timetable) {
     replicated(draft);
     let mut held: HashMap<(WeightId, Orientation), Held> = HashMap::new();
-    let mut issues = issues.iter();
+    let mut timed = timetable.issues.iter().zip(&timetable.kept);
     for of_call in demands.chunk_by(|one, other| one.stage == other.stage) {
         let mut collected: Vec<Collected<'_>> = Vec::new();
-        for (demand, issue) in of_call.iter().zip(&mut issues) {
+        for (demand, (issue, kept)) in of_call.iter().zip(&mut timed) {
             let (stage, planes) = (demand.stage, (demand.weight, demand.orientation));
             let supply = match held.get_mut(&planes) {
-                Some(gather) if demand.keeps || *issue <= gather.last_use + 1 => {
+                Some(gather) if demand.keeps || *kept || *issue <= gather.last_use + 1 => {
                     gather.last_use = stage;
                     gather.supply
                 }

@@ -37,8 +37,16 @@ struct Job {
 
 /// The stage at which each demand is asked for: `margin` nanoseconds before its latest safe beginning. Gradient slots are wanted
 /// again `ring` calls behind theirs.
-pub(super) fn issues(demands: &[Demand<'_>], pace: &Pace, ring: usize, margin: f64) -> Vec<usize> {
-    let Course { mut jobs, ends } = course(demands, pace, ring);
+/// What is `kept` takes nothing of the link.
+pub(super) fn issues(
+    demands: &[Demand<'_>],
+    pace: &Pace,
+    kept: &[bool],
+    ring: usize,
+    margin: f64,
+) -> Vec<usize> {
+    let gathers = pace.gathers.iter().zip(kept).map(|(time, kept)| if *kept { 0.0 } else { *time }).collect();
+    let Course { mut jobs, ends } = course(demands, &Pace { gathers, ..pace.clone() }, ring);
     let mut issues: Vec<usize> = demands.iter().map(|demand| demand.stage).collect();
     let mut next = f64::INFINITY;
     for job in jobs.iter_mut().rev() {
@@ -47,7 +55,8 @@ pub(super) fn issues(demands: &[Demand<'_>], pace: &Pace, ring: usize, margin: f
         if let Some(demand) = job.demand {
             // Asked for at stage s, it may begin when call s−1 is over.
             let over = ends.partition_point(|end| *end <= latest - margin);
-            issues[demand] = over.min(demands[demand].stage);
+            issues[demand] =
+                if kept[demand] { demands[demand].stage } else { over.min(demands[demand].stage) };
         }
     }
     for number in (1..issues.len()).rev() {

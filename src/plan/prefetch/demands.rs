@@ -33,6 +33,8 @@ pub(in super::super) struct Demand<'a> {
     pub(in super::super) derived: bool,
     /// Planes that are there from an earlier use are kept for this one, however long ago it was.
     pub(in super::super) keeps: bool,
+    /// Nobody asked for such planes to be gathered again: a policy may keep them as well.
+    pub(in super::super) may_keep: bool,
     /// Bytes of the gathered planes in the arena.
     pub(in super::super) bytes: usize,
 }
@@ -65,6 +67,7 @@ pub(in super::super) fn demands<'a>(
                 orientation,
                 derived,
                 keeps: last_use.is_none_or(|before| keeps(policy, usage, layout, call, &calls[before])),
+                may_keep: last_use.is_some() && usage.reuse.or(layout.reuse).is_none(),
                 bytes: aligned(Content::Gathered(usage.weight, orientation).bytes(weights, |_| 0)),
             });
         }

@@ -80,6 +80,8 @@ fn together(demands: &[Demand<'_>], issues: &mut [usize], pick: fn(usize, usize)
 pub(super) struct Timetable {
     /// Per demand: the stage at which it is asked for.
     pub(super) issues: Vec<usize>,
+    /// Per demand: are planes that are there from an earlier use kept for it, although nobody asked for that?
+    pub(super) kept: Vec<bool>,
     /// How many calls behind its own a gradient's reduction stands in T; its accumulation stands one further.
     pub(super) reduce_behind: usize,
 }
@@ -88,11 +90,16 @@ impl Timetable {
     /// A timetable made by hand: one stage for every demand.
     pub(super) fn by_hand(demands: &[Demand<'_>], mut issues: Vec<usize>) -> Self {
         together(demands, &mut issues, usize::max);
-        Self { issues, reduce_behind: Self::REDUCE_BEHIND }
+        Self::as_issued(issues)
     }
 
     /// Reductions stand one call behind: the first place in which they hold no gather up.
-    pub(super) const REDUCE_BEHIND: usize = 1;
+    pub(super) const REDUCE_BEHIND: usize = 2;
+
+    /// Gathers issued at these stages, nothing kept, reductions where they always are.
+    pub(super) fn as_issued(issues: Vec<usize>) -> Self {
+        Self { kept: vec![false; issues.len()], issues, reduce_behind: Self::REDUCE_BEHIND }
+    }
 
     /// The timetable of a policy that needs no durations.
     ///
@@ -110,6 +117,6 @@ impl Timetable {
                 });
             }
         };
-        Ok(Self { issues, reduce_behind: Self::REDUCE_BEHIND })
+        Ok(Self::as_issued(issues))
     }
 }
