@@ -138,20 +138,3 @@ fn weights_kept_across_micro_batches_are_gathered_once() {
     assert!(gathers(&regathered) > 2 * gathers(&kept));
     assert_eq!(verify(&kept).unwrap().uses, verify(&regathered).unwrap().uses);
 }
-
-/// What fits the budget is kept, and the plan says so.
-#[test]
-fn weights_are_kept_across_micro_batches_if_the_budget_allows_it() {
-    let told = |across_micro_batches, budget| {
-        plan(&Policy { backward: Backward::Keep, across_micro_batches, budget, ..policy() })
-    };
-    let (kept, again) = (told(AcrossMicroBatches::Keep, None), told(AcrossMicroBatches::Regather, None));
-    let (most, least) = (kept.bounds.transient_bytes, again.bounds.transient_bytes);
-    assert!(least < most, "{least} and {most} bytes");
-    assert_eq!(told(AcrossMicroBatches::Fit, None), kept);
-    let fitting = told(AcrossMicroBatches::Fit, Some(most));
-    assert_eq!(fitting.policy.across_micro_batches, AcrossMicroBatches::Keep);
-    let tight = told(AcrossMicroBatches::Fit, Some(most - 1));
-    assert_eq!(tight.policy.across_micro_batches, AcrossMicroBatches::Regather);
-    assert_eq!(tight.tasks, again.tasks);
-}
