@@ -9,7 +9,7 @@ use bytemuck::Pod;
 use half::bf16;
 
 use crate::format::{Format, Orientation, PlaneSpec, Shape};
-use crate::id::{BufferId, CallId, RankId, WeightId};
+use crate::id::{BufferId, CallId, MicroBatchId, RankId, WeightId};
 use crate::layout::{ArenaLayout, PlaneRegions, Region, WeightLayout, Weights};
 use crate::model::{Access, Call, Form};
 use crate::op::{Operand, OperandRole};
@@ -126,9 +126,11 @@ struct BoundUse {
 /// A call bound to the arena: every operand's region, resolved once per plan.
 #[derive(Clone, Debug)]
 pub struct BoundCall {
-    /// The call's id.
+    /// The call's number in the step.
     pub id: CallId,
-    /// The declaration.
+    /// The number of its declaration; the same in every micro-batch.
+    pub declared: CallId,
+    /// The call.
     pub call: Call,
     uses: Vec<BoundUse>,
     gradients: Vec<(WeightId, Region)>,
@@ -137,10 +139,10 @@ pub struct BoundCall {
 }
 
 impl BoundCall {
-    /// Resolves the operands of `call`.
+    /// Resolves the operands of `call`, whose numbers in the step and in the declaration are given.
     #[must_use]
     pub fn new(
-        id: CallId,
+        (id, declared): (CallId, CallId),
         call: &Call,
         operands: &[Operand],
         arena: &ArenaLayout,
@@ -148,6 +150,7 @@ impl BoundCall {
     ) -> Self {
         let mut bound = Self {
             id,
+            declared,
             call: call.clone(),
             uses: Vec::new(),
             gradients: Vec::new(),
@@ -268,10 +271,16 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         self.rank
     }
 
-    /// The number of the call in its program.
+    /// The number of the call as declared in its program, the same in every micro-batch.
     #[must_use]
     pub fn call(&self) -> CallId {
-        self.bound.id
+        self.bound.declared
+    }
+
+    /// The micro-batch the call runs for.
+    #[must_use]
+    pub fn micro_batch(&self) -> MicroBatchId {
+        self.bound.call.micro_batch
     }
 
     /// What the backend hands to closures beside memory: the stream of the compute lane on a GPU,
@@ -336,12 +345,11 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// The gradient of `weight` this call overwrites: f32 `[rows, cols]`, the gradient of this rank's
     /// loss times the loss scale ([`crate::session::Session::set_loss_scale`], 1 unless set).
     ///
-    /// The sum over the ranks is divided by their number when it is added to the main grad, so a
-    /// closure does not divide by the number of ranks. What it must divide by itself is everything
-    /// the rank's own loss is a mean of: the samples or tokens of the rank's batch, and the number of
-    /// calls (micro-batches) that contribute to one weight in a step, because those contributions are
-    /// added. Ranks with batches of different size therefore weight them equally per rank, not per
-    /// sample.
+    /// The sum over ranks and micro-batches ([`crate::model::ProgramBuilder::micro_batches`]) is divided by the
+    /// product of their numbers when it is added to the main grad, so a closure divides by neither. What it
+    /// must divide by itself is everything the loss of one rank and micro-batch is a mean of: its samples or
+    /// tokens. Several calls of one micro-batch that contribute to one weight are added, as the chain rule
+    /// says. Ranks and micro-batches of different size are therefore weighted equally, not per sample.
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares this gradient.

@@ -7,7 +7,7 @@
 //!
 //! Rooms, from the ground up; a room imports only from those above it in this list:
 //! [`id`] · [`mod@format`], [`model`], [`config`], [`trace`], [`rendezvous`] · [`op`], [`layout`], [`compute`], [`cluster`] ·
-//! [`plan`] and [`backend`], which do not know each other · [`flow`] · [`actor`] · [`exec`] ·
+//! [`plan`] and [`backend`], which do not know each other · [`flow`], [`tune`] · [`actor`] · [`exec`] ·
 //! [`session`], and `tool`, behind the `warpweft` program (feature `cli`). Beside them stands `linear`, matrix products
 //! for closures on GPUs (feature `cuda`). `ARCHITECTURE.md` states the laws.
 
@@ -33,3 +33,4 @@ pub mod session;
 #[cfg(feature = "cli")]
 pub mod tool;
 pub mod trace;
+pub mod tune;

@@ -33,6 +33,8 @@ fn weights_that_cannot_be_are_refused_with_the_reason_and_not_added() {
         shape: Shape::new(1, 64),
         format: Format::Bf16,
         placement: Placement::Replicated,
+        reuse: None,
+        group: None,
     };
     assert!(matches!(model.add(spec), Err(DeclareError::ReplicatedFormat { .. })));
     let model = model.build();

@@ -28,7 +28,7 @@ fn program(spec: WeightSpec, buffer: BufferSpec) -> Result<StepProgram, DeclareE
 }
 
 fn weight(shape: Shape, format: Format, placement: Placement) -> WeightSpec {
-    WeightSpec { name: "w".into(), shape, format, placement }
+    WeightSpec { name: "w".into(), shape, format, placement, reuse: None, group: None }
 }
 
 fn plan(program: &StepProgram, ranks: u32, policy: &Policy) -> Result<StepPlan, PlanError> {

@@ -11,10 +11,12 @@
 //! GFLOP per rank in plain loops, twice; what it adds is in the closures, not in the library.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod reference;
 mod trainer;
 
-use trainer::{SIZE, Trainer, initial, losses, within_a_minute};
-use warpweft::config::{Config, Scaling};
+use reference::{Parameter, RATE, Reducing, as_stored, mean, sum};
+use trainer::{SIZE, Shaped, Trainer, losses, within_a_minute};
+use warpweft::config::{AcrossMicroBatches, Backward, Capture, Config, ReduceDtype, ReduceEvery, Scaling};
 use warpweft::format::{
     AmaxChoice, DelayedScaling, Directions, Format, Orientation, Planes, PlanesMut, Shape, Via, dequantize,
     partial_amax, partial_cast, quantize, transpose,
@@ -26,47 +28,6 @@ const STEPS: u32 = 100;
 
 /// In NVFP4.
 const LONG: u32 = 500;
-const RATE: f32 = 3e-3;
-
-/// One parameter with its AdamW state.
-struct Parameter {
-    master: Vec<f32>,
-    exp_avg: Vec<f32>,
-    exp_avg_sq: Vec<f32>,
-}
-
-impl Parameter {
-    fn new(name: &str, cols: usize, elements: usize) -> Self {
-        let mut master = vec![0.0; elements];
-        initial(name, 0, cols, &mut master);
-        Self { exp_avg: vec![0.0; elements], exp_avg_sq: vec![0.0; elements], master }
-    }
-
-    /// AdamW, operation by operation as the specification writes it.
-    fn update(&mut self, gradient: &[f32], step: i32) {
-        let (beta1, beta2, epsilon) = (0.9f32, 0.999f32, 1e-8f32);
-        let corrected = |beta: f32| (1.0 - f64::from(beta).powi(step)) as f32;
-        let (c1, c2) = (corrected(beta1), corrected(beta2));
-        for (at, gradient) in gradient.iter().enumerate() {
-            let m = beta1 * self.exp_avg[at] + (1.0 - beta1) * gradient;
-            let v = beta2 * self.exp_avg_sq[at] + ((1.0 - beta2) * gradient) * gradient;
-            let update = (m / c1) / ((v / c2).sqrt() + epsilon);
-            self.master[at] -= RATE * update;
-            (self.exp_avg[at], self.exp_avg_sq[at]) = (m, v);
-        }
-    }
-}
-
-/// The values a forward pass sees: the weight as it would be stored, and back.
-fn as_stored(format: Format, master: &[f32]) -> Vec<f32> {
-    let shape = Shape::new(SIZE, SIZE);
-    let stored = quantize(format, Directions::Rowwise, Via::Bf16, shape, master).unwrap();
-    let planes = stored.rowwise.as_ref().unwrap();
-    let mut values = vec![0.0; SIZE * SIZE];
-    let planes = Planes { data: &planes.data, scale: &planes.scale };
-    dequantize(format, Orientation::Rowwise, shape, planes, stored.tensor_scale, &mut values).unwrap();
-    values
-}
 
 /// The same columnwise: the transpose, in formats that quantize it by itself its own values.
 fn transposed_as_stored(format: Format, master: &[f32]) -> Vec<f32> {
@@ -122,11 +83,12 @@ fn one_rank(
         let y = (0..SIZE).map(|row| bias[row] + dot(&weight[row * SIZE..(row + 1) * SIZE], x)).collect();
         activations.push(y);
     }
-    let errors: Vec<f32> = activations[LAYERS].iter().zip(input).map(|(y, target)| y - target).collect();
+    let layers = weights.len();
+    let errors: Vec<f32> = activations[layers].iter().zip(input).map(|(y, target)| y - target).collect();
     let loss = errors.iter().map(|error| error * error).sum();
     let mut above: Vec<f32> = errors.iter().map(|error| 2.0 * error).collect();
-    let (mut gradients, mut of_bias) = (vec![Vec::new(); LAYERS], Vec::new());
-    for layer in (0..LAYERS).rev() {
+    let (mut gradients, mut of_bias) = (vec![Vec::new(); layers], Vec::new());
+    for layer in (0..layers).rev() {
         let x = &activations[layer];
         gradients[layer] = above.iter().flat_map(|above| x.iter().map(move |x| above * x)).collect();
         of_bias.push(above.clone());
@@ -136,43 +98,30 @@ fn one_rank(
     (loss, gradients, of_bias)
 }
 
-/// The mean over ranks: summed in rank order in f32, then multiplied by the reciprocal.
-fn mean<'a>(ranks: impl Iterator<Item = &'a Vec<f32>>) -> Vec<f32> {
-    let mut sum: Vec<f32> = Vec::new();
-    for values in ranks {
-        if sum.is_empty() {
-            sum.clone_from(values);
-        } else {
-            sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
-        }
-    }
-    sum.iter().map(|sum| sum * (1.0 / RANKS as f32)).collect()
-}
-
 /// A replicated gradient: each rank scales and adds its contributions, then ranks are summed.
-fn replicated_mean(ranks: &[Vec<Vec<f32>>]) -> Vec<f32> {
-    let scaled =
-        |values: &Vec<f32>| values.iter().map(|value| value * (1.0 / RANKS as f32)).collect::<Vec<f32>>();
-    let local = ranks.iter().map(|contributions| {
-        contributions.iter().map(scaled).reduce(|mut sum, more| {
-            sum.iter_mut().zip(&more).for_each(|(sum, more)| *sum += more);
-            sum
-        })
-    });
-    local
-        .map(Option::unwrap)
-        .reduce(|mut sum, more| {
-            sum.iter_mut().zip(&more).for_each(|(sum, more)| *sum += more);
-            sum
-        })
-        .unwrap()
+fn replicated_mean(ranks: &[Vec<Vec<f32>>], micro_batches: u32) -> Vec<f32> {
+    let factor = 1.0 / (RANKS * micro_batches) as f32;
+    let scaled = |values: &Vec<f32>| values.iter().map(|value| value * factor).collect::<Vec<f32>>();
+    sum(ranks.iter().map(|contributions| sum(contributions.iter().map(scaled))))
 }
 
 fn reference(format: Format, delayed: Option<(AmaxChoice, u32)>, steps: u32) -> Vec<u32> {
+    repeated_reference(format, delayed, steps, Shaped::default(), Reducing::default())
+}
+
+/// The same with weights replayed and calls repeated.
+fn repeated_reference(
+    format: Format,
+    delayed: Option<(AmaxChoice, u32)>,
+    steps: u32,
+    shaped: Shaped,
+    reducing: Reducing,
+) -> Vec<u32> {
+    let Shaped { layers: depth, weights: count, micro_batches, .. } = shaped;
     let mut scalings: Vec<Option<DelayedScaling>> =
-        vec![delayed.map(|(choice, history)| scaling(format, choice, history)); LAYERS];
+        vec![delayed.map(|(choice, history)| scaling(format, choice, history)); count];
     let mut layers: Vec<Parameter> =
-        (0..LAYERS).map(|layer| Parameter::new(&format!("layer{layer}"), SIZE, SIZE * SIZE)).collect();
+        (0..count).map(|layer| Parameter::new(&format!("layer{layer}"), SIZE, SIZE * SIZE)).collect();
     let mut bias = Parameter::new("bias", SIZE, SIZE);
     let mut found = Vec::new();
     for step in 0..steps {
@@ -185,20 +134,40 @@ fn reference(format: Format, delayed: Option<(AmaxChoice, u32)>, steps: u32) -> 
             weights.push(rows);
             transposed.push(columns);
         }
-        let ranks: Vec<_> = (0..RANKS)
+        let replay = |all: &[Vec<f32>]| all.iter().cycle().take(depth).cloned().collect::<Vec<_>>();
+        let (weights, transposed) = (replay(&weights), replay(&transposed));
+        // Per rank, per micro-batch.
+        let ranks: Vec<Vec<_>> = (0..RANKS)
             .map(|rank| {
-                let value = |at: usize| ((step * 31 + rank * 7 + at as u32 * 3) as f32 * 0.37).sin();
-                let input: Vec<f32> = (0..SIZE).map(value).collect();
-                one_rank(&weights, &transposed, &bias.master, &input)
+                let batch = |number| {
+                    one_rank(&weights, &transposed, &bias.master, &trainer::input(step, rank, number))
+                };
+                (0..micro_batches).map(batch).collect()
             })
             .collect();
-        found.push((ranks.iter().map(|(loss, ..)| loss).sum::<f32>() / RANKS as f32).to_bits());
+        let losses = ranks.iter().flatten().map(|(loss, ..)| loss);
+        found.push((losses.sum::<f32>() / (RANKS * micro_batches) as f32).to_bits());
         for (number, layer) in layers.iter_mut().enumerate() {
-            let gradient = mean(ranks.iter().map(|(_, gradients, _)| &gradients[number]));
+            // Layers are replayed forward, so the last of them has its backward first.
+            let replays = |gradients: &Vec<Vec<f32>>| {
+                gradients.iter().skip(number).step_by(count).rev().cloned().collect::<Vec<_>>()
+            };
+            let contributions = ranks.iter().map(|batches| {
+                let batches = batches.iter().map(|(_, gradients, _)| replays(gradients));
+                match reducing.every {
+                    ReduceEvery::Call => batches.flatten().collect(),
+                    ReduceEvery::MicroBatch => batches.map(|calls| sum(calls.into_iter())).collect(),
+                    ReduceEvery::Step => vec![sum(batches.flatten())],
+                }
+            });
+            let gradient = mean(&contributions.collect::<Vec<_>>(), micro_batches, reducing.dtype);
             layer.update(&gradient, step as i32 + 1);
         }
-        let of_bias: Vec<_> = ranks.iter().map(|(_, _, of_bias)| of_bias.clone()).collect();
-        bias.update(&replicated_mean(&of_bias), step as i32 + 1);
+        let of_bias = ranks
+            .iter()
+            .map(|batches| batches.iter().flat_map(|(_, _, of_bias)| of_bias.clone()).collect())
+            .collect::<Vec<_>>();
+        bias.update(&replicated_mean(&of_bias, micro_batches), step as i32 + 1);
     }
     found
 }
@@ -241,7 +210,7 @@ fn a_sharded_trainer_gives_the_losses_of_an_unsharded_one_exactly_at_every_step_
         for format in Format::CANONICAL.into_iter().filter(|format| format.check_weight().is_ok()) {
             let mut config = Config { check: true, ..Config::default() };
             config.optimizer.lr = f64::from(RATE);
-            config.prefetch.depth = 2;
+            config.prefetch.depth = Some(2);
             let mut session = Trainer::new(LAYERS, format).start(config, RANKS).await.unwrap();
             let steps = if matches!(format, Format::Nvfp4(_)) { LONG } else { STEPS };
             let found = losses(&mut session, RANKS, 0..steps).await;
@@ -249,4 +218,68 @@ fn a_sharded_trainer_gives_the_losses_of_an_unsharded_one_exactly_at_every_step_
             assert!(f32::from_bits(found[steps as usize - 1]) < f32::from_bits(found[0]), "{format} learns");
         }
     });
+}
+
+/// A step of any shape gives the reference's losses, at every depth, issued and replayed, kept and gathered again.
+fn equals_the_reference(shaped: Shaped, reducing: Reducing) {
+    const STEPS: u32 = 12;
+    within_a_minute(async move {
+        for format in [Format::F32, Format::NVFP4_2D, Format::Mxfp8] {
+            let expected = repeated_reference(format, None, STEPS, shaped, reducing);
+            for (depth, capture, kept) in
+                [(0, Capture::Off, false), (1, Capture::Step, false), (3, Capture::Off, true)]
+            {
+                let mut config = Config { check: true, capture, ..Config::default() };
+                (config.reduce_every, config.reduce_dtype) = (reducing.every, reducing.dtype);
+                if kept {
+                    (config.backward, config.across_micro_batches) =
+                        (Backward::Keep, AcrossMicroBatches::Keep);
+                }
+                config.optimizer.lr = f64::from(RATE);
+                config.prefetch.depth = Some(depth);
+                let trainer = Trainer::shaped(shaped, format, &config);
+                let mut session = trainer.start(config, RANKS).await.unwrap();
+                let found = losses(&mut session, RANKS, 0..STEPS).await;
+                assert_eq!(found, expected, "{format}, depth {depth}, {capture:?}");
+            }
+        }
+    });
+}
+
+/// A layer replayed, as looped and tied models do: its gradients sum.
+#[test]
+fn a_replayed_layer_learns_from_the_sum_of_its_gradients() {
+    let shaped = Shaped { layers: 5, weights: 2, ..Shaped::default() };
+    for every in [ReduceEvery::Call, ReduceEvery::MicroBatch, ReduceEvery::Step] {
+        equals_the_reference(shaped, Reducing { every, ..Reducing::default() });
+    }
+}
+
+#[test]
+fn activations_computed_again_in_backward_change_no_bit() {
+    let shaped = Shaped { layers: 3, weights: 3, recomputes: true, ..Shaped::default() };
+    equals_the_reference(shaped, Reducing::default());
+}
+
+#[test]
+fn gradients_of_micro_batches_are_averaged_like_those_of_ranks() {
+    let shaped = Shaped { micro_batches: 3, ..Shaped::default() };
+    for every in [ReduceEvery::Call, ReduceEvery::Step] {
+        equals_the_reference(shaped, Reducing { every, ..Reducing::default() });
+    }
+}
+
+/// What leaves a rank is rounded once; sums are f32 in rank order.
+#[test]
+fn gradients_that_travel_in_bf16_are_summed_in_f32() {
+    let dtype = ReduceDtype::Bf16;
+    equals_the_reference(Shaped::default(), Reducing { dtype, ..Reducing::default() });
+    let shaped = Shaped { layers: 3, weights: 2, micro_batches: 2, ..Shaped::default() };
+    equals_the_reference(shaped, Reducing { every: ReduceEvery::Step, dtype });
+}
+
+#[test]
+fn replay_recompute_and_micro_batches_go_together() {
+    let shaped = Shaped { layers: 3, weights: 2, recomputes: true, micro_batches: 2 };
+    equals_the_reference(shaped, Reducing { every: ReduceEvery::MicroBatch, ..Reducing::default() });
 }

@@ -7,19 +7,74 @@
 use serde::{Deserialize, Serialize};
 
 use super::size::ByteSize;
-use crate::format::{AmaxChoice, Via};
+use crate::format::{AmaxChoice, ElementType, Via};
 
-/// When gathers start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// When gathers start: one of `depth`, `bytes` and `policy`. A source that sets one of them takes the others
+/// back that sources before it set, so `WARPWEFT_PREFETCH__POLICY=auto` is enough over a file that sets a depth.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Prefetch {
-    /// How many uses ahead of its own a gather may start, 0 to 64; 0 gathers on demand.
-    pub depth: u32,
+    /// How many uses ahead of its own a gather may start, 0 to 64; 0 gathers on demand. 1 if nothing is set.
+    pub depth: Option<u32>,
+    /// As early as so many bytes of gathered planes in flight allow.
+    pub bytes: Option<ByteSize>,
+    /// By what tasks take.
+    pub policy: Option<PrefetchPolicy>,
+    /// The machine that `policy = "auto"` counts with: a preset, or a cluster file.
+    pub cluster: String,
+}
+
+/// Policies that choose by what tasks take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PrefetchPolicy {
+    /// Each gather as late as is safe, within the budget.
+    Auto,
+}
+
+impl Prefetch {
+    /// The keys of which one is set.
+    pub(super) const ALTERNATIVES: [&'static str; 3] = ["depth", "bytes", "policy"];
+
+    /// So many uses ahead.
+    #[must_use]
+    pub fn depth(depth: u32) -> Self {
+        Self { depth: Some(depth), ..Self::default() }
+    }
+
+    /// So many bytes in flight.
+    #[must_use]
+    pub fn bytes(bytes: ByteSize) -> Self {
+        Self { depth: None, bytes: Some(bytes), ..Self::default() }
+    }
+
+    /// By what tasks take.
+    #[must_use]
+    pub fn auto() -> Self {
+        Self { depth: None, policy: Some(PrefetchPolicy::Auto), ..Self::default() }
+    }
+
+    /// Is no more than one of the alternatives set?
+    pub(super) fn is_at_most_one(&self) -> bool {
+        let set = [self.depth.is_some(), self.bytes.is_some(), self.policy.is_some()];
+        set.into_iter().filter(|set| *set).count() <= 1
+    }
 }
 
 impl Default for Prefetch {
     fn default() -> Self {
-        Self { depth: 1 }
+        Self { depth: Some(1), bytes: None, policy: None, cluster: "h100x8-ib".to_owned() }
+    }
+}
+
+/// As its line in a configuration: `prefetch.depth = 2`.
+impl std::fmt::Display for Prefetch {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.depth, self.bytes, self.policy) {
+            (_, _, Some(PrefetchPolicy::Auto)) => formatter.write_str("prefetch.policy = \"auto\""),
+            (_, Some(bytes), _) => write!(formatter, "prefetch.bytes = \"{bytes}\""),
+            (depth, ..) => write!(formatter, "prefetch.depth = {}", depth.unwrap_or(1)),
+        }
     }
 }
 
@@ -43,6 +98,56 @@ pub enum Backward {
     Keep,
 }
 
+/// Where a micro-batch finds a weight that the one before gathered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AcrossMicroBatches {
+    /// It is gathered again.
+    #[default]
+    Regather,
+    /// Its planes are kept from micro-batch to micro-batch.
+    Keep,
+    /// All planes are kept if the plan then fits `memory.budget`, and gathered again if not; the plan says which.
+    Fit,
+}
+
+/// How many gradients of a weight are added on each rank before the ranks reduce them. Sums on the rank take one more
+/// full gradient in f32 for as long as they are open. The grouping changes the order of f32 additions, and so the
+/// last bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReduceEvery {
+    /// Every call's gradient is reduced by itself: least memory, most traffic.
+    #[default]
+    Call,
+    /// Those of one micro-batch: a weight that several calls of it give a gradient is reduced once.
+    MicroBatch,
+    /// Those of the whole step: every weight is reduced once.
+    Step,
+}
+
+/// In what gradients of sharded weights travel to be reduced. Sums and main grads are f32 either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReduceDtype {
+    /// As they are.
+    #[default]
+    F32,
+    /// Rounded to bf16, to nearest even, before they leave the rank: half the bytes.
+    Bf16,
+}
+
+impl ReduceDtype {
+    /// The type of an element that travels.
+    #[must_use]
+    pub const fn element(self) -> ElementType {
+        match self {
+            Self::F32 => ElementType::F32,
+            Self::Bf16 => ElementType::Bf16,
+        }
+    }
+}
+
 /// When columnwise planes are derived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -61,7 +166,8 @@ pub enum Reduce {
     /// Ranks 0 to R-1 in f32: the same bits in every mode and layout of ranks.
     #[default]
     Ordered,
-    /// In the order of the collective library: the same bits only for the same layout and mode.
+    /// In the order of the collective library: the same bits only for the same layout and mode. Gradients that travel
+    /// in bf16 are summed in order all the same, because the library would sum them in bf16.
     Nccl,
 }
 

@@ -1,7 +1,7 @@
 //! A decoder's sizes as a file.
 
 use super::{Declared, Rule, Takes};
-use crate::model::Decoder;
+use crate::model::{Decoder, ProgramBuilder};
 
 /// Largest size: products of three of them stay far from where they saturate.
 const LARGEST: u64 = 1 << 32;
@@ -24,10 +24,15 @@ impl Declared for Decoder {
         optional("kv_heads", Takes::Count(1, LARGEST)),
         needed("vocabulary", Takes::Count(1, LARGEST)),
         needed("tokens", Takes::Count(1, LARGEST)),
+        optional("micro_batches", Takes::Count(1, ProgramBuilder::MAX_MICRO_BATCHES as u64)),
         optional("sequence", Takes::Count(1, LARGEST)),
         needed("math", Takes::OneOf(&["f32", "bf16", "fp8", "fp4"])),
         needed("format", Takes::Format),
         optional("embedding_format", Takes::Format),
+        optional("experts", Takes::Count(1, 65_536)),
+        optional("experts_per_token", Takes::Count(1, 65_536)),
+        optional("tied", Takes::Switch),
+        optional("replays", Takes::Count(0, 4096)),
     ];
 
     fn disagreement(&self) -> Option<(&'static str, String, String)> {
@@ -38,6 +43,14 @@ impl Declared for Decoder {
         }
         if !self.heads.is_multiple_of(kv_heads) {
             return Some(("kv_heads", format!("is {kv_heads}"), multiple(self.heads)));
+        }
+        let (experts, chosen) = (self.experts.unwrap_or(1), self.experts_per_token.unwrap_or(1));
+        if chosen > experts {
+            return Some((
+                "experts_per_token",
+                format!("is {chosen}"),
+                format!("at most `experts`, {experts}"),
+            ));
         }
         let sequence = self.sequence.unwrap_or(self.tokens);
         (sequence > self.tokens)
@@ -89,5 +102,14 @@ mod tests {
             let error = Decoder::from_toml(&SOUND.replace(from, to), "small.toml").unwrap_err().to_string();
             assert!(error.contains(complaint), "{error}\n{complaint}");
         }
+    }
+
+    #[test]
+    fn a_decoder_file_may_repeat_its_step_for_micro_batches() {
+        let text = format!("{SOUND}micro_batches = 3\n");
+        let decoder = Decoder::from_toml(&text, "small.toml").unwrap();
+        let program = decoder.program(&decoder.model().unwrap()).unwrap();
+        assert_eq!((program.micro_batches(), program.runs().len()), (3, 3 * program.calls().len()));
+        assert!(Decoder::from_toml(&format!("{SOUND}micro_batches = 0\n"), "small.toml").is_err());
     }
 }

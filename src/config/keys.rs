@@ -64,6 +64,24 @@ const ROWS: &[Row] = &[
         valid: |_| true,
     },
     Row {
+        path: "across_micro_batches",
+        expected: "\"regather\", \"keep\" or \"fit\" (keep if the budget allows it)",
+        value: |c| toml(c.across_micro_batches),
+        valid: |_| true,
+    },
+    Row {
+        path: "reduce_every",
+        expected: "\"call\", \"micro_batch\" or \"step\"",
+        value: |c| toml(c.reduce_every),
+        valid: |_| true,
+    },
+    Row {
+        path: "reduce_dtype",
+        expected: "\"f32\" or \"bf16\"",
+        value: |c| toml(c.reduce_dtype),
+        valid: |_| true,
+    },
+    Row {
         path: "columnwise",
         expected: "\"on_demand\" or \"keep\"",
         value: |c| toml(c.columnwise),
@@ -87,8 +105,26 @@ const ROWS: &[Row] = &[
     Row {
         path: "prefetch.depth",
         expected: "a whole number from 0 (gather on demand) to 64",
-        value: |c| toml(c.prefetch.depth),
-        valid: |c| c.prefetch.depth <= 64,
+        value: |c| c.prefetch.depth.and_then(toml),
+        valid: |c| c.prefetch.depth.is_none_or(|depth| depth <= 64),
+    },
+    Row {
+        path: "prefetch.bytes",
+        expected: "a size above zero of gathered planes in flight, such as \"1.2 GiB\", and neither prefetch.depth nor prefetch.policy beside it",
+        value: |c| c.prefetch.bytes.and_then(toml),
+        valid: |c| c.prefetch.bytes.is_none_or(|size| size.bytes() > 0 && c.prefetch.is_at_most_one()),
+    },
+    Row {
+        path: "prefetch.policy",
+        expected: "\"auto\", and neither prefetch.depth nor prefetch.bytes beside it",
+        value: |c| c.prefetch.policy.and_then(toml),
+        valid: |c| c.prefetch.policy.is_none() || c.prefetch.is_at_most_one(),
+    },
+    Row {
+        path: "prefetch.cluster",
+        expected: "the machine that prefetch.policy = \"auto\" counts with: a preset such as \"h100x8-ib\", or a cluster file",
+        value: |c| toml(&c.prefetch.cluster),
+        valid: |c| !c.prefetch.cluster.is_empty(),
     },
     Row {
         path: "memory.budget",
@@ -222,14 +258,20 @@ const RULE_ROWS: &[RuleRow] = &[
     },
     RuleRow {
         field: "format",
-        expected: "a format such as \"nvfp4\" or \"bf16\" (a rule needs this or `placement`)",
+        expected: "a format such as \"nvfp4\" or \"bf16\" (a rule needs this, `placement` or `reuse`)",
         value: |rule| rule.format.and_then(toml),
-        valid: |rule| rule.format.is_some() || rule.placement.is_some(),
+        valid: |rule| rule.format.is_some() || rule.placement.is_some() || rule.reuse.is_some(),
     },
     RuleRow {
         field: "placement",
         expected: "\"sharded\" or \"replicated\"",
         value: |rule| Value::try_from(rule).ok()?.get("placement").cloned(),
+        valid: |_| true,
+    },
+    RuleRow {
+        field: "reuse",
+        expected: "\"regather\" or \"keep\"",
+        value: |rule| rule.reuse.and_then(toml),
         valid: |_| true,
     },
 ];
@@ -290,7 +332,7 @@ pub(super) fn expected(path: &str) -> String {
     match place(path) {
         Place::Value(expected) => expected.to_owned(),
         Place::Table if path == RULES => {
-            "a list of tables, each with `match` and with `format` or `placement`".to_owned()
+            "a list of tables, each with `match` and with `format`, `placement` or `reuse`".to_owned()
         }
         Place::Table | Place::Unknown => format!("a table of {}", words(&children(path))),
     }
@@ -370,11 +412,14 @@ mod tests {
     fn the_table_has_a_row_for_every_field_and_reads_its_value() {
         let mut config = Config::default();
         config.memory.budget = Some(super::super::ByteSize::new(7));
+        config.prefetch.bytes = Some(super::super::ByteSize::new(7));
+        config.prefetch.policy = Some(super::super::PrefetchPolicy::Auto);
         config.cpu.link.bytes_per_s = Some(1e9);
         config.weights.push(WeightRule {
             pattern: "*".to_owned(),
             format: Some(Format::Bf16),
             placement: Some(Placement::Sharded),
+            reuse: Some(crate::model::Reuse::Keep),
         });
         let table = Table::try_from(&config).unwrap();
         let mut fields = Vec::new();
@@ -410,7 +455,7 @@ mod tests {
     #[test]
     fn the_children_of_a_table_are_told_for_advice() {
         assert_eq!(children("cpu.link.speed"), ["bytes_per_s", "latency_us"]);
-        assert_eq!(children("weights.4.x"), ["match", "format", "placement"]);
+        assert_eq!(children("weights.4.x"), ["match", "format", "placement", "reuse"]);
         assert!(children("nonsense").contains(&"prefetch".to_owned()));
     }
 }

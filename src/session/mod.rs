@@ -9,6 +9,7 @@
 
 mod builder;
 mod checkpoint;
+mod costs;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod digest;
@@ -24,10 +25,11 @@ mod tensors;
 
 pub use builder::SessionBuilder;
 pub use checkpoint::{Carried, CarriedBuffer, Checkpoint, PlanesState, WeightState};
+pub use costs::costs_of;
 pub use error::SessionError;
 pub use file_store::FileStore;
 pub use report::{NotRecorded, Outcome, StepReport};
-pub use simulation::{Simulation, plan_program};
+pub use simulation::{Simulation, plan_program, plan_program_on};
 pub use store::{CheckpointStore, StoreError};
 
 use std::sync::Arc;
@@ -37,7 +39,7 @@ use bytemuck::Pod;
 
 use crate::exec::{Command, Exchange, ExecError, Inbox, RankReport, RankThread};
 use crate::id::RankId;
-use crate::model::Role;
+use crate::model::{Call, Role};
 use crate::plan::StepPlan;
 use crate::rendezvous::Rendezvous;
 use recorder::Recorder;
@@ -114,7 +116,8 @@ impl Session {
         self.report(number, duration)
     }
 
-    /// Writes an input of the coming steps of one rank; it stays until written again.
+    /// Writes an input of the coming steps of one rank; it stays until written again. Of a program with
+    /// micro-batches it takes the values of all, `[micro_batches, elements]`.
     ///
     /// # Errors
     /// An unknown program, buffer or rank, a buffer that is no input, or another length.
@@ -413,7 +416,7 @@ impl Session {
         let faulted = (ranks.iter().enumerate())
             .find_map(|(rank, report)| report.fault.as_ref().map(|fault| (RankId::at(rank), fault)));
         if let Some((rank, fault)) = faulted {
-            let call = plan.calls.get(fault.call.index()).map_or_else(String::new, |call| call.name.clone());
+            let call = plan.calls.get(fault.call.index()).map_or_else(String::new, Call::label);
             let (message, panicked) = (fault.message.clone(), fault.panicked);
             return Err(SessionError::Closure { step, rank, call, message, panicked });
         }

@@ -37,7 +37,7 @@ pub(in super::super) fn dense(draft: &mut Draft<'_>) {
                 _ => {
                     let name = draft.name(usage.weight);
                     let to = draft.transient(
-                        format!("{name} dense {} for {}", usage.orientation, call.name),
+                        format!("{name} dense {} for {}", usage.orientation, call.label()),
                         Content::Dense(usage.weight, usage.orientation, values),
                     );
                     let tensor_scale = draft

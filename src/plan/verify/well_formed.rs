@@ -128,7 +128,9 @@ impl Ids<'_> {
             | Content::Gathered(weight, _)
             | Content::Transposed(weight)
             | Content::Dense(weight, _, _) => self.weight(weight, &place),
-            Content::Gradient(weight, call) | Content::ReducedGradient(weight, call) => {
+            Content::Gradient(weight, call)
+            | Content::WireGradient(weight, call)
+            | Content::ReducedGradient(weight, call) => {
                 self.weight(weight, &place)?;
                 self.call_id(call, &place)
             }
@@ -139,7 +141,7 @@ impl Ids<'_> {
             | Content::AmaxHistory(bucket)
             | Content::DelayedScale(bucket)
             | Content::Encode(bucket) => self.bucket(bucket, &place),
-            Content::Buffer(buffer) | Content::Staging(buffer) => self.buffer(buffer, &place),
+            Content::Buffer(buffer) | Content::Staging(buffer, _) => self.buffer(buffer, &place),
             Content::OptimizerStep
             | Content::FaultWord
             | Content::LearningRate
@@ -176,11 +178,15 @@ impl Ids<'_> {
             | Op::GatherRecords { .. }
             | Op::Vote { .. } => Ok(()),
             Op::ZeroPadding { weight, .. }
-            | Op::AllGather { weight, .. }
             | Op::Transpose { weight, .. }
             | Op::Dequantize { weight, .. }
-            | Op::ReduceScatter { weight, .. }
+            | Op::RoundGradient { weight, .. }
+            | Op::AddGradient { weight, .. }
             | Op::Accumulate { weight, .. } => self.weight(*weight, place),
+            Op::AllGather { parts } => parts.iter().try_for_each(|part| self.weight(part.weight, place)),
+            Op::ReduceScatter { parts, .. } => {
+                parts.iter().try_for_each(|part| self.weight(part.weight, place))
+            }
             Op::PartialAmax { bucket, .. }
             | Op::DelayedScale { bucket, .. }
             | Op::RecordAmax { bucket, .. } => self.bucket(*bucket, place),
