@@ -173,7 +173,7 @@ fn a_poisoned_rank_enqueues_nothing_and_one_poisoned_on_the_way_does_not_end_its
         if poisoned_at.is_none() {
             poison.set("a right was lost, as the test wants");
         }
-        let memory = backend.reserve(plan.arena.bytes()).unwrap();
+        let memory = backend.reserve(plan.arena.bytes(), 0).unwrap();
         let open = |lane: &Lane| {
             backend.open(&memory, *lane, (lane.id == plan.compute_lane()).then(closures)).unwrap()
         };
@@ -194,7 +194,7 @@ fn a_poisoned_rank_enqueues_nothing_and_one_poisoned_on_the_way_does_not_end_its
 fn the_issuer_refuses_a_task_that_is_not_next_on_its_lane() {
     let (_, plan) = plans(1, 1);
     let backend = Checked::new(backends(1).remove(0));
-    let memory = backend.reserve(plan.arena.bytes()).unwrap();
+    let memory = backend.reserve(plan.arena.bytes(), 0).unwrap();
     let mut streams: Vec<_> = (plan.lanes.iter())
         .map(|lane| {
             let compute = lane.id == plan.compute_lane();
@@ -221,7 +221,7 @@ fn the_issuer_refuses_a_task_that_is_not_next_on_its_lane() {
 fn a_right_that_is_lost_poisons_the_rank() {
     let (_, plan) = plans(1, 1);
     let backend = backends(1).remove(0);
-    let memory = backend.reserve(plan.arena.bytes()).unwrap();
+    let memory = backend.reserve(plan.arena.bytes(), 0).unwrap();
     let mut streams: Vec<_> = (plan.lanes.iter())
         .map(|lane| {
             let compute = lane.id == plan.compute_lane();

@@ -44,7 +44,11 @@ impl Backend for Null {
         Instant::now()
     }
 
-    fn reserve(&self, _bytes: usize) -> Result<(), BackendError> {
+    fn landing_bytes(&self, _binding: &Binding<'_>) -> Result<usize, BackendError> {
+        Ok(0)
+    }
+
+    fn reserve(&self, _bytes: usize, _landing: usize) -> Result<(), BackendError> {
         Ok(())
     }
 

@@ -98,8 +98,12 @@ impl<B: Backend> Backend for Checked<B> {
         self.inner.origin()
     }
 
-    fn reserve(&self, bytes: usize) -> Result<Self::Memory, BackendError> {
-        self.inner.reserve(bytes)
+    fn landing_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError> {
+        self.inner.landing_bytes(binding)
+    }
+
+    fn reserve(&self, bytes: usize, landing: usize) -> Result<Self::Memory, BackendError> {
+        self.inner.reserve(bytes, landing)
     }
 
     fn open(

@@ -60,11 +60,19 @@ pub trait Backend: Send + 'static {
     /// The instant from which [`TaskInterval`]s are counted; the same on all ranks of a process.
     fn origin(&self) -> Instant;
 
-    /// Reserves the arena, zeroed. Called once.
+    /// Bytes this backend needs beside the arena while it runs a plan, for what peers send and this rank has yet to
+    /// combine. The same on every rank.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] for an op this backend cannot run.
+    fn landing_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError>;
+
+    /// Reserves the arena, zeroed, and `landing` bytes beside it: as many as [`Backend::landing_bytes`] says for
+    /// the most demanding plan. Called once.
     ///
     /// # Errors
     /// [`BackendError::Memory`] when there is not that much.
-    fn reserve(&self, bytes: usize) -> Result<Self::Memory, BackendError>;
+    fn reserve(&self, bytes: usize, landing: usize) -> Result<Self::Memory, BackendError>;
 
     /// Opens a lane. The compute lane gets the factory of the rank's closures; it is called on
     /// the thread that will run them.

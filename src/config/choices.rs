@@ -151,10 +151,10 @@ pub enum Scaling {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
-    /// NCCL where it is installed and each rank has a GPU of its own, peer reads elsewhere.
+    /// `peer` where all GPUs reach each other, `nccl` elsewhere.
     #[default]
     Auto,
-    /// Kernels read the peers' memory; needs GPUs that reach each other.
+    /// Copy engines write into the peers' memory; needs GPUs that reach each other.
     Peer,
     /// NCCL's collectives; needs a GPU of its own for each rank.
     Nccl,

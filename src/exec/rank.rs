@@ -59,7 +59,7 @@ impl<B: Backend> Rank<B> {
             agree(&world, backend.rank(), plan)?;
         }
         let bytes = programs.iter().chain([&prologue]).map(|plan| plan.arena.bytes()).max().unwrap_or(0);
-        let memory = backend.reserve(bytes)?;
+        let memory = backend.reserve(bytes, landing_bytes(&backend, &prologue, &programs)?)?;
         let compute = prologue.compute_lane();
         let streams = prologue
             .lanes
@@ -193,6 +193,19 @@ fn agree(world: &World, rank: RankId, plan: &StepPlan) -> Result<(), ExecError> 
         .map(|(rank, fingerprint)| format!("{} has {fingerprint:016x}", RankId::at(rank)))
         .collect();
     Err(ExecError::PlansDiffer { program: plan.name.clone(), fingerprints: listed.join(", ") })
+}
+
+/// What the backend needs beside the arena for the most demanding plan.
+fn landing_bytes<B: Backend>(
+    backend: &B,
+    prologue: &StepPlan,
+    programs: &[Arc<StepPlan>],
+) -> Result<usize, ExecError> {
+    let mut most = 0;
+    for plan in programs.iter().map(AsRef::as_ref).chain([prologue]) {
+        most = most.max(backend.landing_bytes(&plan.binding(backend.rank(), &plan.ops()))?);
+    }
+    Ok(most)
 }
 
 fn install<B: Backend>(

@@ -172,12 +172,6 @@ impl<B: Backend> Rank<B> {
         plan: Arc<Plan>,
         closures: Option<ComputeFactory<B::Surface>>,
     ) -> Result<Self, BackendError> {
-        let memory = backend.reserve(plan.arena.bytes())?;
-        let mut streams = Vec::new();
-        for lane in LANES {
-            let closures = closures.clone().filter(|_| lane.kind == LaneKind::Compute);
-            streams.push(backend.open(&memory, lane, closures)?);
-        }
         let binding = Binding {
             rank: backend.rank(),
             arena: &plan.arena,
@@ -188,6 +182,12 @@ impl<B: Backend> Rank<B> {
             events: plan.events,
             settings: plan.settings,
         };
+        let memory = backend.reserve(plan.arena.bytes(), backend.landing_bytes(&binding)?)?;
+        let mut streams = Vec::new();
+        for lane in LANES {
+            let closures = closures.clone().filter(|_| lane.kind == LaneKind::Compute);
+            streams.push(backend.open(&memory, lane, closures)?);
+        }
         let bound = backend.bind(&memory, &binding)?;
         Ok(Self { streams, bound, memory, backend, plan })
     }

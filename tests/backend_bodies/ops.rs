@@ -41,27 +41,22 @@ fn flow(ranks: u32, rows: usize, cols: usize, format: Format, via: Via) -> Flow 
         shards.push(ShardOperand { weight: W, orientation: *orientation, slot });
     }
     let masters = vec![master];
-    let amax =
-        Op::PartialAmax { bucket, masters: masters.clone(), block_amax, tensor_amax: local, vote: None };
-    plan.op(QUANTIZE, amax);
-    plan.fence(QUANTIZE, LINK);
-    plan.op(LINK, Op::AllReduce { reduction: Reduction::Max, pairs: vec![(local, reduced)] });
-    plan.fence(LINK, QUANTIZE);
-    let (tensor_amax, vote) = (reduced, None);
-    let scale = Op::FusedScale {
-        bucket,
-        block_amax,
-        tensor_amax,
-        encode,
-        tensor_scale,
-        shards: shards.clone(),
-        vote,
-    };
-    plan.op(QUANTIZE, scale);
-    plan.op(
-        QUANTIZE,
-        Op::PartialCast { bucket, masters, encode: Some(encode), shards: shards.clone(), vote },
-    );
+    let vote = None;
+    // As the planner does it: no scales, no amax.
+    let encode = plan.weights.bucket(bucket).has_scales().then_some(encode);
+    if let Some(encode) = encode {
+        let amax = Op::PartialAmax { bucket, masters: masters.clone(), block_amax, tensor_amax: local, vote };
+        plan.op(QUANTIZE, amax);
+        plan.fence(QUANTIZE, LINK);
+        plan.op(LINK, Op::AllReduce { reduction: Reduction::Max, pairs: vec![(local, reduced)] });
+        plan.fence(LINK, QUANTIZE);
+        let (tensor_amax, shards) = (reduced, shards.clone());
+        plan.op(
+            QUANTIZE,
+            Op::FusedScale { bucket, block_amax, tensor_amax, encode, tensor_scale, shards, vote },
+        );
+    }
+    plan.op(QUANTIZE, Op::PartialCast { bucket, masters, encode, shards: shards.clone(), vote });
     plan.fence(QUANTIZE, LINK);
     let mut gathered = Vec::new();
     for ShardOperand { orientation, slot, .. } in shards {

@@ -5,7 +5,7 @@ use warpweft::id::{CallId, SlotId};
 use warpweft::layout::Content;
 use warpweft::op::Op;
 
-use crate::device::MOST_RECORDED_RANKS;
+use crate::device::most_recorded_ranks;
 
 use super::harness::{COMPUTE, LINK, Plan, QUANTIZE, ROWWISE, W, noise, run, sharded};
 
@@ -31,7 +31,7 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
 }
 
 fn a_replayed_step_gives_the_bits_of_an_eager_one_without_closures() {
-    for ranks in 1..=MOST_RECORDED_RANKS {
+    for ranks in 1..=most_recorded_ranks() {
         let results = |recorded: bool| {
             let (plan, shard, main_grad) = pipeline(ranks);
             run(plan, move |rank| {
@@ -56,7 +56,7 @@ fn a_replayed_step_gives_the_bits_of_an_eager_one_without_closures() {
 }
 
 fn eager_steps_and_replays_of_one_plan_may_alternate() {
-    let (plan, shard, main_grad) = pipeline(MOST_RECORDED_RANKS.min(2));
+    let (plan, shard, main_grad) = pipeline(most_recorded_ranks().min(2));
     run(plan, move |rank| {
         let elements = rank.plan.region(shard).bytes / 4;
         rank.put(shard, &vec![2.0_f32; elements]);

@@ -121,7 +121,7 @@ fn a_closure_gets_only_what_its_call_declares_and_no_two_writers() {
 fn a_factory_that_panics_is_an_error_of_the_lane() {
     let (plan, ..) = three_calls();
     on_every_rank(plan, CpuOptions::default(), |backend, plan| {
-        let memory = backend.reserve(plan.arena.bytes()).unwrap();
+        let memory = backend.reserve(plan.arena.bytes(), 0).unwrap();
         let refused = backend.open(&memory, LANES[0], Some(Arc::new(|rank| panic!("no model for {rank}"))));
         let message = refused.unwrap_err().to_string();
         assert!(message.contains("no model for rank 0"), "{message}");

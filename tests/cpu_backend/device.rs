@@ -10,7 +10,9 @@ use warpweft::model::Call;
 use crate::bodies::harness::{Plan, within_limit};
 
 /// Ranks whose steps can be recorded together.
-pub(crate) const MOST_RECORDED_RANKS: u32 = 4;
+pub(crate) fn most_recorded_ranks() -> u32 {
+    4
+}
 
 pub(crate) type Device = CpuBackend;
 pub(crate) type DeviceOptions = CpuOptions;

@@ -306,7 +306,7 @@ fn an_arena_is_reserved_once_and_an_op_must_fit_its_slots() {
 
         let world = CpuWorld::new(Mesh::new(1).unwrap(), CpuOptions::default()).unwrap();
         let backend = world.backend(RankId::new(0)).unwrap();
-        let _memory = backend.reserve(64).unwrap();
-        assert!(matches!(backend.reserve(64), Err(BackendError::Memory { .. })));
+        let _memory = backend.reserve(64, 0).unwrap();
+        assert!(matches!(backend.reserve(64, 0), Err(BackendError::Memory { .. })));
     });
 }

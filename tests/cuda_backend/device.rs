@@ -8,9 +8,6 @@ use warpweft::backend::cuda::{CudaBackend, CudaFailure, CudaOptions, CudaWorld, 
 
 use crate::bodies::harness::{Plan, within_limit};
 
-/// Ranks whose steps can be recorded together.
-pub(crate) const MOST_RECORDED_RANKS: u32 = 1;
-
 pub(crate) type Device = CudaBackend;
 
 /// Nothing to choose: the transport is the run's.
@@ -19,10 +16,11 @@ pub(crate) struct DeviceOptions {}
 
 static NCCL: AtomicBool = AtomicBool::new(false);
 
-/// Can a world be made here?
-pub(crate) fn ready() -> Result<(), CudaFailure> {
-    let first = DeviceOrdinal::all()?.into_iter().take(1).collect();
-    CudaWorld::new(CudaOptions::new(first))?.backends().map(drop)
+/// A world on every GPU there is, if kernels can be made for them.
+pub(crate) fn every_gpu() -> Result<CudaWorld, CudaFailure> {
+    let world = CudaWorld::new(CudaOptions::new(DeviceOrdinal::all()?))?;
+    world.backends().map(drop)?;
+    Ok(world)
 }
 
 /// NCCL takes one rank per GPU.
@@ -33,6 +31,11 @@ pub(crate) fn transports() -> Vec<Transport> {
 
 pub(crate) fn choose(transport: Transport) {
     NCCL.store(transport == Transport::Nccl, Ordering::SeqCst);
+}
+
+/// Ranks whose steps can be recorded together: one on each GPU.
+pub(crate) fn most_recorded_ranks() -> u32 {
+    u32::try_from(DeviceOrdinal::all().map_or(1, |all| all.len())).unwrap().min(4)
 }
 
 /// Runs `work` on every rank of a world of its own, each on its thread.

@@ -1,5 +1,5 @@
-//! The CUDA backend, driven by hand through the `Backend` trait: the bodies that hold for every backend, once with peer
-//! pulls and once with NCCL.
+//! The CUDA backend, driven by hand through the `Backend` trait: the bodies that hold for every backend, once with writes
+//! to peers and once with NCCL.
 //!
 //! A program with a runner of its own, so that a machine without a GPU says that everything is skipped. Arguments choose
 //! bodies by part of their name.
@@ -29,10 +29,14 @@ fn main() {
         .into_iter()
         .filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|part| name.contains(part.as_str())))
         .collect();
-    if let Err(reason) = device::ready() {
-        println!("skipped: {} bodies of the CUDA backend, because {reason}", chosen.len());
-        return;
-    }
+    // Held to the end, so that contexts are made once and not in every body.
+    let _every_gpu = match device::every_gpu() {
+        Ok(world) => world,
+        Err(reason) => {
+            println!("skipped: {} bodies of the CUDA backend, because {reason}", chosen.len());
+            return;
+        }
+    };
     let mut failed = Vec::new();
     for transport in device::transports() {
         device::choose(transport);

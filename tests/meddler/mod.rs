@@ -125,9 +125,13 @@ impl Backend for Meddler {
     fn lane(&self, stream: &Self::Stream) -> LaneId {
         self.inner.lane(stream)
     }
-    fn reserve(&self, bytes: usize) -> Result<Self::Memory, BackendError> {
+    fn landing_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError> {
+        self.inner.landing_bytes(binding)
+    }
+
+    fn reserve(&self, bytes: usize, landing: usize) -> Result<Self::Memory, BackendError> {
         (self.hook)(Moment::Reserve)?;
-        self.inner.reserve(bytes)
+        self.inner.reserve(bytes, landing)
     }
     fn open(
         &self,

@@ -61,8 +61,12 @@ impl<B: Backend> Backend for Logged<B> {
         self.inner.origin()
     }
 
-    fn reserve(&self, bytes: usize) -> Result<B::Memory, BackendError> {
-        self.inner.reserve(bytes)
+    fn landing_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError> {
+        self.inner.landing_bytes(binding)
+    }
+
+    fn reserve(&self, bytes: usize, landing: usize) -> Result<B::Memory, BackendError> {
+        self.inner.reserve(bytes, landing)
     }
 
     fn open(

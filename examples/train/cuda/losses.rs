@@ -35,7 +35,9 @@ async fn run(format: Format, settings: &Settings, placement: &Placement) -> Vec<
     let mut losses = Vec::new();
     for step in 0..STEPS {
         write(&mut session, &config, "train", step, placement.ranks());
-        losses.push(session.step("train").await.unwrap().mean_output("loss").unwrap());
+        let report = session.step("train").await.unwrap();
+        assert_eq!(report.not_recorded, None);
+        losses.push(report.mean_output("loss").unwrap());
     }
     write(&mut session, &config, "evaluate", STEPS, placement.ranks());
     losses.push(session.step("evaluate").await.unwrap().mean_output("loss").unwrap());
@@ -91,10 +93,15 @@ fn the_first_losses_are_those_of_the_cpu() {
 #[test]
 fn recorded_steps_have_the_bits_of_eager_ones() {
     let Some((found, _alone)) = turn("recorded steps") else { return };
-    let on_gpus = placement(&found, 1);
-    let eager = losses(nvfp4(), &settings(Capture::Off), &on_gpus);
-    let recorded = losses(nvfp4(), &settings(Capture::Step), &on_gpus);
-    assert_eq!(eager, recorded);
+    // Ranks that share a GPU are not recorded.
+    let on_gpus = placement(&found, found.count().min(4));
+    let with = |capture, transport| {
+        let settings = Settings { transport, ..settings(capture) };
+        losses(nvfp4(), &settings, &on_gpus)
+    };
+    let eager = with(Capture::Off, Transport::Peer);
+    assert_eq!(with(Capture::Step, Transport::Peer), eager);
+    assert_eq!(with(Capture::Step, Transport::Nccl), eager, "by NCCL");
 }
 
 /// `reduce = "ordered"`: the same bits for every depth and way of transport, on as many GPUs as there are, up to four.

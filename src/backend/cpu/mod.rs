@@ -119,7 +119,11 @@ impl Backend for CpuBackend {
         self.presence.world.clock.origin()
     }
 
-    fn reserve(&self, bytes: usize) -> Result<CpuMemory, BackendError> {
+    fn landing_bytes(&self, _binding: &Binding<'_>) -> Result<usize, BackendError> {
+        Ok(0)
+    }
+
+    fn reserve(&self, bytes: usize, _landing: usize) -> Result<CpuMemory, BackendError> {
         let Presence { world, rank } = &*self.presence;
         let refusal = |reason| BackendError::Memory { rank: *rank, bytes, reason };
         let arena = Arc::new(Arena::reserve(bytes).map_err(refusal)?);

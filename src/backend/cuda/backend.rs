@@ -10,6 +10,7 @@ use super::cache::KernelCache;
 use super::context::Context;
 use super::failure::CudaFailure;
 use super::kernels::Kernels;
+use super::landing::Landing;
 use super::lane::CudaStream;
 use super::memory::DeviceMemory;
 use super::nccl::Communicator;
@@ -23,6 +24,7 @@ use super::watchdog;
 use super::world::World;
 use crate::backend::bell::lock;
 use crate::backend::closures::Closures;
+use crate::backend::local::resolve;
 use crate::backend::{Backend, BackendError, ClosureFault, TaskInterval};
 use crate::compute::ComputeFactory;
 use crate::config::Reduce;
@@ -43,17 +45,22 @@ pub struct CudaBackend {
     lanes: Mutex<BTreeMap<LaneId, Option<Communication>>>,
 }
 
-/// The arena of one rank, and behind it the words ranks signal each other with.
+/// The arena of one rank, behind it the words ranks signal each other with, and behind these the room for what
+/// peers send.
 #[derive(Debug)]
 pub struct CudaMemory {
     memory: Arc<DeviceMemory>,
     arena_bytes: usize,
+    landing_bytes: usize,
 }
 
 /// A recorded step of one rank.
 #[derive(Debug)]
 pub struct CudaGraph {
+    /// Before the communicators, because destroying one waits until no recording of its transfers is left.
     graph: Graph,
+    #[expect(dead_code, reason = "held, not read")]
+    communicators: Vec<Arc<Communicator>>,
 }
 
 fn load_kernels(context: &Context) -> Result<Kernels, CudaFailure> {
@@ -107,16 +114,23 @@ impl CudaBackend {
         Ok(())
     }
 
-    fn reserve_zeroed(&self, bytes: usize) -> Result<CudaMemory, CudaFailure> {
-        let signals = Signals::new(self.world.mesh.ranks() as usize);
+    fn reserve_zeroed(&self, bytes: usize, landing: usize) -> Result<CudaMemory, CudaFailure> {
+        let words = Signals::new(self.world.mesh.ranks() as usize).words() * size_of::<u32>();
         let too_much = || CudaFailure::Refused("more bytes than there are addresses".to_owned());
-        let arena_bytes = bytes.checked_next_multiple_of(ALIGNMENT).ok_or_else(too_much)?;
-        let all = arena_bytes.checked_add(signals.words() * size_of::<u32>()).ok_or_else(too_much)?;
+        let after = |start: usize, bytes: usize| {
+            start
+                .checked_add(bytes)
+                .and_then(|end| end.checked_next_multiple_of(ALIGNMENT))
+                .ok_or_else(too_much)
+        };
+        let arena_bytes = after(0, bytes)?;
+        let signals_end = after(arena_bytes, words)?;
+        let all = after(signals_end, landing)?;
         let memory = Arc::new(DeviceMemory::zeroed(&self.context, &self.transfers, all)?);
         let arena = memory.address();
-        let home = Home { arena, signals: arena.plus(arena_bytes) };
+        let home = Home { arena, signals: arena.plus(arena_bytes), landing: arena.plus(signals_end) };
         self.world.settle(self.rank, home, Arc::clone(&memory))?;
-        Ok(CudaMemory { memory, arena_bytes })
+        Ok(CudaMemory { memory, arena_bytes, landing_bytes: all - signals_end })
     }
 
     fn open_lane(
@@ -158,18 +172,9 @@ impl CudaBackend {
         })
     }
 
-    /// Is there another rank?
-    fn has_peers(&self) -> bool {
-        self.world.mesh.ranks() > 1
-    }
-
     fn record_all(&self, streams: &mut [CudaStream]) -> Result<(), CudaFailure> {
         self.context.make_current()?;
-        if self.has_peers() {
-            return Err(CudaFailure::Refused(
-                "steps of several ranks cannot be recorded yet, and are issued anew each time; set capture = \"off\"".to_owned(),
-            ));
-        }
+        self.world.recordable()?;
         let [first, others @ ..] = streams else {
             return Err(CudaFailure::Refused("there is no lane to record".to_owned()));
         };
@@ -214,7 +219,9 @@ impl CudaBackend {
         }
         let graph = graph?;
         first.stream.upload_graph(&graph)?;
-        Ok(CudaGraph { graph })
+        let lanes = lock(&self.lanes);
+        let communicators = lanes.values().flatten().filter_map(|lane| lane.nccl.clone()).collect();
+        Ok(CudaGraph { graph, communicators })
     }
 }
 
@@ -247,7 +254,7 @@ impl Backend for CudaBackend {
         let ranks = self.world.mesh.ranks();
         let transport = match (ranks, self.world.transport) {
             (1, _) => "one rank",
-            (_, Transport::Peer) => "peers' memory read by kernels",
+            (_, Transport::Peer) => "peers' memory written by copy engines",
             (_, Transport::Nccl) => "collectives by NCCL",
         };
         format!("cuda, {ranks} × {}, {transport}", self.context.name())
@@ -257,9 +264,14 @@ impl Backend for CudaBackend {
         self.world.clock.origin()
     }
 
-    fn reserve(&self, bytes: usize) -> Result<CudaMemory, BackendError> {
+    fn landing_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError> {
+        let ops = resolve(binding, binding.arena.bytes())?;
+        Ok(Landing::of(binding, &ops).bytes())
+    }
+
+    fn reserve(&self, bytes: usize, landing: usize) -> Result<CudaMemory, BackendError> {
         let rank = self.rank;
-        self.reserve_zeroed(bytes).map_err(|failure| BackendError::Memory {
+        self.reserve_zeroed(bytes, landing).map_err(|failure| BackendError::Memory {
             rank,
             bytes,
             reason: failure.to_string(),
@@ -290,13 +302,12 @@ impl Backend for CudaBackend {
             world: &self.world,
             context: &self.context,
             kernels: &self.kernels,
-            transfers: &self.transfers,
             homes: &homes,
             lanes: &lanes,
             progress: &self.progress,
             arena: memory.memory.address(),
         };
-        let bound = bind(&binder, binding, memory.arena_bytes)
+        let bound = bind(&binder, binding, (memory.arena_bytes, memory.landing_bytes))
             .inspect_err(|error| drop(self.world.poison.set(error.to_string())))?;
         // Loading code and allocating may wait for a device, hence for whoever waits on it: nobody steps before
         // everybody has bound.

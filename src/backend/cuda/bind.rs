@@ -1,8 +1,7 @@
 //! From what a rank does of every op to commands: the one `match` on [`LocalOp`].
 //!
 //! Laws:
-//! - Addresses are worked out here, once. Kernels are prepared here, with their tables; scratch for what
-//!   peers send is allocated here. A step allocates nothing.
+//! - Addresses are worked out here, once. Kernels are prepared here, with their tables. A step allocates nothing.
 //! - Commands mean what the CPU backend does for the same local op, bit for bit but for Adam and norms.
 
 use std::collections::BTreeMap;
@@ -14,12 +13,12 @@ use super::command::Command;
 use super::context::Context;
 use super::failure::CudaFailure;
 use super::kernels::Kernels;
-use super::memory::DeviceMemory;
+use super::landing::Landing;
 use super::prepare::Preparation;
 use super::progress::Progress;
 use super::signal::{Home, MemoryOperations};
-use super::stream::{Event, Stream};
-use super::transport::{Communication, Route, scratch_bytes};
+use super::stream::Event;
+use super::transport::{Communication, Route};
 use super::world::World;
 use crate::backend::BackendError;
 use crate::backend::local::{Collective, LocalOp, resolve};
@@ -31,19 +30,17 @@ pub(super) struct Binder<'a> {
     pub(super) world: &'a World,
     pub(super) context: &'a Arc<Context>,
     pub(super) kernels: &'a Kernels,
-    /// An idle stream.
-    pub(super) transfers: &'a Stream,
     pub(super) homes: &'a [Home],
     pub(super) lanes: &'a BTreeMap<LaneId, Option<Communication>>,
     pub(super) progress: &'a Progress,
     pub(super) arena: DeviceAddress,
 }
 
-/// Binds every op of a plan to an arena of `arena_bytes` bytes.
+/// Binds every op of a plan to an arena and the room behind it, of so many bytes each.
 pub(super) fn bind(
     binder: &Binder<'_>,
     binding: &Binding<'_>,
-    arena_bytes: usize,
+    (arena_bytes, landing_bytes): (usize, usize),
 ) -> Result<CudaBound, BackendError> {
     let ops = resolve(binding, arena_bytes)?;
     let failed = |failure: CudaFailure| BackendError::Device {
@@ -51,11 +48,16 @@ pub(super) fn bind(
         doing: "binding a plan".to_owned(),
         reason: failure.to_string(),
     };
-    let scratch = binder.scratch(binding, &ops).map_err(failed)?;
+    let landing = Landing::of(binding, &ops);
+    if landing.bytes() > landing_bytes {
+        let (needed, there) = (landing.bytes(), landing_bytes);
+        let reason = format!("{needed} bytes are needed for what peers send, and {there} were reserved");
+        return Err(failed(CudaFailure::Refused(reason)));
+    }
     let mut tasks = Vec::with_capacity(ops.len());
     for (position, (op, (named, lane))) in ops.into_iter().zip(binding.ops).enumerate() {
         let task = TaskId::at(position);
-        let work = binder.work(binding, &scratch, task, *lane, op);
+        let work = binder.work(binding, &landing, task, *lane, op);
         let work = work.map_err(|failure| BackendError::Unsupported {
             rank: binding.rank,
             task,
@@ -67,39 +69,14 @@ pub(super) fn bind(
     let event = |_| Event::order(Arc::clone(binder.context));
     let events = (0..binding.events).map(event).collect::<Result<_, _>>().map_err(failed)?;
     let timeline = binder.world.options.timeline.then(|| Timeline::new(binder.context, tasks.len()));
-    Ok(CudaBound {
-        tasks,
-        events,
-        timeline: timeline.transpose().map_err(failed)?,
-        steps: 0,
-        scratch: scratch.into_values().collect(),
-    })
+    Ok(CudaBound { tasks, events, timeline: timeline.transpose().map_err(failed)?, steps: 0 })
 }
 
 impl Binder<'_> {
-    /// Memory for what peers send: per lane as much as its largest collective needs.
-    fn scratch(
-        &self,
-        binding: &Binding<'_>,
-        ops: &[LocalOp],
-    ) -> Result<BTreeMap<LaneId, DeviceMemory>, CudaFailure> {
-        let mut bytes: BTreeMap<LaneId, usize> = BTreeMap::new();
-        for (op, (_, lane)) in ops.iter().zip(binding.ops) {
-            if let LocalOp::Collective(collective) = op {
-                let most = bytes.entry(*lane).or_default();
-                *most = (*most).max(scratch_bytes(collective, self.homes.len()));
-            }
-        }
-        bytes
-            .into_iter()
-            .map(|(lane, bytes)| Ok((lane, DeviceMemory::zeroed(self.context, self.transfers, bytes)?)))
-            .collect()
-    }
-
     fn work(
         &self,
         binding: &Binding<'_>,
-        scratch: &BTreeMap<LaneId, DeviceMemory>,
+        landing: &Landing,
         task: TaskId,
         lane: LaneId,
         op: LocalOp,
@@ -119,7 +96,7 @@ impl Binder<'_> {
                 Command::copy(from, target, to.bytes).into_iter().collect()
             }
             LocalOp::Zero { region } => Command::zero(self.arena, region).into_iter().collect(),
-            LocalOp::Collective(op) => self.collective(binding, scratch, task, lane, &op)?,
+            LocalOp::Collective(op) => self.collective(binding, landing, task, lane, &op)?,
             LocalOp::PartialAmax(op) => kernel(prepare.partial_amax(&op)?),
             LocalOp::FusedScale(op) => kernel(prepare.fused_scale(&op)?),
             LocalOp::DelayedScale(op) => kernel(prepare.delayed_scale(&op)?),
@@ -137,7 +114,7 @@ impl Binder<'_> {
     fn collective(
         &self,
         binding: &Binding<'_>,
-        scratch: &BTreeMap<LaneId, DeviceMemory>,
+        landing: &Landing,
         task: TaskId,
         lane: LaneId,
         op: &Collective,
@@ -152,7 +129,7 @@ impl Binder<'_> {
             communicator: communication.communicator,
             nccl: communication.nccl.clone(),
             reduce: self.world.options.reduce,
-            scratch: scratch.get(&lane).map_or(DeviceAddress::NULL, DeviceMemory::address),
+            landing: landing.place(lane),
         };
         let mut commands = route.collective(self.kernels, op)?;
         let done = task.number().saturating_add(1);

@@ -1,6 +1,6 @@
 //! A plan bound to one rank: commands, events, clocks.
 //!
-//! Law: everything a step enqueues was made here, once; what it needs on the device (tables, scratch) lives as
+//! Law: everything a step enqueues was made here, once; what it needs on the device (tables) lives as
 //! long as this value, and so does what a recorded step refers to.
 
 use std::sync::Arc;
@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::command::Command;
 use super::context::Context;
 use super::failure::CudaFailure;
-use super::memory::DeviceMemory;
 use super::stream::{Event, Stream};
 use crate::backend::TaskInterval;
 use crate::backend::clock::{Clock, nanoseconds};
@@ -24,8 +23,6 @@ pub struct CudaBound {
     pub(super) timeline: Option<Timeline>,
     /// Steps begun.
     pub(super) steps: u64,
-    /// Where commands put what peers send.
-    pub(super) scratch: Vec<DeviceMemory>,
 }
 
 /// One task, ready to be enqueued.
@@ -47,12 +44,6 @@ pub(super) enum Work {
 }
 
 impl CudaBound {
-    /// Bytes of device memory the plan takes beside the arena, for what peers send.
-    #[must_use]
-    pub fn scratch_bytes(&self) -> usize {
-        self.scratch.iter().map(DeviceMemory::bytes).sum()
-    }
-
     /// Is this the plan's first step? In it ranks meet on the host before every collective, and each waits for it before it
     /// enqueues the next task. A kernel that is launched for the first time may be loaded then, for which the driver
     /// waits for the streams of the device and of those that reach its memory; one of them might wait for the

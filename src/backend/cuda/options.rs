@@ -8,7 +8,7 @@ use crate::config::Reduce;
 /// How bytes get from one GPU to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// Kernels read the peers' memory. Needs GPUs that reach each other.
+    /// Copy engines write into the peers' memory; no multiprocessor is needed. Needs GPUs that reach each other.
     Peer,
     /// NCCL's collectives. Needs a GPU of its own for each rank.
     Nccl,
@@ -21,7 +21,7 @@ pub struct CudaOptions {
     /// a stream of one rank may stand behind a stream of another that waits for the first. Four ranks of
     /// one GPU got on with `CUDA_DEVICE_MAX_CONNECTIONS=32` in the environment.
     pub devices: Vec<DeviceOrdinal>,
-    /// `None` takes NCCL where it is installed and each rank has a GPU of its own, and peer reads elsewhere.
+    /// `None` takes [`Transport::Peer`] where all GPUs reach each other, and NCCL elsewhere.
     pub transport: Option<Transport>,
     /// How gradients are summed; [`Reduce::Nccl`] needs [`Transport::Nccl`].
     pub reduce: Reduce,

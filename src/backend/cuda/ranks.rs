@@ -83,8 +83,10 @@ fn transport(options: &CudaOptions, contexts: &[Arc<Context>]) -> Result<Transpo
         )),
         Some(Transport::Peer) => reach_all(contexts).map(|()| Transport::Peer),
         None if options.reduce == Reduce::Nccl => Library::Nccl.open().map(|()| Transport::Nccl),
-        None if contexts.len() > 1 && alone && Library::Nccl.open().is_ok() => Ok(Transport::Nccl),
-        None => reach_all(contexts).map(|()| Transport::Peer),
+        None => match reach_all(contexts) {
+            Err(_) if alone && Library::Nccl.open().is_ok() => Ok(Transport::Nccl),
+            reached => reached.map(|()| Transport::Peer),
+        },
     }
 }
 

@@ -2,8 +2,8 @@
 //! memory, written and waited for by streams.
 //!
 //! Laws:
-//! - **PL-8** a rank's memory is read by a peer only between two meetings: one in which everybody says
-//!   that its source is written (*ready*), and one in which everybody says that it has read (*done*).
+//! - **PL-8** a rank's memory is written by a peer only between two meetings: one in which everybody says that its
+//!   target may be written (*ready*), and one in which everybody says that it has written (*done*).
 //! - A word is 1 from the peer's signal until this rank has waited for it and cleared it, so the same
 //!   commands work in every step and in every replay of a recorded one. A peer signals a word again only
 //!   after the other meeting of the pair, which needs this rank's signal, sent after the word was cleared: no
@@ -28,14 +28,16 @@ pub(super) struct Home {
     pub(super) arena: DeviceAddress,
     /// The words behind it, with which ranks signal each other.
     pub(super) signals: DeviceAddress,
+    /// Where what peers send waits, behind the words (see [`super::landing`]).
+    pub(super) landing: DeviceAddress,
 }
 
-/// The two meetings around every pull.
+/// The two meetings around every collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meeting {
-    /// Everybody's source is written.
+    /// Everybody's source is written, and what was in the target is of no use any more.
     Ready,
-    /// Everybody has read.
+    /// Everybody has written what the others wait for.
     Done,
 }
 
@@ -177,7 +179,11 @@ mod tests {
 
     #[test]
     fn a_rank_signals_all_others_before_it_waits_for_any() {
-        let home = |at: u64| Home { arena: DeviceAddress::NULL, signals: DeviceAddress::new(at) };
+        let home = |at: u64| Home {
+            arena: DeviceAddress::NULL,
+            signals: DeviceAddress::new(at),
+            landing: DeviceAddress::NULL,
+        };
         let homes = [home(0x1000), home(0x2000), home(0x3000)];
         let meet = |rank| Signals::new(3).meet(RankId::new(rank), &homes, CommId::new(0), Meeting::Ready);
         let operations = meet(1).unwrap().all;

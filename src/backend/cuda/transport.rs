@@ -1,14 +1,14 @@
-//! Collectives as commands: how a rank comes by its peers' bytes.
+//! Collectives as commands: how bytes get from rank to rank.
 //!
 //! Laws:
 //! - Whatever the transport, a gather leaves the same bytes, and with [`Reduce::Ordered`] a sum adds ranks
-//!   0, 1, … in f32: peers' values are brought here first and summed by one kernel.
-//! - [`Transport::Peer`] reads the peers' memory with a kernel between two meetings (PL-8, see [`super::signal`]); what
-//!   follows the second touches this rank's memory only. Copy engines would need no multiprocessor, but copies
-//!   behind a stream's wait for a peer were seen to hold each other up for ever on four GPUs of one process, as
-//!   if the driver queued the copies of several readers behind one another.
-//! - Values of peers wait in a scratch that belongs to the communicator, not in the arena.
-//!   [`scratch_bytes`] says how much a plan needs.
+//!   0, 1, … in f32: values of peers wait in the landing ([`super::landing`]) and are summed by one kernel.
+//! - [`Transport::Peer`](super::Transport::Peer) writes into the peers' memory between two meetings (PL-8, see
+//!   [`super::signal`]): parts of weights and gradients by copy engines, which need no multiprocessor; the many small
+//!   values of an all-reduce by one kernel.
+//! - A rank writes and never reads peers, so its copies run on engines that no other rank queues for. Copies *from*
+//!   peers behind a stream's wait for them never finished with three and more GPUs in a process, as if the driver queued
+//!   the copies of several readers on the engine of the GPU they read, behind one another's waits.
 
 use std::sync::Arc;
 
@@ -16,13 +16,14 @@ use super::address::DeviceAddress;
 use super::command::Command;
 use super::failure::CudaFailure;
 use super::kernels::{CombineOperand, CopyOperand, ExpandOperand, Kernels};
+use super::landing::stride;
 use super::nccl::{Communicator, Transfer};
 use super::signal::{Home, Meeting, MemoryOperations, Signals};
 use crate::backend::local::{Collective, Move, Pull};
 use crate::config::Reduce;
 use crate::format::ElementType;
 use crate::id::{CommId, RankId};
-use crate::layout::{ALIGNMENT, Region};
+use crate::layout::Region;
 use crate::op::Reduction;
 
 /// What a lane with collectives has beside its stream.
@@ -38,27 +39,18 @@ pub(super) struct Route<'a> {
     pub(super) rank: RankId,
     pub(super) homes: &'a [Home],
     pub(super) communicator: CommId,
-    /// NCCL's communicator; pulls without.
+    /// NCCL's communicator; without one, peers' memory is written.
     pub(super) nccl: Option<Arc<Communicator>>,
     pub(super) reduce: Reduce,
-    pub(super) scratch: DeviceAddress,
-}
-
-/// Bytes of scratch one collective needs.
-pub(super) fn scratch_bytes(op: &Collective, ranks: usize) -> usize {
-    let each = |bytes: usize| bytes.next_multiple_of(ALIGNMENT).saturating_mul(ranks);
-    match &op.pull {
-        Pull::Gather(_) => 0,
-        Pull::ReduceScatter(part) => each(part.from.bytes),
-        Pull::AllReduce(_, moves) => moves.iter().map(|part| each(part.from.bytes)).sum(),
-    }
+    /// Where this lane's part of every rank's landing begins.
+    pub(super) landing: usize,
 }
 
 impl Route<'_> {
     /// The commands of one collective.
     pub(super) fn collective(&self, kernels: &Kernels, op: &Collective) -> Result<Vec<Command>, CudaFailure> {
         let mut commands = match &op.pull {
-            Pull::Gather(moves) => self.gather(kernels, moves)?,
+            Pull::Gather(moves) => self.gather(moves)?,
             Pull::ReduceScatter(part) => self.reduce_scatter(kernels, op.source, *part)?,
             Pull::AllReduce(reduction, moves) => self.all_reduce(kernels, *reduction, moves)?,
         };
@@ -72,16 +64,19 @@ impl Route<'_> {
     }
 
     /// Every rank's part, one after the other, and zeroes behind.
-    fn gather(&self, kernels: &Kernels, moves: &[Move]) -> Result<Vec<Command>, CudaFailure> {
+    fn gather(&self, moves: &[Move]) -> Result<Vec<Command>, CudaFailure> {
         let own = self.own();
-        let parts = moves.iter().flat_map(|part| {
-            let to = own.plus(part.to.offset);
-            let place = move |peer: RankId| to.plus(part.from.bytes * peer.index());
-            let ranks = self.peers().chain([self.rank]);
-            ranks.map(move |peer| Part { peer, from: part.from, to: place(peer) })
-        });
         let mut commands = match &self.nccl {
-            None => self.pull(kernels, parts)?,
+            None => {
+                let place = |part: &Move| part.to.offset + part.from.bytes * self.rank.index();
+                let parts = |to: DeviceAddress| {
+                    moves
+                        .iter()
+                        .map(move |part| (own.plus(part.from.offset), to.plus(place(part)), part.from.bytes))
+                };
+                let theirs = self.peers().flat_map(|(_, home)| parts(home.arena));
+                self.between_meetings(theirs.chain(parts(own)).filter_map(engine).collect())?
+            }
             Some(communicator) => {
                 let all = moves.iter().filter(|part| part.from.bytes > 0).map(|part| Transfer::AllGather {
                     from: own.plus(part.from.offset),
@@ -112,29 +107,30 @@ impl Route<'_> {
             let sums = Transfer::ReduceScatter { from: own.plus(source.offset), to, count };
             return Ok(vec![group(communicator, vec![sums])]);
         }
-        let held = self.held(self.scratch, part.from.bytes);
-        let arrived = |peer: RankId| {
-            if peer == self.rank { own.plus(part.from.offset) } else { held(peer) }
-        };
+        let bytes = part.from.bytes;
+        let slice = |rank: RankId| own.plus(source.offset + bytes * rank.index());
         let mut commands = match &self.nccl {
             None => {
-                self.pull(kernels, self.peers().map(|peer| Part { peer, from: part.from, to: held(peer) }))?
+                let theirs = |(peer, home): (RankId, &Home)| {
+                    engine((slice(peer), self.landed(home, 0, bytes, self.rank), bytes))
+                };
+                self.between_meetings(self.peers().filter_map(theirs).collect())?
             }
             Some(communicator) => {
-                let bytes = part.from.bytes;
-                let theirs = |peer: RankId| own.plus(source.offset + bytes * peer.index());
-                let exchange = self.peers().flat_map(|peer| {
+                let exchange = self.peers().filter(|_| bytes > 0).flat_map(|(peer, _)| {
                     [
-                        Transfer::Send { from: theirs(peer), bytes, peer },
-                        Transfer::Receive { to: held(peer), bytes, peer },
+                        Transfer::Send { from: slice(peer), bytes, peer },
+                        Transfer::Receive { to: self.landed(self.home(), 0, bytes, peer), bytes, peer },
                     ]
                 });
-                let exchange = if bytes == 0 { Vec::new() } else { exchange.collect() };
-                vec![group(communicator, exchange)]
+                vec![group(communicator, exchange.collect())]
             }
         };
+        let arrived = |rank: RankId| {
+            if rank == self.rank { slice(rank) } else { self.landed(self.home(), 0, bytes, rank) }
+        };
         let sources = self.ranks().map(arrived).collect();
-        let sum = CombineOperand { sources, to, elements: count };
+        let sum = CombineOperand { sources, to, elements: bytes / size_of::<f32>() };
         commands.push(Command::Kernel(kernels.combine(Reduction::Sum, ElementType::F32, &[sum])?));
         Ok(commands)
     }
@@ -147,85 +143,81 @@ impl Route<'_> {
         moves: &[Move],
     ) -> Result<Vec<Command>, CudaFailure> {
         let own = self.own();
-        let (mut parts, mut gathers, mut reductions) = (Vec::new(), Vec::new(), Vec::new());
-        let mut scratch = self.scratch;
+        let (mut copies, mut gathers, mut reductions) = (Vec::new(), Vec::new(), Vec::new());
+        let mut ahead = 0;
         for part in moves {
-            let bytes = part.from.bytes;
-            // NCCL gathers without gaps; pulls keep to aligned places.
-            let stride = if self.nccl.is_some() { bytes } else { bytes.next_multiple_of(ALIGNMENT) };
-            let held = move |peer: RankId| scratch.plus(stride * peer.index());
-            let from = own.plus(part.from.offset);
-            let pulled = self.nccl.is_none();
-            parts.extend(self.peers().map(|peer| Part { peer, from: part.from, to: held(peer) }));
-            gathers.extend((bytes > 0).then_some(Transfer::AllGather { from, to: scratch, bytes }));
-            let arrived = |peer: RankId| if pulled && peer == self.rank { from } else { held(peer) };
+            let (from, bytes) = (own.plus(part.from.offset), part.from.bytes);
+            let pushed = self.nccl.is_none();
+            // NCCL gathers without gaps.
+            let landed = |home: &Home, rank: RankId| match pushed {
+                true => self.landed(home, ahead, bytes, rank),
+                false => self.landed(home, ahead, 0, rank).plus(bytes * rank.index()),
+            };
+            if bytes > 0 {
+                copies.extend(self.peers().map(|(_, home)| CopyOperand {
+                    from,
+                    to: landed(home, self.rank),
+                    bytes,
+                }));
+                gathers.push(Transfer::AllGather { from, to: landed(self.home(), RankId::new(0)), bytes });
+            }
+            let arrived =
+                |rank: RankId| if pushed && rank == self.rank { from } else { landed(self.home(), rank) };
             reductions.push(CombineOperand {
                 sources: self.ranks().map(arrived).collect(),
                 to: own.plus(part.to.offset),
                 elements: bytes / size_of::<f32>(),
             });
-            scratch = scratch.plus(bytes.next_multiple_of(ALIGNMENT) * self.homes.len());
+            ahead += stride(bytes) * self.homes.len();
         }
         let mut commands = match &self.nccl {
-            None => self.pull(kernels, parts)?,
+            None => self.between_meetings(vec![Command::Kernel(kernels.copy(&copies)?)])?,
             Some(communicator) => vec![group(communicator, gathers)],
         };
         commands.push(Command::Kernel(kernels.combine(reduction, ElementType::F32, &reductions)?));
         Ok(commands)
     }
 
-    /// Pulls parts between two meetings, all with one kernel.
-    fn pull(
-        &self,
-        kernels: &Kernels,
-        parts: impl IntoIterator<Item = Part>,
-    ) -> Result<Vec<Command>, CudaFailure> {
-        let mut copies = Vec::new();
-        for part in parts {
-            let home = self.homes.get(part.peer.index());
-            let home =
-                home.ok_or_else(|| CudaFailure::Refused(format!("{} is not in the world", part.peer)))?;
-            let from = home.arena.plus(part.from.offset);
-            if part.from.bytes > 0 && from != part.to {
-                copies.push(CopyOperand { from, to: part.to, bytes: part.from.bytes });
-            }
-        }
-        let ready = Command::Memory(self.meet(Meeting::Ready)?);
-        let done = Command::Memory(self.meet(Meeting::Done)?);
-        Ok(vec![ready, Command::Kernel(kernels.copy(&copies)?), done])
+    /// `commands` once every peer's memory may be written, and behind them the wait for what peers write here.
+    fn between_meetings(&self, commands: Vec<Command>) -> Result<Vec<Command>, CudaFailure> {
+        let mut all = vec![Command::Memory(self.meet(Meeting::Ready)?)];
+        all.extend(commands);
+        all.push(Command::Memory(self.meet(Meeting::Done)?));
+        Ok(all)
     }
 
     fn meet(&self, meeting: Meeting) -> Result<MemoryOperations, CudaFailure> {
         Signals::new(self.homes.len()).meet(self.rank, self.homes, self.communicator, meeting)
     }
 
-    /// Where the values of each peer wait.
-    fn held(&self, scratch: DeviceAddress, bytes: usize) -> impl Fn(RankId) -> DeviceAddress + use<> {
-        let stride = bytes.next_multiple_of(ALIGNMENT);
-        move |peer| scratch.plus(stride * peer.index())
+    /// Where in the landing of `home`, `ahead` bytes into the lane's part, the `bytes` bytes of `rank` wait.
+    fn landed(&self, home: &Home, ahead: usize, bytes: usize, rank: RankId) -> DeviceAddress {
+        home.landing.plus(self.landing + ahead + stride(bytes) * rank.index())
+    }
+
+    fn home(&self) -> &Home {
+        &self.homes[self.rank.index()]
     }
 
     fn own(&self) -> DeviceAddress {
-        self.homes.get(self.rank.index()).map_or(DeviceAddress::NULL, |home| home.arena)
+        self.home().arena
     }
 
     fn ranks(&self) -> impl Iterator<Item = RankId> + use<> {
         (0..self.homes.len()).map(RankId::at)
     }
 
-    /// All others, beginning with the next: so that not all ranks pull from the same one at once.
-    fn peers(&self) -> impl Iterator<Item = RankId> + use<> {
-        let (own, ranks) = (self.rank.index(), self.homes.len());
-        (1..ranks).map(move |step| RankId::at((own + step) % ranks))
+    /// All others, beginning with the next: so that not all ranks write to the same one at once.
+    fn peers(&self) -> impl Iterator<Item = (RankId, &Home)> {
+        let next = self.rank.index() + 1;
+        let numbered = || self.homes.iter().enumerate().map(|(rank, home)| (RankId::at(rank), home));
+        numbered().skip(next).chain(numbered().take(next - 1))
     }
 }
 
-/// Bytes of one rank's arena on their way here.
-#[derive(Clone, Copy, Debug)]
-struct Part {
-    peer: RankId,
-    from: Region,
-    to: DeviceAddress,
+/// A copy by an engine; nothing for no bytes.
+fn engine((from, to, bytes): (DeviceAddress, DeviceAddress, usize)) -> Option<Command> {
+    Command::copy(from, to, bytes)
 }
 
 fn group(communicator: &Arc<Communicator>, transfers: Vec<Transfer>) -> Command {

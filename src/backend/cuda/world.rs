@@ -76,6 +76,20 @@ impl World {
         self.taken.get(rank.index()).map(|taken| taken.swap(true, Ordering::SeqCst))
     }
 
+    /// May steps be recorded? Recordings in which ranks of one GPU wait for each other were seen to stand still.
+    pub(super) fn recordable(&self) -> Result<(), CudaFailure> {
+        let mut ordinals: Vec<_> = self.contexts.iter().map(|context| context.ordinal()).collect();
+        ordinals.sort_unstable();
+        if ordinals.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(CudaFailure::Refused(
+                "a world whose ranks share a GPU is not recorded, and its steps are issued anew each time; give \
+                 each rank a GPU of its own, or set capture = \"off\""
+                    .to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
     /// Tells the others where this rank's memory lies.
     pub(super) fn settle(
         &self,

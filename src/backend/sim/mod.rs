@@ -133,7 +133,11 @@ impl Backend for SimBackend {
         self.shared.origin
     }
 
-    fn reserve(&self, bytes: usize) -> Result<SimMemory, BackendError> {
+    fn landing_bytes(&self, _binding: &Binding<'_>) -> Result<usize, BackendError> {
+        Ok(0)
+    }
+
+    fn reserve(&self, bytes: usize, _landing: usize) -> Result<SimMemory, BackendError> {
         let memory = self.shared.prices.cluster().gpu.memory_bytes;
         if bytes as u64 > memory {
             let reason = format!("a GPU of `{}` has {memory}", self.shared.prices.cluster().name);

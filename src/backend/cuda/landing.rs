@@ -1,0 +1,83 @@
+//! Where what peers send waits until it is combined: memory of every rank beside its arena.
+//!
+//! Laws:
+//! - Every lane with collectives has a part of its own, as large as its most demanding collective needs: a lane
+//!   runs one collective at a time, and peers send only between that collective's two meetings.
+//! - Places follow from the plan alone, so they are the same on every rank: a rank knows where in a peer's
+//!   memory its values belong.
+
+use std::collections::BTreeMap;
+
+use crate::backend::local::{Collective, LocalOp, Pull};
+use crate::id::LaneId;
+use crate::layout::{ALIGNMENT, Binding};
+
+/// The parts of one plan.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Landing {
+    places: BTreeMap<LaneId, usize>,
+    bytes: usize,
+}
+
+impl Landing {
+    /// What the collectives among `ops`, which are those of `binding`, need on every rank.
+    pub(super) fn of(binding: &Binding<'_>, ops: &[LocalOp]) -> Self {
+        let ranks = binding.weights.mesh.ranks() as usize;
+        let mut needs: BTreeMap<LaneId, usize> = BTreeMap::new();
+        for (op, (_, lane)) in ops.iter().zip(binding.ops) {
+            if let LocalOp::Collective(collective) = op {
+                let most = needs.entry(*lane).or_default();
+                *most = (*most).max(needed(collective, ranks));
+            }
+        }
+        Self::stacked(needs)
+    }
+
+    fn stacked(needs: BTreeMap<LaneId, usize>) -> Self {
+        let mut landing = Self::default();
+        for (lane, bytes) in needs {
+            landing.places.insert(lane, landing.bytes);
+            landing.bytes = landing.bytes.saturating_add(bytes);
+        }
+        landing
+    }
+
+    /// Bytes of all parts.
+    pub(super) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Where the part of `lane` begins.
+    pub(super) fn place(&self, lane: LaneId) -> usize {
+        self.places.get(&lane).copied().unwrap_or(0)
+    }
+}
+
+/// Bytes between the values of two ranks that wait here, of `bytes` each.
+pub(super) const fn stride(bytes: usize) -> usize {
+    bytes.next_multiple_of(ALIGNMENT)
+}
+
+/// Bytes one collective needs.
+fn needed(op: &Collective, ranks: usize) -> usize {
+    let each = |bytes: usize| stride(bytes).saturating_mul(ranks);
+    match &op.pull {
+        Pull::Gather(_) => 0,
+        Pull::ReduceScatter(part) => each(part.from.bytes),
+        Pull::AllReduce(_, moves) => moves.iter().map(|part| each(part.from.bytes)).sum(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_land_side_by_side_and_a_lane_without_collectives_needs_nothing() {
+        let needs = BTreeMap::from([(LaneId::new(2), 512), (LaneId::new(3), 256)]);
+        let landing = Landing::stacked(needs);
+        assert_eq!((landing.place(LaneId::new(2)), landing.place(LaneId::new(3))), (0, 512));
+        assert_eq!(landing.bytes(), 768);
+        assert_eq!(Landing::stacked(BTreeMap::new()), Landing::default());
+    }
+}
