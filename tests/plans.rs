@@ -3,7 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use warpweft::config::{AdamMode, Backward, Columnwise, Masters, Moments, ReduceEvery};
+use warpweft::config::{
+    AcrossMicroBatches, AdamMode, Backward, Columnwise, Masters, Moments, ReduceDtype, ReduceEvery,
+};
 use warpweft::format::{AmaxChoice, ElementType, Format, Orientation, Via};
 use warpweft::id::{CallId, SlotId, TaskId};
 use warpweft::layout::{ALIGNMENT, Content, Delayed, OptimizerSettings, Settings, StateLayout, Weights};
@@ -17,8 +19,9 @@ fn policy(depth: u32) -> Policy {
         budget: None,
         communicators: 2,
         backward: Backward::Regather,
-        across_micro_batches: Backward::default(),
+        across_micro_batches: AcrossMicroBatches::default(),
         reduce_every: ReduceEvery::default(),
+        reduce_dtype: ReduceDtype::default(),
         columnwise: Columnwise::OnDemand,
         settings: Settings {
             via: Via::Bf16,

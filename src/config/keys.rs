@@ -65,7 +65,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         path: "across_micro_batches",
-        expected: "\"regather\" or \"keep\"",
+        expected: "\"regather\", \"keep\" or \"fit\" (keep if the budget allows it)",
         value: |c| toml(c.across_micro_batches),
         valid: |_| true,
     },
@@ -73,6 +73,12 @@ const ROWS: &[Row] = &[
         path: "reduce_every",
         expected: "\"call\", \"micro_batch\" or \"step\"",
         value: |c| toml(c.reduce_every),
+        valid: |_| true,
+    },
+    Row {
+        path: "reduce_dtype",
+        expected: "\"f32\" or \"bf16\"",
+        value: |c| toml(c.reduce_dtype),
         valid: |_| true,
     },
     Row {

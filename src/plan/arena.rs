@@ -153,6 +153,7 @@ const fn is_weight(content: Content) -> bool {
             | Content::Transposed(_)
             | Content::Dense(..)
             | Content::Gradient(..)
+            | Content::WireGradient(..)
             | Content::ReducedGradient(..)
     )
 }

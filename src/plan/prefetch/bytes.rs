@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use super::Demand;
+use super::{Demand, together};
 use crate::format::Orientation;
 use crate::id::WeightId;
 use crate::plan::PlanError;
@@ -56,6 +56,7 @@ pub(super) fn fit(
         floor = floor.max(issue);
         issues.push(issue);
     }
+    together(demands, &mut issues, usize::max);
     Ok(issues)
 }
 

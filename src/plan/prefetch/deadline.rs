@@ -6,7 +6,7 @@
 //! next must begin, and no reduction begins before its gradient is there. A gather is asked for behind the last call that ends
 //! before its latest beginning, less a margin. So an early gather never takes the link from a reduction that is due before it.
 
-use super::Demand;
+use super::{Demand, together};
 
 /// What the calls, gathers and reductions of a program take, nanoseconds.
 #[derive(Clone, Debug, Default)]
@@ -62,6 +62,7 @@ pub(super) fn issues(
     for number in (1..issues.len()).rev() {
         issues[number - 1] = issues[number - 1].min(issues[number]);
     }
+    together(demands, &mut issues, usize::min);
     issues
 }
 

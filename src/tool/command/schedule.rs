@@ -23,7 +23,8 @@ use crate::config::{ByteSize, Prefetch};
 ///   heads = 32               query heads
 ///   kv_heads = 8             key and value heads; as many as heads when left out
 ///   vocabulary = 128256      rows of embedding and head
-///   tokens = 8192            tokens of one rank in one step
+///   tokens = 8192            tokens of one rank in one micro-batch
+///   micro_batches = 4        micro-batches of a step; 1 when left out
 ///   sequence = 8192          tokens that attend to each other; all of them when left out
 ///   math = "fp8"             what products are computed in: f32, bf16, fp8, fp4
 ///   format = "nvfp4_2d"      format of the blocks' matrices; `warpweft formats` explains them
