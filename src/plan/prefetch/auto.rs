@@ -72,7 +72,8 @@ pub(in super::super) fn search(
             let together = |issue: &usize| (issue + burst - offset) / burst * burst;
             for depth in [burst, 2 * burst] {
                 let early = depth::issues(demands, depth);
-                let issues = early.iter().map(|issue| together(issue).saturating_sub(burst - offset)).collect();
+                let issues =
+                    early.iter().map(|issue| together(issue).saturating_sub(burst - offset)).collect();
                 found.attempt(Timetable::as_issued(issues))?;
             }
         }
