@@ -42,7 +42,7 @@ pub struct Candidate {
 pub enum Outcome {
     /// It ran.
     Measured {
-        /// Nanoseconds of each step, as all ranks agreed on ([`agreed`]).
+        /// Nanoseconds of each step, as all ranks agreed on ([`super::agreed`]).
         steps: Vec<u64>,
         /// Transient bytes of the plan, per rank.
         bytes: usize,
