@@ -2,7 +2,7 @@
 //!
 //! Law: as for a configuration, CF-1 and CF-2. A file is a list of [`Rule`]s filled in; every value is checked
 //! against its rule before any is used, an unknown key is an error with the key that was meant, and every
-//! error names file, line and key. There are no environment overrides: such a file describes a thing, not a run.
+//! error names file, line and key. In the key of a rule `#` stands for the number of an item of a list, from 0. There are no environment overrides: such a file describes a thing, not a run.
 
 use std::path::Path;
 
@@ -12,6 +12,9 @@ use toml::Value;
 use super::ConfigError;
 use super::document::Document;
 use super::suggest::closest;
+
+/// Largest number that an item of a list may be repeated for.
+const MOST_NUMBERED: u64 = 65_535;
 
 /// What a key takes.
 #[derive(Clone, Copy, Debug)]
@@ -34,17 +37,23 @@ pub enum Takes {
     OneOf(&'static [&'static str]),
     /// The name of a format for weights.
     Format,
+    /// A list of texts, none of them empty.
+    Names,
+    /// The first and the last of some whole numbers.
+    FirstAndLast,
+    /// A list of tables, whose keys have rules of their own.
+    Tables,
 }
 
 /// One key of a declaring file.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
-    /// The key, dotted.
+    /// The key, dotted; `#` is the number of any item of a list.
     pub key: &'static str,
     /// What it takes.
     pub takes: Takes,
     /// Must the file have it? `Some` names the table it is needed in: a table that is left out as a whole
-    /// needs none of its keys. The empty name is the file.
+    /// needs none of its keys. The empty name is the file, `list.#` every item there is.
     pub needed_in: Option<&'static str>,
 }
 
@@ -75,7 +84,7 @@ pub trait Declared: DeserializeOwned {
     fn from_toml(text: &str, source_name: &str) -> Result<Self, ConfigError> {
         let document = Document::parse(source_name, text)?;
         if let Some(key) =
-            document.leaves().into_iter().find(|leaf| !Self::RULES.iter().any(|r| r.key == leaf))
+            document.leaves().into_iter().find(|leaf| !Self::RULES.iter().any(|rule| is_like(rule.key, leaf)))
         {
             return Err(unknown(key, &document, Self::RULES));
         }
@@ -101,8 +110,16 @@ pub trait Declared: DeserializeOwned {
     }
 }
 
+/// Does `#` of a rule's key stand for the numbers of a leaf's, and is the rest the same?
+fn is_like(rule: &str, leaf: &str) -> bool {
+    let same = |(one, other): (&str, &str)| one == other || (one == "#" && other.parse::<usize>().is_ok());
+    rule.split('.').count() == leaf.split('.').count() && rule.split('.').zip(leaf.split('.')).all(same)
+}
+
 fn unknown(key: String, document: &Document, rules: &[Rule]) -> ConfigError {
-    let suggestion = closest(&key, rules.iter().map(|rule| rule.key)).map(str::to_owned);
+    // Items of lists are compared, and named, with the numbers of the key that is to be replaced.
+    let candidates: Vec<String> = rules.iter().map(|rule| with_numbers_of(&key, rule.key)).collect();
+    let suggestion = closest(&key, candidates.iter().map(String::as_str)).map(str::to_owned);
     let advice = match &suggestion {
         Some(meant) => format!("did you mean `{meant}`?"),
         None => {
@@ -113,25 +130,49 @@ fn unknown(key: String, document: &Document, rules: &[Rule]) -> ConfigError {
     ConfigError::UnknownKey { origin: document.origin_near(&key), key, suggestion, advice }
 }
 
+/// A rule's key with the numbers of a leaf's in place of its `#`.
+fn with_numbers_of(leaf: &str, rule: &str) -> String {
+    let mut numbers = leaf.split('.').filter(|part| part.parse::<usize>().is_ok());
+    let parts = rule.split('.').map(|part| if part == "#" { numbers.next().unwrap_or("0") } else { part });
+    parts.collect::<Vec<_>>().join(".")
+}
+
 fn check(rule: &Rule, document: &Document) -> Result<(), ConfigError> {
-    let problem = match (find(document, rule.key), rule.needed_in) {
-        (Some(value), _) if rule.takes.admits(value) => return Ok(()),
-        (Some(value), _) => format!("is {value}"),
-        (None, Some(table)) if table.is_empty() || find(document, table).is_some() => "is missing".to_owned(),
-        (None, _) => return Ok(()),
+    keys_of(document, rule.key).into_iter().try_for_each(|key| check_one(rule, key, document))
+}
+
+fn check_one(rule: &Rule, key: String, document: &Document) -> Result<(), ConfigError> {
+    let is_needed = rule.needed_in.is_some_and(|table| {
+        table.is_empty() || table.contains('#') || find(document, table).is_some()
+    });
+    let problem = match find(document, &key) {
+        Some(value) if rule.takes.admits(value) => return Ok(()),
+        Some(value) => format!("is {value}"),
+        None if is_needed => "is missing".to_owned(),
+        None => return Ok(()),
     };
     Err(ConfigError::Invalid {
-        key: rule.key.to_owned(),
-        origin: document.origin_near(rule.key),
+        origin: document.origin_near(&key),
+        key,
         problem,
         expected: rule.takes.words(),
     })
 }
 
+/// The key of a rule for every item that the document has: one key for a rule without `#`.
+fn keys_of(document: &Document, key: &str) -> Vec<String> {
+    let Some((list, rest)) = key.split_once(".#") else { return vec![key.to_owned()] };
+    let items = find(document, list).and_then(Value::as_array).map_or(0, Vec::len);
+    (0..items).flat_map(|item| keys_of(document, &format!("{list}.{item}{rest}"))).collect()
+}
+
 fn find<'a>(document: &'a Document, key: &str) -> Option<&'a Value> {
     let mut parts = key.split('.');
     let first = document.table.get(parts.next()?)?;
-    parts.try_fold(first, |value, part| value.get(part))
+    parts.try_fold(first, |value, part| match value {
+        Value::Array(items) => items.get(part.parse::<usize>().ok()?),
+        _ => value.get(part),
+    })
 }
 
 impl Takes {
@@ -158,6 +199,13 @@ impl Takes {
                 .as_str()
                 .and_then(|name| name.parse::<crate::format::Format>().ok())
                 .is_some_and(|format| format.check_weight().is_ok()),
+            Self::Names => value.as_array().is_some_and(|names| {
+                names.iter().all(|name| name.as_str().is_some_and(|name| !name.is_empty()))
+            }),
+            Self::FirstAndLast => value.as_array().is_some_and(|ends| {
+                ends.len() == 2 && ends.iter().all(|end| Self::Count(0, MOST_NUMBERED).admits(end))
+            }),
+            Self::Tables => value.as_array().is_some_and(|items| items.iter().all(Value::is_table)),
         }
     }
 
@@ -177,6 +225,9 @@ impl Takes {
                 "a format for weights, such as \"bf16\" or \"nvfp4_2d\"; `warpweft formats` lists them"
                     .to_owned()
             }
+            Self::Names => "a list of names, such as [\"x\", \"y\"]".to_owned(),
+            Self::FirstAndLast => format!("two whole numbers from 0 to {MOST_NUMBERED}, such as [0, 31]"),
+            Self::Tables => "a list of tables, each under its own [[heading]] or in braces".to_owned(),
         }
     }
 }

@@ -14,6 +14,7 @@ use super::error::ConfigError;
 use super::origin::Origin;
 
 /// A parsed file.
+#[derive(Clone, Debug)]
 pub(super) struct Document {
     name: String,
     pub(super) table: Table,

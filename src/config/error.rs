@@ -58,6 +58,17 @@ pub enum ConfigError {
         expected: String,
     },
 
+    /// A model or program that a file lists and that cannot be.
+    #[error("{origin}: `{key}`: {source}")]
+    Declaration {
+        /// The key, dotted; items of lists by number, from 0.
+        key: String,
+        /// Where it stands.
+        origin: Origin,
+        /// What is wrong with it.
+        source: Box<DeclareError>,
+    },
+
     /// A weight that cannot be what the rules want.
     #[error("the rules under `weights` ask for what cannot be: {0}")]
     Weights(#[source] DeclareError),

@@ -20,7 +20,8 @@
 //! | `size` | byte sizes such as `1.2 GiB` |
 //! | `weights` | rules that choose format and placement by the name of a weight |
 //! | `document`, `environment` | the two sources, with the place of every key |
-//! | `declared`, `decoder` | other files of the same kind: a cluster, a model by its sizes |
+//! | `declared` | other files of the same kind: a cluster, a model |
+//! | `decoder`, `calls` | a model by its sizes; a model by its weights, buffers and calls |
 //! | `load` | sources to a configuration |
 //! | `refine` | those rules applied to a declared model |
 //! | `origin`, `effective` | where values came from; printing them |
@@ -29,6 +30,7 @@
 //! Deliberately absent: a search for files, and any global configuration. The caller names the file
 //! and passes the result on.
 
+mod calls;
 mod choices;
 mod declared;
 mod decoder;
@@ -44,6 +46,7 @@ mod size;
 mod suggest;
 mod weights;
 
+pub use calls::CallList;
 pub use choices::{
     AcrossMicroBatches, AdamMode, Backward, Capture, Columnwise, Cpu, Link, Masters, Memory, Moments,
     Optimizer, Prefetch, PrefetchPolicy, Quantize, Reduce, ReduceDtype, ReduceEvery, Scaling, TraceOutput,

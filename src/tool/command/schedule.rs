@@ -12,9 +12,9 @@ use super::super::{
 };
 use crate::config::{ByteSize, Prefetch};
 
-/// Plans one training step of a decoder and says what it needs: tasks, memory, bytes on the wire
+/// Plans one step of a model and says what it needs: tasks, memory, bytes on the wire
 ///
-/// MODEL.toml declares the decoder by its sizes:
+/// MODEL.toml declares a decoder by its sizes:
 ///
 ///   name = "8b"              what it is called
 ///   layers = 32              blocks of attention and MLP
@@ -36,6 +36,16 @@ use crate::config::{ByteSize, Prefetch};
 ///
 /// Each block is four calls (qkv, attention, up, down), forward and backward. Rules that give single weights
 /// another format, and everything else that can be chosen, are in the configuration (--config).
+///
+/// Or it lists weights, buffers and calls of any model, in program order:
+///
+///   [[weight]]               name, rows, cols; format (bf16), placement ("sharded"), reuse, group
+///   [[buffer]]               name, elements; element (f32), role ("internal"), lifetime ("step")
+///   [[call]]                 name, phase; uses = [{ weight, orientation, form, reuse }], gradients,
+///                            reads, writes, updates; flops, bytes, math
+///
+/// An item with `numbers = [0, 31]` is repeated for each of them: in its texts `#` is the number, `#-1` the one before.
+/// examples/simulate/calls.toml is such a file.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment, after_long_help = PLAN_EXAMPLES)]
 pub(super) struct Plan {
@@ -63,7 +73,7 @@ pub(super) struct Plan {
     cluster: Option<String>,
 }
 
-/// Runs training steps of a decoder in virtual time, on a cluster that need not exist
+/// Runs steps of a model in virtual time, on a cluster that need not exist
 ///
 /// The plan is the one a session would run, issued by the same actors with the same messages; only time and
 /// memory are counted instead of spent. MODEL.toml is as for `warpweft plan --help`. The cluster is a preset
@@ -111,7 +121,7 @@ pub(super) struct Simulate {
 
 #[derive(Debug, Args)]
 pub(super) struct ModelArguments {
-    /// The decoder, declared by its sizes
+    /// The model: a decoder by its sizes, or a list of calls
     #[arg(value_name = "MODEL.toml")]
     model: PathBuf,
 

@@ -5,12 +5,14 @@
 //!
 //! | file | idea |
 //! |---|---|
+//! | `model_file` | a model, by its sizes or by its calls |
 //! | `text` | a plan and a simulation in words |
 //! | `outputs` | files that are written, and when they may be replaced |
 //! | `tune` | a sweep of policies, and the tuner on a simulated machine |
 //! | `error` | why a schedule could not be shown |
 
 mod error;
+mod model_file;
 mod outputs;
 mod text;
 mod tune;
@@ -23,12 +25,13 @@ pub use error::ScheduleError;
 pub use outputs::Outputs;
 pub use tune::{TuneOptions, tune_model};
 
+use self::model_file::ModelFile;
 use self::outputs::refused;
 use self::text::{forecast, outcome, totals};
 use super::text::duration;
 use crate::cluster::{Cluster, PRESETS, named};
-use crate::config::{ByteSize, Config, Declared, Prefetch};
-use crate::model::{Decoder, StepProgram};
+use crate::config::{ByteSize, Config, Prefetch};
+use crate::model::StepProgram;
 use crate::session::{Session, costs_of, plan_program, plan_program_on};
 use crate::trace::{Summary, read_trace};
 
@@ -48,7 +51,7 @@ pub enum PlanView {
 /// Which model, and how it is planned.
 #[derive(Clone, Debug)]
 pub struct ModelOptions {
-    /// The decoder's file.
+    /// The model's file: a decoder by its sizes, or calls.
     pub model: PathBuf,
     /// The configuration's, if any.
     pub config: Option<PathBuf>,
@@ -75,12 +78,15 @@ pub struct SimulateOptions {
 
 /// A model read and declared.
 struct Declaration {
-    decoder: Decoder,
+    /// What the model is called.
+    name: String,
+    /// Tokens of one rank in one micro-batch, if the file says so.
+    tokens: Option<usize>,
     program: StepProgram,
     config: Config,
 }
 
-/// Plans one step of a decoder, and says what the plan is, and what it is expected to take on a cluster if one is named.
+/// Plans one step of a model, and says what the plan is, and what it is expected to take on a cluster if one is named.
 ///
 /// # Errors
 /// [`ScheduleError`]: files that declare what cannot be, a plan that does not fit its budget, a task that is not there.
@@ -121,21 +127,22 @@ pub fn plan_model(
     })
 }
 
-/// Simulates steps of a decoder, and says what they came to.
+/// Simulates steps of a model, and says what they came to.
 ///
 /// # Errors
 /// As [`plan_model`]; a cluster that does not exist or is too small; files that exist or cannot be written.
 pub fn simulate_model(options: &SimulateOptions) -> Result<String, ScheduleError> {
     options.outputs.check()?;
-    let Declaration { decoder, program, config } = declare(&options.model)?;
+    let declared = declare(&options.model)?;
     let cluster = cluster(&options.cluster)?;
-    let simulation = Session::simulate(&program, &config, &cluster, options.ranks, options.steps)?;
+    let Declaration { name, program, config, .. } = &declared;
+    let simulation = Session::simulate(program, config, &cluster, options.ranks, options.steps)?;
     options.outputs.write_trace(&simulation.timeline)?;
     let (step, exposed) = (duration(simulation.step), 100.0 * simulation.exposure.fraction());
-    let (name, device, prefetch) = (&decoder.name, &simulation.device, &config.prefetch);
+    let (device, prefetch) = (&simulation.device, &config.prefetch);
     let title = format!("{name}, {device}, {prefetch}: {step} a step, {exposed:.1} % exposed");
     options.outputs.draw(&simulation.timeline, title)?;
-    Ok(outcome(&decoder, &cluster, &config, &simulation))
+    Ok(outcome(&declared, &cluster, &simulation))
 }
 
 /// Sums up a trace; draws one of its steps if a picture is asked for.
@@ -173,12 +180,9 @@ fn declare(options: &ModelOptions) -> Result<Declaration, ScheduleError> {
         config.prefetch = Prefetch { cluster: config.prefetch.cluster, ..prefetch.clone() };
     }
     config.memory.budget = options.budget.or(config.memory.budget);
-    let path = &options.model;
-    let decoder = Decoder::load(path)?;
-    let wrong = |source| ScheduleError::Model { path: path.clone(), source: Box::new(source) };
-    let model = config.apply_weight_rules(&decoder.model().map_err(wrong)?)?;
-    let program = decoder.program(&model).map_err(wrong)?;
-    Ok(Declaration { decoder, program, config })
+    let file = ModelFile::load(&options.model)?;
+    let model = config.apply_weight_rules(&file.model()?)?;
+    Ok(Declaration { name: file.name().to_owned(), tokens: file.tokens(), program: file.program(&model)?, config })
 }
 
 fn cluster(name: &str) -> Result<Cluster, ScheduleError> {

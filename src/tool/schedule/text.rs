@@ -6,9 +6,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::super::text::{Align, Table, bytes, duration};
+use super::Declaration;
 use crate::cluster::Cluster;
-use crate::config::Config;
-use crate::model::Decoder;
 use crate::plan::{Forecast, StepPlan};
 use crate::session::Simulation;
 
@@ -55,23 +54,22 @@ pub(super) fn totals(plan: &StepPlan) -> String {
     text
 }
 
-pub(super) fn outcome(
-    decoder: &Decoder,
-    cluster: &Cluster,
-    config: &Config,
-    simulation: &Simulation,
-) -> String {
+pub(super) fn outcome(declared: &Declaration, cluster: &Cluster, simulation: &Simulation) -> String {
+    let Declaration { name, tokens, config, .. } = declared;
     let Simulation { plan, step, exposure, busy, device, .. } = simulation;
     let share = |part: crate::trace::Nanoseconds| format!("{:.1} %", 100.0 * part.fraction_of(exposure.step));
-    let rate = decoder.tokens as f64 / step.as_secs_f64();
+    let (tokens, rate) = tokens.map_or_else(Default::default, |tokens| {
+        let rate = tokens as f64 / step.as_secs_f64();
+        (format!("{tokens} tokens per rank, "), format!("; {rate:.0} tokens per second and GPU"))
+    });
     let arena = plan.arena.bytes();
     let of_gpu = 100.0 * arena as f64 / cluster.gpu.memory_bytes as f64;
     let overlap =
         exposure.overlap().map_or_else(String::new, |part| format!("; {:.1} % of it hidden", 100.0 * part));
     let rows = [
-        ("model", format!("{}, {} tokens per rank, {}", decoder.name, decoder.tokens, config.prefetch)),
+        ("model", format!("{name}, {tokens}{}", config.prefetch)),
         ("machine", device.clone()),
-        ("step", format!("{}; {rate:.0} tokens per second and GPU", duration(*step))),
+        ("step", format!("{}{rate}", duration(*step))),
         ("  compute", share(exposure.compute)),
         (
             "  exposed",

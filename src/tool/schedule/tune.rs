@@ -59,7 +59,7 @@ pub fn tune_model(options: &TuneOptions) -> Result<String, ScheduleError> {
         exposed: None,
     };
     let bound = bench.bound(&choice.candidate)?;
-    let name = &declared.decoder.name;
+    let name = &declared.name;
     options.outputs.write_picture(&picture(name, &cluster, &bound, &[&depths, &bytes, &auto], &found))?;
     Ok(said(&[depths, bytes, auto].concat(), &tuner, &found, &declared.config))
 }

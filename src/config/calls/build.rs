@@ -1,0 +1,169 @@
+//! A file to weights and calls.
+//!
+//! Law: items are declared in the order of the file. Whatever is refused is told with the key of the item, and nothing is kept.
+
+use std::collections::BTreeMap;
+
+use super::CallList;
+use super::file::{BufferItem, CallItem, WeightItem};
+use super::numbers::{numbered, numbers};
+use crate::config::ConfigError;
+use crate::format::Format;
+use crate::id::{BufferId, WeightId};
+use crate::model::{
+    Access, BufferSpec, CostHint, DeclareError, Model, ModelBuilder, Placement, ProgramBuilder, StepProgram,
+    WeightSpec,
+};
+
+/// Buffers by name.
+type Buffers = BTreeMap<String, BufferId>;
+
+impl CallList {
+    /// The weights, in the formats that the file names.
+    ///
+    /// # Errors
+    /// [`ConfigError::Declaration`]: what [`ModelBuilder`] refuses.
+    pub fn model(&self) -> Result<Model, ConfigError> {
+        let mut model = Model::builder();
+        let mut groups: Vec<(String, Vec<WeightId>, usize)> = Vec::new();
+        for (item, weight) in self.file.weights.iter().enumerate() {
+            for number in numbers(weight.numbers) {
+                let id = self.weight(&mut model, item, weight, number)?;
+                let Some(group) = &weight.group else { continue };
+                let group = numbered(group, number);
+                match groups.iter_mut().find(|(name, ..)| *name == group) {
+                    Some((_, members, _)) => members.push(id),
+                    None => groups.push((group, vec![id], item)),
+                }
+            }
+        }
+        for (name, members, item) in groups {
+            model.group(&name, &members).map_err(self.at(format!("weight.{item}.group")))?;
+        }
+        Ok(model.build())
+    }
+
+    /// The program of a step over `model`, which has the weights of [`CallList::model`].
+    ///
+    /// # Errors
+    /// [`ConfigError::Declaration`]: a name that nobody declared, and what [`ProgramBuilder`] refuses.
+    pub fn program(&self, model: &Model) -> Result<StepProgram, ConfigError> {
+        let mut program = StepProgram::builder(self.name(), model);
+        program
+            .micro_batches(self.file.micro_batches.unwrap_or(1))
+            .map_err(self.at("micro_batches".to_owned()))?;
+        let mut buffers = Buffers::new();
+        for (item, buffer) in self.file.buffers.iter().enumerate() {
+            for number in numbers(buffer.numbers) {
+                let spec = spec(buffer, number);
+                let name = spec.name.clone();
+                buffers.insert(name, program.buffer(spec).map_err(self.at(format!("buffer.{item}")))?);
+            }
+        }
+        for (item, call) in self.file.calls.iter().enumerate() {
+            for number in numbers(call.numbers) {
+                self.call(&mut program, &buffers, item, call, number)?;
+            }
+        }
+        let trains = self.file.calls.iter().any(|call| !call.gradients.is_empty());
+        let built = if trains { program.build_training() } else { program.build_evaluation() };
+        built.map_err(self.at("call".to_owned()))
+    }
+
+    fn weight(
+        &self,
+        model: &mut ModelBuilder,
+        item: usize,
+        weight: &WeightItem,
+        number: Option<u32>,
+    ) -> Result<WeightId, ConfigError> {
+        let placement = weight.placement.into();
+        let format = weight.format.unwrap_or(match placement {
+            Placement::Sharded => Format::Bf16,
+            Placement::Replicated => Format::F32,
+        });
+        let shape = crate::format::Shape { rows: weight.rows, cols: weight.cols };
+        let name = numbered(&weight.name, number);
+        let spec = WeightSpec { name, shape, format, placement, reuse: weight.reuse, group: None };
+        model.add(spec).map_err(self.at(format!("weight.{item}")))
+    }
+
+    fn call(
+        &self,
+        program: &mut ProgramBuilder,
+        buffers: &Buffers,
+        item: usize,
+        call: &CallItem,
+        number: Option<u32>,
+    ) -> Result<(), ConfigError> {
+        let key = |of: &str| format!("call.{item}.{of}");
+        let weight = |program: &ProgramBuilder, name: &str, key: String| {
+            program.model().find(&numbered(name, number)).map_err(self.at(key))
+        };
+        let mut uses = Vec::new();
+        for (place, usage) in call.uses.iter().enumerate() {
+            uses.push(weight(program, &usage.weight, key(&format!("uses.{place}.weight")))?);
+        }
+        let mut gradients = Vec::new();
+        for name in &call.gradients {
+            gradients.push(weight(program, name, key("gradients"))?);
+        }
+        let mut accesses = Vec::new();
+        let lists = [
+            ("reads", &call.reads, Access::Read),
+            ("writes", &call.writes, Access::Write),
+            ("updates", &call.updates, Access::Update),
+        ];
+        for (of, names, access) in lists {
+            for name in names {
+                let name = numbered(name, number);
+                let buffer = buffers.get(&name).copied();
+                let buffer = buffer.ok_or_else(|| unknown(name, buffers)).map_err(self.at(key(of)))?;
+                accesses.push((buffer, access));
+            }
+        }
+        let mut builder = program.call(&numbered(&call.name, number), call.phase.into()).cost(CostHint {
+            flops: call.flops,
+            bytes: call.bytes,
+            math: call.math.unwrap_or(self.file.math),
+        });
+        for (weight, usage) in uses.into_iter().zip(&call.uses) {
+            builder = builder.uses(weight, usage.orientation.into(), usage.form.into());
+            if let Some(reuse) = usage.reuse {
+                builder = builder.reuse(reuse);
+            }
+        }
+        builder = gradients.into_iter().fold(builder, |builder, weight| builder.gradient(weight));
+        let builder =
+            accesses.into_iter().fold(builder, |builder, (buffer, access)| builder.accesses(buffer, access));
+        builder.add().map(drop).map_err(self.at(format!("call.{item}")))
+    }
+
+    /// What the declaration refused, with the key that asked for it.
+    fn at(&self, key: String) -> impl Fn(DeclareError) -> ConfigError {
+        let origin = self.document.origin_near(&key);
+        move |source| ConfigError::Declaration {
+            key: key.clone(),
+            origin: origin.clone(),
+            source: Box::new(source),
+        }
+    }
+}
+
+fn spec(buffer: &BufferItem, number: Option<u32>) -> BufferSpec {
+    BufferSpec {
+        name: numbered(&buffer.name, number),
+        elements: buffer.elements,
+        element: buffer.element.into(),
+        role: buffer.role.into(),
+        lifetime: buffer.lifetime.into(),
+    }
+}
+
+fn unknown(name: String, buffers: &Buffers) -> DeclareError {
+    let declared = match buffers.is_empty() {
+        true => "none".to_owned(),
+        false => buffers.keys().map(String::as_str).collect::<Vec<_>>().join(", "),
+    };
+    DeclareError::Unknown { kind: "buffer", name, declared }
+}

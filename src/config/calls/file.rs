@@ -1,0 +1,187 @@
+//! What a file of calls may say.
+
+use serde::Deserialize;
+
+use crate::config::{Declared, Rule, Takes};
+use crate::format::{ElementType, Format, Orientation};
+use crate::model::{Form, Lifetime, Math, Phase, ProgramBuilder, Reuse, Role};
+
+/// Largest number of rows, columns or elements.
+const LARGEST: u64 = 1 << 48;
+
+/// A file of calls; what was left out is `None`.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct File {
+    pub(super) name: String,
+    pub(super) tokens: Option<usize>,
+    pub(super) micro_batches: Option<u32>,
+    #[serde(default)]
+    pub(super) math: Math,
+    #[serde(rename = "weight", default)]
+    pub(super) weights: Vec<WeightItem>,
+    #[serde(rename = "buffer", default)]
+    pub(super) buffers: Vec<BufferItem>,
+    #[serde(rename = "call", default)]
+    pub(super) calls: Vec<CallItem>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct WeightItem {
+    pub(super) name: String,
+    pub(super) numbers: Option<[u32; 2]>,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) format: Option<Format>,
+    #[serde(default)]
+    pub(super) placement: Place,
+    pub(super) reuse: Option<Reuse>,
+    pub(super) group: Option<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct BufferItem {
+    pub(super) name: String,
+    pub(super) numbers: Option<[u32; 2]>,
+    pub(super) elements: usize,
+    #[serde(default)]
+    pub(super) element: Element,
+    #[serde(default)]
+    pub(super) role: For,
+    #[serde(default)]
+    pub(super) lifetime: Lasts,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct CallItem {
+    pub(super) name: String,
+    pub(super) numbers: Option<[u32; 2]>,
+    pub(super) phase: Part,
+    #[serde(default)]
+    pub(super) uses: Vec<UseItem>,
+    #[serde(default)]
+    pub(super) gradients: Vec<String>,
+    #[serde(default)]
+    pub(super) reads: Vec<String>,
+    #[serde(default)]
+    pub(super) writes: Vec<String>,
+    #[serde(default)]
+    pub(super) updates: Vec<String>,
+    #[serde(default)]
+    pub(super) flops: u64,
+    #[serde(default)]
+    pub(super) bytes: u64,
+    pub(super) math: Option<Math>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct UseItem {
+    pub(super) weight: String,
+    #[serde(default)]
+    pub(super) orientation: Side,
+    #[serde(default)]
+    pub(super) form: Shown,
+    pub(super) reuse: Option<Reuse>,
+}
+
+/// Words of a file, and what they mean; the first is what is meant when the key is left out.
+macro_rules! words {
+    ($(#[$about:meta] $name:ident: $meaning:ty { $first:ident = $first_means:expr, $($word:ident = $means:expr),* $(,)? })*) => {$(
+        #[$about]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        pub(super) enum $name { #[default] $first, $($word),* }
+
+        impl From<$name> for $meaning {
+            fn from(word: $name) -> Self {
+                match word { $name::$first => $first_means, $($name::$word => $means),* }
+            }
+        }
+    )*};
+}
+
+words! {
+    /// Placement of a weight.
+    Place: crate::model::Placement {
+        Sharded = Self::Sharded, Replicated = Self::Replicated,
+    }
+    /// Element type of a buffer.
+    Element: ElementType {
+        F32 = Self::F32, Bf16 = Self::Bf16, U8 = Self::U8,
+    }
+    /// Role of a buffer.
+    For: Role {
+        Internal = Self::Internal, Input = Self::Input, Output = Self::Output,
+    }
+    /// Lifetime of a buffer.
+    Lasts: Lifetime {
+        Step = Self::Step, Call = Self::Call, Carried = Self::Carried,
+    }
+    /// Phase of a call.
+    Part: Phase {
+        Forward = Self::Forward, Backward = Self::Backward,
+    }
+    /// Orientation of a use.
+    Side: Orientation {
+        Rowwise = Self::Rowwise, Columnwise = Self::Columnwise,
+    }
+    /// Form of a use.
+    Shown: Form {
+        Planes = Self::Planes, Dense = Self::Dense, DenseBf16 = Self::DenseBf16,
+    }
+}
+
+const fn needed(key: &'static str, takes: Takes) -> Rule {
+    Rule { key, takes, needed_in: Some("") }
+}
+
+const fn of_each(key: &'static str, takes: Takes) -> Rule {
+    Rule { key, takes, needed_in: Some("list.#") }
+}
+
+const fn optional(key: &'static str, takes: Takes) -> Rule {
+    Rule { key, takes, needed_in: None }
+}
+
+const MATH: Takes = Takes::OneOf(&["f32", "bf16", "fp8", "fp4"]);
+const REUSE: Takes = Takes::OneOf(&["regather", "keep"]);
+
+impl Declared for File {
+    const RULES: &'static [Rule] = &[
+        needed("name", Takes::Text),
+        optional("tokens", Takes::Count(1, LARGEST)),
+        optional("micro_batches", Takes::Count(1, ProgramBuilder::MAX_MICRO_BATCHES as u64)),
+        optional("math", MATH),
+        needed("weight", Takes::Tables),
+        of_each("weight.#.name", Takes::Text),
+        optional("weight.#.numbers", Takes::FirstAndLast),
+        of_each("weight.#.rows", Takes::Count(1, LARGEST)),
+        of_each("weight.#.cols", Takes::Count(1, LARGEST)),
+        optional("weight.#.format", Takes::Format),
+        optional("weight.#.placement", Takes::OneOf(&["sharded", "replicated"])),
+        optional("weight.#.reuse", REUSE),
+        optional("weight.#.group", Takes::Text),
+        optional("buffer", Takes::Tables),
+        of_each("buffer.#.name", Takes::Text),
+        optional("buffer.#.numbers", Takes::FirstAndLast),
+        of_each("buffer.#.elements", Takes::Count(1, LARGEST)),
+        optional("buffer.#.element", Takes::OneOf(&["f32", "bf16", "u8"])),
+        optional("buffer.#.role", Takes::OneOf(&["internal", "input", "output"])),
+        optional("buffer.#.lifetime", Takes::OneOf(&["step", "call", "carried"])),
+        needed("call", Takes::Tables),
+        of_each("call.#.name", Takes::Text),
+        optional("call.#.numbers", Takes::FirstAndLast),
+        of_each("call.#.phase", Takes::OneOf(&["forward", "backward"])),
+        optional("call.#.uses", Takes::Tables),
+        of_each("call.#.uses.#.weight", Takes::Text),
+        optional("call.#.uses.#.orientation", Takes::OneOf(&["rowwise", "columnwise"])),
+        optional("call.#.uses.#.form", Takes::OneOf(&["planes", "dense", "dense_bf16"])),
+        optional("call.#.uses.#.reuse", REUSE),
+        optional("call.#.gradients", Takes::Names),
+        optional("call.#.reads", Takes::Names),
+        optional("call.#.writes", Takes::Names),
+        optional("call.#.updates", Takes::Names),
+        optional("call.#.flops", Takes::Count(0, 1 << 62)),
+        optional("call.#.bytes", Takes::Count(0, 1 << 62)),
+        optional("call.#.math", MATH),
+    ];
+}

@@ -1,0 +1,89 @@
+//! A model as a file that lists its weights, buffers and calls.
+//!
+//! Law: this is [`Model`](crate::model::Model) and [`StepProgram`](crate::model::StepProgram) written down, nothing more: what could be declared by
+//! hand can be listed, and nothing is added. What the declaration refuses is told with the key of the item that asked for it.
+//!
+//! | key | of each | meaning |
+//! |---|---|---|
+//! | `name`, `tokens`, `micro_batches`, `math` | | what it is called; tokens of one rank in one micro-batch, for rates; as for a decoder |
+//! | `[[weight]]` | `name`, `rows`, `cols` | its shape; sharded over the ranks |
+//! | | `format`, `placement`, `reuse` | `bf16`; or replicated, then f32; whether its planes are kept |
+//! | | `group` | weights of one group travel together |
+//! | `[[buffer]]` | `name`, `elements`, `element` | f32 when left out |
+//! | | `role`, `lifetime` | `internal` and `step` when left out |
+//! | `[[call]]` | `name`, `phase` | in program order |
+//! | | `uses` | `{ weight, orientation, form, reuse }`, rowwise planes when left out |
+//! | | `gradients`, `reads`, `writes`, `updates` | names of weights; of buffers |
+//! | | `flops`, `bytes`, `math` | its cost |
+//!
+//! **Numbers.** An item with `numbers = [first, last]` is repeated for every number from first to last, downwards if the last is smaller.
+//! In each text of the item `#` is the number, `#-1` and `#+1` are its neighbours. So a chain of any length is a few lines, and its
+//! backward is `numbers = [31, 0]`.
+//!
+//! A program in which some call writes a gradient trains; one without evaluates.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `file` | what such a file may say |
+//! | `build` | a file to weights and calls |
+//! | `numbers` | items that are repeated |
+
+mod build;
+mod file;
+mod numbers;
+
+use std::path::Path;
+
+use self::file::File;
+use super::document::Document;
+use super::{ConfigError, Declared};
+
+/// A model and the program of its step, as a file lists them.
+#[derive(Clone, Debug)]
+pub struct CallList {
+    file: File,
+    document: Document,
+}
+
+impl CallList {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`ConfigError::Read`], and what [`CallList::from_toml`] refuses.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        Self::from_toml(&text, &path.display().to_string())
+    }
+
+    /// Reads a text; `source_name` is what errors call it. Names are looked up later, by [`CallList::program`].
+    ///
+    /// # Errors
+    /// [`ConfigError::Syntax`], [`ConfigError::UnknownKey`], [`ConfigError::Invalid`].
+    pub fn from_toml(text: &str, source_name: &str) -> Result<Self, ConfigError> {
+        let file = File::from_toml(text, source_name)?;
+        Ok(Self { file, document: Document::parse(source_name, text)? })
+    }
+
+    /// Does a text list calls, rather than declare a decoder by its sizes?
+    #[must_use]
+    pub fn is_meant_by(text: &str) -> bool {
+        let lists = |table: toml::Table| ["call", "weight", "buffer"].iter().any(|key| table.contains_key(*key));
+        text.parse::<toml::Table>().is_ok_and(lists)
+    }
+
+    /// What it is called.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.file.name
+    }
+
+    /// Tokens of one rank in one micro-batch, if the file says so.
+    #[must_use]
+    pub const fn tokens(&self) -> Option<usize> {
+        self.file.tokens
+    }
+}
+
+#[cfg(test)]
+mod tests;

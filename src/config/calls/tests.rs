@@ -1,0 +1,84 @@
+//! What a list of calls declares, and what it is told when it cannot.
+
+use super::*;
+use crate::format::Orientation;
+use crate::model::Math;
+
+const EXAMPLE: &str = include_str!("../../../examples/simulate/calls.toml");
+
+const SOUND: &str = "name = 'two'\nmath = 'bf16'\n\
+    [[weight]]\nname = 'w.#'\nnumbers = [0, 1]\nrows = 8\ncols = 4\n\
+    [[buffer]]\nname = 'x'\nelements = 3\nrole = 'input'\n\
+    [[call]]\nname = 'up.#'\nnumbers = [0, 1]\nphase = 'forward'\nuses = [{ weight = 'w.#' }]\nreads = ['x']\nflops = 7\n\
+    [[call]]\nname = 'down.#'\nnumbers = [1, 0]\nphase = 'backward'\nuses = [{ weight = 'w.#', orientation = 'columnwise' }]\ngradients = ['w.#']\nmath = 'fp8'\n";
+
+fn refusal(text: &str) -> String {
+    let said = |error: ConfigError| error.to_string();
+    let list = match CallList::from_toml(text, "m.toml") {
+        Ok(list) => list,
+        Err(error) => return said(error),
+    };
+    let model = match list.model() {
+        Ok(model) => model,
+        Err(error) => return said(error),
+    };
+    said(list.program(&model).unwrap_err())
+}
+
+#[test]
+fn calls_are_declared_in_the_order_of_the_file_and_of_their_numbers() {
+    let list = CallList::from_toml(SOUND, "m.toml").unwrap();
+    let program = list.program(&list.model().unwrap()).unwrap();
+    let names: Vec<&str> = program.calls().iter().map(|call| call.name.as_str()).collect();
+    assert_eq!(names, ["up.0", "up.1", "down.1", "down.0"]);
+    let last = &program.calls()[3];
+    assert_eq!((last.uses[0].weight.index(), last.uses[0].orientation), (0, Orientation::Columnwise));
+    assert_eq!((last.cost.math, program.calls()[0].cost.math), (Math::Fp8, Math::Bf16));
+    assert_eq!(program.calls()[0].cost.flops, 7);
+    assert!(program.updates_weights());
+}
+
+#[test]
+fn a_list_without_gradients_evaluates() {
+    let text = SOUND.replace("gradients = ['w.#']\n", "");
+    let list = CallList::from_toml(&text, "m.toml").unwrap();
+    assert!(!list.program(&list.model().unwrap()).unwrap().updates_weights());
+}
+
+#[test]
+fn the_example_declares_groups_and_a_chain() {
+    let list = CallList::from_toml(EXAMPLE, "calls.toml").unwrap();
+    let model = list.model().unwrap();
+    assert_eq!((model.groups().len(), model.weights().len()), (8, 25));
+    assert_eq!(list.program(&model).unwrap().calls().len(), 17);
+    assert!(CallList::is_meant_by(EXAMPLE) && CallList::is_meant_by(SOUND));
+    assert!(!CallList::is_meant_by(include_str!("../../../examples/simulate/8b.toml")));
+}
+
+#[test]
+fn what_cannot_be_is_told_with_file_line_and_key() {
+    assert!(CallList::from_toml(SOUND, "m.toml").is_ok());
+    for (from, to, complaint) in [
+        ("flops", "flop", "m.toml:18: unknown key `call.0.flop`; did you mean `call.0.flops`?"),
+        ("rows = 8\n", "", "m.toml:4: `weight.0.rows` is missing; set it to a whole number from 1"),
+        ("rows = 8", "rows = 0", "m.toml:6: `weight.0.rows` is 0; set it to"),
+        ("[0, 1]\nrows", "[0]\nrows", "m.toml:5: `weight.0.numbers` is [0]; set it to two whole numbers"),
+        ("reads = ['x']", "reads = 'x'", "m.toml:17: `call.0.reads` is \"x\"; set it to a list of names"),
+        ("reads = ['x']", "reads = ['y']", "m.toml:17: `call.0.reads`: no buffer is named `y`; declared are: x"),
+        ("{ weight = 'w.#' }", "{ weight = 'v.#' }", "m.toml:16: `call.0.uses.0.weight`: no weight is named `v.0`"),
+        ("{ weight = 'w.#' }", "{ orientation = 'rowwise' }", "`call.0.uses.0.weight` is missing"),
+        ("{ weight = 'w.#' }", "{ weight = 'w.#', form = 'plane' }", "`call.0.uses.0.form` is \"plane\""),
+        ("down.#", "up.#", "m.toml:20: `call.1`: call `up.1` is declared twice"),
+        ("'w.#'\nnumbers", "'w'\nnumbers", "m.toml:4: `weight.0`: weight `w` is declared twice"),
+        ("gradients = ['w.#']", "gradients = ['w.1', 'w.1']", "`call.1`: "),
+        ("cols = 4\n", "cols = 4\nplacement = 'replicated'\ngroup = 'g'\n", "`weight.0.group`: weight `w.0` is replicated"),
+        ("phase = 'backward'", "phase = 'sideways'", "m.toml:22: `call.1.phase` is \"sideways\"; set it to one of"),
+    ] {
+        let text = SOUND.replacen(from, to, 1);
+        assert_ne!(text, SOUND, "{from}");
+        let said = refusal(&text);
+        assert!(said.contains(complaint), "{said}\n{complaint}");
+    }
+    assert!(refusal("name = 'x'\nweight = 3\ncall = []\n").contains("`weight` is 3; set it to a list of tables"));
+    assert!(refusal("name = 'x'\nweight = []\ncall = []\n").contains("m.toml"));
+}
