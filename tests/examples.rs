@@ -39,6 +39,10 @@ fn the_numbered_examples_run() {
     let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/traces/train_depth_2.json");
     says("05_read_a_trace", &[trace, picture.to_str().unwrap()], "steps, as shares of step time");
     assert!(std::fs::read_to_string(&picture).unwrap().starts_with("<svg"));
+    std::fs::remove_file(&picture).unwrap();
+    let picture = picture.with_extension("curve.svg");
+    says("09_weak_scaling", &[picture.to_str().unwrap()], "3072");
+    assert!(std::fs::read_to_string(&picture).unwrap().contains("published for GTP"));
     std::fs::remove_file(picture).unwrap();
     says("06_evaluate_beside_training", &[], "after all");
     says("07_export_and_import", &[], "one rank goes on");

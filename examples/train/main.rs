@@ -403,6 +403,7 @@ fn picture(arguments: &Arguments, ranks: u32, corpus: &Corpus, losses: &[f32]) -
             Reference { name: "unigram entropy".into(), value: corpus.unigram_entropy() },
             Reference { name: "ln 256".into(), value: (VOCABULARY as f64).ln() },
         ],
+        ..LineChart::default()
     }
     .render()
 }

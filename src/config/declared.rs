@@ -142,9 +142,9 @@ fn check(rule: &Rule, document: &Document) -> Result<(), ConfigError> {
 }
 
 fn check_one(rule: &Rule, key: String, document: &Document) -> Result<(), ConfigError> {
-    let is_needed = rule.needed_in.is_some_and(|table| {
-        table.is_empty() || table.contains('#') || find(document, table).is_some()
-    });
+    let is_needed = rule
+        .needed_in
+        .is_some_and(|table| table.is_empty() || table.contains('#') || find(document, table).is_some());
     let problem = match find(document, &key) {
         Some(value) if rule.takes.admits(value) => return Ok(()),
         Some(value) => format!("is {value}"),

@@ -1,4 +1,4 @@
-//! A line chart as SVG, for curves over steps such as the loss.
+//! A chart as SVG: curves over steps such as the loss, or points that trade one quantity for another.
 //!
 //! Every finite point is drawn; a value that is not finite breaks its line, so a skipped step shows
 //! as a gap. Where points are denser than pixels, each pixel column keeps its first, lowest,
@@ -14,6 +14,7 @@ const LABEL_FONT: Font = Font::new(12.0, MUTED, Anchor::Middle);
 const X_FONT: Font = Font::new(11.0, MUTED, Anchor::Middle);
 const Y_FONT: Font = Font::new(11.0, MUTED, Anchor::End);
 const LEGEND_FONT: Font = Font::new(12.0, TEXT, Anchor::Start);
+const MARK_FONT: Font = Font::new(12.0, TEXT, Anchor::Start).bold();
 const REFERENCE_FONT: Font = Font::new(11.0, MUTED, Anchor::End);
 /// Dashes of the first, second, third … round through the colours.
 const DASHES: [&str; 4] = ["", "6 3", "2 3", "8 3 2 3"];
@@ -37,6 +38,15 @@ pub struct Reference {
     pub value: f64,
 }
 
+/// One point of a chart that stands out.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mark {
+    /// What stands beside it.
+    pub name: String,
+    /// Where it is.
+    pub point: (f64, f64),
+}
+
 /// A chart of any number of lines over one pair of axes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LineChart {
@@ -50,6 +60,10 @@ pub struct LineChart {
     pub series: Vec<Series>,
     /// Levels to compare with.
     pub references: Vec<Reference>,
+    /// Are points left unjoined? They then have no order, and the legend names no last one.
+    pub scattered: bool,
+    /// A point with a ring around it and its name beside it.
+    pub mark: Option<Mark>,
 }
 
 impl LineChart {
@@ -67,7 +81,10 @@ impl LineChart {
             let y = MARGIN + 30.0 + row as f64 * LEGEND_ROW;
             for &(x, number) in entries {
                 let (colour, dashes) = style(number);
-                svg.polyline(&[(x, y - 4.0), (x + 20.0, y - 4.0)], colour, dashes);
+                match self.scattered {
+                    true => svg.disc((x + 12.0, y - 4.0), colour),
+                    false => svg.polyline(&[(x, y - 4.0), (x + 20.0, y - 4.0)], colour, dashes),
+                }
                 svg.text((x + 26.0, y), LEGEND_FONT, &self.legend_text(number));
             }
         }
@@ -79,21 +96,28 @@ impl LineChart {
             svg.text((plot.x + plot.width - 6.0, y - 5.0), REFERENCE_FONT, &reference.name);
         }
         for (number, series) in self.series.iter().enumerate() {
-            draw_series(&mut svg, series, number, &x_axis, &y_axis);
+            draw_series(&mut svg, series, number, self.scattered, &x_axis, &y_axis);
+        }
+        if let Some(mark) = self.mark.as_ref().filter(|mark| finite(&mark.point)) {
+            draw_mark(&mut svg, mark, plot, (x_axis.at(mark.point.0), y_axis.at(mark.point.1)));
         }
         svg.finish()
     }
 
     /// Axes that show every finite point and reference, with some air above and below.
     fn axes(&self, plot: Rect) -> (Axis, Axis) {
-        let points = || self.series.iter().flat_map(|s| &s.points).copied().filter(finite);
+        let marked = self.mark.iter().map(|mark| &mark.point);
+        let points =
+            || self.series.iter().flat_map(|s| &s.points).chain(marked.clone()).copied().filter(finite);
         let levels = self.references.iter().map(|r| r.value).filter(|v| v.is_finite());
         let (left, right) = ends(points().map(|(x, _)| x));
         let (low, high) = ends(points().map(|(_, y)| y).chain(levels));
         let air = 0.05 * (high - low);
         // A curve of positive values should not seem to reach below zero.
         let low = if low >= 0.0 { (low - air).max(0.0) } else { low - air };
-        let x_axis = Axis::new(left, right, plot.x, plot.x + plot.width);
+        // Points at the edges of a plot would be half outside of it.
+        let margin = if self.scattered { 0.03 * (right - left) } else { 0.0 };
+        let x_axis = Axis::new(left - margin, right + margin, plot.x, plot.x + plot.width);
         (x_axis, Axis::new(low, high + air, plot.y + plot.height, plot.y))
     }
 
@@ -145,18 +169,29 @@ impl LineChart {
             return String::new();
         };
         match series.points.iter().rev().find(|point| finite(point)) {
-            Some((_, last)) => format!("{} (last {})", series.name, four_digits(*last)),
-            None => series.name.clone(),
+            Some((_, last)) if !self.scattered => format!("{} (last {})", series.name, four_digits(*last)),
+            _ => series.name.clone(),
         }
     }
 }
 
-fn draw_series(svg: &mut Svg, series: &Series, number: usize, x_axis: &Axis, y_axis: &Axis) {
+/// A ring, and the name on the side of it that has more room.
+fn draw_mark(svg: &mut Svg, mark: &Mark, plot: Rect, (x, y): (f64, f64)) {
+    svg.ring((x, y), TEXT);
+    let is_left = x < plot.x + plot.width / 2.0;
+    let (x, font) =
+        if is_left { (x + 12.0, MARK_FONT) } else { (x - 12.0, Font { anchor: Anchor::End, ..MARK_FONT }) };
+    svg.text((x, y - 8.0), font, &mark.name);
+}
+
+fn draw_series(svg: &mut Svg, series: &Series, number: usize, scattered: bool, x_axis: &Axis, y_axis: &Axis) {
     let (colour, dashes) = style(number);
-    let marked = series.points.len() <= MOST_MARKED;
+    let marked = scattered || series.points.len() <= MOST_MARKED;
     for run in series.points.split(|point| !finite(point)) {
         let pixels: Vec<_> = run.iter().map(|&(x, y)| (x_axis.at(x), y_axis.at(y))).collect();
-        svg.polyline(&thinned(&pixels), colour, dashes);
+        if !scattered {
+            svg.polyline(&thinned(&pixels), colour, dashes);
+        }
         if marked || pixels.len() == 1 {
             for &pixel in &pixels {
                 svg.disc(pixel, colour);
@@ -240,6 +275,17 @@ mod tests {
         let svg = chart.render();
         assert!(svg.contains("nvfp4 (last 1.235)") && svg.contains(">ln 256<"), "{svg}");
         assert!(svg.contains("Loss &lt;of&gt; &amp; &quot;it&quot;"), "{svg}");
+    }
+
+    #[test]
+    fn scattered_points_are_not_joined_and_one_of_them_may_be_named() {
+        let mut chart = chart(vec![(3.0, 5.0), (1.0, 7.0)]);
+        let joined = chart.render();
+        chart.scattered = true;
+        chart.mark = Some(Mark { name: "best".to_owned(), point: (1.0, 4.0) });
+        let svg = chart.render();
+        assert!(joined.contains("(last 7)") && !svg.contains("(last"), "{svg}");
+        assert!(!svg.contains("<polyline") && svg.contains(">best<"), "{svg}");
     }
 
     #[test]

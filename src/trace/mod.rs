@@ -48,7 +48,7 @@ mod timeline;
 mod totals;
 
 pub use arrival::StepExposure;
-pub use chart::{LineChart, Reference, Series};
+pub use chart::{LineChart, Mark, Reference, Series};
 pub use chrome::{Argument, ChromeWriter, CompleteEvent, FlowPoint, Track};
 pub use error::TraceError;
 pub use export::Written;

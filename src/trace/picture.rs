@@ -6,6 +6,8 @@
 //! shaded width is the reported figure. Of slices too thin to see, the first stands for all that
 //! fall on its mark, so the picture of a long run stays small. Arrows are left to the trace
 //! viewers.
+//!
+//! A category has the same colour in every picture, so two of them can be compared; what mostly takes no time shares a few.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,6 +19,21 @@ use super::svg::{Anchor, FRAME, Font, GRID, MUTED, PALETTE, Rect, Svg, TEXT};
 use super::time::{Interval, coalesce, subtract};
 use super::timeline::{LaneInfo, Slice, Timeline};
 use crate::id::RankId;
+
+/// Places in the palette of categories that take time.
+const OWN: [(&str, usize); 9] = [
+    ("accumulate", 0),
+    ("adam", 1),
+    ("all-gather", 2),
+    ("all-reduce", 3),
+    ("reduce-scatter", 4),
+    ("compute", 5),
+    ("transpose", 6),
+    ("dequantize", 8),
+    ("partial cast", 11),
+];
+/// Those of all others, in turn.
+const SHARED: [usize; 3] = [7, 9, 10];
 
 const EXPOSED: &str = "#f9c6c9";
 const SKEW: &str = "#e2e7ee";
@@ -89,7 +106,7 @@ impl<'a> Drawing<'a> {
         let right = f64::from(picture.width.max(400)) - MARGIN;
         let window = picture.window.or(timeline.extent()).unwrap_or_default();
         let categories: BTreeSet<&str> = timeline.slices.iter().map(|s| s.category.as_str()).collect();
-        let colours = categories.into_iter().zip(PALETTE.into_iter().cycle()).collect();
+        let colours = coloured(categories);
         let (low, high) = (window.begin.milliseconds(), window.end.milliseconds());
         let mut steps = timeline.exposures();
         steps.retain(|step| !step.window.clipped(window).is_empty());
@@ -277,6 +294,15 @@ impl<'a> Drawing<'a> {
     }
 }
 
+/// Every category with its colour.
+fn coloured(categories: BTreeSet<&str>) -> BTreeMap<&str, &'static str> {
+    let own = |name: &str| OWN.iter().find(|(known, _)| *known == name).map(|(_, place)| *place);
+    let mut shared = SHARED.into_iter().cycle();
+    let mut place = |name| own(name).or_else(|| shared.next()).unwrap_or_default();
+    let colour = |place: usize| PALETTE.get(place).copied().unwrap_or(FRAME);
+    categories.into_iter().map(|name| (name, colour(place(name)))).collect()
+}
+
 /// Puts parts that begin within one mark into one, as wide as they are together.
 fn sharing_marks(places: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
     let mut marks: Vec<(f64, f64)> = Vec::new();
@@ -294,6 +320,16 @@ mod tests {
     use super::super::LaneKind;
     use super::super::timeline::tests::{lane, slice};
     use super::*;
+
+    #[test]
+    fn what_takes_time_has_a_colour_of_its_own_whatever_else_there_is() {
+        let of = |names: &[&'static str]| coloured(names.iter().copied().collect());
+        let many =
+            of(&["accumulate", "compute", "reduce-scatter", "all-gather", "vote", "copy", "fused scale"]);
+        let colours: BTreeSet<&str> = many.values().copied().collect();
+        assert_eq!(colours.len(), many.len());
+        assert_eq!(of(&["compute"])["compute"], many["compute"]);
+    }
 
     fn timeline() -> Timeline {
         Timeline {
@@ -326,7 +362,7 @@ mod tests {
         let [(begin, width)] = rects(&svg, EXPOSED)[..] else {
             panic!("one exposed part: {svg}");
         };
-        let forward = rects(&svg, PALETTE[1])[0];
+        let forward = rects(&svg, PALETTE[5])[0];
         let scale = (forward.0 + forward.1 + 0.5 - begin) / 10.0;
         assert!((width / scale - 3.0).abs() < 0.01, "{width} of {scale} a millisecond");
         assert!(svg.contains("30.0 % exposed") && svg.contains("&lt;0&gt;"), "{svg}");

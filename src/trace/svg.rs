@@ -184,6 +184,13 @@ impl Svg {
         self.push(format_args!("<circle cx=\"{x:.2}\" cy=\"{y:.2}\" r=\"2.6\" fill=\"{colour}\"/>\n"));
     }
 
+    /// A ring around a disc.
+    pub(super) fn ring(&mut self, (x, y): (f64, f64), colour: &str) {
+        self.push(format_args!(
+            "<circle cx=\"{x:.2}\" cy=\"{y:.2}\" r=\"6\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>\n"
+        ));
+    }
+
     /// A text whose base line starts, centres or ends at a point.
     pub(super) fn text(&mut self, at: (f64, f64), font: Font, content: &str) {
         self.turned_text(at, font, content, false);

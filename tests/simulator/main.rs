@@ -7,4 +7,5 @@ mod messages;
 mod programs;
 #[cfg(feature = "cli")]
 mod tool;
+mod weak_scaling;
 mod worlds;

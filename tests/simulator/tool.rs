@@ -34,6 +34,23 @@ fn plan_shows_totals_tasks_or_a_graph() {
 }
 
 #[test]
+fn a_list_of_calls_is_planned_simulated_and_tuned_like_a_decoder() {
+    let folder = folder();
+    let calls = include_str!("../../examples/simulate/calls.toml");
+    std::fs::write(folder.path().join("calls.toml"), calls).unwrap();
+    let tasks = said(folder.path(), "plan calls.toml --ranks 4 --tasks");
+    assert!(tasks.contains("layers.7.forward") && tasks.starts_with("plan `calls`: "), "{tasks}");
+    let simulated = said(folder.path(), "simulate calls.toml --cluster h200x4 --ranks 4 --depth 1");
+    assert!(simulated.contains("calls, 4096 tokens per rank") && simulated.contains("tokens per second"));
+    let silent = calls.replace("tokens = 4096\n", "");
+    std::fs::write(folder.path().join("silent.toml"), silent).unwrap();
+    let simulated = said(folder.path(), "simulate silent.toml --cluster h200x4 --ranks 4 --depth 1");
+    assert!(!simulated.contains("tokens per"), "{simulated}");
+    let tuned = said(folder.path(), "tune calls.toml --cluster h200x4 --ranks 4");
+    assert!(tuned.contains("trials of the tuner"), "{tuned}");
+}
+
+#[test]
 fn simulate_writes_a_trace_that_trace_reads_back() {
     let folder = folder();
     let line =
@@ -66,10 +83,13 @@ fn what_is_wrong_is_told_with_its_file_and_line_and_nothing_is_written() {
     write("odd.toml", &MODEL.replace("hidden = 256", "hidden = 250").replace("heads = 4", "heads = 5"));
     write("cluster.toml", "name = 'x'\ngpus_per_node = 0\n");
     write("notes.txt", "not a trace");
+    let calls = include_str!("../../examples/simulate/calls.toml");
+    write("calls.toml", &calls.replacen("{ weight = \"layers.#.mix\" }", "{ weight = \"layer.#.mix\" }", 1));
     for (line, complaint) in [
         ("plan typo.toml", "typo.toml:2: unknown key `layer`; did you mean `layers`?"),
         ("plan odd.toml", "`odd.toml`: "),
         ("plan none.toml", "cannot read"),
+        ("plan calls.toml", "`call.0.uses.0.weight`: no weight is named `layer.0.mix`"),
         ("simulate model.toml --cluster cluster.toml --ranks 2", "cluster.toml:2: `gpus_per_node` is 0"),
         ("simulate model.toml --cluster h300 --ranks 2 --trace t.json", "the presets are h200x4, "),
         ("simulate model.toml --cluster h200x4 --ranks 8 --trace t.json", "use at most 4 ranks"),

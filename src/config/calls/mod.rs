@@ -68,7 +68,8 @@ impl CallList {
     /// Does a text list calls, rather than declare a decoder by its sizes?
     #[must_use]
     pub fn is_meant_by(text: &str) -> bool {
-        let lists = |table: toml::Table| ["call", "weight", "buffer"].iter().any(|key| table.contains_key(*key));
+        let lists =
+            |table: toml::Table| ["call", "weight", "buffer"].iter().any(|key| table.contains_key(*key));
         text.parse::<toml::Table>().is_ok_and(lists)
     }
 

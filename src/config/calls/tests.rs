@@ -64,21 +64,39 @@ fn what_cannot_be_is_told_with_file_line_and_key() {
         ("rows = 8", "rows = 0", "m.toml:6: `weight.0.rows` is 0; set it to"),
         ("[0, 1]\nrows", "[0]\nrows", "m.toml:5: `weight.0.numbers` is [0]; set it to two whole numbers"),
         ("reads = ['x']", "reads = 'x'", "m.toml:17: `call.0.reads` is \"x\"; set it to a list of names"),
-        ("reads = ['x']", "reads = ['y']", "m.toml:17: `call.0.reads`: no buffer is named `y`; declared are: x"),
-        ("{ weight = 'w.#' }", "{ weight = 'v.#' }", "m.toml:16: `call.0.uses.0.weight`: no weight is named `v.0`"),
+        (
+            "reads = ['x']",
+            "reads = ['y']",
+            "m.toml:17: `call.0.reads`: no buffer is named `y`; declared are: x",
+        ),
+        (
+            "{ weight = 'w.#' }",
+            "{ weight = 'v.#' }",
+            "m.toml:16: `call.0.uses.0.weight`: no weight is named `v.0`",
+        ),
         ("{ weight = 'w.#' }", "{ orientation = 'rowwise' }", "`call.0.uses.0.weight` is missing"),
         ("{ weight = 'w.#' }", "{ weight = 'w.#', form = 'plane' }", "`call.0.uses.0.form` is \"plane\""),
         ("down.#", "up.#", "m.toml:20: `call.1`: call `up.1` is declared twice"),
         ("'w.#'\nnumbers", "'w'\nnumbers", "m.toml:4: `weight.0`: weight `w` is declared twice"),
         ("gradients = ['w.#']", "gradients = ['w.1', 'w.1']", "`call.1`: "),
-        ("cols = 4\n", "cols = 4\nplacement = 'replicated'\ngroup = 'g'\n", "`weight.0.group`: weight `w.0` is replicated"),
-        ("phase = 'backward'", "phase = 'sideways'", "m.toml:22: `call.1.phase` is \"sideways\"; set it to one of"),
+        (
+            "cols = 4\n",
+            "cols = 4\nplacement = 'replicated'\ngroup = 'g'\n",
+            "`weight.0.group`: weight `w.0` is replicated",
+        ),
+        (
+            "phase = 'backward'",
+            "phase = 'sideways'",
+            "m.toml:22: `call.1.phase` is \"sideways\"; set it to one of",
+        ),
     ] {
         let text = SOUND.replacen(from, to, 1);
         assert_ne!(text, SOUND, "{from}");
         let said = refusal(&text);
         assert!(said.contains(complaint), "{said}\n{complaint}");
     }
-    assert!(refusal("name = 'x'\nweight = 3\ncall = []\n").contains("`weight` is 3; set it to a list of tables"));
+    assert!(
+        refusal("name = 'x'\nweight = 3\ncall = []\n").contains("`weight` is 3; set it to a list of tables")
+    );
     assert!(refusal("name = 'x'\nweight = []\ncall = []\n").contains("m.toml"));
 }

@@ -182,7 +182,12 @@ fn declare(options: &ModelOptions) -> Result<Declaration, ScheduleError> {
     config.memory.budget = options.budget.or(config.memory.budget);
     let file = ModelFile::load(&options.model)?;
     let model = config.apply_weight_rules(&file.model()?)?;
-    Ok(Declaration { name: file.name().to_owned(), tokens: file.tokens(), program: file.program(&model)?, config })
+    Ok(Declaration {
+        name: file.name().to_owned(),
+        tokens: file.tokens(),
+        program: file.program(&model)?,
+        config,
+    })
 }
 
 fn cluster(name: &str) -> Result<Cluster, ScheduleError> {

@@ -12,7 +12,7 @@ use crate::cluster::Cluster;
 use crate::config::{ByteSize, Config, Prefetch as Chosen};
 use crate::plan::{Costs, Measured, Policy, Prefetch};
 use crate::session::{Session, SessionError, Simulation, costs_of};
-use crate::trace::{LineChart, Reference, Series};
+use crate::trace::{LineChart, Mark, Reference, Series};
 use crate::tune::{Candidate, Limits, Outcome, Tuner};
 
 /// Depths of the sweep.
@@ -194,22 +194,18 @@ fn said(points: &[Point], tuner: &Tuner, found: &Point, config: &Config) -> Stri
 fn picture(name: &str, cluster: &Cluster, bound: &f64, groups: &[&Vec<Point>; 3], found: &Point) -> String {
     let at = |point: &Point| (point.bytes as f64 / f64::from(1u32 << 30), point.milliseconds);
     let names = ["prefetch.depth = 0 … 32", "prefetch.bytes = 64 MiB … 8 GiB", "prefetch.policy = \"auto\""];
-    let mut series: Vec<Series> = groups
-        .iter()
-        .zip(names)
-        .map(|(points, name)| {
-            let mut points: Vec<(f64, f64)> = points.iter().map(at).collect();
-            points.sort_by(|one, other| one.0.total_cmp(&other.0));
-            Series { name: name.to_owned(), points }
-        })
+    let series = groups.iter().zip(names);
+    let series = series
+        .map(|(points, name)| Series { name: name.to_owned(), points: points.iter().map(at).collect() })
         .collect();
-    series.push(Series { name: format!("chosen: {}", found.prefetch), points: vec![at(found)] });
     LineChart {
         title: format!("{name} on {}: step time against memory", cluster.name),
         x_label: "transient memory per rank, GiB".to_owned(),
         y_label: "time of a step, ms".to_owned(),
         series,
         references: vec![Reference { name: "no schedule takes less".to_owned(), value: *bound }],
+        scattered: true,
+        mark: Some(Mark { name: format!("chosen: {}", found.prefetch), point: at(found) }),
     }
     .render()
 }
