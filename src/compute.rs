@@ -6,9 +6,10 @@
 //! [`Surface`]; nothing here knows which.
 
 use bytemuck::Pod;
+use half::bf16;
 
 use crate::format::{Format, Orientation, PlaneSpec, Shape};
-use crate::id::{BufferId, CallId, RankId, WeightId};
+use crate::id::{BufferId, CallId, MicroBatchId, RankId, WeightId};
 use crate::layout::{ArenaLayout, PlaneRegions, Region, WeightLayout, Weights};
 use crate::model::{Access, Call, Form};
 use crate::op::{Operand, OperandRole};
@@ -125,9 +126,11 @@ struct BoundUse {
 /// A call bound to the arena: every operand's region, resolved once per plan.
 #[derive(Clone, Debug)]
 pub struct BoundCall {
-    /// The call's id.
+    /// The call's number in the step.
     pub id: CallId,
-    /// The declaration.
+    /// The number of its declaration; the same in every micro-batch.
+    pub declared: CallId,
+    /// The call.
     pub call: Call,
     uses: Vec<BoundUse>,
     gradients: Vec<(WeightId, Region)>,
@@ -136,10 +139,10 @@ pub struct BoundCall {
 }
 
 impl BoundCall {
-    /// Resolves the operands of `call`.
+    /// Resolves the operands of `call`, whose numbers in the step and in the declaration are given.
     #[must_use]
     pub fn new(
-        id: CallId,
+        (id, declared): (CallId, CallId),
         call: &Call,
         operands: &[Operand],
         arena: &ArenaLayout,
@@ -147,6 +150,7 @@ impl BoundCall {
     ) -> Self {
         let mut bound = Self {
             id,
+            declared,
             call: call.clone(),
             uses: Vec::new(),
             gradients: Vec::new(),
@@ -162,13 +166,8 @@ impl BoundCall {
                     let shape = layout.shard.shape;
                     let planes = match usage.form {
                         Form::Planes => bound_planes(region, layout, usage.orientation),
-                        Form::Dense => PlaneRegions {
-                            data: Region {
-                                offset: region.offset,
-                                bytes: shape.rows * shape.cols * size_of::<f32>(),
-                            },
-                            scale: Region::default(),
-                        },
+                        Form::Dense => dense_values(region, shape, size_of::<f32>()),
+                        Form::DenseBf16 => dense_values(region, shape, size_of::<bf16>()),
                     };
                     bound.formats.push((usage.weight, layout.format, shape));
                     bound.uses.push(BoundUse {
@@ -190,6 +189,12 @@ impl BoundCall {
         }
         bound
     }
+}
+
+/// Values of the weight's own shape at the start of a slot.
+fn dense_values(region: Region, shape: Shape, element: usize) -> PlaneRegions {
+    let data = Region { offset: region.offset, bytes: shape.rows * shape.cols * element };
+    PlaneRegions { data, scale: Region::default() }
 }
 
 /// Where the tensor scale of the use at `position` lies, if the call got it.
@@ -266,10 +271,16 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         self.rank
     }
 
-    /// The number of the call in its program.
+    /// The number of the call as declared in its program, the same in every micro-batch.
     #[must_use]
     pub fn call(&self) -> CallId {
-        self.bound.id
+        self.bound.declared
+    }
+
+    /// The micro-batch the call runs for.
+    #[must_use]
+    pub fn micro_batch(&self) -> MicroBatchId {
+        self.bound.call.micro_batch
     }
 
     /// What the backend hands to closures beside memory: the stream of the compute lane on a GPU,
@@ -289,6 +300,19 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         orientation: Orientation,
     ) -> Result<S::Read<'a, f32>, ComputeError> {
         let usage = self.usage(weight, orientation, Form::Dense)?;
+        self.surface.read(usage.planes.data)
+    }
+
+    /// A weight the call uses densely in bfloat16: `[rows, cols]` rowwise, `[cols, rows]` columnwise.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] unless the call declares exactly this use.
+    pub fn dense_bf16(
+        &self,
+        weight: WeightId,
+        orientation: Orientation,
+    ) -> Result<S::Read<'a, bf16>, ComputeError> {
+        let usage = self.usage(weight, orientation, Form::DenseBf16)?;
         self.surface.read(usage.planes.data)
     }
 
@@ -321,12 +345,11 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// The gradient of `weight` this call overwrites: f32 `[rows, cols]`, the gradient of this rank's
     /// loss times the loss scale ([`crate::session::Session::set_loss_scale`], 1 unless set).
     ///
-    /// The sum over the ranks is divided by their number when it is added to the main grad, so a
-    /// closure does not divide by the number of ranks. What it must divide by itself is everything
-    /// the rank's own loss is a mean of: the samples or tokens of the rank's batch, and the number of
-    /// calls (micro-batches) that contribute to one weight in a step, because those contributions are
-    /// added. Ranks with batches of different size therefore weight them equally per rank, not per
-    /// sample.
+    /// The sum over ranks and micro-batches ([`crate::model::ProgramBuilder::micro_batches`]) is divided by the
+    /// product of their numbers when it is added to the main grad, so a closure divides by neither. What it
+    /// must divide by itself is everything the loss of one rank and micro-batch is a mean of: its samples or
+    /// tokens. Several calls of one micro-batch that contribute to one weight are added, as the chain rule
+    /// says. Ranks and micro-batches of different size are therefore weighted equally, not per sample.
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares this gradient.

@@ -77,8 +77,16 @@ index!(
     CallId, "call "
 );
 index!(
+    /// One repetition of a program's calls within a step.
+    MicroBatchId, "micro-batch "
+);
+index!(
     /// One consumption event: the n-th use of any weight in program order.
     UseId, "use "
+);
+index!(
+    /// A declared group of weights that are gathered and reduced together.
+    GroupId, "group "
 );
 index!(
     /// A set of weights of one format and placement whose shards live and move together.

@@ -13,8 +13,10 @@ use serde::Serialize;
 
 use crate::config::AdamMode;
 use crate::format::{ElementType, Format, Orientation, PlaneSpec, Shape, Via};
-use crate::id::{BucketId, BufferId, CallId, CommId, LaneId, RankId, SlotId, WeightId};
-use crate::model::{Call, Mesh, Placement, ShardLayout, WeightSpec};
+use crate::id::{
+    BucketId, BufferId, CallId, CommId, GroupId, LaneId, MicroBatchId, RankId, SlotId, WeightId,
+};
+use crate::model::{Call, Mesh, Placement, Reuse, ShardLayout, WeightSpec};
 use crate::op::Op;
 
 /// Every slot and every plane inside a slot begins at a multiple of this many bytes: enough for
@@ -117,16 +119,16 @@ pub enum Content {
     Gathered(WeightId, Orientation),
     /// Columnwise planes derived from gathered rowwise ones.
     Transposed(WeightId),
-    /// A dequantized weight: f32 `[rows, cols]`, or its transpose for a columnwise use.
-    Dense(WeightId, Orientation),
+    /// A dequantized weight: f32 or bf16 `[rows, cols]`, or its transpose for a columnwise use.
+    Dense(WeightId, Orientation, ElementType),
     /// The full gradient of one weight from one call: f32 `[padded rows, cols]`.
     Gradient(WeightId, CallId),
     /// The rank's rows of that gradient, summed over ranks: f32 `[rows_per_rank, cols]`.
     ReducedGradient(WeightId, CallId),
     /// A declared buffer.
     Buffer(BufferId),
-    /// The place between trainer and plan for an input or output.
-    Staging(BufferId),
+    /// The place between trainer and plan for an input or output of one micro-batch.
+    Staging(BufferId, MicroBatchId),
     /// A rank's [`crate::op::NormRecord`].
     NormRecord,
     /// Every rank's [`crate::op::NormRecord`], in rank order.
@@ -241,6 +243,10 @@ pub struct WeightLayout {
     pub bucket: BucketId,
     /// Its position in that bucket.
     pub position: usize,
+    /// Whether its uses find planes that earlier uses gathered.
+    pub reuse: Option<Reuse>,
+    /// The group it is gathered and reduced with.
+    pub group: Option<GroupId>,
 }
 
 /// A set of weights of one format and placement.
@@ -298,6 +304,8 @@ impl Weights {
                 shard: ShardLayout::new(spec, mesh),
                 bucket: BucketId::at(bucket),
                 position: weights.buckets[bucket].weights.len(),
+                reuse: spec.reuse,
+                group: spec.group,
             });
             weights.buckets[bucket].weights.push(WeightId::at(number));
         }
@@ -381,10 +389,10 @@ impl WeightLayout {
         self.format.planes(Orientation::Columnwise, self.shard.shape)
     }
 
-    /// Is the data plane already what a dense use wants, so that nothing need be dequantized?
+    /// Is the data plane already what a dense use in `values` wants, so that nothing need be dequantized?
     #[must_use]
-    pub fn is_dense(&self) -> bool {
-        self.format == Format::F32
+    pub fn is_dense(&self, values: ElementType) -> bool {
+        matches!((self.format, values), (Format::F32, ElementType::F32) | (Format::Bf16, ElementType::Bf16))
     }
 
     /// f32 elements of the rank's stored rows. Saturates.
@@ -419,7 +427,9 @@ impl Content {
                 PlaneRegions::bytes(&layout(weight).gathered_planes(orientation))
             }
             Self::Transposed(weight) => PlaneRegions::bytes(&layout(weight).transposed_planes()),
-            Self::Dense(weight, _) => f32s(layout(weight).shard.shape.elements()),
+            Self::Dense(weight, _, values) => {
+                layout(weight).shard.shape.elements().saturating_mul(values.bytes())
+            }
             Self::Gradient(weight, _) => f32s(layout(weight).shard.padded().elements()),
             Self::AmaxHistory(bucket) => {
                 let length = weights.state.delayed.map_or(0, |delayed| delayed.history as usize);
@@ -432,7 +442,7 @@ impl Content {
             Self::BlockAmax(bucket) => blocks(bucket, Format::amax_blocks),
             Self::Encode(bucket) => blocks(bucket, Format::encode_blocks),
             Self::OptimizerStep | Self::FaultWord | Self::LearningRate | Self::LossScale => f32s(1),
-            Self::Buffer(buffer) | Self::Staging(buffer) => buffer_bytes(buffer),
+            Self::Buffer(buffer) | Self::Staging(buffer, _) => buffer_bytes(buffer),
             Self::NormRecord => size_of::<crate::op::NormRecord>(),
             Self::NormRecords => {
                 size_of::<crate::op::NormRecord>().saturating_mul(weights.mesh.ranks() as usize)
@@ -498,7 +508,9 @@ pub struct Binding<'plan> {
     pub arena: &'plan ArenaLayout,
     /// Weights, buckets and mesh.
     pub weights: &'plan Weights,
-    /// The calls of the program.
+    /// How often the step repeats the program's calls.
+    pub micro_batches: u32,
+    /// The calls of the step.
     pub calls: &'plan [Call],
     /// The ops in issue order, each with its lane.
     pub ops: &'plan [(Op, LaneId)],

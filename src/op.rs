@@ -8,7 +8,7 @@
 use bytemuck::{Pod, Zeroable};
 use serde::Serialize;
 
-use crate::format::Orientation;
+use crate::format::{ElementType, Orientation};
 use crate::id::{BucketId, BufferId, CallId, SlotId, WeightId};
 use crate::model::Access;
 
@@ -224,7 +224,7 @@ pub enum Op {
         /// Columnwise planes.
         to: SlotId,
     },
-    /// Dequantizes planes to f32.
+    /// Dequantizes planes to f32, or to bf16.
     Dequantize {
         /// The weight.
         weight: WeightId,
@@ -234,7 +234,9 @@ pub enum Op {
         from: SlotId,
         /// Tensor scales of the weight's bucket; absent for formats without.
         tensor_scale: Option<SlotId>,
-        /// f32 result.
+        /// Element type of the result, [`ElementType::F32`] or [`ElementType::Bf16`].
+        values: ElementType,
+        /// The values.
         to: SlotId,
     },
     /// Sums a gradient over the ranks, in rank order in f32, each rank keeping its rows.
@@ -246,7 +248,17 @@ pub enum Op {
         /// The summed rows of this rank.
         to: SlotId,
     },
-    /// Adds a gradient into a sum, divided by the number of ranks.
+    /// Adds a call's full gradient to another call's, or to a sum of several, on this rank and undivided: what is reduced
+    /// together. Padding rows are added like all others.
+    AddGradient {
+        /// The weight.
+        weight: WeightId,
+        /// What is added.
+        from: SlotId,
+        /// The gradient it is added to.
+        into: SlotId,
+    },
+    /// Adds a gradient into a sum, divided by the number of ranks and of micro-batches.
     Accumulate {
         /// The weight.
         weight: WeightId,
@@ -361,6 +373,7 @@ impl Op {
                 all.extend(tensor_scale.map(|slot| (slot, Read)));
                 all
             }
+            Self::AddGradient { from, into, .. } => vec![(*from, Read), (*into, Update)],
             Self::Accumulate { from, into, first, .. } => {
                 vec![(*from, Read), (*into, if *first { Write } else { Update })]
             }
@@ -417,6 +430,7 @@ impl Op {
             Self::Transpose { .. } => "transpose",
             Self::Dequantize { .. } => "dequantize",
             Self::ReduceScatter { .. } => "reduce-scatter",
+            Self::AddGradient { .. } => "add gradient",
             Self::Accumulate { .. } => "accumulate",
             Self::GradNorm { .. } => "grad norm",
             Self::GatherRecords { .. } => "gather records",

@@ -33,6 +33,8 @@ fn weights_that_cannot_be_are_refused_with_the_reason_and_not_added() {
         shape: Shape::new(1, 64),
         format: Format::Bf16,
         placement: Placement::Replicated,
+        reuse: None,
+        group: None,
     };
     assert!(matches!(model.add(spec), Err(DeclareError::ReplicatedFormat { .. })));
     let model = model.build();
@@ -58,6 +60,8 @@ fn calls_that_name_what_is_not_there_are_refused_and_not_added() {
     let columnwise =
         program.call("a", Phase::Forward).uses(whole, Orientation::Columnwise, Form::Dense).add();
     assert!(matches!(columnwise, Err(DeclareError::ReplicatedUse { .. })));
+    let rounded = program.call("a", Phase::Forward).uses(whole, ROWWISE, Form::DenseBf16).add();
+    assert!(matches!(rounded, Err(DeclareError::ReplicatedUse { .. })));
     program.call("a", Phase::Forward).writes(buffer).add().unwrap();
     let twice = program.call("a", Phase::Forward).add().unwrap_err();
     assert!(matches!(twice, DeclareError::Duplicate { kind: "call", .. }), "{twice}");

@@ -11,8 +11,12 @@ use warpweft::config::{Config, WeightRule};
 
 /// A file that sets every key.
 fn every_key() -> String {
-    let rule =
-        WeightRule { pattern: "*.mlp.*".to_owned(), format: Some("mxfp8".parse().unwrap()), placement: None };
+    let rule = WeightRule {
+        pattern: "*.mlp.*".to_owned(),
+        format: Some("mxfp8".parse().unwrap()),
+        placement: None,
+        reuse: None,
+    };
     let text = Config { weights: vec![rule.clone(), rule], ..Config::default() }.effective();
     text.replace("# budget is not set", "budget = \"1.5 GiB\"")
 }

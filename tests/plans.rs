@@ -3,20 +3,22 @@
 
 use std::collections::BTreeSet;
 
-use warpweft::config::{AdamMode, Backward, Columnwise, Masters, Moments};
+use warpweft::config::{AdamMode, Backward, Columnwise, Masters, Moments, ReduceEvery};
 use warpweft::format::{AmaxChoice, ElementType, Format, Orientation, Via};
 use warpweft::id::{CallId, SlotId, TaskId};
 use warpweft::layout::{ALIGNMENT, Content, Delayed, OptimizerSettings, Settings, StateLayout, Weights};
 use warpweft::model::{Form, Mesh, Model, Phase, StepProgram};
 use warpweft::op::{Op, Reduction};
-use warpweft::plan::{EdgeKind, PlanError, Policy, ResidentLayout, StepPlan, Task};
+use warpweft::plan::{EdgeKind, PlanError, Policy, Prefetch, ResidentLayout, StepPlan, Task};
 
 fn policy(depth: u32) -> Policy {
     Policy {
-        depth,
+        prefetch: Prefetch::Depth(depth),
         budget: None,
         communicators: 2,
         backward: Backward::Regather,
+        across_micro_batches: Backward::default(),
+        reduce_every: ReduceEvery::default(),
         columnwise: Columnwise::OnDemand,
         settings: Settings {
             via: Via::Bf16,
@@ -441,7 +443,7 @@ fn h12_a_weight_of_more_than_two_to_the_thirty_one_elements_is_planned_with_exac
         Content::ExpAvgSq(large),
         Content::MainGrad(large),
         Content::Gradient(large, CallId::new(0)),
-        Content::Dense(large, Orientation::Rowwise),
+        Content::Dense(large, Orientation::Rowwise, ElementType::F32),
     ] {
         assert_eq!(region(content).bytes, ELEMENTS * 4, "{content:?}");
     }
@@ -449,4 +451,32 @@ fn h12_a_weight_of_more_than_two_to_the_thirty_one_elements_is_planned_with_exac
     assert!(region(Content::Master(small)).offset > ELEMENTS * 18, "it lies behind all of them");
     assert_eq!(plan.bounds.resident_bytes, plan.arena.resident_bytes);
     assert!(plan.bounds.live_bytes > ELEMENTS * 8);
+}
+
+/// A bf16 copy is one of its own beside an f32 one of the same planes, half its size; bf16 weights need none.
+#[test]
+fn dense_uses_in_bf16_have_copies_of_their_own() {
+    let mut model = Model::builder();
+    let fp4 = model.sharded("fp4", 64, 64, Format::NVFP4_2D).unwrap();
+    let plain = model.sharded("plain", 64, 64, Format::Bf16).unwrap();
+    let model = model.build();
+    let mut program = StepProgram::builder("evaluate", &model);
+    for (name, form) in [("whole", Form::Dense), ("half", Form::DenseBf16), ("again", Form::DenseBf16)] {
+        let call = program.call(name, Phase::Forward).uses(fp4, Orientation::Rowwise, form);
+        call.uses(plain, Orientation::Rowwise, Form::DenseBf16).add().unwrap();
+    }
+    let program = program.build_evaluation().unwrap();
+    let plan = StepPlan::build(&program, &policy(1), Mesh::new(2).unwrap()).unwrap();
+    let copies: Vec<_> = plan
+        .tasks
+        .iter()
+        .filter_map(|task| match &task.op {
+            Op::Dequantize { weight, values, to, .. } => {
+                Some((*weight, *values, plan.arena.region(*to).bytes))
+            }
+            _ => None,
+        })
+        .collect();
+    let expected = [(fp4, ElementType::F32, 64 * 64 * 4), (fp4, ElementType::Bf16, 64 * 64 * 2)];
+    assert_eq!(copies, expected);
 }

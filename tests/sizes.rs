@@ -28,7 +28,7 @@ fn program(spec: WeightSpec, buffer: BufferSpec) -> Result<StepProgram, DeclareE
 }
 
 fn weight(shape: Shape, format: Format, placement: Placement) -> WeightSpec {
-    WeightSpec { name: "w".into(), shape, format, placement }
+    WeightSpec { name: "w".into(), shape, format, placement, reuse: None, group: None }
 }
 
 fn plan(program: &StepProgram, ranks: u32, policy: &Policy) -> Result<StepPlan, PlanError> {
@@ -154,7 +154,7 @@ proptest! {
         let weights = Weights::new(&[spec], mesh);
         let id = warpweft::id::WeightId::new(0);
         let elements = rows as u128 * cols as u128;
-        let dense = Content::Dense(id, Orientation::Rowwise).bytes(&weights, |_| 0);
+        let dense = Content::Dense(id, Orientation::Rowwise, ElementType::F32).bytes(&weights, |_| 0);
         prop_assert_eq!(dense as u128, elements.saturating_mul(4).min(usize::MAX as u128));
         let gathered = Content::Gathered(id, Orientation::Rowwise).bytes(&weights, |_| 0);
         prop_assert!(gathered as u128 >= (elements / 2).min(usize::MAX as u128));

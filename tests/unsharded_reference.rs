@@ -13,8 +13,8 @@
 
 mod trainer;
 
-use trainer::{SIZE, Trainer, initial, losses, within_a_minute};
-use warpweft::config::{Config, Scaling};
+use trainer::{SIZE, Shaped, Trainer, initial, losses, within_a_minute};
+use warpweft::config::{Backward, Capture, Config, ReduceEvery, Scaling};
 use warpweft::format::{
     AmaxChoice, DelayedScaling, Directions, Format, Orientation, Planes, PlanesMut, Shape, Via, dequantize,
     partial_amax, partial_cast, quantize, transpose,
@@ -122,11 +122,12 @@ fn one_rank(
         let y = (0..SIZE).map(|row| bias[row] + dot(&weight[row * SIZE..(row + 1) * SIZE], x)).collect();
         activations.push(y);
     }
-    let errors: Vec<f32> = activations[LAYERS].iter().zip(input).map(|(y, target)| y - target).collect();
+    let layers = weights.len();
+    let errors: Vec<f32> = activations[layers].iter().zip(input).map(|(y, target)| y - target).collect();
     let loss = errors.iter().map(|error| error * error).sum();
     let mut above: Vec<f32> = errors.iter().map(|error| 2.0 * error).collect();
-    let (mut gradients, mut of_bias) = (vec![Vec::new(); LAYERS], Vec::new());
-    for layer in (0..LAYERS).rev() {
+    let (mut gradients, mut of_bias) = (vec![Vec::new(); layers], Vec::new());
+    for layer in (0..layers).rev() {
         let x = &activations[layer];
         gradients[layer] = above.iter().flat_map(|above| x.iter().map(move |x| above * x)).collect();
         of_bias.push(above.clone());
@@ -136,31 +137,9 @@ fn one_rank(
     (loss, gradients, of_bias)
 }
 
-/// The mean over ranks: summed in rank order in f32, then multiplied by the reciprocal.
-fn mean<'a>(ranks: impl Iterator<Item = &'a Vec<f32>>) -> Vec<f32> {
-    let mut sum: Vec<f32> = Vec::new();
-    for values in ranks {
-        if sum.is_empty() {
-            sum.clone_from(values);
-        } else {
-            sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
-        }
-    }
-    sum.iter().map(|sum| sum * (1.0 / RANKS as f32)).collect()
-}
-
-/// A replicated gradient: each rank scales and adds its contributions, then ranks are summed.
-fn replicated_mean(ranks: &[Vec<Vec<f32>>]) -> Vec<f32> {
-    let scaled =
-        |values: &Vec<f32>| values.iter().map(|value| value * (1.0 / RANKS as f32)).collect::<Vec<f32>>();
-    let local = ranks.iter().map(|contributions| {
-        contributions.iter().map(scaled).reduce(|mut sum, more| {
-            sum.iter_mut().zip(&more).for_each(|(sum, more)| *sum += more);
-            sum
-        })
-    });
-    local
-        .map(Option::unwrap)
+/// Added one after the other in f32.
+fn sum(values: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
+    values
         .reduce(|mut sum, more| {
             sum.iter_mut().zip(&more).for_each(|(sum, more)| *sum += more);
             sum
@@ -168,11 +147,40 @@ fn replicated_mean(ranks: &[Vec<Vec<f32>>]) -> Vec<f32> {
         .unwrap()
 }
 
+/// The mean over ranks and micro-batches of `[rank][contribution]`, where a contribution is what is reduced at once: its
+/// ranks summed in rank order in f32, then multiplied by the reciprocal, then added to those before.
+fn mean(ranks: &[Vec<Vec<f32>>], micro_batches: u32) -> Vec<f32> {
+    let factor = 1.0 / (RANKS * micro_batches) as f32;
+    sum((0..ranks[0].len()).map(|contribution| {
+        let over_ranks = sum(ranks.iter().map(|of| of[contribution].clone()));
+        over_ranks.iter().map(|sum| sum * factor).collect()
+    }))
+}
+
+/// A replicated gradient: each rank scales and adds its contributions, then ranks are summed.
+fn replicated_mean(ranks: &[Vec<Vec<f32>>], micro_batches: u32) -> Vec<f32> {
+    let factor = 1.0 / (RANKS * micro_batches) as f32;
+    let scaled = |values: &Vec<f32>| values.iter().map(|value| value * factor).collect::<Vec<f32>>();
+    sum(ranks.iter().map(|contributions| sum(contributions.iter().map(scaled))))
+}
+
 fn reference(format: Format, delayed: Option<(AmaxChoice, u32)>, steps: u32) -> Vec<u32> {
+    repeated_reference(format, delayed, steps, Shaped::default(), ReduceEvery::Call)
+}
+
+/// The same with weights replayed and calls repeated.
+fn repeated_reference(
+    format: Format,
+    delayed: Option<(AmaxChoice, u32)>,
+    steps: u32,
+    shaped: Shaped,
+    reduce_every: ReduceEvery,
+) -> Vec<u32> {
+    let Shaped { layers: depth, weights: count, micro_batches, .. } = shaped;
     let mut scalings: Vec<Option<DelayedScaling>> =
-        vec![delayed.map(|(choice, history)| scaling(format, choice, history)); LAYERS];
+        vec![delayed.map(|(choice, history)| scaling(format, choice, history)); count];
     let mut layers: Vec<Parameter> =
-        (0..LAYERS).map(|layer| Parameter::new(&format!("layer{layer}"), SIZE, SIZE * SIZE)).collect();
+        (0..count).map(|layer| Parameter::new(&format!("layer{layer}"), SIZE, SIZE * SIZE)).collect();
     let mut bias = Parameter::new("bias", SIZE, SIZE);
     let mut found = Vec::new();
     for step in 0..steps {
@@ -185,20 +193,40 @@ fn reference(format: Format, delayed: Option<(AmaxChoice, u32)>, steps: u32) -> 
             weights.push(rows);
             transposed.push(columns);
         }
-        let ranks: Vec<_> = (0..RANKS)
+        let replay = |all: &[Vec<f32>]| all.iter().cycle().take(depth).cloned().collect::<Vec<_>>();
+        let (weights, transposed) = (replay(&weights), replay(&transposed));
+        // Per rank, per micro-batch.
+        let ranks: Vec<Vec<_>> = (0..RANKS)
             .map(|rank| {
-                let value = |at: usize| ((step * 31 + rank * 7 + at as u32 * 3) as f32 * 0.37).sin();
-                let input: Vec<f32> = (0..SIZE).map(value).collect();
-                one_rank(&weights, &transposed, &bias.master, &input)
+                let batch = |number| {
+                    one_rank(&weights, &transposed, &bias.master, &trainer::input(step, rank, number))
+                };
+                (0..micro_batches).map(batch).collect()
             })
             .collect();
-        found.push((ranks.iter().map(|(loss, ..)| loss).sum::<f32>() / RANKS as f32).to_bits());
+        let losses = ranks.iter().flatten().map(|(loss, ..)| loss);
+        found.push((losses.sum::<f32>() / (RANKS * micro_batches) as f32).to_bits());
         for (number, layer) in layers.iter_mut().enumerate() {
-            let gradient = mean(ranks.iter().map(|(_, gradients, _)| &gradients[number]));
+            // Layers are replayed forward, so the last of them has its backward first.
+            let replays = |gradients: &Vec<Vec<f32>>| {
+                gradients.iter().skip(number).step_by(count).rev().cloned().collect::<Vec<_>>()
+            };
+            let contributions = ranks.iter().map(|batches| {
+                let batches = batches.iter().map(|(_, gradients, _)| replays(gradients));
+                match reduce_every {
+                    ReduceEvery::Call => batches.flatten().collect(),
+                    ReduceEvery::MicroBatch => batches.map(|calls| sum(calls.into_iter())).collect(),
+                    ReduceEvery::Step => vec![sum(batches.flatten())],
+                }
+            });
+            let gradient = mean(&contributions.collect::<Vec<_>>(), micro_batches);
             layer.update(&gradient, step as i32 + 1);
         }
-        let of_bias: Vec<_> = ranks.iter().map(|(_, _, of_bias)| of_bias.clone()).collect();
-        bias.update(&replicated_mean(&of_bias), step as i32 + 1);
+        let of_bias = ranks
+            .iter()
+            .map(|batches| batches.iter().flat_map(|(_, _, of_bias)| of_bias.clone()).collect())
+            .collect::<Vec<_>>();
+        bias.update(&replicated_mean(&of_bias, micro_batches), step as i32 + 1);
     }
     found
 }
@@ -249,4 +277,56 @@ fn a_sharded_trainer_gives_the_losses_of_an_unsharded_one_exactly_at_every_step_
             assert!(f32::from_bits(found[steps as usize - 1]) < f32::from_bits(found[0]), "{format} learns");
         }
     });
+}
+
+/// A step of any shape gives the reference's losses, at every depth, issued and replayed, kept and gathered again.
+fn equals_the_reference(shaped: Shaped, reduce_every: ReduceEvery) {
+    const STEPS: u32 = 12;
+    within_a_minute(async move {
+        for format in [Format::F32, Format::NVFP4_2D, Format::Mxfp8] {
+            let expected = repeated_reference(format, None, STEPS, shaped, reduce_every);
+            for (depth, capture, kept) in
+                [(0, Capture::Off, false), (1, Capture::Step, false), (3, Capture::Off, true)]
+            {
+                let kept = if kept { Backward::Keep } else { Backward::Regather };
+                let mut config = Config { check: true, capture, reduce_every, ..Config::default() };
+                (config.backward, config.across_micro_batches) = (kept, kept);
+                config.optimizer.lr = f64::from(RATE);
+                config.prefetch.depth = depth;
+                let trainer = Trainer::shaped(shaped, format, &config);
+                let mut session = trainer.start(config, RANKS).await.unwrap();
+                let found = losses(&mut session, RANKS, 0..STEPS).await;
+                assert_eq!(found, expected, "{format}, depth {depth}, {capture:?}");
+            }
+        }
+    });
+}
+
+/// A layer replayed, as looped and tied models do: its gradients sum.
+#[test]
+fn a_replayed_layer_learns_from_the_sum_of_its_gradients() {
+    let shaped = Shaped { layers: 5, weights: 2, ..Shaped::default() };
+    for reduce_every in [ReduceEvery::Call, ReduceEvery::MicroBatch, ReduceEvery::Step] {
+        equals_the_reference(shaped, reduce_every);
+    }
+}
+
+#[test]
+fn activations_computed_again_in_backward_change_no_bit() {
+    let shaped = Shaped { layers: 3, weights: 3, recomputes: true, ..Shaped::default() };
+    equals_the_reference(shaped, ReduceEvery::Call);
+}
+
+#[test]
+fn gradients_of_micro_batches_are_averaged_like_those_of_ranks() {
+    let shaped = Shaped { micro_batches: 3, ..Shaped::default() };
+    for reduce_every in [ReduceEvery::Call, ReduceEvery::Step] {
+        equals_the_reference(shaped, reduce_every);
+    }
+}
+
+#[test]
+fn replay_recompute_and_micro_batches_go_together() {
+    let shaped = Shaped { layers: 3, weights: 2, recomputes: true, micro_batches: 2 };
+    equals_the_reference(shaped, ReduceEvery::MicroBatch);
 }

@@ -6,18 +6,24 @@
 //! | file | idea |
 //! |---|---|
 //! | `collective` | what a collective takes: α–β formulas |
+//! | `contention` | what lanes of one GPU take from each other |
+//! | `price` | what every op takes by itself |
 //! | `jitter` | by how much a rank is late: a seed and a hash, no state |
 //! | `presets` | clusters that come with the crate, each number with its source |
 //!
 //! Deliberately absent: topologies beyond two levels, and congestion between jobs.
 
 mod collective;
+mod contention;
 mod jitter;
 mod presets;
+mod price;
 
 pub use collective::{Algorithm, Links};
+pub use contention::{Contention, stretched};
 pub use jitter::Jitter;
 pub use presets::{PRESETS, preset};
+pub use price::{Prices, Work};
 
 use serde::{Deserialize, Serialize};
 
@@ -86,34 +92,6 @@ pub struct Link {
     pub latency_us: f64,
     /// 1/β: bytes a GPU receives per second.
     pub bytes_per_s: f64,
-}
-
-/// Factors on the time of what runs on one lane while another lane runs: 1 is no contention.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Contention {
-    /// On the compute lane, while a collective runs.
-    pub compute_beside_collective: f64,
-    /// On a collective, while the compute lane runs.
-    pub collective_beside_compute: f64,
-    /// On a collective, while one of another communicator runs: 2 where both want one link.
-    pub collective_beside_collective: f64,
-    /// On the compute lane, while the quantize lane runs.
-    pub compute_beside_quantize: f64,
-    /// On the quantize lane, while the compute lane runs.
-    pub quantize_beside_compute: f64,
-}
-
-impl Default for Contention {
-    fn default() -> Self {
-        Self {
-            compute_beside_collective: 1.0,
-            collective_beside_compute: 1.0,
-            collective_beside_collective: 1.0,
-            compute_beside_quantize: 1.0,
-            quantize_beside_compute: 1.0,
-        }
-    }
 }
 
 impl Cluster {

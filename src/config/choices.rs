@@ -43,6 +43,21 @@ pub enum Backward {
     Keep,
 }
 
+/// How many gradients of a weight are added on each rank before the ranks reduce them. Sums on the rank take one more
+/// full gradient in f32 for as long as they are open. The grouping changes the order of f32 additions, and so the
+/// last bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReduceEvery {
+    /// Every call's gradient is reduced by itself: least memory, most traffic.
+    #[default]
+    Call,
+    /// Those of one micro-batch: a weight that several calls of it give a gradient is reduced once.
+    MicroBatch,
+    /// Those of the whole step: every weight is reduced once.
+    Step,
+}
+
 /// When columnwise planes are derived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

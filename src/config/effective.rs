@@ -53,7 +53,7 @@ mod tests {
     use super::*;
     use crate::config::{Backward, ByteSize, WeightRule};
     use crate::format::Format;
-    use crate::model::Placement;
+    use crate::model::{Placement, Reuse};
     use proptest::prelude::*;
 
     fn configs() -> impl Strategy<Value = Config> {
@@ -62,6 +62,7 @@ mod tests {
             pattern,
             format: sharded.then_some(Format::Bf16),
             placement: Some(if sharded { Placement::Sharded } else { Placement::Replicated }),
+            reuse: sharded.then_some(Reuse::Keep),
         });
         let rate = prop::option::of(1e-3..1e12f64);
         let text = ".{1,9}";

@@ -64,6 +64,18 @@ const ROWS: &[Row] = &[
         valid: |_| true,
     },
     Row {
+        path: "across_micro_batches",
+        expected: "\"regather\" or \"keep\"",
+        value: |c| toml(c.across_micro_batches),
+        valid: |_| true,
+    },
+    Row {
+        path: "reduce_every",
+        expected: "\"call\", \"micro_batch\" or \"step\"",
+        value: |c| toml(c.reduce_every),
+        valid: |_| true,
+    },
+    Row {
         path: "columnwise",
         expected: "\"on_demand\" or \"keep\"",
         value: |c| toml(c.columnwise),
@@ -222,14 +234,20 @@ const RULE_ROWS: &[RuleRow] = &[
     },
     RuleRow {
         field: "format",
-        expected: "a format such as \"nvfp4\" or \"bf16\" (a rule needs this or `placement`)",
+        expected: "a format such as \"nvfp4\" or \"bf16\" (a rule needs this, `placement` or `reuse`)",
         value: |rule| rule.format.and_then(toml),
-        valid: |rule| rule.format.is_some() || rule.placement.is_some(),
+        valid: |rule| rule.format.is_some() || rule.placement.is_some() || rule.reuse.is_some(),
     },
     RuleRow {
         field: "placement",
         expected: "\"sharded\" or \"replicated\"",
         value: |rule| Value::try_from(rule).ok()?.get("placement").cloned(),
+        valid: |_| true,
+    },
+    RuleRow {
+        field: "reuse",
+        expected: "\"regather\" or \"keep\"",
+        value: |rule| rule.reuse.and_then(toml),
         valid: |_| true,
     },
 ];
@@ -290,7 +308,7 @@ pub(super) fn expected(path: &str) -> String {
     match place(path) {
         Place::Value(expected) => expected.to_owned(),
         Place::Table if path == RULES => {
-            "a list of tables, each with `match` and with `format` or `placement`".to_owned()
+            "a list of tables, each with `match` and with `format`, `placement` or `reuse`".to_owned()
         }
         Place::Table | Place::Unknown => format!("a table of {}", words(&children(path))),
     }
@@ -375,6 +393,7 @@ mod tests {
             pattern: "*".to_owned(),
             format: Some(Format::Bf16),
             placement: Some(Placement::Sharded),
+            reuse: Some(crate::model::Reuse::Keep),
         });
         let table = Table::try_from(&config).unwrap();
         let mut fields = Vec::new();
@@ -410,7 +429,7 @@ mod tests {
     #[test]
     fn the_children_of_a_table_are_told_for_advice() {
         assert_eq!(children("cpu.link.speed"), ["bytes_per_s", "latency_us"]);
-        assert_eq!(children("weights.4.x"), ["match", "format", "placement"]);
+        assert_eq!(children("weights.4.x"), ["match", "format", "placement", "reuse"]);
         assert!(children("nonsense").contains(&"prefetch".to_owned()));
     }
 }

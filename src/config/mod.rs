@@ -46,7 +46,7 @@ mod weights;
 
 pub use choices::{
     AdamMode, Backward, Capture, Columnwise, Cpu, Link, Masters, Memory, Moments, Optimizer, Prefetch,
-    Quantize, Reduce, Scaling, TraceOutput, Transport,
+    Quantize, Reduce, ReduceEvery, Scaling, TraceOutput, Transport,
 };
 pub use declared::{Declared, Rule, Takes};
 pub use error::ConfigError;
@@ -71,6 +71,10 @@ pub struct Config {
     pub communicators: u32,
     /// Where backward finds a weight that forward gathered.
     pub backward: Backward,
+    /// Where a micro-batch finds a weight that the one before gathered.
+    pub across_micro_batches: Backward,
+    /// How many gradients of a weight are added on a rank before they are reduced.
+    pub reduce_every: ReduceEvery,
     /// When columnwise planes are derived.
     pub columnwise: Columnwise,
     /// How gradients are summed over the ranks.
@@ -105,6 +109,8 @@ impl Default for Config {
             memory: Memory::default(),
             communicators: 2,
             backward: Backward::default(),
+            across_micro_batches: Backward::default(),
+            reduce_every: ReduceEvery::default(),
             columnwise: Columnwise::default(),
             reduce: Reduce::default(),
             transport: Transport::default(),

@@ -32,7 +32,7 @@ impl Config {
                 });
             }
         }
-        let mut refined = ModelBuilder::default();
+        let mut refined = ModelBuilder::with_groups_of(model);
         for spec in model.weights() {
             let settings = self.weight_settings(&spec.name);
             let placement = settings.placement.unwrap_or(spec.placement);
@@ -40,7 +40,10 @@ impl Config {
                 Placement::Sharded => settings.format.unwrap_or(spec.format),
                 Placement::Replicated => self.replicated_format(&spec.name),
             };
-            refined.add(WeightSpec { placement, format, ..spec.clone() }).map_err(ConfigError::Weights)?;
+            let group = spec.group.filter(|_| placement == Placement::Sharded);
+            let reuse = settings.reuse.or(spec.reuse);
+            let changed = WeightSpec { placement, format, reuse, group, ..spec.clone() };
+            refined.add(changed).map_err(ConfigError::Weights)?;
         }
         Ok(refined.build())
     }

@@ -1,4 +1,4 @@
-//! Rules that choose format and placement by the name of a weight.
+//! Rules that choose format, placement and reuse by the name of a weight.
 //!
 //! Every rule whose pattern matches the whole name applies, in the order of the file, each for the
 //! keys it sets; so later rules refine earlier ones. In a pattern `*` stands for any run of
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Config;
 use crate::format::Format;
-use crate::model::Placement;
+use crate::model::{Placement, Reuse};
 
 /// One rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +22,10 @@ pub struct WeightRule {
     /// Their format, if the rule is to change it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<Format>,
+    /// Whether their uses find planes kept from the use before, if the rule is to decide it: in backward and in the
+    /// next micro-batch alike.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reuse: Option<Reuse>,
     /// Their placement, if the rule is to change it.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "placement")]
     pub placement: Option<Placement>,
@@ -34,6 +38,8 @@ pub struct WeightSettings {
     pub format: Option<Format>,
     /// Its placement.
     pub placement: Option<Placement>,
+    /// Whether its uses find planes kept from earlier uses.
+    pub reuse: Option<Reuse>,
 }
 
 impl Config {
@@ -42,6 +48,7 @@ impl Config {
         let apply = |settings: WeightSettings, rule: &WeightRule| WeightSettings {
             format: rule.format.or(settings.format),
             placement: rule.placement.or(settings.placement),
+            reuse: rule.reuse.or(settings.reuse),
         };
         let matching = self.weights.iter().filter(|rule| pattern_matches(&rule.pattern, name));
         matching.fold(WeightSettings::default(), apply)
@@ -148,8 +155,12 @@ mod tests {
 
     #[test]
     fn later_rules_refine_earlier_ones_key_by_key() {
-        let rule =
-            |pattern: &str, format, placement| WeightRule { pattern: pattern.to_owned(), format, placement };
+        let rule = |pattern: &str, format, placement| WeightRule {
+            pattern: pattern.to_owned(),
+            format,
+            placement,
+            ..WeightRule::default()
+        };
         let weights = vec![
             rule("*", Some(Format::Bf16), None),
             rule("*.norm", None, Some(Placement::Replicated)),

@@ -42,7 +42,8 @@ pub struct Exchange {
     pub loss_scale: f32,
     /// Is the coming step recorded for a trace?
     pub recorded: bool,
-    /// Per program, per buffer: bytes of inputs and outputs; empty for internal buffers.
+    /// Per program, per buffer: bytes of inputs and outputs, micro-batch after micro-batch; empty for internal
+    /// buffers.
     pub staged: Vec<Vec<Vec<u8>>>,
     /// The vote of the last step that had one.
     pub vote: Option<Vote>,

@@ -157,8 +157,8 @@ impl<B: Backend> Rank<B> {
     fn upload_inputs(&self, plan: &StepPlan, program: usize, exchange: &Exchange) -> Result<(), ExecError> {
         self.write(Content::LearningRate, &exchange.learning_rate.to_ne_bytes())?;
         self.write(Content::LossScale, &exchange.loss_scale.to_ne_bytes())?;
-        for (slot, number) in staging(plan, Role::Input) {
-            self.backend.upload(&self.memory, slot, &exchange.staged[program][number])?;
+        for Staged { region, buffer, bytes } in staging(plan, Role::Input) {
+            self.backend.upload(&self.memory, region, &exchange.staged[program][buffer][bytes])?;
         }
         Ok(())
     }
@@ -169,8 +169,8 @@ impl<B: Backend> Rank<B> {
         program: usize,
         exchange: &mut Exchange,
     ) -> Result<(), ExecError> {
-        for (slot, number) in staging(plan, Role::Output) {
-            self.backend.download(&self.memory, slot, &mut exchange.staged[program][number])?;
+        for Staged { region, buffer, bytes } in staging(plan, Role::Output) {
+            self.backend.download(&self.memory, region, &mut exchange.staged[program][buffer][bytes])?;
         }
         Ok(())
     }
@@ -276,11 +276,23 @@ fn record<B: Backend>(
     Ok(graph?)
 }
 
-/// Places of the staged buffers of one role, with their numbers.
-fn staging(plan: &StepPlan, role: Role) -> impl Iterator<Item = (Region, usize)> + '_ {
+/// One micro-batch of a staged buffer.
+struct Staged {
+    /// Where it lies in the arena.
+    region: Region,
+    /// The buffer's number.
+    buffer: usize,
+    /// The micro-batch's part of what the session staged.
+    bytes: std::ops::Range<usize>,
+}
+
+/// All micro-batches of the staged buffers of one role.
+fn staging(plan: &StepPlan, role: Role) -> impl Iterator<Item = Staged> + '_ {
     plan.arena.slots.iter().filter_map(move |slot| match slot.content {
-        Content::Staging(buffer) if plan.buffers[buffer.index()].role == role => {
-            Some((slot.region, buffer.index()))
+        Content::Staging(buffer, micro_batch) if plan.buffers[buffer.index()].role == role => {
+            let (region, buffer) = (slot.region, buffer.index());
+            let begin = region.bytes * micro_batch.index();
+            Some(Staged { region, buffer, bytes: begin..begin + region.bytes })
         }
         _ => None,
     })

@@ -2,7 +2,7 @@
 //!
 //! An element is its little-endian bytes. bf16 rounds to nearest even, whatever [`super::Via`] says.
 
-use super::via::{round_to_bf16, through};
+use super::via::{Value, round_to_bf16, through};
 
 /// f32 bytes of a span.
 #[inline(always)]
@@ -22,16 +22,16 @@ pub(super) fn cast_bf16(master: &[f32], data: &mut [u8]) {
 
 /// Values of f32 bytes.
 #[inline(always)]
-pub(super) fn dequantize_f32(data: &[u8], out: &mut [f32]) {
+pub(super) fn dequantize_f32<V: Value>(data: &[u8], out: &mut [V]) {
     for (bytes, out) in data.as_chunks::<4>().0.iter().zip(out) {
-        *out = f32::from_le_bytes(*bytes);
+        *out = V::of(f32::from_le_bytes(*bytes));
     }
 }
 
 /// Values of bf16 bytes.
 #[inline(always)]
-pub(super) fn dequantize_bf16(data: &[u8], out: &mut [f32]) {
+pub(super) fn dequantize_bf16<V: Value>(data: &[u8], out: &mut [V]) {
     for (bytes, out) in data.as_chunks::<2>().0.iter().zip(out) {
-        *out = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
+        *out = V::of(f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16));
     }
 }

@@ -12,6 +12,7 @@
 
 use super::format::{Epsilon, Fp8Element, ScaleRule};
 use super::minifloat::{E4m3, E5m2, Minifloat, decode_table};
+use super::via::Value;
 
 static E4M3_VALUES: [f32; 256] = decode_table::<E4m3>();
 static E5M2_VALUES: [f32; 256] = decode_table::<E5m2>();
@@ -64,9 +65,9 @@ impl Fp8Scale {
 
 /// `out[i] = values[codes[i]] · factor`.
 #[inline(always)]
-pub(super) fn dequantize_slice(values: &[f32; 256], codes: &[u8], factor: f32, out: &mut [f32]) {
+pub(super) fn dequantize_slice<V: Value>(values: &[f32; 256], codes: &[u8], factor: f32, out: &mut [V]) {
     for (&code, out) in codes.iter().zip(out) {
-        *out = values[usize::from(code)] * factor;
+        *out = V::of(values[usize::from(code)] * factor);
     }
 }
 

@@ -7,6 +7,7 @@
 use super::format::{Format, Fp8Block, Fp8Tile};
 use super::fp8::{Fp8Scale, dequantize_slice};
 use super::shape::{Orientation, Planes, Shape};
+use super::via::Value;
 
 /// Rows of a block.
 pub(super) const fn block_height(block: Fp8Block) -> usize {
@@ -36,7 +37,7 @@ pub(super) fn fused_scale(
 }
 
 /// Values of rowwise planes.
-pub(super) fn dequantize(block: Fp8Block, shape: Shape, planes: Planes<'_>, out: &mut [f32]) {
+pub(super) fn dequantize<V: Value>(block: Fp8Block, shape: Shape, planes: Planes<'_>, out: &mut [V]) {
     if shape.cols == 0 {
         return;
     }

@@ -56,7 +56,7 @@ pub use quantize::{Directions, quantize};
 pub use quantized::{OwnedPlanes, Quantized};
 pub use remainder::{join_master, split_master};
 pub use shape::{ElementType, Orientation, PlaneKind, PlaneSpec, Planes, PlanesMut, Shape};
-pub use stages::{dequantize, fused_scale, partial_amax, partial_cast, transpose};
+pub use stages::{dequantize, dequantize_bf16, fused_scale, partial_amax, partial_cast, transpose};
 pub use swizzle::{ScaleLayout, swizzle_scale};
 pub use via::Via;
 pub use views::View;

@@ -14,6 +14,7 @@ use super::e8m0;
 use super::format::Fp8Element;
 use super::shape::{Orientation, Planes, Shape};
 use super::transpose;
+use super::via::Value;
 
 /// Elements of a block.
 pub(super) const BLOCK: usize = 32;
@@ -42,7 +43,12 @@ pub(super) fn fused_scale(
 }
 
 /// Values of the planes of one orientation: `[M, K]` rowwise, transposed to `[K, M]` columnwise.
-pub(super) fn dequantize(orientation: Orientation, shape: Shape, planes: Planes<'_>, out: &mut [f32]) {
+pub(super) fn dequantize<V: Value>(
+    orientation: Orientation,
+    shape: Shape,
+    planes: Planes<'_>,
+    out: &mut [V],
+) {
     if shape.elements() == 0 {
         return;
     }

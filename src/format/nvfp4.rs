@@ -19,6 +19,7 @@
 use super::format::{Format, Nvfp4Block};
 use super::minifloat::{E2m1, E4m3, decode, decode_table, encode};
 use super::shape::{Orientation, Shape};
+use super::via::Value;
 use super::{FormatError, Planes, transpose};
 
 const LARGEST_PRODUCT: f32 = 6.0 * 448.0;
@@ -90,7 +91,7 @@ pub(super) fn fused_scale(
 }
 
 /// Values of rowwise planes.
-pub(super) fn dequantize(shape: Shape, planes: Planes<'_>, amax: f32, out: &mut [f32]) {
+pub(super) fn dequantize<V: Value>(shape: Shape, planes: Planes<'_>, amax: f32, out: &mut [V]) {
     let pitch = scale_pitch(shape);
     if shape.cols == 0 {
         return;
@@ -101,8 +102,8 @@ pub(super) fn dequantize(shape: Shape, planes: Planes<'_>, amax: f32, out: &mut 
         for ((codes, &scale), out) in blocks.zip(out.as_chunks_mut::<16>().0) {
             let factor = (E4M3_VALUES[usize::from(scale)] * amax) * (1.0 / LARGEST_PRODUCT);
             for (&code, out) in codes.iter().zip(out.as_chunks_mut::<2>().0) {
-                out[0] = E2M1_VALUES[usize::from(code & 15)] * factor;
-                out[1] = E2M1_VALUES[usize::from(code >> 4)] * factor;
+                out[0] = V::of(E2M1_VALUES[usize::from(code & 15)] * factor);
+                out[1] = V::of(E2M1_VALUES[usize::from(code >> 4)] * factor);
             }
         }
     }

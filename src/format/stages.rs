@@ -9,12 +9,14 @@
 //! `shape` is the shape of the shard, or of the whole weight if there is but one; the rows of a shard are a
 //! multiple of [`Format::row_tile`], and zero rows are fine. [`super::quantize`] is the composition.
 
+use half::bf16;
+
 use super::format::Format;
 use super::fp8::Fp8Scale;
 use super::kernels::{self, Slice};
 use super::shape::{Orientation, Planes, PlanesMut, Shape};
 use super::span::Span;
-use super::via::Via;
+use super::via::{Value, Via};
 use super::{FormatError, dense, fp8_block, mxfp8, nvfp4, transpose as transposed};
 
 /// Amax of every block of `master`, and of all of it (the return value; 0 for f32 and bf16).
@@ -159,6 +161,32 @@ pub fn dequantize(
     planes: Planes<'_>,
     tensor_scale: f32,
     out: &mut [f32],
+) -> Result<(), FormatError> {
+    values(format, orientation, shape, planes, tensor_scale, out)
+}
+
+/// [`dequantize`], rounded to bfloat16, nearest even.
+///
+/// # Errors
+/// As [`dequantize`].
+pub fn dequantize_bf16(
+    format: Format,
+    orientation: Orientation,
+    shape: Shape,
+    planes: Planes<'_>,
+    tensor_scale: f32,
+    out: &mut [bf16],
+) -> Result<(), FormatError> {
+    values(format, orientation, shape, planes, tensor_scale, out)
+}
+
+fn values<V: Value>(
+    format: Format,
+    orientation: Orientation,
+    shape: Shape,
+    planes: Planes<'_>,
+    tensor_scale: f32,
+    out: &mut [V],
 ) -> Result<(), FormatError> {
     format.check_blocks(shape)?;
     check_planes(format, orientation, shape, planes)?;

@@ -27,6 +27,26 @@ pub(super) fn round_to_bf16(value: f32) -> f32 {
     f32::from_bits(bits & 0xFFFF_0000)
 }
 
+/// What planes are dequantized to.
+pub(super) trait Value {
+    /// `value` in this element type, rounded to nearest even.
+    fn of(value: f32) -> Self;
+}
+
+impl Value for f32 {
+    #[inline(always)]
+    fn of(value: f32) -> Self {
+        value
+    }
+}
+
+impl Value for half::bf16 {
+    #[inline(always)]
+    fn of(value: f32) -> Self {
+        Self::from_bits((round_to_bf16(value).to_bits() >> 16) as u16)
+    }
+}
+
 /// [`Via`] as a compile-time choice, so that it costs nothing inside a loop.
 #[inline(always)]
 pub(super) fn through<const BF16: bool>(value: f32) -> f32 {

@@ -60,6 +60,28 @@ pub enum DeclareError {
         /// The format asked for.
         format: String,
     },
+    /// A replicated weight in a group.
+    #[error(
+        "weight `{weight}` is replicated and never gathered, so it cannot be a member of group `{group}`; shard it or leave it out"
+    )]
+    ReplicatedGroup {
+        /// The weight's name.
+        weight: String,
+        /// The group's name.
+        group: String,
+    },
+    /// A weight in two groups, or twice in one.
+    #[error(
+        "weight `{weight}` is named as a member of group `{first}` and again of `{second}`; a weight has one group at most"
+    )]
+    TwoGroups {
+        /// The weight's name.
+        weight: String,
+        /// The group it is in.
+        first: String,
+        /// The group it was to join.
+        second: String,
+    },
     /// A use of a replicated weight that would need a transposed or quantized copy.
     #[error(
         "call `{call}` asks for {what} of the replicated weight `{weight}`; replicated weights are read rowwise and dense, where they lie"
@@ -155,6 +177,14 @@ pub enum DeclareError {
         program: String,
         /// The call's name.
         call: String,
+    },
+    /// A step of no micro-batches, or of more than there may be.
+    #[error("a step of {count} micro-batches is none; take 1 to {most}")]
+    MicroBatches {
+        /// Micro-batches asked for.
+        count: u32,
+        /// The most there may be.
+        most: u32,
     },
     /// A mesh without ranks.
     #[error("a mesh needs at least one rank")]

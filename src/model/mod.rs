@@ -9,6 +9,7 @@ mod decoder;
 mod error;
 mod layers;
 mod program;
+mod repeat;
 mod shard;
 mod weight;
 
@@ -17,5 +18,6 @@ pub use decoder::Decoder;
 pub use error::DeclareError;
 pub use layers::{Layer, LayerStack};
 pub use program::{Call, CallBuilder, CostHint, Form, Math, Phase, ProgramBuilder, StepProgram, Use};
+pub use repeat::Reuse;
 pub use shard::{Mesh, ShardLayout, ShardRows};
 pub use weight::{Model, ModelBuilder, Placement, WeightSpec};

@@ -9,9 +9,9 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::weight::names;
-use super::{Access, BufferAccess, BufferSpec, DeclareError, Lifetime, Model, Placement, Role};
+use super::{Access, BufferAccess, BufferSpec, DeclareError, Lifetime, Model, Placement, Reuse, Role};
 use crate::format::{ElementType, Orientation};
-use crate::id::{BufferId, CallId, WeightId};
+use crate::id::{BufferId, CallId, MicroBatchId, WeightId};
 
 /// In what shape a call wants to read a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -20,6 +20,21 @@ pub enum Form {
     Planes,
     /// Dequantized to f32: `[rows, cols]` rowwise, its transpose `[cols, rows]` columnwise.
     Dense,
+    /// Dequantized to bfloat16, nearest even, laid out as [`Form::Dense`]: what a BF16 product reads where a device
+    /// has no product of the format's own. A bf16 weight is read as it lies. Sharded weights only.
+    DenseBf16,
+}
+
+impl Form {
+    /// The element type of dense values; `None` for planes.
+    #[must_use]
+    pub const fn values(self) -> Option<ElementType> {
+        match self {
+            Self::Planes => None,
+            Self::Dense => Some(ElementType::F32),
+            Self::DenseBf16 => Some(ElementType::Bf16),
+        }
+    }
 }
 
 /// One consumption event of a weight.
@@ -31,6 +46,8 @@ pub struct Use {
     pub orientation: Orientation,
     /// Planes or dense.
     pub form: Form,
+    /// Whether the planes are kept for it; as the weight says, else the configuration, when not set.
+    pub reuse: Option<Reuse>,
 }
 
 /// Which part of the step a call belongs to. A declaration for people and for coming policies: no part
@@ -78,6 +95,8 @@ pub struct CostHint {
 pub struct Call {
     /// Unique name within the program.
     pub name: String,
+    /// The repetition this call belongs to; the first in a declaration.
+    pub micro_batch: MicroBatchId,
     /// Forward or backward.
     pub phase: Phase,
     /// Weights read, in the order the call consumes them.
@@ -94,6 +113,7 @@ pub struct Call {
 /// A checked step program over one model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StepProgram {
+    pub(super) micro_batches: u32,
     name: String,
     model: Model,
     buffers: Vec<BufferSpec>,
@@ -105,7 +125,13 @@ impl StepProgram {
     /// Starts the declaration of a program called `name` over the weights of `model`.
     #[must_use]
     pub fn builder(name: &str, model: &Model) -> ProgramBuilder {
-        ProgramBuilder { name: name.to_owned(), model: model.clone(), buffers: Vec::new(), calls: Vec::new() }
+        ProgramBuilder {
+            micro_batches: 1,
+            name: name.to_owned(),
+            model: model.clone(),
+            buffers: Vec::new(),
+            calls: Vec::new(),
+        }
     }
 
     /// The program's name.
@@ -126,7 +152,7 @@ impl StepProgram {
         &self.buffers
     }
 
-    /// All calls, in program order.
+    /// All calls as declared, in program order; a step repeats them ([`StepProgram::runs`]).
     #[must_use]
     pub fn calls(&self) -> &[Call] {
         &self.calls
@@ -175,6 +201,7 @@ impl StepProgram {
 /// Collects buffers and calls.
 #[derive(Clone, Debug)]
 pub struct ProgramBuilder {
+    pub(super) micro_batches: u32,
     name: String,
     model: Model,
     buffers: Vec<BufferSpec>,
@@ -264,6 +291,7 @@ impl ProgramBuilder {
             program: self,
             call: Call {
                 name: name.to_owned(),
+                micro_batch: MicroBatchId::default(),
                 phase,
                 uses: Vec::new(),
                 grads: Vec::new(),
@@ -305,6 +333,7 @@ impl ProgramBuilder {
         }
         self.check_buffers()?;
         Ok(StepProgram {
+            micro_batches: self.micro_batches,
             name: self.name,
             model: self.model,
             buffers: self.buffers,
@@ -375,7 +404,17 @@ impl CallBuilder<'_> {
     /// The call reads `weight`. Repeat it for every use, in the order of consumption.
     #[must_use]
     pub fn uses(mut self, weight: WeightId, orientation: Orientation, form: Form) -> Self {
-        self.call.uses.push(Use { weight, orientation, form });
+        self.call.uses.push(Use { weight, orientation, form, reuse: None });
+        self
+    }
+
+    /// Decides for the use named last whether its planes are kept from the use before, whatever weight and
+    /// configuration say. Without a use it decides nothing.
+    #[must_use]
+    pub fn reuse(mut self, reuse: Reuse) -> Self {
+        if let Some(usage) = self.call.uses.last_mut() {
+            usage.reuse = Some(reuse);
+        }
         self
     }
 
@@ -477,6 +516,7 @@ fn check_use(call: &str, usage: &Use, spec: &super::WeightSpec) -> Result<(), De
                 (Orientation::Rowwise, Form::Dense) => return Ok(()),
                 (Orientation::Columnwise, _) => "a columnwise copy",
                 (_, Form::Planes) => "quantized planes",
+                (_, Form::DenseBf16) => "bfloat16 values",
             };
             Err(DeclareError::ReplicatedUse { call: call.to_owned(), weight: spec.name.clone(), what })
         }

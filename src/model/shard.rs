@@ -123,6 +123,8 @@ mod tests {
             shape: Shape { rows, cols: 16 },
             format,
             placement: Placement::Sharded,
+            reuse: None,
+            group: None,
         }
     }
 

@@ -6,9 +6,9 @@
 
 use serde::Serialize;
 
-use super::DeclareError;
+use super::{DeclareError, Reuse};
 use crate::format::{Format, Shape};
-use crate::id::WeightId;
+use crate::id::{GroupId, WeightId};
 
 /// Where a weight lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -31,12 +31,17 @@ pub struct WeightSpec {
     pub format: Format,
     /// Sharded or replicated.
     pub placement: Placement,
+    /// Whether its uses find planes that earlier uses gathered; as the configuration says when not set.
+    pub reuse: Option<Reuse>,
+    /// The group it is gathered and reduced with, if any: see [`ModelBuilder::group`].
+    pub group: Option<GroupId>,
 }
 
 /// The weights of one model, in declaration order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Model {
     weights: Vec<WeightSpec>,
+    groups: Vec<String>,
 }
 
 impl Model {
@@ -55,6 +60,12 @@ impl Model {
     /// Every weight with its id.
     pub fn entries(&self) -> impl Iterator<Item = (WeightId, &WeightSpec)> {
         self.weights.iter().enumerate().map(|(position, spec)| (WeightId::at(position), spec))
+    }
+
+    /// The names of all groups, in the order of their ids.
+    #[must_use]
+    pub fn groups(&self) -> &[String] {
+        &self.groups
     }
 
     /// The weight behind an id of this model.
@@ -88,6 +99,11 @@ pub struct ModelBuilder {
 }
 
 impl ModelBuilder {
+    /// An empty declaration with the groups of `model`.
+    pub(crate) fn with_groups_of(model: &Model) -> Self {
+        Self { model: Model { weights: Vec::new(), groups: model.groups.clone() } }
+    }
+
     /// Declares a sharded weight `[rows, cols]` in `format`.
     ///
     /// # Errors
@@ -105,6 +121,8 @@ impl ModelBuilder {
             shape: Shape { rows, cols },
             format,
             placement: Placement::Sharded,
+            reuse: None,
+            group: None,
         })
     }
 
@@ -118,14 +136,16 @@ impl ModelBuilder {
             shape: Shape { rows, cols },
             format: Format::F32,
             placement: Placement::Replicated,
+            reuse: None,
+            group: None,
         })
     }
 
     /// Declares a weight from its parts.
     ///
     /// # Errors
-    /// As [`ModelBuilder::sharded`], and [`DeclareError::ReplicatedFormat`] for a replicated
-    /// weight that is not f32.
+    /// As [`ModelBuilder::sharded`], [`DeclareError::ReplicatedFormat`] for a replicated weight that is not
+    /// f32, [`DeclareError::ReplicatedGroup`] for one in a group, and an unknown group.
     pub fn add(&mut self, spec: WeightSpec) -> Result<WeightId, DeclareError> {
         if self.model.weights.iter().any(|other| other.name == spec.name) {
             return Err(DeclareError::Duplicate { kind: "weight", name: spec.name });
@@ -139,6 +159,18 @@ impl ModelBuilder {
                 format: spec.format.to_string(),
             });
         }
+        if let Some(group) = spec.group {
+            let Some(name) = self.model.groups.get(group.index()) else {
+                return Err(DeclareError::Unknown {
+                    kind: "group",
+                    name: group.to_string(),
+                    declared: names(self.model.groups.iter().map(String::as_str)),
+                });
+            };
+            if spec.placement == Placement::Replicated {
+                return Err(DeclareError::ReplicatedGroup { weight: spec.name, group: name.clone() });
+            }
+        }
         let fits = match spec.placement {
             Placement::Replicated => Ok(()),
             Placement::Sharded => spec.format.check_weight(),
@@ -148,6 +180,58 @@ impl ModelBuilder {
         }
         self.model.weights.push(spec);
         Ok(WeightId::at(self.model.weights.len() - 1))
+    }
+
+    /// Declares a group of sharded weights, such as the experts of a layer: the members that one call uses travel
+    /// as one collective, and so do the gradients of members that one call writes.
+    ///
+    /// # Errors
+    /// A repeated name, a weight of another model or already in a group, and
+    /// [`DeclareError::ReplicatedGroup`] for a replicated weight. The model is unchanged then.
+    pub fn group(&mut self, name: &str, members: &[WeightId]) -> Result<GroupId, DeclareError> {
+        let Model { weights, groups } = &mut self.model;
+        if groups.iter().any(|other| other == name) {
+            return Err(DeclareError::Duplicate { kind: "group", name: name.to_owned() });
+        }
+        for member in members {
+            let Some(spec) = weights.get(member.index()) else {
+                return Err(DeclareError::Unknown {
+                    kind: "weight",
+                    name: member.to_string(),
+                    declared: names(weights.iter().map(|spec| spec.name.as_str())),
+                });
+            };
+            let (weight, group) = (spec.name.clone(), name.to_owned());
+            if spec.placement == Placement::Replicated {
+                return Err(DeclareError::ReplicatedGroup { weight, group });
+            }
+            if let Some(other) = spec.group {
+                let other = groups[other.index()].clone();
+                return Err(DeclareError::TwoGroups { weight, first: other, second: group });
+            }
+        }
+        let group = GroupId::at(groups.len());
+        groups.push(name.to_owned());
+        for member in members {
+            weights[member.index()].group = Some(group);
+        }
+        Ok(group)
+    }
+
+    /// Decides for all uses of `weight` whether their planes are kept from the use before, whatever the configuration
+    /// says; a use may decide otherwise.
+    ///
+    /// # Errors
+    /// [`DeclareError::Unknown`] for a weight of another model.
+    pub fn reuse(&mut self, weight: WeightId, reuse: Reuse) -> Result<(), DeclareError> {
+        let declared = names(self.model.weights.iter().map(|spec| spec.name.as_str()));
+        match self.model.weights.get_mut(weight.index()) {
+            Some(spec) => {
+                spec.reuse = Some(reuse);
+                Ok(())
+            }
+            None => Err(DeclareError::Unknown { kind: "weight", name: weight.to_string(), declared }),
+        }
     }
 
     /// The finished model.

@@ -4,15 +4,17 @@
 //! order, and it returns no plan that [`verify()`] refuses.
 
 use super::arena::{self, Peak};
+use super::choose::timetable;
 use super::dependences::{Edge, EdgeKind, TaskAccesses, dependences};
 use super::draft::{Carrier, Draft, DraftTask};
 use super::fences::fences;
+use super::prefetch::{Demand, Timetable, demands};
 use super::resident::{ResidentLayout, add_slot};
 use super::step_plan::{EdgeState, PlanBounds, Policy, StepPlan, Task};
-use super::{PlanError, passes, verify};
+use super::{Costs, PlanError, Prefetch, passes, verify};
 use crate::config::Columnwise;
 use crate::format::Shape;
-use crate::id::{CommId, CommSeq, LaneId, TaskId, Version};
+use crate::id::{CallId, CommId, CommSeq, LaneId, TaskId, Version};
 use crate::layout::{ArenaLayout, Lane, LaneKind, Residency, Slot, Weights};
 use crate::model::{BufferSpec, Call, Mesh, StepProgram};
 use crate::op::Op;
@@ -43,15 +45,43 @@ impl StepPlan {
         resident: &ResidentLayout,
         policy: &Policy,
     ) -> Result<Self, PlanError> {
-        check_model(program, weights)?;
+        build(&request(program, &program.runs(), weights, resident, policy)?)
+    }
+
+    /// As [`StepPlan::within`], with costs to count with; [`Prefetch::Auto`] needs them.
+    ///
+    /// # Errors
+    /// As [`StepPlan::within`].
+    pub fn timed(
+        program: &StepProgram,
+        weights: &Weights,
+        resident: &ResidentLayout,
+        policy: &Policy,
+        costs: &Costs,
+    ) -> Result<Self, PlanError> {
         build(&Request {
-            name: program.name(),
-            calls: program.calls(),
-            buffers: program.buffers(),
-            updates_weights: program.updates_weights(),
-            weights,
-            resident,
-            policy,
+            costs: Some(costs),
+            ..request(program, &program.runs(), weights, resident, policy)?
+        })
+    }
+
+    /// As [`StepPlan::within`], with a schedule made by hand in place of the policy's: for every use of a sharded weight, in program
+    /// order, the call whose predecessor must end before the use's gather may begin. A call later than the use's own means its own; along
+    /// the uses, calls must not go back.
+    ///
+    /// # Errors
+    /// As [`StepPlan::within`]; [`PlanError::Schedule`] for a schedule of another length or one that goes back.
+    pub fn by_hand(
+        program: &StepProgram,
+        weights: &Weights,
+        resident: &ResidentLayout,
+        policy: &Policy,
+        issues: &[CallId],
+    ) -> Result<Self, PlanError> {
+        let issues: Vec<usize> = issues.iter().map(|call| call.index()).collect();
+        build(&Request {
+            issues: Some(&issues),
+            ..request(program, &program.runs(), weights, resident, policy)?
         })
     }
 
@@ -67,12 +97,15 @@ impl StepPlan {
     ) -> Result<Self, PlanError> {
         build(&Request {
             name: "prologue",
+            micro_batches: 1,
             calls: &[],
             buffers: &[],
             updates_weights: false,
             weights,
             resident,
             policy,
+            costs: None,
+            issues: Some(&[]),
         })
     }
 
@@ -91,52 +124,86 @@ impl StepPlan {
     }
 }
 
-struct Request<'a> {
-    name: &'a str,
-    calls: &'a [Call],
+/// What is asked of the planner.
+pub(super) struct Request<'a> {
+    pub(super) name: &'a str,
+    micro_batches: u32,
+    pub(super) calls: &'a [Call],
     buffers: &'a [BufferSpec],
     updates_weights: bool,
+    pub(super) weights: &'a Weights,
+    resident: &'a ResidentLayout,
+    pub(super) policy: &'a Policy,
+    pub(super) costs: Option<&'a Costs>,
+    /// A hand schedule, in place of the policy's.
+    pub(super) issues: Option<&'a [usize]>,
+}
+
+fn request<'a>(
+    program: &'a StepProgram,
+    calls: &'a [Call],
     weights: &'a Weights,
     resident: &'a ResidentLayout,
     policy: &'a Policy,
+) -> Result<Request<'a>, PlanError> {
+    check_model(program, weights)?;
+    Ok(Request {
+        name: program.name(),
+        micro_batches: program.micro_batches(),
+        calls,
+        buffers: program.buffers(),
+        updates_weights: program.updates_weights(),
+        weights,
+        resident,
+        policy,
+        costs: None,
+        issues: None,
+    })
 }
 
 fn build(request: &Request<'_>) -> Result<StepPlan, PlanError> {
     check_policy(request.policy)?;
-    let placed = place(request, request.policy)?;
+    let demands = demands(request.calls, request.weights, request.policy);
+    let timetable = timetable(request, &demands)?;
+    let placed = place(request, request.policy, &demands, &timetable)?;
     check_budget(request, &placed)?;
-    let plan = assemble(request, placed)?;
+    let plan = assemble(request, placed, &timetable)?;
     verify(&plan)?;
     Ok(plan)
 }
 
 /// Tasks in issue order, slots with addresses, and what both need.
-struct Placed {
-    tasks: Vec<DraftTask>,
+pub(super) struct Placed {
+    pub(super) tasks: Vec<DraftTask>,
     /// What each task touches.
-    accesses: Vec<TaskAccesses>,
-    slots: Vec<Slot>,
-    lanes_of: Vec<LaneId>,
-    releases: Vec<Option<TaskId>>,
+    pub(super) accesses: Vec<TaskAccesses>,
+    pub(super) slots: Vec<Slot>,
+    pub(super) lanes_of: Vec<LaneId>,
+    pub(super) releases: Vec<Option<TaskId>>,
     peak: Peak,
-    transient_bytes: usize,
+    pub(super) transient_bytes: usize,
 }
 
 /// Runs the passes and lays out the arena.
-fn place(request: &Request<'_>, policy: &Policy) -> Result<Placed, PlanError> {
+pub(super) fn place(
+    request: &Request<'_>,
+    policy: &Policy,
+    demands: &[Demand<'_>],
+    timetable: &Timetable,
+) -> Result<Placed, PlanError> {
     let is_prologue = request.calls.is_empty();
     let residents =
         if is_prologue { request.resident.common() } else { request.resident.slots(request.name) };
     let mut draft = Draft::new(request.calls, request.buffers, request.weights, policy, residents);
     if !is_prologue {
-        passes::gather(&mut draft);
+        passes::gather(&mut draft, demands, &timetable.issues);
         passes::columnwise(&mut draft);
         passes::dense(&mut draft);
         let buffers = passes::buffers(&mut draft);
         passes::compute(&mut draft, &buffers);
     }
     if request.updates_weights {
-        passes::reduce(&mut draft);
+        passes::reduce(&mut draft, timetable.reduce_behind);
         let vote = passes::optimize(&mut draft);
         passes::quantize(&mut draft, Some(vote));
     } else if is_prologue {
@@ -161,17 +228,22 @@ fn check_size(resident: usize, slots: &[Slot]) -> Result<(), PlanError> {
 }
 
 /// What keeping columnwise planes would cost beside this plan.
-fn columnwise_saved_bytes(request: &Request<'_>, placed: &Placed) -> Result<usize, PlanError> {
+fn columnwise_saved_bytes(
+    request: &Request<'_>,
+    placed: &Placed,
+    timetable: &Timetable,
+) -> Result<usize, PlanError> {
     let derives = placed.tasks.iter().any(|task| matches!(task.op, Op::Transpose { .. }));
     if !derives || request.policy.columnwise == Columnwise::Keep {
         return Ok(0);
     }
     let keeping = Policy { columnwise: Columnwise::Keep, ..*request.policy };
-    Ok(place(request, &keeping)?.transient_bytes.saturating_sub(placed.transient_bytes))
+    let demands = demands(request.calls, request.weights, &keeping);
+    Ok(place(request, &keeping, &demands, timetable)?.transient_bytes.saturating_sub(placed.transient_bytes))
 }
 
-fn assemble(request: &Request<'_>, placed: Placed) -> Result<StepPlan, PlanError> {
-    let saved = columnwise_saved_bytes(request, &placed)?;
+fn assemble(request: &Request<'_>, placed: Placed, timetable: &Timetable) -> Result<StepPlan, PlanError> {
+    let saved = columnwise_saved_bytes(request, &placed, timetable)?;
     let Placed { tasks: drafted, accesses, slots, lanes_of, releases, peak, transient_bytes } = placed;
     let lanes = lanes(request.policy);
     let arena = ArenaLayout { slots, resident_bytes: request.resident.bytes(), transient_bytes };
@@ -205,6 +277,7 @@ fn assemble(request: &Request<'_>, placed: Placed) -> Result<StepPlan, PlanError
     let end = if request.updates_weights { start.next() } else { start };
     Ok(StepPlan {
         name: request.name.to_owned(),
+        micro_batches: request.micro_batches,
         calls: request.calls.to_vec(),
         buffers: request.buffers.to_vec(),
         updates_weights: request.updates_weights,
@@ -230,7 +303,7 @@ fn assemble(request: &Request<'_>, placed: Placed) -> Result<StepPlan, PlanError
 }
 
 /// The lanes of a policy: compute, quantize, then one per communicator.
-fn lanes(policy: &Policy) -> Vec<Lane> {
+pub(super) fn lanes(policy: &Policy) -> Vec<Lane> {
     let mut lanes = vec![LaneKind::Compute, LaneKind::Quantize];
     lanes.extend((0..policy.communicators).map(CommId::new).map(LaneKind::Communicator));
     lanes.into_iter().enumerate().map(|(number, kind)| Lane { id: LaneId::at(number), kind }).collect()
@@ -292,10 +365,12 @@ fn check_policy(policy: &Policy) -> Result<(), PlanError> {
             advice: "use 1 (shared) or 2 (one for gathers, one for reductions)",
         });
     }
-    if policy.depth > MAX_DEPTH {
+    if let Prefetch::Depth(depth) = policy.prefetch
+        && depth > MAX_DEPTH
+    {
         return Err(PlanError::Policy {
             key: "prefetch.depth",
-            value: policy.depth.to_string(),
+            value: depth.to_string(),
             advice: "use at most 1024 uses ahead",
         });
     }
@@ -327,7 +402,7 @@ fn check_budget(request: &Request<'_>, placed: &Placed) -> Result<(), PlanError>
         .map_or_else(|| "nothing".to_owned(), |task| format!("the {} of {}", task.op.name(), task.subject));
     Err(PlanError::Budget {
         program: request.name.to_owned(),
-        depth: request.policy.depth,
+        prefetch: request.policy.prefetch.to_string(),
         needed: *needed,
         budget,
         moment,

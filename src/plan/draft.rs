@@ -45,6 +45,8 @@ pub(super) enum Section {
     Compute,
     /// Copies of outputs into staging.
     Outputs,
+    /// Gradients of the call before added to those they are reduced with.
+    AddGradients,
     /// Reductions of the call before.
     Reduce,
     /// Accumulations of the call before that.
@@ -54,7 +56,7 @@ pub(super) enum Section {
 }
 
 impl Section {
-    const COUNT: usize = 9;
+    const COUNT: usize = 10;
 }
 
 /// A task before it has a number.

@@ -8,13 +8,13 @@ use super::VerifyError;
 pub enum PlanError {
     /// The transient bytes do not fit the budget.
     #[error(
-        "program `{program}`: prefetch depth {depth} needs {needed} transient bytes per rank, but memory.budget is {budget}; the fullest moment is {moment}, with {alive}; lower prefetch.depth or raise the budget"
+        "program `{program}`: {prefetch} needs {needed} transient bytes per rank, but memory.budget is {budget}; the fullest moment is {moment}, with {alive}; prefetch less or raise the budget"
     )]
     Budget {
         /// The program.
         program: String,
-        /// Depth asked for.
-        depth: u32,
+        /// When gathers were to start.
+        prefetch: String,
         /// Bytes the plan needs.
         needed: usize,
         /// Bytes allowed.
@@ -23,6 +23,28 @@ pub enum PlanError {
         moment: String,
         /// The largest live slots then.
         alive: String,
+    },
+    /// Too few bytes to gather anything ahead.
+    #[error(
+        "prefetch.bytes is {limit}, but {first} and {second} need {needed} bytes of gathered planes at once; set prefetch.bytes to at least {needed}, or prefetch.depth = 0 to gather on demand"
+    )]
+    Prefetch {
+        /// The weight and call that are under way.
+        first: String,
+        /// The weight and call that come next.
+        second: String,
+        /// Bytes both take.
+        needed: usize,
+        /// Bytes allowed.
+        limit: usize,
+    },
+    /// A hand schedule that does not go with the program.
+    #[error("the hand schedule of program `{program}` {problem}")]
+    Schedule {
+        /// The program.
+        program: String,
+        /// What is wrong with it, and what is expected.
+        problem: String,
     },
     /// More bytes than an arena can have, by themselves or together with what was placed before.
     #[error(

@@ -1,6 +1,6 @@
 //! From a declared program to a verified plan: pure data in, pure data out.
 //!
-//! Law: planning knows no device, no rank number and no clock. The passes in `passes` write a
+//! Law: planning knows no device, no rank number and no clock; what it knows of time are prices it is given. The passes in `passes` write a
 //! draft in *issue order* T; dependences, addresses and fences then follow from the accesses
 //! alone. [`verify()`] shares nothing with the passes: it recomputes everything from the
 //! finished plan, and no plan runs unverified.
@@ -12,13 +12,17 @@
 mod arena;
 mod build;
 mod carried;
+mod choose;
+mod costs;
 mod dependences;
 mod dot;
 mod draft;
 mod error;
 mod fences;
 mod fingerprint;
+mod forecast;
 mod passes;
+mod prefetch;
 mod resident;
 mod shelves;
 mod step_plan;
@@ -26,8 +30,11 @@ mod table;
 mod verify;
 
 pub use carried::carried;
+pub use costs::{Costs, Measured};
 pub use dependences::{Edge, EdgeKind};
 pub use error::PlanError;
+pub use forecast::{Forecast, Slack, Span};
+pub use prefetch::Prefetch;
 pub use resident::ResidentLayout;
 pub use step_plan::{EdgeState, PlanBounds, Policy, StepPlan, Task};
 pub use verify::{Proof, VerifyError, verify};

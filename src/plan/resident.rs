@@ -9,7 +9,7 @@ use std::collections::btree_map::Entry;
 
 use super::PlanError;
 use crate::config::Masters;
-use crate::id::BufferId;
+use crate::id::{BufferId, MicroBatchId};
 use crate::layout::{Content, MAX_ARENA, Region, Residency, Slot, WeightLayout, Weights, aligned};
 use crate::model::{BufferSpec, Lifetime, Placement, Role, StepProgram};
 
@@ -100,9 +100,13 @@ impl ResidentLayout {
                     let (name, residency) = (buffer.name.clone(), Residency::Resident);
                     slots.push(Slot { name, content: Content::Buffer(id), residency, region });
                 }
-                if is_staged(buffer) {
-                    let name = format!("{} staging", buffer.name);
-                    slots.push(cursor.place(name, Content::Staging(id), buffer.bytes())?);
+                let staged = if is_staged(buffer) { program.micro_batches() } else { 0 };
+                for micro_batch in (0..staged).map(MicroBatchId::new) {
+                    let name = match micro_batch.number() {
+                        0 => format!("{} staging", buffer.name),
+                        _ => format!("{} staging of {micro_batch}", buffer.name),
+                    };
+                    slots.push(cursor.place(name, Content::Staging(id, micro_batch), buffer.bytes())?);
                 }
             }
             own.insert(program.name().to_owned(), slots);

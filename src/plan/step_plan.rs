@@ -5,7 +5,8 @@
 
 use serde::Serialize;
 
-use crate::config::{Backward, Columnwise};
+use super::Prefetch;
+use crate::config::{Backward, Columnwise, ReduceEvery};
 use crate::id::{CommId, CommSeq, EventId, LaneId, SlotId, TaskId, Version};
 use crate::layout::{ArenaLayout, Binding, Lane, LaneKind, Residency, Settings, Weights};
 use crate::model::{BufferSpec, Call};
@@ -14,14 +15,18 @@ use crate::op::Op;
 /// What the planner may choose by; every field is a decision of the embedder.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Policy {
-    /// Uses ahead of which a gather may start; 0 is on demand.
-    pub depth: u32,
+    /// When gathers may start.
+    pub prefetch: Prefetch,
     /// Limit on transient bytes per rank.
     pub budget: Option<usize>,
     /// 1: gathers and reductions share a communicator; 2: each has its own.
     pub communicators: u32,
     /// Re-gather or keep for backward.
     pub backward: Backward,
+    /// Re-gather or keep for the next micro-batch.
+    pub across_micro_batches: Backward,
+    /// How many gradients are added on a rank before they are reduced.
+    pub reduce_every: ReduceEvery,
     /// Columnwise planes on demand or kept.
     pub columnwise: Columnwise,
     /// Constants handed through to backends.
@@ -116,7 +121,9 @@ pub struct PlanBounds {
 pub struct StepPlan {
     /// The program's name, or `prologue`.
     pub name: String,
-    /// The program's calls; none for a prologue.
+    /// How often a step repeats the program's calls; 1 for a prologue.
+    pub micro_batches: u32,
+    /// The program's calls, as often as a step repeats them; none for a prologue.
     pub calls: Vec<Call>,
     /// The program's buffers.
     pub buffers: Vec<BufferSpec>,
@@ -197,6 +204,7 @@ impl StepPlan {
             arena: &self.arena,
             weights: &self.weights,
             calls: &self.calls,
+            micro_batches: self.micro_batches,
             ops,
             events: self.events,
             settings: self.policy.settings,

@@ -35,7 +35,7 @@ use bytemuck::Pod;
 
 use crate::exec::{Command, ExecError, Inbox, RankThread};
 use crate::id::RankId;
-use crate::model::Role;
+use crate::model::{Call, Role};
 use crate::plan::StepPlan;
 use recorder::Recorder;
 
@@ -109,7 +109,8 @@ impl Session {
         self.report(number, duration)
     }
 
-    /// Writes an input of the coming steps of one rank; it stays until written again.
+    /// Writes an input of the coming steps of one rank; it stays until written again. Of a program with
+    /// micro-batches it takes the values of all, `[micro_batches, elements]`.
     ///
     /// # Errors
     /// An unknown program, buffer or rank, a buffer that is no input, or another length.
@@ -344,7 +345,7 @@ impl Session {
             .enumerate()
             .find_map(|(rank, exchange)| exchange.fault.as_ref().map(|fault| (RankId::at(rank), fault)));
         if let Some((rank, fault)) = faulted {
-            let call = plan.calls.get(fault.call.index()).map_or_else(String::new, |call| call.name.clone());
+            let call = plan.calls.get(fault.call.index()).map_or_else(String::new, Call::label);
             let (message, panicked) = (fault.message.clone(), fault.panicked);
             return Err(SessionError::Closure { step, rank, call, message, panicked });
         }

@@ -57,7 +57,7 @@ impl Plans {
     }
 }
 
-/// Host memory for every buffer whose role `wanted` picks, zeroed; nothing for the others.
+/// Host memory for every buffer whose role `wanted` picks, for all micro-batches, zeroed; nothing for the others.
 pub(super) fn host_buffers(
     plan: &StepPlan,
     wanted: impl Fn(Role) -> bool,
@@ -66,12 +66,13 @@ pub(super) fn host_buffers(
         if !wanted(spec.role) {
             return Ok(Vec::new());
         }
+        let bytes = spec.bytes().saturating_mul(plan.micro_batches as usize);
         // Asked for first, because `vec!` ends the process when there is not that much.
-        if Vec::<u8>::new().try_reserve_exact(spec.bytes()).is_err() {
+        if Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
             let (program, buffer) = (plan.name.clone(), spec.name.clone());
-            return Err(SessionError::HostMemory { program, buffer, bytes: spec.bytes() });
+            return Err(SessionError::HostMemory { program, buffer, bytes });
         }
-        Ok(vec![0; spec.bytes()])
+        Ok(vec![0; bytes])
     };
     plan.buffers.iter().map(memory).collect()
 }

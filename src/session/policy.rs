@@ -5,16 +5,18 @@
 use crate::config::{Capture, Config, Scaling};
 use crate::exec::CaptureMode;
 use crate::layout::{Delayed, OptimizerSettings, Settings, StateLayout};
-use crate::plan::Policy;
+use crate::plan::{Policy, Prefetch};
 
 impl From<&Config> for Policy {
     fn from(config: &Config) -> Self {
         let optimizer = &config.optimizer;
         Self {
-            depth: config.prefetch.depth,
+            prefetch: Prefetch::Depth(config.prefetch.depth),
             budget: config.memory.budget.map(|size| usize::try_from(size.bytes()).unwrap_or(usize::MAX)),
             communicators: config.communicators,
             backward: config.backward,
+            across_micro_batches: config.across_micro_batches,
+            reduce_every: config.reduce_every,
             columnwise: config.columnwise,
             settings: Settings {
                 via: config.quantize.via,

@@ -81,7 +81,8 @@ pub struct StepReport {
 }
 
 impl StepReport {
-    /// The output called `buffer`, as `rank` wrote it.
+    /// The output called `buffer`, as `rank` wrote it: `[micro_batches, elements]`, of a program without micro-batches
+    /// `[elements]`.
     ///
     /// # Errors
     /// [`SessionError::NoOutput`] when there is none, or its bytes are no whole number of `T`.
@@ -99,17 +100,21 @@ impl StepReport {
             })
     }
 
-    /// The mean over all ranks of a one-element f32 output, such as a loss.
+    /// The mean over all ranks and micro-batches of a one-element f32 output, such as a loss.
     ///
     /// # Errors
     /// As [`StepReport::output`].
     pub fn mean_output(&self, buffer: &str) -> Result<f32, SessionError> {
+        let micro_batches = self.plan.micro_batches as usize;
         let mut sum = 0.0;
         for rank in 0..self.outputs.len() {
             let values: Vec<f32> = self.output(RankId::at(rank), buffer)?;
-            sum += values.first().copied().unwrap_or(f32::NAN);
+            let elements = (values.len() / micro_batches).max(1);
+            for micro_batch in 0..micro_batches {
+                sum += values.get(micro_batch * elements).copied().unwrap_or(f32::NAN);
+            }
         }
-        Ok(sum / self.outputs.len() as f32)
+        Ok(sum / (self.outputs.len() * micro_batches) as f32)
     }
 
     /// Exposed communication over step time, from 0 to 1.

@@ -30,6 +30,8 @@ fn specs(shapes: &[(usize, usize)], format: Format) -> Vec<WeightSpec> {
         shape: Shape::new(*rows, *cols),
         format,
         placement: Placement::Sharded,
+        reuse: None,
+        group: None,
     };
     shapes.iter().enumerate().map(named).collect()
 }

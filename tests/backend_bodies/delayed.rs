@@ -16,6 +16,8 @@ fn scales_and_history_follow_the_library_type_and_a_skipped_step_changes_neither
         shape: Shape::new(3, 5),
         format: Format::Fp8Tensor(tensor),
         placement: Placement::Sharded,
+        reuse: None,
+        group: None,
     };
     for choice in [AmaxChoice::Largest, AmaxChoice::Latest] {
         for history in [1_u32, 3] {

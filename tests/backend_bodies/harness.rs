@@ -8,7 +8,7 @@ use warpweft::backend::{Backend, BackendError, TaskInterval};
 use warpweft::compute::ComputeFactory;
 use warpweft::config::AdamMode;
 use warpweft::format::{Format, Orientation, Shape, Via};
-use warpweft::id::{BufferId, CallId, CommId, EventId, LaneId, SlotId, TaskId, WeightId};
+use warpweft::id::{BufferId, CallId, CommId, EventId, LaneId, MicroBatchId, SlotId, TaskId, WeightId};
 use warpweft::layout::{
     ALIGNMENT, ArenaLayout, Binding, Content, Lane, LaneKind, OptimizerSettings, Region, Residency, Settings,
     Slot, Weights,
@@ -55,7 +55,14 @@ pub(crate) struct Plan {
 
 /// A sharded weight.
 pub(crate) fn sharded(rows: usize, cols: usize, format: Format) -> WeightSpec {
-    WeightSpec { name: "w".into(), shape: Shape::new(rows, cols), format, placement: Placement::Sharded }
+    WeightSpec {
+        name: "w".into(),
+        shape: Shape::new(rows, cols),
+        format,
+        placement: Placement::Sharded,
+        reuse: None,
+        group: None,
+    }
 }
 
 #[allow(dead_code, reason = "not every program has closures or swaps tasks")]
@@ -121,6 +128,7 @@ impl Plan {
         let call = CallId::at(self.calls.len());
         self.calls.push(Call {
             name: name.into(),
+            micro_batch: MicroBatchId::default(),
             phase: Phase::Forward,
             uses: Vec::new(),
             grads: Vec::new(),
@@ -169,6 +177,7 @@ impl<B: Backend> Rank<B> {
             arena: &plan.arena,
             weights: &plan.weights,
             calls: &plan.calls,
+            micro_batches: 1,
             ops: &plan.ops,
             events: plan.events,
             settings: plan.settings,

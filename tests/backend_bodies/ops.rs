@@ -3,7 +3,9 @@
 use half::bf16;
 use safetensors::SafeTensors;
 use warpweft::config::{AdamMode, Masters};
-use warpweft::format::{Directions, Format, Orientation, Via, join_master, quantize, split_master};
+use warpweft::format::{
+    Directions, ElementType, Format, Orientation, Via, join_master, quantize, split_master,
+};
 use warpweft::id::{BucketId, CallId, RankId, SlotId};
 use warpweft::layout::{Content, PlaneRegions, Region, Residency};
 use warpweft::model::{Placement, WeightSpec};
@@ -19,7 +21,7 @@ struct Flow {
     plan: Plan,
     master: SlotId,
     gathered: Vec<(Orientation, SlotId)>,
-    dense: Vec<(Orientation, SlotId)>,
+    dense: Vec<(Orientation, ElementType, SlotId)>,
     transposed: Option<SlotId>,
 }
 
@@ -71,12 +73,12 @@ fn flow(ranks: u32, rows: usize, cols: usize, format: Format, via: Via) -> Flow 
     let mut dense = Vec::new();
     let derived = transposed.map(|slot| (Orientation::Columnwise, slot));
     for (orientation, from) in gathered.iter().copied().chain(derived) {
-        let to = plan.transient("dense", Content::Dense(W, orientation));
-        plan.op(
-            COMPUTE,
-            Op::Dequantize { weight: W, orientation, from, tensor_scale: Some(tensor_scale), to },
-        );
-        dense.push((orientation, to));
+        for values in [ElementType::F32, ElementType::Bf16] {
+            let to = plan.transient("dense", Content::Dense(W, orientation, values));
+            let tensor_scale = Some(tensor_scale);
+            plan.op(COMPUTE, Op::Dequantize { weight: W, orientation, from, tensor_scale, values, to });
+            dense.push((orientation, values, to));
+        }
     }
     Flow { plan, master, gathered, dense, transposed }
 }
@@ -116,7 +118,11 @@ fn check_flow(ranks: u32, rows: usize, cols: usize, format: Format, via: Via) {
         rank.put(master, &source[own.begin * cols..(own.begin + own.rows) * cols]);
         rank.step().unwrap();
         let planes: Vec<Vec<u8>> = slots.0.iter().map(|(_, slot)| rank.get(*slot)).collect();
-        let dense: Vec<Vec<f32>> = slots.2.iter().map(|(_, slot)| rank.get(*slot)).collect();
+        let values = |(_, element, slot): &(_, ElementType, SlotId)| match element {
+            ElementType::Bf16 => rank.get::<bf16>(*slot).iter().map(|value| value.to_f32()).collect(),
+            _ => rank.get::<f32>(*slot),
+        };
+        let dense: Vec<Vec<f32>> = slots.2.iter().map(values).collect();
         (planes, slots.1.map(|slot| rank.get::<u8>(slot)), dense)
     });
     let what = format!("{format} {rows}×{cols} on {ranks} ranks via {via:?}");
@@ -139,13 +145,16 @@ fn check_flow(ranks: u32, rows: usize, cols: usize, format: Format, via: Via) {
             assert_prefix(&what, &bytes[placed.data.offset..placed.data.end()], &expected.data);
             assert_prefix(&what, &bytes[placed.scale.offset..placed.scale.end()], &expected.scale);
         }
-        for ((orientation, _), values) in dense.iter().zip(&values) {
+        for ((orientation, element, _), values) in dense.iter().zip(&values) {
             let expected = of(*orientation);
             let mut out = vec![0.0; values.len()];
             let planes = expected.as_planes();
             warpweft::format::dequantize(format, *orientation, shape, planes, whole.tensor_scale, &mut out)
                 .unwrap();
-            assert_eq!(*values, out, "{what}, {orientation}");
+            if *element == ElementType::Bf16 {
+                out.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
+            }
+            assert_eq!(*values, out, "{what}, {orientation} in {element:?}");
         }
     }
 }

@@ -34,6 +34,7 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
         weight: W,
         orientation: ROWWISE,
         form: warpweft::model::Form::Dense,
+        reuse: None,
     });
     plan.calls[0].grads.push(W);
     assert_eq!(call, TaskId::new(2));

@@ -38,6 +38,25 @@ impl Mischief {
     }
 }
 
+/// What a step of the trainer is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Shaped {
+    /// Layers, one behind the other.
+    pub layers: usize,
+    /// Weights; layers beyond their number replay them in turn.
+    pub weights: usize,
+    /// Is every layer's input computed again before its backward?
+    pub recomputes: bool,
+    /// Micro-batches of a training step.
+    pub micro_batches: u32,
+}
+
+impl Default for Shaped {
+    fn default() -> Self {
+        Self { layers: 2, weights: 2, recomputes: false, micro_batches: 1 }
+    }
+}
+
 /// Ids of everything declared.
 #[derive(Clone, Debug)]
 pub struct Trainer {
@@ -59,14 +78,21 @@ impl Trainer {
 
     /// A trainer whose weights are refined by the rules of `config`.
     pub fn refined(layers: usize, format: Format, config: &Config) -> Self {
+        Self::shaped(Shaped { layers, weights: layers, ..Shaped::default() }, format, config)
+    }
+
+    /// A trainer of any shape.
+    pub fn shaped(shaped: Shaped, format: Format, config: &Config) -> Self {
+        let Shaped { layers, weights, .. } = shaped;
         let mut model = Model::builder();
-        let weights: Vec<WeightId> = (0..layers)
+        let own: Vec<WeightId> = (0..weights)
             .map(|layer| model.sharded(&format!("layer{layer}"), SIZE, SIZE, format).unwrap())
             .collect();
+        let weights: Vec<WeightId> = own.into_iter().cycle().take(layers).collect();
         let bias = model.replicated("bias", 1, SIZE).unwrap();
         let model = config.apply_weight_rules(&model.build()).unwrap();
-        let train = declare(&model, &weights, bias, true);
-        let evaluate = declare(&model, &weights, bias, false);
+        let train = declare(&model, &weights, bias, true, shaped);
+        let evaluate = declare(&model, &weights, bias, false, shaped);
         let buffer = |name: &str| train.buffer(name).unwrap();
         Self {
             activations: (0..=layers).map(|layer| buffer(&format!("x{layer}"))).collect(),
@@ -107,7 +133,7 @@ impl Trainer {
     ) -> Result<(), ComputeError> {
         let layers = self.weights.len();
         let (kind, number) = call.name.split_at(1);
-        let layer: usize = number.parse().unwrap_or(0);
+        let layer: usize = number.trim_end_matches(" again").parse().unwrap_or(0);
         match kind {
             "i" => {
                 context.write::<f32>(self.activations[0])?.copy_from_slice(&context.read::<f32>(self.input)?);
@@ -180,8 +206,9 @@ fn transpose(rowwise: &[f32]) -> Vec<f32> {
     (0..SIZE * SIZE).map(|at| rowwise[at % SIZE * SIZE + at / SIZE]).collect()
 }
 
-fn declare(model: &Model, weights: &[WeightId], bias: WeightId, trains: bool) -> StepProgram {
+fn declare(model: &Model, weights: &[WeightId], bias: WeightId, trains: bool, shaped: Shaped) -> StepProgram {
     let mut program = StepProgram::builder(if trains { "train" } else { "evaluate" }, model);
+    program.micro_batches(if trains { shaped.micro_batches } else { 1 }).unwrap();
     let input = program.input("input", SIZE, ElementType::F32).unwrap();
     let loss = program.output("loss", 1, ElementType::F32).unwrap();
     let layers = weights.len();
@@ -212,6 +239,16 @@ fn declare(model: &Model, weights: &[WeightId], bias: WeightId, trains: bool) ->
         .add()
         .unwrap();
     for (layer, weight) in weights.iter().enumerate().rev() {
+        if shaped.recomputes && layer > 0 {
+            program
+                .call(&format!("f{} again", layer - 1), Phase::Backward)
+                .uses(weights[layer - 1], Orientation::Rowwise, Form::Dense)
+                .uses(bias, Orientation::Rowwise, Form::Dense)
+                .reads(x[layer - 1])
+                .writes(x[layer])
+                .add()
+                .unwrap();
+        }
         program
             .call(&format!("b{layer}"), Phase::Backward)
             .uses(*weight, orientation(model, *weight), Form::Dense)
@@ -236,11 +273,17 @@ pub fn initial(name: &str, first_row: usize, cols: usize, values: &mut [f32]) {
     }
 }
 
+/// A rank's input of one micro-batch of a step.
+pub fn input(step: u32, rank: u32, micro_batch: u32) -> Vec<f32> {
+    let value = |at: usize| ((step * 31 + rank * 7 + micro_batch * 13 + at as u32 * 3) as f32 * 0.37).sin();
+    (0..SIZE).map(value).collect()
+}
+
 /// Writes every rank's input of one step.
 pub fn feed(session: &mut Session, program: &str, ranks: u32, step: u32) {
+    let micro_batches = session.plan(program).unwrap().micro_batches;
     for rank in 0..ranks {
-        let value = |at: usize| ((step * 31 + rank * 7 + at as u32 * 3) as f32 * 0.37).sin();
-        let values: Vec<f32> = (0..SIZE).map(value).collect();
+        let values: Vec<f32> = (0..micro_batches).flat_map(|batch| input(step, rank, batch)).collect();
         session.write_input(program, RankId::new(rank), "input", &values).unwrap();
     }
 }

@@ -12,6 +12,7 @@ mod edges;
 mod edit;
 mod gradients;
 mod malformed;
+mod micro_batches;
 mod order;
 mod programs;
 mod races;

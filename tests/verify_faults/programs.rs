@@ -1,12 +1,12 @@
 //! Programs whose plans the faults are seeded into; between them they contain every op.
 
-use warpweft::config::{AdamMode, Backward, Columnwise, Masters};
+use warpweft::config::{AdamMode, Backward, Columnwise, Masters, ReduceEvery};
 use warpweft::format::{AmaxChoice, ElementType, Format, Orientation, Via};
 use warpweft::id::{BufferId, SlotId, WeightId};
 use warpweft::layout::{Delayed, OptimizerSettings, Region, Residency, Settings, Slot, StateLayout, Weights};
 use warpweft::model::{BufferSpec, Form, Lifetime, Mesh, Model, Phase, ProgramBuilder, Role, StepProgram};
 use warpweft::op::Op;
-use warpweft::plan::{EdgeState, Policy, ResidentLayout, StepPlan};
+use warpweft::plan::{EdgeState, Policy, Prefetch, ResidentLayout, StepPlan};
 
 use crate::edit::{recount, serialize};
 
@@ -15,10 +15,12 @@ use Orientation::{Columnwise as Cols, Rowwise as Rows};
 /// Two communicators, gathers two uses ahead, regather in backward, columnwise planes on demand.
 pub(crate) fn policy() -> Policy {
     Policy {
-        depth: 2,
+        prefetch: Prefetch::Depth(2),
         budget: None,
         communicators: 2,
         backward: Backward::Regather,
+        across_micro_batches: Backward::default(),
+        reduce_every: ReduceEvery::default(),
         columnwise: Columnwise::OnDemand,
         settings: Settings {
             via: Via::Bf16,
@@ -98,6 +100,7 @@ pub(crate) fn all() -> Vec<(&'static str, StepPlan)> {
         ("f32 training", f32_training()),
         ("nvfp4 training", nvfp4_training()),
         ("mxfp8 training", mxfp8_training()),
+        ("accumulating training", accumulating_training()),
         ("split training", split_training()),
         ("delayed training", delayed_training()),
         ("delayed prologue", delayed_prologue()),
@@ -179,9 +182,25 @@ fn training_program(format: Format) -> StepProgram {
     mixed_program(format, format)
 }
 
+/// The same in NVFP4, its calls repeated for every micro-batch.
+pub(crate) fn accumulating_program(micro_batches: u32) -> StepProgram {
+    repeated_program(Format::NVFP4_2D, Format::NVFP4_2D, micro_batches)
+}
+
+/// Two micro-batches, whose gradients are added before they are reduced.
+pub(crate) fn accumulating_training() -> StepPlan {
+    let policy = Policy { reduce_every: ReduceEvery::Step, ..policy() };
+    StepPlan::build(&accumulating_program(2), &policy, Mesh::new(4).unwrap()).unwrap()
+}
+
 fn mixed_program(of_embedding: Format, format: Format) -> StepProgram {
+    repeated_program(of_embedding, format, 1)
+}
+
+fn repeated_program(of_embedding: Format, format: Format, micro_batches: u32) -> StepProgram {
     let Quantized { model, embedding, blocks, norm } = quantized_model(of_embedding, format);
     let mut program = StepProgram::builder("train", &model);
+    program.micro_batches(micro_batches).unwrap();
     let Io { tokens, loss, average } = io(&mut program);
     let hidden = program.activation("hidden", 512).unwrap();
     let error = program.activation("error", 512).unwrap();

@@ -5,15 +5,15 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use warpweft::config::{Backward, Columnwise};
+use warpweft::config::{Backward, Columnwise, ReduceEvery};
 use warpweft::format::{AmaxChoice, ElementType, Format, Orientation};
 use warpweft::id::{EventId, TaskId};
 use warpweft::layout::{Delayed, Residency, StateLayout, Weights};
 use warpweft::model::{
-    Access, BufferSpec, CallBuilder, Form, Lifetime, Mesh, Model, Phase, Placement, Role, StepProgram,
+    Access, BufferSpec, CallBuilder, Form, Lifetime, Mesh, Model, Phase, Placement, Reuse, Role, StepProgram,
 };
 use warpweft::op::Op;
-use warpweft::plan::{Policy, ResidentLayout, StepPlan, VerifyError, verify};
+use warpweft::plan::{Policy, Prefetch, ResidentLayout, StepPlan, VerifyError, verify};
 
 use crate::edit::{remove, serialize};
 use crate::programs::policy;
@@ -42,6 +42,7 @@ struct Recipe {
     /// Role and lifetime.
     buffers: Vec<(u8, u8)>,
     calls: Vec<Choice>,
+    micro_batches: u32,
     trains: bool,
     ranks: u32,
     /// Delayed scaling, if there is a weight to delay it for.
@@ -55,11 +56,15 @@ fn choice() -> impl Strategy<Value = Choice> {
 }
 
 fn any_policy() -> impl Strategy<Value = Policy> {
-    (0..6u32, 1..3u32, any::<bool>(), any::<bool>()).prop_map(
-        |(depth, communicators, regather, on_demand)| Policy {
-            depth,
+    let reduce_every =
+        prop_oneof![Just(ReduceEvery::Call), Just(ReduceEvery::MicroBatch), Just(ReduceEvery::Step)];
+    (0..6u32, 1..3u32, any::<[bool; 3]>(), reduce_every).prop_map(
+        |(depth, communicators, [regather, across, on_demand], reduce_every)| Policy {
+            prefetch: Prefetch::Depth(depth),
             communicators,
             backward: if regather { Backward::Regather } else { Backward::Keep },
+            across_micro_batches: if across { Backward::Regather } else { Backward::Keep },
+            reduce_every,
             columnwise: if on_demand { Columnwise::OnDemand } else { Columnwise::Keep },
             ..policy()
         },
@@ -70,11 +75,12 @@ fn recipe() -> impl Strategy<Value = Recipe> {
     let weights = vec((0..6usize, 1..5usize, 1..4usize, prop::bool::weighted(0.25)), 1..6);
     let buffers = vec((0..3u8, 0..3u8), 1..6);
     let flags = (any::<bool>(), any::<bool>());
-    (weights, buffers, vec(choice(), 1..10), flags, 1..6u32, any_policy()).prop_map(
-        |(weights, buffers, calls, (trains, delayed), ranks, policy)| Recipe {
+    (weights, buffers, vec(choice(), 1..10), 1..4u32, flags, 1..6u32, any_policy()).prop_map(
+        |(weights, buffers, calls, micro_batches, (trains, delayed), ranks, policy)| Recipe {
             weights,
             buffers,
             calls,
+            micro_batches,
             trains,
             ranks,
             delayed,
@@ -104,6 +110,7 @@ fn model(recipe: &Recipe) -> Model {
 fn program(recipe: &Recipe) -> StepProgram {
     let model = model(recipe);
     let mut program = StepProgram::builder("random", &model);
+    program.micro_batches(recipe.micro_batches).unwrap();
     let specs: Vec<BufferSpec> =
         recipe.buffers.iter().enumerate().map(|(n, kind)| buffer(n, *kind)).collect();
     let ids: Vec<_> = specs.iter().map(|spec| program.buffer(spec.clone()).unwrap()).collect();
@@ -176,7 +183,12 @@ fn uses<'p>(
         return call.uses(id, Orientation::Rowwise, Form::Dense);
     }
     let orientation = if columnwise { Orientation::Columnwise } else { Orientation::Rowwise };
-    call.uses(id, orientation, if dense { Form::Dense } else { Form::Planes })
+    let call = call.uses(id, orientation, if dense { Form::Dense } else { Form::Planes });
+    match weight % 4 {
+        0 => call.reuse(Reuse::Keep),
+        1 => call.reuse(Reuse::Regather),
+        _ => call,
+    }
 }
 
 fn weights(recipe: &Recipe, program: &StepProgram) -> Weights {
@@ -325,7 +337,8 @@ proptest! {
 fn commute(plan: &StepPlan, first: usize, second: usize) -> bool {
     match (&plan.tasks[first].op, &plan.tasks[second].op) {
         (Op::Compute { .. }, Op::ZeroPadding { .. }) => true,
-        (Op::Accumulate { first: false, .. }, Op::Accumulate { first: false, .. }) => true,
+        (Op::Accumulate { first: false, .. }, Op::Accumulate { first: false, .. })
+        | (Op::AddGradient { .. }, Op::AddGradient { .. }) => true,
         (first, second) => !first.accesses().iter().any(|(one, how)| {
             second.accesses().iter().any(|(other, access)| {
                 (how.writes() || access.writes())

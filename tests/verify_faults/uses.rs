@@ -1,8 +1,9 @@
 //! PL-2: what a call would compute with.
 
-use warpweft::format::Orientation;
+use warpweft::format::{ElementType, Orientation};
 use warpweft::id::{LaneId, SlotId};
 use warpweft::layout::Content;
+use warpweft::model::Form;
 use warpweft::op::{Op, OperandRole};
 use warpweft::plan::{StepPlan, VerifyError};
 
@@ -135,11 +136,22 @@ fn planes_are_not_dense_values() {
     );
     let mut plan = nvfp4_training();
     spread(&mut plan);
-    let dense = slot(&plan, Content::Dense(weight(&plan, "embedding"), Orientation::Rowwise));
+    let dense =
+        slot(&plan, Content::Dense(weight(&plan, "embedding"), Orientation::Rowwise, ElementType::F32));
     redirect_use(&mut plan, "head", 0, dense);
     refused(
         &plan,
         &["PL-2", "rowwise planes of `embedding`", "holds the dense rowwise values of `embedding`"],
+    );
+    let mut plan = nvfp4_training();
+    for call in &mut plan.calls {
+        for usage in call.uses.iter_mut().filter(|usage| usage.form == Form::Dense) {
+            usage.form = Form::DenseBf16;
+        }
+    }
+    refused(
+        &plan,
+        &["PL-2", "dense bf16 values of `embedding`", "holds the dense rowwise values of `embedding`"],
     );
 }
 

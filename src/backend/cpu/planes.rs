@@ -3,7 +3,7 @@
 use super::memory::{Arena, BorrowError, ReadSlice};
 use super::op_error::OpError;
 use crate::backend::local::{Dequantize, Transpose};
-use crate::format::{self, Planes, PlanesMut};
+use crate::format::{self, ElementType, Planes, PlanesMut};
 use crate::layout::PlaneRegions;
 
 /// Both planes, for reading.
@@ -20,7 +20,7 @@ pub(super) fn transpose(op: &Transpose, arena: &Arena) -> Result<(), OpError> {
     Ok(format::transpose(op.format, op.shape, rowwise, columnwise)?)
 }
 
-/// f32 values from planes.
+/// f32 or bf16 values from planes.
 pub(super) fn dequantize(op: &Dequantize, arena: &Arena) -> Result<(), OpError> {
     let tensor_scale = match op.tensor_scale {
         None => 1.0,
@@ -28,6 +28,16 @@ pub(super) fn dequantize(op: &Dequantize, arena: &Arena) -> Result<(), OpError> 
     };
     let (data, scale) = read(arena, op.from)?;
     let planes = Planes { data: &data, scale: &scale };
-    let mut out = arena.write::<f32>(op.to)?;
-    Ok(format::dequantize(op.format, op.orientation, op.shape, planes, tensor_scale, &mut out)?)
+    let Dequantize { format, orientation, shape, .. } = *op;
+    match op.values {
+        ElementType::Bf16 => {
+            let mut out = arena.write::<half::bf16>(op.to)?;
+            format::dequantize_bf16(format, orientation, shape, planes, tensor_scale, &mut out)?;
+        }
+        ElementType::F32 | ElementType::U8 => {
+            let mut out = arena.write::<f32>(op.to)?;
+            format::dequantize(format, orientation, shape, planes, tensor_scale, &mut out)?;
+        }
+    }
+    Ok(())
 }

@@ -16,7 +16,7 @@ use crate::backend::local::{
     Accumulate, Adam, CastVote, DelayedScale, Dequantize, FusedScale, GradNorm, Master, PartialAmax,
     PartialCast, RecordAmax, Transpose,
 };
-use crate::format::{ElementType, Format, Orientation, Shape};
+use crate::format::{Format, Orientation, Shape};
 use crate::layout::Region;
 
 /// What preparing needs: the kernels, and where the arena begins.
@@ -150,7 +150,7 @@ impl Preparation<'_> {
             tensor_scale: op.tensor_scale.map_or(DeviceAddress::NULL, |scale| self.at(scale)),
             out: self.at(op.to),
         };
-        self.kernels.dequantize(op.format, op.orientation, ElementType::F32, &[operand])
+        self.kernels.dequantize(op.format, op.orientation, op.values, &[operand])
     }
 
     pub(super) fn accumulate(&self, op: &Accumulate) -> Result<KernelLaunch, CudaFailure> {

@@ -1,8 +1,9 @@
 //! Gradients on their way to the optimizer: accumulate, norm, vote.
 //!
 //! Laws:
-//! - The mean over ranks is taken at accumulate: a contribution is multiplied by the f32 reciprocal of the
-//!   number of ranks, rounded once, then added. For a power of two that is an exact division.
+//! - The mean over ranks and micro-batches is taken at accumulate: a contribution is multiplied by the f32
+//!   reciprocal of the product of both numbers, rounded once, then added. For a power of two that is an exact
+//!   division.
 //! - Only real rows enter the norm. A replicated weight counts once, on rank 0.
 
 use super::Refusal;
@@ -33,8 +34,24 @@ impl Accumulate {
         Ok(Self {
             from: binder.elements::<f32>(from, elements)?,
             into: binder.elements::<f32>(into, elements)?,
-            factor: 1.0 / binder.ranks() as f32,
+            factor: 1.0 / (binder.ranks() * binder.binding.micro_batches as usize) as f32,
             first,
+        })
+    }
+
+    /// Adds a full gradient, as it is, to another.
+    pub(super) fn whole(
+        binder: &Binder<'_>,
+        weight: WeightId,
+        from: SlotId,
+        into: SlotId,
+    ) -> Result<Self, Refusal> {
+        let elements = binder.weight(weight)?.shard.padded().elements();
+        Ok(Self {
+            from: binder.elements::<f32>(from, elements)?,
+            into: binder.elements::<f32>(into, elements)?,
+            factor: 1.0,
+            first: false,
         })
     }
 }

@@ -6,7 +6,7 @@
 use super::Refusal;
 use super::binder::Binder;
 use crate::compute::bound_planes;
-use crate::format::{Format, Orientation, Shape};
+use crate::format::{ElementType, Format, Orientation, Shape};
 use crate::id::{SlotId, WeightId};
 use crate::layout::{PlaneRegions, Region, WeightLayout};
 
@@ -53,7 +53,7 @@ impl Transpose {
     }
 }
 
-/// f32 values from planes.
+/// f32 or bf16 values from planes.
 #[derive(Debug)]
 pub(in crate::backend) struct Dequantize {
     pub(in crate::backend) format: Format,
@@ -61,14 +61,14 @@ pub(in crate::backend) struct Dequantize {
     pub(in crate::backend) shape: Shape,
     pub(in crate::backend) from: PlaneRegions,
     pub(in crate::backend) tensor_scale: Option<Region>,
+    pub(in crate::backend) values: ElementType,
     pub(in crate::backend) to: Region,
 }
 
 impl Dequantize {
     pub(super) fn resolve(
         binder: &Binder<'_>,
-        weight: WeightId,
-        orientation: Orientation,
+        (weight, orientation, values): (WeightId, Orientation, ElementType),
         from: SlotId,
         tensor_scale: Option<SlotId>,
         to: SlotId,
@@ -86,7 +86,12 @@ impl Dequantize {
             shape,
             from: planes_in(binder, from, layout, orientation)?,
             tensor_scale: tensor_scale.map(scale).transpose()?,
-            to: binder.elements::<f32>(to, shape.elements())?,
+            values,
+            to: match values {
+                ElementType::F32 => binder.elements::<f32>(to, shape.elements())?,
+                ElementType::Bf16 => binder.elements::<half::bf16>(to, shape.elements())?,
+                ElementType::U8 => return Err("a weight is dequantized to f32 or bf16, not to bytes".into()),
+            },
         })
     }
 }

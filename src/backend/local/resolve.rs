@@ -15,6 +15,7 @@ use crate::backend::BackendError;
 use crate::compute::BoundCall;
 use crate::id::{SlotId, TaskId, WeightId};
 use crate::layout::{Binding, Region};
+use crate::model::Call;
 use crate::op::{Op, OperandRole};
 
 /// What this rank does of every op of a plan, in issue order, for an arena of `arena_bytes` bytes.
@@ -81,9 +82,13 @@ impl Binder<'_> {
             Op::Transpose { weight, from, to } => {
                 LocalOp::Transpose(Transpose::resolve(self, *weight, *from, *to)?)
             }
-            Op::Dequantize { weight, orientation, from, tensor_scale, to } => LocalOp::Dequantize(
-                Dequantize::resolve(self, *weight, *orientation, *from, *tensor_scale, *to)?,
-            ),
+            Op::Dequantize { weight, orientation, from, tensor_scale, values, to } => {
+                let what = (*weight, *orientation, *values);
+                LocalOp::Dequantize(Dequantize::resolve(self, what, *from, *tensor_scale, *to)?)
+            }
+            Op::AddGradient { weight, from, into } => {
+                LocalOp::Accumulate(Accumulate::whole(self, *weight, *from, *into)?)
+            }
             Op::Accumulate { weight, from, into, first } => {
                 LocalOp::Accumulate(Accumulate::resolve(self, *weight, *from, *into, *first)?)
             }
@@ -123,7 +128,8 @@ impl Binder<'_> {
         for usage in &call.uses {
             self.weight(usage.weight)?;
         }
-        let bound = BoundCall::new(*id, call, operands, self.binding.arena, self.binding.weights);
+        let declared = Call::declared(*id, self.binding.calls.len(), self.binding.micro_batches);
+        let bound = BoundCall::new((*id, declared), call, operands, self.binding.arena, self.binding.weights);
         Ok(ComputeCall { call: Arc::new(bound), fault: self.elements::<u32>(*fault, 1)? })
     }
 }

@@ -4,7 +4,7 @@
 //! formulas are those of the module above.
 
 use crate::backend::TaskInterval;
-use crate::cluster::{Cluster, Contention, Jitter};
+use crate::cluster::{Cluster, Contention, Jitter, stretched};
 use crate::id::{EventId, LaneId, TaskId};
 use crate::layout::{Lane, LaneKind};
 
@@ -203,57 +203,9 @@ impl Machine {
         let own = self.lanes[priced.lane.index()].kind;
         let others = self.lanes.iter().filter(|lane| lane.kind != own);
         let extra = others.map(|lane| {
-            let factor = match (own, lane.kind) {
-                (LaneKind::Compute, LaneKind::Communicator(_)) => self.contention.compute_beside_collective,
-                (LaneKind::Compute, LaneKind::Quantize) => self.contention.compute_beside_quantize,
-                (LaneKind::Quantize, LaneKind::Compute) => self.contention.quantize_beside_compute,
-                (LaneKind::Communicator(_), LaneKind::Compute) => self.contention.collective_beside_compute,
-                (LaneKind::Communicator(_), LaneKind::Communicator(_)) => {
-                    self.contention.collective_beside_collective
-                }
-                _ => 1.0,
-            };
+            let factor = self.contention.factor(own, lane.kind);
             stretched(begin as f64, priced.nanoseconds, &lane.busy, factor) - priced.nanoseconds
         });
         priced.nanoseconds + extra.sum::<f64>()
-    }
-}
-
-/// How long work of `length` takes from `begin` on, if it runs `factor` times slower while `busy` is.
-fn stretched(begin: f64, length: f64, busy: &[(u64, u64)], factor: f64) -> f64 {
-    if factor <= 1.0 || length <= 0.0 {
-        return length;
-    }
-    let first = busy.partition_point(|(_, end)| (*end as f64) <= begin);
-    let (mut now, mut left) = (begin, length);
-    for (from, to) in busy[first..].iter().map(|(from, to)| (*from as f64, *to as f64)) {
-        let alone = (from - now).max(0.0);
-        if left <= alone {
-            break;
-        }
-        left -= alone;
-        now = now.max(from);
-        let shared = (to - now) / factor;
-        if left <= shared {
-            return now + left * factor - begin;
-        }
-        left -= shared;
-        now = to;
-    }
-    now + left - begin
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn work_is_slowed_only_while_the_other_lane_runs() {
-        assert_eq!(stretched(0.0, 10.0, &[], 2.0), 10.0);
-        assert_eq!(stretched(0.0, 10.0, &[(0, 100)], 2.0), 20.0);
-        assert_eq!(stretched(0.0, 10.0, &[(4, 8)], 2.0), 12.0);
-        assert_eq!(stretched(0.0, 10.0, &[(4, 8), (9, 100)], 2.0), 4.0 + 4.0 + 1.0 + 2.0 * 3.0);
-        assert_eq!(stretched(5.0, 10.0, &[(0, 5), (15, 20)], 2.0), 10.0);
-        assert_eq!(stretched(0.0, 10.0, &[(0, 100)], 1.0), 10.0);
     }
 }

@@ -123,7 +123,8 @@ impl Backend for SimBackend {
     }
 
     fn describe(&self) -> String {
-        let Shared { cluster, mesh, .. } = &*self.shared;
+        let Shared { prices, mesh, .. } = &*self.shared;
+        let cluster = prices.cluster();
         let (per_node, nodes) = cluster.nodes(mesh.ranks());
         format!("simulated: {} ranks on `{}`, {nodes} × {per_node}", mesh.ranks(), cluster.name)
     }
@@ -137,9 +138,9 @@ impl Backend for SimBackend {
     }
 
     fn reserve(&self, bytes: usize, _landing: usize) -> Result<SimMemory, BackendError> {
-        let memory = self.shared.cluster.gpu.memory_bytes;
+        let memory = self.shared.prices.cluster().gpu.memory_bytes;
         if bytes as u64 > memory {
-            let reason = format!("a GPU of `{}` has {memory}", self.shared.cluster.name);
+            let reason = format!("a GPU of `{}` has {memory}", self.shared.prices.cluster().name);
             return Err(BackendError::Memory { rank: self.rank(), bytes, reason });
         }
         Ok(SimMemory { bytes })
@@ -160,7 +161,7 @@ impl Backend for SimBackend {
     }
 
     fn bind(&self, _memory: &SimMemory, binding: &Binding<'_>) -> Result<SimBound, BackendError> {
-        let tasks = bind::price(binding, &self.shared.cluster, &self.shared.links)?;
+        let tasks = bind::price(binding, &self.shared.prices)?;
         let clocks = lock(&self.shared.machine).clocks();
         let progress = Mutex::new(Progress::new(tasks.len(), binding.events, clocks));
         Ok(SimBound { tasks, progress })

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::SimBackend;
 use super::machine::Machine;
 use crate::backend::bell::lock;
-use crate::cluster::{Cluster, Links};
+use crate::cluster::{Cluster, Prices};
 use crate::config::Reduce;
 use crate::model::Mesh;
 
@@ -44,8 +44,7 @@ pub struct SimWorld {
 /// What world and backend share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) cluster: Cluster,
-    pub(super) links: Links,
+    pub(super) prices: Prices,
     pub(super) mesh: Mesh,
     pub(super) reduce: Reduce,
     pub(super) origin: Instant,
@@ -60,14 +59,14 @@ impl SimWorld {
     /// # Errors
     /// [`SimError::NoLinks`].
     pub fn new(mesh: Mesh, cluster: Cluster, reduce: Reduce) -> Result<Self, SimError> {
-        let links = Links::new(&cluster, mesh.ranks()).ok_or_else(|| SimError::NoLinks {
+        let prices = Prices::new(&cluster, mesh.ranks()).ok_or_else(|| SimError::NoLinks {
             ranks: mesh.ranks(),
             cluster: cluster.name.clone(),
             gpus: cluster.gpus_per_node,
         })?;
         let machine = Mutex::new(Machine::new(&cluster, mesh.ranks()));
         let (origin, aborted) = (Instant::now(), Mutex::new(None));
-        let shared = Arc::new(Shared { cluster, links, mesh, reduce, origin, machine, aborted });
+        let shared = Arc::new(Shared { prices, mesh, reduce, origin, machine, aborted });
         Ok(Self { shared, taken: AtomicBool::new(false) })
     }
 

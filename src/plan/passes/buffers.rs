@@ -1,19 +1,28 @@
-//! Gives every declared buffer its slot, and copies inputs in and outputs out.
+//! Gives every declared buffer its slots, and copies inputs in and outputs out.
 //!
-//! Law: a call sees a buffer at one address for the whole step; the trainer sees only staging.
-//! An input is copied right before the first call that reads it, an output right behind the last
-//! call that writes it, so that neither occupies transient memory longer than needed.
+//! Law: a call sees a buffer at one address for its whole micro-batch; the trainer sees only staging.
+//! An input is copied right before the first call of a micro-batch that reads it, an output right behind the last
+//! call that writes it, so that neither occupies transient memory longer than needed. Each micro-batch has slots
+//! of its own, so what one has done with is free for the next; a carried buffer has one for all.
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
-use crate::id::{BufferId, SlotId};
+use crate::id::{BufferId, MicroBatchId, SlotId};
 use crate::layout::Content;
 use crate::model::{Lifetime, Role};
 use crate::op::Op;
 
-/// The slot of every buffer, in the order of their ids; `None` for a buffer no call touches.
-pub(in super::super) fn buffers(draft: &mut Draft<'_>) -> Vec<Option<SlotId>> {
-    let all = draft.buffers;
+/// Per micro-batch, the slot of every buffer, in the order of their ids; `None` for a buffer no call touches.
+pub(in super::super) fn buffers(draft: &mut Draft<'_>) -> Vec<Vec<Option<SlotId>>> {
     let touched = touched(draft);
+    touched.into_iter().enumerate().map(|(number, of)| in_micro_batch(draft, number, &of)).collect()
+}
+
+/// The first and the last stage of a micro-batch that touch a buffer.
+type Touched = Option<(usize, usize)>;
+
+fn in_micro_batch(draft: &mut Draft<'_>, number: usize, touched: &[Touched]) -> Vec<Option<SlotId>> {
+    let all = draft.buffers;
+    let micro_batch = MicroBatchId::at(number);
     let mut slots = Vec::with_capacity(all.len());
     for (number, spec) in all.iter().enumerate() {
         let buffer = BufferId::at(number);
@@ -21,11 +30,15 @@ pub(in super::super) fn buffers(draft: &mut Draft<'_>) -> Vec<Option<SlotId>> {
             slots.push(None);
             continue;
         };
+        let name = match micro_batch.number() {
+            0 => spec.name.clone(),
+            _ => format!("{} of {micro_batch}", spec.name),
+        };
         let slot = match spec.lifetime {
             Lifetime::Carried => draft.slot(Content::Buffer(buffer)),
-            Lifetime::Call | Lifetime::Step => draft.transient(spec.name.clone(), Content::Buffer(buffer)),
+            Lifetime::Call | Lifetime::Step => draft.transient(name, Content::Buffer(buffer)),
         };
-        let staging = draft.slot(Content::Staging(buffer));
+        let staging = draft.slot(Content::Staging(buffer, micro_batch));
         let (copy, stage, section) = match spec.role {
             Role::Internal => (None, 0, Section::Inputs),
             Role::Input => (Some(Op::Copy { from: staging, to: slot }), first, Section::Inputs),
@@ -39,12 +52,13 @@ pub(in super::super) fn buffers(draft: &mut Draft<'_>) -> Vec<Option<SlotId>> {
     slots
 }
 
-/// The first and the last stage whose call touches each buffer.
-fn touched(draft: &Draft<'_>) -> Vec<Option<(usize, usize)>> {
-    let mut touched: Vec<Option<(usize, usize)>> = vec![None; draft.buffers.len()];
+/// Per micro-batch and buffer, the stages whose calls touch it.
+fn touched(draft: &Draft<'_>) -> Vec<Vec<Touched>> {
+    let count = draft.calls.last().map_or(0, |call| call.micro_batch.index() + 1);
+    let mut touched: Vec<Vec<Touched>> = vec![vec![None; draft.buffers.len()]; count];
     for (stage, _, call) in draft.stages_of_calls() {
         for access in &call.buffers {
-            let stages = &mut touched[access.buffer.index()];
+            let stages = &mut touched[call.micro_batch.index()][access.buffer.index()];
             *stages = Some(stages.map_or((stage, stage), |(first, _)| (first, stage)));
         }
     }

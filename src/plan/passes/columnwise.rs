@@ -1,6 +1,6 @@
 //! Derives columnwise planes where a use wants them and the format does not store them.
 //!
-//! Law: on demand, the copy is made one call before its use (at the use itself for depth 0) and
+//! Law: on demand, the copy is made one call before its use (at the use itself for prefetch on demand) and
 //! released behind it; kept, it is made behind the first gather of the weight and lives until the
 //! last columnwise use, so that backward needs no gather of its own.
 
@@ -35,10 +35,10 @@ pub(in super::super) fn columnwise(draft: &mut Draft<'_>) {
             }
             let Some(gathered) = draft.supplies[stage][position] else { continue };
             let keep = draft.policy.columnwise == Columnwise::Keep;
-            let issue = match draft.policy.depth {
+            let issue = match draft.policy.prefetch.is_on_demand() {
                 _ if keep => first_uses.get(&gathered.slot).copied().unwrap_or(stage),
-                0 => stage,
-                _ => gathered.stage.max(stage.saturating_sub(1)),
+                true => stage,
+                false => gathered.stage.max(stage.saturating_sub(1)),
             };
             let supply = match held.get_mut(&gathered.slot) {
                 Some(copy) if keep || issue <= copy.last_use + 1 => {
@@ -48,7 +48,7 @@ pub(in super::super) fn columnwise(draft: &mut Draft<'_>) {
                 _ => {
                     let name = draft.name(usage.weight);
                     let to = draft.transient(
-                        format!("{name} columnwise for {}", call.name),
+                        format!("{name} columnwise for {}", call.label()),
                         Content::Transposed(usage.weight),
                     );
                     let op = Op::Transpose { weight: usage.weight, from: gathered.slot, to };

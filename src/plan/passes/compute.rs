@@ -9,7 +9,7 @@ use crate::layout::Content;
 use crate::model::{Access, Form};
 use crate::op::{Op, Operand, OperandRole};
 
-pub(in super::super) fn compute(draft: &mut Draft<'_>, buffers: &[Option<SlotId>]) {
+pub(in super::super) fn compute(draft: &mut Draft<'_>, buffers: &[Vec<Option<SlotId>>]) {
     let fault = draft.slot(Content::FaultWord);
     draft.add(0, Section::Inputs, DraftTask::local(Op::ClearFault { fault }, "step", Carrier::Compute));
     for (stage, id, call) in draft.stages_of_calls() {
@@ -34,8 +34,8 @@ pub(in super::super) fn compute(draft: &mut Draft<'_>, buffers: &[Option<SlotId>
         let mut padded = Vec::new();
         for weight in &call.grads {
             let name = draft.name(*weight);
-            let slot =
-                draft.transient(format!("{name} gradient of {}", call.name), Content::Gradient(*weight, id));
+            let slot = draft
+                .transient(format!("{name} gradient of {}", call.label()), Content::Gradient(*weight, id));
             operands.push(Operand { slot, access: Access::Write, role: OperandRole::Gradient(*weight) });
             let shard = &draft.weights.layout(*weight).shard;
             if shard.padded_rows() > shard.shape.rows {
@@ -47,7 +47,7 @@ pub(in super::super) fn compute(draft: &mut Draft<'_>, buffers: &[Option<SlotId>
             }
         }
         for access in &call.buffers {
-            if let Some(slot) = buffers[access.buffer.index()] {
+            if let Some(slot) = buffers[call.micro_batch.index()][access.buffer.index()] {
                 operands.push(Operand {
                     slot,
                     access: access.access,
@@ -56,7 +56,7 @@ pub(in super::super) fn compute(draft: &mut Draft<'_>, buffers: &[Option<SlotId>
             }
         }
         let op = Op::Compute { call: id, fault, operands };
-        draft.add(stage, Section::Compute, DraftTask::local(op, &call.name, Carrier::Compute));
+        draft.add(stage, Section::Compute, DraftTask::local(op, call.label(), Carrier::Compute));
         for task in padded {
             draft.add(stage, Section::Compute, task);
         }

@@ -1,15 +1,16 @@
 //! Dequantizes planes for dense uses.
 //!
 //! Law: a dense copy is made on the compute lane right before the call that reads it, and shared
-//! with the next call if that reads the same planes. Planes that are f32 already are read as
-//! they lie.
+//! with the next call if that reads the same planes in the same element type. Planes that are such values
+//! already are read as they lie.
 
 use std::collections::HashMap;
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply};
+use crate::format::ElementType;
 use crate::id::SlotId;
 use crate::layout::Content;
-use crate::model::{Form, Placement};
+use crate::model::Placement;
 use crate::op::Op;
 
 /// The latest dense copy of some planes.
@@ -19,16 +20,16 @@ struct Held {
 }
 
 pub(in super::super) fn dense(draft: &mut Draft<'_>) {
-    let mut held: HashMap<SlotId, Held> = HashMap::new();
+    let mut held: HashMap<(SlotId, ElementType), Held> = HashMap::new();
     for (stage, _, call) in draft.stages_of_calls() {
         for (position, usage) in call.uses.iter().enumerate() {
             let layout = draft.weights.layout(usage.weight);
-            let lies_dense = layout.placement == Placement::Replicated || layout.is_dense();
-            if usage.form == Form::Planes || lies_dense {
+            let Some(values) = usage.form.values() else { continue };
+            if layout.placement == Placement::Replicated || layout.is_dense(values) {
                 continue;
             }
             let Some(planes) = draft.supplies[stage][position] else { continue };
-            let supply = match held.get_mut(&planes.slot) {
+            let supply = match held.get_mut(&(planes.slot, values)) {
                 Some(copy) if stage <= copy.last_use + 1 => {
                     copy.last_use = stage;
                     copy.supply
@@ -36,8 +37,8 @@ pub(in super::super) fn dense(draft: &mut Draft<'_>) {
                 _ => {
                     let name = draft.name(usage.weight);
                     let to = draft.transient(
-                        format!("{name} dense {} for {}", usage.orientation, call.name),
-                        Content::Dense(usage.weight, usage.orientation),
+                        format!("{name} dense {} for {}", usage.orientation, call.label()),
+                        Content::Dense(usage.weight, usage.orientation, values),
                     );
                     let tensor_scale = draft
                         .weights
@@ -49,11 +50,12 @@ pub(in super::super) fn dense(draft: &mut Draft<'_>) {
                         orientation: usage.orientation,
                         from: planes.slot,
                         tensor_scale,
+                        values,
                         to,
                     };
                     draft.add(stage, Section::Dequantize, DraftTask::local(op, name, Carrier::Compute));
                     let supply = Supply { slot: to, stage };
-                    held.insert(planes.slot, Held { supply, last_use: stage });
+                    held.insert((planes.slot, values), Held { supply, last_use: stage });
                     supply
                 }
             };

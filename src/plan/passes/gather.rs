@@ -1,15 +1,14 @@
-//! Places the gather of every use of a sharded weight.
+//! Makes a task of every gather that is needed, where the timetable asks for it.
 //!
-//! Law (PL-2): every use has exactly one producing gather. The gather of use i is issued at the
-//! stage of use i−n for prefetch depth n, and released by the end of the call before that stage;
-//! at depth 0 that is the stage of use i itself. A gather that could begin no later than the stage
-//! behind the weight's previous use is not made: the planes are still there, and a second copy
-//! would only cost memory.
+//! Law (PL-2): every use has exactly one producing gather. A gather asked for at stage s is released by the end of the
+//! call before s. A gather that could begin no later than the stage behind the weight's previous use is not made: the
+//! planes are still there, and a second copy would only cost memory. Nor is one made where the planes are kept. Which planes are needed, and when each is
+//! asked for, is decided in [`super::super::prefetch`].
 
 use std::collections::HashMap;
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply};
-use crate::config::{Backward, Columnwise};
+use super::super::prefetch::Demand;
 use crate::format::{Orientation, PlaneSpec};
 use crate::id::{CallId, WeightId};
 use crate::layout::Content;
@@ -22,54 +21,46 @@ struct Held {
     last_use: usize,
 }
 
-pub(in super::super) fn gather(draft: &mut Draft<'_>) {
-    let mut stages_of_uses: Vec<usize> = Vec::new();
+/// `issues` has one stage for every demand.
+pub(in super::super) fn gather(draft: &mut Draft<'_>, demands: &[Demand<'_>], issues: &[usize]) {
+    replicated(draft);
     let mut held: HashMap<(WeightId, Orientation), Held> = HashMap::new();
+    for (demand, issue) in demands.iter().zip(issues) {
+        let (stage, planes) = (demand.stage, (demand.weight, demand.orientation));
+        let supply = match held.get_mut(&planes) {
+            Some(gather) if demand.keeps || *issue <= gather.last_use + 1 => {
+                gather.last_use = stage;
+                gather.supply
+            }
+            _ => {
+                let supply = add_gather(draft, demand, *issue);
+                held.insert(planes, Held { supply, last_use: stage });
+                supply
+            }
+        };
+        draft.supplies[stage][demand.position] = Some(supply);
+    }
+}
+
+/// Replicated weights are read where they are.
+fn replicated(draft: &mut Draft<'_>) {
     for (stage, _, call) in draft.stages_of_calls() {
         for (position, usage) in call.uses.iter().enumerate() {
-            let layout = draft.weights.layout(usage.weight);
-            if layout.placement == Placement::Replicated {
+            if draft.weights.layout(usage.weight).placement == Placement::Replicated {
                 let slot = draft.slot(Content::Master(usage.weight));
                 draft.supplies[stage][position] = Some(Supply { slot, stage: 0 });
-                continue;
             }
-            stages_of_uses.push(stage);
-            let ahead = stages_of_uses.len().checked_sub(1 + draft.policy.depth as usize);
-            let issue = ahead.map_or(0, |earlier| stages_of_uses[earlier]);
-            let derived = !layout.format.stored_orientations().contains(&usage.orientation);
-            let orientation = if derived { Orientation::Rowwise } else { usage.orientation };
-            let keeps = draft.policy.backward == Backward::Keep
-                || (derived && draft.policy.columnwise == Columnwise::Keep);
-            let supply = match held.get_mut(&(usage.weight, orientation)) {
-                Some(gather) if keeps || issue <= gather.last_use + 1 => {
-                    gather.last_use = stage;
-                    gather.supply
-                }
-                _ => {
-                    let supply = add_gather(draft, usage.weight, orientation, stage, issue);
-                    held.insert((usage.weight, orientation), Held { supply, last_use: stage });
-                    supply
-                }
-            };
-            draft.supplies[stage][position] = Some(supply);
         }
     }
 }
 
-fn add_gather(
-    draft: &mut Draft<'_>,
-    weight: WeightId,
-    orientation: Orientation,
-    stage: usize,
-    issue: usize,
-) -> Supply {
-    let name = draft.name(weight);
+fn add_gather(draft: &mut Draft<'_>, demand: &Demand<'_>, issue: usize) -> Supply {
+    let Demand { weight, orientation, name, call, .. } = *demand;
     let to = draft.transient(
-        format!("{name} gathered {orientation} for {}", draft.calls[stage].name),
+        format!("{name} gathered {orientation} for {}", call.label()),
         Content::Gathered(weight, orientation),
     );
-    let layout = draft.weights.layout(weight);
-    let planes = layout.shard_planes(orientation);
+    let planes = draft.weights.layout(weight).shard_planes(orientation);
     let shard_bytes = planes.iter().map(PlaneSpec::bytes).fold(0, usize::saturating_add);
     let op = Op::AllGather { weight, orientation, from: draft.slot(Content::Shard(weight, orientation)), to };
     let peers = draft.weights.mesh.ranks() as usize - 1;

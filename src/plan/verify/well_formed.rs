@@ -127,7 +127,7 @@ impl Ids<'_> {
             | Content::Shard(weight, _)
             | Content::Gathered(weight, _)
             | Content::Transposed(weight)
-            | Content::Dense(weight, _) => self.weight(weight, &place),
+            | Content::Dense(weight, _, _) => self.weight(weight, &place),
             Content::Gradient(weight, call) | Content::ReducedGradient(weight, call) => {
                 self.weight(weight, &place)?;
                 self.call_id(call, &place)
@@ -139,7 +139,7 @@ impl Ids<'_> {
             | Content::AmaxHistory(bucket)
             | Content::DelayedScale(bucket)
             | Content::Encode(bucket) => self.bucket(bucket, &place),
-            Content::Buffer(buffer) | Content::Staging(buffer) => self.buffer(buffer, &place),
+            Content::Buffer(buffer) | Content::Staging(buffer, _) => self.buffer(buffer, &place),
             Content::OptimizerStep
             | Content::FaultWord
             | Content::LearningRate
@@ -180,6 +180,7 @@ impl Ids<'_> {
             | Op::Transpose { weight, .. }
             | Op::Dequantize { weight, .. }
             | Op::ReduceScatter { weight, .. }
+            | Op::AddGradient { weight, .. }
             | Op::Accumulate { weight, .. } => self.weight(*weight, place),
             Op::PartialAmax { bucket, .. }
             | Op::DelayedScale { bucket, .. }

@@ -3,10 +3,11 @@
 //! Law: calls run once each, in program order, on exactly the operands they declare. A use finds
 //! its weight at the version of the step's entry; a buffer holds what the last call before it in
 //! program order wrote, else what was staged or carried. What a closure reads and writes inside an
-//! operand is its own; that it keeps to its operands is the context's law, not the plan's.
+//! operand is its own; that it keeps to its operands is the context's law, not the plan's. A step runs the same
+//! calls for every micro-batch; what a buffer holds belongs to one micro-batch, unless it is carried.
 
 use super::{BufferValue, Held, Run, Verdict};
-use crate::id::{BufferId, CallId, SlotId, TaskId, WeightId};
+use crate::id::{BufferId, CallId, MicroBatchId, SlotId, TaskId, WeightId};
 use crate::model::{Access, Call, Form, Lifetime, Placement, Role, Use};
 use crate::op::{Operand, OperandRole};
 
@@ -29,9 +30,12 @@ impl Run<'_> {
         let plan = self.plan;
         let running = Running { task, id, call: &plan.calls[id.index()] };
         if id.index() != self.calls {
-            let next =
-                plan.calls.get(self.calls).map_or("no call".into(), |call| format!("call `{}`", call.name));
-            let problem = format!("runs call `{}` when {next} is next in program order", running.call.name);
+            let next = plan
+                .calls
+                .get(self.calls)
+                .map_or("no call".into(), |call| format!("call `{}`", call.label()));
+            let problem =
+                format!("runs call `{}` when {next} is next in program order", running.call.label());
             return self.wrong_program(plan.describe(task), problem, "run every call once, in program order");
         }
         if *self.slots.held(fault) != (Held::FaultWord { calls: self.calls }) {
@@ -78,15 +82,37 @@ impl Run<'_> {
         self.fill(task, to, held)
     }
 
-    /// The value of `buffer` that program order gives the next call; `None` when nothing did.
-    pub(super) fn value(&self, buffer: BufferId) -> Option<BufferValue> {
+    /// The value of `buffer` that program order gives the next call of `micro_batch`; `None` when nothing did. Only
+    /// a carried buffer comes from an earlier micro-batch.
+    pub(super) fn value(&self, buffer: BufferId, micro_batch: MicroBatchId) -> Option<BufferValue> {
         let spec = &self.plan.buffers[buffer.index()];
-        match self.writers[buffer.index()] {
+        let lasts = |call: &CallId| {
+            spec.lifetime == Lifetime::Carried || self.plan.calls[call.index()].micro_batch == micro_batch
+        };
+        match self.writers[buffer.index()].filter(lasts) {
             Some(call) => Some(BufferValue::Written(call)),
-            None if spec.role == Role::Input => Some(BufferValue::Staged),
+            None if spec.role == Role::Input => Some(BufferValue::Staged(micro_batch)),
             None if spec.lifetime == Lifetime::Carried => Some(BufferValue::Carried),
             None => None,
         }
+    }
+
+    /// The calls of every micro-batch are the same, in the same order: so the mean is over as many as the plan says.
+    pub(super) fn check_micro_batches(&self) -> Verdict<()> {
+        let (calls, micro_batches) = (&self.plan.calls, self.plan.micro_batches as usize);
+        let each = calls.len().checked_div(micro_batches).unwrap_or(0).max(1);
+        let repeats = |(number, call): (usize, &Call)| {
+            let micro_batch = MicroBatchId::at(number / each);
+            *call == Call { micro_batch, ..calls[number % each].clone() }
+        };
+        let whole = calls.len() == each * micro_batches && calls.iter().enumerate().all(repeats);
+        if whole || (calls.is_empty() && micro_batches == 1) {
+            return Ok(());
+        }
+        let problem =
+            format!("has {} calls, which are not the same ones {micro_batches} times over", calls.len());
+        let remedy = "repeat all calls once for each micro-batch, numbered in order";
+        self.wrong_program(format!("plan `{}`", self.plan.name), problem, remedy)
     }
 
     /// Exactly the declared operands, each once and in the declared way.
@@ -113,12 +139,12 @@ impl Run<'_> {
             |(role, access): &(OperandRole, Access)| format!("that it {access} {}", self.role(call, *role));
         let problem = match (missing, extra) {
             (Some(operand), _) => {
-                format!("does not bind what call `{}` declares: {}", call.name, say(operand))
+                format!("does not bind what call `{}` declares: {}", call.label(), say(operand))
             }
             (None, Some(operand)) => {
-                format!("binds what call `{}` does not declare: {}", call.name, say(operand))
+                format!("binds what call `{}` does not declare: {}", call.label(), say(operand))
             }
-            (None, None) => format!("binds an operand of call `{}` twice", call.name),
+            (None, None) => format!("binds an operand of call `{}` twice", call.label()),
         };
         self.wrong_program(
             self.plan.describe(task),
@@ -146,16 +172,16 @@ impl Run<'_> {
     }
 
     fn check_use(&mut self, running: Running<'_>, usage: &Use, slot: SlotId) -> Verdict<()> {
-        let Use { weight, orientation, form } = *usage;
+        let Use { weight, orientation, form, .. } = *usage;
         let layout = self.plan.weights.layout(weight);
         let found = match (layout.placement, form, self.slots.held(slot)) {
             (Placement::Replicated, _, Held::Master(of, version)) if *of == weight => Some(*version),
-            (Placement::Sharded, Form::Dense, Held::Dense(of, o, version))
-                if (*of, *o) == (weight, orientation) =>
+            (Placement::Sharded, _, Held::Dense(of, o, values, version))
+                if (*of, *o, Some(*values)) == (weight, orientation, form.values()) =>
             {
                 Some(*version)
             }
-            (Placement::Sharded, Form::Dense, _) if !layout.is_dense() => None,
+            (Placement::Sharded, ..) if form.values().is_some_and(|values| !layout.is_dense(values)) => None,
             (Placement::Sharded, _, _) => self.planes_at(slot, weight, orientation),
             (Placement::Replicated, ..) => None,
         };
@@ -164,10 +190,12 @@ impl Run<'_> {
             let form = match form {
                 Form::Planes => "planes",
                 Form::Dense => "dense values",
+                Form::DenseBf16 => "dense bf16 values",
             };
             let needs = format!(
                 "the {orientation} {form} of `{}` at {version} for call `{}`",
-                layout.name, running.call.name
+                layout.name,
+                running.call.label()
             );
             let remedy = match found {
                 Some(_) => "gather between the cast of the version the step begins with and the next cast",
@@ -181,7 +209,7 @@ impl Run<'_> {
 
     fn check_buffer(&self, running: Running<'_>, buffer: BufferId, slot: SlotId) -> Verdict<()> {
         let name = &self.plan.buffers[buffer.index()].name;
-        let Some(value) = self.value(buffer) else {
+        let Some(value) = self.value(buffer, running.call.micro_batch) else {
             let problem = format!("reads buffer `{name}`, which no call before it writes");
             let remedy = "write the buffer first, or declare it as an input or carried";
             return self.wrong_program(self.plan.describe(running.task), problem, remedy);
@@ -199,7 +227,7 @@ impl Run<'_> {
         match operand.role {
             OperandRole::Gradient(weight) => {
                 let padded = *self.slots.held(operand.slot) == Held::Padding(weight);
-                self.fill(task, operand.slot, Held::Gradient { weight, call, padded })
+                self.fill(task, operand.slot, Held::Gradient { weight, calls: [call].into(), padded })
             }
             OperandRole::Buffer(buffer) => {
                 self.fill(task, operand.slot, Held::Buffer(buffer, BufferValue::Written(call)))

@@ -13,6 +13,7 @@ use crate::plan::EdgeState;
 impl Run<'_> {
     pub(super) fn enter(&mut self) -> Verdict<()> {
         self.check_declared()?;
+        self.check_micro_batches()?;
         for (id, slot) in self.plan.arena.entries() {
             let held = self.initial(slot);
             if held != Held::Nothing {
@@ -53,8 +54,8 @@ impl Run<'_> {
         let shard = |weight| self.shard_version(weight, self.plan.entry);
         let role = |buffer: crate::id::BufferId| self.plan.buffers[buffer.index()].role;
         match (slot.content, slot.residency) {
-            (Content::Staging(buffer), _) if role(buffer) == Role::Input => {
-                Held::Buffer(buffer, BufferValue::Staged)
+            (Content::Staging(buffer, micro_batch), _) if role(buffer) == Role::Input => {
+                Held::Buffer(buffer, BufferValue::Staged(micro_batch))
             }
             (_, Residency::Transient) => Held::Nothing,
             (Content::Master(weight), _) => Held::Master(weight, masters),

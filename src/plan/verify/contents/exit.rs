@@ -4,11 +4,11 @@
 //! staging as the last call that wrote them left them; the vote and the fault word are there for
 //! the session to read.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::entry::describe;
 use super::{BufferValue, Held, Run, Verdict, VerifyError};
-use crate::id::{BufferId, SlotId, WeightId};
+use crate::id::{BufferId, CallId, MicroBatchId, SlotId, WeightId};
 use crate::layout::{Content, Residency};
 use crate::model::{Placement, Role};
 
@@ -36,7 +36,7 @@ impl Run<'_> {
             None => Ok(()),
             Some(call) => {
                 let problem = format!("never runs; {} of {} calls do", self.calls, calls.len());
-                self.wrong_program(format!("call `{}`", call.name), problem, "run every call once")
+                self.wrong_program(format!("call `{}`", call.label()), problem, "run every call once")
             }
         }
     }
@@ -49,7 +49,7 @@ impl Run<'_> {
             Some((call, weight)) if !self.plan.updates_weights => Err(Box::new(VerifyError::LostGradient {
                 task: self.plan_name(),
                 weight: self.name(weight).into(),
-                call: call.name.clone(),
+                call: call.label(),
                 whereabouts: "the plan has no optimizer".into(),
             })),
             _ => Ok(()),
@@ -134,9 +134,9 @@ impl Run<'_> {
             Content::AmaxHistory(bucket) => Held::AmaxHistory(bucket, exit.masters),
             Content::DelayedScale(bucket) => Held::DelayedScale(bucket, exit.masters),
             Content::OptimizerStep => Held::OptimizerStep { votes: u32::from(self.plan.updates_weights) },
-            Content::Buffer(buffer) => match self.value(buffer) {
+            Content::Buffer(buffer) => match self.value(buffer, self.last_micro_batch()) {
                 // A carried input that no call read need not have been copied in.
-                Some(BufferValue::Staged) | None => return Ok(()),
+                Some(BufferValue::Staged(_)) | None => return Ok(()),
                 Some(value) => Held::Buffer(buffer, value),
             },
             _ => return Ok(()),
@@ -154,18 +154,31 @@ impl Run<'_> {
 
     fn outputs_are_staged(&self) -> Verdict<()> {
         let outputs = self.plan.buffers.iter().enumerate().filter(|(_, spec)| spec.role == Role::Output);
+        // Per buffer and micro-batch, the last call that writes it.
+        let mut last: BTreeMap<(BufferId, MicroBatchId), CallId> = BTreeMap::new();
+        for (number, call) in self.plan.calls.iter().enumerate() {
+            for access in call.buffers.iter().filter(|access| access.access.writes()) {
+                last.insert((access.buffer, call.micro_batch), CallId::at(number));
+            }
+        }
         for (number, spec) in outputs {
             let buffer = BufferId::at(number);
-            let Some(value) = self.value(buffer) else { continue };
-            let needs = Held::Buffer(buffer, value);
-            let staging = self.plan.arena.find(Content::Staging(buffer));
-            if staging.is_none_or(|slot| *self.slots.held(slot) != needs) {
-                let holds = staging.map_or("no slot".into(), |slot| self.slots.describe(slot));
-                let problem = format!("ends with {holds} in the staging of output `{}`", spec.name);
-                let remedy = "copy every output behind the last call that writes it";
-                return self.wrong_program(self.plan_name(), problem, remedy);
+            for micro_batch in (0..self.plan.micro_batches).map(MicroBatchId::new) {
+                let Some(call) = last.get(&(buffer, micro_batch)) else { continue };
+                let needs = Held::Buffer(buffer, BufferValue::Written(*call));
+                let staging = self.plan.arena.find(Content::Staging(buffer, micro_batch));
+                if staging.is_none_or(|slot| *self.slots.held(slot) != needs) {
+                    let holds = staging.map_or("no slot".into(), |slot| self.slots.describe(slot));
+                    let problem = format!("ends with {holds} in the staging of output `{}`", spec.name);
+                    let remedy = "copy every output behind the last call that writes it";
+                    return self.wrong_program(self.plan_name(), problem, remedy);
+                }
             }
         }
         Ok(())
+    }
+
+    fn last_micro_batch(&self) -> MicroBatchId {
+        self.plan.calls.last().map_or_else(MicroBatchId::default, |call| call.micro_batch)
     }
 }

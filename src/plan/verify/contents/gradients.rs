@@ -1,8 +1,9 @@
 //! PL-4: the way of a gradient from the call that wrote it to its main grad.
 //!
-//! Law: a sharded weight's gradient is reduce-scattered, then accumulated; a replicated weight's
-//! is accumulated, then all-reduced. The first contribution of a step begins the sum and no later
-//! one does; none is added twice. Padding rows are zero before anything is summed over ranks.
+//! Law: a sharded weight's gradient is reduce-scattered, by itself or added to others of the weight, then
+//! accumulated; a replicated weight's is accumulated, then all-reduced. The first contribution of a step begins the
+//! sum and no later one does; none is added twice, on the rank or behind the reduction. Calls of different
+//! micro-batches are different contributions. Padding rows are zero before anything is summed over ranks.
 
 use std::collections::BTreeSet;
 
@@ -13,9 +14,9 @@ use crate::model::Placement;
 
 impl Run<'_> {
     pub(super) fn zero_padding(&mut self, task: TaskId, weight: WeightId, gradient: SlotId) -> Verdict<()> {
-        let held = match *self.slots.held(gradient) {
-            Held::Gradient { weight: of, call, .. } if of == weight => {
-                Held::Gradient { weight, call, padded: true }
+        let held = match self.slots.held(gradient) {
+            Held::Gradient { weight: of, calls, .. } if *of == weight => {
+                Held::Gradient { weight, calls: calls.clone(), padded: true }
             }
             Held::Gradient { .. } => {
                 let needs = format!("a gradient of `{}`", self.name(weight));
@@ -40,9 +41,10 @@ impl Run<'_> {
     ) -> Verdict<()> {
         let shard = &self.plan.weights.layout(weight).shard;
         let has_padding = shard.padded_rows() > shard.shape.rows;
-        match *self.slots.held(from) {
-            Held::Gradient { weight: of, call, padded } if of == weight && (padded || !has_padding) => {
-                self.fill(task, to, Held::ReducedGradient(weight, call))
+        match self.slots.held(from) {
+            Held::Gradient { weight: of, calls, padded } if *of == weight && (*padded || !has_padding) => {
+                let calls = calls.clone();
+                self.fill(task, to, Held::ReducedGradient(weight, calls))
             }
             _ => {
                 let zeros = if has_padding { " with zeroed padding rows" } else { "" };
@@ -57,6 +59,55 @@ impl Run<'_> {
         }
     }
 
+    pub(super) fn add_gradient(
+        &mut self,
+        task: TaskId,
+        weight: WeightId,
+        from: SlotId,
+        into: SlotId,
+    ) -> Verdict<()> {
+        let (added, padding) = self.gradient(task, weight, from)?;
+        let (sum, padded) = self.gradient(task, weight, into)?;
+        let both = self.united(task, weight, sum, added)?;
+        self.fill(task, into, Held::Gradient { weight, calls: both, padded: padded && padding })
+    }
+
+    /// The calls whose gradients of `weight` are in `slot`, and whether the padding rows are zero.
+    fn gradient(&self, task: TaskId, weight: WeightId, slot: SlotId) -> Verdict<(BTreeSet<CallId>, bool)> {
+        match self.slots.held(slot) {
+            Held::Gradient { weight: of, calls, padded } if *of == weight => Ok((calls.clone(), *padded)),
+            _ => {
+                let needs = format!("a call's gradient of `{}`", self.name(weight));
+                let remedy =
+                    "add gradients behind the calls that write them, before their bytes are written again";
+                self.wrong_gradient(task, slot, needs, remedy)
+            }
+        }
+    }
+
+    /// Both sets of calls, which must have none in common.
+    fn united(
+        &self,
+        task: TaskId,
+        weight: WeightId,
+        mut sum: BTreeSet<CallId>,
+        added: BTreeSet<CallId>,
+    ) -> Verdict<BTreeSet<CallId>> {
+        if let Some(call) = added.iter().find(|call| sum.contains(call)) {
+            return self.wrong_accumulation(
+                task,
+                format!(
+                    "adds the gradient of `{}` from call `{}` a second time",
+                    self.name(weight),
+                    self.call_name(*call)
+                ),
+                "accumulate each gradient once",
+            );
+        }
+        sum.extend(added);
+        Ok(sum)
+    }
+
     pub(super) fn accumulate(
         &mut self,
         task: TaskId,
@@ -66,25 +117,16 @@ impl Run<'_> {
         first: bool,
     ) -> Verdict<()> {
         let placement = self.plan.weights.layout(weight).placement;
-        let call = self.addend(task, weight, placement, from)?;
-        let mut sum = self.sum(task, weight, placement, into, first)?;
-        if !sum.insert(call) {
-            return self.wrong_accumulation(
-                task,
-                format!(
-                    "adds the gradient of `{}` from call `{}` a second time",
-                    self.name(weight),
-                    self.call_name(call)
-                ),
-                "accumulate each gradient once",
-            );
-        }
+        let added = self.addend(task, weight, placement, from)?;
+        let contributions = added.len();
+        let sum = self.sum(task, weight, placement, into, first)?;
+        let sum = self.united(task, weight, sum, added)?;
         let held = match placement {
             Placement::Sharded => Held::MainGrad(weight, sum),
             Placement::Replicated => Held::LocalSum(weight, sum),
         };
         self.fill(task, into, held)?;
-        self.proven.gradients += 1;
+        self.proven.gradients += contributions;
         Ok(())
     }
 
@@ -124,18 +166,26 @@ impl Run<'_> {
             Some(call) => Err(Box::new(VerifyError::LostGradient {
                 task: self.plan.describe(task),
                 weight: self.name(weight).into(),
-                call: self.call_name(*call).into(),
+                call: self.call_name(*call),
                 whereabouts: self.whereabouts(weight, *call),
             })),
         }
     }
 
-    /// What is added: the call it comes from.
-    fn addend(&self, task: TaskId, weight: WeightId, placement: Placement, from: SlotId) -> Verdict<CallId> {
+    /// What is added: the calls it comes from.
+    fn addend(
+        &self,
+        task: TaskId,
+        weight: WeightId,
+        placement: Placement,
+        from: SlotId,
+    ) -> Verdict<BTreeSet<CallId>> {
         let (what, remedy) = match (placement, self.slots.held(from)) {
-            (Placement::Sharded, Held::ReducedGradient(of, call)) if *of == weight => return Ok(*call),
-            (Placement::Replicated, Held::Gradient { weight: of, call, .. }) if *of == weight => {
-                return Ok(*call);
+            (Placement::Sharded, Held::ReducedGradient(of, calls)) if *of == weight => {
+                return Ok(calls.clone());
+            }
+            (Placement::Replicated, Held::Gradient { weight: of, calls, .. }) if *of == weight => {
+                return Ok(calls.clone());
             }
             (Placement::Sharded, _) => ("a reduced gradient", "reduce-scatter the gradient first"),
             (Placement::Replicated, _) => {
@@ -195,7 +245,8 @@ impl Run<'_> {
         {
             return format!("it was added to slot `{}` behind the all-reduce", self.slot_name(slot));
         }
-        if let Some(slot) = find(&|_, held| *held == Held::ReducedGradient(weight, call)) {
+        let reduced = |held: &Held| matches!(held, Held::ReducedGradient(w, calls) if *w == weight && calls.contains(&call));
+        if let Some(slot) = find(&|_, held| reduced(held)) {
             return format!("it was reduced into slot `{}` and not accumulated", self.slot_name(slot));
         }
         if let Some(slot) =
@@ -204,7 +255,7 @@ impl Run<'_> {
             let holds = self.slots.describe(slot);
             return format!("it was reduced into slot `{}`, which holds {holds}", self.slot_name(slot));
         }
-        let written = |held: &Held| matches!(held, Held::Gradient { weight: w, call: c, .. } if (*w, *c) == (weight, call));
+        let written = |held: &Held| matches!(held, Held::Gradient { weight: w, calls, .. } if *w == weight && calls.contains(&call));
         if let Some(slot) = find(&|_, held| written(held)) {
             return format!("it still lies in slot `{}` as the call wrote it", self.slot_name(slot));
         }

@@ -5,16 +5,16 @@
 
 use std::collections::BTreeSet;
 
-use crate::format::Orientation;
-use crate::id::{BucketId, BufferId, CallId, SlotId, TaskId, Version, WeightId};
+use crate::format::{ElementType, Orientation};
+use crate::id::{BucketId, BufferId, CallId, MicroBatchId, SlotId, TaskId, Version, WeightId};
 use crate::layout::Content;
 use crate::plan::StepPlan;
 
 /// Where the present value of a buffer comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BufferValue {
-    /// The trainer staged it before the step.
-    Staged,
+    /// The trainer staged it before the step, for this micro-batch.
+    Staged(MicroBatchId),
     /// The step before left it; zeros before the first.
     Carried,
     /// This call wrote it.
@@ -58,14 +58,14 @@ pub(super) enum Held {
     Gathered(WeightId, Orientation, Version),
     /// Columnwise planes derived from rowwise ones.
     Transposed(WeightId, Version),
-    /// A dequantized weight.
-    Dense(WeightId, Orientation, Version),
+    /// A dequantized weight, in f32 or bf16.
+    Dense(WeightId, Orientation, ElementType, Version),
     /// A gradient slot of which only the padding rows are written, with zeros.
     Padding(WeightId),
-    /// The full gradient a call wrote; are its padding rows zero?
-    Gradient { weight: WeightId, call: CallId, padded: bool },
-    /// This rank's rows of a call's gradient, summed over the ranks.
-    ReducedGradient(WeightId, CallId),
+    /// The full gradient a call wrote, or the sum of those of several; are its padding rows zero?
+    Gradient { weight: WeightId, calls: BTreeSet<CallId>, padded: bool },
+    /// This rank's rows of that, summed over the ranks.
+    ReducedGradient(WeightId, BTreeSet<CallId>),
     /// A rank's own sum of these calls' gradients.
     LocalSum(WeightId, BTreeSet<CallId>),
     /// The main grad: the sum of these calls' gradients over all ranks.
@@ -107,10 +107,16 @@ impl Held {
             Self::DelayedScale(bucket, _) => content == Content::DelayedScale(*bucket),
             Self::Gathered(weight, orientation, _) => content == Content::Gathered(*weight, *orientation),
             Self::Transposed(weight, _) => content == Content::Transposed(*weight),
-            Self::Dense(weight, orientation, _) => content == Content::Dense(*weight, *orientation),
+            Self::Dense(weight, orientation, values, _) => {
+                content == Content::Dense(*weight, *orientation, *values)
+            }
             Self::Padding(weight) => matches!(content, Content::Gradient(other, _) if other == *weight),
-            Self::Gradient { weight, call, .. } => content == Content::Gradient(*weight, *call),
-            Self::ReducedGradient(weight, call) => content == Content::ReducedGradient(*weight, *call),
+            Self::Gradient { weight, calls, .. } => {
+                matches!(content, Content::Gradient(other, call) if other == *weight && calls.contains(&call))
+            }
+            Self::ReducedGradient(weight, calls) => {
+                matches!(content, Content::ReducedGradient(other, call) if other == *weight && calls.contains(&call))
+            }
             Self::LocalSum(weight, _) => content == Content::LocalGrad(*weight),
             Self::MainGrad(weight, _) => content == Content::MainGrad(*weight),
             Self::FaultWord { .. } => content == Content::FaultWord,
@@ -121,7 +127,7 @@ impl Held {
             Self::LossScale => content == Content::LossScale,
             Self::OptimizerStep { .. } => content == Content::OptimizerStep,
             Self::Buffer(buffer, _) => {
-                content == Content::Buffer(*buffer) || content == Content::Staging(*buffer)
+                matches!(content, Content::Buffer(other) | Content::Staging(other, _) if other == *buffer)
             }
         }
     }
@@ -129,7 +135,7 @@ impl Held {
     /// In words.
     pub(super) fn describe(&self, plan: &StepPlan) -> String {
         let name = |weight: &WeightId| format!("`{}`", plan.weights.layout(*weight).name);
-        let call = |call: &CallId| format!("call `{}`", plan.calls[call.index()].name);
+        let call = |call: &CallId| format!("call `{}`", plan.calls[call.index()].label());
         let calls = |calls: &BTreeSet<CallId>| calls.iter().map(call).collect::<Vec<_>>().join(", ");
         match self {
             Self::Nothing => "nothing: no earlier task of the step writes it".into(),
@@ -173,18 +179,19 @@ impl Held {
             Self::Transposed(weight, version) => {
                 format!("the derived columnwise planes of {} at {version}", name(weight))
             }
-            Self::Dense(weight, orientation, version) => {
-                format!("the dense {orientation} values of {} at {version}", name(weight))
+            Self::Dense(weight, orientation, values, version) => {
+                let kind = dense_in(*values);
+                format!("the {kind} {orientation} values of {} at {version}", name(weight))
             }
             Self::Padding(weight) => {
                 format!("zeroed padding rows for a gradient of {}, and no rows", name(weight))
             }
-            Self::Gradient { weight, call: of, padded } => {
+            Self::Gradient { weight, calls: of, padded } => {
                 let padding = if *padded { "" } else { ", its padding rows not zeroed" };
-                format!("the gradient of {} from {}{padding}", name(weight), call(of))
+                format!("the gradient of {} from {}{padding}", name(weight), calls(of))
             }
             Self::ReducedGradient(weight, of) => {
-                format!("the reduced gradient of {} from {}", name(weight), call(of))
+                format!("the reduced gradient of {} from {}", name(weight), calls(of))
             }
             Self::LocalSum(weight, of) => {
                 format!("this rank's gradient sum of {} over {}", name(weight), calls(of))
@@ -204,13 +211,22 @@ impl Held {
     }
 }
 
+/// Dense values in words.
+pub(super) const fn dense_in(values: ElementType) -> &'static str {
+    match values {
+        ElementType::Bf16 => "dense bf16",
+        ElementType::F32 | ElementType::U8 => "dense",
+    }
+}
+
 impl BufferValue {
     /// In words, to stand behind the buffer's name.
     pub(super) fn describe(self, plan: &StepPlan) -> String {
         match self {
-            Self::Staged => "as the trainer staged it".into(),
+            Self::Staged(micro_batch) if micro_batch.number() == 0 => "as the trainer staged it".into(),
+            Self::Staged(micro_batch) => format!("as the trainer staged it for {micro_batch}"),
             Self::Carried => "as the step before left it".into(),
-            Self::Written(call) => format!("as call `{}` wrote it", plan.calls[call.index()].name),
+            Self::Written(call) => format!("as call `{}` wrote it", plan.calls[call.index()].label()),
         }
     }
 }

@@ -114,10 +114,11 @@ impl<'p> Run<'p> {
                 self.gather(task, *weight, *orientation, *from, *to)
             }
             Op::Transpose { weight, from, to } => self.transpose(task, *weight, *from, *to),
-            Op::Dequantize { weight, orientation, from, tensor_scale, to } => {
-                self.dequantize(task, (*weight, *orientation), *from, *tensor_scale, *to)
+            Op::Dequantize { weight, orientation, from, tensor_scale, values, to } => {
+                self.dequantize(task, (*weight, *orientation, *values), *from, *tensor_scale, *to)
             }
             Op::ReduceScatter { weight, from, to } => self.reduce_scatter(task, *weight, *from, *to),
+            Op::AddGradient { weight, from, into } => self.add_gradient(task, *weight, *from, *into),
             Op::Accumulate { weight, from, into, first } => {
                 self.accumulate(task, *weight, *from, *into, *first)
             }
@@ -155,9 +156,8 @@ impl<'p> Run<'p> {
         &plan.weights.layout(weight).name
     }
 
-    fn call_name(&self, call: CallId) -> &'p str {
-        let plan: &'p StepPlan = self.plan;
-        &plan.calls[call.index()].name
+    fn call_name(&self, call: CallId) -> String {
+        self.plan.calls[call.index()].label()
     }
 
     fn slot_name(&self, slot: SlotId) -> String {

@@ -4,7 +4,7 @@
 //! planes keeps weight and version, and needs scales of the same version.
 
 use super::{Held, Run, Verdict};
-use crate::format::Orientation;
+use crate::format::{ElementType, Orientation};
 use crate::id::{SlotId, TaskId, Version, WeightId};
 
 impl Run<'_> {
@@ -64,7 +64,7 @@ impl Run<'_> {
     pub(super) fn dequantize(
         &mut self,
         task: TaskId,
-        (weight, orientation): (WeightId, Orientation),
+        (weight, orientation, values): (WeightId, Orientation, ElementType),
         from: SlotId,
         tensor_scale: Option<SlotId>,
         to: SlotId,
@@ -86,7 +86,7 @@ impl Run<'_> {
             }
             None => {}
         }
-        self.fill(task, to, Held::Dense(weight, orientation, version))
+        self.fill(task, to, Held::Dense(weight, orientation, values, version))
     }
 
     /// The version of the planes of `weight` in `slot`, if that is what it holds. Planes an

@@ -1,0 +1,91 @@
+//! What lanes of one GPU take from each other.
+//!
+//! Law: work is slowed only while the other lane runs, by the factor of the two kinds of lanes.
+
+use serde::{Deserialize, Serialize};
+
+use crate::layout::LaneKind;
+
+/// Factors on the time of what runs on one lane while another lane runs: 1 is no contention.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Contention {
+    /// On the compute lane, while a collective runs.
+    pub compute_beside_collective: f64,
+    /// On a collective, while the compute lane runs.
+    pub collective_beside_compute: f64,
+    /// On a collective, while one of another communicator runs: 2 where both want one link.
+    pub collective_beside_collective: f64,
+    /// On the compute lane, while the quantize lane runs.
+    pub compute_beside_quantize: f64,
+    /// On the quantize lane, while the compute lane runs.
+    pub quantize_beside_compute: f64,
+}
+
+impl Default for Contention {
+    fn default() -> Self {
+        Self {
+            compute_beside_collective: 1.0,
+            collective_beside_compute: 1.0,
+            collective_beside_collective: 1.0,
+            compute_beside_quantize: 1.0,
+            quantize_beside_compute: 1.0,
+        }
+    }
+}
+
+impl Contention {
+    /// The factor on work of a lane of kind `own` while one of kind `other` runs.
+    #[must_use]
+    pub const fn factor(&self, own: LaneKind, other: LaneKind) -> f64 {
+        match (own, other) {
+            (LaneKind::Compute, LaneKind::Communicator(_)) => self.compute_beside_collective,
+            (LaneKind::Compute, LaneKind::Quantize) => self.compute_beside_quantize,
+            (LaneKind::Quantize, LaneKind::Compute) => self.quantize_beside_compute,
+            (LaneKind::Communicator(_), LaneKind::Compute) => self.collective_beside_compute,
+            (LaneKind::Communicator(_), LaneKind::Communicator(_)) => self.collective_beside_collective,
+            _ => 1.0,
+        }
+    }
+}
+
+/// How long work of `length` takes from `begin` on, if it runs `factor` times slower while `busy` is: intervals in order,
+/// none of which touch.
+#[must_use]
+pub fn stretched(begin: f64, length: f64, busy: &[(u64, u64)], factor: f64) -> f64 {
+    if factor <= 1.0 || length <= 0.0 {
+        return length;
+    }
+    let first = busy.partition_point(|(_, end)| (*end as f64) <= begin);
+    let (mut now, mut left) = (begin, length);
+    for (from, to) in busy[first..].iter().map(|(from, to)| (*from as f64, *to as f64)) {
+        let alone = (from - now).max(0.0);
+        if left <= alone {
+            break;
+        }
+        left -= alone;
+        now = now.max(from);
+        let shared = (to - now) / factor;
+        if left <= shared {
+            return now + left * factor - begin;
+        }
+        left -= shared;
+        now = to;
+    }
+    now + left - begin
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_is_slowed_only_while_the_other_lane_runs() {
+        assert_eq!(stretched(0.0, 10.0, &[], 2.0), 10.0);
+        assert_eq!(stretched(0.0, 10.0, &[(0, 100)], 2.0), 20.0);
+        assert_eq!(stretched(0.0, 10.0, &[(4, 8)], 2.0), 12.0);
+        assert_eq!(stretched(0.0, 10.0, &[(4, 8), (9, 100)], 2.0), 4.0 + 4.0 + 1.0 + 2.0 * 3.0);
+        assert_eq!(stretched(5.0, 10.0, &[(0, 5), (15, 20)], 2.0), 10.0);
+        assert_eq!(stretched(0.0, 10.0, &[(0, 100)], 1.0), 10.0);
+    }
+}

@@ -1,0 +1,89 @@
+//! What a task takes by itself.
+//!
+//! Law: an op costs what its accesses say ([`Op::accesses`]) and the cluster charges for it. Bytes of local ops are those of their slots: read or
+//! written once, updated twice. Bytes of collectives are those of the parts that ranks exchange, alignment left out. No price
+//! depends on the rank. Planner and simulator ask here, so a forecast and a simulation differ by what they do with prices alone.
+
+use super::{Cluster, Links};
+use crate::id::SlotId;
+use crate::layout::{Slot, Weights};
+use crate::model::{Access, Call};
+use crate::op::Op;
+
+/// Longest price, some 30 years: sums of prices stay numbers.
+const LONGEST: f64 = 1e18;
+
+/// What ops refer to.
+#[derive(Clone, Copy, Debug)]
+pub struct Work<'a> {
+    /// Calls, in the order of their ids.
+    pub calls: &'a [Call],
+    /// Slots, in the order of their ids; their places do not matter.
+    pub slots: &'a [Slot],
+    /// Weights, buckets, mesh.
+    pub weights: &'a Weights,
+}
+
+/// The prices of one cluster for a number of ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prices {
+    cluster: Cluster,
+    links: Links,
+}
+
+impl Prices {
+    /// For `ranks` ranks; `None` when they need more than one node of a cluster without links between nodes.
+    #[must_use]
+    pub fn new(cluster: &Cluster, ranks: u32) -> Option<Self> {
+        Some(Self { cluster: cluster.clone(), links: Links::new(cluster, ranks)? })
+    }
+
+    /// Whose prices they are.
+    #[must_use]
+    pub const fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// Nanoseconds of an op by itself; `None` for one that names a call, weight or slot there is not.
+    #[must_use]
+    pub fn of(&self, work: &Work<'_>, op: &Op) -> Option<f64> {
+        self.uncapped(work, op).map(|nanoseconds| nanoseconds.min(LONGEST))
+    }
+
+    fn uncapped(&self, work: &Work<'_>, op: &Op) -> Option<f64> {
+        let Self { cluster, links } = self;
+        let ranks = u64::from(work.weights.mesh.ranks());
+        let bytes = |slot: SlotId| Some(work.slots.get(slot.index())?.region.bytes as u64);
+        Some(match op {
+            Op::Compute { call, .. } => cluster.call_ns(&work.calls.get(call.index())?.cost),
+            Op::AllGather { weight, orientation, .. } => {
+                let planes = work.weights.layouts.get(weight.index())?.shard_planes(*orientation);
+                let part: u64 = planes.iter().map(|plane| plane.bytes() as u64).sum();
+                links.gather_ns(part.saturating_mul(ranks))
+            }
+            Op::ReduceScatter { weight, .. } => {
+                let part = work.weights.layouts.get(weight.index())?.stored_elements() * size_of::<f32>();
+                links.gather_ns((part as u64).saturating_mul(ranks))
+            }
+            Op::GatherRecords { from, .. } => links.gather_ns(bytes(*from)?.saturating_mul(ranks)),
+            Op::AllReduce { pairs, .. } => {
+                let each: Option<Vec<u64>> = pairs.iter().map(|(from, _)| bytes(*from)).collect();
+                links.all_reduce_ns(each?.iter().sum())
+            }
+            // Only the rows beyond the weight's own are touched.
+            Op::ZeroPadding { weight, .. } => {
+                let shard = work.weights.layouts.get(weight.index())?.shard;
+                let rows = shard.padded_rows().saturating_sub(shard.shape.rows);
+                cluster.memory_ns(rows.saturating_mul(shard.shape.cols * size_of::<f32>()) as u64)
+            }
+            _ => {
+                let mut touched = 0u64;
+                for (slot, access) in op.accesses() {
+                    let times = if access == Access::Update { 2 } else { 1 };
+                    touched = touched.saturating_add(bytes(slot)?.saturating_mul(times));
+                }
+                cluster.memory_ns(touched)
+            }
+        })
+    }
+}

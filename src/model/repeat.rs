@@ -1,0 +1,74 @@
+//! Micro-batches: a program whose calls are repeated within one step.
+//!
+//! Law: a step runs all calls once per micro-batch, micro-batch after micro-batch, in declared order. Weights and
+//! carried buffers go on from one micro-batch to the next; every other buffer begins anew in each. A step is
+//! one optimizer step: the gradients of all micro-batches are added, and the mean is taken over ranks and
+//! micro-batches.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Call, DeclareError, ProgramBuilder, StepProgram};
+use crate::id::{CallId, MicroBatchId};
+
+/// Whether a use reads planes that an earlier use of the step gathered, or its own gather's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reuse {
+    /// It has its own gather, unless the planes are still there by themselves: less memory, more traffic.
+    Regather,
+    /// The planes are kept from the use before to this one.
+    Keep,
+}
+
+impl ProgramBuilder {
+    /// The most micro-batches a step may have.
+    pub const MAX_MICRO_BATCHES: u32 = 4096;
+
+    /// Repeats all calls `count` times in every step, once per micro-batch; 1 unless set.
+    ///
+    /// Sizes of buffers are those of one micro-batch. Of an input with `elements` elements the trainer writes
+    /// `[count, elements]` before a step, of an output it reads as many, micro-batch after micro-batch.
+    ///
+    /// # Errors
+    /// [`DeclareError::MicroBatches`] for none, or more than [`ProgramBuilder::MAX_MICRO_BATCHES`].
+    pub fn micro_batches(&mut self, count: u32) -> Result<(), DeclareError> {
+        if !(1..=Self::MAX_MICRO_BATCHES).contains(&count) {
+            return Err(DeclareError::MicroBatches { count, most: Self::MAX_MICRO_BATCHES });
+        }
+        self.micro_batches = count;
+        Ok(())
+    }
+}
+
+impl StepProgram {
+    /// How often a step repeats the calls.
+    #[must_use]
+    pub fn micro_batches(&self) -> u32 {
+        self.micro_batches
+    }
+
+    /// The calls of one step in the order in which they run: all of them for every micro-batch.
+    #[must_use]
+    pub fn runs(&self) -> Vec<Call> {
+        let micro_batches = (0..self.micro_batches).map(MicroBatchId::new);
+        micro_batches
+            .flat_map(|micro_batch| self.calls().iter().map(move |call| Call { micro_batch, ..call.clone() }))
+            .collect()
+    }
+}
+
+impl Call {
+    /// The call's name, with the micro-batch behind it if that is not the first.
+    #[must_use]
+    pub fn label(&self) -> String {
+        match self.micro_batch.number() {
+            0 => self.name.clone(),
+            _ => format!("{} in {}", self.name, self.micro_batch),
+        }
+    }
+
+    /// The number of the call as it was declared, if `run` is its number in the step.
+    pub(crate) fn declared(run: CallId, runs: usize, micro_batches: u32) -> CallId {
+        CallId::at(run.index() % (runs / micro_batches.max(1) as usize).max(1))
+    }
+}

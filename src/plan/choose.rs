@@ -1,0 +1,126 @@
+//! Which timetable a request gets.
+//!
+//! Law: a hand schedule is taken as it is, a policy without durations makes its own, and `auto` chooses among timetables that were
+//! placed and timed as plans are. Nothing here makes tasks or addresses.
+
+use std::collections::HashMap;
+
+use super::build::{Placed, Request, lanes, place};
+use super::dependences::dependences;
+use super::fences::fences;
+use super::forecast::{Timed, spans};
+use super::prefetch::{Demand, Pace, Timetable, Trial, search};
+use super::{Costs, PlanError, Prefetch};
+use crate::cluster::Work;
+use crate::format::Orientation;
+use crate::id::WeightId;
+use crate::layout::{ArenaLayout, LaneKind};
+use crate::op::Op;
+
+pub(super) fn timetable(request: &Request<'_>, demands: &[Demand<'_>]) -> Result<Timetable, PlanError> {
+    match (request.issues, request.policy.prefetch, request.costs) {
+        (Some(issues), ..) => by_hand(request.name, issues, demands),
+        (None, Prefetch::Auto, Some(costs)) => auto(request, demands, costs),
+        (None, prefetch, _) => Timetable::of(prefetch, demands),
+    }
+}
+
+fn by_hand(program: &str, issues: &[usize], demands: &[Demand<'_>]) -> Result<Timetable, PlanError> {
+    let wrong = |problem| PlanError::Schedule { program: program.to_owned(), problem };
+    if issues.len() != demands.len() {
+        let (found, needed) = (issues.len(), demands.len());
+        return Err(wrong(format!(
+            "has {found} entries; give one for each of the {needed} uses of sharded weights"
+        )));
+    }
+    let issues: Vec<usize> =
+        issues.iter().zip(demands).map(|(issue, demand)| *issue.min(&demand.stage)).collect();
+    if let Some(number) = issues.windows(2).position(|pair| pair[0] > pair[1]) {
+        let (first, second) = (issues[number], issues[number + 1]);
+        return Err(wrong(format!(
+            "goes back from call {first} to call {second} at use {}; a communicator serves uses in program order",
+            number + 1
+        )));
+    }
+    Ok(Timetable { issues, reduce_behind: Timetable::REDUCE_BEHIND })
+}
+
+fn auto(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs) -> Result<Timetable, PlanError> {
+    let reference = Timetable::of(Prefetch::Depth(1), demands)?;
+    let placed = place(request, request.policy, demands, &reference)?;
+    let pace = pace(request, demands, costs, &placed, reference.reduce_behind);
+    let mut attempt = |timetable: &Timetable| {
+        let placed = place(request, request.policy, demands, timetable)?;
+        Ok(Trial { bytes: placed.transient_bytes, step: expected(request, costs, placed) })
+    };
+    search(demands, &pace, request.policy.budget, &mut attempt)
+}
+
+/// The price of every task of a draft.
+fn prices(request: &Request<'_>, costs: &Costs, placed: &Placed) -> Vec<f64> {
+    let work = Work { calls: request.calls, slots: &placed.slots, weights: request.weights };
+    placed.tasks.iter().map(|task| costs.of(&work, &task.op, &task.subject, task.wire_bytes)).collect()
+}
+
+/// What a step is expected to take, nanoseconds.
+fn expected(request: &Request<'_>, costs: &Costs, placed: Placed) -> u64 {
+    let nanoseconds = prices(request, costs, &placed);
+    let Placed { accesses, slots, lanes_of, releases, transient_bytes, .. } = placed;
+    let kinds: Vec<LaneKind> = lanes(request.policy).iter().map(|lane| lane.kind).collect();
+    let arena = ArenaLayout { slots, resident_bytes: 0, transient_bytes };
+    let fences = fences(&lanes_of, kinds.len(), &dependences(&accesses, &arena), &releases);
+    let timed: Vec<Timed<'_>> = lanes_of
+        .iter()
+        .zip(&nanoseconds)
+        .zip(&fences.waits)
+        .map(|((lane, time), waits)| Timed { lane: *lane, nanoseconds: *time, waits })
+        .collect();
+    spans(&timed, &kinds, costs).iter().map(|span| span.end).max().unwrap_or(0)
+}
+
+/// What the calls and what is between them take.
+fn pace(
+    request: &Request<'_>,
+    demands: &[Demand<'_>],
+    costs: &Costs,
+    placed: &Placed,
+    behind: usize,
+) -> Pace {
+    let contention = costs.contention();
+    let nanoseconds = prices(request, costs, placed);
+    let calls = request.calls.len();
+    let kinds: Vec<LaneKind> = lanes(request.policy).iter().map(|lane| lane.kind).collect();
+    let mut gathers: HashMap<(WeightId, Orientation), f64> = HashMap::new();
+    let mut transposes: HashMap<WeightId, f64> = HashMap::new();
+    let mut pace = Pace {
+        calls: vec![0.0; calls],
+        reductions: vec![0.0; calls],
+        one_link: request.policy.communicators == 1 || costs.one_link(),
+        ..Pace::default()
+    };
+    let mut stage = 0;
+    for ((task, time), lane) in placed.tasks.iter().zip(nanoseconds).zip(&placed.lanes_of) {
+        let beside = time * contention.collective_beside_compute;
+        match (&task.op, kinds[lane.index()]) {
+            (Op::AllGather { weight, orientation, .. }, _) => {
+                gathers.insert((*weight, *orientation), beside);
+            }
+            (Op::Transpose { weight, .. }, _) => {
+                transposes.insert(*weight, time * contention.quantize_beside_compute);
+            }
+            (_, LaneKind::Compute) if stage < calls => pace.calls[stage] += time,
+            (Op::ReduceScatter { .. }, _) => {
+                let made = stage.saturating_sub(behind + 1).min(calls.saturating_sub(1));
+                pace.reductions[made] += beside;
+            }
+            _ => {}
+        }
+        stage += usize::from(matches!(task.op, Op::Compute { .. }));
+    }
+    for demand in demands {
+        pace.gathers.push(gathers.get(&(demand.weight, demand.orientation)).copied().unwrap_or(0.0));
+        let lead = transposes.get(&demand.weight).copied().filter(|_| demand.derived);
+        pace.leads.push(lead.unwrap_or(0.0));
+    }
+    pace
+}

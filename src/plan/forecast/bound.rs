@@ -1,0 +1,151 @@
+//! What no schedule of a plan's tasks could beat.
+//!
+//! Law: every constraint here holds in any schedule that computes the same: content before its reader; calls one after the other, in
+//! program order; one thing at a time on a link, on the quantize lane and on the host; a call after all gathers that it and the calls
+//! before it need. Memory, prefetch and contention are left out, so a plan may be above the bound and the best still be found.
+//!
+//! With G(c) the time of all gathers that calls up to c need, and C(c) that of the calls before c, call c cannot begin
+//! before G(c), and `G(c) − C(c)` is exposed; so is what remains of the collectives that come up behind a call once the compute behind
+//! it is taken off. All reductions are over no earlier than the schedule that serves them in the order in
+//! which they come up, which is the shortest for one link (Jackson's rule, with release times and no due dates).
+
+use super::Costs;
+use crate::id::LaneId;
+use crate::layout::LaneKind;
+use crate::op::Op;
+use crate::plan::StepPlan;
+
+pub(super) struct Bounds {
+    pub(super) exposed: u64,
+    pub(super) step: u64,
+}
+
+pub(super) fn bounds(plan: &StepPlan, nanoseconds: &[f64], costs: &Costs) -> Bounds {
+    let (launch, replay) = costs.host();
+    let compute = plan.compute_lane();
+    let mut producers: Vec<Option<usize>> = vec![None; plan.arena.slots.len()];
+    let mut ends = vec![0.0f64; plan.tasks.len()];
+    // Which gathers a task's content comes from, until a call has needed them.
+    let mut pending: Vec<Vec<usize>> = vec![Vec::new(); plan.tasks.len()];
+    let mut counted = vec![false; plan.tasks.len()];
+    let mut links = Links::new(plan, costs);
+    // Compute that is over when a task's operands are there at the earliest.
+    let mut behind = vec![0.0f64; plan.tasks.len()];
+    let (mut calls_end, mut computed, mut exposed) = (0.0f64, 0.0f64, 0.0f64);
+    for (position, task) in plan.tasks.iter().enumerate() {
+        let accesses = task.op.accesses();
+        let mut ready = (replay + launch * (position as u64 + 1)) as f64;
+        for (slot, _) in accesses.iter().filter(|(_, access)| access.reads()) {
+            if let Some(producer) = producers[slot.index()] {
+                ready = ready.max(ends[producer]);
+                behind[position] = behind[position].max(behind[producer]);
+                let gathers = pending[producer].clone();
+                pending[position].extend(gathers);
+            }
+        }
+        let time = nanoseconds[position];
+        if matches!(task.op, Op::AllGather { .. }) {
+            pending[position].push(position);
+        }
+        if task.lane == compute {
+            for gather in std::mem::take(&mut pending[position]) {
+                if !std::mem::replace(&mut counted[gather], true) {
+                    links.need(plan.tasks[gather].lane, nanoseconds[gather]);
+                }
+            }
+            let needed = links.needed();
+            exposed = exposed.max(needed - computed);
+            computed += time;
+            behind[position] = computed;
+            ready = ready.max(calls_end).max(needed);
+            calls_end = ready + time;
+        }
+        if matches!(task.op, Op::GradNorm { .. }) {
+            exposed = exposed.max(links.left_over(computed));
+            ready = ready.max(links.all_over());
+        }
+        if task.lane != compute {
+            links.add(task.lane, ready, time);
+            if task.collective.is_some() {
+                links.owe(task.lane, behind[position], time);
+            }
+        }
+        ends[position] = ready + time;
+        for (slot, _) in accesses.iter().filter(|(_, access)| access.writes()) {
+            producers[slot.index()] = Some(position);
+        }
+    }
+    let step = ends.iter().copied().fold(links.all_over(), f64::max);
+    Bounds { exposed: exposed.max(0.0).round() as u64, step: step.floor() as u64 }
+}
+
+/// What serial resources other than the compute lane have to do.
+struct Links {
+    /// The resource of every lane.
+    resources: Vec<usize>,
+    /// Per resource, the time of the gathers that were needed so far.
+    needed: Vec<f64>,
+    /// Per resource, everything it has to do: from when on, for how long.
+    jobs: Vec<Vec<(f64, f64)>>,
+    /// Per resource, every collective: compute that is over before it may begin, and its time.
+    owed: Vec<Vec<(f64, f64)>>,
+}
+
+impl Links {
+    fn new(plan: &StepPlan, costs: &Costs) -> Self {
+        let first = plan.lanes.iter().position(|lane| matches!(lane.kind, LaneKind::Communicator(_)));
+        let resource = |(position, kind): (usize, LaneKind)| match (kind, first) {
+            (LaneKind::Communicator(_), Some(first)) if costs.one_link() => first,
+            _ => position,
+        };
+        let kinds = plan.lanes.iter().map(|lane| lane.kind).enumerate();
+        let lanes = plan.lanes.len();
+        Self {
+            resources: kinds.map(resource).collect(),
+            needed: vec![0.0; lanes],
+            jobs: vec![Vec::new(); lanes],
+            owed: vec![Vec::new(); lanes],
+        }
+    }
+
+    fn need(&mut self, lane: LaneId, time: f64) {
+        self.needed[self.resources[lane.index()]] += time;
+    }
+
+    fn needed(&self) -> f64 {
+        self.needed.iter().copied().fold(0.0, f64::max)
+    }
+
+    fn add(&mut self, lane: LaneId, ready: f64, time: f64) {
+        self.jobs[self.resources[lane.index()]].push((ready, time));
+    }
+
+    fn owe(&mut self, lane: LaneId, behind: f64, time: f64) {
+        self.owed[self.resources[lane.index()]].push((behind, time));
+    }
+
+    /// Communication that the compute behind which it may begin cannot hide: the maximum over suffixes of the calls.
+    fn left_over(&mut self, computed: f64) -> f64 {
+        let mut most = 0.0f64;
+        for owed in &mut self.owed {
+            owed.sort_by(|one, other| other.0.total_cmp(&one.0));
+            let mut sum = 0.0;
+            for (behind, time) in owed {
+                sum += *time;
+                most = most.max(sum - (computed - *behind));
+            }
+        }
+        most
+    }
+
+    /// When the last resource is done at the earliest.
+    fn all_over(&mut self) -> f64 {
+        let mut latest = 0.0f64;
+        for jobs in &mut self.jobs {
+            jobs.sort_by(|one, other| one.0.total_cmp(&other.0));
+            let over = jobs.iter().fold(0.0f64, |free, (ready, time)| free.max(*ready) + time);
+            latest = latest.max(over);
+        }
+        latest
+    }
+}
