@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The plan: every task of a step, verified before you see it.
     let mut config = Config::default();
     if let Some(depth) = depth {
-        config.prefetch.depth = depth.parse()?;
+        config.prefetch.depth = Some(depth.parse()?);
     }
     let plan = StepPlan::build(&program, &Policy::from(&config), Mesh::new(4)?)?;
     if arguments.iter().any(|word| word == "--dot") {

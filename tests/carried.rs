@@ -67,7 +67,7 @@ impl Counter {
 
     async fn start(self, depth: u32, capture: Capture, ranks: u32, trouble: &Trouble) -> Session {
         let mut config = Config { capture, check: true, ..Config::default() };
-        config.prefetch.depth = depth;
+        config.prefetch.depth = Some(depth);
         let programs = self.programs.clone();
         let (counter, trouble) = (Arc::new(self), Arc::clone(trouble));
         let closures = move |_: RankId| {

@@ -13,7 +13,7 @@ const FORMATS: [Format; 2] = [Format::FP8_TENSOR_E4M3, Format::FP8_TENSOR_E5M2_P
 
 fn config(depth: u32, capture: Capture) -> Config {
     let mut config = Config { capture, check: true, ..Config::default() };
-    config.prefetch.depth = depth;
+    config.prefetch.depth = Some(depth);
     config.optimizer.lr = 3e-3;
     config.optimizer.max_norm = 1.0;
     config.quantize.scaling = Scaling::Delayed;

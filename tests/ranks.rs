@@ -27,7 +27,7 @@ use warpweft::session::SessionError;
 fn plans(depth: u32, ranks: u32) -> (Arc<StepPlan>, Arc<StepPlan>) {
     let trainer = Trainer::new(2, Format::F32);
     let mut config = Config::default();
-    config.prefetch.depth = depth;
+    config.prefetch.depth = Some(depth);
     let weights = Weights::new(trainer.model.weights(), Mesh::new(ranks).unwrap());
     let resident = ResidentLayout::new(&weights, &[&trainer.train]).unwrap();
     let policy = Policy::from(&config);

@@ -11,7 +11,7 @@ use warpweft::session::{Checkpoint, Outcome, Session, SessionError};
 
 fn config(depth: u32, capture: Capture, check: bool) -> Config {
     let mut config = Config { capture, check, ..Config::default() };
-    config.prefetch.depth = depth;
+    config.prefetch.depth = Some(depth);
     config.optimizer.lr = 3e-3;
     config.optimizer.max_norm = 1.0;
     config

@@ -66,7 +66,7 @@ fn two_hundred_steps_allocate_nothing_on_rank_and_lane_threads_and_move_nothing(
         within_a_minute(async move {
             EMBEDDER.set(true);
             let mut config = Config { capture, ..Config::default() };
-            config.prefetch.depth = 2;
+            config.prefetch.depth = Some(2);
             config.quantize.scaling = scaling;
             let trainer = Trainer::new(3, format);
             let weight = trainer.model.find("layer1").unwrap();

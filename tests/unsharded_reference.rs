@@ -269,7 +269,7 @@ fn a_sharded_trainer_gives_the_losses_of_an_unsharded_one_exactly_at_every_step_
         for format in Format::CANONICAL.into_iter().filter(|format| format.check_weight().is_ok()) {
             let mut config = Config { check: true, ..Config::default() };
             config.optimizer.lr = f64::from(RATE);
-            config.prefetch.depth = 2;
+            config.prefetch.depth = Some(2);
             let mut session = Trainer::new(LAYERS, format).start(config, RANKS).await.unwrap();
             let steps = if matches!(format, Format::Nvfp4(_)) { LONG } else { STEPS };
             let found = losses(&mut session, RANKS, 0..steps).await;
@@ -292,7 +292,7 @@ fn equals_the_reference(shaped: Shaped, reduce_every: ReduceEvery) {
                 let mut config = Config { check: true, capture, reduce_every, ..Config::default() };
                 (config.backward, config.across_micro_batches) = (kept, kept);
                 config.optimizer.lr = f64::from(RATE);
-                config.prefetch.depth = depth;
+                config.prefetch.depth = Some(depth);
                 let trainer = Trainer::shaped(shaped, format, &config);
                 let mut session = trainer.start(config, RANKS).await.unwrap();
                 let found = losses(&mut session, RANKS, 0..STEPS).await;

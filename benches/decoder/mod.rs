@@ -61,7 +61,7 @@ pub(crate) fn mesh() -> Mesh {
 /// Prefetch two uses ahead, regather for backward, transpose on demand: the most tasks and fences.
 pub(crate) fn policy() -> Policy {
     let mut config = Config::default();
-    config.prefetch.depth = 2;
+    config.prefetch.depth = Some(2);
     config.optimizer.max_norm = 1.0;
     Policy::from(&config)
 }

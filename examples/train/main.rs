@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use warpweft::config::Config as Settings;
-use warpweft::config::{Backward, Capture, Scaling};
+use warpweft::config::{Backward, Capture, Prefetch, Scaling};
 use warpweft::format::Format;
 use warpweft::id::RankId;
 use warpweft::session::{Outcome, Session, StepReport};
@@ -141,7 +141,7 @@ fn settings(arguments: &Arguments, root: &Path) -> Result<Settings, Box<dyn Erro
     let own = root.join("examples/train/train.toml");
     let mut settings = Settings::load(Some(arguments.config.as_deref().unwrap_or(&own)))?;
     if let Some(depth) = arguments.depth {
-        settings.prefetch.depth = depth;
+        settings.prefetch = Prefetch::depth(depth);
     }
     if arguments.capture {
         settings.capture = Capture::Step;
@@ -191,9 +191,9 @@ fn introduce(
     if let Ok(plan) = session.plan("train") {
         let bounds = &plan.bounds;
         println!(
-            "plan      {} tasks, depth {}; {} transient (live bound {}), {} resident, {} received per step, per rank",
+            "plan      {} tasks, {}; {} transient (live bound {}), {} resident, {} received per step, per rank",
             plan.tasks.len(),
-            settings.prefetch.depth,
+            settings.prefetch,
             size(bounds.transient_bytes),
             size(bounds.live_bytes),
             size(bounds.resident_bytes),

@@ -1,6 +1,9 @@
 //! What lanes of one GPU take from each other.
 //!
-//! Law: work is slowed only while the other lane runs, by the factor of the two kinds of lanes.
+//! Law: work is slowed only while the other lane runs, by the factor of the two kinds of lanes. Who is charged is the later of the two
+//! in issue order, alone. Two communicators share one link, whose bytes are conserved: if each of two collectives takes f times as
+//! long beside the other, both together move 2/f as much as one; one that is not slowed leaves `2/f − 1` to the other, which
+//! therefore takes `f/(2−f)` times as long, and for f = 2 stands still until the first is over.
 
 use serde::{Deserialize, Serialize};
 
@@ -37,13 +40,16 @@ impl Default for Contention {
 impl Contention {
     /// The factor on work of a lane of kind `own` while one of kind `other` runs.
     #[must_use]
-    pub const fn factor(&self, own: LaneKind, other: LaneKind) -> f64 {
+    pub fn factor(&self, own: LaneKind, other: LaneKind) -> f64 {
         match (own, other) {
             (LaneKind::Compute, LaneKind::Communicator(_)) => self.compute_beside_collective,
             (LaneKind::Compute, LaneKind::Quantize) => self.compute_beside_quantize,
             (LaneKind::Quantize, LaneKind::Compute) => self.quantize_beside_compute,
             (LaneKind::Communicator(_), LaneKind::Compute) => self.collective_beside_compute,
-            (LaneKind::Communicator(_), LaneKind::Communicator(_)) => self.collective_beside_collective,
+            (LaneKind::Communicator(_), LaneKind::Communicator(_)) => {
+                let each = self.collective_beside_collective;
+                if each < 2.0 { each / (2.0 - each) } else { f64::INFINITY }
+            }
             _ => 1.0,
         }
     }
@@ -87,5 +93,6 @@ mod tests {
         assert_eq!(stretched(0.0, 10.0, &[(4, 8), (9, 100)], 2.0), 4.0 + 4.0 + 1.0 + 2.0 * 3.0);
         assert_eq!(stretched(5.0, 10.0, &[(0, 5), (15, 20)], 2.0), 10.0);
         assert_eq!(stretched(0.0, 10.0, &[(0, 100)], 1.0), 10.0);
+        assert_eq!(stretched(0.0, 10.0, &[(4, 8), (9, 100)], f64::INFINITY), 100.0 + 5.0);
     }
 }

@@ -22,7 +22,7 @@ mod price;
 pub use collective::{Algorithm, Links};
 pub use contention::{Contention, stretched};
 pub use jitter::Jitter;
-pub use presets::{PRESETS, preset};
+pub use presets::{PRESETS, named, preset};
 pub use price::{Prices, Work};
 
 use serde::{Deserialize, Serialize};

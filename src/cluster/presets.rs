@@ -3,6 +3,8 @@
 //! Law: a preset is a file like any other, read by the same reader. Each number names its source in a comment beside it, and a
 //! guess says that it is one.
 
+use std::path::Path;
+
 use super::Cluster;
 use crate::config::{ConfigError, Declared};
 
@@ -20,6 +22,15 @@ pub const PRESETS: [(&str, &str); 3] = [
 pub fn preset(name: &str) -> Option<Result<Cluster, ConfigError>> {
     let (_, text) = PRESETS.iter().find(|(known, _)| *known == name)?;
     Some(Cluster::from_toml(text, name))
+}
+
+/// The preset called `name`, or else the cluster of the file `name`; `None` when there is neither.
+///
+/// # Errors
+/// What [`Declared::load`] refuses.
+pub fn named(name: &str) -> Option<Result<Cluster, ConfigError>> {
+    let path = Path::new(name);
+    preset(name).or_else(|| path.exists().then(|| Cluster::load(path)))
 }
 
 #[cfg(test)]

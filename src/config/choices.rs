@@ -9,17 +9,72 @@ use serde::{Deserialize, Serialize};
 use super::size::ByteSize;
 use crate::format::{AmaxChoice, Via};
 
-/// When gathers start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// When gathers start: exactly one of `depth`, `bytes` and `policy`. A source that sets one of them takes the others
+/// back that sources before it set, so `WARPWEFT_PREFETCH__POLICY=auto` is enough over a file that sets a depth.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Prefetch {
-    /// How many uses ahead of its own a gather may start, 0 to 64; 0 gathers on demand.
-    pub depth: u32,
+    /// How many uses ahead of its own a gather may start, 0 to 64; 0 gathers on demand. 1 if nothing is set.
+    pub depth: Option<u32>,
+    /// As early as so many bytes of gathered planes in flight allow.
+    pub bytes: Option<ByteSize>,
+    /// By what tasks take.
+    pub policy: Option<PrefetchPolicy>,
+    /// The machine that `policy = "auto"` counts with: a preset, or a cluster file.
+    pub cluster: String,
+}
+
+/// Policies that choose by what tasks take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PrefetchPolicy {
+    /// Each gather as late as is safe, within the budget.
+    Auto,
+}
+
+impl Prefetch {
+    /// The keys of which exactly one is set.
+    pub(super) const ALTERNATIVES: [&'static str; 3] = ["depth", "bytes", "policy"];
+
+    /// So many uses ahead.
+    #[must_use]
+    pub fn depth(depth: u32) -> Self {
+        Self { depth: Some(depth), ..Self::default() }
+    }
+
+    /// So many bytes in flight.
+    #[must_use]
+    pub fn bytes(bytes: ByteSize) -> Self {
+        Self { depth: None, bytes: Some(bytes), ..Self::default() }
+    }
+
+    /// By what tasks take.
+    #[must_use]
+    pub fn auto() -> Self {
+        Self { depth: None, policy: Some(PrefetchPolicy::Auto), ..Self::default() }
+    }
+
+    /// Is exactly one of the alternatives set?
+    pub(super) fn is_one(&self) -> bool {
+        let set = [self.depth.is_some(), self.bytes.is_some(), self.policy.is_some()];
+        set.into_iter().filter(|set| *set).count() == 1
+    }
 }
 
 impl Default for Prefetch {
     fn default() -> Self {
-        Self { depth: 1 }
+        Self { depth: Some(1), bytes: None, policy: None, cluster: "h100x8-ib".to_owned() }
+    }
+}
+
+/// As its line in a configuration: `prefetch.depth = 2`.
+impl std::fmt::Display for Prefetch {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.depth, self.bytes, self.policy) {
+            (_, _, Some(PrefetchPolicy::Auto)) => formatter.write_str("prefetch.policy = \"auto\""),
+            (_, Some(bytes), _) => write!(formatter, "prefetch.bytes = \"{bytes}\""),
+            (depth, ..) => write!(formatter, "prefetch.depth = {}", depth.unwrap_or(1)),
+        }
     }
 }
 

@@ -28,6 +28,8 @@ pub enum Takes {
     Share,
     /// Text that is not empty.
     Text,
+    /// `true` or `false`.
+    Switch,
     /// One of these words.
     OneOf(&'static [&'static str]),
     /// The name of a format for weights.
@@ -149,6 +151,7 @@ impl Takes {
             Self::FromZero => number.is_some_and(|number| number >= 0.0),
             Self::FromOne => number.is_some_and(|number| number >= 1.0),
             Self::Share => number.is_some_and(|number| (0.0..=1.0).contains(&number)),
+            Self::Switch => value.is_bool(),
             Self::Text => value.as_str().is_some_and(|text| !text.is_empty()),
             Self::OneOf(words) => value.as_str().is_some_and(|text| words.contains(&text)),
             Self::Format => value
@@ -165,6 +168,7 @@ impl Takes {
             Self::FromZero => "a finite number from 0 on".to_owned(),
             Self::FromOne => "a finite number from 1 on".to_owned(),
             Self::Share => "a number from 0 to 1".to_owned(),
+            Self::Switch => "`true` or `false`".to_owned(),
             Self::Text => "text that is not empty".to_owned(),
             Self::OneOf(words) => {
                 format!("one of {}", words.iter().map(|w| format!("{w:?}")).collect::<Vec<_>>().join(", "))

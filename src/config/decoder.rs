@@ -28,6 +28,10 @@ impl Declared for Decoder {
         needed("math", Takes::OneOf(&["f32", "bf16", "fp8", "fp4"])),
         needed("format", Takes::Format),
         optional("embedding_format", Takes::Format),
+        optional("experts", Takes::Count(1, 65_536)),
+        optional("experts_per_token", Takes::Count(1, 65_536)),
+        optional("tied", Takes::Switch),
+        optional("replays", Takes::Count(0, 4096)),
     ];
 
     fn disagreement(&self) -> Option<(&'static str, String, String)> {
@@ -38,6 +42,14 @@ impl Declared for Decoder {
         }
         if !self.heads.is_multiple_of(kv_heads) {
             return Some(("kv_heads", format!("is {kv_heads}"), multiple(self.heads)));
+        }
+        let (experts, chosen) = (self.experts.unwrap_or(1), self.experts_per_token.unwrap_or(1));
+        if chosen > experts {
+            return Some((
+                "experts_per_token",
+                format!("is {chosen}"),
+                format!("at most `experts`, {experts}"),
+            ));
         }
         let sequence = self.sequence.unwrap_or(self.tokens);
         (sequence > self.tokens)

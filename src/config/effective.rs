@@ -51,7 +51,7 @@ fn push(text: &mut String, piece: std::fmt::Arguments<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Backward, ByteSize, WeightRule};
+    use crate::config::{Backward, ByteSize, Prefetch, WeightRule};
     use crate::format::Format;
     use crate::model::{Placement, Reuse};
     use proptest::prelude::*;
@@ -70,7 +70,11 @@ mod tests {
         (0u32..=64, size, 0.0..1e3f64, rate, text, rules).prop_map(
             |(depth, budget, lr, rate, path, weights)| {
                 let mut config = Config { weights, ..Config::default() };
-                config.prefetch.depth = depth;
+                config.prefetch = match depth % 3 {
+                    0 => Prefetch::depth(depth),
+                    1 => Prefetch::bytes(ByteSize::new(u64::from(depth))),
+                    _ => Prefetch::auto(),
+                };
                 config.memory.budget = budget;
                 config.optimizer.lr = lr;
                 config.cpu.link.bytes_per_s = rate;

@@ -98,9 +98,27 @@ const ROWS: &[Row] = &[
     Row { path: "check", expected: SWITCH, value: |c| toml(c.check), valid: |_| true },
     Row {
         path: "prefetch.depth",
-        expected: "a whole number from 0 (gather on demand) to 64",
-        value: |c| toml(c.prefetch.depth),
-        valid: |c| c.prefetch.depth <= 64,
+        expected: "a whole number from 0 (gather on demand) to 64, and neither prefetch.bytes nor prefetch.policy beside it",
+        value: |c| c.prefetch.depth.and_then(toml),
+        valid: |c| c.prefetch.depth.is_none_or(|depth| depth <= 64) && c.prefetch.is_one(),
+    },
+    Row {
+        path: "prefetch.bytes",
+        expected: "a size above zero of gathered planes in flight, such as \"1.2 GiB\", and neither prefetch.depth nor prefetch.policy beside it",
+        value: |c| c.prefetch.bytes.and_then(toml),
+        valid: |c| c.prefetch.bytes.is_none_or(|size| size.bytes() > 0),
+    },
+    Row {
+        path: "prefetch.policy",
+        expected: "\"auto\", and neither prefetch.depth nor prefetch.bytes beside it",
+        value: |c| c.prefetch.policy.and_then(toml),
+        valid: |_| true,
+    },
+    Row {
+        path: "prefetch.cluster",
+        expected: "the machine that prefetch.policy = \"auto\" counts with: a preset such as \"h100x8-ib\", or a cluster file",
+        value: |c| toml(&c.prefetch.cluster),
+        valid: |c| !c.prefetch.cluster.is_empty(),
     },
     Row {
         path: "memory.budget",
@@ -388,6 +406,8 @@ mod tests {
     fn the_table_has_a_row_for_every_field_and_reads_its_value() {
         let mut config = Config::default();
         config.memory.budget = Some(super::super::ByteSize::new(7));
+        config.prefetch.bytes = Some(super::super::ByteSize::new(7));
+        config.prefetch.policy = Some(super::super::PrefetchPolicy::Auto);
         config.cpu.link.bytes_per_s = Some(1e9);
         config.weights.push(WeightRule {
             pattern: "*".to_owned(),

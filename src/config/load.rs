@@ -14,7 +14,8 @@ use super::environment::{Environment, PREFIX, variable_for};
 use super::keys::{self, Place};
 use super::origin::{Origin, Origins};
 use super::suggest::closest;
-use super::{Config, ConfigError};
+use super::{Config, ConfigError, Prefetch};
+use toml::{Table, Value};
 
 impl Config {
     /// Loads a file, if one is named, and the environment of the process over it.
@@ -66,6 +67,12 @@ impl Config {
     }
 }
 
+/// Does a source choose when gathers start?
+fn sets_prefetch(table: &Table) -> bool {
+    let prefetch = table.get("prefetch").and_then(Value::as_table);
+    prefetch.is_some_and(|prefetch| Prefetch::ALTERNATIVES.iter().any(|key| prefetch.contains_key(*key)))
+}
+
 /// All that a configuration is made of, apart from the defaults.
 struct Sources {
     document: Option<Document>,
@@ -75,10 +82,16 @@ struct Sources {
 impl Sources {
     fn merge(self) -> Result<Config, ConfigError> {
         self.refuse_unknown_keys()?;
-        let mut figment = Figment::from(Serialized::defaults(Config::default()));
-        if let Some(document) = &self.document {
-            figment = figment.merge(Serialized::defaults(&document.table));
+        let mut defaults = Config::default();
+        let mut file = self.document.as_ref().map(|document| document.table.clone()).unwrap_or_default();
+        let (in_file, in_environment) = (sets_prefetch(&file), sets_prefetch(&self.environment.table));
+        if in_file || in_environment {
+            defaults.prefetch.depth = None;
         }
+        if let (true, Some(Value::Table(prefetch))) = (in_environment, file.get_mut("prefetch")) {
+            Prefetch::ALTERNATIVES.iter().for_each(|key| drop(prefetch.remove(*key)));
+        }
+        let mut figment = Figment::from(Serialized::defaults(defaults)).merge(Serialized::defaults(&file));
         figment = figment.merge(Serialized::defaults(&self.environment.table));
         let mut config: Config = figment.extract().map_err(|error| self.explain(error))?;
         config.origins = Origins::record(&config, |path| {
@@ -185,6 +198,25 @@ mod tests {
     }
 
     #[test]
+    fn exactly_one_of_the_ways_to_prefetch_is_set_and_the_later_source_wins() {
+        let chosen = |text: &str, pairs: &[(&str, &str)]| from_environment(text, pairs).unwrap().prefetch;
+        assert_eq!(chosen("", &[]), Prefetch::depth(1));
+        assert_eq!(chosen("prefetch.bytes = '1 GiB'", &[]), Prefetch::bytes(ByteSize::new(1 << 30)));
+        assert_eq!(chosen("prefetch.depth = 4", &[("WARPWEFT_PREFETCH__POLICY", "auto")]), Prefetch::auto());
+        assert_eq!(
+            chosen("prefetch.policy = 'auto'", &[("WARPWEFT_PREFETCH__DEPTH", "3")]),
+            Prefetch::depth(3)
+        );
+        let error = from_text("[prefetch]\ndepth = 2\npolicy = 'auto'").unwrap_err().to_string();
+        assert!(
+            error.starts_with("run.toml:2: `prefetch.depth` is 2") && error.contains("neither"),
+            "{error}"
+        );
+        let machine = chosen("prefetch.cluster = 'ours.toml'", &[]);
+        assert_eq!((machine.depth, machine.cluster.as_str()), (Some(1), "ours.toml"));
+    }
+
+    #[test]
     fn every_key_is_read_from_a_file() {
         let config = from_text(
             r#"
@@ -210,7 +242,7 @@ mod tests {
         )
         .unwrap();
         let defaults = Config::default();
-        assert_eq!((config.communicators, config.prefetch.depth, config.check), (1, 4, true));
+        assert_eq!((config.communicators, config.prefetch.depth, config.check), (1, Some(4), true));
         assert_eq!((config.backward, config.reduce), (Backward::Keep, Reduce::Nccl));
         assert_eq!((config.transport, config.deadline_s), (Transport::Peer, 5.0));
         assert_eq!((config.capture, config.quantize.via), (Capture::Step, Via::None));
@@ -240,6 +272,9 @@ mod tests {
             ("prefetch.depth", "-1", "from 0 (gather on demand) to 64"),
             ("prefetch.depth", "1.5", "from 0 (gather on demand) to 64"),
             ("prefetch.depth", "65", "from 0 (gather on demand) to 64"),
+            ("prefetch.bytes", "0", "above zero"),
+            ("prefetch.policy", "\"manual\"", "\"auto\""),
+            ("prefetch.cluster", "7", "a preset"),
             ("prefetch", "3", "a table of `depth`"),
             ("memory.budget", "\"1.2 gigs\"", "TiB, GiB"),
             ("memory.budget", "-5", "above zero"),
@@ -327,7 +362,7 @@ mod tests {
     fn the_environment_overrides_the_file_and_the_file_the_defaults() {
         let pairs = [("WARPWEFT_PREFETCH__DEPTH", "2"), ("WARPWEFT_MEMORY__BUDGET", "2 MiB"), ("HOME", "x")];
         let config = from_environment("prefetch.depth = 4\ncheck = true", &pairs).unwrap();
-        assert_eq!(config.prefetch.depth, 2);
+        assert_eq!(config.prefetch.depth, Some(2));
         assert_eq!(config.memory.budget, Some(ByteSize::new(2 << 20)));
         assert!(config.check);
     }

@@ -46,7 +46,7 @@ mod weights;
 
 pub use choices::{
     AdamMode, Backward, Capture, Columnwise, Cpu, Link, Masters, Memory, Moments, Optimizer, Prefetch,
-    Quantize, Reduce, ReduceEvery, Scaling, TraceOutput, Transport,
+    PrefetchPolicy, Quantize, Reduce, ReduceEvery, Scaling, TraceOutput, Transport,
 };
 pub use declared::{Declared, Rule, Takes};
 pub use error::ConfigError;
@@ -164,7 +164,11 @@ mod tests {
         vec![
             ("communicators", with(|c| c.communicators = 3)),
             ("deadline_s", with(|c| c.deadline_s = 0.0)),
-            ("prefetch.depth", with(|c| c.prefetch.depth = 65)),
+            ("prefetch.depth", with(|c| c.prefetch.depth = Some(65))),
+            ("prefetch.depth", with(|c| c.prefetch.depth = None)),
+            ("prefetch.depth", with(|c| c.prefetch.policy = Some(PrefetchPolicy::Auto))),
+            ("prefetch.bytes", with(|c| c.prefetch = Prefetch::bytes(ByteSize::new(0)))),
+            ("prefetch.cluster", with(|c| c.prefetch.cluster.clear())),
             ("memory.budget", with(|c| c.memory.budget = Some(ByteSize::new(0)))),
             ("quantize.amax_history", with(|c| c.quantize.amax_history = 0)),
             ("optimizer.lr", with(|c| c.optimizer.lr = -1e-3)),

@@ -16,7 +16,11 @@
 //! sees only those before it. Backward calls cost twice their forward. Bytes of a call: its weights and its activations at the
 //! width of `math`, read or written once. Activations are f32 buffers, as [`LayerStack`] declares them.
 //!
-//! Deliberately absent: experts, tied weights, recompute, and a layer replayed.
+//! With `experts`, the matrices of a block's experts are stacked by rows into one weight, gathered and reduced as one, and every token
+//! costs `experts_per_token` of them. With `tied`, head and embedding are one weight. With `replays`, the last block runs so many times more;
+//! the calls of replay r are `blocks.N.replay.r.…`, and their gradients add up.
+//!
+//! Deliberately absent: the router of the experts, and recompute.
 
 use serde::{Deserialize, Serialize};
 
@@ -55,14 +59,28 @@ pub struct Decoder {
     pub format: Format,
     /// Format of embedding and head; bf16 when left out.
     pub embedding_format: Option<Format>,
+    /// Experts of every MLP, each of width `ffn`; 1 when left out.
+    pub experts: Option<usize>,
+    /// Experts that a token passes through; 1 when left out.
+    pub experts_per_token: Option<usize>,
+    /// Is the head the embedding?
+    #[serde(default)]
+    pub tied: bool,
+    /// How often the last block runs again; 0 when left out.
+    pub replays: Option<usize>,
 }
 
 /// One layer of the stack: its weights with rows and columns, the first of which may be a norm.
 struct Part {
+    /// What its calls are called.
     name: String,
+    /// What its weights are called.
+    weights: String,
     norm: bool,
     rows: usize,
     cols: usize,
+    /// Of the rows, those a token passes.
+    passed_rows: usize,
     extra_flops: u64,
 }
 
@@ -75,14 +93,16 @@ impl Decoder {
         let mut model = Model::builder();
         let outer = self.embedding_format.unwrap_or(Format::Bf16);
         model.sharded("embedding", self.vocabulary, self.hidden, outer)?;
-        for part in self.parts() {
+        for part in (0..self.layers).flat_map(|block| self.block(block, None)) {
             if part.norm {
-                model.replicated(&format!("{}.norm", part.name), 1, self.hidden)?;
+                model.replicated(&format!("{}.norm", part.weights), 1, self.hidden)?;
             }
-            model.sharded(&format!("{}.weight", part.name), part.rows, part.cols, self.format)?;
+            model.sharded(&format!("{}.weight", part.weights), part.rows, part.cols, self.format)?;
         }
         model.replicated("head.norm", 1, self.hidden)?;
-        model.sharded("head.weight", self.vocabulary, self.hidden, outer)?;
+        if !self.tied {
+            model.sharded("head.weight", self.vocabulary, self.hidden, outer)?;
+        }
         Ok(model.build())
     }
 
@@ -108,7 +128,8 @@ impl Decoder {
             self.parts().into_iter().map(|part| self.layer(model, &part)).collect::<Result<_, _>>()?;
         let stack = LayerStack::forward(&mut program, embedded, layers, Form::Planes)?;
         let gradient = program.activation("head.input_gradient", stream)?;
-        let (norm, head) = (model.find("head.norm")?, model.find("head.weight")?);
+        let (norm, head) =
+            (model.find("head.norm")?, model.find(if self.tied { "embedding" } else { "head.weight" })?);
         let logits = self.tokens.saturating_mul(self.vocabulary);
         let flops = product(&[2, self.tokens, self.hidden, self.vocabulary]);
         let cost =
@@ -157,14 +178,14 @@ impl Decoder {
     }
 
     fn layer(&self, model: &Model, part: &Part) -> Result<Layer, DeclareError> {
-        let matrix = model.find(&format!("{}.weight", part.name))?;
-        let norm = part.norm.then(|| model.find(&format!("{}.norm", part.name))).transpose()?;
-        let flops = product(&[2, self.tokens, part.rows, part.cols]).saturating_add(part.extra_flops);
-        let passed = self.tokens.saturating_mul(part.rows.saturating_add(part.cols));
+        let matrix = model.find(&format!("{}.weight", part.weights))?;
+        let norm = part.norm.then(|| model.find(&format!("{}.norm", part.weights))).transpose()?;
+        let flops = product(&[2, self.tokens, part.passed_rows, part.cols]).saturating_add(part.extra_flops);
+        let passed = self.tokens.saturating_mul(part.passed_rows.saturating_add(part.cols));
         Ok(Layer {
             name: part.name.clone(),
             weights: norm.into_iter().chain([matrix]).collect(),
-            output_elements: self.tokens.saturating_mul(part.rows),
+            output_elements: self.tokens.saturating_mul(part.passed_rows),
             saved: Vec::new(),
             cost: self.cost(flops, part.rows.saturating_mul(part.cols), passed),
         })
@@ -181,26 +202,36 @@ impl Decoder {
         CostHint { flops, bytes, math: self.math }
     }
 
+    /// The layers in the order in which they run.
     fn parts(&self) -> Vec<Part> {
+        let last = self.layers.saturating_sub(1);
+        let replays = (1..=self.replays.unwrap_or(0)).map(|replay| (last, Some(replay)));
+        let once = (0..self.layers).map(|block| (block, None));
+        once.chain(replays).flat_map(|(block, replay)| self.block(block, replay)).collect()
+    }
+
+    fn block(&self, block: usize, replay: Option<usize>) -> [Part; 4] {
         let kv_heads = self.kv_heads.unwrap_or(self.heads);
         let kv = self.hidden.saturating_mul(kv_heads) / self.heads.max(1);
         let attention = product(&[2, self.tokens, self.sequence.unwrap_or(self.tokens), self.hidden]);
-        let part = |block: usize, name: &str, norm, rows, cols, extra_flops| Part {
-            name: format!("blocks.{block}.{name}"),
+        let run = replay.map_or_else(String::new, |replay| format!("replay.{replay}."));
+        let part = |name: &str, norm, rows: usize, cols, experts: (usize, usize), extra_flops| Part {
+            name: format!("blocks.{block}.{run}{name}"),
+            weights: format!("blocks.{block}.{name}"),
             norm,
-            rows,
+            rows: rows.saturating_mul(experts.0),
+            passed_rows: rows.saturating_mul(experts.1),
             cols,
             extra_flops,
         };
-        let block = |block| {
-            [
-                part(block, "qkv", true, self.hidden.saturating_add(kv.saturating_mul(2)), self.hidden, 0),
-                part(block, "attention", false, self.hidden, self.hidden, attention),
-                part(block, "up", true, self.ffn.saturating_mul(2), self.hidden, 0),
-                part(block, "down", false, self.hidden, self.ffn, 0),
-            ]
-        };
-        (0..self.layers).flat_map(block).collect()
+        let experts = (self.experts.unwrap_or(1), self.experts_per_token.unwrap_or(1));
+        let (hidden, ffn) = (self.hidden, self.ffn);
+        [
+            part("qkv", true, hidden.saturating_add(kv.saturating_mul(2)), hidden, (1, 1), 0),
+            part("attention", false, hidden, hidden, (1, 1), attention),
+            part("up", true, ffn.saturating_mul(2), hidden, experts, 0),
+            part("down", false, hidden, ffn, experts, 0),
+        ]
     }
 }
 

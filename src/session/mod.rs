@@ -8,6 +8,7 @@
 
 mod builder;
 mod checkpoint;
+mod costs;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod error;
@@ -22,10 +23,11 @@ mod tensors;
 
 pub use builder::SessionBuilder;
 pub use checkpoint::{Carried, CarriedBuffer, Checkpoint, PlanesState, WeightState};
+pub use costs::costs_of;
 pub use error::SessionError;
 pub use file_store::FileStore;
 pub use report::{NotRecorded, Outcome, StepReport};
-pub use simulation::{Simulation, plan_program};
+pub use simulation::{Simulation, plan_program, plan_program_on};
 pub use store::{CheckpointStore, StoreError};
 
 use std::sync::Arc;

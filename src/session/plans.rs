@@ -6,12 +6,12 @@
 
 use std::sync::Arc;
 
-use super::SessionError;
+use super::{SessionError, costs};
 use crate::config::Config;
 use crate::exec::Exchange;
 use crate::layout::{StateLayout, Weights};
 use crate::model::{BufferSpec, Mesh, Role, StepProgram};
-use crate::plan::{Policy, ResidentLayout, StepPlan};
+use crate::plan::{Costs, Policy, ResidentLayout, StepPlan};
 
 /// One plan per program, and the one that quantizes masters.
 #[derive(Debug)]
@@ -23,6 +23,17 @@ pub(super) struct Plans {
 impl Plans {
     /// Plans `programs` over one resident layout.
     pub(super) fn new(programs: &[StepProgram], config: &Config, mesh: Mesh) -> Result<Self, SessionError> {
+        let costs = costs::configured(config, mesh.ranks())?;
+        Self::with_costs(programs, config, mesh, costs.as_ref())
+    }
+
+    /// Plans `programs` over one resident layout, with costs to count with.
+    pub(super) fn with_costs(
+        programs: &[StepProgram],
+        config: &Config,
+        mesh: Mesh,
+        costs: Option<&Costs>,
+    ) -> Result<Self, SessionError> {
         let Some(first) = programs.first() else {
             return Err(SessionError::Start { reason: "add at least one program".into() });
         };
@@ -37,7 +48,10 @@ impl Plans {
         let weights = Weights::new(first.model().weights(), mesh).with_state(StateLayout::from(config));
         let declared: Vec<&StepProgram> = programs.iter().collect();
         let resident = ResidentLayout::new(&weights, &declared)?;
-        let plan = |program| StepPlan::within(program, &weights, &resident, &policy).map(Arc::new);
+        let plan = |program| match costs {
+            Some(costs) => StepPlan::timed(program, &weights, &resident, &policy, costs).map(Arc::new),
+            None => StepPlan::within(program, &weights, &resident, &policy).map(Arc::new),
+        };
         Ok(Self {
             prologue: Arc::new(StepPlan::prologue(&weights, &resident, &policy)?),
             programs: declared.into_iter().map(plan).collect::<Result<_, _>>()?,

@@ -2,7 +2,7 @@
 //!
 //! Law: a configuration is turned into a policy in this file only, after it was validated.
 
-use crate::config::{Capture, Config, Scaling};
+use crate::config::{Capture, Config, PrefetchPolicy, Scaling};
 use crate::exec::CaptureMode;
 use crate::layout::{Delayed, OptimizerSettings, Settings, StateLayout};
 use crate::plan::{Policy, Prefetch};
@@ -11,7 +11,7 @@ impl From<&Config> for Policy {
     fn from(config: &Config) -> Self {
         let optimizer = &config.optimizer;
         Self {
-            prefetch: Prefetch::Depth(config.prefetch.depth),
+            prefetch: prefetch(config),
             budget: config.memory.budget.map(|size| usize::try_from(size.bytes()).unwrap_or(usize::MAX)),
             communicators: config.communicators,
             backward: config.backward,
@@ -31,6 +31,15 @@ impl From<&Config> for Policy {
                 },
             },
         }
+    }
+}
+
+fn prefetch(config: &Config) -> Prefetch {
+    let chosen = &config.prefetch;
+    match (chosen.policy, chosen.bytes) {
+        (Some(PrefetchPolicy::Auto), _) => Prefetch::Auto,
+        (None, Some(size)) => Prefetch::Bytes(usize::try_from(size.bytes()).unwrap_or(usize::MAX)),
+        (None, None) => Prefetch::Depth(chosen.depth.unwrap_or(1)),
     }
 }
 

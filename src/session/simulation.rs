@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::costs::costs_of;
 use super::plans::Plans;
 use super::recorder::{add_step, causes};
 use super::report::measure;
@@ -60,7 +61,34 @@ pub fn plan_program(
     ranks: u32,
 ) -> Result<Arc<StepPlan>, SessionError> {
     config.validate()?;
-    let plans = Plans::new(std::slice::from_ref(program), config, Mesh::new(ranks)?)?;
+    first(Plans::new(std::slice::from_ref(program), config, Mesh::new(ranks)?)?)
+}
+
+/// The plan that [`Session::simulate`] runs: as [`plan_program`], with the costs of `cluster` to count with.
+///
+/// # Errors
+/// As [`plan_program`]; [`SessionError::Simulator`] when the ranks do not fit the cluster.
+pub fn plan_program_on(
+    program: &StepProgram,
+    config: &Config,
+    cluster: &Cluster,
+    ranks: u32,
+) -> Result<Arc<StepPlan>, SessionError> {
+    config.validate()?;
+    first(plans_on(program, config, cluster, Mesh::new(ranks)?)?)
+}
+
+fn plans_on(
+    program: &StepProgram,
+    config: &Config,
+    cluster: &Cluster,
+    mesh: Mesh,
+) -> Result<Plans, SessionError> {
+    let costs = costs_of(config, cluster, mesh.ranks())?;
+    Plans::with_costs(std::slice::from_ref(program), config, mesh, Some(&costs))
+}
+
+fn first(plans: Plans) -> Result<Arc<StepPlan>, SessionError> {
     plans.programs.into_iter().next().ok_or_else(|| SessionError::Start { reason: "no program".into() })
 }
 
@@ -80,7 +108,7 @@ impl Session {
     ) -> Result<Simulation, SessionError> {
         config.validate()?;
         let mesh = Mesh::new(ranks)?;
-        let plans = Plans::new(std::slice::from_ref(program), config, mesh)?;
+        let plans = plans_on(program, config, cluster, mesh)?;
         let mut exchange = plans.exchange()?;
         exchange.learning_rate = config.optimizer.lr as f32;
         exchange.loss_scale = 1.0;

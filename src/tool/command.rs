@@ -53,6 +53,10 @@ enum Command {
 ///   math = "fp8"             what products are computed in: f32, bf16, fp8, fp4
 ///   format = "nvfp4_2d"      format of the blocks' matrices; `warpweft formats` explains them
 ///   embedding_format = "bf16"  that of embedding and head; bf16 when left out
+///   experts = 64             experts of every MLP, each of width ffn; 1 when left out
+///   experts_per_token = 6    experts that a token passes through; 1 when left out
+///   tied = true              the head is the embedding; false when left out
+///   replays = 1              how often the last block runs again; 0 when left out
 ///
 /// Each block is four calls (qkv, attention, up, down), forward and backward. Rules that give single weights
 /// another format, and everything else that can be chosen, are in the configuration (--config).

@@ -10,8 +10,8 @@ use std::io::{self, BufReader, BufWriter};
 use std::path::{Path, PathBuf};
 
 use super::text::{Align, Table, bytes, duration};
-use crate::cluster::{Cluster, PRESETS, preset};
-use crate::config::{Config, ConfigError, Declared};
+use crate::cluster::{Cluster, PRESETS, named};
+use crate::config::{Config, ConfigError, Declared, Prefetch};
 use crate::model::{DeclareError, Decoder, StepProgram};
 use crate::plan::StepPlan;
 use crate::session::{Session, SessionError, Simulation, plan_program};
@@ -142,11 +142,11 @@ pub fn simulate_model(options: &SimulateOptions) -> Result<String, ScheduleError
         written.map_err(|source| ScheduleError::Trace { path: path.clone(), source })?;
     }
     if let Some(path) = &options.picture {
-        let (depth, step) = (config.prefetch.depth, duration(simulation.step));
+        let step = duration(simulation.step);
         let exposed = 100.0 * simulation.exposure.fraction();
         let title = format!(
-            "{}, {}, prefetch depth {depth}: {step} a step, {exposed:.1} % exposed",
-            decoder.name, simulation.device
+            "{}, {}, {}: {step} a step, {exposed:.1} % exposed",
+            decoder.name, simulation.device, config.prefetch
         );
         draw(&simulation.timeline, title, path)?;
     }
@@ -187,7 +187,7 @@ fn declare(
     depth: Option<u32>,
 ) -> Result<(Decoder, StepProgram, Config), ScheduleError> {
     let mut config = Config::load(config)?;
-    config.prefetch.depth = depth.unwrap_or(config.prefetch.depth);
+    config.prefetch = depth.map_or(config.prefetch, Prefetch::depth);
     let decoder = Decoder::load(path)?;
     let wrong = |source| ScheduleError::Model { path: path.to_owned(), source: Box::new(source) };
     let model = config.apply_weight_rules(&decoder.model().map_err(wrong)?)?;
@@ -196,15 +196,9 @@ fn declare(
 }
 
 fn cluster(name: &str) -> Result<Cluster, ScheduleError> {
-    if let Some(cluster) = preset(name) {
-        return Ok(cluster?);
-    }
-    let path = Path::new(name);
-    if !path.exists() {
-        let presets = PRESETS.map(|(name, _)| name).join(", ");
-        return Err(ScheduleError::NoCluster { name: name.to_owned(), presets });
-    }
-    Ok(Cluster::load(path)?)
+    let presets = || PRESETS.map(|(name, _)| name).join(", ");
+    let missing = || ScheduleError::NoCluster { name: name.to_owned(), presets: presets() };
+    Ok(named(name).ok_or_else(missing)??)
 }
 
 fn draw(timeline: &Timeline, title: String, path: &Path) -> Result<(), ScheduleError> {
@@ -272,13 +266,7 @@ fn outcome(decoder: &Decoder, cluster: &Cluster, config: &Config, simulation: &S
     let overlap =
         exposure.overlap().map_or_else(String::new, |part| format!("; {:.1} % of it hidden", 100.0 * part));
     let rows = [
-        (
-            "model",
-            format!(
-                "{}, {} tokens per rank, prefetch depth {}",
-                decoder.name, decoder.tokens, config.prefetch.depth
-            ),
-        ),
+        ("model", format!("{}, {} tokens per rank, {}", decoder.name, decoder.tokens, config.prefetch)),
         ("machine", device.clone()),
         ("step", format!("{}; {rate:.0} tokens per second and GPU", duration(*step))),
         ("  compute", share(exposure.compute)),

@@ -35,7 +35,7 @@ pub(crate) fn plain_with(tables: &str) -> Cluster {
 
 pub(crate) fn depth(depth: u32) -> Config {
     let mut config = Config::default();
-    config.prefetch.depth = depth;
+    config.prefetch.depth = Some(depth);
     config
 }
 

@@ -43,7 +43,7 @@ fn simulate_writes_a_trace_that_trace_reads_back() {
         assert!(text.contains(word), "{word}: {text}");
     }
     let picture = std::fs::read_to_string(folder.path().join("step.svg")).unwrap();
-    assert!(picture.contains("prefetch depth 2"), "{picture}");
+    assert!(picture.contains("prefetch.depth = 2"), "{picture}");
     let summary = said(folder.path(), "trace step.json --picture again.svg");
     assert!(summary.starts_with("1 ranks, ") && summary.contains("simulated: 4 ranks"), "{summary}");
     assert!(folder.path().join("again.svg").exists());

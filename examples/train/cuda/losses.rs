@@ -60,7 +60,7 @@ fn write(session: &mut Session, config: &Config, program: &str, step: usize, ran
 fn settings(capture: Capture) -> Settings {
     let mut settings = Settings::default();
     settings.optimizer.lr = 1e-3;
-    settings.prefetch.depth = 2;
+    settings.prefetch.depth = Some(2);
     settings.capture = capture;
     settings
 }
@@ -111,7 +111,7 @@ fn losses_do_not_depend_on_depth_or_transport() {
     let on_gpus = placement(&found, found.count().clamp(2, 4));
     let with = |depth, transport| {
         let mut settings = settings(Capture::Off);
-        (settings.prefetch.depth, settings.transport) = (depth, transport);
+        (settings.prefetch.depth, settings.transport) = (Some(depth), transport);
         losses(nvfp4(), &settings, &on_gpus)
     };
     let expected = with(0, Transport::Peer);

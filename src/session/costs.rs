@@ -1,0 +1,36 @@
+//! The costs a session's planner counts with.
+//!
+//! Law: costs are needed for `prefetch.policy = "auto"` alone, and come from the machine that the configuration names; a simulation
+//! brings its own. They are the same on every rank, because configuration and cluster files are.
+
+use super::SessionError;
+use crate::backend::sim::SimError;
+use crate::cluster::{Cluster, PRESETS, Prices, named};
+use crate::config::{Capture, Config, PrefetchPolicy};
+use crate::plan::Costs;
+
+/// What tasks take for `ranks` ranks of `cluster`, where steps are recorded or not as `config` says.
+///
+/// # Errors
+/// [`SessionError::Simulator`] when the ranks do not fit the cluster.
+pub fn costs_of(config: &Config, cluster: &Cluster, ranks: u32) -> Result<Costs, SessionError> {
+    let prices = Prices::new(cluster, ranks).ok_or_else(|| SimError::NoLinks {
+        ranks,
+        cluster: cluster.name.clone(),
+        gpus: cluster.gpus_per_node,
+    })?;
+    Ok(Costs::new(prices, config.capture == Capture::Step))
+}
+
+/// Those of the machine that the configuration names, if its policy needs any.
+pub(super) fn configured(config: &Config, ranks: u32) -> Result<Option<Costs>, SessionError> {
+    let prefetch = &config.prefetch;
+    if prefetch.policy != Some(PrefetchPolicy::Auto) {
+        return Ok(None);
+    }
+    let cluster = named(&prefetch.cluster).ok_or_else(|| SessionError::NoCluster {
+        name: prefetch.cluster.clone(),
+        presets: PRESETS.map(|(name, _)| name).join(", "),
+    })??;
+    costs_of(config, &cluster, ranks).map(Some)
+}

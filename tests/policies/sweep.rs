@@ -1,0 +1,137 @@
+//! `auto` against an exhaustive sweep, one weight ahead and one layer ahead, under one cost model.
+
+use std::sync::Arc;
+
+use warpweft::cluster::preset;
+use warpweft::config::{ByteSize, Config, Prefetch};
+use warpweft::id::CallId;
+use warpweft::layout::Weights;
+use warpweft::model::{Mesh, Placement, StepProgram};
+use warpweft::plan::{Costs, Forecast, Policy, ResidentLayout, StepPlan};
+use warpweft::session::{costs_of, plan_program_on};
+
+use crate::shapes::{SHAPES, TOKENS, config, program};
+
+const CLUSTER: &str = "h100x8-ib";
+
+struct Bench {
+    program: StepProgram,
+    ranks: u32,
+    costs: Costs,
+}
+
+struct Point {
+    policy: String,
+    bytes: usize,
+    live: usize,
+    forecast: Forecast,
+}
+
+impl Bench {
+    fn point(&self, prefetch: Prefetch, budget: Option<usize>) -> Option<Point> {
+        let mut config = Config { prefetch: prefetch.clone(), ..config() };
+        config.memory.budget = budget.map(|bytes| ByteSize::new(bytes as u64));
+        let cluster = preset(CLUSTER).unwrap().unwrap();
+        let plan: Arc<StepPlan> = plan_program_on(&self.program, &config, &cluster, self.ranks).ok()?;
+        Some(self.of(&plan, prefetch.to_string()))
+    }
+
+    fn of(&self, plan: &StepPlan, policy: String) -> Point {
+        let forecast = plan.forecast(&self.costs);
+        Point { policy, bytes: plan.bounds.transient_bytes, live: plan.bounds.live_bytes, forecast }
+    }
+
+    /// All gathers of a block's calls at the beginning of the block before, as FSDP2 issues them.
+    fn layer_ahead(&self) -> Point {
+        let program = &self.program;
+        let block = |call: usize| {
+            let name = &program.calls()[call].name;
+            let words: Vec<&str> = name.split('.').collect();
+            let direction = words[words.len() - 1].to_owned();
+            let block = words[..words.len() - 1].iter().take(if words.contains(&"replay") { 4 } else { 2 });
+            (block.copied().collect::<Vec<_>>().join("."), direction)
+        };
+        let calls = program.calls().len();
+        let mut begins = vec![0; calls];
+        for call in 1..calls {
+            begins[call] = if block(call) == block(call - 1) { begins[call - 1] } else { call };
+        }
+        let ahead = |call: usize| begins[call].checked_sub(1).map_or(0, |before| begins[before]);
+        let mut issues = Vec::new();
+        for (number, call) in program.calls().iter().enumerate() {
+            for usage in &call.uses {
+                if program.model().weight(usage.weight).placement == Placement::Sharded {
+                    issues.push(CallId::at(ahead(number)));
+                }
+            }
+        }
+        let weights = Weights::new(program.model().weights(), Mesh::new(self.ranks).unwrap());
+        let resident = ResidentLayout::new(&weights, &[program]).unwrap();
+        let policy = Policy::from(&config());
+        let plan = StepPlan::by_hand(program, &weights, &resident, &policy, &issues).unwrap();
+        self.of(&plan, "one layer ahead".into())
+    }
+
+    fn sweep(&self) -> Vec<Point> {
+        let mut points = Vec::new();
+        for depth in (0..=10).chain([12, 16, 24, 32]) {
+            points.extend(self.point(Prefetch::depth(depth), None));
+        }
+        let smallest = 16 << 20;
+        let mut bytes = smallest as f64;
+        while bytes < 64e9 {
+            points.extend(self.point(Prefetch::bytes(ByteSize::new(bytes as u64)), None));
+            bytes *= 1.5;
+        }
+        points
+    }
+}
+
+fn ms(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1e6
+}
+
+#[test]
+fn auto_is_as_good_as_the_best_of_an_exhaustive_sweep_at_no_more_memory() {
+    println!(
+        "| shape | tokens | bound | best of the sweep | auto | one weight ahead | one layer ahead | auto, free |"
+    );
+    for (name, ranks, sizes) in SHAPES {
+        for tokens in TOKENS {
+            let program = program(name, sizes, tokens);
+            let costs = costs_of(&config(), &preset(CLUSTER).unwrap().unwrap(), ranks).unwrap();
+            let bench = Bench { program, ranks, costs };
+            let started = std::time::Instant::now();
+            let sweep = bench.sweep();
+            let swept = started.elapsed();
+            let best = sweep.iter().min_by_key(|point| (point.forecast.step, point.bytes)).unwrap();
+            let started = std::time::Instant::now();
+            let auto = bench.point(Prefetch::auto(), Some(best.bytes)).unwrap();
+            let took = started.elapsed();
+            let free = bench.point(Prefetch::auto(), None).unwrap();
+            let one = bench.point(Prefetch::depth(1), None).unwrap();
+            let layer = bench.layer_ahead();
+            let show = |p: &Point| {
+                format!(
+                    "{:.1} {:.1}x {:.2}G a{:.3}",
+                    ms(p.forecast.step),
+                    p.forecast.step as f64 / p.forecast.step_bound as f64,
+                    p.bytes as f64 / 1e9,
+                    p.bytes as f64 / p.live as f64
+                )
+            };
+            println!(
+                "| {name} | {tokens} | {:.1} | {} {} | {} | {} | {} | {} | {:?} {:?}",
+                ms(auto.forecast.step_bound),
+                best.policy,
+                show(best),
+                show(&auto),
+                show(&one),
+                show(&layer),
+                show(&free),
+                swept,
+                took
+            );
+        }
+    }
+}
