@@ -3,13 +3,15 @@
 //! Law: everything happens between two edges, and at an edge all lanes are drained. Host copies
 //! happen at edges alone. A rank that cannot go on aborts the world before it reports, so that no
 //! peer waits for it. The rank knows what its weights hold (**PL-9**): a plan runs only if that is
-//! what it needs at its entry, and what its actors leave must be what it promised.
+//! what it needs at its entry, and what its actors leave must be what it promised. It counts the optimizer steps it
+//! issued (**PL-7**): a count in the arena that differs says that a step ran which nobody asked for, such as
+//! a warm-up of a recording, and with it weights and gradients that nobody asked for.
 
 use std::sync::Arc;
 
 use super::capture::Action;
 use super::{Capture, CaptureMode, Exchange, ExecError, Pump, World};
-use crate::backend::Backend;
+use crate::backend::{Backend, BackendError};
 use crate::compute::ComputeFactory;
 use crate::flow::{FlowError, Poison};
 use crate::id::RankId;
@@ -38,6 +40,8 @@ pub struct Rank<B: Backend> {
     pub(super) carried: Vec<Region>,
     /// What the weights hold, counted from the masters that were set last.
     pub(super) edge: EdgeState,
+    /// Optimizer steps taken, those of an import included.
+    pub(super) optimizer_steps: u32,
     poison: Poison,
     world: Arc<World>,
 }
@@ -74,7 +78,19 @@ impl<B: Backend> Rank<B> {
             .map(|plan| install(&backend, &memory, plan, capture, &poison))
             .collect::<Result<_, _>>()?;
         let edge = EdgeState::NEW_MASTERS;
-        Ok(Self { backend, memory, streams, prologue, programs, carried, edge, poison, world })
+        let optimizer_steps = 0;
+        Ok(Self {
+            backend,
+            memory,
+            streams,
+            prologue,
+            programs,
+            carried,
+            edge,
+            optimizer_steps,
+            poison,
+            world,
+        })
     }
 
     /// The rank's number.
@@ -119,6 +135,7 @@ impl<B: Backend> Rank<B> {
             Some(region) => {
                 let mut vote = Vote::default();
                 self.backend.download(&self.memory, region, bytemuck::bytes_of_mut(&mut vote))?;
+                self.count(&plan.name, vote)?;
                 Some(vote)
             }
         };
@@ -152,6 +169,18 @@ impl<B: Backend> Rank<B> {
         }
         *edge = held.after(promised);
         Ok(unrecorded)
+    }
+
+    /// Holds the arena's count of optimizer steps against the steps this rank issued. A backend that computes nothing
+    /// leaves an empty vote, which no step that ran does.
+    fn count(&mut self, program: &str, vote: Vote) -> Result<(), ExecError> {
+        let expected = self.optimizer_steps.wrapping_add(u32::from(!vote.skips()));
+        if vote != Vote::default() && vote.step != expected {
+            let (rank, program) = (self.id(), program.to_owned());
+            return Err(ExecError::Steps { rank, program, counted: vote.step, issued: expected });
+        }
+        self.optimizer_steps = vote.step;
+        Ok(())
     }
 
     fn upload_inputs(&self, plan: &StepPlan, program: usize, exchange: &Exchange) -> Result<(), ExecError> {
@@ -244,6 +273,10 @@ fn drive<B: Backend>(
         let graph = record(backend, streams, bound, pump);
         let usable = u64::from(graph.is_ok());
         let all_usable = world.exchange(backend.rank(), usable)?.iter().all(|vote| *vote == 1);
+        // A device may be unable to record; a recording that breaks a law is nothing to go on from.
+        if let Err(FlowError::Backend(hazard @ BackendError::Hazard { .. })) = &graph {
+            return Err(hazard.clone().into());
+        }
         unrecorded = graph.as_ref().err().map(ToString::to_string);
         capture.recorded(graph.ok().filter(|_| all_usable));
     }

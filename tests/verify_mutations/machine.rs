@@ -25,7 +25,7 @@ struct Rank {
     streams: Vec<<CpuBackend as Backend>::Stream>,
 }
 
-/// Everything that stays behind a run: per rank, the bytes of each resident slot that a later step may read.
+/// What stays behind a run: per rank, the bytes of each resident slot, but of no input and of no main grad that the plan leaves alone.
 pub(crate) type Left = Vec<Vec<Vec<u8>>>;
 
 /// Runs the prologue and `steps` steps of `plan`, in orders drawn from `draw`.
@@ -51,6 +51,7 @@ pub(crate) fn run(
             };
             let streams = plan.lanes.iter().map(open).collect();
             let rank = Rank { backend, memory, streams };
+            litter(&rank, plan, draw);
             set_up(&rank, plan);
             rank
         })
@@ -116,7 +117,17 @@ fn put(rank: &Rank, region: Region, bytes: &[u8]) {
     rank.backend.upload(&rank.memory, region, bytes).unwrap();
 }
 
-/// Masters and the scalars of the optimizer; everything else begins as zeros.
+/// What earlier programs, or a warm-up of a recording, may have left: anything, in all transient bytes and in every main grad.
+fn litter(rank: &Rank, plan: &StepPlan, draw: &mut Draw) {
+    let transient = Region { offset: plan.arena.resident_bytes, bytes: plan.arena.transient_bytes };
+    let main_grads = plan.arena.slots.iter().filter(|slot| matches!(slot.content, Content::MainGrad(_)));
+    for region in main_grads.map(|slot| slot.region).chain([transient]) {
+        let bytes: Vec<u8> = (0..region.bytes).map(|_| draw.below(256) as u8).collect();
+        put(rank, region, &bytes);
+    }
+}
+
+/// Masters and the scalars of the optimizer; what is neither these nor litter begins as zeros.
 fn set_up(rank: &Rank, plan: &StepPlan) {
     for slot in plan.arena.slots.iter().filter(|slot| slot.residency == Residency::Resident) {
         let rows = |weight| {
@@ -156,12 +167,13 @@ fn stage(rank: &Rank, plan: &StepPlan, step: u32) {
 }
 
 fn left(rank: &Rank, plan: &StepPlan) -> Vec<Vec<u8>> {
-    let is_input = |content| match content {
-        Content::Buffer(buffer) => plan.buffers[buffer.index()].role == Role::Input,
-        _ => false,
+    let is_read = |content| match content {
+        Content::Buffer(buffer) => plan.buffers[buffer.index()].role != Role::Input,
+        Content::MainGrad(_) => plan.updates_weights,
+        _ => true,
     };
     let stays =
-        |slot: &&warpweft::layout::Slot| slot.residency == Residency::Resident && !is_input(slot.content);
+        |slot: &&warpweft::layout::Slot| slot.residency == Residency::Resident && is_read(slot.content);
     plan.arena
         .slots
         .iter()

@@ -7,7 +7,7 @@
 //!
 //! What is told apart beside the bytes: in a shard the codes and the scales, which different ops write, and in a
 //! gradient its rows and its padding rows, because a closure writes the rows alone. What is known beside the operands: a sum or
-//! maximum over one rank is the value itself; tensor scales matter to formats that have some; and nobody reads what
+//! maximum over one rank is the value itself; scales matter to formats that have some; and nobody reads what
 //! a step leaves in an input, which is staged anew before every step.
 
 use std::collections::BTreeMap;
@@ -180,8 +180,11 @@ impl Memory<'_> {
                 self.write(*encode, Cell::of((&made, "encode")));
                 self.write(*tensor_scale, Cell::of((&made, "tensors")));
                 for shard in shards {
-                    let scales = term((&made, shard.weight, shard.orientation));
-                    self.write(shard.slot, Cell { scales, ..self.read(shard.slot) });
+                    let planes = self.plan.weights.layout(shard.weight).shard_planes(shard.orientation);
+                    if planes.len() > 1 {
+                        let scales = term((&made, shard.weight, shard.orientation));
+                        self.write(shard.slot, Cell { scales, ..self.read(shard.slot) });
+                    }
                 }
             }
             Op::DelayedScale { bucket, history, scale, tensor_scale, vote } => {
