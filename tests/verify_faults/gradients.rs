@@ -96,7 +96,7 @@ fn a_double_accumulation_is_refused() {
 
 /// PL-4. *Only the last of several gradients of a tied weight surviving*.
 #[test]
-fn a_later_contribution_must_not_begin_the_sum_again() {
+fn only_the_last_of_several_gradients_of_a_tied_weight_surviving_is_refused() {
     for (mut plan, name) in [(nvfp4_training(), "embedding"), (f32_training(), "bias")] {
         let second = accumulate(&plan, name, 1);
         set_first(&mut plan, second, true);
@@ -107,7 +107,7 @@ fn a_later_contribution_must_not_begin_the_sum_again() {
 
 /// PL-4. *A warm-up that pollutes main grads*: what an earlier step left must not be added to.
 #[test]
-fn the_first_contribution_must_not_add_to_an_earlier_step_s_sum() {
+fn a_sum_that_a_warm_up_could_pollute_is_refused() {
     for (mut plan, name) in [(nvfp4_training(), "embedding"), (f32_training(), "bias")] {
         let first = accumulate(&plan, name, 0);
         set_first(&mut plan, first, false);
