@@ -10,6 +10,7 @@
 #[cfg(feature = "cuda")]
 mod cuda_cases;
 #[cfg(feature = "cuda")]
+#[allow(dead_code, reason = "each benchmark uses its part")]
 mod cuda_device;
 
 #[cfg(feature = "cuda")]

@@ -123,6 +123,8 @@ pub enum Content {
     Dense(WeightId, Orientation, ElementType),
     /// The full gradient of one weight from one call: f32 `[padded rows, cols]`.
     Gradient(WeightId, CallId),
+    /// That gradient, or the sum it begins, as it travels: bf16 `[padded rows, cols]`.
+    WireGradient(WeightId, CallId),
     /// The rank's rows of that gradient, summed over ranks: f32 `[rows_per_rank, cols]`.
     ReducedGradient(WeightId, CallId),
     /// A declared buffer.
@@ -431,6 +433,9 @@ impl Content {
                 layout(weight).shard.shape.elements().saturating_mul(values.bytes())
             }
             Self::Gradient(weight, _) => f32s(layout(weight).shard.padded().elements()),
+            Self::WireGradient(weight, _) => {
+                layout(weight).shard.padded().elements().saturating_mul(ElementType::Bf16.bytes())
+            }
             Self::AmaxHistory(bucket) => {
                 let length = weights.state.delayed.map_or(0, |delayed| delayed.history as usize);
                 f32s(weights.bucket(bucket).weights.len().saturating_mul(length))

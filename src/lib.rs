@@ -7,9 +7,9 @@
 //!
 //! Rooms, from the ground up; a room imports only from those above it in this list:
 //! [`id`] · [`mod@format`], [`model`], [`config`], [`trace`] · [`op`], [`layout`], [`compute`], [`cluster`] ·
-//! [`plan`] and [`backend`], which do not know each other · [`flow`] · [`actor`] · [`exec`] ·
-//! [`session`], and `tool`, behind the `warpweft` program (feature `cli`). `ARCHITECTURE.md` states the
-//! laws.
+//! [`plan`] and [`backend`], which do not know each other · [`flow`], [`tune`] · [`actor`] · [`exec`] ·
+//! [`session`], and `tool`, behind the `warpweft` program (feature `cli`). Beside them stands `linear`, matrix products
+//! for closures on GPUs (feature `cuda`). `ARCHITECTURE.md` states the laws.
 
 pub mod actor;
 pub mod backend;
@@ -21,6 +21,8 @@ pub mod flow;
 pub mod format;
 pub mod id;
 pub mod layout;
+#[cfg(feature = "cuda")]
+pub mod linear;
 pub mod model;
 pub mod op;
 mod panics;
@@ -30,3 +32,4 @@ pub mod session;
 #[cfg(feature = "cli")]
 pub mod tool;
 pub mod trace;
+pub mod tune;

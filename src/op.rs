@@ -56,6 +56,30 @@ pub struct ShardOperand {
     pub slot: SlotId,
 }
 
+/// One weight of a gather.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct GatherPart {
+    /// The weight.
+    pub weight: WeightId,
+    /// Which stored orientation travels.
+    pub orientation: Orientation,
+    /// The rank's shard.
+    pub from: SlotId,
+    /// The gathered planes.
+    pub to: SlotId,
+}
+
+/// One weight of a reduction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct ReducePart {
+    /// The weight.
+    pub weight: WeightId,
+    /// The rank's full gradient, in the element type that travels.
+    pub from: SlotId,
+    /// The summed rows of this rank, f32.
+    pub to: SlotId,
+}
+
 /// Where the master of a weight lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub enum MasterOperand {
@@ -204,16 +228,11 @@ pub enum Op {
         /// No-op when this vote says fault.
         vote: Option<SlotId>,
     },
-    /// Gathers the shards of a weight into the first rows of padded planes and zeroes the rest.
+    /// Gathers the shards of one weight, or of several of a group as one collective, each into the first rows of padded
+    /// planes whose rest is zeroed.
     AllGather {
-        /// The weight.
-        weight: WeightId,
-        /// Which stored orientation travels.
-        orientation: Orientation,
-        /// The rank's shard.
-        from: SlotId,
-        /// The gathered planes.
-        to: SlotId,
+        /// What is gathered; at least one.
+        parts: Vec<GatherPart>,
     },
     /// Derives columnwise planes from gathered rowwise ones.
     Transpose {
@@ -239,13 +258,21 @@ pub enum Op {
         /// The values.
         to: SlotId,
     },
-    /// Sums a gradient over the ranks, in rank order in f32, each rank keeping its rows.
+    /// Sums the gradient of one weight, or those of several of a group as one collective, over the ranks, in rank order
+    /// in f32, each rank keeping its rows.
     ReduceScatter {
+        /// In what the gradients travel: f32 or bf16.
+        element: ElementType,
+        /// What is reduced; at least one.
+        parts: Vec<ReducePart>,
+    },
+    /// Rounds a full gradient to bf16, to nearest even, to be reduced.
+    RoundGradient {
         /// The weight.
         weight: WeightId,
-        /// The rank's full gradient.
+        /// The f32 gradient.
         from: SlotId,
-        /// The summed rows of this rank.
+        /// The same in bf16.
         to: SlotId,
     },
     /// Adds a call's full gradient to another call's, or to a sum of several, on this rank and undivided: what is reduced
@@ -311,6 +338,18 @@ pub enum Op {
 }
 
 impl Op {
+    /// The gather of one weight.
+    #[must_use]
+    pub fn gather(weight: WeightId, orientation: Orientation, from: SlotId, to: SlotId) -> Self {
+        Self::AllGather { parts: vec![GatherPart { weight, orientation, from, to }] }
+    }
+
+    /// The reduction of one gradient, in f32.
+    #[must_use]
+    pub fn reduce_scatter(weight: WeightId, from: SlotId, to: SlotId) -> Self {
+        Self::ReduceScatter { element: ElementType::F32, parts: vec![ReducePart { weight, from, to }] }
+    }
+
     /// Every slot the op touches, with what it does to it. No slot appears twice.
     #[must_use]
     pub fn accesses(&self) -> Vec<(SlotId, Access)> {
@@ -319,11 +358,15 @@ impl Op {
         match self {
             Self::Copy { from, to }
             | Self::Transpose { from, to, .. }
-            | Self::ReduceScatter { from, to, .. } => {
+            | Self::RoundGradient { from, to, .. }
+            | Self::GatherRecords { from, to } => {
                 vec![(*from, Read), (*to, Write)]
             }
-            Self::AllGather { from, to, .. } | Self::GatherRecords { from, to } => {
-                vec![(*from, Read), (*to, Write)]
+            Self::AllGather { parts } => {
+                parts.iter().flat_map(|part| [(part.from, Read), (part.to, Write)]).collect()
+            }
+            Self::ReduceScatter { parts, .. } => {
+                parts.iter().flat_map(|part| [(part.from, Read), (part.to, Write)]).collect()
             }
             Self::ClearFault { fault } => vec![(*fault, Write)],
             Self::ZeroPadding { gradient, .. } => vec![(*gradient, Update)],
@@ -430,6 +473,7 @@ impl Op {
             Self::Transpose { .. } => "transpose",
             Self::Dequantize { .. } => "dequantize",
             Self::ReduceScatter { .. } => "reduce-scatter",
+            Self::RoundGradient { .. } => "round gradient",
             Self::AddGradient { .. } => "add gradient",
             Self::Accumulate { .. } => "accumulate",
             Self::GradNorm { .. } => "grad norm",

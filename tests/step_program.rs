@@ -4,7 +4,7 @@
 mod trainer;
 
 use trainer::{SIZE, Shaped, Trainer, within_a_minute};
-use warpweft::config::{Backward, Config, ReduceEvery};
+use warpweft::config::{AcrossMicroBatches, Backward, ByteSize, Config, ReduceEvery};
 use warpweft::format::{Format, Orientation};
 use warpweft::id::{MicroBatchId, RankId, TaskId, WeightId};
 use warpweft::model::{DeclareError, Form, Mesh, Model, Phase, ProgramBuilder, Reuse, StepProgram};
@@ -20,7 +20,7 @@ fn plan(program: &StepProgram, config: &Config) -> StepPlan {
 
 fn depth(depth: u32) -> Config {
     let mut config = Config::default();
-    config.prefetch.depth = depth;
+    config.prefetch.depth = Some(depth);
     config
 }
 
@@ -151,6 +151,27 @@ fn buffers_of_micro_batches_share_their_memory() {
             .transient_bytes
     };
     assert!(bytes(8) <= bytes(2) + bytes(2) / 10, "{} and {}", bytes(8), bytes(2));
+}
+
+/// What fits the budget is kept, and the plan says which it was.
+#[test]
+fn weights_are_kept_across_micro_batches_if_the_budget_allows_it() {
+    let shaped = Shaped { layers: 8, weights: 8, recomputes: false, micro_batches: 2 };
+    let trainer = Trainer::shaped(shaped, Format::F32, &Config::default());
+    let told = |across_micro_batches, budget: Option<usize>| {
+        let mut config = Config { across_micro_batches, ..depth(1) };
+        config.memory.budget = budget.map(|bytes| ByteSize::new(bytes as u64));
+        plan(&trainer.train, &config)
+    };
+    let (kept, again) = (told(AcrossMicroBatches::Keep, None), told(AcrossMicroBatches::Regather, None));
+    let (most, least) = (kept.bounds.transient_bytes, again.bounds.transient_bytes);
+    assert!(least < most, "{least} and {most} bytes");
+    assert_eq!(told(AcrossMicroBatches::Fit, None), kept);
+    let fitting = told(AcrossMicroBatches::Fit, Some(most));
+    assert_eq!(fitting.policy.across_micro_batches, AcrossMicroBatches::Keep);
+    let tight = told(AcrossMicroBatches::Fit, Some(most - 1));
+    assert_eq!(tight.policy.across_micro_batches, AcrossMicroBatches::Regather);
+    assert_eq!(tight.tasks, again.tasks);
 }
 
 #[test]

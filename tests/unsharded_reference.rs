@@ -11,10 +11,12 @@
 //! GFLOP per rank in plain loops, twice; what it adds is in the closures, not in the library.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod reference;
 mod trainer;
 
-use trainer::{SIZE, Shaped, Trainer, initial, losses, within_a_minute};
-use warpweft::config::{Backward, Capture, Config, ReduceEvery, Scaling};
+use reference::{Parameter, RATE, Reducing, as_stored, mean, sum};
+use trainer::{SIZE, Shaped, Trainer, losses, within_a_minute};
+use warpweft::config::{AcrossMicroBatches, Backward, Capture, Config, ReduceDtype, ReduceEvery, Scaling};
 use warpweft::format::{
     AmaxChoice, DelayedScaling, Directions, Format, Orientation, Planes, PlanesMut, Shape, Via, dequantize,
     partial_amax, partial_cast, quantize, transpose,
@@ -26,47 +28,6 @@ const STEPS: u32 = 100;
 
 /// In NVFP4.
 const LONG: u32 = 500;
-const RATE: f32 = 3e-3;
-
-/// One parameter with its AdamW state.
-struct Parameter {
-    master: Vec<f32>,
-    exp_avg: Vec<f32>,
-    exp_avg_sq: Vec<f32>,
-}
-
-impl Parameter {
-    fn new(name: &str, cols: usize, elements: usize) -> Self {
-        let mut master = vec![0.0; elements];
-        initial(name, 0, cols, &mut master);
-        Self { exp_avg: vec![0.0; elements], exp_avg_sq: vec![0.0; elements], master }
-    }
-
-    /// AdamW, operation by operation as the specification writes it.
-    fn update(&mut self, gradient: &[f32], step: i32) {
-        let (beta1, beta2, epsilon) = (0.9f32, 0.999f32, 1e-8f32);
-        let corrected = |beta: f32| (1.0 - f64::from(beta).powi(step)) as f32;
-        let (c1, c2) = (corrected(beta1), corrected(beta2));
-        for (at, gradient) in gradient.iter().enumerate() {
-            let m = beta1 * self.exp_avg[at] + (1.0 - beta1) * gradient;
-            let v = beta2 * self.exp_avg_sq[at] + ((1.0 - beta2) * gradient) * gradient;
-            let update = (m / c1) / ((v / c2).sqrt() + epsilon);
-            self.master[at] -= RATE * update;
-            (self.exp_avg[at], self.exp_avg_sq[at]) = (m, v);
-        }
-    }
-}
-
-/// The values a forward pass sees: the weight as it would be stored, and back.
-fn as_stored(format: Format, master: &[f32]) -> Vec<f32> {
-    let shape = Shape::new(SIZE, SIZE);
-    let stored = quantize(format, Directions::Rowwise, Via::Bf16, shape, master).unwrap();
-    let planes = stored.rowwise.as_ref().unwrap();
-    let mut values = vec![0.0; SIZE * SIZE];
-    let planes = Planes { data: &planes.data, scale: &planes.scale };
-    dequantize(format, Orientation::Rowwise, shape, planes, stored.tensor_scale, &mut values).unwrap();
-    values
-}
 
 /// The same columnwise: the transpose, in formats that quantize it by itself its own values.
 fn transposed_as_stored(format: Format, master: &[f32]) -> Vec<f32> {
@@ -137,26 +98,6 @@ fn one_rank(
     (loss, gradients, of_bias)
 }
 
-/// Added one after the other in f32.
-fn sum(values: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
-    values
-        .reduce(|mut sum, more| {
-            sum.iter_mut().zip(&more).for_each(|(sum, more)| *sum += more);
-            sum
-        })
-        .unwrap()
-}
-
-/// The mean over ranks and micro-batches of `[rank][contribution]`, where a contribution is what is reduced at once: its
-/// ranks summed in rank order in f32, then multiplied by the reciprocal, then added to those before.
-fn mean(ranks: &[Vec<Vec<f32>>], micro_batches: u32) -> Vec<f32> {
-    let factor = 1.0 / (RANKS * micro_batches) as f32;
-    sum((0..ranks[0].len()).map(|contribution| {
-        let over_ranks = sum(ranks.iter().map(|of| of[contribution].clone()));
-        over_ranks.iter().map(|sum| sum * factor).collect()
-    }))
-}
-
 /// A replicated gradient: each rank scales and adds its contributions, then ranks are summed.
 fn replicated_mean(ranks: &[Vec<Vec<f32>>], micro_batches: u32) -> Vec<f32> {
     let factor = 1.0 / (RANKS * micro_batches) as f32;
@@ -165,7 +106,7 @@ fn replicated_mean(ranks: &[Vec<Vec<f32>>], micro_batches: u32) -> Vec<f32> {
 }
 
 fn reference(format: Format, delayed: Option<(AmaxChoice, u32)>, steps: u32) -> Vec<u32> {
-    repeated_reference(format, delayed, steps, Shaped::default(), ReduceEvery::Call)
+    repeated_reference(format, delayed, steps, Shaped::default(), Reducing::default())
 }
 
 /// The same with weights replayed and calls repeated.
@@ -174,7 +115,7 @@ fn repeated_reference(
     delayed: Option<(AmaxChoice, u32)>,
     steps: u32,
     shaped: Shaped,
-    reduce_every: ReduceEvery,
+    reducing: Reducing,
 ) -> Vec<u32> {
     let Shaped { layers: depth, weights: count, micro_batches, .. } = shaped;
     let mut scalings: Vec<Option<DelayedScaling>> =
@@ -213,13 +154,13 @@ fn repeated_reference(
             };
             let contributions = ranks.iter().map(|batches| {
                 let batches = batches.iter().map(|(_, gradients, _)| replays(gradients));
-                match reduce_every {
+                match reducing.every {
                     ReduceEvery::Call => batches.flatten().collect(),
                     ReduceEvery::MicroBatch => batches.map(|calls| sum(calls.into_iter())).collect(),
                     ReduceEvery::Step => vec![sum(batches.flatten())],
                 }
             });
-            let gradient = mean(&contributions.collect::<Vec<_>>(), micro_batches);
+            let gradient = mean(&contributions.collect::<Vec<_>>(), micro_batches, reducing.dtype);
             layer.update(&gradient, step as i32 + 1);
         }
         let of_bias = ranks
@@ -280,17 +221,20 @@ fn a_sharded_trainer_gives_the_losses_of_an_unsharded_one_exactly_at_every_step_
 }
 
 /// A step of any shape gives the reference's losses, at every depth, issued and replayed, kept and gathered again.
-fn equals_the_reference(shaped: Shaped, reduce_every: ReduceEvery) {
+fn equals_the_reference(shaped: Shaped, reducing: Reducing) {
     const STEPS: u32 = 12;
     within_a_minute(async move {
         for format in [Format::F32, Format::NVFP4_2D, Format::Mxfp8] {
-            let expected = repeated_reference(format, None, STEPS, shaped, reduce_every);
+            let expected = repeated_reference(format, None, STEPS, shaped, reducing);
             for (depth, capture, kept) in
                 [(0, Capture::Off, false), (1, Capture::Step, false), (3, Capture::Off, true)]
             {
-                let kept = if kept { Backward::Keep } else { Backward::Regather };
-                let mut config = Config { check: true, capture, reduce_every, ..Config::default() };
-                (config.backward, config.across_micro_batches) = (kept, kept);
+                let mut config = Config { check: true, capture, ..Config::default() };
+                (config.reduce_every, config.reduce_dtype) = (reducing.every, reducing.dtype);
+                if kept {
+                    (config.backward, config.across_micro_batches) =
+                        (Backward::Keep, AcrossMicroBatches::Keep);
+                }
                 config.optimizer.lr = f64::from(RATE);
                 config.prefetch.depth = Some(depth);
                 let trainer = Trainer::shaped(shaped, format, &config);
@@ -306,27 +250,36 @@ fn equals_the_reference(shaped: Shaped, reduce_every: ReduceEvery) {
 #[test]
 fn a_replayed_layer_learns_from_the_sum_of_its_gradients() {
     let shaped = Shaped { layers: 5, weights: 2, ..Shaped::default() };
-    for reduce_every in [ReduceEvery::Call, ReduceEvery::MicroBatch, ReduceEvery::Step] {
-        equals_the_reference(shaped, reduce_every);
+    for every in [ReduceEvery::Call, ReduceEvery::MicroBatch, ReduceEvery::Step] {
+        equals_the_reference(shaped, Reducing { every, ..Reducing::default() });
     }
 }
 
 #[test]
 fn activations_computed_again_in_backward_change_no_bit() {
     let shaped = Shaped { layers: 3, weights: 3, recomputes: true, ..Shaped::default() };
-    equals_the_reference(shaped, ReduceEvery::Call);
+    equals_the_reference(shaped, Reducing::default());
 }
 
 #[test]
 fn gradients_of_micro_batches_are_averaged_like_those_of_ranks() {
     let shaped = Shaped { micro_batches: 3, ..Shaped::default() };
-    for reduce_every in [ReduceEvery::Call, ReduceEvery::Step] {
-        equals_the_reference(shaped, reduce_every);
+    for every in [ReduceEvery::Call, ReduceEvery::Step] {
+        equals_the_reference(shaped, Reducing { every, ..Reducing::default() });
     }
+}
+
+/// What leaves a rank is rounded once; sums are f32 in rank order.
+#[test]
+fn gradients_that_travel_in_bf16_are_summed_in_f32() {
+    let dtype = ReduceDtype::Bf16;
+    equals_the_reference(Shaped::default(), Reducing { dtype, ..Reducing::default() });
+    let shaped = Shaped { layers: 3, weights: 2, micro_batches: 2, ..Shaped::default() };
+    equals_the_reference(shaped, Reducing { every: ReduceEvery::Step, dtype });
 }
 
 #[test]
 fn replay_recompute_and_micro_batches_go_together() {
     let shaped = Shaped { layers: 3, weights: 2, recomputes: true, micro_batches: 2 };
-    equals_the_reference(shaped, ReduceEvery::MicroBatch);
+    equals_the_reference(shaped, Reducing { every: ReduceEvery::MicroBatch, ..Reducing::default() });
 }

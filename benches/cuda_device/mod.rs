@@ -142,7 +142,13 @@ impl Device {
         drivers.into_iter().fold(self.time(&[own], runs), f64::min)
     }
 
-    fn median(&self, runs: usize, enqueue: impl Fn()) -> f64 {
+    /// Where work is enqueued.
+    pub(crate) fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    /// Median microseconds of what `enqueue` puts on the stream.
+    pub(crate) fn median(&self, runs: usize, mut enqueue: impl FnMut()) -> f64 {
         let mut times: Vec<f64> = (0..runs + 2)
             .map(|_| {
                 // SAFETY: stream, events and the flushed memory are ours and live.

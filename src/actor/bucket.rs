@@ -59,9 +59,9 @@ impl<B: Backend> Actor<B> for BucketActor {
             | Op::FusedScale { bucket, .. }
             | Op::DelayedScale { bucket, .. }
             | Op::RecordAmax { bucket, .. } => bucket == self.bucket,
-            Op::AddGradient { weight, .. } | Op::Accumulate { weight, .. } => {
-                plan.weights.layout(weight).bucket == self.bucket
-            }
+            Op::RoundGradient { weight, .. }
+            | Op::AddGradient { weight, .. }
+            | Op::Accumulate { weight, .. } => plan.weights.layout(weight).bucket == self.bucket,
             _ => false,
         };
         if !own {

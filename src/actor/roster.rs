@@ -91,7 +91,9 @@ fn owner(plan: &StepPlan, op: &Op, lane: LaneKind) -> ActorKind {
     match op {
         Op::Transpose { .. } => ActorKind::Transpose,
         Op::GradNorm { .. } | Op::Vote { .. } => ActorKind::Verdict,
-        Op::AddGradient { weight, .. } | Op::Accumulate { weight, .. } => bucket_of(*weight),
+        Op::RoundGradient { weight, .. } | Op::AddGradient { weight, .. } | Op::Accumulate { weight, .. } => {
+            bucket_of(*weight)
+        }
         Op::PartialAmax { bucket, .. }
         | Op::FusedScale { bucket, .. }
         | Op::DelayedScale { bucket, .. }

@@ -56,14 +56,22 @@ impl Prices {
         let bytes = |slot: SlotId| Some(work.slots.get(slot.index())?.region.bytes as u64);
         Some(match op {
             Op::Compute { call, .. } => cluster.call_ns(&work.calls.get(call.index())?.cost),
-            Op::AllGather { weight, orientation, .. } => {
-                let planes = work.weights.layouts.get(weight.index())?.shard_planes(*orientation);
-                let part: u64 = planes.iter().map(|plane| plane.bytes() as u64).sum();
-                links.gather_ns(part.saturating_mul(ranks))
+            Op::AllGather { parts } => {
+                let mut own = 0u64;
+                for part in parts {
+                    let planes =
+                        work.weights.layouts.get(part.weight.index())?.shard_planes(part.orientation);
+                    own += planes.iter().map(|plane| plane.bytes() as u64).sum::<u64>();
+                }
+                links.gather_ns(own.saturating_mul(ranks))
             }
-            Op::ReduceScatter { weight, .. } => {
-                let part = work.weights.layouts.get(weight.index())?.stored_elements() * size_of::<f32>();
-                links.gather_ns((part as u64).saturating_mul(ranks))
+            Op::ReduceScatter { element, parts } => {
+                let mut own = 0u64;
+                for part in parts {
+                    let elements = work.weights.layouts.get(part.weight.index())?.stored_elements();
+                    own = own.saturating_add((elements * element.bytes()) as u64);
+                }
+                links.gather_ns(own.saturating_mul(ranks))
             }
             Op::GatherRecords { from, .. } => links.gather_ns(bytes(*from)?.saturating_mul(ranks)),
             Op::AllReduce { pairs, .. } => {

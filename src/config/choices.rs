@@ -7,9 +7,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::size::ByteSize;
-use crate::format::{AmaxChoice, Via};
+use crate::format::{AmaxChoice, ElementType, Via};
 
-/// When gathers start: exactly one of `depth`, `bytes` and `policy`. A source that sets one of them takes the others
+/// When gathers start: one of `depth`, `bytes` and `policy`. A source that sets one of them takes the others
 /// back that sources before it set, so `WARPWEFT_PREFETCH__POLICY=auto` is enough over a file that sets a depth.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -33,7 +33,7 @@ pub enum PrefetchPolicy {
 }
 
 impl Prefetch {
-    /// The keys of which exactly one is set.
+    /// The keys of which one is set.
     pub(super) const ALTERNATIVES: [&'static str; 3] = ["depth", "bytes", "policy"];
 
     /// So many uses ahead.
@@ -54,10 +54,10 @@ impl Prefetch {
         Self { depth: None, policy: Some(PrefetchPolicy::Auto), ..Self::default() }
     }
 
-    /// Is exactly one of the alternatives set?
-    pub(super) fn is_one(&self) -> bool {
+    /// Is no more than one of the alternatives set?
+    pub(super) fn is_at_most_one(&self) -> bool {
         let set = [self.depth.is_some(), self.bytes.is_some(), self.policy.is_some()];
-        set.into_iter().filter(|set| *set).count() == 1
+        set.into_iter().filter(|set| *set).count() <= 1
     }
 }
 
@@ -98,6 +98,19 @@ pub enum Backward {
     Keep,
 }
 
+/// Where a micro-batch finds a weight that the one before gathered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AcrossMicroBatches {
+    /// It is gathered again.
+    #[default]
+    Regather,
+    /// Its planes are kept from micro-batch to micro-batch.
+    Keep,
+    /// All planes are kept if the plan then fits `memory.budget`, and gathered again if not; the plan says which.
+    Fit,
+}
+
 /// How many gradients of a weight are added on each rank before the ranks reduce them. Sums on the rank take one more
 /// full gradient in f32 for as long as they are open. The grouping changes the order of f32 additions, and so the
 /// last bits.
@@ -111,6 +124,28 @@ pub enum ReduceEvery {
     MicroBatch,
     /// Those of the whole step: every weight is reduced once.
     Step,
+}
+
+/// In what gradients of sharded weights travel to be reduced. Sums and main grads are f32 either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReduceDtype {
+    /// As they are.
+    #[default]
+    F32,
+    /// Rounded to bf16, to nearest even, before they leave the rank: half the bytes.
+    Bf16,
+}
+
+impl ReduceDtype {
+    /// The type of an element that travels.
+    #[must_use]
+    pub const fn element(self) -> ElementType {
+        match self {
+            Self::F32 => ElementType::F32,
+            Self::Bf16 => ElementType::Bf16,
+        }
+    }
 }
 
 /// When columnwise planes are derived.
@@ -131,7 +166,8 @@ pub enum Reduce {
     /// Ranks 0 to R-1 in f32: the same bits in every mode and layout of ranks.
     #[default]
     Ordered,
-    /// In the order of the collective library: the same bits only for the same layout and mode.
+    /// In the order of the collective library: the same bits only for the same layout and mode. Gradients that travel
+    /// in bf16 are summed in order all the same, because the library would sum them in bf16.
     Nccl,
 }
 

@@ -1,7 +1,7 @@
 //! A decoder's sizes as a file.
 
 use super::{Declared, Rule, Takes};
-use crate::model::Decoder;
+use crate::model::{Decoder, ProgramBuilder};
 
 /// Largest size: products of three of them stay far from where they saturate.
 const LARGEST: u64 = 1 << 32;
@@ -24,6 +24,7 @@ impl Declared for Decoder {
         optional("kv_heads", Takes::Count(1, LARGEST)),
         needed("vocabulary", Takes::Count(1, LARGEST)),
         needed("tokens", Takes::Count(1, LARGEST)),
+        optional("micro_batches", Takes::Count(1, ProgramBuilder::MAX_MICRO_BATCHES as u64)),
         optional("sequence", Takes::Count(1, LARGEST)),
         needed("math", Takes::OneOf(&["f32", "bf16", "fp8", "fp4"])),
         needed("format", Takes::Format),
@@ -101,5 +102,14 @@ mod tests {
             let error = Decoder::from_toml(&SOUND.replace(from, to), "small.toml").unwrap_err().to_string();
             assert!(error.contains(complaint), "{error}\n{complaint}");
         }
+    }
+
+    #[test]
+    fn a_decoder_file_may_repeat_its_step_for_micro_batches() {
+        let text = format!("{SOUND}micro_batches = 3\n");
+        let decoder = Decoder::from_toml(&text, "small.toml").unwrap();
+        let program = decoder.program(&decoder.model().unwrap()).unwrap();
+        assert_eq!((program.micro_batches(), program.runs().len()), (3, 3 * program.calls().len()));
+        assert!(Decoder::from_toml(&format!("{SOUND}micro_batches = 0\n"), "small.toml").is_err());
     }
 }

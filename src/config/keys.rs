@@ -65,7 +65,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         path: "across_micro_batches",
-        expected: "\"regather\" or \"keep\"",
+        expected: "\"regather\", \"keep\" or \"fit\" (keep if the budget allows it)",
         value: |c| toml(c.across_micro_batches),
         valid: |_| true,
     },
@@ -73,6 +73,12 @@ const ROWS: &[Row] = &[
         path: "reduce_every",
         expected: "\"call\", \"micro_batch\" or \"step\"",
         value: |c| toml(c.reduce_every),
+        valid: |_| true,
+    },
+    Row {
+        path: "reduce_dtype",
+        expected: "\"f32\" or \"bf16\"",
+        value: |c| toml(c.reduce_dtype),
         valid: |_| true,
     },
     Row {
@@ -98,21 +104,21 @@ const ROWS: &[Row] = &[
     Row { path: "check", expected: SWITCH, value: |c| toml(c.check), valid: |_| true },
     Row {
         path: "prefetch.depth",
-        expected: "a whole number from 0 (gather on demand) to 64, and neither prefetch.bytes nor prefetch.policy beside it",
+        expected: "a whole number from 0 (gather on demand) to 64",
         value: |c| c.prefetch.depth.and_then(toml),
-        valid: |c| c.prefetch.depth.is_none_or(|depth| depth <= 64) && c.prefetch.is_one(),
+        valid: |c| c.prefetch.depth.is_none_or(|depth| depth <= 64),
     },
     Row {
         path: "prefetch.bytes",
         expected: "a size above zero of gathered planes in flight, such as \"1.2 GiB\", and neither prefetch.depth nor prefetch.policy beside it",
         value: |c| c.prefetch.bytes.and_then(toml),
-        valid: |c| c.prefetch.bytes.is_none_or(|size| size.bytes() > 0),
+        valid: |c| c.prefetch.bytes.is_none_or(|size| size.bytes() > 0 && c.prefetch.is_at_most_one()),
     },
     Row {
         path: "prefetch.policy",
         expected: "\"auto\", and neither prefetch.depth nor prefetch.bytes beside it",
         value: |c| c.prefetch.policy.and_then(toml),
-        valid: |_| true,
+        valid: |c| c.prefetch.policy.is_none() || c.prefetch.is_at_most_one(),
     },
     Row {
         path: "prefetch.cluster",

@@ -209,7 +209,7 @@ mod tests {
         );
         let error = from_text("[prefetch]\ndepth = 2\npolicy = 'auto'").unwrap_err().to_string();
         assert!(
-            error.starts_with("run.toml:2: `prefetch.depth` is 2") && error.contains("neither"),
+            error.starts_with("run.toml:3: `prefetch.policy` is \"auto\"") && error.contains("neither"),
             "{error}"
         );
         let machine = chosen("prefetch.cluster = 'ours.toml'", &[]);

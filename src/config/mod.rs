@@ -45,8 +45,9 @@ mod suggest;
 mod weights;
 
 pub use choices::{
-    AdamMode, Backward, Capture, Columnwise, Cpu, Link, Masters, Memory, Moments, Optimizer, Prefetch,
-    PrefetchPolicy, Quantize, Reduce, ReduceEvery, Scaling, TraceOutput, Transport,
+    AcrossMicroBatches, AdamMode, Backward, Capture, Columnwise, Cpu, Link, Masters, Memory, Moments,
+    Optimizer, Prefetch, PrefetchPolicy, Quantize, Reduce, ReduceDtype, ReduceEvery, Scaling, TraceOutput,
+    Transport,
 };
 pub use declared::{Declared, Rule, Takes};
 pub use error::ConfigError;
@@ -72,9 +73,11 @@ pub struct Config {
     /// Where backward finds a weight that forward gathered.
     pub backward: Backward,
     /// Where a micro-batch finds a weight that the one before gathered.
-    pub across_micro_batches: Backward,
+    pub across_micro_batches: AcrossMicroBatches,
     /// How many gradients of a weight are added on a rank before they are reduced.
     pub reduce_every: ReduceEvery,
+    /// In what gradients travel to be reduced.
+    pub reduce_dtype: ReduceDtype,
     /// When columnwise planes are derived.
     pub columnwise: Columnwise,
     /// How gradients are summed over the ranks.
@@ -109,8 +112,9 @@ impl Default for Config {
             memory: Memory::default(),
             communicators: 2,
             backward: Backward::default(),
-            across_micro_batches: Backward::default(),
+            across_micro_batches: AcrossMicroBatches::default(),
             reduce_every: ReduceEvery::default(),
+            reduce_dtype: ReduceDtype::default(),
             columnwise: Columnwise::default(),
             reduce: Reduce::default(),
             transport: Transport::default(),
@@ -165,8 +169,7 @@ mod tests {
             ("communicators", with(|c| c.communicators = 3)),
             ("deadline_s", with(|c| c.deadline_s = 0.0)),
             ("prefetch.depth", with(|c| c.prefetch.depth = Some(65))),
-            ("prefetch.depth", with(|c| c.prefetch.depth = None)),
-            ("prefetch.depth", with(|c| c.prefetch.policy = Some(PrefetchPolicy::Auto))),
+            ("prefetch.policy", with(|c| c.prefetch.policy = Some(PrefetchPolicy::Auto))),
             ("prefetch.bytes", with(|c| c.prefetch = Prefetch::bytes(ByteSize::new(0)))),
             ("prefetch.cluster", with(|c| c.prefetch.cluster.clear())),
             ("memory.budget", with(|c| c.memory.budget = Some(ByteSize::new(0)))),

@@ -49,8 +49,10 @@ pub struct Decoder {
     pub kv_heads: Option<usize>,
     /// Rows of embedding and head.
     pub vocabulary: usize,
-    /// Tokens of one rank in one step.
+    /// Tokens of one rank in one micro-batch.
     pub tokens: usize,
+    /// Micro-batches of a step; 1 when left out.
+    pub micro_batches: Option<u32>,
     /// Tokens that attend to each other; all of a rank's when left out.
     pub sequence: Option<usize>,
     /// What matrix products are computed in.
@@ -112,6 +114,7 @@ impl Decoder {
     /// [`DeclareError::Unknown`] for another model; what [`ProgramBuilder`] refuses.
     pub fn program(&self, model: &Model) -> Result<StepProgram, DeclareError> {
         let mut program = StepProgram::builder("train", model);
+        program.micro_batches(self.micro_batches.unwrap_or(1))?;
         let stream = self.tokens.saturating_mul(self.hidden);
         let tokens = program.input("tokens", self.tokens, ElementType::F32)?;
         let loss = program.output("loss", 1, ElementType::F32)?;

@@ -70,7 +70,8 @@ pub(super) fn holds(
             .max()
             .map_or(0, |before| before + 1);
         for (slot, access) in accesses {
-            if let Some((first, _)) = &mut holds[slot.index()]
+            if lanes_of[position] != compute
+                && let Some((first, _)) = &mut holds[slot.index()]
                 && *first == position
             {
                 *first = start;
@@ -152,6 +153,7 @@ const fn is_weight(content: Content) -> bool {
             | Content::Transposed(_)
             | Content::Dense(..)
             | Content::Gradient(..)
+            | Content::WireGradient(..)
             | Content::ReducedGradient(..)
     )
 }

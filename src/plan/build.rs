@@ -12,7 +12,7 @@ use super::prefetch::{Demand, Timetable, demands};
 use super::resident::{ResidentLayout, add_slot};
 use super::step_plan::{EdgeState, PlanBounds, Policy, StepPlan, Task};
 use super::{Costs, PlanError, Prefetch, passes, verify};
-use crate::config::Columnwise;
+use crate::config::{AcrossMicroBatches, Columnwise};
 use crate::format::Shape;
 use crate::id::{CallId, CommId, CommSeq, LaneId, TaskId, Version};
 use crate::layout::{ArenaLayout, Lane, LaneKind, Residency, Slot, Weights};
@@ -115,8 +115,10 @@ impl StepPlan {
         let accesses: Vec<_> = self.tasks.iter().map(|task| task.op.accesses()).collect();
         let mut edges = dependences(&accesses, &self.arena);
         for (to, task) in self.entries() {
-            if let (Some(from), Op::AllGather { to: slot, .. }) = (task.release, &task.op) {
-                edges.push(Edge { from, to, slot: *slot, kind: EdgeKind::Release });
+            if let (Some(from), Op::AllGather { parts }) = (task.release, &task.op)
+                && let Some(part) = parts.first()
+            {
+                edges.push(Edge { from, to, slot: part.to, kind: EdgeKind::Release });
             }
         }
         edges.sort_unstable_by_key(|edge| (edge.to, edge.from, edge.slot, edge.kind));
@@ -125,6 +127,7 @@ impl StepPlan {
 }
 
 /// What is asked of the planner.
+#[derive(Clone, Copy)]
 pub(super) struct Request<'a> {
     pub(super) name: &'a str,
     micro_batches: u32,
@@ -162,6 +165,20 @@ fn request<'a>(
 }
 
 fn build(request: &Request<'_>) -> Result<StepPlan, PlanError> {
+    if request.policy.across_micro_batches != AcrossMicroBatches::Fit {
+        return build_as_told(request);
+    }
+    let told = |across_micro_batches| {
+        let policy = Policy { across_micro_batches, ..*request.policy };
+        build_as_told(&Request { policy: &policy, ..*request })
+    };
+    match told(AcrossMicroBatches::Keep) {
+        Err(PlanError::Budget { .. } | PlanError::Prefetch { .. }) => told(AcrossMicroBatches::Regather),
+        kept => kept,
+    }
+}
+
+fn build_as_told(request: &Request<'_>) -> Result<StepPlan, PlanError> {
     check_policy(request.policy)?;
     let demands = demands(request.calls, request.weights, request.policy);
     let timetable = timetable(request, &demands)?;
@@ -196,7 +213,7 @@ pub(super) fn place(
         if is_prologue { request.resident.common() } else { request.resident.slots(request.name) };
     let mut draft = Draft::new(request.calls, request.buffers, request.weights, policy, residents);
     if !is_prologue {
-        passes::gather(&mut draft, demands, &timetable.issues);
+        passes::gather(&mut draft, demands, timetable);
         passes::columnwise(&mut draft);
         passes::dense(&mut draft);
         let buffers = passes::buffers(&mut draft);

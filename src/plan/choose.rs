@@ -15,7 +15,7 @@ use crate::cluster::Work;
 use crate::format::Orientation;
 use crate::id::WeightId;
 use crate::layout::{ArenaLayout, LaneKind};
-use crate::op::Op;
+use crate::op::{GatherPart, Op};
 
 pub(super) fn timetable(request: &Request<'_>, demands: &[Demand<'_>]) -> Result<Timetable, PlanError> {
     match (request.issues, request.policy.prefetch, request.costs) {
@@ -42,7 +42,7 @@ fn by_hand(program: &str, issues: &[usize], demands: &[Demand<'_>]) -> Result<Ti
             number + 1
         )));
     }
-    Ok(Timetable { issues, reduce_behind: Timetable::REDUCE_BEHIND })
+    Ok(Timetable::by_hand(demands, issues))
 }
 
 fn auto(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs) -> Result<Timetable, PlanError> {
@@ -102,8 +102,13 @@ fn pace(
     for ((task, time), lane) in placed.tasks.iter().zip(nanoseconds).zip(&placed.lanes_of) {
         let beside = time * contention.collective_beside_compute;
         match (&task.op, kinds[lane.index()]) {
-            (Op::AllGather { weight, orientation, .. }, _) => {
-                gathers.insert((*weight, *orientation), beside);
+            (Op::AllGather { parts }, _) => {
+                let bytes = |part: &GatherPart| placed.slots[part.to.index()].region.bytes as f64;
+                let all: f64 = parts.iter().map(bytes).sum();
+                for part in parts {
+                    let share = if all > 0.0 { bytes(part) / all } else { 0.0 };
+                    gathers.insert((part.weight, part.orientation), beside * share);
+                }
             }
             (Op::Transpose { weight, .. }, _) => {
                 transposes.insert(*weight, time * contention.quantize_beside_compute);

@@ -28,6 +28,7 @@ mod shelves;
 mod step_plan;
 mod table;
 mod verify;
+mod why;
 
 pub use carried::carried;
 pub use costs::{Costs, Measured};

@@ -6,7 +6,7 @@
 use serde::Serialize;
 
 use super::Prefetch;
-use crate::config::{Backward, Columnwise, ReduceEvery};
+use crate::config::{AcrossMicroBatches, Backward, Columnwise, ReduceDtype, ReduceEvery};
 use crate::id::{CommId, CommSeq, EventId, LaneId, SlotId, TaskId, Version};
 use crate::layout::{ArenaLayout, Binding, Lane, LaneKind, Residency, Settings, Weights};
 use crate::model::{BufferSpec, Call};
@@ -23,10 +23,12 @@ pub struct Policy {
     pub communicators: u32,
     /// Re-gather or keep for backward.
     pub backward: Backward,
-    /// Re-gather or keep for the next micro-batch.
-    pub across_micro_batches: Backward,
+    /// Re-gather or keep for the next micro-batch. A plan that was to find out what fits says here what it found.
+    pub across_micro_batches: AcrossMicroBatches,
     /// How many gradients are added on a rank before they are reduced.
     pub reduce_every: ReduceEvery,
+    /// In what gradients travel.
+    pub reduce_dtype: ReduceDtype,
     /// Columnwise planes on demand or kept.
     pub columnwise: Columnwise,
     /// Constants handed through to backends.

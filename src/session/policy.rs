@@ -17,6 +17,7 @@ impl From<&Config> for Policy {
             backward: config.backward,
             across_micro_batches: config.across_micro_batches,
             reduce_every: config.reduce_every,
+            reduce_dtype: config.reduce_dtype,
             columnwise: config.columnwise,
             settings: Settings {
                 via: config.quantize.via,

@@ -21,7 +21,7 @@ use crate::exec::{CaptureMode, Rank, World};
 use crate::id::RankId;
 use crate::layout::LaneKind;
 use crate::model::{Call, Mesh, StepProgram};
-use crate::plan::StepPlan;
+use crate::plan::{Costs, StepPlan};
 use crate::trace::{Exposure, Nanoseconds, Timeline};
 
 /// What a simulated step came to.
@@ -32,6 +32,10 @@ pub struct Simulation {
     pub plan: Arc<StepPlan>,
     /// Virtual time of one step, on the slowest rank: the mean over the steps that were measured.
     pub step: Duration,
+    /// That of every step that was measured.
+    pub steps: Vec<Duration>,
+    /// What every task took on rank 0 in the last step, nanoseconds, from the arrival of the last rank on.
+    pub durations: Vec<u64>,
     /// Where the time of rank 0's last step went. A collective begins when its last rank arrives; the wait is skew.
     pub exposure: Exposure,
     /// Time in which each lane of rank 0 ran something in that step.
@@ -106,9 +110,26 @@ impl Session {
         ranks: u32,
         steps: u32,
     ) -> Result<Simulation, SessionError> {
+        let costs = costs_of(config, cluster, ranks)?;
+        Self::simulate_with(program, config, cluster, ranks, steps, &costs)
+    }
+
+    /// As [`Session::simulate`], with other costs for the planner to count with, such as measured ones. What is simulated is charged as the
+    /// cluster says.
+    ///
+    /// # Errors
+    /// As [`Session::simulate`].
+    pub fn simulate_with(
+        program: &StepProgram,
+        config: &Config,
+        cluster: &Cluster,
+        ranks: u32,
+        steps: u32,
+        costs: &Costs,
+    ) -> Result<Simulation, SessionError> {
         config.validate()?;
         let mesh = Mesh::new(ranks)?;
-        let plans = plans_on(program, config, cluster, mesh)?;
+        let plans = Plans::with_costs(std::slice::from_ref(program), config, mesh, Some(costs))?;
         let mut exchange = plans.exchange()?;
         exchange.learning_rate = config.optimizer.lr as f32;
         exchange.loss_scale = 1.0;
@@ -122,17 +143,21 @@ impl Session {
         let mut rank = Rank::new(backend, alone, plans.prologue, plans.programs.clone(), capture, &closures)?;
         rank.step(0, &mut exchange)?;
         let begin = world.elapsed();
+        let mut ends = vec![begin];
         for _ in 0..steps.max(1) {
             rank.step(0, &mut exchange)?;
+            ends.push(world.elapsed());
         }
         let step = (world.elapsed() - begin) / steps.max(1);
+        let steps = ends.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        let durations = exchange.intervals.iter().map(|interval| interval.end - interval.joined).collect();
         let Some(plan) = plans.programs.into_iter().next() else {
             return Err(SessionError::Start { reason: "add a program".into() });
         };
         let exposure = measure(&plan, &exchange.intervals, &mut Vec::new());
         let busy = busy(&plan, &exchange.intervals);
         let timeline = timeline(&plan, &device, &exchange.intervals);
-        Ok(Simulation { plan, step, exposure, busy, timeline, device })
+        Ok(Simulation { plan, step, steps, durations, exposure, busy, timeline, device })
     }
 }
 

@@ -17,7 +17,7 @@
 //! | `report`, `table`, `text` | what was done, as data and as people read it |
 //! | `formats` | the formats, explained |
 //! | `progress`, `terminal` | how far the work is, and how it is stopped |
-//! | `schedule` | a model's plan, its simulation, a trace: as text, pictures and files |
+//! | `schedule` | a model's plan, its simulation, the search for its fastest policy, a trace: as text, pictures and files |
 //! | `command` | arguments, help, exit codes |
 //!
 //! Anyone may call [`quantize_checkpoint`] and [`dequantize_checkpoint`]; they know no terminal. Deliberately
@@ -48,4 +48,7 @@ pub use options::QuantizeOptions;
 pub use progress::Progress;
 pub use quantize::quantize_checkpoint;
 pub use report::{Converted, Refused, Report};
-pub use schedule::{PlanView, ScheduleError, SimulateOptions, plan_model, show_trace, simulate_model};
+pub use schedule::{
+    ModelOptions, Outputs, PlanView, ScheduleError, SimulateOptions, TuneOptions, plan_model, show_trace,
+    simulate_model, tune_model,
+};

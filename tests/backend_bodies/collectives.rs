@@ -1,9 +1,10 @@
 //! Collectives give every rank the values, the padding and the time they should.
 
-use warpweft::format::{Format, Orientation, expand_scale};
-use warpweft::id::CallId;
+use half::bf16;
+use warpweft::format::{ElementType, Format, Orientation, expand_scale};
+use warpweft::id::{CallId, WeightId};
 use warpweft::layout::{Content, PlaneRegions, Residency};
-use warpweft::op::{NormRecord, Op, Reduction};
+use warpweft::op::{GatherPart, NormRecord, Op, ReducePart, Reduction};
 
 use super::harness::{COMPUTE, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
 
@@ -16,7 +17,7 @@ fn gather(ranks: u32, rows: usize, cols: usize, format: Format, orientation: Ori
     let mut plan = Plan::new(ranks, &[sharded(rows, cols, format)]);
     let from = plan.resident("shard", Content::Shard(W, orientation));
     let to = plan.transient("gathered", Content::Gathered(W, orientation));
-    plan.op(LINK, Op::AllGather { weight: W, orientation, from, to });
+    plan.op(LINK, Op::gather(W, orientation, from, to));
     let layout = plan.weights.layout(W).clone();
     let gathered = run(plan, move |rank| {
         let shard = rank.plan.region(from).bytes;
@@ -67,7 +68,7 @@ fn a_reduce_scatter_adds_in_rank_order_and_keeps_the_own_rows() {
         let mut plan = Plan::new(ranks, &[sharded(rows, cols, Format::F32)]);
         let from = plan.transient("gradient", Content::Gradient(W, CallId::new(0)));
         let to = plan.transient("reduced", Content::ReducedGradient(W, CallId::new(0)));
-        plan.op(LINK, Op::ReduceScatter { weight: W, from, to });
+        plan.op(LINK, Op::reduce_scatter(W, from, to));
         let padded = plan.weights.layout(W).shard.padded_rows() * cols;
         // Huge and tiny values: another order of addition gives other bits.
         let gradient = move |rank: usize| {
@@ -84,6 +85,96 @@ fn a_reduce_scatter_adds_in_rank_order_and_keeps_the_own_rows() {
             expected.iter_mut().zip(gradient(rank)).for_each(|(sum, value)| *sum += value);
         }
         assert_eq!(reduced.concat(), expected);
+    }
+}
+
+/// Weights of one format and of several, gathered by one task and by one each.
+fn weights_gathered_together_are_what_they_are_apart() {
+    let formats = [Format::NVFP4_2D, Format::F32, Format::NVFP4_2D, Format::FP8_BLOCK128_POW2];
+    let specs: Vec<_> =
+        formats.iter().enumerate().map(|(number, format)| sharded(32 * (number + 1), 64, *format)).collect();
+    for ranks in 1..=4 {
+        let gathered = |together: bool| {
+            let mut plan = Plan::new(ranks, &specs);
+            let parts: Vec<GatherPart> = (0..formats.len())
+                .map(|number| {
+                    let (weight, orientation) = (WeightId::at(number), ROWWISE);
+                    let from = plan.resident("shard", Content::Shard(weight, orientation));
+                    let to = plan.transient("gathered", Content::Gathered(weight, orientation));
+                    GatherPart { weight, orientation, from, to }
+                })
+                .collect();
+            match together {
+                true => drop(plan.op(LINK, Op::AllGather { parts: parts.clone() })),
+                false => parts.iter().for_each(|part| {
+                    plan.op(LINK, Op::gather(part.weight, part.orientation, part.from, part.to));
+                }),
+            }
+            run(plan, move |rank| {
+                for (number, part) in parts.iter().enumerate() {
+                    let bytes = rank.plan.region(part.from).bytes;
+                    rank.put(part.from, &shard_bytes(10 * rank.number() + number, bytes));
+                }
+                rank.step().unwrap();
+                parts.iter().map(|part| rank.get::<u8>(part.to)).collect::<Vec<_>>()
+            })
+        };
+        assert_eq!(gathered(true), gathered(false), "{ranks} ranks");
+    }
+}
+
+/// Gradients that travel in f32 and in bf16, several at once: rounded on the rank, summed in f32 in rank order.
+fn gradients_reduced_together_are_summed_in_f32_in_rank_order() {
+    let shapes = [(5, 3), (96, 64), (1, 7)];
+    let specs: Vec<_> = shapes.iter().map(|(rows, cols)| sharded(*rows, *cols, Format::F32)).collect();
+    for (ranks, element) in
+        (1..=4_u32).flat_map(|ranks| [(ranks, ElementType::F32), (ranks, ElementType::Bf16)])
+    {
+        let mut plan = Plan::new(ranks, &specs);
+        let mut parts = Vec::new();
+        let mut gradients = Vec::new();
+        for number in 0..shapes.len() {
+            let (weight, call) = (WeightId::at(number), CallId::new(0));
+            let mut from = plan.transient("gradient", Content::Gradient(weight, call));
+            gradients.push((from, plan.weights.layout(weight).shard.padded().elements()));
+            if element == ElementType::Bf16 {
+                let to = plan.transient("rounded", Content::WireGradient(weight, call));
+                plan.op(QUANTIZE, Op::RoundGradient { weight, from, to });
+                from = to;
+            }
+            let to = plan.transient("reduced", Content::ReducedGradient(weight, call));
+            parts.push(ReducePart { weight, from, to });
+        }
+        plan.fence(QUANTIZE, LINK);
+        plan.op(LINK, Op::ReduceScatter { element, parts: parts.clone() });
+        let values = move |rank: usize, number: usize, elements: usize| {
+            let scale = [1e8, 1.0, -1e8, 3.0][rank];
+            let values = noise(elements, (10 * rank + number) as u32);
+            values.iter().map(|value| value * scale).collect::<Vec<f32>>()
+        };
+        let given = gradients.clone();
+        let reduced = run(plan, move |rank| {
+            for (number, (slot, elements)) in given.iter().enumerate() {
+                rank.put(*slot, &values(rank.number(), number, *elements));
+            }
+            rank.step().unwrap();
+            parts.iter().map(|part| rank.get::<f32>(part.to)).collect::<Vec<_>>()
+        });
+        for (number, (_, elements)) in gradients.iter().enumerate() {
+            let sent = |rank: usize| {
+                let sent = values(rank, number, *elements).into_iter();
+                match element {
+                    ElementType::Bf16 => sent.map(|value| bf16::from_f32(value).to_f32()).collect(),
+                    _ => sent.collect::<Vec<f32>>(),
+                }
+            };
+            let mut expected = sent(0);
+            for rank in 1..ranks as usize {
+                expected.iter_mut().zip(sent(rank)).for_each(|(sum, value)| *sum += value);
+            }
+            let found: Vec<f32> = reduced.iter().flat_map(|rank| rank[number].clone()).collect();
+            assert_eq!(found, expected, "gradient {number} on {ranks} ranks in {element:?}");
+        }
     }
 }
 
@@ -172,6 +263,8 @@ bodies! {
     a_gather_lays_the_shards_end_to_end_and_zeroes_the_rest,
     a_shard_of_zero_rows_still_joins_the_collective,
     a_reduce_scatter_adds_in_rank_order_and_keeps_the_own_rows,
+    weights_gathered_together_are_what_they_are_apart,
+    gradients_reduced_together_are_summed_in_f32_in_rank_order,
     a_packed_all_reduce_gives_every_rank_the_same_sum,
     a_maximum_over_ranks_ignores_nan,
     records_are_gathered_in_rank_order,

@@ -61,7 +61,7 @@ fn flow(ranks: u32, rows: usize, cols: usize, format: Format, via: Via) -> Flow 
     let mut gathered = Vec::new();
     for ShardOperand { orientation, slot, .. } in shards {
         let to = plan.transient("gathered", Content::Gathered(W, orientation));
-        plan.op(LINK, Op::AllGather { weight: W, orientation, from: slot, to });
+        plan.op(LINK, Op::gather(W, orientation, slot, to));
         gathered.push((orientation, to));
     }
     plan.fence(LINK, COMPUTE);
@@ -178,6 +178,20 @@ fn the_first_contribution_overwrites_and_later_ones_add_the_mean() {
         rank.get::<f32>(into)
     });
     assert!(sums.iter().all(|sum| *sum == [2.0, 4.0, -2.0, 0.0, 0.5, 1.0]));
+}
+
+fn a_gradient_is_added_to_another_whole_and_undivided() {
+    let mut plan = Plan::new(2, &[sharded(3, 2, Format::F32)]);
+    let from = plan.transient("second", Content::Gradient(W, CallId::new(1)));
+    let into = plan.transient("first", Content::Gradient(W, CallId::new(0)));
+    plan.op(QUANTIZE, Op::AddGradient { weight: W, from, into });
+    let sums = run(plan, move |rank| {
+        rank.put(into, &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0, 0.0, 0.0]);
+        rank.put(from, &[0.5_f32, 1e9, -3.0, 0.25, 0.0, 1.0, 0.0, 0.0]);
+        rank.step().unwrap();
+        rank.get::<f32>(into)
+    });
+    assert!(sums.iter().all(|sum| *sum == [1.5, 1e9 + 2.0, 0.0, 4.25, 5.0, 7.0, 0.0, 0.0]));
 }
 
 fn padding_rows_are_zeroed_and_real_ones_kept() {
@@ -489,6 +503,7 @@ fn h9_a_loss_scaler_trains_as_no_scaler_does() {
 bodies! {
     quantized_bytes_do_not_depend_on_the_number_of_ranks,
     the_first_contribution_overwrites_and_later_ones_add_the_mean,
+    a_gradient_is_added_to_another_whole_and_undivided,
     padding_rows_are_zeroed_and_real_ones_kept,
     a_copy_moves_every_byte_and_the_fault_word_is_cleared,
     the_vote_is_the_same_on_every_rank_and_counts_a_replicated_weight_once,

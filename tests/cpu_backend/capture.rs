@@ -20,7 +20,7 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
     let gradient = plan.transient("gradient", Content::Gradient(W, CallId::new(0)));
     let reduced = plan.transient("reduced", Content::ReducedGradient(W, CallId::new(0)));
     plan.op(COMPUTE, Op::ClearFault { fault });
-    plan.op(LINK, Op::AllGather { weight: W, orientation: ROWWISE, from: shard, to: gathered });
+    plan.op(LINK, Op::gather(W, ROWWISE, shard, gathered));
     plan.fence(LINK, COMPUTE);
     let call = plan.call(
         "grow",
@@ -40,7 +40,7 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
     assert_eq!(call, TaskId::new(2));
     plan.op(COMPUTE, Op::ZeroPadding { weight: W, gradient });
     plan.fence(COMPUTE, LINK);
-    plan.op(LINK, Op::ReduceScatter { weight: W, from: gradient, to: reduced });
+    plan.op(LINK, Op::reduce_scatter(W, gradient, reduced));
     plan.fence(LINK, QUANTIZE);
     plan.op(QUANTIZE, Op::Accumulate { weight: W, from: reduced, into: main_grad, first: false });
     (plan, shard, main_grad)

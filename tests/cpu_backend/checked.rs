@@ -216,7 +216,7 @@ fn swapped_collectives_are_refused_before_they_are_enqueued() {
     let shard = plan.resident("shard", Content::Shard(W, ROWWISE));
     for number in 0..2 {
         let to = plan.transient(&format!("gathered {number}"), Content::Gathered(W, ROWWISE));
-        plan.op(LINK, Op::AllGather { weight: W, orientation: ROWWISE, from: shard, to });
+        plan.op(LINK, Op::gather(W, ROWWISE, shard, to));
     }
     let outcomes = on_every_rank(plan, CpuOptions::default(), |backend, plan| {
         let mut own = Arc::unwrap_or_clone(plan);

@@ -16,7 +16,7 @@ fn a_paced_link_holds_a_collective_for_latency_and_bytes() {
     let mut plan = Plan::new(ranks, &[sharded(rows, cols, Format::F32)]);
     let from = plan.resident("shard", Content::Shard(W, ROWWISE));
     let to = plan.transient("gathered", Content::Gathered(W, ROWWISE));
-    plan.op(LINK, Op::AllGather { weight: W, orientation: ROWWISE, from, to });
+    plan.op(LINK, Op::gather(W, ROWWISE, from, to));
     // 32 KiB from the one peer at 1 MiB/s: 31 ms, and 5 ms on top.
     let link = Link { bytes_per_s: 1024.0 * 1024.0, latency: Duration::from_millis(5) };
     let received = (rows / 2 * cols * 4) as f64;

@@ -23,7 +23,7 @@ fn two_collectives(ranks: u32) -> Plan {
     let gathered = plan.transient("gathered", Content::Gathered(W, ROWWISE));
     let record = plan.resident("record", Content::NormRecord);
     let records = plan.transient("records", Content::NormRecords);
-    plan.op(LINK, Op::AllGather { weight: W, orientation: ROWWISE, from: shard, to: gathered });
+    plan.op(LINK, Op::gather(W, ROWWISE, shard, gathered));
     plan.op(LINK, Op::GatherRecords { from: record, to: records });
     plan
 }
@@ -294,7 +294,7 @@ fn an_arena_is_reserved_once_and_an_op_must_fit_its_slots() {
         let mut plan = Plan::new(1, &[sharded(4, 4, Format::F32)]);
         let shard = plan.resident("shard", Content::Shard(W, ROWWISE));
         let (_, small) = plan.buffer("small", 3, Residency::Resident);
-        plan.op(LINK, Op::AllGather { weight: W, orientation: ROWWISE, from: shard, to: small });
+        plan.op(LINK, Op::gather(W, ROWWISE, shard, small));
         let world = CpuWorld::new(Mesh::new(1).unwrap(), CpuOptions::default()).unwrap();
         let Err(BackendError::Unsupported { task, op: "all-gather", reason, .. }) =
             Rank::start(world.backend(RankId::new(0)).unwrap(), Arc::new(plan), None).map(drop)

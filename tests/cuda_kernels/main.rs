@@ -9,6 +9,7 @@ use std::io::Write;
 #[path = "../golden_file/mod.rs"]
 mod golden_file;
 
+mod activation;
 mod adam;
 mod codes;
 mod compile;

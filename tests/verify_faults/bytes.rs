@@ -4,7 +4,7 @@ use warpweft::layout::{ALIGNMENT, Content};
 use warpweft::op::Op;
 use warpweft::plan::{StepPlan, VerifyError};
 
-use crate::edit::{position, refused, shard, slot, weight};
+use crate::edit::{gathered, position, refused, shard, slot, weight};
 use crate::programs::{f32_training, nvfp4_training};
 
 fn transient(plan: &StepPlan) -> usize {
@@ -60,8 +60,7 @@ fn a_task_that_writes_into_another_content_s_slot_is_refused() {
     let mut plan = nvfp4_training();
     let gather = position(&plan, 0, |op| matches!(op, Op::AllGather { .. }));
     let record = slot(&plan, Content::NormRecord);
-    let Op::AllGather { to, .. } = &mut plan.tasks[gather].op else { unreachable!() };
-    *to = record;
+    gathered(&mut plan, gather).to = record;
     crate::edit::serialize(&mut plan);
     refused(
         &plan,

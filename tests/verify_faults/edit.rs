@@ -7,7 +7,7 @@
 use warpweft::format::Orientation;
 use warpweft::id::{CommSeq, EventId, SlotId, TaskId};
 use warpweft::layout::{ALIGNMENT, Content, Residency};
-use warpweft::op::Op;
+use warpweft::op::{GatherPart, Op, ReducePart};
 use warpweft::plan::{StepPlan, VerifyError, verify};
 
 /// The error a damaged plan is refused with; its text must contain every word of `says`.
@@ -33,6 +33,24 @@ pub(crate) fn position(plan: &StepPlan, nth: usize, wanted: impl Fn(&Op) -> bool
 #[track_caller]
 pub(crate) fn call(plan: &StepPlan, name: &str) -> usize {
     position(plan, 0, |op| matches!(op, Op::Compute { call, .. } if plan.calls[call.index()].name == name))
+}
+
+/// The first part of the gather at `position`.
+#[track_caller]
+pub(crate) fn gathered(plan: &mut StepPlan, position: usize) -> &mut GatherPart {
+    match &mut plan.tasks[position].op {
+        Op::AllGather { parts } => &mut parts[0],
+        other => panic!("a {} is no gather", other.name()),
+    }
+}
+
+/// The first part of the reduction at `position`.
+#[track_caller]
+pub(crate) fn reduced(plan: &mut StepPlan, position: usize) -> &mut ReducePart {
+    match &mut plan.tasks[position].op {
+        Op::ReduceScatter { parts, .. } => &mut parts[0],
+        other => panic!("a {} is no reduction", other.name()),
+    }
 }
 
 /// The slot with this content.

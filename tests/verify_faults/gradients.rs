@@ -158,8 +158,8 @@ fn a_sharded_gradient_must_not_be_added_before_it_is_reduced() {
     let mut plan = nvfp4_training();
     let (added, reduced) = (accumulate(&plan, "block.1", 0), weight(&plan, "block.1"));
     let reduced =
-        position(&plan, 0, |op| matches!(op, Op::ReduceScatter { weight, .. } if *weight == reduced));
-    let Op::ReduceScatter { from: full, .. } = plan.tasks[reduced].op else { unreachable!() };
+        position(&plan, 0, |op| matches!(op, Op::ReduceScatter { parts, .. } if parts[0].weight == reduced));
+    let full = crate::edit::reduced(&mut plan, reduced).from;
     let Op::Accumulate { from, .. } = &mut plan.tasks[added].op else { unreachable!() };
     *from = full;
     serialize(&mut plan);
@@ -238,8 +238,6 @@ fn a_gradient_overwritten_before_its_reduction_is_refused_even_when_ordered() {
     let reduction = position(&plan, 0, |op| matches!(op, Op::ReduceScatter { .. }));
     let behind = call(&plan, "embed.backward");
     relocate(&mut plan, reduction, behind);
-    let accumulation = accumulate(&plan, "embedding", 0);
-    relocate(&mut plan, accumulation, behind);
     refused(
         &plan,
         &[

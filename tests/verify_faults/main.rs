@@ -25,6 +25,7 @@ mod delayed;
 mod edges;
 mod edit;
 mod gradients;
+mod groups;
 mod malformed;
 mod micro_batches;
 mod order;

@@ -5,7 +5,7 @@ use warpweft::layout::Content;
 use warpweft::op::{Op, OperandRole};
 use warpweft::plan::{StepPlan, VerifyError};
 
-use crate::edit::{call, position, refused};
+use crate::edit::{call, gathered, position, refused};
 use crate::programs::nvfp4_training;
 
 #[test]
@@ -56,8 +56,7 @@ fn every_name_of_something_absent_is_refused_without_a_panic() {
 fn a_weight_in_an_op_must_exist() {
     let mut plan = nvfp4_training();
     let gather = position(&plan, 0, |op| matches!(op, Op::AllGather { .. }));
-    let Op::AllGather { weight, .. } = &mut plan.tasks[gather].op else { unreachable!() };
-    *weight = WeightId::new(9999);
+    gathered(&mut plan, gather).weight = WeightId::new(9999);
     refused(
         &plan,
         &["malformed plan: task 2 (all-gather of embedding) names weight 9999, but the plan has 4 weights"],

@@ -1,6 +1,6 @@
 //! PL-2, PL-4, PL-10 over micro-batches: contributions are counted for each, buffers belong to one.
 
-use warpweft::config::{Backward, ReduceEvery};
+use warpweft::config::{AcrossMicroBatches, Backward, ReduceEvery};
 use warpweft::id::{BufferId, MicroBatchId};
 use warpweft::layout::Content;
 use warpweft::model::Mesh;
@@ -58,8 +58,11 @@ fn a_gradient_added_twice_on_the_rank_is_refused() {
 fn a_sum_that_is_reduced_before_all_are_added_is_missed() {
     let mut plan = step();
     let embedding = weight(&plan, "embedding");
-    let reduction =
-        position(&plan, 0, |op| matches!(op, Op::ReduceScatter { weight, .. } if *weight == embedding));
+    let reduction = position(
+        &plan,
+        0,
+        |op| matches!(op, Op::ReduceScatter { parts, .. } if parts[0].weight == embedding),
+    );
     let last = (0..plan.tasks.len())
         .rfind(|at| matches!(plan.tasks[*at].op, Op::AddGradient { weight, .. } if weight == embedding));
     let task = plan.tasks.remove(reduction);
@@ -126,7 +129,11 @@ fn weights_kept_across_micro_batches_are_gathered_once() {
     let gathers =
         |plan: &StepPlan| plan.tasks.iter().filter(|task| matches!(task.op, Op::AllGather { .. })).count();
     let regathered = plan(&policy());
-    let kept = plan(&Policy { backward: Backward::Keep, across_micro_batches: Backward::Keep, ..policy() });
+    let kept = plan(&Policy {
+        backward: Backward::Keep,
+        across_micro_batches: AcrossMicroBatches::Keep,
+        ..policy()
+    });
     assert_eq!(gathers(&kept), 3, "one for each sharded weight");
     assert!(gathers(&regathered) > 2 * gathers(&kept));
     assert_eq!(verify(&kept).unwrap().uses, verify(&regathered).unwrap().uses);

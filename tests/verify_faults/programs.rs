@@ -1,6 +1,8 @@
 //! Programs whose plans the faults are seeded into; between them they contain every op.
 
-use warpweft::config::{AdamMode, Backward, Columnwise, Masters, ReduceEvery};
+use warpweft::config::{
+    AcrossMicroBatches, AdamMode, Backward, Columnwise, Masters, ReduceDtype, ReduceEvery,
+};
 use warpweft::format::{AmaxChoice, ElementType, Format, Orientation, Via};
 use warpweft::id::{BufferId, SlotId, WeightId};
 use warpweft::layout::{Delayed, OptimizerSettings, Region, Residency, Settings, Slot, StateLayout, Weights};
@@ -19,8 +21,9 @@ pub(crate) fn policy() -> Policy {
         budget: None,
         communicators: 2,
         backward: Backward::Regather,
-        across_micro_batches: Backward::default(),
+        across_micro_batches: AcrossMicroBatches::default(),
         reduce_every: ReduceEvery::default(),
+        reduce_dtype: ReduceDtype::default(),
         columnwise: Columnwise::OnDemand,
         settings: Settings {
             via: Via::Bf16,

@@ -64,8 +64,8 @@ fn neighbours_sharing_a_gather_buffer_are_refused() {
     let targets: Vec<SlotId> = plan
         .tasks
         .iter()
-        .filter_map(|task| match task.op {
-            Op::AllGather { to, .. } => Some(to),
+        .filter_map(|task| match &task.op {
+            Op::AllGather { parts } => Some(parts[0].to),
             _ => None,
         })
         .collect();
@@ -97,7 +97,7 @@ fn any_two_slots_alive_together_are_found_when_they_are_given_the_same_bytes() {
 fn a_gradient_overwritten_while_its_reduction_reads_it_is_refused() {
     let mut plan = nvfp4_training();
     let reduced = position(&plan, 0, |op| matches!(op, Op::ReduceScatter { .. }));
-    let Op::ReduceScatter { from, .. } = plan.tasks[reduced].op else { unreachable!() };
+    let from = crate::edit::reduced(&mut plan, reduced).from;
     let next = call(&plan, "embed.backward");
     assert!(next > reduced || plan.tasks[next].lane != plan.tasks[reduced].lane);
     let Op::Compute { operands, .. } = &plan.tasks[next].op else { unreachable!() };
@@ -125,9 +125,8 @@ fn slots_that_share_only_their_last_bytes_still_race() {
 fn an_op_whose_own_operands_overlap_is_refused() {
     let mut plan = f32_training();
     let reduced = position(&plan, 0, |op| matches!(op, Op::ReduceScatter { .. }));
-    if let Op::ReduceScatter { from, to, .. } = &mut plan.tasks[reduced].op {
-        *to = *from;
-    }
+    let part = crate::edit::reduced(&mut plan, reduced);
+    part.to = part.from;
     let error = refused(&plan, &["PL-3: task", "must lie apart"]);
     assert!(matches!(error, VerifyError::Overlap { .. }));
 }

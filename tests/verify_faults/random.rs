@@ -5,9 +5,9 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use warpweft::config::{Backward, Columnwise, ReduceEvery};
+use warpweft::config::{AcrossMicroBatches, Backward, Columnwise, ReduceDtype, ReduceEvery};
 use warpweft::format::{AmaxChoice, ElementType, Format, Orientation};
-use warpweft::id::{EventId, TaskId};
+use warpweft::id::{EventId, TaskId, WeightId};
 use warpweft::layout::{Delayed, Residency, StateLayout, Weights};
 use warpweft::model::{
     Access, BufferSpec, CallBuilder, Form, Lifetime, Mesh, Model, Phase, Placement, Reuse, Role, StepProgram,
@@ -43,6 +43,8 @@ struct Recipe {
     buffers: Vec<(u8, u8)>,
     calls: Vec<Choice>,
     micro_batches: u32,
+    /// Weights of a group, less one.
+    grouped: usize,
     trains: bool,
     ranks: u32,
     /// Delayed scaling, if there is a weight to delay it for.
@@ -58,13 +60,18 @@ fn choice() -> impl Strategy<Value = Choice> {
 fn any_policy() -> impl Strategy<Value = Policy> {
     let reduce_every =
         prop_oneof![Just(ReduceEvery::Call), Just(ReduceEvery::MicroBatch), Just(ReduceEvery::Step)];
-    (0..6u32, 1..3u32, any::<[bool; 3]>(), reduce_every).prop_map(
-        |(depth, communicators, [regather, across, on_demand], reduce_every)| Policy {
+    (0..6u32, 1..3u32, any::<[bool; 4]>(), reduce_every).prop_map(
+        |(depth, communicators, [regather, across, on_demand, rounded], reduce_every)| Policy {
             prefetch: Prefetch::Depth(depth),
             communicators,
             backward: if regather { Backward::Regather } else { Backward::Keep },
-            across_micro_batches: if across { Backward::Regather } else { Backward::Keep },
+            across_micro_batches: if across {
+                AcrossMicroBatches::Regather
+            } else {
+                AcrossMicroBatches::Keep
+            },
             reduce_every,
+            reduce_dtype: if rounded { ReduceDtype::Bf16 } else { ReduceDtype::F32 },
             columnwise: if on_demand { Columnwise::OnDemand } else { Columnwise::Keep },
             ..policy()
         },
@@ -75,12 +82,13 @@ fn recipe() -> impl Strategy<Value = Recipe> {
     let weights = vec((0..6usize, 1..5usize, 1..4usize, prop::bool::weighted(0.25)), 1..6);
     let buffers = vec((0..3u8, 0..3u8), 1..6);
     let flags = (any::<bool>(), any::<bool>());
-    (weights, buffers, vec(choice(), 1..10), 1..4u32, flags, 1..6u32, any_policy()).prop_map(
-        |(weights, buffers, calls, micro_batches, (trains, delayed), ranks, policy)| Recipe {
+    (weights, buffers, vec(choice(), 1..10), (1..4u32, 0..4usize), flags, 1..6u32, any_policy()).prop_map(
+        |(weights, buffers, calls, (micro_batches, grouped), (trains, delayed), ranks, policy)| Recipe {
             weights,
             buffers,
             calls,
             micro_batches,
+            grouped,
             trains,
             ranks,
             delayed,
@@ -103,6 +111,12 @@ fn model(recipe: &Recipe) -> Model {
         } else {
             model.sharded(&name, rows, cols, format).unwrap();
         }
+    }
+    let sharded: Vec<WeightId> =
+        (0..recipe.weights.len()).filter(|weight| !recipe.weights[*weight].3).map(WeightId::at).collect();
+    // A split of the sharded weights into two groups and the rest, or all in one.
+    for (number, part) in sharded.chunks(1 + recipe.grouped).take(2).enumerate() {
+        model.group(&format!("g{number}"), part).unwrap();
     }
     model.build()
 }

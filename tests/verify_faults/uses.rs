@@ -7,14 +7,16 @@ use warpweft::model::Form;
 use warpweft::op::{Op, OperandRole};
 use warpweft::plan::{StepPlan, VerifyError};
 
-use crate::edit::{call, position, refused, relocate, remove, serialize, shard, slot, spread, weight};
+use crate::edit::{
+    call, gathered, position, refused, relocate, remove, serialize, shard, slot, spread, weight,
+};
 use crate::programs::{
     all, evaluation, f32_training, mxfp8_training, nvfp4_training, quantize_then_evaluate,
 };
 
 fn gather(plan: &StepPlan, name: &str, nth: usize) -> usize {
     let wanted = weight(plan, name);
-    position(plan, nth, |op| matches!(op, Op::AllGather { weight, .. } if *weight == wanted))
+    position(plan, nth, |op| matches!(op, Op::AllGather { parts } if parts[0].weight == wanted))
 }
 
 /// Lets a call read its `nth` use from another slot.
@@ -30,8 +32,7 @@ fn redirect_use(plan: &mut StepPlan, name: &str, nth: usize, to: SlotId) {
 fn a_gather_of_another_weight_s_shard_is_refused() {
     let mut plan = nvfp4_training();
     let (position, other) = (gather(&plan, "block.0", 0), shard(&plan, "block.1"));
-    let Op::AllGather { from, .. } = &mut plan.tasks[position].op else { unreachable!() };
-    *from = other;
+    gathered(&mut plan, position).from = other;
     let error = refused(
         &plan,
         &[
@@ -198,9 +199,9 @@ fn planes_of_a_format_that_cannot_be_transposed_are_not() {
     let derived = position(
         &plan,
         0,
-        |op| matches!(op, Op::AllGather { weight, orientation: Orientation::Columnwise, .. } if *weight == embedding),
+        |op| matches!(op, Op::AllGather { parts } if (parts[0].weight, parts[0].orientation) == (embedding, Orientation::Columnwise)),
     );
-    let Op::AllGather { to, .. } = plan.tasks[derived].op else { unreachable!() };
+    let to = gathered(&mut plan, derived).to;
     let from = slot(&plan, Content::Gathered(embedding, Orientation::Rowwise));
     plan.arena.slots[to.index()].content = Content::Transposed(embedding);
     plan.tasks[derived].op = Op::Transpose { weight: embedding, from, to };

@@ -9,6 +9,8 @@
 //! - With a paced link a collective lasts at least `latency + received bytes / bytes_per_s` from
 //!   the moment the last rank arrived; a communicator carries one at a time.
 
+use half::bf16;
+
 use super::bound::BoundTask;
 use super::context::LaneContext;
 use super::memory::Arena;
@@ -16,7 +18,7 @@ use super::op_error::OpError;
 use super::rendezvous::Ticket;
 use super::world::{Presence, World};
 use crate::backend::local::{Collective, Move, Pull};
-use crate::format::expand_scale;
+use crate::format::{ElementType, expand_scale};
 use crate::id::RankId;
 use crate::op::Reduction;
 
@@ -28,7 +30,12 @@ pub(super) fn collective(op: &Collective, task: &BoundTask, context: &LaneContex
     let joined = place.arrive(*rank, ticket, world.clock, &world.poison)?;
     let pulled = match &op.pull {
         Pull::Gather(moves) => moves.iter().try_for_each(|part| gather(world, &context.arena, *part)),
-        Pull::ReduceScatter(part) => reduce(world, &context.arena, Reduction::Sum, *part),
+        Pull::ReduceScatter(ElementType::Bf16, parts) => {
+            parts.iter().try_for_each(|part| sum_bf16(world, &context.arena, part.own))
+        }
+        Pull::ReduceScatter(_, parts) => {
+            parts.iter().try_for_each(|part| reduce(world, &context.arena, Reduction::Sum, part.own))
+        }
         Pull::AllReduce(reduction, moves) => {
             moves.iter().try_for_each(|part| reduce(world, &context.arena, *reduction, *part))
         }
@@ -39,7 +46,7 @@ pub(super) fn collective(op: &Collective, task: &BoundTask, context: &LaneContex
     // Whether the pull worked or not, the peers must get on.
     place.leave(joined, &world.poison)?;
     pulled?;
-    if let Some(expand) = op.expand {
+    for expand in &op.expand {
         let mut plane = context.arena.write(expand.plane)?;
         expand_scale(expand.format, expand.orientation, expand.shape, &mut plane)?;
     }
@@ -60,6 +67,18 @@ fn gather(world: &World, own: &Arena, part: Move) -> Result<(), OpError> {
         rest = behind;
     }
     rest.fill(0);
+    Ok(())
+}
+
+/// bf16 values of all ranks, summed in f32.
+fn sum_bf16(world: &World, own: &Arena, part: Move) -> Result<(), OpError> {
+    let mut target = own.write::<f32>(part.to)?;
+    for rank in world.mesh.iter() {
+        let source = peer(world, rank)?.read::<bf16>(part.from)?;
+        for (sum, value) in target.iter_mut().zip(source.iter()) {
+            *sum = if rank.index() == 0 { value.to_f32() } else { *sum + value.to_f32() };
+        }
+    }
     Ok(())
 }
 

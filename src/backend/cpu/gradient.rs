@@ -8,9 +8,11 @@
 //!   places: the norm there, and the gradient where the optimizer reads it. Fault detection sees the
 //!   scaled values: an overflow that scaling caused skips the step, and lowering the scale cures it.
 
+use half::bf16;
+
 use super::memory::Arena;
 use super::op_error::OpError;
-use crate::backend::local::{Accumulate, CastVote, GradNorm};
+use crate::backend::local::{Accumulate, CastVote, GradNorm, Round};
 use crate::id::RankId;
 use crate::op::{NormRecord, Vote};
 
@@ -26,6 +28,16 @@ pub(super) fn accumulate(op: &Accumulate, arena: &Arena) -> Result<(), OpError> 
         for (sum, value) in into.iter_mut().zip(from.iter()) {
             *sum += value * op.factor;
         }
+    }
+    Ok(())
+}
+
+/// Rounds a full gradient to bf16, to nearest even.
+pub(super) fn round(op: &Round, arena: &Arena) -> Result<(), OpError> {
+    let from = arena.read::<f32>(op.from)?;
+    let mut to = arena.write::<bf16>(op.to)?;
+    for (rounded, value) in to.iter_mut().zip(from.iter()) {
+        *rounded = bf16::from_f32(*value);
     }
     Ok(())
 }

@@ -104,6 +104,7 @@ impl Binder<'_> {
             LocalOp::PartialCast(op) => kernel(prepare.partial_cast(&op)?),
             LocalOp::Transpose(op) => kernel(prepare.transpose(&op)?),
             LocalOp::Dequantize(op) => kernel(prepare.dequantize(&op)?),
+            LocalOp::Round(op) => kernel(prepare.round(&op)?),
             LocalOp::Accumulate(op) => kernel(prepare.accumulate(&op)?),
             LocalOp::GradNorm(op) => kernel(prepare.grad_norm(&op)?),
             LocalOp::Vote(op) => kernel(prepare.vote(&op)?),

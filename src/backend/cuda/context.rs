@@ -40,6 +40,52 @@ impl DeviceOrdinal {
     }
 }
 
+impl DeviceOrdinal {
+    /// What the GPU can do.
+    ///
+    /// # Errors
+    /// [`CudaFailure`] without a driver or such a device.
+    pub fn compute_capability(self) -> Result<ComputeCapability, CudaFailure> {
+        start_driver()?;
+        let number = i32::try_from(self.0).unwrap_or(i32::MAX);
+        let device = result::device::get(number).map_err(CudaFailure::driver("cuDeviceGet"))?;
+        use sys::CUdevice_attribute::{
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+        };
+        let attribute = |attribute| {
+            // SAFETY: the device is one the driver just gave.
+            unsafe { result::device::get_attribute(device, attribute) }
+                .map(i32::unsigned_abs)
+                .map_err(CudaFailure::driver("cuDeviceGetAttribute"))
+        };
+        Ok(ComputeCapability { major: attribute(MAJOR)?, minor: attribute(MINOR)? })
+    }
+}
+
+/// The generation of a GPU, such as 9.0 for Hopper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ComputeCapability {
+    /// Before the dot.
+    pub major: u32,
+    /// Behind the dot.
+    pub minor: u32,
+}
+
+impl ComputeCapability {
+    /// Generation `major.minor`.
+    #[must_use]
+    pub const fn new(major: u32, minor: u32) -> Self {
+        Self { major, minor }
+    }
+}
+
+impl fmt::Display for ComputeCapability {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}.{}", self.major, self.minor)
+    }
+}
+
 impl fmt::Display for DeviceOrdinal {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "GPU {}", self.0)

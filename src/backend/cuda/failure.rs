@@ -1,8 +1,8 @@
 //! What the CUDA libraries answer when they refuse: one typed error, with the call, the code and advice.
 //!
-//! Law: a code is looked up where it arises. Nothing above this file knows a CUDA, NVRTC or NCCL number.
+//! Law: a code is looked up where it arises. Nothing above this file knows a CUDA, NVRTC, NCCL or cuBLASLt number.
 
-use cudarc::{driver, nccl, nvrtc};
+use cudarc::{cublaslt, driver, nccl, nvrtc};
 
 /// A refused call of a CUDA library.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -68,6 +68,24 @@ impl CudaFailure {
     /// From a call of NVRTC.
     pub(crate) fn compiler(call: &'static str) -> impl Fn(nvrtc::result::NvrtcError) -> Self {
         move |error| Self::Call { call, code: format!("{:?}", error.0), advice: "" }
+    }
+
+    /// From a call of cuBLASLt.
+    pub(crate) fn products(call: &'static str) -> impl Fn(cublaslt::result::CublasError) -> Self {
+        use cublaslt::sys::cublasStatus_t;
+        move |error| {
+            let advice = match error.0 {
+                cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED | cublasStatus_t::CUBLAS_STATUS_ARCH_MISMATCH => {
+                    "; this GPU or this cuBLASLt has no such product: update cuBLAS, or compute it in bf16"
+                }
+                cublasStatus_t::CUBLAS_STATUS_NOT_INITIALIZED
+                | cublasStatus_t::CUBLAS_STATUS_ALLOC_FAILED => {
+                    "; cuBLASLt found no memory: lower memory.budget"
+                }
+                _ => "; CUBLASLT_LOG_LEVEL=5 makes cuBLASLt say why",
+            };
+            Self::Call { call, code: format!("{:?}", error.0), advice }
+        }
     }
 
     /// From a call of NCCL.

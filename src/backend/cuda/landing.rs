@@ -63,7 +63,7 @@ fn needed(op: &Collective, ranks: usize) -> usize {
     let each = |bytes: usize| stride(bytes).saturating_mul(ranks);
     match &op.pull {
         Pull::Gather(_) => 0,
-        Pull::ReduceScatter(part) => each(part.from.bytes),
+        Pull::ReduceScatter(_, parts) => parts.iter().map(|part| each(part.own.from.bytes)).sum(),
         Pull::AllReduce(_, moves) => moves.iter().map(|part| each(part.from.bytes)).sum(),
     }
 }

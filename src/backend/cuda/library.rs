@@ -15,6 +15,8 @@ pub(super) enum Library {
     Compiler,
     /// Collectives: `libnccl`.
     Nccl,
+    /// Matrix products: `libcublasLt`.
+    Products,
 }
 
 impl Library {
@@ -29,6 +31,10 @@ impl Library {
             Self::Nccl => {
                 ("NCCL (libnccl)", "install it and put it on LD_LIBRARY_PATH, or set transport = \"peer\"")
             }
+            Self::Products => (
+                "the library of products (libcublasLt)",
+                "install CUDA's cuBLAS and put it on LD_LIBRARY_PATH",
+            ),
         };
         if self.is_present() { Ok(()) } else { Err(CudaFailure::Library { library, advice }) }
     }
@@ -40,6 +46,7 @@ impl Library {
                 Self::Driver => cudarc::driver::sys::is_culib_present(),
                 Self::Compiler => cudarc::nvrtc::sys::is_culib_present(),
                 Self::Nccl => cudarc::nccl::sys::is_culib_present(),
+                Self::Products => cudarc::cublaslt::sys::is_culib_present(),
             }
         });
         present.unwrap_or(false)

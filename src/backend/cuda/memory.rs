@@ -17,6 +17,7 @@ use super::stream::Stream;
 pub(super) struct DeviceMemory {
     context: Arc<Context>,
     address: DeviceAddress,
+    bytes: usize,
 }
 
 impl DeviceMemory {
@@ -25,12 +26,12 @@ impl DeviceMemory {
     pub(super) fn zeroed(context: &Arc<Context>, stream: &Stream, bytes: usize) -> Result<Self, CudaFailure> {
         let context = Arc::clone(context);
         if bytes == 0 {
-            return Ok(Self { context, address: DeviceAddress::NULL });
+            return Ok(Self { context, address: DeviceAddress::NULL, bytes });
         }
         context.make_current()?;
         // SAFETY: the context is current; the range is owned by the value made here.
         let address = unsafe { result::malloc_sync(bytes) }.map_err(CudaFailure::driver("cuMemAlloc"))?;
-        let memory = Self { context, address: DeviceAddress::new(address) };
+        let memory = Self { context, address: DeviceAddress::new(address), bytes };
         stream.zero(memory.address, bytes)?;
         stream.synchronize()?;
         Ok(memory)
@@ -38,6 +39,10 @@ impl DeviceMemory {
 
     pub(super) const fn address(&self) -> DeviceAddress {
         self.address
+    }
+
+    pub(super) const fn bytes(&self) -> usize {
+        self.bytes
     }
 }
 

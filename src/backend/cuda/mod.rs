@@ -10,7 +10,8 @@
 //!
 //! One idea per file: `context`, `memory` and `stream` own what the driver gives, `kernels` are launches of the files in
 //! `kernels/`, `bind` makes a plan's ops into commands, `transport` makes collectives into commands by reads of
-//! peers (`signal`) or by NCCL (`nccl`), `lane` enqueues them, `watchdog` waits for them.
+//! peers (`signal`) or by NCCL (`nccl`), `lane` enqueues them, `watchdog` waits for them. `gemm` are
+//! matrix products for closures.
 
 #![allow(unsafe_code)]
 
@@ -24,6 +25,7 @@ mod compile;
 mod context;
 mod device_table;
 mod failure;
+pub(crate) mod gemm;
 pub mod kernels;
 mod landing;
 mod lane;
@@ -47,7 +49,7 @@ pub use backend::{CudaBackend, CudaGraph, CudaMemory};
 pub use bound::CudaBound;
 pub use cache::KernelCache;
 pub use compile::Architecture;
-pub use context::DeviceOrdinal;
+pub use context::{ComputeCapability, DeviceOrdinal};
 pub use failure::CudaFailure;
 pub use lane::CudaStream;
 pub use options::{CudaOptions, Transport};

@@ -14,9 +14,9 @@ use super::kernels::{
 };
 use crate::backend::local::{
     Accumulate, Adam, CastVote, DelayedScale, Dequantize, FusedScale, GradNorm, Master, PartialAmax,
-    PartialCast, RecordAmax, Transpose,
+    PartialCast, RecordAmax, Round, Transpose,
 };
-use crate::format::{Format, Orientation, Shape};
+use crate::format::{Format, Orientation, Shape, Via};
 use crate::layout::Region;
 
 /// What preparing needs: the kernels, and where the arena begins.
@@ -151,6 +151,18 @@ impl Preparation<'_> {
             out: self.at(op.to),
         };
         self.kernels.dequantize(op.format, op.orientation, op.values, &[operand])
+    }
+
+    /// A cast to bf16 of values that were not rounded before.
+    pub(super) fn round(&self, op: &Round) -> Result<KernelLaunch, CudaFailure> {
+        let operand = CastOperand {
+            fragment: MasterFragment::whole(self.at(op.from), op.shape),
+            encode: DeviceAddress::NULL,
+            columnwise_encode: DeviceAddress::NULL,
+            data: self.at(op.to),
+            columnwise_data: DeviceAddress::NULL,
+        };
+        self.kernels.partial_cast(Format::Bf16, Via::None, &[operand], DeviceAddress::NULL)
     }
 
     pub(super) fn accumulate(&self, op: &Accumulate) -> Result<KernelLaunch, CudaFailure> {

@@ -57,6 +57,35 @@ macro_rules! lent {
 lent!(DeviceSlice);
 lent!(DeviceSliceMut);
 
+impl<T> DeviceSlice<'_, T> {
+    /// `len` elements from `address` on, for memory that no context lent, such as an embedder's own.
+    ///
+    /// # Safety
+    /// The elements are memory of the device the slice is used on, aligned for `T`. While the slice lives, and until
+    /// the work that was given it is done, they stay allocated and nothing writes them but work ordered around it.
+    #[must_use]
+    pub const unsafe fn from_address(address: DeviceAddress, len: usize) -> Self {
+        Self { address, len, lent: PhantomData }
+    }
+}
+
+impl<T> DeviceSliceMut<'_, T> {
+    /// The same elements for a shorter time.
+    #[must_use]
+    pub const fn reborrow(&mut self) -> DeviceSliceMut<'_, T> {
+        DeviceSliceMut { address: self.address, len: self.len, lent: PhantomData }
+    }
+
+    /// `len` elements from `address` on, for memory that no context lent, such as an embedder's own.
+    ///
+    /// # Safety
+    /// As [`DeviceSlice::from_address`]; and nothing reads them either, but work ordered around it.
+    #[must_use]
+    pub const unsafe fn from_address(address: DeviceAddress, len: usize) -> Self {
+        Self { address, len, lent: PhantomData }
+    }
+}
+
 /// What a closure needs to enqueue work: the stream of the compute lane and the device it belongs to, whose
 /// primary context is current.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +95,16 @@ pub struct CudaHandles {
 }
 
 impl CudaHandles {
+    /// Handles for work outside of a call, such as an embedder's own measurements.
+    ///
+    /// # Safety
+    /// `stream` is a stream of the primary context of `device` and outlives every use of the handles. While they are
+    /// used that context is current.
+    #[must_use]
+    pub const unsafe fn new(stream: sys::CUstream, device: DeviceOrdinal) -> Self {
+        Self { stream, device }
+    }
+
     /// The stream the call's work belongs on.
     #[must_use]
     pub const fn stream(&self) -> sys::CUstream {

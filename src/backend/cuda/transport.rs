@@ -19,11 +19,10 @@ use super::kernels::{CombineOperand, CopyOperand, ExpandOperand, Kernels};
 use super::landing::stride;
 use super::nccl::{Communicator, Transfer};
 use super::signal::{Home, Meeting, MemoryOperations, Signals};
-use crate::backend::local::{Collective, Move, Pull};
+use crate::backend::local::{Collective, Move, Pull, Scatter};
 use crate::config::Reduce;
 use crate::format::ElementType;
 use crate::id::{CommId, RankId};
-use crate::layout::Region;
 use crate::op::Reduction;
 
 /// What a lane with collectives has beside its stream.
@@ -51,10 +50,10 @@ impl Route<'_> {
     pub(super) fn collective(&self, kernels: &Kernels, op: &Collective) -> Result<Vec<Command>, CudaFailure> {
         let mut commands = match &op.pull {
             Pull::Gather(moves) => self.gather(moves)?,
-            Pull::ReduceScatter(part) => self.reduce_scatter(kernels, op.source, *part)?,
+            Pull::ReduceScatter(element, parts) => self.reduce_scatter(kernels, *element, parts)?,
             Pull::AllReduce(reduction, moves) => self.all_reduce(kernels, *reduction, moves)?,
         };
-        if let Some(expand) = op.expand {
+        for expand in &op.expand {
             let plane = self.own().plus(expand.plane.offset);
             let operand = ExpandOperand { shape: expand.shape, compact: plane, plane };
             let launch = kernels.expand_scale(expand.format, expand.orientation, &[operand])?;
@@ -94,44 +93,48 @@ impl Route<'_> {
         Ok(commands)
     }
 
-    /// This rank's part of everybody's source, summed.
+    /// This rank's slices of everybody's sources, summed: all parts between two meetings, or in one group, and by one
+    /// kernel. NCCL would sum bf16 in bf16, so it is left to sum f32 alone.
     fn reduce_scatter(
         &self,
         kernels: &Kernels,
-        source: Region,
-        part: Move,
+        element: ElementType,
+        parts: &[Scatter],
     ) -> Result<Vec<Command>, CudaFailure> {
-        let (own, to) = (self.own(), self.own().plus(part.to.offset));
-        let count = part.from.bytes / size_of::<f32>();
-        if let (Some(communicator), Reduce::Nccl) = (&self.nccl, self.reduce) {
-            let sums = Transfer::ReduceScatter { from: own.plus(source.offset), to, count };
-            return Ok(vec![group(communicator, vec![sums])]);
+        let own = self.own();
+        if let (Some(communicator), Reduce::Nccl, ElementType::F32) = (&self.nccl, self.reduce, element) {
+            let sums = parts.iter().map(|part| Transfer::ReduceScatter {
+                from: own.plus(part.source.offset),
+                to: own.plus(part.own.to.offset),
+                count: part.own.from.bytes / element.bytes(),
+            });
+            return Ok(vec![group(communicator, sums.collect())]);
         }
-        let bytes = part.from.bytes;
-        let slice = |rank: RankId| own.plus(source.offset + bytes * rank.index());
+        let (mut copies, mut exchange, mut sums) = (Vec::new(), Vec::new(), Vec::new());
+        let mut ahead = 0;
+        for part in parts {
+            let bytes = part.own.from.bytes;
+            let slice = |rank: RankId| own.plus(part.source.offset + bytes * rank.index());
+            let landed = |home: &Home, rank: RankId| self.landed(home, ahead, bytes, rank);
+            for (peer, home) in self.peers().filter(|_| bytes > 0) {
+                copies.extend(engine((slice(peer), landed(home, self.rank), bytes)));
+                exchange.push(Transfer::Send { from: slice(peer), bytes, peer });
+                exchange.push(Transfer::Receive { to: landed(self.home(), peer), bytes, peer });
+            }
+            let arrived =
+                |rank: RankId| if rank == self.rank { slice(rank) } else { landed(self.home(), rank) };
+            sums.push(CombineOperand {
+                sources: self.ranks().map(arrived).collect(),
+                to: own.plus(part.own.to.offset),
+                elements: bytes / element.bytes(),
+            });
+            ahead += stride(bytes) * self.homes.len();
+        }
         let mut commands = match &self.nccl {
-            None => {
-                let theirs = |(peer, home): (RankId, &Home)| {
-                    engine((slice(peer), self.landed(home, 0, bytes, self.rank), bytes))
-                };
-                self.between_meetings(self.peers().filter_map(theirs).collect())?
-            }
-            Some(communicator) => {
-                let exchange = self.peers().filter(|_| bytes > 0).flat_map(|(peer, _)| {
-                    [
-                        Transfer::Send { from: slice(peer), bytes, peer },
-                        Transfer::Receive { to: self.landed(self.home(), 0, bytes, peer), bytes, peer },
-                    ]
-                });
-                vec![group(communicator, exchange.collect())]
-            }
+            None => self.between_meetings(copies)?,
+            Some(communicator) => vec![group(communicator, exchange)],
         };
-        let arrived = |rank: RankId| {
-            if rank == self.rank { slice(rank) } else { self.landed(self.home(), 0, bytes, rank) }
-        };
-        let sources = self.ranks().map(arrived).collect();
-        let sum = CombineOperand { sources, to, elements: bytes / size_of::<f32>() };
-        commands.push(Command::Kernel(kernels.combine(Reduction::Sum, ElementType::F32, &[sum])?));
+        commands.push(Command::Kernel(kernels.combine(Reduction::Sum, element, &sums)?));
         Ok(commands)
     }
 

@@ -8,10 +8,10 @@
 
 use super::Refusal;
 use super::binder::Binder;
-use crate::format::{Format, Orientation, PlaneSpec, Shape};
+use crate::format::{ElementType, Format, Orientation, PlaneSpec, Shape};
 use crate::id::{SlotId, WeightId};
 use crate::layout::{PlaneRegions, Region};
-use crate::op::{NormRecord, Reduction};
+use crate::op::{GatherPart, NormRecord, ReducePart, Reduction};
 
 /// One collective, bound to one rank.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(in crate::backend) struct Collective {
     /// Bytes the rank receives from others.
     pub(in crate::backend) received: u64,
     pub(in crate::backend) pull: Pull,
-    pub(in crate::backend) expand: Option<Expand>,
+    pub(in crate::backend) expand: Vec<Expand>,
 }
 
 /// A gathered scale plane whose compact rows are spread once they are here.
@@ -38,10 +38,23 @@ pub(in crate::backend) struct Expand {
 pub(in crate::backend) enum Pull {
     /// Every rank's `from`, one after the other into `to`; the rest of `to` is zeroed.
     Gather(Vec<Move>),
-    /// Every rank's `from`, which is this rank's part of the source, summed into `to`.
-    ReduceScatter(Move),
+    /// For every part, all ranks' slices of this rank, which are of this type, summed in f32.
+    ReduceScatter(ElementType, Vec<Scatter>),
     /// Every rank's `from`, combined into `to`.
     AllReduce(Reduction, Vec<Move>),
+}
+
+/// One gradient of a reduction.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend) struct Scatter {
+    /// All ranks' slices, in rank order; the same place in every arena.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "on the CPU a rank reads, and its own slice alone")
+    )]
+    pub(in crate::backend) source: Region,
+    /// From this rank's slice to its f32 sum.
+    pub(in crate::backend) own: Move,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -52,22 +65,31 @@ pub(in crate::backend) struct Move {
 
 impl Collective {
     fn new(binder: &Binder<'_>, source: Region, pull: Pull) -> Self {
-        let moves = match &pull {
-            Pull::Gather(moves) | Pull::AllReduce(_, moves) => moves.as_slice(),
-            Pull::ReduceScatter(part) => std::slice::from_ref(part),
+        let each: usize = match &pull {
+            Pull::Gather(moves) | Pull::AllReduce(_, moves) => moves.iter().map(|part| part.from.bytes).sum(),
+            Pull::ReduceScatter(_, parts) => parts.iter().map(|part| part.own.from.bytes).sum(),
         };
-        let each: usize = moves.iter().map(|part| part.from.bytes).sum();
         let received = (each as u64).saturating_mul(u64::from(binder.binding.weights.mesh.ranks() - 1));
-        Self { source, received, pull, expand: None }
+        Self { source, received, pull, expand: Vec::new() }
     }
 
-    pub(super) fn all_gather(
+    pub(super) fn all_gather(binder: &Binder<'_>, parts: &[GatherPart]) -> Result<Self, Refusal> {
+        let (mut moves, mut expand, mut first) = (Vec::new(), Vec::new(), None);
+        for part in parts {
+            let (source, planes, expands) = Self::gathered(binder, part)?;
+            first.get_or_insert(source);
+            moves.extend(planes);
+            expand.extend(expands);
+        }
+        Ok(Self { expand, ..Self::gather(binder, first.unwrap_or_default(), moves)? })
+    }
+
+    /// The slot of one weight's shard, what is gathered of it, and what is spread behind.
+    fn gathered(
         binder: &Binder<'_>,
-        weight: WeightId,
-        orientation: Orientation,
-        from: SlotId,
-        to: SlotId,
-    ) -> Result<Self, Refusal> {
+        part: &GatherPart,
+    ) -> Result<(Region, Vec<Move>, Option<Expand>), Refusal> {
+        let GatherPart { weight, orientation, from, to } = *part;
         let layout = binder.weight(weight)?;
         spread(binder, weight)?;
         let (shard, gathered) = (layout.shard_planes(orientation), layout.gathered_planes(orientation));
@@ -89,7 +111,7 @@ impl Collective {
             shape: layout.shard.padded(),
             plane: gathered.scale,
         });
-        Ok(Self { expand, ..Self::gather(binder, source, moves)? })
+        Ok((source, moves, expand))
     }
 
     pub(super) fn gather_records(binder: &Binder<'_>, from: SlotId, to: SlotId) -> Result<Self, Refusal> {
@@ -109,18 +131,25 @@ impl Collective {
 
     pub(super) fn reduce_scatter(
         binder: &Binder<'_>,
-        weight: WeightId,
-        from: SlotId,
-        to: SlotId,
+        element: ElementType,
+        parts: &[ReducePart],
     ) -> Result<Self, Refusal> {
-        let layout = binder.weight(weight)?;
-        spread(binder, weight)?;
-        let own = layout.stored_elements() * size_of::<f32>();
-        let source = binder.bytes(from, own * binder.ranks())?;
-        let rows = source.part(own * binder.binding.rank.index(), own);
-        let rows = rows.ok_or_else(|| format!("{} is not in the mesh", binder.binding.rank))?;
-        let part = Move { from: rows, to: binder.bytes(to, own)? };
-        Ok(Self::new(binder, source, Pull::ReduceScatter(part)))
+        if element == ElementType::U8 {
+            return Err("bytes are no gradient".to_owned());
+        }
+        let mut scatters = Vec::new();
+        for ReducePart { weight, from, to } in parts {
+            let layout = binder.weight(*weight)?;
+            spread(binder, *weight)?;
+            let own = layout.stored_elements() * element.bytes();
+            let source = binder.bytes(*from, own * binder.ranks())?;
+            let rows = source.part(own * binder.binding.rank.index(), own);
+            let rows = rows.ok_or_else(|| format!("{} is not in the mesh", binder.binding.rank))?;
+            let sum = binder.elements::<f32>(*to, layout.stored_elements())?;
+            scatters.push(Scatter { source, own: Move { from: rows, to: sum } });
+        }
+        let source = scatters.first().map_or_else(Region::default, |first| first.source);
+        Ok(Self::new(binder, source, Pull::ReduceScatter(element, scatters)))
     }
 
     pub(super) fn all_reduce(

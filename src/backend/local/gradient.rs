@@ -6,8 +6,11 @@
 //!   division.
 //! - Only real rows enter the norm. A replicated weight counts once, on rank 0.
 
+use half::bf16;
+
 use super::Refusal;
 use super::binder::Binder;
+use crate::format::Shape;
 use crate::id::{RankId, SlotId, WeightId};
 use crate::layout::Region;
 use crate::model::Placement;
@@ -52,6 +55,31 @@ impl Accumulate {
             into: binder.elements::<f32>(into, elements)?,
             factor: 1.0,
             first: false,
+        })
+    }
+}
+
+/// Rounds a full gradient to bf16.
+#[derive(Debug)]
+pub(in crate::backend) struct Round {
+    pub(in crate::backend) from: Region,
+    pub(in crate::backend) to: Region,
+    /// Of the padded weight: a row of the gradient is a row of it.
+    pub(in crate::backend) shape: Shape,
+}
+
+impl Round {
+    pub(super) fn resolve(
+        binder: &Binder<'_>,
+        weight: WeightId,
+        from: SlotId,
+        to: SlotId,
+    ) -> Result<Self, Refusal> {
+        let shape = binder.weight(weight)?.shard.padded();
+        Ok(Self {
+            from: binder.elements::<f32>(from, shape.elements())?,
+            to: binder.elements::<bf16>(to, shape.elements())?,
+            shape,
         })
     }
 }

@@ -15,9 +15,9 @@ mod planes;
 mod quantize;
 mod resolve;
 
-pub(super) use collective::{Collective, Move, Pull};
+pub(super) use collective::{Collective, Move, Pull, Scatter};
 pub(super) use delayed::{DelayedScale, RecordAmax};
-pub(super) use gradient::{Accumulate, CastVote, GradNorm};
+pub(super) use gradient::{Accumulate, CastVote, GradNorm, Round};
 pub(super) use optimizer::{Adam, Master, State};
 pub(super) use planes::{Dequantize, Transpose};
 pub(super) use quantize::{AmaxPart, FusedScale, PartialAmax, PartialCast};
@@ -53,6 +53,7 @@ pub(super) enum LocalOp {
     PartialCast(PartialCast),
     Transpose(Transpose),
     Dequantize(Dequantize),
+    Round(Round),
     Accumulate(Accumulate),
     GradNorm(GradNorm),
     Vote(CastVote),

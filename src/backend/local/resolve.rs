@@ -6,7 +6,7 @@ use super::Refusal;
 use super::binder::Binder;
 use super::collective::Collective;
 use super::delayed::{DelayedScale, RecordAmax};
-use super::gradient::{Accumulate, CastVote, GradNorm};
+use super::gradient::{Accumulate, CastVote, GradNorm, Round};
 use super::optimizer::Adam;
 use super::planes::{Dequantize, Transpose};
 use super::quantize::{FusedScale, PartialAmax, PartialCast};
@@ -70,11 +70,9 @@ impl Binder<'_> {
             Op::AllReduce { reduction, pairs } => {
                 LocalOp::Collective(Collective::all_reduce(self, *reduction, pairs)?)
             }
-            Op::AllGather { weight, orientation, from, to } => {
-                LocalOp::Collective(Collective::all_gather(self, *weight, *orientation, *from, *to)?)
-            }
-            Op::ReduceScatter { weight, from, to } => {
-                LocalOp::Collective(Collective::reduce_scatter(self, *weight, *from, *to)?)
+            Op::AllGather { parts } => LocalOp::Collective(Collective::all_gather(self, parts)?),
+            Op::ReduceScatter { element, parts } => {
+                LocalOp::Collective(Collective::reduce_scatter(self, *element, parts)?)
             }
             Op::GatherRecords { from, to } => {
                 LocalOp::Collective(Collective::gather_records(self, *from, *to)?)
@@ -85,6 +83,9 @@ impl Binder<'_> {
             Op::Dequantize { weight, orientation, from, tensor_scale, values, to } => {
                 let what = (*weight, *orientation, *values);
                 LocalOp::Dequantize(Dequantize::resolve(self, what, *from, *tensor_scale, *to)?)
+            }
+            Op::RoundGradient { weight, from, to } => {
+                LocalOp::Round(Round::resolve(self, *weight, *from, *to)?)
             }
             Op::AddGradient { weight, from, into } => {
                 LocalOp::Accumulate(Accumulate::whole(self, *weight, *from, *into)?)

@@ -25,7 +25,15 @@ pub(super) use optimize::optimize;
 pub(super) use quantize::quantize;
 pub(super) use reduce::reduce;
 
-/// Bytes a rank receives when every other one sends it `elements` f32 values. Saturates.
-fn wire_bytes(elements: usize, mesh: Mesh) -> usize {
-    elements.saturating_mul(ElementType::F32.bytes()).saturating_mul(mesh.ranks() as usize - 1)
+/// What a collective of `parts` weights concerns, of which `name` is the first.
+fn of_group(name: &str, parts: usize) -> String {
+    match parts {
+        0 | 1 => name.to_owned(),
+        _ => format!("{name} and {} more", parts - 1),
+    }
+}
+
+/// Bytes a rank receives when every other one sends it `elements` values. Saturates.
+fn wire_bytes(elements: usize, element: ElementType, mesh: Mesh) -> usize {
+    elements.saturating_mul(element.bytes()).saturating_mul(mesh.ranks() as usize - 1)
 }

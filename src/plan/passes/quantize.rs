@@ -8,6 +8,7 @@
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::wire_bytes;
+use crate::format::ElementType;
 use crate::id::{BucketId, SlotId};
 use crate::layout::Content;
 use crate::model::Placement;
@@ -75,7 +76,7 @@ fn all_reduce(draft: &mut Draft<'_>, amaxes: &mut [Amaxes]) {
         }
     }
     if !pairs.is_empty() {
-        let bytes = wire_bytes(elements, draft.weights.mesh);
+        let bytes = wire_bytes(elements, ElementType::F32, draft.weights.mesh);
         let op = Op::AllReduce { reduction: Reduction::Max, pairs };
         let task = DraftTask::collective(op, "amaxes", Carrier::Reduce, bytes);
         draft.add(draft.tail(), Section::Tail, task);

@@ -4,17 +4,18 @@
 //! that the policy reduces together ([`ReduceEvery`]) are added to the first of them, in its slot, one step behind
 //! compute each. What is complete is reduce-scattered as many calls behind compute as the timetable says, and
 //! accumulated one further; a replicated weight's is accumulated locally, and one all-reduce carries all of them together. The first
-//! contribution of a step overwrites.
+//! contribution of a step overwrites. Gradients of one group that one call completes are one collective.
 
 use std::collections::{BTreeSet, HashMap};
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
-use super::wire_bytes;
-use crate::config::ReduceEvery;
-use crate::id::{CallId, MicroBatchId, WeightId};
+use super::{of_group, wire_bytes};
+use crate::config::{ReduceDtype, ReduceEvery};
+use crate::format::ElementType;
+use crate::id::{CallId, GroupId, MicroBatchId, SlotId, WeightId};
 use crate::layout::Content;
 use crate::model::{Call, Placement};
-use crate::op::{Op, Reduction};
+use crate::op::{Op, ReducePart, Reduction};
 
 /// Gradients of one weight that are reduced together: those of one call, of one micro-batch, or all.
 type Together = (WeightId, Option<MicroBatchId>, Option<CallId>);
@@ -26,48 +27,98 @@ struct Span {
     last: CallId,
 }
 
+/// One reduction in the making.
+struct Collected {
+    group: Option<GroupId>,
+    name: String,
+    elements: usize,
+    parts: Vec<ReducePart>,
+}
+
 /// `behind`: how many calls behind its own a reduction stands.
 pub(in super::super) fn reduce(draft: &mut Draft<'_>, behind: usize) {
     let spans = spans(draft);
     let mut begun = BTreeSet::new();
     for (stage, id, call) in draft.stages_of_calls() {
+        let mut collected: Vec<Collected> = Vec::new();
         for weight in &call.grads {
             let weight = *weight;
-            let name = draft.name(weight);
-            let gradient = draft.slot(Content::Gradient(weight, id));
             let (from, into) = match draft.weights.layout(weight).placement {
-                Placement::Replicated => (gradient, draft.slot(Content::LocalGrad(weight))),
+                Placement::Replicated => {
+                    let gradient = draft.slot(Content::Gradient(weight, id));
+                    (gradient, draft.slot(Content::LocalGrad(weight)))
+                }
                 Placement::Sharded => {
                     let Some(Span { first, last }) = spans.get(&together(draft, weight, id, call)).copied()
                     else {
                         continue;
                     };
-                    let sum = draft.slot(Content::Gradient(weight, first));
-                    if first != id {
-                        let op = Op::AddGradient { weight, from: gradient, into: sum };
-                        let task = DraftTask::local(op, name, Carrier::Quantize);
-                        draft.add(stage + 1, Section::AddGradients, task);
-                    }
+                    add_to(draft, weight, first, id, stage);
                     if last != id {
                         continue;
                     }
-                    let reduced = draft.transient(
-                        format!("{name} reduced gradient of {}", call.label()),
-                        Content::ReducedGradient(weight, first),
-                    );
-                    let op = Op::ReduceScatter { weight, from: sum, to: reduced };
-                    let bytes =
-                        wire_bytes(draft.weights.layout(weight).stored_elements(), draft.weights.mesh);
-                    let task = DraftTask::collective(op, name, Carrier::Reduce, bytes);
-                    draft.add(stage + behind, Section::Reduce, task);
+                    let reduced = collect(draft, &mut collected, weight, first, stage);
                     (reduced, draft.slot(Content::MainGrad(weight)))
                 }
             };
             let op = Op::Accumulate { weight, from, into, first: begun.insert(weight) };
-            draft.add(stage + behind + 1, Section::Accumulate, DraftTask::local(op, name, Carrier::Quantize));
+            let task = DraftTask::local(op, draft.name(weight), Carrier::Quantize);
+            draft.add(stage + behind + 1, Section::Accumulate, task);
+        }
+        for Collected { name, elements, parts, .. } in collected {
+            let element = draft.policy.reduce_dtype.element();
+            let bytes = wire_bytes(elements, element, draft.weights.mesh);
+            let subject = of_group(&name, parts.len());
+            let op = Op::ReduceScatter { element, parts };
+            let task = DraftTask::collective(op, subject, Carrier::Reduce, bytes);
+            draft.add(stage + behind, Section::Reduce, task);
         }
     }
     all_reduce(draft);
+}
+
+/// Adds a call's gradient to the first of those it is reduced with.
+fn add_to(draft: &mut Draft<'_>, weight: WeightId, first: CallId, call: CallId, stage: usize) {
+    if first != call {
+        let from = draft.slot(Content::Gradient(weight, call));
+        let into = draft.slot(Content::Gradient(weight, first));
+        let op = Op::AddGradient { weight, from, into };
+        let task = DraftTask::local(op, draft.name(weight), Carrier::Quantize);
+        draft.add(stage + 1, Section::AddGradients, task);
+    }
+}
+
+/// Puts a complete gradient into its group's reduction, or into one of its own; in bf16, if it travels so. Returns the
+/// slot of the rank's reduced rows.
+fn collect(
+    draft: &mut Draft<'_>,
+    collected: &mut Vec<Collected>,
+    weight: WeightId,
+    first: CallId,
+    stage: usize,
+) -> SlotId {
+    let (name, call) = (draft.name(weight), draft.calls[first.index()].label());
+    let mut from = draft.slot(Content::Gradient(weight, first));
+    if draft.policy.reduce_dtype == ReduceDtype::Bf16 {
+        let to = draft
+            .transient(format!("{name} gradient of {call} in bf16"), Content::WireGradient(weight, first));
+        let op = Op::RoundGradient { weight, from, to };
+        let task = DraftTask::local(op, name, Carrier::Quantize);
+        draft.add(stage + 1, Section::AddGradients, task);
+        from = to;
+    }
+    let to = draft
+        .transient(format!("{name} reduced gradient of {call}"), Content::ReducedGradient(weight, first));
+    let layout = draft.weights.layout(weight);
+    let (group, elements, part) = (layout.group, layout.stored_elements(), ReducePart { weight, from, to });
+    match collected.iter_mut().find(|other| group.is_some() && other.group == group) {
+        Some(other) => {
+            other.elements = other.elements.saturating_add(elements);
+            other.parts.push(part);
+        }
+        None => collected.push(Collected { group, name: name.to_owned(), elements, parts: vec![part] }),
+    }
+    to
 }
 
 /// What the policy reduces the gradient of `weight` from this call with.
@@ -109,7 +160,7 @@ fn all_reduce(draft: &mut Draft<'_>) {
             .collect();
         let elements = replicated.iter().fold(0, |sum: usize, (_, elements)| sum.saturating_add(*elements));
         let op = Op::AllReduce { reduction: Reduction::Sum, pairs };
-        let bytes = wire_bytes(elements, draft.weights.mesh);
+        let bytes = wire_bytes(elements, ElementType::F32, draft.weights.mesh);
         let task = DraftTask::collective(op, "gradients of replicated weights", Carrier::Reduce, bytes);
         draft.add(draft.tail(), Section::Tail, task);
     }

@@ -3,6 +3,9 @@
 //! Law: candidates are made by the policies of this room; each is placed in the arena and timed like any plan, so what is
 //! compared is what would run. A candidate over the budget is repaired forwards: gathers are asked for later until the arena fits.
 //! The shortest step wins, and of steps that differ by less than [`ALIKE`] the one of fewest bytes.
+//!
+//! Three things are varied, one after the other, each around the best so far: how late gathers are, how far behind their calls
+//! reductions stand, and how many planes are kept for their next use instead of being gathered again, those first whose next use is nearest.
 
 use super::{Demand, Pace, Timetable, bytes, deadline, depth};
 use crate::plan::PlanError;
@@ -14,10 +17,16 @@ const ALIKE: f64 = 0.005;
 const MARGINS: [f64; 5] = [0.0, 0.5, 1.0, 2.0, 4.0];
 
 /// Places of reductions, in calls behind their own.
-const BEHIND: [usize; 4] = [1, 2, 3, 5];
+const BEHIND: [usize; 5] = [1, 2, 3, 4, 6];
 
 /// Depths, in uses.
 const DEPTHS: [usize; 7] = [0, 1, 2, 3, 4, 6, 8];
+
+/// Parts of the planes that may be kept.
+const KEPT: [f64; 5] = [1.0, 0.75, 0.5, 0.25, 0.125];
+
+/// As many planes are kept as fit, to one part in so many.
+const GRAIN: usize = 32;
 
 /// How often a candidate is repaired before it is given up.
 const REPAIRS: usize = 6;
@@ -43,22 +52,58 @@ pub(in super::super) fn search(
 ) -> Result<Timetable, PlanError> {
     let mut found = Found { demands, budget: budget.unwrap_or(usize::MAX), tried: Vec::new(), attempt };
     let longest = pace.gathers.iter().copied().fold(0.0, f64::max);
-    let as_late = |behind: usize, margin: f64| deadline::issues(demands, pace, behind + 1, margin * longest);
+    let as_late = |kept: Vec<bool>, reduce_behind: usize, margin: f64| Timetable {
+        issues: deadline::issues(demands, pace, &kept, reduce_behind + 1, margin * longest),
+        kept,
+        reduce_behind,
+    };
+    let none = vec![false; demands.len()];
     for margin in MARGINS {
-        found.attempt(as_late(BEHIND[0], margin), BEHIND[0])?;
+        found.attempt(as_late(none.clone(), Timetable::REDUCE_BEHIND, margin))?;
     }
     for depth in DEPTHS {
-        found.attempt(depth::issues(demands, depth), BEHIND[0])?;
+        found.attempt(Timetable::as_issued(depth::issues(demands, depth)))?;
     }
-    for behind in BEHIND {
-        if let Some(best) = found.best() {
-            let issues = found.tried[best].0.issues.clone();
-            found.attempt(issues, behind)?;
+    for reduce_behind in BEHIND {
+        let issues = found.best().issues.clone();
+        found.attempt(Timetable { issues, kept: none.clone(), reduce_behind })?;
+        found.attempt(as_late(none.clone(), reduce_behind, 1.0))?;
+    }
+    let nearest = nearest(demands);
+    for part in KEPT {
+        let behind = found.best().reduce_behind;
+        let mut kept = none.clone();
+        let count = (nearest.len() as f64 * part).round() as usize;
+        nearest.iter().take(count).for_each(|demand| kept[*demand] = true);
+        found.attempt(as_late(kept.clone(), behind, 1.0))?;
+        found.attempt(as_late(kept, behind, 4.0))?;
+    }
+    // As many as fit: all of them, or found by halving.
+    let (mut fits, mut exceeds) = (0, nearest.len() + 1);
+    while budget.is_some() && exceeds - fits > nearest.len() / GRAIN + 1 {
+        let count = fits.midpoint(exceeds);
+        let mut kept = none.clone();
+        nearest.iter().take(count).for_each(|demand| kept[*demand] = true);
+        match found.attempt(as_late(kept, BEHIND[0], 1.0))? {
+            true => fits = count,
+            false => exceeds = count,
         }
-        found.attempt(as_late(behind, MARGINS[2]), behind)?;
     }
-    let best = found.best().unwrap_or(0);
-    Ok(found.tried.swap_remove(best).0)
+    Ok(found.best().clone())
+}
+
+/// Demands whose planes could be kept from their last use, the shortest way first.
+fn nearest(demands: &[Demand<'_>]) -> Vec<usize> {
+    let mut last_uses = std::collections::HashMap::new();
+    let mut ways: Vec<(usize, usize)> = Vec::new();
+    for (number, demand) in demands.iter().enumerate() {
+        let before = last_uses.insert((demand.weight, demand.orientation), demand.stage);
+        if let Some(before) = before.filter(|_| demand.may_keep) {
+            ways.push((demand.stage - before, number));
+        }
+    }
+    ways.sort_unstable();
+    ways.into_iter().map(|(_, number)| number).collect()
 }
 
 struct Found<'a, 'b> {
@@ -69,38 +114,38 @@ struct Found<'a, 'b> {
 }
 
 impl Found<'_, '_> {
-    /// Tries a timetable, repaired until it fits.
-    fn attempt(&mut self, issues: Vec<usize>, reduce_behind: usize) -> Result<(), PlanError> {
-        let mut timetable = Timetable { issues, reduce_behind };
+    /// Tries a timetable, repaired until it fits; false if it never does.
+    fn attempt(&mut self, mut timetable: Timetable) -> Result<bool, PlanError> {
         for _ in 0..REPAIRS {
-            if self.tried.iter().any(|(known, _)| *known == timetable) {
-                return Ok(());
-            }
-            let trial = (self.attempt)(&timetable)?;
+            let known = self.tried.iter().find(|(known, _)| *known == timetable);
+            let trial = match known {
+                Some((_, trial)) => *trial,
+                None => (self.attempt)(&timetable)?,
+            };
             self.tried.push((timetable.clone(), trial));
             let Some(over) = trial.bytes.checked_sub(self.budget).filter(|over| *over > 0) else {
-                return Ok(());
+                return Ok(true);
             };
-            let limit = bytes::most_in_flight(self.demands, &timetable.issues).saturating_sub(over);
-            match bytes::fit(self.demands, limit, &timetable.issues) {
+            let most = bytes::most_in_flight(self.demands, &timetable.issues, &timetable.kept);
+            match bytes::fit(self.demands, most.saturating_sub(over), &timetable.issues, &timetable.kept) {
                 Ok(later) => timetable.issues = later,
-                // Every gather would have to come where it is needed, and then some.
-                Err(_) => return Ok(()),
+                // Not even gathers on demand would fit.
+                Err(_) => return Ok(false),
             }
         }
-        Ok(())
+        Ok(false)
     }
 
-    fn best(&self) -> Option<usize> {
-        let fitting = || {
-            let fits = |(_, (_, trial)): &(usize, &(Timetable, Trial))| trial.bytes <= self.budget;
-            self.tried.iter().enumerate().filter(fits)
+    fn best(&self) -> &Timetable {
+        let fitting = || self.tried.iter().filter(|(_, trial)| trial.bytes <= self.budget);
+        let shortest = fitting().map(|(_, trial)| trial.step).min();
+        let alike = shortest.map(|step| step as f64 * (1.0 + ALIKE));
+        let best = match alike {
+            Some(alike) => fitting()
+                .filter(|(_, trial)| trial.step as f64 <= alike)
+                .min_by_key(|(_, trial)| (trial.bytes, trial.step)),
+            None => self.tried.iter().min_by_key(|(_, trial)| trial.bytes),
         };
-        let Some(shortest) = fitting().map(|(_, (_, trial))| trial.step).min() else {
-            return (0..self.tried.len()).min_by_key(|number| self.tried[*number].1.bytes);
-        };
-        let alike = shortest as f64 * (1.0 + ALIKE);
-        let among = fitting().filter(|(_, (_, trial))| trial.step as f64 <= alike);
-        among.min_by_key(|(_, (_, trial))| (trial.bytes, trial.step)).map(|(number, _)| number)
+        &best.unwrap_or(&self.tried[0]).0
     }
 }

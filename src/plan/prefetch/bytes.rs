@@ -7,33 +7,38 @@
 
 use std::collections::HashMap;
 
-use super::Demand;
+use super::{Demand, together};
 use crate::format::Orientation;
 use crate::id::WeightId;
 use crate::plan::PlanError;
 
 pub(super) fn issues(demands: &[Demand<'_>], limit: usize) -> Result<Vec<usize>, PlanError> {
     check_pairs(demands, limit)?;
-    fit(demands, limit, &vec![0; demands.len()])
+    fit(demands, limit, &vec![0; demands.len()], &vec![false; demands.len()])
 }
 
 /// As early as `limit` bytes allow, but none before its `earliest` stage. `earliest` never goes back.
 ///
 /// # Errors
 /// [`PlanError::Prefetch`] when planes that must be kept leave no room for a demand.
-pub(super) fn fit(demands: &[Demand<'_>], limit: usize, earliest: &[usize]) -> Result<Vec<usize>, PlanError> {
+pub(super) fn fit(
+    demands: &[Demand<'_>],
+    limit: usize,
+    earliest: &[usize],
+    kept: &[bool],
+) -> Result<Vec<usize>, PlanError> {
     let stages = demands.last().map_or(0, |demand| demand.stage + 1);
     let mut in_flight = vec![0usize; stages];
     let mut last_uses: HashMap<(WeightId, Orientation), usize> = HashMap::new();
     let mut issues = Vec::with_capacity(demands.len());
     let mut floor = 0;
-    for (demand, earliest) in demands.iter().zip(earliest) {
+    for ((demand, earliest), kept) in demands.iter().zip(earliest).zip(kept) {
         let held = last_uses.insert((demand.weight, demand.orientation), demand.stage);
         let fits = |stage: &usize| in_flight[*stage].saturating_add(demand.bytes) <= limit;
         let lowest = floor.max(*earliest).min(demand.stage);
         let fitting = (lowest..=demand.stage).rev().take_while(fits).last();
         let (issue, from) = match (held, fitting) {
-            (Some(last_use), _) if demand.keeps => (last_use, last_use + 1),
+            (Some(last_use), _) if demand.keeps || *kept => (floor, last_use + 1),
             (Some(last_use), Some(issue)) if issue <= last_use + 1 => (issue, last_use + 1),
             (_, Some(issue)) => (issue, issue),
             (Some(last_use), None) if last_use == demand.stage => (last_use, last_use + 1),
@@ -51,18 +56,19 @@ pub(super) fn fit(demands: &[Demand<'_>], limit: usize, earliest: &[usize]) -> R
         floor = floor.max(issue);
         issues.push(issue);
     }
+    together(demands, &mut issues, usize::max);
     Ok(issues)
 }
 
 /// The most bytes in flight at any stage, if demands are asked for at these stages.
-pub(super) fn most_in_flight(demands: &[Demand<'_>], issues: &[usize]) -> usize {
+pub(super) fn most_in_flight(demands: &[Demand<'_>], issues: &[usize], kept: &[bool]) -> usize {
     let stages = demands.last().map_or(0, |demand| demand.stage + 1);
     let mut in_flight = vec![0usize; stages];
     let mut last_uses: HashMap<(WeightId, Orientation), usize> = HashMap::new();
-    for (demand, issue) in demands.iter().zip(issues) {
+    for ((demand, issue), kept) in demands.iter().zip(issues).zip(kept) {
         let held = last_uses.insert((demand.weight, demand.orientation), demand.stage);
         let from = match held {
-            Some(last_use) if demand.keeps || *issue <= last_use + 1 => last_use + 1,
+            Some(last_use) if demand.keeps || *kept || *issue <= last_use + 1 => last_use + 1,
             _ => *issue,
         };
         for bytes in in_flight.iter_mut().take(demand.stage + 1).skip(from) {

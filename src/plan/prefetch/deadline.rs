@@ -6,7 +6,7 @@
 //! next must begin, and no reduction begins before its gradient is there. A gather is asked for behind the last call that ends
 //! before its latest beginning, less a margin. So an early gather never takes the link from a reduction that is due before it.
 
-use super::Demand;
+use super::{Demand, together};
 
 /// What the calls, gathers and reductions of a program take, nanoseconds.
 #[derive(Clone, Debug, Default)]
@@ -37,8 +37,16 @@ struct Job {
 
 /// The stage at which each demand is asked for: `margin` nanoseconds before its latest safe beginning. Gradient slots are wanted
 /// again `ring` calls behind theirs.
-pub(super) fn issues(demands: &[Demand<'_>], pace: &Pace, ring: usize, margin: f64) -> Vec<usize> {
-    let Course { mut jobs, ends } = course(demands, pace, ring);
+/// What is `kept` takes nothing of the link.
+pub(super) fn issues(
+    demands: &[Demand<'_>],
+    pace: &Pace,
+    kept: &[bool],
+    ring: usize,
+    margin: f64,
+) -> Vec<usize> {
+    let gathers = pace.gathers.iter().zip(kept).map(|(time, kept)| if *kept { 0.0 } else { *time }).collect();
+    let Course { mut jobs, ends } = course(demands, &Pace { gathers, ..pace.clone() }, ring);
     let mut issues: Vec<usize> = demands.iter().map(|demand| demand.stage).collect();
     let mut next = f64::INFINITY;
     for job in jobs.iter_mut().rev() {
@@ -47,12 +55,14 @@ pub(super) fn issues(demands: &[Demand<'_>], pace: &Pace, ring: usize, margin: f
         if let Some(demand) = job.demand {
             // Asked for at stage s, it may begin when call s−1 is over.
             let over = ends.partition_point(|end| *end <= latest - margin);
-            issues[demand] = over.min(demands[demand].stage);
+            issues[demand] =
+                if kept[demand] { demands[demand].stage } else { over.min(demands[demand].stage) };
         }
     }
     for number in (1..issues.len()).rev() {
         issues[number - 1] = issues[number - 1].min(issues[number]);
     }
+    together(demands, &mut issues, usize::min);
     issues
 }
 

@@ -5,9 +5,9 @@
 
 use std::collections::HashMap;
 
-use crate::config::{Backward, Columnwise};
+use crate::config::{AcrossMicroBatches, Backward, Columnwise};
 use crate::format::Orientation;
-use crate::id::WeightId;
+use crate::id::{GroupId, WeightId};
 use crate::layout::{Content, WeightLayout, Weights, aligned};
 use crate::model::{Call, Placement, Reuse, Use};
 use crate::plan::Policy;
@@ -23,6 +23,8 @@ pub(in super::super) struct Demand<'a> {
     pub(in super::super) position: usize,
     /// The weight.
     pub(in super::super) weight: WeightId,
+    /// The group it is gathered with.
+    pub(in super::super) group: Option<GroupId>,
     /// The weight's name.
     pub(in super::super) name: &'a str,
     /// The planes that are gathered for it: rowwise ones where columnwise ones are derived.
@@ -31,6 +33,8 @@ pub(in super::super) struct Demand<'a> {
     pub(in super::super) derived: bool,
     /// Planes that are there from an earlier use are kept for this one, however long ago it was.
     pub(in super::super) keeps: bool,
+    /// Nobody asked for such planes to be gathered again: a policy may keep them as well.
+    pub(in super::super) may_keep: bool,
     /// Bytes of the gathered planes in the arena.
     pub(in super::super) bytes: usize,
 }
@@ -58,10 +62,12 @@ pub(in super::super) fn demands<'a>(
                 call,
                 position,
                 weight: usage.weight,
+                group: layout.group,
                 name: &layout.name,
                 orientation,
                 derived,
                 keeps: last_use.is_none_or(|before| keeps(policy, usage, layout, call, &calls[before])),
+                may_keep: last_use.is_some() && usage.reuse.or(layout.reuse).is_none(),
                 bytes: aligned(Content::Gathered(usage.weight, orientation).bytes(weights, |_| 0)),
             });
         }
@@ -78,6 +84,6 @@ fn keeps(policy: &Policy, usage: &Use, layout: &WeightLayout, call: &Call, befor
         None if before.micro_batch == call.micro_batch => {
             policy.backward == Backward::Keep || (derived && policy.columnwise == Columnwise::Keep)
         }
-        None => policy.across_micro_batches == Backward::Keep,
+        None => policy.across_micro_batches == AcrossMicroBatches::Keep,
     }
 }

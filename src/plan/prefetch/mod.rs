@@ -13,7 +13,8 @@
 //! | `deadline` | as late as is safe, by what everything takes |
 //! | `auto` | the best of these within the budget, by what they are expected to take |
 //!
-//! A demand whose planes are still there is not gathered again: see the gather pass.
+//! Demands of one group and one call are asked for together: by time at the earliest of their stages, by bytes and by hand
+//! at the latest, when there is room for all. A demand whose planes are still there is not gathered again: see the gather pass.
 
 mod auto;
 mod bytes;
@@ -21,9 +22,12 @@ mod deadline;
 mod demands;
 mod depth;
 
+use std::collections::HashMap;
+
 use serde::Serialize;
 
 use super::PlanError;
+use crate::id::GroupId;
 pub(super) use auto::{Trial, search};
 pub(super) use deadline::Pace;
 pub(super) use demands::{Demand, demands};
@@ -56,18 +60,46 @@ impl std::fmt::Display for Prefetch {
     }
 }
 
+/// Lets demands of one group and one call have one stage, which `pick` takes of two.
+fn together(demands: &[Demand<'_>], issues: &mut [usize], pick: fn(usize, usize) -> usize) {
+    let mut stages: HashMap<(usize, GroupId), usize> = HashMap::new();
+    for (demand, issue) in demands.iter().zip(&*issues) {
+        if let Some(group) = demand.group {
+            let stage = stages.entry((demand.stage, group)).or_insert(*issue);
+            *stage = pick(*stage, *issue);
+        }
+    }
+    for (demand, issue) in demands.iter().zip(issues) {
+        let stage = demand.group.and_then(|group| stages.get(&(demand.stage, group)));
+        *issue = stage.copied().unwrap_or(*issue);
+    }
+}
+
 /// When everything on the communicators is issued.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Timetable {
     /// Per demand: the stage at which it is asked for.
     pub(super) issues: Vec<usize>,
+    /// Per demand: are planes that are there from an earlier use kept for it, although nobody asked for that?
+    pub(super) kept: Vec<bool>,
     /// How many calls behind its own a gradient's reduction stands in T; its accumulation stands one further.
     pub(super) reduce_behind: usize,
 }
 
 impl Timetable {
+    /// A timetable made by hand: one stage for every demand.
+    pub(super) fn by_hand(demands: &[Demand<'_>], mut issues: Vec<usize>) -> Self {
+        together(demands, &mut issues, usize::max);
+        Self::as_issued(issues)
+    }
+
     /// Reductions stand one call behind: the first place in which they hold no gather up.
-    pub(super) const REDUCE_BEHIND: usize = 1;
+    pub(super) const REDUCE_BEHIND: usize = 2;
+
+    /// Gathers issued at these stages, nothing kept, reductions where they always are.
+    pub(super) fn as_issued(issues: Vec<usize>) -> Self {
+        Self { kept: vec![false; issues.len()], issues, reduce_behind: Self::REDUCE_BEHIND }
+    }
 
     /// The timetable of a policy that needs no durations.
     ///
@@ -85,6 +117,6 @@ impl Timetable {
                 });
             }
         };
-        Ok(Self { issues, reduce_behind: Self::REDUCE_BEHIND })
+        Ok(Self::as_issued(issues))
     }
 }

@@ -128,7 +128,9 @@ impl Ids<'_> {
             | Content::Gathered(weight, _)
             | Content::Transposed(weight)
             | Content::Dense(weight, _, _) => self.weight(weight, &place),
-            Content::Gradient(weight, call) | Content::ReducedGradient(weight, call) => {
+            Content::Gradient(weight, call)
+            | Content::WireGradient(weight, call)
+            | Content::ReducedGradient(weight, call) => {
                 self.weight(weight, &place)?;
                 self.call_id(call, &place)
             }
@@ -176,12 +178,15 @@ impl Ids<'_> {
             | Op::GatherRecords { .. }
             | Op::Vote { .. } => Ok(()),
             Op::ZeroPadding { weight, .. }
-            | Op::AllGather { weight, .. }
             | Op::Transpose { weight, .. }
             | Op::Dequantize { weight, .. }
-            | Op::ReduceScatter { weight, .. }
+            | Op::RoundGradient { weight, .. }
             | Op::AddGradient { weight, .. }
             | Op::Accumulate { weight, .. } => self.weight(*weight, place),
+            Op::AllGather { parts } => parts.iter().try_for_each(|part| self.weight(part.weight, place)),
+            Op::ReduceScatter { parts, .. } => {
+                parts.iter().try_for_each(|part| self.weight(part.weight, place))
+            }
             Op::PartialAmax { bucket, .. }
             | Op::DelayedScale { bucket, .. }
             | Op::RecordAmax { bucket, .. } => self.bucket(*bucket, place),

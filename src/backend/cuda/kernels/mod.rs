@@ -14,6 +14,7 @@
 //!
 //! Kernel sources lie in `kernels/*.cu`; their headers state the laws of the device side.
 
+mod activation;
 mod adam;
 mod amax;
 mod cast;
@@ -32,6 +33,7 @@ mod sum;
 mod tiles;
 mod transpose;
 
+pub use activation::{ActivationOperand, ActivationQuantizer};
 pub use adam::{AdamOperand, MasterState};
 pub use amax::AmaxOperand;
 pub use cast::CastOperand;

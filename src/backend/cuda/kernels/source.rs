@@ -27,11 +27,13 @@ pub enum Family {
     Adam,
     /// Copies and zeroes.
     Memory,
+    /// Activations into operands of products.
+    Activation,
 }
 
 impl Family {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Amax,
         Self::Scale,
         Self::Delayed,
@@ -43,6 +45,7 @@ impl Family {
         Self::Norm,
         Self::Adam,
         Self::Memory,
+        Self::Activation,
     ];
 
     pub(super) const fn source(self) -> Source {
@@ -57,6 +60,7 @@ impl Family {
             Self::Sum => (c"sum.cu", include_str!("../../../../kernels/sum.cu")),
             Self::Norm => (c"norm.cu", include_str!("../../../../kernels/norm.cu")),
             Self::Adam => (c"adam.cu", include_str!("../../../../kernels/adam.cu")),
+            Self::Activation => (c"activation.cu", include_str!("../../../../kernels/activation.cu")),
             Self::Memory => (c"memory.cu", include_str!("../../../../kernels/memory.cu")),
         };
         Source {

@@ -9,9 +9,11 @@
 use std::collections::BTreeSet;
 
 use super::{Held, Run, Verdict, VerifyError};
+use crate::format::ElementType;
 use crate::id::{CallId, SlotId, TaskId, WeightId};
 use crate::layout::Content;
 use crate::model::Placement;
+use crate::op::ReducePart;
 
 impl Run<'_> {
     pub(super) fn zero_padding(&mut self, task: TaskId, weight: WeightId, gradient: SlotId) -> Verdict<()> {
@@ -36,26 +38,51 @@ impl Run<'_> {
     pub(super) fn reduce_scatter(
         &mut self,
         task: TaskId,
+        element: ElementType,
+        part: ReducePart,
+    ) -> Verdict<()> {
+        let ReducePart { weight, from, to } = part;
+        let calls = match (element, self.slots.held(from)) {
+            (ElementType::F32, _) => self.padded_gradient(task, weight, from, "reduce")?,
+            (ElementType::Bf16, Held::WireGradient(of, calls)) if *of == weight => calls.clone(),
+            _ => {
+                let needs = format!("a gradient of `{}` rounded to {element:?}", self.name(weight));
+                return self.wrong_gradient(task, from, needs, "round the gradient before it is reduced");
+            }
+        };
+        self.fill(task, to, Held::ReducedGradient(weight, calls))
+    }
+
+    pub(super) fn round_gradient(
+        &mut self,
+        task: TaskId,
         weight: WeightId,
         from: SlotId,
         to: SlotId,
     ) -> Verdict<()> {
+        let calls = self.padded_gradient(task, weight, from, "round")?;
+        self.fill(task, to, Held::WireGradient(weight, calls))
+    }
+
+    /// The calls whose gradients of `weight` are in `slot`, whose padding rows must be zero.
+    fn padded_gradient(
+        &self,
+        task: TaskId,
+        weight: WeightId,
+        slot: SlotId,
+        verb: &str,
+    ) -> Verdict<BTreeSet<CallId>> {
         let shard = &self.plan.weights.layout(weight).shard;
         let has_padding = shard.padded_rows() > shard.shape.rows;
-        match self.slots.held(from) {
+        match self.slots.held(slot) {
             Held::Gradient { weight: of, calls, padded } if *of == weight && (*padded || !has_padding) => {
-                let calls = calls.clone();
-                self.fill(task, to, Held::ReducedGradient(weight, calls))
+                Ok(calls.clone())
             }
             _ => {
                 let zeros = if has_padding { " with zeroed padding rows" } else { "" };
                 let needs = format!("a call's gradient of `{}`{zeros}", self.name(weight));
-                self.wrong_gradient(
-                    task,
-                    from,
-                    needs,
-                    "reduce a gradient between its call and the next writer of its bytes",
-                )
+                let remedy = format!("{verb} a gradient between its call and the next writer of its bytes");
+                self.wrong_gradient(task, slot, needs, &remedy)
             }
         }
     }
@@ -269,6 +296,10 @@ impl Run<'_> {
         {
             let holds = self.slots.describe(slot);
             return format!("it was reduced into slot `{}`, which holds {holds}", self.slot_name(slot));
+        }
+        let rounded = |held: &Held| matches!(held, Held::WireGradient(w, calls) if *w == weight && calls.contains(&call));
+        if let Some(slot) = find(&|_, held| rounded(held)) {
+            return format!("it was rounded into slot `{}` and not reduced", self.slot_name(slot));
         }
         let written = |held: &Held| matches!(held, Held::Gradient { weight: w, calls, .. } if *w == weight && calls.contains(&call));
         if let Some(slot) = find(&|_, held| written(held)) {

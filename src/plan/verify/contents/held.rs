@@ -64,6 +64,8 @@ pub(super) enum Held {
     Padding(WeightId),
     /// The full gradient a call wrote, or the sum of those of several; are its padding rows zero?
     Gradient { weight: WeightId, calls: BTreeSet<CallId>, padded: bool },
+    /// That in bf16, its padding rows zero.
+    WireGradient(WeightId, BTreeSet<CallId>),
     /// This rank's rows of that, summed over the ranks.
     ReducedGradient(WeightId, BTreeSet<CallId>),
     /// A rank's own sum of these calls' gradients.
@@ -113,6 +115,9 @@ impl Held {
             Self::Padding(weight) => matches!(content, Content::Gradient(other, _) if other == *weight),
             Self::Gradient { weight, calls, .. } => {
                 matches!(content, Content::Gradient(other, call) if other == *weight && calls.contains(&call))
+            }
+            Self::WireGradient(weight, calls) => {
+                matches!(content, Content::WireGradient(other, call) if other == *weight && calls.contains(&call))
             }
             Self::ReducedGradient(weight, calls) => {
                 matches!(content, Content::ReducedGradient(other, call) if other == *weight && calls.contains(&call))
@@ -189,6 +194,9 @@ impl Held {
             Self::Gradient { weight, calls: of, padded } => {
                 let padding = if *padded { "" } else { ", its padding rows not zeroed" };
                 format!("the gradient of {} from {}{padding}", name(weight), calls(of))
+            }
+            Self::WireGradient(weight, of) => {
+                format!("the gradient of {} from {}, rounded to bf16", name(weight), calls(of))
             }
             Self::ReducedGradient(weight, of) => {
                 format!("the reduced gradient of {} from {}", name(weight), calls(of))

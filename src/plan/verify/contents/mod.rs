@@ -110,14 +110,17 @@ impl<'p> Run<'p> {
             Op::PartialCast { bucket, masters, encode, shards, vote } => {
                 self.partial_cast(task, *bucket, masters, *encode, shards, *vote)
             }
-            Op::AllGather { weight, orientation, from, to } => {
-                self.gather(task, *weight, *orientation, *from, *to)
-            }
+            Op::AllGather { parts } => parts
+                .iter()
+                .try_for_each(|part| self.gather(task, part.weight, part.orientation, part.from, part.to)),
             Op::Transpose { weight, from, to } => self.transpose(task, *weight, *from, *to),
             Op::Dequantize { weight, orientation, from, tensor_scale, values, to } => {
                 self.dequantize(task, (*weight, *orientation, *values), *from, *tensor_scale, *to)
             }
-            Op::ReduceScatter { weight, from, to } => self.reduce_scatter(task, *weight, *from, *to),
+            Op::ReduceScatter { element, parts } => {
+                parts.iter().try_for_each(|part| self.reduce_scatter(task, *element, *part))
+            }
+            Op::RoundGradient { weight, from, to } => self.round_gradient(task, *weight, *from, *to),
             Op::AddGradient { weight, from, into } => self.add_gradient(task, *weight, *from, *into),
             Op::Accumulate { weight, from, into, first } => {
                 self.accumulate(task, *weight, *from, *into, *first)

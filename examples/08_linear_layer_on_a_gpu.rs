@@ -1,0 +1,104 @@
+//! Trains one weight on a GPU with the library's own products, in FP8 where the GPU has them.
+//!
+//! `cargo run --release --example 08_linear_layer_on_a_gpu`
+//!
+//! A recipe says how the call declares the weight: as planes, which FP8 products read as they were gathered, or as
+//! bf16 values in a slot of the plan. The layer is made in the closure's factory and only enqueues afterwards. The loss
+//! here is ½‖y‖², so the gradient of y is y, and the weight shrinks.
+
+use half::bf16;
+use warpweft::backend::cuda::{CudaSurface, DeviceOrdinal};
+use warpweft::compute::{Compute, ComputeContext, ComputeError};
+use warpweft::config::Config;
+use warpweft::format::{ElementType, Format, Orientation, Shape};
+use warpweft::id::{BufferId, RankId, WeightId};
+use warpweft::linear::{Device, Linear, LinearError, LinearSpec, Recipe, Weight};
+use warpweft::model::{Call, DeclareError, Model, Phase, StepProgram};
+use warpweft::session::Session;
+
+const TOKENS: usize = 64;
+const WEIGHT: Shape = Shape::new(256, 128);
+const FORMAT: Format = Format::FP8_BLOCK128_POW2;
+
+#[derive(Clone, Copy)]
+struct Names {
+    weight: WeightId,
+    x: BufferId,
+    y: BufferId,
+}
+
+fn declare(recipe: Recipe) -> Result<(Names, StepProgram), DeclareError> {
+    let mut model = Model::builder();
+    let weight = model.sharded("w", WEIGHT.rows, WEIGHT.cols, FORMAT)?;
+    let model = model.build();
+    let mut program = StepProgram::builder("train", &model);
+    let x = program.input("x", TOKENS * WEIGHT.cols, ElementType::Bf16)?;
+    let y = program.output("y", TOKENS * WEIGHT.rows, ElementType::Bf16)?;
+    let call = program.call("shrink", Phase::Backward).uses(weight, Orientation::Rowwise, recipe.form());
+    call.reads(x).writes(y).add()?;
+    program.call("gradient", Phase::Backward).reads(x).reads(y).gradient(weight).add()?;
+    Ok((Names { weight, x, y }, program.build_training()?))
+}
+
+struct Closure {
+    names: Names,
+    layer: Result<Linear, LinearError>,
+}
+
+impl Compute<CudaSurface> for Closure {
+    fn run(&mut self, call: &Call, context: &ComputeContext<'_, CudaSurface>) -> Result<(), ComputeError> {
+        let Names { weight, x, y } = self.names;
+        let layer = self.layer.as_mut().map_err(|error| error.clone())?;
+        let (handles, x) = (context.handles(), context.read::<bf16>(x)?);
+        if call.name == "shrink" {
+            let form = layer.spec().recipe.form();
+            let weight = Weight::of(context, weight, Orientation::Rowwise, form)?;
+            layer.forward(handles, x, &weight, context.write::<bf16>(y)?)?;
+        } else {
+            layer.wgrad(handles, context.read::<bf16>(y)?, x, context.gradient(weight)?)?;
+        }
+        Ok(())
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let found = DeviceOrdinal::all();
+    let Some(gpu) = found.as_ref().ok().and_then(|all| all.first().copied()) else {
+        println!(
+            "nothing to compute on: {}",
+            found.err().map_or("no GPU".into(), |failure| failure.to_string())
+        );
+        return Ok(());
+    };
+    let recipe = Recipe::best_for(FORMAT, gpu.compute_capability()?);
+    let (names, program) = declare(recipe)?;
+    let closure = move |_: RankId| {
+        let layer = Device::open(gpu)
+            .and_then(|device| Linear::new(&device, LinearSpec::new(recipe, TOKENS, WEIGHT)));
+        Closure { names, layer }
+    };
+    let mut config = Config::default();
+    config.optimizer.lr = 0.01;
+    let mut session = Session::builder(config, closure)
+        .program(program)
+        .initialize(|_, first, _, rows| {
+            for (at, value) in rows.iter_mut().enumerate() {
+                *value = ((first + at) as f32 * 0.7).sin() * 0.1;
+            }
+        })
+        .start_cuda(vec![gpu])
+        .await?;
+    let x: Vec<bf16> = (0..TOKENS * WEIGHT.cols).map(|at| bf16::from_f32((at as f32).cos())).collect();
+    session.write_input("train", RankId::new(0), "x", &x)?;
+    for step in 0..50 {
+        let report = session.step("train").await?;
+        if step % 10 == 0 {
+            let y: Vec<bf16> = report.output(RankId::new(0), "y")?;
+            let loss: f32 = y.iter().map(|y| 0.5 * y.to_f32() * y.to_f32()).sum();
+            println!("step {:2}  products in {recipe}  loss {loss:.4}", step + 1);
+        }
+    }
+    session.close().await?;
+    Ok(())
+}

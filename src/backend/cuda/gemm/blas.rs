@@ -1,0 +1,101 @@
+//! cuBLASLt on one GPU for one lane: a handle, its workspace, scratch memory.
+
+use std::sync::Arc;
+
+use cudarc::cublaslt::{result, sys};
+
+use super::super::cache::KernelCache;
+use super::super::context::{ComputeCapability, Context, DeviceOrdinal};
+use super::super::failure::CudaFailure;
+use super::super::kernels::Kernels;
+use super::super::library::Library;
+use super::super::memory::DeviceMemory;
+use super::super::stream::{Priority, Stream};
+use super::super::surface::CudaHandles;
+use super::lent::{Lent, LentMut};
+
+/// NVIDIA's advice for Hopper; older GPUs take less.
+const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// One GPU's products, for one lane: products that share a workspace must follow one another.
+#[derive(Debug)]
+pub(crate) struct Blas {
+    pub(super) handle: sys::cublasLtHandle_t,
+    pub(super) workspace: DeviceMemory,
+    /// Zeroes memory when it is made, and nothing else.
+    setup: Stream,
+    capability: ComputeCapability,
+    kernels: Kernels,
+    context: Arc<Context>,
+}
+
+impl Blas {
+    /// Opens the GPU and makes its primary context current on this thread.
+    ///
+    /// # Errors
+    /// [`CudaFailure`] without driver, compiler, cuBLASLt or such a device.
+    pub(crate) fn open(ordinal: DeviceOrdinal) -> Result<Self, CudaFailure> {
+        let capability = ordinal.compute_capability()?;
+        Library::Products.open()?;
+        let context = Arc::new(Context::retain(ordinal)?);
+        context.make_current()?;
+        let kernels = Kernels::for_current_context(KernelCache::of_user())?;
+        let setup = Stream::create(Arc::clone(&context), Priority::Least)?;
+        let workspace = DeviceMemory::zeroed(&context, &setup, WORKSPACE_BYTES)?;
+        let handle = result::create_handle().map_err(CudaFailure::products("cublasLtCreate"))?;
+        Ok(Self { handle, workspace, setup, capability, kernels, context })
+    }
+
+    pub(crate) const fn capability(&self) -> ComputeCapability {
+        self.capability
+    }
+
+    pub(super) const fn kernels(&self) -> &Kernels {
+        &self.kernels
+    }
+
+    /// Memory that work of this lane leaves things in.
+    pub(crate) fn scratch(&self, bytes: usize) -> Result<Scratch, CudaFailure> {
+        Ok(Scratch(DeviceMemory::zeroed(&self.context, &self.setup, bytes)?))
+    }
+
+    /// Refuses handles of another GPU.
+    pub(super) fn check(&self, handles: &CudaHandles) -> Result<(), CudaFailure> {
+        let own = self.context.ordinal();
+        if handles.device() == own {
+            return Ok(());
+        }
+        Err(CudaFailure::Refused(format!(
+            "a product of {own} was given the stream of {}; open a device for each rank in its closure's factory",
+            handles.device()
+        )))
+    }
+
+    /// Makes the GPU's context current on this thread.
+    pub(super) fn make_current(&self) -> Result<(), CudaFailure> {
+        self.context.make_current()
+    }
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        if self.context.make_current().is_ok() {
+            // SAFETY: made once in `open`, destroyed once here; products borrow the value that is dropped.
+            let _ = unsafe { result::destroy_handle(self.handle) };
+        }
+    }
+}
+
+/// Memory of a layer's own, zeroed when it was made.
+#[derive(Debug)]
+pub(crate) struct Scratch(DeviceMemory);
+
+impl Scratch {
+    pub(crate) const fn read(&self) -> Lent<'_> {
+        Lent::new(self.0.address(), self.0.bytes())
+    }
+
+    pub(crate) const fn write(&mut self) -> LentMut<'_> {
+        LentMut::new(self.0.address(), self.0.bytes())
+    }
+}

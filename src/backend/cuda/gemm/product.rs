@@ -1,0 +1,371 @@
+//! One product of fixed shape: D = op(A) · op(B), with the algorithm it will always be computed by.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::rc::Rc;
+
+use cudarc::cublaslt::{result, sys};
+
+use super::super::address::DeviceAddress;
+use super::super::failure::CudaFailure;
+use super::super::surface::CudaHandles;
+use super::blas::Blas;
+use super::lent::{Lent, LentMut};
+
+/// What operands must be aligned to: that of every region of an arena.
+const ALIGNMENT: u64 = 256;
+/// What scales of blocks must be aligned to.
+const SCALE_ALIGNMENT: u64 = 16;
+
+/// Element type of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Element {
+    F32,
+    Bf16,
+    E4m3,
+    E5m2,
+}
+
+impl Element {
+    const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+            Self::E4m3 | Self::E5m2 => 1,
+        }
+    }
+
+    const fn cuda(self) -> sys::cudaDataType {
+        match self {
+            Self::F32 => sys::cudaDataType_t::CUDA_R_32F,
+            Self::Bf16 => sys::cudaDataType_t::CUDA_R_16BF,
+            Self::E4m3 => sys::cudaDataType_t::CUDA_R_8F_E4M3,
+            Self::E5m2 => sys::cudaDataType_t::CUDA_R_8F_E5M2,
+        }
+    }
+}
+
+/// How a factor is scaled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scale {
+    /// Not at all.
+    None,
+    /// One f32.
+    Whole,
+    /// f32 for each 128 elements along the contraction: `[blocks, outer]`, outer a multiple of 4.
+    Lines128,
+    /// f32 for each 128×128 elements: `[outer blocks, blocks rounded up to 4]`.
+    Tiles128,
+}
+
+/// One factor: `outer` lines of the product's inner length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Factor {
+    pub(crate) element: Element,
+    /// Does the contraction run along neighbours in memory?
+    pub(crate) contiguous: bool,
+    /// Elements from one line of neighbours to the next.
+    pub(crate) pitch: usize,
+    pub(crate) scale: Scale,
+}
+
+/// A product of A's `rows` lines and B's `cols` lines, both of `inner` elements; D is stored as `[cols, rows]`
+/// row-major.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProductSpec {
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) inner: usize,
+    pub(crate) a: Factor,
+    pub(crate) b: Factor,
+    pub(crate) d: Element,
+}
+
+impl fmt::Display for ProductSpec {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rows, cols, inner, a, b, d } = self;
+        let factor = |factor: &Factor| match factor.scale {
+            Scale::None => format!("{:?}", factor.element),
+            scale => format!("{:?} scaled by {scale:?}", factor.element),
+        };
+        write!(formatter, "{rows}×{inner} by {inner}×{cols}, {} by {} into {d:?}", factor(a), factor(b))
+    }
+}
+
+impl ProductSpec {
+    fn factor_bytes(&self, factor: &Factor, outer: usize) -> usize {
+        let lines = if factor.contiguous { outer } else { self.inner };
+        let length = if factor.contiguous { self.inner } else { outer };
+        lines.saturating_sub(1).saturating_mul(factor.pitch).saturating_add(length) * factor.element.bytes()
+    }
+
+    fn scale_bytes(&self, factor: &Factor, outer: usize) -> usize {
+        let blocks = self.inner.div_ceil(128);
+        let scales = match factor.scale {
+            Scale::None => 0,
+            Scale::Whole => 1,
+            Scale::Lines128 => blocks * outer,
+            Scale::Tiles128 => outer.div_ceil(128) * blocks.next_multiple_of(4),
+        };
+        scales * size_of::<f32>()
+    }
+}
+
+/// A factor at its place, with its scales.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scaled<'a> {
+    pub(crate) values: Lent<'a>,
+    pub(crate) scale: Option<Lent<'a>>,
+}
+
+/// A product and how it is computed.
+#[derive(Debug)]
+pub(crate) struct Product {
+    spec: ProductSpec,
+    description: Description,
+    a: Layout,
+    b: Layout,
+    d: Layout,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+    workspace_bytes: usize,
+    blas: Rc<Blas>,
+}
+
+impl Product {
+    /// Asks cuBLASLt for the algorithm it holds fastest, once.
+    ///
+    /// # Errors
+    /// [`CudaFailure::Refused`] where cuBLASLt has none; [`CudaFailure::Call`].
+    pub(crate) fn new(blas: &Rc<Blas>, spec: ProductSpec) -> Result<Self, CudaFailure> {
+        blas.make_current()?;
+        let description = Description::new()?;
+        // A factor that lies along the contraction is A transposed, but B as it is: matrices are column by column.
+        description.transpose(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, spec.a.contiguous)?;
+        description.transpose(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, !spec.b.contiguous)?;
+        description.scale_mode(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, spec.a.scale)?;
+        description.scale_mode(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, spec.b.scale)?;
+        // Any scale will do to choose an algorithm.
+        for (attribute, scale) in [(A_SCALE, spec.a.scale), (B_SCALE, spec.b.scale)] {
+            if scale != Scale::None {
+                description.pointer(attribute, blas.workspace.address())?;
+            }
+        }
+        let layout = |factor: &Factor, outer: usize| match factor.contiguous {
+            true => Layout::new(factor.element, spec.inner, outer, factor.pitch),
+            false => Layout::new(factor.element, outer, spec.inner, factor.pitch),
+        };
+        let (a, b) = (layout(&spec.a, spec.rows)?, layout(&spec.b, spec.cols)?);
+        let d = Layout::new(spec.d, spec.rows, spec.cols, spec.rows)?;
+        let (algorithm, workspace_bytes) = choose(blas, &spec, &description, [&a, &b, &d])?;
+        Ok(Self { spec, description, a, b, d, algorithm, workspace_bytes, blas: Rc::clone(blas) })
+    }
+
+    /// Enqueues D = A · B. Allocates nothing and waits for nothing; while the stream is being captured, so is the product.
+    ///
+    /// # Errors
+    /// [`CudaFailure::Refused`] for a stream of another GPU and an operand that is too short or misaligned.
+    pub(crate) fn enqueue(
+        &mut self,
+        handles: &CudaHandles,
+        a: Scaled<'_>,
+        b: Scaled<'_>,
+        d: LentMut<'_>,
+    ) -> Result<(), CudaFailure> {
+        let spec = self.spec;
+        self.blas.check(handles)?;
+        check("the first factor", spec.factor_bytes(&spec.a, spec.rows), ALIGNMENT, a.values)?;
+        check("the second factor", spec.factor_bytes(&spec.b, spec.cols), ALIGNMENT, b.values)?;
+        let result_bytes = spec.rows * spec.cols * spec.d.bytes();
+        check("the result", result_bytes, ALIGNMENT, Lent::new(d.address(), d.bytes()))?;
+        for (attribute, factor, outer, scale) in
+            [(A_SCALE, spec.a, spec.rows, a.scale), (B_SCALE, spec.b, spec.cols, b.scale)]
+        {
+            if factor.scale == Scale::None {
+                continue;
+            }
+            let alignment = if factor.scale == Scale::Whole { 4 } else { SCALE_ALIGNMENT };
+            let scale =
+                scale.ok_or_else(|| CudaFailure::Refused("a factor came without its scales".into()))?;
+            check("the scales of a factor", spec.scale_bytes(&factor, outer), alignment, scale)?;
+            self.description.pointer(attribute, scale.address())?;
+        }
+        let (alpha, beta) = (1.0_f32, 0.0_f32);
+        let pointer = |address: DeviceAddress| address.number() as *mut c_void;
+        let workspace = self.blas.workspace.address();
+        // SAFETY: handle, description and layouts live as long as `self`. Every operand was measured above against what
+        // the layouts touch; the workspace is this lane's and as large as the algorithm asked for. The factors are read
+        // before the call returns, as the pointer mode is the host's.
+        unsafe {
+            result::matmul(
+                self.blas.handle,
+                self.description.0,
+                (&raw const alpha).cast(),
+                (&raw const beta).cast(),
+                pointer(a.values.address()),
+                self.a.0,
+                pointer(b.values.address()),
+                self.b.0,
+                pointer(d.address()),
+                self.d.0,
+                pointer(d.address()),
+                self.d.0,
+                &raw const self.algorithm,
+                pointer(workspace),
+                self.workspace_bytes,
+                handles.stream().cast(),
+            )
+        }
+        .map_err(CudaFailure::products("cublasLtMatmul"))
+    }
+}
+
+/// Refuses a range that is shorter than what is touched, or begins where the algorithm does not expect it.
+fn check(what: &str, needed: usize, alignment: u64, lent: Lent<'_>) -> Result<(), CudaFailure> {
+    if lent.bytes() < needed {
+        return Err(CudaFailure::Refused(format!(
+            "{what} of a product has {} bytes, and {needed} are needed",
+            lent.bytes()
+        )));
+    }
+    if lent.address().number().is_multiple_of(alignment) {
+        return Ok(());
+    }
+    Err(CudaFailure::Refused(format!(
+        "{what} of a product at {} does not begin at a multiple of {alignment} bytes",
+        lent.address()
+    )))
+}
+
+use sys::cublasLtMatmulDescAttributes_t as Attribute;
+const A_SCALE: Attribute = Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER;
+const B_SCALE: Attribute = Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER;
+
+/// How a product is computed, but for shapes.
+#[derive(Debug)]
+struct Description(sys::cublasLtMatmulDesc_t);
+
+impl Description {
+    fn new() -> Result<Self, CudaFailure> {
+        let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        result::create_matmul_desc(compute, Element::F32.cuda())
+            .map(Self)
+            .map_err(CudaFailure::products("cublasLtMatmulDescCreate"))
+    }
+
+    fn transpose(&self, attribute: Attribute, yes: bool) -> Result<(), CudaFailure> {
+        use cudarc::cublas::sys::cublasOperation_t::{CUBLAS_OP_N, CUBLAS_OP_T};
+        self.set(attribute, if yes { CUBLAS_OP_T } else { CUBLAS_OP_N })
+    }
+
+    fn scale_mode(&self, attribute: Attribute, scale: Scale) -> Result<(), CudaFailure> {
+        use sys::cublasLtMatmulMatrixScale_t as Mode;
+        match scale {
+            // One scale is what cuBLASLt takes unless told otherwise, also where it knows no other.
+            Scale::None | Scale::Whole => Ok(()),
+            Scale::Lines128 => self.set(attribute, Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F),
+            Scale::Tiles128 => self.set(attribute, Mode::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F),
+        }
+    }
+
+    fn pointer(&self, attribute: Attribute, address: DeviceAddress) -> Result<(), CudaFailure> {
+        self.set(attribute, address.number())
+    }
+
+    fn set<T: Copy>(&self, attribute: Attribute, value: T) -> Result<(), CudaFailure> {
+        // SAFETY: the description lives; `value` is of the attribute's type and is copied before the call returns.
+        unsafe {
+            result::set_matmul_desc_attribute(self.0, attribute, (&raw const value).cast(), size_of::<T>())
+        }
+        .map_err(CudaFailure::products("cublasLtMatmulDescSetAttribute"))
+    }
+}
+
+impl Drop for Description {
+    fn drop(&mut self) {
+        // SAFETY: made once in `new`, destroyed once here.
+        let _ = unsafe { result::destroy_matmul_desc(self.0) };
+    }
+}
+
+/// The shape of one matrix in memory.
+#[derive(Debug)]
+struct Layout(sys::cublasLtMatrixLayout_t);
+
+impl Layout {
+    fn new(element: Element, rows: usize, cols: usize, pitch: usize) -> Result<Self, CudaFailure> {
+        let pitch = i64::try_from(pitch)
+            .map_err(|_| CudaFailure::Refused(format!("a matrix of {pitch} elements a line is too large")))?;
+        result::create_matrix_layout(element.cuda(), rows as u64, cols as u64, pitch)
+            .map(Self)
+            .map_err(CudaFailure::products("cublasLtMatrixLayoutCreate"))
+    }
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: made once in `new`, destroyed once here.
+        let _ = unsafe { result::destroy_matrix_layout(self.0) };
+    }
+}
+
+/// What an algorithm is looked for under.
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: made once in `choose`, destroyed once here.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}
+
+/// The algorithm cuBLASLt holds fastest, and its workspace.
+fn choose(
+    blas: &Blas,
+    spec: &ProductSpec,
+    description: &Description,
+    [a, b, d]: [&Layout; 3],
+) -> Result<(sys::cublasLtMatmulAlgo_t, usize), CudaFailure> {
+    let preference = result::create_matmul_pref()
+        .map(Preference)
+        .map_err(CudaFailure::products("cublasLtMatmulPreferenceCreate"))?;
+    let bytes = blas.workspace.bytes();
+    let limit = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+    // SAFETY: the preference lives; the value is a size, as the attribute wants, and is copied.
+    unsafe {
+        result::set_matmul_pref_attribute(preference.0, limit, (&raw const bytes).cast(), size_of::<usize>())
+    }
+    .map_err(CudaFailure::products("cublasLtMatmulPreferenceSetAttribute"))?;
+    let mut found = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed();
+    let mut count = 0;
+    // SAFETY: all objects live; there is room for the one result that is asked for.
+    let status = unsafe {
+        sys::cublasLtMatmulAlgoGetHeuristic(
+            blas.handle,
+            description.0,
+            a.0,
+            b.0,
+            d.0,
+            d.0,
+            preference.0,
+            1,
+            found.as_mut_ptr(),
+            &raw mut count,
+        )
+    };
+    let nothing = || {
+        CudaFailure::Refused(format!(
+            "cuBLASLt has no product of {spec} on a GPU of compute capability {} ({status:?}); update cuBLAS, change the shape, or compute in bf16",
+            blas.capability()
+        ))
+    };
+    if count < 1 || status.result().is_err() {
+        return Err(nothing());
+    }
+    // SAFETY: cuBLASLt wrote one result; before, it was zeros, which are a value of every field.
+    let found = unsafe { found.assume_init() };
+    if found.state.result().is_err() || found.workspaceSize > bytes {
+        return Err(nothing());
+    }
+    Ok((found.algo, found.workspaceSize))
+}

@@ -1,0 +1,179 @@
+//! Activations into FP8 operands of a product: `kernels/activation.cu`.
+//!
+//! Law: an [`ActivationQuantizer`] is made once and prepares launches by value, without tables: it allocates
+//! nothing, so a closure may use it in every step.
+
+use std::ffi::CStr;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::super::address::DeviceAddress;
+use super::super::failure::CudaFailure;
+use super::check::{element_aligned, narrow, present};
+use super::launch::{KernelLaunch, THREADS};
+use super::module::{Function, Kernels};
+use super::source::Family;
+use crate::format::{Format, Fp8Element, Fp8Tile, ScaleRule, Shape};
+
+/// A bf16 matrix that is to be an operand of products.
+///
+/// For FP8 in 1×128 blocks `scale` and `columnwise_scale` are the scale planes that
+/// [`Format::planes`] gives for the matrix and for its transpose. For FP8 with one scale, `scale` is one f32,
+/// written, and `columnwise_scale` the word [`ActivationQuantizer::amax`] filled, read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ActivationOperand {
+    /// Rows, the tokens, and columns, a multiple of 16.
+    pub shape: Shape,
+    /// bf16 `[rows, cols]`.
+    pub values: DeviceAddress,
+    /// Codes `[rows, cols]`, written; null if they are not wanted.
+    pub data: DeviceAddress,
+    /// Decode scales; see above.
+    pub scale: DeviceAddress,
+    /// Codes of the transpose, `[cols, rows rounded up to 16]`, written, zeros behind the last row; null if they
+    /// are not wanted.
+    pub columnwise_data: DeviceAddress,
+    /// Decode scales of the transpose; see above.
+    pub columnwise_scale: DeviceAddress,
+}
+
+/// `ActivationArguments` of the kernels.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Arguments {
+    values: DeviceAddress,
+    data: DeviceAddress,
+    turned: DeviceAddress,
+    scale: DeviceAddress,
+    turned_scale: DeviceAddress,
+    rows: u32,
+    cols: u32,
+    pitch: u32,
+    power_of_two: u32,
+    epsilon: f32,
+    reserved: u32,
+}
+const _: () = assert!(size_of::<Arguments>() == 64);
+
+/// `AMAX_TILE` of the kernels.
+const AMAX_TILE: usize = 16384;
+/// `SIDE` of the kernels.
+const SIDE: usize = 128;
+/// What columns must be a multiple of.
+const COLUMNS: usize = 16;
+
+/// Quantizes activations into one format.
+#[derive(Clone, Debug)]
+pub struct ActivationQuantizer {
+    cast: Function,
+    amax: Option<Function>,
+    power_of_two: bool,
+    epsilon: f32,
+}
+
+impl Kernels {
+    /// The quantizer for activations in `format`: FP8 in 1×128 blocks, or with one scale.
+    ///
+    /// # Errors
+    /// [`CudaFailure::Refused`] for another format.
+    pub fn activation_quantizer(&self, format: Format) -> Result<ActivationQuantizer, CudaFailure> {
+        let (name, scale, epsilon, whole): (&CStr, _, _, _) = match format {
+            Format::Fp8Block(block) if block.tile == Fp8Tile::Row1x128 => {
+                let name = match block.element {
+                    Fp8Element::E4m3 => c"activation_e4m3_row128",
+                    Fp8Element::E5m2 => c"activation_e5m2_row128",
+                };
+                (name, block.scale, block.epsilon, false)
+            }
+            Format::Fp8Tensor(tensor) => {
+                let name = match tensor.element {
+                    Fp8Element::E4m3 => c"activation_e4m3_tensor",
+                    Fp8Element::E5m2 => c"activation_e5m2_tensor",
+                };
+                (name, tensor.scale, tensor.epsilon, true)
+            }
+            _ => {
+                return Err(CudaFailure::Refused(format!(
+                    "activations are quantized to FP8 in 1×128 blocks or with one scale, not to {format}"
+                )));
+            }
+        };
+        let amax = if whole { Some(self.function(Family::Activation, c"activation_amax")?) } else { None };
+        Ok(ActivationQuantizer {
+            cast: self.function(Family::Activation, name)?,
+            amax,
+            power_of_two: scale == ScaleRule::PowerOfTwo,
+            epsilon: epsilon.value(),
+        })
+    }
+}
+
+impl ActivationQuantizer {
+    /// Does one scale hold for the whole matrix, so that [`ActivationQuantizer::amax`] runs before the cast?
+    #[must_use]
+    pub const fn needs_amax(&self) -> bool {
+        self.amax.is_some()
+    }
+
+    /// Raises the word at `columnwise_scale` to the amax of the matrix; the word holds zero before.
+    ///
+    /// # Errors
+    /// [`CudaFailure::Refused`] where blocks have scales of their own, and as [`ActivationQuantizer::cast`].
+    pub fn amax(&self, operand: &ActivationOperand) -> Result<KernelLaunch, CudaFailure> {
+        let Some(amax) = &self.amax else {
+            return Err(CudaFailure::Refused("blocks have amaxes of their own; cast at once".to_owned()));
+        };
+        let arguments = self.arguments(operand)?;
+        let blocks = narrow("blocks", operand.shape.elements().div_ceil(AMAX_TILE))?;
+        Ok(KernelLaunch::new(amax.clone(), blocks, THREADS, arguments, None))
+    }
+
+    /// Codes and scales of the matrix, of its transpose, or of both.
+    ///
+    /// # Errors
+    /// [`CudaFailure::Refused`] for columns that are no multiple of 16, an address that is missing or misaligned.
+    pub fn cast(&self, operand: &ActivationOperand) -> Result<KernelLaunch, CudaFailure> {
+        let arguments = self.arguments(operand)?;
+        let tiles = operand.shape.rows.div_ceil(SIDE).saturating_mul(operand.shape.cols.div_ceil(SIDE));
+        Ok(KernelLaunch::new(self.cast.clone(), narrow("tiles", tiles)?, THREADS, arguments, None))
+    }
+
+    fn arguments(&self, operand: &ActivationOperand) -> Result<Arguments, CudaFailure> {
+        let ActivationOperand { shape, values, data, scale, columnwise_data, columnwise_scale } = *operand;
+        if !shape.cols.is_multiple_of(COLUMNS) {
+            return Err(CudaFailure::Refused(format!(
+                "activations of {shape} are not quantized to FP8: columns must be a multiple of {COLUMNS}; pad the features"
+            )));
+        }
+        present("the activations", values)?;
+        for (what, address, bytes) in [
+            ("the activations", values, 16),
+            ("rowwise codes", data, 16),
+            ("columnwise codes", columnwise_data, 16),
+            ("scales", scale, 4),
+            ("columnwise scales", columnwise_scale, 4),
+        ] {
+            element_aligned(what, address, bytes)?;
+        }
+        let whole = self.needs_amax();
+        if whole || data != DeviceAddress::NULL {
+            present("the scales", scale)?;
+        }
+        if whole || columnwise_data != DeviceAddress::NULL {
+            present("the columnwise scales", columnwise_scale)?;
+        }
+        Ok(Arguments {
+            values,
+            data,
+            turned: columnwise_data,
+            scale,
+            turned_scale: columnwise_scale,
+            rows: narrow("rows", shape.rows)?,
+            cols: narrow("columns", shape.cols)?,
+            pitch: narrow("rows", shape.rows.next_multiple_of(16))?,
+            power_of_two: u32::from(self.power_of_two),
+            epsilon: self.epsilon,
+            reserved: 0,
+        })
+    }
+}

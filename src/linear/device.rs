@@ -1,0 +1,33 @@
+//! One GPU, for the products of one rank's closure.
+
+use std::rc::Rc;
+
+use super::error::LinearError;
+use crate::backend::cuda::gemm::Blas;
+use crate::backend::cuda::{ComputeCapability, DeviceOrdinal};
+
+/// cuBLASLt on one GPU, with a workspace that all layers made from it share.
+///
+/// It serves one lane: what its layers enqueue must run in order, as the calls of a closure do. It belongs to
+/// the thread it was opened on.
+#[derive(Clone, Debug)]
+pub struct Device {
+    pub(super) blas: Rc<Blas>,
+}
+
+impl Device {
+    /// Opens the GPU and makes its primary context current on this thread: for the factory of a closure, which
+    /// knows which GPU a rank has.
+    ///
+    /// # Errors
+    /// [`LinearError::Cuda`] without driver, NVRTC, cuBLASLt or such a device.
+    pub fn open(ordinal: DeviceOrdinal) -> Result<Self, LinearError> {
+        Ok(Self { blas: Rc::new(Blas::open(ordinal)?) })
+    }
+
+    /// What the GPU can do.
+    #[must_use]
+    pub fn capability(&self) -> ComputeCapability {
+        self.blas.capability()
+    }
+}

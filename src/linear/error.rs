@@ -1,0 +1,98 @@
+//! Why a product cannot be computed.
+
+use crate::backend::cuda::{ComputeCapability, CudaFailure};
+use crate::compute::ComputeError;
+use crate::format::{ElementType, Format, Orientation, Shape};
+
+/// Why a layer cannot be made, or a product not be enqueued.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LinearError {
+    /// A CUDA library refused.
+    #[error(transparent)]
+    Cuda(#[from] CudaFailure),
+    /// The GPU has no products of this format, or this room does not make use of them.
+    #[error(
+        "no products of {format} on a GPU of compute capability {capability} ({needs}); declare the weight's uses as Form::DenseBf16 and compute by Recipe::Bf16"
+    )]
+    Unsupported {
+        /// Format of the weight.
+        format: Format,
+        /// The GPU's generation.
+        capability: ComputeCapability,
+        /// What they need.
+        needs: &'static str,
+    },
+    /// A dimension that the products of a recipe do not take.
+    #[error(
+        "{what} are {size}, and products of {recipe} need a multiple of {multiple}; pad them, or compute by Recipe::Bf16"
+    )]
+    Dimension {
+        /// Which dimension.
+        what: &'static str,
+        /// What it is.
+        size: usize,
+        /// What it must be a multiple of.
+        multiple: usize,
+        /// The recipe's name.
+        recipe: String,
+    },
+    /// No tokens, inputs or outputs.
+    #[error(
+        "a linear layer of {tokens} tokens and a weight of {weight} has nothing to compute; give it at least one of each"
+    )]
+    Empty {
+        /// Rows of the activations.
+        tokens: usize,
+        /// The weight's shape.
+        weight: Shape,
+    },
+    /// Results come in f32 or bf16.
+    #[error("results are f32 or bf16, not {element:?}")]
+    Result {
+        /// The element type asked for.
+        element: ElementType,
+    },
+    /// The data gradient of a recipe reads another orientation.
+    #[error(
+        "the data gradient of {recipe} reads the weight {expected}, not {actual}; use Recipe::dgrad_orientation"
+    )]
+    DataGradient {
+        /// The recipe's name.
+        recipe: String,
+        /// What it reads.
+        expected: Orientation,
+        /// What was asked for.
+        actual: Orientation,
+    },
+    /// A weight that is not what the layer was made for.
+    #[error(
+        "the weight is {actual}, and this product reads {expected}; declare that use, or make a layer for this weight"
+    )]
+    Weight {
+        /// What the product reads.
+        expected: String,
+        /// What it was given.
+        actual: String,
+    },
+    /// An operand of another size.
+    #[error("{what} has {actual} elements of {element:?}, and {expected} of {wanted:?} are needed")]
+    Operand {
+        /// Which operand.
+        what: &'static str,
+        /// Its elements.
+        actual: usize,
+        /// Its element type.
+        element: ElementType,
+        /// Elements needed.
+        expected: usize,
+        /// Element type needed.
+        wanted: ElementType,
+    },
+}
+
+impl From<LinearError> for ComputeError {
+    fn from(error: LinearError) -> Self {
+        Self::closure(error)
+    }
+}

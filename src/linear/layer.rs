@@ -1,0 +1,259 @@
+//! The products of one shape.
+
+use half::bf16;
+
+use super::device::Device;
+use super::error::LinearError;
+use super::recipe::Recipe;
+use super::shapes;
+use super::weight::Weight;
+use crate::backend::cuda::gemm::{Activation, Lent, LentMut, Product, Scaled};
+use crate::backend::cuda::{CudaHandles, DeviceSlice, DeviceSliceMut};
+use crate::format::{Directions, ElementType, Fp8Element, Orientation, Shape};
+
+/// What a layer computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinearSpec {
+    /// In what numbers.
+    pub recipe: Recipe,
+    /// Rows of x, y, dx and dy.
+    pub tokens: usize,
+    /// `[outputs, inputs]`.
+    pub weight: Shape,
+    /// Element type of y and dx, f32 or bf16.
+    pub output: ElementType,
+    /// In which orientation dx reads the weight.
+    pub dgrad: Orientation,
+    /// What dy is quantized to in FP8; x is always E4M3. cuBLASLt multiplies no E5M2 by E5M2.
+    pub gradients: Fp8Element,
+}
+
+impl LinearSpec {
+    /// Results in bf16, dx from [`Recipe::dgrad_orientation`], gradients in E4M3.
+    #[must_use]
+    pub const fn new(recipe: Recipe, tokens: usize, weight: Shape) -> Self {
+        let (output, dgrad) = (ElementType::Bf16, recipe.dgrad_orientation());
+        Self { recipe, tokens, weight, output, dgrad, gradients: Fp8Element::E4m3 }
+    }
+}
+
+/// Where y or dx goes.
+#[derive(Debug)]
+pub enum Output<'a> {
+    /// Rounded to bf16, nearest even.
+    Bf16(DeviceSliceMut<'a, bf16>),
+    /// As it was summed.
+    F32(DeviceSliceMut<'a, f32>),
+}
+
+impl<'a> From<DeviceSliceMut<'a, bf16>> for Output<'a> {
+    fn from(slice: DeviceSliceMut<'a, bf16>) -> Self {
+        Self::Bf16(slice)
+    }
+}
+
+impl<'a> From<DeviceSliceMut<'a, f32>> for Output<'a> {
+    fn from(slice: DeviceSliceMut<'a, f32>) -> Self {
+        Self::F32(slice)
+    }
+}
+
+impl<'a> Output<'a> {
+    /// The memory, if it is `expected` elements of `wanted`.
+    fn lent(
+        self,
+        what: &'static str,
+        expected: usize,
+        wanted: ElementType,
+    ) -> Result<LentMut<'a>, LinearError> {
+        let (actual, element, lent): (usize, ElementType, LentMut<'a>) = match self {
+            Self::Bf16(slice) => (slice.len(), ElementType::Bf16, slice.into()),
+            Self::F32(slice) => (slice.len(), ElementType::F32, slice.into()),
+        };
+        if (actual, element) == (expected, wanted) {
+            return Ok(lent);
+        }
+        Err(LinearError::Operand { what, actual, element, expected, wanted })
+    }
+}
+
+/// The operands of both gradients of a layer.
+#[derive(Debug)]
+pub struct Backward<'a, 'w> {
+    /// Gradient of y, `[tokens, outputs]`.
+    pub dy: DeviceSlice<'a, bf16>,
+    /// The weight, in the orientation of [`LinearSpec::dgrad`].
+    pub weight: &'w Weight<'a>,
+    /// x of the forward pass, `[tokens, inputs]`.
+    pub x: DeviceSlice<'a, bf16>,
+    /// Gradient of x, `[tokens, inputs]`, overwritten.
+    pub dx: Output<'a>,
+    /// Gradient of the weight, `[outputs, inputs]`, overwritten: what
+    /// [`ComputeContext::gradient`](crate::compute::ComputeContext::gradient) lends.
+    pub dw: DeviceSliceMut<'a, f32>,
+}
+
+/// The products of one shape, and the memory they quantize activations in.
+///
+/// One value serves every weight of the shape and every call of a lane. In FP8 it owns codes and scales of x and of dy,
+/// along rows and columns: about `2 · tokens · (inputs + outputs)` bytes.
+#[derive(Debug)]
+pub struct Linear {
+    spec: LinearSpec,
+    forward: Product,
+    dgrad: Product,
+    wgrad: Product,
+    /// x and dy, where they are quantized.
+    activations: Option<(Activation, Activation)>,
+}
+
+impl Linear {
+    /// Chooses the algorithms of the three products and reserves memory.
+    ///
+    /// # Errors
+    /// [`LinearError::Unsupported`] for a GPU without such products, [`LinearError::Dimension`] for a shape they do not
+    /// take, [`LinearError::Cuda`] when cuBLASLt has none or memory is short.
+    pub fn new(device: &Device, spec: LinearSpec) -> Result<Self, LinearError> {
+        shapes::check(&spec)?;
+        if let Some(format) = spec.recipe.weight_format() {
+            Recipe::native(format, device.capability())?;
+        }
+        let LinearSpec { recipe, tokens, weight, .. } = spec;
+        let blas = &device.blas;
+        let activation = |element, features| match recipe.activation_format(element) {
+            None => Ok(None),
+            Some(format) => Activation::new(blas, format, Shape::new(tokens, features)).map(Some),
+        };
+        let of_x = activation(Fp8Element::E4m3, weight.cols)?;
+        let of_dy = activation(spec.gradients, weight.rows)?;
+        Ok(Self {
+            spec,
+            forward: Product::new(blas, shapes::forward(&spec)?)?,
+            dgrad: Product::new(blas, shapes::dgrad(&spec)?)?,
+            wgrad: Product::new(blas, shapes::wgrad(&spec))?,
+            activations: of_x.zip(of_dy),
+        })
+    }
+
+    /// What the layer computes.
+    #[must_use]
+    pub const fn spec(&self) -> &LinearSpec {
+        &self.spec
+    }
+
+    /// y = x Wᵀ: x `[tokens, inputs]`, the weight rowwise, y `[tokens, outputs]`.
+    ///
+    /// # Errors
+    /// [`LinearError::Weight`] and [`LinearError::Operand`] before anything is enqueued; [`LinearError::Cuda`].
+    pub fn forward<'a>(
+        &mut self,
+        handles: &CudaHandles,
+        x: DeviceSlice<'a, bf16>,
+        weight: &Weight<'a>,
+        y: impl Into<Output<'a>>,
+    ) -> Result<(), LinearError> {
+        let LinearSpec { tokens, weight: Shape { rows, cols }, output, .. } = self.spec;
+        let x = operand("x", x, tokens * cols)?;
+        let weight = weight.factor(&self.spec, Orientation::Rowwise)?;
+        let y = y.into().lent("y", tokens * rows, output)?;
+        let x = match &mut self.activations {
+            None => plain(x),
+            Some((activation, _)) => {
+                activation.enqueue(handles, x, Directions::Rowwise)?;
+                activation.rowwise()
+            }
+        };
+        Ok(self.forward.enqueue(handles, weight, x, y)?)
+    }
+
+    /// dx = dy W: dy `[tokens, outputs]`, the weight in the orientation of [`LinearSpec::dgrad`], dx
+    /// `[tokens, inputs]`.
+    ///
+    /// # Errors
+    /// As [`Linear::forward`].
+    pub fn dgrad<'a>(
+        &mut self,
+        handles: &CudaHandles,
+        dy: DeviceSlice<'a, bf16>,
+        weight: &Weight<'a>,
+        dx: impl Into<Output<'a>>,
+    ) -> Result<(), LinearError> {
+        let LinearSpec { tokens, weight: Shape { rows, cols }, output, dgrad, .. } = self.spec;
+        let dy = operand("dy", dy, tokens * rows)?;
+        let weight = weight.factor(&self.spec, dgrad)?;
+        let dx = dx.into().lent("dx", tokens * cols, output)?;
+        let dy = match &mut self.activations {
+            None => plain(dy),
+            Some((_, activation)) => {
+                activation.enqueue(handles, dy, Directions::Rowwise)?;
+                activation.rowwise()
+            }
+        };
+        Ok(self.dgrad.enqueue(handles, weight, dy, dx)?)
+    }
+
+    /// dW = dyᵀ x: dy `[tokens, outputs]`, x `[tokens, inputs]`, dW f32 `[outputs, inputs]`.
+    ///
+    /// # Errors
+    /// As [`Linear::forward`].
+    pub fn wgrad<'a>(
+        &mut self,
+        handles: &CudaHandles,
+        dy: DeviceSlice<'a, bf16>,
+        x: DeviceSlice<'a, bf16>,
+        dw: DeviceSliceMut<'a, f32>,
+    ) -> Result<(), LinearError> {
+        let LinearSpec { tokens, weight: Shape { rows, cols }, .. } = self.spec;
+        let (dy, x) = (operand("dy", dy, tokens * rows)?, operand("x", x, tokens * cols)?);
+        let dw = Output::F32(dw).lent("dW", rows * cols, ElementType::F32)?;
+        let (x, dy) = match &mut self.activations {
+            None => (plain(x), plain(dy)),
+            Some((of_x, of_dy)) => {
+                of_dy.enqueue(handles, dy, Directions::Columnwise)?;
+                of_x.enqueue(handles, x, Directions::Columnwise)?;
+                (of_x.columnwise(), of_dy.columnwise())
+            }
+        };
+        Ok(self.wgrad.enqueue(handles, x, dy, dw)?)
+    }
+
+    /// Both gradients. In FP8 dy is read once, for the codes of both directions.
+    ///
+    /// # Errors
+    /// As [`Linear::forward`].
+    pub fn backward(&mut self, handles: &CudaHandles, operands: Backward<'_, '_>) -> Result<(), LinearError> {
+        let LinearSpec { tokens, weight: Shape { rows, cols }, output, dgrad, .. } = self.spec;
+        let Backward { dy, weight, x, dx, dw } = operands;
+        let (dy, x) = (operand("dy", dy, tokens * rows)?, operand("x", x, tokens * cols)?);
+        let weight = weight.factor(&self.spec, dgrad)?;
+        let dx = dx.lent("dx", tokens * cols, output)?;
+        let dw = Output::F32(dw).lent("dW", rows * cols, ElementType::F32)?;
+        let (rowwise, x, columnwise) = match &mut self.activations {
+            None => (plain(dy), plain(x), plain(dy)),
+            Some((of_x, of_dy)) => {
+                of_dy.enqueue(handles, dy, Directions::Both)?;
+                of_x.enqueue(handles, x, Directions::Columnwise)?;
+                (of_dy.rowwise(), of_x.columnwise(), of_dy.columnwise())
+            }
+        };
+        self.dgrad.enqueue(handles, weight, rowwise, dx)?;
+        Ok(self.wgrad.enqueue(handles, x, columnwise, dw)?)
+    }
+}
+
+fn operand<'a>(
+    what: &'static str,
+    slice: DeviceSlice<'a, bf16>,
+    expected: usize,
+) -> Result<Lent<'a>, LinearError> {
+    if slice.len() == expected {
+        return Ok(slice.into());
+    }
+    let (actual, element, wanted) = (slice.len(), ElementType::Bf16, ElementType::Bf16);
+    Err(LinearError::Operand { what, actual, element, expected, wanted })
+}
+
+/// A factor without scales.
+const fn plain(values: Lent<'_>) -> Scaled<'_> {
+    Scaled { values, scale: None }
+}

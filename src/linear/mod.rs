@@ -1,0 +1,29 @@
+//! A linear layer for closures on GPUs: y = x Wᵀ, and its gradients dx = dy W and dW = dyᵀ x.
+//!
+//! Laws:
+//! - **LI-1** whatever a layer needs is made when the layer is: algorithms, workspace, scratch. A product enqueues on the
+//!   stream of its call, allocates nothing and waits for nothing; so a step can be recorded.
+//! - **LI-2** the algorithm of a shape is chosen once: the same operands give the same bits in every step.
+//! - **LI-3** sums are taken in f32, whatever the operands and the result are.
+//! - **LI-4** nothing falls back silently. A GPU without products of a format is a [`LinearError`] that says what to
+//!   declare instead; an operand of another shape or format is one before anything is enqueued.
+//!
+//! A [`Recipe`] says in what numbers the products are computed and in which form a call must declare the weight. A
+//! [`Device`] is one GPU for one lane, opened in the closure's factory; a [`Linear`] holds the products of one shape,
+//! for all weights of that shape; a [`Weight`] is what the call's context shows of one.
+//!
+//! Activations are bf16 `[tokens, features]`, row-major. Weights are `[outputs, inputs]`. Biases, activation
+//! functions and products of several weights at a time are deliberately absent.
+
+mod device;
+mod error;
+mod layer;
+mod recipe;
+mod shapes;
+mod weight;
+
+pub use device::Device;
+pub use error::LinearError;
+pub use layer::{Backward, Linear, LinearSpec, Output};
+pub use recipe::Recipe;
+pub use weight::Weight;

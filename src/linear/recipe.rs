@@ -1,0 +1,107 @@
+//! In what numbers the products of a layer are computed.
+
+use std::fmt;
+
+use super::error::LinearError;
+use crate::backend::cuda::ComputeCapability;
+use crate::format::{Format, Fp8Block, Fp8Element, Fp8Tensor, Fp8Tile, Orientation};
+use crate::model::Form;
+
+/// In what numbers the products of a layer are computed, and so how a call declares its weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Recipe {
+    /// bf16 by bf16. Weights of any format, dequantized into a planned bf16 slot; those in bf16 are read as they lie.
+    Bf16,
+    /// FP8 by FP8 with one scale each. Activations and their gradients take scale rule and epsilon of the weight, with
+    /// an amax of their own, found when they are quantized. From compute capability 8.9 on.
+    Fp8Tensor(Fp8Tensor),
+    /// FP8 activations in 1×128 blocks by weights in 128×128 blocks; the weight's gradient from 1×128 blocks by
+    /// 1×128 blocks. Activations take scale rule and epsilon of the weight. Compute capability 9.0 only.
+    Fp8Block(Fp8Block),
+}
+
+impl Recipe {
+    /// Products of weights in their own format.
+    ///
+    /// # Errors
+    /// [`LinearError::Unsupported`] for a GPU without such products; NVFP4 and MXFP8 weights are not yet multiplied
+    /// as they are anywhere.
+    pub fn native(format: Format, capability: ComputeCapability) -> Result<Self, LinearError> {
+        let unsupported = |needs| LinearError::Unsupported { format, capability, needs };
+        match format {
+            Format::Bf16 => Ok(Self::Bf16),
+            Format::Fp8Tensor(tensor) if capability >= ComputeCapability::new(8, 9) => {
+                Ok(Self::Fp8Tensor(tensor))
+            }
+            Format::Fp8Tensor(_) => Err(unsupported("8.9 or newer is needed")),
+            Format::Fp8Block(block) if block.tile == Fp8Tile::Tile128x128 => {
+                match capability == ComputeCapability::new(9, 0) {
+                    true => Ok(Self::Fp8Block(block)),
+                    false => {
+                        Err(unsupported("9.0 is needed, where scales of 128×128 blocks are the hardware's"))
+                    }
+                }
+            }
+            Format::Fp8Block(_) => Err(unsupported("1×128 blocks are for activations")),
+            Format::F32 => Err(unsupported("f32 products are not this layer's")),
+            Format::Nvfp4(_) | Format::Mxfp8 => Err(unsupported("this version multiplies it in bf16")),
+        }
+    }
+
+    /// [`Recipe::native`] where there is one, [`Recipe::Bf16`] where not.
+    #[must_use]
+    pub fn best_for(format: Format, capability: ComputeCapability) -> Self {
+        Self::native(format, capability).unwrap_or(Self::Bf16)
+    }
+
+    /// In what form a call declares the weight.
+    #[must_use]
+    pub const fn form(self) -> Form {
+        match self {
+            Self::Bf16 => Form::DenseBf16,
+            Self::Fp8Tensor(_) | Self::Fp8Block(_) => Form::Planes,
+        }
+    }
+
+    /// In which orientation the data gradient reads the weight. FP8 products contract along neighbours, so they need
+    /// columnwise planes; bf16 ones take the rowwise values too, which saves the transposition.
+    #[must_use]
+    pub const fn dgrad_orientation(self) -> Orientation {
+        match self {
+            Self::Bf16 => Orientation::Rowwise,
+            Self::Fp8Tensor(_) | Self::Fp8Block(_) => Orientation::Columnwise,
+        }
+    }
+
+    /// The format of a weight whose planes are read; `None` where values are.
+    #[must_use]
+    pub const fn weight_format(self) -> Option<Format> {
+        match self {
+            Self::Bf16 => None,
+            Self::Fp8Tensor(tensor) => Some(Format::Fp8Tensor(tensor)),
+            Self::Fp8Block(block) => Some(Format::Fp8Block(block)),
+        }
+    }
+
+    /// The format activations or their gradients are quantized to, in `element`; `None` where they stay in bf16.
+    #[must_use]
+    pub const fn activation_format(self, element: Fp8Element) -> Option<Format> {
+        match self {
+            Self::Bf16 => None,
+            Self::Fp8Tensor(tensor) => Some(Format::Fp8Tensor(Fp8Tensor { element, ..tensor })),
+            Self::Fp8Block(block) => {
+                Some(Format::Fp8Block(Fp8Block { tile: Fp8Tile::Row1x128, element, ..block }))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Recipe {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.weight_format() {
+            None => formatter.write_str("bf16"),
+            Some(format) => write!(formatter, "{format}"),
+        }
+    }
+}

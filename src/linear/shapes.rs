@@ -1,0 +1,135 @@
+//! The three products of a layer as cuBLASLt knows them.
+//!
+//! A row-major matrix is its transpose, column by column. So each product is written for the transposed result:
+//! yᵀ = W xᵀ, dxᵀ = Wᵀ dyᵀ, dWᵀ = xᵀ dy. FP8 factors lie along the contraction: rowwise codes in y, columnwise planes
+//! of the weight in dx, columnwise codes in dW, whose lines are padded with zeros to a multiple of 16 tokens.
+
+use super::error::LinearError;
+use super::layer::LinearSpec;
+use super::recipe::Recipe;
+use crate::backend::cuda::gemm::{Activation, Element, Factor, ProductSpec, Scale};
+use crate::format::{ElementType, Fp8Element, Orientation, Shape};
+
+/// What the factors of a layer are made of.
+#[derive(Clone, Copy)]
+struct Factors {
+    weight: (Element, Scale),
+    x: (Element, Scale),
+    dy: (Element, Scale),
+    /// Must the contraction run along neighbours?
+    along: bool,
+}
+
+impl Factors {
+    const fn of(spec: &LinearSpec) -> Self {
+        let (weight, of_weight, of_activation) = match spec.recipe {
+            Recipe::Bf16 => {
+                let plain = (Element::Bf16, Scale::None);
+                return Self { weight: plain, x: plain, dy: plain, along: false };
+            }
+            Recipe::Fp8Tensor(tensor) => (tensor.element, Scale::Whole, Scale::Whole),
+            Recipe::Fp8Block(block) => (block.element, Scale::Tiles128, Scale::Lines128),
+        };
+        Self {
+            weight: (fp8(weight), of_weight),
+            x: (Element::E4m3, of_activation),
+            dy: (fp8(spec.gradients), of_activation),
+            along: true,
+        }
+    }
+}
+
+/// A factor whose contraction runs along neighbours, or across them.
+const fn factor((element, scale): (Element, Scale), contiguous: bool, pitch: usize) -> Factor {
+    Factor { element, contiguous, pitch, scale }
+}
+
+const fn fp8(element: Fp8Element) -> Element {
+    match element {
+        Fp8Element::E4m3 => Element::E4m3,
+        Fp8Element::E5m2 => Element::E5m2,
+    }
+}
+
+fn result(element: ElementType) -> Result<Element, LinearError> {
+    match element {
+        ElementType::F32 => Ok(Element::F32),
+        ElementType::Bf16 => Ok(Element::Bf16),
+        ElementType::U8 => Err(LinearError::Result { element }),
+    }
+}
+
+/// Refuses what no product of the recipe takes.
+pub(super) fn check(spec: &LinearSpec) -> Result<(), LinearError> {
+    let LinearSpec { recipe, tokens, weight, .. } = *spec;
+    if tokens == 0 || weight.elements() == 0 {
+        return Err(LinearError::Empty { tokens, weight });
+    }
+    // FP8 wants lines of 16 bytes. Scales of 1×128 blocks lie token by token, four at a time.
+    let (features, of_tokens) = match recipe {
+        Recipe::Bf16 => (1, 1),
+        Recipe::Fp8Tensor(_) => (16, 1),
+        Recipe::Fp8Block(_) => (16, 4),
+    };
+    let dimensions = [
+        ("tokens", tokens, of_tokens),
+        ("outputs", weight.rows, features),
+        ("inputs", weight.cols, features),
+    ];
+    for (what, size, multiple) in dimensions {
+        if !size.is_multiple_of(multiple) {
+            return Err(LinearError::Dimension { what, size, multiple, recipe: recipe.to_string() });
+        }
+    }
+    let columnwise_only = recipe != Recipe::Bf16;
+    if columnwise_only && spec.dgrad == Orientation::Rowwise {
+        return Err(LinearError::DataGradient {
+            recipe: recipe.to_string(),
+            expected: recipe.dgrad_orientation(),
+            actual: spec.dgrad,
+        });
+    }
+    Ok(())
+}
+
+/// yᵀ `[outputs, tokens]` = W · xᵀ.
+pub(super) fn forward(spec: &LinearSpec) -> Result<ProductSpec, LinearError> {
+    let (factors, Shape { rows: outputs, cols: inputs }) = (Factors::of(spec), spec.weight);
+    Ok(ProductSpec {
+        rows: outputs,
+        cols: spec.tokens,
+        inner: inputs,
+        a: factor(factors.weight, true, inputs),
+        b: factor(factors.x, true, inputs),
+        d: result(spec.output)?,
+    })
+}
+
+/// dxᵀ `[inputs, tokens]` = Wᵀ · dyᵀ.
+pub(super) fn dgrad(spec: &LinearSpec) -> Result<ProductSpec, LinearError> {
+    let (factors, Shape { rows: outputs, cols: inputs }) = (Factors::of(spec), spec.weight);
+    let a = match spec.dgrad {
+        Orientation::Columnwise => factor(factors.weight, true, outputs),
+        Orientation::Rowwise => factor(factors.weight, false, inputs),
+    };
+    Ok(ProductSpec {
+        rows: inputs,
+        cols: spec.tokens,
+        inner: outputs,
+        a,
+        b: factor(factors.dy, true, outputs),
+        d: result(spec.output)?,
+    })
+}
+
+/// dWᵀ `[inputs, outputs]` = xᵀ · dy, in f32.
+pub(super) fn wgrad(spec: &LinearSpec) -> ProductSpec {
+    let (factors, Shape { rows: outputs, cols: inputs }) = (Factors::of(spec), spec.weight);
+    let (inner, a, b) = if factors.along {
+        let pitch = Activation::turned_pitch(Shape::new(spec.tokens, inputs));
+        (pitch, factor(factors.x, true, pitch), factor(factors.dy, true, pitch))
+    } else {
+        (spec.tokens, factor(factors.x, false, inputs), factor(factors.dy, false, outputs))
+    };
+    ProductSpec { rows: inputs, cols: outputs, inner, a, b, d: Element::F32 }
+}

@@ -1,0 +1,91 @@
+//! Arguments, help texts and exit codes of `warpweft`.
+//!
+//! Law: what the program says goes to standard output, what it complains about to standard error. It exits with 0
+//! when it did what it was asked, 1 when it could not, 2 when it was asked wrongly, 130 when it was interrupted.
+
+mod quantize;
+mod schedule;
+
+use std::ffi::OsString;
+use std::io::{self, ErrorKind, Write};
+use std::process::ExitCode;
+use std::sync::atomic::AtomicBool;
+
+use clap::{Parser, Subcommand};
+
+use self::quantize::Quantize;
+use self::schedule::{Plan, Simulate, Trace, Tune};
+use super::{ScheduleError, ToolError, describe_formats};
+
+/// Quantizes checkpoints into the formats that warpweft trains in, bit for bit; plans and simulates training steps.
+#[derive(Debug, Parser)]
+#[command(name = "warpweft", version, max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Quantize(Quantize),
+    /// Explains the formats: element, block, scale, bytes per element, purpose
+    Formats,
+    Plan(Plan),
+    Simulate(Simulate),
+    Tune(Tune),
+    Trace(Trace),
+}
+
+/// Runs the program. `arguments` begin with its name; `stop` ends it at the next piece of a tensor, and may be set at
+/// any time.
+pub fn run(arguments: impl IntoIterator<Item = OsString>, stop: &AtomicBool) -> ExitCode {
+    let arguments = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Help and version too come this way; there is nobody to tell that printing failed.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    let said = match arguments.command {
+        Command::Formats => Ok(describe_formats()),
+        Command::Quantize(quantize) => {
+            quantize.run(stop).map(|report| report.to_string()).map_err(Failure::from)
+        }
+        Command::Plan(plan) => plan.run().map_err(Failure::from),
+        Command::Simulate(simulate) => simulate.run().map_err(Failure::from),
+        Command::Tune(tune) => tune.run().map_err(Failure::from),
+        Command::Trace(trace) => trace.run().map_err(Failure::from),
+    };
+    match said {
+        Ok(text) => print(&text),
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "error: {error}");
+            ExitCode::from(if matches!(error, Failure::Checkpoint(ToolError::Interrupted)) { 130 } else { 1 })
+        }
+    }
+}
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Checkpoint(#[from] ToolError),
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+}
+
+/// Prints what was asked for. Whoever stops reading has read enough.
+fn print(text: &str) -> ExitCode {
+    let mut output = io::stdout().lock();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            let _ = writeln!(io::stderr(), "error: cannot write to standard output: {error}");
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,266 @@
+//! Arguments of `warpweft plan`, `simulate`, `tune` and `trace`.
+//!
+//! Law: arguments are turned into options here and used elsewhere. No file is replaced without `--force`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::super::{
+    ModelOptions, Outputs, PlanView, ScheduleError, SimulateOptions, TuneOptions, plan_model, show_trace,
+    simulate_model, tune_model,
+};
+use crate::config::{ByteSize, Prefetch};
+
+/// Plans one training step of a decoder and says what it needs: tasks, memory, bytes on the wire
+///
+/// MODEL.toml declares the decoder by its sizes:
+///
+///   name = "8b"              what it is called
+///   layers = 32              blocks of attention and MLP
+///   hidden = 4096            width of the residual stream
+///   ffn = 14336              width of gate and up, each
+///   heads = 32               query heads
+///   kv_heads = 8             key and value heads; as many as heads when left out
+///   vocabulary = 128256      rows of embedding and head
+///   tokens = 8192            tokens of one rank in one micro-batch
+///   micro_batches = 4        micro-batches of a step; 1 when left out
+///   sequence = 8192          tokens that attend to each other; all of them when left out
+///   math = "fp8"             what products are computed in: f32, bf16, fp8, fp4
+///   format = "nvfp4_2d"      format of the blocks' matrices; `warpweft formats` explains them
+///   embedding_format = "bf16"  that of embedding and head; bf16 when left out
+///   experts = 64             experts of every MLP, each of width ffn; 1 when left out
+///   experts_per_token = 6    experts that a token passes through; 1 when left out
+///   tied = true              the head is the embedding; false when left out
+///   replays = 1              how often the last block runs again; 0 when left out
+///
+/// Each block is four calls (qkv, attention, up, down), forward and backward. Rules that give single weights
+/// another format, and everything else that can be chosen, are in the configuration (--config).
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment, after_long_help = PLAN_EXAMPLES)]
+pub(super) struct Plan {
+    #[command(flatten)]
+    model: ModelArguments,
+
+    /// Ranks that the weights are sharded over
+    #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    ranks: u32,
+
+    /// Print every task in issue order: lane, bytes received, what it waits for
+    #[arg(long, conflicts_with_all = ["dot", "why"])]
+    tasks: bool,
+
+    /// Print the plan as Graphviz source; render it with `dot -Tsvg`
+    #[arg(long, conflicts_with = "why")]
+    dot: bool,
+
+    /// Explain why a task stands where it stands: its number, or part of its name such as "all-gather of head.weight"
+    #[arg(long, value_name = "TASK")]
+    why: Option<String>,
+
+    /// Say what a step is expected to take on a machine, and what no schedule could beat: a preset or a file
+    #[arg(long, value_name = "PRESET|FILE")]
+    cluster: Option<String>,
+}
+
+/// Runs training steps of a decoder in virtual time, on a cluster that need not exist
+///
+/// The plan is the one a session would run, issued by the same actors with the same messages; only time and
+/// memory are counted instead of spent. MODEL.toml is as for `warpweft plan --help`. The cluster is a preset
+///
+///   h200x4        one host of four H200, bytes pulled by copy engines; measured
+///   h100x8-ib     hosts of eight H100, one InfiniBand port per GPU
+///   gb200-nvl72   racks of 72 GB200 in one NVLink domain
+///
+/// or a file like them (src/cluster/presets shows every key, and where its number comes from).
+///
+/// step      mean time of a step on the slowest rank, after one step that is not counted
+/// exposed   a collective runs and the compute lane runs nothing, as a share of the step
+/// skew      a collective waits for its last rank; needs jitter or stragglers in the cluster
+/// idle      neither computes nor communicates: the optimizer, casts, launches
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment, after_long_help = SIMULATE_EXAMPLES)]
+pub(super) struct Simulate {
+    #[command(flatten)]
+    model: ModelArguments,
+
+    /// A preset or a file
+    #[arg(long, value_name = "PRESET|FILE")]
+    cluster: String,
+
+    /// Ranks that the weights are sharded over; node after node
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    ranks: u32,
+
+    /// Steps to take the mean of; they differ where the cluster has jitter
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    steps: u32,
+
+    /// Write rank 0's last step as a chrome trace, for Perfetto
+    #[arg(long, value_name = "OUT.json")]
+    trace: Option<PathBuf>,
+
+    /// Draw rank 0's last step
+    #[arg(long, value_name = "OUT.svg")]
+    picture: Option<PathBuf>,
+
+    /// Replace files that exist
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ModelArguments {
+    /// The decoder, declared by its sizes
+    #[arg(value_name = "MODEL.toml")]
+    model: PathBuf,
+
+    /// The configuration to plan with; the environment (WARPWEFT_…) is read as well
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Uses ahead of which a gather may start, over the configuration's policy; 0 is on demand
+    #[arg(long, value_name = "D", group = "prefetch", value_parser = clap::value_parser!(u32).range(0..=64))]
+    depth: Option<u32>,
+
+    /// Gathered planes in flight, over the configuration's policy
+    #[arg(long, value_name = "SIZE", group = "prefetch")]
+    bytes: Option<ByteSize>,
+
+    /// Let the planner choose by what tasks take, over the configuration's policy
+    #[arg(long, group = "prefetch")]
+    auto: bool,
+
+    /// Most transient bytes per rank, over the configuration's memory.budget
+    #[arg(long, value_name = "SIZE")]
+    budget: Option<ByteSize>,
+}
+
+/// Finds the prefetch policy that is fastest on a machine, within a budget of memory
+///
+/// Two things are done, in virtual time. A sweep simulates depths and bytes in flight, and says of each what a step takes, how much
+/// of it is exposed communication, and what memory it needs. Then the tuner runs as it would on a real machine: it tries policies for a
+/// few steps each, plans anew by what was measured, keeps the fastest that fits the budget, and says why. What it ends with
+/// is printed as a configuration.
+///
+/// MODEL.toml is as for `warpweft plan --help`, the cluster as for `warpweft simulate --help`.
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment, after_long_help = TUNE_EXAMPLES)]
+pub(super) struct Tune {
+    #[command(flatten)]
+    model: ModelArguments,
+
+    /// A preset or a file
+    #[arg(long, value_name = "PRESET|FILE")]
+    cluster: String,
+
+    /// Ranks that the weights are sharded over; node after node
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    ranks: u32,
+
+    /// Draw step time against memory, with the choice marked
+    #[arg(long, value_name = "OUT.svg")]
+    picture: Option<PathBuf>,
+
+    /// Replace a file that exists
+    #[arg(long, requires = "picture")]
+    force: bool,
+}
+
+/// Sums up a trace that warpweft wrote, and draws one step of it
+///
+/// Traces come from `warpweft simulate --trace`, from sessions with `trace.enabled`, and from the example
+/// `train --trace`. The summary says per rank where step time went, and per lane how busy it was; the picture has a
+/// row per lane, with exposed communication shaded.
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub(super) struct Trace {
+    /// The trace
+    #[arg(value_name = "TRACE.json")]
+    trace: PathBuf,
+
+    /// Draw a step
+    #[arg(long, value_name = "OUT.svg")]
+    picture: Option<PathBuf>,
+
+    /// The step to draw, by its number in the session; the first of the trace when left out
+    #[arg(long, value_name = "N", requires = "picture")]
+    step: Option<u64>,
+
+    /// Replace a file that exists
+    #[arg(long, requires = "picture")]
+    force: bool,
+}
+
+pub(super) const PLAN_EXAMPLES: &str = "\
+Examples:
+  What an 8B decoder needs on 64 ranks:
+    warpweft plan 8b.toml --ranks 64
+
+  The order of everything, and the picture of it:
+    warpweft plan 8b.toml --tasks
+    warpweft plan 8b.toml --dot > plan.dot";
+
+pub(super) const TUNE_EXAMPLES: &str = "\
+Examples:
+  What is fastest on 64 GPUs in 20 GiB of transient memory:
+    warpweft tune 8b.toml --cluster h100x8-ib --ranks 64 --budget 20GiB --picture tune.svg";
+
+pub(super) const SIMULATE_EXAMPLES: &str = "\
+Examples:
+  What prefetching gains:
+    warpweft simulate 8b.toml --cluster h200x4 --ranks 4 --depth 0
+    warpweft simulate 8b.toml --cluster h200x4 --ranks 4 --depth 2 --picture depth2.svg
+
+  Four thousand ranks of a cluster of your own:
+    warpweft simulate 8b.toml --cluster ours.toml --ranks 4096 --trace step.json";
+
+impl ModelArguments {
+    fn options(self) -> ModelOptions {
+        let Self { model, config, depth, bytes, auto, budget } = self;
+        let prefetch = depth.map(Prefetch::depth).or_else(|| bytes.map(Prefetch::bytes));
+        ModelOptions { model, config, prefetch: prefetch.or_else(|| auto.then(Prefetch::auto)), budget }
+    }
+}
+
+impl Plan {
+    pub(super) fn run(self) -> Result<String, ScheduleError> {
+        let view = match (self.tasks, self.dot, self.why) {
+            (.., Some(task)) => PlanView::Why(task),
+            (_, true, None) => PlanView::Dot,
+            (true, false, None) => PlanView::Tasks,
+            (false, false, None) => PlanView::Totals,
+        };
+        plan_model(&self.model.options(), self.cluster.as_deref(), self.ranks, &view)
+    }
+}
+
+impl Simulate {
+    pub(super) fn run(self) -> Result<String, ScheduleError> {
+        simulate_model(&SimulateOptions {
+            model: self.model.options(),
+            cluster: self.cluster,
+            ranks: self.ranks,
+            steps: self.steps,
+            outputs: Outputs { trace: self.trace, picture: self.picture, replace: self.force },
+        })
+    }
+}
+
+impl Tune {
+    pub(super) fn run(self) -> Result<String, ScheduleError> {
+        tune_model(&TuneOptions {
+            model: self.model.options(),
+            cluster: self.cluster,
+            ranks: self.ranks,
+            outputs: Outputs { trace: None, picture: self.picture, replace: self.force },
+        })
+    }
+}
+
+impl Trace {
+    pub(super) fn run(self) -> Result<String, ScheduleError> {
+        let outputs = Outputs { trace: None, picture: self.picture, replace: self.force };
+        show_trace(&self.trace, &outputs, self.step)
+    }
+}

@@ -1,0 +1,87 @@
+//! What the command line takes and what it refuses.
+
+use clap::CommandFactory;
+
+use super::quantize::EXAMPLES;
+use super::schedule::{PLAN_EXAMPLES, SIMULATE_EXAMPLES, TUNE_EXAMPLES};
+use super::*;
+use crate::tool::formats;
+
+fn parse(line: &str) -> Result<Arguments, clap::Error> {
+    Arguments::try_parse_from(line.split(' '))
+}
+
+#[test]
+fn the_arguments_are_consistent() {
+    Arguments::command().debug_assert();
+}
+
+#[test]
+fn the_help_of_quantize_explains_every_format_it_takes() {
+    let help = parse("warpweft quantize --help").unwrap_err().to_string();
+    for name in formats::quantizing_names().split(", ") {
+        assert!(help.contains(name), "{name}: {help}");
+    }
+    assert!(help.contains("X.columnwise_scale") && help.contains("Examples:"), "{help}");
+}
+
+#[test]
+fn the_examples_of_the_help_parse() {
+    let all = [EXAMPLES, PLAN_EXAMPLES, SIMULATE_EXAMPLES, TUNE_EXAMPLES].join("\n");
+    let examples: Vec<&str> =
+        all.lines().map(str::trim).filter(|line| line.starts_with("warpweft ")).collect();
+    assert_eq!(examples.len(), 11);
+    for example in examples {
+        let typed = example.replace('\'', "");
+        let typed = typed.split(" > ").next().unwrap();
+        parse(typed).unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+#[test]
+fn the_help_of_simulate_names_every_preset() {
+    let help = parse("warpweft simulate --help").unwrap_err().to_string();
+    for (name, _) in crate::cluster::PRESETS {
+        assert!(help.contains(name), "{name}: {help}");
+    }
+    let help = parse("warpweft plan --help").unwrap_err().to_string();
+    for rule in <crate::model::Decoder as crate::config::Declared>::RULES {
+        assert!(help.contains(&format!("\n  {} = ", rule.key)), "{}: {help}", rule.key);
+    }
+}
+
+#[test]
+fn what_makes_no_sense_together_is_refused() {
+    for (line, complaint) in [
+        ("warpweft quantize in out", "--format <FORMAT>"),
+        ("warpweft quantize --format nvfp4 --dequantize in out", "cannot be used with"),
+        ("warpweft quantize --dequantize --only x in out", "cannot be used with"),
+        ("warpweft quantize --format fp3 in out", "choose one of nvfp4_2d, "),
+        ("warpweft quantize --format bf16 in out", "bf16 does not quantize; choose one of nvfp4_2d, "),
+        ("warpweft quantize --format fp8_tensor_e4m3_eps-1 in out", "epsilon -1"),
+        ("warpweft quantize --format nvfp4 --shards 0 in out", "0 is not in 1..=1024"),
+        ("warpweft quantize --format nvfp4 in", "OUT.safetensors"),
+        ("warpweft plan m.toml --dot --tasks", "cannot be used with"),
+        ("warpweft simulate m.toml --ranks 4", "--cluster"),
+        ("warpweft simulate m.toml --cluster h200x4 --ranks 0", "0 is not in 1..=1000000"),
+        ("warpweft simulate m.toml --cluster h200x4 --ranks 4 --depth 65", "65 is not in 0..=64"),
+        ("warpweft trace t.json --step 3", "--picture"),
+        ("warpweft plan m.toml --depth 2 --auto", "cannot be used with"),
+        ("warpweft plan m.toml --bytes 2gigs", "the unit is unknown"),
+        ("warpweft plan m.toml --why 3 --dot", "cannot be used with"),
+        ("warpweft tune m.toml --cluster h200x4", "--ranks"),
+    ] {
+        let message = parse(line).unwrap_err().to_string();
+        assert!(message.contains(complaint), "{line}: {message}");
+    }
+}
+
+#[test]
+fn a_repeated_pattern_adds_to_the_selection() {
+    let Command::Quantize(quantize) =
+        parse("warpweft quantize --format nvfp4 --only a* --only b in out").unwrap().command
+    else {
+        panic!("another command");
+    };
+    assert_eq!(quantize.only, ["a*", "b"]);
+}

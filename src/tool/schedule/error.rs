@@ -1,0 +1,85 @@
+//! Why a schedule could not be shown.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::config::ConfigError;
+use crate::model::DeclareError;
+use crate::session::SessionError;
+use crate::trace::TraceError;
+
+/// Why a plan, simulation or trace could not be shown.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ScheduleError {
+    /// A file declares what cannot be.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The sizes of a model do not go together with its formats.
+    #[error("`{}`: {source}", path.display())]
+    Model {
+        /// The model's file.
+        path: PathBuf,
+        /// What is refused.
+        source: Box<DeclareError>,
+    },
+    /// No cluster of that name.
+    #[error("`{name}` is neither a file nor a preset; the presets are {presets}")]
+    NoCluster {
+        /// What was asked for.
+        name: String,
+        /// The presets there are.
+        presets: String,
+    },
+    /// The plan or the simulation was refused.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// The trace is not one of ours.
+    #[error("`{}`: {source}", path.display())]
+    Trace {
+        /// The trace, or the file that should become one.
+        path: PathBuf,
+        /// What is wrong.
+        source: TraceError,
+    },
+    /// The trace has no such step.
+    #[error("`{}` has no step {step}; it has {has}", path.display())]
+    NoStep {
+        /// The trace.
+        path: PathBuf,
+        /// The step asked for.
+        step: u64,
+        /// The steps there are.
+        has: String,
+    },
+    /// The file system refused.
+    #[error("cannot {action} `{}`: {source}", path.display())]
+    File {
+        /// What was attempted.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file is there that nobody said may be replaced.
+    #[error("`{}` exists; remove it, name another file, or replace it with --force", path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// No task of that name or number.
+    #[error(
+        "no task of the plan is `{wanted}`; `warpweft plan --tasks` lists their numbers, ops and subjects"
+    )]
+    NoTask {
+        /// What was asked for.
+        wanted: String,
+    },
+    /// Nothing that was tried could be run.
+    #[error("no policy can be run: {reason}")]
+    NothingRuns {
+        /// Why the last one could not.
+        reason: String,
+    },
+}

@@ -1,0 +1,188 @@
+//! Plans, simulations and traces, for people.
+//!
+//! Law: nothing is planned or timed here. The plan is the session's, the times are the simulator's or the plan's forecast, the summary is the
+//! trace room's; this folder reads files, lays out numbers and writes files.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `text` | a plan and a simulation in words |
+//! | `outputs` | files that are written, and when they may be replaced |
+//! | `tune` | a sweep of policies, and the tuner on a simulated machine |
+//! | `error` | why a schedule could not be shown |
+
+mod error;
+mod outputs;
+mod text;
+mod tune;
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+pub use error::ScheduleError;
+pub use outputs::Outputs;
+pub use tune::{TuneOptions, tune_model};
+
+use self::outputs::refused;
+use self::text::{forecast, outcome, totals};
+use super::text::duration;
+use crate::cluster::{Cluster, PRESETS, named};
+use crate::config::{ByteSize, Config, Declared, Prefetch};
+use crate::model::{Decoder, StepProgram};
+use crate::session::{Session, costs_of, plan_program, plan_program_on};
+use crate::trace::{Summary, read_trace};
+
+/// How much of a plan is shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PlanView {
+    /// Tasks by op, bytes by kind.
+    Totals,
+    /// Every task.
+    Tasks,
+    /// Graphviz source.
+    Dot,
+    /// Why a task stands where it stands: its number, or part of its description.
+    Why(String),
+}
+
+/// Which model, and how it is planned.
+#[derive(Clone, Debug)]
+pub struct ModelOptions {
+    /// The decoder's file.
+    pub model: PathBuf,
+    /// The configuration's, if any.
+    pub config: Option<PathBuf>,
+    /// In place of the configuration's `prefetch`.
+    pub prefetch: Option<Prefetch>,
+    /// In place of the configuration's `memory.budget`.
+    pub budget: Option<ByteSize>,
+}
+
+/// What to simulate, and what to write.
+#[derive(Clone, Debug)]
+pub struct SimulateOptions {
+    /// Which model, and how it is planned.
+    pub model: ModelOptions,
+    /// A preset, or a file.
+    pub cluster: String,
+    /// Number of ranks.
+    pub ranks: u32,
+    /// Steps to take the mean of.
+    pub steps: u32,
+    /// What is written.
+    pub outputs: Outputs,
+}
+
+/// A model read and declared.
+struct Declaration {
+    decoder: Decoder,
+    program: StepProgram,
+    config: Config,
+}
+
+/// Plans one step of a decoder, and says what the plan is, and what it is expected to take on a cluster if one is named.
+///
+/// # Errors
+/// [`ScheduleError`]: files that declare what cannot be, a plan that does not fit its budget, a task that is not there.
+pub fn plan_model(
+    model: &ModelOptions,
+    cluster_name: Option<&str>,
+    ranks: u32,
+    view: &PlanView,
+) -> Result<String, ScheduleError> {
+    let Declaration { program, config, .. } = declare(model)?;
+    let (plan, costs) = match cluster_name {
+        None => (plan_program(&program, &config, ranks)?, None),
+        Some(name) => {
+            let cluster = cluster(name)?;
+            let plan = plan_program_on(&program, &config, &cluster, ranks)?;
+            (plan, Some(costs_of(&config, &cluster, ranks)?))
+        }
+    };
+    Ok(match view {
+        PlanView::Totals => {
+            let expected = costs.map_or_else(String::new, |costs| forecast(&plan.forecast(&costs)));
+            let notes = plan.notes.iter().map(|note| format!("note: {note}\n"));
+            totals(&plan)
+                + &format!("{:<13} {}\n", "prefetch", config.prefetch)
+                + &expected
+                + &notes.collect::<String>()
+        }
+        PlanView::Tasks => plan.to_string(),
+        PlanView::Dot => plan.to_dot(),
+        PlanView::Why(wanted) => {
+            let found = plan.find_tasks(wanted);
+            if found.is_empty() {
+                return Err(ScheduleError::NoTask { wanted: wanted.clone() });
+            }
+            let reasons = found.into_iter().map(|task| plan.why(task, costs.as_ref()));
+            reasons.collect::<Vec<_>>().join("\n")
+        }
+    })
+}
+
+/// Simulates steps of a decoder, and says what they came to.
+///
+/// # Errors
+/// As [`plan_model`]; a cluster that does not exist or is too small; files that exist or cannot be written.
+pub fn simulate_model(options: &SimulateOptions) -> Result<String, ScheduleError> {
+    options.outputs.check()?;
+    let Declaration { decoder, program, config } = declare(&options.model)?;
+    let cluster = cluster(&options.cluster)?;
+    let simulation = Session::simulate(&program, &config, &cluster, options.ranks, options.steps)?;
+    options.outputs.write_trace(&simulation.timeline)?;
+    let (step, exposed) = (duration(simulation.step), 100.0 * simulation.exposure.fraction());
+    let (name, device, prefetch) = (&decoder.name, &simulation.device, &config.prefetch);
+    let title = format!("{name}, {device}, {prefetch}: {step} a step, {exposed:.1} % exposed");
+    options.outputs.draw(&simulation.timeline, title)?;
+    Ok(outcome(&decoder, &cluster, &config, &simulation))
+}
+
+/// Sums up a trace; draws one of its steps if a picture is asked for.
+///
+/// # Errors
+/// [`ScheduleError::File`], [`ScheduleError::Exists`], [`ScheduleError::Trace`], [`ScheduleError::NoStep`].
+pub fn show_trace(trace: &Path, outputs: &Outputs, step: Option<u64>) -> Result<String, ScheduleError> {
+    outputs.check()?;
+    let file = File::open(trace).map_err(refused("read", trace))?;
+    let wrong = |source| ScheduleError::Trace { path: trace.to_owned(), source };
+    let read = read_trace(BufReader::new(file)).map_err(wrong)?;
+    let summary = Summary { host: read.host, ..Summary::of(&read.timeline) };
+    if outputs.picture.is_some() {
+        let mut timeline = read.timeline;
+        let mut steps: Vec<u64> = timeline.slices.iter().map(|slice| slice.step).collect();
+        steps.sort_unstable();
+        steps.dedup();
+        let step = step.or_else(|| steps.first().copied()).unwrap_or(0);
+        if !steps.contains(&step) {
+            let has = steps.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+            let has = if has.is_empty() { "none".to_owned() } else { has };
+            return Err(ScheduleError::NoStep { path: trace.to_owned(), step, has });
+        }
+        timeline.slices.retain(|slice| slice.step == step);
+        timeline.arrows.clear();
+        let name = trace.file_name().unwrap_or_default().to_string_lossy();
+        outputs.draw(&timeline, format!("Step {step} of {name}"))?;
+    }
+    Ok(summary.to_string())
+}
+
+fn declare(options: &ModelOptions) -> Result<Declaration, ScheduleError> {
+    let mut config = Config::load(options.config.as_deref())?;
+    if let Some(prefetch) = &options.prefetch {
+        config.prefetch = Prefetch { cluster: config.prefetch.cluster, ..prefetch.clone() };
+    }
+    config.memory.budget = options.budget.or(config.memory.budget);
+    let path = &options.model;
+    let decoder = Decoder::load(path)?;
+    let wrong = |source| ScheduleError::Model { path: path.clone(), source: Box::new(source) };
+    let model = config.apply_weight_rules(&decoder.model().map_err(wrong)?)?;
+    let program = decoder.program(&model).map_err(wrong)?;
+    Ok(Declaration { decoder, program, config })
+}
+
+fn cluster(name: &str) -> Result<Cluster, ScheduleError> {
+    let presets = || PRESETS.map(|(name, _)| name).join(", ");
+    let missing = || ScheduleError::NoCluster { name: name.to_owned(), presets: presets() };
+    Ok(named(name).ok_or_else(missing)??)
+}

@@ -1,0 +1,61 @@
+//! Files that a schedule is written to.
+//!
+//! Law: names that are taken are refused before anything is computed, unless they may be replaced.
+
+use std::fs::File;
+use std::io::{self, BufWriter};
+use std::path::{Path, PathBuf};
+
+use super::ScheduleError;
+use crate::trace::{Timeline, TimelinePicture, write_trace};
+
+/// Width of pictures, pixels.
+const WIDTH: u32 = 1400;
+
+/// What to write where.
+#[derive(Clone, Debug, Default)]
+pub struct Outputs {
+    /// Where a chrome trace goes.
+    pub trace: Option<PathBuf>,
+    /// Where a picture goes.
+    pub picture: Option<PathBuf>,
+    /// May files that exist be replaced?
+    pub replace: bool,
+}
+
+impl Outputs {
+    /// Refuses names that are taken.
+    pub(super) fn check(&self) -> Result<(), ScheduleError> {
+        let mut wanted = self.trace.iter().chain(&self.picture);
+        match wanted.find(|path| path.exists()).filter(|_| !self.replace) {
+            None => Ok(()),
+            Some(path) => Err(ScheduleError::Exists { path: path.clone() }),
+        }
+    }
+
+    /// Writes the trace, if one is wanted.
+    pub(super) fn write_trace(&self, timeline: &Timeline) -> Result<(), ScheduleError> {
+        let Some(path) = &self.trace else { return Ok(()) };
+        let file = File::create(path).map_err(refused("write", path))?;
+        let written = write_trace(timeline, None, BufWriter::new(file));
+        written.map(drop).map_err(|source| ScheduleError::Trace { path: path.clone(), source })
+    }
+
+    /// Draws a timeline, if a picture is wanted.
+    pub(super) fn draw(&self, timeline: &Timeline, title: String) -> Result<(), ScheduleError> {
+        let Some(path) = &self.picture else { return Ok(()) };
+        let drawn = TimelinePicture { title, width: WIDTH, window: None }.render(timeline);
+        let drawn = drawn.map_err(|source| ScheduleError::Trace { path: path.clone(), source })?;
+        self.write_picture(&drawn)
+    }
+
+    /// Writes a finished picture, if one is wanted.
+    pub(super) fn write_picture(&self, drawn: &str) -> Result<(), ScheduleError> {
+        let Some(path) = &self.picture else { return Ok(()) };
+        std::fs::write(path, drawn).map_err(refused("write", path))
+    }
+}
+
+pub(super) fn refused(action: &'static str, path: &Path) -> impl Fn(io::Error) -> ScheduleError {
+    move |source| ScheduleError::File { action, path: path.to_owned(), source }
+}

@@ -1,0 +1,133 @@
+//! A plan and a simulation in words.
+//!
+//! Law: numbers are laid out here and made elsewhere.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::super::text::{Align, Table, bytes, duration};
+use crate::cluster::Cluster;
+use crate::config::Config;
+use crate::model::Decoder;
+use crate::plan::{Forecast, StepPlan};
+use crate::session::Simulation;
+
+pub(super) fn size(count: usize) -> String {
+    bytes(count as u64)
+}
+
+pub(super) fn totals(plan: &StepPlan) -> String {
+    let mut ops: BTreeMap<(String, &str), (usize, usize)> = BTreeMap::new();
+    for task in &plan.tasks {
+        let lane = plan.lanes.get(task.lane.index()).map_or_else(String::new, |lane| lane.kind.to_string());
+        let (tasks, wire) = ops.entry((lane, task.op.name())).or_default();
+        *tasks += 1;
+        *wire = wire.saturating_add(task.wire_bytes);
+    }
+    let mut table = Table::new([
+        ("lane", Align::Left),
+        ("op", Align::Left),
+        ("tasks", Align::Right),
+        ("received", Align::Right),
+    ]);
+    for ((lane, op), (tasks, wire)) in ops {
+        let wire = if wire == 0 { String::new() } else { size(wire) };
+        table.row([lane, op.to_owned(), tasks.to_string(), wire]);
+    }
+    let bounds = &plan.bounds;
+    let collectives = plan.tasks.iter().filter(|task| task.collective.is_some()).count();
+    let fences: usize = plan.tasks.iter().map(|task| task.waits.len()).sum();
+    let mut text = table.to_string();
+    let over = bounds.transient_bytes as f64 / bounds.live_bytes.max(1) as f64;
+    let rows = [
+        ("tasks", format!("{}, of which {collectives} collectives; {fences} fences", plan.tasks.len())),
+        ("arena", format!("{} per rank", size(plan.arena.bytes()))),
+        ("  resident", format!("{}: optimizer state, shards, staging", size(bounds.resident_bytes))),
+        ("  transient", format!("{}, {over:.3} times the bound below", size(bounds.transient_bytes))),
+        ("  live bound", format!("{} at {}", size(bounds.live_bytes), plan.describe(bounds.live_peak))),
+        ("wire", format!("{} received per rank and step", size(bounds.wire_bytes))),
+        ("fingerprint", format!("{:016x}, {} ranks", plan.fingerprint(), plan.weights.mesh.ranks())),
+    ];
+    text.push('\n');
+    for (name, value) in rows {
+        let _ = writeln!(text, "{name:<13} {value}");
+    }
+    text
+}
+
+pub(super) fn outcome(
+    decoder: &Decoder,
+    cluster: &Cluster,
+    config: &Config,
+    simulation: &Simulation,
+) -> String {
+    let Simulation { plan, step, exposure, busy, device, .. } = simulation;
+    let share = |part: crate::trace::Nanoseconds| format!("{:.1} %", 100.0 * part.fraction_of(exposure.step));
+    let rate = decoder.tokens as f64 / step.as_secs_f64();
+    let arena = plan.arena.bytes();
+    let of_gpu = 100.0 * arena as f64 / cluster.gpu.memory_bytes as f64;
+    let overlap =
+        exposure.overlap().map_or_else(String::new, |part| format!("; {:.1} % of it hidden", 100.0 * part));
+    let rows = [
+        ("model", format!("{}, {} tokens per rank, {}", decoder.name, decoder.tokens, config.prefetch)),
+        ("machine", device.clone()),
+        ("step", format!("{}; {rate:.0} tokens per second and GPU", duration(*step))),
+        ("  compute", share(exposure.compute)),
+        (
+            "  exposed",
+            format!("{} (communication {}{overlap})", share(exposure.exposed), share(exposure.communication)),
+        ),
+        ("  skew", share(exposure.skew)),
+        ("  idle", share(exposure.idle)),
+        (
+            "memory",
+            format!(
+                "{} per rank, {of_gpu:.1} % of the GPU's; {} of it transient",
+                size(arena),
+                size(plan.bounds.transient_bytes)
+            ),
+        ),
+        ("wire", format!("{} received per rank and step", size(plan.bounds.wire_bytes))),
+    ];
+    let mut text = String::new();
+    for (name, value) in rows {
+        let _ = writeln!(text, "{name:<10} {value}");
+    }
+    text.push('\n');
+    let mut table = Table::new([("lane", Align::Left), ("busy", Align::Right), ("share", Align::Right)]);
+    for (lane, time) in busy {
+        let busy = duration(std::time::Duration::from_nanos(time.count()));
+        table.row([lane.to_string(), busy, share(*time)]);
+    }
+    text + &table.to_string()
+}
+
+/// What a step is expected to take.
+pub(super) fn forecast(forecast: &Forecast) -> String {
+    let time = |nanoseconds: u64| duration(std::time::Duration::from_nanos(nanoseconds));
+    let late = forecast.gathers.iter().filter(|slack| slack.nanoseconds < 0).count();
+    let least = forecast.gathers.iter().map(|slack| slack.nanoseconds).min();
+    let least = least.map_or_else(
+        || "none".to_owned(),
+        |least| match least < 0 {
+            true => format!("least −{}", time(least.unsigned_abs())),
+            false => format!("least {}", time(least.unsigned_abs())),
+        },
+    );
+    let over = forecast.step as f64 / forecast.step_bound.max(1) as f64;
+    let rows = [
+        ("step", format!("{} expected, {over:.3} times the bound below", time(forecast.step))),
+        ("  bound", format!("{}: no schedule of these tasks takes less", time(forecast.step_bound))),
+        ("  compute", time(forecast.compute)),
+        (
+            "  exposed",
+            format!("{}; at least {} in any schedule", time(forecast.exposed), time(forecast.exposed_bound)),
+        ),
+        ("gathers", format!("{}, of which {late} hold a call up; slack {least}", forecast.gathers.len())),
+    ];
+    let mut text = String::new();
+    for (name, value) in rows {
+        let _ = writeln!(text, "{name:<13} {value}");
+    }
+    text
+}

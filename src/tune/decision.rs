@@ -1,0 +1,75 @@
+//! What was made of a trial, for people.
+//!
+//! Law: one line a trial, with what decided.
+
+use std::fmt;
+
+use super::Candidate;
+
+/// One trial and what was made of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// What was tried.
+    pub candidate: Candidate,
+    /// The median of its steps, nanoseconds, if it ran.
+    pub step: Option<u64>,
+    /// What was made of it.
+    pub verdict: Verdict,
+}
+
+/// What was made of a trial.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is the choice now.
+    Chosen {
+        /// Transient bytes of its plan.
+        bytes: usize,
+        /// The step time of the choice before, nanoseconds.
+        before: Option<u64>,
+    },
+    /// The choice stays: this was not faster by enough.
+    Kept {
+        /// Transient bytes of its plan.
+        bytes: usize,
+    },
+    /// It needs more memory than there may be.
+    OverBudget {
+        /// Transient bytes of its plan.
+        bytes: usize,
+        /// The most there may be.
+        budget: usize,
+    },
+    /// It could not be planned or run.
+    Refused {
+        /// Why.
+        reason: String,
+    },
+}
+
+impl fmt::Display for Candidate {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let by = if self.by_measurement { ", by what was measured" } else { "" };
+        write!(formatter, "{}{by}", self.prefetch)
+    }
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |nanoseconds: u64| nanoseconds as f64 / 1e6;
+        write!(formatter, "{}: ", self.candidate)?;
+        if let Some(step) = self.step {
+            write!(formatter, "{:.3} ms, ", ms(step))?;
+        }
+        match &self.verdict {
+            Verdict::Chosen { bytes, before: None } => write!(formatter, "{bytes} bytes: the first choice"),
+            Verdict::Chosen { bytes, before: Some(before) } => {
+                write!(formatter, "{bytes} bytes: chosen over {:.3} ms", ms(*before))
+            }
+            Verdict::Kept { bytes } => write!(formatter, "{bytes} bytes: not faster by enough"),
+            Verdict::OverBudget { bytes, budget } => {
+                write!(formatter, "{bytes} bytes: more than the budget of {budget}")
+            }
+            Verdict::Refused { reason } => write!(formatter, "refused: {reason}"),
+        }
+    }
+}

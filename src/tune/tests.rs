@@ -1,0 +1,95 @@
+//! The tuner, driven by made-up machines.
+
+use super::*;
+
+/// Runs a tuner to its end; `machine` gives step time and bytes of a policy.
+fn tune(mut tuner: Tuner, machine: impl Fn(Candidate) -> Outcome) -> Tuner {
+    while let Some(candidate) = tuner.next_trial() {
+        assert_eq!(tuner.next_trial(), Some(candidate), "asking twice changes nothing");
+        tuner.report(machine(candidate));
+    }
+    tuner
+}
+
+fn took(step: u64, bytes: usize) -> Outcome {
+    Outcome::Measured { steps: vec![step; 2], bytes }
+}
+
+fn by_depth(candidate: Candidate) -> Outcome {
+    match candidate.prefetch {
+        Prefetch::Depth(depth) => took(1000 - 100 * u64::from(depth.min(4)), 100 * depth as usize),
+        _ => took(900, 50),
+    }
+}
+
+#[test]
+fn the_fastest_measured_policy_is_kept_even_over_what_the_model_prefers() {
+    let tuner = tune(Tuner::new(Prefetch::Depth(1), Limits::default()), by_depth);
+    let choice = tuner.choice().unwrap();
+    assert_eq!((choice.candidate.prefetch, choice.step, choice.bytes), (Prefetch::Depth(4), 600, 400));
+}
+
+/// TU-2
+#[test]
+fn a_trial_over_the_budget_never_becomes_the_choice() {
+    let limits = Limits { budget: Some(250), ..Limits::default() };
+    let tuner = tune(Tuner::new(Prefetch::Depth(1), limits), by_depth);
+    assert_eq!(tuner.choice().unwrap().candidate.prefetch, Prefetch::Depth(2));
+    assert!(tuner.log().iter().any(|decision| matches!(decision.verdict, Verdict::OverBudget { .. })));
+    let none = tune(Tuner::new(Prefetch::Depth(1), Limits { budget: Some(1), ..limits }), by_depth);
+    assert_eq!(none.choice(), None);
+}
+
+/// TU-3
+#[test]
+fn no_more_steps_are_spent_than_there_are() {
+    for (steps, per_trial) in [(20, 2), (7, 3), (1, 2), (100, 5)] {
+        let limits = Limits { steps, per_trial, ..Limits::default() };
+        let ever_faster = |candidate: Candidate| {
+            let step = match candidate.prefetch {
+                Prefetch::Depth(depth) => 10_000 / (1 + u64::from(depth)),
+                _ => 20_000,
+            };
+            Outcome::Measured { steps: vec![step; candidate.steps as usize], bytes: 1 }
+        };
+        let tuner = tune(Tuner::new(Prefetch::Depth(0), limits), ever_faster);
+        let spent: u32 = tuner.log().iter().map(|decision| decision.candidate.steps).sum();
+        assert!(spent <= steps.min(MOST_STEPS), "{spent} of {steps}");
+    }
+}
+
+/// TU-4
+#[test]
+fn a_difference_within_the_hysteresis_changes_nothing() {
+    let noisy =
+        |candidate: Candidate| took(if candidate.prefetch == Prefetch::Depth(1) { 1000 } else { 991 }, 10);
+    let tuner = tune(Tuner::new(Prefetch::Depth(1), Limits::default()), noisy);
+    assert_eq!(tuner.choice().unwrap().candidate.prefetch, Prefetch::Depth(1));
+}
+
+#[test]
+fn a_policy_that_cannot_be_planned_is_logged_and_passed_over() {
+    let machine = |candidate: Candidate| match candidate.prefetch {
+        Prefetch::Auto => Outcome::Refused { reason: "no costs".into() },
+        _ => by_depth(candidate),
+    };
+    let tuner = tune(Tuner::new(Prefetch::Depth(1), Limits::default()), machine);
+    assert_eq!(tuner.choice().unwrap().candidate.prefetch, Prefetch::Depth(4));
+    let lines: Vec<String> = tuner.log().iter().map(Decision::to_string).collect();
+    assert!(lines.iter().any(|line| line == "prefetch.policy = \"auto\": refused: no costs"), "{lines:?}");
+    assert!(lines[0].contains("the first choice"), "{lines:?}");
+}
+
+#[test]
+fn after_another_choice_auto_is_planned_anew_by_what_was_measured_under_it() {
+    let tuner = tune(Tuner::new(Prefetch::Depth(1), Limits::default()), by_depth);
+    let last = tuner.log().last().unwrap();
+    assert!(last.candidate.by_measurement && last.candidate.prefetch == Prefetch::Auto, "{last}");
+}
+
+#[test]
+fn ranks_agree_on_the_median_of_what_they_measured() {
+    assert_eq!(agreed(&[vec![1, 9, 5], vec![3, 7, 5], vec![2, 8, 500]]), [2, 8, 5]);
+    assert_eq!(agreed(&[vec![1, 2], vec![7]]), [1, 2]);
+    assert_eq!((median(vec![]), median(vec![4, 1]), median(vec![9, 1, 5])), (None, Some(1), Some(5)));
+}

@@ -1,0 +1,192 @@
+//! A layer in the closure of a session: gathered planes, columnwise ones made on demand, dense slots, recorded steps.
+
+use half::bf16;
+use warpweft::backend::cuda::{CudaSurface, DeviceOrdinal};
+use warpweft::compute::{Compute, ComputeContext, ComputeError};
+use warpweft::config::{Capture, Config};
+use warpweft::format::{Directions, ElementType, Format, Fp8Element, Orientation, Shape, Via, quantize};
+use warpweft::id::{BufferId, RankId, WeightId};
+use warpweft::linear::{Backward, Device, Linear, LinearError, LinearSpec, Recipe, Weight};
+use warpweft::model::{Call, Model, Phase, StepProgram};
+use warpweft::op::Op;
+use warpweft::session::Session;
+
+use crate::gpu::Gpu;
+use crate::reference::{Matrix, assert_product, noise};
+
+const TOKENS: usize = 100;
+const WEIGHT: Shape = Shape::new(256, 384);
+
+fn initial() -> Vec<f32> {
+    noise(WEIGHT, 5).iter().map(|value| value * 0.02).collect()
+}
+
+/// bf16 operands of the step, the same on every rank.
+fn inputs() -> (Vec<bf16>, Vec<bf16>) {
+    let of =
+        |features, seed| noise(Shape::new(TOKENS, features), seed).into_iter().map(bf16::from_f32).collect();
+    (of(WEIGHT.cols, 7), of(WEIGHT.rows, 8))
+}
+
+#[derive(Clone, Copy)]
+struct Names {
+    weight: WeightId,
+    x: BufferId,
+    dy: BufferId,
+    y: BufferId,
+    dx: BufferId,
+}
+
+struct Closure {
+    names: Names,
+    /// A factory cannot refuse, a call can.
+    layer: Result<Linear, LinearError>,
+}
+
+impl Closure {
+    fn new(names: Names, recipe: Recipe, gpu: DeviceOrdinal) -> Self {
+        let spec = LinearSpec::new(recipe, TOKENS, WEIGHT);
+        Self { names, layer: Device::open(gpu).and_then(|device| Linear::new(&device, spec)) }
+    }
+}
+
+impl Compute<CudaSurface> for Closure {
+    fn run(&mut self, call: &Call, context: &ComputeContext<'_, CudaSurface>) -> Result<(), ComputeError> {
+        let Names { weight, x, dy, y, dx } = self.names;
+        let layer = self.layer.as_mut().map_err(|error| error.clone())?;
+        let LinearSpec { recipe, dgrad, .. } = *layer.spec();
+        let x = context.read::<bf16>(x)?;
+        if call.name == "forward" {
+            let weight = Weight::of(context, weight, Orientation::Rowwise, recipe.form())?;
+            return Ok(layer.forward(context.handles(), x, &weight, context.write::<bf16>(y)?)?);
+        }
+        let lent = Weight::of(context, weight, dgrad, recipe.form())?;
+        let operands = Backward {
+            dy: context.read::<bf16>(dy)?,
+            weight: &lent,
+            x,
+            dx: context.write::<bf16>(dx)?.into(),
+            dw: context.gradient(weight)?,
+        };
+        Ok(layer.backward(context.handles(), operands)?)
+    }
+}
+
+fn declare(format: Format, recipe: Recipe) -> (Names, StepProgram) {
+    let mut model = Model::builder();
+    let weight = model.sharded("w", WEIGHT.rows, WEIGHT.cols, format).unwrap();
+    let model = model.build();
+    let mut program = StepProgram::builder("train", &model);
+    let (into, out) = (TOKENS * WEIGHT.cols, TOKENS * WEIGHT.rows);
+    let names = Names {
+        weight,
+        x: program.input("x", into, ElementType::Bf16).unwrap(),
+        dy: program.input("dy", out, ElementType::Bf16).unwrap(),
+        y: program.output("y", out, ElementType::Bf16).unwrap(),
+        dx: program.output("dx", into, ElementType::Bf16).unwrap(),
+    };
+    let call = program.call("forward", Phase::Forward).uses(weight, Orientation::Rowwise, recipe.form());
+    call.reads(names.x).writes(names.y).add().unwrap();
+    let call =
+        program.call("backward", Phase::Backward).uses(weight, recipe.dgrad_orientation(), recipe.form());
+    call.gradient(weight).reads(names.x).reads(names.dy).writes(names.dx).add().unwrap();
+    (names, program.build_training().unwrap())
+}
+
+/// y, dx and dW of rank 0.
+type Found = (Vec<bf16>, Vec<bf16>, Vec<f32>);
+
+async fn run(format: Format, recipe: Recipe, capture: Capture, gpus: &[DeviceOrdinal]) -> Found {
+    let (names, program) = declare(format, recipe);
+    let mut config = Config { capture, ..Config::default() };
+    // Weights that stay as they are, and a first moment that is the gradient.
+    (config.optimizer.lr, config.optimizer.beta1) = (0.0, 0.0);
+    let devices = gpus.to_vec();
+    let factory = move |rank: RankId| Closure::new(names, recipe, devices[rank.index()]);
+    let initial = initial();
+    let mut session = Session::builder(config, factory)
+        .program(program)
+        .initialize(move |_, first_row, cols, rows| {
+            rows.copy_from_slice(&initial[first_row * cols..][..rows.len()]);
+        })
+        .start_cuda(gpus.to_vec())
+        .await
+        .unwrap();
+    let turns =
+        session.plan("train").unwrap().tasks.iter().any(|task| matches!(task.op, Op::Transpose { .. }));
+    let derived = recipe.form() == warpweft::model::Form::Planes;
+    assert_eq!(turns, derived, "columnwise planes are made where dx reads them");
+    let (x, dy) = inputs();
+    for rank in 0..gpus.len() as u32 {
+        session.write_input("train", RankId::new(rank), "x", &x).unwrap();
+        session.write_input("train", RankId::new(rank), "dy", &dy).unwrap();
+    }
+    let mut found: Option<Found> = None;
+    for step in 0..4 {
+        let report = session.step("train").await.unwrap();
+        let read = |name| report.output::<bf16>(RankId::new(0), name).unwrap();
+        let (y, dx) = (read("y"), read("dx"));
+        let dw = session.export().await.unwrap().weights[0].exp_avg.clone();
+        match &found {
+            None => found = Some((y, dx, dw)),
+            Some(first) => assert_eq!(*first, (y, dx, dw), "{format} {capture:?}: step {step}"),
+        }
+    }
+    session.close().await.unwrap();
+    found.unwrap()
+}
+
+fn widen(values: &[bf16]) -> Vec<f32> {
+    values.iter().map(|value| value.to_f32()).collect()
+}
+
+/// The matrix as it is multiplied along its lines.
+fn seen(recipe: Recipe, matrix: Matrix) -> Matrix {
+    let Some(format) = recipe.activation_format(Fp8Element::E4m3) else { return matrix };
+    let quantized = quantize(format, Directions::Rowwise, Via::None, matrix.shape, &matrix.values).unwrap();
+    Matrix::new(matrix.shape, quantized.dequantize(Orientation::Rowwise).unwrap())
+}
+
+fn check(format: Format, recipe: Recipe, (y, dx, dw): &Found) {
+    let (x, dy) = inputs();
+    let x = Matrix::new(Shape::new(TOKENS, WEIGHT.cols), widen(&x));
+    let dy = Matrix::new(Shape::new(TOKENS, WEIGHT.rows), widen(&dy));
+    let quantized = quantize(format, Directions::Both, Via::Bf16, WEIGHT, &initial()).unwrap();
+    let mut values = quantized.dequantize(Orientation::Rowwise).unwrap();
+    if recipe == Recipe::Bf16 {
+        values.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
+    }
+    let weight = Matrix::new(WEIGHT, values);
+    let what = |product: &str| format!("{format} by {recipe} in a session: {product}");
+    let half = ElementType::Bf16;
+    assert_product(&what("y"), recipe, &seen(recipe, x.clone()), &weight, &widen(y), half);
+    let of_dy = seen(recipe, dy.clone());
+    assert_product(&what("dx"), recipe, &of_dy, &weight.transposed(), &widen(dx), half);
+    let (dy, x) = (seen(recipe, dy.transposed()), seen(recipe, x.transposed()));
+    assert_product(&what("dW"), recipe, &dy, &x, dw, ElementType::F32);
+}
+
+#[test]
+fn forward_and_backward_of_a_plan_are_right_recorded_or_not_on_one_gpu_or_two() {
+    let Some(_turn) = Gpu::open("layers in a session") else { return };
+    let all = DeviceOrdinal::all().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    for format in [
+        Format::Bf16,
+        Format::F32,
+        Format::NVFP4_2D,
+        Format::Mxfp8,
+        Format::FP8_TENSOR_E4M3,
+        Format::FP8_BLOCK128_POW2,
+    ] {
+        let recipe = Recipe::best_for(format, all[0].compute_capability().unwrap());
+        let eager = runtime.block_on(run(format, recipe, Capture::Off, &all[..1]));
+        check(format, recipe, &eager);
+        let recorded = runtime.block_on(run(format, recipe, Capture::Step, &all[..1]));
+        assert_eq!(recorded, eager, "{format}: a recorded step has the bits of an eager one");
+        if let [first, second, ..] = all[..] {
+            let both = runtime.block_on(run(format, recipe, Capture::Off, &[first, second]));
+            assert_eq!(both, eager, "{format}: two ranks");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! All products of all recipes: right to within rounding, and the same bits every time.
+
+use warpweft::format::{ElementType, Format, Fp8Element, Orientation, Shape};
+use warpweft::linear::{Device, LinearSpec, Recipe};
+
+use crate::gpu::Gpu;
+use crate::reference::assert_product;
+use crate::rig::{GPU, Rig};
+
+/// Computes everything twice, one by one and together.
+fn check(gpu: &Gpu, device: &Device, spec: LinearSpec) {
+    let what = format!(
+        "{} {} tokens by {}, {:?}, {:?} gradients, dx {}",
+        spec.recipe, spec.tokens, spec.weight, spec.output, spec.gradients, spec.dgrad
+    );
+    let mut rig = Rig::new(gpu, device, spec).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let results = rig.run(gpu, false);
+    let seen = &rig.seen;
+    let (recipe, output) = (spec.recipe, spec.output);
+    assert_product(&format!("{what}: y"), recipe, &seen.x, &seen.weight, &results.y, output);
+    let turned = seen.weight.transposed();
+    assert_product(&format!("{what}: dx"), recipe, &seen.dy, &turned, &results.dx, output);
+    let f32s = ElementType::F32;
+    assert_product(&format!("{what}: dW"), recipe, &seen.dy_turned, &seen.x_turned, &results.dw, f32s);
+    // LI-2, GE-1: the same bits again, from the same layer and from a new one.
+    assert_eq!(rig.run(gpu, false), results, "{what}: a second run");
+    assert_eq!(rig.run(gpu, true), results, "{what}: both gradients together");
+    let mut again = Rig::new(gpu, device, spec).unwrap();
+    assert_eq!(again.run(gpu, true), results, "{what}: a second layer");
+}
+
+fn outputs(spec: LinearSpec) -> [LinearSpec; 2] {
+    [spec, LinearSpec { output: ElementType::F32, ..spec }]
+}
+
+#[test]
+fn bf16_products_of_any_shape_are_right() {
+    let Some(gpu) = Gpu::open("bf16 products") else { return };
+    let device = Device::open(GPU).unwrap();
+    for (tokens, outs, ins) in [(128, 256, 384), (37, 48, 80), (1, 16, 16), (33, 17, 31), (300, 130, 77)] {
+        for spec in outputs(LinearSpec::new(Recipe::Bf16, tokens, Shape::new(outs, ins))) {
+            check(&gpu, &device, spec);
+            check(&gpu, &device, LinearSpec { dgrad: Orientation::Columnwise, ..spec });
+        }
+    }
+}
+
+/// The recipe of a format on this GPU; says that it is skipped where there is none.
+fn native(device: &Device, name: &str) -> Option<Recipe> {
+    let format: Format = name.parse().unwrap();
+    match Recipe::native(format, device.capability()) {
+        Ok(recipe) => Some(recipe),
+        Err(error) => {
+            crate::say_skipped(&error);
+            None
+        }
+    }
+}
+
+#[test]
+fn products_of_fp8_with_one_scale_are_right() {
+    let Some(gpu) = Gpu::open("products of FP8 with one scale") else { return };
+    let device = Device::open(GPU).unwrap();
+    for name in ["fp8_tensor_e4m3", "fp8_tensor_e4m3_pow2", "fp8_tensor_e5m2"] {
+        let Some(recipe) = native(&device, name) else { return };
+        for (tokens, outs, ins) in [(128, 256, 384), (37, 48, 80), (1, 16, 16), (302, 144, 272)] {
+            for spec in outputs(LinearSpec::new(recipe, tokens, Shape::new(outs, ins))) {
+                check(&gpu, &device, spec);
+            }
+        }
+    }
+    let Some(recipe) = native(&device, "fp8_tensor_e4m3") else { return };
+    let spec = LinearSpec::new(recipe, 64, Shape::new(128, 256));
+    check(&gpu, &device, LinearSpec { gradients: Fp8Element::E5m2, ..spec });
+}
+
+#[test]
+fn products_of_fp8_blocks_are_right() {
+    let Some(gpu) = Gpu::open("products of FP8 blocks") else { return };
+    let device = Device::open(GPU).unwrap();
+    for name in ["fp8_block128_pow2", "fp8_block128_f32scale"] {
+        let Some(recipe) = native(&device, name) else { return };
+        for (tokens, outs, ins) in
+            [(128, 256, 384), (36, 128, 256), (4, 384, 128), (300, 144, 272), (132, 16, 48)]
+        {
+            for spec in outputs(LinearSpec::new(recipe, tokens, Shape::new(outs, ins))) {
+                check(&gpu, &device, spec);
+            }
+        }
+    }
+    let Some(recipe) = native(&device, "fp8_block128_pow2") else { return };
+    let spec = LinearSpec::new(recipe, 64, Shape::new(128, 256));
+    check(&gpu, &device, LinearSpec { gradients: Fp8Element::E5m2, ..spec });
+}

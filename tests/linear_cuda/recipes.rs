@@ -1,0 +1,51 @@
+//! Which recipe a format has on which GPU; no GPU is needed to ask.
+
+use warpweft::backend::cuda::ComputeCapability;
+use warpweft::format::{Format, Orientation};
+use warpweft::linear::{LinearError, Recipe};
+use warpweft::model::Form;
+
+const AMPERE: ComputeCapability = ComputeCapability::new(8, 0);
+const ADA: ComputeCapability = ComputeCapability::new(8, 9);
+const HOPPER: ComputeCapability = ComputeCapability::new(9, 0);
+const BLACKWELL: ComputeCapability = ComputeCapability::new(10, 0);
+
+fn has(format: Format, capability: ComputeCapability) -> bool {
+    Recipe::native(format, capability).is_ok()
+}
+
+#[test]
+fn each_generation_has_the_products_its_hardware_scales() {
+    for capability in [AMPERE, ADA, HOPPER, BLACKWELL] {
+        assert!(has(Format::Bf16, capability));
+        for format in [Format::F32, Format::NVFP4_2D, Format::Mxfp8, Format::FP8_BLOCK1X128_POW2] {
+            assert!(!has(format, capability), "{format} on {capability}");
+        }
+    }
+    let tensor = [AMPERE, ADA, HOPPER, BLACKWELL].map(|capability| has(Format::FP8_TENSOR_E4M3, capability));
+    assert_eq!(tensor, [false, true, true, true]);
+    let block = [AMPERE, ADA, HOPPER, BLACKWELL].map(|capability| has(Format::FP8_BLOCK128_POW2, capability));
+    assert_eq!(block, [false, false, true, false]);
+}
+
+/// LI-4: nothing falls back silently, and the error says what to do.
+#[test]
+fn a_format_without_products_is_an_error_that_says_what_to_declare() {
+    let error = Recipe::native(Format::NVFP4_2D, HOPPER).unwrap_err();
+    assert!(matches!(error, LinearError::Unsupported { format: Format::NVFP4_2D, .. }));
+    for word in ["nvfp4_2d", "9.0", "Form::DenseBf16", "Recipe::Bf16"] {
+        assert!(error.to_string().contains(word), "{error}");
+    }
+    assert_eq!(Recipe::best_for(Format::NVFP4_2D, HOPPER), Recipe::Bf16);
+    assert!(matches!(Recipe::best_for(Format::FP8_BLOCK128_POW2, HOPPER), Recipe::Fp8Block(_)));
+}
+
+#[test]
+fn a_recipe_says_how_its_weight_is_declared() {
+    assert_eq!(
+        (Recipe::Bf16.form(), Recipe::Bf16.dgrad_orientation()),
+        (Form::DenseBf16, Orientation::Rowwise)
+    );
+    let block = Recipe::native(Format::FP8_BLOCK128_POW2, HOPPER).unwrap();
+    assert_eq!((block.form(), block.dgrad_orientation()), (Form::Planes, Orientation::Columnwise));
+}

@@ -1,0 +1,89 @@
+//! Products in f64, and how far a GPU's may be from them.
+
+use warpweft::format::{ElementType, Shape};
+use warpweft::linear::Recipe;
+
+/// Lines of numbers, row-major.
+#[derive(Clone, Debug)]
+pub(crate) struct Matrix {
+    pub(crate) shape: Shape,
+    pub(crate) values: Vec<f32>,
+}
+
+impl Matrix {
+    pub(crate) fn new(shape: Shape, values: Vec<f32>) -> Self {
+        assert_eq!(shape.elements(), values.len());
+        Self { shape, values }
+    }
+
+    pub(crate) fn transposed(&self) -> Self {
+        let column = |column: usize| (0..self.shape.rows).map(move |row| (row, column));
+        let at = |(row, column): (usize, usize)| self.values[row * self.shape.cols + column];
+        Self::new(self.shape.transposed(), (0..self.shape.cols).flat_map(column).map(at).collect())
+    }
+
+    fn line(&self, row: usize) -> &[f32] {
+        &self.values[row * self.shape.cols..][..self.shape.cols]
+    }
+}
+
+/// Numbers about normal, σ 1, the same on every machine.
+pub(crate) fn noise(shape: Shape, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut unit = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1_u64 << 24) as f32 - 0.5
+    };
+    (0..shape.elements()).map(|_| (0..6).map(|_| unit()).sum::<f32>() * 1.4).collect()
+}
+
+/// Relative error that one term of a sum may bring in.
+fn unit_of(recipe: Recipe, inner: usize) -> f64 {
+    match recipe {
+        // bf16 products are exact in f32, whose sums round `inner` times at most.
+        Recipe::Bf16 => inner as f64 * 2f64.powi(-24),
+        // Hopper's FP8 units align the terms of a group to its largest and keep about 13 bits behind it before
+        // groups are added in f32. Small terms lose more than their share, hence four times that; 2^-12 was seen to
+        // be too little by 3 % in one of 100,000 sums.
+        _ => 2f64.powi(-11) + inner as f64 * 2f64.powi(-24),
+    }
+}
+
+/// Panics unless `found` is lhs · rhsᵀ, of two matrices with lines along the contraction, to within rounding.
+pub(crate) fn assert_product(
+    what: &str,
+    recipe: Recipe,
+    lhs: &Matrix,
+    rhs: &Matrix,
+    found: &[f32],
+    element: ElementType,
+) {
+    let inner = lhs.shape.cols;
+    assert_eq!(inner, rhs.shape.cols, "{what}");
+    assert_eq!(found.len(), lhs.shape.rows * rhs.shape.rows, "{what}");
+    let unit = unit_of(recipe, inner);
+    // A result in bf16 is rounded once: half a unit of 8 bits.
+    let rounding = if element == ElementType::Bf16 { 2f64.powi(-8) } else { 2f64.powi(-23) };
+    let mut largest = 0.0_f64;
+    for row in 0..lhs.shape.rows {
+        for column in 0..rhs.shape.rows {
+            let (mut sum, mut magnitude) = (0.0, 0.0);
+            for (a, b) in lhs.line(row).iter().zip(rhs.line(column)) {
+                let term = f64::from(*a) * f64::from(*b);
+                sum += term;
+                magnitude += term.abs();
+            }
+            let found = f64::from(found[row * rhs.shape.rows + column]);
+            let allowed = unit * magnitude + rounding * sum.abs() + 1e-30;
+            let error = (found - sum).abs();
+            largest = largest.max(error / allowed);
+            assert!(
+                error <= allowed,
+                "{what}: ({row}, {column}) is {found}, and {sum} in f64; {allowed:e} would be rounding"
+            );
+        }
+    }
+    println!("{what}: largest error {:.3} of what rounding allows", largest);
+}

@@ -1,0 +1,86 @@
+//! Parts of the plainest trainer there is: whole weights in one process, operation by operation as the specification
+//! writes them.
+#![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use half::bf16;
+use warpweft::config::{ReduceDtype, ReduceEvery};
+use warpweft::format::{Directions, Format, Orientation, Planes, Shape, Via, dequantize, quantize};
+
+use crate::trainer::{SIZE, initial};
+
+/// Learning rate of every test.
+pub const RATE: f32 = 3e-3;
+
+/// One parameter with its AdamW state.
+pub struct Parameter {
+    pub master: Vec<f32>,
+    pub exp_avg: Vec<f32>,
+    pub exp_avg_sq: Vec<f32>,
+}
+
+impl Parameter {
+    pub fn new(name: &str, cols: usize, elements: usize) -> Self {
+        let mut master = vec![0.0; elements];
+        initial(name, 0, cols, &mut master);
+        Self { exp_avg: vec![0.0; elements], exp_avg_sq: vec![0.0; elements], master }
+    }
+
+    /// AdamW, operation by operation as the specification writes it.
+    pub fn update(&mut self, gradient: &[f32], step: i32) {
+        let (beta1, beta2, epsilon) = (0.9f32, 0.999f32, 1e-8f32);
+        let corrected = |beta: f32| (1.0 - f64::from(beta).powi(step)) as f32;
+        let (c1, c2) = (corrected(beta1), corrected(beta2));
+        for (at, gradient) in gradient.iter().enumerate() {
+            let m = beta1 * self.exp_avg[at] + (1.0 - beta1) * gradient;
+            let v = beta2 * self.exp_avg_sq[at] + ((1.0 - beta2) * gradient) * gradient;
+            let update = (m / c1) / ((v / c2).sqrt() + epsilon);
+            self.master[at] -= RATE * update;
+            (self.exp_avg[at], self.exp_avg_sq[at]) = (m, v);
+        }
+    }
+}
+
+/// The values a forward pass sees: the weight as it would be stored, and back.
+pub fn as_stored(format: Format, master: &[f32]) -> Vec<f32> {
+    let shape = Shape::new(SIZE, SIZE);
+    let stored = quantize(format, Directions::Rowwise, Via::Bf16, shape, master).unwrap();
+    let planes = stored.rowwise.as_ref().unwrap();
+    let mut values = vec![0.0; SIZE * SIZE];
+    let planes = Planes { data: &planes.data, scale: &planes.scale };
+    dequantize(format, Orientation::Rowwise, shape, planes, stored.tensor_scale, &mut values).unwrap();
+    values
+}
+
+/// Added one after the other in f32.
+pub fn sum(values: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
+    values
+        .reduce(|mut sum, more| {
+            sum.iter_mut().zip(&more).for_each(|(sum, more)| *sum += more);
+            sum
+        })
+        .unwrap()
+}
+
+/// How gradients are reduced.
+#[derive(Clone, Copy, Default)]
+pub struct Reducing {
+    pub every: ReduceEvery,
+    pub dtype: ReduceDtype,
+}
+
+/// The mean over ranks and micro-batches of `[rank][contribution]`, where a contribution is what is reduced at once: its
+/// ranks summed in rank order in f32, then multiplied by the reciprocal, then added to those before.
+pub fn mean(ranks: &[Vec<Vec<f32>>], micro_batches: u32, dtype: ReduceDtype) -> Vec<f32> {
+    let factor = 1.0 / (ranks.len() * micro_batches as usize) as f32;
+    sum((0..ranks[0].len()).map(|contribution| {
+        let sent = |of: &Vec<Vec<f32>>| match dtype {
+            ReduceDtype::F32 => of[contribution].clone(),
+            ReduceDtype::Bf16 => {
+                of[contribution].iter().map(|value| bf16::from_f32(*value).to_f32()).collect()
+            }
+        };
+        let over_ranks = sum(ranks.iter().map(sent));
+        over_ranks.iter().map(|sum| sum * factor).collect()
+    }))
+}
