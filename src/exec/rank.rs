@@ -43,7 +43,7 @@ pub struct Rank<B: Backend> {
     /// Optimizer steps taken, those of an import included.
     pub(super) optimizer_steps: u32,
     poison: Poison,
-    world: Arc<World>,
+    pub(super) world: Arc<World>,
 }
 
 impl<B: Backend> Rank<B> {
@@ -139,7 +139,8 @@ impl<B: Backend> Rank<B> {
                 Some(vote)
             }
         };
-        self.download_outputs(&plan, program, exchange)
+        self.download_outputs(&plan, program, exchange)?;
+        self.world.spread_report(self.id(), &plan, program, exchange)
     }
 
     /// Runs the prologue, if masters were set since it ran last.
@@ -207,7 +208,7 @@ impl<B: Backend> Rank<B> {
     /// Tells every rank of the world that this one is gone.
     pub fn give_up(&self, reason: &str) {
         self.backend.abort(reason);
-        self.world.leave(reason);
+        self.world.end(reason);
     }
 }
 

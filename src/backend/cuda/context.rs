@@ -154,6 +154,12 @@ impl Context {
         result::device::get_name(self.device).unwrap_or_else(|_| self.ordinal.to_string())
     }
 
+    /// The driver's name of the device, the same in every process of the host.
+    pub(super) fn gpu(&self) -> Result<[u8; 16], CudaFailure> {
+        let uuid = result::device::get_uuid(self.device).map_err(CudaFailure::driver("cuDeviceGetUuid"))?;
+        Ok(uuid.bytes.map(|byte| byte.to_ne_bytes()[0]))
+    }
+
     /// Lets kernels and copies of this context reach the memory of `peer`. False where the hardware
     /// cannot.
     pub(super) fn reach(&self, peer: &Self) -> Result<bool, CudaFailure> {
