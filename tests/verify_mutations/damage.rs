@@ -4,7 +4,7 @@
 //! what is left to find is the fault itself and not its traces. Edits of the books are kinds of their own.
 
 use warpweft::format::{ElementType, Orientation};
-use warpweft::id::{CommSeq, EventId, LaneId, SlotId, TaskId, Version};
+use warpweft::id::{BucketId, CommSeq, EventId, LaneId, SlotId, TaskId, Version, WeightId};
 use warpweft::layout::{ALIGNMENT, Residency};
 use warpweft::op::{MasterOperand, Op, Reduction};
 use warpweft::plan::StepPlan;
@@ -295,9 +295,12 @@ fn slots_of(op: &mut Op) -> Vec<&mut SlotId> {
     match op {
         Op::Copy { from, to }
         | Op::GatherRecords { from, to }
-        | Op::AllGather { from, to, .. }
-        | Op::Transpose { from, to, .. }
-        | Op::ReduceScatter { from, to, .. } => vec![from, to],
+        | Op::RoundGradient { from, to, .. }
+        | Op::Transpose { from, to, .. } => vec![from, to],
+        Op::AllGather { parts } => parts.iter_mut().flat_map(|part| [&mut part.from, &mut part.to]).collect(),
+        Op::ReduceScatter { parts, .. } => {
+            parts.iter_mut().flat_map(|part| [&mut part.from, &mut part.to]).collect()
+        }
         Op::AddGradient { from, into, .. } | Op::Accumulate { from, into, .. } => vec![from, into],
         Op::ClearFault { fault } => vec![fault],
         Op::ZeroPadding { gradient, .. } => vec![gradient],
@@ -370,6 +373,8 @@ fn lose_operand(op: &mut Op, draw: &mut Draw) -> Option<()> {
             _ => one(shards, draw),
         },
         Op::Dequantize { tensor_scale, .. } => absent(tensor_scale),
+        Op::AllGather { parts } if parts.len() > 1 => one(parts, draw),
+        Op::ReduceScatter { parts, .. } if parts.len() > 1 => one(parts, draw),
         Op::GradNorm { main_grads, .. } => one(main_grads, draw),
         Op::Adam { states, .. } => one(states, draw),
         _ => None,
@@ -386,6 +391,7 @@ fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) -> Option<()>
             _ => None,
         })
         .collect();
+    let other = |element| if element == ElementType::F32 { ElementType::Bf16 } else { ElementType::F32 };
     let turned = |orientation: &mut Orientation| {
         *orientation = match orientation {
             Orientation::Rowwise => Orientation::Columnwise,
@@ -395,10 +401,14 @@ fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) -> Option<()>
     match &mut plan.tasks[task].op {
         Op::Compute { call, .. } => *call = *draw.of(&calls)?,
         Op::Accumulate { first, .. } => *first = !*first,
-        Op::AllGather { orientation, .. } => turned(orientation),
+        Op::AllGather { parts } => {
+            let part = draw.below(parts.len());
+            turned(&mut parts[part].orientation);
+        }
+        Op::ReduceScatter { element, .. } => *element = other(*element),
         Op::Dequantize { orientation, values, .. } => match draw.below(2) {
             0 => turned(orientation),
-            _ => *values = if *values == ElementType::F32 { ElementType::Bf16 } else { ElementType::F32 },
+            _ => *values = other(*values),
         },
         Op::AllReduce { reduction, .. } => {
             *reduction = if *reduction == Reduction::Sum { Reduction::Max } else { Reduction::Sum };
@@ -422,28 +432,28 @@ fn change_subject(plan: &mut StepPlan, task: usize, draw: &mut Draw) -> Option<(
     let weights = plan.weights.layouts.len();
     let buckets = plan.weights.buckets.len();
     let StepPlan { tasks, weights: layouts, .. } = plan;
+    // Of another shape the op would not fit its slots, which every backend refuses when it binds the plan.
+    let mut rename = |weight: &mut WeightId| {
+        let other = WeightId::at(draw.below(weights));
+        let (mine, theirs) = (layouts.layout(*weight), layouts.layout(other));
+        let fits = (mine.shard, mine.format) == (theirs.shard, theirs.format);
+        fits.then(|| *weight = other)
+    };
     match &mut tasks[task].op {
+        Op::AllGather { parts } => return rename(&mut parts.first_mut()?.weight),
+        Op::ReduceScatter { parts, .. } => return rename(&mut parts.first_mut()?.weight),
         Op::ZeroPadding { weight, .. }
-        | Op::AllGather { weight, .. }
         | Op::Transpose { weight, .. }
         | Op::Dequantize { weight, .. }
-        | Op::ReduceScatter { weight, .. }
+        | Op::RoundGradient { weight, .. }
         | Op::AddGradient { weight, .. }
-        | Op::Accumulate { weight, .. } => {
-            let other = warpweft::id::WeightId::at(draw.below(weights));
-            // Of another shape the op would not fit its slots, which every backend refuses when it binds the plan.
-            let (mine, theirs) = (layouts.layout(*weight), layouts.layout(other));
-            if (mine.shard, mine.format) != (theirs.shard, theirs.format) {
-                return None;
-            }
-            *weight = other;
-        }
+        | Op::Accumulate { weight, .. } => return rename(weight),
         Op::PartialAmax { bucket, .. }
         | Op::DelayedScale { bucket, .. }
         | Op::RecordAmax { bucket, .. }
         | Op::FusedScale { bucket, .. }
         | Op::PartialCast { bucket, .. }
-        | Op::Adam { bucket, .. } => *bucket = warpweft::id::BucketId::at(draw.below(buckets)),
+        | Op::Adam { bucket, .. } => *bucket = BucketId::at(draw.below(buckets)),
         _ => return None,
     }
     Some(())

@@ -15,25 +15,8 @@ pub(crate) struct Before {
 
 impl Before {
     pub(crate) fn of(plan: &StepPlan) -> Self {
-        let count = plan.tasks.len();
-        let mut pairs = vec![vec![false; count]; count];
-        let mut last_on_lane: Vec<(LaneId, usize)> = Vec::new();
-        for (later, task) in plan.tasks.iter().enumerate() {
-            match last_on_lane.iter_mut().find(|(lane, _)| *lane == task.lane) {
-                Some((_, last)) => pairs[later][std::mem::replace(last, later)] = true,
-                None => last_on_lane.push((task.lane, later)),
-            }
-            for wait in task.waits.iter().filter(|wait| is_recorded(plan, **wait)) {
-                pairs[later][wait.index()] = true;
-            }
-        }
-        // Whoever is before a task's predecessors is before the task (Warshall, 1962).
-        for middle in 0..count {
-            let reached = pairs[middle].clone();
-            for row in pairs.iter_mut().filter(|row| row[middle]) {
-                row.iter_mut().zip(&reached).for_each(|(mine, theirs)| *mine |= theirs);
-            }
-        }
+        let mut pairs = direct(plan);
+        close(&mut pairs);
         Self { pairs }
     }
 
@@ -123,6 +106,33 @@ impl Progress {
             if self.left[later] == 0 {
                 self.ready.push(later);
             }
+        }
+    }
+}
+
+/// For every task, the one before it on its lane and those it has a fence on.
+pub(crate) fn direct(plan: &StepPlan) -> Vec<Vec<bool>> {
+    let count = plan.tasks.len();
+    let mut pairs = vec![vec![false; count]; count];
+    let mut last_on_lane: Vec<(LaneId, usize)> = Vec::new();
+    for (later, task) in plan.tasks.iter().enumerate() {
+        match last_on_lane.iter_mut().find(|(lane, _)| *lane == task.lane) {
+            Some((_, last)) => pairs[later][std::mem::replace(last, later)] = true,
+            None => last_on_lane.push((task.lane, later)),
+        }
+        for wait in task.waits.iter().filter(|wait| is_recorded(plan, **wait)) {
+            pairs[later][wait.index()] = true;
+        }
+    }
+    pairs
+}
+
+/// Whoever is before a task's predecessors is before the task (Warshall, 1962).
+pub(crate) fn close(pairs: &mut [Vec<bool>]) {
+    for middle in 0..pairs.len() {
+        let reached = pairs[middle].clone();
+        for row in pairs.iter_mut().filter(|row| row[middle]) {
+            row.iter_mut().zip(&reached).for_each(|(mine, theirs)| *mine |= theirs);
         }
     }
 }

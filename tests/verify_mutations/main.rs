@@ -7,6 +7,7 @@
 //! | `happens_before`, `meaning`, `harm` | is the edited plan harmful? by brute force, without the verifier |
 //! | `conservative` | why the verifier may refuse what is harmless |
 //! | `machine`, `schedules` | what is accepted runs on the CPU in adversarial orders and leaves the same bits |
+//! | `peers` | no rank touches the memory of one that does not stand still |
 //! | `reference`, `sessions` | what the builder makes gives the bits of an unsharded trainer |
 //!
 //! `cargo test` runs a share of seconds. `WARPWEFT_MUTANTS=10000 cargo test --test verify_mutations -- --nocapture` runs as
@@ -21,6 +22,7 @@ mod happens_before;
 mod harm;
 mod machine;
 mod meaning;
+mod peers;
 mod programs;
 mod reference;
 mod schedules;

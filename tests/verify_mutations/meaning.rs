@@ -13,10 +13,11 @@
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use warpweft::id::SlotId;
+use warpweft::format::ElementType;
+use warpweft::id::{SlotId, WeightId};
 use warpweft::layout::{Content, Region, Residency};
 use warpweft::model::Role;
-use warpweft::op::{AdamOperand, MasterOperand, Op, OperandRole};
+use warpweft::op::{AdamOperand, MasterOperand, Op, OperandRole, ReducePart};
 use warpweft::plan::StepPlan;
 
 /// A value, as the fingerprint of how it came to be.
@@ -206,8 +207,11 @@ impl Memory<'_> {
                     self.write(shard.slot, Cell { value, ..self.read(shard.slot) });
                 }
             }
-            Op::AllGather { weight, orientation, from, to } => {
-                self.write(*to, Cell::of((name, weight, orientation, self.read(*from))));
+            Op::AllGather { parts } => {
+                let read: Vec<Cell> = parts.iter().map(|part| self.read(part.from)).collect();
+                for (part, cell) in parts.iter().zip(read) {
+                    self.write(part.to, Cell::of((name, part.weight, part.orientation, cell)));
+                }
             }
             Op::Transpose { weight, from, to } => self.write(*to, Cell::of((name, weight, self.read(*from)))),
             Op::Dequantize { weight, orientation, from, tensor_scale, values, to } => {
@@ -216,11 +220,18 @@ impl Memory<'_> {
                 let made = (name, weight, orientation, values, self.read(*from), scale);
                 self.write(*to, Cell::of(made));
             }
-            Op::ReduceScatter { weight, from, to } => {
-                let read = self.read(*from);
-                let shard = &self.plan.weights.layout(*weight).shard;
-                let whole = read.zeroed || shard.padded_rows() == shard.shape.rows;
-                self.write(*to, Cell::of((name, weight, read.value, whole)));
+            Op::ReduceScatter { element, parts } => {
+                let rows = |part: &ReducePart| match element {
+                    ElementType::F32 => self.gradient(part.weight, part.from),
+                    _ => (self.read(part.from).value, true),
+                };
+                let read: Vec<_> = parts.iter().map(rows).collect();
+                for (part, rows) in parts.iter().zip(read) {
+                    self.write(part.to, Cell::of((name, element, part.weight, rows)));
+                }
+            }
+            Op::RoundGradient { weight, from, to } => {
+                self.write(*to, Cell::of((name, weight, self.gradient(*weight, *from))));
             }
             Op::AddGradient { weight, from, into } => {
                 let (added, sum) = (self.read(*from), self.read(*into));
@@ -248,6 +259,13 @@ impl Memory<'_> {
             }
             other => panic!("{} has no meaning here yet", other.name()),
         }
+    }
+
+    /// The rows of a full gradient, and whether what lies behind them is zero.
+    fn gradient(&self, weight: WeightId, slot: SlotId) -> (Term, bool) {
+        let read = self.read(slot);
+        let shard = &self.plan.weights.layout(weight).shard;
+        (read.value, read.zeroed || shard.padded_rows() == shard.shape.rows)
     }
 
     fn call(&mut self, op: &Op) {

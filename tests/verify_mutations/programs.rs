@@ -1,14 +1,16 @@
 //! Random programs, in every way a program can be declared and planned.
 //!
-//! Law: whatever the builder accepts may come up: weights tied and replayed, replicated ones, every kind of format, buffers of
+//! Law: whatever the builder accepts may come up: weights tied and replayed, grouped ones, replicated ones, every kind of format, buffers of
 //! every role and lifetime, micro-batches, one rank to four; and of the planner every policy, one communicator or two, planes kept or
-//! gathered again per use and per configuration, gradients reduced one by one or together, every layout of optimizer state.
+//! gathered again per use and per configuration, gradients reduced one by one or together, in f32 or bf16, every layout of optimizer state.
 
 use warpweft::cluster::preset;
 use warpweft::config::{
-    Backward, ByteSize, Columnwise, Config, Masters, Moments, Prefetch, ReduceEvery, Scaling,
+    AcrossMicroBatches, Backward, ByteSize, Columnwise, Config, Masters, Moments, Prefetch, ReduceDtype,
+    ReduceEvery, Scaling,
 };
 use warpweft::format::{AmaxChoice, ElementType, Format, Orientation};
+use warpweft::id::WeightId;
 use warpweft::layout::{StateLayout, Weights};
 use warpweft::model::{
     Access, BufferSpec, CallBuilder, CostHint, Form, Lifetime, Mesh, Model, Phase, Placement, Reuse, Role,
@@ -66,6 +68,7 @@ impl Sample {
 
 fn model(draw: &mut Draw) -> Model {
     let mut model = Model::builder();
+    let mut ids = Vec::new();
     let (one, other) = (draw.among(&FORMATS), draw.among(&FORMATS));
     for number in 0..1 + draw.below(4) {
         let name = format!("w{number}");
@@ -75,11 +78,18 @@ fn model(draw: &mut Draw) -> Model {
             Format::Nvfp4(_) | Format::Mxfp8 => (rows * 32, cols * 32),
             _ => (rows * 7, cols * 5),
         };
-        if draw.one_in(4) {
-            model.replicated(&name, rows, cols).unwrap();
+        let replicated = draw.one_in(4);
+        let id = if replicated {
+            model.replicated(&name, rows, cols).unwrap()
         } else {
-            model.sharded(&name, rows, cols, format).unwrap();
-        }
+            model.sharded(&name, rows, cols, format).unwrap()
+        };
+        ids.push((id, replicated));
+    }
+    if draw.one_in(2) {
+        let sharded: Vec<WeightId> =
+            ids.into_iter().filter(|(_, replicated)| !replicated).map(|(id, _)| id).collect();
+        model.group("experts", &sharded[sharded.len().saturating_sub(3)..]).unwrap();
     }
     model.build()
 }
@@ -92,8 +102,10 @@ fn config(draw: &mut Draw, model: &Model) -> Config {
         _ => Prefetch::depth(draw.below(5) as u32),
     };
     config.communicators = 1 + draw.below(2) as u32;
-    let kept = [Backward::Regather, Backward::Keep];
-    (config.backward, config.across_micro_batches) = (draw.among(&kept), draw.among(&kept));
+    config.backward = draw.among(&[Backward::Regather, Backward::Keep]);
+    config.across_micro_batches =
+        draw.among(&[AcrossMicroBatches::Regather, AcrossMicroBatches::Keep, AcrossMicroBatches::Fit]);
+    config.reduce_dtype = if draw.one_in(4) { ReduceDtype::Bf16 } else { ReduceDtype::F32 };
     config.columnwise = draw.among(&[Columnwise::OnDemand, Columnwise::Keep]);
     config.reduce_every = draw.among(&[ReduceEvery::Call, ReduceEvery::MicroBatch, ReduceEvery::Step]);
     config.optimizer.moments = if draw.one_in(6) { Moments::Bf16 } else { Moments::F32 };

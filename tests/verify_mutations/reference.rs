@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use half::bf16;
-use warpweft::config::ReduceEvery;
+use warpweft::config::{ReduceDtype, ReduceEvery};
 use warpweft::format::{Directions, Orientation, Planes, Quantized, Via, dequantize, quantize};
 use warpweft::id::{BufferId, RankId, WeightId};
 use warpweft::model::{Form, Lifetime, Placement, Role};
@@ -217,7 +217,12 @@ fn mean(sample: &Sample, weight: WeightId, ranks: &[&Gradients]) -> Vec<f32> {
             ReduceEvery::Step => vec![all(None)],
         }
     };
-    let ranks: Vec<Vec<Vec<f32>>> = ranks.iter().map(|of| together(of)).collect();
+    let sent = |values: Vec<f32>| match sample.config.reduce_dtype {
+        ReduceDtype::F32 => values,
+        ReduceDtype::Bf16 => values.into_iter().map(|value| bf16::from_f32(value).to_f32()).collect(),
+    };
+    let ranks: Vec<Vec<Vec<f32>>> =
+        ranks.iter().map(|of| together(of).into_iter().map(sent).collect()).collect();
     sum((0..ranks[0].len()).map(|number| scaled(sum(ranks.iter().map(|of| of[number].clone())))))
 }
 

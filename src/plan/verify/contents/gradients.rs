@@ -50,6 +50,14 @@ impl Run<'_> {
                 return self.wrong_gradient(task, from, needs, "round the gradient before it is reduced");
             }
         };
+        let chosen = self.plan.policy.reduce_dtype.element();
+        if element != chosen {
+            let problem = format!(
+                "reduces the gradient of `{}` in {element:?}, but the plan was asked for {chosen:?}",
+                self.name(weight)
+            );
+            return self.wrong_accumulation(task, problem, "let gradients travel as reduce_dtype says");
+        }
         self.fill(task, to, Held::ReducedGradient(weight, calls))
     }
 
