@@ -134,6 +134,7 @@ impl Binder<'_> {
             nccl: communication.nccl.clone(),
             reduce: self.world.options.reduce,
             landing: landing.place(lane),
+            has_engines: !self.world.shares_gpus,
         };
         let mut commands = route.collective(self.kernels, op)?;
         let done = task.number().saturating_add(1);

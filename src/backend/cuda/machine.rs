@@ -17,14 +17,17 @@ pub(super) struct Seat {
     /// The driver's name of the GPU, the same in every process.
     pub(super) gpu: [u8; 16],
     pub(super) has_nccl: bool,
+    /// Can its GPU reach every other that its process sees?
+    pub(super) reaches: bool,
     /// Of the options: transport and how gradients are summed.
     pub(super) wish: (Option<Transport>, Reduce),
 }
 
 impl Seat {
-    pub(super) fn new(options: &CudaOptions, gpu: [u8; 16]) -> Self {
+    pub(super) fn new(options: &CudaOptions, gpu: [u8; 16], reaches: bool) -> Self {
         let has_nccl = Library::Nccl.open().is_ok();
-        Self { host: HostName::of_this_process(), gpu, has_nccl, wish: (options.transport, options.reduce) }
+        let wish = (options.transport, options.reduce);
+        Self { host: HostName::of_this_process(), gpu, has_nccl, reaches, wish }
     }
 
     /// Are both on one GPU?
@@ -39,14 +42,14 @@ impl Seat {
             Some(Transport::Nccl) => 2,
         };
         let mut writer = Writer::default();
-        writer.raw(&self.gpu).byte(u8::from(self.has_nccl)).byte(transport);
+        writer.raw(&self.gpu).byte(u8::from(self.has_nccl)).byte(u8::from(self.reaches)).byte(transport);
         writer.byte(u8::from(self.wish.1 == Reduce::Nccl)).raw(self.host.as_str().as_bytes()).take()
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, Truncated> {
         let mut reader = Reader::new(bytes);
         let gpu = reader.fixed()?;
-        let has_nccl = reader.byte()? != 0;
+        let (has_nccl, reaches) = (reader.byte()? != 0, reader.byte()? != 0);
         let transport = match reader.byte()? {
             0 => None,
             1 => Some(Transport::Peer),
@@ -55,7 +58,7 @@ impl Seat {
         };
         let reduce = if reader.byte()? == 0 { Reduce::Ordered } else { Reduce::Nccl };
         let host = HostName::new(&String::from_utf8_lossy(reader.rest()));
-        Ok(Self { host, gpu, has_nccl, wish: (transport, reduce) })
+        Ok(Self { host, gpu, has_nccl, reaches, wish: (transport, reduce) })
     }
 }
 
@@ -95,7 +98,7 @@ pub(super) fn transport(
             refused("over several hosts each rank needs a GPU of its own; name each GPU once")
         }
         (None, _) if !one_host => nccl(),
-        (None, _) if seats.len() > 1 && alone && everywhere => Ok(Transport::Nccl),
+        (None, _) if alone && everywhere && !seats.iter().all(|seat| seat.reaches) => nccl(),
         (Some(Transport::Peer) | None, _) => reach().map(|()| Transport::Peer),
     }
 }
@@ -109,6 +112,7 @@ mod tests {
             host: HostName::new(host),
             gpu: [gpu; 16],
             has_nccl: false,
+            reaches: true,
             wish: (transport, Reduce::Ordered),
         }
     }
@@ -119,7 +123,7 @@ mod tests {
             let seat = Seat { has_nccl: true, ..seat("node 7", 3, transport) };
             assert_eq!(Seat::decode(&seat.encode()), Ok(seat));
         }
-        assert!(Seat::decode(&[0; 18]).is_err());
+        assert!(Seat::decode(&[0; 19]).is_err());
     }
 
     #[test]
@@ -145,5 +149,7 @@ mod tests {
         assert!(transport(&auto("b"), reached).is_err());
         let unreachable = || Err(CudaFailure::Refused("GPU 0 cannot reach GPU 1".to_owned()));
         assert!(transport(&auto("a"), unreachable).unwrap_err().to_string().contains("GPU 1"));
+        let apart = |gpu| Seat { reaches: false, ..seat("a", gpu, None) };
+        assert!(transport(&[apart(0), apart(1)], unreachable).unwrap_err().to_string().contains("GPU 1"));
     }
 }
