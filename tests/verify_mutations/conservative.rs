@@ -5,7 +5,7 @@
 
 use warpweft::plan::{StepPlan, VerifyError};
 
-use crate::damage::drop_task;
+use crate::books::drop_task;
 use crate::harm::Original;
 
 /// A kind of refusal that no harm stands behind.

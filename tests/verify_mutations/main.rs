@@ -3,7 +3,7 @@
 //! | file | idea |
 //! |---|---|
 //! | `programs` | random programs, planned in random ways |
-//! | `damage` | one random edit of a plan |
+//! | `damage`, `operands`, `books` | one random edit of a plan |
 //! | `happens_before`, `meaning`, `harm` | is the edited plan harmful? by brute force, without the verifier |
 //! | `conservative` | why the verifier may refuse what is harmless |
 //! | `machine`, `schedules` | what is accepted runs on the CPU in adversarial orders and leaves the same bits |
@@ -14,6 +14,7 @@
 //! many harmful mutants and valid programs as it says, in proportion more of the rest, and prints all counts.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod books;
 mod closure;
 mod conservative;
 mod damage;
@@ -22,6 +23,7 @@ mod happens_before;
 mod harm;
 mod machine;
 mod meaning;
+mod operands;
 mod peers;
 mod programs;
 mod reference;
