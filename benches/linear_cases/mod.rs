@@ -59,6 +59,7 @@ fn weight<'a>(device: &Device, recipe: Recipe, shape: Shape, orientation: Orient
     let operand = ActivationOperand {
         shape: stored,
         values,
+        row_pitch: stored.cols,
         data,
         scale: room,
         columnwise_data: DeviceAddress::NULL,
@@ -136,6 +137,7 @@ fn quantizing(device: &Device, recipe: Recipe, shape: Shape, columnwise: bool) -
     let operand = ActivationOperand {
         shape,
         values,
+        row_pitch: shape.cols,
         data: if columnwise { null } else { codes },
         scale: scales,
         columnwise_data: if columnwise { codes } else { null },
