@@ -53,6 +53,10 @@ index!(
     RankId, "rank "
 );
 index!(
+    /// One process of a world; it owns some of the ranks, one after the other.
+    ProcessId, "process "
+);
+index!(
     /// One in-order queue of work: a CUDA stream, a CPU thread, a simulated clock.
     LaneId, "lane "
 );

@@ -6,7 +6,7 @@
 //! > shows.
 //!
 //! Rooms, from the ground up; a room imports only from those above it in this list:
-//! [`id`] · [`mod@format`], [`model`], [`config`], [`trace`] · [`op`], [`layout`], [`compute`], [`cluster`] ·
+//! [`id`] · [`mod@format`], [`model`], [`config`], [`trace`], [`rendezvous`] · [`op`], [`layout`], [`compute`], [`cluster`] ·
 //! [`plan`] and [`backend`], which do not know each other · [`flow`], [`tune`] · [`actor`] · [`exec`] ·
 //! [`session`], and `tool`, behind the `warpweft` program (feature `cli`). Beside them stands `linear`, matrix products
 //! for closures on GPUs (feature `cuda`). `ARCHITECTURE.md` states the laws.
@@ -28,6 +28,7 @@ pub mod op;
 mod panics;
 pub mod plan;
 mod queue;
+pub mod rendezvous;
 pub mod session;
 #[cfg(feature = "cli")]
 pub mod tool;

@@ -1,4 +1,4 @@
-//! The main job: trains a byte-level decoder-only transformer on real text, on ranks of this machine.
+//! The main job: trains a byte-level decoder-only transformer on real text, on ranks of this machine or of several processes.
 //!
 //! `cargo run --release --example train` takes the text files of this repository, NVFP4 weights, and up to four
 //! GPUs where there are any, else four ranks on the CPU. `--help` explains the rest.
@@ -32,6 +32,7 @@ use warpweft::config::Config as Settings;
 use warpweft::config::{Backward, Capture, Prefetch, Scaling};
 use warpweft::format::Format;
 use warpweft::id::RankId;
+use warpweft::rendezvous::ProcessEnvironment;
 use warpweft::session::{Outcome, Session, StepReport};
 use warpweft::trace::{Exposure, LineChart, Nanoseconds, Reference, Series};
 
@@ -43,7 +44,9 @@ use start::Job;
 /// Trains a small byte-level transformer whose weights are sharded over in-process ranks and travel
 /// quantized, and shows what that costs: loss, exposed communication, bytes.
 ///
-/// Ranks are threads of this process; with `--device cuda` each drives a GPU of its own. Every rank owns a slice of rows of each matrix: FP32 master, Adam moments, and the slice in the
+/// Ranks are threads of this process; with `--device cuda` each drives a GPU of its own. Started by torchrun, mpirun, srun, or by hand with
+/// RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and WARPWEFT_SECRET, it is one process of several: each has the GPU of its LOCAL_RANK,
+/// or as many as `--ranks` says, and the process of rank 0 reports. Every rank owns a slice of rows of each matrix: FP32 master, Adam moments, and the slice in the
 /// chosen format. Before a layer computes, its rows are gathered from all ranks; after its backward
 /// the gradient is summed back to their owners. `--depth` says how many uses ahead a gather may start.
 #[derive(Parser, Debug)]
@@ -52,7 +55,7 @@ struct Arguments {
     /// Where the ranks run: GPUs if there are enough of them, else the CPU; or what you say.
     #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
     device: DeviceKind,
-    /// The GPU of each rank, as in 0,1,2,3. Ranks may share one. [default: the first --ranks]
+    /// The GPU of each rank of this process, as in 0,1,2,3. Ranks may share one. [default: the first --ranks]
     #[arg(long, value_delimiter = ',', conflicts_with = "ranks")]
     devices: Option<Vec<u32>>,
     /// Ranks in this process; each runs its own share of the batch. [default: 4, on GPUs one for each up to 4]
@@ -92,6 +95,9 @@ struct Arguments {
     /// Folder for the loss curve.
     #[arg(long, default_value = "target/train")]
     out: PathBuf,
+    /// Write the loss of every step to this file, one a line, with all its digits.
+    #[arg(long)]
+    losses: Option<PathBuf>,
     /// Print the plan of the training step and stop.
     #[arg(long)]
     plan: bool,
@@ -120,20 +126,30 @@ async fn run() -> Result<(), Box<dyn Error>> {
 
     let declared = settings.apply_weight_rules(&program::weights(&config, arguments.format)?)?;
     let declared = program::declare(&config, &declared)?;
-    let wish = Wish { device: arguments.device, ranks: arguments.ranks, gpus: arguments.devices.clone() };
+    let process = ProcessEnvironment::of_this_process()?.filter(|process| process.processes > 1);
+    let wish = Wish {
+        device: arguments.device,
+        ranks: arguments.ranks,
+        gpus: arguments.devices.clone(),
+        process: process.as_ref().map(|process| process.local),
+    };
     let placement = placement::place(&wish, start::usable_gpus)?;
     let job = Job { settings: &settings, config: &config, declared: &declared, seed: arguments.seed };
-    let mut session = start::start(job, &placement).await?;
+    let mut session = start::start(job, &placement, process.as_ref()).await?;
+    let (ranks, reports) = (session.ranks(), session.own_ranks().any(|rank| rank == RankId::new(0)));
     if arguments.plan {
-        println!("{}", session.plan("train")?);
+        if reports {
+            println!("{}", session.plan("train")?);
+        }
         return Ok(session.close().await?);
     }
-    introduce(&arguments, &settings, &config, &corpus, &session, &placement)?;
-    let ranks = placement.ranks();
-    let run = train(&arguments, ranks, &settings, &config, &corpus, &mut session).await?;
-    let held_out = evaluate(&config, &corpus, &mut session, ranks).await?;
+    if reports {
+        introduce(&arguments, &settings, &config, &corpus, &session, &placement)?;
+    }
+    let run = train(&arguments, reports, &settings, &config, &corpus, &mut session).await?;
+    let held_out = evaluate(&config, &corpus, &mut session).await?;
     session.close().await?;
-    conclude(&arguments, ranks, &settings, &corpus, &run, held_out)
+    if reports { conclude(&arguments, ranks, &settings, &corpus, &run, held_out) } else { Ok(()) }
 }
 
 /// The configuration file with the flags on top.
@@ -186,7 +202,7 @@ fn introduce(
         arguments.format,
         config.batch,
         config.sequence,
-        placement.ranks(),
+        session.ranks(),
     );
     if let Ok(plan) = session.plan("train") {
         let bounds = &plan.bounds;
@@ -205,7 +221,13 @@ fn introduce(
         Placement::Cpu { instead: Some(reason), .. } => println!("          on the CPU, because {reason}"),
         Placement::Cpu { instead: None, .. } => {}
         #[cfg(feature = "cuda")]
-        Placement::Cuda { gpus } => println!("          ranks on {}", cuda::names(gpus)?.join(", ")),
+        Placement::Cuda { gpus } => {
+            let elsewhere = match session.ranks() - placement.ranks() {
+                0 => String::new(),
+                others => format!("; {others} in other processes"),
+            };
+            println!("          ranks on {}{elsewhere}", cuda::names(gpus)?.join(", "));
+        }
         #[cfg(not(feature = "cuda"))]
         Placement::Cuda { .. } => {}
     }
@@ -234,13 +256,13 @@ impl Run {
 
 async fn train(
     arguments: &Arguments,
-    ranks: u32,
+    reports: bool,
     settings: &Settings,
     config: &Config,
     corpus: &Corpus,
     session: &mut Session,
 ) -> Result<Run, Box<dyn Error>> {
-    let bar = ProgressBar::new(u64::from(arguments.steps));
+    let bar = if reports { ProgressBar::new(u64::from(arguments.steps)) } else { ProgressBar::hidden() };
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {elapsed} (left {eta})")?);
     let mut run = Run {
         losses: Vec::new(),
@@ -252,12 +274,12 @@ async fn train(
     let (mut tokens, mut targets) = (vec![0u8; config.tokens()], vec![0u8; config.tokens()]);
     let mut told = Instant::now();
     for step in 0..arguments.steps {
-        for rank in 0..ranks {
+        for rank in session.own_ranks() {
             let draw =
-                Draw { split: Split::Training, seed: arguments.seed, step: step.into(), rank: rank as usize };
+                Draw { split: Split::Training, seed: arguments.seed, step: step.into(), rank: rank.index() };
             corpus.batch(config, draw, &mut tokens, &mut targets);
-            session.write_input("train", RankId::new(rank), "tokens", &tokens)?;
-            session.write_input("train", RankId::new(rank), "targets", &targets)?;
+            session.write_input("train", rank, "tokens", &tokens)?;
+            session.write_input("train", rank, "targets", &targets)?;
         }
         session.set_learning_rate(settings.optimizer.lr as f32 * schedule::factor(step, arguments.steps))?;
         let report = session.step("train").await?;
@@ -265,7 +287,7 @@ async fn train(
         run.exposure = [run.exposure, report.exposure].into_iter().sum();
         run.stepping += report.duration;
         run.skipped += u32::from(!matches!(report.outcome, Outcome::Updated { .. }));
-        if let Some(refusal) = &report.not_recorded {
+        if let Some(refusal) = report.not_recorded.as_ref().filter(|_| reports) {
             bar.suspend(|| {
                 println!("note      steps are not recorded: {}: {}", refusal.rank, refusal.reason)
             });
@@ -275,7 +297,7 @@ async fn train(
         if run.is_timed() {
             message += &format!("  exposed {:4.1} %", 100.0 * run.exposure.fraction());
         }
-        if bar.is_hidden() && told.elapsed() > Duration::from_secs(5) {
+        if reports && bar.is_hidden() && told.elapsed() > Duration::from_secs(5) {
             println!("step {:4}  {message}", step + 1);
             told = Instant::now();
         }
@@ -288,21 +310,16 @@ async fn train(
 }
 
 /// Mean loss over held-out text, with the weights as they are quantized now.
-async fn evaluate(
-    config: &Config,
-    corpus: &Corpus,
-    session: &mut Session,
-    ranks: u32,
-) -> Result<f32, Box<dyn Error>> {
+async fn evaluate(config: &Config, corpus: &Corpus, session: &mut Session) -> Result<f32, Box<dyn Error>> {
     const BATCHES: u64 = 4;
     let (mut tokens, mut targets) = (vec![0u8; config.tokens()], vec![0u8; config.tokens()]);
     let mut sum = 0.0;
     for step in 0..BATCHES {
-        for rank in 0..ranks {
-            let draw = Draw { split: Split::HeldOut, seed: 0, step, rank: rank as usize };
+        for rank in session.own_ranks() {
+            let draw = Draw { split: Split::HeldOut, seed: 0, step, rank: rank.index() };
             corpus.batch(config, draw, &mut tokens, &mut targets);
-            session.write_input("evaluate", RankId::new(rank), "tokens", &tokens)?;
-            session.write_input("evaluate", RankId::new(rank), "targets", &targets)?;
+            session.write_input("evaluate", rank, "tokens", &tokens)?;
+            session.write_input("evaluate", rank, "targets", &targets)?;
         }
         sum += session.step("evaluate").await?.mean_output("loss")?;
     }
@@ -357,6 +374,10 @@ fn conclude(
     }
     if run.skipped > 0 {
         println!("skipped   {} steps, for gradients that were not finite", run.skipped);
+    }
+    if let Some(path) = &arguments.losses {
+        let lines: String = run.losses.iter().map(|loss| format!("{loss}\n")).collect();
+        std::fs::write(path, lines)?;
     }
     let curve = arguments.out.join("loss.svg");
     std::fs::create_dir_all(&arguments.out)?;

@@ -15,7 +15,7 @@ pub(crate) enum DeviceKind {
     Auto,
     /// Threads of this machine.
     Cpu,
-    /// One GPU per rank, in this process.
+    /// One GPU per rank.
     Cuda,
 }
 
@@ -28,9 +28,11 @@ pub(crate) struct Wish {
     pub(crate) ranks: Option<u32>,
     /// `--devices`.
     pub(crate) gpus: Option<Vec<u32>>,
+    /// The number of this process among those of its host, if it is one of several.
+    pub(crate) process: Option<u32>,
 }
 
-/// Where the ranks run.
+/// Where the ranks of this process run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {
     /// So many threads; and, where GPUs were looked for, why none is used.
@@ -48,7 +50,7 @@ pub(crate) enum Placement {
 }
 
 impl Placement {
-    /// Number of ranks.
+    /// Number of ranks of this process.
     pub(crate) fn ranks(&self) -> u32 {
         match self {
             Self::Cpu { ranks, .. } => *ranks,
@@ -66,6 +68,11 @@ pub(crate) enum PlacementError {
     /// GPUs cannot be used at all.
     #[error("--device cuda cannot be followed: {0}")]
     NoCuda(String),
+    /// Ranks of several processes on the CPU.
+    #[error(
+        "this is one of several processes, whose ranks meet on GPUs only, but {0}; use --device cuda, or start one process"
+    )]
+    ProcessesOnCpu(String),
     /// A GPU this machine has not.
     #[error(
         "GPU {asked} was asked for, but this machine shows {found}; see nvidia-smi -L and CUDA_VISIBLE_DEVICES"
@@ -94,21 +101,26 @@ pub(crate) fn place(
     wish: &Wish,
     look: impl FnOnce() -> Result<u32, String>,
 ) -> Result<Placement, PlacementError> {
-    let on_cpu = |instead| Placement::Cpu { ranks: wish.ranks.unwrap_or(USUAL_RANKS), instead };
+    let on_cpu = |instead: Option<String>| match wish.process {
+        None => Ok(Placement::Cpu { ranks: wish.ranks.unwrap_or(USUAL_RANKS), instead }),
+        Some(_) => {
+            Err(PlacementError::ProcessesOnCpu(instead.unwrap_or_else(|| "--device says cpu".to_owned())))
+        }
+    };
     let named = wish.gpus.is_some();
     match wish.device {
         DeviceKind::Cpu if named => Err(PlacementError::GpusOnCpu),
-        DeviceKind::Cpu => Ok(on_cpu(None)),
+        DeviceKind::Cpu => on_cpu(None),
         DeviceKind::Cuda => on_gpus(wish, look()),
         DeviceKind::Auto if named => on_gpus(wish, look()),
-        DeviceKind::Auto => Ok(match (look(), wish.ranks) {
+        DeviceKind::Auto => match (look(), wish.ranks) {
             (Err(reason), _) => on_cpu(Some(reason)),
             (Ok(0), _) => on_cpu(Some("this machine shows no GPU".into())),
             (Ok(found), Some(ranks)) if ranks > found => {
                 on_cpu(Some(format!("{ranks} ranks were asked for, and this machine shows {found} GPUs")))
             }
-            (found, _) => return on_gpus(wish, found),
-        }),
+            (found, _) => on_gpus(wish, found),
+        },
     }
 }
 
@@ -116,6 +128,11 @@ fn on_gpus(wish: &Wish, found: Result<u32, String>) -> Result<Placement, Placeme
     let found = found.map_err(PlacementError::NoCuda)?;
     let gpus = match &wish.gpus {
         Some(gpus) => gpus.clone(),
+        // Each process of a host has as many GPUs, one after the other.
+        None if wish.process.is_some() => {
+            let (process, ranks) = (wish.process.unwrap_or(0), wish.ranks.unwrap_or(1));
+            (process * ranks..(process + 1) * ranks).collect()
+        }
         None => {
             let ranks = wish.ranks.unwrap_or(found.clamp(1, USUAL_RANKS));
             if ranks > found {
@@ -135,7 +152,7 @@ mod tests {
     use super::*;
 
     fn wish(device: DeviceKind, ranks: Option<u32>, gpus: Option<&[u32]>) -> Wish {
-        Wish { device, ranks, gpus: gpus.map(<[u32]>::to_vec) }
+        Wish { device, ranks, gpus: gpus.map(<[u32]>::to_vec), process: None }
     }
 
     fn cuda(gpus: &[u32]) -> Result<Placement, PlacementError> {
@@ -180,6 +197,23 @@ mod tests {
         assert_eq!(ranks(Some(2), Ok(1)), Err(PlacementError::TooFew { ranks: 2, found: 1 }));
         assert_eq!(ranks(None, Ok(0)), Err(PlacementError::TooFew { ranks: 1, found: 0 }));
         assert_eq!(ranks(None, missing()), Err(PlacementError::NoCuda("no libcuda".into())));
+    }
+
+    #[test]
+    fn a_process_among_several_takes_the_gpus_behind_those_of_the_ones_before_it() {
+        let of = |process, ranks, gpus: Option<&[u32]>, found| {
+            let process = Some(process);
+            place(&Wish { process, ..wish(DeviceKind::Cuda, ranks, gpus) }, || found)
+        };
+        assert_eq!(of(3, None, None, Ok(4)), cuda(&[3]));
+        assert_eq!(of(1, Some(2), None, Ok(4)), cuda(&[2, 3]));
+        assert_eq!(of(1, None, Some(&[0, 2]), Ok(4)), cuda(&[0, 2]));
+        assert_eq!(of(1, None, None, Ok(1)), Err(PlacementError::NoGpu { asked: 1, found: 1 }));
+        for (device, word) in [(DeviceKind::Cpu, "says cpu"), (DeviceKind::Auto, "no GPU")] {
+            let process = Some(0);
+            let refused = place(&Wish { process, ..wish(device, None, None) }, || Ok(0)).unwrap_err();
+            assert!(refused.to_string().contains(word), "{refused}");
+        }
     }
 
     #[test]

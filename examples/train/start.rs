@@ -1,10 +1,15 @@
 //! From a placement to a session: the same programs and first values on either device.
 
 use std::error::Error;
+#[cfg(feature = "cuda")]
+use std::{sync::Arc, time::Duration};
 
 use warpweft::compute::Surface;
 use warpweft::config::Config as Settings;
 use warpweft::id::RankId;
+use warpweft::rendezvous::ProcessEnvironment;
+#[cfg(feature = "cuda")]
+use warpweft::rendezvous::{Rendezvous, Secret};
 use warpweft::session::{Session, SessionBuilder};
 
 use crate::closure::Transformer;
@@ -27,8 +32,12 @@ pub(crate) struct Job<'a> {
     pub(crate) seed: u64,
 }
 
-/// Starts the ranks.
-pub(crate) async fn start(job: Job<'_>, placement: &Placement) -> Result<Session, Box<dyn Error>> {
+/// Starts the ranks of this process, which is alone or one of several.
+pub(crate) async fn start(
+    job: Job<'_>,
+    placement: &Placement,
+    process: Option<&ProcessEnvironment>,
+) -> Result<Session, Box<dyn Error>> {
     let (config, declared) = (job.config.clone(), job.declared.clone());
     match placement {
         Placement::Cpu { ranks, .. } => {
@@ -41,17 +50,35 @@ pub(crate) async fn start(job: Job<'_>, placement: &Placement) -> Result<Session
             use warpweft::backend::cuda::DeviceOrdinal;
             let kernels = crate::cuda::kernels(gpus)?;
             let devices: Vec<_> = gpus.iter().map(|gpu| DeviceOrdinal::new(*gpu)).collect();
-            let numbers = gpus.clone();
+            let rendezvous = Arc::new(meet(job.settings, process, gpus.len())?);
+            let (numbers, first) = (gpus.clone(), rendezvous.range().start);
             let closure = move |rank: RankId| {
-                let (gpu, code) = (numbers[rank.index()], &kernels[rank.index()]);
+                let (gpu, code) = (numbers[rank.index() - first], &kernels[rank.index() - first]);
                 Transformer::new(&declared, crate::cuda::Gpu::new(&config, gpu, code))
             };
             let builder = Session::builder(job.settings.clone(), closure);
-            Ok(dressed(builder, job).start_cuda(devices).await?)
+            Ok(dressed(builder, job).start_cuda_in(rendezvous, devices).await?)
         }
         #[cfg(not(feature = "cuda"))]
         Placement::Cuda { .. } => Err(NO_BACKEND.into()),
     }
+}
+
+/// Where the ranks meet: in this process, or with those of the others that a launcher started.
+#[cfg(feature = "cuda")]
+fn meet(
+    settings: &Settings,
+    process: Option<&ProcessEnvironment>,
+    ranks: usize,
+) -> Result<Rendezvous, Box<dyn Error>> {
+    let (ranks, deadline) = (u32::try_from(ranks)?, Duration::from_secs_f64(settings.deadline_s));
+    Ok(match process {
+        None => Rendezvous::of_threads(ranks, deadline),
+        Some(process) => {
+            let secret = Secret::of_environment()?;
+            Rendezvous::of_processes(process, ranks, secret.as_ref(), deadline)?
+        }
+    })
 }
 
 /// How many GPUs the example can use, or why it can use none.

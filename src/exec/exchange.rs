@@ -6,8 +6,10 @@
 
 use std::time::Duration;
 
+use super::RankReport;
 use crate::backend::{ClosureFault, TaskInterval};
 use crate::format::DelayedState;
+use crate::id::RankId;
 use crate::op::Vote;
 
 /// Optimizer state of one rank's rows of one weight.
@@ -32,6 +34,7 @@ impl Exchange {
     pub fn forget_weights(&mut self) {
         self.shards = Vec::new();
         self.carried = Vec::new();
+        self.gathered = Vec::new();
     }
 }
 
@@ -63,4 +66,12 @@ pub struct Exchange {
     pub carried: Vec<Vec<u8>>,
     /// Optimizer steps taken, going out or coming in.
     pub optimizer_step: u32,
+    /// How the last step ended on the ranks of other processes; in the exchange of this process's first rank.
+    pub elsewhere: Vec<(RankId, RankReport)>,
+    /// What all ranks exported, in rank order; in the exchange of rank 0, where a world has several processes.
+    pub gathered: Vec<Exchange>,
+    /// Which checkpoint comes in, where other processes must import the same; `None` for one this process refuses.
+    pub checkpoint: Option<u64>,
+    /// Why nothing was imported, if processes did not agree.
+    pub import_refused: Option<String>,
 }

@@ -6,13 +6,15 @@
 //!
 //! A rank thread owns its backend, lanes, arena and plans. The session tells it what to do over a
 //! queue and reads what came of it from the rank's exchange. Ranks agree on host matters (equal
-//! plans, a usable recording) in a [`World`]; everything else they exchange on the device.
+//! plans, a usable recording) in a [`World`]; everything else they exchange on the device. Where a world has several
+//! processes, each also tells the others how its ranks ended a step.
 
 mod capture;
 mod error;
 mod exchange;
 mod pump;
 mod rank;
+mod spread;
 mod thread;
 mod transfer;
 mod world;
@@ -22,5 +24,7 @@ pub use error::ExecError;
 pub use exchange::{Exchange, WeightShard};
 pub use pump::Pump;
 pub use rank::{Installed, Rank};
+pub use spread::RankReport;
+pub(crate) use spread::report_bytes;
 pub use thread::{Command, Inbox, Initializer, RankThread, Reply, Setup};
 pub use world::World;

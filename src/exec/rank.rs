@@ -40,7 +40,7 @@ pub struct Rank<B: Backend> {
     /// What the weights hold, counted from the masters that were set last.
     pub(super) edge: EdgeState,
     poison: Poison,
-    world: Arc<World>,
+    pub(super) world: Arc<World>,
 }
 
 impl<B: Backend> Rank<B> {
@@ -124,7 +124,8 @@ impl<B: Backend> Rank<B> {
                 Some(vote)
             }
         };
-        self.download_outputs(&plan, program, exchange)
+        self.download_outputs(&plan, program, exchange)?;
+        self.world.spread_report(self.id(), &plan, program, exchange)
     }
 
     /// Runs the prologue, if masters were set since it ran last.
@@ -179,7 +180,7 @@ impl<B: Backend> Rank<B> {
     /// Tells every rank of the world that this one is gone.
     pub fn give_up(&self, reason: &str) {
         self.backend.abort(reason);
-        self.world.leave(reason);
+        self.world.end(reason);
     }
 }
 

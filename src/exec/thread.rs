@@ -132,6 +132,12 @@ impl RankThread {
         Ok(Self { rank, commands: Some(commands), exchange, thread: Some(thread) })
     }
 
+    /// Which rank it is.
+    #[must_use]
+    pub fn rank(&self) -> RankId {
+        self.rank
+    }
+
     /// Asks something of the rank; it will reply.
     ///
     /// # Errors
@@ -171,7 +177,7 @@ fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, 
     }) {
         Ok(owner) => owner,
         Err(error) => {
-            world.leave(&error.to_string());
+            world.end(&error.to_string());
             return reply(Err(error));
         }
     };
@@ -186,7 +192,7 @@ fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, 
                     None => owner.step(program, &mut exchange),
                 },
                 Some(Command::Export) => owner.export(&mut exchange),
-                Some(Command::Import) => owner.import(&exchange),
+                Some(Command::Import) => owner.import_agreed(&mut exchange),
             }
         });
         if let Err(error) = &outcome {
@@ -199,7 +205,7 @@ fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, 
             break;
         }
     }
-    world.leave(&format!("{rank} was closed"));
+    world.leave(rank, &format!("{rank} was closed"));
 }
 
 /// Turns a panic into an error that keeps its words.

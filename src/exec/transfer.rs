@@ -43,7 +43,8 @@ impl<B: Backend> Rank<B> {
     }
 
     /// Copies masters, moments, step count and planes of the rank's rows into `exchange`, and the
-    /// rank's carried buffers.
+    /// rank's carried buffers. Where a world has several processes, rank 0 has what all copied out, and the others
+    /// nothing.
     ///
     /// # Errors
     /// What the backend refuses.
@@ -71,7 +72,17 @@ impl<B: Backend> Rank<B> {
             self.backend.download(&self.memory, *region, &mut bytes)?;
             exchange.carried.push(bytes);
         }
-        Ok(())
+        self.world.gather_weights(self.id(), exchange)
+    }
+
+    /// As [`Rank::import`], if all processes of the world agree on the checkpoint; else `exchange` says why not, and
+    /// nothing is changed.
+    ///
+    /// # Errors
+    /// What the backend refuses, and the end of the world.
+    pub fn import_agreed(&mut self, exchange: &mut Exchange) -> Result<(), ExecError> {
+        self.world.agree_on_import(self.id(), exchange)?;
+        if exchange.import_refused.is_some() { Ok(()) } else { self.import(exchange) }
     }
 
     /// Puts masters, moments, delayed scales, step count and carried buffers from `exchange` in place; the planes

@@ -1,38 +1,39 @@
-//! What the ranks of one process agree on, on the host.
+//! What the ranks of a world agree on, on the host.
 //!
-//! Law: every rank contributes one number and gets all of them; nobody waits past the deadline,
-//! and a rank that leaves wakes everyone with its reason. Steps never come here; building and
-//! recording do.
+//! Law: every rank contributes and gets what all contributed; nobody waits past the deadline, and a rank that fails
+//! wakes everyone with its reason, in whatever process they are (RV-2, RV-3 in [`crate::rendezvous`]). Steps of a world in one process
+//! never come here; building and recording do.
 
-use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use super::ExecError;
 use crate::id::RankId;
+use crate::rendezvous::{Rendezvous, RendezvousError, Topic};
 
 /// Meeting point of a fixed number of ranks.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct World {
-    state: Mutex<State>,
-    bell: Condvar,
-    deadline: Duration,
-}
-
-#[derive(Debug)]
-struct State {
-    round: u64,
-    values: Vec<Option<u64>>,
-    agreed: Vec<u64>,
-    left: Option<String>,
+    rendezvous: Arc<Rendezvous>,
 }
 
 impl World {
-    /// A world of `ranks` ranks that meet within `deadline` of each other.
+    /// A world of `ranks` ranks of this process that meet within `deadline` of each other.
     #[must_use]
     pub fn new(ranks: u32, deadline: Duration) -> Self {
-        let values = vec![None; ranks as usize];
-        let state = State { round: 0, values, agreed: Vec::new(), left: None };
-        Self { state: Mutex::new(state), bell: Condvar::new(), deadline }
+        Self::over(Arc::new(Rendezvous::of_threads(ranks, deadline)))
+    }
+
+    /// The world whose ranks meet at `rendezvous`.
+    #[must_use]
+    pub fn over(rendezvous: Arc<Rendezvous>) -> Self {
+        Self { rendezvous }
+    }
+
+    /// Where the ranks meet.
+    #[must_use]
+    pub fn rendezvous(&self) -> &Arc<Rendezvous> {
+        &self.rendezvous
     }
 
     /// Contributes `value` and returns every rank's, in rank order.
@@ -40,47 +41,38 @@ impl World {
     /// # Errors
     /// [`ExecError::World`] when a rank left or did not come in time, or is not of this world.
     pub fn exchange(&self, rank: RankId, value: u64) -> Result<Vec<u64>, ExecError> {
-        let until = Instant::now() + self.deadline;
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let (round, ranks) = (state.round, state.values.len());
-        match state.values.get_mut(rank.index()) {
-            Some(place) => *place = Some(value),
-            None => {
-                let reason = format!("it is not one of the {ranks} ranks that meet here");
-                return Err(ExecError::World { rank, reason });
-            }
-        }
-        if state.values.iter().all(Option::is_some) {
-            state.agreed = state.values.iter_mut().filter_map(Option::take).collect();
-            state.round += 1;
-            self.bell.notify_all();
-        }
-        loop {
-            if let Some(reason) = &state.left {
-                return Err(ExecError::World { rank, reason: reason.clone() });
-            }
-            if state.round > round {
-                return Ok(state.agreed.clone());
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                let missing: Vec<String> = (state.values.iter().enumerate())
-                    .filter(|(_, value)| value.is_none())
-                    .map(|(rank, _)| RankId::at(rank).to_string())
-                    .collect();
-                let reason = format!("{} did not come within {:?}", missing.join(", "), self.deadline);
-                state.left = Some(reason.clone());
-                self.bell.notify_all();
-                return Err(ExecError::World { rank, reason });
-            }
-            state = self.bell.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
+        let all = self.rendezvous.exchange(rank, Topic::Agreement, &value.to_le_bytes());
+        let all = all.map_err(|error| failed(rank, error))?;
+        let number = |bytes: &Arc<[u8]>| {
+            let bytes = bytes.as_ref().try_into().map_err(|_| failed(rank, misfit("an agreement")))?;
+            Ok(u64::from_le_bytes(bytes))
+        };
+        all.iter().map(number).collect()
     }
 
-    /// A rank leaves for good; everyone waiting here wakes with its reason.
-    pub fn leave(&self, reason: &str) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.left.get_or_insert_with(|| reason.to_owned());
-        self.bell.notify_all();
+    /// A rank leaves in good order; who waits for it here is told `reason`.
+    pub fn leave(&self, rank: RankId, reason: &str) {
+        self.rendezvous.leave(rank, reason);
+    }
+
+    /// A rank cannot go on; everyone is told `reason`.
+    pub fn end(&self, reason: &str) {
+        self.rendezvous.end(reason);
+    }
+}
+
+/// What a rank reports when a meeting failed.
+pub(super) fn failed(rank: RankId, error: RendezvousError) -> ExecError {
+    let reason = match error {
+        RendezvousError::Ended { reason } | RendezvousError::Absent { reason } => reason,
+        other => other.to_string(),
+    };
+    ExecError::World { rank, reason }
+}
+
+/// Another rank said what this build does not understand.
+pub(super) fn misfit(what: &str) -> RendezvousError {
+    RendezvousError::Contradiction {
+        reason: format!("{what} does not have the form it has here; run the same build everywhere"),
     }
 }

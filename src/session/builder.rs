@@ -3,6 +3,8 @@
 //! Law: everything is checked and planned before any thread starts; what fails leaves nothing
 //! running. The ranks compare the fingerprints of their plans before they reserve memory.
 
+use std::ffi::OsStr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,10 +15,11 @@ use crate::backend::cpu::{CpuOptions, CpuWorld, Link};
 use crate::backend::{Backend, Checked};
 use crate::compute::{Compute, ComputeFactory, Surface};
 use crate::config::{Config, Reduce};
-use crate::exec::{CaptureMode, Inbox, Initializer, RankThread, Setup, World};
+use crate::exec::{CaptureMode, Inbox, Initializer, RankThread, Setup, World, report_bytes};
 use crate::id::RankId;
 use crate::model::{Mesh, Role, StepProgram};
 use crate::plan::StepPlan;
+use crate::rendezvous::Rendezvous;
 use crate::trace::HostTrace;
 
 /// A session in the making.
@@ -80,14 +83,41 @@ impl<S: Surface + 'static> SessionBuilder<S> {
     /// rank cannot be set up.
     pub async fn start<B: Backend<Surface = S>>(self, backends: Vec<B>) -> Result<Session, SessionError> {
         self.config.validate()?;
+        let ranks = u32::try_from(backends.len()).unwrap_or(u32::MAX);
+        let deadline = Duration::from_secs_f64(self.config.deadline_s);
+        self.start_in(Arc::new(Rendezvous::of_threads(ranks, deadline)), backends).await
+    }
+
+    /// As [`SessionBuilder::start`], for the ranks of this process of a world that may have others: one backend for each of
+    /// `rendezvous.own()`. Every process calls it with the same configuration and programs.
+    ///
+    /// # Errors
+    /// As [`SessionBuilder::start`]; what one process cannot do is told to all.
+    pub async fn start_in<B: Backend<Surface = S>>(
+        self,
+        rendezvous: Arc<Rendezvous>,
+        backends: Vec<B>,
+    ) -> Result<Session, SessionError> {
+        let told = Arc::clone(&rendezvous);
+        let session = self.start_ranks(rendezvous, backends).await;
+        session.inspect_err(|error| drop(told.end(&error.to_string())))
+    }
+
+    async fn start_ranks<B: Backend<Surface = S>>(
+        self,
+        rendezvous: Arc<Rendezvous>,
+        backends: Vec<B>,
+    ) -> Result<Session, SessionError> {
+        self.config.validate()?;
         check_reduce(&self.config, &backends)?;
-        let mesh = one_world(&backends)?;
+        let mesh = one_world(&backends, &rendezvous)?;
         let device = backends.first().map_or_else(String::new, Backend::describe);
         let plans = Plans::new(&self.programs, &self.config, mesh)?;
-        let recorder = self.recorder(&backends, &device)?;
-        let world = Arc::new(World::new(mesh.ranks(), Duration::from_secs_f64(self.config.deadline_s)));
+        check_outputs(&plans, &rendezvous)?;
+        let recorder = self.recorder(&backends, &device, &rendezvous)?;
+        let world = Arc::new(World::over(Arc::clone(&rendezvous)));
         let inbox = Arc::new(Inbox::new(backends.len()));
-        let programs = plans.programs.iter().map(|plan| Program::new(plan, mesh.ranks()));
+        let programs = plans.programs.iter().map(|plan| Program::new(plan, backends.len()));
         let programs = programs.collect::<Result<_, _>>()?;
         let exchanges =
             backends.iter().map(|_| plans.exchange()).collect::<Result<Vec<_>, SessionError>>()?;
@@ -103,6 +133,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
             poisoned: None,
             recorder: None,
             device,
+            rendezvous,
         };
         for (backend, exchange) in backends.into_iter().zip(exchanges) {
             let setup = Setup {
@@ -116,7 +147,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
                 initializer: Arc::clone(&self.initializer),
             };
             let thread = RankThread::start(setup, exchange, Arc::clone(&inbox))
-                .inspect_err(|error| world.leave(&error.to_string()))?;
+                .inspect_err(|error| world.end(&error.to_string()))?;
             session.ranks.push(thread);
         }
         session.recorder = recorder;
@@ -124,18 +155,30 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         Ok(session)
     }
 
-    fn recorder<B: Backend>(&self, backends: &[B], device: &str) -> Result<Option<Recorder>, SessionError> {
+    fn recorder<B: Backend>(
+        &self,
+        backends: &[B],
+        device: &str,
+        rendezvous: &Rendezvous,
+    ) -> Result<Option<Recorder>, SessionError> {
         let wanted = &self.config.trace;
         let (true, Some(first)) = (wanted.enabled, backends.first()) else { return Ok(None) };
         let failed = |error: crate::trace::TraceError| SessionError::Trace {
             path: wanted.path.clone(),
             reason: error.to_string(),
         };
-        Recorder::check(&wanted.path)?;
+        let mut path = PathBuf::from(&wanted.path);
+        if !rendezvous.is_whole() {
+            // Processes of one host would write over each other's file.
+            let name = |part: Option<&OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
+            let (stem, extension) = (name(path.file_stem()), name(path.extension()));
+            path.set_file_name(format!("{stem}.rank{}.{extension}", rendezvous.range().start));
+        }
+        Recorder::check(&path.to_string_lossy())?;
         let host = HostTrace::start(&std::env::temp_dir(), first.origin()).map_err(failed)?;
         let first_step = u64::from(wanted.first_step);
         let steps = first_step..first_step + u64::from(wanted.steps);
-        Ok(Some(Recorder::new(wanted.path.clone().into(), steps, host, device)))
+        Ok(Some(Recorder::new(path, steps, host, device)))
     }
 }
 
@@ -163,31 +206,49 @@ impl SessionBuilder<crate::backend::cpu::CpuSurface> {
 }
 
 impl Program {
-    fn new(plan: &Arc<StepPlan>, ranks: u32) -> Result<Self, SessionError> {
+    fn new(plan: &Arc<StepPlan>, ranks: usize) -> Result<Self, SessionError> {
         let inputs = (0..ranks).map(|_| host_buffers(plan, |role| role == Role::Input));
         Ok(Self { plan: Arc::clone(plan), inputs: inputs.collect::<Result<_, _>>()? })
     }
 }
 
-/// The mesh of `backends`, if they are all ranks of one world, in rank order.
-fn one_world<B: Backend>(backends: &[B]) -> Result<Mesh, SessionError> {
+/// The mesh of `backends`, if they are all ranks of this process, in rank order.
+fn one_world<B: Backend>(backends: &[B], rendezvous: &Rendezvous) -> Result<Mesh, SessionError> {
     let Some(first) = backends.first() else {
         return Err(SessionError::Start { reason: "pass one backend per rank".into() });
     };
     let mesh = first.mesh();
-    let misplaced =
-        |(position, backend): &(usize, &B)| backend.rank() != RankId::at(*position) || backend.mesh() != mesh;
-    let reason = match backends.iter().enumerate().find(misplaced) {
-        Some((position, backend)) => {
+    let own = rendezvous.own();
+    let misplaced = |(_, (expected, backend)): &(usize, (RankId, &B))| {
+        backend.rank() != *expected || backend.mesh() != mesh
+    };
+    let reason = match own.zip(backends).enumerate().find(misplaced) {
+        Some((position, (_, backend))) => {
             let (rank, ranks) = (backend.rank(), backend.mesh().ranks());
             format!("backend {position} speaks for {rank} of {ranks}")
         }
-        None if backends.len() != mesh.ranks() as usize => {
+        None if backends.len() != rendezvous.range().len() || mesh.ranks() != rendezvous.ranks() => {
             format!("the world has {} ranks and {} backends were passed", mesh.ranks(), backends.len())
         }
         None => return Ok(mesh),
     };
     Err(SessionError::Backends { reason })
+}
+
+/// What a step reports to other processes must fit into what a rendezvous carries.
+fn check_outputs(plans: &Plans, rendezvous: &Rendezvous) -> Result<(), SessionError> {
+    let most = Rendezvous::MOST_BYTES;
+    let too_much = |plan: &&Arc<StepPlan>| report_bytes(plan) > most;
+    match plans.programs.iter().find(too_much).filter(|_| !rendezvous.is_whole()) {
+        None => Ok(()),
+        Some(plan) => Err(SessionError::Start {
+            reason: format!(
+                "the outputs of `{}` have {} bytes, and processes tell each other {most} at most; make them smaller",
+                plan.name,
+                report_bytes(plan)
+            ),
+        }),
+    }
 }
 
 /// A backend sums as the configuration says, or says that it cannot.

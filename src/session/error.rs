@@ -39,7 +39,9 @@ pub enum SessionError {
     #[error(transparent)]
     Exec(#[from] ExecError),
     /// Backends that are not all ranks of one world, in rank order.
-    #[error("cannot start a session: {reason}; pass the backend of every rank of one world, in rank order")]
+    #[error(
+        "cannot start a session: {reason}; pass the backend of every rank of this process, in rank order"
+    )]
     Backends {
         /// Which one, or how many.
         reason: String,
@@ -112,6 +114,24 @@ pub enum SessionError {
         /// The name asked for.
         buffer: String,
     },
+    /// A rank of another process.
+    #[error(
+        "{rank} belongs to another process; this one owns {own}: write the inputs of its own ranks in each process"
+    )]
+    Elsewhere {
+        /// The rank.
+        rank: RankId,
+        /// The ranks of this process.
+        own: String,
+    },
+    /// A whole checkpoint was asked for, and this process has a part of the ranks.
+    #[error(
+        "this process owns a part of the ranks; call `Session::export_to_first` in every process, which gives the checkpoint to that of rank 0"
+    )]
+    Partial,
+    /// The processes could not meet.
+    #[error(transparent)]
+    Rendezvous(#[from] crate::rendezvous::RendezvousError),
     /// No such output.
     #[error(
         "program `{program}` has no output `{buffer}` on {rank}; declare it with `ProgramBuilder::output`"

@@ -2,7 +2,8 @@
 //!
 //! Law: between two awaited steps a session is at an edge: all lanes drained, weights at one
 //! version on all ranks. A dropped `step` future finishes in the background and the next call
-//! awaits it and tells how it ended. After a closure's error the session goes on; after a panic or the death of a rank
+//! awaits it and tells how it ended. A session owns the ranks of its process; where there are several processes, all call the
+//! same methods in the same order, and get the same outcomes (EX-2). After a closure's error the session goes on; after a panic or the death of a rank
 //! it is poisoned and says so until it is dropped. Nothing here is global: two sessions live side
 //! by side.
 
@@ -11,6 +12,7 @@ mod checkpoint;
 mod costs;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod digest;
 mod error;
 mod file_store;
 mod plans;
@@ -35,10 +37,11 @@ use std::time::{Duration, Instant};
 
 use bytemuck::Pod;
 
-use crate::exec::{Command, ExecError, Inbox, RankThread};
+use crate::exec::{Command, Exchange, ExecError, Inbox, RankReport, RankThread};
 use crate::id::RankId;
 use crate::model::{Call, Role};
 use crate::plan::StepPlan;
+use crate::rendezvous::Rendezvous;
 use recorder::Recorder;
 
 /// Programs, weights and ranks, ready to step.
@@ -61,13 +64,15 @@ pub struct Session {
     poisoned: Option<String>,
     recorder: Option<Recorder>,
     device: String,
+    /// Dropped behind the ranks, which say good-bye first.
+    rendezvous: Arc<Rendezvous>,
 }
 
 /// One program with its plan and the inputs of the coming step.
 #[derive(Debug)]
 struct Program {
     plan: Arc<StepPlan>,
-    /// Per rank, per buffer; empty for buffers that are no inputs.
+    /// Per rank of this process, per buffer; empty for buffers that are no inputs.
     inputs: Vec<Vec<Vec<u8>>>,
 }
 
@@ -124,9 +129,16 @@ impl Session {
         values: &[T],
     ) -> Result<(), SessionError> {
         let number = self.position(program)?;
+        let here = self.rendezvous.range();
+        let of_world = rank.index() < self.rendezvous.ranks() as usize;
+        if of_world && !here.contains(&rank.index()) {
+            let own: Vec<String> = self.own_ranks().map(|rank| rank.to_string()).collect();
+            return Err(SessionError::Elsewhere { rank, own: own.join(", ") });
+        }
         let Program { plan, inputs } = &mut self.programs[number];
         let position = plan.buffers.iter().position(|spec| spec.name == buffer && spec.role == Role::Input);
-        let place = position.and_then(|position| inputs.get_mut(rank.index())?.get_mut(position));
+        let place = position
+            .and_then(|position| inputs.get_mut(rank.index().checked_sub(here.start)?)?.get_mut(position));
         let Some(place) = place else {
             return Err(SessionError::NoInput {
                 program: program.to_owned(),
@@ -180,17 +192,35 @@ impl Session {
     /// carried buffers.
     ///
     /// # Errors
-    /// [`SessionError::DroppedStep`], a poisoned session.
+    /// [`SessionError::Partial`] where other processes own ranks, [`SessionError::DroppedStep`], a poisoned session.
     pub async fn export(&mut self) -> Result<Checkpoint, SessionError> {
+        if !self.rendezvous.is_whole() {
+            return Err(SessionError::Partial);
+        }
+        let checkpoint = self.export_to_first().await?;
+        checkpoint.ok_or(SessionError::Partial)
+    }
+
+    /// As [`Session::export`], called in every process: that of rank 0 gets the checkpoint of all ranks, the others `None`.
+    ///
+    /// # Errors
+    /// [`SessionError::DroppedStep`], a poisoned session.
+    pub async fn export_to_first(&mut self) -> Result<Option<Checkpoint>, SessionError> {
         self.settle().await?;
         self.check_usable()?;
         self.command(Command::Export);
         self.finish().await?;
         let mut exchanges: Vec<_> = self.ranks.iter().map(RankThread::exchange).collect();
         let plans = self.programs.iter().map(|program| Arc::clone(&program.plan)).collect::<Vec<_>>();
-        let checkpoint = Checkpoint::gather(&plans, &exchanges);
+        let checkpoint = if self.rendezvous.is_whole() {
+            Some(Checkpoint::gather(&plans, &exchanges))
+        } else {
+            let gathered = exchanges.first().map_or(&[][..], |first| first.gathered.as_slice());
+            let gathered: Vec<&Exchange> = gathered.iter().collect();
+            (!gathered.is_empty()).then(|| Checkpoint::gather(&plans, &gathered))
+        };
         exchanges.iter_mut().for_each(|exchange| exchange.forget_weights());
-        Ok(checkpoint?)
+        Ok(checkpoint.transpose()?)
     }
 
     /// Puts weights in place: masters, moments and step count; planes are quantized anew before
@@ -198,20 +228,36 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::Import`] when names or shapes differ from the session's, or carried buffers
-    /// are missing or of another number of ranks; nothing is changed then.
+    /// are missing or of another number of ranks, or processes were given different checkpoints; nothing is changed then,
+    /// in no process.
     /// [`SessionError::DroppedStep`], a poisoned session.
     pub async fn import(&mut self, checkpoint: &Checkpoint) -> Result<(), SessionError> {
         self.settle().await?;
         self.check_usable()?;
         let plans = self.programs.iter().map(|program| Arc::clone(&program.plan)).collect::<Vec<_>>();
-        checkpoint.check(&plans, self.ranks.len())?;
-        for (rank, thread) in self.ranks.iter().enumerate() {
-            checkpoint.scatter(&plans, RankId::at(rank), &mut thread.exchange());
+        let checked = checkpoint.check(&plans, self.rendezvous.ranks() as usize);
+        let is_whole = self.rendezvous.is_whole();
+        if is_whole && checked.is_err() {
+            return checked;
+        }
+        // Other processes wait for this one's word whatever it thinks of the checkpoint.
+        let digest = (!is_whole && checked.is_ok()).then(|| checkpoint.digest());
+        for thread in &self.ranks {
+            let mut exchange = thread.exchange();
+            exchange.checkpoint = digest;
+            if checked.is_ok() {
+                checkpoint.scatter(&plans, thread.rank(), &mut exchange);
+            }
         }
         self.command(Command::Import);
         let outcome = self.finish().await;
         self.ranks.iter().for_each(|thread| thread.exchange().forget_weights());
-        outcome.map(|_| ())
+        outcome?;
+        checked?;
+        match self.ranks.iter().find_map(|thread| thread.exchange().import_refused.take()) {
+            None => Ok(()),
+            Some(reason) => Err(SessionError::Import { reason }),
+        }
     }
 
     /// The plan of a program.
@@ -220,6 +266,17 @@ impl Session {
     /// An unknown program.
     pub fn plan(&self, program: &str) -> Result<&Arc<StepPlan>, SessionError> {
         Ok(&self.programs[self.position(program)?].plan)
+    }
+
+    /// Number of ranks of the world, in all processes.
+    #[must_use]
+    pub fn ranks(&self) -> u32 {
+        self.rendezvous.ranks()
+    }
+
+    /// The ranks of this process, in order.
+    pub fn own_ranks(&self) -> impl ExactSizeIterator<Item = RankId> + use<> {
+        self.rendezvous.own()
     }
 
     /// What the session runs on, and whether its link is paced.
@@ -324,28 +381,40 @@ impl Session {
     }
 
     /// A panic in a step nobody looked at still poisons the session.
-    fn note_panics(&mut self) {
-        for (rank, thread) in self.ranks.iter().enumerate() {
-            if let Some(fault) = thread.exchange().fault.as_ref().filter(|fault| fault.panicked) {
+    fn note_panics(&mut self, ranks: &[RankReport]) {
+        for (rank, report) in ranks.iter().enumerate() {
+            if let Some(fault) = report.fault.as_ref().filter(|fault| fault.panicked) {
                 let reason = format!("the closure of {} panicked: {}", RankId::at(rank), fault.message);
                 self.poisoned.get_or_insert(reason);
             }
         }
     }
 
+    /// How the last step ended on every rank of the world, in rank order.
+    fn rank_reports(&self, number: usize) -> Vec<RankReport> {
+        let plan = &self.programs[number].plan;
+        let mut all: Vec<(RankId, RankReport)> = Vec::new();
+        for thread in &self.ranks {
+            let mut exchange = thread.exchange();
+            all.push((thread.rank(), RankReport::of(plan, number, &exchange)));
+            all.append(&mut exchange.elsewhere);
+        }
+        all.sort_by_key(|(rank, _)| *rank);
+        all.into_iter().map(|(_, report)| report).collect()
+    }
+
     fn report(&mut self, number: usize, duration: Duration) -> Result<StepReport, SessionError> {
-        self.note_panics();
+        let ranks = self.rank_reports(number);
+        self.note_panics(&ranks);
         let plan = Arc::clone(&self.programs[number].plan);
         let step = self.steps;
         self.steps += 1;
         let exchanges: Vec<_> = self.ranks.iter().map(RankThread::exchange).collect();
         if let Some(recorder) = &mut self.recorder {
-            recorder.record(&plan, step, &exchanges);
+            recorder.record(&plan, step, self.rendezvous.range().start, &exchanges);
         }
-        let faulted = exchanges
-            .iter()
-            .enumerate()
-            .find_map(|(rank, exchange)| exchange.fault.as_ref().map(|fault| (RankId::at(rank), fault)));
+        let faulted = (ranks.iter().enumerate())
+            .find_map(|(rank, report)| report.fault.as_ref().map(|fault| (RankId::at(rank), fault)));
         if let Some((rank, fault)) = faulted {
             let call = plan.calls.get(fault.call.index()).map_or_else(String::new, Call::label);
             let (message, panicked) = (fault.message.clone(), fault.panicked);
@@ -353,7 +422,7 @@ impl Session {
         }
         let device = self.device.clone();
         let unobserved = std::mem::take(&mut self.unobserved);
-        report::build(&plan, number, step, duration, device, unobserved, &exchanges)
+        report::build(&plan, step, duration, device, unobserved, &exchanges, ranks)
     }
 }
 

@@ -62,11 +62,12 @@ impl Recorder {
         self.steps.contains(&step)
     }
 
-    /// Adds one step of all ranks.
+    /// Adds one step of the ranks of this process, of which `first` is the first.
     pub(super) fn record<E: Deref<Target = Exchange>>(
         &mut self,
         plan: &StepPlan,
         step: u64,
+        first: usize,
         exchanges: &[E],
     ) {
         if !self.keeps(step) {
@@ -74,7 +75,7 @@ impl Recorder {
         }
         let causes = causes(plan);
         for (rank, exchange) in exchanges.iter().enumerate() {
-            add_step(&mut self.timeline, plan, &causes, RankId::at(rank), step, &exchange.intervals);
+            add_step(&mut self.timeline, plan, &causes, RankId::at(first + rank), step, &exchange.intervals);
         }
     }
 

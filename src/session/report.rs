@@ -13,7 +13,7 @@ use bytemuck::Pod;
 
 use super::SessionError;
 use crate::backend::TaskInterval;
-use crate::exec::Exchange;
+use crate::exec::{Exchange, RankReport};
 use crate::id::RankId;
 use crate::layout::LaneKind;
 use crate::model::Role;
@@ -72,7 +72,7 @@ pub struct StepReport {
     /// What issuing the step's tasks, or launching its recording, took on the rank that took longest: time of the host
     /// before it waits for its lanes. On backends that run closures on the lanes, those are not in it.
     pub issue: Duration,
-    /// Where the time went, summed over ranks, as measured by the backend.
+    /// Where the time went, summed over the ranks of this process, as measured by the backend.
     pub exposure: Exposure,
     /// Bytes received from other ranks, per rank, and other exact byte counts of the plan.
     pub bounds: PlanBounds,
@@ -127,15 +127,15 @@ impl StepReport {
     }
 }
 
-/// Builds the report from what the ranks left in their exchanges.
+/// Builds the report from what the ranks of this process left in their exchanges, and from how the step ended on all ranks.
 pub(super) fn build<E: Deref<Target = Exchange>>(
     plan: &Arc<StepPlan>,
-    number: usize,
     step: u64,
     duration: Duration,
     device: String,
     unobserved: Vec<Outcome>,
     exchanges: &[E],
+    ranks: Vec<RankReport>,
 ) -> Result<StepReport, SessionError> {
     let mut scratch = Vec::new();
     let exposure = exchanges.iter().map(|exchange| measure(plan, &exchange.intervals, &mut scratch)).sum();
@@ -146,20 +146,12 @@ pub(super) fn build<E: Deref<Target = Exchange>>(
         }
         Some(vote) => Outcome::Skipped { norm: vote.norm },
     };
-    let unrecorded = |(rank, exchange): (usize, &E)| {
-        let reason = exchange.unrecorded.clone()?;
+    let unrecorded = |(rank, report): (usize, &RankReport)| {
+        let reason = report.unrecorded.clone()?;
         Some(NotRecorded { rank: RankId::at(rank), reason })
     };
-    let not_recorded = exchanges.iter().enumerate().find_map(unrecorded);
-    let outputs = exchanges
-        .iter()
-        .map(|exchange| {
-            let staged = exchange.staged[number].iter().zip(&plan.buffers);
-            staged
-                .map(|(bytes, spec)| if spec.role == Role::Output { bytes.clone() } else { Vec::new() })
-                .collect()
-        })
-        .collect();
+    let not_recorded = ranks.iter().enumerate().find_map(unrecorded);
+    let outputs = ranks.into_iter().map(|report| report.outputs).collect();
     Ok(StepReport {
         program: plan.name.clone(),
         step,

@@ -31,7 +31,7 @@ async fn run(format: Format, settings: &Settings, placement: &Placement) -> Vec<
     let model = program::weights(&config, format).unwrap();
     let declared = program::declare(&config, &model).unwrap();
     let job = Job { settings, config: &config, declared: &declared, seed: 1 };
-    let mut session = start(job, placement).await.unwrap();
+    let mut session = start(job, placement, None).await.unwrap();
     let mut losses = Vec::new();
     for step in 0..STEPS {
         write(&mut session, &config, "train", step, placement.ranks());

@@ -9,6 +9,7 @@ use super::bound::CudaBound;
 use super::cache::KernelCache;
 use super::context::Context;
 use super::failure::CudaFailure;
+use super::foreign::PAGE;
 use super::kernels::Kernels;
 use super::landing::Landing;
 use super::lane::CudaStream;
@@ -73,16 +74,22 @@ fn load_kernels(context: &Context) -> Result<Kernels, CudaFailure> {
 impl CudaBackend {
     pub(super) fn new(world: Arc<World>, rank: RankId) -> Result<Self, CudaFailure> {
         let missing = || CudaFailure::Refused(format!("{rank} has no device"));
-        let context = Arc::clone(world.contexts.get(rank.index()).ok_or_else(missing)?);
+        let context = Arc::clone(world.context(rank).ok_or_else(missing)?);
         let kernels = Arc::new(load_kernels(&context)?);
         let transfers = Stream::create(Arc::clone(&context), Priority::Least)?;
         let progress = Progress::new(&context)?;
         Ok(Self { world, rank, context, kernels, transfers, progress, lanes: Mutex::default() })
     }
 
+    /// What a failure means here: in a world that has ended it is an echo of that end.
     fn failed(&self, doing: &'static str) -> impl Fn(CudaFailure) -> BackendError {
         let rank = self.rank;
-        move |failure| BackendError::Device { rank, doing: doing.to_owned(), reason: failure.to_string() }
+        let device = move |failure: CudaFailure| BackendError::Device {
+            rank,
+            doing: doing.to_owned(),
+            reason: failure.to_string(),
+        };
+        move |failure| self.world.check().err().unwrap_or_else(|| device(failure))
     }
 
     fn enqueued<T>(
@@ -91,11 +98,11 @@ impl CudaBackend {
         task: TaskId,
         outcome: Result<T, CudaFailure>,
     ) -> Result<T, BackendError> {
-        outcome.map_err(|failure| BackendError::Task {
-            rank: self.rank,
-            task,
-            op: bound.task(task).map_or("unknown", |task| task.op),
-            reason: failure.to_string(),
+        let rank = self.rank;
+        outcome.map_err(|failure| {
+            let op = bound.task(task).map_or("unknown", |task| task.op);
+            let cause = || BackendError::Task { rank, task, op, reason: failure.to_string() };
+            self.world.check().err().unwrap_or_else(cause)
         })
     }
 
@@ -126,7 +133,9 @@ impl CudaBackend {
         let arena_bytes = after(0, bytes)?;
         let signals_end = after(arena_bytes, words)?;
         let all = after(signals_end, landing)?;
-        let memory = Arc::new(DeviceMemory::zeroed(&self.context, &self.transfers, all)?);
+        // Whole pages, so that what is lent to other processes is this and nothing else.
+        let pages = all.checked_next_multiple_of(PAGE).ok_or_else(too_much)?;
+        let memory = Arc::new(DeviceMemory::zeroed(&self.context, &self.transfers, pages)?);
         let arena = memory.address();
         let home = Home { arena, signals: arena.plus(arena_bytes), landing: arena.plus(signals_end) };
         self.world.settle(self.rank, home, Arc::clone(&memory))?;
@@ -151,7 +160,7 @@ impl CudaBackend {
                 Some(Communication { communicator, nccl: None })
             }
             (LaneKind::Communicator(communicator), Transport::Nccl) => {
-                let opened = Communicator::open(&self.world, self.rank, communicator, &self.context)?;
+                let opened = Communicator::open(&self.world, self.rank, &self.context)?;
                 Some(Communication { communicator, nccl: Some(Arc::new(opened)) })
             }
             (LaneKind::Compute | LaneKind::Quantize, _) => None,
@@ -284,7 +293,10 @@ impl Backend for CudaBackend {
         lane: Lane,
         closures: Option<ComputeFactory<CudaSurface>>,
     ) -> Result<CudaStream, BackendError> {
-        let refusal = |reason| BackendError::Lane { rank: self.rank, lane: lane.id, reason };
+        let refusal = |reason| {
+            let cause = || BackendError::Lane { rank: self.rank, lane: lane.id, reason };
+            self.world.check().err().unwrap_or_else(cause)
+        };
         self.context.make_current().map_err(|failure| refusal(failure.to_string()))?;
         let closures = Closures::make(closures, self.rank).map_err(refusal)?;
         self.open_lane(memory, lane, closures).map_err(|failure| refusal(failure.to_string()))
@@ -296,7 +308,7 @@ impl Backend for CudaBackend {
 
     fn bind(&self, memory: &CudaMemory, binding: &Binding<'_>) -> Result<CudaBound, BackendError> {
         self.context.make_current().map_err(self.failed("binding a plan"))?;
-        let homes = self.world.homes().map_err(self.failed("meeting the other ranks"))?;
+        let homes = self.world.homes(self.rank).map_err(self.failed("meeting the other ranks"))?;
         let lanes = lock(&self.lanes).clone();
         let binder = Binder {
             world: &self.world,
@@ -308,7 +320,7 @@ impl Backend for CudaBackend {
             arena: memory.memory.address(),
         };
         let bound = bind(&binder, binding, (memory.arena_bytes, memory.landing_bytes))
-            .inspect_err(|error| drop(self.world.poison.set(error.to_string())))?;
+            .inspect_err(|error| drop(self.world.poison(error.to_string())))?;
         // Loading code and allocating may wait for a device, hence for whoever waits on it: nobody steps before
         // everybody has bound.
         self.world.gather(self.rank).map_err(self.failed("meeting the other ranks"))?;
@@ -316,9 +328,10 @@ impl Backend for CudaBackend {
     }
 
     fn begin_step(&self, bound: &mut CudaBound) -> Result<(), BackendError> {
-        self.world.poison.check()?;
+        self.world.check()?;
         self.context.make_current().map_err(self.failed("beginning a step"))?;
         bound.steps += 1;
+        self.progress.begin(&bound.script);
         match &mut bound.timeline {
             None => Ok(()),
             Some(timeline) => {
@@ -328,7 +341,7 @@ impl Backend for CudaBackend {
     }
 
     fn enqueue(&self, stream: &mut CudaStream, bound: &CudaBound, task: TaskId) -> Result<(), BackendError> {
-        self.world.poison.check()?;
+        self.world.check()?;
         if !bound.is_cold() || !stream.communicates() || stream.records {
             return self.enqueued(bound, task, stream.enqueue(bound, task));
         }
@@ -359,7 +372,7 @@ impl Backend for CudaBackend {
         _: &CudaBound,
         graph: &CudaGraph,
     ) -> Result<(), BackendError> {
-        self.world.poison.check()?;
+        self.world.check()?;
         let refusal = || CudaFailure::Refused("there is no lane to launch on".to_owned());
         let first = streams.first().ok_or_else(refusal).map_err(self.failed("launching a step"))?;
         first.stream.launch(&graph.graph).map_err(self.failed("launching a step"))
@@ -393,7 +406,7 @@ impl Backend for CudaBackend {
     }
 
     fn abort(&self, reason: &str) {
-        drop(self.world.poison.set(reason));
+        drop(self.world.poison(reason));
         for communication in lock(&self.lanes).values().flatten() {
             if let Some(nccl) = &communication.nccl {
                 nccl.abort();

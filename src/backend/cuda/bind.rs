@@ -16,6 +16,7 @@ use super::kernels::Kernels;
 use super::landing::Landing;
 use super::prepare::Preparation;
 use super::progress::Progress;
+use super::script::Script;
 use super::signal::{Home, MemoryOperations};
 use super::stream::Event;
 use super::transport::{Communication, Route};
@@ -54,6 +55,8 @@ pub(super) fn bind(
         let reason = format!("{needed} bytes are needed for what peers send, and {there} were reserved");
         return Err(failed(CudaFailure::Refused(reason)));
     }
+    let is_collective = |task: TaskId| matches!(ops.get(task.index()), Some(LocalOp::Collective(_)));
+    let script = Arc::new(Script::of(binding, is_collective));
     let mut tasks = Vec::with_capacity(ops.len());
     for (position, (op, (named, lane))) in ops.into_iter().zip(binding.ops).enumerate() {
         let task = TaskId::at(position);
@@ -69,7 +72,7 @@ pub(super) fn bind(
     let event = |_| Event::order(Arc::clone(binder.context));
     let events = (0..binding.events).map(event).collect::<Result<_, _>>().map_err(failed)?;
     let timeline = binder.world.options.timeline.then(|| Timeline::new(binder.context, tasks.len()));
-    Ok(CudaBound { tasks, events, timeline: timeline.transpose().map_err(failed)?, steps: 0 })
+    Ok(CudaBound { tasks, events, timeline: timeline.transpose().map_err(failed)?, script, steps: 0 })
 }
 
 impl Binder<'_> {
@@ -131,6 +134,7 @@ impl Binder<'_> {
             nccl: communication.nccl.clone(),
             reduce: self.world.options.reduce,
             landing: landing.place(lane),
+            has_engines: !self.world.shares_gpus,
         };
         let mut commands = route.collective(self.kernels, op)?;
         let done = task.number().saturating_add(1);

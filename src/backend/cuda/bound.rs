@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::command::Command;
 use super::context::Context;
 use super::failure::CudaFailure;
+use super::script::Script;
 use super::stream::{Event, Stream};
 use crate::backend::TaskInterval;
 use crate::backend::clock::{Clock, nanoseconds};
@@ -21,6 +22,8 @@ pub struct CudaBound {
     pub(super) tasks: Vec<BoundTask>,
     pub(super) events: Vec<Event>,
     pub(super) timeline: Option<Timeline>,
+    /// What its collectives are, for errors.
+    pub(super) script: Arc<Script>,
     /// Steps begun.
     pub(super) steps: u64,
 }

@@ -154,19 +154,40 @@ impl Context {
         result::device::get_name(self.device).unwrap_or_else(|_| self.ordinal.to_string())
     }
 
+    /// The driver's name of the device, the same in every process of the host.
+    pub(super) fn gpu(&self) -> Result<[u8; 16], CudaFailure> {
+        let uuid = result::device::get_uuid(self.device).map_err(CudaFailure::driver("cuDeviceGetUuid"))?;
+        Ok(uuid.bytes.map(|byte| byte.to_ne_bytes()[0]))
+    }
+
+    /// Can the hardware reach the memory of every other GPU this process sees?
+    pub(super) fn can_reach_all(&self) -> Result<bool, CudaFailure> {
+        let count = result::device::get_count().map_err(CudaFailure::driver("cuDeviceGetCount"))?;
+        for other in 0..count {
+            let other = result::device::get(other).map_err(CudaFailure::driver("cuDeviceGet"))?;
+            if !self.can_reach(other)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn can_reach(&self, peer: sys::CUdevice) -> Result<bool, CudaFailure> {
+        let mut can = i32::from(self.device == peer);
+        if can == 0 {
+            // SAFETY: both devices come from the driver, and `can` outlives the call.
+            unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, self.device, peer) }
+                .result()
+                .map_err(CudaFailure::driver("cuDeviceCanAccessPeer"))?;
+        }
+        Ok(can != 0)
+    }
+
     /// Lets kernels and copies of this context reach the memory of `peer`. False where the hardware
     /// cannot.
     pub(super) fn reach(&self, peer: &Self) -> Result<bool, CudaFailure> {
-        if self.device == peer.device {
-            return Ok(true);
-        }
-        let mut can = 0;
-        // SAFETY: both devices come from the driver, and `can` outlives the call.
-        unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, self.device, peer.device) }
-            .result()
-            .map_err(CudaFailure::driver("cuDeviceCanAccessPeer"))?;
-        if can == 0 {
-            return Ok(false);
+        if self.device == peer.device || !self.can_reach(peer.device)? {
+            return Ok(self.device == peer.device);
         }
         self.make_current()?;
         // SAFETY: the peer's context is retained for as long as `peer` lives.

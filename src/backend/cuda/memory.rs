@@ -100,6 +100,16 @@ impl PinnedWords {
     }
 }
 
+impl PinnedWords {
+    /// Sets a word that no stream is to write now.
+    pub(super) fn clear(&self, index: usize) {
+        if index < self.count {
+            // SAFETY: the word is inside of the allocation, and is reached through volatile accesses alone.
+            unsafe { self.words.add(index).write_volatile(0) };
+        }
+    }
+}
+
 impl Drop for PinnedWords {
     fn drop(&mut self) {
         if self.context.make_current().is_ok() {

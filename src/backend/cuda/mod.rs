@@ -1,4 +1,4 @@
-//! The CUDA backend: one GPU per rank, one thread per GPU.
+//! The CUDA backend: one GPU per rank, one thread per GPU, in one process or several.
 //!
 //! Laws:
 //! - The libraries are opened when a world is made: nothing of CUDA is needed to build, and without a GPU the
@@ -25,17 +25,20 @@ mod compile;
 mod context;
 mod device_table;
 mod failure;
+mod foreign;
 pub(crate) mod gemm;
 pub mod kernels;
 mod landing;
 mod lane;
 mod library;
+mod machine;
 mod memory;
 mod nccl;
 mod options;
 mod prepare;
 mod progress;
 mod ranks;
+mod script;
 mod signal;
 mod stream;
 mod surface;

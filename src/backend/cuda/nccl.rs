@@ -17,7 +17,7 @@ use super::context::Context;
 use super::failure::CudaFailure;
 use super::stream::Stream;
 use super::world::World;
-use crate::id::{CommId, RankId};
+use crate::id::RankId;
 
 /// One rank's end of a communicator.
 pub(super) struct Communicator {
@@ -51,10 +51,9 @@ impl Communicator {
     pub(super) fn open(
         world: &Arc<World>,
         rank: RankId,
-        communicator: CommId,
         context: &Arc<Context>,
     ) -> Result<Self, CudaFailure> {
-        let id = world.unique_id(rank, communicator)?;
+        let id = world.unique_id(rank)?;
         // Opening waits for all ranks and for ever, so it begins when everybody has come.
         world.gather(rank)?;
         context.make_current()?;
@@ -127,7 +126,7 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if self.world.poison.reason().is_some() {
+        if self.world.check().is_err() {
             return self.abort();
         }
         if self.context.make_current().is_ok() {

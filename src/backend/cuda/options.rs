@@ -17,7 +17,7 @@ pub enum Transport {
 /// Choices of a CUDA world.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CudaOptions {
-    /// The GPU of every rank, in rank order. Ranks may share one, for tests: they also share its hardware queues, where
+    /// The GPU of every rank of this process, in rank order. Ranks may share one, for tests: they also share its hardware queues, where
     /// a stream of one rank may stand behind a stream of another that waits for the first. Four ranks of
     /// one GPU got on with `CUDA_DEVICE_MAX_CONNECTIONS=32` in the environment.
     pub devices: Vec<DeviceOrdinal>,

@@ -3,12 +3,14 @@
 //! Law: a word says what its writer said last. Nothing is decided by it but which words an error uses, and whether a
 //! scale could be made.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use super::address::DeviceAddress;
 use super::context::Context;
 use super::failure::CudaFailure;
 use super::memory::PinnedWords;
+use super::script::Script;
+use crate::backend::bell::lock;
 use crate::id::{LaneId, TaskId};
 
 /// Lanes of one rank, at most.
@@ -18,11 +20,25 @@ pub(super) const LANES: usize = 16;
 #[derive(Debug)]
 pub(super) struct Progress {
     words: PinnedWords,
+    /// What the plan under way is to do.
+    script: Mutex<Arc<Script>>,
 }
 
 impl Progress {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self, CudaFailure> {
-        Ok(Self { words: PinnedWords::zeroed(context, LANES + 1)? })
+        Ok(Self { words: PinnedWords::zeroed(context, LANES + 1)?, script: Mutex::default() })
+    }
+
+    /// A step of a plan begins: all lanes are drained, and none has finished a collective of it.
+    pub(super) fn begin(&self, script: &Arc<Script>) {
+        (0..LANES).for_each(|lane| self.words.clear(lane));
+        *lock(&self.script) = Arc::clone(script);
+    }
+
+    /// How far the lanes are, in words.
+    pub(super) fn standing(&self) -> String {
+        let script = Arc::clone(&lock(&self.script));
+        script.standing(|lane| self.last(lane))
     }
 
     /// Where a lane leaves the number of the last collective that is done, counted from 1.
@@ -31,7 +47,7 @@ impl Progress {
     }
 
     /// The last collective of a lane that is done.
-    pub(super) fn last(&self, lane: LaneId) -> Option<TaskId> {
+    fn last(&self, lane: LaneId) -> Option<TaskId> {
         self.words.read(lane.index()).checked_sub(1).map(TaskId::new)
     }
 

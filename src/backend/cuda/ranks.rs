@@ -1,61 +1,84 @@
-//! The ranks of a world on the GPUs of this process: which devices, by which way, and one backend each.
+//! The ranks of a world on GPUs: which devices, by which way, and one backend for each rank of this process.
 
 use std::sync::Arc;
 
 use super::backend::CudaBackend;
 use super::context::Context;
 use super::failure::CudaFailure;
-use super::library::Library;
+use super::machine::{Seat, transport};
 use super::options::{CudaOptions, Transport};
-use super::world::World;
-use crate::config::Reduce;
+use super::world::{World, refused};
 use crate::id::RankId;
 use crate::model::Mesh;
+use crate::rendezvous::{Rendezvous, Topic};
 
-/// Ranks as GPUs of this process, one thread each. One value makes the backends of all its ranks.
+/// Ranks as GPUs, one thread each, of this process and perhaps of others. One value makes the backends of all ranks of
+/// this process.
 #[derive(Debug)]
 pub struct CudaWorld {
     shared: Arc<World>,
 }
 
 impl CudaWorld {
-    /// A world of as many ranks as devices; its clock starts now.
+    /// A world of as many ranks as devices, all in this process; its clock starts now.
     ///
     /// # Errors
     /// [`CudaFailure`] when a library or a device is missing, or the devices cannot do what was asked.
     pub fn new(options: CudaOptions) -> Result<Self, CudaFailure> {
-        let count = u32::try_from(options.devices.len()).unwrap_or(u32::MAX);
-        let mesh = Mesh::new(count).map_err(|error| CudaFailure::Refused(error.to_string()))?;
-        let contexts: Vec<_> = options
-            .devices
-            .iter()
-            .map(|device| Context::retain(*device).map(Arc::new))
-            .collect::<Result<_, _>>()?;
-        let transport = transport(&options, &contexts)?;
-        Ok(Self { shared: Arc::new(World::new(mesh, transport, options, contexts)) })
+        let ranks = u32::try_from(options.devices.len()).unwrap_or(u32::MAX);
+        let rendezvous = Rendezvous::of_threads(ranks, options.deadline);
+        Self::within(Arc::new(rendezvous), options)
+    }
+
+    /// The ranks of this process, one on each device, in a world whose ranks meet at `rendezvous`. Waits for the other
+    /// processes, which call it with the same transport and sums.
+    ///
+    /// # Errors
+    /// As [`CudaWorld::new`]; what one process cannot do ends the world for all.
+    pub fn within(rendezvous: Arc<Rendezvous>, options: CudaOptions) -> Result<Self, CudaFailure> {
+        let told = Arc::clone(&rendezvous);
+        Self::make(rendezvous, options).inspect_err(|failure| drop(told.end(&failure.to_string())))
+    }
+
+    fn make(rendezvous: Arc<Rendezvous>, options: CudaOptions) -> Result<Self, CudaFailure> {
+        let mesh = Mesh::new(rendezvous.ranks()).map_err(|error| CudaFailure::Refused(error.to_string()))?;
+        let (devices, ranks) = (options.devices.len(), rendezvous.range().len());
+        if devices != ranks {
+            let words = format!("this process owns {ranks} ranks and was given {devices} devices");
+            return Err(CudaFailure::Refused(words));
+        }
+        let retained = options.devices.iter().map(|device| Context::retain(*device).map(Arc::new));
+        let contexts: Vec<_> = retained.collect::<Result<_, _>>()?;
+        let seats = seats(&rendezvous, &options, &contexts)?;
+        let transport = transport(&seats, || reach_all(&contexts))?;
+        let shares_gpus = (seats.iter().enumerate())
+            .any(|(place, seat)| seats[..place].iter().any(|other| other.shares_gpu_with(seat)));
+        let world = World::new(mesh, transport, options, rendezvous, contexts, shares_gpus);
+        Ok(Self { shared: Arc::new(world) })
     }
 
     /// The backend of one rank; it may move to the thread that drives the rank.
     ///
     /// # Errors
-    /// [`CudaFailure::Refused`] for a rank outside of the mesh, or the second time.
+    /// [`CudaFailure::Refused`] for a rank of another process or of none, or the second time.
     pub fn backend(&self, rank: RankId) -> Result<CudaBackend, CudaFailure> {
         match self.shared.take(rank) {
             Some(false) => CudaBackend::new(Arc::clone(&self.shared), rank),
             Some(true) => Err(CudaFailure::Refused(format!("the backend of {rank} was taken before"))),
             None => Err(CudaFailure::Refused(format!(
-                "{rank} is not in a world of {} ranks; ranks are counted from 0",
+                "{rank} is not among the ranks {:?} of this process in a world of {}; ranks are counted from 0",
+                self.shared.rendezvous.range(),
                 self.shared.mesh.ranks()
             ))),
         }
     }
 
-    /// The backends of all ranks, in rank order.
+    /// The backends of all ranks of this process, in rank order.
     ///
     /// # Errors
     /// As [`CudaWorld::backend`].
     pub fn backends(&self) -> Result<Vec<CudaBackend>, CudaFailure> {
-        self.shared.mesh.iter().map(|rank| self.backend(rank)).collect()
+        self.shared.rendezvous.own().map(|rank| self.backend(rank)).collect()
     }
 
     /// How bytes get from one GPU of this world to another.
@@ -65,29 +88,21 @@ impl CudaWorld {
     }
 }
 
-/// The transport asked for, or the best there is; peers are made reachable.
-fn transport(options: &CudaOptions, contexts: &[Arc<Context>]) -> Result<Transport, CudaFailure> {
-    let mut devices = options.devices.clone();
-    devices.sort_unstable();
-    devices.dedup();
-    let alone = devices.len() == contexts.len();
-    match options.transport {
-        Some(Transport::Nccl) if !alone => Err(CudaFailure::Refused(
-            "NCCL needs a GPU of its own for each rank; name each GPU once, or set transport = \"peer\""
-                .to_owned(),
-        )),
-        Some(Transport::Nccl) => Library::Nccl.open().map(|()| Transport::Nccl),
-        Some(Transport::Peer) if options.reduce == Reduce::Nccl => Err(CudaFailure::Refused(
-            "reduce = \"nccl\" and transport = \"peer\" exclude each other; set reduce = \"ordered\""
-                .to_owned(),
-        )),
-        Some(Transport::Peer) => reach_all(contexts).map(|()| Transport::Peer),
-        None if options.reduce == Reduce::Nccl => Library::Nccl.open().map(|()| Transport::Nccl),
-        None => match reach_all(contexts) {
-            Err(_) if alone && Library::Nccl.open().is_ok() => Ok(Transport::Nccl),
-            reached => reached.map(|()| Transport::Peer),
-        },
-    }
+/// What all ranks told of themselves, in rank order.
+fn seats(
+    rendezvous: &Rendezvous,
+    options: &CudaOptions,
+    contexts: &[Arc<Context>],
+) -> Result<Vec<Seat>, CudaFailure> {
+    let own = contexts
+        .iter()
+        .map(|context| Ok(Seat::new(options, context.gpu()?, context.can_reach_all()?).encode()));
+    let own = own.collect::<Result<Vec<_>, CudaFailure>>()?;
+    let all = rendezvous.exchange_all(Topic::Devices, &own).map_err(refused)?;
+    let seat = |bytes: &Arc<[u8]>| {
+        Seat::decode(bytes).map_err(|error| CudaFailure::Refused(format!("another process: {error}")))
+    };
+    all.iter().map(seat).collect()
 }
 
 fn reach_all(contexts: &[Arc<Context>]) -> Result<(), CudaFailure> {

@@ -9,6 +9,8 @@
 //! - A rank writes and never reads peers, so its copies run on engines that no other rank queues for. Copies *from*
 //!   peers behind a stream's wait for them never finished with three and more GPUs in a process, as if the driver queued
 //!   the copies of several readers on the engine of the GPU they read, behind one another's waits.
+//! - Within one GPU bytes are moved by kernels, whoever's they are: the driver would do the same with one it loads when it is
+//!   first needed, and ranks that share a GPU would share its engines.
 
 use std::sync::Arc;
 
@@ -43,13 +45,15 @@ pub(super) struct Route<'a> {
     pub(super) reduce: Reduce,
     /// Where this lane's part of every rank's landing begins.
     pub(super) landing: usize,
+    /// Has every rank a GPU of its own, whose engines may wait for peers?
+    pub(super) has_engines: bool,
 }
 
 impl Route<'_> {
     /// The commands of one collective.
     pub(super) fn collective(&self, kernels: &Kernels, op: &Collective) -> Result<Vec<Command>, CudaFailure> {
         let mut commands = match &op.pull {
-            Pull::Gather(moves) => self.gather(moves)?,
+            Pull::Gather(moves) => self.gather(kernels, moves)?,
             Pull::ReduceScatter(element, parts) => self.reduce_scatter(kernels, *element, parts)?,
             Pull::AllReduce(reduction, moves) => self.all_reduce(kernels, *reduction, moves)?,
         };
@@ -63,18 +67,22 @@ impl Route<'_> {
     }
 
     /// Every rank's part, one after the other, and zeroes behind.
-    fn gather(&self, moves: &[Move]) -> Result<Vec<Command>, CudaFailure> {
+    fn gather(&self, kernels: &Kernels, moves: &[Move]) -> Result<Vec<Command>, CudaFailure> {
         let own = self.own();
         let mut commands = match &self.nccl {
             None => {
                 let place = |part: &Move| part.to.offset + part.from.bytes * self.rank.index();
                 let parts = |to: DeviceAddress| {
-                    moves
-                        .iter()
-                        .map(move |part| (own.plus(part.from.offset), to.plus(place(part)), part.from.bytes))
+                    moves.iter().map(move |part| CopyOperand {
+                        from: own.plus(part.from.offset),
+                        to: to.plus(place(part)),
+                        bytes: part.from.bytes,
+                    })
                 };
-                let theirs = self.peers().flat_map(|(_, home)| parts(home.arena));
-                self.between_meetings(theirs.chain(parts(own)).filter_map(engine).collect())?
+                let theirs = self.peers().flat_map(|(_, home)| parts(home.arena)).collect();
+                let mut commands = self.copies(kernels, parts(own).collect(), false)?;
+                commands.extend(self.between_meetings(self.copies(kernels, theirs, self.has_engines)?)?);
+                commands
             }
             Some(communicator) => {
                 let all = moves.iter().filter(|part| part.from.bytes > 0).map(|part| Transfer::AllGather {
@@ -117,7 +125,7 @@ impl Route<'_> {
             let slice = |rank: RankId| own.plus(part.source.offset + bytes * rank.index());
             let landed = |home: &Home, rank: RankId| self.landed(home, ahead, bytes, rank);
             for (peer, home) in self.peers().filter(|_| bytes > 0) {
-                copies.extend(engine((slice(peer), landed(home, self.rank), bytes)));
+                copies.push(CopyOperand { from: slice(peer), to: landed(home, self.rank), bytes });
                 exchange.push(Transfer::Send { from: slice(peer), bytes, peer });
                 exchange.push(Transfer::Receive { to: landed(self.home(), peer), bytes, peer });
             }
@@ -131,7 +139,7 @@ impl Route<'_> {
             ahead += stride(bytes) * self.homes.len();
         }
         let mut commands = match &self.nccl {
-            None => self.between_meetings(copies)?,
+            None => self.between_meetings(self.copies(kernels, copies, self.has_engines)?)?,
             Some(communicator) => vec![group(communicator, exchange)],
         };
         commands.push(Command::Kernel(kernels.combine(Reduction::Sum, element, &sums)?));
@@ -174,11 +182,27 @@ impl Route<'_> {
             ahead += stride(bytes) * self.homes.len();
         }
         let mut commands = match &self.nccl {
-            None => self.between_meetings(vec![Command::Kernel(kernels.copy(&copies)?)])?,
+            None => self.between_meetings(self.copies(kernels, copies, false)?)?,
             Some(communicator) => vec![group(communicator, gathers)],
         };
         commands.push(Command::Kernel(kernels.combine(reduction, ElementType::F32, &reductions)?));
         Ok(commands)
+    }
+
+    /// Copies of so many bytes, by engines or by one kernel.
+    fn copies(
+        &self,
+        kernels: &Kernels,
+        mut copies: Vec<CopyOperand>,
+        by_engines: bool,
+    ) -> Result<Vec<Command>, CudaFailure> {
+        copies.retain(|copy| copy.bytes > 0 && copy.from != copy.to);
+        if by_engines {
+            let engine =
+                |copy: CopyOperand| Command::Copy { from: copy.from, to: copy.to, bytes: copy.bytes };
+            return Ok(copies.into_iter().map(engine).collect());
+        }
+        Ok(if copies.is_empty() { Vec::new() } else { vec![Command::Kernel(kernels.copy(&copies)?)] })
     }
 
     /// `commands` once every peer's memory may be written, and behind them the wait for what peers write here.
@@ -216,11 +240,6 @@ impl Route<'_> {
         let numbered = || self.homes.iter().enumerate().map(|(rank, home)| (RankId::at(rank), home));
         numbered().skip(next).chain(numbered().take(next - 1))
     }
-}
-
-/// A copy by an engine; nothing for no bytes.
-fn engine((from, to, bytes): (DeviceAddress, DeviceAddress, usize)) -> Option<Command> {
-    Command::copy(from, to, bytes)
 }
 
 fn group(communicator: &Arc<Communicator>, transfers: Vec<Transfer>) -> Command {

@@ -5,6 +5,9 @@ use cudarc::nccl::{result, sys};
 use super::failure::CudaFailure;
 use super::library::Library;
 
+/// Bytes of a name.
+const BYTES: usize = 128;
+
 /// The name under which ranks find each other's communicator.
 #[derive(Clone, Copy)]
 pub(super) struct UniqueId(pub(super) sys::ncclUniqueId);
@@ -13,6 +16,18 @@ impl UniqueId {
     pub(super) fn make() -> Result<Self, CudaFailure> {
         Library::Nccl.open()?;
         result::get_uniqueid().map(Self).map_err(CudaFailure::nccl("ncclGetUniqueId"))
+    }
+
+    /// As it travels.
+    pub(super) fn to_bytes(self) -> [u8; BYTES] {
+        self.0.internal.map(|byte| byte.to_ne_bytes()[0])
+    }
+
+    /// As it arrived; `None` for another number of bytes.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes: [u8; BYTES] = bytes.try_into().ok()?;
+        let internal = bytes.map(|byte| std::ffi::c_char::from_ne_bytes([byte]));
+        Some(Self(sys::ncclUniqueId { internal }))
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Laws:
 //! - A wait ends when the lane is done, when the world is poisoned, or when for the length of the deadline no collective
-//!   of this rank was done; the last poisons the world, naming rank, lane and the last collective that was done.
+//!   of this rank was done; the last poisons the world, naming rank, lane, and the last and the next collective of every rank
+//!   that waits as well. Who waits for long tells the others how far it is.
 //! - A rank of a poisoned world drains its lanes before it returns: streams that wait for a peer's signal are
 //!   let go, so freeing their memory does not wait for ever.
 
@@ -34,32 +35,65 @@ pub(super) fn wait(
 ) -> Result<(), BackendError> {
     let mut begun = Instant::now();
     let mut moved = progress.moved();
+    let mut standing = Standing { world, rank, told: None };
     loop {
         match stream.stream.is_done() {
             Ok(true) if progress.scale_failed() => return Err(no_scale(rank, stream)),
-            Ok(true) => return world.poison.check(),
+            Ok(true) => {
+                standing.withdraw();
+                return world.check();
+            }
             Ok(false) => {}
             Err(failure) => {
                 let lane = stream.lane();
-                return Err(world.poison.set(format!("{rank}, {lane} ({}): {failure}", stream.lane.kind)));
+                return Err(world.poison(format!("{rank}, {lane} ({}): {failure}", stream.lane.kind)));
             }
         }
         let waited = begun.elapsed();
-        if let Err(poisoned) = world.poison.check() {
+        if let Err(poisoned) = world.check() {
             drain(world, rank, stream, transfers);
             return Err(poisoned);
         }
         if progress.moved() != moved {
             (begun, moved) = (Instant::now(), progress.moved());
         } else if waited > world.options.deadline {
-            let error = world.poison.set(stalled(world, rank, stream, progress));
+            standing.tell(progress);
+            let error = world.poison(stalled(world, rank, stream, progress));
             drain(world, rank, stream, transfers);
             return Err(error);
         }
         if waited > EAGER {
+            standing.tell_now_and_then(progress, waited, world.options.deadline / 4);
             std::thread::sleep(PAUSE);
         } else {
             std::hint::spin_loop();
+        }
+    }
+}
+
+/// What the other ranks know of how far a rank is that waits for long.
+struct Standing<'a> {
+    world: &'a World,
+    rank: RankId,
+    told: Option<Instant>,
+}
+
+impl Standing<'_> {
+    fn tell_now_and_then(&mut self, progress: &Progress, waited: Duration, pause: Duration) {
+        if waited > pause && self.told.is_none_or(|told| told.elapsed() > pause) {
+            self.tell(progress);
+        }
+    }
+
+    fn tell(&mut self, progress: &Progress) {
+        self.told = Some(Instant::now());
+        self.world.rendezvous.stand(self.rank, &progress.standing());
+    }
+
+    /// It got on after all.
+    fn withdraw(&self) {
+        if self.told.is_some() {
+            self.world.rendezvous.stand(self.rank, "");
         }
     }
 }
@@ -72,13 +106,21 @@ fn no_scale(rank: RankId, stream: &CudaStream) -> BackendError {
 
 fn stalled(world: &World, rank: RankId, stream: &CudaStream, progress: &Progress) -> String {
     let (lane, kind, deadline) = (stream.lane(), stream.lane.kind, world.options.deadline);
-    let last = match progress.last(lane) {
-        _ if !stream.communicates() => "a closure or a kernel does not return".to_owned(),
-        None => "no collective of it has finished".to_owned(),
-        Some(task) => format!("the last collective that finished is {task}"),
+    let cause = if stream.communicates() {
+        "it waits for a peer"
+    } else {
+        "it waits for a collective, or a kernel does not return"
     };
+    let told = world.rendezvous.standings();
+    let others = world.mesh.iter().filter(|other| *other != rank).map(|other| match told.get(&other) {
+        Some(words) => format!("{other}: {words}"),
+        None => format!("{other} does not wait for its device: it is in a closure, in the host's code, or behind in its steps"),
+    });
+    let others: Vec<String> = others.collect();
+    let own = progress.standing();
     format!(
-        "{rank}, {lane} ({kind}) did not get on within {deadline:?}; {last}; see which rank stopped before"
+        "{rank}, {lane} ({kind}) did not get on within {deadline:?}: {cause}; {rank}: {own}. {}",
+        others.join(". ")
     )
 }
 

@@ -1,54 +1,59 @@
-//! What the ranks of one world share: the clock, the poison, where everybody's memory lies.
+//! What the ranks of one world share: the clock, where they meet, where everybody's memory lies.
 //!
 //! Laws:
 //! - No process-global state: ranks meet through the [`super::CudaWorld`] their backends were made from.
 //! - Ranks meet on the host when they are set up and in the first step of a plan, never later; nobody waits there
-//!   past the deadline, and whoever did not come is named.
-//! - The first reason poisons the world for good.
+//!   past the deadline, and whoever did not come is named (RV-2 in [`crate::rendezvous`]).
+//! - The first reason poisons the world for good, in every process (RV-3).
+//! - Memory is freed when no rank of any process can reach it any more: at its end a world gives back what others lent,
+//!   waits until all have done so, and only then drops its own.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
 
 use super::context::Context;
 use super::failure::CudaFailure;
+use super::foreign::{ForeignMemory, HANDLE, lend};
 use super::memory::DeviceMemory;
 use super::options::{CudaOptions, Transport};
 use super::signal::{Home, Signals};
 use super::stream::Stream;
 use super::unique_id::UniqueId;
+use crate::backend::BackendError;
 use crate::backend::bell::lock;
 use crate::backend::clock::Clock;
-use crate::backend::poison::Poison;
-use crate::id::{CommId, RankId};
+use crate::id::RankId;
 use crate::model::Mesh;
+use crate::rendezvous::{Reader, Rendezvous, RendezvousError, Topic, Truncated, Writer};
 
-/// The shared part of a world.
+/// The part of a world that the ranks of this process share.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) mesh: Mesh,
     pub(super) options: CudaOptions,
     pub(super) transport: Transport,
     pub(super) clock: Clock,
-    pub(super) poison: Poison,
-    pub(super) contexts: Vec<Arc<Context>>,
+    /// Where ranks meet; it is also what is poisoned.
+    pub(super) rendezvous: Arc<Rendezvous>,
+    /// Does a GPU serve several ranks?
+    pub(super) shares_gpus: bool,
+    /// Of the ranks of this process.
+    contexts: Vec<Arc<Context>>,
     taken: Vec<AtomicBool>,
-    meeting: Mutex<Meeting>,
-    changed: Condvar,
+    homes: Mutex<Homes>,
 }
 
-/// What ranks tell each other while they are set up.
 #[derive(Debug, Default)]
-struct Meeting {
-    homes: BTreeMap<RankId, Home>,
-    /// The memory behind them, kept until no rank has a lane any more: a peer may still read it when its owner is gone.
-    memory: Vec<Arc<DeviceMemory>>,
-    ids: BTreeMap<CommId, UniqueId>,
-    /// How often each rank has come to [`World::gather`].
-    rounds: BTreeMap<RankId, u64>,
-    /// A rank whose backend is gone.
-    gone: Option<RankId>,
+struct Homes {
+    /// Where the memory of ranks of this process lies.
+    own: BTreeMap<RankId, Home>,
+    /// Where every rank's memory lies, as each rank of this process reaches it.
+    seen: BTreeMap<RankId, Vec<Home>>,
+    /// What ranks of other processes lent.
+    foreign: Vec<ForeignMemory>,
+    /// The memory of ranks of this process, kept until no rank has a lane any more: a peer may still reach it when its owner is gone.
+    memory: BTreeMap<RankId, Arc<DeviceMemory>>,
 }
 
 impl World {
@@ -56,31 +61,41 @@ impl World {
         mesh: Mesh,
         transport: Transport,
         options: CudaOptions,
+        rendezvous: Arc<Rendezvous>,
         contexts: Vec<Arc<Context>>,
+        shares_gpus: bool,
     ) -> Self {
         Self {
             mesh,
             transport,
             options,
             clock: Clock::start(),
-            poison: Poison::default(),
+            rendezvous,
+            shares_gpus,
+            taken: contexts.iter().map(|_| AtomicBool::new(false)).collect(),
             contexts,
-            taken: mesh.iter().map(|_| AtomicBool::new(false)).collect(),
-            meeting: Mutex::default(),
-            changed: Condvar::new(),
+            homes: Mutex::default(),
         }
     }
 
-    /// Was the backend of `rank` taken before? It is now. `None` for a rank outside of the mesh.
+    /// The place of a rank among those of this process.
+    fn place(&self, rank: RankId) -> Option<usize> {
+        rank.index().checked_sub(self.rendezvous.range().start)
+    }
+
+    /// The context of a rank of this process.
+    pub(super) fn context(&self, rank: RankId) -> Option<&Arc<Context>> {
+        self.contexts.get(self.place(rank)?)
+    }
+
+    /// Was the backend of `rank` taken before? It is now. `None` for a rank of another process or of none.
     pub(super) fn take(&self, rank: RankId) -> Option<bool> {
-        self.taken.get(rank.index()).map(|taken| taken.swap(true, Ordering::SeqCst))
+        self.taken.get(self.place(rank)?).map(|taken| taken.swap(true, Ordering::SeqCst))
     }
 
     /// May steps be recorded? Recordings in which ranks of one GPU wait for each other were seen to stand still.
     pub(super) fn recordable(&self) -> Result<(), CudaFailure> {
-        let mut ordinals: Vec<_> = self.contexts.iter().map(|context| context.ordinal()).collect();
-        ordinals.sort_unstable();
-        if ordinals.windows(2).any(|pair| pair[0] == pair[1]) {
+        if self.shares_gpus {
             return Err(CudaFailure::Refused(
                 "a world whose ranks share a GPU is not recorded, and its steps are issued anew each time; give \
                  each rank a GPU of its own, or set capture = \"off\""
@@ -90,119 +105,148 @@ impl World {
         Ok(())
     }
 
-    /// Tells the others where this rank's memory lies.
+    /// Says where this rank's memory lies.
     pub(super) fn settle(
         &self,
         rank: RankId,
         home: Home,
         memory: Arc<DeviceMemory>,
     ) -> Result<(), CudaFailure> {
-        let before = {
-            let mut meeting = lock(&self.meeting);
-            meeting.memory.push(memory);
-            meeting.homes.insert(rank, home)
-        };
-        self.changed.notify_all();
-        match before {
-            None => Ok(()),
-            Some(_) => Err(CudaFailure::Refused(format!("{rank} has an arena already"))),
+        let mut homes = lock(&self.homes);
+        if homes.memory.insert(rank, memory).is_some() {
+            return Err(CudaFailure::Refused(format!("{rank} has an arena already")));
         }
+        homes.own.insert(rank, home);
+        Ok(())
     }
 
-    /// Where everybody's memory lies, in rank order, once everybody has some.
-    pub(super) fn homes(&self) -> Result<Vec<Home>, CudaFailure> {
-        self.meet(
-            |meeting| {
-                let all = meeting.homes.len() == self.mesh.ranks() as usize;
-                all.then(|| meeting.homes.values().copied().collect())
-            },
-            |meeting| {
-                let missing = self.mesh.iter().filter(|rank| !meeting.homes.contains_key(rank));
-                format!("{} did not reserve memory", listed(missing))
-            },
-        )
+    /// Where everybody's memory lies for `rank`, in rank order, once everybody has some. NCCL needs no addresses of other
+    /// processes; there they are null.
+    pub(super) fn homes(&self, rank: RankId) -> Result<Vec<Home>, CudaFailure> {
+        let own = {
+            let homes = lock(&self.homes);
+            if let Some(seen) = homes.seen.get(&rank) {
+                return Ok(seen.clone());
+            }
+            self.lent(&homes, rank)?
+        };
+        let all = self.rendezvous.exchange(rank, Topic::Homes, &own).map_err(refused)?;
+        let mut foreign = Vec::new();
+        let seen = (all.iter().enumerate())
+            .map(|(other, lent)| self.reach(rank, RankId::at(other), lent, &mut foreign))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut homes = lock(&self.homes);
+        homes.foreign.append(&mut foreign);
+        homes.seen.insert(rank, seen.clone());
+        Ok(seen)
+    }
+
+    /// What ranks of other processes need to reach the memory of `rank`.
+    fn lent(&self, homes: &Homes, rank: RankId) -> Result<Vec<u8>, CudaFailure> {
+        let missing = || CudaFailure::Refused(format!("{rank} has no arena"));
+        let (home, memory) = homes.own.get(&rank).zip(homes.memory.get(&rank)).ok_or_else(missing)?;
+        if self.rendezvous.is_whole() || self.transport == Transport::Nccl {
+            return Ok(Vec::new());
+        }
+        let behind = |address: super::DeviceAddress| address.number() - home.arena.number();
+        let mut writer = Writer::default();
+        writer.raw(&lend(memory)?).long(behind(home.signals)).long(behind(home.landing));
+        Ok(writer.take())
+    }
+
+    /// Where the memory of `other` lies for `rank`.
+    fn reach(
+        &self,
+        rank: RankId,
+        other: RankId,
+        lent: &[u8],
+        foreign: &mut Vec<ForeignMemory>,
+    ) -> Result<Home, CudaFailure> {
+        let missing = |rank: RankId| CudaFailure::Refused(format!("{rank} has no arena"));
+        if self.rendezvous.range().contains(&other.index()) {
+            return lock(&self.homes).own.get(&other).copied().ok_or_else(|| missing(other));
+        }
+        if self.transport == Transport::Nccl {
+            let null = super::DeviceAddress::NULL;
+            return Ok(Home { arena: null, signals: null, landing: null });
+        }
+        let (handle, signals, landing) = read(lent).map_err(|_| missing(other))?;
+        let context = self.context(rank).ok_or_else(|| missing(rank))?;
+        let opened = ForeignMemory::open(context, handle).map_err(|failure| {
+            CudaFailure::Refused(format!(
+                "the memory of {other}, in another process, cannot be opened: {failure}; every process must see the \
+                 GPUs of the others (CUDA_VISIBLE_DEVICES) and share their IPC namespace, or set transport = \"nccl\""
+            ))
+        })?;
+        let arena = opened.address();
+        foreign.push(opened);
+        Ok(Home { arena, signals: arena.plus(signals), landing: arena.plus(landing) })
     }
 
     /// Waits until every rank has come here as often as this one.
     pub(super) fn gather(&self, rank: RankId) -> Result<(), CudaFailure> {
-        let round = {
-            let mut meeting = lock(&self.meeting);
-            let rounds = meeting.rounds.entry(rank).or_default();
-            *rounds += 1;
-            *rounds
-        };
-        self.changed.notify_all();
-        let absent = |meeting: &Meeting| {
-            let behind = |rank: &RankId| meeting.rounds.get(rank).is_none_or(|rounds| *rounds < round);
-            self.mesh.iter().filter(behind).collect::<Vec<_>>()
-        };
-        self.meet(
-            |meeting| absent(meeting).is_empty().then_some(()),
-            |meeting| format!("{} did not come", listed(absent(meeting).into_iter())),
-        )
+        self.rendezvous.exchange(rank, Topic::Meeting, &[]).map(drop).map_err(refused)
     }
 
     /// `rank` comes to no meeting any more.
     pub(super) fn depart(&self, rank: RankId) {
-        lock(&self.meeting).gone.get_or_insert(rank);
-        self.changed.notify_all();
+        self.rendezvous.leave(rank, &format!("{rank} has gone"));
     }
 
     /// Sets every word on which streams of `rank` may wait.
     pub(super) fn release(&self, rank: RankId, transfers: &Stream) -> Result<(), CudaFailure> {
-        let home = lock(&self.meeting).homes.get(&rank).copied();
+        let home = lock(&self.homes).own.get(&rank).copied();
         let Some(home) = home else { return Ok(()) };
         let words = vec![1_u32; Signals::new(self.mesh.ranks() as usize).words()];
         transfers.upload(bytemuck::cast_slice(&words), home.signals)
     }
 
-    /// The id under which all ranks open a communicator; rank 0 makes it.
-    pub(super) fn unique_id(&self, rank: RankId, communicator: CommId) -> Result<UniqueId, CudaFailure> {
-        if rank.index() == 0 {
-            let id = UniqueId::make()?;
-            lock(&self.meeting).ids.insert(communicator, id);
-            self.changed.notify_all();
-            return Ok(id);
-        }
-        self.meet(
-            |meeting| meeting.ids.get(&communicator).copied(),
-            |_| format!("rank 0 did not open {communicator}"),
-        )
+    /// The id under which all ranks open their next communicator; rank 0 makes it.
+    pub(super) fn unique_id(&self, rank: RankId) -> Result<UniqueId, CudaFailure> {
+        let made = if rank.index() == 0 { UniqueId::make()?.to_bytes().to_vec() } else { Vec::new() };
+        let all = self.rendezvous.exchange(rank, Topic::Communicators, &made).map_err(refused)?;
+        let made = all.first().and_then(|bytes| UniqueId::from_bytes(bytes));
+        made.ok_or_else(|| CudaFailure::Refused("rank 0 made no communicator".to_owned()))
     }
 
-    fn meet<T>(
-        &self,
-        ready: impl Fn(&Meeting) -> Option<T>,
-        missing: impl Fn(&Meeting) -> String,
-    ) -> Result<T, CudaFailure> {
-        let until = Instant::now() + self.options.deadline;
-        let mut meeting = lock(&self.meeting);
-        loop {
-            if let Some(found) = ready(&meeting) {
-                return Ok(found);
-            }
-            if let Some(reason) = self.poison.reason() {
-                return Err(CudaFailure::Refused(format!("the world is poisoned: {reason}")));
-            }
-            if let Some(rank) = meeting.gone {
-                return Err(CudaFailure::Refused(format!("{rank} has gone, and {}", missing(&meeting))));
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                let (missing, deadline) = (missing(&meeting), self.options.deadline);
-                return Err(CudaFailure::Refused(format!("{missing} within {deadline:?}")));
-            }
-            // Poison has no bell here, so it is looked at a few times a second.
-            let pause = left.min(Duration::from_millis(100));
-            meeting = self
-                .changed
-                .wait_timeout(meeting, pause)
-                .unwrap_or_else(std::sync::PoisonError::into_inner)
-                .0;
+    /// Poisons the world, unless it is, and returns the error that every wait ends in from now on.
+    pub(super) fn poison(&self, reason: impl AsRef<str>) -> BackendError {
+        BackendError::Poisoned { reason: self.rendezvous.end(reason.as_ref()) }
+    }
+
+    /// [`BackendError::Poisoned`] if the world is poisoned.
+    pub(super) fn check(&self) -> Result<(), BackendError> {
+        match self.rendezvous.ended() {
+            None => Ok(()),
+            Some(reason) => Err(BackendError::Poisoned { reason: reason.to_owned() }),
         }
     }
 }
 
-fn listed(ranks: impl Iterator<Item = RankId>) -> String {
-    ranks.map(|rank| rank.to_string()).collect::<Vec<_>>().join(", ")
+impl Drop for World {
+    fn drop(&mut self) {
+        let homes = std::mem::take(&mut *lock(&self.homes));
+        let borrowed = !homes.foreign.is_empty();
+        drop(homes.foreign);
+        if borrowed && self.rendezvous.ended().is_none() {
+            let nothing = vec![Vec::new(); self.rendezvous.range().len()];
+            // Who does not come has ended, and its process no longer reaches anything.
+            drop(self.rendezvous.exchange_all(Topic::Closing, &nothing));
+        }
+    }
+}
+
+/// Handle, and how far behind the beginning the words and the landing lie.
+fn read(lent: &[u8]) -> Result<([u8; HANDLE], usize, usize), Truncated> {
+    let mut reader = Reader::new(lent);
+    let handle = reader.fixed()?;
+    let mut behind = || reader.long().and_then(|bytes| usize::try_from(bytes).map_err(|_| Truncated));
+    let places = (handle, behind()?, behind()?);
+    reader.end()?;
+    Ok(places)
+}
+
+/// What a rank says when a meeting failed.
+pub(super) fn refused(error: RendezvousError) -> CudaFailure {
+    CudaFailure::Refused(error.to_string())
 }

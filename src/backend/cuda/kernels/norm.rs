@@ -70,15 +70,17 @@ struct VoteArguments {
     max_norm: f32,
 }
 
-/// `STRIDE` of the kernel.
+/// `STRIDE` of the kernel: what a block reads at a time.
 const STRIDE: u64 = 4096;
+/// Elements that are worth a block.
+const LEAST: u64 = 4 * STRIDE;
 /// About as many partial sums as one block adds at the end without being waited for.
 const PARTIAL_SUMS: u64 = 4096;
 
 /// Elements of a tile: a number that depends on the lengths alone, so that sums have one order everywhere.
 fn tile_of(operands: &[NormOperand]) -> u64 {
     let elements: u64 = operands.iter().map(|operand| operand.elements as u64).sum();
-    elements.div_ceil(PARTIAL_SUMS).next_multiple_of(STRIDE).max(STRIDE)
+    elements.div_ceil(PARTIAL_SUMS).next_multiple_of(STRIDE).max(LEAST)
 }
 
 impl Kernels {
@@ -157,8 +159,8 @@ mod tests {
     #[test]
     fn tiles_follow_from_the_lengths_and_keep_the_partial_sums_few() {
         let operand = |elements| NormOperand { values: DeviceAddress::NULL, elements };
-        assert_eq!(tile_of(&[]), STRIDE);
-        assert_eq!(tile_of(&[operand(1), operand(5)]), STRIDE);
+        assert_eq!(tile_of(&[]), LEAST);
+        assert_eq!(tile_of(&[operand(1), operand(5)]), LEAST);
         let large = [operand(1 << 31), operand(1 << 30)];
         let tile = tile_of(&large);
         assert!(tile.is_multiple_of(STRIDE));

@@ -1,0 +1,236 @@
+//! What ranks of other processes are told: how a step ended, and weights on their way to rank 0.
+//!
+//! Laws:
+//! - **EX-2** every process knows of every rank what it knows of its own: fault, outputs, why a step was not recorded.
+//! - What comes in is measured against the plan before it is kept.
+//! - Values travel as they lie in memory: a world's hosts have one byte order.
+//! - Nothing of this happens in a world of one process.
+
+use std::sync::Arc;
+
+use super::world::{failed, misfit};
+use super::{Exchange, ExecError, WeightShard, World};
+use crate::backend::ClosureFault;
+use crate::format::DelayedState;
+use crate::id::{CallId, RankId};
+use crate::model::Role;
+use crate::plan::StepPlan;
+use crate::rendezvous::{Reader, Topic, Truncated, Writer};
+
+/// How a step ended on one rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RankReport {
+    /// The fault of its closures.
+    pub fault: Option<ClosureFault>,
+    /// Why it could not record the step, if it was to.
+    pub unrecorded: Option<String>,
+    /// Per buffer of the program: the bytes of outputs, nothing for others.
+    pub outputs: Vec<Vec<u8>>,
+}
+
+impl RankReport {
+    /// Of what a rank left in its exchange.
+    #[must_use]
+    pub fn of(plan: &StepPlan, program: usize, exchange: &Exchange) -> Self {
+        let staged = exchange.staged.get(program).map_or(&[][..], Vec::as_slice).iter().zip(&plan.buffers);
+        let output = |(bytes, spec): (&Vec<u8>, &crate::model::BufferSpec)| {
+            if spec.role == Role::Output { bytes.clone() } else { Vec::new() }
+        };
+        Self {
+            fault: exchange.fault.clone(),
+            unrecorded: exchange.unrecorded.clone(),
+            outputs: staged.map(output).collect(),
+        }
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::default();
+        writer.byte(u8::from(self.fault.is_some()));
+        if let Some(fault) = &self.fault {
+            writer.number(fault.call.number()).byte(u8::from(fault.panicked)).list(fault.message.as_bytes());
+        }
+        writer.byte(u8::from(self.unrecorded.is_some()));
+        if let Some(reason) = &self.unrecorded {
+            writer.list(reason.as_bytes());
+        }
+        for output in &self.outputs {
+            writer.list(output);
+        }
+        writer.take()
+    }
+
+    fn decode(plan: &StepPlan, bytes: &[u8]) -> Result<Self, Truncated> {
+        let mut reader = Reader::new(bytes);
+        let mut report = Self::default();
+        if reader.byte()? != 0 {
+            let (call, panicked) = (CallId::new(reader.number()?), reader.byte()? != 0);
+            report.fault = Some(ClosureFault { call, message: reader.text()?, panicked });
+        }
+        if reader.byte()? != 0 {
+            report.unrecorded = Some(reader.text()?);
+        }
+        for spec in &plan.buffers {
+            let output = reader.list()?;
+            let expected = if spec.role == Role::Output { spec.bytes() } else { 0 };
+            if output.len() != expected {
+                return Err(Truncated);
+            }
+            report.outputs.push(output.to_vec());
+        }
+        reader.end()?;
+        Ok(report)
+    }
+}
+
+impl World {
+    /// Tells the ranks of other processes how a step ended here, and puts into `exchange` how it ended there.
+    pub(super) fn spread_report(
+        &self,
+        rank: RankId,
+        plan: &StepPlan,
+        program: usize,
+        exchange: &mut Exchange,
+    ) -> Result<(), ExecError> {
+        let rendezvous = self.rendezvous();
+        exchange.elsewhere.clear();
+        if rendezvous.is_whole() {
+            return Ok(());
+        }
+        let own = RankReport::of(plan, program, exchange).encode();
+        let all = rendezvous.exchange(rank, Topic::Reports, &own).map_err(|error| failed(rank, error))?;
+        let here = rendezvous.range();
+        // One rank of a process keeps it for all.
+        if rank.index() != here.start {
+            return Ok(());
+        }
+        for (other, bytes) in all.iter().enumerate().filter(|(other, _)| !here.contains(other)) {
+            let report = RankReport::decode(plan, bytes);
+            let report = report.map_err(|_| failed(rank, misfit("the report of a step")))?;
+            exchange.elsewhere.push((RankId::at(other), report));
+        }
+        Ok(())
+    }
+
+    /// Brings what all ranks exported to rank 0, whose exchange has it then.
+    pub(super) fn gather_weights(&self, rank: RankId, exchange: &mut Exchange) -> Result<(), ExecError> {
+        let rendezvous = self.rendezvous();
+        if rendezvous.is_whole() {
+            return Ok(());
+        }
+        let ranks = rendezvous.ranks() as usize;
+        let mut gathered: Vec<Exchange> = Vec::new();
+        let first = rank == RankId::new(0);
+        if first {
+            let step = exchange.optimizer_step;
+            gathered.resize_with(ranks, || Exchange { optimizer_step: step, ..Exchange::default() });
+        }
+        for shard in std::mem::take(&mut exchange.shards) {
+            let all =
+                rendezvous.gather_to_first(rank, &encode(&shard)).map_err(|error| failed(rank, error))?;
+            for (place, bytes) in gathered.iter_mut().zip(all.unwrap_or_default()) {
+                let shard = decode(&bytes).map_err(|_| failed(rank, misfit("a part of a checkpoint")))?;
+                place.shards.push(shard);
+            }
+        }
+        for carried in std::mem::take(&mut exchange.carried) {
+            let all = rendezvous.gather_to_first(rank, &carried).map_err(|error| failed(rank, error))?;
+            for (place, bytes) in gathered.iter_mut().zip(all.unwrap_or_default()) {
+                place.carried.push(bytes);
+            }
+        }
+        exchange.gathered = gathered;
+        Ok(())
+    }
+
+    /// Whether all processes import the same checkpoint, and each can; if not, why not.
+    pub(super) fn agree_on_import(&self, rank: RankId, exchange: &mut Exchange) -> Result<(), ExecError> {
+        exchange.import_refused = None;
+        if self.rendezvous().is_whole() {
+            return Ok(());
+        }
+        let all = self.exchange(rank, exchange.checkpoint.unwrap_or(0))?;
+        let refusing = all.iter().position(|digest| *digest == 0);
+        exchange.import_refused = match refusing {
+            Some(other) => Some(format!("the process of {} refused its checkpoint", RankId::at(other))),
+            None if all.windows(2).all(|pair| pair[0] == pair[1]) => None,
+            None => {
+                Some("processes were given different checkpoints; give every process the same".to_owned())
+            }
+        };
+        Ok(())
+    }
+}
+
+fn encode(shard: &WeightShard) -> Vec<u8> {
+    let mut writer = Writer::default();
+    for values in [&shard.master, &shard.exp_avg, &shard.exp_avg_sq] {
+        writer.list(bytemuck::cast_slice(values));
+    }
+    writer.number(u32::try_from(shard.planes.len()).unwrap_or(u32::MAX));
+    for plane in &shard.planes {
+        writer.list(plane);
+    }
+    writer.number(shard.tensor_scale.to_bits()).byte(u8::from(shard.delayed.is_some()));
+    if let Some(delayed) = &shard.delayed {
+        writer.number(delayed.scale.to_bits()).list(bytemuck::cast_slice(&delayed.history));
+    }
+    writer.take()
+}
+
+fn decode(bytes: &[u8]) -> Result<WeightShard, Truncated> {
+    let mut reader = Reader::new(bytes);
+    let values = |reader: &mut Reader<'_>| {
+        let (values, rest) = reader.list()?.as_chunks::<4>();
+        if !rest.is_empty() {
+            return Err(Truncated);
+        }
+        Ok(values.iter().map(|value| f32::from_ne_bytes(*value)).collect::<Vec<_>>())
+    };
+    let (master, exp_avg, exp_avg_sq) = (values(&mut reader)?, values(&mut reader)?, values(&mut reader)?);
+    let mut planes = Vec::new();
+    for _ in 0..reader.number()? {
+        planes.push(reader.list()?.to_vec());
+    }
+    let tensor_scale = f32::from_bits(reader.number()?);
+    let delayed = match reader.byte()? {
+        0 => None,
+        _ => {
+            let scale = f32::from_bits(reader.number()?);
+            Some(DelayedState { scale, history: values(&mut reader)? })
+        }
+    };
+    reader.end()?;
+    Ok(WeightShard { master, exp_avg, exp_avg_sq, planes, tensor_scale, delayed })
+}
+
+/// Bytes of the outputs of one rank, and what a report adds to them.
+#[must_use]
+pub(crate) fn report_bytes(plan: &Arc<StepPlan>) -> usize {
+    const WORDS: usize = 64 << 10;
+    let outputs = plan.buffers.iter().filter(|spec| spec.role == Role::Output);
+    outputs.map(|spec| spec.bytes().saturating_add(8)).fold(WORDS, usize::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shard_arrives_as_it_was_sent_and_a_torn_one_is_refused() {
+        let shard = WeightShard {
+            master: vec![1.0, -0.0, f32::MIN_POSITIVE],
+            exp_avg: vec![2.0; 3],
+            exp_avg_sq: vec![3.0; 3],
+            planes: vec![vec![1, 2, 3], Vec::new()],
+            tensor_scale: 0.5,
+            delayed: Some(DelayedState { scale: 4.0, history: vec![5.0, 6.0] }),
+        };
+        for shard in [shard.clone(), WeightShard { delayed: None, ..shard }] {
+            let bytes = encode(&shard);
+            assert_eq!(decode(&bytes).unwrap(), shard);
+            for end in 0..bytes.len() {
+                assert!(decode(&bytes[..end]).is_err(), "{end} bytes");
+            }
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Which of the processes this is, as a launcher says it in the environment.
+//!
+//! Law: what is set is read or refused by name; nothing is guessed but the defaults written here. torchrun and starting by hand set
+//! RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT; mpirun sets OMPI_COMM_WORLD_*, srun SLURM_*, beside which
+//! MASTER_ADDR and MASTER_PORT are the user's. What these launchers call a rank is a process here: it may own several ranks.
+
+use super::RendezvousError;
+use crate::id::ProcessId;
+
+/// Who set the variables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Launcher {
+    /// torchrun, or somebody by hand: RANK.
+    Torchrun,
+    /// Open MPI's mpirun: OMPI_COMM_WORLD_RANK.
+    Mpirun,
+    /// SLURM's srun: SLURM_PROCID of a job step.
+    Srun,
+}
+
+/// One process among those of a world.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessEnvironment {
+    /// Which one.
+    pub process: ProcessId,
+    /// How many there are.
+    pub processes: u32,
+    /// Its number among those of its host, from 0: by custom that of its GPU.
+    pub local: u32,
+    /// How many its host has, where the launcher says so.
+    pub locals: Option<u32>,
+    /// Host name or address of the process of rank 0.
+    pub address: String,
+    /// Where that process listens.
+    pub port: u16,
+    /// Who said so.
+    pub launcher: Launcher,
+}
+
+/// PyTorch's default as well.
+const USUAL_PORT: u16 = 29_500;
+
+struct Names {
+    launcher: Launcher,
+    process: &'static str,
+    processes: &'static str,
+    local: &'static str,
+    locals: Option<&'static str>,
+}
+
+const TORCHRUN: Names = Names {
+    launcher: Launcher::Torchrun,
+    process: "RANK",
+    processes: "WORLD_SIZE",
+    local: "LOCAL_RANK",
+    locals: Some("LOCAL_WORLD_SIZE"),
+};
+
+const MPIRUN: Names = Names {
+    launcher: Launcher::Mpirun,
+    process: "OMPI_COMM_WORLD_RANK",
+    processes: "OMPI_COMM_WORLD_SIZE",
+    local: "OMPI_COMM_WORLD_LOCAL_RANK",
+    locals: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
+};
+
+const SRUN: Names = Names {
+    launcher: Launcher::Srun,
+    process: "SLURM_PROCID",
+    processes: "SLURM_STEP_NUM_TASKS",
+    local: "SLURM_LOCALID",
+    locals: None,
+};
+
+impl ProcessEnvironment {
+    /// What this process was told; `None` if no launcher started it.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Missing`] and [`RendezvousError::Variable`], with the variable's name.
+    pub fn of_this_process() -> Result<Option<Self>, RendezvousError> {
+        Self::from_variables(|name| std::env::var(name).ok())
+    }
+
+    /// As [`ProcessEnvironment::of_this_process`], with variables looked up by `variable`.
+    ///
+    /// The port is WARPWEFT_PORT, or MASTER_PORT (29500 if not set). Under torchrun whose agent keeps its own store at MASTER_PORT
+    /// (TORCHELASTIC_USE_AGENT_STORE is True) it is the port behind that.
+    ///
+    /// # Errors
+    /// As [`ProcessEnvironment::of_this_process`].
+    pub fn from_variables(
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<Self>, RendezvousError> {
+        let set = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
+        let names = if set(TORCHRUN.process).is_some() {
+            TORCHRUN
+        } else if set(MPIRUN.process).is_some() {
+            MPIRUN
+        } else if set(SRUN.process).is_some() && set(SRUN.processes).is_some() {
+            // A batch script has SLURM_PROCID too, but is no step and has no peers.
+            SRUN
+        } else {
+            return Ok(None);
+        };
+        let number = |name: &'static str| -> Result<u32, RendezvousError> {
+            let advice = "launchers set it (torchrun, mpirun, srun); by hand, set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT";
+            let value = set(name).ok_or(RendezvousError::Missing { name, advice })?;
+            parsed(name, &value, "a whole number from 0 on")
+        };
+        let processes = number(names.processes)?;
+        if !(1..=MOST_PROCESSES).contains(&processes) {
+            let expected = format!("from 1 to {MOST_PROCESSES}");
+            return Err(RendezvousError::Variable {
+                name: names.processes,
+                value: processes.to_string(),
+                expected,
+            });
+        }
+        let process = below(names.process, number(names.process)?, names.processes, processes)?;
+        let local = number(names.local)?;
+        let locals = match names.locals.filter(|name| set(name).is_some()) {
+            None => None,
+            Some(name) => {
+                let locals = number(name)?;
+                below(names.local, local, name, locals)?;
+                Some(locals)
+            }
+        };
+        let address = match set("MASTER_ADDR") {
+            Some(address) => address.trim().to_owned(),
+            None if locals == Some(processes) => "127.0.0.1".to_owned(),
+            None => {
+                let advice = "it is the host name or address of the process with number 0";
+                return Err(RendezvousError::Missing { name: "MASTER_ADDR", advice });
+            }
+        };
+        let port = port(&set)?;
+        let process = ProcessId::new(process);
+        Ok(Some(Self { process, processes, local, locals, address, port, launcher: names.launcher }))
+    }
+
+    /// Address and port as people write them.
+    #[must_use]
+    pub fn place(&self) -> String {
+        if self.address.contains(':') {
+            format!("[{}]:{}", self.address, self.port)
+        } else {
+            format!("{}:{}", self.address, self.port)
+        }
+    }
+}
+
+/// A mesh has no more ranks than this, so a world no more processes.
+pub(super) const MOST_PROCESSES: u32 = 65_536;
+
+fn port(set: &impl Fn(&str) -> Option<String>) -> Result<u16, RendezvousError> {
+    const PORT: &str = "a port from 1 to 65535";
+    let read = |name: &'static str| set(name).map(|value| parsed::<u16>(name, &value, PORT)).transpose();
+    let valid = |name, port: u16| {
+        let refusal =
+            || RendezvousError::Variable { name, value: port.to_string(), expected: PORT.to_owned() };
+        if port == 0 { Err(refusal()) } else { Ok(port) }
+    };
+    if let Some(own) = read("WARPWEFT_PORT")? {
+        return valid("WARPWEFT_PORT", own);
+    }
+    let port = valid("MASTER_PORT", read("MASTER_PORT")?.unwrap_or(USUAL_PORT))?;
+    let taken = set("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    Ok(if taken { port.checked_add(1).unwrap_or(port - 1) } else { port })
+}
+
+fn parsed<T: std::str::FromStr>(
+    name: &'static str,
+    value: &str,
+    expected: &str,
+) -> Result<T, RendezvousError> {
+    let refusal =
+        || RendezvousError::Variable { name, value: value.to_owned(), expected: expected.to_owned() };
+    value.trim().parse().map_err(|_| refusal())
+}
+
+fn below(name: &'static str, value: u32, of: &str, limit: u32) -> Result<u32, RendezvousError> {
+    if value < limit {
+        return Ok(value);
+    }
+    let expected = format!("below {of}, which is {limit}");
+    Err(RendezvousError::Variable { name, value: value.to_string(), expected })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Option<ProcessEnvironment>, RendezvousError> {
+        let find = |name: &str| variables.iter().find(|(other, _)| *other == name);
+        ProcessEnvironment::from_variables(|name| find(name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    const TORCH: [(&str, &str); 6] = [
+        ("RANK", "3"),
+        ("WORLD_SIZE", "4"),
+        ("LOCAL_RANK", "1"),
+        ("LOCAL_WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "node0"),
+        ("MASTER_PORT", "1234"),
+    ];
+
+    #[test]
+    fn every_launcher_is_understood() {
+        let found = read(&TORCH).unwrap().unwrap();
+        let expected = ProcessEnvironment {
+            process: ProcessId::new(3),
+            processes: 4,
+            local: 1,
+            locals: Some(2),
+            address: "node0".into(),
+            port: 1234,
+            launcher: Launcher::Torchrun,
+        };
+        assert_eq!(found, expected);
+        let mpi = [
+            ("OMPI_COMM_WORLD_RANK", "1"),
+            ("OMPI_COMM_WORLD_SIZE", "2"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+        ];
+        let found = read(&mpi).unwrap().unwrap();
+        assert_eq!((found.launcher, found.process.number()), (Launcher::Mpirun, 1));
+        assert_eq!(found.place(), "127.0.0.1:29500", "all on one host: nothing else is needed");
+        let slurm = [
+            ("SLURM_PROCID", "5"),
+            ("SLURM_STEP_NUM_TASKS", "8"),
+            ("SLURM_LOCALID", "1"),
+            ("MASTER_ADDR", "::1"),
+        ];
+        let found = read(&slurm).unwrap().unwrap();
+        assert_eq!((found.launcher, found.local, found.locals), (Launcher::Srun, 1, None));
+        assert_eq!(found.place(), "[::1]:29500");
+        assert_eq!(read(&[]).unwrap(), None);
+        assert_eq!(read(&[("SLURM_PROCID", "0")]).unwrap(), None, "a batch script has no peers");
+    }
+
+    #[test]
+    fn an_error_names_the_variable() {
+        for (name, value, part) in [
+            ("RANK", "4", "below WORLD_SIZE, which is 4"),
+            ("RANK", "-1", "a whole number"),
+            ("WORLD_SIZE", "0", "from 1 to"),
+            ("WORLD_SIZE", "", "is not set"),
+            ("LOCAL_RANK", "2", "below LOCAL_WORLD_SIZE, which is 2"),
+            ("LOCAL_RANK", "", "is not set"),
+            ("LOCAL_WORLD_SIZE", "two", "a whole number"),
+            ("MASTER_ADDR", "", "is not set"),
+            ("MASTER_PORT", "0", "a port"),
+            ("MASTER_PORT", "65536", "a port"),
+        ] {
+            let changed = TORCH.map(|(other, old)| (other, if other == name { value } else { old }));
+            let error = read(&changed).unwrap_err().to_string();
+            assert!(error.starts_with(name) && error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_port_stays_clear_of_the_store_of_torchrun() {
+        let with = |extra: &[(&str, &str)]| read(&[&TORCH, extra].concat()).unwrap().unwrap().port;
+        assert_eq!(with(&[]), 1234);
+        assert_eq!(with(&[("TORCHELASTIC_USE_AGENT_STORE", "True")]), 1235);
+        assert_eq!(with(&[("TORCHELASTIC_USE_AGENT_STORE", "True"), ("WARPWEFT_PORT", "7000")]), 7000);
+    }
+}

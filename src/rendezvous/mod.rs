@@ -1,0 +1,169 @@
+//! How the ranks of a world find each other and agree, on the host.
+//!
+//! Laws:
+//! - **RV-1** what ranks of one process and ranks of many processes do is the same: every rank contributes bytes to a topic and
+//!   gets everybody's, in rank order. Only this room knows which ranks are elsewhere.
+//! - **RV-2** nobody waits past the deadline, and an error names who is missing, or what ended the world.
+//! - **RV-3** the first reason ends the world for good, on every process: a process that fails says so to all, one that is killed is
+//!   noticed by its closed connection, one that is stopped by its silence.
+//! - **RV-4** a connection counts when both ends have proved that they hold the same secret. Before that a stranger can make a
+//!   process keep a few hundred bytes for a few seconds; after it every message is bounded and carries a tag.
+//!
+//! Processes form a star: the process of rank 0 listens, the others connect, and what one says is passed on. Connections are kept
+//! for the life of the world. What travels here is small (agreement, names, reports) but for checkpoints; weights and gradients go
+//! from device to device. What the bytes mean is the business of the rooms above; there is no encryption.
+//!
+//! Plain threads and sockets of std, not the async runtime: ranks are threads that block, a world has few connections, and a runtime that
+//! an embedder keeps busy must not silence a heartbeat.
+//!
+//! One idea per file: `environment` and `secret` are what a process is told, `handshake` lets two processes trust each other,
+//! `host_name` tells hosts apart, `wire` writes numbers, `sealed` carries `message`s, `join` makes a world of connections, `link` serves one of them, `board` keeps contributions,
+//! `shared` is where ranks wait, `gather` brings much to rank 0.
+
+mod board;
+mod environment;
+mod error;
+mod gather;
+mod handshake;
+mod host_name;
+mod join;
+mod link;
+mod message;
+mod sealed;
+mod secret;
+mod shared;
+mod wire;
+
+pub use board::Topic;
+pub use environment::{Launcher, ProcessEnvironment};
+pub use error::RendezvousError;
+pub use host_name::HostName;
+pub use secret::Secret;
+pub use wire::{Reader, Truncated, Writer};
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::id::RankId;
+use link::Links;
+use shared::Shared;
+
+/// The ranks of a world, as one process sees them.
+#[derive(Debug)]
+pub struct Rendezvous {
+    shared: Arc<Shared>,
+    /// Connections to other processes; none if all ranks are here.
+    links: Links,
+}
+
+impl Rendezvous {
+    /// Bytes of one contribution, at most.
+    pub const MOST_BYTES: usize = board::MOST;
+
+    /// A world of `ranks` ranks of this process, which meet within `deadline` of each other.
+    #[must_use]
+    pub fn of_threads(ranks: u32, deadline: Duration) -> Self {
+        let shared = Shared::new(ranks as usize, 0..ranks as usize, deadline);
+        Self { shared: Arc::new(shared), links: Links::default() }
+    }
+
+    /// A world whose ranks are split over processes: waits for all of them. This process owns `ranks` ranks; numbers are given out in
+    /// the order of processes. The secret may be missing if there is one process only.
+    ///
+    /// # Errors
+    /// [`RendezvousError`], after `deadline` at the latest: a port in use, a process that is missing or came twice, another
+    /// secret, another version.
+    pub fn of_processes(
+        environment: &ProcessEnvironment,
+        ranks: u32,
+        secret: Option<&Secret>,
+        deadline: Duration,
+    ) -> Result<Self, RendezvousError> {
+        let joined = join::join(environment, ranks, secret, deadline)?;
+        let shared = Arc::new(Shared::new(joined.ranks, joined.own.clone(), deadline));
+        let links = Links::start(&shared, joined.connections)?;
+        Ok(Self { shared, links })
+    }
+
+    /// Number of ranks of the world.
+    #[must_use]
+    pub fn ranks(&self) -> u32 {
+        u32::try_from(self.shared.ranks()).unwrap_or(u32::MAX)
+    }
+
+    /// The ranks of this process, in order.
+    pub fn own(&self) -> impl ExactSizeIterator<Item = RankId> + use<> {
+        self.shared.own().map(RankId::at)
+    }
+
+    /// Positions of the ranks of this process.
+    #[must_use]
+    pub fn range(&self) -> Range<usize> {
+        self.shared.own()
+    }
+
+    /// Are all ranks in this process?
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.shared.own().len() == self.shared.ranks()
+    }
+
+    /// How long anybody waits here.
+    #[must_use]
+    pub fn deadline(&self) -> Duration {
+        self.shared.deadline()
+    }
+
+    /// Contributes `value` to the topic's next round and returns every rank's, in rank order.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Absent`] when a rank left or did not come in time, [`RendezvousError::Ended`] in a world that has
+    /// ended, [`RendezvousError::TooMuch`], and [`RendezvousError::NotOfThisProcess`].
+    pub fn exchange(
+        &self,
+        rank: RankId,
+        topic: Topic,
+        value: &[u8],
+    ) -> Result<Vec<Arc<[u8]>>, RendezvousError> {
+        self.shared.contribute(rank, topic, value)?;
+        self.shared.collect(rank, topic)
+    }
+
+    /// As [`Rendezvous::exchange`], called once for all ranks of this process with one value each.
+    ///
+    /// # Errors
+    /// As [`Rendezvous::exchange`].
+    pub fn exchange_all(&self, topic: Topic, values: &[Vec<u8>]) -> Result<Vec<Arc<[u8]>>, RendezvousError> {
+        for (rank, value) in self.own().zip(values) {
+            self.shared.contribute(rank, topic, value)?;
+        }
+        let mut all = Vec::new();
+        for rank in self.own() {
+            all = self.shared.collect(rank, topic)?;
+        }
+        Ok(all)
+    }
+
+    /// A rank comes to no meeting any more, in good order: who needs it from now on is told `reason`.
+    pub fn leave(&self, rank: RankId, reason: &str) {
+        self.shared.leave(rank, reason);
+    }
+
+    /// Ends the world for all ranks of all processes, unless it has ended, and returns why it has.
+    pub fn end(&self, reason: &str) -> String {
+        self.shared.end(reason)
+    }
+
+    /// Why the world has ended, if it has.
+    #[must_use]
+    pub fn ended(&self) -> Option<&str> {
+        self.shared.ended()
+    }
+}
+
+impl Drop for Rendezvous {
+    fn drop(&mut self) {
+        self.links.close(&self.shared);
+    }
+}

@@ -1,0 +1,197 @@
+//! Where the ranks of one process wait, and what its connections change.
+//!
+//! Law: whoever changes what is waited for rings; every wait also ends with the world, and at the deadline, which ends the world for
+//! all (RV-2, RV-3). A contribution is on its way to the other processes before its rank waits.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::RendezvousError;
+use super::board::{Board, MOST, Topic};
+use super::link::Outgoing;
+use super::message::{Message, PART};
+use crate::id::{ProcessId, RankId};
+
+/// The state of a world in one process.
+#[derive(Debug)]
+pub(super) struct Shared {
+    ranks: usize,
+    own: Range<usize>,
+    deadline: Duration,
+    board: Mutex<Board>,
+    changed: Condvar,
+    ended: OnceLock<String>,
+    standings: Mutex<BTreeMap<RankId, String>>,
+    outgoing: OnceLock<Vec<Outgoing>>,
+}
+
+/// Nobody leaves the state half-changed, so a panic of one spoils nothing for the others.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(super) fn new(ranks: usize, own: Range<usize>, deadline: Duration) -> Self {
+        Self {
+            board: Mutex::new(Board::new(ranks, own.clone())),
+            ranks,
+            own,
+            deadline,
+            changed: Condvar::new(),
+            ended: OnceLock::new(),
+            standings: Mutex::default(),
+            outgoing: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    pub(super) fn own(&self) -> Range<usize> {
+        self.own.clone()
+    }
+
+    pub(super) fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// The ways to other processes; set once, before anybody contributes.
+    pub(super) fn connect(&self, outgoing: Vec<Outgoing>) {
+        // There is no second time: only the function that makes this value calls it.
+        let _ = self.outgoing.set(outgoing);
+    }
+
+    pub(super) fn outgoing(&self) -> &[Outgoing] {
+        self.outgoing.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Tells all other processes, but for the one it came from.
+    pub(super) fn spread(&self, message: &Message, from: Option<ProcessId>) {
+        for peer in self.outgoing().iter().filter(|peer| Some(peer.process) != from) {
+            if !peer.tell(message.clone(), self.deadline) {
+                self.end(&format!("{} takes no messages within {:?}", peer.name, self.deadline));
+            }
+        }
+    }
+
+    pub(super) fn contribute(&self, rank: RankId, topic: Topic, value: &[u8]) -> Result<(), RendezvousError> {
+        self.check(rank)?;
+        if value.len() > MOST {
+            return Err(RendezvousError::TooMuch { bytes: value.len(), most: MOST });
+        }
+        if !topic.is_for_first() || self.own.start == 0 {
+            let posted = lock(&self.board).post(topic, rank, value.into());
+            posted.map_err(|_| RendezvousError::Absent {
+                reason: format!(
+                    "{rank} contributes to {topic:?} again and has not collected what others said"
+                ),
+            })?;
+            self.changed.notify_all();
+            if topic.is_for_first() {
+                return Ok(());
+            }
+        }
+        if self.outgoing().is_empty() {
+            return Ok(());
+        }
+        let mut rest = value;
+        loop {
+            let (part, more) = rest.split_at(rest.len().min(PART));
+            let last = more.is_empty();
+            self.spread(&Message::Part { topic, rank, last, bytes: part.into() }, None);
+            if last {
+                return Ok(());
+            }
+            rest = more;
+        }
+    }
+
+    fn check(&self, rank: RankId) -> Result<(), RendezvousError> {
+        if self.own.contains(&rank.index()) {
+            return Ok(());
+        }
+        Err(RendezvousError::NotOfThisProcess { rank, ranks: self.ranks })
+    }
+
+    pub(super) fn collect(&self, rank: RankId, topic: Topic) -> Result<Vec<Arc<[u8]>>, RendezvousError> {
+        self.check(rank)?;
+        let until = Instant::now() + self.deadline;
+        let mut board = lock(&self.board);
+        loop {
+            if let Some(all) = board.collect(topic, rank) {
+                return Ok(all);
+            }
+            if let Some(reason) = self.ended() {
+                return Err(RendezvousError::Ended { reason: reason.to_owned() });
+            }
+            if let Some(reason) = board.abandoned(topic, rank) {
+                return Err(RendezvousError::Absent { reason });
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let missing: Vec<String> = board.missing(topic, rank).iter().map(RankId::to_string).collect();
+                drop(board);
+                let reason = format!("{} did not come within {:?}", missing.join(", "), self.deadline);
+                return Err(RendezvousError::Absent { reason: self.end(&reason) });
+            }
+            board = self.changed.wait_timeout(board, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// A part of what a rank of another process contributes.
+    pub(super) fn arrive(&self, topic: Topic, rank: RankId, last: bool, bytes: &Arc<[u8]>) -> bool {
+        let posted = lock(&self.board).post_part(topic, rank, last, bytes);
+        self.changed.notify_all();
+        posted.is_ok()
+    }
+
+    pub(super) fn leave(&self, rank: RankId, reason: &str) {
+        self.left(rank, reason);
+        self.spread(&Message::Left { rank, reason: reason.to_owned() }, None);
+    }
+
+    /// A rank, here or elsewhere, has left.
+    pub(super) fn left(&self, rank: RankId, reason: &str) {
+        lock(&self.board).leave(rank, reason);
+        self.changed.notify_all();
+    }
+
+    pub(super) fn end(&self, reason: &str) -> String {
+        let first = self.ended.set(reason.to_owned()).is_ok();
+        if first {
+            // Whoever looks at the board has either seen the reason or sleeps.
+            drop(lock(&self.board));
+            self.changed.notify_all();
+            self.outgoing().iter().for_each(Outgoing::wake);
+        }
+        self.ended().unwrap_or(reason).to_owned()
+    }
+
+    pub(super) fn ended(&self) -> Option<&str> {
+        self.ended.get().map(String::as_str)
+    }
+
+    /// A rank of this process says how far it is.
+    pub(super) fn stand(&self, rank: RankId, text: &str) {
+        self.stands(rank, text);
+        for peer in self.outgoing() {
+            peer.offer(Message::Standing { rank, text: text.to_owned() });
+        }
+    }
+
+    pub(super) fn stands(&self, rank: RankId, text: &str) {
+        let mut standings = lock(&self.standings);
+        if text.is_empty() {
+            standings.remove(&rank);
+        } else if rank.index() < self.ranks {
+            standings.insert(rank, text.to_owned());
+        }
+    }
+
+    pub(super) fn standings(&self) -> BTreeMap<RankId, String> {
+        lock(&self.standings).clone()
+    }
+}

@@ -1,0 +1,175 @@
+//! Worlds that end, or never begin: within the deadline, and with the cause on every process (RV-2, RV-3).
+
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use crate::Test;
+use crate::crew::{Crew, Member, PATIENCE};
+
+pub(crate) const ALL: &[Test] = &[
+    ("a_killed_process_is_named_by_all_others_at_once", killed),
+    ("a_killed_host_is_named_by_all_others_at_once", killed_host),
+    ("a_stopped_process_is_named_by_all_others_within_the_deadline", stopped),
+    ("a_stopped_host_is_named_by_all_others_within_the_deadline", stopped_host),
+    ("a_rank_that_fails_tells_all_others_why", failed),
+    ("a_rank_that_does_not_come_is_named_and_so_is_how_far_it_was", silent_rank),
+    ("another_secret_is_named_on_every_process", wrong_secret),
+    ("a_missing_process_is_named_on_every_process", missing),
+    ("a_process_that_came_twice_is_named_on_every_process", twice),
+    ("a_port_in_use_is_named_on_every_process", port_in_use),
+    ("of_two_processes_with_number_0_the_second_is_refused", two_hosts),
+    ("another_world_size_is_named_on_every_process", contradiction),
+    ("a_process_that_dies_while_others_are_awaited_is_named", died_early),
+    ("a_world_without_a_secret_is_refused", no_secret),
+];
+
+/// Three processes that meet, the middle one with two ranks.
+fn meeting() -> Vec<Member> {
+    let mut members = Crew::new("meet", 3).start_all(&[1, 2, 1]);
+    members.iter_mut().for_each(|member| drop(member.hear("meeting", PATIENCE)));
+    members
+}
+
+#[track_caller]
+fn says(error: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(error.contains(part), "`{part}` is missing: {error}");
+    }
+}
+
+fn killed() {
+    let mut members = meeting();
+    let begun = Instant::now();
+    members[1].kill();
+    for other in [0, 2] {
+        says(&members[other].fails(PATIENCE), &["process 1 (rank 1 to rank 2", "killed or crashed"]);
+    }
+    assert!(begun.elapsed() < PATIENCE, "a closed connection is noticed at once");
+}
+
+fn killed_host() {
+    let mut members = meeting();
+    members[0].kill();
+    for other in [1, 2] {
+        says(&members[other].fails(PATIENCE), &["process 0 (rank 0", "killed or crashed"]);
+    }
+}
+
+fn stopped() {
+    let mut members = meeting();
+    members[1].signal("STOP");
+    for other in [0, 2] {
+        says(&members[other].fails(PATIENCE), &["process 1 (rank 1 to rank 2", "silent for 2s", "stopped"]);
+    }
+    members[1].signal("CONT");
+    // Who wakes up again finds out as well.
+    members[1].fails(PATIENCE);
+}
+
+fn stopped_host() {
+    let mut members = meeting();
+    members[0].signal("STOP");
+    for other in [1, 2] {
+        says(&members[other].fails(PATIENCE), &["process 0 (rank 0", "silent for 2s"]);
+    }
+    members[0].signal("CONT");
+    members[0].fails(PATIENCE);
+}
+
+fn failed() {
+    let mut members = Crew::new("fail", 3).start_all(&[1, 2, 1]);
+    for member in &mut members {
+        says(&member.fails(PATIENCE), &["rank 1, task 7: no such kernel"]);
+    }
+}
+
+fn silent_rank() {
+    let mut members = Crew::new("silent rank", 3).start_all(&[1, 2, 1]);
+    for member in &mut members {
+        says(&member.hear("standing", PATIENCE), &["rank 1: last finished task 3"]);
+        says(&member.fails(PATIENCE), &["rank 1 did not come within 4s"]);
+    }
+}
+
+fn wrong_secret() {
+    let crew = Crew::new("meet", 3);
+    let mut members = crew.start_all(&[1, 1]);
+    let mut other = crew.start_with(2, 1, &[("WARPWEFT_SECRET", "the secret of another job")]);
+    says(&other.fails(PATIENCE), &["holds another secret", "WARPWEFT_SECRET"]);
+    for member in &mut members {
+        let error = member.fails(PATIENCE);
+        says(
+            &error,
+            &["process 2 did not come within 4s", "claims to be process 2 and holds another secret"],
+        );
+    }
+}
+
+fn missing() {
+    let mut members = Crew::new("meet", 4).start_all(&[1, 1, 1]);
+    for member in &mut members {
+        says(&member.fails(PATIENCE), &["process 3 did not come within 4s"]);
+    }
+    // Without the first, nobody listens.
+    let mut alone = Crew::new("meet", 2).start(1, 1);
+    says(&alone.fails(PATIENCE), &["rank 0 did not answer at 127.0.0.1", "MASTER_ADDR"]);
+}
+
+fn twice() {
+    let crew = Crew::new("meet", 3);
+    let mut members = vec![crew.start(0, 1), crew.start(1, 1), crew.start(1, 1)];
+    for member in &mut members {
+        says(&member.fails(PATIENCE), &["process 1 came twice", "RANK must differ"]);
+    }
+}
+
+fn port_in_use() {
+    let mut crew = Crew::new("meet", 2);
+    let squatter = TcpListener::bind("127.0.0.1:0").unwrap();
+    crew.port = squatter.local_addr().unwrap().port();
+    let mut members = crew.start_all(&[1, 1]);
+    says(&members[0].fails(PATIENCE), &["cannot listen on 127.0.0.1", "in use", "MASTER_PORT"]);
+    says(&members[1].fails(PATIENCE), &["is not warpweft", "in use by another program"]);
+}
+
+fn two_hosts() {
+    let crew = Crew::new("meet", 2);
+    let mut first = crew.start(0, 1);
+    while TcpStream::connect(("127.0.0.1", crew.port)).is_err() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    says(&crew.start(0, 1).fails(PATIENCE), &["in use", "started as number 0"]);
+    // The first is not disturbed.
+    let mut member = crew.start(1, 1);
+    first.hear("meeting", PATIENCE);
+    member.hear("meeting", PATIENCE);
+}
+
+fn contradiction() {
+    let crew = Crew::new("meet", 2);
+    let mut host = crew.start(0, 1);
+    let mut member = Crew { processes: 3, ..crew }.start(1, 1);
+    for member in [&mut host, &mut member] {
+        says(&member.fails(PATIENCE), &["told of 3 processes and process 0 of 2", "WORLD_SIZE"]);
+    }
+}
+
+fn died_early() {
+    let crew = Crew::new("meet", 3);
+    let mut host = crew.start(0, 1);
+    let mut members = [crew.start(1, 1), crew.start(2, 1)];
+    // Which of the two is let in before it is killed is chance; the world may even have begun.
+    std::thread::sleep(Duration::from_millis(30));
+    members[1].kill();
+    for member in [&mut host, &mut members[0]] {
+        says(&member.fails(PATIENCE), &["process 2"]);
+    }
+}
+
+fn no_secret() {
+    let crew = Crew::new("meet", 2);
+    let mut member = crew.start_with(1, 1, &[("WARPWEFT_SECRET", "")]);
+    says(&member.fails(PATIENCE), &["no secret", "WARPWEFT_SECRET", "openssl rand"]);
+    let mut member = crew.start_with(1, 1, &[("WARPWEFT_SECRET", "short")]);
+    says(&member.fails(PATIENCE), &["5 bytes", "WARPWEFT_SECRET"]);
+}

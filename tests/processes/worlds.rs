@@ -1,0 +1,85 @@
+//! Worlds that begin and end as they should.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use crate::Test;
+use crate::crew::{Crew, PATIENCE};
+
+pub(crate) const ALL: &[Test] = &[
+    ("ranks_of_several_processes_agree_whatever_their_number", ranks_agree),
+    ("a_process_may_come_much_later_than_another", late_comers),
+    ("strangers_at_the_port_are_ignored", strangers),
+    ("who_closes_first_takes_nothing_from_the_others", quit_early),
+    ("a_world_of_one_process_needs_no_secret_and_no_port", alone),
+];
+
+/// RV-1.
+fn ranks_agree() {
+    for ranks in [&[1, 1][..], &[2, 2], &[1, 3, 2]] {
+        let crew = Crew::new("agree", ranks.len() as u32);
+        let mut members = crew.start_all(ranks);
+        let mut begin = 0;
+        let all: u32 = ranks.iter().sum();
+        for (member, ranks) in members.iter_mut().zip(ranks) {
+            let place = member.hear("joined as", PATIENCE);
+            assert_eq!(place, format!("{begin}..{} of {all}", begin + ranks));
+            begin += ranks;
+        }
+        for member in &mut members {
+            member.hear("done", PATIENCE);
+            assert!(member.ends().success());
+        }
+    }
+}
+
+fn late_comers() {
+    let crew = Crew::new("agree", 2);
+    let mut member = crew.start(1, 1);
+    std::thread::sleep(Duration::from_millis(700));
+    let mut host = crew.start(0, 1);
+    host.hear("done", PATIENCE);
+    member.hear("done", PATIENCE);
+}
+
+/// RV-4.
+fn strangers() {
+    let crew = Crew::new("agree", 2);
+    let mut host = crew.start(0, 1);
+    let knock = || loop {
+        if let Ok(stream) = TcpStream::connect(("127.0.0.1", crew.port)) {
+            return stream;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let mut silent: Vec<_> = (0..20).map(|_| knock()).collect();
+    for stranger in &mut silent[..10] {
+        let _ = stranger.write_all(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n");
+    }
+    for length in [1, 8, 30, 200, 70_000] {
+        let mut bytes = b"warpweft".to_vec();
+        bytes.resize(length, 1);
+        let _ = knock().write_all(&bytes);
+    }
+    let mut member = crew.start(1, 1);
+    host.hear("done", PATIENCE);
+    member.hear("done", PATIENCE);
+}
+
+/// RV-3.
+fn quit_early() {
+    let mut members = Crew::new("quit early", 3).start_all(&[1, 1, 1]);
+    members[0].hear("done", PATIENCE);
+    assert!(members[0].ends().success());
+    for member in &mut members[1..] {
+        let error = member.fails(PATIENCE);
+        assert!(error.contains("process 0 (rank 0") && error.contains("has closed its session"), "{error}");
+    }
+}
+
+fn alone() {
+    let mut alone = Crew::new("agree", 1).start_with(0, 3, &[("WARPWEFT_SECRET", ""), ("MASTER_PORT", "1")]);
+    assert_eq!(alone.hear("joined as", PATIENCE), "0..3 of 3");
+    alone.hear("done", PATIENCE);
+}

@@ -1,0 +1,242 @@
+//! Sessions that own a part of the ranks, each as the session of a process of its own would: ranks meet over TCP, devices are the CPU's
+//! lanes of one process, which is the only place where they can reach each other.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod trainer;
+
+use std::net::TcpListener;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use trainer::{Mischief, SIZE, Trainer, losses, within_a_minute};
+use warpweft::backend::cpu::{CpuOptions, CpuWorld};
+use warpweft::config::{Capture, Config};
+use warpweft::format::Format;
+use warpweft::id::{ProcessId, RankId};
+use warpweft::model::Mesh;
+use warpweft::rendezvous::{Launcher, ProcessEnvironment, Rendezvous, Secret};
+use warpweft::session::{Checkpoint, Session, SessionError};
+
+fn config() -> Config {
+    let mut config = Config { capture: Capture::Step, deadline_s: 10.0, ..Config::default() };
+    config.prefetch.depth = 2;
+    config.optimizer.lr = 3e-3;
+    config
+}
+
+fn free_port() -> u16 {
+    let begin = 11_000 + (std::process::id() % 8_000) as u16;
+    (begin..20_000).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap()
+}
+
+/// Runs `work` once for each of the processes, which own `ranks` ranks; each has a thread and a runtime.
+fn in_processes<T: Send + 'static, W, F>(
+    trainer: &Trainer,
+    ranks: &[u32],
+    mischief: &Mischief,
+    work: W,
+) -> Vec<T>
+where
+    W: Fn(usize, Session) -> F + Clone + Send + 'static,
+    F: Future<Output = T>,
+{
+    let all: u32 = ranks.iter().sum();
+    let device = Arc::new(CpuWorld::new(Mesh::new(all).unwrap(), CpuOptions::default()).unwrap());
+    let port = free_port();
+    let processes = ranks.len() as u32;
+    let threads: Vec<_> = (0..processes)
+        .zip(ranks.to_vec())
+        .map(|(process, ranks)| {
+            let (device, builder, work) =
+                (Arc::clone(&device), trainer.builder(config(), mischief), work.clone());
+            std::thread::spawn(move || {
+                let environment = ProcessEnvironment {
+                    process: ProcessId::new(process),
+                    processes,
+                    local: process,
+                    locals: Some(processes),
+                    address: "127.0.0.1".into(),
+                    port,
+                    launcher: Launcher::Torchrun,
+                };
+                let secret = Secret::new("a secret of sessions").unwrap();
+                let deadline = Duration::from_secs(10);
+                let world = Rendezvous::of_processes(&environment, ranks, Some(&secret), deadline).unwrap();
+                let world = Arc::new(world);
+                let backends = world.own().map(|rank| device.backend(rank).unwrap()).collect();
+                let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+                runtime.block_on(async {
+                    let session = builder.start_in(world, backends).await.unwrap();
+                    work(process as usize, session).await
+                })
+            })
+        })
+        .collect();
+    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+/// As `trainer::feed`, for the ranks of this session.
+fn feed(session: &mut Session, step: u32) {
+    for rank in session.own_ranks() {
+        let value = |at: usize| ((step * 31 + rank.number() * 7 + at as u32 * 3) as f32 * 0.37).sin();
+        let values: Vec<f32> = (0..SIZE).map(value).collect();
+        session.write_input("train", rank, "input", &values).unwrap();
+    }
+}
+
+async fn train(session: &mut Session, steps: Range<u32>) -> Vec<u32> {
+    let mut losses = Vec::new();
+    for step in steps {
+        feed(session, step);
+        losses.push(session.step("train").await.unwrap().mean_output("loss").unwrap().to_bits());
+    }
+    losses
+}
+
+fn trainer() -> Trainer {
+    Trainer::new(2, Format::NVFP4_2D)
+}
+
+/// The losses of one process, and its checkpoint after some of them.
+fn alone(ranks: u32, steps: u32, exported_after: u32) -> (Vec<u32>, Checkpoint) {
+    within_a_minute(async move {
+        let mut session = trainer().start(config(), ranks).await.unwrap();
+        let mut found = losses(&mut session, ranks, 0..exported_after).await;
+        let checkpoint = session.export().await.unwrap();
+        found.extend(losses(&mut session, ranks, exported_after..steps).await);
+        (found, checkpoint)
+    })
+}
+
+/// EX-2: the same bits, on every process, however ranks are split.
+#[test]
+fn losses_do_not_depend_on_how_ranks_are_split_over_processes() {
+    let (expected, _) = alone(4, 5, 1);
+    for ranks in [&[2, 2][..], &[1, 3], &[1, 1, 1, 1]] {
+        let found = in_processes(&trainer(), ranks, &Mischief::default(), |_, mut session| async move {
+            let found = train(&mut session, 0..5).await;
+            session.close().await.unwrap();
+            found
+        });
+        for found in found {
+            assert_eq!(found, expected, "{ranks:?}");
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_is_gathered_where_rank_0_is_and_goes_back_into_every_process() {
+    let (expected, checkpoint) = alone(3, 6, 3);
+    let given = checkpoint.clone();
+    let found = in_processes(&trainer(), &[1, 2], &Mischief::default(), move |process, mut session| {
+        let given = given.clone();
+        async move {
+            let mut found = train(&mut session, 0..3).await;
+            assert!(matches!(session.export().await, Err(SessionError::Partial)));
+            let exported = session.export_to_first().await.unwrap();
+            assert_eq!(exported.is_some(), process == 0);
+            assert!(exported.is_none_or(|exported| exported == given));
+            train(&mut session, 7..9).await;
+            session.import(&given).await.unwrap();
+            found.extend(train(&mut session, 3..6).await);
+            found
+        }
+    });
+    for found in found {
+        assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn different_checkpoints_are_refused_by_every_process_and_change_nothing() {
+    let (expected, checkpoint) = alone(2, 4, 2);
+    let found = in_processes(&trainer(), &[1, 1], &Mischief::default(), move |process, mut session| {
+        let mut given = checkpoint.clone();
+        async move {
+            let mut found = train(&mut session, 0..2).await;
+            given.optimizer_step += process as u32;
+            let error = session.import(&given).await.unwrap_err();
+            assert!(error.to_string().contains("different checkpoints"), "{error}");
+            // One process has a checkpoint that fits nobody: the other hears of it.
+            if process == 1 {
+                given.weights.pop();
+            }
+            let error = session.import(&given).await.unwrap_err().to_string();
+            let word = ["rank 1 refused", "weights"][process];
+            assert!(error.contains(word), "{error}");
+            found.extend(train(&mut session, 2..4).await);
+            found
+        }
+    });
+    for found in found {
+        assert_eq!(found, expected);
+    }
+}
+
+/// EX-2.
+#[test]
+fn a_closure_that_fails_in_one_process_is_named_in_all_and_the_sessions_go_on() {
+    let mischief = Mischief::default();
+    mischief.set(1);
+    let shared = mischief.clone();
+    let found = in_processes(&trainer(), &[1, 1], &mischief, move |_, mut session| {
+        let mischief = shared.clone();
+        async move {
+            feed(&mut session, 0);
+            let error = session.step("train").await.unwrap_err();
+            assert!(
+                matches!(error, SessionError::Closure { rank, panicked: false, .. } if rank == RankId::new(1)),
+                "{error}"
+            );
+            // Both have seen it before either goes on: an evaluation is a meeting.
+            session.step("evaluate").await.unwrap_or_else(|error| panic!("{error}"));
+            mischief.set(0);
+            train(&mut session, 0..2).await;
+            error.to_string()
+        }
+    });
+    assert_eq!(found[0], found[1]);
+}
+
+#[test]
+fn a_closure_that_panics_in_one_process_poisons_the_sessions_of_all() {
+    let mischief = Mischief::default();
+    mischief.set(2);
+    let found = in_processes(&trainer(), &[1, 1], &mischief, |_, mut session| async move {
+        feed(&mut session, 0);
+        let first = session.step("train").await.unwrap_err().to_string();
+        let second = session.step("train").await.unwrap_err().to_string();
+        [first, second]
+    });
+    for [first, second] in &found {
+        assert!(first.contains("rank 1 panicked"), "{first}");
+        assert!(second.contains("poisoned") && second.contains("rank 1 panicked"), "{second}");
+    }
+}
+
+#[test]
+fn inputs_of_ranks_elsewhere_are_refused_by_name() {
+    in_processes(&trainer(), &[1, 1], &Mischief::default(), |process, mut session| async move {
+        let other = RankId::at(1 - process);
+        let error = session.write_input("train", other, "input", &[0_f32; SIZE]).unwrap_err();
+        assert!(matches!(error, SessionError::Elsewhere { rank, .. } if rank == other), "{error}");
+        let none = session.write_input("train", RankId::new(2), "input", &[0_f32; SIZE]).unwrap_err();
+        assert!(matches!(none, SessionError::NoInput { .. }), "{none}");
+    });
+}
+
+/// RV-3: who closes while others go on is named by them, at once.
+#[test]
+fn a_process_that_closes_its_session_is_named_by_the_others() {
+    let found = in_processes(&trainer(), &[1, 1], &Mischief::default(), |process, mut session| async move {
+        train(&mut session, 0..2).await;
+        if process == 0 {
+            return session.close().await.map_err(|error| error.to_string());
+        }
+        session.export_to_first().await.map(drop).map_err(|error| error.to_string())
+    });
+    assert_eq!(found[0], Ok(()));
+    let error = found[1].clone().unwrap_err();
+    assert!(error.contains("rank 0 was closed"), "{error}");
+}

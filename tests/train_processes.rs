@@ -1,0 +1,237 @@
+//! The main job on GPUs, split over processes: the same losses, and ends that name their cause.
+//!
+//! Needs two GPUs or more, and says so where there are none. NCCL is used where it is installed.
+#![cfg(feature = "cuda")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use warpweft::backend::cuda::{CudaOptions, CudaWorld, DeviceOrdinal, Transport};
+
+/// One test at a time has the GPUs.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// What one process may take, its kernels' compilation included.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// The GPUs to use: an even number up to four, or none, with the reason on stderr.
+fn gpus(what: &str) -> Option<(u32, MutexGuard<'static, ()>)> {
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = DeviceOrdinal::all();
+    match found.as_ref().map(Vec::len) {
+        Ok(count) if count >= 4 => Some((4, alone)),
+        Ok(count) if count >= 2 => Some((2, alone)),
+        other => {
+            let reason = match other {
+                Ok(count) => format!("two GPUs are needed and {count} are here"),
+                Err(failure) => failure.to_string(),
+            };
+            skipped(what, &reason);
+            None
+        }
+    }
+}
+
+/// Said past the capture of the harness.
+fn skipped(what: &str, reason: &str) {
+    let mut out = std::io::stderr();
+    writeln!(out, "skipped: {what}, because {reason}").unwrap();
+}
+
+fn has_nccl() -> bool {
+    let devices = DeviceOrdinal::all().unwrap().into_iter().take(2).collect();
+    let options = CudaOptions { transport: Some(Transport::Nccl), ..CudaOptions::new(devices) };
+    CudaWorld::new(options).is_ok()
+}
+
+/// The program, which is built beside the tests. Paths are taken from where the tests run, which may be another machine than
+/// they were built on.
+fn example() -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    tests.ancestors().nth(2).unwrap().join("examples").join("train")
+}
+
+fn free_port() -> u16 {
+    let begin = 20_000 + (std::process::id() % 10_000) as u16;
+    (begin..32_000).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap()
+}
+
+/// One run of the example.
+struct Run<'a> {
+    folder: &'a Path,
+    processes: u32,
+    /// Ranks of each process.
+    ranks: u32,
+    steps: u32,
+    /// Beside what a launcher sets.
+    variables: &'a [(&'a str, &'a str)],
+    /// Does every process claim to be on a host of its own?
+    hosts: bool,
+}
+
+impl Run<'_> {
+    fn start(&self) -> Vec<Process> {
+        let port = free_port().to_string();
+        let start = |process: u32| {
+            let mut command = Command::new(example());
+            command
+                .args(["--device", "cuda", "--format", "nvfp4_2d", "--seed", "7"])
+                .args(["--ranks", &self.ranks.to_string(), "--steps", &self.steps.to_string()])
+                .arg("--out")
+                .arg(self.folder)
+                .arg("--losses")
+                .arg(self.losses())
+                .args(["--config", "examples/train/train.toml", "src/format"])
+                .envs(self.variables.iter().copied())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
+            if self.processes > 1 {
+                command
+                    .env("RANK", process.to_string())
+                    .env("WORLD_SIZE", self.processes.to_string())
+                    .env("LOCAL_RANK", process.to_string())
+                    .env("MASTER_ADDR", "127.0.0.1")
+                    .env("MASTER_PORT", &port)
+                    .env("WARPWEFT_SECRET", "a secret of the test of processes");
+            }
+            if self.hosts {
+                command
+                    .env("NCCL_HOSTID", format!("host {process}"))
+                    .env("NCCL_P2P_DISABLE", "1")
+                    .env("NCCL_SHM_DISABLE", "1");
+            }
+            Process { child: command.spawn().unwrap() }
+        };
+        (0..self.processes).map(start).collect()
+    }
+
+    fn losses(&self) -> PathBuf {
+        self.folder.join("losses")
+    }
+
+    /// Runs to the end, and returns the losses as they were written.
+    #[track_caller]
+    fn train(&self) -> String {
+        let _ = std::fs::remove_file(self.losses());
+        for mut process in self.start() {
+            let (passed, words) = process.ends();
+            assert!(passed, "{words}");
+        }
+        let losses = std::fs::read_to_string(self.losses()).unwrap();
+        assert_eq!(losses.lines().count(), self.steps as usize);
+        losses
+    }
+}
+
+struct Process {
+    child: Child,
+}
+
+impl Process {
+    /// Waits until it has made steps.
+    fn works(&mut self) {
+        let out = BufReader::new(self.child.stdout.take().unwrap());
+        let mut lines = out.lines().map_while(Result::ok);
+        assert!(lines.any(|line| line.starts_with("step")), "it ended: {}", self.ends().1);
+        // It goes on printing, and must not be held up by a full pipe.
+        std::thread::spawn(move || lines.for_each(drop));
+    }
+
+    /// Whether it ended well, and what it said on stderr.
+    #[track_caller]
+    fn ends(&mut self) -> (bool, String) {
+        let begun = Instant::now();
+        let status = loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => break status,
+                None => assert!(begun.elapsed() < LIMIT, "it does not end"),
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        let mut words = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut words).unwrap();
+        (status.success(), words)
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// `reduce = "ordered"`: the same bits, however ranks are split and whatever way bytes go.
+#[test]
+fn losses_do_not_depend_on_how_ranks_are_split_over_processes() {
+    let Some((count, _alone)) = gpus("losses of several processes") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let run = |processes, transport, hosts| {
+        let variables = &[("WARPWEFT_TRANSPORT", transport)];
+        Run { folder: folder.path(), processes, ranks: count / processes, steps: 20, variables, hosts }
+            .train()
+    };
+    let expected = run(1, "peer", false);
+    let ways: &[_] = if has_nccl() { &["peer", "nccl"] } else { &["peer"] };
+    for way in ways {
+        for processes in [2, count] {
+            assert_eq!(run(processes, way, false), expected, "{processes} processes, {way}");
+        }
+    }
+}
+
+#[test]
+fn processes_on_several_hosts_meet_by_nccl_with_the_same_losses() {
+    let Some((count, _alone)) = gpus("processes on several hosts") else { return };
+    if !has_nccl() {
+        skipped("processes on several hosts", "NCCL is missing");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let run = |processes, hosts| {
+        Run { folder: folder.path(), processes, ranks: count / processes, steps: 10, variables: &[], hosts }
+            .train()
+    };
+    assert_eq!(run(2, true), run(1, false));
+}
+
+/// RV-3: within the deadline, by name, on every other process.
+#[test]
+fn a_process_that_is_killed_or_stopped_in_a_step_is_named_by_the_others() {
+    let Some((_, _alone)) = gpus("killed and stopped processes") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let ways: &[_] = if has_nccl() { &["peer", "nccl"] } else { &["peer"] };
+    for way in ways {
+        let variables = [("WARPWEFT_TRANSPORT", *way), ("WARPWEFT_DEADLINE_S", "10")];
+        let run = Run {
+            folder: folder.path(),
+            processes: 2,
+            ranks: 1,
+            steps: 1_000_000,
+            variables: &variables,
+            hosts: false,
+        };
+        for (signal, victim, words) in
+            [("KILL", 1, "was killed"), ("KILL", 0, "was killed"), ("STOP", 1, "silent")]
+        {
+            let mut processes = run.start();
+            processes[0].works();
+            processes[victim].signal(signal);
+            let begun = Instant::now();
+            let (passed, said) = processes[1 - victim].ends();
+            let named = said.contains(&format!("process {victim} (rank {victim}")) && said.contains(words);
+            assert!(!passed && named, "{way}, {signal} to process {victim}: {said}");
+            assert!(begun.elapsed() < Duration::from_secs(20), "{way}, {signal}: {:?}", begun.elapsed());
+        }
+    }
+}
