@@ -38,7 +38,9 @@ pub enum LinearError {
         recipe: String,
     },
     /// Rows that would overlap.
-    #[error("{inputs} inputs do not fit into lines of {pitch} elements; the pitch is the width of the matrix that holds x")]
+    #[error(
+        "{inputs} inputs do not fit into lines of {pitch} elements; the pitch is the width of the matrix that holds x"
+    )]
     Pitch {
         /// Elements from one token to the next.
         pitch: usize,

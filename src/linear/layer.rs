@@ -255,8 +255,15 @@ impl Linear {
     /// # Errors
     /// As [`Linear::forward`].
     pub fn backward(&mut self, handles: &CudaHandles, operands: Backward<'_, '_>) -> Result<(), LinearError> {
-        let LinearSpec { tokens, weight: Shape { rows, cols }, output, dgrad, weight_gradient, input_pitch, .. } =
-            self.spec;
+        let LinearSpec {
+            tokens,
+            weight: Shape { rows, cols },
+            output,
+            dgrad,
+            weight_gradient,
+            input_pitch,
+            ..
+        } = self.spec;
         let Backward { dy, weight, x, dx, dw } = operands;
         let (dy, x) = (operand("dy", dy, tokens * rows)?, operand("x", x, tokens * input_pitch)?);
         let weight = weight.factor(&self.spec, dgrad)?;

@@ -57,5 +57,6 @@ pub use schedule::{
 };
 #[cfg(feature = "cuda")]
 pub use stack::{
-    Ahead, Ending, Measured, Mode, StackError, StackFormat, StackOptions, StackReport, StackShape, bench_stack,
+    Ahead, Ending, Measured, Mode, StackError, StackFormat, StackOptions, StackReport, StackShape,
+    bench_stack,
 };

@@ -55,7 +55,13 @@ fn weight_of(gpu: &Gpu, recipe: Recipe) -> OnDevice {
 }
 
 /// y, dx and dW of a layer whose x and dx lie `pitch` elements a token.
-fn run(gpu: &Gpu, spec: LinearSpec, x: &[bf16], dy: &[bf16], dx: &[bf16]) -> (Vec<bf16>, Vec<bf16>, Vec<f32>) {
+fn run(
+    gpu: &Gpu,
+    spec: LinearSpec,
+    x: &[bf16],
+    dy: &[bf16],
+    dx: &[bf16],
+) -> (Vec<bf16>, Vec<bf16>, Vec<f32>) {
     let device = Device::open(GPU).unwrap();
     let (mut layer, on_device) = (Linear::new(&device, spec).unwrap(), weight_of(gpu, spec.recipe));
     let handles = handles(gpu);
@@ -173,7 +179,10 @@ fn gelu_and_its_gradient_are_right() {
         assert!((y.to_f64() - expected).abs() <= 2f64.powi(-8) * expected.abs() + 1e-5, "gelu({x}) is {y}");
         let slope = (gelu(x + step) - gelu(x - step)) / (2.0 * step);
         let expected = dy * slope;
-        assert!((dx.to_f64() - expected).abs() <= 2f64.powi(-8) * expected.abs() + 1e-4, "gelu'({x}) · {dy} is {dx}");
+        assert!(
+            (dx.to_f64() - expected).abs() <= 2f64.powi(-8) * expected.abs() + 1e-4,
+            "gelu'({x}) · {dy} is {dx}"
+        );
     }
 }
 
@@ -198,8 +207,7 @@ fn sums_are_those_of_all_elements_and_recordings_repeat_them() {
     assert!((squares / len as f64 - 0.25 / 3.0).abs() < 1e-3, "{squares}");
 
     kernels.fill(queue.handles(), 2.0, values.write()).unwrap();
-    let recording =
-        queue.record(|handles| kernels.sum(handles, values.read(), sum.write())).unwrap();
+    let recording = queue.record(|handles| kernels.sum(handles, values.read(), sum.write())).unwrap();
     queue.replay(&recording).unwrap();
     assert_eq!(queue.download(&sum).unwrap(), [2.0 * len as f32]);
     drop(drop_last);

@@ -270,5 +270,8 @@ fn a_plan_without_an_optimizer_must_end_with_complete_main_grads() {
     assert_eq!(lost, 4);
     let down = accumulate(&plan, "down", 0);
     remove(&mut plan, down);
-    refused(&plan, &["PL-4: plan `train`", "gradient of call `down.backward` is not in it", "was reduced into slot"]);
+    refused(
+        &plan,
+        &["PL-4: plan `train`", "gradient of call `down.backward` is not in it", "was reduced into slot"],
+    );
 }

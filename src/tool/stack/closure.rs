@@ -103,7 +103,9 @@ fn forward(
     let weight = block.weights[projection as usize];
     let weight = Weight::of(context, weight, Orientation::Rowwise, recipe.form())?;
     let done = match projection {
-        Projection::Qkv => layers.qkv(handles, &weight, own_or(context, x, &ends.input)?, context.write(qkv)?),
+        Projection::Qkv => {
+            layers.qkv(handles, &weight, own_or(context, x, &ends.input)?, context.write(qkv)?)
+        }
         Projection::Proj => {
             let x = own_or(context, x, &ends.input)?;
             layers.proj(handles, &weight, context.read(qkv)?, x, context.write(middle)?)

@@ -22,7 +22,9 @@ pub enum StackError {
         found: usize,
     },
     /// Patterns that no variant has.
-    #[error("no variant is named like {patterns}; names are format/depth/mode/transport/ending, as in bf16/depth1/graph/peer/gradients")]
+    #[error(
+        "no variant is named like {patterns}; names are format/depth/mode/transport/ending, as in bf16/depth1/graph/peer/gradients"
+    )]
     NothingMatches {
         /// The patterns.
         patterns: String,

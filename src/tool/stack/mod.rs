@@ -112,8 +112,11 @@ pub fn bench_stack(
         return Err(StackError::NothingMatches { patterns: options.only.join(", ") });
     }
     if let Some(folder) = &options.traces {
-        std::fs::create_dir_all(folder)
-            .map_err(|source| StackError::File { action: "make", path: folder.clone(), source })?;
+        std::fs::create_dir_all(folder).map_err(|source| StackError::File {
+            action: "make",
+            path: folder.clone(),
+            source,
+        })?;
     }
     let pace = Pace { warm: options.warm, steps: options.steps };
     say(&format!("resident: {} on {} GPUs", options.shape, gpus.len()));

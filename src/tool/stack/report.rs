@@ -40,12 +40,7 @@ pub struct Measured {
 impl Measured {
     pub(super) fn new(name: String, products: String, step: Duration, host: Duration) -> Self {
         let milliseconds = |time: Duration| Some(time.as_secs_f64() * 1e3);
-        Self {
-            step_ms: milliseconds(step),
-            host_ms: milliseconds(host),
-            products,
-            ..Self::empty(name)
-        }
+        Self { step_ms: milliseconds(step), host_ms: milliseconds(host), products, ..Self::empty(name) }
     }
 
     pub(super) fn failed(name: String, error: &StackError) -> Self {
@@ -162,7 +157,10 @@ impl fmt::Display for StackReport {
              behind {warm}; gradients travel in {reduce_dtype}"
         )?;
         if let Some(Measured { loss: Some(loss), norm: Some(norm), .. }) = rows.first() {
-            writeln!(formatter, "resident: loss {loss:.6e}, gradient norm {norm:.6e}; others relative to it")?;
+            writeln!(
+                formatter,
+                "resident: loss {loss:.6e}, gradient norm {norm:.6e}; others relative to it"
+            )?;
         }
         let mut table = Table::new([
             ("variant", Align::Left),
@@ -178,7 +176,8 @@ impl fmt::Display for StackReport {
             ("products", Align::Left),
         ]);
         for row in rows {
-            let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"));
+            let number =
+                |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"));
             let size = |value: Option<u64>| value.map_or_else(|| "-".to_owned(), bytes);
             table.row([
                 row.name.clone(),

@@ -114,7 +114,13 @@ impl Resident {
             let x = before.last().map_or_else(|| ends.input.read(), |before| before.output.read());
             layers.qkv(handles, &qkv.lend().0, x, own.qkv.write())?;
             layers.proj(handles, &proj.lend().0, own.qkv.read(), x, own.middle.write())?;
-            layers.fc1(handles, &fc1.lend().0, own.middle.read(), own.hidden.write(), own.activated.write())?;
+            layers.fc1(
+                handles,
+                &fc1.lend().0,
+                own.middle.read(),
+                own.hidden.write(),
+                own.activated.write(),
+            )?;
             let middle = own.middle.read();
             layers.fc2(handles, &fc2.lend().0, own.activated.read(), middle, own.output.write())?;
         }
@@ -291,7 +297,8 @@ pub(super) fn measure(
     };
     let row = |name: &str, timed: fn(&Ranked) -> &Timed| {
         let slowest = |of: fn(&Timed) -> &Vec<Duration>| {
-            let steps = (0..pace.steps).filter_map(|step| ranks.iter().filter_map(|rank| of(timed(rank)).get(step)).max());
+            let steps = (0..pace.steps)
+                .filter_map(|step| ranks.iter().filter_map(|rank| of(timed(rank)).get(step)).max());
             median(steps.copied().collect())
         };
         let (step, host) = (slowest(|timed| &timed.steps), slowest(|timed| &timed.hosts));

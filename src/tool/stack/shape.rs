@@ -55,7 +55,8 @@ impl StackShape {
     /// Elements of all weights.
     #[must_use]
     pub fn parameters(&self) -> usize {
-        self.layers * Projection::ALL.iter().map(|projection| self.weight(*projection).elements()).sum::<usize>()
+        self.layers
+            * Projection::ALL.iter().map(|projection| self.weight(*projection).elements()).sum::<usize>()
     }
 
     /// Multiplications and additions of a step on one rank: each weight meets every token three times.
@@ -69,7 +70,11 @@ impl StackShape {
         let Shape { rows, cols } = self.weight(projection);
         let (tokens, elements) = (self.tokens as u64, (rows * cols) as u64);
         let activations = tokens * (rows + cols) as u64;
-        CostHint { flops: 2 * products * tokens * elements, bytes: 2 * products * (elements + activations), math }
+        CostHint {
+            flops: 2 * products * tokens * elements,
+            bytes: 2 * products * (elements + activations),
+            math,
+        }
     }
 }
 
