@@ -107,8 +107,7 @@ pub fn bench_stack(
     };
     let base = Config::load(options.config.as_deref())?;
     let variants = variant::select(options);
-    let wanted = |name: &&str| options.wants(name);
-    if variants.is_empty() && !resident::NAMES.iter().any(|name| wanted(&name)) {
+    if variants.is_empty() && !resident::NAMES.iter().any(|name| options.wants(name)) {
         return Err(StackError::NothingMatches { patterns: options.only.join(", ") });
     }
     if let Some(folder) = &options.traces {

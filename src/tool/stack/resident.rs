@@ -107,8 +107,7 @@ impl Resident {
     /// Forward, loss, backward.
     fn enqueue(&mut self, handles: &CudaHandles) -> Result<(), LinearError> {
         let Self { layers, ends, weights, kept, sum, .. } = self;
-        for number in 0..weights.len() {
-            let [qkv, proj, fc1, fc2] = &mut weights[number];
+        for (number, [qkv, proj, fc1, fc2]) in weights.iter_mut().enumerate() {
             let (before, rest) = kept.split_at_mut(number);
             let Some(own) = rest.first_mut() else { continue };
             let x = before.last().map_or_else(|| ends.input.read(), |before| before.output.read());
