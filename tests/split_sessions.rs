@@ -20,7 +20,7 @@ use warpweft::session::{Checkpoint, Session, SessionError};
 
 fn config() -> Config {
     let mut config = Config { capture: Capture::Step, deadline_s: 10.0, ..Config::default() };
-    config.prefetch.depth = 2;
+    config.prefetch.depth = Some(2);
     config.optimizer.lr = 3e-3;
     config
 }

@@ -376,6 +376,9 @@ fn conclude(
         println!("skipped   {} steps, for gradients that were not finite", run.skipped);
     }
     if let Some(path) = &arguments.losses {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
         let lines: String = run.losses.iter().map(|loss| format!("{loss}\n")).collect();
         std::fs::write(path, lines)?;
     }

@@ -1,7 +1,7 @@
 //! Environment variables as a layer of the configuration.
 //!
 //! The variables are handed in: nothing here reads the environment of the process, so tests need
-//! not change it. Only names that begin with [`PREFIX`] are looked at.
+//! not change it. Only names that begin with [`PREFIX`] are looked at, without those that tell processes of each other.
 
 use std::collections::BTreeMap;
 
@@ -12,6 +12,7 @@ use super::document::below;
 use super::error::ConfigError;
 use super::keys;
 use super::origin::Origin;
+use crate::rendezvous;
 
 /// What the names of all our variables begin with.
 pub(super) const PREFIX: &str = "WARPWEFT_";
@@ -30,7 +31,8 @@ impl Environment {
     /// # Errors
     /// [`ConfigError::SetTwice`] when two of them meet in one key.
     pub(super) fn collect(pairs: impl IntoIterator<Item = (String, String)>) -> Result<Self, ConfigError> {
-        let own = pairs.into_iter().filter(|(name, _)| name.starts_with(PREFIX));
+        let is_ours = |name: &str| name.starts_with(PREFIX) && !rendezvous::VARIABLES.contains(&name);
+        let own = pairs.into_iter().filter(|(name, _)| is_ours(name));
         // In the order of their names, so that the same variables give the same error.
         let sorted: BTreeMap<String, String> = own.collect();
         let mut environment = Self::default();
@@ -127,6 +129,14 @@ mod tests {
         assert_eq!(variable_for("cpu.link.latency_us"), variable);
         assert_eq!(found.origin("cpu.link.latency_us"), Some(Origin::Environment { variable }));
         assert_eq!(found.origin("cpu.link.bytes_per_s"), None);
+    }
+
+    #[test]
+    fn what_a_launch_tells_a_process_is_no_key() {
+        for name in rendezvous::VARIABLES {
+            assert!(name.starts_with(PREFIX));
+            assert!(collected(&[(name, "1")]).unwrap().table.is_empty(), "{name}");
+        }
     }
 
     #[test]

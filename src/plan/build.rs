@@ -3,20 +3,19 @@
 //! Law: nothing here decides what is scheduled; it only carries the draft through the stages in
 //! order, and it returns no plan that [`verify()`] refuses.
 
-use super::arena::{self, Peak};
 use super::choose::timetable;
-use super::dependences::{Edge, EdgeKind, TaskAccesses, dependences};
-use super::draft::{Carrier, Draft, DraftTask};
+use super::dependences::{Edge, EdgeKind, dependences};
 use super::fences::fences;
-use super::prefetch::{Demand, Timetable, demands};
-use super::resident::{ResidentLayout, add_slot};
+use super::place::{Placed, Request, lanes, place};
+use super::prefetch::{Timetable, demands};
+use super::resident::ResidentLayout;
 use super::step_plan::{EdgeState, PlanBounds, Policy, StepPlan, Task};
-use super::{Costs, PlanError, Prefetch, passes, verify};
+use super::{Costs, PlanError, Prefetch, verify};
 use crate::config::{AcrossMicroBatches, Columnwise};
 use crate::format::Shape;
-use crate::id::{CallId, CommId, CommSeq, LaneId, TaskId, Version};
-use crate::layout::{ArenaLayout, Lane, LaneKind, Residency, Slot, Weights};
-use crate::model::{BufferSpec, Call, Mesh, StepProgram};
+use crate::id::{CallId, CommSeq, Version};
+use crate::layout::{ArenaLayout, Lane, LaneKind, Weights};
+use crate::model::{Call, Mesh, StepProgram};
 use crate::op::Op;
 
 /// Deepest prefetch a policy may ask for.
@@ -126,22 +125,6 @@ impl StepPlan {
     }
 }
 
-/// What is asked of the planner.
-#[derive(Clone, Copy)]
-pub(super) struct Request<'a> {
-    pub(super) name: &'a str,
-    micro_batches: u32,
-    pub(super) calls: &'a [Call],
-    buffers: &'a [BufferSpec],
-    updates_weights: bool,
-    pub(super) weights: &'a Weights,
-    resident: &'a ResidentLayout,
-    pub(super) policy: &'a Policy,
-    pub(super) costs: Option<&'a Costs>,
-    /// A hand schedule, in place of the policy's.
-    pub(super) issues: Option<&'a [usize]>,
-}
-
 fn request<'a>(
     program: &'a StepProgram,
     calls: &'a [Call],
@@ -187,63 +170,6 @@ fn build_as_told(request: &Request<'_>) -> Result<StepPlan, PlanError> {
     let plan = assemble(request, placed, &timetable)?;
     verify(&plan)?;
     Ok(plan)
-}
-
-/// Tasks in issue order, slots with addresses, and what both need.
-pub(super) struct Placed {
-    pub(super) tasks: Vec<DraftTask>,
-    /// What each task touches.
-    pub(super) accesses: Vec<TaskAccesses>,
-    pub(super) slots: Vec<Slot>,
-    pub(super) lanes_of: Vec<LaneId>,
-    pub(super) releases: Vec<Option<TaskId>>,
-    peak: Peak,
-    pub(super) transient_bytes: usize,
-}
-
-/// Runs the passes and lays out the arena.
-pub(super) fn place(
-    request: &Request<'_>,
-    policy: &Policy,
-    demands: &[Demand<'_>],
-    timetable: &Timetable,
-) -> Result<Placed, PlanError> {
-    let is_prologue = request.calls.is_empty();
-    let residents =
-        if is_prologue { request.resident.common() } else { request.resident.slots(request.name) };
-    let mut draft = Draft::new(request.calls, request.buffers, request.weights, policy, residents);
-    if !is_prologue {
-        passes::gather(&mut draft, demands, timetable);
-        passes::columnwise(&mut draft);
-        passes::dense(&mut draft);
-        let buffers = passes::buffers(&mut draft);
-        passes::compute(&mut draft, &buffers);
-    }
-    if is_prologue {
-        passes::quantize(&mut draft, None);
-    } else if request.calls.iter().any(|call| !call.grads.is_empty()) {
-        passes::reduce(&mut draft, timetable.reduce_behind);
-    }
-    if request.updates_weights {
-        let vote = passes::optimize(&mut draft);
-        passes::quantize(&mut draft, Some(vote));
-    }
-    let (tasks, mut slots) = draft.finish();
-    check_size(request.resident.bytes(), &slots)?;
-    let accesses: Vec<TaskAccesses> = tasks.iter().map(|task| task.op.accesses()).collect();
-    let lives = arena::lives(&accesses, slots.len());
-    let lanes_of: Vec<LaneId> = tasks.iter().map(|task| lane_of(task.carrier, policy)).collect();
-    let releases = releases(&tasks, request.calls.len());
-    let holds = arena::holds(&accesses, &lanes_of, &releases, &lives);
-    let transient_bytes = arena::place(&mut slots, &holds, request.resident.bytes());
-    let peak = arena::peak(&slots, &lives, tasks.len());
-    Ok(Placed { tasks, accesses, slots, lanes_of, releases, peak, transient_bytes })
-}
-
-/// Could the arena hold all slots, even if none shared a byte? Then no sum of their sizes overflows.
-fn check_size(resident: usize, slots: &[Slot]) -> Result<(), PlanError> {
-    let mut transient = slots.iter().filter(|slot| slot.residency == Residency::Transient);
-    transient.try_fold(resident, |sum, slot| add_slot(sum, &slot.name, slot.region.bytes)).map(|_| ())
 }
 
 /// What keeping columnwise planes would cost beside this plan.
@@ -319,33 +245,6 @@ fn assemble(request: &Request<'_>, placed: Placed, timetable: &Timetable) -> Res
         exit: EdgeState { masters: end, shards: Some(end) },
         notes,
     })
-}
-
-/// The lanes of a policy: compute, quantize, then one per communicator.
-pub(super) fn lanes(policy: &Policy) -> Vec<Lane> {
-    let mut lanes = vec![LaneKind::Compute, LaneKind::Quantize];
-    lanes.extend((0..policy.communicators).map(CommId::new).map(LaneKind::Communicator));
-    lanes.into_iter().enumerate().map(|(number, kind)| Lane { id: LaneId::at(number), kind }).collect()
-}
-
-fn lane_of(carrier: Carrier, policy: &Policy) -> LaneId {
-    match carrier {
-        Carrier::Compute => LaneId::new(0),
-        Carrier::Quantize => LaneId::new(1),
-        Carrier::Gather => LaneId::new(2),
-        Carrier::Reduce => LaneId::new(1 + policy.communicators),
-    }
-}
-
-/// The compute task behind which each gather may begin.
-fn releases(drafted: &[DraftTask], calls: usize) -> Vec<Option<TaskId>> {
-    let mut compute_tasks = vec![None; calls];
-    for (position, task) in drafted.iter().enumerate() {
-        if let Op::Compute { call, .. } = task.op {
-            compute_tasks[call.index()] = Some(TaskId::at(position));
-        }
-    }
-    drafted.iter().map(|task| task.release.and_then(|call| compute_tasks[call.index()])).collect()
 }
 
 /// Gathers whose slot is given free only after the call that releases them: prefetch the budget

@@ -5,10 +5,10 @@
 
 use std::collections::HashMap;
 
-use super::build::{Placed, Request, lanes, place};
 use super::dependences::dependences;
 use super::fences::fences;
 use super::forecast::{Timed, spans};
+use super::place::{Placed, Request, lanes, place};
 use super::prefetch::{Demand, Pace, Timetable, Trial, search};
 use super::{Costs, PlanError, Prefetch};
 use crate::cluster::Work;

@@ -22,6 +22,7 @@ mod fences;
 mod fingerprint;
 mod forecast;
 mod passes;
+mod place;
 mod prefetch;
 mod resident;
 mod shelves;

@@ -7,6 +7,9 @@
 use super::RendezvousError;
 use crate::id::ProcessId;
 
+/// The port to meet at, where a launcher's is not free.
+pub(super) const OWN_PORT: &str = "WARPWEFT_PORT";
+
 /// Who set the variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
@@ -161,8 +164,8 @@ fn port(set: &impl Fn(&str) -> Option<String>) -> Result<u16, RendezvousError> {
             || RendezvousError::Variable { name, value: port.to_string(), expected: PORT.to_owned() };
         if port == 0 { Err(refusal()) } else { Ok(port) }
     };
-    if let Some(own) = read("WARPWEFT_PORT")? {
-        return valid("WARPWEFT_PORT", own);
+    if let Some(own) = read(OWN_PORT)? {
+        return valid(OWN_PORT, own);
     }
     let port = valid("MASTER_PORT", read("MASTER_PORT")?.unwrap_or(USUAL_PORT))?;
     let taken = set("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value.eq_ignore_ascii_case("true"));

@@ -3,6 +3,9 @@
 //! Law: two processes share a host when their names are equal: machine name and the id of its present boot, or WARPWEFT_HOSTID or
 //! NCCL_HOSTID where one is set (in this order). So a test makes two hosts of one, for this library and for NCCL alike.
 
+/// Tells hosts apart, before NCCL's own variable does.
+pub(super) const OWN_HOST: &str = "WARPWEFT_HOSTID";
+
 /// The name of a host, at most 256 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostName(String);
@@ -25,7 +28,7 @@ impl HostName {
     #[must_use]
     pub fn of_this_process() -> Self {
         let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let told = ["WARPWEFT_HOSTID", "NCCL_HOSTID"].into_iter().find_map(set);
+        let told = [OWN_HOST, "NCCL_HOSTID"].into_iter().find_map(set);
         Self::new(&told.unwrap_or_else(|| {
             let part = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
             let name = part("/proc/sys/kernel/hostname");

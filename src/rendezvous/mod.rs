@@ -49,6 +49,10 @@ use crate::id::RankId;
 use link::Links;
 use shared::Shared;
 
+/// Our variables by which a launch speaks to this room; they are no keys of a configuration.
+pub const VARIABLES: [&str; 4] =
+    [secret::SECRET, secret::SECRET_FILE, environment::OWN_PORT, host_name::OWN_HOST];
+
 /// The ranks of a world, as one process sees them.
 #[derive(Debug)]
 pub struct Rendezvous {

@@ -11,6 +11,9 @@ use sha2::Sha256;
 
 use super::RendezvousError;
 
+pub(super) const SECRET: &str = "WARPWEFT_SECRET";
+pub(super) const SECRET_FILE: &str = "WARPWEFT_SECRET_FILE";
+
 /// The fewest bytes a secret has: who listens to a handshake could try shorter ones until one fits.
 const FEWEST: usize = 16;
 
@@ -42,7 +45,7 @@ impl Secret {
     /// [`RendezvousError::Secret`] for a file that cannot be read, a secret too short, or both variables set.
     pub fn of_environment() -> Result<Option<Self>, RendezvousError> {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-        let text = match (set("WARPWEFT_SECRET"), set("WARPWEFT_SECRET_FILE")) {
+        let text = match (set(SECRET), set(SECRET_FILE)) {
             (None, None) => return Ok(None),
             (Some(_), Some(_)) => {
                 let reason = "WARPWEFT_SECRET and WARPWEFT_SECRET_FILE are both set".to_owned();

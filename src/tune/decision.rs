@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use super::Candidate;
+use super::trial::Candidate;
 
 /// One trial and what was made of it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! The tuner, driven by made-up machines.
 
 use super::*;
+use crate::plan::Prefetch;
 
 /// Runs a tuner to its end; `machine` gives step time and bytes of a policy.
 fn tune(mut tuner: Tuner, machine: impl Fn(Candidate) -> Outcome) -> Tuner {

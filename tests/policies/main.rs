@@ -3,5 +3,7 @@
 //! `cargo test --test policies -- --nocapture` prints the tables.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod forecasts;
+mod limits;
 mod shapes;
 mod sweep;

@@ -83,3 +83,52 @@ fn what_is_wrong_is_told_with_its_file_and_line_and_nothing_is_written() {
     }
     assert!(!folder.path().join("t.json").exists());
 }
+
+#[test]
+fn no_file_is_replaced_unless_it_is_said() {
+    let folder = folder();
+    let line = "simulate model.toml --cluster h200x4 --ranks 2 --picture step.svg";
+    std::fs::write(folder.path().join("step.svg"), "mine").unwrap();
+    let output = run(folder.path(), line);
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(complaint.contains("`step.svg` exists") && complaint.contains("--force"), "{complaint}");
+    assert_eq!(std::fs::read_to_string(folder.path().join("step.svg")).unwrap(), "mine");
+    said(folder.path(), &format!("{line} --force"));
+    assert!(std::fs::read_to_string(folder.path().join("step.svg")).unwrap().starts_with("<svg"));
+}
+
+#[test]
+fn plan_says_why_a_task_stands_where_it_stands_and_what_a_step_is_expected_to_take() {
+    let folder = folder();
+    let totals = said(folder.path(), "plan model.toml --cluster h200x4 --ranks 4 --auto");
+    for word in ["expected", "times the bound below", "in any schedule", "slack least", "policy = \"auto\""] {
+        assert!(totals.contains(word), "{word}: {totals}");
+    }
+    let why = said(folder.path(), "plan model.toml --cluster h200x4 --ranks 4 --depth 1 --why 12");
+    assert!(why.starts_with("task 12 (") && why.contains("  lane ") && why.contains("  runs "), "{why}");
+    let named = said(folder.path(), "plan model.toml --ranks 4 --depth 1 --why blocks.1.up");
+    for word in ["all-gather of blocks.1.up.weight", "asked for behind", "a fence of its own", "before it:"] {
+        assert!(named.contains(word), "{word}: {named}");
+    }
+    let complaint = String::from_utf8(run(folder.path(), "plan model.toml --why nothing").stderr).unwrap();
+    assert!(complaint.contains("no task of the plan is `nothing`"), "{complaint}");
+}
+
+#[test]
+fn tune_sweeps_chooses_within_the_budget_and_prints_a_configuration_that_loads() {
+    let folder = folder();
+    let text = said(folder.path(), "tune model.toml --cluster h200x4 --ranks 4 --picture tune.svg");
+    for word in
+        ["prefetch.depth = 0", "prefetch.bytes = \"64 MiB\"", "trials of the tuner", "the first choice"]
+    {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    let (_, pasted) = text.split_once("\n# ").unwrap();
+    let config = warpweft::config::Config::from_toml_str(&format!("# {pasted}"), "pasted").unwrap();
+    config.validate().unwrap();
+    assert!(std::fs::read_to_string(folder.path().join("tune.svg")).unwrap().contains("chosen: "));
+    let output = run(folder.path(), "tune model.toml --cluster h200x4 --ranks 4 --budget 1KiB");
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    assert!(complaint.contains("no policy can be run") && complaint.contains("memory.budget"), "{complaint}");
+}

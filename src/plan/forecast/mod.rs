@@ -33,7 +33,7 @@ pub struct Forecast {
     /// Time in which a communicator runs something and the compute lane nothing.
     pub exposed: u64,
     /// The least exposed communication of any schedule: the maximum over prefixes of the step of communication that is
-    /// needed so far less the compute before it.
+    /// needed so far less the compute before it. Contention is left out: compute that is slowed hides more.
     pub exposed_bound: u64,
     /// The least time of any schedule of these tasks, with any memory and without contention.
     pub step_bound: u64,

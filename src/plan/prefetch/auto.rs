@@ -22,6 +22,9 @@ const BEHIND: [usize; 5] = [1, 2, 3, 4, 6];
 /// Depths, in uses.
 const DEPTHS: [usize; 7] = [0, 1, 2, 3, 4, 6, 8];
 
+/// Stages whose gathers are asked for together, so that reductions have the link to themselves in between.
+const BURSTS: [usize; 2] = [2, 4];
+
 /// Parts of the planes that may be kept.
 const KEPT: [f64; 5] = [1.0, 0.75, 0.5, 0.25, 0.125];
 
@@ -63,6 +66,17 @@ pub(in super::super) fn search(
     }
     for depth in DEPTHS {
         found.attempt(Timetable::as_issued(depth::issues(demands, depth)))?;
+    }
+    for burst in BURSTS {
+        for offset in 0..burst {
+            let together = |issue: &usize| (issue + burst - offset) / burst * burst;
+            for depth in [burst, 2 * burst] {
+                let early = depth::issues(demands, depth);
+                let issues =
+                    early.iter().map(|issue| together(issue).saturating_sub(burst - offset)).collect();
+                found.attempt(Timetable::as_issued(issues))?;
+            }
+        }
     }
     for reduce_behind in BEHIND {
         let issues = found.best().issues.clone();

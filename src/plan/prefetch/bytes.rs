@@ -7,7 +7,8 @@
 
 use std::collections::HashMap;
 
-use super::{Demand, together};
+use super::Demand;
+use super::together::together;
 use crate::format::Orientation;
 use crate::id::WeightId;
 use crate::plan::PlanError;

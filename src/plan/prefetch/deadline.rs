@@ -6,7 +6,8 @@
 //! next must begin, and no reduction begins before its gradient is there. A gather is asked for behind the last call that ends
 //! before its latest beginning, less a margin. So an early gather never takes the link from a reduction that is due before it.
 
-use super::{Demand, together};
+use super::Demand;
+use super::together::together;
 
 /// What the calls, gathers and reductions of a program take, nanoseconds.
 #[derive(Clone, Debug, Default)]

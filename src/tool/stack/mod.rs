@@ -53,6 +53,7 @@ pub use variant::{Ahead, Ending, Mode, StackFormat};
 
 use crate::backend::cuda::DeviceOrdinal;
 use crate::config::{Config, ReduceDtype, Transport, pattern_matches};
+use crate::linear::Device;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -117,6 +118,8 @@ pub fn bench_stack(
             source,
         })?;
     }
+    // Contexts stay open, so that libraries and kernels are loaded once and not by every session.
+    let _contexts: Vec<Device> = gpus.iter().map(|gpu| Device::open(*gpu)).collect::<Result<_, _>>()?;
     let pace = Pace { warm: options.warm, steps: options.steps };
     say(&format!("resident: {} on {} GPUs", options.shape, gpus.len()));
     let rows = resident::measure(&options.shape, gpus, pace, stop)?;

@@ -1,0 +1,116 @@
+//! From a request and a timetable to tasks in issue order and slots with addresses.
+//!
+//! Law: passes run in one order, then the arena is laid out; nothing is chosen here, so a candidate that is only tried and the plan that is
+//! kept are made alike.
+
+use super::arena::{self, Peak};
+use super::dependences::TaskAccesses;
+use super::draft::{Carrier, Draft, DraftTask};
+use super::prefetch::{Demand, Timetable};
+use super::resident::{ResidentLayout, add_slot};
+use super::step_plan::Policy;
+use super::{Costs, PlanError, passes};
+use crate::id::{CommId, LaneId, TaskId};
+use crate::layout::{Lane, LaneKind, Residency, Slot, Weights};
+use crate::model::{BufferSpec, Call};
+use crate::op::Op;
+
+/// What is asked of the planner.
+#[derive(Clone, Copy)]
+pub(super) struct Request<'a> {
+    pub(super) name: &'a str,
+    pub(super) micro_batches: u32,
+    pub(super) calls: &'a [Call],
+    pub(super) buffers: &'a [BufferSpec],
+    pub(super) updates_weights: bool,
+    pub(super) weights: &'a Weights,
+    pub(super) resident: &'a ResidentLayout,
+    pub(super) policy: &'a Policy,
+    pub(super) costs: Option<&'a Costs>,
+    /// A hand schedule, in place of the policy's.
+    pub(super) issues: Option<&'a [usize]>,
+}
+
+/// Tasks in issue order, slots with addresses, and what both need.
+pub(super) struct Placed {
+    pub(super) tasks: Vec<DraftTask>,
+    /// What each task touches.
+    pub(super) accesses: Vec<TaskAccesses>,
+    pub(super) slots: Vec<Slot>,
+    pub(super) lanes_of: Vec<LaneId>,
+    pub(super) releases: Vec<Option<TaskId>>,
+    pub(super) peak: Peak,
+    pub(super) transient_bytes: usize,
+}
+
+/// Runs the passes and lays out the arena.
+pub(super) fn place(
+    request: &Request<'_>,
+    policy: &Policy,
+    demands: &[Demand<'_>],
+    timetable: &Timetable,
+) -> Result<Placed, PlanError> {
+    let is_prologue = request.calls.is_empty();
+    let residents =
+        if is_prologue { request.resident.common() } else { request.resident.slots(request.name) };
+    let mut draft = Draft::new(request.calls, request.buffers, request.weights, policy, residents);
+    if !is_prologue {
+        passes::gather(&mut draft, demands, timetable);
+        passes::columnwise(&mut draft);
+        passes::dense(&mut draft);
+        let buffers = passes::buffers(&mut draft);
+        passes::compute(&mut draft, &buffers);
+    }
+    if is_prologue {
+        passes::quantize(&mut draft, None);
+    } else if request.calls.iter().any(|call| !call.grads.is_empty()) {
+        passes::reduce(&mut draft, timetable.reduce_behind);
+    }
+    if request.updates_weights {
+        let vote = passes::optimize(&mut draft);
+        passes::quantize(&mut draft, Some(vote));
+    }
+    let (tasks, mut slots) = draft.finish();
+    check_size(request.resident.bytes(), &slots)?;
+    let accesses: Vec<TaskAccesses> = tasks.iter().map(|task| task.op.accesses()).collect();
+    let lives = arena::lives(&accesses, slots.len());
+    let lanes_of: Vec<LaneId> = tasks.iter().map(|task| lane_of(task.carrier, policy)).collect();
+    let releases = releases(&tasks, request.calls.len());
+    let holds = arena::holds(&accesses, &lanes_of, &releases, &lives);
+    let transient_bytes = arena::place(&mut slots, &holds, request.resident.bytes());
+    let peak = arena::peak(&slots, &lives, tasks.len());
+    Ok(Placed { tasks, accesses, slots, lanes_of, releases, peak, transient_bytes })
+}
+
+/// Could the arena hold all slots, even if none shared a byte? Then no sum of their sizes overflows.
+fn check_size(resident: usize, slots: &[Slot]) -> Result<(), PlanError> {
+    let mut transient = slots.iter().filter(|slot| slot.residency == Residency::Transient);
+    transient.try_fold(resident, |sum, slot| add_slot(sum, &slot.name, slot.region.bytes)).map(|_| ())
+}
+
+/// The lanes of a policy: compute, quantize, then one per communicator.
+pub(super) fn lanes(policy: &Policy) -> Vec<Lane> {
+    let mut lanes = vec![LaneKind::Compute, LaneKind::Quantize];
+    lanes.extend((0..policy.communicators).map(CommId::new).map(LaneKind::Communicator));
+    lanes.into_iter().enumerate().map(|(number, kind)| Lane { id: LaneId::at(number), kind }).collect()
+}
+
+fn lane_of(carrier: Carrier, policy: &Policy) -> LaneId {
+    match carrier {
+        Carrier::Compute => LaneId::new(0),
+        Carrier::Quantize => LaneId::new(1),
+        Carrier::Gather => LaneId::new(2),
+        Carrier::Reduce => LaneId::new(1 + policy.communicators),
+    }
+}
+
+/// The compute task behind which each gather may begin.
+fn releases(drafted: &[DraftTask], calls: usize) -> Vec<Option<TaskId>> {
+    let mut compute_tasks = vec![None; calls];
+    for (position, task) in drafted.iter().enumerate() {
+        if let Op::Compute { call, .. } = task.op {
+            compute_tasks[call.index()] = Some(TaskId::at(position));
+        }
+    }
+    drafted.iter().map(|task| task.release.and_then(|call| compute_tasks[call.index()])).collect()
+}

@@ -1,0 +1,66 @@
+//! What is asked of a tuner and what it is told.
+//!
+//! Law: plain data.
+
+use crate::plan::Prefetch;
+
+/// What a tuner may spend.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// Most transient bytes per rank; no limit if there is none.
+    pub budget: Option<usize>,
+    /// Most steps spent on trials, at most 20.
+    pub steps: u32,
+    /// Steps of one trial, of which the median counts.
+    pub per_trial: u32,
+    /// Share by which a trial must be faster than the choice to become it.
+    pub hysteresis: f64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { budget: None, steps: MOST_STEPS, per_trial: 2, hysteresis: 0.01 }
+    }
+}
+
+/// The most steps that [`Limits::steps`] can ask for.
+pub const MOST_STEPS: u32 = 20;
+
+/// What to try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// The policy.
+    pub prefetch: Prefetch,
+    /// Plan with the durations that were measured under the choice, in place of the cost model's.
+    pub by_measurement: bool,
+    /// Steps to measure.
+    pub steps: u32,
+}
+
+/// What came of a trial.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It ran.
+    Measured {
+        /// Nanoseconds of each step, as all ranks agreed on ([`super::agreed`]).
+        steps: Vec<u64>,
+        /// Transient bytes of the plan, per rank.
+        bytes: usize,
+    },
+    /// It could not be planned or run.
+    Refused {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The best so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// What was tried.
+    pub candidate: Candidate,
+    /// Median of its steps, nanoseconds.
+    pub step: u64,
+    /// Transient bytes of its plan.
+    pub bytes: usize,
+}

@@ -1,0 +1,170 @@
+//! The state machine.
+//!
+//! Law: TU-1 to TU-4 of this room.
+
+use super::decision::{Decision, Verdict};
+use super::median::median;
+use super::trial::{Candidate, Choice, Limits, MOST_STEPS, Outcome};
+use crate::plan::Prefetch;
+
+/// Deepest depth that is tried.
+const DEEPEST: u32 = 64;
+
+/// The state machine.
+#[derive(Clone, Debug)]
+pub struct Tuner {
+    limits: Limits,
+    configured: Prefetch,
+    spent: u32,
+    stage: Stage,
+    asked: Option<Candidate>,
+    choice: Option<Choice>,
+    log: Vec<Decision>,
+}
+
+/// What is tried next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Configured,
+    Auto,
+    AutoMeasured,
+    /// A depth, and what the one before it took.
+    Depth(u32, u64),
+    HalfBytes,
+    TwiceBytes,
+    AutoAgain,
+    Frozen,
+}
+
+impl Tuner {
+    /// A tuner that begins with the configured policy.
+    #[must_use]
+    pub fn new(configured: Prefetch, limits: Limits) -> Self {
+        let limits =
+            Limits { steps: limits.steps.min(MOST_STEPS), per_trial: limits.per_trial.max(1), ..limits };
+        Self {
+            limits,
+            configured,
+            spent: 0,
+            stage: Stage::Configured,
+            asked: None,
+            choice: None,
+            log: Vec::new(),
+        }
+    }
+
+    /// What to try next; `None` once the choice is frozen. Asking again without a report gives the same.
+    pub fn next_trial(&mut self) -> Option<Candidate> {
+        if self.asked.is_some() {
+            return self.asked;
+        }
+        while self.stage != Stage::Frozen {
+            let left = self.limits.steps - self.spent;
+            if left < self.limits.per_trial {
+                self.stage = Stage::Frozen;
+                break;
+            }
+            let proposed = self.propose();
+            let new =
+                proposed.filter(|(prefetch, by_measurement)| !self.was_tried(*prefetch, *by_measurement));
+            if let Some((prefetch, by_measurement)) = new {
+                self.asked = Some(Candidate { prefetch, by_measurement, steps: self.limits.per_trial });
+                return self.asked;
+            }
+            self.advance(None);
+        }
+        None
+    }
+
+    /// Tells what came of the candidate that was asked for last; without one, nothing changes.
+    pub fn report(&mut self, outcome: Outcome) {
+        let Some(candidate) = self.asked.take() else { return };
+        let (verdict, step) = match outcome {
+            Outcome::Refused { reason } => (Verdict::Refused { reason }, None),
+            Outcome::Measured { steps, bytes } => {
+                self.spent = self.spent.saturating_add(u32::try_from(steps.len()).unwrap_or(u32::MAX));
+                self.spent = self.spent.min(self.limits.steps);
+                match median(steps) {
+                    None => (Verdict::Refused { reason: "no step was measured".into() }, None),
+                    Some(step) => (self.judge(candidate, step, bytes), Some(step)),
+                }
+            }
+        };
+        self.log.push(Decision { candidate, step, verdict });
+        self.advance(step);
+    }
+
+    /// The best so far, if any trial ran within the budget.
+    #[must_use]
+    pub const fn choice(&self) -> Option<Choice> {
+        self.choice
+    }
+
+    /// Every trial with what was made of it, in order.
+    #[must_use]
+    pub fn log(&self) -> &[Decision] {
+        &self.log
+    }
+
+    fn judge(&mut self, candidate: Candidate, step: u64, bytes: usize) -> Verdict {
+        if let Some(budget) = self.limits.budget.filter(|budget| bytes > *budget) {
+            return Verdict::OverBudget { bytes, budget };
+        }
+        let before = self.choice;
+        let needed = before.map(|choice| choice.step as f64 * (1.0 - self.limits.hysteresis));
+        if needed.is_some_and(|needed| step as f64 >= needed) {
+            return Verdict::Kept { bytes };
+        }
+        self.choice = Some(Choice { candidate, step, bytes });
+        Verdict::Chosen { bytes, before: before.map(|choice| choice.step) }
+    }
+
+    fn was_tried(&self, prefetch: Prefetch, by_measurement: bool) -> bool {
+        let same = |decision: &Decision| {
+            (decision.candidate.prefetch, decision.candidate.by_measurement) == (prefetch, by_measurement)
+        };
+        self.stage != Stage::AutoAgain && self.log.iter().any(same)
+    }
+
+    fn propose(&self) -> Option<(Prefetch, bool)> {
+        let best_bytes = self.choice.and_then(|choice| match choice.candidate.prefetch {
+            Prefetch::Bytes(bytes) => Some(bytes),
+            Prefetch::Depth(_) | Prefetch::Auto => None,
+        });
+        match self.stage {
+            Stage::Configured => Some((self.configured, false)),
+            Stage::Auto => Some((Prefetch::Auto, false)),
+            Stage::AutoMeasured => self.choice.map(|_| (Prefetch::Auto, true)),
+            Stage::Depth(depth, _) => Some((Prefetch::Depth(depth), false)),
+            Stage::HalfBytes => best_bytes.map(|bytes| (Prefetch::Bytes((bytes / 2).max(1)), false)),
+            Stage::TwiceBytes => best_bytes.map(|bytes| (Prefetch::Bytes(bytes.saturating_mul(2)), false)),
+            Stage::AutoAgain => {
+                let changed = self.log.iter().rposition(|d| d.candidate.by_measurement) < self.last_chosen();
+                (changed && self.choice.is_some()).then_some((Prefetch::Auto, true))
+            }
+            Stage::Frozen => None,
+        }
+    }
+
+    /// The trial that became the choice last.
+    fn last_chosen(&self) -> Option<usize> {
+        self.log.iter().rposition(|decision| matches!(decision.verdict, Verdict::Chosen { .. }))
+    }
+
+    fn advance(&mut self, step: Option<u64>) {
+        self.stage = match self.stage {
+            Stage::Configured => Stage::Auto,
+            Stage::Auto => Stage::AutoMeasured,
+            Stage::AutoMeasured => Stage::Depth(1, u64::MAX),
+            Stage::Depth(depth, before) => {
+                // What was tried before, or refused, says nothing about the next depth.
+                let took = step.unwrap_or(before);
+                let pays = took < before || step.is_none();
+                if pays && depth < DEEPEST { Stage::Depth(depth * 2, took) } else { Stage::HalfBytes }
+            }
+            Stage::HalfBytes => Stage::TwiceBytes,
+            Stage::TwiceBytes => Stage::AutoAgain,
+            Stage::AutoAgain | Stage::Frozen => Stage::Frozen,
+        };
+    }
+}

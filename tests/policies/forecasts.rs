@@ -1,0 +1,114 @@
+//! Forecasts against the simulator, and bounds against numbers computed by hand.
+
+use warpweft::cluster::{Cluster, preset};
+use warpweft::config::{Capture, Config, Declared, Prefetch};
+use warpweft::session::{Session, costs_of, plan_program_on};
+
+use crate::shapes::{SHAPES, program};
+
+/// The preset of four H200 without what lanes take from each other, without delays and without launches.
+fn plain() -> Cluster {
+    let mut cluster = preset("h200x4").unwrap().unwrap();
+    cluster.contention = Default::default();
+    cluster.gpu.launch_us = 0.0;
+    cluster.gpu.memory_bytes = 1 << 50;
+    cluster
+}
+
+/// The law of the room: a forecast is a simulated step without delays, to the nanosecond.
+#[test]
+fn a_forecast_is_what_the_simulator_says_where_lanes_take_nothing_from_each_other() {
+    for (name, _, sizes) in [SHAPES[0], SHAPES[4]] {
+        let program = program(name, sizes, 1024);
+        for prefetch in [Prefetch::depth(0), Prefetch::depth(3), Prefetch::auto()] {
+            for (capture, communicators) in [(Capture::Off, 1), (Capture::Off, 2), (Capture::Step, 2)] {
+                let config =
+                    Config { prefetch: prefetch.clone(), capture, communicators, ..Config::default() };
+                // A step that is recorded is issued once first.
+                let simulated = Session::simulate(&program, &config, &plain(), 4, 2).unwrap();
+                let costs = costs_of(&config, &plain(), 4).unwrap();
+                let forecast = simulated.plan.forecast(&costs);
+                let last = simulated.steps.last().unwrap().as_nanos();
+                assert!(forecast.exposed >= forecast.exposed_bound && forecast.step >= forecast.step_bound);
+                assert_eq!(u128::from(forecast.step), last, "{name}, {prefetch}, {communicators}");
+            }
+        }
+    }
+}
+
+/// Where lanes contend, the simulator charges in the order in which the host issues, a forecast in T.
+#[test]
+fn a_forecast_is_near_the_simulator_where_lanes_contend() {
+    let (name, _, sizes) = SHAPES[0];
+    let program = program(name, sizes, 4096);
+    let mut cluster = preset("h200x4").unwrap().unwrap();
+    cluster.gpu.memory_bytes = 1 << 50;
+    for prefetch in [Prefetch::depth(0), Prefetch::depth(2), Prefetch::auto()] {
+        let config = Config { prefetch: prefetch.clone(), ..Config::default() };
+        let simulated = Session::simulate(&program, &config, &cluster, 4, 1).unwrap();
+        let forecast = simulated.plan.forecast(&costs_of(&config, &cluster, 4).unwrap());
+        let off = simulated.step.as_nanos() as f64 / forecast.step as f64 - 1.0;
+        assert!(off.abs() < 0.1, "{prefetch}: {off}");
+    }
+}
+
+const TINY: &str = "layers = 1\nhidden = 1024\nffn = 2048\nheads = 8\nvocabulary = 1024";
+
+/// On a link that is slower than anything else, every byte is exposed but what the calls can hide.
+#[test]
+fn on_a_slow_link_the_bound_is_the_link() {
+    let mut cluster = plain();
+    cluster.inside.latency_us = 0.0;
+    cluster.inside.bytes_per_s = 1e6;
+    let program = program("tiny", TINY, 128);
+    let config = Config { communicators: 1, prefetch: Prefetch::depth(8), ..Config::default() };
+    let plan = plan_program_on(&program, &config, &cluster, 4).unwrap();
+    let forecast = plan.forecast(&costs_of(&config, &cluster, 4).unwrap());
+    let wire = plan.bounds.wire_bytes as f64 / 1e6 * 1e9;
+    // The optimizer's records and amaxes come behind everything and hide nothing.
+    assert!((forecast.step_bound as f64 / wire - 1.0).abs() < 0.01, "{} of {wire}", forecast.step_bound);
+    assert!(
+        (forecast.exposed_bound as f64 / wire - 1.0).abs() < 0.01,
+        "{} of {wire}",
+        forecast.exposed_bound
+    );
+}
+
+/// On a link that takes no time, nothing is exposed but the first gather's nothing.
+#[test]
+fn on_a_link_without_cost_nothing_is_exposed_and_the_bound_is_compute() {
+    let mut cluster = plain();
+    cluster.inside.latency_us = 0.0;
+    cluster.inside.bytes_per_s = 1e30;
+    let program = program("tiny", TINY, 4096);
+    let config = Config::default();
+    let plan = plan_program_on(&program, &config, &cluster, 4).unwrap();
+    let forecast = plan.forecast(&costs_of(&config, &cluster, 4).unwrap());
+    assert_eq!((forecast.exposed, forecast.exposed_bound), (0, 0));
+    // Times of tasks are whole nanoseconds, the bound adds them up before it cuts.
+    let rounding = plan.tasks.len() as u64;
+    assert!(forecast.step_bound + rounding >= forecast.compute, "{forecast:?}");
+    assert!(forecast.gathers.iter().all(|gather| gather.nanoseconds >= 0), "{:?}", forecast.gathers);
+}
+
+/// A gather on demand holds its call up by all it takes; the slack says so.
+#[test]
+fn a_gather_on_demand_is_late_by_its_own_time() {
+    let program = program("tiny", TINY, 128);
+    let config = Config { prefetch: Prefetch::depth(0), ..Config::default() };
+    let plan = plan_program_on(&program, &config, &plain(), 4).unwrap();
+    let forecast = plan.forecast(&costs_of(&config, &plain(), 4).unwrap());
+    let first = forecast.gathers[0];
+    let span = forecast.spans[first.gather.index()];
+    assert_eq!(first.nanoseconds, -(span.end - span.begin).cast_signed());
+    let why = plan.why(first.gather, Some(&costs_of(&config, &plain(), 4).unwrap()));
+    assert!(why.contains("slack     late by"), "{why}");
+}
+
+#[test]
+fn a_cluster_file_declares_the_same_costs_as_the_preset_it_was_copied_from() {
+    let (name, text) = warpweft::cluster::PRESETS[0];
+    let config = Config::default();
+    let copied = costs_of(&config, &Cluster::from_toml(text, "ours.toml").unwrap(), 4).unwrap();
+    assert_eq!(copied, costs_of(&config, &preset(name).unwrap().unwrap(), 4).unwrap());
+}

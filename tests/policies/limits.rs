@@ -1,0 +1,149 @@
+//! What policies may not do: exceed their bytes, their budget, or program order.
+
+use std::collections::BTreeMap;
+
+use warpweft::cluster::preset;
+use warpweft::config::{ByteSize, Config, Prefetch};
+use warpweft::id::CallId;
+use warpweft::layout::{Content, Weights, aligned};
+use warpweft::model::{Mesh, StepProgram};
+use warpweft::op::Op;
+use warpweft::plan::{PlanError, Policy, ResidentLayout, StepPlan};
+use warpweft::session::{SessionError, plan_program, plan_program_on};
+
+use crate::shapes::{SHAPES, program};
+
+fn small() -> StepProgram {
+    program("small", "layers = 4\nhidden = 512\nffn = 1536\nheads = 8\nvocabulary = 2048", 256)
+}
+
+fn by_bytes(bytes: u64) -> Config {
+    Config { prefetch: Prefetch::bytes(ByteSize::new(bytes)), ..Config::default() }
+}
+
+/// The most bytes of gathered planes that are asked for and not yet used for the last time, counted by calls.
+fn most_in_flight(plan: &StepPlan) -> usize {
+    let stage_of =
+        |task: usize| plan.tasks[..task].iter().filter(|task| matches!(task.op, Op::Compute { .. })).count();
+    let mut spans: BTreeMap<usize, (usize, usize, usize)> = BTreeMap::new();
+    let mut sources: BTreeMap<usize, usize> = BTreeMap::new();
+    for (position, task) in plan.tasks.iter().enumerate() {
+        for (slot, access) in task.op.accesses() {
+            if let Content::Gathered(..) = plan.arena.slot(slot).content {
+                let bytes = aligned(plan.arena.region(slot).bytes);
+                let begin = task.release.map_or(0, |release| stage_of(release.index()) + 1);
+                let span = spans.entry(slot.index()).or_insert((begin, 0, bytes));
+                span.1 = span.1.max(stage_of(position));
+                for (copy, made) in task.op.accesses() {
+                    let derived =
+                        matches!(plan.arena.slot(copy).content, Content::Transposed(_) | Content::Dense(..));
+                    if made.writes() && access.reads() && derived {
+                        sources.insert(copy.index(), slot.index());
+                    }
+                }
+            } else if let Some(source) = sources.get(&slot.index()).filter(|_| access.reads()) {
+                let last = stage_of(position);
+                spans.entry(*source).and_modify(|span| span.1 = span.1.max(last));
+            }
+        }
+    }
+    let stages = plan.calls.len();
+    let at = |stage: usize| {
+        spans.values().filter(|(from, to, _)| *from <= stage && stage <= *to).map(|(.., bytes)| bytes).sum()
+    };
+    (0..stages).map(at).max().unwrap_or(0)
+}
+
+#[test]
+fn bytes_in_flight_are_honoured_exactly_and_more_bytes_gather_earlier() {
+    let mut waits = usize::MAX;
+    for bytes in [3u64 << 20, 4 << 20, 8 << 20, 64 << 20] {
+        let plan = plan_program(&small(), &by_bytes(bytes), 4).unwrap();
+        let most = most_in_flight(&plan);
+        assert!(most as u64 <= bytes, "{most} of {bytes}");
+        let released: usize =
+            plan.tasks.iter().filter_map(|task| task.release).map(|release| release.index()).sum();
+        assert!(released <= waits, "{bytes}");
+        waits = released;
+    }
+}
+
+#[test]
+fn bytes_below_the_largest_adjacent_pair_name_the_uses_and_what_they_need() {
+    let Err(SessionError::Plan(PlanError::Prefetch { needed, limit, first, second })) =
+        plan_program(&small(), &by_bytes(1 << 20), 4)
+    else {
+        panic!("a megabyte is too little");
+    };
+    assert_eq!(limit, 1 << 20);
+    // The bf16 embedding beside the planes of the block behind it.
+    assert!(first.contains("`embedding`") && second.contains("`blocks.0.qkv.weight`"), "{first}, {second}");
+    plan_program(&small(), &by_bytes(needed as u64), 4).unwrap();
+    let error = plan_program(&small(), &by_bytes(needed as u64 - 1), 4).unwrap_err().to_string();
+    assert!(error.contains("prefetch.bytes") && error.contains(&needed.to_string()), "{error}");
+}
+
+/// PL-6
+#[test]
+fn auto_keeps_every_budget_that_gathers_on_demand_keep() {
+    let (name, ranks, sizes) = SHAPES[4];
+    let program = program(name, sizes, 1024);
+    let cluster = preset("h100x8-ib").unwrap().unwrap();
+    let plan = |budget: Option<usize>, communicators| {
+        let mut config = Config { prefetch: Prefetch::auto(), communicators, ..Config::default() };
+        config.memory.budget = budget.map(|bytes| ByteSize::new(bytes as u64));
+        plan_program_on(&program, &config, &cluster, ranks)
+    };
+    for communicators in [1, 2] {
+        let free = plan(None, communicators).unwrap().bounds.transient_bytes;
+        let tight = plan(Some(1), communicators).unwrap_err().to_string();
+        assert!(tight.contains("memory.budget") && tight.contains("auto"), "{tight}");
+        for share in [1.0, 0.97, 0.94, 0.91] {
+            let budget = (free as f64 * share) as usize;
+            if let Ok(plan) = plan(Some(budget), communicators) {
+                assert!(plan.bounds.transient_bytes <= budget, "{share}");
+            }
+        }
+        let on_demand = Config { prefetch: Prefetch::depth(0), communicators, ..Config::default() };
+        let least = plan_program(&program, &on_demand, ranks).unwrap().bounds.transient_bytes;
+        assert!(plan(Some(least), communicators).unwrap().bounds.transient_bytes <= least);
+    }
+}
+
+/// PL-1: costs are data, so ranks that count with the same make the same plan.
+#[test]
+fn auto_makes_equal_plans_of_equal_costs() {
+    let config = Config { prefetch: Prefetch::auto(), ..Config::default() };
+    let fingerprint = || plan_program(&small(), &config, 4).unwrap().fingerprint();
+    assert_eq!(fingerprint(), fingerprint());
+}
+
+#[test]
+fn auto_without_costs_says_how_to_give_them() {
+    let config = Config { prefetch: Prefetch::auto(), ..Config::default() };
+    let error = StepPlan::build(&small(), &Policy::from(&config), Mesh::new(2).unwrap()).unwrap_err();
+    assert!(error.to_string().contains("StepPlan::timed"), "{error}");
+    let mut unknown = config.clone();
+    unknown.prefetch.cluster = "h300".into();
+    let error = plan_program(&small(), &unknown, 4).unwrap_err().to_string();
+    assert!(error.contains("prefetch.cluster is `h300`") && error.contains("h100x8-ib"), "{error}");
+}
+
+#[test]
+fn a_hand_schedule_is_taken_as_it_is_or_refused_with_what_is_wrong() {
+    let program = small();
+    let weights = Weights::new(program.model().weights(), Mesh::new(2).unwrap());
+    let resident = ResidentLayout::new(&weights, &[&program]).unwrap();
+    let policy = Policy::from(&Config::default());
+    let plan = |issues: &[CallId]| StepPlan::by_hand(&program, &weights, &resident, &policy, issues);
+    let error = plan(&[CallId::new(0)]).unwrap_err().to_string();
+    assert!(error.contains("has 1 entries"), "{error}");
+    let uses = error.split("each of the ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    let mut back = vec![CallId::new(2); uses];
+    back[uses - 1] = CallId::new(1);
+    let error = plan(&back).unwrap_err().to_string();
+    assert!(error.contains("goes back from call 2 to call 1"), "{error}");
+    let first = plan(&vec![CallId::new(0); uses]).unwrap();
+    let gathers = first.tasks.iter().filter(|task| matches!(task.op, Op::AllGather { .. }));
+    assert!(gathers.clone().count() > 0 && gathers.clone().all(|task| task.release.is_none()));
+}
