@@ -55,7 +55,12 @@ pub(super) fn measure(
                 times.add(begin.elapsed(), step < pace.warm, report)?;
             }
             let name = variant.name(*ending);
-            rows.push(times.row(name, recipe, session.plan(ending.name())?.arena.bytes()));
+            rows.push(times.row(
+                name,
+                recipe,
+                session.plan(ending.name())?.arena.bytes(),
+                options.traces.is_some(),
+            ));
         }
         Ok(session.close().await?)
     })
@@ -100,8 +105,8 @@ impl Times {
         Ok(())
     }
 
-    fn row(self, name: String, recipe: Recipe, arena_bytes: usize) -> Measured {
-        let timed = self.last.as_ref().is_some_and(|(report, _)| report.exposure.step.count() > 0);
+    /// The row; `timed` says whether tasks were timed on the devices.
+    fn row(self, name: String, recipe: Recipe, arena_bytes: usize, timed: bool) -> Measured {
         let mut exposed = self.exposed;
         exposed.sort_unstable_by(f64::total_cmp);
         let mut row = Measured::new(name, recipe.to_string(), median(self.steps), median(self.hosts));
