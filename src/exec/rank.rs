@@ -8,6 +8,7 @@
 //! a warm-up of a recording, and with it weights and gradients that nobody asked for.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::capture::Action;
 use super::{Capture, CaptureMode, Exchange, ExecError, Pump, World};
@@ -126,7 +127,8 @@ impl<B: Backend> Rank<B> {
         self.quantize_new_masters()?;
         let plan = Arc::clone(&self.programs[program].plan);
         self.upload_inputs(&plan, program, exchange)?;
-        exchange.unrecorded = self.run(Some(program))?;
+        let driven = self.run(Some(program))?;
+        (exchange.unrecorded, exchange.issue) = (driven.unrecorded, driven.issue);
         let installed = &self.programs[program];
         self.backend.intervals(&installed.bound, &mut exchange.intervals);
         exchange.fault = self.streams.iter_mut().find_map(|stream| self.backend.take_fault(stream));
@@ -151,9 +153,8 @@ impl<B: Backend> Rank<B> {
         Ok(())
     }
 
-    /// One step between two edges, of a program or of the prologue. Returns why it was not recorded,
-    /// if it was to be.
-    fn run(&mut self, program: Option<usize>) -> Result<Option<String>, ExecError> {
+    /// One step between two edges, of a program or of the prologue.
+    fn run(&mut self, program: Option<usize>) -> Result<Driven, ExecError> {
         let Self { backend, streams, prologue, programs, edge, poison, world, .. } = self;
         let installed = program.map_or(prologue, |program| &mut programs[program]);
         let rank = backend.rank();
@@ -162,14 +163,14 @@ impl<B: Backend> Rank<B> {
         if !held.admits(needed) {
             return Err(ExecError::Entry { rank, program: installed.plan.name.clone(), needed, held });
         }
-        let unrecorded = drive(backend, streams, installed, world)?;
+        let driven = drive(backend, streams, installed, world)?;
         poison.check(rank)?;
         let promised = installed.plan.exit;
         if let Some(found) = installed.pump.edges().find(|found| *found != promised) {
             return Err(ExecError::Exit { rank, program: installed.plan.name.clone(), found, promised });
         }
         *edge = held.after(promised);
-        Ok(unrecorded)
+        Ok(driven)
     }
 
     /// Holds the arena's count of optimizer steps against the steps this rank issued. A backend that computes nothing
@@ -260,14 +261,21 @@ fn install<B: Backend>(
     })
 }
 
-/// Issues, records or replays one step and waits for its end. Returns why it was not recorded, if it
-/// was to be.
+/// How a step was put on its lanes.
+struct Driven {
+    /// Why it was not recorded, if it was to be.
+    unrecorded: Option<String>,
+    /// How long that took, without recording and without waiting for the lanes.
+    issue: Duration,
+}
+
+/// Issues, records or replays one step and waits for its end.
 fn drive<B: Backend>(
     backend: &B,
     streams: &mut [B::Stream],
     installed: &mut Installed<B>,
     world: &World,
-) -> Result<Option<String>, ExecError> {
+) -> Result<Driven, ExecError> {
     let Installed { bound, pump, capture, .. } = installed;
     let mut unrecorded = None;
     if capture.action() == Action::Record {
@@ -281,6 +289,7 @@ fn drive<B: Backend>(
         unrecorded = graph.as_ref().err().map(ToString::to_string);
         capture.recorded(graph.ok().filter(|_| all_usable));
     }
+    let begin = Instant::now();
     backend.begin_step(bound)?;
     match capture.graph() {
         Some(graph) => backend.launch(streams, bound, graph)?,
@@ -289,11 +298,12 @@ fn drive<B: Backend>(
             capture.issued();
         }
     }
+    let issue = begin.elapsed();
     let mut outcome = Ok(());
     for stream in streams.iter_mut() {
         outcome = outcome.and(backend.synchronize(stream));
     }
-    Ok(outcome.map(|()| unrecorded)?)
+    Ok(outcome.map(|()| Driven { unrecorded, issue })?)
 }
 
 /// Records one step without running it.

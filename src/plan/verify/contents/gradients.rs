@@ -284,7 +284,7 @@ impl Run<'_> {
     }
 
     /// Where a gradient that a sum lacks is instead: the furthest it came.
-    fn whereabouts(&self, weight: WeightId, call: CallId) -> String {
+    pub(super) fn whereabouts(&self, weight: WeightId, call: CallId) -> String {
         let content = |slot: SlotId| self.plan.arena.slot(slot).content;
         let find = |wanted: &dyn Fn(SlotId, &Held) -> bool| {
             self.slots.all().find(|(slot, held)| wanted(*slot, held)).map(|(slot, _)| slot)
