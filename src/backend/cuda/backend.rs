@@ -407,10 +407,7 @@ impl Backend for CudaBackend {
 
     fn abort(&self, reason: &str) {
         drop(self.world.poison(reason));
-        for communication in lock(&self.lanes).values().flatten() {
-            if let Some(nccl) = &communication.nccl {
-                nccl.abort();
-            }
-        }
+        let lanes = lock(&self.lanes);
+        Communicator::abort(lanes.values().flatten().filter_map(|lane| lane.nccl.as_deref()));
     }
 }

@@ -5,10 +5,14 @@
 //!   every rank.
 //! - A communicator of a poisoned world is aborted, any other is destroyed: destroying one whose peers
 //!   are gone would wait for them.
+//! - Aborting has an end too. NCCL's call waits for ever where a peer's process is stopped and neither runs nor ends, so a
+//!   thread makes it, and is left behind with the communicator when it takes longer than [`LONGEST_ABORT`].
 //! - Bytes travel as bytes: the wire knows no formats.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use cudarc::nccl::{result, sys};
 
@@ -18,6 +22,15 @@ use super::failure::CudaFailure;
 use super::stream::Stream;
 use super::world::World;
 use crate::id::RankId;
+
+/// How long an abort is waited for.
+const LONGEST_ABORT: Duration = Duration::from_secs(3);
+
+/// A communicator on its way to the thread that aborts it.
+struct Handle(sys::ncclComm_t);
+
+// SAFETY: the handle is a name; NCCL's abort may be called from any thread.
+unsafe impl Send for Handle {}
 
 /// One rank's end of a communicator.
 pub(super) struct Communicator {
@@ -114,20 +127,42 @@ impl Communicator {
         outcome.map(drop).map_err(CudaFailure::nccl("an NCCL transfer"))
     }
 
-    /// Ends every wait on this communicator, which is of no use from then on.
-    pub(super) fn abort(&self) {
-        if !self.aborted.swap(true, Ordering::SeqCst) {
-            // SAFETY: NCCL allows aborting while the communicator is in use, and it is done once: the handle is
-            // neither aborted nor destroyed again.
-            drop(unsafe { result::comm_abort(self.handle) });
+    /// Ends every wait on these communicators, which are of no use from then on.
+    pub(super) fn abort<'a>(communicators: impl IntoIterator<Item = &'a Self>) {
+        let (ended, ends) = mpsc::channel();
+        let begun: usize = communicators.into_iter().map(|one| usize::from(one.begin_abort(&ended))).sum();
+        let until = Instant::now() + LONGEST_ABORT;
+        for _ in 0..begun {
+            if ends.recv_timeout(until.saturating_duration_since(Instant::now())).is_err() {
+                return;
+            }
         }
+    }
+
+    /// Lets a thread abort, unless that was done before; `ended` hears of its end.
+    fn begin_abort(&self, ended: &mpsc::Sender<()>) -> bool {
+        if self.aborted.swap(true, Ordering::SeqCst) {
+            return false;
+        }
+        let (handle, context, ended) = (Handle(self.handle), Arc::clone(&self.context), ended.clone());
+        let abort = move || {
+            let Handle(handle) = { handle };
+            if context.make_current().is_ok() {
+                // SAFETY: NCCL allows aborting while the communicator is in use, and it is done once: the handle is
+                // neither aborted nor destroyed again.
+                drop(unsafe { result::comm_abort(handle) });
+            }
+            // Nobody may be waiting any more.
+            let _ = ended.send(());
+        };
+        std::thread::Builder::new().name("warpweft abort".to_owned()).spawn(abort).is_ok()
     }
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
         if self.world.check().is_err() {
-            return self.abort();
+            return Self::abort([&*self]);
         }
         if self.context.make_current().is_ok() {
             // SAFETY: opened once, destroyed once; only a poisoned world aborts.
