@@ -163,9 +163,7 @@ impl Communicator {
             drop(unsafe { result::comm_abort(self.handle) });
         }
     }
-}
 
-impl Communicator {
     /// As [`Communicator::abort`], on a thread of its own: aborting may wait for a stream, which may wait for a word that the
     /// calling thread sets.
     pub(super) fn abort_aside(communicator: &Arc<Self>) {

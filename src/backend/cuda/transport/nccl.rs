@@ -3,10 +3,10 @@
 //! Law: gathers are NCCL's; sums are made on the rank, of contributions that were exchanged one by one, unless NCCL is asked to sum.
 //! No memory of a peer is addressed.
 
-use super::super::kernels::CombineOperand;
-use super::super::landing::stride;
-use super::super::nccl::Transfer;
 use super::{Stage, View};
+use crate::backend::cuda::kernels::CombineOperand;
+use crate::backend::cuda::landing::stride;
+use crate::backend::cuda::nccl::Transfer;
 use crate::backend::local::{Move, Scatter};
 use crate::format::ElementType;
 use crate::id::RankId;

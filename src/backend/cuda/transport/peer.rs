@@ -9,10 +9,11 @@
 //! - A rank sends what neighbours pushed after the meeting behind their pushes, and says that it may be written
 //!   again only in the next collective, whose first meeting stands behind its sends in the stream.
 
-use super::super::kernels::{CombineOperand, CopyOperand};
-use super::super::landing::{relayed, stride};
-use super::super::nccl::Transfer;
 use super::{Carrier, Stage, View};
+use crate::backend::cuda::DeviceAddress;
+use crate::backend::cuda::kernels::{CombineOperand, CopyOperand};
+use crate::backend::cuda::landing::{relayed, stride};
+use crate::backend::cuda::nccl::Transfer;
 use crate::backend::local::{Move, Scatter};
 use crate::format::ElementType;
 use crate::id::RankId;
@@ -134,12 +135,7 @@ pub(super) fn all_reduce(view: &View<'_>, reduction: Reduction, moves: &[Move]) 
 }
 
 /// Everybody's values of `bytes` bytes, in rank order: this rank's at `own`, the others' in its landing.
-fn arrived(
-    view: &View<'_>,
-    own: super::super::DeviceAddress,
-    ahead: usize,
-    bytes: usize,
-) -> Vec<super::super::DeviceAddress> {
+fn arrived(view: &View<'_>, own: DeviceAddress, ahead: usize, bytes: usize) -> Vec<DeviceAddress> {
     let landed = |rank: RankId| view.landed(view.rank, ahead, bytes, rank.index());
     view.ranks().map(|rank| if rank == view.rank { own } else { landed(rank) }).collect()
 }
