@@ -167,6 +167,9 @@ impl Communicator {
     /// As [`Communicator::abort`], on a thread of its own: aborting may wait for a stream, which may wait for a word that the
     /// calling thread sets.
     pub(super) fn abort_aside(communicator: &Arc<Self>) {
+        if communicator.aborted.load(Ordering::SeqCst) {
+            return;
+        }
         let aside = Arc::clone(communicator);
         let started = std::thread::Builder::new().name("abort".to_owned()).spawn(move || aside.abort());
         if started.is_err() {
