@@ -7,7 +7,7 @@
 //   the matrix and of its transpose, and FP8 with one scale.
 // - A line of turned codes has `pitch` bytes, of which those behind the last row are zero, so that they may be contracted
 //   over. Padding of scale planes is zero.
-// - cols is a multiple of 16, pitch the rows rounded up to 16, and matrices begin at multiples of 16 bytes.
+// - cols and row_pitch are multiples of 16, pitch the rows rounded up to 16, and matrices begin at multiples of 16 bytes.
 
 #include "common.cuh"
 #include "elements.cuh"
@@ -26,7 +26,8 @@ struct ActivationArguments {
     u32 pitch;
     u32 power_of_two;
     float epsilon;
-    u32 reserved;
+    // Values from one row to the next.
+    u32 row_pitch;
 };
 static_assert(sizeof(ActivationArguments) == 64, "kernels::activation::Arguments");
 
@@ -68,7 +69,7 @@ __device__ __forceinline__ void quantize(const ActivationArguments& t) {
     for (u32 r = 0; r < ROWS_OF_WARP; ++r) {
         held[r] = make_uint2(0, 0);
         if (in_columns && row + r < t.rows) {
-            held[r] = __ldg(reinterpret_cast<const uint2*>(t.values + u64(row + r) * t.cols + column));
+            held[r] = __ldg(reinterpret_cast<const uint2*>(t.values + u64(row + r) * t.row_pitch + column));
         }
     }
 
@@ -181,7 +182,8 @@ activation_amax(const __grid_constant__ ActivationArguments all) {
     for (u32 i = 0; i < AMAX_TILE / (8 * THREADS); ++i) {
         u64 at = first + u64(i) * 8 * THREADS;
         if (at < end) {
-            uint4 eight = __ldg(reinterpret_cast<const uint4*>(all.values + at));
+            u64 skipped = all.row_pitch == all.cols ? 0 : at / all.cols * (all.row_pitch - all.cols);
+            uint4 eight = __ldg(reinterpret_cast<const uint4*>(all.values + at + skipped));
             largest = fmaxf(largest, fmaxf(largest_of(values_of(make_uint2(eight.x, eight.y))),
                                            largest_of(values_of(make_uint2(eight.z, eight.w)))));
         }

@@ -117,6 +117,8 @@ fn a_program_gives_every_weight_a_gradient_or_none() {
     program.call("fit", Phase::Backward).gradient(sharded).add().unwrap();
     let lost = program.clone().build_evaluation().unwrap_err();
     assert!(matches!(&lost, DeclareError::LostGradient { call, .. } if call == "fit"), "{lost}");
+    let missing = program.clone().build_gradients().unwrap_err();
+    assert!(matches!(&missing, DeclareError::NoGradient { weight, .. } if weight == "bias"), "{missing}");
     let missing = program.build_training().unwrap_err();
     assert!(matches!(&missing, DeclareError::NoGradient { weight, .. } if weight == "bias"), "{missing}");
     let (_, _, empty) = begin();

@@ -19,8 +19,8 @@ use warpweft::exec::{CaptureMode, Exchange, ExecError, Pump, Rank, World};
 use warpweft::flow::{FlowError, Issuer, Poison, Post, Wiring};
 use warpweft::format::Format;
 use warpweft::id::{ActorId, RankId, TaskId, Version};
-use warpweft::layout::{Lane, Weights};
-use warpweft::model::{Call, Mesh, Role};
+use warpweft::layout::{Content, Lane, Region, Weights};
+use warpweft::model::{BufferSpec, Call, Mesh, Role};
 use warpweft::plan::{Policy, ResidentLayout, StepPlan};
 use warpweft::session::SessionError;
 
@@ -38,8 +38,13 @@ fn plans(depth: u32, ranks: u32) -> (Arc<StepPlan>, Arc<StepPlan>) {
 
 fn closures() -> ComputeFactory<CpuSurface> {
     Arc::new(|_| {
-        let nothing = |_: &Call, _: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> { Ok(()) };
-        Box::new(nothing) as Box<dyn Compute<CpuSurface>>
+        let halves = |call: &Call, context: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> {
+            for weight in &call.grads {
+                context.gradient(*weight)?.fill(0.5);
+            }
+            Ok(())
+        };
+        Box::new(halves) as Box<dyn Compute<CpuSurface>>
     })
 }
 
@@ -78,7 +83,7 @@ fn ranks_with_different_plans_are_refused_before_anything_runs() {
 
 /// PL-1, PL-5: the order of collectives is part of the plan, so of its fingerprint.
 #[test]
-fn collectives_swapped_on_one_rank_are_refused_before_anything_runs() {
+fn ranks_that_disagree_on_order_are_refused_before_anything_runs() {
     let swapped = |rank: u32| {
         let (prologue, plan) = plans(2, 2);
         let mut plan = (*plan).clone();
@@ -155,6 +160,59 @@ fn a_plan_that_needs_other_weights_than_the_rank_holds_is_refused_before_it_runs
     }
     let error = rank.step(1, &mut exchange()).unwrap_err();
     assert!(matches!(error, ExecError::NoProgram { program: 1, programs: 1, .. }), "{error}");
+}
+
+/// PL-7, PL-4. *Captured step whose warm-up pollutes main grads*. What a warm-up left in main grads reaches no step, because the
+/// first contribution of a step overwrites; and the step it counted is missed, eager, recorded and replayed.
+#[test]
+fn a_captured_step_whose_warm_up_pollutes_main_grads_and_optimizer_is_refused() {
+    let (prologue, plan) = plans(1, 1);
+    let slots = plan.arena.slots.iter();
+    let main_grads: Vec<Region> =
+        slots.filter(|slot| matches!(slot.content, Content::MainGrad(_))).map(|slot| slot.region).collect();
+    let count = plan.arena.region(plan.arena.find(Content::OptimizerStep).unwrap());
+    let run = |pollutes: bool, counts_in: Option<usize>| {
+        let (main_grads, step) = (main_grads.clone(), Arc::new(AtomicUsize::new(0)));
+        let now = Arc::clone(&step);
+        let warmed = Cell::new(false);
+        let backend = Meddler::leaving(backends(1).remove(0), move |backend, memory| {
+            for region in main_grads.iter().filter(|_| pollutes) {
+                backend.upload(memory, *region, &vec![0x42; region.bytes]).unwrap();
+            }
+            if counts_in == Some(now.load(Ordering::SeqCst)) && !warmed.replace(true) {
+                let mut bytes = [0; 4];
+                backend.download(memory, count.part(0, 4).unwrap(), &mut bytes).unwrap();
+                let more = (u32::from_ne_bytes(bytes) + 1).to_ne_bytes();
+                backend.upload(memory, count.part(0, 4).unwrap(), &more).unwrap();
+            }
+        });
+        let world = Arc::new(World::new(1, Duration::from_secs(10)));
+        let programs = vec![Arc::clone(&plan)];
+        let mut rank =
+            Rank::new(backend, world, Arc::clone(&prologue), programs, CaptureMode::Step, &closures())
+                .unwrap();
+        let staged = |spec: &BufferSpec| {
+            if spec.role == Role::Internal { Vec::new() } else { vec![0; spec.bytes()] }
+        };
+        let staged = vec![plan.buffers.iter().map(staged).collect()];
+        let mut exchange = Exchange { staged, learning_rate: 1e-3, loss_scale: 1.0, ..Exchange::default() };
+        (0..3).try_for_each(|number| {
+            step.store(number, Ordering::SeqCst);
+            rank.step(0, &mut exchange)
+        })?;
+        Ok::<_, ExecError>(exchange.vote.unwrap())
+    };
+    let clean = run(false, None).unwrap();
+    assert_eq!(clean.step, 3);
+    let polluted = run(true, None).unwrap();
+    assert_eq!((polluted.step, polluted.norm.to_bits()), (clean.step, clean.norm.to_bits()));
+    for step in 0..3 {
+        let error = run(true, Some(step)).unwrap_err();
+        assert!(matches!(&error, ExecError::Steps { .. }), "{error}");
+        let words = format!("counts {} steps after `train`, but {} were issued", step + 2, step + 1);
+        assert!(error.to_string().contains(&words), "{error}");
+        assert!(error.to_string().contains("a warm-up of a recording"), "{error}");
+    }
 }
 
 /// FL-4: poison is looked at before a step and behind it.

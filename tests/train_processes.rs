@@ -1,6 +1,6 @@
 //! The main job on GPUs, split over processes: the same losses, and ends that name their cause.
 //!
-//! Needs two GPUs or more, and says so where there are none. NCCL is used where it is installed.
+//! Needs two GPUs or more, four for peers inside of hosts with NCCL between, and says so where there are none. NCCL is used where it is installed.
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -70,8 +70,18 @@ struct Run<'a> {
     steps: u32,
     /// Beside what a launcher sets.
     variables: &'a [(&'a str, &'a str)],
-    /// Does every process claim to be on a host of its own?
-    hosts: bool,
+    /// On how many hosts processes claim to be.
+    hosts: u32,
+    capture: bool,
+}
+
+/// What a run left.
+#[derive(Debug)]
+struct Outcome {
+    /// As they were written.
+    losses: String,
+    /// On what it ran, as it said.
+    device: String,
 }
 
 impl Run<'_> {
@@ -99,9 +109,12 @@ impl Run<'_> {
                     .env("MASTER_PORT", &port)
                     .env("WARPWEFT_SECRET", "a secret of the test of processes");
             }
-            if self.hosts {
+            if self.capture {
+                command.arg("--capture");
+            }
+            if self.hosts > 1 {
                 command
-                    .env("NCCL_HOSTID", format!("host {process}"))
+                    .env("NCCL_HOSTID", format!("host {}", process * self.hosts / self.processes))
                     .env("NCCL_P2P_DISABLE", "1")
                     .env("NCCL_SHM_DISABLE", "1");
             }
@@ -114,17 +127,20 @@ impl Run<'_> {
         self.folder.join("losses")
     }
 
-    /// Runs to the end, and returns the losses as they were written.
+    /// Runs to the end.
     #[track_caller]
-    fn train(&self) -> String {
+    fn train(&self) -> Outcome {
         let _ = std::fs::remove_file(self.losses());
+        let mut said = String::new();
         for mut process in self.start() {
             let (passed, words) = process.ends();
             assert!(passed, "{words}");
+            process.child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
         }
         let losses = std::fs::read_to_string(self.losses()).unwrap();
         assert_eq!(losses.lines().count(), self.steps as usize);
-        losses
+        let device = said.lines().find(|line| line.starts_with("device")).unwrap().to_owned();
+        Outcome { losses, device }
     }
 }
 
@@ -176,50 +192,77 @@ impl Drop for Process {
 fn losses_do_not_depend_on_how_ranks_are_split_over_processes() {
     let Some((count, _alone)) = gpus("losses of several processes") else { return };
     let folder = tempfile::tempdir().unwrap();
-    let run = |processes, transport, hosts| {
+    let run = |processes, transport| {
         let variables = &[("WARPWEFT_TRANSPORT", transport)];
-        Run { folder: folder.path(), processes, ranks: count / processes, steps: 20, variables, hosts }
+        let ranks = count / processes;
+        Run { folder: folder.path(), processes, ranks, steps: 20, variables, hosts: 1, capture: false }
             .train()
+            .losses
     };
-    let expected = run(1, "peer", false);
+    let expected = run(1, "peer");
     let ways: &[_] = if has_nccl() { &["peer", "nccl"] } else { &["peer"] };
     for way in ways {
         for processes in [2, count] {
-            assert_eq!(run(processes, way, false), expected, "{processes} processes, {way}");
+            assert_eq!(run(processes, way), expected, "{processes} processes, {way}");
         }
     }
 }
 
+/// `reduce = "ordered"`: the same bits by peers inside of each host and NCCL between them, recorded or not, and by NCCL alone, which is
+/// what hosts of one rank each take.
 #[test]
-fn processes_on_several_hosts_meet_by_nccl_with_the_same_losses() {
+fn processes_on_several_hosts_have_the_losses_of_one() {
     let Some((count, _alone)) = gpus("processes on several hosts") else { return };
     if !has_nccl() {
         skipped("processes on several hosts", "NCCL is missing");
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let run = |processes, hosts| {
-        Run { folder: folder.path(), processes, ranks: count / processes, steps: 10, variables: &[], hosts }
-            .train()
+    let run = |processes, hosts, transport, capture| {
+        let variables = &[("WARPWEFT_TRANSPORT", transport)];
+        let ranks = count / processes;
+        Run { folder: folder.path(), processes, ranks, steps: 10, variables, hosts, capture }.train()
     };
-    assert_eq!(run(2, true), run(1, false));
+    let expected = run(1, 1, "peer", false).losses;
+    let same = |processes, hosts, transport, capture, by| {
+        let begun = Instant::now();
+        let outcome = run(processes, hosts, transport, capture);
+        let way = format!("{processes} processes, {hosts} hosts, {transport}, recorded: {capture}");
+        eprintln!("{way}: {} in {:.1?}", outcome.device, begun.elapsed());
+        assert_eq!(outcome.losses, expected, "{way}");
+        assert!(outcome.device.contains(by), "{way}: {}", outcome.device);
+    };
+    let (inside, alone) = ("inside of 2 hosts, NCCL between", "collectives by NCCL");
+    same(2, 2, "nccl", false, alone);
+    same(count, count, "auto", false, alone);
+    if count < 4 {
+        skipped("peers inside of hosts with NCCL between", "four GPUs are needed");
+        return;
+    }
+    same(2, 2, "auto", false, inside);
+    same(2, 2, "auto", true, inside);
+    // The memory of peers in other processes of the host.
+    same(4, 2, "peer", false, inside);
+    same(4, 2, "auto", true, inside);
 }
 
 /// RV-3: within the deadline, by name, on every other process.
 #[test]
 fn a_process_that_is_killed_or_stopped_in_a_step_is_named_by_the_others() {
-    let Some((_, _alone)) = gpus("killed and stopped processes") else { return };
+    let Some((count, _alone)) = gpus("killed and stopped processes") else { return };
     let folder = tempfile::tempdir().unwrap();
-    let ways: &[_] = if has_nccl() { &["peer", "nccl"] } else { &["peer"] };
-    for way in ways {
-        let variables = [("WARPWEFT_TRANSPORT", *way), ("WARPWEFT_DEADLINE_S", "10")];
+    // The way, and hosts.
+    let ways: &[_] = if has_nccl() { &[("peer", 1), ("nccl", 1), ("auto", 2)] } else { &[("peer", 1)] };
+    for (way, hosts) in ways.iter().copied() {
+        let variables = [("WARPWEFT_TRANSPORT", way), ("WARPWEFT_DEADLINE_S", "10")];
         let run = Run {
             folder: folder.path(),
             processes: 2,
-            ranks: 1,
+            ranks: if hosts > 1 { count / 2 } else { 1 },
             steps: 1_000_000,
             variables: &variables,
-            hosts: false,
+            hosts,
+            capture: false,
         };
         for (signal, victim, words) in
             [("KILL", 1, "was killed"), ("KILL", 0, "was killed"), ("STOP", 1, "silent")]
@@ -229,9 +272,13 @@ fn a_process_that_is_killed_or_stopped_in_a_step_is_named_by_the_others() {
             processes[victim].signal(signal);
             let begun = Instant::now();
             let (passed, said) = processes[1 - victim].ends();
-            let named = said.contains(&format!("process {victim} (rank {victim}")) && said.contains(words);
-            assert!(!passed && named, "{way}, {signal} to process {victim}: {said}");
-            assert!(begun.elapsed() < Duration::from_secs(20), "{way}, {signal}: {:?}", begun.elapsed());
+            let named = said.contains(&format!("process {victim} (rank")) && said.contains(words);
+            assert!(!passed && named, "{way}, {hosts} hosts, {signal} to process {victim}: {said}");
+            assert!(
+                begun.elapsed() < Duration::from_secs(20),
+                "{way}, {hosts} hosts, {signal}: {:?}",
+                begun.elapsed()
+            );
         }
     }
 }

@@ -59,6 +59,7 @@ fn weight<'a>(device: &Device, recipe: Recipe, shape: Shape, orientation: Orient
     let operand = ActivationOperand {
         shape: stored,
         values,
+        row_pitch: stored.cols,
         data,
         scale: room,
         columnwise_data: DeviceAddress::NULL,
@@ -104,7 +105,7 @@ fn measure(
         layer.dgrad(&handles, dy, &turned, lend_mut::<bf16>(dx, tokens * inputs)).unwrap();
     });
     let wgrad = device.median(RUNS, || {
-        layer.wgrad(&handles, dy, x, lend_mut(dw, shape.elements())).unwrap();
+        layer.wgrad(&handles, dy, x, lend_mut::<f32>(dw, shape.elements())).unwrap();
     });
     let flops = 2.0 * tokens as f64 * shape.elements() as f64;
     let of_wgrad = quantizing(inputs, true) + quantizing(outputs, true);
@@ -136,6 +137,7 @@ fn quantizing(device: &Device, recipe: Recipe, shape: Shape, columnwise: bool) -
     let operand = ActivationOperand {
         shape,
         values,
+        row_pitch: shape.cols,
         data: if columnwise { null } else { codes },
         scale: scales,
         columnwise_data: if columnwise { codes } else { null },

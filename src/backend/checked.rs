@@ -7,11 +7,15 @@
 //! - It is deterministic: a missing order is reported whether or not the lanes happened to collide.
 //! - A hazard is refused before it reaches the backend.
 //! - Recording is checked like running; a launch repeats what was checked and passes.
+//! - **PL-7** a recording ends on the lanes it began on, or a fork would never join; it holds every task of the plan,
+//!   or each replay would leave one out; and nothing else happens while it is made, for that would happen once
+//!   and in no replay.
 //!
 //! Steps are ordered by their edge; what happens in one is not held against another.
 
 mod ledger;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -27,6 +31,8 @@ use crate::model::Mesh;
 #[derive(Debug)]
 pub struct Checked<B> {
     inner: B,
+    /// Is a step being recorded?
+    records: AtomicBool,
 }
 
 /// A bound plan, and what has been enqueued of it in this step.
@@ -56,7 +62,18 @@ impl<B: Backend> Checked<B> {
     /// Puts the layer around `inner`.
     #[must_use]
     pub fn new(inner: B) -> Self {
-        Self { inner }
+        Self { inner, records: AtomicBool::new(false) }
+    }
+
+    /// PL-7: refuses what no replay would do again.
+    fn outside_of_recordings(&self, what: &str) -> Result<(), BackendError> {
+        if !self.records.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        self.judge(Err(format!(
+            "the host {what} while a step is recorded; it would happen this once and in no replay, so do it before the recording \
+             or behind it (PL-7)"
+        )))
     }
 
     /// Turns the ledger's refusal into an error of this rank.
@@ -125,6 +142,7 @@ impl<B: Backend> Backend for Checked<B> {
     }
 
     fn begin_step(&self, bound: &mut Self::Bound) -> Result<(), BackendError> {
+        self.outside_of_recordings("begins a step")?;
         self.inner.begin_step(&mut bound.inner)?;
         bound.ledger().begin();
         Ok(())
@@ -162,7 +180,8 @@ impl<B: Backend> Backend for Checked<B> {
 
     fn begin_capture(&self, streams: &mut [Self::Stream], bound: &Self::Bound) -> Result<(), BackendError> {
         self.inner.begin_capture(streams, &bound.inner)?;
-        bound.ledger().begin();
+        self.records.store(true, Ordering::SeqCst);
+        bound.ledger().fork(streams.iter().map(|stream| self.inner.lane(stream)).collect());
         Ok(())
     }
 
@@ -171,12 +190,17 @@ impl<B: Backend> Backend for Checked<B> {
         streams: &mut [Self::Stream],
         bound: &Self::Bound,
     ) -> Result<Self::Graph, BackendError> {
-        let inner = self.inner.end_capture(streams, &bound.inner)?;
+        let lanes: Vec<LaneId> = streams.iter().map(|stream| self.inner.lane(stream)).collect();
         let mut ledger = bound.ledger();
-        let unjoined = streams.first().map_or_else(Vec::new, |first| ledger.unjoined(self.inner.lane(first)));
+        let joined = ledger.join(&lanes);
+        let unjoined = lanes.first().map_or_else(Vec::new, |first| ledger.unjoined(*first));
         // Nothing has run: whatever comes next starts from the edge of the step again.
         ledger.begin();
-        Ok(CheckedGraph { inner, unjoined })
+        self.records.store(false, Ordering::SeqCst);
+        // The recording ends whatever is wrong with it.
+        let inner = self.inner.end_capture(streams, &bound.inner);
+        self.judge(joined)?;
+        Ok(CheckedGraph { inner: inner?, unjoined })
     }
 
     fn launch(
@@ -185,10 +209,12 @@ impl<B: Backend> Backend for Checked<B> {
         bound: &Self::Bound,
         graph: &Self::Graph,
     ) -> Result<(), BackendError> {
+        self.outside_of_recordings("launches a recorded step")?;
         self.inner.launch(streams, &bound.inner, &graph.inner)
     }
 
     fn synchronize(&self, stream: &mut Self::Stream) -> Result<(), BackendError> {
+        self.outside_of_recordings("waits for a lane")?;
         self.inner.synchronize(stream)
     }
 
@@ -197,10 +223,12 @@ impl<B: Backend> Backend for Checked<B> {
     }
 
     fn upload(&self, memory: &Self::Memory, region: Region, bytes: &[u8]) -> Result<(), BackendError> {
+        self.outside_of_recordings("copies into the arena")?;
         self.inner.upload(memory, region, bytes)
     }
 
     fn download(&self, memory: &Self::Memory, region: Region, bytes: &mut [u8]) -> Result<(), BackendError> {
+        self.outside_of_recordings("copies out of the arena")?;
         self.inner.download(memory, region, bytes)
     }
 

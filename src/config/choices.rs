@@ -187,10 +187,12 @@ pub enum Scaling {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
-    /// `peer` where all GPUs reach each other, `nccl` elsewhere.
+    /// `peer` where all GPUs of a host reach each other, and over several hosts if these have equally many ranks and more
+    /// than one; `nccl` elsewhere.
     #[default]
     Auto,
-    /// Copy engines write into the peers' memory; needs GPUs that reach each other.
+    /// Copy engines write into the peers' memory; needs GPUs that reach each other. Over several hosts NCCL carries what
+    /// goes between them; each needs equally many ranks, numbered host by host.
     Peer,
     /// NCCL's collectives; needs a GPU of its own for each rank.
     Nccl,

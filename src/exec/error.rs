@@ -61,6 +61,20 @@ pub enum ExecError {
         /// What the plan says.
         promised: EdgeState,
     },
+    /// The optimizer counts other steps than the rank issued (PL-7).
+    #[error(
+        "{rank}: the optimizer counts {counted} steps after `{program}`, but {issued} were issued; some step ran that nobody asked for, such as a warm-up of a recording, so weights and main grads are not those of this training: import the last export, and issue or launch every step through the rank"
+    )]
+    Steps {
+        /// The rank.
+        rank: RankId,
+        /// The program.
+        program: String,
+        /// Steps the arena counts, the last one included if it stands.
+        counted: u32,
+        /// Steps the rank issued or imported, counted alike.
+        issued: u32,
+    },
     /// A rank's thread panicked: in the embedder's initializer, in a backend, or in this crate.
     #[error("the thread of {rank} panicked: {words}; build a new session and import the last export")]
     Panicked {

@@ -4,6 +4,8 @@
 //! thread touches it in between. All buffers have their final size before the first step, so a
 //! step moves bytes and allocates nothing on the thread of the rank.
 
+use std::time::Duration;
+
 use super::RankReport;
 use crate::backend::{ClosureFault, TaskInterval};
 use crate::format::DelayedState;
@@ -54,6 +56,8 @@ pub struct Exchange {
     pub fault: Option<ClosureFault>,
     /// Why this rank could not record the last step, if it was to and could not.
     pub unrecorded: Option<String>,
+    /// How long the rank took to issue the last step's tasks, or to launch its recording.
+    pub issue: Duration,
     /// When every task of the last step ran.
     pub intervals: Vec<TaskInterval>,
     /// Weights going out (export) or coming in (import).

@@ -3,13 +3,16 @@
 //! Law: everything happens between two edges, and at an edge all lanes are drained. Host copies
 //! happen at edges alone. A rank that cannot go on aborts the world before it reports, so that no
 //! peer waits for it. The rank knows what its weights hold (**PL-9**): a plan runs only if that is
-//! what it needs at its entry, and what its actors leave must be what it promised.
+//! what it needs at its entry, and what its actors leave must be what it promised. It counts the optimizer steps it
+//! issued (**PL-7**): a count in the arena that differs says that a step ran which nobody asked for, such as
+//! a warm-up of a recording, and with it weights and gradients that nobody asked for.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::capture::Action;
 use super::{Capture, CaptureMode, Exchange, ExecError, Pump, World};
-use crate::backend::Backend;
+use crate::backend::{Backend, BackendError};
 use crate::compute::ComputeFactory;
 use crate::flow::{FlowError, Poison};
 use crate::id::RankId;
@@ -38,6 +41,8 @@ pub struct Rank<B: Backend> {
     pub(super) carried: Vec<Region>,
     /// What the weights hold, counted from the masters that were set last.
     pub(super) edge: EdgeState,
+    /// Optimizer steps taken, those of an import included.
+    pub(super) optimizer_steps: u32,
     poison: Poison,
     pub(super) world: Arc<World>,
 }
@@ -74,7 +79,19 @@ impl<B: Backend> Rank<B> {
             .map(|plan| install(&backend, &memory, plan, capture, &poison))
             .collect::<Result<_, _>>()?;
         let edge = EdgeState::NEW_MASTERS;
-        Ok(Self { backend, memory, streams, prologue, programs, carried, edge, poison, world })
+        let optimizer_steps = 0;
+        Ok(Self {
+            backend,
+            memory,
+            streams,
+            prologue,
+            programs,
+            carried,
+            edge,
+            optimizer_steps,
+            poison,
+            world,
+        })
     }
 
     /// The rank's number.
@@ -110,7 +127,8 @@ impl<B: Backend> Rank<B> {
         self.quantize_new_masters()?;
         let plan = Arc::clone(&self.programs[program].plan);
         self.upload_inputs(&plan, program, exchange)?;
-        exchange.unrecorded = self.run(Some(program))?;
+        let driven = self.run(Some(program))?;
+        (exchange.unrecorded, exchange.issue) = (driven.unrecorded, driven.issue);
         let installed = &self.programs[program];
         self.backend.intervals(&installed.bound, &mut exchange.intervals);
         exchange.fault = self.streams.iter_mut().find_map(|stream| self.backend.take_fault(stream));
@@ -119,6 +137,7 @@ impl<B: Backend> Rank<B> {
             Some(region) => {
                 let mut vote = Vote::default();
                 self.backend.download(&self.memory, region, bytemuck::bytes_of_mut(&mut vote))?;
+                self.count(&plan.name, vote)?;
                 Some(vote)
             }
         };
@@ -134,9 +153,8 @@ impl<B: Backend> Rank<B> {
         Ok(())
     }
 
-    /// One step between two edges, of a program or of the prologue. Returns why it was not recorded,
-    /// if it was to be.
-    fn run(&mut self, program: Option<usize>) -> Result<Option<String>, ExecError> {
+    /// One step between two edges, of a program or of the prologue.
+    fn run(&mut self, program: Option<usize>) -> Result<Driven, ExecError> {
         let Self { backend, streams, prologue, programs, edge, poison, world, .. } = self;
         let installed = program.map_or(prologue, |program| &mut programs[program]);
         let rank = backend.rank();
@@ -145,14 +163,26 @@ impl<B: Backend> Rank<B> {
         if !held.admits(needed) {
             return Err(ExecError::Entry { rank, program: installed.plan.name.clone(), needed, held });
         }
-        let unrecorded = drive(backend, streams, installed, world)?;
+        let driven = drive(backend, streams, installed, world)?;
         poison.check(rank)?;
         let promised = installed.plan.exit;
         if let Some(found) = installed.pump.edges().find(|found| *found != promised) {
             return Err(ExecError::Exit { rank, program: installed.plan.name.clone(), found, promised });
         }
         *edge = held.after(promised);
-        Ok(unrecorded)
+        Ok(driven)
+    }
+
+    /// Holds the arena's count of optimizer steps against the steps this rank issued. A backend that computes nothing
+    /// leaves an empty vote, which no step that ran does.
+    fn count(&mut self, program: &str, vote: Vote) -> Result<(), ExecError> {
+        let expected = self.optimizer_steps.wrapping_add(u32::from(!vote.skips()));
+        if vote != Vote::default() && vote.step != expected {
+            let (rank, program) = (self.id(), program.to_owned());
+            return Err(ExecError::Steps { rank, program, counted: vote.step, issued: expected });
+        }
+        self.optimizer_steps = vote.step;
+        Ok(())
     }
 
     fn upload_inputs(&self, plan: &StepPlan, program: usize, exchange: &Exchange) -> Result<(), ExecError> {
@@ -231,23 +261,35 @@ fn install<B: Backend>(
     })
 }
 
-/// Issues, records or replays one step and waits for its end. Returns why it was not recorded, if it
-/// was to be.
+/// How a step was put on its lanes.
+struct Driven {
+    /// Why it was not recorded, if it was to be.
+    unrecorded: Option<String>,
+    /// How long that took, without recording and without waiting for the lanes.
+    issue: Duration,
+}
+
+/// Issues, records or replays one step and waits for its end.
 fn drive<B: Backend>(
     backend: &B,
     streams: &mut [B::Stream],
     installed: &mut Installed<B>,
     world: &World,
-) -> Result<Option<String>, ExecError> {
+) -> Result<Driven, ExecError> {
     let Installed { bound, pump, capture, .. } = installed;
     let mut unrecorded = None;
     if capture.action() == Action::Record {
         let graph = record(backend, streams, bound, pump);
         let usable = u64::from(graph.is_ok());
         let all_usable = world.exchange(backend.rank(), usable)?.iter().all(|vote| *vote == 1);
+        // A device may be unable to record; a recording that breaks a law is nothing to go on from.
+        if let Err(FlowError::Backend(hazard @ BackendError::Hazard { .. })) = &graph {
+            return Err(hazard.clone().into());
+        }
         unrecorded = graph.as_ref().err().map(ToString::to_string);
         capture.recorded(graph.ok().filter(|_| all_usable));
     }
+    let begin = Instant::now();
     backend.begin_step(bound)?;
     match capture.graph() {
         Some(graph) => backend.launch(streams, bound, graph)?,
@@ -256,11 +298,12 @@ fn drive<B: Backend>(
             capture.issued();
         }
     }
+    let issue = begin.elapsed();
     let mut outcome = Ok(());
     for stream in streams.iter_mut() {
         outcome = outcome.and(backend.synchronize(stream));
     }
-    Ok(outcome.map(|()| unrecorded)?)
+    Ok(outcome.map(|()| Driven { unrecorded, issue })?)
 }
 
 /// Records one step without running it.

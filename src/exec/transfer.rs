@@ -100,6 +100,7 @@ impl<B: Backend> Rank<B> {
             self.write_delayed(weight, shard.delayed.as_ref())?;
         }
         self.write(Content::OptimizerStep, &exchange.optimizer_step.to_ne_bytes())?;
+        self.optimizer_steps = exchange.optimizer_step;
         for (region, bytes) in self.carried.iter().zip(&exchange.carried) {
             self.backend.upload(&self.memory, *region, bytes)?;
         }

@@ -2,8 +2,10 @@
 
 use std::rc::Rc;
 
+use bytemuck::Pod;
+
 use super::error::LinearError;
-use crate::backend::cuda::gemm::Blas;
+use crate::backend::cuda::gemm::{Blas, DeviceBuffer, Queue};
 use crate::backend::cuda::{ComputeCapability, DeviceOrdinal};
 
 /// cuBLASLt on one GPU, with a workspace that all layers made from it share.
@@ -23,6 +25,22 @@ impl Device {
     /// [`LinearError::Cuda`] without driver, NVRTC, cuBLASLt or such a device.
     pub fn open(ordinal: DeviceOrdinal) -> Result<Self, LinearError> {
         Ok(Self { blas: Rc::new(Blas::open(ordinal)?) })
+    }
+
+    /// `len` zeros on the GPU, for what a closure holds constant or computes and forgets.
+    ///
+    /// # Errors
+    /// [`LinearError::Cuda`] when memory is short.
+    pub fn buffer<T: Pod>(&self, len: usize) -> Result<DeviceBuffer<T>, LinearError> {
+        Ok(DeviceBuffer::zeroed(&self.blas, len)?)
+    }
+
+    /// A queue of its own, for layers without a session.
+    ///
+    /// # Errors
+    /// [`LinearError::Cuda`].
+    pub fn queue(&self) -> Result<Queue, LinearError> {
+        Ok(Queue::new(&self.blas)?)
     }
 
     /// What the GPU can do.

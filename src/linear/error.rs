@@ -37,6 +37,16 @@ pub enum LinearError {
         /// The recipe's name.
         recipe: String,
     },
+    /// Rows that would overlap.
+    #[error(
+        "{inputs} inputs do not fit into lines of {pitch} elements; the pitch is the width of the matrix that holds x"
+    )]
+    Pitch {
+        /// Elements from one token to the next.
+        pitch: usize,
+        /// Inputs of the weight.
+        inputs: usize,
+    },
     /// No tokens, inputs or outputs.
     #[error(
         "a linear layer of {tokens} tokens and a weight of {weight} has nothing to compute; give it at least one of each"

@@ -24,26 +24,47 @@ pub struct LinearSpec {
     pub output: ElementType,
     /// In which orientation dx reads the weight.
     pub dgrad: Orientation,
+    /// Element type of dW, f32 or bf16; [`ComputeContext::gradient`](crate::compute::ComputeContext::gradient) lends f32.
+    pub weight_gradient: ElementType,
+    /// Elements from one token of x and of dx to the next: the inputs, or more where x is the first columns of a wider
+    /// matrix and dx goes into such columns.
+    pub input_pitch: usize,
     /// What dy is quantized to in FP8; x is always E4M3. cuBLASLt multiplies no E5M2 by E5M2.
     pub gradients: Fp8Element,
 }
 
 impl LinearSpec {
-    /// Results in bf16, dx from [`Recipe::dgrad_orientation`], gradients in E4M3.
+    /// y and dx in bf16, dW in f32, x and dx dense, dx from [`Recipe::dgrad_orientation`], gradients in E4M3.
     #[must_use]
     pub const fn new(recipe: Recipe, tokens: usize, weight: Shape) -> Self {
         let (output, dgrad) = (ElementType::Bf16, recipe.dgrad_orientation());
-        Self { recipe, tokens, weight, output, dgrad, gradients: Fp8Element::E4m3 }
+        Self {
+            recipe,
+            tokens,
+            weight,
+            output,
+            dgrad,
+            weight_gradient: ElementType::F32,
+            input_pitch: weight.cols,
+            gradients: Fp8Element::E4m3,
+        }
     }
 }
 
-/// Where y or dx goes.
+/// Where y, dx or dW goes.
 #[derive(Debug)]
 pub enum Output<'a> {
     /// Rounded to bf16, nearest even.
     Bf16(DeviceSliceMut<'a, bf16>),
     /// As it was summed.
     F32(DeviceSliceMut<'a, f32>),
+    /// The product plus `addend`, summed in f32 and rounded to bf16 once: a residual stream.
+    Sum {
+        /// What is written.
+        result: DeviceSliceMut<'a, bf16>,
+        /// As many elements as the result, laid out alike.
+        addend: DeviceSlice<'a, bf16>,
+    },
 }
 
 impl<'a> From<DeviceSliceMut<'a, bf16>> for Output<'a> {
@@ -59,22 +80,34 @@ impl<'a> From<DeviceSliceMut<'a, f32>> for Output<'a> {
 }
 
 impl<'a> Output<'a> {
-    /// The memory, if it is `expected` elements of `wanted`.
+    /// The memory, if it is `expected` elements of `wanted`, and what is added.
     fn lent(
         self,
         what: &'static str,
         expected: usize,
         wanted: ElementType,
-    ) -> Result<LentMut<'a>, LinearError> {
-        let (actual, element, lent): (usize, ElementType, LentMut<'a>) = match self {
+    ) -> Result<Target<'a>, LinearError> {
+        let (actual, element, result): (usize, ElementType, LentMut<'a>) = match self {
             Self::Bf16(slice) => (slice.len(), ElementType::Bf16, slice.into()),
             Self::F32(slice) => (slice.len(), ElementType::F32, slice.into()),
+            Self::Sum { result, addend } => {
+                let addend = operand("the addend", addend, expected)?;
+                let Target { result, .. } = Self::Bf16(result).lent(what, expected, wanted)?;
+                return Ok(Target { result, addend: Some(addend) });
+            }
         };
         if (actual, element) == (expected, wanted) {
-            return Ok(lent);
+            return Ok(Target { result, addend: None });
         }
         Err(LinearError::Operand { what, actual, element, expected, wanted })
     }
+}
+
+/// Where a product goes, and what is added to it.
+#[derive(Debug)]
+struct Target<'a> {
+    result: LentMut<'a>,
+    addend: Option<Lent<'a>>,
 }
 
 /// The operands of both gradients of a layer.
@@ -84,13 +117,13 @@ pub struct Backward<'a, 'w> {
     pub dy: DeviceSlice<'a, bf16>,
     /// The weight, in the orientation of [`LinearSpec::dgrad`].
     pub weight: &'w Weight<'a>,
-    /// x of the forward pass, `[tokens, inputs]`.
+    /// x of the forward pass, `[tokens, input_pitch]`.
     pub x: DeviceSlice<'a, bf16>,
-    /// Gradient of x, `[tokens, inputs]`, overwritten.
+    /// Gradient of x, `[tokens, input_pitch]`, of which the first `inputs` columns are overwritten.
     pub dx: Output<'a>,
     /// Gradient of the weight, `[outputs, inputs]`, overwritten: what
     /// [`ComputeContext::gradient`](crate::compute::ComputeContext::gradient) lends.
-    pub dw: DeviceSliceMut<'a, f32>,
+    pub dw: Output<'a>,
 }
 
 /// The products of one shape, and the memory they quantize activations in.
@@ -120,17 +153,17 @@ impl Linear {
         }
         let LinearSpec { recipe, tokens, weight, .. } = spec;
         let blas = &device.blas;
-        let activation = |element, features| match recipe.activation_format(element) {
+        let activation = |element, features, pitch| match recipe.activation_format(element) {
             None => Ok(None),
-            Some(format) => Activation::new(blas, format, Shape::new(tokens, features)).map(Some),
+            Some(format) => Activation::new(blas, format, Shape::new(tokens, features), pitch).map(Some),
         };
-        let of_x = activation(Fp8Element::E4m3, weight.cols)?;
-        let of_dy = activation(spec.gradients, weight.rows)?;
+        let of_x = activation(Fp8Element::E4m3, weight.cols, spec.input_pitch)?;
+        let of_dy = activation(spec.gradients, weight.rows, weight.rows)?;
         Ok(Self {
             spec,
             forward: Product::new(blas, shapes::forward(&spec)?)?,
             dgrad: Product::new(blas, shapes::dgrad(&spec)?)?,
-            wgrad: Product::new(blas, shapes::wgrad(&spec))?,
+            wgrad: Product::new(blas, shapes::wgrad(&spec)?)?,
             activations: of_x.zip(of_dy),
         })
     }
@@ -141,7 +174,7 @@ impl Linear {
         &self.spec
     }
 
-    /// y = x Wᵀ: x `[tokens, inputs]`, the weight rowwise, y `[tokens, outputs]`.
+    /// y = x Wᵀ: x `[tokens, input_pitch]`, the weight rowwise, y `[tokens, outputs]`.
     ///
     /// # Errors
     /// [`LinearError::Weight`] and [`LinearError::Operand`] before anything is enqueued; [`LinearError::Cuda`].
@@ -152,8 +185,8 @@ impl Linear {
         weight: &Weight<'a>,
         y: impl Into<Output<'a>>,
     ) -> Result<(), LinearError> {
-        let LinearSpec { tokens, weight: Shape { rows, cols }, output, .. } = self.spec;
-        let x = operand("x", x, tokens * cols)?;
+        let LinearSpec { tokens, weight: Shape { rows, .. }, output, input_pitch, .. } = self.spec;
+        let x = operand("x", x, tokens * input_pitch)?;
         let weight = weight.factor(&self.spec, Orientation::Rowwise)?;
         let y = y.into().lent("y", tokens * rows, output)?;
         let x = match &mut self.activations {
@@ -163,11 +196,11 @@ impl Linear {
                 activation.rowwise()
             }
         };
-        Ok(self.forward.enqueue(handles, weight, x, y)?)
+        Ok(self.forward.enqueue(handles, weight, x, y.addend, y.result)?)
     }
 
     /// dx = dy W: dy `[tokens, outputs]`, the weight in the orientation of [`LinearSpec::dgrad`], dx
-    /// `[tokens, inputs]`.
+    /// `[tokens, input_pitch]`.
     ///
     /// # Errors
     /// As [`Linear::forward`].
@@ -178,10 +211,10 @@ impl Linear {
         weight: &Weight<'a>,
         dx: impl Into<Output<'a>>,
     ) -> Result<(), LinearError> {
-        let LinearSpec { tokens, weight: Shape { rows, cols }, output, dgrad, .. } = self.spec;
+        let LinearSpec { tokens, weight: Shape { rows, .. }, output, dgrad, input_pitch, .. } = self.spec;
         let dy = operand("dy", dy, tokens * rows)?;
         let weight = weight.factor(&self.spec, dgrad)?;
-        let dx = dx.into().lent("dx", tokens * cols, output)?;
+        let dx = dx.into().lent("dx", tokens * input_pitch, output)?;
         let dy = match &mut self.activations {
             None => plain(dy),
             Some((_, activation)) => {
@@ -189,10 +222,10 @@ impl Linear {
                 activation.rowwise()
             }
         };
-        Ok(self.dgrad.enqueue(handles, weight, dy, dx)?)
+        Ok(self.dgrad.enqueue(handles, weight, dy, dx.addend, dx.result)?)
     }
 
-    /// dW = dyᵀ x: dy `[tokens, outputs]`, x `[tokens, inputs]`, dW f32 `[outputs, inputs]`.
+    /// dW = dyᵀ x: dy `[tokens, outputs]`, x `[tokens, input_pitch]`, dW `[outputs, inputs]`.
     ///
     /// # Errors
     /// As [`Linear::forward`].
@@ -201,11 +234,11 @@ impl Linear {
         handles: &CudaHandles,
         dy: DeviceSlice<'a, bf16>,
         x: DeviceSlice<'a, bf16>,
-        dw: DeviceSliceMut<'a, f32>,
+        dw: impl Into<Output<'a>>,
     ) -> Result<(), LinearError> {
-        let LinearSpec { tokens, weight: Shape { rows, cols }, .. } = self.spec;
-        let (dy, x) = (operand("dy", dy, tokens * rows)?, operand("x", x, tokens * cols)?);
-        let dw = Output::F32(dw).lent("dW", rows * cols, ElementType::F32)?;
+        let LinearSpec { tokens, weight: Shape { rows, cols }, weight_gradient, input_pitch, .. } = self.spec;
+        let (dy, x) = (operand("dy", dy, tokens * rows)?, operand("x", x, tokens * input_pitch)?);
+        let dw = dw.into().lent("dW", rows * cols, weight_gradient)?;
         let (x, dy) = match &mut self.activations {
             None => (plain(x), plain(dy)),
             Some((of_x, of_dy)) => {
@@ -214,7 +247,7 @@ impl Linear {
                 (of_x.columnwise(), of_dy.columnwise())
             }
         };
-        Ok(self.wgrad.enqueue(handles, x, dy, dw)?)
+        Ok(self.wgrad.enqueue(handles, x, dy, dw.addend, dw.result)?)
     }
 
     /// Both gradients. In FP8 dy is read once, for the codes of both directions.
@@ -222,12 +255,20 @@ impl Linear {
     /// # Errors
     /// As [`Linear::forward`].
     pub fn backward(&mut self, handles: &CudaHandles, operands: Backward<'_, '_>) -> Result<(), LinearError> {
-        let LinearSpec { tokens, weight: Shape { rows, cols }, output, dgrad, .. } = self.spec;
+        let LinearSpec {
+            tokens,
+            weight: Shape { rows, cols },
+            output,
+            dgrad,
+            weight_gradient,
+            input_pitch,
+            ..
+        } = self.spec;
         let Backward { dy, weight, x, dx, dw } = operands;
-        let (dy, x) = (operand("dy", dy, tokens * rows)?, operand("x", x, tokens * cols)?);
+        let (dy, x) = (operand("dy", dy, tokens * rows)?, operand("x", x, tokens * input_pitch)?);
         let weight = weight.factor(&self.spec, dgrad)?;
-        let dx = dx.lent("dx", tokens * cols, output)?;
-        let dw = Output::F32(dw).lent("dW", rows * cols, ElementType::F32)?;
+        let dx = dx.lent("dx", tokens * input_pitch, output)?;
+        let dw = dw.lent("dW", rows * cols, weight_gradient)?;
         let (rowwise, x, columnwise) = match &mut self.activations {
             None => (plain(dy), plain(x), plain(dy)),
             Some((of_x, of_dy)) => {
@@ -236,8 +277,8 @@ impl Linear {
                 (of_dy.rowwise(), of_x.columnwise(), of_dy.columnwise())
             }
         };
-        self.dgrad.enqueue(handles, weight, rowwise, dx)?;
-        Ok(self.wgrad.enqueue(handles, x, columnwise, dw)?)
+        self.dgrad.enqueue(handles, weight, rowwise, dx.addend, dx.result)?;
+        Ok(self.wgrad.enqueue(handles, x, columnwise, dw.addend, dw.result)?)
     }
 }
 

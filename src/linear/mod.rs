@@ -12,17 +12,22 @@
 //! [`Device`] is one GPU for one lane, opened in the closure's factory; a [`Linear`] holds the products of one shape,
 //! for all weights of that shape; a [`Weight`] is what the call's context shows of one.
 //!
-//! Activations are bf16 `[tokens, features]`, row-major. Weights are `[outputs, inputs]`. Biases, activation
-//! functions and products of several weights at a time are deliberately absent.
+//! Activations are bf16 `[tokens, features]`, row-major; x may be the first columns of a wider matrix. Weights are
+//! `[outputs, inputs]`. What stands between products is [`Elementwise`]; a residual is added by the product itself
+//! ([`Output::Sum`]). A [`Queue`] and [`DeviceBuffer`]s serve layers without a session. Biases and products of several weights at
+//! a time are deliberately absent.
 
 mod device;
+mod elementwise;
 mod error;
 mod layer;
 mod recipe;
 mod shapes;
 mod weight;
 
+pub use crate::backend::cuda::gemm::{DeviceBuffer, Queue, Recording};
 pub use device::Device;
+pub use elementwise::Elementwise;
 pub use error::LinearError;
 pub use layer::{Backward, Linear, LinearSpec, Output};
 pub use recipe::Recipe;

@@ -61,9 +61,12 @@ fn result(element: ElementType) -> Result<Element, LinearError> {
 
 /// Refuses what no product of the recipe takes.
 pub(super) fn check(spec: &LinearSpec) -> Result<(), LinearError> {
-    let LinearSpec { recipe, tokens, weight, .. } = *spec;
+    let LinearSpec { recipe, tokens, weight, input_pitch, .. } = *spec;
     if tokens == 0 || weight.elements() == 0 {
         return Err(LinearError::Empty { tokens, weight });
+    }
+    if input_pitch < weight.cols {
+        return Err(LinearError::Pitch { pitch: input_pitch, inputs: weight.cols });
     }
     // FP8 wants lines of 16 bytes. Scales of 1×128 blocks lie token by token, four at a time.
     let (features, of_tokens) = match recipe {
@@ -75,6 +78,7 @@ pub(super) fn check(spec: &LinearSpec) -> Result<(), LinearError> {
         ("tokens", tokens, of_tokens),
         ("outputs", weight.rows, features),
         ("inputs", weight.cols, features),
+        ("columns that hold the inputs", input_pitch, features),
     ];
     for (what, size, multiple) in dimensions {
         if !size.is_multiple_of(multiple) {
@@ -100,8 +104,9 @@ pub(super) fn forward(spec: &LinearSpec) -> Result<ProductSpec, LinearError> {
         cols: spec.tokens,
         inner: inputs,
         a: factor(factors.weight, true, inputs),
-        b: factor(factors.x, true, inputs),
+        b: factor(factors.x, true, if factors.along { inputs } else { spec.input_pitch }),
         d: result(spec.output)?,
+        pitch: outputs,
     })
 }
 
@@ -119,17 +124,19 @@ pub(super) fn dgrad(spec: &LinearSpec) -> Result<ProductSpec, LinearError> {
         a,
         b: factor(factors.dy, true, outputs),
         d: result(spec.output)?,
+        pitch: spec.input_pitch,
     })
 }
 
-/// dWᵀ `[inputs, outputs]` = xᵀ · dy, in f32.
-pub(super) fn wgrad(spec: &LinearSpec) -> ProductSpec {
+/// dWᵀ `[inputs, outputs]` = xᵀ · dy.
+pub(super) fn wgrad(spec: &LinearSpec) -> Result<ProductSpec, LinearError> {
     let (factors, Shape { rows: outputs, cols: inputs }) = (Factors::of(spec), spec.weight);
     let (inner, a, b) = if factors.along {
         let pitch = Activation::turned_pitch(Shape::new(spec.tokens, inputs));
         (pitch, factor(factors.x, true, pitch), factor(factors.dy, true, pitch))
     } else {
-        (spec.tokens, factor(factors.x, false, inputs), factor(factors.dy, false, outputs))
+        (spec.tokens, factor(factors.x, false, spec.input_pitch), factor(factors.dy, false, outputs))
     };
-    ProductSpec { rows: inputs, cols: outputs, inner, a, b, d: Element::F32 }
+    let d = result(spec.weight_gradient)?;
+    Ok(ProductSpec { rows: inputs, cols: outputs, inner, a, b, d, pitch: inputs })
 }

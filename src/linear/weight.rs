@@ -6,7 +6,7 @@ use super::error::LinearError;
 use super::layer::LinearSpec;
 use crate::backend::cuda::gemm::Scaled;
 use crate::backend::cuda::{CudaSurface, DeviceSlice};
-use crate::compute::{ComputeContext, ComputeError, PlanesOf};
+use crate::compute::{ComputeContext, ComputeError, PlanesOf, PlanesView};
 use crate::format::{ElementType, Format, Orientation, Shape};
 use crate::id::WeightId;
 use crate::model::Form;
@@ -21,8 +21,11 @@ pub struct Weight<'a> {
 #[derive(Debug)]
 enum Lent<'a> {
     Values(DeviceSlice<'a, bf16>),
-    Planes(PlanesOf<'a, CudaSurface>),
+    Planes(Planes<'a>),
 }
+
+/// [`PlanesOf`], spelt out so that a weight may be lent for a shorter time.
+type Planes<'a> = PlanesView<DeviceSlice<'a, u8>, DeviceSlice<'a, f32>>;
 
 impl<'a> Weight<'a> {
     /// What the context shows of `weight` in `form`, [`Recipe::form`](super::Recipe::form).

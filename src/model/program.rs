@@ -307,15 +307,21 @@ impl ProgramBuilder {
     /// [`DeclareError::NoGradient`] when some weight gets no gradient, and every error of
     /// [`ProgramBuilder::build_evaluation`].
     pub fn build_training(self) -> Result<StepProgram, DeclareError> {
-        for (weight, spec) in self.model.entries() {
-            if !self.calls.iter().any(|call| call.grads.contains(&weight)) {
-                return Err(DeclareError::NoGradient { program: self.name, weight: spec.name.clone() });
-            }
-        }
+        self.check_gradients()?;
         self.build(true)
     }
 
-    /// A program whose steps leave the weights alone.
+    /// A program whose steps reduce gradients into the main grads and leave the weights alone: what a step costs without
+    /// its optimizer. The next step that sums gradients begins the main grads anew.
+    ///
+    /// # Errors
+    /// As [`ProgramBuilder::build_training`].
+    pub fn build_gradients(self) -> Result<StepProgram, DeclareError> {
+        self.check_gradients()?;
+        self.build(false)
+    }
+
+    /// A program whose steps compute no gradients and leave the weights alone.
     ///
     /// # Errors
     /// A program without calls, a buffer read before it is written, an output nobody writes, a
@@ -325,6 +331,16 @@ impl ProgramBuilder {
             return Err(DeclareError::LostGradient { program: self.name, call: call.name.clone() });
         }
         self.build(false)
+    }
+
+    fn check_gradients(&self) -> Result<(), DeclareError> {
+        let lacks = |weight| !self.calls.iter().any(|call| call.grads.contains(&weight));
+        match self.model.entries().find(|(weight, _)| lacks(*weight)) {
+            None => Ok(()),
+            Some((_, spec)) => {
+                Err(DeclareError::NoGradient { program: self.name.clone(), weight: spec.name.clone() })
+            }
+        }
     }
 
     fn build(self, updates_weights: bool) -> Result<StepProgram, DeclareError> {

@@ -61,12 +61,14 @@ pub(super) fn place(
         let buffers = passes::buffers(&mut draft);
         passes::compute(&mut draft, &buffers);
     }
-    if request.updates_weights {
+    if is_prologue {
+        passes::quantize(&mut draft, None);
+    } else if request.calls.iter().any(|call| !call.grads.is_empty()) {
         passes::reduce(&mut draft, timetable.reduce_behind);
+    }
+    if request.updates_weights {
         let vote = passes::optimize(&mut draft);
         passes::quantize(&mut draft, Some(vote));
-    } else if is_prologue {
-        passes::quantize(&mut draft, None);
     }
     let (tasks, mut slots) = draft.finish();
     check_size(request.resident.bytes(), &slots)?;

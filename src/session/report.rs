@@ -69,6 +69,9 @@ pub struct StepReport {
     pub not_recorded: Option<NotRecorded>,
     /// From the command to the last rank's reply.
     pub duration: Duration,
+    /// What issuing the step's tasks, or launching its recording, took on the rank that took longest: time of the host
+    /// before it waits for its lanes. On backends that run closures on the lanes, those are not in it.
+    pub issue: Duration,
     /// Where the time went, summed over the ranks of this process, as measured by the backend.
     pub exposure: Exposure,
     /// Bytes received from other ranks, per rank, and other exact byte counts of the plan.
@@ -156,6 +159,7 @@ pub(super) fn build<E: Deref<Target = Exchange>>(
         unobserved,
         not_recorded,
         duration,
+        issue: exchanges.iter().map(|exchange| exchange.issue).max().unwrap_or_default(),
         exposure,
         bounds: plan.bounds,
         device,

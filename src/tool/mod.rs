@@ -18,6 +18,7 @@
 //! | `formats` | the formats, explained |
 //! | `progress`, `terminal` | how far the work is, and how it is stopped |
 //! | `schedule` | a model's plan, its simulation, the search for its fastest policy, a trace: as text, pictures and files |
+//! | `stack` | a stack of layers measured on GPUs (feature `cuda`) |
 //! | `command` | arguments, help, exit codes |
 //!
 //! Anyone may call [`quantize_checkpoint`] and [`dequantize_checkpoint`]; they know no terminal. Deliberately
@@ -36,6 +37,8 @@ mod quantize;
 mod report;
 mod schedule;
 mod shards;
+#[cfg(feature = "cuda")]
+mod stack;
 mod table;
 mod terminal;
 mod text;
@@ -51,4 +54,9 @@ pub use report::{Converted, Refused, Report};
 pub use schedule::{
     ModelOptions, Outputs, PlanView, ScheduleError, SimulateOptions, TuneOptions, plan_model, show_trace,
     simulate_model, tune_model,
+};
+#[cfg(feature = "cuda")]
+pub use stack::{
+    Ahead, Ending, Measured, Mode, StackError, StackFormat, StackOptions, StackReport, StackShape,
+    bench_stack,
 };

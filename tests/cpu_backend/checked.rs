@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use warpweft::backend::cpu::{CpuBackend, CpuOptions};
-use warpweft::backend::{BackendError, Checked};
+use warpweft::backend::{Backend, BackendError, Checked};
 use warpweft::format::Format;
 use warpweft::id::{EventId, LaneId, SlotId, TaskId};
 use warpweft::layout::{Content, Residency};
@@ -57,7 +57,6 @@ fn verdict(plan: Plan) -> Result<(), String> {
 }
 
 fn end_capture(rank: &mut Rank<Checked<CpuBackend>>) -> Result<Vec<LaneId>, BackendError> {
-    use warpweft::backend::Backend;
     let graph = rank.backend.end_capture(&mut rank.streams, &rank.bound)?;
     Ok(graph.unjoined().to_vec())
 }
@@ -220,7 +219,6 @@ fn swapped_collectives_are_refused_before_they_are_enqueued() {
         plan.op(LINK, Op::gather(W, ROWWISE, shard, to));
     }
     let outcomes = on_every_rank(plan, CpuOptions::default(), |backend, plan| {
-        use warpweft::backend::Backend;
         let mut own = Arc::unwrap_or_clone(plan);
         if backend.rank().index() == 1 {
             own.script.swap(0, 1);
@@ -253,7 +251,7 @@ fn a_refused_task_never_reaches_the_backend() {
     });
 }
 
-/// PL-7: forks that do not join are noted in the graph.
+/// PL-7: what the first lane does not wait for is noted; the backend itself joins it.
 #[test]
 fn a_recording_notes_the_lanes_the_first_does_not_wait_for() {
     let unjoined = |plan: Plan| {
@@ -267,8 +265,66 @@ fn a_recording_notes_the_lanes_the_first_does_not_wait_for() {
         });
         lanes.remove(0)
     };
-    let Chain { mut plan, .. } = chain();
+    let Chain { mut plan, slots, .. } = chain();
     assert!(unjoined(plan.clone()).is_empty());
-    plan.script.truncate(4);
+    plan.op(QUANTIZE, Op::Copy { from: slots[0], to: slots[2] });
+    plan.script.insert(plan.script.len() - 1, Do::Record(COMPUTE, EventId::at(plan.events)));
+    plan.script.insert(plan.script.len() - 1, Do::Wait(QUANTIZE, EventId::at(plan.events)));
+    plan.events += 1;
     assert_eq!(unjoined(plan), [QUANTIZE]);
+}
+
+/// PL-7. *Un-joined fork in a captured step*: the recording ends without a lane it began on.
+#[test]
+fn an_un_joined_fork_in_a_captured_step_is_refused() {
+    on_every_rank(chain().plan, CpuOptions::default(), |backend, plan| {
+        let mut rank = Rank::start(Checked::new(backend), plan, None).unwrap();
+        rank.begin().unwrap();
+        rank.backend.begin_capture(&mut rank.streams, &rank.bound).unwrap();
+        rank.enqueue_all().unwrap();
+        let error = rank.backend.end_capture(&mut rank.streams[..1], &rank.bound).unwrap_err();
+        assert_hazard(
+            &error,
+            &["began on lane 1 too", "a fork that does not join", "on all lanes it began on", "PL-7"],
+        );
+    });
+}
+
+/// PL-7. A recording is the whole plan, or its replays would miss the rest in every step.
+#[test]
+fn a_recording_that_lacks_a_task_is_refused() {
+    let Chain { mut plan, tasks, .. } = chain();
+    plan.script.truncate(4);
+    on_every_rank(plan, CpuOptions::default(), move |backend, plan| {
+        let error = Rank::start(Checked::new(backend), plan, None).unwrap().record_graph().unwrap_err();
+        let missing = format!("ends before {} (copy) is enqueued on {COMPUTE}", tasks[2]);
+        assert_hazard(&error, &[&missing, "every replay would leave it out"]);
+    });
+}
+
+/// PL-7. What the host does while a step is recorded is in no replay of it.
+#[test]
+fn what_the_host_does_beside_a_recording_is_refused() {
+    let Chain { plan, slots, .. } = chain();
+    on_every_rank(plan, CpuOptions::default(), move |backend, plan| {
+        let mut rank = Rank::start(Checked::new(backend), plan, None).unwrap();
+        let region = rank.plan.region(slots[0]);
+        rank.begin().unwrap();
+        rank.backend.begin_capture(&mut rank.streams, &rank.bound).unwrap();
+        rank.enqueue_all().unwrap();
+        let error = rank.backend.upload(&rank.memory, region, &vec![1; region.bytes]).unwrap_err();
+        assert_hazard(&error, &["the host copies into the arena while a step is recorded", "in no replay"]);
+        let error = rank.backend.download(&rank.memory, region, &mut vec![0; region.bytes]).unwrap_err();
+        assert_hazard(&error, &["copies out of the arena"]);
+        assert_hazard(&rank.synchronize().unwrap_err(), &["waits for a lane while a step is recorded"]);
+        assert_hazard(&rank.begin().unwrap_err(), &["begins a step while a step is recorded"]);
+        let graph = rank.backend.end_capture(&mut rank.streams, &rank.bound).unwrap();
+        rank.replay(&graph).unwrap();
+    });
+}
+
+#[track_caller]
+fn assert_hazard(error: &BackendError, parts: &[&str]) {
+    assert!(matches!(error, BackendError::Hazard { .. }), "{error}");
+    assert_parts(Err(error.to_string()), parts);
 }

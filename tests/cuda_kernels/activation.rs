@@ -49,6 +49,7 @@ fn run(gpu: &Gpu, format: Format, shape: Shape, values: &[bf16], wanted: Directi
     let operand = ActivationOperand {
         shape,
         values: on_device.address(),
+        row_pitch: shape.cols,
         data: if_wanted(&found.data, Directions::Columnwise),
         scale: found.scale.address(),
         columnwise_data: if_wanted(&found.turned, Directions::Rowwise),
@@ -147,6 +148,7 @@ fn what_activations_cannot_be_is_refused() {
     let operand = ActivationOperand {
         shape: Shape::new(4, 24),
         values: room.address(),
+        row_pitch: 32,
         data: room.address(),
         scale: room.address(),
         columnwise_data: NULL,

@@ -66,7 +66,7 @@ impl Compute<CudaSurface> for Closure {
             weight: &lent,
             x,
             dx: context.write::<bf16>(dx)?.into(),
-            dw: context.gradient(weight)?,
+            dw: context.gradient(weight)?.into(),
         };
         Ok(layer.backward(context.handles(), operands)?)
     }

@@ -15,6 +15,7 @@ mod recipes;
 mod reference;
 mod refusals;
 mod rig;
+mod surroundings;
 
 /// Says on stderr that something was skipped, also where the harness keeps what tests print.
 fn say_skipped(what: &dyn std::fmt::Display) {

@@ -186,7 +186,7 @@ impl Rig {
         self.layer.forward(&handles, x, &forward, results[0].lend()).unwrap();
         let into = lend_mut(&dw, rows * cols);
         if together {
-            let operands = Backward { dy, weight: &backward, x, dx: results[1].lend(), dw: into };
+            let operands = Backward { dy, weight: &backward, x, dx: results[1].lend(), dw: into.into() };
             self.layer.backward(&handles, operands).unwrap();
         } else {
             self.layer.dgrad(&handles, dy, &backward, results[1].lend()).unwrap();

@@ -34,10 +34,14 @@ pub enum Moment {
 /// Decides whether the backend goes on.
 type Hook = Box<dyn Fn(Moment) -> Result<(), BackendError> + Send>;
 
+/// Does something to the arena before bytes are uploaded.
+type Residue = Box<dyn Fn(&CpuBackend, &<CpuBackend as Backend>::Memory) + Send>;
+
 /// The backend of one rank, with a hook.
 pub struct Meddler {
     inner: CpuBackend,
     hook: Hook,
+    residue: Option<Residue>,
 }
 
 impl Meddler {
@@ -45,7 +49,15 @@ impl Meddler {
         inner: CpuBackend,
         hook: impl Fn(Moment) -> Result<(), BackendError> + Send + 'static,
     ) -> Self {
-        Self { inner, hook: Box::new(hook) }
+        Self { inner, hook: Box::new(hook), residue: None }
+    }
+
+    /// Leaves something in the arena whenever bytes are about to go into it.
+    pub fn leaving(
+        inner: CpuBackend,
+        residue: impl Fn(&CpuBackend, &<CpuBackend as Backend>::Memory) + Send + 'static,
+    ) -> Self {
+        Self { residue: Some(Box::new(residue)), ..Self::new(inner, |_| Ok(())) }
     }
 }
 
@@ -191,6 +203,9 @@ impl Backend for Meddler {
     }
     fn upload(&self, memory: &Self::Memory, region: Region, bytes: &[u8]) -> Result<(), BackendError> {
         (self.hook)(Moment::Upload)?;
+        if let Some(residue) = &self.residue {
+            residue(&self.inner, memory);
+        }
         self.inner.upload(memory, region, bytes)
     }
     fn download(&self, memory: &Self::Memory, region: Region, bytes: &mut [u8]) -> Result<(), BackendError> {

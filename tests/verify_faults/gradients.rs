@@ -96,7 +96,7 @@ fn a_double_accumulation_is_refused() {
 
 /// PL-4. *Only the last of several gradients of a tied weight surviving*.
 #[test]
-fn a_later_contribution_must_not_begin_the_sum_again() {
+fn only_the_last_of_several_gradients_of_a_tied_weight_surviving_is_refused() {
     for (mut plan, name) in [(nvfp4_training(), "embedding"), (f32_training(), "bias")] {
         let second = accumulate(&plan, name, 1);
         set_first(&mut plan, second, true);
@@ -107,7 +107,7 @@ fn a_later_contribution_must_not_begin_the_sum_again() {
 
 /// PL-4. *A warm-up that pollutes main grads*: what an earlier step left must not be added to.
 #[test]
-fn the_first_contribution_must_not_add_to_an_earlier_step_s_sum() {
+fn a_sum_that_a_warm_up_could_pollute_is_refused() {
     for (mut plan, name) in [(nvfp4_training(), "embedding"), (f32_training(), "bias")] {
         let first = accumulate(&plan, name, 0);
         set_first(&mut plan, first, false);
@@ -249,17 +249,29 @@ fn a_gradient_overwritten_before_its_reduction_is_refused_even_when_ordered() {
     );
 }
 
-/// PL-4. Seen at the plan's end, since no norm asks for the gradient.
+/// PL-4. Seen at the plan's end, since no norm asks for the gradients.
 #[test]
-fn a_plan_without_an_optimizer_must_not_write_gradients() {
+fn a_plan_without_an_optimizer_must_end_with_complete_main_grads() {
     let mut plan = f32_training();
     plan.updates_weights = false;
     plan.exit = plan.entry;
     let norm = position(&plan, 0, |op| matches!(op, Op::GradNorm { .. }));
     plan.tasks.truncate(norm);
     serialize(&mut plan);
+    recount(&mut plan);
+    verify(&plan).unwrap();
+    let mut lost = 0;
+    for task in (0..plan.tasks.len()).filter(|task| matches!(plan.tasks[*task].op, Op::Accumulate { .. })) {
+        let mut plan = plan.clone();
+        remove(&mut plan, task);
+        refused(&plan, &["PL-4"]);
+        lost += 1;
+    }
+    assert_eq!(lost, 4);
+    let down = accumulate(&plan, "down", 0);
+    remove(&mut plan, down);
     refused(
         &plan,
-        &["PL-4: plan `train`", "gradient of call `down.forward` is not in it", "has no optimizer"],
+        &["PL-4: plan `train`", "gradient of call `down.backward` is not in it", "was reduced into slot"],
     );
 }

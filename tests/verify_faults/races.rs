@@ -59,7 +59,7 @@ fn a_fence_redirected_to_the_lane_s_task_before_is_a_race() {
 
 /// PL-3. *Neighbours sharing a gather buffer*.
 #[test]
-fn two_gathers_that_share_a_slot_s_bytes_race_with_the_first_one_s_reader() {
+fn neighbours_sharing_a_gather_buffer_are_refused() {
     let mut plan = nvfp4_training();
     let targets: Vec<SlotId> = plan
         .tasks
@@ -94,7 +94,7 @@ fn any_two_slots_alive_together_are_found_when_they_are_given_the_same_bytes() {
 
 /// PL-3. *Gradient overwritten while its reduction reads it*.
 #[test]
-fn a_gradient_slot_reused_while_its_reduction_reads_it_is_a_race() {
+fn a_gradient_overwritten_while_its_reduction_reads_it_is_refused() {
     let mut plan = nvfp4_training();
     let reduced = position(&plan, 0, |op| matches!(op, Op::ReduceScatter { .. }));
     let from = crate::edit::reduced(&mut plan, reduced).from;

@@ -345,14 +345,11 @@ proptest! {
     }
 }
 
-/// May two neighbours of T change places? They may if they share no written byte, and in two more
-/// cases: a closure writes the real rows of a gradient, which are not its padding; and of two
-/// gradients added to a sum that was begun before, either may come first.
+/// May two neighbours of T change places? They may if they share no written byte, and in one more
+/// case: a closure writes the real rows of a gradient, which are not its padding.
 fn commute(plan: &StepPlan, first: usize, second: usize) -> bool {
     match (&plan.tasks[first].op, &plan.tasks[second].op) {
         (Op::Compute { .. }, Op::ZeroPadding { .. }) => true,
-        (Op::Accumulate { first: false, .. }, Op::Accumulate { first: false, .. })
-        | (Op::AddGradient { .. }, Op::AddGradient { .. }) => true,
         (first, second) => !first.accesses().iter().any(|(one, how)| {
             second.accesses().iter().any(|(other, access)| {
                 (how.writes() || access.writes())

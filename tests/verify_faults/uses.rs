@@ -78,7 +78,7 @@ fn shards_one_version_behind_the_masters_are_refused() {
 
 /// PL-2. *Gather before the optimizer's publish*: the gather is issued before this step's cast.
 #[test]
-fn a_gather_moved_before_the_cast_brings_the_old_version() {
+fn a_gather_before_the_optimizer_s_publish_brings_a_stale_version_and_is_refused() {
     let mut plan = quantize_then_evaluate();
     let from = gather(&plan, "block.0", 0);
     relocate(&mut plan, from, 0);

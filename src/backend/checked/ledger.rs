@@ -21,6 +21,8 @@ pub(super) struct Ledger {
     slots: Vec<Slot>,
     lanes: Vec<LaneProgress>,
     events: Vec<Event>,
+    /// The lanes that record, while a step is recorded.
+    forked: Vec<LaneId>,
 }
 
 /// A task of the bound plan.
@@ -115,6 +117,7 @@ impl Ledger {
                 .into_iter()
                 .map(|id| LaneProgress { id, last: None, clock: zeros.clone() })
                 .collect(),
+            forked: Vec::new(),
         }
     }
 
@@ -130,6 +133,36 @@ impl Ledger {
         for slot in &mut self.slots {
             slot.last.fill(LastAccess::default());
             slot.content = Content::Nothing;
+        }
+    }
+
+    /// A recording begins on these lanes.
+    pub(super) fn fork(&mut self, lanes: Vec<LaneId>) {
+        self.begin();
+        self.forked = lanes;
+    }
+
+    /// PL-7: judges a recording that ends on these lanes.
+    pub(super) fn join(&mut self, lanes: &[LaneId]) -> Result<(), String> {
+        let forked = std::mem::take(&mut self.forked);
+        if let Some(open) = forked.iter().find(|lane| !lanes.contains(lane)) {
+            return Err(format!(
+                "the recording began on {open} too and ends without it: a fork that does not join. Its work is no part of the \
+                 recording; end the recording on all lanes it began on (PL-7)"
+            ));
+        }
+        let is_left_out = |(number, task): &(usize, &Task)| {
+            let lane = self.lanes.iter().find(|lane| lane.id == task.lane);
+            lane.is_some_and(|lane| lane.last.is_none_or(|last| last.index() < *number))
+        };
+        match self.tasks.iter().enumerate().find(is_left_out) {
+            None => Ok(()),
+            Some((number, task)) => Err(format!(
+                "the recording ends before {} is enqueued on {}; every replay would leave it out, so enqueue the whole plan \
+                 before the recording ends (PL-7)",
+                self.named(TaskId::at(number)),
+                task.lane
+            )),
         }
     }
 

@@ -13,6 +13,7 @@ use super::foreign::PAGE;
 use super::kernels::Kernels;
 use super::landing::Landing;
 use super::lane::CudaStream;
+use super::members::Members;
 use super::memory::DeviceMemory;
 use super::nccl::Communicator;
 use super::options::Transport;
@@ -155,15 +156,15 @@ impl CudaBackend {
             LaneKind::Compute => Priority::Least,
             LaneKind::Quantize | LaneKind::Communicator(_) => Priority::Greatest,
         };
-        let communication = match (lane.kind, self.world.transport) {
-            (LaneKind::Communicator(communicator), Transport::Peer) => {
-                Some(Communication { communicator, nccl: None })
+        let stream = Stream::create(Arc::clone(&self.context), priority)?;
+        let communication = match lane.kind {
+            LaneKind::Communicator(communicator) => {
+                let members = Members::of(self.world.network, self.rank);
+                let open =
+                    |members| Communicator::open(&self.world, self.rank, members, &self.context, &stream);
+                Some(Communication { communicator, nccl: members.map(open).transpose()?.map(Arc::new) })
             }
-            (LaneKind::Communicator(communicator), Transport::Nccl) => {
-                let opened = Communicator::open(&self.world, self.rank, &self.context)?;
-                Some(Communication { communicator, nccl: Some(Arc::new(opened)) })
-            }
-            (LaneKind::Compute | LaneKind::Quantize, _) => None,
+            LaneKind::Compute | LaneKind::Quantize => None,
         };
         lock(&self.lanes).insert(lane.id, communication);
         Ok(CudaStream {
@@ -172,7 +173,7 @@ impl CudaBackend {
             lane,
             device: self.context.ordinal(),
             arena: memory.memory.address(),
-            stream: Stream::create(Arc::clone(&self.context), priority)?,
+            stream,
             closures,
             fault: None,
             faulted: false,
@@ -261,10 +262,13 @@ impl Backend for CudaBackend {
 
     fn describe(&self) -> String {
         let ranks = self.world.mesh.ranks();
-        let transport = match (ranks, self.world.transport) {
-            (1, _) => "one rank",
-            (_, Transport::Peer) => "peers' memory written by copy engines",
-            (_, Transport::Nccl) => "collectives by NCCL",
+        let transport = match (ranks, self.world.network.transport, self.world.network.hosts.count()) {
+            (1, _, _) => "one rank".to_owned(),
+            (_, Transport::Peer, 1) => "peers' memory written by copy engines".to_owned(),
+            (_, Transport::Peer, hosts) => {
+                format!("peers' memory written by copy engines inside of {hosts} hosts, NCCL between them")
+            }
+            (_, Transport::Nccl, _) => "collectives by NCCL".to_owned(),
         };
         format!("cuda, {ranks} × {}, {transport}", self.context.name())
     }
@@ -275,7 +279,7 @@ impl Backend for CudaBackend {
 
     fn landing_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError> {
         let ops = resolve(binding, binding.arena.bytes())?;
-        Ok(Landing::of(binding, &ops).bytes())
+        Ok(Landing::of(binding, &ops, self.world.network.hosts).bytes())
     }
 
     fn reserve(&self, bytes: usize, landing: usize) -> Result<CudaMemory, BackendError> {
@@ -379,7 +383,10 @@ impl Backend for CudaBackend {
     }
 
     fn synchronize(&self, stream: &mut CudaStream) -> Result<(), BackendError> {
-        watchdog::wait(&self.world, self.rank, stream, &self.progress, &self.transfers)
+        watchdog::wait(&self.world, self.rank, stream, &self.progress, &self.transfers, || {
+            let lanes = lock(&self.lanes);
+            lanes.values().flatten().filter_map(|lane| lane.nccl.as_ref()).for_each(|one| one.begin_abort());
+        })
     }
 
     fn take_fault(&self, stream: &mut CudaStream) -> Option<ClosureFault> {
@@ -407,10 +414,7 @@ impl Backend for CudaBackend {
 
     fn abort(&self, reason: &str) {
         drop(self.world.poison(reason));
-        for communication in lock(&self.lanes).values().flatten() {
-            if let Some(nccl) = &communication.nccl {
-                nccl.abort();
-            }
-        }
+        let lanes = lock(&self.lanes);
+        Communicator::abort(lanes.values().flatten().filter_map(|lane| lane.nccl.as_deref()));
     }
 }

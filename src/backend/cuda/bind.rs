@@ -19,7 +19,7 @@ use super::progress::Progress;
 use super::script::Script;
 use super::signal::{Home, MemoryOperations};
 use super::stream::Event;
-use super::transport::{Communication, Route};
+use super::transport::{Communication, Route, View};
 use super::world::World;
 use crate::backend::BackendError;
 use crate::backend::local::{Collective, LocalOp, resolve};
@@ -49,7 +49,7 @@ pub(super) fn bind(
         doing: "binding a plan".to_owned(),
         reason: failure.to_string(),
     };
-    let landing = Landing::of(binding, &ops);
+    let landing = Landing::of(binding, &ops, binder.world.network.hosts);
     if landing.bytes() > landing_bytes {
         let (needed, there) = (landing.bytes(), landing_bytes);
         let reason = format!("{needed} bytes are needed for what peers send, and {there} were reserved");
@@ -127,13 +127,17 @@ impl Binder<'_> {
         let missing =
             || CudaFailure::Refused(format!("{lane} has no communicator; collectives belong on one"));
         let communication = communication.ok_or_else(missing)?;
+        let network = self.world.network;
         let route = Route {
-            rank: binding.rank,
-            homes: self.homes,
-            communicator: communication.communicator,
-            nccl: communication.nccl.clone(),
+            view: View {
+                rank: binding.rank,
+                homes: self.homes,
+                hosts: network.hosts,
+                landing: landing.place(lane),
+            },
+            transport: network.transport,
             reduce: self.world.options.reduce,
-            landing: landing.place(lane),
+            communication,
             has_engines: !self.world.shares_gpus,
         };
         let mut commands = route.collective(self.kernels, op)?;

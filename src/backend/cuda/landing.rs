@@ -3,12 +3,13 @@
 //! Laws:
 //! - Every lane with collectives has a part of its own, as large as its most demanding collective needs: a lane
 //!   runs one collective at a time, and peers send only between that collective's two meetings.
-//! - Places follow from the plan alone, so they are the same on every rank: a rank knows where in a peer's
-//!   memory its values belong.
+//! - Places follow from the plan and the world's hosts alone, so they are the same on every rank: a rank knows where in a
+//!   peer's memory its values belong.
 
 use std::collections::BTreeMap;
 
-use crate::backend::local::{Collective, LocalOp, Pull};
+use super::hosts::Hosts;
+use crate::backend::local::{LocalOp, Pull};
 use crate::id::LaneId;
 use crate::layout::{ALIGNMENT, Binding};
 
@@ -20,14 +21,13 @@ pub(super) struct Landing {
 }
 
 impl Landing {
-    /// What the collectives among `ops`, which are those of `binding`, need on every rank.
-    pub(super) fn of(binding: &Binding<'_>, ops: &[LocalOp]) -> Self {
-        let ranks = binding.weights.mesh.ranks() as usize;
+    /// What the collectives among `ops`, which are those of `binding`, need on every rank of a world of these hosts.
+    pub(super) fn of(binding: &Binding<'_>, ops: &[LocalOp], hosts: Hosts) -> Self {
         let mut needs: BTreeMap<LaneId, usize> = BTreeMap::new();
         for (op, (_, lane)) in ops.iter().zip(binding.ops) {
             if let LocalOp::Collective(collective) = op {
                 let most = needs.entry(*lane).or_default();
-                *most = (*most).max(needed(collective, ranks));
+                *most = (*most).max(needed(&collective.pull, hosts));
             }
         }
         Self::stacked(needs)
@@ -58,13 +58,22 @@ pub(super) const fn stride(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGNMENT)
 }
 
+/// Values that wait on a rank for ranks of other hosts, beside those for itself, while a gradient is reduced.
+pub(super) const fn relayed(hosts: Hosts) -> usize {
+    (hosts.count() - 1) * hosts.each()
+}
+
 /// Bytes one collective needs.
-fn needed(op: &Collective, ranks: usize) -> usize {
-    let each = |bytes: usize| stride(bytes).saturating_mul(ranks);
-    match &op.pull {
+pub(super) fn needed(pull: &Pull, hosts: Hosts) -> usize {
+    let each = |bytes: usize, values: usize| stride(bytes).saturating_mul(values);
+    let all = |bytes: &mut dyn Iterator<Item = usize>| bytes.fold(0, usize::saturating_add);
+    match pull {
         Pull::Gather(_) => 0,
-        Pull::ReduceScatter(_, parts) => parts.iter().map(|part| each(part.own.from.bytes)).sum(),
-        Pull::AllReduce(_, moves) => moves.iter().map(|part| each(part.from.bytes)).sum(),
+        Pull::ReduceScatter(_, parts) => {
+            let values = hosts.ranks() + relayed(hosts);
+            all(&mut parts.iter().map(|part| each(part.own.from.bytes, values)))
+        }
+        Pull::AllReduce(_, moves) => all(&mut moves.iter().map(|part| each(part.from.bytes, hosts.ranks()))),
     }
 }
 

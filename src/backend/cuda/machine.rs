@@ -2,9 +2,12 @@
 //!
 //! Laws:
 //! - Every rank tells its host, its GPU and what its process was asked for; the decision is a function of what all told.
-//! - Peers' memory is written inside of one host only. Over several hosts bytes go by NCCL.
+//! - Peers' memory is written inside of a host only; what goes from host to host goes by NCCL.
+//! - Peers inside and NCCL between needs hosts with equally many ranks each, one after the other, and more than one for it to
+//!   be of use. Other worlds of several hosts take NCCL for everything.
 
 use super::failure::CudaFailure;
+use super::hosts::Hosts;
 use super::library::Library;
 use super::options::{CudaOptions, Transport};
 use crate::config::Reduce;
@@ -62,12 +65,19 @@ impl Seat {
     }
 }
 
+/// How bytes get from rank to rank in a world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Network {
+    pub(super) transport: Transport,
+    /// The hosts between which NCCL carries what peers cannot. With [`Transport::Nccl`] hosts do not matter, and it is one.
+    pub(super) hosts: Hosts,
+}
+
 /// The way for a world of these seats. `reach` makes the GPUs of this process reach each other.
-pub(super) fn transport(
+pub(super) fn network(
     seats: &[Seat],
     reach: impl FnOnce() -> Result<(), CudaFailure>,
-) -> Result<Transport, CudaFailure> {
-    let refused = |words: &str| Err(CudaFailure::Refused(words.to_owned()));
+) -> Result<Network, CudaFailure> {
     let Some(first) = seats.first() else { return refused("a world needs a rank") };
     if seats.iter().any(|seat| seat.wish != first.wish) {
         return refused("processes were configured with different transport or reduce; give all the same");
@@ -77,12 +87,23 @@ pub(super) fn transport(
         .enumerate()
         .all(|(position, seat)| !seats[..position].iter().any(|other| other.shares_gpu_with(seat)));
     let one_host = seats.iter().all(|seat| seat.host == first.host);
+    let hosts = Hosts::of(&seats.iter().map(|seat| &seat.host).collect::<Vec<_>>());
     let everywhere = seats.iter().all(|seat| seat.has_nccl);
-    let nccl = || match Library::Nccl.open() {
-        Ok(()) if !everywhere => refused("NCCL is not installed on every host; install it everywhere"),
-        outcome => outcome.map(|()| Transport::Nccl),
+    let reaching = seats.iter().all(|seat| seat.reaches);
+    let installed = || {
+        if everywhere {
+            return Ok(());
+        }
+        Library::Nccl.open()?;
+        refused("NCCL is not installed on every host; install it everywhere")
     };
+    let all = Hosts::one(seats.len());
+    let nccl = || installed().map(|()| Network { transport: Transport::Nccl, hosts: all });
+    let peers = |hosts: Hosts| reach().map(|()| Network { transport: Transport::Peer, hosts });
     match first.wish {
+        (None | Some(Transport::Peer), Reduce::Ordered) if !one_host && !alone => {
+            refused("over several hosts each rank needs a GPU of its own; name each GPU once")
+        }
         (Some(Transport::Nccl), _) if !alone => refused(
             "NCCL needs a GPU of its own for each rank; name each GPU once, or set transport = \"peer\"",
         ),
@@ -90,17 +111,24 @@ pub(super) fn transport(
         (Some(Transport::Peer), Reduce::Nccl) => {
             refused("reduce = \"nccl\" and transport = \"peer\" exclude each other; set reduce = \"ordered\"")
         }
-        (Some(Transport::Peer), _) if !one_host => refused(
-            "transport = \"peer\" needs all ranks on one host, and these are on several; set transport = \"auto\" or \"nccl\" (hosts are told apart by name and boot, or by WARPWEFT_HOSTID or NCCL_HOSTID)",
-        ),
         (None, Reduce::Nccl) => nccl(),
-        (None, _) if !one_host && !alone => {
-            refused("over several hosts each rank needs a GPU of its own; name each GPU once")
-        }
-        (None, _) if !one_host => nccl(),
-        (None, _) if alone && everywhere && !seats.iter().all(|seat| seat.reaches) => nccl(),
-        (Some(Transport::Peer) | None, _) => reach().map(|()| Transport::Peer),
+        (Some(Transport::Peer), _) if !one_host => match hosts {
+            Some(hosts) => installed().and_then(|()| peers(hosts)),
+            None => refused(
+                "transport = \"peer\" needs equally many ranks on each host, numbered host by host; start the processes so, or set transport = \"auto\" or \"nccl\" (hosts are told apart by name and boot, or by WARPWEFT_HOSTID or NCCL_HOSTID)",
+            ),
+        },
+        (None, _) if !one_host => match hosts.filter(|hosts| hosts.each() > 1) {
+            Some(hosts) if everywhere && reaching => peers(hosts),
+            _ => nccl(),
+        },
+        (None, _) if alone && everywhere && !reaching => nccl(),
+        (Some(Transport::Peer) | None, _) => peers(all),
     }
+}
+
+fn refused<T>(words: &str) -> Result<T, CudaFailure> {
+    Err(CudaFailure::Refused(words.to_owned()))
 }
 
 #[cfg(test)]
@@ -126,30 +154,76 @@ mod tests {
         assert!(Seat::decode(&[0; 19]).is_err());
     }
 
+    const fn peers(hosts: Hosts) -> Result<Network, CudaFailure> {
+        Ok(Network { transport: Transport::Peer, hosts })
+    }
+
     #[test]
     fn peers_are_reached_inside_of_a_host_alone() {
         let reached = || Ok(());
         let two = |other| [seat("a", 0, Some(Transport::Peer)), seat(other, 0, Some(Transport::Peer))];
-        assert_eq!(transport(&two("a"), reached), Ok(Transport::Peer), "ranks may share a GPU");
-        let error = transport(&two("b"), reached).unwrap_err().to_string();
-        assert!(error.contains("several") && error.contains("NCCL_HOSTID"), "{error}");
-        let error =
-            transport(&[seat("a", 0, None), seat("a", 1, Some(Transport::Peer))], reached).unwrap_err();
+        assert_eq!(network(&two("a"), reached), peers(Hosts::one(2)), "ranks may share a GPU");
+        let error = network(&[seat("a", 0, None), seat("a", 1, Some(Transport::Peer))], reached).unwrap_err();
         assert!(error.to_string().contains("different transport"), "{error}");
         let shared = [seat("a", 0, Some(Transport::Nccl)), seat("a", 0, Some(Transport::Nccl))];
-        assert!(transport(&shared, reached).unwrap_err().to_string().contains("GPU of its own"));
-        assert!(transport(&[], reached).is_err());
+        assert!(network(&shared, reached).unwrap_err().to_string().contains("GPU of its own"));
+        assert!(network(&[], reached).is_err());
+    }
+
+    /// Seats on the hosts that the letters name, each with a GPU of its own.
+    fn seats(hosts: &str, transport: Option<Transport>) -> Vec<Seat> {
+        let each = |(gpu, host): (usize, char)| {
+            let gpu = u8::try_from(gpu).unwrap();
+            Seat { has_nccl: true, ..seat(&host.to_string(), gpu, transport) }
+        };
+        hosts.chars().enumerate().map(each).collect()
+    }
+
+    #[test]
+    fn equal_hosts_of_several_ranks_have_peers_inside_and_nccl_between() {
+        let reached = || Ok(());
+        let all = |ranks| Ok(Network { transport: Transport::Nccl, hosts: Hosts::one(ranks) });
+        for (names, each) in [("aabb", 2), ("aaabbb", 3), ("aabbcc", 2)] {
+            let hosts = Hosts::of(&seats(names, None).iter().map(|seat| &seat.host).collect::<Vec<_>>());
+            let hosts = hosts.unwrap();
+            assert_eq!(hosts.each(), each);
+            for transport in [None, Some(Transport::Peer)] {
+                assert_eq!(network(&seats(names, transport), reached), peers(hosts), "{names}");
+            }
+            assert_eq!(network(&seats(names, Some(Transport::Nccl)), reached), all(names.len()));
+        }
+        for names in ["ab", "aab", "abab"] {
+            assert_eq!(network(&seats(names, None), reached), all(names.len()), "{names}");
+        }
+        let mut apart = seats("aabb", None);
+        apart[3].reaches = false;
+        assert_eq!(network(&apart, reached), all(4), "one GPU that does not reach its neighbour");
+        let uneven = network(&seats("aab", Some(Transport::Peer)), reached).unwrap_err().to_string();
+        assert!(uneven.contains("equally many") && uneven.contains("NCCL_HOSTID"), "{uneven}");
+        let mut shared = seats("aabb", None);
+        shared[1].gpu = shared[0].gpu;
+        assert!(network(&shared, reached).unwrap_err().to_string().contains("GPU of its own"));
+    }
+
+    #[test]
+    fn the_library_s_own_sums_go_by_the_library_alone() {
+        let mut all = seats("aabb", None);
+        all.iter_mut().for_each(|seat| seat.wish.1 = Reduce::Nccl);
+        assert_eq!(network(&all, || Ok(())).unwrap().transport, Transport::Nccl);
     }
 
     #[test]
     fn without_nccl_everywhere_one_host_takes_peers_and_several_are_refused() {
         let reached = || Ok(());
         let auto = |other| [seat("a", 0, None), Seat { has_nccl: true, ..seat(other, 1, None) }];
-        assert_eq!(transport(&auto("a"), reached), Ok(Transport::Peer));
-        assert!(transport(&auto("b"), reached).is_err());
+        assert_eq!(network(&auto("a"), reached), peers(Hosts::one(2)));
+        assert!(network(&auto("b"), reached).is_err());
+        let mut partly = seats("aabb", Some(Transport::Peer));
+        partly[2].has_nccl = false;
+        assert!(network(&partly, reached).is_err());
         let unreachable = || Err(CudaFailure::Refused("GPU 0 cannot reach GPU 1".to_owned()));
-        assert!(transport(&auto("a"), unreachable).unwrap_err().to_string().contains("GPU 1"));
+        assert!(network(&auto("a"), unreachable).unwrap_err().to_string().contains("GPU 1"));
         let apart = |gpu| Seat { reaches: false, ..seat("a", gpu, None) };
-        assert!(transport(&[apart(0), apart(1)], unreachable).unwrap_err().to_string().contains("GPU 1"));
+        assert!(network(&[apart(0), apart(1)], unreachable).unwrap_err().to_string().contains("GPU 1"));
     }
 }

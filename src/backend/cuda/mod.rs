@@ -9,8 +9,8 @@
 //!   this world with the reason.
 //!
 //! One idea per file: `context`, `memory` and `stream` own what the driver gives, `kernels` are launches of the files in
-//! `kernels/`, `bind` makes a plan's ops into commands, `transport` makes collectives into commands by reads of
-//! peers (`signal`) or by NCCL (`nccl`), `lane` enqueues them, `watchdog` waits for them. `gemm` are
+//! `kernels/`, `bind` makes a plan's ops into commands, `transport` makes collectives into commands: writes into
+//! peers' memory (`signal`), NCCL (`nccl`), or the one inside of hosts and the other between, `lane` enqueues them, `watchdog` waits for them. `gemm` are
 //! matrix products for closures.
 
 #![allow(unsafe_code)]
@@ -27,11 +27,13 @@ mod device_table;
 mod failure;
 mod foreign;
 pub(crate) mod gemm;
+mod hosts;
 pub mod kernels;
 mod landing;
 mod lane;
 mod library;
 mod machine;
+mod members;
 mod memory;
 mod nccl;
 mod options;

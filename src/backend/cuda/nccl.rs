@@ -5,26 +5,51 @@
 //!   every rank.
 //! - A communicator of a poisoned world is aborted, any other is destroyed: destroying one whose peers
 //!   are gone would wait for them.
+//! - Aborting has an end too. NCCL's call waits for ever where a peer's process is stopped and neither runs nor ends, so a
+//!   thread makes it, and is left behind with the communicator when it takes longer than [`LONGEST_ABORT`].
+//! - Members are named by their ranks in the world, whatever their numbers in the communicator.
+//! - Between hosts, when it is open every member has sent to every other: steps find connections made and kernels loaded, for
+//!   which the driver may wait for streams, and these for a word of a neighbour.
 //! - Bytes travel as bytes: the wire knows no formats.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use cudarc::nccl::{result, sys};
 
 use super::address::DeviceAddress;
 use super::context::Context;
 use super::failure::CudaFailure;
+use super::members::Members;
+use super::memory::DeviceMemory;
+use super::options::Transport;
 use super::stream::Stream;
 use super::world::World;
 use crate::id::RankId;
 
+/// How long an abort is waited for.
+const LONGEST_ABORT: Duration = Duration::from_secs(3);
+
+/// A communicator on its way to the thread that aborts it.
+struct Handle(sys::ncclComm_t);
+
+// SAFETY: the handle is a name; NCCL's abort may be called from any thread.
+unsafe impl Send for Handle {}
+
+/// The pause between two looks at a stream.
+const PAUSE: Duration = Duration::from_micros(50);
+
 /// One rank's end of a communicator.
 pub(super) struct Communicator {
     handle: sys::ncclComm_t,
+    members: Members,
     context: Arc<Context>,
     world: Arc<World>,
-    aborted: AtomicBool,
+    /// A thread was told to abort.
+    aborting: AtomicBool,
+    /// It has done so.
+    aborted: Arc<AtomicBool>,
 }
 
 // SAFETY: a communicator may be used from any thread, one at a time; it is used by the rank's thread alone
@@ -47,29 +72,60 @@ pub(super) enum Transfer {
 }
 
 impl Communicator {
-    /// Opens this rank's end; returns when every rank has opened its own.
+    /// Opens this rank's end; returns when every member has opened its own. Every rank of the world opens some communicator.
+    /// `stream` is idle.
     pub(super) fn open(
         world: &Arc<World>,
         rank: RankId,
+        members: Members,
         context: &Arc<Context>,
+        stream: &Stream,
     ) -> Result<Self, CudaFailure> {
-        let id = world.unique_id(rank)?;
+        let id = world.unique_id(rank, members.first())?;
         // Opening waits for all ranks and for ever, so it begins when everybody has come.
         world.gather(rank)?;
         context.make_current()?;
-        let number = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
+        let (count, own) = (number(members.count()), number(members.number(rank)));
         let mut handle = std::ptr::null_mut();
         // SAFETY: the context is current, `handle` outlives the call, and the id is one NCCL made.
-        unsafe {
-            result::comm_init_rank(&raw mut handle, number(world.mesh.ranks()), id.0, number(rank.number()))
-        }
-        .map_err(CudaFailure::nccl("ncclCommInitRank"))?;
-        Ok(Self {
+        unsafe { result::comm_init_rank(&raw mut handle, count, id.0, own) }
+            .map_err(CudaFailure::nccl("ncclCommInitRank"))?;
+        let opened = Self {
             handle,
+            members,
             context: Arc::clone(context),
             world: Arc::clone(world),
-            aborted: AtomicBool::new(false),
-        })
+            aborting: AtomicBool::new(false),
+            aborted: Arc::default(),
+        };
+        if world.network.transport == Transport::Peer {
+            opened.greet(rank, stream)?;
+        }
+        Ok(opened)
+    }
+
+    /// Sends a byte to every other member, and waits for theirs.
+    fn greet(&self, rank: RankId, stream: &Stream) -> Result<(), CudaFailure> {
+        let bytes = DeviceMemory::zeroed(&self.context, stream, self.members.count())?;
+        let byte = |member: RankId| bytes.address().plus(self.members.number(member));
+        let others = self.members.iter().filter(|member| *member != rank);
+        let transfers = others.flat_map(|peer| {
+            let send = Transfer::Send { from: byte(rank), bytes: 1, peer };
+            [send, Transfer::Receive { to: byte(peer), bytes: 1, peer }]
+        });
+        self.enqueue(stream, &transfers.collect::<Vec<_>>())?;
+        let begun = Instant::now();
+        while !stream.is_done()? {
+            let ended = self.world.check().map_err(|error| CudaFailure::Refused(error.to_string()));
+            let late = begun.elapsed() > self.world.options.deadline;
+            if late && ended.is_ok() {
+                let words = format!("{rank}: the first bytes by NCCL did not arrive within the deadline");
+                drop(self.world.poison(&words));
+            }
+            ended.inspect_err(|_| Self::abort(std::iter::once(self)))?;
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
     }
 
     /// Enqueues `transfers` as one group.
@@ -84,7 +140,7 @@ impl Communicator {
 
     fn transfer(&self, stream: &Stream, transfer: Transfer) -> Result<(), CudaFailure> {
         let (comm, stream) = (self.handle, stream.handle().cast());
-        let number = |rank: RankId| i32::try_from(rank.number()).unwrap_or(i32::MAX);
+        let number = |rank: RankId| number(self.members.number(rank));
         let source = |address: DeviceAddress| address.number() as *const std::ffi::c_void;
         let target = |address: DeviceAddress| address.number() as *mut std::ffi::c_void;
         let (bytes_type, f32_type) = (sys::ncclDataType_t::ncclUint8, sys::ncclDataType_t::ncclFloat32);
@@ -114,20 +170,46 @@ impl Communicator {
         outcome.map(drop).map_err(CudaFailure::nccl("an NCCL transfer"))
     }
 
-    /// Ends every wait on this communicator, which is of no use from then on.
-    pub(super) fn abort(&self) {
-        if !self.aborted.swap(true, Ordering::SeqCst) {
-            // SAFETY: NCCL allows aborting while the communicator is in use, and it is done once: the handle is
-            // neither aborted nor destroyed again.
-            drop(unsafe { result::comm_abort(self.handle) });
+    /// Ends every wait on these communicators, which are of no use from then on.
+    pub(super) fn abort<'a>(communicators: impl Iterator<Item = &'a Self> + Clone) {
+        communicators.clone().for_each(Self::begin_abort);
+        let begun = Instant::now();
+        while begun.elapsed() < LONGEST_ABORT
+            && communicators.clone().any(|one| !one.aborted.load(Ordering::SeqCst))
+        {
+            std::thread::sleep(PAUSE);
         }
     }
+
+    /// Lets a thread abort, if none was told to before.
+    pub(super) fn begin_abort(&self) {
+        if self.aborting.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let (handle, context, aborted) =
+            (Handle(self.handle), Arc::clone(&self.context), Arc::clone(&self.aborted));
+        let abort = move || {
+            let Handle(handle) = { handle };
+            if context.make_current().is_ok() {
+                // SAFETY: NCCL allows aborting while the communicator is in use, and it is done once: the handle is
+                // neither aborted nor destroyed again.
+                drop(unsafe { result::comm_abort(handle) });
+            }
+            aborted.store(true, Ordering::SeqCst);
+        };
+        // Without a thread the communicator is left as it is; its process is ending anyway.
+        drop(std::thread::Builder::new().name("warpweft abort".to_owned()).spawn(abort));
+    }
+}
+
+fn number(value: usize) -> i32 {
+    i32::try_from(value).unwrap_or(i32::MAX)
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
         if self.world.check().is_err() {
-            return self.abort();
+            return self.begin_abort();
         }
         if self.context.make_current().is_ok() {
             // SAFETY: opened once, destroyed once; only a poisoned world aborts.

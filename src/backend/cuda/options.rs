@@ -8,7 +8,8 @@ use crate::config::Reduce;
 /// How bytes get from one GPU to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// Copy engines write into the peers' memory; no multiprocessor is needed. Needs GPUs that reach each other.
+    /// Copy engines write into the peers' memory; no multiprocessor is needed. Needs GPUs that reach each other. Over several hosts,
+    /// which need equally many ranks, numbered host by host, this holds inside of each host, and NCCL carries what goes between.
     Peer,
     /// NCCL's collectives. Needs a GPU of its own for each rank.
     Nccl,
@@ -21,7 +22,8 @@ pub struct CudaOptions {
     /// a stream of one rank may stand behind a stream of another that waits for the first. Four ranks of
     /// one GPU got on with `CUDA_DEVICE_MAX_CONNECTIONS=32` in the environment.
     pub devices: Vec<DeviceOrdinal>,
-    /// `None` takes [`Transport::Peer`] where all GPUs reach each other, and NCCL elsewhere.
+    /// `None` takes [`Transport::Peer`] where all GPUs of a host reach each other, and over several hosts if these have equally many ranks and
+    /// more than one; NCCL elsewhere.
     pub transport: Option<Transport>,
     /// How gradients are summed; [`Reduce::Nccl`] needs [`Transport::Nccl`].
     pub reduce: Reduce,

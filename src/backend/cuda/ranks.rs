@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::backend::CudaBackend;
 use super::context::Context;
 use super::failure::CudaFailure;
-use super::machine::{Seat, transport};
+use super::machine::{Seat, network};
 use super::options::{CudaOptions, Transport};
 use super::world::{World, refused};
 use crate::id::RankId;
@@ -50,10 +50,10 @@ impl CudaWorld {
         let retained = options.devices.iter().map(|device| Context::retain(*device).map(Arc::new));
         let contexts: Vec<_> = retained.collect::<Result<_, _>>()?;
         let seats = seats(&rendezvous, &options, &contexts)?;
-        let transport = transport(&seats, || reach_all(&contexts))?;
+        let network = network(&seats, || reach_all(&contexts))?;
         let shares_gpus = (seats.iter().enumerate())
             .any(|(place, seat)| seats[..place].iter().any(|other| other.shares_gpu_with(seat)));
-        let world = World::new(mesh, transport, options, rendezvous, contexts, shares_gpus);
+        let world = World::new(mesh, network, options, rendezvous, contexts, shares_gpus);
         Ok(Self { shared: Arc::new(world) })
     }
 
@@ -81,10 +81,16 @@ impl CudaWorld {
         self.shared.rendezvous.own().map(|rank| self.backend(rank)).collect()
     }
 
-    /// How bytes get from one GPU of this world to another.
+    /// How bytes get from one GPU of this world to another, on one host.
     #[must_use]
     pub fn transport(&self) -> Transport {
-        self.shared.transport
+        self.shared.network.transport
+    }
+
+    /// Over how many hosts peers are spread, between which NCCL carries bytes; 1 if all of it goes one way.
+    #[must_use]
+    pub fn hosts(&self) -> usize {
+        self.shared.network.hosts.count()
     }
 }
 

@@ -4,6 +4,7 @@
 //! Laws:
 //! - **PL-8** a rank's memory is written by a peer only between two meetings: one in which everybody says that its
 //!   target may be written (*ready*), and one in which everybody says that it has written (*done*).
+//! - Who meets are the ranks of one host, whose memory reaches each other; every host for itself.
 //! - A word is 1 from the peer's signal until this rank has waited for it and cleared it, so the same
 //!   commands work in every step and in every replay of a recorded one. A peer signals a word again only
 //!   after the other meeting of the pair, which needs this rank's signal, sent after the word was cleared: no
@@ -74,24 +75,26 @@ impl Signals {
         Ok(words.plus((pair * self.ranks + peer.index()) * size_of::<u32>()))
     }
 
-    /// The operations with which `rank` meets all others.
+    /// The operations with which `rank` meets `neighbours`, whose memory it reaches.
     pub(super) fn meet(
         self,
         rank: RankId,
+        neighbours: &[RankId],
         homes: &[Home],
         communicator: CommId,
         meeting: Meeting,
     ) -> Result<MemoryOperations, CudaFailure> {
-        let missing = || CudaFailure::Refused(format!("{rank} is not in the world"));
-        let own = homes.get(rank.index()).ok_or_else(missing)?.signals;
-        let peers = || homes.iter().enumerate().map(|(peer, home)| (RankId::at(peer), home.signals));
-        let others = || peers().filter(|(peer, _)| *peer != rank);
+        let words = |rank: RankId| {
+            let missing = || CudaFailure::Refused(format!("{rank} is not in the world"));
+            homes.get(rank.index()).map(|home| home.signals).ok_or_else(missing)
+        };
+        let own = words(rank)?;
         let mut all = Vec::new();
-        for (_, words) in others() {
-            all.push(write(self.word(words, communicator, meeting, rank)?, 1));
+        for neighbour in neighbours {
+            all.push(write(self.word(words(*neighbour)?, communicator, meeting, rank)?, 1));
         }
-        for (peer, _) in others() {
-            let word = self.word(own, communicator, meeting, peer)?;
+        for neighbour in neighbours {
+            let word = self.word(own, communicator, meeting, *neighbour)?;
             all.extend([wait(word, 1), write(word, 0)]);
         }
         Ok(MemoryOperations { all })
@@ -185,8 +188,11 @@ mod tests {
             landing: DeviceAddress::NULL,
         };
         let homes = [home(0x1000), home(0x2000), home(0x3000)];
-        let meet = |rank| Signals::new(3).meet(RankId::new(rank), &homes, CommId::new(0), Meeting::Ready);
-        let operations = meet(1).unwrap().all;
+        let meet = |rank: u32, neighbours: &[u32]| {
+            let neighbours: Vec<_> = neighbours.iter().copied().map(RankId::new).collect();
+            Signals::new(3).meet(RankId::new(rank), &neighbours, &homes, CommId::new(0), Meeting::Ready)
+        };
+        let operations = meet(1, &[2, 0]).unwrap().all;
         // SAFETY: every operation begins with its kind.
         let waits: Vec<bool> = operations
             .iter()
@@ -195,6 +201,8 @@ mod tests {
             )
             .collect();
         assert_eq!(waits, [false, false, true, false, true, false]);
-        assert!(meet(3).is_err(), "a rank outside of the world");
+        assert_eq!(meet(1, &[0]).unwrap().all.len(), 3, "neighbours alone");
+        assert!(meet(1, &[]).unwrap().all.is_empty());
+        assert!(meet(3, &[0]).is_err() && meet(0, &[3]).is_err(), "a rank outside of the world");
     }
 }

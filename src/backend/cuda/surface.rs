@@ -70,6 +70,12 @@ impl<T> DeviceSlice<'_, T> {
 }
 
 impl<T> DeviceSliceMut<'_, T> {
+    /// The same elements, to be read.
+    #[must_use]
+    pub const fn as_slice(&self) -> DeviceSlice<'_, T> {
+        DeviceSlice { address: self.address, len: self.len, lent: PhantomData }
+    }
+
     /// The same elements for a shorter time.
     #[must_use]
     pub const fn reborrow(&mut self) -> DeviceSliceMut<'_, T> {

@@ -32,6 +32,7 @@ pub(super) fn wait(
     stream: &CudaStream,
     progress: &Progress,
     transfers: &Stream,
+    begin_aborts: impl Fn(),
 ) -> Result<(), BackendError> {
     let mut begun = Instant::now();
     let mut moved = progress.moved();
@@ -51,7 +52,7 @@ pub(super) fn wait(
         }
         let waited = begun.elapsed();
         if let Err(poisoned) = world.check() {
-            drain(world, rank, stream, transfers);
+            drain(world, rank, stream, transfers, &begin_aborts);
             return Err(poisoned);
         }
         if progress.moved() != moved {
@@ -59,7 +60,7 @@ pub(super) fn wait(
         } else if waited > world.options.deadline {
             standing.tell(progress);
             let error = world.poison(stalled(world, rank, stream, progress));
-            drain(world, rank, stream, transfers);
+            drain(world, rank, stream, transfers, &begin_aborts);
             return Err(error);
         }
         if waited > EAGER {
@@ -125,13 +126,15 @@ fn stalled(world: &World, rank: RankId, stream: &CudaStream, progress: &Progress
 }
 
 /// Lets a lane of a poisoned world run out.
-fn drain(world: &World, rank: RankId, stream: &CudaStream, transfers: &Stream) {
+fn drain(world: &World, rank: RankId, stream: &CudaStream, transfers: &Stream, begin_aborts: &impl Fn()) {
+    // Where everything goes by NCCL, waits end when the rank's communicators are aborted, which is the executor's next call.
+    if world.network.transport == Transport::Nccl {
+        return;
+    }
+    // Between hosts streams wait for NCCL too, before a word and behind one.
+    begin_aborts();
     let begun = Instant::now();
-    // NCCL's waits end when the rank's communicators are aborted, which is the executor's next call.
-    while world.transport == Transport::Peer
-        && begun.elapsed() < DRAIN
-        && matches!(stream.stream.is_done(), Ok(false))
-    {
+    while begun.elapsed() < DRAIN && matches!(stream.stream.is_done(), Ok(false)) {
         if world.release(rank, transfers).is_err() {
             return;
         }

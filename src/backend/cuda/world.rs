@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex};
 use super::context::Context;
 use super::failure::CudaFailure;
 use super::foreign::{ForeignMemory, HANDLE, lend};
+use super::machine::Network;
 use super::memory::DeviceMemory;
 use super::options::{CudaOptions, Transport};
 use super::signal::{Home, Signals};
@@ -32,7 +33,7 @@ use crate::rendezvous::{Reader, Rendezvous, RendezvousError, Topic, Truncated, W
 pub(super) struct World {
     pub(super) mesh: Mesh,
     pub(super) options: CudaOptions,
-    pub(super) transport: Transport,
+    pub(super) network: Network,
     pub(super) clock: Clock,
     /// Where ranks meet; it is also what is poisoned.
     pub(super) rendezvous: Arc<Rendezvous>,
@@ -59,7 +60,7 @@ struct Homes {
 impl World {
     pub(super) fn new(
         mesh: Mesh,
-        transport: Transport,
+        network: Network,
         options: CudaOptions,
         rendezvous: Arc<Rendezvous>,
         contexts: Vec<Arc<Context>>,
@@ -67,7 +68,7 @@ impl World {
     ) -> Self {
         Self {
             mesh,
-            transport,
+            network,
             options,
             clock: Clock::start(),
             rendezvous,
@@ -121,7 +122,7 @@ impl World {
     }
 
     /// Where everybody's memory lies for `rank`, in rank order, once everybody has some. NCCL needs no addresses of other
-    /// processes; there they are null.
+    /// processes; of these, and of other hosts, they are null.
     pub(super) fn homes(&self, rank: RankId) -> Result<Vec<Home>, CudaFailure> {
         let own = {
             let homes = lock(&self.homes);
@@ -145,7 +146,7 @@ impl World {
     fn lent(&self, homes: &Homes, rank: RankId) -> Result<Vec<u8>, CudaFailure> {
         let missing = || CudaFailure::Refused(format!("{rank} has no arena"));
         let (home, memory) = homes.own.get(&rank).zip(homes.memory.get(&rank)).ok_or_else(missing)?;
-        if self.rendezvous.is_whole() || self.transport == Transport::Nccl {
+        if self.rendezvous.is_whole() || self.network.transport == Transport::Nccl {
             return Ok(Vec::new());
         }
         let behind = |address: super::DeviceAddress| address.number() - home.arena.number();
@@ -166,7 +167,7 @@ impl World {
         if self.rendezvous.range().contains(&other.index()) {
             return lock(&self.homes).own.get(&other).copied().ok_or_else(|| missing(other));
         }
-        if self.transport == Transport::Nccl {
+        if self.network.transport == Transport::Nccl || !self.network.hosts.share_host(rank, other) {
             let null = super::DeviceAddress::NULL;
             return Ok(Home { arena: null, signals: null, landing: null });
         }
@@ -201,12 +202,13 @@ impl World {
         transfers.upload(bytemuck::cast_slice(&words), home.signals)
     }
 
-    /// The id under which all ranks open their next communicator; rank 0 makes it.
-    pub(super) fn unique_id(&self, rank: RankId) -> Result<UniqueId, CudaFailure> {
-        let made = if rank.index() == 0 { UniqueId::make()?.to_bytes().to_vec() } else { Vec::new() };
+    /// The id under which `rank` opens its next communicator, with others; `first` of them makes it. All ranks of the world come here
+    /// together, whichever communicator they open.
+    pub(super) fn unique_id(&self, rank: RankId, first: RankId) -> Result<UniqueId, CudaFailure> {
+        let made = if rank == first { UniqueId::make()?.to_bytes().to_vec() } else { Vec::new() };
         let all = self.rendezvous.exchange(rank, Topic::Communicators, &made).map_err(refused)?;
-        let made = all.first().and_then(|bytes| UniqueId::from_bytes(bytes));
-        made.ok_or_else(|| CudaFailure::Refused("rank 0 made no communicator".to_owned()))
+        let made = all.get(first.index()).and_then(|bytes| UniqueId::from_bytes(bytes));
+        made.ok_or_else(|| CudaFailure::Refused(format!("{first} made no communicator")))
     }
 
     /// Poisons the world, unless it is, and returns the error that every wait ends in from now on.
@@ -226,9 +228,12 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         let homes = std::mem::take(&mut *lock(&self.homes));
-        let borrowed = !homes.foreign.is_empty();
+        // Alike in every process, whoever of them borrowed.
+        let lent = self.network.transport == Transport::Peer
+            && !self.rendezvous.is_whole()
+            && !homes.seen.is_empty();
         drop(homes.foreign);
-        if borrowed && self.rendezvous.ended().is_none() {
+        if lent && self.rendezvous.ended().is_none() {
             let nothing = vec![Vec::new(); self.rendezvous.range().len()];
             // Who does not come has ended, and its process no longer reaches anything.
             drop(self.rendezvous.exchange_all(Topic::Closing, &nothing));

@@ -3,6 +3,8 @@
 //! Law: what the program says goes to standard output, what it complains about to standard error. It exits with 0
 //! when it did what it was asked, 1 when it could not, 2 when it was asked wrongly, 130 when it was interrupted.
 
+#[cfg(feature = "cuda")]
+mod bench;
 mod quantize;
 mod schedule;
 
@@ -34,6 +36,8 @@ enum Command {
     Simulate(Simulate),
     Tune(Tune),
     Trace(Trace),
+    #[cfg(feature = "cuda")]
+    Bench(bench::Bench),
 }
 
 /// Runs the program. `arguments` begin with its name; `stop` ends it at the next piece of a tensor, and may be set at
@@ -56,12 +60,14 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, stop: &AtomicBool) -> 
         Command::Simulate(simulate) => simulate.run().map_err(Failure::from),
         Command::Tune(tune) => tune.run().map_err(Failure::from),
         Command::Trace(trace) => trace.run().map_err(Failure::from),
+        #[cfg(feature = "cuda")]
+        Command::Bench(bench) => bench.run(stop).map_err(Failure::from),
     };
     match said {
         Ok(text) => print(&text),
         Err(error) => {
             let _ = writeln!(io::stderr(), "error: {error}");
-            ExitCode::from(if matches!(error, Failure::Checkpoint(ToolError::Interrupted)) { 130 } else { 1 })
+            ExitCode::from(if error.is_interruption() { 130 } else { 1 })
         }
     }
 }
@@ -73,6 +79,20 @@ enum Failure {
     Checkpoint(#[from] ToolError),
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Stack(#[from] super::StackError),
+}
+
+impl Failure {
+    const fn is_interruption(&self) -> bool {
+        match self {
+            Self::Checkpoint(error) => matches!(error, ToolError::Interrupted),
+            Self::Schedule(_) => false,
+            #[cfg(feature = "cuda")]
+            Self::Stack(error) => matches!(error, super::StackError::Interrupted),
+        }
+    }
 }
 
 /// Prints what was asked for. Whoever stops reading has read enough.

@@ -18,6 +18,8 @@ use crate::format::{Directions, Format, Orientation, PlaneKind, PlaneSpec, Shape
 #[derive(Debug)]
 pub(crate) struct Activation {
     shape: Shape,
+    /// Elements from one row of values to the next.
+    row_pitch: usize,
     quantizer: ActivationQuantizer,
     codes: Scratch,
     turned: Scratch,
@@ -29,11 +31,16 @@ pub(crate) struct Activation {
 }
 
 impl Activation {
-    /// Matrices of `shape` in `format`, FP8 in 1×128 blocks or with one scale.
+    /// Matrices of `shape` in `format`, FP8 in 1×128 blocks or with one scale; their rows begin `row_pitch` elements apart.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for another format; no memory.
-    pub(crate) fn new(blas: &Rc<Blas>, format: Format, shape: Shape) -> Result<Self, CudaFailure> {
+    pub(crate) fn new(
+        blas: &Rc<Blas>,
+        format: Format,
+        shape: Shape,
+        row_pitch: usize,
+    ) -> Result<Self, CudaFailure> {
         blas.make_current()?;
         let scale_bytes = |shape| {
             let planes = format.planes(Orientation::Rowwise, shape);
@@ -42,6 +49,7 @@ impl Activation {
         };
         Ok(Self {
             shape,
+            row_pitch,
             quantizer: blas.kernels().activation_quantizer(format)?,
             codes: blas.scratch(shape.elements())?,
             turned: blas.scratch(shape.cols * Self::turned_pitch(shape))?,
@@ -78,7 +86,8 @@ impl Activation {
         directions: Directions,
     ) -> Result<(), CudaFailure> {
         self.blas.check(handles)?;
-        let needed = self.shape.elements() * size_of::<half::bf16>();
+        let elements = self.shape.rows.saturating_sub(1) * self.row_pitch + self.shape.cols;
+        let needed = elements * size_of::<half::bf16>();
         if values.bytes() < needed {
             return Err(CudaFailure::Refused(format!(
                 "activations of {} take {needed} bytes, and {} were given",
@@ -93,6 +102,7 @@ impl Activation {
         let operand = ActivationOperand {
             shape: self.shape,
             values: values.address(),
+            row_pitch: self.row_pitch,
             data: wanted(&mut self.codes, Directions::Columnwise),
             scale: self.scale.write().address(),
             columnwise_data: wanted(&mut self.turned, Directions::Rowwise),

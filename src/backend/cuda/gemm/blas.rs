@@ -26,7 +26,7 @@ pub(crate) struct Blas {
     setup: Stream,
     capability: ComputeCapability,
     kernels: Kernels,
-    context: Arc<Context>,
+    pub(super) context: Arc<Context>,
 }
 
 impl Blas {
@@ -56,7 +56,12 @@ impl Blas {
 
     /// Memory that work of this lane leaves things in.
     pub(crate) fn scratch(&self, bytes: usize) -> Result<Scratch, CudaFailure> {
-        Ok(Scratch(DeviceMemory::zeroed(&self.context, &self.setup, bytes)?))
+        self.memory(bytes).map(Scratch)
+    }
+
+    /// Zeroed memory.
+    pub(super) fn memory(&self, bytes: usize) -> Result<DeviceMemory, CudaFailure> {
+        DeviceMemory::zeroed(&self.context, &self.setup, bytes)
     }
 
     /// Refuses handles of another GPU.

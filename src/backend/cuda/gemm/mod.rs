@@ -1,4 +1,4 @@
-//! Matrix products by cuBLASLt, for [`crate::linear`].
+//! Matrix products by cuBLASLt and what goes between them, for [`crate::linear`].
 //!
 //! Laws:
 //! - **GE-1** the algorithm of a product is chosen once, when the product is made, with its workspace. So its bits are the
@@ -11,10 +11,14 @@
 
 mod activation;
 mod blas;
+mod elementwise;
 mod lent;
 mod product;
+mod queue;
 
 pub(crate) use activation::Activation;
 pub(crate) use blas::Blas;
+pub(crate) use elementwise::Elementwise;
 pub(crate) use lent::{Lent, LentMut};
 pub(crate) use product::{Element, Factor, Product, ProductSpec, Scale, Scaled};
+pub use queue::{DeviceBuffer, Queue, Recording};

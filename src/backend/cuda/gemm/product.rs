@@ -71,7 +71,7 @@ pub(crate) struct Factor {
 }
 
 /// A product of A's `rows` lines and B's `cols` lines, both of `inner` elements; D is stored as `[cols, rows]`
-/// row-major.
+/// row-major, each line `pitch` elements behind the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProductSpec {
     pub(crate) rows: usize,
@@ -80,11 +80,12 @@ pub(crate) struct ProductSpec {
     pub(crate) a: Factor,
     pub(crate) b: Factor,
     pub(crate) d: Element,
+    pub(crate) pitch: usize,
 }
 
 impl fmt::Display for ProductSpec {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, cols, inner, a, b, d } = self;
+        let Self { rows, cols, inner, a, b, d, pitch: _ } = self;
         let factor = |factor: &Factor| match factor.scale {
             Scale::None => format!("{:?}", factor.element),
             scale => format!("{:?} scaled by {scale:?}", factor.element),
@@ -98,6 +99,10 @@ impl ProductSpec {
         let lines = if factor.contiguous { outer } else { self.inner };
         let length = if factor.contiguous { self.inner } else { outer };
         lines.saturating_sub(1).saturating_mul(factor.pitch).saturating_add(length) * factor.element.bytes()
+    }
+
+    fn result_bytes(&self) -> usize {
+        (self.cols.saturating_sub(1).saturating_mul(self.pitch).saturating_add(self.rows)) * self.d.bytes()
     }
 
     fn scale_bytes(&self, factor: &Factor, outer: usize) -> usize {
@@ -156,12 +161,12 @@ impl Product {
             false => Layout::new(factor.element, outer, spec.inner, factor.pitch),
         };
         let (a, b) = (layout(&spec.a, spec.rows)?, layout(&spec.b, spec.cols)?);
-        let d = Layout::new(spec.d, spec.rows, spec.cols, spec.rows)?;
+        let d = Layout::new(spec.d, spec.rows, spec.cols, spec.pitch)?;
         let (algorithm, workspace_bytes) = choose(blas, &spec, &description, [&a, &b, &d])?;
         Ok(Self { spec, description, a, b, d, algorithm, workspace_bytes, blas: Rc::clone(blas) })
     }
 
-    /// Enqueues D = A · B. Allocates nothing and waits for nothing; while the stream is being captured, so is the product.
+    /// Enqueues D = A · B, plus `addend`, which lies as D does. Allocates nothing and waits for nothing; while the stream is being captured, so is the product.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for a stream of another GPU and an operand that is too short or misaligned.
@@ -170,14 +175,16 @@ impl Product {
         handles: &CudaHandles,
         a: Scaled<'_>,
         b: Scaled<'_>,
+        addend: Option<Lent<'_>>,
         d: LentMut<'_>,
     ) -> Result<(), CudaFailure> {
         let spec = self.spec;
         self.blas.check(handles)?;
         check("the first factor", spec.factor_bytes(&spec.a, spec.rows), ALIGNMENT, a.values)?;
         check("the second factor", spec.factor_bytes(&spec.b, spec.cols), ALIGNMENT, b.values)?;
-        let result_bytes = spec.rows * spec.cols * spec.d.bytes();
-        check("the result", result_bytes, ALIGNMENT, Lent::new(d.address(), d.bytes()))?;
+        let result = Lent::new(d.address(), d.bytes());
+        check("the result", spec.result_bytes(), ALIGNMENT, result)?;
+        check("the addend", spec.result_bytes(), ALIGNMENT, addend.unwrap_or(result))?;
         for (attribute, factor, outer, scale) in
             [(A_SCALE, spec.a, spec.rows, a.scale), (B_SCALE, spec.b, spec.cols, b.scale)]
         {
@@ -190,7 +197,8 @@ impl Product {
             check("the scales of a factor", spec.scale_bytes(&factor, outer), alignment, scale)?;
             self.description.pointer(attribute, scale.address())?;
         }
-        let (alpha, beta) = (1.0_f32, 0.0_f32);
+        let (alpha, beta) = (1.0_f32, if addend.is_some() { 1.0_f32 } else { 0.0 });
+        let c = addend.unwrap_or(result);
         let pointer = |address: DeviceAddress| address.number() as *mut c_void;
         let workspace = self.blas.workspace.address();
         // SAFETY: handle, description and layouts live as long as `self`. Every operand was measured above against what
@@ -206,7 +214,7 @@ impl Product {
                 self.a.0,
                 pointer(b.values.address()),
                 self.b.0,
-                pointer(d.address()),
+                pointer(c.address()),
                 self.d.0,
                 pointer(d.address()),
                 self.d.0,

@@ -24,8 +24,10 @@ use crate::format::{Format, Fp8Element, Fp8Tile, ScaleRule, Shape};
 pub struct ActivationOperand {
     /// Rows, the tokens, and columns, a multiple of 16.
     pub shape: Shape,
-    /// bf16 `[rows, cols]`.
+    /// bf16 `[rows, cols]`, each row `row_pitch` elements behind the one before.
     pub values: DeviceAddress,
+    /// A multiple of 16, at least the columns.
+    pub row_pitch: usize,
     /// Codes `[rows, cols]`, written; null if they are not wanted.
     pub data: DeviceAddress,
     /// Decode scales; see above.
@@ -51,7 +53,7 @@ struct Arguments {
     pitch: u32,
     power_of_two: u32,
     epsilon: f32,
-    reserved: u32,
+    row_pitch: u32,
 }
 const _: () = assert!(size_of::<Arguments>() == 64);
 
@@ -139,10 +141,17 @@ impl ActivationQuantizer {
     }
 
     fn arguments(&self, operand: &ActivationOperand) -> Result<Arguments, CudaFailure> {
-        let ActivationOperand { shape, values, data, scale, columnwise_data, columnwise_scale } = *operand;
+        let ActivationOperand { shape, values, row_pitch, data, scale, columnwise_data, columnwise_scale } =
+            *operand;
         if !shape.cols.is_multiple_of(COLUMNS) {
             return Err(CudaFailure::Refused(format!(
                 "activations of {shape} are not quantized to FP8: columns must be a multiple of {COLUMNS}; pad the features"
+            )));
+        }
+        if row_pitch < shape.cols || !row_pitch.is_multiple_of(COLUMNS) {
+            return Err(CudaFailure::Refused(format!(
+                "activations of {shape} cannot lie {row_pitch} elements a row: a multiple of {COLUMNS} from {} on is needed",
+                shape.cols
             )));
         }
         present("the activations", values)?;
@@ -173,7 +182,7 @@ impl ActivationQuantizer {
             pitch: narrow("rows", shape.rows.next_multiple_of(16))?,
             power_of_two: u32::from(self.power_of_two),
             epsilon: self.epsilon,
-            reserved: 0,
+            row_pitch: narrow("columns", row_pitch)?,
         })
     }
 }

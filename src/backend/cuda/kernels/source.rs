@@ -29,11 +29,13 @@ pub enum Family {
     Memory,
     /// Activations into operands of products.
     Activation,
+    /// bf16 values one by one, and their sums.
+    Elementwise,
 }
 
 impl Family {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Amax,
         Self::Scale,
         Self::Delayed,
@@ -46,6 +48,7 @@ impl Family {
         Self::Adam,
         Self::Memory,
         Self::Activation,
+        Self::Elementwise,
     ];
 
     pub(super) const fn source(self) -> Source {
@@ -61,6 +64,7 @@ impl Family {
             Self::Norm => (c"norm.cu", include_str!("../../../../kernels/norm.cu")),
             Self::Adam => (c"adam.cu", include_str!("../../../../kernels/adam.cu")),
             Self::Activation => (c"activation.cu", include_str!("../../../../kernels/activation.cu")),
+            Self::Elementwise => (c"elementwise.cu", include_str!("../../../../kernels/elementwise.cu")),
             Self::Memory => (c"memory.cu", include_str!("../../../../kernels/memory.cu")),
         };
         Source {

@@ -26,6 +26,14 @@ impl Run<'_> {
     /// Entry and exit must fit each other and what kind of step it is.
     fn check_declared(&self) -> Verdict<()> {
         let EdgeState { masters, shards } = self.plan.entry;
+        if shards.is_some_and(|shards| shards > masters) {
+            return Err(Box::new(VerifyError::Edge {
+                subject: format!("plan `{}`", self.plan.name),
+                needs: "shards cast from masters that there are".into(),
+                finds: format!("declares {} at its entry", describe(self.plan.entry)),
+                remedy: "declare the version the shards were cast from".into(),
+            }));
+        }
         let next = if self.plan.updates_weights { masters.next() } else { masters };
         let left = if self.plan.updates_weights || self.plan.calls.is_empty() { Some(next) } else { shards };
         let exit = EdgeState { masters: next, shards: left };

@@ -1,6 +1,6 @@
 //! The edge at which a step ends.
 //!
-//! Law: every call ran; resident slots hold what the plan's exit state declares; outputs lie in
+//! Law: every call ran; every gradient is in its main grad; resident slots hold what the plan's exit state declares; outputs lie in
 //! staging as the last call that wrote them left them; the vote and the fault word are there for
 //! the session to read.
 
@@ -15,7 +15,7 @@ use crate::model::{Placement, Role};
 impl Run<'_> {
     pub(super) fn leave(&self) -> Verdict<()> {
         self.all_calls_ran()?;
-        self.gradients_are_consumed()?;
+        self.gradients_are_complete()?;
         self.outcome_is_known()?;
         self.all_slots_exist()?;
         for (id, slot) in self.plan.arena.entries() {
@@ -41,19 +41,25 @@ impl Run<'_> {
         }
     }
 
-    /// With an optimizer the norm asks for every gradient; without one nobody would.
-    fn gradients_are_consumed(&self) -> Verdict<()> {
-        let mut written =
-            self.plan.calls.iter().filter_map(|call| call.grads.first().map(|weight| (call, *weight)));
-        match written.next() {
-            Some((call, weight)) if !self.plan.updates_weights => Err(Box::new(VerifyError::LostGradient {
-                task: self.plan_name(),
-                weight: self.name(weight).into(),
-                call: call.label(),
-                whereabouts: "the plan has no optimizer".into(),
-            })),
-            _ => Ok(()),
+    /// PL-4: with an optimizer the norm asks for every gradient; without one the step ends with complete main grads.
+    fn gradients_are_complete(&self) -> Verdict<()> {
+        if self.plan.updates_weights {
+            return Ok(());
         }
+        for (number, contributors) in self.contributors.iter().enumerate() {
+            let weight = WeightId::at(number);
+            let main_grad = self.plan.arena.find(Content::MainGrad(weight)).map(|slot| self.slots.held(slot));
+            let is_in_sum = |call: &CallId| matches!(main_grad, Some(Held::MainGrad(of, sum)) if *of == weight && sum.contains(call));
+            if let Some(call) = contributors.iter().find(|call| !is_in_sum(call)) {
+                return Err(Box::new(VerifyError::LostGradient {
+                    task: self.plan_name(),
+                    weight: self.name(weight).into(),
+                    call: self.call_name(*call),
+                    whereabouts: self.whereabouts(weight, *call),
+                }));
+            }
+        }
+        Ok(())
     }
 
     /// The session reads fault word and vote when the step is over.

@@ -2,8 +2,9 @@
 //!
 //! Law: a sharded weight's gradient is reduce-scattered, by itself or added to others of the weight, then
 //! accumulated; a replicated weight's is accumulated, then all-reduced. The first contribution of a step begins the
-//! sum and no later one does; none is added twice, on the rank or behind the reduction. Calls of different
-//! micro-batches are different contributions. Padding rows are zero before anything is summed over ranks.
+//! sum and no later one does; none is added twice, on the rank or behind the reduction; and they are added in program
+//! order, because sums of floats depend on it: so equal programs give equal bits, however they are scheduled. Calls of
+//! different micro-batches are different contributions. Padding rows are zero before anything is summed over ranks.
 
 use std::collections::BTreeSet;
 
@@ -49,6 +50,14 @@ impl Run<'_> {
                 return self.wrong_gradient(task, from, needs, "round the gradient before it is reduced");
             }
         };
+        let chosen = self.plan.policy.reduce_dtype.element();
+        if element != chosen {
+            let problem = format!(
+                "reduces the gradient of `{}` in {element:?}, but the plan was asked for {chosen:?}",
+                self.name(weight)
+            );
+            return self.wrong_accumulation(task, problem, "let gradients travel as reduce_dtype says");
+        }
         self.fill(task, to, Held::ReducedGradient(weight, calls))
     }
 
@@ -112,7 +121,7 @@ impl Run<'_> {
         }
     }
 
-    /// Both sets of calls, which must have none in common.
+    /// Both sets of calls, of which all added ones must come later in program order.
     fn united(
         &self,
         task: TaskId,
@@ -129,6 +138,20 @@ impl Run<'_> {
                     self.call_name(*call)
                 ),
                 "accumulate each gradient once",
+            );
+        }
+        if let (Some(last), Some(first)) = (sum.last(), added.first())
+            && last > first
+        {
+            return self.wrong_accumulation(
+                task,
+                format!(
+                    "adds the gradient of `{}` from call `{}` behind that of the later call `{}`",
+                    self.name(weight),
+                    self.call_name(*first),
+                    self.call_name(*last)
+                ),
+                "add gradients in program order, or the sum rounds to other bits than under another schedule",
             );
         }
         sum.extend(added);
@@ -261,7 +284,7 @@ impl Run<'_> {
     }
 
     /// Where a gradient that a sum lacks is instead: the furthest it came.
-    fn whereabouts(&self, weight: WeightId, call: CallId) -> String {
+    pub(super) fn whereabouts(&self, weight: WeightId, call: CallId) -> String {
         let content = |slot: SlotId| self.plan.arena.slot(slot).content;
         let find = |wanted: &dyn Fn(SlotId, &Held) -> bool| {
             self.slots.all().find(|(slot, held)| wanted(*slot, held)).map(|(slot, _)| slot)

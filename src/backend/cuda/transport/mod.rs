@@ -1,0 +1,158 @@
+//! Collectives as commands: how bytes get from rank to rank.
+//!
+//! Laws:
+//! - Whatever the way, a gather leaves the same bytes, and with [`Reduce::Ordered`] a sum adds ranks 0, 1, … in f32: every
+//!   contribution reaches its owner undivided, waits in the landing ([`super::landing`]), and one kernel sums.
+//! - A way says in which *stages* a collective goes, as data; this file makes commands of stages and knows no way. All
+//!   ranks have the same stages, so what a stage says of this rank and its peers fits together (`simulated.rs`).
+//! - Memory of peers is written between two meetings (PL-8, see [`super::signal`]): parts of weights and gradients by copy
+//!   engines, which need no multiprocessor; the many small values of an all-reduce by one kernel.
+//! - A rank writes and never reads peers, so its copies run on engines that no other rank queues for. Copies *from*
+//!   peers behind a stream's wait for them never finished with three and more GPUs in a process, as if the driver queued
+//!   the copies of several readers on the engine of the GPU they read, behind one another's waits.
+//! - Within one GPU bytes are moved by kernels, whoever's they are: the driver would do the same with one it loads when it is
+//!   first needed, and ranks that share a GPU would share its engines.
+
+mod nccl;
+mod peer;
+#[cfg(test)]
+mod simulated;
+mod view;
+
+use std::sync::Arc;
+
+use super::command::Command;
+use super::failure::CudaFailure;
+use super::kernels::{CombineOperand, CopyOperand, ExpandOperand, Kernels};
+use super::nccl::{Communicator, Transfer};
+use super::options::Transport;
+use super::signal::{Meeting, MemoryOperations, Signals};
+use crate::backend::local::{Collective, Pull};
+use crate::config::Reduce;
+use crate::format::ElementType;
+use crate::id::CommId;
+use crate::op::Reduction;
+
+pub(super) use view::View;
+
+/// What a lane with collectives has beside its stream.
+#[derive(Clone, Debug)]
+pub(super) struct Communication {
+    pub(super) communicator: CommId,
+    /// Among all ranks, or among the counterparts of this one; none where peers' memory is all that is needed.
+    pub(super) nccl: Option<Arc<Communicator>>,
+}
+
+/// A part of a collective on one rank. A stage that sends or writes to others is answered by the same stage there.
+#[derive(Debug)]
+enum Stage {
+    /// Bytes to another place of this rank's memory.
+    Place(Vec<CopyOperand>),
+    /// Bytes into the memory of neighbours.
+    Push(Carrier, Vec<CopyOperand>),
+    /// One group of NCCL.
+    Exchange(Vec<Transfer>),
+    /// Everybody's values made into one, in f32 and rank order.
+    Combine(Reduction, ElementType, Vec<CombineOperand>),
+}
+
+/// What carries bytes into the memory of neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Carrier {
+    /// One command per operand, no multiprocessor: for few and large ones.
+    Engines,
+    /// One launch for all: for many and small ones.
+    Kernel,
+}
+
+/// One rank's way to its peers, for the collectives of one communicator.
+#[derive(Debug)]
+pub(super) struct Route<'a> {
+    pub(super) view: View<'a>,
+    pub(super) transport: Transport,
+    pub(super) reduce: Reduce,
+    pub(super) communication: &'a Communication,
+    /// Has every rank a GPU of its own, whose engines may wait for peers?
+    pub(super) has_engines: bool,
+}
+
+impl Route<'_> {
+    /// The commands of one collective.
+    pub(super) fn collective(&self, kernels: &Kernels, op: &Collective) -> Result<Vec<Command>, CudaFailure> {
+        let own = self.view.own();
+        let mut commands = Vec::new();
+        for stage in stages(&self.view, self.transport, self.reduce, &op.pull) {
+            commands.extend(self.commands(kernels, stage)?);
+        }
+        if let Pull::Gather(moves) = &op.pull {
+            for part in moves {
+                let filled = part.from.bytes * self.view.hosts.ranks();
+                let rest = part.to.part(filled, part.to.bytes - filled).unwrap_or_default();
+                commands.extend(Command::zero(own, rest));
+            }
+        }
+        for expand in &op.expand {
+            let plane = own.plus(expand.plane.offset);
+            let operand = ExpandOperand { shape: expand.shape, compact: plane, plane };
+            let launch = kernels.expand_scale(expand.format, expand.orientation, &[operand])?;
+            commands.push(Command::Kernel(launch));
+        }
+        Ok(commands)
+    }
+
+    fn commands(&self, kernels: &Kernels, stage: Stage) -> Result<Vec<Command>, CudaFailure> {
+        Ok(match stage {
+            Stage::Place(copies) => by_kernel(kernels, copies)?,
+            Stage::Push(carrier, copies) => {
+                let mut commands = vec![Command::Memory(self.meet(Meeting::Ready)?)];
+                commands.extend(match carrier {
+                    Carrier::Engines if self.has_engines => by_engines(copies),
+                    Carrier::Engines | Carrier::Kernel => by_kernel(kernels, copies)?,
+                });
+                commands.push(Command::Memory(self.meet(Meeting::Done)?));
+                commands
+            }
+            Stage::Exchange(transfers) if transfers.is_empty() => Vec::new(),
+            Stage::Exchange(transfers) => {
+                let communicator = self.communication.nccl.as_ref().ok_or_else(|| {
+                    CudaFailure::Refused("this lane has no communicator of NCCL".to_owned())
+                })?;
+                vec![Command::Group { communicator: Arc::clone(communicator), transfers }]
+            }
+            Stage::Combine(reduction, element, operands) => {
+                vec![Command::Kernel(kernels.combine(reduction, element, &operands)?)]
+            }
+        })
+    }
+
+    fn meet(&self, meeting: Meeting) -> Result<MemoryOperations, CudaFailure> {
+        let View { rank, homes, hosts, .. } = self.view;
+        let neighbours: Vec<_> = hosts.neighbours(rank).collect();
+        Signals::new(homes.len()).meet(rank, &neighbours, homes, self.communication.communicator, meeting)
+    }
+}
+
+/// What a rank does of a collective, and in what order.
+fn stages(view: &View<'_>, transport: Transport, reduce: Reduce, pull: &Pull) -> Vec<Stage> {
+    match (transport, pull) {
+        (Transport::Peer, Pull::Gather(moves)) => peer::gather(view, moves),
+        (Transport::Peer, Pull::ReduceScatter(element, parts)) => peer::reduce_scatter(view, *element, parts),
+        (Transport::Peer, Pull::AllReduce(reduction, moves)) => peer::all_reduce(view, *reduction, moves),
+        (Transport::Nccl, Pull::Gather(moves)) => nccl::gather(view, moves),
+        // NCCL would sum bf16 in bf16, so it is left to sum f32 alone.
+        (Transport::Nccl, Pull::ReduceScatter(ElementType::F32, parts)) if reduce == Reduce::Nccl => {
+            nccl::sum_scatter(view, parts)
+        }
+        (Transport::Nccl, Pull::ReduceScatter(element, parts)) => nccl::reduce_scatter(view, *element, parts),
+        (Transport::Nccl, Pull::AllReduce(reduction, moves)) => nccl::all_reduce(view, *reduction, moves),
+    }
+}
+
+fn by_engines(copies: Vec<CopyOperand>) -> Vec<Command> {
+    copies.into_iter().filter_map(|copy| Command::copy(copy.from, copy.to, copy.bytes)).collect()
+}
+
+fn by_kernel(kernels: &Kernels, mut copies: Vec<CopyOperand>) -> Result<Vec<Command>, CudaFailure> {
+    copies.retain(|copy| copy.bytes > 0 && copy.from != copy.to);
+    Ok(if copies.is_empty() { Vec::new() } else { vec![Command::Kernel(kernels.copy(&copies)?)] })
+}

@@ -1,0 +1,81 @@
+//! Everything by NCCL, among all ranks.
+//!
+//! Law: gathers are NCCL's; sums are made on the rank, of contributions that were exchanged one by one, unless NCCL is asked to sum.
+//! No memory of a peer is addressed.
+
+use super::{Stage, View};
+use crate::backend::cuda::kernels::CombineOperand;
+use crate::backend::cuda::landing::stride;
+use crate::backend::cuda::nccl::Transfer;
+use crate::backend::local::{Move, Scatter};
+use crate::format::ElementType;
+use crate::id::RankId;
+use crate::op::Reduction;
+
+/// Every rank's part, one after the other.
+pub(super) fn gather(view: &View<'_>, moves: &[Move]) -> Vec<Stage> {
+    let own = view.own();
+    let parts = moves.iter().filter(|part| part.from.bytes > 0).map(|part| Transfer::AllGather {
+        from: own.plus(part.from.offset),
+        to: own.plus(part.to.offset),
+        bytes: part.from.bytes,
+    });
+    vec![Stage::Exchange(parts.collect())]
+}
+
+/// This rank's slices of everybody's f32 sources, summed in the library's order.
+pub(super) fn sum_scatter(view: &View<'_>, parts: &[Scatter]) -> Vec<Stage> {
+    let own = view.own();
+    let sums = parts.iter().map(|part| Transfer::ReduceScatter {
+        from: own.plus(part.source.offset),
+        to: own.plus(part.own.to.offset),
+        count: part.own.from.bytes / ElementType::F32.bytes(),
+    });
+    vec![Stage::Exchange(sums.collect())]
+}
+
+/// This rank's slices of everybody's sources, summed in rank order.
+pub(super) fn reduce_scatter(view: &View<'_>, element: ElementType, parts: &[Scatter]) -> Vec<Stage> {
+    let own = view.own();
+    let (mut exchange, mut sums) = (Vec::new(), Vec::new());
+    let mut ahead = 0;
+    for part in parts {
+        let bytes = part.own.from.bytes;
+        let slice = |rank: RankId| own.plus(part.source.offset + bytes * rank.index());
+        let landed = |rank: RankId| view.landed(view.rank, ahead, bytes, rank.index());
+        for peer in view.others().filter(|_| bytes > 0) {
+            exchange.push(Transfer::Send { from: slice(peer), bytes, peer });
+            exchange.push(Transfer::Receive { to: landed(peer), bytes, peer });
+        }
+        let arrived = |rank: RankId| if rank == view.rank { slice(rank) } else { landed(rank) };
+        sums.push(CombineOperand {
+            sources: view.ranks().map(arrived).collect(),
+            to: own.plus(part.own.to.offset),
+            elements: bytes / element.bytes(),
+        });
+        ahead += stride(bytes) * view.hosts.ranks();
+    }
+    vec![Stage::Exchange(exchange), Stage::Combine(Reduction::Sum, element, sums)]
+}
+
+/// Everybody's values, combined on every rank alike.
+pub(super) fn all_reduce(view: &View<'_>, reduction: Reduction, moves: &[Move]) -> Vec<Stage> {
+    let own = view.own();
+    let (mut gathers, mut reductions) = (Vec::new(), Vec::new());
+    let mut ahead = 0;
+    for part in moves {
+        let (from, bytes) = (own.plus(part.from.offset), part.from.bytes);
+        // NCCL gathers without gaps.
+        let to = view.landed(view.rank, ahead, bytes, 0);
+        if bytes > 0 {
+            gathers.push(Transfer::AllGather { from, to, bytes });
+        }
+        reductions.push(CombineOperand {
+            sources: view.ranks().map(|rank| to.plus(bytes * rank.index())).collect(),
+            to: own.plus(part.to.offset),
+            elements: bytes / size_of::<f32>(),
+        });
+        ahead += stride(bytes) * view.hosts.ranks();
+    }
+    vec![Stage::Exchange(gathers), Stage::Combine(reduction, ElementType::F32, reductions)]
+}

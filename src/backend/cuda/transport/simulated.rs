@@ -1,0 +1,381 @@
+//! Every way on byte vectors: what ranks do of a collective fits together, and its outcome does not depend on the way.
+//!
+//! All ranks go through their stages in step. Within a stage everything is read before anything is written, no byte is
+//! written twice, and none is written that another reads: so the outcome is the same in whatever order the ranks get on
+//! between two stages. What leaves its host by another way than NCCL finds no memory.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use half::bf16;
+use proptest::prelude::*;
+
+use super::{Stage, stages};
+use crate::backend::cuda::DeviceAddress;
+use crate::backend::cuda::hosts::Hosts;
+use crate::backend::cuda::kernels::CopyOperand;
+use crate::backend::cuda::landing::needed;
+use crate::backend::cuda::machine::Network;
+use crate::backend::cuda::members::Members;
+use crate::backend::cuda::nccl::Transfer;
+use crate::backend::cuda::options::Transport;
+use crate::backend::cuda::signal::Home;
+use crate::backend::cuda::transport::View;
+use crate::backend::local::{Move, Pull, Scatter};
+use crate::config::Reduce;
+use crate::format::ElementType;
+use crate::id::RankId;
+use crate::layout::Region;
+use crate::op::Reduction;
+use crate::rendezvous::HostName;
+
+/// Where the lane's part of the landing begins.
+const LANDING: usize = 512;
+
+/// Bytes of addresses of one rank; its landing begins in the middle.
+const SPACE: u64 = 1 << 32;
+
+fn hosts(count: usize, each: usize) -> Hosts {
+    let names: Vec<_> = (0..count * each).map(|rank| HostName::new(&format!("{}", rank / each))).collect();
+    Hosts::of(&names.iter().collect::<Vec<_>>()).unwrap()
+}
+
+fn home(rank: usize) -> Home {
+    let arena = DeviceAddress::new((rank as u64 + 1) * SPACE);
+    Home { arena, signals: DeviceAddress::NULL, landing: arena.plus(1 << 31) }
+}
+
+/// The memory of all ranks.
+#[derive(Clone)]
+struct Memory {
+    /// Arena and landing of each.
+    ranks: Vec<[Vec<u8>; 2]>,
+}
+
+impl Memory {
+    /// Whose memory, arena or landing, and where in it.
+    fn place(at: DeviceAddress) -> (usize, usize, usize) {
+        assert!(at.number() >= SPACE, "memory that is not reached");
+        let (rank, offset) = (at.number() / SPACE - 1, at.number() % SPACE);
+        (rank as usize, (offset >> 31) as usize, (offset % (1 << 31)) as usize)
+    }
+
+    fn read(&self, at: DeviceAddress, bytes: usize) -> Vec<u8> {
+        let (rank, part, offset) = Self::place(at);
+        self.ranks[rank][part][offset..offset + bytes].to_vec()
+    }
+
+    fn write(&mut self, at: DeviceAddress, bytes: &[u8]) {
+        let (rank, part, offset) = Self::place(at);
+        self.ranks[rank][part][offset..offset + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+/// What a stage of all ranks reads and writes.
+#[derive(Default)]
+struct Traffic {
+    reads: Vec<(DeviceAddress, usize)>,
+    writes: Vec<(DeviceAddress, Vec<u8>)>,
+}
+
+impl Traffic {
+    fn copy(&mut self, memory: &Memory, copy: &CopyOperand) {
+        if copy.from != copy.to {
+            self.reads.push((copy.from, copy.bytes));
+            self.writes.push((copy.to, memory.read(copy.from, copy.bytes)));
+        }
+    }
+
+    /// Writes, unless a byte is written twice, or read and written.
+    fn apply(self, memory: &mut Memory) {
+        let mut written = BTreeMap::new();
+        for (at, bytes) in self.writes.iter().filter(|(_, bytes)| !bytes.is_empty()) {
+            let (begin, end) = (at.number(), at.number() + bytes.len() as u64);
+            let before = written.range(..end).next_back().map_or(0, |(_, end)| *end);
+            assert!(before <= begin, "written twice: {at}");
+            written.insert(begin, end);
+        }
+        for (at, bytes) in self.reads {
+            let end = at.number() + bytes as u64;
+            let before = written.range(..end).next_back().map_or(0, |(_, end)| *end);
+            assert!(bytes == 0 || before <= at.number(), "read while it is written: {at}");
+        }
+        for (at, bytes) in self.writes {
+            memory.write(at, &bytes);
+        }
+    }
+}
+
+fn value(element: ElementType, bytes: &[u8], number: usize) -> f32 {
+    match element {
+        ElementType::F32 => f32::from_ne_bytes(bytes[number * 4..][..4].try_into().unwrap()),
+        _ => bf16::from_ne_bytes(bytes[number * 2..][..2].try_into().unwrap()).to_f32(),
+    }
+}
+
+/// One stage of all ranks.
+fn run(memory: &mut Memory, network: Network, all: Vec<Stage>) {
+    let mut traffic = Traffic::default();
+    let mut sent: BTreeMap<(RankId, RankId), VecDeque<Vec<u8>>> = BTreeMap::new();
+    let mut received = Vec::new();
+    let mut gathers: Vec<Vec<(DeviceAddress, DeviceAddress, usize)>> = Vec::new();
+    for (rank, stage) in all.into_iter().enumerate().map(|(rank, stage)| (RankId::at(rank), stage)) {
+        match stage {
+            Stage::Place(copies) | Stage::Push(_, copies) => {
+                copies.iter().for_each(|copy| traffic.copy(memory, copy));
+            }
+            Stage::Exchange(transfers) => {
+                let mut own = Vec::new();
+                for transfer in transfers {
+                    match transfer {
+                        Transfer::Send { from, bytes, peer } => {
+                            traffic.reads.push((from, bytes));
+                            sent.entry((rank, peer)).or_default().push_back(memory.read(from, bytes));
+                        }
+                        Transfer::Receive { to, bytes, peer } => received.push((peer, rank, to, bytes)),
+                        Transfer::AllGather { from, to, bytes } => own.push((from, to, bytes)),
+                        Transfer::ReduceScatter { .. } => panic!("sums of the library are its own"),
+                    }
+                }
+                gathers.push(own);
+            }
+            Stage::Combine(reduction, element, operands) => {
+                for operand in operands {
+                    let bytes = operand.elements * element.bytes();
+                    let sources: Vec<_> =
+                        operand.sources.iter().map(|source| memory.read(*source, bytes)).collect();
+                    let combined = (0..operand.elements).flat_map(|number| {
+                        let values = sources.iter().map(|source| value(element, source, number));
+                        let combine = |one: f32, other: f32| match reduction {
+                            Reduction::Sum => one + other,
+                            Reduction::Max => one.max(other),
+                        };
+                        values.reduce(combine).unwrap().to_ne_bytes()
+                    });
+                    let combined: Vec<u8> = combined.collect();
+                    traffic.writes.push((operand.to, combined));
+                }
+            }
+        }
+    }
+    for (from, to, at, bytes) in received {
+        let members = Members::of(network, to).expect("a communicator");
+        assert!(members.iter().any(|member| member == from), "{to} shares no communicator with {from}");
+        let arrived = sent.get_mut(&(from, to)).and_then(VecDeque::pop_front).expect("a send");
+        assert_eq!(arrived.len(), bytes, "{from} to {to}");
+        traffic.writes.push((at, arrived));
+    }
+    assert!(sent.values().all(VecDeque::is_empty), "something was sent that nobody takes");
+    for parts in gathers.iter().flat_map(|own| own.iter().enumerate()).map(|(part, own)| (part, *own)) {
+        let (part, (_, to, bytes)) = parts;
+        let all: Vec<u8> = gathers.iter().flat_map(|theirs| memory.read(theirs[part].0, bytes)).collect();
+        traffic.writes.push((to, all));
+    }
+    traffic.apply(memory);
+}
+
+/// A collective by one way: the arenas of all ranks behind it.
+fn collective(before: &[Vec<u8>], network: Network, reaches: Hosts, pulls: &[Pull]) -> Vec<Vec<u8>> {
+    let ranks = before.len();
+    let landing = LANDING + needed(&pulls[0], network.hosts);
+    let arenas = before.iter().map(|arena| [arena.clone(), vec![0xEE; landing]]);
+    let mut memory = Memory { ranks: arenas.collect() };
+    let mut queues: Vec<VecDeque<Stage>> = (0..ranks)
+        .map(|rank| {
+            let reached = |other: usize| reaches.share_host(RankId::at(rank), RankId::at(other));
+            let null = DeviceAddress::NULL;
+            let nowhere = Home { arena: null, signals: null, landing: null };
+            let homes: Vec<_> =
+                (0..ranks).map(|other| if reached(other) { home(other) } else { nowhere }).collect();
+            let view = View { rank: RankId::at(rank), homes: &homes, hosts: network.hosts, landing: LANDING };
+            stages(&view, network.transport, Reduce::Ordered, &pulls[rank]).into()
+        })
+        .collect();
+    while queues.iter().any(|queue| !queue.is_empty()) {
+        let all: Vec<_> = queues.iter_mut().map(|queue| queue.pop_front().expect("equally many")).collect();
+        let kind = std::mem::discriminant(&all[0]);
+        assert!(all.iter().all(|stage| std::mem::discriminant(stage) == kind), "the same stages");
+        run(&mut memory, network, all);
+    }
+    memory.ranks.into_iter().map(|[arena, _]| arena).collect()
+}
+
+/// All ways there are for ranks on these hosts, with the hosts inside of which memory is reached.
+fn ways(hosts: Hosts) -> [(Network, Hosts); 4] {
+    let (all, each) = (Hosts::one(hosts.ranks()), self::hosts(hosts.ranks(), 1));
+    let network = |transport, hosts| Network { transport, hosts };
+    [
+        (network(Transport::Peer, hosts), hosts),
+        (network(Transport::Peer, all), all),
+        (network(Transport::Peer, each), each),
+        (network(Transport::Nccl, all), each),
+    ]
+}
+
+/// The same outcome by every way, and it is this one.
+fn every_way(before: &[Vec<u8>], hosts: Hosts, pulls: &[Pull], expected: &[Vec<u8>]) {
+    for (network, reaches) in ways(hosts) {
+        let after = collective(before, network, reaches, pulls);
+        assert!(after == expected, "{network:?} differs");
+    }
+}
+
+/// Arenas of values that round when they are added, so that an order shows.
+fn arenas(ranks: usize, bytes: usize) -> Vec<Vec<u8>> {
+    let word = |rank: usize, number: usize| {
+        let mixed = (rank * 7919 + number * 104_729 + 12_345) % 65_521;
+        ((mixed as f32 - 30_000.0) * 1.000_1_f32.powi((mixed % 97) as i32)).to_ne_bytes()
+    };
+    (0..ranks).map(|rank| (0..bytes / 4).flat_map(|number| word(rank, number)).collect()).collect()
+}
+
+/// Regions one behind the other.
+#[derive(Default)]
+struct Places {
+    end: usize,
+}
+
+impl Places {
+    fn next(&mut self, bytes: usize) -> Region {
+        let region = Region { offset: self.end, bytes };
+        self.end = (self.end + bytes).next_multiple_of(256);
+        region
+    }
+}
+
+fn check_gather(hosts: Hosts, parts: &[usize]) {
+    let mut places = Places::default();
+    let moves: Vec<_> = (parts.iter())
+        .map(|bytes| Move { from: places.next(*bytes), to: places.next(bytes * hosts.ranks()) })
+        .collect();
+    let before = arenas(hosts.ranks(), places.end);
+    let mut expected = before.clone();
+    for part in &moves {
+        for (rank, source) in before.iter().enumerate() {
+            let from = &source[part.from.offset..][..part.from.bytes];
+            for arena in &mut expected {
+                arena[part.to.offset + rank * from.len()..][..from.len()].copy_from_slice(from);
+            }
+        }
+    }
+    let pulls: Vec<_> = before.iter().map(|_| Pull::Gather(moves.clone())).collect();
+    every_way(&before, hosts, &pulls, &expected);
+}
+
+fn check_reduce_scatter(hosts: Hosts, element: ElementType, parts: &[usize]) {
+    let mut places = Places::default();
+    let regions: Vec<_> = (parts.iter())
+        .map(|elements| {
+            let bytes = elements * element.bytes();
+            (bytes, places.next(bytes * hosts.ranks()), places.next(elements * 4))
+        })
+        .collect();
+    let before = arenas(hosts.ranks(), places.end);
+    let mut expected = before.clone();
+    let scatter = |rank: usize| {
+        let part = |(bytes, source, to): &(usize, Region, Region)| Scatter {
+            source: *source,
+            own: Move { from: source.part(bytes * rank, *bytes).unwrap(), to: *to },
+        };
+        regions.iter().map(part).collect::<Vec<_>>()
+    };
+    for (rank, arena) in expected.iter_mut().enumerate() {
+        for part in scatter(rank) {
+            for number in 0..part.own.from.bytes / element.bytes() {
+                let values =
+                    before.iter().map(|arena| value(element, &arena[part.own.from.offset..], number));
+                let sum = values.reduce(|one, other| one + other).unwrap();
+                arena[part.own.to.offset + number * 4..][..4].copy_from_slice(&sum.to_ne_bytes());
+            }
+        }
+    }
+    let pulls: Vec<_> = (0..hosts.ranks()).map(|rank| Pull::ReduceScatter(element, scatter(rank))).collect();
+    every_way(&before, hosts, &pulls, &expected);
+}
+
+fn check_all_reduce(hosts: Hosts, reduction: Reduction, parts: &[usize]) {
+    let mut places = Places::default();
+    let moves: Vec<_> = (parts.iter())
+        .map(|elements| Move { from: places.next(elements * 4), to: places.next(elements * 4) })
+        .collect();
+    let before = arenas(hosts.ranks(), places.end);
+    let mut expected = before.clone();
+    for part in &moves {
+        for number in 0..part.from.bytes / 4 {
+            let at = |arena: &Vec<u8>| value(ElementType::F32, &arena[part.from.offset..], number);
+            let combined = match reduction {
+                Reduction::Sum => before.iter().map(at).reduce(|one, other| one + other),
+                Reduction::Max => before.iter().map(at).reduce(f32::max),
+            };
+            for arena in &mut expected {
+                arena[part.to.offset + number * 4..][..4].copy_from_slice(&combined.unwrap().to_ne_bytes());
+            }
+        }
+    }
+    let pulls: Vec<_> = before.iter().map(|_| Pull::AllReduce(reduction, moves.clone())).collect();
+    every_way(&before, hosts, &pulls, &expected);
+}
+
+#[test]
+fn two_hosts_of_two_and_three_of_two_do_what_one_host_does() {
+    for hosts in [hosts(2, 2), hosts(3, 2)] {
+        check_gather(hosts, &[48, 300, 0]);
+        check_reduce_scatter(hosts, ElementType::F32, &[5, 0, 64]);
+        check_reduce_scatter(hosts, ElementType::Bf16, &[6, 129]);
+        check_all_reduce(hosts, Reduction::Max, &[1, 3]);
+        check_all_reduce(hosts, Reduction::Sum, &[7]);
+    }
+}
+
+/// Rank 1 of two hosts of two: rank 0 is its neighbour, rank 3 its counterpart.
+#[test]
+fn a_slice_for_another_host_goes_to_the_neighbour_that_shares_a_place_with_its_owner() {
+    let hosts = hosts(2, 2);
+    let null = DeviceAddress::NULL;
+    let nowhere = Home { arena: null, signals: null, landing: null };
+    let view = View { rank: RankId::new(1), homes: &[home(0), home(1), nowhere, nowhere], hosts, landing: 0 };
+    let source = Region { offset: 0, bytes: 4 * 256 };
+    let own = Move { from: Region { offset: 256, bytes: 256 }, to: Region { offset: 1024, bytes: 256 } };
+    let pull = Pull::ReduceScatter(ElementType::F32, vec![Scatter { source, own }]);
+    let stages = stages(&view, Transport::Peer, Reduce::Ordered, &pull);
+    let [Stage::Push(_, pushes), Stage::Exchange(transfers), Stage::Combine(..)] = &stages[..] else {
+        panic!("{stages:?}")
+    };
+    let slice = |rank: usize| home(1).arena.plus(256 * rank);
+    let landed = |holder: usize, number: usize| home(holder).landing.plus(256 * number);
+    // Numbers 0 to 3 wait for the holder itself, 4 and 5 for its counterpart.
+    let push = |to: usize, number| CopyOperand { from: slice(to), to: landed(0, number), bytes: 256 };
+    assert_eq!(*pushes, [push(0, 1), push(2, 5)]);
+    let sent: Vec<_> = (transfers.iter())
+        .filter_map(|transfer| match transfer {
+            Transfer::Send { from, peer, .. } => Some((*from, peer.index())),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(sent, [(landed(1, 4), 3), (slice(3), 3)]);
+    let received: Vec<_> = (transfers.iter())
+        .filter_map(|transfer| match transfer {
+            Transfer::Receive { to, peer, .. } => Some((*to, peer.index())),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(received, [(landed(1, 2), 3), (landed(1, 3), 3)]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// PL-4, as far as a transport goes: every contribution reaches its owner once, whole, in rank order.
+    #[test]
+    fn any_hosts_get_what_one_host_gets(
+        count in 1..5_usize,
+        each in 1..5_usize,
+        parts in prop::collection::vec(0..200_usize, 1..4),
+        narrow: bool,
+    ) {
+        let (hosts, element) = (hosts(count, each), if narrow { ElementType::Bf16 } else { ElementType::F32 });
+        check_gather(hosts, &parts);
+        check_reduce_scatter(hosts, element, &parts);
+        check_all_reduce(hosts, Reduction::Sum, &parts);
+        check_all_reduce(hosts, Reduction::Max, &parts);
+    }
+}

@@ -1,0 +1,47 @@
+//! What a rank knows of where everybody's memory lies.
+//!
+//! Law: arena, words and landing are laid out alike on every rank, so a place is an offset and whose memory it is in.
+//! Homes of ranks whose memory is not reached are null, and no way writes there.
+
+use crate::backend::cuda::address::DeviceAddress;
+use crate::backend::cuda::hosts::Hosts;
+use crate::backend::cuda::landing::stride;
+use crate::backend::cuda::signal::Home;
+use crate::id::RankId;
+
+/// The memory of all, as one rank reaches it, for the collectives of one lane.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend::cuda) struct View<'a> {
+    pub(in crate::backend::cuda) rank: RankId,
+    /// In rank order.
+    pub(in crate::backend::cuda) homes: &'a [Home],
+    pub(in crate::backend::cuda) hosts: Hosts,
+    /// Where this lane's part of every rank's landing begins.
+    pub(in crate::backend::cuda) landing: usize,
+}
+
+impl View<'_> {
+    pub(super) fn arena(&self, rank: RankId) -> DeviceAddress {
+        self.homes[rank.index()].arena
+    }
+
+    /// This rank's arena.
+    pub(super) fn own(&self) -> DeviceAddress {
+        self.arena(self.rank)
+    }
+
+    /// In the landing of `holder`, `ahead` bytes into the lane's part: the `number`th of values of `bytes` bytes.
+    pub(super) fn landed(&self, holder: RankId, ahead: usize, bytes: usize, number: usize) -> DeviceAddress {
+        self.homes[holder.index()].landing.plus(self.landing + ahead + stride(bytes) * number)
+    }
+
+    pub(super) fn ranks(&self) -> impl Iterator<Item = RankId> + use<> {
+        (0..self.homes.len()).map(RankId::at)
+    }
+
+    /// All others, beginning with the next.
+    pub(super) fn others(&self) -> impl Iterator<Item = RankId> + use<> {
+        let (rank, ranks) = (self.rank.index(), self.homes.len());
+        (1..ranks).map(move |step| RankId::at((rank + step) % ranks))
+    }
+}

@@ -1,0 +1,261 @@
+//! Arguments of `warpweft bench`.
+//!
+//! Law: arguments are turned into options here and used elsewhere. No file is replaced without `--force`.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::super::stack::{
+    Ahead, Ending, Mode, StackError, StackFormat, StackOptions, StackShape, bench_stack,
+};
+use crate::config::{ReduceDtype, Transport};
+
+/// Measures this machine's GPUs at work
+#[derive(Debug, Args)]
+pub(super) struct Bench {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    Stack(Stack),
+}
+
+/// A decoder-shaped stack of linear layers, sharded over the GPUs, against its own products alone
+///
+/// A block holds qkv [3H, H], proj [H, H], fc1 [F, H] and fc2 [H, F]:
+///
+///   middle = x + proj(qkv(x)[.., ..H])
+///   output = middle + fc2(gelu(fc1(middle)))
+///
+/// The loss is the sum of the last output; a step is forward and backward. First the stack is measured resident: whole
+/// weights on every GPU, no session, no communication, task by task and as one CUDA graph. Then every variant, whose
+/// weights are sharded, gathered before each use and gathered again in backward. A variant is named
+///
+///   format/prefetch/mode/transport/ending        as in  bf16/depth1/graph/peer/gradients
+///
+///   format      bf16; fp8_block (FP8 products where the GPU has them); nvfp4 (on the wire, products in bf16)
+///   prefetch    depth0 on demand, depthN gathers N weights ahead, auto lets the planner choose. A block has four
+///               weights: depth3 has at most one block in flight, depth7 at most two
+///   mode        eager issues every task in every step, graph replays a recording
+///   transport   peer pushes by copy engines, nccl uses NCCL
+///   ending      gradients ends with reduced gradients in f32 main grads; training goes on with the optimizer (at a
+///               learning rate of 0, so that all steps compute the same) and quantizes the weights anew
+///
+/// step       from the command to the last rank's answer, devices idle before it; median
+/// ×          over the resident stack's step of the same mode
+/// host       until everything is enqueued, on the slowest rank
+/// exposed    a collective runs and the compute lane runs nothing; only with --traces, which time every task
+/// wire       bytes that a rank receives in a step
+/// arena      memory of a rank; transient: planes, gradients and activations among it
+/// loss, norm relative to the resident stack's; bf16 agrees to rounding, other formats to their own
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment, after_long_help = STACK_EXAMPLES)]
+struct Stack {
+    /// Width of the residual stream, H
+    #[arg(long, value_name = "H", default_value = "4096", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    hidden: u32,
+
+    /// Width between fc1 and fc2, F
+    #[arg(long, value_name = "F", default_value = "16384", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    ffn: u32,
+
+    /// Blocks
+    #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    layers: u32,
+
+    /// Tokens of one GPU in a step
+    #[arg(long, value_name = "N", default_value = "8192", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    tokens: u32,
+
+    /// The first N GPUs
+    #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    gpus: u16,
+
+    /// Steps whose median is taken
+    #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    steps: u32,
+
+    /// Steps before them that are not counted; recordings are made among them
+    #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u32).range(3..=100_000))]
+    warm: u32,
+
+    /// Formats of the weights
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "bf16,fp8_block,nvfp4")]
+    formats: Vec<FormatName>,
+
+    /// How many weights ahead gathers start, 0 to 7, or auto
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0,1,2,7,auto", value_parser = parse_ahead)]
+    depths: Vec<Ahead>,
+
+    /// Issued in every step, or recorded once
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "eager,graph")]
+    modes: Vec<ModeName>,
+
+    /// How bytes travel
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "peer,nccl")]
+    transports: Vec<TransportName>,
+
+    /// Without optimizer, with it
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "gradients,training")]
+    endings: Vec<EndingName>,
+
+    /// Only variants whose whole name matches; `*` is any text, `?` any character. May be repeated
+    #[arg(long, value_name = "PATTERN")]
+    only: Vec<String>,
+
+    /// In what gradients travel; PyTorch's script reduces in bf16
+    #[arg(long, value_name = "DTYPE", default_value = "bf16")]
+    reduce_dtype: DtypeName,
+
+    /// The configuration that variants change; the environment (WARPWEFT_…) is read as well
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Write a chrome trace of every session into this folder; timing all tasks costs time
+    #[arg(long, value_name = "FOLDER")]
+    traces: Option<PathBuf>,
+
+    /// Write all rows as JSON
+    #[arg(long, value_name = "OUT.json")]
+    json: Option<PathBuf>,
+
+    /// Replace OUT.json if it exists
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum FormatName {
+    Bf16,
+    #[value(name = "fp8_block")]
+    Fp8Block,
+    Nvfp4,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ModeName {
+    Eager,
+    Graph,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum TransportName {
+    Peer,
+    Nccl,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum EndingName {
+    Gradients,
+    Training,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum DtypeName {
+    F32,
+    Bf16,
+}
+
+pub(super) const STACK_EXAMPLES: &str = "\
+Examples:
+  The whole table for four GPUs, which takes a while:
+    warpweft bench stack --gpus 4 --json stack.json
+
+  How deep to prefetch, in bf16, recorded:
+    warpweft bench stack --formats bf16 --modes graph --transports peer --endings gradients
+
+  One variant, with a trace to look at:
+    warpweft bench stack --only 'fp8_block/depth2/graph/peer/training' --traces traces";
+
+/// Most weights ahead: two blocks in flight.
+const DEEPEST: u32 = 7;
+
+fn parse_ahead(text: &str) -> Result<Ahead, String> {
+    match text.parse() {
+        Ok(depth @ 0..=DEEPEST) => Ok(Ahead::Depth(depth)),
+        _ if text == "auto" => Ok(Ahead::Auto),
+        _ => Err(format!("a number of weights from 0 to {DEEPEST}, or auto")),
+    }
+}
+
+impl Bench {
+    pub(super) fn run(self, stop: &AtomicBool) -> Result<String, StackError> {
+        let What::Stack(stack) = self.what;
+        stack.run(stop)
+    }
+}
+
+impl Stack {
+    fn run(self, stop: &AtomicBool) -> Result<String, StackError> {
+        if let Some(path) = self.json.as_ref().filter(|path| path.exists() && !self.force) {
+            let source = io::Error::from(io::ErrorKind::AlreadyExists);
+            let action = "write, unless with --force,";
+            return Err(StackError::File { action, path: path.clone(), source });
+        }
+        let (json, options) = self.options();
+        let mut say = |line: &str| {
+            let _ = writeln!(io::stderr(), "{line}");
+        };
+        let report = bench_stack(&options, stop, &mut say)?;
+        if let Some(path) = json {
+            let failed = |source| StackError::File { action: "write", path: path.clone(), source };
+            let mut text = serde_json::to_string_pretty(&report).map_err(|error| failed(error.into()))?;
+            text.push('\n');
+            std::fs::write(&path, text).map_err(failed)?;
+        }
+        if let Err(error) = report.check() {
+            let _ = write!(io::stdout(), "{report}");
+            return Err(error);
+        }
+        Ok(report.to_string())
+    }
+
+    fn options(self) -> (Option<PathBuf>, StackOptions) {
+        let of_format = |name| match name {
+            FormatName::Bf16 => StackFormat::Bf16,
+            FormatName::Fp8Block => StackFormat::Fp8Block,
+            FormatName::Nvfp4 => StackFormat::Nvfp4,
+        };
+        let of_mode = |name| match name {
+            ModeName::Eager => Mode::Eager,
+            ModeName::Graph => Mode::Graph,
+        };
+        let of_transport = |name| match name {
+            TransportName::Peer => Transport::Peer,
+            TransportName::Nccl => Transport::Nccl,
+        };
+        let of_ending = |name| match name {
+            EndingName::Gradients => Ending::Gradients,
+            EndingName::Training => Ending::Training,
+        };
+        let options = StackOptions {
+            shape: StackShape {
+                hidden: self.hidden as usize,
+                ffn: self.ffn as usize,
+                layers: self.layers as usize,
+                tokens: self.tokens as usize,
+            },
+            gpus: self.gpus.into(),
+            steps: self.steps as usize,
+            warm: self.warm as usize,
+            formats: self.formats.into_iter().map(of_format).collect(),
+            ahead: self.depths,
+            modes: self.modes.into_iter().map(of_mode).collect(),
+            transports: self.transports.into_iter().map(of_transport).collect(),
+            endings: self.endings.into_iter().map(of_ending).collect(),
+            only: self.only,
+            reduce_dtype: match self.reduce_dtype {
+                DtypeName::F32 => ReduceDtype::F32,
+                DtypeName::Bf16 => ReduceDtype::Bf16,
+            },
+            config: self.config,
+            traces: self.traces,
+        };
+        (self.json, options)
+    }
+}

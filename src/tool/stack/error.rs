@@ -1,0 +1,74 @@
+//! Why a stack could not be measured.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::backend::cuda::CudaFailure;
+use crate::config::ConfigError;
+use crate::linear::LinearError;
+use crate::model::DeclareError;
+use crate::session::SessionError;
+
+/// Why a stack could not be measured.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StackError {
+    /// Fewer GPUs than asked for.
+    #[error("{asked} GPUs were asked for and {found} are here; pass --gpus")]
+    Gpus {
+        /// As asked.
+        asked: usize,
+        /// As the driver says.
+        found: usize,
+    },
+    /// Patterns that no variant has.
+    #[error(
+        "no variant is named like {patterns}; names are format/depth/mode/transport/ending, as in bf16/depth1/graph/peer/gradients"
+    )]
+    NothingMatches {
+        /// The patterns.
+        patterns: String,
+    },
+    /// A CUDA library refused.
+    #[error(transparent)]
+    Cuda(#[from] CudaFailure),
+    /// A layer refused.
+    #[error(transparent)]
+    Linear(#[from] LinearError),
+    /// The sizes do not go together with a format.
+    #[error(transparent)]
+    Declare(#[from] DeclareError),
+    /// The configuration is refused.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A session refused or failed.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// The file system refused.
+    #[error("cannot {action} `{}`: {source}", path.display())]
+    File {
+        /// What was attempted.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Another thread of the measurement failed first.
+    #[error("a rank gave up: {reason}")]
+    Rank {
+        /// What it said.
+        reason: String,
+    },
+    /// Some variants could not be measured.
+    #[error("{failed} of {all} variants could not be measured; the table says why")]
+    Failed {
+        /// Those that could not.
+        failed: usize,
+        /// All.
+        all: usize,
+    },
+    /// Told to stop.
+    #[error("interrupted")]
+    Interrupted,
+}

@@ -1,0 +1,181 @@
+//! `warpweft bench stack`: a decoder-shaped stack of linear layers on this machine's GPUs, measured against its own
+//! products alone.
+//!
+//! A block holds the four matrices of a decoder's block without attention: qkv `[3H, H]`, proj `[H, H]`, fc1 `[F, H]` and
+//! fc2 `[H, F]`;
+//!
+//! ```text
+//! middle = x + proj(qkv(x)[.., ..H])
+//! output = middle + fc2(gelu(fc1(middle)))
+//! ```
+//!
+//! The loss is the sum of the last output. `benches/peers/fsdp2_stack.py` is the same stack in PyTorch.
+//!
+//! Laws:
+//! - **ST-1** every variant computes the same products of the same shapes on the same numbers: weights, input and the order
+//!   of calls are those of the resident stack. What differs is where weights come from and what they are rounded to.
+//! - **ST-2** a step is timed with the devices idle before it and after it; times are medians.
+//! - **ST-3** loss and gradient norm of every variant stand beside those of the resident stack, so that a variant that
+//!   computes something else is seen.
+//! - **ST-4** a variant that cannot run is a row that says why; the others run all the same.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `shape`, `values` | sizes of the stack, and the numbers it begins with |
+//! | `layers` | the mathematics of a block, on lent memory |
+//! | `resident` | weights in memory, no session: on a queue, and as one CUDA graph |
+//! | `program`, `closure` | the stack as a step program, and its calls |
+//! | `variant`, `sharded` | what is varied, and a session of it |
+//! | `report` | the table and the JSON |
+//!
+//! Activations and their gradients are declared buffers, so the arena counts them. The input of the first block and the
+//! gradient of the last are constant and belong to the closure.
+
+mod closure;
+mod error;
+mod layers;
+mod program;
+mod report;
+mod resident;
+mod shape;
+mod sharded;
+mod values;
+mod variant;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+pub use error::StackError;
+pub use report::{Measured, StackReport};
+pub use shape::StackShape;
+pub use variant::{Ahead, Ending, Mode, StackFormat};
+
+use crate::backend::cuda::DeviceOrdinal;
+use crate::config::{Config, ReduceDtype, Transport, pattern_matches};
+use crate::linear::Device;
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct StackOptions {
+    /// Sizes.
+    pub shape: StackShape,
+    /// The first so many GPUs of the machine.
+    pub gpus: usize,
+    /// Steps whose median is taken.
+    pub steps: usize,
+    /// Steps before them that are not counted.
+    pub warm: usize,
+    /// Formats of the weights.
+    pub formats: Vec<StackFormat>,
+    /// How far ahead gathers start.
+    pub ahead: Vec<Ahead>,
+    /// Issued or recorded.
+    pub modes: Vec<Mode>,
+    /// How bytes travel.
+    pub transports: Vec<Transport>,
+    /// Without optimizer, and with it.
+    pub endings: Vec<Ending>,
+    /// Patterns of names of which a variant matches one; all of them when empty.
+    pub only: Vec<String>,
+    /// In what gradients travel.
+    pub reduce_dtype: ReduceDtype,
+    /// The configuration the variants change.
+    pub config: Option<PathBuf>,
+    /// A folder for a trace of every sharded variant.
+    pub traces: Option<PathBuf>,
+}
+
+impl StackOptions {
+    fn wants(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|pattern| pattern_matches(pattern, name))
+    }
+}
+
+/// Measures the resident stack, then every variant. `say` is told what is measured; `stop` ends it between two steps.
+///
+/// # Errors
+/// [`StackError`] when nothing can be measured: no such GPUs, a configuration that is refused, patterns that match nothing, the
+/// resident stack failing. A variant that fails is a row of the report.
+pub fn bench_stack(
+    options: &StackOptions,
+    stop: &AtomicBool,
+    say: &mut dyn FnMut(&str),
+) -> Result<StackReport, StackError> {
+    let found = DeviceOrdinal::all()?;
+    let Some(gpus) = found.get(..options.gpus).filter(|gpus| !gpus.is_empty()) else {
+        return Err(StackError::Gpus { asked: options.gpus, found: found.len() });
+    };
+    let base = Config::load(options.config.as_deref())?;
+    let variants = variant::select(options);
+    if variants.is_empty() && !resident::NAMES.iter().any(|name| options.wants(name)) {
+        return Err(StackError::NothingMatches { patterns: options.only.join(", ") });
+    }
+    if let Some(folder) = &options.traces {
+        std::fs::create_dir_all(folder).map_err(|source| StackError::File {
+            action: "make",
+            path: folder.clone(),
+            source,
+        })?;
+    }
+    // Contexts stay open, so that libraries and kernels are loaded once and not by every session.
+    let _contexts: Vec<Device> = gpus.iter().map(|gpu| Device::open(*gpu)).collect::<Result<_, _>>()?;
+    let pace = Pace { warm: options.warm, steps: options.steps };
+    say(&format!("resident: {} on {} GPUs", options.shape, gpus.len()));
+    let rows = resident::measure(&options.shape, gpus, pace, stop)?;
+    let mut report = StackReport::new(options, rows);
+    report.rows().iter().for_each(|row| say(&row.line()));
+    for (number, session) in variants.iter().enumerate() {
+        if stop.load(Ordering::Relaxed) {
+            return Err(StackError::Interrupted);
+        }
+        say(&format!("session {} of {}: {}", number + 1, variants.len(), session.variant));
+        for row in measure_variant(options, &base, gpus, pace, session, stop) {
+            let row = report.add(row);
+            say(&row.line());
+        }
+    }
+    Ok(report)
+}
+
+/// The rows of one session; rows that say why, where it could not be had.
+fn measure_variant(
+    options: &StackOptions,
+    base: &Config,
+    gpus: &[DeviceOrdinal],
+    pace: Pace,
+    session: &variant::Selected,
+    stop: &AtomicBool,
+) -> Vec<Measured> {
+    let mut rows = Vec::new();
+    let outcome = sharded::measure(options, base, gpus, pace, session, stop, &mut rows);
+    if let Err(error) = outcome {
+        let missing = session.endings.iter().skip(rows.len());
+        rows.extend(missing.map(|ending| Measured::failed(session.variant.name(*ending), &error)));
+    }
+    rows
+}
+
+/// How many steps.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    warm: usize,
+    steps: usize,
+}
+
+/// The middle of the times; the later of two middles, as the peers' scripts take it.
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle_of_the_times() {
+        let times = |all: &[u64]| median(all.iter().copied().map(Duration::from_nanos).collect()).as_nanos();
+        assert_eq!((times(&[3, 1, 2]), times(&[4, 1, 2, 3]), times(&[])), (2, 3, 0));
+    }
+}

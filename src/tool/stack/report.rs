@@ -1,0 +1,204 @@
+//! What was measured, as data, as a table and as JSON.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::super::text::{Align, Table, bytes};
+use super::{StackError, StackOptions};
+
+/// One row: a variant and an ending.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Measured {
+    /// Format, prefetch, mode, transport, ending.
+    pub name: String,
+    /// In what numbers products were computed.
+    pub products: String,
+    /// Median step, milliseconds; `None` for a variant that could not run.
+    pub step_ms: Option<f64>,
+    /// Median time of the host to issue a step on the slowest rank, milliseconds.
+    pub host_ms: Option<f64>,
+    /// Step over the resident stack's of the same mode, without optimizer.
+    pub ratio: Option<f64>,
+    /// Exposed communication over step time; only with traces, which time every task.
+    pub exposed: Option<f64>,
+    /// Bytes received by a rank in a step.
+    pub wire_bytes: Option<u64>,
+    /// The arena of a rank.
+    pub arena_bytes: Option<u64>,
+    /// The part of it that is planes in flight, gradients on their way, activations.
+    pub transient_bytes: Option<u64>,
+    /// Sum of the last output.
+    pub loss: Option<f32>,
+    /// Norm of all weight gradients, where one is computed.
+    pub norm: Option<f32>,
+    /// What went otherwise than asked for.
+    pub note: Option<String>,
+}
+
+impl Measured {
+    pub(super) fn new(name: String, products: String, step: Duration, host: Duration) -> Self {
+        let milliseconds = |time: Duration| Some(time.as_secs_f64() * 1e3);
+        Self { step_ms: milliseconds(step), host_ms: milliseconds(host), products, ..Self::empty(name) }
+    }
+
+    pub(super) fn failed(name: String, error: &StackError) -> Self {
+        Self { note: Some(error.to_string()), ..Self::empty(name) }
+    }
+
+    fn empty(name: String) -> Self {
+        Self {
+            name,
+            products: String::new(),
+            step_ms: None,
+            host_ms: None,
+            ratio: None,
+            exposed: None,
+            wire_bytes: None,
+            arena_bytes: None,
+            transient_bytes: None,
+            loss: None,
+            norm: None,
+            note: None,
+        }
+    }
+
+    /// The row in one line, for people who wait.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let note = self.note.as_ref().map_or_else(String::new, |note| format!("  ({note})"));
+        match (self.step_ms, self.ratio) {
+            (Some(step), Some(ratio)) => format!("  {}: {step:.3} ms, {ratio:.3}×{note}", self.name),
+            (Some(step), None) => format!("  {}: {step:.3} ms{note}", self.name),
+            (None, _) => format!("  {}: not measured{note}", self.name),
+        }
+    }
+}
+
+/// All rows, the resident stack's first.
+#[derive(Clone, Debug, Serialize)]
+pub struct StackReport {
+    hidden: usize,
+    ffn: usize,
+    layers: usize,
+    tokens: usize,
+    gpus: usize,
+    steps: usize,
+    warm: usize,
+    reduce_dtype: &'static str,
+    rows: Vec<Measured>,
+}
+
+impl StackReport {
+    pub(super) fn new(options: &StackOptions, resident: [Measured; 2]) -> Self {
+        let shape = options.shape;
+        let mut report = Self {
+            hidden: shape.hidden,
+            ffn: shape.ffn,
+            layers: shape.layers,
+            tokens: shape.tokens,
+            gpus: options.gpus,
+            steps: options.steps,
+            warm: options.warm,
+            reduce_dtype: match options.reduce_dtype {
+                crate::config::ReduceDtype::F32 => "f32",
+                crate::config::ReduceDtype::Bf16 => "bf16",
+            },
+            rows: Vec::new(),
+        };
+        for row in resident {
+            report.rows.push(Measured { ratio: Some(1.0), ..row });
+        }
+        report
+    }
+
+    /// The rows so far.
+    #[must_use]
+    pub fn rows(&self) -> &[Measured] {
+        &self.rows
+    }
+
+    /// Adds a row, in proportion to the resident stack of its mode.
+    pub(super) fn add(&mut self, mut row: Measured) -> Measured {
+        let mode = if row.name.contains("/graph/") { 1 } else { 0 };
+        let resident = self.rows.get(mode).and_then(|resident| resident.step_ms);
+        row.ratio = row.step_ms.zip(resident).map(|(step, resident)| step / resident);
+        self.rows.push(row.clone());
+        row
+    }
+
+    /// Refuses a report with rows that could not be measured.
+    ///
+    /// # Errors
+    /// [`StackError::Failed`].
+    pub fn check(&self) -> Result<(), StackError> {
+        let failed = self.rows.iter().filter(|row| row.step_ms.is_none()).count();
+        if failed == 0 { Ok(()) } else { Err(StackError::Failed { failed, all: self.rows.len() }) }
+    }
+
+    /// How far `value` of a row is from the resident stack's.
+    fn apart(&self, row: &Measured, value: fn(&Measured) -> Option<f32>) -> String {
+        match (value(row), self.rows.first().and_then(value)) {
+            (Some(own), Some(resident)) if resident != 0.0 => {
+                format!("{:+.1e}", (own - resident) / resident.abs())
+            }
+            _ => "-".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for StackReport {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { hidden, ffn, layers, tokens, gpus, steps, warm, reduce_dtype, rows } = self;
+        writeln!(
+            formatter,
+            "hidden {hidden}, ffn {ffn}, {layers} layers, {tokens} tokens per rank, {gpus} GPUs; medians of {steps} steps \
+             behind {warm}; gradients travel in {reduce_dtype}"
+        )?;
+        if let Some(Measured { loss: Some(loss), norm: Some(norm), .. }) = rows.first() {
+            writeln!(
+                formatter,
+                "resident: loss {loss:.6e}, gradient norm {norm:.6e}; others relative to it"
+            )?;
+        }
+        let mut table = Table::new([
+            ("variant", Align::Left),
+            ("step ms", Align::Right),
+            ("×", Align::Right),
+            ("host ms", Align::Right),
+            ("exposed", Align::Right),
+            ("wire", Align::Right),
+            ("arena", Align::Right),
+            ("transient", Align::Right),
+            ("loss", Align::Right),
+            ("norm", Align::Right),
+            ("products", Align::Left),
+        ]);
+        for row in rows {
+            let number =
+                |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"));
+            let size = |value: Option<u64>| value.map_or_else(|| "-".to_owned(), bytes);
+            table.row([
+                row.name.clone(),
+                number(row.step_ms),
+                number(row.ratio),
+                number(row.host_ms),
+                row.exposed.map_or_else(|| "-".to_owned(), |exposed| format!("{:.1} %", 100.0 * exposed)),
+                size(row.wire_bytes),
+                size(row.arena_bytes),
+                size(row.transient_bytes),
+                self.apart(row, |row| row.loss),
+                self.apart(row, |row| row.norm),
+                row.products.clone(),
+            ]);
+        }
+        write!(formatter, "{table}")?;
+        for row in rows {
+            if let Some(note) = &row.note {
+                writeln!(formatter, "{}: {note}", row.name)?;
+            }
+        }
+        Ok(())
+    }
+}

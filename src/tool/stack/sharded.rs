@@ -1,0 +1,130 @@
+//! One session of a variant, with a program for each ending.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::closure::Closure;
+use super::program::{LOSS, declare};
+use super::report::Measured;
+use super::shape::{Projection, StackShape};
+use super::variant::Selected;
+use super::{Pace, StackError, StackOptions, median, values};
+use crate::backend::cuda::DeviceOrdinal;
+use crate::config::Config;
+use crate::id::RankId;
+use crate::linear::Recipe;
+use crate::session::{Outcome, Session, StepReport};
+
+/// Measures the endings in turn; rows come as they are measured.
+pub(super) fn measure(
+    options: &StackOptions,
+    base: &Config,
+    gpus: &[DeviceOrdinal],
+    pace: Pace,
+    selected: &Selected,
+    stop: &AtomicBool,
+    rows: &mut Vec<Measured>,
+) -> Result<(), StackError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .map_err(|error| StackError::Rank { reason: error.to_string() })?;
+    runtime.block_on(async {
+        let Selected { variant, endings } = selected;
+        let shape = options.shape;
+        let format = variant.format.format();
+        let Some(first) = gpus.first() else {
+            return Err(StackError::Gpus { asked: options.gpus, found: 0 });
+        };
+        let recipe = Recipe::best_for(format, first.compute_capability()?);
+        let (declaration, programs) = declare(&shape, format, recipe, endings)?;
+        let devices = gpus.to_vec();
+        let closure =
+            move |rank: RankId| Closure::new(Arc::clone(&declaration), &shape, recipe, devices[rank.index()]);
+        let builder = Session::builder(variant.config(base, options), closure).initialize(initialize(shape));
+        let builder = programs.into_iter().fold(builder, |builder, program| builder.program(program));
+        let mut session = builder.start_cuda(gpus.to_vec()).await?;
+        for ending in endings {
+            let mut times = Times::default();
+            for step in 0..pace.warm + pace.steps {
+                if stop.load(Ordering::Relaxed) {
+                    return Err(StackError::Interrupted);
+                }
+                let begin = Instant::now();
+                let report = session.step(ending.name()).await?;
+                times.add(begin.elapsed(), step < pace.warm, report)?;
+            }
+            let name = variant.name(*ending);
+            rows.push(times.row(
+                name,
+                recipe,
+                session.plan(ending.name())?.arena.bytes(),
+                options.traces.is_some(),
+            ));
+        }
+        Ok(session.close().await?)
+    })
+}
+
+/// Rows of masters are those that the resident stack draws.
+fn initialize(shape: StackShape) -> impl Fn(&str, usize, usize, &mut [f32]) + Send + Sync + 'static {
+    move |name, first_row, columns, rows| {
+        for block in 0..shape.layers {
+            for projection in Projection::ALL {
+                if name == format!("blocks.{block}.{}", projection.name()) {
+                    let seed = values::seed(block * Projection::ALL.len() + projection as usize);
+                    values::fill(seed, values::amplitude(columns), first_row * columns, rows);
+                }
+            }
+        }
+    }
+}
+
+/// What the steps of one program said.
+#[derive(Default)]
+struct Times {
+    steps: Vec<Duration>,
+    hosts: Vec<Duration>,
+    exposed: Vec<f64>,
+    last: Option<(StepReport, f32)>,
+    unrecorded: Option<String>,
+}
+
+impl Times {
+    fn add(&mut self, time: Duration, warms: bool, report: StepReport) -> Result<(), StackError> {
+        if let Some(not) = &report.not_recorded {
+            self.unrecorded = Some(format!("issued anew: {}", not.reason));
+        }
+        if !warms {
+            self.steps.push(time);
+            self.hosts.push(report.issue);
+            self.exposed.push(report.exposed());
+        }
+        let loss = report.mean_output(LOSS)?;
+        self.last = Some((report, loss));
+        Ok(())
+    }
+
+    /// The row; `timed` says whether tasks were timed on the devices.
+    fn row(self, name: String, recipe: Recipe, arena_bytes: usize, timed: bool) -> Measured {
+        let mut exposed = self.exposed;
+        exposed.sort_unstable_by(f64::total_cmp);
+        let mut row = Measured::new(name, recipe.to_string(), median(self.steps), median(self.hosts));
+        row.exposed = exposed.get(exposed.len() / 2).copied().filter(|_| timed);
+        row.arena_bytes = Some(arena_bytes as u64);
+        row.note = self.unrecorded;
+        if let Some((report, loss)) = self.last {
+            row.wire_bytes = Some(report.bounds.wire_bytes as u64);
+            row.transient_bytes = Some(report.bounds.transient_bytes as u64);
+            row.loss = Some(loss);
+            row.norm = match report.outcome {
+                Outcome::Updated { norm, .. } | Outcome::Skipped { norm } => Some(norm),
+                Outcome::Evaluated => None,
+            };
+            if matches!(report.outcome, Outcome::Skipped { .. }) {
+                row.note = Some("the last step was skipped: a gradient is not finite".to_owned());
+            }
+        }
+        row
+    }
+}

@@ -1,0 +1,95 @@
+//! What the calls of a random program compute: numbers that depend on every bit they read.
+//!
+//! Law: a call folds all that it reads into one number and writes noise made of it, so one wrong bit anywhere changes everything behind
+//! it. Machine and reference share this arithmetic and nothing else: each has its own way to what a call reads.
+
+use half::bf16;
+use warpweft::backend::cpu::CpuSurface;
+use warpweft::compute::{ComputeContext, ComputeError};
+use warpweft::id::{RankId, WeightId};
+use warpweft::model::{Call, Form, Model};
+
+use crate::draw::mix;
+
+/// What a call has read so far.
+pub(crate) struct Digest(u64);
+
+impl Digest {
+    pub(crate) fn new(call: &str, rank: RankId) -> Self {
+        let mut digest = Self(u64::from(rank.number()) + 1);
+        digest.bytes(call.as_bytes());
+        digest
+    }
+
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01B3).rotate_left(5);
+        }
+    }
+
+    /// The numbers a call writes into its `position`-th target: small, never all the same.
+    pub(crate) fn fill(&self, position: usize, values: &mut [f32]) {
+        for (at, value) in values.iter_mut().enumerate() {
+            let bits = mix(self.0 ^ mix((position as u64) << 32 | at as u64));
+            *value = ((bits >> 40) as f32 / (1 << 23) as f32 - 1.0) * 0.25;
+        }
+    }
+}
+
+/// Runs a call on the machine.
+pub(crate) fn run(
+    model: &Model,
+    call: &Call,
+    context: &ComputeContext<'_, CpuSurface>,
+) -> Result<(), ComputeError> {
+    let mut digest = Digest::new(&call.name, context.rank());
+    for usage in &call.uses {
+        match usage.form {
+            Form::Dense => {
+                digest.bytes(bytemuck::cast_slice(&context.dense(usage.weight, usage.orientation)?))
+            }
+            Form::DenseBf16 => {
+                let values = context.dense_bf16(usage.weight, usage.orientation)?;
+                digest.bytes(bytemuck::cast_slice::<bf16, u8>(&values));
+            }
+            Form::Planes => {
+                let planes = context.planes(usage.weight, usage.orientation)?;
+                digest.bytes(&planes.data);
+                digest.bytes(&planes.scale);
+                if let (Some(scale), true) = (planes.tensor_scale, has_tensor_scale(model, usage.weight)) {
+                    digest.bytes(bytemuck::cast_slice(&scale));
+                }
+            }
+        }
+    }
+    for access in call.buffers.iter().filter(|access| access.access.reads()) {
+        digest.bytes(bytemuck::cast_slice(&context.read::<f32>(access.buffer)?));
+    }
+    for (position, weight) in call.grads.iter().enumerate() {
+        digest.fill(position, &mut context.gradient(*weight)?);
+    }
+    for (position, access) in call.buffers.iter().enumerate().filter(|(_, access)| access.access.writes()) {
+        digest.fill(call.grads.len() + position, &mut context.write::<f32>(access.buffer)?);
+    }
+    Ok(())
+}
+
+/// Do planes of the weight mean nothing without a scale of the whole tensor?
+pub(crate) fn has_tensor_scale(model: &Model, weight: WeightId) -> bool {
+    model.weight(weight).format.needs_tensor_amax()
+}
+
+/// A rank's input of one micro-batch of a step.
+pub(crate) fn input(step: u32, rank: RankId, micro_batch: u32, name: &str, values: &mut [f32]) {
+    let mut digest = Digest::new(name, rank);
+    digest.bytes(&[step.to_le_bytes(), micro_batch.to_le_bytes()].concat());
+    digest.fill(0, values);
+}
+
+/// Masters at the start.
+pub(crate) fn initial(name: &str, first_row: usize, cols: usize, values: &mut [f32]) {
+    let seed = name.bytes().fold(7u64, |seed, byte| mix(seed ^ u64::from(byte)));
+    for (at, value) in values.iter_mut().enumerate() {
+        *value = (mix(seed ^ (first_row * cols + at) as u64) >> 40) as f32 / (1 << 24) as f32 * 0.5 - 0.25;
+    }
+}

@@ -1,0 +1,60 @@
+//! Is an edited plan harmful? Decided without the verifier.
+//!
+//! Law: a plan is harmful if on some machine it does something else than the plan it was made from: a rank stands still, two
+//! tasks meet on a byte in no order, a slot is too small for what is written, or a call, an output, a main grad or
+//! what the step leaves has another content. Everything else is harmless, however odd.
+
+use warpweft::layout::Content;
+use warpweft::plan::StepPlan;
+
+use crate::happens_before::Before;
+use crate::meaning::{Meaning, meaning};
+
+/// What is wrong with an edited plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Harm {
+    /// A slot has fewer bytes than its content, or lies outside of the arena.
+    Space,
+    /// Some task waits for itself.
+    Deadlock,
+    /// Two accesses to a byte in no order.
+    Race,
+    /// Other contents.
+    Content,
+}
+
+/// What a valid plan means: the measure for its edits.
+pub(crate) struct Original {
+    meaning: Meaning,
+}
+
+impl Original {
+    pub(crate) fn new(plan: &StepPlan) -> Self {
+        Self { meaning: meaning(plan, &(0..plan.tasks.len()).collect::<Vec<_>>()) }
+    }
+
+    /// What `edited` does wrong.
+    pub(crate) fn harm(&self, edited: &StepPlan) -> Option<Harm> {
+        if !has_room(edited) {
+            return Some(Harm::Space);
+        }
+        let before = Before::of(edited);
+        if before.stands_still() {
+            return Some(Harm::Deadlock);
+        }
+        if before.conflict(edited).is_some() {
+            return Some(Harm::Race);
+        }
+        let order = before.order();
+        (meaning(edited, &order) != self.meaning).then_some(Harm::Content)
+    }
+}
+
+fn has_room(plan: &StepPlan) -> bool {
+    let needed =
+        |content: Content| content.bytes(&plan.weights, |buffer| plan.buffers[buffer.index()].bytes());
+    plan.arena
+        .slots
+        .iter()
+        .all(|slot| slot.region.bytes >= needed(slot.content) && slot.region.end() <= plan.arena.bytes())
+}

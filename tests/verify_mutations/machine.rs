@@ -1,0 +1,187 @@
+//! The CPU backend driven task by task, in any order that a plan's lanes and fences allow.
+//!
+//! Law: the driver knows no actor and no executor. One task runs at a time; which one is drawn among those whose predecessors are
+//! over, each rank by itself, and a collective once all ranks are there. So ranks run far ahead of each other, and a lane
+//! that nothing holds back runs before, between or behind the others: every schedule that could break an unordered pair comes up.
+
+use std::sync::Arc;
+
+use warpweft::backend::Backend;
+use warpweft::backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
+use warpweft::compute::{Compute, ComputeContext, ComputeFactory};
+use warpweft::id::TaskId;
+use warpweft::layout::{Content, Region, Residency};
+use warpweft::model::{Call, Mesh, Role};
+use warpweft::plan::StepPlan;
+
+use crate::closure;
+use crate::draw::Draw;
+use crate::happens_before::Before;
+use crate::programs::Sample;
+
+struct Rank {
+    backend: CpuBackend,
+    memory: <CpuBackend as Backend>::Memory,
+    streams: Vec<<CpuBackend as Backend>::Stream>,
+}
+
+/// What stays behind a run: per rank, the bytes of each resident slot, but of no input and of no main grad that the plan leaves alone.
+pub(crate) type Left = Vec<Vec<Vec<u8>>>;
+
+/// Runs the prologue and `steps` steps of `plan`, in orders drawn from `draw`.
+pub(crate) fn run(
+    sample: &Sample,
+    prologue: &StepPlan,
+    plan: &StepPlan,
+    steps: u32,
+    draw: &mut Draw,
+) -> Result<Left, String> {
+    let mesh = Mesh::new(sample.ranks).unwrap();
+    let world = CpuWorld::new(mesh, CpuOptions::default()).unwrap();
+    let bytes = plan.arena.bytes().max(prologue.arena.bytes());
+    let mut ranks: Vec<Rank> = mesh
+        .iter()
+        .map(|rank| {
+            let backend = world.backend(rank).unwrap();
+            let memory = backend.reserve(bytes, 0).unwrap();
+            let closures = closures(sample);
+            let compute = plan.compute_lane();
+            let open = |lane: &warpweft::layout::Lane| {
+                backend.open(&memory, *lane, (lane.id == compute).then(|| Arc::clone(&closures))).unwrap()
+            };
+            let streams = plan.lanes.iter().map(open).collect();
+            let rank = Rank { backend, memory, streams };
+            litter(&rank, plan, draw);
+            set_up(&rank, plan);
+            rank
+        })
+        .collect();
+    drive(&mut ranks, prologue, &Before::of(prologue), draw)?;
+    let before = Before::of(plan);
+    for step in 0..steps {
+        ranks.iter().for_each(|rank| stage(rank, plan, step));
+        drive(&mut ranks, plan, &before, draw)?;
+    }
+    Ok(ranks.iter().map(|rank| left(rank, plan)).collect())
+}
+
+fn closures(sample: &Sample) -> ComputeFactory<CpuSurface> {
+    let model = sample.program.model().clone();
+    Arc::new(move |_| {
+        let model = model.clone();
+        let run =
+            move |call: &Call, context: &ComputeContext<'_, CpuSurface>| closure::run(&model, call, context);
+        Box::new(run) as Box<dyn Compute<CpuSurface>>
+    })
+}
+
+/// One step of every rank.
+fn drive(ranks: &mut [Rank], plan: &StepPlan, before: &Before, draw: &mut Draw) -> Result<(), String> {
+    let ops = plan.ops();
+    let mut bound = Vec::new();
+    for rank in ranks.iter() {
+        let mut one = rank
+            .backend
+            .bind(&rank.memory, &plan.binding(rank.backend.rank(), &ops))
+            .map_err(|error| error.to_string())?;
+        rank.backend.begin_step(&mut one).map_err(|error| error.to_string())?;
+        bound.push(one);
+    }
+    let mut progress = vec![before.progress(); ranks.len()];
+    while progress.iter().any(|one| !one.is_over()) {
+        let chosen = draw.below(ranks.len());
+        let Some(task) = draw.of(progress[chosen].ready()).copied() else { continue };
+        let meets = plan.tasks[task].collective.is_some();
+        if meets && !progress.iter().all(|one| one.ready().contains(&task)) {
+            continue;
+        }
+        let lane = plan.tasks[task].lane.index();
+        let taking = if meets { 0..ranks.len() } else { chosen..chosen + 1 };
+        for rank in taking.clone() {
+            let Rank { backend, streams, .. } = &mut ranks[rank];
+            backend
+                .enqueue(&mut streams[lane], &bound[rank], TaskId::at(task))
+                .map_err(|error| error.to_string())?;
+        }
+        for rank in taking {
+            let Rank { backend, streams, .. } = &mut ranks[rank];
+            backend.synchronize(&mut streams[lane]).map_err(|error| error.to_string())?;
+            progress[rank].end(before, task);
+        }
+    }
+    Ok(())
+}
+
+fn put(rank: &Rank, region: Region, bytes: &[u8]) {
+    let region = region.part(0, bytes.len()).unwrap();
+    rank.backend.upload(&rank.memory, region, bytes).unwrap();
+}
+
+/// What earlier programs, or a warm-up of a recording, may have left: anything, in all transient bytes and in every main grad.
+fn litter(rank: &Rank, plan: &StepPlan, draw: &mut Draw) {
+    let transient = Region { offset: plan.arena.resident_bytes, bytes: plan.arena.transient_bytes };
+    let main_grads = plan.arena.slots.iter().filter(|slot| matches!(slot.content, Content::MainGrad(_)));
+    for region in main_grads.map(|slot| slot.region).chain([transient]) {
+        let bytes: Vec<u8> = (0..region.bytes).map(|_| draw.below(256) as u8).collect();
+        put(rank, region, &bytes);
+    }
+}
+
+/// Masters and the scalars of the optimizer; what is neither these nor litter begins as zeros.
+fn set_up(rank: &Rank, plan: &StepPlan) {
+    for slot in plan.arena.slots.iter().filter(|slot| slot.residency == Residency::Resident) {
+        let rows = |weight| {
+            let layout = plan.weights.layout(weight);
+            let owned = layout.shard.rows_of(rank.backend.rank());
+            let mut values = vec![0.0f32; owned.rows * layout.shard.shape.cols];
+            closure::initial(&layout.name, owned.begin, layout.shard.shape.cols, &mut values);
+            values
+        };
+        match slot.content {
+            Content::Master(weight) => put(rank, slot.region, bytemuck::cast_slice(&rows(weight))),
+            Content::Shard(weight, _) if plan.weights.splits_masters(plan.weights.layout(weight).bucket) => {
+                let values: Vec<half::bf16> = rows(weight).into_iter().map(half::bf16::from_f32).collect();
+                put(rank, slot.region, bytemuck::cast_slice(&values));
+            }
+            Content::DelayedScale(_) => {
+                put(rank, slot.region, bytemuck::cast_slice(&vec![1.0f32; slot.region.bytes / 4]))
+            }
+            Content::LearningRate => put(rank, slot.region, &1e-3f32.to_ne_bytes()),
+            Content::LossScale => put(rank, slot.region, &1.0f32.to_ne_bytes()),
+            _ => {}
+        }
+    }
+}
+
+fn stage(rank: &Rank, plan: &StepPlan, step: u32) {
+    for slot in &plan.arena.slots {
+        if let Content::Staging(buffer, micro_batch) = slot.content
+            && plan.buffers[buffer.index()].role == Role::Input
+        {
+            let spec = &plan.buffers[buffer.index()];
+            let mut values = vec![0.0; spec.elements];
+            closure::input(step, rank.backend.rank(), micro_batch.number(), &spec.name, &mut values);
+            put(rank, slot.region, bytemuck::cast_slice(&values));
+        }
+    }
+}
+
+fn left(rank: &Rank, plan: &StepPlan) -> Vec<Vec<u8>> {
+    let is_read = |content| match content {
+        Content::Buffer(buffer) => plan.buffers[buffer.index()].role != Role::Input,
+        Content::MainGrad(_) => plan.updates_weights,
+        _ => true,
+    };
+    let stays =
+        |slot: &&warpweft::layout::Slot| slot.residency == Residency::Resident && is_read(slot.content);
+    plan.arena
+        .slots
+        .iter()
+        .filter(stays)
+        .map(|slot| {
+            let mut bytes = vec![0; slot.region.bytes];
+            rank.backend.download(&rank.memory, slot.region, &mut bytes).unwrap();
+            bytes
+        })
+        .collect()
+}

@@ -1,0 +1,120 @@
+//! Mutation testing of the verifier: random plans, random edits, and a judge that shares nothing with it.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `programs` | random programs, planned in random ways |
+//! | `damage`, `operands`, `books` | one random edit of a plan |
+//! | `happens_before`, `meaning`, `harm` | is the edited plan harmful? by brute force, without the verifier |
+//! | `conservative` | why the verifier may refuse what is harmless |
+//! | `machine`, `schedules` | what is accepted runs on the CPU in adversarial orders and leaves the same bits |
+//! | `peers` | no rank touches the memory of one that does not stand still |
+//! | `reference`, `sessions` | what the builder makes gives the bits of an unsharded trainer |
+//!
+//! `cargo test` runs a share of seconds. `WARPWEFT_MUTANTS=10000 cargo test --test verify_mutations -- --nocapture` runs as
+//! many harmful mutants and valid programs as it says, in proportion more of the rest, and prints all counts.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod books;
+mod closure;
+mod conservative;
+mod damage;
+mod draw;
+mod happens_before;
+mod harm;
+mod machine;
+mod meaning;
+mod operands;
+mod peers;
+mod programs;
+mod reference;
+mod schedules;
+mod sessions;
+#[path = "../trainer/mod.rs"]
+mod trainer;
+
+use std::collections::BTreeMap;
+
+use conservative::Class;
+use damage::Edit;
+use draw::Draw;
+use harm::{Harm, Original};
+use programs::Sample;
+use warpweft::plan::{PlanError, StepPlan, verify};
+
+/// How many harmful mutants and valid programs a run takes.
+fn wanted() -> usize {
+    std::env::var("WARPWEFT_MUTANTS")
+        .map_or(1500, |count| count.parse().expect("WARPWEFT_MUTANTS is a number"))
+}
+
+/// The samples with their plans, from `seed` on. A budget of bytes that a program cannot keep is no plan.
+fn samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPlan)> {
+    (seed..).filter_map(|seed| {
+        let sample = Sample::new(seed);
+        match sample.plans() {
+            Ok((prologue, step)) => Some((seed, sample, prologue, step)),
+            Err(PlanError::Prefetch { .. } | PlanError::Budget { .. }) => None,
+            Err(error) => panic!("seed {seed}: {error}"),
+        }
+    })
+}
+
+/// PL-2 to PL-6, PL-9, PL-10. No false alarm: the builder returns no plan that the verifier refuses, and the judge agrees.
+#[test]
+fn no_valid_plan_is_refused_and_the_judge_finds_no_harm_in_any() {
+    let mut tasks = 0;
+    for (seed, _, prologue, step) in samples(1 << 32).take(wanted()) {
+        for plan in [prologue, step] {
+            let proof = verify(&plan).unwrap_or_else(|error| panic!("seed {seed}: a false alarm: {error}"));
+            tasks += proof.tasks;
+            assert_eq!(Original::new(&plan).harm(&plan), None, "seed {seed}");
+        }
+    }
+    println!("{} random programs, {tasks} tasks: no false alarm", wanted());
+}
+
+/// PL-2 to PL-6, PL-9, PL-10. Every harmful mutant is refused; and what is refused without harm is of a known class.
+#[test]
+fn every_harmful_mutant_is_refused() {
+    let mut caught: BTreeMap<(Edit, Harm), usize> = BTreeMap::new();
+    let mut conservative: BTreeMap<Class, usize> = BTreeMap::new();
+    let (mut accepted, mut harmful, mut plans) = (0, 0, 0);
+    for (seed, _, _, plan) in samples(0) {
+        if harmful >= wanted() {
+            break;
+        }
+        plans += 1;
+        let original = Original::new(&plan);
+        let draw = &mut Draw::new(!seed);
+        for edit in Edit::ALL {
+            let Some(mutant) = edit.apply(&plan, draw) else { continue };
+            match (original.harm(&mutant), verify(&mutant)) {
+                (Some(harm), Err(_)) => {
+                    *caught.entry((edit, harm)).or_default() += 1;
+                    harmful += 1;
+                }
+                (Some(harm), Ok(_)) => panic!("seed {seed}: {edit:?} does harm ({harm:?}) and is accepted"),
+                (None, Err(error)) => {
+                    let class = Class::of(&original, &mutant, &error);
+                    let class = class.unwrap_or_else(|| panic!("seed {seed}: {edit:?} is harmless: {error}"));
+                    *conservative.entry(class).or_default() += 1;
+                }
+                (None, Ok(_)) => accepted += 1,
+            }
+        }
+    }
+    println!("{plans} plans; {harmful} harmful mutants, all refused:");
+    for edit in Edit::ALL {
+        let of = |((_, harm), count): (&(Edit, Harm), &usize)| format!("{harm:?} {count}");
+        let counts: Vec<String> = caught.iter().filter(|((other, _), _)| *other == edit).map(of).collect();
+        println!("  {edit:?}: {}", counts.join(", "));
+    }
+    println!("{accepted} harmless ones accepted; {} refused:", conservative.values().sum::<usize>());
+    conservative.iter().for_each(|(class, count)| println!("  {class:?}: {count}"));
+    let silent: Vec<_> =
+        Edit::ALL.iter().filter(|edit| !caught.keys().any(|(other, _)| other == *edit)).collect();
+    assert!(silent.iter().all(|edit| edit.is_about_books()), "no harm came of {silent:?}");
+    for harm in [Harm::Space, Harm::Deadlock, Harm::Race, Harm::Content] {
+        assert!(caught.keys().any(|(_, other)| *other == harm), "{harm:?} never came up");
+    }
+}

@@ -1,0 +1,301 @@
+//! What a plan computes, as terms instead of numbers.
+//!
+//! Law: memory is bytes, and every byte knows the term that was written over it. A task reads its operands' terms and writes new
+//! ones made of its op and of all that it read, so two plans that leave equal terms compute equal bits, and a byte of
+//! another content makes every term behind it another one. Nothing is expected anywhere: what a plan means is what its closures
+//! read, in order, and what lies in memory at the end. This file knows no version, no phase and no rule of PL-2, PL-4 or PL-9.
+//!
+//! What is told apart beside the bytes: in a shard the codes and the scales, which different ops write, and in a
+//! gradient its rows and its padding rows, because a closure writes the rows alone. What is known beside the operands: a sum or
+//! maximum over one rank is the value itself; scales matter to formats that have some; and nobody reads what
+//! a step leaves in an input, which is staged anew before every step.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use warpweft::format::ElementType;
+use warpweft::id::{SlotId, WeightId};
+use warpweft::layout::{Content, Region, Residency};
+use warpweft::model::Role;
+use warpweft::op::{AdamOperand, MasterOperand, Op, OperandRole, ReducePart};
+use warpweft::plan::StepPlan;
+
+/// A value, as the fingerprint of how it came to be.
+type Term = u64;
+
+fn term(made: impl Hash) -> Term {
+    let mut hasher = DefaultHasher::new();
+    made.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The content of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Cell {
+    /// Everything; of a shard the codes.
+    value: Term,
+    /// Of a shard the scales.
+    scales: Term,
+    /// Of a gradient: are the padding rows zero?
+    zeroed: bool,
+}
+
+impl Cell {
+    fn of(made: impl Hash) -> Self {
+        Self { value: term(made), scales: 0, zeroed: false }
+    }
+}
+
+/// What a plan does that anybody could notice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Meaning {
+    /// What each call computed with, in the order in which calls ran.
+    calls: Vec<Term>,
+    /// What lies in the slots that stay, by slot; and in fault word and vote.
+    left: BTreeMap<SlotId, Term>,
+    /// What the plan says it needs and leaves.
+    edges: Term,
+}
+
+/// The meaning of `plan` when its tasks run in `order`.
+pub(crate) fn meaning(plan: &StepPlan, order: &[usize]) -> Meaning {
+    let mut memory = Memory { plan, pieces: BTreeMap::new(), calls: Vec::new() };
+    for (id, slot) in plan.arena.entries().filter(|(_, slot)| slot.residency == Residency::Resident) {
+        memory.write(id, Cell::of(("before the step", slot.content)));
+    }
+    for task in order {
+        memory.run(&plan.tasks[*task].op);
+    }
+    let outcome = plan.tasks.iter().filter_map(|task| match task.op {
+        Op::Vote { vote, .. } => Some(vote),
+        Op::ClearFault { fault } => Some(fault),
+        _ => None,
+    });
+    let stays = plan.arena.entries().filter(|(_, slot)| slot.residency == Residency::Resident);
+    let is_input = |content| match content {
+        Content::Buffer(buffer) => plan.buffers[buffer.index()].role == Role::Input,
+        _ => false,
+    };
+    let stays = stays.filter(|(_, slot)| !is_input(slot.content)).map(|(id, _)| id);
+    let left = stays.chain(outcome).map(|slot| (slot, term(memory.read(slot)))).collect();
+    Meaning { calls: memory.calls, left, edges: term((plan.entry, plan.exit, plan.micro_batches)) }
+}
+
+struct Memory<'p> {
+    plan: &'p StepPlan,
+    /// By first byte: the end, where the slot began through which the bytes were written, and what was.
+    pieces: BTreeMap<usize, (usize, usize, Cell)>,
+    calls: Vec<Term>,
+}
+
+impl Memory<'_> {
+    /// The content of a slot; a term of its own for bytes of several contents, or of a part of one.
+    fn read(&self, slot: SlotId) -> Cell {
+        let Region { offset, bytes } = self.plan.arena.region(slot);
+        if bytes == 0 {
+            return Cell::of("no bytes");
+        }
+        let end = offset + bytes;
+        match self.pieces.get(&offset) {
+            Some((whole, begin, cell)) if (*whole, *begin) == (end, offset) => *cell,
+            _ => {
+                let torn: Vec<_> = self
+                    .pieces
+                    .iter()
+                    .filter(|(begin, (piece_end, ..))| **begin < end && *piece_end > offset)
+                    .map(|(begin, (piece_end, through, cell))| {
+                        (
+                            begin.saturating_sub(offset),
+                            piece_end.min(&end) - offset,
+                            through.wrapping_sub(offset),
+                            *cell,
+                        )
+                    })
+                    .collect();
+                Cell::of(("torn", bytes, torn))
+            }
+        }
+    }
+
+    fn write(&mut self, slot: SlotId, cell: Cell) {
+        let Region { offset, bytes } = self.plan.arena.region(slot);
+        if bytes == 0 {
+            return;
+        }
+        let end = offset + bytes;
+        let hit: Vec<usize> = self
+            .pieces
+            .range(..end)
+            .filter(|(_, (piece_end, ..))| *piece_end > offset)
+            .map(|(begin, _)| *begin)
+            .collect();
+        for begin in hit {
+            if let Some((piece_end, through, cell)) = self.pieces.remove(&begin) {
+                if begin < offset {
+                    self.pieces.insert(begin, (offset, through, cell));
+                }
+                if piece_end > end {
+                    self.pieces.insert(end, (piece_end, through, cell));
+                }
+            }
+        }
+        self.pieces.insert(offset, (end, offset, cell));
+    }
+
+    fn all(&self, slots: &[SlotId]) -> Vec<Cell> {
+        slots.iter().map(|slot| self.read(*slot)).collect()
+    }
+
+    fn maybe(&self, slot: Option<SlotId>) -> Option<Cell> {
+        slot.map(|slot| self.read(slot))
+    }
+
+    fn run(&mut self, op: &Op) {
+        let name = op.name();
+        match op {
+            Op::Copy { from, to } => self.write(*to, self.read(*from)),
+            Op::ClearFault { fault } => self.write(*fault, Cell::of(name)),
+            Op::ZeroPadding { weight, gradient } => {
+                let rows = self.read(*gradient);
+                let is_gradient = matches!(self.plan.arena.slot(*gradient).content, Content::Gradient(of, _) if of == *weight);
+                let value = if is_gradient { rows.value } else { term((name, weight, rows)) };
+                self.write(*gradient, Cell { value, zeroed: true, ..rows });
+            }
+            Op::Compute { .. } => self.call(op),
+            Op::PartialAmax { bucket, masters, block_amax, tensor_amax, vote } => {
+                let made = (name, bucket, self.all(masters), self.maybe(*vote));
+                self.write(*block_amax, Cell::of((&made, "blocks")));
+                self.write(*tensor_amax, Cell::of((&made, "tensors")));
+            }
+            Op::AllReduce { reduction, pairs } => {
+                let read: Vec<Cell> = pairs.iter().map(|(from, _)| self.read(*from)).collect();
+                let alone = self.plan.weights.mesh.ranks() == 1;
+                for ((_, to), cell) in pairs.iter().zip(read) {
+                    self.write(*to, if alone { cell } else { Cell::of((name, reduction, cell)) });
+                }
+            }
+            Op::FusedScale { bucket, block_amax, tensor_amax, encode, tensor_scale, shards, vote } => {
+                let tensors = self.plan.weights.bucket(*bucket).format.needs_tensor_amax();
+                let tensors = tensors.then(|| self.read(*tensor_amax));
+                let made = (name, bucket, self.read(*block_amax), tensors, self.maybe(*vote));
+                self.write(*encode, Cell::of((&made, "encode")));
+                self.write(*tensor_scale, Cell::of((&made, "tensors")));
+                for shard in shards {
+                    let planes = self.plan.weights.layout(shard.weight).shard_planes(shard.orientation);
+                    if planes.len() > 1 {
+                        let scales = term((&made, shard.weight, shard.orientation));
+                        self.write(shard.slot, Cell { scales, ..self.read(shard.slot) });
+                    }
+                }
+            }
+            Op::DelayedScale { bucket, history, scale, tensor_scale, vote } => {
+                let taken =
+                    Cell::of((name, bucket, self.read(*scale), self.maybe(*history), self.maybe(*vote)));
+                if history.is_some() {
+                    self.write(*scale, taken);
+                }
+                self.write(*tensor_scale, Cell::of((taken, "tensors")));
+            }
+            Op::RecordAmax { bucket, tensor_amax, history, vote } => {
+                let made = (name, bucket, self.read(*tensor_amax), self.read(*history), self.maybe(*vote));
+                self.write(*history, Cell::of(made));
+            }
+            Op::PartialCast { bucket, masters, encode, shards, vote } => {
+                let made = (name, bucket, self.all(masters), self.maybe(*encode), self.maybe(*vote));
+                for shard in shards {
+                    let value = term((&made, shard.weight, shard.orientation));
+                    self.write(shard.slot, Cell { value, ..self.read(shard.slot) });
+                }
+            }
+            Op::AllGather { parts } => {
+                let read: Vec<Cell> = parts.iter().map(|part| self.read(part.from)).collect();
+                for (part, cell) in parts.iter().zip(read) {
+                    self.write(part.to, Cell::of((name, part.weight, part.orientation, cell)));
+                }
+            }
+            Op::Transpose { weight, from, to } => self.write(*to, Cell::of((name, weight, self.read(*from)))),
+            Op::Dequantize { weight, orientation, from, tensor_scale, values, to } => {
+                let scaled = self.plan.weights.layout(*weight).format.needs_tensor_amax();
+                let scale = self.maybe(tensor_scale.filter(|_| scaled));
+                let made = (name, weight, orientation, values, self.read(*from), scale);
+                self.write(*to, Cell::of(made));
+            }
+            Op::ReduceScatter { element, parts } => {
+                let rows = |part: &ReducePart| match element {
+                    ElementType::F32 => self.gradient(part.weight, part.from),
+                    _ => (self.read(part.from).value, true),
+                };
+                let read: Vec<_> = parts.iter().map(rows).collect();
+                for (part, rows) in parts.iter().zip(read) {
+                    self.write(part.to, Cell::of((name, element, part.weight, rows)));
+                }
+            }
+            Op::RoundGradient { weight, from, to } => {
+                self.write(*to, Cell::of((name, weight, self.gradient(*weight, *from))));
+            }
+            Op::AddGradient { weight, from, into } => {
+                let (added, sum) = (self.read(*from), self.read(*into));
+                let value = term((name, weight, sum.value, added.value));
+                self.write(*into, Cell { value, scales: 0, zeroed: sum.zeroed && added.zeroed });
+            }
+            Op::Accumulate { weight, from, into, first } => {
+                let sum = (!first).then(|| self.read(*into));
+                self.write(*into, Cell::of((name, weight, self.read(*from).value, sum)));
+            }
+            Op::GradNorm { main_grads, fault, record } => {
+                let read: Vec<_> =
+                    main_grads.iter().map(|(weight, slot)| (weight, self.read(*slot))).collect();
+                self.write(*record, Cell::of((name, read, self.read(*fault))));
+            }
+            Op::GatherRecords { from, to } => self.write(*to, Cell::of((name, self.read(*from)))),
+            Op::Vote { records, optimizer_step, loss_scale, vote } => {
+                let made = (name, self.read(*records), self.read(*optimizer_step), self.read(*loss_scale));
+                self.write(*optimizer_step, Cell::of((&made, "count")));
+                self.write(*vote, Cell::of((&made, "vote")));
+            }
+            Op::Adam { bucket, states, vote, learning_rate } => {
+                let by = term((name, bucket, self.read(*vote), self.read(*learning_rate)));
+                states.iter().for_each(|state| self.update(by, state));
+            }
+            other => panic!("{} has no meaning here yet", other.name()),
+        }
+    }
+
+    /// The rows of a full gradient, and whether what lies behind them is zero.
+    fn gradient(&self, weight: WeightId, slot: SlotId) -> (Term, bool) {
+        let read = self.read(slot);
+        let shard = &self.plan.weights.layout(weight).shard;
+        (read.value, read.zeroed || shard.padded_rows() == shard.shape.rows)
+    }
+
+    fn call(&mut self, op: &Op) {
+        let Op::Compute { call, fault, operands } = op else { return };
+        let mut read: Vec<_> = operands
+            .iter()
+            .map(|operand| {
+                (operand.role, operand.access, operand.access.reads().then(|| self.read(operand.slot)))
+            })
+            .collect();
+        read.sort_unstable_by_key(|(role, access, _)| (*role, *access));
+        let ran = term(("call", call, self.read(*fault), read));
+        self.calls.push(ran);
+        for operand in operands.iter().filter(|operand| operand.access.writes()) {
+            let zeroed = matches!(operand.role, OperandRole::Gradient(_)) && self.read(operand.slot).zeroed;
+            self.write(operand.slot, Cell { zeroed, ..Cell::of((ran, operand.role)) });
+        }
+        self.write(*fault, Cell::of(("fault word", ran)));
+    }
+
+    fn update(&mut self, by: Term, state: &AdamOperand) {
+        let AdamOperand { weight, master, exp_avg, exp_avg_sq, main_grad } = *state;
+        let halves = match master {
+            MasterOperand::Whole(master) => vec![master],
+            MasterOperand::Split { shard, remainder } => vec![shard, remainder],
+        };
+        let state: Vec<SlotId> = halves.into_iter().chain([exp_avg, exp_avg_sq]).collect();
+        let made = (by, weight, self.all(&state), self.read(main_grad));
+        for (position, slot) in state.into_iter().enumerate() {
+            self.write(slot, Cell::of((&made, position)));
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! What an op says, edited: its operands, its weight, what it does with them.
+//!
+//! Law: an edit changes one word of one op and nothing around it.
+
+use warpweft::format::{ElementType, Orientation};
+use warpweft::id::{BucketId, SlotId, WeightId};
+use warpweft::op::{MasterOperand, Op, Reduction};
+use warpweft::plan::StepPlan;
+
+use crate::draw::Draw;
+
+/// Every slot an op names.
+pub(crate) fn slots_of(op: &mut Op) -> Vec<&mut SlotId> {
+    match op {
+        Op::Copy { from, to }
+        | Op::GatherRecords { from, to }
+        | Op::RoundGradient { from, to, .. }
+        | Op::Transpose { from, to, .. } => vec![from, to],
+        Op::AllGather { parts } => parts.iter_mut().flat_map(|part| [&mut part.from, &mut part.to]).collect(),
+        Op::ReduceScatter { parts, .. } => {
+            parts.iter_mut().flat_map(|part| [&mut part.from, &mut part.to]).collect()
+        }
+        Op::AddGradient { from, into, .. } | Op::Accumulate { from, into, .. } => vec![from, into],
+        Op::ClearFault { fault } => vec![fault],
+        Op::ZeroPadding { gradient, .. } => vec![gradient],
+        Op::Compute { fault, operands, .. } => {
+            std::iter::once(fault).chain(operands.iter_mut().map(|operand| &mut operand.slot)).collect()
+        }
+        Op::PartialAmax { masters, block_amax, tensor_amax, vote, .. } => {
+            masters.iter_mut().chain([block_amax, tensor_amax]).chain(vote).collect()
+        }
+        Op::AllReduce { pairs, .. } => pairs.iter_mut().flat_map(|(from, to)| [from, to]).collect(),
+        Op::FusedScale { block_amax, tensor_amax, encode, tensor_scale, shards, vote, .. } => {
+            let shards = shards.iter_mut().map(|shard| &mut shard.slot);
+            [block_amax, tensor_amax, encode, tensor_scale].into_iter().chain(shards).chain(vote).collect()
+        }
+        Op::DelayedScale { history, scale, tensor_scale, vote, .. } => {
+            [scale, tensor_scale].into_iter().chain(history).chain(vote).collect()
+        }
+        Op::RecordAmax { tensor_amax, history, vote, .. } => {
+            [tensor_amax, history].into_iter().chain(vote).collect()
+        }
+        Op::PartialCast { masters, encode, shards, vote, .. } => {
+            let shards = shards.iter_mut().map(|shard| &mut shard.slot);
+            masters.iter_mut().chain(encode).chain(shards).chain(vote).collect()
+        }
+        Op::Dequantize { from, tensor_scale, to, .. } => [from, to].into_iter().chain(tensor_scale).collect(),
+        Op::GradNorm { main_grads, fault, record } => {
+            main_grads.iter_mut().map(|(_, slot)| slot).chain([fault, record]).collect()
+        }
+        Op::Vote { records, optimizer_step, loss_scale, vote } => {
+            vec![records, optimizer_step, loss_scale, vote]
+        }
+        Op::Adam { states, vote, learning_rate, .. } => {
+            let mut slots = vec![vote, learning_rate];
+            for state in states {
+                match &mut state.master {
+                    MasterOperand::Whole(master) => slots.push(master),
+                    MasterOperand::Split { shard, remainder } => slots.extend([shard, remainder]),
+                }
+                slots.extend([&mut state.exp_avg, &mut state.exp_avg_sq, &mut state.main_grad]);
+            }
+            slots
+        }
+        other => panic!("no operands are known of {}", other.name()),
+    }
+}
+
+/// Takes one of several operands away, or one that may be absent.
+pub(crate) fn lose_operand(op: &mut Op, draw: &mut Draw) -> Option<()> {
+    fn one<T>(list: &mut Vec<T>, draw: &mut Draw) -> Option<()> {
+        (!list.is_empty()).then(|| drop(list.remove(draw.below(list.len()))))
+    }
+    let absent = |slot: &mut Option<SlotId>| slot.take().map(drop);
+    match op {
+        Op::Compute { operands, .. } => one(operands, draw),
+        Op::PartialAmax { masters, vote, .. } => absent(vote).or_else(|| one(masters, draw)),
+        Op::AllReduce { pairs, .. } => one(pairs, draw),
+        Op::FusedScale { shards, vote, .. } if draw.one_in(2) || vote.is_none() => one(shards, draw),
+        Op::FusedScale { vote, .. } | Op::RecordAmax { vote, .. } => absent(vote),
+        Op::DelayedScale { history, vote, .. } => {
+            if draw.one_in(2) {
+                absent(history)
+            } else {
+                absent(vote)
+            }
+        }
+        Op::PartialCast { masters, encode, shards, vote, .. } => match draw.below(4) {
+            0 => one(masters, draw),
+            1 => absent(encode),
+            2 => absent(vote),
+            _ => one(shards, draw),
+        },
+        Op::Dequantize { tensor_scale, .. } => absent(tensor_scale),
+        Op::AllGather { parts } if parts.len() > 1 => one(parts, draw),
+        Op::ReduceScatter { parts, .. } if parts.len() > 1 => one(parts, draw),
+        Op::GradNorm { main_grads, .. } => one(main_grads, draw),
+        Op::Adam { states, .. } => one(states, draw),
+        _ => None,
+    }
+}
+
+/// Changes what an op does with its operands: which call runs, what begins a sum, which side of a weight, what is combined how.
+pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) -> Option<()> {
+    let calls: Vec<_> = plan
+        .tasks
+        .iter()
+        .filter_map(|task| match task.op {
+            Op::Compute { call, .. } => Some(call),
+            _ => None,
+        })
+        .collect();
+    let other = |element| if element == ElementType::F32 { ElementType::Bf16 } else { ElementType::F32 };
+    let turned = |orientation: &mut Orientation| {
+        *orientation = match orientation {
+            Orientation::Rowwise => Orientation::Columnwise,
+            Orientation::Columnwise => Orientation::Rowwise,
+        };
+    };
+    match &mut plan.tasks[task].op {
+        Op::Compute { call, .. } => *call = *draw.of(&calls)?,
+        Op::Accumulate { first, .. } => *first = !*first,
+        Op::AllGather { parts } => {
+            let part = draw.below(parts.len());
+            turned(&mut parts[part].orientation);
+        }
+        Op::ReduceScatter { element, .. } => *element = other(*element),
+        Op::Dequantize { orientation, values, .. } => match draw.below(2) {
+            0 => turned(orientation),
+            _ => *values = other(*values),
+        },
+        Op::AllReduce { reduction, .. } => {
+            *reduction = if *reduction == Reduction::Sum { Reduction::Max } else { Reduction::Sum };
+        }
+        Op::PartialCast { shards, .. } | Op::FusedScale { shards, .. } => {
+            let shard = draw.below(shards.len());
+            turned(&mut shards[shard].orientation);
+        }
+        _ => {
+            if !draw.one_in(8) {
+                return None;
+            }
+            plan.micro_batches = 1 + draw.below(4) as u32;
+        }
+    }
+    Some(())
+}
+
+/// Lets an op speak of another weight or bucket of the plan; its operands stay.
+pub(crate) fn change_subject(plan: &mut StepPlan, task: usize, draw: &mut Draw) -> Option<()> {
+    let weights = plan.weights.layouts.len();
+    let buckets = plan.weights.buckets.len();
+    let StepPlan { tasks, weights: layouts, .. } = plan;
+    // Of another shape the op would not fit its slots, which every backend refuses when it binds the plan.
+    let mut rename = |weight: &mut WeightId| {
+        let other = WeightId::at(draw.below(weights));
+        let (mine, theirs) = (layouts.layout(*weight), layouts.layout(other));
+        let fits = (mine.shard, mine.format) == (theirs.shard, theirs.format);
+        fits.then(|| *weight = other)
+    };
+    match &mut tasks[task].op {
+        Op::AllGather { parts } => return rename(&mut parts.first_mut()?.weight),
+        Op::ReduceScatter { parts, .. } => return rename(&mut parts.first_mut()?.weight),
+        Op::ZeroPadding { weight, .. }
+        | Op::Transpose { weight, .. }
+        | Op::Dequantize { weight, .. }
+        | Op::RoundGradient { weight, .. }
+        | Op::AddGradient { weight, .. }
+        | Op::Accumulate { weight, .. } => return rename(weight),
+        Op::PartialAmax { bucket, .. }
+        | Op::DelayedScale { bucket, .. }
+        | Op::RecordAmax { bucket, .. }
+        | Op::FusedScale { bucket, .. }
+        | Op::PartialCast { bucket, .. }
+        | Op::Adam { bucket, .. } => *bucket = BucketId::at(draw.below(buckets)),
+        _ => return None,
+    }
+    Some(())
+}

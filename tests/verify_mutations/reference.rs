@@ -1,0 +1,242 @@
+//! The plainest trainer there is: whole weights, one process, program order.
+//!
+//! Law: nothing of planner, actors and backends is used. Weights are quantized whole, ranks are a loop, and sums are
+//! written as the specification words them: over the ranks in rank order in f32, scaled, then added in program order.
+
+use std::collections::HashMap;
+
+use half::bf16;
+use warpweft::config::{ReduceDtype, ReduceEvery};
+use warpweft::format::{Directions, Orientation, Planes, Quantized, Via, dequantize, quantize};
+use warpweft::id::{BufferId, RankId, WeightId};
+use warpweft::model::{Form, Lifetime, Placement, Role};
+
+use crate::closure::{self, Digest, has_tensor_scale};
+use crate::programs::Sample;
+
+/// What came of some steps.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Outcome {
+    /// Bits of every weight's master.
+    pub(crate) masters: Vec<Vec<u32>>,
+    /// Bits of every carried buffer that calls write, by name, per rank.
+    pub(crate) carried: HashMap<String, Vec<Vec<u32>>>,
+    /// Per step, rank and output: `[micro_batches, elements]`.
+    pub(crate) outputs: Vec<Vec<HashMap<String, Vec<u32>>>>,
+}
+
+struct Parameter {
+    master: Vec<f32>,
+    exp_avg: Vec<f32>,
+    exp_avg_sq: Vec<f32>,
+}
+
+/// Buffers of one rank.
+type Buffers = HashMap<BufferId, Vec<f32>>;
+
+/// Gradients of one weight, in program order: micro-batch and values.
+type Gradients = Vec<(u32, Vec<f32>)>;
+
+pub(crate) fn run(sample: &Sample, steps: u32) -> Outcome {
+    let model = sample.program.model();
+    let mut parameters: Vec<Parameter> = model
+        .weights()
+        .iter()
+        .map(|spec| {
+            let mut master = vec![0.0; spec.shape.elements()];
+            closure::initial(&spec.name, 0, spec.shape.cols, &mut master);
+            Parameter { exp_avg: vec![0.0; master.len()], exp_avg_sq: vec![0.0; master.len()], master }
+        })
+        .collect();
+    let mut memories: Vec<Buffers> = (0..sample.ranks).map(|_| carried(sample)).collect();
+    let mut outcome = Outcome::default();
+    for step in 0..steps {
+        let stored = stored(sample, &parameters);
+        let mut gradients: Vec<Vec<Gradients>> = Vec::new();
+        let mut outputs = Vec::new();
+        for (rank, memory) in memories.iter_mut().enumerate() {
+            let (of_rank, written) = one_rank(sample, step, RankId::at(rank), &stored, &parameters, memory);
+            gradients.push(of_rank);
+            outputs.push(written);
+        }
+        outcome.outputs.push(outputs);
+        if sample.program.updates_weights() {
+            for (number, parameter) in parameters.iter_mut().enumerate() {
+                let of: Vec<&Gradients> = gradients.iter().map(|rank| &rank[number]).collect();
+                parameter.update(&mean(sample, WeightId::at(number), &of), step as i32 + 1);
+            }
+        }
+    }
+    let bits = |values: &Vec<f32>| values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
+    outcome.masters = parameters.iter().map(|parameter| bits(&parameter.master)).collect();
+    for (number, spec) in sample.program.buffers().iter().enumerate() {
+        if spec.lifetime == Lifetime::Carried && spec.role != Role::Input {
+            let of = |memory: &Buffers| bits(&memory[&BufferId::at(number)]);
+            outcome.carried.insert(spec.name.clone(), memories.iter().map(of).collect());
+        }
+    }
+    outcome
+}
+
+/// Carried buffers begin as zeros.
+fn carried(sample: &Sample) -> Buffers {
+    let specs = sample.program.buffers().iter().enumerate();
+    specs
+        .filter(|(_, spec)| spec.lifetime == Lifetime::Carried)
+        .map(|(number, spec)| (BufferId::at(number), vec![0.0; spec.elements]))
+        .collect()
+}
+
+/// Every sharded weight as it would be stored, in all orientations the format has.
+fn stored(sample: &Sample, parameters: &[Parameter]) -> Vec<Option<Quantized>> {
+    let weights = sample.program.model().weights().iter();
+    weights
+        .zip(parameters)
+        .map(|(spec, parameter)| {
+            let whole = || quantize(spec.format, Directions::Both, Via::Bf16, spec.shape, &parameter.master);
+            (spec.placement == Placement::Sharded).then(|| whole().unwrap())
+        })
+        .collect()
+}
+
+/// One rank's gradients by weight, and its outputs.
+fn one_rank(
+    sample: &Sample,
+    step: u32,
+    rank: RankId,
+    stored: &[Option<Quantized>],
+    parameters: &[Parameter],
+    memory: &mut Buffers,
+) -> (Vec<Gradients>, HashMap<String, Vec<u32>>) {
+    let (program, model) = (&sample.program, sample.program.model());
+    let mut gradients: Vec<Gradients> = vec![Vec::new(); model.weights().len()];
+    let mut outputs: HashMap<String, Vec<u32>> = HashMap::new();
+    for micro_batch in 0..program.micro_batches() {
+        for (number, spec) in
+            program.buffers().iter().enumerate().filter(|(_, spec)| spec.role == Role::Input)
+        {
+            let mut values = vec![0.0; spec.elements];
+            closure::input(step, rank, micro_batch, &spec.name, &mut values);
+            memory.insert(BufferId::at(number), values);
+        }
+        for call in program.calls() {
+            let mut digest = Digest::new(&call.name, rank);
+            for usage in &call.uses {
+                let number = usage.weight.index();
+                match &stored[number] {
+                    None => digest.bytes(bytemuck::cast_slice(&parameters[number].master)),
+                    Some(weight) => read(&mut digest, weight, usage.orientation, usage.form, || {
+                        has_tensor_scale(model, usage.weight)
+                    }),
+                }
+            }
+            for access in call.buffers.iter().filter(|access| access.access.reads()) {
+                digest.bytes(bytemuck::cast_slice(&memory[&access.buffer]));
+            }
+            for (position, weight) in call.grads.iter().enumerate() {
+                let mut values = vec![0.0; model.weight(*weight).shape.elements()];
+                digest.fill(position, &mut values);
+                gradients[weight.index()].push((micro_batch, values));
+            }
+            for (position, access) in
+                call.buffers.iter().enumerate().filter(|(_, access)| access.access.writes())
+            {
+                let mut values = vec![0.0; program.buffers()[access.buffer.index()].elements];
+                digest.fill(call.grads.len() + position, &mut values);
+                memory.insert(access.buffer, values);
+            }
+        }
+        for (number, spec) in
+            program.buffers().iter().enumerate().filter(|(_, spec)| spec.role == Role::Output)
+        {
+            let values = memory[&BufferId::at(number)].iter().map(|value| value.to_bits());
+            outputs.entry(spec.name.clone()).or_default().extend(values);
+        }
+    }
+    (gradients, outputs)
+}
+
+/// What a call reads of a weight.
+fn read(
+    digest: &mut Digest,
+    weight: &Quantized,
+    orientation: Orientation,
+    form: Form,
+    scaled: impl Fn() -> bool,
+) {
+    let planes = match orientation {
+        Orientation::Rowwise => weight.rowwise.as_ref().unwrap(),
+        Orientation::Columnwise => weight.columnwise.as_ref().unwrap(),
+    };
+    if form == Form::Planes {
+        digest.bytes(&planes.data);
+        digest.bytes(&planes.scale);
+        if scaled() {
+            digest.bytes(&weight.tensor_scale.to_ne_bytes());
+        }
+        return;
+    }
+    let mut values = vec![0.0; weight.shape.elements()];
+    let planes = Planes { data: &planes.data, scale: &planes.scale };
+    dequantize(weight.format, orientation, weight.shape, planes, weight.tensor_scale, &mut values).unwrap();
+    if form == Form::DenseBf16 {
+        let rounded: Vec<bf16> = values.into_iter().map(bf16::from_f32).collect();
+        digest.bytes(bytemuck::cast_slice(&rounded));
+    } else {
+        digest.bytes(bytemuck::cast_slice(&values));
+    }
+}
+
+/// Added one after the other in f32.
+fn sum(values: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
+    let add = |mut sum: Vec<f32>, more: Vec<f32>| {
+        sum.iter_mut().zip(&more).for_each(|(sum, more)| *sum += more);
+        sum
+    };
+    values.reduce(add).unwrap()
+}
+
+/// The mean over ranks and micro-batches of one weight's gradients, given per rank.
+fn mean(sample: &Sample, weight: WeightId, ranks: &[&Gradients]) -> Vec<f32> {
+    let factor = 1.0 / (sample.ranks * sample.program.micro_batches()) as f32;
+    let scaled = |values: Vec<f32>| values.into_iter().map(|value| value * factor).collect::<Vec<f32>>();
+    if sample.program.model().weight(weight).placement == Placement::Replicated {
+        return sum(ranks.iter().map(|of| sum(of.iter().map(|(_, values)| scaled(values.clone())))));
+    }
+    // What a rank adds before anything is reduced.
+    let together = |of: &Gradients| -> Vec<Vec<f32>> {
+        let all = |wanted: Option<u32>| {
+            let chosen = of.iter().filter(|(batch, _)| wanted.is_none_or(|wanted| *batch == wanted));
+            sum(chosen.map(|(_, values)| values.clone()))
+        };
+        match sample.config.reduce_every {
+            ReduceEvery::Call => of.iter().map(|(_, values)| values.clone()).collect(),
+            ReduceEvery::MicroBatch => {
+                (0..sample.program.micro_batches()).map(|batch| all(Some(batch))).collect()
+            }
+            ReduceEvery::Step => vec![all(None)],
+        }
+    };
+    let sent = |values: Vec<f32>| match sample.config.reduce_dtype {
+        ReduceDtype::F32 => values,
+        ReduceDtype::Bf16 => values.into_iter().map(|value| bf16::from_f32(value).to_f32()).collect(),
+    };
+    let ranks: Vec<Vec<Vec<f32>>> =
+        ranks.iter().map(|of| together(of).into_iter().map(sent).collect()).collect();
+    sum((0..ranks[0].len()).map(|number| scaled(sum(ranks.iter().map(|of| of[number].clone())))))
+}
+
+impl Parameter {
+    /// AdamW with the defaults of the configuration, operation by operation as the specification writes it.
+    fn update(&mut self, gradient: &[f32], step: i32) {
+        let (beta1, beta2, epsilon, rate) = (0.9f32, 0.999f32, 1e-8f32, 1e-3f32);
+        let corrected = |beta: f32| (1.0 - f64::from(beta).powi(step)) as f32;
+        let (c1, c2) = (corrected(beta1), corrected(beta2));
+        for (at, gradient) in gradient.iter().enumerate() {
+            let m = beta1 * self.exp_avg[at] + (1.0 - beta1) * gradient;
+            let v = beta2 * self.exp_avg_sq[at] + ((1.0 - beta2) * gradient) * gradient;
+            self.master[at] -= rate * ((m / c1) / ((v / c2).sqrt() + epsilon));
+            (self.exp_avg[at], self.exp_avg_sq[at]) = (m, v);
+        }
+    }
+}
