@@ -17,7 +17,8 @@ use warpweft::trace::{LineChart, Series};
 const GROUP: u32 = 64;
 
 /// GPUs, and throughput per GPU as a share of that of the first, in percent: Megatron-LM,
-/// docs/api-guide/core/generalized_tensor_parallel.md, §1.7.
+/// docs/api-guide/core/generalized_tensor_parallel.md, §1.7, by its figure. The text names the first and the last number of GPUs; those
+/// between are taken as doublings.
 const PUBLISHED: [(u32, f64); 6] =
     [(128, 100.0), (256, 98.0), (512, 97.0), (1024, 93.0), (2048, 94.0), (3072, 93.0)];
 
