@@ -217,6 +217,9 @@ fn introduce(
         );
     }
     println!("device    {}", session.device());
+    if session.landing_bytes() > 0 {
+        println!("landing   {} beside each arena, for what peers send", size(session.landing_bytes()));
+    }
     match placement {
         Placement::Cpu { instead: Some(reason), .. } => println!("          on the CPU, because {reason}"),
         Placement::Cpu { instead: None, .. } => {}

@@ -23,7 +23,7 @@ pub use capture::{Capture, CaptureMode};
 pub use error::ExecError;
 pub use exchange::{Exchange, WeightShard};
 pub use pump::Pump;
-pub use rank::{Installed, Rank};
+pub use rank::{Installed, Rank, landing_bytes};
 pub use spread::RankReport;
 pub(crate) use spread::report_bytes;
 pub use thread::{Command, Inbox, Initializer, RankThread, Reply, Setup};

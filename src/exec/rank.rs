@@ -226,8 +226,11 @@ fn agree(world: &World, rank: RankId, plan: &StepPlan) -> Result<(), ExecError> 
     Err(ExecError::PlansDiffer { program: plan.name.clone(), fingerprints: listed.join(", ") })
 }
 
-/// What the backend needs beside the arena for the most demanding plan.
-fn landing_bytes<B: Backend>(
+/// Bytes the backend needs beside the arena of each rank, for the most demanding of these plans.
+///
+/// # Errors
+/// What the backend refuses of a plan.
+pub fn landing_bytes<B: Backend>(
     backend: &B,
     prologue: &StepPlan,
     programs: &[Arc<StepPlan>],

@@ -15,7 +15,7 @@ use crate::backend::cpu::{CpuOptions, CpuWorld, Link};
 use crate::backend::{Backend, Checked};
 use crate::compute::{Compute, ComputeFactory, Surface};
 use crate::config::{Config, Reduce};
-use crate::exec::{CaptureMode, Inbox, Initializer, RankThread, Setup, World, report_bytes};
+use crate::exec::{CaptureMode, Inbox, Initializer, RankThread, Setup, World, landing_bytes, report_bytes};
 use crate::id::RankId;
 use crate::model::{Mesh, Role, StepProgram};
 use crate::plan::StepPlan;
@@ -114,6 +114,10 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         let device = backends.first().map_or_else(String::new, Backend::describe);
         let plans = Plans::new(&self.programs, &self.config, mesh)?;
         check_outputs(&plans, &rendezvous)?;
+        let landing_bytes = match backends.first() {
+            Some(backend) => landing_bytes(backend, &plans.prologue, &plans.programs)?,
+            None => 0,
+        };
         let recorder = self.recorder(&backends, &device, &rendezvous)?;
         let world = Arc::new(World::over(Arc::clone(&rendezvous)));
         let inbox = Arc::new(Inbox::new(backends.len()));
@@ -133,6 +137,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
             poisoned: None,
             recorder: None,
             device,
+            landing_bytes,
             rendezvous,
         };
         for (backend, exchange) in backends.into_iter().zip(exchanges) {

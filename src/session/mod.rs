@@ -64,6 +64,7 @@ pub struct Session {
     poisoned: Option<String>,
     recorder: Option<Recorder>,
     device: String,
+    landing_bytes: usize,
     /// Dropped behind the ranks, which say good-bye first.
     rendezvous: Arc<Rendezvous>,
 }
@@ -283,6 +284,13 @@ impl Session {
     #[must_use]
     pub fn device(&self) -> &str {
         &self.device
+    }
+
+    /// Bytes of device memory each rank takes beside the arena that plans speak of: room for what peers send until it is
+    /// summed. 0 where ranks read each other's arenas.
+    #[must_use]
+    pub const fn landing_bytes(&self) -> usize {
+        self.landing_bytes
     }
 
     /// Ends the session: waits for a step still under way, closes the ranks, writes the trace if
