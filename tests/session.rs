@@ -113,6 +113,38 @@ fn quantized_bytes_from_the_same_masters_are_identical_for_any_number_of_ranks()
     });
 }
 
+/// A program of gradients alone computes what a training step does, changes no weight, and the next step begins its sums anew.
+#[test]
+fn a_step_of_gradients_alone_has_the_losses_of_a_training_step_and_leaves_no_trace() {
+    within_a_minute(async {
+        for format in [Format::F32, Format::NVFP4_2D] {
+            let trainer = Trainer::new(2, format);
+            let reference = {
+                let mut session = trainer.start(config(2, Capture::Off, true), 3).await.unwrap();
+                let found = losses(&mut session, 3, 0..3).await;
+                (found, session.export().await.unwrap())
+            };
+            let builder = trainer.builder(config(2, Capture::Off, true), &Mischief::default());
+            let mut session = builder.program(trainer.gradients_alone()).start_cpu(3).await.unwrap();
+            let before = session.export().await.unwrap();
+            let mut found = Vec::new();
+            for step in 0..3 {
+                feed(&mut session, "gradients", 3, step);
+                let report = session.step("gradients").await.unwrap();
+                assert_eq!(report.outcome, Outcome::Evaluated);
+                let loss = report.mean_output("loss").unwrap().to_bits();
+                assert_eq!(loss, reference.0[step as usize], "{format}, step {step}");
+                if step == 0 {
+                    assert_eq!(session.export().await.unwrap(), before, "{format}");
+                }
+                found.extend(losses(&mut session, 3, step..step + 1).await);
+            }
+            assert_eq!(found, reference.0, "{format}");
+            assert_eq!(session.export().await.unwrap(), reference.1, "{format}");
+        }
+    });
+}
+
 #[test]
 fn a_closure_error_on_one_rank_is_named_changes_nothing_and_the_session_goes_on() {
     within_a_minute(async {

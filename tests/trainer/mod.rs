@@ -91,8 +91,8 @@ impl Trainer {
         let weights: Vec<WeightId> = own.into_iter().cycle().take(layers).collect();
         let bias = model.replicated("bias", 1, SIZE).unwrap();
         let model = config.apply_weight_rules(&model.build()).unwrap();
-        let train = declare(&model, &weights, bias, true, shaped);
-        let evaluate = declare(&model, &weights, bias, false, shaped);
+        let train = declare(&model, &weights, bias, Ends::Training, shaped);
+        let evaluate = declare(&model, &weights, bias, Ends::Evaluation, shaped);
         let buffer = |name: &str| train.buffer(name).unwrap();
         Self {
             activations: (0..=layers).map(|layer| buffer(&format!("x{layer}"))).collect(),
@@ -105,6 +105,12 @@ impl Trainer {
             bias,
             train,
         }
+    }
+
+    /// The calls of a training step without micro-batches or recomputation, and no optimizer: program `gradients`.
+    pub fn gradients_alone(&self) -> StepProgram {
+        let shaped = Shaped { layers: self.weights.len(), ..Shaped::default() };
+        declare(&self.model, &self.weights, self.bias, Ends::Gradients, shaped)
     }
 
     /// A session builder with this trainer's programs, masters and closures.
@@ -206,9 +212,22 @@ fn transpose(rowwise: &[f32]) -> Vec<f32> {
     (0..SIZE * SIZE).map(|at| rowwise[at % SIZE * SIZE + at / SIZE]).collect()
 }
 
-fn declare(model: &Model, weights: &[WeightId], bias: WeightId, trains: bool, shaped: Shaped) -> StepProgram {
-    let mut program = StepProgram::builder(if trains { "train" } else { "evaluate" }, model);
-    program.micro_batches(if trains { shaped.micro_batches } else { 1 }).unwrap();
+/// What the calls end in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ends {
+    Training,
+    Gradients,
+    Evaluation,
+}
+
+fn declare(model: &Model, weights: &[WeightId], bias: WeightId, ends: Ends, shaped: Shaped) -> StepProgram {
+    let (name, micro_batches) = match ends {
+        Ends::Training => ("train", shaped.micro_batches),
+        Ends::Gradients => ("gradients", shaped.micro_batches),
+        Ends::Evaluation => ("evaluate", 1),
+    };
+    let mut program = StepProgram::builder(name, model);
+    program.micro_batches(micro_batches).unwrap();
     let input = program.input("input", SIZE, ElementType::F32).unwrap();
     let loss = program.output("loss", 1, ElementType::F32).unwrap();
     let layers = weights.len();
@@ -225,7 +244,7 @@ fn declare(model: &Model, weights: &[WeightId], bias: WeightId, trains: bool, sh
             .add()
             .unwrap();
     }
-    if !trains {
+    if ends == Ends::Evaluation {
         program.call("loss", Phase::Forward).reads(x[layers]).reads(input).writes(loss).add().unwrap();
         return program.build_evaluation().unwrap();
     }
@@ -260,7 +279,10 @@ fn declare(model: &Model, weights: &[WeightId], bias: WeightId, trains: bool, sh
             .add()
             .unwrap();
     }
-    program.build_training().unwrap()
+    match ends {
+        Ends::Training => program.build_training().unwrap(),
+        Ends::Gradients | Ends::Evaluation => program.build_gradients().unwrap(),
+    }
 }
 
 /// Masters at the start: small, different everywhere, the same for any number of ranks.

@@ -1,7 +1,8 @@
 //! Random programs: no false alarm on a valid plan, and no disagreement with a brute-force search.
 //!
-//! The generator writes any program the builder accepts: all formats and placements, current and delayed scaling, any number of
-//! uses and gradients per call, buffers of every role and lifetime, every policy, 1 to 5 ranks.
+//! The generator writes programs that train or evaluate: all formats and placements, current and delayed scaling, any number of
+//! uses and gradients per call, buffers of every role and lifetime, policies by depth, 1 to 5 ranks. It writes no program that reduces
+//! gradients without an optimizer, declares reuse of uses alone, and makes no schedule by hand.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

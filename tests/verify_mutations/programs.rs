@@ -1,8 +1,9 @@
-//! Random programs, in every way a program can be declared and planned.
+//! Random programs, in most ways a program can be declared and planned.
 //!
-//! Law: whatever the builder accepts may come up: weights tied and replayed, grouped ones, replicated ones, every kind of format, buffers of
+//! Law: may come up: weights tied and replayed, grouped ones, replicated ones, every kind of format, buffers of
 //! every role and lifetime, micro-batches, one rank to four; and of the planner every policy, one communicator or two, planes kept or
 //! gathered again per use and per configuration, gradients reduced one by one or together, in f32 or bf16, every layout of optimizer state.
+//! Never: programs that reduce gradients without an optimizer (`build_gradients`), reuse declared of a weight, schedules made by hand.
 
 use warpweft::cluster::preset;
 use warpweft::config::{
