@@ -6,6 +6,7 @@
 //!
 //! Three things are varied, one after the other, each around the best so far: how late gathers are, how far behind their calls
 //! reductions stand, and how many planes are kept for their next use instead of being gathered again, those first whose next use is nearest.
+//! Parts of them are tried always; within a budget, halving then finds about as many as fit. Without one all of them fit, so nothing is halved.
 
 use super::{Demand, Pace, Timetable, bytes, deadline, depth};
 use crate::plan::PlanError;

@@ -2,20 +2,22 @@
 //!
 //! Law: at no stage do the planes that are asked for and not yet used for the last time take more than the limit, every
 //! plane counted as aligned in the arena; and each demand is asked for as early as that allows, behind the demands
-//! before it. A limit that does not hold the planes of a call beside the next ones is refused: nothing could be
-//! gathered ahead.
+//! before it. Planes that must be there, of a call and of what is kept for a later one, have their room before anything is
+//! asked for early; so a limit is refused exactly if it does not hold these, or not the planes of a call beside the next ones: nothing
+//! could be gathered ahead. The error names what is enough.
 
 use std::collections::HashMap;
 
 use super::Demand;
-use super::together::together;
+use super::together::{Pick, together};
 use crate::format::Orientation;
 use crate::id::WeightId;
 use crate::plan::PlanError;
 
 pub(super) fn issues(demands: &[Demand<'_>], limit: usize) -> Result<Vec<usize>, PlanError> {
-    check_pairs(demands, limit)?;
-    fit(demands, limit, &vec![0; demands.len()], &vec![false; demands.len()])
+    let none = vec![false; demands.len()];
+    check_least(demands, limit, &none)?;
+    fit(demands, limit, &vec![0; demands.len()], &none)
 }
 
 /// As early as `limit` bytes allow, but none before its `earliest` stage. `earliest` never goes back.
@@ -28,41 +30,50 @@ pub(super) fn fit(
     earliest: &[usize],
     kept: &[bool],
 ) -> Result<Vec<usize>, PlanError> {
-    let stages = demands.last().map_or(0, |demand| demand.stage + 1);
-    let mut in_flight = vec![0usize; stages];
+    let mut in_flight = must_hold(demands, kept);
     let mut last_uses: HashMap<(WeightId, Orientation), usize> = HashMap::new();
     let mut issues = Vec::with_capacity(demands.len());
     let mut floor = 0;
+    if let Some(needed) = in_flight.iter().copied().max().filter(|needed| *needed > limit) {
+        return Err(too_little_at(demands, &in_flight, limit, needed));
+    }
     for ((demand, earliest), kept) in demands.iter().zip(earliest).zip(kept) {
         let held = last_uses.insert((demand.weight, demand.orientation), demand.stage);
-        let fits = |stage: &usize| in_flight[*stage].saturating_add(demand.bytes) <= limit;
         let lowest = floor.max(*earliest).min(demand.stage);
-        let fitting = (lowest..=demand.stage).rev().take_while(fits).last();
-        let (issue, from) = match (held, fitting) {
-            (Some(last_use), _) if demand.keeps || *kept => (floor, last_use + 1),
-            (Some(last_use), Some(issue)) if issue <= last_use + 1 => (issue, last_use + 1),
-            (_, Some(issue)) => (issue, issue),
-            (Some(last_use), None) if last_use == demand.stage => (last_use, last_use + 1),
-            (_, None) => {
-                let others = in_flight[demand.stage];
-                return Err(too_little(demand, demand, limit, others.saturating_add(demand.bytes)));
-            }
+        // The planes have their room at the stage itself; every stage before it takes as much again.
+        let fits = |stage: &usize| in_flight[*stage].saturating_add(demand.bytes) <= limit;
+        let issue = (lowest..demand.stage).rev().take_while(fits).last().unwrap_or(demand.stage);
+        let (issue, from) = match held {
+            Some(last_use) if demand.keeps || *kept => (floor, last_use + 1),
+            Some(last_use) if last_use == demand.stage => (issue, demand.stage),
+            Some(last_use) if issue <= last_use + 1 => (issue, last_use + 1),
+            _ => (issue, issue),
         };
-        for bytes in in_flight.iter_mut().take(demand.stage + 1).skip(from) {
-            *bytes = bytes.saturating_add(demand.bytes);
-            if *bytes > limit {
-                return Err(too_little(demand, demand, limit, *bytes));
+        if !(held.is_some() && (demand.keeps || *kept)) {
+            for bytes in in_flight.iter_mut().take(demand.stage).skip(from) {
+                *bytes = bytes.saturating_add(demand.bytes);
             }
         }
         floor = floor.max(issue);
         issues.push(issue);
     }
-    together(demands, &mut issues, usize::max);
+    together(demands, &mut issues, Pick::Latest);
     Ok(issues)
+}
+
+/// Per stage, the bytes that no choice of stages avoids: every plane at the stages of its uses, and between two uses where it is kept.
+fn must_hold(demands: &[Demand<'_>], kept: &[bool]) -> Vec<usize> {
+    let on_demand: Vec<usize> = demands.iter().map(|demand| demand.stage).collect();
+    in_flight(demands, &on_demand, kept)
 }
 
 /// The most bytes in flight at any stage, if demands are asked for at these stages.
 pub(super) fn most_in_flight(demands: &[Demand<'_>], issues: &[usize], kept: &[bool]) -> usize {
+    in_flight(demands, issues, kept).into_iter().max().unwrap_or(0)
+}
+
+/// The bytes in flight at every stage, if demands are asked for at these stages.
+fn in_flight(demands: &[Demand<'_>], issues: &[usize], kept: &[bool]) -> Vec<usize> {
     let stages = demands.last().map_or(0, |demand| demand.stage + 1);
     let mut in_flight = vec![0usize; stages];
     let mut last_uses: HashMap<(WeightId, Orientation), usize> = HashMap::new();
@@ -76,11 +87,13 @@ pub(super) fn most_in_flight(demands: &[Demand<'_>], issues: &[usize], kept: &[b
             *bytes = bytes.saturating_add(demand.bytes);
         }
     }
-    in_flight.into_iter().max().unwrap_or(0)
+    in_flight
 }
 
-/// The planes of every call beside the first ones of the next call that needs others.
-fn check_pairs(demands: &[Demand<'_>], limit: usize) -> Result<(), PlanError> {
+/// What must be held at every stage, and the planes of every call beside the first ones of the next call that needs others.
+fn check_least(demands: &[Demand<'_>], limit: usize, kept: &[bool]) -> Result<(), PlanError> {
+    let held = must_hold(demands, kept);
+    let least = held.iter().copied().max().unwrap_or(0);
     let mut largest: Option<(usize, &Demand<'_>, &Demand<'_>)> = None;
     for call in demands.chunk_by(|one, other| one.stage == other.stage) {
         let Some(last) = call.last() else { continue };
@@ -100,8 +113,21 @@ fn check_pairs(demands: &[Demand<'_>], limit: usize) -> Result<(), PlanError> {
         }
     }
     match largest {
-        Some((needed, first, second)) if needed > limit => Err(too_little(first, second, limit, needed)),
+        Some((needed, first, second)) if needed > limit && needed >= least => {
+            Err(too_little(first, second, limit, needed))
+        }
+        _ if least > limit => Err(too_little_at(demands, &held, limit, least)),
         _ => Ok(()),
+    }
+}
+
+/// The refusal that names the first stage at which so many bytes are held.
+fn too_little_at(demands: &[Demand<'_>], held: &[usize], limit: usize, needed: usize) -> PlanError {
+    let stage = held.iter().position(|bytes| *bytes == needed);
+    let at = stage.and_then(|stage| demands.iter().rev().find(|demand| demand.stage <= stage));
+    match at.or(demands.first()) {
+        Some(demand) => too_little(demand, demand, limit, needed),
+        None => PlanError::Prefetch { first: String::new(), second: String::new(), needed, limit },
     }
 }
 

@@ -7,7 +7,7 @@
 //! before its latest beginning, less a margin. So an early gather never takes the link from a reduction that is due before it.
 
 use super::Demand;
-use super::together::together;
+use super::together::{Pick, together};
 
 /// What the calls, gathers and reductions of a program take, nanoseconds.
 #[derive(Clone, Debug, Default)]
@@ -63,7 +63,7 @@ pub(super) fn issues(
     for number in (1..issues.len()).rev() {
         issues[number - 1] = issues[number - 1].min(issues[number]);
     }
-    together(demands, &mut issues, usize::min);
+    together(demands, &mut issues, Pick::Earliest);
     issues
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Law: a timetable has one stage for every demand, no later than the demand's own; whoever makes one looks at nothing else.
 
-use super::together::together;
+use super::together::{Pick, together};
 use super::{Demand, Prefetch, bytes, depth};
 use crate::plan::PlanError;
 
@@ -20,7 +20,7 @@ pub(in super::super) struct Timetable {
 impl Timetable {
     /// A timetable made by hand: one stage for every demand.
     pub(in super::super) fn by_hand(demands: &[Demand<'_>], mut issues: Vec<usize>) -> Self {
-        together(demands, &mut issues, usize::max);
+        together(demands, &mut issues, Pick::Latest);
         Self::as_issued(issues)
     }
 
