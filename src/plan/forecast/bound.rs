@@ -2,7 +2,8 @@
 //!
 //! Law: every constraint here holds in any schedule that computes the same: content before its reader; calls one after the other, in
 //! program order; one thing at a time on a link, on the quantize lane and on the host; a call after all gathers that it and the calls
-//! before it need. Memory, prefetch and contention are left out, so a plan may be above the bound and the best still be found.
+//! before it need; a task after the launches of itself and of what it cannot do without. Memory, prefetch and contention are left out, so a
+//! plan may be above the bound and the best still be found. The order of the plan enters nowhere but along the compute lane.
 //!
 //! With G(c) the time of all gathers that calls up to c need, and C(c) that of the calls before c, call c cannot begin
 //! before G(c), and `G(c) − C(c)` is exposed; so is what remains of the collectives that come up behind a call once the compute behind
@@ -28,21 +29,26 @@ pub(super) fn bounds(plan: &StepPlan, nanoseconds: &[f64], costs: &Costs) -> Bou
     // Which gathers a task's content comes from, until a call has needed them.
     let mut pending: Vec<Vec<usize>> = vec![Vec::new(); plan.tasks.len()];
     let mut counted = vec![false; plan.tasks.len()];
+    let mut host = Launches::new(plan.tasks.len());
     let mut links = Links::new(plan, costs);
     // Compute that is over when a task's operands are there at the earliest.
     let mut behind = vec![0.0f64; plan.tasks.len()];
     let (mut calls_end, mut computed, mut exposed) = (0.0f64, 0.0f64, 0.0f64);
     for (position, task) in plan.tasks.iter().enumerate() {
         let accesses = task.op.accesses();
-        let mut ready = (replay + launch * (position as u64 + 1)) as f64;
+        let mut ready = 0.0f64;
+        host.producers.push(Vec::new());
         for (slot, _) in accesses.iter().filter(|(_, access)| access.reads()) {
             if let Some(producer) = producers[slot.index()] {
                 ready = ready.max(ends[producer]);
                 behind[position] = behind[position].max(behind[producer]);
                 let gathers = pending[producer].clone();
                 pending[position].extend(gathers);
+                host.producers[position].push(producer);
             }
         }
+        let launches = host.needed(position, task.lane == compute);
+        ready = ready.max(replay as f64 + launch as f64 * launches as f64);
         let time = nanoseconds[position];
         if matches!(task.op, Op::AllGather { .. }) {
             pending[position].push(position);
@@ -77,6 +83,48 @@ pub(super) fn bounds(plan: &StepPlan, nanoseconds: &[f64], costs: &Costs) -> Bou
     }
     let step = ends.iter().copied().fold(links.all_over(), f64::max);
     Bounds { exposed: exposed.max(0.0).round() as u64, step: step.floor() as u64 }
+}
+
+/// How many tasks the host has launched at least when a task begins.
+struct Launches {
+    /// Per task, those whose content it reads.
+    producers: Vec<Vec<usize>>,
+    /// Per task, a number of launches that no order avoids.
+    least: Vec<usize>,
+    /// Is a task among those that the compute lane could not do without so far?
+    counted: Vec<bool>,
+    /// How many are.
+    computed: usize,
+}
+
+impl Launches {
+    fn new(tasks: usize) -> Self {
+        Self {
+            producers: Vec::with_capacity(tasks),
+            least: Vec::with_capacity(tasks),
+            counted: vec![false; tasks],
+            computed: 0,
+        }
+    }
+
+    /// On the compute lane: everything that it and the calls before it read, each counted once. Elsewhere: one more than its latest
+    /// producer.
+    fn needed(&mut self, task: usize, computes: bool) -> usize {
+        let latest = self.producers[task].iter().map(|producer| self.least[*producer]).max();
+        let mut least = latest.unwrap_or(0) + 1;
+        if computes {
+            let mut open = vec![task];
+            while let Some(next) = open.pop() {
+                if !std::mem::replace(&mut self.counted[next], true) {
+                    self.computed += 1;
+                    open.extend(&self.producers[next]);
+                }
+            }
+            least = least.max(self.computed);
+        }
+        self.least.push(least);
+        least
+    }
 }
 
 /// What serial resources other than the compute lane have to do.
