@@ -121,32 +121,41 @@ impl Cluster {
     }
 }
 
+/// From nothing to an hour, so that a step of many tasks stays a time.
+const MICROSECONDS: Takes = Takes::Between(0.0, 3.6e9);
+
+/// Bytes or operations per second. A price is capped beside it ([`Prices::of`]).
+const SPEED: Takes = Takes::Between(1.0, 1e30);
+
+/// How many times as long something takes.
+const FACTOR: Takes = Takes::Between(1.0, 1e3);
+
 impl Declared for Cluster {
     const RULES: &'static [Rule] = &[
         needed("name", Takes::Text),
         needed("gpus_per_node", Takes::Count(1, 4096)),
         needed("algorithm", Takes::OneOf(&["ring", "tree", "hierarchical", "direct", "best"])),
         needed("gpu.memory_bytes", Takes::Count(1, 1 << 60)),
-        needed("gpu.hbm_bytes_per_s", Takes::Positive),
-        needed("gpu.launch_us", Takes::FromZero),
-        needed("gpu.replay_us", Takes::FromZero),
-        needed("gpu.flops_per_s.f32", Takes::Positive),
-        needed("gpu.flops_per_s.bf16", Takes::Positive),
-        needed("gpu.flops_per_s.fp8", Takes::Positive),
-        needed("gpu.flops_per_s.fp4", Takes::Positive),
-        needed("inside.latency_us", Takes::FromZero),
-        needed("inside.bytes_per_s", Takes::Positive),
-        Rule { key: "between.latency_us", takes: Takes::FromZero, needed_in: Some("between") },
-        Rule { key: "between.bytes_per_s", takes: Takes::Positive, needed_in: Some("between") },
-        optional("contention.compute_beside_collective", Takes::FromOne),
-        optional("contention.collective_beside_compute", Takes::FromOne),
-        optional("contention.collective_beside_collective", Takes::FromOne),
-        optional("contention.compute_beside_quantize", Takes::FromOne),
-        optional("contention.quantize_beside_compute", Takes::FromOne),
+        needed("gpu.hbm_bytes_per_s", SPEED),
+        needed("gpu.launch_us", MICROSECONDS),
+        needed("gpu.replay_us", MICROSECONDS),
+        needed("gpu.flops_per_s.f32", SPEED),
+        needed("gpu.flops_per_s.bf16", SPEED),
+        needed("gpu.flops_per_s.fp8", SPEED),
+        needed("gpu.flops_per_s.fp4", SPEED),
+        needed("inside.latency_us", MICROSECONDS),
+        needed("inside.bytes_per_s", SPEED),
+        Rule { key: "between.latency_us", takes: MICROSECONDS, needed_in: Some("between") },
+        Rule { key: "between.bytes_per_s", takes: SPEED, needed_in: Some("between") },
+        optional("contention.compute_beside_collective", FACTOR),
+        optional("contention.collective_beside_compute", FACTOR),
+        optional("contention.collective_beside_collective", FACTOR),
+        optional("contention.compute_beside_quantize", FACTOR),
+        optional("contention.quantize_beside_compute", FACTOR),
         optional("jitter.seed", Takes::Count(0, 1 << 62)),
-        optional("jitter.mean", Takes::FromZero),
+        optional("jitter.mean", Takes::Between(0.0, 1e3)),
         optional("jitter.straggler_share", Takes::Share),
-        optional("jitter.straggler_factor", Takes::FromOne),
+        optional("jitter.straggler_factor", FACTOR),
     ];
 }
 

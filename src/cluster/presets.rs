@@ -71,7 +71,7 @@ mod tests {
             (
                 "hbm_bytes_per_s = 4.27e12",
                 "hbm_bytes_per_s = -1",
-                format!("bad.toml:{line}: `gpu.hbm_bytes_per_s` is -1; set it to a finite number above 0"),
+                format!("bad.toml:{line}: `gpu.hbm_bytes_per_s` is -1; set it to a number from 1 to 1e30"),
             ),
             (
                 "hbm_bytes_per_s = 4.27e12",

@@ -36,6 +36,9 @@ impl Prefetch {
     /// The keys of which one is set.
     pub(super) const ALTERNATIVES: [&'static str; 3] = ["depth", "bytes", "policy"];
 
+    /// The deepest depth there may be.
+    pub const MAX_DEPTH: u32 = 64;
+
     /// So many uses ahead.
     #[must_use]
     pub fn depth(depth: u32) -> Self {

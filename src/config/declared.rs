@@ -21,12 +21,8 @@ const MOST_NUMBERED: u64 = 65_535;
 pub enum Takes {
     /// A whole number in a range, both ends included.
     Count(u64, u64),
-    /// A finite number above 0.
-    Positive,
-    /// A finite number from 0 on.
-    FromZero,
-    /// A finite number from 1 on.
-    FromOne,
+    /// A number in a range, both ends included.
+    Between(f64, f64),
     /// A number from 0 to 1.
     Share,
     /// Text that is not empty.
@@ -188,9 +184,7 @@ impl Takes {
                 .as_integer()
                 .and_then(|whole| u64::try_from(whole).ok())
                 .is_some_and(|whole| (least..=most).contains(&whole)),
-            Self::Positive => number.is_some_and(|number| number > 0.0),
-            Self::FromZero => number.is_some_and(|number| number >= 0.0),
-            Self::FromOne => number.is_some_and(|number| number >= 1.0),
+            Self::Between(least, most) => number.is_some_and(|number| (least..=most).contains(&number)),
             Self::Share => number.is_some_and(|number| (0.0..=1.0).contains(&number)),
             Self::Switch => value.is_bool(),
             Self::Text => value.as_str().is_some_and(|text| !text.is_empty()),
@@ -212,9 +206,7 @@ impl Takes {
     fn words(self) -> String {
         match self {
             Self::Count(least, most) => format!("a whole number from {least} to {most}"),
-            Self::Positive => "a finite number above 0".to_owned(),
-            Self::FromZero => "a finite number from 0 on".to_owned(),
-            Self::FromOne => "a finite number from 1 on".to_owned(),
+            Self::Between(least, most) => format!("a number from {least} to {most:e}"),
             Self::Share => "a number from 0 to 1".to_owned(),
             Self::Switch => "`true` or `false`".to_owned(),
             Self::Text => "text that is not empty".to_owned(),

@@ -3,7 +3,7 @@
 use super::{Declared, Rule, Takes};
 use crate::model::{Decoder, ProgramBuilder};
 
-/// Largest size: products of three of them stay far from where they saturate.
+/// Largest size: two of them multiplied fit 64 bits; products of more saturate, and what saturated is refused as too large or takes the longest price.
 const LARGEST: u64 = 1 << 32;
 
 const fn needed(key: &'static str, takes: Takes) -> Rule {

@@ -41,13 +41,22 @@ impl ProgramBuilder {
 }
 
 impl StepProgram {
+    /// The most calls of one step, micro-batches counted: a step of more is refused by the planner before any of it is made.
+    pub const MAX_RUNS: usize = 1 << 18;
+
     /// How often a step repeats the calls.
     #[must_use]
     pub fn micro_batches(&self) -> u32 {
         self.micro_batches
     }
 
-    /// The calls of one step in the order in which they run: all of them for every micro-batch.
+    /// How many calls one step has, micro-batches counted.
+    #[must_use]
+    pub fn run_count(&self) -> usize {
+        self.calls().len().saturating_mul(self.micro_batches as usize)
+    }
+
+    /// The calls of one step in the order in which they run: all of them for every micro-batch, so [`StepProgram::run_count`] of them.
     #[must_use]
     pub fn runs(&self) -> Vec<Call> {
         let micro_batches = (0..self.micro_batches).map(MicroBatchId::new);

@@ -7,7 +7,7 @@ use super::choose::timetable;
 use super::dependences::{Edge, EdgeKind, dependences};
 use super::fences::fences;
 use super::place::{Placed, Request, lanes, place};
-use super::prefetch::{Timetable, demands};
+use super::prefetch::{Demand, Timetable, demands};
 use super::resident::ResidentLayout;
 use super::step_plan::{EdgeState, PlanBounds, Policy, StepPlan, Task};
 use super::{Costs, PlanError, Prefetch, verify};
@@ -17,9 +17,6 @@ use crate::id::{CallId, CommSeq, Version};
 use crate::layout::{ArenaLayout, Lane, LaneKind, Weights};
 use crate::model::{Call, Mesh, StepProgram};
 use crate::op::Op;
-
-/// Deepest prefetch a policy may ask for.
-const MAX_DEPTH: u32 = 1024;
 
 impl StepPlan {
     /// Plans one program that is alone in its session.
@@ -36,7 +33,7 @@ impl StepPlan {
     ///
     /// # Errors
     /// [`PlanError::Budget`] when the transient bytes exceed the policy's, [`PlanError::TooLarge`] when
-    /// they cannot be addressed, [`PlanError::Policy`] for a policy out of range,
+    /// they cannot be addressed, [`PlanError::TooManyRuns`] for more calls than [`StepProgram::MAX_RUNS`], [`PlanError::Policy`] for a policy out of range,
     /// [`PlanError::OtherModel`] for foreign weights.
     pub fn within(
         program: &StepProgram,
@@ -44,7 +41,7 @@ impl StepPlan {
         resident: &ResidentLayout,
         policy: &Policy,
     ) -> Result<Self, PlanError> {
-        build(&request(program, &program.runs(), weights, resident, policy)?)
+        build(&request(program, &runs(program)?, weights, resident, policy)?)
     }
 
     /// As [`StepPlan::within`], with costs to count with; [`Prefetch::Auto`] needs them.
@@ -60,7 +57,7 @@ impl StepPlan {
     ) -> Result<Self, PlanError> {
         build(&Request {
             costs: Some(costs),
-            ..request(program, &program.runs(), weights, resident, policy)?
+            ..request(program, &runs(program)?, weights, resident, policy)?
         })
     }
 
@@ -80,7 +77,7 @@ impl StepPlan {
         let issues: Vec<usize> = issues.iter().map(|call| call.index()).collect();
         build(&Request {
             issues: Some(&issues),
-            ..request(program, &program.runs(), weights, resident, policy)?
+            ..request(program, &runs(program)?, weights, resident, policy)?
         })
     }
 
@@ -125,6 +122,19 @@ impl StepPlan {
     }
 }
 
+/// The calls of a step, counted before they are made.
+fn runs(program: &StepProgram) -> Result<Vec<Call>, PlanError> {
+    if program.run_count() > StepProgram::MAX_RUNS {
+        return Err(PlanError::TooManyRuns {
+            program: program.name().to_owned(),
+            calls: program.calls().len(),
+            micro_batches: program.micro_batches(),
+            most: StepProgram::MAX_RUNS,
+        });
+    }
+    Ok(program.runs())
+}
+
 fn request<'a>(
     program: &'a StepProgram,
     calls: &'a [Call],
@@ -166,7 +176,7 @@ fn build_as_told(request: &Request<'_>) -> Result<StepPlan, PlanError> {
     let demands = demands(request.calls, request.weights, request.policy);
     let timetable = timetable(request, &demands)?;
     let placed = place(request, request.policy, &demands, &timetable)?;
-    check_budget(request, &placed)?;
+    check_budget(request, &demands, &placed)?;
     let plan = assemble(request, placed, &timetable)?;
     verify(&plan)?;
     Ok(plan)
@@ -284,12 +294,12 @@ fn check_policy(policy: &Policy) -> Result<(), PlanError> {
         });
     }
     if let Prefetch::Depth(depth) = policy.prefetch
-        && depth > MAX_DEPTH
+        && depth > Prefetch::MAX_DEPTH
     {
         return Err(PlanError::Policy {
             key: "prefetch.depth",
             value: depth.to_string(),
-            advice: "use at most 1024 uses ahead",
+            advice: "use at most 64 uses ahead",
         });
     }
     Ok(())
@@ -305,7 +315,7 @@ fn check_model(program: &StepProgram, weights: &Weights) -> Result<(), PlanError
     if same { Ok(()) } else { Err(PlanError::OtherModel { program: program.name().to_owned() }) }
 }
 
-fn check_budget(request: &Request<'_>, placed: &Placed) -> Result<(), PlanError> {
+fn check_budget(request: &Request<'_>, demands: &[Demand<'_>], placed: &Placed) -> Result<(), PlanError> {
     let Placed { tasks, slots, peak, transient_bytes: needed, .. } = placed;
     let Some(budget) = request.policy.budget.filter(|budget| needed > budget) else { return Ok(()) };
     let alive: Vec<String> = peak
@@ -320,7 +330,7 @@ fn check_budget(request: &Request<'_>, placed: &Placed) -> Result<(), PlanError>
         .map_or_else(|| "nothing".to_owned(), |task| format!("the {} of {}", task.op.name(), task.subject));
     Err(PlanError::Budget {
         program: request.name.to_owned(),
-        prefetch: request.policy.prefetch.to_string(),
+        prefetch: (!demands.is_empty()).then(|| request.policy.prefetch.to_string()),
         needed: *needed,
         budget,
         moment,

@@ -28,9 +28,9 @@ pub(super) enum Carrier {
 
 /// The order of work inside a stage.
 ///
-/// Reductions of call c stand behind the compute of call c+1, accumulations behind that of c+2:
-/// so a gather released at c+1 is never queued behind the reduction of c, and a transposition
-/// never behind an accumulation that waits for its reduction.
+/// Reductions stand as many calls behind their own as the timetable says (`reduce_behind`, 2 unless `auto` finds better), accumulations
+/// one call further: so a gather released in between is never queued behind the reduction, and a transposition never behind an
+/// accumulation that waits for its reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Section {
     /// Copies of inputs out of staging.
@@ -47,9 +47,9 @@ pub(super) enum Section {
     Outputs,
     /// Gradients of the call before added to those they are reduced with.
     AddGradients,
-    /// Reductions of the call before.
+    /// Reductions of a call some calls before.
     Reduce,
-    /// Accumulations of the call before that.
+    /// Accumulations of the call before the one whose gradients are reduced here.
     Accumulate,
     /// Everything behind the last call, in the order it was added.
     Tail,

@@ -8,13 +8,15 @@ use super::VerifyError;
 pub enum PlanError {
     /// The transient bytes do not fit the budget.
     #[error(
-        "program `{program}`: {prefetch} needs {needed} transient bytes per rank, but memory.budget is {budget}; the fullest moment is {moment}, with {alive}; prefetch less or raise the budget"
+        "program `{program}`: {} {needed} transient bytes per rank, but memory.budget is {budget}; the fullest moment is {moment}, with {alive}; {}raise the budget",
+        prefetch.as_ref().map_or_else(|| "it needs".to_owned(), |prefetch| format!("{prefetch} needs")),
+        if prefetch.is_some() { "prefetch less or " } else { "" }
     )]
     Budget {
         /// The program.
         program: String,
-        /// When gathers were to start.
-        prefetch: String,
+        /// When gathers were to start; none where nothing is gathered, as in the prologue.
+        prefetch: Option<String>,
         /// Bytes the plan needs.
         needed: usize,
         /// Bytes allowed.
@@ -23,6 +25,20 @@ pub enum PlanError {
         moment: String,
         /// The largest live slots then.
         alive: String,
+    },
+    /// More calls in a step than can be planned.
+    #[error(
+        "program `{program}` runs {calls} calls for each of {micro_batches} micro-batches, more than {most} in all; take fewer micro-batches, or fewer and larger calls"
+    )]
+    TooManyRuns {
+        /// The program.
+        program: String,
+        /// Calls as they were declared.
+        calls: usize,
+        /// How often a step repeats them.
+        micro_batches: u32,
+        /// The most there may be ([`StepProgram::MAX_RUNS`](crate::model::StepProgram::MAX_RUNS)).
+        most: usize,
     },
     /// Too few bytes to gather anything ahead.
     #[error(

@@ -52,6 +52,32 @@ fn a_forecast_is_near_the_simulator_where_lanes_contend() {
     }
 }
 
+/// The bound holds for every order of the same tasks, so the one of a plan is below the time of every other plan of them.
+#[test]
+fn no_plan_of_the_same_tasks_beats_the_bound_of_another() {
+    let mut cluster = plain();
+    let (name, _, sizes) = SHAPES[0];
+    let program = program(name, sizes, 64);
+    for launch_us in [0.0, 3.0, 300.0] {
+        cluster.gpu.launch_us = launch_us;
+        let forecasts: Vec<_> = [0, 1, 2, 4, 8]
+            .map(|depth| {
+                let config = Config { prefetch: Prefetch::depth(depth), ..Config::default() };
+                let plan = plan_program_on(&program, &config, &cluster, 4).unwrap();
+                (plan.tasks.len(), plan.forecast(&costs_of(&config, &cluster, 4).unwrap()))
+            })
+            .into();
+        let mut pairs = 0;
+        for (tasks, one) in &forecasts {
+            for (_, other) in forecasts.iter().filter(|(others, _)| others == tasks) {
+                assert!(one.step_bound <= other.step, "{launch_us}: {} {}", one.step_bound, other.step);
+                pairs += 1;
+            }
+        }
+        assert!(pairs > forecasts.len(), "some depths have the same tasks");
+    }
+}
+
 const TINY: &str = "layers = 1\nhidden = 1024\nffn = 2048\nheads = 8\nvocabulary = 1024";
 
 /// On a link that is slower than anything else, every byte is exposed but what the calls can hide.

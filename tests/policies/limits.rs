@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use warpweft::cluster::preset;
-use warpweft::config::{ByteSize, Config, Prefetch};
+use warpweft::config::{Backward, ByteSize, Config, Prefetch};
 use warpweft::id::CallId;
 use warpweft::layout::{Content, Weights, aligned};
 use warpweft::model::{Mesh, StepProgram};
@@ -83,6 +83,34 @@ fn bytes_below_the_largest_adjacent_pair_name_the_uses_and_what_they_need() {
     assert!(error.contains("prefetch.bytes") && error.contains(&needed.to_string()), "{error}");
 }
 
+#[test]
+fn the_bytes_that_an_error_asks_for_are_enough_also_where_planes_are_kept() {
+    let plan =
+        |bytes: usize, backward| plan_program(&small(), &Config { backward, ..by_bytes(bytes as u64) }, 4);
+    let mut needs = Vec::new();
+    for backward in [Backward::Keep, Backward::Regather] {
+        let Err(SessionError::Plan(PlanError::Prefetch { needed, limit: 1, .. })) = plan(1, backward) else {
+            panic!("a byte is too little");
+        };
+        let made = plan(needed, backward).unwrap();
+        assert!(most_in_flight(&made) <= needed);
+        assert!(plan(needed - 1, backward).unwrap_err().to_string().contains(&needed.to_string()));
+        needs.push(needed);
+    }
+    assert!(needs[0] > needs[1], "what is kept needs room: {needs:?}");
+}
+
+#[test]
+fn a_step_of_more_calls_than_can_be_planned_is_refused_before_they_are_made() {
+    let sizes = "layers = 64\nhidden = 64\nffn = 64\nheads = 1\nvocabulary = 64\nmicro_batches = 4096";
+    let program = program("many", sizes, 1);
+    let error = plan_program(&program, &Config::default(), 1).unwrap_err();
+    let SessionError::Plan(PlanError::TooManyRuns { micro_batches: 4096, most, .. }) = &error else {
+        panic!("{error}");
+    };
+    assert!(program.run_count() > *most && error.to_string().contains("fewer micro-batches"), "{error}");
+}
+
 /// PL-6
 #[test]
 fn auto_keeps_every_budget_that_gathers_on_demand_keep() {
@@ -97,7 +125,10 @@ fn auto_keeps_every_budget_that_gathers_on_demand_keep() {
     for communicators in [1, 2] {
         let free = plan(None, communicators).unwrap().bounds.transient_bytes;
         let tight = plan(Some(1), communicators).unwrap_err().to_string();
-        assert!(tight.contains("memory.budget") && tight.contains("auto"), "{tight}");
+        // What casts the masters comes first, and gathers nothing that could be asked for later.
+        assert!(tight.contains("`prologue`: it needs") && tight.contains("; raise the budget"), "{tight}");
+        let short = plan(Some(free / 4), communicators).unwrap_err().to_string();
+        assert!(short.contains("\"auto\" needs") && short.contains("prefetch less or raise"), "{short}");
         for share in [1.0, 0.97, 0.94, 0.91] {
             let budget = (free as f64 * share) as usize;
             if let Ok(plan) = plan(Some(budget), communicators) {

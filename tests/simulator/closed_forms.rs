@@ -1,8 +1,10 @@
 //! Times that a pencil gives as well.
 
-use warpweft::session::{Session, Simulation};
+use warpweft::cluster::Cluster;
+use warpweft::config::Declared;
+use warpweft::session::{Session, Simulation, costs_of};
 
-use crate::programs::{chain, depth, plain, plain_with, training};
+use crate::programs::{PLAIN, chain, depth, plain, plain_with, training};
 
 const RANKS: u32 = 4;
 /// A gather of 100 × 500 bf16 weights over four ranks in a ring: 3 · 2 µs, and three quarters of 100,000 bytes.
@@ -98,9 +100,32 @@ fn two_communicators_share_a_link_if_the_cluster_says_so() {
 
 #[test]
 fn times_beyond_all_reason_stay_times() {
-    let mut cluster = plain_with("[contention]\ncompute_beside_collective = 1e300\n[jitter]\nmean = 1e300\n");
+    let mut cluster = plain();
+    (cluster.contention.compute_beside_collective, cluster.jitter.mean) = (1e300, 1e300);
     (cluster.gpu.launch_us, cluster.inside.bytes_per_s) = (1e300, 1e-300);
+    cluster.inside.latency_us = 1e300;
     let simulated =
         Session::simulate(&training(3, 100, u64::MAX / 2), &depth(2), &cluster, RANKS, 3).unwrap();
     assert!(simulated.exposure.fraction() <= 1.0);
+    let forecast = simulated.plan.forecast(&costs_of(&depth(2), &cluster, RANKS).unwrap());
+    assert!(forecast.step >= 1 << 60 && forecast.step_bound >= 1 << 60, "{forecast:?}");
+}
+
+#[test]
+fn a_cluster_file_gives_no_times_beyond_an_hour_and_no_speed_of_nothing() {
+    for (from, to) in [
+        ("launch_us = 0", "launch_us = 1e30"),
+        ("latency_us = 2", "latency_us = 1e300"),
+        ("latency_us = 2", "latency_us = -1"),
+        ("replay_us = 0", "replay_us = 3.7e9"),
+        ("f32 = 1e9", "f32 = 1e-300"),
+        ("fp4 = 1e9", "fp4 = nan"),
+        ("[inside]", "[jitter]\nmean = 1e300\n[inside]"),
+        ("[inside]", "[contention]\ncompute_beside_quantize = 1e300\n[inside]"),
+    ] {
+        let error = Cluster::from_toml(&PLAIN.replacen(from, to, 1), "ours.toml").unwrap_err().to_string();
+        let key = to.split(" = ").next().unwrap().rsplit('\n').next().unwrap();
+        assert!(error.contains(key) && error.contains("set it to a number from "), "{error}");
+    }
+    Cluster::from_toml(&PLAIN.replace("launch_us = 0", "launch_us = 3.6e9"), "ours.toml").unwrap();
 }

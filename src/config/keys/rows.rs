@@ -6,7 +6,7 @@
 use serde::Serialize;
 use toml::Value;
 
-use crate::config::{Config, WeightRule};
+use crate::config::{Config, Prefetch, WeightRule};
 
 /// A key of the configuration.
 pub(super) struct Row {
@@ -85,7 +85,7 @@ pub(super) const ROWS: &[Row] = &[
         path: "prefetch.depth",
         expected: "a whole number from 0 (gather on demand) to 64",
         value: |c| c.prefetch.depth.and_then(toml),
-        valid: |c| c.prefetch.depth.is_none_or(|depth| depth <= 64),
+        valid: |c| c.prefetch.depth.is_none_or(|depth| depth <= Prefetch::MAX_DEPTH),
     },
     Row {
         path: "prefetch.bytes",

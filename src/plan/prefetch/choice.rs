@@ -16,6 +16,9 @@ pub enum Prefetch {
 }
 
 impl Prefetch {
+    /// The deepest depth a policy may ask for: that of a configuration.
+    pub const MAX_DEPTH: u32 = crate::config::Prefetch::MAX_DEPTH;
+
     /// Is every gather made where it is used, in front of a waiting call?
     pub(in super::super) const fn is_on_demand(self) -> bool {
         matches!(self, Self::Depth(0))
