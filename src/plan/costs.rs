@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::cluster::{Contention, Prices, Work};
 use crate::op::Op;
+use crate::trace::median;
 
 /// A kind of task that takes the same time wherever it stands: op, subject, bytes received.
 type Kind = (&'static str, String, usize);
@@ -26,11 +27,8 @@ impl Measured {
             let kind = (task.op.name(), task.subject.clone(), task.wire_bytes);
             all.entry(kind).or_default().push(*time);
         }
-        let median = |mut times: Vec<u64>| {
-            times.sort_unstable();
-            times.get(times.len() / 2).map_or(0.0, |time| *time as f64)
-        };
-        Self { nanoseconds: all.into_iter().map(|(kind, times)| (kind, median(times))).collect() }
+        let middle = |(kind, times)| Some((kind, median(times)? as f64));
+        Self { nanoseconds: all.into_iter().filter_map(middle).collect() }
     }
 }
 

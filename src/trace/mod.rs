@@ -16,6 +16,7 @@
 //! | file | idea |
 //! |---|---|
 //! | `time` | nanoseconds, intervals and their arithmetic |
+//! | `median` | what counts of several measurements |
 //! | `timeline` | lanes, slices, arrows, counters of a run |
 //! | `exposure` | exposed communication from intervals; needs no timeline and does not allocate |
 //! | `arrival` | the exposure of a timeline, with skew taken apart |
@@ -38,6 +39,7 @@ mod events;
 mod export;
 mod exposure;
 mod host;
+mod median;
 mod merge;
 mod picture;
 mod reader;
@@ -54,6 +56,7 @@ pub use error::TraceError;
 pub use export::Written;
 pub use exposure::{Exposure, exposure};
 pub use host::{HostLane, HostSpans, HostTrace};
+pub use median::median;
 pub use merge::write_trace;
 pub use picture::TimelinePicture;
 pub use reader::{TraceFile, read_trace};

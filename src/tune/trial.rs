@@ -13,13 +13,28 @@ pub struct Limits {
     pub steps: u32,
     /// Steps of one trial, of which the median counts.
     pub per_trial: u32,
-    /// Share by which a trial must be faster than the choice to become it.
+    /// Share by which a trial must be faster than the choice to become it, from 0 to below 1.
     pub hysteresis: f64,
+    /// Are plans tried that `auto` makes of measured durations? No configuration says such a plan again, so whoever wants to write the
+    /// choice down says no.
+    pub by_measurement: bool,
+}
+
+/// Limits that no tuner can keep.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LimitsError {
+    /// A hysteresis that is no share.
+    #[error("hysteresis is {value}; take a share from 0 to below 1, such as 0.01")]
+    Hysteresis {
+        /// What was asked for.
+        value: f64,
+    },
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { budget: None, steps: MOST_STEPS, per_trial: 2, hysteresis: 0.01 }
+        Self { budget: None, steps: MOST_STEPS, per_trial: 2, hysteresis: 0.01, by_measurement: true }
     }
 }
 

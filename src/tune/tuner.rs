@@ -3,12 +3,9 @@
 //! Law: TU-1 to TU-4 of this room.
 
 use super::decision::{Decision, Verdict};
-use super::median::median;
-use super::trial::{Candidate, Choice, Limits, MOST_STEPS, Outcome};
+use super::trial::{Candidate, Choice, Limits, LimitsError, MOST_STEPS, Outcome};
 use crate::plan::Prefetch;
-
-/// Deepest depth that is tried.
-const DEEPEST: u32 = 64;
+use crate::trace::median;
 
 /// The state machine.
 #[derive(Clone, Debug)]
@@ -38,11 +35,16 @@ enum Stage {
 
 impl Tuner {
     /// A tuner that begins with the configured policy.
-    #[must_use]
-    pub fn new(configured: Prefetch, limits: Limits) -> Self {
+    ///
+    /// # Errors
+    /// [`LimitsError`] for a hysteresis that is no share.
+    pub fn new(configured: Prefetch, limits: Limits) -> Result<Self, LimitsError> {
+        if !(0.0..1.0).contains(&limits.hysteresis) {
+            return Err(LimitsError::Hysteresis { value: limits.hysteresis });
+        }
         let limits =
             Limits { steps: limits.steps.min(MOST_STEPS), per_trial: limits.per_trial.max(1), ..limits };
-        Self {
+        Ok(Self {
             limits,
             configured,
             spent: 0,
@@ -50,7 +52,7 @@ impl Tuner {
             asked: None,
             choice: None,
             log: Vec::new(),
-        }
+        })
     }
 
     /// What to try next; `None` once the choice is frozen. Asking again without a report gives the same.
@@ -74,6 +76,17 @@ impl Tuner {
             self.advance(None);
         }
         None
+    }
+
+    /// Tells how many transient bytes the plan of the candidate that was asked for last needs. `true`: run it and report. `false`: it is
+    /// over the budget, or nothing was asked for; run nothing and ask for the next.
+    pub fn planned(&mut self, bytes: usize) -> bool {
+        let Some(candidate) = self.asked else { return false };
+        let Some(budget) = self.limits.budget.filter(|budget| bytes > *budget) else { return true };
+        self.asked = None;
+        self.log.push(Decision { candidate, step: None, verdict: Verdict::OverBudget { bytes, budget } });
+        self.advance(None);
+        false
     }
 
     /// Tells what came of the candidate that was asked for last; without one, nothing changes.
@@ -134,16 +147,21 @@ impl Tuner {
         match self.stage {
             Stage::Configured => Some((self.configured, false)),
             Stage::Auto => Some((Prefetch::Auto, false)),
-            Stage::AutoMeasured => self.choice.map(|_| (Prefetch::Auto, true)),
+            Stage::AutoMeasured => self.measured_auto(),
             Stage::Depth(depth, _) => Some((Prefetch::Depth(depth), false)),
             Stage::HalfBytes => best_bytes.map(|bytes| (Prefetch::Bytes((bytes / 2).max(1)), false)),
             Stage::TwiceBytes => best_bytes.map(|bytes| (Prefetch::Bytes(bytes.saturating_mul(2)), false)),
             Stage::AutoAgain => {
                 let changed = self.log.iter().rposition(|d| d.candidate.by_measurement) < self.last_chosen();
-                (changed && self.choice.is_some()).then_some((Prefetch::Auto, true))
+                self.measured_auto().filter(|_| changed)
             }
             Stage::Frozen => None,
         }
+    }
+
+    /// `auto` by what was measured under the choice.
+    fn measured_auto(&self) -> Option<(Prefetch, bool)> {
+        self.choice.filter(|_| self.limits.by_measurement).map(|_| (Prefetch::Auto, true))
     }
 
     /// The trial that became the choice last.
@@ -160,7 +178,11 @@ impl Tuner {
                 // What was tried before, or refused, says nothing about the next depth.
                 let took = step.unwrap_or(before);
                 let pays = took < before || step.is_none();
-                if pays && depth < DEEPEST { Stage::Depth(depth * 2, took) } else { Stage::HalfBytes }
+                if pays && depth < Prefetch::MAX_DEPTH {
+                    Stage::Depth(depth * 2, took)
+                } else {
+                    Stage::HalfBytes
+                }
             }
             Stage::HalfBytes => Stage::TwiceBytes,
             Stage::TwiceBytes => Stage::AutoAgain,

@@ -42,6 +42,22 @@ fn a_list_of_calls_is_planned_simulated_and_tuned_like_a_decoder() {
     assert!(tasks.contains("layers.7.forward") && tasks.starts_with("plan `calls`: "), "{tasks}");
     let simulated = said(folder.path(), "simulate calls.toml --cluster h200x4 --ranks 4 --depth 1");
     assert!(simulated.contains("calls, 4096 tokens per rank") && simulated.contains("tokens per second"));
+    let twice = MODEL.replace("layers", "micro_batches = 2\nlayers");
+    std::fs::write(folder.path().join("twice.toml"), twice).unwrap();
+    let step_tokens = |model: &str| {
+        let text = said(folder.path(), &format!("simulate {model} --cluster h200x4 --ranks 4"));
+        let step = text.lines().find(|line| line.starts_with("step")).unwrap().to_owned();
+        let words: Vec<&str> = step.split_whitespace().collect();
+        let tokens = words.iter().position(|word| *word == "tokens").unwrap();
+        let rate = words[tokens - 1].parse::<f64>().unwrap();
+        let unit = if words[2].starts_with("ms") { 1e-3 } else { 1e-6 };
+        (text, rate * unit * words[1].parse::<f64>().unwrap())
+    };
+    let (text, tokens) = step_tokens("twice.toml");
+    assert!(text.contains("64 tokens per rank and micro-batch, 2 a step"), "{text}");
+    assert!((tokens / 128.0 - 1.0).abs() < 0.05, "{text}");
+    let (text, tokens) = step_tokens("model.toml");
+    assert!((tokens / 64.0 - 1.0).abs() < 0.05, "{text}");
     let silent = calls.replace("tokens = 4096\n", "");
     std::fs::write(folder.path().join("silent.toml"), silent).unwrap();
     let simulated = said(folder.path(), "simulate silent.toml --cluster h200x4 --ranks 4 --depth 1");
@@ -147,7 +163,28 @@ fn tune_sweeps_chooses_within_the_budget_and_prints_a_configuration_that_loads()
     let (_, pasted) = text.split_once("\n# ").unwrap();
     let config = warpweft::config::Config::from_toml_str(&format!("# {pasted}"), "pasted").unwrap();
     config.validate().unwrap();
+    // On the machine that was named, not on the one that a configuration counts with by itself.
+    let small = MODEL.replace("layers = 2", "layers = 8").replace("tokens = 64", "tokens = 4096");
+    std::fs::write(folder.path().join("small.toml"), small).unwrap();
+    let auto = said(folder.path(), "tune small.toml --cluster h200x4 --ranks 4 --auto");
+    let (_, pasted) = auto.split_once("\n# ").unwrap();
+    if pasted.contains("auto") {
+        assert!(pasted.contains("prefetch.cluster = \"h200x4\""), "{pasted}");
+    }
+    std::fs::write(folder.path().join("pasted.toml"), format!("# {pasted}")).unwrap();
+    let planned = said(folder.path(), "plan small.toml --ranks 4 --config pasted.toml");
+    let transient = pasted.split(", ").nth(1).unwrap().split(" of transient").next().unwrap();
+    assert!(planned.contains(&format!("transient   {transient}, ")), "{transient}: {planned}");
     assert!(std::fs::read_to_string(folder.path().join("tune.svg")).unwrap().contains("chosen: "));
+    let least = said(folder.path(), "plan model.toml --ranks 4 --depth 0");
+    let least = least.lines().find(|line| line.contains("  transient")).unwrap();
+    let words: Vec<&str> = least.split_whitespace().collect();
+    let mebibytes = words[1].parse::<f64>().unwrap() * 1.02;
+    assert_eq!(words[2], "MiB,");
+    let budget = (mebibytes * f64::from(1 << 20)) as u64;
+    let tight =
+        said(folder.path(), &format!("tune model.toml --cluster h200x4 --ranks 4 --budget {budget}B"));
+    assert!(tight.contains("over the budget") && tight.contains("more than the budget of"), "{tight}");
     let output = run(folder.path(), "tune model.toml --cluster h200x4 --ranks 4 --budget 1KiB");
     let complaint = String::from_utf8(output.stderr).unwrap();
     assert!(complaint.contains("no policy can be run") && complaint.contains("memory.budget"), "{complaint}");

@@ -130,7 +130,7 @@ pub(super) struct ModelArguments {
     config: Option<PathBuf>,
 
     /// Uses ahead of which a gather may start, over the configuration's policy; 0 is on demand
-    #[arg(long, value_name = "D", group = "prefetch", value_parser = clap::value_parser!(u32).range(0..=64))]
+    #[arg(long, value_name = "D", group = "prefetch", value_parser = clap::value_parser!(u32).range(0..=i64::from(Prefetch::MAX_DEPTH)))]
     depth: Option<u32>,
 
     /// Gathered planes in flight, over the configuration's policy
@@ -150,8 +150,8 @@ pub(super) struct ModelArguments {
 ///
 /// Two things are done, in virtual time. A sweep simulates depths and bytes in flight, and says of each what a step takes, how much
 /// of it is exposed communication, and what memory it needs. Then the tuner runs as it would on a real machine: it tries policies for a
-/// few steps each, plans anew by what was measured, keeps the fastest that fits the budget, and says why. What it ends with
-/// is printed as a configuration.
+/// few steps each, keeps the fastest that fits the budget, and says why. What it ends with is printed as a configuration, which makes
+/// the same plan again; so no plan is made of measured durations here.
 ///
 /// MODEL.toml is as for `warpweft plan --help`, the cluster as for `warpweft simulate --help`.
 #[derive(Debug, Args)]

@@ -7,6 +7,7 @@ use crate::config::ConfigError;
 use crate::model::DeclareError;
 use crate::session::SessionError;
 use crate::trace::TraceError;
+use crate::tune::LimitsError;
 
 /// Why a plan, simulation or trace could not be shown.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +35,9 @@ pub enum ScheduleError {
     /// The plan or the simulation was refused.
     #[error(transparent)]
     Session(#[from] SessionError),
+    /// The tuner was given limits that it cannot keep.
+    #[error(transparent)]
+    Limits(#[from] LimitsError),
     /// The trace is not one of ours.
     #[error("`{}`: {source}", path.display())]
     Trace {

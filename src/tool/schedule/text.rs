@@ -58,9 +58,13 @@ pub(super) fn outcome(declared: &Declaration, cluster: &Cluster, simulation: &Si
     let Declaration { name, tokens, config, .. } = declared;
     let Simulation { plan, step, exposure, busy, device, .. } = simulation;
     let share = |part: crate::trace::Nanoseconds| format!("{:.1} %", 100.0 * part.fraction_of(exposure.step));
+    let micro_batches = plan.micro_batches;
     let (tokens, rate) = tokens.map_or_else(Default::default, |tokens| {
-        let rate = tokens as f64 / step.as_secs_f64();
-        (format!("{tokens} tokens per rank, "), format!("; {rate:.0} tokens per second and GPU"))
+        let rate = tokens as f64 * f64::from(micro_batches) / step.as_secs_f64();
+        (
+            format!("{tokens} tokens per rank and micro-batch, {micro_batches} a step, "),
+            format!("; {rate:.0} tokens per second and GPU"),
+        )
     });
     let arena = plan.arena.bytes();
     let of_gpu = 100.0 * arena as f64 / cluster.gpu.memory_bytes as f64;
@@ -115,7 +119,7 @@ pub(super) fn forecast(forecast: &Forecast) -> String {
     let over = forecast.step as f64 / forecast.step_bound.max(1) as f64;
     let rows = [
         ("step", format!("{} expected, {over:.3} times the bound below", time(forecast.step))),
-        ("  bound", format!("{}: no schedule of these tasks takes less", time(forecast.step_bound))),
+        ("  bound", format!("{}: no schedule of this plan's tasks takes less", time(forecast.step_bound))),
         ("  compute", time(forecast.compute)),
         (
             "  exposed",

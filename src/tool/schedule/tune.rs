@@ -1,16 +1,19 @@
 //! The fastest policy on a machine: a sweep, and the tuner.
 //!
-//! Law: every time is a simulated one, every plan one that a session would run. The tuner here is the one of [`crate::tune`]; this file
-//! answers its questions by the simulator.
+//! Law: every time is a simulated one, every plan one that a session would run, and what is printed makes the chosen plan again: so no plan
+//! is tried that is made of measured durations, which no configuration holds. The tuner here is the one of [`crate::tune`]; this file
+//! answers its questions by the simulator. A policy that does not fit is shown as such; any other refusal ends it all.
 
 use std::fmt::Write;
 
 use super::super::text::{Align, Table, duration};
 use super::text::size;
 use super::{Declaration, ModelOptions, Outputs, ScheduleError, cluster, declare};
+use crate::backend::BackendError;
 use crate::cluster::Cluster;
 use crate::config::{ByteSize, Config, Prefetch as Chosen};
-use crate::plan::{Costs, Measured, Policy, Prefetch};
+use crate::exec::ExecError;
+use crate::plan::{Costs, PlanError, Policy, Prefetch};
 use crate::session::{Session, SessionError, Simulation, costs_of};
 use crate::trace::{LineChart, Mark, Reference, Series};
 use crate::tune::{Candidate, Limits, Outcome, Tuner};
@@ -44,23 +47,24 @@ pub fn tune_model(options: &TuneOptions) -> Result<String, ScheduleError> {
     let cluster = cluster(&options.cluster)?;
     let costs = costs_of(&declared.config, &cluster, options.ranks)?;
     let bench = Bench { declared: &declared, cluster: &cluster, ranks: options.ranks, costs: &costs };
-    let depths = bench.sweep(DEPTHS.into_iter().map(Chosen::depth));
+    let depths = bench.sweep(DEPTHS.into_iter().map(Chosen::depth))?;
     let doubled = (0..BYTES.2).map(|step| BYTES.0 * BYTES.1.pow(step));
-    let bytes = bench.sweep(doubled.map(|bytes| Chosen::bytes(ByteSize::new(bytes))));
-    let auto = bench.sweep([Chosen::auto()].into_iter());
-    let (tuner, refusal) = bench.tune();
+    let bytes = bench.sweep(doubled.map(|bytes| Chosen::bytes(ByteSize::new(bytes))))?;
+    let auto = bench.sweep([Chosen::auto()].into_iter())?;
+    let (tuner, refusal) = bench.tune()?;
     let Some(choice) = tuner.choice() else {
         return Err(ScheduleError::NothingRuns { reason: refusal });
     };
     let found = Point {
-        prefetch: chosen(choice.candidate.prefetch),
+        prefetch: Chosen { cluster: options.cluster.clone(), ..chosen(choice.candidate.prefetch) },
         milliseconds: choice.step as f64 / 1e6,
         bytes: choice.bytes,
         exposed: None,
     };
     let bound = bench.bound(&choice.candidate)?;
     let name = &declared.name;
-    options.outputs.write_picture(&picture(name, &cluster, &bound, &[&depths, &bytes, &auto], &found))?;
+    let points = [&depths, &bytes, &auto].map(|rows| ran(rows));
+    options.outputs.write_picture(&picture(name, &cluster, &bound, &points, &found))?;
     Ok(said(&[depths, bytes, auto].concat(), &tuner, &found, &declared.config))
 }
 
@@ -74,6 +78,58 @@ struct Point {
     exposed: Option<f64>,
 }
 
+/// One policy of the sweep.
+#[derive(Clone, Debug)]
+enum Row {
+    Ran(Point),
+    /// It does not fit: what it is, and what it needs.
+    Misfit(Chosen, Misfit),
+}
+
+/// Why a policy does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Misfit {
+    /// Transient bytes beyond the budget.
+    Budget(usize),
+    /// Bytes in flight, of which there must be more.
+    InFlight(usize),
+    /// An arena beyond the GPU's memory.
+    Memory(usize),
+}
+
+impl Misfit {
+    /// Of a refusal that says that something does not fit; every other is given back.
+    fn of(error: SessionError) -> Result<Self, SessionError> {
+        match error {
+            SessionError::Plan(PlanError::Budget { needed, .. }) => Ok(Self::Budget(needed)),
+            SessionError::Plan(PlanError::Prefetch { needed, .. }) => Ok(Self::InFlight(needed)),
+            SessionError::Exec(ExecError::Backend(BackendError::Memory { bytes, .. })) => {
+                Ok(Self::Memory(bytes))
+            }
+            other => Err(other),
+        }
+    }
+
+    fn words(self) -> String {
+        match self {
+            Self::Budget(_) => "over the budget".to_owned(),
+            Self::InFlight(needed) => format!("needs {} in flight", size(needed)),
+            Self::Memory(bytes) => format!("no GPU holds its arena of {}", size(bytes)),
+        }
+    }
+}
+
+/// Those that ran.
+fn ran(rows: &[Row]) -> Vec<&Point> {
+    let mut points = Vec::new();
+    for row in rows {
+        if let Row::Ran(point) = row {
+            points.push(point);
+        }
+    }
+    points
+}
+
 /// Where policies are tried.
 struct Bench<'a> {
     declared: &'a Declaration,
@@ -83,61 +139,70 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn run(&self, prefetch: Chosen, costs: &Costs, steps: u32) -> Result<Simulation, SessionError> {
+    /// What the policy comes to, or why it does not fit.
+    fn run(
+        &self,
+        prefetch: Chosen,
+        steps: u32,
+    ) -> Result<Result<Simulation, (Misfit, String)>, SessionError> {
         let Declaration { program, config, .. } = self.declared;
         let config = Config { prefetch, ..config.clone() };
-        Session::simulate_with(program, &config, self.cluster, self.ranks, steps, costs)
+        match Session::simulate_with(program, &config, self.cluster, self.ranks, steps, self.costs) {
+            Ok(simulation) => Ok(Ok(simulation)),
+            Err(error) => {
+                let words = error.to_string();
+                Misfit::of(error).map(|misfit| Err((misfit, words)))
+            }
+        }
     }
 
-    /// Those policies that can be planned and fit.
-    fn sweep(&self, policies: impl Iterator<Item = Chosen>) -> Vec<Point> {
-        let point = |prefetch: Chosen| {
-            let simulation = self.run(prefetch.clone(), self.costs, 1).ok()?;
-            Some(Point {
-                prefetch,
-                milliseconds: simulation.step.as_secs_f64() * 1e3,
-                bytes: simulation.plan.bounds.transient_bytes,
-                exposed: Some(simulation.exposure.fraction()),
+    fn sweep(&self, policies: impl Iterator<Item = Chosen>) -> Result<Vec<Row>, SessionError> {
+        let row = |prefetch: Chosen| {
+            Ok(match self.run(prefetch.clone(), 1)? {
+                Err((misfit, _)) => Row::Misfit(prefetch, misfit),
+                Ok(simulation) => Row::Ran(Point {
+                    prefetch,
+                    milliseconds: simulation.step.as_secs_f64() * 1e3,
+                    bytes: simulation.plan.bounds.transient_bytes,
+                    exposed: Some(simulation.exposure.fraction()),
+                }),
             })
         };
-        policies.filter_map(point).collect()
+        policies.map(row).collect()
     }
 
-    /// The tuner at its end, and why the last policy that was refused was.
-    fn tune(&self) -> (Tuner, String) {
+    /// The tuner at its end, and why the last policy that did not fit did not. The planner refuses what is over the budget before anything
+    /// runs.
+    fn tune(&self) -> Result<(Tuner, String), ScheduleError> {
         let Policy { prefetch, budget, .. } = Policy::from(&self.declared.config);
-        let mut tuner = Tuner::new(prefetch, Limits { budget, ..Limits::default() });
-        let mut measured: Option<Measured> = None;
+        let mut tuner = Tuner::new(prefetch, Limits { budget, by_measurement: false, ..Limits::default() })?;
         let mut refusal = "nothing was tried".to_owned();
         while let Some(candidate) = tuner.next_trial() {
-            let costs = match (&measured, candidate.by_measurement) {
-                (Some(measured), true) => self.costs.clone().with_measured(measured.clone()),
-                _ => self.costs.clone(),
-            };
-            match self.run(chosen(candidate.prefetch), &costs, candidate.steps) {
-                Err(error) => {
-                    refusal = error.to_string();
-                    tuner.report(Outcome::Refused { reason: refusal.clone() });
+            match self.run(chosen(candidate.prefetch), candidate.steps)? {
+                Err((misfit, words)) => {
+                    refusal = words;
+                    match misfit {
+                        Misfit::Budget(bytes) if !tuner.planned(bytes) => {}
+                        _ => tuner.report(Outcome::Refused { reason: misfit.words() }),
+                    }
                 }
                 Ok(simulation) => {
                     let nanoseconds =
                         |time: &std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
                     let steps = simulation.steps.iter().map(nanoseconds).collect();
-                    let before = tuner.choice();
                     tuner.report(Outcome::Measured { steps, bytes: simulation.plan.bounds.transient_bytes });
-                    if tuner.choice() != before {
-                        measured = Some(Measured::new(&simulation.plan, &simulation.durations));
-                    }
                 }
             }
         }
-        (tuner, refusal)
+        Ok((tuner, refusal))
     }
 
     /// The bound of the chosen plan, milliseconds.
     fn bound(&self, candidate: &Candidate) -> Result<f64, ScheduleError> {
-        let simulation = self.run(chosen(candidate.prefetch), self.costs, 1)?;
-        Ok(simulation.plan.forecast(self.costs).step_bound as f64 / 1e6)
+        match self.run(chosen(candidate.prefetch), 1)? {
+            Ok(simulation) => Ok(simulation.plan.forecast(self.costs).step_bound as f64 / 1e6),
+            Err((_, reason)) => Err(ScheduleError::NothingRuns { reason }),
+        }
     }
 }
 
@@ -149,7 +214,7 @@ fn chosen(prefetch: Prefetch) -> Chosen {
     }
 }
 
-fn said(points: &[Point], tuner: &Tuner, found: &Point, config: &Config) -> String {
+fn said(rows: &[Row], tuner: &Tuner, found: &Point, config: &Config) -> String {
     let mut table = Table::new([
         ("policy", Align::Left),
         ("step", Align::Right),
@@ -157,22 +222,22 @@ fn said(points: &[Point], tuner: &Tuner, found: &Point, config: &Config) -> Stri
         ("transient", Align::Right),
         ("", Align::Left),
     ]);
-    let budget = config.memory.budget.map_or(u64::MAX, ByteSize::bytes);
-    for point in points {
-        let mark = if point.bytes as u64 > budget {
-            "over the budget"
-        } else if point.prefetch == found.prefetch {
-            "chosen"
-        } else {
-            ""
-        };
-        table.row([
-            point.prefetch.to_string(),
-            duration(std::time::Duration::from_secs_f64(point.milliseconds / 1e3)),
-            point.exposed.map_or_else(String::new, |share| format!("{:.1} %", 100.0 * share)),
-            size(point.bytes),
-            mark.to_owned(),
-        ]);
+    for row in rows {
+        let none = String::new;
+        table.row(match row {
+            Row::Ran(point) => [
+                point.prefetch.to_string(),
+                duration(std::time::Duration::from_secs_f64(point.milliseconds / 1e3)),
+                point.exposed.map_or_else(none, |share| format!("{:.1} %", 100.0 * share)),
+                size(point.bytes),
+                if point.prefetch.to_string() == found.prefetch.to_string() { "chosen" } else { "" }
+                    .to_owned(),
+            ],
+            Row::Misfit(prefetch, misfit) => {
+                let bytes = if let Misfit::Budget(bytes) = misfit { size(*bytes) } else { none() };
+                [prefetch.to_string(), none(), none(), bytes, misfit.words()]
+            }
+        });
     }
     let mut text = format!("{table}\ntrials of the tuner:\n");
     for decision in tuner.log() {
@@ -185,25 +250,34 @@ fn said(points: &[Point], tuner: &Tuner, found: &Point, config: &Config) -> Stri
         size(found.bytes),
         found.prefetch
     );
+    if found.prefetch.policy.is_some() {
+        let _ = writeln!(text, "prefetch.cluster = {}", toml::Value::from(found.prefetch.cluster.clone()));
+    }
     if let Some(budget) = config.memory.budget {
         let _ = writeln!(text, "memory.budget = \"{budget}\"");
     }
     text
 }
 
-fn picture(name: &str, cluster: &Cluster, bound: &f64, groups: &[&Vec<Point>; 3], found: &Point) -> String {
+fn picture(name: &str, cluster: &Cluster, bound: &f64, groups: &[Vec<&Point>; 3], found: &Point) -> String {
     let at = |point: &Point| (point.bytes as f64 / f64::from(1u32 << 30), point.milliseconds);
     let names = ["prefetch.depth = 0 … 32", "prefetch.bytes = 64 MiB … 8 GiB", "prefetch.policy = \"auto\""];
     let series = groups.iter().zip(names);
     let series = series
-        .map(|(points, name)| Series { name: name.to_owned(), points: points.iter().map(at).collect() })
+        .map(|(points, name)| Series {
+            name: name.to_owned(),
+            points: points.iter().map(|point| at(point)).collect(),
+        })
         .collect();
     LineChart {
         title: format!("{name} on {}: step time against memory", cluster.name),
         x_label: "transient memory per rank, GiB".to_owned(),
         y_label: "time of a step, ms".to_owned(),
         series,
-        references: vec![Reference { name: "no schedule takes less".to_owned(), value: *bound }],
+        references: vec![Reference {
+            name: "no schedule of the chosen plan's tasks takes less".to_owned(),
+            value: *bound,
+        }],
         scattered: true,
         mark: Some(Mark { name: format!("chosen: {}", found.prefetch), point: at(found) }),
     }

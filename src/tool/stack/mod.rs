@@ -54,6 +54,7 @@ pub use variant::{Ahead, Ending, Mode, StackFormat};
 use crate::backend::cuda::DeviceOrdinal;
 use crate::config::{Config, ReduceDtype, Transport, pattern_matches};
 use crate::linear::Device;
+use crate::trace::median;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -163,19 +164,7 @@ struct Pace {
     steps: usize,
 }
 
-/// The middle of the times; the later of two middles, as the peers' scripts take it.
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort_unstable();
-    times.get(times.len() / 2).copied().unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_median_is_the_middle_of_the_times() {
-        let times = |all: &[u64]| median(all.iter().copied().map(Duration::from_nanos).collect()).as_nanos();
-        assert_eq!((times(&[3, 1, 2]), times(&[4, 1, 2, 3]), times(&[])), (2, 3, 0));
-    }
+/// The median of times; none at all take none.
+fn middle(times: Vec<Duration>) -> Duration {
+    median(times).unwrap_or_default()
 }

@@ -13,7 +13,7 @@ use super::closure::Ends;
 use super::layers::{Gradients, Layers};
 use super::report::Measured;
 use super::shape::{Projection, StackShape};
-use super::{Pace, StackError, median, values};
+use super::{Pace, StackError, middle, values};
 use crate::backend::cuda::{CudaHandles, DeviceOrdinal};
 use crate::format::{ElementType, Orientation};
 use crate::linear::{Device, DeviceBuffer, LinearError, Output, Queue, Recipe, Recording, Weight};
@@ -298,7 +298,7 @@ pub(super) fn measure(
         let slowest = |of: fn(&Timed) -> &Vec<Duration>| {
             let steps = (0..pace.steps)
                 .filter_map(|step| ranks.iter().filter_map(|rank| of(timed(rank)).get(step)).max());
-            median(steps.copied().collect())
+            middle(steps.copied().collect())
         };
         let (step, host) = (slowest(|timed| &timed.steps), slowest(|timed| &timed.hosts));
         let mut row = Measured::new(name.to_owned(), Recipe::Bf16.to_string(), step, host);

@@ -9,12 +9,13 @@ use super::program::{LOSS, declare};
 use super::report::Measured;
 use super::shape::{Projection, StackShape};
 use super::variant::Selected;
-use super::{Pace, StackError, StackOptions, median, values};
+use super::{Pace, StackError, StackOptions, middle, values};
 use crate::backend::cuda::DeviceOrdinal;
 use crate::config::Config;
 use crate::id::RankId;
 use crate::linear::Recipe;
 use crate::session::{Outcome, Session, StepReport};
+use crate::trace::median;
 
 /// Measures the endings in turn; rows come as they are measured.
 pub(super) fn measure(
@@ -107,10 +108,8 @@ impl Times {
 
     /// The row; `timed` says whether tasks were timed on the devices.
     fn row(self, name: String, recipe: Recipe, arena_bytes: usize, timed: bool) -> Measured {
-        let mut exposed = self.exposed;
-        exposed.sort_unstable_by(f64::total_cmp);
-        let mut row = Measured::new(name, recipe.to_string(), median(self.steps), median(self.hosts));
-        row.exposed = exposed.get(exposed.len() / 2).copied().filter(|_| timed);
+        let mut row = Measured::new(name, recipe.to_string(), middle(self.steps), middle(self.hosts));
+        row.exposed = median(self.exposed).filter(|_| timed);
         row.arena_bytes = Some(arena_bytes as u64);
         row.note = self.unrecorded;
         if let Some((report, loss)) = self.last {

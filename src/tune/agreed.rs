@@ -1,13 +1,8 @@
-//! What counts of several measurements.
+//! What ranks agree on.
 //!
-//! Law: the median, so that one late step or rank decides nothing.
+//! Law: the median over ranks, so that one late rank decides nothing.
 
-/// The median of some times, the earlier of the two in the middle of an even number; `None` of none.
-#[must_use]
-pub fn median(mut times: Vec<u64>) -> Option<u64> {
-    times.sort_unstable();
-    times.get(times.len().checked_sub(1)? / 2).copied()
-}
+use crate::trace::median;
 
 /// What the ranks agree on: for each step or task, the median over ranks of what they measured. Lists shorter than the first are left out.
 #[must_use]
