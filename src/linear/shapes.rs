@@ -65,6 +65,15 @@ pub(super) fn check(spec: &LinearSpec) -> Result<(), LinearError> {
     if tokens == 0 || weight.elements() == 0 {
         return Err(LinearError::Empty { tokens, weight });
     }
+    // Beyond this, sizes in bytes would not be addresses.
+    let largest = 1_usize << 31;
+    for (what, size) in
+        [("tokens", tokens), ("outputs", weight.rows), ("columns that hold the inputs", input_pitch)]
+    {
+        if size > largest {
+            return Err(LinearError::TooLarge { what, size, largest });
+        }
+    }
     if input_pitch < weight.cols {
         return Err(LinearError::Pitch { pitch: input_pitch, inputs: weight.cols });
     }
