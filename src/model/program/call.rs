@@ -83,9 +83,10 @@ pub enum Math {
 
 /// What a call costs; a hint, never a promise.
 ///
-/// The simulator ([`crate::backend::sim`]) reads all of it, and nothing else does: no plan and no number
-/// depends on it. There a call takes the longer of `flops` at the device's speed in `math` and `bytes` at
-/// the speed of its memory. A call without a hint takes no time but its launch.
+/// The simulator ([`crate::backend::sim`]) and the forecast of a plan read all of it, and `prefetch.policy = "auto"` plans by it: ranks
+/// must give the same hints, or their plans differ (PL-1). No number that a step computes depends on it. A call takes
+/// the longer of `flops` at the device's speed in `math` and `bytes` at the speed of its memory; without a hint it takes no time
+/// but its launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct CostHint {
     /// Floating-point operations on this rank; a multiplication and an addition are two.
