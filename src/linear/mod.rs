@@ -23,6 +23,7 @@ mod error;
 mod layer;
 mod recipe;
 mod shapes;
+mod spec;
 mod weight;
 
 pub use crate::backend::cuda::gemm::DeviceBuffer;
@@ -31,6 +32,7 @@ pub(crate) use crate::backend::cuda::gemm::{Queue, Recording};
 pub use device::Device;
 pub use elementwise::Elementwise;
 pub use error::LinearError;
-pub use layer::{Backward, Linear, LinearSpec, Output};
+pub use layer::{Backward, Linear, Output};
 pub use recipe::Recipe;
+pub use spec::LinearSpec;
 pub use weight::Weight;

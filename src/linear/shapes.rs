@@ -5,8 +5,8 @@
 //! of the weight in dx, columnwise codes in dW, whose lines are padded with zeros to a multiple of 16 tokens.
 
 use super::error::LinearError;
-use super::layer::LinearSpec;
 use super::recipe::Recipe;
+use super::spec::LinearSpec;
 use crate::backend::cuda::gemm::{Activation, Element, Factor, ProductSpec, Scale};
 use crate::format::{ElementType, Fp8Element, Orientation, Shape};
 
