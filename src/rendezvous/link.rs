@@ -359,7 +359,8 @@ mod tests {
         let secret = Secret::new("a secret of tests").unwrap();
         let ([out, into], [heard, said]) = (sealed::keys(&secret, &[]), sealed::keys(&secret, &[]));
         let process = ProcessId::new(number);
-        let (name, speakers) = (process.to_string(), vec![number as usize..number as usize + 1]);
+        let ranks = number as usize..number as usize + 1;
+        let (name, speakers) = (process.to_string(), vec![ranks]);
         let connection = Connection { stream, process, name, speakers, relays: true, out, into };
         (connection, Peer { stream: theirs, out: said, into: heard })
     }
