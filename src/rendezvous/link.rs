@@ -13,14 +13,14 @@ use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use super::RendezvousError;
 use super::message::Message;
+use super::outgoing::{LINGER, Left, Outgoing};
 use super::sealed::{self, Seal};
 use super::shared::Shared;
 use super::timed::Timed;
@@ -28,9 +28,6 @@ use crate::id::{ProcessId, RankId};
 
 /// Messages that wait to be written to one process.
 const QUEUE: usize = 64;
-
-/// How long a process that closes waits for the other ends to do so.
-const LINGER: Duration = Duration::from_secs(2);
 
 /// A connection to a process that was let in.
 #[derive(Debug)]
@@ -45,55 +42,6 @@ pub(super) struct Connection {
     pub(super) relays: bool,
     pub(super) out: Seal,
     pub(super) into: Seal,
-}
-
-/// The way to one process.
-#[derive(Debug)]
-pub(super) struct Outgoing {
-    pub(super) process: ProcessId,
-    pub(super) name: String,
-    queue: Sender<Message>,
-    has_left: Left,
-}
-
-/// Has the process at the other end said good-bye?
-#[derive(Clone, Debug, Default)]
-struct Left(Arc<AtomicBool>);
-
-impl Left {
-    fn set(&self) {
-        self.0.store(true, Ordering::Release);
-    }
-
-    fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
-}
-
-impl Outgoing {
-    /// Queues a message. False if there was no room for it within `deadline`.
-    pub(super) fn tell(&self, message: Message, deadline: Duration) -> bool {
-        // A process that said good-bye, or whose end is known, needs nothing any more.
-        self.has_left.is_set()
-            || !matches!(self.queue.send_timeout(message, deadline), Err(SendTimeoutError::Timeout(_)))
-            || self.has_left.is_set()
-    }
-
-    /// Answers a good-bye. Where the queue stays full, its writer says good-bye when it is empty.
-    fn part(&self) {
-        self.has_left.set();
-        drop(self.queue.send_timeout(Message::Bye, LINGER));
-    }
-
-    /// Queues a message if there is room.
-    pub(super) fn offer(&self, message: Message) {
-        drop(self.queue.try_send(message));
-    }
-
-    /// Makes the writing thread look at the world.
-    pub(super) fn wake(&self) {
-        self.offer(Message::Beat);
-    }
 }
 
 /// The threads of all connections.

@@ -20,7 +20,7 @@
 //!
 //! One idea per file: `environment` and `secret` are what a process is told, `handshake` lets two processes trust each other,
 //! `host_name` tells hosts apart, `wire` writes numbers, `sealed` carries `message`s, `timed` ends what takes too long,
-//! `door` lets processes in and strangers not, `join` makes a world of connections, `link` serves one of them, `board` keeps contributions,
+//! `door` lets processes in and strangers not, `join` makes a world of connections, `link` serves one of them and `outgoing` is the way through it, `board` keeps contributions,
 //! `shared` is where ranks wait, `gather` brings much to rank 0.
 
 mod board;
@@ -33,6 +33,7 @@ mod host_name;
 mod join;
 mod link;
 mod message;
+mod outgoing;
 mod sealed;
 mod secret;
 mod shared;
