@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use trainer::{Mischief, SIZE, Trainer, losses, within_a_minute};
+use trainer::{Mischief, SIZE, Shaped, Trainer, input, losses, within_a_minute};
 use warpweft::backend::cpu::{CpuOptions, CpuWorld};
 use warpweft::config::{Capture, Config};
 use warpweft::format::Format;
@@ -78,9 +78,10 @@ where
 
 /// As `trainer::feed`, for the ranks of this session.
 fn feed(session: &mut Session, step: u32) {
+    let micro_batches = session.plan("train").unwrap().micro_batches;
     for rank in session.own_ranks() {
-        let value = |at: usize| ((step * 31 + rank.number() * 7 + at as u32 * 3) as f32 * 0.37).sin();
-        let values: Vec<f32> = (0..SIZE).map(value).collect();
+        let values: Vec<f32> =
+            (0..micro_batches).flat_map(|batch| input(step, rank.number(), batch)).collect();
         session.write_input("train", rank, "input", &values).unwrap();
     }
 }
@@ -122,6 +123,26 @@ fn losses_do_not_depend_on_how_ranks_are_split_over_processes() {
         for found in found {
             assert_eq!(found, expected, "{ranks:?}");
         }
+    }
+}
+
+/// EX-2, for outputs that are staged once per micro-batch.
+#[test]
+fn losses_of_micro_batches_do_not_depend_on_how_ranks_are_split_over_processes() {
+    let shaped = Shaped { layers: 2, weights: 2, micro_batches: 2, ..Shaped::default() };
+    let trainer = Trainer::shaped(shaped, Format::NVFP4_2D, &Config::default());
+    let one = trainer.clone();
+    let expected = within_a_minute(async move {
+        let mut session = one.start(config(), 2).await.unwrap();
+        losses(&mut session, 2, 0..3).await
+    });
+    let found = in_processes(&trainer, &[1, 1], &Mischief::default(), |_, mut session| async move {
+        let found = train(&mut session, 0..3).await;
+        session.close().await.unwrap();
+        found
+    });
+    for found in found {
+        assert_eq!(found, expected);
     }
 }
 

@@ -13,7 +13,7 @@ use super::{Exchange, ExecError, WeightShard, World};
 use crate::backend::ClosureFault;
 use crate::format::DelayedState;
 use crate::id::{CallId, RankId};
-use crate::model::Role;
+use crate::model::{BufferSpec, Role};
 use crate::plan::StepPlan;
 use crate::rendezvous::{Reader, Topic, Truncated, Writer};
 
@@ -71,7 +71,7 @@ impl RankReport {
         }
         for spec in &plan.buffers {
             let output = reader.list()?;
-            let expected = if spec.role == Role::Output { spec.bytes() } else { 0 };
+            let expected = if spec.role == Role::Output { staged_bytes(plan, spec) } else { 0 };
             if output.len() != expected {
                 return Err(Truncated);
             }
@@ -208,7 +208,12 @@ fn decode(bytes: &[u8]) -> Result<WeightShard, Truncated> {
 pub(crate) fn report_bytes(plan: &Arc<StepPlan>) -> usize {
     const WORDS: usize = 64 << 10;
     let outputs = plan.buffers.iter().filter(|spec| spec.role == Role::Output);
-    outputs.map(|spec| spec.bytes().saturating_add(8)).fold(WORDS, usize::saturating_add)
+    outputs.map(|spec| staged_bytes(plan, spec).saturating_add(8)).fold(WORDS, usize::saturating_add)
+}
+
+/// Bytes of a buffer as it is staged: once for every micro-batch.
+fn staged_bytes(plan: &StepPlan, spec: &BufferSpec) -> usize {
+    spec.bytes().saturating_mul(plan.micro_batches as usize)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The rank thread: waits for commands, carries them out, replies.
 //!
 //! Law: one command at a time, one reply each, a panic included: its words are the reply. A rank
-//! that fails a command aborts the backend's world and leaves the host's before it replies, so no
+//! that fails a command aborts the backend's world and ends the host's before it replies, so no
 //! peer waits for it; after a panic its thread ends, because what the panic left is not trusted. A
 //! thread that is told to close leaves the host's world on its way out.
 

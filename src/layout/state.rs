@@ -6,11 +6,8 @@
 use half::bf16;
 use serde::Serialize;
 
-use super::Weights;
 use crate::config::{Masters, Moments};
-use crate::format::{AmaxChoice, Format, Fp8Tensor};
-use crate::id::BucketId;
-use crate::model::Placement;
+use crate::format::AmaxChoice;
 
 /// Element types of the optimizer state, and what is kept for the scales.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
@@ -39,34 +36,6 @@ impl StateLayout {
         match self.moments {
             Moments::F32 => size_of::<f32>(),
             Moments::Bf16 => size_of::<bf16>(),
-        }
-    }
-}
-
-impl Weights {
-    /// Are the bucket's shards the upper halves of its masters? Then it has no f32 masters, nothing is cast, and
-    /// its shards are always at the masters' version.
-    ///
-    /// # Panics
-    /// When the id belongs to another model.
-    #[must_use]
-    pub fn splits_masters(&self, bucket: BucketId) -> bool {
-        let members = self.bucket(bucket);
-        self.state.masters == Masters::Bf16Remainder
-            && members.placement == Placement::Sharded
-            && members.format == Format::Bf16
-    }
-
-    /// How the bucket's scales are delayed, with the format they belong to; `None` for a bucket whose scales are
-    /// current, or which has none.
-    ///
-    /// # Panics
-    /// When the id belongs to another model.
-    #[must_use]
-    pub fn delayed(&self, bucket: BucketId) -> Option<(Fp8Tensor, Delayed)> {
-        match (self.bucket(bucket).format, self.state.delayed) {
-            (Format::Fp8Tensor(tensor), Some(delayed)) => Some((tensor, delayed)),
-            _ => None,
         }
     }
 }

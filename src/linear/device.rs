@@ -5,7 +5,9 @@ use std::rc::Rc;
 use bytemuck::Pod;
 
 use super::error::LinearError;
-use crate::backend::cuda::gemm::{Blas, DeviceBuffer, Queue};
+#[cfg(feature = "cli")]
+use crate::backend::cuda::gemm::Queue;
+use crate::backend::cuda::gemm::{Blas, DeviceBuffer};
 use crate::backend::cuda::{ComputeCapability, DeviceOrdinal};
 
 /// cuBLASLt on one GPU, with a workspace that all layers made from it share.
@@ -39,7 +41,8 @@ impl Device {
     ///
     /// # Errors
     /// [`LinearError::Cuda`].
-    pub fn queue(&self) -> Result<Queue, LinearError> {
+    #[cfg(feature = "cli")]
+    pub(crate) fn queue(&self) -> Result<Queue, LinearError> {
         Ok(Queue::new(&self.blas)?)
     }
 

@@ -57,6 +57,16 @@ pub enum LinearError {
         /// The weight's shape.
         weight: Shape,
     },
+    /// A size beyond what products address.
+    #[error("{size} {what} are more than the {largest} a product takes; split the layer")]
+    TooLarge {
+        /// What was counted.
+        what: &'static str,
+        /// How many.
+        size: usize,
+        /// How many there may be.
+        largest: usize,
+    },
     /// Results come in f32 or bf16.
     #[error("results are f32 or bf16, not {element:?}")]
     Result {

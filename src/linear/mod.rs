@@ -14,7 +14,7 @@
 //!
 //! Activations are bf16 `[tokens, features]`, row-major; x may be the first columns of a wider matrix. Weights are
 //! `[outputs, inputs]`. What stands between products is [`Elementwise`]; a residual is added by the product itself
-//! ([`Output::Sum`]). A [`Queue`] and [`DeviceBuffer`]s serve layers without a session. Biases and products of several weights at
+//! ([`Output::Sum`]). [`DeviceBuffer`]s hold what closures keep. Biases and products of several weights at
 //! a time are deliberately absent.
 
 mod device;
@@ -23,12 +23,16 @@ mod error;
 mod layer;
 mod recipe;
 mod shapes;
+mod spec;
 mod weight;
 
-pub use crate::backend::cuda::gemm::{DeviceBuffer, Queue, Recording};
+pub use crate::backend::cuda::gemm::DeviceBuffer;
+#[cfg(feature = "cli")]
+pub(crate) use crate::backend::cuda::gemm::{Queue, Recording};
 pub use device::Device;
 pub use elementwise::Elementwise;
 pub use error::LinearError;
-pub use layer::{Backward, Linear, LinearSpec, Output};
+pub use layer::{Backward, Linear, Output};
 pub use recipe::Recipe;
+pub use spec::LinearSpec;
 pub use weight::Weight;

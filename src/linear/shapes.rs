@@ -5,8 +5,8 @@
 //! of the weight in dx, columnwise codes in dW, whose lines are padded with zeros to a multiple of 16 tokens.
 
 use super::error::LinearError;
-use super::layer::LinearSpec;
 use super::recipe::Recipe;
+use super::spec::LinearSpec;
 use crate::backend::cuda::gemm::{Activation, Element, Factor, ProductSpec, Scale};
 use crate::format::{ElementType, Fp8Element, Orientation, Shape};
 
@@ -64,6 +64,15 @@ pub(super) fn check(spec: &LinearSpec) -> Result<(), LinearError> {
     let LinearSpec { recipe, tokens, weight, input_pitch, .. } = *spec;
     if tokens == 0 || weight.elements() == 0 {
         return Err(LinearError::Empty { tokens, weight });
+    }
+    // Beyond this, sizes in bytes would not be addresses.
+    let largest = 1_usize << 31;
+    for (what, size) in
+        [("tokens", tokens), ("outputs", weight.rows), ("columns that hold the inputs", input_pitch)]
+    {
+        if size > largest {
+            return Err(LinearError::TooLarge { what, size, largest });
+        }
     }
     if input_pitch < weight.cols {
         return Err(LinearError::Pitch { pitch: input_pitch, inputs: weight.cols });

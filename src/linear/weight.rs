@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::error::LinearError;
-use super::layer::LinearSpec;
+use super::spec::LinearSpec;
 use crate::backend::cuda::gemm::Scaled;
 use crate::backend::cuda::{CudaSurface, DeviceSlice};
 use crate::compute::{ComputeContext, ComputeError, PlanesOf, PlanesView};

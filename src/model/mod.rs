@@ -17,7 +17,6 @@ pub use buffer::{Access, BufferAccess, BufferSpec, Lifetime, Role};
 pub use decoder::Decoder;
 pub use error::DeclareError;
 pub use layers::{Layer, LayerStack};
-pub use program::{Call, CallBuilder, CostHint, Form, Math, Phase, ProgramBuilder, StepProgram, Use};
-pub use repeat::Reuse;
+pub use program::{Call, CallBuilder, CostHint, Form, Math, Phase, ProgramBuilder, Reuse, StepProgram, Use};
 pub use shard::{Mesh, ShardLayout, ShardRows};
 pub use weight::{Model, ModelBuilder, Placement, WeightSpec};

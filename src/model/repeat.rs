@@ -5,20 +5,8 @@
 //! one optimizer step: the gradients of all micro-batches are added, and the mean is taken over ranks and
 //! micro-batches.
 
-use serde::{Deserialize, Serialize};
-
 use super::{Call, DeclareError, ProgramBuilder, StepProgram};
 use crate::id::{CallId, MicroBatchId};
-
-/// Whether a use reads planes that an earlier use of the step gathered, or its own gather's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Reuse {
-    /// It has its own gather, unless the planes are still there by themselves: less memory, more traffic.
-    Regather,
-    /// The planes are kept from the use before to this one.
-    Keep,
-}
 
 impl ProgramBuilder {
     /// The most micro-batches a step may have.

@@ -4,6 +4,8 @@
 //! RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT; mpirun sets OMPI_COMM_WORLD_*, srun SLURM_*, beside which
 //! MASTER_ADDR and MASTER_PORT are the user's. What these launchers call a rank is a process here: it may own several ranks.
 
+use std::ffi::OsStr;
+
 use super::RendezvousError;
 use crate::id::ProcessId;
 
@@ -75,12 +77,49 @@ const SRUN: Names = Names {
     locals: None,
 };
 
+const MASTER_ADDR: &str = "MASTER_ADDR";
+const MASTER_PORT: &str = "MASTER_PORT";
+const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
+
+/// Every variable that is looked at.
+const READ: [&str; 15] = [
+    TORCHRUN.process,
+    TORCHRUN.processes,
+    TORCHRUN.local,
+    "LOCAL_WORLD_SIZE",
+    MPIRUN.process,
+    MPIRUN.processes,
+    MPIRUN.local,
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    SRUN.process,
+    SRUN.processes,
+    SRUN.local,
+    MASTER_ADDR,
+    MASTER_PORT,
+    OWN_PORT,
+    AGENT_STORE,
+];
+
+/// A value that is no text is not taken for one that is not set.
+fn refuse_noise(name: &'static str, value: Option<&OsStr>) -> Result<(), RendezvousError> {
+    match value {
+        Some(value) if value.to_str().is_none() => Err(RendezvousError::Variable {
+            name,
+            value: value.to_string_lossy().into_owned(),
+            expected: "Unicode text".to_owned(),
+        }),
+        _ => Ok(()),
+    }
+}
+
 impl ProcessEnvironment {
     /// What this process was told; `None` if no launcher started it.
     ///
     /// # Errors
-    /// [`RendezvousError::Missing`] and [`RendezvousError::Variable`], with the variable's name.
+    /// [`RendezvousError::Missing`] and [`RendezvousError::Variable`], with the variable's name; the latter also for one that is
+    /// not Unicode.
     pub fn of_this_process() -> Result<Option<Self>, RendezvousError> {
+        READ.into_iter().try_for_each(|name| refuse_noise(name, std::env::var_os(name).as_deref()))?;
         Self::from_variables(|name| std::env::var(name).ok())
     }
 
@@ -129,12 +168,12 @@ impl ProcessEnvironment {
                 Some(locals)
             }
         };
-        let address = match set("MASTER_ADDR") {
+        let address = match set(MASTER_ADDR) {
             Some(address) => address.trim().to_owned(),
             None if locals == Some(processes) => "127.0.0.1".to_owned(),
             None => {
                 let advice = "it is the host name or address of the process with number 0";
-                return Err(RendezvousError::Missing { name: "MASTER_ADDR", advice });
+                return Err(RendezvousError::Missing { name: MASTER_ADDR, advice });
             }
         };
         let port = port(&set)?;
@@ -167,8 +206,8 @@ fn port(set: &impl Fn(&str) -> Option<String>) -> Result<u16, RendezvousError> {
     if let Some(own) = read(OWN_PORT)? {
         return valid(OWN_PORT, own);
     }
-    let port = valid("MASTER_PORT", read("MASTER_PORT")?.unwrap_or(USUAL_PORT))?;
-    let taken = set("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    let port = valid(MASTER_PORT, read(MASTER_PORT)?.unwrap_or(USUAL_PORT))?;
+    let taken = set(AGENT_STORE).is_some_and(|value| value.eq_ignore_ascii_case("true"));
     Ok(if taken { port.checked_add(1).unwrap_or(port - 1) } else { port })
 }
 
@@ -241,6 +280,37 @@ mod tests {
         assert_eq!(found.place(), "[::1]:29500");
         assert_eq!(read(&[]).unwrap(), None);
         assert_eq!(read(&[("SLURM_PROCID", "0")]).unwrap(), None, "a batch script has no peers");
+    }
+
+    #[test]
+    fn every_variable_that_is_looked_at_is_checked_for_text() {
+        let asked = std::cell::RefCell::new(std::collections::BTreeSet::new());
+        for launcher in [TORCHRUN, MPIRUN, SRUN] {
+            let found = ProcessEnvironment::from_variables(|name| {
+                asked.borrow_mut().insert(name.to_owned());
+                let names =
+                    [Some(launcher.process), Some(launcher.processes), Some(launcher.local), launcher.locals];
+                let is_number = names.contains(&Some(name));
+                is_number
+                    .then(|| {
+                        if name == launcher.process || name == launcher.local { "0" } else { "1" }.to_owned()
+                    })
+                    .or_else(|| (name == MASTER_ADDR).then(|| "here".to_owned()))
+            });
+            assert_eq!(found.unwrap().unwrap().launcher, launcher.launcher);
+        }
+        assert_eq!(asked.into_inner(), READ.map(str::to_owned).into());
+    }
+
+    /// A process that took such a RANK for none would train alone.
+    #[cfg(unix)]
+    #[test]
+    fn a_value_that_is_no_text_is_refused() {
+        let noise = std::os::unix::ffi::OsStrExt::from_bytes(b"3\xff");
+        let error = refuse_noise("RANK", Some(noise)).unwrap_err().to_string();
+        assert!(error.starts_with("RANK is") && error.contains("Unicode"), "{error}");
+        assert_eq!(refuse_noise("RANK", Some(OsStr::new("3"))), Ok(()));
+        assert_eq!(refuse_noise("RANK", None), Ok(()));
     }
 
     #[test]

@@ -2,30 +2,25 @@
 //!
 //! Laws:
 //! - **RV-2** a process that is missing at the deadline is named on every process that came, and so is whoever was refused.
-//! - A stranger who connects is refused and does not hold up anybody: handshakes have threads and time limits of their own.
+//! - A process that came is never left without a word: it is told that the world begins, and with whom, or why it does not.
 //! - Processes that came and contradict each other (another number of processes, one process twice) end the beginning at once.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::ops::Range;
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use super::door::{Door, Guest, PATIENCE};
 use super::environment::MOST_PROCESSES;
 use super::handshake::{self, Claim, Seals};
 use super::link::Connection;
 use super::message::Message;
+use super::timed::Timed;
 use super::{ProcessEnvironment, RendezvousError, Secret, sealed};
 use crate::id::{ProcessId, RankId};
 
 /// A pause between two looks.
 const PAUSE: Duration = Duration::from_millis(10);
-/// How long whoever connects may take to prove itself.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Handshakes at the same time; whoever comes then waits in the system's queue.
-const AT_ONCE: usize = 64;
-/// Refusals that are kept for the error.
-const KEPT: usize = 8;
 
 /// A world as it begins.
 #[derive(Debug)]
@@ -90,15 +85,6 @@ fn name(process: ProcessId, ranks: &Range<usize>, address: &str) -> String {
     }
 }
 
-/// A process that was let in and waits for the others.
-#[derive(Debug)]
-struct Guest {
-    claim: Claim,
-    seals: Seals,
-    stream: TcpStream,
-    address: String,
-}
-
 fn host(
     environment: &ProcessEnvironment,
     claim: Claim,
@@ -106,50 +92,61 @@ fn host(
     deadline: Duration,
     until: Instant,
 ) -> Result<Joined, RendezvousError> {
-    let listener = listen(environment)?;
+    let mut door = Door::new(listen(environment)?, secret, until);
     let mut guests = Vec::new();
-    match receive_all(&listener, claim, secret, &mut guests, deadline, until) {
-        Ok(ranges) => begin(guests, &ranges),
-        Err(error) => {
-            let farewell = Message::Ended { reason: error.to_string() };
-            guests.iter_mut().for_each(|guest| drop(tell(guest, &farewell)));
-            Err(error)
-        }
+    match receive_all(&mut door, claim, &mut guests, deadline, until) {
+        Ok(ranges) => begin(guests, &ranges, deadline),
+        Err(error) => Err(give_up(&mut guests, error)),
     }
 }
 
-/// Starts the world on every process.
-fn begin(guests: Vec<Guest>, ranges: &[Range<usize>]) -> Result<Joined, RendezvousError> {
+/// Tells everybody who came why no world begins, or why one that some have heard of ends.
+fn give_up(guests: &mut [Guest], error: RendezvousError) -> RendezvousError {
+    let farewell = Message::Ended { reason: error.to_string() };
+    let until = Instant::now() + PATIENCE;
+    // Whether one hears it changes nothing for the others.
+    guests.iter_mut().for_each(|guest| drop(tell(guest, &farewell, until)));
+    error
+}
+
+/// Starts the world on every process, or on none: whoever has heard that it began hears that it ended.
+fn begin(
+    mut guests: Vec<Guest>,
+    ranges: &[Range<usize>],
+    deadline: Duration,
+) -> Result<Joined, RendezvousError> {
     let counts = ranges.iter().map(|range| u32::try_from(range.len()).unwrap_or(u32::MAX)).collect();
     let welcome = Message::Welcome(counts);
-    let mut connections = Vec::new();
-    for mut guest in guests {
-        let (process, ranks) = (guest.claim.process, ranges[guest.claim.process.index()].clone());
-        let name = name(process, &ranks, &guest.address);
-        tell(&mut guest, &welcome).map_err(|error| RendezvousError::Incomplete {
-            missing: name.clone(),
-            deadline: PATIENCE,
+    let title = |guest: &Guest| {
+        let process = guest.claim.process;
+        name(process, &ranges[process.index()], &guest.address)
+    };
+    let until = Instant::now() + PATIENCE;
+    let broken = guests.iter_mut().find_map(|guest| match tell(guest, &welcome, until) {
+        Ok(()) => None,
+        Err(error) => Some(RendezvousError::Incomplete {
+            missing: title(guest),
+            deadline,
             refused: format!("; it came and its connection broke ({error})"),
-        })?;
-        let Guest { seals: Seals { from_host: out, to_host: into }, stream, .. } = guest;
-        connections.push(Connection {
-            stream,
-            process,
-            name,
-            speakers: vec![ranks],
-            relays: true,
-            out,
-            into,
-        });
+        }),
+    });
+    if let Some(error) = broken {
+        return Err(give_up(&mut guests, error));
     }
+    let connection = |guest: Guest| {
+        let name = title(&guest);
+        let Guest { claim, seals: Seals { from_host: out, to_host: into }, stream, .. } = guest;
+        let speakers = vec![ranges[claim.process.index()].clone()];
+        Connection { stream, process: claim.process, name, speakers, relays: true, out, into }
+    };
+    let connections = guests.into_iter().map(connection).collect();
     let ranks = ranges.last().map_or(0, |range| range.end);
     Ok(Joined { ranks, own: ranges[0].clone(), connections })
 }
 
-fn tell(guest: &mut Guest, message: &Message) -> io::Result<()> {
+fn tell(guest: &mut Guest, message: &Message, until: Instant) -> io::Result<()> {
     guest.stream.set_nonblocking(false)?;
-    guest.stream.set_write_timeout(Some(PATIENCE))?;
-    sealed::write(&guest.stream, &mut guest.seals.from_host, message)
+    sealed::write(Timed::new(&guest.stream, until), &mut guest.seals.from_host, message)
 }
 
 fn listen(environment: &ProcessEnvironment) -> Result<TcpListener, RendezvousError> {
@@ -182,33 +179,15 @@ fn listen(environment: &ProcessEnvironment) -> Result<TcpListener, RendezvousErr
 
 /// Lets the other processes in, and returns the ranks of each process.
 fn receive_all(
-    listener: &TcpListener,
+    door: &mut Door,
     own: Claim,
-    secret: &Secret,
     guests: &mut Vec<Guest>,
     deadline: Duration,
     until: Instant,
 ) -> Result<Vec<Range<usize>>, RendezvousError> {
-    let (results, arrived) = mpsc::channel();
-    let (mut shaking, mut refused, mut overflow) = (0, Vec::new(), 0);
     loop {
-        while shaking < AT_ONCE
-            && let Ok((stream, address)) = listener.accept()
-        {
-            let (results, secret) = (results.clone(), secret.clone());
-            let work = move || drop(results.send(shake(stream, address, &secret, until)));
-            let thread = std::thread::Builder::new().name("warpweft handshake".to_owned()).spawn(work);
-            thread
-                .map_err(|error| RendezvousError::System { what: "a thread", reason: error.to_string() })?;
-            shaking += 1;
-        }
-        while let Ok(result) = arrived.try_recv() {
-            shaking -= 1;
-            match result {
-                Ok(guest) => admit(own, guest, guests)?,
-                Err(refusal) if refused.len() < KEPT => refused.push(refusal),
-                Err(_) => overflow += 1,
-            }
+        for guest in door.look()? {
+            admit(own, guest, guests)?;
         }
         if let Some(gone) = guests.iter().find(|guest| has_gone(guest)) {
             let (process, address) = (gone.claim.process, &gone.address);
@@ -227,33 +206,11 @@ fn receive_all(
             return Err(RendezvousError::Incomplete {
                 missing: missing.join(", "),
                 deadline,
-                refused: refusals(&refused, overflow),
+                refused: door.refusals(),
             });
         }
         std::thread::sleep(PAUSE);
     }
-}
-
-fn refusals(refused: &[String], more: usize) -> String {
-    match (refused, more) {
-        ([], _) => String::new(),
-        (_, 0) => format!("; refused: {}", refused.join(", ")),
-        _ => format!("; refused: {}, and {more} more", refused.join(", ")),
-    }
-}
-
-fn shake(stream: TcpStream, address: SocketAddr, secret: &Secret, until: Instant) -> Result<Guest, String> {
-    let limit = until.saturating_duration_since(Instant::now()).clamp(PAUSE, PATIENCE);
-    let set = |stream: &TcpStream| {
-        stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(limit))?;
-        stream.set_write_timeout(Some(limit))
-    };
-    let met = set(&stream).map_err(|error| error.to_string());
-    let (claim, seals) =
-        met.and_then(|()| handshake::receive(&stream, secret)).map_err(|why| format!("{address} {why}"))?;
-    stream.set_nonblocking(true).map_err(|error| format!("{address} {error}"))?;
-    Ok(Guest { claim, seals, stream, address: address.to_string() })
 }
 
 /// Takes in a process that proved itself, if it fits to the others.
@@ -280,7 +237,8 @@ fn admit(own: Claim, guest: Guest, guests: &mut Vec<Guest>) -> Result<(), Rendez
     let error = RendezvousError::Contradiction { reason };
     let mut guest = guest;
     // Whether it hears this changes nothing for the others.
-    let _ = tell(&mut guest, &Message::Ended { reason: error.to_string() });
+    let farewell = Message::Ended { reason: error.to_string() };
+    let _ = tell(&mut guest, &farewell, Instant::now() + PATIENCE);
     Err(error)
 }
 
@@ -300,21 +258,15 @@ fn member(
     until: Instant,
 ) -> Result<Joined, RendezvousError> {
     let place = environment.place();
-    let broken =
-        |error: io::Error| RendezvousError::System { what: "a connection", reason: error.to_string() };
-    let stream = reach(environment, deadline, until)?;
-    let left = until.saturating_duration_since(Instant::now()).max(PAUSE);
-    stream.set_read_timeout(Some(left)).map_err(broken)?;
-    stream.set_write_timeout(Some(left)).map_err(broken)?;
-    let Seals { mut from_host, to_host } = handshake::greet(&stream, claim, secret, &place)?;
+    let (stream, Seals { mut from_host, to_host }) = greet(environment, claim, secret, deadline, until)?;
     // The host began no later than this process was let in, and knows at its deadline who is missing.
-    stream.set_read_timeout(Some(deadline + PATIENCE / 2)).map_err(broken)?;
+    let until = Instant::now() + deadline + PATIENCE / 2;
     let silent = |error: io::Error| RendezvousError::NotReached {
         address: place.clone(),
         deadline,
         reason: format!("it let this process in and then said nothing ({error})"),
     };
-    let ranges = match sealed::read(&stream, &mut from_host).map_err(silent)? {
+    let ranges = match sealed::read(Timed::new(&stream, until), &mut from_host).map_err(silent)? {
         Message::Welcome(ranks) => split(&ranks)?,
         Message::Ended { reason } => return Err(RendezvousError::Told { reason }),
         _ => return Err(silent(io::Error::other("an unexpected message"))),
@@ -337,6 +289,40 @@ fn member(
         into: from_host,
     };
     Ok(Joined { ranks: last.end, own: own.clone(), connections: vec![connection] })
+}
+
+/// Connects and is let in. Who is hung up on tries again for a while: it may have had to make place at a door full of strangers.
+fn greet(
+    environment: &ProcessEnvironment,
+    claim: Claim,
+    secret: &Secret,
+    deadline: Duration,
+    until: Instant,
+) -> Result<(TcpStream, Seals), RendezvousError> {
+    let place = environment.place();
+    let mut refusal = None;
+    let mut last = until;
+    loop {
+        let stream = match reach(environment, deadline, last) {
+            Ok(stream) => stream,
+            Err(error) => return Err(refusal.unwrap_or(error)),
+        };
+        let patient = until.max(Instant::now() + PAUSE);
+        match handshake::greet(Timed::new(&stream, patient), claim, secret, &place) {
+            Ok(seals) => return Ok((stream, seals)),
+            Err(error @ RendezvousError::Stranger { .. }) => {
+                if refusal.is_none() {
+                    last = until.min(Instant::now() + PATIENCE);
+                }
+                if Instant::now() >= last {
+                    return Err(error);
+                }
+                refusal = Some(error);
+                std::thread::sleep(PAUSE * 5);
+            }
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Tries to connect until somebody listens.
@@ -368,5 +354,51 @@ fn reach(
             return Err(RendezvousError::NotReached { address: place, deadline, reason: last.to_string() });
         }
         std::thread::sleep(PAUSE * 5);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Shutdown;
+
+    use super::*;
+    use crate::rendezvous::sealed::{Seal, keys};
+
+    /// A process that was let in, and what it has: its end and the key of what it hears.
+    fn guest(process: u32) -> (Guest, TcpStream, Seal) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        theirs.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let (stream, address) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let secret = Secret::new("a secret of tests").unwrap();
+        let [from_host, to_host] = keys(&secret, &[]);
+        let [heard, _] = keys(&secret, &[]);
+        let claim = Claim { process: ProcessId::new(process), processes: 4, ranks: 1 };
+        let seals = Seals { from_host, to_host };
+        (Guest { claim, seals, stream, address: address.to_string() }, theirs, heard)
+    }
+
+    /// RV-2, RV-3: whether it was welcomed before or not.
+    #[test]
+    fn when_one_process_cannot_be_welcomed_all_others_are_told_which() {
+        let (guests, mut ends): (Vec<_>, Vec<_>) = (1..4)
+            .map(|process| {
+                let (guest, stream, heard) = guest(process);
+                (guest, (stream, heard))
+            })
+            .unzip();
+        guests[1].stream.shutdown(Shutdown::Write).unwrap();
+        let ranges: Vec<_> = (0..4).map(|rank| rank..rank + 1).collect();
+        let error = begin(guests, &ranges, Duration::from_secs(77)).unwrap_err().to_string();
+        for part in ["process 2 (rank 2", "within 77s", "connection broke"] {
+            assert!(error.contains(part), "{error}");
+        }
+        let ended = Message::Ended { reason: error };
+        let (first, heard) = &mut ends[0];
+        assert_eq!(sealed::read(&*first, heard).unwrap(), Message::Welcome(vec![1; 4]));
+        assert_eq!(sealed::read(&*first, heard).unwrap(), ended);
+        let (last, heard) = &mut ends[2];
+        assert_eq!(sealed::read(&*last, heard).unwrap(), ended, "it does not report a killed process 0");
     }
 }

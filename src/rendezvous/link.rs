@@ -6,6 +6,8 @@
 //! - The process of rank 0 passes on what it hears to all others before it takes it itself; so whatever made a rank of it go on is
 //!   on its way to everybody.
 //! - What was said before a good-bye arrives: a connection is closed when both ends have said good-bye, or after a short while.
+//! - A peer that has said good-bye does not end the world any more, whatever becomes of its connection.
+//! - All connections are served, or none: then everybody hears why, and no thread is left.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -14,19 +16,18 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use super::RendezvousError;
 use super::message::Message;
+use super::outgoing::{LINGER, Left, Outgoing};
 use super::sealed::{self, Seal};
 use super::shared::Shared;
+use super::timed::Timed;
 use crate::id::{ProcessId, RankId};
 
 /// Messages that wait to be written to one process.
 const QUEUE: usize = 64;
-
-/// How long a process that closes waits for the other ends to do so.
-const LINGER: Duration = Duration::from_secs(2);
 
 /// A connection to a process that was let in.
 #[derive(Debug)]
@@ -43,32 +44,6 @@ pub(super) struct Connection {
     pub(super) into: Seal,
 }
 
-/// The way to one process.
-#[derive(Debug)]
-pub(super) struct Outgoing {
-    pub(super) process: ProcessId,
-    pub(super) name: String,
-    queue: Sender<Message>,
-}
-
-impl Outgoing {
-    /// Queues a message. False if there was no room for it within `deadline`.
-    pub(super) fn tell(&self, message: Message, deadline: Duration) -> bool {
-        // A process that said good-bye, or whose end is known, needs nothing any more.
-        !matches!(self.queue.send_timeout(message, deadline), Err(SendTimeoutError::Timeout(_)))
-    }
-
-    /// Queues a message if there is room.
-    pub(super) fn offer(&self, message: Message) {
-        drop(self.queue.try_send(message));
-    }
-
-    /// Makes the writing thread look at the world.
-    pub(super) fn wake(&self) {
-        self.offer(Message::Beat);
-    }
-}
-
 /// The threads of all connections.
 #[derive(Debug, Default)]
 pub(super) struct Links {
@@ -76,51 +51,92 @@ pub(super) struct Links {
     streams: Vec<TcpStream>,
 }
 
-impl Links {
-    /// Serves `connections` from now on.
-    pub(super) fn start(shared: &Arc<Shared>, connections: Vec<Connection>) -> Result<Self, RendezvousError> {
+type Work = Box<dyn FnOnce() + Send>;
+
+/// What the system must give before a connection is served.
+struct Prepared {
+    /// To write to, and to close.
+    copies: [TcpStream; 2],
+    /// One that writes and one that reads, once they are given their work.
+    threads: [(Sender<Work>, JoinHandle<()>); 2],
+}
+
+impl Prepared {
+    fn new(connection: &Connection, deadline: Duration) -> Result<Self, RendezvousError> {
         let system =
             |what| move |error: io::Error| RendezvousError::System { what, reason: error.to_string() };
-        let deadline = shared.deadline();
-        let (mut outgoing, mut queues) = (Vec::new(), Vec::new());
-        for connection in &connections {
-            let (queue, messages) = bounded(QUEUE);
-            let (process, name) = (connection.process, connection.name.clone());
-            outgoing.push(Outgoing { process, name, queue });
-            queues.push(messages);
-        }
-        shared.connect(outgoing);
+        let stream = &connection.stream;
+        let set = || {
+            stream.set_nodelay(true)?;
+            stream.set_read_timeout(Some(deadline / 2))?;
+            stream.set_write_timeout(Some(deadline))
+        };
+        set().map_err(system("a time limit"))?;
+        let copy = || stream.try_clone().map_err(system("a connection"));
+        let spawn = |name: &str| {
+            let (give, given) = bounded::<Work>(1);
+            let thread = std::thread::Builder::new().name(format!("warpweft {name}"));
+            let thread = thread.spawn(move || given.iter().take(1).for_each(|work| work()));
+            thread.map(|thread| (give, thread)).map_err(system("a thread"))
+        };
+        Ok(Self { copies: [copy()?, copy()?], threads: [spawn("writer")?, spawn("reader")?] })
+    }
+}
+
+impl Links {
+    /// Serves `connections` from now on.
+    pub(super) fn start(
+        shared: &Arc<Shared>,
+        mut connections: Vec<Connection>,
+    ) -> Result<Self, RendezvousError> {
+        let prepared: Result<Vec<_>, _> =
+            connections.iter().map(|connection| Prepared::new(connection, shared.deadline())).collect();
+        // Threads that were started find that there is no work for them.
+        let prepared = prepared.inspect_err(|error| {
+            let farewell = Message::Ended { reason: shared.end(&error.to_string()) };
+            for Connection { stream, out, .. } in &mut connections {
+                let timed = Timed::new(stream, Instant::now() + LINGER);
+                // Whether one hears it changes nothing for the others.
+                drop(sealed::write(timed, out, &farewell));
+            }
+        })?;
         let mut links = Self::default();
-        for (connection, messages) in connections.into_iter().zip(queues) {
+        let (mut outgoing, mut work) = (Vec::new(), Vec::new());
+        for (connection, prepared) in connections.into_iter().zip(prepared) {
             let Connection { stream, process, name, speakers, relays, out, into } = connection;
-            let set = |stream: &TcpStream| {
-                stream.set_nodelay(true)?;
-                stream.set_read_timeout(Some(deadline / 2))?;
-                stream.set_write_timeout(Some(deadline))
+            let (queue, messages) = bounded(QUEUE);
+            let has_left = Left::default();
+            outgoing.push(Outgoing { process, name: name.clone(), queue, has_left: has_left.clone() });
+            let [written, closed] = prepared.copies;
+            let writer = Writer {
+                stream: written,
+                seal: out,
+                shared: Arc::clone(shared),
+                name: name.clone(),
+                has_left,
             };
-            set(&stream).map_err(system("a time limit"))?;
-            let copy = || stream.try_clone().map_err(system("a connection"));
-            links.streams.push(copy()?);
-            let writer =
-                Writer { stream: copy()?, seal: out, shared: Arc::clone(shared), name: name.clone() };
             let reader =
                 Reader { stream, seal: into, shared: Arc::clone(shared), process, name, speakers, relays };
-            let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
-                let thread = std::thread::Builder::new().name(format!("warpweft {name}"));
-                thread.spawn(work).map_err(system("a thread"))
-            };
-            links.threads.push(spawn("writer", Box::new(move || writer.write(&messages)))?);
-            links.threads.push(spawn("reader", Box::new(move || reader.read()))?);
+            links.streams.push(closed);
+            let [(write, writes), (read, reads)] = prepared.threads;
+            links.threads.extend([writes, reads]);
+            work.push((write, Box::new(move || writer.write(&messages)) as Work));
+            work.push((read, Box::new(move || reader.read())));
+        }
+        shared.connect(outgoing);
+        for (thread, work) in work {
+            // The thread waits for it.
+            drop(thread.send(work));
         }
         Ok(links)
     }
 
     /// Says good-bye to everybody and ends the threads.
     pub(super) fn close(&mut self, shared: &Shared) {
-        for peer in shared.outgoing() {
-            peer.tell(Message::Bye, LINGER);
-        }
         let until = Instant::now() + LINGER;
+        for peer in shared.outgoing() {
+            peer.tell(Message::Bye, until.saturating_duration_since(Instant::now()));
+        }
         while Instant::now() < until && !self.threads.iter().all(JoinHandle::is_finished) {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -139,6 +155,7 @@ struct Writer {
     seal: Seal,
     shared: Arc<Shared>,
     name: String,
+    has_left: Left,
 }
 
 impl Writer {
@@ -147,6 +164,7 @@ impl Writer {
         loop {
             let next = match messages.recv_timeout(beat) {
                 Ok(message) => message,
+                Err(RecvTimeoutError::Timeout) if self.has_left.is_set() => Message::Bye,
                 Err(RecvTimeoutError::Timeout) => Message::Beat,
                 Err(RecvTimeoutError::Disconnected) => Message::Bye,
             };
@@ -158,7 +176,9 @@ impl Writer {
             if let Err(error) = sealed::write(&self.stream, &mut self.seal, &message) {
                 // A reader that saw the other end close knows more, and is given the time to say it.
                 std::thread::sleep(beat.min(Duration::from_millis(100)));
-                self.shared.end(&format!("{} takes no messages ({error})", self.name));
+                if !self.has_left.is_set() {
+                    self.shared.end(&format!("{} takes no messages ({error})", self.name));
+                }
                 return;
             }
             if is_last {
@@ -221,7 +241,7 @@ impl Reader {
                         self.shared.left(rank, &format!("{} has closed its session", self.name));
                     }
                     let own = self.shared.outgoing().iter().filter(|peer| peer.process == self.process);
-                    own.for_each(|peer| peer.offer(Message::Bye));
+                    own.for_each(Outgoing::part);
                     return;
                 }
                 Message::Welcome(_) => {
@@ -245,6 +265,112 @@ impl Reader {
             }
             io::ErrorKind::InvalidData => format!("{name} sent {error}"),
             _ => format!("the connection to {name} broke: {error}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::rendezvous::board::Topic;
+    use crate::rendezvous::message::PART;
+    use crate::rendezvous::secret::Secret;
+
+    const RANK: RankId = RankId::new(0);
+
+    /// The other end of a connection.
+    struct Peer {
+        stream: TcpStream,
+        out: Seal,
+        into: Seal,
+    }
+
+    impl Peer {
+        fn says(&mut self, message: &Message) {
+            sealed::write(&self.stream, &mut self.out, message).unwrap();
+        }
+
+        /// What it hears until the end of the connection.
+        fn hears(&mut self) -> Vec<Message> {
+            std::iter::from_fn(|| sealed::read(&self.stream, &mut self.into).ok()).collect()
+        }
+    }
+
+    /// A connection of rank 0 to the process of rank `number`.
+    fn connection(number: u32) -> (Connection, Peer) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        theirs.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        let secret = Secret::new("a secret of tests").unwrap();
+        let ([out, into], [heard, said]) = (sealed::keys(&secret, &[]), sealed::keys(&secret, &[]));
+        let process = ProcessId::new(number);
+        let ranks = number as usize..number as usize + 1;
+        let (name, speakers) = (process.to_string(), vec![ranks]);
+        let connection = Connection { stream, process, name, speakers, relays: true, out, into };
+        (connection, Peer { stream: theirs, out: said, into: heard })
+    }
+
+    fn part() -> Message {
+        Message::Part { topic: Topic::Reports, rank: RANK, last: false, bytes: vec![1; PART].into() }
+    }
+
+    /// A world of two, whose other process takes nothing until the queue to it is full, and then says good-bye.
+    fn good_bye_to_a_full_queue() -> (Arc<Shared>, Links, Peer) {
+        let shared = Arc::new(Shared::new(2, 0..1, Duration::from_secs(20)));
+        let (connection, mut peer) = connection(1);
+        let links = Links::start(&shared, vec![connection]).unwrap();
+        while shared.outgoing()[0].tell(part(), Duration::from_millis(200)) {}
+        peer.says(&Message::Bye);
+        let begun = Instant::now();
+        while !shared.outgoing()[0].has_left.is_set() {
+            assert!(begun.elapsed() < Duration::from_secs(10), "nobody heard the good-bye");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        (shared, links, peer)
+    }
+
+    /// RV-3.
+    #[test]
+    fn a_good_bye_is_answered_although_the_queue_is_full() {
+        let (shared, mut links, mut peer) = good_bye_to_a_full_queue();
+        // The room that comes too late for the reader is used by the writer.
+        std::thread::sleep(LINGER + Duration::from_millis(100));
+        let heard = peer.hears();
+        assert_eq!(heard.last(), Some(&Message::Bye));
+        assert!(heard.iter().filter(|message| **message == part()).count() >= QUEUE);
+        links.close(&shared);
+        assert_eq!(shared.ended(), None);
+    }
+
+    /// RV-3.
+    #[test]
+    fn who_closes_after_a_good_bye_that_was_not_answered_does_not_end_the_world() {
+        let (shared, mut links, peer) = good_bye_to_a_full_queue();
+        peer.stream.shutdown(Shutdown::Both).unwrap();
+        drop(peer);
+        let begun = Instant::now();
+        while !links.threads.iter().all(JoinHandle::is_finished) {
+            assert!(begun.elapsed() < Duration::from_secs(10), "a thread goes on");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(shared.ended(), None);
+        assert!(shared.outgoing()[0].tell(part(), Duration::ZERO), "who left is waited for no more");
+        links.close(&shared);
+    }
+
+    /// RV-3.
+    #[test]
+    fn connections_that_cannot_be_served_are_told_why() {
+        // No socket takes a limit of no time.
+        let shared = Arc::new(Shared::new(3, 0..1, Duration::ZERO));
+        let (connections, peers): (Vec<_>, Vec<_>) = (1..3).map(connection).unzip();
+        let error = Links::start(&shared, connections).unwrap_err();
+        assert!(matches!(error, RendezvousError::System { what: "a time limit", .. }), "{error}");
+        for mut peer in peers {
+            assert_eq!(peer.hears(), [Message::Ended { reason: error.to_string() }]);
         }
     }
 }

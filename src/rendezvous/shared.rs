@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use super::RendezvousError;
 use super::board::{Board, MOST, Topic};
-use super::link::Outgoing;
 use super::message::{Message, PART};
+use super::outgoing::Outgoing;
 use crate::id::{ProcessId, RankId};
 
 /// The state of a world in one process.

@@ -1,13 +1,20 @@
 //! Sessions on GPUs: of this process alone, or as one process of several.
+//!
+//! Law: what waits for other processes or opens devices does so on a thread of its own, whatever executor polls: an executor's thread is
+//! held up for as long as it takes to start one. A future dropped meanwhile leaves that thread to end by itself, at the deadline
+//! at the latest, and what it made is closed.
 
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
+
+use tokio::sync::oneshot;
 
 use super::{Session, SessionBuilder, SessionError};
 use crate::backend::Checked;
 use crate::backend::cuda::{CudaOptions, CudaSurface, CudaWorld, DeviceOrdinal, Transport};
 use crate::config;
-use crate::rendezvous::{ProcessEnvironment, Rendezvous, Secret};
+use crate::rendezvous::{ProcessEnvironment, Rendezvous, RendezvousError, Secret};
 
 impl SessionBuilder<CudaSurface> {
     /// Starts one rank on each of `devices`, one thread per rank, with the transport, the deadline and the checking
@@ -36,7 +43,9 @@ impl SessionBuilder<CudaSurface> {
         self.config.validate()?;
         let ranks = u32::try_from(devices.len()).unwrap_or(u32::MAX);
         let secret = Secret::of_environment()?;
-        let rendezvous = Rendezvous::of_processes(environment, ranks, secret.as_ref(), self.deadline())?;
+        let (environment, deadline) = (environment.clone(), self.deadline());
+        let meet = move || Rendezvous::of_processes(&environment, ranks, secret.as_ref(), deadline);
+        let rendezvous = beside(meet).await??;
         self.start_cuda_in(Arc::new(rendezvous), devices).await
     }
 
@@ -61,8 +70,12 @@ impl SessionBuilder<CudaSurface> {
             deadline: self.deadline(),
             ..CudaOptions::new(devices)
         };
-        let backends = CudaWorld::within(Arc::clone(&rendezvous), options)?.backends();
-        let backends = backends.inspect_err(|failure| drop(rendezvous.end(&failure.to_string())))?;
+        let met = Arc::clone(&rendezvous);
+        let backends = beside(move || {
+            let backends = CudaWorld::within(Arc::clone(&met), options)?.backends();
+            backends.inspect_err(|failure| drop(met.end(&failure.to_string())))
+        });
+        let backends = backends.await??;
         if self.config.check {
             self.start_in(rendezvous, backends.into_iter().map(Checked::new).collect()).await
         } else {
@@ -72,5 +85,46 @@ impl SessionBuilder<CudaSurface> {
 
     fn deadline(&self) -> Duration {
         Duration::from_secs_f64(self.config.deadline_s)
+    }
+}
+
+/// Runs `work`, which blocks, on a thread of its own. It needs no runtime; a panic goes on here.
+async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, RendezvousError> {
+    let refused = |reason: String| RendezvousError::System { what: "a thread that starts a session", reason };
+    let (tell, told) = oneshot::channel();
+    let thread = thread::Builder::new().name("warpweft start".to_owned());
+    let thread = thread.spawn(move || drop(tell.send(work()))).map_err(|error| refused(error.to_string()))?;
+    match told.await {
+        Ok(outcome) => Ok(outcome),
+        Err(silence) => match thread.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(()) => Err(refused(silence.to_string())),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn an_executor_goes_on_while_a_session_waits_for_other_processes() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let (go, gone) = std::sync::mpsc::channel();
+        // Work that ends only if the same executor gets to the other future.
+        let waits = beside(move || gone.recv_timeout(Duration::from_secs(10)).is_ok());
+        let says = async { go.send(()).unwrap() };
+        let begun = Instant::now();
+        let (went_on, ()) = runtime.block_on(async { tokio::join!(waits, says) });
+        assert!(went_on.unwrap(), "{:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn a_panic_of_the_work_is_one_of_whoever_awaits_it() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let panic = std::panic::catch_unwind(|| runtime.block_on(beside(|| panic!("no such library"))));
+        assert_eq!(panic.unwrap_err().downcast_ref(), Some(&"no such library"));
     }
 }

@@ -48,7 +48,7 @@ use recorder::Recorder;
 ///
 /// Dropping a session ends it as [`Session::close`] does, and blocks until its threads have ended: all
 /// ranks are told to close before any is waited for, and a rank that waits for one that is gone is
-/// woken. Only a closure that never returns holds it up. The trace is then written as well, but nobody
+/// woken. A closure that never returns holds it up; peers that do not end, for seconds. The trace is then written as well, but nobody
 /// hears whether that failed (it is logged as a warning).
 #[derive(Debug)]
 pub struct Session {

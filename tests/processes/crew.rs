@@ -52,7 +52,20 @@ impl Crew {
     }
 
     pub(crate) fn start_with(&self, process: u32, ranks: u32, changed: &[(&str, &str)]) -> Member {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        self.start_by(Command::new(std::env::current_exe().unwrap()), process, ranks, changed)
+    }
+
+    /// With no more than `files` open files.
+    pub(crate) fn start_with_files(&self, process: u32, ranks: u32, files: u32) -> Member {
+        let mut shell = Command::new("sh");
+        shell
+            .arg("-c")
+            .arg(format!("ulimit -n {files} && exec \"$0\""))
+            .arg(std::env::current_exe().unwrap());
+        self.start_by(shell, process, ranks, &[])
+    }
+
+    fn start_by(&self, mut command: Command, process: u32, ranks: u32, changed: &[(&str, &str)]) -> Member {
         command
             .env(ROLE, self.role)
             .env(RANKS, ranks.to_string())

@@ -17,6 +17,7 @@ pub(crate) const ALL: &[Test] = &[
     ("a_missing_process_is_named_on_every_process", missing),
     ("a_process_that_came_twice_is_named_on_every_process", twice),
     ("a_port_in_use_is_named_on_every_process", port_in_use),
+    ("a_host_that_may_open_no_connection_says_so", no_files),
     ("of_two_processes_with_number_0_the_second_is_refused", two_hosts),
     ("another_world_size_is_named_on_every_process", contradiction),
     ("a_process_that_dies_while_others_are_awaited_is_named", died_early),
@@ -130,6 +131,18 @@ fn port_in_use() {
     let mut members = crew.start_all(&[1, 1]);
     says(&members[0].fails(PATIENCE), &["cannot listen on 127.0.0.1", "in use", "MASTER_PORT"]);
     says(&members[1].fails(PATIENCE), &["is not warpweft", "in use by another program"]);
+}
+
+/// The standard streams and the listener are all it may have.
+fn no_files() {
+    let crew = Crew::new("meet", 2);
+    let mut host = crew.start_with_files(0, 1, 4);
+    let mut member = crew.start(1, 1);
+    says(
+        &host.fails(PATIENCE),
+        &["process 1 did not come within 4s", "refused to accept a connection", "open files"],
+    );
+    member.fails(PATIENCE);
 }
 
 fn two_hosts() {

@@ -1,8 +1,8 @@
 //! Worlds that begin and end as they should.
 
 use std::io::Write;
-use std::net::TcpStream;
-use std::time::Duration;
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
 
 use crate::Test;
 use crate::crew::{Crew, PATIENCE};
@@ -11,6 +11,7 @@ pub(crate) const ALL: &[Test] = &[
     ("ranks_of_several_processes_agree_whatever_their_number", ranks_agree),
     ("a_process_may_come_much_later_than_another", late_comers),
     ("strangers_at_the_port_are_ignored", strangers),
+    ("strangers_who_drip_bytes_and_come_again_keep_nobody_out", dripping),
     ("who_closes_first_takes_nothing_from_the_others", quit_early),
     ("a_world_of_one_process_needs_no_secret_and_no_port", alone),
 ];
@@ -65,6 +66,42 @@ fn strangers() {
     let mut member = crew.start(1, 1);
     host.hear("done", PATIENCE);
     member.hear("done", PATIENCE);
+}
+
+/// RV-2, RV-4: more of them than there are handshakes at a time, and none is ever silent for long.
+fn dripping() {
+    let crew = Crew::new("agree", 3);
+    let mut host = crew.start(0, 1);
+    let place = SocketAddr::from(([127, 0, 0, 1], crew.port));
+    let until = Instant::now() + PATIENCE;
+    let knock = move || TcpStream::connect_timeout(&place, Duration::from_millis(50)).ok();
+    let mut strangers: Vec<TcpStream> = Vec::new();
+    while strangers.len() < 150 {
+        assert!(Instant::now() < until, "{} came", strangers.len());
+        match knock() {
+            Some(stranger) => strangers.push(stranger),
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+    let dripping = std::thread::spawn(move || {
+        for byte in b"warpweft".iter().chain(std::iter::repeat(&0)) {
+            for stranger in &mut strangers {
+                if stranger.write_all(&[*byte]).is_err() {
+                    // When nobody listens any more, the world is whole.
+                    let Some(again) = knock() else { return };
+                    *stranger = again;
+                }
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    let mut members = [crew.start(1, 1), crew.start(2, 1)];
+    for member in &mut members {
+        member.hear("done", PATIENCE);
+    }
+    host.hear("done", PATIENCE);
+    dripping.join().unwrap();
 }
 
 /// RV-3.

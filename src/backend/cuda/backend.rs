@@ -415,6 +415,8 @@ impl Backend for CudaBackend {
     fn abort(&self, reason: &str) {
         drop(self.world.poison(reason));
         let lanes = lock(&self.lanes);
-        Communicator::abort(lanes.values().flatten().filter_map(|lane| lane.nccl.as_deref()));
+        if !Communicator::abort(lanes.values().flatten().filter_map(|lane| lane.nccl.as_deref())) {
+            self.context.abandon();
+        }
     }
 }

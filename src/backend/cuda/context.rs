@@ -6,6 +6,7 @@
 //! - A call that needs the context makes it current first; a thread may serve several devices.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::{result, sys};
 
@@ -117,6 +118,8 @@ pub(super) struct Context {
     ordinal: DeviceOrdinal,
     device: sys::CUdevice,
     context: sys::CUcontext,
+    /// A stream of it will not run out.
+    abandoned: AtomicBool,
 }
 
 // SAFETY: a context handle is a name the driver looks up; the driver's calls are thread safe.
@@ -136,13 +139,22 @@ impl Context {
         // SAFETY: the device is one the driver just gave.
         let context = unsafe { result::primary_ctx::retain(device) }
             .map_err(CudaFailure::driver("cuDevicePrimaryCtxRetain"))?;
-        Ok(Self { ordinal, device, context })
+        Ok(Self { ordinal, device, context, abandoned: AtomicBool::new(false) })
     }
 
     /// Makes this context the calling thread's.
     pub(super) fn make_current(&self) -> Result<(), CudaFailure> {
         // SAFETY: the context is retained for as long as `self` lives.
         unsafe { result::ctx::set_current(self.context) }.map_err(CudaFailure::driver("cuCtxSetCurrent"))
+    }
+
+    /// From now on its memory is left to the end of the process: freeing it would wait for a stream that waits for ever.
+    pub(super) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::SeqCst)
     }
 
     pub(super) const fn ordinal(&self) -> DeviceOrdinal {

@@ -104,7 +104,7 @@ pub(super) fn network(
         (None | Some(Transport::Peer), Reduce::Ordered) if !one_host && !alone => {
             refused("over several hosts each rank needs a GPU of its own; name each GPU once")
         }
-        (Some(Transport::Nccl), _) if !alone => refused(
+        (Some(Transport::Nccl), _) | (None, Reduce::Nccl) if !alone => refused(
             "NCCL needs a GPU of its own for each rank; name each GPU once, or set transport = \"peer\"",
         ),
         (Some(Transport::Nccl), _) => nccl(),

@@ -48,7 +48,10 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        if self.address != DeviceAddress::NULL && self.context.make_current().is_ok() {
+        if self.address == DeviceAddress::NULL || self.context.is_abandoned() {
+            return;
+        }
+        if self.context.make_current().is_ok() {
             // SAFETY: allocated once in `zeroed`, freed once here. The driver waits for work that uses it.
             let _ = unsafe { result::free_sync(self.address.number()) };
         }
@@ -112,7 +115,7 @@ impl PinnedWords {
 
 impl Drop for PinnedWords {
     fn drop(&mut self) {
-        if self.context.make_current().is_ok() {
+        if !self.context.is_abandoned() && self.context.make_current().is_ok() {
             // SAFETY: allocated once in `zeroed`, freed once here.
             let _ = unsafe { result::free_host(self.words.cast()) };
         }

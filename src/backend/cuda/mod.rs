@@ -5,14 +5,15 @@
 //!   library says so and the CPU backend serves.
 //! - A rank's memory is one plain allocation that never moves. Whatever a step enqueues was prepared when its
 //!   plan was bound.
-//! - Nothing hangs: a lane that does not get on within the deadline, and a rank that fails, end every wait of
-//!   this world with the reason.
+//! - A lane that does not get on within the deadline, and a rank that fails, end every wait of this world with the reason. Two waits
+//!   are not ours to end: NCCL's opening call, and a closure that does not return.
 //!
 //! One idea per file: `context`, `memory` and `stream` own what the driver gives, `kernels` are launches of the files in
 //! `kernels/`, `bind` makes a plan's ops into commands, `transport` makes collectives into commands: writes into
 //! peers' memory (`signal`), NCCL (`nccl`), or the one inside of hosts and the other between, `lane` enqueues them, `watchdog` waits for them. `gemm` are
 //! matrix products for closures.
 
+// The driver, NVRTC, NCCL and cuBLASLt are C interfaces; each block says why it is sound.
 #![allow(unsafe_code)]
 
 mod address;

@@ -10,6 +10,7 @@
 //! - Members are named by their ranks in the world, whatever their numbers in the communicator.
 //! - Between hosts, when it is open every member has sent to every other: steps find connections made and kernels loaded, for
 //!   which the driver may wait for streams, and these for a word of a neighbour.
+//! - One wait has no end of ours: NCCL's opening call, for a peer that is stopped just then.
 //! - Bytes travel as bytes: the wire knows no formats.
 
 use std::sync::Arc;
@@ -99,7 +100,8 @@ impl Communicator {
             aborted: Arc::default(),
         };
         if world.network.transport == Transport::Peer {
-            opened.greet(rank, stream)?;
+            // Ended first, so that what is dropped here is aborted: peers may be in the middle of their greeting.
+            opened.greet(rank, stream).inspect_err(|failure| drop(world.poison(failure.to_string())))?;
         }
         Ok(opened)
     }
@@ -122,7 +124,7 @@ impl Communicator {
                 let words = format!("{rank}: the first bytes by NCCL did not arrive within the deadline");
                 drop(self.world.poison(&words));
             }
-            ended.inspect_err(|_| Self::abort(std::iter::once(self)))?;
+            ended?;
             std::thread::sleep(PAUSE);
         }
         Ok(())
@@ -171,14 +173,17 @@ impl Communicator {
     }
 
     /// Ends every wait on these communicators, which are of no use from then on.
-    pub(super) fn abort<'a>(communicators: impl Iterator<Item = &'a Self> + Clone) {
+    /// Did that end in time?
+    pub(super) fn abort<'a>(communicators: impl Iterator<Item = &'a Self> + Clone) -> bool {
         communicators.clone().for_each(Self::begin_abort);
         let begun = Instant::now();
-        while begun.elapsed() < LONGEST_ABORT
-            && communicators.clone().any(|one| !one.aborted.load(Ordering::SeqCst))
-        {
+        while communicators.clone().any(|one| !one.aborted.load(Ordering::SeqCst)) {
+            if begun.elapsed() > LONGEST_ABORT {
+                return false;
+            }
             std::thread::sleep(PAUSE);
         }
+        true
     }
 
     /// Lets a thread abort, if none was told to before.

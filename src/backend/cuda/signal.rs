@@ -5,6 +5,8 @@
 //! - **PL-8** a rank's memory is written by a peer only between two meetings: one in which everybody says that its
 //!   target may be written (*ready*), and one in which everybody says that it has written (*done*).
 //! - Who meets are the ranks of one host, whose memory reaches each other; every host for itself.
+//! - A word is written behind a system-wide fence (CUDA puts one before a stream's write unless it is told not to), so whoever has seen
+//!   it sees what was written before it.
 //! - A word is 1 from the peer's signal until this rank has waited for it and cleared it, so the same
 //!   commands work in every step and in every replay of a recorded one. A peer signals a word again only
 //!   after the other meeting of the pair, which needs this rank's signal, sent after the word was cleared: no

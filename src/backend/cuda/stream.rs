@@ -48,6 +48,10 @@ impl Stream {
         Ok(Self { context, handle })
     }
 
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
     pub(super) const fn handle(&self) -> sys::CUstream {
         self.handle
     }

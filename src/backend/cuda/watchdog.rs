@@ -5,7 +5,7 @@
 //!   of this rank was done; the last poisons the world, naming rank, lane, and the last and the next collective of every rank
 //!   that waits as well. Who waits for long tells the others how far it is.
 //! - A rank of a poisoned world drains its lanes before it returns: streams that wait for a peer's signal are
-//!   let go, so freeing their memory does not wait for ever.
+//!   let go. Where one does not run out, its GPU's memory is left to the end of the process: freeing it would wait for the stream.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -136,8 +136,11 @@ fn drain(world: &World, rank: RankId, stream: &CudaStream, transfers: &Stream, b
     let begun = Instant::now();
     while begun.elapsed() < DRAIN && matches!(stream.stream.is_done(), Ok(false)) {
         if world.release(rank, transfers).is_err() {
-            return;
+            break;
         }
         std::thread::sleep(PAUSE);
+    }
+    if !matches!(stream.stream.is_done(), Ok(true)) {
+        stream.stream.context().abandon();
     }
 }

@@ -6,7 +6,8 @@
 //!   past the deadline, and whoever did not come is named (RV-2 in [`crate::rendezvous`]).
 //! - The first reason poisons the world for good, in every process (RV-3).
 //! - Memory is freed when no rank of any process can reach it any more: at its end a world gives back what others lent,
-//!   waits until all have done so, and only then drops its own.
+//!   waits until all have done so, and only then drops its own. A world of several processes that was poisoned leaves its own to the
+//!   end of the process.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -237,6 +238,9 @@ impl Drop for World {
             let nothing = vec![Vec::new(); self.rendezvous.range().len()];
             // Who does not come has ended, and its process no longer reaches anything.
             drop(self.rendezvous.exchange_all(Topic::Closing, &nothing));
+        } else if lent {
+            // Who ended may still have it open, and copies on their way into it.
+            homes.memory.into_values().for_each(std::mem::forget);
         }
     }
 }

@@ -64,11 +64,11 @@ impl Blas {
         DeviceMemory::zeroed(&self.context, &self.setup, bytes)
     }
 
-    /// Refuses handles of another GPU.
+    /// Refuses handles of another GPU, and makes this one's context current.
     pub(super) fn check(&self, handles: &CudaHandles) -> Result<(), CudaFailure> {
         let own = self.context.ordinal();
         if handles.device() == own {
-            return Ok(());
+            return self.make_current();
         }
         Err(CudaFailure::Refused(format!(
             "a product of {own} was given the stream of {}; open a device for each rank in its closure's factory",

@@ -1,23 +1,22 @@
-//! One in-order queue of a GPU and memory on it, for work outside of a session.
+//! One in-order queue of a GPU, for the tool's work outside of a session.
 //!
-//! Law: memory is zeroed when it is made and freed when it is dropped, behind the work that uses it. What a recording touches must
-//! outlive the recording's last replay.
+//! Law: what a recording touches outlives the recording's last replay, and handles do not outlive the queue. Nothing here sees to
+//! that, so it is not for embedders.
 
-use std::marker::PhantomData;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use bytemuck::Pod;
 
 use super::super::failure::CudaFailure;
-use super::super::memory::DeviceMemory;
 use super::super::stream::{Graph, Priority, Stream};
-use super::super::surface::{CudaHandles, DeviceSlice, DeviceSliceMut};
+use super::super::surface::CudaHandles;
 use super::blas::Blas;
+use super::buffer::DeviceBuffer;
 
 /// An in-order queue of one GPU: what a session's compute lane is to closures, for a program that has no session.
 #[derive(Debug)]
-pub struct Queue {
+pub(crate) struct Queue {
     stream: Stream,
     handles: CudaHandles,
     blas: Rc<Blas>,
@@ -25,7 +24,7 @@ pub struct Queue {
 
 /// Work of a queue, recorded once, to be enqueued by one launch.
 #[derive(Debug)]
-pub struct Recording(Graph);
+pub(crate) struct Recording(Graph);
 
 impl Queue {
     pub(crate) fn new(blas: &Rc<Blas>) -> Result<Self, CudaFailure> {
@@ -38,7 +37,7 @@ impl Queue {
 
     /// What layers enqueue with. They serve for as long as the queue lives.
     #[must_use]
-    pub const fn handles(&self) -> &CudaHandles {
+    pub(crate) const fn handles(&self) -> &CudaHandles {
         &self.handles
     }
 
@@ -46,7 +45,7 @@ impl Queue {
     ///
     /// # Errors
     /// [`CudaFailure::Call`], also for work that failed.
-    pub fn synchronize(&self) -> Result<(), CudaFailure> {
+    pub(crate) fn synchronize(&self) -> Result<(), CudaFailure> {
         self.stream.synchronize()
     }
 
@@ -54,7 +53,7 @@ impl Queue {
     ///
     /// # Errors
     /// Those of `work`, and of the recording.
-    pub fn record<E: From<CudaFailure>>(
+    pub(crate) fn record<E: From<CudaFailure>>(
         &self,
         work: impl FnOnce(&CudaHandles) -> Result<(), E>,
     ) -> Result<Recording, E> {
@@ -72,7 +71,7 @@ impl Queue {
     ///
     /// # Errors
     /// [`CudaFailure::Call`].
-    pub fn replay(&self, recording: &Recording) -> Result<(), CudaFailure> {
+    pub(crate) fn replay(&self, recording: &Recording) -> Result<(), CudaFailure> {
         self.stream.launch(&recording.0)
     }
 
@@ -80,40 +79,10 @@ impl Queue {
     ///
     /// # Errors
     /// [`CudaFailure::Call`].
-    pub fn download<T: Pod>(&self, buffer: &DeviceBuffer<T>) -> Result<Vec<T>, CudaFailure> {
-        let mut values = vec![T::zeroed(); buffer.len];
-        self.stream.download(buffer.memory.address(), bytemuck::cast_slice_mut(&mut values))?;
+    pub(crate) fn download<T: Pod>(&self, buffer: &DeviceBuffer<T>) -> Result<Vec<T>, CudaFailure> {
+        let (address, len) = buffer.place();
+        let mut values = vec![T::zeroed(); len];
+        self.stream.download(address, bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
-    }
-}
-
-/// Memory of one GPU that belongs to a closure, or to a program without a session.
-#[derive(Debug)]
-pub struct DeviceBuffer<T> {
-    memory: DeviceMemory,
-    len: usize,
-    elements: PhantomData<T>,
-}
-
-impl<T: Pod> DeviceBuffer<T> {
-    pub(crate) fn zeroed(blas: &Blas, len: usize) -> Result<Self, CudaFailure> {
-        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
-            CudaFailure::Refused(format!("{len} elements are more than memory has addresses for"))
-        })?;
-        Ok(Self { memory: blas.memory(bytes)?, len, elements: PhantomData })
-    }
-
-    /// All elements, to be read.
-    #[must_use]
-    pub const fn read(&self) -> DeviceSlice<'_, T> {
-        // SAFETY: the elements are this value's own and live as long as the slice; memory is freed behind work that uses it.
-        unsafe { DeviceSlice::from_address(self.memory.address(), self.len) }
-    }
-
-    /// All elements, to be written.
-    #[must_use]
-    pub const fn write(&mut self) -> DeviceSliceMut<'_, T> {
-        // SAFETY: as above, and the value is borrowed alone.
-        unsafe { DeviceSliceMut::from_address(self.memory.address(), self.len) }
     }
 }

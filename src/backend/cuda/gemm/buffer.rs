@@ -1,0 +1,51 @@
+//! Memory of a closure's own.
+//!
+//! Law: it is zeroed when it is made and freed when it is dropped, behind the work that uses it. A recorded step that uses it lives
+//! no longer than its closure does.
+
+use std::marker::PhantomData;
+
+use bytemuck::Pod;
+
+#[cfg(feature = "cli")]
+use super::super::address::DeviceAddress;
+use super::super::failure::CudaFailure;
+use super::super::memory::DeviceMemory;
+use super::super::surface::{DeviceSlice, DeviceSliceMut};
+use super::blas::Blas;
+
+/// Memory of one GPU that belongs to a closure, or to a program without a session.
+#[derive(Debug)]
+pub struct DeviceBuffer<T> {
+    memory: DeviceMemory,
+    len: usize,
+    elements: PhantomData<T>,
+}
+
+impl<T: Pod> DeviceBuffer<T> {
+    pub(crate) fn zeroed(blas: &Blas, len: usize) -> Result<Self, CudaFailure> {
+        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
+            CudaFailure::Refused(format!("{len} elements are more than memory has addresses for"))
+        })?;
+        Ok(Self { memory: blas.memory(bytes)?, len, elements: PhantomData })
+    }
+
+    #[cfg(feature = "cli")]
+    pub(super) const fn place(&self) -> (DeviceAddress, usize) {
+        (self.memory.address(), self.len)
+    }
+
+    /// All elements, to be read.
+    #[must_use]
+    pub const fn read(&self) -> DeviceSlice<'_, T> {
+        // SAFETY: the elements are this value's own and live as long as the slice; memory is freed behind work that uses it.
+        unsafe { DeviceSlice::from_address(self.memory.address(), self.len) }
+    }
+
+    /// All elements, to be written.
+    #[must_use]
+    pub const fn write(&mut self) -> DeviceSliceMut<'_, T> {
+        // SAFETY: as above, and the value is borrowed alone.
+        unsafe { DeviceSliceMut::from_address(self.memory.address(), self.len) }
+    }
+}

@@ -1,0 +1,120 @@
+//! Calls bound to the arena.
+//!
+//! Law: every region a call may touch is resolved once per plan, from the operands the plan names; a run resolves
+//! nothing. A region covers the weight's own shape, also where its slot is laid out for a padded one.
+
+use half::bf16;
+
+use crate::format::{Format, Orientation, PlaneSpec, Shape};
+use crate::id::{BufferId, CallId, WeightId};
+use crate::layout::{ArenaLayout, PlaneRegions, Region, WeightLayout, Weights};
+use crate::model::{Access, Call, Form};
+use crate::op::{Operand, OperandRole};
+
+/// One use of a call, bound to memory.
+#[derive(Clone, Debug)]
+pub(super) struct BoundUse {
+    pub(super) weight: WeightId,
+    pub(super) orientation: Orientation,
+    pub(super) form: Form,
+    pub(super) planes: PlaneRegions,
+    pub(super) tensor_scale: Option<Region>,
+}
+
+/// A call bound to the arena: every operand's region, resolved once per plan.
+#[derive(Clone, Debug)]
+pub struct BoundCall {
+    /// The call's number in the step.
+    pub id: CallId,
+    /// The number of its declaration; the same in every micro-batch.
+    pub declared: CallId,
+    /// The call.
+    pub call: Call,
+    pub(super) uses: Vec<BoundUse>,
+    pub(super) gradients: Vec<(WeightId, Region)>,
+    pub(super) buffers: Vec<(BufferId, Access, Region)>,
+    pub(super) formats: Vec<(WeightId, Format, Shape)>,
+}
+
+impl BoundCall {
+    /// Resolves the operands of `call`, whose numbers in the step and in the declaration are given.
+    #[must_use]
+    pub fn new(
+        (id, declared): (CallId, CallId),
+        call: &Call,
+        operands: &[Operand],
+        arena: &ArenaLayout,
+        weights: &Weights,
+    ) -> Self {
+        let mut bound = Self {
+            id,
+            declared,
+            call: call.clone(),
+            uses: Vec::new(),
+            gradients: Vec::new(),
+            buffers: Vec::new(),
+            formats: Vec::new(),
+        };
+        for operand in operands {
+            let region = arena.region(operand.slot);
+            match operand.role {
+                OperandRole::Use(position) => {
+                    let Some(usage) = call.uses.get(position) else { continue };
+                    let layout = weights.layout(usage.weight);
+                    let shape = layout.shard.shape;
+                    let planes = match usage.form {
+                        Form::Planes => bound_planes(region, layout, usage.orientation),
+                        Form::Dense => dense_values(region, shape, size_of::<f32>()),
+                        Form::DenseBf16 => dense_values(region, shape, size_of::<bf16>()),
+                    };
+                    bound.formats.push((usage.weight, layout.format, shape));
+                    bound.uses.push(BoundUse {
+                        weight: usage.weight,
+                        orientation: usage.orientation,
+                        form: usage.form,
+                        planes,
+                        tensor_scale: tensor_scale(position, operands, arena, layout),
+                    });
+                }
+                OperandRole::TensorScale(_) => {}
+                OperandRole::Gradient(weight) => {
+                    let shape = weights.layout(weight).shard.shape;
+                    let bytes = shape.rows * shape.cols * size_of::<f32>();
+                    bound.gradients.push((weight, Region { offset: region.offset, bytes }));
+                }
+                OperandRole::Buffer(buffer) => bound.buffers.push((buffer, operand.access, region)),
+            }
+        }
+        bound
+    }
+}
+
+/// Values of the weight's own shape at the start of a slot.
+fn dense_values(region: Region, shape: Shape, element: usize) -> PlaneRegions {
+    let data = Region { offset: region.offset, bytes: shape.rows * shape.cols * element };
+    PlaneRegions { data, scale: Region::default() }
+}
+
+/// Where the tensor scale of the use at `position` lies, if the call got it.
+fn tensor_scale(
+    position: usize,
+    operands: &[Operand],
+    arena: &ArenaLayout,
+    layout: &WeightLayout,
+) -> Option<Region> {
+    let scale = operands.iter().find(|operand| operand.role == OperandRole::TensorScale(position))?;
+    arena.region(scale.slot).part(layout.position * size_of::<f32>(), size_of::<f32>())
+}
+
+/// The planes of the weight's own shape inside a slot that may be laid out for a padded shape.
+pub(crate) fn bound_planes(region: Region, layout: &WeightLayout, orientation: Orientation) -> PlaneRegions {
+    let stored = layout.format.stored_orientations().contains(&orientation);
+    let laid_out = if stored { layout.gathered_planes(orientation) } else { layout.transposed_planes() };
+    let placed = PlaneRegions::within(region, &laid_out);
+    let own = layout.format.planes(orientation, layout.shard.shape);
+    let size = |position: usize| own.get(position).map_or(0, PlaneSpec::bytes);
+    PlaneRegions {
+        data: Region { offset: placed.data.offset, bytes: size(0) },
+        scale: Region { offset: placed.scale.offset, bytes: size(1) },
+    }
+}

@@ -1,0 +1,206 @@
+//! What one call may touch while it runs.
+//!
+//! Law: a context hands out what its call declared, in the way it was declared, and answers everything else with
+//! [`ComputeError::NotDeclared`]. It keeps the surface to itself.
+
+use bytemuck::Pod;
+use half::bf16;
+
+use super::bound::{BoundCall, BoundUse};
+use super::error::ComputeError;
+use super::surface::Surface;
+use crate::format::{Format, Orientation, Shape};
+use crate::id::{BufferId, CallId, MicroBatchId, RankId, WeightId};
+use crate::layout::Region;
+use crate::model::{Access, Form};
+
+/// The quantized planes of one use.
+#[derive(Debug)]
+pub struct PlanesView<D, S> {
+    /// Format of the planes.
+    pub format: Format,
+    /// Logical shape of the weight.
+    pub shape: Shape,
+    /// Codes, one byte plane in the shape `formats` gives.
+    pub data: D,
+    /// Decode scales; empty for formats without.
+    pub scale: D,
+    /// One f32: NVFP4's amax, per-tensor FP8's scale_inv; absent for formats without.
+    pub tensor_scale: Option<S>,
+}
+
+/// Planes as a surface lends them.
+pub type PlanesOf<'a, S> = PlanesView<<S as Surface>::Read<'a, u8>, <S as Surface>::Read<'a, f32>>;
+
+/// What one call may touch, for as long as it runs.
+///
+/// The surface behind it is out of a closure's reach, so a closure gets no region that its call
+/// did not declare:
+///
+/// ```compile_fail,E0616
+/// # use warpweft::{backend::cpu::CpuSurface, compute::{ComputeContext, Surface}, layout::Region};
+/// fn peek(context: &ComputeContext<'_, CpuSurface>) {
+///     let anywhere = Region { offset: 0, bytes: 4 };
+///     let _ = context.surface.read::<u8>(anywhere);
+/// }
+/// ```
+#[derive(Debug)]
+pub struct ComputeContext<'a, S: Surface> {
+    rank: RankId,
+    bound: &'a BoundCall,
+    surface: &'a S,
+}
+
+impl<'a, S: Surface> ComputeContext<'a, S> {
+    /// The context of one run of a bound call; made by backends.
+    #[must_use]
+    pub fn new(rank: RankId, bound: &'a BoundCall, surface: &'a S) -> Self {
+        Self { rank, bound, surface }
+    }
+
+    /// The rank that runs the call.
+    #[must_use]
+    pub fn rank(&self) -> RankId {
+        self.rank
+    }
+
+    /// The number of the call as declared in its program, the same in every micro-batch.
+    #[must_use]
+    pub fn call(&self) -> CallId {
+        self.bound.declared
+    }
+
+    /// The micro-batch the call runs for.
+    #[must_use]
+    pub fn micro_batch(&self) -> MicroBatchId {
+        self.bound.call.micro_batch
+    }
+
+    /// What the backend hands to closures beside memory: the stream of the compute lane on a GPU,
+    /// `()` on the CPU.
+    #[must_use]
+    pub fn handles(&self) -> &'a S::Handles {
+        self.surface.handles()
+    }
+
+    /// A weight the call uses densely: f32 `[rows, cols]` rowwise, `[cols, rows]` columnwise.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] unless the call declares exactly this use.
+    pub fn dense(
+        &self,
+        weight: WeightId,
+        orientation: Orientation,
+    ) -> Result<S::Read<'a, f32>, ComputeError> {
+        let usage = self.usage(weight, orientation, Form::Dense)?;
+        self.surface.read(usage.planes.data)
+    }
+
+    /// A weight the call uses densely in bfloat16: `[rows, cols]` rowwise, `[cols, rows]` columnwise.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] unless the call declares exactly this use.
+    pub fn dense_bf16(
+        &self,
+        weight: WeightId,
+        orientation: Orientation,
+    ) -> Result<S::Read<'a, bf16>, ComputeError> {
+        let usage = self.usage(weight, orientation, Form::DenseBf16)?;
+        self.surface.read(usage.planes.data)
+    }
+
+    /// The planes of a weight the call uses quantized.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] unless the call declares exactly this use.
+    pub fn planes(
+        &self,
+        weight: WeightId,
+        orientation: Orientation,
+    ) -> Result<PlanesOf<'a, S>, ComputeError> {
+        let usage = self.usage(weight, orientation, Form::Planes)?;
+        let (format, shape) = self
+            .bound
+            .formats
+            .iter()
+            .find(|(other, ..)| *other == weight)
+            .map(|(_, format, shape)| (*format, *shape))
+            .ok_or_else(|| self.undeclared(format!("{weight}")))?;
+        Ok(PlanesView {
+            format,
+            shape,
+            data: self.surface.read(usage.planes.data)?,
+            scale: self.surface.read(usage.planes.scale)?,
+            tensor_scale: usage.tensor_scale.map(|region| self.surface.read(region)).transpose()?,
+        })
+    }
+
+    /// The gradient of `weight` this call overwrites: f32 `[rows, cols]`, the gradient of this rank's
+    /// loss times the loss scale ([`crate::session::Session::set_loss_scale`], 1 unless set).
+    ///
+    /// The sum over ranks and micro-batches ([`crate::model::ProgramBuilder::micro_batches`]) is divided by the
+    /// product of their numbers when it is added to the main grad, so a closure divides by neither. What it
+    /// must divide by itself is everything the loss of one rank and micro-batch is a mean of: its samples or
+    /// tokens. Several calls of one micro-batch that contribute to one weight are added, as the chain rule
+    /// says. Ranks and micro-batches of different size are therefore weighted equally, not per sample.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] unless the call declares this gradient.
+    pub fn gradient(&self, weight: WeightId) -> Result<S::Write<'a, f32>, ComputeError> {
+        let region = self
+            .bound
+            .gradients
+            .iter()
+            .find(|(other, _)| *other == weight)
+            .map(|(_, region)| *region)
+            .ok_or_else(|| self.undeclared(format!("the gradient of {weight}")))?;
+        self.surface.write(region)
+    }
+
+    /// A buffer the call reads.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] unless the call declares to read or update it.
+    pub fn read<T: Pod>(&self, buffer: BufferId) -> Result<S::Read<'a, T>, ComputeError> {
+        self.surface.read(self.buffer(buffer, "to read", Access::reads)?)
+    }
+
+    /// A buffer the call writes or updates. What a write finds there is unspecified.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] unless the call declares to write or update it.
+    pub fn write<T: Pod>(&self, buffer: BufferId) -> Result<S::Write<'a, T>, ComputeError> {
+        self.surface.write(self.buffer(buffer, "to write", Access::writes)?)
+    }
+
+    fn buffer(
+        &self,
+        buffer: BufferId,
+        verb: &str,
+        allows: fn(Access) -> bool,
+    ) -> Result<Region, ComputeError> {
+        self.bound
+            .buffers
+            .iter()
+            .find(|(other, access, _)| *other == buffer && allows(*access))
+            .map(|(_, _, region)| *region)
+            .ok_or_else(|| self.undeclared(format!("{verb} {buffer}")))
+    }
+
+    fn usage(
+        &self,
+        weight: WeightId,
+        orientation: Orientation,
+        form: Form,
+    ) -> Result<&BoundUse, ComputeError> {
+        self.bound
+            .uses
+            .iter()
+            .find(|usage| usage.weight == weight && usage.orientation == orientation && usage.form == form)
+            .ok_or_else(|| self.undeclared(format!("{weight} {orientation} as {form:?}")))
+    }
+
+    fn undeclared(&self, what: String) -> ComputeError {
+        ComputeError::NotDeclared { call: self.bound.call.name.clone(), what }
+    }
+}

@@ -1,0 +1,44 @@
+//! Why a call could not be carried out.
+//!
+//! Law: an error of any kind ends the call and skips the step on all ranks; the rank itself goes on.
+
+/// Why a call could not be carried out.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ComputeError {
+    /// The call did not declare what its closure asked for.
+    #[error("call `{call}` asked for {what}, which it did not declare; add it to the call's declaration")]
+    NotDeclared {
+        /// The call's name.
+        call: String,
+        /// What was asked for.
+        what: String,
+    },
+    /// A slice of another element type or length was asked for.
+    #[error(
+        "call `{call}`: {what} holds {bytes} bytes, which are no whole number of aligned elements of {element} bytes"
+    )]
+    Element {
+        /// The call's name.
+        call: String,
+        /// What was asked for.
+        what: String,
+        /// Bytes there.
+        bytes: usize,
+        /// Size of the element asked for.
+        element: usize,
+    },
+    /// Two live views of one piece of memory, of which one writes.
+    #[error("{0}")]
+    Race(String),
+    /// The embedder's own error.
+    #[error("{0}")]
+    Closure(String),
+}
+
+impl ComputeError {
+    /// An embedder's error, kept as its message.
+    pub fn closure(error: impl std::fmt::Display) -> Self {
+        Self::Closure(error.to_string())
+    }
+}

@@ -1,0 +1,43 @@
+//! The type through which a backend lends memory.
+//!
+//! Law: a surface reaches the whole arena, so closures never see one; they see a
+//! [`ComputeContext`](super::ComputeContext), which asks it for declared regions alone.
+
+use bytemuck::Pod;
+
+use super::error::ComputeError;
+use crate::layout::Region;
+
+/// Memory a backend lends to closures, and the handles a closure needs beside it.
+///
+/// Law: only a [`ComputeContext`](super::ComputeContext) holds a surface. A backend makes one for
+/// each call and gives it to the context alone, so no closure can name a region of its own choice.
+/// A backend therefore lets nobody else make or copy its surface.
+pub trait Surface {
+    /// What closures need to launch work of their own and only the backend knows, such as the
+    /// compute lane's CUDA stream; `()` where there is nothing. It reaches no memory.
+    type Handles;
+    /// A readable piece of memory: a slice on the CPU, a device pointer on a GPU.
+    type Read<'a, T: Pod>
+    where
+        Self: 'a;
+    /// A writable piece of memory.
+    type Write<'a, T: Pod>
+    where
+        Self: 'a;
+
+    /// Lends `region` for reading.
+    ///
+    /// # Errors
+    /// [`ComputeError::Element`] or [`ComputeError::Race`].
+    fn read<T: Pod>(&self, region: Region) -> Result<Self::Read<'_, T>, ComputeError>;
+
+    /// Lends `region` for writing.
+    ///
+    /// # Errors
+    /// [`ComputeError::Element`] or [`ComputeError::Race`].
+    fn write<T: Pod>(&self, region: Region) -> Result<Self::Write<'_, T>, ComputeError>;
+
+    /// The backend's handles for the lane the call runs on.
+    fn handles(&self) -> &Self::Handles;
+}

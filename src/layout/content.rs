@@ -1,0 +1,131 @@
+//! What a slot is for, and how many bytes that takes.
+//!
+//! Law: a slot has one content for the whole of its interval, and its size follows from the content, the weights'
+//! layouts and the declared buffers; nobody gives a size beside it. [`Content::bytes`] has no wildcard: a new content
+//! does not compile before its size is said.
+
+use serde::Serialize;
+
+use super::weight::PlaneRegions;
+use super::weights::Weights;
+use crate::format::{ElementType, Format, Orientation, Shape};
+use crate::id::{BucketId, BufferId, CallId, MicroBatchId, WeightId};
+use crate::op::{NormRecord, Vote};
+
+/// What a slot is for. Sizes follow from it (see [`Content::bytes`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub enum Content {
+    /// FP32 master of the rank's rows, f32 `[rows_per_rank, cols]`.
+    Master(WeightId),
+    /// The lower halves of masters whose upper halves are the rank's bf16 shard, i16
+    /// `[rows_per_rank, cols]`: see [`crate::format::split_master`].
+    MasterRemainder(WeightId),
+    /// First Adam moment, shaped as the master, in the element type of
+    /// [`StateLayout::moments`](super::StateLayout::moments).
+    ExpAvg(WeightId),
+    /// Second Adam moment, as the first.
+    ExpAvgSq(WeightId),
+    /// FP32 main grad of the rank's rows, shaped as the master.
+    MainGrad(WeightId),
+    /// A rank's own sum of gradients of a replicated weight, before the all-reduce.
+    LocalGrad(WeightId),
+    /// The rank's quantized rows in one stored orientation: data plane, then scale plane.
+    Shard(WeightId, Orientation),
+    /// What dequantizing needs beside the planes, f32, one per weight of the bucket.
+    TensorScale(BucketId),
+    /// Delayed scaling: amaxes of the weights of a bucket over all ranks, f32 `[weights, history]`, the latest
+    /// first.
+    AmaxHistory(BucketId),
+    /// Delayed scaling: the factors the bucket's present shards were cast with, f32, one per weight.
+    DelayedScale(BucketId),
+    /// Step count of the optimizer, one u32.
+    OptimizerStep,
+    /// The first fault of the rank's closures in this step, one u32: call number + 1, or 0.
+    FaultWord,
+    /// Learning rate of the coming step, one f32, written by the trainer.
+    LearningRate,
+    /// Loss scale of the coming step, one f32, written by the trainer.
+    LossScale,
+    /// Amax of the rank's rows, f32, one per weight of the bucket.
+    LocalAmax(BucketId),
+    /// The maximum of the ranks' amaxes, f32, one per weight of the bucket.
+    ReducedAmax(BucketId),
+    /// Amax of every block of the rank's rows, f32, weight after weight, orientation after
+    /// orientation.
+    BlockAmax(BucketId),
+    /// The factor the cast multiplies every block with, ordered as the amaxes.
+    Encode(BucketId),
+    /// A gathered weight: planes of the padded shape, rowwise or columnwise.
+    Gathered(WeightId, Orientation),
+    /// Columnwise planes derived from gathered rowwise ones.
+    Transposed(WeightId),
+    /// A dequantized weight: f32 or bf16 `[rows, cols]`, or its transpose for a columnwise use.
+    Dense(WeightId, Orientation, ElementType),
+    /// The full gradient of one weight from one call: f32 `[padded rows, cols]`.
+    Gradient(WeightId, CallId),
+    /// That gradient, or the sum it begins, as it travels: bf16 `[padded rows, cols]`.
+    WireGradient(WeightId, CallId),
+    /// The rank's rows of that gradient, summed over ranks: f32 `[rows_per_rank, cols]`.
+    ReducedGradient(WeightId, CallId),
+    /// A declared buffer.
+    Buffer(BufferId),
+    /// The place between trainer and plan for an input or output of one micro-batch.
+    Staging(BufferId, MicroBatchId),
+    /// A rank's [`crate::op::NormRecord`].
+    NormRecord,
+    /// Every rank's [`crate::op::NormRecord`], in rank order.
+    NormRecords,
+    /// The [`crate::op::Vote`] of the step.
+    Vote,
+}
+
+impl Content {
+    /// Size of a slot with this content, for the weights and buffers given. Saturates; planning
+    /// refuses slots for which it would.
+    #[must_use]
+    pub fn bytes(self, weights: &Weights, buffer_bytes: impl Fn(BufferId) -> usize) -> usize {
+        let layout = |weight: WeightId| weights.layout(weight);
+        let f32s = |elements: usize| elements.saturating_mul(ElementType::F32.bytes());
+        let stored = |weight, bytes| layout(weight).stored_elements().saturating_mul(bytes);
+        let blocks = |bucket, count: fn(Format, Orientation, Shape) -> usize| {
+            f32s(weights.block_sizes(bucket, count).fold(0, usize::saturating_add))
+        };
+        match self {
+            Self::ExpAvg(weight) | Self::ExpAvgSq(weight) => stored(weight, weights.state.moment_bytes()),
+            Self::MasterRemainder(weight) => stored(weight, size_of::<i16>()),
+            Self::Master(weight)
+            | Self::MainGrad(weight)
+            | Self::LocalGrad(weight)
+            | Self::ReducedGradient(weight, _) => f32s(layout(weight).stored_elements()),
+            Self::Shard(weight, orientation) => {
+                PlaneRegions::bytes(&layout(weight).shard_planes(orientation))
+            }
+            Self::Gathered(weight, orientation) => {
+                PlaneRegions::bytes(&layout(weight).gathered_planes(orientation))
+            }
+            Self::Transposed(weight) => PlaneRegions::bytes(&layout(weight).transposed_planes()),
+            Self::Dense(weight, _, values) => {
+                layout(weight).shard.shape.elements().saturating_mul(values.bytes())
+            }
+            Self::Gradient(weight, _) => f32s(layout(weight).shard.padded().elements()),
+            Self::WireGradient(weight, _) => {
+                layout(weight).shard.padded().elements().saturating_mul(ElementType::Bf16.bytes())
+            }
+            Self::AmaxHistory(bucket) => {
+                let length = weights.state.delayed.map_or(0, |delayed| delayed.history as usize);
+                f32s(weights.bucket(bucket).weights.len().saturating_mul(length))
+            }
+            Self::TensorScale(bucket)
+            | Self::LocalAmax(bucket)
+            | Self::ReducedAmax(bucket)
+            | Self::DelayedScale(bucket) => f32s(weights.bucket(bucket).weights.len()),
+            Self::BlockAmax(bucket) => blocks(bucket, Format::amax_blocks),
+            Self::Encode(bucket) => blocks(bucket, Format::encode_blocks),
+            Self::OptimizerStep | Self::FaultWord | Self::LearningRate | Self::LossScale => f32s(1),
+            Self::Buffer(buffer) | Self::Staging(buffer, _) => buffer_bytes(buffer),
+            Self::NormRecord => size_of::<NormRecord>(),
+            Self::NormRecords => size_of::<NormRecord>().saturating_mul(weights.mesh.ranks() as usize),
+            Self::Vote => size_of::<Vote>(),
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! The lanes of a rank.
+//!
+//! Law: every rank has the same lanes with the same numbers. A lane carries one kind of work, and what is issued on it
+//! runs in the order of issue.
+
+use serde::Serialize;
+
+use crate::id::{CommId, LaneId};
+
+/// What a lane carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub enum LaneKind {
+    /// The embedder's closures, and what they wait for directly.
+    Compute,
+    /// Quantize, transpose, accumulate, norm, optimizer.
+    Quantize,
+    /// The collectives of one communicator.
+    Communicator(CommId),
+}
+
+impl std::fmt::Display for LaneKind {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Compute => formatter.write_str("compute"),
+            Self::Quantize => formatter.write_str("quantize"),
+            Self::Communicator(comm) => write!(formatter, "{comm}"),
+        }
+    }
+}
+
+/// One lane of every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Lane {
+    /// Its number.
+    pub id: LaneId,
+    /// What it carries.
+    pub kind: LaneKind,
+}

@@ -1,0 +1,24 @@
+//! Where things lie: the arena, its slots, the lanes, the cut of weights into shards.
+//!
+//! Law: a layout is the same on every rank, and addresses follow from it alone: region =
+//! offset from the start of a rank's arena. *Resident* slots never move for the life of a session,
+//! across programs and plans; *transient* slots belong to one plan and may share bytes where the
+//! plan orders their tenants. Nothing is allocated or moved after the arena is reserved.
+
+mod arena;
+mod binding;
+mod content;
+mod lane;
+mod region;
+mod state;
+mod weight;
+mod weights;
+
+pub use arena::{ArenaLayout, Residency, Slot};
+pub use binding::{Binding, OptimizerSettings, Settings};
+pub use content::Content;
+pub use lane::{Lane, LaneKind};
+pub use region::{ALIGNMENT, MAX_ARENA, Region, aligned};
+pub use state::{Delayed, StateLayout};
+pub use weight::{PlaneRegions, WeightLayout};
+pub use weights::{Bucket, Weights};

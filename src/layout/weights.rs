@@ -1,0 +1,149 @@
+//! All weights of a session, grouped into buckets.
+//!
+//! Law: every weight is in exactly one bucket, and a bucket has one format and one placement. The grouping follows
+//! from the declaration alone, so it is the same on every rank and for every program of a session.
+
+use serde::Serialize;
+
+use super::state::{Delayed, StateLayout};
+use super::weight::WeightLayout;
+use crate::config::Masters;
+use crate::format::{Format, Fp8Tensor, Orientation, Shape};
+use crate::id::{BucketId, WeightId};
+use crate::model::{Mesh, Placement, ShardLayout, WeightSpec};
+
+/// A set of weights of one format and placement.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Bucket {
+    /// Format of all its weights.
+    pub format: Format,
+    /// Placement of all its weights.
+    pub placement: Placement,
+    /// The weights, in id order.
+    pub weights: Vec<WeightId>,
+}
+
+impl Bucket {
+    /// Do its quantized planes come with scales, so that amax and scale precede the cast?
+    #[must_use]
+    pub fn has_scales(&self) -> bool {
+        !matches!(self.format, Format::F32 | Format::Bf16)
+    }
+}
+
+/// Weights grouped into buckets; the common ground of all programs of a session.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Weights {
+    /// Layout of every weight, in id order.
+    pub layouts: Vec<WeightLayout>,
+    /// Buckets, in order of their first weight.
+    pub buckets: Vec<Bucket>,
+    /// The ranks.
+    pub mesh: Mesh,
+    /// How optimizer state lies in memory.
+    pub state: StateLayout,
+}
+
+impl Weights {
+    /// One bucket for every format and placement that occurs; optimizer state in f32.
+    #[must_use]
+    pub fn new(specs: &[WeightSpec], mesh: Mesh) -> Self {
+        let state = StateLayout::default();
+        let mut weights = Self { layouts: Vec::new(), buckets: Vec::new(), mesh, state };
+        for (number, spec) in specs.iter().enumerate() {
+            let same = |bucket: &Bucket| bucket.format == spec.format && bucket.placement == spec.placement;
+            let bucket = weights.buckets.iter().position(same).unwrap_or_else(|| {
+                weights.buckets.push(Bucket {
+                    format: spec.format,
+                    placement: spec.placement,
+                    weights: Vec::new(),
+                });
+                weights.buckets.len() - 1
+            });
+            weights.layouts.push(WeightLayout {
+                name: spec.name.clone(),
+                format: spec.format,
+                placement: spec.placement,
+                shard: ShardLayout::new(spec, mesh),
+                bucket: BucketId::at(bucket),
+                position: weights.buckets[bucket].weights.len(),
+                reuse: spec.reuse,
+                group: spec.group,
+            });
+            weights.buckets[bucket].weights.push(WeightId::at(number));
+        }
+        weights
+    }
+
+    /// The same weights with optimizer state laid out as `state` says.
+    #[must_use]
+    pub fn with_state(self, state: StateLayout) -> Self {
+        Self { state, ..self }
+    }
+
+    /// The layout of one weight.
+    ///
+    /// # Panics
+    /// When the id belongs to another model.
+    #[must_use]
+    pub fn layout(&self, weight: WeightId) -> &WeightLayout {
+        &self.layouts[weight.index()]
+    }
+
+    /// One bucket.
+    ///
+    /// # Panics
+    /// When the id belongs to another model.
+    #[must_use]
+    pub fn bucket(&self, bucket: BucketId) -> &Bucket {
+        &self.buckets[bucket.index()]
+    }
+
+    /// Every bucket with its id.
+    pub fn entries(&self) -> impl Iterator<Item = (BucketId, &Bucket)> {
+        self.buckets.iter().enumerate().map(|(position, bucket)| (BucketId::at(position), bucket))
+    }
+
+    /// `count` of every weight of a bucket and every stored orientation, in the order in which
+    /// block amaxes and encode factors are packed.
+    pub fn block_sizes(
+        &self,
+        bucket: BucketId,
+        count: fn(Format, Orientation, Shape) -> usize,
+    ) -> impl Iterator<Item = usize> {
+        self.bucket(bucket).weights.iter().flat_map(move |weight| {
+            let layout = self.layout(*weight);
+            layout
+                .format
+                .stored_orientations()
+                .iter()
+                .map(move |orientation| count(layout.format, *orientation, layout.shard.stored()))
+        })
+    }
+
+    /// Are the bucket's shards the upper halves of its masters? Then it has no f32 masters, nothing is cast, and
+    /// its shards are always at the masters' version.
+    ///
+    /// # Panics
+    /// When the id belongs to another model.
+    #[must_use]
+    pub fn splits_masters(&self, bucket: BucketId) -> bool {
+        let members = self.bucket(bucket);
+        self.state.masters == Masters::Bf16Remainder
+            && members.placement == Placement::Sharded
+            && members.format == Format::Bf16
+    }
+
+    /// How the bucket's scales are delayed, with the format they belong to; `None` for a bucket whose scales are
+    /// current, or which has none.
+    ///
+    /// # Panics
+    /// When the id belongs to another model.
+    #[must_use]
+    pub fn delayed(&self, bucket: BucketId) -> Option<(Fp8Tensor, Delayed)> {
+        match (self.bucket(bucket).format, self.state.delayed) {
+            (Format::Fp8Tensor(tensor), Some(delayed)) => Some((tensor, delayed)),
+            _ => None,
+        }
+    }
+}

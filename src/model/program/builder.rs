@@ -1,0 +1,220 @@
+//! The declaration of a program: its buffers, and the checks that end it.
+//!
+//! Law: a refused buffer leaves the builder as it was. Buffers are checked as the calls run in program order: nothing
+//! is read before it is filled, no input is written, every output is. A gradient has a consumer, and a program that
+//! reduces gradients has one for every weight.
+
+use super::call::Call;
+use super::step::StepProgram;
+use crate::format::ElementType;
+use crate::id::BufferId;
+use crate::model::{BufferAccess, BufferSpec, DeclareError, Lifetime, Model, Role};
+
+impl StepProgram {
+    /// Starts the declaration of a program called `name` over the weights of `model`.
+    #[must_use]
+    pub fn builder(name: &str, model: &Model) -> ProgramBuilder {
+        ProgramBuilder {
+            micro_batches: 1,
+            name: name.to_owned(),
+            model: model.clone(),
+            buffers: Vec::new(),
+            calls: Vec::new(),
+        }
+    }
+}
+
+/// Collects buffers and calls.
+#[derive(Clone, Debug)]
+pub struct ProgramBuilder {
+    pub(in crate::model) micro_batches: u32,
+    name: String,
+    pub(super) model: Model,
+    pub(super) buffers: Vec<BufferSpec>,
+    pub(super) calls: Vec<Call>,
+}
+
+impl ProgramBuilder {
+    /// The model the program runs over.
+    #[must_use]
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Declares a buffer.
+    ///
+    /// # Errors
+    /// A repeated name, zero elements, or more bytes than can be addressed.
+    pub fn buffer(&mut self, spec: BufferSpec) -> Result<BufferId, DeclareError> {
+        if self.buffers.iter().any(|other| other.name == spec.name) {
+            return Err(DeclareError::Duplicate { kind: "buffer", name: spec.name });
+        }
+        if spec.elements == 0 {
+            return Err(DeclareError::Empty { kind: "buffer", name: spec.name });
+        }
+        if spec.bytes() > isize::MAX as usize {
+            return Err(DeclareError::TooLarge { buffer: spec.name, elements: spec.elements });
+        }
+        self.buffers.push(spec);
+        Ok(BufferId::at(self.buffers.len() - 1))
+    }
+
+    /// Declares an input of `elements` elements, filled by the trainer before each step.
+    ///
+    /// # Errors
+    /// As [`ProgramBuilder::buffer`].
+    pub fn input(
+        &mut self,
+        name: &str,
+        elements: usize,
+        element: ElementType,
+    ) -> Result<BufferId, DeclareError> {
+        self.buffer(BufferSpec {
+            name: name.to_owned(),
+            elements,
+            element,
+            role: Role::Input,
+            lifetime: Lifetime::Step,
+        })
+    }
+
+    /// Declares an output of `elements` elements, readable from the step's report.
+    ///
+    /// # Errors
+    /// As [`ProgramBuilder::buffer`].
+    pub fn output(
+        &mut self,
+        name: &str,
+        elements: usize,
+        element: ElementType,
+    ) -> Result<BufferId, DeclareError> {
+        self.buffer(BufferSpec {
+            name: name.to_owned(),
+            elements,
+            element,
+            role: Role::Output,
+            lifetime: Lifetime::Step,
+        })
+    }
+
+    /// Declares an f32 buffer that passes activations or their gradients between calls.
+    ///
+    /// # Errors
+    /// As [`ProgramBuilder::buffer`].
+    pub fn activation(&mut self, name: &str, elements: usize) -> Result<BufferId, DeclareError> {
+        self.buffer(BufferSpec {
+            name: name.to_owned(),
+            elements,
+            element: ElementType::F32,
+            role: Role::Internal,
+            lifetime: Lifetime::Step,
+        })
+    }
+
+    /// A program whose steps train: gradients are reduced and the optimizer rewrites the weights.
+    ///
+    /// # Errors
+    /// [`DeclareError::NoGradient`] when some weight gets no gradient, and every error of
+    /// [`ProgramBuilder::build_evaluation`].
+    pub fn build_training(self) -> Result<StepProgram, DeclareError> {
+        self.check_gradients()?;
+        self.build(true)
+    }
+
+    /// A program whose steps reduce gradients into the main grads and leave the weights alone: what a step costs without
+    /// its optimizer. The next step that sums gradients begins the main grads anew.
+    ///
+    /// # Errors
+    /// As [`ProgramBuilder::build_training`].
+    pub fn build_gradients(self) -> Result<StepProgram, DeclareError> {
+        self.check_gradients()?;
+        self.build(false)
+    }
+
+    /// A program whose steps compute no gradients and leave the weights alone.
+    ///
+    /// # Errors
+    /// A program without calls, a buffer read before it is written, an output nobody writes, a
+    /// call-lifetime buffer of two calls, a gradient nobody would consume.
+    pub fn build_evaluation(self) -> Result<StepProgram, DeclareError> {
+        if let Some(call) = self.calls.iter().find(|call| !call.grads.is_empty()) {
+            return Err(DeclareError::LostGradient { program: self.name, call: call.name.clone() });
+        }
+        self.build(false)
+    }
+
+    fn check_gradients(&self) -> Result<(), DeclareError> {
+        let lacks = |weight| !self.calls.iter().any(|call| call.grads.contains(&weight));
+        match self.model.entries().find(|(weight, _)| lacks(*weight)) {
+            None => Ok(()),
+            Some((_, spec)) => {
+                Err(DeclareError::NoGradient { program: self.name.clone(), weight: spec.name.clone() })
+            }
+        }
+    }
+
+    fn build(self, updates_weights: bool) -> Result<StepProgram, DeclareError> {
+        if self.calls.is_empty() {
+            return Err(DeclareError::NoCalls { program: self.name });
+        }
+        self.check_buffers()?;
+        Ok(StepProgram {
+            micro_batches: self.micro_batches,
+            name: self.name,
+            model: self.model,
+            buffers: self.buffers,
+            calls: self.calls,
+            updates_weights,
+        })
+    }
+
+    fn check_buffers(&self) -> Result<(), DeclareError> {
+        let mut first_access: Vec<Option<&str>> = vec![None; self.buffers.len()];
+        let mut filled: Vec<bool> = self
+            .buffers
+            .iter()
+            .map(|spec| spec.role == Role::Input || spec.lifetime == Lifetime::Carried)
+            .collect();
+        for call in &self.calls {
+            for BufferAccess { buffer, access } in &call.buffers {
+                let spec = &self.buffers[buffer.index()];
+                if access.reads() && !filled[buffer.index()] {
+                    return Err(DeclareError::ReadBeforeWrite {
+                        call: call.name.clone(),
+                        buffer: spec.name.clone(),
+                    });
+                }
+                if access.writes() && spec.role == Role::Input {
+                    return Err(DeclareError::WritesInput {
+                        call: call.name.clone(),
+                        buffer: spec.name.clone(),
+                    });
+                }
+                match first_access[buffer.index()] {
+                    Some(first) if spec.lifetime == Lifetime::Call => {
+                        return Err(DeclareError::CallLifetime {
+                            buffer: spec.name.clone(),
+                            first: first.to_owned(),
+                            second: call.name.clone(),
+                        });
+                    }
+                    Some(_) => {}
+                    None => first_access[buffer.index()] = Some(&call.name),
+                }
+            }
+            for BufferAccess { buffer, access } in &call.buffers {
+                filled[buffer.index()] |= access.writes();
+            }
+        }
+        let is_written = |number: usize| {
+            let writes = |access: &BufferAccess| access.buffer.index() == number && access.access.writes();
+            self.calls.iter().any(|call| call.buffers.iter().any(writes))
+        };
+        let unwritten =
+            |(number, spec): &(usize, &BufferSpec)| spec.role == Role::Output && !is_written(*number);
+        match self.buffers.iter().enumerate().find(unwritten) {
+            Some((_, spec)) => Err(DeclareError::OutputNeverWritten { buffer: spec.name.clone() }),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! One compute call: what it consumes, what it produces, what it costs.
+//!
+//! Law: a call is plain data and names weights and buffers by id. Its uses stand in the order in which it consumes
+//! them. Phase and cost are hints; no plan and no number depends on them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::format::{ElementType, Orientation};
+use crate::id::{MicroBatchId, WeightId};
+use crate::model::BufferAccess;
+
+/// In what shape a call wants to read a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub enum Form {
+    /// The quantized planes themselves, padded as a GEMM wants them.
+    Planes,
+    /// Dequantized to f32: `[rows, cols]` rowwise, its transpose `[cols, rows]` columnwise.
+    Dense,
+    /// Dequantized to bfloat16, nearest even, laid out as [`Form::Dense`]: what a BF16 product reads where a device
+    /// has no product of the format's own. A bf16 weight is read as it lies. Sharded weights only.
+    DenseBf16,
+}
+
+impl Form {
+    /// The element type of dense values; `None` for planes.
+    #[must_use]
+    pub const fn values(self) -> Option<ElementType> {
+        match self {
+            Self::Planes => None,
+            Self::Dense => Some(ElementType::F32),
+            Self::DenseBf16 => Some(ElementType::Bf16),
+        }
+    }
+}
+
+/// One consumption event of a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct Use {
+    /// Which weight.
+    pub weight: WeightId,
+    /// Rowwise as stored, or columnwise as backward wants it.
+    pub orientation: Orientation,
+    /// Planes or dense.
+    pub form: Form,
+    /// Whether the planes are kept for it; as the weight says, else the configuration, when not set.
+    pub reuse: Option<Reuse>,
+}
+
+/// Whether a use reads planes that an earlier use of the step gathered, or its own gather's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reuse {
+    /// It has its own gather, unless the planes are still there by themselves: less memory, more traffic.
+    Regather,
+    /// The planes are kept from the use before to this one.
+    Keep,
+}
+
+/// Which part of the step a call belongs to. A declaration for people and for coming policies: no part
+/// of planning, running or reporting reads it today.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub enum Phase {
+    /// Activations.
+    Forward,
+    /// Gradients.
+    Backward,
+}
+
+/// In what numbers the matrix products of a call are computed: which of a device's speeds applies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Math {
+    /// 32-bit floats.
+    #[default]
+    F32,
+    /// bfloat16 operands, sums in f32.
+    Bf16,
+    /// 8-bit operands with scales.
+    Fp8,
+    /// 4-bit operands with scales.
+    Fp4,
+}
+
+/// What a call costs; a hint, never a promise.
+///
+/// The simulator ([`crate::backend::sim`]) and the forecast of a plan read all of it, and `prefetch.policy = "auto"` plans by it: ranks
+/// must give the same hints, or their plans differ (PL-1). No number that a step computes depends on it. A call takes
+/// the longer of `flops` at the device's speed in `math` and `bytes` at the speed of its memory; without a hint it takes no time
+/// but its launch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+pub struct CostHint {
+    /// Floating-point operations on this rank; a multiplication and an addition are two.
+    pub flops: u64,
+    /// Bytes read from and written to device memory by this rank.
+    pub bytes: u64,
+    /// What the operations are computed in.
+    pub math: Math,
+}
+
+/// One compute call of a program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Call {
+    /// Unique name within the program.
+    pub name: String,
+    /// The repetition this call belongs to; the first in a declaration.
+    pub micro_batch: MicroBatchId,
+    /// Forward or backward.
+    pub phase: Phase,
+    /// Weights read, in the order the call consumes them.
+    pub uses: Vec<Use>,
+    /// Weights whose full gradient `[rows, cols]` f32 the call overwrites; the scheduler reduces
+    /// and accumulates every such contribution.
+    pub grads: Vec<WeightId>,
+    /// Buffers accessed.
+    pub buffers: Vec<BufferAccess>,
+    /// Cost of the call.
+    pub cost: CostHint,
+}

@@ -1,0 +1,173 @@
+//! The declaration of one call.
+//!
+//! Law: nothing is added to the program before [`CallBuilder::add`], which checks the whole call first: names, ids,
+//! repeated accesses, and whether the weight's format and placement can serve each use. A refused call leaves the
+//! program as it was.
+
+use std::collections::BTreeSet;
+
+use super::builder::ProgramBuilder;
+use super::call::{Call, CostHint, Form, Phase, Reuse, Use};
+use crate::format::Orientation;
+use crate::id::{BufferId, CallId, MicroBatchId, WeightId};
+use crate::model::weight::names;
+use crate::model::{Access, BufferAccess, DeclareError, Placement, WeightSpec};
+
+impl ProgramBuilder {
+    /// Starts the declaration of a call; nothing is added until [`CallBuilder::add`].
+    pub fn call(&mut self, name: &str, phase: Phase) -> CallBuilder<'_> {
+        CallBuilder {
+            program: self,
+            call: Call {
+                name: name.to_owned(),
+                micro_batch: MicroBatchId::default(),
+                phase,
+                uses: Vec::new(),
+                grads: Vec::new(),
+                buffers: Vec::new(),
+                cost: CostHint::default(),
+            },
+        }
+    }
+}
+
+/// One call under declaration. Ids come from the builder and model the call is added to.
+#[derive(Debug)]
+pub struct CallBuilder<'program> {
+    program: &'program mut ProgramBuilder,
+    call: Call,
+}
+
+impl CallBuilder<'_> {
+    /// The call reads `weight`. Repeat it for every use, in the order of consumption.
+    #[must_use]
+    pub fn uses(mut self, weight: WeightId, orientation: Orientation, form: Form) -> Self {
+        self.call.uses.push(Use { weight, orientation, form, reuse: None });
+        self
+    }
+
+    /// Decides for the use named last whether its planes are kept from the use before, whatever weight and
+    /// configuration say. Without a use it decides nothing.
+    #[must_use]
+    pub fn reuse(mut self, reuse: Reuse) -> Self {
+        if let Some(usage) = self.call.uses.last_mut() {
+            usage.reuse = Some(reuse);
+        }
+        self
+    }
+
+    /// The call overwrites the full gradient of `weight`.
+    #[must_use]
+    pub fn gradient(mut self, weight: WeightId) -> Self {
+        self.call.grads.push(weight);
+        self
+    }
+
+    /// The call reads `buffer`.
+    #[must_use]
+    pub fn reads(self, buffer: BufferId) -> Self {
+        self.accesses(buffer, Access::Read)
+    }
+
+    /// The call overwrites `buffer`.
+    #[must_use]
+    pub fn writes(self, buffer: BufferId) -> Self {
+        self.accesses(buffer, Access::Write)
+    }
+
+    /// The call reads and changes `buffer`.
+    #[must_use]
+    pub fn updates(self, buffer: BufferId) -> Self {
+        self.accesses(buffer, Access::Update)
+    }
+
+    /// The call accesses `buffer` in the given way.
+    #[must_use]
+    pub fn accesses(mut self, buffer: BufferId, access: Access) -> Self {
+        self.call.buffers.push(BufferAccess { buffer, access });
+        self
+    }
+
+    /// What the call costs.
+    #[must_use]
+    pub fn cost(mut self, cost: CostHint) -> Self {
+        self.call.cost = cost;
+        self
+    }
+
+    /// Adds the call behind those added before.
+    ///
+    /// # Errors
+    /// A repeated name, an id of another model or program, a buffer or gradient named twice, a
+    /// use the weight's format or placement cannot serve. The program is unchanged then.
+    pub fn add(self) -> Result<CallId, DeclareError> {
+        let Self { program, call } = self;
+        if program.calls.iter().any(|other| other.name == call.name) {
+            return Err(DeclareError::Duplicate { kind: "call", name: call.name });
+        }
+        let model = &program.model;
+        let unknown_weight = |weight: &WeightId| DeclareError::Unknown {
+            kind: "weight",
+            name: weight.to_string(),
+            declared: names(model.weights().iter().map(|spec| spec.name.as_str())),
+        };
+        for usage in &call.uses {
+            let spec =
+                model.weights().get(usage.weight.index()).ok_or_else(|| unknown_weight(&usage.weight))?;
+            check_use(&call.name, usage, spec)?;
+        }
+        let mut seen = BTreeSet::new();
+        for weight in &call.grads {
+            let spec = model.weights().get(weight.index()).ok_or_else(|| unknown_weight(weight))?;
+            if !seen.insert(*weight) {
+                return Err(DeclareError::RepeatedAccess {
+                    call: call.name,
+                    kind: "gradient",
+                    name: spec.name.clone(),
+                });
+            }
+        }
+        let mut seen = BTreeSet::new();
+        for access in &call.buffers {
+            let spec = program.buffers.get(access.buffer.index()).ok_or_else(|| DeclareError::Unknown {
+                kind: "buffer",
+                name: access.buffer.to_string(),
+                declared: names(program.buffers.iter().map(|spec| spec.name.as_str())),
+            })?;
+            if !seen.insert(access.buffer) {
+                return Err(DeclareError::RepeatedAccess {
+                    call: call.name,
+                    kind: "buffer",
+                    name: spec.name.clone(),
+                });
+            }
+        }
+        program.calls.push(call);
+        Ok(CallId::at(program.calls.len() - 1))
+    }
+}
+
+fn check_use(call: &str, usage: &Use, spec: &WeightSpec) -> Result<(), DeclareError> {
+    match spec.placement {
+        Placement::Replicated => {
+            let what = match (usage.orientation, usage.form) {
+                (Orientation::Rowwise, Form::Dense) => return Ok(()),
+                (Orientation::Columnwise, _) => "a columnwise copy",
+                (_, Form::Planes) => "quantized planes",
+                (_, Form::DenseBf16) => "bfloat16 values",
+            };
+            Err(DeclareError::ReplicatedUse { call: call.to_owned(), weight: spec.name.clone(), what })
+        }
+        Placement::Sharded => {
+            let stored = spec.format.stored_orientations().contains(&usage.orientation);
+            if stored {
+                return Ok(());
+            }
+            spec.format.derives_columnwise().map_err(|source| DeclareError::Columnwise {
+                call: call.to_owned(),
+                weight: spec.name.clone(),
+                source,
+            })
+        }
+    }
+}

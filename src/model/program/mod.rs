@@ -1,0 +1,15 @@
+//! The step program: compute calls in order, each naming what it consumes and produces.
+//!
+//! Law: the unit is the consumption event. A weight may be used by any number of calls (tied
+//! weights, replayed layers, recompute); nothing links weights to each other. Calls run in the
+//! order they were added. A program is checked when it is built and never again.
+
+mod builder;
+mod call;
+mod call_builder;
+mod step;
+
+pub use builder::ProgramBuilder;
+pub use call::{Call, CostHint, Form, Math, Phase, Reuse, Use};
+pub use call_builder::CallBuilder;
+pub use step::StepProgram;

@@ -1,0 +1,116 @@
+//! What every op touches.
+//!
+//! Law: [`Op::accesses`] names every slot an op touches once, with the strongest access to it, and is the only place
+//! that says so. Its `match` has no wildcard: a new op does not compile before it is said here what it touches.
+
+use super::vocabulary::Op;
+use crate::id::SlotId;
+use crate::model::Access;
+
+impl Op {
+    /// Every slot the op touches, with what it does to it. No slot appears twice.
+    #[must_use]
+    pub fn accesses(&self) -> Vec<(SlotId, Access)> {
+        use Access::{Read, Update, Write};
+        let vote = |slot: &Option<SlotId>| slot.map(|slot| (slot, Read));
+        match self {
+            Self::Copy { from, to }
+            | Self::Transpose { from, to, .. }
+            | Self::RoundGradient { from, to, .. }
+            | Self::GatherRecords { from, to } => {
+                vec![(*from, Read), (*to, Write)]
+            }
+            Self::AllGather { parts } => {
+                parts.iter().flat_map(|part| [(part.from, Read), (part.to, Write)]).collect()
+            }
+            Self::ReduceScatter { parts, .. } => {
+                parts.iter().flat_map(|part| [(part.from, Read), (part.to, Write)]).collect()
+            }
+            Self::ClearFault { fault } => vec![(*fault, Write)],
+            Self::ZeroPadding { gradient, .. } => vec![(*gradient, Update)],
+            Self::Compute { fault, operands, .. } => {
+                let operands = operands.iter().map(|operand| (operand.slot, operand.access));
+                merged(std::iter::once((*fault, Update)).chain(operands))
+            }
+            Self::PartialAmax { masters, block_amax, tensor_amax, vote: skip, .. } => {
+                let mut all: Vec<_> = masters.iter().map(|slot| (*slot, Read)).collect();
+                all.extend([(*block_amax, Write), (*tensor_amax, Write)]);
+                all.extend(vote(skip));
+                all
+            }
+            Self::AllReduce { pairs, .. } => {
+                pairs.iter().flat_map(|(from, to)| [(*from, Read), (*to, Write)]).collect()
+            }
+            Self::FusedScale {
+                block_amax, tensor_amax, encode, tensor_scale, shards, vote: skip, ..
+            } => {
+                let mut all =
+                    vec![(*block_amax, Read), (*tensor_amax, Read), (*encode, Write), (*tensor_scale, Write)];
+                all.extend(shards.iter().map(|shard| (shard.slot, Update)));
+                all.extend(vote(skip));
+                all
+            }
+            Self::DelayedScale { history, scale, tensor_scale, vote: skip, .. } => {
+                let mut all =
+                    vec![(*scale, if history.is_some() { Update } else { Read }), (*tensor_scale, Write)];
+                all.extend(history.map(|slot| (slot, Read)));
+                all.extend(vote(skip));
+                all
+            }
+            Self::RecordAmax { tensor_amax, history, vote: skip, .. } => {
+                let mut all = vec![(*tensor_amax, Read), (*history, Update)];
+                all.extend(vote(skip));
+                all
+            }
+            Self::PartialCast { masters, encode, shards, vote: skip, .. } => {
+                let mut all: Vec<_> = masters.iter().map(|slot| (*slot, Read)).collect();
+                all.extend(encode.map(|slot| (slot, Read)));
+                all.extend(shards.iter().map(|shard| (shard.slot, Update)));
+                all.extend(vote(skip));
+                all
+            }
+            Self::Dequantize { from, tensor_scale, to, .. } => {
+                let mut all = vec![(*from, Read), (*to, Write)];
+                all.extend(tensor_scale.map(|slot| (slot, Read)));
+                all
+            }
+            Self::AddGradient { from, into, .. } => vec![(*from, Read), (*into, Update)],
+            Self::Accumulate { from, into, first, .. } => {
+                vec![(*from, Read), (*into, if *first { Write } else { Update })]
+            }
+            Self::GradNorm { main_grads, fault, record } => {
+                let mut all: Vec<_> = main_grads.iter().map(|(_, slot)| (*slot, Read)).collect();
+                all.extend([(*fault, Read), (*record, Write)]);
+                all
+            }
+            Self::Vote { records, optimizer_step, loss_scale, vote } => {
+                vec![(*records, Read), (*optimizer_step, Update), (*loss_scale, Read), (*vote, Write)]
+            }
+            Self::Adam { states, vote, learning_rate, .. } => {
+                let mut all = vec![(*vote, Read), (*learning_rate, Read)];
+                for state in states {
+                    all.extend(state.master.slots().map(|slot| (slot, Update)));
+                    all.extend([
+                        (state.exp_avg, Update),
+                        (state.exp_avg_sq, Update),
+                        (state.main_grad, Read),
+                    ]);
+                }
+                all
+            }
+        }
+    }
+}
+
+/// Joins repeated accesses to one slot into the strongest: a call may use a weight twice.
+fn merged(all: impl Iterator<Item = (SlotId, Access)>) -> Vec<(SlotId, Access)> {
+    let mut list: Vec<(SlotId, Access)> = Vec::new();
+    for (slot, access) in all {
+        match list.iter_mut().find(|(other, _)| *other == slot) {
+            None => list.push((slot, access)),
+            Some((_, known)) if *known == access => {}
+            Some((_, known)) => *known = Access::Update,
+        }
+    }
+    list
+}

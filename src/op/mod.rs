@@ -1,0 +1,16 @@
+//! The closed vocabulary of ops.
+//!
+//! Law: every task of a plan is one `Op`, made by one planner pass and executed by one `match` arm
+//! of each backend; a new op breaks every backend at compile time. An op names slots, never
+//! addresses and never a rank. [`Op::accesses`] is the only statement of what an op touches:
+//! planner, verifier and checker all read it there.
+
+mod accesses;
+mod naming;
+mod operands;
+mod records;
+mod vocabulary;
+
+pub use operands::{AdamOperand, GatherPart, MasterOperand, Operand, OperandRole, ReducePart, ShardOperand};
+pub use records::{NormRecord, Vote};
+pub use vocabulary::{Op, Reduction};

@@ -1,0 +1,47 @@
+//! What an op is called, and whether it is a collective.
+//!
+//! Law: every op has one name, the same in traces, tables and messages; no two ops share one.
+
+use super::vocabulary::Op;
+
+impl Op {
+    /// Is the op a collective, for which every rank must arrive?
+    #[must_use]
+    pub const fn is_collective(&self) -> bool {
+        matches!(
+            self,
+            Self::AllReduce { .. }
+                | Self::AllGather { .. }
+                | Self::ReduceScatter { .. }
+                | Self::GatherRecords { .. }
+        )
+    }
+
+    /// The op's name, as traces and tables show it.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Copy { .. } => "copy",
+            Self::ClearFault { .. } => "clear fault",
+            Self::ZeroPadding { .. } => "zero padding",
+            Self::Compute { .. } => "compute",
+            Self::PartialAmax { .. } => "partial amax",
+            Self::AllReduce { .. } => "all-reduce",
+            Self::FusedScale { .. } => "fused scale",
+            Self::DelayedScale { .. } => "delayed scale",
+            Self::RecordAmax { .. } => "record amax",
+            Self::PartialCast { .. } => "partial cast",
+            Self::AllGather { .. } => "all-gather",
+            Self::Transpose { .. } => "transpose",
+            Self::Dequantize { .. } => "dequantize",
+            Self::ReduceScatter { .. } => "reduce-scatter",
+            Self::RoundGradient { .. } => "round gradient",
+            Self::AddGradient { .. } => "add gradient",
+            Self::Accumulate { .. } => "accumulate",
+            Self::GradNorm { .. } => "grad norm",
+            Self::GatherRecords { .. } => "gather records",
+            Self::Vote { .. } => "vote",
+            Self::Adam { .. } => "adam",
+        }
+    }
+}

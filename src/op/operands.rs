@@ -1,0 +1,109 @@
+//! What an op names beside its slots: operands, shards, parts of collectives, optimizer state.
+//!
+//! Law: plain data that the planner makes and backends read. An operand says where it lies and what it is to its
+//! op, and never how many bytes it has: sizes follow from the weights' layouts.
+
+use serde::Serialize;
+
+use crate::format::Orientation;
+use crate::id::{BufferId, SlotId, WeightId};
+use crate::model::Access;
+
+/// What a compute call's operand is to the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub enum OperandRole {
+    /// The weight of the n-th entry of [`crate::model::Call::uses`].
+    Use(usize),
+    /// What dequantizing the planes of the n-th use needs beside them.
+    TensorScale(usize),
+    /// The gradient of a weight.
+    Gradient(WeightId),
+    /// A declared buffer.
+    Buffer(BufferId),
+}
+
+/// One operand of a compute call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Operand {
+    /// Where it lies.
+    pub slot: SlotId,
+    /// What the call does to it.
+    pub access: Access,
+    /// What it is to the call.
+    pub role: OperandRole,
+}
+
+/// One quantized shard of a bucket op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct ShardOperand {
+    /// The weight.
+    pub weight: WeightId,
+    /// Which stored orientation.
+    pub orientation: Orientation,
+    /// Its planes.
+    pub slot: SlotId,
+}
+
+/// One weight of a gather.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct GatherPart {
+    /// The weight.
+    pub weight: WeightId,
+    /// Which stored orientation travels.
+    pub orientation: Orientation,
+    /// The rank's shard.
+    pub from: SlotId,
+    /// The gathered planes.
+    pub to: SlotId,
+}
+
+/// One weight of a reduction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct ReducePart {
+    /// The weight.
+    pub weight: WeightId,
+    /// The rank's full gradient, in the element type that travels.
+    pub from: SlotId,
+    /// The summed rows of this rank, f32.
+    pub to: SlotId,
+}
+
+/// Where the master of a weight lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub enum MasterOperand {
+    /// f32, in a slot of its own.
+    Whole(SlotId),
+    /// In two halves: see [`crate::format::split_master`].
+    Split {
+        /// The weight's bf16 shard, the upper half.
+        shard: SlotId,
+        /// The 16 bits it lacks.
+        remainder: SlotId,
+    },
+}
+
+impl MasterOperand {
+    /// Every slot the master lies in.
+    pub(super) fn slots(self) -> impl Iterator<Item = SlotId> {
+        let (first, second) = match self {
+            Self::Whole(master) => (master, None),
+            Self::Split { shard, remainder } => (shard, Some(remainder)),
+        };
+        std::iter::once(first).chain(second)
+    }
+}
+
+/// Optimizer state of one weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct AdamOperand {
+    /// The weight.
+    pub weight: WeightId,
+    /// Master, updated.
+    pub master: MasterOperand,
+    /// First moment, updated.
+    pub exp_avg: SlotId,
+    /// Second moment, updated.
+    pub exp_avg_sq: SlotId,
+    /// Main grad, read.
+    pub main_grad: SlotId,
+}

@@ -1,0 +1,55 @@
+//! What ranks tell each other at the end of a step, and what follows from it.
+//!
+//! Law: both types are plain old data whose bytes are the same on the CPU and on a device: fields, order and size
+//! are part of every backend's kernels. No byte is padding.
+
+use bytemuck::{Pod, Zeroable};
+
+/// What each rank tells the others before the vote. 16 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub struct NormRecord {
+    /// Sum of squares of the rank's main grads; replicated weights are counted by rank 0 alone.
+    pub squares: f32,
+    /// The rank's fault word: number of the faulted call + 1, or 0.
+    pub fault: u32,
+    /// Zero; keeps records 16 bytes long.
+    pub reserved: [u32; 2],
+}
+
+/// The verdict over a step, equal on all ranks. 32 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Vote {
+    /// One of [`Vote::CLEAN`], [`Vote::NON_FINITE`], [`Vote::CLOSURE`].
+    pub verdict: u32,
+    /// Factor on every unscaled gradient: `min(max_norm / (norm + 1e-6), 1)`, or 1 without clipping.
+    pub clip: f32,
+    /// Global norm of the unscaled gradient.
+    pub norm: f32,
+    /// Optimizer steps taken, this one included if it stands.
+    pub step: u32,
+    /// First rank with a fault, if any.
+    pub fault_rank: u32,
+    /// That rank's faulted call.
+    pub fault_call: u32,
+    /// One over the loss scale: what takes a main grad to the unscaled gradient.
+    pub unscale: f32,
+    /// Zero; keeps votes 32 bytes long.
+    pub reserved: u32,
+}
+
+impl Vote {
+    /// The step stands.
+    pub const CLEAN: u32 = 0;
+    /// A gradient was infinite or not a number; the step is skipped.
+    pub const NON_FINITE: u32 = 1;
+    /// A closure failed; the step is skipped.
+    pub const CLOSURE: u32 = 2;
+
+    /// Must everything behind the vote leave the weights alone?
+    #[must_use]
+    pub const fn skips(&self) -> bool {
+        self.verdict != Self::CLEAN
+    }
+}

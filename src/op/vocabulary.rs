@@ -1,0 +1,251 @@
+//! The ops themselves.
+//!
+//! Law: a variant says what is done, to which slots, and nothing of how or when: no address, no rank, no lane. What
+//! it does to its slots is said in [`Op::accesses`], what it is called in [`Op::name`].
+
+use serde::Serialize;
+
+use super::operands::{AdamOperand, GatherPart, Operand, ReducePart, ShardOperand};
+use crate::format::{ElementType, Orientation};
+use crate::id::{BucketId, CallId, SlotId, WeightId};
+
+/// How ranks' values are combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub enum Reduction {
+    /// Sum in rank order, in f32.
+    Sum,
+    /// Maximum.
+    Max,
+}
+
+/// One op of a plan. Shapes and lengths follow from the weights' layouts at bind time.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+#[non_exhaustive]
+pub enum Op {
+    /// Copies a slot to another of the same size: staging of inputs and outputs.
+    Copy {
+        /// Source.
+        from: SlotId,
+        /// Target.
+        to: SlotId,
+    },
+    /// Sets the fault word to zero at the start of a step.
+    ClearFault {
+        /// The fault word.
+        fault: SlotId,
+    },
+    /// Zeroes the rows of a gradient slot beyond the weight's real rows.
+    ZeroPadding {
+        /// The weight.
+        weight: WeightId,
+        /// Its gradient slot.
+        gradient: SlotId,
+    },
+    /// Runs the embedder's closure for a call. A closure that fails leaves its call in the fault
+    /// word; while the fault word is set no closure runs.
+    Compute {
+        /// Which call.
+        call: CallId,
+        /// The rank's fault word.
+        fault: SlotId,
+        /// Everything else the call accesses.
+        operands: Vec<Operand>,
+    },
+    /// Amaxes of the masters, per block and per tensor.
+    PartialAmax {
+        /// The bucket.
+        bucket: BucketId,
+        /// Masters of its weights, in bucket order.
+        masters: Vec<SlotId>,
+        /// Amax of every block.
+        block_amax: SlotId,
+        /// Amax of every weight's rows on this rank.
+        tensor_amax: SlotId,
+        /// No-op when this vote says fault.
+        vote: Option<SlotId>,
+    },
+    /// Combines f32 slots of all ranks, element by element, into a slot of every rank.
+    AllReduce {
+        /// Sum or maximum.
+        reduction: Reduction,
+        /// Pairs of source and target; all travel as one collective.
+        pairs: Vec<(SlotId, SlotId)>,
+    },
+    /// Scales of every block from its amax and the tensor's: decode scales into the shards'
+    /// scale planes, encode factors for the cast, the tensor's own scale.
+    FusedScale {
+        /// The bucket.
+        bucket: BucketId,
+        /// Amax of every block.
+        block_amax: SlotId,
+        /// Amax of every weight, over all ranks.
+        tensor_amax: SlotId,
+        /// Factors for the cast.
+        encode: SlotId,
+        /// Tensor scales.
+        tensor_scale: SlotId,
+        /// Shards whose scale planes are written.
+        shards: Vec<ShardOperand>,
+        /// No-op when this vote says fault.
+        vote: Option<SlotId>,
+    },
+    /// Scales of a bucket whose scaling is delayed: factors for the cast, and their reciprocals.
+    DelayedScale {
+        /// The bucket.
+        bucket: BucketId,
+        /// The amaxes recorded so far, from which the next factors follow. Absent when the masters are those the
+        /// factors in use were made for, and are only cast again.
+        history: Option<SlotId>,
+        /// Factors in use; updated if there is a history, else read.
+        scale: SlotId,
+        /// Tensor scales: one over the factors.
+        tensor_scale: SlotId,
+        /// No-op when this vote says fault.
+        vote: Option<SlotId>,
+    },
+    /// Puts the amaxes of masters just cast into the history of a bucket whose scaling is delayed.
+    RecordAmax {
+        /// The bucket.
+        bucket: BucketId,
+        /// Amax of every weight, over all ranks.
+        tensor_amax: SlotId,
+        /// The history, updated.
+        history: SlotId,
+        /// No-op when this vote says fault.
+        vote: Option<SlotId>,
+    },
+    /// Casts the masters into the data planes of the shards.
+    PartialCast {
+        /// The bucket.
+        bucket: BucketId,
+        /// Masters of its weights, in bucket order.
+        masters: Vec<SlotId>,
+        /// Factors from [`Op::FusedScale`] or [`Op::DelayedScale`]; absent for formats without scales.
+        encode: Option<SlotId>,
+        /// Shards whose data planes are written.
+        shards: Vec<ShardOperand>,
+        /// No-op when this vote says fault.
+        vote: Option<SlotId>,
+    },
+    /// Gathers the shards of one weight, or of several of a group as one collective, each into the first rows of padded
+    /// planes whose rest is zeroed.
+    AllGather {
+        /// What is gathered; at least one.
+        parts: Vec<GatherPart>,
+    },
+    /// Derives columnwise planes from gathered rowwise ones.
+    Transpose {
+        /// The weight.
+        weight: WeightId,
+        /// Gathered rowwise planes.
+        from: SlotId,
+        /// Columnwise planes.
+        to: SlotId,
+    },
+    /// Dequantizes planes to f32, or to bf16.
+    Dequantize {
+        /// The weight.
+        weight: WeightId,
+        /// Orientation of planes and result.
+        orientation: Orientation,
+        /// Gathered or transposed planes.
+        from: SlotId,
+        /// Tensor scales of the weight's bucket; absent for formats without.
+        tensor_scale: Option<SlotId>,
+        /// Element type of the result, [`ElementType::F32`] or [`ElementType::Bf16`].
+        values: ElementType,
+        /// The values.
+        to: SlotId,
+    },
+    /// Sums the gradient of one weight, or those of several of a group as one collective, over the ranks, in rank order
+    /// in f32, each rank keeping its rows.
+    ReduceScatter {
+        /// In what the gradients travel: f32 or bf16.
+        element: ElementType,
+        /// What is reduced; at least one.
+        parts: Vec<ReducePart>,
+    },
+    /// Rounds a full gradient to bf16, to nearest even, to be reduced.
+    RoundGradient {
+        /// The weight.
+        weight: WeightId,
+        /// The f32 gradient.
+        from: SlotId,
+        /// The same in bf16.
+        to: SlotId,
+    },
+    /// Adds a call's full gradient to another call's, or to a sum of several, on this rank and undivided: what is reduced
+    /// together. Padding rows are added like all others.
+    AddGradient {
+        /// The weight.
+        weight: WeightId,
+        /// What is added.
+        from: SlotId,
+        /// The gradient it is added to.
+        into: SlotId,
+    },
+    /// Adds a gradient into a sum, divided by the number of ranks and of micro-batches.
+    Accumulate {
+        /// The weight.
+        weight: WeightId,
+        /// What is added: reduced rows, or a replicated weight's full gradient.
+        from: SlotId,
+        /// Main grad, or a replicated weight's local sum.
+        into: SlotId,
+        /// The first contribution of a step overwrites instead of adding.
+        first: bool,
+    },
+    /// Squared norm of the rank's main grads and the rank's fault word, as one record.
+    GradNorm {
+        /// Main grads with their weights.
+        main_grads: Vec<(WeightId, SlotId)>,
+        /// The rank's fault word.
+        fault: SlotId,
+        /// The record.
+        record: SlotId,
+    },
+    /// Gathers the ranks' records.
+    GatherRecords {
+        /// This rank's record.
+        from: SlotId,
+        /// All ranks' records, in rank order.
+        to: SlotId,
+    },
+    /// Sums the records in rank order into clip factor and verdict, and counts the step if it
+    /// stands.
+    Vote {
+        /// All ranks' records.
+        records: SlotId,
+        /// Step count of the optimizer.
+        optimizer_step: SlotId,
+        /// Loss scale.
+        loss_scale: SlotId,
+        /// The vote.
+        vote: SlotId,
+    },
+    /// Adam on the masters of a bucket, decoupled or with L2 decay; a no-op when the vote says fault.
+    Adam {
+        /// The bucket.
+        bucket: BucketId,
+        /// State of its weights.
+        states: Vec<AdamOperand>,
+        /// The vote, which carries clip factor and step count.
+        vote: SlotId,
+        /// Learning rate.
+        learning_rate: SlotId,
+    },
+}
+
+impl Op {
+    /// The gather of one weight.
+    #[must_use]
+    pub fn gather(weight: WeightId, orientation: Orientation, from: SlotId, to: SlotId) -> Self {
+        Self::AllGather { parts: vec![GatherPart { weight, orientation, from, to }] }
+    }
+
+    /// The reduction of one gradient, in f32.
+    #[must_use]
+    pub fn reduce_scatter(weight: WeightId, from: SlotId, to: SlotId) -> Self {
+        Self::ReduceScatter { element: ElementType::F32, parts: vec![ReducePart { weight, from, to }] }
+    }
+}
