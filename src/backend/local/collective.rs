@@ -48,10 +48,6 @@ pub(in crate::backend) enum Pull {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backend) struct Scatter {
     /// All ranks' slices, in rank order; the same place in every arena.
-    #[cfg_attr(
-        not(feature = "cuda"),
-        expect(dead_code, reason = "on the CPU a rank reads, and its own slice alone")
-    )]
     pub(in crate::backend) source: Region,
     /// From this rank's slice to its f32 sum.
     pub(in crate::backend) own: Move,

@@ -65,6 +65,7 @@ pub(in crate::backend) struct Round {
     pub(in crate::backend) from: Region,
     pub(in crate::backend) to: Region,
     /// Of the padded weight: a row of the gradient is a row of it.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the CPU rounds element by element"))]
     pub(in crate::backend) shape: Shape,
 }
 

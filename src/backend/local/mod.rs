@@ -15,7 +15,9 @@ mod planes;
 mod quantize;
 mod resolve;
 
-pub(super) use collective::{Collective, Move, Pull, Scatter};
+#[cfg(feature = "cuda")]
+pub(super) use collective::Scatter;
+pub(super) use collective::{Collective, Move, Pull};
 pub(super) use delayed::{DelayedScale, RecordAmax};
 pub(super) use gradient::{Accumulate, CastVote, GradNorm, Round};
 pub(super) use optimizer::{Adam, Master, State};
