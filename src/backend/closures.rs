@@ -2,8 +2,8 @@
 //!
 //! Laws:
 //! - Closures are made, run and dropped on one thread.
-//! - After a panic a closure's state is not trusted: none runs again, and every later step faults at
-//!   its first call.
+//! - After a panic a closure's state is not trusted: none runs again, and every later call faults with the name of the call
+//!   that panicked and its words.
 //!
 //! That no closure runs while the fault word is set is the caller's matter: where the word lies differs.
 
@@ -20,7 +20,7 @@ pub(super) enum Closures<S: Surface> {
     None,
     /// Ready to run.
     Ready(Box<dyn Compute<S>>),
-    /// One has panicked, saying this.
+    /// One has panicked: which, and its words.
     Broken(String),
 }
 
@@ -67,7 +67,7 @@ impl<S: Surface> Closures<S> {
         };
         let Some((message, panicked)) = fault else { return Ok(None) };
         if panicked && let Self::Ready(_) = self {
-            *self = Self::Broken(format!("a closure panicked in an earlier step: {message}"));
+            *self = Self::Broken(format!("call `{}` panicked before: {message}", bound.call.label()));
         }
         Ok(Some(ClosureFault { call: bound.id, message, panicked }))
     }

@@ -186,6 +186,20 @@ pub enum DeclareError {
         /// The most there may be.
         most: u32,
     },
+    /// More calls in a step than there may be.
+    #[error(
+        "program `{program}` runs {calls} calls for each of {micro_batches} micro-batches, more than the {most} a step may have in all; take fewer micro-batches, or fewer and larger calls"
+    )]
+    TooManyRuns {
+        /// The program.
+        program: String,
+        /// Calls as they were declared.
+        calls: usize,
+        /// How often a step repeats them.
+        micro_batches: u32,
+        /// The most there may be ([`StepProgram::MAX_RUNS`](super::StepProgram::MAX_RUNS)).
+        most: usize,
+    },
     /// A mesh without ranks.
     #[error("a mesh needs at least one rank")]
     NoRanks,

@@ -29,7 +29,7 @@ impl ProgramBuilder {
 }
 
 impl StepProgram {
-    /// The most calls of one step, micro-batches counted: a step of more is refused by the planner before any of it is made.
+    /// The most calls of one step, micro-batches counted; a program of more cannot be built.
     pub const MAX_RUNS: usize = 1 << 18;
 
     /// How often a step repeats the calls.

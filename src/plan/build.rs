@@ -33,7 +33,7 @@ impl StepPlan {
     ///
     /// # Errors
     /// [`PlanError::Budget`] when the transient bytes exceed the policy's, [`PlanError::TooLarge`] when
-    /// they cannot be addressed, [`PlanError::TooManyRuns`] for more calls than [`StepProgram::MAX_RUNS`], [`PlanError::Policy`] for a policy out of range,
+    /// they cannot be addressed, [`PlanError::Policy`] for a policy out of range,
     /// [`PlanError::OtherModel`] for foreign weights.
     pub fn within(
         program: &StepProgram,
@@ -41,7 +41,7 @@ impl StepPlan {
         resident: &ResidentLayout,
         policy: &Policy,
     ) -> Result<Self, PlanError> {
-        build(&request(program, &runs(program)?, weights, resident, policy)?)
+        build(&request(program, &program.runs(), weights, resident, policy)?)
     }
 
     /// As [`StepPlan::within`], with costs to count with; [`Prefetch::Auto`] needs them.
@@ -57,7 +57,7 @@ impl StepPlan {
     ) -> Result<Self, PlanError> {
         build(&Request {
             costs: Some(costs),
-            ..request(program, &runs(program)?, weights, resident, policy)?
+            ..request(program, &program.runs(), weights, resident, policy)?
         })
     }
 
@@ -77,7 +77,7 @@ impl StepPlan {
         let issues: Vec<usize> = issues.iter().map(|call| call.index()).collect();
         build(&Request {
             issues: Some(&issues),
-            ..request(program, &runs(program)?, weights, resident, policy)?
+            ..request(program, &program.runs(), weights, resident, policy)?
         })
     }
 
@@ -120,19 +120,6 @@ impl StepPlan {
         edges.sort_unstable_by_key(|edge| (edge.to, edge.from, edge.slot, edge.kind));
         edges
     }
-}
-
-/// The calls of a step, counted before they are made.
-fn runs(program: &StepProgram) -> Result<Vec<Call>, PlanError> {
-    if program.run_count() > StepProgram::MAX_RUNS {
-        return Err(PlanError::TooManyRuns {
-            program: program.name().to_owned(),
-            calls: program.calls().len(),
-            micro_batches: program.micro_batches(),
-            most: StepProgram::MAX_RUNS,
-        });
-    }
-    Ok(program.runs())
 }
 
 fn request<'a>(

@@ -26,20 +26,6 @@ pub enum PlanError {
         /// The largest live slots then.
         alive: String,
     },
-    /// More calls in a step than can be planned.
-    #[error(
-        "program `{program}` runs {calls} calls for each of {micro_batches} micro-batches, more than {most} in all; take fewer micro-batches, or fewer and larger calls"
-    )]
-    TooManyRuns {
-        /// The program.
-        program: String,
-        /// Calls as they were declared.
-        calls: usize,
-        /// How often a step repeats them.
-        micro_batches: u32,
-        /// The most there may be ([`StepProgram::MAX_RUNS`](crate::model::StepProgram::MAX_RUNS)).
-        most: usize,
-    },
     /// Too few bytes to gather anything ahead.
     #[error(
         "prefetch.bytes is {limit}, but {first} and {second} need {needed} bytes of gathered planes at once; set prefetch.bytes to at least {needed}, or prefetch.depth = 0 to gather on demand"

@@ -6,12 +6,12 @@ use warpweft::cluster::preset;
 use warpweft::config::{Backward, ByteSize, Config, Prefetch};
 use warpweft::id::CallId;
 use warpweft::layout::{Content, Weights, aligned};
-use warpweft::model::{Mesh, StepProgram};
+use warpweft::model::{DeclareError, Mesh, StepProgram};
 use warpweft::op::Op;
 use warpweft::plan::{PlanError, Policy, ResidentLayout, StepPlan};
 use warpweft::session::{SessionError, plan_program, plan_program_on};
 
-use crate::shapes::{SHAPES, program};
+use crate::shapes::{SHAPES, decoder, program};
 
 fn small() -> StepProgram {
     program("small", "layers = 4\nhidden = 512\nffn = 1536\nheads = 8\nvocabulary = 2048", 256)
@@ -101,14 +101,14 @@ fn the_bytes_that_an_error_asks_for_are_enough_also_where_planes_are_kept() {
 }
 
 #[test]
-fn a_step_of_more_calls_than_can_be_planned_is_refused_before_they_are_made() {
+fn a_program_of_more_calls_than_a_step_may_have_cannot_be_built() {
     let sizes = "layers = 64\nhidden = 64\nffn = 64\nheads = 1\nvocabulary = 64\nmicro_batches = 4096";
-    let program = program("many", sizes, 1);
-    let error = plan_program(&program, &Config::default(), 1).unwrap_err();
-    let SessionError::Plan(PlanError::TooManyRuns { micro_batches: 4096, most, .. }) = &error else {
+    let decoder = decoder("many", sizes, 1);
+    let error = decoder.program(&decoder.model().unwrap()).unwrap_err();
+    let DeclareError::TooManyRuns { calls, micro_batches: 4096, most, .. } = &error else {
         panic!("{error}");
     };
-    assert!(program.run_count() > *most && error.to_string().contains("fewer micro-batches"), "{error}");
+    assert!(calls * 4096 > *most && error.to_string().contains("fewer micro-batches"), "{error}");
 }
 
 /// PL-6

@@ -33,10 +33,15 @@ pub(crate) const SHAPES: [(&str, u32, &str); 5] = [
 
 /// The step of a decoder of these sizes.
 pub(crate) fn program(name: &str, sizes: &str, tokens: usize) -> StepProgram {
+    let decoder = decoder(name, sizes, tokens);
+    decoder.program(&decoder.model().unwrap()).unwrap()
+}
+
+/// What the program is declared by.
+pub(crate) fn decoder(name: &str, sizes: &str, tokens: usize) -> Decoder {
     let text =
         format!("name = \"{name}\"\n{sizes}\ntokens = {tokens}\nmath = \"fp8\"\nformat = \"nvfp4_2d\"\n");
-    let decoder = Decoder::from_toml(&text, name).unwrap();
-    decoder.program(&decoder.model().unwrap()).unwrap()
+    Decoder::from_toml(&text, name).unwrap()
 }
 
 /// What everything is planned with, apart from the policy.

@@ -171,12 +171,13 @@ fn died_early() {
     let crew = Crew::new("meet", 3);
     let mut host = crew.start(0, 1);
     let mut members = [crew.start(1, 1), crew.start(2, 1)];
-    // Which of the two is let in before it is killed is chance; the world may even have begun.
+    // Who is let in before the kill is chance; the world may even have begun.
     std::thread::sleep(Duration::from_millis(30));
     members[1].kill();
-    for member in [&mut host, &mut members[0]] {
-        says(&member.fails(PATIENCE), &["process 2"]);
-    }
+    says(&host.fails(PATIENCE), &["process 2"]);
+    // The other may come when the host has heard of it and is gone.
+    let heard = members[0].fails(PATIENCE);
+    assert!(heard.contains("process 2") || heard.contains("rank 0 did not answer"), "{heard}");
 }
 
 fn no_secret() {

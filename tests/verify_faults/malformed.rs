@@ -53,6 +53,24 @@ fn every_name_of_something_absent_is_refused_without_a_panic() {
 }
 
 #[test]
+fn a_collective_of_no_weight_is_refused() {
+    for is_gather in [true, false] {
+        let mut plan = nvfp4_training();
+        let task = position(&plan, 0, |op| match op {
+            Op::AllGather { .. } => is_gather,
+            Op::ReduceScatter { .. } => !is_gather,
+            _ => false,
+        });
+        match &mut plan.tasks[task].op {
+            Op::AllGather { parts } => parts.clear(),
+            Op::ReduceScatter { parts, .. } => parts.clear(),
+            _ => unreachable!(),
+        }
+        refused(&plan, &["malformed plan: ", "names no weight", "at least one"]);
+    }
+}
+
+#[test]
 fn a_weight_in_an_op_must_exist() {
     let mut plan = nvfp4_training();
     let gather = position(&plan, 0, |op| matches!(op, Op::AllGather { .. }));

@@ -158,14 +158,23 @@ impl ProgramBuilder {
             return Err(DeclareError::NoCalls { program: self.name });
         }
         self.check_buffers()?;
-        Ok(StepProgram {
+        let program = StepProgram {
             micro_batches: self.micro_batches,
             name: self.name,
             model: self.model,
             buffers: self.buffers,
             calls: self.calls,
             updates_weights,
-        })
+        };
+        if program.run_count() > StepProgram::MAX_RUNS {
+            return Err(DeclareError::TooManyRuns {
+                calls: program.calls.len(),
+                program: program.name,
+                micro_batches: program.micro_batches,
+                most: StepProgram::MAX_RUNS,
+            });
+        }
+        Ok(program)
     }
 
     fn check_buffers(&self) -> Result<(), DeclareError> {

@@ -183,8 +183,12 @@ impl Ids<'_> {
             | Op::RoundGradient { weight, .. }
             | Op::AddGradient { weight, .. }
             | Op::Accumulate { weight, .. } => self.weight(*weight, place),
-            Op::AllGather { parts } => parts.iter().try_for_each(|part| self.weight(part.weight, place)),
+            Op::AllGather { parts } => {
+                some(parts.len(), place)?;
+                parts.iter().try_for_each(|part| self.weight(part.weight, place))
+            }
             Op::ReduceScatter { parts, .. } => {
+                some(parts.len(), place)?;
                 parts.iter().try_for_each(|part| self.weight(part.weight, place))
             }
             Op::PartialAmax { bucket, .. }
@@ -211,4 +215,13 @@ impl Ids<'_> {
             }
         }
     }
+}
+
+/// Refuses a collective that moves nothing: it would meet peers who may not come.
+fn some(parts: usize, place: Place<'_>) -> Verdict<()> {
+    if parts > 0 {
+        return Ok(());
+    }
+    let (named, present) = ("no weight".to_owned(), "at least one for every collective".to_owned());
+    Err(VerifyError::Malformed { place: place(), named, present }.into())
 }

@@ -1,5 +1,6 @@
 //! cuBLASLt on one GPU for one lane: a handle, its workspace, scratch memory.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use cudarc::cublaslt::{result, sys};
@@ -27,6 +28,8 @@ pub(crate) struct Blas {
     capability: ComputeCapability,
     kernels: Kernels,
     pub(super) context: Arc<Context>,
+    /// The lane's stream, known from the first work on.
+    stream: Cell<Option<cudarc::driver::sys::CUstream>>,
 }
 
 impl Blas {
@@ -43,7 +46,7 @@ impl Blas {
         let setup = Stream::create(Arc::clone(&context), Priority::Least)?;
         let workspace = DeviceMemory::zeroed(&context, &setup, WORKSPACE_BYTES)?;
         let handle = result::create_handle().map_err(CudaFailure::products("cublasLtCreate"))?;
-        Ok(Self { handle, workspace, setup, capability, kernels, context })
+        Ok(Self { handle, workspace, setup, capability, kernels, context, stream: Cell::new(None) })
     }
 
     pub(crate) const fn capability(&self) -> ComputeCapability {
@@ -64,11 +67,17 @@ impl Blas {
         DeviceMemory::zeroed(&self.context, &self.setup, bytes)
     }
 
-    /// Refuses handles of another GPU, and makes this one's context current.
+    /// Refuses handles of another GPU or another lane, and makes this one's context current.
     pub(super) fn check(&self, handles: &CudaHandles) -> Result<(), CudaFailure> {
         let own = self.context.ordinal();
         if handles.device() == own {
-            return self.make_current();
+            return match self.stream.replace(Some(handles.stream())) {
+                Some(before) if before != handles.stream() => Err(CudaFailure::Refused(format!(
+                    "a product of {own} was given another stream than the one before, which may still use its workspace; \
+                     open a device for each lane"
+                ))),
+                _ => self.make_current(),
+            };
         }
         Err(CudaFailure::Refused(format!(
             "a product of {own} was given the stream of {}; open a device for each rank in its closure's factory",
