@@ -81,6 +81,21 @@ impl std::fmt::Display for Prefetch {
     }
 }
 
+/// How ranks are arranged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MeshAxes {
+    /// How many copies of the model there are, 1 to 65,536. Weights are sharded over the ranks of a copy, and gradients are
+    /// summed over copies too. It must divide the number of ranks, of which each copy has as many, one after the other.
+    pub replicate: u32,
+}
+
+impl Default for MeshAxes {
+    fn default() -> Self {
+        Self { replicate: 1 }
+    }
+}
+
 /// How much transient memory a plan may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

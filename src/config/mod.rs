@@ -48,8 +48,8 @@ mod weights;
 
 pub use calls::CallList;
 pub use choices::{
-    AcrossMicroBatches, AdamMode, Backward, Capture, Columnwise, Cpu, Link, Masters, Memory, Moments,
-    Optimizer, Prefetch, PrefetchPolicy, Quantize, Reduce, ReduceDtype, ReduceEvery, Scaling, TraceOutput,
+    AcrossMicroBatches, AdamMode, Backward, Capture, Columnwise, Cpu, Link, Masters, Memory, MeshAxes,
+    Moments, Optimizer, Prefetch, PrefetchPolicy, Quantize, Reduce, ReduceDtype, ReduceEvery, Scaling, TraceOutput,
     Transport,
 };
 pub use declared::{Declared, Rule, Takes};
@@ -59,6 +59,8 @@ pub use size::{ByteSize, ByteSizeError};
 pub use weights::{WeightRule, WeightSettings, pattern_matches};
 
 use serde::{Deserialize, Serialize};
+
+use crate::model::{DeclareError, Mesh};
 
 /// All that can be chosen about a session, apart from the model and its step programs.
 ///
@@ -71,6 +73,8 @@ pub struct Config {
     pub prefetch: Prefetch,
     /// How much transient memory a plan may use.
     pub memory: Memory,
+    /// How ranks are arranged.
+    pub mesh: MeshAxes,
     /// Communicators per rank, 1 or 2: with two, reductions do not queue behind gathers.
     pub communicators: u32,
     /// Where backward finds a weight that forward gathered.
@@ -113,6 +117,7 @@ impl Default for Config {
         Self {
             prefetch: Prefetch::default(),
             memory: Memory::default(),
+            mesh: MeshAxes::default(),
             communicators: 2,
             backward: Backward::default(),
             across_micro_batches: AcrossMicroBatches::default(),
@@ -135,6 +140,14 @@ impl Default for Config {
 }
 
 impl Config {
+    /// The mesh of `ranks` ranks, in as many replicas as `mesh.replicate` says.
+    ///
+    /// # Errors
+    /// As [`Mesh::hybrid`]: no ranks, too many, or a number that the replicas do not divide.
+    pub fn mesh_of(&self, ranks: u32) -> Result<Mesh, DeclareError> {
+        Mesh::hybrid(ranks, self.mesh.replicate)
+    }
+
     /// Checks every value (CF-1). Loading does so by itself; a configuration built or changed in
     /// code is checked by whoever receives it.
     ///
@@ -176,6 +189,7 @@ mod tests {
             ("prefetch.bytes", with(|c| c.prefetch = Prefetch::bytes(ByteSize::new(0)))),
             ("prefetch.cluster", with(|c| c.prefetch.cluster.clear())),
             ("memory.budget", with(|c| c.memory.budget = Some(ByteSize::new(0)))),
+            ("mesh.replicate", with(|c| c.mesh.replicate = 0)),
             ("quantize.amax_history", with(|c| c.quantize.amax_history = 0)),
             ("optimizer.lr", with(|c| c.optimizer.lr = -1e-3)),
             ("optimizer.beta1", with(|c| c.optimizer.beta1 = 1.0)),

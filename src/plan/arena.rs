@@ -155,5 +155,6 @@ const fn is_weight(content: Content) -> bool {
             | Content::Gradient(..)
             | Content::WireGradient(..)
             | Content::ReducedGradient(..)
+            | Content::SummedGradient(..)
     )
 }

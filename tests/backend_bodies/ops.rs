@@ -8,7 +8,7 @@ use warpweft::format::{
 };
 use warpweft::id::{BucketId, CallId, RankId, SlotId};
 use warpweft::layout::{Content, PlaneRegions, Region, Residency};
-use warpweft::model::{Placement, WeightSpec};
+use warpweft::model::{Group, Placement, WeightSpec};
 use warpweft::op::{AdamOperand, MasterOperand, NormRecord, Op, Reduction, ShardOperand, Vote};
 
 use crate::device::Device;
@@ -48,7 +48,7 @@ fn flow(ranks: u32, rows: usize, cols: usize, format: Format, via: Via) -> Flow 
         let amax = Op::PartialAmax { bucket, masters: masters.clone(), block_amax, tensor_amax: local, vote };
         plan.op(QUANTIZE, amax);
         plan.fence(QUANTIZE, LINK);
-        plan.op(LINK, Op::AllReduce { reduction: Reduction::Max, pairs: vec![(local, reduced)] });
+        plan.op(LINK, Op::AllReduce { reduction: Reduction::Max, group: Group::World, pairs: vec![(local, reduced)] });
         plan.fence(LINK, QUANTIZE);
         let (tensor_amax, shards) = (reduced, shards.clone());
         plan.op(

@@ -4,6 +4,7 @@
 
 use warpweft::format::{ElementType, Orientation};
 use warpweft::id::{BucketId, SlotId, WeightId};
+use warpweft::model::Group;
 use warpweft::op::{MasterOperand, Op, Reduction};
 use warpweft::plan::StepPlan;
 
@@ -100,7 +101,7 @@ pub(crate) fn lose_operand(op: &mut Op, draw: &mut Draw) -> Option<()> {
     }
 }
 
-/// Changes what an op does with its operands: which call runs, what begins a sum, which side of a weight, what is combined how.
+/// Changes what an op does with its operands: which call runs, what begins a sum, which side of a weight, what is combined how, and with whom.
 pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) -> Option<()> {
     let calls: Vec<_> = plan
         .tasks
@@ -129,9 +130,10 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
             0 => turned(orientation),
             _ => *values = other(*values),
         },
-        Op::AllReduce { reduction, .. } => {
-            *reduction = if *reduction == Reduction::Sum { Reduction::Max } else { Reduction::Sum };
-        }
+        Op::AllReduce { reduction, group, .. } => match draw.below(2) {
+            0 => *reduction = if *reduction == Reduction::Sum { Reduction::Max } else { Reduction::Sum },
+            _ => *group = draw.among(&[Group::Shard, Group::Replicate, Group::World]),
+        },
         Op::PartialCast { shards, .. } | Op::FusedScale { shards, .. } => {
             let shard = draw.below(shards.len());
             turned(&mut shards[shard].orientation);

@@ -1,7 +1,7 @@
 //! Random programs, in most ways a program can be declared and planned.
 //!
 //! Law: may come up: weights tied and replayed, grouped ones, replicated ones, every kind of format, buffers of
-//! every role and lifetime, micro-batches, one rank to four; and of the planner every policy, one communicator or two, planes kept or
+//! every role and lifetime, micro-batches, one shard to four in one replica to three; and of the planner every policy, one communicator or two, planes kept or
 //! gathered again per use and per configuration, gradients reduced one by one or together, in f32 or bf16, every layout of optimizer state.
 //! Never: programs that reduce gradients without an optimizer (`build_gradients`), reuse declared of a weight, schedules made by hand.
 
@@ -36,6 +36,7 @@ const FORMATS: [Format; 6] = [
 pub(crate) struct Sample {
     pub(crate) program: StepProgram,
     pub(crate) config: Config,
+    /// In all replicas.
     pub(crate) ranks: u32,
 }
 
@@ -46,13 +47,19 @@ impl Sample {
         let model = model(draw);
         let trains = !draw.one_in(4);
         let program = program(draw, &model, trains);
-        let config = config(draw, &model);
-        Self { program, config, ranks: draw.among(&[1, 2, 2, 3, 4]) }
+        let mut config = config(draw, &model);
+        let shards = draw.among(&[1, 2, 2, 3, 4]);
+        config.mesh.replicate = draw.among(&[1, 1, 2, 3]);
+        let ranks = shards * config.mesh.replicate;
+        Self { program, config, ranks }
+    }
+
+    pub(crate) fn mesh(&self) -> Mesh {
+        self.config.mesh_of(self.ranks).unwrap()
     }
 
     pub(crate) fn weights(&self) -> Weights {
-        let mesh = Mesh::new(self.ranks).unwrap();
-        Weights::new(self.program.model().weights(), mesh).with_state(StateLayout::from(&self.config))
+        Weights::new(self.program.model().weights(), self.mesh()).with_state(StateLayout::from(&self.config))
     }
 
     /// What casts the masters, and the step. Fails only where the policy asks for what the program cannot have.

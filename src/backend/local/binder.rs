@@ -61,8 +61,18 @@ impl Binder<'_> {
         weight.shard.rows_of(self.binding.rank).rows * weight.shard.shape.cols
     }
 
-    /// Number of ranks.
+    /// Number of ranks, in all replicas.
     pub(super) fn ranks(&self) -> usize {
         self.binding.weights.mesh.ranks() as usize
+    }
+
+    /// Number of ranks that hold a sharded weight together.
+    pub(super) fn shards(&self) -> usize {
+        self.binding.weights.mesh.shards() as usize
+    }
+
+    /// Which shard this rank holds.
+    pub(super) fn shard(&self) -> usize {
+        self.binding.weights.mesh.shard_of(self.binding.rank) as usize
     }
 }

@@ -67,8 +67,8 @@ impl Binder<'_> {
             Op::PartialCast { bucket, masters, encode, shards, vote } => LocalOp::PartialCast(
                 PartialCast::resolve(self, *bucket, masters, *encode, shards, self.vote(*vote)?)?,
             ),
-            Op::AllReduce { reduction, pairs } => {
-                LocalOp::Collective(Collective::all_reduce(self, *reduction, pairs)?)
+            Op::AllReduce { reduction, group, pairs } => {
+                LocalOp::Collective(Collective::all_reduce(self, *reduction, *group, pairs)?)
             }
             Op::AllGather { parts } => LocalOp::Collective(Collective::all_gather(self, parts)?),
             Op::ReduceScatter { element, parts } => {

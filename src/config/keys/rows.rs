@@ -7,6 +7,7 @@ use serde::Serialize;
 use toml::Value;
 
 use crate::config::{Config, Prefetch, WeightRule};
+use crate::model::Mesh;
 
 /// A key of the configuration.
 pub(super) struct Row {
@@ -110,6 +111,12 @@ pub(super) const ROWS: &[Row] = &[
         expected: "a size above zero such as \"1.2 GiB\", or remove it for no limit",
         value: |c| c.memory.budget.and_then(toml),
         valid: |c| c.memory.budget.is_none_or(|size| size.bytes() > 0),
+    },
+    Row {
+        path: "mesh.replicate",
+        expected: "a whole number from 1 to 65536: copies of the model, which divide the number of ranks",
+        value: |c| toml(c.mesh.replicate),
+        valid: |c| (1..=Mesh::MAX_RANKS).contains(&c.mesh.replicate),
     },
     Row {
         path: "quantize.via",

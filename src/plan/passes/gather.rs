@@ -9,11 +9,11 @@ use std::collections::HashMap;
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply};
 use super::super::prefetch::{Demand, Timetable};
-use super::of_group;
+use super::{of_group, peers};
 use crate::format::{Orientation, PlaneSpec};
 use crate::id::{CallId, GroupId, WeightId};
 use crate::layout::Content;
-use crate::model::Placement;
+use crate::model::{Group, Placement};
 use crate::op::{GatherPart, Op};
 
 /// The latest gather of some planes, which may still serve another use.
@@ -102,7 +102,7 @@ fn add(draft: &mut Draft<'_>, gather: Collected<'_>) {
         planes.iter().map(PlaneSpec::bytes).fold(0, usize::saturating_add)
     };
     let bytes = parts.iter().map(shard).fold(0, usize::saturating_add);
-    let peers = draft.weights.mesh.ranks() as usize - 1;
+    let peers = peers(draft.weights.mesh, Group::Shard);
     let subject = of_group(name, parts.len());
     let op = Op::AllGather { parts };
     let mut task = DraftTask::collective(op, subject, Carrier::Gather, bytes.saturating_mul(peers));

@@ -130,7 +130,8 @@ impl Ids<'_> {
             | Content::Dense(weight, _, _) => self.weight(weight, &place),
             Content::Gradient(weight, call)
             | Content::WireGradient(weight, call)
-            | Content::ReducedGradient(weight, call) => {
+            | Content::ReducedGradient(weight, call)
+            | Content::SummedGradient(weight, call) => {
                 self.weight(weight, &place)?;
                 self.call_id(call, &place)
             }

@@ -11,6 +11,7 @@ use super::super::{
     simulate_model, tune_model,
 };
 use crate::config::{ByteSize, Prefetch};
+use crate::model::Mesh;
 
 /// Plans one step of a model and says what it needs: tasks, memory, bytes on the wire
 ///
@@ -52,7 +53,7 @@ pub(super) struct Plan {
     #[command(flatten)]
     model: ModelArguments,
 
-    /// Ranks that the weights are sharded over
+    /// Ranks, in all copies of the model
     #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     ranks: u32,
 
@@ -98,7 +99,7 @@ pub(super) struct Simulate {
     #[arg(long, value_name = "PRESET|FILE")]
     cluster: String,
 
-    /// Ranks that the weights are sharded over; node after node
+    /// Ranks, in all copies of the model; node after node
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     ranks: u32,
 
@@ -144,6 +145,10 @@ pub(super) struct ModelArguments {
     /// Most transient bytes per rank, over the configuration's memory.budget
     #[arg(long, value_name = "SIZE")]
     budget: Option<ByteSize>,
+
+    /// Copies of the model, over the configuration's mesh.replicate; they divide the ranks
+    #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=i64::from(Mesh::MAX_RANKS)))]
+    replicate: Option<u32>,
 }
 
 /// Finds the prefetch policy that is fastest on a machine, within a budget of memory
@@ -164,7 +169,7 @@ pub(super) struct Tune {
     #[arg(long, value_name = "PRESET|FILE")]
     cluster: String,
 
-    /// Ranks that the weights are sharded over; node after node
+    /// Ranks, in all copies of the model; node after node
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     ranks: u32,
 
@@ -227,9 +232,10 @@ Examples:
 
 impl ModelArguments {
     fn options(self) -> ModelOptions {
-        let Self { model, config, depth, bytes, auto, budget } = self;
+        let Self { model, config, depth, bytes, auto, budget, replicate } = self;
         let prefetch = depth.map(Prefetch::depth).or_else(|| bytes.map(Prefetch::bytes));
-        ModelOptions { model, config, prefetch: prefetch.or_else(|| auto.then(Prefetch::auto)), budget }
+        let prefetch = prefetch.or_else(|| auto.then(Prefetch::auto));
+        ModelOptions { model, config, prefetch, budget, replicate }
     }
 }
 

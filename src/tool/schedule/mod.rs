@@ -59,6 +59,8 @@ pub struct ModelOptions {
     pub prefetch: Option<Prefetch>,
     /// In place of the configuration's `memory.budget`.
     pub budget: Option<ByteSize>,
+    /// In place of the configuration's `mesh.replicate`.
+    pub replicate: Option<u32>,
 }
 
 /// What to simulate, and what to write.
@@ -180,6 +182,7 @@ fn declare(options: &ModelOptions) -> Result<Declaration, ScheduleError> {
         config.prefetch = Prefetch { cluster: config.prefetch.cluster, ..prefetch.clone() };
     }
     config.memory.budget = options.budget.or(config.memory.budget);
+    config.mesh.replicate = options.replicate.unwrap_or(config.mesh.replicate);
     let file = ModelFile::load(&options.model)?;
     let model = config.apply_weight_rules(&file.model()?)?;
     Ok(Declaration {

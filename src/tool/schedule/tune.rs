@@ -11,7 +11,7 @@ use super::text::size;
 use super::{Declaration, ModelOptions, Outputs, ScheduleError, cluster, declare};
 use crate::backend::BackendError;
 use crate::cluster::Cluster;
-use crate::config::{ByteSize, Config, Prefetch as Chosen};
+use crate::config::{ByteSize, Config, MeshAxes, Prefetch as Chosen};
 use crate::exec::ExecError;
 use crate::plan::{Costs, PlanError, Policy, Prefetch};
 use crate::session::{Session, SessionError, Simulation, costs_of};
@@ -255,6 +255,9 @@ fn said(rows: &[Row], tuner: &Tuner, found: &Point, config: &Config) -> String {
     }
     if let Some(budget) = config.memory.budget {
         let _ = writeln!(text, "memory.budget = \"{budget}\"");
+    }
+    if config.mesh != MeshAxes::default() {
+        let _ = writeln!(text, "mesh.replicate = {}", config.mesh.replicate);
     }
     text
 }

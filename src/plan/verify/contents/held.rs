@@ -66,8 +66,10 @@ pub(super) enum Held {
     Gradient { weight: WeightId, calls: BTreeSet<CallId>, padded: bool },
     /// That in bf16, its padding rows zero.
     WireGradient(WeightId, BTreeSet<CallId>),
-    /// This rank's rows of that, summed over the ranks.
+    /// This rank's rows of that, summed over the ranks of its replica.
     ReducedGradient(WeightId, BTreeSet<CallId>),
+    /// Those rows, summed over the replicas too.
+    SummedGradient(WeightId, BTreeSet<CallId>),
     /// A rank's own sum of these calls' gradients.
     LocalSum(WeightId, BTreeSet<CallId>),
     /// The main grad: the sum of these calls' gradients over all ranks.
@@ -121,6 +123,9 @@ impl Held {
             }
             Self::ReducedGradient(weight, calls) => {
                 matches!(content, Content::ReducedGradient(other, call) if other == *weight && calls.contains(&call))
+            }
+            Self::SummedGradient(weight, calls) => {
+                matches!(content, Content::SummedGradient(other, call) if other == *weight && calls.contains(&call))
             }
             Self::LocalSum(weight, _) => content == Content::LocalGrad(*weight),
             Self::MainGrad(weight, _) => content == Content::MainGrad(*weight),
@@ -200,6 +205,9 @@ impl Held {
             }
             Self::ReducedGradient(weight, of) => {
                 format!("the reduced gradient of {} from {}", name(weight), calls(of))
+            }
+            Self::SummedGradient(weight, of) => {
+                format!("the gradient of {} from {}, summed over the replicas", name(weight), calls(of))
             }
             Self::LocalSum(weight, of) => {
                 format!("this rank's gradient sum of {} over {}", name(weight), calls(of))

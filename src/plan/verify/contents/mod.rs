@@ -95,8 +95,12 @@ impl<'p> Run<'p> {
             Op::PartialAmax { bucket, masters, block_amax, tensor_amax, vote } => {
                 self.partial_amax(task, *bucket, masters, (*block_amax, *tensor_amax), *vote)
             }
-            Op::AllReduce { reduction: Reduction::Max, pairs } => self.reduce_amaxes(task, pairs),
-            Op::AllReduce { reduction: Reduction::Sum, pairs } => self.reduce_sums(task, pairs),
+            Op::AllReduce { reduction: Reduction::Max, group, pairs } => {
+                self.reduce_amaxes(task, *group, pairs)
+            }
+            Op::AllReduce { reduction: Reduction::Sum, group, pairs } => {
+                self.reduce_sums(task, *group, pairs)
+            }
             Op::FusedScale { bucket, block_amax, tensor_amax, encode, tensor_scale, shards, vote } => {
                 let (amaxes, factors) = ((*block_amax, *tensor_amax), (*encode, *tensor_scale));
                 self.fused_scale(task, *bucket, amaxes, factors, shards, *vote)
