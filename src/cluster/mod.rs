@@ -138,7 +138,8 @@ impl Cluster {
             }
             (most, nodes)
         };
-        let widest = firsts.map(of).max_by_key(|(most, nodes): &(u32, u32)| (*nodes, std::cmp::Reverse(*most)));
+        let widest =
+            firsts.map(of).max_by_key(|(most, nodes): &(u32, u32)| (*nodes, std::cmp::Reverse(*most)));
         widest.unwrap_or((1, 1))
     }
 }

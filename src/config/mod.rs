@@ -49,8 +49,8 @@ mod weights;
 pub use calls::CallList;
 pub use choices::{
     AcrossMicroBatches, AdamMode, Backward, Capture, Columnwise, Cpu, Link, Masters, Memory, MeshAxes,
-    Moments, Optimizer, Prefetch, PrefetchPolicy, Quantize, Reduce, ReduceDtype, ReduceEvery, Scaling, TraceOutput,
-    Transport,
+    Moments, Optimizer, Prefetch, PrefetchPolicy, Quantize, Reduce, ReduceDtype, ReduceEvery, Scaling,
+    TraceOutput, Transport,
 };
 pub use declared::{Declared, Rule, Takes};
 pub use error::ConfigError;

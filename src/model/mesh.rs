@@ -204,7 +204,10 @@ mod tests {
             let error = Mesh::hybrid(ranks, replicas).unwrap_err();
             assert_eq!(error, DeclareError::Replicas { ranks, replicas });
             let message = error.to_string();
-            assert!(message.contains(&ranks.to_string()) && message.contains(&replicas.to_string()), "{message}");
+            assert!(
+                message.contains(&ranks.to_string()) && message.contains(&replicas.to_string()),
+                "{message}"
+            );
         }
     }
 
@@ -218,7 +221,10 @@ mod tests {
                     assert!(members.is_sorted() && members.len() == mesh.size(group) as usize);
                     assert_eq!(members[mesh.position(rank, group) as usize], rank);
                     for member in &members {
-                        assert!(mesh.members(*member, group).eq(members.iter().copied()), "{group} of {rank}");
+                        assert!(
+                            mesh.members(*member, group).eq(members.iter().copied()),
+                            "{group} of {rank}"
+                        );
                     }
                 }
             }

@@ -48,7 +48,10 @@ fn flow(ranks: u32, rows: usize, cols: usize, format: Format, via: Via) -> Flow 
         let amax = Op::PartialAmax { bucket, masters: masters.clone(), block_amax, tensor_amax: local, vote };
         plan.op(QUANTIZE, amax);
         plan.fence(QUANTIZE, LINK);
-        plan.op(LINK, Op::AllReduce { reduction: Reduction::Max, group: Group::World, pairs: vec![(local, reduced)] });
+        plan.op(
+            LINK,
+            Op::AllReduce { reduction: Reduction::Max, group: Group::World, pairs: vec![(local, reduced)] },
+        );
         plan.fence(LINK, QUANTIZE);
         let (tensor_amax, shards) = (reduced, shards.clone());
         plan.op(

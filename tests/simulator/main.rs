@@ -5,6 +5,7 @@ mod closed_forms;
 mod logged;
 mod messages;
 mod programs;
+mod replicas;
 #[cfg(feature = "cli")]
 mod tool;
 mod weak_scaling;

@@ -11,6 +11,7 @@
 //! | gradient overwritten while its reduction reads it | PL-3 | `races` |
 //! | buffer freed for a stream that still uses it | PL-3 | `classes` |
 //! | only the last of several gradients of a tied weight surviving | PL-4 | `gradients` |
+//! | replicas that drift apart, or count a gradient once for each of them | PL-4 | `replicas` |
 //! | format silently falling back to BF16 | PL-2, PL-6 | `classes` |
 //! | un-joined fork in a captured step | PL-7 | `tests/cpu_backend/checked.rs`: no property of a plan, caught by `Checked` |
 //! | captured step whose warm-up pollutes main grads | PL-4, PL-7 | `gradients`; `tests/ranks.rs`: caught by the rank's count of steps |
@@ -32,6 +33,7 @@ mod order;
 mod programs;
 mod races;
 mod random;
+mod replicas;
 mod uses;
 
 use warpweft::plan::verify;

@@ -1,7 +1,7 @@
 //! Random programs: no false alarm on a valid plan, and no disagreement with a brute-force search.
 //!
 //! The generator writes programs that train or evaluate: all formats and placements, current and delayed scaling, any number of
-//! uses and gradients per call, buffers of every role and lifetime, policies by depth, 1 to 5 ranks. It writes no program that reduces
+//! uses and gradients per call, buffers of every role and lifetime, policies by depth, 1 to 5 shards in 1 to 3 replicas. It writes no program that reduces
 //! gradients without an optimizer, declares reuse of uses alone, and makes no schedule by hand.
 
 use proptest::collection::vec;
@@ -47,7 +47,8 @@ struct Recipe {
     /// Weights of a group, less one.
     grouped: usize,
     trains: bool,
-    ranks: u32,
+    shards: u32,
+    replicas: u32,
     /// Delayed scaling, if there is a weight to delay it for.
     delayed: bool,
     policy: Policy,
@@ -83,19 +84,29 @@ fn recipe() -> impl Strategy<Value = Recipe> {
     let weights = vec((0..6usize, 1..5usize, 1..4usize, prop::bool::weighted(0.25)), 1..6);
     let buffers = vec((0..3u8, 0..3u8), 1..6);
     let flags = (any::<bool>(), any::<bool>());
-    (weights, buffers, vec(choice(), 1..10), (1..4u32, 0..4usize), flags, 1..6u32, any_policy()).prop_map(
-        |(weights, buffers, calls, (micro_batches, grouped), (trains, delayed), ranks, policy)| Recipe {
-            weights,
-            buffers,
-            calls,
-            micro_batches,
-            grouped,
-            trains,
-            ranks,
-            delayed,
-            policy,
-        },
-    )
+    (weights, buffers, vec(choice(), 1..10), (1..4u32, 0..4usize), flags, (1..6u32, 1..4u32), any_policy())
+        .prop_map(
+            |(
+                weights,
+                buffers,
+                calls,
+                (micro_batches, grouped),
+                (trains, delayed),
+                (shards, replicas),
+                policy,
+            )| Recipe {
+                weights,
+                buffers,
+                calls,
+                micro_batches,
+                grouped,
+                trains,
+                shards,
+                replicas,
+                delayed,
+                policy,
+            },
+        )
 }
 
 fn model(recipe: &Recipe) -> Model {
@@ -211,7 +222,8 @@ fn weights(recipe: &Recipe, program: &StepProgram) -> Weights {
     let delays = recipe.delayed && specs.iter().any(|spec| spec.format == Format::FP8_TENSOR_E4M3);
     let settings = Delayed { history: 3, choice: AmaxChoice::Latest };
     let state = StateLayout { delayed: delays.then_some(settings), ..StateLayout::default() };
-    Weights::new(specs, Mesh::new(recipe.ranks).unwrap()).with_state(state)
+    let mesh = Mesh::hybrid(recipe.shards * recipe.replicas, recipe.replicas).unwrap();
+    Weights::new(specs, mesh).with_state(state)
 }
 
 fn build(recipe: &Recipe) -> StepPlan {

@@ -62,12 +62,12 @@ pub(crate) fn run(
         ranks.iter().for_each(|rank| stage(rank, plan, step));
         drive(&mut ranks, plan, &before, draw)?;
     }
-    ranks.iter().for_each(|rank| is_like_its_twins(rank, &ranks, plan));
+    ranks.iter().try_for_each(|rank| is_like_its_twins(rank, &ranks, plan))?;
     Ok(ranks.iter().map(|rank| left(rank, plan)).collect())
 }
 
 /// Ranks that hold the same shards hold the same bits of them, whatever replica they are of and however far ahead it ran.
-fn is_like_its_twins(rank: &Rank, ranks: &[Rank], plan: &StepPlan) {
+fn is_like_its_twins(rank: &Rank, ranks: &[Rank], plan: &StepPlan) -> Result<(), String> {
     let mesh = plan.weights.mesh;
     let is_of_weights = |content| {
         matches!(
@@ -92,10 +92,12 @@ fn is_like_its_twins(rank: &Rank, ranks: &[Rank], plan: &StepPlan) {
     let twins = mesh.members(own, Group::Replicate).filter(|twin| *twin != own);
     for twin in twins.map(|twin| &ranks[twin.index()]) {
         for slot in plan.arena.slots.iter().filter(|slot| is_of_weights(slot.content)) {
-            let (region, name) = (slot.region, &slot.name);
-            assert!(bytes(rank, region) == bytes(twin, region), "{own} has other bits in `{name}`");
+            if bytes(rank, slot.region) != bytes(twin, slot.region) {
+                return Err(format!("{own} and {} differ in `{}`", twin.backend.rank(), slot.name));
+            }
         }
     }
+    Ok(())
 }
 
 fn closures(sample: &Sample) -> ComputeFactory<CpuSurface> {

@@ -225,7 +225,8 @@ fn mean(sample: &Sample, weight: WeightId, ranks: &[&Gradients]) -> Vec<f32> {
     let ranks: Vec<Vec<Vec<f32>>> =
         ranks.iter().map(|of| together(of).into_iter().map(sent).collect()).collect();
     let replicas = || ranks.chunks(sample.mesh().shards() as usize);
-    let of_replica = |replica: &[Vec<Vec<f32>>], number: usize| sum(replica.iter().map(|of| of[number].clone()));
+    let of_replica =
+        |replica: &[Vec<Vec<f32>>], number: usize| sum(replica.iter().map(|of| of[number].clone()));
     let of_all = |number: usize| sum(replicas().map(|replica| of_replica(replica, number)));
     sum((0..ranks[0].len()).map(|number| scaled(of_all(number))))
 }

@@ -195,11 +195,7 @@ impl World {
             });
             Arc::clone(place)
         };
-        Places {
-            shard: place(Group::Shard),
-            replicate: place(Group::Replicate),
-            world: place(Group::World),
-        }
+        Places { shard: place(Group::Shard), replicate: place(Group::Replicate), world: place(Group::World) }
     }
 
     /// `rank` takes part in nothing any more.

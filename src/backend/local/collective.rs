@@ -120,12 +120,7 @@ impl Collective {
         Self::gather(binder, Group::World, from, vec![Move { from, to }])
     }
 
-    fn gather(
-        binder: &Binder<'_>,
-        group: Group,
-        source: Region,
-        moves: Vec<Move>,
-    ) -> Result<Self, Refusal> {
+    fn gather(binder: &Binder<'_>, group: Group, source: Region, moves: Vec<Move>) -> Result<Self, Refusal> {
         let ranks = binder.binding.weights.mesh.size(group) as usize;
         for part in &moves {
             if part.from.bytes.saturating_mul(ranks) > part.to.bytes {
