@@ -5,7 +5,7 @@ use warpweft::model::{Group, Mesh};
 use warpweft::op::{Op, Reduction};
 use warpweft::plan::{StepPlan, VerifyError, verify};
 
-use crate::edit::{position, reduced, refused, relocate, remove, repeat};
+use crate::edit::{position, reduced, refused, relocate, remove, repeat, spread};
 use crate::programs::{accumulating_program, policy};
 
 /// Two micro-batches in NVFP4 on 2 shards × 2 replicas.
@@ -110,6 +110,7 @@ fn a_sum_over_the_replicas_before_the_reduce_scatter_is_refused() {
     let mut early = plan.clone();
     relocate(&mut early, over_replicas, reduction);
     refused(&early, &["PL-4", "needs reduced gradient rows of a sharded weight", "holds nothing"]);
+    spread(&mut plan);
     let gradient = reduced(&mut plan, reduction).from;
     pairs(&mut plan, over_replicas)[0].0 = gradient;
     refused(&plan, &["PL-4", "reduce-scatter the gradient before it is summed over the replicas"]);
