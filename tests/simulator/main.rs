@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod closed_forms;
-mod logged;
 mod messages;
 mod programs;
 mod replicas;
@@ -10,3 +9,5 @@ mod replicas;
 mod tool;
 mod weak_scaling;
 mod worlds;
+#[path = "../wrapped/mod.rs"]
+mod wrapped;
