@@ -154,11 +154,11 @@ fn fits_its_lane(plan: &StepPlan, task: usize) -> bool {
 
 /// Does the op take the sum of amaxes, or the maximum of gradients, over one rank?
 fn reduces_nothing_wrongly(plan: &StepPlan, op: &Op) -> bool {
-    let Op::AllReduce { reduction, pairs } = op else { return false };
+    let Op::AllReduce { reduction, group, pairs } = op else { return false };
     let takes_amaxes =
         |(from, _): &(SlotId, SlotId)| matches!(plan.arena.slot(*from).content, Content::LocalAmax(_));
     let is_wrong = |pair| takes_amaxes(pair) != (*reduction == Reduction::Max);
-    plan.weights.mesh.ranks() == 1 && pairs.iter().any(is_wrong)
+    plan.weights.mesh.size(*group) == 1 && pairs.iter().any(is_wrong)
 }
 
 /// Dequantizations that name no tensor scale, or another one than their weight had when the step began, for a format that has no use

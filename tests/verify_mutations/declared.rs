@@ -55,6 +55,7 @@ fn written(op: &Op, declared: &dyn Fn(SlotId) -> Content) -> Vec<(SlotId, Option
                 let wanted = match declared(*from) {
                     Content::LocalAmax(bucket) => Some(Content::ReducedAmax(bucket)),
                     Content::LocalGrad(weight) => Some(Content::MainGrad(weight)),
+                    Content::ReducedGradient(weight, call) => Some(Content::SummedGradient(weight, call)),
                     _ => None,
                 };
                 all.push((*to, wanted));
@@ -96,7 +97,9 @@ fn written(op: &Op, declared: &dyn Fn(SlotId) -> Content) -> Vec<(SlotId, Option
         }
         Op::Accumulate { weight, from, into, .. } => {
             let wanted = match declared(*from) {
-                Content::ReducedGradient(..) => Some(Content::MainGrad(*weight)),
+                Content::ReducedGradient(..) | Content::SummedGradient(..) => {
+                    Some(Content::MainGrad(*weight))
+                }
                 Content::Gradient(..) => Some(Content::LocalGrad(*weight)),
                 _ => None,
             };
