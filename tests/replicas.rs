@@ -235,3 +235,22 @@ fn a_session_of_replicas_ends_when_a_closure_panics_in_one_of_them() {
         assert!(matches!(session.step("train").await, Err(SessionError::Poisoned { .. })));
     });
 }
+
+/// GPUs know one replica. They are not even looked for.
+#[cfg(feature = "cuda")]
+#[test]
+fn replicas_on_gpus_are_refused_before_anything_is_opened() {
+    use warpweft::backend::cuda::{CudaSurface, DeviceOrdinal};
+    within_a_minute(async {
+        let model = Model::builder().build();
+        let mut program = StepProgram::builder("train", &model);
+        let loss = program.output("loss", 1, ElementType::F32).unwrap();
+        program.call("loss", Phase::Forward).writes(loss).add().unwrap();
+        let closures = |_: RankId| |_: &Call, _: &ComputeContext<'_, CudaSurface>| Ok(());
+        let builder = Session::builder(config(2), closures).program(program.build_evaluation().unwrap());
+        let nowhere = vec![DeviceOrdinal::new(900), DeviceOrdinal::new(901)];
+        let error = builder.start_cuda(nowhere).await.unwrap_err();
+        assert!(matches!(error, SessionError::ReplicasOnGpus { replicate: 2 }), "{error}");
+        assert!(error.to_string().contains("run on the CPU, or set mesh.replicate to 1"), "{error}");
+    });
+}

@@ -37,6 +37,8 @@ pub(crate) enum Class {
     OtherContent,
     /// A tensor scale that the format does not read.
     UnusedScale,
+    /// Amaxes of tensors, for a format whose scales follow from those of blocks alone.
+    UnusedAmax,
     /// A sum in place of a maximum, or the reverse, over a single rank, where both are the value itself.
     AloneReduction,
 }
@@ -45,7 +47,7 @@ pub(crate) enum Class {
 type Place = Option<usize>;
 
 impl Class {
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 11] = [
         Self::AheadOfRelease,
         Self::Numbers,
         Self::ForwardFence,
@@ -55,6 +57,7 @@ impl Class {
         Self::OtherSlot,
         Self::OtherContent,
         Self::UnusedScale,
+        Self::UnusedAmax,
         Self::AloneReduction,
     ];
 
@@ -67,9 +70,16 @@ impl Class {
             VerifyError::Bytes { subject, .. } => (&[Self::OtherContent], subject),
             VerifyError::Accumulation { task, .. } => (&[Self::DeadWork], task),
             VerifyError::Use { task, .. } => (&[Self::DeadWork, Self::OtherSlot, Self::UnusedScale], task),
-            VerifyError::Edge { subject, .. } => {
-                (&[Self::DeadWork, Self::OtherContent, Self::OtherSlot, Self::AloneReduction], subject)
-            }
+            VerifyError::Edge { subject, .. } => (
+                &[
+                    Self::DeadWork,
+                    Self::OtherContent,
+                    Self::OtherSlot,
+                    Self::UnusedAmax,
+                    Self::AloneReduction,
+                ],
+                subject,
+            ),
             VerifyError::Gradient { task, .. } => {
                 (&[Self::DeadWork, Self::OtherSlot, Self::AloneReduction], task)
             }
@@ -119,6 +129,7 @@ impl Class {
             Self::AloneReduction => at(&|task| reduces_nothing_wrongly(edited, &tasks[task].op)),
             Self::OtherContent => at(&|task| writes_into_another_s_slot(edited, &tasks[task].op)),
             Self::UnusedScale => name_unused_scales(edited),
+            Self::UnusedAmax => at(&|task| names_unused_amaxes(edited, &tasks[task].op)),
             Self::OtherSlot => reads_through_other_slots(edited),
         }
     }
@@ -159,6 +170,13 @@ fn reduces_nothing_wrongly(plan: &StepPlan, op: &Op) -> bool {
         |(from, _): &(SlotId, SlotId)| matches!(plan.arena.slot(*from).content, Content::LocalAmax(_));
     let is_wrong = |pair| takes_amaxes(pair) != (*reduction == Reduction::Max);
     plan.weights.mesh.size(*group) == 1 && pairs.iter().any(is_wrong)
+}
+
+/// Does the op make scales of a format that has no use for amaxes of tensors, and name others than the bucket's?
+fn names_unused_amaxes(plan: &StepPlan, op: &Op) -> bool {
+    let Op::FusedScale { bucket, tensor_amax, .. } = op else { return false };
+    let is_its_own = plan.arena.slot(*tensor_amax).content == Content::LocalAmax(*bucket);
+    !plan.weights.bucket(*bucket).format.needs_tensor_amax() && !is_its_own
 }
 
 /// Dequantizations that name no tensor scale, or another one than their weight had when the step began, for a format that has no use

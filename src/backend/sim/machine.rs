@@ -226,3 +226,23 @@ impl Machine {
         priced.nanoseconds + extra.sum::<f64>()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_wait_for_the_latest_of_their_group_alone() {
+        let joined = |group| {
+            let mut clocks = [5, 1, 2, 8, 9, 3];
+            join(&mut clocks, Mesh::hybrid(6, 3).unwrap(), group);
+            clocks
+        };
+        assert_eq!(joined(Group::Shard), [5, 5, 8, 8, 9, 9]);
+        assert_eq!(joined(Group::Replicate), [9, 8, 9, 8, 9, 8]);
+        assert_eq!(joined(Group::World), [9; 6]);
+        let mut sampled = [4, 1, 7];
+        join(&mut sampled, Mesh::hybrid(6, 3).unwrap(), Group::Shard);
+        assert_eq!(sampled, [4, 4, 7]);
+    }
+}
