@@ -15,6 +15,7 @@ use crate::cluster::Work;
 use crate::format::Orientation;
 use crate::id::WeightId;
 use crate::layout::{ArenaLayout, LaneKind};
+use crate::model::Group;
 use crate::op::{GatherPart, Op};
 
 pub(super) fn timetable(request: &Request<'_>, demands: &[Demand<'_>]) -> Result<Timetable, PlanError> {
@@ -114,7 +115,7 @@ fn pace(
                 transposes.insert(*weight, time * contention.quantize_beside_compute);
             }
             (_, LaneKind::Compute) if stage < calls => pace.calls[stage] += time,
-            (Op::ReduceScatter { .. }, _) => {
+            (Op::ReduceScatter { .. } | Op::AllReduce { group: Group::Replicate, .. }, _) => {
                 let made = stage.saturating_sub(behind + 1).min(calls.saturating_sub(1));
                 pace.reductions[made] += beside;
             }

@@ -72,7 +72,11 @@ impl Binder<'_> {
     }
 
     /// Which shard this rank holds.
-    pub(super) fn shard(&self) -> usize {
-        self.binding.weights.mesh.shard_of(self.binding.rank) as usize
+    pub(super) fn shard(&self) -> Result<usize, Refusal> {
+        let (rank, mesh) = (self.binding.rank, self.binding.weights.mesh);
+        if rank.number() < mesh.ranks() {
+            return Ok(mesh.shard_of(rank) as usize);
+        }
+        Err(format!("{rank} is not in the mesh"))
     }
 }

@@ -144,8 +144,8 @@ impl Collective {
             spread(binder, *weight)?;
             let own = layout.stored_elements() * element.bytes();
             let source = binder.bytes(*from, own * binder.shards())?;
-            let rows = source.part(own * binder.shard(), own);
-            let rows = rows.ok_or_else(|| format!("{} is not in the mesh", binder.binding.rank))?;
+            let rows = source.part(own * binder.shard()?, own);
+            let rows = rows.ok_or_else(|| format!("the gradient of `{}` has too few rows", layout.name))?;
             let sum = binder.elements::<f32>(*to, layout.stored_elements())?;
             scatters.push(Scatter { source, own: Move { from: rows, to: sum } });
         }
