@@ -32,9 +32,11 @@ mod micro_batches;
 mod order;
 mod programs;
 mod races;
-mod random;
 mod replicas;
 mod uses;
+
+#[path = "../plan_books/mod.rs"]
+mod plan_books;
 
 use warpweft::plan::verify;
 

@@ -6,12 +6,7 @@ use warpweft::op::{Op, Reduction};
 use warpweft::plan::{StepPlan, VerifyError, verify};
 
 use crate::edit::{position, reduced, refused, relocate, remove, repeat, spread};
-use crate::programs::{accumulating_program, policy};
-
-/// Two micro-batches in NVFP4 on 2 shards × 2 replicas.
-fn training() -> StepPlan {
-    StepPlan::build(&accumulating_program(2), &policy(), Mesh::hybrid(4, 2).unwrap()).unwrap()
-}
+use crate::programs::{accumulating_program, policy, replicated_training};
 
 fn is_sum(op: &Op, over: Group) -> bool {
     matches!(op, Op::AllReduce { reduction: Reduction::Sum, group, .. } if *group == over)
@@ -43,7 +38,7 @@ fn accumulation(plan: &StepPlan, slot: SlotId) -> usize {
 
 #[test]
 fn every_reduced_gradient_is_summed_over_the_replicas() {
-    let plan = training();
+    let plan = replicated_training();
     verify(&plan).unwrap();
     let count = |wanted: fn(&Op) -> bool| plan.tasks.iter().filter(|task| wanted(&task.op)).count();
     let reductions = count(|op| matches!(op, Op::ReduceScatter { .. }));
@@ -55,7 +50,7 @@ fn every_reduced_gradient_is_summed_over_the_replicas() {
 /// PL-4
 #[test]
 fn a_dropped_sum_over_the_replicas_leaves_nothing_to_accumulate() {
-    let mut plan = training();
+    let mut plan = replicated_training();
     let lost = sum(&plan);
     remove(&mut plan, lost);
     let error =
@@ -66,7 +61,7 @@ fn a_dropped_sum_over_the_replicas_leaves_nothing_to_accumulate() {
 /// PL-4. Each replica would go on with gradients of its own, and no two would ever agree again.
 #[test]
 fn accumulating_what_only_one_replica_reduced_is_refused() {
-    let mut plan = training();
+    let mut plan = replicated_training();
     let over_replicas = sum(&plan);
     let (of_replica, of_all) = pairs(&mut plan, over_replicas)[0];
     let wrong = accumulation(&plan, of_all);
@@ -85,7 +80,7 @@ fn accumulating_what_only_one_replica_reduced_is_refused() {
 /// PL-4. A sum of what was summed counts every contribution once for each replica.
 #[test]
 fn a_gradient_summed_over_the_replicas_twice_is_refused() {
-    let mut plan = training();
+    let mut plan = replicated_training();
     let over_replicas = sum(&plan);
     repeat(&mut plan, over_replicas);
     let (from, to) = pairs(&mut plan, over_replicas + 1)[0];
@@ -99,7 +94,7 @@ fn a_gradient_summed_over_the_replicas_twice_is_refused() {
 /// PL-4
 #[test]
 fn a_sum_over_the_replicas_before_the_reduce_scatter_is_refused() {
-    let mut plan = training();
+    let mut plan = replicated_training();
     let over_replicas = sum(&plan);
     let (of_replica, _) = pairs(&mut plan, over_replicas)[0];
     let reduction = position(
@@ -120,7 +115,7 @@ fn a_sum_over_the_replicas_before_the_reduce_scatter_is_refused() {
 #[test]
 fn a_sum_over_the_wrong_group_is_refused() {
     for wrong in [Group::Shard, Group::World] {
-        let mut plan = training();
+        let mut plan = replicated_training();
         let over_replicas = sum(&plan);
         set_group(&mut plan, over_replicas, wrong);
         refused(
@@ -129,7 +124,7 @@ fn a_sum_over_the_wrong_group_is_refused() {
         );
     }
     for wrong in [Group::Shard, Group::Replicate] {
-        let mut plan = training();
+        let mut plan = replicated_training();
         let over_all = position(&plan, 0, |op| is_sum(op, Group::World));
         set_group(&mut plan, over_all, wrong);
         refused(&plan, &["PL-4", "all ranks to sum the gradient of a replicated weight with"]);
@@ -140,7 +135,7 @@ fn a_sum_over_the_wrong_group_is_refused() {
 #[test]
 fn a_maximum_over_the_replicas_is_refused() {
     for wrong in [Group::Replicate, Group::World] {
-        let mut plan = training();
+        let mut plan = replicated_training();
         let maxima = position(&plan, 0, |op| matches!(op, Op::AllReduce { reduction: Reduction::Max, .. }));
         set_group(&mut plan, maxima, wrong);
         refused(&plan, &[&format!("takes maxima over the {wrong} group"), "over the ranks of a replica"]);

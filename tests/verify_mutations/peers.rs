@@ -6,9 +6,10 @@
 //! the same shard of two, or meet with all others alone; collectives of groups that have but one of them are each one's own affair.
 
 use crate::damage::Edit;
-use crate::draw::Draw;
 use crate::happens_before::{close, direct};
-use crate::{samples, wanted};
+use crate::random_programs::Draw;
+use crate::random_programs::samples;
+use crate::wanted;
 use warpweft::layout::Region;
 use warpweft::model::Group;
 use warpweft::plan::{StepPlan, verify};
