@@ -19,7 +19,8 @@ use super::timed::Timed;
 use super::{ProcessEnvironment, RendezvousError, Secret, sealed};
 use crate::id::{ProcessId, RankId};
 
-/// A pause between two looks.
+/// A pause between two looks at the door, and five between two knocks: nothing beside the seconds in which processes
+/// start, and little work for one that waits. What all looks together may take is the deadline, whose end has its error.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// A world as it begins.
