@@ -10,9 +10,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::adopt::Room;
 use super::capture::Action;
 use super::{Capture, CaptureMode, Exchange, ExecError, Pump, World};
-use super::adopt::Room;
 use crate::backend::{Backend, BackendError};
 use crate::compute::ComputeFactory;
 use crate::flow::{FlowError, Poison};

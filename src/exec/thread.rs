@@ -174,15 +174,15 @@ fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, 
     let Setup { backend, world, prologue, programs, later, capture, closures, initializer, spans } = setup;
     let (rank, met) = (backend.rank(), Arc::clone(&world));
     let reply = |outcome| inbox.put(Reply { rank, outcome });
-    let mut owner = match guarded(rank, || {
-        Rank::with_room(backend, met, prologue, programs, &later, capture, &closures)
-    }) {
-        Ok(owner) => owner,
-        Err(error) => {
-            world.end(&error.to_string());
-            return reply(Err(error));
-        }
-    };
+    let mut owner =
+        match guarded(rank, || Rank::with_room(backend, met, prologue, programs, &later, capture, &closures))
+        {
+            Ok(owner) => owner,
+            Err(error) => {
+                world.end(&error.to_string());
+                return reply(Err(error));
+            }
+        };
     let mut next = None;
     loop {
         let outcome = guarded(rank, || {

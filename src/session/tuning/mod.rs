@@ -145,7 +145,8 @@ impl Tuning {
                         return;
                     }
                 }
-                Err(bench::Refusal::Plan(PlanError::Budget { needed, .. })) if !self.tuner.planned(needed) => {}
+                Err(bench::Refusal::Plan(PlanError::Budget { needed, .. }))
+                    if !self.tuner.planned(needed) => {}
                 Err(refusal) => self.tuner.report(Outcome::Refused { reason: refusal.to_string() }),
             }
         }

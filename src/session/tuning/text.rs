@@ -35,9 +35,16 @@ impl fmt::Display for Tuning {
             Some(choice) => {
                 let state = if self.is_frozen() { "chosen" } else { "best so far" };
                 let (step, bytes) = (milliseconds(choice.step), choice.bytes);
-                writeln!(out, "# {state}: {}; {step} a step, {bytes} transient bytes per rank", choice.candidate)?;
+                writeln!(
+                    out,
+                    "# {state}: {}; {step} a step, {bytes} transient bytes per rank",
+                    choice.candidate
+                )?;
                 if choice.candidate.by_measurement {
-                    writeln!(out, "# no configuration makes a plan of measured durations again; the fastest that one makes:")?;
+                    writeln!(
+                        out,
+                        "# no configuration makes a plan of measured durations again; the fastest that one makes:"
+                    )?;
                 }
             }
         }
