@@ -66,13 +66,13 @@ fn step(
                 scope.spawn(move || {
                     let (prologue, programs) = (Arc::clone(&plans.prologue), vec![Arc::clone(own)]);
                     let capture = CaptureMode::Step;
-                    let mut rank_ =
+                    let mut owner =
                         Rank::with_room(backend, world, prologue, programs, later, capture, &closures())
                             .unwrap();
                     let staged = own.buffers.iter().map(|buffer| vec![0; buffer.bytes()]).collect();
                     let adoption = Some(Adoption { plan: adopted(rank), trial: true });
                     let mut exchange = Exchange { staged: vec![staged], adoption, ..Exchange::default() };
-                    rank_.step(0, &mut exchange)
+                    owner.step(0, &mut exchange)
                 })
             })
             .collect();

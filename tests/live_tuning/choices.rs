@@ -1,5 +1,6 @@
 //! What is chosen, by dictated times.
 
+use warpweft::backend::TaskInterval;
 use warpweft::config::Config;
 use warpweft::format::Format;
 use warpweft::plan::Prefetch;
@@ -118,5 +119,32 @@ fn an_evaluation_between_two_steps_of_a_trial_counts_for_nothing() {
             (mixed.program(), mixed.log(), mixed.choice())
         );
         assert_eq!(plain.program(), "train");
+    });
+}
+
+/// TU-9: the first step of every plan takes a hundred times as long, and nobody is told.
+#[test]
+fn the_first_step_of_a_trial_warms_up_and_is_not_measured() {
+    within_a_minute(async {
+        let trainer = Trainer::new(3, Format::F32);
+        let backends = crate::meddler::backends(2).into_iter().map(|inner| {
+            let last = std::sync::Mutex::new(None);
+            crate::wrapped::Wrapped::new(inner, |_| Ok(())).timed_by(move |seen, into| {
+                let is_first = last.lock().unwrap().replace(seen) != Some(seen);
+                let end = 20_000_000_000 / seen.transient as u64 * if is_first { 100 } else { 1 };
+                into.clear();
+                into.resize(seen.tasks, TaskInterval { begin: 0, joined: 0, end });
+            })
+        });
+        let builder = trainer.builder(config(1, None), &Mischief::default());
+        let mut session = builder.start(backends.collect()).await.unwrap();
+        losses(&mut session, 2, 0..24).await;
+        let tuning = session.tuning().unwrap();
+        for decision in tuning.log() {
+            if let Verdict::Chosen { bytes, .. } | Verdict::Kept { bytes } = decision.verdict {
+                assert_eq!(decision.step, Some(20_000_000_000 / bytes as u64), "{tuning}");
+            }
+        }
+        assert!(tuning.log().len() > 3, "{tuning}");
     });
 }

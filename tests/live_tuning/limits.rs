@@ -36,6 +36,7 @@ fn no_trial_takes_more_than_the_budget_nor_more_steps_than_there_are() {
                 session.step("train").await.unwrap();
                 let plan = session.plan("train").unwrap();
                 assert!(plan.bounds.transient_bytes <= budget, "step {step}");
+                assert!(plan.arena.bytes() <= watch.reserved.load(Ordering::SeqCst), "step {step}");
                 tried += u32::from(!session.tuning().unwrap().is_frozen());
             }
             let tuning = session.tuning().unwrap();

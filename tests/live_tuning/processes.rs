@@ -41,7 +41,8 @@ async fn train(mut session: Session) -> Found {
 fn in_processes(trainer: &Trainer, ranks: &[u32]) -> Vec<Found> {
     let device = CpuWorld::new(Mesh::new(ranks.iter().sum()).unwrap(), CpuOptions::default()).unwrap();
     let device = Arc::new(device);
-    let port = (22_000..30_000).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap();
+    let begin = 20_000 + (std::process::id() % 8_000) as u16;
+    let port = (begin..32_000).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap();
     let processes = ranks.len() as u32;
     let threads: Vec<_> = (0..processes)
         .zip(ranks.to_vec())

@@ -29,7 +29,7 @@ async fn tuned(cluster: &Cluster, config: Config) -> Session {
     session
 }
 
-/// What is measured in virtual time is what the simulator says of each policy: the fastest that was tried is chosen.
+/// Virtual times say which policy is the fastest of those that are tried, and say so again.
 #[test]
 fn a_simulated_session_leaves_a_slow_policy_for_the_fastest_it_tries() {
     within_a_minute(async {

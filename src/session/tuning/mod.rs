@@ -31,6 +31,9 @@ use crate::plan::{Costs, PlanError, Prefetch, StepPlan};
 use crate::tune::{Candidate, Choice, Decision, Limits, Outcome, Tuner, Verdict};
 
 /// How a session tunes itself: what it tried, and what it chose. Its text is a table of the trials with the configuration to paste.
+///
+/// Each trial has its own places for gathered planes, gradients and transient buffers: a closure that keeps addresses from step to step
+/// may do so once [`Tuning::is_frozen`].
 #[derive(Debug)]
 pub struct Tuning {
     program: usize,

@@ -70,7 +70,7 @@ fn row(decision: &Decision) -> [String; 4] {
         Verdict::OverBudget { bytes: needed, budget } => {
             (bytes(*needed), format!("more than the budget of {budget} B, not run"))
         }
-        Verdict::Refused { reason } => (String::new(), format!("refused: {reason}")),
+        Verdict::Refused { reason } => (String::new(), format!("refused: {}", reason.replace('\n', " "))),
     };
     let step = decision.step.map_or_else(String::new, |step| format!("{:.3} ms", step as f64 / 1e6));
     [decision.candidate.to_string(), step, transient, verdict]
