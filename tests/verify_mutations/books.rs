@@ -64,6 +64,16 @@ pub(crate) fn renumber_collectives(plan: &mut StepPlan) {
     }
 }
 
+/// Gives every transient slot bytes of its own.
+pub(crate) fn spread(plan: &mut StepPlan) {
+    let mut end = plan.arena.resident_bytes;
+    for slot in plan.arena.slots.iter_mut().filter(|slot| slot.residency == Residency::Transient) {
+        slot.region.offset = end;
+        end += slot.region.bytes.next_multiple_of(ALIGNMENT);
+    }
+    plan.arena.transient_bytes = end - plan.arena.resident_bytes;
+}
+
 /// States the byte counts anew: transient bytes between first and last access, and where their sum is largest.
 pub(crate) fn recount(plan: &mut StepPlan) {
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; plan.arena.slots.len()];

@@ -5,7 +5,7 @@
 //! | `programs` | random programs, planned in random ways |
 //! | `damage`, `operands`, `books` | one random edit of a plan |
 //! | `happens_before`, `meaning`, `harm` | is the edited plan harmful? by brute force, without the verifier |
-//! | `conservative` | why the verifier may refuse what is harmless |
+//! | `conservative`, `declared` | why the verifier may refuse what is harmless |
 //! | `machine`, `schedules` | what is accepted runs on the CPU in adversarial orders and leaves the same bits |
 //! | `peers` | no rank touches the memory of one that does not stand still |
 //! | `reference`, `sessions` | what the builder makes gives the bits of an unsharded trainer |
@@ -18,6 +18,7 @@ mod books;
 mod closure;
 mod conservative;
 mod damage;
+mod declared;
 mod draw;
 mod happens_before;
 mod harm;
