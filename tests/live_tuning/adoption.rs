@@ -57,7 +57,7 @@ fn step(
     ranks: u32,
     adopted: impl Fn(u32) -> Arc<StepPlan> + Sync,
 ) -> Vec<Result<(), ExecError>> {
-    let world = Arc::new(World::new(ranks, Duration::from_secs(10)));
+    let world = Arc::new(World::new(ranks, Duration::from_secs(60)));
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..ranks)
             .zip(backends(ranks))

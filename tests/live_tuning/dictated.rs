@@ -74,7 +74,7 @@ pub(crate) fn dictated(inner: CpuBackend, machine: Machine, watch: &Watch) -> Wr
 
 /// A configuration that tunes, from a depth on.
 pub(crate) fn config(depth: u32, budget: Option<usize>) -> Config {
-    let mut config = Config { capture: Capture::Step, deadline_s: 10.0, ..Config::default() };
+    let mut config = Config { capture: Capture::Step, deadline_s: 60.0, ..Config::default() };
     config.prefetch.depth = Some(depth);
     config.optimizer.lr = 3e-3;
     config.tune.steps = Tune::MOST_STEPS;

@@ -11,6 +11,8 @@ mod failures;
 mod limits;
 #[path = "../meddler/mod.rs"]
 mod meddler;
+#[path = "../port/mod.rs"]
+mod port;
 mod processes;
 mod simulated;
 #[path = "../trainer/mod.rs"]

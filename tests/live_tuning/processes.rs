@@ -1,6 +1,5 @@
 //! TU-8: the same trials and decisions on every rank, in however many processes.
 
-use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +12,7 @@ use warpweft::session::Session;
 use warpweft::tune::{Choice, Decision};
 
 use crate::dictated::{Watch, config, dictated, start};
+use crate::port::Port;
 use crate::trainer::{Mischief, Trainer, input, losses, within_a_minute};
 
 /// Losses, decisions, choice and the fingerprint of the plan that stays.
@@ -41,8 +41,8 @@ async fn train(mut session: Session) -> Found {
 fn in_processes(trainer: &Trainer, ranks: &[u32]) -> Vec<Found> {
     let device = CpuWorld::new(Mesh::new(ranks.iter().sum()).unwrap(), CpuOptions::default()).unwrap();
     let device = Arc::new(device);
-    let begin = 20_000 + (std::process::id() % 8_000) as u16;
-    let port = (begin..32_000).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap();
+    let claimed = Port::claim();
+    let port = claimed.number();
     let processes = ranks.len() as u32;
     let threads: Vec<_> = (0..processes)
         .zip(ranks.to_vec())
@@ -60,7 +60,7 @@ fn in_processes(trainer: &Trainer, ranks: &[u32]) -> Vec<Found> {
                     launcher: Launcher::Torchrun,
                 };
                 let secret = Secret::new("a secret of trials").unwrap();
-                let deadline = Duration::from_secs(10);
+                let deadline = Duration::from_secs(60);
                 let world = Rendezvous::of_processes(&environment, ranks, Some(&secret), deadline).unwrap();
                 let backend = |rank| dictated(device.backend(rank).unwrap(), faster, &Watch::default());
                 let backends = world.own().map(backend).collect();
