@@ -236,6 +236,19 @@ fn a_session_of_replicas_ends_when_a_closure_panics_in_one_of_them() {
     });
 }
 
+/// EX-1. Plans tried in a session's first steps are of the same mesh, and change no bit.
+#[test]
+fn a_session_of_replicas_tunes_itself_without_changing_a_bit() {
+    within_a_minute(async {
+        let trainer = Trainer::new(3, Format::NVFP4_2D);
+        let mut tuned = config(2);
+        tuned.tune.steps = 6;
+        let expected = losses(&mut trainer.start(config(2), 4).await.unwrap(), 4, 0..8).await;
+        let found = losses(&mut trainer.start(tuned, 4).await.unwrap(), 4, 0..8).await;
+        assert_eq!(found, expected);
+    });
+}
+
 /// GPUs know one replica. They are not even looked for.
 #[cfg(feature = "cuda")]
 #[test]

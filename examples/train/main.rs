@@ -71,6 +71,9 @@ struct Arguments {
     /// Uses ahead of which a weight may be gathered; 0 gathers on demand. [default: from --config]
     #[arg(long)]
     depth: Option<u32>,
+    /// Of the first steps, try plans in so many (6 to 20) and go on with the fastest. [default: from --config]
+    #[arg(long)]
+    tune: Option<u32>,
     /// Training steps.
     #[arg(long, default_value_t = 300)]
     steps: u32,
@@ -165,6 +168,9 @@ fn settings(arguments: &Arguments, root: &Path) -> Result<Settings, Box<dyn Erro
     if let Some(replicate) = arguments.replicate {
         settings.mesh.replicate = replicate;
     }
+    if let Some(steps) = arguments.tune {
+        settings.tune.steps = steps;
+    }
     if arguments.capture {
         settings.capture = Capture::Step;
     }
@@ -254,6 +260,8 @@ struct Run {
     stepping: Duration,
     skipped: u32,
     last: Option<StepReport>,
+    /// What was tried for a plan, if anything was.
+    tuning: Option<String>,
 }
 
 impl Run {
@@ -279,6 +287,7 @@ async fn train(
         stepping: Duration::ZERO,
         skipped: 0,
         last: None,
+        tuning: None,
     };
     let (mut tokens, mut targets) = (vec![0u8; config.tokens()], vec![0u8; config.tokens()]);
     let mut told = Instant::now();
@@ -315,6 +324,7 @@ async fn train(
         run.last = Some(report);
     }
     bar.finish();
+    run.tuning = session.tuning().map(ToString::to_string);
     Ok(run)
 }
 
@@ -380,6 +390,9 @@ fn conclude(
     if report.bounds.columnwise_saved_bytes > 0 {
         let saved = size(report.bounds.columnwise_saved_bytes);
         println!("          columnwise planes made on demand save {saved} of arena over keeping them");
+    }
+    if let Some(trials) = &run.tuning {
+        println!("tuning\n{}", trials.lines().map(|line| format!("          {line}\n")).collect::<String>());
     }
     if run.skipped > 0 {
         println!("skipped   {} steps, for gradients that were not finite", run.skipped);

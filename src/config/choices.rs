@@ -96,6 +96,25 @@ impl Default for MeshAxes {
     }
 }
 
+/// Whether a session chooses when gathers start by what its first steps take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Tune {
+    /// How many of a session's first steps are trials at most: 0 for none, or 6 to 20.
+    pub steps: u32,
+}
+
+impl Tune {
+    /// Steps of one trial, of which the first warms up and is not measured.
+    pub const PER_TRIAL: u32 = 3;
+
+    /// The fewest steps of trials there may be: those of two, because one has nothing to be compared with.
+    pub const LEAST_STEPS: u32 = 2 * Self::PER_TRIAL;
+
+    /// The most steps of trials there may be.
+    pub const MOST_STEPS: u32 = 20;
+}
+
 /// How much transient memory a plan may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

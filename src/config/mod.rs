@@ -50,7 +50,7 @@ pub use calls::CallList;
 pub use choices::{
     AcrossMicroBatches, AdamMode, Backward, Capture, Columnwise, Cpu, Link, Masters, Memory, MeshAxes,
     Moments, Optimizer, Prefetch, PrefetchPolicy, Quantize, Reduce, ReduceDtype, ReduceEvery, Scaling,
-    TraceOutput, Transport,
+    TraceOutput, Transport, Tune,
 };
 pub use declared::{Declared, Rule, Takes};
 pub use error::ConfigError;
@@ -75,6 +75,8 @@ pub struct Config {
     pub memory: Memory,
     /// How ranks are arranged.
     pub mesh: MeshAxes,
+    /// Whether the first steps of a session are trials that choose when gathers start.
+    pub tune: Tune,
     /// Communicators per rank, 1 or 2: with two, reductions do not queue behind gathers.
     pub communicators: u32,
     /// Where backward finds a weight that forward gathered.
@@ -118,6 +120,7 @@ impl Default for Config {
             prefetch: Prefetch::default(),
             memory: Memory::default(),
             mesh: MeshAxes::default(),
+            tune: Tune::default(),
             communicators: 2,
             backward: Backward::default(),
             across_micro_batches: AcrossMicroBatches::default(),
@@ -188,6 +191,7 @@ mod tests {
             ("prefetch.policy", with(|c| c.prefetch.policy = Some(PrefetchPolicy::Auto))),
             ("prefetch.bytes", with(|c| c.prefetch = Prefetch::bytes(ByteSize::new(0)))),
             ("prefetch.cluster", with(|c| c.prefetch.cluster.clear())),
+            ("tune.steps", with(|c| c.tune.steps = 5)),
             ("memory.budget", with(|c| c.memory.budget = Some(ByteSize::new(0)))),
             ("mesh.replicate", with(|c| c.mesh.replicate = 0)),
             ("quantize.amax_history", with(|c| c.quantize.amax_history = 0)),

@@ -6,7 +6,7 @@
 use serde::Serialize;
 use toml::Value;
 
-use crate::config::{Config, Prefetch, WeightRule};
+use crate::config::{Config, Prefetch, Tune, WeightRule};
 use crate::model::Mesh;
 
 /// A key of the configuration.
@@ -117,6 +117,12 @@ pub(super) const ROWS: &[Row] = &[
         expected: "a whole number from 1 to 65536: copies of the model, which divide the number of ranks",
         value: |c| toml(c.mesh.replicate),
         valid: |c| (1..=Mesh::MAX_RANKS).contains(&c.mesh.replicate),
+    },
+    Row {
+        path: "tune.steps",
+        expected: "0 (no tuning) or a whole number from 6 to 20 of a session's first steps",
+        value: |c| toml(c.tune.steps),
+        valid: |c| c.tune.steps == 0 || (Tune::LEAST_STEPS..=Tune::MOST_STEPS).contains(&c.tune.steps),
     },
     Row {
         path: "quantize.via",
