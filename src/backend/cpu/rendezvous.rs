@@ -164,7 +164,8 @@ impl Rendezvous {
         (brought != ticket).then(|| {
             let (other, communicator, number) = (RankId::at(other), self.communicator, state.meeting);
             format!(
-                "the ranks disagree on collective {number} of {communicator}: {other} brings {brought}, {rank} brings {ticket}"
+                "the ranks disagree on collective {number} of {communicator}: {other} brings {brought}, {rank} brings {ticket}; \
+                 they would exchange other bytes than they mean to, so every rank must issue the tasks of the same plan in its order (CO-1)"
             )
         })
     }
