@@ -211,6 +211,7 @@ impl StepPlan {
             ops,
             events: self.events,
             settings: self.policy.settings,
+            timed: false,
         }
     }
 }
