@@ -205,7 +205,7 @@ fn with_delayed_scaling_too_a_sharded_trainer_gives_the_losses_of_an_unsharded_o
     });
 }
 
-/// C4, C6.
+/// AD-1: the reference rounds Adam operation by operation, and its bits are those of the plan. C4, C6.
 #[test]
 fn a_sharded_trainer_gives_the_losses_of_an_unsharded_one_exactly_at_every_step_in_every_format() {
     within_a_minute(async {

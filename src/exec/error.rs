@@ -27,7 +27,7 @@ pub enum ExecError {
     Backend(#[from] BackendError),
     /// Ranks made different plans (PL-1).
     #[error(
-        "ranks disagree on the plan of `{program}`: {fingerprints}; every rank must build the same program with the same configuration and mesh"
+        "ranks disagree on the plan of `{program}`: {fingerprints}; their collectives would not match, so nothing was run. Every rank must build the same program with the same configuration and mesh; print the plans of two ranks and compare"
     )]
     PlansDiffer {
         /// The program.

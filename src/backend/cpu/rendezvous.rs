@@ -174,7 +174,8 @@ impl Rendezvous {
             let (communicator, number) = (self.communicator, state.meeting);
             let other = self.members.get(other).copied().unwrap_or(rank);
             format!(
-                "the ranks disagree on collective {number} of {communicator}: {other} brings {brought}, {rank} brings {ticket}"
+                "the ranks disagree on collective {number} of {communicator}: {other} brings {brought}, {rank} brings {ticket}; \
+                 they would exchange other bytes than they mean to, so every rank must issue the tasks of the same plan in its order (CO-1)"
             )
         })
     }

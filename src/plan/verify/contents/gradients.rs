@@ -16,6 +16,15 @@ use crate::layout::Content;
 use crate::model::{Group, Placement};
 use crate::op::ReducePart;
 
+/// An element type on the wire, as `reduce_dtype` spells it.
+const fn of_wire(element: ElementType) -> &'static str {
+    match element {
+        ElementType::Bf16 => "bf16",
+        ElementType::F32 => "f32",
+        ElementType::U8 => "bytes",
+    }
+}
+
 impl Run<'_> {
     pub(super) fn zero_padding(&mut self, task: TaskId, weight: WeightId, gradient: SlotId) -> Verdict<()> {
         let held = match self.slots.held(gradient) {
@@ -47,15 +56,17 @@ impl Run<'_> {
             (ElementType::F32, _) => self.padded_gradient(task, weight, from, "reduce")?,
             (ElementType::Bf16, Held::WireGradient(of, calls)) if *of == weight => calls.clone(),
             _ => {
-                let needs = format!("a gradient of `{}` rounded to {element:?}", self.name(weight));
+                let needs = format!("a gradient of `{}` rounded to {}", self.name(weight), of_wire(element));
                 return self.wrong_gradient(task, from, needs, "round the gradient before it is reduced");
             }
         };
         let chosen = self.plan.policy.reduce_dtype.element();
         if element != chosen {
             let problem = format!(
-                "reduces the gradient of `{}` in {element:?}, but the plan was asked for {chosen:?}",
-                self.name(weight)
+                "reduces the gradient of `{}` in {}, but the plan was asked for {}",
+                self.name(weight),
+                of_wire(element),
+                of_wire(chosen)
             );
             return self.wrong_accumulation(task, problem, "let gradients travel as reduce_dtype says");
         }
@@ -138,7 +149,7 @@ impl Run<'_> {
                     self.name(weight),
                     self.call_name(*call)
                 ),
-                "accumulate each gradient once",
+                "add each gradient once, or it counts twice",
             );
         }
         if let (Some(last), Some(first)) = (sum.last(), added.first())

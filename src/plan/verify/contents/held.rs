@@ -163,7 +163,7 @@ impl Held {
             Self::ExpAvgSq(weight, version) => format!("the second moment of {} at {version}", name(weight)),
             Self::Shard { weight, orientation, data, scale } => {
                 let of = |version: &Option<Version>| {
-                    version.map_or("not yet written".into(), |at| format!("at {at}"))
+                    version.map_or("not written yet".into(), |at| format!("at {at}"))
                 };
                 let planes = match scale {
                     scale if scale == data => of(data),
@@ -219,7 +219,9 @@ impl Held {
             Self::Vote => "the vote of the step".into(),
             Self::LearningRate => "the learning rate".into(),
             Self::LossScale => "the loss scale".into(),
-            Self::OptimizerStep { votes } => format!("the optimizer's step count, {votes} steps on"),
+            Self::OptimizerStep { votes } => {
+                format!("the optimizer's step count, after {votes} votes of this step")
+            }
             Self::Buffer(buffer, value) => {
                 format!("buffer `{}` {}", plan.buffers[buffer.index()].name, value.describe(plan))
             }
@@ -231,7 +233,7 @@ impl Held {
 pub(super) const fn dense_in(values: ElementType) -> &'static str {
     match values {
         ElementType::Bf16 => "dense bf16",
-        ElementType::F32 | ElementType::U8 => "dense",
+        ElementType::F32 | ElementType::U8 => "dense f32",
     }
 }
 
@@ -239,7 +241,7 @@ impl BufferValue {
     /// In words, to stand behind the buffer's name.
     pub(super) fn describe(self, plan: &StepPlan) -> String {
         match self {
-            Self::Staged(micro_batch) if micro_batch.number() == 0 => "as the trainer staged it".into(),
+            Self::Staged(_) if plan.micro_batches == 1 => "as the trainer staged it".into(),
             Self::Staged(micro_batch) => format!("as the trainer staged it for {micro_batch}"),
             Self::Carried => "as the step before left it".into(),
             Self::Written(call) => format!("as call `{}` wrote it", plan.calls[call.index()].label()),
