@@ -16,6 +16,7 @@ use warpweft::plan::{EdgeKind, PlanError, Policy, Prefetch, ResidentLayout, Step
 fn policy(depth: u32) -> Policy {
     Policy {
         prefetch: Prefetch::Depth(depth),
+        chunk: None,
         budget: None,
         communicators: 2,
         backward: Backward::Regather,

@@ -65,6 +65,9 @@ impl Prices {
                 }
                 links.gather_ns(own.saturating_mul(ranks))
             }
+            Op::GatherChunk { chunk, .. } => {
+                links.gather_ns((chunk.end.saturating_sub(chunk.begin) as u64).saturating_mul(ranks))
+            }
             Op::ReduceScatter { element, parts } => {
                 let mut own = 0u64;
                 for part in parts {

@@ -12,9 +12,16 @@ impl Op {
             self,
             Self::AllReduce { .. }
                 | Self::AllGather { .. }
+                | Self::GatherChunk { .. }
                 | Self::ReduceScatter { .. }
                 | Self::GatherRecords { .. }
         )
+    }
+
+    /// Does the op gather planes, or a chunk of them?
+    #[must_use]
+    pub const fn is_gather(&self) -> bool {
+        matches!(self, Self::AllGather { .. } | Self::GatherChunk { .. })
     }
 
     /// The op's name, as traces and tables show it.
@@ -32,6 +39,7 @@ impl Op {
             Self::RecordAmax { .. } => "record amax",
             Self::PartialCast { .. } => "partial cast",
             Self::AllGather { .. } => "all-gather",
+            Self::GatherChunk { .. } => "all-gather chunk",
             Self::Transpose { .. } => "transpose",
             Self::Dequantize { .. } => "dequantize",
             Self::ReduceScatter { .. } => "reduce-scatter",

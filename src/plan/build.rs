@@ -111,9 +111,12 @@ impl StepPlan {
         let accesses: Vec<_> = self.tasks.iter().map(|task| task.op.accesses()).collect();
         let mut edges = dependences(&accesses, &self.arena);
         for (to, task) in self.entries() {
-            if let (Some(from), Op::AllGather { parts }) = (task.release, &task.op)
-                && let Some(part) = parts.first()
-            {
+            let part = match &task.op {
+                Op::AllGather { parts } => parts.first(),
+                Op::GatherChunk { part, .. } => Some(part),
+                _ => None,
+            };
+            if let (Some(from), Some(part)) = (task.release, part) {
                 edges.push(Edge { from, to, slot: part.to, kind: EdgeKind::Release });
             }
         }
@@ -248,9 +251,7 @@ fn assemble(request: &Request<'_>, placed: Placed, timetable: &Timetable) -> Res
 /// or the layout took back. `edges` are ordered by their later task.
 fn delayed_gathers(tasks: &[Task], edges: &[Edge], lanes: &[Lane]) -> Vec<String> {
     let mut notes = Vec::new();
-    for (position, task) in
-        tasks.iter().enumerate().filter(|(_, task)| matches!(task.op, Op::AllGather { .. }))
-    {
+    for (position, task) in tasks.iter().enumerate().filter(|(_, task)| task.op.is_gather()) {
         let behind = edges.partition_point(|edge| edge.to.index() < position);
         let later = edges[behind..]
             .iter()

@@ -112,6 +112,10 @@ fn pace(
                     gathers.insert((part.weight, part.orientation), beside * share);
                 }
             }
+            (Op::GatherChunk { part, chunk }, _) => {
+                let time_of = gathers.entry((part.weight, part.orientation)).or_insert(0.0);
+                *time_of = if chunk.begin == 0 { beside } else { *time_of + beside };
+            }
             (Op::Transpose { weight, .. }, _) => {
                 transposes.insert(*weight, time * contention.quantize_beside_compute);
             }
