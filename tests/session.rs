@@ -145,6 +145,7 @@ fn a_step_of_gradients_alone_has_the_losses_of_a_training_step_and_leaves_no_tra
     });
 }
 
+/// CO-2: the rank whose closure failed takes part in every collective behind it, or its peers would wait past the minute.
 #[test]
 fn a_closure_error_on_one_rank_is_named_changes_nothing_and_the_session_goes_on() {
     within_a_minute(async {

@@ -368,7 +368,7 @@ mod tests {
     fn guest(process: u32) -> (Guest, TcpStream, Seal) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        theirs.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let (stream, address) = listener.accept().unwrap();
         stream.set_nonblocking(true).unwrap();
         let secret = Secret::new("a secret of tests").unwrap();

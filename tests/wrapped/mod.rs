@@ -1,6 +1,8 @@
-//! Any backend, with what is asked of it written down.
+//! Any backend, with a hook that is told what is asked of it.
+//!
+//! The one place in the tests that writes out the whole trait: what a test wants to see or to spoil is a hook.
+#![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
 
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use warpweft::backend::{Backend, BackendError, ClosureFault, TaskInterval};
@@ -10,31 +12,83 @@ use warpweft::id::{EventId, LaneId, RankId, TaskId};
 use warpweft::layout::{Binding, Lane, Region};
 use warpweft::model::Mesh;
 
-/// One request.
+/// When a hook is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub enum Moment {
+    /// The arena is about to be reserved.
+    Reserve,
+    /// A step is about to begin.
     Step,
-    Task(LaneId, TaskId),
-    Record(LaneId, EventId),
-    Wait(LaneId, EventId),
-    Captured,
+    /// A task is about to be enqueued.
+    Enqueue,
+    /// An event is about to be recorded.
+    Record,
+    /// A lane is about to be made to wait for an event.
+    Wait,
+    /// A recording has ended.
+    Recorded,
+    /// A recorded step is about to run.
     Launch,
-    Synchronize(LaneId),
+    /// The host is about to wait for a lane.
+    Synchronize,
+    /// Bytes are about to go into the arena.
+    Upload,
+    /// Bytes are about to come out of it.
+    Download,
+    /// The world is about to be aborted; an error swallows the abort.
+    Abort,
 }
 
-/// A backend and its log.
-pub(crate) struct Logged<B> {
-    pub(crate) inner: B,
-    pub(crate) log: Arc<Mutex<Vec<Asked>>>,
+/// One request: when, and of what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    pub moment: Moment,
+    pub lane: Option<LaneId>,
+    pub task: Option<TaskId>,
+    pub event: Option<EventId>,
 }
 
-impl<B> Logged<B> {
-    fn note(&self, asked: Asked) {
-        self.log.lock().unwrap().push(asked);
+/// Decides whether the backend goes on.
+type Hook = Box<dyn Fn(Asked) -> Result<(), BackendError> + Send>;
+
+/// Does something to the arena before bytes are uploaded.
+type Residue<B> = Box<dyn Fn(&B, &<B as Backend>::Memory) + Send>;
+
+/// The backend of one rank, with a hook.
+pub struct Wrapped<B: Backend> {
+    inner: B,
+    hook: Hook,
+    residue: Option<Residue<B>>,
+}
+
+impl<B: Backend> Wrapped<B> {
+    pub fn new(inner: B, hook: impl Fn(Asked) -> Result<(), BackendError> + Send + 'static) -> Self {
+        Self { inner, hook: Box::new(hook), residue: None }
+    }
+
+    /// Leaves something in the arena whenever bytes are about to go into it.
+    pub fn leaving(inner: B, residue: impl Fn(&B, &B::Memory) + Send + 'static) -> Self {
+        Self { residue: Some(Box::new(residue)), ..Self::new(inner, |_| Ok(())) }
+    }
+
+    /// Asks the hook about something that belongs to no lane.
+    fn ask(&self, moment: Moment) -> Result<(), BackendError> {
+        (self.hook)(Asked { moment, lane: None, task: None, event: None })
+    }
+
+    /// Asks the hook about something on a lane.
+    fn ask_on(
+        &self,
+        stream: &B::Stream,
+        moment: Moment,
+        task: Option<TaskId>,
+        event: Option<EventId>,
+    ) -> Result<(), BackendError> {
+        (self.hook)(Asked { moment, lane: Some(self.inner.lane(stream)), task, event })
     }
 }
 
-impl<B: Backend> Backend for Logged<B> {
+impl<B: Backend> Backend for Wrapped<B> {
     type Surface = B::Surface;
     type Memory = B::Memory;
     type Stream = B::Stream;
@@ -66,6 +120,7 @@ impl<B: Backend> Backend for Logged<B> {
     }
 
     fn reserve(&self, bytes: usize, landing: usize) -> Result<B::Memory, BackendError> {
+        self.ask(Moment::Reserve)?;
         self.inner.reserve(bytes, landing)
     }
 
@@ -87,22 +142,22 @@ impl<B: Backend> Backend for Logged<B> {
     }
 
     fn begin_step(&self, bound: &mut B::Bound) -> Result<(), BackendError> {
-        self.note(Asked::Step);
+        self.ask(Moment::Step)?;
         self.inner.begin_step(bound)
     }
 
     fn enqueue(&self, stream: &mut B::Stream, bound: &B::Bound, task: TaskId) -> Result<(), BackendError> {
-        self.note(Asked::Task(self.inner.lane(stream), task));
+        self.ask_on(stream, Moment::Enqueue, Some(task), None)?;
         self.inner.enqueue(stream, bound, task)
     }
 
     fn record(&self, stream: &mut B::Stream, bound: &B::Bound, event: EventId) -> Result<(), BackendError> {
-        self.note(Asked::Record(self.inner.lane(stream), event));
+        self.ask_on(stream, Moment::Record, None, Some(event))?;
         self.inner.record(stream, bound, event)
     }
 
     fn wait(&self, stream: &mut B::Stream, bound: &B::Bound, event: EventId) -> Result<(), BackendError> {
-        self.note(Asked::Wait(self.inner.lane(stream), event));
+        self.ask_on(stream, Moment::Wait, None, Some(event))?;
         self.inner.wait(stream, bound, event)
     }
 
@@ -111,8 +166,9 @@ impl<B: Backend> Backend for Logged<B> {
     }
 
     fn end_capture(&self, streams: &mut [B::Stream], bound: &B::Bound) -> Result<B::Graph, BackendError> {
-        self.note(Asked::Captured);
-        self.inner.end_capture(streams, bound)
+        let graph = self.inner.end_capture(streams, bound)?;
+        self.ask(Moment::Recorded)?;
+        Ok(graph)
     }
 
     fn launch(
@@ -121,12 +177,12 @@ impl<B: Backend> Backend for Logged<B> {
         bound: &B::Bound,
         graph: &B::Graph,
     ) -> Result<(), BackendError> {
-        self.note(Asked::Launch);
+        self.ask(Moment::Launch)?;
         self.inner.launch(streams, bound, graph)
     }
 
     fn synchronize(&self, stream: &mut B::Stream) -> Result<(), BackendError> {
-        self.note(Asked::Synchronize(self.inner.lane(stream)));
+        self.ask_on(stream, Moment::Synchronize, None, None)?;
         self.inner.synchronize(stream)
     }
 
@@ -135,10 +191,15 @@ impl<B: Backend> Backend for Logged<B> {
     }
 
     fn upload(&self, memory: &B::Memory, region: Region, bytes: &[u8]) -> Result<(), BackendError> {
+        self.ask(Moment::Upload)?;
+        if let Some(residue) = &self.residue {
+            residue(&self.inner, memory);
+        }
         self.inner.upload(memory, region, bytes)
     }
 
     fn download(&self, memory: &B::Memory, region: Region, bytes: &mut [u8]) -> Result<(), BackendError> {
+        self.ask(Moment::Download)?;
         self.inner.download(memory, region, bytes)
     }
 
@@ -147,6 +208,8 @@ impl<B: Backend> Backend for Logged<B> {
     }
 
     fn abort(&self, reason: &str) {
-        self.inner.abort(reason);
+        if self.ask(Moment::Abort).is_ok() {
+            self.inner.abort(reason);
+        }
     }
 }
