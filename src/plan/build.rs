@@ -101,6 +101,7 @@ impl StepPlan {
             resident,
             policy,
             costs: None,
+            waits: true,
             issues: Some(&[]),
         })
     }
@@ -143,6 +144,7 @@ fn request<'a>(
         resident,
         policy,
         costs: None,
+        waits: true,
         issues: None,
     })
 }
@@ -151,12 +153,15 @@ fn build(request: &Request<'_>) -> Result<StepPlan, PlanError> {
     if request.policy.across_micro_batches != AcrossMicroBatches::Fit {
         return build_as_told(request);
     }
-    let told = |across_micro_batches| {
+    // Planes are gathered again before a task waits for memory.
+    let told = |across_micro_batches, waits| {
         let policy = Policy { across_micro_batches, ..*request.policy };
-        build_as_told(&Request { policy: &policy, ..*request })
+        build_as_told(&Request { policy: &policy, waits, ..*request })
     };
-    match told(AcrossMicroBatches::Keep) {
-        Err(PlanError::Budget { .. } | PlanError::Prefetch { .. }) => told(AcrossMicroBatches::Regather),
+    match told(AcrossMicroBatches::Keep, false) {
+        Err(PlanError::Budget { .. } | PlanError::Prefetch { .. }) => {
+            told(AcrossMicroBatches::Regather, true)
+        }
         kept => kept,
     }
 }

@@ -10,7 +10,7 @@ use super::fences::fences;
 use super::forecast::{Timed, spans};
 use super::place::{Placed, Request, lanes, place};
 use super::prefetch::{Demand, Pace, Timetable, Trial, search};
-use super::{Costs, PlanError, Policy, Prefetch};
+use super::{Costs, PlanError, Prefetch};
 use crate::cluster::Work;
 use crate::format::Orientation;
 use crate::id::WeightId;
@@ -48,11 +48,11 @@ fn by_hand(program: &str, issues: &[usize], demands: &[Demand<'_>]) -> Result<Ti
 fn auto(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs) -> Result<Timetable, PlanError> {
     let reference = Timetable::of(Prefetch::Depth(1), demands)?;
     // What is over the budget is asked for later here, before holds are cut back for it.
-    let free = Policy { budget: None, ..*request.policy };
-    let placed = place(request, &free, demands, &reference)?;
+    let free = Request { waits: false, ..*request };
+    let placed = place(&free, request.policy, demands, &reference)?;
     let pace = pace(request, demands, costs, &placed, reference.reduce_behind);
     let mut attempt = |timetable: &Timetable| {
-        let placed = place(request, &free, demands, timetable)?;
+        let placed = place(&free, request.policy, demands, timetable)?;
         Ok(Trial { bytes: placed.transient_bytes, step: expected(request, costs, placed) })
     };
     search(demands, &pace, request.policy.budget, &mut attempt)

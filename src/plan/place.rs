@@ -27,6 +27,8 @@ pub(super) struct Request<'a> {
     pub(super) resident: &'a ResidentLayout,
     pub(super) policy: &'a Policy,
     pub(super) costs: Option<&'a Costs>,
+    /// May tasks wait for memory where that keeps the budget?
+    pub(super) waits: bool,
     /// A hand schedule, in place of the policy's.
     pub(super) issues: Option<&'a [usize]>,
 }
@@ -78,7 +80,7 @@ pub(super) fn place(
     let releases = releases(&tasks, request.calls.len());
     let holds = arena::holds(&accesses, &lanes_of, &releases, &lives);
     let peak = arena::peak(&slots, &lives, tasks.len());
-    let (base, budget) = (request.resident.bytes(), policy.budget);
+    let (base, budget) = (request.resident.bytes(), policy.budget.filter(|_| request.waits));
     let transient_bytes = arena::place(&mut slots, &lives, &holds, base, peak.bytes, budget);
     Ok(Placed { tasks, accesses, slots, lanes_of, releases, peak, transient_bytes })
 }

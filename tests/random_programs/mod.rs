@@ -48,8 +48,12 @@ impl Sample {
         let model = model(draw);
         let ending = draw.among(&[Ending::Optimizer, Ending::Optimizer, Ending::Gradients, Ending::Nothing]);
         let program = program(draw, &model, ending);
-        let config = config(draw, &model);
-        Self { program, config, ranks: draw.among(&[1, 2, 2, 3, 4, 5]) }
+        let mut config = config(draw, &model);
+        let ranks = draw.among(&[1, 2, 2, 3, 4, 5]);
+        if draw.one_in(4) {
+            config.prefetch.chunk = Some(ByteSize::new(draw.among(&[1, 700, 3000])));
+        }
+        Self { program, config, ranks }
     }
 
     pub(crate) fn weights(&self) -> Weights {

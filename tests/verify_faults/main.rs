@@ -20,6 +20,7 @@
 
 mod bytes;
 mod calls;
+mod chunks;
 mod classes;
 mod delayed;
 mod edges;
