@@ -213,6 +213,7 @@ impl StepPlan {
             ops,
             events: self.events,
             settings: self.policy.settings,
+            timed: false,
         }
     }
 }

@@ -181,6 +181,7 @@ impl<B: Backend> Rank<B> {
             ops: &plan.ops,
             events: plan.events,
             settings: plan.settings,
+            timed: false,
         };
         let memory = backend.reserve(plan.arena.bytes(), backend.landing_bytes(&binding)?)?;
         let mut streams = Vec::new();

@@ -3,6 +3,7 @@
 //! The one place in the tests that writes out the whole trait: what a test wants to see or to spoil is a hook.
 #![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use warpweft::backend::{Backend, BackendError, ClosureFault, TaskInterval};
@@ -46,6 +47,8 @@ pub struct Asked {
     pub lane: Option<LaneId>,
     pub task: Option<TaskId>,
     pub event: Option<EventId>,
+    /// Of a reservation: the arena's.
+    pub bytes: Option<usize>,
 }
 
 /// Decides whether the backend goes on.
@@ -54,16 +57,49 @@ type Hook = Box<dyn Fn(Asked) -> Result<(), BackendError> + Send>;
 /// Does something to the arena before bytes are uploaded.
 type Residue<B> = Box<dyn Fn(&B, &<B as Backend>::Memory) + Send>;
 
+/// What a test may go by of a bound plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Bytes of its transient region.
+    pub transient: usize,
+    /// Tasks.
+    pub tasks: usize,
+    /// Was it asked to time them?
+    pub timed: bool,
+}
+
+/// Says when the tasks of a plan ran, in place of the clock.
+type Times = Box<dyn Fn(Seen, &mut Vec<TaskInterval>) + Send>;
+
 /// The backend of one rank, with a hook.
 pub struct Wrapped<B: Backend> {
     inner: B,
     hook: Hook,
     residue: Option<Residue<B>>,
+    times: Option<Times>,
+    bound: Arc<()>,
+}
+
+/// A bound plan that is counted.
+pub struct WrappedBound<T> {
+    inner: T,
+    seen: Seen,
+    _counted: Arc<()>,
 }
 
 impl<B: Backend> Wrapped<B> {
     pub fn new(inner: B, hook: impl Fn(Asked) -> Result<(), BackendError> + Send + 'static) -> Self {
-        Self { inner, hook: Box::new(hook), residue: None }
+        Self { inner, hook: Box::new(hook), residue: None, times: None, bound: Arc::new(()) }
+    }
+
+    /// Says of every step that its tasks ran when `times` says, in place of the clock.
+    pub fn timed_by(self, times: impl Fn(Seen, &mut Vec<TaskInterval>) + Send + 'static) -> Self {
+        Self { times: Some(Box::new(times)), ..self }
+    }
+
+    /// Shared by this and every plan that is bound: how many are is its strong count, less one for this and one for the caller.
+    pub fn bound(&self) -> Arc<()> {
+        Arc::clone(&self.bound)
     }
 
     /// Leaves something in the arena whenever bytes are about to go into it.
@@ -73,7 +109,7 @@ impl<B: Backend> Wrapped<B> {
 
     /// Asks the hook about something that belongs to no lane.
     fn ask(&self, moment: Moment) -> Result<(), BackendError> {
-        (self.hook)(Asked { moment, lane: None, task: None, event: None })
+        (self.hook)(Asked { moment, lane: None, task: None, event: None, bytes: None })
     }
 
     /// Asks the hook about something on a lane.
@@ -84,7 +120,7 @@ impl<B: Backend> Wrapped<B> {
         task: Option<TaskId>,
         event: Option<EventId>,
     ) -> Result<(), BackendError> {
-        (self.hook)(Asked { moment, lane: Some(self.inner.lane(stream)), task, event })
+        (self.hook)(Asked { moment, lane: Some(self.inner.lane(stream)), task, event, bytes: None })
     }
 }
 
@@ -92,7 +128,7 @@ impl<B: Backend> Backend for Wrapped<B> {
     type Surface = B::Surface;
     type Memory = B::Memory;
     type Stream = B::Stream;
-    type Bound = B::Bound;
+    type Bound = WrappedBound<B::Bound>;
     type Graph = B::Graph;
 
     fn rank(&self) -> RankId {
@@ -120,7 +156,9 @@ impl<B: Backend> Backend for Wrapped<B> {
     }
 
     fn reserve(&self, bytes: usize, landing: usize) -> Result<B::Memory, BackendError> {
-        self.ask(Moment::Reserve)?;
+        let bytes_asked = Some(bytes);
+        let moment = Moment::Reserve;
+        (self.hook)(Asked { moment, lane: None, task: None, event: None, bytes: bytes_asked })?;
         self.inner.reserve(bytes, landing)
     }
 
@@ -137,36 +175,44 @@ impl<B: Backend> Backend for Wrapped<B> {
         self.inner.lane(stream)
     }
 
-    fn bind(&self, memory: &B::Memory, binding: &Binding<'_>) -> Result<B::Bound, BackendError> {
-        self.inner.bind(memory, binding)
+    fn bind(&self, memory: &B::Memory, binding: &Binding<'_>) -> Result<Self::Bound, BackendError> {
+        let seen =
+            Seen { transient: binding.arena.transient_bytes, tasks: binding.ops.len(), timed: binding.timed };
+        let inner = self.inner.bind(memory, binding)?;
+        Ok(WrappedBound { inner, seen, _counted: Arc::clone(&self.bound) })
     }
 
-    fn begin_step(&self, bound: &mut B::Bound) -> Result<(), BackendError> {
+    fn begin_step(&self, bound: &mut Self::Bound) -> Result<(), BackendError> {
         self.ask(Moment::Step)?;
-        self.inner.begin_step(bound)
+        self.inner.begin_step(&mut bound.inner)
     }
 
-    fn enqueue(&self, stream: &mut B::Stream, bound: &B::Bound, task: TaskId) -> Result<(), BackendError> {
+    fn enqueue(&self, stream: &mut B::Stream, bound: &Self::Bound, task: TaskId) -> Result<(), BackendError> {
         self.ask_on(stream, Moment::Enqueue, Some(task), None)?;
-        self.inner.enqueue(stream, bound, task)
+        self.inner.enqueue(stream, &bound.inner, task)
     }
 
-    fn record(&self, stream: &mut B::Stream, bound: &B::Bound, event: EventId) -> Result<(), BackendError> {
+    fn record(
+        &self,
+        stream: &mut B::Stream,
+        bound: &Self::Bound,
+        event: EventId,
+    ) -> Result<(), BackendError> {
         self.ask_on(stream, Moment::Record, None, Some(event))?;
-        self.inner.record(stream, bound, event)
+        self.inner.record(stream, &bound.inner, event)
     }
 
-    fn wait(&self, stream: &mut B::Stream, bound: &B::Bound, event: EventId) -> Result<(), BackendError> {
+    fn wait(&self, stream: &mut B::Stream, bound: &Self::Bound, event: EventId) -> Result<(), BackendError> {
         self.ask_on(stream, Moment::Wait, None, Some(event))?;
-        self.inner.wait(stream, bound, event)
+        self.inner.wait(stream, &bound.inner, event)
     }
 
-    fn begin_capture(&self, streams: &mut [B::Stream], bound: &B::Bound) -> Result<(), BackendError> {
-        self.inner.begin_capture(streams, bound)
+    fn begin_capture(&self, streams: &mut [B::Stream], bound: &Self::Bound) -> Result<(), BackendError> {
+        self.inner.begin_capture(streams, &bound.inner)
     }
 
-    fn end_capture(&self, streams: &mut [B::Stream], bound: &B::Bound) -> Result<B::Graph, BackendError> {
-        let graph = self.inner.end_capture(streams, bound)?;
+    fn end_capture(&self, streams: &mut [B::Stream], bound: &Self::Bound) -> Result<B::Graph, BackendError> {
+        let graph = self.inner.end_capture(streams, &bound.inner)?;
         self.ask(Moment::Recorded)?;
         Ok(graph)
     }
@@ -174,11 +220,11 @@ impl<B: Backend> Backend for Wrapped<B> {
     fn launch(
         &self,
         streams: &mut [B::Stream],
-        bound: &B::Bound,
+        bound: &Self::Bound,
         graph: &B::Graph,
     ) -> Result<(), BackendError> {
         self.ask(Moment::Launch)?;
-        self.inner.launch(streams, bound, graph)
+        self.inner.launch(streams, &bound.inner, graph)
     }
 
     fn synchronize(&self, stream: &mut B::Stream) -> Result<(), BackendError> {
@@ -203,8 +249,11 @@ impl<B: Backend> Backend for Wrapped<B> {
         self.inner.download(memory, region, bytes)
     }
 
-    fn intervals(&self, bound: &B::Bound, into: &mut Vec<TaskInterval>) {
-        self.inner.intervals(bound, into);
+    fn intervals(&self, bound: &Self::Bound, into: &mut Vec<TaskInterval>) {
+        self.inner.intervals(&bound.inner, into);
+        if let Some(times) = &self.times {
+            times(bound.seen, into);
+        }
     }
 
     fn abort(&self, reason: &str) {
