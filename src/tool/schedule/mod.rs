@@ -177,7 +177,8 @@ pub fn show_trace(trace: &Path, outputs: &Outputs, step: Option<u64>) -> Result<
 fn declare(options: &ModelOptions) -> Result<Declaration, ScheduleError> {
     let mut config = Config::load(options.config.as_deref())?;
     if let Some(prefetch) = &options.prefetch {
-        config.prefetch = Prefetch { cluster: config.prefetch.cluster, ..prefetch.clone() };
+        config.prefetch =
+            Prefetch { cluster: config.prefetch.cluster, chunk: config.prefetch.chunk, ..prefetch.clone() };
     }
     config.memory.budget = options.budget.or(config.memory.budget);
     let file = ModelFile::load(&options.model)?;
