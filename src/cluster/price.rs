@@ -83,6 +83,9 @@ impl Prices {
                 }
                 gathered(Group::Shard, own)
             }
+            Op::GatherChunk { chunk, .. } => {
+                gathered(Group::Shard, chunk.end.saturating_sub(chunk.begin) as u64)
+            }
             Op::ReduceScatter { element, parts } => {
                 let mut own = 0u64;
                 for part in parts {

@@ -20,6 +20,9 @@ pub struct Prefetch {
     pub bytes: Option<ByteSize>,
     /// By what tasks take.
     pub policy: Option<PrefetchPolicy>,
+    /// Gathers of one weight of more gathered bytes than this are cut into chunks of about so many, spread over the calls until they are
+    /// needed, so that reductions on the same communicator get in between. Groups travel whole. Not on GPUs yet. None are cut when not set.
+    pub chunk: Option<ByteSize>,
     /// The machine that `policy = "auto"` counts with: a preset, or a cluster file.
     pub cluster: String,
 }
@@ -66,7 +69,7 @@ impl Prefetch {
 
 impl Default for Prefetch {
     fn default() -> Self {
-        Self { depth: Some(1), bytes: None, policy: None, cluster: "h100x8-ib".to_owned() }
+        Self { depth: Some(1), bytes: None, policy: None, chunk: None, cluster: "h100x8-ib".to_owned() }
     }
 }
 

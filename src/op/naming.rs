@@ -18,10 +18,18 @@ impl Op {
     pub const fn group(&self) -> Option<Group> {
         match self {
             Self::AllReduce { group, .. } => Some(*group),
-            Self::AllGather { .. } | Self::ReduceScatter { .. } => Some(Group::Shard),
+            Self::AllGather { .. } | Self::GatherChunk { .. } | Self::ReduceScatter { .. } => {
+                Some(Group::Shard)
+            }
             Self::GatherRecords { .. } => Some(Group::World),
             _ => None,
         }
+    }
+
+    /// Does the op gather planes, or a chunk of them?
+    #[must_use]
+    pub const fn is_gather(&self) -> bool {
+        matches!(self, Self::AllGather { .. } | Self::GatherChunk { .. })
     }
 
     /// The op's name, as traces and tables show it.
@@ -39,6 +47,7 @@ impl Op {
             Self::RecordAmax { .. } => "record amax",
             Self::PartialCast { .. } => "partial cast",
             Self::AllGather { .. } => "all-gather",
+            Self::GatherChunk { .. } => "all-gather chunk",
             Self::Transpose { .. } => "transpose",
             Self::Dequantize { .. } => "dequantize",
             Self::ReduceScatter { .. } => "reduce-scatter",

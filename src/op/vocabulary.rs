@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-use super::operands::{AdamOperand, GatherPart, Operand, ReducePart, ShardOperand};
+use super::operands::{AdamOperand, Chunk, GatherPart, Operand, ReducePart, ShardOperand};
 use crate::format::{ElementType, Orientation};
 use crate::id::{BucketId, CallId, SlotId, WeightId};
 use crate::model::Group;
@@ -239,6 +239,14 @@ pub enum Op {
         vote: SlotId,
         /// Learning rate.
         learning_rate: SlotId,
+    },
+    /// Gathers some bytes of every rank's shard of one weight, each to where a whole gather would put them. Chunks come in the order of their bytes; the
+    /// last one leaves what [`Op::AllGather`] leaves.
+    GatherChunk {
+        /// The weight.
+        part: GatherPart,
+        /// The bytes.
+        chunk: Chunk,
     },
 }
 

@@ -48,10 +48,12 @@ fn by_hand(program: &str, issues: &[usize], demands: &[Demand<'_>]) -> Result<Ti
 
 fn auto(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs) -> Result<Timetable, PlanError> {
     let reference = Timetable::of(Prefetch::Depth(1), demands)?;
-    let placed = place(request, request.policy, demands, &reference)?;
+    // What is over the budget is asked for later here, before holds are cut back for it.
+    let free = Request { waits: false, ..*request };
+    let placed = place(&free, request.policy, demands, &reference)?;
     let pace = pace(request, demands, costs, &placed, reference.reduce_behind);
     let mut attempt = |timetable: &Timetable| {
-        let placed = place(request, request.policy, demands, timetable)?;
+        let placed = place(&free, request.policy, demands, timetable)?;
         Ok(Trial { bytes: placed.transient_bytes, step: expected(request, costs, placed) })
     };
     search(demands, &pace, request.policy.budget, &mut attempt)
@@ -110,6 +112,10 @@ fn pace(
                     let share = if all > 0.0 { bytes(part) / all } else { 0.0 };
                     gathers.insert((part.weight, part.orientation), beside * share);
                 }
+            }
+            (Op::GatherChunk { part, chunk }, _) => {
+                let time_of = gathers.entry((part.weight, part.orientation)).or_insert(0.0);
+                *time_of = if chunk.begin == 0 { beside } else { *time_of + beside };
             }
             (Op::Transpose { weight, .. }, _) => {
                 transposes.insert(*weight, time * contention.quantize_beside_compute);

@@ -36,6 +36,9 @@ pub(crate) fn features() -> Vec<Feature> {
     add("a gather of several weights", |_, plan| {
         plan.tasks.iter().any(|task| matches!(&task.op, Op::AllGather { parts } if parts.len() > 1))
     });
+    add("a gather in chunks", |_, plan| {
+        plan.tasks.iter().any(|task| matches!(task.op, Op::GatherChunk { .. }))
+    });
     add("a reduction of several weights", |_, plan| {
         plan.tasks.iter().any(|task| matches!(&task.op, Op::ReduceScatter { parts, .. } if parts.len() > 1))
     });

@@ -52,6 +52,9 @@ impl Sample {
         let mut config = config(draw, &model);
         let shards = draw.among(&[1, 2, 2, 3, 4, 5]);
         config.mesh.replicate = if shards > 3 { draw.among(&[1, 1, 2]) } else { draw.among(&[1, 1, 2, 3]) };
+        if draw.one_in(4) {
+            config.prefetch.chunk = Some(ByteSize::new(draw.among(&[1, 700, 3000])));
+        }
         let ranks = shards * config.mesh.replicate;
         Self { program, config, ranks }
     }

@@ -25,6 +25,7 @@
 
 mod bytes;
 mod calls;
+mod chunks;
 mod classes;
 mod delayed;
 mod edges;

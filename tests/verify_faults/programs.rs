@@ -18,6 +18,7 @@ use Orientation::{Columnwise as Cols, Rowwise as Rows};
 pub(crate) fn policy() -> Policy {
     Policy {
         prefetch: Prefetch::Depth(2),
+        chunk: None,
         budget: None,
         communicators: 2,
         backward: Backward::Regather,

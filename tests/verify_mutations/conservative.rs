@@ -148,7 +148,11 @@ fn fits_its_lane(plan: &StepPlan, task: usize) -> bool {
     let (op, kind) = (&plan.tasks[task].op, plan.lanes[plan.tasks[task].lane.index()].kind);
     let collective = matches!(
         op,
-        Op::AllGather { .. } | Op::ReduceScatter { .. } | Op::AllReduce { .. } | Op::GatherRecords { .. }
+        Op::AllGather { .. }
+            | Op::GatherChunk { .. }
+            | Op::ReduceScatter { .. }
+            | Op::AllReduce { .. }
+            | Op::GatherRecords { .. }
     );
     match kind {
         LaneKind::Communicator(_) => collective,

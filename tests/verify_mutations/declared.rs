@@ -79,6 +79,7 @@ fn written(op: &Op, declared: &dyn Fn(SlotId) -> Content) -> Vec<(SlotId, Option
         Op::AllGather { parts } => {
             parts.iter().for_each(|part| put(part.to, Content::Gathered(part.weight, part.orientation)));
         }
+        Op::GatherChunk { part, .. } => put(part.to, Content::Gathered(part.weight, part.orientation)),
         Op::Transpose { weight, to, .. } => put(*to, Content::Transposed(*weight)),
         Op::Dequantize { weight, orientation, values, to, .. } => {
             put(*to, Content::Dense(*weight, *orientation, *values));

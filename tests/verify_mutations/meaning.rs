@@ -253,6 +253,12 @@ impl<'p> Memory<'p> {
                     self.write(part.to, Cell::of((name, part.weight, part.orientation, cell)));
                 }
             }
+            // As the op says: chunks in the order of their bytes, each behind those before it.
+            Op::GatherChunk { part, chunk } => {
+                let before = (chunk.begin > 0).then(|| self.read(part.to));
+                let made = (name, part.weight, part.orientation, self.read(part.from), chunk, before);
+                self.write(part.to, Cell::of(made));
+            }
             Op::Transpose { weight, from, to } => self.write(*to, Cell::of((name, weight, self.read(*from)))),
             Op::Dequantize { weight, orientation, from, tensor_scale, values, to } => {
                 let scaled = self.plan.weights.layout(*weight).format.needs_tensor_amax();

@@ -18,6 +18,7 @@ pub(crate) fn slots_of(op: &mut Op) -> Vec<&mut SlotId> {
         | Op::RoundGradient { from, to, .. }
         | Op::Transpose { from, to, .. } => vec![from, to],
         Op::AllGather { parts } => parts.iter_mut().flat_map(|part| [&mut part.from, &mut part.to]).collect(),
+        Op::GatherChunk { part, .. } => vec![&mut part.from, &mut part.to],
         Op::ReduceScatter { parts, .. } => {
             parts.iter_mut().flat_map(|part| [&mut part.from, &mut part.to]).collect()
         }
@@ -125,6 +126,12 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
             let part = draw.below(parts.len());
             turned(&mut parts[part].orientation);
         }
+        Op::GatherChunk { part, chunk } => match draw.below(4) {
+            0 => turned(&mut part.orientation),
+            1 => chunk.begin += 64,
+            2 => chunk.begin = chunk.begin.saturating_sub(64),
+            _ => chunk.end -= 64.min(chunk.end - chunk.begin - 1),
+        },
         Op::ReduceScatter { element, .. } => *element = other(*element),
         Op::Dequantize { orientation, values, .. } => match draw.below(2) {
             0 => turned(orientation),
@@ -162,6 +169,7 @@ pub(crate) fn change_subject(plan: &mut StepPlan, task: usize, draw: &mut Draw) 
     };
     match &mut tasks[task].op {
         Op::AllGather { parts } => return rename(&mut parts.first_mut()?.weight),
+        Op::GatherChunk { part, .. } => return rename(&mut part.weight),
         Op::ReduceScatter { parts, .. } => return rename(&mut parts.first_mut()?.weight),
         Op::ZeroPadding { weight, .. }
         | Op::Transpose { weight, .. }

@@ -17,7 +17,7 @@ use super::memory::Arena;
 use super::op_error::OpError;
 use super::rendezvous::Ticket;
 use super::world::{Presence, World};
-use crate::backend::local::{Collective, Move, Pull};
+use crate::backend::local::{Collective, Move, Piece, Pull};
 use crate::format::{ElementType, expand_scale};
 use crate::id::RankId;
 use crate::model::Group;
@@ -32,6 +32,15 @@ pub(super) fn collective(op: &Collective, task: &BoundTask, context: &LaneContex
     let joined = place.arrive(*rank, ticket, world.clock, &world.poison)?;
     let pulled = match &op.pull {
         Pull::Gather(moves) => moves.iter().try_for_each(|part| gather(peers, &context.arena, *part)),
+        Pull::Chunk(pieces, rest) => {
+            let moved = pieces.iter().try_for_each(|piece| gather_piece(peers, &context.arena, *piece));
+            moved.and_then(|()| {
+                rest.iter().try_for_each(|rest| {
+                    context.arena.write::<u8>(*rest)?.fill(0);
+                    Ok(())
+                })
+            })
+        }
         Pull::ReduceScatter(ElementType::Bf16, parts) => {
             parts.iter().try_for_each(|part| sum_bf16(peers, &context.arena, part.own))
         }
@@ -82,6 +91,18 @@ fn gather(peers: Peers<'_>, own: &Arena, part: Move) -> Result<(), OpError> {
         rest = behind;
     }
     rest.fill(0);
+    Ok(())
+}
+
+fn gather_piece(peers: Peers<'_>, own: &Arena, piece: Piece) -> Result<(), OpError> {
+    let Piece { from, to, first, stride } = piece;
+    let mut target = own.write::<u8>(to)?;
+    for (arena, place) in peers.arenas().zip(target.chunks_mut(stride)) {
+        let source = arena?.read::<u8>(from)?;
+        if let Some(place) = place.get_mut(first..first + source.len()) {
+            place.copy_from_slice(&source);
+        }
+    }
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use crate::format::{ElementType, Format, Orientation, PlaneSpec, Shape};
 use crate::id::{SlotId, WeightId};
 use crate::layout::{PlaneRegions, Region};
 use crate::model::Group;
-use crate::op::{GatherPart, NormRecord, ReducePart, Reduction};
+use crate::op::{Chunk, GatherPart, NormRecord, ReducePart, Reduction};
 
 /// One collective, bound to one rank.
 #[derive(Debug)]
@@ -41,10 +41,25 @@ pub(in crate::backend) struct Expand {
 pub(in crate::backend) enum Pull {
     /// The `from` of every rank of the group, one after the other into `to`; the rest of `to` is zeroed.
     Gather(Vec<Move>),
+    /// Bytes of the `from` of every rank of the group, each to its own place in `to`; and what is zeroed behind the last ones.
+    Chunk(Vec<Piece>, Vec<Region>),
     /// For every part, the slices that the group's ranks have for this one, which are of this type, summed in f32.
     ReduceScatter(ElementType, Vec<Scatter>),
     /// The `from` of every rank of the group, combined into `to`.
     AllReduce(Reduction, Vec<Move>),
+}
+
+/// Some bytes of every rank's share of one plane.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend) struct Piece {
+    /// The same place in every arena.
+    pub(in crate::backend) from: Region,
+    /// The gathered plane.
+    pub(in crate::backend) to: Region,
+    /// Where in it rank 0's bytes go.
+    pub(in crate::backend) first: usize,
+    /// From there to where the next rank's go.
+    pub(in crate::backend) stride: usize,
 }
 
 /// One gradient of a reduction.
@@ -66,6 +81,7 @@ impl Collective {
     fn new(binder: &Binder<'_>, group: Group, source: Region, pull: Pull) -> Self {
         let each: usize = match &pull {
             Pull::Gather(moves) | Pull::AllReduce(_, moves) => moves.iter().map(|part| part.from.bytes).sum(),
+            Pull::Chunk(pieces, _) => pieces.iter().map(|piece| piece.from.bytes).sum(),
             Pull::ReduceScatter(_, parts) => parts.iter().map(|part| part.own.from.bytes).sum(),
         };
         let peers = binder.binding.weights.mesh.size(group) - 1;
@@ -82,6 +98,37 @@ impl Collective {
             expand.extend(expands);
         }
         Ok(Self { expand, ..Self::gather(binder, Group::Shard, first.unwrap_or_default(), moves)? })
+    }
+
+    /// Some bytes of a weight's shards; behind the last ones, what a whole gather does behind its own.
+    pub(super) fn gather_chunk(
+        binder: &Binder<'_>,
+        part: &GatherPart,
+        chunk: Chunk,
+    ) -> Result<Self, Refusal> {
+        let (source, moves, expand) = Self::gathered(binder, part)?;
+        let whole: usize = moves.iter().map(|plane| plane.from.bytes).sum();
+        if chunk.begin >= chunk.end || chunk.end > whole {
+            return Err(format!("bytes {}..{} are no chunk of {whole}", chunk.begin, chunk.end));
+        }
+        let (mut pieces, mut rest, mut begin) = (Vec::new(), Vec::new(), 0);
+        for Move { from, to } in moves {
+            let filled = from.bytes.saturating_mul(binder.shards());
+            let Some(behind) = to.bytes.checked_sub(filled) else {
+                return Err(format!("{} parts of {} bytes do not fit", binder.shards(), from.bytes));
+            };
+            let first = chunk.begin.clamp(begin, begin + from.bytes) - begin;
+            let bytes = chunk.end.clamp(begin, begin + from.bytes) - begin - first;
+            if let Some(moved) = from.part(first, bytes).filter(|moved| moved.bytes > 0) {
+                pieces.push(Piece { from: moved, to, first, stride: from.bytes });
+            }
+            rest.extend(to.part(filled, behind).filter(|rest| rest.bytes > 0));
+            begin += from.bytes;
+        }
+        let is_last = chunk.end == whole;
+        let rest = if is_last { rest } else { Vec::new() };
+        let collective = Self::new(binder, Group::Shard, source, Pull::Chunk(pieces, rest));
+        Ok(Self { expand: expand.filter(|_| is_last).into_iter().collect(), ..collective })
     }
 
     /// The slot of one weight's shard, what is gathered of it, and what is spread behind.

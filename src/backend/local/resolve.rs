@@ -71,6 +71,9 @@ impl Binder<'_> {
                 LocalOp::Collective(Collective::all_reduce(self, *reduction, *group, pairs)?)
             }
             Op::AllGather { parts } => LocalOp::Collective(Collective::all_gather(self, parts)?),
+            Op::GatherChunk { part, chunk } => {
+                LocalOp::Collective(Collective::gather_chunk(self, part, *chunk)?)
+            }
             Op::ReduceScatter { element, parts } => {
                 LocalOp::Collective(Collective::reduce_scatter(self, *element, parts)?)
             }

@@ -101,6 +101,12 @@ pub(super) const ROWS: &[Row] = &[
         valid: |c| c.prefetch.policy.is_none() || c.prefetch.is_at_most_one(),
     },
     Row {
+        path: "prefetch.chunk",
+        expected: "a size above zero such as \"64 MiB\", or remove it to gather every weight whole",
+        value: |c| c.prefetch.chunk.and_then(toml),
+        valid: |c| c.prefetch.chunk.is_none_or(|size| size.bytes() > 0),
+    },
+    Row {
         path: "prefetch.cluster",
         expected: "the machine that prefetch.policy = \"auto\" counts with: a preset such as \"h100x8-ib\", or a cluster file",
         value: |c| toml(&c.prefetch.cluster),

@@ -197,6 +197,7 @@ impl Ids<'_> {
                 some(parts.len(), place)?;
                 parts.iter().try_for_each(|part| self.weight(part.weight, place))
             }
+            Op::GatherChunk { part, .. } => self.weight(part.weight, place),
             Op::ReduceScatter { parts, .. } => {
                 some(parts.len(), place)?;
                 parts.iter().try_for_each(|part| self.weight(part.weight, place))

@@ -41,6 +41,7 @@ fn from_each_peer(plan: &StepPlan, op: &Op) -> usize {
             let planes = plan.weights.layout(part.weight).shard_planes(part.orientation);
             sum(&mut planes.iter().map(PlaneSpec::bytes))
         })),
+        Op::GatherChunk { chunk, .. } => chunk.end.saturating_sub(chunk.begin),
         Op::ReduceScatter { element, parts } => sum(&mut parts
             .iter()
             .map(|part| plan.weights.layout(part.weight).stored_elements().saturating_mul(element.bytes()))),

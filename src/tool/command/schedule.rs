@@ -32,6 +32,8 @@ use crate::model::Mesh;
 ///   embedding_format = "bf16"  that of embedding and head; bf16 when left out
 ///   experts = 64             experts of every MLP, each of width ffn; 1 when left out
 ///   experts_per_token = 6    experts that a token passes through; 1 when left out
+///   expert_groups = 1        groups of experts that travel as one collective, each expert a weight of its own;
+///                            when left out, the experts of a matrix are rows of one weight
 ///   tied = true              the head is the embedding; false when left out
 ///   replays = 1              how often the last block runs again; 0 when left out
 ///

@@ -179,7 +179,8 @@ pub fn show_trace(trace: &Path, outputs: &Outputs, step: Option<u64>) -> Result<
 fn declare(options: &ModelOptions) -> Result<Declaration, ScheduleError> {
     let mut config = Config::load(options.config.as_deref())?;
     if let Some(prefetch) = &options.prefetch {
-        config.prefetch = Prefetch { cluster: config.prefetch.cluster, ..prefetch.clone() };
+        config.prefetch =
+            Prefetch { cluster: config.prefetch.cluster, chunk: config.prefetch.chunk, ..prefetch.clone() };
     }
     config.memory.budget = options.budget.or(config.memory.budget);
     config.mesh.replicate = options.replicate.unwrap_or(config.mesh.replicate);
@@ -218,7 +219,8 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         for depth in [0, 2] {
             let prefetch = Some(Prefetch { depth: Some(depth), ..Prefetch::default() });
-            let options = ModelOptions { model: path.clone(), config: None, prefetch, budget: None };
+            let options =
+                ModelOptions { model: path.clone(), config: None, prefetch, budget: None, replicate: None };
             let shown = plan_model(&options, None, 2, &PlanView::Tasks).unwrap();
             let Declaration { program, config, .. } = declare(&options).unwrap();
             let run = runtime.block_on(async {

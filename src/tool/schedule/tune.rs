@@ -146,6 +146,7 @@ impl Bench<'_> {
         steps: u32,
     ) -> Result<Result<Simulation, (Misfit, String)>, SessionError> {
         let Declaration { program, config, .. } = self.declared;
+        let prefetch = Chosen { chunk: config.prefetch.chunk, ..prefetch };
         let config = Config { prefetch, ..config.clone() };
         match Session::simulate_with(program, &config, self.cluster, self.ranks, steps, self.costs) {
             Ok(simulation) => Ok(Ok(simulation)),
@@ -252,6 +253,9 @@ fn said(rows: &[Row], tuner: &Tuner, found: &Point, config: &Config) -> String {
     );
     if found.prefetch.policy.is_some() {
         let _ = writeln!(text, "prefetch.cluster = {}", toml::Value::from(found.prefetch.cluster.clone()));
+    }
+    if let Some(chunk) = config.prefetch.chunk {
+        let _ = writeln!(text, "prefetch.chunk = \"{chunk}\"");
     }
     if let Some(budget) = config.memory.budget {
         let _ = writeln!(text, "memory.budget = \"{budget}\"");

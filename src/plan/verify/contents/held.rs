@@ -56,6 +56,8 @@ pub(super) enum Held {
     DelayedScale(BucketId, Version),
     /// Planes of a whole weight, as gathered.
     Gathered(WeightId, Orientation, Version),
+    /// Those of which only the first bytes of every rank's shard are there.
+    Gathering { weight: WeightId, orientation: Orientation, version: Version, bytes: usize },
     /// Columnwise planes derived from rowwise ones.
     Transposed(WeightId, Version),
     /// A dequantized weight, in f32 or bf16.
@@ -110,6 +112,9 @@ impl Held {
             Self::AmaxHistory(bucket, _) => content == Content::AmaxHistory(*bucket),
             Self::DelayedScale(bucket, _) => content == Content::DelayedScale(*bucket),
             Self::Gathered(weight, orientation, _) => content == Content::Gathered(*weight, *orientation),
+            Self::Gathering { weight, orientation, .. } => {
+                content == Content::Gathered(*weight, *orientation)
+            }
             Self::Transposed(weight, _) => content == Content::Transposed(*weight),
             Self::Dense(weight, orientation, values, _) => {
                 content == Content::Dense(*weight, *orientation, *values)
@@ -155,6 +160,10 @@ impl Held {
                 format!("nothing any more: {by} overwrote it through slot `{slot}`")
             }
             Self::Stale => "what an earlier step left".into(),
+            Self::Gathering { weight, orientation, version, bytes } => {
+                let name = name(weight);
+                format!("the first {bytes} bytes of every rank's {orientation} shard of {name} at {version}")
+            }
             Self::Master(weight, version) => format!("the master of {} at {version}", name(weight)),
             Self::MasterRemainder(weight, version) => {
                 format!("the master remainder of {} at {version}", name(weight))

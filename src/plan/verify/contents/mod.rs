@@ -117,6 +117,7 @@ impl<'p> Run<'p> {
             Op::AllGather { parts } => parts
                 .iter()
                 .try_for_each(|part| self.gather(task, part.weight, part.orientation, part.from, part.to)),
+            Op::GatherChunk { part, chunk } => self.gather_chunk(task, *part, *chunk),
             Op::Transpose { weight, from, to } => self.transpose(task, *weight, *from, *to),
             Op::Dequantize { weight, orientation, from, tensor_scale, values, to } => {
                 self.dequantize(task, (*weight, *orientation, *values), *from, *tensor_scale, *to)
