@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use warpweft::config::Config as Settings;
-use warpweft::config::{Backward, Capture, Prefetch, Scaling};
+use warpweft::config::{Backward, ByteSize, Capture, Prefetch, Scaling};
 use warpweft::format::Format;
 use warpweft::id::RankId;
 use warpweft::rendezvous::ProcessEnvironment;
@@ -426,8 +426,5 @@ fn picture(arguments: &Arguments, ranks: u32, corpus: &Corpus, losses: &[f32]) -
 
 /// Bytes as people read them.
 fn size(bytes: usize) -> String {
-    const UNITS: [(&str, f64); 3] = [("GiB", 1073741824.0), ("MiB", 1048576.0), ("KiB", 1024.0)];
-    let bytes = bytes as f64;
-    let unit = UNITS.iter().find(|(_, unit)| bytes >= *unit);
-    unit.map_or_else(|| format!("{bytes} B"), |(name, unit)| format!("{:.2} {name}", bytes / unit))
+    ByteSize::new(bytes as u64).rounded()
 }

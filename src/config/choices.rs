@@ -106,6 +106,10 @@ impl Tune {
 pub struct Memory {
     /// Most transient bytes per rank: gathered planes, dequantized weights, gradient slots and
     /// buffers. A plan that needs more is an error. No limit when not set.
+    ///
+    /// Outside of it, per rank: the resident part of the arena (optimizer state, shards, staging, carried buffers:
+    /// `PlanBounds::resident_bytes`); on GPUs the landing of what peers send of gradients
+    /// ([`Session::landing_bytes`](crate::session::Session::landing_bytes)), recordings of steps, and what closures, driver and NCCL take for themselves.
     pub budget: Option<ByteSize>,
 }
 

@@ -15,7 +15,7 @@ use super::{Program, Session, SessionError, costs};
 use crate::backend::cpu::{CpuOptions, CpuWorld, Link};
 use crate::backend::{Backend, Checked};
 use crate::compute::{Compute, ComputeFactory, Surface};
-use crate::config::{Config, Reduce};
+use crate::config::{ByteSize, Config, Reduce};
 use crate::exec::{CaptureMode, Inbox, Initializer, RankThread, Setup, World, landing_bytes, report_bytes};
 use crate::id::RankId;
 use crate::model::{Mesh, Role, StepProgram};
@@ -265,9 +265,10 @@ fn check_outputs(plans: &Plans, rendezvous: &Rendezvous) -> Result<(), SessionEr
         None => Ok(()),
         Some(plan) => Err(SessionError::Start {
             reason: format!(
-                "the outputs of `{}` have {} bytes, and processes tell each other {most} at most; make them smaller",
+                "the outputs of `{}` have {}, and processes tell each other {} at most; make them smaller",
                 plan.name,
-                report_bytes(plan)
+                ByteSize::of(report_bytes(plan)).in_full(),
+                ByteSize::of(most).in_full()
             ),
         }),
     }

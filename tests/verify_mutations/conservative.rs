@@ -4,17 +4,20 @@
 //! plan, found here without the verifier: what is odd, and at which task. Of the error only two things count: which law it speaks of, and
 //! which task it names; the class must hold there. No plan that the builder makes is of any class, but by chance of where slots lie.
 
+use std::collections::BTreeSet;
+
 use warpweft::id::{CommId, CommSeq, SlotId, TaskId, WeightId};
 use warpweft::layout::{Content, LaneKind};
 use warpweft::op::{Op, OperandRole, Reduction};
 use warpweft::plan::{StepPlan, Task, VerifyError};
 
-use crate::books::spread;
 use crate::declared::writes_into_another_s_slot;
 use crate::happens_before::Before;
 use crate::harm::Original;
 use crate::meaning::{Memory, remaining};
-use crate::{samples, wanted};
+use crate::plan_books::spread;
+use crate::random_programs::samples;
+use crate::wanted;
 
 /// A kind of refusal that no harm stands behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,10 +38,10 @@ pub(crate) enum Class {
     OtherSlot,
     /// An op writes into a slot that was declared for another content, of the same size; or would, had the format anything to write.
     OtherContent,
-    /// A tensor scale that the format does not read.
+    /// A tensor's scale or amax that the format does not read.
     UnusedScale,
-    /// A sum in place of a maximum, or the reverse, over a single rank, where both are the value itself.
-    AloneReduction,
+    /// Over a single rank, where an all-reduce is a copy: a sum in place of a maximum, or what is reduced in place of its sum.
+    SingleRank,
 }
 
 /// Where a plan is odd: at a task, or at the end of the step.
@@ -55,7 +58,7 @@ impl Class {
         Self::OtherSlot,
         Self::OtherContent,
         Self::UnusedScale,
-        Self::AloneReduction,
+        Self::SingleRank,
     ];
 
     /// The class of a refusal of a harmless plan; `None` for a false alarm.
@@ -67,11 +70,12 @@ impl Class {
             VerifyError::Bytes { subject, .. } => (&[Self::OtherContent], subject),
             VerifyError::Accumulation { task, .. } => (&[Self::DeadWork], task),
             VerifyError::Use { task, .. } => (&[Self::DeadWork, Self::OtherSlot, Self::UnusedScale], task),
-            VerifyError::Edge { subject, .. } => {
-                (&[Self::DeadWork, Self::OtherContent, Self::OtherSlot, Self::AloneReduction], subject)
-            }
+            VerifyError::Edge { subject, .. } => (
+                &[Self::DeadWork, Self::OtherContent, Self::OtherSlot, Self::UnusedScale, Self::SingleRank],
+                subject,
+            ),
             VerifyError::Gradient { task, .. } => {
-                (&[Self::DeadWork, Self::OtherSlot, Self::AloneReduction], task)
+                (&[Self::DeadWork, Self::OtherSlot, Self::SingleRank], task)
             }
             VerifyError::Program { task, .. } => (&[Self::DeadWork, Self::OtherSlot], task),
             _ => return None,
@@ -116,7 +120,7 @@ impl Class {
                     original.is_meant_by(edited, &others)
                 })
             }
-            Self::AloneReduction => at(&|task| reduces_nothing_wrongly(edited, &tasks[task].op)),
+            Self::SingleRank => at(&|task| takes_one_rank_for_all(edited, &tasks[task].op)),
             Self::OtherContent => at(&|task| writes_into_another_s_slot(edited, &tasks[task].op)),
             Self::UnusedScale => name_unused_scales(edited),
             Self::OtherSlot => reads_through_other_slots(edited),
@@ -152,22 +156,34 @@ fn fits_its_lane(plan: &StepPlan, task: usize) -> bool {
     }
 }
 
-/// Does the op take the sum of amaxes, or the maximum of gradients, over one rank?
-fn reduces_nothing_wrongly(plan: &StepPlan, op: &Op) -> bool {
-    let Op::AllReduce { reduction, pairs } = op else { return false };
-    let takes_amaxes =
-        |(from, _): &(SlotId, SlotId)| matches!(plan.arena.slot(*from).content, Content::LocalAmax(_));
-    let is_wrong = |pair| takes_amaxes(pair) != (*reduction == Reduction::Max);
-    plan.weights.mesh.ranks() == 1 && pairs.iter().any(is_wrong)
+/// Does the op take the sum of amaxes, the maximum of gradients, or a rank's own sum for that of all, over one rank?
+fn takes_one_rank_for_all(plan: &StepPlan, op: &Op) -> bool {
+    let content = |slot: &SlotId| plan.arena.slot(*slot).content;
+    let odd = match op {
+        Op::AllReduce { reduction, pairs } => pairs.iter().any(|(from, _)| {
+            matches!(content(from), Content::LocalAmax(_)) != (*reduction == Reduction::Max)
+        }),
+        Op::GradNorm { .. } | Op::Adam { .. } => {
+            op.accesses().iter().any(|(slot, _)| matches!(content(slot), Content::LocalGrad(_)))
+        }
+        _ => false,
+    };
+    odd && plan.weights.mesh.ranks() == 1
 }
 
-/// Dequantizations that name no tensor scale, or another one than their weight had when the step began, for a format that has no use
-/// for any.
+/// Where a format has no use for tensor scales: dequantizations that name none, or another one than their weight had when the step
+/// began, and scale ops that name other amaxes than their bucket's.
 fn name_unused_scales(plan: &StepPlan) -> Vec<Place> {
     let mut memory = Memory::before_the_step(plan);
     let mut places = Vec::new();
     for task in Before::of(plan).order() {
         let op = &plan.tasks[task].op;
+        if let Op::FusedScale { bucket, tensor_amax, .. } = op
+            && !plan.weights.bucket(*bucket).format.needs_tensor_amax()
+            && plan.arena.slot(*tensor_amax).content != Content::LocalAmax(*bucket)
+        {
+            places.push(Some(task));
+        }
         if let Op::Dequantize { weight, tensor_scale, .. } = op {
             let layout = plan.weights.layout(*weight);
             let expected = Content::TensorScale(layout.bucket);
@@ -192,32 +208,39 @@ fn is_padded(plan: &StepPlan, weight: WeightId) -> bool {
 fn reads_through_other_slots(plan: &StepPlan) -> Vec<Place> {
     let mut memory = Memory::before_the_step(plan);
     let mut places = Vec::new();
-    // Gradients whose padding rows are zero because of who had the bytes before.
-    let mut inherited: Vec<SlotId> = Vec::new();
+    // Gradients of which rows, or zeros behind them, were put there through another slot before a part was written through their own.
+    let (mut rows, mut padding) = (BTreeSet::new(), BTreeSet::new());
     for task in Before::of(plan).order() {
         let op = &plan.tasks[task].op;
         let accesses = op.accesses();
         // Zeroing some rows of a slot leaves the others as they are, and reads none.
         let uses = !matches!(op, Op::ZeroPadding { .. });
-        let reads = || accesses.iter().filter(|(_, access)| uses && access.reads()).map(|(slot, _)| *slot);
-        if reads().any(|slot| memory.is_foreign(slot) || inherited.contains(&slot)) {
+        let mut reads = accesses.iter().filter(|(_, access)| uses && access.reads()).map(|(slot, _)| slot);
+        if reads.any(|slot| memory.is_foreign(*slot) || rows.contains(slot) || padding.contains(slot)) {
             places.push(Some(task));
         }
-        let inherits: Vec<SlotId> = match op {
-            Op::Compute { operands, .. } => operands
-                .iter()
-                .filter(|operand| matches!(operand.role, OperandRole::Gradient(weight) if is_padded(plan, weight)))
-                .map(|operand| operand.slot)
-                .filter(|slot| memory.is_foreign(*slot) && memory.is_zeroed(*slot))
-                .collect(),
-            Op::AddGradient { from, into, .. } if inherited.contains(from) || inherited.contains(into) => {
-                vec![*into]
+        match op {
+            Op::ZeroPadding { gradient, .. } => {
+                padding.remove(gradient);
+                if memory.is_foreign(*gradient) {
+                    rows.insert(*gradient);
+                }
             }
-            _ => Vec::new(),
-        };
+            Op::AddGradient { from, into, .. } if rows.contains(from) || padding.contains(from) => {
+                rows.insert(*into);
+            }
+            Op::AddGradient { .. } => {}
+            _ => accesses.iter().filter(|(_, access)| access.writes()).for_each(|(slot, _)| {
+                rows.remove(slot);
+                padding.remove(slot);
+            }),
+        }
+        if let Op::Compute { operands, .. } = op {
+            let is_padded = |role| matches!(role, OperandRole::Gradient(weight) if is_padded(plan, weight));
+            let slots = operands.iter().filter(|operand| is_padded(operand.role)).map(|operand| operand.slot);
+            padding.extend(slots.filter(|slot| memory.is_foreign(*slot) && memory.is_zeroed(*slot)));
+        }
         memory.run(op);
-        inherited.retain(|slot| !accesses.iter().any(|(other, access)| other == slot && access.writes()));
-        inherited.extend(inherits);
     }
     if remaining(plan).into_iter().any(|slot| memory.is_foreign(slot)) {
         places.push(None);
