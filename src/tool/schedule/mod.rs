@@ -218,7 +218,8 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         for depth in [0, 2] {
             let prefetch = Some(Prefetch { depth: Some(depth), ..Prefetch::default() });
-            let options = ModelOptions { model: path.clone(), config: None, prefetch, budget: None };
+            let options =
+                ModelOptions { model: path.clone(), config: None, prefetch, budget: None, replicate: None };
             let shown = plan_model(&options, None, 2, &PlanView::Tasks).unwrap();
             let Declaration { program, config, .. } = declare(&options).unwrap();
             let run = runtime.block_on(async {
