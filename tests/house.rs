@@ -146,7 +146,7 @@ fn stated(line: &str) -> BTreeSet<Label> {
     let mut found: BTreeSet<Label> =
         line.split("**").skip(1).step_by(2).filter(|bold| !bold.contains(' ')).flat_map(labels).collect();
     let begins_with_labels = line.split(':').next().filter(|title| {
-        let words = || title.split(|c: char| c == ' ' || c == ',').filter(|word| !word.is_empty());
+        let words = || title.split([' ', ',']).filter(|word| !word.is_empty());
         words().next().is_some_and(|word| !labels(word).is_empty())
     });
     let law = line.trim_start().strip_prefix("Law").and_then(|rest| rest.split(':').next());
