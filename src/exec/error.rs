@@ -9,6 +9,16 @@ use crate::plan::EdgeState;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExecError {
+    /// Replicas that would begin with different weights.
+    #[error(
+        "{rank} and {other} hold the same rows in two replicas, and the initializer gave them different values; let what it fills in depend on name, rows and columns alone"
+    )]
+    ReplicasDiffer {
+        /// One of them.
+        rank: RankId,
+        /// The other.
+        other: RankId,
+    },
     /// A fault of flow control.
     #[error(transparent)]
     Flow(#[from] FlowError),

@@ -17,6 +17,9 @@ use crate::op::Op;
 pub struct Policy {
     /// When gathers may start.
     pub prefetch: Prefetch,
+    /// Gathers of one weight of more gathered bytes than this are cut into chunks of about so many; `None`: none are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chunk: Option<usize>,
     /// Limit on transient bytes per rank.
     pub budget: Option<usize>,
     /// 1: gathers and reductions share a communicator; 2: each has its own.

@@ -110,14 +110,15 @@ fn a_task_that_says_it_receives_other_bytes_than_its_op_does_is_refused() {
             let received = plan.tasks[task].wire_bytes;
             plan.tasks[task].wire_bytes += 4;
             plan.bounds.wire_bytes += 4;
-            let ranks = plan.weights.mesh.ranks();
+            let group = plan.tasks[task].op.group();
+            let ranks = group.map_or(1, |group| plan.weights.mesh.size(group));
             let error = refused(
                 &plan,
                 &[
                     "PL-6 (",
                     &format!("): task {task} ({} of", plan.tasks[task].op.name()),
                     &format!("says that it receives {} bytes", received + 4),
-                    &format!("on {ranks} ranks its op receives {received}"),
+                    &format!("its op receives {received} among {ranks} ranks"),
                 ],
             );
             assert!(matches!(error, VerifyError::Bytes { .. }), "{name}: {error}");

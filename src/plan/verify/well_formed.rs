@@ -139,7 +139,8 @@ impl Ids<'_> {
             | Content::Dense(weight, _, _) => self.weight(weight, &place),
             Content::Gradient(weight, call)
             | Content::WireGradient(weight, call)
-            | Content::ReducedGradient(weight, call) => {
+            | Content::ReducedGradient(weight, call)
+            | Content::SummedGradient(weight, call) => {
                 self.weight(weight, &place)?;
                 self.call_id(call, &place)
             }
@@ -196,6 +197,7 @@ impl Ids<'_> {
                 some(parts.len(), place)?;
                 parts.iter().try_for_each(|part| self.weight(part.weight, place))
             }
+            Op::GatherChunk { part, .. } => self.weight(part.weight, place),
             Op::ReduceScatter { parts, .. } => {
                 some(parts.len(), place)?;
                 parts.iter().try_for_each(|part| self.weight(part.weight, place))

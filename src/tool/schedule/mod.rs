@@ -59,6 +59,8 @@ pub struct ModelOptions {
     pub prefetch: Option<Prefetch>,
     /// In place of the configuration's `memory.budget`.
     pub budget: Option<ByteSize>,
+    /// In place of the configuration's `mesh.replicate`.
+    pub replicate: Option<u32>,
 }
 
 /// What to simulate, and what to write.
@@ -177,9 +179,11 @@ pub fn show_trace(trace: &Path, outputs: &Outputs, step: Option<u64>) -> Result<
 fn declare(options: &ModelOptions) -> Result<Declaration, ScheduleError> {
     let mut config = Config::load(options.config.as_deref())?;
     if let Some(prefetch) = &options.prefetch {
-        config.prefetch = Prefetch { cluster: config.prefetch.cluster, ..prefetch.clone() };
+        config.prefetch =
+            Prefetch { cluster: config.prefetch.cluster, chunk: config.prefetch.chunk, ..prefetch.clone() };
     }
     config.memory.budget = options.budget.or(config.memory.budget);
+    config.mesh.replicate = options.replicate.unwrap_or(config.mesh.replicate);
     let file = ModelFile::load(&options.model)?;
     let model = config.apply_weight_rules(&file.model()?)?;
     Ok(Declaration {
@@ -215,7 +219,8 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         for depth in [0, 2] {
             let prefetch = Some(Prefetch { depth: Some(depth), ..Prefetch::default() });
-            let options = ModelOptions { model: path.clone(), config: None, prefetch, budget: None };
+            let options =
+                ModelOptions { model: path.clone(), config: None, prefetch, budget: None, replicate: None };
             let shown = plan_model(&options, None, 2, &PlanView::Tasks).unwrap();
             let Declaration { program, config, .. } = declare(&options).unwrap();
             let run = runtime.block_on(async {

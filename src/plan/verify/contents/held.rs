@@ -56,6 +56,8 @@ pub(super) enum Held {
     DelayedScale(BucketId, Version),
     /// Planes of a whole weight, as gathered.
     Gathered(WeightId, Orientation, Version),
+    /// Those of which only the first bytes of every rank's shard are there.
+    Gathering { weight: WeightId, orientation: Orientation, version: Version, bytes: usize },
     /// Columnwise planes derived from rowwise ones.
     Transposed(WeightId, Version),
     /// A dequantized weight, in f32 or bf16.
@@ -66,8 +68,10 @@ pub(super) enum Held {
     Gradient { weight: WeightId, calls: BTreeSet<CallId>, padded: bool },
     /// That in bf16, its padding rows zero.
     WireGradient(WeightId, BTreeSet<CallId>),
-    /// This rank's rows of that, summed over the ranks.
+    /// This rank's rows of that, summed over the ranks of its replica.
     ReducedGradient(WeightId, BTreeSet<CallId>),
+    /// Those rows, summed over the replicas too.
+    SummedGradient(WeightId, BTreeSet<CallId>),
     /// A rank's own sum of these calls' gradients.
     LocalSum(WeightId, BTreeSet<CallId>),
     /// The main grad: the sum of these calls' gradients over all ranks.
@@ -108,6 +112,9 @@ impl Held {
             Self::AmaxHistory(bucket, _) => content == Content::AmaxHistory(*bucket),
             Self::DelayedScale(bucket, _) => content == Content::DelayedScale(*bucket),
             Self::Gathered(weight, orientation, _) => content == Content::Gathered(*weight, *orientation),
+            Self::Gathering { weight, orientation, .. } => {
+                content == Content::Gathered(*weight, *orientation)
+            }
             Self::Transposed(weight, _) => content == Content::Transposed(*weight),
             Self::Dense(weight, orientation, values, _) => {
                 content == Content::Dense(*weight, *orientation, *values)
@@ -121,6 +128,9 @@ impl Held {
             }
             Self::ReducedGradient(weight, calls) => {
                 matches!(content, Content::ReducedGradient(other, call) if other == *weight && calls.contains(&call))
+            }
+            Self::SummedGradient(weight, calls) => {
+                matches!(content, Content::SummedGradient(other, call) if other == *weight && calls.contains(&call))
             }
             Self::LocalSum(weight, _) => content == Content::LocalGrad(*weight),
             Self::MainGrad(weight, _) => content == Content::MainGrad(*weight),
@@ -150,6 +160,10 @@ impl Held {
                 format!("nothing any more: {by} overwrote it through slot `{slot}`")
             }
             Self::Stale => "what an earlier step left".into(),
+            Self::Gathering { weight, orientation, version, bytes } => {
+                let name = name(weight);
+                format!("the first {bytes} bytes of every rank's {orientation} shard of {name} at {version}")
+            }
             Self::Master(weight, version) => format!("the master of {} at {version}", name(weight)),
             Self::MasterRemainder(weight, version) => {
                 format!("the master remainder of {} at {version}", name(weight))
@@ -200,6 +214,9 @@ impl Held {
             }
             Self::ReducedGradient(weight, of) => {
                 format!("the reduced gradient of {} from {}", name(weight), calls(of))
+            }
+            Self::SummedGradient(weight, of) => {
+                format!("the gradient of {} from {}, summed over the replicas", name(weight), calls(of))
             }
             Self::LocalSum(weight, of) => {
                 format!("this rank's gradient sum of {} over {}", name(weight), calls(of))
