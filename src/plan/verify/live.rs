@@ -90,6 +90,7 @@ const fn is_of_a_weight(content: Content) -> bool {
             | Content::Gradient(..)
             | Content::WireGradient(..)
             | Content::ReducedGradient(..)
+            | Content::SummedGradient(..)
     )
 }
 
