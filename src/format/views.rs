@@ -17,6 +17,7 @@ use super::FormatError;
 use super::format::{Format, Fp8Tile};
 use super::quantized::{OwnedPlanes, Quantized};
 use super::shape::{Orientation, Shape};
+use super::swizzle::ScaleLayout;
 
 /// A quantized weight under other dimensions. Holds no bytes of its own.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,8 +45,11 @@ impl Quantized {
     /// keep the last two; f32, bf16 and per-tensor FP8 take any.
     ///
     /// # Errors
-    /// [`FormatError::ViewRefused`].
+    /// [`FormatError::ViewRefused`]; [`FormatError::Swizzled`], before anything else is looked at.
     pub fn view(&self, dimensions: &[usize]) -> Result<View<'_>, FormatError> {
+        if self.scale_layout == ScaleLayout::Swizzled {
+            return Err(FormatError::Swizzled { format: self.format, what: "viewed" });
+        }
         let elements = dimensions.iter().try_fold(1usize, |product, &n| product.checked_mul(n));
         if elements != Some(self.shape.elements()) || dimensions.is_empty() {
             return Err(self.refused("the number of elements differs"));
@@ -72,7 +76,7 @@ impl Quantized {
     /// The weight itself, if the arguments describe it: its shape, row-major strides in elements, offset 0.
     ///
     /// # Errors
-    /// [`FormatError::ViewRefused`].
+    /// As [`Self::view`].
     pub fn as_strided(
         &self,
         dimensions: [usize; 2],
@@ -90,7 +94,7 @@ impl Quantized {
     /// The weight itself, if `range` covers `dimension` (0 rows, 1 columns).
     ///
     /// # Errors
-    /// [`FormatError::ViewRefused`].
+    /// As [`Self::view`].
     pub fn slice(&self, dimension: usize, range: Range<usize>) -> Result<View<'_>, FormatError> {
         let Shape { rows, cols } = self.shape;
         match [rows, cols].get(dimension) {

@@ -207,8 +207,7 @@ mod tests {
     use crate::compute::ComputeContext;
     use crate::model::Call;
 
-    const MODEL: &str =
-        "layers = 1\nhidden = 64\nffn = 128\nheads = 2\nvocabulary = 64\ntokens = 16\nformat = 'mxfp8'\n";
+    const MODEL: &str = "name = 'small'\nlayers = 2\nhidden = 256\nffn = 512\nheads = 4\nvocabulary = 512\ntokens = 64\nmath = 'bf16'\nformat = 'nvfp4_2d'\n";
 
     /// TL-5: what is shown is the plan of a session of the same program and configuration.
     #[test]
