@@ -46,7 +46,8 @@ mod terminal;
 mod text;
 
 pub use calibrate::{
-    CalibrateDevice, CalibrateError, CalibrateOptions, Calibration, Check, Compared, FitError, calibrate_machine,
+    CalibrateDevice, CalibrateError, CalibrateOptions, Calibration, Check, Compared, FitError,
+    calibrate_machine,
 };
 pub use checkpoint::{CheckpointError, Header, TensorEntry};
 pub use dequantize::dequantize_checkpoint;

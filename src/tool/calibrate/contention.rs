@@ -3,27 +3,33 @@
 //! Laws:
 //! - A task that takes `d` by itself and `m` here, `o` of it beside another lane, did `d − (m − o)` of its work in that time; so it ran
 //!   `o / (d − m + o)` times slower there. That undoes [`crate::cluster::stretched`] exactly.
-//! - What `d` is comes from the chain of the same shape, never from a model.
-//! - A task counts for one pair of lanes only if it ran beside one task of the other and beside nothing else.
-//! - Devices slow both of two tasks, the simulator one of them, whichever is issued later. So a task that took what it takes by itself, to a
-//!   thousandth, while its neighbour was slowed, is the one that was not charged: it says nothing.
+//! - What `d` is comes from chains and products of the same shape, never from a model.
+//! - A task counts for one pair of lanes only if it ran beside no third, and mostly beside one task of the other.
+//! - Devices slow both of two tasks, the simulator one of them, whichever is issued later. So a task that took no longer than by itself while its
+//!   neighbour was slowed is taken for the one that was not charged: it says nothing.
 //! - Two collectives share bytes: what both did in the time `o` in which both ran gives `f = 2·o / work`, whoever of them was slowed.
 
-use std::collections::BTreeMap;
-
 use super::figures::{Figure, middle};
-use super::subject::{Observation, Step};
+use super::jitter::Delays;
+use super::subject::{Observation, Share, Step};
 use crate::cluster::Algorithm;
 use crate::layout::LaneKind;
+use crate::model::Phase;
+use crate::op::Op;
+use crate::plan::Task;
 
 /// Least share of a task beside the other lane that says something.
 const LEAST: f64 = 0.2;
 
-/// Most time beside any third task, as a share of that.
+/// Most time beside any third lane, as a share of that.
 const MOST_ELSE: f64 = 0.03;
 
-/// Share by which a task is longer than by itself if it was slowed at all.
-const SLOWED: f64 = 1e-3;
+/// Least share of the time beside the other lane that is beside one task of it.
+const MOST_OF_IT: f64 = 0.85;
+
+/// Share by which a task must be longer than by itself to count as slowed: three times the mean delay, between these.
+const LEAST_NOISE: f64 = 1e-3;
+const MOST_NOISE: f64 = 0.05;
 
 /// The kinds of lanes, whatever the communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,31 +49,65 @@ impl Side {
     }
 }
 
-/// What tasks take by themselves, by what they do: op and the shares of its price.
-pub(super) struct Alone(BTreeMap<(&'static str, [u64; 4]), f64>);
+/// A kind of task that takes one time: its op, for a call its phase, and what its price is made of.
+#[derive(Clone, Copy, Debug)]
+struct Kind {
+    op: &'static str,
+    phase: Option<Phase>,
+    share: Share,
+}
 
-fn kinds(observation: &Observation) -> Vec<(&'static str, [u64; 4])> {
+impl Kind {
+    /// Do both take the same time? Slots that hold one number for each weight of a program make prices differ by a few bytes.
+    fn is_like(&self, other: &Self) -> bool {
+        let near = |one: f64, another: f64| (one - another).abs() <= 1e-3 * one.max(another);
+        let (own, its) = (self.share, other.share);
+        (self.op, self.phase) == (other.op, other.phase)
+            && near(own.latencies, its.latencies)
+            && near(own.link_bytes, its.link_bytes)
+            && near(own.memory_bytes, its.memory_bytes)
+            && near(own.flops, its.flops)
+    }
+}
+
+fn kinds(observation: &Observation) -> Vec<Kind> {
     let shares = observation.shares(Algorithm::Direct);
-    let kind = |(task, share): (&crate::plan::Task, super::subject::Share)| {
-        let numbers = [share.latencies, share.link_bytes, share.memory_bytes, share.flops];
-        (task.op.name(), numbers.map(f64::to_bits))
+    let kind = |(task, share): (&Task, Share)| {
+        let phase = match &task.op {
+            Op::Compute { call, .. } => observation.plan.calls.get(call.index()).map(|call| call.phase),
+            _ => None,
+        };
+        Kind { op: task.op.name(), phase, share }
     };
     observation.plan.tasks.iter().zip(shares).map(kind).collect()
 }
 
+/// What tasks take by themselves.
+pub(super) struct Alone(Vec<(Kind, f64)>);
+
 impl Alone {
-    /// From a chain.
-    pub(super) fn of(chain: &Observation) -> Self {
-        let mut times: BTreeMap<_, Vec<f64>> = BTreeMap::new();
-        for (number, kind) in kinds(chain).into_iter().enumerate() {
-            times.entry(kind).or_default().extend(chain.times(number));
+    /// From chains and products.
+    pub(super) fn of(observations: &[&Observation]) -> Self {
+        let mut times: Vec<(Kind, Vec<f64>)> = Vec::new();
+        for observation in observations {
+            for (number, kind) in kinds(observation).into_iter().enumerate() {
+                let more = observation.times_apart(number);
+                match times.iter_mut().find(|(known, _)| known.is_like(&kind)) {
+                    Some((_, known)) => known.extend(more),
+                    None => times.push((kind, more)),
+                }
+            }
         }
         Self(times.into_iter().filter_map(|(kind, times)| Some((kind, middle(times)?))).collect())
     }
 
-    /// The longest time of an op whose kind `wanted` picks.
-    pub(super) fn longest(&self, wanted: &str) -> f64 {
-        self.0.iter().filter(|((name, _), _)| *name == wanted).map(|(_, time)| *time).fold(0.0, f64::max)
+    /// The longest time of an op.
+    pub(super) fn longest(&self, op: &str) -> f64 {
+        self.0.iter().filter(|(kind, _)| kind.op == op).map(|(_, time)| *time).fold(0.0, f64::max)
+    }
+
+    fn time(&self, kind: &Kind) -> Option<f64> {
+        self.0.iter().find(|(known, _)| known.is_like(kind)).map(|(_, time)| *time)
     }
 }
 
@@ -89,8 +129,8 @@ impl Ran {
         self.end - self.begin
     }
 
-    fn is_slowed(&self) -> bool {
-        self.taken() > self.alone * (1.0 + SLOWED)
+    fn is_slowed(&self, noise: f64) -> bool {
+        self.taken() > self.alone * (1.0 + noise)
     }
 
     /// By how much it was slowed in `beside` nanoseconds of its time.
@@ -102,38 +142,51 @@ impl Ran {
 
 fn ran(observation: &Observation, step: &Step, rank: usize, alone: &Alone) -> Vec<Ran> {
     let tasks = observation.plan.tasks.iter().zip(kinds(observation)).enumerate();
-    let ran = |(number, (task, kind)): (usize, (&crate::plan::Task, _))| {
+    let ran = |(number, (task, kind)): (usize, (&Task, Kind))| {
         let lane = observation.plan.lanes.get(task.lane.index())?.kind;
         let (begin, end) = step.span(rank, number, task.op.is_collective());
-        let alone = *alone.0.get(&kind)?;
+        let alone = alone.time(&kind)?;
         Some(Ran { side: Side::of(lane), lane, begin: begin as f64, end: end as f64, alone })
     };
     tasks.filter_map(ran).collect()
 }
 
 /// The factor on tasks of lane `own` beside lane `other`.
-pub(super) fn factor(observation: &Observation, alone: &Alone, own: Side, other: Side) -> Figure {
+pub(super) fn factor(runs: &[(Observation, Alone)], delays: &Delays, own: Side, other: Side) -> Figure {
+    let noise = (3.0 * delays.mean.value).clamp(LEAST_NOISE, MOST_NOISE);
     let mut factors = Vec::new();
-    for step in &observation.steps {
-        for rank in 0..step.ranks.len() {
-            let all = ran(observation, step, rank, alone);
-            let own = all.iter().filter(|task| task.side == own && task.alone > 0.0);
-            factors.extend(own.filter_map(|task| beside_one(task, &all, other)));
+    for (observation, alone) in runs {
+        for step in &observation.steps {
+            for rank in 0..step.ranks.len() {
+                let all = ran(observation, step, rank, alone);
+                let own = all.iter().filter(|task| task.side == own && task.alone > 0.0);
+                factors.extend(own.filter_map(|task| beside_one(task, &all, other, noise)));
+            }
         }
     }
-    summary(factors, "tasks beside one of that lane")
+    summary(factors, "tasks beside the other lane")
 }
 
-/// By how much a task was slowed by one task of a lane of kind `other`, if it says.
-fn beside_one(task: &Ran, all: &[Ran], other: Side) -> Option<f64> {
-    let others = || all.iter().filter(|other| other.lane != task.lane);
-    let together: f64 = others().map(|other| task.beside(other)).sum();
-    let partner = others().filter(|partner| partner.side == other);
-    let partner = partner.max_by(|one, another| task.beside(one).total_cmp(&task.beside(another)))?;
-    let beside = task.beside(partner);
-    let charged_elsewhere = !task.is_slowed() && partner.is_slowed();
-    let says = beside >= LEAST * task.taken() && together - beside <= MOST_ELSE * beside && !charged_elsewhere;
-    says.then(|| task.factor(beside))
+/// By how much a task was slowed by a lane of kind `other`, if it says.
+fn beside_one(task: &Ran, all: &[Ran], other: Side, noise: f64) -> Option<f64> {
+    let (mut beside, mut elsewhere) = (0.0, 0.0);
+    let mut partner: Option<(f64, &Ran)> = None;
+    for one in all.iter().filter(|one| one.lane != task.lane) {
+        let together = task.beside(one);
+        if one.side != other {
+            elsewhere += together;
+            continue;
+        }
+        beside += together;
+        if partner.is_none_or(|(most, _)| together > most) {
+            partner = Some((together, one));
+        }
+    }
+    let (most, partner) = partner?;
+    let says =
+        beside >= LEAST * task.taken() && elsewhere <= MOST_ELSE * beside && most >= MOST_OF_IT * beside;
+    let not_charged = partner.is_slowed(noise) && !task.is_slowed(noise);
+    (says && !not_charged).then(|| task.factor(beside))
 }
 
 /// The factor on two collectives of different communicators.
@@ -169,6 +222,6 @@ fn summary(mut factors: Vec<f64>, of_what: &str) -> Figure {
             let how = format!("measured: median of {count} {of_what}, half of which are {spread}");
             Figure::new(found.max(1.0), how)
         }
-        _ => Figure::new(1.0, format!("not seen: no {of_what}")),
+        _ => Figure::new(1.0, format!("not seen: no {of_what} that were slowed, or that nobody else slowed")),
     }
 }

@@ -59,7 +59,7 @@ impl Subject for Cpu {
 
     fn scale(&self) -> Scale {
         let largest = usize::try_from(self.largest.unwrap_or(LARGEST) / 4).unwrap_or(usize::MAX);
-        Scale { largest, product: Shape { rows: 512, cols: 512 }, tokens: 16 }
+        Scale { largest, product: Shape { rows: 1024, cols: 1024 }, tokens: 16 }
     }
 
     fn observe(&mut self, experiment: &Experiment, steps: usize) -> Result<Observation, CalibrateError> {
@@ -85,7 +85,8 @@ struct Products {
 impl Products {
     fn new(parts: std::sync::Arc<[Part]>) -> Self {
         let most = |size: fn(&Part) -> usize| parts.iter().map(size).max().unwrap_or(0);
-        let values = |elements: usize| (0..elements).map(|place| ((place % 17) as f32 - 8.0) * 0.01).collect();
+        let values =
+            |elements: usize| (0..elements).map(|place| ((place % 17) as f32 - 8.0) * 0.01).collect();
         Self {
             left: values(most(|part| part.tokens() * part.shape.rows)),
             right: values(most(|part| part.tokens() * part.shape.cols)),
@@ -114,13 +115,26 @@ impl Compute<CpuSurface> for Products {
     }
 }
 
-/// `target[r, c] = Σ over t of left[r, t] · right[t, c]`, as many operations as a product over `t` tokens has.
+/// Columns and tokens of a block: 64 KiB of factors, which stay near the core whatever the shape.
+const COLUMNS: usize = 256;
+const TOKENS: usize = 64;
+
+/// `target[r, c] = Σ over t of left[t, r] · right[t, c]`, as many operations as a product over `t` tokens has.
 fn multiply(left: &[f32], right: &[f32], cols: usize, target: &mut [f32]) {
-    let tokens = right.len() / cols.max(1);
-    for (row, factors) in target.chunks_exact_mut(cols).zip(left.chunks_exact(tokens.max(1))) {
-        row.fill(0.0);
-        for (values, factor) in right.chunks_exact(cols).zip(factors) {
-            row.iter_mut().zip(values).for_each(|(sum, value)| *sum += factor * value);
+    let rows = target.len() / cols;
+    target.fill(0.0);
+    for (left, right) in left.chunks(TOKENS * rows).zip(right.chunks(TOKENS * cols)) {
+        for column in (0..cols).step_by(COLUMNS) {
+            let columns = column..cols.min(column + COLUMNS);
+            for (row, target) in target.chunks_exact_mut(cols).enumerate() {
+                let sums = &mut target[columns.clone()];
+                for (factors, values) in left.chunks_exact(rows).zip(right.chunks_exact(cols)) {
+                    let factor = factors[row];
+                    sums.iter_mut()
+                        .zip(&values[columns.clone()])
+                        .for_each(|(sum, value)| *sum += factor * value);
+                }
+            }
         }
     }
 }
@@ -132,8 +146,22 @@ mod tests {
     #[test]
     fn a_product_is_what_it_is_by_hand() {
         let (left, right) = ([1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0, 9.0, 10.0]);
-        let mut target = [0.0; 6];
+        let mut target = [0.5; 6];
         multiply(&left, &right, 3, &mut target);
-        assert_eq!(target, [21.0, 24.0, 27.0, 47.0, 54.0, 61.0]);
+        assert_eq!(target, [29.0, 33.0, 37.0, 42.0, 48.0, 54.0]);
+    }
+
+    #[test]
+    fn blocks_change_nothing() {
+        let (tokens, rows, cols) = (TOKENS + 3, 3, COLUMNS + 5);
+        let whole = |count: usize, of: usize| (0..count).map(|place| (place % of) as f32).collect::<Vec<_>>();
+        let (left, right) = (whole(tokens * rows, 7), whole(tokens * cols, 5));
+        let mut target = vec![0.0; rows * cols];
+        multiply(&left, &right, cols, &mut target);
+        for (place, found) in target.iter().enumerate() {
+            let (row, col) = (place / cols, place % cols);
+            let expected: f32 = (0..tokens).map(|t| left[t * rows + row] * right[t * cols + col]).sum();
+            assert_eq!(*found, expected, "{row}, {col}");
+        }
     }
 }

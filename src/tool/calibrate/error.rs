@@ -27,7 +27,9 @@ pub enum CalibrateError {
         ranks: u32,
     },
     /// Fewer GPUs than ranks.
-    #[error("{ranks} ranks need {ranks} GPUs, and this machine shows {found}; lower --ranks, or use --device cpu")]
+    #[error(
+        "{ranks} ranks need {ranks} GPUs, and this machine shows {found}; lower --ranks, or use --device cpu"
+    )]
     Gpus {
         /// Ranks asked for.
         ranks: u32,
@@ -35,7 +37,9 @@ pub enum CalibrateError {
         found: usize,
     },
     /// This program was built without GPUs.
-    #[error("this program was built without the feature `cuda`; use --device cpu, or build it with that feature")]
+    #[error(
+        "this program was built without the feature `cuda`; use --device cpu, or build it with that feature"
+    )]
     NoCuda,
     /// A GPU could not be asked.
     #[error("{0}; use --device cpu to measure the CPU backend")]
@@ -55,7 +59,9 @@ pub enum CalibrateError {
         presets: String,
     },
     /// The cluster has no links between nodes to take over.
-    #[error("`{name}` has no table `between`, so there is nothing to take over from it; name another cluster")]
+    #[error(
+        "`{name}` has no table `between`, so there is nothing to take over from it; name another cluster"
+    )]
     NoLinksBetween {
         /// The cluster.
         name: String,

@@ -95,7 +95,10 @@ fn lines(points: &BTreeMap<&'static str, Vec<Point>>) -> Vec<Line> {
 ///
 /// # Errors
 /// [`CalibrateError::Fit`].
-pub(super) fn link(observations: &[Observation], algorithm: Algorithm) -> Result<LinkFigures, CalibrateError> {
+pub(super) fn link(
+    observations: &[Observation],
+    algorithm: Algorithm,
+) -> Result<LinkFigures, CalibrateError> {
     let size = |share: &Share| (share.latencies, share.link_bytes);
     let by_kind = points(observations, algorithm, Op::is_collective, size);
     let used = by_kind.iter().filter(|(name, _)| **name != "all-reduce");
@@ -116,12 +119,13 @@ pub(super) fn link(observations: &[Observation], algorithm: Algorithm) -> Result
     })
 }
 
-/// Speed of device memory as the library's own kernels use it, and what each of them takes.
+/// Speed of device memory as the library's own kernels use it in the steps of the `largest` weights, and what each kind takes by itself.
 ///
 /// # Errors
 /// [`CalibrateError::Untimed`] when no kernel took any time.
 pub(super) fn memory(
     observations: &[Observation],
+    largest: &[Observation],
     delays: &Delays,
     algorithm: Algorithm,
 ) -> Result<(Figure, Vec<Line>), CalibrateError> {
@@ -140,15 +144,13 @@ pub(super) fn memory(
             }
         })
     };
-    let volumes: Vec<(f64, f64)> = observations.iter().map(volume).collect();
-    let most = volumes.iter().map(|(bytes, _)| *bytes).fold(0.0, f64::max);
-    let large = volumes.iter().filter(|(bytes, _)| *bytes > 0.5 * most);
-    let (bytes, time) = large.fold((0.0, 0.0), |(bytes, time), more| (bytes + more.0, time + more.1));
+    let (bytes, time) =
+        largest.iter().map(volume).fold((0.0, 0.0), |sum, more| (sum.0 + more.0, sum.1 + more.1));
     if time <= 0.0 {
         return Err(CalibrateError::Untimed { program: "ladder".to_owned() });
     }
     let how = format!(
-        "measured: bytes over time of all kernels of steps with the largest weights, {} in {} kinds",
+        "measured: bytes over time of all kernels of steps with the largest weights, one in each format, {} in {} kinds",
         super::super::text::bytes(bytes as u64),
         by_kind.len(),
     );
@@ -204,7 +206,8 @@ pub(super) fn host(few: &Observation, many: &Observation, recorded: &Observation
         }
     };
     let replay = middle(recorded.steps.iter().map(|step| rest(step) as f64).collect()).unwrap_or(0.0);
-    let replayed = format!("measured: a recorded step of {} tasks, less the time in which they ran", tasks(recorded));
+    let replayed =
+        format!("measured: a recorded step of {} tasks, less the time in which they ran", tasks(recorded));
     (Figure::new(launch * 1e-3, how), Figure::new(replay * 1e-3, replayed))
 }
 

@@ -50,11 +50,16 @@ impl Figures {
         let micros = |key: &str, figure: &Figure| format!("{key} = {:.4}  # {}", figure.value, figure.how);
         line(format!("# Measured by `{}`:", self.command));
         line(format!("# {}.", self.device));
-        line("# Times of small tasks drift with load and clocks; calibrate again when the machine changes.".to_owned());
-        line(format!("name = \"{}\"", self.name.escape_default()));
+        line(
+            "# Times of small tasks drift with load and clocks; calibrate again when the machine changes."
+                .to_owned(),
+        );
+        line(format!("name = {}", toml::Value::from(self.name.as_str())));
         line(format!("gpus_per_node = {}  # ranks that were measured", self.ranks));
         let algorithm = format!("{:?}", self.algorithm).to_lowercase();
-        line(format!("algorithm = \"{algorithm}\"  # as declared; the numbers of `inside` are fitted to its formula"));
+        line(format!(
+            "algorithm = \"{algorithm}\"  # as declared; the numbers of `inside` are fitted to its formula"
+        ));
         line("\n[gpu]".to_owned());
         let (memory, how) = &self.memory_bytes;
         line(format!("memory_bytes = {memory}  # {how}"));
@@ -112,7 +117,10 @@ impl Figures {
             format!("{key} {:.4}{mark}", figure.value * 1e-9)
         });
         row("products", format!("{} GFLOP/s", products.collect::<Vec<_>>().join(", ")));
-        row("host", format!("{:.1} µs a task, {:.1} µs a recorded step", self.launch_us.value, self.replay_us.value));
+        row(
+            "host",
+            format!("{:.1} µs a task, {:.1} µs a recorded step", self.launch_us.value, self.replay_us.value),
+        );
         let factors = self.contention.iter().map(|(key, figure)| {
             let mark = if figure.how.starts_with("measured") { "" } else { "*" };
             format!("{} {:.2}{mark}", key.replace('_', " "), figure.value)

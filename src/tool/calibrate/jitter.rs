@@ -1,8 +1,8 @@
 //! By how much local tasks are late.
 //!
-//! Law: the model is [`crate::cluster::Jitter`]'s, `time = d · (1 + mean · E)` with E exponential of mean 1. Its lower and upper quartile are
-//! `d · (1 + mean · ln 4/3)` and `d · (1 + mean · ln 4)`, so their ratio ρ gives `mean = (ρ − 1) / (ln 4 − ρ · ln 4/3)`, and a median is
-//! `d · (1 + mean · ln 2)`. Quartiles of one task on one rank are taken over steps; of all tasks, the median counts.
+//! Law: the model is [`crate::cluster::Jitter`]'s, `time = d · (1 + mean · E)` with E exponential of mean 1. Of n times of one task on one rank, the
+//! k-th least is expected at `d · (1 + mean · e)`, `e = 1/n + … + 1/(n−k+1)` (Rényi, 1953). So the ratio ρ of two of them, about the quartiles,
+//! gives `mean = (ρ − 1) / (e₂ − ρ · e₁)`; a median is `d · (1 + mean · ln 2)`. Of all tasks, the median counts.
 
 use std::f64::consts::LN_2;
 
@@ -25,7 +25,8 @@ impl Delays {
     pub(super) fn of(observations: &[Observation]) -> Self {
         let mut means = Vec::new();
         for observation in observations {
-            let local = observation.plan.tasks.iter().enumerate().filter(|(_, task)| !task.op.is_collective());
+            let local =
+                observation.plan.tasks.iter().enumerate().filter(|(_, task)| !task.op.is_collective());
             for (number, _) in local {
                 let ranks = observation.steps.first().map_or(0, |step| step.ranks.len());
                 means.extend((0..ranks).filter_map(|rank| {
@@ -41,7 +42,10 @@ impl Delays {
         let mean = middle(means).unwrap_or(0.0);
         let how = match tasks {
             0 => format!("not seen: no task of at least {} µs ran {FEWEST} times", SHORTEST * 1e-3),
-            _ => format!("measured: from the quartiles of {tasks} tasks over steps; they mean {} of a task", percent(mean)),
+            _ => format!(
+                "measured: from the quartiles of {tasks} tasks over steps; they mean {} of a task",
+                percent(mean)
+            ),
         };
         Self { mean: Figure::new(mean, how) }
     }
@@ -55,15 +59,17 @@ impl Delays {
 /// The mean delay of one task, as a share of its time.
 fn mean(mut times: Vec<f64>) -> Option<f64> {
     times.sort_by(f64::total_cmp);
-    let quartile = |place: usize| times.get(place).copied();
-    let last = times.len().checked_sub(1).filter(|_| times.len() >= FEWEST)?;
-    let (lower, upper) = (quartile(last / 4)?, quartile(last - last / 4)?);
-    if lower < SHORTEST {
+    let count = times.len();
+    let place = (count / 4).saturating_sub(1);
+    let (lower, upper) = (*times.get(place)?, *times.get(count - 1 - place)?);
+    if count < FEWEST || lower < SHORTEST {
         return None;
     }
+    // The mean of the k-th least of n exponentials: 1/n + 1/(n−1) + … + 1/(n−k+1).
+    let expected = |place: usize| (0..=place).map(|earlier| 1.0 / (count - earlier) as f64).sum::<f64>();
     let ratio = upper / lower;
-    let scale = 4f64.ln() - ratio * (4.0f64 / 3.0).ln();
-    // So late that no exponential is.
+    let scale = expected(count - 1 - place) - ratio * expected(place);
+    // Later than any exponential is.
     (scale > 0.1).then(|| ((ratio - 1.0) / scale).max(0.0))
 }
 

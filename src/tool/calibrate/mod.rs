@@ -198,7 +198,7 @@ fn cluster(name: &str) -> Result<Cluster, CalibrateError> {
 fn links_between(name: &str) -> Result<(f64, f64, String), CalibrateError> {
     let missing = || CalibrateError::NoLinksBetween { name: name.to_owned() };
     let link = cluster(name)?.between.ok_or_else(missing)?;
-    Ok((link.latency_us, link.bytes_per_s, format!("`{}`", name.escape_default())))
+    Ok((link.latency_us, link.bytes_per_s, format!("`{}`", name.escape_debug())))
 }
 
 /// A runtime for the sessions of one experiment.
@@ -211,7 +211,7 @@ fn runtime() -> Result<tokio::runtime::Runtime, CalibrateError> {
 const LADDER: [Format; 2] = [Format::Bf16, Format::NVFP4_2D];
 
 /// Weights of the programs in which lanes run beside each other.
-const BESIDE: usize = 6;
+const BESIDE: usize = 8;
 
 /// Blocks of the held-out step, of two weights each.
 const BLOCKS: usize = 4;
@@ -239,7 +239,7 @@ struct Bench<'a, 'w> {
 impl Bench<'_, '_> {
     /// Programs in all.
     fn total(&self) -> usize {
-        self.ladder().len() * LADDER.len() + self.subject.products().len() + 3 + 7 + 1
+        self.ladder().len() * LADDER.len() + self.subject.products().len() + CALLS.len() + 1 + 12 + 1
     }
 
     fn tell(&mut self, what: &str) -> Result<(), CalibrateError> {
@@ -261,7 +261,8 @@ impl Bench<'_, '_> {
     fn ladder(&self) -> Vec<Shape> {
         let mut shapes = vec![Shape { rows: 128, cols: 128 }];
         while let Some(Shape { rows, cols }) = shapes.last().copied() {
-            let next = if rows > cols { Shape { rows, cols: 2 * cols } } else { Shape { rows: 2 * rows, cols } };
+            let next =
+                if rows > cols { Shape { rows, cols: 2 * cols } } else { Shape { rows: 2 * rows, cols } };
             if next.rows * next.cols > self.subject.scale().largest {
                 break;
             }
@@ -288,7 +289,8 @@ impl Bench<'_, '_> {
         }
         let delays = Delays::of(&ladders);
         let link = figures::link(&ladders, algorithm)?;
-        let (hbm, kernels) = figures::memory(&ladders, &delays, algorithm)?;
+        let largest = &ladders[ladders.len() - LADDER.len()..];
+        let (hbm, kernels) = figures::memory(&ladders, largest, &delays, algorithm)?;
         drop(ladders);
         let flops = self.flops(&delays)?;
         let [few, many] = CALLS;
@@ -298,10 +300,12 @@ impl Bench<'_, '_> {
         };
         let (few, many, recorded) = (launches(few, false)?, launches(many, false)?, launches(few, true)?);
         let (launch_us, replay_us) = figures::host(&few, &many, &recorded);
-        let contention = self.contention(&flops)?;
+        let contention = self.contention(&flops, &delays)?;
         let memory_bytes = match options.memory {
             Some(bytes) => (bytes, "as declared by --memory".to_owned()),
-            None => self.subject.memory().unwrap_or((1 << 40, "not known: no limit worth the name".to_owned())),
+            None => {
+                self.subject.memory().unwrap_or((1 << 40, "not known: no limit worth the name".to_owned()))
+            }
         };
         let figures = Figures {
             name: options.name.clone(),
@@ -348,9 +352,13 @@ impl Bench<'_, '_> {
             }
             // The next slower kind first: what has no products of its own runs in it.
             let mut others = (0..position).rev().chain(position + 1..MATHS.len());
-            let stand_in = others.find_map(|place| of(place).map(|(_, figure)| (MATHS[place].1, figure.value)));
+            let stand_in =
+                others.find_map(|place| of(place).map(|(_, figure)| (MATHS[place].1, figure.value)));
             let (whose, value) = stand_in.unwrap_or(("nothing", 1.0));
-            Figure::new(value, format!("not measured: no such products here, so that of {whose}; --flops knows better"))
+            Figure::new(
+                value,
+                format!("not measured: no such products here, so that of {whose}; --flops knows better"),
+            )
         };
         Ok(std::array::from_fn(figure))
     }
@@ -360,42 +368,42 @@ impl Bench<'_, '_> {
         let speed = MATHS.iter().zip(flops).find(|((math, _), _)| *math == arithmetic.math);
         let speed = speed.map_or(1.0, |(_, figure)| figure.value);
         let each = 2.0 * (shape.rows * shape.cols) as f64 / speed * 1e9;
-        // Products like lines of 16 bytes.
-        8 * ((nanoseconds / each / 8.0).round() as usize).clamp(1, 1 << 12)
+        ((nanoseconds / each).round() as usize).clamp(1, 1 << 15)
     }
 
-    fn contention(&mut self, flops: &[Figure; 4]) -> Result<Vec<(&'static str, Figure)>, CalibrateError> {
+    fn contention(
+        &mut self,
+        flops: &[Figure; 4],
+        delays: &Delays,
+    ) -> Result<Vec<(&'static str, Figure)>, CalibrateError> {
         let shape = self.large();
         let plain = self.subject.arithmetic(Format::Bf16);
         let what = "collectives beside products";
         // How long collectives take decides how long products should.
         let short = self.observe(what, &programs::chain(shape, plain, 8)?)?;
-        let alone = Alone::of(&short);
-        let wanted = 2.0 * alone.longest("reduce-scatter").max(alone.longest("all-gather"));
+        let short = Alone::of(&[&short]);
+        let wanted = 2.0 * short.longest("reduce-scatter").max(short.longest("all-gather"));
         let tokens = Self::tokens(shape, flops, plain, wanted);
-        let apart = self.observe(what, &programs::chain(shape, plain, tokens)?)?;
-        let beside = self.observe(what, &programs::beside(BESIDE, shape, plain, tokens, 1)?)?;
-        let at_length = Alone::of(&apart);
-        let compute = contention::factor(&beside, &at_length, Side::Compute, Side::Collective);
-        let collective = contention::factor(&beside, &at_length, Side::Collective, Side::Compute);
+        let run = [self.beside(what, shape, plain, tokens, false)?];
+        let compute = contention::factor(&run, delays, Side::Compute, Side::Collective);
+        let collective = contention::factor(&run, delays, Side::Collective, Side::Compute);
 
-        let two = self.observe("gathers beside reductions", &programs::beside(BESIDE, shape, plain, 8, 2)?)?;
-        let collectives = contention::collectives(&two, &alone);
+        let two =
+            self.observe("gathers beside reductions", &programs::beside(BESIDE, shape, plain, 8, 2)?)?;
+        let collectives = contention::collectives(&two, &short);
 
+        // Products that are longer than accumulations, and such as these fall behind.
         let what = "kernels beside products, on one rank";
-        // Transpositions run ahead of the calls beside them, accumulations behind.
         let format = Format::NVFP4_2D;
         let quantized = Arithmetic { backward: Orientation::Columnwise, ..self.subject.arithmetic(format) };
-        let on_one = |experiment: Experiment| Experiment { alone: true, ..experiment };
-        let short = self.observe(what, &on_one(programs::chain(shape, quantized, 8)?))?;
-        let short = Alone::of(&short);
-        let wanted = 3.0 * short.longest("accumulate").max(short.longest("transpose"));
-        let tokens = Self::tokens(shape, flops, quantized, wanted);
-        let apart = self.observe(what, &on_one(programs::chain(shape, quantized, tokens)?))?;
-        let beside = self.observe(what, &on_one(programs::beside(BESIDE, shape, quantized, tokens, 1)?))?;
-        let by_itself = Alone::of(&apart);
-        let slowed = contention::factor(&beside, &by_itself, Side::Compute, Side::Quantize);
-        let slows = contention::factor(&beside, &by_itself, Side::Quantize, Side::Compute);
+        let short = Experiment { alone: true, ..programs::chain(shape, quantized, 8)? };
+        let short = self.observe(what, &short)?;
+        let longest = Alone::of(&[&short]).longest("accumulate");
+        let tokens = [3.0, 0.5].map(|times| Self::tokens(shape, flops, quantized, times * longest));
+        let [long, short] = tokens.map(|tokens| self.beside(what, shape, quantized, tokens, true));
+        let runs = [long?, short?];
+        let slowed = contention::factor(&runs, delays, Side::Compute, Side::Quantize);
+        let slows = contention::factor(&runs, delays, Side::Quantize, Side::Compute);
         Ok(vec![
             ("compute_beside_collective", compute),
             ("collective_beside_compute", collective),
@@ -403,6 +411,22 @@ impl Bench<'_, '_> {
             ("compute_beside_quantize", slowed),
             ("quantize_beside_compute", slows),
         ])
+    }
+
+    /// Weights gathered ahead, and what their tasks take by themselves.
+    fn beside(
+        &mut self,
+        what: &str,
+        shape: Shape,
+        arithmetic: Arithmetic,
+        tokens: usize,
+        alone: bool,
+    ) -> Result<(Observation, Alone), CalibrateError> {
+        let mut run = |experiment: Experiment| self.observe(what, &Experiment { alone, ..experiment });
+        let chain = run(programs::chain(shape, arithmetic, tokens)?)?;
+        let products = run(programs::products(shape, arithmetic, &[tokens, tokens])?)?;
+        let beside = run(programs::beside(BESIDE, shape, arithmetic, tokens, 1)?)?;
+        Ok((beside, Alone::of(&[&chain, &products])))
     }
 
     /// A stack whose products take about as long as its communication.

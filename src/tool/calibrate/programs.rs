@@ -1,8 +1,8 @@
 //! The step programs that are measured, and the one that is held out.
 //!
 //! Law: a program is the same on every device; what differs is how a product multiplies ([`Arithmetic`]). Every program has one shape of
-//! weights, so that a task of one kind takes one time, and what it takes by itself can be read from the *chain* of the same shape: one
-//! weight, gathered on demand, in whose step nothing runs beside anything else.
+//! weights, so that a task of one kind takes one time, and what it takes by itself can be read from the *chain* and the products of the same
+//! shape: one weight, gathered on demand, in whose step nothing runs beside anything else.
 
 use std::sync::Arc;
 
@@ -102,8 +102,11 @@ impl Draft {
             Work::Product(tokens) | Work::Gradient(tokens) => tokens as u64,
         };
         let flops = 2 * tokens * (shape.rows * shape.cols) as u64;
-        let mut call =
-            self.program.call(name, phase).uses(weight, orientation, form).cost(CostHint { flops, bytes: 0, math });
+        let mut call = self.program.call(name, phase).uses(weight, orientation, form).cost(CostHint {
+            flops,
+            bytes: 0,
+            math,
+        });
         if keep {
             call = call.reuse(Reuse::Keep);
         }
@@ -115,15 +118,20 @@ impl Draft {
         Ok(())
     }
 
-    /// Forward through all weights, and back.
-    fn there_and_back(&mut self, forward: Work, tokens: usize) -> Result<(), DeclareError> {
-        for number in 0..self.weights.len() {
-            self.call(&format!("forward{number}"), number, forward, false)?;
-        }
-        for number in (0..self.weights.len()).rev() {
-            self.call(&format!("backward{number}"), number, Work::Gradient(tokens), false)?;
-        }
-        Ok(())
+    /// Forward through all weights.
+    fn there(&mut self, tokens: usize) -> Result<(), DeclareError> {
+        let mut weights = 0..self.weights.len();
+        weights.try_for_each(|number| {
+            self.call(&format!("forward{number}"), number, Work::Product(tokens), false)
+        })
+    }
+
+    /// And back.
+    fn back(&mut self, tokens: usize) -> Result<(), DeclareError> {
+        let mut weights = (0..self.weights.len()).rev();
+        weights.try_for_each(|number| {
+            self.call(&format!("backward{number}"), number, Work::Gradient(tokens), false)
+        })
     }
 
     fn experiment(self, ending: Ending) -> Result<Experiment, DeclareError> {
@@ -143,15 +151,14 @@ enum Ending {
     Training,
 }
 
-/// A training step of one weight: every op once, one behind the other.
+/// The backward of one weight: gather, transposition, call, reduction and accumulation, one behind the other.
 pub(super) fn chain(shape: Shape, arithmetic: Arithmetic, tokens: usize) -> Result<Experiment, DeclareError> {
     let mut draft = Draft::new("chain", 1, shape, arithmetic)?;
-    draft.there_and_back(Work::Product(tokens), tokens)?;
-    draft.experiment(Ending::Training)
+    draft.back(tokens)?;
+    draft.experiment(Ending::Gradients)
 }
 
-/// The same without calls that compute, in the form that most ops serve: f32 values, columnwise for backward. Gradients are of
-/// one token.
+/// A chain that trains, with a gradient of one token and f32 values, columnwise where the format derives them: every op once.
 pub(super) fn ladder(shape: Shape, format: Format) -> Result<Experiment, DeclareError> {
     let backward = match format {
         Format::F32 | Format::Bf16 => Orientation::Rowwise,
@@ -159,12 +166,16 @@ pub(super) fn ladder(shape: Shape, format: Format) -> Result<Experiment, Declare
     };
     let arithmetic = Arithmetic { format, math: Math::F32, form: Form::Dense, backward };
     let mut draft = Draft::new("ladder", 1, shape, arithmetic)?;
-    draft.there_and_back(Work::Nothing, 1)?;
+    draft.back(1)?;
     draft.experiment(Ending::Training)
 }
 
 /// Products of one weight, over so many tokens each.
-pub(super) fn products(shape: Shape, arithmetic: Arithmetic, tokens: &[usize]) -> Result<Experiment, DeclareError> {
+pub(super) fn products(
+    shape: Shape,
+    arithmetic: Arithmetic,
+    tokens: &[usize],
+) -> Result<Experiment, DeclareError> {
     let mut draft = Draft::new("products", 1, shape, arithmetic)?;
     for (number, tokens) in tokens.iter().enumerate() {
         draft.call(&format!("product{number}"), 0, Work::Product(*tokens), true)?;
@@ -192,7 +203,8 @@ pub(super) fn beside(
     communicators: u32,
 ) -> Result<Experiment, DeclareError> {
     let mut draft = Draft::new("beside", weights, shape, arithmetic)?;
-    draft.there_and_back(Work::Product(tokens), tokens)?;
+    draft.there(tokens)?;
+    draft.back(tokens)?;
     Ok(Experiment { depth: 1, communicators, ..draft.experiment(Ending::Gradients)? })
 }
 
@@ -204,6 +216,7 @@ pub(super) fn held_out(
     tokens: usize,
 ) -> Result<Experiment, DeclareError> {
     let mut draft = Draft::new("held-out", 2 * blocks, shape, arithmetic)?;
-    draft.there_and_back(Work::Product(tokens), tokens)?;
+    draft.there(tokens)?;
+    draft.back(tokens)?;
     Ok(Experiment { depth: 2, communicators: 2, ..draft.experiment(Ending::Training)? })
 }

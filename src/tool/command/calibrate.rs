@@ -154,6 +154,10 @@ impl Calibrate {
     }
 
     fn options(self) -> (PathBuf, CalibrateOptions) {
+        let source = match (&self.simulated, self.device) {
+            (Some(cluster), _) => format!("--simulated {}", cluster.escape_debug()),
+            (None, device) => format!("--device {device:?}").to_lowercase(),
+        };
         let device = match (self.simulated, self.device) {
             (Some(cluster), _) => CalibrateDevice::Simulated(cluster),
             (None, DeviceName::Auto) => CalibrateDevice::Auto,
@@ -172,7 +176,7 @@ impl Calibrate {
             between: self.between,
             flops: self.flops,
             memory: self.memory.map(ByteSize::bytes),
-            command: format!("warpweft calibrate --ranks {} --repeats {}", self.ranks, self.repeats),
+            command: format!("warpweft calibrate {source} --ranks {} --repeats {}", self.ranks, self.repeats),
             ..CalibrateOptions::new(device, self.ranks)
         };
         (self.out, options)
