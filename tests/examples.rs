@@ -87,6 +87,8 @@ fn the_main_job_trains_traces_and_explains_itself() {
     assert!(recorded.timeline.slices.iter().any(|slice| slice.category == "all-gather"));
     assert!(!recorded.host.is_empty(), "host spans are in the same file");
     assert!(std::fs::read_to_string(format!("{out}/loss.svg")).unwrap().contains("unigram entropy"));
+    let tuned = ["--device", "cpu", "--ranks", "1", "--steps", "7", "--tune", "6", "--out", out];
+    says("train", &tuned, "tune.steps = 0");
     says("train", &["--help"], "--depth");
     says("train", &["--help"], "--devices");
     says("train", &["--plan", "--format", "mxfp8", "--device", "cpu"], "partial cast");
@@ -105,6 +107,7 @@ fn the_main_job_refuses_what_it_cannot_do_with_one_clear_line() {
     assert!(refusal(&["--cluster", "h300"]).contains("the presets are h200x4"));
     assert!(refusal(&["--ranks", "0", "--device", "cpu"]).contains("at least one rank"));
     assert!(refusal(&["--device", "cpu", "--devices", "0"]).contains("leave one of them out"));
+    assert!(refusal(&["--tune", "5", "--device", "cpu"]).contains("from 6 to 20"));
     assert!(refusal(&["--devices", "0", "--ranks", "1"]).contains("--ranks"));
     let said = refusal(&["--device", "cuda", "--devices", "4000"]);
     let missing = ["libcuda", "libnvrtc", "libcublas", "cuInit", "feature `cuda`"];

@@ -3,8 +3,9 @@
 
 mod meddler;
 mod trainer;
+mod wrapped;
 
-use meddler::{Moment, Switch, backends, failing_at, failing_at_any};
+use meddler::{Switch, backends, failing_at, failing_at_any};
 use trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 use warpweft::backend::BackendError;
 use warpweft::backend::cpu::CpuSurface;
@@ -16,6 +17,7 @@ use warpweft::id::RankId;
 use warpweft::layout::MAX_ARENA;
 use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::session::{Outcome, Session, SessionError};
+use wrapped::Moment;
 
 fn trainer() -> Trainer {
     Trainer::new(2, Format::NVFP4_2D)

@@ -2,13 +2,14 @@
 //! lanes of one process, which is the only place where they can reach each other.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod port;
 mod trainer;
 
-use std::net::TcpListener;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use port::Port;
 use trainer::{Mischief, SIZE, Shaped, Trainer, input, losses, within_a_minute};
 use warpweft::backend::cpu::{CpuOptions, CpuWorld};
 use warpweft::config::{Capture, Config};
@@ -19,15 +20,10 @@ use warpweft::rendezvous::{Launcher, ProcessEnvironment, Rendezvous, Secret};
 use warpweft::session::{Checkpoint, Session, SessionError};
 
 fn config() -> Config {
-    let mut config = Config { capture: Capture::Step, deadline_s: 10.0, ..Config::default() };
+    let mut config = Config { capture: Capture::Step, deadline_s: 60.0, ..Config::default() };
     config.prefetch.depth = Some(2);
     config.optimizer.lr = 3e-3;
     config
-}
-
-fn free_port() -> u16 {
-    let begin = 11_000 + (std::process::id() % 8_000) as u16;
-    (begin..20_000).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap()
 }
 
 /// Runs `work` once for each of the processes, which own `ranks` ranks; each has a thread and a runtime.
@@ -43,7 +39,8 @@ where
 {
     let all: u32 = ranks.iter().sum();
     let device = Arc::new(CpuWorld::new(Mesh::new(all).unwrap(), CpuOptions::default()).unwrap());
-    let port = free_port();
+    let claimed = Port::claim();
+    let port = claimed.number();
     let processes = ranks.len() as u32;
     let threads: Vec<_> = (0..processes)
         .zip(ranks.to_vec())
@@ -61,7 +58,7 @@ where
                     launcher: Launcher::Torchrun,
                 };
                 let secret = Secret::new("a secret of sessions").unwrap();
-                let deadline = Duration::from_secs(10);
+                let deadline = Duration::from_secs(60);
                 let world = Rendezvous::of_processes(&environment, ranks, Some(&secret), deadline).unwrap();
                 let world = Arc::new(world);
                 let backends = world.own().map(|rank| device.backend(rank).unwrap()).collect();

@@ -29,6 +29,8 @@ pub(crate) fn cluster(name: &str) -> Result<Cluster, Box<dyn Error>> {
 /// Collects the times of one run.
 pub(crate) struct Watch {
     cluster: Cluster,
+    /// The plan that is watched: a session that tunes itself changes it.
+    plan: Option<u64>,
     steps: usize,
     /// Per task, of the watched steps and all ranks.
     tasks: Vec<Vec<u64>>,
@@ -38,11 +40,15 @@ pub(crate) struct Watch {
 
 impl Watch {
     pub(crate) fn new(cluster: Cluster) -> Self {
-        Self { cluster, steps: 0, tasks: Vec::new(), durations: Vec::new() }
+        Self { cluster, plan: None, steps: 0, tasks: Vec::new(), durations: Vec::new() }
     }
 
     /// A step of `train` has ended.
     pub(crate) fn add(&mut self, session: &Session, report: &StepReport) {
+        let plan = session.plan("train").ok().map(|plan| plan.fingerprint());
+        if plan != self.plan {
+            *self = Self { plan, ..Self::new(self.cluster.clone()) };
+        }
         self.steps += 1;
         if self.steps <= COLD {
             return;

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use warpweft::config::Config as Settings;
-use warpweft::config::{Backward, Capture, Prefetch, Scaling};
+use warpweft::config::{Backward, ByteSize, Capture, Prefetch, Scaling};
 use warpweft::format::Format;
 use warpweft::id::RankId;
 use warpweft::rendezvous::ProcessEnvironment;
@@ -70,6 +70,9 @@ struct Arguments {
     /// Uses ahead of which a weight may be gathered; 0 gathers on demand. [default: from --config]
     #[arg(long)]
     depth: Option<u32>,
+    /// Of the first steps, try plans in so many (6 to 20) and go on with the fastest. [default: from --config]
+    #[arg(long)]
+    tune: Option<u32>,
     /// Training steps.
     #[arg(long, default_value_t = 300)]
     steps: u32,
@@ -170,6 +173,9 @@ fn settings(arguments: &Arguments, root: &Path) -> Result<Settings, Box<dyn Erro
         forecast::cluster(cluster)?;
         settings.prefetch.cluster.clone_from(cluster);
     }
+    if let Some(steps) = arguments.tune {
+        settings.tune.steps = steps;
+    }
     if arguments.capture {
         settings.capture = Capture::Step;
     }
@@ -261,6 +267,8 @@ struct Run {
     last: Option<StepReport>,
     /// What a step was expected to take, if a cluster was named.
     forecast: Option<String>,
+    /// What was tried for a plan, if anything was.
+    tuning: Option<String>,
 }
 
 impl Run {
@@ -287,6 +295,7 @@ async fn train(
         skipped: 0,
         last: None,
         forecast: None,
+        tuning: None,
     };
     let mut watch = arguments.cluster.as_deref().map(forecast::cluster).transpose()?.map(Watch::new);
     let (mut tokens, mut targets) = (vec![0u8; config.tokens()], vec![0u8; config.tokens()]);
@@ -328,6 +337,7 @@ async fn train(
     }
     bar.finish();
     run.forecast = watch.map(|watch| watch.conclude(settings, session)).transpose()?;
+    run.tuning = session.tuning().map(ToString::to_string);
     Ok(run)
 }
 
@@ -397,6 +407,9 @@ fn conclude(
         let saved = size(report.bounds.columnwise_saved_bytes);
         println!("          columnwise planes made on demand save {saved} of arena over keeping them");
     }
+    if let Some(trials) = &run.tuning {
+        println!("tuning\n{}", trials.lines().map(|line| format!("          {line}\n")).collect::<String>());
+    }
     if run.skipped > 0 {
         println!("skipped   {} steps, for gradients that were not finite", run.skipped);
     }
@@ -435,8 +448,5 @@ fn picture(arguments: &Arguments, ranks: u32, corpus: &Corpus, losses: &[f32]) -
 
 /// Bytes as people read them.
 fn size(bytes: usize) -> String {
-    const UNITS: [(&str, f64); 3] = [("GiB", 1073741824.0), ("MiB", 1048576.0), ("KiB", 1024.0)];
-    let bytes = bytes as f64;
-    let unit = UNITS.iter().find(|(_, unit)| bytes >= *unit);
-    unit.map_or_else(|| format!("{bytes} B"), |(name, unit)| format!("{:.2} {name}", bytes / unit))
+    ByteSize::new(bytes as u64).rounded()
 }

@@ -27,7 +27,7 @@ pub use checked::{Checked, CheckedBound, CheckedGraph};
 use std::time::Instant;
 
 use crate::compute::{ComputeFactory, Surface};
-use crate::config::Reduce;
+use crate::config::{ByteSize, Reduce};
 use crate::id::{CallId, EventId, LaneId, RankId, TaskId};
 use crate::layout::{Binding, Lane, Region};
 use crate::model::Mesh;
@@ -219,7 +219,8 @@ pub struct ClosureFault {
 pub enum BackendError {
     /// The arena does not fit.
     #[error(
-        "{rank}: an arena of {bytes} bytes cannot be reserved: {reason}; lower memory.budget or prefetch.depth, or use more ranks"
+        "{rank}: an arena of {} cannot be reserved: {reason}; lower memory.budget or prefetch.depth, or use more ranks",
+        ByteSize::of(*bytes).in_full()
     )]
     Memory {
         /// The rank.

@@ -81,12 +81,35 @@ impl std::fmt::Display for Prefetch {
     }
 }
 
+/// Whether a session chooses when gathers start by what its first steps take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Tune {
+    /// How many of a session's first steps are trials at most: 0 for none, or 6 to 20.
+    pub steps: u32,
+}
+
+impl Tune {
+    /// Steps of one trial, of which the first warms up and is not measured.
+    pub const PER_TRIAL: u32 = 3;
+
+    /// The fewest steps of trials there may be: those of two, because one has nothing to be compared with.
+    pub const LEAST_STEPS: u32 = 2 * Self::PER_TRIAL;
+
+    /// The most steps of trials there may be.
+    pub const MOST_STEPS: u32 = 20;
+}
+
 /// How much transient memory a plan may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Memory {
     /// Most transient bytes per rank: gathered planes, dequantized weights, gradient slots and
     /// buffers. A plan that needs more is an error. No limit when not set.
+    ///
+    /// Outside of it, per rank: the resident part of the arena (optimizer state, shards, staging, carried buffers:
+    /// `PlanBounds::resident_bytes`); on GPUs the landing of what peers send of gradients
+    /// ([`Session::landing_bytes`](crate::session::Session::landing_bytes)), recordings of steps, and what closures, driver and NCCL take for themselves.
     pub budget: Option<ByteSize>,
 }
 

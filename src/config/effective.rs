@@ -1,7 +1,7 @@
 //! A configuration as TOML, each value with where it came from.
 //!
 //! **CF-4** What is printed loads back as the same configuration. Keys that are not set are printed
-//! as comments, so that a reader sees all there are.
+//! as comments, so that a reader sees all there are. A comment above a line says what its name does not.
 
 use std::fmt::Write;
 
@@ -38,6 +38,9 @@ impl Config {
             Some(value) => format!("{key} = {value}"),
             None => format!("# {key} is not set"),
         };
+        if let Some(aside) = keys::aside(&entry.path) {
+            push(text, format_args!("# {aside}\n"));
+        }
         let origin = self.origins.of(entry).to_string().replace(char::is_control, "?");
         push(text, format_args!("{line:<COMMENT$} # {origin}\n"));
     }
@@ -115,5 +118,7 @@ mod tests {
         assert_eq!(origin_of(&text, "check"), "set by the program", "changed after loading");
         assert_eq!(origin_of(&text, "communicators"), "default");
         assert_eq!(origin_of(&text, "# budget is not set"), "default");
+        let (above, _) = text.split_once("# budget is not set").unwrap();
+        assert!(above.lines().last().unwrap().contains("landing"), "{text}");
     }
 }

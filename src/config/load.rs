@@ -303,6 +303,8 @@ mod tests {
             ("trace.path", "7", "name of the file"),
             ("trace.first_step", "-1", "from 0 on"),
             ("trace.steps", "0", "from 1 on"),
+            ("tune.steps", "5", "from 6 to 20"),
+            ("tune.steps", "21", "0 (no tuning)"),
             ("weights", "3", "a list of tables"),
         ];
         for (key, value, takes) in wrong {

@@ -50,7 +50,7 @@ pub use calls::CallList;
 pub use choices::{
     AcrossMicroBatches, AdamMode, Backward, Capture, Columnwise, Cpu, Link, Masters, Memory, Moments,
     Optimizer, Prefetch, PrefetchPolicy, Quantize, Reduce, ReduceDtype, ReduceEvery, Scaling, TraceOutput,
-    Transport,
+    Transport, Tune,
 };
 pub use declared::{Declared, Rule, Takes};
 pub use error::ConfigError;
@@ -71,6 +71,8 @@ pub struct Config {
     pub prefetch: Prefetch,
     /// How much transient memory a plan may use.
     pub memory: Memory,
+    /// Whether the first steps of a session are trials that choose when gathers start.
+    pub tune: Tune,
     /// Communicators per rank, 1 or 2: with two, reductions do not queue behind gathers.
     pub communicators: u32,
     /// Where backward finds a weight that forward gathered.
@@ -113,6 +115,7 @@ impl Default for Config {
         Self {
             prefetch: Prefetch::default(),
             memory: Memory::default(),
+            tune: Tune::default(),
             communicators: 2,
             backward: Backward::default(),
             across_micro_batches: AcrossMicroBatches::default(),
@@ -175,6 +178,7 @@ mod tests {
             ("prefetch.policy", with(|c| c.prefetch.policy = Some(PrefetchPolicy::Auto))),
             ("prefetch.bytes", with(|c| c.prefetch = Prefetch::bytes(ByteSize::new(0)))),
             ("prefetch.cluster", with(|c| c.prefetch.cluster.clear())),
+            ("tune.steps", with(|c| c.tune.steps = 5)),
             ("memory.budget", with(|c| c.memory.budget = Some(ByteSize::new(0)))),
             ("quantize.amax_history", with(|c| c.quantize.amax_history = 0)),
             ("optimizer.lr", with(|c| c.optimizer.lr = -1e-3)),

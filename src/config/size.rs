@@ -2,6 +2,9 @@
 //!
 //! `1.2 GiB`, `512 MiB`, `10 GB`, `4096`. A fraction of a byte is cut off. Every size prints in a
 //! way that parses back to it: in the largest binary unit that divides it, else in bytes.
+//!
+//! Law: this is the one place that words bytes for people. Messages say them in full ([`ByteSize::in_full`]), because somebody may have
+//! to write the number down; tables and lines of figures say them rounded ([`ByteSize::rounded`]).
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,6 +24,9 @@ const UNITS: [(&str, u64); 9] = [
     ("MB", 1_000_000),
     ("KB", 1_000),
 ];
+
+/// From here on digits alone are hard to read.
+const LARGE: u64 = 1 << 20;
 
 /// A number of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,6 +51,34 @@ impl ByteSize {
     /// How many bytes.
     pub const fn bytes(self) -> u64 {
         self.0
+    }
+
+    /// What a count in memory is, for people.
+    pub(crate) const fn of(bytes: usize) -> Self {
+        Self(bytes as u64)
+    }
+
+    /// Every byte, and from a MiB on a rounded size beside them: `4096 bytes`, `1288490188 bytes (1.20 GiB)`.
+    pub fn in_full(self) -> String {
+        match self.0 {
+            bytes if bytes < LARGE => format!("{bytes} bytes"),
+            bytes => format!("{bytes} bytes ({})", self.rounded()),
+        }
+    }
+
+    /// Two decimals of the largest unit that leaves at least one: `1.25 MiB`.
+    pub fn rounded(self) -> String {
+        const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+        let mut unit = 0;
+        let mut number = self.0 as f64;
+        while number >= 1023.995 && unit + 1 < UNITS.len() {
+            number /= 1024.0;
+            unit += 1;
+        }
+        match unit {
+            0 => format!("{} B", self.0),
+            _ => format!("{number:.2} {}", UNITS[unit]),
+        }
     }
 }
 
@@ -133,6 +167,24 @@ mod tests {
 
     fn bytes(text: &str) -> Result<u64, ByteSizeError> {
         text.parse().map(ByteSize::bytes)
+    }
+
+    #[test]
+    fn people_read_every_byte_and_a_rounded_size_where_it_is_large() {
+        let full =
+            [0, 4096, (1 << 20) - 1, 1 << 20, 1_288_490_188].map(|bytes| ByteSize::new(bytes).in_full());
+        let expected = [
+            "0 bytes",
+            "4096 bytes",
+            "1048575 bytes",
+            "1048576 bytes (1.00 MiB)",
+            "1288490188 bytes (1.20 GiB)",
+        ];
+        assert_eq!(full, expected);
+        let rounded =
+            [0, 1023, 1024, 1280, (1 << 20) - 1, 1 << 30].map(|bytes| ByteSize::new(bytes).rounded());
+        assert_eq!(rounded, ["0 B", "1023 B", "1.00 KiB", "1.25 KiB", "1.00 MiB", "1.00 GiB"]);
+        assert_eq!(ByteSize::new(u64::MAX).rounded(), "16777216.00 TiB");
     }
 
     #[test]

@@ -75,6 +75,18 @@ pub enum ExecError {
         /// Steps the rank issued or imported, counted alike.
         issued: u32,
     },
+    /// A plan that a rank cannot run in place of a program's own.
+    #[error(
+        "{rank}: `{program}` cannot go on by another plan: {reason}; name every plan it may run when the rank is made, over the same resident layout"
+    )]
+    Adoption {
+        /// The rank.
+        rank: RankId,
+        /// The program.
+        program: String,
+        /// What does not fit.
+        reason: String,
+    },
     /// A rank's thread panicked: in the embedder's initializer, in a backend, or in this crate.
     #[error("the thread of {rank} panicked: {words}; build a new session and import the last export")]
     Panicked {

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::RankReport;
+use super::{Adoption, RankReport};
 use crate::backend::{ClosureFault, TaskInterval};
 use crate::format::DelayedState;
 use crate::id::RankId;
@@ -47,6 +47,13 @@ pub struct Exchange {
     pub loss_scale: f32,
     /// Is the coming step recorded for a trace?
     pub recorded: bool,
+    /// The plan that the coming step's program runs from now on, if it is another one; the rank takes it out.
+    pub adoption: Option<Adoption>,
+    /// Do all ranks tell each other what the coming step took?
+    pub measures: bool,
+    /// What the last step that was to be measured took, as all ranks agreed on, in nanoseconds: the step, then each of its tasks if the
+    /// backend timed them.
+    pub agreed: Vec<u64>,
     /// Per program, per buffer: bytes of inputs and outputs, micro-batch after micro-batch; empty for internal
     /// buffers.
     pub staged: Vec<Vec<Vec<u8>>>,

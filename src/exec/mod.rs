@@ -6,12 +6,14 @@
 //!
 //! A rank thread owns its backend, lanes, arena and plans. The session tells it what to do over a
 //! queue and reads what came of it from the rank's exchange. Ranks agree on host matters (equal
-//! plans, a usable recording) in a [`World`]; everything else they exchange on the device. Where a world has several
+//! plans, a usable recording, what a trial took) in a [`World`]; everything else they exchange on the device. Where a world has several
 //! processes, each also tells the others how its ranks ended a step.
 
+mod adopt;
 mod capture;
 mod error;
 mod exchange;
+mod measure;
 mod pump;
 mod rank;
 mod spread;
@@ -19,6 +21,7 @@ mod thread;
 mod transfer;
 mod world;
 
+pub use adopt::Adoption;
 pub use capture::{Capture, CaptureMode};
 pub use error::ExecError;
 pub use exchange::{Exchange, WeightShard};

@@ -10,13 +10,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::adopt::Room;
 use super::capture::Action;
 use super::{Capture, CaptureMode, Exchange, ExecError, Pump, World};
 use crate::backend::{Backend, BackendError};
 use crate::compute::ComputeFactory;
 use crate::flow::{FlowError, Poison};
 use crate::id::RankId;
-use crate::layout::{Content, Region};
+use crate::layout::{Binding, Content, Region};
 use crate::model::Role;
 use crate::op::{Op, Vote};
 use crate::plan::{EdgeState, StepPlan, carried};
@@ -36,14 +37,18 @@ pub struct Rank<B: Backend> {
     pub(super) memory: B::Memory,
     streams: Vec<B::Stream>,
     pub(super) prologue: Installed<B>,
-    programs: Vec<Installed<B>>,
+    pub(super) programs: Vec<Installed<B>>,
+    /// What was reserved, which every plan must fit.
+    pub(super) room: Room,
+    /// Whether steps of programs are recorded, but for trials.
+    pub(super) capture: CaptureMode,
     /// Places of the carried buffers.
     pub(super) carried: Vec<Region>,
     /// What the weights hold, counted from the masters that were set last.
     pub(super) edge: EdgeState,
     /// Optimizer steps taken, those of an import included.
     pub(super) optimizer_steps: u32,
-    poison: Poison,
+    pub(super) poison: Poison,
     pub(super) world: Arc<World>,
 }
 
@@ -60,11 +65,31 @@ impl<B: Backend> Rank<B> {
         capture: CaptureMode,
         closures: &ComputeFactory<B::Surface>,
     ) -> Result<Self, ExecError> {
+        Self::with_room(backend, world, prologue, programs, &[], capture, closures)
+    }
+
+    /// As [`Rank::new`], with room for plans that programs may run later in place of their own ([`Exchange::adoption`]).
+    ///
+    /// # Errors
+    /// As [`Rank::new`].
+    pub fn with_room(
+        backend: B,
+        world: Arc<World>,
+        prologue: Arc<StepPlan>,
+        programs: Vec<Arc<StepPlan>>,
+        later: &[Arc<StepPlan>],
+        capture: CaptureMode,
+        closures: &ComputeFactory<B::Surface>,
+    ) -> Result<Self, ExecError> {
         for plan in std::iter::once(&prologue).chain(&programs) {
             agree(&world, backend.rank(), plan)?;
         }
-        let bytes = programs.iter().chain([&prologue]).map(|plan| plan.arena.bytes()).max().unwrap_or(0);
-        let memory = backend.reserve(bytes, landing_bytes(&backend, &prologue, &programs)?)?;
+        let all = || programs.iter().chain(later);
+        let room = Room {
+            arena: all().chain([&prologue]).map(|plan| plan.arena.bytes()).max().unwrap_or(0),
+            landing: landing_bytes(&backend, &prologue, all())?,
+        };
+        let memory = backend.reserve(room.arena, room.landing)?;
         let compute = prologue.compute_lane();
         let streams = prologue
             .lanes
@@ -73,10 +98,10 @@ impl<B: Backend> Rank<B> {
             .collect::<Result<_, _>>()?;
         let poison = Poison::default();
         let carried = carried(&programs).into_iter().map(|(_, region)| region).collect();
-        let prologue = install(&backend, &memory, prologue, CaptureMode::Off, &poison)?;
+        let prologue = install(&backend, &memory, prologue, CaptureMode::Off, false, &poison)?;
         let programs = programs
             .into_iter()
-            .map(|plan| install(&backend, &memory, plan, capture, &poison))
+            .map(|plan| install(&backend, &memory, plan, capture, false, &poison))
             .collect::<Result<_, _>>()?;
         let edge = EdgeState::NEW_MASTERS;
         let optimizer_steps = 0;
@@ -86,6 +111,8 @@ impl<B: Backend> Rank<B> {
             streams,
             prologue,
             programs,
+            room,
+            capture,
             carried,
             edge,
             optimizer_steps,
@@ -124,6 +151,9 @@ impl<B: Backend> Rank<B> {
         if program >= programs {
             return Err(ExecError::NoProgram { rank: self.id(), program, programs });
         }
+        if let Some(adoption) = exchange.adoption.take() {
+            self.adopt(program, adoption)?;
+        }
         self.quantize_new_masters()?;
         let plan = Arc::clone(&self.programs[program].plan);
         self.upload_inputs(&plan, program, exchange)?;
@@ -142,6 +172,9 @@ impl<B: Backend> Rank<B> {
             }
         };
         self.download_outputs(&plan, program, exchange)?;
+        if exchange.measures {
+            exchange.agreed = self.world.agree_on_times(self.id(), &exchange.intervals, driven.step)?;
+        }
         self.world.spread_report(self.id(), &plan, program, exchange)
     }
 
@@ -213,7 +246,7 @@ impl<B: Backend> Rank<B> {
     }
 }
 
-fn agree(world: &World, rank: RankId, plan: &StepPlan) -> Result<(), ExecError> {
+pub(super) fn agree(world: &World, rank: RankId, plan: &StepPlan) -> Result<(), ExecError> {
     let all = world.exchange(rank, plan.fingerprint())?;
     if all.windows(2).all(|pair| pair[0] == pair[1]) {
         return Ok(());
@@ -230,27 +263,29 @@ fn agree(world: &World, rank: RankId, plan: &StepPlan) -> Result<(), ExecError> 
 ///
 /// # Errors
 /// What the backend refuses of a plan.
-pub fn landing_bytes<B: Backend>(
+pub fn landing_bytes<'plans, B: Backend>(
     backend: &B,
-    prologue: &StepPlan,
-    programs: &[Arc<StepPlan>],
+    prologue: &'plans StepPlan,
+    programs: impl IntoIterator<Item = &'plans Arc<StepPlan>>,
 ) -> Result<usize, ExecError> {
     let mut most = 0;
-    for plan in programs.iter().map(AsRef::as_ref).chain([prologue]) {
+    for plan in programs.into_iter().map(AsRef::as_ref).chain([prologue]) {
         most = most.max(backend.landing_bytes(&plan.binding(backend.rank(), &plan.ops()))?);
     }
     Ok(most)
 }
 
-fn install<B: Backend>(
+/// Binds a plan and hires its actors; `timed` if its tasks must be timed.
+pub(super) fn install<B: Backend>(
     backend: &B,
     memory: &B::Memory,
     plan: Arc<StepPlan>,
     capture: CaptureMode,
+    timed: bool,
     poison: &Poison,
 ) -> Result<Installed<B>, ExecError> {
     let ops = plan.ops();
-    let bound = backend.bind(memory, &plan.binding(backend.rank(), &ops))?;
+    let bound = backend.bind(memory, &Binding { timed, ..plan.binding(backend.rank(), &ops) })?;
     let vote = plan.tasks.iter().find_map(|task| match task.op {
         Op::Vote { vote, .. } => Some(plan.arena.region(vote)),
         _ => None,
@@ -270,6 +305,8 @@ struct Driven {
     unrecorded: Option<String>,
     /// How long that took, without recording and without waiting for the lanes.
     issue: Duration,
+    /// The same with waiting for the lanes.
+    step: Duration,
 }
 
 /// Issues, records or replays one step and waits for its end.
@@ -306,7 +343,7 @@ fn drive<B: Backend>(
     for stream in streams.iter_mut() {
         outcome = outcome.and(backend.synchronize(stream));
     }
-    Ok(outcome.map(|()| Driven { unrecorded, issue })?)
+    Ok(outcome.map(|()| Driven { unrecorded, issue, step: begin.elapsed() })?)
 }
 
 /// Records one step without running it.

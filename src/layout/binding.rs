@@ -60,4 +60,6 @@ pub struct Binding<'plan> {
     pub events: usize,
     /// Constants.
     pub settings: Settings,
+    /// Must tasks be timed, also where that costs something?
+    pub timed: bool,
 }

@@ -14,7 +14,8 @@ pub enum Recipe {
     /// bf16 by bf16. Weights of any format, dequantized into a planned bf16 slot; those in bf16 are read as they lie.
     Bf16,
     /// FP8 by FP8 with one scale each. Activations and their gradients take scale rule and epsilon of the weight, with
-    /// an amax of their own, found when they are quantized. From compute capability 8.9 on.
+    /// an amax of their own, found when they are quantized. From compute capability 8.9 on, as
+    /// NVIDIA documents it; seen running on 9.0 only.
     Fp8Tensor(Fp8Tensor),
     /// FP8 activations in 1×128 blocks by weights in 128×128 blocks; the weight's gradient from 1×128 blocks by
     /// 1×128 blocks. Activations take scale rule and epsilon of the weight. Compute capability 9.0 only.

@@ -11,7 +11,7 @@ use super::prefetch::{Demand, Timetable, demands};
 use super::resident::ResidentLayout;
 use super::step_plan::{EdgeState, PlanBounds, Policy, StepPlan, Task};
 use super::{Costs, PlanError, Prefetch, verify};
-use crate::config::{AcrossMicroBatches, Columnwise};
+use crate::config::{AcrossMicroBatches, ByteSize, Columnwise};
 use crate::format::Shape;
 use crate::id::{CallId, CommSeq, Version};
 use crate::layout::{ArenaLayout, Lane, LaneKind, Weights};
@@ -310,7 +310,7 @@ fn check_budget(request: &Request<'_>, demands: &[Demand<'_>], placed: &Placed) 
         .iter()
         .take(4)
         .map(|slot| &slots[slot.index()])
-        .map(|slot| format!("`{}` ({} bytes)", slot.name, slot.region.bytes))
+        .map(|slot| format!("`{}` ({})", slot.name, ByteSize::of(slot.region.bytes).rounded()))
         .collect();
     let moment = tasks
         .get(peak.task.index())

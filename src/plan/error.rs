@@ -1,6 +1,7 @@
 //! Why no plan could be made.
 
 use super::VerifyError;
+use crate::config::ByteSize;
 
 /// A program that cannot be planned as asked. Nothing was reserved or run.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -8,8 +9,10 @@ use super::VerifyError;
 pub enum PlanError {
     /// The transient bytes do not fit the budget.
     #[error(
-        "program `{program}`: {} {needed} transient bytes per rank, but memory.budget is {budget}; the fullest moment is {moment}, with {alive}; {}raise the budget",
+        "program `{program}`: {} {} of transient memory per rank, but memory.budget is {}; the fullest moment is {moment}, with {alive}; {}raise the budget",
         prefetch.as_ref().map_or_else(|| "it needs".to_owned(), |prefetch| format!("{prefetch} needs")),
+        ByteSize::of(*needed).in_full(),
+        ByteSize::of(*budget).in_full(),
         if prefetch.is_some() { "prefetch less or " } else { "" }
     )]
     Budget {
@@ -28,7 +31,9 @@ pub enum PlanError {
     },
     /// Too few bytes to gather anything ahead.
     #[error(
-        "prefetch.bytes is {limit}, but {first} and {second} need {needed} bytes of gathered planes at once; set prefetch.bytes to at least {needed}, or prefetch.depth = 0 to gather on demand"
+        "prefetch.bytes is {}, but {first} and {second} need {} of gathered planes at once; set prefetch.bytes to at least {needed}, or prefetch.depth = 0 to gather on demand",
+        ByteSize::of(*limit).in_full(),
+        ByteSize::of(*needed).in_full()
     )]
     Prefetch {
         /// The weight and call that are under way.
@@ -50,7 +55,8 @@ pub enum PlanError {
     },
     /// More bytes than an arena can have, by themselves or together with what was placed before.
     #[error(
-        "{what} would take the arena beyond {limit} bytes, which no memory can hold; use smaller weights or buffers, or check how their sizes are computed"
+        "{what} would take the arena beyond {}, which no memory can hold; use smaller weights or buffers, or check how their sizes are computed",
+        ByteSize::of(*limit).in_full()
     )]
     TooLarge {
         /// The slot, with whose bytes the limit was passed.
@@ -60,7 +66,9 @@ pub enum PlanError {
     },
     /// Two programs disagree on a carried buffer.
     #[error(
-        "buffer `{buffer}` is carried by `{first}` with {first_bytes} bytes and by `{second}` with {second_bytes}; carried buffers of one name are one buffer, so give them one size"
+        "buffer `{buffer}` is carried by `{first}` with {} and by `{second}` with {}; carried buffers of one name are one buffer, so give them one size",
+        ByteSize::of(*first_bytes).in_full(),
+        ByteSize::of(*second_bytes).in_full()
     )]
     Carried {
         /// The buffer's name.

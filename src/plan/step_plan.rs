@@ -210,6 +210,7 @@ impl StepPlan {
             ops,
             events: self.events,
             settings: self.policy.settings,
+            timed: false,
         }
     }
 }

@@ -6,6 +6,7 @@
 use std::fmt::{Display, Formatter, Result};
 
 use super::StepPlan;
+use crate::config::ByteSize;
 
 impl Display for StepPlan {
     fn fmt(&self, out: &mut Formatter<'_>) -> Result {
@@ -39,19 +40,20 @@ impl Display for StepPlan {
             )?;
         }
         let bounds = &self.bounds;
+        let size = |bytes: usize| ByteSize::of(bytes).in_full();
         writeln!(
             out,
-            "resident {} bytes; transient {} bytes, of which at most {} live at once ({} weights and gradients) at {}; {} bytes in per step",
-            bounds.resident_bytes,
-            bounds.transient_bytes,
-            bounds.live_bytes,
-            bounds.live_weight_bytes,
+            "resident {}; transient {}, of which at most {} live at once ({} weights and gradients) at {}; {} in per step",
+            size(bounds.resident_bytes),
+            size(bounds.transient_bytes),
+            size(bounds.live_bytes),
+            size(bounds.live_weight_bytes),
             self.describe(bounds.live_peak),
-            bounds.wire_bytes,
+            size(bounds.wire_bytes),
         )?;
         if bounds.columnwise_saved_bytes > 0 {
-            let saved = bounds.columnwise_saved_bytes;
-            writeln!(out, "columnwise planes on demand save {saved} transient bytes over keeping them")?;
+            let saved = size(bounds.columnwise_saved_bytes);
+            writeln!(out, "columnwise planes on demand save {saved} of transient memory over keeping them")?;
         }
         self.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
     }

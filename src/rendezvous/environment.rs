@@ -101,7 +101,7 @@ const READ: [&str; 15] = [
 ];
 
 /// A value that is no text is not taken for one that is not set.
-fn refuse_noise(name: &'static str, value: Option<&OsStr>) -> Result<(), RendezvousError> {
+pub(super) fn refuse_noise(name: &'static str, value: Option<&OsStr>) -> Result<(), RendezvousError> {
     match value {
         Some(value) if value.to_str().is_none() => Err(RendezvousError::Variable {
             name,

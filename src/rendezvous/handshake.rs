@@ -148,7 +148,7 @@ mod tests {
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (other, _) = listener.accept().unwrap();
         for end in [&one, &other] {
-            end.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            end.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         }
         (one, other)
     }

@@ -302,7 +302,7 @@ mod tests {
     fn connection(number: u32) -> (Connection, Peer) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        theirs.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let (stream, _) = listener.accept().unwrap();
         let secret = Secret::new("a secret of tests").unwrap();
         let ([out, into], [heard, said]) = (sealed::keys(&secret, &[]), sealed::keys(&secret, &[]));
@@ -319,14 +319,14 @@ mod tests {
 
     /// A world of two, whose other process takes nothing until the queue to it is full, and then says good-bye.
     fn good_bye_to_a_full_queue() -> (Arc<Shared>, Links, Peer) {
-        let shared = Arc::new(Shared::new(2, 0..1, Duration::from_secs(20)));
+        let shared = Arc::new(Shared::new(2, 0..1, Duration::from_secs(60)));
         let (connection, mut peer) = connection(1);
         let links = Links::start(&shared, vec![connection]).unwrap();
         while shared.outgoing()[0].tell(part(), Duration::from_millis(200)) {}
         peer.says(&Message::Bye);
         let begun = Instant::now();
         while !shared.outgoing()[0].has_left.is_set() {
-            assert!(begun.elapsed() < Duration::from_secs(10), "nobody heard the good-bye");
+            assert!(begun.elapsed() < Duration::from_secs(60), "nobody heard the good-bye");
             std::thread::sleep(Duration::from_millis(1));
         }
         (shared, links, peer)
@@ -353,7 +353,7 @@ mod tests {
         drop(peer);
         let begun = Instant::now();
         while !links.threads.iter().all(JoinHandle::is_finished) {
-            assert!(begun.elapsed() < Duration::from_secs(10), "a thread goes on");
+            assert!(begun.elapsed() < Duration::from_secs(60), "a thread goes on");
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(shared.ended(), None);

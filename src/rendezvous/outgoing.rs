@@ -11,7 +11,9 @@ use crossbeam::channel::{SendTimeoutError, Sender};
 use super::message::Message;
 use crate::id::ProcessId;
 
-/// How long a process that closes waits for the other ends to do so.
+/// How long a process that closes waits for the other ends to do so, all of them together. Long enough for messages under way on any
+/// network that keeps a step's meetings, short enough that nobody takes a closing program for one that hangs. A peer that takes nothing until
+/// then loses what was not written to it.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
 
 /// The way to one process.

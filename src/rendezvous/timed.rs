@@ -63,6 +63,7 @@ mod tests {
     #[test]
     fn bytes_that_drip_do_not_put_the_limit_off() {
         let (mine, mut theirs) = pair();
+        theirs.write_all(b"w").unwrap();
         // Until this end is closed.
         let drip = std::thread::spawn(move || {
             while theirs.write_all(b"w").is_ok() {

@@ -10,15 +10,16 @@ use std::time::Duration;
 
 use super::plans::{Plans, host_buffers};
 use super::recorder::Recorder;
-use super::{Program, Session, SessionError};
+use super::tuning::Tuning;
+use super::{Program, Session, SessionError, costs};
 use crate::backend::cpu::{CpuOptions, CpuWorld, Link};
 use crate::backend::{Backend, Checked};
 use crate::compute::{Compute, ComputeFactory, Surface};
-use crate::config::{Config, Reduce};
+use crate::config::{ByteSize, Config, Reduce};
 use crate::exec::{CaptureMode, Inbox, Initializer, RankThread, Setup, World, landing_bytes, report_bytes};
 use crate::id::RankId;
 use crate::model::{Mesh, Role, StepProgram};
-use crate::plan::StepPlan;
+use crate::plan::{Costs, StepPlan};
 use crate::rendezvous::Rendezvous;
 use crate::trace::HostTrace;
 
@@ -111,11 +112,25 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         self.config.validate()?;
         check_reduce(&self.config, &backends)?;
         let mesh = one_world(&backends, &rendezvous)?;
+        let costs = costs::configured(&self.config, mesh.ranks())?;
+        self.start_planned(mesh, costs.as_ref(), rendezvous, backends).await
+    }
+
+    /// Plans for `mesh`, counting with `costs`, and starts the ranks of `backends`.
+    pub(super) async fn start_planned<B: Backend<Surface = S>>(
+        self,
+        mesh: Mesh,
+        costs: Option<&Costs>,
+        rendezvous: Arc<Rendezvous>,
+        backends: Vec<B>,
+    ) -> Result<Session, SessionError> {
         let device = backends.first().map_or_else(String::new, Backend::describe);
-        let plans = Plans::new(&self.programs, &self.config, mesh)?;
+        let plans = Plans::with_costs(&self.programs, &self.config, mesh, costs)?;
         check_outputs(&plans, &rendezvous)?;
+        let tuning = Tuning::new(&self.config, &self.programs, &plans, costs)?;
+        let later = tuning.as_ref().map_or_else(Vec::new, Tuning::later);
         let landing_bytes = match backends.first() {
-            Some(backend) => landing_bytes(backend, &plans.prologue, &plans.programs)?,
+            Some(backend) => landing_bytes(backend, &plans.prologue, plans.programs.iter().chain(&later))?,
             None => 0,
         };
         let recorder = self.recorder(&backends, &device, &rendezvous)?;
@@ -138,6 +153,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
             recorder: None,
             device,
             landing_bytes,
+            tuning,
             rendezvous,
         };
         for (backend, exchange) in backends.into_iter().zip(exchanges) {
@@ -147,6 +163,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
                 world: Arc::clone(&world),
                 prologue: Arc::clone(&plans.prologue),
                 programs: plans.programs.clone(),
+                later: later.clone(),
                 capture: CaptureMode::from(&self.config),
                 closures: Arc::clone(&self.closures),
                 initializer: Arc::clone(&self.initializer),
@@ -248,9 +265,10 @@ fn check_outputs(plans: &Plans, rendezvous: &Rendezvous) -> Result<(), SessionEr
         None => Ok(()),
         Some(plan) => Err(SessionError::Start {
             reason: format!(
-                "the outputs of `{}` have {} bytes, and processes tell each other {most} at most; make them smaller",
+                "the outputs of `{}` have {}, and processes tell each other {} at most; make them smaller",
                 plan.name,
-                report_bytes(plan)
+                ByteSize::of(report_bytes(plan)).in_full(),
+                ByteSize::of(most).in_full()
             ),
         }),
     }

@@ -1,6 +1,6 @@
 //! The costs a session's planner counts with.
 //!
-//! Law: costs are needed for `prefetch.policy = "auto"` alone, and come from the machine that the configuration names; a simulation
+//! Law: costs are needed for `prefetch.policy = "auto"` alone, which trials come to as well (`tune.steps`), and come from the machine that the configuration names; a simulation
 //! brings its own. They are the same on every rank, because configuration and cluster files are.
 
 use super::SessionError;
@@ -22,10 +22,10 @@ pub fn costs_of(config: &Config, cluster: &Cluster, ranks: u32) -> Result<Costs,
     Ok(Costs::new(prices, config.capture == Capture::Step))
 }
 
-/// Those of the machine that the configuration names, if its policy needs any.
+/// Those of the machine that the configuration names, if its policy or its trials need any.
 pub(super) fn configured(config: &Config, ranks: u32) -> Result<Option<Costs>, SessionError> {
     let prefetch = &config.prefetch;
-    if prefetch.policy != Some(PrefetchPolicy::Auto) {
+    if prefetch.policy != Some(PrefetchPolicy::Auto) && config.tune.steps == 0 {
         return Ok(None);
     }
     let cluster = named(&prefetch.cluster).ok_or_else(|| SessionError::NoCluster {

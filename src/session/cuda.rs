@@ -114,7 +114,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let (go, gone) = std::sync::mpsc::channel();
         // Work that ends only if the same executor gets to the other future.
-        let waits = beside(move || gone.recv_timeout(Duration::from_secs(10)).is_ok());
+        let waits = beside(move || gone.recv_timeout(Duration::from_secs(60)).is_ok());
         let says = async { go.send(()).unwrap() };
         let begun = Instant::now();
         let (went_on, ()) = runtime.block_on(async { tokio::join!(waits, says) });

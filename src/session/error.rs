@@ -28,6 +28,9 @@ pub enum SessionError {
     /// No world of ranks could be made.
     #[error(transparent)]
     World(#[from] WorldError),
+    /// Trials cannot be limited like this.
+    #[error(transparent)]
+    Tune(#[from] crate::tune::LimitsError),
     /// A world cannot be simulated.
     #[error(transparent)]
     Simulator(#[from] SimError),

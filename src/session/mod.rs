@@ -4,8 +4,8 @@
 //! version on all ranks. A dropped `step` future finishes in the background and the next call
 //! awaits it and tells how it ended. A session owns the ranks of its process; where there are several processes, all call the
 //! same methods in the same order, and get the same outcomes (EX-2). After a closure's error the session goes on; after a panic or the death of a rank
-//! it is poisoned and says so until it is dropped. Nothing here is global: two sessions live side
-//! by side.
+//! it is poisoned and says so until it is dropped. Where the configuration asks for it, the first steps choose the plan ([`Tuning`]).
+//! Nothing here is global: two sessions live side by side.
 
 mod builder;
 mod checkpoint;
@@ -22,6 +22,7 @@ mod report;
 mod simulation;
 mod store;
 mod tensors;
+mod tuning;
 
 pub use builder::SessionBuilder;
 pub use checkpoint::{Carried, CarriedBuffer, Checkpoint, PlanesState, WeightState};
@@ -31,6 +32,7 @@ pub use file_store::FileStore;
 pub use report::{NotRecorded, Outcome, StepReport};
 pub use simulation::{Simulation, plan_program, plan_program_on};
 pub use store::{CheckpointStore, StoreError};
+pub use tuning::Tuning;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -66,6 +68,7 @@ pub struct Session {
     recorder: Option<Recorder>,
     device: String,
     landing_bytes: usize,
+    tuning: Option<Tuning>,
     /// Dropped behind the ranks, which say good-bye first.
     rendezvous: Arc<Rendezvous>,
 }
@@ -101,10 +104,17 @@ impl Session {
         self.settle().await?;
         self.check_usable()?;
         let number = self.position(program)?;
+        let adoption = self.tuning.as_mut().and_then(|tuning| tuning.before_step(number));
+        if let Some(adoption) = &adoption {
+            self.programs[number].plan = Arc::clone(&adoption.plan);
+        }
+        let measures = self.tuning.as_ref().is_some_and(|tuning| tuning.measures(number));
         for (rank, thread) in self.ranks.iter().enumerate() {
             let mut exchange = thread.exchange();
             exchange.learning_rate = self.learning_rate;
             exchange.loss_scale = self.loss_scale;
+            exchange.adoption.clone_from(&adoption);
+            exchange.measures = measures;
             exchange.recorded = self.recorder.as_ref().is_some_and(|recorder| recorder.keeps(self.steps));
             for (staged, input) in exchange.staged[number].iter_mut().zip(&self.programs[number].inputs[rank])
             {
@@ -262,12 +272,18 @@ impl Session {
         }
     }
 
-    /// The plan of a program.
+    /// The plan of a program; while the session tunes itself, that of its last step.
     ///
     /// # Errors
     /// An unknown program.
     pub fn plan(&self, program: &str) -> Result<&Arc<StepPlan>, SessionError> {
         Ok(&self.programs[self.position(program)?].plan)
+    }
+
+    /// What the session tried and chose, if its configuration asks for trials (`tune.steps`).
+    #[must_use]
+    pub const fn tuning(&self) -> Option<&Tuning> {
+        self.tuning.as_ref()
     }
 
     /// Number of ranks of the world, in all processes.
@@ -429,6 +445,13 @@ impl Session {
         let exchanges: Vec<_> = self.ranks.iter().map(RankThread::exchange).collect();
         if let Some(recorder) = &mut self.recorder {
             recorder.record(&plan, step, self.rendezvous.range().start, &exchanges);
+        }
+        if let Some(tuning) = &mut self.tuning {
+            let times = exchanges.first().filter(|first| {
+                let is_skipped = first.vote.is_some_and(|vote| vote.skips());
+                !is_skipped && ranks.iter().all(|report| report.fault.is_none())
+            });
+            tuning.after_step(number, times.map(|first| first.agreed.as_slice()));
         }
         let faulted = (ranks.iter().enumerate())
             .find_map(|(rank, report)| report.fault.as_ref().map(|fault| (RankId::at(rank), fault)));

@@ -1,6 +1,6 @@
-//! The plans of a session, made once.
+//! The plans of a session, made once; those of trials over the same resident layout.
 //!
-//! Law: plans name no rank (PL-1), so one set serves all ranks of a process; everything is planned
+//! Law: plans name no rank (PL-1), so one set serves all ranks of a process; everything a session begins with is planned
 //! and proved before the first thread starts. Ranks still compare fingerprints with each other,
 //! because those of other processes make their own.
 
@@ -11,13 +11,39 @@ use crate::config::Config;
 use crate::exec::Exchange;
 use crate::layout::{StateLayout, Weights};
 use crate::model::{BufferSpec, Mesh, Role, StepProgram};
-use crate::plan::{Costs, Policy, ResidentLayout, StepPlan};
+use crate::plan::{Costs, PlanError, Policy, ResidentLayout, StepPlan};
 
 /// One plan per program, and the one that quantizes masters.
 #[derive(Debug)]
 pub(super) struct Plans {
     pub(super) prologue: Arc<StepPlan>,
     pub(super) programs: Vec<Arc<StepPlan>>,
+    pub(super) planner: Planner,
+}
+
+/// What all plans of a session are made of.
+#[derive(Clone, Debug)]
+pub(super) struct Planner {
+    weights: Weights,
+    resident: ResidentLayout,
+    /// As configured.
+    pub(super) policy: Policy,
+}
+
+impl Planner {
+    /// A plan of one of the session's programs.
+    pub(super) fn plan(
+        &self,
+        program: &StepProgram,
+        policy: &Policy,
+        costs: Option<&Costs>,
+    ) -> Result<Arc<StepPlan>, PlanError> {
+        let Self { weights, resident, .. } = self;
+        match costs {
+            Some(costs) => StepPlan::timed(program, weights, resident, policy, costs).map(Arc::new),
+            None => StepPlan::within(program, weights, resident, policy).map(Arc::new),
+        }
+    }
 }
 
 impl Plans {
@@ -48,14 +74,11 @@ impl Plans {
         let weights = Weights::new(first.model().weights(), mesh).with_state(StateLayout::from(config));
         let declared: Vec<&StepProgram> = programs.iter().collect();
         let resident = ResidentLayout::new(&weights, &declared)?;
-        let plan = |program| match costs {
-            Some(costs) => StepPlan::timed(program, &weights, &resident, &policy, costs).map(Arc::new),
-            None => StepPlan::within(program, &weights, &resident, &policy).map(Arc::new),
-        };
-        Ok(Self {
-            prologue: Arc::new(StepPlan::prologue(&weights, &resident, &policy)?),
-            programs: declared.into_iter().map(plan).collect::<Result<_, _>>()?,
-        })
+        let prologue = Arc::new(StepPlan::prologue(&weights, &resident, &policy)?);
+        let planner = Planner { weights, resident, policy };
+        let plan = |program| planner.plan(program, &policy, costs);
+        let programs = declared.into_iter().map(plan).collect::<Result<_, _>>()?;
+        Ok(Self { prologue, programs, planner })
     }
 
     /// An exchange with room for everything a step of any program stages.

@@ -64,8 +64,9 @@ pub struct StepReport {
     /// How the steps right before this one ended whose futures were dropped, so that nobody saw their
     /// reports; oldest first.
     pub unobserved: Vec<Outcome>,
-    /// This step was to be recorded and some rank could not. It ran all the same; this program's
-    /// steps are issued anew from now on, on all ranks.
+    /// This step was to be recorded and some rank could not. It ran all the same. Ranks that could have dropped what they
+    /// recorded, so all ranks do the same: they issue this program's steps anew from now on, and none tries again in this session. Said in the
+    /// report of this step only, on every process; of several ranks that could not, the first is named.
     pub not_recorded: Option<NotRecorded>,
     /// From the command to the last rank's reply.
     pub duration: Duration,

@@ -11,7 +11,7 @@ use super::costs::costs_of;
 use super::plans::Plans;
 use super::recorder::{add_step, causes};
 use super::report::measure;
-use super::{Session, SessionError};
+use super::{Session, SessionBuilder, SessionError};
 use crate::backend::sim::{SimSurface, SimWorld};
 use crate::backend::{Backend, TaskInterval};
 use crate::cluster::Cluster;
@@ -22,6 +22,7 @@ use crate::id::RankId;
 use crate::layout::LaneKind;
 use crate::model::{Call, Mesh, StepProgram};
 use crate::plan::{Costs, StepPlan};
+use crate::rendezvous::Rendezvous;
 use crate::trace::{Exposure, Nanoseconds, Timeline};
 
 /// What a simulated step came to.
@@ -94,6 +95,25 @@ fn plans_on(
 
 fn first(plans: Plans) -> Result<Arc<StepPlan>, SessionError> {
     plans.programs.into_iter().next().ok_or_else(|| SessionError::Start { reason: "no program".into() })
+}
+
+impl SessionBuilder<SimSurface> {
+    /// Starts a session in virtual time, on `ranks` ranks of `cluster`. One rank is driven and stands for all of them: the session owns rank 0
+    /// alone, its closures are never called, and what it reports or exports of values is zeros. Times are virtual but for
+    /// [`super::StepReport::duration`] and [`super::StepReport::issue`]. The planner counts with the same cluster.
+    ///
+    /// # Errors
+    /// [`SessionError::Simulator`] when the ranks do not fit the cluster, then as [`SessionBuilder::start`].
+    pub async fn start_simulated(mut self, cluster: &Cluster, ranks: u32) -> Result<Session, SessionError> {
+        self.config.prefetch.cluster.clone_from(&cluster.name);
+        self.config.validate()?;
+        let mesh = Mesh::new(ranks)?;
+        let costs = costs_of(&self.config, cluster, ranks)?;
+        let backend = SimWorld::new(mesh, cluster.clone(), self.config.reduce)?.backend()?;
+        // The one rank that is driven meets nobody on the host.
+        let alone = Rendezvous::of_threads(1, Duration::from_secs_f64(self.config.deadline_s));
+        self.start_planned(mesh, Some(&costs), Arc::new(alone), vec![backend]).await
+    }
 }
 
 impl Session {

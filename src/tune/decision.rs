@@ -5,6 +5,7 @@
 use std::fmt;
 
 use super::trial::Candidate;
+use crate::config::ByteSize;
 
 /// One trial and what was made of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,18 +57,19 @@ impl fmt::Display for Candidate {
 impl fmt::Display for Decision {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = |nanoseconds: u64| nanoseconds as f64 / 1e6;
+        let size = |bytes: &usize| ByteSize::of(*bytes).in_full();
         write!(formatter, "{}: ", self.candidate)?;
         if let Some(step) = self.step {
             write!(formatter, "{:.3} ms, ", ms(step))?;
         }
         match &self.verdict {
-            Verdict::Chosen { bytes, before: None } => write!(formatter, "{bytes} bytes: the first choice"),
+            Verdict::Chosen { bytes, before: None } => write!(formatter, "{}: the first choice", size(bytes)),
             Verdict::Chosen { bytes, before: Some(before) } => {
-                write!(formatter, "{bytes} bytes: chosen over {:.3} ms", ms(*before))
+                write!(formatter, "{}: chosen over {:.3} ms", size(bytes), ms(*before))
             }
-            Verdict::Kept { bytes } => write!(formatter, "{bytes} bytes: not faster by enough"),
+            Verdict::Kept { bytes } => write!(formatter, "{}: not faster by enough", size(bytes)),
             Verdict::OverBudget { bytes, budget } => {
-                write!(formatter, "{bytes} bytes: more than the budget of {budget}")
+                write!(formatter, "{}: more than the budget of {}", size(bytes), size(budget))
             }
             Verdict::Refused { reason } => write!(formatter, "refused: {reason}"),
         }

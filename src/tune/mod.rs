@@ -8,17 +8,20 @@
 //! - **TU-3** at most [`Limits::steps`] steps are spent on trials; then the choice is frozen.
 //! - **TU-4** the choice changes only for a trial that was measured faster by more than [`Limits::hysteresis`]: two that differ by noise do
 //!   not take turns.
+//! - **TU-5** what it can ask for is known before anything is measured, but for what is planned by measured durations ([`foreseen`]).
 //!
 //! The order of trials: what is configured; `auto` by the cost model; `auto` by what was measured, if [`Limits::by_measurement`] says so; depths 1, 2, 4, … as long as they pay; half
 //! and twice the bytes of the best, if it goes by bytes; `auto` once more, by what was measured under the choice.
 
 mod agreed;
 mod decision;
+mod foreseen;
 mod trial;
 mod tuner;
 
 pub use agreed::agreed;
 pub use decision::{Decision, Verdict};
+pub use foreseen::foreseen;
 pub use trial::{Candidate, Choice, Limits, LimitsError, MOST_STEPS, Outcome};
 pub use tuner::Tuner;
 

@@ -2,13 +2,19 @@
 
 use super::*;
 use crate::plan::Prefetch;
+use proptest::prelude::*;
 
 fn new(configured: Prefetch, limits: Limits) -> Tuner {
     Tuner::new(configured, limits).unwrap()
 }
 
 /// Runs a tuner to its end; `machine` gives step time and bytes of a policy.
-fn tune(mut tuner: Tuner, machine: impl Fn(Candidate) -> Outcome) -> Tuner {
+fn tune(tuner: Tuner, machine: impl Fn(Candidate) -> Outcome) -> Tuner {
+    tune_by(tuner, machine)
+}
+
+/// As [`tune`], by a machine that changes.
+fn tune_by(mut tuner: Tuner, mut machine: impl FnMut(Candidate) -> Outcome) -> Tuner {
     while let Some(candidate) = tuner.next_trial() {
         assert_eq!(tuner.next_trial(), Some(candidate), "asking twice changes nothing");
         tuner.report(machine(candidate));
@@ -127,4 +133,53 @@ fn after_another_choice_auto_is_planned_anew_by_what_was_measured_under_it() {
 fn ranks_agree_on_the_median_of_what_they_measured() {
     assert_eq!(agreed(&[vec![1, 9, 5], vec![3, 7, 5], vec![2, 8, 500]]), [2, 8, 5]);
     assert_eq!(agreed(&[vec![1, 2], vec![7]]), [1, 2]);
+}
+
+/// TU-3: a trial is spent once it ran, however many of its steps were measured.
+#[test]
+fn a_trial_of_which_no_step_was_measured_is_spent_and_never_the_choice() {
+    let limits = Limits { steps: 6, per_trial: 3, ..Limits::default() };
+    let nothing = |_| Outcome::Measured { steps: Vec::new(), bytes: 1 };
+    let tuner = tune(new(Prefetch::Depth(1), limits), nothing);
+    let reasons: Vec<String> = tuner.log().iter().map(Decision::to_string).collect();
+    assert_eq!((tuner.choice(), reasons.len()), (None, 2), "{reasons:?}");
+    assert!(reasons[0].contains("no step was measured"), "{reasons:?}");
+}
+
+fn policies() -> impl Strategy<Value = Prefetch> {
+    prop_oneof![
+        (0u32..9).prop_map(Prefetch::Depth),
+        (1usize..5000).prop_map(Prefetch::Bytes),
+        Just(Prefetch::Auto)
+    ]
+}
+
+proptest! {
+    /// TU-5
+    #[test]
+    fn nothing_is_asked_for_that_was_not_foreseen(
+        configured in policies(),
+        deepest in 0u32..70,
+        per_trial in 1u32..4,
+        times in prop::collection::vec(1u64..100, 40),
+    ) {
+        let limits = Limits { per_trial, ..Limits::default() };
+        let fits = |prefetch| match prefetch {
+            Prefetch::Depth(depth) => depth <= deepest,
+            Prefetch::Bytes(bytes) => bytes >= 100,
+            Prefetch::Auto => true,
+        };
+        let known = foreseen(configured, limits, fits).unwrap();
+        let mut times = times.into_iter();
+        let tuner = tune_by(new(configured, limits), |candidate| {
+            if !fits(candidate.prefetch) {
+                return Outcome::Refused { reason: "it does not fit".into() };
+            }
+            took(times.next().unwrap_or(7), 1)
+        });
+        for decision in tuner.log().iter().filter(|decision| decision.step.is_some()) {
+            let Candidate { prefetch, by_measurement, .. } = decision.candidate;
+            prop_assert!(by_measurement || known.contains(&prefetch), "{decision} of {known:?}");
+        }
+    }
 }

@@ -2,6 +2,7 @@
 //!
 //! Law: plain data.
 
+use crate::config::Tune;
 use crate::plan::Prefetch;
 
 /// What a tuner may spend.
@@ -11,7 +12,7 @@ pub struct Limits {
     pub budget: Option<usize>,
     /// Most steps spent on trials, at most 20.
     pub steps: u32,
-    /// Steps of one trial, of which the median counts.
+    /// Steps of one trial; the median of those that are measured counts.
     pub per_trial: u32,
     /// Share by which a trial must be faster than the choice to become it, from 0 to below 1.
     pub hysteresis: f64,
@@ -39,7 +40,7 @@ impl Default for Limits {
 }
 
 /// The most steps that [`Limits::steps`] can ask for.
-pub const MOST_STEPS: u32 = 20;
+pub const MOST_STEPS: u32 = Tune::MOST_STEPS;
 
 /// What to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +49,7 @@ pub struct Candidate {
     pub prefetch: Prefetch,
     /// Plan with the durations that were measured under the choice, in place of the cost model's.
     pub by_measurement: bool,
-    /// Steps to measure.
+    /// Steps of the trial, measured or not: they are spent on it once it ran.
     pub steps: u32,
 }
 
@@ -57,7 +58,7 @@ pub struct Candidate {
 pub enum Outcome {
     /// It ran.
     Measured {
-        /// Nanoseconds of each step, as all ranks agreed on ([`super::agreed`]).
+        /// Nanoseconds of each step that was measured, as all ranks agreed on ([`super::agreed`]).
         steps: Vec<u64>,
         /// Transient bytes of the plan, per rank.
         bytes: usize,

@@ -95,8 +95,7 @@ impl Tuner {
         let (verdict, step) = match outcome {
             Outcome::Refused { reason } => (Verdict::Refused { reason }, None),
             Outcome::Measured { steps, bytes } => {
-                self.spent = self.spent.saturating_add(u32::try_from(steps.len()).unwrap_or(u32::MAX));
-                self.spent = self.spent.min(self.limits.steps);
+                self.spent = self.spent.saturating_add(candidate.steps).min(self.limits.steps);
                 match median(steps) {
                     None => (Verdict::Refused { reason: "no step was measured".into() }, None),
                     Some(step) => (self.judge(candidate, step, bytes), Some(step)),

@@ -22,4 +22,5 @@ pub(crate) mod conformance;
 pub(crate) mod delayed;
 pub(crate) mod harness;
 pub(crate) mod ops;
+pub(crate) mod optimizer;
 pub(crate) mod replay;

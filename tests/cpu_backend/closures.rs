@@ -81,7 +81,7 @@ fn after_a_panic_no_closure_runs_again_and_every_step_says_so() {
             rank.step().unwrap();
             let again = rank.backend.take_fault(&mut rank.streams[0]).unwrap();
             assert_eq!((again.call, again.panicked), (CallId::new(0), true));
-            assert!(again.message.contains("earlier step: second thoughts"), "{}", again.message);
+            assert!(again.message.contains("`second` panicked before: second thoughts"), "{}", again.message);
             assert_eq!(rank.get::<u32>(fault), [1]);
         }
         assert_eq!(rank.get::<f32>(counts), [1.0, 1.0, 0.0]);

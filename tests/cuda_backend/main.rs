@@ -22,6 +22,7 @@ fn main() {
         bodies::conformance::ALL,
         bodies::delayed::ALL,
         bodies::ops::ALL,
+        bodies::optimizer::ALL,
         bodies::replay::ALL,
     ]
     .concat();

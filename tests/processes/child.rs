@@ -40,6 +40,7 @@ fn play(role: &str) -> Result<(), RendezvousError> {
     let environment = ProcessEnvironment::of_this_process()?.expect("a launcher's variables");
     let deadline = Duration::from_millis(number(DEADLINE).into());
     let secret = Secret::of_environment()?;
+    say("begins");
     let world = Rendezvous::of_processes(&environment, number(RANKS), secret.as_ref(), deadline)?;
     let world = Arc::new(world);
     say(&format!("joined as {:?} of {}", world.range(), world.ranks()));
@@ -52,7 +53,6 @@ fn play(role: &str) -> Result<(), RendezvousError> {
                 "agree" => agree(&world, rank),
                 "quit early" if first => Ok(()),
                 "fail" if rank == RankId::new(1) => {
-                    std::thread::sleep(Duration::from_millis(100));
                     Err(RendezvousError::Ended { reason: world.end("rank 1, task 7: no such kernel") })
                 }
                 "silent rank" if rank == RankId::new(1) => {

@@ -1,17 +1,20 @@
 //! Children of this program, as a launcher would start them.
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use crate::child::{DEADLINE, RANKS, ROLE};
+use crate::port::Port;
 
-/// What children wait for each other in most tests.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(4);
+/// What children wait for each other where all come: no machine is so busy that one comes later.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// The same where it is waited for to the end; a silence of half of it counts as one.
+pub(crate) const BRIEF: Duration = Duration::from_secs(6);
 /// What a busy machine may take on top of it.
-const SLACK: Duration = Duration::from_secs(8);
+const SLACK: Duration = Duration::from_secs(60);
 pub(crate) const SECRET: &str = "a secret of children";
 
 /// What the children have in common.
@@ -19,7 +22,7 @@ pub(crate) const SECRET: &str = "a secret of children";
 pub(crate) struct Crew {
     pub(crate) role: &'static str,
     pub(crate) processes: u32,
-    pub(crate) port: u16,
+    pub(crate) port: Arc<Port>,
     pub(crate) deadline: Duration,
 }
 
@@ -27,19 +30,19 @@ pub(crate) struct Crew {
 pub(crate) struct Member {
     process: Child,
     lines: Receiver<String>,
+    deadline: Duration,
+    _port: Arc<Port>,
     said: Vec<String>,
-}
-
-/// A port nobody listens on now, outside of the range from which the system gives ports to clients.
-pub(crate) fn free_port() -> u16 {
-    let begin = 20_000 + (std::process::id() % 10_000) as u16;
-    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    (begin..32_000).chain(10_000..begin).find(is_free).unwrap()
 }
 
 impl Crew {
     pub(crate) fn new(role: &'static str, processes: u32) -> Self {
-        Self { role, processes, port: free_port(), deadline: PATIENCE }
+        Self { role, processes, port: Arc::new(Port::claim()), deadline: PATIENCE }
+    }
+
+    /// Children that wait for somebody until the deadline.
+    pub(crate) fn brief(role: &'static str, processes: u32) -> Self {
+        Self { deadline: BRIEF, ..Self::new(role, processes) }
     }
 
     /// Starts the child that is told to be `process`, with `ranks` ranks.
@@ -47,8 +50,13 @@ impl Crew {
         self.start_with(process, ranks, &[])
     }
 
+    /// Starts children with the numbers 0, 1, and so on. The first comes last: when its deadline begins, the others are there.
     pub(crate) fn start_all(&self, ranks: &[u32]) -> Vec<Member> {
-        (0..).zip(ranks).map(|(process, ranks)| self.start(process, *ranks)).collect()
+        let mut members: Vec<Member> =
+            (1..).zip(&ranks[1..]).map(|(process, ranks)| self.start(process, *ranks)).collect();
+        members.iter_mut().for_each(|member| drop(member.hear("begins")));
+        members.insert(0, self.start(0, ranks[0]));
+        members
     }
 
     pub(crate) fn start_with(&self, process: u32, ranks: u32, changed: &[(&str, &str)]) -> Member {
@@ -78,7 +86,7 @@ impl Crew {
             .env_remove("WARPWEFT_SECRET_FILE")
             .env_remove("TORCHELASTIC_USE_AGENT_STORE")
             .env("MASTER_ADDR", "127.0.0.1")
-            .env("MASTER_PORT", self.port.to_string())
+            .env("MASTER_PORT", self.port.number().to_string())
             .env("WARPWEFT_SECRET", SECRET)
             .envs(changed.iter().copied())
             .stdin(Stdio::null())
@@ -87,33 +95,57 @@ impl Crew {
         let (say, lines) = mpsc::channel();
         let out = BufReader::new(process.stdout.take().unwrap());
         std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| say.send(line)));
-        Member { process, lines, said: Vec::new() }
+        Member { process, lines, deadline: self.deadline, _port: Arc::clone(&self.port), said: Vec::new() }
     }
 }
 
 impl Member {
-    /// Waits for a line that begins with `word` and returns the rest of it.
+    /// Waits for a line that begins with `word` and returns the rest of it. RV-2: it comes within the deadline.
     #[track_caller]
-    pub(crate) fn hear(&mut self, word: &str, within: Duration) -> String {
-        let until = Instant::now() + within + SLACK;
+    pub(crate) fn hear(&mut self, word: &str) -> String {
+        let limit = self.deadline + SLACK;
+        match self.hear_within(word, limit) {
+            Ok(rest) => rest,
+            Err(_) => panic!("no `{word}` within {limit:?}; it said {:?}", self.said),
+        }
+    }
+
+    /// The same, or that it was not said within `limit`, or that it will not be.
+    fn hear_within(&mut self, word: &str, limit: Duration) -> Result<String, RecvTimeoutError> {
+        let until = Instant::now() + limit;
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let Ok(line) = self.lines.recv_timeout(left) else {
-                panic!("no `{word}` within {within:?}; it said {:?}", self.said);
-            };
+            let line = self.lines.recv_timeout(until.saturating_duration_since(Instant::now()))?;
             self.said.push(line.clone());
             if let Some(rest) = line.strip_prefix(word) {
-                return rest.trim().to_owned();
+                return Ok(rest.trim().to_owned());
             }
         }
     }
 
     /// Its last words, and that it ended with a failure.
     #[track_caller]
-    pub(crate) fn fails(&mut self, within: Duration) -> String {
-        let error = self.hear("error", within);
+    pub(crate) fn fails(&mut self) -> String {
+        let error = self.hear("error");
         assert!(!self.ends().success());
         error
+    }
+
+    /// Which of two fails first, and its last words.
+    #[track_caller]
+    pub(crate) fn first_to_fail(members: &mut [Self; 2]) -> (usize, String) {
+        let until = Instant::now() + members[0].deadline + SLACK;
+        loop {
+            for (place, member) in members.iter_mut().enumerate() {
+                if let Ok(error) = member.hear_within("error", Duration::from_millis(10)) {
+                    return (place, error);
+                }
+            }
+            assert!(
+                Instant::now() < until,
+                "none fails; they said {:?}",
+                members.each_ref().map(|m| &m.said)
+            );
+        }
     }
 
     #[track_caller]

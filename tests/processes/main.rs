@@ -7,6 +7,8 @@
 mod child;
 mod crew;
 mod endings;
+#[path = "../port/mod.rs"]
+mod port;
 mod worlds;
 
 use std::panic::catch_unwind;

@@ -1,7 +1,8 @@
 //! Worlds that begin and end as they should.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::Test;
@@ -24,12 +25,12 @@ fn ranks_agree() {
         let mut begin = 0;
         let all: u32 = ranks.iter().sum();
         for (member, ranks) in members.iter_mut().zip(ranks) {
-            let place = member.hear("joined as", PATIENCE);
+            let place = member.hear("joined as");
             assert_eq!(place, format!("{begin}..{} of {all}", begin + ranks));
             begin += ranks;
         }
         for member in &mut members {
-            member.hear("done", PATIENCE);
+            member.hear("done");
             assert!(member.ends().success());
         }
     }
@@ -38,20 +39,24 @@ fn ranks_agree() {
 fn late_comers() {
     let crew = Crew::new("agree", 2);
     let mut member = crew.start(1, 1);
+    member.hear("begins");
+    // Long enough for many tries; how many does not matter.
     std::thread::sleep(Duration::from_millis(700));
     let mut host = crew.start(0, 1);
-    host.hear("done", PATIENCE);
-    member.hear("done", PATIENCE);
+    host.hear("done");
+    member.hear("done");
 }
 
 /// RV-4.
 fn strangers() {
     let crew = Crew::new("agree", 2);
     let mut host = crew.start(0, 1);
+    let until = Instant::now() + PATIENCE;
     let knock = || loop {
-        if let Ok(stream) = TcpStream::connect(("127.0.0.1", crew.port)) {
+        if let Ok(stream) = TcpStream::connect(("127.0.0.1", crew.port.number())) {
             return stream;
         }
+        assert!(Instant::now() < until, "nobody listens");
         std::thread::sleep(Duration::from_millis(5));
     };
     let mut silent: Vec<_> = (0..20).map(|_| knock()).collect();
@@ -64,59 +69,65 @@ fn strangers() {
         let _ = knock().write_all(&bytes);
     }
     let mut member = crew.start(1, 1);
-    host.hear("done", PATIENCE);
-    member.hear("done", PATIENCE);
+    host.hear("done");
+    member.hear("done");
 }
 
 /// RV-2, RV-4: more of them than there are handshakes at a time, and none is ever silent for long.
 fn dripping() {
     let crew = Crew::new("agree", 3);
     let mut host = crew.start(0, 1);
-    let place = SocketAddr::from(([127, 0, 0, 1], crew.port));
+    let place = SocketAddr::from(([127, 0, 0, 1], crew.port.number()));
     let until = Instant::now() + PATIENCE;
-    let knock = move || TcpStream::connect_timeout(&place, Duration::from_millis(50)).ok();
+    let knock = move || TcpStream::connect_timeout(&place, Duration::from_secs(1));
     let mut strangers: Vec<TcpStream> = Vec::new();
     while strangers.len() < 150 {
         assert!(Instant::now() < until, "{} came", strangers.len());
         match knock() {
-            Some(stranger) => strangers.push(stranger),
-            None => std::thread::sleep(Duration::from_millis(5)),
+            Ok(stranger) => strangers.push(stranger),
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
         }
     }
+    let (tell, dripped) = mpsc::channel();
     let dripping = std::thread::spawn(move || {
         for byte in b"warpweft".iter().chain(std::iter::repeat(&0)) {
             for stranger in &mut strangers {
                 if stranger.write_all(&[*byte]).is_err() {
-                    // When nobody listens any more, the world is whole.
-                    let Some(again) = knock() else { return };
-                    *stranger = again;
+                    match knock() {
+                        Ok(again) => *stranger = again,
+                        // When nobody listens any more, the world is whole.
+                        Err(error) if error.kind() == ErrorKind::ConnectionRefused => return,
+                        Err(_) => {}
+                    }
                 }
             }
+            // The first rounds are waited for.
+            let _ = tell.send(());
             std::thread::sleep(Duration::from_millis(100));
         }
     });
-    std::thread::sleep(Duration::from_millis(300));
+    dripped.iter().take(3).for_each(drop);
     let mut members = [crew.start(1, 1), crew.start(2, 1)];
     for member in &mut members {
-        member.hear("done", PATIENCE);
+        member.hear("done");
     }
-    host.hear("done", PATIENCE);
+    host.hear("done");
     dripping.join().unwrap();
 }
 
 /// RV-3.
 fn quit_early() {
     let mut members = Crew::new("quit early", 3).start_all(&[1, 1, 1]);
-    members[0].hear("done", PATIENCE);
+    members[0].hear("done");
     assert!(members[0].ends().success());
     for member in &mut members[1..] {
-        let error = member.fails(PATIENCE);
+        let error = member.fails();
         assert!(error.contains("process 0 (rank 0") && error.contains("has closed its session"), "{error}");
     }
 }
 
 fn alone() {
     let mut alone = Crew::new("agree", 1).start_with(0, 3, &[("WARPWEFT_SECRET", ""), ("MASTER_PORT", "1")]);
-    assert_eq!(alone.hear("joined as", PATIENCE), "0..3 of 3");
-    alone.hear("done", PATIENCE);
+    assert_eq!(alone.hear("joined as"), "0..3 of 3");
+    alone.hear("done");
 }

@@ -2,10 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod closed_forms;
-mod logged;
 mod messages;
 mod programs;
 #[cfg(feature = "cli")]
 mod tool;
 mod weak_scaling;
 mod worlds;
+#[path = "../wrapped/mod.rs"]
+mod wrapped;

@@ -11,8 +11,8 @@ use warpweft::id::RankId;
 use warpweft::model::{Call, Mesh, StepProgram};
 use warpweft::session::Session;
 
-use crate::logged::{Asked, Logged};
 use crate::programs::{depth, plain, training};
+use crate::wrapped::{Asked, Moment, Wrapped};
 
 fn one() -> Mesh {
     Mesh::new(1).unwrap()
@@ -29,7 +29,11 @@ where
     B::Surface: Surface + 'static,
 {
     let log = Arc::new(Mutex::new(Vec::new()));
-    let logged = Logged { inner: backend, log: Arc::clone(&log) };
+    let book = Arc::clone(&log);
+    let logged = Wrapped::new(backend, move |asked| {
+        book.lock().unwrap().push(asked);
+        Ok(())
+    });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let closures = |_| |_: &Call, _: &ComputeContext<'_, B::Surface>| Ok(());
@@ -51,8 +55,8 @@ fn ex1_the_simulator_and_the_cpu_are_asked_the_same_in_the_same_order() {
         let config = Config { capture, ..depth(2) };
         let cpu = CpuWorld::new(one(), CpuOptions::default()).unwrap().backend(RankId::new(0)).unwrap();
         let on_cpu = asked(cpu, &program, &config);
-        assert!(on_cpu.iter().any(|asked| matches!(asked, Asked::Wait(..))));
-        assert_eq!(on_cpu.contains(&Asked::Launch), capture == Capture::Step);
+        assert!(on_cpu.iter().any(|asked| asked.moment == Moment::Wait));
+        assert_eq!(on_cpu.iter().any(|asked| asked.moment == Moment::Launch), capture == Capture::Step);
         assert_eq!(asked(simulated(), &program, &config), on_cpu, "{capture:?}");
     }
 }

@@ -90,6 +90,34 @@ fn every_wrong_count_is_refused() {
     }
 }
 
+/// PL-6. Prices and traces are made from it, so a collective that is said to be cheap would be planned as if it were.
+#[test]
+fn a_task_that_says_it_receives_other_bytes_than_its_op_does_is_refused() {
+    let mut seen = std::collections::BTreeSet::new();
+    for (name, sound) in crate::programs::all() {
+        for task in 0..sound.tasks.len() {
+            let mut plan = sound.clone();
+            let received = plan.tasks[task].wire_bytes;
+            plan.tasks[task].wire_bytes += 4;
+            plan.bounds.wire_bytes += 4;
+            let ranks = plan.weights.mesh.ranks();
+            let error = refused(
+                &plan,
+                &[
+                    &format!("PL-6: task {task} ({} of", plan.tasks[task].op.name()),
+                    &format!("says that it receives {} bytes", received + 4),
+                    &format!("on {ranks} ranks its op receives {received}"),
+                ],
+            );
+            assert!(matches!(error, VerifyError::Bytes { .. }), "{name}: {error}");
+            if received > 0 {
+                seen.insert(plan.tasks[task].op.name());
+            }
+        }
+    }
+    assert_eq!(seen.len(), 4, "every kind of collective: {seen:?}");
+}
+
 /// PL-6
 #[test]
 fn a_plan_over_its_budget_is_refused() {

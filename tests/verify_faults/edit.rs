@@ -5,10 +5,12 @@
 //! test wants to show is the only one left. [`spread`] keeps memory out of the way likewise.
 
 use warpweft::format::Orientation;
-use warpweft::id::{CommSeq, EventId, SlotId, TaskId};
-use warpweft::layout::{ALIGNMENT, Content, Residency};
+use warpweft::id::SlotId;
+use warpweft::layout::Content;
 use warpweft::op::{GatherPart, Op, ReducePart};
 use warpweft::plan::{StepPlan, VerifyError, verify};
+
+pub(crate) use crate::plan_books::{recount, serialize, spread};
 
 /// The error a damaged plan is refused with; its text must contain every word of `says`.
 #[track_caller]
@@ -89,53 +91,4 @@ pub(crate) fn relocate(plan: &mut StepPlan, from: usize, to: usize) {
     let task = plan.tasks.remove(from);
     plan.tasks.insert(to, task);
     serialize(plan);
-}
-
-/// Every task waits for the one before it in T; communicators count anew; releases are forgotten.
-pub(crate) fn serialize(plan: &mut StepPlan) {
-    let mut next = vec![0; plan.lanes.len()];
-    for (position, task) in plan.tasks.iter_mut().enumerate() {
-        task.waits = position.checked_sub(1).map(TaskId::at).into_iter().collect();
-        task.signals = Some(EventId::at(position));
-        task.release = None;
-        if let Some((_, sequence)) = &mut task.collective {
-            *sequence = CommSeq::new(next[task.lane.index()]);
-            next[task.lane.index()] += 1;
-        }
-    }
-    plan.events = plan.tasks.len();
-}
-
-/// Gives every transient slot bytes of its own, so that no edit makes two contents meet.
-pub(crate) fn spread(plan: &mut StepPlan) {
-    let mut end = plan.arena.resident_bytes;
-    for slot in plan.arena.slots.iter_mut().filter(|slot| slot.residency == Residency::Transient) {
-        slot.region.offset = end;
-        end += slot.region.bytes.next_multiple_of(ALIGNMENT);
-    }
-    plan.arena.transient_bytes = end - plan.arena.resident_bytes;
-}
-
-/// States the byte counts that the plan has now, counted slot by slot and task by task.
-pub(crate) fn recount(plan: &mut StepPlan) {
-    let touched: Vec<Vec<SlotId>> = plan
-        .tasks
-        .iter()
-        .map(|task| task.op.accesses().into_iter().map(|(slot, _)| slot).collect())
-        .collect();
-    let live = |position: usize| -> usize {
-        let is_alive = |slot: SlotId| {
-            touched[..=position].iter().flatten().any(|other| *other == slot)
-                && touched[position..].iter().flatten().any(|other| *other == slot)
-        };
-        let alive = plan.transient().filter(|slot| is_alive(*slot));
-        alive.map(|slot| plan.arena.region(slot).bytes.next_multiple_of(ALIGNMENT)).sum()
-    };
-    let (bytes, peak) = (0..plan.tasks.len()).map(|position| (live(position), position)).max().unwrap();
-    plan.bounds.live_bytes = bytes;
-    plan.bounds.live_weight_bytes = 0;
-    plan.bounds.live_peak = TaskId::at(peak);
-    plan.bounds.resident_bytes = plan.arena.resident_bytes;
-    plan.bounds.transient_bytes = plan.arena.transient_bytes;
-    plan.bounds.wire_bytes = plan.tasks.iter().map(|task| task.wire_bytes).sum();
 }

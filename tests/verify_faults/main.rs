@@ -31,8 +31,10 @@ mod micro_batches;
 mod order;
 mod programs;
 mod races;
-mod random;
 mod uses;
+
+#[path = "../plan_books/mod.rs"]
+mod plan_books;
 
 use warpweft::plan::verify;
 

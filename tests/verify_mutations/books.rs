@@ -3,9 +3,10 @@
 //! Law: whoever waited for a task still waits for it, wherever it went; places on communicators and byte counts are stated anew. No
 //! fence is added, so that what an edit of T leaves unordered is for the verifier to find.
 
-use warpweft::id::{CommSeq, EventId, TaskId};
-use warpweft::layout::{ALIGNMENT, Residency};
+use warpweft::id::{EventId, TaskId};
 use warpweft::plan::StepPlan;
+
+use crate::plan_books::renumber_collectives;
 
 pub(crate) fn signal(plan: &mut StepPlan, task: usize) {
     if plan.tasks[task].signals.is_none() {
@@ -52,40 +53,4 @@ pub(crate) fn move_task(plan: &mut StepPlan, from: usize, to: usize) {
         task.release = task.release.map(moved);
     }
     renumber_collectives(plan);
-}
-
-pub(crate) fn renumber_collectives(plan: &mut StepPlan) {
-    let mut next = vec![0; plan.lanes.len()];
-    for task in &mut plan.tasks {
-        if let Some((_, sequence)) = &mut task.collective {
-            *sequence = CommSeq::new(next[task.lane.index()]);
-            next[task.lane.index()] += 1;
-        }
-    }
-}
-
-/// States the byte counts anew: transient bytes between first and last access, and where their sum is largest.
-pub(crate) fn recount(plan: &mut StepPlan) {
-    let mut lives: Vec<Option<(usize, usize)>> = vec![None; plan.arena.slots.len()];
-    for (position, task) in plan.tasks.iter().enumerate() {
-        for (slot, _) in task.op.accesses() {
-            let life = lives[slot.index()].get_or_insert((position, position));
-            life.1 = position;
-        }
-    }
-    let mut alive = vec![0usize; plan.tasks.len()];
-    for (slot, life) in plan.arena.slots.iter().zip(lives) {
-        if let (Residency::Transient, Some((first, last))) = (slot.residency, life) {
-            let bytes = slot.region.bytes.next_multiple_of(ALIGNMENT);
-            alive[first..=last].iter_mut().for_each(|alive| *alive += bytes);
-        }
-    }
-    let (bytes, peak) =
-        alive.iter().enumerate().map(|(position, bytes)| (*bytes, position)).max().unwrap_or_default();
-    plan.bounds.live_bytes = bytes;
-    plan.bounds.live_weight_bytes = 0;
-    plan.bounds.live_peak = TaskId::at(peak);
-    plan.bounds.resident_bytes = plan.arena.resident_bytes;
-    plan.bounds.transient_bytes = plan.arena.transient_bytes;
-    plan.bounds.wire_bytes = plan.tasks.iter().map(|task| task.wire_bytes).sum();
 }

@@ -9,7 +9,7 @@ use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::id::{RankId, WeightId};
 use warpweft::model::{Call, Form, Model};
 
-use crate::draw::mix;
+use crate::random_programs::mix;
 
 /// What a call has read so far.
 pub(crate) struct Digest(u64);

@@ -7,9 +7,10 @@ use warpweft::id::{CommSeq, LaneId, SlotId, TaskId, Version};
 use warpweft::layout::ALIGNMENT;
 use warpweft::plan::StepPlan;
 
-use crate::books::{drop_task, duplicate, move_task, recount, renumber_collectives, signal};
-use crate::draw::Draw;
+use crate::books::{drop_task, duplicate, move_task, signal};
 use crate::operands::{change_phase, change_subject, lose_operand, slots_of};
+use crate::plan_books::{recount, renumber_collectives};
+use crate::random_programs::Draw;
 
 /// What an edit does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

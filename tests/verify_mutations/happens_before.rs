@@ -20,7 +20,8 @@ impl Before {
         Self { pairs }
     }
 
-    fn is(&self, first: usize, second: usize) -> bool {
+    /// Is `first` over when `second` begins?
+    pub(crate) fn is(&self, first: usize, second: usize) -> bool {
         self.pairs[second][first]
     }
 

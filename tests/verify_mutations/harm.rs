@@ -45,8 +45,12 @@ impl Original {
         if before.conflict(edited).is_some() {
             return Some(Harm::Race);
         }
-        let order = before.order();
-        (meaning(edited, &order) != self.meaning).then_some(Harm::Content)
+        (!self.is_meant_by(edited, &before.order())).then_some(Harm::Content)
+    }
+
+    /// Do these tasks of `edited` do in this order what the plan it was made from does?
+    pub(crate) fn is_meant_by(&self, edited: &StepPlan, order: &[usize]) -> bool {
+        meaning(edited, order) == self.meaning
     }
 }
 

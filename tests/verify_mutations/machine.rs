@@ -15,9 +15,9 @@ use warpweft::model::{Call, Mesh, Role};
 use warpweft::plan::StepPlan;
 
 use crate::closure;
-use crate::draw::Draw;
 use crate::happens_before::Before;
-use crate::programs::Sample;
+use crate::random_programs::Draw;
+use crate::random_programs::Sample;
 
 struct Rank {
     backend: CpuBackend,

@@ -2,10 +2,11 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `programs` | random programs, planned in random ways |
-//! | `damage`, `operands`, `books` | one random edit of a plan |
+//! | `tests/random_programs` | random programs, planned in random ways |
+//! | `damage`, `operands`, `books`, `tests/plan_books` | one random edit of a plan |
 //! | `happens_before`, `meaning`, `harm` | is the edited plan harmful? by brute force, without the verifier |
-//! | `conservative` | why the verifier may refuse what is harmless |
+//! | `conservative`, `declared` | why the verifier may refuse what is harmless |
+//! | `properties` | what holds of random plans, and of families of edits |
 //! | `machine`, `schedules` | what is accepted runs on the CPU in adversarial orders and leaves the same bits |
 //! | `peers` | no rank touches the memory of one that does not stand still |
 //! | `reference`, `sessions` | what the builder makes gives the bits of an unsharded trainer |
@@ -18,14 +19,18 @@ mod books;
 mod closure;
 mod conservative;
 mod damage;
-mod draw;
+mod declared;
 mod happens_before;
 mod harm;
 mod machine;
 mod meaning;
 mod operands;
 mod peers;
-mod programs;
+#[path = "../plan_books/mod.rs"]
+mod plan_books;
+mod properties;
+#[path = "../random_programs/mod.rs"]
+mod random_programs;
 mod reference;
 mod schedules;
 mod sessions;
@@ -36,10 +41,10 @@ use std::collections::BTreeMap;
 
 use conservative::Class;
 use damage::Edit;
-use draw::Draw;
 use harm::{Harm, Original};
-use programs::Sample;
-use warpweft::plan::{PlanError, StepPlan, verify};
+use random_programs::{Draw, samples};
+use warpweft::model::Call;
+use warpweft::plan::verify;
 
 /// How many harmful mutants and valid programs a run takes.
 fn wanted() -> usize {
@@ -47,19 +52,8 @@ fn wanted() -> usize {
         .map_or(1500, |count| count.parse().expect("WARPWEFT_MUTANTS is a number"))
 }
 
-/// The samples with their plans, from `seed` on. A budget of bytes that a program cannot keep is no plan.
-fn samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPlan)> {
-    (seed..).filter_map(|seed| {
-        let sample = Sample::new(seed);
-        match sample.plans() {
-            Ok((prologue, step)) => Some((seed, sample, prologue, step)),
-            Err(PlanError::Prefetch { .. } | PlanError::Budget { .. }) => None,
-            Err(error) => panic!("seed {seed}: {error}"),
-        }
-    })
-}
-
-/// PL-2 to PL-6, PL-9, PL-10. No false alarm: the builder returns no plan that the verifier refuses, and the judge agrees.
+/// PL-2 to PL-6, PL-9, PL-10. No false alarm: the builder returns no plan that the verifier refuses, the proof speaks of every use,
+/// gradient and buffer access, and the judge agrees.
 #[test]
 fn no_valid_plan_is_refused_and_the_judge_finds_no_harm_in_any() {
     let mut tasks = 0;
@@ -67,6 +61,10 @@ fn no_valid_plan_is_refused_and_the_judge_finds_no_harm_in_any() {
         for plan in [prologue, step] {
             let proof = verify(&plan).unwrap_or_else(|error| panic!("seed {seed}: a false alarm: {error}"));
             tasks += proof.tasks;
+            let declared = |count: fn(&Call) -> usize| plan.calls.iter().map(count).sum::<usize>();
+            assert_eq!(proof.uses, declared(|call| call.uses.len()), "seed {seed}");
+            assert_eq!(proof.gradients, declared(|call| call.grads.len()), "seed {seed}");
+            assert_eq!(proof.buffers, declared(|call| call.buffers.len()), "seed {seed}");
             assert_eq!(Original::new(&plan).harm(&plan), None, "seed {seed}");
         }
     }

@@ -59,13 +59,14 @@ pub(crate) struct Meaning {
 
 /// The meaning of `plan` when its tasks run in `order`.
 pub(crate) fn meaning(plan: &StepPlan, order: &[usize]) -> Meaning {
-    let mut memory = Memory { plan, pieces: BTreeMap::new(), calls: Vec::new() };
-    for (id, slot) in plan.arena.entries().filter(|(_, slot)| slot.residency == Residency::Resident) {
-        memory.write(id, Cell::of(("before the step", slot.content)));
-    }
-    for task in order {
-        memory.run(&plan.tasks[*task].op);
-    }
+    let mut memory = Memory::before_the_step(plan);
+    order.iter().for_each(|task| memory.run(&plan.tasks[*task].op));
+    let left = remaining(plan).into_iter().map(|slot| (slot, term(memory.read(slot)))).collect();
+    Meaning { calls: memory.calls, left, edges: term((plan.entry, plan.exit, plan.micro_batches)) }
+}
+
+/// The slots that somebody looks into when the step is over.
+pub(crate) fn remaining(plan: &StepPlan) -> Vec<SlotId> {
     let outcome = plan.tasks.iter().filter_map(|task| match task.op {
         Op::Vote { vote, .. } => Some(vote),
         Op::ClearFault { fault } => Some(fault),
@@ -76,19 +77,54 @@ pub(crate) fn meaning(plan: &StepPlan, order: &[usize]) -> Meaning {
         Content::Buffer(buffer) => plan.buffers[buffer.index()].role == Role::Input,
         _ => false,
     };
-    let stays = stays.filter(|(_, slot)| !is_input(slot.content)).map(|(id, _)| id);
-    let left = stays.chain(outcome).map(|slot| (slot, term(memory.read(slot)))).collect();
-    Meaning { calls: memory.calls, left, edges: term((plan.entry, plan.exit, plan.micro_batches)) }
+    stays.filter(|(_, slot)| !is_input(slot.content)).map(|(id, _)| id).chain(outcome).collect()
 }
 
-struct Memory<'p> {
+/// Bytes that were written together.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    end: usize,
+    /// Where the slot began through which they were written.
+    begin: usize,
+    /// That slot. What a plan means does not depend on it.
+    through: SlotId,
+    cell: Cell,
+}
+
+/// The arena of a rank, while a plan runs.
+pub(crate) struct Memory<'p> {
     plan: &'p StepPlan,
-    /// By first byte: the end, where the slot began through which the bytes were written, and what was.
-    pieces: BTreeMap<usize, (usize, usize, Cell)>,
+    /// By first byte.
+    pieces: BTreeMap<usize, Piece>,
     calls: Vec<Term>,
 }
 
-impl Memory<'_> {
+impl<'p> Memory<'p> {
+    pub(crate) fn before_the_step(plan: &'p StepPlan) -> Self {
+        let mut memory = Self { plan, pieces: BTreeMap::new(), calls: Vec::new() };
+        for (id, slot) in plan.arena.entries().filter(|(_, slot)| slot.residency == Residency::Resident) {
+            memory.write(id, Cell::of(("before the step", slot.content)));
+        }
+        memory
+    }
+
+    /// Was some byte of the slot written last through another slot?
+    pub(crate) fn is_foreign(&self, slot: SlotId) -> bool {
+        let Region { offset, bytes } = self.plan.arena.region(slot);
+        let end = offset + bytes;
+        self.pieces.range(..end).any(|(_, piece)| piece.end > offset && piece.through != slot)
+    }
+
+    /// Are the padding rows of a gradient there zero?
+    pub(crate) fn is_zeroed(&self, slot: SlotId) -> bool {
+        self.read(slot).zeroed
+    }
+
+    /// Does the slot hold what it held before the step, and was it declared for `content`?
+    pub(crate) fn is_untouched(&self, slot: SlotId, content: Content) -> bool {
+        self.read(slot) == Cell::of(("before the step", content))
+    }
+
     /// The content of a slot; a term of its own for bytes of several contents, or of a part of one.
     fn read(&self, slot: SlotId) -> Cell {
         let Region { offset, bytes } = self.plan.arena.region(slot);
@@ -97,18 +133,18 @@ impl Memory<'_> {
         }
         let end = offset + bytes;
         match self.pieces.get(&offset) {
-            Some((whole, begin, cell)) if (*whole, *begin) == (end, offset) => *cell,
+            Some(piece) if (piece.end, piece.begin) == (end, offset) => piece.cell,
             _ => {
                 let torn: Vec<_> = self
                     .pieces
-                    .iter()
-                    .filter(|(begin, (piece_end, ..))| **begin < end && *piece_end > offset)
-                    .map(|(begin, (piece_end, through, cell))| {
+                    .range(..end)
+                    .filter(|(_, piece)| piece.end > offset)
+                    .map(|(first, piece)| {
                         (
-                            begin.saturating_sub(offset),
-                            piece_end.min(&end) - offset,
-                            through.wrapping_sub(offset),
-                            *cell,
+                            first.saturating_sub(offset),
+                            piece.end.min(end) - offset,
+                            piece.begin.wrapping_sub(offset),
+                            piece.cell,
                         )
                     })
                     .collect();
@@ -126,20 +162,20 @@ impl Memory<'_> {
         let hit: Vec<usize> = self
             .pieces
             .range(..end)
-            .filter(|(_, (piece_end, ..))| *piece_end > offset)
-            .map(|(begin, _)| *begin)
+            .filter(|(_, piece)| piece.end > offset)
+            .map(|(first, _)| *first)
             .collect();
-        for begin in hit {
-            if let Some((piece_end, through, cell)) = self.pieces.remove(&begin) {
-                if begin < offset {
-                    self.pieces.insert(begin, (offset, through, cell));
+        for first in hit {
+            if let Some(piece) = self.pieces.remove(&first) {
+                if first < offset {
+                    self.pieces.insert(first, Piece { end: offset, ..piece });
                 }
-                if piece_end > end {
-                    self.pieces.insert(end, (piece_end, through, cell));
+                if piece.end > end {
+                    self.pieces.insert(end, piece);
                 }
             }
         }
-        self.pieces.insert(offset, (end, offset, cell));
+        self.pieces.insert(offset, Piece { end, begin: offset, through: slot, cell });
     }
 
     fn all(&self, slots: &[SlotId]) -> Vec<Cell> {
@@ -150,7 +186,7 @@ impl Memory<'_> {
         slot.map(|slot| self.read(slot))
     }
 
-    fn run(&mut self, op: &Op) {
+    pub(crate) fn run(&mut self, op: &Op) {
         let name = op.name();
         match op {
             Op::Copy { from, to } => self.write(*to, self.read(*from)),

@@ -7,7 +7,7 @@ use warpweft::id::{BucketId, SlotId, WeightId};
 use warpweft::op::{MasterOperand, Op, Reduction};
 use warpweft::plan::StepPlan;
 
-use crate::draw::Draw;
+use crate::random_programs::Draw;
 
 /// Every slot an op names.
 pub(crate) fn slots_of(op: &mut Op) -> Vec<&mut SlotId> {

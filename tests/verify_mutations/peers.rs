@@ -5,9 +5,10 @@
 //! the second. Two ranks speak for any number: a third one adds waits and takes none away.
 
 use crate::damage::Edit;
-use crate::draw::Draw;
 use crate::happens_before::{close, direct};
-use crate::{samples, wanted};
+use crate::random_programs::Draw;
+use crate::random_programs::samples;
+use crate::wanted;
 use warpweft::layout::Region;
 use warpweft::plan::{StepPlan, verify};
 

@@ -12,7 +12,7 @@ use warpweft::id::{BufferId, RankId, WeightId};
 use warpweft::model::{Form, Lifetime, Placement, Role};
 
 use crate::closure::{self, Digest, has_tensor_scale};
-use crate::programs::Sample;
+use crate::random_programs::Sample;
 
 /// What came of some steps.
 #[derive(Clone, Debug, Default, PartialEq)]

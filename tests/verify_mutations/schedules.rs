@@ -1,11 +1,12 @@
 //! What is accepted leaves the same bits in every order that its lanes and fences allow.
 
 use crate::damage::Edit;
-use crate::draw::Draw;
 use crate::harm::{Harm, Original};
 use crate::machine::{Left, run};
-use crate::programs::Sample;
-use crate::{samples, wanted};
+use crate::random_programs::Draw;
+use crate::random_programs::Sample;
+use crate::random_programs::samples;
+use crate::wanted;
 use warpweft::plan::{StepPlan, verify};
 
 const STEPS: u32 = 2;

@@ -9,10 +9,11 @@ use warpweft::id::RankId;
 use warpweft::model::{Call, Role};
 use warpweft::session::{Carried, Session};
 
-use crate::programs::Sample;
+use crate::random_programs::Sample;
+use crate::random_programs::samples;
 use crate::reference::{self, Outcome};
 use crate::trainer::within_a_minute;
-use crate::{closure, samples, wanted};
+use crate::{closure, wanted};
 
 /// Enough for a step that is issued, one that is recorded and one that is replayed.
 const STEPS: u32 = 3;

@@ -150,7 +150,10 @@ impl CudaBackend {
         closures: Closures<CudaSurface>,
     ) -> Result<CudaStream, CudaFailure> {
         if lane.id.index() >= LANES {
-            return Err(CudaFailure::Refused(format!("at most {LANES} lanes")));
+            return Err(CudaFailure::Refused(format!(
+                "{}: a rank has at most {LANES} lanes, numbered from 0; use fewer in the plan",
+                lane.id
+            )));
         }
         let priority = match lane.kind {
             LaneKind::Compute => Priority::Least,

@@ -71,7 +71,8 @@ pub(super) fn bind(
     }
     let event = |_| Event::order(Arc::clone(binder.context));
     let events = (0..binding.events).map(event).collect::<Result<_, _>>().map_err(failed)?;
-    let timeline = binder.world.options.timeline.then(|| Timeline::new(binder.context, tasks.len()));
+    let timed = binder.world.options.timeline || binding.timed;
+    let timeline = timed.then(|| Timeline::new(binder.context, tasks.len()));
     Ok(CudaBound { tasks, events, timeline: timeline.transpose().map_err(failed)?, script, steps: 0 })
 }
 

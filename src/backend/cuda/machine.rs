@@ -27,10 +27,11 @@ pub(super) struct Seat {
 }
 
 impl Seat {
-    pub(super) fn new(options: &CudaOptions, gpu: [u8; 16], reaches: bool) -> Self {
+    pub(super) fn new(options: &CudaOptions, gpu: [u8; 16], reaches: bool) -> Result<Self, CudaFailure> {
+        let host = HostName::of_this_process().map_err(|error| CudaFailure::Refused(error.to_string()))?;
         let has_nccl = Library::Nccl.open().is_ok();
         let wish = (options.transport, options.reduce);
-        Self { host: HostName::of_this_process(), gpu, has_nccl, reaches, wish }
+        Ok(Self { host, gpu, has_nccl, reaches, wish })
     }
 
     /// Are both on one GPU?
@@ -60,7 +61,7 @@ impl Seat {
             _ => return Err(Truncated),
         };
         let reduce = if reader.byte()? == 0 { Reduce::Ordered } else { Reduce::Nccl };
-        let host = HostName::new(&String::from_utf8_lossy(reader.rest()));
+        let host = HostName::new(std::str::from_utf8(reader.rest()).map_err(|_| Truncated)?);
         Ok(Self { host, gpu, has_nccl, reaches, wish: (transport, reduce) })
     }
 }

@@ -38,7 +38,8 @@ struct Handle(sys::ncclComm_t);
 // SAFETY: the handle is a name; NCCL's abort may be called from any thread.
 unsafe impl Send for Handle {}
 
-/// The pause between two looks at a stream.
+/// The pause between two looks at a stream, while NCCL opens or aborts; what all looks together may take is the deadline or
+/// [`LONGEST_ABORT`].
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// One rank's end of a communicator.

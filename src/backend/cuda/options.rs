@@ -27,7 +27,7 @@ pub struct CudaOptions {
     pub transport: Option<Transport>,
     /// How gradients are summed; [`Reduce::Nccl`] needs [`Transport::Nccl`].
     pub reduce: Reduce,
-    /// Whether begin and end of every task are measured on the device.
+    /// Whether begin and end of every task are measured on the device, also of plans that do not ask for it.
     pub timeline: bool,
     /// How long a rank waits for the others, and for a lane to get on, before it gives up the world.
     pub deadline: Duration,

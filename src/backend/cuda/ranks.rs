@@ -102,7 +102,7 @@ fn seats(
 ) -> Result<Vec<Seat>, CudaFailure> {
     let own = contexts
         .iter()
-        .map(|context| Ok(Seat::new(options, context.gpu()?, context.can_reach_all()?).encode()));
+        .map(|context| Ok(Seat::new(options, context.gpu()?, context.can_reach_all()?)?.encode()));
     let own = own.collect::<Result<Vec<_>, CudaFailure>>()?;
     let all = rendezvous.exchange_all(Topic::Devices, &own).map_err(refused)?;
     let seat = |bytes: &Arc<[u8]>| {

@@ -21,7 +21,8 @@ use super::failure::CudaFailure;
 use super::stream::Stream;
 use crate::id::{CommId, RankId};
 
-/// Communicators of one rank, at most.
+/// Communicators of one rank, at most: so many have words behind the arena, whose size must be known before plans are. A configuration
+/// asks for two; a plan made by hand with more is refused when its collectives are bound.
 const COMMUNICATORS: usize = 8;
 
 /// Where one rank's memory lies, for its peers.
@@ -70,7 +71,7 @@ impl Signals {
     ) -> Result<DeviceAddress, CudaFailure> {
         if communicator.index() >= COMMUNICATORS {
             return Err(CudaFailure::Refused(format!(
-                "{communicator}: at most {COMMUNICATORS} communicators"
+                "{communicator}: a rank has at most {COMMUNICATORS} communicators, numbered from 0; use fewer in the plan"
             )));
         }
         let pair = communicator.index() * 2 + usize::from(meeting == Meeting::Done);

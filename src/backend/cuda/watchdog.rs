@@ -20,7 +20,8 @@ use crate::id::RankId;
 
 /// How long a lane is asked without pause.
 const EAGER: Duration = Duration::from_micros(200);
-/// The pause between two questions after that.
+/// The pause between two questions after that: short beside a step, long beside a question. It bounds how late a step's end is seen,
+/// and nothing waits longer because of it; what a wait may take in all is the deadline.
 const PAUSE: Duration = Duration::from_micros(50);
 /// How long a lane of a poisoned world gets to drain.
 const DRAIN: Duration = Duration::from_secs(5);

@@ -82,6 +82,16 @@ pub(super) fn place(path: &str) -> Place {
     if ROWS.iter().any(inside) { Place::Table } else { Place::Unknown }
 }
 
+/// What the name of a key does not say, for who reads the effective configuration.
+pub(super) fn aside(path: &str) -> Option<&'static str> {
+    match path {
+        "memory.budget" => Some(
+            "of transient bytes per rank; resident bytes and, on GPUs, the landing of what peers send come on top",
+        ),
+        _ => None,
+    }
+}
+
 /// What a path takes, in words, for any path.
 pub(super) fn expected(path: &str) -> String {
     match place(path) {

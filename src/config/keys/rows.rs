@@ -6,7 +6,7 @@
 use serde::Serialize;
 use toml::Value;
 
-use crate::config::{Config, Prefetch, WeightRule};
+use crate::config::{Config, Prefetch, Tune, WeightRule};
 
 /// A key of the configuration.
 pub(super) struct Row {
@@ -110,6 +110,12 @@ pub(super) const ROWS: &[Row] = &[
         expected: "a size above zero such as \"1.2 GiB\", or remove it for no limit",
         value: |c| c.memory.budget.and_then(toml),
         valid: |c| c.memory.budget.is_none_or(|size| size.bytes() > 0),
+    },
+    Row {
+        path: "tune.steps",
+        expected: "0 (no tuning) or a whole number from 6 to 20 of a session's first steps",
+        value: |c| toml(c.tune.steps),
+        valid: |c| c.tune.steps == 0 || (Tune::LEAST_STEPS..=Tune::MOST_STEPS).contains(&c.tune.steps),
     },
     Row {
         path: "quantize.via",

@@ -4,6 +4,8 @@
 
 use serde::Serialize;
 
+use crate::config::ByteSize;
+
 /// When a gather may start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Prefetch {
@@ -29,7 +31,7 @@ impl std::fmt::Display for Prefetch {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Depth(depth) => write!(formatter, "prefetch.depth = {depth}"),
-            Self::Bytes(bytes) => write!(formatter, "prefetch.bytes = {bytes}"),
+            Self::Bytes(bytes) => write!(formatter, "prefetch.bytes = \"{}\"", ByteSize::of(*bytes)),
             Self::Auto => formatter.write_str("prefetch.policy = \"auto\""),
         }
     }

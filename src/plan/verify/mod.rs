@@ -11,6 +11,7 @@
 //! | `order` | PL-5 | waits point back in T and have events; communicators count 0, 1, 2, … |
 //! | `hazards` | PL-3 | accesses to common bytes, of which one writes, are ordered |
 //! | `contents` | PL-2, PL-4, PL-9, PL-10 | every operand holds what its op needs, at the right version |
+//! | `wire` | PL-6 | every task receives as many bytes as it says |
 //! | `live` | PL-6 | the byte counts are exact, and the budget is kept |
 //!
 //! The order of the checks matters: `contents` executes the plan in T on symbols, and T stands for
@@ -26,6 +27,7 @@ mod order;
 mod proof;
 mod regions;
 mod well_formed;
+mod wire;
 
 pub use error::VerifyError;
 pub use proof::Proof;
@@ -54,6 +56,7 @@ pub fn verify(plan: &StepPlan) -> Result<Proof, Box<VerifyError>> {
     let order = order::check(plan)?;
     let conflicts = hazards::check(plan, &accesses, &order)?;
     let contents = contents::check(plan)?;
+    wire::check(plan)?;
     let live_bytes = live::check(plan, &accesses)?;
     Ok(Proof::new(plan, conflicts, contents, live_bytes))
 }

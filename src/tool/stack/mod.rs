@@ -15,8 +15,9 @@
 //! - **ST-1** every variant computes the same products of the same shapes on the same numbers: weights, input and the order
 //!   of calls are those of the resident stack. What differs is where weights come from and what they are rounded to.
 //! - **ST-2** a step is timed with the devices idle before it and after it; times are medians.
-//! - **ST-3** loss and gradient norm of every variant stand beside those of the resident stack, so that a variant that
-//!   computes something else is seen.
+//! - **ST-3** the loss of every variant stands beside that of the resident stack, so that a variant that computes something
+//!   else is seen; with the ending `training` the gradient norm too. The ending `gradients` has no norm: its plan computes
+//!   none, and one beside it would be timed with it. Its calls and reductions are those of `training`.
 //! - **ST-4** a variant that cannot run is a row that says why; the others run all the same.
 //!
 //! | file | idea |

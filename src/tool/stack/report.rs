@@ -31,9 +31,9 @@ pub struct Measured {
     pub transient_bytes: Option<u64>,
     /// Sum of the last output.
     pub loss: Option<f32>,
-    /// Norm of all weight gradients, where one is computed.
+    /// Norm of all weight gradients, where one is computed: by the resident stack and by the ending `training`.
     pub norm: Option<f32>,
-    /// What went otherwise than asked for.
+    /// What went otherwise than asked for; several things with a semicolon between them.
     pub note: Option<String>,
 }
 
@@ -62,6 +62,14 @@ impl Measured {
             norm: None,
             note: None,
         }
+    }
+
+    /// Notes one thing more.
+    pub(super) fn remark(&mut self, remark: String) {
+        self.note = Some(match self.note.take() {
+            None => remark,
+            Some(note) => format!("{note}; {remark}"),
+        });
     }
 
     /// The row in one line, for people who wait.
@@ -200,5 +208,18 @@ impl fmt::Display for StackReport {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_note_of_a_row_is_kept() {
+        let mut row = Measured::empty("bf16/depth2/graph/peer/training".to_owned());
+        row.remark("issued anew: no memory".to_owned());
+        row.remark("the last step was skipped".to_owned());
+        assert_eq!(row.note.as_deref(), Some("issued anew: no memory; the last step was skipped"));
     }
 }

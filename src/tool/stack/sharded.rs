@@ -111,7 +111,9 @@ impl Times {
         let mut row = Measured::new(name, recipe.to_string(), middle(self.steps), middle(self.hosts));
         row.exposed = median(self.exposed).filter(|_| timed);
         row.arena_bytes = Some(arena_bytes as u64);
-        row.note = self.unrecorded;
+        if let Some(reason) = self.unrecorded {
+            row.remark(reason);
+        }
         if let Some((report, loss)) = self.last {
             row.wire_bytes = Some(report.bounds.wire_bytes as u64);
             row.transient_bytes = Some(report.bounds.transient_bytes as u64);
@@ -121,7 +123,7 @@ impl Times {
                 Outcome::Evaluated => None,
             };
             if matches!(report.outcome, Outcome::Skipped { .. }) {
-                row.note = Some("the last step was skipped: a gradient is not finite".to_owned());
+                row.remark("the last step was skipped: a gradient is not finite".to_owned());
             }
         }
         row

@@ -1,13 +1,15 @@
 //! Sessions end to end on the CPU backend: what a trainer may rely on.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod states;
+#[path = "../trainer/mod.rs"]
 mod trainer;
 
 use trainer::{Mischief, Trainer, feed, losses, within_a_minute};
-use warpweft::config::{Capture, Config, Masters, Moments, Optimizer};
+use warpweft::config::{Capture, Config};
 use warpweft::format::Format;
 use warpweft::id::RankId;
-use warpweft::session::{Checkpoint, Outcome, Session, SessionError};
+use warpweft::session::{Outcome, Session, SessionError};
 
 fn config(depth: u32, capture: Capture, check: bool) -> Config {
     let mut config = Config { capture, check, ..Config::default() };
@@ -145,6 +147,7 @@ fn a_step_of_gradients_alone_has_the_losses_of_a_training_step_and_leaves_no_tra
     });
 }
 
+/// CO-2: the rank whose closure failed takes part in every collective behind it, or its peers would wait past the minute.
 #[test]
 fn a_closure_error_on_one_rank_is_named_changes_nothing_and_the_session_goes_on() {
     within_a_minute(async {
@@ -258,55 +261,6 @@ fn an_imported_export_continues_as_if_nothing_had_happened_on_another_number_of_
     });
 }
 
-fn with_bf16_moments(config: Config) -> Config {
-    Config { optimizer: Optimizer { moments: Moments::Bf16, ..config.optimizer }, ..config }
-}
-
-/// Conformance H6, and EX-1 for moments stored as bf16.
-#[test]
-fn h6_bf16_moments_train_like_f32_moments_with_bit_identical_losses_for_every_depth() {
-    within_a_minute(async {
-        for format in [Format::Bf16, Format::NVFP4_2D] {
-            let exact = run(format, 3, config(0, Capture::Off, true), 7).await;
-            let reference = run(format, 3, with_bf16_moments(config(0, Capture::Off, true)), 7).await;
-            for (found, expected) in reference.iter().zip(&exact) {
-                let (found, expected) = (f32::from_bits(*found), f32::from_bits(*expected));
-                assert!((found / expected - 1.0).abs() < 2e-2, "{format}: {found} instead of {expected}");
-            }
-            assert_ne!(reference, exact, "{format}: the moments were rounded");
-            for depth in [1, 2, 4] {
-                for capture in [Capture::Off, Capture::Step] {
-                    let found = run(format, 3, with_bf16_moments(config(depth, capture, true)), 7).await;
-                    assert_eq!(found, reference, "{format}, depth {depth}, {capture:?}");
-                }
-            }
-        }
-    });
-}
-
-#[test]
-fn bf16_moments_are_exported_as_f32_and_imported_without_loss() {
-    within_a_minute(async {
-        let trainer = Trainer::new(2, Format::NVFP4_2D);
-        let config = || with_bf16_moments(config(1, Capture::Off, true));
-        let mut first = trainer.start(config(), 2).await.unwrap();
-        losses(&mut first, 2, 0..3).await;
-        let checkpoint = first.export().await.unwrap();
-        let moments: Vec<f32> = checkpoint
-            .weights
-            .iter()
-            .flat_map(|weight| [&weight.exp_avg[..], &weight.exp_avg_sq].concat())
-            .collect();
-        assert!(moments.iter().all(|moment| moment.to_bits() & 0xFFFF == 0), "they are bf16 values");
-        assert!(moments.iter().any(|moment| *moment != 0.0));
-        let expected = losses(&mut first, 2, 3..6).await;
-        let mut second = trainer.start(config(), 2).await.unwrap();
-        second.import(&checkpoint).await.unwrap();
-        assert_eq!(second.export().await.unwrap(), checkpoint);
-        assert_eq!(losses(&mut second, 2, 3..6).await, expected);
-    });
-}
-
 /// The closures of the sample trainer know no loss scale: what they compute then counts as a gradient of a
 /// loss four times as large.
 #[test]
@@ -336,74 +290,6 @@ fn a_loss_scale_that_cannot_be_undone_is_refused() {
         for scale in [0.0, -1.0, f32::NAN, f32::INFINITY, f32::MAX, 1e-40] {
             let error = session.set_loss_scale(scale).unwrap_err();
             assert!(matches!(error, SessionError::LossScale { .. }), "{error}");
-        }
-    });
-}
-
-fn with_split_masters(config: Config) -> Config {
-    Config { optimizer: Optimizer { masters: Masters::Bf16Remainder, ..config.optimizer }, ..config }
-}
-
-/// EX-1 for masters of bf16 shard and remainder.
-#[test]
-fn split_masters_train_like_f32_masters_with_bit_identical_losses_for_every_depth() {
-    within_a_minute(async {
-        let whole = run(Format::Bf16, 3, config(0, Capture::Off, true), 6).await;
-        let reference = run(Format::Bf16, 3, with_split_masters(config(0, Capture::Off, true)), 6).await;
-        for (found, expected) in reference.iter().zip(&whole) {
-            // They differ where a weight lies half-way between two bf16 values.
-            let (found, expected) = (f32::from_bits(*found), f32::from_bits(*expected));
-            assert!((found / expected - 1.0).abs() < 1e-3, "{found} instead of {expected}");
-        }
-        for depth in [0, 1, 2, 4] {
-            for capture in [Capture::Off, Capture::Step] {
-                let found = run(Format::Bf16, 3, with_split_masters(config(depth, capture, true)), 6).await;
-                assert_eq!(found, reference, "depth {depth}, {capture:?}");
-            }
-        }
-    });
-}
-
-/// FO-5: a checkpoint does not tell how masters were stored.
-#[test]
-fn split_masters_are_exported_joined_and_imported_without_loss_on_any_number_of_ranks() {
-    within_a_minute(async {
-        let trainer = Trainer::new(2, Format::Bf16);
-        let split = || with_split_masters(config(1, Capture::Off, true));
-        let mut first = trainer.start(split(), 2).await.unwrap();
-        let mut whole = trainer.start(config(1, Capture::Off, true), 2).await.unwrap();
-        let masters = |checkpoint: &Checkpoint| -> Vec<Vec<f32>> {
-            checkpoint.weights.iter().map(|weight| weight.master.clone()).collect()
-        };
-        let begin = first.export().await.unwrap();
-        assert_eq!(masters(&begin), masters(&whole.export().await.unwrap()), "initial masters are exact");
-        assert!(masters(&begin)[0].iter().any(|master| master.to_bits() & 0xFFFF != 0));
-        losses(&mut first, 2, 0..3).await;
-        let checkpoint = first.export().await.unwrap();
-        assert_ne!(masters(&checkpoint), masters(&begin));
-        let expected = losses(&mut first, 2, 3..6).await;
-        let mut second = trainer.start(split(), 2).await.unwrap();
-        second.import(&checkpoint).await.unwrap();
-        assert_eq!(losses(&mut second, 2, 3..6).await, expected);
-        let mut alone = trainer.start(split(), 1).await.unwrap();
-        alone.import(&checkpoint).await.unwrap();
-        assert_eq!(alone.export().await.unwrap(), checkpoint);
-        whole.import(&checkpoint).await.unwrap();
-        assert_eq!(masters(&whole.export().await.unwrap()), masters(&checkpoint));
-    });
-}
-
-/// Conformance H11: a block-quantized weight needs masters of its own. (The row's other half, a refusal of such
-/// weights in a recorded step, is a limit of other kernels: here they are recorded, see EX-1 above.)
-#[test]
-fn h11_splitting_the_masters_of_a_quantized_weight_is_refused_before_anything_runs() {
-    within_a_minute(async {
-        let refuses = |format: &Format| format.check_weight().is_ok() && *format != Format::Bf16;
-        for format in Format::CANONICAL.into_iter().filter(refuses) {
-            let trainer = Trainer::new(2, format);
-            let config = with_split_masters(Config::default());
-            let error = trainer.start(config, 2).await.unwrap_err().to_string();
-            assert!(error.contains("optimizer.masters") && error.contains("`layer0`"), "{error}");
         }
     });
 }

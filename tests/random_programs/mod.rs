@@ -1,9 +1,13 @@
-//! Random programs, in most ways a program can be declared and planned.
+//! Random programs and their plans: the one generator of all suites.
 //!
-//! Law: may come up: weights tied and replayed, grouped ones, replicated ones, every kind of format, buffers of
-//! every role and lifetime, micro-batches, one rank to four; and of the planner every policy, one communicator or two, planes kept or
-//! gathered again per use and per configuration, gradients reduced one by one or together, in f32 or bf16, every layout of optimizer state.
-//! Never: programs that reduce gradients without an optimizer (`build_gradients`), reuse declared of a weight, schedules made by hand.
+//! Law: a sample follows from one number, in most ways in which a program can be declared and planned; `feature` names them, and
+//! a test counts that each comes up. Deliberately absent: schedules made by hand, and what no plan can be made of.
+
+mod draw;
+mod feature;
+
+pub(crate) use draw::{Draw, mix};
+pub(crate) use feature::features;
 
 use warpweft::cluster::preset;
 use warpweft::config::{
@@ -15,12 +19,10 @@ use warpweft::id::WeightId;
 use warpweft::layout::{StateLayout, Weights};
 use warpweft::model::{
     Access, BufferSpec, CallBuilder, CostHint, Form, Lifetime, Mesh, Model, Phase, Placement, Reuse, Role,
-    StepProgram,
+    StepProgram, Use,
 };
 use warpweft::plan::{PlanError, Policy, ResidentLayout, StepPlan};
 use warpweft::session::costs_of;
-
-use crate::draw::Draw;
 
 const FORMATS: [Format; 6] = [
     Format::F32,
@@ -44,10 +46,10 @@ impl Sample {
     pub(crate) fn new(seed: u64) -> Self {
         let draw = &mut Draw::new(seed);
         let model = model(draw);
-        let trains = !draw.one_in(4);
-        let program = program(draw, &model, trains);
+        let ending = draw.among(&[Ending::Optimizer, Ending::Optimizer, Ending::Gradients, Ending::Nothing]);
+        let program = program(draw, &model, ending);
         let config = config(draw, &model);
-        Self { program, config, ranks: draw.among(&[1, 2, 2, 3, 4]) }
+        Self { program, config, ranks: draw.among(&[1, 2, 2, 3, 4, 5]) }
     }
 
     pub(crate) fn weights(&self) -> Weights {
@@ -67,11 +69,31 @@ impl Sample {
     }
 }
 
+/// The samples with their plans, prologue and step, from `seed` on. A budget of bytes that a program cannot keep is no plan.
+pub(crate) fn samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPlan)> {
+    (seed..).filter_map(|seed| {
+        let sample = Sample::new(seed);
+        match sample.plans() {
+            Ok((prologue, step)) => Some((seed, sample, prologue, step)),
+            Err(PlanError::Prefetch { .. } | PlanError::Budget { .. }) => None,
+            Err(error) => panic!("seed {seed}: {error}"),
+        }
+    })
+}
+
+/// How a program ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Optimizer,
+    Gradients,
+    Nothing,
+}
+
 fn model(draw: &mut Draw) -> Model {
     let mut model = Model::builder();
     let mut ids = Vec::new();
     let (one, other) = (draw.among(&FORMATS), draw.among(&FORMATS));
-    for number in 0..1 + draw.below(4) {
+    for number in 0..1 + draw.below(5) {
         let name = format!("w{number}");
         let format = if draw.one_in(3) { other } else { one };
         let (rows, cols) = (1 + draw.below(4), 1 + draw.below(3));
@@ -87,10 +109,18 @@ fn model(draw: &mut Draw) -> Model {
         };
         ids.push((id, replicated));
     }
+    let sharded: Vec<WeightId> =
+        ids.into_iter().filter(|(_, replicated)| !replicated).map(|(id, _)| id).collect();
+    for weight in &sharded {
+        if draw.one_in(6) {
+            model.reuse(*weight, draw.among(&[Reuse::Keep, Reuse::Regather])).unwrap();
+        }
+    }
     if draw.one_in(2) {
-        let sharded: Vec<WeightId> =
-            ids.into_iter().filter(|(_, replicated)| !replicated).map(|(id, _)| id).collect();
-        model.group("experts", &sharded[sharded.len().saturating_sub(3)..]).unwrap();
+        // Groups of up to three, and weights of none.
+        for (number, members) in sharded.chunks(1 + draw.below(3)).take(2).enumerate() {
+            model.group(&format!("experts {number}"), members).unwrap();
+        }
     }
     model.build()
 }
@@ -100,7 +130,7 @@ fn config(draw: &mut Draw, model: &Model) -> Config {
     config.prefetch = match draw.below(8) {
         0 => Prefetch::auto(),
         1 => Prefetch::bytes(ByteSize::new(draw.among(&[20_000, 60_000, 1 << 20]))),
-        _ => Prefetch::depth(draw.below(5) as u32),
+        _ => Prefetch::depth(draw.below(6) as u32),
     };
     config.communicators = 1 + draw.below(2) as u32;
     config.backward = draw.among(&[Backward::Regather, Backward::Keep]);
@@ -130,7 +160,8 @@ struct Buffers {
     taken: Vec<bool>,
 }
 
-fn program(draw: &mut Draw, model: &Model, trains: bool) -> StepProgram {
+fn program(draw: &mut Draw, model: &Model, ending: Ending) -> StepProgram {
+    let trains = ending != Ending::Nothing;
     let mut program = StepProgram::builder("step", model);
     program.micro_batches(draw.among(&[1, 1, 2, 3])).unwrap();
     let specs: Vec<BufferSpec> = (0..1 + draw.below(5)).map(|number| buffer(draw, number)).collect();
@@ -143,14 +174,19 @@ fn program(draw: &mut Draw, model: &Model, trains: bool) -> StepProgram {
         specs,
     };
     let mut owed = vec![trains; model.weights().len()];
-    let calls = 1 + draw.below(6);
+    let calls = 1 + draw.below(8);
+    let mut done: Vec<Vec<Use>> = Vec::new();
     for number in 0..calls {
         let is_last = number + 1 == calls;
         let phase = if number * 2 < calls { Phase::Forward } else { Phase::Backward };
         let mut call = program.call(&format!("c{number}"), phase);
-        for _ in 0..draw.below(3) {
-            call = uses(draw, call, model);
-        }
+        let uses = match draw.of(&done) {
+            // A call replayed, or computed again in backward.
+            Some(again) if draw.one_in(4) => again.clone(),
+            _ => (0..draw.below(4)).map(|_| a_use(draw, model)).collect(),
+        };
+        call = uses.iter().fold(call, |call, usage| with_use(call, *usage));
+        done.push(uses);
         for (weight, _) in model.entries() {
             if trains && (draw.one_in(3) || is_last && owed[weight.index()]) {
                 call = call.gradient(weight);
@@ -162,7 +198,11 @@ fn program(draw: &mut Draw, model: &Model, trains: bool) -> StepProgram {
         }
         call.cost(CostHint { flops: 1 << draw.below(34), ..CostHint::default() }).add().unwrap();
     }
-    if trains { program.build_training().unwrap() } else { program.build_evaluation().unwrap() }
+    match ending {
+        Ending::Optimizer => program.build_training().unwrap(),
+        Ending::Gradients => program.build_gradients().unwrap(),
+        Ending::Nothing => program.build_evaluation().unwrap(),
+    }
 }
 
 /// What the next call does with the buffers: anything that program order allows.
@@ -200,17 +240,23 @@ fn buffer(draw: &mut Draw, number: usize) -> BufferSpec {
 }
 
 /// A use of some weight in an orientation and form that it can serve.
-fn uses<'p>(draw: &mut Draw, call: CallBuilder<'p>, model: &Model) -> CallBuilder<'p> {
+fn a_use(draw: &mut Draw, model: &Model) -> Use {
     let weights: Vec<_> = model.entries().collect();
-    let (id, spec) = weights[draw.below(weights.len())];
+    let (weight, spec) = weights[draw.below(weights.len())];
+    let (orientation, form, reuse) = (Orientation::Rowwise, Form::Dense, None);
     if spec.placement == Placement::Replicated {
-        return call.uses(id, Orientation::Rowwise, Form::Dense);
+        return Use { weight, orientation, form, reuse };
     }
     let orientation = draw.among(&[Orientation::Rowwise, Orientation::Columnwise]);
-    let call = call.uses(id, orientation, draw.among(&[Form::Planes, Form::Dense, Form::DenseBf16]));
-    match draw.below(6) {
-        0 => call.reuse(Reuse::Keep),
-        1 => call.reuse(Reuse::Regather),
-        _ => call,
+    let form = draw.among(&[Form::Planes, Form::Dense, Form::DenseBf16]);
+    let reuse = draw.among(&[Some(Reuse::Keep), Some(Reuse::Regather), None, None, None, None]);
+    Use { weight, orientation, form, reuse }
+}
+
+fn with_use<'p>(call: CallBuilder<'p>, usage: Use) -> CallBuilder<'p> {
+    let call = call.uses(usage.weight, usage.orientation, usage.form);
+    match usage.reuse {
+        Some(reuse) => call.reuse(reuse),
+        None => call,
     }
 }

@@ -1,0 +1,67 @@
+//! Another plan for a program, between two of its steps.
+//!
+//! Laws:
+//! - All ranks take the same plan before the same step: they compare fingerprints first (**PL-1**), when all their lanes are drained.
+//! - Nothing moves: the arena stays where it is, resident slots lie where they lay, and a plan that does not fit is refused before it is
+//!   bound. What the weights hold (**PL-9**) does not depend on which plan left it.
+//! - The plan before is given back once the next is bound: its events, tables and recording.
+//! - A trial is issued and timed; a recording is made of the plan that stays.
+
+use std::sync::Arc;
+
+use super::rank::{agree, install};
+use super::{CaptureMode, ExecError, Rank};
+use crate::backend::Backend;
+use crate::plan::StepPlan;
+
+/// A plan for a program to go on by.
+#[derive(Clone, Debug)]
+pub struct Adoption {
+    /// Made of the same program, over the same resident layout and mesh.
+    pub plan: Arc<StepPlan>,
+    /// Is it tried? Then its tasks are timed and its steps issued, never recorded.
+    pub trial: bool,
+}
+
+/// What a rank has reserved for all plans it will run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// Bytes of the arena.
+    pub(super) arena: usize,
+    /// Bytes beside it for what peers send.
+    pub(super) landing: usize,
+}
+
+impl<B: Backend> Rank<B> {
+    /// Lets `program` go on by another plan.
+    pub(super) fn adopt(&mut self, program: usize, adoption: Adoption) -> Result<(), ExecError> {
+        let Adoption { plan, trial } = adoption;
+        agree(&self.world, self.id(), &plan)?;
+        self.check(program, &plan)?;
+        let capture = if trial { CaptureMode::Off } else { self.capture };
+        let installed = install(&self.backend, &self.memory, plan, capture, trial, &self.poison)?;
+        self.programs[program] = installed;
+        Ok(())
+    }
+
+    fn check(&self, program: usize, plan: &StepPlan) -> Result<(), ExecError> {
+        let rank = self.id();
+        let Some(current) = self.programs.get(program).map(|installed| &installed.plan) else {
+            return Err(ExecError::NoProgram { rank, program, programs: self.programs.len() });
+        };
+        let (arena, room) = (plan.arena.bytes(), self.room);
+        let landing = self.backend.landing_bytes(&plan.binding(rank, &plan.ops()))?;
+        let reason = if current.name != plan.name || current.buffers != plan.buffers {
+            format!("the plan is one of `{}`, with other buffers or another name", plan.name)
+        } else if current.arena.resident_bytes != plan.arena.resident_bytes || current.lanes != plan.lanes {
+            "its resident region or its lanes are others".to_owned()
+        } else if arena > room.arena {
+            format!("its arena takes {arena} bytes and {} are reserved", room.arena)
+        } else if landing > room.landing {
+            format!("what peers send takes {landing} bytes and {} are reserved", room.landing)
+        } else {
+            return Ok(());
+        };
+        Err(ExecError::Adoption { rank, program: current.name.clone(), reason })
+    }
+}

@@ -1,0 +1,67 @@
+//! PL-6: what a task says it receives is what its op and the mesh imply.
+//!
+//! Law: in every collective each rank gets from each other rank the same number of bytes: its shard, its slice of a gradient, its
+//! values or its record. Ops that are no collectives receive nothing. How often bytes travel inside of a collective is the
+//! transport's business and no part of a plan.
+
+use super::{Verdict, VerifyError};
+use crate::format::PlaneSpec;
+use crate::id::SlotId;
+use crate::op::Op;
+use crate::plan::StepPlan;
+
+/// Checks every task. Every id points into the plan.
+pub(super) fn check(plan: &StepPlan) -> Verdict<()> {
+    let ranks = plan.weights.mesh.ranks() as usize;
+    for (id, task) in plan.entries() {
+        let implied = from_each_peer(plan, &task.op).saturating_mul(ranks.saturating_sub(1));
+        if task.wire_bytes != implied {
+            return Err(Box::new(VerifyError::Bytes {
+                subject: plan.describe(id),
+                problem: format!(
+                    "says that it receives {} bytes, but on {ranks} ranks its op receives {implied}",
+                    task.wire_bytes
+                ),
+                remedy: "count what every other rank sends it; prices and traces are made from this number"
+                    .into(),
+            }));
+        }
+    }
+    Ok(())
+}
+
+fn from_each_peer(plan: &StepPlan, op: &Op) -> usize {
+    let sum = |bytes: &mut dyn Iterator<Item = usize>| bytes.fold(0, usize::saturating_add);
+    let content = |slot: &SlotId| {
+        let content = plan.arena.slot(*slot).content;
+        content.bytes(&plan.weights, |buffer| plan.buffers[buffer.index()].bytes())
+    };
+    match op {
+        Op::AllGather { parts } => sum(&mut parts.iter().map(|part| {
+            let planes = plan.weights.layout(part.weight).shard_planes(part.orientation);
+            sum(&mut planes.iter().map(PlaneSpec::bytes))
+        })),
+        Op::ReduceScatter { element, parts } => sum(&mut parts
+            .iter()
+            .map(|part| plan.weights.layout(part.weight).stored_elements().saturating_mul(element.bytes()))),
+        Op::AllReduce { pairs, .. } => sum(&mut pairs.iter().map(|(from, _)| content(from))),
+        Op::GatherRecords { from, .. } => content(from),
+        Op::Copy { .. }
+        | Op::ClearFault { .. }
+        | Op::ZeroPadding { .. }
+        | Op::Compute { .. }
+        | Op::PartialAmax { .. }
+        | Op::FusedScale { .. }
+        | Op::DelayedScale { .. }
+        | Op::RecordAmax { .. }
+        | Op::PartialCast { .. }
+        | Op::Transpose { .. }
+        | Op::Dequantize { .. }
+        | Op::RoundGradient { .. }
+        | Op::AddGradient { .. }
+        | Op::Accumulate { .. }
+        | Op::GradNorm { .. }
+        | Op::Vote { .. }
+        | Op::Adam { .. } => 0,
+    }
+}

@@ -1,0 +1,122 @@
+//! The beginning as every other process sees it: it connects, is let in, and waits for the word that the world begins.
+
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use super::{Joined, PAUSE, name, split};
+use crate::id::ProcessId;
+use crate::rendezvous::door::PATIENCE;
+use crate::rendezvous::handshake::{self, Claim, Seals};
+use crate::rendezvous::link::Connection;
+use crate::rendezvous::message::Message;
+use crate::rendezvous::timed::Timed;
+use crate::rendezvous::{ProcessEnvironment, RendezvousError, Secret, sealed};
+
+/// Comes to the process of rank 0 and waits for its word.
+pub(super) fn member(
+    environment: &ProcessEnvironment,
+    claim: Claim,
+    secret: &Secret,
+    deadline: Duration,
+    until: Instant,
+) -> Result<Joined, RendezvousError> {
+    let place = environment.place();
+    let (stream, Seals { mut from_host, to_host }) = greet(environment, claim, secret, deadline, until)?;
+    // The host began no later than this process was let in, and knows at its deadline who is missing.
+    let until = Instant::now() + deadline + PATIENCE / 2;
+    let silent = |error: io::Error| RendezvousError::NotReached {
+        address: place.clone(),
+        deadline,
+        reason: format!("it let this process in and then said nothing ({error})"),
+    };
+    let ranges = match sealed::read(Timed::new(&stream, until), &mut from_host).map_err(silent)? {
+        Message::Welcome(ranks) => split(&ranks)?,
+        Message::Ended { reason } => return Err(RendezvousError::Told { reason }),
+        _ => return Err(silent(io::Error::other("an unexpected message"))),
+    };
+    let (Some(own), Some(first), Some(last)) =
+        (ranges.get(claim.process.index()), ranges.first(), ranges.last())
+    else {
+        return Err(silent(io::Error::other("a world without this process")));
+    };
+    if own.len() != claim.ranks as usize {
+        return Err(silent(io::Error::other("a world with another number of ranks")));
+    }
+    let connection = Connection {
+        stream,
+        process: ProcessId::new(0),
+        name: name(ProcessId::new(0), first, &place),
+        speakers: vec![0..own.start, own.end..last.end],
+        relays: false,
+        out: to_host,
+        into: from_host,
+    };
+    Ok(Joined { ranks: last.end, own: own.clone(), connections: vec![connection] })
+}
+
+/// Connects and is let in. Who is hung up on tries again for a while: it may have had to make place at a door full of strangers.
+fn greet(
+    environment: &ProcessEnvironment,
+    claim: Claim,
+    secret: &Secret,
+    deadline: Duration,
+    until: Instant,
+) -> Result<(TcpStream, Seals), RendezvousError> {
+    let place = environment.place();
+    let mut refusal = None;
+    let mut last = until;
+    loop {
+        let stream = match reach(environment, deadline, last) {
+            Ok(stream) => stream,
+            Err(error) => return Err(refusal.unwrap_or(error)),
+        };
+        let patient = until.max(Instant::now() + PAUSE);
+        match handshake::greet(Timed::new(&stream, patient), claim, secret, &place) {
+            Ok(seals) => return Ok((stream, seals)),
+            Err(error @ RendezvousError::Stranger { .. }) => {
+                if refusal.is_none() {
+                    last = until.min(Instant::now() + PATIENCE);
+                }
+                if Instant::now() >= last {
+                    return Err(error);
+                }
+                refusal = Some(error);
+                std::thread::sleep(PAUSE * 5);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Tries to connect until somebody listens.
+fn reach(
+    environment: &ProcessEnvironment,
+    deadline: Duration,
+    until: Instant,
+) -> Result<TcpStream, RendezvousError> {
+    let place = environment.place();
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let mut last = io::Error::other("the name has no address");
+        match (environment.address.as_str(), environment.port).to_socket_addrs() {
+            Err(error) => last = error,
+            Ok(addresses) => {
+                for address in addresses {
+                    match TcpStream::connect_timeout(&address, left.clamp(PAUSE, PATIENCE)) {
+                        // A socket may be given the very port it knocks at, and then answers itself.
+                        Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
+                            last = io::Error::other("nobody listens");
+                        }
+                        Ok(stream) => return Ok(stream),
+                        Err(error) => last = error,
+                    }
+                }
+            }
+        }
+        if Instant::now() >= until {
+            return Err(RendezvousError::NotReached { address: place, deadline, reason: last.to_string() });
+        }
+        std::thread::sleep(PAUSE * 5);
+    }
+}

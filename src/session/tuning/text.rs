@@ -1,0 +1,77 @@
+//! Trials as people read them.
+//!
+//! Law: one row a trial with what decided; below it lines that load as a configuration and make the same plan again.
+
+use std::fmt;
+
+use super::{Tuning, as_configured};
+use crate::config::{self, Config};
+use crate::tune::{Decision, Tuner, Verdict};
+
+/// The fastest of what a configuration can say.
+pub(super) fn to_configure(tuner: &Tuner, settings: &Config) -> Option<config::Prefetch> {
+    let ran = |decision: &&Decision| {
+        !decision.candidate.by_measurement
+            && matches!(decision.verdict, Verdict::Chosen { .. } | Verdict::Kept { .. })
+    };
+    let choice = tuner.choice().map(|choice| choice.candidate).filter(|chosen| !chosen.by_measurement);
+    let fastest = || tuner.log().iter().filter(ran).min_by_key(|decision| decision.step);
+    let candidate = choice.or_else(|| fastest().map(|decision| decision.candidate))?;
+    Some(as_configured(candidate.prefetch, &settings.prefetch.cluster))
+}
+
+impl fmt::Display for Tuning {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let milliseconds = |step: u64| format!("{:.3} ms", step as f64 / 1e6);
+        let rows: Vec<[String; 4]> = self.log().iter().map(row).collect();
+        let widest = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let (policies, steps, bytes) = (widest(0), widest(1), widest(2));
+        writeln!(out, "# trials of program `{}`", self.program())?;
+        for [policy, step, transient, verdict] in &rows {
+            writeln!(out, "# {policy:<policies$}  {step:>steps$}  {transient:>bytes$}  {verdict}")?;
+        }
+        match self.choice() {
+            None => return writeln!(out, "# no trial was measured; the configuration stands"),
+            Some(choice) => {
+                let state = if self.is_frozen() { "chosen" } else { "best so far" };
+                let (step, bytes) = (milliseconds(choice.step), choice.bytes);
+                writeln!(
+                    out,
+                    "# {state}: {}; {step} a step, {bytes} transient bytes per rank",
+                    choice.candidate
+                )?;
+                if choice.candidate.by_measurement {
+                    writeln!(
+                        out,
+                        "# no configuration makes a plan of measured durations again; the fastest that one makes:"
+                    )?;
+                }
+            }
+        }
+        let Some(prefetch) = self.to_configure() else { return Ok(()) };
+        writeln!(out, "{prefetch}")?;
+        if prefetch.policy.is_some() {
+            writeln!(out, "prefetch.cluster = {}", toml::Value::from(prefetch.cluster))?;
+        }
+        if let Some(budget) = self.settings.memory.budget {
+            writeln!(out, "memory.budget = \"{budget}\"")?;
+        }
+        writeln!(out, "tune.steps = 0")
+    }
+}
+
+/// Policy, step, transient bytes, verdict.
+fn row(decision: &Decision) -> [String; 4] {
+    let bytes = |bytes: usize| format!("{bytes} B");
+    let (transient, verdict) = match &decision.verdict {
+        Verdict::Chosen { bytes: needed, before: None } => (bytes(*needed), "the first choice".to_owned()),
+        Verdict::Chosen { bytes: needed, .. } => (bytes(*needed), "chosen over the one before".to_owned()),
+        Verdict::Kept { bytes: needed } => (bytes(*needed), "not faster by enough".to_owned()),
+        Verdict::OverBudget { bytes: needed, budget } => {
+            (bytes(*needed), format!("more than the budget of {budget} B, not run"))
+        }
+        Verdict::Refused { reason } => (String::new(), format!("refused: {}", reason.replace('\n', " "))),
+    };
+    let step = decision.step.map_or_else(String::new, |step| format!("{:.3} ms", step as f64 / 1e6));
+    [decision.candidate.to_string(), step, transient, verdict]
+}

@@ -1,0 +1,48 @@
+//! One trial: a plan, the steps it has left, and what those it had took.
+//!
+//! Law: a trial ends with its last step, whatever came of its steps (TU-9).
+
+use std::sync::Arc;
+
+use crate::plan::StepPlan;
+use crate::trace::median;
+use crate::tune::Candidate;
+
+/// A trial under way.
+#[derive(Debug)]
+pub(super) struct Trial {
+    candidate: Candidate,
+    plan: Arc<StepPlan>,
+    ran: u32,
+    /// Of every step that was measured: the step, then its tasks.
+    times: Vec<Vec<u64>>,
+}
+
+impl Trial {
+    pub(super) const fn new(candidate: Candidate, plan: Arc<StepPlan>) -> Self {
+        Self { candidate, plan, ran: 0, times: Vec::new() }
+    }
+
+    pub(super) const fn candidate(&self) -> Candidate {
+        self.candidate
+    }
+
+    pub(super) const fn plan(&self) -> &Arc<StepPlan> {
+        &self.plan
+    }
+
+    /// Counts a step with what it took, if that was measured; was it the last?
+    pub(super) fn count(&mut self, times: Option<&[u64]>) -> bool {
+        let is_warm = self.ran > 0;
+        self.times.extend(times.filter(|_| is_warm).map(<[u64]>::to_vec));
+        self.ran += 1;
+        self.ran >= self.candidate.steps
+    }
+
+    /// What every step took, and the medians of its tasks: none where tasks were not timed.
+    pub(super) fn measured(&self) -> (Vec<u64>, Vec<u64>) {
+        let at = |position: usize| self.times.iter().filter_map(move |times| times.get(position).copied());
+        let tasks = (1..=self.plan.tasks.len()).filter_map(|position| median(at(position).collect()));
+        (at(0).collect(), tasks.collect())
+    }
+}

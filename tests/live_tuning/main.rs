@@ -1,0 +1,21 @@
+//! Sessions that choose their plan by what their first steps take.
+//!
+//! Where a choice is judged, times are dictated or virtual, so that nothing here depends on how fast a machine is.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod adoption;
+mod bits;
+mod choices;
+mod dictated;
+mod failures;
+mod limits;
+#[path = "../meddler/mod.rs"]
+mod meddler;
+#[path = "../port/mod.rs"]
+mod port;
+mod processes;
+mod simulated;
+#[path = "../trainer/mod.rs"]
+mod trainer;
+#[path = "../wrapped/mod.rs"]
+mod wrapped;

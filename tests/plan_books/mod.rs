@@ -1,0 +1,66 @@
+//! What a plan says about itself, stated anew behind an edit.
+//!
+//! Law: nothing here changes what a plan does, but that [`serialize`] orders it by its tasks' places in T. Counted slot by slot and task
+//! by task, without the planner.
+
+use warpweft::id::{CommSeq, EventId, TaskId};
+use warpweft::layout::{ALIGNMENT, Residency};
+use warpweft::plan::StepPlan;
+
+/// Every task waits for the one before it in T; communicators count anew; releases are forgotten.
+pub(crate) fn serialize(plan: &mut StepPlan) {
+    for (position, task) in plan.tasks.iter_mut().enumerate() {
+        task.waits = position.checked_sub(1).map(TaskId::at).into_iter().collect();
+        task.signals = Some(EventId::at(position));
+        task.release = None;
+    }
+    plan.events = plan.tasks.len();
+    renumber_collectives(plan);
+}
+
+/// The collectives of each lane count 0, 1, 2, … in T.
+pub(crate) fn renumber_collectives(plan: &mut StepPlan) {
+    let mut next = vec![0; plan.lanes.len()];
+    for task in &mut plan.tasks {
+        if let Some((_, sequence)) = &mut task.collective {
+            *sequence = CommSeq::new(next[task.lane.index()]);
+            next[task.lane.index()] += 1;
+        }
+    }
+}
+
+/// Gives every transient slot bytes of its own, so that no two contents meet.
+pub(crate) fn spread(plan: &mut StepPlan) {
+    let mut end = plan.arena.resident_bytes;
+    for slot in plan.arena.slots.iter_mut().filter(|slot| slot.residency == Residency::Transient) {
+        slot.region.offset = end;
+        end += slot.region.bytes.next_multiple_of(ALIGNMENT);
+    }
+    plan.arena.transient_bytes = end - plan.arena.resident_bytes;
+}
+
+/// States the byte counts anew: transient bytes between first and last access, and where their sum is largest.
+pub(crate) fn recount(plan: &mut StepPlan) {
+    let mut lives: Vec<Option<(usize, usize)>> = vec![None; plan.arena.slots.len()];
+    for (position, task) in plan.tasks.iter().enumerate() {
+        for (slot, _) in task.op.accesses() {
+            let life = lives[slot.index()].get_or_insert((position, position));
+            life.1 = position;
+        }
+    }
+    let mut alive = vec![0usize; plan.tasks.len()];
+    for (slot, life) in plan.arena.slots.iter().zip(lives) {
+        if let (Residency::Transient, Some((first, last))) = (slot.residency, life) {
+            let bytes = slot.region.bytes.next_multiple_of(ALIGNMENT);
+            alive[first..=last].iter_mut().for_each(|alive| *alive += bytes);
+        }
+    }
+    let (bytes, peak) =
+        alive.iter().enumerate().map(|(position, bytes)| (*bytes, position)).max().unwrap_or_default();
+    plan.bounds.live_bytes = bytes;
+    plan.bounds.live_weight_bytes = 0;
+    plan.bounds.live_peak = TaskId::at(peak);
+    plan.bounds.resident_bytes = plan.arena.resident_bytes;
+    plan.bounds.transient_bytes = plan.arena.transient_bytes;
+    plan.bounds.wire_bytes = plan.tasks.iter().map(|task| task.wire_bytes).sum();
+}

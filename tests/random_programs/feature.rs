@@ -1,0 +1,137 @@
+//! What may come up in a random program and its plan.
+//!
+//! Law: a case that a suite counts on has a row here, so it cannot get lost when the generator changes.
+
+use warpweft::config::{
+    AcrossMicroBatches, Backward, Columnwise, Masters, Moments, ReduceDtype, ReduceEvery, Scaling,
+};
+use warpweft::format::Orientation;
+use warpweft::model::{Call, Form, Lifetime, Phase, Placement, Reuse, Role};
+use warpweft::op::Op;
+use warpweft::plan::{Prefetch, StepPlan};
+
+use super::{FORMATS, Sample};
+
+/// Does a sample, or the plan of its step, have it?
+type Has = Box<dyn Fn(&Sample, &StepPlan) -> bool>;
+
+/// Does the configuration of a sample say so?
+type Chosen = fn(&Sample) -> bool;
+
+/// A name, and what it names.
+type Feature = (String, Has);
+
+/// All there are.
+pub(crate) fn features() -> Vec<Feature> {
+    let mut all: Vec<Feature> = Vec::new();
+    let mut add = |name: &str, has: fn(&Sample, &StepPlan) -> bool| all.push((name.into(), Box::new(has)));
+    add("a tied weight: several gradients in a micro-batch", |sample, _| {
+        let calls = sample.program.calls();
+        let gradients = |weight| calls.iter().filter(|call| call.grads.contains(&weight)).count();
+        sample.program.model().entries().any(|(weight, _)| gradients(weight) > 1)
+    });
+    add("a replayed call", |sample, _| repeats(sample, Phase::Forward));
+    add("a call computed again in backward", |sample, _| repeats(sample, Phase::Backward));
+    add("several micro-batches", |sample, _| sample.program.micro_batches() > 1);
+    add("a gather of several weights", |_, plan| {
+        plan.tasks.iter().any(|task| matches!(&task.op, Op::AllGather { parts } if parts.len() > 1))
+    });
+    add("a reduction of several weights", |_, plan| {
+        plan.tasks.iter().any(|task| matches!(&task.op, Op::ReduceScatter { parts, .. } if parts.len() > 1))
+    });
+    add("a replicated weight", |sample, _| {
+        sample.program.model().weights().iter().any(|spec| spec.placement == Placement::Replicated)
+    });
+    add("a rank without rows", |_, plan| {
+        let ranks = plan.weights.mesh.ranks() as usize;
+        let is_short = |layout: &warpweft::layout::WeightLayout| {
+            layout.shard.rows_per_rank * (ranks - 1) >= layout.shard.shape.rows
+        };
+        ranks > 1 && plan.weights.layouts.iter().any(is_short)
+    });
+    add("one communicator", |sample, _| sample.config.communicators == 1);
+    add("two communicators", |sample, _| sample.config.communicators == 2);
+    add("prefetch by depth", |_, plan| matches!(plan.policy.prefetch, Prefetch::Depth(depth) if depth > 0));
+    add("gathers on demand", |_, plan| plan.policy.prefetch == Prefetch::Depth(0));
+    add("prefetch by bytes", |_, plan| matches!(plan.policy.prefetch, Prefetch::Bytes(_)));
+    add("prefetch by prices", |_, plan| plan.policy.prefetch == Prefetch::Auto);
+    add("a release", |_, plan| plan.tasks.iter().any(|task| task.release.is_some()));
+    add("a use that is kept", |sample, _| reuses(sample, Reuse::Keep));
+    add("a use that is gathered again", |sample, _| reuses(sample, Reuse::Regather));
+    add("a weight that says so", |sample, _| {
+        sample.program.model().weights().iter().any(|spec| spec.reuse.is_some())
+    });
+    add("moments in bf16", |sample, _| sample.config.optimizer.moments == Moments::Bf16);
+    add("masters beside their shards", |sample, _| sample.config.optimizer.masters == Masters::Bf16Remainder);
+    add("delayed scaling", |sample, _| sample.config.quantize.scaling == Scaling::Delayed);
+    add("gradients in bf16", |_, plan| {
+        plan.tasks.iter().any(|task| matches!(task.op, Op::RoundGradient { .. }))
+    });
+    add("gradients added on the rank", |_, plan| {
+        plan.tasks.iter().any(|task| matches!(task.op, Op::AddGradient { .. }))
+    });
+    add("gradients without an optimizer", |_, plan| {
+        !plan.updates_weights && plan.tasks.iter().any(|task| matches!(task.op, Op::Accumulate { .. }))
+    });
+    add("columnwise planes derived", |_, plan| {
+        plan.tasks.iter().any(|task| matches!(task.op, Op::Transpose { .. }))
+    });
+    for form in [Form::Planes, Form::Dense, Form::DenseBf16] {
+        for side in [Orientation::Rowwise, Orientation::Columnwise] {
+            let has = move |sample: &Sample, _: &StepPlan| {
+                let uses = sample.program.calls().iter().flat_map(|call| &call.uses);
+                uses.into_iter().any(|usage| (usage.form, usage.orientation) == (form, side))
+            };
+            all.push((format!("a {side} use as {form:?}"), Box::new(has)));
+        }
+    }
+    let configured: [(&str, Chosen); 9] = [
+        ("backward keeps", |sample| sample.config.backward == Backward::Keep),
+        ("backward gathers again", |sample| sample.config.backward == Backward::Regather),
+        ("kept across micro-batches", |sample| {
+            sample.config.across_micro_batches == AcrossMicroBatches::Keep
+        }),
+        ("kept if it fits", |sample| sample.config.across_micro_batches == AcrossMicroBatches::Fit),
+        ("columnwise planes kept", |sample| sample.config.columnwise == Columnwise::Keep),
+        ("reduced every call", |sample| sample.config.reduce_every == ReduceEvery::Call),
+        ("reduced every micro-batch", |sample| sample.config.reduce_every == ReduceEvery::MicroBatch),
+        ("reduced every step", |sample| sample.config.reduce_every == ReduceEvery::Step),
+        ("f32 on the wire", |sample| sample.config.reduce_dtype == ReduceDtype::F32),
+    ];
+    for (name, has) in configured {
+        all.push((name.into(), Box::new(move |sample, _| has(sample))));
+    }
+    for format in FORMATS {
+        let has = move |sample: &Sample, _: &StepPlan| {
+            sample.program.model().weights().iter().any(|spec| spec.format == format)
+        };
+        all.push((format!("a weight in {format}"), Box::new(has)));
+    }
+    for role in [Role::Internal, Role::Input, Role::Output] {
+        for lifetime in [Lifetime::Step, Lifetime::Call, Lifetime::Carried] {
+            let has = move |sample: &Sample, _: &StepPlan| {
+                let mut specs = sample.program.buffers().iter();
+                specs.any(|spec| (spec.role, spec.lifetime) == (role, lifetime))
+            };
+            all.push((format!("a buffer {role:?} for a {lifetime:?}"), Box::new(has)));
+        }
+    }
+    for ranks in 1..=5 {
+        all.push((format!("{ranks} ranks"), Box::new(move |sample, _| sample.ranks == ranks)));
+    }
+    all
+}
+
+/// Does a call of this phase use exactly what an earlier one, forward, uses?
+fn repeats(sample: &Sample, phase: Phase) -> bool {
+    let calls = sample.program.calls();
+    let is_again = |(number, call): (usize, &Call)| {
+        let mut earlier = calls[..number].iter().filter(|other| other.phase == Phase::Forward);
+        call.phase == phase && !call.uses.is_empty() && earlier.any(|other| other.uses == call.uses)
+    };
+    calls.iter().enumerate().any(is_again)
+}
+
+fn reuses(sample: &Sample, reuse: Reuse) -> bool {
+    sample.program.calls().iter().flat_map(|call| &call.uses).any(|usage| usage.reuse == Some(reuse))
+}

@@ -1,0 +1,138 @@
+//! What the slots that an op writes are declared for.
+//!
+//! Law: an op of a plan that a planner made writes only into slots declared for what it writes. This table is made of the vocabulary's
+//! documentation alone; it shares nothing with the verifier's, which knows contents by what they hold.
+
+use warpweft::format::Orientation;
+use warpweft::id::{CallId, SlotId};
+use warpweft::layout::Content;
+use warpweft::op::{MasterOperand, Op, OperandRole};
+use warpweft::plan::StepPlan;
+
+/// Does the op write into a slot that was declared for something else?
+pub(crate) fn writes_into_another_s_slot(plan: &StepPlan, op: &Op) -> bool {
+    let declared = |slot: SlotId| plan.arena.slot(slot).content;
+    written(op, &declared).into_iter().any(|(slot, wanted)| wanted != Some(declared(slot)))
+}
+
+/// Every slot the op writes, and the content it belongs to; `None` where the slots it reads tell of no such content.
+fn written(op: &Op, declared: &dyn Fn(SlotId) -> Content) -> Vec<(SlotId, Option<Content>)> {
+    let mut all: Vec<(SlotId, Option<Content>)> = Vec::new();
+    let mut put = |slot: SlotId, content: Content| all.push((slot, Some(content)));
+    match op {
+        Op::Copy { from, to } => {
+            let wanted = match (declared(*from), declared(*to)) {
+                (Content::Staging(buffer, _), _) => Some(Content::Buffer(buffer)),
+                (Content::Buffer(buffer), Content::Staging(of, micro_batch)) if of == buffer => {
+                    Some(Content::Staging(buffer, micro_batch))
+                }
+                _ => None,
+            };
+            all.push((*to, wanted));
+        }
+        Op::ClearFault { fault } => put(*fault, Content::FaultWord),
+        Op::ZeroPadding { weight, gradient } => {
+            let call = call_of(declared(*gradient));
+            all.push((*gradient, call.map(|call| Content::Gradient(*weight, call))));
+        }
+        Op::Compute { call, fault, operands } => {
+            put(*fault, Content::FaultWord);
+            for operand in operands.iter().filter(|operand| operand.access.writes()) {
+                let wanted = match operand.role {
+                    OperandRole::Gradient(weight) => Some(Content::Gradient(weight, *call)),
+                    OperandRole::Buffer(buffer) => Some(Content::Buffer(buffer)),
+                    OperandRole::Use(_) | OperandRole::TensorScale(_) => None,
+                };
+                all.push((operand.slot, wanted));
+            }
+        }
+        Op::PartialAmax { bucket, block_amax, tensor_amax, .. } => {
+            put(*block_amax, Content::BlockAmax(*bucket));
+            put(*tensor_amax, Content::LocalAmax(*bucket));
+        }
+        Op::AllReduce { pairs, .. } => {
+            for (from, to) in pairs {
+                let wanted = match declared(*from) {
+                    Content::LocalAmax(bucket) => Some(Content::ReducedAmax(bucket)),
+                    Content::LocalGrad(weight) => Some(Content::MainGrad(weight)),
+                    _ => None,
+                };
+                all.push((*to, wanted));
+            }
+        }
+        Op::FusedScale { bucket, encode, tensor_scale, shards, .. } => {
+            put(*encode, Content::Encode(*bucket));
+            put(*tensor_scale, Content::TensorScale(*bucket));
+            shards.iter().for_each(|shard| put(shard.slot, Content::Shard(shard.weight, shard.orientation)));
+        }
+        Op::DelayedScale { bucket, history, scale, tensor_scale, .. } => {
+            if history.is_some() {
+                put(*scale, Content::DelayedScale(*bucket));
+            }
+            put(*tensor_scale, Content::TensorScale(*bucket));
+        }
+        Op::RecordAmax { bucket, history, .. } => put(*history, Content::AmaxHistory(*bucket)),
+        Op::PartialCast { shards, .. } => {
+            shards.iter().for_each(|shard| put(shard.slot, Content::Shard(shard.weight, shard.orientation)));
+        }
+        Op::AllGather { parts } => {
+            parts.iter().for_each(|part| put(part.to, Content::Gathered(part.weight, part.orientation)));
+        }
+        Op::Transpose { weight, to, .. } => put(*to, Content::Transposed(*weight)),
+        Op::Dequantize { weight, orientation, values, to, .. } => {
+            put(*to, Content::Dense(*weight, *orientation, *values));
+        }
+        Op::ReduceScatter { parts, .. } => {
+            for part in parts {
+                let call = call_of(declared(part.from));
+                all.push((part.to, call.map(|call| Content::ReducedGradient(part.weight, call))));
+            }
+        }
+        Op::RoundGradient { weight, from, to } => {
+            all.push((*to, call_of(declared(*from)).map(|call| Content::WireGradient(*weight, call))));
+        }
+        Op::AddGradient { weight, into, .. } => {
+            all.push((*into, call_of(declared(*into)).map(|call| Content::Gradient(*weight, call))));
+        }
+        Op::Accumulate { weight, from, into, .. } => {
+            let wanted = match declared(*from) {
+                Content::ReducedGradient(..) => Some(Content::MainGrad(*weight)),
+                Content::Gradient(..) => Some(Content::LocalGrad(*weight)),
+                _ => None,
+            };
+            all.push((*into, wanted));
+        }
+        Op::GradNorm { record, .. } => put(*record, Content::NormRecord),
+        Op::GatherRecords { to, .. } => put(*to, Content::NormRecords),
+        Op::Vote { optimizer_step, vote, .. } => {
+            put(*optimizer_step, Content::OptimizerStep);
+            put(*vote, Content::Vote);
+        }
+        Op::Adam { states, .. } => {
+            for state in states {
+                let weight = state.weight;
+                match state.master {
+                    MasterOperand::Whole(master) => put(master, Content::Master(weight)),
+                    MasterOperand::Split { shard, remainder } => {
+                        put(shard, Content::Shard(weight, Orientation::Rowwise));
+                        put(remainder, Content::MasterRemainder(weight));
+                    }
+                }
+                put(state.exp_avg, Content::ExpAvg(weight));
+                put(state.exp_avg_sq, Content::ExpAvgSq(weight));
+            }
+        }
+        other => panic!("nothing is known of what {} writes", other.name()),
+    }
+    all
+}
+
+/// The call whose gradient, whole, rounded or reduced, a slot is declared for.
+fn call_of(content: Content) -> Option<CallId> {
+    match content {
+        Content::Gradient(_, call) | Content::WireGradient(_, call) | Content::ReducedGradient(_, call) => {
+            Some(call)
+        }
+        _ => None,
+    }
+}
