@@ -24,8 +24,8 @@ const LEAST: f64 = 0.2;
 /// Most time beside any third lane, as a share of that.
 const MOST_ELSE: f64 = 0.03;
 
-/// Least share of the time beside the other lane that is beside one task of it.
-const MOST_OF_IT: f64 = 0.85;
+/// Least share of the time beside the other lane that is beside one task of it; the second where no task reaches the first.
+const MOST_OF_IT: [f64; 2] = [0.98, 0.85];
 
 /// Share by which a task must be longer than by itself to count as slowed: three times the mean delay, between these.
 const LEAST_NOISE: f64 = 1e-3;
@@ -154,21 +154,25 @@ fn ran(observation: &Observation, step: &Step, rank: usize, alone: &Alone) -> Ve
 /// The factor on tasks of lane `own` beside lane `other`.
 pub(super) fn factor(runs: &[(Observation, Alone)], delays: &Delays, own: Side, other: Side) -> Figure {
     let noise = (3.0 * delays.mean.value).clamp(LEAST_NOISE, MOST_NOISE);
-    let mut factors = Vec::new();
-    for (observation, alone) in runs {
-        for step in &observation.steps {
-            for rank in 0..step.ranks.len() {
-                let all = ran(observation, step, rank, alone);
-                let own = all.iter().filter(|task| task.side == own && task.alone > 0.0);
-                factors.extend(own.filter_map(|task| beside_one(task, &all, other, noise)));
+    let factors = |most_of_it: f64| {
+        let mut factors = Vec::new();
+        for (observation, alone) in runs {
+            for step in &observation.steps {
+                for rank in 0..step.ranks.len() {
+                    let all = ran(observation, step, rank, alone);
+                    let own = all.iter().filter(|task| task.side == own && task.alone > 0.0);
+                    factors.extend(own.filter_map(|task| beside_one(task, &all, other, noise, most_of_it)));
+                }
             }
         }
-    }
-    summary(factors, "tasks beside the other lane")
+        factors
+    };
+    let found = MOST_OF_IT.into_iter().map(factors).find(|factors| !factors.is_empty());
+    summary(found.unwrap_or_default(), "tasks beside the other lane")
 }
 
 /// By how much a task was slowed by a lane of kind `other`, if it says.
-fn beside_one(task: &Ran, all: &[Ran], other: Side, noise: f64) -> Option<f64> {
+fn beside_one(task: &Ran, all: &[Ran], other: Side, noise: f64, most_of_it: f64) -> Option<f64> {
     let (mut beside, mut elsewhere) = (0.0, 0.0);
     let mut partner: Option<(f64, &Ran)> = None;
     for one in all.iter().filter(|one| one.lane != task.lane) {
@@ -184,7 +188,7 @@ fn beside_one(task: &Ran, all: &[Ran], other: Side, noise: f64) -> Option<f64> {
     }
     let (most, partner) = partner?;
     let says =
-        beside >= LEAST * task.taken() && elsewhere <= MOST_ELSE * beside && most >= MOST_OF_IT * beside;
+        beside >= LEAST * task.taken() && elsewhere <= MOST_ELSE * beside && most >= most_of_it * beside;
     let not_charged = partner.is_slowed(noise) && !task.is_slowed(noise);
     (says && !not_charged).then(|| task.factor(beside))
 }
