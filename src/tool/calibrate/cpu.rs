@@ -59,7 +59,7 @@ impl Subject for Cpu {
 
     fn scale(&self) -> Scale {
         let largest = usize::try_from(self.largest.unwrap_or(LARGEST) / 4).unwrap_or(usize::MAX);
-        Scale { largest, product: Shape { rows: 1024, cols: 1024 }, tokens: 16 }
+        Scale { largest, product: Shape { rows: 512, cols: 512 }, tokens: 16 }
     }
 
     fn observe(&mut self, experiment: &Experiment, steps: usize) -> Result<Observation, CalibrateError> {

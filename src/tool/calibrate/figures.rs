@@ -1,7 +1,7 @@
 //! From observations to the numbers of a cluster, each with a sentence that says how it came about.
 //!
 //! Law: a number is read from times alone, by the formulas that will be charged with it ([`Share`]); what is not seen is said to be not
-//! seen. Times of local tasks are brought down to what they would be without delays, because delays have a number of their own.
+//! seen. Times of local tasks are lower quartiles, brought down to what they would be without delays, because delays have a number of their own.
 
 use std::collections::BTreeMap;
 
@@ -53,12 +53,20 @@ pub(super) fn middle(mut times: Vec<f64>) -> Option<f64> {
     Some((lower + upper) / 2.0)
 }
 
+/// Lower quartile: what a task takes when little comes between. On a machine that does other things too, more than half of the times may be
+/// those of a task that was preempted.
+pub(super) fn lower_quartile(mut times: Vec<f64>) -> Option<f64> {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len().checked_sub(1)? / 4).copied()
+}
+
 /// One point for every op and size, of the tasks that `wanted` picks.
 fn points(
     observations: &[Observation],
     algorithm: Algorithm,
     wanted: impl Fn(&Op) -> bool,
     size: impl Fn(&Share) -> (f64, f64),
+    pick: fn(Vec<f64>) -> Option<f64>,
 ) -> BTreeMap<&'static str, Vec<Point>> {
     let mut times: BTreeMap<(&'static str, u64, u64), Vec<f64>> = BTreeMap::new();
     for observation in observations {
@@ -71,7 +79,7 @@ fn points(
     }
     let mut points: BTreeMap<&'static str, Vec<Point>> = BTreeMap::new();
     for ((name, y, x), times) in times {
-        if let Some(time) = middle(times) {
+        if let Some(time) = pick(times) {
             let point = Point { x: f64::from_bits(x), y: f64::from_bits(y), time };
             points.entry(name).or_default().push(point);
         }
@@ -100,7 +108,7 @@ pub(super) fn link(
     algorithm: Algorithm,
 ) -> Result<LinkFigures, CalibrateError> {
     let size = |share: &Share| (share.latencies, share.link_bytes);
-    let by_kind = points(observations, algorithm, Op::is_collective, size);
+    let by_kind = points(observations, algorithm, Op::is_collective, size, middle);
     let used = by_kind.iter().filter(|(name, _)| **name != "all-reduce");
     let used: Vec<Point> = used.flat_map(|(_, points)| points).copied().collect();
     let both = fit(&used).map_err(CalibrateError::of("the link between ranks"))?;
@@ -131,14 +139,14 @@ pub(super) fn memory(
 ) -> Result<(Figure, Vec<Line>), CalibrateError> {
     let is_kernel = |op: &Op| !op.is_collective() && !matches!(op, Op::Compute { .. });
     let size = |share: &Share| (1.0, share.memory_bytes);
-    let by_kind = points(observations, algorithm, is_kernel, size);
+    let by_kind = points(observations, algorithm, is_kernel, size, lower_quartile);
     // What one number has to get right is the sum over a step whose weights are large.
     let volume = |observation: &Observation| {
         let shares = observation.shares(algorithm);
         let tasks = observation.plan.tasks.iter().enumerate().zip(shares);
         let own = tasks.filter(|((_, task), share)| is_kernel(&task.op) && share.memory_bytes > 0.0);
         own.fold((0.0, 0.0), |(bytes, time), ((number, _), share)| {
-            match middle(observation.times_apart(number)) {
+            match lower_quartile(observation.times_apart(number)) {
                 Some(taken) => (bytes + share.memory_bytes, time + delays.without(taken)),
                 None => (bytes, time),
             }
@@ -171,7 +179,10 @@ pub(super) fn flops(
     let size = |share: &Share| (1.0, share.flops);
     let is_call = |op: &Op| matches!(op, Op::Compute { .. });
     let mut all: Vec<Point> =
-        points(std::slice::from_ref(observation), algorithm, is_call, size).into_values().flatten().collect();
+        points(std::slice::from_ref(observation), algorithm, is_call, size, lower_quartile)
+            .into_values()
+            .flatten()
+            .collect();
     all.iter_mut().for_each(|point| point.time = delays.without(point.time));
     let found = fit(&all).map_err(CalibrateError::of("the speed of products"))?;
     let how = format!(

@@ -2,9 +2,7 @@
 //!
 //! Law: the model is [`crate::cluster::Jitter`]'s, `time = d · (1 + mean · E)` with E exponential of mean 1. Of n times of one task on one rank, the
 //! k-th least is expected at `d · (1 + mean · e)`, `e = 1/n + … + 1/(n−k+1)` (Rényi, 1953). So the ratio ρ of two of them, about the quartiles,
-//! gives `mean = (ρ − 1) / (e₂ − ρ · e₁)`; a median is `d · (1 + mean · ln 2)`. Of all tasks, the median counts.
-
-use std::f64::consts::LN_2;
+//! gives `mean = (ρ − 1) / (e₂ − ρ · e₁)`; a lower quartile is `d · (1 + mean · ln 4/3)`. Of all tasks, the median counts.
 
 use super::figures::{Figure, middle, percent};
 use super::subject::Observation;
@@ -50,9 +48,9 @@ impl Delays {
         Self { mean: Figure::new(mean, how) }
     }
 
-    /// What a median time would be without delays.
-    pub(super) fn without(&self, median: f64) -> f64 {
-        median / (1.0 + self.mean.value * LN_2)
+    /// What a lower quartile would be without delays.
+    pub(super) fn without(&self, lower_quartile: f64) -> f64 {
+        lower_quartile / (1.0 + self.mean.value * f64::ln(4.0 / 3.0))
     }
 }
 
