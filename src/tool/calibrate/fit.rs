@@ -74,7 +74,7 @@ pub(super) fn fit(points: &[Point]) -> Result<Fit, FitError> {
     }
     let mut best: Option<(f64, f64, f64)> = None;
     let mut consider = |a: f64, b: f64| {
-        if a >= 0.0 && b > 0.0 && a.is_finite() && b.is_finite() {
+        if a >= 0.0 && b >= 0.0 && a.is_finite() && b.is_finite() {
             let sum = points.iter().map(|point| deviation(point, a, b)).sum::<f64>();
             if best.is_none_or(|(least, ..)| sum < least) {
                 best = Some((sum, a, b));
@@ -83,6 +83,7 @@ pub(super) fn fit(points: &[Point]) -> Result<Fit, FitError> {
     };
     for (position, one) in points.iter().enumerate() {
         consider(0.0, one.time / one.y);
+        consider(one.time / one.x, 0.0);
         for other in &points[position + 1..] {
             let (left, right) = (one.x * other.y, other.x * one.y);
             let determinant = left - right;
