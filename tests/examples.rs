@@ -92,6 +92,12 @@ fn the_main_job_trains_traces_and_explains_itself() {
     says("train", &["--help"], "--depth");
     says("train", &["--help"], "--devices");
     says("train", &["--plan", "--format", "mxfp8", "--device", "cpu"], "partial cast");
+    let replicated =
+        ["--device", "cpu", "--ranks", "4", "--replicate", "2", "--steps", "2", "--check", "--out", out];
+    let text = run("train", &replicated);
+    for word in ["4 ranks (2 shards × 2 replicas)", "replicate = 2", "held-out text"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
 }
 
 #[test]
@@ -106,6 +112,8 @@ fn the_main_job_refuses_what_it_cannot_do_with_one_clear_line() {
     assert!(refusal(&["--config", "/nowhere/at/all.toml"]).contains("/nowhere/at/all.toml"));
     assert!(refusal(&["--cluster", "h300"]).contains("the presets are h200x4"));
     assert!(refusal(&["--ranks", "0", "--device", "cpu"]).contains("at least one rank"));
+    let undivided = refusal(&["--ranks", "4", "--replicate", "3", "--device", "cpu"]);
+    assert!(undivided.contains("4 ranks cannot hold 3 replicas"), "{undivided}");
     assert!(refusal(&["--device", "cpu", "--devices", "0"]).contains("leave one of them out"));
     assert!(refusal(&["--tune", "5", "--device", "cpu"]).contains("from 6 to 20"));
     assert!(refusal(&["--devices", "0", "--ranks", "1"]).contains("--ranks"));

@@ -8,7 +8,7 @@ use reference::{Parameter, RATE, as_stored, mean};
 use trainer::{SIZE, initial, input, within_a_minute};
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::ComputeContext;
-use warpweft::config::{Capture, Config, ReduceDtype};
+use warpweft::config::{ByteSize, Capture, Config, ReduceDtype};
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::{BufferId, RankId, WeightId};
 use warpweft::model::{Call, Form, Model, Phase, StepProgram};
@@ -85,6 +85,28 @@ fn reference(format: Format, dtype: ReduceDtype) -> Vec<Vec<u32>> {
         }
     }
     experts.iter().map(|expert| expert.master.iter().map(|value| value.to_bits()).collect()).collect()
+}
+
+#[test]
+fn gathers_in_chunks_of_any_size_train_as_whole_ones_do() {
+    within_a_minute(async {
+        for format in [Format::F32, Format::NVFP4_2D, Format::Mxfp8, Format::FP8_BLOCK128_POW2] {
+            let config = |chunk: Option<u64>, communicators| {
+                let mut config = Config { check: true, communicators, ..Config::default() };
+                config.optimizer.lr = f64::from(RATE);
+                config.prefetch.depth = Some(2);
+                config.prefetch.chunk = chunk.map(ByteSize::new);
+                config
+            };
+            let whole = trained(format, false, config(None, 2)).await;
+            for chunk in [1, 700, 1500, 3000, 1 << 40] {
+                for communicators in [1, 2] {
+                    let cut = trained(format, false, config(Some(chunk), communicators)).await;
+                    assert!(cut == whole, "{format}, chunks of {chunk}");
+                }
+            }
+        }
+    });
 }
 
 #[test]

@@ -6,8 +6,9 @@ mod random_weight;
 
 use random_weight::{bits, normal, to_bf16};
 use warpweft::format::{
-    Directions, Epsilon, FlatShard, Format, Fp8Element, Fp8Scale, Orientation, Planes, ScaleRule, Shape, Via,
-    dequantize, flat_amax, flat_cast, fused_scale, quantize, reference,
+    Directions, Epsilon, FlatShard, Format, Fp8Element, Fp8Scale, Orientation, OwnedPlanes, Planes,
+    ScaleRule, Shape, Via, dequantize, flat_amax, flat_cast, fused_scale, partial_amax, partial_cast,
+    quantize, reference, transpose,
 };
 
 /// A transposed view is the caller's to make contiguous; the columnwise planes of the original are the same.
@@ -118,5 +119,70 @@ fn g1_extreme_mxfp8_scales_dequantize_to_subnormals_and_nan() {
         let mut values = [0.0; 32 * 32];
         dequantize(Format::Mxfp8, orientation, shape, planes, 1.0, &mut values).unwrap();
         assert!(values.iter().all(|value| value.is_nan()));
+    }
+}
+
+/// AM-3: rounding to bf16 is monotone, so it may come behind the maximum.
+#[test]
+fn am3_the_amax_of_rounded_values_is_the_rounded_amax() {
+    let shape = Shape::new(64, 128);
+    let weight = normal(shape, 21);
+    let rounded: Vec<f32> = weight.iter().copied().map(to_bf16).collect();
+    assert_ne!(weight, rounded);
+    for format in Format::CANONICAL.into_iter().filter(|format| format.check_shape(shape).is_ok()) {
+        for &orientation in format.stored_orientations() {
+            let amaxes = |via, weight: &[f32]| {
+                let mut blocks = vec![f32::NAN; format.amax_blocks(orientation, shape)];
+                let whole = partial_amax(format, orientation, via, shape, weight, &mut blocks).unwrap();
+                (whole, blocks)
+            };
+            assert_eq!(amaxes(Via::Bf16, &weight), amaxes(Via::None, &rounded), "{format} {orientation}");
+        }
+    }
+}
+
+/// ST-1: whichever operand has a length that does not fit, the outputs keep their bytes.
+#[test]
+fn st1_a_stage_that_refuses_an_operand_writes_nothing() {
+    const LITTER: u8 = 0xEE;
+    let shape = Shape::new(128, 128);
+    let weight = normal(shape, 22);
+    for format in Format::CANONICAL.into_iter().filter(|format| format.check_shape(shape).is_ok()) {
+        for &orientation in format.stored_orientations() {
+            let blocks = vec![7.0_f32; format.amax_blocks(orientation, shape)];
+            let encode = vec![7.0_f32; format.encode_blocks(orientation, shape)];
+            let mut planes = OwnedPlanes::zeroed(format, orientation, shape);
+            planes.data.fill(LITTER);
+            planes.scale.fill(LITTER);
+            let littered = planes.clone();
+
+            let mut written = blocks.clone();
+            let short = &weight[1..];
+            partial_amax(format, orientation, Via::None, shape, short, &mut written).unwrap_err();
+            assert_eq!(written, blocks, "{format} {orientation}");
+
+            let mut factors = encode.clone();
+            let too_many = vec![1.0; blocks.len() + 1];
+            let scale = &mut planes.scale;
+            fused_scale(format, orientation, shape, &too_many, 1.0, &mut factors, scale).unwrap_err();
+            assert_eq!((&factors, &planes), (&encode, &littered), "{format} {orientation}");
+
+            let factors = vec![1.0; encode.len() + 1];
+            let data = &mut planes.data;
+            partial_cast(format, orientation, Via::None, shape, &weight, &factors, data).unwrap_err();
+            assert_eq!(planes, littered, "{format} {orientation}");
+
+            let mut values = vec![7.0; shape.elements()];
+            let torn = Planes { data: &littered.data[1..], scale: &littered.scale };
+            dequantize(format, orientation, shape, torn, 1.0, &mut values).unwrap_err();
+            assert!(values.iter().all(|value| *value == 7.0), "{format} {orientation}");
+
+            if orientation == Orientation::Rowwise && format.derives_columnwise().is_ok() {
+                let mut columnwise = OwnedPlanes::zeroed(format, Orientation::Columnwise, shape);
+                let zeros = columnwise.clone();
+                transpose(format, shape, torn, columnwise.as_planes_mut()).unwrap_err();
+                assert_eq!(columnwise, zeros, "{format}");
+            }
+        }
     }
 }

@@ -51,6 +51,7 @@ fn empty_like(weight: &Quantized) -> Quantized {
     empty
 }
 
+/// GA-1, PN-1, PN-2.
 #[test]
 fn e1_e2_nvfp4_gathers_two_planes_and_derives_the_rest() {
     for (rows, cols) in [(512, 256), (640, 128), (256, 1024)] {
@@ -73,6 +74,7 @@ fn e1_e2_nvfp4_gathers_two_planes_and_derives_the_rest() {
     }
 }
 
+/// QW-1.
 #[test]
 fn e4_swizzled_scales_are_refused_before_anything_else() {
     let mut weight = whole(Format::NVFP4_2D, Shape::new(512, 256));
@@ -85,6 +87,7 @@ fn e4_swizzled_scales_are_refused_before_anything_else() {
     assert!(matches!(weight.derive_columnwise(), Err(FormatError::Swizzled { .. })));
     assert!(matches!(weight.dequantize(Orientation::Columnwise), Err(FormatError::Swizzled { .. })));
     assert!(matches!(weight.receive(Orientation::Rowwise, 1.0, &[]), Err(FormatError::Swizzled { .. })));
+    assert!(matches!(weight.view(&[2, 256, 256]), Err(FormatError::Swizzled { .. })));
 }
 
 #[test]
@@ -99,6 +102,7 @@ fn a8_swizzling_sets_the_flag_for_aligned_and_unaligned_shapes() {
     }
 }
 
+/// GA-2, PN-3, FO-4: the planes that receive are full of litter, padding rows too.
 #[test]
 fn e7_mxfp8_shards_of_96_rows_gather_without_their_padding() {
     for ranks in [1, 2, 3, 5] {
@@ -115,6 +119,7 @@ fn e7_mxfp8_shards_of_96_rows_gather_without_their_padding() {
     }
 }
 
+/// GA-3, QW-2.
 #[test]
 fn e8_scales_of_another_geometry_than_the_data_leave_the_weight_unchanged() {
     let shape = Shape::new(256, 256);
@@ -128,6 +133,7 @@ fn e8_scales_of_another_geometry_than_the_data_leave_the_weight_unchanged() {
     assert_eq!(weight, before);
 }
 
+/// GA-3, QW-2.
 #[test]
 fn shards_that_do_not_add_up_or_split_a_block_leave_the_weight_unchanged() {
     let shape = Shape::new(256, 256);
@@ -210,6 +216,7 @@ fn mxfp8_splits_into_chunks_with_their_own_padding() {
     assert!(matches!(nvfp4.split_rows(32), Err(FormatError::ViewRefused { .. })));
 }
 
+/// QW-2.
 #[test]
 fn a_copy_keeps_addresses_and_needs_the_same_shape() {
     let source = whole(Format::NVFP4_2D, Shape::new(64, 64));

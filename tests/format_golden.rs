@@ -25,6 +25,7 @@ fn scale_bytes(quantized: &Quantized, scale: &[u8]) -> Vec<u8> {
 /// Formats whose golden cases hold swizzled scales.
 const SWIZZLED: [&str; 3] = ["nvfp4_2d", "nvfp4_1d", "mxfp8"];
 
+/// FO-1, bit for bit.
 fn check_file(file: &str) {
     let format: Format = file.parse().unwrap();
     for case in GoldenFile::open(file).cases() {

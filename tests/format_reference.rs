@@ -134,6 +134,7 @@ fn b1_derived_columnwise_planes_equal_quantizing_the_transpose() {
     }
 }
 
+/// CA-2, FO-1: the reference multiplies and rounds each element by itself.
 #[test]
 fn b2_f1_every_format_matches_the_reference_on_ragged_shapes() {
     let check_all = |formats: &[Format], shapes: &[(usize, usize)]| {

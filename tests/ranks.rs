@@ -6,8 +6,8 @@ mod trainer;
 mod wrapped;
 
 use std::cell::Cell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use meddler::backends;
@@ -22,7 +22,7 @@ use warpweft::format::Format;
 use warpweft::id::{ActorId, RankId, TaskId, Version};
 use warpweft::layout::{Content, Lane, Region, Weights};
 use warpweft::model::{BufferSpec, Call, Mesh, Role};
-use warpweft::plan::{Policy, ResidentLayout, StepPlan};
+use warpweft::plan::{EdgeKind, Policy, ResidentLayout, StepPlan};
 use warpweft::session::SessionError;
 use wrapped::{Moment, Wrapped};
 
@@ -276,6 +276,93 @@ fn the_issuer_refuses_a_task_that_is_not_next_on_its_lane() {
         matches!(&error, FlowError::OutOfTurn { task, .. } if task.contains(&second.to_string())),
         "{error}"
     );
+}
+
+/// AC-1: a whole step is issued while its first call stands still on the device, and what the device waits for are the plan's
+/// fences alone.
+#[test]
+fn a_step_is_issued_to_its_end_while_the_device_stands_still() {
+    let (_, plan) = plans(1, 1);
+    let gate = Arc::new((Mutex::new(false), Condvar::new()));
+    let closed = Arc::new(AtomicUsize::new(0));
+    let held: ComputeFactory<CpuSurface> = {
+        let (gate, closed) = (Arc::clone(&gate), Arc::clone(&closed));
+        Arc::new(move |_| {
+            let (gate, closed) = (Arc::clone(&gate), Arc::clone(&closed));
+            let waits = move |call: &Call, context: &ComputeContext<'_, CpuSurface>| {
+                let (open, bell) = &*gate;
+                let shut = |open: &mut bool| !*open;
+                let limit = Duration::from_secs(60);
+                let waited = bell.wait_timeout_while(open.lock().unwrap(), limit, shut).unwrap().1;
+                closed.fetch_add(usize::from(waited.timed_out()), Ordering::SeqCst);
+                call.grads.iter().try_for_each(|weight| {
+                    context.gradient(*weight)?.fill(0.5);
+                    Ok::<_, ComputeError>(())
+                })
+            };
+            Box::new(waits) as Box<dyn Compute<CpuSurface>>
+        })
+    };
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let book = Arc::clone(&asked);
+    let backend = Wrapped::new(backends(1).remove(0), move |asked| {
+        book.lock().unwrap().push(asked.moment);
+        Ok(())
+    });
+    let memory = backend.reserve(plan.arena.bytes(), 0).unwrap();
+    let open = |lane: &Lane| {
+        let closures = (lane.id == plan.compute_lane()).then(|| Arc::clone(&held));
+        backend.open(&memory, *lane, closures).unwrap()
+    };
+    let mut streams: Vec<_> = plan.lanes.iter().map(open).collect();
+    let ops = plan.ops();
+    let mut bound = backend.bind(&memory, &plan.binding(RankId::new(0), &ops)).unwrap();
+    backend.begin_step(&mut bound).unwrap();
+    Pump::new(RankId::new(0), &plan, Poison::default()).run(&backend, &mut streams, &bound).unwrap();
+    let count = |moment| asked.lock().unwrap().iter().filter(|asked| **asked == moment).count();
+    assert_eq!(count(Moment::Enqueue), plan.tasks.len());
+    assert_eq!(count(Moment::Wait), plan.tasks.iter().map(|task| task.waits.len()).sum::<usize>());
+    assert_eq!(count(Moment::Synchronize), 0);
+    *gate.0.lock().unwrap() = true;
+    gate.1.notify_all();
+    streams.iter_mut().for_each(|stream| backend.synchronize(stream).unwrap());
+    assert_eq!(closed.load(Ordering::SeqCst), 0, "the step was issued before the gate opened");
+}
+
+/// FL-2.
+#[test]
+fn a_slot_is_not_written_while_a_lease_on_it_is_open() {
+    let (_, plan) = plans(1, 1);
+    let backend = backends(1).remove(0);
+    let memory = backend.reserve(plan.arena.bytes(), 0).unwrap();
+    let open =
+        |lane: &Lane| backend.open(&memory, *lane, (lane.id == plan.compute_lane()).then(closures)).unwrap();
+    let mut streams: Vec<_> = plan.lanes.iter().map(open).collect();
+    let ops = plan.ops();
+    let mut bound = backend.bind(&memory, &plan.binding(RankId::new(0), &ops)).unwrap();
+    backend.begin_step(&mut bound).unwrap();
+    // The first task grants a lease on what it writes; the second, which has no part in it, is wired to write the same slot.
+    let sound = Wiring::new(&plan);
+    let leases = &sound.grants[sound.tasks[0].grants.clone()];
+    let lease = leases.iter().find(|edge| edge.kind == EdgeKind::Lease).unwrap();
+    let second = TaskId::new(1);
+    assert!(lease.to != second && sound.tasks[1].incoming == 0);
+    let mut issue = |wiring: Wiring| {
+        let post = Post::new(RankId::new(0), vec![ActorId::new(0); plan.tasks.len()], &[1000]);
+        let poison = Poison::default();
+        let mut issuer = Issuer::new(RankId::new(0), Arc::clone(&plan), Arc::new(wiring), poison);
+        issuer.begin(&post).unwrap();
+        issuer.issue(TaskId::new(0), std::iter::empty(), &post, &backend, &mut streams, &bound).unwrap();
+        issuer.issue(second, std::iter::empty(), &post, &backend, &mut streams, &bound).map(|_| ())
+    };
+    let mut wired = sound.clone();
+    wired.tasks[1].writes.push(lease.slot);
+    let error = issue(wired).unwrap_err();
+    let granted =
+        leases.iter().filter(|edge| (edge.kind, edge.slot) == (EdgeKind::Lease, lease.slot)).count();
+    assert!(matches!(&error, FlowError::Occupied { open, .. } if *open as usize == granted), "{error}");
+    assert!(error.to_string().contains(&plan.arena.slot(lease.slot).name), "{error}");
+    streams.iter_mut().for_each(|stream| backend.synchronize(stream).unwrap());
 }
 
 /// FL-4.

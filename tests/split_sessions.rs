@@ -15,7 +15,6 @@ use warpweft::backend::cpu::{CpuOptions, CpuWorld};
 use warpweft::config::{Capture, Config};
 use warpweft::format::Format;
 use warpweft::id::{ProcessId, RankId};
-use warpweft::model::Mesh;
 use warpweft::rendezvous::{Launcher, ProcessEnvironment, Rendezvous, Secret};
 use warpweft::session::{Checkpoint, Session, SessionError};
 
@@ -26,7 +25,7 @@ fn config() -> Config {
     config
 }
 
-/// Runs `work` once for each of the processes, which own `ranks` ranks; each has a thread and a runtime.
+/// As [`in_processes_with`], with the usual configuration.
 fn in_processes<T: Send + 'static, W, F>(
     trainer: &Trainer,
     ranks: &[u32],
@@ -37,8 +36,23 @@ where
     W: Fn(usize, Session) -> F + Clone + Send + 'static,
     F: Future<Output = T>,
 {
+    in_processes_with(&config(), trainer, ranks, mischief, work)
+}
+
+/// Runs `work` once for each of the processes, which own `ranks` ranks; each has a thread and a runtime.
+fn in_processes_with<T: Send + 'static, W, F>(
+    config: &Config,
+    trainer: &Trainer,
+    ranks: &[u32],
+    mischief: &Mischief,
+    work: W,
+) -> Vec<T>
+where
+    W: Fn(usize, Session) -> F + Clone + Send + 'static,
+    F: Future<Output = T>,
+{
     let all: u32 = ranks.iter().sum();
-    let device = Arc::new(CpuWorld::new(Mesh::new(all).unwrap(), CpuOptions::default()).unwrap());
+    let device = Arc::new(CpuWorld::new(config.mesh_of(all).unwrap(), CpuOptions::default()).unwrap());
     let claimed = Port::claim();
     let port = claimed.number();
     let processes = ranks.len() as u32;
@@ -46,7 +60,7 @@ where
         .zip(ranks.to_vec())
         .map(|(process, ranks)| {
             let (device, builder, work) =
-                (Arc::clone(&device), trainer.builder(config(), mischief), work.clone());
+                (Arc::clone(&device), trainer.builder(config.clone(), mischief), work.clone());
             std::thread::spawn(move || {
                 let environment = ProcessEnvironment {
                     process: ProcessId::new(process),
@@ -98,8 +112,12 @@ fn trainer() -> Trainer {
 
 /// The losses of one process, and its checkpoint after some of them.
 fn alone(ranks: u32, steps: u32, exported_after: u32) -> (Vec<u32>, Checkpoint) {
+    alone_with(config(), ranks, steps, exported_after)
+}
+
+fn alone_with(config: Config, ranks: u32, steps: u32, exported_after: u32) -> (Vec<u32>, Checkpoint) {
     within_a_minute(async move {
-        let mut session = trainer().start(config(), ranks).await.unwrap();
+        let mut session = trainer().start(config, ranks).await.unwrap();
         let mut found = losses(&mut session, ranks, 0..exported_after).await;
         let checkpoint = session.export().await.unwrap();
         found.extend(losses(&mut session, ranks, exported_after..steps).await);
@@ -257,4 +275,32 @@ fn a_process_that_closes_its_session_is_named_by_the_others() {
     assert_eq!(found[0], Ok(()));
     let error = found[1].clone().unwrap_err();
     assert!(error.contains("rank 0 was closed"), "{error}");
+}
+
+/// EX-2, and a checkpoint that only the first replica sends.
+#[test]
+fn replicas_may_be_processes_or_lie_across_them() {
+    let mut replicated = config();
+    replicated.mesh.replicate = 2;
+    let (expected, checkpoint) = alone_with(replicated.clone(), 4, 6, 3);
+    for ranks in [&[2, 2][..], &[1, 3], &[3, 1]] {
+        let given = checkpoint.clone();
+        let work = move |process, mut session: Session| {
+            let given = given.clone();
+            async move {
+                let mut found = train(&mut session, 0..3).await;
+                let exported = session.export_to_first().await.unwrap();
+                assert_eq!(exported.is_some(), process == 0);
+                assert!(exported.is_none_or(|exported| exported == given));
+                train(&mut session, 7..9).await;
+                session.import(&given).await.unwrap();
+                found.extend(train(&mut session, 3..6).await);
+                found
+            }
+        };
+        let found = in_processes_with(&replicated, &trainer(), ranks, &Mischief::default(), work);
+        for found in found {
+            assert_eq!(found, expected, "{ranks:?}");
+        }
+    }
 }

@@ -14,7 +14,7 @@
 mod reference;
 mod trainer;
 
-use reference::{Parameter, RATE, Reducing, as_stored, mean, sum};
+use reference::{Parameter, RATE, Reducing, as_stored, mean_over_replicas, sum};
 use trainer::{SIZE, Shaped, Trainer, losses, within_a_minute};
 use warpweft::config::{AcrossMicroBatches, Backward, Capture, Config, ReduceDtype, ReduceEvery, Scaling};
 use warpweft::format::{
@@ -100,7 +100,7 @@ fn one_rank(
 
 /// A replicated gradient: each rank scales and adds its contributions, then ranks are summed.
 fn replicated_mean(ranks: &[Vec<Vec<f32>>], micro_batches: u32) -> Vec<f32> {
-    let factor = 1.0 / (RANKS * micro_batches) as f32;
+    let factor = 1.0 / (ranks.len() as u32 * micro_batches) as f32;
     let scaled = |values: &Vec<f32>| values.iter().map(|value| value * factor).collect::<Vec<f32>>();
     sum(ranks.iter().map(|contributions| sum(contributions.iter().map(scaled))))
 }
@@ -137,7 +137,7 @@ fn repeated_reference(
         let replay = |all: &[Vec<f32>]| all.iter().cycle().take(depth).cloned().collect::<Vec<_>>();
         let (weights, transposed) = (replay(&weights), replay(&transposed));
         // Per rank, per micro-batch.
-        let ranks: Vec<Vec<_>> = (0..RANKS)
+        let ranks: Vec<Vec<_>> = (0..reducing.ranks)
             .map(|rank| {
                 let batch = |number| {
                     one_rank(&weights, &transposed, &bias.master, &trainer::input(step, rank, number))
@@ -146,7 +146,7 @@ fn repeated_reference(
             })
             .collect();
         let losses = ranks.iter().flatten().map(|(loss, ..)| loss);
-        found.push((losses.sum::<f32>() / (RANKS * micro_batches) as f32).to_bits());
+        found.push((losses.sum::<f32>() / (reducing.ranks * micro_batches) as f32).to_bits());
         for (number, layer) in layers.iter_mut().enumerate() {
             // Layers are replayed forward, so the last of them has its backward first.
             let replays = |gradients: &Vec<Vec<f32>>| {
@@ -160,7 +160,9 @@ fn repeated_reference(
                     ReduceEvery::Step => vec![sum(batches.flatten())],
                 }
             });
-            let gradient = mean(&contributions.collect::<Vec<_>>(), micro_batches, reducing.dtype);
+            let contributions: Vec<_> = contributions.collect();
+            let Reducing { dtype, replicas, .. } = reducing;
+            let gradient = mean_over_replicas(&contributions, replicas, micro_batches, dtype);
             layer.update(&gradient, step as i32 + 1);
         }
         let of_bias = ranks
@@ -203,7 +205,7 @@ fn with_delayed_scaling_too_a_sharded_trainer_gives_the_losses_of_an_unsharded_o
     });
 }
 
-/// C4, C6.
+/// AD-1: the reference rounds Adam operation by operation, and its bits are those of the plan. C4, C6.
 #[test]
 fn a_sharded_trainer_gives_the_losses_of_an_unsharded_one_exactly_at_every_step_in_every_format() {
     within_a_minute(async {
@@ -231,6 +233,7 @@ fn equals_the_reference(shaped: Shaped, reducing: Reducing) {
             {
                 let mut config = Config { check: true, capture, ..Config::default() };
                 (config.reduce_every, config.reduce_dtype) = (reducing.every, reducing.dtype);
+                config.mesh.replicate = reducing.replicas;
                 if kept {
                     (config.backward, config.across_micro_batches) =
                         (Backward::Keep, AcrossMicroBatches::Keep);
@@ -238,8 +241,8 @@ fn equals_the_reference(shaped: Shaped, reducing: Reducing) {
                 config.optimizer.lr = f64::from(RATE);
                 config.prefetch.depth = Some(depth);
                 let trainer = Trainer::shaped(shaped, format, &config);
-                let mut session = trainer.start(config, RANKS).await.unwrap();
-                let found = losses(&mut session, RANKS, 0..STEPS).await;
+                let mut session = trainer.start(config, reducing.ranks).await.unwrap();
+                let found = losses(&mut session, reducing.ranks, 0..STEPS).await;
                 assert_eq!(found, expected, "{format}, depth {depth}, {capture:?}");
             }
         }
@@ -275,11 +278,28 @@ fn gradients_that_travel_in_bf16_are_summed_in_f32() {
     let dtype = ReduceDtype::Bf16;
     equals_the_reference(Shaped::default(), Reducing { dtype, ..Reducing::default() });
     let shaped = Shaped { layers: 3, weights: 2, micro_batches: 2, ..Shaped::default() };
-    equals_the_reference(shaped, Reducing { every: ReduceEvery::Step, dtype });
+    equals_the_reference(shaped, Reducing { every: ReduceEvery::Step, dtype, ..Reducing::default() });
 }
 
 #[test]
 fn replay_recompute_and_micro_batches_go_together() {
     let shaped = Shaped { layers: 3, weights: 2, recomputes: true, micro_batches: 2 };
     equals_the_reference(shaped, Reducing { every: ReduceEvery::MicroBatch, ..Reducing::default() });
+}
+
+/// PL-4. Gradients are summed over the ranks of a replica, then over the replicas, in f32; whatever the shape of the mesh.
+#[test]
+fn replicas_of_a_sharded_model_learn_what_an_unsharded_one_does() {
+    for (ranks, replicas) in [(2, 1), (2, 2), (4, 2), (6, 3)] {
+        equals_the_reference(Shaped::default(), Reducing { ranks, replicas, ..Reducing::default() });
+    }
+}
+
+/// PL-4. What travels in bf16 is rounded once, before the first of both sums.
+#[test]
+fn replicas_go_together_with_tied_weights_micro_batches_and_gradients_in_bf16() {
+    let shaped = Shaped { layers: 3, weights: 2, recomputes: true, micro_batches: 2 };
+    for (every, dtype) in [(ReduceEvery::Call, ReduceDtype::Bf16), (ReduceEvery::Step, ReduceDtype::F32)] {
+        equals_the_reference(shaped, Reducing { every, dtype, ranks: 4, replicas: 2 });
+    }
 }

@@ -63,6 +63,9 @@ struct Arguments {
     /// Ranks in this process; each runs its own share of the batch. [default: 4, on GPUs one for each up to 4]
     #[arg(long)]
     ranks: Option<u32>,
+    /// Copies of the model, each sharded over its share of all ranks; on the CPU. [default: from --config]
+    #[arg(long)]
+    replicate: Option<u32>,
     /// Format of all matrices: f32, bf16, nvfp4_2d, fp8_block128_pow2, mxfp8, fp8_tensor_e4m3, …
     /// Rules in the configuration (`[[weights]]`) refine it by name.
     #[arg(long, default_value = "nvfp4_2d")]
@@ -172,6 +175,9 @@ fn settings(arguments: &Arguments, root: &Path) -> Result<Settings, Box<dyn Erro
         // A name that is none is refused before anything runs.
         forecast::cluster(cluster)?;
         settings.prefetch.cluster.clone_from(cluster);
+    }
+    if let Some(replicate) = arguments.replicate {
+        settings.mesh.replicate = replicate;
     }
     if let Some(steps) = arguments.tune {
         settings.tune.steps = steps;

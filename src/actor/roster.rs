@@ -100,12 +100,14 @@ fn owner(plan: &StepPlan, op: &Op, lane: LaneKind) -> ActorKind {
         | Op::RecordAmax { bucket, .. }
         | Op::PartialCast { bucket, .. }
         | Op::Adam { bucket, .. } => ActorKind::Bucket(*bucket),
-        Op::AllReduce { .. } | Op::AllGather { .. } | Op::ReduceScatter { .. } | Op::GatherRecords { .. } => {
-            match lane {
-                LaneKind::Communicator(comm) => ActorKind::Communicator(comm),
-                LaneKind::Compute | LaneKind::Quantize => ActorKind::Verdict,
-            }
-        }
+        Op::AllReduce { .. }
+        | Op::AllGather { .. }
+        | Op::GatherChunk { .. }
+        | Op::ReduceScatter { .. }
+        | Op::GatherRecords { .. } => match lane {
+            LaneKind::Communicator(comm) => ActorKind::Communicator(comm),
+            LaneKind::Compute | LaneKind::Quantize => ActorKind::Verdict,
+        },
         Op::Copy { .. }
         | Op::ClearFault { .. }
         | Op::ZeroPadding { .. }

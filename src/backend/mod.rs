@@ -64,7 +64,7 @@ pub trait Backend: Send + 'static {
     /// combine. The same on every rank.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] for an op this backend cannot run.
+    /// [`BackendError::Unsupported`] for an op this backend cannot run, [`BackendError::Replicas`] for a mesh it does not know.
     fn landing_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError>;
 
     /// Reserves the arena, zeroed, and `landing` bytes beside it: as many as [`Backend::landing_bytes`] says for
@@ -92,7 +92,7 @@ pub trait Backend: Send + 'static {
     /// Binds a plan: resolves regions, lengths of this rank's shards, tables. May allocate.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] for an op this backend cannot run.
+    /// As [`Backend::landing_bytes`].
     fn bind(&self, memory: &Self::Memory, binding: &Binding<'_>) -> Result<Self::Bound, BackendError>;
 
     /// Opens a step of a bound plan: every event counts as not yet recorded.
@@ -251,6 +251,16 @@ pub enum BackendError {
         op: &'static str,
         /// Why.
         reason: String,
+    },
+    /// A mesh of several replicas, on a backend that knows one.
+    #[error(
+        "{rank}: the plan is for {replicas} replicas, and this backend keeps one copy of the model; use the CPU backend, or set mesh.replicate to 1"
+    )]
+    Replicas {
+        /// The rank.
+        rank: RankId,
+        /// Replicas of the plan's mesh.
+        replicas: u32,
     },
     /// A device or one of its libraries refused.
     #[error("{rank}, while {doing}: {reason}")]

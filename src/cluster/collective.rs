@@ -22,6 +22,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Cluster, Link};
+use crate::model::{Group, Mesh};
 
 /// How a collective is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -39,7 +40,7 @@ pub enum Algorithm {
     Best,
 }
 
-/// Some ranks of a cluster, and what carries their bytes.
+/// Some ranks of a cluster that meet, and what carries their bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Links {
     ranks: f64,
@@ -51,18 +52,19 @@ pub struct Links {
 }
 
 impl Links {
-    /// The links of `ranks` ranks, node after node; `None` when they need more than one node of a cluster without links
-    /// between nodes.
+    /// The links of a group of ranks of `mesh`, which fill node after node; `None` when they need more than one node of a cluster
+    /// without links between nodes. Of several groups of that kind it is the one that is spread over most nodes, and then over
+    /// the fewest ranks of a node.
     #[must_use]
-    pub fn new(cluster: &Cluster, ranks: u32) -> Option<Self> {
-        let (per_node, nodes) = cluster.nodes(ranks);
+    pub fn new(cluster: &Cluster, mesh: Mesh, group: Group) -> Option<Self> {
+        let (per_node, nodes) = cluster.spread(mesh, group);
         let between = match cluster.between {
             Some(between) => between,
             None if nodes > 1 => return None,
             None => cluster.inside,
         };
         Some(Self {
-            ranks: f64::from(ranks),
+            ranks: f64::from(mesh.size(group)),
             per_node: f64::from(per_node),
             nodes: f64::from(nodes),
             inside: cluster.inside,
@@ -147,14 +149,18 @@ mod tests {
     use super::*;
     use crate::config::Declared;
 
-    fn links(algorithm: &str, ranks: u32) -> Links {
+    fn cluster(algorithm: &str) -> Cluster {
         let text = format!(
             "name = 'test'\ngpus_per_node = 4\nalgorithm = '{algorithm}'\n\
              [gpu]\nmemory_bytes = 1\nhbm_bytes_per_s = 1e12\nlaunch_us = 0\nreplay_us = 0\n\
              [gpu.flops_per_s]\nf32 = 1e12\nbf16 = 1e12\nfp8 = 1e12\nfp4 = 1e12\n\
              [inside]\nlatency_us = 1\nbytes_per_s = 1e9\n[between]\nlatency_us = 10\nbytes_per_s = 1e8\n"
         );
-        Links::new(&Cluster::from_toml(&text, "test.toml").unwrap(), ranks).unwrap()
+        Cluster::from_toml(&text, "test.toml").unwrap()
+    }
+
+    fn links(algorithm: &str, ranks: u32) -> Links {
+        Links::new(&cluster(algorithm), Mesh::new(ranks).unwrap(), Group::World).unwrap()
     }
 
     fn close(found: f64, expected: f64) {
@@ -176,6 +182,22 @@ mod tests {
         close(links("direct", 8).gather_ns(8000), 10_000.0 + 4000.0 / 0.1);
         close(links("ring", 4).all_reduce_ns(8000), 2.0 * 9000.0);
         close(links("direct", 4).all_reduce_ns(8000), 1000.0 + 3.0 * 8000.0);
+    }
+
+    #[test]
+    fn a_replica_stays_inside_of_a_node_and_its_copies_meet_between_nodes() {
+        // 4 GPUs a node: four replicas of four ranks, one on each node.
+        let mesh = Mesh::hybrid(16, 4).unwrap();
+        let of = |group| Links::new(&cluster("ring"), mesh, group).unwrap();
+        close(of(Group::Shard).gather_ns(8000), 3000.0 + 6000.0);
+        // One rank of each node: every GPU has the links between nodes for its own ring.
+        close(of(Group::Replicate).all_reduce_ns(8000), 2.0 * (3.0 * 10_000.0 + 6000.0 / 0.1));
+        // Two replicas of two ranks on each node: two ranks of a group share a node.
+        let pairs = Links::new(&cluster("ring"), Mesh::hybrid(8, 4).unwrap(), Group::Replicate).unwrap();
+        close(pairs.all_reduce_ns(8000), 2.0 * (3.0 * 10_000.0 + 6000.0 / 0.2));
+        // Replicas of 3 ranks do not fill nodes of 4, and one of them is cut by a node's border.
+        let cut = Links::new(&cluster("ring"), Mesh::hybrid(6, 2).unwrap(), Group::Shard).unwrap();
+        close(cut.gather_ns(9000), 2.0 * 10_000.0 + 6000.0 / 0.2);
     }
 
     #[test]

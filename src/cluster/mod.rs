@@ -28,7 +28,8 @@ pub use price::{Prices, Work};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Declared, Rule, Takes};
-use crate::model::{CostHint, Math};
+use crate::id::RankId;
+use crate::model::{CostHint, Group, Math, Mesh};
 
 /// A cluster of equal nodes of equal GPUs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -118,6 +119,28 @@ impl Cluster {
     #[must_use]
     pub fn nodes(&self, ranks: u32) -> (u32, u32) {
         (ranks.min(self.gpus_per_node), ranks.div_ceil(self.gpus_per_node.max(1)))
+    }
+
+    /// How many ranks of a group share a node at most, and over how many nodes it is spread, where ranks fill node after node. Of all
+    /// groups of that kind it is the one on most nodes, and of those the one with the fewest ranks on one.
+    #[must_use]
+    pub fn spread(&self, mesh: Mesh, group: Group) -> (u32, u32) {
+        let firsts = mesh.iter().filter(|rank| mesh.position(*rank, group) == 0);
+        let of = |first: RankId| {
+            let (mut most, mut nodes, mut here, mut last) = (0, 0, 0, None);
+            for rank in mesh.members(first, group) {
+                let node = rank.number() / self.gpus_per_node.max(1);
+                if last.replace(node) != Some(node) {
+                    (nodes, here) = (nodes + 1, 0);
+                }
+                here += 1;
+                most = most.max(here);
+            }
+            (most, nodes)
+        };
+        let widest =
+            firsts.map(of).max_by_key(|(most, nodes): &(u32, u32)| (*nodes, std::cmp::Reverse(*most)));
+        widest.unwrap_or((1, 1))
     }
 }
 

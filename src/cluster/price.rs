@@ -7,7 +7,7 @@
 use super::{Cluster, Links};
 use crate::id::SlotId;
 use crate::layout::{Slot, Weights};
-use crate::model::{Access, Call};
+use crate::model::{Access, Call, Group, Mesh};
 use crate::op::Op;
 
 /// Longest price, some 30 years: sums of prices stay numbers.
@@ -24,18 +24,33 @@ pub struct Work<'a> {
     pub weights: &'a Weights,
 }
 
-/// The prices of one cluster for a number of ranks.
+/// The prices of one cluster for a mesh of ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prices {
     cluster: Cluster,
-    links: Links,
+    shard: Links,
+    replicate: Links,
+    world: Links,
 }
 
 impl Prices {
-    /// For `ranks` ranks; `None` when they need more than one node of a cluster without links between nodes.
+    /// For the ranks of `mesh`; `None` when they need more than one node of a cluster without links between nodes.
     #[must_use]
-    pub fn new(cluster: &Cluster, ranks: u32) -> Option<Self> {
-        Some(Self { cluster: cluster.clone(), links: Links::new(cluster, ranks)? })
+    pub fn new(cluster: &Cluster, mesh: Mesh) -> Option<Self> {
+        Some(Self {
+            cluster: cluster.clone(),
+            shard: Links::new(cluster, mesh, Group::Shard)?,
+            replicate: Links::new(cluster, mesh, Group::Replicate)?,
+            world: Links::new(cluster, mesh, Group::World)?,
+        })
+    }
+
+    const fn links(&self, group: Group) -> &Links {
+        match group {
+            Group::Shard => &self.shard,
+            Group::Replicate => &self.replicate,
+            Group::World => &self.world,
+        }
     }
 
     /// Whose prices they are.
@@ -51,8 +66,11 @@ impl Prices {
     }
 
     fn uncapped(&self, work: &Work<'_>, op: &Op) -> Option<f64> {
-        let Self { cluster, links } = self;
-        let ranks = u64::from(work.weights.mesh.ranks());
+        let cluster = &self.cluster;
+        // What a gather or reduction of `own` bytes of every rank of a group takes.
+        let gathered = |group: Group, own: u64| {
+            self.links(group).gather_ns(own.saturating_mul(u64::from(work.weights.mesh.size(group))))
+        };
         let bytes = |slot: SlotId| Some(work.slots.get(slot.index())?.region.bytes as u64);
         Some(match op {
             Op::Compute { call, .. } => cluster.call_ns(&work.calls.get(call.index())?.cost),
@@ -63,7 +81,10 @@ impl Prices {
                         work.weights.layouts.get(part.weight.index())?.shard_planes(part.orientation);
                     own += planes.iter().map(|plane| plane.bytes() as u64).sum::<u64>();
                 }
-                links.gather_ns(own.saturating_mul(ranks))
+                gathered(Group::Shard, own)
+            }
+            Op::GatherChunk { chunk, .. } => {
+                gathered(Group::Shard, chunk.end.saturating_sub(chunk.begin) as u64)
             }
             Op::ReduceScatter { element, parts } => {
                 let mut own = 0u64;
@@ -71,12 +92,12 @@ impl Prices {
                     let elements = work.weights.layouts.get(part.weight.index())?.stored_elements();
                     own = own.saturating_add((elements * element.bytes()) as u64);
                 }
-                links.gather_ns(own.saturating_mul(ranks))
+                gathered(Group::Shard, own)
             }
-            Op::GatherRecords { from, .. } => links.gather_ns(bytes(*from)?.saturating_mul(ranks)),
-            Op::AllReduce { pairs, .. } => {
+            Op::GatherRecords { from, .. } => gathered(Group::World, bytes(*from)?),
+            Op::AllReduce { group, pairs, .. } => {
                 let each: Option<Vec<u64>> = pairs.iter().map(|(from, _)| bytes(*from)).collect();
-                links.all_reduce_ns(each?.iter().sum())
+                self.links(*group).all_reduce_ns(each?.iter().sum())
             }
             // Only the rows beyond the weight's own are touched.
             Op::ZeroPadding { weight, .. } => {

@@ -20,6 +20,9 @@ pub struct Prefetch {
     pub bytes: Option<ByteSize>,
     /// By what tasks take.
     pub policy: Option<PrefetchPolicy>,
+    /// Gathers of one weight of more gathered bytes than this are cut into chunks of about so many, spread over the calls until they are
+    /// needed, so that reductions on the same communicator get in between. Groups travel whole. Not on GPUs yet. None are cut when not set.
+    pub chunk: Option<ByteSize>,
     /// The machine that `policy = "auto"` counts with: a preset, or a cluster file.
     pub cluster: String,
 }
@@ -66,7 +69,7 @@ impl Prefetch {
 
 impl Default for Prefetch {
     fn default() -> Self {
-        Self { depth: Some(1), bytes: None, policy: None, cluster: "h100x8-ib".to_owned() }
+        Self { depth: Some(1), bytes: None, policy: None, chunk: None, cluster: "h100x8-ib".to_owned() }
     }
 }
 
@@ -78,6 +81,21 @@ impl std::fmt::Display for Prefetch {
             (_, Some(bytes), _) => write!(formatter, "prefetch.bytes = \"{bytes}\""),
             (depth, ..) => write!(formatter, "prefetch.depth = {}", depth.unwrap_or(1)),
         }
+    }
+}
+
+/// How ranks are arranged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MeshAxes {
+    /// How many copies of the model there are, 1 to 65,536. Weights are sharded over the ranks of a copy, and gradients are
+    /// summed over copies too. It must divide the number of ranks, of which each copy has as many, one after the other.
+    pub replicate: u32,
+}
+
+impl Default for MeshAxes {
+    fn default() -> Self {
+        Self { replicate: 1 }
     }
 }
 

@@ -31,6 +31,7 @@ impl Declared for Decoder {
         optional("embedding_format", Takes::Format),
         optional("experts", Takes::Count(1, 65_536)),
         optional("experts_per_token", Takes::Count(1, 65_536)),
+        optional("expert_groups", Takes::Count(1, 65_536)),
         optional("tied", Takes::Switch),
         optional("replays", Takes::Count(0, 4096)),
     ];
@@ -52,6 +53,10 @@ impl Declared for Decoder {
                 format!("at most `experts`, {experts}"),
             ));
         }
+        let groups = self.expert_groups.unwrap_or(1);
+        if !experts.is_multiple_of(groups) {
+            return Some(("expert_groups", format!("is {groups}"), multiple(experts)));
+        }
         let sequence = self.sequence.unwrap_or(self.tokens);
         (sequence > self.tokens)
             .then(|| ("sequence", format!("is {sequence}"), format!("at most `tokens`, {}", self.tokens)))
@@ -61,6 +66,7 @@ impl Declared for Decoder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Model;
 
     const SOUND: &str = "name = 'small'\nlayers = 2\nhidden = 64\nffn = 128\nheads = 4\nvocabulary = 256\ntokens = 32\nmath = 'bf16'\nformat = 'bf16'\n";
 
@@ -97,10 +103,40 @@ mod tests {
             ),
             ("layers = 2", "layers = 2.5", "small.toml:2: `layers` is 2.5"),
             ("format = 'bf16'", "format = 'nvfp4_1d'", "small.toml:9: `format` is \"nvfp4_1d\""),
+            (
+                "tokens = 32",
+                "tokens = 32\nexperts = 6\nexpert_groups = 4",
+                "small.toml:9: `expert_groups` is 4; set it to a number that divides 6",
+            ),
             ("layers", "layer", "small.toml:2: unknown key `layer`; did you mean `layers`?"),
         ] {
             let error = Decoder::from_toml(&SOUND.replace(from, to), "small.toml").unwrap_err().to_string();
             assert!(error.contains(complaint), "{error}\n{complaint}");
+        }
+    }
+
+    #[test]
+    fn experts_in_groups_are_weights_of_their_own_and_cost_what_they_cost_as_one() {
+        let stacked = format!("{SOUND}experts = 6\nexperts_per_token = 2\n");
+        let grouped = format!("{stacked}expert_groups = 2\n");
+        let declared = |text: &str| {
+            let decoder = Decoder::from_toml(text, "small.toml").unwrap();
+            let model = decoder.model().unwrap();
+            (decoder.program(&model).unwrap(), model)
+        };
+        let ((one, stacked), (several, grouped)) = (declared(&stacked), declared(&grouped));
+        assert_eq!((stacked.groups().len(), grouped.groups().len()), (0, 2 * 2 * 2));
+        let spec = |name: &str| grouped.weight(grouped.find(name).unwrap());
+        let expert = |number: usize| spec(&format!("blocks.1.down.experts.{number}.weight"));
+        assert_eq!((expert(0).shape.rows, expert(5).shape.cols), (64, 128));
+        assert!(expert(0).group == expert(2).group && expert(2).group != expert(3).group);
+        assert!(spec("blocks.1.qkv.weight").group.is_none());
+        let elements = |model: &Model| {
+            model.weights().iter().map(|spec| spec.shape.rows * spec.shape.cols).sum::<usize>()
+        };
+        assert_eq!(elements(&stacked), elements(&grouped));
+        for (one, other) in one.calls().iter().zip(several.calls()) {
+            assert_eq!((&one.name, one.cost), (&other.name, other.cost));
         }
     }
 

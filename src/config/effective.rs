@@ -79,6 +79,7 @@ mod tests {
                     _ => Prefetch::auto(),
                 };
                 config.memory.budget = budget;
+                config.prefetch.chunk = budget;
                 config.optimizer.lr = lr;
                 config.cpu.link.bytes_per_s = rate;
                 config.trace.path = path;

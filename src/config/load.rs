@@ -273,6 +273,7 @@ mod tests {
             ("prefetch.depth", "1.5", "from 0 (gather on demand) to 64"),
             ("prefetch.depth", "65", "from 0 (gather on demand) to 64"),
             ("prefetch.bytes", "0", "above zero"),
+            ("prefetch.chunk", "0", "above zero"),
             ("prefetch.policy", "\"manual\"", "\"auto\""),
             ("prefetch.cluster", "7", "a preset"),
             ("prefetch", "3", "a table of `depth`"),

@@ -48,9 +48,9 @@ mod weights;
 
 pub use calls::CallList;
 pub use choices::{
-    AcrossMicroBatches, AdamMode, Backward, Capture, Columnwise, Cpu, Link, Masters, Memory, Moments,
-    Optimizer, Prefetch, PrefetchPolicy, Quantize, Reduce, ReduceDtype, ReduceEvery, Scaling, TraceOutput,
-    Transport, Tune,
+    AcrossMicroBatches, AdamMode, Backward, Capture, Columnwise, Cpu, Link, Masters, Memory, MeshAxes,
+    Moments, Optimizer, Prefetch, PrefetchPolicy, Quantize, Reduce, ReduceDtype, ReduceEvery, Scaling,
+    TraceOutput, Transport, Tune,
 };
 pub use declared::{Declared, Rule, Takes};
 pub use error::ConfigError;
@@ -59,6 +59,8 @@ pub use size::{ByteSize, ByteSizeError};
 pub use weights::{WeightRule, WeightSettings, pattern_matches};
 
 use serde::{Deserialize, Serialize};
+
+use crate::model::{DeclareError, Mesh};
 
 /// All that can be chosen about a session, apart from the model and its step programs.
 ///
@@ -71,6 +73,8 @@ pub struct Config {
     pub prefetch: Prefetch,
     /// How much transient memory a plan may use.
     pub memory: Memory,
+    /// How ranks are arranged.
+    pub mesh: MeshAxes,
     /// Whether the first steps of a session are trials that choose when gathers start.
     pub tune: Tune,
     /// Communicators per rank, 1 or 2: with two, reductions do not queue behind gathers.
@@ -115,6 +119,7 @@ impl Default for Config {
         Self {
             prefetch: Prefetch::default(),
             memory: Memory::default(),
+            mesh: MeshAxes::default(),
             tune: Tune::default(),
             communicators: 2,
             backward: Backward::default(),
@@ -138,6 +143,14 @@ impl Default for Config {
 }
 
 impl Config {
+    /// The mesh of `ranks` ranks, in as many replicas as `mesh.replicate` says.
+    ///
+    /// # Errors
+    /// As [`Mesh::hybrid`]: no ranks, too many, or a number that the replicas do not divide.
+    pub fn mesh_of(&self, ranks: u32) -> Result<Mesh, DeclareError> {
+        Mesh::hybrid(ranks, self.mesh.replicate)
+    }
+
     /// Checks every value (CF-1). Loading does so by itself; a configuration built or changed in
     /// code is checked by whoever receives it.
     ///
@@ -180,6 +193,7 @@ mod tests {
             ("prefetch.cluster", with(|c| c.prefetch.cluster.clear())),
             ("tune.steps", with(|c| c.tune.steps = 5)),
             ("memory.budget", with(|c| c.memory.budget = Some(ByteSize::new(0)))),
+            ("mesh.replicate", with(|c| c.mesh.replicate = 0)),
             ("quantize.amax_history", with(|c| c.quantize.amax_history = 0)),
             ("optimizer.lr", with(|c| c.optimizer.lr = -1e-3)),
             ("optimizer.beta1", with(|c| c.optimizer.beta1 = 1.0)),

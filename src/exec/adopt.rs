@@ -12,6 +12,7 @@ use std::sync::Arc;
 use super::rank::{agree, install};
 use super::{CaptureMode, ExecError, Rank};
 use crate::backend::Backend;
+use crate::layout::{Content, Region, Residency};
 use crate::plan::StepPlan;
 
 /// A plan for a program to go on by.
@@ -53,7 +54,10 @@ impl<B: Backend> Rank<B> {
         let landing = self.backend.landing_bytes(&plan.binding(rank, &plan.ops()))?;
         let reason = if current.name != plan.name || current.buffers != plan.buffers {
             format!("the plan is one of `{}`, with other buffers or another name", plan.name)
-        } else if current.arena.resident_bytes != plan.arena.resident_bytes || current.lanes != plan.lanes {
+        } else if current.arena.resident_bytes != plan.arena.resident_bytes
+            || !resident(current).eq(resident(plan))
+            || current.lanes != plan.lanes
+        {
             "its resident region or its lanes are others".to_owned()
         } else if arena > room.arena {
             format!("its arena takes {arena} bytes and {} are reserved", room.arena)
@@ -64,4 +68,10 @@ impl<B: Backend> Rank<B> {
         };
         Err(ExecError::Adoption { rank, program: current.name.clone(), reason })
     }
+}
+
+/// What must not move.
+fn resident(plan: &StepPlan) -> impl Iterator<Item = (Content, Region)> {
+    let stays = plan.arena.slots.iter().filter(|slot| slot.residency == Residency::Resident);
+    stays.map(|slot| (slot.content, slot.region))
 }

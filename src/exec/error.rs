@@ -9,6 +9,16 @@ use crate::plan::EdgeState;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExecError {
+    /// Replicas that would begin with different weights.
+    #[error(
+        "{rank} and {other} hold the same rows in two replicas, and the initializer gave them different values; let what it fills in depend on name, rows and columns alone"
+    )]
+    ReplicasDiffer {
+        /// One of them.
+        rank: RankId,
+        /// The other.
+        other: RankId,
+    },
     /// A fault of flow control.
     #[error(transparent)]
     Flow(#[from] FlowError),
@@ -17,7 +27,7 @@ pub enum ExecError {
     Backend(#[from] BackendError),
     /// Ranks made different plans (PL-1).
     #[error(
-        "ranks disagree on the plan of `{program}`: {fingerprints}; every rank must build the same program with the same configuration and mesh"
+        "ranks disagree on the plan of `{program}`: {fingerprints}; their collectives would not match, so nothing was run. Every rank must build the same program with the same configuration and mesh; print the plans of two ranks and compare"
     )]
     PlansDiffer {
         /// The program.

@@ -111,8 +111,14 @@ impl World {
         Ok(())
     }
 
-    /// Brings what all ranks exported to rank 0, whose exchange has it then.
-    pub(super) fn gather_weights(&self, rank: RankId, exchange: &mut Exchange) -> Result<(), ExecError> {
+    /// Brings what all ranks exported to rank 0, whose exchange has it then: carried buffers of all of them, and weights of the first
+    /// replica, of which `is_first` says whether this rank is.
+    pub(super) fn gather_weights(
+        &self,
+        rank: RankId,
+        is_first: bool,
+        exchange: &mut Exchange,
+    ) -> Result<(), ExecError> {
         let rendezvous = self.rendezvous();
         if rendezvous.is_whole() {
             return Ok(());
@@ -125,6 +131,8 @@ impl World {
             gathered.resize_with(ranks, || Exchange { optimizer_step: step, ..Exchange::default() });
         }
         for shard in std::mem::take(&mut exchange.shards) {
+            // Other replicas have the same bits.
+            let shard = if is_first { shard } else { WeightShard::default() };
             let all =
                 rendezvous.gather_to_first(rank, &encode(&shard)).map_err(|error| failed(rank, error))?;
             for (place, bytes) in gathered.iter_mut().zip(all.unwrap_or_default()) {

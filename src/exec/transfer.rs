@@ -1,7 +1,10 @@
 //! Weights and carried buffers between a rank's arena and its exchange.
 //!
 //! Law: host copies at an edge, of the rank's real rows. Masters and moments travel as f32 however
-//! they are stored; masters that were set are quantized before anything reads them.
+//! they are stored; masters that were set are quantized before anything reads them. Replicas begin with the same masters, which
+//! is checked and not assumed: nothing would ever bring them together again.
+
+use std::hash::{DefaultHasher, Hasher};
 
 use bytemuck::Pod;
 use half::bf16;
@@ -10,16 +13,16 @@ use super::{Exchange, ExecError, Initializer, Rank, WeightShard};
 use crate::backend::Backend;
 use crate::config::Moments;
 use crate::format::{DelayedState, Orientation, join_master, split_master};
-use crate::id::WeightId;
+use crate::id::{RankId, WeightId};
 use crate::layout::{Content, PlaneRegions, Region};
-use crate::model::Placement;
+use crate::model::{Group, Placement};
 use crate::plan::EdgeState;
 
 impl<B: Backend> Rank<B> {
     /// Fills the masters of the rank's rows; moments and step count are zero.
     ///
     /// # Errors
-    /// What the backend refuses.
+    /// What the backend refuses; [`ExecError::ReplicasDiffer`] when ranks that hold the same rows were given other values.
     pub fn initialize(
         &mut self,
         initializer: &Initializer,
@@ -37,9 +40,30 @@ impl<B: Backend> Rank<B> {
                 WeightShard { master, exp_avg: zeros.clone(), exp_avg_sq: zeros, ..WeightShard::default() }
             })
             .collect();
+        self.agree_on_masters(&exchange.shards)?;
         let outcome = self.import(exchange);
         exchange.shards = Vec::new();
         outcome
+    }
+
+    /// Do all ranks that hold the same shards begin with the same masters?
+    fn agree_on_masters(&self, shards: &[WeightShard]) -> Result<(), ExecError> {
+        let (rank, mesh) = (self.id(), self.prologue.plan.weights.mesh);
+        if mesh.replicas() == 1 {
+            return Ok(());
+        }
+        let mut hasher = DefaultHasher::new();
+        for value in shards.iter().flat_map(|shard| &shard.master) {
+            hasher.write_u32(value.to_bits());
+        }
+        let own = hasher.finish();
+        let all = self.world.exchange(rank, own)?;
+        // A rank that is driven alone, as the simulator's, hears of no other.
+        let differs = |other: &RankId| all.get(other.index()).is_some_and(|told| *told != own);
+        match mesh.members(rank, Group::Replicate).find(differs) {
+            None => Ok(()),
+            Some(other) => Err(ExecError::ReplicasDiffer { rank, other }),
+        }
     }
 
     /// Copies masters, moments, step count and planes of the rank's rows into `exchange`, and the
@@ -72,7 +96,8 @@ impl<B: Backend> Rank<B> {
             self.backend.download(&self.memory, *region, &mut bytes)?;
             exchange.carried.push(bytes);
         }
-        self.world.gather_weights(self.id(), exchange)
+        let is_first = plan.weights.mesh.replica_of(self.id()) == 0;
+        self.world.gather_weights(self.id(), is_first, exchange)
     }
 
     /// As [`Rank::import`], if all processes of the world agree on the checkpoint; else `exchange` says why not, and

@@ -7,6 +7,13 @@
 use crate::id::{LaneId, TaskId};
 
 /// Behind a task that has been issued.
+///
+/// Nobody else can make one (FL-1):
+///
+/// ```compile_fail,E0624
+/// # use warpweft::{flow::Point, id::{LaneId, TaskId}};
+/// let never_issued = Point::behind(TaskId::new(7), LaneId::new(0));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
     task: TaskId,

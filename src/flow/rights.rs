@@ -31,6 +31,15 @@ impl Drop for Grant {
 }
 
 /// The right of one task to read a slot's content, behind the point of its writer.
+///
+/// It is spent once (FL-3), so there is no second one:
+///
+/// ```compile_fail,E0599
+/// # use warpweft::flow::ReadLease;
+/// fn twice(lease: ReadLease) -> [ReadLease; 2] {
+///     [lease.clone(), lease]
+/// }
+/// ```
 #[derive(Debug)]
 pub struct ReadLease(Grant);
 

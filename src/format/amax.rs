@@ -84,6 +84,7 @@ fn raise_each(amaxes: &mut [f32], values: &[f32]) {
 mod tests {
     use super::*;
 
+    /// AM-1.
     #[test]
     fn nan_never_raises_an_amax_and_infinity_does() {
         assert_eq!(of_values(&[f32::NAN, -2.0, f32::NAN]), 2.0);
@@ -91,6 +92,7 @@ mod tests {
         assert_eq!(of_values(&[1.0, f32::NEG_INFINITY]), f32::INFINITY);
     }
 
+    /// AM-2.
     #[test]
     fn a_block_the_span_does_not_touch_gets_zero() {
         let shape = Shape::new(4, 8);

@@ -65,8 +65,10 @@ pub enum Content {
     Gradient(WeightId, CallId),
     /// That gradient, or the sum it begins, as it travels: bf16 `[padded rows, cols]`.
     WireGradient(WeightId, CallId),
-    /// The rank's rows of that gradient, summed over ranks: f32 `[rows_per_rank, cols]`.
+    /// The rank's rows of that gradient, summed over the ranks of its replica: f32 `[rows_per_rank, cols]`.
     ReducedGradient(WeightId, CallId),
+    /// Those rows, summed over the replicas where there are several: f32 `[rows_per_rank, cols]`.
+    SummedGradient(WeightId, CallId),
     /// A declared buffer.
     Buffer(BufferId),
     /// The place between trainer and plan for an input or output of one micro-batch.
@@ -96,7 +98,8 @@ impl Content {
             Self::Master(weight)
             | Self::MainGrad(weight)
             | Self::LocalGrad(weight)
-            | Self::ReducedGradient(weight, _) => f32s(layout(weight).stored_elements()),
+            | Self::ReducedGradient(weight, _)
+            | Self::SummedGradient(weight, _) => f32s(layout(weight).stored_elements()),
             Self::Shard(weight, orientation) => {
                 PlaneRegions::bytes(&layout(weight).shard_planes(orientation))
             }

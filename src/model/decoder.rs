@@ -17,7 +17,8 @@
 //! width of `math`, read or written once. Activations are f32 buffers, as [`LayerStack`] declares them.
 //!
 //! With `experts`, the matrices of a block's experts are stacked by rows into one weight, gathered and reduced as one, and every token
-//! costs `experts_per_token` of them. With `tied`, head and embedding are one weight. With `replays`, the last block runs so many times more;
+//! costs `experts_per_token` of them. With `expert_groups` as well, each is a weight of its own, `blocks.N.up.experts.E.weight`, and the members of a group,
+//! `blocks.N.up.experts.G`, travel as one collective; calls and costs are the same. With `tied`, head and embedding are one weight. With `replays`, the last block runs so many times more;
 //! the calls of replay r are `blocks.N.replay.r.…`, and their gradients add up.
 //!
 //! Deliberately absent: the router of the experts, and recompute.
@@ -25,8 +26,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CostHint, DeclareError, Form, Layer, LayerStack, Math, Model, Phase, Placement, ProgramBuilder,
-    StepProgram,
+    CostHint, DeclareError, Form, Layer, LayerStack, Math, Model, ModelBuilder, Phase, Placement,
+    ProgramBuilder, StepProgram,
 };
 use crate::format::{ElementType, Format, Orientation};
 use crate::id::WeightId;
@@ -65,6 +66,10 @@ pub struct Decoder {
     pub experts: Option<usize>,
     /// Experts that a token passes through; 1 when left out.
     pub experts_per_token: Option<usize>,
+    /// Groups that the experts of a matrix travel in, equally many in each; it divides `experts`. Then every expert is a weight of
+    /// its own, with its own tensor scale, and those of a group are gathered and reduced as one collective. When left out, the
+    /// experts of a matrix are the rows of one weight, one below the other.
+    pub expert_groups: Option<usize>,
     /// Is the head the embedding?
     #[serde(default)]
     pub tied: bool,
@@ -79,11 +84,44 @@ struct Part {
     /// What its weights are called.
     weights: String,
     norm: bool,
+    /// Of all matrices.
     rows: usize,
     cols: usize,
+    /// Matrices of equally many rows; 1 where experts are rows of one.
+    matrices: usize,
+    /// What they travel in.
+    groups: usize,
     /// Of the rows, those a token passes.
     passed_rows: usize,
     extra_flops: u64,
+}
+
+impl Part {
+    /// The names of its matrices.
+    fn matrices(&self) -> Vec<String> {
+        match self.matrices {
+            1 => vec![format!("{}.weight", self.weights)],
+            many => (0..many).map(|expert| format!("{}.experts.{expert}.weight", self.weights)).collect(),
+        }
+    }
+
+    /// Declares its weights and what they travel in.
+    fn declare(&self, model: &mut ModelBuilder, hidden: usize, format: Format) -> Result<(), DeclareError> {
+        if self.norm {
+            model.replicated(&format!("{}.norm", self.weights), 1, hidden)?;
+        }
+        let rows = self.rows / self.matrices;
+        let mut declared = Vec::with_capacity(self.matrices);
+        for name in self.matrices() {
+            declared.push(model.sharded(&name, rows, self.cols, format)?);
+        }
+        if self.matrices > 1 {
+            for (number, members) in declared.chunks((self.matrices / self.groups).max(1)).enumerate() {
+                model.group(&format!("{}.experts.{number}", self.weights), members)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Decoder {
@@ -96,10 +134,7 @@ impl Decoder {
         let outer = self.embedding_format.unwrap_or(Format::Bf16);
         model.sharded("embedding", self.vocabulary, self.hidden, outer)?;
         for part in (0..self.layers).flat_map(|block| self.block(block, None)) {
-            if part.norm {
-                model.replicated(&format!("{}.norm", part.weights), 1, self.hidden)?;
-            }
-            model.sharded(&format!("{}.weight", part.weights), part.rows, part.cols, self.format)?;
+            part.declare(&mut model, self.hidden, self.format)?;
         }
         model.replicated("head.norm", 1, self.hidden)?;
         if !self.tied {
@@ -181,13 +216,13 @@ impl Decoder {
     }
 
     fn layer(&self, model: &Model, part: &Part) -> Result<Layer, DeclareError> {
-        let matrix = model.find(&format!("{}.weight", part.weights))?;
-        let norm = part.norm.then(|| model.find(&format!("{}.norm", part.weights))).transpose()?;
+        let norm = part.norm.then(|| format!("{}.norm", part.weights));
+        let names = norm.into_iter().chain(part.matrices());
         let flops = product(&[2, self.tokens, part.passed_rows, part.cols]).saturating_add(part.extra_flops);
         let passed = self.tokens.saturating_mul(part.passed_rows.saturating_add(part.cols));
         Ok(Layer {
             name: part.name.clone(),
-            weights: norm.into_iter().chain([matrix]).collect(),
+            weights: names.map(|name| model.find(&name)).collect::<Result<_, _>>()?,
             output_elements: self.tokens.saturating_mul(part.passed_rows),
             saved: Vec::new(),
             cost: self.cost(flops, part.rows.saturating_mul(part.cols), passed),
@@ -223,11 +258,13 @@ impl Decoder {
             weights: format!("blocks.{block}.{name}"),
             norm,
             rows: rows.saturating_mul(experts.0),
+            matrices: if experts.0 > 1 && self.expert_groups.is_some() { experts.0 } else { 1 },
+            groups: self.expert_groups.unwrap_or(1).max(1),
             passed_rows: rows.saturating_mul(experts.1),
             cols,
             extra_flops,
         };
-        let experts = (self.experts.unwrap_or(1), self.experts_per_token.unwrap_or(1));
+        let experts = (self.experts.unwrap_or(1).max(1), self.experts_per_token.unwrap_or(1));
         let (hidden, ffn) = (self.hidden, self.ffn);
         [
             part("qkv", true, hidden.saturating_add(kv.saturating_mul(2)), hidden, (1, 1), 0),

@@ -213,4 +213,14 @@ pub enum DeclareError {
         /// [`Mesh::MAX_RANKS`](super::Mesh::MAX_RANKS).
         most: u32,
     },
+    /// Ranks that cannot be divided among the replicas.
+    #[error(
+        "{ranks} ranks cannot hold {replicas} replicas of equally many ranks; set mesh.replicate to a divisor of {ranks}, or change the number of ranks"
+    )]
+    Replicas {
+        /// Ranks of the mesh.
+        ranks: u32,
+        /// Replicas asked for.
+        replicas: u32,
+    },
 }

@@ -2,54 +2,17 @@
 //!
 //! Law: every rank's shard has the same *stored* rows, a multiple of the format's row tile, so
 //! collectives move equal parts; the *real* rows of the last ranks may be fewer, or none. Stored
-//! rows beyond the real ones are zero. This is the only place where a rank number turns into an
-//! offset: plans carry none.
+//! rows beyond the real ones are zero. Every replica of a mesh holds all rows, cut alike. This is the only place where a
+//! rank number turns into an offset: plans carry none.
 //!
 //! Sizes saturate where padding and ranks take them beyond what can be addressed; planning refuses
 //! every size that did.
 
 use serde::Serialize;
 
-use super::{DeclareError, Placement, WeightSpec};
+use super::{Mesh, Placement, WeightSpec};
 use crate::format::Shape;
 use crate::id::RankId;
-
-/// The ranks a model is sharded over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-pub struct Mesh {
-    ranks: u32,
-}
-
-impl Mesh {
-    /// The most ranks of a mesh: 65,536.
-    ///
-    /// Backends and sessions keep tables with an entry per rank, and a process that cannot have the memory for them
-    /// is aborted. No data-parallel group comes near this number, so a larger one is a mistake, and told as one.
-    pub const MAX_RANKS: u32 = 1 << 16;
-
-    /// A mesh of `ranks` data-parallel ranks.
-    ///
-    /// # Errors
-    /// [`DeclareError::NoRanks`] for zero, [`DeclareError::TooManyRanks`] beyond [`Mesh::MAX_RANKS`].
-    pub fn new(ranks: u32) -> Result<Self, DeclareError> {
-        match ranks {
-            0 => Err(DeclareError::NoRanks),
-            1..=Self::MAX_RANKS => Ok(Self { ranks }),
-            _ => Err(DeclareError::TooManyRanks { ranks, most: Self::MAX_RANKS }),
-        }
-    }
-
-    /// How many ranks.
-    #[must_use]
-    pub const fn ranks(self) -> u32 {
-        self.ranks
-    }
-
-    /// All ranks in order.
-    pub fn iter(self) -> impl Iterator<Item = RankId> {
-        (0..self.ranks).map(RankId::new)
-    }
-}
 
 /// Rows of one shard within the weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +30,7 @@ pub struct ShardLayout {
     pub shape: Shape,
     /// Rows stored by every rank, padding included.
     pub rows_per_rank: usize,
-    /// Number of ranks that hold a shard; 1 for a replicated weight.
+    /// Number of ranks of a replica that hold a shard; 1 for a replicated weight.
     pub ranks: u32,
 }
 
@@ -76,7 +39,7 @@ impl ShardLayout {
     #[must_use]
     pub fn new(weight: &WeightSpec, mesh: Mesh) -> Self {
         let (ranks, tile) = match weight.placement {
-            Placement::Sharded => (mesh.ranks(), weight.format.row_tile()),
+            Placement::Sharded => (mesh.shards(), weight.format.row_tile()),
             Placement::Replicated => (1, 1),
         };
         let rows = weight.shape.rows.div_ceil(ranks as usize);
@@ -84,10 +47,11 @@ impl ShardLayout {
         Self { shape: weight.shape, rows_per_rank, ranks }
     }
 
-    /// The rows `rank` owns. Every rank of a replicated weight owns all of them.
+    /// The rows `rank` owns, as the ranks at its place in other replicas do. Every rank of a replicated weight owns all
+    /// of them.
     #[must_use]
     pub fn rows_of(&self, rank: RankId) -> ShardRows {
-        let position = if self.ranks == 1 { 0 } else { rank.index() };
+        let position = rank.index().checked_rem(self.ranks as usize).unwrap_or(0);
         let begin = position.saturating_mul(self.rows_per_rank).min(self.shape.rows);
         let end = begin.saturating_add(self.rows_per_rank).min(self.shape.rows);
         ShardRows { begin, rows: end - begin }
@@ -147,15 +111,15 @@ mod tests {
     }
 
     #[test]
-    fn a_mesh_without_ranks_is_refused() {
-        assert_eq!(Mesh::new(0), Err(DeclareError::NoRanks));
-    }
-    #[test]
-    fn a_mesh_of_absurdly_many_ranks_is_refused() {
-        let most = Mesh::MAX_RANKS;
-        assert_eq!(Mesh::new(most).unwrap().ranks(), most);
-        for ranks in [most + 1, 4_000_000_000, u32::MAX] {
-            assert_eq!(Mesh::new(ranks), Err(DeclareError::TooManyRanks { ranks, most }));
+    fn every_replica_holds_the_same_cut_of_a_weight() {
+        let mesh = Mesh::hybrid(12, 3).unwrap();
+        let layout = ShardLayout::new(&weight(19, Format::F32), mesh);
+        assert_eq!(layout.ranks, 4);
+        for rank in mesh.iter() {
+            let first = RankId::new(mesh.shard_of(rank));
+            assert_eq!(layout.rows_of(rank), layout.rows_of(first), "{rank}");
         }
+        let alone = ShardLayout::new(&weight(19, Format::F32), Mesh::hybrid(3, 3).unwrap());
+        assert!((0..3).all(|rank| alone.rows_of(RankId::new(rank)).rows == 19));
     }
 }

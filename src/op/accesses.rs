@@ -23,6 +23,10 @@ impl Op {
             Self::AllGather { parts } => {
                 parts.iter().flat_map(|part| [(part.from, Read), (part.to, Write)]).collect()
             }
+            // A chunk behind others needs what they brought.
+            Self::GatherChunk { part, chunk } => {
+                vec![(part.from, Read), (part.to, if chunk.begin == 0 { Write } else { Update })]
+            }
             Self::ReduceScatter { parts, .. } => {
                 parts.iter().flat_map(|part| [(part.from, Read), (part.to, Write)]).collect()
             }

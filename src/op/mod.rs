@@ -11,6 +11,8 @@ mod operands;
 mod records;
 mod vocabulary;
 
-pub use operands::{AdamOperand, GatherPart, MasterOperand, Operand, OperandRole, ReducePart, ShardOperand};
+pub use operands::{
+    AdamOperand, Chunk, GatherPart, MasterOperand, Operand, OperandRole, ReducePart, ShardOperand,
+};
 pub use records::{NormRecord, Vote};
 pub use vocabulary::{Op, Reduction};

@@ -1,20 +1,35 @@
-//! What an op is called, and whether it is a collective.
+//! What an op is called, and which ranks meet for it.
 //!
-//! Law: every op has one name, the same in traces, tables and messages; no two ops share one.
+//! Law: every op has one name, the same in traces, tables and messages; no two ops share one. Which ranks a collective brings
+//! together is said here alone: backends, prices and simulations ask [`Op::group`].
 
 use super::vocabulary::Op;
+use crate::model::Group;
 
 impl Op {
-    /// Is the op a collective, for which every rank must arrive?
+    /// Is the op a collective, for which every rank of its group must arrive?
     #[must_use]
     pub const fn is_collective(&self) -> bool {
-        matches!(
-            self,
-            Self::AllReduce { .. }
-                | Self::AllGather { .. }
-                | Self::ReduceScatter { .. }
-                | Self::GatherRecords { .. }
-        )
+        self.group().is_some()
+    }
+
+    /// The ranks that a collective brings together; `None` for an op that a rank does alone.
+    #[must_use]
+    pub const fn group(&self) -> Option<Group> {
+        match self {
+            Self::AllReduce { group, .. } => Some(*group),
+            Self::AllGather { .. } | Self::GatherChunk { .. } | Self::ReduceScatter { .. } => {
+                Some(Group::Shard)
+            }
+            Self::GatherRecords { .. } => Some(Group::World),
+            _ => None,
+        }
+    }
+
+    /// Does the op gather planes, or a chunk of them?
+    #[must_use]
+    pub const fn is_gather(&self) -> bool {
+        matches!(self, Self::AllGather { .. } | Self::GatherChunk { .. })
     }
 
     /// The op's name, as traces and tables show it.
@@ -32,6 +47,7 @@ impl Op {
             Self::RecordAmax { .. } => "record amax",
             Self::PartialCast { .. } => "partial cast",
             Self::AllGather { .. } => "all-gather",
+            Self::GatherChunk { .. } => "all-gather chunk",
             Self::Transpose { .. } => "transpose",
             Self::Dequantize { .. } => "dequantize",
             Self::ReduceScatter { .. } => "reduce-scatter",

@@ -57,6 +57,15 @@ pub struct GatherPart {
     pub to: SlotId,
 }
 
+/// Bytes of every rank's shard, its planes one after the other: what one chunk of a gather moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Chunk {
+    /// The first byte; 0 begins the gather anew.
+    pub begin: usize,
+    /// Behind the last byte; the shard's bytes end the gather.
+    pub end: usize,
+}
+
 /// One weight of a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct ReducePart {

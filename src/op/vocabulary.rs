@@ -5,9 +5,10 @@
 
 use serde::Serialize;
 
-use super::operands::{AdamOperand, GatherPart, Operand, ReducePart, ShardOperand};
+use super::operands::{AdamOperand, Chunk, GatherPart, Operand, ReducePart, ShardOperand};
 use crate::format::{ElementType, Orientation};
 use crate::id::{BucketId, CallId, SlotId, WeightId};
+use crate::model::Group;
 
 /// How ranks' values are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -64,10 +65,14 @@ pub enum Op {
         /// No-op when this vote says fault.
         vote: Option<SlotId>,
     },
-    /// Combines f32 slots of all ranks, element by element, into a slot of every rank.
+    /// Combines f32 slots of all ranks of a group, element by element, into a slot of every one of them. A sum over replicas of
+    /// reduced gradients is one of these, in f32 whatever the gradients travelled in before.
     AllReduce {
         /// Sum or maximum.
         reduction: Reduction,
+        /// Whose slots.
+        #[serde(skip_serializing_if = "Group::is_world")]
+        group: Group,
         /// Pairs of source and target; all travel as one collective.
         pairs: Vec<(SlotId, SlotId)>,
     },
@@ -127,8 +132,8 @@ pub enum Op {
         /// No-op when this vote says fault.
         vote: Option<SlotId>,
     },
-    /// Gathers the shards of one weight, or of several of a group as one collective, each into the first rows of padded
-    /// planes whose rest is zeroed.
+    /// Gathers the shards of one weight from the ranks of a replica, or of several of a group as one collective, each into the
+    /// first rows of padded planes whose rest is zeroed.
     AllGather {
         /// What is gathered; at least one.
         parts: Vec<GatherPart>,
@@ -157,8 +162,8 @@ pub enum Op {
         /// The values.
         to: SlotId,
     },
-    /// Sums the gradient of one weight, or those of several of a group as one collective, over the ranks, in rank order
-    /// in f32, each rank keeping its rows.
+    /// Sums the gradient of one weight, or those of several of a group as one collective, over the ranks of a replica, in
+    /// rank order in f32, each rank keeping its rows.
     ReduceScatter {
         /// In what the gradients travel: f32 or bf16.
         element: ElementType,
@@ -188,7 +193,8 @@ pub enum Op {
     Accumulate {
         /// The weight.
         weight: WeightId,
-        /// What is added: reduced rows, or a replicated weight's full gradient.
+        /// What is added: reduced rows, summed over the replicas where there are several, or a replicated weight's full
+        /// gradient.
         from: SlotId,
         /// Main grad, or a replicated weight's local sum.
         into: SlotId,
@@ -233,6 +239,14 @@ pub enum Op {
         vote: SlotId,
         /// Learning rate.
         learning_rate: SlotId,
+    },
+    /// Gathers some bytes of every rank's shard of one weight, each to where a whole gather would put them. Chunks come in the order of their bytes; the
+    /// last one leaves what [`Op::AllGather`] leaves.
+    GatherChunk {
+        /// The weight.
+        part: GatherPart,
+        /// The bytes.
+        chunk: Chunk,
     },
 }
 

@@ -5,16 +5,18 @@
 //! release) until the compute lane is known to have passed its last access: a transposition on
 //! another lane counts as over when the call that consumes its result is issued. Two slots share
 //! bytes only if one's hold ends before the other's begins: so sharing never takes back the
-//! prefetch it serves, and a late prefetch never stalls a call that does not need it. Slots are placed largest
-//! first at the lowest address that is free for their whole hold; that keeps the arena close to
-//! the live bytes, which no layout can beat.
+//! prefetch it serves, and a late prefetch never stalls a call that does not need it. Only a budget that holds do not fit cuts them
+//! back. Addresses are found in [`super::packing`]; no layout can beat the live bytes, none that keeps holds the fullest moment of these.
 
 use std::collections::BTreeMap;
 
 use super::dependences::TaskAccesses;
-use super::shelves::{Placed, Shelves};
+use super::packing::{Item, pack};
 use crate::id::{LaneId, SlotId, TaskId};
 use crate::layout::{ALIGNMENT, Content, Residency, Slot};
+
+/// An arena is small enough at one part in so many over its live bytes.
+const ENOUGH: usize = 20;
 
 /// First and last access of a slot in T; `None` for a slot nothing accesses.
 pub(super) type Life = Option<(usize, usize)>;
@@ -85,24 +87,42 @@ pub(super) fn holds(
 }
 
 /// Places every transient slot behind `base`; returns the bytes of the transient region.
-pub(super) fn place(slots: &mut [Slot], holds: &[Life], base: usize) -> usize {
-    let mut order: Vec<usize> = (0..slots.len())
+///
+/// Where holds do not fit a budget, they are cut back to lives, and tasks wait for memory instead of the step being refused: first holds of
+/// gradients on their way to a reduction, then all. If that does not fit either, they stay as they are.
+pub(super) fn place(
+    slots: &mut [Slot],
+    lives: &[Life],
+    holds: &[Life],
+    base: usize,
+    live: usize,
+    budget: Option<usize>,
+) -> usize {
+    let placed: Vec<usize> = (0..slots.len())
         .filter(|slot| slots[*slot].residency == Residency::Transient && holds[*slot].is_some())
         .collect();
-    order.sort_by_key(|slot| (std::cmp::Reverse(slots[*slot].region.bytes), *slot));
-    let end_of_time = holds.iter().flatten().map(|(_, last)| *last).max().unwrap_or(0);
-    let mut shelves = Shelves::new(end_of_time);
-    let mut bytes = 0;
-    for slot in order {
-        let Some((from, to)) = holds[slot] else { continue };
-        let size = slots[slot].region.bytes.next_multiple_of(ALIGNMENT);
-        let begin = shelves.lowest_free(size, from, to);
-        let end = begin + size;
-        slots[slot].region.offset = base + begin;
-        bytes = bytes.max(end);
-        shelves.put(Placed { begin, end, from, to });
+    let budget = budget.unwrap_or(usize::MAX);
+    let packed = |is_cut: &dyn Fn(Content) -> bool| {
+        let item = |slot: &usize| {
+            let spans = if is_cut(slots[*slot].content) { lives } else { holds };
+            let (from, to) = spans[*slot].unwrap_or_default();
+            Item { bytes: slots[*slot].region.bytes.next_multiple_of(ALIGNMENT), from, to }
+        };
+        pack(&placed.iter().map(item).collect::<Vec<_>>(), live.saturating_add(live / ENOUGH), budget)
+    };
+    let whole = packed(&|_| false);
+    let cuts: [&dyn Fn(Content) -> bool; 2] = [&is_reduced, &|_| true];
+    let mut cut = cuts.into_iter().filter(|_| budget < whole.bytes && live <= budget).map(packed);
+    let found = cut.find(|cut| cut.bytes <= budget).unwrap_or(whole);
+    for (slot, begin) in placed.iter().zip(found.begins) {
+        slots[*slot].region.offset = base + begin;
     }
-    bytes
+    found.bytes
+}
+
+/// A gradient on its way: what is rounded for the wire, and what comes of the reduction.
+const fn is_reduced(content: Content) -> bool {
+    matches!(content, Content::WireGradient(..) | Content::ReducedGradient(..))
 }
 
 /// The fullest moment of T: live transient bytes, the weights' and gradients' share of them, the
@@ -155,5 +175,6 @@ const fn is_weight(content: Content) -> bool {
             | Content::Gradient(..)
             | Content::WireGradient(..)
             | Content::ReducedGradient(..)
+            | Content::SummedGradient(..)
     )
 }

@@ -101,6 +101,7 @@ impl StepPlan {
             resident,
             policy,
             costs: None,
+            waits: true,
             issues: Some(&[]),
         })
     }
@@ -111,9 +112,12 @@ impl StepPlan {
         let accesses: Vec<_> = self.tasks.iter().map(|task| task.op.accesses()).collect();
         let mut edges = dependences(&accesses, &self.arena);
         for (to, task) in self.entries() {
-            if let (Some(from), Op::AllGather { parts }) = (task.release, &task.op)
-                && let Some(part) = parts.first()
-            {
+            let part = match &task.op {
+                Op::AllGather { parts } => parts.first(),
+                Op::GatherChunk { part, .. } => Some(part),
+                _ => None,
+            };
+            if let (Some(from), Some(part)) = (task.release, part) {
                 edges.push(Edge { from, to, slot: part.to, kind: EdgeKind::Release });
             }
         }
@@ -140,6 +144,7 @@ fn request<'a>(
         resident,
         policy,
         costs: None,
+        waits: true,
         issues: None,
     })
 }
@@ -148,12 +153,15 @@ fn build(request: &Request<'_>) -> Result<StepPlan, PlanError> {
     if request.policy.across_micro_batches != AcrossMicroBatches::Fit {
         return build_as_told(request);
     }
-    let told = |across_micro_batches| {
+    // Planes are gathered again before a task waits for memory.
+    let told = |across_micro_batches, waits| {
         let policy = Policy { across_micro_batches, ..*request.policy };
-        build_as_told(&Request { policy: &policy, ..*request })
+        build_as_told(&Request { policy: &policy, waits, ..*request })
     };
-    match told(AcrossMicroBatches::Keep) {
-        Err(PlanError::Budget { .. } | PlanError::Prefetch { .. }) => told(AcrossMicroBatches::Regather),
+    match told(AcrossMicroBatches::Keep, false) {
+        Err(PlanError::Budget { .. } | PlanError::Prefetch { .. }) => {
+            told(AcrossMicroBatches::Regather, true)
+        }
         kept => kept,
     }
 }
@@ -248,9 +256,7 @@ fn assemble(request: &Request<'_>, placed: Placed, timetable: &Timetable) -> Res
 /// or the layout took back. `edges` are ordered by their later task.
 fn delayed_gathers(tasks: &[Task], edges: &[Edge], lanes: &[Lane]) -> Vec<String> {
     let mut notes = Vec::new();
-    for (position, task) in
-        tasks.iter().enumerate().filter(|(_, task)| matches!(task.op, Op::AllGather { .. }))
-    {
+    for (position, task) in tasks.iter().enumerate().filter(|(_, task)| task.op.is_gather()) {
         let behind = edges.partition_point(|edge| edge.to.index() < position);
         let later = edges[behind..]
             .iter()

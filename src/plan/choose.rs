@@ -15,6 +15,7 @@ use crate::cluster::Work;
 use crate::format::Orientation;
 use crate::id::WeightId;
 use crate::layout::{ArenaLayout, LaneKind};
+use crate::model::Group;
 use crate::op::{GatherPart, Op};
 
 pub(super) fn timetable(request: &Request<'_>, demands: &[Demand<'_>]) -> Result<Timetable, PlanError> {
@@ -47,10 +48,12 @@ fn by_hand(program: &str, issues: &[usize], demands: &[Demand<'_>]) -> Result<Ti
 
 fn auto(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs) -> Result<Timetable, PlanError> {
     let reference = Timetable::of(Prefetch::Depth(1), demands)?;
-    let placed = place(request, request.policy, demands, &reference)?;
+    // What is over the budget is asked for later here, before holds are cut back for it.
+    let free = Request { waits: false, ..*request };
+    let placed = place(&free, request.policy, demands, &reference)?;
     let pace = pace(request, demands, costs, &placed, reference.reduce_behind);
     let mut attempt = |timetable: &Timetable| {
-        let placed = place(request, request.policy, demands, timetable)?;
+        let placed = place(&free, request.policy, demands, timetable)?;
         Ok(Trial { bytes: placed.transient_bytes, step: expected(request, costs, placed) })
     };
     search(demands, &pace, request.policy.budget, &mut attempt)
@@ -110,11 +113,15 @@ fn pace(
                     gathers.insert((part.weight, part.orientation), beside * share);
                 }
             }
+            (Op::GatherChunk { part, chunk }, _) => {
+                let time_of = gathers.entry((part.weight, part.orientation)).or_insert(0.0);
+                *time_of = if chunk.begin == 0 { beside } else { *time_of + beside };
+            }
             (Op::Transpose { weight, .. }, _) => {
                 transposes.insert(*weight, time * contention.quantize_beside_compute);
             }
             (_, LaneKind::Compute) if stage < calls => pace.calls[stage] += time,
-            (Op::ReduceScatter { .. }, _) => {
+            (Op::ReduceScatter { .. } | Op::AllReduce { group: Group::Replicate, .. }, _) => {
                 let made = stage.saturating_sub(behind + 1).min(calls.saturating_sub(1));
                 pace.reductions[made] += beside;
             }

@@ -62,7 +62,7 @@ impl StepPlan {
 const fn color(op: &Op) -> &'static str {
     match op {
         Op::Compute { .. } => "#cfe8cf",
-        Op::AllGather { .. } => "#cfdcf2",
+        Op::AllGather { .. } | Op::GatherChunk { .. } => "#cfdcf2",
         Op::ReduceScatter { .. } | Op::AllReduce { .. } | Op::GatherRecords { .. } => "#f2d7cf",
         _ => "#eeeeee",
     }

@@ -75,7 +75,7 @@ pub(super) struct DraftTask {
 pub(super) struct Supply {
     /// The slot the call will read.
     pub(super) slot: SlotId,
-    /// The stage at which its first writer is issued.
+    /// The stage at which its writer is issued, or the last of several.
     pub(super) stage: usize,
 }
 

@@ -21,6 +21,7 @@ mod error;
 mod fences;
 mod fingerprint;
 mod forecast;
+mod packing;
 mod passes;
 mod place;
 mod prefetch;

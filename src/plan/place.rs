@@ -27,6 +27,8 @@ pub(super) struct Request<'a> {
     pub(super) resident: &'a ResidentLayout,
     pub(super) policy: &'a Policy,
     pub(super) costs: Option<&'a Costs>,
+    /// May tasks wait for memory where that keeps the budget?
+    pub(super) waits: bool,
     /// A hand schedule, in place of the policy's.
     pub(super) issues: Option<&'a [usize]>,
 }
@@ -77,8 +79,9 @@ pub(super) fn place(
     let lanes_of: Vec<LaneId> = tasks.iter().map(|task| lane_of(task.carrier, policy)).collect();
     let releases = releases(&tasks, request.calls.len());
     let holds = arena::holds(&accesses, &lanes_of, &releases, &lives);
-    let transient_bytes = arena::place(&mut slots, &holds, request.resident.bytes());
     let peak = arena::peak(&slots, &lives, tasks.len());
+    let (base, budget) = (request.resident.bytes(), policy.budget.filter(|_| request.waits));
+    let transient_bytes = arena::place(&mut slots, &lives, &holds, base, peak.bytes, budget);
     Ok(Placed { tasks, accesses, slots, lanes_of, releases, peak, transient_bytes })
 }
 

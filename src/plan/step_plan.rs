@@ -17,6 +17,9 @@ use crate::op::Op;
 pub struct Policy {
     /// When gathers may start.
     pub prefetch: Prefetch,
+    /// Gathers of one weight of more gathered bytes than this are cut into chunks of about so many; `None`: none are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chunk: Option<usize>,
     /// Limit on transient bytes per rank.
     pub budget: Option<usize>,
     /// 1: gathers and reductions share a communicator; 2: each has its own.
@@ -107,14 +110,15 @@ pub struct PlanBounds {
     pub transient_bytes: usize,
     /// Maximum over T of transient bytes between first and last access: no layout needs less.
     pub live_bytes: usize,
-    /// The share of `live_bytes` that is weights and gradients, at that moment.
+    /// The share of `live_bytes` that is planes, dense values and gradients of weights, at `live_peak`. The verifier counts it too.
     pub live_weight_bytes: usize,
     /// Where in T the maximum is reached.
     pub live_peak: TaskId,
     /// Bytes received from other ranks in one step.
     pub wire_bytes: usize,
     /// Transient bytes that deriving columnwise planes on demand saves over keeping them from the
-    /// first gather on; 0 for a plan that keeps them or needs none.
+    /// first gather on; 0 for a plan that keeps them or needs none. For people: it compares with a plan that was not made,
+    /// so of it the verifier checks only that it is 0 where nothing is derived.
     pub columnwise_saved_bytes: usize,
 }
 

@@ -1,7 +1,7 @@
 //! A plan as a table of text.
 //!
-//! Law: one line per task in issue order, with everything that decides when it runs: lane, op,
-//! subject, fences, and the bytes it moves. Then the bounds and the notes.
+//! Law: one line per task in issue order, with everything that decides when it runs: lane, op, the group of ranks it brings
+//! together where there are several replicas, subject, fences, and the bytes it moves. Then the bounds and the notes.
 
 use std::fmt::{Display, Formatter, Result};
 
@@ -12,18 +12,26 @@ impl Display for StepPlan {
     fn fmt(&self, out: &mut Formatter<'_>) -> Result {
         writeln!(
             out,
-            "plan `{}`: {} tasks on {} lanes for {} ranks, fingerprint {:016x}",
+            "plan `{}`: {} tasks on {} lanes for {}, fingerprint {:016x}",
             self.name,
             self.tasks.len(),
             self.lanes.len(),
-            self.weights.mesh.ranks(),
+            self.weights.mesh,
             self.fingerprint(),
         )?;
         let subject_width = self.tasks.iter().map(|task| task.subject.len()).max().unwrap_or(0).max(7);
+        let replicated = self.weights.mesh.replicas() > 1;
+        // A column that would say nothing new of one replica is left out.
+        let group = |name: String| if replicated { format!("{name:<9} ") } else { String::new() };
         writeln!(
             out,
-            "{:>5}  {:<15} {:<15} {:<subject_width$} {:>12}  waits for",
-            "task", "lane", "op", "subject", "bytes in"
+            "{:>5}  {:<15} {:<15} {}{:<subject_width$} {:>12}  waits for",
+            "task",
+            "lane",
+            "op",
+            group("group".to_owned()),
+            "subject",
+            "bytes in"
         )?;
         for (id, task) in self.entries() {
             let lane =
@@ -32,9 +40,10 @@ impl Display for StepPlan {
             let wire = if task.wire_bytes == 0 { String::new() } else { task.wire_bytes.to_string() };
             writeln!(
                 out,
-                "{:>5}  {lane:<15} {:<15} {:<subject_width$} {wire:>12}  {}",
+                "{:>5}  {lane:<15} {:<15} {}{:<subject_width$} {wire:>12}  {}",
                 id.number(),
                 task.op.name(),
+                group(task.op.group().map_or_else(String::new, |group| group.to_string())),
                 task.subject,
                 waits.join(" "),
             )?;

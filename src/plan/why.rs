@@ -64,7 +64,7 @@ impl StepPlan {
     }
 
     fn is_gather(&self, task: TaskId) -> bool {
-        matches!(self.task(task).op, crate::op::Op::AllGather { .. })
+        self.task(task).op.is_gather()
     }
 
     fn say_edges(&self, task: TaskId, edges: &[Edge], text: &mut String) {

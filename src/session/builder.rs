@@ -65,7 +65,8 @@ impl<S: Surface + 'static> SessionBuilder<S> {
     }
 
     /// How masters begin: called per rank and weight with the weight's name, the first row, the
-    /// number of columns and the rank's rows, row-major. Without it masters begin as zeros.
+    /// number of columns and the rank's rows, row-major. Without it masters begin as zeros. What it fills in must depend on
+    /// these alone: ranks that hold the same rows are asked one by one, and must be given the same values.
     #[must_use]
     pub fn initialize(
         mut self,
@@ -112,6 +113,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         self.config.validate()?;
         check_reduce(&self.config, &backends)?;
         let mesh = one_world(&backends, &rendezvous)?;
+        check_replicas(&self.config, &backends, mesh)?;
         let costs = costs::configured(&self.config, mesh.ranks())?;
         self.start_planned(mesh, costs.as_ref(), rendezvous, backends).await
     }
@@ -205,18 +207,19 @@ impl<S: Surface + 'static> SessionBuilder<S> {
 }
 
 impl SessionBuilder<crate::backend::cpu::CpuSurface> {
-    /// Starts `ranks` ranks on this machine's CPU, checked and with a paced link if the
-    /// configuration says so.
+    /// Starts `ranks` ranks on this machine's CPU, in as many replicas, checked and with a paced link as the
+    /// configuration says.
     ///
     /// # Errors
     /// As [`SessionBuilder::start`].
     pub async fn start_cpu(self, ranks: u32) -> Result<Session, SessionError> {
+        self.config.validate()?;
         let pace = &self.config.cpu.link;
         let link = pace.bytes_per_s.map(|bytes_per_s| Link {
             bytes_per_s,
             latency: Duration::from_secs_f64(pace.latency_us * 1e-6),
         });
-        let world = CpuWorld::new(Mesh::new(ranks)?, CpuOptions { link })?;
+        let world = CpuWorld::new(self.config.mesh_of(ranks)?, CpuOptions { link })?;
         let backends: Vec<_> =
             (0..ranks).map(RankId::new).map(|rank| world.backend(rank)).collect::<Result<_, _>>()?;
         if self.config.check {
@@ -255,6 +258,17 @@ fn one_world<B: Backend>(backends: &[B], rendezvous: &Rendezvous) -> Result<Mesh
         None => return Ok(mesh),
     };
     Err(SessionError::Backends { reason })
+}
+
+/// The backends' world has as many replicas as the configuration says.
+fn check_replicas<B: Backend>(config: &Config, backends: &[B], mesh: Mesh) -> Result<(), SessionError> {
+    let replicate = config.mesh.replicate;
+    if mesh.replicas() == replicate {
+        return Ok(());
+    }
+    config.mesh_of(mesh.ranks())?;
+    let device = backends.first().map_or_else(String::new, Backend::describe);
+    Err(SessionError::Replicas { replicate, replicas: mesh.replicas(), ranks: mesh.ranks(), device })
 }
 
 /// What a step reports to other processes must fit into what a rendezvous carries.

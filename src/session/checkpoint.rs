@@ -1,7 +1,8 @@
 //! The weights of a session, outside of it.
 //!
 //! Law: a checkpoint is whole: every weight in its logical shape, independent of how many ranks
-//! wrote it, so any mesh can read it. Masters, moments, delayed scales and step count determine everything; the
+//! wrote it, in how many replicas, so any mesh can read it: it is made of the first replica's shards, and every replica gets
+//! them back. Masters, moments, delayed scales and step count determine everything; the
 //! quantized planes ride along for whoever serves the model, and are not read back. Carried buffers
 //! are the exception: each rank has its own, so they fit the number of ranks that wrote them, and
 //! nothing drops them silently.
@@ -96,10 +97,8 @@ impl Checkpoint {
     ) -> Result<Self, FormatError> {
         let layouts = programs.first().map_or(&[][..], |plan| &plan.weights.layouts);
         let states = layouts.iter().enumerate().map(|(number, layout)| {
-            let owners = match layout.placement {
-                Placement::Sharded => ranks.len(),
-                Placement::Replicated => 1,
-            };
+            // Ranks of the first replica come first.
+            let owners = layout.shard.ranks as usize;
             let shards = || ranks.iter().take(owners).filter_map(move |rank| rank.shards.get(number));
             let values = |pick: fn(&WeightShard) -> &Vec<f32>| {
                 shards().flat_map(|shard| pick(shard).clone()).collect()

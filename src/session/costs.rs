@@ -9,12 +9,14 @@ use crate::cluster::{Cluster, PRESETS, Prices, named};
 use crate::config::{Capture, Config, PrefetchPolicy};
 use crate::plan::Costs;
 
-/// What tasks take for `ranks` ranks of `cluster`, where steps are recorded or not as `config` says.
+/// What tasks take for `ranks` ranks of `cluster`, in as many replicas as `config` says, where steps are recorded or not as it
+/// says.
 ///
 /// # Errors
-/// [`SessionError::Simulator`] when the ranks do not fit the cluster.
+/// [`SessionError::Declare`] when the replicas do not divide the ranks, [`SessionError::Simulator`] when the ranks do not fit the
+/// cluster.
 pub fn costs_of(config: &Config, cluster: &Cluster, ranks: u32) -> Result<Costs, SessionError> {
-    let prices = Prices::new(cluster, ranks).ok_or_else(|| SimError::NoLinks {
+    let prices = Prices::new(cluster, config.mesh_of(ranks)?).ok_or_else(|| SimError::NoLinks {
         ranks,
         cluster: cluster.name.clone(),
         gpus: cluster.gpus_per_node,

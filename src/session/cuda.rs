@@ -21,9 +21,10 @@ impl SessionBuilder<CudaSurface> {
     /// layer that the configuration names. Tasks are timed on the device if a trace is asked for.
     ///
     /// # Errors
+    /// [`SessionError::ReplicasOnGpus`] if `mesh.replicate` is above 1, before anything is opened;
     /// [`SessionError::Cuda`] when a library or a device is missing, then as [`SessionBuilder::start`].
     pub async fn start_cuda(self, devices: Vec<DeviceOrdinal>) -> Result<Session, SessionError> {
-        self.config.validate()?;
+        self.check_for_gpus()?;
         let ranks = u32::try_from(devices.len()).unwrap_or(u32::MAX);
         let rendezvous = Arc::new(Rendezvous::of_threads(ranks, self.deadline()));
         self.start_cuda_in(rendezvous, devices).await
@@ -40,7 +41,7 @@ impl SessionBuilder<CudaSurface> {
         environment: &ProcessEnvironment,
         devices: Vec<DeviceOrdinal>,
     ) -> Result<Session, SessionError> {
-        self.config.validate()?;
+        self.check_for_gpus()?;
         let ranks = u32::try_from(devices.len()).unwrap_or(u32::MAX);
         let secret = Secret::of_environment()?;
         let (environment, deadline) = (environment.clone(), self.deadline());
@@ -58,7 +59,8 @@ impl SessionBuilder<CudaSurface> {
         rendezvous: Arc<Rendezvous>,
         devices: Vec<DeviceOrdinal>,
     ) -> Result<Session, SessionError> {
-        self.config.validate()?;
+        let told = self.check_for_gpus();
+        told.inspect_err(|error| drop(rendezvous.end(&error.to_string())))?;
         let options = CudaOptions {
             transport: match self.config.transport {
                 config::Transport::Auto => None,
@@ -80,6 +82,15 @@ impl SessionBuilder<CudaSurface> {
             self.start_in(rendezvous, backends.into_iter().map(Checked::new).collect()).await
         } else {
             self.start_in(rendezvous, backends).await
+        }
+    }
+
+    /// Is the configuration sound, and one that GPUs can carry out?
+    fn check_for_gpus(&self) -> Result<(), SessionError> {
+        self.config.validate()?;
+        match self.config.mesh.replicate {
+            0 | 1 => Ok(()),
+            replicate => Err(SessionError::ReplicasOnGpus { replicate }),
         }
     }
 

@@ -49,6 +49,29 @@ pub enum SessionError {
         /// Which one, or how many.
         reason: String,
     },
+    /// Backends of a world with another number of replicas than the configuration asks for.
+    #[error(
+        "mesh.replicate is {replicate}, but the backends were made for {ranks} ranks in {replicas} replicas ({device}); make them for a mesh of {replicate} replicas, or set mesh.replicate to {replicas}"
+    )]
+    Replicas {
+        /// What the configuration asks for.
+        replicate: u32,
+        /// Replicas of the backends' mesh.
+        replicas: u32,
+        /// Ranks of the backends' mesh.
+        ranks: u32,
+        /// What the backends are.
+        device: String,
+    },
+    /// Copies of the model on GPUs.
+    #[cfg(feature = "cuda")]
+    #[error(
+        "mesh.replicate is {replicate}, and replicas are not implemented on GPUs yet; run on the CPU, or set mesh.replicate to 1"
+    )]
+    ReplicasOnGpus {
+        /// What the configuration asks for.
+        replicate: u32,
+    },
     /// The host has no memory for the bytes that go into or come out of a buffer.
     #[error(
         "the host has no {bytes} bytes for `{buffer}` of program `{program}`; use smaller inputs and outputs, or fewer ranks in one process"

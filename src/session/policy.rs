@@ -12,6 +12,7 @@ impl From<&Config> for Policy {
         let optimizer = &config.optimizer;
         Self {
             prefetch: prefetch(config),
+            chunk: config.prefetch.chunk.map(|size| usize::try_from(size.bytes()).unwrap_or(usize::MAX)),
             budget: config.memory.budget.map(|size| usize::try_from(size.bytes()).unwrap_or(usize::MAX)),
             communicators: config.communicators,
             backward: config.backward,

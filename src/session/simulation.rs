@@ -59,14 +59,15 @@ impl Compute<SimSurface> for NeverCalled {
 /// The plan a session would run for `program` alone, on `ranks` ranks.
 ///
 /// # Errors
-/// [`SessionError::Config`], [`SessionError::Declare`] for no ranks, [`SessionError::Plan`].
+/// [`SessionError::Config`], [`SessionError::Declare`] for no ranks or ranks that `mesh.replicate` does not divide,
+/// [`SessionError::Plan`].
 pub fn plan_program(
     program: &StepProgram,
     config: &Config,
     ranks: u32,
 ) -> Result<Arc<StepPlan>, SessionError> {
     config.validate()?;
-    first(Plans::new(std::slice::from_ref(program), config, Mesh::new(ranks)?)?)
+    first(Plans::new(std::slice::from_ref(program), config, config.mesh_of(ranks)?)?)
 }
 
 /// The plan that [`Session::simulate`] runs: as [`plan_program`], with the costs of `cluster` to count with.
@@ -80,7 +81,7 @@ pub fn plan_program_on(
     ranks: u32,
 ) -> Result<Arc<StepPlan>, SessionError> {
     config.validate()?;
-    first(plans_on(program, config, cluster, Mesh::new(ranks)?)?)
+    first(plans_on(program, config, cluster, config.mesh_of(ranks)?)?)
 }
 
 fn plans_on(
@@ -107,7 +108,7 @@ impl SessionBuilder<SimSurface> {
     pub async fn start_simulated(mut self, cluster: &Cluster, ranks: u32) -> Result<Session, SessionError> {
         self.config.prefetch.cluster.clone_from(&cluster.name);
         self.config.validate()?;
-        let mesh = Mesh::new(ranks)?;
+        let mesh = self.config.mesh_of(ranks)?;
         let costs = costs_of(&self.config, cluster, ranks)?;
         let backend = SimWorld::new(mesh, cluster.clone(), self.config.reduce)?.backend()?;
         // The one rank that is driven meets nobody on the host.
@@ -148,7 +149,7 @@ impl Session {
         costs: &Costs,
     ) -> Result<Simulation, SessionError> {
         config.validate()?;
-        let mesh = Mesh::new(ranks)?;
+        let mesh = config.mesh_of(ranks)?;
         let plans = Plans::with_costs(std::slice::from_ref(program), config, mesh, Some(costs))?;
         let mut exchange = plans.exchange()?;
         exchange.learning_rate = config.optimizer.lr as f32;

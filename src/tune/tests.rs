@@ -40,6 +40,19 @@ fn the_fastest_measured_policy_is_kept_even_over_what_the_model_prefers() {
     assert_eq!((choice.candidate.prefetch, choice.step, choice.bytes), (Prefetch::Depth(4), 600, 400));
 }
 
+/// TU-1: no clock, no chance. (`tune` asks twice for every trial, which must change nothing.)
+#[test]
+fn equal_answers_give_equal_decisions() {
+    let decisions = |configured: Prefetch| -> Vec<String> {
+        let tuner = tune(new(configured, Limits::default()), by_depth);
+        tuner.log().iter().map(Decision::to_string).collect()
+    };
+    for configured in [Prefetch::Auto, Prefetch::Depth(1), Prefetch::Bytes(4096)] {
+        assert!(decisions(configured).len() > 2);
+        assert_eq!(decisions(configured), decisions(configured));
+    }
+}
+
 /// TU-2
 #[test]
 fn a_trial_over_the_budget_never_becomes_the_choice() {

@@ -4,6 +4,7 @@ use half::bf16;
 use warpweft::format::{ElementType, Format, Orientation, expand_scale};
 use warpweft::id::{CallId, WeightId};
 use warpweft::layout::{Content, PlaneRegions, Residency};
+use warpweft::model::Group;
 use warpweft::op::{GatherPart, NormRecord, Op, ReducePart, Reduction};
 
 use super::harness::{COMPUTE, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
@@ -189,7 +190,7 @@ fn a_packed_all_reduce_gives_every_rank_the_same_sum() {
             (from, to)
         })
         .collect();
-    plan.op(LINK, Op::AllReduce { reduction: Reduction::Sum, pairs: pairs.clone() });
+    plan.op(LINK, Op::AllReduce { reduction: Reduction::Sum, group: Group::World, pairs: pairs.clone() });
     let targets = pairs.clone();
     let sums = run(plan, move |rank: &mut Rank<_>| {
         for (from, _) in &pairs {
@@ -210,7 +211,7 @@ fn a_maximum_over_ranks_ignores_nan() {
     let mut plan = Plan::new(3, &[]);
     let (_, from) = plan.buffer("from", 4, Residency::Resident);
     let (_, to) = plan.buffer("to", 4, Residency::Resident);
-    plan.op(LINK, Op::AllReduce { reduction: Reduction::Max, pairs: vec![(from, to)] });
+    plan.op(LINK, Op::AllReduce { reduction: Reduction::Max, group: Group::World, pairs: vec![(from, to)] });
     let maxima = run(plan, move |rank| {
         let nan = f32::NAN;
         rank.put(from, &[[1.0, nan, nan, 2.0], [3.0, nan, 5.0, nan], [2.0, 4.0, nan, nan]][rank.number()]);

@@ -68,8 +68,12 @@ pub(crate) fn sharded(rows: usize, cols: usize, format: Format) -> WeightSpec {
 #[allow(dead_code, reason = "not every program has closures or swaps tasks")]
 impl Plan {
     pub(crate) fn new(ranks: u32, weights: &[WeightSpec]) -> Self {
+        Self::over(Mesh::new(ranks).unwrap(), weights)
+    }
+
+    pub(crate) fn over(mesh: Mesh, weights: &[WeightSpec]) -> Self {
         Self {
-            weights: Weights::new(weights, Mesh::new(ranks).unwrap()),
+            weights: Weights::new(weights, mesh),
             arena: ArenaLayout::default(),
             calls: Vec::new(),
             ops: Vec::new(),

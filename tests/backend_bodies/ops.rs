@@ -4,7 +4,7 @@ use half::bf16;
 use warpweft::format::{Directions, ElementType, Format, Orientation, Via, quantize};
 use warpweft::id::{BucketId, CallId, RankId, SlotId};
 use warpweft::layout::{Content, PlaneRegions, Region, Residency};
-use warpweft::model::{Placement, WeightSpec};
+use warpweft::model::{Group, Placement, WeightSpec};
 use warpweft::op::{NormRecord, Op, Reduction, ShardOperand, Vote};
 
 use super::harness::{COMPUTE, LINK, Plan, QUANTIZE, W, noise, run, sharded};
@@ -42,7 +42,10 @@ fn flow(ranks: u32, rows: usize, cols: usize, format: Format, via: Via) -> Flow 
         let amax = Op::PartialAmax { bucket, masters: masters.clone(), block_amax, tensor_amax: local, vote };
         plan.op(QUANTIZE, amax);
         plan.fence(QUANTIZE, LINK);
-        plan.op(LINK, Op::AllReduce { reduction: Reduction::Max, pairs: vec![(local, reduced)] });
+        plan.op(
+            LINK,
+            Op::AllReduce { reduction: Reduction::Max, group: Group::World, pairs: vec![(local, reduced)] },
+        );
         plan.fence(LINK, QUANTIZE);
         let (tensor_amax, shards) = (reduced, shards.clone());
         plan.op(

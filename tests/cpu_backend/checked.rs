@@ -86,7 +86,7 @@ fn an_ordered_step_passes_and_does_what_it_does_unchecked() {
     assert_eq!(verdict(plan), Ok(()));
 }
 
-/// PL-3.
+/// BK-1. PL-3.
 #[test]
 fn a_dropped_fence_is_a_hazard_that_names_both_tasks_the_slot_and_the_missing_order() {
     let Chain { mut plan, .. } = chain();
@@ -238,6 +238,7 @@ fn swapped_collectives_are_refused_before_they_are_enqueued() {
     assert!(matches!(peer, Err(BackendError::Poisoned { .. })), "{peer:?}");
 }
 
+/// BK-1.
 #[test]
 fn a_refused_task_never_reaches_the_backend() {
     let Chain { mut plan, slots, .. } = chain();

@@ -11,3 +11,4 @@ mod closures;
 mod device;
 mod link;
 mod poison;
+mod replicas;

@@ -8,7 +8,7 @@ use warpweft::backend::{Backend, BackendError};
 use warpweft::format::Format;
 use warpweft::id::{EventId, RankId, TaskId};
 use warpweft::layout::{Content, Residency};
-use warpweft::model::Mesh;
+use warpweft::model::{Group, Mesh};
 use warpweft::op::{NormRecord, Op, Reduction};
 
 use crate::bodies::harness::{
@@ -276,7 +276,7 @@ fn a_failed_task_lets_its_collectives_go_on() {
     let (_, to) = plan.buffer("to", 4, Residency::Resident);
     // Bad memory on both ranks, in the middle of a collective.
     plan.arena.slots[to.index()].region = plan.region(from);
-    plan.op(LINK, Op::AllReduce { reduction: Reduction::Sum, pairs: vec![(from, to)] });
+    plan.op(LINK, Op::AllReduce { reduction: Reduction::Sum, group: Group::World, pairs: vec![(from, to)] });
     let record = plan.transient("record", Content::NormRecord);
     let records = plan.transient("records", Content::NormRecords);
     plan.op(LINK, Op::GatherRecords { from: record, to: records });

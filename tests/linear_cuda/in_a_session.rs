@@ -166,6 +166,7 @@ fn check(format: Format, recipe: Recipe, (y, dx, dw): &Found) {
     assert_product(&what("dW"), recipe, &dy, &x, dw, ElementType::F32);
 }
 
+/// LI-1
 #[test]
 fn forward_and_backward_of_a_plan_are_right_recorded_or_not_on_one_gpu_or_two() {
     let Some(_turn) = Gpu::open("layers in a session") else { return };

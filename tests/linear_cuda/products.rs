@@ -33,6 +33,7 @@ fn outputs(spec: LinearSpec) -> [LinearSpec; 2] {
     [spec, LinearSpec { output: ElementType::F32, ..spec }]
 }
 
+/// LI-3: the bound of the reference is that of sums in f32
 #[test]
 fn bf16_products_of_any_shape_are_right() {
     let Some(gpu) = Gpu::open("bf16 products") else { return };

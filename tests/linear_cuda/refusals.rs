@@ -37,6 +37,7 @@ fn shapes_a_recipe_does_not_take_are_refused_with_what_to_do() {
     assert!(matches!(Linear::new(&device, bytes), Err(LinearError::Result { .. })));
 }
 
+/// GE-2
 #[test]
 fn operands_that_do_not_fit_are_refused_and_nothing_is_written() {
     let Some(gpu) = Gpu::open("refused operands") else { return };

@@ -110,12 +110,16 @@ fn ranks_that_are_told_to_try_different_plans_are_refused_before_anything_is_bou
 #[test]
 fn a_plan_of_another_program_or_another_resident_region_is_refused() {
     let trainer = Trainer::new(2, Format::F32);
-    let plans = Plans::new(&trainer, &[&trainer.train], 1);
-    let both = Plans::new(&trainer, &[&trainer.train, &trainer.evaluate], 1);
+    let programs = [&trainer.train, &trainer.evaluate];
+    let plans = Plans::new(&trainer, &programs, 1);
+    let alone = Plans::new(&trainer, &programs[..1], 1);
+    // As many bytes, but inputs lie elsewhere.
+    let turned = Plans::new(&trainer, &[programs[1], programs[0]], 1);
     let own = plans.plan(&trainer.train, 1);
     for (other, words) in [
-        (both.plan(&trainer.train, 1), "resident region"),
-        (both.plan(&trainer.evaluate, 1), "the plan is one of `evaluate`"),
+        (alone.plan(&trainer.train, 1), "resident region"),
+        (turned.plan(&trainer.train, 1), "resident region"),
+        (plans.plan(&trainer.evaluate, 1), "the plan is one of `evaluate`"),
     ] {
         let error =
             step(&plans, &own, &[Arc::clone(&other)], 1, |_| Arc::clone(&other)).remove(0).unwrap_err();

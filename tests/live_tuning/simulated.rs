@@ -50,3 +50,20 @@ fn a_simulated_session_leaves_a_slow_policy_for_the_fastest_it_tries() {
         assert_eq!(again.plan(tuning.program()).unwrap(), session.plan(tuning.program()).unwrap());
     });
 }
+
+/// The one rank that is driven stands for those of all replicas.
+#[test]
+fn a_simulated_session_of_replicas_tunes_itself_too() {
+    within_a_minute(async {
+        let cluster = preset("h100x8-ib").unwrap().unwrap();
+        let mut config = Config::default();
+        config.mesh.replicate = 2;
+        config.tune.steps = Tune::LEAST_STEPS;
+        let session = tuned(&cluster, config).await;
+        let tuning = session.tuning().unwrap();
+        assert!(tuning.is_frozen(), "{tuning}");
+        let mesh = session.plan(tuning.program()).unwrap().weights.mesh;
+        assert_eq!((mesh.ranks(), mesh.replicas()), (8, 2));
+        assert!(session.device().contains("8 ranks (4 shards × 2 replicas)"), "{}", session.device());
+    });
+}

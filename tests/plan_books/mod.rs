@@ -4,7 +4,7 @@
 //! by task, without the planner.
 
 use warpweft::id::{CommSeq, EventId, TaskId};
-use warpweft::layout::{ALIGNMENT, Residency};
+use warpweft::layout::{ALIGNMENT, Content, Residency};
 use warpweft::plan::StepPlan;
 
 /// Every task waits for the one before it in T; communicators count anew; releases are forgotten.
@@ -48,19 +48,30 @@ pub(crate) fn recount(plan: &mut StepPlan) {
             life.1 = position;
         }
     }
-    let mut alive = vec![0usize; plan.tasks.len()];
+    let mut alive = vec![(0usize, 0usize); plan.tasks.len()];
     for (slot, life) in plan.arena.slots.iter().zip(lives) {
         if let (Residency::Transient, Some((first, last))) = (slot.residency, life) {
             let bytes = slot.region.bytes.next_multiple_of(ALIGNMENT);
-            alive[first..=last].iter_mut().for_each(|alive| *alive += bytes);
+            let weights = if is_of_a_weight(slot.content) { bytes } else { 0 };
+            alive[first..=last].iter_mut().for_each(|alive| *alive = (alive.0 + bytes, alive.1 + weights));
         }
     }
-    let (bytes, peak) =
-        alive.iter().enumerate().map(|(position, bytes)| (*bytes, position)).max().unwrap_or_default();
+    let fullest = alive.iter().enumerate().max_by_key(|(_, bytes)| bytes.0);
+    let (peak, (bytes, weights)) = fullest.map_or((0, (0, 0)), |(position, bytes)| (position, *bytes));
     plan.bounds.live_bytes = bytes;
-    plan.bounds.live_weight_bytes = 0;
+    plan.bounds.live_weight_bytes = weights;
+    // What another plan would cost is not for an edit to say.
+    plan.bounds.columnwise_saved_bytes = 0;
     plan.bounds.live_peak = TaskId::at(peak);
     plan.bounds.resident_bytes = plan.arena.resident_bytes;
     plan.bounds.transient_bytes = plan.arena.transient_bytes;
     plan.bounds.wire_bytes = plan.tasks.iter().map(|task| task.wire_bytes).sum();
+}
+
+/// Planes, dense values and gradients, by the names that their contents print.
+fn is_of_a_weight(content: Content) -> bool {
+    let of_a_weight =
+        ["Gathered", "Transposed", "Dense", "Gradient", "WireGradient", "ReducedGradient", "SummedGradient"];
+    let name = format!("{content:?}");
+    of_a_weight.contains(&name.split('(').next().unwrap_or_default())
 }

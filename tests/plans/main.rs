@@ -1,6 +1,7 @@
 //! Plans as data: what the passes place where.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod replicas;
 mod states;
 
 use warpweft::config::{AcrossMicroBatches, AdamMode, Backward, Columnwise, ReduceDtype, ReduceEvery};
@@ -14,6 +15,7 @@ use warpweft::plan::{EdgeKind, Policy, Prefetch, ResidentLayout, StepPlan, Task}
 fn policy(depth: u32) -> Policy {
     Policy {
         prefetch: Prefetch::Depth(depth),
+        chunk: None,
         budget: None,
         communicators: 2,
         backward: Backward::Regather,
@@ -133,7 +135,12 @@ fn a_budget_below_the_plan_names_what_is_alive() {
     let free = StepPlan::build(&chain(4, Format::F32), &policy(2), mesh).unwrap();
     let tight = Policy { budget: Some(free.bounds.transient_bytes), ..policy(2) };
     StepPlan::build(&chain(4, Format::F32), &tight, mesh).unwrap();
-    let short = Policy { budget: Some(free.bounds.transient_bytes - 1), ..policy(2) };
+    // A little less makes tasks wait for memory; less than what is alive at one time is refused.
+    let waits = Policy { budget: Some(free.bounds.transient_bytes - 1), ..policy(2) };
+    let waiting = StepPlan::build(&chain(4, Format::F32), &waits, mesh).unwrap();
+    assert!(waiting.bounds.transient_bytes < free.bounds.transient_bytes);
+    assert_eq!(waiting.bounds.live_bytes, free.bounds.live_bytes);
+    let short = Policy { budget: Some(free.bounds.live_bytes - 1), ..policy(2) };
     let error = StepPlan::build(&chain(4, Format::F32), &short, mesh).unwrap_err().to_string();
     assert!(error.contains("memory.budget") && error.contains("gathered"), "{error}");
 }

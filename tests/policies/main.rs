@@ -5,5 +5,6 @@
 
 mod forecasts;
 mod limits;
+mod packing;
 mod shapes;
 mod sweep;

@@ -21,7 +21,7 @@ pub(crate) const SHAPES: [(&str, u32, &str); 5] = [
     (
         "64 experts",
         64,
-        "layers = 28\nhidden = 2048\nffn = 1408\nheads = 16\nvocabulary = 102400\nexperts = 64\nexperts_per_token = 6",
+        "layers = 28\nhidden = 2048\nffn = 1408\nheads = 16\nvocabulary = 102400\nexperts = 64\nexperts_per_token = 6\nexpert_groups = 1",
     ),
     ("uneven", 12, "layers = 30\nhidden = 4608\nffn = 12304\nheads = 36\nkv_heads = 4\nvocabulary = 50257"),
     (

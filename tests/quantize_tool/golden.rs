@@ -68,7 +68,7 @@ fn compare(file: &str, quantized: &Contents, back: &Contents) {
     assert_eq!(back.tensors.len(), cases.len(), "{file}: nothing else is in the file");
 }
 
-/// Conformance I1.
+/// TL-4, FO-2. Conformance I1.
 #[test]
 fn i1_every_golden_case_is_bit_exact_through_the_tool() {
     for file in FILES {

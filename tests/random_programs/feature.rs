@@ -36,6 +36,9 @@ pub(crate) fn features() -> Vec<Feature> {
     add("a gather of several weights", |_, plan| {
         plan.tasks.iter().any(|task| matches!(&task.op, Op::AllGather { parts } if parts.len() > 1))
     });
+    add("a gather in chunks", |_, plan| {
+        plan.tasks.iter().any(|task| matches!(task.op, Op::GatherChunk { .. }))
+    });
     add("a reduction of several weights", |_, plan| {
         plan.tasks.iter().any(|task| matches!(&task.op, Op::ReduceScatter { parts, .. } if parts.len() > 1))
     });
@@ -43,11 +46,11 @@ pub(crate) fn features() -> Vec<Feature> {
         sample.program.model().weights().iter().any(|spec| spec.placement == Placement::Replicated)
     });
     add("a rank without rows", |_, plan| {
-        let ranks = plan.weights.mesh.ranks() as usize;
+        let shards = plan.weights.mesh.shards() as usize;
         let is_short = |layout: &warpweft::layout::WeightLayout| {
-            layout.shard.rows_per_rank * (ranks - 1) >= layout.shard.shape.rows
+            layout.shard.rows_per_rank * (shards - 1) >= layout.shard.shape.rows
         };
-        ranks > 1 && plan.weights.layouts.iter().any(is_short)
+        shards > 1 && plan.weights.layouts.iter().any(is_short)
     });
     add("one communicator", |sample, _| sample.config.communicators == 1);
     add("two communicators", |sample, _| sample.config.communicators == 2);
@@ -116,9 +119,17 @@ pub(crate) fn features() -> Vec<Feature> {
             all.push((format!("a buffer {role:?} for a {lifetime:?}"), Box::new(has)));
         }
     }
-    for ranks in 1..=5 {
-        all.push((format!("{ranks} ranks"), Box::new(move |sample, _| sample.ranks == ranks)));
+    for shards in 1..=5 {
+        let has = move |sample: &Sample, _: &StepPlan| sample.mesh().shards() == shards;
+        all.push((format!("{shards} shards"), Box::new(has)));
     }
+    for replicas in 1..=3 {
+        let has = move |sample: &Sample, _: &StepPlan| sample.mesh().replicas() == replicas;
+        all.push((format!("{replicas} replicas"), Box::new(has)));
+    }
+    let of_one_shard =
+        |sample: &Sample, _: &StepPlan| sample.mesh().shards() == 1 && sample.mesh().replicas() > 1;
+    all.push(("replicas of one rank each".into(), Box::new(of_one_shard)));
     all
 }
 

@@ -38,6 +38,7 @@ const FORMATS: [Format; 6] = [
 pub(crate) struct Sample {
     pub(crate) program: StepProgram,
     pub(crate) config: Config,
+    /// In all replicas.
     pub(crate) ranks: u32,
 }
 
@@ -48,13 +49,22 @@ impl Sample {
         let model = model(draw);
         let ending = draw.among(&[Ending::Optimizer, Ending::Optimizer, Ending::Gradients, Ending::Nothing]);
         let program = program(draw, &model, ending);
-        let config = config(draw, &model);
-        Self { program, config, ranks: draw.among(&[1, 2, 2, 3, 4, 5]) }
+        let mut config = config(draw, &model);
+        let shards = draw.among(&[1, 2, 2, 3, 4, 5]);
+        config.mesh.replicate = if shards > 3 { draw.among(&[1, 1, 2]) } else { draw.among(&[1, 1, 2, 3]) };
+        if draw.one_in(4) {
+            config.prefetch.chunk = Some(ByteSize::new(draw.among(&[1, 700, 3000])));
+        }
+        let ranks = shards * config.mesh.replicate;
+        Self { program, config, ranks }
+    }
+
+    pub(crate) fn mesh(&self) -> Mesh {
+        self.config.mesh_of(self.ranks).unwrap()
     }
 
     pub(crate) fn weights(&self) -> Weights {
-        let mesh = Mesh::new(self.ranks).unwrap();
-        Weights::new(self.program.model().weights(), mesh).with_state(StateLayout::from(&self.config))
+        Weights::new(self.program.model().weights(), self.mesh()).with_state(StateLayout::from(&self.config))
     }
 
     /// What casts the masters, and the step. Fails only where the policy asks for what the program cannot have.

@@ -62,16 +62,36 @@ pub fn sum(values: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
         .unwrap()
 }
 
-/// How gradients are reduced.
-#[derive(Clone, Copy, Default)]
+/// How gradients are reduced, and over whom.
+#[derive(Clone, Copy)]
 pub struct Reducing {
     pub every: ReduceEvery,
     pub dtype: ReduceDtype,
+    /// In all replicas.
+    pub ranks: u32,
+    pub replicas: u32,
+}
+
+impl Default for Reducing {
+    fn default() -> Self {
+        Self { every: ReduceEvery::default(), dtype: ReduceDtype::default(), ranks: 3, replicas: 1 }
+    }
 }
 
 /// The mean over ranks and micro-batches of `[rank][contribution]`, where a contribution is what is reduced at once: its
 /// ranks summed in rank order in f32, then multiplied by the reciprocal, then added to those before.
 pub fn mean(ranks: &[Vec<Vec<f32>>], micro_batches: u32, dtype: ReduceDtype) -> Vec<f32> {
+    mean_over_replicas(ranks, 1, micro_batches, dtype)
+}
+
+/// The same over replicas of so many ranks each: their ranks are summed first, then the replicas in their order.
+pub fn mean_over_replicas(
+    ranks: &[Vec<Vec<f32>>],
+    replicas: u32,
+    micro_batches: u32,
+    dtype: ReduceDtype,
+) -> Vec<f32> {
+    let shards = ranks.len() / replicas as usize;
     let factor = 1.0 / (ranks.len() * micro_batches as usize) as f32;
     sum((0..ranks[0].len()).map(|contribution| {
         let sent = |of: &Vec<Vec<f32>>| match dtype {
@@ -80,7 +100,7 @@ pub fn mean(ranks: &[Vec<Vec<f32>>], micro_batches: u32, dtype: ReduceDtype) -> 
                 of[contribution].iter().map(|value| bf16::from_f32(*value).to_f32()).collect()
             }
         };
-        let over_ranks = sum(ranks.iter().map(sent));
+        let over_ranks = sum(ranks.chunks(shards).map(|replica| sum(replica.iter().map(sent))));
         over_ranks.iter().map(|sum| sum * factor).collect()
     }))
 }

@@ -4,7 +4,7 @@ use warpweft::cluster::Cluster;
 use warpweft::config::Declared;
 use warpweft::session::{Session, Simulation, costs_of};
 
-use crate::programs::{PLAIN, chain, depth, plain, plain_with, training};
+use crate::programs::{PLAIN, chain, depth, early_gradient, plain, plain_with, training};
 
 const RANKS: u32 = 4;
 /// A gather of 100 × 500 bf16 weights over four ranks in a ring: 3 · 2 µs, and three quarters of 100,000 bytes.
@@ -69,6 +69,23 @@ fn contention_is_charged_for_the_time_both_lanes_run() {
     let alone = Session::simulate(&chain(2, 100, 30_000), &depth(1), &plain(), RANKS, 1).unwrap();
     assert_eq!(slice(&alone, "compute call 0"), (GATHER, GATHER + 30_000));
     assert_eq!(slice(&simulated, "compute call 0"), (GATHER, GATHER + 45_000));
+}
+
+/// On one communicator a small reduction is ready early and stands behind a gather ten times as long that nobody needs yet.
+#[test]
+fn chunks_of_a_long_gather_let_a_reduction_in_between() {
+    let begin_of_reduction = |chunk: Option<u64>| {
+        let mut config = depth(5);
+        config.communicators = 1;
+        config.prefetch.chunk = chunk.map(warpweft::config::ByteSize::new);
+        let simulated = Session::simulate(&early_gradient(1000), &config, &plain(), RANKS, 1).unwrap();
+        slice(&simulated, "reduce-scatter").0
+    };
+    // Whole: a million bytes, of which three quarters travel. In four chunks, of which three are asked for before the reduction is.
+    assert_eq!(begin_of_reduction(None), GATHER + 3 * 2000 + 750_000);
+    let each = 1_000_000u64.div_ceil(4) / 4 / 256 * 256 + 256;
+    let chunk = 3 * 2000 + 3 * each;
+    assert_eq!(begin_of_reduction(Some(4 * each)), GATHER + 3 * chunk);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 mod closed_forms;
 mod messages;
 mod programs;
+mod replicas;
 #[cfg(feature = "cli")]
 mod tool;
 mod weak_scaling;

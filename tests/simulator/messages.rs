@@ -1,4 +1,4 @@
-//! EX-1: what drives the simulator is what drives the CPU.
+//! EX-1, AC-3: what drives the simulator is what drives the CPU.
 
 use std::sync::{Arc, Mutex};
 
@@ -59,6 +59,24 @@ fn ex1_the_simulator_and_the_cpu_are_asked_the_same_in_the_same_order() {
         assert_eq!(on_cpu.iter().any(|asked| asked.moment == Moment::Launch), capture == Capture::Step);
         assert_eq!(asked(simulated(), &program, &config), on_cpu, "{capture:?}");
     }
+}
+
+/// AC-3: the actors ask for the same tasks, events and waits whether a step is issued, recorded or neither (a replay asks for none).
+#[test]
+fn actors_ask_the_same_of_a_step_that_is_recorded_as_of_one_that_is_not() {
+    let program = training(3, 8, 1000);
+    let of_steps = |capture| -> Vec<Asked> {
+        let all = asked(simulated(), &program, &Config { capture, ..depth(2) });
+        let actors = [Moment::Enqueue, Moment::Record, Moment::Wait];
+        all.into_iter().filter(|asked| actors.contains(&asked.moment)).collect()
+    };
+    // A prologue and three steps; of those that are recorded one is issued, one recorded, one replayed.
+    let (issued, recorded) = (of_steps(Capture::Off), of_steps(Capture::Step));
+    let step = issued.len() - recorded.len();
+    assert!(step > 40, "{step}");
+    assert_eq!(recorded, issued[..recorded.len()]);
+    let (before, last) = recorded.split_at(recorded.len() - step);
+    assert!(before.ends_with(last), "the recorded step asks for what the one before it asked for");
 }
 
 #[test]

@@ -81,3 +81,21 @@ pub(crate) fn training(layers: usize, rows: usize, nanoseconds: u64) -> StepProg
     }
     program.build_training().unwrap()
 }
+
+/// A call with a gradient of a weight of 100 × 500, three calls without weights, and one that reads a weight of `rows` × 500; all of
+/// them take no time to speak of.
+pub(crate) fn early_gradient(rows: usize) -> StepProgram {
+    let mut model = Model::builder();
+    let small = model.sharded("small", 100, 500, Format::Bf16).unwrap();
+    let large = model.sharded("large", rows, 500, Format::Bf16).unwrap();
+    let mut program = StepProgram::builder("train", &model.build());
+    let input = program.input("x", 1, ElementType::F32).unwrap();
+    let call = program.call("early", Phase::Backward).reads(input).cost(cost(10)).gradient(small);
+    call.uses(small, Orientation::Rowwise, Form::Planes).add().unwrap();
+    for number in 0..3 {
+        program.call(&format!("between {number}"), Phase::Forward).reads(input).cost(cost(10)).add().unwrap();
+    }
+    let call = program.call("late", Phase::Backward).reads(input).cost(cost(10)).gradient(large);
+    call.uses(large, Orientation::Rowwise, Form::Planes).add().unwrap();
+    program.build_training().unwrap()
+}

@@ -189,3 +189,34 @@ fn tune_sweeps_chooses_within_the_budget_and_prints_a_configuration_that_loads()
     let complaint = String::from_utf8(output.stderr).unwrap();
     assert!(complaint.contains("no policy can be run") && complaint.contains("memory.budget"), "{complaint}");
 }
+
+#[test]
+fn replicas_come_from_the_flag_or_the_configuration_and_every_collective_names_its_group() {
+    let folder = folder();
+    std::fs::write(folder.path().join("run.toml"), "mesh.replicate = 2\n").unwrap();
+    let totals = said(folder.path(), "plan model.toml --ranks 4 --config run.toml");
+    for word in [
+        "all-gather (shard)",
+        "all-reduce (replicate)",
+        "gather records (world)",
+        "4 ranks (2 shards × 2 replicas)",
+    ] {
+        assert!(totals.contains(word), "{word}: {totals}");
+    }
+    let flag = said(folder.path(), "plan model.toml --ranks 4 --replicate 2");
+    assert_eq!(flag, totals);
+    let one = said(folder.path(), "plan model.toml --ranks 4 --replicate 1 --config run.toml");
+    assert!(one.contains("4 ranks\n") && !one.contains("(shard)"), "{one}");
+    let tasks = said(folder.path(), "plan model.toml --ranks 4 --replicate 2 --tasks");
+    let sum = tasks.lines().find(|line| line.contains("all-reduce") && line.contains("replicate"));
+    assert!(sum.is_some() && tasks.contains(" group "), "{tasks}");
+
+    let simulated = said(folder.path(), "simulate model.toml --cluster h100x8-ib --ranks 16 --replicate 2");
+    assert!(simulated.contains("16 ranks (8 shards × 2 replicas) on `h100x8-ib`, 2 × 8"), "{simulated}");
+    let tuned = said(folder.path(), "tune model.toml --cluster h100x8-ib --ranks 16 --replicate 2");
+    assert!(tuned.contains("mesh.replicate = 2"), "{tuned}");
+
+    let refused = run(folder.path(), "plan model.toml --ranks 4 --replicate 3");
+    let complaint = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && complaint.contains("4 ranks cannot hold 3 replicas"), "{complaint}");
+}

@@ -1,5 +1,6 @@
 //! PL-6: slots, regions, counts.
 
+use warpweft::config::Columnwise;
 use warpweft::layout::{ALIGNMENT, Content};
 use warpweft::op::Op;
 use warpweft::plan::{StepPlan, VerifyError};
@@ -18,7 +19,10 @@ fn a_slot_smaller_than_its_content_is_refused() {
     let shrunk = transient(&plan);
     plan.arena.slots[shrunk].region.bytes -= 1;
     let needed = plan.arena.slots[shrunk].region.bytes + 1;
-    let error = refused(&plan, &["PL-6: slot `", &format!("but its content takes {needed}")]);
+    let error = refused(
+        &plan,
+        &["PL-6 (", "): slot `", "but its content (`embedding` in nvfp4_2d)", &format!(" takes {needed}; ")],
+    );
     assert!(matches!(error, VerifyError::Bytes { .. }));
 }
 
@@ -46,7 +50,7 @@ fn resident_slots_lie_apart_and_are_unique() {
     let mut plan = nvfp4_training();
     let (one, other) = (shard(&plan, "block.0"), shard(&plan, "block.1"));
     plan.arena.slots[one.index()].region = plan.arena.region(other);
-    refused(&plan, &["PL-6: resident slot `", "inside slot `block."]);
+    refused(&plan, &["PL-6 (", "): resident slot `", "inside slot `block."]);
     let mut plan = nvfp4_training();
     let twin = plan.arena.slots[one.index()].content;
     let state = slot(&plan, Content::ExpAvg(weight(&plan, "block.1")));
@@ -65,7 +69,8 @@ fn a_task_that_writes_into_another_content_s_slot_is_refused() {
     refused(
         &plan,
         &[
-            "PL-6: task 2 (all-gather of embedding) writes",
+            "PL-6 (",
+            "): task 2 (all-gather of embedding) writes",
             "into slot `norm record`, which was declared for other content",
         ],
     );
@@ -75,12 +80,17 @@ fn a_task_that_writes_into_another_content_s_slot_is_refused() {
 #[test]
 fn every_wrong_count_is_refused() {
     type Damage = fn(&mut StepPlan);
-    let counts: [(&str, Damage); 6] = [
+    let counts: [(&str, Damage); 8] = [
         ("bounds.live_bytes is", |plan| plan.bounds.live_bytes -= 1),
         ("bounds.transient_bytes is", |plan| plan.bounds.transient_bytes += 1),
         ("bounds.resident_bytes is", |plan| plan.bounds.resident_bytes += 1),
         ("bounds.wire_bytes is", |plan| plan.bounds.wire_bytes += 1),
-        ("bounds.live_weight_bytes is", |plan| plan.bounds.live_weight_bytes = plan.bounds.live_bytes + 1),
+        ("bounds.live_weight_bytes is", |plan| plan.bounds.live_weight_bytes += 1),
+        ("bounds.live_weight_bytes is", |plan| plan.bounds.live_weight_bytes -= 1),
+        ("bounds.columnwise_saved_bytes is 1", |plan| {
+            plan.policy.columnwise = Columnwise::Keep;
+            plan.bounds.columnwise_saved_bytes = 1;
+        }),
         ("live bytes at bounds.live_peak is", |plan| plan.bounds.live_peak = warpweft::id::TaskId::new(0)),
     ];
     for (says, damage) in counts {
@@ -100,13 +110,15 @@ fn a_task_that_says_it_receives_other_bytes_than_its_op_does_is_refused() {
             let received = plan.tasks[task].wire_bytes;
             plan.tasks[task].wire_bytes += 4;
             plan.bounds.wire_bytes += 4;
-            let ranks = plan.weights.mesh.ranks();
+            let group = plan.tasks[task].op.group();
+            let ranks = group.map_or(1, |group| plan.weights.mesh.size(group));
             let error = refused(
                 &plan,
                 &[
-                    &format!("PL-6: task {task} ({} of", plan.tasks[task].op.name()),
+                    "PL-6 (",
+                    &format!("): task {task} ({} of", plan.tasks[task].op.name()),
                     &format!("says that it receives {} bytes", received + 4),
-                    &format!("on {ranks} ranks its op receives {received}"),
+                    &format!("its op receives {received} among {ranks} ranks"),
                 ],
             );
             assert!(matches!(error, VerifyError::Bytes { .. }), "{name}: {error}");
@@ -123,7 +135,7 @@ fn a_task_that_says_it_receives_other_bytes_than_its_op_does_is_refused() {
 fn a_plan_over_its_budget_is_refused() {
     let mut plan = f32_training();
     plan.policy.budget = Some(plan.arena.transient_bytes - 1);
-    refused(&plan, &["PL-6: the transient region has", "more than the budget"]);
+    refused(&plan, &["PL-6 (", "): the transient region has", "more than the budget"]);
     plan.policy.budget = Some(plan.arena.transient_bytes);
     assert!(warpweft::plan::verify(&plan).is_ok());
 }

@@ -102,13 +102,20 @@ fn a_format_that_silently_falls_back_to_bf16_is_refused() {
     let mut plan = nvfp4_training();
     let block = weight(&plan, "block.0").index();
     plan.weights.layouts[block].format = Format::Bf16;
-    refused(&plan, &["malformed plan: `block.0` names place", "of which it is none"]);
+    refused(
+        &plan,
+        &[
+            "malformed plan: `block.0` names the format bf16",
+            "is quantized as nvfp4_2d",
+            "read in another format than they are written in",
+        ],
+    );
     let bucket = plan.weights.layouts[block].bucket;
     for layout in plan.weights.layouts.iter_mut().filter(|layout| layout.bucket == bucket) {
         layout.format = Format::Bf16;
     }
     plan.weights.buckets[bucket.index()].format = Format::Bf16;
-    refused(&plan, &["PL-6", "but its content takes"]);
+    refused(&plan, &["PL-6", "but its content (`embedding` in bf16) takes", "in other slots"]);
     // The same before there is a plan: the program's own formats are the measure.
     let mut model = Model::builder();
     let declared = model.sharded("block", 64, 64, Format::NVFP4_2D).unwrap();
@@ -135,7 +142,7 @@ fn a_format_that_silently_falls_back_to_bf16_is_refused() {
         &plan,
         &[
             "PL-2",
-            "dense values of `embedding`",
+            "dense f32 values of `embedding`",
             "dense bf16 rowwise values of `embedding`",
             "gather this weight",
         ],

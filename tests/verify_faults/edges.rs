@@ -32,7 +32,10 @@ fn a_wrong_exit_state_is_refused() {
     }
     let mut plan = nvfp4_training();
     plan.exit.masters = plan.entry.masters;
-    refused(&plan, &["PL-9: plan `train` needs to declare masters at version 1 and shards at version 1"]);
+    refused(
+        &plan,
+        &["PL-9 (", "): plan `train` needs to declare masters at version 1 and shards at version 1"],
+    );
 }
 
 /// PL-9. An evaluation must not move the weights.
@@ -63,7 +66,8 @@ fn a_weight_that_adam_skips_stays_a_version_behind() {
     refused(
         &plan,
         &[
-            "PL-9: the end of plan `train`",
+            "PL-9 (",
+            "): the end of plan `train`",
             "needs the master of `bias` at version 1",
             "holds the master of `bias` at version 0",
         ],
@@ -86,7 +90,10 @@ fn a_split_master_that_adam_skips_leaves_its_shard_a_version_behind() {
     let adam = position(&plan, 0, |op| matches!(op, Op::Adam { .. }));
     let Op::Adam { states, .. } = &mut plan.tasks[adam].op else { unreachable!() };
     states.remove(1);
-    refused(&plan, &["PL-9: the end of plan `train`", "`block.0` at version 1", "`block.0` at version 0"]);
+    refused(
+        &plan,
+        &["PL-9 (", "): the end of plan `train`", "`block.0` at version 1", "`block.0` at version 0"],
+    );
 }
 
 /// PL-9. Two halves of one master belong together.
@@ -185,7 +192,8 @@ fn a_stored_orientation_that_the_cast_forgets_stays_a_version_behind() {
     refused(
         &plan,
         &[
-            "PL-9: the end of plan",
+            "PL-9 (",
+            "): the end of plan",
             "the columnwise shard of `embedding`",
             "with data at version 0 and scales at version 1",
         ],
@@ -211,7 +219,7 @@ fn quantizing_before_the_optimizer_leaves_old_shards() {
         }
     }
     serialize(&mut plan);
-    refused(&plan, &["PL-9: the end of plan `train`", "shards at version 1", "at version 0"]);
+    refused(&plan, &["PL-9 (", "): the end of plan `train`", "shards at version 1", "at version 0"]);
 }
 
 /// PL-9, PL-10. A cast that ignores the vote would publish weights the optimizer did not make.
@@ -237,5 +245,8 @@ fn a_plan_must_have_a_slot_for_everything_that_stays() {
     let mut plan = evaluation();
     let state = slot(&plan, Content::ExpAvg(weight(&plan, "norm")));
     plan.arena.slots[state.index()].content = Content::NormRecord;
-    refused(&plan, &["PL-9: plan `eval` needs a resident slot for the first moment of `norm`, but has none"]);
+    refused(
+        &plan,
+        &["PL-9 (", "): plan `eval` needs a resident slot for the first moment of `norm`, but has none"],
+    );
 }

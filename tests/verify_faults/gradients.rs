@@ -272,6 +272,11 @@ fn a_plan_without_an_optimizer_must_end_with_complete_main_grads() {
     remove(&mut plan, down);
     refused(
         &plan,
-        &["PL-4: plan `train`", "gradient of call `down.backward` is not in it", "was reduced into slot"],
+        &[
+            "PL-4 (",
+            "): the end of plan `train`",
+            "gradient of call `down.backward` is not in it",
+            "was reduced into slot",
+        ],
     );
 }

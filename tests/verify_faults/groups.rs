@@ -164,7 +164,7 @@ fn a_gradient_that_was_not_rounded_does_not_travel_in_bf16() {
     spread(&mut plan);
     let rounding = position(&plan, 0, |op| matches!(op, Op::RoundGradient { .. }));
     remove(&mut plan, rounding);
-    refused(&plan, &["PL-4", "rounded to Bf16", "round the gradient before it is reduced"]);
+    refused(&plan, &["PL-4", "rounded to bf16", "round the gradient before it is reduced"]);
 }
 
 /// PL-4

@@ -15,7 +15,8 @@ fn a_wait_on_a_later_task_is_a_deadlock() {
     plan.tasks[last].signals = Some(EventId::at(plan.events));
     plan.events += 1;
     plan.tasks[3].waits.push(TaskId::at(last));
-    let error = refused(&plan, &["PL-5: task 3 ", &format!("waits for task {last} "), "must point back"]);
+    let error =
+        refused(&plan, &["PL-5 (", "): task 3 ", &format!("waits for task {last} "), "must point back"]);
     assert!(matches!(error, VerifyError::Order { .. }));
 }
 
@@ -47,7 +48,15 @@ fn swapped_collectives_on_one_communicator_are_refused() {
     let second = position(&plan, 1, |op| matches!(op, Op::AllGather { .. }));
     let numbers = (plan.tasks[first].collective, plan.tasks[second].collective);
     (plan.tasks[second].collective, plan.tasks[first].collective) = numbers;
-    refused(&plan, &["PL-5: task", "is numbered as collective 1", "its place in T makes it collective 0"]);
+    refused(
+        &plan,
+        &[
+            "PL-5 (",
+            "): task",
+            "is numbered as collective 1",
+            "its place in the issue order makes it collective 0",
+        ],
+    );
 }
 
 /// PL-5
@@ -82,10 +91,10 @@ fn an_op_on_a_lane_that_cannot_carry_it_is_refused() {
 fn lanes_must_be_numbered_by_their_place_and_exist_once() {
     let mut plan = f32_training();
     plan.lanes[1].kind = plan.lanes[0].kind;
-    refused(&plan, &["PL-5: the compute lane", "exists twice, as lane 0 and lane 1"]);
+    refused(&plan, &["PL-5 (", "): the compute lane", "exists twice, as lane 0 and lane 1"]);
     let mut plan = f32_training();
     plan.lanes.swap(0, 1);
-    refused(&plan, &["PL-5: the quantize lane is numbered lane 1 at place 0"]);
+    refused(&plan, &["PL-5 (", "): the quantize lane is numbered lane 1 at place 0"]);
 }
 
 /// PL-5. A prefetch that runs further ahead than its depth.

@@ -18,6 +18,7 @@ use Orientation::{Columnwise as Cols, Rowwise as Rows};
 pub(crate) fn policy() -> Policy {
     Policy {
         prefetch: Prefetch::Depth(2),
+        chunk: None,
         budget: None,
         communicators: 2,
         backward: Backward::Regather,
@@ -104,6 +105,7 @@ pub(crate) fn all() -> Vec<(&'static str, StepPlan)> {
         ("nvfp4 training", nvfp4_training()),
         ("mxfp8 training", mxfp8_training()),
         ("accumulating training", accumulating_training()),
+        ("replicated training", replicated_training()),
         ("split training", split_training()),
         ("delayed training", delayed_training()),
         ("delayed prologue", delayed_prologue()),
@@ -194,6 +196,11 @@ pub(crate) fn accumulating_program(micro_batches: u32) -> StepProgram {
 pub(crate) fn accumulating_training() -> StepPlan {
     let policy = Policy { reduce_every: ReduceEvery::Step, ..policy() };
     StepPlan::build(&accumulating_program(2), &policy, Mesh::new(4).unwrap()).unwrap()
+}
+
+/// Two micro-batches on 2 shards × 2 replicas.
+pub(crate) fn replicated_training() -> StepPlan {
+    StepPlan::build(&accumulating_program(2), &policy(), Mesh::hybrid(4, 2).unwrap()).unwrap()
 }
 
 fn mixed_program(of_embedding: Format, format: Format) -> StepProgram {

@@ -127,7 +127,7 @@ fn an_op_whose_own_operands_overlap_is_refused() {
     let reduced = position(&plan, 0, |op| matches!(op, Op::ReduceScatter { .. }));
     let part = crate::edit::reduced(&mut plan, reduced);
     part.to = part.from;
-    let error = refused(&plan, &["PL-3: task", "must lie apart"]);
+    let error = refused(&plan, &["PL-3 (", "): task", "must lie apart"]);
     assert!(matches!(error, VerifyError::Overlap { .. }));
 }
 

@@ -36,7 +36,8 @@ fn a_gather_of_another_weight_s_shard_is_refused() {
     let error = refused(
         &plan,
         &[
-            "PL-2: task",
+            "PL-2 (",
+            "): task",
             "needs the whole rowwise shard of `block.0`",
             "holds the rowwise shard of `block.1` at version 0",
         ],
@@ -133,7 +134,11 @@ fn planes_are_not_dense_values() {
     redirect_use(&mut plan, "embed", 0, planes);
     refused(
         &plan,
-        &["PL-2", "rowwise dense values of `embedding`", "holds the gathered rowwise planes of `embedding`"],
+        &[
+            "PL-2",
+            "rowwise dense f32 values of `embedding`",
+            "holds the gathered rowwise planes of `embedding`",
+        ],
     );
     let mut plan = nvfp4_training();
     spread(&mut plan);
@@ -142,7 +147,7 @@ fn planes_are_not_dense_values() {
     redirect_use(&mut plan, "head", 0, dense);
     refused(
         &plan,
-        &["PL-2", "rowwise planes of `embedding`", "holds the dense rowwise values of `embedding`"],
+        &["PL-2", "rowwise planes of `embedding`", "holds the dense f32 rowwise values of `embedding`"],
     );
     let mut plan = nvfp4_training();
     for call in &mut plan.calls {
@@ -152,7 +157,7 @@ fn planes_are_not_dense_values() {
     }
     refused(
         &plan,
-        &["PL-2", "dense bf16 values of `embedding`", "holds the dense rowwise values of `embedding`"],
+        &["PL-2", "dense bf16 values of `embedding`", "holds the dense f32 rowwise values of `embedding`"],
     );
 }
 
@@ -188,7 +193,7 @@ fn a_use_of_a_replicated_weight_reads_its_own_master() {
     let mut plan = f32_training();
     let other = slot(&plan, Content::Master(weight(&plan, "up")));
     redirect_use(&mut plan, "down.forward", 1, other);
-    refused(&plan, &["PL-2", "needs the rowwise dense values of `bias`", "holds the master of `up`"]);
+    refused(&plan, &["PL-2", "needs the rowwise dense f32 values of `bias`", "holds the master of `up`"]);
 }
 
 /// PL-2

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 use warpweft::id::{CommId, CommSeq, SlotId, TaskId, WeightId};
 use warpweft::layout::{Content, LaneKind};
+use warpweft::model::Group;
 use warpweft::op::{Op, OperandRole, Reduction};
 use warpweft::plan::{StepPlan, Task, VerifyError};
 
@@ -147,7 +148,11 @@ fn fits_its_lane(plan: &StepPlan, task: usize) -> bool {
     let (op, kind) = (&plan.tasks[task].op, plan.lanes[plan.tasks[task].lane.index()].kind);
     let collective = matches!(
         op,
-        Op::AllGather { .. } | Op::ReduceScatter { .. } | Op::AllReduce { .. } | Op::GatherRecords { .. }
+        Op::AllGather { .. }
+            | Op::GatherChunk { .. }
+            | Op::ReduceScatter { .. }
+            | Op::AllReduce { .. }
+            | Op::GatherRecords { .. }
     );
     match kind {
         LaneKind::Communicator(_) => collective,
@@ -159,16 +164,20 @@ fn fits_its_lane(plan: &StepPlan, task: usize) -> bool {
 /// Does the op take the sum of amaxes, the maximum of gradients, or a rank's own sum for that of all, over one rank?
 fn takes_one_rank_for_all(plan: &StepPlan, op: &Op) -> bool {
     let content = |slot: &SlotId| plan.arena.slot(*slot).content;
-    let odd = match op {
-        Op::AllReduce { reduction, pairs } => pairs.iter().any(|(from, _)| {
-            matches!(content(from), Content::LocalAmax(_)) != (*reduction == Reduction::Max)
-        }),
-        Op::GradNorm { .. } | Op::Adam { .. } => {
-            op.accesses().iter().any(|(slot, _)| matches!(content(slot), Content::LocalGrad(_)))
+    let (odd, group) = match op {
+        Op::AllReduce { reduction, group, pairs } => {
+            let odd = |(from, _): &(SlotId, SlotId)| {
+                matches!(content(from), Content::LocalAmax(_)) != (*reduction == Reduction::Max)
+            };
+            (pairs.iter().any(odd), *group)
         }
-        _ => false,
+        Op::GradNorm { .. } | Op::Adam { .. } => {
+            let of_rank = |slot: &SlotId| matches!(content(slot), Content::LocalGrad(_));
+            (op.accesses().iter().any(|(slot, _)| of_rank(slot)), Group::World)
+        }
+        _ => return false,
     };
-    odd && plan.weights.mesh.ranks() == 1
+    odd && plan.weights.mesh.size(group) == 1
 }
 
 /// Where a format has no use for tensor scales: dequantizations that name none, or another one than their weight had when the step

@@ -55,6 +55,7 @@ fn written(op: &Op, declared: &dyn Fn(SlotId) -> Content) -> Vec<(SlotId, Option
                 let wanted = match declared(*from) {
                     Content::LocalAmax(bucket) => Some(Content::ReducedAmax(bucket)),
                     Content::LocalGrad(weight) => Some(Content::MainGrad(weight)),
+                    Content::ReducedGradient(weight, call) => Some(Content::SummedGradient(weight, call)),
                     _ => None,
                 };
                 all.push((*to, wanted));
@@ -78,6 +79,7 @@ fn written(op: &Op, declared: &dyn Fn(SlotId) -> Content) -> Vec<(SlotId, Option
         Op::AllGather { parts } => {
             parts.iter().for_each(|part| put(part.to, Content::Gathered(part.weight, part.orientation)));
         }
+        Op::GatherChunk { part, .. } => put(part.to, Content::Gathered(part.weight, part.orientation)),
         Op::Transpose { weight, to, .. } => put(*to, Content::Transposed(*weight)),
         Op::Dequantize { weight, orientation, values, to, .. } => {
             put(*to, Content::Dense(*weight, *orientation, *values));
@@ -96,7 +98,9 @@ fn written(op: &Op, declared: &dyn Fn(SlotId) -> Content) -> Vec<(SlotId, Option
         }
         Op::Accumulate { weight, from, into, .. } => {
             let wanted = match declared(*from) {
-                Content::ReducedGradient(..) => Some(Content::MainGrad(*weight)),
+                Content::ReducedGradient(..) | Content::SummedGradient(..) => {
+                    Some(Content::MainGrad(*weight))
+                }
                 Content::Gradient(..) => Some(Content::LocalGrad(*weight)),
                 _ => None,
             };

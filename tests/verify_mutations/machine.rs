@@ -1,7 +1,7 @@
 //! The CPU backend driven task by task, in any order that a plan's lanes and fences allow.
 //!
 //! Law: the driver knows no actor and no executor. One task runs at a time; which one is drawn among those whose predecessors are
-//! over, each rank by itself, and a collective once all ranks are there. So ranks run far ahead of each other, and a lane
+//! over, each rank by itself, and a collective once all ranks of its group are there. So ranks run far ahead of each other, and a lane
 //! that nothing holds back runs before, between or behind the others: every schedule that could break an unordered pair comes up.
 
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use std::sync::Arc;
 use warpweft::backend::Backend;
 use warpweft::backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
 use warpweft::compute::{Compute, ComputeContext, ComputeFactory};
-use warpweft::id::TaskId;
+use warpweft::id::{RankId, TaskId};
 use warpweft::layout::{Content, Region, Residency};
-use warpweft::model::{Call, Mesh, Role};
+use warpweft::model::{Call, Group, Role};
 use warpweft::plan::StepPlan;
 
 use crate::closure;
@@ -36,7 +36,7 @@ pub(crate) fn run(
     steps: u32,
     draw: &mut Draw,
 ) -> Result<Left, String> {
-    let mesh = Mesh::new(sample.ranks).unwrap();
+    let mesh = sample.mesh();
     let world = CpuWorld::new(mesh, CpuOptions::default()).unwrap();
     let bytes = plan.arena.bytes().max(prologue.arena.bytes());
     let mut ranks: Vec<Rank> = mesh
@@ -62,7 +62,42 @@ pub(crate) fn run(
         ranks.iter().for_each(|rank| stage(rank, plan, step));
         drive(&mut ranks, plan, &before, draw)?;
     }
+    ranks.iter().try_for_each(|rank| is_like_its_twins(rank, &ranks, plan))?;
     Ok(ranks.iter().map(|rank| left(rank, plan)).collect())
+}
+
+/// Ranks that hold the same shards hold the same bits of them, whatever replica they are of and however far ahead it ran.
+fn is_like_its_twins(rank: &Rank, ranks: &[Rank], plan: &StepPlan) -> Result<(), String> {
+    let mesh = plan.weights.mesh;
+    let is_of_weights = |content| {
+        matches!(
+            content,
+            Content::Master(_)
+                | Content::MasterRemainder(_)
+                | Content::ExpAvg(_)
+                | Content::ExpAvgSq(_)
+                | Content::Shard(..)
+                | Content::TensorScale(_)
+                | Content::AmaxHistory(_)
+                | Content::DelayedScale(_)
+                | Content::OptimizerStep
+        ) || matches!(content, Content::MainGrad(_)) && plan.updates_weights
+    };
+    let bytes = |rank: &Rank, region: Region| {
+        let mut bytes = vec![0; region.bytes];
+        rank.backend.download(&rank.memory, region, &mut bytes).unwrap();
+        bytes
+    };
+    let own = rank.backend.rank();
+    let twins = mesh.members(own, Group::Replicate).filter(|twin| *twin != own);
+    for twin in twins.map(|twin| &ranks[twin.index()]) {
+        for slot in plan.arena.slots.iter().filter(|slot| is_of_weights(slot.content)) {
+            if bytes(rank, slot.region) != bytes(twin, slot.region) {
+                return Err(format!("{own} and {} differ in `{}`", twin.backend.rank(), slot.name));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn closures(sample: &Sample) -> ComputeFactory<CpuSurface> {
@@ -87,17 +122,20 @@ fn drive(ranks: &mut [Rank], plan: &StepPlan, before: &Before, draw: &mut Draw) 
         rank.backend.begin_step(&mut one).map_err(|error| error.to_string())?;
         bound.push(one);
     }
+    let mesh = plan.weights.mesh;
     let mut progress = vec![before.progress(); ranks.len()];
     while progress.iter().any(|one| !one.is_over()) {
         let chosen = draw.below(ranks.len());
         let Some(task) = draw.of(progress[chosen].ready()).copied() else { continue };
-        let meets = plan.tasks[task].collective.is_some();
-        if meets && !progress.iter().all(|one| one.ready().contains(&task)) {
+        let taking: Vec<usize> = match plan.tasks[task].op.group() {
+            Some(group) => mesh.members(RankId::at(chosen), group).map(RankId::index).collect(),
+            None => vec![chosen],
+        };
+        if !taking.iter().all(|rank| progress[*rank].ready().contains(&task)) {
             continue;
         }
         let lane = plan.tasks[task].lane.index();
-        let taking = if meets { 0..ranks.len() } else { chosen..chosen + 1 };
-        for rank in taking.clone() {
+        for rank in taking.iter().copied() {
             let Rank { backend, streams, .. } = &mut ranks[rank];
             backend
                 .enqueue(&mut streams[lane], &bound[rank], TaskId::at(task))

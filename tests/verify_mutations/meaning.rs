@@ -7,14 +7,14 @@
 //!
 //! What is told apart beside the bytes: in a shard the codes and the scales, which different ops write, and in a
 //! gradient its rows and its padding rows, because a closure writes the rows alone. What is known beside the operands: a sum or
-//! maximum over one rank is the value itself; scales matter to formats that have some; and nobody reads what
+//! maximum over one rank is the value itself, and groups of the same ranks give the same one; scales matter to formats that have some; and nobody reads what
 //! a step leaves in an input, which is staged anew before every step.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use warpweft::format::ElementType;
-use warpweft::id::{SlotId, WeightId};
+use warpweft::id::{RankId, SlotId, WeightId};
 use warpweft::layout::{Content, Region, Residency};
 use warpweft::model::Role;
 use warpweft::op::{AdamOperand, MasterOperand, Op, OperandRole, ReducePart};
@@ -203,11 +203,15 @@ impl<'p> Memory<'p> {
                 self.write(*block_amax, Cell::of((&made, "blocks")));
                 self.write(*tensor_amax, Cell::of((&made, "tensors")));
             }
-            Op::AllReduce { reduction, pairs } => {
+            Op::AllReduce { reduction, group, pairs } => {
                 let read: Vec<Cell> = pairs.iter().map(|(from, _)| self.read(*from)).collect();
-                let alone = self.plan.weights.mesh.ranks() == 1;
+                let mesh = self.plan.weights.mesh;
+                // The members say who takes part, whatever the group is called.
+                let members: Vec<Vec<RankId>> =
+                    mesh.iter().map(|rank| mesh.members(rank, *group).collect()).collect();
+                let alone = members.iter().all(|group| group.len() == 1);
                 for ((_, to), cell) in pairs.iter().zip(read) {
-                    self.write(*to, if alone { cell } else { Cell::of((name, reduction, cell)) });
+                    self.write(*to, if alone { cell } else { Cell::of((name, reduction, &members, cell)) });
                 }
             }
             Op::FusedScale { bucket, block_amax, tensor_amax, encode, tensor_scale, shards, vote } => {
@@ -248,6 +252,12 @@ impl<'p> Memory<'p> {
                 for (part, cell) in parts.iter().zip(read) {
                     self.write(part.to, Cell::of((name, part.weight, part.orientation, cell)));
                 }
+            }
+            // As the op says: chunks in the order of their bytes, each behind those before it.
+            Op::GatherChunk { part, chunk } => {
+                let before = (chunk.begin > 0).then(|| self.read(part.to));
+                let made = (name, part.weight, part.orientation, self.read(part.from), chunk, before);
+                self.write(part.to, Cell::of(made));
             }
             Op::Transpose { weight, from, to } => self.write(*to, Cell::of((name, weight, self.read(*from)))),
             Op::Dequantize { weight, orientation, from, tensor_scale, values, to } => {

@@ -4,6 +4,7 @@
 
 use warpweft::format::{ElementType, Orientation};
 use warpweft::id::{BucketId, SlotId, WeightId};
+use warpweft::model::Group;
 use warpweft::op::{MasterOperand, Op, Reduction};
 use warpweft::plan::StepPlan;
 
@@ -17,6 +18,7 @@ pub(crate) fn slots_of(op: &mut Op) -> Vec<&mut SlotId> {
         | Op::RoundGradient { from, to, .. }
         | Op::Transpose { from, to, .. } => vec![from, to],
         Op::AllGather { parts } => parts.iter_mut().flat_map(|part| [&mut part.from, &mut part.to]).collect(),
+        Op::GatherChunk { part, .. } => vec![&mut part.from, &mut part.to],
         Op::ReduceScatter { parts, .. } => {
             parts.iter_mut().flat_map(|part| [&mut part.from, &mut part.to]).collect()
         }
@@ -100,7 +102,7 @@ pub(crate) fn lose_operand(op: &mut Op, draw: &mut Draw) -> Option<()> {
     }
 }
 
-/// Changes what an op does with its operands: which call runs, what begins a sum, which side of a weight, what is combined how.
+/// Changes what an op does with its operands: which call runs, what begins a sum, which side of a weight, what is combined how, and with whom.
 pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) -> Option<()> {
     let calls: Vec<_> = plan
         .tasks
@@ -124,14 +126,21 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
             let part = draw.below(parts.len());
             turned(&mut parts[part].orientation);
         }
+        Op::GatherChunk { part, chunk } => match draw.below(4) {
+            0 => turned(&mut part.orientation),
+            1 => chunk.begin += 64,
+            2 => chunk.begin = chunk.begin.saturating_sub(64),
+            _ => chunk.end -= 64.min(chunk.end - chunk.begin - 1),
+        },
         Op::ReduceScatter { element, .. } => *element = other(*element),
         Op::Dequantize { orientation, values, .. } => match draw.below(2) {
             0 => turned(orientation),
             _ => *values = other(*values),
         },
-        Op::AllReduce { reduction, .. } => {
-            *reduction = if *reduction == Reduction::Sum { Reduction::Max } else { Reduction::Sum };
-        }
+        Op::AllReduce { reduction, group, .. } => match draw.below(2) {
+            0 => *reduction = if *reduction == Reduction::Sum { Reduction::Max } else { Reduction::Sum },
+            _ => *group = draw.among(&[Group::Shard, Group::Replicate, Group::World]),
+        },
         Op::PartialCast { shards, .. } | Op::FusedScale { shards, .. } => {
             let shard = draw.below(shards.len());
             turned(&mut shards[shard].orientation);
@@ -160,6 +169,7 @@ pub(crate) fn change_subject(plan: &mut StepPlan, task: usize, draw: &mut Draw) 
     };
     match &mut tasks[task].op {
         Op::AllGather { parts } => return rename(&mut parts.first_mut()?.weight),
+        Op::GatherChunk { part, .. } => return rename(&mut part.weight),
         Op::ReduceScatter { parts, .. } => return rename(&mut parts.first_mut()?.weight),
         Op::ZeroPadding { weight, .. }
         | Op::Transpose { weight, .. }

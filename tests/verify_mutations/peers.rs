@@ -1,8 +1,9 @@
 //! PL-8: a peer's memory is touched only while it stands still, found by brute force over two ranks.
 //!
-//! Law: what a collective does to another rank's memory happens between two meetings of all ranks and at no other known time. So
-//! every access of the rank that owns the memory, and every other collective, must be over before the first meeting or begin behind
-//! the second. Two ranks speak for any number: a third one adds waits and takes none away.
+//! Law: what a collective does to another rank's memory happens between two meetings of the ranks of its group and at no other known
+//! time. So every access of the rank that owns the memory, and every other collective, must be over before the first meeting or begin
+//! behind the second. Two ranks speak for any number: a third one adds waits and takes none away. They are of one replica, or hold
+//! the same shard of two, or meet with all others alone; collectives of groups that have but one of them are each one's own affair.
 
 use crate::damage::Edit;
 use crate::happens_before::{close, direct};
@@ -10,6 +11,7 @@ use crate::random_programs::Draw;
 use crate::random_programs::samples;
 use crate::wanted;
 use warpweft::layout::Region;
+use warpweft::model::Group;
 use warpweft::plan::{StepPlan, verify};
 
 const RANKS: usize = 2;
@@ -19,9 +21,9 @@ const RANKS: usize = 2;
 enum Moment {
     Begins(usize),
     Ends(usize),
-    /// All ranks have come to the collective.
+    /// The ranks of the group have come to the collective.
     Met,
-    /// All ranks have done their part.
+    /// They have done their part.
     Parted,
 }
 
@@ -37,6 +39,19 @@ fn node(task: usize, moment: Moment) -> usize {
 
 /// An access of a peer to bytes that the owner, or another collective, touches at no known distance.
 fn unordered_with_a_peer(plan: &StepPlan) -> Option<(usize, usize)> {
+    let mesh = plan.weights.mesh;
+    let pairs = [Group::World, Group::Shard, Group::Replicate].into_iter();
+    let mut pairs = pairs.filter(|pair| *pair == Group::World || mesh.size(*pair) > 1);
+    pairs.find_map(|pair| unordered_within(plan, pair))
+}
+
+/// The same for two ranks that are both of `pair`, and of no smaller group.
+fn unordered_within(plan: &StepPlan, pair: Group) -> Option<(usize, usize)> {
+    let mesh = plan.weights.mesh;
+    let meets = |task: usize| {
+        let group = plan.tasks[task].op.group();
+        group.is_some_and(|group| mesh.alike(group, Group::World) || mesh.alike(group, pair))
+    };
     let count = plan.tasks.len();
     let mut pairs = vec![vec![false; count * (2 * RANKS + 2)]; count * (2 * RANKS + 2)];
     let mut edge = |first: usize, second: usize| pairs[second][first] = true;
@@ -46,7 +61,7 @@ fn unordered_with_a_peer(plan: &StepPlan) -> Option<(usize, usize)> {
             for first in (0..count).filter(|first| before[*first]) {
                 edge(node(first, Moment::Ends(rank)), node(task, Moment::Begins(rank)));
             }
-            if plan.tasks[task].op.is_collective() {
+            if meets(task) {
                 edge(node(task, Moment::Begins(rank)), node(task, Moment::Met));
                 edge(node(task, Moment::Met), node(task, Moment::Parted));
                 edge(node(task, Moment::Parted), node(task, Moment::Ends(rank)));
@@ -60,15 +75,15 @@ fn unordered_with_a_peer(plan: &StepPlan) -> Option<(usize, usize)> {
         accesses.map(|(slot, access)| (plan.arena.region(slot), access.writes())).collect()
     };
     let touched: Vec<Vec<(Region, bool)>> = (0..count).map(touched).collect();
-    let meet = |one: usize, other: usize| {
+    let conflict = |one: usize, other: usize| {
         touched[one].iter().any(|(region, writes)| {
             touched[other].iter().any(|(also, too)| (*writes || *too) && region.overlaps(*also))
         })
     };
-    for moved in (0..count).filter(|task| plan.tasks[*task].op.is_collective()) {
+    for moved in (0..count).filter(|task| meets(*task)) {
         let (met, parted) = (node(moved, Moment::Met), node(moved, Moment::Parted));
-        for other in (0..count).filter(|other| *other != moved && meet(moved, *other)) {
-            let (begin, end) = if plan.tasks[other].op.is_collective() {
+        for other in (0..count).filter(|other| *other != moved && conflict(moved, *other)) {
+            let (begin, end) = if meets(other) {
                 (node(other, Moment::Met), node(other, Moment::Parted))
             } else {
                 (node(other, Moment::Begins(0)), node(other, Moment::Ends(0)))

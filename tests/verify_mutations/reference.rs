@@ -1,7 +1,8 @@
 //! The plainest trainer there is: whole weights, one process, program order.
 //!
 //! Law: nothing of planner, actors and backends is used. Weights are quantized whole, ranks are a loop, and sums are
-//! written as the specification words them: over the ranks in rank order in f32, scaled, then added in program order.
+//! written as the specification words them: over the ranks of a replica in rank order in f32, over the replicas in their order, scaled,
+//! then added in program order.
 
 use std::collections::HashMap;
 
@@ -223,7 +224,11 @@ fn mean(sample: &Sample, weight: WeightId, ranks: &[&Gradients]) -> Vec<f32> {
     };
     let ranks: Vec<Vec<Vec<f32>>> =
         ranks.iter().map(|of| together(of).into_iter().map(sent).collect()).collect();
-    sum((0..ranks[0].len()).map(|number| scaled(sum(ranks.iter().map(|of| of[number].clone())))))
+    let replicas = || ranks.chunks(sample.mesh().shards() as usize);
+    let of_replica =
+        |replica: &[Vec<Vec<f32>>], number: usize| sum(replica.iter().map(|of| of[number].clone()));
+    let of_all = |number: usize| sum(replicas().map(|replica| of_replica(replica, number)));
+    sum((0..ranks[0].len()).map(|number| scaled(of_all(number))))
 }
 
 impl Parameter {

@@ -146,9 +146,13 @@ impl Ledger {
     pub(super) fn join(&mut self, lanes: &[LaneId]) -> Result<(), String> {
         let forked = std::mem::take(&mut self.forked);
         if let Some(open) = forked.iter().find(|lane| !lanes.contains(lane)) {
+            let progress = self.lanes.iter().find(|lane| lane.id == *open);
+            let behind = progress
+                .and_then(|lane| lane.last)
+                .map_or_else(String::new, |last| format!(", though {} was enqueued there", self.named(last)));
             return Err(format!(
-                "the recording began on {open} too and ends without it: a fork that does not join. Its work is no part of the \
-                 recording; end the recording on all lanes it began on (PL-7)"
+                "the recording began on {open} too and ends without it{behind}: a fork that does not join. What that lane does is no \
+                 part of the recording, so replays leave it out or run beside it; end the recording on all lanes it began on (PL-7)"
             ));
         }
         let is_left_out = |(number, task): &(usize, &Task)| {

@@ -1,10 +1,10 @@
 //! Collectives: what each rank pulls from its peers' arenas.
 //!
 //! Laws:
-//! - Every rank pulls what it needs, between a rendezvous before and one after, so a peer's memory is read
-//!   only while that peer stands still in the same collective (PL-8).
-//! - A sum adds ranks 0, 1, … in f32, starting from rank 0's value; a maximum ignores NaN. Both
-//!   are the same for every rank.
+//! - Every rank of the collective's group pulls what it needs, between a rendezvous of the group before and one after, so a
+//!   peer's memory is read only while that peer stands still in the same collective (PL-8).
+//! - A sum adds the group's ranks in rank order in f32, starting from the first one's value; a maximum ignores NaN. Both
+//!   are the same for every rank of the group.
 //! - What is spread after a gather is spread behind the rendezvous: no peer waits for it.
 //! - With a paced link a collective lasts at least `latency + received bytes / bytes_per_s` from
 //!   the moment the last rank arrived; a communicator carries one at a time.
@@ -17,27 +17,38 @@ use super::memory::Arena;
 use super::op_error::OpError;
 use super::rendezvous::Ticket;
 use super::world::{Presence, World};
-use crate::backend::local::{Collective, Move, Pull};
+use crate::backend::local::{Collective, Move, Piece, Pull};
 use crate::format::{ElementType, expand_scale};
 use crate::id::RankId;
+use crate::model::Group;
 use crate::op::Reduction;
 
 /// Meets the peers, pulls, and parts from them. Returns when the last one arrived.
 pub(super) fn collective(op: &Collective, task: &BoundTask, context: &LaneContext) -> Result<u64, OpError> {
-    let place = context.communicator.as_deref().ok_or(OpError::NoCommunicator)?;
+    let place = context.places.as_ref().ok_or(OpError::NoCommunicator)?.of(op.group);
     let Presence { world, rank } = &*context.presence;
+    let peers = Peers { world, rank: *rank, group: op.group };
     let ticket = Ticket { task: task.id, op: task.name, source: op.source, received: op.received };
     let joined = place.arrive(*rank, ticket, world.clock, &world.poison)?;
     let pulled = match &op.pull {
-        Pull::Gather(moves) => moves.iter().try_for_each(|part| gather(world, &context.arena, *part)),
+        Pull::Gather(moves) => moves.iter().try_for_each(|part| gather(peers, &context.arena, *part)),
+        Pull::Chunk(pieces, rest) => {
+            let moved = pieces.iter().try_for_each(|piece| gather_piece(peers, &context.arena, *piece));
+            moved.and_then(|()| {
+                rest.iter().try_for_each(|rest| {
+                    context.arena.write::<u8>(*rest)?.fill(0);
+                    Ok(())
+                })
+            })
+        }
         Pull::ReduceScatter(ElementType::Bf16, parts) => {
-            parts.iter().try_for_each(|part| sum_bf16(world, &context.arena, part.own))
+            parts.iter().try_for_each(|part| sum_bf16(peers, &context.arena, part.own))
         }
         Pull::ReduceScatter(_, parts) => {
-            parts.iter().try_for_each(|part| reduce(world, &context.arena, Reduction::Sum, part.own))
+            parts.iter().try_for_each(|part| reduce(peers, &context.arena, Reduction::Sum, part.own))
         }
         Pull::AllReduce(reduction, moves) => {
-            moves.iter().try_for_each(|part| reduce(world, &context.arena, *reduction, *part))
+            moves.iter().try_for_each(|part| reduce(peers, &context.arena, *reduction, *part))
         }
     };
     if let Some(link) = world.options.link {
@@ -53,15 +64,28 @@ pub(super) fn collective(op: &Collective, task: &BoundTask, context: &LaneContex
     Ok(joined.at)
 }
 
-fn peer(world: &World, rank: RankId) -> Result<&Arena, OpError> {
-    world.arena(rank).map(|arena| &**arena).ok_or(OpError::NoArena(rank))
+/// The ranks a collective brings together, as seen from one of them.
+#[derive(Clone, Copy)]
+struct Peers<'w> {
+    world: &'w World,
+    rank: RankId,
+    group: Group,
 }
 
-fn gather(world: &World, own: &Arena, part: Move) -> Result<(), OpError> {
+impl<'w> Peers<'w> {
+    /// Every rank's arena, in rank order.
+    fn arenas(self) -> impl Iterator<Item = Result<&'w Arena, OpError>> {
+        let Self { world, rank, group } = self;
+        let arena = move |rank| world.arena(rank).map(|arena| &**arena).ok_or(OpError::NoArena(rank));
+        world.mesh.members(rank, group).map(arena)
+    }
+}
+
+fn gather(peers: Peers<'_>, own: &Arena, part: Move) -> Result<(), OpError> {
     let mut target = own.write::<u8>(part.to)?;
     let mut rest = &mut *target;
-    for rank in world.mesh.iter() {
-        let source = peer(world, rank)?.read::<u8>(part.from)?;
+    for arena in peers.arenas() {
+        let source = arena?.read::<u8>(part.from)?;
         let (place, behind) = rest.split_at_mut(source.len());
         place.copy_from_slice(&source);
         rest = behind;
@@ -70,24 +94,36 @@ fn gather(world: &World, own: &Arena, part: Move) -> Result<(), OpError> {
     Ok(())
 }
 
-/// bf16 values of all ranks, summed in f32.
-fn sum_bf16(world: &World, own: &Arena, part: Move) -> Result<(), OpError> {
-    let mut target = own.write::<f32>(part.to)?;
-    for rank in world.mesh.iter() {
-        let source = peer(world, rank)?.read::<bf16>(part.from)?;
-        for (sum, value) in target.iter_mut().zip(source.iter()) {
-            *sum = if rank.index() == 0 { value.to_f32() } else { *sum + value.to_f32() };
+fn gather_piece(peers: Peers<'_>, own: &Arena, piece: Piece) -> Result<(), OpError> {
+    let Piece { from, to, first, stride } = piece;
+    let mut target = own.write::<u8>(to)?;
+    for (arena, place) in peers.arenas().zip(target.chunks_mut(stride)) {
+        let source = arena?.read::<u8>(from)?;
+        if let Some(place) = place.get_mut(first..first + source.len()) {
+            place.copy_from_slice(&source);
         }
     }
     Ok(())
 }
 
-fn reduce(world: &World, own: &Arena, reduction: Reduction, part: Move) -> Result<(), OpError> {
+/// bf16 values of all ranks, summed in f32.
+fn sum_bf16(peers: Peers<'_>, own: &Arena, part: Move) -> Result<(), OpError> {
     let mut target = own.write::<f32>(part.to)?;
-    for rank in world.mesh.iter() {
-        let source = peer(world, rank)?.read::<f32>(part.from)?;
+    for (position, arena) in peers.arenas().enumerate() {
+        let source = arena?.read::<bf16>(part.from)?;
+        for (sum, value) in target.iter_mut().zip(source.iter()) {
+            *sum = if position == 0 { value.to_f32() } else { *sum + value.to_f32() };
+        }
+    }
+    Ok(())
+}
+
+fn reduce(peers: Peers<'_>, own: &Arena, reduction: Reduction, part: Move) -> Result<(), OpError> {
+    let mut target = own.write::<f32>(part.to)?;
+    for (position, arena) in peers.arenas().enumerate() {
+        let source = arena?.read::<f32>(part.from)?;
         match reduction {
-            _ if rank.index() == 0 => target.copy_from_slice(&source),
+            _ if position == 0 => target.copy_from_slice(&source),
             Reduction::Sum => target.iter_mut().zip(source.iter()).for_each(|(sum, value)| *sum += value),
             Reduction::Max => target.iter_mut().zip(source.iter()).for_each(|(max, value)| {
                 if *value > *max || max.is_nan() {

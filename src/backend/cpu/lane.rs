@@ -135,8 +135,8 @@ impl LaneThread {
             self.state.count();
         }
         self.guarded(|lane| lane.context.closures = Closures::None);
-        if let Some(communicator) = &self.context.communicator {
-            communicator.depart(self.context.presence.rank);
+        if let Some(places) = &self.context.places {
+            places.depart(self.context.presence.rank);
         }
     }
 

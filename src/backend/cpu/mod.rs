@@ -112,7 +112,7 @@ impl Backend for CpuBackend {
                 format!("links paced to {} MB/s and {latency:?}", bytes_per_s * 1e-6)
             }
         };
-        format!("cpu, {} ranks in one process, {link}", world.mesh.ranks())
+        format!("cpu, {} in one process, {link}", world.mesh)
     }
 
     fn origin(&self) -> Instant {

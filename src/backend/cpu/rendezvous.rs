@@ -1,4 +1,4 @@
-//! Where the ranks of one communicator meet: everybody arrives, moves data, leaves.
+//! Where a group of ranks of one communicator meets: everybody arrives, moves data, leaves.
 //!
 //! Laws:
 //! - **CO-1** the ranks meet collective after collective. Ranks that bring different ones poison
@@ -49,10 +49,12 @@ pub(super) struct Joined {
     meeting: u64,
 }
 
-/// The meeting place of one communicator.
+/// The meeting place of a group of ranks of one communicator.
 #[derive(Debug)]
 pub(super) struct Rendezvous {
     communicator: CommId,
+    /// Who meets here, in rank order.
+    members: Vec<RankId>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -72,11 +74,17 @@ struct State {
 }
 
 impl Rendezvous {
-    /// The meeting place of `gone.len()` ranks, of which some may be gone already.
-    pub(super) fn new(communicator: CommId, gone: Vec<bool>) -> Self {
+    /// The meeting place of `members`, in rank order, of which some may be gone already.
+    pub(super) fn new(communicator: CommId, members: Vec<(RankId, bool)>) -> Self {
+        let (members, gone): (Vec<RankId>, Vec<bool>) = members.into_iter().unzip();
         let tickets = vec![None; gone.len()];
         let state = State { meeting: 0, tickets, arrived: 0, left: 0, joined: 0, gone };
-        Self { communicator, state: Mutex::new(state), changed: Condvar::new() }
+        Self { communicator, members, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// The place of `rank` in the lists of the state.
+    fn position(&self, rank: RankId) -> Option<usize> {
+        self.members.binary_search(&rank).ok()
     }
 
     /// Waits until every rank has brought the same ticket.
@@ -93,7 +101,7 @@ impl Rendezvous {
             drop(state);
             return Err(poison.set(reason));
         }
-        if let Some(place) = state.tickets.get_mut(rank.index()) {
+        if let Some(place) = self.position(rank).and_then(|own| state.tickets.get_mut(own)) {
             *place = Some(ticket);
         }
         state.arrived += 1;
@@ -103,7 +111,7 @@ impl Rendezvous {
         }
         while state.arrived < state.tickets.len() {
             poison.check()?;
-            if let Some(missing) = state.missing() {
+            if let Some(missing) = state.missing().and_then(|absent| self.members.get(absent)) {
                 drop(state);
                 let communicator = self.communicator;
                 return Err(poison.set(format!(
@@ -148,7 +156,8 @@ impl Rendezvous {
 
     /// `rank` will not come any more.
     pub(super) fn depart(&self, rank: RankId) {
-        if let Some(gone) = lock(&self.state).gone.get_mut(rank.index()) {
+        let Some(own) = self.position(rank) else { return };
+        if let Some(gone) = lock(&self.state).gone.get_mut(own) {
             *gone = true;
         }
         self.changed.notify_all();
@@ -162,19 +171,20 @@ impl Rendezvous {
         let other = state.tickets.iter().position(Option::is_some)?;
         let brought = state.tickets.get(other).copied().flatten()?;
         (brought != ticket).then(|| {
-            let (other, communicator, number) = (RankId::at(other), self.communicator, state.meeting);
+            let (communicator, number) = (self.communicator, state.meeting);
+            let other = self.members.get(other).copied().unwrap_or(rank);
             format!(
-                "the ranks disagree on collective {number} of {communicator}: {other} brings {brought}, {rank} brings {ticket}"
+                "the ranks disagree on collective {number} of {communicator}: {other} brings {brought}, {rank} brings {ticket}; \
+                 they would exchange other bytes than they mean to, so every rank must issue the tasks of the same plan in its order (CO-1)"
             )
         })
     }
 }
 
 impl State {
-    /// A rank that has not arrived and never will.
-    fn missing(&self) -> Option<RankId> {
-        let absent = self.tickets.iter().zip(&self.gone).position(|(ticket, gone)| *gone && ticket.is_none());
-        absent.map(RankId::at)
+    /// The place of a rank that has not arrived and never will.
+    fn missing(&self) -> Option<usize> {
+        self.tickets.iter().zip(&self.gone).position(|(ticket, gone)| *gone && ticket.is_none())
     }
 }
 
@@ -201,6 +211,11 @@ mod tests {
         }
     }
 
+    fn place(communicator: u32, ranks: u32) -> Rendezvous {
+        let members = (0..ranks).map(|rank| (RankId::new(rank), false)).collect();
+        Rendezvous::new(CommId::new(communicator), members)
+    }
+
     fn meet(
         place: &Rendezvous,
         rank: u32,
@@ -215,9 +230,7 @@ mod tests {
 
     #[test]
     fn every_rank_sees_the_arrival_of_the_last() {
-        const RANKS: usize = 3;
-        let (place, clock, poison) =
-            (Rendezvous::new(CommId::new(0), vec![false; RANKS]), Clock::start(), Poison::default());
+        let (place, clock, poison) = (place(0, 3), Clock::start(), Poison::default());
         let rounds: Vec<Vec<u64>> = std::thread::scope(|scope| {
             let (place, poison) = (&place, &poison);
             let ranks: Vec<_> = (0..3)
@@ -237,7 +250,7 @@ mod tests {
     /// CO-1.
     #[test]
     fn ranks_that_bring_different_collectives_both_learn_of_both() {
-        let (place, clock) = (Rendezvous::new(CommId::new(1), vec![false; 2]), Clock::start());
+        let (place, clock) = (place(1, 2), Clock::start());
         let place = Arc::new(place);
         let poison = Poison::default();
         let watcher: Arc<dyn Wake> = place.clone();
@@ -257,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_is_gone_is_not_waited_for() {
-        let place = Rendezvous::new(CommId::new(0), vec![false; 2]);
+        let place = place(0, 2);
         let (clock, poison) = (Clock::start(), Poison::default());
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| meet(&place, 0, 1, clock, &poison));
@@ -269,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_leaves_after_its_last_collective_disturbs_nobody() {
-        let place = Rendezvous::new(CommId::new(0), vec![false; 2]);
+        let place = place(0, 2);
         let (clock, poison) = (Clock::start(), Poison::default());
         std::thread::scope(|scope| {
             let other = scope.spawn(|| meet(&place, 1, 1, clock, &poison));
@@ -278,5 +291,22 @@ mod tests {
             other.join().unwrap().unwrap();
         });
         assert_eq!(poison.reason(), None);
+    }
+
+    #[test]
+    fn a_group_meets_without_the_ranks_of_others() {
+        let place = Rendezvous::new(CommId::new(0), vec![(RankId::new(1), false), (RankId::new(3), false)]);
+        let (clock, poison) = (Clock::start(), Poison::default());
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| meet(&place, 3, 1, clock, &poison));
+            meet(&place, 1, 1, clock, &poison).unwrap();
+            other.join().unwrap().unwrap();
+            // A rank of another group is nobody here.
+            place.depart(RankId::new(0));
+            let waiting = scope.spawn(|| meet(&place, 3, 2, clock, &poison));
+            place.depart(RankId::new(1));
+            let message = waiting.join().unwrap().unwrap_err().to_string();
+            assert!(message.contains("rank 1 has gone, and rank 3 waits"), "{message}");
+        });
     }
 }

@@ -65,8 +65,8 @@ impl CpuStream {
     ) -> Result<Self, BackendError> {
         let rank = presence.rank;
         let refusal = |reason| BackendError::Lane { rank, lane: lane.id, reason };
-        let communicator = match lane.kind {
-            LaneKind::Communicator(communicator) => Some(presence.world.communicator(communicator)),
+        let places = match lane.kind {
+            LaneKind::Communicator(communicator) => Some(presence.world.places(communicator, rank)),
             LaneKind::Compute | LaneKind::Quantize => None,
         };
         let state = Arc::new(LaneState::new());
@@ -80,7 +80,7 @@ impl CpuStream {
                 Err(reason) => return drop(made.send(Err(reason))),
             };
             if made.send(Ok(())).is_ok() {
-                let context = LaneContext { lane, presence, arena, communicator, closures };
+                let context = LaneContext { lane, presence, arena, places, closures };
                 LaneThread { context, state: far }.obey(commands);
             }
         });

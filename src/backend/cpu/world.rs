@@ -3,6 +3,7 @@
 //! Laws:
 //! - No process-global state: ranks meet through the [`CpuWorld`] their backends were made from,
 //!   and worlds do not know each other.
+//! - A communicator has a meeting place for every group of ranks; groups of the same ranks share one.
 //! - A rank is *gone* once its backend and all its lanes are dropped; a rank whose backend can no
 //!   longer be made is gone too. Peers that need a rank that is gone are poisoned, never left
 //!   waiting (see [`super::rendezvous`]); peers that do not need it run on.
@@ -20,7 +21,7 @@ use crate::backend::bell::lock;
 use crate::backend::clock::Clock;
 use crate::backend::poison::Poison;
 use crate::id::{CommId, RankId};
-use crate::model::Mesh;
+use crate::model::{Group, Mesh};
 
 /// Choices of a CPU world.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -128,7 +129,32 @@ pub(super) struct World {
     pub(super) clock: Clock,
     pub(super) poison: Poison,
     ranks: Vec<Seat>,
-    communicators: Mutex<BTreeMap<CommId, Arc<Rendezvous>>>,
+    /// By communicator, group, and the first rank of the group.
+    communicators: Mutex<BTreeMap<(CommId, Group, RankId), Arc<Rendezvous>>>,
+}
+
+/// Where one rank meets the others of one communicator.
+#[derive(Debug)]
+pub(super) struct Places {
+    shard: Arc<Rendezvous>,
+    replicate: Arc<Rendezvous>,
+    world: Arc<Rendezvous>,
+}
+
+impl Places {
+    /// Where the ranks of a group meet.
+    pub(super) fn of(&self, group: Group) -> &Rendezvous {
+        match group {
+            Group::Shard => &self.shard,
+            Group::Replicate => &self.replicate,
+            Group::World => &self.world,
+        }
+    }
+
+    /// `rank` comes to none of them any more.
+    pub(super) fn depart(&self, rank: RankId) {
+        [&self.shard, &self.replicate, &self.world].into_iter().for_each(|place| place.depart(rank));
+    }
 }
 
 /// One rank's place in the world.
@@ -150,16 +176,26 @@ impl World {
         self.ranks.get(rank.index()).is_some_and(|seat| seat.arena.set(arena).is_ok())
     }
 
-    /// The meeting place of one communicator, made by whoever asks first.
-    pub(super) fn communicator(&self, communicator: CommId) -> Arc<Rendezvous> {
+    /// Where `rank` meets the others of one communicator. A place is made by whoever asks first.
+    pub(super) fn places(&self, communicator: CommId, rank: RankId) -> Places {
         let mut communicators = lock(&self.communicators);
-        let place = communicators.entry(communicator).or_insert_with(|| {
-            let gone = self.ranks.iter().map(|seat| seat.gone.load(Ordering::SeqCst)).collect();
-            let place = Arc::new(Rendezvous::new(communicator, gone));
-            self.poison.watch(Arc::<Rendezvous>::downgrade(&place));
-            place
-        });
-        Arc::clone(place)
+        let mut place = |group: Group| {
+            let all = [Group::World, Group::Shard, Group::Replicate];
+            let group = all.into_iter().find(|other| self.mesh.alike(*other, group)).unwrap_or(group);
+            let members: Vec<RankId> = self.mesh.members(rank, group).collect();
+            let first = members.first().copied().unwrap_or(rank);
+            let place = communicators.entry((communicator, group, first)).or_insert_with(|| {
+                let is_gone = |rank: RankId| {
+                    self.ranks.get(rank.index()).is_none_or(|seat| seat.gone.load(Ordering::SeqCst))
+                };
+                let members = members.into_iter().map(|rank| (rank, is_gone(rank))).collect();
+                let place = Arc::new(Rendezvous::new(communicator, members));
+                self.poison.watch(Arc::<Rendezvous>::downgrade(&place));
+                place
+            });
+            Arc::clone(place)
+        };
+        Places { shard: place(Group::Shard), replicate: place(Group::Replicate), world: place(Group::World) }
     }
 
     /// `rank` takes part in nothing any more.

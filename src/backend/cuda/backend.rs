@@ -244,6 +244,14 @@ impl Drop for CudaBackend {
     }
 }
 
+/// Collectives here bring all ranks together, whatever group their op names: so there must be one group.
+fn one_replica(binding: &Binding<'_>) -> Result<(), BackendError> {
+    match binding.weights.mesh.replicas() {
+        1 => Ok(()),
+        replicas => Err(BackendError::Replicas { rank: binding.rank, replicas }),
+    }
+}
+
 impl Backend for CudaBackend {
     type Surface = CudaSurface;
     type Memory = CudaMemory;
@@ -281,6 +289,7 @@ impl Backend for CudaBackend {
     }
 
     fn landing_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError> {
+        one_replica(binding)?;
         let ops = resolve(binding, binding.arena.bytes())?;
         Ok(Landing::of(binding, &ops, self.world.network.hosts).bytes())
     }
@@ -314,6 +323,7 @@ impl Backend for CudaBackend {
     }
 
     fn bind(&self, memory: &CudaMemory, binding: &Binding<'_>) -> Result<CudaBound, BackendError> {
+        one_replica(binding)?;
         self.context.make_current().map_err(self.failed("binding a plan"))?;
         let homes = self.world.homes(self.rank).map_err(self.failed("meeting the other ranks"))?;
         let lanes = lock(&self.lanes).clone();

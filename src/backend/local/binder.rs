@@ -61,8 +61,22 @@ impl Binder<'_> {
         weight.shard.rows_of(self.binding.rank).rows * weight.shard.shape.cols
     }
 
-    /// Number of ranks.
+    /// Number of ranks, in all replicas.
     pub(super) fn ranks(&self) -> usize {
         self.binding.weights.mesh.ranks() as usize
+    }
+
+    /// Number of ranks that hold a sharded weight together.
+    pub(super) fn shards(&self) -> usize {
+        self.binding.weights.mesh.shards() as usize
+    }
+
+    /// Which shard this rank holds.
+    pub(super) fn shard(&self) -> Result<usize, Refusal> {
+        let (rank, mesh) = (self.binding.rank, self.binding.weights.mesh);
+        if rank.number() < mesh.ranks() {
+            return Ok(mesh.shard_of(rank) as usize);
+        }
+        Err(format!("{rank} is not in the mesh"))
     }
 }

@@ -1,7 +1,7 @@
 //! Collectives: what each rank takes from its peers' arenas.
 //!
 //! Laws:
-//! - Offsets are the same in every arena; lengths come from the shard layout.
+//! - Offsets are the same in every arena; lengths come from the shard layout, and numbers of ranks from the group that meets.
 //! - A rank with no real rows moves its stored zero rows and joins like any other (CO-2 holds as
 //!   well: what the slots hold does not matter).
 //! - Scale rows that a format repeats travel once and are spread where they land, behind the collective.
@@ -11,11 +11,14 @@ use super::binder::Binder;
 use crate::format::{ElementType, Format, Orientation, PlaneSpec, Shape};
 use crate::id::{SlotId, WeightId};
 use crate::layout::{PlaneRegions, Region};
-use crate::op::{GatherPart, NormRecord, ReducePart, Reduction};
+use crate::model::Group;
+use crate::op::{Chunk, GatherPart, NormRecord, ReducePart, Reduction};
 
 /// One collective, bound to one rank.
 #[derive(Debug)]
 pub(in crate::backend) struct Collective {
+    /// The ranks that meet.
+    pub(in crate::backend) group: Group,
     /// The first source slot, to compare with the peers'.
     pub(in crate::backend) source: Region,
     /// Bytes the rank receives from others.
@@ -36,12 +39,27 @@ pub(in crate::backend) struct Expand {
 /// What a rank pulls.
 #[derive(Debug)]
 pub(in crate::backend) enum Pull {
-    /// Every rank's `from`, one after the other into `to`; the rest of `to` is zeroed.
+    /// The `from` of every rank of the group, one after the other into `to`; the rest of `to` is zeroed.
     Gather(Vec<Move>),
-    /// For every part, all ranks' slices of this rank, which are of this type, summed in f32.
+    /// Bytes of the `from` of every rank of the group, each to its own place in `to`; and what is zeroed behind the last ones.
+    Chunk(Vec<Piece>, Vec<Region>),
+    /// For every part, the slices that the group's ranks have for this one, which are of this type, summed in f32.
     ReduceScatter(ElementType, Vec<Scatter>),
-    /// Every rank's `from`, combined into `to`.
+    /// The `from` of every rank of the group, combined into `to`.
     AllReduce(Reduction, Vec<Move>),
+}
+
+/// Some bytes of every rank's share of one plane.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend) struct Piece {
+    /// The same place in every arena.
+    pub(in crate::backend) from: Region,
+    /// The gathered plane.
+    pub(in crate::backend) to: Region,
+    /// Where in it rank 0's bytes go.
+    pub(in crate::backend) first: usize,
+    /// From there to where the next rank's go.
+    pub(in crate::backend) stride: usize,
 }
 
 /// One gradient of a reduction.
@@ -60,13 +78,15 @@ pub(in crate::backend) struct Move {
 }
 
 impl Collective {
-    fn new(binder: &Binder<'_>, source: Region, pull: Pull) -> Self {
+    fn new(binder: &Binder<'_>, group: Group, source: Region, pull: Pull) -> Self {
         let each: usize = match &pull {
             Pull::Gather(moves) | Pull::AllReduce(_, moves) => moves.iter().map(|part| part.from.bytes).sum(),
+            Pull::Chunk(pieces, _) => pieces.iter().map(|piece| piece.from.bytes).sum(),
             Pull::ReduceScatter(_, parts) => parts.iter().map(|part| part.own.from.bytes).sum(),
         };
-        let received = (each as u64).saturating_mul(u64::from(binder.binding.weights.mesh.ranks() - 1));
-        Self { source, received, pull, expand: Vec::new() }
+        let peers = binder.binding.weights.mesh.size(group) - 1;
+        let received = (each as u64).saturating_mul(u64::from(peers));
+        Self { group, source, received, pull, expand: Vec::new() }
     }
 
     pub(super) fn all_gather(binder: &Binder<'_>, parts: &[GatherPart]) -> Result<Self, Refusal> {
@@ -77,7 +97,38 @@ impl Collective {
             moves.extend(planes);
             expand.extend(expands);
         }
-        Ok(Self { expand, ..Self::gather(binder, first.unwrap_or_default(), moves)? })
+        Ok(Self { expand, ..Self::gather(binder, Group::Shard, first.unwrap_or_default(), moves)? })
+    }
+
+    /// Some bytes of a weight's shards; behind the last ones, what a whole gather does behind its own.
+    pub(super) fn gather_chunk(
+        binder: &Binder<'_>,
+        part: &GatherPart,
+        chunk: Chunk,
+    ) -> Result<Self, Refusal> {
+        let (source, moves, expand) = Self::gathered(binder, part)?;
+        let whole: usize = moves.iter().map(|plane| plane.from.bytes).sum();
+        if chunk.begin >= chunk.end || chunk.end > whole {
+            return Err(format!("bytes {}..{} are no chunk of {whole}", chunk.begin, chunk.end));
+        }
+        let (mut pieces, mut rest, mut begin) = (Vec::new(), Vec::new(), 0);
+        for Move { from, to } in moves {
+            let filled = from.bytes.saturating_mul(binder.shards());
+            let Some(behind) = to.bytes.checked_sub(filled) else {
+                return Err(format!("{} parts of {} bytes do not fit", binder.shards(), from.bytes));
+            };
+            let first = chunk.begin.clamp(begin, begin + from.bytes) - begin;
+            let bytes = chunk.end.clamp(begin, begin + from.bytes) - begin - first;
+            if let Some(moved) = from.part(first, bytes).filter(|moved| moved.bytes > 0) {
+                pieces.push(Piece { from: moved, to, first, stride: from.bytes });
+            }
+            rest.extend(to.part(filled, behind).filter(|rest| rest.bytes > 0));
+            begin += from.bytes;
+        }
+        let is_last = chunk.end == whole;
+        let rest = if is_last { rest } else { Vec::new() };
+        let collective = Self::new(binder, Group::Shard, source, Pull::Chunk(pieces, rest));
+        Ok(Self { expand: expand.filter(|_| is_last).into_iter().collect(), ..collective })
     }
 
     /// The slot of one weight's shard, what is gathered of it, and what is spread behind.
@@ -113,16 +164,17 @@ impl Collective {
     pub(super) fn gather_records(binder: &Binder<'_>, from: SlotId, to: SlotId) -> Result<Self, Refusal> {
         let from = binder.elements::<NormRecord>(from, 1)?;
         let to = binder.elements::<NormRecord>(to, binder.ranks())?;
-        Self::gather(binder, from, vec![Move { from, to }])
+        Self::gather(binder, Group::World, from, vec![Move { from, to }])
     }
 
-    fn gather(binder: &Binder<'_>, source: Region, moves: Vec<Move>) -> Result<Self, Refusal> {
+    fn gather(binder: &Binder<'_>, group: Group, source: Region, moves: Vec<Move>) -> Result<Self, Refusal> {
+        let ranks = binder.binding.weights.mesh.size(group) as usize;
         for part in &moves {
-            if part.from.bytes.saturating_mul(binder.ranks()) > part.to.bytes {
-                return Err(format!("{} parts of {} bytes do not fit", binder.ranks(), part.from.bytes));
+            if part.from.bytes.saturating_mul(ranks) > part.to.bytes {
+                return Err(format!("{ranks} parts of {} bytes do not fit", part.from.bytes));
             }
         }
-        Ok(Self::new(binder, source, Pull::Gather(moves)))
+        Ok(Self::new(binder, group, source, Pull::Gather(moves)))
     }
 
     pub(super) fn reduce_scatter(
@@ -138,19 +190,20 @@ impl Collective {
             let layout = binder.weight(*weight)?;
             spread(binder, *weight)?;
             let own = layout.stored_elements() * element.bytes();
-            let source = binder.bytes(*from, own * binder.ranks())?;
-            let rows = source.part(own * binder.binding.rank.index(), own);
-            let rows = rows.ok_or_else(|| format!("{} is not in the mesh", binder.binding.rank))?;
+            let source = binder.bytes(*from, own * binder.shards())?;
+            let rows = source.part(own * binder.shard()?, own);
+            let rows = rows.ok_or_else(|| format!("the gradient of `{}` has too few rows", layout.name))?;
             let sum = binder.elements::<f32>(*to, layout.stored_elements())?;
             scatters.push(Scatter { source, own: Move { from: rows, to: sum } });
         }
         let source = scatters.first().map_or_else(Region::default, |first| first.source);
-        Ok(Self::new(binder, source, Pull::ReduceScatter(element, scatters)))
+        Ok(Self::new(binder, Group::Shard, source, Pull::ReduceScatter(element, scatters)))
     }
 
     pub(super) fn all_reduce(
         binder: &Binder<'_>,
         reduction: Reduction,
+        group: Group,
         pairs: &[(SlotId, SlotId)],
     ) -> Result<Self, Refusal> {
         let mut moves = Vec::new();
@@ -159,17 +212,17 @@ impl Collective {
             moves.push(Move { from, to: binder.bytes(*to, from.bytes)? });
         }
         let source = moves.first().map_or_else(Region::default, |first| first.from);
-        Ok(Self::new(binder, source, Pull::AllReduce(reduction, moves)))
+        Ok(Self::new(binder, group, source, Pull::AllReduce(reduction, moves)))
     }
 }
 
-/// Collectives of one weight need a shard of it on every rank.
+/// Collectives of one weight need a shard of it on every rank of a replica.
 fn spread(binder: &Binder<'_>, weight: WeightId) -> Result<(), Refusal> {
     let layout = binder.weight(weight)?;
-    if layout.shard.ranks as usize == binder.ranks() {
+    if layout.shard.ranks as usize == binder.shards() {
         return Ok(());
     }
-    Err(format!("`{}` is not sharded over the {} ranks", layout.name, binder.ranks()))
+    Err(format!("`{}` is not sharded over {} ranks", layout.name, binder.shards()))
 }
 
 /// Are the rows of `whole` rows of `part`, one after the other?

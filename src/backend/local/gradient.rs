@@ -4,7 +4,8 @@
 //! - The mean over ranks and micro-batches is taken at accumulate: a contribution is multiplied by the f32
 //!   reciprocal of the product of both numbers, rounded once, then added. For a power of two that is an exact
 //!   division.
-//! - Only real rows enter the norm. A replicated weight counts once, on rank 0.
+//! - Only real rows enter the norm, and each once: those of a sharded weight on the ranks of the first replica, a replicated
+//!   weight on rank 0. Other replicas hold the same main grads bit for bit; their ranks tell their fault words.
 
 use half::bf16;
 
@@ -103,7 +104,11 @@ impl GradNorm {
         let mut counted = Vec::new();
         for (weight, slot) in main_grads {
             let layout = binder.weight(*weight)?;
-            if layout.placement == Placement::Sharded || binder.binding.rank == RankId::new(0) {
+            let counts = match layout.placement {
+                Placement::Sharded => binder.binding.weights.mesh.replica_of(binder.binding.rank) == 0,
+                Placement::Replicated => binder.binding.rank == RankId::new(0),
+            };
+            if counts {
                 counted.push(binder.elements::<f32>(*slot, binder.real_elements(layout))?);
             }
         }

@@ -17,7 +17,7 @@ mod resolve;
 
 #[cfg(feature = "cuda")]
 pub(super) use collective::Scatter;
-pub(super) use collective::{Collective, Move, Pull};
+pub(super) use collective::{Collective, Move, Piece, Pull};
 pub(super) use delayed::{DelayedScale, RecordAmax};
 pub(super) use gradient::{Accumulate, CastVote, GradNorm, Round};
 pub(super) use optimizer::{Adam, Master, State};

@@ -67,10 +67,13 @@ impl Binder<'_> {
             Op::PartialCast { bucket, masters, encode, shards, vote } => LocalOp::PartialCast(
                 PartialCast::resolve(self, *bucket, masters, *encode, shards, self.vote(*vote)?)?,
             ),
-            Op::AllReduce { reduction, pairs } => {
-                LocalOp::Collective(Collective::all_reduce(self, *reduction, pairs)?)
+            Op::AllReduce { reduction, group, pairs } => {
+                LocalOp::Collective(Collective::all_reduce(self, *reduction, *group, pairs)?)
             }
             Op::AllGather { parts } => LocalOp::Collective(Collective::all_gather(self, parts)?),
+            Op::GatherChunk { part, chunk } => {
+                LocalOp::Collective(Collective::gather_chunk(self, part, *chunk)?)
+            }
             Op::ReduceScatter { element, parts } => {
                 LocalOp::Collective(Collective::reduce_scatter(self, *element, parts)?)
             }

@@ -6,6 +6,7 @@ use crate::backend::BackendError;
 use crate::cluster::{Prices, Work};
 use crate::id::{LaneId, TaskId};
 use crate::layout::Binding;
+use crate::model::Group;
 use crate::op::Op;
 
 /// One task, priced.
@@ -14,8 +15,8 @@ pub(super) struct Priced {
     pub(super) lane: LaneId,
     /// Nanoseconds by itself.
     pub(super) nanoseconds: f64,
-    /// Begins when the last rank arrives.
-    pub(super) collective: bool,
+    /// Of a collective, the ranks of which the last to arrive begins it.
+    pub(super) group: Option<Group>,
 }
 
 /// Prices of all tasks of a binding, in issue order.
@@ -28,7 +29,7 @@ pub(super) fn price(binding: &Binding<'_>, prices: &Prices) -> Result<Vec<Priced
             op: op.name(),
             reason: "it names a call, weight or slot that the plan does not have".to_owned(),
         })?;
-        Ok(Priced { lane: *lane, nanoseconds, collective: op.is_collective() })
+        Ok(Priced { lane: *lane, nanoseconds, group: op.group() })
     };
     binding.ops.iter().enumerate().map(priced).collect()
 }

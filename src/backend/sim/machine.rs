@@ -5,10 +5,22 @@
 
 use crate::backend::TaskInterval;
 use crate::cluster::{Cluster, Contention, Jitter, stretched};
-use crate::id::{EventId, LaneId, TaskId};
+use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{Lane, LaneKind};
+use crate::model::{Group, Mesh};
 
 use super::bind::Priced;
+
+/// Lets every clock of a group wait for the latest of them. Ranks without a clock are waited for by nobody.
+fn join(clocks: &mut [u64], mesh: Mesh, group: Group) {
+    let known = clocks.len();
+    let firsts = (0..known).map(RankId::at).filter(|rank| mesh.position(*rank, group) == 0);
+    for first in firsts {
+        let members = || mesh.members(first, group).map(RankId::index).take_while(|rank| *rank < known);
+        let last = members().map(|rank| clocks[rank]).max().unwrap_or(0);
+        members().for_each(|rank| clocks[rank] = last);
+    }
+}
 
 /// Ranks that have clocks of their own where ranks differ.
 pub const MAX_CLOCKS: u32 = 4096;
@@ -67,6 +79,7 @@ struct LaneState {
 /// All clocks.
 #[derive(Debug)]
 pub(super) struct Machine {
+    mesh: Mesh,
     contention: Contention,
     jitter: Jitter,
     launch: u64,
@@ -80,10 +93,11 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    pub(super) fn new(cluster: &Cluster, ranks: u32) -> Self {
-        let clocks = if cluster.jitter.is_none() { 1 } else { ranks.min(MAX_CLOCKS) };
+    pub(super) fn new(cluster: &Cluster, mesh: Mesh) -> Self {
+        let clocks = if cluster.jitter.is_none() { 1 } else { mesh.ranks().min(MAX_CLOCKS) };
         let nanoseconds = |microseconds: f64| (microseconds * 1e3).round() as u64;
         Self {
+            mesh,
             contention: cluster.contention,
             jitter: cluster.jitter,
             launch: nanoseconds(cluster.gpu.launch_us),
@@ -178,12 +192,15 @@ impl Machine {
         let lane = self.lanes.get_mut(priced.lane.index())?;
         lane.free.iter_mut().zip(&self.host).for_each(|(free, host)| *free = (*free).max(*host));
         let begin = lane.free[0];
-        let last = lane.free.iter().copied().max().unwrap_or(begin);
-        let joined = if priced.collective { last } else { begin };
+        if let Some(group) = priced.group {
+            join(&mut lane.free, self.mesh, group);
+        }
+        let joined = lane.free[0];
         let length = self.contended(priced, joined);
         let lane = &mut self.lanes[priced.lane.index()];
-        if priced.collective {
-            lane.free.fill(joined.saturating_add(length.round() as u64));
+        if priced.group.is_some() {
+            let length = length.round() as u64;
+            lane.free.iter_mut().for_each(|free| *free = free.saturating_add(length));
         } else {
             let (step, jitter) = (self.step, self.jitter);
             for ((rank, free), slow) in (0u32..).zip(&mut lane.free).zip(&self.slow) {
@@ -207,5 +224,25 @@ impl Machine {
             stretched(begin as f64, priced.nanoseconds, &lane.busy, factor) - priced.nanoseconds
         });
         priced.nanoseconds + extra.sum::<f64>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_wait_for_the_latest_of_their_group_alone() {
+        let joined = |group| {
+            let mut clocks = [5, 1, 2, 8, 9, 3];
+            join(&mut clocks, Mesh::hybrid(6, 3).unwrap(), group);
+            clocks
+        };
+        assert_eq!(joined(Group::Shard), [5, 5, 8, 8, 9, 9]);
+        assert_eq!(joined(Group::Replicate), [9, 8, 9, 8, 9, 8]);
+        assert_eq!(joined(Group::World), [9; 6]);
+        let mut sampled = [4, 1, 7];
+        join(&mut sampled, Mesh::hybrid(6, 3).unwrap(), Group::Shard);
+        assert_eq!(sampled, [4, 4, 7]);
     }
 }

@@ -12,7 +12,7 @@
 //!   which move when a task is enqueued:
 //!
 //!   `begin[r] = max(host[r], lane[r])`, `end[r] = begin[r] + d · slow[r] · (1 + mean · E[r])` for a local task of cost d,
-//!   `end[r] = max over all q of begin[q] + d` for a collective.
+//!   `end[r] = max over q of begin[q] + d` for a collective, q being the ranks of its group that r is of.
 //!
 //!   Without jitter all clocks agree and one is kept. At most [`MAX_CLOCKS`] are kept; a larger world is sampled by so many of its
 //!   ranks, which understates the maximum: by `mean · ln(ranks / MAX_CLOCKS)` of a task, for exponential delays.
@@ -126,7 +126,7 @@ impl Backend for SimBackend {
         let Shared { prices, mesh, .. } = &*self.shared;
         let cluster = prices.cluster();
         let (per_node, nodes) = cluster.nodes(mesh.ranks());
-        format!("simulated: {} ranks on `{}`, {nodes} × {per_node}", mesh.ranks(), cluster.name)
+        format!("simulated: {mesh} on `{}`, {nodes} × {per_node}", cluster.name)
     }
 
     fn origin(&self) -> Instant {

@@ -59,12 +59,12 @@ impl SimWorld {
     /// # Errors
     /// [`SimError::NoLinks`].
     pub fn new(mesh: Mesh, cluster: Cluster, reduce: Reduce) -> Result<Self, SimError> {
-        let prices = Prices::new(&cluster, mesh.ranks()).ok_or_else(|| SimError::NoLinks {
+        let prices = Prices::new(&cluster, mesh).ok_or_else(|| SimError::NoLinks {
             ranks: mesh.ranks(),
             cluster: cluster.name.clone(),
             gpus: cluster.gpus_per_node,
         })?;
-        let machine = Mutex::new(Machine::new(&cluster, mesh.ranks()));
+        let machine = Mutex::new(Machine::new(&cluster, mesh));
         let (origin, aborted) = (Instant::now(), Mutex::new(None));
         let shared = Arc::new(Shared { prices, mesh, reduce, origin, machine, aborted });
         Ok(Self { shared, taken: AtomicBool::new(false) })

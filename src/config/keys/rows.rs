@@ -7,6 +7,7 @@ use serde::Serialize;
 use toml::Value;
 
 use crate::config::{Config, Prefetch, Tune, WeightRule};
+use crate::model::Mesh;
 
 /// A key of the configuration.
 pub(super) struct Row {
@@ -100,6 +101,12 @@ pub(super) const ROWS: &[Row] = &[
         valid: |c| c.prefetch.policy.is_none() || c.prefetch.is_at_most_one(),
     },
     Row {
+        path: "prefetch.chunk",
+        expected: "a size above zero such as \"64 MiB\", or remove it to gather every weight whole",
+        value: |c| c.prefetch.chunk.and_then(toml),
+        valid: |c| c.prefetch.chunk.is_none_or(|size| size.bytes() > 0),
+    },
+    Row {
         path: "prefetch.cluster",
         expected: "the machine that prefetch.policy = \"auto\" counts with: a preset such as \"h100x8-ib\", or a cluster file",
         value: |c| toml(&c.prefetch.cluster),
@@ -110,6 +117,12 @@ pub(super) const ROWS: &[Row] = &[
         expected: "a size above zero such as \"1.2 GiB\", or remove it for no limit",
         value: |c| c.memory.budget.and_then(toml),
         valid: |c| c.memory.budget.is_none_or(|size| size.bytes() > 0),
+    },
+    Row {
+        path: "mesh.replicate",
+        expected: "a whole number from 1 to 65536: copies of the model, which divide the number of ranks",
+        value: |c| toml(c.mesh.replicate),
+        valid: |c| (1..=Mesh::MAX_RANKS).contains(&c.mesh.replicate),
     },
     Row {
         path: "tune.steps",

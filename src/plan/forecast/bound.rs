@@ -50,7 +50,7 @@ pub(super) fn bounds(plan: &StepPlan, nanoseconds: &[f64], costs: &Costs) -> Bou
         let launches = host.needed(position, task.lane == compute);
         ready = ready.max(replay as f64 + launch as f64 * launches as f64);
         let time = nanoseconds[position];
-        if matches!(task.op, Op::AllGather { .. }) {
+        if task.op.is_gather() {
             pending[position].push(position);
         }
         if task.lane == compute {

@@ -22,7 +22,7 @@ pub struct Slack {
 
 pub(super) fn slacks(plan: &StepPlan, spans: &[Span]) -> Vec<Slack> {
     let order = Order::of(plan);
-    let gathers = plan.entries().filter(|(_, task)| matches!(task.op, Op::AllGather { .. }));
+    let gathers = plan.entries().filter(|(_, task)| task.op.is_gather());
     gathers
         .filter_map(|(gather, _)| {
             let mut ready = gather.index();
@@ -58,7 +58,8 @@ impl Order {
         for (position, task) in plan.tasks.iter().enumerate() {
             before[position] = last[task.lane.index()].replace(position);
             for (slot, access) in task.op.accesses() {
-                if access.reads() {
+                // A chunk behind others reads what they brought, and is no reader of planes.
+                if access.reads() && !matches!(task.op, Op::GatherChunk { .. }) {
                     readers[slot.index()].get_or_insert(position);
                 }
             }

@@ -1,7 +1,8 @@
 //! Makes a task of every gather that is needed, where the timetable asks for it.
 //!
 //! Law (PL-2): every use has exactly one producing gather; what is gathered for one call of one group is one task. A gather asked for at stage s is released by the end of the
-//! call before s. A gather that could begin no later than the stage behind the weight's previous use is not made: the
+//! call before s. A gather of a weight that the policy cuts is several tasks, in the order of their bytes, all released like the whole; they stand
+//! in T evenly from stage s to the one before their use, so what is asked for meanwhile gets in between. A gather that could begin no later than the stage behind the weight's previous use is not made: the
 //! planes are still there, and a second copy would only cost memory. Nor is one made where the planes are kept. Which planes are needed, and when each is
 //! asked for, is decided in [`super::super::prefetch`].
 
@@ -9,12 +10,12 @@ use std::collections::HashMap;
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply};
 use super::super::prefetch::{Demand, Timetable};
-use super::of_group;
+use super::{of_group, peers};
 use crate::format::{Orientation, PlaneSpec};
 use crate::id::{CallId, GroupId, WeightId};
-use crate::layout::Content;
-use crate::model::Placement;
-use crate::op::{GatherPart, Op};
+use crate::layout::{ALIGNMENT, Content};
+use crate::model::{Group, Placement};
+use crate::op::{Chunk, GatherPart, Op};
 
 /// The latest gather of some planes, which may still serve another use.
 struct Held {
@@ -26,8 +27,44 @@ struct Held {
 struct Collected<'a> {
     group: Option<GroupId>,
     issue: usize,
+    cut: Option<Cut>,
     name: &'a str,
     parts: Vec<GatherPart>,
+}
+
+/// A gather that is cut into chunks.
+#[derive(Clone, Copy)]
+struct Cut {
+    /// Bytes of a rank's shard.
+    whole: usize,
+    /// Of them, those of every chunk but the last.
+    each: usize,
+    /// The stage of the first chunk.
+    issue: usize,
+    /// The last stage that is before the use.
+    latest: usize,
+}
+
+impl Cut {
+    /// How the gather of a demand is cut; `None` if it is not.
+    fn of(draft: &Draft<'_>, demand: &Demand<'_>, issue: usize) -> Option<Self> {
+        let chunk = draft.policy.chunk.filter(|_| demand.group.is_none())?;
+        let ranks = draft.weights.mesh.size(Group::Shard) as usize;
+        let whole = shard_bytes(draft, demand.weight, demand.orientation);
+        let each = (chunk / ranks / ALIGNMENT * ALIGNMENT).max(ALIGNMENT);
+        let latest = demand.stage.saturating_sub(1).max(issue);
+        (whole.saturating_mul(ranks) > chunk && whole > each).then_some(Self { whole, each, issue, latest })
+    }
+
+    /// Every chunk with its stage.
+    fn chunks(self) -> impl DoubleEndedIterator<Item = (usize, Chunk)> {
+        let count = self.whole.div_ceil(self.each);
+        (0..count).map(move |number| {
+            let begin = number * self.each;
+            let stage = self.issue + (self.latest - self.issue) * number / (count - 1).max(1);
+            (stage, Chunk { begin, end: self.whole.min(begin + self.each) })
+        })
+    }
 }
 
 /// `timetable` has one stage for every demand.
@@ -89,23 +126,38 @@ fn collect<'a>(
             Supply { slot: to, stage: other.issue }
         }
         None => {
-            collected.push(Collected { group, issue, name, parts: vec![part] });
-            Supply { slot: to, stage: issue }
+            let cut = Cut::of(draft, demand, issue);
+            collected.push(Collected { group, issue, cut, name, parts: vec![part] });
+            let last = cut.and_then(|cut| cut.chunks().next_back());
+            Supply { slot: to, stage: last.map_or(issue, |(stage, _)| stage) }
         }
     }
 }
 
 fn add(draft: &mut Draft<'_>, gather: Collected<'_>) {
-    let Collected { issue, name, parts, .. } = gather;
-    let shard = |part: &GatherPart| {
-        let planes = draft.weights.layout(part.weight).shard_planes(part.orientation);
-        planes.iter().map(PlaneSpec::bytes).fold(0, usize::saturating_add)
-    };
+    let Collected { issue, cut, name, parts, .. } = gather;
+    let peers = peers(draft.weights.mesh, Group::Shard);
+    let release = issue.checked_sub(1).map(CallId::at);
+    if let (Some(cut), [part]) = (cut, parts.as_slice()) {
+        for (stage, chunk) in cut.chunks() {
+            let (op, bytes) = (Op::GatherChunk { part: *part, chunk }, chunk.end - chunk.begin);
+            let mut task = DraftTask::collective(op, name, Carrier::Gather, bytes.saturating_mul(peers));
+            task.release = release;
+            draft.add(stage, Section::Gathers, task);
+        }
+        return;
+    }
+    let shard = |part: &GatherPart| shard_bytes(draft, part.weight, part.orientation);
     let bytes = parts.iter().map(shard).fold(0, usize::saturating_add);
-    let peers = draft.weights.mesh.ranks() as usize - 1;
     let subject = of_group(name, parts.len());
     let op = Op::AllGather { parts };
     let mut task = DraftTask::collective(op, subject, Carrier::Gather, bytes.saturating_mul(peers));
-    task.release = issue.checked_sub(1).map(CallId::at);
+    task.release = release;
     draft.add(issue, Section::Gathers, task);
+}
+
+/// Bytes of a rank's shard, all planes.
+fn shard_bytes(draft: &Draft<'_>, weight: WeightId, orientation: Orientation) -> usize {
+    let planes = draft.weights.layout(weight).shard_planes(orientation);
+    planes.iter().map(PlaneSpec::bytes).fold(0, usize::saturating_add)
 }

@@ -14,7 +14,7 @@ mod quantize;
 mod reduce;
 
 use crate::format::ElementType;
-use crate::model::Mesh;
+use crate::model::{Group, Mesh};
 
 pub(super) use buffers::buffers;
 pub(super) use columnwise::columnwise;
@@ -33,7 +33,12 @@ fn of_group(name: &str, parts: usize) -> String {
     }
 }
 
-/// Bytes a rank receives when every other one sends it `elements` values. Saturates.
-fn wire_bytes(elements: usize, element: ElementType, mesh: Mesh) -> usize {
-    elements.saturating_mul(element.bytes()).saturating_mul(mesh.ranks() as usize - 1)
+/// Bytes a rank receives when every other one of its group sends it `elements` values. Saturates.
+fn wire_bytes(elements: usize, element: ElementType, mesh: Mesh, group: Group) -> usize {
+    elements.saturating_mul(element.bytes()).saturating_mul(peers(mesh, group))
+}
+
+/// How many other ranks a group has.
+fn peers(mesh: Mesh, group: Group) -> usize {
+    mesh.size(group) as usize - 1
 }

@@ -1,12 +1,15 @@
 //! Norm, vote and Adam.
 //!
 //! Law: nothing behind the vote changes a weight unless every rank voted clean. The norm counts
-//! every main grad once; the vote sees every rank's record, in rank order.
+//! every main grad once; the vote sees the record of every rank of all replicas, in rank order, so that all of them skip a
+//! step together.
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
+use super::peers;
 use crate::format::Orientation;
 use crate::id::{BucketId, SlotId, WeightId};
 use crate::layout::Content;
+use crate::model::Group;
 use crate::op::{AdamOperand, MasterOperand, NormRecord, Op};
 
 /// Adds the optimizer and returns the slot of the vote.
@@ -22,7 +25,7 @@ pub(in super::super) fn optimize(draft: &mut Draft<'_>) -> SlotId {
     let fault = draft.slot(Content::FaultWord);
     let norm = Op::GradNorm { main_grads, fault, record };
     draft.add(tail, Section::Tail, DraftTask::local(norm, "main grads", Carrier::Quantize));
-    let bytes = size_of::<NormRecord>() * (draft.weights.mesh.ranks() as usize - 1);
+    let bytes = size_of::<NormRecord>() * peers(draft.weights.mesh, Group::World);
     let gathered = Op::GatherRecords { from: record, to: records };
     draft.add(tail, Section::Tail, DraftTask::collective(gathered, "norm records", Carrier::Reduce, bytes));
     let optimizer_step = draft.slot(Content::OptimizerStep);

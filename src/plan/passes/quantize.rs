@@ -62,7 +62,8 @@ fn partial_amax(draft: &mut Draft<'_>, bucket: BucketId, vote: Option<SlotId>) -
     Amaxes { bucket, blocks, tensors }
 }
 
-/// The maximum over the ranks of all amaxes of weights that any scale needs, as one collective.
+/// The maximum over the ranks of all amaxes of weights that any scale needs, as one collective. Each replica has all masters, so its
+/// own ranks know the maximum.
 fn all_reduce(draft: &mut Draft<'_>, amaxes: &mut [Amaxes]) {
     let mut pairs = Vec::new();
     let mut elements = 0;
@@ -76,8 +77,10 @@ fn all_reduce(draft: &mut Draft<'_>, amaxes: &mut [Amaxes]) {
         }
     }
     if !pairs.is_empty() {
-        let bytes = wire_bytes(elements, ElementType::F32, draft.weights.mesh);
-        let op = Op::AllReduce { reduction: Reduction::Max, pairs };
+        let mesh = draft.weights.mesh;
+        let group = mesh.replica_group();
+        let bytes = wire_bytes(elements, ElementType::F32, mesh, group);
+        let op = Op::AllReduce { reduction: Reduction::Max, group, pairs };
         let task = DraftTask::collective(op, "amaxes", Carrier::Reduce, bytes);
         draft.add(draft.tail(), Section::Tail, task);
     }

@@ -2,9 +2,10 @@
 //!
 //! Law (PL-4): every gradient a call writes is reduced and accumulated exactly once. Gradients of a sharded weight
 //! that the policy reduces together ([`ReduceEvery`]) are added to the first of them, in its slot, one step behind
-//! compute each. What is complete is reduce-scattered as many calls behind compute as the timetable says, and
-//! accumulated one further; a replicated weight's is accumulated locally, and one all-reduce carries all of them together. The first
-//! contribution of a step overwrites. Gradients of one group that one call completes are one collective.
+//! compute each. What is complete is reduce-scattered as many calls behind compute as the timetable says, over the ranks of a
+//! replica; right behind that its rows are summed over the replicas where there are several, in f32; and they are
+//! accumulated one call further. A replicated weight's is accumulated locally, and one all-reduce over all ranks carries all of them
+//! together. The first contribution of a step overwrites. Gradients of one group that one call completes are one collective.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -14,7 +15,7 @@ use crate::config::{ReduceDtype, ReduceEvery};
 use crate::format::ElementType;
 use crate::id::{CallId, GroupId, MicroBatchId, SlotId, WeightId};
 use crate::layout::Content;
-use crate::model::{Call, Placement};
+use crate::model::{Call, Group, Placement};
 use crate::op::{Op, ReducePart, Reduction};
 
 /// Gradients of one weight that are reduced together: those of one call, of one micro-batch, or all.
@@ -33,6 +34,8 @@ struct Collected {
     name: String,
     elements: usize,
     parts: Vec<ReducePart>,
+    /// From the reduced rows to their sums over the replicas; empty where there is one.
+    sums: Vec<(SlotId, SlotId)>,
 }
 
 /// `behind`: how many calls behind its own a reduction stands.
@@ -65,16 +68,28 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, behind: usize) {
             let task = DraftTask::local(op, draft.name(weight), Carrier::Quantize);
             draft.add(stage + behind + 1, Section::Accumulate, task);
         }
-        for Collected { name, elements, parts, .. } in collected {
-            let element = draft.policy.reduce_dtype.element();
-            let bytes = wire_bytes(elements, element, draft.weights.mesh);
-            let subject = of_group(&name, parts.len());
-            let op = Op::ReduceScatter { element, parts };
-            let task = DraftTask::collective(op, subject, Carrier::Reduce, bytes);
-            draft.add(stage + behind, Section::Reduce, task);
+        for reduction in collected {
+            add(draft, reduction, stage + behind);
         }
     }
     all_reduce(draft);
+}
+
+/// Adds a reduction over the ranks of a replica, and that over the replicas where there are several.
+fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize) {
+    let Collected { name, elements, parts, sums, .. } = reduction;
+    let mesh = draft.weights.mesh;
+    let element = draft.policy.reduce_dtype.element();
+    let bytes = wire_bytes(elements, element, mesh, Group::Shard);
+    let subject = of_group(&name, parts.len());
+    let op = Op::ReduceScatter { element, parts };
+    draft.add(stage, Section::Reduce, DraftTask::collective(op, subject.clone(), Carrier::Reduce, bytes));
+    if !sums.is_empty() {
+        let group = Group::Replicate;
+        let bytes = wire_bytes(elements, ElementType::F32, mesh, group);
+        let op = Op::AllReduce { reduction: Reduction::Sum, group, pairs: sums };
+        draft.add(stage, Section::Reduce, DraftTask::collective(op, subject, Carrier::Reduce, bytes));
+    }
 }
 
 /// Adds a call's gradient to the first of those it is reduced with.
@@ -89,7 +104,7 @@ fn add_to(draft: &mut Draft<'_>, weight: WeightId, first: CallId, call: CallId, 
 }
 
 /// Puts a complete gradient into its group's reduction, or into one of its own; in bf16, if it travels so. Returns the
-/// slot of the rank's reduced rows.
+/// slot of the rank's rows, summed over all ranks.
 fn collect(
     draft: &mut Draft<'_>,
     collected: &mut Vec<Collected>,
@@ -109,16 +124,25 @@ fn collect(
     }
     let to = draft
         .transient(format!("{name} reduced gradient of {call}"), Content::ReducedGradient(weight, first));
+    let sum = (draft.weights.mesh.replicas() > 1).then(|| {
+        let named = format!("{name} gradient of {call} over all replicas");
+        draft.transient(named, Content::SummedGradient(weight, first))
+    });
     let layout = draft.weights.layout(weight);
     let (group, elements, part) = (layout.group, layout.stored_elements(), ReducePart { weight, from, to });
+    let pair = sum.map(|sum| (to, sum));
     match collected.iter_mut().find(|other| group.is_some() && other.group == group) {
         Some(other) => {
             other.elements = other.elements.saturating_add(elements);
             other.parts.push(part);
+            other.sums.extend(pair);
         }
-        None => collected.push(Collected { group, name: name.to_owned(), elements, parts: vec![part] }),
+        None => {
+            let (name, sums) = (name.to_owned(), pair.into_iter().collect());
+            collected.push(Collected { group, name, elements, parts: vec![part], sums });
+        }
     }
-    to
+    sum.unwrap_or(to)
 }
 
 /// What the policy reduces the gradient of `weight` from this call with.
@@ -159,8 +183,9 @@ fn all_reduce(draft: &mut Draft<'_>) {
             })
             .collect();
         let elements = replicated.iter().fold(0, |sum: usize, (_, elements)| sum.saturating_add(*elements));
-        let op = Op::AllReduce { reduction: Reduction::Sum, pairs };
-        let bytes = wire_bytes(elements, ElementType::F32, draft.weights.mesh);
+        let group = Group::World;
+        let op = Op::AllReduce { reduction: Reduction::Sum, group, pairs };
+        let bytes = wire_bytes(elements, ElementType::F32, draft.weights.mesh, group);
         let task = DraftTask::collective(op, "gradients of replicated weights", Carrier::Reduce, bytes);
         draft.add(draft.tail(), Section::Tail, task);
     }

@@ -1,7 +1,8 @@
 //! Why a plan was refused.
 //!
-//! Law: an error names the law, the tasks, the slot and what is missing, in words that need no
-//! knowledge of the planner. There is one variant for each way to break a law.
+//! Law: an error names the law and what would go wrong, the tasks, the slot, what is missing and what to do, in words
+//! that need no knowledge of the planner. There is one variant for each way to break a law. A plan names no rank, so
+//! what an error says holds on every rank.
 
 /// A law that a plan breaks. The plan must not run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -9,7 +10,7 @@
 pub enum VerifyError {
     /// The plan names something it does not contain; no law can be checked on it.
     #[error(
-        "malformed plan: {place} names {named}, but the plan has {present}; build the plan with `StepPlan::build` and do not edit it"
+        "malformed plan: {place} names {named}, but {present}; build the plan with `StepPlan::build` and do not edit it"
     )]
     Malformed {
         /// Where the name stands.
@@ -20,7 +21,9 @@ pub enum VerifyError {
         present: String,
     },
     /// **PL-2** A call would compute with something else than the weight it declared.
-    #[error("PL-2: {task} needs {needs}, but slot `{slot}` holds {holds}; {remedy}")]
+    #[error(
+        "PL-2 (a call would compute with a wrong weight): {task} needs {needs}, but slot `{slot}` holds {holds}; {remedy}"
+    )]
     Use {
         /// The task that would read it.
         task: String,
@@ -35,7 +38,7 @@ pub enum VerifyError {
     },
     /// **PL-3** Two accesses to the same bytes that nothing orders.
     #[error(
-        "PL-3: {first} {first_access} slot `{first_slot}`, and later {second} {second_access} {second_slot}, but nothing makes {second} wait for {first}: {known}; add a fence from the first to the second, or give their slots bytes of their own"
+        "PL-3 (a race): {first} {first_access} slot `{first_slot}`, and later {second} {second_access} {second_slot}, but nothing makes {second} wait for {first}: {known}. So {harm}; let the later task wait for the earlier one (add a fence), or give their slots bytes of their own"
     )]
     Race {
         /// The task that stands earlier in T.
@@ -52,10 +55,12 @@ pub enum VerifyError {
         second_slot: String,
         /// What the later task does wait for on the first one's lane.
         known: String,
+        /// What may happen when both run at once.
+        harm: String,
     },
     /// **PL-3** A task whose own operands share bytes, of which it writes one.
     #[error(
-        "PL-3: {task} writes slot `{written}` and accesses slot `{other}`, which share bytes {begin}..{end}; the operands of one task must lie apart unless all are read"
+        "PL-3 (a race of a task with itself): {task} writes slot `{written}` and accesses slot `{other}`, which share bytes {begin}..{end}; the operands of one task must lie apart unless all are read"
     )]
     Overlap {
         /// The task.
@@ -70,7 +75,9 @@ pub enum VerifyError {
         end: usize,
     },
     /// **PL-4** A task on a gradient's way finds something else than it must.
-    #[error("PL-4: {task} needs {needs}, but slot `{slot}` holds {holds}; {remedy}")]
+    #[error(
+        "PL-4 (a gradient would be lost or wrong): {task} needs {needs}, but slot `{slot}` holds {holds}; {remedy}"
+    )]
     Gradient {
         /// The task.
         task: String,
@@ -85,7 +92,7 @@ pub enum VerifyError {
     },
     /// **PL-4** A sum of gradients that lacks some.
     #[error(
-        "PL-4: {task} takes the main grad of `{weight}` as complete, but the gradient of call `{call}` is not in it: {whereabouts}; every gradient must be reduced and accumulated once before {task}"
+        "PL-4 (a gradient would be lost): {task} takes the main grad of `{weight}` as complete, but the gradient of call `{call}` is not in it: {whereabouts}; every gradient must be reduced and accumulated once before {task}"
     )]
     LostGradient {
         /// The task that consumes the sum.
@@ -98,7 +105,7 @@ pub enum VerifyError {
         whereabouts: String,
     },
     /// **PL-4** A gradient that is added again, or a sum that is begun again.
-    #[error("PL-4: {task} {problem}; {remedy}")]
+    #[error("PL-4 (a gradient would be lost or wrong): {task} {problem}; {remedy}")]
     Accumulation {
         /// The task.
         task: String,
@@ -108,7 +115,9 @@ pub enum VerifyError {
         remedy: String,
     },
     /// **PL-4** The norm, or the optimizer, leaves out a weight or takes it twice.
-    #[error("PL-4: {task} {problem}; every main grad counts exactly once")]
+    #[error(
+        "PL-4 (a weight would be left out or updated wrongly): {task} {problem}; norm and optimizer take every main grad once, the optimizer with the weight's own bucket"
+    )]
     Coverage {
         /// The task.
         task: String,
@@ -117,7 +126,7 @@ pub enum VerifyError {
     },
     /// **PL-5** T is not a topological order of the waits, or lanes and communicators disagree
     /// with it.
-    #[error("PL-5: {task} {problem}; {remedy}")]
+    #[error("PL-5 (lanes or ranks would wait for ever, or not at all): {task} {problem}; {remedy}")]
     Order {
         /// The task.
         task: String,
@@ -127,7 +136,7 @@ pub enum VerifyError {
         remedy: String,
     },
     /// **PL-6** Slots and bytes do not add up.
-    #[error("PL-6: {subject} {problem}; {remedy}")]
+    #[error("PL-6 (bytes do not add up): {subject} {problem}; {remedy}")]
     Bytes {
         /// The slot, region or count.
         subject: String,
@@ -137,7 +146,9 @@ pub enum VerifyError {
         remedy: String,
     },
     /// **PL-9** Resident state is taken or left at another version than the plan declares.
-    #[error("PL-9: {subject} needs {needs}, but {finds}; {remedy}")]
+    #[error(
+        "PL-9 (masters, moments and shards would not fit each other): {subject} needs {needs}, but {finds}; {remedy}"
+    )]
     Edge {
         /// The task, or the edge of the step.
         subject: String,
@@ -150,7 +161,7 @@ pub enum VerifyError {
     },
     /// **PL-10** A call does not run once, in order, with the operands it declares, or an operand
     /// of the step's bookkeeping is not this step's.
-    #[error("PL-10: {task} {problem}; {remedy}")]
+    #[error("PL-10 (the step would not be the declared program): {task} {problem}; {remedy}")]
     Program {
         /// The task or call.
         task: String,

@@ -124,6 +124,12 @@ impl Sweep<'_> {
         } else {
             format!("slot `{}`, which shares bytes {begin}..{end} with it", name(now.slot))
         };
+        let harm = match (earlier.access.writes(), now.access.writes()) {
+            (false, _) => "the earlier one may read what the later one writes",
+            (true, true) => "either one's bytes may be left, or a mixture",
+            (true, false) if earlier.slot == now.slot => "the later one may read before the bytes are there",
+            (true, false) => "the later one may read the earlier one's bytes for its own",
+        };
         let lane = self.plan.lanes[self.order.lane_of(earlier.task)].kind;
         let known = match self.order.last_before(now.task, earlier.task) {
             Some(last) => {
@@ -139,6 +145,7 @@ impl Sweep<'_> {
             second_access: now.access.to_string(),
             second_slot,
             known,
+            harm: harm.into(),
         })
     }
 }

@@ -129,8 +129,11 @@ fn check_waits(plan: &StepPlan) -> Verdict<()> {
                 return refuse(
                     plan,
                     id,
-                    format!("waits for {}, which does not stand before it in T", plan.describe(*wait)),
-                    "a wait must point back in T, or both wait for ever",
+                    format!(
+                        "waits for {}, which does not stand before it in the issue order",
+                        plan.describe(*wait)
+                    ),
+                    "a wait must point back in the issue order, or both wait for ever",
                 );
             }
             if plan.task(*wait).signals.is_none() {
@@ -163,8 +166,12 @@ fn check_communicators(plan: &StepPlan) -> Verdict<()> {
             return refuse(
                 plan,
                 id,
-                format!("is numbered as {}, but its place in T makes it {}", say(found), say(expected)),
-                "number the collectives of each communicator 0, 1, 2, … in T order, or ranks would meet in different ones",
+                format!(
+                    "is numbered as {}, but its place in the issue order makes it {}",
+                    say(found),
+                    say(expected)
+                ),
+                "number the collectives of each communicator 0, 1, 2, … in issue order, or ranks would meet in different ones",
             );
         }
         next[lane] += u32::from(expected.is_some());
@@ -179,7 +186,7 @@ fn check_releases(plan: &StepPlan, order: &Order) -> Verdict<()> {
                 plan,
                 id,
                 format!("may begin before its release, {}, is over", plan.describe(release)),
-                "add a fence on the release, or the prefetch runs further ahead than its depth",
+                "let it wait for that task (add a fence on the release), or the prefetch runs further ahead, and takes more memory, than its policy allows",
             );
         }
     }

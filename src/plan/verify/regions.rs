@@ -6,7 +6,7 @@
 //! this proves that no op reaches beyond its slot.
 
 use super::{Verdict, VerifyError};
-use crate::layout::{ALIGNMENT, Region, Residency, Slot};
+use crate::layout::{ALIGNMENT, Content, Region, Residency, Slot};
 use crate::plan::StepPlan;
 
 pub(super) fn check(plan: &StepPlan) -> Verdict<()> {
@@ -43,8 +43,11 @@ fn check_slot(plan: &StepPlan, slot: &Slot, home: Region) -> Verdict<()> {
     if bytes < needed {
         return refuse(
             &format!("slot `{}`", slot.name),
-            format!("has {bytes} bytes, but its content takes {needed}"),
-            "size slots by `Content::bytes`",
+            format!(
+                "has {bytes} bytes, but its content{} takes {needed}; the rest would lie in other slots",
+                format_of(plan, slot.content)
+            ),
+            "size slots by `Content::bytes`, in the format the weight declares",
         );
     }
     let inside = offset >= home.offset && offset.checked_add(bytes).is_some_and(|end| end <= home.end());
@@ -60,6 +63,17 @@ fn check_slot(plan: &StepPlan, slot: &Slot, home: Region) -> Verdict<()> {
         );
     }
     Ok(())
+}
+
+/// The format that decides the size of a shard or plane, to stand behind the word content.
+fn format_of(plan: &StepPlan, content: Content) -> String {
+    match content {
+        Content::Shard(weight, _) | Content::Gathered(weight, _) | Content::Transposed(weight) => {
+            let layout = plan.weights.layout(weight);
+            format!(" (`{}` in {})", layout.name, layout.format)
+        }
+        _ => String::new(),
+    }
 }
 
 /// Resident slots are disjoint and found by their content. Transient ones cannot meet them,

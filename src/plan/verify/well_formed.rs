@@ -40,7 +40,7 @@ impl Ids<'_> {
         Box::new(VerifyError::Malformed {
             place: place(),
             named: named.to_string(),
-            present: format!("{count} {kind}"),
+            present: format!("the plan has {count} {kind}"),
         })
     }
 
@@ -91,8 +91,17 @@ impl Ids<'_> {
             let place = || format!("`{}`", layout.name);
             self.bucket(layout.bucket, &place)?;
             let bucket = self.plan.weights.bucket(layout.bucket);
-            let alike = bucket.format == layout.format && bucket.placement == layout.placement;
-            if bucket.weights.get(layout.position) != Some(&weight) || !alike {
+            if (bucket.format, bucket.placement) != (layout.format, layout.placement) {
+                return Err(Box::new(VerifyError::Malformed {
+                    place: place(),
+                    named: format!("the format {} ({:?})", layout.format, layout.placement),
+                    present: format!(
+                        "its weights' {} is quantized as {} ({:?}), so its bytes would be read in another format than they are written in",
+                        layout.bucket, bucket.format, bucket.placement
+                    ),
+                }));
+            }
+            if bucket.weights.get(layout.position) != Some(&weight) {
                 let named = format!("place {} of {}", layout.position, layout.bucket);
                 return Err(self.absent(
                     &place,
@@ -130,7 +139,8 @@ impl Ids<'_> {
             | Content::Dense(weight, _, _) => self.weight(weight, &place),
             Content::Gradient(weight, call)
             | Content::WireGradient(weight, call)
-            | Content::ReducedGradient(weight, call) => {
+            | Content::ReducedGradient(weight, call)
+            | Content::SummedGradient(weight, call) => {
                 self.weight(weight, &place)?;
                 self.call_id(call, &place)
             }
@@ -187,6 +197,7 @@ impl Ids<'_> {
                 some(parts.len(), place)?;
                 parts.iter().try_for_each(|part| self.weight(part.weight, place))
             }
+            Op::GatherChunk { part, .. } => self.weight(part.weight, place),
             Op::ReduceScatter { parts, .. } => {
                 some(parts.len(), place)?;
                 parts.iter().try_for_each(|part| self.weight(part.weight, place))
@@ -222,6 +233,6 @@ fn some(parts: usize, place: Place<'_>) -> Verdict<()> {
     if parts > 0 {
         return Ok(());
     }
-    let (named, present) = ("no weight".to_owned(), "at least one for every collective".to_owned());
+    let (named, present) = ("no weight".to_owned(), "every collective carries at least one".to_owned());
     Err(VerifyError::Malformed { place: place(), named, present }.into())
 }

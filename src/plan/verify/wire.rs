@@ -1,6 +1,6 @@
 //! PL-6: what a task says it receives is what its op and the mesh imply.
 //!
-//! Law: in every collective each rank gets from each other rank the same number of bytes: its shard, its slice of a gradient, its
+//! Law: in every collective each rank gets from each other rank of its group the same number of bytes: its shard, its slice of a gradient, its
 //! values or its record. Ops that are no collectives receive nothing. How often bytes travel inside of a collective is the
 //! transport's business and no part of a plan.
 
@@ -12,14 +12,14 @@ use crate::plan::StepPlan;
 
 /// Checks every task. Every id points into the plan.
 pub(super) fn check(plan: &StepPlan) -> Verdict<()> {
-    let ranks = plan.weights.mesh.ranks() as usize;
     for (id, task) in plan.entries() {
+        let ranks = task.op.group().map_or(1, |group| plan.weights.mesh.size(group)) as usize;
         let implied = from_each_peer(plan, &task.op).saturating_mul(ranks.saturating_sub(1));
         if task.wire_bytes != implied {
             return Err(Box::new(VerifyError::Bytes {
                 subject: plan.describe(id),
                 problem: format!(
-                    "says that it receives {} bytes, but on {ranks} ranks its op receives {implied}",
+                    "says that it receives {} bytes, but its op receives {implied} among {ranks} ranks",
                     task.wire_bytes
                 ),
                 remedy: "count what every other rank sends it; prices and traces are made from this number"
@@ -41,6 +41,7 @@ fn from_each_peer(plan: &StepPlan, op: &Op) -> usize {
             let planes = plan.weights.layout(part.weight).shard_planes(part.orientation);
             sum(&mut planes.iter().map(PlaneSpec::bytes))
         })),
+        Op::GatherChunk { chunk, .. } => chunk.end.saturating_sub(chunk.begin),
         Op::ReduceScatter { element, parts } => sum(&mut parts
             .iter()
             .map(|part| plan.weights.layout(part.weight).stored_elements().saturating_mul(element.bytes()))),

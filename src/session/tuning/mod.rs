@@ -197,11 +197,11 @@ impl Tuning {
     }
 }
 
-fn as_configured(prefetch: Prefetch, cluster: &str) -> config::Prefetch {
+fn as_configured(prefetch: Prefetch, settings: &config::Prefetch) -> config::Prefetch {
     let chosen = match prefetch {
         Prefetch::Depth(depth) => config::Prefetch::depth(depth),
         Prefetch::Bytes(bytes) => config::Prefetch::bytes(config::ByteSize::new(bytes as u64)),
         Prefetch::Auto => config::Prefetch::auto(),
     };
-    config::Prefetch { cluster: cluster.to_owned(), ..chosen }
+    config::Prefetch { cluster: settings.cluster.clone(), chunk: settings.chunk, ..chosen }
 }

@@ -17,7 +17,7 @@ pub(super) fn to_configure(tuner: &Tuner, settings: &Config) -> Option<config::P
     let choice = tuner.choice().map(|choice| choice.candidate).filter(|chosen| !chosen.by_measurement);
     let fastest = || tuner.log().iter().filter(ran).min_by_key(|decision| decision.step);
     let candidate = choice.or_else(|| fastest().map(|decision| decision.candidate))?;
-    Some(as_configured(candidate.prefetch, &settings.prefetch.cluster))
+    Some(as_configured(candidate.prefetch, &settings.prefetch))
 }
 
 impl fmt::Display for Tuning {
@@ -52,6 +52,9 @@ impl fmt::Display for Tuning {
         writeln!(out, "{prefetch}")?;
         if prefetch.policy.is_some() {
             writeln!(out, "prefetch.cluster = {}", toml::Value::from(prefetch.cluster))?;
+        }
+        if let Some(chunk) = prefetch.chunk {
+            writeln!(out, "prefetch.chunk = \"{chunk}\"")?;
         }
         if let Some(budget) = self.settings.memory.budget {
             writeln!(out, "memory.budget = \"{budget}\"")?;

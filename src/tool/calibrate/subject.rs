@@ -140,10 +140,11 @@ impl Observation {
     pub(super) fn shares(&self, algorithm: Algorithm) -> Vec<Share> {
         let plan = &self.plan;
         let work = Work { calls: &plan.calls, slots: &plan.arena.slots, weights: &plan.weights };
-        let ranks = plan.weights.mesh.ranks();
+        let mesh = plan.weights.mesh;
         let priced = |latency_us, link, memory, flops| {
-            let cluster = unit(ranks, algorithm, Link { latency_us, bytes_per_s: link }, memory, flops);
-            Prices::new(&cluster, ranks)
+            let cluster =
+                unit(mesh.ranks(), algorithm, Link { latency_us, bytes_per_s: link }, memory, flops);
+            Prices::new(&cluster, mesh)
         };
         // Nanoseconds per unit: one microsecond is 1000 of them, one byte at 1e9 bytes per second one.
         let (free, one) = (f64::MAX, 1e9);

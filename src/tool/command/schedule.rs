@@ -11,6 +11,7 @@ use super::super::{
     simulate_model, tune_model,
 };
 use crate::config::{ByteSize, Prefetch};
+use crate::model::Mesh;
 
 /// Plans one step of a model and says what it needs: tasks, memory, bytes on the wire
 ///
@@ -31,6 +32,8 @@ use crate::config::{ByteSize, Prefetch};
 ///   embedding_format = "bf16"  that of embedding and head; bf16 when left out
 ///   experts = 64             experts of every MLP, each of width ffn; 1 when left out
 ///   experts_per_token = 6    experts that a token passes through; 1 when left out
+///   expert_groups = 1        groups of experts that travel as one collective, each expert a weight of its own;
+///                            when left out, the experts of a matrix are rows of one weight
 ///   tied = true              the head is the embedding; false when left out
 ///   replays = 1              how often the last block runs again; 0 when left out
 ///
@@ -52,7 +55,7 @@ pub(super) struct Plan {
     #[command(flatten)]
     model: ModelArguments,
 
-    /// Ranks that the weights are sharded over
+    /// Ranks, in all copies of the model
     #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     ranks: u32,
 
@@ -98,7 +101,7 @@ pub(super) struct Simulate {
     #[arg(long, value_name = "PRESET|FILE")]
     cluster: String,
 
-    /// Ranks that the weights are sharded over; node after node
+    /// Ranks, in all copies of the model; node after node
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     ranks: u32,
 
@@ -144,6 +147,10 @@ pub(super) struct ModelArguments {
     /// Most transient bytes per rank, over the configuration's memory.budget
     #[arg(long, value_name = "SIZE")]
     budget: Option<ByteSize>,
+
+    /// Copies of the model, over the configuration's mesh.replicate; they divide the ranks
+    #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=i64::from(Mesh::MAX_RANKS)))]
+    replicate: Option<u32>,
 }
 
 /// Finds the prefetch policy that is fastest on a machine, within a budget of memory
@@ -164,7 +171,7 @@ pub(super) struct Tune {
     #[arg(long, value_name = "PRESET|FILE")]
     cluster: String,
 
-    /// Ranks that the weights are sharded over; node after node
+    /// Ranks, in all copies of the model; node after node
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     ranks: u32,
 
@@ -227,9 +234,10 @@ Examples:
 
 impl ModelArguments {
     fn options(self) -> ModelOptions {
-        let Self { model, config, depth, bytes, auto, budget } = self;
+        let Self { model, config, depth, bytes, auto, budget, replicate } = self;
         let prefetch = depth.map(Prefetch::depth).or_else(|| bytes.map(Prefetch::bytes));
-        ModelOptions { model, config, prefetch: prefetch.or_else(|| auto.then(Prefetch::auto)), budget }
+        let prefetch = prefetch.or_else(|| auto.then(Prefetch::auto));
+        ModelOptions { model, config, prefetch, budget, replicate }
     }
 }
 

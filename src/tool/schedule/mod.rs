@@ -59,6 +59,8 @@ pub struct ModelOptions {
     pub prefetch: Option<Prefetch>,
     /// In place of the configuration's `memory.budget`.
     pub budget: Option<ByteSize>,
+    /// In place of the configuration's `mesh.replicate`.
+    pub replicate: Option<u32>,
 }
 
 /// What to simulate, and what to write.
@@ -177,9 +179,11 @@ pub fn show_trace(trace: &Path, outputs: &Outputs, step: Option<u64>) -> Result<
 fn declare(options: &ModelOptions) -> Result<Declaration, ScheduleError> {
     let mut config = Config::load(options.config.as_deref())?;
     if let Some(prefetch) = &options.prefetch {
-        config.prefetch = Prefetch { cluster: config.prefetch.cluster, ..prefetch.clone() };
+        config.prefetch =
+            Prefetch { cluster: config.prefetch.cluster, chunk: config.prefetch.chunk, ..prefetch.clone() };
     }
     config.memory.budget = options.budget.or(config.memory.budget);
+    config.mesh.replicate = options.replicate.unwrap_or(config.mesh.replicate);
     let file = ModelFile::load(&options.model)?;
     let model = config.apply_weight_rules(&file.model()?)?;
     Ok(Declaration {
@@ -194,4 +198,40 @@ fn cluster(name: &str) -> Result<Cluster, ScheduleError> {
     let presets = || PRESETS.map(|(name, _)| name).join(", ");
     let missing = || ScheduleError::NoCluster { name: name.to_owned(), presets: presets() };
     Ok(named(name).ok_or_else(missing)??)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::CpuSurface;
+    use crate::compute::ComputeContext;
+    use crate::model::Call;
+
+    const MODEL: &str =
+        "layers = 1\nhidden = 64\nffn = 128\nheads = 2\nvocabulary = 64\ntokens = 16\nformat = 'mxfp8'\n";
+
+    /// TL-5: what is shown is the plan of a session of the same program and configuration.
+    #[test]
+    fn the_plan_that_is_shown_is_the_one_a_session_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.toml");
+        std::fs::write(&path, MODEL).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        for depth in [0, 2] {
+            let prefetch = Some(Prefetch { depth: Some(depth), ..Prefetch::default() });
+            let options =
+                ModelOptions { model: path.clone(), config: None, prefetch, budget: None, replicate: None };
+            let shown = plan_model(&options, None, 2, &PlanView::Tasks).unwrap();
+            let Declaration { program, config, .. } = declare(&options).unwrap();
+            let run = runtime.block_on(async {
+                let closures = |_| |_: &Call, _: &ComputeContext<'_, CpuSurface>| Ok(());
+                let name = program.name().to_owned();
+                let session = Session::builder(config, closures).program(program).start_cpu(2).await.unwrap();
+                let plan = session.plan(&name).unwrap().to_string();
+                session.close().await.unwrap();
+                plan
+            });
+            assert_eq!(shown, run);
+        }
+    }
 }

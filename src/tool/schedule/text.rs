@@ -16,10 +16,15 @@ pub(super) fn size(count: usize) -> String {
 }
 
 pub(super) fn totals(plan: &StepPlan) -> String {
-    let mut ops: BTreeMap<(String, &str), (usize, usize)> = BTreeMap::new();
+    let mesh = plan.weights.mesh;
+    let mut ops: BTreeMap<(String, String), (usize, usize)> = BTreeMap::new();
     for task in &plan.tasks {
         let lane = plan.lanes.get(task.lane.index()).map_or_else(String::new, |lane| lane.kind.to_string());
-        let (tasks, wire) = ops.entry((lane, task.op.name())).or_default();
+        let op = match task.op.group().filter(|_| mesh.replicas() > 1) {
+            Some(group) => format!("{} ({group})", task.op.name()),
+            None => task.op.name().to_owned(),
+        };
+        let (tasks, wire) = ops.entry((lane, op)).or_default();
         *tasks += 1;
         *wire = wire.saturating_add(task.wire_bytes);
     }
@@ -31,7 +36,7 @@ pub(super) fn totals(plan: &StepPlan) -> String {
     ]);
     for ((lane, op), (tasks, wire)) in ops {
         let wire = if wire == 0 { String::new() } else { size(wire) };
-        table.row([lane, op.to_owned(), tasks.to_string(), wire]);
+        table.row([lane, op, tasks.to_string(), wire]);
     }
     let bounds = &plan.bounds;
     let collectives = plan.tasks.iter().filter(|task| task.collective.is_some()).count();
@@ -45,7 +50,7 @@ pub(super) fn totals(plan: &StepPlan) -> String {
         ("  transient", format!("{}, {over:.3} times the bound below", size(bounds.transient_bytes))),
         ("  live bound", format!("{} at {}", size(bounds.live_bytes), plan.describe(bounds.live_peak))),
         ("wire", format!("{} received per rank and step", size(bounds.wire_bytes))),
-        ("fingerprint", format!("{:016x}, {} ranks", plan.fingerprint(), plan.weights.mesh.ranks())),
+        ("fingerprint", format!("{:016x}, {mesh}", plan.fingerprint())),
     ];
     text.push('\n');
     for (name, value) in rows {

@@ -11,7 +11,7 @@ use super::text::size;
 use super::{Declaration, ModelOptions, Outputs, ScheduleError, cluster, declare};
 use crate::backend::BackendError;
 use crate::cluster::Cluster;
-use crate::config::{ByteSize, Config, Prefetch as Chosen};
+use crate::config::{ByteSize, Config, MeshAxes, Prefetch as Chosen};
 use crate::exec::ExecError;
 use crate::plan::{Costs, PlanError, Policy, Prefetch};
 use crate::session::{Session, SessionError, Simulation, costs_of};
@@ -146,6 +146,7 @@ impl Bench<'_> {
         steps: u32,
     ) -> Result<Result<Simulation, (Misfit, String)>, SessionError> {
         let Declaration { program, config, .. } = self.declared;
+        let prefetch = Chosen { chunk: config.prefetch.chunk, ..prefetch };
         let config = Config { prefetch, ..config.clone() };
         match Session::simulate_with(program, &config, self.cluster, self.ranks, steps, self.costs) {
             Ok(simulation) => Ok(Ok(simulation)),
@@ -253,8 +254,14 @@ fn said(rows: &[Row], tuner: &Tuner, found: &Point, config: &Config) -> String {
     if found.prefetch.policy.is_some() {
         let _ = writeln!(text, "prefetch.cluster = {}", toml::Value::from(found.prefetch.cluster.clone()));
     }
+    if let Some(chunk) = config.prefetch.chunk {
+        let _ = writeln!(text, "prefetch.chunk = \"{chunk}\"");
+    }
     if let Some(budget) = config.memory.budget {
         let _ = writeln!(text, "memory.budget = \"{budget}\"");
+    }
+    if config.mesh != MeshAxes::default() {
+        let _ = writeln!(text, "mesh.replicate = {}", config.mesh.replicate);
     }
     text
 }

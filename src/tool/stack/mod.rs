@@ -12,13 +12,13 @@
 //! The loss is the sum of the last output. `benches/peers/fsdp2_stack.py` is the same stack in PyTorch.
 //!
 //! Laws:
-//! - **ST-1** every variant computes the same products of the same shapes on the same numbers: weights, input and the order
+//! - **SK-1** every variant computes the same products of the same shapes on the same numbers: weights, input and the order
 //!   of calls are those of the resident stack. What differs is where weights come from and what they are rounded to.
-//! - **ST-2** a step is timed with the devices idle before it and after it; times are medians.
-//! - **ST-3** the loss of every variant stands beside that of the resident stack, so that a variant that computes something
+//! - **SK-2** a step is timed with the devices idle before it and after it; times are medians.
+//! - **SK-3** the loss of every variant stands beside that of the resident stack, so that a variant that computes something
 //!   else is seen; with the ending `training` the gradient norm too. The ending `gradients` has no norm: its plan computes
 //!   none, and one beside it would be timed with it. Its calls and reductions are those of `training`.
-//! - **ST-4** a variant that cannot run is a row that says why; the others run all the same.
+//! - **SK-4** a variant that cannot run is a row that says why; the others run all the same.
 //!
 //! | file | idea |
 //! |---|---|

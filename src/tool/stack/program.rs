@@ -193,6 +193,7 @@ mod tests {
 
     const SHAPE: StackShape = StackShape { hidden: 128, ffn: 256, layers: 3, tokens: 32 };
 
+    /// SK-1.
     #[test]
     fn both_endings_have_the_same_calls_and_one_part_for_each() {
         let endings = [Ending::Gradients, Ending::Training];

@@ -39,6 +39,7 @@ fn uniform(seed: u32, index: u64) -> f32 {
 mod tests {
     use super::*;
 
+    /// SK-1: what a rank begins with are its rows of what the resident stack begins with.
     #[test]
     fn rows_drawn_apart_are_those_of_the_whole() {
         let mut whole = [0.0; 64];

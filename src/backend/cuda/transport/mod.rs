@@ -79,6 +79,11 @@ pub(super) struct Route<'a> {
 impl Route<'_> {
     /// The commands of one collective.
     pub(super) fn collective(&self, kernels: &Kernels, op: &Collective) -> Result<Vec<Command>, CudaFailure> {
+        if let Pull::Chunk(..) = &op.pull {
+            return Err(CudaFailure::Refused(
+                "gathers in chunks have no transport on GPUs yet; remove prefetch.chunk".to_owned(),
+            ));
+        }
         let own = self.view.own();
         let mut commands = Vec::new();
         for stage in stages(&self.view, self.transport, self.reduce, &op.pull) {
@@ -136,6 +141,8 @@ impl Route<'_> {
 fn stages(view: &View<'_>, transport: Transport, reduce: Reduce, pull: &Pull) -> Vec<Stage> {
     match (transport, pull) {
         (Transport::Peer, Pull::Gather(moves)) => peer::gather(view, moves),
+        // Refused before anybody asks for its stages.
+        (_, Pull::Chunk(..)) => Vec::new(),
         (Transport::Peer, Pull::ReduceScatter(element, parts)) => peer::reduce_scatter(view, *element, parts),
         (Transport::Peer, Pull::AllReduce(reduction, moves)) => peer::all_reduce(view, *reduction, moves),
         (Transport::Nccl, Pull::Gather(moves)) => nccl::gather(view, moves),

@@ -189,7 +189,7 @@ impl Run<'_> {
         if found != Some(version) {
             let form = match form {
                 Form::Planes => "planes",
-                Form::Dense => "dense values",
+                Form::Dense => "dense f32 values",
                 Form::DenseBf16 => "dense bf16 values",
             };
             let needs = format!(
@@ -198,7 +198,9 @@ impl Run<'_> {
                 running.call.label()
             );
             let remedy = match found {
-                Some(_) => "gather between the cast of the version the step begins with and the next cast",
+                Some(_) => {
+                    "gather behind the cast of the version the step begins with, and before the optimizer's next cast"
+                }
                 None => "gather this weight, derive what the use asks for, and let the call read that slot",
             };
             return self.wrong_use(running.task, slot, needs, remedy);

@@ -52,7 +52,7 @@ impl Run<'_> {
             let is_in_sum = |call: &CallId| matches!(main_grad, Some(Held::MainGrad(of, sum)) if *of == weight && sum.contains(call));
             if let Some(call) = contributors.iter().find(|call| !is_in_sum(call)) {
                 return Err(Box::new(VerifyError::LostGradient {
-                    task: self.plan_name(),
+                    task: format!("the end of {}", self.plan_name()),
                     weight: self.name(weight).into(),
                     call: self.call_name(*call),
                     whereabouts: self.whereabouts(weight, *call),

@@ -1,7 +1,8 @@
 //! PL-4: the way of a gradient from the call that wrote it to its main grad.
 //!
-//! Law: a sharded weight's gradient is reduce-scattered, by itself or added to others of the weight, then
-//! accumulated; a replicated weight's is accumulated, then all-reduced. The first contribution of a step begins the
+//! Law: a sharded weight's gradient is reduce-scattered, by itself or added to others of the weight, then summed over the
+//! replicas where there are several, then accumulated; a replicated weight's is accumulated, then all-reduced over all ranks. So a
+//! contribution passes each sum over ranks exactly once. The first contribution of a step begins the
 //! sum and no later one does; none is added twice, on the rank or behind the reduction; and they are added in program
 //! order, because sums of floats depend on it: so equal programs give equal bits, however they are scheduled. Calls of
 //! different micro-batches are different contributions. Padding rows are zero before anything is summed over ranks.
@@ -12,8 +13,17 @@ use super::{Held, Run, Verdict, VerifyError};
 use crate::format::ElementType;
 use crate::id::{CallId, SlotId, TaskId, WeightId};
 use crate::layout::Content;
-use crate::model::Placement;
+use crate::model::{Group, Placement};
 use crate::op::ReducePart;
+
+/// An element type on the wire, as `reduce_dtype` spells it.
+const fn of_wire(element: ElementType) -> &'static str {
+    match element {
+        ElementType::Bf16 => "bf16",
+        ElementType::F32 => "f32",
+        ElementType::U8 => "bytes",
+    }
+}
 
 impl Run<'_> {
     pub(super) fn zero_padding(&mut self, task: TaskId, weight: WeightId, gradient: SlotId) -> Verdict<()> {
@@ -46,15 +56,17 @@ impl Run<'_> {
             (ElementType::F32, _) => self.padded_gradient(task, weight, from, "reduce")?,
             (ElementType::Bf16, Held::WireGradient(of, calls)) if *of == weight => calls.clone(),
             _ => {
-                let needs = format!("a gradient of `{}` rounded to {element:?}", self.name(weight));
+                let needs = format!("a gradient of `{}` rounded to {}", self.name(weight), of_wire(element));
                 return self.wrong_gradient(task, from, needs, "round the gradient before it is reduced");
             }
         };
         let chosen = self.plan.policy.reduce_dtype.element();
         if element != chosen {
             let problem = format!(
-                "reduces the gradient of `{}` in {element:?}, but the plan was asked for {chosen:?}",
-                self.name(weight)
+                "reduces the gradient of `{}` in {}, but the plan was asked for {}",
+                self.name(weight),
+                of_wire(element),
+                of_wire(chosen)
             );
             return self.wrong_accumulation(task, problem, "let gradients travel as reduce_dtype says");
         }
@@ -137,7 +149,7 @@ impl Run<'_> {
                     self.name(weight),
                     self.call_name(*call)
                 ),
-                "accumulate each gradient once",
+                "add each gradient once, or it counts twice",
             );
         }
         if let (Some(last), Some(first)) = (sum.last(), added.first())
@@ -180,20 +192,56 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn reduce_sums(&mut self, task: TaskId, pairs: &[(SlotId, SlotId)]) -> Verdict<()> {
+    /// Sums over a group of ranks: of rows that were reduced inside of each replica, or of what each rank of the world added up of a
+    /// replicated weight.
+    pub(super) fn reduce_sums(
+        &mut self,
+        task: TaskId,
+        group: Group,
+        pairs: &[(SlotId, SlotId)],
+    ) -> Verdict<()> {
+        let alike = |other| self.plan.weights.mesh.alike(group, other);
+        let (over_replicas, over_all) = (alike(Group::Replicate), alike(Group::World));
         for (from, to) in pairs {
-            let Held::LocalSum(weight, sum) = self.slots.held(*from).clone() else {
-                let needs = "this rank's gradient sum of a replicated weight, since it takes sums".into();
-                return self.wrong_gradient(
-                    task,
-                    *from,
-                    needs,
-                    "accumulate the weight's gradients before the all-reduce",
-                );
+            let held = match self.slots.held(*from).clone() {
+                Held::ReducedGradient(weight, calls) if over_replicas => Held::SummedGradient(weight, calls),
+                Held::LocalSum(weight, sum) if over_all => Held::MainGrad(weight, sum),
+                _ => return self.wrong_sum(task, group, *from),
             };
-            self.fill(task, *to, Held::MainGrad(weight, sum))?;
+            self.fill(task, *to, held)?;
         }
         Ok(())
+    }
+
+    /// What a sum over `group` finds in `slot` is not what such a sum is taken of.
+    fn wrong_sum(&self, task: TaskId, group: Group, slot: SlotId) -> Verdict<()> {
+        let (needs, remedy) = match (group, self.slots.held(slot)) {
+            (_, Held::SummedGradient(..)) => (
+                "gradient rows that were not summed over the replicas before",
+                "sum each gradient over the replicas once, or it counts as often as there are replicas",
+            ),
+            (_, Held::Gradient { .. } | Held::WireGradient(..)) => (
+                "gradient rows that were reduced inside of each replica",
+                "reduce-scatter the gradient before it is summed over the replicas",
+            ),
+            (Group::Shard | Group::World, Held::ReducedGradient(..)) => (
+                "the other replicas to sum reduced gradient rows with, since ranks of one replica hold different rows",
+                "sum reduced rows over the replicate group",
+            ),
+            (Group::Shard | Group::Replicate, Held::LocalSum(..)) => (
+                "all ranks to sum the gradient of a replicated weight with",
+                "sum gradients of replicated weights over the world",
+            ),
+            (Group::Replicate, _) => (
+                "reduced gradient rows of a sharded weight, since it sums over the replicas",
+                "reduce-scatter the weight's gradient first",
+            ),
+            _ => (
+                "this rank's gradient sum of a replicated weight, since it takes sums",
+                "accumulate the weight's gradients before the all-reduce",
+            ),
+        };
+        self.wrong_gradient(task, slot, needs.into(), remedy)
     }
 
     /// PL-4: `slot` must hold the main grad of `weight` with every call's gradient in it.
@@ -230,13 +278,21 @@ impl Run<'_> {
         placement: Placement,
         from: SlotId,
     ) -> Verdict<BTreeSet<CallId>> {
+        let replicated = self.plan.weights.mesh.replicas() > 1;
         let (what, remedy) = match (placement, self.slots.held(from)) {
-            (Placement::Sharded, Held::ReducedGradient(of, calls)) if *of == weight => {
+            (Placement::Sharded, Held::ReducedGradient(of, calls)) if *of == weight && !replicated => {
+                return Ok(calls.clone());
+            }
+            (Placement::Sharded, Held::SummedGradient(of, calls)) if *of == weight => {
                 return Ok(calls.clone());
             }
             (Placement::Replicated, Held::Gradient { weight: of, calls, .. }) if *of == weight => {
                 return Ok(calls.clone());
             }
+            (Placement::Sharded, Held::ReducedGradient(..)) if replicated => (
+                "a gradient summed over all replicas",
+                "sum reduced rows over the replicas, or each replica goes on with gradients of its own",
+            ),
             (Placement::Sharded, _) => ("a reduced gradient", "reduce-scatter the gradient first"),
             (Placement::Replicated, _) => {
                 ("a call's gradient", "accumulate between the call and the next writer of its bytes")
@@ -294,6 +350,11 @@ impl Run<'_> {
             find(&|_, held| matches!(held, Held::LocalSum(w, sum) if *w == weight && sum.contains(&call)))
         {
             return format!("it was added to slot `{}` behind the all-reduce", self.slot_name(slot));
+        }
+        let summed = |held: &Held| matches!(held, Held::SummedGradient(w, calls) if *w == weight && calls.contains(&call));
+        if let Some(slot) = find(&|_, held| summed(held)) {
+            let slot = self.slot_name(slot);
+            return format!("it was summed over the replicas into slot `{slot}` and not accumulated");
         }
         let reduced = |held: &Held| matches!(held, Held::ReducedGradient(w, calls) if *w == weight && calls.contains(&call));
         if let Some(slot) = find(&|_, held| reduced(held)) {

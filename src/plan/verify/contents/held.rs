@@ -56,6 +56,8 @@ pub(super) enum Held {
     DelayedScale(BucketId, Version),
     /// Planes of a whole weight, as gathered.
     Gathered(WeightId, Orientation, Version),
+    /// Those of which only the first bytes of every rank's shard are there.
+    Gathering { weight: WeightId, orientation: Orientation, version: Version, bytes: usize },
     /// Columnwise planes derived from rowwise ones.
     Transposed(WeightId, Version),
     /// A dequantized weight, in f32 or bf16.
@@ -66,8 +68,10 @@ pub(super) enum Held {
     Gradient { weight: WeightId, calls: BTreeSet<CallId>, padded: bool },
     /// That in bf16, its padding rows zero.
     WireGradient(WeightId, BTreeSet<CallId>),
-    /// This rank's rows of that, summed over the ranks.
+    /// This rank's rows of that, summed over the ranks of its replica.
     ReducedGradient(WeightId, BTreeSet<CallId>),
+    /// Those rows, summed over the replicas too.
+    SummedGradient(WeightId, BTreeSet<CallId>),
     /// A rank's own sum of these calls' gradients.
     LocalSum(WeightId, BTreeSet<CallId>),
     /// The main grad: the sum of these calls' gradients over all ranks.
@@ -108,6 +112,9 @@ impl Held {
             Self::AmaxHistory(bucket, _) => content == Content::AmaxHistory(*bucket),
             Self::DelayedScale(bucket, _) => content == Content::DelayedScale(*bucket),
             Self::Gathered(weight, orientation, _) => content == Content::Gathered(*weight, *orientation),
+            Self::Gathering { weight, orientation, .. } => {
+                content == Content::Gathered(*weight, *orientation)
+            }
             Self::Transposed(weight, _) => content == Content::Transposed(*weight),
             Self::Dense(weight, orientation, values, _) => {
                 content == Content::Dense(*weight, *orientation, *values)
@@ -121,6 +128,9 @@ impl Held {
             }
             Self::ReducedGradient(weight, calls) => {
                 matches!(content, Content::ReducedGradient(other, call) if other == *weight && calls.contains(&call))
+            }
+            Self::SummedGradient(weight, calls) => {
+                matches!(content, Content::SummedGradient(other, call) if other == *weight && calls.contains(&call))
             }
             Self::LocalSum(weight, _) => content == Content::LocalGrad(*weight),
             Self::MainGrad(weight, _) => content == Content::MainGrad(*weight),
@@ -150,6 +160,10 @@ impl Held {
                 format!("nothing any more: {by} overwrote it through slot `{slot}`")
             }
             Self::Stale => "what an earlier step left".into(),
+            Self::Gathering { weight, orientation, version, bytes } => {
+                let name = name(weight);
+                format!("the first {bytes} bytes of every rank's {orientation} shard of {name} at {version}")
+            }
             Self::Master(weight, version) => format!("the master of {} at {version}", name(weight)),
             Self::MasterRemainder(weight, version) => {
                 format!("the master remainder of {} at {version}", name(weight))
@@ -158,7 +172,7 @@ impl Held {
             Self::ExpAvgSq(weight, version) => format!("the second moment of {} at {version}", name(weight)),
             Self::Shard { weight, orientation, data, scale } => {
                 let of = |version: &Option<Version>| {
-                    version.map_or("not yet written".into(), |at| format!("at {at}"))
+                    version.map_or("not written yet".into(), |at| format!("at {at}"))
                 };
                 let planes = match scale {
                     scale if scale == data => of(data),
@@ -201,6 +215,9 @@ impl Held {
             Self::ReducedGradient(weight, of) => {
                 format!("the reduced gradient of {} from {}", name(weight), calls(of))
             }
+            Self::SummedGradient(weight, of) => {
+                format!("the gradient of {} from {}, summed over the replicas", name(weight), calls(of))
+            }
             Self::LocalSum(weight, of) => {
                 format!("this rank's gradient sum of {} over {}", name(weight), calls(of))
             }
@@ -211,7 +228,9 @@ impl Held {
             Self::Vote => "the vote of the step".into(),
             Self::LearningRate => "the learning rate".into(),
             Self::LossScale => "the loss scale".into(),
-            Self::OptimizerStep { votes } => format!("the optimizer's step count, {votes} steps on"),
+            Self::OptimizerStep { votes } => {
+                format!("the optimizer's step count, after {votes} votes of this step")
+            }
             Self::Buffer(buffer, value) => {
                 format!("buffer `{}` {}", plan.buffers[buffer.index()].name, value.describe(plan))
             }
@@ -223,7 +242,7 @@ impl Held {
 pub(super) const fn dense_in(values: ElementType) -> &'static str {
     match values {
         ElementType::Bf16 => "dense bf16",
-        ElementType::F32 | ElementType::U8 => "dense",
+        ElementType::F32 | ElementType::U8 => "dense f32",
     }
 }
 
@@ -231,7 +250,7 @@ impl BufferValue {
     /// In words, to stand behind the buffer's name.
     pub(super) fn describe(self, plan: &StepPlan) -> String {
         match self {
-            Self::Staged(micro_batch) if micro_batch.number() == 0 => "as the trainer staged it".into(),
+            Self::Staged(_) if plan.micro_batches == 1 => "as the trainer staged it".into(),
             Self::Staged(micro_batch) => format!("as the trainer staged it for {micro_batch}"),
             Self::Carried => "as the step before left it".into(),
             Self::Written(call) => format!("as call `{}` wrote it", plan.calls[call.index()].label()),

@@ -95,8 +95,12 @@ impl<'p> Run<'p> {
             Op::PartialAmax { bucket, masters, block_amax, tensor_amax, vote } => {
                 self.partial_amax(task, *bucket, masters, (*block_amax, *tensor_amax), *vote)
             }
-            Op::AllReduce { reduction: Reduction::Max, pairs } => self.reduce_amaxes(task, pairs),
-            Op::AllReduce { reduction: Reduction::Sum, pairs } => self.reduce_sums(task, pairs),
+            Op::AllReduce { reduction: Reduction::Max, group, pairs } => {
+                self.reduce_amaxes(task, *group, pairs)
+            }
+            Op::AllReduce { reduction: Reduction::Sum, group, pairs } => {
+                self.reduce_sums(task, *group, pairs)
+            }
             Op::FusedScale { bucket, block_amax, tensor_amax, encode, tensor_scale, shards, vote } => {
                 let (amaxes, factors) = ((*block_amax, *tensor_amax), (*encode, *tensor_scale));
                 self.fused_scale(task, *bucket, amaxes, factors, shards, *vote)
@@ -113,6 +117,7 @@ impl<'p> Run<'p> {
             Op::AllGather { parts } => parts
                 .iter()
                 .try_for_each(|part| self.gather(task, part.weight, part.orientation, part.from, part.to)),
+            Op::GatherChunk { part, chunk } => self.gather_chunk(task, *part, *chunk),
             Op::Transpose { weight, from, to } => self.transpose(task, *weight, *from, *to),
             Op::Dequantize { weight, orientation, from, tensor_scale, values, to } => {
                 self.dequantize(task, (*weight, *orientation, *values), *from, *tensor_scale, *to)

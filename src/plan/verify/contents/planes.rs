@@ -4,8 +4,9 @@
 //! planes keeps weight and version, and needs scales of the same version.
 
 use super::{Held, Run, Verdict};
-use crate::format::{ElementType, Orientation};
+use crate::format::{ElementType, Orientation, PlaneSpec};
 use crate::id::{SlotId, TaskId, Version, WeightId};
+use crate::op::{Chunk, GatherPart};
 
 impl Run<'_> {
     pub(super) fn gather(
@@ -16,25 +17,64 @@ impl Run<'_> {
         from: SlotId,
         to: SlotId,
     ) -> Verdict<()> {
-        let version = match self.slots.held(from) {
+        let version = self.sent(task, weight, orientation, from)?;
+        self.fill(task, to, Held::Gathered(weight, orientation, version))
+    }
+
+    /// A chunk begins where those before it ended: nothing missing, nothing twice, all of one version. What the last one leaves is gathered.
+    pub(super) fn gather_chunk(&mut self, task: TaskId, part: GatherPart, chunk: Chunk) -> Verdict<()> {
+        let GatherPart { weight, orientation, from, to } = part;
+        let version = self.sent(task, weight, orientation, from)?;
+        let layout = self.plan.weights.layout(weight);
+        let whole =
+            layout.shard_planes(orientation).iter().map(PlaneSpec::bytes).fold(0, usize::saturating_add);
+        let is_range = chunk.begin < chunk.end && chunk.end <= whole;
+        let before = Held::Gathering { weight, orientation, version, bytes: chunk.begin };
+        if !is_range || (chunk.begin > 0 && *self.slots.held(to) != before) {
+            let needs = format!(
+                "bytes 0..{} of every rank's {orientation} shard of `{}` at {version}, to gather {}..{} of {whole} behind them",
+                chunk.begin,
+                self.name(weight),
+                chunk.begin,
+                chunk.end,
+            );
+            let remedy =
+                "gather the chunks of a weight in the order of their bytes, each once and all of one version";
+            return self.wrong_use(task, to, needs, remedy);
+        }
+        let held = match chunk.end == whole {
+            true => Held::Gathered(weight, orientation, version),
+            false => Held::Gathering { weight, orientation, version, bytes: chunk.end },
+        };
+        self.fill(task, to, held)
+    }
+
+    /// The version of the whole shard that a gather sends.
+    fn sent(
+        &self,
+        task: TaskId,
+        weight: WeightId,
+        orientation: Orientation,
+        from: SlotId,
+    ) -> Verdict<Version> {
+        match self.slots.held(from) {
             Held::Shard { weight: w, orientation: o, data: Some(data), scale }
                 if (*w, *o) == (weight, orientation)
                     && (scale == &Some(*data) || !self.has_scale_plane(weight, orientation)) =>
             {
-                *data
+                Ok(*data)
             }
             _ => {
                 let needs =
                     format!("the whole {orientation} shard of `{}` at one version", self.name(weight));
-                return self.wrong_use(
+                self.wrong_use(
                     task,
                     from,
                     needs,
                     "gather the weight's own shard, before or behind its whole cast",
-                );
+                )
             }
-        };
-        self.fill(task, to, Held::Gathered(weight, orientation, version))
+        }
     }
 
     pub(super) fn transpose(

@@ -6,6 +6,7 @@
 
 use super::{Held, Run, Verdict};
 use crate::id::{BucketId, SlotId, TaskId, Version};
+use crate::model::Group;
 use crate::op::ShardOperand;
 
 impl Run<'_> {
@@ -23,7 +24,18 @@ impl Run<'_> {
         self.fill(task, tensor_amax, Held::LocalAmax(bucket, version))
     }
 
-    pub(super) fn reduce_amaxes(&mut self, task: TaskId, pairs: &[(SlotId, SlotId)]) -> Verdict<()> {
+    /// Maxima over the ranks of a replica, which hold all rows of a weight together.
+    pub(super) fn reduce_amaxes(
+        &mut self,
+        task: TaskId,
+        group: Group,
+        pairs: &[(SlotId, SlotId)],
+    ) -> Verdict<()> {
+        if !self.plan.weights.mesh.alike(group, Group::Shard) {
+            let problem = format!("takes maxima over the {group} group");
+            let remedy = "take them over the ranks of a replica: they have all rows together, and other replicas the same";
+            return self.wrong_program(self.plan.describe(task), problem, remedy);
+        }
         for (from, to) in pairs {
             let Held::LocalAmax(bucket, version) = *self.slots.held(*from) else {
                 let needs = "a bucket's amaxes of this rank, since it takes maxima".into();
@@ -121,7 +133,7 @@ impl Run<'_> {
         version: Version,
         like: &str,
     ) -> Verdict<()> {
-        let alone = self.plan.weights.mesh.ranks() == 1;
+        let alone = self.plan.weights.mesh.shards() == 1;
         let local_is_enough = alone || !self.plan.weights.bucket(bucket).format.needs_tensor_amax();
         let amax = self.slots.held(slot);
         let reduced = *amax == Held::ReducedAmax(bucket, version);

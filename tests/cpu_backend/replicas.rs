@@ -1,0 +1,106 @@
+//! Collectives of a mesh of several replicas: who takes part, and in which order values are added.
+
+use warpweft::backend::BackendError;
+use warpweft::format::Format;
+use warpweft::id::{CallId, RankId};
+use warpweft::layout::{Content, Residency};
+use warpweft::model::{Group, Mesh};
+use warpweft::op::{NormRecord, Op, Reduction};
+
+use crate::bodies::harness::{LINK, Plan, ROWWISE, W, noise, run, sharded};
+
+/// 2 shards × 3 replicas.
+fn mesh() -> Mesh {
+    Mesh::hybrid(6, 3).unwrap()
+}
+
+#[test]
+fn a_gradient_is_summed_over_a_replica_and_then_over_the_replicas() {
+    let mut plan = Plan::over(mesh(), &[sharded(4, 5, Format::F32)]);
+    let call = CallId::new(0);
+    let from = plan.transient("gradient", Content::Gradient(W, call));
+    let reduced = plan.transient("reduced", Content::ReducedGradient(W, call));
+    let summed = plan.transient("summed", Content::SummedGradient(W, call));
+    plan.op(LINK, Op::reduce_scatter(W, from, reduced));
+    let (reduction, group) = (Reduction::Sum, Group::Replicate);
+    plan.op(LINK, Op::AllReduce { reduction, group, pairs: vec![(reduced, summed)] });
+    let sums = run(plan, move |rank| {
+        rank.put(from, &noise(20, rank.number() as u32));
+        rank.step().unwrap();
+        rank.get::<f32>(summed)
+    });
+    let all: Vec<Vec<f32>> = (0..6).map(|rank| noise(20, rank)).collect();
+    for (rank, found) in sums.iter().enumerate() {
+        let rows = rank % 2 * 10..rank % 2 * 10 + 10;
+        let of_replica = |replica: usize, at: usize| all[2 * replica][at] + all[2 * replica + 1][at];
+        let expected: Vec<f32> =
+            rows.map(|at| of_replica(0, at) + of_replica(1, at) + of_replica(2, at)).collect();
+        assert_eq!(*found, expected, "rank {rank}");
+    }
+}
+
+#[test]
+fn a_gather_takes_the_shards_of_the_rank_s_own_replica() {
+    let mut plan = Plan::over(mesh(), &[sharded(4, 5, Format::F32)]);
+    let from = plan.resident("shard", Content::Shard(W, ROWWISE));
+    let to = plan.transient("gathered", Content::Gathered(W, ROWWISE));
+    plan.op(LINK, Op::gather(W, ROWWISE, from, to));
+    let gathered = run(plan, move |rank| {
+        // Replicas that were told different things would show it.
+        rank.put(from, &noise(10, rank.number() as u32));
+        rank.step().unwrap();
+        rank.get::<f32>(to)
+    });
+    for (rank, found) in gathered.iter().enumerate() {
+        let first = rank as u32 / 2 * 2;
+        assert_eq!(found[..20], [noise(10, first), noise(10, first + 1)].concat(), "rank {rank}");
+    }
+}
+
+#[test]
+fn every_group_combines_its_own_ranks_and_records_come_from_all() {
+    let mut plan = Plan::over(mesh(), &[]);
+    let (_, own) = plan.buffer("own", 1, Residency::Resident);
+    let groups = [Group::Shard, Group::Replicate, Group::World];
+    let results = groups.map(|group| {
+        let (_, to) = plan.buffer(&format!("over {group}"), 1, Residency::Resident);
+        plan.op(LINK, Op::AllReduce { reduction: Reduction::Sum, group, pairs: vec![(own, to)] });
+        to
+    });
+    let record = plan.transient("record", Content::NormRecord);
+    let records = plan.transient("records", Content::NormRecords);
+    plan.op(LINK, Op::GatherRecords { from: record, to: records });
+    let found = run(plan, move |rank| {
+        let number = rank.number() as u32;
+        rank.put(own, &[(1u32 << number) as f32]);
+        rank.put(record, &[NormRecord { squares: 0.0, fault: number, reserved: [0; 2] }]);
+        rank.step().unwrap();
+        let told: Vec<u32> = rank.get::<NormRecord>(records).iter().map(|record| record.fault).collect();
+        (results.map(|slot| rank.get::<f32>(slot)[0] as u32), told)
+    });
+    for (rank, (sums, told)) in found.into_iter().enumerate() {
+        for (group, sum) in groups.into_iter().zip(sums) {
+            let members = mesh().members(RankId::at(rank), group);
+            assert_eq!(sum, members.map(|member| 1 << member.number()).sum::<u32>(), "rank {rank}, {group}");
+        }
+        assert_eq!(told, [0, 1, 2, 3, 4, 5]);
+    }
+}
+
+/// A rank that leaves ends the waits of those that need it, in whatever group, and of nobody before they do.
+#[test]
+fn a_rank_that_is_gone_is_named_by_its_twins_in_other_replicas() {
+    let mut plan = Plan::over(mesh(), &[]);
+    let (_, from) = plan.buffer("from", 1, Residency::Resident);
+    let (_, to) = plan.buffer("to", 1, Residency::Resident);
+    let (reduction, group) = (Reduction::Sum, Group::Replicate);
+    plan.op(LINK, Op::AllReduce { reduction, group, pairs: vec![(from, to)] });
+    let outcomes = run(plan, move |rank| (rank.number() != 5).then(|| rank.step()));
+    // Rank 5 holds shard 1; ranks 1 and 3 do too.
+    for number in [1, 3] {
+        let Some(Err(BackendError::Poisoned { reason })) = &outcomes[number] else {
+            panic!("rank {number}: {:?}", outcomes[number]);
+        };
+        assert!(reason.contains("rank 5 has gone"), "{reason}");
+    }
+}
