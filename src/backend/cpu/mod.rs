@@ -149,7 +149,7 @@ impl Backend for CpuBackend {
     }
 
     fn bind(&self, memory: &CpuMemory, binding: &Binding<'_>) -> Result<CpuBound, BackendError> {
-        let plan = bind::bind(binding, memory.arena.bytes())?;
+        let plan = bind::bind(binding, self.mesh(), memory.arena.bytes())?;
         self.presence.world.poison.watch(Arc::<bound::BoundPlan>::downgrade(&plan));
         Ok(CpuBound { plan, epoch: 0 })
     }
