@@ -110,6 +110,7 @@ fn the_main_job_refuses_what_it_cannot_do_with_one_clear_line() {
     assert!(refusal(&["--format", "nvfp4_1d"]).contains("activations"));
     assert!(refusal(&["--format", "fp7"]).contains("nvfp4_2d"));
     assert!(refusal(&["--config", "/nowhere/at/all.toml"]).contains("/nowhere/at/all.toml"));
+    assert!(refusal(&["--cluster", "h300"]).contains("the presets are h200x4"));
     assert!(refusal(&["--ranks", "0", "--device", "cpu"]).contains("at least one rank"));
     let undivided = refusal(&["--ranks", "4", "--replicate", "3", "--device", "cpu"]);
     assert!(undivided.contains("4 ranks cannot hold 3 replicas"), "{undivided}");
@@ -121,6 +122,18 @@ fn the_main_job_refuses_what_it_cannot_do_with_one_clear_line() {
     let names_the_cause = missing.iter().any(|name| said.contains(name)) || said.contains("GPU 4000");
     assert!(names_the_cause, "{said}");
     assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+}
+
+#[test]
+fn the_main_job_says_what_a_step_was_expected_to_take() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap();
+    let flags = ["--device", "cpu", "--ranks", "2", "--out", out, "--cluster", "h200x4", "--steps"];
+    let with = |steps| run("train", &[&flags[..], &[steps]].concat());
+    let text = with("12");
+    assert!(text.contains("ms on `h200x4`, measured "), "{text}");
+    let text = with("3");
+    assert!(text.contains("forecast  not of so few steps; take more than 10"), "{text}");
 }
 
 /// Without a GPU, `auto` trains on the CPU and says why; with some, it says which it takes.

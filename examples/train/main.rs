@@ -9,6 +9,7 @@ mod closure;
 mod cuda;
 mod data;
 mod embedding;
+mod forecast;
 mod head;
 mod host;
 mod init;
@@ -37,6 +38,7 @@ use warpweft::session::{Outcome, Session, StepReport};
 use warpweft::trace::{Exposure, LineChart, Nanoseconds, Reference, Series};
 
 use data::{Corpus, Draw, Split};
+use forecast::Watch;
 use model::{Config, VOCABULARY, parameters};
 use placement::{DeviceKind, Placement, Wish};
 use start::Job;
@@ -80,6 +82,10 @@ struct Arguments {
     /// Configuration file. [default: examples/train/train.toml]
     #[arg(long)]
     config: Option<PathBuf>,
+    /// Say at the end what a step was expected to take on this machine, a preset or a file of `warpweft calibrate`; with
+    /// `prefetch.policy = "auto"` the planner counts with it.
+    #[arg(long, value_name = "PRESET|FILE")]
+    cluster: Option<String>,
     /// Take the scales of per-tensor FP8 weights from the amaxes of earlier steps (quantize.scaling).
     #[arg(long)]
     delayed: bool,
@@ -164,6 +170,11 @@ fn settings(arguments: &Arguments, root: &Path) -> Result<Settings, Box<dyn Erro
     let mut settings = Settings::load(Some(arguments.config.as_deref().unwrap_or(&own)))?;
     if let Some(depth) = arguments.depth {
         settings.prefetch = Prefetch::depth(depth);
+    }
+    if let Some(cluster) = &arguments.cluster {
+        // A name that is none is refused before anything runs.
+        forecast::cluster(cluster)?;
+        settings.prefetch.cluster.clone_from(cluster);
     }
     if let Some(replicate) = arguments.replicate {
         settings.mesh.replicate = replicate;
@@ -260,6 +271,8 @@ struct Run {
     stepping: Duration,
     skipped: u32,
     last: Option<StepReport>,
+    /// What a step was expected to take, if a cluster was named.
+    forecast: Option<String>,
     /// What was tried for a plan, if anything was.
     tuning: Option<String>,
 }
@@ -287,8 +300,10 @@ async fn train(
         stepping: Duration::ZERO,
         skipped: 0,
         last: None,
+        forecast: None,
         tuning: None,
     };
+    let mut watch = arguments.cluster.as_deref().map(forecast::cluster).transpose()?.map(Watch::new);
     let (mut tokens, mut targets) = (vec![0u8; config.tokens()], vec![0u8; config.tokens()]);
     let mut told = Instant::now();
     for step in 0..arguments.steps {
@@ -301,6 +316,9 @@ async fn train(
         }
         session.set_learning_rate(settings.optimizer.lr as f32 * schedule::factor(step, arguments.steps))?;
         let report = session.step("train").await?;
+        if let Some(watch) = &mut watch {
+            watch.add(session, &report);
+        }
         run.losses.push(report.mean_output("loss")?);
         run.exposure = [run.exposure, report.exposure].into_iter().sum();
         run.stepping += report.duration;
@@ -324,6 +342,7 @@ async fn train(
         run.last = Some(report);
     }
     bar.finish();
+    run.forecast = watch.map(|watch| watch.conclude(settings, session)).transpose()?;
     run.tuning = session.tuning().map(ToString::to_string);
     Ok(run)
 }
@@ -376,6 +395,9 @@ fn conclude(
         );
     } else {
         println!("; --trace FILE tells where it goes");
+    }
+    if let Some(forecast) = &run.forecast {
+        println!("forecast  {forecast}");
     }
     if let Some(overlap) = run.exposure.overlap() {
         println!("overlap   {:.1} % of all communication ran behind compute", 100.0 * overlap);

@@ -22,8 +22,18 @@ impl Measured {
     /// From one duration for every task of `plan`, in nanoseconds: medians over steps, agreed by the ranks. Tasks without one are left out.
     #[must_use]
     pub fn new(plan: &super::StepPlan, nanoseconds: &[u64]) -> Self {
+        Self::of(plan, nanoseconds, |_| true)
+    }
+
+    /// The same of calls alone: what no machine's numbers know, because closures are the embedder's.
+    #[must_use]
+    pub fn of_calls(plan: &super::StepPlan, nanoseconds: &[u64]) -> Self {
+        Self::of(plan, nanoseconds, |op| matches!(op, Op::Compute { .. }))
+    }
+
+    fn of(plan: &super::StepPlan, nanoseconds: &[u64], wanted: impl Fn(&Op) -> bool) -> Self {
         let mut all: BTreeMap<Kind, Vec<u64>> = BTreeMap::new();
-        for (task, time) in plan.tasks.iter().zip(nanoseconds) {
+        for (task, time) in plan.tasks.iter().zip(nanoseconds).filter(|(task, _)| wanted(&task.op)) {
             let kind = (task.op.name(), task.subject.clone(), task.wire_bytes);
             all.entry(kind).or_default().push(*time);
         }

@@ -39,6 +39,7 @@ use std::time::{Duration, Instant};
 
 use bytemuck::Pod;
 
+use crate::backend::TaskInterval;
 use crate::exec::{Command, Exchange, ExecError, Inbox, RankReport, RankThread};
 use crate::id::RankId;
 use crate::model::{Call, Role};
@@ -307,6 +308,14 @@ impl Session {
     #[must_use]
     pub const fn landing_bytes(&self) -> usize {
         self.landing_bytes
+    }
+
+    /// When every task of the last step that was awaited ran on `rank`, in the order of its plan's tasks; empty where the backend did not
+    /// measure (GPUs do for a trace, and not in a replayed step), and for a rank of another process.
+    #[must_use]
+    pub fn intervals(&self, rank: RankId) -> Vec<TaskInterval> {
+        let thread = self.ranks.iter().find(|thread| thread.rank() == rank);
+        thread.map_or_else(Vec::new, |thread| thread.exchange().intervals.clone())
     }
 
     /// Ends the session: waits for a step still under way, closes the ranks, writes the trace if

@@ -18,12 +18,14 @@
 //! | `formats` | the formats, explained |
 //! | `progress`, `terminal` | how far the work is, and how it is stopped |
 //! | `schedule` | a model's plan, its simulation, the search for its fastest policy, a trace: as text, pictures and files |
+//! | `calibrate` | this machine measured, as a cluster file |
 //! | `stack` | a stack of layers measured on GPUs (feature `cuda`) |
 //! | `command` | arguments, help, exit codes |
 //!
 //! Anyone may call [`quantize_checkpoint`] and [`dequantize_checkpoint`]; they know no terminal. Deliberately
 //! absent: any other file format, and files of several shards, which are so many checkpoints.
 
+mod calibrate;
 mod checkpoint;
 pub mod command;
 mod dequantize;
@@ -43,6 +45,10 @@ mod table;
 mod terminal;
 mod text;
 
+pub use calibrate::{
+    CalibrateDevice, CalibrateError, CalibrateOptions, Calibration, Check, Compared, FitError,
+    calibrate_machine,
+};
 pub use checkpoint::{CheckpointError, Header, TensorEntry};
 pub use dequantize::dequantize_checkpoint;
 pub use error::ToolError;

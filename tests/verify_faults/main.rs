@@ -11,7 +11,7 @@
 //! | gradient overwritten while its reduction reads it | PL-3 | `verify_faults/races.rs` | `a_gradient_overwritten_while_its_reduction_reads_it_is_refused` |
 //! | buffer freed for a stream that still uses it | PL-3 | `verify_faults/classes.rs` | `a_buffer_freed_for_a_stream_that_still_uses_it_is_refused` |
 //! | only the last of several gradients of a tied weight surviving | PL-4 | `verify_faults/gradients.rs` | `only_the_last_of_several_gradients_of_a_tied_weight_surviving_is_refused` |
-//! | replicas that drift apart, or count a gradient once for each of them | PL-4 | `verify_faults/replicas.rs` | `accumulating_what_only_one_replica_reduced_is_refused`, `a_gradient_summed_over_the_replicas_twice_is_refused` |
+//! | replicas that drift apart, or count a gradient once for each of them | PL-4 | `verify_faults/replicas.rs` | `a_gradient_summed_over_the_replicas_twice_is_refused` |
 //! | un-joined fork in a captured step | PL-7 | `cpu_backend/checked.rs` | `an_un_joined_fork_in_a_captured_step_is_refused` |
 //! | captured step whose warm-up pollutes main grads | PL-4, PL-7 | `ranks.rs` | `a_captured_step_whose_warm_up_pollutes_main_grads_and_optimizer_is_refused` |
 //! | format silently falling back to BF16 | PL-2, PL-6 | `verify_faults/classes.rs` | `a_format_that_silently_falls_back_to_bf16_is_refused` |

@@ -62,6 +62,19 @@ impl DeviceOrdinal {
         };
         Ok(ComputeCapability { major: attribute(MAJOR)?, minor: attribute(MINOR)? })
     }
+
+    /// Bytes of its memory, free or not.
+    ///
+    /// # Errors
+    /// [`CudaFailure`] without a driver or such a device.
+    pub fn memory_bytes(self) -> Result<u64, CudaFailure> {
+        start_driver()?;
+        let number = i32::try_from(self.0).unwrap_or(i32::MAX);
+        let device = result::device::get(number).map_err(CudaFailure::driver("cuDeviceGet"))?;
+        // SAFETY: the device is one the driver just gave.
+        let bytes = unsafe { result::device::total_mem(device) };
+        Ok(bytes.map_err(CudaFailure::driver("cuDeviceTotalMem"))? as u64)
+    }
 }
 
 /// The generation of a GPU, such as 9.0 for Hopper.

@@ -5,6 +5,7 @@
 
 #[cfg(feature = "cuda")]
 mod bench;
+mod calibrate;
 mod quantize;
 mod schedule;
 
@@ -15,9 +16,10 @@ use std::sync::atomic::AtomicBool;
 
 use clap::{Parser, Subcommand};
 
+use self::calibrate::Calibrate;
 use self::quantize::Quantize;
 use self::schedule::{Plan, Simulate, Trace, Tune};
-use super::{ScheduleError, ToolError, describe_formats};
+use super::{CalibrateError, ScheduleError, ToolError, describe_formats};
 
 /// Quantizes checkpoints into the formats that warpweft trains in, bit for bit; plans and simulates training steps.
 #[derive(Debug, Parser)]
@@ -36,6 +38,7 @@ enum Command {
     Simulate(Simulate),
     Tune(Tune),
     Trace(Trace),
+    Calibrate(Calibrate),
     #[cfg(feature = "cuda")]
     Bench(bench::Bench),
 }
@@ -60,6 +63,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, stop: &AtomicBool) -> 
         Command::Simulate(simulate) => simulate.run().map_err(Failure::from),
         Command::Tune(tune) => tune.run().map_err(Failure::from),
         Command::Trace(trace) => trace.run().map_err(Failure::from),
+        Command::Calibrate(calibrate) => calibrate.run(stop).map_err(Failure::from),
         #[cfg(feature = "cuda")]
         Command::Bench(bench) => bench.run(stop).map_err(Failure::from),
     };
@@ -79,6 +83,8 @@ enum Failure {
     Checkpoint(#[from] ToolError),
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
+    #[error(transparent)]
+    Calibrate(#[from] CalibrateError),
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Stack(#[from] super::StackError),
@@ -89,6 +95,7 @@ impl Failure {
         match self {
             Self::Checkpoint(error) => matches!(error, ToolError::Interrupted),
             Self::Schedule(_) => false,
+            Self::Calibrate(error) => matches!(error, CalibrateError::Interrupted),
             #[cfg(feature = "cuda")]
             Self::Stack(error) => matches!(error, super::StackError::Interrupted),
         }

@@ -1,0 +1,99 @@
+//! What a step was expected to take, beside what it took.
+//!
+//! Law: the prediction is the plan's forecast, with the prices of the cluster file for everything the library does. Calls are the example's own, and no
+//! cluster knows what they take: theirs are the medians of a few early steps, of all ranks of this process, which are then left out of what is
+//! compared. They hold what other lanes took from them, so contention is not charged on top.
+
+use std::error::Error;
+
+use warpweft::cluster::{Cluster, PRESETS, named};
+use warpweft::config::Config as Settings;
+use warpweft::plan::Measured;
+use warpweft::session::{Session, StepReport, costs_of};
+
+/// Steps that are left out altogether: kernels are cold and recordings made.
+const COLD: usize = 2;
+
+/// Steps behind them of which calls are measured.
+const WATCHED: usize = 8;
+
+/// The cluster called `name`.
+pub(crate) fn cluster(name: &str) -> Result<Cluster, Box<dyn Error>> {
+    let presets = PRESETS.map(|(name, _)| name).join(", ");
+    let cluster = named(name).ok_or_else(|| {
+        format!("--cluster `{name}` is neither a file nor a preset; the presets are {presets}, and `warpweft calibrate` writes files")
+    })?;
+    Ok(cluster?)
+}
+
+/// Collects the times of one run.
+pub(crate) struct Watch {
+    cluster: Cluster,
+    /// The plan that is watched: a session that tunes itself changes it.
+    plan: Option<u64>,
+    steps: usize,
+    /// Per task, of the watched steps and all ranks.
+    tasks: Vec<Vec<u64>>,
+    /// Of the steps behind those.
+    durations: Vec<f64>,
+}
+
+impl Watch {
+    pub(crate) fn new(cluster: Cluster) -> Self {
+        Self { cluster, plan: None, steps: 0, tasks: Vec::new(), durations: Vec::new() }
+    }
+
+    /// A step of `train` has ended.
+    pub(crate) fn add(&mut self, session: &Session, report: &StepReport) {
+        let plan = session.plan("train").ok().map(|plan| plan.fingerprint());
+        if plan != self.plan {
+            *self = Self { plan, ..Self::new(self.cluster.clone()) };
+        }
+        self.steps += 1;
+        if self.steps <= COLD {
+            return;
+        }
+        if self.steps > COLD + WATCHED {
+            self.durations.push(report.duration.as_secs_f64());
+            return;
+        }
+        for rank in session.own_ranks() {
+            let intervals = session.intervals(rank);
+            self.tasks.resize(intervals.len().max(self.tasks.len()), Vec::new());
+            let times = intervals.iter().map(|interval| interval.end - interval.joined);
+            self.tasks.iter_mut().zip(times).for_each(|(task, time)| task.push(time));
+        }
+    }
+
+    /// One line: predicted, measured, and how far they are apart.
+    pub(crate) fn conclude(
+        mut self,
+        settings: &Settings,
+        session: &Session,
+    ) -> Result<String, Box<dyn Error>> {
+        let plan = session.plan("train")?;
+        if self.tasks.len() != plan.tasks.len() {
+            return Ok(
+                "not without the times of calls, which GPUs measure for a trace: --trace FILE".to_owned()
+            );
+        }
+        if self.durations.is_empty() {
+            return Ok(format!("not of so few steps; take more than {}", COLD + WATCHED));
+        }
+        let middle = |times: &mut Vec<u64>| {
+            times.sort_unstable();
+            times.get(times.len() / 2).copied().unwrap_or(0)
+        };
+        let times: Vec<u64> = self.tasks.iter_mut().map(middle).collect();
+        let costs = costs_of(settings, &self.cluster, session.ranks())?;
+        let forecast = plan.forecast(&costs.with_measured(Measured::of_calls(plan, &times)));
+        self.durations.sort_by(f64::total_cmp);
+        let (predicted, measured) =
+            (forecast.step as f64 * 1e-6, self.durations[self.durations.len() / 2] * 1e3);
+        let error = 100.0 * (predicted / measured - 1.0);
+        Ok(format!(
+            "predicted {predicted:.1} ms on `{}`, measured {measured:.1} ms ({error:+.1} %)",
+            self.cluster.name
+        ))
+    }
+}

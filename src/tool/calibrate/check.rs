@@ -1,0 +1,107 @@
+//! The held-out step: what the new cluster file predicts, against what the machine took.
+//!
+//! Law: no number was read from this program. Prediction is the simulator's, with the cluster of the file and nothing else, of the very
+//! plan that ran.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::super::text::{Align, Table, duration};
+use super::CalibrateError;
+use super::figures::middle;
+use super::programs::Experiment;
+use super::subject::{Observation, Subject};
+use super::world::configuration;
+use crate::cluster::Cluster;
+use crate::config::Config;
+use crate::session::Session;
+
+/// Predicted against measured.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Check {
+    /// Nanoseconds of a step: as the cluster predicts it, as measured (median).
+    pub step: Compared,
+    /// The same of all tasks of an op, on one rank.
+    pub ops: Vec<(String, Compared)>,
+}
+
+/// A prediction beside what came of it, nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Compared {
+    /// Tasks, or steps.
+    pub count: usize,
+    /// Predicted.
+    pub predicted: f64,
+    /// Measured.
+    pub measured: f64,
+}
+
+impl Compared {
+    /// By which share of what was measured the prediction is too long; negative where it is too short.
+    #[must_use]
+    pub fn error(&self) -> f64 {
+        match self.measured > 0.0 {
+            true => self.predicted / self.measured - 1.0,
+            false => 0.0,
+        }
+    }
+}
+
+/// Runs the experiment and predicts it.
+///
+/// # Errors
+/// As [`Subject::observe`].
+pub(super) fn check(
+    subject: &mut dyn Subject,
+    experiment: &Experiment,
+    cluster: &Cluster,
+    base: &Config,
+    steps: usize,
+) -> Result<Check, CalibrateError> {
+    let observation = subject.observe(experiment, steps)?;
+    let config = configuration(base, experiment);
+    let of_mean = u32::try_from(steps).unwrap_or(u32::MAX);
+    let predicted = Session::simulate(&experiment.program, &config, cluster, subject.ranks(), of_mean)?;
+    let measured = middle(observation.steps.iter().map(|step| step.duration as f64).collect()).unwrap_or(0.0);
+    let step =
+        Compared { count: observation.steps.len(), predicted: predicted.step.as_nanos() as f64, measured };
+    Ok(Check { step, ops: by_op(&observation, &predicted.durations) })
+}
+
+fn by_op(observation: &Observation, predicted: &[u64]) -> Vec<(String, Compared)> {
+    let mut ops: BTreeMap<String, Compared> = BTreeMap::new();
+    for (number, (task, predicted)) in observation.plan.tasks.iter().zip(predicted).enumerate() {
+        let of_op = ops.entry(task.op.name().to_owned());
+        let of_op = of_op.or_insert(Compared { count: 0, predicted: 0.0, measured: 0.0 });
+        of_op.count += 1;
+        of_op.predicted += *predicted as f64;
+        of_op.measured += middle(observation.times(number)).unwrap_or(0.0);
+    }
+    let mut ops: Vec<(String, Compared)> = ops.into_iter().collect();
+    ops.sort_by(|(_, one), (_, other)| other.measured.total_cmp(&one.measured));
+    ops
+}
+
+impl std::fmt::Display for Check {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut table = Table::new([
+            ("held-out step", Align::Left),
+            ("tasks", Align::Right),
+            ("predicted", Align::Right),
+            ("measured", Align::Right),
+            ("error", Align::Right),
+        ]);
+        let mut row = |name: &str, count: String, compared: &Compared| {
+            let time = |nanoseconds: f64| duration(Duration::from_nanos(nanoseconds as u64));
+            let error = format!("{:+.1} %", 100.0 * compared.error());
+            table.row([name.to_owned(), count, time(compared.predicted), time(compared.measured), error]);
+        };
+        for (name, compared) in &self.ops {
+            row(name, compared.count.to_string(), compared);
+        }
+        row("the whole step", String::new(), &self.step);
+        table.fmt(formatter)
+    }
+}

@@ -1,0 +1,104 @@
+//! Why a machine could not be measured.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::fit::FitError;
+use crate::config::ConfigError;
+use crate::model::DeclareError;
+use crate::session::SessionError;
+
+/// Why a machine could not be measured. No file was written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CalibrateError {
+    /// What was measured gives no number.
+    #[error("{what}: {source}")]
+    Fit {
+        /// The number wanted.
+        what: &'static str,
+        /// Why there is none.
+        source: FitError,
+    },
+    /// Too few ranks to communicate.
+    #[error("{ranks} ranks have nothing to send each other; measure at least 2")]
+    Ranks {
+        /// Ranks asked for.
+        ranks: u32,
+    },
+    /// Fewer GPUs than ranks.
+    #[error(
+        "{ranks} ranks need {ranks} GPUs, and this machine shows {found}; lower --ranks, or use --device cpu"
+    )]
+    Gpus {
+        /// Ranks asked for.
+        ranks: u32,
+        /// GPUs there are.
+        found: usize,
+    },
+    /// This program was built without GPUs.
+    #[error(
+        "this program was built without the feature `cuda`; use --device cpu, or build it with that feature"
+    )]
+    NoCuda,
+    /// A GPU could not be asked.
+    #[error("{0}; use --device cpu to measure the CPU backend")]
+    Cuda(String),
+    /// The backend did not time a step's tasks.
+    #[error("the steps of `{program}` came without times of their tasks, so nothing can be read from them")]
+    Untimed {
+        /// The program.
+        program: String,
+    },
+    /// No cluster of that name.
+    #[error("`{name}` is neither a file nor a preset; the presets are {presets}")]
+    NoCluster {
+        /// What was asked for.
+        name: String,
+        /// The presets there are.
+        presets: String,
+    },
+    /// The cluster has no links between nodes to take over.
+    #[error(
+        "`{name}` has no table `between`, so there is nothing to take over from it; name another cluster"
+    )]
+    NoLinksBetween {
+        /// The cluster.
+        name: String,
+    },
+    /// A configuration, or a cluster file, declares what cannot be.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A program was refused.
+    #[error(transparent)]
+    Declare(#[from] DeclareError),
+    /// A session failed.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// The file system or the system refused.
+    #[error("cannot {action} `{}`: {source}", path.display())]
+    File {
+        /// What was attempted.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file is there that nobody said may be replaced.
+    #[error("`{}` exists; remove it, name another file, or replace it with --force", path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Whoever watches the work ended it.
+    #[error("interrupted; no file was written")]
+    Interrupted,
+}
+
+impl CalibrateError {
+    /// A fit that failed, as a function for `map_err`.
+    pub(super) fn of(what: &'static str) -> impl Fn(FitError) -> Self {
+        move |source| Self::Fit { what, source }
+    }
+}

@@ -1,0 +1,227 @@
+//! From observations to the numbers of a cluster, each with a sentence that says how it came about.
+//!
+//! Law: a number is read from times alone, by the formulas that will be charged with it ([`Share`]); what is not seen is said to be not
+//! seen. Times of local tasks are lower quartiles, brought down to what they would be without delays, because delays have a number of their own.
+
+use std::collections::BTreeMap;
+
+use super::CalibrateError;
+use super::fit::{Fit, Point, fit};
+use super::jitter::Delays;
+use super::subject::{Observation, Share};
+use crate::cluster::Algorithm;
+use crate::model::Math;
+use crate::op::Op;
+
+/// A number and where it comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Figure {
+    pub(super) value: f64,
+    pub(super) how: String,
+}
+
+impl Figure {
+    pub(super) fn new(value: f64, how: impl Into<String>) -> Self {
+        Self { value, how: how.into() }
+    }
+}
+
+/// What one kind of task takes: `a` each and `b` per byte, nanoseconds.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Line {
+    /// The op.
+    pub(super) what: &'static str,
+    /// `None` where its times follow no line.
+    pub(super) fit: Option<Fit>,
+    /// The least and the most bytes that count.
+    pub(super) bytes: (u64, u64),
+}
+
+/// The link between the ranks of a node.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct LinkFigures {
+    pub(super) latency_us: Figure,
+    pub(super) bytes_per_s: Figure,
+    /// Every kind of collective by itself.
+    pub(super) lines: Vec<Line>,
+}
+
+/// Median of an even or odd number of times.
+pub(super) fn middle(mut times: Vec<f64>) -> Option<f64> {
+    times.sort_by(f64::total_cmp);
+    let (lower, upper) = (times.get(times.len().checked_sub(1)? / 2)?, times.get(times.len() / 2)?);
+    Some((lower + upper) / 2.0)
+}
+
+/// Lower quartile: what a task takes when little comes between. On a machine that does other things too, more than half of the times may be
+/// those of a task that was preempted.
+pub(super) fn lower_quartile(mut times: Vec<f64>) -> Option<f64> {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len().checked_sub(1)? / 4).copied()
+}
+
+/// One point for every op and size, of the tasks that `wanted` picks.
+fn points(
+    observations: &[Observation],
+    algorithm: Algorithm,
+    wanted: impl Fn(&Op) -> bool,
+    size: impl Fn(&Share) -> (f64, f64),
+    pick: fn(Vec<f64>) -> Option<f64>,
+) -> BTreeMap<&'static str, Vec<Point>> {
+    let mut times: BTreeMap<(&'static str, u64, u64), Vec<f64>> = BTreeMap::new();
+    for observation in observations {
+        let tasks = observation.plan.tasks.iter().zip(observation.shares(algorithm)).enumerate();
+        for (number, (task, share)) in tasks.filter(|(_, (task, _))| wanted(&task.op)) {
+            let (x, y) = size(&share);
+            let key = (task.op.name(), y.to_bits(), x.to_bits());
+            times.entry(key).or_default().extend(observation.times_apart(number));
+        }
+    }
+    let mut points: BTreeMap<&'static str, Vec<Point>> = BTreeMap::new();
+    for ((name, y, x), times) in times {
+        if let Some(time) = pick(times) {
+            let point = Point { x: f64::from_bits(x), y: f64::from_bits(y), time };
+            points.entry(name).or_default().push(point);
+        }
+    }
+    points
+}
+
+fn lines(points: &BTreeMap<&'static str, Vec<Point>>) -> Vec<Line> {
+    let line = |(what, points): (&&'static str, &Vec<Point>)| {
+        let sizes = || points.iter().map(|point| point.y);
+        let bytes = (sizes().fold(f64::INFINITY, f64::min) as u64, sizes().fold(0.0, f64::max) as u64);
+        Line { what, fit: fit(points).ok(), bytes }
+    };
+    points.iter().map(line).collect()
+}
+
+/// α and β of the link.
+///
+/// One pair serves all collectives, so both come from gathers and reductions together. All-reduces are shown and not used: of what they
+/// carry, how often it crosses the link depends on the library.
+///
+/// # Errors
+/// [`CalibrateError::Fit`].
+pub(super) fn link(
+    observations: &[Observation],
+    algorithm: Algorithm,
+) -> Result<LinkFigures, CalibrateError> {
+    let size = |share: &Share| (share.latencies, share.link_bytes);
+    let by_kind = points(observations, algorithm, Op::is_collective, size, middle);
+    let used = by_kind.iter().filter(|(name, _)| **name != "all-reduce");
+    let used: Vec<Point> = used.flat_map(|(_, points)| points).copied().collect();
+    let both = fit(&used).map_err(CalibrateError::of("the link between ranks"))?;
+    let largest = used.iter().map(|point| point.y).fold(0.0, f64::max) as u64;
+    let how = format!(
+        "measured: gathers and reductions of up to {} received, {} sizes; median {} off the line, at most {}",
+        super::super::text::bytes(largest),
+        both.points,
+        percent(both.residual),
+        percent(both.worst),
+    );
+    Ok(LinkFigures {
+        latency_us: Figure::new(both.a * 1e-3, how.clone()),
+        bytes_per_s: Figure::new(1e9 / both.b, how),
+        lines: lines(&by_kind),
+    })
+}
+
+/// Speed of device memory as the library's own kernels use it in the steps of the `largest` weights, and what each kind takes by itself.
+///
+/// # Errors
+/// [`CalibrateError::Untimed`] when no kernel took any time.
+pub(super) fn memory(
+    observations: &[Observation],
+    largest: &[Observation],
+    delays: &Delays,
+    algorithm: Algorithm,
+) -> Result<(Figure, Vec<Line>), CalibrateError> {
+    let is_kernel = |op: &Op| !op.is_collective() && !matches!(op, Op::Compute { .. });
+    let size = |share: &Share| (1.0, share.memory_bytes);
+    let by_kind = points(observations, algorithm, is_kernel, size, lower_quartile);
+    // What one number has to get right is the sum over a step whose weights are large.
+    let volume = |observation: &Observation| {
+        let shares = observation.shares(algorithm);
+        let tasks = observation.plan.tasks.iter().enumerate().zip(shares);
+        let own = tasks.filter(|((_, task), share)| is_kernel(&task.op) && share.memory_bytes > 0.0);
+        own.fold((0.0, 0.0), |(bytes, time), ((number, _), share)| {
+            match lower_quartile(observation.times_apart(number)) {
+                Some(taken) => (bytes + share.memory_bytes, time + delays.without(taken)),
+                None => (bytes, time),
+            }
+        })
+    };
+    let (bytes, time) =
+        largest.iter().map(volume).fold((0.0, 0.0), |sum, more| (sum.0 + more.0, sum.1 + more.1));
+    if time <= 0.0 {
+        return Err(CalibrateError::Untimed { program: "ladder".to_owned() });
+    }
+    let how = format!(
+        "measured: bytes over time of all kernels of steps with the largest weights, one in each format, {} in {} kinds",
+        super::super::text::bytes(bytes as u64),
+        by_kind.len(),
+    );
+    Ok((Figure::new(bytes / time * 1e9, how), lines(&by_kind)))
+}
+
+/// Operations per second of one kind of products.
+///
+/// # Errors
+/// [`CalibrateError::Fit`].
+pub(super) fn flops(
+    observation: &Observation,
+    delays: &Delays,
+    algorithm: Algorithm,
+    math: Math,
+    whose: &str,
+) -> Result<Figure, CalibrateError> {
+    let size = |share: &Share| (1.0, share.flops);
+    let is_call = |op: &Op| matches!(op, Op::Compute { .. });
+    let mut all: Vec<Point> =
+        points(std::slice::from_ref(observation), algorithm, is_call, size, lower_quartile)
+            .into_values()
+            .flatten()
+            .collect();
+    all.iter_mut().for_each(|point| point.time = delays.without(point.time));
+    let found = fit(&all).map_err(CalibrateError::of("the speed of products"))?;
+    let how = format!(
+        "measured: {whose} in {math:?}, {} sizes, median {} off the line, at most {}",
+        found.points,
+        percent(found.residual),
+        percent(found.worst)
+    );
+    Ok(Figure::new(1e9 / found.b, how))
+}
+
+/// What the host takes: for a task, from two steps of many small ones that differ in their number; for a recorded step, from what
+/// is left of it when its tasks are taken away.
+pub(super) fn host(few: &Observation, many: &Observation, recorded: &Observation) -> (Figure, Figure) {
+    let step = |observation: &Observation| {
+        middle(observation.steps.iter().map(|step| step.duration as f64).collect()).unwrap_or(0.0)
+    };
+    let tasks = |observation: &Observation| observation.plan.tasks.len();
+    let launch = (step(many) - step(few)).max(0.0) / (tasks(many).saturating_sub(tasks(few)).max(1)) as f64;
+    let how = format!(
+        "measured: what a step of {} small tasks takes longer than one of {}, for each; host or lane, whichever is slower",
+        tasks(many),
+        tasks(few)
+    );
+    let rest = |step: &super::subject::Step| {
+        let intervals = || step.ranks.iter().flatten().filter(|interval| interval.end > 0);
+        let begin = intervals().map(|interval| interval.begin).min();
+        let end = intervals().map(|interval| interval.end).max();
+        match (begin, end) {
+            (Some(begin), Some(end)) => step.duration.saturating_sub(end - begin),
+            _ => step.issue.unwrap_or(0),
+        }
+    };
+    let replay = middle(recorded.steps.iter().map(|step| rest(step) as f64).collect()).unwrap_or(0.0);
+    let replayed =
+        format!("measured: a recorded step of {} tasks, less the time in which they ran", tasks(recorded));
+    (Figure::new(launch * 1e-3, how), Figure::new(replay * 1e-3, replayed))
+}
+
+pub(super) fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}

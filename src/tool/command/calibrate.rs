@@ -1,0 +1,193 @@
+//! Arguments of `warpweft calibrate`.
+//!
+//! Law: arguments are turned into options here and used elsewhere. No file is replaced without `--force`, and none is written unless all of it
+//! was measured.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::super::{CalibrateDevice, CalibrateError, CalibrateOptions, calibrate_machine};
+use crate::cluster::Algorithm;
+use crate::config::ByteSize;
+use crate::model::Math;
+
+/// Measures this machine and writes the cluster file that simulate, plan, tune and prefetch.policy = "auto" read
+///
+/// Small sessions are run, as an embedder's would be, and every number is read from when their tasks ran:
+///
+///   inside        latency and bytes per second of gathers and reductions, a robust line through a ladder of sizes
+///   hbm           speed of memory as the library's own kernels use it: amax, casts, transposes, dequantization, Adam
+///   flops_per_s   products of the tool's own: plain f32 loops on the CPU, linear layers on GPUs. What your closures
+///                 reach is yours to say: --flops
+///   launch_us     what one more small task costs a step; replay_us what a recorded step takes beside its tasks
+///   contention    how much longer tasks take beside another lane, read task by task from one run
+///   jitter        how late local tasks are, from the quartiles of their times
+///
+/// Then a step of a decoder-like stack, from which no number was read, is predicted with the new file and measured: the table
+/// at the end says how far off the prediction is, op by op.
+///
+/// One node is measured, all ranks of which are in this process. Leave the machine alone meanwhile. On a CPU take no more ranks than
+/// half its cores: ranks that wait for a core are late in ways that no cluster file says.
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment, after_long_help = EXAMPLES)]
+pub(super) struct Calibrate {
+    /// The cluster file to write
+    #[arg(value_name = "OUT.toml")]
+    out: PathBuf,
+
+    /// What is measured: GPUs if there are enough of them, else the CPU; or what you say
+    #[arg(long, value_name = "DEVICE", default_value = "auto", conflicts_with = "simulated")]
+    device: DeviceName,
+
+    /// Measure a simulated cluster, a preset or a file, and find its numbers again: a test of the instrument
+    #[arg(long, value_name = "PRESET|FILE")]
+    simulated: Option<String>,
+
+    /// Ranks of the node; on GPUs one for each of the first N
+    #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u32).range(2..=4096))]
+    ranks: u32,
+
+    /// What the cluster is called
+    #[arg(long, value_name = "NAME", default_value = "measured")]
+    name: String,
+
+    /// The formula that latency and speed of the link are fitted to: parts at once from every peer, or around a ring
+    #[arg(long, value_name = "ALGORITHM", default_value = "direct")]
+    algorithm: AlgorithmName,
+
+    /// Steps of each program that count
+    #[arg(long, value_name = "N", default_value = "12", value_parser = clap::value_parser!(u32).range(3..=10_000))]
+    repeats: u32,
+
+    /// The largest gradient that is reduced [default: 4 MiB on a CPU, 256 MiB on GPUs]
+    #[arg(long, value_name = "SIZE")]
+    largest: Option<ByteSize>,
+
+    /// The configuration whose pacing (cpu.link), transport, reduce, reduce_dtype and deadline are measured; the
+    /// environment (WARPWEFT_…) is read as well
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Take the links between nodes, which are not measured, from another cluster
+    #[arg(long, value_name = "PRESET|FILE")]
+    between: Option<String>,
+
+    /// Operations per second that you know better, as in bf16=715e12; may be repeated
+    #[arg(long, value_name = "MATH=SPEED", value_parser = parse_flops)]
+    flops: Vec<(Math, f64)>,
+
+    /// Memory of one rank, in place of what the device says
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<ByteSize>,
+
+    /// Replace OUT.toml if it exists
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum DeviceName {
+    Auto,
+    Cpu,
+    Cuda,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum AlgorithmName {
+    Direct,
+    Ring,
+}
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  This machine's GPUs, and what a model does on them:
+    warpweft calibrate ours.toml --device cuda --ranks 4
+    warpweft simulate 8b.toml --cluster ours.toml --ranks 4
+
+  Two ranks on the CPU with the paced link of an example:
+    warpweft calibrate paced.toml --device cpu --config examples/train/paced.toml
+
+  Does the instrument find the numbers of a file again?
+    warpweft calibrate again.toml --simulated h200x4 --ranks 4";
+
+fn parse_flops(text: &str) -> Result<(Math, f64), String> {
+    let wanted = "as in bf16=715e12: f32, bf16, fp8 or fp4, and operations per second from 1 to 1e30";
+    let (math, speed) = text.split_once('=').ok_or(wanted)?;
+    let math = match math {
+        "f32" => Math::F32,
+        "bf16" => Math::Bf16,
+        "fp8" => Math::Fp8,
+        "fp4" => Math::Fp4,
+        _ => return Err(wanted.to_owned()),
+    };
+    let speed: f64 = speed.parse().map_err(|_| wanted)?;
+    if (1.0..=1e30).contains(&speed) { Ok((math, speed)) } else { Err(wanted.to_owned()) }
+}
+
+impl Calibrate {
+    pub(super) fn run(self, stop: &AtomicBool) -> Result<String, CalibrateError> {
+        if self.out.exists() && !self.force {
+            return Err(CalibrateError::Exists { path: self.out });
+        }
+        let bar = ProgressBar::new(0);
+        let style = ProgressStyle::with_template("{bar:32} {pos} of {len}  {wide_msg}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        let mut watch = |done: usize, all: usize, what: &str| {
+            bar.set_length(all as u64);
+            bar.set_position(done as u64);
+            bar.set_message(what.to_owned());
+        };
+        let (out, options) = self.options();
+        let measured = calibrate_machine(&options, stop, &mut watch);
+        bar.finish_and_clear();
+        let calibration = measured?;
+        write(&out, &calibration.file).map_err(|source| CalibrateError::File {
+            action: "write",
+            path: out.clone(),
+            source,
+        })?;
+        Ok(format!("{calibration}\nwritten: {}\n", out.display()))
+    }
+
+    fn options(self) -> (PathBuf, CalibrateOptions) {
+        let source = match (&self.simulated, self.device) {
+            (Some(cluster), _) => format!("--simulated {}", cluster.escape_debug()),
+            (None, device) => format!("--device {device:?}").to_lowercase(),
+        };
+        let device = match (self.simulated, self.device) {
+            (Some(cluster), _) => CalibrateDevice::Simulated(cluster),
+            (None, DeviceName::Auto) => CalibrateDevice::Auto,
+            (None, DeviceName::Cpu) => CalibrateDevice::Cpu,
+            (None, DeviceName::Cuda) => CalibrateDevice::Cuda,
+        };
+        let options = CalibrateOptions {
+            repeats: self.repeats as usize,
+            name: self.name,
+            algorithm: match self.algorithm {
+                AlgorithmName::Direct => Algorithm::Direct,
+                AlgorithmName::Ring => Algorithm::Ring,
+            },
+            largest: self.largest.map(ByteSize::bytes),
+            config: self.config,
+            between: self.between,
+            flops: self.flops,
+            memory: self.memory.map(ByteSize::bytes),
+            command: format!("warpweft calibrate {source} --ranks {} --repeats {}", self.ranks, self.repeats),
+            ..CalibrateOptions::new(device, self.ranks)
+        };
+        (self.out, options)
+    }
+}
+
+/// Writes a file whole: under a name of its own first.
+fn write(path: &std::path::Path, text: &str) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let mut file = tempfile::NamedTempFile::new_in(folder.unwrap_or_else(|| std::path::Path::new(".")))?;
+    io::Write::write_all(&mut file, text.as_bytes())?;
+    file.persist(path).map_err(|error| error.error)?;
+    Ok(())
+}
