@@ -3,8 +3,8 @@
 //! `cargo run --release --example 09_weak_scaling -- PICTURE.svg`
 //!
 //! The model, the machine and what is assumed about both are in `examples/simulate/weak-scaling/`. No number of the machine was
-//! chosen by the outcome; one shape of the model was, and says so. What the published run does not tell, and what matters most, is how fast its GPUs compute; so there are two
-//! simulated curves, one with the speed of the preset and one with half of it.
+//! chosen by the outcome; one shape of the model was, and says so. What the published run does not tell, and what matters most, is how fast its
+//! GPUs compute; so each layout of the weights is simulated twice, with the speed of the preset and with half of it.
 
 use std::path::{Path, PathBuf};
 
@@ -13,8 +13,17 @@ use warpweft::config::{CallList, Config, Declared};
 use warpweft::session::{Session, SessionError};
 use warpweft::trace::{LineChart, Series};
 
-/// GPUs of one group that holds every weight once, and so of one rail each.
+/// GPUs of one NVLink domain that share the work of a group, and so rails: a GPU of a rail stands for its domain.
 const GROUP: u32 = 64;
+
+/// How the GPUs of a rail hold the 64th of the weights that is theirs.
+#[derive(Clone, Copy)]
+enum Layout {
+    /// Each has its share of one copy.
+    Sharded,
+    /// Two share a copy, as GTP's experts do (`EGTP2`), and gradients are summed over the copies.
+    Pairs,
+}
 
 /// GPUs, and throughput per GPU as a share of that of the first, in percent: Megatron-LM,
 /// docs/api-guide/core/generalized_tensor_parallel.md, §1.7. Its text gives 100 % at the first number of GPUs and at least 93 % out
@@ -34,6 +43,12 @@ struct Point {
     arena: usize,
 }
 
+/// What is simulated, for every number of GPUs.
+struct Scaled {
+    name: &'static str,
+    points: Vec<Point>,
+}
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let picture = std::env::args().nth(1).map(PathBuf::from);
     let picture = picture.unwrap_or_else(|| std::env::temp_dir().join("weak_scaling.svg"));
@@ -48,45 +63,55 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for speed in [&mut speeds.f32, &mut speeds.bf16, &mut speeds.fp8, &mut speeds.fp4] {
         *speed /= 2.0;
     }
-    let scaled = |cluster: &Cluster| -> Result<Vec<Point>, SessionError> {
+    let scaled = |name, layout, cluster: &Cluster| -> Result<Scaled, SessionError> {
         let point = |(gpus, _): (u32, f64)| {
-            let simulation = Session::simulate(&program, &config, cluster, gpus / GROUP, STEPS)?;
-            Ok(Point {
+            let ranks = gpus / GROUP;
+            let mut config = config.clone();
+            config.mesh.replicate = match layout {
+                Layout::Sharded => 1,
+                Layout::Pairs => ranks / 2,
+            };
+            let simulation = Session::simulate(&program, &config, cluster, ranks, STEPS)?;
+            Ok::<_, SessionError>(Point {
                 gpus,
                 milliseconds: simulation.step.as_secs_f64() * 1e3,
                 exposed: 100.0 * simulation.exposure.fraction(),
                 arena: simulation.plan.arena.bytes(),
             })
         };
-        PUBLISHED.into_iter().map(point).collect()
+        Ok(Scaled { name, points: PUBLISHED.into_iter().map(point).collect::<Result<_, _>>()? })
     };
-    let (fast, slow) = (scaled(&fast)?, scaled(&slow)?);
+    let all = [
+        scaled("pairs × replicas", Layout::Pairs, &fast)?,
+        scaled("pairs × replicas, half the speed", Layout::Pairs, &slow)?,
+        scaled("sharded over all", Layout::Sharded, &fast)?,
+        scaled("sharded over all, half the speed", Layout::Sharded, &slow)?,
+    ];
 
-    println!("GPUs   published   simulated                          at half the speed        memory");
-    for ((published, fast_point), slow_point) in PUBLISHED.iter().zip(&fast).zip(&slow) {
-        println!(
-            "{:>4}   {:>7.0} %   {:>5.1} %  {:>6.1} ms, {:>4.1} % exposed   {:>5.1} %  {:>6.1} ms, {:>4.1} %   {:>5.1} GiB",
-            published.0,
-            published.1,
-            efficiency(&fast, fast_point),
-            fast_point.milliseconds,
-            fast_point.exposed,
-            efficiency(&slow, slow_point),
-            slow_point.milliseconds,
-            slow_point.exposed,
-            fast_point.arena as f64 / f64::from(1u32 << 30),
-        );
+    for scaled in &all {
+        println!("{}\nGPUs   published   simulated                    exposed     memory", scaled.name);
+        for ((_, published), point) in PUBLISHED.iter().zip(&scaled.points) {
+            println!(
+                "{:>4}   {published:>7.0} %   {:>7.1} %   {:>8.1} ms   {:>9.1} %   {:>5.1} GB",
+                point.gpus,
+                efficiency(&scaled.points, point),
+                point.milliseconds,
+                point.exposed,
+                point.arena as f64 / 1e9,
+            );
+        }
+        println!();
     }
     let published = PUBLISHED.map(|(gpus, share)| (f64::from(gpus), share)).to_vec();
+    let mut series = vec![Series { name: "published for GTP".to_owned(), points: published }];
+    series.extend(
+        all.iter().map(|scaled| Series { name: scaled.name.to_owned(), points: curve(&scaled.points) }),
+    );
     let chart = LineChart {
         title: "Weak scaling: throughput per GPU against 128 GPUs".to_owned(),
         x_label: "GPUs".to_owned(),
         y_label: "efficiency, %".to_owned(),
-        series: vec![
-            Series { name: "published for GTP".to_owned(), points: published },
-            Series { name: "simulated".to_owned(), points: curve(&fast) },
-            Series { name: "simulated, half the speed".to_owned(), points: curve(&slow) },
-        ],
+        series,
         ..LineChart::default()
     };
     std::fs::write(&picture, chart.render())?;

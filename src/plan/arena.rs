@@ -2,7 +2,7 @@
 //!
 //! Law: a slot *lives* from its first to its last access in T. It *holds* its place from its
 //! writer's earliest permitted start (behind its lane's task before, the content it reads and its
-//! release) until the compute lane is known to have passed its last access: a transposition on
+//! release; a collective that reads what the one before it made starts as early as that) until the compute lane is known to have passed its last access: a transposition on
 //! another lane counts as over when the call that consumes its result is issued. Two slots share
 //! bytes only if one's hold ends before the other's begins: so sharing never takes back the
 //! prefetch it serves, and a late prefetch never stalls a call that does not need it. Only a budget that holds do not fit cuts them
@@ -42,7 +42,7 @@ pub(super) fn holds(
     lives: &[Life],
 ) -> Vec<Life> {
     let mut holds = lives.to_vec();
-    let compute = LaneId::new(0);
+    let (compute, quantize) = (LaneId::new(0), LaneId::new(1));
     let mut first_consumer: Vec<Option<usize>> = vec![None; lives.len()];
     for (position, task) in tasks.iter().enumerate().filter(|(position, _)| lanes_of[*position] == compute) {
         for (slot, _) in task.iter().filter(|(_, access)| access.reads()) {
@@ -62,15 +62,17 @@ pub(super) fn holds(
     }
     let mut last_writer: Vec<Option<usize>> = vec![None; lives.len()];
     let mut last_on_lane: BTreeMap<LaneId, usize> = BTreeMap::new();
+    let mut starts: Vec<usize> = Vec::with_capacity(tasks.len());
     for (position, accesses) in tasks.iter().enumerate() {
         let lane_before = last_on_lane.insert(lanes_of[position], position);
         let content = accesses.iter().filter(|(_, access)| access.reads());
-        let start = content
-            .filter_map(|(slot, _)| last_writer[slot.index()])
-            .chain(releases[position].map(TaskId::index))
-            .chain(lane_before)
-            .max()
-            .map_or(0, |before| before + 1);
+        let content = content.filter_map(|(slot, _)| last_writer[slot.index()]).max();
+        // A collective that goes on with what the one before it made, as a sum over replicas does, may begin as early as that.
+        let goes_on = content == lane_before && ![compute, quantize].contains(&lanes_of[position]);
+        let behind = |before: usize| if goes_on { starts[before] } else { before + 1 };
+        let released = releases[position].map_or(0, |release| release.index() + 1);
+        let start = content.max(lane_before).map_or(0, behind).max(released);
+        starts.push(start);
         for (slot, access) in accesses {
             if lanes_of[position] != compute
                 && let Some((first, _)) = &mut holds[slot.index()]
@@ -122,7 +124,7 @@ pub(super) fn place(
 
 /// A gradient on its way: what is rounded for the wire, and what comes of the reduction.
 const fn is_reduced(content: Content) -> bool {
-    matches!(content, Content::WireGradient(..) | Content::ReducedGradient(..))
+    matches!(content, Content::WireGradient(..) | Content::ReducedGradient(..) | Content::SummedGradient(..))
 }
 
 /// The fullest moment of T: live transient bytes, the weights' and gradients' share of them, the

@@ -49,6 +49,9 @@ pub(super) fn pack(items: &[Item], target: usize, limit: usize) -> Packing {
     let mut tries = (EFFORT / items.len().max(1)).max(2);
     let mut best: Option<Packing> = None;
     for mut order in orders(items, &load) {
+        if tries == 0 {
+            break;
+        }
         for _ in 0..mended.min(tries) {
             tries -= 1;
             let found = place(items, &order);
@@ -84,19 +87,19 @@ fn load(items: &[Item]) -> Vec<usize> {
         .collect()
 }
 
-/// The orders that are begun with.
-fn orders(items: &[Item], load: &[usize]) -> [Vec<usize>; 3] {
-    let sorted = |key: &dyn Fn(&Item) -> usize| {
+/// The orders that are begun with, each made when it is asked for: the fullest moment of every hold is looked for last.
+fn orders<'a>(items: &'a [Item], load: &'a [usize]) -> impl Iterator<Item = Vec<usize>> + 'a {
+    let fullest = |item: &Item| load[item.from..=item.to].iter().copied().max().unwrap_or(0);
+    (0..3).map(move |number| {
+        let key = |item: &Item| match number {
+            0 => item.bytes,
+            1 => item.bytes.saturating_mul(item.to - item.from + 1),
+            _ => fullest(item),
+        };
         let mut order: Vec<usize> = (0..items.len()).collect();
         order.sort_by_cached_key(|item| (Reverse(key(&items[*item])), Reverse(items[*item].bytes), *item));
         order
-    };
-    let fullest = |item: &Item| load[item.from..=item.to].iter().copied().max().unwrap_or(0);
-    [
-        sorted(&|item| item.bytes),
-        sorted(&|item| item.bytes.saturating_mul(item.to - item.from + 1)),
-        sorted(&fullest),
-    ]
+    })
 }
 
 /// Places the items in this order, each at the lowest address that is free for its whole hold.
@@ -174,7 +177,7 @@ mod tests {
                     Item { bytes: 1 + below(9), from, to: from + below(12) }
                 })
                 .collect();
-            let by_size = place(&items, &orders(&items, &load(&items))[0]).bytes;
+            let by_size = place(&items, &orders(&items, &load(&items)).next().unwrap()).bytes;
             let found = pack(&items, 0, usize::MAX);
             assert!(is_sound(&items, &found));
             assert!(fullest(&items) <= found.bytes && found.bytes <= by_size);

@@ -11,18 +11,35 @@ const CONFIG: &str = include_str!("../../examples/simulate/weak-scaling/config.t
 /// GPUs of a rail, a 64th of all, and throughput per GPU in percent of that of the first.
 const PUBLISHED: [(u32, f64); 6] = [(2, 100.0), (4, 98.0), (8, 97.0), (16, 93.0), (32, 94.0), (48, 93.0)];
 
-/// The same as simulated, and at half the speed of computing. What example 09 prints and the README shows.
-const SIMULATED: [f64; 6] = [100.0, 100.8, 92.4, 84.6, 73.7, 66.5];
-const AT_HALF_THE_SPEED: [f64; 6] = [100.0, 100.5, 100.7, 100.6, 100.3, 99.8];
+/// How the ranks of a rail hold what is theirs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Layout {
+    /// One copy over all.
+    Sharded,
+    /// A copy over every two, as GTP's experts.
+    Pairs,
+}
+
+/// What example 09 prints and the README shows: layout, share of the preset's speed, efficiencies.
+const SIMULATED: [(Layout, f64, [f64; 6]); 4] = [
+    (Layout::Pairs, 1.0, [100.0, 78.0, 66.2, 60.8, 57.3, 55.2]),
+    (Layout::Pairs, 0.5, [100.0, 99.2, 97.1, 92.0, 88.5, 87.4]),
+    (Layout::Sharded, 1.0, [100.0, 100.8, 92.4, 84.6, 73.7, 66.5]),
+    (Layout::Sharded, 0.5, [100.0, 100.5, 100.7, 100.6, 100.3, 99.8]),
+];
 
 /// Points by which a simulated efficiency may move before somebody has to look at it.
 const TOLERANCE: f64 = 1.0;
 
-fn scaled(cluster: &Cluster) -> Vec<Simulation> {
+fn scaled(layout: Layout, cluster: &Cluster) -> Vec<Simulation> {
     let calls = CallList::from_toml(MODEL, "model.toml").unwrap();
     let program = calls.program(&calls.model().unwrap()).unwrap();
     let config = Config::from_toml_str(CONFIG, "config.toml").unwrap();
-    let run = |(ranks, _)| Session::simulate(&program, &config, cluster, ranks, 3).unwrap();
+    let run = |(ranks, _)| {
+        let mut config = config.clone();
+        config.mesh.replicate = if layout == Layout::Pairs { ranks / 2 } else { 1 };
+        Session::simulate(&program, &config, cluster, ranks, 3).unwrap()
+    };
     PUBLISHED.into_iter().map(run).collect()
 }
 
@@ -52,11 +69,12 @@ fn off(found: &[f64], pinned: [f64; 6]) -> Vec<(u32, f64, f64)> {
 }
 
 /// A curve that moves by more than a point at some size is another result, and README and picture must be made again.
+/// A sum over replicas that waited for memory longer than its reduce-scatter would make 78 % of the second point of pairs at half the speed.
 #[test]
 fn the_simulated_weak_scaling_is_the_one_that_is_shown() {
-    for (share, pinned) in [(1.0, SIMULATED), (0.5, AT_HALF_THE_SPEED)] {
-        let found = efficiencies(&scaled(&slowed(&cluster(), share)));
-        assert_eq!(off(&found, pinned), [], "at {share} of the speed: {found:?}");
+    for (layout, share, pinned) in SIMULATED {
+        let found = efficiencies(&scaled(layout, &slowed(&cluster(), share)));
+        assert_eq!(off(&found, pinned), [], "{layout:?} at {share} of the speed: {found:?}");
     }
 }
 
@@ -66,7 +84,9 @@ fn a_tenth_of_link_or_compute_leaves_the_pinned_curve() {
     let mut link = cluster();
     link.between.as_mut().unwrap().bytes_per_s *= 0.9;
     for (what, other) in [("link", link), ("compute", slowed(&cluster(), 0.9))] {
-        assert!(!off(&efficiencies(&scaled(&other)), SIMULATED).is_empty(), "{what}");
+        for (layout, _, pinned) in SIMULATED.into_iter().filter(|(_, share, _)| *share == 1.0) {
+            assert!(!off(&efficiencies(&scaled(layout, &other)), pinned).is_empty(), "{what}, {layout:?}");
+        }
     }
 }
 
@@ -83,20 +103,43 @@ fn the_rail_is_the_preset_but_for_who_shares_a_node() {
 #[test]
 fn the_published_weak_scaling_lies_between_those_of_two_speeds_of_computing() {
     let fast = cluster();
-    let (fast, slow) = (efficiencies(&scaled(&fast)), efficiencies(&scaled(&slowed(&fast, 0.5))));
+    let of = |cluster: &Cluster| efficiencies(&scaled(Layout::Sharded, cluster));
+    let (fast, slow) = (of(&fast), of(&slowed(&fast, 0.5)));
     for (((ranks, published), fast), slow) in PUBLISHED.into_iter().zip(fast).zip(slow) {
         // What the simulator knows nothing of, variance of GPUs and networks, costs the real run some points where all is hidden.
         assert!(fast - 4.0 <= published && published <= slow + 4.0, "{ranks}: {fast} {published} {slow}");
     }
 }
 
+/// What the README says of how far off it is: near at half the speed up to 1024 GPUs, below beyond; far below at the preset's.
 #[test]
-fn a_rank_of_a_longer_rail_receives_more_and_keeps_less() {
-    let all = scaled(&cluster());
+fn pairs_and_replicas_follow_the_published_curve_as_far_as_is_said() {
+    let slow = efficiencies(&scaled(Layout::Pairs, &slowed(&cluster(), 0.5)));
+    for ((ranks, published), slow) in PUBLISHED.into_iter().zip(slow) {
+        let least = if ranks <= 16 { -1.5 } else { -7.0 };
+        assert!((least..=1.5).contains(&(slow - published)), "{ranks}: {slow} {published}");
+    }
+    let fast = efficiencies(&scaled(Layout::Pairs, &cluster()));
+    assert!(fast[5] < PUBLISHED[5].1 - 30.0, "{fast:?}");
+}
+
+#[test]
+fn with_one_copy_a_longer_rail_receives_more_and_keeps_less() {
+    let all = scaled(Layout::Sharded, &cluster());
     for pair in all.windows(2) {
         assert!(pair[0].plan.bounds.wire_bytes < pair[1].plan.bounds.wire_bytes);
         assert!(pair[0].plan.bounds.resident_bytes > pair[1].plan.bounds.resident_bytes);
     }
+}
+
+/// Gathers stay between two ranks; the state is that of two ranks, however many there are. With two there is one copy, whatever the layout.
+#[test]
+fn with_a_copy_for_every_two_nobody_keeps_less() {
+    let all = scaled(Layout::Pairs, &cluster());
+    for one in &all {
+        assert_eq!(one.plan.bounds.resident_bytes, all[0].plan.bounds.resident_bytes);
+    }
+    assert_eq!(all[0].steps, scaled(Layout::Sharded, &cluster())[0].steps);
 }
 
 #[test]

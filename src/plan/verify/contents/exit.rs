@@ -46,9 +46,15 @@ impl Run<'_> {
         if self.plan.updates_weights {
             return Ok(());
         }
+        let mut main_grads: BTreeMap<WeightId, SlotId> = BTreeMap::new();
+        for (id, slot) in self.plan.arena.entries() {
+            if let Content::MainGrad(weight) = slot.content {
+                main_grads.entry(weight).or_insert(id);
+            }
+        }
         for (number, contributors) in self.contributors.iter().enumerate() {
             let weight = WeightId::at(number);
-            let main_grad = self.plan.arena.find(Content::MainGrad(weight)).map(|slot| self.slots.held(slot));
+            let main_grad = main_grads.get(&weight).map(|slot| self.slots.held(*slot));
             let is_in_sum = |call: &CallId| matches!(main_grad, Some(Held::MainGrad(of, sum)) if *of == weight && sum.contains(call));
             if let Some(call) = contributors.iter().find(|call| !is_in_sum(call)) {
                 return Err(Box::new(VerifyError::LostGradient {
