@@ -3,9 +3,11 @@
 use std::time::Instant;
 
 use warpweft::backend::sim::{SimError, SimWorld};
+use warpweft::backend::{Backend, BackendError};
 use warpweft::cluster::{Cluster, preset};
 use warpweft::config::{Config, Declared, Reduce};
 use warpweft::model::{Decoder, Mesh};
+use warpweft::plan::{Policy, StepPlan};
 use warpweft::session::{Session, SessionError};
 
 use crate::programs::{PLAIN, chain, depth, plain, plain_with};
@@ -51,6 +53,26 @@ fn memory_is_counted_and_not_reserved() {
     let program = chain(3, 20_000_000_000, 1000);
     let simulated = Session::simulate(&program, &depth(3), &cluster, 4, 1).unwrap();
     assert!(simulated.plan.arena.bytes() > 50_000_000_000_000, "{}", simulated.plan.arena.bytes());
+}
+
+/// As many ranks, but other groups: prices would be those of other collectives than the plan's.
+#[test]
+fn a_plan_of_another_mesh_than_the_world_s_is_not_bound() {
+    let (flat, hybrid) = (Mesh::new(4).unwrap(), Mesh::hybrid(4, 2).unwrap());
+    for (planned, world) in [(flat, hybrid), (hybrid, flat), (flat, Mesh::new(8).unwrap())] {
+        let plan = StepPlan::build(&chain(2, 64, 1000), &Policy::from(&depth(1)), planned).unwrap();
+        let ops = plan.ops();
+        let ranks = SimWorld::new(world, plain(), Reduce::Ordered).unwrap();
+        let backend = ranks.backend().unwrap();
+        let binding = plan.binding(backend.rank(), &ops);
+        let memory = backend.reserve(plan.arena.bytes(), 0).unwrap();
+        let Err(BackendError::Mesh { plan: of_plan, world: of_world, .. }) =
+            backend.bind(&memory, &binding).map(drop)
+        else {
+            panic!("bound a plan for {planned} in a world of {world}");
+        };
+        assert_eq!((of_plan, of_world), (planned, world));
+    }
 }
 
 #[test]
