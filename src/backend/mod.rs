@@ -92,7 +92,7 @@ pub trait Backend: Send + 'static {
     /// Binds a plan: resolves regions, lengths of this rank's shards, tables. May allocate.
     ///
     /// # Errors
-    /// As [`Backend::landing_bytes`].
+    /// As [`Backend::landing_bytes`]; [`BackendError::Mesh`] for a plan of another mesh.
     fn bind(&self, memory: &Self::Memory, binding: &Binding<'_>) -> Result<Self::Bound, BackendError>;
 
     /// Opens a step of a bound plan: every event counts as not yet recorded.
@@ -252,6 +252,18 @@ pub enum BackendError {
         /// Why.
         reason: String,
     },
+    /// A plan for another mesh than the world's: its groups would bring other ranks together than it means.
+    #[error(
+        "{rank}: the plan is for {plan}, but the world has {world}; plan for the mesh of the world it runs in"
+    )]
+    Mesh {
+        /// The rank.
+        rank: RankId,
+        /// The plan's mesh.
+        plan: Mesh,
+        /// The world's.
+        world: Mesh,
+    },
     /// A mesh of several replicas, on a backend that knows one.
     #[error(
         "{rank}: the plan is for {replicas} replicas, and this backend keeps one copy of the model; use the CPU backend, or set mesh.replicate to 1"
@@ -310,4 +322,10 @@ pub enum BackendError {
         /// Which rule, which tasks, which slot.
         hazard: String,
     },
+}
+
+/// A plan runs in a world of its own mesh.
+fn within(binding: &Binding<'_>, world: Mesh) -> Result<(), BackendError> {
+    let plan = binding.weights.mesh;
+    if plan == world { Ok(()) } else { Err(BackendError::Mesh { rank: binding.rank, plan, world }) }
 }

@@ -77,9 +77,8 @@ impl Prices {
             Op::AllGather { parts } => {
                 let mut own = 0u64;
                 for part in parts {
-                    let planes =
-                        work.weights.layouts.get(part.weight.index())?.shard_planes(part.orientation);
-                    own += planes.iter().map(|plane| plane.bytes() as u64).sum::<u64>();
+                    let layout = work.weights.layouts.get(part.weight.index())?;
+                    own = own.saturating_add(layout.shard_bytes(part.orientation) as u64);
                 }
                 gathered(Group::Shard, own)
             }

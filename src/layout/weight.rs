@@ -39,6 +39,12 @@ impl WeightLayout {
         self.format.compact_planes(orientation, self.shard.stored())
     }
 
+    /// Bytes of a rank's shard in `orientation`: of its [`shard_planes`](Self::shard_planes) one after the other, as a rank sends them.
+    #[must_use]
+    pub fn shard_bytes(&self, orientation: Orientation) -> usize {
+        self.shard_planes(orientation).iter().map(PlaneSpec::bytes).fold(0, usize::saturating_add)
+    }
+
     /// Planes of all shards one after the other, padded as a GEMM wants them: what a gather fills.
     /// The planes of the weight's own shape are the first bytes of these.
     #[must_use]

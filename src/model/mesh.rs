@@ -153,10 +153,11 @@ impl Mesh {
     }
 }
 
-/// `4 ranks`, or `8 ranks (4 shards × 2 replicas)`.
+/// `1 rank`, `4 ranks`, or `8 ranks (4 shards × 2 replicas)`.
 impl std::fmt::Display for Mesh {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{} ranks", self.ranks())?;
+        let ranks = self.ranks();
+        write!(formatter, "{ranks} rank{}", if ranks == 1 { "" } else { "s" })?;
         if self.replicas > 1 {
             write!(formatter, " ({} shards × {} replicas)", self.shards, self.replicas)?;
         }
@@ -249,6 +250,7 @@ mod tests {
         let text = |mesh: Mesh| serde_json::to_string(&mesh).unwrap();
         assert_eq!(text(Mesh::new(4).unwrap()), r#"{"ranks":4}"#);
         assert_eq!(text(Mesh::hybrid(4, 2).unwrap()), r#"{"ranks":4,"replicas":2}"#);
+        assert_eq!(Mesh::new(1).unwrap().to_string(), "1 rank");
         assert_eq!(Mesh::new(4).unwrap().to_string(), "4 ranks");
         assert_eq!(Mesh::hybrid(4, 2).unwrap().to_string(), "4 ranks (2 shards × 2 replicas)");
     }

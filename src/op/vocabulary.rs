@@ -240,8 +240,8 @@ pub enum Op {
         /// Learning rate.
         learning_rate: SlotId,
     },
-    /// Gathers some bytes of every rank's shard of one weight, each to where a whole gather would put them. Chunks come in the order of their bytes; the
-    /// last one leaves what [`Op::AllGather`] leaves.
+    /// Gathers some bytes of every rank's shard of one weight, each to where a whole gather would put them. Chunks come in the order of their bytes: each goes
+    /// behind those before it, and the last one zeroes padding and spreads the scale rows that all of them brought, so it leaves what [`Op::AllGather`] leaves.
     GatherChunk {
         /// The weight.
         part: GatherPart,

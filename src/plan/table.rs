@@ -25,7 +25,7 @@ impl Display for StepPlan {
         let group = |name: String| if replicated { format!("{name:<9} ") } else { String::new() };
         writeln!(
             out,
-            "{:>5}  {:<15} {:<15} {}{:<subject_width$} {:>12}  waits for",
+            "{:>5}  {:<15} {:<16} {}{:<subject_width$} {:>12}  waits for",
             "task",
             "lane",
             "op",
@@ -40,7 +40,7 @@ impl Display for StepPlan {
             let wire = if task.wire_bytes == 0 { String::new() } else { task.wire_bytes.to_string() };
             writeln!(
                 out,
-                "{:>5}  {lane:<15} {:<15} {}{:<subject_width$} {wire:>12}  {}",
+                "{:>5}  {lane:<15} {:<16} {}{:<subject_width$} {wire:>12}  {}",
                 id.number(),
                 task.op.name(),
                 group(task.op.group().map_or_else(String::new, |group| group.to_string())),

@@ -18,7 +18,12 @@ use crate::device::{closures, on_every_rank};
 
 /// Two collectives on one communicator.
 fn two_collectives(ranks: u32) -> Plan {
-    let mut plan = Plan::new(ranks, &[sharded(8, 4, Format::F32)]);
+    two_collectives_over(Mesh::new(ranks).unwrap())
+}
+
+/// The same of a mesh: the first over the shard group, the second over the world.
+fn two_collectives_over(mesh: Mesh) -> Plan {
+    let mut plan = Plan::over(mesh, &[sharded(8, 4, Format::F32)]);
     let shard = plan.resident("shard", Content::Shard(W, ROWWISE));
     let gathered = plan.transient("gathered", Content::Gathered(W, ROWWISE));
     let record = plan.resident("record", Content::NormRecord);
@@ -95,24 +100,33 @@ fn a_poisoned_world_stays_poisoned_and_keeps_the_first_reason() {
     });
 }
 
-/// CO-1: collectives swapped on one rank.
+/// CO-1: collectives swapped on one rank. With several replicas the two are of different groups, which meet at places of
+/// their own, and each rank waits at one of them.
 #[test]
 fn ranks_that_disagree_on_the_next_collective_all_learn_both() {
-    let all_begun = Barrier::new(3);
-    let reasons = on_every_rank(two_collectives(3), CpuOptions::default(), move |backend, plan| {
-        let mut rank = Rank::start(backend, plan, None).unwrap();
-        rank.begin().unwrap();
-        all_begun.wait();
-        let order = if rank.number() == 1 { [1, 0] } else { [0, 1] };
-        // A rank may learn of the disagreement before it has enqueued everything.
-        let enqueued = order.iter().try_for_each(|task| rank.obey(Do::Enqueue(LINK, TaskId::new(*task))));
-        poison_of(enqueued.and_then(|()| rank.synchronize()))
-    });
-    for reason in &reasons {
-        for part in ["rank 1 brings task 1 (gather records", "brings task 0 (all-gather", "communicator 0"] {
-            assert!(reason.contains(part), "{reason}");
+    for mesh in [Mesh::new(3), Mesh::hybrid(4, 2), Mesh::hybrid(6, 3)].map(Result::unwrap) {
+        for swaps in mesh.iter().map(RankId::index) {
+            let all_begun = Barrier::new(mesh.ranks() as usize);
+            let plan = two_collectives_over(mesh);
+            let reasons = on_every_rank(plan, CpuOptions::default(), move |backend, plan| {
+                let mut rank = Rank::start(backend, plan, None).unwrap();
+                rank.begin().unwrap();
+                all_begun.wait();
+                let order = if rank.number() == swaps { [1, 0] } else { [0, 1] };
+                // A rank may learn of the disagreement before it has enqueued everything.
+                let enqueued =
+                    order.iter().try_for_each(|task| rank.obey(Do::Enqueue(LINK, TaskId::new(*task))));
+                poison_of(enqueued.and_then(|()| rank.synchronize()))
+            });
+            let swapped = format!("rank {swaps} brings task 1 (gather records");
+            // Its peers may be in the next collective before it comes to its first.
+            for reason in &reasons {
+                for part in [&swapped, "the ranks disagree on collective 0 of communicator 0", "(CO-1)"] {
+                    assert!(reason.contains(part), "{mesh}: {reason}");
+                }
+                assert_eq!(reason, &reasons[0]);
+            }
         }
-        assert_eq!(reason, &reasons[0]);
     }
 }
 

@@ -1,13 +1,16 @@
 //! Collectives of a mesh of several replicas: who takes part, and in which order values are added.
 
+use std::sync::Arc;
+
 use warpweft::backend::BackendError;
+use warpweft::backend::cpu::{CpuOptions, CpuWorld};
 use warpweft::format::Format;
 use warpweft::id::{CallId, RankId};
 use warpweft::layout::{Content, Residency};
 use warpweft::model::{Group, Mesh};
 use warpweft::op::{NormRecord, Op, Reduction};
 
-use crate::bodies::harness::{LINK, Plan, ROWWISE, W, noise, run, sharded};
+use crate::bodies::harness::{LINK, Plan, ROWWISE, Rank, W, noise, run, sharded};
 
 /// 2 shards × 3 replicas.
 fn mesh() -> Mesh {
@@ -84,6 +87,27 @@ fn every_group_combines_its_own_ranks_and_records_come_from_all() {
             assert_eq!(sum, members.map(|member| 1 << member.number()).sum::<u32>(), "rank {rank}, {group}");
         }
         assert_eq!(told, [0, 1, 2, 3, 4, 5]);
+    }
+}
+
+/// As many ranks, but other groups: sums would be of other ranks than the plan means, and no op could tell.
+#[test]
+fn a_plan_of_another_mesh_than_the_world_s_is_not_bound() {
+    let (flat, hybrid) = (Mesh::new(4).unwrap(), Mesh::hybrid(4, 2).unwrap());
+    for (planned, world) in [(flat, hybrid), (hybrid, flat), (flat, Mesh::new(5).unwrap())] {
+        let mut plan = Plan::over(planned, &[sharded(4, 5, Format::F32)]);
+        let from = plan.resident("shard", Content::Shard(W, ROWWISE));
+        let to = plan.transient("gathered", Content::Gathered(W, ROWWISE));
+        plan.op(LINK, Op::gather(W, ROWWISE, from, to));
+        let ranks = CpuWorld::new(world, CpuOptions::default()).unwrap();
+        let backend = ranks.backend(RankId::new(3)).unwrap();
+        let Err(error) = Rank::start(backend, Arc::new(plan), None) else {
+            panic!("bound a plan for {planned} in a world of {world}");
+        };
+        let told = error.to_string();
+        assert!(told.contains(&format!("the plan is for {planned}, but the world has {world}")), "{told}");
+        let BackendError::Mesh { rank, plan, world: of } = error else { panic!("{error}") };
+        assert_eq!((rank, plan, of), (RankId::new(3), planned, world));
     }
 }
 

@@ -58,6 +58,12 @@ pub(crate) fn features() -> Vec<Feature> {
     add("gathers on demand", |_, plan| plan.policy.prefetch == Prefetch::Depth(0));
     add("prefetch by bytes", |_, plan| matches!(plan.policy.prefetch, Prefetch::Bytes(_)));
     add("prefetch by prices", |_, plan| plan.policy.prefetch == Prefetch::Auto);
+    add("holds cut to keep a budget", |sample, plan| {
+        let saves = |free: StepPlan| {
+            free.tasks.len() == plan.tasks.len() && free.arena.transient_bytes > plan.arena.transient_bytes
+        };
+        plan.policy.budget.is_some() && sample.planned_freely().is_some_and(saves)
+    });
     add("a release", |_, plan| plan.tasks.iter().any(|task| task.release.is_some()));
     add("a use that is kept", |sample, _| reuses(sample, Reuse::Keep));
     add("a use that is gathered again", |sample, _| reuses(sample, Reuse::Regather));

@@ -56,7 +56,25 @@ impl Sample {
             config.prefetch.chunk = Some(ByteSize::new(draw.among(&[1, 700, 3000])));
         }
         let ranks = shards * config.mesh.replicate;
-        Self { program, config, ranks }
+        let mut sample = Self { program, config, ranks };
+        if draw.one_in(4) {
+            sample.config.memory.budget = sample.tight_budget(draw);
+        }
+        sample
+    }
+
+    /// A budget that the plan keeps only where tasks wait for memory; `None` where it could not be smaller, or is no plan.
+    fn tight_budget(&self, draw: &mut Draw) -> Option<ByteSize> {
+        let (_, free) = self.plans().ok()?;
+        let (live, transient) = (free.bounds.live_bytes, free.arena.transient_bytes);
+        (live < transient).then(|| ByteSize::new((live + draw.below(transient - live)) as u64))
+    }
+
+    /// The plan of the step, were there no budget.
+    pub(crate) fn planned_freely(&self) -> Option<StepPlan> {
+        let mut free = self.clone();
+        free.config.memory.budget = None;
+        free.plans().ok().map(|(_, step)| step)
     }
 
     pub(crate) fn mesh(&self) -> Mesh {

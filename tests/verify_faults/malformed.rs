@@ -71,6 +71,15 @@ fn a_collective_of_no_weight_is_refused() {
 }
 
 #[test]
+fn an_all_reduce_of_nothing_is_refused() {
+    let mut plan = nvfp4_training();
+    let task = position(&plan, 0, |op| matches!(op, Op::AllReduce { .. }));
+    let Op::AllReduce { pairs, .. } = &mut plan.tasks[task].op else { unreachable!() };
+    pairs.clear();
+    refused(&plan, &["malformed plan: ", "names no value", "at least one"]);
+}
+
+#[test]
 fn a_weight_in_an_op_must_exist() {
     let mut plan = nvfp4_training();
     let gather = position(&plan, 0, |op| matches!(op, Op::AllGather { .. }));

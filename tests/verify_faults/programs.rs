@@ -104,6 +104,7 @@ pub(crate) fn all() -> Vec<(&'static str, StepPlan)> {
         ("f32 training", f32_training()),
         ("nvfp4 training", nvfp4_training()),
         ("mxfp8 training", mxfp8_training()),
+        ("chunked training", chunked_training()),
         ("accumulating training", accumulating_training()),
         ("replicated training", replicated_training()),
         ("split training", split_training()),
@@ -196,6 +197,12 @@ pub(crate) fn accumulating_program(micro_batches: u32) -> StepProgram {
 pub(crate) fn accumulating_training() -> StepPlan {
     let policy = Policy { reduce_every: ReduceEvery::Step, ..policy() };
     StepPlan::build(&accumulating_program(2), &policy, Mesh::new(4).unwrap()).unwrap()
+}
+
+/// Its gathers in chunks of a kilobyte of all four ranks.
+pub(crate) fn chunked_training() -> StepPlan {
+    let policy = Policy { chunk: Some(1024), ..policy() };
+    StepPlan::build(&training_program(Format::NVFP4_2D), &policy, Mesh::new(4).unwrap()).unwrap()
 }
 
 /// Two micro-batches on 2 shards × 2 replicas.

@@ -1,12 +1,12 @@
 //! PL-4 on a mesh of several replicas: a contribution passes the sum over a replica's ranks and the sum over replicas, each once.
 
 use warpweft::id::SlotId;
-use warpweft::model::{Group, Mesh};
+use warpweft::model::{Group, Mesh, Placement};
 use warpweft::op::{Op, Reduction};
 use warpweft::plan::{StepPlan, VerifyError, verify};
 
-use crate::edit::{position, reduced, refused, relocate, remove, repeat, spread};
-use crate::programs::{accumulating_program, policy, replicated_training};
+use crate::edit::{position, recount, reduced, refused, relocate, remove, repeat, spread};
+use crate::programs::{accumulating_program, nvfp4_training, policy, replicated_training};
 
 fn is_sum(op: &Op, over: Group) -> bool {
     matches!(op, Op::AllReduce { reduction: Reduction::Sum, group, .. } if *group == over)
@@ -129,6 +129,80 @@ fn a_sum_over_the_wrong_group_is_refused() {
         set_group(&mut plan, over_all, wrong);
         refused(&plan, &["PL-4", "all ranks to sum the gradient of a replicated weight with"]);
     }
+}
+
+/// PL-4. With one replica nobody is told of others: a sharded weight's gradient is summed by its reduce-scatter, a replicated
+/// one's behind its accumulation.
+#[test]
+fn a_wrong_sum_of_one_replica_is_told_without_replicas() {
+    let training = nvfp4_training();
+    let over_all = position(&training, 0, |op| is_sum(op, Group::World));
+    let slot = |wanted: &dyn Fn(&Op) -> Option<SlotId>| {
+        training.tasks[..over_all].iter().find_map(|task| wanted(&task.op)).unwrap()
+    };
+    let replicated = slot(&|op| match op {
+        Op::Accumulate { weight, from, .. }
+            if training.weights.layout(*weight).placement == Placement::Replicated =>
+        {
+            Some(*from)
+        }
+        _ => None,
+    });
+    let full = slot(&|op| match op {
+        Op::ReduceScatter { parts, .. } => Some(parts[0].from),
+        _ => None,
+    });
+    let reduced = slot(&|op| match op {
+        Op::ReduceScatter { parts, .. } => Some(parts[0].to),
+        _ => None,
+    });
+    for (from, remedy) in [
+        (replicated, "accumulate the weight's gradients before the all-reduce"),
+        (full, "reduce-scatter the gradient of a sharded weight: with one replica"),
+        (reduced, "accumulate reduced rows as they are: with one replica"),
+    ] {
+        let mut plan = training.clone();
+        // Nothing is overwritten before the sum reads it.
+        spread(&mut plan);
+        pairs(&mut plan, over_all)[0].0 = from;
+        let error =
+            refused(&plan, &["PL-4", "needs this rank's gradient sum of a replicated weight", remedy]);
+        assert!(!error.to_string().contains("the replicas"), "{error}");
+    }
+}
+
+/// PL-4. The sum is there, and its bytes are written again; it was to be added to one begun before.
+#[test]
+fn a_sum_over_the_replicas_that_is_overwritten_is_told_where_it_was() {
+    let mut plan = replicated_training();
+    spread(&mut plan);
+    let sums: Vec<SlotId> = plan
+        .tasks
+        .iter()
+        .filter(|task| is_sum(&task.op, Group::Replicate))
+        .flat_map(|task| {
+            let Op::AllReduce { pairs, .. } = &task.op else { unreachable!() };
+            pairs.iter().map(|(_, to)| *to)
+        })
+        .collect();
+    let is_added = |slot: SlotId| {
+        matches!(plan.tasks[accumulation(&plan, slot)].op, Op::Accumulate { first: false, .. })
+    };
+    let bytes = |slot: SlotId| plan.arena.region(slot).bytes;
+    let mut behind =
+        sums.iter().enumerate().filter(|(_, slot)| is_added(**slot)).filter_map(|(number, slot)| {
+            Some((*slot, *sums[number + 1..].iter().find(|later| bytes(**later) == bytes(*slot))?))
+        });
+    let (lost, later) = behind.next().unwrap();
+    plan.arena.slots[lost.index()].region = plan.arena.region(later);
+    let accumulation = accumulation(&plan, lost);
+    remove(&mut plan, accumulation);
+    recount(&mut plan);
+    let error = refused(
+        &plan,
+        &["PL-4", "it was summed over the replicas into slot", "which holds nothing any more"],
+    );
+    assert!(matches!(error, VerifyError::LostGradient { .. }));
 }
 
 /// PL-9. Ranks that hold the same rows know no other amax.

@@ -253,7 +253,7 @@ impl<'p> Memory<'p> {
                     self.write(part.to, Cell::of((name, part.weight, part.orientation, cell)));
                 }
             }
-            // As the op says: chunks in the order of their bytes, each behind those before it.
+            // The order is part of the op's meaning: each chunk goes behind those before it, and the last one works on what all brought.
             Op::GatherChunk { part, chunk } => {
                 let before = (chunk.begin > 0).then(|| self.read(part.to));
                 let made = (name, part.weight, part.orientation, self.read(part.from), chunk, before);

@@ -1,15 +1,26 @@
 //! A plan made ready to run on one rank's lanes.
+//!
+//! Law: a plan runs in a world of its own mesh. Another of as many ranks would run too, and sum over other ranks than it means.
 
 use std::sync::Arc;
 
 use super::bound::{BoundPlan, BoundTask, Event, Times};
-use crate::backend::BackendError;
 use crate::backend::local::resolve;
+use crate::backend::{BackendError, within};
 use crate::id::{LaneId, TaskId};
 use crate::layout::Binding;
+use crate::model::Mesh;
 
-/// Binds every op of a plan to an arena of `arena_bytes` bytes.
-pub(super) fn bind(binding: &Binding<'_>, arena_bytes: usize) -> Result<Arc<BoundPlan>, BackendError> {
+/// Binds every op of a plan, in a world of `mesh`, to an arena of `arena_bytes` bytes.
+///
+/// # Errors
+/// [`BackendError::Mesh`] for a plan of another mesh, [`BackendError::Unsupported`] for an op that cannot run.
+pub(super) fn bind(
+    binding: &Binding<'_>,
+    mesh: Mesh,
+    arena_bytes: usize,
+) -> Result<Arc<BoundPlan>, BackendError> {
+    within(binding, mesh)?;
     let ops = resolve(binding, arena_bytes)?;
     let tasks = ops.into_iter().zip(binding.ops).enumerate().map(|(position, (op, (named, _)))| BoundTask {
         id: TaskId::at(position),

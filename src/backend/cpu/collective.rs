@@ -15,7 +15,7 @@ use super::bound::BoundTask;
 use super::context::LaneContext;
 use super::memory::Arena;
 use super::op_error::OpError;
-use super::rendezvous::Ticket;
+use super::roll::Ticket;
 use super::world::{Presence, World};
 use crate::backend::local::{Collective, Move, Piece, Pull};
 use crate::format::{ElementType, expand_scale};
@@ -25,10 +25,11 @@ use crate::op::Reduction;
 
 /// Meets the peers, pulls, and parts from them. Returns when the last one arrived.
 pub(super) fn collective(op: &Collective, task: &BoundTask, context: &LaneContext) -> Result<u64, OpError> {
-    let place = context.places.as_ref().ok_or(OpError::NoCommunicator)?.of(op.group);
+    let places = context.places.as_ref().ok_or(OpError::NoCommunicator)?;
     let Presence { world, rank } = &*context.presence;
     let peers = Peers { world, rank: *rank, group: op.group };
     let ticket = Ticket { task: task.id, op: task.name, source: op.source, received: op.received };
+    let place = places.call(*rank, op.group, ticket, &world.poison)?;
     let joined = place.arrive(*rank, ticket, world.clock, &world.poison)?;
     let pulled = match &op.pull {
         Pull::Gather(moves) => moves.iter().try_for_each(|part| gather(peers, &context.arena, *part)),
@@ -73,7 +74,7 @@ struct Peers<'w> {
 }
 
 impl<'w> Peers<'w> {
-    /// Every rank's arena, in rank order.
+    /// The arenas of the group's ranks, in rank order.
     fn arenas(self) -> impl Iterator<Item = Result<&'w Arena, OpError>> {
         let Self { world, rank, group } = self;
         let arena = move |rank| world.arena(rank).map(|arena| &**arena).ok_or(OpError::NoArena(rank));

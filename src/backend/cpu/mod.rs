@@ -10,7 +10,7 @@
 //!
 //! One idea per file: `memory` lends the arena and holds the only `unsafe`, `stream` and
 //! `lane` are the two ends of a queue, `bound` is a plan ready to run, `bind` makes it,
-//! `rendezvous` is where ranks meet, `collective` what they pull; the rest is arithmetic.
+//! `roll` finds ranks that disagree, `rendezvous` is where ranks meet, `collective` what they pull; the rest is arithmetic.
 
 mod adam;
 mod bind;
@@ -28,6 +28,7 @@ mod optimizer;
 mod planes;
 mod quantize;
 mod rendezvous;
+mod roll;
 mod skip;
 mod stream;
 mod surface;
@@ -148,7 +149,7 @@ impl Backend for CpuBackend {
     }
 
     fn bind(&self, memory: &CpuMemory, binding: &Binding<'_>) -> Result<CpuBound, BackendError> {
-        let plan = bind::bind(binding, memory.arena.bytes())?;
+        let plan = bind::bind(binding, self.mesh(), memory.arena.bytes())?;
         self.presence.world.poison.watch(Arc::<bound::BoundPlan>::downgrade(&plan));
         Ok(CpuBound { plan, epoch: 0 })
     }

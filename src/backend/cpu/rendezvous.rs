@@ -1,45 +1,23 @@
 //! Where a group of ranks of one communicator meets: everybody arrives, moves data, leaves.
 //!
 //! Laws:
-//! - **CO-1** the ranks meet collective after collective. Ranks that bring different ones poison
-//!   the world with a reason that names both; none of them moves a byte.
+//! - **CO-1** the ranks meet collective after collective. That all of them bring the same one is found out before any of them comes
+//!   here ([`super::roll`]); ranks that disagree do not come, and none of them moves a byte.
 //! - Between [`Rendezvous::arrive`] and [`Rendezvous::leave`] every rank's arena holds what it
 //!   held when that rank arrived, so peers may read it; nobody gets past `leave` before everybody
 //!   is done reading.
 //! - A rank that is gone is never waited for: the world is poisoned instead. So no wait hangs.
 //! - Nothing here allocates, except to say what went wrong.
 
-use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::roll::Ticket;
 use crate::backend::BackendError;
 use crate::backend::bell::{Wake, lock};
 use crate::backend::clock::Clock;
 use crate::backend::poison::Poison;
-use crate::id::{CommId, RankId, TaskId};
-use crate::layout::Region;
-
-/// What a rank is about to do; the same on every rank, or something is wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ticket {
-    /// The task of the plan.
-    pub(super) task: TaskId,
-    /// Its op's name.
-    pub(super) op: &'static str,
-    /// Where the (first) source slot lies, in every arena.
-    pub(super) source: Region,
-    /// Bytes every rank receives.
-    pub(super) received: u64,
-}
-
-impl fmt::Display for Ticket {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { task, op, source, received } = self;
-        let (begin, end) = (source.offset, source.end());
-        write!(formatter, "{task} ({op} from bytes {begin}..{end}, {received} bytes received)")
-    }
-}
+use crate::id::{CommId, RankId};
 
 /// Proof that every rank has arrived.
 #[derive(Clone, Copy, Debug)]
@@ -63,8 +41,8 @@ pub(super) struct Rendezvous {
 struct State {
     /// Meetings that are over; the number of the current one.
     meeting: u64,
-    /// What each rank brought to the current meeting.
-    tickets: Vec<Option<Ticket>>,
+    /// Which ranks are at the current meeting.
+    here: Vec<bool>,
     arrived: usize,
     left: usize,
     /// When the last rank arrived.
@@ -77,8 +55,8 @@ impl Rendezvous {
     /// The meeting place of `members`, in rank order, of which some may be gone already.
     pub(super) fn new(communicator: CommId, members: Vec<(RankId, bool)>) -> Self {
         let (members, gone): (Vec<RankId>, Vec<bool>) = members.into_iter().unzip();
-        let tickets = vec![None; gone.len()];
-        let state = State { meeting: 0, tickets, arrived: 0, left: 0, joined: 0, gone };
+        let here = vec![false; gone.len()];
+        let state = State { meeting: 0, here, arrived: 0, left: 0, joined: 0, gone };
         Self { communicator, members, state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -87,7 +65,7 @@ impl Rendezvous {
         self.members.binary_search(&rank).ok()
     }
 
-    /// Waits until every rank has brought the same ticket.
+    /// Waits until every rank is here; `ticket` is what they bring.
     pub(super) fn arrive(
         &self,
         rank: RankId,
@@ -97,19 +75,15 @@ impl Rendezvous {
     ) -> Result<Joined, BackendError> {
         let mut state = lock(&self.state);
         let meeting = state.meeting;
-        if let Some(reason) = self.disagreement(&state, rank, ticket) {
-            drop(state);
-            return Err(poison.set(reason));
-        }
-        if let Some(place) = self.position(rank).and_then(|own| state.tickets.get_mut(own)) {
-            *place = Some(ticket);
+        if let Some(place) = self.position(rank).and_then(|own| state.here.get_mut(own)) {
+            *place = true;
         }
         state.arrived += 1;
-        if state.arrived == state.tickets.len() {
+        if state.arrived == state.here.len() {
             state.joined = clock.now();
             self.changed.notify_all();
         }
-        while state.arrived < state.tickets.len() {
+        while state.arrived < state.here.len() {
             poison.check()?;
             if let Some(missing) = state.missing().and_then(|absent| self.members.get(absent)) {
                 drop(state);
@@ -141,9 +115,9 @@ impl Rendezvous {
     pub(super) fn leave(&self, joined: Joined, poison: &Poison) -> Result<(), BackendError> {
         let mut state = lock(&self.state);
         state.left += 1;
-        if state.left == state.tickets.len() {
+        if state.left == state.here.len() {
             state.meeting += 1;
-            state.tickets.fill(None);
+            state.here.fill(false);
             (state.arrived, state.left) = (0, 0);
             self.changed.notify_all();
         }
@@ -166,25 +140,12 @@ impl Rendezvous {
     fn sleep<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn disagreement(&self, state: &State, rank: RankId, ticket: Ticket) -> Option<String> {
-        let other = state.tickets.iter().position(Option::is_some)?;
-        let brought = state.tickets.get(other).copied().flatten()?;
-        (brought != ticket).then(|| {
-            let (communicator, number) = (self.communicator, state.meeting);
-            let other = self.members.get(other).copied().unwrap_or(rank);
-            format!(
-                "the ranks disagree on collective {number} of {communicator}: {other} brings {brought}, {rank} brings {ticket}; \
-                 they would exchange other bytes than they mean to, so every rank must issue the tasks of the same plan in its order (CO-1)"
-            )
-        })
-    }
 }
 
 impl State {
     /// The place of a rank that has not arrived and never will.
     fn missing(&self) -> Option<usize> {
-        self.tickets.iter().zip(&self.gone).position(|(ticket, gone)| *gone && ticket.is_none())
+        self.here.iter().zip(&self.gone).position(|(here, gone)| *gone && !here)
     }
 }
 
@@ -198,9 +159,9 @@ impl Wake for Rendezvous {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
+    use crate::id::TaskId;
+    use crate::layout::Region;
 
     fn ticket(task: u32) -> Ticket {
         Ticket {
@@ -245,27 +206,6 @@ mod tests {
         assert_eq!(rounds[0], rounds[1]);
         assert_eq!(rounds[0], rounds[2]);
         assert!(rounds[0].is_sorted());
-    }
-
-    /// CO-1.
-    #[test]
-    fn ranks_that_bring_different_collectives_both_learn_of_both() {
-        let (place, clock) = (place(1, 2), Clock::start());
-        let place = Arc::new(place);
-        let poison = Poison::default();
-        let watcher: Arc<dyn Wake> = place.clone();
-        poison.watch(Arc::downgrade(&watcher));
-        std::thread::scope(|scope| {
-            let (place, poison) = (&place, &poison);
-            let ranks = [(0, 7), (1, 8)]
-                .map(|(rank, task)| scope.spawn(move || meet(place, rank, task, clock, poison)));
-            for rank in ranks {
-                let message = rank.join().unwrap().unwrap_err().to_string();
-                for part in ["rank 0", "rank 1", "task 7", "task 8", "collective 0 of communicator 1"] {
-                    assert!(message.contains(part), "{message}");
-                }
-            }
-        });
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! Laws:
 //! - No process-global state: ranks meet through the [`CpuWorld`] their backends were made from,
 //!   and worlds do not know each other.
-//! - A communicator has a meeting place for every group of ranks; groups of the same ranks share one.
+//! - A communicator has a meeting place for every group of ranks; groups of the same ranks share one. It has one roll, which all
+//!   its ranks call to before they go to any of its places.
 //! - A rank is *gone* once its backend and all its lanes are dropped; a rank whose backend can no
 //!   longer be made is gone too. Peers that need a rank that is gone are poisoned, never left
 //!   waiting (see [`super::rendezvous`]); peers that do not need it run on.
@@ -17,6 +18,8 @@ use super::CpuBackend;
 use super::link::Link;
 use super::memory::Arena;
 use super::rendezvous::Rendezvous;
+use super::roll::{Roll, Ticket};
+use crate::backend::BackendError;
 use crate::backend::bell::lock;
 use crate::backend::clock::Clock;
 use crate::backend::poison::Poison;
@@ -129,26 +132,44 @@ pub(super) struct World {
     pub(super) clock: Clock,
     pub(super) poison: Poison,
     ranks: Vec<Seat>,
-    /// By communicator, group, and the first rank of the group.
-    communicators: Mutex<BTreeMap<(CommId, Group, RankId), Arc<Rendezvous>>>,
+    communicators: Mutex<BTreeMap<CommId, Communicator>>,
+}
+
+/// What the ranks of one communicator share.
+#[derive(Debug)]
+struct Communicator {
+    roll: Arc<Roll>,
+    /// By group, and the first rank of the group.
+    places: BTreeMap<(Group, RankId), Arc<Rendezvous>>,
 }
 
 /// Where one rank meets the others of one communicator.
 #[derive(Debug)]
 pub(super) struct Places {
+    roll: Arc<Roll>,
     shard: Arc<Rendezvous>,
     replicate: Arc<Rendezvous>,
     world: Arc<Rendezvous>,
 }
 
 impl Places {
-    /// Where the ranks of a group meet.
-    pub(super) fn of(&self, group: Group) -> &Rendezvous {
-        match group {
+    /// Where the ranks of `group` meet, for the next collective of `rank`.
+    ///
+    /// # Errors
+    /// Poisons the world when ranks bring different collectives (CO-1).
+    pub(super) fn call(
+        &self,
+        rank: RankId,
+        group: Group,
+        ticket: Ticket,
+        poison: &Poison,
+    ) -> Result<&Rendezvous, BackendError> {
+        self.roll.call(rank, group, ticket).map_err(|reason| poison.set(reason))?;
+        Ok(match group {
             Group::Shard => &self.shard,
             Group::Replicate => &self.replicate,
             Group::World => &self.world,
-        }
+        })
     }
 
     /// `rank` comes to none of them any more.
@@ -179,12 +200,15 @@ impl World {
     /// Where `rank` meets the others of one communicator. A place is made by whoever asks first.
     pub(super) fn places(&self, communicator: CommId, rank: RankId) -> Places {
         let mut communicators = lock(&self.communicators);
+        let Communicator { roll, places } = communicators.entry(communicator).or_insert_with(|| {
+            Communicator { roll: Arc::new(Roll::new(communicator, self.mesh)), places: BTreeMap::new() }
+        });
         let mut place = |group: Group| {
             let all = [Group::World, Group::Shard, Group::Replicate];
             let group = all.into_iter().find(|other| self.mesh.alike(*other, group)).unwrap_or(group);
             let members: Vec<RankId> = self.mesh.members(rank, group).collect();
             let first = members.first().copied().unwrap_or(rank);
-            let place = communicators.entry((communicator, group, first)).or_insert_with(|| {
+            let place = places.entry((group, first)).or_insert_with(|| {
                 let is_gone = |rank: RankId| {
                     self.ranks.get(rank.index()).is_none_or(|seat| seat.gone.load(Ordering::SeqCst))
                 };
@@ -195,7 +219,8 @@ impl World {
             });
             Arc::clone(place)
         };
-        Places { shard: place(Group::Shard), replicate: place(Group::Replicate), world: place(Group::World) }
+        let [shard, replicate, world] = [Group::Shard, Group::Replicate, Group::World].map(&mut place);
+        Places { roll: Arc::clone(roll), shard, replicate, world }
     }
 
     /// `rank` takes part in nothing any more.
@@ -204,8 +229,8 @@ impl World {
         if let Some(seat) = self.ranks.get(rank.index()) {
             seat.gone.store(true, Ordering::SeqCst);
         }
-        for communicator in communicators.values() {
-            communicator.depart(rank);
+        for place in communicators.values().flat_map(|communicator| communicator.places.values()) {
+            place.depart(rank);
         }
     }
 }

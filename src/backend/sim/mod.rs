@@ -39,7 +39,7 @@ use self::bind::Priced;
 use self::machine::{Action, Progress};
 use self::world::Shared;
 use super::bell::lock;
-use super::{Backend, BackendError, ClosureFault, TaskInterval};
+use super::{Backend, BackendError, ClosureFault, TaskInterval, within};
 use crate::compute::ComputeFactory;
 use crate::config::Reduce;
 use crate::id::{EventId, LaneId, RankId, TaskId};
@@ -161,6 +161,7 @@ impl Backend for SimBackend {
     }
 
     fn bind(&self, _memory: &SimMemory, binding: &Binding<'_>) -> Result<SimBound, BackendError> {
+        within(binding, self.shared.mesh)?;
         let tasks = bind::price(binding, &self.shared.prices)?;
         let clocks = lock(&self.shared.machine).clocks();
         let progress = Mutex::new(Progress::new(tasks.len(), binding.events, clocks));

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply};
 use super::super::prefetch::{Demand, Timetable};
 use super::{of_group, peers};
-use crate::format::{Orientation, PlaneSpec};
+use crate::format::Orientation;
 use crate::id::{CallId, GroupId, WeightId};
 use crate::layout::{ALIGNMENT, Content};
 use crate::model::{Group, Placement};
@@ -50,7 +50,7 @@ impl Cut {
     fn of(draft: &Draft<'_>, demand: &Demand<'_>, issue: usize) -> Option<Self> {
         let chunk = draft.policy.chunk.filter(|_| demand.group.is_none())?;
         let ranks = draft.weights.mesh.size(Group::Shard) as usize;
-        let whole = shard_bytes(draft, demand.weight, demand.orientation);
+        let whole = draft.weights.layout(demand.weight).shard_bytes(demand.orientation);
         let each = (chunk / ranks / ALIGNMENT * ALIGNMENT).max(ALIGNMENT);
         let latest = demand.stage.saturating_sub(1).max(issue);
         (whole.saturating_mul(ranks) > chunk && whole > each).then_some(Self { whole, each, issue, latest })
@@ -147,17 +147,11 @@ fn add(draft: &mut Draft<'_>, gather: Collected<'_>) {
         }
         return;
     }
-    let shard = |part: &GatherPart| shard_bytes(draft, part.weight, part.orientation);
+    let shard = |part: &GatherPart| draft.weights.layout(part.weight).shard_bytes(part.orientation);
     let bytes = parts.iter().map(shard).fold(0, usize::saturating_add);
     let subject = of_group(name, parts.len());
     let op = Op::AllGather { parts };
     let mut task = DraftTask::collective(op, subject, Carrier::Gather, bytes.saturating_mul(peers));
     task.release = release;
     draft.add(issue, Section::Gathers, task);
-}
-
-/// Bytes of a rank's shard, all planes.
-fn shard_bytes(draft: &Draft<'_>, weight: WeightId, orientation: Orientation) -> usize {
-    let planes = draft.weights.layout(weight).shard_planes(orientation);
-    planes.iter().map(PlaneSpec::bytes).fold(0, usize::saturating_add)
 }

@@ -5,7 +5,7 @@
 //! must state it, where it is reached, how much of it is weights and gradients, and an arena that is at least as large.
 //!
 //! `bounds.columnwise_saved_bytes` compares with a plan that is not here. That it is 0 where nothing is derived on demand is
-//! checked; how much it is otherwise decides nothing, and is the planner's to count (`tests/plans.rs` holds it against the other plan).
+//! checked; how much it is otherwise decides nothing, and is the planner's to count (`tests/plans` holds it against the other plan).
 
 use super::{Accesses, Verdict, VerifyError};
 use crate::config::Columnwise;

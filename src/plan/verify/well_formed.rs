@@ -182,24 +182,21 @@ impl Ids<'_> {
         let shards =
             |shards: &[ShardOperand]| shards.iter().try_for_each(|shard| self.weight(shard.weight, place));
         match op {
-            Op::Copy { .. }
-            | Op::ClearFault { .. }
-            | Op::AllReduce { .. }
-            | Op::GatherRecords { .. }
-            | Op::Vote { .. } => Ok(()),
+            Op::Copy { .. } | Op::ClearFault { .. } | Op::GatherRecords { .. } | Op::Vote { .. } => Ok(()),
             Op::ZeroPadding { weight, .. }
             | Op::Transpose { weight, .. }
             | Op::Dequantize { weight, .. }
             | Op::RoundGradient { weight, .. }
             | Op::AddGradient { weight, .. }
             | Op::Accumulate { weight, .. } => self.weight(*weight, place),
+            Op::AllReduce { pairs, .. } => some(pairs.len(), "value", place),
             Op::AllGather { parts } => {
-                some(parts.len(), place)?;
+                some(parts.len(), "weight", place)?;
                 parts.iter().try_for_each(|part| self.weight(part.weight, place))
             }
             Op::GatherChunk { part, .. } => self.weight(part.weight, place),
             Op::ReduceScatter { parts, .. } => {
-                some(parts.len(), place)?;
+                some(parts.len(), "weight", place)?;
                 parts.iter().try_for_each(|part| self.weight(part.weight, place))
             }
             Op::PartialAmax { bucket, .. }
@@ -229,10 +226,10 @@ impl Ids<'_> {
 }
 
 /// Refuses a collective that moves nothing: it would meet peers who may not come.
-fn some(parts: usize, place: Place<'_>) -> Verdict<()> {
+fn some(parts: usize, what: &str, place: Place<'_>) -> Verdict<()> {
     if parts > 0 {
         return Ok(());
     }
-    let (named, present) = ("no weight".to_owned(), "every collective carries at least one".to_owned());
+    let (named, present) = (format!("no {what}"), "every collective carries at least one".to_owned());
     Err(VerifyError::Malformed { place: place(), named, present }.into())
 }

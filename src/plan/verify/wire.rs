@@ -5,7 +5,6 @@
 //! transport's business and no part of a plan.
 
 use super::{Verdict, VerifyError};
-use crate::format::PlaneSpec;
 use crate::id::SlotId;
 use crate::op::Op;
 use crate::plan::StepPlan;
@@ -37,10 +36,9 @@ fn from_each_peer(plan: &StepPlan, op: &Op) -> usize {
         content.bytes(&plan.weights, |buffer| plan.buffers[buffer.index()].bytes())
     };
     match op {
-        Op::AllGather { parts } => sum(&mut parts.iter().map(|part| {
-            let planes = plan.weights.layout(part.weight).shard_planes(part.orientation);
-            sum(&mut planes.iter().map(PlaneSpec::bytes))
-        })),
+        Op::AllGather { parts } => {
+            sum(&mut parts.iter().map(|part| plan.weights.layout(part.weight).shard_bytes(part.orientation)))
+        }
         Op::GatherChunk { chunk, .. } => chunk.end.saturating_sub(chunk.begin),
         Op::ReduceScatter { element, parts } => sum(&mut parts
             .iter()

@@ -213,32 +213,53 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What a sum over `group` finds in `slot` is not what such a sum is taken of.
+    /// What a sum over `group` finds in `slot` is not what such a sum is taken of. What should be there follows from the placement
+    /// of the weight whose gradient the slot was declared for, and from whether there are replicas to sum over.
     fn wrong_sum(&self, task: TaskId, group: Group, slot: SlotId) -> Verdict<()> {
-        let (needs, remedy) = match (group, self.slots.held(slot)) {
-            (_, Held::SummedGradient(..)) => (
-                "gradient rows that were not summed over the replicas before",
-                "sum each gradient over the replicas once, or it counts as often as there are replicas",
-            ),
-            (_, Held::Gradient { .. } | Held::WireGradient(..)) => (
-                "gradient rows that were reduced inside of each replica",
-                "reduce-scatter the gradient before it is summed over the replicas",
-            ),
-            (Group::Shard | Group::World, Held::ReducedGradient(..)) => (
-                "the other replicas to sum reduced gradient rows with, since ranks of one replica hold different rows",
-                "sum reduced rows over the replicate group",
-            ),
-            (Group::Shard | Group::Replicate, Held::LocalSum(..)) => (
+        let replicated = self.plan.weights.mesh.replicas() > 1;
+        let placement = match self.plan.arena.slot(slot).content {
+            Content::Gradient(weight, _)
+            | Content::WireGradient(weight, _)
+            | Content::ReducedGradient(weight, _)
+            | Content::SummedGradient(weight, _)
+            | Content::LocalGrad(weight)
+            | Content::MainGrad(weight) => self.plan.weights.layout(weight).placement,
+            // Of no gradient; the group tells which sum was meant.
+            _ if replicated && group == Group::Replicate => Placement::Sharded,
+            _ => Placement::Replicated,
+        };
+        let (needs, remedy) = match (placement, self.slots.held(slot)) {
+            (Placement::Replicated, Held::LocalSum(..)) => (
                 "all ranks to sum the gradient of a replicated weight with",
                 "sum gradients of replicated weights over the world",
             ),
-            (Group::Replicate, _) => (
-                "reduced gradient rows of a sharded weight, since it sums over the replicas",
-                "reduce-scatter the weight's gradient first",
-            ),
-            _ => (
+            (Placement::Replicated, _) => (
                 "this rank's gradient sum of a replicated weight, since it takes sums",
                 "accumulate the weight's gradients before the all-reduce",
+            ),
+            (Placement::Sharded, Held::ReducedGradient(..) | Held::SummedGradient(..)) if !replicated => (
+                "this rank's gradient sum of a replicated weight, since every rank holds other rows of a sharded one",
+                "accumulate reduced rows as they are: with one replica they are summed over all ranks",
+            ),
+            (Placement::Sharded, _) if !replicated => (
+                "this rank's gradient sum of a replicated weight, since it takes sums",
+                "reduce-scatter the gradient of a sharded weight: with one replica that sums it over all ranks",
+            ),
+            (Placement::Sharded, Held::SummedGradient(..)) => (
+                "gradient rows that were not summed over the replicas before",
+                "sum each gradient over the replicas once, or it counts as often as there are replicas",
+            ),
+            (Placement::Sharded, Held::ReducedGradient(..)) => (
+                "the other replicas to sum reduced gradient rows with, since ranks of one replica hold different rows",
+                "sum reduced rows over the replicate group",
+            ),
+            (Placement::Sharded, Held::Gradient { .. } | Held::WireGradient(..)) => (
+                "gradient rows that were reduced inside of each replica",
+                "reduce-scatter the gradient before it is summed over the replicas",
+            ),
+            (Placement::Sharded, _) => (
+                "reduced gradient rows of a sharded weight, since it sums over the replicas",
+                "reduce-scatter the weight's gradient first",
             ),
         };
         self.wrong_gradient(task, slot, needs.into(), remedy)
@@ -355,6 +376,12 @@ impl Run<'_> {
         if let Some(slot) = find(&|_, held| summed(held)) {
             let slot = self.slot_name(slot);
             return format!("it was summed over the replicas into slot `{slot}` and not accumulated");
+        }
+        if let Some(slot) =
+            find(&|slot, held| lost(held) && content(slot) == Content::SummedGradient(weight, call))
+        {
+            let (name, holds) = (self.slot_name(slot), self.slots.describe(slot));
+            return format!("it was summed over the replicas into slot `{name}`, which holds {holds}");
         }
         let reduced = |held: &Held| matches!(held, Held::ReducedGradient(w, calls) if *w == weight && calls.contains(&call));
         if let Some(slot) = find(&|_, held| reduced(held)) {

@@ -4,7 +4,7 @@
 //! planes keeps weight and version, and needs scales of the same version.
 
 use super::{Held, Run, Verdict};
-use crate::format::{ElementType, Orientation, PlaneSpec};
+use crate::format::{ElementType, Orientation};
 use crate::id::{SlotId, TaskId, Version, WeightId};
 use crate::op::{Chunk, GatherPart};
 
@@ -25,9 +25,7 @@ impl Run<'_> {
     pub(super) fn gather_chunk(&mut self, task: TaskId, part: GatherPart, chunk: Chunk) -> Verdict<()> {
         let GatherPart { weight, orientation, from, to } = part;
         let version = self.sent(task, weight, orientation, from)?;
-        let layout = self.plan.weights.layout(weight);
-        let whole =
-            layout.shard_planes(orientation).iter().map(PlaneSpec::bytes).fold(0, usize::saturating_add);
+        let whole = self.plan.weights.layout(weight).shard_bytes(orientation);
         let is_range = chunk.begin < chunk.end && chunk.end <= whole;
         let before = Held::Gathering { weight, orientation, version, bytes: chunk.begin };
         if !is_range || (chunk.begin > 0 && *self.slots.held(to) != before) {
