@@ -4,7 +4,7 @@
 //! holds alone (PL-1). Placing is *lowest free address first*; for some order that gives a best layout, because the slots
 //! of a best layout may be placed again from the lowest address upwards. Three orders are begun with: by size, by
 //! size times time, and by the fullest moment of their holds. An order is mended by placing first, next time, what stuck out over the
-//! fullest moment. Whoever is within what is asked for is taken at once, so most plans cost one try.
+//! fullest moment. Whoever is within what is asked for is taken at once, so most plans cost one try; an order that mending does not help is given up.
 //!
 //! Deliberately absent: a search that proves its result. The fullest moment is a bound that no layout beats and some
 //! sets of slots cannot reach, as the tests show; to find the best layout of any set is NP-hard (storage allocation, Garey and Johnson, SR2).
@@ -36,14 +36,20 @@ pub(super) struct Packing {
 /// How often an order is mended.
 const MENDED: usize = 12;
 
-/// Items that all tries together may place: a few milliseconds of work. Two tries are made in any case.
-const EFFORT: usize = 60_000;
+/// Mends in a row that gain nothing before an order is given up.
+const STALE: usize = 2;
 
-/// A packing of at most `target` bytes, or of no more than the fullest moment if that is above it, and within `limit`; or the best one found.
+/// Items that all tries together may place, at a microsecond or two each. Two tries are made in any case.
+const EFFORT: usize = 12_000;
+
+/// A layout this close to the fullest moment, one part in so many, is not worth another try.
+const CLOSE: usize = 64;
+
+/// A packing of at most `target` bytes, or close to the fullest moment if that is above it, and within `limit`; or the best one found.
 pub(super) fn pack(items: &[Item], target: usize, limit: usize) -> Packing {
     let load = load(items);
     let fullest = load.iter().copied().max().unwrap_or(0);
-    let enough = target.max(fullest).min(limit);
+    let enough = target.max(fullest.saturating_add(fullest / CLOSE)).min(limit);
     // Where the fullest moment is beyond the limit, no order is worth mending.
     let mended = if fullest <= enough { MENDED } else { 1 };
     let mut tries = (EFFORT / items.len().max(1)).max(2);
@@ -52,17 +58,23 @@ pub(super) fn pack(items: &[Item], target: usize, limit: usize) -> Packing {
         if tries == 0 {
             break;
         }
+        let (mut stale, mut least) = (0, usize::MAX);
         for _ in 0..mended.min(tries) {
             tries -= 1;
             let found = place(items, &order);
             if found.bytes <= enough {
                 return found;
             }
+            stale = if found.bytes < least { 0 } else { stale + 1 };
+            least = least.min(found.bytes);
             let sticks_out = |item: &usize| found.begins[*item] + items[*item].bytes > fullest;
             let (out, within): (Vec<usize>, Vec<usize>) = order.into_iter().partition(sticks_out);
             order = out.into_iter().chain(within).collect();
             if best.as_ref().is_none_or(|best| found.bytes < best.bytes) {
                 best = Some(found);
+            }
+            if stale == STALE {
+                break;
             }
         }
     }

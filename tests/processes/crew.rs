@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 use crate::child::{DEADLINE, RANKS, ROLE};
 use crate::port::Port;
 
-/// What children wait for each other where all come: no machine is so busy that one comes later.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-/// The same where it is waited for to the end; a silence of half of it counts as one.
-pub(crate) const BRIEF: Duration = Duration::from_secs(6);
+/// What children wait for each other where nobody waits for the end of it: no machine is so busy that one comes later.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+/// The same where it is waited for to the end. Long all the same: a child that a busy machine keeps from running is not to be named.
+pub(crate) const BRIEF: Duration = Duration::from_secs(24);
+/// Who says nothing for so long in a brief crew counts as silent.
+pub(crate) const SILENCE: Duration = Duration::from_secs(BRIEF.as_secs() / 2);
 /// What a busy machine may take on top of it.
 const SLACK: Duration = Duration::from_secs(60);
 pub(crate) const SECRET: &str = "a secret of children";

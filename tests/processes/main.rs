@@ -21,19 +21,29 @@ fn main() {
         return child::run(&role);
     }
     let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
-    let all = [worlds::ALL, endings::ALL].concat();
-    let is_wanted = |(name, _): &&Test| wanted.is_empty() || wanted.iter().any(|part| name.contains(part));
-    let mut failed = Vec::new();
-    for (name, test) in all.iter().filter(is_wanted) {
-        let begun = Instant::now();
-        let passed = catch_unwind(test).is_ok();
-        println!("test {name} ... {} ({:.1?})", if passed { "ok" } else { "FAILED" }, begun.elapsed());
-        if !passed {
-            failed.push(*name);
-        }
-    }
+    let wanted = |(name, _): &Test| wanted.is_empty() || wanted.iter().any(|part| name.contains(part));
+    let (at_once, after_a_wait): (Vec<Test>, Vec<Test>) = (
+        [worlds::ALL, endings::AT_ONCE].concat().into_iter().filter(wanted).collect(),
+        endings::AFTER_A_WAIT.iter().copied().filter(wanted).collect(),
+    );
+    // Tests that wait take no processor from others, and wait together.
+    let failed: Vec<&str> = std::thread::scope(|scope| {
+        let waiting: Vec<_> =
+            after_a_wait.into_iter().map(|test| scope.spawn(move || failure(test))).collect();
+        let mut failed: Vec<_> = at_once.into_iter().filter_map(failure).collect();
+        failed.extend(waiting.into_iter().filter_map(|test| test.join().unwrap()));
+        failed
+    });
     if !failed.is_empty() {
         println!("\nfailed: {}", failed.join(", "));
         std::process::exit(1);
     }
+}
+
+/// Runs a test, says how it ended, and returns its name if it failed.
+fn failure((name, test): Test) -> Option<&'static str> {
+    let begun = Instant::now();
+    let passed = catch_unwind(test).is_ok();
+    println!("test {name} ... {} ({:.1?})", if passed { "ok" } else { "FAILED" }, begun.elapsed());
+    (!passed).then_some(name)
 }
