@@ -62,6 +62,7 @@ fn a_dropped_sum_over_the_replicas_leaves_nothing_to_accumulate() {
 #[test]
 fn accumulating_what_only_one_replica_reduced_is_refused() {
     let mut plan = replicated_training();
+    spread(&mut plan);
     let over_replicas = sum(&plan);
     let (of_replica, of_all) = pairs(&mut plan, over_replicas)[0];
     let wrong = accumulation(&plan, of_all);
