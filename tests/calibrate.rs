@@ -1,4 +1,4 @@
-//! Calibration in a closed loop (CA-2): a simulated cluster is measured, and its numbers come back. No clock is read.
+//! Calibration in a closed loop (CL-2): a simulated cluster is measured, and its numbers come back. No clock is read.
 
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
@@ -82,7 +82,7 @@ fn assert_told(told: &Cluster, found: &Calibration, share: f64) {
     }
 }
 
-/// CA-2.
+/// CL-1, CL-2.
 #[test]
 fn a_simulated_cluster_gives_back_the_numbers_of_its_file() {
     for contention in [[1.0; 5], [1.1, 1.4, 2.0, 1.3, 1.6], [1.25, 1.05, 1.5, 1.8, 1.2]] {
@@ -92,7 +92,7 @@ fn a_simulated_cluster_gives_back_the_numbers_of_its_file() {
     }
 }
 
-/// CA-4. The held-out step has other depths, communicators and formats than what numbers were read from.
+/// CL-4. The held-out step has other depths, communicators and formats than what numbers were read from.
 #[test]
 fn the_step_that_was_held_out_is_predicted() {
     let (_, found) = again(&file([1.1, 1.4, 2.0, 1.3, 1.6], 0.0), |_| {});
@@ -112,7 +112,7 @@ fn delays_are_told_from_speed() {
     assert!(found.check.step.error().abs() < 0.05, "{found}");
 }
 
-/// CA-3.
+/// CL-3.
 #[test]
 fn every_number_says_where_it_comes_from_and_the_file_is_read_back() {
     let (told, found) = again(&file([1.0; 5], 0.0), |options| {

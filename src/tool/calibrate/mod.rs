@@ -1,12 +1,12 @@
 //! `warpweft calibrate`: this machine as a cluster file.
 //!
 //! Laws:
-//! - **CA-1** a number is read from the steps of small sessions, as an embedder's would run them: what a task takes there is what a step
+//! - **CL-1** a number is read from the steps of small sessions, as an embedder's would run them: what a task takes there is what a step
 //!   pays for it. No backend is asked behind the session's back.
-//! - **CA-2** the same programs and the same arithmetic calibrate a simulated cluster, and give back the numbers of its file. That is the
+//! - **CL-2** the same programs and the same arithmetic calibrate a simulated cluster, and give back the numbers of its file. That is the
 //!   instrument's test, and depends on no clock.
-//! - **CA-3** every number of the file says how it came about; what was not measured says so.
-//! - **CA-4** the file is checked at once by a program that none of its numbers was read from.
+//! - **CL-3** every number of the file says how it came about; what was not measured says so.
+//! - **CL-4** the file is checked at once by a program that none of its numbers was read from.
 //!
 //! | file | idea |
 //! |---|---|
