@@ -99,11 +99,9 @@ fn gathers_in_chunks_of_any_size_train_as_whole_ones_do() {
                 config
             };
             let whole = trained(format, false, config(None, 2)).await;
-            for chunk in [1, 700, 1500, 3000, 1 << 40] {
-                for communicators in [1, 2] {
-                    let cut = trained(format, false, config(Some(chunk), communicators)).await;
-                    assert!(cut == whole, "{format}, chunks of {chunk}");
-                }
+            for (chunk, communicators) in [(1, 2), (700, 1), (1500, 2), (3000, 1), (1 << 40, 2)] {
+                let cut = trained(format, false, config(Some(chunk), communicators)).await;
+                assert!(cut == whole, "{format}, chunks of {chunk}");
             }
         }
     });

@@ -249,21 +249,29 @@ fn a_session_of_replicas_tunes_itself_without_changing_a_bit() {
     });
 }
 
-/// GPUs know one replica. They are not even looked for.
+/// GPUs know one replica and whole gathers. They are not even looked for.
 #[cfg(feature = "cuda")]
 #[test]
-fn replicas_on_gpus_are_refused_before_anything_is_opened() {
+fn replicas_and_chunks_on_gpus_are_refused_before_anything_is_opened() {
     use warpweft::backend::cuda::{CudaSurface, DeviceOrdinal};
+    use warpweft::config::ByteSize;
     within_a_minute(async {
         let model = Model::builder().build();
         let mut program = StepProgram::builder("train", &model);
         let loss = program.output("loss", 1, ElementType::F32).unwrap();
         program.call("loss", Phase::Forward).writes(loss).add().unwrap();
         let closures = |_: RankId| |_: &Call, _: &ComputeContext<'_, CudaSurface>| Ok(());
-        let builder = Session::builder(config(2), closures).program(program.build_evaluation().unwrap());
+        let program = program.build_evaluation().unwrap();
         let nowhere = vec![DeviceOrdinal::new(900), DeviceOrdinal::new(901)];
-        let error = builder.start_cuda(nowhere).await.unwrap_err();
+        let builder = Session::builder(config(2), closures).program(program.clone());
+        let error = builder.start_cuda(nowhere.clone()).await.unwrap_err();
         assert!(matches!(error, SessionError::ReplicasOnGpus { replicate: 2 }), "{error}");
         assert!(error.to_string().contains("run on the CPU, or set mesh.replicate to 1"), "{error}");
+        let mut chunks = config(1);
+        chunks.prefetch.chunk = Some(ByteSize::new(4096));
+        let error =
+            Session::builder(chunks, closures).program(program).start_cuda(nowhere).await.unwrap_err();
+        assert!(matches!(error, SessionError::ChunksOnGpus { .. }), "{error}");
+        assert!(error.to_string().contains("remove prefetch.chunk"), "{error}");
     });
 }

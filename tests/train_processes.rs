@@ -302,15 +302,9 @@ fn a_process_that_is_killed_or_stopped_in_a_step_is_named_by_the_others() {
             let mut processes = run.start();
             processes[0].works();
             processes[victim].signal(signal);
-            let begun = Instant::now();
             let (passed, said) = processes[1 - victim].ends();
             let named = said.contains(&format!("process {victim} (rank")) && said.contains(words);
             assert!(!passed && named, "{way}, {hosts} hosts, {signal} to process {victim}: {said}");
-            assert!(
-                begun.elapsed() < Duration::from_secs(60),
-                "{way}, {hosts} hosts, {signal}: {:?}",
-                begun.elapsed()
-            );
         }
     }
 }

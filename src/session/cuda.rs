@@ -21,7 +21,8 @@ impl SessionBuilder<CudaSurface> {
     /// layer that the configuration names. Tasks are timed on the device if a trace is asked for.
     ///
     /// # Errors
-    /// [`SessionError::ReplicasOnGpus`] if `mesh.replicate` is above 1, before anything is opened;
+    /// [`SessionError::ReplicasOnGpus`] if `mesh.replicate` is above 1, [`SessionError::ChunksOnGpus`] if `prefetch.chunk` is set,
+    /// both before anything is opened;
     /// [`SessionError::Cuda`] when a library or a device is missing, then as [`SessionBuilder::start`].
     pub async fn start_cuda(self, devices: Vec<DeviceOrdinal>) -> Result<Session, SessionError> {
         self.check_for_gpus()?;
@@ -88,6 +89,9 @@ impl SessionBuilder<CudaSurface> {
     /// Is the configuration sound, and one that GPUs can carry out?
     fn check_for_gpus(&self) -> Result<(), SessionError> {
         self.config.validate()?;
+        if let Some(chunk) = self.config.prefetch.chunk {
+            return Err(SessionError::ChunksOnGpus { chunk });
+        }
         match self.config.mesh.replicate {
             0 | 1 => Ok(()),
             replicate => Err(SessionError::ReplicasOnGpus { replicate }),

@@ -2,6 +2,8 @@
 
 use crate::backend::cpu::WorldError;
 use crate::backend::sim::SimError;
+#[cfg(feature = "cuda")]
+use crate::config::ByteSize;
 use crate::config::ConfigError;
 use crate::exec::ExecError;
 use crate::format::FormatError;
@@ -71,6 +73,15 @@ pub enum SessionError {
     ReplicasOnGpus {
         /// What the configuration asks for.
         replicate: u32,
+    },
+    /// Gathers in chunks on GPUs.
+    #[cfg(feature = "cuda")]
+    #[error(
+        "prefetch.chunk is {chunk}, and gathers in chunks have no transport on GPUs yet; run on the CPU, or remove prefetch.chunk"
+    )]
+    ChunksOnGpus {
+        /// What the configuration asks for.
+        chunk: ByteSize,
     },
     /// The host has no memory for the bytes that go into or come out of a buffer.
     #[error(

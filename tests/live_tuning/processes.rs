@@ -13,7 +13,7 @@ use warpweft::tune::{Choice, Decision};
 
 use crate::dictated::{Watch, config, dictated, start};
 use crate::port::Port;
-use crate::trainer::{Mischief, Trainer, input, losses, within_a_minute};
+use crate::trainer::{Mischief, Trainer, ended, input, losses, within_a_minute};
 
 /// Losses, decisions, choice and the fingerprint of the plan that stays.
 type Found = (Vec<u32>, Vec<Decision>, Option<Choice>, u64);
@@ -89,7 +89,8 @@ fn trials_choice_and_losses_are_the_same_however_ranks_are_split_over_processes(
     });
     assert_eq!(expected.0, untuned);
     for ranks in [&[2, 2][..], &[1, 3], &[1, 1, 1, 1]] {
-        for found in in_processes(&trainer, ranks) {
+        let trainer = trainer.clone();
+        for found in ended(move || in_processes(&trainer, ranks)) {
             assert_eq!(found, expected, "{ranks:?}");
         }
     }

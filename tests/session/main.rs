@@ -26,11 +26,11 @@ async fn run(format: Format, ranks: u32, config: Config, steps: u32) -> Vec<u32>
     losses
 }
 
-/// EX-1, and the promise that scheduling never changes a number.
+/// EX-1, and the promise that scheduling never changes a number. A plain format, and one with every kernel there is.
 #[test]
 fn losses_are_bit_identical_for_every_depth_eager_and_captured_with_and_without_checking() {
     within_a_minute(async {
-        for format in [Format::F32, Format::Bf16, Format::NVFP4_2D] {
+        for format in [Format::Bf16, Format::NVFP4_2D] {
             let reference = run(format, 4, config(0, Capture::Off, false), 6).await;
             assert!(f32::from_bits(reference[5]) < f32::from_bits(reference[0]), "{format} learns");
             for depth in [0, 1, 2, 4] {
