@@ -13,7 +13,7 @@ use crate::tune::{Candidate, Limits, foreseen};
 
 /// What plans are made of.
 #[derive(Debug)]
-pub(super) struct Bench {
+pub(super) struct TrialPlans {
     program: StepProgram,
     planner: Planner,
     costs: Costs,
@@ -34,7 +34,7 @@ pub(super) enum Refusal {
     Untimed,
 }
 
-impl Bench {
+impl TrialPlans {
     /// Plans what can be tried.
     pub(super) fn new(
         program: &StepProgram,
