@@ -1,15 +1,18 @@
 //! A session that chooses its plan by what its first steps take.
 //!
 //! Laws:
-//! - **TU-6** a trial is made of real steps. Plans of one program that group reductions alike give equal bits, so a session that tunes computes
+//! - **TU-6** a trial is made of real steps. Plans of one program that group reductions alike give equal bits, unless `reduce = "nccl"` leaves
+//!   the order of sums to NCCL; so a session that tunes computes
 //!   what one that does not computes, and no step is run twice or thrown away.
 //! - **TU-7** the arena is reserved once, for the largest plan that can be tried (TU-5) and that the budget allows; plans made of measured
 //!   durations are made within it. So nothing moves, and no trial takes memory that was not there before the first step.
 //! - **TU-8** all ranks of all processes try the same plans in the same steps: decisions follow from times that all ranks agreed on
 //!   and from outcomes that all are told (EX-2), and plans are compared before they are bound (PL-1).
 //! - **TU-9** a step that failed or was skipped is no measurement, and neither is the first of a trial, which warms up: but each is one
-//!   of the trial's steps. What its caller is told is what it would be told without a trial.
-//! - **TU-10** behind the last trial the choice is bound anew, to be recorded if steps are, and nothing here is touched again.
+//!   of the trial's steps. A trial of which no step was measured is tried once more. One that cannot be bound on a rank ends the session on
+//!   all ranks, with its cause. What its caller is told is what it would be told without a trial.
+//! - **TU-10** behind the last trial the choice is bound anew, to be recorded if steps are, and nothing here is touched again. Until then every step is
+//!   issued: what issuing costs the host is in the times that are compared, though steps behind the trials may be recorded.
 //!
 //! Tuned is the first program that updates weights, or the first of all; the others keep the plan of the configuration. What to try next is
 //! [`crate::tune`]'s to say; this room makes the plans and counts the steps.
@@ -21,13 +24,13 @@ mod trial_plans;
 use std::sync::Arc;
 
 use self::trial::Trial;
-use self::trial_plans::{Refusal, TrialPlans};
+use self::trial_plans::TrialPlans;
 use super::SessionError;
 use super::plans::Plans;
 use crate::config::{Config, Tune};
 use crate::exec::Adoption;
 use crate::model::StepProgram;
-use crate::plan::{Costs, PlanError, StepPlan};
+use crate::plan::{Costs, StepPlan};
 use crate::tune::{Candidate, Choice, Decision, Limits, Outcome, Tuner, Verdict};
 
 /// How a session tunes itself: what it tried, and what it chose. Its text is a table of the trials with the configuration to paste.
@@ -148,8 +151,12 @@ impl Tuning {
                         return;
                     }
                 }
-                Err(Refusal::Plan(PlanError::Budget { needed, .. })) if !self.tuner.planned(needed) => {}
-                Err(refusal) => self.tuner.report(Outcome::Refused { reason: refusal.to_string() }),
+                Err(refusal) => {
+                    let fits = refusal.needed().is_none_or(|needed| self.tuner.planned(needed));
+                    if fits {
+                        self.tuner.report(Outcome::Refused { reason: refusal.to_string() });
+                    }
+                }
             }
         }
         self.plans.clear();
