@@ -220,7 +220,7 @@ fn an_initializer_that_gives_replicas_different_values_is_found_out() {
     });
 }
 
-/// A paced link and the closures' own mischief meet replicas like anything else.
+/// The closures' own mischief meets replicas like anything else.
 #[test]
 fn a_session_of_replicas_ends_when_a_closure_panics_in_one_of_them() {
     within_a_minute(async {
@@ -244,8 +244,10 @@ fn a_session_of_replicas_tunes_itself_without_changing_a_bit() {
         let mut tuned = config(2);
         tuned.tune.steps = 6;
         let expected = losses(&mut trainer.start(config(2), 4).await.unwrap(), 4, 0..8).await;
-        let found = losses(&mut trainer.start(tuned, 4).await.unwrap(), 4, 0..8).await;
-        assert_eq!(found, expected);
+        let mut session = trainer.start(tuned, 4).await.unwrap();
+        assert_eq!(losses(&mut session, 4, 0..8).await, expected);
+        let tuning = session.tuning().unwrap();
+        assert!(tuning.is_frozen() && tuning.log().len() > 1, "{tuning}");
     });
 }
 

@@ -23,7 +23,7 @@ pub struct Prefetch {
     /// Gathers of one weight of more gathered bytes than this are cut into chunks of about so many, spread over the calls until they are
     /// needed, so that reductions on the same communicator get in between. Groups travel whole. Not on GPUs yet. None are cut when not set.
     pub chunk: Option<ByteSize>,
-    /// The machine that `policy = "auto"` counts with: a preset, or a cluster file.
+    /// The machine that `policy = "auto"` counts with, and trials ([`Tune::steps`]): a preset, or a cluster file.
     pub cluster: String,
 }
 
@@ -103,7 +103,10 @@ impl Default for MeshAxes {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Tune {
-    /// How many of a session's first steps are trials at most: 0 for none, or 6 to 20.
+    /// How many of a session's first steps are trials at most: 0 for none, or 6 to 20. A trial takes [`Tune::PER_TRIAL`] of them, so 20 are 18.
+    ///
+    /// Room is reserved for the largest plan that can be tried: within [`Memory::budget`] if that is set, else for the largest there is. Where
+    /// the arena cannot be reserved, set a budget.
     pub steps: u32,
 }
 

@@ -24,15 +24,6 @@ pub struct Adoption {
     pub trial: bool,
 }
 
-/// What a rank has reserved for all plans it will run.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
-    /// Bytes of the arena.
-    pub(super) arena: usize,
-    /// Bytes beside it for what peers send.
-    pub(super) landing: usize,
-}
-
 impl<B: Backend> Rank<B> {
     /// Lets `program` go on by another plan.
     pub(super) fn adopt(&mut self, program: usize, adoption: Adoption) -> Result<(), ExecError> {

@@ -10,7 +10,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::adopt::Room;
 use super::capture::Action;
 use super::{Capture, CaptureMode, Exchange, ExecError, Pump, World};
 use crate::backend::{Backend, BackendError};
@@ -29,6 +28,15 @@ pub struct Installed<B: Backend> {
     pump: Pump<B>,
     capture: Capture<B::Graph>,
     vote: Option<Region>,
+}
+
+/// What a rank has reserved for all plans it will run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// Bytes of the arena.
+    pub(super) arena: usize,
+    /// Bytes beside it for what peers send.
+    pub(super) landing: usize,
 }
 
 /// One rank of a session.
@@ -77,14 +85,14 @@ impl<B: Backend> Rank<B> {
         world: Arc<World>,
         prologue: Arc<StepPlan>,
         programs: Vec<Arc<StepPlan>>,
-        later: &[Arc<StepPlan>],
+        foreseen: &[Arc<StepPlan>],
         capture: CaptureMode,
         closures: &ComputeFactory<B::Surface>,
     ) -> Result<Self, ExecError> {
         for plan in std::iter::once(&prologue).chain(&programs) {
             agree(&world, backend.rank(), plan)?;
         }
-        let all = || programs.iter().chain(later);
+        let all = || programs.iter().chain(foreseen);
         let room = Room {
             arena: all().chain([&prologue]).map(|plan| plan.arena.bytes()).max().unwrap_or(0),
             landing: landing_bytes(&backend, &prologue, all())?,

@@ -85,7 +85,7 @@ pub struct Setup<B: Backend> {
     /// One plan per program.
     pub programs: Vec<Arc<StepPlan>>,
     /// Plans that programs may run later in place of their own: there must be room for them.
-    pub later: Vec<Arc<StepPlan>>,
+    pub foreseen: Vec<Arc<StepPlan>>,
     /// Whether steps are recorded.
     pub capture: CaptureMode,
     /// Makes the rank's closures.
@@ -171,18 +171,18 @@ impl Drop for RankThread {
 }
 
 fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, orders: &Receiver<Command>) {
-    let Setup { backend, world, prologue, programs, later, capture, closures, initializer, spans } = setup;
+    let Setup { backend, world, prologue, programs, foreseen, capture, closures, initializer, spans } = setup;
     let (rank, met) = (backend.rank(), Arc::clone(&world));
     let reply = |outcome| inbox.put(Reply { rank, outcome });
-    let mut owner =
-        match guarded(rank, || Rank::with_room(backend, met, prologue, programs, &later, capture, &closures))
-        {
-            Ok(owner) => owner,
-            Err(error) => {
-                world.end(&error.to_string());
-                return reply(Err(error));
-            }
-        };
+    let mut owner = match guarded(rank, || {
+        Rank::with_room(backend, met, prologue, programs, &foreseen, capture, &closures)
+    }) {
+        Ok(owner) => owner,
+        Err(error) => {
+            world.end(&error.to_string());
+            return reply(Err(error));
+        }
+    };
     let mut next = None;
     loop {
         let outcome = guarded(rank, || {

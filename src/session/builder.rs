@@ -130,9 +130,9 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         let plans = Plans::with_costs(&self.programs, &self.config, mesh, costs)?;
         check_outputs(&plans, &rendezvous)?;
         let tuning = Tuning::new(&self.config, &self.programs, &plans, costs)?;
-        let later = tuning.as_ref().map_or_else(Vec::new, Tuning::later);
+        let foreseen = tuning.as_ref().map_or_else(Vec::new, Tuning::foreseen);
         let landing_bytes = match backends.first() {
-            Some(backend) => landing_bytes(backend, &plans.prologue, plans.programs.iter().chain(&later))?,
+            Some(backend) => landing_bytes(backend, &plans.prologue, plans.programs.iter().chain(&foreseen))?,
             None => 0,
         };
         let recorder = self.recorder(&backends, &device, &rendezvous)?;
@@ -165,7 +165,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
                 world: Arc::clone(&world),
                 prologue: Arc::clone(&plans.prologue),
                 programs: plans.programs.clone(),
-                later: later.clone(),
+                foreseen: foreseen.clone(),
                 capture: CaptureMode::from(&self.config),
                 closures: Arc::clone(&self.closures),
                 initializer: Arc::clone(&self.initializer),

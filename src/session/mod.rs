@@ -95,6 +95,9 @@ impl Session {
     /// Runs one step of the program called `program` with the inputs written so far, and waits
     /// until all ranks have drained their lanes.
     ///
+    /// While the session tunes itself (`tune.steps`), behind a step that ends a trial the next plan may be made here, on the caller's
+    /// thread, before this returns.
+    ///
     /// # Errors
     /// [`SessionError::Closure`] when a closure failed (weights unchanged, session usable),
     /// [`SessionError::DroppedStep`] when the step before was dropped and failed,

@@ -56,7 +56,7 @@ pub use error::TraceError;
 pub use export::Written;
 pub use exposure::{Exposure, exposure};
 pub use host::{HostLane, HostSpans, HostTrace};
-pub use median::median;
+pub use median::{lower_median, median};
 pub use merge::write_trace;
 pub use picture::TimelinePicture;
 pub use reader::{TraceFile, read_trace};

@@ -1,10 +1,11 @@
 //! What ranks agree on.
 //!
-//! Law: the median over ranks, so that one late rank decides nothing.
+//! Law: the median over ranks, so that from three ranks on one late rank decides nothing. Of two the later counts: a step waits for it.
 
 use crate::trace::median;
 
-/// What the ranks agree on: for each step or task, the median over ranks of what they measured. Lists shorter than the first are left out.
+/// What the ranks agree on: for each step or task, the median over ranks of what they measured. Lists shorter than the first are left out;
+/// a session refuses them before it asks.
 #[must_use]
 pub fn agreed(ranks: &[Vec<u64>]) -> Vec<u64> {
     let length = ranks.first().map_or(0, Vec::len);

@@ -157,6 +157,37 @@ fn a_trial_of_which_no_step_was_measured_is_spent_and_never_the_choice() {
     let reasons: Vec<String> = tuner.log().iter().map(Decision::to_string).collect();
     assert_eq!((tuner.choice(), reasons.len()), (None, 2), "{reasons:?}");
     assert!(reasons[0].contains("no step was measured"), "{reasons:?}");
+    assert_eq!(tuner.log()[0].candidate, tuner.log()[1].candidate);
+}
+
+/// Dynamic loss scaling skips the first steps of a run.
+#[test]
+fn a_policy_of_which_no_step_was_measured_is_tried_once_more_and_not_twice() {
+    for failing in [1, 2] {
+        let mut trials = 0;
+        let tuner = tune_by(new(Prefetch::Depth(1), Limits::default()), |_| {
+            trials += 1;
+            if trials <= failing {
+                return Outcome::Measured { steps: Vec::new(), bytes: 1 };
+            }
+            took(1000, 1)
+        });
+        let of_first = |decision: &&Decision| decision.candidate == tuner.log()[0].candidate;
+        assert_eq!(tuner.log().iter().filter(of_first).count(), 2, "{failing} failed");
+        let first = tuner.choice().unwrap().candidate.prefetch;
+        assert_eq!(first == Prefetch::Depth(1), failing == 1, "{failing} failed");
+    }
+}
+
+#[test]
+fn a_slow_step_of_two_does_not_discard_a_policy() {
+    let slow_once = |candidate: Candidate| match candidate.prefetch {
+        Prefetch::Depth(2) => Outcome::Measured { steps: vec![9000, 100], bytes: 1 },
+        _ => took(1000, 1),
+    };
+    let tuner = tune(new(Prefetch::Depth(2), Limits::default()), slow_once);
+    let choice = tuner.choice().unwrap();
+    assert_eq!((choice.candidate.prefetch, choice.step), (Prefetch::Depth(2), 100));
 }
 
 fn policies() -> impl Strategy<Value = Prefetch> {

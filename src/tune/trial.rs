@@ -12,7 +12,7 @@ pub struct Limits {
     pub budget: Option<usize>,
     /// Most steps spent on trials, at most 20.
     pub steps: u32,
-    /// Steps of one trial; the median of those that are measured counts.
+    /// Steps of one trial; the median of those that are measured counts, of two the faster.
     pub per_trial: u32,
     /// Share by which a trial must be faster than the choice to become it, from 0 to below 1.
     pub hysteresis: f64,
@@ -75,7 +75,7 @@ pub enum Outcome {
 pub struct Choice {
     /// What was tried.
     pub candidate: Candidate,
-    /// Median of its steps, nanoseconds.
+    /// Median of its steps, of two the faster, nanoseconds.
     pub step: u64,
     /// Transient bytes of its plan.
     pub bytes: usize,

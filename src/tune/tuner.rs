@@ -5,7 +5,7 @@
 use super::decision::{Decision, Verdict};
 use super::trial::{Candidate, Choice, Limits, LimitsError, MOST_STEPS, Outcome};
 use crate::plan::Prefetch;
-use crate::trace::median;
+use crate::trace::lower_median;
 
 /// The state machine.
 #[derive(Clone, Debug)]
@@ -15,6 +15,8 @@ pub struct Tuner {
     spent: u32,
     stage: Stage,
     asked: Option<Candidate>,
+    /// To be asked once more: it ran, and no step was measured.
+    again: Option<Candidate>,
     choice: Option<Choice>,
     log: Vec<Decision>,
 }
@@ -50,6 +52,7 @@ impl Tuner {
             spent: 0,
             stage: Stage::Configured,
             asked: None,
+            again: None,
             choice: None,
             log: Vec::new(),
         })
@@ -65,6 +68,10 @@ impl Tuner {
             if left < self.limits.per_trial {
                 self.stage = Stage::Frozen;
                 break;
+            }
+            if self.again.is_some() {
+                self.asked = self.again;
+                return self.asked;
             }
             let proposed = self.propose();
             let new =
@@ -83,27 +90,35 @@ impl Tuner {
     pub fn planned(&mut self, bytes: usize) -> bool {
         let Some(candidate) = self.asked else { return false };
         let Some(budget) = self.limits.budget.filter(|budget| bytes > *budget) else { return true };
-        self.asked = None;
+        (self.asked, self.again) = (None, None);
         self.log.push(Decision { candidate, step: None, verdict: Verdict::OverBudget { bytes, budget } });
         self.advance(None);
         false
     }
 
-    /// Tells what came of the candidate that was asked for last; without one, nothing changes.
+    /// Tells what came of the candidate that was asked for last; without one, nothing changes. One that ran without a step that was measured
+    /// is asked for once more, as long as there are steps: the first steps of a run may fail for reasons of their own, such as a loss scale
+    /// that is still too large.
     pub fn report(&mut self, outcome: Outcome) {
         let Some(candidate) = self.asked.take() else { return };
+        let is_first = self.again.take().is_none();
         let (verdict, step) = match outcome {
             Outcome::Refused { reason } => (Verdict::Refused { reason }, None),
             Outcome::Measured { steps, bytes } => {
                 self.spent = self.spent.saturating_add(candidate.steps).min(self.limits.steps);
-                match median(steps) {
-                    None => (Verdict::Refused { reason: "no step was measured".into() }, None),
+                match lower_median(steps) {
+                    None => {
+                        self.again = is_first.then_some(candidate);
+                        (Verdict::Refused { reason: "no step was measured".into() }, None)
+                    }
                     Some(step) => (self.judge(candidate, step, bytes), Some(step)),
                 }
             }
         };
         self.log.push(Decision { candidate, step, verdict });
-        self.advance(step);
+        if self.again.is_none() {
+            self.advance(step);
+        }
     }
 
     /// The best so far, if any trial ran within the budget.

@@ -45,7 +45,7 @@ fn where_memory_pays_a_session_leaves_the_configured_depth_and_where_it_costs_it
     });
 }
 
-/// What a table says to paste makes the plan that was chosen.
+/// What a table says to paste makes a plan that was tried: the chosen one, or the fastest that a configuration can say.
 #[test]
 fn the_text_of_the_trials_is_a_configuration_that_makes_the_chosen_plan_again() {
     within_a_minute(async {
@@ -55,7 +55,12 @@ fn the_text_of_the_trials_is_a_configuration_that_makes_the_chosen_plan_again() 
         let given = config(0, Some(budget));
         let faster = |bytes| 20_000_000_000 / bytes as u64;
         let (mut session, _) = start(&trainer, given, 2, faster, &Mischief::default()).await;
-        losses(&mut session, 2, 0..24).await;
+        let mut tried = Vec::new();
+        for step in 0..24 {
+            losses(&mut session, 2, step..step + 1).await;
+            let candidate = session.tuning().unwrap().trial();
+            tried.extend(candidate.map(|one| (one.to_string(), session.plan("train").unwrap().clone())));
+        }
         let tuning = session.tuning().unwrap();
         let text = tuning.to_string();
         let pasted = Config::from_toml_str(&text, "pasted").unwrap();
@@ -64,11 +69,11 @@ fn the_text_of_the_trials_is_a_configuration_that_makes_the_chosen_plan_again() 
         for decision in tuning.log() {
             assert!(text.contains(&format!("# {}", decision.candidate)), "{decision} is not in\n{text}");
         }
-        let choice = tuning.choice().unwrap().candidate;
+        let fastest = tuning.to_configure().unwrap().to_string();
+        let (_, plan) = tried.iter().find(|(candidate, _)| *candidate == fastest).unwrap();
         let again = Config { capture: config(0, None).capture, ..pasted };
         let again = trainer.start(again, 2).await.unwrap();
-        let same = again.plan("train").unwrap().tasks == session.plan("train").unwrap().tasks;
-        assert!(same || choice.by_measurement, "{text}");
+        assert_eq!(again.plan("train").unwrap(), plan, "{text}");
     });
 }
 
@@ -122,10 +127,10 @@ fn an_evaluation_between_two_steps_of_a_trial_counts_for_nothing() {
     });
 }
 
-/// TU-9: of the two steps behind the first the later median counts; with the first it would be another.
+/// TU-9: of the two steps behind the first the faster counts; with the first, the middle of three would be another.
 #[test]
 fn the_first_step_of_a_trial_warms_up_and_is_not_measured() {
-    const FACTORS: [u64; Tune::PER_TRIAL as usize] = [1, 2, 9];
+    const FACTORS: [u64; Tune::PER_TRIAL as usize] = [9, 2, 5];
     within_a_minute(async {
         let trainer = Trainer::new(3, Format::F32);
         let backends = crate::meddler::backends(2).into_iter().map(|inner| {
@@ -143,7 +148,7 @@ fn the_first_step_of_a_trial_warms_up_and_is_not_measured() {
         let tuning = session.tuning().unwrap();
         for decision in tuning.log() {
             if let Verdict::Chosen { bytes, .. } | Verdict::Kept { bytes } = decision.verdict {
-                assert_eq!(decision.step, Some(20_000_000_000 / bytes as u64 * 9), "{tuning}");
+                assert_eq!(decision.step, Some(20_000_000_000 / bytes as u64 * 2), "{tuning}");
             }
         }
         assert!(tuning.log().len() > 3, "{tuning}");

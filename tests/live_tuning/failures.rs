@@ -41,6 +41,8 @@ fn steps_that_fail_in_a_trial_are_told_as_ever_and_are_no_measurement() {
             if let Some(tuning) = session.tuning() {
                 let text = tuning.log()[1].to_string();
                 assert!(text.contains("no step was measured"), "{tuning}");
+                let (failed, again) = (&tuning.log()[1], &tuning.log()[2]);
+                assert!(again.candidate == failed.candidate && again.step.is_some(), "{tuning}");
                 assert!(tuning.is_frozen() && tuning.choice().is_some(), "{tuning}");
             }
             found.push((told, session.export().await.unwrap()));
@@ -63,6 +65,11 @@ fn a_skipped_step_is_no_measurement() {
         }
         let tuning = session.tuning().unwrap();
         assert!(tuning.log()[0].to_string().contains("no step was measured"), "{tuning}");
+        // The configured policy is compared all the same.
+        mischief.set(0);
+        losses(&mut session, 2, 3..6).await;
+        let tuning = session.tuning().unwrap();
+        assert_eq!(tuning.choice().unwrap().candidate, tuning.log()[0].candidate, "{tuning}");
     });
 }
 

@@ -1,33 +1,36 @@
 //! A session that chooses its plan by what its first steps take.
 //!
 //! Laws:
-//! - **TU-6** a trial is made of real steps. Plans of one program that group reductions alike give equal bits, so a session that tunes computes
+//! - **TU-6** a trial is made of real steps. Plans of one program that group reductions alike give equal bits, unless `reduce = "nccl"` leaves
+//!   the order of sums to NCCL; so a session that tunes computes
 //!   what one that does not computes, and no step is run twice or thrown away.
 //! - **TU-7** the arena is reserved once, for the largest plan that can be tried (TU-5) and that the budget allows; plans made of measured
 //!   durations are made within it. So nothing moves, and no trial takes memory that was not there before the first step.
 //! - **TU-8** all ranks of all processes try the same plans in the same steps: decisions follow from times that all ranks agreed on
 //!   and from outcomes that all are told (EX-2), and plans are compared before they are bound (PL-1).
 //! - **TU-9** a step that failed or was skipped is no measurement, and neither is the first of a trial, which warms up: but each is one
-//!   of the trial's steps. What its caller is told is what it would be told without a trial.
-//! - **TU-10** behind the last trial the choice is bound anew, to be recorded if steps are, and nothing here is touched again.
+//!   of the trial's steps. A trial of which no step was measured is tried once more. One that cannot be bound on a rank ends the session on
+//!   all ranks, with its cause. What its caller is told is what it would be told without a trial.
+//! - **TU-10** behind the last trial the choice is bound anew, to be recorded if steps are, and nothing here is touched again. Until then every step is
+//!   issued: what issuing costs the host is in the times that are compared, though steps behind the trials may be recorded.
 //!
 //! Tuned is the first program that updates weights, or the first of all; the others keep the plan of the configuration. What to try next is
 //! [`crate::tune`]'s to say; this room makes the plans and counts the steps.
 
-mod bench;
 mod text;
 mod trial;
+mod trial_plans;
 
 use std::sync::Arc;
 
-use self::bench::Bench;
 use self::trial::Trial;
+use self::trial_plans::TrialPlans;
 use super::SessionError;
 use super::plans::Plans;
-use crate::config::{self, Config, Tune};
+use crate::config::{Config, Tune};
 use crate::exec::Adoption;
 use crate::model::StepProgram;
-use crate::plan::{Costs, PlanError, Prefetch, StepPlan};
+use crate::plan::{Costs, StepPlan};
 use crate::tune::{Candidate, Choice, Decision, Limits, Outcome, Tuner, Verdict};
 
 /// How a session tunes itself: what it tried, and what it chose. Its text is a table of the trials with the configuration to paste.
@@ -38,7 +41,7 @@ use crate::tune::{Candidate, Choice, Decision, Limits, Outcome, Tuner, Verdict};
 pub struct Tuning {
     program: usize,
     tuner: Tuner,
-    bench: Bench,
+    plans: TrialPlans,
     stage: Stage,
     /// The plan of the tuner's choice; the configured one before there is any.
     chosen: Arc<StepPlan>,
@@ -82,7 +85,7 @@ impl Tuning {
         let mut tuning = Self {
             program,
             tuner: Tuner::new(policy.prefetch, limits)?,
-            bench: Bench::new(declared, configured, &plans.planner, costs, limits)?,
+            plans: TrialPlans::new(declared, configured, &plans.planner, costs, limits)?,
             stage: Stage::Settled,
             chosen: Arc::clone(configured),
             settings: config.clone(),
@@ -92,8 +95,8 @@ impl Tuning {
     }
 
     /// The plans for which there must be room.
-    pub(super) fn later(&self) -> Vec<Arc<StepPlan>> {
-        self.bench.foreseen()
+    pub(super) fn foreseen(&self) -> Vec<Arc<StepPlan>> {
+        self.plans.foreseen()
     }
 
     /// The plan that the coming step of `program` begins with, if it is another one than that of the step before.
@@ -131,7 +134,7 @@ impl Tuning {
         self.tuner.report(Outcome::Measured { steps, bytes: plan.bounds.transient_bytes });
         let is_chosen = |decision: &Decision| matches!(decision.verdict, Verdict::Chosen { .. });
         if self.tuner.log().last().is_some_and(is_chosen) {
-            self.bench.learn(&plan, &tasks);
+            self.plans.learn(&plan, &tasks);
             self.chosen = plan;
         }
         self.advance();
@@ -141,19 +144,22 @@ impl Tuning {
     fn advance(&mut self) {
         self.stage = Stage::Settled;
         while let Some(candidate) = self.tuner.next_trial() {
-            match self.bench.plan(candidate) {
+            match self.plans.plan(candidate) {
                 Ok(plan) => {
                     if self.tuner.planned(plan.bounds.transient_bytes) {
                         self.stage = Stage::Ready(Trial::new(candidate, plan));
                         return;
                     }
                 }
-                Err(bench::Refusal::Plan(PlanError::Budget { needed, .. }))
-                    if !self.tuner.planned(needed) => {}
-                Err(refusal) => self.tuner.report(Outcome::Refused { reason: refusal.to_string() }),
+                Err(refusal) => {
+                    let fits = refusal.needed().is_none_or(|needed| self.tuner.planned(needed));
+                    if fits {
+                        self.tuner.report(Outcome::Refused { reason: refusal.to_string() });
+                    }
+                }
             }
         }
-        self.bench.clear();
+        self.plans.clear();
     }
 
     /// The name of the program that is tuned.
@@ -188,20 +194,4 @@ impl Tuning {
     pub fn log(&self) -> &[Decision] {
         self.tuner.log()
     }
-
-    /// The fastest that was tried of what a configuration can say, as it says it: the choice, unless its plan was made of measured durations,
-    /// which no configuration holds.
-    #[must_use]
-    pub fn to_configure(&self) -> Option<config::Prefetch> {
-        text::to_configure(&self.tuner, &self.settings)
-    }
-}
-
-fn as_configured(prefetch: Prefetch, settings: &config::Prefetch) -> config::Prefetch {
-    let chosen = match prefetch {
-        Prefetch::Depth(depth) => config::Prefetch::depth(depth),
-        Prefetch::Bytes(bytes) => config::Prefetch::bytes(config::ByteSize::new(bytes as u64)),
-        Prefetch::Auto => config::Prefetch::auto(),
-    };
-    config::Prefetch { cluster: settings.cluster.clone(), chunk: settings.chunk, ..chosen }
 }

@@ -4,20 +4,25 @@
 
 use std::fmt;
 
-use super::{Tuning, as_configured};
-use crate::config::{self, Config};
-use crate::tune::{Decision, Tuner, Verdict};
+use super::Tuning;
+use crate::config;
+use crate::plan::Prefetch;
+use crate::tune::{Decision, Verdict};
 
-/// The fastest of what a configuration can say.
-pub(super) fn to_configure(tuner: &Tuner, settings: &Config) -> Option<config::Prefetch> {
-    let ran = |decision: &&Decision| {
-        !decision.candidate.by_measurement
-            && matches!(decision.verdict, Verdict::Chosen { .. } | Verdict::Kept { .. })
-    };
-    let choice = tuner.choice().map(|choice| choice.candidate).filter(|chosen| !chosen.by_measurement);
-    let fastest = || tuner.log().iter().filter(ran).min_by_key(|decision| decision.step);
-    let candidate = choice.or_else(|| fastest().map(|decision| decision.candidate))?;
-    Some(as_configured(candidate.prefetch, &settings.prefetch))
+impl Tuning {
+    /// The fastest that was tried of what a configuration can say, as it says it: the choice, unless its plan was made of measured durations,
+    /// which no configuration holds.
+    #[must_use]
+    pub fn to_configure(&self) -> Option<config::Prefetch> {
+        let ran = |decision: &&Decision| {
+            !decision.candidate.by_measurement
+                && matches!(decision.verdict, Verdict::Chosen { .. } | Verdict::Kept { .. })
+        };
+        let choice = self.choice().map(|choice| choice.candidate).filter(|chosen| !chosen.by_measurement);
+        let fastest = || self.log().iter().filter(ran).min_by_key(|decision| decision.step);
+        let candidate = choice.or_else(|| fastest().map(|decision| decision.candidate))?;
+        Some(as_configured(candidate.prefetch, &self.settings.prefetch))
+    }
 }
 
 impl fmt::Display for Tuning {
@@ -77,4 +82,13 @@ fn row(decision: &Decision) -> [String; 4] {
     };
     let step = decision.step.map_or_else(String::new, |step| format!("{:.3} ms", step as f64 / 1e6));
     [decision.candidate.to_string(), step, transient, verdict]
+}
+
+fn as_configured(prefetch: Prefetch, settings: &config::Prefetch) -> config::Prefetch {
+    let chosen = match prefetch {
+        Prefetch::Depth(depth) => config::Prefetch::depth(depth),
+        Prefetch::Bytes(bytes) => config::Prefetch::bytes(config::ByteSize::new(bytes as u64)),
+        Prefetch::Auto => config::Prefetch::auto(),
+    };
+    config::Prefetch { cluster: settings.cluster.clone(), chunk: settings.chunk, ..chosen }
 }

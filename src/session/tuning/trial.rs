@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::plan::StepPlan;
-use crate::trace::median;
+use crate::trace::lower_median;
 use crate::tune::Candidate;
 
 /// A trial under way.
@@ -39,10 +39,10 @@ impl Trial {
         self.ran >= self.candidate.steps
     }
 
-    /// What every step took, and the medians of its tasks: none where tasks were not timed.
+    /// What every step took, and the medians of its tasks, of two the faster: none where tasks were not timed.
     pub(super) fn measured(&self) -> (Vec<u64>, Vec<u64>) {
         let at = |position: usize| self.times.iter().filter_map(move |times| times.get(position).copied());
-        let tasks = (1..=self.plan.tasks.len()).filter_map(|position| median(at(position).collect()));
+        let tasks = (1..=self.plan.tasks.len()).filter_map(|position| lower_median(at(position).collect()));
         (at(0).collect(), tasks.collect())
     }
 }

@@ -7,13 +7,14 @@ use std::sync::Arc;
 
 use super::super::SessionError;
 use super::super::plans::Planner;
+use crate::config::ByteSize;
 use crate::model::StepProgram;
 use crate::plan::{Costs, Measured, PlanError, Policy, Prefetch, StepPlan};
 use crate::tune::{Candidate, Limits, foreseen};
 
 /// What plans are made of.
 #[derive(Debug)]
-pub(super) struct Bench {
+pub(super) struct TrialPlans {
     program: StepProgram,
     planner: Planner,
     costs: Costs,
@@ -30,11 +31,23 @@ pub(super) struct Bench {
 pub(super) enum Refusal {
     #[error(transparent)]
     Plan(#[from] PlanError),
+    #[error("its plan needs {} and {} are reserved for trials", ByteSize::of(*.needed).in_full(), ByteSize::of(*.room).in_full())]
+    Room { needed: usize, room: usize },
     #[error("the backend times no tasks, so there is nothing to plan by")]
     Untimed,
 }
 
-impl Bench {
+impl Refusal {
+    /// The transient bytes that there were not, if it is for want of them.
+    pub(super) const fn needed(&self) -> Option<usize> {
+        match self {
+            Self::Plan(PlanError::Budget { needed, .. }) | Self::Room { needed, .. } => Some(*needed),
+            Self::Plan(_) | Self::Untimed => None,
+        }
+    }
+}
+
+impl TrialPlans {
     /// Plans what can be tried.
     pub(super) fn new(
         program: &StepProgram,
@@ -73,11 +86,15 @@ impl Bench {
             return Ok(plan.clone()?);
         }
         let policy = Policy { prefetch, budget: Some(self.room), ..self.planner.policy };
-        if !by_measurement {
-            return Ok(self.planner.plan(&self.program, &policy, Some(&self.costs))?);
+        let mut costs = self.costs.clone();
+        if by_measurement {
+            costs = costs.with_measured(self.measured.clone().ok_or(Refusal::Untimed)?);
         }
-        let costs = self.costs.clone().with_measured(self.measured.clone().ok_or(Refusal::Untimed)?);
-        Ok(self.planner.plan(&self.program, &policy, Some(&costs))?)
+        // The room is no budget that anybody could raise.
+        self.planner.plan(&self.program, &policy, Some(&costs)).map_err(|error| match error {
+            PlanError::Budget { needed, .. } => Refusal::Room { needed, room: self.room },
+            other => Refusal::Plan(other),
+        })
     }
 
     /// What the tasks of `plan`, the choice, took; nothing if they were not timed.
