@@ -20,9 +20,10 @@ fn no_trial_takes_more_than_the_budget_nor_more_steps_than_there_are() {
             let mut config = plain.clone();
             config.prefetch.depth = Some(depth);
             let trainer = trainer.clone();
-            async move { trainer.start(config, 2).await.unwrap().plan("train").unwrap().bounds.transient_bytes }
+            async move { trainer.start(config, 2).await.unwrap().plan("train").unwrap().bounds }
         };
-        let (least, most) = (bytes_of(1).await, bytes_of(4).await);
+        // What is alive is the least a plan can do with; holds are cut back to it before a plan is refused.
+        let (least, most) = (bytes_of(1).await.live_bytes, bytes_of(4).await.transient_bytes);
         assert!(least < most);
         for budget in [least, least.midpoint(most), most] {
             let faster = |bytes| 20_000_000_000 / bytes as u64;
@@ -42,7 +43,8 @@ fn no_trial_takes_more_than_the_budget_nor_more_steps_than_there_are() {
             let tuning = session.tuning().unwrap();
             assert!(tuning.is_frozen() && tried <= Tune::MOST_STEPS, "{tried} steps: {tuning}");
             let over = |verdict: &Verdict| matches!(verdict, Verdict::OverBudget { .. });
-            assert_eq!(tuning.log().iter().any(|one| over(&one.verdict)), budget < most, "{tuning}");
+            assert!(budget < most || !tuning.log().iter().any(|one| over(&one.verdict)), "{tuning}");
+            assert!(tuning.log().iter().filter(|one| !over(&one.verdict)).count() > 1, "{tuning}");
             assert!(tuning.choice().unwrap().bytes <= budget);
         }
     });
