@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::super::text::{Align, Table, duration};
 use super::CalibrateError;
-use super::figures::middle;
+use super::figure::middle;
 use super::programs::Experiment;
 use super::subject::{Observation, Subject};
 use super::world::configuration;

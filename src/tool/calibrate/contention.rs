@@ -9,7 +9,7 @@
 //!   neighbour was slowed is taken for the one that was not charged: it says nothing.
 //! - Two collectives share bytes: what both did in the time `o` in which both ran gives `f = 2·o / work`, whoever of them was slowed.
 
-use super::figures::{Figure, middle};
+use super::figure::{Figure, middle};
 use super::jitter::Delays;
 use super::subject::{Observation, Share, Step};
 use crate::cluster::Algorithm;

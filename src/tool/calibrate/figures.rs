@@ -6,25 +6,13 @@
 use std::collections::BTreeMap;
 
 use super::CalibrateError;
+use super::figure::{Figure, lower_quartile, middle, percent};
 use super::fit::{Fit, Point, fit};
 use super::jitter::Delays;
 use super::subject::{Observation, Share};
 use crate::cluster::Algorithm;
 use crate::model::Math;
 use crate::op::Op;
-
-/// A number and where it comes from.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Figure {
-    pub(super) value: f64,
-    pub(super) how: String,
-}
-
-impl Figure {
-    pub(super) fn new(value: f64, how: impl Into<String>) -> Self {
-        Self { value, how: how.into() }
-    }
-}
 
 /// What one kind of task takes: `a` each and `b` per byte, nanoseconds.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,20 +32,6 @@ pub(super) struct LinkFigures {
     pub(super) bytes_per_s: Figure,
     /// Every kind of collective by itself.
     pub(super) lines: Vec<Line>,
-}
-
-/// Median of an even or odd number of times.
-pub(super) fn middle(mut times: Vec<f64>) -> Option<f64> {
-    times.sort_by(f64::total_cmp);
-    let (lower, upper) = (times.get(times.len().checked_sub(1)? / 2)?, times.get(times.len() / 2)?);
-    Some((lower + upper) / 2.0)
-}
-
-/// Lower quartile: what a task takes when little comes between. On a machine that does other things too, more than half of the times may be
-/// those of a task that was preempted.
-pub(super) fn lower_quartile(mut times: Vec<f64>) -> Option<f64> {
-    times.sort_by(f64::total_cmp);
-    times.get(times.len().checked_sub(1)? / 4).copied()
 }
 
 /// One point for every op and size, of the tasks that `wanted` picks.
@@ -220,8 +194,4 @@ pub(super) fn host(few: &Observation, many: &Observation, recorded: &Observation
     let replayed =
         format!("measured: a recorded step of {} tasks, less the time in which they ran", tasks(recorded));
     (Figure::new(launch * 1e-3, how), Figure::new(replay * 1e-3, replayed))
-}
-
-pub(super) fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
 }

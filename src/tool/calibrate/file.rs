@@ -6,7 +6,7 @@
 use std::fmt::Write;
 
 use super::CalibrateError;
-use super::figures::Figure;
+use super::figure::Figure;
 use crate::cluster::{Algorithm, Cluster};
 use crate::config::Declared;
 use crate::model::Math;

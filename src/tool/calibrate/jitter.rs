@@ -4,7 +4,7 @@
 //! k-th least is expected at `d · (1 + mean · e)`, `e = 1/n + … + 1/(n−k+1)` (Rényi, 1953). So the ratio ρ of two of them, about the quartiles,
 //! gives `mean = (ρ − 1) / (e₂ − ρ · e₁)`; a lower quartile is `d · (1 + mean · ln 4/3)`. Of all tasks, the median counts.
 
-use super::figures::{Figure, middle, percent};
+use super::figure::{Figure, middle, percent};
 use super::subject::Observation;
 
 /// Fewest times of one task that quartiles are taken of.

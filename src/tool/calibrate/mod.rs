@@ -14,7 +14,7 @@
 //! | `subject` | what runs them, and what is seen of a step |
 //! | `simulated`, `world`, `cpu`, `cuda` | in virtual time, and in sessions of this machine |
 //! | `fit` | two numbers out of many times |
-//! | `figures`, `jitter`, `contention` | the numbers, from what was seen |
+//! | `figure`, `figures`, `jitter`, `contention` | the numbers, from what was seen |
 //! | `file` | the cluster file |
 //! | `check` | predicted against measured |
 //!
@@ -27,6 +27,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod error;
+mod figure;
 mod figures;
 mod file;
 mod fit;
@@ -46,7 +47,8 @@ pub use fit::FitError;
 
 use self::contention::{Alone, Side};
 use self::cpu::Cpu;
-use self::figures::{Figure, Line, percent};
+use self::figure::{Figure, percent};
+use self::figures::Line;
 use self::file::{Figures, MATHS};
 use self::jitter::Delays;
 use self::programs::{Arithmetic, Experiment};

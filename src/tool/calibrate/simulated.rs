@@ -5,7 +5,7 @@
 
 use super::CalibrateError;
 use super::programs::{Arithmetic, Experiment};
-use super::subject::{Observation, Scale, Step, Subject};
+use super::subject::{Observation, Scale, Step, Subject, nanoseconds};
 use super::world::configuration;
 use crate::backend::TaskInterval;
 use crate::cluster::Cluster;
@@ -76,8 +76,4 @@ fn step(simulation: &Simulation) -> Step {
     let tasks = simulation.timeline.slices.iter().map(interval).collect();
     let duration = simulation.steps.last().copied().unwrap_or(simulation.step);
     Step { duration: nanoseconds(duration), issue: None, ranks: vec![tasks] }
-}
-
-pub(super) fn nanoseconds(duration: std::time::Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -185,3 +185,7 @@ fn unit(ranks: u32, algorithm: Algorithm, inside: Link, memory: f64, flops: f64)
         jitter: Jitter::default(),
     }
 }
+
+pub(super) fn nanoseconds(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -5,8 +5,7 @@
 
 use super::CalibrateError;
 use super::programs::Experiment;
-use super::simulated::nanoseconds;
-use super::subject::{Observation, Step};
+use super::subject::{Observation, Step, nanoseconds};
 use crate::config::{Capture, Config, Prefetch};
 use crate::session::Session;
 
