@@ -1,7 +1,7 @@
 //! PL-2 for gathers that are cut into chunks.
 
-use warpweft::format::Format;
-use warpweft::model::Mesh;
+use warpweft::format::{Format, Orientation};
+use warpweft::model::{Form, Mesh, Model, Phase, StepProgram};
 use warpweft::op::{Chunk, Op};
 use warpweft::plan::{Policy, StepPlan, VerifyError, verify};
 
@@ -105,4 +105,16 @@ fn a_use_before_the_last_chunk_is_refused() {
     serialize(&mut plan);
     recount(&mut plan);
     refused(&plan, &["PL-2", "`before`"]);
+}
+
+/// A limit of one byte, on 16 MiB of a rank: without a bound of its own that would be 65,536 tasks.
+#[test]
+fn a_size_whose_unit_was_forgotten_makes_no_plan_of_thousands_of_chunks() {
+    let mut model = Model::builder();
+    let head = model.sharded("head", 16 << 10, 1 << 10, Format::F32).unwrap();
+    let mut program = StepProgram::builder("evaluate", &model.build());
+    program.call("head", Phase::Forward).uses(head, Orientation::Rowwise, Form::Dense).add().unwrap();
+    let policy = Policy { chunk: Some(1), ..policy() };
+    let plan = StepPlan::build(&program.build_evaluation().unwrap(), &policy, Mesh::new(4).unwrap()).unwrap();
+    assert_eq!(plan.tasks.iter().filter(|task| is_chunk(&task.op)).count(), 256);
 }

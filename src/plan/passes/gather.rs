@@ -46,12 +46,16 @@ struct Cut {
 }
 
 impl Cut {
+    /// The most chunks of one gather: a size whose unit was forgotten must not make a plan of a million tasks.
+    const MOST: usize = 256;
+
     /// How the gather of a demand is cut; `None` if it is not.
     fn of(draft: &Draft<'_>, demand: &Demand<'_>, issue: usize) -> Option<Self> {
         let chunk = draft.policy.chunk.filter(|_| demand.group.is_none())?;
         let ranks = draft.weights.mesh.size(Group::Shard) as usize;
         let whole = draft.weights.layout(demand.weight).shard_bytes(demand.orientation);
-        let each = (chunk / ranks / ALIGNMENT * ALIGNMENT).max(ALIGNMENT);
+        let least = whole.div_ceil(Self::MOST).next_multiple_of(ALIGNMENT);
+        let each = (chunk / ranks / ALIGNMENT * ALIGNMENT).max(least);
         let latest = demand.stage.saturating_sub(1).max(issue);
         (whole.saturating_mul(ranks) > chunk && whole > each).then_some(Self { whole, each, issue, latest })
     }
