@@ -3,7 +3,7 @@
 // Laws:
 // - A contribution is multiplied by the factor, rounded once, then added. The first one overwrites.
 // - A sum over ranks begins with rank 0's value and adds 1, 2, ... in f32; a maximum ignores NaN unless all
-//   are. Neither depends on the number of blocks, so every rank and every run gets the same bits.
+//   are. What is accumulated in the same pass is the finished sum. None of it depends on the number of blocks, so every rank and every run gets the same bits.
 
 #include "common.cuh"
 #include "elements.cuh"
@@ -160,3 +160,118 @@ __device__ __forceinline__ void combine(const CombineArguments& all) {
 COMBINE_KERNEL(sum_f32, FromF32, Sum)
 COMBINE_KERNEL(sum_bf16, FromBf16, Sum)
 COMBINE_KERNEL(max_f32, FromF32, Max)
+
+// What a rank has of a gradient: a slice per rank, which become one, and what is made of the sum, in one pass over memory.
+struct SlicesTensor {
+    // One address per rank.
+    const u64* slices;
+    float* into;
+    u64 count;
+    u32 slice_count;
+    u16 aligned;
+    // ROWS, MORE, or 1 for what begins a sum.
+    u16 target;
+};
+static_assert(sizeof(SlicesTensor) == 32, "kernels::slices::SlicesTensor");
+
+struct SlicesArguments {
+    Tiles tiles;
+    const SlicesTensor* tensors;
+    float factor;
+    u32 reserved;
+};
+
+// The sum as it is, and its product with the factor, added. Between the two lies the product that overwrites.
+constexpr u32 ROWS = 0;
+constexpr u32 MORE = 2;
+
+struct SliceF32 {
+    // Values of 16 bytes.
+    static constexpr u32 WIDTH = 4;
+    static __device__ __forceinline__ void load(u64 slice, u64 at, float (&v)[WIDTH]) {
+        float4 bits = load16(reinterpret_cast<const float*>(slice) + at);
+        v[0] = bits.x, v[1] = bits.y, v[2] = bits.z, v[3] = bits.w;
+    }
+    static __device__ __forceinline__ float one(u64 slice, u64 at) {
+        return __ldg(reinterpret_cast<const float*>(slice) + at);
+    }
+};
+
+struct SliceBf16 {
+    static constexpr u32 WIDTH = 8;
+    static __device__ __forceinline__ void load(u64 slice, u64 at, float (&v)[WIDTH]) {
+        uint4 bits = load16(reinterpret_cast<const u8*>(slice) + 2 * at);
+        const u32 pairs[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) {
+            v[2 * k] = bf16_value(u16(pairs[k]));
+            v[2 * k + 1] = bf16_value(u16(pairs[k] >> 16));
+        }
+    }
+    static __device__ __forceinline__ float one(u64 slice, u64 at) {
+        return bf16_value(__ldg(reinterpret_cast<const u16*>(slice) + at));
+    }
+};
+
+template <class Slice>
+__device__ __forceinline__ void sum_slices(const SlicesArguments& all) {
+    constexpr u32 WIDTH = Slice::WIDTH;
+    constexpr u32 LOADS = TILE / (WIDTH * THREADS);
+    Place place = place_of(all.tiles, blockIdx.x);
+    const SlicesTensor& t = all.tensors[place.tensor];
+    u64 first = u64(place.tile) * TILE;
+    u32 count = t.slice_count;
+    u32 target = t.target;
+    float factor = all.factor;
+    if (t.aligned && first + TILE <= t.count) {
+        u64 own = first + WIDTH * threadIdx.x;
+        float sum[LOADS][WIDTH];
+        u64 slice = __ldg(t.slices);
+#pragma unroll
+        for (u32 i = 0; i < LOADS; ++i) Slice::load(slice, own + i * WIDTH * THREADS, sum[i]);
+#pragma unroll 3
+        for (u32 r = 1; r < count; ++r) {
+            slice = __ldg(t.slices + r);
+            float v[LOADS][WIDTH];
+#pragma unroll
+            for (u32 i = 0; i < LOADS; ++i) Slice::load(slice, own + i * WIDTH * THREADS, v[i]);
+#pragma unroll
+            for (u32 i = 0; i < LOADS; ++i) {
+#pragma unroll
+                for (u32 k = 0; k < WIDTH; ++k) sum[i][k] = sum[i][k] + v[i][k];
+            }
+        }
+#pragma unroll
+        for (u32 i = 0; i < LOADS; ++i) {
+#pragma unroll
+            for (u32 k = 0; k < WIDTH; k += 4) {
+                float4* into = reinterpret_cast<float4*>(t.into + own + i * WIDTH * THREADS + k);
+                float4 v = make_float4(sum[i][k], sum[i][k + 1], sum[i][k + 2], sum[i][k + 3]);
+                if (target != ROWS) v = make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
+                if (target == MORE) {
+                    float4 before = *into;
+                    v = make_float4(before.x + v.x, before.y + v.y, before.z + v.z, before.w + v.w);
+                }
+                *into = v;
+            }
+        }
+        return;
+    }
+    u64 end = min(first + TILE, t.count);
+    for (u64 at = first + threadIdx.x; at < end; at += THREADS) {
+        float v = Slice::one(__ldg(t.slices), at);
+        for (u32 r = 1; r < count; ++r) v = v + Slice::one(__ldg(t.slices + r), at);
+        if (target != ROWS) v = v * factor;
+        t.into[at] = target == MORE ? t.into[at] + v : v;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+sum_slices_f32(const __grid_constant__ SlicesArguments all) {
+    sum_slices<SliceF32>(all);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+sum_slices_bf16(const __grid_constant__ SlicesArguments all) {
+    sum_slices<SliceBf16>(all);
+}

@@ -62,6 +62,9 @@ impl<B: Backend> Actor<B> for BucketActor {
             Op::RoundGradient { weight, .. }
             | Op::AddGradient { weight, .. }
             | Op::Accumulate { weight, .. } => plan.weights.layout(weight).bucket == self.bucket,
+            Op::SumGradient { ref parts, .. } => {
+                parts.first().is_some_and(|part| plan.weights.layout(part.weight).bucket == self.bucket)
+            }
             _ => false,
         };
         if !own {

@@ -94,6 +94,10 @@ fn owner(plan: &StepPlan, op: &Op, lane: LaneKind) -> ActorKind {
         Op::RoundGradient { weight, .. } | Op::AddGradient { weight, .. } | Op::Accumulate { weight, .. } => {
             bucket_of(*weight)
         }
+        // Of the first weight's bucket, where a group's weights are of several.
+        Op::SumGradient { parts, .. } => {
+            parts.first().map_or(ActorKind::Verdict, |part| bucket_of(part.weight))
+        }
         Op::PartialAmax { bucket, .. }
         | Op::FusedScale { bucket, .. }
         | Op::DelayedScale { bucket, .. }
@@ -104,6 +108,7 @@ fn owner(plan: &StepPlan, op: &Op, lane: LaneKind) -> ActorKind {
         | Op::AllGather { .. }
         | Op::GatherChunk { .. }
         | Op::ReduceScatter { .. }
+        | Op::ExchangeGradient { .. }
         | Op::GatherRecords { .. } => match lane {
             LaneKind::Communicator(comm) => ActorKind::Communicator(comm),
             LaneKind::Compute | LaneKind::Quantize => ActorKind::Verdict,

@@ -8,7 +8,7 @@ use super::{Cluster, Links};
 use crate::id::SlotId;
 use crate::layout::{Slot, Weights};
 use crate::model::{Access, Call, Group, Mesh};
-use crate::op::Op;
+use crate::op::{Op, SumTarget};
 
 /// Longest price, some 30 years: sums of prices stay numbers.
 const LONGEST: f64 = 1e18;
@@ -85,13 +85,26 @@ impl Prices {
             Op::GatherChunk { chunk, .. } => {
                 gathered(Group::Shard, chunk.end.saturating_sub(chunk.begin) as u64)
             }
-            Op::ReduceScatter { element, parts } => {
+            Op::ReduceScatter { element, parts } | Op::ExchangeGradient { element, parts } => {
                 let mut own = 0u64;
                 for part in parts {
                     let elements = work.weights.layouts.get(part.weight.index())?.stored_elements();
                     own = own.saturating_add((elements * element.bytes()) as u64);
                 }
                 gathered(Group::Shard, own)
+            }
+            // Of the own gradient one slice is read.
+            Op::SumGradient { element, parts } => {
+                let mut touched = 0u64;
+                for part in parts {
+                    let elements = work.weights.layouts.get(part.weight.index())?.stored_elements();
+                    let landed = part.landed.map_or(Some(0), bytes)?;
+                    let times = if part.target == SumTarget::More { 2 } else { 1 };
+                    let own = (elements * element.bytes()) as u64;
+                    touched = touched.saturating_add(own).saturating_add(landed);
+                    touched = touched.saturating_add(bytes(part.into)?.saturating_mul(times));
+                }
+                cluster.memory_ns(touched)
             }
             Op::GatherRecords { from, .. } => gathered(Group::World, bytes(*from)?),
             Op::AllReduce { group, pairs, .. } => {

@@ -65,6 +65,9 @@ pub enum Content {
     Gradient(WeightId, CallId),
     /// That gradient, or the sum it begins, as it travels: bf16 `[padded rows, cols]`.
     WireGradient(WeightId, CallId),
+    /// The other ranks' slices of that gradient that belong to this rank's rows, in rank order without its own: `[shards - 1, rows_per_rank,
+    /// cols]` in the element type in which it travels.
+    LandedGradient(WeightId, CallId, ElementType),
     /// The rank's rows of that gradient, summed over the ranks of its replica: f32 `[rows_per_rank, cols]`.
     ReducedGradient(WeightId, CallId),
     /// Those rows, summed over the replicas where there are several: f32 `[rows_per_rank, cols]`.
@@ -113,6 +116,10 @@ impl Content {
             Self::Gradient(weight, _) => f32s(layout(weight).shard.padded().elements()),
             Self::WireGradient(weight, _) => {
                 layout(weight).shard.padded().elements().saturating_mul(ElementType::Bf16.bytes())
+            }
+            Self::LandedGradient(weight, _, element) => {
+                let peers = weights.mesh.shards().saturating_sub(1) as usize;
+                stored(weight, element.bytes()).saturating_mul(peers)
             }
             Self::AmaxHistory(bucket) => {
                 let length = weights.state.delayed.map_or(0, |delayed| delayed.history as usize);

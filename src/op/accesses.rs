@@ -3,6 +3,7 @@
 //! Law: [`Op::accesses`] names every slot an op touches once, with the strongest access to it, and is the only place
 //! that says so. Its `match` has no wildcard: a new op does not compile before it is said here what it touches.
 
+use super::operands::SumTarget;
 use super::vocabulary::Op;
 use crate::id::SlotId;
 use crate::model::Access;
@@ -27,8 +28,17 @@ impl Op {
             Self::GatherChunk { part, chunk } => {
                 vec![(part.from, Read), (part.to, if chunk.begin == 0 { Write } else { Update })]
             }
-            Self::ReduceScatter { parts, .. } => {
+            Self::ReduceScatter { parts, .. } | Self::ExchangeGradient { parts, .. } => {
                 parts.iter().flat_map(|part| [(part.from, Read), (part.to, Write)]).collect()
+            }
+            Self::SumGradient { parts, .. } => {
+                let mut all = Vec::with_capacity(3 * parts.len());
+                for part in parts {
+                    all.push((part.own, Read));
+                    all.extend(part.landed.map(|slot| (slot, Read)));
+                    all.push((part.into, if part.target == SumTarget::More { Update } else { Write }));
+                }
+                all
             }
             Self::ClearFault { fault } => vec![(*fault, Write)],
             Self::ZeroPadding { gradient, .. } => vec![(*gradient, Update)],

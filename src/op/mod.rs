@@ -12,7 +12,8 @@ mod records;
 mod vocabulary;
 
 pub use operands::{
-    AdamOperand, Chunk, GatherPart, MasterOperand, Operand, OperandRole, ReducePart, ShardOperand,
+    AdamOperand, Chunk, GatherPart, MasterOperand, Operand, OperandRole, ReducePart, ShardOperand, SumPart,
+    SumTarget,
 };
 pub use records::{NormRecord, Vote};
 pub use vocabulary::{Op, Reduction};

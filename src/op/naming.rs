@@ -18,9 +18,10 @@ impl Op {
     pub const fn group(&self) -> Option<Group> {
         match self {
             Self::AllReduce { group, .. } => Some(*group),
-            Self::AllGather { .. } | Self::GatherChunk { .. } | Self::ReduceScatter { .. } => {
-                Some(Group::Shard)
-            }
+            Self::AllGather { .. }
+            | Self::GatherChunk { .. }
+            | Self::ReduceScatter { .. }
+            | Self::ExchangeGradient { .. } => Some(Group::Shard),
             Self::GatherRecords { .. } => Some(Group::World),
             _ => None,
         }
@@ -51,6 +52,8 @@ impl Op {
             Self::Transpose { .. } => "transpose",
             Self::Dequantize { .. } => "dequantize",
             Self::ReduceScatter { .. } => "reduce-scatter",
+            Self::ExchangeGradient { .. } => "exchange gradient",
+            Self::SumGradient { .. } => "sum gradient",
             Self::RoundGradient { .. } => "round gradient",
             Self::AddGradient { .. } => "add gradient",
             Self::Accumulate { .. } => "accumulate",

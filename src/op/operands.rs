@@ -73,8 +73,34 @@ pub struct ReducePart {
     pub weight: WeightId,
     /// The rank's full gradient, in the element type that travels.
     pub from: SlotId,
-    /// The summed rows of this rank, f32.
+    /// The summed rows of this rank, f32; of an exchange the peers' slices of these rows, as they travel.
     pub to: SlotId,
+}
+
+/// One weight of a sum over what was exchanged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct SumPart {
+    /// The weight.
+    pub weight: WeightId,
+    /// The rank's full gradient, in the element type that travelled: its own slice is read there.
+    pub own: SlotId,
+    /// The peers' slices; absent where a replica is one rank, which has none.
+    pub landed: Option<SlotId>,
+    /// Where the sum goes, f32.
+    pub into: SlotId,
+    /// What goes there.
+    pub target: SumTarget,
+}
+
+/// What becomes of a rank's rows of a gradient once they are summed over the ranks of its replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub enum SumTarget {
+    /// Reduced rows: the sum as it is, to be summed over the replicas.
+    Rows,
+    /// The main grad, begun: the sum divided by the number of ranks and of micro-batches.
+    First,
+    /// The main grad, gone on with: the same, added to the contributions before it.
+    More,
 }
 
 /// Where the master of a weight lies.

@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-use super::operands::{AdamOperand, Chunk, GatherPart, Operand, ReducePart, ShardOperand};
+use super::operands::{AdamOperand, Chunk, GatherPart, Operand, ReducePart, ShardOperand, SumPart};
 use crate::format::{ElementType, Orientation};
 use crate::id::{BucketId, CallId, SlotId, WeightId};
 use crate::model::Group;
@@ -163,12 +163,29 @@ pub enum Op {
         to: SlotId,
     },
     /// Sums the gradient of one weight, or those of several of a group as one collective, over the ranks of a replica, in
-    /// rank order in f32, each rank keeping its rows.
+    /// rank order in f32, each rank keeping its rows. What [`Op::ExchangeGradient`] and [`Op::SumGradient`] do in two tasks, for a collective
+    /// library that sums by itself.
     ReduceScatter {
         /// In what the gradients travel: f32 or bf16.
         element: ElementType,
         /// What is reduced; at least one.
         parts: Vec<ReducePart>,
+    },
+    /// Gives every rank of a replica its slices of the others' gradients of one weight, or of several of a group as one collective: unsummed,
+    /// the peers' one after the other in rank order. A rank's slice of its own gradient stays where it is. Nothing is computed.
+    ExchangeGradient {
+        /// In what the gradients travel: f32 or bf16.
+        element: ElementType,
+        /// What is exchanged; at least one.
+        parts: Vec<ReducePart>,
+    },
+    /// Sums a rank's slices of gradients, its own and those that were exchanged, in rank order in f32; and in the same pass over memory
+    /// accumulates the sums as [`Op::Accumulate`] does, if nothing is to be done in between.
+    SumGradient {
+        /// In what the gradients travelled: f32 or bf16.
+        element: ElementType,
+        /// What is summed; at least one.
+        parts: Vec<SumPart>,
     },
     /// Rounds a full gradient to bf16, to nearest even, to be reduced.
     RoundGradient {

@@ -124,7 +124,13 @@ pub(super) fn place(
 
 /// A gradient on its way: what is rounded for the wire, and what comes of the reduction.
 const fn is_reduced(content: Content) -> bool {
-    matches!(content, Content::WireGradient(..) | Content::ReducedGradient(..) | Content::SummedGradient(..))
+    matches!(
+        content,
+        Content::WireGradient(..)
+            | Content::LandedGradient(..)
+            | Content::ReducedGradient(..)
+            | Content::SummedGradient(..)
+    )
 }
 
 /// The fullest moment of T: live transient bytes, the weights' and gradients' share of them, the
@@ -176,6 +182,7 @@ const fn is_weight(content: Content) -> bool {
             | Content::Dense(..)
             | Content::Gradient(..)
             | Content::WireGradient(..)
+            | Content::LandedGradient(..)
             | Content::ReducedGradient(..)
             | Content::SummedGradient(..)
     )

@@ -101,6 +101,7 @@ fn pace(
         one_link: request.policy.communicators == 1 || costs.one_link(),
         ..Pace::default()
     };
+    let exchanges = placed.tasks.iter().any(|task| matches!(task.op, Op::ExchangeGradient { .. }));
     let mut stage = 0;
     for ((task, time), lane) in placed.tasks.iter().zip(nanoseconds).zip(&placed.lanes_of) {
         let beside = time * contention.collective_beside_compute;
@@ -121,9 +122,16 @@ fn pace(
                 transposes.insert(*weight, time * contention.quantize_beside_compute);
             }
             (_, LaneKind::Compute) if stage < calls => pace.calls[stage] += time,
-            (Op::ReduceScatter { .. } | Op::AllReduce { group: Group::Replicate, .. }, _) => {
-                let made = stage.saturating_sub(behind + 1).min(calls.saturating_sub(1));
-                pace.reductions[made] += beside;
+            (
+                Op::ReduceScatter { .. }
+                | Op::ExchangeGradient { .. }
+                | Op::AllReduce { group: Group::Replicate, .. },
+                _,
+            ) => {
+                // A sum over replicas stands one call behind the exchange whose sums it takes.
+                let later = matches!(task.op, Op::AllReduce { .. }) && exchanges;
+                let made = stage.saturating_sub(behind + 1 + usize::from(later));
+                pace.reductions[made.min(calls.saturating_sub(1))] += beside;
             }
             _ => {}
         }

@@ -63,7 +63,10 @@ const fn color(op: &Op) -> &'static str {
     match op {
         Op::Compute { .. } => "#cfe8cf",
         Op::AllGather { .. } | Op::GatherChunk { .. } => "#cfdcf2",
-        Op::ReduceScatter { .. } | Op::AllReduce { .. } | Op::GatherRecords { .. } => "#f2d7cf",
+        Op::ReduceScatter { .. }
+        | Op::ExchangeGradient { .. }
+        | Op::AllReduce { .. }
+        | Op::GatherRecords { .. } => "#f2d7cf",
         _ => "#eeeeee",
     }
 }

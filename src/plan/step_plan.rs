@@ -6,7 +6,7 @@
 use serde::Serialize;
 
 use super::Prefetch;
-use crate::config::{AcrossMicroBatches, Backward, Columnwise, ReduceDtype, ReduceEvery};
+use crate::config::{AcrossMicroBatches, Backward, Columnwise, Reduce, ReduceDtype, ReduceEvery};
 use crate::id::{CommId, CommSeq, EventId, LaneId, SlotId, TaskId, Version};
 use crate::layout::{ArenaLayout, Binding, Lane, LaneKind, Residency, Settings, Weights};
 use crate::model::{BufferSpec, Call};
@@ -32,10 +32,20 @@ pub struct Policy {
     pub reduce_every: ReduceEvery,
     /// In what gradients travel.
     pub reduce_dtype: ReduceDtype,
+    /// Who sums them over the ranks of a replica: a task of each rank, or the collective itself.
+    pub reduce: Reduce,
     /// Columnwise planes on demand or kept.
     pub columnwise: Columnwise,
     /// Constants handed through to backends.
     pub settings: Settings,
+}
+
+impl Policy {
+    /// Does the collective that carries gradients sum them? A library that does sums bf16 in bf16, so it is left to sum f32 alone.
+    #[must_use]
+    pub fn collectives_sum(&self) -> bool {
+        (self.reduce, self.reduce_dtype) == (Reduce::Nccl, ReduceDtype::F32)
+    }
 }
 
 /// One task of a plan.

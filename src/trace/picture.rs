@@ -20,13 +20,15 @@ use super::time::{Interval, coalesce, subtract};
 use super::timeline::{LaneInfo, Slice, Timeline};
 use crate::id::RankId;
 
-/// Places in the palette of categories that take time.
-const OWN: [(&str, usize); 9] = [
+/// Places in the palette of categories that take time. Two ways to do the same share one.
+const OWN: [(&str, usize); 11] = [
     ("accumulate", 0),
+    ("sum gradient", 0),
     ("adam", 1),
     ("all-gather", 2),
     ("all-reduce", 3),
     ("reduce-scatter", 4),
+    ("exchange gradient", 4),
     ("compute", 5),
     ("transpose", 6),
     ("dequantize", 8),

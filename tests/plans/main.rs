@@ -4,7 +4,9 @@
 mod replicas;
 mod states;
 
-use warpweft::config::{AcrossMicroBatches, AdamMode, Backward, Columnwise, ReduceDtype, ReduceEvery};
+use warpweft::config::{
+    AcrossMicroBatches, AdamMode, Backward, Columnwise, Reduce, ReduceDtype, ReduceEvery,
+};
 use warpweft::format::{ElementType, Format, Orientation, Via};
 use warpweft::id::{CallId, SlotId, TaskId};
 use warpweft::layout::{ALIGNMENT, Content, OptimizerSettings, Settings, Weights};
@@ -22,6 +24,7 @@ fn policy(depth: u32) -> Policy {
         across_micro_batches: AcrossMicroBatches::default(),
         reduce_every: ReduceEvery::default(),
         reduce_dtype: ReduceDtype::default(),
+        reduce: Reduce::default(),
         columnwise: Columnwise::OnDemand,
         settings: Settings {
             via: Via::Bf16,

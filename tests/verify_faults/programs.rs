@@ -1,7 +1,7 @@
 //! Programs whose plans the faults are seeded into; between them they contain every op.
 
 use warpweft::config::{
-    AcrossMicroBatches, AdamMode, Backward, Columnwise, Masters, ReduceDtype, ReduceEvery,
+    AcrossMicroBatches, AdamMode, Backward, Columnwise, Masters, Reduce, ReduceDtype, ReduceEvery,
 };
 use warpweft::format::{AmaxChoice, ElementType, Format, Orientation, Via};
 use warpweft::id::{BufferId, SlotId, WeightId};
@@ -25,6 +25,7 @@ pub(crate) fn policy() -> Policy {
         across_micro_batches: AcrossMicroBatches::default(),
         reduce_every: ReduceEvery::default(),
         reduce_dtype: ReduceDtype::default(),
+        reduce: Reduce::default(),
         columnwise: Columnwise::OnDemand,
         settings: Settings {
             via: Via::Bf16,

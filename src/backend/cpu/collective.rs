@@ -17,9 +17,10 @@ use super::memory::Arena;
 use super::op_error::OpError;
 use super::roll::Ticket;
 use super::world::{Presence, World};
-use crate::backend::local::{Collective, Move, Piece, Pull};
+use crate::backend::local::{Collective, Move, Piece, Pull, Slices};
 use crate::format::{ElementType, expand_scale};
 use crate::id::RankId;
+use crate::layout::Region;
 use crate::model::Group;
 use crate::op::Reduction;
 
@@ -48,6 +49,7 @@ pub(super) fn collective(op: &Collective, task: &BoundTask, context: &LaneContex
         Pull::ReduceScatter(_, parts) => {
             parts.iter().try_for_each(|part| reduce(peers, &context.arena, Reduction::Sum, part.own))
         }
+        Pull::Exchange(parts) => parts.iter().try_for_each(|part| exchange(peers, &context.arena, part)),
         Pull::AllReduce(reduction, moves) => {
             moves.iter().try_for_each(|part| reduce(peers, &context.arena, *reduction, *part))
         }
@@ -103,6 +105,18 @@ fn gather_piece(peers: Peers<'_>, own: &Arena, piece: Piece) -> Result<(), OpErr
         if let Some(place) = place.get_mut(first..first + source.len()) {
             place.copy_from_slice(&source);
         }
+    }
+    Ok(())
+}
+
+/// What the others have for this rank, side by side.
+fn exchange(peers: Peers<'_>, own: &Arena, part: &Slices) -> Result<(), OpError> {
+    let taker = peers.world.mesh.position(peers.rank, peers.group) as usize;
+    let given = Region { offset: part.given(taker), bytes: part.bytes };
+    for (giver, arena) in peers.arenas().enumerate().filter(|(giver, _)| *giver != taker) {
+        let source = arena?.read::<u8>(given)?;
+        let landed = Region { offset: part.landing(giver, taker), bytes: part.bytes };
+        own.write::<u8>(landed)?.copy_from_slice(&source);
     }
     Ok(())
 }

@@ -1,7 +1,8 @@
-//! Gradients on their way to the optimizer: accumulate, norm, vote.
+//! Gradients on their way to the optimizer: sum, accumulate, norm, vote.
 //!
 //! Laws:
-//! - Sums have one order. Squares are added in f64 over eight fixed strides of the rank's real rows, weight
+//! - Sums have one order. A gradient's contributions are added in rank order in f32, block by block, and what is then made of a block is what
+//!   accumulating the finished sum would make of it. Squares are added in f64 over eight fixed strides of the rank's real rows, weight
 //!   after weight, and rounded to f32 once; ranks are added in rank order in f32. So every rank
 //!   computes the same vote from the same records.
 //! - Main grads stay multiplied by the loss scale. The vote carries what undoes it, so it is undone in two
@@ -12,9 +13,10 @@ use half::bf16;
 
 use super::memory::Arena;
 use super::op_error::OpError;
-use crate::backend::local::{Accumulate, CastVote, GradNorm, Round};
+use crate::backend::local::{Accumulate, CastVote, GradNorm, Round, SumGradient};
+use crate::format::ElementType;
 use crate::id::RankId;
-use crate::op::{NormRecord, Vote};
+use crate::op::{NormRecord, SumTarget, Vote};
 
 /// Adds a gradient into a sum.
 pub(super) fn accumulate(op: &Accumulate, arena: &Arena) -> Result<(), OpError> {
@@ -30,6 +32,46 @@ pub(super) fn accumulate(op: &Accumulate, arena: &Arena) -> Result<(), OpError> 
         }
     }
     Ok(())
+}
+
+/// Sums the rank's slices of gradients in rank order, and accumulates the sums where that is asked for.
+pub(super) fn sum_gradient(op: &SumGradient, arena: &Arena) -> Result<(), OpError> {
+    const BLOCK: usize = 4096;
+    let bytes = op.element.bytes();
+    let mut block = [0.0_f32; BLOCK];
+    for sum in &op.sums {
+        let mut into = arena.write::<f32>(sum.into)?;
+        for (number, into) in into.chunks_mut(BLOCK).enumerate() {
+            let block = &mut block[..into.len()];
+            for (position, slice) in sum.slices.iter().enumerate() {
+                let part = slice.part(number * BLOCK * bytes, into.len() * bytes).unwrap_or_default();
+                match op.element {
+                    ElementType::Bf16 => {
+                        let values = arena.read::<bf16>(part)?;
+                        add(block, values.iter().map(|value| value.to_f32()), position == 0);
+                    }
+                    _ => add(block, arena.read::<f32>(part)?.iter().copied(), position == 0),
+                }
+            }
+            let rows = into.iter_mut().zip(&*block);
+            match sum.target {
+                SumTarget::Rows => rows.for_each(|(row, sum)| *row = *sum),
+                SumTarget::First => rows.for_each(|(row, sum)| *row = sum * op.factor),
+                SumTarget::More => rows.for_each(|(row, sum)| *row += sum * op.factor),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Adds a rank's values to the sum, which the first one begins.
+fn add(sums: &mut [f32], values: impl Iterator<Item = f32>, first: bool) {
+    let sums = sums.iter_mut().zip(values);
+    if first {
+        sums.for_each(|(sum, value)| *sum = value)
+    } else {
+        sums.for_each(|(sum, value)| *sum += value)
+    }
 }
 
 /// Rounds a full gradient to bf16, to nearest even.

@@ -44,6 +44,7 @@ pub(super) fn run(task: &BoundTask, context: &mut LaneContext) -> Result<Done, O
         LocalOp::Transpose(op) => planes::transpose(op, arena)?,
         LocalOp::Dequantize(op) => planes::dequantize(op, arena)?,
         LocalOp::Round(op) => gradient::round(op, arena)?,
+        LocalOp::SumGradient(op) => gradient::sum_gradient(op, arena)?,
         LocalOp::Accumulate(op) => gradient::accumulate(op, arena)?,
         LocalOp::GradNorm(op) => gradient::grad_norm(op, arena)?,
         LocalOp::Vote(op) => gradient::vote(op, arena)?,

@@ -109,6 +109,7 @@ impl Binder<'_> {
             LocalOp::Transpose(op) => kernel(prepare.transpose(&op)?),
             LocalOp::Dequantize(op) => kernel(prepare.dequantize(&op)?),
             LocalOp::Round(op) => kernel(prepare.round(&op)?),
+            LocalOp::SumGradient(op) => kernel(prepare.sum_gradient(&op)?),
             LocalOp::Accumulate(op) => kernel(prepare.accumulate(&op)?),
             LocalOp::GradNorm(op) => kernel(prepare.grad_norm(&op)?),
             LocalOp::Vote(op) => kernel(prepare.vote(&op)?),

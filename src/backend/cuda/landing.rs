@@ -1,4 +1,7 @@
-//! Where what peers send waits until it is combined: memory of every rank beside its arena.
+//! Where what peers send waits that no slot of the plan is for: memory of every rank beside its arena.
+//!
+//! Few bytes on one host: the values of all-reduces until they are combined. Gradients land in slots of the plan; what waits of them here, over
+//! several hosts, is what a rank passes on for its neighbours.
 //!
 //! Laws:
 //! - Every lane with collectives has a part of its own, as large as its most demanding collective needs: a lane
@@ -58,7 +61,7 @@ pub(super) const fn stride(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGNMENT)
 }
 
-/// Values that wait on a rank for ranks of other hosts, beside those for itself, while a gradient is reduced.
+/// Values that wait on a rank for ranks of other hosts, while a gradient is exchanged.
 pub(super) const fn relayed(hosts: Hosts) -> usize {
     (hosts.count() - 1) * hosts.each()
 }
@@ -68,11 +71,8 @@ pub(super) fn needed(pull: &Pull, hosts: Hosts) -> usize {
     let each = |bytes: usize, values: usize| stride(bytes).saturating_mul(values);
     let all = |bytes: &mut dyn Iterator<Item = usize>| bytes.fold(0, usize::saturating_add);
     match pull {
-        Pull::Gather(_) | Pull::Chunk(..) => 0,
-        Pull::ReduceScatter(_, parts) => {
-            let values = hosts.ranks() + relayed(hosts);
-            all(&mut parts.iter().map(|part| each(part.own.from.bytes, values)))
-        }
+        Pull::Gather(_) | Pull::Chunk(..) | Pull::ReduceScatter(..) => 0,
+        Pull::Exchange(parts) => all(&mut parts.iter().map(|part| each(part.bytes, relayed(hosts)))),
         Pull::AllReduce(_, moves) => all(&mut moves.iter().map(|part| each(part.from.bytes, hosts.ranks()))),
     }
 }

@@ -10,11 +10,11 @@ use super::failure::CudaFailure;
 use super::kernels::{
     AccumulateOperand, AdamOperand, AmaxOperand, CastOperand, DelayedScaleOperand, DequantizeOperand,
     KernelLaunch, Kernels, MasterFragment, MasterState, NormOperand, RecordAmaxOperand, ScaleOperand,
-    ScaleRows, TransposeOperand, VoteOperand,
+    ScaleRows, SlicesOperand, TransposeOperand, VoteOperand,
 };
 use crate::backend::local::{
     Accumulate, Adam, CastVote, DelayedScale, Dequantize, FusedScale, GradNorm, Master, PartialAmax,
-    PartialCast, RecordAmax, Round, Transpose,
+    PartialCast, RecordAmax, Round, SumGradient, Transpose,
 };
 use crate::format::{Format, Orientation, Shape, Via};
 use crate::layout::Region;
@@ -163,6 +163,16 @@ impl Preparation<'_> {
             columnwise_data: DeviceAddress::NULL,
         };
         self.kernels.partial_cast(Format::Bf16, Via::None, &[operand], DeviceAddress::NULL)
+    }
+
+    pub(super) fn sum_gradient(&self, op: &SumGradient) -> Result<KernelLaunch, CudaFailure> {
+        let operands = op.sums.iter().map(|sum| SlicesOperand {
+            slices: sum.slices.iter().map(|slice| self.at(*slice)).collect(),
+            into: self.at(sum.into),
+            elements: sum.into.bytes / size_of::<f32>(),
+            target: sum.target,
+        });
+        self.kernels.sum_slices(op.element, &operands.collect::<Vec<_>>(), op.factor)
     }
 
     pub(super) fn accumulate(&self, op: &Accumulate) -> Result<KernelLaunch, CudaFailure> {

@@ -45,6 +45,8 @@ pub(in crate::backend) enum Pull {
     Chunk(Vec<Piece>, Vec<Region>),
     /// For every part, the slices that the group's ranks have for this one, which are of this type, summed in f32.
     ReduceScatter(ElementType, Vec<Scatter>),
+    /// For every part, the slices that the group's other ranks have for this one, side by side.
+    Exchange(Vec<Slices>),
     /// The `from` of every rank of the group, combined into `to`.
     AllReduce(Reduction, Vec<Move>),
 }
@@ -71,6 +73,30 @@ pub(in crate::backend) struct Scatter {
     pub(in crate::backend) own: Move,
 }
 
+/// One gradient of an exchange. Ranks are numbered in their group.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend) struct Slices {
+    /// The rank's slices for all, in rank order; the same place in every arena.
+    pub(in crate::backend) source: Region,
+    /// The others' slices for the rank, in rank order without its own; the same place in every arena.
+    pub(in crate::backend) landed: Region,
+    /// Bytes of a slice.
+    pub(in crate::backend) bytes: usize,
+}
+
+impl Slices {
+    /// Where in its arena any rank has what it gives to `taker`.
+    pub(in crate::backend) const fn given(&self, taker: usize) -> usize {
+        self.source.offset + self.bytes * taker
+    }
+
+    /// Where in the arena of `taker` that of `giver` lands, who is another.
+    pub(in crate::backend) const fn landing(&self, giver: usize, taker: usize) -> usize {
+        let place = if giver < taker { giver } else { giver - 1 };
+        self.landed.offset + self.bytes * place
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backend) struct Move {
     pub(in crate::backend) from: Region,
@@ -83,6 +109,7 @@ impl Collective {
             Pull::Gather(moves) | Pull::AllReduce(_, moves) => moves.iter().map(|part| part.from.bytes).sum(),
             Pull::Chunk(pieces, _) => pieces.iter().map(|piece| piece.from.bytes).sum(),
             Pull::ReduceScatter(_, parts) => parts.iter().map(|part| part.own.from.bytes).sum(),
+            Pull::Exchange(parts) => parts.iter().map(|part| part.bytes).sum(),
         };
         let peers = binder.binding.weights.mesh.size(group) - 1;
         let received = (each as u64).saturating_mul(u64::from(peers));
@@ -200,6 +227,22 @@ impl Collective {
         Ok(Self::new(binder, Group::Shard, source, Pull::ReduceScatter(element, scatters)))
     }
 
+    pub(super) fn exchange_gradient(
+        binder: &Binder<'_>,
+        element: ElementType,
+        parts: &[ReducePart],
+    ) -> Result<Self, Refusal> {
+        let slices = |part: &ReducePart| {
+            spread(binder, part.weight)?;
+            let bytes = binder.weight(part.weight)?.stored_elements() * element.bytes();
+            let source = binder.bytes(part.from, bytes * binder.shards())?;
+            Ok(Slices { source, landed: binder.bytes(part.to, bytes * (binder.shards() - 1))?, bytes })
+        };
+        let slices = parts.iter().map(slices).collect::<Result<Vec<_>, Refusal>>()?;
+        let source = slices.first().map_or_else(Region::default, |first| first.source);
+        Ok(Self::new(binder, Group::Shard, source, Pull::Exchange(slices)))
+    }
+
     pub(super) fn all_reduce(
         binder: &Binder<'_>,
         reduction: Reduction,
@@ -217,7 +260,7 @@ impl Collective {
 }
 
 /// Collectives of one weight need a shard of it on every rank of a replica.
-fn spread(binder: &Binder<'_>, weight: WeightId) -> Result<(), Refusal> {
+pub(super) fn spread(binder: &Binder<'_>, weight: WeightId) -> Result<(), Refusal> {
     let layout = binder.weight(weight)?;
     if layout.shard.ranks as usize == binder.shards() {
         return Ok(());

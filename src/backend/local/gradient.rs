@@ -1,9 +1,9 @@
-//! Gradients on their way to the optimizer: accumulate, norm, vote.
+//! Gradients on their way to the optimizer: sum, accumulate, norm, vote.
 //!
 //! Laws:
 //! - The mean over ranks and micro-batches is taken at accumulate: a contribution is multiplied by the f32
 //!   reciprocal of the product of both numbers, rounded once, then added. For a power of two that is an exact
-//!   division.
+//!   division. A sum that accumulates in the same pass does the same to the finished sum.
 //! - Only real rows enter the norm, and each once: those of a sharded weight on the ranks of the first replica, a replicated
 //!   weight on rank 0. Other replicas hold the same main grads bit for bit; their ranks tell their fault words.
 
@@ -11,11 +11,13 @@ use half::bf16;
 
 use super::Refusal;
 use super::binder::Binder;
+use super::collective::spread;
+use crate::format::ElementType;
 use crate::format::Shape;
 use crate::id::{RankId, SlotId, WeightId};
 use crate::layout::Region;
 use crate::model::Placement;
-use crate::op::{NormRecord, Vote};
+use crate::op::{NormRecord, SumPart, SumTarget, Vote};
 
 /// Adds a gradient into a sum.
 #[derive(Debug)]
@@ -38,7 +40,7 @@ impl Accumulate {
         Ok(Self {
             from: binder.elements::<f32>(from, elements)?,
             into: binder.elements::<f32>(into, elements)?,
-            factor: 1.0 / (binder.ranks() * binder.binding.micro_batches as usize) as f32,
+            factor: mean(binder),
             first,
         })
     }
@@ -58,6 +60,69 @@ impl Accumulate {
             first: false,
         })
     }
+}
+
+/// Sums the rank's slices of gradients.
+#[derive(Debug)]
+pub(in crate::backend) struct SumGradient {
+    /// Of the slices.
+    pub(in crate::backend) element: ElementType,
+    /// What takes a sum to the mean.
+    pub(in crate::backend) factor: f32,
+    pub(in crate::backend) sums: Vec<RowSum>,
+}
+
+/// The sum of one gradient's slices.
+#[derive(Debug)]
+pub(in crate::backend) struct RowSum {
+    /// In rank order.
+    pub(in crate::backend) slices: Vec<Region>,
+    pub(in crate::backend) into: Region,
+    pub(in crate::backend) target: SumTarget,
+}
+
+impl SumGradient {
+    pub(super) fn resolve(
+        binder: &Binder<'_>,
+        element: ElementType,
+        parts: &[SumPart],
+    ) -> Result<Self, Refusal> {
+        if element == ElementType::U8 {
+            return Err("bytes are no gradient".to_owned());
+        }
+        let sums = parts.iter().map(|part| RowSum::resolve(binder, element, part));
+        Ok(Self { element, factor: mean(binder), sums: sums.collect::<Result<_, _>>()? })
+    }
+}
+
+impl RowSum {
+    fn resolve(binder: &Binder<'_>, element: ElementType, part: &SumPart) -> Result<Self, Refusal> {
+        spread(binder, part.weight)?;
+        let layout = binder.weight(part.weight)?;
+        let (shards, shard) = (binder.shards(), binder.shard()?);
+        let bytes = layout.stored_elements() * element.bytes();
+        let of = |region: Region, number: usize| {
+            let slice = region.part(bytes * number, bytes);
+            slice.ok_or_else(|| format!("a slot of `{}` has too few slices", layout.name))
+        };
+        let own = of(binder.bytes(part.own, bytes * shards)?, shard)?;
+        let landed = match part.landed {
+            Some(slot) => binder.bytes(slot, bytes * (shards - 1))?,
+            None if shards == 1 => Region::default(),
+            None => {
+                return Err(format!("nothing landed of `{}`, and {shards} ranks give of it", layout.name));
+            }
+        };
+        let mut slices = (0..shards - 1).map(|number| of(landed, number)).collect::<Result<Vec<_>, _>>()?;
+        slices.insert(shard, own);
+        let into = binder.elements::<f32>(part.into, layout.stored_elements())?;
+        Ok(Self { slices, into, target: part.target })
+    }
+}
+
+/// One over the number of ranks and of micro-batches.
+fn mean(binder: &Binder<'_>) -> f32 {
+    1.0 / (binder.ranks() * binder.binding.micro_batches as usize) as f32
 }
 
 /// Rounds a full gradient to bf16.

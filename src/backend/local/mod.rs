@@ -17,9 +17,9 @@ mod resolve;
 
 #[cfg(feature = "cuda")]
 pub(super) use collective::Scatter;
-pub(super) use collective::{Collective, Move, Piece, Pull};
+pub(super) use collective::{Collective, Move, Piece, Pull, Slices};
 pub(super) use delayed::{DelayedScale, RecordAmax};
-pub(super) use gradient::{Accumulate, CastVote, GradNorm, Round};
+pub(super) use gradient::{Accumulate, CastVote, GradNorm, Round, SumGradient};
 pub(super) use optimizer::{Adam, Master, State};
 pub(super) use planes::{Dequantize, Transpose};
 pub(super) use quantize::{AmaxPart, FusedScale, PartialAmax, PartialCast};
@@ -56,6 +56,7 @@ pub(super) enum LocalOp {
     Transpose(Transpose),
     Dequantize(Dequantize),
     Round(Round),
+    SumGradient(SumGradient),
     Accumulate(Accumulate),
     GradNorm(GradNorm),
     Vote(CastVote),

@@ -6,7 +6,7 @@ use super::Refusal;
 use super::binder::Binder;
 use super::collective::Collective;
 use super::delayed::{DelayedScale, RecordAmax};
-use super::gradient::{Accumulate, CastVote, GradNorm, Round};
+use super::gradient::{Accumulate, CastVote, GradNorm, Round, SumGradient};
 use super::optimizer::Adam;
 use super::planes::{Dequantize, Transpose};
 use super::quantize::{FusedScale, PartialAmax, PartialCast};
@@ -86,6 +86,12 @@ impl Binder<'_> {
             Op::Dequantize { weight, orientation, from, tensor_scale, values, to } => {
                 let what = (*weight, *orientation, *values);
                 LocalOp::Dequantize(Dequantize::resolve(self, what, *from, *tensor_scale, *to)?)
+            }
+            Op::ExchangeGradient { element, parts } => {
+                LocalOp::Collective(Collective::exchange_gradient(self, *element, parts)?)
+            }
+            Op::SumGradient { element, parts } => {
+                LocalOp::SumGradient(SumGradient::resolve(self, *element, parts)?)
             }
             Op::RoundGradient { weight, from, to } => {
                 LocalOp::Round(Round::resolve(self, *weight, *from, *to)?)

@@ -2,10 +2,15 @@
 //!
 //! Law (PL-4): every gradient a call writes is reduced and accumulated exactly once. Gradients of a sharded weight
 //! that the policy reduces together ([`ReduceEvery`]) are added to the first of them, in its slot, one step behind
-//! compute each. What is complete is reduce-scattered as many calls behind compute as the timetable says, over the ranks of a
-//! replica; right behind that its rows are summed over the replicas where there are several, in f32; and they are
-//! accumulated one call further. A replicated weight's is accumulated locally, and one all-reduce over all ranks carries all of them
-//! together. The first contribution of a step overwrites. Gradients of one group that one call completes are one collective.
+//! compute each. What is complete is exchanged as many calls behind compute as the timetable says, among the ranks of a
+//! replica, and summed by a task of each rank one call further, which accumulates as well. Where there are several replicas it leaves the sums
+//! as they are; right behind it they are summed over the replicas, in f32, and one more call further they are
+//! accumulated. Where collectives sum ([`Policy::collectives_sum`]), the reduction is one task, the sum over the replicas stands right behind it, and
+//! accumulation one call further. A replica of one rank exchanges nothing. A replicated weight's gradient is accumulated locally, and one
+//! all-reduce over all ranks carries all of them together. The first contribution of a step overwrites. Gradients of one group that one call
+//! completes are one collective, and one sum.
+//!
+//! [`Policy::collectives_sum`]: super::super::Policy::collectives_sum
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -16,7 +21,7 @@ use crate::format::ElementType;
 use crate::id::{CallId, GroupId, MicroBatchId, SlotId, WeightId};
 use crate::layout::Content;
 use crate::model::{Call, Group, Placement};
-use crate::op::{Op, ReducePart, Reduction};
+use crate::op::{Op, ReducePart, Reduction, SumPart, SumTarget};
 
 /// Gradients of one weight that are reduced together: those of one call, of one micro-batch, or all.
 type Together = (WeightId, Option<MicroBatchId>, Option<CallId>);
@@ -33,9 +38,21 @@ struct Collected {
     group: Option<GroupId>,
     name: String,
     elements: usize,
+    /// What travels; empty where a replica is one rank that sums by itself.
     parts: Vec<ReducePart>,
+    /// What is summed on the rank; empty where the collective sums.
+    sums: Vec<SumPart>,
     /// From the reduced rows to their sums over the replicas; empty where there is one.
-    sums: Vec<(SlotId, SlotId)>,
+    over_replicas: Vec<(SlotId, SlotId)>,
+    /// What is accumulated by a task of its own.
+    rows: Vec<Rows>,
+}
+
+/// Rows of a gradient over all ranks, to be accumulated.
+struct Rows {
+    weight: WeightId,
+    from: SlotId,
+    first: bool,
 }
 
 /// `behind`: how many calls behind its own a reduction stands.
@@ -46,10 +63,12 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, behind: usize) {
         let mut collected: Vec<Collected> = Vec::new();
         for weight in &call.grads {
             let weight = *weight;
-            let (from, into) = match draft.weights.layout(weight).placement {
+            match draft.weights.layout(weight).placement {
                 Placement::Replicated => {
-                    let gradient = draft.slot(Content::Gradient(weight, id));
-                    (gradient, draft.slot(Content::LocalGrad(weight)))
+                    let from = draft.slot(Content::Gradient(weight, id));
+                    let into = draft.slot(Content::LocalGrad(weight));
+                    let rows = Rows { weight, from, first: begun.insert(weight) };
+                    accumulate(draft, rows, into, stage + behind + 1);
                 }
                 Placement::Sharded => {
                     let Some(Span { first, last }) = spans.get(&together(draft, weight, id, call)).copied()
@@ -57,39 +76,61 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, behind: usize) {
                         continue;
                     };
                     add_to(draft, weight, first, id, stage);
-                    if last != id {
-                        continue;
+                    if last == id {
+                        let begins = begun.insert(weight);
+                        collect(draft, &mut collected, weight, (first, begins), stage);
                     }
-                    let reduced = collect(draft, &mut collected, weight, first, stage);
-                    (reduced, draft.slot(Content::MainGrad(weight)))
                 }
-            };
-            let op = Op::Accumulate { weight, from, into, first: begun.insert(weight) };
-            let task = DraftTask::local(op, draft.name(weight), Carrier::Quantize);
-            draft.add(stage + behind + 1, Section::Accumulate, task);
+            }
         }
         for reduction in collected {
-            add(draft, reduction, stage + behind);
+            add(draft, reduction, stage, behind);
         }
     }
     all_reduce(draft);
 }
 
-/// Adds a reduction over the ranks of a replica, and that over the replicas where there are several.
-fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize) {
-    let Collected { name, elements, parts, sums, .. } = reduction;
+/// Adds a reduction over the ranks of a replica, that over the replicas where there are several, and the accumulation.
+fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, behind: usize) {
+    let Collected { name, elements, parts, sums, over_replicas, rows, .. } = reduction;
     let mesh = draft.weights.mesh;
     let element = draft.policy.reduce_dtype.element();
-    let bytes = wire_bytes(elements, element, mesh, Group::Shard);
-    let subject = of_group(&name, parts.len());
-    let op = Op::ReduceScatter { element, parts };
-    draft.add(stage, Section::Reduce, DraftTask::collective(op, subject.clone(), Carrier::Reduce, bytes));
+    let subject = of_group(&name, parts.len().max(sums.len()));
+    // Where nothing travels a sum waits for the call alone.
+    let summed = if parts.is_empty() { stage + 1 } else { stage + behind + 1 };
+    let mut reduced = stage + behind;
+    if !parts.is_empty() {
+        let bytes = wire_bytes(elements, element, mesh, Group::Shard);
+        let op = match sums.is_empty() {
+            true => Op::ReduceScatter { element, parts },
+            false => Op::ExchangeGradient { element, parts },
+        };
+        let task = DraftTask::collective(op, subject.clone(), Carrier::Reduce, bytes);
+        draft.add(stage + behind, Section::Reduce, task);
+    }
+    let over = if sums.is_empty() { Section::Reduce } else { Section::Replicas };
     if !sums.is_empty() {
+        let op = Op::SumGradient { element, parts: sums };
+        draft.add(summed, Section::Sum, DraftTask::local(op, subject.clone(), Carrier::Quantize));
+        reduced = reduced.max(summed);
+    }
+    if !over_replicas.is_empty() {
         let group = Group::Replicate;
         let bytes = wire_bytes(elements, ElementType::F32, mesh, group);
-        let op = Op::AllReduce { reduction: Reduction::Sum, group, pairs: sums };
-        draft.add(stage, Section::Reduce, DraftTask::collective(op, subject, Carrier::Reduce, bytes));
+        let op = Op::AllReduce { reduction: Reduction::Sum, group, pairs: over_replicas };
+        draft.add(reduced, over, DraftTask::collective(op, subject, Carrier::Reduce, bytes));
     }
+    for rows in rows {
+        let into = draft.slot(Content::MainGrad(rows.weight));
+        accumulate(draft, rows, into, reduced + 1);
+    }
+}
+
+fn accumulate(draft: &mut Draft<'_>, rows: Rows, into: SlotId, stage: usize) {
+    let Rows { weight, from, first } = rows;
+    let op = Op::Accumulate { weight, from, into, first };
+    let task = DraftTask::local(op, draft.name(weight), Carrier::Quantize);
+    draft.add(stage, Section::Accumulate, task);
 }
 
 /// Adds a call's gradient to the first of those it is reduced with.
@@ -103,15 +144,15 @@ fn add_to(draft: &mut Draft<'_>, weight: WeightId, first: CallId, call: CallId, 
     }
 }
 
-/// Puts a complete gradient into its group's reduction, or into one of its own; in bf16, if it travels so. Returns the
-/// slot of the rank's rows, summed over all ranks.
+/// Puts a complete gradient, which begins with that of call `first`, into its group's reduction, or into one of its own; in bf16, if it travels so.
+/// `begins`: it is the weight's first of the step.
 fn collect(
     draft: &mut Draft<'_>,
     collected: &mut Vec<Collected>,
     weight: WeightId,
-    first: CallId,
+    (first, begins): (CallId, bool),
     stage: usize,
-) -> SlotId {
+) {
     let (name, call) = (draft.name(weight), draft.calls[first.index()].label());
     let mut from = draft.slot(Content::Gradient(weight, first));
     if draft.policy.reduce_dtype == ReduceDtype::Bf16 {
@@ -122,27 +163,64 @@ fn collect(
         draft.add(stage + 1, Section::AddGradients, task);
         from = to;
     }
-    let to = draft
-        .transient(format!("{name} reduced gradient of {call}"), Content::ReducedGradient(weight, first));
-    let sum = (draft.weights.mesh.replicas() > 1).then(|| {
-        let named = format!("{name} gradient of {call} over all replicas");
-        draft.transient(named, Content::SummedGradient(weight, first))
-    });
-    let layout = draft.weights.layout(weight);
-    let (group, elements, part) = (layout.group, layout.stored_elements(), ReducePart { weight, from, to });
-    let pair = sum.map(|sum| (to, sum));
+    let group = draft.weights.layout(weight).group;
     match collected.iter_mut().find(|other| group.is_some() && other.group == group) {
-        Some(other) => {
-            other.elements = other.elements.saturating_add(elements);
-            other.parts.push(part);
-            other.sums.extend(pair);
-        }
+        Some(reduction) => reduction.take(draft, weight, from, (first, begins)),
         None => {
-            let (name, sums) = (name.to_owned(), pair.into_iter().collect());
-            collected.push(Collected { group, name, elements, parts: vec![part], sums });
+            let mut reduction = Collected::new(group, name);
+            reduction.take(draft, weight, from, (first, begins));
+            collected.push(reduction);
         }
     }
-    sum.unwrap_or(to)
+}
+
+impl Collected {
+    fn new(group: Option<GroupId>, name: &str) -> Self {
+        Self {
+            group,
+            name: name.to_owned(),
+            elements: 0,
+            parts: Vec::new(),
+            sums: Vec::new(),
+            over_replicas: Vec::new(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// Adds the way of one gradient, which lies in `from` as it travels.
+    fn take(&mut self, draft: &mut Draft<'_>, weight: WeightId, from: SlotId, (call, first): (CallId, bool)) {
+        let (name, label) = (draft.name(weight), draft.calls[call.index()].label());
+        self.elements = self.elements.saturating_add(draft.weights.layout(weight).stored_elements());
+        let mesh = draft.weights.mesh;
+        let (collective, replicated) = (draft.policy.collectives_sum(), mesh.replicas() > 1);
+        let reduced = (collective || replicated).then(|| {
+            let named = format!("{name} reduced gradient of {label}");
+            draft.transient(named, Content::ReducedGradient(weight, call))
+        });
+        let landed = (!collective && mesh.shards() > 1).then(|| {
+            let named = format!("{name} gradient of {label} from others");
+            let element = draft.policy.reduce_dtype.element();
+            draft.transient(named, Content::LandedGradient(weight, call, element))
+        });
+        let travels_to = if collective { reduced } else { landed };
+        self.parts.extend(travels_to.map(|to| ReducePart { weight, from, to }));
+        if !collective {
+            let (into, target) = match (reduced, first) {
+                (Some(rows), _) => (rows, SumTarget::Rows),
+                (None, true) => (draft.slot(Content::MainGrad(weight)), SumTarget::First),
+                (None, false) => (draft.slot(Content::MainGrad(weight)), SumTarget::More),
+            };
+            self.sums.push(SumPart { weight, own: from, landed, into, target });
+        }
+        let Some(reduced) = reduced else { return };
+        let mut from = reduced;
+        if replicated {
+            let named = format!("{name} gradient of {label} over all replicas");
+            from = draft.transient(named, Content::SummedGradient(weight, call));
+            self.over_replicas.push((reduced, from));
+        }
+        self.rows.push(Rows { weight, from, first });
+    }
 }
 
 /// What the policy reduces the gradient of `weight` from this call with.

@@ -89,6 +89,7 @@ const fn is_of_a_weight(content: Content) -> bool {
             | Content::Dense(..)
             | Content::Gradient(..)
             | Content::WireGradient(..)
+            | Content::LandedGradient(..)
             | Content::ReducedGradient(..)
             | Content::SummedGradient(..)
     )

@@ -139,6 +139,7 @@ impl Ids<'_> {
             | Content::Dense(weight, _, _) => self.weight(weight, &place),
             Content::Gradient(weight, call)
             | Content::WireGradient(weight, call)
+            | Content::LandedGradient(weight, call, _)
             | Content::ReducedGradient(weight, call)
             | Content::SummedGradient(weight, call) => {
                 self.weight(weight, &place)?;
@@ -195,7 +196,11 @@ impl Ids<'_> {
                 parts.iter().try_for_each(|part| self.weight(part.weight, place))
             }
             Op::GatherChunk { part, .. } => self.weight(part.weight, place),
-            Op::ReduceScatter { parts, .. } => {
+            Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } => {
+                some(parts.len(), "weight", place)?;
+                parts.iter().try_for_each(|part| self.weight(part.weight, place))
+            }
+            Op::SumGradient { parts, .. } => {
                 some(parts.len(), "weight", place)?;
                 parts.iter().try_for_each(|part| self.weight(part.weight, place))
             }
@@ -225,11 +230,14 @@ impl Ids<'_> {
     }
 }
 
-/// Refuses a collective that moves nothing: it would meet peers who may not come.
+/// Refuses a collective that moves nothing: it would meet peers who may not come. So is a sum of nothing, which belongs to nobody.
 fn some(parts: usize, what: &str, place: Place<'_>) -> Verdict<()> {
     if parts > 0 {
         return Ok(());
     }
-    let (named, present) = (format!("no {what}"), "every collective carries at least one".to_owned());
+    let (named, present) = (
+        format!("no {what}"),
+        "every collective, and every sum of what one brought, carries at least one".to_owned(),
+    );
     Err(VerifyError::Malformed { place: place(), named, present }.into())
 }

@@ -40,7 +40,7 @@ fn from_each_peer(plan: &StepPlan, op: &Op) -> usize {
             sum(&mut parts.iter().map(|part| plan.weights.layout(part.weight).shard_bytes(part.orientation)))
         }
         Op::GatherChunk { chunk, .. } => chunk.end.saturating_sub(chunk.begin),
-        Op::ReduceScatter { element, parts } => sum(&mut parts
+        Op::ReduceScatter { element, parts } | Op::ExchangeGradient { element, parts } => sum(&mut parts
             .iter()
             .map(|part| plan.weights.layout(part.weight).stored_elements().saturating_mul(element.bytes()))),
         Op::AllReduce { pairs, .. } => sum(&mut pairs.iter().map(|(from, _)| content(from))),
@@ -56,6 +56,7 @@ fn from_each_peer(plan: &StepPlan, op: &Op) -> usize {
         | Op::PartialCast { .. }
         | Op::Transpose { .. }
         | Op::Dequantize { .. }
+        | Op::SumGradient { .. }
         | Op::RoundGradient { .. }
         | Op::AddGradient { .. }
         | Op::Accumulate { .. }

@@ -1,8 +1,11 @@
 //! Collectives as commands: how bytes get from rank to rank.
 //!
 //! Laws:
-//! - Whatever the way, a gather leaves the same bytes, and with [`Reduce::Ordered`] a sum adds ranks 0, 1, … in f32: every
-//!   contribution reaches its owner undivided, waits in the landing ([`super::landing`]), and one kernel sums.
+//! - Whatever the way, a gather leaves the same bytes, and so does an exchange of gradients: every contribution reaches its owner undivided, in
+//!   the slot that the plan has for it. Sums of gradients are no part of a collective, but tasks of the plan, unless the library is asked to
+//!   sum ([`Reduce::Nccl`]). Values of an all-reduce wait in the landing ([`super::landing`]), and one kernel combines them in rank order.
+//! - Where neighbours are all there are, an exchange of gradients is meetings and copies by engines and nothing else: no kernel, so it waits for
+//!   no multiprocessor, and holds up no lane while products have them all.
 //! - A way says in which *stages* a collective goes, as data; this file makes commands of stages and knows no way. All
 //!   ranks have the same stages, so what a stage says of this rank and its peers fits together (`simulated.rs`).
 //! - Memory of peers is written between two meetings (PL-8, see [`super::signal`]): parts of weights and gradients by copy
@@ -53,7 +56,7 @@ enum Stage {
     /// One group of NCCL.
     Exchange(Vec<Transfer>),
     /// Everybody's values made into one, in f32 and rank order.
-    Combine(Reduction, ElementType, Vec<CombineOperand>),
+    Combine(Reduction, Vec<CombineOperand>),
 }
 
 /// What carries bytes into the memory of neighbours.
@@ -84,9 +87,16 @@ impl Route<'_> {
                 "gathers in chunks have no transport on GPUs yet; remove prefetch.chunk".to_owned(),
             ));
         }
+        if let Pull::ReduceScatter(element, _) = &op.pull
+            && !sums_by_itself(self.transport, self.reduce, *element)
+        {
+            return Err(CudaFailure::Refused(format!(
+                "gradients in {element:?} are summed by tasks of the plan here; plan with the `reduce` that the backend was made with"
+            )));
+        }
         let own = self.view.own();
         let mut commands = Vec::new();
-        for stage in stages(&self.view, self.transport, self.reduce, &op.pull) {
+        for stage in stages(&self.view, self.transport, &op.pull) {
             commands.extend(self.commands(kernels, stage)?);
         }
         if let Pull::Gather(moves) = &op.pull {
@@ -124,8 +134,8 @@ impl Route<'_> {
                 })?;
                 vec![Command::Group { communicator: Arc::clone(communicator), transfers }]
             }
-            Stage::Combine(reduction, element, operands) => {
-                vec![Command::Kernel(kernels.combine(reduction, element, &operands)?)]
+            Stage::Combine(reduction, operands) => {
+                vec![Command::Kernel(kernels.combine(reduction, ElementType::F32, &operands)?)]
             }
         })
     }
@@ -137,20 +147,22 @@ impl Route<'_> {
     }
 }
 
+/// Does the collective library sum gradients in this type? It would sum bf16 in bf16, so it is left to sum f32 alone.
+fn sums_by_itself(transport: Transport, reduce: Reduce, element: ElementType) -> bool {
+    (transport, reduce, element) == (Transport::Nccl, Reduce::Nccl, ElementType::F32)
+}
+
 /// What a rank does of a collective, and in what order.
-fn stages(view: &View<'_>, transport: Transport, reduce: Reduce, pull: &Pull) -> Vec<Stage> {
+fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
     match (transport, pull) {
         (Transport::Peer, Pull::Gather(moves)) => peer::gather(view, moves),
         // Refused before anybody asks for its stages.
-        (_, Pull::Chunk(..)) => Vec::new(),
-        (Transport::Peer, Pull::ReduceScatter(element, parts)) => peer::reduce_scatter(view, *element, parts),
+        (_, Pull::Chunk(..)) | (Transport::Peer, Pull::ReduceScatter(..)) => Vec::new(),
+        (Transport::Peer, Pull::Exchange(parts)) => peer::exchange(view, parts),
         (Transport::Peer, Pull::AllReduce(reduction, moves)) => peer::all_reduce(view, *reduction, moves),
         (Transport::Nccl, Pull::Gather(moves)) => nccl::gather(view, moves),
-        // NCCL would sum bf16 in bf16, so it is left to sum f32 alone.
-        (Transport::Nccl, Pull::ReduceScatter(ElementType::F32, parts)) if reduce == Reduce::Nccl => {
-            nccl::sum_scatter(view, parts)
-        }
-        (Transport::Nccl, Pull::ReduceScatter(element, parts)) => nccl::reduce_scatter(view, *element, parts),
+        (Transport::Nccl, Pull::ReduceScatter(_, parts)) => nccl::sum_scatter(view, parts),
+        (Transport::Nccl, Pull::Exchange(parts)) => nccl::exchange(view, parts),
         (Transport::Nccl, Pull::AllReduce(reduction, moves)) => nccl::all_reduce(view, *reduction, moves),
     }
 }

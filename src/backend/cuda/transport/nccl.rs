@@ -1,15 +1,14 @@
 //! Everything by NCCL, among all ranks.
 //!
-//! Law: gathers are NCCL's; sums are made on the rank, of contributions that were exchanged one by one, unless NCCL is asked to sum.
+//! Law: gathers are NCCL's; gradients are exchanged contribution by contribution and summed by others, unless NCCL is asked to sum.
 //! No memory of a peer is addressed.
 
 use super::{Stage, View};
 use crate::backend::cuda::kernels::CombineOperand;
 use crate::backend::cuda::landing::stride;
 use crate::backend::cuda::nccl::Transfer;
-use crate::backend::local::{Move, Scatter};
+use crate::backend::local::{Move, Scatter, Slices};
 use crate::format::ElementType;
-use crate::id::RankId;
 use crate::op::Reduction;
 
 /// Every rank's part, one after the other.
@@ -34,28 +33,18 @@ pub(super) fn sum_scatter(view: &View<'_>, parts: &[Scatter]) -> Vec<Stage> {
     vec![Stage::Exchange(sums.collect())]
 }
 
-/// This rank's slices of everybody's sources, summed in rank order.
-pub(super) fn reduce_scatter(view: &View<'_>, element: ElementType, parts: &[Scatter]) -> Vec<Stage> {
-    let own = view.own();
-    let (mut exchange, mut sums) = (Vec::new(), Vec::new());
-    let mut ahead = 0;
-    for part in parts {
-        let bytes = part.own.from.bytes;
-        let slice = |rank: RankId| own.plus(part.source.offset + bytes * rank.index());
-        let landed = |rank: RankId| view.landed(view.rank, ahead, bytes, rank.index());
-        for peer in view.others().filter(|_| bytes > 0) {
-            exchange.push(Transfer::Send { from: slice(peer), bytes, peer });
-            exchange.push(Transfer::Receive { to: landed(peer), bytes, peer });
+/// This rank's slices of everybody's sources, straight into their slot.
+pub(super) fn exchange(view: &View<'_>, parts: &[Slices]) -> Vec<Stage> {
+    let (own, rank) = (view.own(), view.rank.index());
+    let mut transfers = Vec::new();
+    for part in parts.iter().filter(|part| part.bytes > 0) {
+        let bytes = part.bytes;
+        for peer in view.others() {
+            transfers.push(Transfer::Send { from: own.plus(part.given(peer.index())), bytes, peer });
+            transfers.push(Transfer::Receive { to: own.plus(part.landing(peer.index(), rank)), bytes, peer });
         }
-        let arrived = |rank: RankId| if rank == view.rank { slice(rank) } else { landed(rank) };
-        sums.push(CombineOperand {
-            sources: view.ranks().map(arrived).collect(),
-            to: own.plus(part.own.to.offset),
-            elements: bytes / element.bytes(),
-        });
-        ahead += stride(bytes) * view.hosts.ranks();
     }
-    vec![Stage::Exchange(exchange), Stage::Combine(Reduction::Sum, element, sums)]
+    vec![Stage::Exchange(transfers)]
 }
 
 /// Everybody's values, combined on every rank alike.
@@ -77,5 +66,5 @@ pub(super) fn all_reduce(view: &View<'_>, reduction: Reduction, moves: &[Move]) 
         });
         ahead += stride(bytes) * view.hosts.ranks();
     }
-    vec![Stage::Exchange(gathers), Stage::Combine(reduction, ElementType::F32, reductions)]
+    vec![Stage::Exchange(gathers), Stage::Combine(reduction, reductions)]
 }

@@ -2,9 +2,9 @@
 //!
 //! Laws:
 //! - On one host nothing goes by NCCL. Over several, whatever leaves a host leaves it once and goes from a rank to
-//!   its counterpart: what is gathered is spread on each host by neighbours, what is summed comes together at the
+//!   its counterpart: what is gathered is spread on each host by neighbours, what is to be summed comes together at the
 //!   counterpart of its owner first, each contribution for itself (no sums on the way, which would round in another order).
-//! - In the landing, a value of rank r waits at number r; behind these numbers, and in reductions alone, wait what neighbours gave for
+//! - In the landing of an all-reduce, the value of rank r waits at number r. In that of an exchange waits what neighbours gave for
 //!   other hosts, host by host from the next one on (the *relay*). Nobody writes a number twice in one collective.
 //! - A rank sends what neighbours pushed after the meeting behind their pushes, and says that it may be written
 //!   again only in the next collective, whose first meeting stands behind its sends in the stream.
@@ -14,8 +14,7 @@ use crate::backend::cuda::DeviceAddress;
 use crate::backend::cuda::kernels::{CombineOperand, CopyOperand};
 use crate::backend::cuda::landing::{relayed, stride};
 use crate::backend::cuda::nccl::Transfer;
-use crate::backend::local::{Move, Scatter};
-use crate::format::ElementType;
+use crate::backend::local::{Move, Slices};
 use crate::id::RankId;
 use crate::op::Reduction;
 
@@ -48,55 +47,40 @@ pub(super) fn gather(view: &View<'_>, moves: &[Move]) -> Vec<Stage> {
     vec![Stage::Place(placed), Stage::Exchange(exchange), Stage::Push(Carrier::Engines, pushes)]
 }
 
-/// This rank's slices of everybody's sources, summed: a neighbour gets what is for its column, a counterpart what this host has for it.
-pub(super) fn reduce_scatter(view: &View<'_>, element: ElementType, parts: &[Scatter]) -> Vec<Stage> {
+/// This rank's slices of everybody's sources into their slot: a neighbour gets what is for its column, a counterpart what this host has for it.
+pub(super) fn exchange(view: &View<'_>, parts: &[Slices]) -> Vec<Stage> {
     let (own, hosts) = (view.own(), view.hosts);
-    let (mut pushes, mut exchange, mut sums) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut pushes, mut transfers) = (Vec::new(), Vec::new());
     let mut ahead = 0;
-    for part in parts {
-        let bytes = part.own.from.bytes;
-        let slice = |rank: RankId| own.plus(part.source.offset + bytes * rank.index());
-        // Where `holder`, of this host, has what rank `from` of this host gives for rank `to` of the holder's column.
-        let landed = |holder: RankId, from: RankId, to: RankId| match hosts.distance(holder, to) {
-            0 => view.landed(holder, ahead, bytes, from.index()),
-            distance => view.landed(
-                holder,
-                ahead,
-                bytes,
-                hosts.ranks() + (distance - 1) * hosts.each() + hosts.place(from),
-            ),
+    for part in parts.iter().filter(|part| part.bytes > 0) {
+        let bytes = part.bytes;
+        let slice = |taker: RankId| own.plus(part.given(taker.index()));
+        let slot =
+            |giver: RankId, taker: RankId| view.arena(taker).plus(part.landing(giver.index(), taker.index()));
+        // Where `holder`, of this host, has what rank `giver` of this host has for rank `taker` of the holder's column.
+        let given = |holder: RankId, giver: RankId, taker: RankId| match hosts.distance(holder, taker) {
+            0 => slot(giver, taker),
+            distance => view.landed(holder, ahead, bytes, (distance - 1) * hosts.each() + hosts.place(giver)),
         };
-        if bytes > 0 {
-            for neighbour in hosts.neighbours(view.rank) {
-                pushes.extend(hosts.column(neighbour).map(|to| CopyOperand {
-                    from: slice(to),
-                    to: landed(neighbour, view.rank, to),
-                    bytes,
-                }));
-            }
-            for peer in hosts.counterparts(view.rank) {
-                for place in 0..hosts.each() {
-                    let given = hosts.rank(hosts.host(view.rank), place);
-                    let from = if given == view.rank { slice(peer) } else { landed(view.rank, given, peer) };
-                    let theirs = hosts.rank(hosts.host(peer), place);
-                    let to = view.landed(view.rank, ahead, bytes, theirs.index());
-                    exchange.push(Transfer::Send { from, bytes, peer });
-                    exchange.push(Transfer::Receive { to, bytes, peer });
-                }
+        for neighbour in hosts.neighbours(view.rank) {
+            pushes.extend(hosts.column(neighbour).map(|taker| CopyOperand {
+                from: slice(taker),
+                to: given(neighbour, view.rank, taker),
+                bytes,
+            }));
+        }
+        for peer in hosts.counterparts(view.rank) {
+            for place in 0..hosts.each() {
+                let giver = hosts.rank(hosts.host(view.rank), place);
+                let from = if giver == view.rank { slice(peer) } else { given(view.rank, giver, peer) };
+                let theirs = hosts.rank(hosts.host(peer), place);
+                transfers.push(Transfer::Send { from, bytes, peer });
+                transfers.push(Transfer::Receive { to: slot(theirs, view.rank), bytes, peer });
             }
         }
-        sums.push(CombineOperand {
-            sources: arrived(view, slice(view.rank), ahead, bytes),
-            to: own.plus(part.own.to.offset),
-            elements: bytes / element.bytes(),
-        });
-        ahead += stride(bytes) * (hosts.ranks() + relayed(hosts));
+        ahead += stride(bytes) * relayed(hosts);
     }
-    vec![
-        Stage::Push(Carrier::Engines, pushes),
-        Stage::Exchange(exchange),
-        Stage::Combine(Reduction::Sum, element, sums),
-    ]
+    vec![Stage::Push(Carrier::Engines, pushes), Stage::Exchange(transfers)]
 }
 
 /// Everybody's values, combined on every rank alike: gathered into the landing.
@@ -130,7 +114,7 @@ pub(super) fn all_reduce(view: &View<'_>, reduction: Reduction, moves: &[Move]) 
     vec![
         Stage::Exchange(exchange),
         Stage::Push(Carrier::Kernel, pushes),
-        Stage::Combine(reduction, ElementType::F32, reductions),
+        Stage::Combine(reduction, reductions),
     ]
 }
 

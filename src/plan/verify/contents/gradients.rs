@@ -1,6 +1,7 @@
 //! PL-4: the way of a gradient from the call that wrote it to its main grad.
 //!
-//! Law: a sharded weight's gradient is reduce-scattered, by itself or added to others of the weight, then summed over the
+//! Law: a sharded weight's gradient is reduce-scattered, by itself or added to others of the weight, by one collective or in two tasks
+//! (`exchanged`), then summed over the
 //! replicas where there are several, then accumulated; a replicated weight's is accumulated, then all-reduced over all ranks. So a
 //! contribution passes each sum over ranks exactly once. The first contribution of a step begins the
 //! sum and no later one does; none is added twice, on the rank or behind the reduction; and they are added in program
@@ -9,21 +10,13 @@
 
 use std::collections::BTreeSet;
 
+use super::held::in_words;
 use super::{Held, Run, Verdict, VerifyError};
 use crate::format::ElementType;
 use crate::id::{CallId, SlotId, TaskId, WeightId};
 use crate::layout::Content;
 use crate::model::{Group, Placement};
 use crate::op::ReducePart;
-
-/// An element type on the wire, as `reduce_dtype` spells it.
-const fn of_wire(element: ElementType) -> &'static str {
-    match element {
-        ElementType::Bf16 => "bf16",
-        ElementType::F32 => "f32",
-        ElementType::U8 => "bytes",
-    }
-}
 
 impl Run<'_> {
     pub(super) fn zero_padding(&mut self, task: TaskId, weight: WeightId, gradient: SlotId) -> Verdict<()> {
@@ -52,12 +45,24 @@ impl Run<'_> {
         part: ReducePart,
     ) -> Verdict<()> {
         let ReducePart { weight, from, to } = part;
-        let calls = match (element, self.slots.held(from)) {
-            (ElementType::F32, _) => self.padded_gradient(task, weight, from, "reduce")?,
+        let calls = self.travelling(task, element, weight, from)?;
+        self.fill(task, to, Held::ReducedGradient(weight, calls))
+    }
+
+    /// The calls whose gradients of `weight` are in `slot` as they travel: in `element`, which is what the plan was asked for.
+    pub(super) fn travelling(
+        &self,
+        task: TaskId,
+        element: ElementType,
+        weight: WeightId,
+        slot: SlotId,
+    ) -> Verdict<BTreeSet<CallId>> {
+        let calls = match (element, self.slots.held(slot)) {
+            (ElementType::F32, _) => self.padded_gradient(task, weight, slot, "reduce")?,
             (ElementType::Bf16, Held::WireGradient(of, calls)) if *of == weight => calls.clone(),
             _ => {
-                let needs = format!("a gradient of `{}` rounded to {}", self.name(weight), of_wire(element));
-                return self.wrong_gradient(task, from, needs, "round the gradient before it is reduced");
+                let needs = format!("a gradient of `{}` rounded to {}", self.name(weight), in_words(element));
+                return self.wrong_gradient(task, slot, needs, "round the gradient before it is reduced");
             }
         };
         let chosen = self.plan.policy.reduce_dtype.element();
@@ -65,12 +70,12 @@ impl Run<'_> {
             let problem = format!(
                 "reduces the gradient of `{}` in {}, but the plan was asked for {}",
                 self.name(weight),
-                of_wire(element),
-                of_wire(chosen)
+                in_words(element),
+                in_words(chosen)
             );
             return self.wrong_accumulation(task, problem, "let gradients travel as reduce_dtype says");
         }
-        self.fill(task, to, Held::ReducedGradient(weight, calls))
+        Ok(calls)
     }
 
     pub(super) fn round_gradient(
@@ -180,6 +185,19 @@ impl Run<'_> {
     ) -> Verdict<()> {
         let placement = self.plan.weights.layout(weight).placement;
         let added = self.addend(task, weight, placement, from)?;
+        self.contribute(task, weight, added, into, first)
+    }
+
+    /// Adds what these calls made to the sum in `into`, or begins it.
+    pub(super) fn contribute(
+        &mut self,
+        task: TaskId,
+        weight: WeightId,
+        added: BTreeSet<CallId>,
+        into: SlotId,
+        first: bool,
+    ) -> Verdict<()> {
+        let placement = self.plan.weights.layout(weight).placement;
         let contributions = added.len();
         let sum = self.sum(task, weight, placement, into, first)?;
         let sum = self.united(task, weight, sum, added)?;
@@ -220,6 +238,7 @@ impl Run<'_> {
         let placement = match self.plan.arena.slot(slot).content {
             Content::Gradient(weight, _)
             | Content::WireGradient(weight, _)
+            | Content::LandedGradient(weight, ..)
             | Content::ReducedGradient(weight, _)
             | Content::SummedGradient(weight, _)
             | Content::LocalGrad(weight)
@@ -253,7 +272,10 @@ impl Run<'_> {
                 "the other replicas to sum reduced gradient rows with, since ranks of one replica hold different rows",
                 "sum reduced rows over the replicate group",
             ),
-            (Placement::Sharded, Held::Gradient { .. } | Held::WireGradient(..)) => (
+            (
+                Placement::Sharded,
+                Held::Gradient { .. } | Held::WireGradient(..) | Held::LandedGradient(..),
+            ) => (
                 "gradient rows that were reduced inside of each replica",
                 "reduce-scatter the gradient before it is summed over the replicas",
             ),
@@ -393,6 +415,9 @@ impl Run<'_> {
             let holds = self.slots.describe(slot);
             return format!("it was reduced into slot `{}`, which holds {holds}", self.slot_name(slot));
         }
+        if let Some(whereabouts) = self.landed(weight, call) {
+            return whereabouts;
+        }
         let rounded = |held: &Held| matches!(held, Held::WireGradient(w, calls) if *w == weight && calls.contains(&call));
         if let Some(slot) = find(&|_, held| rounded(held)) {
             return format!("it was rounded into slot `{}` and not reduced", self.slot_name(slot));
@@ -407,7 +432,7 @@ impl Run<'_> {
         }
     }
 
-    fn wrong_accumulation<T>(&self, task: TaskId, problem: String, remedy: &str) -> Verdict<T> {
+    pub(super) fn wrong_accumulation<T>(&self, task: TaskId, problem: String, remedy: &str) -> Verdict<T> {
         Err(Box::new(VerifyError::Accumulation {
             task: self.plan.describe(task),
             problem,

@@ -68,6 +68,8 @@ pub(super) enum Held {
     Gradient { weight: WeightId, calls: BTreeSet<CallId>, padded: bool },
     /// That in bf16, its padding rows zero.
     WireGradient(WeightId, BTreeSet<CallId>),
+    /// The other ranks' slices for this rank of what these calls made, in the element type that travelled, its padding rows zero.
+    LandedGradient(WeightId, BTreeSet<CallId>, ElementType),
     /// This rank's rows of that, summed over the ranks of its replica.
     ReducedGradient(WeightId, BTreeSet<CallId>),
     /// Those rows, summed over the replicas too.
@@ -125,6 +127,9 @@ impl Held {
             }
             Self::WireGradient(weight, calls) => {
                 matches!(content, Content::WireGradient(other, call) if other == *weight && calls.contains(&call))
+            }
+            Self::LandedGradient(weight, calls, element) => {
+                matches!(content, Content::LandedGradient(other, call, of) if (other, of) == (*weight, *element) && calls.contains(&call))
             }
             Self::ReducedGradient(weight, calls) => {
                 matches!(content, Content::ReducedGradient(other, call) if other == *weight && calls.contains(&call))
@@ -212,6 +217,14 @@ impl Held {
             Self::WireGradient(weight, of) => {
                 format!("the gradient of {} from {}, rounded to bf16", name(weight), calls(of))
             }
+            Self::LandedGradient(weight, of, element) => {
+                let element = in_words(*element);
+                format!(
+                    "the other ranks' slices in {element} of the gradient of {} from {}",
+                    name(weight),
+                    calls(of)
+                )
+            }
             Self::ReducedGradient(weight, of) => {
                 format!("the reduced gradient of {} from {}", name(weight), calls(of))
             }
@@ -235,6 +248,15 @@ impl Held {
                 format!("buffer `{}` {}", plan.buffers[buffer.index()].name, value.describe(plan))
             }
         }
+    }
+}
+
+/// An element type on the wire, as `reduce_dtype` spells it.
+pub(super) const fn in_words(element: ElementType) -> &'static str {
+    match element {
+        ElementType::Bf16 => "bf16",
+        ElementType::F32 => "f32",
+        ElementType::U8 => "bytes",
     }
 }
 

@@ -15,11 +15,13 @@
 //!
 //! One file for each part of the step: `entry` and `exit` are its edges, `planes` what becomes of
 //! gathered weights, `calls` the closures and their buffers, `gradients` and `optimizer` what
-//! follows them, `quantize` the way from masters to shards, `delayed` what remembers amaxes on it.
+//! follows them, `exchanged` gradients that ranks sum by themselves, `quantize` the way from masters to shards, `delayed` what
+//! remembers amaxes on it.
 
 mod calls;
 mod delayed;
 mod entry;
+mod exchanged;
 mod exit;
 mod gradients;
 mod held;
@@ -124,6 +126,12 @@ impl<'p> Run<'p> {
             }
             Op::ReduceScatter { element, parts } => {
                 parts.iter().try_for_each(|part| self.reduce_scatter(task, *element, *part))
+            }
+            Op::ExchangeGradient { element, parts } => {
+                parts.iter().try_for_each(|part| self.exchange_gradient(task, *element, *part))
+            }
+            Op::SumGradient { element, parts } => {
+                parts.iter().try_for_each(|part| self.sum_gradient(task, *element, *part))
             }
             Op::RoundGradient { weight, from, to } => self.round_gradient(task, *weight, *from, *to),
             Op::AddGradient { weight, from, into } => self.add_gradient(task, *weight, *from, *into),
