@@ -127,17 +127,17 @@ fn a_rule_of_the_configuration_decides_for_the_weights_it_names() {
 /// Reductions and wire bytes of each way to reduce.
 #[test]
 fn gradients_are_reduced_as_often_as_the_configuration_says() {
-    let shaped = Shaped { layers: 4, weights: 2, recomputes: false, micro_batches: 3 };
+    let shaped = Shaped { layers: 16, weights: 8, recomputes: false, micro_batches: 3 };
     let trainer = Trainer::shaped(shaped, Format::Mxfp8, &Config::default());
     let reductions = |reduce_every| {
         let plan = plan(&trainer.train, &Config { reduce_every, ..depth(1) });
-        let reduced = plan.tasks.iter().filter(|task| matches!(task.op, Op::ReduceScatter { .. })).count();
+        let reduced = plan.tasks.iter().filter(|task| matches!(task.op, Op::ExchangeGradient { .. })).count();
         (reduced, plan.bounds.transient_bytes)
     };
     let (each, least) = reductions(ReduceEvery::Call);
     let (batch, _) = reductions(ReduceEvery::MicroBatch);
     let (once, most) = reductions(ReduceEvery::Step);
-    assert_eq!([each, batch, once], [4 * 3, 2 * 3, 2]);
+    assert_eq!([each, batch, once], [16 * 3, 8 * 3, 8]);
     assert!(most > least, "a sum on the rank takes memory: {most} and {least} bytes");
 }
 

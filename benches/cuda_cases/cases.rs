@@ -4,12 +4,12 @@ use warpweft::backend::cuda::DeviceAddress;
 use warpweft::backend::cuda::kernels::{
     AccumulateOperand, AdamOperand, AmaxOperand, CastOperand, CombineOperand, CopyOperand, DequantizeOperand,
     ExpandOperand, KernelLaunch, MasterFragment, MasterState, NormOperand, ScaleOperand, ScaleRows,
-    SwizzleOperand, TransposeOperand, ZeroOperand,
+    SlicesOperand, SwizzleOperand, TransposeOperand, ZeroOperand,
 };
 use warpweft::config::{AdamMode, Moments};
 use warpweft::format::{ElementType, Format, Orientation, PlaneSpec, Shape, Via};
 use warpweft::layout::OptimizerSettings;
-use warpweft::op::{Reduction, Vote};
+use warpweft::op::{Reduction, SumTarget, Vote};
 
 use super::Size;
 use crate::cuda_device::Device;
@@ -82,6 +82,8 @@ pub(crate) const CASES: &[Case] = &[
     case("accumulate", 12.0, &[], |d, s| accumulate(d, s, false)),
     case("sum of 4 ranks, f32", 20.0, &[], |d, s| combine(d, s, ElementType::F32)),
     case("sum of 4 ranks, bf16", 12.0, &[], |d, s| combine(d, s, ElementType::Bf16)),
+    case("sum of 4 slices, f32, accumulated", 24.0, &[], |d, s| sum_slices(d, s, ElementType::F32)),
+    case("sum of 4 slices, bf16, accumulated", 16.0, &[], |d, s| sum_slices(d, s, ElementType::Bf16)),
     case("grad norm", 4.0, &[], norm),
     case("zero", 4.0, &[], zero),
     case("copy kernel", 8.0, &[], copy),
@@ -286,6 +288,16 @@ fn combine(device: &Device, size: &Size, element: ElementType) -> Option<Vec<Ker
         Some(CombineOperand { sources: sources?, to: device.take(elements * 4)?, elements })
     })?;
     Some(vec![device.kernels.combine(Reduction::Sum, element, &operands).unwrap()])
+}
+
+fn sum_slices(device: &Device, size: &Size, element: ElementType) -> Option<Vec<KernelLaunch>> {
+    let operands = operands(size, |shape| {
+        let elements = shape.elements();
+        let slices: Option<Vec<_>> = (0..4).map(|_| device.take(elements * element.bytes())).collect();
+        let (into, target) = (device.take(elements * 4)?, SumTarget::More);
+        Some(SlicesOperand { slices: slices?, into, elements, target })
+    })?;
+    Some(vec![device.kernels.sum_slices(element, &operands, 0.25).unwrap()])
 }
 
 fn norm(device: &Device, size: &Size) -> Option<Vec<KernelLaunch>> {

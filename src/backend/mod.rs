@@ -60,8 +60,8 @@ pub trait Backend: Send + 'static {
     /// The instant from which [`TaskInterval`]s are counted; the same on all ranks of a process.
     fn origin(&self) -> Instant;
 
-    /// Bytes this backend needs beside the arena while it runs a plan, for what peers send and this rank has yet to
-    /// combine. The same on every rank.
+    /// Bytes this backend needs beside the arena while it runs a plan, for what peers send and no slot of the plan is for: values to
+    /// combine, and what is to be passed on. The same on every rank.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] for an op this backend cannot run, [`BackendError::Replicas`] for a mesh it does not know.

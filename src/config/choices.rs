@@ -126,11 +126,11 @@ impl Tune {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Memory {
-    /// Most transient bytes per rank: gathered planes, dequantized weights, gradient slots and
+    /// Most transient bytes per rank: gathered planes, dequantized weights, gradient slots, what peers send of gradients, and
     /// buffers. A plan that needs more is an error. No limit when not set.
     ///
     /// Outside of it, per rank: the resident part of the arena (optimizer state, shards, staging, carried buffers:
-    /// `PlanBounds::resident_bytes`); on GPUs the landing of what peers send of gradients
+    /// `PlanBounds::resident_bytes`); on GPUs the landing of small sums, and over several hosts of what is passed on
     /// ([`Session::landing_bytes`](crate::session::Session::landing_bytes)), recordings of steps, and what closures, driver and NCCL take for themselves.
     pub budget: Option<ByteSize>,
 }
@@ -211,7 +211,7 @@ pub enum Columnwise {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reduce {
-    /// Ranks 0 to R-1 in f32: the same bits in every mode and layout of ranks.
+    /// Ranks 0 to R-1 in f32, by a task of every rank behind an exchange: the same bits in every mode and layout of ranks.
     #[default]
     Ordered,
     /// In the order of the collective library: the same bits only for the same layout and mode. Gradients that travel

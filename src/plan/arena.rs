@@ -2,7 +2,7 @@
 //!
 //! Law: a slot *lives* from its first to its last access in T. It *holds* its place from its
 //! writer's earliest permitted start (behind its lane's task before, the content it reads and its
-//! release; a collective that reads what the one before it made starts as early as that) until the compute lane is known to have passed its last access: a transposition on
+//! release; what goes on with what an exchange or reduction brought, as a sum over replicas does, starts as early as that) until the compute lane is known to have passed its last access: a transposition on
 //! another lane counts as over when the call that consumes its result is issued. Two slots share
 //! bytes only if one's hold ends before the other's begins: so sharing never takes back the
 //! prefetch it serves, and a late prefetch never stalls a call that does not need it. Only a budget that holds do not fit cuts them
@@ -36,6 +36,7 @@ pub(super) fn lives(tasks: &[TaskAccesses], slots: usize) -> Vec<Life> {
 
 /// The hold of every slot: its life, begun at its first writer's earliest permitted start.
 pub(super) fn holds(
+    slots: &[Slot],
     tasks: &[TaskAccesses],
     lanes_of: &[LaneId],
     releases: &[Option<TaskId>],
@@ -63,15 +64,19 @@ pub(super) fn holds(
     let mut last_writer: Vec<Option<usize>> = vec![None; lives.len()];
     let mut last_on_lane: BTreeMap<LaneId, usize> = BTreeMap::new();
     let mut starts: Vec<usize> = Vec::with_capacity(tasks.len());
+    let mut goes_on: Vec<bool> = Vec::with_capacity(tasks.len());
     for (position, accesses) in tasks.iter().enumerate() {
         let lane_before = last_on_lane.insert(lanes_of[position], position);
         let content = accesses.iter().filter(|(_, access)| access.reads());
         let content = content.filter_map(|(slot, _)| last_writer[slot.index()]).max();
-        // A collective that goes on with what the one before it made, as a sum over replicas does, may begin as early as that.
-        let goes_on = content == lane_before && ![compute, quantize].contains(&lanes_of[position]);
-        let behind = |before: usize| if goes_on { starts[before] } else { before + 1 };
+        let made_rows = accesses.iter().any(|(slot, access)| access.writes() && is_rows(slots, *slot));
+        // Rows of a gradient on their way, of what a collective brought or of such rows: their task may begin as early as that.
+        let brought = |before: &usize| ![compute, quantize].contains(&lanes_of[*before]) || goes_on[*before];
+        let from = content.filter(|before| made_rows && brought(before));
+        goes_on.push(from.is_some());
         let released = releases[position].map_or(0, |release| release.index() + 1);
-        let start = content.max(lane_before).map_or(0, behind).max(released);
+        let behind = || content.max(lane_before).map_or(0, |before| before + 1);
+        let start = from.map_or_else(behind, |before| starts[before]).max(released);
         starts.push(start);
         for (slot, access) in accesses {
             if lanes_of[position] != compute
@@ -86,6 +91,12 @@ pub(super) fn holds(
         }
     }
     holds
+}
+
+/// Is the slot for rows of a gradient that are not accumulated yet?
+fn is_rows(slots: &[Slot], slot: SlotId) -> bool {
+    let content = slots.get(slot.index()).map(|slot| slot.content);
+    matches!(content, Some(Content::ReducedGradient(..) | Content::SummedGradient(..)))
 }
 
 /// Places every transient slot behind `base`; returns the bytes of the transient region.

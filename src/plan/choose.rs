@@ -101,7 +101,6 @@ fn pace(
         one_link: request.policy.communicators == 1 || costs.one_link(),
         ..Pace::default()
     };
-    let exchanges = placed.tasks.iter().any(|task| matches!(task.op, Op::ExchangeGradient { .. }));
     let mut stage = 0;
     for ((task, time), lane) in placed.tasks.iter().zip(nanoseconds).zip(&placed.lanes_of) {
         let beside = time * contention.collective_beside_compute;
@@ -128,10 +127,8 @@ fn pace(
                 | Op::AllReduce { group: Group::Replicate, .. },
                 _,
             ) => {
-                // A sum over replicas stands one call behind the exchange whose sums it takes.
-                let later = matches!(task.op, Op::AllReduce { .. }) && exchanges;
-                let made = stage.saturating_sub(behind + 1 + usize::from(later));
-                pace.reductions[made.min(calls.saturating_sub(1))] += beside;
+                let made = stage.saturating_sub(behind + 1).min(calls.saturating_sub(1));
+                pace.reductions[made] += beside;
             }
             _ => {}
         }

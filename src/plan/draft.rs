@@ -28,9 +28,9 @@ pub(super) enum Carrier {
 
 /// The order of work inside a stage.
 ///
-/// Reductions stand as many calls behind their own as the timetable says (`reduce_behind`, 2 unless `auto` finds better), sums and accumulations
-/// one call further: so a gather released in between is never queued behind the reduction, and a transposition never behind a
-/// sum that waits for its reduction.
+/// Reductions stand as many calls behind their own as the timetable says (`reduce_behind`, 2 unless `auto` finds better), with the sums of what they
+/// bring: so a gather released in between is never queued behind the reduction. What was summed elsewhere is accumulated one call further, so
+/// that a transposition never stands behind an accumulation that waits for its reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Section {
     /// Copies of inputs out of staging.
@@ -49,7 +49,7 @@ pub(super) enum Section {
     AddGradients,
     /// Reductions of a call some calls before.
     Reduce,
-    /// Sums of the call before the one whose gradients are reduced here.
+    /// Sums of what reductions bring here.
     Sum,
     /// Sums over the replicas of what was summed here.
     Replicas,

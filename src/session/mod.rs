@@ -306,8 +306,9 @@ impl Session {
         &self.device
     }
 
-    /// Bytes of device memory each rank takes beside the arena that plans speak of: room for what peers send until it is
-    /// summed. 0 where ranks read each other's arenas.
+    /// Bytes of device memory each rank takes beside the arena that plans speak of: room for small values
+    /// until they are combined, and over several hosts for what is passed on. What peers send of gradients is in the plans' own bytes. 0 where ranks
+    /// read each other's arenas.
     #[must_use]
     pub const fn landing_bytes(&self) -> usize {
         self.landing_bytes

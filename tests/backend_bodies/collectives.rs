@@ -5,7 +5,7 @@ use warpweft::format::{ElementType, Format, Orientation, expand_scale};
 use warpweft::id::{CallId, WeightId};
 use warpweft::layout::{Content, PlaneRegions, Residency};
 use warpweft::model::Group;
-use warpweft::op::{GatherPart, NormRecord, Op, ReducePart, Reduction};
+use warpweft::op::{GatherPart, NormRecord, Op, ReducePart, Reduction, SumPart, SumTarget};
 
 use super::harness::{COMPUTE, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
 
@@ -63,29 +63,30 @@ fn a_shard_of_zero_rows_still_joins_the_collective() {
     gather(4, 2, 3, Format::Bf16, ROWWISE);
 }
 
-fn a_reduce_scatter_adds_in_rank_order_and_keeps_the_own_rows() {
-    for ranks in 1..=4_u32 {
+/// Slices of every rank, as they travel: nothing is summed, and the own one is not among what lands.
+fn an_exchange_brings_the_others_slices_in_rank_order() {
+    for (ranks, element) in
+        (1..=4_u32).flat_map(|ranks| [(ranks, ElementType::F32), (ranks, ElementType::Bf16)])
+    {
         let (rows, cols) = (5, 3);
         let mut plan = Plan::new(ranks, &[sharded(rows, cols, Format::F32)]);
-        let from = plan.transient("gradient", Content::Gradient(W, CallId::new(0)));
-        let to = plan.transient("reduced", Content::ReducedGradient(W, CallId::new(0)));
-        plan.op(LINK, Op::reduce_scatter(W, from, to));
-        let padded = plan.weights.layout(W).shard.padded_rows() * cols;
-        // Huge and tiny values: another order of addition gives other bits.
-        let gradient = move |rank: usize| {
-            let scale = [1e8, 1.0, -1e8, 3.0][rank];
-            noise(padded, rank as u32).iter().map(|value| value * scale).collect::<Vec<f32>>()
-        };
-        let reduced = run(plan, move |rank| {
+        let call = CallId::new(0);
+        let from = plan.transient("gradient", Content::Gradient(W, call));
+        let landed = plan.transient("landed", Content::LandedGradient(W, call, element));
+        let part = ReducePart { weight: W, from, to: landed };
+        plan.op(LINK, Op::ExchangeGradient { element, parts: vec![part] });
+        let slice = plan.weights.layout(W).stored_elements() * element.bytes();
+        let gradient = move |rank: usize| shard_bytes(rank, slice * ranks as usize);
+        let found = run(plan, move |rank| {
             rank.put(from, &gradient(rank.number()));
             rank.step().unwrap();
-            rank.get::<f32>(to)
+            rank.get::<u8>(landed)
         });
-        let mut expected = gradient(0);
-        for rank in 1..ranks as usize {
-            expected.iter_mut().zip(gradient(rank)).for_each(|(sum, value)| *sum += value);
+        for (rank, found) in found.iter().enumerate() {
+            let others = (0..ranks as usize).filter(|other| *other != rank);
+            let expected = others.flat_map(|other| gradient(other)[slice * rank..][..slice].to_vec());
+            assert_eq!(*found, expected.collect::<Vec<_>>(), "rank {rank} of {ranks}");
         }
-        assert_eq!(reduced.concat(), expected);
     }
 }
 
@@ -124,57 +125,82 @@ fn weights_gathered_together_are_what_they_are_apart() {
     }
 }
 
-/// Gradients that travel in f32 and in bf16, several at once: rounded on the rank, summed in f32 in rank order.
+/// What is made of the sum of gradient `number`: as many ways as there are gradients.
+const TARGETS: [SumTarget; 3] = [SumTarget::Rows, SumTarget::First, SumTarget::More];
+
+/// Gradients that travel in f32 and in bf16, several at once: rounded on the rank, exchanged, summed in f32 in rank order, and in the same
+/// task accumulated as a task of its own would.
 fn gradients_reduced_together_are_summed_in_f32_in_rank_order() {
-    let shapes = [(5, 3), (96, 64), (1, 7)];
+    // The last is longer than what a backend sums at a time.
+    let shapes = [(5, 3), (96, 64), (130, 127)];
     let specs: Vec<_> = shapes.iter().map(|(rows, cols)| sharded(*rows, *cols, Format::F32)).collect();
     for (ranks, element) in
         (1..=4_u32).flat_map(|ranks| [(ranks, ElementType::F32), (ranks, ElementType::Bf16)])
     {
-        let mut plan = Plan::new(ranks, &specs);
-        let mut parts = Vec::new();
-        let mut gradients = Vec::new();
-        for number in 0..shapes.len() {
-            let (weight, call) = (WeightId::at(number), CallId::new(0));
-            let mut from = plan.transient("gradient", Content::Gradient(weight, call));
-            gradients.push((from, plan.weights.layout(weight).shard.padded().elements()));
-            if element == ElementType::Bf16 {
-                let to = plan.transient("rounded", Content::WireGradient(weight, call));
-                plan.op(QUANTIZE, Op::RoundGradient { weight, from, to });
-                from = to;
-            }
-            let to = plan.transient("reduced", Content::ReducedGradient(weight, call));
-            parts.push(ReducePart { weight, from, to });
-        }
-        plan.fence(QUANTIZE, LINK);
-        plan.op(LINK, Op::ReduceScatter { element, parts: parts.clone() });
-        let values = move |rank: usize, number: usize, elements: usize| {
-            let scale = [1e8, 1.0, -1e8, 3.0][rank];
-            let values = noise(elements, (10 * rank + number) as u32);
-            values.iter().map(|value| value * scale).collect::<Vec<f32>>()
-        };
-        let given = gradients.clone();
-        let reduced = run(plan, move |rank| {
-            for (number, (slot, elements)) in given.iter().enumerate() {
-                rank.put(*slot, &values(rank.number(), number, *elements));
-            }
-            rank.step().unwrap();
-            parts.iter().map(|part| rank.get::<f32>(part.to)).collect::<Vec<_>>()
-        });
-        for (number, (_, elements)) in gradients.iter().enumerate() {
-            let sent = |rank: usize| {
-                let sent = values(rank, number, *elements).into_iter();
-                match element {
-                    ElementType::Bf16 => sent.map(|value| bf16::from_f32(value).to_f32()).collect(),
-                    _ => sent.collect::<Vec<f32>>(),
+        for turn in 0..TARGETS.len() {
+            let target = |number: usize| TARGETS[(number + turn) % TARGETS.len()];
+            let mut plan = Plan::new(ranks, &specs);
+            let (mut parts, mut sums, mut gradients) = (Vec::new(), Vec::new(), Vec::new());
+            for number in 0..shapes.len() {
+                let (weight, call) = (WeightId::at(number), CallId::new(0));
+                let mut own = plan.transient("gradient", Content::Gradient(weight, call));
+                gradients.push((own, plan.weights.layout(weight).shard.padded().elements()));
+                if element == ElementType::Bf16 {
+                    let to = plan.transient("rounded", Content::WireGradient(weight, call));
+                    plan.op(QUANTIZE, Op::RoundGradient { weight, from: own, to });
+                    own = to;
                 }
-            };
-            let mut expected = sent(0);
-            for rank in 1..ranks as usize {
-                expected.iter_mut().zip(sent(rank)).for_each(|(sum, value)| *sum += value);
+                let landed = plan.transient("landed", Content::LandedGradient(weight, call, element));
+                parts.push(ReducePart { weight, from: own, to: landed });
+                let into = plan.transient("sum", Content::ReducedGradient(weight, call));
+                let target = target(number);
+                sums.push(SumPart { weight, own, landed: Some(landed), into, target });
             }
-            let found: Vec<f32> = reduced.iter().flat_map(|rank| rank[number].clone()).collect();
-            assert_eq!(found, expected, "gradient {number} on {ranks} ranks in {element:?}");
+            plan.fence(QUANTIZE, LINK);
+            plan.op(LINK, Op::ExchangeGradient { element, parts });
+            plan.fence(LINK, QUANTIZE);
+            plan.op(QUANTIZE, Op::SumGradient { element, parts: sums.clone() });
+            // Huge and tiny values: another order of addition gives other bits.
+            let values = move |rank: usize, number: usize, elements: usize| {
+                let scale = [1e8, 1.0, -1e8, 3.0][rank];
+                let values = noise(elements, (10 * rank + number) as u32);
+                values.iter().map(|value| value * scale).collect::<Vec<f32>>()
+            };
+            let given = gradients.clone();
+            let reduced = run(plan, move |rank| {
+                for (number, (slot, elements)) in given.iter().enumerate() {
+                    rank.put(*slot, &values(rank.number(), number, *elements));
+                    let rows = *elements / ranks as usize;
+                    rank.put(sums[number].into, &noise(rows, (7 * rank.number()) as u32));
+                }
+                rank.step().unwrap();
+                sums.iter().map(|part| rank.get::<f32>(part.into)).collect::<Vec<_>>()
+            });
+            let factor = 1.0 / ranks as f32;
+            for (number, (_, elements)) in gradients.iter().enumerate() {
+                let sent = |rank: usize| {
+                    let sent = values(rank, number, *elements).into_iter();
+                    match element {
+                        ElementType::Bf16 => sent.map(|value| bf16::from_f32(value).to_f32()).collect(),
+                        _ => sent.collect::<Vec<f32>>(),
+                    }
+                };
+                let mut expected = sent(0);
+                for rank in 1..ranks as usize {
+                    expected.iter_mut().zip(sent(rank)).for_each(|(sum, value)| *sum += value);
+                }
+                let rows = elements / ranks as usize;
+                let before = (0..ranks as usize).flat_map(|rank| noise(rows, (7 * rank) as u32));
+                for (sum, before) in expected.iter_mut().zip(before) {
+                    match target(number) {
+                        SumTarget::Rows => {}
+                        SumTarget::First => *sum *= factor,
+                        SumTarget::More => *sum = before + *sum * factor,
+                    }
+                }
+                let found: Vec<f32> = reduced.iter().flat_map(|rank| rank[number].clone()).collect();
+                assert_eq!(found, expected, "gradient {number} on {ranks} ranks in {element:?}");
+            }
         }
     }
 }
@@ -263,7 +289,7 @@ fn intervals_of_a_step_are_ordered_and_follow_the_fences() {
 bodies! {
     a_gather_lays_the_shards_end_to_end_and_zeroes_the_rest,
     a_shard_of_zero_rows_still_joins_the_collective,
-    a_reduce_scatter_adds_in_rank_order_and_keeps_the_own_rows,
+    an_exchange_brings_the_others_slices_in_rank_order,
     weights_gathered_together_are_what_they_are_apart,
     gradients_reduced_together_are_summed_in_f32_in_rank_order,
     a_packed_all_reduce_gives_every_rank_the_same_sum,

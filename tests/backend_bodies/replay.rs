@@ -1,15 +1,15 @@
 //! A recorded step is the step: EX-1.
 
-use warpweft::format::Format;
+use warpweft::format::{ElementType, Format};
 use warpweft::id::{CallId, SlotId};
 use warpweft::layout::Content;
-use warpweft::op::Op;
+use warpweft::op::{Op, ReducePart, SumPart, SumTarget};
 
 use crate::device::most_recorded_ranks;
 
 use super::harness::{COMPUTE, LINK, Plan, QUANTIZE, ROWWISE, W, noise, run, sharded};
 
-/// Gather, a copy for a backward, reduce, accumulate: three lanes and their fences.
+/// Gather, a copy for a backward, exchange, sum: three lanes and their fences.
 fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
     let mut plan = Plan::new(ranks, &[sharded(6, 5, Format::F32)]);
     let shard = plan.resident("shard", Content::Shard(W, ROWWISE));
@@ -17,16 +17,20 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
     let fault = plan.resident("fault", Content::FaultWord);
     let gathered = plan.transient("gathered", Content::Gathered(W, ROWWISE));
     let gradient = plan.transient("gradient", Content::Gathered(W, ROWWISE));
-    let reduced = plan.transient("reduced", Content::ReducedGradient(W, CallId::new(0)));
+    let element = ElementType::F32;
+    let landed = plan.transient("landed", Content::LandedGradient(W, CallId::new(0), element));
     plan.op(COMPUTE, Op::ClearFault { fault });
     plan.op(LINK, Op::gather(W, ROWWISE, shard, gathered));
     plan.fence(LINK, COMPUTE);
     plan.op(COMPUTE, Op::Copy { from: gathered, to: gradient });
     plan.op(COMPUTE, Op::ZeroPadding { weight: W, gradient });
     plan.fence(COMPUTE, LINK);
-    plan.op(LINK, Op::reduce_scatter(W, gradient, reduced));
+    let part = ReducePart { weight: W, from: gradient, to: landed };
+    plan.op(LINK, Op::ExchangeGradient { element, parts: vec![part] });
     plan.fence(LINK, QUANTIZE);
-    plan.op(QUANTIZE, Op::Accumulate { weight: W, from: reduced, into: main_grad, first: false });
+    let (landed, target) = (Some(landed), SumTarget::More);
+    let part = SumPart { weight: W, own: gradient, landed, into: main_grad, target };
+    plan.op(QUANTIZE, Op::SumGradient { element, parts: vec![part] });
     (plan, shard, main_grad)
 }
 

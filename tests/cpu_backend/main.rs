@@ -11,4 +11,5 @@ mod closures;
 mod device;
 mod link;
 mod poison;
+mod reduce;
 mod replicas;

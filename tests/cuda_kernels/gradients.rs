@@ -2,9 +2,11 @@
 
 use half::bf16;
 use warpweft::backend::cuda::DeviceAddress;
-use warpweft::backend::cuda::kernels::{AccumulateOperand, CombineOperand, NormOperand, VoteOperand};
+use warpweft::backend::cuda::kernels::{
+    AccumulateOperand, CombineOperand, NormOperand, SlicesOperand, VoteOperand,
+};
 use warpweft::format::ElementType;
-use warpweft::op::{NormRecord, Reduction, Vote};
+use warpweft::op::{NormRecord, Reduction, SumTarget, Vote};
 
 use crate::golden_file::assert_bytes;
 use crate::gpu::Gpu;
@@ -113,6 +115,72 @@ fn combine(gpu: &Gpu, ranks: usize, reduction: Reduction, element: ElementType) 
         let found = if in_place(at) { on_sources[at][ranks - 1].read() } else { on_to[at].read() };
         let found: Vec<f32> = found.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
         same(&format!("{reduction:?} {element:?} of {ranks} ranks, {}", LENGTHS[at]), &found, &expected);
+    }
+}
+
+/// In one pass the bits of two: a sum in rank order, and what accumulating it makes.
+#[test]
+fn slices_are_summed_in_rank_order_and_accumulated_in_the_same_pass() {
+    let Some(gpu) = Gpu::open("sums of slices") else { return };
+    for ranks in [1, 2, 3, 4, 8, 11] {
+        for element in [ElementType::F32, ElementType::Bf16] {
+            sum_slices(&gpu, ranks, element);
+        }
+    }
+}
+
+fn sum_slices(gpu: &Gpu, ranks: usize, element: ElementType) {
+    let factor = 1.0 / 3.0_f32;
+    let target = |at: usize| [SumTarget::Rows, SumTarget::First, SumTarget::More][(at + ranks) % 3];
+    let slice = |rank: usize, length: usize| {
+        let mut slice = values(length, Kind::Special, (rank * 1000 + length) as u64);
+        if element == ElementType::Bf16 {
+            slice.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
+        }
+        slice
+    };
+    let bytes = |values: &Vec<f32>| -> Vec<u8> {
+        match element {
+            ElementType::Bf16 => {
+                values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect()
+            }
+            _ => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        }
+    };
+    let slices: Vec<Vec<_>> =
+        LENGTHS.iter().map(|n| (0..ranks).map(|rank| slice(rank, *n)).collect()).collect();
+    let before: Vec<_> = LENGTHS.iter().map(|n| values(*n, Kind::Wide, *n as u64 + 7)).collect();
+    let on_slices: Vec<Vec<_>> = slices
+        .iter()
+        .enumerate()
+        .map(|(at, slices)| {
+            slices.iter().map(|slice| gpu.buffer_at(&bytes(slice), at % 2 * element.bytes())).collect()
+        })
+        .collect();
+    let on_into: Vec<_> = before.iter().enumerate().map(|(at, v)| gpu.buffer_at(v, at % 4 / 3 * 4)).collect();
+    let operands: Vec<_> = (0..LENGTHS.len())
+        .map(|at| SlicesOperand {
+            slices: on_slices[at].iter().map(|slice| slice.address()).collect(),
+            into: on_into[at].address(),
+            elements: LENGTHS[at],
+            target: target(at),
+        })
+        .collect();
+    gpu.run(gpu.kernels.sum_slices(element, &operands, factor));
+    for at in 0..LENGTHS.len() {
+        let mut expected = slices[at][0].clone();
+        for slice in &slices[at][1..] {
+            expected.iter_mut().zip(slice).for_each(|(sum, value)| *sum += value);
+        }
+        for (sum, before) in expected.iter_mut().zip(&before[at]) {
+            match target(at) {
+                SumTarget::Rows => {}
+                SumTarget::First => *sum *= factor,
+                SumTarget::More => *sum = before + *sum * factor,
+            }
+        }
+        let what = format!("{element:?} of {ranks} ranks, {} as {:?}", LENGTHS[at], target(at));
+        same(&what, &on_into[at].read(), &expected);
     }
 }
 

@@ -70,8 +70,16 @@ pub(crate) fn recount(plan: &mut StepPlan) {
 
 /// Planes, dense values and gradients, by the names that their contents print.
 fn is_of_a_weight(content: Content) -> bool {
-    let of_a_weight =
-        ["Gathered", "Transposed", "Dense", "Gradient", "WireGradient", "ReducedGradient", "SummedGradient"];
+    let of_a_weight = [
+        "Gathered",
+        "Transposed",
+        "Dense",
+        "Gradient",
+        "WireGradient",
+        "LandedGradient",
+        "ReducedGradient",
+        "SummedGradient",
+    ];
     let name = format!("{content:?}");
     of_a_weight.contains(&name.split('(').next().unwrap_or_default())
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use warpweft::config::ReduceEvery;
+use warpweft::config::{Reduce, ReduceEvery};
 use warpweft::format::Format;
 use warpweft::id::SlotId;
 use warpweft::model::{Group, Mesh};
@@ -25,7 +25,7 @@ fn what_a_collective_receives_follows_from_its_group() {
     let mut seen = BTreeSet::new();
     for task in plan.tasks.iter().filter(|task| task.op.is_collective()) {
         let (received, group) = match &task.op {
-            Op::AllGather { .. } | Op::ReduceScatter { .. } => (rows, Group::Shard),
+            Op::AllGather { .. } | Op::ExchangeGradient { .. } => (rows, Group::Shard),
             Op::AllReduce { group: Group::Replicate, .. } => (2 * rows, Group::Replicate),
             Op::AllReduce { group: Group::World, .. } => (5 * 7 * 4, Group::World),
             Op::GatherRecords { .. } => (5 * 16, Group::World),
@@ -40,24 +40,41 @@ fn what_a_collective_receives_follows_from_its_group() {
     assert!(!sharded.to_string().contains("group") && sharded.to_string().contains("for 6 ranks, "));
 }
 
-/// PL-4. A group's gradients are summed over the replicas as one collective too, and each once.
+/// The rows that each sum over the replicas takes, in T.
+fn summed_over_replicas(plan: &StepPlan) -> Vec<Vec<SlotId>> {
+    let pairs = plan.tasks.iter().filter_map(|task| match &task.op {
+        Op::AllReduce { reduction: Reduction::Sum, group: Group::Replicate, pairs } => Some(pairs),
+        _ => None,
+    });
+    pairs.map(|pairs| pairs.iter().map(|(from, _)| *from).collect()).collect()
+}
+
+/// PL-4. A group's gradients are summed over the replicas as one collective too, and each once: right behind the collective that
+/// summed them, or in the order in which ranks did.
 #[test]
 fn every_reduction_is_followed_by_its_sum_over_the_replicas() {
     let mesh = Mesh::hybrid(4, 2).unwrap();
     for reduce_every in [ReduceEvery::Call, ReduceEvery::MicroBatch, ReduceEvery::Step] {
-        let policy = Policy { reduce_every, ..policy(2) };
-        let plan = StepPlan::build(&chain(4, Format::NVFP4_2D), &policy, mesh).unwrap();
-        let mut summed = 0;
-        for pair in plan.tasks.windows(2) {
-            let Op::ReduceScatter { parts, .. } = &pair[0].op else { continue };
-            let Op::AllReduce { reduction: Reduction::Sum, group: Group::Replicate, pairs } = &pair[1].op
-            else {
-                panic!("a {} follows a reduction", pair[1].op.name());
-            };
-            let reduced: Vec<SlotId> = parts.iter().map(|part| part.to).collect();
-            assert_eq!(pairs.iter().map(|(from, _)| *from).collect::<Vec<_>>(), reduced);
-            summed += 1;
+        let plan = |reduce| {
+            let policy = Policy { reduce_every, reduce, ..policy(2) };
+            StepPlan::build(&chain(4, Format::NVFP4_2D), &policy, mesh).unwrap()
+        };
+        let plans = [plan(Reduce::Nccl), plan(Reduce::Ordered)];
+        let reduced = plans.each_ref().map(|plan| -> Vec<Vec<SlotId>> {
+            let slots = plan.tasks.iter().filter_map(|task| match &task.op {
+                Op::ReduceScatter { parts, .. } => Some(parts.iter().map(|part| part.to).collect()),
+                Op::SumGradient { parts, .. } => Some(parts.iter().map(|part| part.into).collect()),
+                _ => None,
+            });
+            slots.collect()
+        });
+        for (plan, reduced) in plans.iter().zip(&reduced) {
+            assert!(reduced.len() >= 4, "{}", reduced.len());
+            assert_eq!(summed_over_replicas(plan), *reduced);
         }
-        assert!(summed >= 4, "{summed}");
+        for pair in plans[0].tasks.windows(2) {
+            let behind = matches!(pair[1].op, Op::AllReduce { group: Group::Replicate, .. });
+            assert_eq!(matches!(pair[0].op, Op::ReduceScatter { .. }), behind);
+        }
     }
 }

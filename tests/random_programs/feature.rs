@@ -7,7 +7,7 @@ use warpweft::config::{
 };
 use warpweft::format::Orientation;
 use warpweft::model::{Call, Form, Lifetime, Phase, Placement, Reuse, Role};
-use warpweft::op::Op;
+use warpweft::op::{Op, SumTarget};
 use warpweft::plan::{Prefetch, StepPlan};
 
 use super::{FORMATS, Sample};
@@ -40,8 +40,29 @@ pub(crate) fn features() -> Vec<Feature> {
         plan.tasks.iter().any(|task| matches!(task.op, Op::GatherChunk { .. }))
     });
     add("a reduction of several weights", |_, plan| {
-        plan.tasks.iter().any(|task| matches!(&task.op, Op::ReduceScatter { parts, .. } if parts.len() > 1))
+        let several = |op: &Op| match op {
+            Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } => parts.len() > 1,
+            _ => false,
+        };
+        plan.tasks.iter().any(|task| several(&task.op))
     });
+    add("gradients that a collective sums", |_, plan| {
+        plan.tasks.iter().any(|task| matches!(task.op, Op::ReduceScatter { .. }))
+    });
+    for target in [SumTarget::Rows, SumTarget::First, SumTarget::More] {
+        for alone in [false, true] {
+            let has = move |_: &Sample, plan: &StepPlan| {
+                let parts = plan.tasks.iter().flat_map(|task| match &task.op {
+                    Op::SumGradient { parts, .. } => parts.as_slice(),
+                    _ => &[],
+                });
+                parts.into_iter().any(|part| (part.target, part.landed.is_none()) == (target, alone))
+            };
+            let of = if alone { "one rank's gradient" } else { "exchanged gradients" };
+            all.push((format!("a sum of {of} as {target:?}"), Box::new(has)));
+        }
+    }
+    let mut add = |name: &str, has: fn(&Sample, &StepPlan) -> bool| all.push((name.into(), Box::new(has)));
     add("a replicated weight", |sample, _| {
         sample.program.model().weights().iter().any(|spec| spec.placement == Placement::Replicated)
     });
@@ -80,7 +101,8 @@ pub(crate) fn features() -> Vec<Feature> {
         plan.tasks.iter().any(|task| matches!(task.op, Op::AddGradient { .. }))
     });
     add("gradients without an optimizer", |_, plan| {
-        !plan.updates_weights && plan.tasks.iter().any(|task| matches!(task.op, Op::Accumulate { .. }))
+        let adds = |op: &Op| matches!(op, Op::Accumulate { .. } | Op::SumGradient { .. });
+        !plan.updates_weights && plan.tasks.iter().any(|task| adds(&task.op))
     });
     add("columnwise planes derived", |_, plan| {
         plan.tasks.iter().any(|task| matches!(task.op, Op::Transpose { .. }))

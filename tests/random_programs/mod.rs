@@ -11,8 +11,8 @@ pub(crate) use feature::features;
 
 use warpweft::cluster::preset;
 use warpweft::config::{
-    AcrossMicroBatches, Backward, ByteSize, Columnwise, Config, Masters, Moments, Prefetch, ReduceDtype,
-    ReduceEvery, Scaling,
+    AcrossMicroBatches, Backward, ByteSize, Columnwise, Config, Masters, Moments, Prefetch, Reduce,
+    ReduceDtype, ReduceEvery, Scaling,
 };
 use warpweft::format::{AmaxChoice, ElementType, Format, Orientation};
 use warpweft::id::WeightId;
@@ -40,6 +40,8 @@ pub(crate) struct Sample {
     pub(crate) config: Config,
     /// In all replicas.
     pub(crate) ranks: u32,
+    /// Who sums gradients in the plans: a session on the CPU knows one way, but its backend both.
+    pub(crate) reduce: Reduce,
 }
 
 impl Sample {
@@ -56,7 +58,8 @@ impl Sample {
             config.prefetch.chunk = Some(ByteSize::new(draw.among(&[1, 700, 3000])));
         }
         let ranks = shards * config.mesh.replicate;
-        let mut sample = Self { program, config, ranks };
+        let reduce = if draw.one_in(4) { Reduce::Nccl } else { Reduce::Ordered };
+        let mut sample = Self { program, config, ranks, reduce };
         if draw.one_in(4) {
             sample.config.memory.budget = sample.tight_budget(draw);
         }
@@ -89,7 +92,7 @@ impl Sample {
     pub(crate) fn plans(&self) -> Result<(StepPlan, StepPlan), PlanError> {
         let weights = self.weights();
         let resident = ResidentLayout::new(&weights, &[&self.program])?;
-        let policy = Policy::from(&self.config);
+        let policy = Policy { reduce: self.reduce, ..Policy::from(&self.config) };
         let cluster = preset("h100x8-ib").unwrap().unwrap();
         let costs = costs_of(&self.config, &cluster, self.ranks).unwrap();
         let step = StepPlan::timed(&self.program, &weights, &resident, &policy, &costs)?;

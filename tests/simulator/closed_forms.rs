@@ -25,9 +25,9 @@ fn a_single_gather_takes_its_latencies_and_its_bytes() {
 }
 
 #[test]
-fn a_ring_reduce_scatter_takes_its_latencies_and_its_f32_bytes() {
+fn a_ring_exchange_of_gradients_takes_its_latencies_and_its_f32_bytes() {
     let simulated = Session::simulate(&training(1, 100, 1000), &depth(0), &plain(), RANKS, 1).unwrap();
-    let (begin, end) = slice(&simulated, "reduce-scatter");
+    let (begin, end) = slice(&simulated, "exchange gradient");
     assert_eq!(end - begin, 3 * 2000 + 150_000);
 }
 
@@ -79,7 +79,7 @@ fn chunks_of_a_long_gather_let_a_reduction_in_between() {
         config.communicators = 1;
         config.prefetch.chunk = chunk.map(warpweft::config::ByteSize::new);
         let simulated = Session::simulate(&early_gradient(1000), &config, &plain(), RANKS, 1).unwrap();
-        slice(&simulated, "reduce-scatter").0
+        slice(&simulated, "exchange gradient").0
     };
     // Whole: a million bytes, of which three quarters travel. In four chunks, of which three are asked for before the reduction is.
     assert_eq!(begin_of_reduction(None), GATHER + 3 * 2000 + 750_000);

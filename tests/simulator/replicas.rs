@@ -31,7 +31,7 @@ fn a_sum_over_replicas_goes_between_hosts_and_everything_of_a_replica_stays_insi
     // Half of 100,000 bytes of bf16 from one peer.
     assert_eq!(lengths(&simulated, "all-gather")[0], 2000 + 50_000);
     // Half of 200,000 bytes of f32 from one peer.
-    assert_eq!(lengths(&simulated, "reduce-scatter"), [2000 + 100_000]);
+    assert_eq!(lengths(&simulated, "exchange gradient"), [2000 + 100_000]);
     // A ring of two hosts, there and back: 50,000 bytes each way at a tenth of a byte a nanosecond.
     assert_eq!(lengths(&simulated, "all-reduce"), [2 * (10_000 + 500_000)]);
 

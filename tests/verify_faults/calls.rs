@@ -6,7 +6,7 @@ use warpweft::model::Access;
 use warpweft::op::{Op, OperandRole};
 use warpweft::plan::{StepPlan, VerifyError};
 
-use crate::edit::{call, position, reduced, refused, remove, repeat, serialize, slot, spread};
+use crate::edit::{call, is_reduction, position, reduced, refused, remove, repeat, serialize, slot, spread};
 use crate::programs::{all, evaluation, f32_training, nvfp4_training};
 
 fn operand_of(plan: &StepPlan, name: &str, role: OperandRole) -> (usize, usize) {
@@ -106,7 +106,7 @@ fn operands_that_differ_from_the_declaration_are_refused() {
     refused(&plan, &["PL-10", "binds an operand of call `head` twice"]);
     // A gradient that it only reads.
     let mut plan = nvfp4_training();
-    let gradient = position(&plan, 0, |op| matches!(op, Op::ReduceScatter { .. }));
+    let gradient = position(&plan, 0, is_reduction);
     let weight = reduced(&mut plan, gradient).weight;
     let (task, read) = operand_of(&plan, "head.backward", OperandRole::Gradient(weight));
     operands(&mut plan, task)[read].access = Access::Read;

@@ -7,7 +7,7 @@
 use warpweft::format::Orientation;
 use warpweft::id::SlotId;
 use warpweft::layout::Content;
-use warpweft::op::{GatherPart, Op, ReducePart};
+use warpweft::op::{GatherPart, Op, ReducePart, SumPart};
 use warpweft::plan::{StepPlan, VerifyError, verify};
 
 pub(crate) use crate::plan_books::{recount, serialize, spread};
@@ -46,12 +46,32 @@ pub(crate) fn gathered(plan: &mut StepPlan, position: usize) -> &mut GatherPart 
     }
 }
 
-/// The first part of the reduction at `position`.
+/// Does the op carry gradients to their owners, summed or not?
+pub(crate) fn is_reduction(op: &Op) -> bool {
+    matches!(op, Op::ReduceScatter { .. } | Op::ExchangeGradient { .. })
+}
+
+/// The parts of the reduction at `position`.
+#[track_caller]
+pub(crate) fn reduced_parts(plan: &mut StepPlan, position: usize) -> &mut Vec<ReducePart> {
+    match &mut plan.tasks[position].op {
+        Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } => parts,
+        other => panic!("a {} is no reduction", other.name()),
+    }
+}
+
+/// The first of them.
 #[track_caller]
 pub(crate) fn reduced(plan: &mut StepPlan, position: usize) -> &mut ReducePart {
+    &mut reduced_parts(plan, position)[0]
+}
+
+/// The parts of the sum at `position`.
+#[track_caller]
+pub(crate) fn summed(plan: &mut StepPlan, position: usize) -> &mut Vec<SumPart> {
     match &mut plan.tasks[position].op {
-        Op::ReduceScatter { parts, .. } => &mut parts[0],
-        other => panic!("a {} is no reduction", other.name()),
+        Op::SumGradient { parts, .. } => parts,
+        other => panic!("a {} sums no gradients", other.name()),
     }
 }
 

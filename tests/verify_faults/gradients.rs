@@ -1,4 +1,4 @@
-//! PL-4: the way of every gradient to its main grad.
+//! PL-4: the way of every gradient to its main grad, where collectives sum. What differs where ranks do: `exchanged`.
 
 use warpweft::id::CallId;
 use warpweft::layout::Content;
@@ -9,7 +9,7 @@ use crate::edit::{
     call, position, recount, refused, relocate, remove, repeat, serialize, slot, spread, weight,
 };
 
-use crate::programs::{f32_training, mxfp8_training, nvfp4_training};
+use crate::programs::by_collectives::{f32_training, mxfp8_training, nvfp4_training};
 
 fn training() -> [StepPlan; 3] {
     [f32_training(), nvfp4_training(), mxfp8_training()]

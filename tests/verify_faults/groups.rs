@@ -8,7 +8,7 @@ use warpweft::model::{DeclareError, Form, Mesh, Model, Phase, StepProgram};
 use warpweft::op::Op;
 use warpweft::plan::{Policy, Prefetch, StepPlan, verify};
 
-use crate::edit::{position, recount, refused, remove, serialize, slot, spread};
+use crate::edit::{is_reduction, position, recount, reduced_parts, refused, remove, serialize, slot, spread};
 use crate::programs::policy;
 
 const EXPERTS: usize = 4;
@@ -59,7 +59,7 @@ fn count(plan: &StepPlan, wanted: impl Fn(&Op) -> bool) -> usize {
 fn is_grouped(op: &Op) -> bool {
     match op {
         Op::AllGather { parts } => parts.len() == EXPERTS,
-        Op::ReduceScatter { parts, .. } => parts.len() == EXPERTS,
+        Op::ExchangeGradient { parts, .. } => parts.len() == EXPERTS,
         _ => false,
     }
 }
@@ -68,7 +68,7 @@ fn is_grouped(op: &Op) -> bool {
 fn a_group_is_gathered_and_reduced_as_one_collective_with_the_same_bytes() {
     let (together, apart) = (plan(true, &on_demand()), plan(false, &on_demand()));
     let collectives =
-        |plan: &StepPlan| count(plan, |op| matches!(op, Op::AllGather { .. } | Op::ReduceScatter { .. }));
+        |plan: &StepPlan| count(plan, |op| matches!(op, Op::AllGather { .. }) || is_reduction(op));
     // Less three of four twice forward and backward, and once in the reduction.
     assert_eq!(collectives(&apart) - collectives(&together), 3 * (EXPERTS - 1));
     assert_eq!(count(&together, is_grouped), 3);
@@ -125,20 +125,19 @@ fn a_member_left_out_of_its_group_s_gather_is_missed() {
 fn a_member_left_out_of_its_group_s_reduction_is_missed() {
     let mut plan = plan(true, &policy());
     spread(&mut plan);
-    let reduction = position(&plan, 0, |op| matches!(op, Op::ReduceScatter { .. }) && is_grouped(op));
-    let Op::ReduceScatter { parts, .. } = &mut plan.tasks[reduction].op else { unreachable!() };
-    parts.remove(3);
+    let reduction = position(&plan, 0, |op| is_reduction(op) && is_grouped(op));
+    reduced_parts(&mut plan, reduction).remove(3);
     serialize(&mut plan);
     recount(&mut plan);
-    refused(&plan, &["PL-4", "needs a reduced gradient of `expert3`"]);
+    refused(&plan, &["PL-4", "the other ranks' slices in f32 of the gradient of `expert3`"]);
 }
 
 /// PL-4
 #[test]
 fn members_that_swap_their_gradients_are_refused() {
     let mut plan = plan(true, &policy());
-    let reduction = position(&plan, 0, |op| matches!(op, Op::ReduceScatter { .. }) && is_grouped(op));
-    let Op::ReduceScatter { parts, .. } = &mut plan.tasks[reduction].op else { unreachable!() };
+    let reduction = position(&plan, 0, |op| is_reduction(op) && is_grouped(op));
+    let parts = reduced_parts(&mut plan, reduction);
     (parts[0].from, parts[1].from) = (parts[1].from, parts[0].from);
     serialize(&mut plan);
     refused(&plan, &["PL-4", "needs a call's gradient of `expert0`"]);
@@ -151,7 +150,7 @@ fn rounded() -> StepPlan {
 #[test]
 fn gradients_in_bf16_take_half_the_bytes_on_the_wire() {
     let gradients = |plan: &StepPlan| {
-        let reductions = plan.tasks.iter().filter(|task| matches!(task.op, Op::ReduceScatter { .. }));
+        let reductions = plan.tasks.iter().filter(|task| is_reduction(&task.op));
         reductions.map(|task| task.wire_bytes).sum::<usize>()
     };
     assert_eq!(2 * gradients(&rounded()), gradients(&plan(true, &policy())));
@@ -171,8 +170,8 @@ fn a_gradient_that_was_not_rounded_does_not_travel_in_bf16() {
 #[test]
 fn a_rounded_gradient_is_not_read_as_f32() {
     let mut plan = rounded();
-    let reduction = position(&plan, 0, |op| matches!(op, Op::ReduceScatter { .. }));
-    let Op::ReduceScatter { element, .. } = &mut plan.tasks[reduction].op else { unreachable!() };
+    let reduction = position(&plan, 0, is_reduction);
+    let Op::ExchangeGradient { element, .. } = &mut plan.tasks[reduction].op else { unreachable!() };
     *element = ElementType::F32;
     refused(&plan, &["PL-4", "needs a call's gradient of", "rounded to bf16"]);
 }

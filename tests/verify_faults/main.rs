@@ -30,6 +30,7 @@ mod classes;
 mod delayed;
 mod edges;
 mod edit;
+mod exchanged;
 mod gradients;
 mod groups;
 mod malformed;

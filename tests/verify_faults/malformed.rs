@@ -6,7 +6,7 @@ use warpweft::op::{Op, OperandRole};
 use warpweft::plan::{StepPlan, VerifyError};
 
 use crate::edit::{call, gathered, position, refused};
-use crate::programs::nvfp4_training;
+use crate::programs::{by_collectives, nvfp4_training};
 
 #[test]
 fn every_name_of_something_absent_is_refused_without_a_panic() {
@@ -52,20 +52,34 @@ fn every_name_of_something_absent_is_refused_without_a_panic() {
     }
 }
 
+fn drain<T>(parts: &mut Vec<T>) -> bool {
+    parts.drain(..).next().is_some()
+}
+
 #[test]
-fn a_collective_of_no_weight_is_refused() {
-    for is_gather in [true, false] {
-        let mut plan = nvfp4_training();
-        let task = position(&plan, 0, |op| match op {
-            Op::AllGather { .. } => is_gather,
-            Op::ReduceScatter { .. } => !is_gather,
+fn a_collective_or_sum_of_no_weight_is_refused() {
+    type Empty = fn(&mut Op) -> bool;
+    let emptied: [Empty; 4] = [
+        |op| match op {
+            Op::AllGather { parts } => drain(parts),
             _ => false,
-        });
-        match &mut plan.tasks[task].op {
-            Op::AllGather { parts } => parts.clear(),
-            Op::ReduceScatter { parts, .. } => parts.clear(),
-            _ => unreachable!(),
-        }
+        },
+        |op| match op {
+            Op::ExchangeGradient { parts, .. } => drain(parts),
+            _ => false,
+        },
+        |op| match op {
+            Op::SumGradient { parts, .. } => drain(parts),
+            _ => false,
+        },
+        |op| match op {
+            Op::ReduceScatter { parts, .. } => drain(parts),
+            _ => false,
+        },
+    ];
+    for (number, empty) in emptied.into_iter().enumerate() {
+        let mut plan = if number < 3 { nvfp4_training() } else { by_collectives::nvfp4_training() };
+        assert!(plan.tasks.iter_mut().any(|task| empty(&mut task.op)));
         refused(&plan, &["malformed plan: ", "names no weight", "at least one"]);
     }
 }

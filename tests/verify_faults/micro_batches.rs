@@ -61,14 +61,14 @@ fn a_sum_that_is_reduced_before_all_are_added_is_missed() {
     let reduction = position(
         &plan,
         0,
-        |op| matches!(op, Op::ReduceScatter { parts, .. } if parts[0].weight == embedding),
+        |op| matches!(op, Op::ExchangeGradient { parts, .. } if parts[0].weight == embedding),
     );
     let last = (0..plan.tasks.len())
         .rfind(|at| matches!(plan.tasks[*at].op, Op::AddGradient { weight, .. } if weight == embedding));
     let task = plan.tasks.remove(reduction);
     plan.tasks.insert(last.unwrap(), task);
     serialize(&mut plan);
-    refused(&plan, &["PL-4", "main grad of `embedding`", "micro-batch 2"]);
+    refused(&plan, &["PL-4", "(sum gradient of embedding) needs the other ranks' slices", "micro-batch 2"]);
 }
 
 /// PL-4

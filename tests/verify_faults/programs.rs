@@ -46,9 +46,35 @@ pub(crate) fn plan(program: &StepProgram, ranks: u32) -> StepPlan {
     StepPlan::build(program, &policy(), Mesh::new(ranks).unwrap()).unwrap()
 }
 
+/// Plans whose collectives sum gradients by themselves.
+pub(crate) mod by_collectives {
+    use super::*;
+
+    fn plan(program: &StepProgram, ranks: u32) -> StepPlan {
+        let policy = Policy { reduce: Reduce::Nccl, ..policy() };
+        StepPlan::build(program, &policy, Mesh::new(ranks).unwrap()).unwrap()
+    }
+
+    pub(crate) fn f32_training() -> StepPlan {
+        plan(&f32_program(), 2)
+    }
+
+    pub(crate) fn nvfp4_training() -> StepPlan {
+        plan(&training_program(Format::NVFP4_2D), 4)
+    }
+
+    pub(crate) fn mxfp8_training() -> StepPlan {
+        plan(&training_program(Format::Mxfp8), 4)
+    }
+}
+
 /// A training step in f32 on 2 ranks: uneven rows, a replicated bias with two gradients, an input,
 /// an output and a carried buffer.
 pub(crate) fn f32_training() -> StepPlan {
+    plan(&f32_program(), 2)
+}
+
+fn f32_program() -> StepProgram {
     let mut model = Model::builder();
     let up = model.sharded("up", 33, 16, Format::F32).unwrap();
     let down = model.sharded("down", 16, 33, Format::F32).unwrap();
@@ -72,7 +98,7 @@ pub(crate) fn f32_training() -> StepPlan {
     call.reads(error).updates(hidden).gradient(down).gradient(bias).add().unwrap();
     let call = program.call("up.backward", Phase::Backward).uses(up, Cols, Form::Dense);
     call.reads(hidden).reads(tokens).gradient(up).add().unwrap();
-    plan(&program.build_training().unwrap(), 2)
+    program.build_training().unwrap()
 }
 
 /// A training step in NVFP4 on 4 ranks: columnwise planes and dense copies, a replicated norm, and
@@ -105,6 +131,7 @@ pub(crate) fn all() -> Vec<(&'static str, StepPlan)> {
         ("f32 training", f32_training()),
         ("nvfp4 training", nvfp4_training()),
         ("mxfp8 training", mxfp8_training()),
+        ("training summed by collectives", by_collectives::nvfp4_training()),
         ("chunked training", chunked_training()),
         ("accumulating training", accumulating_training()),
         ("replicated training", replicated_training()),

@@ -5,7 +5,7 @@ use warpweft::layout::{Region, Residency};
 use warpweft::op::Op;
 use warpweft::plan::{StepPlan, VerifyError, verify};
 
-use crate::edit::{call, position, refused};
+use crate::edit::{call, is_reduction, position, refused};
 use crate::programs::{all, f32_training, nvfp4_training};
 
 /// PL-3, PL-5. The planner draws no fence too many, so each one is missed. Covers *buffer freed for
@@ -96,7 +96,7 @@ fn any_two_slots_alive_together_are_found_when_they_are_given_the_same_bytes() {
 #[test]
 fn a_gradient_overwritten_while_its_reduction_reads_it_is_refused() {
     let mut plan = nvfp4_training();
-    let reduced = position(&plan, 0, |op| matches!(op, Op::ReduceScatter { .. }));
+    let reduced = position(&plan, 0, is_reduction);
     let from = crate::edit::reduced(&mut plan, reduced).from;
     let next = call(&plan, "embed.backward");
     assert!(next > reduced || plan.tasks[next].lane != plan.tasks[reduced].lane);
@@ -104,7 +104,7 @@ fn a_gradient_overwritten_while_its_reduction_reads_it_is_refused() {
     let gradient =
         operands.iter().find(|operand| operand.access == warpweft::model::Access::Write).unwrap().slot;
     plan.arena.slots[gradient.index()].region.offset = plan.arena.region(from).offset;
-    refused(&plan, &["PL-3", "reduce-scatter of embedding", "embed.backward", "nothing makes"]);
+    refused(&plan, &["PL-3", "exchange gradient of embedding", "embed.backward", "nothing makes"]);
 }
 
 /// PL-3. Slots conflict in bytes even where they are not the same: one byte is enough.
@@ -124,7 +124,7 @@ fn slots_that_share_only_their_last_bytes_still_race() {
 #[test]
 fn an_op_whose_own_operands_overlap_is_refused() {
     let mut plan = f32_training();
-    let reduced = position(&plan, 0, |op| matches!(op, Op::ReduceScatter { .. }));
+    let reduced = position(&plan, 0, is_reduction);
     let part = crate::edit::reduced(&mut plan, reduced);
     part.to = part.from;
     let error = refused(&plan, &["PL-3 (", "): task", "must lie apart"]);

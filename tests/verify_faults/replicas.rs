@@ -5,8 +5,8 @@ use warpweft::model::{Group, Mesh, Placement};
 use warpweft::op::{Op, Reduction};
 use warpweft::plan::{StepPlan, VerifyError, verify};
 
-use crate::edit::{position, recount, reduced, refused, relocate, remove, repeat, spread};
-use crate::programs::{accumulating_program, nvfp4_training, policy, replicated_training};
+use crate::edit::{is_reduction, position, recount, refused, relocate, remove, repeat, spread, summed};
+use crate::programs::{accumulating_program, by_collectives, policy, replicated_training};
 
 fn is_sum(op: &Op, over: Group) -> bool {
     matches!(op, Op::AllReduce { reduction: Reduction::Sum, group, .. } if *group == over)
@@ -41,7 +41,7 @@ fn every_reduced_gradient_is_summed_over_the_replicas() {
     let plan = replicated_training();
     verify(&plan).unwrap();
     let count = |wanted: fn(&Op) -> bool| plan.tasks.iter().filter(|task| wanted(&task.op)).count();
-    let reductions = count(|op| matches!(op, Op::ReduceScatter { .. }));
+    let reductions = count(is_reduction);
     assert!(reductions > 4);
     assert_eq!(count(|op| is_sum(op, Group::Replicate)), reductions);
     assert_eq!(count(|op| is_sum(op, Group::World)), 1, "gradients of replicated weights");
@@ -101,13 +101,13 @@ fn a_sum_over_the_replicas_before_the_reduce_scatter_is_refused() {
     let reduction = position(
         &plan,
         0,
-        |op| matches!(op, Op::ReduceScatter { parts, .. } if parts.iter().any(|part| part.to == of_replica)),
+        |op| matches!(op, Op::SumGradient { parts, .. } if parts.iter().any(|part| part.into == of_replica)),
     );
     let mut early = plan.clone();
     relocate(&mut early, over_replicas, reduction);
     refused(&early, &["PL-4", "needs reduced gradient rows of a sharded weight", "holds nothing"]);
     spread(&mut plan);
-    let gradient = reduced(&mut plan, reduction).from;
+    let gradient = summed(&mut plan, reduction)[0].own;
     pairs(&mut plan, over_replicas)[0].0 = gradient;
     refused(&plan, &["PL-4", "reduce-scatter the gradient before it is summed over the replicas"]);
 }
@@ -136,7 +136,7 @@ fn a_sum_over_the_wrong_group_is_refused() {
 /// one's behind its accumulation.
 #[test]
 fn a_wrong_sum_of_one_replica_is_told_without_replicas() {
-    let training = nvfp4_training();
+    let training = by_collectives::nvfp4_training();
     let over_all = position(&training, 0, |op| is_sum(op, Group::World));
     let slot = |wanted: &dyn Fn(&Op) -> Option<SlotId>| {
         training.tasks[..over_all].iter().find_map(|task| wanted(&task.op)).unwrap()

@@ -151,6 +151,7 @@ fn fits_its_lane(plan: &StepPlan, task: usize) -> bool {
         Op::AllGather { .. }
             | Op::GatherChunk { .. }
             | Op::ReduceScatter { .. }
+            | Op::ExchangeGradient { .. }
             | Op::AllReduce { .. }
             | Op::GatherRecords { .. }
     );

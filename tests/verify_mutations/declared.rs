@@ -6,7 +6,7 @@
 use warpweft::format::Orientation;
 use warpweft::id::{CallId, SlotId};
 use warpweft::layout::Content;
-use warpweft::op::{MasterOperand, Op, OperandRole};
+use warpweft::op::{MasterOperand, Op, OperandRole, SumTarget};
 use warpweft::plan::StepPlan;
 
 /// Does the op write into a slot that was declared for something else?
@@ -88,6 +88,22 @@ fn written(op: &Op, declared: &dyn Fn(SlotId) -> Content) -> Vec<(SlotId, Option
             for part in parts {
                 let call = call_of(declared(part.from));
                 all.push((part.to, call.map(|call| Content::ReducedGradient(part.weight, call))));
+            }
+        }
+        Op::ExchangeGradient { element, parts } => {
+            for part in parts {
+                let landed = |call| Content::LandedGradient(part.weight, call, *element);
+                all.push((part.to, call_of(declared(part.from)).map(landed)));
+            }
+        }
+        Op::SumGradient { parts, .. } => {
+            for part in parts {
+                let rows = |call| Content::ReducedGradient(part.weight, call);
+                let wanted = match part.target {
+                    SumTarget::Rows => call_of(declared(part.own)).map(rows),
+                    SumTarget::First | SumTarget::More => Some(Content::MainGrad(part.weight)),
+                };
+                all.push((part.into, wanted));
             }
         }
         Op::RoundGradient { weight, from, to } => {

@@ -17,7 +17,7 @@ use warpweft::format::ElementType;
 use warpweft::id::{RankId, SlotId, WeightId};
 use warpweft::layout::{Content, Region, Residency};
 use warpweft::model::Role;
-use warpweft::op::{AdamOperand, MasterOperand, Op, OperandRole, ReducePart};
+use warpweft::op::{AdamOperand, MasterOperand, Op, OperandRole, SumTarget};
 use warpweft::plan::StepPlan;
 
 /// A value, as the fingerprint of how it came to be.
@@ -267,13 +267,31 @@ impl<'p> Memory<'p> {
                 self.write(*to, Cell::of(made));
             }
             Op::ReduceScatter { element, parts } => {
-                let rows = |part: &ReducePart| match element {
-                    ElementType::F32 => self.gradient(part.weight, part.from),
-                    _ => (self.read(part.from).value, true),
-                };
-                let read: Vec<_> = parts.iter().map(rows).collect();
+                let read: Vec<_> =
+                    parts.iter().map(|part| self.travelling(*element, part.weight, part.from)).collect();
                 for (part, rows) in parts.iter().zip(read) {
                     self.write(part.to, Cell::of((name, element, part.weight, rows)));
+                }
+            }
+            // All ranks do the same, so what peers give is what this rank gives.
+            Op::ExchangeGradient { element, parts } => {
+                let read: Vec<_> =
+                    parts.iter().map(|part| self.travelling(*element, part.weight, part.from)).collect();
+                for (part, rows) in parts.iter().zip(read) {
+                    self.write(part.to, Cell::of((name, element, part.weight, rows)));
+                }
+            }
+            // Slices of several gradients are a sum of other contributions; the terms of both are in it.
+            Op::SumGradient { element, parts } => {
+                for part in parts {
+                    let own = self.travelling(*element, part.weight, part.own);
+                    let sum = Cell::of((name, element, part.weight, own, self.maybe(part.landed)));
+                    let made = match part.target {
+                        SumTarget::Rows => sum,
+                        SumTarget::First => Cell::of(("mean", sum)),
+                        SumTarget::More => Cell::of(("mean", sum, self.read(part.into))),
+                    };
+                    self.write(part.into, made);
                 }
             }
             Op::RoundGradient { weight, from, to } => {
@@ -304,6 +322,14 @@ impl<'p> Memory<'p> {
                 states.iter().for_each(|state| self.update(by, state));
             }
             other => panic!("{} has no meaning here yet", other.name()),
+        }
+    }
+
+    /// The rows of a gradient as it travels, and whether what lies behind them is zero, as it is of a rounded one.
+    fn travelling(&self, element: ElementType, weight: WeightId, slot: SlotId) -> (Term, bool) {
+        match element {
+            ElementType::F32 => self.gradient(weight, slot),
+            _ => (self.read(slot).value, true),
         }
     }
 

@@ -5,7 +5,7 @@
 use warpweft::format::{ElementType, Orientation};
 use warpweft::id::{BucketId, SlotId, WeightId};
 use warpweft::model::Group;
-use warpweft::op::{MasterOperand, Op, Reduction};
+use warpweft::op::{MasterOperand, Op, Reduction, SumTarget};
 use warpweft::plan::StepPlan;
 
 use crate::random_programs::Draw;
@@ -19,9 +19,13 @@ pub(crate) fn slots_of(op: &mut Op) -> Vec<&mut SlotId> {
         | Op::Transpose { from, to, .. } => vec![from, to],
         Op::AllGather { parts } => parts.iter_mut().flat_map(|part| [&mut part.from, &mut part.to]).collect(),
         Op::GatherChunk { part, .. } => vec![&mut part.from, &mut part.to],
-        Op::ReduceScatter { parts, .. } => {
+        Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } => {
             parts.iter_mut().flat_map(|part| [&mut part.from, &mut part.to]).collect()
         }
+        Op::SumGradient { parts, .. } => parts
+            .iter_mut()
+            .flat_map(|part| [&mut part.own, &mut part.into].into_iter().chain(&mut part.landed))
+            .collect(),
         Op::AddGradient { from, into, .. } | Op::Accumulate { from, into, .. } => vec![from, into],
         Op::ClearFault { fault } => vec![fault],
         Op::ZeroPadding { gradient, .. } => vec![gradient],
@@ -95,7 +99,11 @@ pub(crate) fn lose_operand(op: &mut Op, draw: &mut Draw) -> Option<()> {
         },
         Op::Dequantize { tensor_scale, .. } => absent(tensor_scale),
         Op::AllGather { parts } if parts.len() > 1 => one(parts, draw),
-        Op::ReduceScatter { parts, .. } if parts.len() > 1 => one(parts, draw),
+        Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } if parts.len() > 1 => {
+            one(parts, draw)
+        }
+        Op::SumGradient { parts, .. } if parts.len() > 1 && draw.one_in(2) => one(parts, draw),
+        Op::SumGradient { parts, .. } => absent(&mut parts.first_mut()?.landed),
         Op::GradNorm { main_grads, .. } => one(main_grads, draw),
         Op::Adam { states, .. } => one(states, draw),
         _ => None,
@@ -132,7 +140,21 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
             2 => chunk.begin = chunk.begin.saturating_sub(64),
             _ => chunk.end -= 64.min(chunk.end - chunk.begin - 1),
         },
-        Op::ReduceScatter { element, .. } => *element = other(*element),
+        Op::ReduceScatter { element, .. } | Op::ExchangeGradient { element, .. } => {
+            *element = other(*element);
+        }
+        Op::SumGradient { element, parts } => {
+            let part = draw.below(parts.len());
+            let targets = [SumTarget::Rows, SumTarget::First, SumTarget::More];
+            match draw.below(3) {
+                0 => *element = other(*element),
+                _ => {
+                    let others: Vec<_> =
+                        targets.into_iter().filter(|target| *target != parts[part].target).collect();
+                    parts[part].target = *draw.of(&others)?;
+                }
+            }
+        }
         Op::Dequantize { orientation, values, .. } => match draw.below(2) {
             0 => turned(orientation),
             _ => *values = other(*values),
@@ -170,7 +192,10 @@ pub(crate) fn change_subject(plan: &mut StepPlan, task: usize, draw: &mut Draw) 
     match &mut tasks[task].op {
         Op::AllGather { parts } => return rename(&mut parts.first_mut()?.weight),
         Op::GatherChunk { part, .. } => return rename(&mut part.weight),
-        Op::ReduceScatter { parts, .. } => return rename(&mut parts.first_mut()?.weight),
+        Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } => {
+            return rename(&mut parts.first_mut()?.weight);
+        }
+        Op::SumGradient { parts, .. } => return rename(&mut parts.first_mut()?.weight),
         Op::ZeroPadding { weight, .. }
         | Op::Transpose { weight, .. }
         | Op::Dequantize { weight, .. }

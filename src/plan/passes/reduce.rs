@@ -3,8 +3,8 @@
 //! Law (PL-4): every gradient a call writes is reduced and accumulated exactly once. Gradients of a sharded weight
 //! that the policy reduces together ([`ReduceEvery`]) are added to the first of them, in its slot, one step behind
 //! compute each. What is complete is exchanged as many calls behind compute as the timetable says, among the ranks of a
-//! replica, and summed by a task of each rank one call further, which accumulates as well. Where there are several replicas it leaves the sums
-//! as they are; right behind it they are summed over the replicas, in f32, and one more call further they are
+//! replica; right behind that it is summed by a task of each rank, which accumulates as well. Where there are several replicas that task
+//! leaves the sums as they are; right behind it they are summed over the replicas, in f32, and one call further they are
 //! accumulated. Where collectives sum ([`Policy::collectives_sum`]), the reduction is one task, the sum over the replicas stands right behind it, and
 //! accumulation one call further. A replica of one rank exchanges nothing. A replicated weight's gradient is accumulated locally, and one
 //! all-reduce over all ranks carries all of them together. The first contribution of a step overwrites. Gradients of one group that one call
@@ -96,29 +96,28 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, behind: usize)
     let mesh = draft.weights.mesh;
     let element = draft.policy.reduce_dtype.element();
     let subject = of_group(&name, parts.len().max(sums.len()));
+    let (reduced, collective) = (stage + behind, sums.is_empty());
     // Where nothing travels a sum waits for the call alone.
-    let summed = if parts.is_empty() { stage + 1 } else { stage + behind + 1 };
-    let mut reduced = stage + behind;
+    let summed = if parts.is_empty() { stage + 1 } else { reduced };
     if !parts.is_empty() {
         let bytes = wire_bytes(elements, element, mesh, Group::Shard);
-        let op = match sums.is_empty() {
+        let op = match collective {
             true => Op::ReduceScatter { element, parts },
             false => Op::ExchangeGradient { element, parts },
         };
         let task = DraftTask::collective(op, subject.clone(), Carrier::Reduce, bytes);
-        draft.add(stage + behind, Section::Reduce, task);
+        draft.add(reduced, Section::Reduce, task);
     }
-    let over = if sums.is_empty() { Section::Reduce } else { Section::Replicas };
-    if !sums.is_empty() {
+    if !collective {
         let op = Op::SumGradient { element, parts: sums };
         draft.add(summed, Section::Sum, DraftTask::local(op, subject.clone(), Carrier::Quantize));
-        reduced = reduced.max(summed);
     }
     if !over_replicas.is_empty() {
         let group = Group::Replicate;
         let bytes = wire_bytes(elements, ElementType::F32, mesh, group);
         let op = Op::AllReduce { reduction: Reduction::Sum, group, pairs: over_replicas };
-        draft.add(reduced, over, DraftTask::collective(op, subject, Carrier::Reduce, bytes));
+        let section = if collective { Section::Reduce } else { Section::Replicas };
+        draft.add(reduced, section, DraftTask::collective(op, subject, Carrier::Reduce, bytes));
     }
     for rows in rows {
         let into = draft.slot(Content::MainGrad(rows.weight));

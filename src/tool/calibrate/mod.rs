@@ -384,7 +384,8 @@ impl Bench<'_, '_> {
         // How long collectives take decides how long products should.
         let short = self.observe(what, &programs::chain(shape, plain, 8)?)?;
         let short = Alone::of(&[&short]);
-        let wanted = 2.0 * short.longest("reduce-scatter").max(short.longest("all-gather"));
+        let collectives = ["exchange gradient", "reduce-scatter", "all-gather"];
+        let wanted = 2.0 * collectives.map(|op| short.longest(op)).into_iter().fold(0.0, f64::max);
         let tokens = Self::tokens(shape, flops, plain, wanted);
         let run = [self.beside(what, shape, plain, tokens, false)?];
         let compute = contention::factor(&run, delays, Side::Compute, Side::Collective);
@@ -394,13 +395,14 @@ impl Bench<'_, '_> {
             self.observe("gathers beside reductions", &programs::beside(BESIDE, shape, plain, 8, 2)?)?;
         let collectives = contention::collectives(&two, &short);
 
-        // Products that are longer than accumulations, and such as these fall behind.
+        // Products that are longer than sums of gradients, and such as these fall behind.
         let what = "kernels beside products, on one rank";
         let format = Format::NVFP4_2D;
         let quantized = Arithmetic { backward: Orientation::Columnwise, ..self.subject.arithmetic(format) };
         let short = Experiment { alone: true, ..programs::chain(shape, quantized, 8)? };
         let short = self.observe(what, &short)?;
-        let longest = Alone::of(&[&short]).longest("accumulate");
+        let short = Alone::of(&[&short]);
+        let longest = short.longest("sum gradient").max(short.longest("accumulate"));
         let tokens = [3.0, 0.5].map(|times| Self::tokens(shape, flops, quantized, times * longest));
         let [long, short] = tokens.map(|tokens| self.beside(what, shape, quantized, tokens, true));
         let runs = [long?, short?];
