@@ -2,7 +2,7 @@
 //!
 //! Law: a slot *lives* from its first to its last access in T. It *holds* its place from its
 //! writer's earliest permitted start (behind its lane's task before, the content it reads and its
-//! release; what goes on with what an exchange or reduction brought, as a sum over replicas does, starts as early as that) until the compute lane is known to have passed its last access: a transposition on
+//! release; what goes on with what an exchange or reduction brought, as a sum over replicas does, starts as early as that; what an exchange brings, behind the sum before it) until the compute lane is known to have passed its last access: a transposition on
 //! another lane counts as over when the call that consumes its result is issued. Two slots share
 //! bytes only if one's hold ends before the other's begins: so sharing never takes back the
 //! prefetch it serves, and a late prefetch never stalls a call that does not need it. Only a budget that holds do not fit cuts them
@@ -14,6 +14,7 @@ use super::dependences::TaskAccesses;
 use super::packing::{Item, pack};
 use crate::id::{LaneId, SlotId, TaskId};
 use crate::layout::{ALIGNMENT, Content, Residency, Slot};
+use crate::model::Access;
 
 /// An arena is small enough at one part in so many over its live bytes.
 const ENOUGH: usize = 20;
@@ -65,16 +66,27 @@ pub(super) fn holds(
     let mut last_on_lane: BTreeMap<LaneId, usize> = BTreeMap::new();
     let mut starts: Vec<usize> = Vec::with_capacity(tasks.len());
     let mut goes_on: Vec<bool> = Vec::with_capacity(tasks.len());
+    let mut last_sum: Option<usize> = None;
     for (position, accesses) in tasks.iter().enumerate() {
         let lane_before = last_on_lane.insert(lanes_of[position], position);
         let content = accesses.iter().filter(|(_, access)| access.reads());
         let content = content.filter_map(|(slot, _)| last_writer[slot.index()]).max();
-        let made_rows = accesses.iter().any(|(slot, access)| access.writes() && is_rows(slots, *slot));
+        let made_rows = accesses.iter().any(|(slot, access)| access.writes() && has(slots, *slot, is_rows));
         // Rows of a gradient on their way, of what a collective brought or of such rows: their task may begin as early as that.
         let brought = |before: &usize| ![compute, quantize].contains(&lanes_of[*before]) || goes_on[*before];
         let from = content.filter(|before| made_rows && brought(before));
         goes_on.push(from.is_some());
-        let released = releases[position].map_or(0, |release| release.index() + 1);
+        // What lands may take the place of what landed before, once that is summed.
+        let landed = |wanted: fn(Access) -> bool| {
+            let mut slots_of = accesses.iter().filter(|(_, access)| wanted(*access));
+            slots_of
+                .any(|(slot, _)| has(slots, *slot, |content| matches!(content, Content::LandedGradient(..))))
+        };
+        let summed = last_sum.filter(|_| landed(Access::writes)).map_or(0, |sum| sum + 1);
+        if landed(Access::reads) {
+            last_sum = Some(position);
+        }
+        let released = releases[position].map_or(0, |release| release.index() + 1).max(summed);
         let behind = || content.max(lane_before).map_or(0, |before| before + 1);
         let start = from.map_or_else(behind, |before| starts[before]).max(released);
         starts.push(start);
@@ -93,10 +105,13 @@ pub(super) fn holds(
     holds
 }
 
-/// Is the slot for rows of a gradient that are not accumulated yet?
-fn is_rows(slots: &[Slot], slot: SlotId) -> bool {
-    let content = slots.get(slot.index()).map(|slot| slot.content);
-    matches!(content, Some(Content::ReducedGradient(..) | Content::SummedGradient(..)))
+fn has(slots: &[Slot], slot: SlotId, wanted: impl Fn(Content) -> bool) -> bool {
+    slots.get(slot.index()).is_some_and(|slot| wanted(slot.content))
+}
+
+/// Rows of a gradient that are not accumulated yet.
+const fn is_rows(content: Content) -> bool {
+    matches!(content, Content::ReducedGradient(..) | Content::SummedGradient(..))
 }
 
 /// Places every transient slot behind `base`; returns the bytes of the transient region.

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::Prefetch;
 use crate::config::{AcrossMicroBatches, Backward, Columnwise, Reduce, ReduceDtype, ReduceEvery};
+use crate::format::ElementType;
 use crate::id::{CommId, CommSeq, EventId, LaneId, SlotId, TaskId, Version};
 use crate::layout::{ArenaLayout, Binding, Lane, LaneKind, Residency, Settings, Weights};
 use crate::model::{BufferSpec, Call};
@@ -41,10 +42,11 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Does the collective that carries gradients sum them? A library that does sums bf16 in bf16, so it is left to sum f32 alone.
+    /// Does the collective that carries gradients in this type sum them? A library that does sums bf16 in bf16, so it is left to sum f32
+    /// alone.
     #[must_use]
-    pub fn collectives_sum(&self) -> bool {
-        (self.reduce, self.reduce_dtype) == (Reduce::Nccl, ReduceDtype::F32)
+    pub fn collectives_sum(&self, element: ElementType) -> bool {
+        (self.reduce, element) == (Reduce::Nccl, ElementType::F32)
     }
 }
 

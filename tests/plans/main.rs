@@ -151,7 +151,7 @@ fn a_budget_below_the_plan_names_what_is_alive() {
     assert_eq!(waiting.bounds.live_bytes, free.bounds.live_bytes);
     let short = Policy { budget: Some(free.bounds.live_bytes - 1), ..policy(2) };
     let error = StepPlan::build(&program, &short, mesh).unwrap_err().to_string();
-    assert!(error.contains("memory.budget") && error.contains("gradient of"), "{error}");
+    assert!(error.contains("memory.budget") && error.contains("(16.00 KiB)"), "{error}");
 }
 
 /// PL-6: sharing bytes costs little beside the bound no layout can beat.

@@ -16,7 +16,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::{of_group, wire_bytes};
-use crate::config::{ReduceDtype, ReduceEvery};
+use crate::config::{Reduce, ReduceDtype, ReduceEvery};
 use crate::format::ElementType;
 use crate::id::{CallId, GroupId, MicroBatchId, SlotId, WeightId};
 use crate::layout::Content;
@@ -37,6 +37,8 @@ struct Span {
 struct Collected {
     group: Option<GroupId>,
     name: String,
+    /// In what it travels.
+    element: ElementType,
     elements: usize,
     /// What travels; empty where a replica is one rank that sums by itself.
     parts: Vec<ReducePart>,
@@ -92,13 +94,17 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, behind: usize) {
 
 /// Adds a reduction over the ranks of a replica, that over the replicas where there are several, and the accumulation.
 fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, behind: usize) {
-    let Collected { name, elements, parts, sums, over_replicas, rows, .. } = reduction;
+    let Collected { name, element, elements, parts, sums, over_replicas, rows, .. } = reduction;
     let mesh = draft.weights.mesh;
-    let element = draft.policy.reduce_dtype.element();
     let subject = of_group(&name, parts.len().max(sums.len()));
     let (reduced, collective) = (stage + behind, sums.is_empty());
-    // Where nothing travels a sum waits for the call alone.
-    let summed = if parts.is_empty() { stage + 1 } else { reduced };
+    // Where nothing travels a sum waits for the call alone. Where collectives sum what travels in f32, all contributions of a weight are
+    // accumulated in one section, whoever sums them: so in program order.
+    let (summed, section) = match (parts.is_empty(), draft.policy.reduce) {
+        (_, Reduce::Nccl) if over_replicas.is_empty() => (reduced + 1, Section::Accumulate),
+        (true, _) => (stage + 1, Section::Sum),
+        (false, _) => (reduced, Section::Sum),
+    };
     if !parts.is_empty() {
         let bytes = wire_bytes(elements, element, mesh, Group::Shard);
         let op = match collective {
@@ -110,7 +116,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, behind: usize)
     }
     if !collective {
         let op = Op::SumGradient { element, parts: sums };
-        draft.add(summed, Section::Sum, DraftTask::local(op, subject.clone(), Carrier::Quantize));
+        draft.add(summed, section, DraftTask::local(op, subject.clone(), Carrier::Quantize));
     }
     if !over_replicas.is_empty() {
         let group = Group::Replicate;
@@ -162,11 +168,12 @@ fn collect(
         draft.add(stage + 1, Section::AddGradients, task);
         from = to;
     }
+    let element = draft.policy.reduce_dtype.element();
     let group = draft.weights.layout(weight).group;
     match collected.iter_mut().find(|other| group.is_some() && other.group == group) {
         Some(reduction) => reduction.take(draft, weight, from, (first, begins)),
         None => {
-            let mut reduction = Collected::new(group, name);
+            let mut reduction = Collected::new(group, name, element);
             reduction.take(draft, weight, from, (first, begins));
             collected.push(reduction);
         }
@@ -174,10 +181,11 @@ fn collect(
 }
 
 impl Collected {
-    fn new(group: Option<GroupId>, name: &str) -> Self {
+    fn new(group: Option<GroupId>, name: &str, element: ElementType) -> Self {
         Self {
             group,
             name: name.to_owned(),
+            element,
             elements: 0,
             parts: Vec::new(),
             sums: Vec::new(),
@@ -191,15 +199,14 @@ impl Collected {
         let (name, label) = (draft.name(weight), draft.calls[call.index()].label());
         self.elements = self.elements.saturating_add(draft.weights.layout(weight).stored_elements());
         let mesh = draft.weights.mesh;
-        let (collective, replicated) = (draft.policy.collectives_sum(), mesh.replicas() > 1);
+        let (collective, replicated) = (draft.policy.collectives_sum(self.element), mesh.replicas() > 1);
         let reduced = (collective || replicated).then(|| {
             let named = format!("{name} reduced gradient of {label}");
             draft.transient(named, Content::ReducedGradient(weight, call))
         });
         let landed = (!collective && mesh.shards() > 1).then(|| {
             let named = format!("{name} gradient of {label} from others");
-            let element = draft.policy.reduce_dtype.element();
-            draft.transient(named, Content::LandedGradient(weight, call, element))
+            draft.transient(named, Content::LandedGradient(weight, call, self.element))
         });
         let travels_to = if collective { reduced } else { landed };
         self.parts.extend(travels_to.map(|to| ReducePart { weight, from, to }));
