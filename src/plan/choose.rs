@@ -127,7 +127,9 @@ fn pace(
                 | Op::AllReduce { group: Group::Replicate, .. },
                 _,
             ) => {
-                let made = stage.saturating_sub(behind + 1).min(calls.saturating_sub(1));
+                // An exchange stands one call before its sum.
+                let ahead = usize::from(matches!(task.op, Op::ExchangeGradient { .. }) && behind > 1);
+                let made = stage.saturating_sub(behind + 1 - ahead).min(calls.saturating_sub(1));
                 pace.reductions[made] += beside;
             }
             _ => {}

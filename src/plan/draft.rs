@@ -28,9 +28,9 @@ pub(super) enum Carrier {
 
 /// The order of work inside a stage.
 ///
-/// Reductions stand as many calls behind their own as the timetable says (`reduce_behind`, 2 unless `auto` finds better), with the sums of what they
-/// bring: so a gather released in between is never queued behind the reduction. What was summed elsewhere is accumulated one call further, so
-/// that a transposition never stands behind an accumulation that waits for its reduction.
+/// Gradients are summed as many calls behind their own as the timetable says (`reduce_behind`, 2 unless `auto` finds better), by a reduction that sums
+/// or behind an exchange that stands one call before, so what lands is alive while a call runs beside it. What a reduction summed is accumulated one call
+/// further, so that a transposition never stands behind an accumulation that waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Section {
     /// Copies of inputs out of staging.
@@ -47,12 +47,16 @@ pub(super) enum Section {
     Outputs,
     /// Gradients of the call before added to those they are reduced with.
     AddGradients,
+    /// Sums of what an earlier stage brought.
+    Sum,
+    /// Sums over the replicas of these.
+    Replicas,
     /// Reductions of a call some calls before.
     Reduce,
-    /// Sums of what reductions bring here.
-    Sum,
-    /// Sums over the replicas of what was summed here.
-    Replicas,
+    /// Sums of what this stage brings.
+    SumHere,
+    /// Sums over the replicas of these.
+    ReplicasHere,
     /// Accumulations of what was reduced at the stage before.
     Accumulate,
     /// Everything behind the last call, in the order it was added.
@@ -60,7 +64,7 @@ pub(super) enum Section {
 }
 
 impl Section {
-    const COUNT: usize = 12;
+    const COUNT: usize = 14;
 }
 
 /// A task before it has a number.

@@ -57,6 +57,7 @@ fn a_gradient_added_twice_on_the_rank_is_refused() {
 #[test]
 fn a_sum_that_is_reduced_before_all_are_added_is_missed() {
     let mut plan = step();
+    spread(&mut plan);
     let embedding = weight(&plan, "embedding");
     let reduction = position(
         &plan,

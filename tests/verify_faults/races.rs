@@ -98,13 +98,13 @@ fn a_gradient_overwritten_while_its_reduction_reads_it_is_refused() {
     let mut plan = nvfp4_training();
     let reduced = position(&plan, 0, is_reduction);
     let from = crate::edit::reduced(&mut plan, reduced).from;
-    let next = call(&plan, "embed.backward");
+    let next = call(&plan, "block.1.backward");
     assert!(next > reduced || plan.tasks[next].lane != plan.tasks[reduced].lane);
     let Op::Compute { operands, .. } = &plan.tasks[next].op else { unreachable!() };
     let gradient =
         operands.iter().find(|operand| operand.access == warpweft::model::Access::Write).unwrap().slot;
     plan.arena.slots[gradient.index()].region.offset = plan.arena.region(from).offset;
-    refused(&plan, &["PL-3", "exchange gradient of embedding", "embed.backward", "nothing makes"]);
+    refused(&plan, &["PL-3", "exchange gradient of embedding", "block.1.backward", "nothing makes"]);
 }
 
 /// PL-3. Slots conflict in bytes even where they are not the same: one byte is enough.

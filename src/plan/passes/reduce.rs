@@ -2,11 +2,11 @@
 //!
 //! Law (PL-4): every gradient a call writes is reduced and accumulated exactly once. Gradients of a sharded weight
 //! that the policy reduces together ([`ReduceEvery`]) are added to the first of them, in its slot, one step behind
-//! compute each. What is complete is exchanged as many calls behind compute as the timetable says, among the ranks of a
-//! replica; right behind that it is summed by a task of each rank, which accumulates as well. Where there are several replicas that task
+//! compute each. What is complete is summed as many calls behind compute as the timetable says, by a task of each rank, which accumulates
+//! as well; it is exchanged among the ranks of a replica one call before. Where there are several replicas that task
 //! leaves the sums as they are; right behind it they are summed over the replicas, in f32, and one call further they are
-//! accumulated. Where collectives sum ([`Policy::collectives_sum`]), the reduction is one task, the sum over the replicas stands right behind it, and
-//! accumulation one call further. A replica of one rank exchanges nothing. A replicated weight's gradient is accumulated locally, and one
+//! accumulated. Where collectives sum ([`Policy::collectives_sum`]), the reduction is one task in the place of that sum, the sum over the replicas
+//! stands right behind it, and accumulation one call further. A replica of one rank exchanges nothing. A replicated weight's gradient is accumulated locally, and one
 //! all-reduce over all ranks carries all of them together. The first contribution of a step overwrites. Gradients of one group that one call
 //! completes are one collective, and one sum.
 //!
@@ -98,12 +98,17 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, behind: usize)
     let mesh = draft.weights.mesh;
     let subject = of_group(&name, parts.len().max(sums.len()));
     let (reduced, collective) = (stage + behind, sums.is_empty());
+    // An exchange has a call to itself before what it brings is summed.
+    let travels = if collective { reduced } else { stage + behind.saturating_sub(1).max(1) };
+    let at_once = travels.min(draft.tail()) == reduced.min(draft.tail());
+    let (sum, over) =
+        if at_once { (Section::SumHere, Section::ReplicasHere) } else { (Section::Sum, Section::Replicas) };
     // Where nothing travels a sum waits for the call alone. Where collectives sum what travels in f32, all contributions of a weight are
     // accumulated in one section, whoever sums them: so in program order.
     let (summed, section) = match (parts.is_empty(), draft.policy.reduce) {
         (_, Reduce::Nccl) if over_replicas.is_empty() => (reduced + 1, Section::Accumulate),
-        (true, _) => (stage + 1, Section::Sum),
-        (false, _) => (reduced, Section::Sum),
+        (true, _) => (stage + 1, sum),
+        (false, _) => (reduced, sum),
     };
     if !parts.is_empty() {
         let bytes = wire_bytes(elements, element, mesh, Group::Shard);
@@ -112,7 +117,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, behind: usize)
             false => Op::ExchangeGradient { element, parts },
         };
         let task = DraftTask::collective(op, subject.clone(), Carrier::Reduce, bytes);
-        draft.add(reduced, Section::Reduce, task);
+        draft.add(travels, Section::Reduce, task);
     }
     if !collective {
         let op = Op::SumGradient { element, parts: sums };
@@ -122,7 +127,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, behind: usize)
         let group = Group::Replicate;
         let bytes = wire_bytes(elements, ElementType::F32, mesh, group);
         let op = Op::AllReduce { reduction: Reduction::Sum, group, pairs: over_replicas };
-        let section = if collective { Section::Reduce } else { Section::Replicas };
+        let section = if collective { Section::Reduce } else { over };
         draft.add(reduced, section, DraftTask::collective(op, subject, Carrier::Reduce, bytes));
     }
     for rows in rows {
