@@ -151,7 +151,10 @@ fn compact_scale_rows_spread_over_their_plane_in_place_or_from_outside() {
             let mut shapes = shapes(format);
             if format == Format::NVFP4_2D {
                 // More rows of tiles than a block keeps at a time.
-                shapes.push(Shape::new(16 * 5000, 64));
+                shapes.extend(
+                    [(16 * 5000, 64), (16 * 5000, 256), (16 * 1100, 1280)]
+                        .map(|(rows, cols)| Shape::new(rows, cols)),
+                );
             }
             let planes: Vec<Vec<u8>> = shapes
                 .iter()
