@@ -111,7 +111,9 @@ impl Binder<'_> {
     /// The rows of a gradient slot beyond the weight's own.
     fn padding(&self, weight: WeightId, gradient: SlotId) -> Result<Region, Refusal> {
         let shard = self.weight(weight)?.shard;
-        let row = shard.shape.cols * size_of::<f32>();
+        let content = self.binding.arena.slot(gradient).content;
+        let element = content.gradient_element().ok_or_else(|| format!("{gradient} is for no gradient"))?;
+        let row = shard.shape.cols * element.bytes();
         let all = self.bytes(gradient, shard.padded_rows() * row)?;
         let real = shard.shape.rows * row;
         all.part(real, all.bytes.saturating_sub(real))
