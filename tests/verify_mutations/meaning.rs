@@ -16,7 +16,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use warpweft::id::{RankId, SlotId, WeightId};
 use warpweft::layout::{Content, Region, Residency};
 use warpweft::model::Role;
-use warpweft::op::{AdamOperand, MasterOperand, Op, OperandRole, ReducePart};
+use warpweft::op::{AdamOperand, MasterOperand, Op, OperandRole};
 use warpweft::plan::StepPlan;
 
 /// A value, as the fingerprint of how it came to be.

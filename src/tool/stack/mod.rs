@@ -24,7 +24,7 @@
 //! |---|---|
 //! | `shape`, `values` | sizes of the stack, and the numbers it begins with |
 //! | `layers` | the mathematics of a block, on lent memory |
-//! | `resident` | weights in memory, no session: on a queue, and as one CUDA graph |
+//! | `resident`, `gradient` | weights in memory, no session: on a queue, and as one CUDA graph |
 //! | `program`, `closure` | the stack as a step program, and its calls |
 //! | `variant`, `sharded` | what is varied, and a session of it |
 //! | `report` | the table and the JSON |
@@ -34,6 +34,7 @@
 
 mod closure;
 mod error;
+mod gradient;
 mod layers;
 mod program;
 mod report;
@@ -54,6 +55,7 @@ pub use variant::{Ahead, Ending, Mode, StackFormat};
 
 use crate::backend::cuda::DeviceOrdinal;
 use crate::config::{Config, ReduceDtype, Transport, pattern_matches};
+use crate::format::ElementType;
 use crate::linear::Device;
 use crate::trace::median;
 
@@ -80,7 +82,9 @@ pub struct StackOptions {
     pub endings: Vec<Ending>,
     /// Patterns of names of which a variant matches one; all of them when empty.
     pub only: Vec<String>,
-    /// In what gradients travel.
+    /// In what calls write weight gradients, those of the resident stack too: f32 or bf16.
+    pub gradients: ElementType,
+    /// In what gradients travel that were written in f32; those in bf16 travel as they are.
     pub reduce_dtype: ReduceDtype,
     /// The configuration the variants change.
     pub config: Option<PathBuf>,
@@ -97,13 +101,16 @@ impl StackOptions {
 /// Measures the resident stack, then every variant. `say` is told what is measured; `stop` ends it between two steps.
 ///
 /// # Errors
-/// [`StackError`] when nothing can be measured: no such GPUs, a configuration that is refused, patterns that match nothing, the
+/// [`StackError`] when nothing can be measured: gradients in bf16 that were to travel in f32, no such GPUs, a configuration that is refused, patterns that match nothing, the
 /// resident stack failing. A variant that fails is a row of the report.
 pub fn bench_stack(
     options: &StackOptions,
     stop: &AtomicBool,
     say: &mut dyn FnMut(&str),
 ) -> Result<StackReport, StackError> {
+    if options.reduce_dtype.travels(options.gradients) != options.reduce_dtype.element() {
+        return Err(StackError::Gradients);
+    }
     let found = DeviceOrdinal::all()?;
     let Some(gpus) = found.get(..options.gpus).filter(|gpus| !gpus.is_empty()) else {
         return Err(StackError::Gpus { asked: options.gpus, found: found.len() });
@@ -124,7 +131,7 @@ pub fn bench_stack(
     let _contexts: Vec<Device> = gpus.iter().map(|gpu| Device::open(*gpu)).collect::<Result<_, _>>()?;
     let pace = Pace { warm: options.warm, steps: options.steps };
     say(&format!("resident: {} on {} GPUs", options.shape, gpus.len()));
-    let rows = resident::measure(&options.shape, gpus, pace, stop)?;
+    let rows = resident::measure((&options.shape, options.gradients), gpus, pace, stop)?;
     let mut report = StackReport::new(options, rows);
     report.rows().iter().for_each(|row| say(&row.line()));
     for (number, session) in variants.iter().enumerate() {

@@ -38,10 +38,12 @@ pub(super) fn measure(
             return Err(StackError::Gpus { asked: options.gpus, found: 0 });
         };
         let recipe = Recipe::best_for(format, first.compute_capability()?);
-        let (declaration, programs) = declare(&shape, format, recipe, endings)?;
+        let computed = (recipe, options.gradients);
+        let (declaration, programs) = declare(&shape, format, computed, endings)?;
         let devices = gpus.to_vec();
-        let closure =
-            move |rank: RankId| Closure::new(Arc::clone(&declaration), &shape, recipe, devices[rank.index()]);
+        let closure = move |rank: RankId| {
+            Closure::new(Arc::clone(&declaration), &shape, computed, devices[rank.index()])
+        };
         let builder = Session::builder(variant.config(base, options), closure).initialize(initialize(shape));
         let builder = programs.into_iter().fold(builder, |builder, program| builder.program(program));
         let mut session = builder.start_cuda(gpus.to_vec()).await?;
