@@ -5,6 +5,9 @@
 //!   contribution reaches its owner undivided, waits in the landing ([`super::landing`]), and one kernel sums.
 //! - A way says in which *stages* a collective goes, as data; this file makes commands of stages and knows no way. All
 //!   ranks have the same stages, so what a stage says of this rank and its peers fits together (`simulated.rs`).
+//! - A gather of planes brings the peers' parts; whether the own one is written too is the way's affair, and nobody relies on it. Among
+//!   neighbours it launches no kernel, so the lane waits for peers and for nothing that computes: meetings are operations on the stream's memory,
+//!   and engines move the bytes.
 //! - Memory of peers is written between two meetings (PL-8, see [`super::signal`]): parts of weights and gradients by copy
 //!   engines, which need no multiprocessor; the many small values of an all-reduce by one kernel.
 //! - A rank writes and never reads peers, so its copies run on engines that no other rank queues for. Copies *from*
@@ -23,7 +26,7 @@ use std::sync::Arc;
 
 use super::command::Command;
 use super::failure::CudaFailure;
-use super::kernels::{CombineOperand, CopyOperand, ExpandOperand, Kernels};
+use super::kernels::{CombineOperand, CopyOperand, Kernels};
 use super::nccl::{Communicator, Transfer};
 use super::options::Transport;
 use super::signal::{Meeting, MemoryOperations, Signals};
@@ -79,28 +82,14 @@ pub(super) struct Route<'a> {
 impl Route<'_> {
     /// The commands of one collective.
     pub(super) fn collective(&self, kernels: &Kernels, op: &Collective) -> Result<Vec<Command>, CudaFailure> {
-        if let Pull::Chunk(..) = &op.pull {
+        if let Pull::Chunk(_) = &op.pull {
             return Err(CudaFailure::Refused(
                 "gathers in chunks have no transport on GPUs yet; remove prefetch.chunk".to_owned(),
             ));
         }
-        let own = self.view.own();
         let mut commands = Vec::new();
         for stage in stages(&self.view, self.transport, self.reduce, &op.pull) {
             commands.extend(self.commands(kernels, stage)?);
-        }
-        if let Pull::Gather(moves) = &op.pull {
-            for part in moves {
-                let filled = part.from.bytes * self.view.hosts.ranks();
-                let rest = part.to.part(filled, part.to.bytes - filled).unwrap_or_default();
-                commands.extend(Command::zero(own, rest));
-            }
-        }
-        for expand in &op.expand {
-            let plane = own.plus(expand.plane.offset);
-            let operand = ExpandOperand { shape: expand.shape, compact: plane, plane };
-            let launch = kernels.expand_scale(expand.format, expand.orientation, &[operand])?;
-            commands.push(Command::Kernel(launch));
         }
         Ok(commands)
     }
@@ -142,7 +131,9 @@ fn stages(view: &View<'_>, transport: Transport, reduce: Reduce, pull: &Pull) ->
     match (transport, pull) {
         (Transport::Peer, Pull::Gather(moves)) => peer::gather(view, moves),
         // Refused before anybody asks for its stages.
-        (_, Pull::Chunk(..)) => Vec::new(),
+        (_, Pull::Chunk(_)) => Vec::new(),
+        (Transport::Peer, Pull::Records(records)) => peer::records(view, *records),
+        (Transport::Nccl, Pull::Records(records)) => nccl::gather(view, &[*records]),
         (Transport::Peer, Pull::ReduceScatter(element, parts)) => peer::reduce_scatter(view, *element, parts),
         (Transport::Peer, Pull::AllReduce(reduction, moves)) => peer::all_reduce(view, *reduction, moves),
         (Transport::Nccl, Pull::Gather(moves)) => nccl::gather(view, moves),
