@@ -48,6 +48,7 @@ enum What {
 ///
 /// step       from the command to the last rank's answer, devices idle before it; median
 /// ×          over the resident stack's step of the same mode
+/// predicted  the forecast of the variant's plan on --cluster, and by how much it is off
 /// host       until everything is enqueued, on the slowest rank
 /// exposed    a collective runs and the compute lane runs nothing; only with --traces, which time every task
 /// wire       bytes that a rank receives in a step
@@ -115,6 +116,10 @@ struct Stack {
     /// The configuration that variants change; the environment (WARPWEFT_…) is read as well
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+
+    /// A preset or a file that `warpweft calibrate` wrote: what `auto` counts with, and steps are predicted with
+    #[arg(long, value_name = "NAME|FILE")]
+    cluster: Option<String>,
 
     /// Write a chrome trace of every session into this folder; timing all tasks costs time
     #[arg(long, value_name = "FOLDER")]
@@ -254,6 +259,7 @@ impl Stack {
                 DtypeName::Bf16 => ReduceDtype::Bf16,
             },
             config: self.config,
+            cluster: self.cluster,
             traces: self.traces,
         };
         (self.json, options)

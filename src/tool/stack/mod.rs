@@ -53,8 +53,10 @@ pub use shape::StackShape;
 pub use variant::{Ahead, Ending, Mode, StackFormat};
 
 use crate::backend::cuda::DeviceOrdinal;
+use crate::cluster::{Cluster, PRESETS, named};
 use crate::config::{Config, ReduceDtype, Transport, pattern_matches};
 use crate::linear::Device;
+use crate::session::SessionError;
 use crate::trace::median;
 
 /// What to measure.
@@ -84,6 +86,9 @@ pub struct StackOptions {
     pub reduce_dtype: ReduceDtype,
     /// The configuration the variants change.
     pub config: Option<PathBuf>,
+    /// The machine that `auto` counts with and that steps are predicted for: a preset or a cluster file. `None` is the configuration's
+    /// for `auto`, and predicts nothing.
+    pub cluster: Option<String>,
     /// A folder for a trace of every sharded variant.
     pub traces: Option<PathBuf>,
 }
@@ -108,7 +113,7 @@ pub fn bench_stack(
     let Some(gpus) = found.get(..options.gpus).filter(|gpus| !gpus.is_empty()) else {
         return Err(StackError::Gpus { asked: options.gpus, found: found.len() });
     };
-    let base = Config::load(options.config.as_deref())?;
+    let setting = Setting::new(options, gpus, stop)?;
     let variants = variant::select(options);
     if variants.is_empty() && !resident::NAMES.iter().any(|name| options.wants(name)) {
         return Err(StackError::NothingMatches { patterns: options.only.join(", ") });
@@ -122,9 +127,8 @@ pub fn bench_stack(
     }
     // Contexts stay open, so that libraries and kernels are loaded once and not by every session.
     let _contexts: Vec<Device> = gpus.iter().map(|gpu| Device::open(*gpu)).collect::<Result<_, _>>()?;
-    let pace = Pace { warm: options.warm, steps: options.steps };
     say(&format!("resident: {} on {} GPUs", options.shape, gpus.len()));
-    let rows = resident::measure(&options.shape, gpus, pace, stop)?;
+    let rows = resident::measure(&options.shape, gpus, setting.pace, stop)?;
     let mut report = StackReport::new(options, rows);
     report.rows().iter().for_each(|row| say(&row.line()));
     for (number, session) in variants.iter().enumerate() {
@@ -132,7 +136,7 @@ pub fn bench_stack(
             return Err(StackError::Interrupted);
         }
         say(&format!("session {} of {}: {}", number + 1, variants.len(), session.variant));
-        for row in measure_variant(options, &base, gpus, pace, session, stop) {
+        for row in measure_variant(&setting, session) {
             let row = report.add(row);
             say(&row.line());
         }
@@ -140,18 +144,45 @@ pub fn bench_stack(
     Ok(report)
 }
 
-/// The rows of one session; rows that say why, where it could not be had.
-fn measure_variant(
-    options: &StackOptions,
-    base: &Config,
-    gpus: &[DeviceOrdinal],
+/// The cluster of that name.
+fn machine(name: &str) -> Result<Cluster, StackError> {
+    let missing = || SessionError::NoCluster {
+        name: name.to_owned(),
+        presets: PRESETS.map(|(name, _)| name).join(", "),
+    };
+    Ok(named(name).ok_or_else(missing)?.map_err(SessionError::from)?)
+}
+
+/// What all sessions of a report have in common.
+struct Setting<'a> {
+    options: &'a StackOptions,
+    base: Config,
+    machine: Option<Cluster>,
+    gpus: &'a [DeviceOrdinal],
     pace: Pace,
-    session: &variant::Selected,
-    stop: &AtomicBool,
-) -> Vec<Measured> {
+    stop: &'a AtomicBool,
+}
+
+impl<'a> Setting<'a> {
+    fn new(
+        options: &'a StackOptions,
+        gpus: &'a [DeviceOrdinal],
+        stop: &'a AtomicBool,
+    ) -> Result<Self, StackError> {
+        let mut base = Config::load(options.config.as_deref())?;
+        if let Some(cluster) = &options.cluster {
+            base.prefetch.cluster.clone_from(cluster);
+        }
+        let machine = options.cluster.as_deref().map(machine).transpose()?;
+        let pace = Pace { warm: options.warm, steps: options.steps };
+        Ok(Self { options, base, machine, gpus, pace, stop })
+    }
+}
+
+/// The rows of one session; rows that say why, where it could not be had.
+fn measure_variant(setting: &Setting<'_>, session: &variant::Selected) -> Vec<Measured> {
     let mut rows = Vec::new();
-    let outcome = sharded::measure(options, base, gpus, pace, session, stop, &mut rows);
-    if let Err(error) = outcome {
+    if let Err(error) = sharded::measure(setting, session, &mut rows) {
         let missing = session.endings.iter().skip(rows.len());
         rows.extend(missing.map(|ending| Measured::failed(session.variant.name(*ending), &error)));
     }

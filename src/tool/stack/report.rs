@@ -17,6 +17,8 @@ pub struct Measured {
     pub products: String,
     /// Median step, milliseconds; `None` for a variant that could not run.
     pub step_ms: Option<f64>,
+    /// The forecast of its plan on the cluster that was named, milliseconds.
+    pub predicted_ms: Option<f64>,
     /// Median time of the host to issue a step on the slowest rank, milliseconds.
     pub host_ms: Option<f64>,
     /// Step over the resident stack's of the same mode, without optimizer.
@@ -52,6 +54,7 @@ impl Measured {
             name,
             products: String::new(),
             step_ms: None,
+            predicted_ms: None,
             host_ms: None,
             ratio: None,
             exposed: None,
@@ -174,6 +177,7 @@ impl fmt::Display for StackReport {
             ("variant", Align::Left),
             ("step ms", Align::Right),
             ("×", Align::Right),
+            ("predicted", Align::Right),
             ("host ms", Align::Right),
             ("exposed", Align::Right),
             ("wire", Align::Right),
@@ -191,6 +195,12 @@ impl fmt::Display for StackReport {
                 row.name.clone(),
                 number(row.step_ms),
                 number(row.ratio),
+                row.predicted_ms.zip(row.step_ms).map_or_else(
+                    || "-".to_owned(),
+                    |(predicted, step)| {
+                        format!("{predicted:.3} ({:+.1} %)", 100.0 * (predicted / step - 1.0))
+                    },
+                ),
                 number(row.host_ms),
                 row.exposed.map_or_else(|| "-".to_owned(), |exposed| format!("{:.1} %", 100.0 * exposed)),
                 size(row.wire_bytes),
