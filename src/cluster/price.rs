@@ -1,7 +1,7 @@
 //! What a task takes by itself.
 //!
 //! Law: an op costs what its accesses say ([`Op::accesses`]) and the cluster charges for it. Bytes of local ops are those of their slots: read or
-//! written once, updated twice. Bytes of collectives are those of the parts that ranks exchange, alignment left out. No price
+//! written once, updated twice. Two touch a known part of a slot, and cost that: padding that is zeroed, and gathered planes that are made whole. Bytes of collectives are those of the parts that ranks exchange, alignment left out. No price
 //! depends on the rank. Planner and simulator ask here, so a forecast and a simulation differ by what they do with prices alone.
 
 use super::{Cluster, Links};
@@ -98,6 +98,19 @@ impl Prices {
             Op::AllReduce { group, pairs, .. } => {
                 let each: Option<Vec<u64>> = pairs.iter().map(|(from, _)| bytes(*from)).collect();
                 self.links(*group).all_reduce_ns(each?.iter().sum())
+            }
+            // The rank's own shards are read and written, and what no rank sends is written.
+            Op::Assemble { parts } => {
+                let shards = work.weights.mesh.size(Group::Shard) as usize;
+                let mut touched = 0usize;
+                for part in parts {
+                    let layout = work.weights.layouts.get(part.weight.index())?;
+                    let own = layout.shard_bytes(part.orientation);
+                    let sent = own.saturating_mul(shards);
+                    let unsent = layout.gathered_bytes(part.orientation).saturating_sub(sent);
+                    touched = touched.saturating_add(own.saturating_mul(2)).saturating_add(unsent);
+                }
+                cluster.memory_ns(touched as u64)
             }
             // Only the rows beyond the weight's own are touched.
             Op::ZeroPadding { weight, gradient } => {

@@ -5,7 +5,7 @@ use warpweft::format::{Directions, ElementType, Format, Orientation, Via, quanti
 use warpweft::id::{BucketId, CallId, RankId, SlotId};
 use warpweft::layout::{Content, PlaneRegions, Region, Residency};
 use warpweft::model::{Group, Placement, WeightSpec};
-use warpweft::op::{NormRecord, Op, Reduction, ShardOperand, Vote};
+use warpweft::op::{GatherPart, NormRecord, Op, Reduction, ShardOperand, Vote};
 
 use super::harness::{COMPUTE, LINK, Plan, QUANTIZE, W, noise, run, sharded};
 
@@ -58,10 +58,9 @@ fn flow(ranks: u32, rows: usize, cols: usize, format: Format, via: Via) -> Flow 
     let mut gathered = Vec::new();
     for ShardOperand { orientation, slot, .. } in shards {
         let to = plan.transient("gathered", Content::Gathered(W, orientation));
-        plan.op(LINK, Op::gather(W, orientation, slot, to));
+        plan.gather(&[GatherPart { weight: W, orientation, from: slot, to }]);
         gathered.push((orientation, to));
     }
-    plan.fence(LINK, COMPUTE);
     let transposed = format.derives_columnwise().is_ok().then(|| {
         let to = plan.transient("transposed", Content::Transposed(W));
         plan.op(COMPUTE, Op::Transpose { weight: W, from: gathered[0].1, to });

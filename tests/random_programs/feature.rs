@@ -39,6 +39,8 @@ pub(crate) fn features() -> Vec<Feature> {
     add("a gather in chunks", |_, plan| {
         plan.tasks.iter().any(|task| matches!(task.op, Op::GatherChunk { .. }))
     });
+    add("planes made whole for a transposition", |_, plan| is_assembled(plan, false));
+    add("planes made whole for a call", |_, plan| is_assembled(plan, true));
     add("a reduction of several weights", |_, plan| {
         plan.tasks.iter().any(|task| matches!(&task.op, Op::ReduceScatter { parts, .. } if parts.len() > 1))
     });
@@ -158,6 +160,12 @@ pub(crate) fn features() -> Vec<Feature> {
         |sample: &Sample, _: &StepPlan| sample.mesh().shards() == 1 && sample.mesh().replicas() > 1;
     all.push(("replicas of one rank each".into(), Box::new(of_one_shard)));
     all
+}
+
+/// Are planes made whole on the compute lane, or on another one?
+fn is_assembled(plan: &StepPlan, computes: bool) -> bool {
+    let mut assembles = plan.tasks.iter().filter(|task| matches!(task.op, Op::Assemble { .. }));
+    assembles.any(|task| (task.lane == plan.compute_lane()) == computes)
 }
 
 /// Does a call of this phase use exactly what an earlier one, forward, uses?

@@ -83,7 +83,7 @@ fn written(plan: &StepPlan, op: &Op, declared: &dyn Fn(SlotId) -> Content) -> Ve
         Op::PartialCast { shards, .. } => {
             shards.iter().for_each(|shard| put(shard.slot, Content::Shard(shard.weight, shard.orientation)));
         }
-        Op::AllGather { parts } => {
+        Op::AllGather { parts } | Op::Assemble { parts } => {
             parts.iter().for_each(|part| put(part.to, Content::Gathered(part.weight, part.orientation)));
         }
         Op::GatherChunk { part, .. } => put(part.to, Content::Gathered(part.weight, part.orientation)),

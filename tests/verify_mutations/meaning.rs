@@ -252,11 +252,19 @@ impl<'p> Memory<'p> {
                     self.write(part.to, Cell::of((name, part.weight, part.orientation, cell)));
                 }
             }
-            // The order is part of the op's meaning: each chunk goes behind those before it, and the last one works on what all brought.
+            // The order is part of the op's meaning: each chunk goes behind those before it.
             Op::GatherChunk { part, chunk } => {
                 let before = (chunk.begin > 0).then(|| self.read(part.to));
                 let made = (name, part.weight, part.orientation, self.read(part.from), chunk, before);
                 self.write(part.to, Cell::of(made));
+            }
+            // It works on what the gather left, so planes that are made whole twice are others.
+            Op::Assemble { parts } => {
+                for part in parts {
+                    let made =
+                        (name, part.weight, part.orientation, self.read(part.from), self.read(part.to));
+                    self.write(part.to, Cell::of(made));
+                }
             }
             Op::Transpose { weight, from, to } => self.write(*to, Cell::of((name, weight, self.read(*from)))),
             Op::Dequantize { weight, orientation, from, tensor_scale, values, to } => {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Refusal;
+use super::assemble::Assemble;
 use super::binder::Binder;
 use super::collective::Collective;
 use super::delayed::{DelayedScale, RecordAmax};
@@ -75,6 +76,7 @@ impl Binder<'_> {
             Op::GatherChunk { part, chunk } => {
                 LocalOp::Collective(Collective::gather_chunk(self, part, *chunk)?)
             }
+            Op::Assemble { parts } => LocalOp::Assemble(Assemble::resolve(self, parts)?),
             Op::ReduceScatter { element, parts } => {
                 LocalOp::Collective(Collective::reduce_scatter(self, *element, parts)?)
             }

@@ -205,7 +205,7 @@ impl Run<'_> {
                 }
                 None => "gather this weight, derive what the use asks for, and let the call read that slot",
             };
-            return self.wrong_use(running.task, slot, needs, remedy);
+            return self.wrong_planes(running.task, slot, needs, remedy);
         }
         self.proven.uses += 1;
         Ok(())

@@ -54,10 +54,12 @@ pub(super) enum Held {
     AmaxHistory(BucketId, Version),
     /// Factors for the cast of a bucket's masters of a version, where scaling is delayed.
     DelayedScale(BucketId, Version),
-    /// Planes of a whole weight, as gathered.
+    /// Planes of a whole weight, gathered and assembled.
     Gathered(WeightId, Orientation, Version),
-    /// Those of which only the first bytes of every rank's shard are there.
+    /// Those of which the first bytes of every other rank's shard are there.
     Gathering { weight: WeightId, orientation: Orientation, version: Version, bytes: usize },
+    /// Those of which every other rank's whole shard is there; the rank's own, padding and spread scales are not.
+    Arrived(WeightId, Orientation, Version),
     /// Columnwise planes derived from rowwise ones.
     Transposed(WeightId, Version),
     /// A dequantized weight, in f32 or bf16.
@@ -113,10 +115,9 @@ impl Held {
             Self::Encode(bucket, _) => content == Content::Encode(*bucket),
             Self::AmaxHistory(bucket, _) => content == Content::AmaxHistory(*bucket),
             Self::DelayedScale(bucket, _) => content == Content::DelayedScale(*bucket),
-            Self::Gathered(weight, orientation, _) => content == Content::Gathered(*weight, *orientation),
-            Self::Gathering { weight, orientation, .. } => {
-                content == Content::Gathered(*weight, *orientation)
-            }
+            Self::Gathered(weight, orientation, _)
+            | Self::Gathering { weight, orientation, .. }
+            | Self::Arrived(weight, orientation, _) => content == Content::Gathered(*weight, *orientation),
             Self::Transposed(weight, _) => content == Content::Transposed(*weight),
             Self::Dense(weight, orientation, values, _) => {
                 content == Content::Dense(*weight, *orientation, *values)
@@ -167,7 +168,15 @@ impl Held {
             Self::Stale => "what an earlier step left".into(),
             Self::Gathering { weight, orientation, version, bytes } => {
                 let name = name(weight);
-                format!("the first {bytes} bytes of every rank's {orientation} shard of {name} at {version}")
+                format!(
+                    "the first {bytes} bytes of every other rank's {orientation} shard of {name} at {version}"
+                )
+            }
+            Self::Arrived(weight, orientation, version) => {
+                let name = name(weight);
+                format!(
+                    "the other ranks' {orientation} shards of {name} at {version}, not yet assembled with this rank's own"
+                )
             }
             Self::Master(weight, version) => format!("the master of {} at {version}", name(weight)),
             Self::MasterRemainder(weight, version) => {
