@@ -145,9 +145,9 @@ __device__ __forceinline__ void cast_strip(const CastArguments& all) {
 }
 
 #define CAST_KERNEL(name, height, width, store)                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS, 5) name(const __grid_constant__ CastArguments all) {    \
+    extern "C" __global__ void __launch_bounds__(THREADS, 5) name(const __grid_constant__ CastArguments all) { \
         if (skips(all.vote)) return;                                                                           \
-        cast_strip<Blocks<height, width>, store>(all);                                                       \
+        cast_strip<Blocks<height, width>, store>(all);                                                         \
     }
 
 CAST_KERNEL(cast_nvfp4_tile16, 16, 16, StoreE2m1)
@@ -274,7 +274,7 @@ struct FlatF32 {
 };
 
 #define FLAT_CAST_KERNEL(name, store)                                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS, 5) name(const __grid_constant__ CastArguments all) {    \
+    extern "C" __global__ void __launch_bounds__(THREADS, 5) name(const __grid_constant__ CastArguments all) { \
         if (skips(all.vote)) return;                                                                           \
         cast_flat(all, store{});                                                                               \
     }

@@ -253,11 +253,11 @@ __device__ __forceinline__ void dequantize_columns(const DequantizeArguments& al
 }
 
 #define DEQUANTIZE_KERNEL(name, format)                                                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                   \
     dequantize_##name##_f32(const __grid_constant__ DequantizeArguments all) {                                 \
         dequantize<format, ToF32>(all);                                                                        \
     }                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                   \
     dequantize_##name##_bf16(const __grid_constant__ DequantizeArguments all) {                                \
         dequantize<format, ToBf16>(all);                                                                       \
     }
@@ -336,11 +336,11 @@ __device__ __forceinline__ void dense(const DequantizeArguments& all) {
 }
 
 #define DENSE_KERNEL(name, in)                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                   \
     dequantize_##name##_f32(const __grid_constant__ DequantizeArguments all) {                                 \
         dense<in, ToF32>(all);                                                                                 \
     }                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                   \
     dequantize_##name##_bf16(const __grid_constant__ DequantizeArguments all) {                                \
         dense<in, ToBf16>(all);                                                                                \
     }

@@ -43,11 +43,11 @@ struct ScaleArguments {
     float largest;
     float epsilon;
     u32 power_of_two;
-    // Quads of a thread: FEW, or MANY for MXFP8.
-    u32 quads;
+    u32 reserved;
     ScaleTensor only;
 };
 
+// Quads of a thread.
 constexpr u32 FEW = 2;
 constexpr u32 MANY = 4;
 
@@ -185,13 +185,15 @@ __device__ __forceinline__ void scale_mxfp8(const ScaleArguments& all) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 5) scale_mxfp8(const __grid_constant__ ScaleArguments all) {
+extern "C" __global__ void __launch_bounds__(THREADS) scale_mxfp8(const __grid_constant__ ScaleArguments all) {
     if (skips(all.vote)) return;
-    if (all.quads == MANY) {
-        scale_mxfp8<MANY>(all);
-    } else {
-        scale_mxfp8<FEW>(all);
-    }
+    scale_mxfp8<FEW>(all);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+scale_mxfp8_large(const __grid_constant__ ScaleArguments all) {
+    if (skips(all.vote)) return;
+    scale_mxfp8<MANY>(all);
 }
 
 __device__ __forceinline__ float fp8_scale(const ScaleArguments& all, float amax) {
@@ -204,8 +206,8 @@ __device__ __forceinline__ void scale_fp8_block(const ScaleArguments& all) {
     Place place = place_of(all.tiles, blockIdx.x);
     const ScaleTensor t = tensor_of<ScaleTensor>(all, place);
     if (place.tile == 0 && threadIdx.x == 0) *t.tensor_scale = 1.0f;
-    Quad first = first_quad(t, place.tile, all.quads);
-    for (u32 n = 0; n < all.quads; ++n) {
+    Quad first = first_quad(t, place.tile, FEW);
+    for (u32 n = 0; n < FEW; ++n) {
         Quad quad = below(t, first, n);
         if (quad.row >= t.plane_rows || quad.column >= t.pitch) return;
         float* to = reinterpret_cast<float*>(t.plane) + u64(quad.row) * t.pitch + quad.column;

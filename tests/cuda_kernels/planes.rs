@@ -170,6 +170,10 @@ fn compact_scale_rows_spread_over_their_plane_in_place_or_from_outside() {
                     continue;
                 }
                 expand(&gpu, format, *orientation, outside, &shapes, &planes);
+                for (shape, plane) in shapes.iter().zip(&planes).filter(|(_, plane)| !plane.is_empty()) {
+                    let (shape, plane) = (std::slice::from_ref(shape), std::slice::from_ref(plane));
+                    expand(&gpu, format, *orientation, outside, shape, plane);
+                }
             }
         }
     }

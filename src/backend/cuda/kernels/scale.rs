@@ -72,7 +72,7 @@ struct Arguments {
     largest: f32,
     epsilon: f32,
     power_of_two: u32,
-    quads: u32,
+    reserved: u32,
     only: TensorArguments,
 }
 
@@ -194,8 +194,11 @@ impl Kernels {
             operands.iter().map(|operand| operand.arguments(format, quads)).collect()
         };
         let few = cut(FEW)?;
-        let is_large = format == Format::Mxfp8 && few.iter().map(|(_, tiles)| *tiles).sum::<u64>() > LARGE;
-        let (quads, tensors) = if is_large { (MANY, cut(MANY)?) } else { (FEW, few) };
+        let is_large = few.iter().map(|(_, tiles)| *tiles).sum::<u64>() > LARGE;
+        let (kernel, tensors) = match format {
+            Format::Mxfp8 if is_large => (c"scale_mxfp8_large", cut(MANY)?),
+            _ => (kernel, few),
+        };
         let table = TileTable::new(&tensors, 0)?;
         let arguments = Arguments {
             tiles: table.tiles,
@@ -206,7 +209,7 @@ impl Kernels {
             largest: largest.largest(),
             epsilon,
             power_of_two: u32::from(rule == ScaleRule::PowerOfTwo),
-            quads,
+            reserved: 0,
         };
         // Without blocks a thread makes one tensor's scale.
         let blocks = match format {
