@@ -138,6 +138,7 @@ impl Plan {
             grads: Vec::new(),
             buffers: Vec::new(),
             cost: CostHint::default(),
+            dynamic: false,
         });
         self.op(COMPUTE, Op::Compute { call, fault, operands })
     }

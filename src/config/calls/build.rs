@@ -133,6 +133,9 @@ impl CallList {
                 builder = builder.reuse(reuse);
             }
         }
+        if call.dynamic {
+            builder = builder.dynamic();
+        }
         builder = gradients.into_iter().fold(builder, |builder, weight| builder.gradient(weight));
         let builder =
             accesses.into_iter().fold(builder, |builder, (buffer, access)| builder.accesses(buffer, access));
