@@ -78,8 +78,9 @@ impl<B: Backend> Pump<B> {
         bound: &B::Bound,
     ) -> Result<(), FlowError> {
         self.issuer.join();
-        // Whoever was ready for this piece before it came has no mail any more.
-        for actor in (0..self.actors.len()).map(ActorId::at) {
+        // Whoever was ready for this piece before it came has no mail any more. Communicators are the last of a roster and go first here:
+        // what was left for this piece begins beside its calls.
+        for actor in (0..self.actors.len()).rev().map(ActorId::at) {
             self.fire(actor, &|task| pieces.of(task) <= piece, backend, streams, bound)?;
         }
         self.drive(|task| pieces.of(task) <= piece, backend, streams, bound)
