@@ -10,7 +10,7 @@
 //!   it goes to the beginning of the next segment, beside whose calls it runs. Those are the last reductions before the
 //!   boundary, what waits for them, and gathers for later.
 //!
-//! Deliberately absent: which tasks an empty segment would have. There are none: pieces without tasks are left out.
+//! Deliberately absent: segments without tasks.
 
 use super::{StepPlan, Task};
 use crate::id::{PieceId, TaskId};

@@ -30,6 +30,10 @@ fn config(depth: u32, capture: Capture) -> Config {
 
 /// Three layers; these calls are dynamic.
 fn trainer(dynamic: &[&str], micro_batches: u32, format: Format) -> Trainer {
-    let shaped = Shaped { layers: 3, weights: 3, recomputes: false, micro_batches };
+    trainer_of(3, dynamic, micro_batches, format)
+}
+
+fn trainer_of(layers: usize, dynamic: &[&str], micro_batches: u32, format: Format) -> Trainer {
+    let shaped = Shaped { layers, weights: layers, recomputes: false, micro_batches };
     Trainer::with_dynamic(dynamic, shaped, format, &Config::default())
 }

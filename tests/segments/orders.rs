@@ -12,10 +12,10 @@ use warpweft::plan::{Piece, StepPlan};
 use crate::meddler::backends;
 use crate::trainer::{Mischief, losses, within_a_minute};
 use crate::wrapped::{Asked, Moment, Wrapped};
-use crate::{config, trainer};
+use crate::{config, trainer_of};
 
 /// What three steps ask of the only rank, and their plan.
-fn three_steps(dynamic: &'static [&str]) -> (Arc<StepPlan>, Vec<Asked>) {
+fn three_steps(layers: usize, dynamic: &'static [&str]) -> (Arc<StepPlan>, Vec<Asked>) {
     within_a_minute(async move {
         let log = Arc::new(Mutex::new(Vec::new()));
         let book = Arc::clone(&log);
@@ -23,7 +23,7 @@ fn three_steps(dynamic: &'static [&str]) -> (Arc<StepPlan>, Vec<Asked>) {
             book.lock().unwrap().push(asked);
             Ok(())
         });
-        let builder = trainer(dynamic, 1, Format::NVFP4_2D)
+        let builder = trainer_of(layers, dynamic, 1, Format::NVFP4_2D)
             .builder(config(2, Capture::Segments), &Mischief::default());
         let mut session = builder.start(vec![logged]).await.unwrap();
         losses(&mut session, 1, 0..3).await;
@@ -39,7 +39,7 @@ fn three_steps(dynamic: &'static [&str]) -> (Arc<StepPlan>, Vec<Asked>) {
 #[test]
 fn segments_hold_their_tasks_wait_for_none_of_another_and_are_launched_around_the_dynamic_calls() {
     const DYNAMIC: &[&str] = &["input", "f1", "b2", "b1"];
-    let (plan, log) = three_steps(DYNAMIC);
+    let (plan, log) = three_steps(3, DYNAMIC);
     let pieces = plan.pieces();
     let steps: Vec<usize> = (0..log.len()).filter(|at| log[*at].moment == Moment::Step).collect();
     assert_eq!(steps.len(), 4, "a prologue and three steps");
@@ -87,7 +87,7 @@ fn segments_hold_their_tasks_wait_for_none_of_another_and_are_launched_around_th
 /// The two-stage drain: what a boundary did not wait for is the first of what the next segment records.
 #[test]
 fn what_was_moved_over_a_boundary_is_recorded_before_the_calls_it_runs_beside() {
-    let (plan, log) = three_steps(&["b1"]);
+    let (plan, log) = three_steps(6, &["b1"]);
     let pieces = plan.pieces();
     let dynamic = pieces.entries().find_map(|(_, piece)| match piece {
         Piece::Call(call) => Some(call),

@@ -8,7 +8,7 @@ use warpweft::plan::{Piece, StepPlan};
 use warpweft::session::plan_program;
 
 use crate::random_programs::samples;
-use crate::trainer;
+use crate::{trainer, trainer_of};
 
 /// For every task, the tasks that surely end before it begins: lane order and fences, closed.
 fn happens_before(plan: &StepPlan) -> Vec<Vec<bool>> {
@@ -87,10 +87,11 @@ fn a_plan_without_dynamic_calls_is_one_segment() {
     assert_eq!((pieces.segments(), pieces.entries().count()), (1, 1));
 }
 
-/// The two-stage drain on a plan that can be looked at: b1 is dynamic, and the reduction of b2's gradients does not stand before it.
+/// The two-stage drain on a plan that can be looked at: of the reductions that stand before b1 in T, the last one has no call to hide
+/// behind.
 #[test]
 fn a_reduction_behind_the_last_call_of_a_segment_goes_to_the_next_one() {
-    let program = trainer(&["b0"], 1, Format::Bf16).train;
+    let program = trainer_of(6, &["b1"], 1, Format::Bf16).train;
     let plan = plan_program(&program, &Config::default(), 2).unwrap();
     let pieces = plan.pieces();
     let dynamic = (0..plan.tasks.len()).find(|task| is_dynamic(&plan, *task)).unwrap();
@@ -99,6 +100,6 @@ fn a_reduction_behind_the_last_call_of_a_segment_goes_to_the_next_one() {
     let reductions: Vec<usize> = (0..plan.tasks.len()).filter(before_in_t).collect();
     let (kept, moved): (Vec<usize>, Vec<usize>) =
         reductions.iter().partition(|task| pieces.of(TaskId::at(**task)) < boundary);
-    assert!(!moved.is_empty(), "{kept:?} kept");
+    assert!(!kept.is_empty() && !moved.is_empty(), "{kept:?} kept, {moved:?} moved");
     assert!(kept.iter().all(|kept| moved.iter().all(|moved| kept < moved)), "{kept:?}, {moved:?}");
 }
