@@ -80,6 +80,7 @@ mod tests {
                 };
                 config.memory.budget = budget;
                 config.prefetch.chunk = budget;
+                config.kernel_exchange = budget;
                 config.optimizer.lr = lr;
                 config.cpu.link.bytes_per_s = rate;
                 config.trace.path = path;

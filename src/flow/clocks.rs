@@ -21,7 +21,12 @@ pub(super) struct Clocks {
 impl Clocks {
     /// Clocks for `tasks` tasks on `lanes` lanes, nothing issued.
     pub(super) fn new(lanes: usize, tasks: usize) -> Self {
-        Self { lanes, known: vec![0; lanes * lanes], signalled: vec![0; lanes * tasks], joined: vec![0; lanes] }
+        Self {
+            lanes,
+            known: vec![0; lanes * lanes],
+            signalled: vec![0; lanes * tasks],
+            joined: vec![0; lanes],
+        }
     }
 
     /// Forgets what was issued, for the next step.

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use super::{Session, SessionBuilder, SessionError};
 use crate::backend::Checked;
 use crate::backend::cuda::{CudaOptions, CudaSurface, CudaWorld, DeviceOrdinal, Transport};
-use crate::config;
+use crate::config::{self, Config};
 use crate::rendezvous::{ProcessEnvironment, Rendezvous, RendezvousError, Secret};
 
 impl SessionBuilder<CudaSurface> {
@@ -69,6 +69,7 @@ impl SessionBuilder<CudaSurface> {
                 config::Transport::Nccl => Some(Transport::Nccl),
             },
             reduce: self.config.reduce,
+            kernel_bytes: self.kernel_bytes(),
             timeline: self.config.trace.enabled,
             deadline: self.deadline(),
             ..CudaOptions::new(devices)
@@ -96,6 +97,15 @@ impl SessionBuilder<CudaSurface> {
             0 | 1 => Ok(()),
             replicate => Err(SessionError::ReplicasOnGpus { replicate }),
         }
+    }
+
+    /// Up to how many bytes for a peer go by a kernel.
+    fn kernel_bytes(&self) -> usize {
+        let usual = match self.config.capture {
+            config::Capture::Off => config::ByteSize::new(0),
+            config::Capture::Step | config::Capture::Segments => Config::KERNEL_EXCHANGE,
+        };
+        usize::try_from(self.config.kernel_exchange.unwrap_or(usual).bytes()).unwrap_or(usize::MAX)
     }
 
     fn deadline(&self) -> Duration {

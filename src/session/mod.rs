@@ -314,7 +314,7 @@ impl Session {
     }
 
     /// When every task of the last step that was awaited ran on `rank`, in the order of its plan's tasks; empty where the backend did not
-    /// measure (GPUs do for a trace, and not in a replayed step), and for a rank of another process.
+    /// measure (GPUs do for a trace), and for a rank of another process.
     #[must_use]
     pub fn intervals(&self, rank: RankId) -> Vec<TaskInterval> {
         let thread = self.ranks.iter().find(|thread| thread.rank() == rank);

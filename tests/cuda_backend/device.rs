@@ -1,7 +1,6 @@
 //! GPUs as devices. Ranks beyond the number of GPUs share them, where the transport allows it.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use warpweft::backend::cuda::{CudaBackend, CudaFailure, CudaOptions, CudaWorld, DeviceOrdinal, Transport};
@@ -14,7 +13,17 @@ pub(crate) type Device = CudaBackend;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DeviceOptions {}
 
-static NCCL: AtomicBool = AtomicBool::new(false);
+/// How bytes get from rank to rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Copy engines, and kernels for the smallest.
+    Engines,
+    /// Kernels that meet, for everything.
+    Kernels,
+    Nccl,
+}
+
+static WAY: Mutex<Way> = Mutex::new(Way::Engines);
 
 /// A world on every GPU there is, if kernels can be made for them.
 pub(crate) fn every_gpu() -> Result<CudaWorld, CudaFailure> {
@@ -23,14 +32,14 @@ pub(crate) fn every_gpu() -> Result<CudaWorld, CudaFailure> {
     Ok(world)
 }
 
-/// NCCL takes one rank per GPU.
-pub(crate) fn transports() -> Vec<Transport> {
+/// NCCL, and kernels that wait for each other, take one rank per GPU.
+pub(crate) fn ways() -> Vec<Way> {
     let several = DeviceOrdinal::all().is_ok_and(|all| all.len() >= 4);
-    if several { vec![Transport::Peer, Transport::Nccl] } else { vec![Transport::Peer] }
+    if several { vec![Way::Engines, Way::Kernels, Way::Nccl] } else { vec![Way::Engines] }
 }
 
-pub(crate) fn choose(transport: Transport) {
-    NCCL.store(transport == Transport::Nccl, Ordering::SeqCst);
+pub(crate) fn choose(way: Way) {
+    *WAY.lock().unwrap() = way;
 }
 
 /// Ranks whose steps can be recorded together: one on each GPU.
@@ -47,11 +56,18 @@ where
     within_limit(move || {
         let gpus = DeviceOrdinal::all().unwrap();
         let devices = (0..plan.weights.mesh.ranks() as usize).map(|rank| gpus[rank % gpus.len()]).collect();
-        let transport = if NCCL.load(Ordering::SeqCst) { Transport::Nccl } else { Transport::Peer };
+        let way = *WAY.lock().unwrap();
+        let transport = if way == Way::Nccl { Transport::Nccl } else { Transport::Peer };
+        let kernel_bytes = if way == Way::Kernels { usize::MAX } else { 0 };
         // A rank that waits for ever says so before the limit of a test is reached.
         let deadline = Duration::from_secs(8);
-        let options =
-            CudaOptions { transport: Some(transport), timeline: true, deadline, ..CudaOptions::new(devices) };
+        let options = CudaOptions {
+            transport: Some(transport),
+            kernel_bytes,
+            timeline: true,
+            deadline,
+            ..CudaOptions::new(devices)
+        };
         let world = CudaWorld::new(options).unwrap();
         let plan = Arc::new(plan);
         let backends = world.backends().unwrap();

@@ -1,5 +1,5 @@
-//! The CUDA backend, driven by hand through the `Backend` trait: the bodies that hold for every backend, once with writes
-//! to peers and once with NCCL.
+//! The CUDA backend, driven by hand through the `Backend` trait: the bodies that hold for every backend, once with copy engines
+//! that write to peers, once with kernels that do, and once with NCCL.
 //!
 //! A program with a runner of its own, so that a machine without a GPU says that everything is skipped. Arguments choose
 //! bodies by part of their name.
@@ -39,18 +39,14 @@ fn main() {
         }
     };
     let mut failed = Vec::new();
-    for transport in device::transports() {
-        device::choose(transport);
+    for way in device::ways() {
+        device::choose(way);
         for (name, body) in &chosen {
             let begun = Instant::now();
             let passed = catch_unwind(body).is_ok();
-            println!(
-                "{transport:?}: {name}: {} in {:.1?}",
-                if passed { "ok" } else { "FAILED" },
-                begun.elapsed()
-            );
+            println!("{way:?}: {name}: {} in {:.1?}", if passed { "ok" } else { "FAILED" }, begun.elapsed());
             if !passed {
-                failed.push(format!("{transport:?}: {name}"));
+                failed.push(format!("{way:?}: {name}"));
             }
         }
     }

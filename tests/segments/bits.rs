@@ -80,8 +80,7 @@ fn a_report_says_how_many_segments_were_launched() {
             (&["f1", "b1"][..], Capture::Segments, 3),
             (&["f1", "b1"][..], Capture::Off, 0),
         ] {
-            let mut session =
-                trainer(dynamic, 1, Format::Bf16).start(config(1, capture), 2).await.unwrap();
+            let mut session = trainer(dynamic, 1, Format::Bf16).start(config(1, capture), 2).await.unwrap();
             for step in 0..3 {
                 feed(&mut session, "train", 2, step);
                 let report = session.step("train").await.unwrap();

@@ -57,7 +57,9 @@ fn a_segment_that_one_rank_cannot_record_is_told_and_the_losses_stay_the_same() 
         let ranks = backends(2).into_iter().map(|inner| {
             let (rank, recorded) = (inner.rank(), Arc::new(AtomicUsize::new(0)));
             Wrapped::new(inner, move |asked| match asked.moment {
-                Moment::Recorded if rank == RankId::new(1) && recorded.fetch_add(1, Ordering::SeqCst) == 1 => {
+                Moment::Recorded
+                    if rank == RankId::new(1) && recorded.fetch_add(1, Ordering::SeqCst) == 1 =>
+                {
                     Err(BackendError::Host { rank, bytes: 0, reason: "the cable is out".into() })
                 }
                 _ => Ok(()),

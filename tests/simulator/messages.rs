@@ -53,9 +53,12 @@ where
 #[test]
 fn ex1_the_simulator_and_the_cpu_are_asked_the_same_in_the_same_order() {
     let (plain, dynamic) = (training(3, 8, 1000), training_with(&["forward 1", "backward 2"], 3, 8, 1000));
-    for (capture, program) in
-        [(Capture::Off, &plain), (Capture::Step, &plain), (Capture::Segments, &plain), (Capture::Segments, &dynamic)]
-    {
+    for (capture, program) in [
+        (Capture::Off, &plain),
+        (Capture::Step, &plain),
+        (Capture::Segments, &plain),
+        (Capture::Segments, &dynamic),
+    ] {
         let config = Config { capture, ..depth(2) };
         let cpu = CpuWorld::new(one(), CpuOptions::default()).unwrap().backend(RankId::new(0)).unwrap();
         let on_cpu = asked(cpu, program, &config);

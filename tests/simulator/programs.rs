@@ -69,12 +69,7 @@ pub(crate) fn training(layers: usize, rows: usize, nanoseconds: u64) -> StepProg
 }
 
 /// The same with some calls dynamic.
-pub(crate) fn training_with(
-    dynamic: &[&str],
-    layers: usize,
-    rows: usize,
-    nanoseconds: u64,
-) -> StepProgram {
+pub(crate) fn training_with(dynamic: &[&str], layers: usize, rows: usize, nanoseconds: u64) -> StepProgram {
     let marked = |name: &str, call: CallBuilder<'_>| {
         if dynamic.contains(&name) { call.dynamic().add() } else { call.add() }.unwrap();
     };

@@ -256,7 +256,12 @@ fn declare(
             .unwrap();
     }
     if ends == Ends::Evaluation {
-        declared(&mut program, "loss", Phase::Forward, dynamic).reads(x[layers]).reads(input).writes(loss).add().unwrap();
+        declared(&mut program, "loss", Phase::Forward, dynamic)
+            .reads(x[layers])
+            .reads(input)
+            .writes(loss)
+            .add()
+            .unwrap();
         return program.build_evaluation().unwrap();
     }
     let gradients = ["even gradient", "odd gradient"].map(|name| program.activation(name, SIZE).unwrap());

@@ -310,7 +310,9 @@ impl Ledger {
         let own = self.position(lane)?;
         let event = self.events.get(id.index()).ok_or_else(|| format!("{id} is not in the bound plan"))?;
         if !event.recorded {
-            return Err(format!("{lane} waits for {id}, which nothing has recorded in this step, or in this segment of it"));
+            return Err(format!(
+                "{lane} waits for {id}, which nothing has recorded in this step, or in this segment of it"
+            ));
         }
         for (known, learned) in self.lanes[own].clock.iter_mut().zip(&event.clock) {
             *known = (*known).max(*learned);

@@ -12,12 +12,12 @@ use super::bound::{BoundTask, CudaBound, Timeline, Work};
 use super::command::Command;
 use super::context::Context;
 use super::failure::CudaFailure;
-use super::kernels::Kernels;
+use super::kernels::{Kernels, Mark};
 use super::landing::Landing;
 use super::prepare::Preparation;
 use super::progress::Progress;
 use super::script::Script;
-use super::signal::{Home, MemoryOperations};
+use super::signal::Home;
 use super::stream::Event;
 use super::transport::{Communication, Route, View};
 use super::world::World;
@@ -140,11 +140,10 @@ impl Binder<'_> {
             reduce: self.world.options.reduce,
             communication,
             has_engines: !self.world.shares_gpus,
+            kernel_bytes: self.world.options.kernel_bytes,
+            done: Mark { word: self.progress.lane(lane), number: task.number().saturating_add(1) },
         };
-        let mut commands = route.collective(self.kernels, op)?;
-        let done = task.number().saturating_add(1);
-        commands.push(Command::Memory(MemoryOperations::write(self.progress.lane(lane), done)));
-        Ok(commands)
+        route.collective(self.kernels, op)
     }
 }
 

@@ -4,7 +4,6 @@
 //! long as this value, and so does what a recorded step refers to.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::command::Command;
 use super::context::Context;
@@ -67,14 +66,12 @@ impl CudaBound {
 /// When tasks ran, by events of the device.
 ///
 /// Event times are differences in f32 milliseconds, so they are taken from an event of the same step: it
-/// is recorded on an idle stream at an instant the host knows.
+/// is recorded on an idle stream at an instant the host knows. The clocks of a recorded step are part of the recording.
 #[derive(Debug)]
 pub(super) struct Timeline {
     start: Event,
     /// Nanoseconds of the world's clock at `start`.
     started: u64,
-    /// Tasks were enqueued one by one since then; a replayed step records nothing here.
-    measured: AtomicBool,
     tasks: Vec<(Event, Event)>,
 }
 
@@ -82,26 +79,23 @@ impl Timeline {
     pub(super) fn new(context: &Arc<Context>, tasks: usize) -> Result<Self, CudaFailure> {
         let event = || Event::clock(Arc::clone(context));
         let tasks = (0..tasks).map(|_| Ok((event()?, event()?))).collect::<Result<_, CudaFailure>>()?;
-        Ok(Self { start: event()?, started: 0, measured: AtomicBool::new(false), tasks })
+        Ok(Self { start: event()?, started: 0, tasks })
     }
 
     /// A step begins; `idle` has nothing to do.
     pub(super) fn begin(&mut self, idle: &Stream, clock: Clock) -> Result<(), CudaFailure> {
         self.started = nanoseconds(clock.origin().elapsed());
-        self.measured.store(false, Ordering::Relaxed);
         idle.record(&self.start)
     }
 
     /// Where the times of a task go that is about to be enqueued.
     pub(super) fn task(&self, task: TaskId) -> Option<&(Event, Event)> {
-        self.measured.store(true, Ordering::Relaxed);
         self.tasks.get(task.index())
     }
 
-    /// The interval of every task of the last step, zeros for one that did not run; nothing if the step was replayed.
+    /// The interval of every task of the last step, issued or replayed; zeros for one that did not run.
     pub(super) fn intervals(&self) -> impl Iterator<Item = TaskInterval> + '_ {
-        let measured = self.measured.load(Ordering::Relaxed);
-        self.tasks.iter().filter(move |_| measured).map(|(begin, end)| {
+        self.tasks.iter().map(|(begin, end)| {
             let at =
                 |event: &Event| event.since(&self.start).map(|after| self.started + after.max(0.0) as u64);
             match (at(begin), at(end)) {

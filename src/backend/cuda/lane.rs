@@ -37,7 +37,7 @@ pub struct CudaStream {
     pub(super) fault: Option<ClosureFault>,
     /// No closure runs until the fault word is cleared.
     pub(super) faulted: bool,
-    /// The lane records. A recorded event keeps no time.
+    /// The lane records.
     pub(super) records: bool,
     /// Joins a recording at its end.
     pub(super) join: Event,
@@ -57,10 +57,9 @@ impl CudaStream {
     pub(super) fn enqueue(&mut self, bound: &CudaBound, task: TaskId) -> Result<(), CudaFailure> {
         let missing = || CudaFailure::Refused(format!("the bound plan has no {task}"));
         let work = &bound.task(task).ok_or_else(missing)?.work;
-        let clocks =
-            bound.timeline.as_ref().filter(|_| !self.records).and_then(|timeline| timeline.task(task));
+        let clocks = bound.timeline.as_ref().and_then(|timeline| timeline.task(task));
         if let Some((begin, _)) = clocks {
-            self.stream.record(begin)?;
+            self.pass(begin)?;
         }
         match work {
             Work::Commands(commands) => {
@@ -84,9 +83,14 @@ impl CudaStream {
             Work::Call(_) => {}
         }
         if let Some((_, end)) = clocks {
-            self.stream.record(end)?;
+            self.pass(end)?;
         }
         Ok(())
+    }
+
+    /// Has the lane pass a clock here: in this step, or in every replay of it.
+    fn pass(&self, clock: &Event) -> Result<(), CudaFailure> {
+        if self.records { self.stream.record_in_replays(clock) } else { self.stream.record(clock) }
     }
 
     pub(super) fn record(&self, bound: &CudaBound, event: EventId) -> Result<(), CudaFailure> {

@@ -27,6 +27,10 @@ pub struct CudaOptions {
     pub transport: Option<Transport>,
     /// How gradients are summed; [`Reduce::Nccl`] needs [`Transport::Nccl`].
     pub reduce: Reduce,
+    /// Up to so many bytes for each neighbour a collective of [`Transport::Peer`] goes by one kernel instead of copy engines. A kernel waits for a
+    /// multiprocessor, and takes some from the products beside it; it costs the host one launch, where engines cost a call per word and copy,
+    /// in a recording at every launch of it too.
+    pub kernel_bytes: usize,
     /// Whether begin and end of every task are measured on the device, also of plans that do not ask for it.
     pub timeline: bool,
     /// How long a rank waits for the others, and for a lane to get on, before it gives up the world.
@@ -41,6 +45,7 @@ impl CudaOptions {
             devices,
             transport: None,
             reduce: Reduce::Ordered,
+            kernel_bytes: 0,
             timeline: false,
             deadline: Duration::from_secs(30),
         }

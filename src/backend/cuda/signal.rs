@@ -5,8 +5,9 @@
 //! - **PL-8** a rank's memory is written by a peer only between two meetings: one in which everybody says that its
 //!   target may be written (*ready*), and one in which everybody says that it has written (*done*).
 //! - Who meets are the ranks of one host, whose memory reaches each other; every host for itself.
-//! - A word is written behind a system-wide fence (CUDA puts one before a stream's write unless it is told not to), so whoever has seen
-//!   it sees what was written before it.
+//! - The first word of a meeting is written behind a system-wide fence (CUDA puts one before a stream's write unless it is told not
+//!   to), and the others behind it; so whoever has seen a word sees what was written before the meeting, and a cleared word is
+//!   seen cleared before the next meeting signals. Fences are what a meeting costs: it has one.
 //! - A word is 1 from the peer's signal until this rank has waited for it and cleared it, so the same
 //!   commands work in every step and in every replay of a recorded one. A peer signals a word again only
 //!   after the other meeting of the pair, which needs this rank's signal, sent after the word was cleared: no
@@ -18,6 +19,7 @@ use cudarc::driver::sys;
 
 use super::address::DeviceAddress;
 use super::failure::CudaFailure;
+use super::kernels::Mark;
 use super::stream::Stream;
 use crate::id::{CommId, RankId};
 
@@ -78,30 +80,44 @@ impl Signals {
         Ok(words.plus((pair * self.ranks + peer.index()) * size_of::<u32>()))
     }
 
-    /// The operations with which `rank` meets `neighbours`, whose memory it reaches.
-    pub(super) fn meet(
+    /// The words of a meeting that `rank` shares with each of `neighbours`.
+    pub(super) fn shared(
         self,
         rank: RankId,
         neighbours: &[RankId],
         homes: &[Home],
         communicator: CommId,
         meeting: Meeting,
-    ) -> Result<MemoryOperations, CudaFailure> {
+    ) -> Result<Vec<Shared>, CudaFailure> {
         let words = |rank: RankId| {
             let missing = || CudaFailure::Refused(format!("{rank} is not in the world"));
             homes.get(rank.index()).map(|home| home.signals).ok_or_else(missing)
         };
         let own = words(rank)?;
-        let mut all = Vec::new();
-        for neighbour in neighbours {
-            all.push(write(self.word(words(*neighbour)?, communicator, meeting, rank)?, 1));
-        }
-        for neighbour in neighbours {
-            let word = self.word(own, communicator, meeting, *neighbour)?;
-            all.extend([wait(word, 1), write(word, 0)]);
-        }
-        Ok(MemoryOperations { all })
+        let with = |neighbour: &RankId| {
+            Ok(Shared {
+                there: self.word(words(*neighbour)?, communicator, meeting, rank)?,
+                here: self.word(own, communicator, meeting, *neighbour)?,
+            })
+        };
+        neighbours.iter().map(with).collect()
     }
+}
+
+/// The words of one meeting with one neighbour.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shared {
+    /// In the neighbour's memory.
+    pub(super) there: DeviceAddress,
+    /// In this rank's.
+    pub(super) here: DeviceAddress,
+}
+
+/// What comes before a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fence {
+    System,
+    None,
 }
 
 /// Stream memory operations, enqueued as one batch and run in their order.
@@ -111,9 +127,24 @@ pub(super) struct MemoryOperations {
 }
 
 impl MemoryOperations {
-    /// Writes one word.
-    pub(super) fn write(to: DeviceAddress, value: u32) -> Self {
-        Self { all: vec![write(to, value)] }
+    /// Meets those with whom `words` are shared: all signals, then all waits, then all words cleared.
+    pub(super) fn meet(words: &[Shared]) -> Self {
+        let fence = |number| if number == 0 { Fence::System } else { Fence::None };
+        let signals = words.iter().enumerate().map(|(number, word)| write(word.there, 1, fence(number)));
+        let waits = words.iter().map(|word| wait(word.here, 1));
+        let cleared = words.iter().map(|word| write(word.here, 0, Fence::None));
+        Self { all: signals.chain(waits).chain(cleared).collect() }
+    }
+
+    /// Leaves a mark for the host.
+    pub(super) fn mark(mark: Mark) -> Self {
+        Self { all: vec![write(mark.word, mark.number, Fence::System)] }
+    }
+
+    /// Then leaves a mark for the host, which orders nothing.
+    pub(super) fn then_mark(mut self, mark: Mark) -> Self {
+        self.all.push(write(mark.word, mark.number, Fence::None));
+        self
     }
 
     pub(super) fn enqueue(&self, stream: &Stream) -> Result<(), CudaFailure> {
@@ -140,12 +171,16 @@ impl std::fmt::Debug for MemoryOperations {
     }
 }
 
-fn write(to: DeviceAddress, value: u32) -> sys::CUstreamBatchMemOpParams {
+fn write(to: DeviceAddress, value: u32, fence: Fence) -> sys::CUstreamBatchMemOpParams {
     // SAFETY: all bytes zero is a valid value of this union of plain numbers.
     let mut operation: sys::CUstreamBatchMemOpParams = unsafe { std::mem::zeroed() };
     operation.writeValue.operation = sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_32;
     operation.writeValue.address = to.number();
     operation.writeValue.__bindgen_anon_1.value = value;
+    operation.writeValue.flags = match fence {
+        Fence::System => sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT,
+        Fence::None => sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER,
+    } as u32;
     operation
 }
 
@@ -193,7 +228,10 @@ mod tests {
         let homes = [home(0x1000), home(0x2000), home(0x3000)];
         let meet = |rank: u32, neighbours: &[u32]| {
             let neighbours: Vec<_> = neighbours.iter().copied().map(RankId::new).collect();
-            Signals::new(3).meet(RankId::new(rank), &neighbours, &homes, CommId::new(0), Meeting::Ready)
+            let signals = Signals::new(3);
+            let words =
+                signals.shared(RankId::new(rank), &neighbours, &homes, CommId::new(0), Meeting::Ready);
+            words.map(|words| MemoryOperations::meet(&words))
         };
         let operations = meet(1, &[2, 0]).unwrap().all;
         // SAFETY: every operation begins with its kind.
@@ -203,7 +241,7 @@ mod tests {
                 |one| unsafe { one.operation } == sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_32,
             )
             .collect();
-        assert_eq!(waits, [false, false, true, false, true, false]);
+        assert_eq!(waits, [false, false, true, true, false, false]);
         assert_eq!(meet(1, &[0]).unwrap().all.len(), 3, "neighbours alone");
         assert!(meet(1, &[]).unwrap().all.is_empty());
         assert!(meet(3, &[0]).is_err() && meet(0, &[3]).is_err(), "a rank outside of the world");

@@ -62,6 +62,15 @@ impl Stream {
             .map_err(CudaFailure::driver("cuEventRecord"))
     }
 
+    /// Records, on a stream that is being captured, a clock that is passed anew in every replay. It orders nothing.
+    pub(super) fn record_in_replays(&self, clock: &Event) -> Result<(), CudaFailure> {
+        let flags = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
+        // SAFETY: both handles are alive, and belong to one context.
+        unsafe { sys::cuEventRecordWithFlags(clock.handle, self.handle, flags) }
+            .result()
+            .map_err(CudaFailure::driver("cuEventRecordWithFlags"))
+    }
+
     pub(super) fn wait(&self, event: &Event) -> Result<(), CudaFailure> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both handles are alive.
@@ -145,8 +154,10 @@ impl Stream {
         if graph.is_null() {
             return Err(CudaFailure::Refused("the recording was invalidated and holds nothing".to_owned()));
         }
+        // Without this every kernel runs at the priority of the stream that the graph is launched on.
+        let priorities = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
         // SAFETY: the graph was just made and is destroyed below whatever happens.
-        let executable = unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)) }
+        let executable = unsafe { result::graph::instantiate(graph, priorities) }
             .map_err(CudaFailure::driver("cuGraphInstantiate"));
         // SAFETY: an executable graph does not need the graph it was made from.
         let _ = unsafe { result::graph::destroy(graph) };

@@ -168,6 +168,7 @@ mod tests {
         config.memory.budget = Some(crate::config::ByteSize::new(7));
         config.prefetch.bytes = Some(crate::config::ByteSize::new(7));
         config.prefetch.chunk = Some(crate::config::ByteSize::new(7));
+        config.kernel_exchange = Some(crate::config::ByteSize::new(7));
         config.prefetch.policy = Some(crate::config::PrefetchPolicy::Auto);
         config.cpu.link.bytes_per_s = Some(1e9);
         config.weights.push(WeightRule {

@@ -75,6 +75,12 @@ pub(super) const ROWS: &[Row] = &[
         valid: |_| true,
     },
     Row {
+        path: "kernel_exchange",
+        expected: "a size such as \"2 MiB\", or \"0 B\" for none but the smallest exchanges; remove it for what suits capture",
+        value: |c| c.kernel_exchange.and_then(toml),
+        valid: |_| true,
+    },
+    Row {
         path: "deadline_s",
         expected: "a number of seconds from 0.1 to 86400",
         value: |c| toml(c.deadline_s),

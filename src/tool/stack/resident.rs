@@ -3,6 +3,7 @@
 //! Law: the parts are those of the sharded variants, in their order, on a queue; weight gradients are bf16 and each has its
 //! own memory, as PyTorch's do. All ranks begin a step together, and a step takes as long as the slowest.
 
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -56,8 +57,7 @@ struct Resident {
     /// Gradient of a block's output, and of its input; they take turns.
     residual_gradients: [Buffer; 2],
     sum: DeviceBuffer<f32>,
-    queue: Queue,
-    device: Device,
+    queue: Rc<Queue>,
 }
 
 impl Resident {
@@ -65,7 +65,7 @@ impl Resident {
         let device = Device::open(gpu)?;
         let layers = Layers::new(&device, shape, Recipe::Bf16, ElementType::Bf16)?;
         let ends = Ends::new(&device, &layers, shape)?;
-        let queue = device.queue()?;
+        let queue = Rc::new(device.queue()?);
         let (narrow, wide) = (shape.tokens * shape.hidden, shape.tokens * shape.ffn);
         let held = |number: usize, projection: Projection| {
             let of = shape.weight(projection);
@@ -100,7 +100,6 @@ impl Resident {
             residual_gradients: [device.buffer(narrow)?, device.buffer(narrow)?],
             sum: device.buffer(1)?,
             queue,
-            device,
         })
     }
 
@@ -180,7 +179,7 @@ impl Resident {
 
     /// One step as one graph.
     fn record(&mut self) -> Result<Recording, LinearError> {
-        let queue = self.device.queue()?;
+        let queue = Rc::clone(&self.queue);
         queue.record(|handles| self.enqueue(handles))
     }
 

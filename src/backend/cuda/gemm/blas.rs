@@ -67,20 +67,28 @@ impl Blas {
         DeviceMemory::zeroed(&self.context, &self.setup, bytes)
     }
 
-    /// Refuses handles of another GPU or another lane, and makes this one's context current.
+    /// For work that uses the workspace or scratch: refuses handles of another GPU or of another lane than before, and makes the
+    /// GPU's context current.
     pub(super) fn check(&self, handles: &CudaHandles) -> Result<(), CudaFailure> {
-        let own = self.context.ordinal();
-        if handles.device() == own {
-            return match self.stream.replace(Some(handles.stream())) {
-                Some(before) if before != handles.stream() => Err(CudaFailure::Refused(format!(
-                    "a product of {own} was given another stream than the one before, which may still use its workspace; \
-                     open a device for each lane"
-                ))),
-                _ => self.make_current(),
-            };
+        self.check_device(handles)?;
+        match self.stream.replace(Some(handles.stream())) {
+            Some(before) if before != handles.stream() => Err(CudaFailure::Refused(format!(
+                "a product of {} was given another stream than the one before, which may still use its workspace; \
+                 open a device for each lane",
+                self.context.ordinal()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// For work that touches its operands alone: refuses handles of another GPU, and makes this one's context current.
+    pub(super) fn check_device(&self, handles: &CudaHandles) -> Result<(), CudaFailure> {
+        if handles.device() == self.context.ordinal() {
+            return self.make_current();
         }
         Err(CudaFailure::Refused(format!(
-            "a product of {own} was given the stream of {}; open a device for each rank in its closure's factory",
+            "a product of {} was given the stream of {}; open a device for each rank in its closure's factory",
+            self.context.ordinal(),
             handles.device()
         )))
     }

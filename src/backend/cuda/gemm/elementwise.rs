@@ -77,13 +77,14 @@ impl Elementwise {
         if sum.is_empty() {
             return Err(CudaFailure::Refused("a sum needs one element to be written to".to_owned()));
         }
+        self.blas.check(handles)?;
         let partial = self.partial.write().address();
         let launches = self.kernels.sum(summed, x.address(), partial, sum.address(), x.len())?;
         launches.iter().try_for_each(|launch| self.enqueue(handles, launch))
     }
 
     fn enqueue(&self, handles: &CudaHandles, launch: &KernelLaunch) -> Result<(), CudaFailure> {
-        self.blas.check(handles)?;
+        self.blas.check_device(handles)?;
         // SAFETY: the handles' context is current, and they are of the GPU the kernels were loaded for. Every vector was lent
         // with its length, which is the launch's, and the parts are this value's own. A launch without a table needs not outlive
         // its enqueuing: its arguments are copied, and `kernels` keeps the module.

@@ -27,6 +27,8 @@ pub enum Family {
     Adam,
     /// Copies and zeroes.
     Memory,
+    /// Bytes to peers, with meetings.
+    Exchange,
     /// Activations into operands of products.
     Activation,
     /// bf16 values one by one, and their sums.
@@ -35,7 +37,7 @@ pub enum Family {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Amax,
         Self::Scale,
         Self::Delayed,
@@ -47,6 +49,7 @@ impl Family {
         Self::Norm,
         Self::Adam,
         Self::Memory,
+        Self::Exchange,
         Self::Activation,
         Self::Elementwise,
     ];
@@ -65,6 +68,7 @@ impl Family {
             Self::Adam => (c"adam.cu", include_str!("../../../../kernels/adam.cu")),
             Self::Activation => (c"activation.cu", include_str!("../../../../kernels/activation.cu")),
             Self::Elementwise => (c"elementwise.cu", include_str!("../../../../kernels/elementwise.cu")),
+            Self::Exchange => (c"exchange.cu", include_str!("../../../../kernels/exchange.cu")),
             Self::Memory => (c"memory.cu", include_str!("../../../../kernels/memory.cu")),
         };
         Source {

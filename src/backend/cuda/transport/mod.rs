@@ -6,7 +6,8 @@
 //! - A way says in which *stages* a collective goes, as data; this file makes commands of stages and knows no way. All
 //!   ranks have the same stages, so what a stage says of this rank and its peers fits together (`simulated.rs`).
 //! - Memory of peers is written between two meetings (PL-8, see [`super::signal`]): parts of weights and gradients by copy
-//!   engines, which need no multiprocessor; the many small values of an all-reduce by one kernel.
+//!   engines, which need no multiprocessor; the small values of an all-reduce, and whatever [`Route::kernel_bytes`] calls small, by
+//!   one kernel that meets as well. That kernel waits for a multiprocessor, and costs the host a launch instead of a dozen calls.
 //! - A rank writes and never reads peers, so its copies run on engines that no other rank queues for. Copies *from*
 //!   peers behind a stream's wait for them never finished with three and more GPUs in a process, as if the driver queued
 //!   the copies of several readers on the engine of the GPU they read, behind one another's waits.
@@ -23,14 +24,14 @@ use std::sync::Arc;
 
 use super::command::Command;
 use super::failure::CudaFailure;
-use super::kernels::{CombineOperand, CopyOperand, ExpandOperand, Kernels};
+use super::kernels::{CombineOperand, CopyOperand, ExpandOperand, Kernels, Mark, Partner};
 use super::nccl::{Communicator, Transfer};
 use super::options::Transport;
-use super::signal::{Meeting, MemoryOperations, Signals};
+use super::signal::{Meeting, MemoryOperations, Shared, Signals};
 use crate::backend::local::{Collective, Pull};
 use crate::config::Reduce;
 use crate::format::ElementType;
-use crate::id::CommId;
+use crate::id::{CommId, RankId};
 use crate::op::Reduction;
 
 pub(super) use view::View;
@@ -61,8 +62,15 @@ enum Stage {
 enum Carrier {
     /// One command per operand, no multiprocessor: for few and large ones.
     Engines,
-    /// One launch for all: for many and small ones.
+    /// One launch for all, meetings included: for many and small ones.
     Kernel,
+}
+
+/// A part of a collective, as commands or soon to be.
+enum Part {
+    Command(Command),
+    /// One kernel that meets, copies and meets.
+    Exchange(Vec<CopyOperand>),
 }
 
 /// One rank's way to its peers, for the collectives of one communicator.
@@ -74,10 +82,14 @@ pub(super) struct Route<'a> {
     pub(super) communication: &'a Communication,
     /// Has every rank a GPU of its own, whose engines may wait for peers?
     pub(super) has_engines: bool,
+    /// Up to so many bytes for a neighbour go by one kernel, meetings included.
+    pub(super) kernel_bytes: usize,
+    /// What is left for the host once a collective is done.
+    pub(super) done: Mark,
 }
 
 impl Route<'_> {
-    /// The commands of one collective.
+    /// The commands of one collective; the last of them leaves the mark.
     pub(super) fn collective(&self, kernels: &Kernels, op: &Collective) -> Result<Vec<Command>, CudaFailure> {
         if let Pull::Chunk(..) = &op.pull {
             return Err(CudaFailure::Refused(
@@ -85,38 +97,30 @@ impl Route<'_> {
             ));
         }
         let own = self.view.own();
-        let mut commands = Vec::new();
+        let mut parts = Vec::new();
         for stage in stages(&self.view, self.transport, self.reduce, &op.pull) {
-            commands.extend(self.commands(kernels, stage)?);
+            parts.extend(self.parts(kernels, stage)?);
         }
         if let Pull::Gather(moves) = &op.pull {
             for part in moves {
                 let filled = part.from.bytes * self.view.hosts.ranks();
                 let rest = part.to.part(filled, part.to.bytes - filled).unwrap_or_default();
-                commands.extend(Command::zero(own, rest));
+                parts.extend(Command::zero(own, rest).map(Part::Command));
             }
         }
         for expand in &op.expand {
             let plane = own.plus(expand.plane.offset);
             let operand = ExpandOperand { shape: expand.shape, compact: plane, plane };
             let launch = kernels.expand_scale(expand.format, expand.orientation, &[operand])?;
-            commands.push(Command::Kernel(launch));
+            parts.push(Part::Command(Command::Kernel(launch)));
         }
-        Ok(commands)
+        self.marked(kernels, parts)
     }
 
-    fn commands(&self, kernels: &Kernels, stage: Stage) -> Result<Vec<Command>, CudaFailure> {
-        Ok(match stage {
+    fn parts(&self, kernels: &Kernels, stage: Stage) -> Result<Vec<Part>, CudaFailure> {
+        let commands = match stage {
             Stage::Place(copies) => by_kernel(kernels, copies)?,
-            Stage::Push(carrier, copies) => {
-                let mut commands = vec![Command::Memory(self.meet(Meeting::Ready)?)];
-                commands.extend(match carrier {
-                    Carrier::Engines if self.has_engines => by_engines(copies),
-                    Carrier::Engines | Carrier::Kernel => by_kernel(kernels, copies)?,
-                });
-                commands.push(Command::Memory(self.meet(Meeting::Done)?));
-                commands
-            }
+            Stage::Push(carrier, copies) => return self.push(kernels, carrier, copies),
             Stage::Exchange(transfers) if transfers.is_empty() => Vec::new(),
             Stage::Exchange(transfers) => {
                 let communicator = self.communication.nccl.as_ref().ok_or_else(|| {
@@ -127,13 +131,85 @@ impl Route<'_> {
             Stage::Combine(reduction, element, operands) => {
                 vec![Command::Kernel(kernels.combine(reduction, element, &operands)?)]
             }
-        })
+        };
+        Ok(commands.into_iter().map(Part::Command).collect())
     }
 
-    fn meet(&self, meeting: Meeting) -> Result<MemoryOperations, CudaFailure> {
-        let View { rank, homes, hosts, .. } = self.view;
-        let neighbours: Vec<_> = hosts.neighbours(rank).collect();
-        Signals::new(homes.len()).meet(rank, &neighbours, homes, self.communication.communicator, meeting)
+    /// Copies to neighbours between two meetings: by one kernel if they are small, else by engines between words.
+    fn push(
+        &self,
+        kernels: &Kernels,
+        carrier: Carrier,
+        copies: Vec<CopyOperand>,
+    ) -> Result<Vec<Part>, CudaFailure> {
+        let neighbours = self.neighbours();
+        if neighbours.is_empty() {
+            return Ok(Vec::new());
+        }
+        let bytes: usize = copies.iter().map(|copy| copy.bytes).sum();
+        let is_small = carrier == Carrier::Kernel || bytes / neighbours.len() <= self.kernel_bytes;
+        if self.has_engines && is_small {
+            return Ok(vec![Part::Exchange(copies)]);
+        }
+        let mut commands = vec![Command::Memory(self.meet(&neighbours, Meeting::Ready)?)];
+        commands.extend(if self.has_engines { by_engines(copies) } else { by_kernel(kernels, copies)? });
+        commands.push(Command::Memory(self.meet(&neighbours, Meeting::Done)?));
+        Ok(commands.into_iter().map(Part::Command).collect())
+    }
+
+    /// The mark goes with what comes last, where that can take it along.
+    fn marked(&self, kernels: &Kernels, mut parts: Vec<Part>) -> Result<Vec<Command>, CudaFailure> {
+        let last = parts.pop();
+        let mut commands = Vec::with_capacity(parts.len() + 2);
+        for part in parts {
+            commands.push(match part {
+                Part::Command(command) => command,
+                Part::Exchange(copies) => {
+                    Command::Kernel(kernels.exchange(&copies, &self.partners()?, None)?)
+                }
+            });
+        }
+        match last {
+            Some(Part::Exchange(copies)) => {
+                let launch = kernels.exchange(&copies, &self.partners()?, Some(self.done))?;
+                commands.push(Command::Kernel(launch));
+            }
+            Some(Part::Command(Command::Memory(operations))) => {
+                commands.push(Command::Memory(operations.then_mark(self.done)));
+            }
+            Some(Part::Command(command)) => {
+                commands.extend([command, Command::Memory(MemoryOperations::mark(self.done))]);
+            }
+            None => commands.push(Command::Memory(MemoryOperations::mark(self.done))),
+        }
+        Ok(commands)
+    }
+
+    fn neighbours(&self) -> Vec<RankId> {
+        self.view.hosts.neighbours(self.view.rank).collect()
+    }
+
+    fn partners(&self) -> Result<Vec<Partner>, CudaFailure> {
+        let neighbours = self.neighbours();
+        let ready = self.shared(&neighbours, Meeting::Ready)?;
+        let done = self.shared(&neighbours, Meeting::Done)?;
+        let partner = |(ready, done): (Shared, Shared)| Partner {
+            ready_there: ready.there,
+            ready_here: ready.here,
+            done_there: done.there,
+            done_here: done.here,
+        };
+        Ok(ready.into_iter().zip(done).map(partner).collect())
+    }
+
+    fn meet(&self, neighbours: &[RankId], meeting: Meeting) -> Result<MemoryOperations, CudaFailure> {
+        Ok(MemoryOperations::meet(&self.shared(neighbours, meeting)?))
+    }
+
+    fn shared(&self, neighbours: &[RankId], meeting: Meeting) -> Result<Vec<Shared>, CudaFailure> {
+        let View { rank, homes, .. } = self.view;
+        let signals = Signals::new(homes.len());
+        signals.shared(rank, neighbours, homes, self.communication.communicator, meeting)
     }
 }
 

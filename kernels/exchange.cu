@@ -1,0 +1,126 @@
+// Bytes into the memory of peers, between two meetings with them, in one launch.
+//
+// Laws:
+// - PL-8: nothing is written before every partner has said that it may be (ready), and the launch ends only when every
+//   partner has said that it has written (done). The words are those that streams meet with, and are used alike: 1 from
+//   the partner's signal until it has been waited for and cleared.
+// - The first block meets for all, then the others are let in; the last one to finish says done and waits for the
+//   others' done. So blocks need not all run at once: whoever waits, waits for blocks that were started before it, or for partners.
+// - What a block wrote is visible to a partner that has seen this rank's done: every block fences system-wide and counts itself
+//   in; the last one sees all counts before it signals.
+// - The gate is zero before and after a launch, and launches on one gate follow one another.
+
+#include "common.cuh"
+
+// Threads of a block: few blocks carry all, so that products keep the other multiprocessors.
+constexpr u32 COPIERS = 512;
+
+struct Range {
+    const u8* from;
+    u8* to;
+    u64 bytes;
+    u32 aligned;
+    u32 reserved;
+};
+static_assert(sizeof(Range) == 32, "kernels::exchange::RangeArguments");
+
+// The words shared with one partner.
+struct Partner {
+    u32* ready_there;
+    u32* ready_here;
+    u32* done_there;
+    u32* done_here;
+};
+static_assert(sizeof(Partner) == 32, "kernels::exchange::Partner");
+
+struct Gate {
+    u32 open;
+    u32 finished;
+};
+
+struct ExchangeArguments {
+    Tiles tiles;
+    const Range* ranges;
+    const Partner* partners;
+    Gate* gate;
+    // Where the host reads what was done last; null for nobody.
+    u32* progress;
+    u32 partner_count;
+    u32 number;
+};
+static_assert(sizeof(ExchangeArguments) <= 64, "kernels::launch::ARGUMENT_WORDS");
+
+// Bytes of a tile: four 16-byte accesses per thread.
+constexpr u32 TILE = 32768;
+constexpr u32 STEPS = TILE / (16 * COPIERS);
+
+__device__ __forceinline__ void tell(u32* word) {
+    asm volatile("st.release.sys.global.u32 [%0], 1;" ::"l"(word) : "memory");
+}
+
+__device__ __forceinline__ void await_and_clear(u32* word) {
+    u32 seen;
+    do {
+        asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(word) : "memory");
+    } while (seen == 0);
+    asm volatile("st.relaxed.sys.global.u32 [%0], 0;" ::"l"(word) : "memory");
+}
+
+__device__ __forceinline__ void copy_tile(const Range& range, u64 first) {
+    if (range.aligned && first + TILE <= range.bytes) {
+        u64 own = first + 16 * threadIdx.x;
+        uint4 v[STEPS];
+#pragma unroll
+        for (u32 i = 0; i < STEPS; ++i) v[i] = load16(range.from + own + i * 16 * COPIERS);
+#pragma unroll
+        for (u32 i = 0; i < STEPS; ++i) *reinterpret_cast<uint4*>(range.to + own + i * 16 * COPIERS) = v[i];
+        return;
+    }
+    u64 end = min(first + TILE, range.bytes);
+    u64 whole = range.aligned ? first + (end - first) / 16 * 16 : first;
+    for (u64 at = first + 16 * threadIdx.x; at < whole; at += 16 * COPIERS) {
+        *reinterpret_cast<uint4*>(range.to + at) = load16(range.from + at);
+    }
+    for (u64 at = whole + threadIdx.x; at < end; at += COPIERS) range.to[at] = __ldg(range.from + at);
+}
+
+extern "C" __global__ void __launch_bounds__(COPIERS) exchange(const __grid_constant__ ExchangeArguments all) {
+    __shared__ bool is_last;
+    if (blockIdx.x == 0) {
+        if (threadIdx.x < all.partner_count) {
+            tell(all.partners[threadIdx.x].ready_there);
+            await_and_clear(all.partners[threadIdx.x].ready_here);
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(&all.gate->open) : "memory");
+    } else {
+        if (threadIdx.x == 0) {
+            u32 open;
+            do {
+                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(open) : "l"(&all.gate->open) : "memory");
+            } while (open == 0);
+        }
+        __syncthreads();
+    }
+    for (u32 tile = blockIdx.x; tile < all.tiles.count; tile += gridDim.x) {
+        Place place = place_of(all.tiles, tile);
+        copy_tile(all.ranges[place.tensor], u64(place.tile) * TILE);
+    }
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = arrive(&all.gate->finished) == gridDim.x;
+    __syncthreads();
+    if (!is_last) return;
+    if (threadIdx.x < all.partner_count) {
+        tell(all.partners[threadIdx.x].done_there);
+        await_and_clear(all.partners[threadIdx.x].done_here);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        all.gate->open = 0;
+        all.gate->finished = 0;
+        if (all.progress != nullptr) {
+            asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(all.progress), "r"(all.number) : "memory");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Bytes to peers between two meetings, as one launch: `kernels/exchange.cu`.
+//!
+//! Law: a launch waits for launches of other ranks, on GPUs of their own. Ranks of one GPU must not use it: nothing
+//! promises that both kernels run at once.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::super::address::DeviceAddress;
+use super::super::failure::CudaFailure;
+use super::check::{element_aligned, present};
+use super::launch::KernelLaunch;
+use super::memory::CopyOperand;
+use super::module::Kernels;
+use super::source::Family;
+use super::tiles::{TileArguments, TileTable};
+
+/// The words a rank shares with one partner, each 1 from a signal until it has been waited for; `there` is the partner's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Partner {
+    /// Says that this rank may be written to.
+    pub ready_there: DeviceAddress,
+    /// Says that the partner may be.
+    pub ready_here: DeviceAddress,
+    /// Says that this rank has written.
+    pub done_there: DeviceAddress,
+    /// Says that the partner has.
+    pub done_here: DeviceAddress,
+}
+const _: () = assert!(size_of::<Partner>() == 32);
+
+/// A word and what is left in it once everything is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// The word, of this device or of pinned memory of the host.
+    pub word: DeviceAddress,
+    /// What is written.
+    pub number: u32,
+}
+
+/// `Range` of the kernel.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct RangeArguments {
+    from: DeviceAddress,
+    to: DeviceAddress,
+    bytes: u64,
+    aligned: u32,
+    reserved: u32,
+}
+const _: () = assert!(size_of::<RangeArguments>() == 32);
+
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Arguments {
+    tiles: TileArguments,
+    ranges: DeviceAddress,
+    partners: DeviceAddress,
+    gate: DeviceAddress,
+    progress: DeviceAddress,
+    partner_count: u32,
+    number: u32,
+}
+
+/// `COPIERS` of the kernel.
+const COPIERS: u32 = 512;
+/// `TILE` of the kernel.
+const TILE: u64 = 32768;
+/// Multiprocessors it takes at most. Eight leave a third of NVLink unused on an H200 and thirty-two gain nothing, while each is taken from
+/// the products that run meanwhile.
+const BLOCKS: u32 = 16;
+/// Bytes of the gate, behind which the partners lie.
+const GATE: usize = 16;
+
+impl Kernels {
+    /// Meets `partners`, copies, meets them again, and leaves `mark`. Ranges of any alignment; they do not overlap.
+    ///
+    /// # Errors
+    /// [`CudaFailure::Refused`] for an address that is missing or misaligned, and for more partners than a block has threads.
+    pub fn exchange(
+        &self,
+        copies: &[CopyOperand],
+        partners: &[Partner],
+        mark: Option<Mark>,
+    ) -> Result<KernelLaunch, CudaFailure> {
+        let partner_count = u32::try_from(partners.len()).unwrap_or(u32::MAX);
+        if partner_count > COPIERS {
+            return Err(CudaFailure::Refused(format!(
+                "{partner_count} partners meet in one kernel, which takes {COPIERS}; set transport = \"nccl\""
+            )));
+        }
+        for word in
+            partners.iter().flat_map(|one| [one.ready_there, one.ready_here, one.done_there, one.done_here])
+        {
+            present("a word to meet with", word)?;
+            element_aligned("a word to meet with", word, 4)?;
+        }
+        let range = |copy: &CopyOperand| {
+            present("a source", copy.from)?;
+            present("a target", copy.to)?;
+            let aligned = copy.from.number().is_multiple_of(16) && copy.to.number().is_multiple_of(16);
+            let bytes = copy.bytes as u64;
+            let descriptor = RangeArguments {
+                from: copy.from,
+                to: copy.to,
+                bytes,
+                aligned: u32::from(aligned),
+                reserved: 0,
+            };
+            Ok((descriptor, bytes.div_ceil(TILE)))
+        };
+        let ranges: Vec<_> = copies.iter().map(range).collect::<Result<_, CudaFailure>>()?;
+        let workspace = GATE + size_of_val(partners);
+        let tiles = ranges.iter().map(|(_, tiles)| *tiles);
+        let table = TileTable::with_workspace(ranges.len(), tiles, workspace, |_| {
+            let mut content = vec![0; GATE];
+            content.extend_from_slice(bytemuck::cast_slice(partners));
+            (ranges.iter().map(|(range, _)| *range).collect::<Vec<_>>(), content)
+        })?;
+        let arguments = Arguments {
+            tiles: table.tiles,
+            ranges: table.descriptors,
+            partners: table.workspace.plus(GATE),
+            gate: table.workspace,
+            progress: mark.map_or(DeviceAddress::NULL, |mark| mark.word),
+            partner_count,
+            number: mark.map_or(0, |mark| mark.number),
+        };
+        // Who has nothing to say meets the others all the same.
+        let blocks = table.blocks().clamp(1, BLOCKS);
+        let function = self.function(Family::Exchange, c"exchange")?;
+        Ok(KernelLaunch::new(function, blocks, COPIERS, arguments, Some(table.table)))
+    }
+}
