@@ -6,8 +6,8 @@
 //!   judges whoever runs them.
 //! - It is deterministic: a missing order is reported whether or not the lanes happened to collide.
 //! - A hazard is refused before it reaches the backend.
-//! - Recording is checked like running. A launch repeats what was checked, as if all of it were enqueued then, behind a join of all lanes
-//!   and before another; so what a step is put together from is judged as one step.
+//! - Recording is checked like running. A launch repeats what was checked, as if all of it were enqueued then between two joins of all
+//!   lanes with the first; so what a step is put together from is judged as one step.
 //! - **PL-7** a recording ends on the lanes it began on, or a fork would never join; it holds every task of the plan,
 //!   or each replay would leave one out; and nothing else happens while it is made, for that would happen once
 //!   and in no replay. Where the plan has dynamic calls, a recording is a segment and holds none of them; whatever a segment waits for is
@@ -214,7 +214,9 @@ impl<B: Backend> Backend for Checked<B> {
         graph: &Self::Graph,
     ) -> Result<(), BackendError> {
         self.outside_of_recordings("launches a recorded step")?;
-        self.judge(bound.ledger().launch(&graph.tasks))?;
+        if let Some(first) = streams.first() {
+            self.judge(bound.ledger().launch(self.inner.lane(first), &graph.tasks))?;
+        }
         self.inner.launch(streams, &bound.inner, &graph.inner)
     }
 

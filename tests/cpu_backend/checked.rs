@@ -402,6 +402,22 @@ fn a_segment_that_waits_for_an_event_of_another_is_refused() {
     });
 }
 
+/// PL-7. A recording waits for its first lane and for no other.
+#[test]
+fn a_segment_launched_beside_work_of_another_lane_is_refused() {
+    on_the_chain(|rank| {
+        let second = rank.record_segment(&[DRAIN]).unwrap();
+        rank.begin().unwrap();
+        rank.obey(FILL).unwrap();
+        let error = rank.launch(&second).unwrap_err();
+        assert_hazard(
+            &error,
+            &["lane 1 has work that lane 0 does not wait for", "begin and end on lane 0", "PL-7"],
+        );
+        rank.synchronize().unwrap();
+    });
+}
+
 /// PL-7, AC-2. Out of order, twice, or with the call between them left out.
 #[test]
 fn segments_that_are_not_launched_one_behind_the_other_are_refused() {

@@ -8,8 +8,8 @@
 //! - **AC-2** a lane gets its tasks in the order of their ids.
 //! - A transient slot is read only while it holds what was written to it in this step. What a recorded segment reads of what others
 //!   write is judged when it is launched.
-//! - A recording is entered by itself. A launch is entered as if its tasks were enqueued one behind the other, with all lanes joined
-//!   before and behind.
+//! - A recording is entered by itself. A launch is entered as if its tasks were enqueued then: behind what the first lane is behind, and
+//!   when it is over, the first lane knows so and no other.
 //! - Of each lane only the last read and the last write of a slot are kept: lanes run in order, so
 //!   whoever is behind the last is behind all. Nothing is allocated after the plan is bound.
 
@@ -182,10 +182,15 @@ impl Ledger {
         }
     }
 
-    /// A recording of these tasks is launched.
-    pub(super) fn launch(&mut self, tasks: &[TaskId]) -> Result<(), String> {
+    /// A recording of these tasks is launched, on lanes of which this is the first.
+    pub(super) fn launch(&mut self, first: LaneId, tasks: &[TaskId]) -> Result<(), String> {
         self.launched = true;
-        self.meet();
+        if let Some(open) = self.unjoined(first).first() {
+            return Err(format!(
+                "a recording is launched while {open} has work that {first} does not wait for; recordings begin and end on {first}, so \
+                 enqueue there what runs between them (PL-7)"
+            ));
+        }
         for id in tasks {
             let task = &self.tasks[id.index()];
             let own = self.position(task.lane)?;
@@ -206,16 +211,12 @@ impl Ledger {
             }
             self.enter(*id, own);
         }
-        self.meet();
-        Ok(())
-    }
-
-    /// All lanes wait for all.
-    fn meet(&mut self) {
-        for lane in 0..self.lanes.len() {
-            let reached = self.lanes[lane].clock[lane];
-            self.lanes.iter_mut().for_each(|other| other.clock[lane] = reached);
+        if let Ok(first) = self.position(first) {
+            for lane in 0..self.lanes.len() {
+                self.lanes[first].clock[lane] = self.lanes[lane].clock[lane];
+            }
         }
+        Ok(())
     }
 
     /// Has the plan calls that no recording may hold?

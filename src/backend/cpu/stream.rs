@@ -4,7 +4,7 @@
 //! - **BK-2** a command is a small message into a queue that has room for a whole step: pushing it
 //!   neither allocates nor waits. A queue grows when it first meets a plan that needs more; a full
 //!   one is an error.
-//! - While a stream records, nothing reaches the lane. A recorded step is replayed by one message
+//! - While a stream records, nothing reaches the lane. A recording is replayed by one message
 //!   per lane, with the same events in a new epoch.
 //! - A stream that is dropped at rest closes its lane. One that is dropped before its lane is done
 //!   poisons the world, because peers and sister lanes may wait for what will never come.
