@@ -8,7 +8,8 @@ use warpweft::plan::{Piece, StepPlan};
 use warpweft::session::plan_program;
 
 use crate::random_programs::samples;
-use crate::{trainer, trainer_of};
+use crate::trainer;
+use crate::trainer::{Shaped, Trainer};
 
 /// For every task, the tasks that surely end before it begins: lane order and fences, closed.
 fn happens_before(plan: &StepPlan) -> Vec<Vec<bool>> {
@@ -87,11 +88,12 @@ fn a_plan_without_dynamic_calls_is_one_segment() {
     assert_eq!((pieces.segments(), pieces.entries().count()), (1, 1));
 }
 
-/// The two-stage drain on a plan that can be looked at: of the reductions that stand before b1 in T, the last one has no call to hide
-/// behind.
+/// The two-stage drain on a plan that can be looked at: a dynamic call that writes no gradient, so takes no bytes of one that is still to
+/// be reduced. Of the reductions that stand before it in T, the last one has no call to hide behind.
 #[test]
 fn a_reduction_behind_the_last_call_of_a_segment_goes_to_the_next_one() {
-    let program = trainer_of(6, &["b1"], 1, Format::Bf16).train;
+    let shaped = Shaped { layers: 6, weights: 6, recomputes: true, micro_batches: 1 };
+    let program = Trainer::with_dynamic(&["f0 again"], shaped, Format::Bf16, &Config::default()).train;
     let plan = plan_program(&program, &Config::default(), 2).unwrap();
     let pieces = plan.pieces();
     let dynamic = (0..plan.tasks.len()).find(|task| is_dynamic(&plan, *task)).unwrap();
