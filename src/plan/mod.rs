@@ -29,6 +29,7 @@ mod prefetch;
 mod resident;
 mod shelves;
 mod step_plan;
+mod sums;
 mod table;
 mod verify;
 mod why;

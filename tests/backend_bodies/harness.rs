@@ -14,7 +14,7 @@ use warpweft::layout::{
     Slot, Weights,
 };
 use warpweft::model::{Call, CostHint, Mesh, Phase, Placement, WeightSpec};
-use warpweft::op::{Op, Operand};
+use warpweft::op::{GatherPart, Op, Operand};
 
 use crate::device::{Device, DeviceOptions, on_every_rank};
 
@@ -141,6 +141,13 @@ impl Plan {
             dynamic: false,
         });
         self.op(COMPUTE, Op::Compute { call, fault, operands })
+    }
+
+    /// Gathers weights on the link and makes their planes whole on the compute lane.
+    pub(crate) fn gather(&mut self, parts: &[GatherPart]) {
+        self.op(LINK, Op::AllGather { parts: parts.to_vec() });
+        self.fence(LINK, COMPUTE);
+        self.op(COMPUTE, Op::Assemble { parts: parts.to_vec() });
     }
 
     /// `to` waits for everything enqueued on `from` so far.

@@ -3,7 +3,7 @@
 use warpweft::format::Format;
 use warpweft::id::{CallId, SlotId, TaskId};
 use warpweft::layout::Content;
-use warpweft::op::Op;
+use warpweft::op::{GatherPart, Op};
 
 use crate::device::most_recorded_ranks;
 
@@ -19,8 +19,7 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
     let gradient = plan.transient("gradient", Content::Gathered(W, ROWWISE));
     let reduced = plan.transient("reduced", Content::ReducedGradient(W, CallId::new(0)));
     plan.op(COMPUTE, Op::ClearFault { fault });
-    plan.op(LINK, Op::gather(W, ROWWISE, shard, gathered));
-    plan.fence(LINK, COMPUTE);
+    plan.gather(&[GatherPart { weight: W, orientation: ROWWISE, from: shard, to: gathered }]);
     plan.op(COMPUTE, Op::Copy { from: gathered, to: gradient });
     plan.op(COMPUTE, Op::ZeroPadding { weight: W, gradient });
     plan.fence(COMPUTE, LINK);

@@ -63,6 +63,15 @@ pub(crate) fn chain(layers: usize, rows: usize, nanoseconds: u64) -> StepProgram
     program.build_evaluation().unwrap()
 }
 
+/// One call that reads the planes of an NVFP4 weight of `size` × `size` in 16 × 16 tiles, and takes no time.
+pub(crate) fn tiles(size: usize) -> StepProgram {
+    let mut model = Model::builder();
+    let weight = model.sharded("w", size, size, Format::NVFP4_2D).unwrap();
+    let mut program = StepProgram::builder("tiles", &model.build());
+    program.call("read", Phase::Forward).uses(weight, Orientation::Rowwise, Form::Planes).add().unwrap();
+    program.build_evaluation().unwrap()
+}
+
 /// Training of `layers` weights of `rows` × 500: a forward call of `nanoseconds` for each, and a backward call of twice that.
 pub(crate) fn training(layers: usize, rows: usize, nanoseconds: u64) -> StepProgram {
     training_with(&[], layers, rows, nanoseconds)

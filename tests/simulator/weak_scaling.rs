@@ -22,10 +22,10 @@ enum Layout {
 
 /// What example 09 prints and the README shows: layout, share of the preset's speed, efficiencies.
 const SIMULATED: [(Layout, f64, [f64; 6]); 4] = [
-    (Layout::Pairs, 1.0, [100.0, 78.0, 66.2, 60.8, 57.3, 55.2]),
-    (Layout::Pairs, 0.5, [100.0, 99.2, 97.1, 92.0, 88.5, 87.4]),
-    (Layout::Sharded, 1.0, [100.0, 100.8, 92.4, 84.6, 73.7, 66.5]),
-    (Layout::Sharded, 0.5, [100.0, 100.5, 100.7, 100.6, 100.3, 99.8]),
+    (Layout::Pairs, 1.0, [100.0, 78.3, 66.5, 61.1, 57.6, 55.5]),
+    (Layout::Pairs, 0.5, [100.0, 99.3, 97.2, 92.2, 88.7, 87.5]),
+    (Layout::Sharded, 1.0, [100.0, 100.6, 93.0, 85.9, 77.4, 69.6]),
+    (Layout::Sharded, 0.5, [100.0, 100.4, 100.5, 100.3, 99.9, 99.3]),
 ];
 
 /// Points by which a simulated efficiency may move before somebody has to look at it.

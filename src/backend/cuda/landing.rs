@@ -68,7 +68,7 @@ pub(super) fn needed(pull: &Pull, hosts: Hosts) -> usize {
     let each = |bytes: usize, values: usize| stride(bytes).saturating_mul(values);
     let all = |bytes: &mut dyn Iterator<Item = usize>| bytes.fold(0, usize::saturating_add);
     match pull {
-        Pull::Gather(_) | Pull::Chunk(..) => 0,
+        Pull::Gather(_) | Pull::Chunk(_) | Pull::Records(_) => 0,
         Pull::ReduceScatter(_, parts) => {
             let values = hosts.ranks() + relayed(hosts);
             all(&mut parts.iter().map(|part| each(part.own.from.bytes, values)))

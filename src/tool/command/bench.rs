@@ -12,6 +12,7 @@ use super::super::stack::{
     Ahead, Ending, Mode, StackError, StackFormat, StackOptions, StackShape, bench_stack,
 };
 use crate::config::{ReduceDtype, Transport};
+use crate::format::ElementType;
 
 /// Measures this machine's GPUs at work
 #[derive(Debug, Args)]
@@ -48,6 +49,7 @@ enum What {
 ///
 /// step       from the command to the last rank's answer, devices idle before it; median
 /// ×          over the resident stack's step of the same mode
+/// predicted  the forecast of the variant's plan on --cluster, and by how much it is off
 /// host       until everything is enqueued, on the slowest rank
 /// exposed    a collective runs and the compute lane runs nothing; only with --traces, which time every task
 /// wire       bytes that a rank receives in a step
@@ -108,13 +110,22 @@ struct Stack {
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
 
-    /// In what gradients travel; PyTorch's script reduces in bf16
+    /// In what products write weight gradients, sharded and resident. bf16: rounded by the product itself, into the memory they
+    /// travel from, as PyTorch's are. f32: rounded by a task of its own, if they travel in bf16
+    #[arg(long, value_name = "DTYPE", default_value = "bf16")]
+    gradients: DtypeName,
+
+    /// In what gradients travel; those written in bf16 travel so, and f32 needs --gradients f32. PyTorch's script reduces in bf16
     #[arg(long, value_name = "DTYPE", default_value = "bf16")]
     reduce_dtype: DtypeName,
 
     /// The configuration that variants change; the environment (WARPWEFT_…) is read as well
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+
+    /// A preset or a file that `warpweft calibrate` wrote: what `auto` counts with, and steps are predicted with
+    #[arg(long, value_name = "NAME|FILE")]
+    cluster: Option<String>,
 
     /// Write a chrome trace of every session into this folder; timing all tasks costs time
     #[arg(long, value_name = "FOLDER")]
@@ -168,6 +179,9 @@ Examples:
 
   How deep to prefetch, in bf16, recorded:
     warpweft bench stack --formats bf16 --modes graph --transports peer --endings gradients
+
+  What writing gradients in bf16 saves, against f32 that is rounded:
+    warpweft bench stack --formats bf16 --depths 2 --modes graph --gradients f32
 
   One variant, with a trace to look at:
     warpweft bench stack --only 'fp8_block/depth2/graph/peer/training' --traces traces";
@@ -249,11 +263,16 @@ impl Stack {
             transports: self.transports.into_iter().map(of_transport).collect(),
             endings: self.endings.into_iter().map(of_ending).collect(),
             only: self.only,
+            gradients: match self.gradients {
+                DtypeName::F32 => ElementType::F32,
+                DtypeName::Bf16 => ElementType::Bf16,
+            },
             reduce_dtype: match self.reduce_dtype {
                 DtypeName::F32 => ReduceDtype::F32,
                 DtypeName::Bf16 => ReduceDtype::Bf16,
             },
             config: self.config,
+            cluster: self.cluster,
             traces: self.traces,
         };
         (self.json, options)

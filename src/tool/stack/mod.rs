@@ -24,7 +24,7 @@
 //! |---|---|
 //! | `shape`, `values` | sizes of the stack, and the numbers it begins with |
 //! | `layers` | the mathematics of a block, on lent memory |
-//! | `resident` | weights in memory, no session: on a queue, and as one CUDA graph |
+//! | `resident`, `gradient` | weights in memory, no session: on a queue, and as one CUDA graph |
 //! | `program`, `closure` | the stack as a step program, and its calls |
 //! | `variant`, `sharded` | what is varied, and a session of it |
 //! | `report` | the table and the JSON |
@@ -34,6 +34,7 @@
 
 mod closure;
 mod error;
+mod gradient;
 mod layers;
 mod program;
 mod report;
@@ -53,8 +54,11 @@ pub use shape::StackShape;
 pub use variant::{Ahead, Ending, Mode, StackFormat};
 
 use crate::backend::cuda::DeviceOrdinal;
+use crate::cluster::{Cluster, PRESETS, named};
 use crate::config::{Config, ReduceDtype, Transport, pattern_matches};
+use crate::format::ElementType;
 use crate::linear::Device;
+use crate::session::SessionError;
 use crate::trace::median;
 
 /// What to measure.
@@ -80,10 +84,15 @@ pub struct StackOptions {
     pub endings: Vec<Ending>,
     /// Patterns of names of which a variant matches one; all of them when empty.
     pub only: Vec<String>,
-    /// In what gradients travel.
+    /// In what calls write weight gradients, those of the resident stack too: f32 or bf16.
+    pub gradients: ElementType,
+    /// In what gradients travel that were written in f32; those in bf16 travel as they are.
     pub reduce_dtype: ReduceDtype,
     /// The configuration the variants change.
     pub config: Option<PathBuf>,
+    /// The machine that `auto` counts with and that steps are predicted for: a preset or a cluster file. `None` is the configuration's
+    /// for `auto`, and predicts nothing.
+    pub cluster: Option<String>,
     /// A folder for a trace of every sharded variant.
     pub traces: Option<PathBuf>,
 }
@@ -97,18 +106,21 @@ impl StackOptions {
 /// Measures the resident stack, then every variant. `say` is told what is measured; `stop` ends it between two steps.
 ///
 /// # Errors
-/// [`StackError`] when nothing can be measured: no such GPUs, a configuration that is refused, patterns that match nothing, the
-/// resident stack failing. A variant that fails is a row of the report.
+/// [`StackError`] when nothing can be measured: gradients in bf16 that were to travel in f32, no such GPUs, a configuration that
+/// is refused, patterns that match nothing, the resident stack failing. A variant that fails is a row of the report.
 pub fn bench_stack(
     options: &StackOptions,
     stop: &AtomicBool,
     say: &mut dyn FnMut(&str),
 ) -> Result<StackReport, StackError> {
+    if options.reduce_dtype.travels(options.gradients) != options.reduce_dtype.element() {
+        return Err(StackError::Gradients);
+    }
     let found = DeviceOrdinal::all()?;
     let Some(gpus) = found.get(..options.gpus).filter(|gpus| !gpus.is_empty()) else {
         return Err(StackError::Gpus { asked: options.gpus, found: found.len() });
     };
-    let base = Config::load(options.config.as_deref())?;
+    let setting = Setting::new(options, gpus, stop)?;
     let variants = variant::select(options);
     if variants.is_empty() && !resident::NAMES.iter().any(|name| options.wants(name)) {
         return Err(StackError::NothingMatches { patterns: options.only.join(", ") });
@@ -122,9 +134,9 @@ pub fn bench_stack(
     }
     // Contexts stay open, so that libraries and kernels are loaded once and not by every session.
     let _contexts: Vec<Device> = gpus.iter().map(|gpu| Device::open(*gpu)).collect::<Result<_, _>>()?;
-    let pace = Pace { warm: options.warm, steps: options.steps };
     say(&format!("resident: {} on {} GPUs", options.shape, gpus.len()));
-    let rows = resident::measure(&options.shape, gpus, pace, stop)?;
+    let sizes = (&options.shape, options.gradients);
+    let rows = resident::measure(sizes, gpus, setting.pace, stop)?;
     let mut report = StackReport::new(options, rows);
     report.rows().iter().for_each(|row| say(&row.line()));
     for (number, session) in variants.iter().enumerate() {
@@ -132,7 +144,7 @@ pub fn bench_stack(
             return Err(StackError::Interrupted);
         }
         say(&format!("session {} of {}: {}", number + 1, variants.len(), session.variant));
-        for row in measure_variant(options, &base, gpus, pace, session, stop) {
+        for row in measure_variant(&setting, session) {
             let row = report.add(row);
             say(&row.line());
         }
@@ -140,18 +152,45 @@ pub fn bench_stack(
     Ok(report)
 }
 
-/// The rows of one session; rows that say why, where it could not be had.
-fn measure_variant(
-    options: &StackOptions,
-    base: &Config,
-    gpus: &[DeviceOrdinal],
+/// The cluster of that name.
+fn machine(name: &str) -> Result<Cluster, StackError> {
+    let missing = || SessionError::NoCluster {
+        name: name.to_owned(),
+        presets: PRESETS.map(|(name, _)| name).join(", "),
+    };
+    Ok(named(name).ok_or_else(missing)?.map_err(SessionError::from)?)
+}
+
+/// What all sessions of a report have in common.
+struct Setting<'a> {
+    options: &'a StackOptions,
+    base: Config,
+    machine: Option<Cluster>,
+    gpus: &'a [DeviceOrdinal],
     pace: Pace,
-    session: &variant::Selected,
-    stop: &AtomicBool,
-) -> Vec<Measured> {
+    stop: &'a AtomicBool,
+}
+
+impl<'a> Setting<'a> {
+    fn new(
+        options: &'a StackOptions,
+        gpus: &'a [DeviceOrdinal],
+        stop: &'a AtomicBool,
+    ) -> Result<Self, StackError> {
+        let mut base = Config::load(options.config.as_deref())?;
+        if let Some(cluster) = &options.cluster {
+            base.prefetch.cluster.clone_from(cluster);
+        }
+        let machine = options.cluster.as_deref().map(machine).transpose()?;
+        let pace = Pace { warm: options.warm, steps: options.steps };
+        Ok(Self { options, base, machine, gpus, pace, stop })
+    }
+}
+
+/// The rows of one session; rows that say why, where it could not be had.
+fn measure_variant(setting: &Setting<'_>, session: &variant::Selected) -> Vec<Measured> {
     let mut rows = Vec::new();
-    let outcome = sharded::measure(options, base, gpus, pace, session, stop, &mut rows);
-    if let Err(error) = outcome {
+    if let Err(error) = sharded::measure(setting, session, &mut rows) {
         let missing = session.endings.iter().skip(rows.len());
         rows.extend(missing.map(|ending| Measured::failed(session.variant.name(*ending), &error)));
     }

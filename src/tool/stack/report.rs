@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::super::text::{Align, Table, bytes};
 use super::{StackError, StackOptions};
+use crate::format::ElementType;
 
 /// One row: a variant and an ending.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -17,6 +18,8 @@ pub struct Measured {
     pub products: String,
     /// Median step, milliseconds; `None` for a variant that could not run.
     pub step_ms: Option<f64>,
+    /// The forecast of its plan on the cluster that was named, milliseconds.
+    pub predicted_ms: Option<f64>,
     /// Median time of the host to issue a step on the slowest rank, milliseconds.
     pub host_ms: Option<f64>,
     /// Step over the resident stack's of the same mode, without optimizer.
@@ -52,6 +55,7 @@ impl Measured {
             name,
             products: String::new(),
             step_ms: None,
+            predicted_ms: None,
             host_ms: None,
             ratio: None,
             exposed: None,
@@ -94,6 +98,7 @@ pub struct StackReport {
     gpus: usize,
     steps: usize,
     warm: usize,
+    gradients: &'static str,
     reduce_dtype: &'static str,
     rows: Vec<Measured>,
 }
@@ -109,6 +114,10 @@ impl StackReport {
             gpus: options.gpus,
             steps: options.steps,
             warm: options.warm,
+            gradients: match options.gradients {
+                ElementType::Bf16 => "bf16",
+                _ => "f32",
+            },
             reduce_dtype: match options.reduce_dtype {
                 crate::config::ReduceDtype::F32 => "f32",
                 crate::config::ReduceDtype::Bf16 => "bf16",
@@ -158,11 +167,11 @@ impl StackReport {
 
 impl fmt::Display for StackReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { hidden, ffn, layers, tokens, gpus, steps, warm, reduce_dtype, rows } = self;
+        let Self { hidden, ffn, layers, tokens, gpus, steps, warm, gradients, reduce_dtype, rows } = self;
         writeln!(
             formatter,
             "hidden {hidden}, ffn {ffn}, {layers} layers, {tokens} tokens per rank, {gpus} GPUs; medians of {steps} steps \
-             behind {warm}; gradients travel in {reduce_dtype}"
+             behind {warm}; weight gradients are written in {gradients} and travel in {reduce_dtype}"
         )?;
         if let Some(Measured { loss: Some(loss), norm: Some(norm), .. }) = rows.first() {
             writeln!(
@@ -174,6 +183,7 @@ impl fmt::Display for StackReport {
             ("variant", Align::Left),
             ("step ms", Align::Right),
             ("×", Align::Right),
+            ("predicted", Align::Right),
             ("host ms", Align::Right),
             ("exposed", Align::Right),
             ("wire", Align::Right),
@@ -191,6 +201,12 @@ impl fmt::Display for StackReport {
                 row.name.clone(),
                 number(row.step_ms),
                 number(row.ratio),
+                row.predicted_ms.zip(row.step_ms).map_or_else(
+                    || "-".to_owned(),
+                    |(predicted, step)| {
+                        format!("{predicted:.3} ({:+.1} %)", 100.0 * (predicted / step - 1.0))
+                    },
+                ),
                 number(row.host_ms),
                 row.exposed.map_or_else(|| "-".to_owned(), |exposed| format!("{:.1} %", 100.0 * exposed)),
                 size(row.wire_bytes),

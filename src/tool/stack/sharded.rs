@@ -1,7 +1,7 @@
 //! One session of a variant, with a program for each ending.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::closure::Closure;
@@ -9,24 +9,20 @@ use super::program::{LOSS, declare};
 use super::report::Measured;
 use super::shape::{Projection, StackShape};
 use super::variant::Selected;
-use super::{Pace, StackError, StackOptions, middle, values};
+use super::{Setting, StackError, middle, values};
 use crate::backend::cuda::DeviceOrdinal;
-use crate::config::Config;
 use crate::id::RankId;
 use crate::linear::Recipe;
-use crate::session::{Outcome, Session, StepReport};
+use crate::session::{Outcome, Session, StepReport, costs_of};
 use crate::trace::median;
 
 /// Measures the endings in turn; rows come as they are measured.
 pub(super) fn measure(
-    options: &StackOptions,
-    base: &Config,
-    gpus: &[DeviceOrdinal],
-    pace: Pace,
+    setting: &Setting<'_>,
     selected: &Selected,
-    stop: &AtomicBool,
     rows: &mut Vec<Measured>,
 ) -> Result<(), StackError> {
+    let Setting { options, base, machine, gpus, pace, stop } = setting;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
         .map_err(|error| StackError::Rank { reason: error.to_string() })?;
@@ -38,11 +34,16 @@ pub(super) fn measure(
             return Err(StackError::Gpus { asked: options.gpus, found: 0 });
         };
         let recipe = Recipe::best_for(format, first.compute_capability()?);
-        let (declaration, programs) = declare(&shape, format, recipe, endings)?;
+        let computed = (recipe, options.gradients);
+        let (declaration, programs) = declare(&shape, format, computed, endings)?;
         let devices = gpus.to_vec();
-        let closure =
-            move |rank: RankId| Closure::new(Arc::clone(&declaration), &shape, recipe, devices[rank.index()]);
-        let builder = Session::builder(variant.config(base, options), closure).initialize(initialize(shape));
+        let closure = move |rank: RankId| {
+            Closure::new(Arc::clone(&declaration), &shape, computed, devices[rank.index()])
+        };
+        let config = variant.config(base, options);
+        let costs = machine.as_ref().map(|machine| costs_of(&config, machine, ranks(gpus)));
+        let costs = costs.transpose()?;
+        let builder = Session::builder(config, closure).initialize(initialize(shape));
         let builder = programs.into_iter().fold(builder, |builder, program| builder.program(program));
         let mut session = builder.start_cuda(gpus.to_vec()).await?;
         for ending in endings {
@@ -55,16 +56,18 @@ pub(super) fn measure(
                 let report = session.step(ending.name()).await?;
                 times.add(begin.elapsed(), step < pace.warm, report)?;
             }
-            let name = variant.name(*ending);
-            rows.push(times.row(
-                name,
-                recipe,
-                session.plan(ending.name())?.arena.bytes(),
-                options.traces.is_some(),
-            ));
+            let plan = session.plan(ending.name())?;
+            let timed = options.traces.is_some();
+            let mut row = times.row(variant.name(*ending), recipe, plan.arena.bytes(), timed);
+            row.predicted_ms = costs.as_ref().map(|costs| plan.forecast(costs).step as f64 * 1e-6);
+            rows.push(row);
         }
         Ok(session.close().await?)
     })
+}
+
+fn ranks(gpus: &[DeviceOrdinal]) -> u32 {
+    u32::try_from(gpus.len()).unwrap_or(u32::MAX)
 }
 
 /// Rows of masters are those that the resident stack draws.

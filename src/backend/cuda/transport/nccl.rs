@@ -12,7 +12,7 @@ use crate::format::ElementType;
 use crate::id::RankId;
 use crate::op::Reduction;
 
-/// Every rank's part, one after the other.
+/// Every rank's part, one after the other; the own one comes along.
 pub(super) fn gather(view: &View<'_>, moves: &[Move]) -> Vec<Stage> {
     let own = view.own();
     let parts = moves.iter().filter(|part| part.from.bytes > 0).map(|part| Transfer::AllGather {

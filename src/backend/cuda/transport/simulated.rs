@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use half::bf16;
 use proptest::prelude::*;
 
-use super::{Stage, stages};
+use super::{Carrier, Stage, stages};
 use crate::backend::cuda::DeviceAddress;
 use crate::backend::cuda::hosts::Hosts;
 use crate::backend::cuda::kernels::CopyOperand;
@@ -258,6 +258,28 @@ fn check_gather(hosts: Hosts, parts: &[usize]) {
         }
     }
     let pulls: Vec<_> = before.iter().map(|_| Pull::Gather(moves.clone())).collect();
+    for (network, reaches) in ways(hosts) {
+        let mut after = collective(&before, network, reaches, &pulls);
+        // A rank's own part is nobody's promise: a task behind the gather puts it there.
+        for (rank, arena) in after.iter_mut().enumerate() {
+            for part in &moves {
+                let from = &before[rank][part.from.offset..][..part.from.bytes];
+                arena[part.to.offset + rank * from.len()..][..from.len()].copy_from_slice(from);
+            }
+        }
+        assert!(after == expected, "{network:?} differs");
+    }
+}
+
+fn check_records(hosts: Hosts, bytes: usize) {
+    let mut places = Places::default();
+    let records = Move { from: places.next(bytes), to: places.next(bytes * hosts.ranks()) };
+    let before = arenas(hosts.ranks(), places.end);
+    let all: Vec<u8> =
+        before.iter().flat_map(|arena| arena[records.from.offset..][..bytes].to_vec()).collect();
+    let mut expected = before.clone();
+    expected.iter_mut().for_each(|arena| arena[records.to.offset..][..all.len()].copy_from_slice(&all));
+    let pulls: Vec<_> = before.iter().map(|_| Pull::Records(records)).collect();
     every_way(&before, hosts, &pulls, &expected);
 }
 
@@ -319,10 +341,36 @@ fn check_all_reduce(hosts: Hosts, reduction: Reduction, parts: &[usize]) {
 fn two_hosts_of_two_and_three_of_two_do_what_one_host_does() {
     for hosts in [hosts(2, 2), hosts(3, 2)] {
         check_gather(hosts, &[48, 300, 0]);
+        check_records(hosts, 16);
         check_reduce_scatter(hosts, ElementType::F32, &[5, 0, 64]);
         check_reduce_scatter(hosts, ElementType::Bf16, &[6, 129]);
         check_all_reduce(hosts, Reduction::Max, &[1, 3]);
         check_all_reduce(hosts, Reduction::Sum, &[7]);
+    }
+}
+
+/// The law that keeps gathers off multiprocessors: on one host there is nothing to exchange, and engines write the peers' memory and no
+/// byte of the rank's own.
+#[test]
+fn on_one_host_a_gather_of_planes_launches_no_kernel() {
+    let (hosts, each) = (Hosts::one(4), 256);
+    let homes: Vec<_> = (0..4).map(home).collect();
+    let from = Region { offset: 0, bytes: each };
+    let moves = vec![Move { from, to: Region { offset: 1024, bytes: 4 * each } }; 2];
+    for rank in 0..4 {
+        let view = View { rank: RankId::at(rank), homes: &homes, hosts, landing: 0 };
+        let mut pushed = 0;
+        for stage in stages(&view, Transport::Peer, Reduce::Ordered, &Pull::Gather(moves.clone())) {
+            match stage {
+                Stage::Exchange(transfers) => assert!(transfers.is_empty(), "{transfers:?}"),
+                Stage::Push(Carrier::Engines, copies) => {
+                    assert!(copies.iter().all(|copy| Memory::place(copy.to).0 != rank));
+                    pushed += copies.len();
+                }
+                other => panic!("{other:?} takes a multiprocessor"),
+            }
+        }
+        assert_eq!(pushed, 3 * moves.len(), "each plane to each peer");
     }
 }
 
@@ -374,6 +422,7 @@ proptest! {
     ) {
         let (hosts, element) = (hosts(count, each), if narrow { ElementType::Bf16 } else { ElementType::F32 });
         check_gather(hosts, &parts);
+        check_records(hosts, parts[0]);
         check_reduce_scatter(hosts, element, &parts);
         check_all_reduce(hosts, Reduction::Sum, &parts);
         check_all_reduce(hosts, Reduction::Max, &parts);
