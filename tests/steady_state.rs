@@ -124,8 +124,8 @@ fn touch(
     for access in call.buffers.iter().filter(|access| access.access.writes()) {
         context.write::<f32>(access.buffer)?.fill(0.25);
     }
-    for weight in &call.grads {
-        context.gradient(*weight)?.fill(0.125);
+    for gradient in &call.grads {
+        context.gradient(gradient.weight)?.fill(0.125);
     }
     if call.name == "b1" {
         let dense = context.dense(weight, Orientation::Columnwise)?;

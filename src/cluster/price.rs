@@ -5,6 +5,7 @@
 //! depends on the rank. Planner and simulator ask here, so a forecast and a simulation differ by what they do with prices alone.
 
 use super::{Cluster, Links};
+use crate::format::ElementType;
 use crate::id::SlotId;
 use crate::layout::{Slot, Weights};
 use crate::model::{Access, Call, Group, Mesh};
@@ -112,10 +113,12 @@ impl Prices {
                 cluster.memory_ns(touched as u64)
             }
             // Only the rows beyond the weight's own are touched.
-            Op::ZeroPadding { weight, .. } => {
+            Op::ZeroPadding { weight, gradient } => {
                 let shard = work.weights.layouts.get(weight.index())?.shard;
                 let rows = shard.padded_rows().saturating_sub(shard.shape.rows);
-                cluster.memory_ns(rows.saturating_mul(shard.shape.cols * size_of::<f32>()) as u64)
+                let content = work.slots.get(gradient.index())?.content;
+                let element = content.gradient_element().map_or(0, ElementType::bytes);
+                cluster.memory_ns(rows.saturating_mul(shard.shape.cols * element) as u64)
             }
             _ => {
                 let mut touched = 0u64;

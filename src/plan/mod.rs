@@ -28,6 +28,7 @@ mod prefetch;
 mod resident;
 mod shelves;
 mod step_plan;
+mod sums;
 mod table;
 mod verify;
 mod why;

@@ -1,10 +1,10 @@
 //! A recorded step is the step: EX-1.
 
 use warpweft::backend::{Backend, BackendError};
-use warpweft::format::Format;
+use warpweft::format::{ElementType, Format};
 use warpweft::id::{CallId, EventId, SlotId, TaskId};
 use warpweft::layout::{Content, Residency};
-use warpweft::model::Access;
+use warpweft::model::{Access, Gradient};
 use warpweft::op::{GatherPart, Op, Operand, OperandRole};
 
 use crate::bodies::harness::{COMPUTE, Do, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
@@ -35,7 +35,7 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
         form: warpweft::model::Form::Dense,
         reuse: None,
     });
-    plan.calls[0].grads.push(W);
+    plan.calls[0].grads.push(Gradient { weight: W, element: ElementType::F32 });
     assert_eq!(call, TaskId::new(3));
     plan.op(COMPUTE, Op::ZeroPadding { weight: W, gradient });
     plan.fence(COMPUTE, LINK);

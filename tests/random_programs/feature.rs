@@ -5,8 +5,8 @@
 use warpweft::config::{
     AcrossMicroBatches, Backward, Columnwise, Masters, Moments, ReduceDtype, ReduceEvery, Scaling,
 };
-use warpweft::format::Orientation;
-use warpweft::model::{Call, Form, Lifetime, Phase, Placement, Reuse, Role};
+use warpweft::format::{ElementType, Orientation};
+use warpweft::model::{Call, Form, Gradient, Lifetime, Phase, Placement, Reuse, Role};
 use warpweft::op::Op;
 use warpweft::plan::{Prefetch, StepPlan};
 
@@ -27,7 +27,7 @@ pub(crate) fn features() -> Vec<Feature> {
     let mut add = |name: &str, has: fn(&Sample, &StepPlan) -> bool| all.push((name.into(), Box::new(has)));
     add("a tied weight: several gradients in a micro-batch", |sample, _| {
         let calls = sample.program.calls();
-        let gradients = |weight| calls.iter().filter(|call| call.grads.contains(&weight)).count();
+        let gradients = |weight| calls.iter().filter(|call| call.gradient(weight).is_some()).count();
         sample.program.model().entries().any(|(weight, _)| gradients(weight) > 1)
     });
     add("a replayed call", |sample, _| repeats(sample, Phase::Forward));
@@ -77,6 +77,27 @@ pub(crate) fn features() -> Vec<Feature> {
     add("delayed scaling", |sample, _| sample.config.quantize.scaling == Scaling::Delayed);
     add("gradients in bf16", |_, plan| {
         plan.tasks.iter().any(|task| matches!(task.op, Op::RoundGradient { .. }))
+    });
+    add("gradients written in bf16, with padding and without", |sample, plan| {
+        let is_padded = |weight| {
+            let shard = &plan.weights.layout(weight).shard;
+            shard.padded_rows() > shard.shape.rows
+        };
+        let all = || sample.program.calls().iter().flat_map(|call| &call.grads);
+        let written = |padded| {
+            move |gradient: &&Gradient| {
+                gradient.element == ElementType::Bf16 && is_padded(gradient.weight) == padded
+            }
+        };
+        all().any(|gradient| written(true)(&gradient)) && all().any(|gradient| written(false)(&gradient))
+    });
+    add("gradients of one call written in f32 and in bf16, travelling in both", |_, plan| {
+        let mixed = |call: &Call| {
+            [ElementType::F32, ElementType::Bf16]
+                .into_iter()
+                .all(|element| call.grads.iter().any(|gradient| gradient.element == element))
+        };
+        plan.policy.reduce_dtype == ReduceDtype::F32 && plan.calls.iter().any(mixed)
     });
     add("gradients added on the rank", |_, plan| {
         plan.tasks.iter().any(|task| matches!(task.op, Op::AddGradient { .. }))

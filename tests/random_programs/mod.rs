@@ -19,7 +19,7 @@ use warpweft::id::WeightId;
 use warpweft::layout::{StateLayout, Weights};
 use warpweft::model::{
     Access, BufferSpec, CallBuilder, CostHint, Form, Lifetime, Mesh, Model, Phase, Placement, Reuse, Role,
-    StepProgram, Use,
+    StepProgram, Use, WeightSpec,
 };
 use warpweft::plan::{PlanError, Policy, ResidentLayout, StepPlan};
 use warpweft::session::costs_of;
@@ -97,13 +97,16 @@ impl Sample {
     }
 }
 
-/// The samples with their plans, prologue and step, from `seed` on. A budget of bytes that a program cannot keep is no plan.
+/// The samples with their plans, prologue and step, from `seed` on. A budget of bytes that a program cannot keep is no plan, and
+/// neither are sums on a rank of gradients written in bf16.
 pub(crate) fn samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPlan)> {
     (seed..).filter_map(|seed| {
         let sample = Sample::new(seed);
         match sample.plans() {
             Ok((prologue, step)) => Some((seed, sample, prologue, step)),
-            Err(PlanError::Prefetch { .. } | PlanError::Budget { .. }) => None,
+            Err(PlanError::Prefetch { .. } | PlanError::Budget { .. } | PlanError::GradientSum { .. }) => {
+                None
+            }
             Err(error) => panic!("seed {seed}: {error}"),
         }
     })
@@ -215,9 +218,9 @@ fn program(draw: &mut Draw, model: &Model, ending: Ending) -> StepProgram {
         };
         call = uses.iter().fold(call, |call, usage| with_use(call, *usage));
         done.push(uses);
-        for (weight, _) in model.entries() {
+        for (weight, spec) in model.entries() {
             if trains && (draw.one_in(3) || is_last && owed[weight.index()]) {
-                call = call.gradient(weight);
+                call = call.gradient_in(weight, element(draw, spec));
                 owed[weight.index()] = false;
             }
         }
@@ -230,6 +233,14 @@ fn program(draw: &mut Draw, model: &Model, ending: Ending) -> StepProgram {
         Ending::Optimizer => program.build_training().unwrap(),
         Ending::Gradients => program.build_gradients().unwrap(),
         Ending::Nothing => program.build_evaluation().unwrap(),
+    }
+}
+
+/// In what a call writes a gradient: one in four of a sharded weight in bf16.
+fn element(draw: &mut Draw, spec: &WeightSpec) -> ElementType {
+    match spec.placement == Placement::Sharded && draw.one_in(4) {
+        true => ElementType::Bf16,
+        false => ElementType::F32,
     }
 }
 

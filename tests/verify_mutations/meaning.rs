@@ -13,11 +13,10 @@
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use warpweft::format::ElementType;
 use warpweft::id::{RankId, SlotId, WeightId};
 use warpweft::layout::{Content, Region, Residency};
 use warpweft::model::Role;
-use warpweft::op::{AdamOperand, MasterOperand, Op, OperandRole, ReducePart};
+use warpweft::op::{AdamOperand, MasterOperand, Op, OperandRole};
 use warpweft::plan::StepPlan;
 
 /// A value, as the fingerprint of how it came to be.
@@ -193,7 +192,7 @@ impl<'p> Memory<'p> {
             Op::ClearFault { fault } => self.write(*fault, Cell::of(name)),
             Op::ZeroPadding { weight, gradient } => {
                 let rows = self.read(*gradient);
-                let is_gradient = matches!(self.plan.arena.slot(*gradient).content, Content::Gradient(of, _) if of == *weight);
+                let is_gradient = matches!(self.plan.arena.slot(*gradient).content, Content::Gradient(of, _) | Content::WireGradient(of, _) if of == *weight);
                 let value = if is_gradient { rows.value } else { term((name, weight, rows)) };
                 self.write(*gradient, Cell { value, zeroed: true, ..rows });
             }
@@ -275,17 +274,14 @@ impl<'p> Memory<'p> {
                 self.write(*to, Cell::of(made));
             }
             Op::ReduceScatter { element, parts } => {
-                let rows = |part: &ReducePart| match element {
-                    ElementType::F32 => self.gradient(part.weight, part.from),
-                    _ => (self.read(part.from).value, true),
-                };
-                let read: Vec<_> = parts.iter().map(rows).collect();
+                let read: Vec<_> = parts.iter().map(|part| self.gradient(part.weight, part.from)).collect();
                 for (part, rows) in parts.iter().zip(read) {
                     self.write(part.to, Cell::of((name, element, part.weight, rows)));
                 }
             }
             Op::RoundGradient { weight, from, to } => {
-                self.write(*to, Cell::of((name, weight, self.gradient(*weight, *from))));
+                let (rows, zeroed) = self.gradient(*weight, *from);
+                self.write(*to, Cell { zeroed, ..Cell::of((name, weight, rows)) });
             }
             Op::AddGradient { weight, from, into } => {
                 let (added, sum) = (self.read(*from), self.read(*into));

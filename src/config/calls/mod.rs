@@ -13,7 +13,8 @@
 //! | | `role`, `lifetime` | `internal` and `step` when left out |
 //! | `[[call]]` | `name`, `phase` | in program order |
 //! | | `uses` | `{ weight, orientation, form, reuse }`, rowwise planes when left out |
-//! | | `gradients`, `reads`, `writes`, `updates` | names of weights; of buffers |
+//! | | `gradients`, `gradients_bf16` | names of weights; those whose gradients the call writes in bf16 |
+//! | | `reads`, `writes`, `updates` | names of buffers |
 //! | | `flops`, `bytes`, `math` | its cost |
 //!
 //! **Numbers.** An item with `numbers = [first, last]` is repeated for every number from first to last, downwards if the last is smaller.

@@ -56,6 +56,16 @@ pub enum Reuse {
     Keep,
 }
 
+/// One gradient that a call writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct Gradient {
+    /// Of which weight.
+    pub weight: WeightId,
+    /// In what the call writes it, [`ElementType::F32`] or [`ElementType::Bf16`]. What was written in bf16 is reduced as it
+    /// lies and travels in bf16, whatever `reduce_dtype` says: there are no more bits to send.
+    pub element: ElementType,
+}
+
 /// Which part of the step a call belongs to. A declaration for people and for coming policies: no part
 /// of planning, running or reporting reads it today.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -108,11 +118,19 @@ pub struct Call {
     pub phase: Phase,
     /// Weights read, in the order the call consumes them.
     pub uses: Vec<Use>,
-    /// Weights whose full gradient `[rows, cols]` f32 the call overwrites; the scheduler reduces
-    /// and accumulates every such contribution.
-    pub grads: Vec<WeightId>,
+    /// Weights whose full gradient `[rows, cols]` the call overwrites, each once; the scheduler reduces
+    /// and accumulates every such contribution, in f32.
+    pub grads: Vec<Gradient>,
     /// Buffers accessed.
     pub buffers: Vec<BufferAccess>,
     /// Cost of the call.
     pub cost: CostHint,
+}
+
+impl Call {
+    /// The element type in which the call writes its gradient of `weight`; `None` if it writes none.
+    #[must_use]
+    pub fn gradient(&self, weight: WeightId) -> Option<ElementType> {
+        self.grads.iter().find(|gradient| gradient.weight == weight).map(|gradient| gradient.element)
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! Law (PL-4): every gradient a call writes is reduced and accumulated exactly once. Gradients of a sharded weight
 //! that the policy reduces together ([`ReduceEvery`]) are added to the first of them, in its slot, one step behind
-//! compute each. What is complete is reduce-scattered as many calls behind compute as the timetable says, over the ranks of a
+//! compute each. What a call writes in bf16 is added to nothing
+//! on the rank, rounded by nobody and travels so. What is complete is reduce-scattered as many calls behind compute as the timetable says, over the ranks of a
 //! replica; right behind that its rows are summed over the replicas where there are several, in f32; and they are
 //! accumulated one call further. A replicated weight's is accumulated locally, and one all-reduce over all ranks carries all of them
 //! together. The first contribution of a step overwrites. Gradients of one group that one call completes are one collective.
@@ -11,11 +12,11 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::{of_group, wire_bytes};
-use crate::config::{ReduceDtype, ReduceEvery};
+use crate::config::ReduceEvery;
 use crate::format::ElementType;
 use crate::id::{CallId, GroupId, MicroBatchId, SlotId, WeightId};
 use crate::layout::Content;
-use crate::model::{Call, Group, Placement};
+use crate::model::{Call, Gradient, Group, Placement};
 use crate::op::{Op, ReducePart, Reduction};
 
 /// Gradients of one weight that are reduced together: those of one call, of one micro-batch, or all.
@@ -32,6 +33,8 @@ struct Span {
 struct Collected {
     group: Option<GroupId>,
     name: String,
+    /// In what it travels.
+    element: ElementType,
     elements: usize,
     parts: Vec<ReducePart>,
     /// From the reduced rows to their sums over the replicas; empty where there is one.
@@ -44,8 +47,7 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, behind: usize) {
     let mut begun = BTreeSet::new();
     for (stage, id, call) in draft.stages_of_calls() {
         let mut collected: Vec<Collected> = Vec::new();
-        for weight in &call.grads {
-            let weight = *weight;
+        for Gradient { weight, element } in call.grads.iter().copied() {
             let (from, into) = match draft.weights.layout(weight).placement {
                 Placement::Replicated => {
                     let gradient = draft.slot(Content::Gradient(weight, id));
@@ -60,7 +62,7 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, behind: usize) {
                     if last != id {
                         continue;
                     }
-                    let reduced = collect(draft, &mut collected, weight, first, stage);
+                    let reduced = collect(draft, &mut collected, (weight, element), first, stage);
                     (reduced, draft.slot(Content::MainGrad(weight)))
                 }
             };
@@ -77,9 +79,8 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, behind: usize) {
 
 /// Adds a reduction over the ranks of a replica, and that over the replicas where there are several.
 fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize) {
-    let Collected { name, elements, parts, sums, .. } = reduction;
+    let Collected { name, element, elements, parts, sums, .. } = reduction;
     let mesh = draft.weights.mesh;
-    let element = draft.policy.reduce_dtype.element();
     let bytes = wire_bytes(elements, element, mesh, Group::Shard);
     let subject = of_group(&name, parts.len());
     let op = Op::ReduceScatter { element, parts };
@@ -103,18 +104,20 @@ fn add_to(draft: &mut Draft<'_>, weight: WeightId, first: CallId, call: CallId, 
     }
 }
 
-/// Puts a complete gradient into its group's reduction, or into one of its own; in bf16, if it travels so. Returns the
-/// slot of the rank's rows, summed over all ranks.
+/// Puts a complete gradient, in the element type its call wrote, into its group's reduction, or into one of its own; rounded to
+/// bf16, if it travels so. Gradients that travel in different types travel apart. Returns the slot of the rank's rows, summed
+/// over all ranks.
 fn collect(
     draft: &mut Draft<'_>,
     collected: &mut Vec<Collected>,
-    weight: WeightId,
+    (weight, written): (WeightId, ElementType),
     first: CallId,
     stage: usize,
 ) -> SlotId {
     let (name, call) = (draft.name(weight), draft.calls[first.index()].label());
-    let mut from = draft.slot(Content::Gradient(weight, first));
-    if draft.policy.reduce_dtype == ReduceDtype::Bf16 {
+    let mut from = draft.slot(Content::written(weight, first, written));
+    let element = draft.policy.reduce_dtype.travels(written);
+    if element != written {
         let to = draft
             .transient(format!("{name} gradient of {call} in bf16"), Content::WireGradient(weight, first));
         let op = Op::RoundGradient { weight, from, to };
@@ -131,7 +134,10 @@ fn collect(
     let layout = draft.weights.layout(weight);
     let (group, elements, part) = (layout.group, layout.stored_elements(), ReducePart { weight, from, to });
     let pair = sum.map(|sum| (to, sum));
-    match collected.iter_mut().find(|other| group.is_some() && other.group == group) {
+    match collected
+        .iter_mut()
+        .find(|other| group.is_some() && (other.group, other.element) == (group, element))
+    {
         Some(other) => {
             other.elements = other.elements.saturating_add(elements);
             other.parts.push(part);
@@ -139,7 +145,7 @@ fn collect(
         }
         None => {
             let (name, sums) = (name.to_owned(), pair.into_iter().collect());
-            collected.push(Collected { group, name, elements, parts: vec![part], sums });
+            collected.push(Collected { group, name, element, elements, parts: vec![part], sums });
         }
     }
     sum.unwrap_or(to)
@@ -157,8 +163,8 @@ fn together(draft: &Draft<'_>, weight: WeightId, id: CallId, call: &Call) -> Tog
 fn spans(draft: &Draft<'_>) -> HashMap<Together, Span> {
     let mut spans: HashMap<Together, Span> = HashMap::new();
     for (_, id, call) in draft.stages_of_calls() {
-        for weight in &call.grads {
-            let span = spans.entry(together(draft, *weight, id, call));
+        for gradient in &call.grads {
+            let span = spans.entry(together(draft, gradient.weight, id, call));
             span.or_insert(Span { first: id, last: id }).last = id;
         }
     }

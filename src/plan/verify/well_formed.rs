@@ -116,7 +116,12 @@ impl Ids<'_> {
 
     fn call(&self, call: &Call) -> Verdict<()> {
         let place = || format!("call `{}`", call.name);
-        for weight in call.uses.iter().map(|usage| usage.weight).chain(call.grads.iter().copied()) {
+        for weight in call
+            .uses
+            .iter()
+            .map(|usage| usage.weight)
+            .chain(call.grads.iter().map(|gradient| gradient.weight))
+        {
             self.weight(weight, &place)?;
         }
         for access in &call.buffers {

@@ -68,8 +68,10 @@ pub(super) enum Held {
     Padding(WeightId),
     /// The full gradient a call wrote, or the sum of those of several; are its padding rows zero?
     Gradient { weight: WeightId, calls: BTreeSet<CallId>, padded: bool },
-    /// That in bf16, its padding rows zero.
+    /// That in bf16, its padding rows zero: rounded, or as a call wrote it.
     WireGradient(WeightId, BTreeSet<CallId>),
+    /// What a call wrote in bf16, its padding rows not zero yet.
+    Unpadded(WeightId, CallId),
     /// This rank's rows of that, summed over the ranks of its replica.
     ReducedGradient(WeightId, BTreeSet<CallId>),
     /// Those rows, summed over the replicas too.
@@ -120,13 +122,16 @@ impl Held {
             Self::Dense(weight, orientation, values, _) => {
                 content == Content::Dense(*weight, *orientation, *values)
             }
-            Self::Padding(weight) => matches!(content, Content::Gradient(other, _) if other == *weight),
+            Self::Padding(weight) => {
+                matches!(content, Content::Gradient(other, _) | Content::WireGradient(other, _) if other == *weight)
+            }
             Self::Gradient { weight, calls, .. } => {
                 matches!(content, Content::Gradient(other, call) if other == *weight && calls.contains(&call))
             }
             Self::WireGradient(weight, calls) => {
                 matches!(content, Content::WireGradient(other, call) if other == *weight && calls.contains(&call))
             }
+            Self::Unpadded(weight, call) => content == Content::WireGradient(*weight, *call),
             Self::ReducedGradient(weight, calls) => {
                 matches!(content, Content::ReducedGradient(other, call) if other == *weight && calls.contains(&call))
             }
@@ -219,7 +224,13 @@ impl Held {
                 format!("the gradient of {} from {}{padding}", name(weight), calls(of))
             }
             Self::WireGradient(weight, of) => {
-                format!("the gradient of {} from {}, rounded to bf16", name(weight), calls(of))
+                let written = of.iter().any(|call| writes_bf16(plan, *weight, *call));
+                let how = if written { "written in bf16" } else { "rounded to bf16" };
+                format!("the gradient of {} from {}, {how}", name(weight), calls(of))
+            }
+            Self::Unpadded(weight, of) => {
+                let (name, call) = (name(weight), call(of));
+                format!("the gradient of {name} from {call}, written in bf16, its padding rows not zeroed")
             }
             Self::ReducedGradient(weight, of) => {
                 format!("the reduced gradient of {} from {}", name(weight), calls(of))
@@ -245,6 +256,11 @@ impl Held {
             }
         }
     }
+}
+
+/// Does the call declare that it writes its gradient of `weight` in bf16?
+pub(super) fn writes_bf16(plan: &StepPlan, weight: WeightId, call: CallId) -> bool {
+    plan.calls[call.index()].gradient(weight) == Some(ElementType::Bf16)
 }
 
 /// Dense values in words.

@@ -73,8 +73,8 @@ impl<'p> Run<'p> {
     fn new(plan: &'p StepPlan) -> Self {
         let mut contributors = vec![Vec::new(); plan.weights.layouts.len()];
         for (number, call) in plan.calls.iter().enumerate() {
-            for weight in &call.grads {
-                contributors[weight.index()].push(CallId::at(number));
+            for gradient in &call.grads {
+                contributors[gradient.weight.index()].push(CallId::at(number));
             }
         }
         Self {
