@@ -368,8 +368,10 @@ pub enum Capture {
     /// Every step is issued task by task.
     #[default]
     Off,
-    /// The whole step is recorded and then replayed.
+    /// The whole step is recorded and then replayed. A program with a dynamic call is refused.
     Step,
+    /// As `Step`, but dynamic calls are issued anew in every step, between recorded segments.
+    Segments,
 }
 
 /// The CPU backend.

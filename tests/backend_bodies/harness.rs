@@ -138,6 +138,7 @@ impl Plan {
             grads: Vec::new(),
             buffers: Vec::new(),
             cost: CostHint::default(),
+            dynamic: false,
         });
         self.op(COMPUTE, Op::Compute { call, fault, operands })
     }
@@ -243,16 +244,27 @@ impl<B: Backend> Rank<B> {
 
     /// Records the plan's script.
     pub(crate) fn record_graph(&mut self) -> Result<B::Graph, BackendError> {
+        let plan = Arc::clone(&self.plan);
         self.begin()?;
+        self.record_segment(&plan.script)
+    }
+
+    /// Records a part of a step.
+    pub(crate) fn record_segment(&mut self, script: &[Do]) -> Result<B::Graph, BackendError> {
         self.backend.begin_capture(&mut self.streams, &self.bound)?;
-        self.enqueue_all()?;
+        script.iter().try_for_each(|entry| self.obey(*entry))?;
         self.backend.end_capture(&mut self.streams, &self.bound)
+    }
+
+    /// Launches a part of a step.
+    pub(crate) fn launch(&mut self, graph: &B::Graph) -> Result<(), BackendError> {
+        self.backend.launch(&mut self.streams, &self.bound, graph)
     }
 
     /// One recorded step.
     pub(crate) fn replay(&mut self, graph: &B::Graph) -> Result<(), BackendError> {
         self.begin()?;
-        self.backend.launch(&mut self.streams, &self.bound, graph)?;
+        self.launch(graph)?;
         self.synchronize()
     }
 

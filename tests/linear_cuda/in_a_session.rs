@@ -75,7 +75,8 @@ impl Compute<CudaSurface> for Closure {
     }
 }
 
-fn declare(format: Format, (recipe, element): Computed) -> (Names, StepProgram) {
+/// Forward and backward, of which backward may be dynamic.
+fn declare(format: Format, (recipe, element): Computed, dynamic: bool) -> (Names, StepProgram) {
     let mut model = Model::builder();
     let weight = model.sharded("w", WEIGHT.rows, WEIGHT.cols, format).unwrap();
     let model = model.build();
@@ -92,7 +93,8 @@ fn declare(format: Format, (recipe, element): Computed) -> (Names, StepProgram) 
     call.reads(names.x).writes(names.y).add().unwrap();
     let call =
         program.call("backward", Phase::Backward).uses(weight, recipe.dgrad_orientation(), recipe.form());
-    call.gradient_in(weight, element).reads(names.x).reads(names.dy).writes(names.dx).add().unwrap();
+    let call = call.gradient_in(weight, element).reads(names.x).reads(names.dy).writes(names.dx);
+    if dynamic { call.dynamic().add() } else { call.add() }.unwrap();
     (names, program.build_training().unwrap())
 }
 
@@ -100,7 +102,7 @@ fn declare(format: Format, (recipe, element): Computed) -> (Names, StepProgram) 
 type Found = (Vec<bf16>, Vec<bf16>, Vec<f32>);
 
 async fn run(format: Format, computed: Computed, capture: Capture, gpus: &[DeviceOrdinal]) -> Found {
-    let (names, program) = declare(format, computed);
+    let (names, program) = declare(format, computed, capture == Capture::Segments);
     let mut config = Config { capture, ..Config::default() };
     // Weights that stay as they are, and a first moment that is the gradient.
     (config.optimizer.lr, config.optimizer.beta1) = (0.0, 0.0);
@@ -127,6 +129,13 @@ async fn run(format: Format, computed: Computed, capture: Capture, gpus: &[Devic
     let mut found: Option<Found> = None;
     for step in 0..4 {
         let report = session.step("train").await.unwrap();
+        let launched = if capture == Capture::Segments { 2 } else { usize::from(capture == Capture::Step) };
+        assert_eq!(report.not_recorded, None, "{format} {capture:?}");
+        assert_eq!(
+            report.segments,
+            if step == 0 { 0 } else { launched },
+            "{format} {capture:?}: step {step}"
+        );
         let read = |name| report.output::<bf16>(RankId::new(0), name).unwrap();
         let (y, dx) = (read("y"), read("dx"));
         let dw = session.export().await.unwrap().weights[0].exp_avg.clone();
@@ -169,9 +178,9 @@ fn check(format: Format, (recipe, element): Computed, (y, dx, dw): &Found) {
     assert_product(&what("dW"), recipe, &dy, &x, dw, element);
 }
 
-/// LI-1
+/// LI-1, EX-1
 #[test]
-fn forward_and_backward_of_a_plan_are_right_recorded_or_not_on_one_gpu_or_two() {
+fn forward_and_backward_of_a_plan_are_right_recorded_whole_in_segments_or_not_on_one_gpu_or_two() {
     let Some(_turn) = Gpu::open("layers in a session") else { return };
     let all = DeviceOrdinal::all().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -190,9 +199,16 @@ fn forward_and_backward_of_a_plan_are_right_recorded_or_not_on_one_gpu_or_two() 
             check(format, computed, &eager);
             let recorded = runtime.block_on(run(format, computed, Capture::Step, &all[..1]));
             assert_eq!(recorded, eager, "{format}: a recorded step has the bits of an eager one");
+            let segments = runtime.block_on(run(format, computed, Capture::Segments, &all[..1]));
+            assert_eq!(
+                segments, eager,
+                "{format}: a step in two segments and a call between them has them too"
+            );
             if let [first, second, ..] = all[..] {
                 let both = runtime.block_on(run(format, computed, Capture::Off, &[first, second]));
                 assert_eq!(both, eager, "{format}: two ranks");
+                let segments = runtime.block_on(run(format, computed, Capture::Segments, &[first, second]));
+                assert_eq!(segments, eager, "{format}: two ranks in segments");
             }
         }
     }

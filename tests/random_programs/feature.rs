@@ -32,6 +32,7 @@ pub(crate) fn features() -> Vec<Feature> {
     });
     add("a replayed call", |sample, _| repeats(sample, Phase::Forward));
     add("a call computed again in backward", |sample, _| repeats(sample, Phase::Backward));
+    add("a dynamic call", |sample, _| sample.program.calls().iter().any(|call| call.dynamic));
     add("several micro-batches", |sample, _| sample.program.micro_batches() > 1);
     add("a gather of several weights", |_, plan| {
         plan.tasks.iter().any(|task| matches!(&task.op, Op::AllGather { parts } if parts.len() > 1))

@@ -48,7 +48,9 @@ impl Sample {
         let draw = &mut Draw::new(seed);
         let model = model(draw);
         let ending = draw.among(&[Ending::Optimizer, Ending::Optimizer, Ending::Gradients, Ending::Nothing]);
-        let program = program(draw, &model, ending);
+        // Drawn beside the others, as it changes no plan.
+        let dynamic = &mut Draw::new(mix(seed));
+        let program = program(draw, dynamic, &model, ending);
         let mut config = config(draw, &model);
         let shards = draw.among(&[1, 2, 2, 3, 4, 5]);
         config.mesh.replicate = if shards > 3 { draw.among(&[1, 1, 2]) } else { draw.among(&[1, 1, 2, 3]) };
@@ -191,7 +193,8 @@ struct Buffers {
     taken: Vec<bool>,
 }
 
-fn program(draw: &mut Draw, model: &Model, ending: Ending) -> StepProgram {
+fn program(draw: &mut Draw, dynamic: &mut Draw, model: &Model, ending: Ending) -> StepProgram {
+    let has_dynamic = dynamic.one_in(3);
     let trains = ending != Ending::Nothing;
     let mut program = StepProgram::builder("step", model);
     program.micro_batches(draw.among(&[1, 1, 2, 3])).unwrap();
@@ -227,7 +230,11 @@ fn program(draw: &mut Draw, model: &Model, ending: Ending) -> StepProgram {
         for (position, access) in accesses(draw, &mut buffers, is_last) {
             call = call.accesses(ids[position], access);
         }
-        call.cost(CostHint { flops: 1 << draw.below(34), ..CostHint::default() }).add().unwrap();
+        call = call.cost(CostHint { flops: 1 << draw.below(34), ..CostHint::default() });
+        if has_dynamic && dynamic.one_in(3) {
+            call = call.dynamic();
+        }
+        call.add().unwrap();
     }
     match ending {
         Ending::Optimizer => program.build_training().unwrap(),

@@ -140,6 +140,9 @@ impl CallList {
                 builder = builder.reuse(reuse);
             }
         }
+        if call.dynamic {
+            builder = builder.dynamic();
+        }
         builder = gradients
             .into_iter()
             .fold(builder, |builder, (weight, element)| builder.gradient_in(weight, element));

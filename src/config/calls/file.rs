@@ -73,6 +73,8 @@ pub(super) struct CallItem {
     #[serde(default)]
     pub(super) bytes: u64,
     pub(super) math: Option<Math>,
+    #[serde(default)]
+    pub(super) dynamic: bool,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -186,5 +188,6 @@ impl Declared for File {
         optional("call.#.flops", Takes::Count(0, 1 << 62)),
         optional("call.#.bytes", Takes::Count(0, 1 << 62)),
         optional("call.#.math", MATH),
+        optional("call.#.dynamic", Takes::Switch),
     ];
 }

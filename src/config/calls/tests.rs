@@ -39,6 +39,16 @@ fn calls_are_declared_in_the_order_of_the_file_and_of_their_numbers() {
 }
 
 #[test]
+fn a_call_of_a_list_is_dynamic_if_it_says_so() {
+    let text = SOUND.replace("flops = 7\n", "flops = 7\ndynamic = true\n");
+    let list = CallList::from_toml(&text, "m.toml").unwrap();
+    let program = list.program(&list.model().unwrap()).unwrap();
+    let dynamic: Vec<bool> = program.calls().iter().map(|call| call.dynamic).collect();
+    assert_eq!(dynamic, [true, true, false, false]);
+    assert!(refusal(&SOUND.replace("flops = 7", "dynamic = 1")).contains("`true` or `false`"));
+}
+
+#[test]
 fn gradients_may_be_written_in_bf16() {
     let text = SOUND.replace("gradients =", "gradients_bf16 =");
     let list = CallList::from_toml(&text, "m.toml").unwrap();

@@ -1,7 +1,8 @@
 //! One compute call: what it consumes, what it produces, what it costs.
 //!
 //! Law: a call is plain data and names weights and buffers by id. Its uses stand in the order in which it consumes
-//! them. Phase and cost are hints; no plan and no number depends on them.
+//! them. Phase and cost are hints; no plan and no number depends on them. Whether it is dynamic decides nothing but where the
+//! recording of a step is cut.
 
 use serde::{Deserialize, Serialize};
 
@@ -125,6 +126,10 @@ pub struct Call {
     pub buffers: Vec<BufferAccess>,
     /// Cost of the call.
     pub cost: CostHint,
+    /// Is it issued anew in every step, also where steps are recorded? For a closure that decides on the host what it
+    /// launches, such as shapes that differ from step to step.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub dynamic: bool,
 }
 
 impl Call {

@@ -26,6 +26,7 @@ impl ProgramBuilder {
                 grads: Vec::new(),
                 buffers: Vec::new(),
                 cost: CostHint::default(),
+                dynamic: false,
             },
         }
     }
@@ -100,6 +101,16 @@ impl CallBuilder<'_> {
     #[must_use]
     pub fn cost(mut self, cost: CostHint) -> Self {
         self.call.cost = cost;
+        self
+    }
+
+    /// The call cannot be recorded: its closure decides on the host what it launches, such as shapes that differ from step to
+    /// step, or waits, or allocates. It is issued anew in every step, between the recorded segments before and behind it
+    /// (`capture = "segments"`); a step with such a call cannot be recorded whole. Where nothing is recorded this changes
+    /// nothing.
+    #[must_use]
+    pub fn dynamic(mut self) -> Self {
+        self.call.dynamic = true;
         self
     }
 

@@ -34,8 +34,8 @@ impl Reader {
         (self.carrier, self.place.stage)
     }
 
-    /// Where it stands.
-    fn place(&self, draft: &Draft<'_>, stage: usize) -> Place {
+    /// The place in T of what is made at a stage.
+    fn place_at(&self, stage: usize, draft: &Draft<'_>) -> Place {
         let stage = stage.max(self.of.stage);
         if stage < self.place.stage { draft.end(stage, Section::Gathers) } else { self.place }
     }
@@ -46,7 +46,7 @@ pub(in super::super) fn assemble(draft: &mut Draft<'_>) {
     let mut added = Vec::new();
     for reader in first_readers(draft) {
         let (carrier, stage) = reader.assembles();
-        let place = reader.place(draft, stage);
+        let place = reader.place_at(stage, draft);
         let Gathered { subject, parts, .. } = reader.of;
         added.push((place, DraftTask::local(Op::Assemble { parts }, subject, carrier)));
     }
