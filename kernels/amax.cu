@@ -4,6 +4,8 @@
 // - NaN never raises an amax; infinity does. Blocks without an element get 0.
 // - Rounding to bfloat16 is monotone, so an amax is rounded once instead of every element.
 // - A master is read once, whatever the format needs: MXFP8's rows and columns come from one pass.
+// - A block makes `passes` passes before it combines its tensor's amax with the other blocks': a wait that every
+//   block has to sit through. So small launches spread over the device, and large ones wait seldom.
 // - A maximum does not depend on the order it is taken in, so atomics on the bits of non-negative floats are
 //   exact and the same in every run.
 // - The last block of a tensor to arrive publishes the tensor's amax and leaves `Pending` as it found it:
@@ -40,7 +42,9 @@ struct AmaxArguments {
     Pending* pending;
     const Vote* vote;
     u32 via_bf16;
-    u32 reserved;
+    // One, two or four. Four only where a pass of a warp is 8 rows high.
+    u32 passes;
+    AmaxTensor only;
 };
 
 __device__ __forceinline__ float largest_of(float4 v) {
@@ -52,7 +56,7 @@ __device__ __forceinline__ float4 raise(float4 amax, float4 v) {
                        fmaxf(amax.w, fabsf(v.w)));
 }
 
-// Maximum over the GROUP neighbouring lanes, in all of them.
+// Maximum over the GROUP neighbouring lanes, in all of them. No value is negative or NaN.
 template <u32 GROUP>
 __device__ __forceinline__ float over_lanes(float value) {
 #pragma unroll
@@ -60,6 +64,11 @@ __device__ __forceinline__ float over_lanes(float value) {
         value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFFu, value, distance));
     }
     return value;
+}
+
+// The same over all lanes, by one instruction: magnitudes are ordered as their bits are.
+__device__ __forceinline__ float over_warp(float value) {
+    return __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(value)));
 }
 
 // Maxima over GROUP neighbouring lanes of GROUP values each; lane l of the group gets that of value l.
@@ -78,9 +87,11 @@ __device__ __forceinline__ float each_over_lanes(float (&values)[GROUP]) {
     return values[0];
 }
 
-// Combines the warps' amaxes of one tensor, and with the other blocks'.
-__device__ __forceinline__ void publish(const AmaxArguments& all, const Place& place, float largest) {
+// Combines the lanes' amaxes of one tensor, and with the other blocks'.
+__device__ __forceinline__ void publish(const AmaxArguments& all, const Place& place, float* tensor_amax,
+                                        float largest) {
     __shared__ float of_warp[WARPS];
+    largest = over_warp(largest);
     if (lane() == 0) of_warp[warp()] = largest;
     __syncthreads();
     if (threadIdx.x != 0) return;
@@ -90,85 +101,107 @@ __device__ __forceinline__ void publish(const AmaxArguments& all, const Place& p
     if (arrive(&pending->arrived) == tiles_of(all.tiles, place.tensor)) {
         u32 bits = atomicExch(&pending->largest, 0);
         pending->arrived = 0;
-        *all.tensors[place.tensor].tensor_amax = __uint_as_float(bits);
+        *tensor_amax = __uint_as_float(bits);
     }
 }
 
-// NVFP4 in 16x16 tiles: a warp takes one row of tiles, 128 columns.
-extern "C" __global__ void __launch_bounds__(THREADS) amax_tile16(const __grid_constant__ AmaxArguments all) {
-    if (skips(all.vote)) return;
-    Place place = place_of(all.tiles, blockIdx.x);
-    const AmaxTensor& t = all.tensors[place.tensor];
-    u32 item = place.tile * WARPS + warp();
-    Strip strip = strip_of(item, divide_up(t.grid_cols, 8), 16);
-    u32 block_row = strip.row / 16;
+// The lane's largest magnitude of 16 rows of a strip.
+__device__ __forceinline__ float over_rows(const Fragment& f, u32 row, u32 column) {
     float largest = 0.0f;
-    if (block_row < t.grid_rows) {
-        bool whole = is_whole(t.fragment, strip.row, 16, strip.column);
+    if (is_whole(f, row, 16, column)) {
 #pragma unroll
         for (u32 part = 0; part < 2; ++part) {
-            Patch patch = load_patch(t.fragment, whole, strip.row + part * PATCH_ROWS, strip.column);
+            Patch patch = load_patch(f, row + part * PATCH_ROWS, column);
 #pragma unroll
             for (u32 r = 0; r < PATCH_ROWS; ++r) largest = fmaxf(largest, largest_of(patch.row[r]));
         }
-        largest = over_lanes<4>(largest);
-        largest = all.via_bf16 ? round_to_bf16(largest) : largest;
-        u32 block_column = strip.column / 16 + lane() / 4;
+    } else {
+#pragma unroll 1
+        for (u32 r = 0; r < 16; ++r) largest = fmaxf(largest, largest_of(load_some(f, row + r, column + 4 * lane())));
+    }
+    return largest;
+}
+
+// NVFP4 in 16x16 tiles: a warp takes one row of tiles in a pass, 128 columns; the next pass takes the row below.
+extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_tile16(const __grid_constant__ AmaxArguments all) {
+    if (skips(all.vote)) return;
+    Place place = place_of(all.tiles, blockIdx.x);
+    const AmaxTensor t = tensor_of<AmaxTensor>(all, place);
+    u32 item = place.tile * WARPS + warp();
+    Strip strip = strip_of(item, divide_up(t.grid_cols, 8), 16 * all.passes);
+    u32 block_column = strip.column / 16 + lane() / 4;
+    float largest = 0.0f;
+#pragma unroll 1
+    for (u32 pass = 0; pass < all.passes; ++pass) {
+        u32 block_row = strip.row / 16 + pass;
+        if (block_row >= t.grid_rows) break;
+        float amax = over_lanes<4>(over_rows(t.fragment, block_row * 16, strip.column));
+        amax = all.via_bf16 ? round_to_bf16(amax) : amax;
+        largest = fmaxf(largest, amax);
         if (lane() % 4 == 0 && block_column < t.grid_cols) {
-            t.rowwise[u64(block_row) * t.grid_cols + block_column] = largest;
+            t.rowwise[u64(block_row) * t.grid_cols + block_column] = amax;
         }
     }
-    publish(all, place, over_lanes<32>(largest));
+    publish(all, place, t.tensor_amax, largest);
 }
 
-// FP8 in 128x128 tiles: a block takes one tile, a warp 16 of its rows.
-extern "C" __global__ void __launch_bounds__(THREADS) amax_tile128(const __grid_constant__ AmaxArguments all) {
+// FP8 in 128x128 tiles: a block takes one tile in a pass, a warp 16 of its rows.
+extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_tile128(const __grid_constant__ AmaxArguments all) {
     if (skips(all.vote)) return;
-    __shared__ float of_warp[WARPS];
+    constexpr u32 MOST_PASSES = 2;
+    __shared__ float of_warp[MOST_PASSES][WARPS];
     Place place = place_of(all.tiles, blockIdx.x);
-    const AmaxTensor& t = all.tensors[place.tensor];
-    u32 block_row = t.grid_cols == 0 ? 0 : place.tile / t.grid_cols;
-    u32 block_column = t.grid_cols == 0 ? 0 : place.tile % t.grid_cols;
-    u32 row = block_row * 128 + warp() * 16;
-    u32 column = block_column * 128;
+    const AmaxTensor t = tensor_of<AmaxTensor>(all, place);
+    u32 blocks = t.grid_rows * t.grid_cols;
+    u32 first = place.tile * all.passes;
+    u32 passes = min(all.passes, blocks - min(first, blocks));
     float largest = 0.0f;
-    bool whole = is_whole(t.fragment, row, 16, column);
-#pragma unroll
-    for (u32 part = 0; part < 2; ++part) {
-        Patch patch = load_patch(t.fragment, whole, row + part * PATCH_ROWS, column);
-#pragma unroll
-        for (u32 r = 0; r < PATCH_ROWS; ++r) largest = fmaxf(largest, largest_of(patch.row[r]));
+#pragma unroll 1
+    for (u32 pass = 0; pass < passes; ++pass) {
+        u32 row = (first + pass) / t.grid_cols * 128 + warp() * 16;
+        u32 column = (first + pass) % t.grid_cols * 128;
+        float amax = over_warp(over_rows(t.fragment, row, column));
+        amax = all.via_bf16 ? round_to_bf16(amax) : amax;
+        largest = fmaxf(largest, amax);
+        if (lane() == 0) of_warp[pass][warp()] = amax;
     }
-    largest = over_lanes<32>(largest);
-    largest = all.via_bf16 ? round_to_bf16(largest) : largest;
-    if (lane() == 0) of_warp[warp()] = largest;
     __syncthreads();
-    if (threadIdx.x == 0 && block_row < t.grid_rows) {
+    if (threadIdx.x < passes) {
         float of_block = 0.0f;
-        for (u32 w = 0; w < WARPS; ++w) of_block = fmaxf(of_block, of_warp[w]);
-        t.rowwise[place.tile] = of_block;
+        for (u32 w = 0; w < WARPS; ++w) of_block = fmaxf(of_block, of_warp[threadIdx.x][w]);
+        t.rowwise[first + threadIdx.x] = of_block;
     }
-    publish(all, place, largest);
+    publish(all, place, t.tensor_amax, largest);
 }
 
-// Blocks of 1 x WIDTH: a warp takes 32 rows, 128 columns.
+// Blocks of 1 x WIDTH: a warp takes 8 rows in a pass, 128 columns; the next pass takes the 8 rows below. As many warps
+// as make 32 rows, the height of a columnwise block, are a team.
 template <u32 WIDTH, bool COLUMNS>
 __device__ __forceinline__ void amax_rows(const AmaxArguments& all) {
     constexpr u32 LANES = WIDTH / 4;
     constexpr u32 HEIGHT = 32;
     constexpr u32 GROUP = LANES < PATCH_ROWS ? LANES : PATCH_ROWS;
     Place place = place_of(all.tiles, blockIdx.x);
-    const AmaxTensor& t = all.tensors[place.tensor];
-    u32 item = place.tile * WARPS + warp();
-    Strip strip = strip_of(item, divide_up(t.grid_cols, PATCH_COLUMNS / WIDTH), HEIGHT);
+    const AmaxTensor t = tensor_of<AmaxTensor>(all, place);
+    const Fragment& f = t.fragment;
+    u32 rows_of_warp = PATCH_ROWS * all.passes;
+    u32 strips = WARPS * rows_of_warp / HEIGHT;
+    u32 across = divide_up(t.grid_cols, PATCH_COLUMNS / WIDTH);
+    Strip strip = strip_of(place.tile * strips + warp() * rows_of_warp / HEIGHT, across, HEIGHT);
+    u32 top = strip.row + warp() * rows_of_warp % HEIGHT;
+    u32 block_column = strip.column / WIDTH + lane() / LANES;
     float largest = 0.0f;
-    if (strip.row < t.grid_rows) {
-        bool whole = is_whole(t.fragment, strip.row, HEIGHT, strip.column);
-        float4 columns = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        u32 block_column = strip.column / WIDTH + lane() / LANES;
-        for (u32 part = 0; part < HEIGHT / PATCH_ROWS; ++part) {
-            u32 row = strip.row + part * PATCH_ROWS;
-            Patch patch = load_patch(t.fragment, whole, row, strip.column);
+    float4 columns = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    auto put = [&](u32 row, float amax) {
+        if (row < t.grid_rows && block_column < t.grid_cols && t.rowwise != nullptr) {
+            t.rowwise[u64(row) * t.grid_cols + block_column] = amax;
+        }
+    };
+#pragma unroll 1
+    for (u32 pass = 0; pass < all.passes; ++pass) {
+        u32 row = top + pass * PATCH_ROWS;
+        if (is_whole(f, row, PATCH_ROWS, strip.column)) {
+            Patch patch = load_patch(f, row, strip.column);
             // Rows go to the lanes of a block in groups; what a group's lanes hold is its rows' amaxes.
 #pragma unroll
             for (u32 first = 0; first < PATCH_ROWS; first += GROUP) {
@@ -179,84 +212,97 @@ __device__ __forceinline__ void amax_rows(const AmaxArguments& all) {
                     if (COLUMNS) columns = raise(columns, patch.row[first + r]);
                 }
                 float amax = each_over_lanes<GROUP>(rows);
-                if (LANES > GROUP) {
-                    // The block is wider than the group: its other lanes hold the rest of the columns.
+                // Where the block is wider than the group, its other lanes hold the rest of the columns.
 #pragma unroll
-                    for (u32 distance = GROUP; distance < LANES; distance *= 2) {
-                        amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, distance));
-                    }
+                for (u32 distance = GROUP; distance < LANES; distance *= 2) {
+                    amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, distance));
                 }
                 amax = all.via_bf16 ? round_to_bf16(amax) : amax;
                 largest = fmaxf(largest, amax);
-                u32 own_row = row + first + lane() % GROUP;
-                bool is_mine = lane() % LANES < GROUP && own_row < t.grid_rows && block_column < t.grid_cols;
-                if (is_mine && t.rowwise != nullptr) {
-                    t.rowwise[u64(own_row) * t.grid_cols + block_column] = amax;
-                }
+                if (lane() % LANES < GROUP) put(row + first + lane() % GROUP, amax);
             }
-        }
-        if (COLUMNS) {
-            u32 block_row = strip.row / HEIGHT;
-            if (block_row < t.columnwise_rows && t.columnwise != nullptr) {
-                float* to = t.columnwise + u64(block_row) * t.columnwise_cols;
-#pragma unroll
-                for (u32 k = 0; k < 4; ++k) {
-                    u32 column = strip.column + 4 * lane() + k;
-                    float amax = component(columns, k);
-                    amax = all.via_bf16 ? round_to_bf16(amax) : amax;
-                    if (column < t.columnwise_cols) to[column] = amax;
-                }
+        } else {
+#pragma unroll 1
+            for (u32 r = 0; r < PATCH_ROWS; ++r) {
+                float4 v = load_some(f, row + r, strip.column + 4 * lane());
+                if (COLUMNS) columns = raise(columns, v);
+                float amax = over_lanes<LANES>(largest_of(v));
+                amax = all.via_bf16 ? round_to_bf16(amax) : amax;
+                largest = fmaxf(largest, amax);
+                if (lane() % LANES == 0) put(row + r, amax);
             }
         }
     }
-    publish(all, place, over_lanes<32>(largest));
+    if (COLUMNS) {
+        __shared__ float4 of_warp[WARPS][32];
+        of_warp[warp()][lane()] = columns;
+        __syncthreads();
+        // Threads go on as columns of the block's strips, of one after the other.
+        u32 team = HEIGHT / rows_of_warp;
+        for (u32 at = threadIdx.x; at < strips * PATCH_COLUMNS; at += THREADS) {
+            u32 number = at / PATCH_COLUMNS;
+            const float* own = &of_warp[number * team][0].x + at % PATCH_COLUMNS;
+            float amax = 0.0f;
+            for (u32 w = 0; w < team; ++w) amax = fmaxf(amax, own[w * PATCH_COLUMNS]);
+            amax = all.via_bf16 ? round_to_bf16(amax) : amax;
+            Strip whose = strip_of(place.tile * strips + number, across, HEIGHT);
+            u32 block_row = whose.row / HEIGHT;
+            u32 column = whose.column + at % PATCH_COLUMNS;
+            if (block_row < t.columnwise_rows && column < t.columnwise_cols && t.columnwise != nullptr) {
+                t.columnwise[u64(block_row) * t.columnwise_cols + column] = amax;
+            }
+        }
+    }
+    publish(all, place, t.tensor_amax, largest);
 }
 
 // NVFP4 in blocks of 1x16.
-extern "C" __global__ void __launch_bounds__(THREADS) amax_row16(const __grid_constant__ AmaxArguments all) {
+extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_row16(const __grid_constant__ AmaxArguments all) {
     if (skips(all.vote)) return;
     amax_rows<16, false>(all);
 }
 
 // FP8 in blocks of 1x128.
-extern "C" __global__ void __launch_bounds__(THREADS) amax_row128(const __grid_constant__ AmaxArguments all) {
+extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_row128(const __grid_constant__ AmaxArguments all) {
     if (skips(all.vote)) return;
     amax_rows<128, false>(all);
 }
 
 // MXFP8: blocks of 1x32 and of 32x1.
-extern "C" __global__ void __launch_bounds__(THREADS) amax_mxfp8(const __grid_constant__ AmaxArguments all) {
+extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_mxfp8(const __grid_constant__ AmaxArguments all) {
     if (skips(all.vote)) return;
     amax_rows<32, true>(all);
 }
 
-// Elements of a tile where only the whole tensor counts.
-constexpr u32 FLAT_TILE = 16384;
+// Elements of a pass where only the whole tensor counts.
+constexpr u32 FLAT_PASS = 16384;
 
 // One amax per tensor.
-extern "C" __global__ void __launch_bounds__(THREADS) amax_tensor(const __grid_constant__ AmaxArguments all) {
+extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_tensor(const __grid_constant__ AmaxArguments all) {
     if (skips(all.vote)) return;
     Place place = place_of(all.tiles, blockIdx.x);
-    const AmaxTensor& t = all.tensors[place.tensor];
+    const AmaxTensor t = tensor_of<AmaxTensor>(all, place);
     const Fragment& f = t.fragment;
-    u64 first = u64(place.tile) * FLAT_TILE;
     float largest = 0.0f;
-    if (f.aligned && first + FLAT_TILE <= f.len) {
-        const float* at = f.master + first + 4 * threadIdx.x;
+#pragma unroll 1
+    for (u32 pass = 0; pass < all.passes; ++pass) {
+        u64 first = (u64(place.tile) * all.passes + pass) * FLAT_PASS;
+        if (f.aligned && first + FLAT_PASS <= f.len) {
+            const float* at = f.master + first + 4 * threadIdx.x;
 #pragma unroll
-        for (u32 part = 0; part < 2; ++part) {
-            float4 v[8];
+            for (u32 part = 0; part < 2; ++part) {
+                float4 v[8];
 #pragma unroll
-            for (u32 i = 0; i < 8; ++i) v[i] = load16(at + (part * 8 + i) * 4 * THREADS);
+                for (u32 i = 0; i < 8; ++i) v[i] = load16(at + (part * 8 + i) * 4 * THREADS);
 #pragma unroll
-            for (u32 i = 0; i < 8; ++i) largest = fmaxf(largest, largest_of(v[i]));
-        }
-    } else {
-        u64 end = min(first + FLAT_TILE, f.len);
-        for (u64 at = first + threadIdx.x; at < end; at += THREADS) {
-            largest = fmaxf(largest, fabsf(__ldg(f.master + at)));
+                for (u32 i = 0; i < 8; ++i) largest = fmaxf(largest, largest_of(v[i]));
+            }
+        } else {
+            u64 end = min(first + FLAT_PASS, f.len);
+            for (u64 at = first + threadIdx.x; at < end; at += THREADS) {
+                largest = fmaxf(largest, fabsf(__ldg(f.master + at)));
+            }
         }
     }
-    largest = over_lanes<32>(largest);
-    publish(all, place, all.via_bf16 ? round_to_bf16(largest) : largest);
+    publish(all, place, t.tensor_amax, all.via_bf16 ? round_to_bf16(largest) : largest);
 }

@@ -30,6 +30,7 @@ struct CastArguments {
     const Vote* vote;
     u32 via_bf16;
     u32 reserved;
+    CastTensor only;
 };
 
 __device__ __forceinline__ float4 round4(float4 v) {
@@ -42,36 +43,45 @@ __device__ __forceinline__ float4 times(float4 v, float factor) {
     return make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
 }
 
-// Stores the codes of four neighbours, one byte each, of which any may be missing.
-__device__ __forceinline__ void store_bytes(const Fragment& f, u8* data, bool whole, u32 row, u32 column,
-                                            u32 codes) {
-    if (whole) {
-        *reinterpret_cast<u32*>(data + offset_of(f, row, column)) = codes;
-        return;
+// Codes of four neighbours, one byte each.
+template <class Element>
+struct StoreFp8 {
+    static __device__ __forceinline__ u64 offset(const Fragment& f, u32 row, u32 column) {
+        return offset_of(f, row, column);
     }
-#pragma unroll
-    for (u32 k = 0; k < 4; ++k) {
-        if (holds(f, row, column + k)) data[offset_of(f, row, column + k)] = u8(codes >> (8 * k));
+    static __device__ __forceinline__ u64 pitch(const Fragment& f) { return f.cols; }
+    static __device__ __forceinline__ void whole(u8* at, float4 v) {
+        *reinterpret_cast<u32*>(at) = encode4<Element>(v);
     }
-}
+    // Any of the four may be missing.
+    static __device__ __forceinline__ void some(const Fragment& f, u8* data, u32 row, u32 column, float4 v) {
+        u32 codes = encode4<Element>(v);
+        for (u32 k = 0; k < 4; ++k) {
+            if (holds(f, row, column + k)) data[offset_of(f, row, column + k)] = u8(codes >> (8 * k));
+        }
+    }
+};
 
-// Stores the codes of four neighbours, one nibble each. The first has an even column, and rows are of even
-// length, so no byte is split between threads.
-__device__ __forceinline__ void store_nibbles(const Fragment& f, u8* data, bool whole, u32 row, u32 column,
-                                              u32 codes) {
-    u64 at = (u64(row) * f.cols + column) / 2 - f.start / 2;
-    if (whole) {
-        *reinterpret_cast<u16*>(data + at) = u16(codes);
-        return;
+// One nibble each. The first has an even column, and rows are of even length, so no byte is split between threads.
+struct StoreE2m1 {
+    static __device__ __forceinline__ u64 offset(const Fragment& f, u32 row, u32 column) {
+        return (u64(row) * f.cols + column) / 2 - f.start / 2;
     }
-#pragma unroll
-    for (u32 k = 0; k < 2; ++k) {
-        u32 own = (holds(f, row, column + 2 * k) ? 0x0Fu : 0u) | (holds(f, row, column + 2 * k + 1) ? 0xF0u : 0u);
-        u32 byte = (codes >> (8 * k)) & own;
-        if (own == 0) continue;
-        data[at + k] = u8(own == 0xFF ? byte : byte | (data[at + k] & ~own));
+    static __device__ __forceinline__ u64 pitch(const Fragment& f) { return f.cols / 2; }
+    static __device__ __forceinline__ void whole(u8* at, float4 v) {
+        *reinterpret_cast<u16*>(at) = u16(E2m1::encode4(v));
     }
-}
+    static __device__ __forceinline__ void some(const Fragment& f, u8* data, u32 row, u32 column, float4 v) {
+        u32 codes = E2m1::encode4(v);
+        u64 at = offset(f, row, column);
+        for (u32 k = 0; k < 2; ++k) {
+            u32 own = (holds(f, row, column + 2 * k) ? 0x0Fu : 0u) | (holds(f, row, column + 2 * k + 1) ? 0xF0u : 0u);
+            u32 byte = (codes >> (8 * k)) & own;
+            if (own == 0) continue;
+            data[at + k] = u8(own == 0xFF ? byte : byte | (data[at + k] & ~own));
+        }
+    }
+};
 
 // How a block format finds the factor of a lane's four columns, and stores their codes.
 template <u32 HEIGHT, u32 WIDTH>
@@ -79,72 +89,65 @@ struct Blocks {
     static constexpr bool BY_ROW = HEIGHT == 1;
 
     static __device__ __forceinline__ float factor(const CastTensor& t, u32 row, u32 column) {
-        if (row >= t.fragment.rows || column >= t.fragment.cols) return 0.0f;
         return __ldg(t.encode + u64(row / HEIGHT) * t.grid_cols + column / WIDTH);
     }
 };
 
-template <class Block, class Store>
-__device__ __forceinline__ void cast_patch(const CastTensor& t, const Patch& patch, bool via_bf16, u32 row,
-                                           u32 column, float factor, Store store) {
+template <class Block, class Store, bool VIA_BF16>
+__device__ __forceinline__ void cast_whole(const CastTensor& t, u32 row, u32 first_column) {
+    const Fragment& f = t.fragment;
+    u32 column = first_column + 4 * lane();
+    u8* to = t.data + Store::offset(f, row, column);
+    const float* from = f.master + offset_of(f, row, column);
+    float4 values[PATCH_ROWS];
     float factors[PATCH_ROWS];
 #pragma unroll
+    for (u32 r = 0; r < PATCH_ROWS; ++r) values[r] = load16(from + u64(r) * f.cols);
+#pragma unroll
     for (u32 r = 0; r < PATCH_ROWS; ++r) {
-        factors[r] = Block::BY_ROW ? Block::factor(t, row + r, column) : factor;
+        factors[r] = Block::BY_ROW || r == 0 ? Block::factor(t, row + r, column) : factors[0];
     }
 #pragma unroll
     for (u32 r = 0; r < PATCH_ROWS; ++r) {
-        float4 v = via_bf16 ? round4(patch.row[r]) : patch.row[r];
-        store(row + r, times(v, factors[r]));
+        float4 v = VIA_BF16 ? round4(values[r]) : values[r];
+        Store::whole(to + r * Store::pitch(f), times(v, factors[r]));
     }
 }
 
-// A warp takes 16 rows, 128 columns; a block of HEIGHT x WIDTH covers whole rows of a lane's patch or one.
 template <class Block, class Store>
-__device__ __forceinline__ void cast_strip(const CastArguments& all, Store store) {
-    constexpr u32 ROWS = 16;
+__device__ __forceinline__ void cast_some(const CastTensor& t, bool via_bf16, u32 row, u32 column) {
+    const Fragment& f = t.fragment;
+    if (row >= f.rows || column >= f.cols) return;
+    float4 v = load_some(f, row, column);
+    if (via_bf16) v = round4(v);
+    Store::some(f, t.data, row, column, times(v, Block::factor(t, row, column)));
+}
+
+// A warp takes 8 rows, 128 columns; a block of HEIGHT x WIDTH covers whole rows of a lane's patch or one.
+template <class Block, class Store>
+__device__ __forceinline__ void cast_strip(const CastArguments& all) {
     Place place = place_of(all.tiles, blockIdx.x);
-    const CastTensor& t = all.tensors[place.tensor];
+    const CastTensor t = tensor_of<CastTensor>(all, place);
     const Fragment& f = t.fragment;
     u32 item = place.tile * WARPS + warp();
-    Strip strip = strip_of(item, divide_up(f.cols, PATCH_COLUMNS), ROWS);
+    Strip strip = strip_of(item, divide_up(f.cols, PATCH_COLUMNS), PATCH_ROWS);
     if (strip.row >= f.rows) return;
-    bool whole = is_whole(f, strip.row, ROWS, strip.column);
-    bool stores_whole = whole && t.data_aligned;
-    u32 column = strip.column + 4 * lane();
-    float factor = Block::BY_ROW ? 0.0f : Block::factor(t, strip.row, column);
-    auto put = [&](u32 row, float4 v) { store(t, stores_whole, row, column, v); };
-#pragma unroll
-    for (u32 part = 0; part < ROWS / PATCH_ROWS; ++part) {
-        u32 row = strip.row + part * PATCH_ROWS;
-        Patch patch = load_patch(f, whole, row, strip.column);
-        if (all.via_bf16) {
-            cast_patch<Block>(t, patch, true, row, column, factor, put);
-        } else {
-            cast_patch<Block>(t, patch, false, row, column, factor, put);
+    if (!t.data_aligned || !is_whole(f, strip.row, PATCH_ROWS, strip.column)) {
+#pragma unroll 1
+        for (u32 r = 0; r < PATCH_ROWS; ++r) {
+            cast_some<Block, Store>(t, all.via_bf16, strip.row + r, strip.column + 4 * lane());
         }
+    } else if (all.via_bf16) {
+        cast_whole<Block, Store, true>(t, strip.row, strip.column);
+    } else {
+        cast_whole<Block, Store, false>(t, strip.row, strip.column);
     }
 }
 
-struct StoreE2m1 {
-    __device__ __forceinline__ void operator()(const CastTensor& t, bool whole, u32 row, u32 column,
-                                               float4 v) const {
-        store_nibbles(t.fragment, t.data, whole, row, column, E2m1::encode4(v));
-    }
-};
-
-template <class Element>
-struct StoreFp8 {
-    __device__ __forceinline__ void operator()(const CastTensor& t, bool whole, u32 row, u32 column,
-                                               float4 v) const {
-        store_bytes(t.fragment, t.data, whole, row, column, encode4<Element>(v));
-    }
-};
-
 #define CAST_KERNEL(name, height, width, store)                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS) name(const __grid_constant__ CastArguments all) {    \
+    extern "C" __global__ void __launch_bounds__(THREADS, 5) name(const __grid_constant__ CastArguments all) { \
         if (skips(all.vote)) return;                                                                           \
-        cast_strip<Blocks<height, width>>(all, store{});                                                       \
+        cast_strip<Blocks<height, width>, store>(all);                                                         \
     }
 
 CAST_KERNEL(cast_nvfp4_tile16, 16, 16, StoreE2m1)
@@ -154,47 +157,56 @@ CAST_KERNEL(cast_e5m2_tile128, 128, 128, StoreFp8<E5m2>)
 CAST_KERNEL(cast_e4m3_row128, 1, 128, StoreFp8<E4m3>)
 CAST_KERNEL(cast_e5m2_row128, 1, 128, StoreFp8<E5m2>)
 
-// MXFP8, both orientations: a warp takes 32 rows, so that it holds whole columnwise blocks.
+struct ColumnsOf32 {
+    static __device__ __forceinline__ float factor(const CastTensor& t, u32 row, u32 column) {
+        return __ldg(t.columnwise_encode + u64(row / 32) * t.fragment.cols + column);
+    }
+};
+
+// MXFP8, both orientations of 8 rows, 128 columns by a warp.
 extern "C" __global__ void __launch_bounds__(THREADS) cast_mxfp8(const __grid_constant__ CastArguments all) {
     if (skips(all.vote)) return;
-    constexpr u32 ROWS = 32;
     Place place = place_of(all.tiles, blockIdx.x);
-    const CastTensor& t = all.tensors[place.tensor];
+    const CastTensor t = tensor_of<CastTensor>(all, place);
     const Fragment& f = t.fragment;
     u32 item = place.tile * WARPS + warp();
-    Strip strip = strip_of(item, divide_up(f.cols, PATCH_COLUMNS), ROWS);
+    Strip strip = strip_of(item, divide_up(f.cols, PATCH_COLUMNS), PATCH_ROWS);
     if (strip.row >= f.rows) return;
-    bool whole = is_whole(f, strip.row, ROWS, strip.column);
-    bool stores_whole = whole && t.data_aligned;
     u32 column = strip.column + 4 * lane();
+    bool by_rows = t.data != nullptr;
+    bool by_columns = t.columnwise_data != nullptr;
     float of_columns[4];
 #pragma unroll
     for (u32 k = 0; k < 4; ++k) {
-        u64 at = u64(strip.row / ROWS) * f.cols + column + k;
-        bool is_wanted = column + k < f.cols && t.columnwise_data != nullptr;
-        of_columns[k] = is_wanted ? __ldg(t.columnwise_encode + at) : 0.0f;
+        of_columns[k] = by_columns && column + k < f.cols ? ColumnsOf32::factor(t, strip.row, column + k) : 0.0f;
     }
-    for (u32 part = 0; part < ROWS / PATCH_ROWS; ++part) {
-        u32 row = strip.row + part * PATCH_ROWS;
-        Patch patch = load_patch(f, whole, row, strip.column);
+    auto turned = [&](float4 v) {
+        return make_float4(v.x * of_columns[0], v.y * of_columns[1], v.z * of_columns[2], v.w * of_columns[3]);
+    };
+    if (t.data_aligned && is_whole(f, strip.row, PATCH_ROWS, strip.column)) {
+        Patch patch = load_patch(f, strip.row, strip.column);
         float of_rows[PATCH_ROWS];
 #pragma unroll
         for (u32 r = 0; r < PATCH_ROWS; ++r) {
-            of_rows[r] = t.data == nullptr ? 0.0f : Blocks<1, 32>::factor(t, row + r, column);
+            of_rows[r] = by_rows ? Blocks<1, 32>::factor(t, strip.row + r, column) : 0.0f;
         }
+        u64 at = offset_of(f, strip.row, column);
 #pragma unroll
         for (u32 r = 0; r < PATCH_ROWS; ++r) {
             float4 v = all.via_bf16 ? round4(patch.row[r]) : patch.row[r];
-            if (t.data != nullptr) {
-                u32 codes = encode4<E4m3>(times(v, of_rows[r]));
-                store_bytes(f, t.data, stores_whole, row + r, column, codes);
-            }
-            if (t.columnwise_data != nullptr) {
-                u32 codes = encode4<E4m3>(make_float4(v.x * of_columns[0], v.y * of_columns[1],
-                                                      v.z * of_columns[2], v.w * of_columns[3]));
-                store_bytes(f, t.columnwise_data, stores_whole, row + r, column, codes);
-            }
+            u64 own = at + u64(r) * f.cols;
+            if (by_rows) StoreFp8<E4m3>::whole(t.data + own, times(v, of_rows[r]));
+            if (by_columns) StoreFp8<E4m3>::whole(t.columnwise_data + own, turned(v));
         }
+        return;
+    }
+#pragma unroll 1
+    for (u32 row = strip.row; row < min(strip.row + PATCH_ROWS, f.rows); ++row) {
+        if (column >= f.cols) return;
+        float4 v = load_some(f, row, column);
+        if (all.via_bf16) v = round4(v);
+        if (by_rows) StoreFp8<E4m3>::some(f, t.data, row, column, times(v, Blocks<1, 32>::factor(t, row, column)));
+        if (by_columns) StoreFp8<E4m3>::some(f, t.columnwise_data, row, column, turned(v));
     }
 }
 
@@ -205,7 +217,7 @@ constexpr u32 FLAT_TILE = 8192;
 template <class Store>
 __device__ __forceinline__ void cast_flat(const CastArguments& all, Store store) {
     Place place = place_of(all.tiles, blockIdx.x);
-    const CastTensor& t = all.tensors[place.tensor];
+    const CastTensor t = tensor_of<CastTensor>(all, place);
     const Fragment& f = t.fragment;
     u64 first = u64(place.tile) * FLAT_TILE;
     float factor = t.encode == nullptr ? 1.0f : __ldg(t.encode);
@@ -262,7 +274,7 @@ struct FlatF32 {
 };
 
 #define FLAT_CAST_KERNEL(name, store)                                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS) name(const __grid_constant__ CastArguments all) {    \
+    extern "C" __global__ void __launch_bounds__(THREADS, 5) name(const __grid_constant__ CastArguments all) { \
         if (skips(all.vote)) return;                                                                           \
         cast_flat(all, store{});                                                                               \
     }

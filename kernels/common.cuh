@@ -5,6 +5,8 @@
 // - A launch covers many tensors. The tensors' tiles are numbered one after the other; `first[t]` is the
 //   number of tensor t's first tile, `first[tensors]` the number of all. A block finds its tensor by
 //   searching `first`, so a tensor without tiles costs nothing and no tile belongs to two tensors.
+// - The descriptor of a launch's only tensor comes with the arguments, as `only`: no block waits for a table
+//   before it can ask for its data. A block copies its descriptor, so that no store can be taken to change it.
 // - Arithmetic is IEEE binary32: no contraction, no flushing, no approximate division. The compiler is told
 //   so (-fmad=false), and every order of operations below is that of the CPU reference.
 // - A kernel that carries a vote returns at once when the vote skips the step.
@@ -59,6 +61,7 @@ __device__ __forceinline__ u32 warp() { return threadIdx.x / 32; }
 
 // The largest t with first[t] <= tile. Each round a warp probes 32 places at once.
 __device__ __forceinline__ Place place_of(const Tiles& tiles, u32 tile) {
+    if (tiles.tensors == 1) return Place{0, tile};
     u32 low = 0;
     u32 high = tiles.tensors;
     while (high - low > 1) {
@@ -72,8 +75,17 @@ __device__ __forceinline__ Place place_of(const Tiles& tiles, u32 tile) {
     return Place{low, tile - __ldg(tiles.first + low)};
 }
 
+// The descriptor of a place's tensor.
+template <class Tensor, class Arguments>
+__device__ __forceinline__ Tensor tensor_of(const Arguments& all, const Place& place) {
+    Tensor tensor = all.only;
+    if (all.tiles.tensors != 1) tensor = all.tensors[place.tensor];
+    return tensor;
+}
+
 // Tiles of the tensor.
 __device__ __forceinline__ u32 tiles_of(const Tiles& tiles, u32 tensor) {
+    if (tiles.tensors == 1) return tiles.count;
     return __ldg(tiles.first + tensor + 1) - __ldg(tiles.first + tensor);
 }
 

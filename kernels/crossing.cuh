@@ -75,6 +75,7 @@ struct Square<4> {
 __device__ __forceinline__ u32 load_word(const u8* row, u64 at, u64 row_bytes, u32 way) {
     if (way != BY_BYTES && at + 4 <= row_bytes) return __ldg(reinterpret_cast<const u32*>(row + at));
     u32 word = 0;
+#pragma unroll 1
     for (u32 k = 0; k < 4; ++k) {
         if (at + k < row_bytes) word |= u32(__ldg(row + at + k)) << (8 * k);
     }
@@ -86,27 +87,10 @@ __device__ __forceinline__ void store_word(u8* row, u64 at, u64 row_bytes, u32 w
         *reinterpret_cast<u32*>(row + at) = word;
         return;
     }
+#pragma unroll 1
     for (u32 k = 0; k < 4; ++k) {
         if (at + k < row_bytes) row[at + k] = u8(word >> (8 * k));
     }
-}
-
-// Sixteen bytes of a row, from byte `at` on.
-__device__ __forceinline__ uint4 load_group(const u8* row, u64 at, u64 row_bytes, u32 way) {
-    if (way == BY_GROUPS && at + 16 <= row_bytes) return load16(row + at);
-    return make_uint4(load_word(row, at, row_bytes, way), load_word(row, at + 4, row_bytes, way),
-                      load_word(row, at + 8, row_bytes, way), load_word(row, at + 12, row_bytes, way));
-}
-
-__device__ __forceinline__ void store_group(u8* row, u64 at, u64 row_bytes, u32 way, uint4 group) {
-    if (way == BY_GROUPS && at + 16 <= row_bytes) {
-        *reinterpret_cast<uint4*>(row + at) = group;
-        return;
-    }
-    store_word(row, at, row_bytes, way, group.x);
-    store_word(row, at + 4, row_bytes, way, group.y);
-    store_word(row, at + 8, row_bytes, way, group.z);
-    store_word(row, at + 12, row_bytes, way, group.w);
 }
 
 __device__ __forceinline__ u32 word_of(const uint4& group, u32 w) {
@@ -128,43 +112,55 @@ struct Crossing {
     // The group of four words of line `line` that holds group `group`.
     static __device__ __forceinline__ u32 place(u32 line, u32 group) { return group ^ (line / (4 * GROUP) % 8); }
 
-    // Reads the tile whose first element is (top, left) of a matrix, and leaves it turned around in `lines`.
+    // Turns a square of words around on its way into the lines.
+    static __device__ __forceinline__ void put(u32* lines, u32 unit, u32 w, u32 (&square)[GROUP]) {
+        u32 word = unit / 8 % LINE;
+        u32 first = unit / 8 / LINE * 32 * GROUP + unit % 8 * 4 * GROUP;
+        u32 at = place(first, word / 4) * 4 + word % 4;
+        Square<BITS>::turn(square);
+#pragma unroll
+        for (u32 c = 0; c < GROUP; ++c) lines[(first + w * GROUP + c) * LINE + at] = square[c];
+    }
+
+    // Reads the tile whose first element is (top, left) of a matrix, and leaves it turned around in `lines`. Only the
+    // way of whole tiles is unrolled: code that is fetched and not run costs small matrices more than their data.
     static __device__ __forceinline__ void read(u32* lines, const u8* data, u32 rows, u64 row_bytes, u32 top,
                                                 u32 left, u32 way) {
-        uint4 read[UNITS][GROUP];
         u64 begin = u64(left) * BITS / 8;
-        bool whole = way == BY_GROUPS && top + SIDE <= rows && begin + LINE * 4 <= row_bytes;
+        if (way == BY_GROUPS && top + SIDE <= rows && begin + LINE * 4 <= row_bytes) {
+            uint4 read[UNITS][GROUP];
 #pragma unroll
-        for (u32 n = 0; n < UNITS; ++n) {
-            u32 unit = n * BLOCK + threadIdx.x;
-            u32 row = top + unit / 8 % LINE * GROUP;
-            u64 at = begin + unit / 8 / LINE * 128 + unit % 8 * 16;
-            if (whole) {
+            for (u32 n = 0; n < UNITS; ++n) {
+                u32 unit = n * BLOCK + threadIdx.x;
+                u64 row = top + unit / 8 % LINE * GROUP;
+                const u8* from = data + row * row_bytes + begin + unit / 8 / LINE * 128 + unit % 8 * 16;
 #pragma unroll
-                for (u32 r = 0; r < GROUP; ++r) read[n][r] = load16(data + (row + r) * row_bytes + at);
-            } else {
+                for (u32 r = 0; r < GROUP; ++r) read[n][r] = load16(from + r * row_bytes);
+            }
 #pragma unroll
-                for (u32 r = 0; r < GROUP; ++r) {
-                    read[n][r] = row + r < rows && at < row_bytes
-                                     ? load_group(data + (row + r) * row_bytes, at, row_bytes, way)
-                                     : make_uint4(0, 0, 0, 0);
+            for (u32 n = 0; n < UNITS; ++n) {
+#pragma unroll
+                for (u32 w = 0; w < 4; ++w) {
+                    u32 square[GROUP];
+#pragma unroll
+                    for (u32 r = 0; r < GROUP; ++r) square[r] = word_of(read[n][r], w);
+                    put(lines, n * BLOCK + threadIdx.x, w, square);
                 }
             }
-        }
-#pragma unroll
-        for (u32 n = 0; n < UNITS; ++n) {
-            u32 unit = n * BLOCK + threadIdx.x;
-            u32 word = unit / 8 % LINE;
-            u32 first = unit / 8 / LINE * 32 * GROUP + unit % 8 * 4 * GROUP;
-            u32 at = place(first, word / 4) * 4 + word % 4;
-#pragma unroll
-            for (u32 w = 0; w < 4; ++w) {
+        } else {
+#pragma unroll 1
+            for (u32 n = 0; n < UNITS * 4; ++n) {
+                u32 unit = n / 4 * BLOCK + threadIdx.x;
+                u32 row = top + unit / 8 % LINE * GROUP;
+                u64 at = begin + unit / 8 / LINE * 128 + unit % 8 * 16 + n % 4 * 4;
                 u32 square[GROUP];
 #pragma unroll
-                for (u32 r = 0; r < GROUP; ++r) square[r] = word_of(read[n][r], w);
-                Square<BITS>::turn(square);
-#pragma unroll
-                for (u32 c = 0; c < GROUP; ++c) lines[(first + w * GROUP + c) * LINE + at] = square[c];
+                for (u32 r = 0; r < GROUP; ++r) {
+                    square[r] = row + r < rows && at < row_bytes
+                                    ? load_word(data + (row + r) * row_bytes, at, row_bytes, way)
+                                    : 0;
+                }
+                put(lines, unit, n % 4, square);
             }
         }
         __syncthreads();
@@ -173,15 +169,41 @@ struct Crossing {
     // Writes the tile into the transposed matrix, whose rows are the columns of the one that was read.
     static __device__ __forceinline__ void write(const u32* lines, u8* out, u32 out_rows, u64 out_row_bytes, u32 top,
                                                  u32 left, u32 way) {
+        u64 begin = u64(top) * BITS / 8;
+        if (way == BY_GROUPS && left + SIDE <= out_rows && begin + LINE * 4 <= out_row_bytes) {
 #pragma unroll
-        for (u32 n = 0; n < UNITS * GROUP; ++n) {
+            for (u32 n = 0; n < UNITS * GROUP; ++n) {
+                u32 item = n * BLOCK + threadIdx.x;
+                u32 line = item / (LINE / 4);
+                u32 group = item % (LINE / 4);
+                *reinterpret_cast<uint4*>(out + (left + line) * out_row_bytes + begin + group * 16) =
+                    *reinterpret_cast<const uint4*>(lines + line * LINE + place(line, group) * 4);
+            }
+            return;
+        }
+#pragma unroll 1
+        for (u32 n = 0; n < UNITS * GROUP * 4; ++n) {
             u32 item = n * BLOCK + threadIdx.x;
-            u32 line = item / (LINE / 4);
-            u32 group = item % (LINE / 4);
-            u64 at = u64(top) * BITS / 8 + group * 16;
+            u32 line = item / LINE;
+            u32 word = item % LINE;
+            u64 at = begin + word * 4;
             if (left + line >= out_rows || at >= out_row_bytes) continue;
-            uint4 v = *reinterpret_cast<const uint4*>(lines + line * LINE + place(line, group) * 4);
-            store_group(out + (left + line) * out_row_bytes, at, out_row_bytes, way, v);
+            store_word(out + (left + line) * out_row_bytes, at, out_row_bytes, way,
+                       lines[line * LINE + place(line, word / 4) * 4 + word % 4]);
         }
     }
 };
+
+// Where a tile of a matrix begins.
+struct Corner {
+    u32 top;
+    u32 left;
+};
+
+// Tile number `tile` of a matrix in square tiles: down first, so that the tiles that are moved at one time are
+// neighbours where they are written.
+template <u32 SIDE>
+__device__ __forceinline__ Corner corner_of(u32 tile, u32 rows) {
+    u32 down = max(divide_up(rows, SIDE), 1u);
+    return Corner{tile % down * SIDE, tile / down * SIDE};
+}

@@ -29,6 +29,7 @@ static_assert(sizeof(DequantizeTensor) == 48, "kernels::dequantize::TensorArgume
 struct DequantizeArguments {
     Tiles tiles;
     const DequantizeTensor* tensors;
+    DequantizeTensor only;
 };
 
 // Values as they are stored: a lane makes 16 bytes of a row.
@@ -38,7 +39,10 @@ struct ToF32 {
     static __device__ __forceinline__ void store(u8* out, const float (&v)[4]) {
         *reinterpret_cast<float4*>(out) = make_float4(v[0], v[1], v[2], v[3]);
     }
-    static __device__ __forceinline__ void store4(u8* out, const float (&v)[4]) { store(out, v); }
+    // Four values that are not read again soon.
+    static __device__ __forceinline__ void stream4(u8* out, const float (&v)[4]) {
+        __stcs(reinterpret_cast<float4*>(out), make_float4(v[0], v[1], v[2], v[3]));
+    }
     static __device__ __forceinline__ void one(u8* out, float v) { *reinterpret_cast<float*>(out) = v; }
 };
 
@@ -49,8 +53,8 @@ struct ToBf16 {
         *reinterpret_cast<uint4*>(out) = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]),
                                                     pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
     }
-    static __device__ __forceinline__ void store4(u8* out, const float (&v)[4]) {
-        *reinterpret_cast<uint2*>(out) = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
+    static __device__ __forceinline__ void stream4(u8* out, const float (&v)[4]) {
+        __stcs(reinterpret_cast<uint2*>(out), make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3])));
     }
     static __device__ __forceinline__ void one(u8* out, float v) {
         *reinterpret_cast<u16*>(out) = bf16_bits(round_to_bf16(v));
@@ -71,9 +75,24 @@ struct Nvfp4 {
         return {COUNT == 4 ? u32(__ldg(reinterpret_cast<const u16*>(from)))
                            : __ldg(reinterpret_cast<const u32*>(from))};
     }
-    template <u32 COUNT>
-    static __device__ __forceinline__ float decode(const Codes<COUNT>& codes, u32 k) {
-        return E2m1::decode(codes.bits >> (4 * k));
+    // Stores the values of codes that share a factor.
+    static __device__ __forceinline__ void store(ToF32, u8* out, const Codes<4>& codes, float factor) {
+        float v[4];
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) v[k] = E2m1::decode(codes.bits >> (4 * k)) * factor;
+        ToF32::store(out, v);
+    }
+    static __device__ __forceinline__ void store(ToBf16, u8* out, const Codes<8>& codes, float factor) {
+        if (E2m1::is_plain(factor)) {
+            *reinterpret_cast<uint4*>(out) = E2m1::times_bf16(codes.bits, factor);
+            return;
+        }
+#pragma unroll 1
+        for (u32 k = 0; k < 8; k += 2) {
+            u32 both = codes.bits >> (4 * k);
+            *reinterpret_cast<u32*>(out + 2 * k) =
+                pack_bf16(E2m1::decode(both) * factor, E2m1::decode(both >> 4) * factor);
+        }
     }
     static __device__ __forceinline__ float decode_one(const u8* data, u64 at) {
         return E2m1::decode(__ldg(data + at / 2) >> (4 * (at % 2)));
@@ -102,9 +121,16 @@ struct Fp8Codes {
         }
         return codes;
     }
-    template <u32 COUNT>
-    static __device__ __forceinline__ float decode(const Codes<COUNT>& codes, u32 k) {
-        return Element::decode((codes.bits[k / 4] >> (8 * (k % 4))) & 0xFF);
+    template <class Out, u32 COUNT>
+    static __device__ __forceinline__ void store(Out, u8* out, const Codes<COUNT>& codes, float factor) {
+        float v[COUNT];
+#pragma unroll
+        for (u32 k = 0; k < COUNT; k += 2) {
+            float2 both = Element::decode2(codes.bits[k / 4] >> (8 * (k % 4)));
+            v[k] = both.x * factor;
+            v[k + 1] = both.y * factor;
+        }
+        Out::store(out, v);
     }
     static __device__ __forceinline__ float decode_one(const u8* data, u64 at) {
         return Element::decode(__ldg(data + at));
@@ -144,7 +170,7 @@ __device__ __forceinline__ void dequantize(const DequantizeArguments& all) {
     constexpr u32 ROWS = 4;
     constexpr u32 COLUMNS = Out::COLUMNS;
     Place place = place_of(all.tiles, blockIdx.x);
-    const DequantizeTensor& t = all.tensors[place.tensor];
+    const DequantizeTensor t = tensor_of<DequantizeTensor>(all, place);
     u32 item = place.tile * WARPS + warp();
     u32 across = max(divide_up(t.cols, 32 * COLUMNS), 1u);
     u32 top = item / across * ROWS;
@@ -161,10 +187,7 @@ __device__ __forceinline__ void dequantize(const DequantizeArguments& all) {
         for (u32 r = 0; r < ROWS; ++r) factors[r] = Format::factor(t, tensor, top + r, column);
 #pragma unroll
         for (u32 r = 0; r < ROWS; ++r) {
-            float v[COLUMNS];
-#pragma unroll
-            for (u32 k = 0; k < COLUMNS; ++k) v[k] = Format::decode(codes[r], k) * factors[r];
-            Out::store(t.out + (at + u64(r) * t.cols) * Out::BYTES, v);
+            Format::store(Out{}, t.out + (at + u64(r) * t.cols) * Out::BYTES, codes[r], factors[r]);
         }
         return;
     }
@@ -184,25 +207,45 @@ __device__ __forceinline__ void dequantize_columns(const DequantizeArguments& al
     using Tile = Crossing<8, 1, THREADS>;
     __shared__ uint4 lines[Tile::WORDS / 4];
     Place place = place_of(all.tiles, blockIdx.x);
-    const DequantizeTensor& t = all.tensors[place.tensor];
-    u32 down = max(divide_up(t.rows, Tile::SIDE), 1u);
-    u32 top = place.tile % down * Tile::SIDE;
-    u32 left = place.tile / down * Tile::SIDE;
+    const DequantizeTensor t = tensor_of<DequantizeTensor>(all, place);
+    auto [top, left] = corner_of<Tile::SIDE>(place.tile, t.rows);
+    // The tile's scales are asked for with its codes: a thread fetches two of them. Four bytes more per row keep the
+    // banks apart.
+    constexpr u32 SCALE_ROWS = Tile::SIDE / 32;
+    __shared__ u8 scales[SCALE_ROWS][Tile::SIDE + 4];
+    constexpr u32 FETCHED = SCALE_ROWS * Tile::SIDE / THREADS;
+    u8 fetched[FETCHED];
+#pragma unroll
+    for (u32 i = 0; i < FETCHED; ++i) {
+        u32 at = i * THREADS + threadIdx.x;
+        u32 row = top + at / Tile::SIDE * 32;
+        u32 column = left + at % Tile::SIDE;
+        fetched[i] = row < t.rows && column < t.cols ? __ldg(t.scale + u64(row / 32) * t.pitch + column) : u8(0);
+    }
     Tile::read(&lines[0].x, t.data, t.rows, t.cols, top, left, t.aligned ? BY_GROUPS : BY_BYTES);
+#pragma unroll
+    for (u32 i = 0; i < FETCHED; ++i) {
+        u32 at = i * THREADS + threadIdx.x;
+        scales[at / Tile::SIDE][at % Tile::SIDE] = fetched[i];
+    }
+    __syncthreads();
     u32 row = top + 4 * lane();
     if (row >= t.rows) return;
-    const u8* scales = t.scale + u64(row / 32) * t.pitch + left;
 #pragma unroll 4
     for (u32 line = warp(); line < Tile::SIDE; line += WARPS) {
         if (left + line >= t.cols) break;
-        float factor = E8m0::decode(__ldg(scales + line));
+        float factor = E8m0::decode(scales[lane() / 8][line]);
         u32 codes = (&lines[0].x)[line * Tile::LINE + Tile::place(line, lane() / 4) * 4 + lane() % 4];
         float v[4];
 #pragma unroll
-        for (u32 k = 0; k < 4; ++k) v[k] = E4m3::decode((codes >> (8 * k)) & 0xFF) * factor;
+        for (u32 k = 0; k < 4; k += 2) {
+            float2 both = E4m3::decode2(codes >> (8 * k));
+            v[k] = both.x * factor;
+            v[k + 1] = both.y * factor;
+        }
         u8* to = t.out + (u64(left + line) * t.rows + row) * Out::BYTES;
         if (t.aligned) {
-            Out::store4(to, v);
+            Out::stream4(to, v);
         } else {
             for (u32 k = 0; k < 4; ++k) Out::one(to + k * Out::BYTES, v[k]);
         }
@@ -210,11 +253,11 @@ __device__ __forceinline__ void dequantize_columns(const DequantizeArguments& al
 }
 
 #define DEQUANTIZE_KERNEL(name, format)                                                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                   \
     dequantize_##name##_f32(const __grid_constant__ DequantizeArguments all) {                                 \
         dequantize<format, ToF32>(all);                                                                        \
     }                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                   \
     dequantize_##name##_bf16(const __grid_constant__ DequantizeArguments all) {                                \
         dequantize<format, ToBf16>(all);                                                                       \
     }
@@ -265,7 +308,7 @@ __device__ __forceinline__ void dense(const DequantizeArguments& all) {
     constexpr u32 COLUMNS = Out::COLUMNS;
     constexpr u32 STEPS = FLAT_TILE / (COLUMNS * THREADS);
     Place place = place_of(all.tiles, blockIdx.x);
-    const DequantizeTensor& t = all.tensors[place.tensor];
+    const DequantizeTensor t = tensor_of<DequantizeTensor>(all, place);
     u64 count = u64(t.rows) * t.cols;
     u64 first = u64(place.tile) * FLAT_TILE;
     if (t.aligned && first + FLAT_TILE <= count) {
@@ -293,11 +336,11 @@ __device__ __forceinline__ void dense(const DequantizeArguments& all) {
 }
 
 #define DENSE_KERNEL(name, in)                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                   \
     dequantize_##name##_f32(const __grid_constant__ DequantizeArguments all) {                                 \
         dense<in, ToF32>(all);                                                                                 \
     }                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                   \
     dequantize_##name##_bf16(const __grid_constant__ DequantizeArguments all) {                                \
         dense<in, ToBf16>(all);                                                                                \
     }

@@ -38,6 +38,20 @@ __device__ __forceinline__ void round_both_to_bf16(float& a, float& b) {
 __device__ __forceinline__ u16 bf16_bits(float value) { return u16(__float_as_uint(value) >> 16); }
 __device__ __forceinline__ float bf16_value(u16 bits) { return __uint_as_float(u32(bits) << 16); }
 
+// Two binary16, each as an f32.
+__device__ __forceinline__ float2 both_of(u32 halves) {
+    float2 both;
+    asm("{\n\t"
+        ".reg .f16 low, high;\n\t"
+        "mov.b32 {low, high}, %2;\n\t"
+        "cvt.f32.f16 %0, low;\n\t"
+        "cvt.f32.f16 %1, high;\n\t"
+        "}"
+        : "=f"(both.x), "=f"(both.y)
+        : "r"(halves));
+    return both;
+}
+
 // A sign-magnitude element with MANTISSA bits of mantissa, by software.
 template <u32 MANTISSA, u32 BIAS, u32 BITS, u32 NAN_CODE>
 __device__ __forceinline__ u32 encode(float value, float largest) {
@@ -78,6 +92,17 @@ struct E4m3 {
         magnitude = (code & 0x7F) == 0x7F ? __uint_as_float(0x7FC00000u) : magnitude;
         return __uint_as_float(__float_as_uint(magnitude) | (code & 0x80) << 24);
     }
+
+    // Values of the codes in bits 0-7 and 8-15. Every one is a binary16; a NaN may lose its sign.
+    static __device__ __forceinline__ float2 decode2(u32 codes) {
+#if __CUDA_ARCH__ >= 890
+        u32 halves;
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(u16(codes)));
+        return both_of(halves);
+#else
+        return make_float2(decode(codes & 0xFF), decode(codes >> 8 & 0xFF));
+#endif
+    }
 };
 
 // FP8 with 5 exponent bits, IEEE-like: the upper byte of a binary16.
@@ -101,6 +126,9 @@ struct E5m2 {
         asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(u16(code << 8)));
         return value;
     }
+
+    // Values of the codes in bits 0-7 and 8-15.
+    static __device__ __forceinline__ float2 decode2(u32 codes) { return both_of(__byte_perm(codes, 0, 0x1404)); }
 };
 
 // Four codes of one byte each, the first in the lowest.
@@ -146,6 +174,33 @@ struct E2m1 {
         // As for E4M3: the bits in an f32's places are the value, 2^126 times too small.
         float magnitude = __uint_as_float((code & 7) << 22) * __uint_as_float(0x7E800000u);
         return __uint_as_float(__float_as_uint(magnitude) | (code & 8) << 28);
+    }
+
+    // Are all products of a code and `factor` zero or normal and far from overflow, also as bfloat16?
+    static __device__ __forceinline__ bool is_plain(float factor) {
+        u32 exponent = __float_as_uint(factor) >> 23 & 0xFF;
+        return exponent - 8 < 240;
+    }
+
+    // Eight codes times a plain factor, rounded to f32 and then to bfloat16. A magnitude is a power of two, or that and a
+    // half: both products are rounded once, the others are steps of the exponent. A table of the eight bfloat16s, lower
+    // and upper bytes apart, is then read by byte permutations, whose selectors are the codes.
+    static __device__ __forceinline__ uint4 times_bf16(u32 codes, float factor) {
+        u32 pair = pack_bf16(factor, 1.5f * factor);
+        u32 first = ((pair << 16) - 0x00800000u) | (pair & 0x8000u);
+        u32 third = pair + 0x00800080u;
+        u32 fourth = pair + 0x01000100u;
+        u32 lower[2] = {__byte_perm(first, pair, 0x6420), __byte_perm(third, fourth, 0x6420)};
+        u32 upper[2] = {__byte_perm(first, pair, 0x7531), __byte_perm(third, fourth, 0x7531)};
+        u32 magnitudes = codes & 0x77777777u;
+        u32 even_signs = (codes << 4) & 0x80808080u;
+        u32 odd_signs = codes & 0x80808080u;
+        u32 low = __byte_perm(lower[0], lower[1], magnitudes);
+        u32 high = __byte_perm(upper[0], upper[1], magnitudes) ^ __byte_perm(even_signs, odd_signs, 0x5140);
+        u32 low2 = __byte_perm(lower[0], lower[1], magnitudes >> 16);
+        u32 high2 = __byte_perm(upper[0], upper[1], magnitudes >> 16) ^ __byte_perm(even_signs, odd_signs, 0x7362);
+        return make_uint4(__byte_perm(low, high, 0x5140), __byte_perm(low, high, 0x7362),
+                          __byte_perm(low2, high2, 0x5140), __byte_perm(low2, high2, 0x7362));
     }
 };
 

@@ -6,6 +6,8 @@
 // - A warp reads patches of 8 rows x 128 columns. Lane l holds the columns 4l .. 4l + 3, so every row of a
 //   patch is one coalesced read of 512 bytes, and eight of them are in flight.
 // - What lies outside of the matrix or of the fragment is never read; it counts as +0.
+// - Only the way of whole patches is unrolled. Ragged ones go row by row in a loop: kernels stay small, and code
+//   that is fetched and not run costs small weights more than their data.
 
 #pragma once
 
@@ -73,17 +75,11 @@ __device__ __forceinline__ float4 load_some(const Fragment& f, u32 row, u32 colu
     return make_float4(v[0], v[1], v[2], v[3]);
 }
 
-// The lane's part of the patch whose first row is `row` and whose strip begins at `column`.
-__device__ __forceinline__ Patch load_patch(const Fragment& f, bool whole, u32 row, u32 column) {
+// The lane's part of a whole patch whose first row is `row` and whose strip begins at `column`.
+__device__ __forceinline__ Patch load_patch(const Fragment& f, u32 row, u32 column) {
     Patch patch;
-    u32 own = column + 4 * lane();
-    if (whole) {
-        const float* at = f.master + offset_of(f, row, own);
+    const float* at = f.master + offset_of(f, row, column + 4 * lane());
 #pragma unroll
-        for (u32 r = 0; r < PATCH_ROWS; ++r) patch.row[r] = load16(at + u64(r) * f.cols);
-    } else {
-#pragma unroll
-        for (u32 r = 0; r < PATCH_ROWS; ++r) patch.row[r] = load_some(f, row + r, own);
-    }
+    for (u32 r = 0; r < PATCH_ROWS; ++r) patch.row[r] = load16(at + u64(r) * f.cols);
     return patch;
 }

@@ -17,7 +17,8 @@ static_assert(sizeof(Range) == 32, "kernels::memory::RangeArguments");
 
 struct MoveArguments {
     Tiles tiles;
-    const Range* ranges;
+    const Range* tensors;
+    Range only;
 };
 
 // Bytes of a tile: four 16-byte accesses per thread.
@@ -27,7 +28,7 @@ constexpr u32 STEPS = TILE / (16 * THREADS);
 template <bool COPY>
 __device__ __forceinline__ void move(const MoveArguments& all) {
     Place place = place_of(all.tiles, blockIdx.x);
-    const Range& range = all.ranges[place.tensor];
+    const Range range = tensor_of<Range>(all, place);
     u64 first = u64(place.tile) * TILE;
     if (range.aligned && first + TILE <= range.bytes) {
         u64 own = first + 16 * threadIdx.x;

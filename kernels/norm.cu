@@ -35,6 +35,7 @@ struct NormArguments {
     NormRecord* record;
     // Elements of a tile, a multiple of STRIDE.
     u64 tile;
+    NormTensor only;
 };
 
 constexpr u32 UNROLL = 4;
@@ -60,7 +61,7 @@ __device__ __forceinline__ double over_block(double sum) {
 
 __device__ __forceinline__ double squares_of_tile(const NormArguments& all, u32 tile) {
     Place place = place_of(all.tiles, tile);
-    const NormTensor& t = all.tensors[place.tensor];
+    const NormTensor t = tensor_of<NormTensor>(all, place);
     u64 first = u64(place.tile) * all.tile;
     u64 end = min(first + all.tile, t.count);
     double sums[4] = {0.0, 0.0, 0.0, 0.0};

@@ -3,8 +3,9 @@
 //
 // Laws:
 // - A thread makes quads: four neighbouring entries of the scale plane, whose pitch is a multiple of four. It
-//   takes those of four rows, and reads the amaxes of all before it divides. Entries that belong to no block
-//   are zeroed with the quad they are in.
+//   takes those of two rows, and reads the amaxes of both before it divides; in large launches of MXFP8 it takes
+//   four, because beginning costs a thread as much as a row. Entries that belong to no block are zeroed with the
+//   quad they are in.
 // - Every division is IEEE, and the order of operations is the format's (see each function).
 // - A tensor whose amax has no scale (NVFP4, not finite) keeps its planes; the fault word, which then names
 //   the first such tensor, makes it an error of the step.
@@ -43,10 +44,12 @@ struct ScaleArguments {
     float epsilon;
     u32 power_of_two;
     u32 reserved;
+    ScaleTensor only;
 };
 
-// Rows of a thread.
-constexpr u32 QUADS = 4;
+// Quads of a thread.
+constexpr u32 FEW = 2;
+constexpr u32 MANY = 4;
 
 // Where a quad of plane entries begins, and how many of them are scales of blocks.
 struct Quad {
@@ -55,11 +58,11 @@ struct Quad {
     u32 valid;
 };
 
-// The first quad of the thread.
-__device__ __forceinline__ Quad first_quad(const ScaleTensor& t, u32 tile) {
+// The first of the thread's quads.
+__device__ __forceinline__ Quad first_quad(const ScaleTensor& t, u32 tile, u32 quads) {
     u32 across = max(t.pitch / 4, 1u);
     u32 number = tile * THREADS + threadIdx.x;
-    return Quad{number / across * QUADS, number % across * 4, 0};
+    return Quad{number / across * quads, number % across * 4, 0};
 }
 
 // The quad `n` rows below.
@@ -111,10 +114,14 @@ __device__ __forceinline__ u32 only_valid(const Quad& quad, u32 bytes) {
 // NVFP4, both block shapes. With A the amax of the tensor:
 //   S_enc = A == 0 ? 1 : min(2688 / A, FMAX)       mult = S_enc * (1/6)
 //   s = E4M3(min(block_amax * mult, FMAX))          e = min(1 / (s * (1 / S_enc)), FMAX)
-extern "C" __global__ void __launch_bounds__(THREADS) scale_nvfp4(const __grid_constant__ ScaleArguments all) {
+extern "C" __global__ void __launch_bounds__(THREADS, 8) scale_nvfp4(const __grid_constant__ ScaleArguments all) {
     if (skips(all.vote)) return;
     Place place = place_of(all.tiles, blockIdx.x);
-    const ScaleTensor& t = all.tensors[place.tensor];
+    const ScaleTensor t = tensor_of<ScaleTensor>(all, place);
+    Quad first = first_quad(t, place.tile, FEW);
+    float4 amaxes[FEW];
+#pragma unroll
+    for (u32 n = 0; n < FEW; ++n) amaxes[n] = load_amaxes(t, below(t, first, n));
     float amax = *t.tensor_amax;
     bool finite = fabsf(amax) <= LARGEST_F32;
     if (place.tile == 0 && threadIdx.x == 0) {
@@ -125,26 +132,26 @@ extern "C" __global__ void __launch_bounds__(THREADS) scale_nvfp4(const __grid_c
         }
     }
     if (!finite) return;
-    float encode_tensor = amax == 0.0f ? 1.0f : fminf(2688.0f / amax, LARGEST_F32);
-    float decode_tensor = 1.0f / encode_tensor;
-    float multiplier = encode_tensor * __uint_as_float(0x3E2AAAABu);
-
-    Quad first = first_quad(t, place.tile);
-    float4 amaxes[QUADS];
+    // A scale has 128 codes, so a block divides 128 times. Amaxes are not negative.
+    __shared__ float factor_of[128];
+    __shared__ float multiplier;
+    if (threadIdx.x < 128) {
+        float encode_tensor = amax == 0.0f ? 1.0f : fminf(2688.0f / amax, LARGEST_F32);
+        float decode_tensor = 1.0f / encode_tensor;
+        factor_of[threadIdx.x] = fminf(1.0f / (E4m3::decode(threadIdx.x) * decode_tensor), LARGEST_F32);
+        if (threadIdx.x == 0) multiplier = encode_tensor * __uint_as_float(0x3E2AAAABu);
+    }
+    __syncthreads();
 #pragma unroll
-    for (u32 n = 0; n < QUADS; ++n) amaxes[n] = load_amaxes(t, below(t, first, n));
-#pragma unroll
-    for (u32 n = 0; n < QUADS; ++n) {
+    for (u32 n = 0; n < FEW; ++n) {
         Quad quad = below(t, first, n);
-        u32 bytes = 0;
-        float factors[4];
-#pragma unroll
-        for (u32 k = 0; k < 4; ++k) {
-            u32 scale = E4m3::encode1(fminf(component(amaxes[n], k) * multiplier, LARGEST_F32));
-            factors[k] = fminf(1.0f / (E4m3::decode(scale) * decode_tensor), LARGEST_F32);
-            bytes |= scale << (8 * k);
-        }
-        store_factors(t, quad, make_float4(factors[0], factors[1], factors[2], factors[3]));
+        float4 v = amaxes[n];
+        u32 bytes = encode4<E4m3>(
+            make_float4(fminf(v.x * multiplier, LARGEST_F32), fminf(v.y * multiplier, LARGEST_F32),
+                        fminf(v.z * multiplier, LARGEST_F32), fminf(v.w * multiplier, LARGEST_F32)));
+        store_factors(t, quad,
+                      make_float4(factor_of[bytes & 0x7F], factor_of[bytes >> 8 & 0x7F],
+                                  factor_of[bytes >> 16 & 0x7F], factor_of[bytes >> 24 & 0x7F]));
         bytes = only_valid(quad, bytes);
         u32 end = min((quad.row + 1) * t.repeat, t.plane_rows);
         for (u32 row = quad.row * t.repeat; row < end; ++row) store_scales(t, row, quad.column, bytes);
@@ -152,12 +159,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) scale_nvfp4(const __grid_c
 }
 
 // MXFP8: c = E8M0(block_amax * (1/448)), and the cast multiplies with 2^(127 - c).
-extern "C" __global__ void __launch_bounds__(THREADS) scale_mxfp8(const __grid_constant__ ScaleArguments all) {
-    if (skips(all.vote)) return;
+template <u32 QUADS>
+__device__ __forceinline__ void scale_mxfp8(const ScaleArguments& all) {
     Place place = place_of(all.tiles, blockIdx.x);
-    const ScaleTensor& t = all.tensors[place.tensor];
+    const ScaleTensor t = tensor_of<ScaleTensor>(all, place);
     if (place.tile == 0 && threadIdx.x == 0) *t.tensor_scale = 1.0f;
-    Quad first = first_quad(t, place.tile);
+    Quad first = first_quad(t, place.tile, QUADS);
     float4 amaxes[QUADS];
 #pragma unroll
     for (u32 n = 0; n < QUADS; ++n) amaxes[n] = load_amaxes(t, below(t, first, n));
@@ -178,6 +185,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) scale_mxfp8(const __grid_c
     }
 }
 
+extern "C" __global__ void __launch_bounds__(THREADS) scale_mxfp8(const __grid_constant__ ScaleArguments all) {
+    if (skips(all.vote)) return;
+    scale_mxfp8<FEW>(all);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+scale_mxfp8_large(const __grid_constant__ ScaleArguments all) {
+    if (skips(all.vote)) return;
+    scale_mxfp8<MANY>(all);
+}
+
 __device__ __forceinline__ float fp8_scale(const ScaleArguments& all, float amax) {
     return fp8_scale(amax, all.epsilon, all.largest, all.power_of_two != 0);
 }
@@ -186,10 +204,10 @@ __device__ __forceinline__ float fp8_scale(const ScaleArguments& all, float amax
 template <bool TRANSPOSED>
 __device__ __forceinline__ void scale_fp8_block(const ScaleArguments& all) {
     Place place = place_of(all.tiles, blockIdx.x);
-    const ScaleTensor& t = all.tensors[place.tensor];
+    const ScaleTensor t = tensor_of<ScaleTensor>(all, place);
     if (place.tile == 0 && threadIdx.x == 0) *t.tensor_scale = 1.0f;
-    Quad first = first_quad(t, place.tile);
-    for (u32 n = 0; n < QUADS; ++n) {
+    Quad first = first_quad(t, place.tile, FEW);
+    for (u32 n = 0; n < FEW; ++n) {
         Quad quad = below(t, first, n);
         if (quad.row >= t.plane_rows || quad.column >= t.pitch) return;
         float* to = reinterpret_cast<float*>(t.plane) + u64(quad.row) * t.pitch + quad.column;

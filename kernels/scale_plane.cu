@@ -2,9 +2,9 @@
 //
 // Laws:
 // - Expanding works in place. With G compact rows, those from G/16 on land below all compact rows, so they are
-//   spread by many blocks at once. The first G/16 land on compact rows: the block that finishes a strip of
-//   columns last spreads them, from the last to the first, through shared memory. No compact row is
-//   overwritten before it is read.
+//   spread by many blocks at once. The first G/16 land on compact rows: the block that is the last to have read
+//   its rows of a strip of columns spreads them, from the last to the first; every block has read the last of
+//   them, should it be that one. No compact row is overwritten before it is read.
 // - The counters that tell who is last are zero between launches.
 // - Padding is zeroed, whatever it held.
 
@@ -15,81 +15,99 @@ struct ExpandTensor {
     u8* plane;
     // One counter per strip of columns.
     u32* arrived;
-    // Rows of tiles, rows of the plane, words of 4 bytes per row.
+    // Rows of tiles, rows of the plane, bytes per row.
     u32 tile_rows;
     u32 plane_rows;
-    u32 words;
+    u32 pitch;
     // Blocks that spread the lower compact rows of a strip.
     u32 blocks_down;
+    // Do rows begin at multiples of 16 bytes?
+    u32 aligned;
+    u32 reserved;
 };
-static_assert(sizeof(ExpandTensor) == 40, "kernels::scale_plane::ExpandTensor");
+static_assert(sizeof(ExpandTensor) == 48, "kernels::scale_plane::ExpandTensor");
 
 struct ExpandArguments {
     Tiles tiles;
     const ExpandTensor* tensors;
+    ExpandTensor only;
 };
 
 // Rows that one tile's scales stand in.
 constexpr u32 REPEAT = 16;
-// Compact rows of a block.
-constexpr u32 BATCH = 16;
-// Compact rows that the last block keeps in shared memory at a time.
-constexpr u32 KEPT = 64;
+// Units, words of 4 or 16 bytes, of a row of a strip.
+constexpr u32 STRIP = 4;
+// Compact rows of a block, and upper ones that it holds in case it is the last: one of each for a thread. Counting a
+// block waits for what its neighbours write, so a block writes much.
+constexpr u32 BATCH = THREADS / STRIP;
 
-// Compact rows that land on compact rows.
-__device__ __forceinline__ u32 upper_rows(const ExpandTensor& t) { return divide_up(t.tile_rows, REPEAT); }
-
-// Fills the rows of one row of tiles with a word.
-__device__ __forceinline__ void spread(const ExpandTensor& t, u32 tile_row, u32 column, u32 word) {
-    u32* to = reinterpret_cast<u32*>(t.plane) + u64(tile_row) * REPEAT * t.words + column;
-    if (column >= t.words) return;
-#pragma unroll
-    for (u32 r = 0; r < REPEAT; ++r) to[u64(r) * t.words] = word;
+// Reads past the first-level cache and in the order written: the launch writes where it reads.
+__device__ __forceinline__ void read_shared(u32& unit, const u32* at) {
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(unit) : "l"(at) : "memory");
+}
+__device__ __forceinline__ void read_shared(uint4& unit, const uint4* at) {
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(unit.x), "=r"(unit.y), "=r"(unit.z), "=r"(unit.w)
+                 : "l"(at)
+                 : "memory");
 }
 
-// NVFP4 in 16x16 tiles: one compact row per row of tiles becomes 16 equal rows. A block takes a strip of 32 words,
-// a warp one row of it at a time.
-extern "C" __global__ void __launch_bounds__(THREADS) expand_scale(const __grid_constant__ ExpandArguments all) {
-    __shared__ u32 kept[KEPT][32];
+// One compact row per row of tiles becomes 16 equal rows. A block takes 64 compact rows of a strip.
+template <class Unit>
+__device__ __forceinline__ void expand(const ExpandTensor& t, u32 tile) {
     __shared__ bool is_last;
-    Place place = place_of(all.tiles, blockIdx.x);
-    const ExpandTensor& t = all.tensors[place.tensor];
-    u32 strip = place.tile / t.blocks_down;
-    u32 column = strip * 32 + lane();
-    // The compact rows are written by this launch, so they are not read as read-only data.
-    const volatile u32* compact = reinterpret_cast<const volatile u32*>(t.compact);
+    u32 units = t.pitch / sizeof(Unit);
+    u32 strip = tile / t.blocks_down;
+    u32 column = strip * STRIP + threadIdx.x % STRIP;
+    bool in_columns = column < units;
+    u32 upper = divide_up(t.tile_rows, REPEAT);
+    const Unit* compact = reinterpret_cast<const Unit*>(t.compact) + column;
+    Unit* plane = reinterpret_cast<Unit*>(t.plane) + column;
 
-    u32 first = upper_rows(t) + place.tile % t.blocks_down * BATCH;
-    u32 end = min(first + BATCH, t.plane_rows / REPEAT);
-    u32 words[BATCH / WARPS];
-#pragma unroll
-    for (u32 i = 0; i < BATCH / WARPS; ++i) {
-        u32 row = first + i * WARPS + warp();
-        bool is_scale = row < t.tile_rows && column < t.words;
-        words[i] = is_scale ? compact[u64(row) * t.words + column] : 0;
-    }
+    u32 number = threadIdx.x / STRIP;
+    u32 row = upper + tile % t.blocks_down * BATCH + number;
+    bool spreads = in_columns && row < t.plane_rows / REPEAT;
+    Unit own{};
+    if (spreads && row < t.tile_rows) read_shared(own, compact + u64(row) * units);
+    u32 end = upper;
+    u32 begin = end > BATCH ? end - BATCH : 0;
+    Unit held{};
+    if (in_columns && begin + number < end) read_shared(held, compact + u64(begin + number) * units);
     // What is left to wait for are reads, so the block is counted before it writes.
     __syncthreads();
     if (threadIdx.x == 0) {
         is_last = arrive(t.arrived + strip) == t.blocks_down;
         if (is_last) t.arrived[strip] = 0;
     }
-    __syncthreads();
+    if (spreads) {
+        Unit* to = plane + u64(row) * REPEAT * units;
 #pragma unroll
-    for (u32 i = 0; i < BATCH / WARPS; ++i) {
-        u32 row = first + i * WARPS + warp();
-        if (row < end) spread(t, row, column, words[i]);
+        for (u32 r = 0; r < REPEAT; ++r) to[u64(r) * units] = own;
     }
+    __syncthreads();
     if (!is_last) return;
-    for (u32 end = upper_rows(t); end > 0;) {
-        u32 begin = end > KEPT ? end - KEPT : 0;
-        for (u32 row = begin + warp(); row < end; row += WARPS) {
-            if (column < t.words) kept[row - begin][lane()] = compact[u64(row) * t.words + column];
+    while (end > 0) {
+        if (in_columns && begin + number < end) {
+            Unit* to = plane + u64(begin + number) * REPEAT * units;
+#pragma unroll
+            for (u32 r = 0; r < REPEAT; ++r) to[u64(r) * units] = held;
         }
-        __syncthreads();
-        for (u32 row = begin + warp(); row < end; row += WARPS) spread(t, row, column, kept[row - begin][lane()]);
-        __syncthreads();
+        // What was written lies below the rows that are read next.
         end = begin;
+        begin = end > BATCH ? end - BATCH : 0;
+        if (in_columns && begin + number < end) read_shared(held, compact + u64(begin + number) * units);
+        __syncthreads();
+    }
+}
+
+// NVFP4 in 16x16 tiles.
+extern "C" __global__ void __launch_bounds__(THREADS) expand_scale(const __grid_constant__ ExpandArguments all) {
+    Place place = place_of(all.tiles, blockIdx.x);
+    const ExpandTensor t = tensor_of<ExpandTensor>(all, place);
+    if (t.aligned) {
+        expand<uint4>(t, place.tile);
+    } else {
+        expand<u32>(t, place.tile);
     }
 }
 
@@ -113,6 +131,7 @@ static_assert(sizeof(SwizzleTensor) == 40, "kernels::scale_plane::SwizzleTensor"
 struct SwizzleArguments {
     Tiles tiles;
     const SwizzleTensor* tensors;
+    SwizzleTensor only;
 };
 
 // Four scales of row `row` from column `column` on, those beyond the matrix zero.
@@ -125,14 +144,25 @@ __device__ __forceinline__ u32 only_valid(const SwizzleTensor& t, u32 row, u32 c
 // Scale (i, j) of a 128x4 tile goes to byte i % 32 * 16 + i / 32 * 4 + j of the tile's 512: 16 bytes of a tile are
 // four scales of each of the rows i, i + 32, i + 64 and i + 96. A thread makes them for four tiles side by side.
 __device__ __forceinline__ void swizzle_rows(const SwizzleTensor& t, u32 item) {
-    u32 across = divide_up(t.tiles_across, 4);
-    // Two neighbours read 32 bytes of a row, sixteen write 256 bytes of a tile.
-    u32 pair = item / 2 % 32;
-    u32 group = item / 64 * 2 + item % 2;
-    u32 pairs_across = divide_up(across, 2) * 2;
-    u32 top = group / pairs_across * 128;
-    u32 first = group % pairs_across * 4;
+    // Four neighbours read 64 bytes of a row, eight write 128 bytes of a tile.
+    u32 pair = item / 4 % 32;
+    u32 column = item / 128;
+    u32 columns = divide_up(t.tiles_across, 16);
+    u32 top = column / columns * 128;
+    u32 first = (column % columns * 4 + item % 4) * 4;
     if (top >= t.rows || first >= t.tiles_across) return;
+    if (t.aligned && top + 128 <= t.rows && first * 4 + 16 <= t.cols) {
+        const u8* from = t.scale + u64(top + pair) * t.pitch + first * 4;
+        uint4 row[4];
+#pragma unroll
+        for (u32 q = 0; q < 4; ++q) row[q] = load16(from + u64(q) * 32 * t.pitch);
+        uint4* to = reinterpret_cast<uint4*>(t.swizzled + (u64(top / 128) * t.tiles_across + first) * 512) + pair;
+        to[0] = make_uint4(row[0].x, row[1].x, row[2].x, row[3].x);
+        to[32] = make_uint4(row[0].y, row[1].y, row[2].y, row[3].y);
+        to[64] = make_uint4(row[0].z, row[1].z, row[2].z, row[3].z);
+        to[96] = make_uint4(row[0].w, row[1].w, row[2].w, row[3].w);
+        return;
+    }
     u32 words[4][4];
 #pragma unroll
     for (u32 q = 0; q < 4; ++q) {
@@ -200,7 +230,7 @@ __device__ __forceinline__ void swizzle_columns(const SwizzleTensor& t, u32 item
 extern "C" __global__ void __launch_bounds__(THREADS)
 swizzle_scale(const __grid_constant__ SwizzleArguments all) {
     Place place = place_of(all.tiles, blockIdx.x);
-    const SwizzleTensor& t = all.tensors[place.tensor];
+    const SwizzleTensor t = tensor_of<SwizzleTensor>(all, place);
     u32 item = place.tile * THREADS + threadIdx.x;
     if (t.transposed) {
         swizzle_columns(t, item);

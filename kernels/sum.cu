@@ -26,12 +26,13 @@ struct AccumulateArguments {
     const AccumulateTensor* tensors;
     float factor;
     u32 reserved;
+    AccumulateTensor only;
 };
 
 template <bool FIRST>
 __device__ __forceinline__ void accumulate(const AccumulateArguments& all) {
     Place place = place_of(all.tiles, blockIdx.x);
-    const AccumulateTensor& t = all.tensors[place.tensor];
+    const AccumulateTensor t = tensor_of<AccumulateTensor>(all, place);
     u64 first = u64(place.tile) * TILE;
     float factor = all.factor;
     if (t.aligned && first + TILE <= t.count) {
@@ -83,6 +84,7 @@ static_assert(sizeof(CombineTensor) == 32, "kernels::sum::CombineTensor");
 struct CombineArguments {
     Tiles tiles;
     const CombineTensor* tensors;
+    CombineTensor only;
 };
 
 struct FromF32 {
@@ -119,7 +121,7 @@ struct Max {
 template <class From, class Reduction>
 __device__ __forceinline__ void combine(const CombineArguments& all) {
     Place place = place_of(all.tiles, blockIdx.x);
-    const CombineTensor& t = all.tensors[place.tensor];
+    const CombineTensor t = tensor_of<CombineTensor>(all, place);
     u64 first = u64(place.tile) * TILE;
     u32 count = t.source_count;
     if (t.aligned && first + TILE <= t.count) {

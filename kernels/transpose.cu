@@ -2,8 +2,8 @@
 //
 // Laws:
 // - Codes and scale bytes are moved, never rounded again. Padding of the columnwise scale plane is zeroed.
-// - A tensor's tiles are those of its data, top to bottom and then left to right, and behind them those of its
-//   scales.
+// - A tensor's tiles are those of its scales, which wait longer, and behind them those of its data, top to bottom
+//   and then left to right.
 
 #include "common.cuh"
 #include "crossing.cuh"
@@ -16,7 +16,7 @@ struct TransposeTensor {
     // The matrix that is read.
     u32 rows;
     u32 cols;
-    u32 data_tiles;
+    u32 scale_tiles;
     // BY_BYTES, BY_WORDS or BY_GROUPS.
     u32 way;
     // Entries per row of the scale planes, and rows of the columnwise one.
@@ -30,23 +30,22 @@ static_assert(sizeof(TransposeTensor) == 64, "kernels::transpose::TensorArgument
 struct TransposeArguments {
     Tiles tiles;
     const TransposeTensor* tensors;
+    TransposeTensor only;
 };
 
 template <u32 BITS, class Tile>
 __device__ __forceinline__ void transpose_data(u32* lines, const TransposeTensor& t, u32 tile) {
-    u32 down = max(divide_up(t.rows, Tile::SIDE), 1u);
-    u32 top = tile % down * Tile::SIDE;
-    u32 left = tile / down * Tile::SIDE;
+    auto [top, left] = corner_of<Tile::SIDE>(tile, t.rows);
     Tile::read(lines, t.data, t.rows, u64(t.cols) * BITS / 8, top, left, t.way);
     Tile::write(lines, t.out_data, t.cols, u64(t.rows) * BITS / 8, top, left, t.way);
 }
 
-// NVFP4: out[r][c] = in[16c][r / 16], as each scale stands in all 16 rows of its tile. A block takes 32 scales of
-// each of 128 rows of tiles, which become 16 rows of 32 columns of tiles.
+// NVFP4: out[r][c] = in[16c][r / 16], as each scale stands in all 16 rows of its tile. A block takes 16 scales of
+// each of 128 rows of tiles, which become 16 rows of 16 columns of tiles.
 constexpr u32 SCALE_DOWN = 128;
-constexpr u32 SCALE_ACROSS = 32;
-// Four bytes more per row keep the banks apart.
-constexpr u32 SCALE_LINE = SCALE_DOWN + 4;
+constexpr u32 SCALE_ACROSS = 16;
+// Sixteen bytes more per row keep the banks apart.
+constexpr u32 SCALE_LINE = SCALE_DOWN + 16;
 
 __device__ __forceinline__ void transpose_tile_scales(u8* scales, const TransposeTensor& t, u32 tile) {
     constexpr u32 WORDS = SCALE_ACROSS / 4;
@@ -69,14 +68,23 @@ __device__ __forceinline__ void transpose_tile_scales(u8* scales, const Transpos
         for (u32 k = 0; k < 4; ++k) scales[(own + k) * SCALE_LINE + row] = u8(words[i] >> (8 * k));
     }
     __syncthreads();
-    u32 at = top + 4 * lane();
-    for (u32 n = warp(); n < SCALE_ACROSS; n += WARPS) {
-        u32 entries = *reinterpret_cast<const u32*>(scales + n * SCALE_LINE + 4 * lane());
-        u32 first = (left + n) * 16;
-#pragma unroll
-        for (u32 r = 0; r < 16; ++r) {
-            if (first + r >= t.out_rows || at >= t.out_pitch) break;
-            store_word(t.out_scale + u64(first + r) * t.out_pitch, at, t.out_pitch, t.way, entries);
+    // Eight threads write 128 scales of a row: 32 rows at a time, two columns of tiles.
+    u32 at = top + threadIdx.x % 8 * 16;
+    bool in_groups = (reinterpret_cast<u64>(t.out_scale) | t.out_pitch) % 16 == 0;
+#pragma unroll 4
+    for (u32 n = 0; n < SCALE_ACROSS / 2; ++n) {
+        u32 line = n * 2 + threadIdx.x / 128;
+        u32 row = (left + line) * 16 + threadIdx.x / 8 % 16;
+        if (row >= t.out_rows || at >= t.out_pitch) break;
+        uint4 entries = *reinterpret_cast<const uint4*>(scales + line * SCALE_LINE + threadIdx.x % 8 * 16);
+        u8* to = t.out_scale + u64(row) * t.out_pitch;
+        if (in_groups) {
+            *reinterpret_cast<uint4*>(to + at) = entries;
+            continue;
+        }
+#pragma unroll 1
+        for (u32 w = 0; w < 4; ++w) {
+            if (at + 4 * w < t.out_pitch) store_word(to, at + 4 * w, t.out_pitch, t.way, word_of(entries, w));
         }
     }
 }
@@ -99,11 +107,11 @@ transpose_nvfp4(const __grid_constant__ TransposeArguments all) {
     __shared__ uint4 lines[Tile::WORDS / 4];
     static_assert(sizeof(lines) >= SCALE_ACROSS * SCALE_LINE, "a tile of scales takes the place of one of data");
     Place place = place_of(all.tiles, blockIdx.x);
-    const TransposeTensor& t = all.tensors[place.tensor];
-    if (place.tile < t.data_tiles) {
-        transpose_data<4, Tile>(&lines[0].x, t, place.tile);
+    const TransposeTensor t = tensor_of<TransposeTensor>(all, place);
+    if (place.tile >= t.scale_tiles) {
+        transpose_data<4, Tile>(&lines[0].x, t, place.tile - t.scale_tiles);
     } else {
-        transpose_tile_scales(reinterpret_cast<u8*>(lines), t, place.tile - t.data_tiles);
+        transpose_tile_scales(reinterpret_cast<u8*>(lines), t, place.tile);
     }
 }
 
@@ -113,11 +121,11 @@ transpose_fp8(const __grid_constant__ TransposeArguments all) {
     using Tile = Crossing<8, 1, THREADS>;
     __shared__ uint4 lines[Tile::WORDS / 4];
     Place place = place_of(all.tiles, blockIdx.x);
-    const TransposeTensor& t = all.tensors[place.tensor];
-    if (place.tile < t.data_tiles) {
-        transpose_data<8, Tile>(&lines[0].x, t, place.tile);
+    const TransposeTensor t = tensor_of<TransposeTensor>(all, place);
+    if (place.tile >= t.scale_tiles) {
+        transpose_data<8, Tile>(&lines[0].x, t, place.tile - t.scale_tiles);
     } else {
-        transpose_block_scales(t, place.tile - t.data_tiles);
+        transpose_block_scales(t, place.tile);
     }
 }
 
@@ -127,7 +135,7 @@ transpose_bf16(const __grid_constant__ TransposeArguments all) {
     using Tile = Crossing<16, 2, 2 * THREADS>;
     __shared__ uint4 lines[Tile::WORDS / 4];
     Place place = place_of(all.tiles, blockIdx.x);
-    transpose_data<16, Tile>(&lines[0].x, all.tensors[place.tensor], place.tile);
+    transpose_data<16, Tile>(&lines[0].x, tensor_of<TransposeTensor>(all, place), place.tile);
 }
 
 // 64x64 values, runs of 256 bytes.
@@ -136,5 +144,5 @@ transpose_f32(const __grid_constant__ TransposeArguments all) {
     using Tile = Crossing<32, 2, THREADS>;
     __shared__ uint4 lines[Tile::WORDS / 4];
     Place place = place_of(all.tiles, blockIdx.x);
-    transpose_data<32, Tile>(&lines[0].x, all.tensors[place.tensor], place.tile);
+    transpose_data<32, Tile>(&lines[0].x, tensor_of<TransposeTensor>(all, place), place.tile);
 }

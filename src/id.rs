@@ -105,6 +105,10 @@ index!(
     TaskId, "task "
 );
 index!(
+    /// One piece of a step: a segment that is recorded as one, or a dynamic call between two of them.
+    PieceId, "piece "
+);
+index!(
     /// One actor of a rank.
     ActorId, "actor "
 );

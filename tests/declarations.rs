@@ -62,6 +62,15 @@ fn calls_that_name_what_is_not_there_are_refused_and_not_added() {
     assert!(matches!(columnwise, Err(DeclareError::ReplicatedUse { .. })));
     let rounded = program.call("a", Phase::Forward).uses(whole, ROWWISE, Form::DenseBf16).add();
     assert!(matches!(rounded, Err(DeclareError::ReplicatedUse { .. })));
+    let halved = program.call("a", Phase::Forward).gradient_in(whole, ElementType::Bf16).add().unwrap_err();
+    assert!(matches!(halved, DeclareError::ReplicatedGradient { .. }), "{halved}");
+    assert!(halved.to_string().contains("declare it in f32"), "{halved}");
+    let bytes = program.call("a", Phase::Forward).gradient_in(sharded, ElementType::U8).add().unwrap_err();
+    assert!(matches!(bytes, DeclareError::GradientElement { .. }), "{bytes}");
+    assert!(bytes.to_string().contains("F32 or Bf16"), "{bytes}");
+    let again = program.call("a", Phase::Forward).gradient_in(sharded, ElementType::Bf16).gradient(sharded);
+    let again = again.add().unwrap_err();
+    assert!(matches!(again, DeclareError::RepeatedAccess { kind: "gradient", .. }), "{again}");
     program.call("a", Phase::Forward).writes(buffer).add().unwrap();
     let twice = program.call("a", Phase::Forward).add().unwrap_err();
     assert!(matches!(twice, DeclareError::Duplicate { kind: "call", .. }), "{twice}");

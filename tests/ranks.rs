@@ -41,8 +41,8 @@ fn plans(depth: u32, ranks: u32) -> (Arc<StepPlan>, Arc<StepPlan>) {
 fn closures() -> ComputeFactory<CpuSurface> {
     Arc::new(|_| {
         let halves = |call: &Call, context: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> {
-            for weight in &call.grads {
-                context.gradient(*weight)?.fill(0.5);
+            for gradient in &call.grads {
+                context.gradient(gradient.weight)?.fill(0.5);
             }
             Ok(())
         };
@@ -295,8 +295,8 @@ fn a_step_is_issued_to_its_end_while_the_device_stands_still() {
                 let limit = HANGS;
                 let waited = bell.wait_timeout_while(open.lock().unwrap(), limit, shut).unwrap().1;
                 closed.fetch_add(usize::from(waited.timed_out()), Ordering::SeqCst);
-                call.grads.iter().try_for_each(|weight| {
-                    context.gradient(*weight)?.fill(0.5);
+                call.grads.iter().try_for_each(|gradient| {
+                    context.gradient(gradient.weight)?.fill(0.5);
                     Ok::<_, ComputeError>(())
                 })
             };

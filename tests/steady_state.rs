@@ -12,7 +12,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use trainer::{SIZE, Trainer, feed, within_a_minute};
+use trainer::{SIZE, Shaped, Trainer, feed, within_a_minute};
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config, Scaling, Tune};
@@ -61,6 +61,7 @@ fn two_hundred_steps_allocate_nothing_on_rank_and_lane_threads_and_move_nothing(
         (Format::F32, Scaling::Current, Capture::Off, 0),
         (Format::NVFP4_2D, Scaling::Current, Capture::Off, 0),
         (Format::NVFP4_2D, Scaling::Current, Capture::Step, 0),
+        (Format::NVFP4_2D, Scaling::Current, Capture::Segments, 0),
         (Format::FP8_TENSOR_E4M3, Scaling::Delayed, Capture::Off, 0),
         (Format::NVFP4_2D, Scaling::Current, Capture::Off, Tune::MOST_STEPS),
         (Format::NVFP4_2D, Scaling::Current, Capture::Step, Tune::MOST_STEPS),
@@ -71,7 +72,9 @@ fn two_hundred_steps_allocate_nothing_on_rank_and_lane_threads_and_move_nothing(
             config.prefetch.depth = Some(2);
             config.quantize.scaling = scaling;
             config.tune.steps = trials;
-            let trainer = Trainer::new(3, format);
+            let dynamic: &[&str] = if capture == Capture::Segments { &["f1", "b1"] } else { &[] };
+            let shaped = Shaped { layers: 3, weights: 3, ..Shaped::default() };
+            let trainer = Trainer::with_dynamic(dynamic, shaped, format, &config);
             let weight = trainer.model.find("layer1").unwrap();
             let seen: Addresses = Arc::new(Mutex::new(Vec::with_capacity(1024)));
             let shared = Arc::clone(&seen);
@@ -124,8 +127,8 @@ fn touch(
     for access in call.buffers.iter().filter(|access| access.access.writes()) {
         context.write::<f32>(access.buffer)?.fill(0.25);
     }
-    for weight in &call.grads {
-        context.gradient(*weight)?.fill(0.125);
+    for gradient in &call.grads {
+        context.gradient(gradient.weight)?.fill(0.125);
     }
     if call.name == "b1" {
         let dense = context.dense(weight, Orientation::Columnwise)?;

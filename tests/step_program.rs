@@ -28,7 +28,7 @@ fn gathers(plan: &StepPlan) -> Vec<TaskId> {
     plan.entries().filter(|(_, task)| matches!(task.op, Op::AllGather { .. })).map(|(id, _)| id).collect()
 }
 
-/// Calls that run between the end of a gather's release and its first reader: what it may hide behind.
+/// Calls that run between the end of a gather's release and what needs it first: what it may hide behind.
 fn hiding_places(plan: &StepPlan, gather: TaskId) -> usize {
     let (slot, _) = plan.task(gather).op.accesses().into_iter().find(|(_, access)| access.writes()).unwrap();
     let reads = |task: &TaskId| plan.task(*task).op.accesses().iter().any(|(read, _)| *read == slot);

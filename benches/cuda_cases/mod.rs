@@ -42,9 +42,9 @@ pub(crate) fn run(device: &Device) {
     ];
     let filter = std::env::args().nth(1).filter(|argument| !argument.starts_with('-'));
     let mut rows = Vec::new();
-    for case in
-        CASES.iter().filter(|case| filter.as_ref().is_none_or(|part| case.name.contains(part.as_str())))
-    {
+    for case in CASES.iter().filter(|case| {
+        filter.as_ref().is_none_or(|parts| parts.split(',').any(|part| case.name.contains(part)))
+    }) {
         let times: Vec<_> = sizes.iter().map(|size| measure(device, case, size)).collect();
         rows.push(Row { case, times });
     }

@@ -1,4 +1,5 @@
-//! The actor of the compute lane: the embedder's calls and what stands right before and behind.
+//! The actor of the compute lane: the embedder's calls and what stands right before and behind, such as making
+//! gathered planes whole.
 //!
 //! Law: calls are issued in program order, each once. What a closure does, and whether it failed
 //! in this step, is known to the device alone; the actor issues the same tasks either way.

@@ -16,7 +16,7 @@ use crate::plan::StepPlan;
 pub enum ActorKind {
     /// The compute lane.
     Compute,
-    /// Transposed copies.
+    /// Transposed copies, and planes made whole for them.
     Transpose,
     /// The verdict over the step.
     Verdict,
@@ -90,6 +90,10 @@ fn owner(plan: &StepPlan, op: &Op, lane: LaneKind) -> ActorKind {
     let bucket_of = |weight: WeightId| ActorKind::Bucket(plan.weights.layout(weight).bucket);
     match op {
         Op::Transpose { .. } => ActorKind::Transpose,
+        Op::Assemble { .. } => match lane {
+            LaneKind::Compute => ActorKind::Compute,
+            LaneKind::Quantize | LaneKind::Communicator(_) => ActorKind::Transpose,
+        },
         Op::GradNorm { .. } | Op::Vote { .. } => ActorKind::Verdict,
         Op::RoundGradient { weight, .. } | Op::AddGradient { weight, .. } | Op::Accumulate { weight, .. } => {
             bucket_of(*weight)

@@ -6,10 +6,12 @@
 //!   judges whoever runs them.
 //! - It is deterministic: a missing order is reported whether or not the lanes happened to collide.
 //! - A hazard is refused before it reaches the backend.
-//! - Recording is checked like running; a launch repeats what was checked and passes.
+//! - Recording is checked like running. A launch repeats what was checked, as if all of it were enqueued then between two joins of all
+//!   lanes with the first; so what a step is put together from is judged as one step.
 //! - **PL-7** a recording ends on the lanes it began on, or a fork would never join; it holds every task of the plan,
 //!   or each replay would leave one out; and nothing else happens while it is made, for that would happen once
-//!   and in no replay.
+//!   and in no replay. Where the plan has dynamic calls, a recording is a segment and holds none of them; whatever a segment waits for is
+//!   in it; and segments and calls reach each lane one behind the other, without a gap, up to its end.
 //!
 //! Steps are ordered by their edge; what happens in one is not held against another.
 
@@ -31,7 +33,7 @@ use crate::model::Mesh;
 #[derive(Debug)]
 pub struct Checked<B> {
     inner: B,
-    /// Is a step being recorded?
+    /// Is something being recorded?
     records: AtomicBool,
 }
 
@@ -42,16 +44,17 @@ pub struct CheckedBound<T> {
     ledger: Mutex<Ledger>,
 }
 
-/// A recorded step, and the lanes it leaves open.
+/// A recording, what is in it, and the lanes it leaves open.
 #[derive(Debug)]
 pub struct CheckedGraph<T> {
     inner: T,
+    tasks: Vec<TaskId>,
     unjoined: Vec<LaneId>,
 }
 
 impl<T> CheckedGraph<T> {
     /// Lanes whose work the first lane does not wait for before the recording ends. A device that
-    /// captures forks and joins refuses such a graph; the CPU replays it.
+    /// captures forks and joins refuses such a graph; backends join these lanes themselves.
     #[must_use]
     pub fn unjoined(&self) -> &[LaneId] {
         &self.unjoined
@@ -77,7 +80,7 @@ impl<B: Backend> Checked<B> {
     }
 
     /// Turns the ledger's refusal into an error of this rank.
-    fn judge(&self, verdict: Result<(), String>) -> Result<(), BackendError> {
+    fn judge<T>(&self, verdict: Result<T, String>) -> Result<T, BackendError> {
         verdict.map_err(|hazard| BackendError::Hazard { rank: self.inner.rank(), hazard })
     }
 }
@@ -143,6 +146,7 @@ impl<B: Backend> Backend for Checked<B> {
 
     fn begin_step(&self, bound: &mut Self::Bound) -> Result<(), BackendError> {
         self.outside_of_recordings("begins a step")?;
+        self.judge(bound.ledger().end())?;
         self.inner.begin_step(&mut bound.inner)?;
         bound.ledger().begin();
         Ok(())
@@ -199,8 +203,8 @@ impl<B: Backend> Backend for Checked<B> {
         self.records.store(false, Ordering::SeqCst);
         // The recording ends whatever is wrong with it.
         let inner = self.inner.end_capture(streams, &bound.inner);
-        self.judge(joined)?;
-        Ok(CheckedGraph { inner: inner?, unjoined })
+        let tasks = self.judge(joined)?;
+        Ok(CheckedGraph { inner: inner?, tasks, unjoined })
     }
 
     fn launch(
@@ -210,6 +214,9 @@ impl<B: Backend> Backend for Checked<B> {
         graph: &Self::Graph,
     ) -> Result<(), BackendError> {
         self.outside_of_recordings("launches a recorded step")?;
+        if let Some(first) = streams.first() {
+            self.judge(bound.ledger().launch(self.inner.lane(first), &graph.tasks))?;
+        }
         self.inner.launch(streams, &bound.inner, &graph.inner)
     }
 

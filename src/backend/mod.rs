@@ -5,6 +5,9 @@
 //!   any backend and catches an executor that breaks the rules.
 //! - **BK-2** `enqueue`, `record`, `wait` and `launch` neither allocate nor synchronize, once warm.
 //! - A lane runs in order. Nothing orders two lanes but `record` and `wait`.
+//! - A recording begins and ends on the first of the lanes it was made on: all of it runs behind what that lane was told before, and
+//!   what that lane is told next runs behind all of it. A step may be several recordings, with tasks enqueued on that lane between
+//!   them; none waits for an event of another.
 //! - `synchronize` is the only host wait, and only the edge of a step calls it. A backend may wait in the first step of a
 //!   plan, before it is warm.
 //!
@@ -42,7 +45,7 @@ pub trait Backend: Send + 'static {
     type Stream;
     /// A plan bound to the arena: per op, everything a launch needs.
     type Bound;
-    /// A recorded step.
+    /// A recording: a step, or a segment of one.
     type Graph;
 
     /// The rank this value speaks for.
@@ -150,7 +153,7 @@ pub trait Backend: Send + 'static {
         bound: &Self::Bound,
     ) -> Result<Self::Graph, BackendError>;
 
-    /// Runs a recorded step once more, in place of enqueuing it.
+    /// Runs a recording once more, in place of enqueuing what is in it; at most once in a step.
     ///
     /// # Errors
     /// As [`Backend::enqueue`].
@@ -168,7 +171,7 @@ pub trait Backend: Send + 'static {
     fn synchronize(&self, stream: &mut Self::Stream) -> Result<(), BackendError>;
 
     /// The fault of this step's closures, if one failed; asked of the compute lane after
-    /// [`Backend::synchronize`], and cleared by asking.
+    /// [`Backend::synchronize`], and cleared by asking: closures run again.
     fn take_fault(&self, stream: &mut Self::Stream) -> Option<ClosureFault>;
 
     /// Copies bytes into the arena, at the edge of a step.

@@ -1,10 +1,11 @@
 //! What a task takes by itself.
 //!
 //! Law: an op costs what its accesses say ([`Op::accesses`]) and the cluster charges for it. Bytes of local ops are those of their slots: read or
-//! written once, updated twice. Bytes of collectives are those of the parts that ranks exchange, alignment left out. No price
+//! written once, updated twice. Two touch a known part of a slot, and cost that: padding that is zeroed, and gathered planes that are made whole. Bytes of collectives are those of the parts that ranks exchange, alignment left out. No price
 //! depends on the rank. Planner and simulator ask here, so a forecast and a simulation differ by what they do with prices alone.
 
 use super::{Cluster, Links};
+use crate::format::ElementType;
 use crate::id::SlotId;
 use crate::layout::{Slot, Weights};
 use crate::model::{Access, Call, Group, Mesh};
@@ -111,11 +112,26 @@ impl Prices {
                 let each: Option<Vec<u64>> = pairs.iter().map(|(from, _)| bytes(*from)).collect();
                 self.links(*group).all_reduce_ns(each?.iter().sum())
             }
+            // The rank's own shards are read and written, and what no rank sends is written.
+            Op::Assemble { parts } => {
+                let shards = work.weights.mesh.size(Group::Shard) as usize;
+                let mut touched = 0usize;
+                for part in parts {
+                    let layout = work.weights.layouts.get(part.weight.index())?;
+                    let own = layout.shard_bytes(part.orientation);
+                    let sent = own.saturating_mul(shards);
+                    let unsent = layout.gathered_bytes(part.orientation).saturating_sub(sent);
+                    touched = touched.saturating_add(own.saturating_mul(2)).saturating_add(unsent);
+                }
+                cluster.memory_ns(touched as u64)
+            }
             // Only the rows beyond the weight's own are touched.
-            Op::ZeroPadding { weight, .. } => {
+            Op::ZeroPadding { weight, gradient } => {
                 let shard = work.weights.layouts.get(weight.index())?.shard;
                 let rows = shard.padded_rows().saturating_sub(shard.shape.rows);
-                cluster.memory_ns(rows.saturating_mul(shard.shape.cols * size_of::<f32>()) as u64)
+                let content = work.slots.get(gradient.index())?.content;
+                let element = content.gradient_element().map_or(0, ElementType::bytes);
+                cluster.memory_ns(rows.saturating_mul(shard.shape.cols * element) as u64)
             }
             _ => {
                 let mut touched = 0u64;

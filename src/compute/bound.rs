@@ -8,7 +8,7 @@ use half::bf16;
 use crate::format::{Format, Orientation, PlaneSpec, Shape};
 use crate::id::{BufferId, CallId, WeightId};
 use crate::layout::{ArenaLayout, PlaneRegions, Region, WeightLayout, Weights};
-use crate::model::{Access, Call, Form};
+use crate::model::{Access, Call, Form, Gradient};
 use crate::op::{Operand, OperandRole};
 
 /// One use of a call, bound to memory.
@@ -31,7 +31,7 @@ pub struct BoundCall {
     /// The call.
     pub call: Call,
     pub(super) uses: Vec<BoundUse>,
-    pub(super) gradients: Vec<(WeightId, Region)>,
+    pub(super) gradients: Vec<(Gradient, Region)>,
     pub(super) buffers: Vec<(BufferId, Access, Region)>,
     pub(super) formats: Vec<(WeightId, Format, Shape)>,
 }
@@ -78,9 +78,11 @@ impl BoundCall {
                 }
                 OperandRole::TensorScale(_) => {}
                 OperandRole::Gradient(weight) => {
+                    let Some(element) = call.gradient(weight) else { continue };
                     let shape = weights.layout(weight).shard.shape;
-                    let bytes = shape.rows * shape.cols * size_of::<f32>();
-                    bound.gradients.push((weight, Region { offset: region.offset, bytes }));
+                    let bytes = shape.rows * shape.cols * element.bytes();
+                    let gradient = Gradient { weight, element };
+                    bound.gradients.push((gradient, Region { offset: region.offset, bytes }));
                 }
                 OperandRole::Buffer(buffer) => bound.buffers.push((buffer, operand.access, region)),
             }

@@ -9,10 +9,10 @@ use half::bf16;
 use super::bound::{BoundCall, BoundUse};
 use super::error::ComputeError;
 use super::surface::Surface;
-use crate::format::{Format, Orientation, Shape};
+use crate::format::{ElementType, Format, Orientation, Shape};
 use crate::id::{BufferId, CallId, MicroBatchId, RankId, WeightId};
 use crate::layout::Region;
-use crate::model::{Access, Form};
+use crate::model::{Access, Form, Gradient};
 
 /// The quantized planes of one use.
 #[derive(Debug)]
@@ -145,16 +145,43 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// says. Ranks and micro-batches of different size are therefore weighted equally, not per sample.
     ///
     /// # Errors
-    /// [`ComputeError::NotDeclared`] unless the call declares this gradient.
+    /// [`ComputeError::NotDeclared`] unless the call declares this gradient, [`ComputeError::GradientElement`] if it declares
+    /// it in bf16.
     pub fn gradient(&self, weight: WeightId) -> Result<S::Write<'a, f32>, ComputeError> {
-        let region = self
-            .bound
-            .gradients
-            .iter()
-            .find(|(other, _)| *other == weight)
-            .map(|(_, region)| *region)
-            .ok_or_else(|| self.undeclared(format!("the gradient of {weight}")))?;
-        self.surface.write(region)
+        self.surface.write(self.gradient_region(weight, ElementType::F32)?)
+    }
+
+    /// The gradient of `weight` this call overwrites in bf16: as [`ComputeContext::gradient`], of a call that declares it by
+    /// [`CallBuilder::gradient_in`](crate::model::CallBuilder::gradient_in). The ranks' gradients are summed in f32, as they
+    /// were written.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] unless the call declares this gradient, [`ComputeError::GradientElement`] if it declares
+    /// it in f32.
+    pub fn gradient_bf16(&self, weight: WeightId) -> Result<S::Write<'a, bf16>, ComputeError> {
+        self.surface.write(self.gradient_region(weight, ElementType::Bf16)?)
+    }
+
+    /// The element type in which this call overwrites the gradient of `weight`, for closures that serve both.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] unless the call declares this gradient.
+    pub fn gradient_element(&self, weight: WeightId) -> Result<ElementType, ComputeError> {
+        Ok(self.bound_gradient(weight)?.0.element)
+    }
+
+    fn gradient_region(&self, weight: WeightId, asked: ElementType) -> Result<Region, ComputeError> {
+        let (gradient, region) = self.bound_gradient(weight)?;
+        if gradient.element == asked {
+            return Ok(region);
+        }
+        let (call, declared) = (self.bound.call.name.clone(), gradient.element);
+        Err(ComputeError::GradientElement { call, weight, declared, asked })
+    }
+
+    fn bound_gradient(&self, weight: WeightId) -> Result<(Gradient, Region), ComputeError> {
+        let found = self.bound.gradients.iter().find(|(gradient, _)| gradient.weight == weight);
+        found.copied().ok_or_else(|| self.undeclared(format!("the gradient of {weight}")))
     }
 
     /// A buffer the call reads.

@@ -2,6 +2,9 @@
 //!
 //! Law: an error of any kind ends the call and skips the step on all ranks; the rank itself goes on.
 
+use crate::format::ElementType;
+use crate::id::WeightId;
+
 /// Why a call could not be carried out.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -13,6 +16,21 @@ pub enum ComputeError {
         call: String,
         /// What was asked for.
         what: String,
+    },
+    /// A gradient was asked for in another element type than the call declares.
+    #[error(
+        "call `{call}` asked for the gradient of {weight} in {asked:?}, which it declares in {declared:?}; ask by {}, or declare it by CallBuilder::gradient_in",
+        match declared { ElementType::Bf16 => "gradient_bf16", _ => "gradient" }
+    )]
+    GradientElement {
+        /// The call's name.
+        call: String,
+        /// The weight.
+        weight: WeightId,
+        /// What the call declares.
+        declared: ElementType,
+        /// What its closure asked for.
+        asked: ElementType,
     },
     /// A slice of another element type or length was asked for.
     #[error(

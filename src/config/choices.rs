@@ -174,7 +174,8 @@ pub enum ReduceEvery {
     Step,
 }
 
-/// In what gradients of sharded weights travel to be reduced. Sums and main grads are f32 either way.
+/// In what gradients of sharded weights travel to be reduced that calls write in f32; those written in bf16 travel as they
+/// are. Sums and main grads are f32 either way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReduceDtype {
@@ -192,6 +193,15 @@ impl ReduceDtype {
         match self {
             Self::F32 => ElementType::F32,
             Self::Bf16 => ElementType::Bf16,
+        }
+    }
+
+    /// In what a gradient travels that its call wrote in `written`.
+    #[must_use]
+    pub const fn travels(self, written: ElementType) -> ElementType {
+        match written {
+            ElementType::F32 => self.element(),
+            ElementType::Bf16 | ElementType::U8 => ElementType::Bf16,
         }
     }
 }
@@ -358,8 +368,10 @@ pub enum Capture {
     /// Every step is issued task by task.
     #[default]
     Off,
-    /// The whole step is recorded and then replayed.
+    /// The whole step is recorded and then replayed. A program with a dynamic call is refused.
     Step,
+    /// As `Step`, but dynamic calls are issued anew in every step, between recorded segments.
+    Segments,
 }
 
 /// The CPU backend.

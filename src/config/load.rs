@@ -226,7 +226,7 @@ mod tests {
             reduce = "nccl"
             transport = "peer"
             deadline_s = 5
-            capture = "step"
+            capture = "segments"
             check = true
             prefetch.depth = 4
             memory.budget = "1.5 GiB"
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!((config.communicators, config.prefetch.depth, config.check), (1, Some(4), true));
         assert_eq!((config.backward, config.reduce), (Backward::Keep, Reduce::Nccl));
         assert_eq!((config.transport, config.deadline_s), (Transport::Peer, 5.0));
-        assert_eq!((config.capture, config.quantize.via), (Capture::Step, Via::None));
+        assert_eq!((config.capture, config.quantize.via), (Capture::Segments, Via::None));
         assert_eq!((config.quantize.scaling, config.quantize.amax_history), (Scaling::Delayed, 9));
         assert_eq!(config.quantize.amax_choice, AmaxChoice::Latest);
         assert_ne!(config.columnwise, defaults.columnwise);
@@ -267,7 +267,7 @@ mod tests {
             ("reduce", "\"fast\"", "\"ordered\" or \"nccl\""),
             ("transport", "\"pigeon\"", "\"auto\", \"peer\" or \"nccl\""),
             ("deadline_s", "0", "a number of seconds from 0.1 to 86400"),
-            ("capture", "1", "\"off\" or \"step\""),
+            ("capture", "1", "\"off\", \"step\" or \"segments\""),
             ("check", "\"yes\"", "`true` or `false`"),
             ("prefetch.depth", "-1", "from 0 (gather on demand) to 64"),
             ("prefetch.depth", "1.5", "from 0 (gather on demand) to 64"),

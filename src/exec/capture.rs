@@ -2,15 +2,18 @@
 //!
 //! Law: a plan's first step runs eagerly (*cold*: caches fill, lazy handles are made), the second
 //! is recorded without running anything and then launched, later ones are launched. Every one of
-//! them is a real step; there is no warm-up that would touch main grads. A recording that any
-//! rank could not make is discarded by all of them before its first launch.
+//! them is a real step; there is no warm-up that would touch main grads. A step is recorded whole, or in segments where some of its
+//! calls are dynamic; a recording of which any rank could not make some segment is discarded by all of them before its first launch.
+
+use super::Recorded;
 
 /// Whether steps are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureMode {
     /// Every step is issued anew.
     Off,
-    /// The whole step is recorded once and replayed.
+    /// Every step is recorded once, in as few segments as its dynamic calls leave it in, and replayed. Where it must be one,
+    /// the session refuses programs with such calls.
     Step,
 }
 
@@ -34,8 +37,8 @@ pub enum Capture<G> {
     Cold,
     /// Run once.
     Warm,
-    /// Recorded.
-    Ready(G),
+    /// Recorded, piece by piece.
+    Ready(Vec<Recorded<G>>),
 }
 
 impl<G> Capture<G> {
@@ -66,15 +69,15 @@ impl<G> Capture<G> {
     }
 
     /// The vote over a recording: everyone has one, or nobody keeps one.
-    pub fn recorded(&mut self, graph: Option<G>) {
-        *self = graph.map_or(Self::Eager, Self::Ready);
+    pub fn recorded(&mut self, pieces: Option<Vec<Recorded<G>>>) {
+        *self = pieces.map_or(Self::Eager, Self::Ready);
     }
 
-    /// The recording, if there is one.
+    /// The pieces of the step, if they are recorded.
     #[must_use]
-    pub const fn graph(&self) -> Option<&G> {
+    pub fn pieces(&self) -> Option<&[Recorded<G>]> {
         match self {
-            Self::Ready(graph) => Some(graph),
+            Self::Ready(pieces) => Some(pieces),
             Self::Eager | Self::Cold | Self::Warm => None,
         }
     }
@@ -90,9 +93,9 @@ mod tests {
         assert_eq!(capture.action(), Action::Issue);
         capture.issued();
         assert_eq!(capture.action(), Action::Record);
-        capture.recorded(Some(1));
+        capture.recorded(Some(vec![Recorded::Segment(1)]));
         assert_eq!(capture.action(), Action::Launch);
-        assert_eq!(capture.graph(), Some(&1));
+        assert_eq!(capture.pieces(), Some(&[Recorded::Segment(1)][..]));
     }
 
     #[test]

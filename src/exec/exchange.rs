@@ -63,7 +63,9 @@ pub struct Exchange {
     pub fault: Option<ClosureFault>,
     /// Why this rank could not record the last step, if it was to and could not.
     pub unrecorded: Option<String>,
-    /// How long the rank took to issue the last step's tasks, or to launch its recording.
+    /// Recordings that were launched for the last step; 0 if its tasks were issued.
+    pub segments: usize,
+    /// How long the rank took to issue the last step's tasks, or to launch its recordings.
     pub issue: Duration,
     /// When every task of the last step ran.
     pub intervals: Vec<TaskInterval>,

@@ -2,15 +2,16 @@
 //!
 //! Law: deterministic. Actors are served in the order their mail came in; each takes all its mail,
 //! then fires while its head is ready. The pump knows neither tasks nor devices, and it stops
-//! with an error, never by waiting, when no actor can go on.
+//! with an error, never by waiting, when no actor can go on. A step may be driven piece by piece: heads of later pieces wait, ready,
+//! until their piece has come. Which pieces there are is the plan's to say, what lies between them its driver's.
 
 use std::sync::Arc;
 
 use crate::actor::{Actor, Context, Roster, Worklist};
 use crate::backend::Backend;
 use crate::flow::{FlowError, Issuer, Poison, Post, Wiring};
-use crate::id::{ActorId, RankId};
-use crate::plan::{EdgeState, StepPlan};
+use crate::id::{ActorId, PieceId, RankId, TaskId};
+use crate::plan::{EdgeState, Pieces, StepPlan};
 
 /// The actors of one plan on one rank, and what drives them.
 #[derive(Debug)]
@@ -46,39 +47,120 @@ impl<B: Backend> Pump<B> {
     /// may be waiting for the rest of it. [`FlowError::Poisoned`] before anything is enqueued if a
     /// right was lost earlier, and behind the last task if one was lost on the way.
     pub fn run(&mut self, backend: &B, streams: &mut [B::Stream], bound: &B::Bound) -> Result<(), FlowError> {
+        self.begin()?;
+        self.drive(|_| true, backend, streams, bound)?;
+        self.end()
+    }
+
+    /// Opens a step that is driven piece by piece.
+    ///
+    /// # Errors
+    /// As [`Pump::run`], before anything is enqueued.
+    pub fn begin(&mut self) -> Result<(), FlowError> {
         let plan = Arc::clone(self.issuer.plan());
         self.post.clear();
         self.worklists.iter_mut().for_each(Worklist::reset);
         for actor in &mut self.actors {
             actor.begin(&plan);
         }
-        self.issuer.begin(&self.post)?;
+        self.issuer.begin(&self.post)
+    }
+
+    /// Issues what is left of `piece` and of those before it. All lanes have joined behind the piece before.
+    ///
+    /// # Errors
+    /// As [`Pump::run`].
+    pub fn issue_piece(
+        &mut self,
+        (pieces, piece): (&Pieces, PieceId),
+        backend: &B,
+        streams: &mut [B::Stream],
+        bound: &B::Bound,
+    ) -> Result<(), FlowError> {
+        self.issuer.join();
+        // Whoever was ready for this piece before it came has no mail any more. Communicators are the last of a roster and go first here:
+        // what was left for this piece begins beside its calls.
+        for actor in (0..self.actors.len()).rev().map(ActorId::at) {
+            self.fire(actor, &|task| pieces.of(task) <= piece, backend, streams, bound)?;
+        }
+        self.drive(|task| pieces.of(task) <= piece, backend, streams, bound)
+    }
+
+    /// As [`Pump::issue_piece`], but puts nothing on the lanes: the caller does, whenever the piece is to run.
+    ///
+    /// # Errors
+    /// As [`Pump::run`].
+    pub fn pass_piece(
+        &mut self,
+        piece: (&Pieces, PieceId),
+        backend: &B,
+        streams: &mut [B::Stream],
+        bound: &B::Bound,
+    ) -> Result<(), FlowError> {
+        self.issuer.stand_back(true);
+        let passed = self.issue_piece(piece, backend, streams, bound);
+        self.issuer.stand_back(false);
+        passed
+    }
+
+    /// Closes a step of which every piece was issued.
+    ///
+    /// # Errors
+    /// As [`Pump::run`], behind the last task.
+    pub fn end(&self) -> Result<(), FlowError> {
+        self.issuer.end()?;
+        if self.issuer.is_done() { Ok(()) } else { Err(self.stuck(self.issuer.plan())) }
+    }
+
+    /// Delivers mail and fires, as far as tasks that `may_fire` lets through.
+    fn drive(
+        &mut self,
+        may_fire: impl Fn(TaskId) -> bool,
+        backend: &B,
+        streams: &mut [B::Stream],
+        bound: &B::Bound,
+    ) -> Result<(), FlowError> {
         while let Some(actor) = self.post.next() {
             self.deliver(actor)?;
-            let worklist = &mut self.worklists[actor.index()];
-            let acting = &mut self.actors[actor.index()];
-            while let Some(ready) = worklist.ready() {
-                let task = ready.task();
-                let _span = tracing::trace_span!(
-                    "fire",
-                    actor = acting.name(),
-                    task = task.number(),
-                    op = plan.task(task).op.name(),
-                    subject = plan.task(task).subject.as_str(),
-                )
-                .entered();
-                let mut context = Context {
-                    issuer: &mut self.issuer,
-                    post: &self.post,
-                    backend,
-                    streams: &mut *streams,
-                    bound,
-                };
-                acting.fire(ready, &mut context)?;
-            }
+            self.fire(actor, &may_fire, backend, streams, bound)?;
         }
-        self.issuer.end()?;
-        if self.issuer.is_done() { Ok(()) } else { Err(self.stuck(&plan)) }
+        Ok(())
+    }
+
+    /// Lets an actor fire while its head is ready.
+    fn fire(
+        &mut self,
+        actor: ActorId,
+        may_fire: &impl Fn(TaskId) -> bool,
+        backend: &B,
+        streams: &mut [B::Stream],
+        bound: &B::Bound,
+    ) -> Result<(), FlowError> {
+        let worklist = &mut self.worklists[actor.index()];
+        let acting = &mut self.actors[actor.index()];
+        while worklist.head().is_some_and(may_fire)
+            && let Some(ready) = worklist.ready()
+        {
+            let task = ready.task();
+            let planned = self.issuer.plan().task(task);
+            let _span = tracing::trace_span!(
+                "fire",
+                actor = acting.name(),
+                task = task.number(),
+                op = planned.op.name(),
+                subject = planned.subject.as_str(),
+            )
+            .entered();
+            let mut context = Context {
+                issuer: &mut self.issuer,
+                post: &self.post,
+                backend,
+                streams: &mut *streams,
+                bound,
+            };
+            acting.fire(ready, &mut context)?;
+        }
+        Ok(())
     }
 
     /// What each actor that owns weights left behind when the plan was last issued, counted from the

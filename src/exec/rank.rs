@@ -11,11 +11,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::capture::Action;
+use super::record::{record, replay};
 use super::{Capture, CaptureMode, Exchange, ExecError, Pump, World};
 use crate::backend::{Backend, BackendError};
 use crate::compute::ComputeFactory;
 use crate::flow::{FlowError, Poison};
-use crate::id::RankId;
+use crate::id::{LaneId, RankId};
 use crate::layout::{Binding, Content, Region};
 use crate::model::Role;
 use crate::op::{Op, Vote};
@@ -27,6 +28,7 @@ pub struct Installed<B: Backend> {
     bound: B::Bound,
     pump: Pump<B>,
     capture: Capture<B::Graph>,
+    compute: LaneId,
     vote: Option<Region>,
 }
 
@@ -166,7 +168,8 @@ impl<B: Backend> Rank<B> {
         let plan = Arc::clone(&self.programs[program].plan);
         self.upload_inputs(&plan, program, exchange)?;
         let driven = self.run(Some(program))?;
-        (exchange.unrecorded, exchange.issue) = (driven.unrecorded, driven.issue);
+        (exchange.unrecorded, exchange.issue, exchange.segments) =
+            (driven.unrecorded, driven.issue, driven.segments);
         let installed = &self.programs[program];
         self.backend.intervals(&installed.bound, &mut exchange.intervals);
         exchange.fault = self.streams.iter_mut().find_map(|stream| self.backend.take_fault(stream));
@@ -302,6 +305,7 @@ pub(super) fn install<B: Backend>(
         bound,
         pump: Pump::new(backend.rank(), &plan, poison.clone()),
         capture: Capture::new(capture),
+        compute: plan.compute_lane(),
         vote,
         plan,
     })
@@ -311,6 +315,8 @@ pub(super) fn install<B: Backend>(
 struct Driven {
     /// Why it was not recorded, if it was to be.
     unrecorded: Option<String>,
+    /// Recordings launched for it.
+    segments: usize,
     /// How long that took, without recording and without waiting for the lanes.
     issue: Duration,
     /// The same with waiting for the lanes.
@@ -324,48 +330,35 @@ fn drive<B: Backend>(
     installed: &mut Installed<B>,
     world: &World,
 ) -> Result<Driven, ExecError> {
-    let Installed { bound, pump, capture, .. } = installed;
+    let Installed { bound, plan, pump, capture, compute, .. } = installed;
     let mut unrecorded = None;
     if capture.action() == Action::Record {
-        let graph = record(backend, streams, bound, pump);
-        let usable = u64::from(graph.is_ok());
+        let recorded = record(backend, streams, bound, plan, pump);
+        let usable = u64::from(recorded.is_ok());
         let all_usable = world.exchange(backend.rank(), usable)?.iter().all(|vote| *vote == 1);
         // A device may be unable to record; a recording that breaks a law is nothing to go on from.
-        if let Err(FlowError::Backend(hazard @ BackendError::Hazard { .. })) = &graph {
+        if let Err(FlowError::Backend(hazard @ BackendError::Hazard { .. })) = &recorded {
             return Err(hazard.clone().into());
         }
-        unrecorded = graph.as_ref().err().map(ToString::to_string);
-        capture.recorded(graph.ok().filter(|_| all_usable));
+        unrecorded = recorded.as_ref().err().map(ToString::to_string);
+        capture.recorded(recorded.ok().filter(|_| all_usable));
     }
     let begin = Instant::now();
     backend.begin_step(bound)?;
-    match capture.graph() {
-        Some(graph) => backend.launch(streams, bound, graph)?,
+    let segments = match capture.pieces() {
+        Some(pieces) => replay(backend, streams, bound, *compute, pieces)?,
         None => {
             pump.run(backend, streams, bound)?;
             capture.issued();
+            0
         }
-    }
+    };
     let issue = begin.elapsed();
     let mut outcome = Ok(());
     for stream in streams.iter_mut() {
         outcome = outcome.and(backend.synchronize(stream));
     }
-    Ok(outcome.map(|()| Driven { unrecorded, issue, step: begin.elapsed() })?)
-}
-
-/// Records one step without running it.
-fn record<B: Backend>(
-    backend: &B,
-    streams: &mut [B::Stream],
-    bound: &B::Bound,
-    pump: &mut Pump<B>,
-) -> Result<B::Graph, FlowError> {
-    backend.begin_capture(streams, bound)?;
-    let issued = pump.run(backend, streams, bound);
-    let graph = backend.end_capture(streams, bound);
-    issued?;
-    Ok(graph?)
+    Ok(outcome.map(|()| Driven { unrecorded, segments, issue, step: begin.elapsed() })?)
 }
 
 /// One micro-batch of a staged buffer.

@@ -1,6 +1,6 @@
 //! What every lane is known to be behind: vector clocks of the step being issued.
 //!
-//! Law: they advance by lane order and fences alone. A point is covered for a lane if these
+//! Law: they advance by lane order, fences and joins of all lanes alone. A point is covered for a lane if these
 //! already make what is issued there next run behind it.
 
 use super::Point;
@@ -14,17 +14,40 @@ pub(super) struct Clocks {
     known: Vec<u32>,
     /// The same, as it was when each task was issued.
     signalled: Vec<u32>,
+    /// Per lane: its tasks that all lanes were made to wait for when they joined last.
+    joined: Vec<u32>,
 }
 
 impl Clocks {
     /// Clocks for `tasks` tasks on `lanes` lanes, nothing issued.
     pub(super) fn new(lanes: usize, tasks: usize) -> Self {
-        Self { lanes, known: vec![0; lanes * lanes], signalled: vec![0; lanes * tasks] }
+        Self {
+            lanes,
+            known: vec![0; lanes * lanes],
+            signalled: vec![0; lanes * tasks],
+            joined: vec![0; lanes],
+        }
     }
 
     /// Forgets what was issued, for the next step.
     pub(super) fn reset(&mut self) {
         self.known.fill(0);
+        self.joined.fill(0);
+    }
+
+    /// All lanes join: whatever is issued next, on any of them, runs behind all that was issued so far.
+    pub(super) fn join(&mut self) {
+        for lane in 0..self.lanes {
+            self.joined[lane] = self.known[lane * self.lanes + lane];
+        }
+        for known in self.known.chunks_exact_mut(self.lanes.max(1)) {
+            known.copy_from_slice(&self.joined);
+        }
+    }
+
+    /// Did all lanes join behind `task` of `lane`?
+    pub(super) fn is_joined(&self, task: TaskId, lane: LaneId) -> bool {
+        self.joined[lane.index()] > task.number()
     }
 
     /// Joins what the fences of `task` teach its lane, and remembers it for those who wait for it.

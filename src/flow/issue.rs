@@ -2,7 +2,10 @@
 //!
 //! Law: a task is issued in its lane's turn, with all its rights in hand, behind the plan's
 //! fences and nothing else. Issuing makes the task's point, and only issuing does (FL-1). A right
-//! whose point lane order and fences do not cover is refused.
+//! whose point lane order, fences and joins of all lanes do not cover is refused.
+//!
+//! A fence to a task from before the last join is covered by it and is not waited for again. That is decided here and nowhere
+//! else. A device needs it so: what one recording recorded, no other may wait for.
 
 use std::sync::Arc;
 
@@ -10,7 +13,7 @@ use super::clocks::Clocks;
 use super::{Credit, FlowError, Message, Point, Poison, Post, ReadLease, Registers, Right, Wiring};
 use crate::backend::Backend;
 use crate::id::TaskId;
-use crate::plan::{EdgeKind, StepPlan};
+use crate::plan::{EdgeKind, StepPlan, Task};
 
 /// Issues the tasks of one bound plan on one rank.
 #[derive(Debug)]
@@ -24,6 +27,8 @@ pub struct Issuer {
     turn: Vec<Option<TaskId>>,
     clocks: Clocks,
     issued: usize,
+    /// Somebody else enqueues what is issued now.
+    stands_back: bool,
 }
 
 impl Issuer {
@@ -37,6 +42,7 @@ impl Issuer {
             turn: vec![None; plan.lanes.len()],
             clocks: Clocks::new(plan.lanes.len(), plan.tasks.len()),
             issued: 0,
+            stands_back: false,
             plan,
             wiring,
         }
@@ -58,11 +64,24 @@ impl Issuer {
         self.clocks.reset();
         self.turn.fill(None);
         self.issued = 0;
+        self.stands_back = false;
         for task in &self.wiring.first {
             self.turn[self.plan.task(*task).lane.index()] = Some(*task);
             post.send(Message::Turn(*task))?;
         }
         Ok(())
+    }
+
+    /// All lanes have joined: whatever is issued next, on any of them, runs behind all that was issued so far. Whoever drives the lanes
+    /// says so, and sees to it.
+    pub fn join(&mut self) {
+        self.clocks.join();
+    }
+
+    /// From now on issuing grants and spends rights and takes turns, but puts nothing on the lanes if `stands_back`: whoever
+    /// says so enqueues these tasks.
+    pub fn stand_back(&mut self, stands_back: bool) {
+        self.stands_back = stands_back;
     }
 
     /// Closes a step whose tasks have all been issued.
@@ -125,15 +144,19 @@ impl Issuer {
                 return Err(FlowError::Occupied { rank: self.rank, task: plan.describe(task), slot, open });
             }
         }
-        let stream = &mut streams[lane.index()];
-        for wait in &planned.waits {
-            if let Some(event) = plan.task(*wait).signals {
-                backend.wait(stream, bound, event)?;
+        if !self.stands_back {
+            let stream = &mut streams[lane.index()];
+            for before in planned.waits.iter().map(|wait| (*wait, plan.task(*wait))) {
+                if let (wait, Task { lane, signals: Some(event), .. }) = before
+                    && !self.clocks.is_joined(wait, *lane)
+                {
+                    backend.wait(stream, bound, *event)?;
+                }
             }
-        }
-        backend.enqueue(stream, bound, task)?;
-        if let Some(event) = planned.signals {
-            backend.record(stream, bound, event)?;
+            backend.enqueue(stream, bound, task)?;
+            if let Some(event) = planned.signals {
+                backend.record(stream, bound, event)?;
+            }
         }
         let point = Point::behind(task, lane);
         self.issued += 1;

@@ -61,9 +61,10 @@ pub enum Content {
     Transposed(WeightId),
     /// A dequantized weight: f32 or bf16 `[rows, cols]`, or its transpose for a columnwise use.
     Dense(WeightId, Orientation, ElementType),
-    /// The full gradient of one weight from one call: f32 `[padded rows, cols]`.
+    /// The full gradient of one weight from one call that writes it in f32: `[padded rows, cols]`.
     Gradient(WeightId, CallId),
-    /// That gradient, or the sum it begins, as it travels: bf16 `[padded rows, cols]`.
+    /// A gradient as it travels, bf16 `[padded rows, cols]`: from a call that writes it so, or rounded from the f32 gradient
+    /// of this call or the sum it begins.
     WireGradient(WeightId, CallId),
     /// The other ranks' slices of that gradient that belong to this rank's rows, in rank order without its own: `[shards - 1, rows_per_rank,
     /// cols]` in the element type in which it travels.
@@ -85,6 +86,25 @@ pub enum Content {
 }
 
 impl Content {
+    /// The element type of a full gradient, as calls write it and padding rows are zeroed; `None` of any other content.
+    #[must_use]
+    pub const fn gradient_element(self) -> Option<ElementType> {
+        match self {
+            Self::Gradient(..) => Some(ElementType::F32),
+            Self::WireGradient(..) => Some(ElementType::Bf16),
+            _ => None,
+        }
+    }
+
+    /// The slot in which a call writes its gradient of a weight in `element`.
+    #[must_use]
+    pub const fn written(weight: WeightId, call: CallId, element: ElementType) -> Self {
+        match element {
+            ElementType::Bf16 => Self::WireGradient(weight, call),
+            ElementType::F32 | ElementType::U8 => Self::Gradient(weight, call),
+        }
+    }
+
     /// Size of a slot with this content, for the weights and buffers given. Saturates; planning
     /// refuses slots for which it would.
     #[must_use]

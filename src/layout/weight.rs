@@ -52,6 +52,12 @@ impl WeightLayout {
         self.format.planes(orientation, self.shard.padded())
     }
 
+    /// Bytes of its [`gathered_planes`](Self::gathered_planes) one after the other.
+    #[must_use]
+    pub fn gathered_bytes(&self, orientation: Orientation) -> usize {
+        self.gathered_planes(orientation).iter().map(PlaneSpec::bytes).fold(0, usize::saturating_add)
+    }
+
     /// Columnwise planes of the weight's own shape: what a transpose fills.
     #[must_use]
     pub fn transposed_planes(&self) -> Vec<PlaneSpec> {

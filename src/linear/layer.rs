@@ -9,8 +9,10 @@ use super::shapes;
 use super::spec::LinearSpec;
 use super::weight::Weight;
 use crate::backend::cuda::gemm::{Activation, Lent, LentMut, Product, Scaled};
-use crate::backend::cuda::{CudaHandles, DeviceSlice, DeviceSliceMut};
+use crate::backend::cuda::{CudaHandles, CudaSurface, DeviceSlice, DeviceSliceMut};
+use crate::compute::{ComputeContext, ComputeError};
 use crate::format::{Directions, ElementType, Fp8Element, Orientation, Shape};
+use crate::id::WeightId;
 
 /// Where y, dx or dW goes.
 #[derive(Debug)]
@@ -41,6 +43,22 @@ impl<'a> From<DeviceSliceMut<'a, f32>> for Output<'a> {
 }
 
 impl<'a> Output<'a> {
+    /// Where a call writes its gradient of `weight`, in the element type it declares: f32, or bf16 by
+    /// [`CallBuilder::gradient_in`](crate::model::CallBuilder::gradient_in), which the product then rounds to by itself.
+    /// [`LinearSpec::weight_gradient`] must be the same.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] unless the call declares this gradient.
+    pub fn gradient(
+        context: &ComputeContext<'a, CudaSurface>,
+        weight: WeightId,
+    ) -> Result<Self, ComputeError> {
+        match context.gradient_element(weight)? {
+            ElementType::Bf16 => Ok(context.gradient_bf16(weight)?.into()),
+            ElementType::F32 | ElementType::U8 => Ok(context.gradient(weight)?.into()),
+        }
+    }
+
     /// The memory, if it is `expected` elements of `wanted`, and what is added.
     fn lent(
         self,
@@ -82,8 +100,7 @@ pub struct Backward<'a, 'w> {
     pub x: DeviceSlice<'a, bf16>,
     /// Gradient of x, `[tokens, input_pitch]`, of which the first `inputs` columns are overwritten.
     pub dx: Output<'a>,
-    /// Gradient of the weight, `[outputs, inputs]`, overwritten: what
-    /// [`ComputeContext::gradient`](crate::compute::ComputeContext::gradient) lends.
+    /// Gradient of the weight, `[outputs, inputs]`, overwritten: [`Output::gradient`].
     pub dw: Output<'a>,
 }
 

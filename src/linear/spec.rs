@@ -18,7 +18,8 @@ pub struct LinearSpec {
     pub output: ElementType,
     /// In which orientation dx reads the weight.
     pub dgrad: Orientation,
-    /// Element type of dW, f32 or bf16; [`ComputeContext::gradient`](crate::compute::ComputeContext::gradient) lends f32.
+    /// Element type of dW, f32 or bf16: what the call declares of the gradient
+    /// ([`CallBuilder::gradient_in`](crate::model::CallBuilder::gradient_in)). Sums are f32 either way, rounded once.
     pub weight_gradient: ElementType,
     /// Elements from one token of x and of dx to the next: the inputs, or more where x is the first columns of a wider
     /// matrix and dx goes into such columns.

@@ -1,6 +1,6 @@
 //! What can be wrong with a declaration.
 
-use crate::format::FormatError;
+use crate::format::{ElementType, FormatError};
 
 /// A declaration that cannot be planned. Nothing was added to the model or program.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -93,6 +93,28 @@ pub enum DeclareError {
         weight: String,
         /// What was asked for.
         what: &'static str,
+    },
+    /// A gradient in an element type that gradients are not written in.
+    #[error(
+        "call `{call}` writes the gradient of `{weight}` in {element:?}; gradients are written in F32 or Bf16"
+    )]
+    GradientElement {
+        /// The call's name.
+        call: String,
+        /// The weight's name.
+        weight: String,
+        /// The element type asked for.
+        element: ElementType,
+    },
+    /// A gradient of a replicated weight that is not in f32.
+    #[error(
+        "call `{call}` writes the gradient of the replicated weight `{weight}` in bf16; gradients of replicated weights are added on each rank and never rounded, so declare it in f32 or shard the weight"
+    )]
+    ReplicatedGradient {
+        /// The call's name.
+        call: String,
+        /// The weight's name.
+        weight: String,
     },
     /// A columnwise use of a format whose columnwise planes cannot be made.
     #[error("call `{call}` uses `{weight}` columnwise: {source}")]

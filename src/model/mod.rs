@@ -19,6 +19,8 @@ pub use decoder::Decoder;
 pub use error::DeclareError;
 pub use layers::{Layer, LayerStack};
 pub use mesh::{Group, Mesh};
-pub use program::{Call, CallBuilder, CostHint, Form, Math, Phase, ProgramBuilder, Reuse, StepProgram, Use};
+pub use program::{
+    Call, CallBuilder, CostHint, Form, Gradient, Math, Phase, ProgramBuilder, Reuse, StepProgram, Use,
+};
 pub use shard::{ShardLayout, ShardRows};
 pub use weight::{Model, ModelBuilder, Placement, WeightSpec};

@@ -28,6 +28,9 @@ impl Op {
             Self::GatherChunk { part, chunk } => {
                 vec![(part.from, Read), (part.to, if chunk.begin == 0 { Write } else { Update })]
             }
+            Self::Assemble { parts } => {
+                parts.iter().flat_map(|part| [(part.from, Read), (part.to, Update)]).collect()
+            }
             Self::ReduceScatter { parts, .. } | Self::ExchangeGradient { parts, .. } => {
                 parts.iter().flat_map(|part| [(part.from, Read), (part.to, Write)]).collect()
             }

@@ -49,6 +49,7 @@ impl Op {
             Self::PartialCast { .. } => "partial cast",
             Self::AllGather { .. } => "all-gather",
             Self::GatherChunk { .. } => "all-gather chunk",
+            Self::Assemble { .. } => "assemble",
             Self::Transpose { .. } => "transpose",
             Self::Dequantize { .. } => "dequantize",
             Self::ReduceScatter { .. } => "reduce-scatter",

@@ -44,7 +44,7 @@ pub struct ShardOperand {
     pub slot: SlotId,
 }
 
-/// One weight of a gather.
+/// One weight of a gather, and of what makes its planes whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct GatherPart {
     /// The weight.

@@ -132,8 +132,9 @@ pub enum Op {
         /// No-op when this vote says fault.
         vote: Option<SlotId>,
     },
-    /// Gathers the shards of one weight from the ranks of a replica, or of several of a group as one collective, each into the
-    /// first rows of padded planes whose rest is zeroed.
+    /// Gathers the shards of one weight from the ranks of a replica, or of several of a group as one collective, each to its rows of
+    /// padded planes. What the *other* ranks hold, alone: the rank's own rows and everything behind the last rank's are undefined until
+    /// [`Op::Assemble`].
     AllGather {
         /// What is gathered; at least one.
         parts: Vec<GatherPart>,
@@ -258,12 +259,19 @@ pub enum Op {
         learning_rate: SlotId,
     },
     /// Gathers some bytes of every rank's shard of one weight, each to where a whole gather would put them. Chunks come in the order of their bytes: each goes
-    /// behind those before it, and the last one zeroes padding and spreads the scale rows that all of them brought, so it leaves what [`Op::AllGather`] leaves.
+    /// behind those before it, so the last one leaves what [`Op::AllGather`] leaves.
     GatherChunk {
         /// The weight.
         part: GatherPart,
         /// The bytes.
         chunk: Chunk,
+    },
+    /// Makes gathered planes whole, on the rank alone: puts its own shards into their rows, zeroes the padding behind the last rank's, and
+    /// spreads scale rows that travel once and stand several times. It needs what a gather, or the last chunk of one, has brought of
+    /// the other ranks, and makes planes whole once.
+    Assemble {
+        /// What was gathered, as the gather names it; at least one.
+        parts: Vec<GatherPart>,
     },
 }
 
@@ -272,6 +280,12 @@ impl Op {
     #[must_use]
     pub fn gather(weight: WeightId, orientation: Orientation, from: SlotId, to: SlotId) -> Self {
         Self::AllGather { parts: vec![GatherPart { weight, orientation, from, to }] }
+    }
+
+    /// What makes the planes of that whole.
+    #[must_use]
+    pub fn assemble(weight: WeightId, orientation: Orientation, from: SlotId, to: SlotId) -> Self {
+        Self::Assemble { parts: vec![GatherPart { weight, orientation, from, to }] }
     }
 
     /// The reduction of one gradient, in f32.

@@ -10,6 +10,7 @@ use super::place::{Placed, Request, lanes, place};
 use super::prefetch::{Demand, Timetable, demands};
 use super::resident::ResidentLayout;
 use super::step_plan::{EdgeState, PlanBounds, Policy, StepPlan, Task};
+use super::sums::check_sums;
 use super::{Costs, PlanError, Prefetch, verify};
 use crate::config::{AcrossMicroBatches, ByteSize, Columnwise};
 use crate::format::Shape;
@@ -33,7 +34,8 @@ impl StepPlan {
     ///
     /// # Errors
     /// [`PlanError::Budget`] when the transient bytes exceed the policy's, [`PlanError::TooLarge`] when
-    /// they cannot be addressed, [`PlanError::Policy`] for a policy out of range,
+    /// they cannot be addressed, [`PlanError::GradientSum`] when gradients written in bf16 would be added on a rank,
+    /// [`PlanError::Policy`] for a policy out of range,
     /// [`PlanError::OtherModel`] for foreign weights.
     pub fn within(
         program: &StepProgram,
@@ -168,6 +170,7 @@ fn build(request: &Request<'_>) -> Result<StepPlan, PlanError> {
 
 fn build_as_told(request: &Request<'_>) -> Result<StepPlan, PlanError> {
     check_policy(request.policy)?;
+    check_sums(request.name, request.calls, request.weights, request.policy.reduce_every)?;
     let demands = demands(request.calls, request.weights, request.policy);
     let timetable = timetable(request, &demands)?;
     let placed = place(request, request.policy, &demands, &timetable)?;

@@ -13,8 +13,8 @@ use super::prefetch::{Demand, Pace, Timetable, Trial, search};
 use super::{Costs, PlanError, Prefetch};
 use crate::cluster::Work;
 use crate::format::Orientation;
-use crate::id::WeightId;
-use crate::layout::{ArenaLayout, LaneKind};
+use crate::id::{SlotId, WeightId};
+use crate::layout::{ArenaLayout, Content, LaneKind};
 use crate::model::Group;
 use crate::op::{GatherPart, Op};
 
@@ -94,13 +94,16 @@ fn pace(
     let calls = request.calls.len();
     let kinds: Vec<LaneKind> = lanes(request.policy).iter().map(|lane| lane.kind).collect();
     let mut gathers: HashMap<(WeightId, Orientation), f64> = HashMap::new();
-    let mut transposes: HashMap<WeightId, f64> = HashMap::new();
+    // Per weight, and whether the use reads columnwise planes that are derived: what the quantize lane does of them before a call can read them.
+    let mut leads: HashMap<(WeightId, bool), f64> = HashMap::new();
+    let beside_calls = |time: f64| time * contention.quantize_beside_compute;
     let mut pace = Pace {
         calls: vec![0.0; calls],
         reductions: vec![0.0; calls],
         one_link: request.policy.communicators == 1 || costs.one_link(),
         ..Pace::default()
     };
+    let mut assembled: HashMap<SlotId, f64> = HashMap::new();
     let mut stage = 0;
     for ((task, time), lane) in placed.tasks.iter().zip(nanoseconds).zip(&placed.lanes_of) {
         let beside = time * contention.collective_beside_compute;
@@ -117,10 +120,23 @@ fn pace(
                 let time_of = gathers.entry((part.weight, part.orientation)).or_insert(0.0);
                 *time_of = if chunk.begin == 0 { beside } else { *time_of + beside };
             }
-            (Op::Transpose { weight, .. }, _) => {
-                transposes.insert(*weight, time * contention.quantize_beside_compute);
+            (Op::Assemble { parts }, LaneKind::Quantize) => {
+                assembled.extend(parts.iter().map(|part| (part.to, beside_calls(time))));
             }
-            (_, LaneKind::Compute) if stage < calls => pace.calls[stage] += time,
+            (Op::Transpose { weight, from, .. }, _) => {
+                let before = assembled.remove(from).unwrap_or(0.0);
+                leads.insert((*weight, true), before + beside_calls(time));
+            }
+            (op, LaneKind::Compute) if stage < calls => {
+                pace.calls[stage] += time;
+                for (slot, _) in op.accesses().into_iter().filter(|(_, access)| access.reads()) {
+                    if let (Some(before), Content::Gathered(weight, _)) =
+                        (assembled.remove(&slot), placed.slots[slot.index()].content)
+                    {
+                        leads.insert((weight, false), before);
+                    }
+                }
+            }
             (
                 Op::ReduceScatter { .. }
                 | Op::ExchangeGradient { .. }
@@ -138,8 +154,8 @@ fn pace(
     }
     for demand in demands {
         pace.gathers.push(gathers.get(&(demand.weight, demand.orientation)).copied().unwrap_or(0.0));
-        let lead = transposes.get(&demand.weight).copied().filter(|_| demand.derived);
-        pace.leads.push(lead.unwrap_or(0.0));
+        let lead = leads.get(&(demand.weight, demand.derived));
+        pace.leads.push(lead.copied().unwrap_or(0.0));
     }
     pace
 }

@@ -2,7 +2,7 @@
 //!
 //! Law: one stage per call, and a last one for what follows the calls. Inside a stage, sections
 //! come in a fixed order; concatenating all of them gives the issue order T. Passes add tasks and
-//! slots and never remove or move what another pass added.
+//! slots, some between those of other passes, and never remove or reorder what another pass added.
 
 use std::collections::HashMap;
 
@@ -65,6 +65,33 @@ pub(super) enum Section {
 
 impl Section {
     const COUNT: usize = 14;
+
+    /// All of them, in order.
+    const ALL: [Self; Self::COUNT] = [
+        Self::Inputs,
+        Self::Gathers,
+        Self::Transposes,
+        Self::Dequantize,
+        Self::Compute,
+        Self::Outputs,
+        Self::AddGradients,
+        Self::Sum,
+        Self::Replicas,
+        Self::Reduce,
+        Self::SumHere,
+        Self::ReplicasHere,
+        Self::Accumulate,
+        Self::Tail,
+    ];
+}
+
+/// Where a task stands in a draft.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) stage: usize,
+    pub(super) section: Section,
+    /// Among the tasks of stage and section.
+    pub(super) position: usize,
 }
 
 /// A task before it has a number.
@@ -136,6 +163,30 @@ impl<'a> Draft<'a> {
     pub(super) fn add(&mut self, stage: usize, section: Section, task: DraftTask) {
         let stage = stage.min(self.tail());
         self.stages[stage][section as usize].push(task);
+    }
+
+    /// Every task so far and where it stands, in issue order.
+    pub(super) fn tasks(&self) -> impl Iterator<Item = (Place, &DraftTask)> {
+        self.stages.iter().enumerate().flat_map(|(stage, sections)| {
+            sections.iter().zip(Section::ALL).flat_map(move |(tasks, section)| {
+                let place = move |position| Place { stage, section, position };
+                tasks.iter().enumerate().map(move |(position, task)| (place(position), task))
+            })
+        })
+    }
+
+    /// The place behind the tasks of a stage and section.
+    pub(super) fn end(&self, stage: usize, section: Section) -> Place {
+        Place { stage, section, position: self.stages[stage][section as usize].len() }
+    }
+
+    /// Adds tasks at places, each before the task that stands there now; several at one place in the order in which they come here.
+    pub(super) fn insert(&mut self, mut added: Vec<(Place, DraftTask)>) {
+        added.sort_by_key(|(place, _)| place.position);
+        // From behind, so that no place is moved before its turn.
+        for (Place { stage, section, position }, task) in added.into_iter().rev() {
+            self.stages[stage][section as usize].insert(position, task);
+        }
     }
 
     /// A new transient slot; its size follows from its content.

@@ -100,6 +100,20 @@ pub enum PlanError {
         /// The formats there are.
         formats: String,
     },
+    /// A gradient written in bf16 would be added to others on its rank.
+    #[error(
+        "program `{program}`: call `{call}` writes the gradient of `{weight}` in bf16, and with reduce_every = \"{reduce_every}\" it would be added to others on the rank, which is done in f32; set reduce_every to \"call\", or let the call write the gradient in f32"
+    )]
+    GradientSum {
+        /// The program.
+        program: String,
+        /// The call.
+        call: String,
+        /// The weight's name.
+        weight: String,
+        /// What is configured.
+        reduce_every: &'static str,
+    },
     /// A policy value out of range.
     #[error("{key} is {value}; {advice}")]
     Policy {

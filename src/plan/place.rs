@@ -62,6 +62,7 @@ pub(super) fn place(
         passes::dense(&mut draft);
         let buffers = passes::buffers(&mut draft);
         passes::compute(&mut draft, &buffers);
+        passes::assemble(&mut draft);
     }
     if is_prologue {
         passes::quantize(&mut draft, None);

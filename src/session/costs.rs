@@ -21,7 +21,7 @@ pub fn costs_of(config: &Config, cluster: &Cluster, ranks: u32) -> Result<Costs,
         cluster: cluster.name.clone(),
         gpus: cluster.gpus_per_node,
     })?;
-    Ok(Costs::new(prices, config.capture == Capture::Step))
+    Ok(Costs::new(prices, config.capture != Capture::Off))
 }
 
 /// Those of the machine that the configuration names, if its policy or its trials need any.

@@ -103,7 +103,7 @@ impl SessionBuilder<CudaSurface> {
     fn kernel_bytes(&self) -> usize {
         let usual = match self.config.capture {
             config::Capture::Off => config::ByteSize::new(0),
-            config::Capture::Step => Config::KERNEL_EXCHANGE,
+            config::Capture::Step | config::Capture::Segments => Config::KERNEL_EXCHANGE,
         };
         usize::try_from(self.config.kernel_exchange.unwrap_or(usual).bytes()).unwrap_or(usize::MAX)
     }

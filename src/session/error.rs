@@ -43,6 +43,16 @@ pub enum SessionError {
     /// The ranks could not be set up.
     #[error(transparent)]
     Exec(#[from] ExecError),
+    /// A step that is to be recorded whole, and cannot.
+    #[error(
+        "`{program}` cannot be recorded whole: its call `{call}` is declared dynamic, to be issued anew in every step; set capture = \"segments\" to record what lies between such calls, or capture = \"off\""
+    )]
+    Dynamic {
+        /// The program.
+        program: String,
+        /// Its first dynamic call.
+        call: String,
+    },
     /// Backends that are not all ranks of one world, in rank order.
     #[error(
         "cannot start a session: {reason}; pass the backend of every rank of this process, in rank order"

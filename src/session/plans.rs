@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::{SessionError, costs};
-use crate::config::Config;
+use crate::config::{Capture, Config};
 use crate::exec::Exchange;
 use crate::layout::{StateLayout, Weights};
 use crate::model::{BufferSpec, Mesh, Role, StepProgram};
@@ -70,6 +70,7 @@ impl Plans {
             let reason = format!("two programs are named `{}`", program.name());
             return Err(SessionError::Start { reason });
         }
+        check_capture(programs, config)?;
         let policy = Policy::from(config);
         let weights = Weights::new(first.model().weights(), mesh).with_state(StateLayout::from(config));
         let declared: Vec<&StepProgram> = programs.iter().collect();
@@ -91,6 +92,18 @@ impl Plans {
             intervals: Vec::with_capacity(longest),
             ..Exchange::default()
         })
+    }
+}
+
+/// What must be recorded whole has no dynamic call.
+fn check_capture(programs: &[StepProgram], config: &Config) -> Result<(), SessionError> {
+    let dynamic = |program: &StepProgram| {
+        let call = program.calls().iter().find(|call| call.dynamic)?;
+        Some(SessionError::Dynamic { program: program.name().to_owned(), call: call.name.clone() })
+    };
+    match programs.iter().find_map(dynamic).filter(|_| config.capture == Capture::Step) {
+        None => Ok(()),
+        Some(error) => Err(error),
     }
 }
 

@@ -62,7 +62,7 @@ impl From<&Config> for CaptureMode {
     fn from(config: &Config) -> Self {
         match config.capture {
             Capture::Off => Self::Off,
-            Capture::Step => Self::Step,
+            Capture::Step | Capture::Segments => Self::Step,
         }
     }
 }

@@ -68,9 +68,12 @@ pub struct StepReport {
     /// recorded, so all ranks do the same: they issue this program's steps anew from now on, and none tries again in this session. Said in the
     /// report of this step only, on every process; of several ranks that could not, the first is named.
     pub not_recorded: Option<NotRecorded>,
+    /// How many recordings were launched for it on each rank: 1 for a step that was recorded whole, one more than there are
+    /// dynamic calls at most for one in segments, 0 for one whose tasks were issued.
+    pub segments: usize,
     /// From the command to the last rank's reply.
     pub duration: Duration,
-    /// What issuing the step's tasks, or launching its recording, took on the rank that took longest: time of the host
+    /// What issuing the step's tasks, or launching its recordings, took on the rank that took longest: time of the host
     /// before it waits for its lanes. On backends that run closures on the lanes, those are not in it.
     pub issue: Duration,
     /// Where the time went, summed over the ranks of this process, as measured by the backend.
@@ -159,6 +162,7 @@ pub(super) fn build<E: Deref<Target = Exchange>>(
         outcome,
         unobserved,
         not_recorded,
+        segments: exchanges.first().map_or(0, |exchange| exchange.segments),
         duration,
         issue: exchanges.iter().map(|exchange| exchange.issue).max().unwrap_or_default(),
         exposure,

@@ -18,7 +18,7 @@ fn gather(ranks: u32, rows: usize, cols: usize, format: Format, orientation: Ori
     let mut plan = Plan::new(ranks, &[sharded(rows, cols, format)]);
     let from = plan.resident("shard", Content::Shard(W, orientation));
     let to = plan.transient("gathered", Content::Gathered(W, orientation));
-    plan.op(LINK, Op::gather(W, orientation, from, to));
+    plan.gather(&[GatherPart { weight: W, orientation, from, to }]);
     let layout = plan.weights.layout(W).clone();
     let gathered = run(plan, move |rank| {
         let shard = rank.plan.region(from).bytes;
@@ -56,6 +56,28 @@ fn a_gather_lays_the_shards_end_to_end_and_zeroes_the_rest() {
         gather(ranks, 64, 64, Format::Mxfp8, Orientation::Columnwise);
     }
     gather(3, 300, 130, Format::FP8_BLOCK128_POW2, ROWWISE);
+}
+
+/// What an assemble relies on: the peers' rows are there before it. What else lies in the slot is nobody's.
+fn a_gather_alone_brings_the_rows_of_all_other_ranks() {
+    for (ranks, format) in (1..=4).flat_map(|ranks| [(ranks, Format::Bf16), (ranks, Format::NVFP4_2D)]) {
+        let mut plan = Plan::new(ranks, &[sharded(100, 64, format)]);
+        let from = plan.resident("shard", Content::Shard(W, ROWWISE));
+        let to = plan.transient("gathered", Content::Gathered(W, ROWWISE));
+        plan.op(LINK, Op::gather(W, ROWWISE, from, to));
+        let bytes =
+            PlaneRegions::within(plan.region(from), &plan.weights.layout(W).shard_planes(ROWWISE)).data.bytes;
+        let gathered = run(plan, move |rank| {
+            rank.put(from, &shard_bytes(rank.number(), rank.plan.region(from).bytes));
+            rank.step().unwrap();
+            rank.get::<u8>(to)
+        });
+        for (own, found) in gathered.iter().enumerate() {
+            for peer in (0..ranks as usize).filter(|peer| *peer != own) {
+                assert_eq!(found[peer * bytes..][..bytes], shard_bytes(peer, bytes), "{peer} to {own}");
+            }
+        }
+    }
 }
 
 fn a_shard_of_zero_rows_still_joins_the_collective() {
@@ -107,10 +129,8 @@ fn weights_gathered_together_are_what_they_are_apart() {
                 })
                 .collect();
             match together {
-                true => drop(plan.op(LINK, Op::AllGather { parts: parts.clone() })),
-                false => parts.iter().for_each(|part| {
-                    plan.op(LINK, Op::gather(part.weight, part.orientation, part.from, part.to));
-                }),
+                true => plan.gather(&parts),
+                false => parts.chunks(1).for_each(|part| plan.gather(part)),
             }
             run(plan, move |rank| {
                 for (number, part) in parts.iter().enumerate() {
@@ -288,6 +308,7 @@ fn intervals_of_a_step_are_ordered_and_follow_the_fences() {
 
 bodies! {
     a_gather_lays_the_shards_end_to_end_and_zeroes_the_rest,
+    a_gather_alone_brings_the_rows_of_all_other_ranks,
     a_shard_of_zero_rows_still_joins_the_collective,
     an_exchange_brings_the_others_slices_in_rank_order,
     weights_gathered_together_are_what_they_are_apart,

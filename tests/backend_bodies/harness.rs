@@ -14,7 +14,7 @@ use warpweft::layout::{
     Slot, Weights,
 };
 use warpweft::model::{Call, CostHint, Mesh, Phase, Placement, WeightSpec};
-use warpweft::op::{Op, Operand};
+use warpweft::op::{GatherPart, Op, Operand};
 
 use crate::device::{Device, DeviceOptions, on_every_rank};
 
@@ -138,8 +138,16 @@ impl Plan {
             grads: Vec::new(),
             buffers: Vec::new(),
             cost: CostHint::default(),
+            dynamic: false,
         });
         self.op(COMPUTE, Op::Compute { call, fault, operands })
+    }
+
+    /// Gathers weights on the link and makes their planes whole on the compute lane.
+    pub(crate) fn gather(&mut self, parts: &[GatherPart]) {
+        self.op(LINK, Op::AllGather { parts: parts.to_vec() });
+        self.fence(LINK, COMPUTE);
+        self.op(COMPUTE, Op::Assemble { parts: parts.to_vec() });
     }
 
     /// `to` waits for everything enqueued on `from` so far.
@@ -236,16 +244,27 @@ impl<B: Backend> Rank<B> {
 
     /// Records the plan's script.
     pub(crate) fn record_graph(&mut self) -> Result<B::Graph, BackendError> {
+        let plan = Arc::clone(&self.plan);
         self.begin()?;
+        self.record_segment(&plan.script)
+    }
+
+    /// Records a part of a step.
+    pub(crate) fn record_segment(&mut self, script: &[Do]) -> Result<B::Graph, BackendError> {
         self.backend.begin_capture(&mut self.streams, &self.bound)?;
-        self.enqueue_all()?;
+        script.iter().try_for_each(|entry| self.obey(*entry))?;
         self.backend.end_capture(&mut self.streams, &self.bound)
+    }
+
+    /// Launches a part of a step.
+    pub(crate) fn launch(&mut self, graph: &B::Graph) -> Result<(), BackendError> {
+        self.backend.launch(&mut self.streams, &self.bound, graph)
     }
 
     /// One recorded step.
     pub(crate) fn replay(&mut self, graph: &B::Graph) -> Result<(), BackendError> {
         self.begin()?;
-        self.backend.launch(&mut self.streams, &self.bound, graph)?;
+        self.launch(graph)?;
         self.synchronize()
     }
 

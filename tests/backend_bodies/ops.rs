@@ -5,7 +5,7 @@ use warpweft::format::{Directions, ElementType, Format, Orientation, Via, quanti
 use warpweft::id::{BucketId, CallId, RankId, SlotId};
 use warpweft::layout::{Content, PlaneRegions, Region, Residency};
 use warpweft::model::{Group, Placement, WeightSpec};
-use warpweft::op::{NormRecord, Op, Reduction, ShardOperand, Vote};
+use warpweft::op::{GatherPart, NormRecord, Op, Reduction, ShardOperand, Vote};
 
 use super::harness::{COMPUTE, LINK, Plan, QUANTIZE, W, noise, run, sharded};
 
@@ -58,10 +58,9 @@ fn flow(ranks: u32, rows: usize, cols: usize, format: Format, via: Via) -> Flow 
     let mut gathered = Vec::new();
     for ShardOperand { orientation, slot, .. } in shards {
         let to = plan.transient("gathered", Content::Gathered(W, orientation));
-        plan.op(LINK, Op::gather(W, orientation, slot, to));
+        plan.gather(&[GatherPart { weight: W, orientation, from: slot, to }]);
         gathered.push((orientation, to));
     }
-    plan.fence(LINK, COMPUTE);
     let transposed = format.derives_columnwise().is_ok().then(|| {
         let to = plan.transient("transposed", Content::Transposed(W));
         plan.op(COMPUTE, Op::Transpose { weight: W, from: gathered[0].1, to });
@@ -204,6 +203,21 @@ fn padding_rows_are_zeroed_and_real_ones_kept() {
     assert!(rows.iter().all(|rank| *rank == expected));
 }
 
+fn padding_rows_of_a_gradient_in_bf16_are_zeroed_and_real_ones_kept() {
+    let mut plan = Plan::new(3, &[sharded(4, 2, Format::F32)]);
+    let gradient = plan.transient("gradient", Content::WireGradient(W, CallId::new(0)));
+    plan.op(COMPUTE, Op::ZeroPadding { weight: W, gradient });
+    let seven = bf16::from_f32(7.0);
+    let rows = run(plan, move |rank| {
+        rank.put(gradient, &[seven; 12]);
+        rank.step().unwrap();
+        rank.get::<bf16>(gradient)
+    });
+    let zero = bf16::ZERO;
+    let expected = [seven, seven, seven, seven, seven, seven, seven, seven, zero, zero, zero, zero];
+    assert!(rows.iter().all(|rank| *rank == expected));
+}
+
 fn a_copy_moves_every_byte_and_the_fault_word_is_cleared() {
     let mut plan = Plan::new(1, &[]);
     let (_, from) = plan.buffer("from", 33, Residency::Resident);
@@ -279,6 +293,7 @@ bodies! {
     the_first_contribution_overwrites_and_later_ones_add_the_mean,
     a_gradient_is_added_to_another_whole_and_undivided,
     padding_rows_are_zeroed_and_real_ones_kept,
+    padding_rows_of_a_gradient_in_bf16_are_zeroed_and_real_ones_kept,
     a_copy_moves_every_byte_and_the_fault_word_is_cleared,
     the_vote_is_the_same_on_every_rank_and_counts_a_replicated_weight_once,
 }

@@ -1,11 +1,11 @@
 //! A recorded step is the step: EX-1.
 
 use warpweft::backend::{Backend, BackendError};
-use warpweft::format::Format;
+use warpweft::format::{ElementType, Format};
 use warpweft::id::{CallId, EventId, SlotId, TaskId};
 use warpweft::layout::{Content, Residency};
-use warpweft::model::Access;
-use warpweft::op::{Op, Operand, OperandRole};
+use warpweft::model::{Access, Gradient};
+use warpweft::op::{GatherPart, Op, Operand, OperandRole};
 
 use crate::bodies::harness::{COMPUTE, Do, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
 use crate::device::{closures, on_every_rank};
@@ -20,8 +20,7 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
     let gradient = plan.transient("gradient", Content::Gradient(W, CallId::new(0)));
     let reduced = plan.transient("reduced", Content::ReducedGradient(W, CallId::new(0)));
     plan.op(COMPUTE, Op::ClearFault { fault });
-    plan.op(LINK, Op::gather(W, ROWWISE, shard, gathered));
-    plan.fence(LINK, COMPUTE);
+    plan.gather(&[GatherPart { weight: W, orientation: ROWWISE, from: shard, to: gathered }]);
     let call = plan.call(
         "grow",
         fault,
@@ -36,8 +35,8 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
         form: warpweft::model::Form::Dense,
         reuse: None,
     });
-    plan.calls[0].grads.push(W);
-    assert_eq!(call, TaskId::new(2));
+    plan.calls[0].grads.push(Gradient { weight: W, element: ElementType::F32 });
+    assert_eq!(call, TaskId::new(3));
     plan.op(COMPUTE, Op::ZeroPadding { weight: W, gradient });
     plan.fence(COMPUTE, LINK);
     plan.op(LINK, Op::reduce_scatter(W, gradient, reduced));

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use warpweft::backend::cpu::{CpuBackend, CpuOptions};
 use warpweft::backend::{Backend, BackendError, Checked};
 use warpweft::format::Format;
-use warpweft::id::{EventId, LaneId, SlotId, TaskId};
+use warpweft::id::{BufferId, EventId, LaneId, SlotId, TaskId};
 use warpweft::layout::{Content, Residency};
-use warpweft::op::Op;
+use warpweft::model::Access;
+use warpweft::op::{Op, Operand, OperandRole};
 
 use crate::bodies::harness::{COMPUTE, Do, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, sharded};
-use crate::device::on_every_rank;
+use crate::device::{closures, on_every_rank};
 
 /// Copies along a chain of slots over two lanes: in → a → b → out.
 struct Chain {
@@ -324,6 +325,125 @@ fn what_the_host_does_beside_a_recording_is_refused() {
     });
 }
 
+/// A chain of three whose middle is a dynamic call: a segment, the call, a segment.
+fn dynamic_chain() -> Plan {
+    let mut plan = Plan::new(1, &[]);
+    let (_, from) = plan.buffer("in", 64, Residency::Resident);
+    let (number, a) = plan.buffer("a", 64, Residency::Transient);
+    let (_, to) = plan.buffer("out", 64, Residency::Resident);
+    let fault = plan.resident("fault", Content::FaultWord);
+    plan.op(QUANTIZE, Op::Copy { from, to: a });
+    plan.fence(QUANTIZE, COMPUTE);
+    plan.call(
+        "decide",
+        fault,
+        vec![Operand { slot: a, access: Access::Update, role: OperandRole::Buffer(number) }],
+    );
+    plan.calls[0].dynamic = true;
+    plan.fence(COMPUTE, QUANTIZE);
+    plan.op(QUANTIZE, Op::Copy { from: a, to });
+    plan
+}
+
+/// Tasks of [`dynamic_chain`].
+const FILL: Do = Do::Enqueue(QUANTIZE, TaskId::new(0));
+const DECIDE: Do = Do::Enqueue(COMPUTE, TaskId::new(1));
+const DRAIN: Do = Do::Enqueue(QUANTIZE, TaskId::new(2));
+
+/// What a world of one rank makes of `work` on [`dynamic_chain`].
+fn on_the_chain(work: impl Fn(&mut Rank<Checked<CpuBackend>>) + Send + Sync + 'static) {
+    on_every_rank(dynamic_chain(), CpuOptions::default(), move |backend, plan| {
+        let closures = closures(|_, context| {
+            context.write::<f32>(BufferId::new(1))?.iter_mut().for_each(|value| *value += 1.0);
+            Ok(())
+        });
+        let mut rank = Rank::start(Checked::new(backend), plan, closures).unwrap();
+        rank.begin().unwrap();
+        work(&mut rank);
+    });
+}
+
+/// PL-7.
+#[test]
+fn segments_in_the_order_of_the_plan_with_the_dynamic_call_between_them_pass() {
+    on_the_chain(|rank| {
+        let (first, second) = (rank.record_segment(&[FILL]).unwrap(), rank.record_segment(&[DRAIN]).unwrap());
+        for step in 0..3 {
+            rank.put(SlotId::new(0), &[step as f32; 64]);
+            rank.begin().unwrap();
+            rank.launch(&first).unwrap();
+            rank.obey(DECIDE).unwrap();
+            rank.launch(&second).unwrap();
+            rank.synchronize().unwrap();
+            assert_eq!(rank.get::<f32>(SlotId::new(2)), [step as f32 + 1.0; 64]);
+        }
+    });
+}
+
+/// PL-7. What cannot be recorded is not, whatever an executor tries.
+#[test]
+fn a_dynamic_call_is_refused_in_a_recording() {
+    on_the_chain(|rank| {
+        let error = rank.record_segment(&[FILL, DECIDE]).map(drop).unwrap_err();
+        assert_hazard(&error, &["task 1", "is a dynamic call", "while a segment is recorded", "PL-7"]);
+        drop(end_capture(rank));
+    });
+}
+
+/// PL-7. CUDA forbids it, and the end of the other segment has ordered the two already.
+#[test]
+fn a_segment_that_waits_for_an_event_of_another_is_refused() {
+    on_the_chain(|rank| {
+        let event = EventId::new(0);
+        rank.record_segment(&[FILL, Do::Record(QUANTIZE, event)]).unwrap();
+        let error = rank.record_segment(&[Do::Wait(QUANTIZE, event), DRAIN]).map(drop).unwrap_err();
+        assert_hazard(&error, &["waits for event 0", "in this segment of it"]);
+        drop(end_capture(rank));
+    });
+}
+
+/// PL-7. A recording waits for its first lane and for no other.
+#[test]
+fn a_segment_launched_beside_work_of_another_lane_is_refused() {
+    on_the_chain(|rank| {
+        let second = rank.record_segment(&[DRAIN]).unwrap();
+        rank.begin().unwrap();
+        rank.obey(FILL).unwrap();
+        let error = rank.launch(&second).unwrap_err();
+        assert_hazard(
+            &error,
+            &["lane 1 has work that lane 0 does not wait for", "begin and end on lane 0", "PL-7"],
+        );
+        rank.synchronize().unwrap();
+    });
+}
+
+/// PL-7, AC-2. Out of order, twice, or with the call between them left out.
+#[test]
+fn segments_that_are_not_launched_one_behind_the_other_are_refused() {
+    on_the_chain(|rank| {
+        let second = rank.record_segment(&[DRAIN]).unwrap();
+        rank.begin().unwrap();
+        let error = rank.launch(&second).unwrap_err();
+        assert_hazard(&error, &["task 2 (copy) is launched on lane 1, where task 0 (copy) comes next"]);
+    });
+    on_the_chain(|rank| {
+        let first = rank.record_segment(&[FILL]).unwrap();
+        rank.begin().unwrap();
+        rank.launch(&first).unwrap();
+        assert_hazard(&rank.launch(&first).unwrap_err(), &["task 0 (copy) is launched", "each once"]);
+    });
+    on_the_chain(|rank| {
+        let first = rank.record_segment(&[FILL]).unwrap();
+        rank.begin().unwrap();
+        let error = rank.obey(DECIDE).unwrap_err();
+        assert_hazard(&error, &["updates `a`, which nothing has written in this step"]);
+        rank.launch(&first).unwrap();
+        rank.obey(DECIDE).unwrap();
+        rank.synchronize().unwrap();
+        assert_hazard(&rank.begin().unwrap_err(), &["ended before task 2 (copy) reached lane 1", "PL-7"]);
+    });
+}
 #[track_caller]
 fn assert_hazard(error: &BackendError, parts: &[&str]) {
     assert!(matches!(error, BackendError::Hazard { .. }), "{error}");

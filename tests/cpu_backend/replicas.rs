@@ -8,7 +8,7 @@ use warpweft::format::Format;
 use warpweft::id::{CallId, RankId};
 use warpweft::layout::{Content, Residency};
 use warpweft::model::{Group, Mesh};
-use warpweft::op::{NormRecord, Op, Reduction};
+use warpweft::op::{GatherPart, NormRecord, Op, Reduction};
 
 use crate::bodies::harness::{LINK, Plan, ROWWISE, Rank, W, noise, run, sharded};
 
@@ -47,7 +47,7 @@ fn a_gather_takes_the_shards_of_the_rank_s_own_replica() {
     let mut plan = Plan::over(mesh(), &[sharded(4, 5, Format::F32)]);
     let from = plan.resident("shard", Content::Shard(W, ROWWISE));
     let to = plan.transient("gathered", Content::Gathered(W, ROWWISE));
-    plan.op(LINK, Op::gather(W, ROWWISE, from, to));
+    plan.gather(&[GatherPart { weight: W, orientation: ROWWISE, from, to }]);
     let gathered = run(plan, move |rank| {
         // Replicas that were told different things would show it.
         rank.put(from, &noise(10, rank.number() as u32));

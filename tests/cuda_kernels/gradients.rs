@@ -41,7 +41,10 @@ fn contributions_are_rounded_once_and_added_and_the_first_overwrites() {
                 elements: LENGTHS[at],
             })
             .collect();
-        gpu.run(gpu.kernels.accumulate(&operands, factor, first));
+        // Many in a launch, and one alone.
+        let (last, others) = operands.split_last().unwrap();
+        gpu.run(gpu.kernels.accumulate(others, factor, first));
+        gpu.run(gpu.kernels.accumulate(&[*last], factor, first));
         for at in 0..LENGTHS.len() {
             let sum = |(sum, value): (&f32, &f32)| if first { value * factor } else { sum + value * factor };
             let expected: Vec<f32> = into[at].iter().zip(&from[at]).map(sum).collect();

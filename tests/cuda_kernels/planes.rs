@@ -151,7 +151,10 @@ fn compact_scale_rows_spread_over_their_plane_in_place_or_from_outside() {
             let mut shapes = shapes(format);
             if format == Format::NVFP4_2D {
                 // More rows of tiles than a block keeps at a time.
-                shapes.push(Shape::new(16 * 5000, 64));
+                shapes.extend(
+                    [(16 * 5000, 64), (16 * 5000, 256), (16 * 1100, 1280)]
+                        .map(|(rows, cols)| Shape::new(rows, cols)),
+                );
             }
             let planes: Vec<Vec<u8>> = shapes
                 .iter()
@@ -167,6 +170,10 @@ fn compact_scale_rows_spread_over_their_plane_in_place_or_from_outside() {
                     continue;
                 }
                 expand(&gpu, format, *orientation, outside, &shapes, &planes);
+                for (shape, plane) in shapes.iter().zip(&planes).filter(|(_, plane)| !plane.is_empty()) {
+                    let (shape, plane) = (std::slice::from_ref(shape), std::slice::from_ref(plane));
+                    expand(&gpu, format, *orientation, outside, shape, plane);
+                }
             }
         }
     }

@@ -58,56 +58,82 @@ fn amaxes_are_the_cpus_and_blocks_beyond_the_real_rows_are_zero() {
             .flat_map(|via| kinds(format).iter().map(move |kind| (via, *kind)))
         {
             let masters = masters(&gpu, format, kind);
-            let stored = |shape: Shape| Shape::new(shape.rows + 2 * format.row_tile(), shape.cols);
-            let blocks = |orientation, shape: Shape| match orientations(format).contains(&orientation) {
-                true => gpu.buffer(&vec![f32::NAN; format.amax_blocks(orientation, stored(shape))]),
-                false => gpu.buffer(&[]),
-            };
-            let rowwise: Vec<_> = masters.iter().map(|m| blocks(Orientation::Rowwise, m.shape)).collect();
-            let columnwise: Vec<_> =
-                masters.iter().map(|m| blocks(Orientation::Columnwise, m.shape)).collect();
-            let tensor_amax = gpu.buffer(&vec![f32::NAN; masters.len()]);
-            let operands: Vec<_> = masters
-                .iter()
-                .enumerate()
-                .map(|(at, master)| AmaxOperand {
-                    fragment: fragment(master),
-                    stored_rows: stored(master.shape).rows,
-                    rowwise: rowwise[at].address(),
-                    columnwise: columnwise[at].address(),
-                    tensor_amax: tensor_amax.address().plus(4 * at),
-                })
-                .collect();
-            // Twice: a launch leaves its workspace as it found it.
-            let launch = gpu.kernels.partial_amax(format, via, &operands, NULL).unwrap();
-            gpu.run(Ok(launch.clone()));
-            gpu.run(Ok(launch));
-            let tensor_amax = tensor_amax.read();
-            for (at, master) in masters.iter().enumerate() {
-                let what = format!("{format} {} {via:?} {kind:?}", master.shape);
-                let mut largest = 0.0_f32;
-                for orientation in orientations(format) {
-                    let mut expected = vec![0.0; format.amax_blocks(*orientation, stored(master.shape))];
-                    let real = format.amax_blocks(*orientation, master.shape);
-                    let amax = partial_amax(
-                        format,
-                        *orientation,
-                        via,
-                        master.shape,
-                        &master.values,
-                        &mut expected[..real],
-                    );
-                    largest = largest.max(amax.unwrap());
-                    let found = match orientation {
-                        Orientation::Rowwise => rowwise[at].read(),
-                        Orientation::Columnwise => columnwise[at].read(),
-                    };
-                    assert_bytes(&format!("{what} {orientation} blocks"), &bits(&found), &bits(&expected));
-                }
-                assert_eq!(tensor_amax[at].to_bits(), largest.to_bits(), "{what}: tensor");
-            }
+            amaxes_beside(&gpu, format, via, &masters, 0);
+            // A large launch, whose blocks make several passes, and launches of one master each.
+            amaxes_beside(&gpu, format, via, &masters, 600);
+            masters.chunks(1).for_each(|one| amaxes_beside(&gpu, format, via, one, 0));
         }
     }
+}
+
+#[test]
+fn amaxes_do_not_depend_on_how_many_passes_a_block_makes() {
+    let Some(gpu) = Gpu::open("amaxes by one, two and four passes") else { return };
+    // In blocks of rows about 195 thread blocks of one pass, 98 of two: beside 400 others they make two passes.
+    let shape = Shape::new(4128, 384);
+    for format in scaled_formats() {
+        let values = values(shape.elements(), Kind::Wide, 3);
+        let buffer = gpu.buffer(&values);
+        let tall = [Master { shape, values, buffer }];
+        for others in [0, 400, 600] {
+            amaxes_beside(&gpu, format, Via::Bf16, &tall, others);
+        }
+    }
+}
+
+/// One launch for the masters and so many empty shards, each of which has a thread block.
+fn amaxes_beside(gpu: &Gpu, format: Format, via: Via, masters: &[Master], empty: usize) {
+    let stored = |shape: Shape| Shape::new(shape.rows + 2 * format.row_tile(), shape.cols);
+    let blocks = |orientation, shape: Shape| match orientations(format).contains(&orientation) {
+        true => gpu.buffer(&vec![f32::NAN; format.amax_blocks(orientation, stored(shape))]),
+        false => gpu.buffer(&[]),
+    };
+    let rowwise: Vec<_> = masters.iter().map(|m| blocks(Orientation::Rowwise, m.shape)).collect();
+    let columnwise: Vec<_> = masters.iter().map(|m| blocks(Orientation::Columnwise, m.shape)).collect();
+    let tensor_amax = gpu.buffer(&vec![f32::NAN; masters.len() + empty]);
+    let of_master = |(at, master): (usize, &Master)| AmaxOperand {
+        fragment: fragment(master),
+        stored_rows: stored(master.shape).rows,
+        rowwise: rowwise[at].address(),
+        columnwise: columnwise[at].address(),
+        tensor_amax: tensor_amax.address().plus(4 * at),
+    };
+    let of_nothing = |at: usize| AmaxOperand {
+        fragment: MasterFragment::whole(tensor_amax.address(), Shape::new(0, 64)),
+        stored_rows: 0,
+        rowwise: NULL,
+        columnwise: NULL,
+        tensor_amax: tensor_amax.address().plus(4 * at),
+    };
+    let operands: Vec<_> = masters
+        .iter()
+        .enumerate()
+        .map(of_master)
+        .chain((masters.len()..masters.len() + empty).map(of_nothing))
+        .collect();
+    // Twice: a launch leaves its workspace as it found it.
+    let launch = gpu.kernels.partial_amax(format, via, &operands, NULL).unwrap();
+    gpu.run(Ok(launch.clone()));
+    gpu.run(Ok(launch));
+    let tensor_amax = tensor_amax.read();
+    for (at, master) in masters.iter().enumerate() {
+        let what = format!("{format} {} {via:?} beside {empty}", master.shape);
+        let mut largest = 0.0_f32;
+        for orientation in orientations(format) {
+            let mut expected = vec![0.0; format.amax_blocks(*orientation, stored(master.shape))];
+            let real = format.amax_blocks(*orientation, master.shape);
+            let amax =
+                partial_amax(format, *orientation, via, master.shape, &master.values, &mut expected[..real]);
+            largest = largest.max(amax.unwrap());
+            let found = match orientation {
+                Orientation::Rowwise => rowwise[at].read(),
+                Orientation::Columnwise => columnwise[at].read(),
+            };
+            assert_bytes(&format!("{what} {orientation} blocks"), &bits(&found), &bits(&expected));
+        }
+        assert_eq!(tensor_amax[at].to_bits(), largest.to_bits(), "{what}: tensor");
+    }
+    assert!(tensor_amax[masters.len()..].iter().all(|amax| amax.to_bits() == 0), "{format} beside {empty}");
 }
 
 /// Block amaxes of one orientation of a master, and the tensor's.
@@ -129,14 +155,39 @@ fn scales_are_the_cpus_in_planes_of_every_kind() {
             let masters = masters(&gpu, format, *kind);
             for rows in [ScaleRows::Compact, ScaleRows::Shard, ScaleRows::Padded] {
                 for orientation in orientations(format) {
-                    scales(&gpu, format, *orientation, rows, &masters);
+                    scales_beside(&gpu, format, *orientation, rows, &masters, 0);
                 }
+            }
+            for (one, orientation) in masters
+                .chunks(1)
+                .flat_map(|one| orientations(format).iter().map(move |orientation| (one, *orientation)))
+            {
+                scales_beside(&gpu, format, orientation, ScaleRows::Compact, one, 0);
             }
         }
     }
 }
 
-fn scales(gpu: &Gpu, format: Format, orientation: Orientation, rows: ScaleRows, masters: &[Master]) {
+#[test]
+fn scales_of_a_large_launch_are_those_of_a_small_one() {
+    let Some(gpu) = Gpu::open("scales of a large launch") else { return };
+    for format in scaled_formats() {
+        let masters = masters(&gpu, format, Kind::Wide);
+        for orientation in orientations(format) {
+            scales_beside(&gpu, format, *orientation, ScaleRows::Padded, &masters, 4100);
+        }
+    }
+}
+
+/// One launch for the masters and so many empty shards, each of which has a thread block.
+fn scales_beside(
+    gpu: &Gpu,
+    format: Format,
+    orientation: Orientation,
+    rows: ScaleRows,
+    masters: &[Master],
+    empty: usize,
+) {
     struct Part {
         blocks: Buffer<f32>,
         amax: Buffer<f32>,
@@ -172,7 +223,19 @@ fn scales(gpu: &Gpu, format: Format, orientation: Orientation, rows: ScaleRows, 
         scale_rows: rows,
         tensor_scale: part.tensor_scale.address(),
     };
-    let operands: Vec<_> = parts.iter().zip(masters).map(operand).collect();
+    // Amaxes, then scales; an amax of 0 has a scale.
+    let others = gpu.buffer(&vec![0.0_f32; 2 * empty]);
+    let of_nothing = |at: usize| ScaleOperand {
+        orientation,
+        shape: Shape::new(0, 64),
+        block_amax: others.address(),
+        tensor_amax: others.address().plus(4 * at),
+        encode: others.address().plus(4 * (empty + at)),
+        scale_plane: others.address(),
+        scale_rows: ScaleRows::Compact,
+        tensor_scale: others.address().plus(4 * (empty + at)),
+    };
+    let operands: Vec<_> = parts.iter().zip(masters).map(operand).chain((0..empty).map(of_nothing)).collect();
     let fault = gpu.buffer(&[0_u32]);
     gpu.run(gpu.kernels.fused_scale(format, &operands, NULL, fault.address()));
     assert_eq!(fault.read(), [0]);

@@ -6,7 +6,7 @@ use warpweft::compute::{Compute, ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config};
 use warpweft::format::{Directions, ElementType, Format, Fp8Element, Orientation, Shape, Via, quantize};
 use warpweft::id::{BufferId, RankId, WeightId};
-use warpweft::linear::{Backward, Device, Linear, LinearError, LinearSpec, Recipe, Weight};
+use warpweft::linear::{Backward, Device, Linear, LinearError, LinearSpec, Output, Recipe, Weight};
 use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::op::Op;
 use warpweft::session::Session;
@@ -37,6 +37,9 @@ struct Names {
     dx: BufferId,
 }
 
+/// By which products, and in what dW is written.
+type Computed = (Recipe, ElementType);
+
 struct Closure {
     names: Names,
     /// A factory cannot refuse, a call can.
@@ -44,8 +47,8 @@ struct Closure {
 }
 
 impl Closure {
-    fn new(names: Names, recipe: Recipe, gpu: DeviceOrdinal) -> Self {
-        let spec = LinearSpec::new(recipe, TOKENS, WEIGHT);
+    fn new(names: Names, (recipe, weight_gradient): Computed, gpu: DeviceOrdinal) -> Self {
+        let spec = LinearSpec { weight_gradient, ..LinearSpec::new(recipe, TOKENS, WEIGHT) };
         Self { names, layer: Device::open(gpu).and_then(|device| Linear::new(&device, spec)) }
     }
 }
@@ -66,13 +69,14 @@ impl Compute<CudaSurface> for Closure {
             weight: &lent,
             x,
             dx: context.write::<bf16>(dx)?.into(),
-            dw: context.gradient(weight)?.into(),
+            dw: Output::gradient(context, weight)?,
         };
         Ok(layer.backward(context.handles(), operands)?)
     }
 }
 
-fn declare(format: Format, recipe: Recipe) -> (Names, StepProgram) {
+/// Forward and backward, of which backward may be dynamic.
+fn declare(format: Format, (recipe, element): Computed, dynamic: bool) -> (Names, StepProgram) {
     let mut model = Model::builder();
     let weight = model.sharded("w", WEIGHT.rows, WEIGHT.cols, format).unwrap();
     let model = model.build();
@@ -89,20 +93,21 @@ fn declare(format: Format, recipe: Recipe) -> (Names, StepProgram) {
     call.reads(names.x).writes(names.y).add().unwrap();
     let call =
         program.call("backward", Phase::Backward).uses(weight, recipe.dgrad_orientation(), recipe.form());
-    call.gradient(weight).reads(names.x).reads(names.dy).writes(names.dx).add().unwrap();
+    let call = call.gradient_in(weight, element).reads(names.x).reads(names.dy).writes(names.dx);
+    if dynamic { call.dynamic().add() } else { call.add() }.unwrap();
     (names, program.build_training().unwrap())
 }
 
 /// y, dx and dW of rank 0.
 type Found = (Vec<bf16>, Vec<bf16>, Vec<f32>);
 
-async fn run(format: Format, recipe: Recipe, capture: Capture, gpus: &[DeviceOrdinal]) -> Found {
-    let (names, program) = declare(format, recipe);
+async fn run(format: Format, computed: Computed, capture: Capture, gpus: &[DeviceOrdinal]) -> Found {
+    let (names, program) = declare(format, computed, capture == Capture::Segments);
     let mut config = Config { capture, ..Config::default() };
     // Weights that stay as they are, and a first moment that is the gradient.
     (config.optimizer.lr, config.optimizer.beta1) = (0.0, 0.0);
     let devices = gpus.to_vec();
-    let factory = move |rank: RankId| Closure::new(names, recipe, devices[rank.index()]);
+    let factory = move |rank: RankId| Closure::new(names, computed, devices[rank.index()]);
     let initial = initial();
     let mut session = Session::builder(config, factory)
         .program(program)
@@ -114,7 +119,7 @@ async fn run(format: Format, recipe: Recipe, capture: Capture, gpus: &[DeviceOrd
         .unwrap();
     let turns =
         session.plan("train").unwrap().tasks.iter().any(|task| matches!(task.op, Op::Transpose { .. }));
-    let derived = recipe.form() == warpweft::model::Form::Planes;
+    let derived = computed.0.form() == warpweft::model::Form::Planes;
     assert_eq!(turns, derived, "columnwise planes are made where dx reads them");
     let (x, dy) = inputs();
     for rank in 0..gpus.len() as u32 {
@@ -124,6 +129,13 @@ async fn run(format: Format, recipe: Recipe, capture: Capture, gpus: &[DeviceOrd
     let mut found: Option<Found> = None;
     for step in 0..4 {
         let report = session.step("train").await.unwrap();
+        let launched = if capture == Capture::Segments { 2 } else { usize::from(capture == Capture::Step) };
+        assert_eq!(report.not_recorded, None, "{format} {capture:?}");
+        assert_eq!(
+            report.segments,
+            if step == 0 { 0 } else { launched },
+            "{format} {capture:?}: step {step}"
+        );
         let read = |name| report.output::<bf16>(RankId::new(0), name).unwrap();
         let (y, dx) = (read("y"), read("dx"));
         let dw = session.export().await.unwrap().weights[0].exp_avg.clone();
@@ -147,7 +159,7 @@ fn seen(recipe: Recipe, matrix: Matrix) -> Matrix {
     Matrix::new(matrix.shape, quantized.dequantize(Orientation::Rowwise).unwrap())
 }
 
-fn check(format: Format, recipe: Recipe, (y, dx, dw): &Found) {
+fn check(format: Format, (recipe, element): Computed, (y, dx, dw): &Found) {
     let (x, dy) = inputs();
     let x = Matrix::new(Shape::new(TOKENS, WEIGHT.cols), widen(&x));
     let dy = Matrix::new(Shape::new(TOKENS, WEIGHT.rows), widen(&dy));
@@ -157,18 +169,18 @@ fn check(format: Format, recipe: Recipe, (y, dx, dw): &Found) {
         values.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
     }
     let weight = Matrix::new(WEIGHT, values);
-    let what = |product: &str| format!("{format} by {recipe} in a session: {product}");
+    let what = |product: &str| format!("{format} by {recipe}, dW {element:?}, in a session: {product}");
     let half = ElementType::Bf16;
     assert_product(&what("y"), recipe, &seen(recipe, x.clone()), &weight, &widen(y), half);
     let of_dy = seen(recipe, dy.clone());
     assert_product(&what("dx"), recipe, &of_dy, &weight.transposed(), &widen(dx), half);
     let (dy, x) = (seen(recipe, dy.transposed()), seen(recipe, x.transposed()));
-    assert_product(&what("dW"), recipe, &dy, &x, dw, ElementType::F32);
+    assert_product(&what("dW"), recipe, &dy, &x, dw, element);
 }
 
-/// LI-1
+/// LI-1, EX-1
 #[test]
-fn forward_and_backward_of_a_plan_are_right_recorded_or_not_on_one_gpu_or_two() {
+fn forward_and_backward_of_a_plan_are_right_recorded_whole_in_segments_or_not_on_one_gpu_or_two() {
     let Some(_turn) = Gpu::open("layers in a session") else { return };
     let all = DeviceOrdinal::all().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -181,13 +193,23 @@ fn forward_and_backward_of_a_plan_are_right_recorded_or_not_on_one_gpu_or_two() 
         Format::FP8_BLOCK128_POW2,
     ] {
         let recipe = Recipe::best_for(format, all[0].compute_capability().unwrap());
-        let eager = runtime.block_on(run(format, recipe, Capture::Off, &all[..1]));
-        check(format, recipe, &eager);
-        let recorded = runtime.block_on(run(format, recipe, Capture::Step, &all[..1]));
-        assert_eq!(recorded, eager, "{format}: a recorded step has the bits of an eager one");
-        if let [first, second, ..] = all[..] {
-            let both = runtime.block_on(run(format, recipe, Capture::Off, &[first, second]));
-            assert_eq!(both, eager, "{format}: two ranks");
+        for element in [ElementType::F32, ElementType::Bf16] {
+            let computed = (recipe, element);
+            let eager = runtime.block_on(run(format, computed, Capture::Off, &all[..1]));
+            check(format, computed, &eager);
+            let recorded = runtime.block_on(run(format, computed, Capture::Step, &all[..1]));
+            assert_eq!(recorded, eager, "{format}: a recorded step has the bits of an eager one");
+            let segments = runtime.block_on(run(format, computed, Capture::Segments, &all[..1]));
+            assert_eq!(
+                segments, eager,
+                "{format}: a step in two segments and a call between them has them too"
+            );
+            if let [first, second, ..] = all[..] {
+                let both = runtime.block_on(run(format, computed, Capture::Off, &[first, second]));
+                assert_eq!(both, eager, "{format}: two ranks");
+                let segments = runtime.block_on(run(format, computed, Capture::Segments, &[first, second]));
+                assert_eq!(segments, eager, "{format}: two ranks in segments");
+            }
         }
     }
 }

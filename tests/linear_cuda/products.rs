@@ -20,8 +20,8 @@ fn check(gpu: &Gpu, device: &Device, spec: LinearSpec) {
     assert_product(&format!("{what}: y"), recipe, &seen.x, &seen.weight, &results.y, output);
     let turned = seen.weight.transposed();
     assert_product(&format!("{what}: dx"), recipe, &seen.dy, &turned, &results.dx, output);
-    let f32s = ElementType::F32;
-    assert_product(&format!("{what}: dW"), recipe, &seen.dy_turned, &seen.x_turned, &results.dw, f32s);
+    let dw = spec.weight_gradient;
+    assert_product(&format!("{what}: dW {dw:?}"), recipe, &seen.dy_turned, &seen.x_turned, &results.dw, dw);
     // LI-2, GE-1: the same bits again, from the same layer and from a new one.
     assert_eq!(rig.run(gpu, false), results, "{what}: a second run");
     assert_eq!(rig.run(gpu, true), results, "{what}: both gradients together");
@@ -29,8 +29,13 @@ fn check(gpu: &Gpu, device: &Device, spec: LinearSpec) {
     assert_eq!(again.run(gpu, true), results, "{what}: a second layer");
 }
 
-fn outputs(spec: LinearSpec) -> [LinearSpec; 2] {
-    [spec, LinearSpec { output: ElementType::F32, ..spec }]
+/// In what results may come. Each is held against f64, and one rounding to bf16 is allowed where it is bf16, dW too.
+fn outputs(spec: LinearSpec) -> [LinearSpec; 3] {
+    [
+        spec,
+        LinearSpec { output: ElementType::F32, ..spec },
+        LinearSpec { weight_gradient: ElementType::Bf16, ..spec },
+    ]
 }
 
 /// LI-3: the bound of the reference is that of sums in f32
@@ -72,7 +77,9 @@ fn products_of_fp8_with_one_scale_are_right() {
     }
     let Some(recipe) = native(&device, "fp8_tensor_e4m3") else { return };
     let spec = LinearSpec::new(recipe, 64, Shape::new(128, 256));
-    check(&gpu, &device, LinearSpec { gradients: Fp8Element::E5m2, ..spec });
+    for weight_gradient in [ElementType::F32, ElementType::Bf16] {
+        check(&gpu, &device, LinearSpec { gradients: Fp8Element::E5m2, weight_gradient, ..spec });
+    }
 }
 
 #[test]
@@ -91,5 +98,7 @@ fn products_of_fp8_blocks_are_right() {
     }
     let Some(recipe) = native(&device, "fp8_block128_pow2") else { return };
     let spec = LinearSpec::new(recipe, 64, Shape::new(128, 256));
-    check(&gpu, &device, LinearSpec { gradients: Fp8Element::E5m2, ..spec });
+    for weight_gradient in [ElementType::F32, ElementType::Bf16] {
+        check(&gpu, &device, LinearSpec { gradients: Fp8Element::E5m2, weight_gradient, ..spec });
+    }
 }

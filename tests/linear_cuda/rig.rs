@@ -176,17 +176,17 @@ impl Rig {
 
     /// The three products one by one, or the gradients together.
     pub(crate) fn run(&mut self, gpu: &Gpu, together: bool) -> Results {
-        let LinearSpec { tokens, weight: Shape { rows, cols }, output, .. } = self.spec;
+        let LinearSpec { tokens, weight: Shape { rows, cols }, output, weight_gradient, .. } = self.spec;
         let handles = handles(gpu);
         let results = [tokens * rows, tokens * cols].map(|len| Room::new(gpu, output, len));
-        let dw = gpu.buffer(&vec![f32::NAN; rows * cols]);
+        let dw = Room::new(gpu, weight_gradient, rows * cols);
         let (x, dy) = (lend(&self.x, tokens * cols), lend(&self.dy, tokens * rows));
         let turned = if self.spec.dgrad == Orientation::Columnwise { &self.turned } else { &self.weight };
         let (forward, backward) = (self.weight.weight(Orientation::Rowwise), turned.weight(self.spec.dgrad));
         self.layer.forward(&handles, x, &forward, results[0].lend()).unwrap();
-        let into = lend_mut(&dw, rows * cols);
+        let into = dw.lend();
         if together {
-            let operands = Backward { dy, weight: &backward, x, dx: results[1].lend(), dw: into.into() };
+            let operands = Backward { dy, weight: &backward, x, dx: results[1].lend(), dw: into };
             self.layer.backward(&handles, operands).unwrap();
         } else {
             self.layer.dgrad(&handles, dy, &backward, results[1].lend()).unwrap();

@@ -40,8 +40,8 @@ impl Plans {
 fn closures() -> ComputeFactory<CpuSurface> {
     Arc::new(|_| {
         let halves = |call: &Call, context: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> {
-            for weight in &call.grads {
-                context.gradient(*weight)?.fill(0.5);
+            for gradient in &call.grads {
+                context.gradient(gradient.weight)?.fill(0.5);
             }
             Ok(())
         };

@@ -33,7 +33,7 @@ fn where_memory_pays_a_session_leaves_the_configured_depth_and_where_it_costs_it
         assert_eq!(most.max(), Some(choice.bytes), "{tuning}");
         assert_eq!(session.plan("train").unwrap().bounds.transient_bytes, choice.bytes);
 
-        let (mut session, _) = start(&trainer, config(2, None), 2, hates_memory, &Mischief::default()).await;
+        let (mut session, _) = start(&trainer, config(4, None), 2, hates_memory, &Mischief::default()).await;
         losses(&mut session, 2, 0..24).await;
         let tuning = session.tuning().unwrap();
         let least = tuning.log().iter().filter_map(|decision| match decision.verdict {
@@ -41,7 +41,7 @@ fn where_memory_pays_a_session_leaves_the_configured_depth_and_where_it_costs_it
             _ => None,
         });
         assert_eq!(least.min(), Some(tuning.choice().unwrap().bytes), "{tuning}");
-        assert_ne!(tuning.choice().unwrap().candidate.prefetch, Prefetch::Depth(2), "{tuning}");
+        assert_ne!(tuning.choice().unwrap().candidate.prefetch, Prefetch::Depth(4), "{tuning}");
     });
 }
 

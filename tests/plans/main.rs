@@ -10,7 +10,7 @@ use warpweft::config::{
 use warpweft::format::{ElementType, Format, Orientation, Via};
 use warpweft::id::{CallId, SlotId, TaskId};
 use warpweft::layout::{ALIGNMENT, Content, OptimizerSettings, Settings, Weights};
-use warpweft::model::{Form, Mesh, Model, Phase, StepProgram};
+use warpweft::model::{Access, Form, Mesh, Model, Phase, StepProgram};
 use warpweft::op::Op;
 use warpweft::plan::{EdgeKind, Policy, Prefetch, ResidentLayout, StepPlan, Task};
 
@@ -100,6 +100,33 @@ fn a_gather_is_issued_depth_uses_ahead_of_its_use() {
         let release = plan.tasks[gather].release.expect("it is released by a call");
         assert_eq!(plan.task(release).subject, ["f3", "f2", "f1", "f0"][depth as usize]);
     }
+}
+
+/// PL-2: one assemble for each gather, chunks or not, right before its first reader and on that reader's lane.
+#[test]
+fn gathered_planes_are_made_whole_right_before_their_first_reader_on_its_lane() {
+    let mut on = [0; 2];
+    for (depth, chunk) in [(0, None), (1, None), (3, None), (2, Some(1024))] {
+        let policy = Policy { chunk, ..policy(depth) };
+        let plan = StepPlan::build(&chain(6, Format::NVFP4_2D), &policy, Mesh::new(2).unwrap()).unwrap();
+        let begins = |op: &Op| match op {
+            Op::AllGather { .. } => true,
+            Op::GatherChunk { chunk, .. } => chunk.begin == 0,
+            _ => false,
+        };
+        let count = |wanted: &dyn Fn(&Op) -> bool| plan.tasks.iter().filter(|task| wanted(&task.op)).count();
+        assert_eq!(count(&begins), count(&|op| matches!(op, Op::Assemble { .. })));
+        for (position, task) in plan.tasks.iter().enumerate() {
+            let Op::Assemble { parts } = &task.op else { continue };
+            let reader = &plan.tasks[position + 1];
+            let reads = |(slot, access): &(SlotId, Access)| *slot == parts[0].to && access.reads();
+            assert!(reader.op.accesses().iter().any(reads), "{} behind {}", reader.op.name(), task.subject);
+            assert_eq!(task.lane, reader.lane);
+            assert!(task.release.is_none() && task.wire_bytes == 0 && task.collective.is_none());
+            on[task.lane.index()] += 1;
+        }
+    }
+    assert!(on.iter().all(|count| *count > 0), "for calls and for transpositions: {on:?}");
 }
 
 #[test]
@@ -327,7 +354,8 @@ fn an_input_comes_right_before_its_first_reader_and_an_output_goes_right_behind_
     let compute: Vec<&str> = plan
         .tasks
         .iter()
-        .filter(|task| task.lane == plan.compute_lane() && !matches!(task.op, Op::ClearFault { .. }))
+        .filter(|task| task.lane == plan.compute_lane())
+        .filter(|task| !matches!(task.op, Op::ClearFault { .. } | Op::Assemble { .. }))
         .map(|task| task.subject.as_str())
         .collect();
     assert_eq!(compute, ["early", "input", "middle", "late", "output", "last"]);

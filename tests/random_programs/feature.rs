@@ -5,8 +5,8 @@
 use warpweft::config::{
     AcrossMicroBatches, Backward, Columnwise, Masters, Moments, ReduceDtype, ReduceEvery, Scaling,
 };
-use warpweft::format::Orientation;
-use warpweft::model::{Call, Form, Lifetime, Phase, Placement, Reuse, Role};
+use warpweft::format::{ElementType, Orientation};
+use warpweft::model::{Call, Form, Gradient, Lifetime, Phase, Placement, Reuse, Role};
 use warpweft::op::{Op, SumTarget};
 use warpweft::plan::{Prefetch, StepPlan};
 
@@ -27,11 +27,12 @@ pub(crate) fn features() -> Vec<Feature> {
     let mut add = |name: &str, has: fn(&Sample, &StepPlan) -> bool| all.push((name.into(), Box::new(has)));
     add("a tied weight: several gradients in a micro-batch", |sample, _| {
         let calls = sample.program.calls();
-        let gradients = |weight| calls.iter().filter(|call| call.grads.contains(&weight)).count();
+        let gradients = |weight| calls.iter().filter(|call| call.gradient(weight).is_some()).count();
         sample.program.model().entries().any(|(weight, _)| gradients(weight) > 1)
     });
     add("a replayed call", |sample, _| repeats(sample, Phase::Forward));
     add("a call computed again in backward", |sample, _| repeats(sample, Phase::Backward));
+    add("a dynamic call", |sample, _| sample.program.calls().iter().any(|call| call.dynamic));
     add("several micro-batches", |sample, _| sample.program.micro_batches() > 1);
     add("a gather of several weights", |_, plan| {
         plan.tasks.iter().any(|task| matches!(&task.op, Op::AllGather { parts } if parts.len() > 1))
@@ -39,6 +40,8 @@ pub(crate) fn features() -> Vec<Feature> {
     add("a gather in chunks", |_, plan| {
         plan.tasks.iter().any(|task| matches!(task.op, Op::GatherChunk { .. }))
     });
+    add("planes made whole for a transposition", |_, plan| is_assembled(plan, false));
+    add("planes made whole for a call", |_, plan| is_assembled(plan, true));
     add("a reduction of several weights", |_, plan| {
         let several = |op: &Op| match op {
             Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } => parts.len() > 1,
@@ -96,6 +99,27 @@ pub(crate) fn features() -> Vec<Feature> {
     add("delayed scaling", |sample, _| sample.config.quantize.scaling == Scaling::Delayed);
     add("gradients in bf16", |_, plan| {
         plan.tasks.iter().any(|task| matches!(task.op, Op::RoundGradient { .. }))
+    });
+    add("gradients written in bf16, with padding and without", |sample, plan| {
+        let is_padded = |weight| {
+            let shard = &plan.weights.layout(weight).shard;
+            shard.padded_rows() > shard.shape.rows
+        };
+        let all = || sample.program.calls().iter().flat_map(|call| &call.grads);
+        let written = |padded| {
+            move |gradient: &&Gradient| {
+                gradient.element == ElementType::Bf16 && is_padded(gradient.weight) == padded
+            }
+        };
+        all().any(|gradient| written(true)(&gradient)) && all().any(|gradient| written(false)(&gradient))
+    });
+    add("gradients of one call written in f32 and in bf16, travelling in both", |_, plan| {
+        let mixed = |call: &Call| {
+            [ElementType::F32, ElementType::Bf16]
+                .into_iter()
+                .all(|element| call.grads.iter().any(|gradient| gradient.element == element))
+        };
+        plan.policy.reduce_dtype == ReduceDtype::F32 && plan.calls.iter().any(mixed)
     });
     add("gradients added on the rank", |_, plan| {
         plan.tasks.iter().any(|task| matches!(task.op, Op::AddGradient { .. }))
@@ -159,6 +183,12 @@ pub(crate) fn features() -> Vec<Feature> {
         |sample: &Sample, _: &StepPlan| sample.mesh().shards() == 1 && sample.mesh().replicas() > 1;
     all.push(("replicas of one rank each".into(), Box::new(of_one_shard)));
     all
+}
+
+/// Are planes made whole on the compute lane, or on another one?
+fn is_assembled(plan: &StepPlan, computes: bool) -> bool {
+    let mut assembles = plan.tasks.iter().filter(|task| matches!(task.op, Op::Assemble { .. }));
+    assembles.any(|task| (task.lane == plan.compute_lane()) == computes)
 }
 
 /// Does a call of this phase use exactly what an earlier one, forward, uses?

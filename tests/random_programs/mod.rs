@@ -19,7 +19,7 @@ use warpweft::id::WeightId;
 use warpweft::layout::{StateLayout, Weights};
 use warpweft::model::{
     Access, BufferSpec, CallBuilder, CostHint, Form, Lifetime, Mesh, Model, Phase, Placement, Reuse, Role,
-    StepProgram, Use,
+    StepProgram, Use, WeightSpec,
 };
 use warpweft::plan::{PlanError, Policy, ResidentLayout, StepPlan};
 use warpweft::session::costs_of;
@@ -50,7 +50,9 @@ impl Sample {
         let draw = &mut Draw::new(seed);
         let model = model(draw);
         let ending = draw.among(&[Ending::Optimizer, Ending::Optimizer, Ending::Gradients, Ending::Nothing]);
-        let program = program(draw, &model, ending);
+        // Drawn beside the others, as it changes no plan.
+        let dynamic = &mut Draw::new(mix(seed));
+        let program = program(draw, dynamic, &model, ending);
         let mut config = config(draw, &model);
         let shards = draw.among(&[1, 2, 2, 3, 4, 5]);
         config.mesh.replicate = if shards > 3 { draw.among(&[1, 1, 2]) } else { draw.among(&[1, 1, 2, 3]) };
@@ -100,13 +102,16 @@ impl Sample {
     }
 }
 
-/// The samples with their plans, prologue and step, from `seed` on. A budget of bytes that a program cannot keep is no plan.
+/// The samples with their plans, prologue and step, from `seed` on. A budget of bytes that a program cannot keep is no plan, and
+/// neither are sums on a rank of gradients written in bf16.
 pub(crate) fn samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPlan)> {
     (seed..).filter_map(|seed| {
         let sample = Sample::new(seed);
         match sample.plans() {
             Ok((prologue, step)) => Some((seed, sample, prologue, step)),
-            Err(PlanError::Prefetch { .. } | PlanError::Budget { .. }) => None,
+            Err(PlanError::Prefetch { .. } | PlanError::Budget { .. } | PlanError::GradientSum { .. }) => {
+                None
+            }
             Err(error) => panic!("seed {seed}: {error}"),
         }
     })
@@ -191,7 +196,8 @@ struct Buffers {
     taken: Vec<bool>,
 }
 
-fn program(draw: &mut Draw, model: &Model, ending: Ending) -> StepProgram {
+fn program(draw: &mut Draw, dynamic: &mut Draw, model: &Model, ending: Ending) -> StepProgram {
+    let has_dynamic = dynamic.one_in(3);
     let trains = ending != Ending::Nothing;
     let mut program = StepProgram::builder("step", model);
     program.micro_batches(draw.among(&[1, 1, 2, 3])).unwrap();
@@ -218,21 +224,33 @@ fn program(draw: &mut Draw, model: &Model, ending: Ending) -> StepProgram {
         };
         call = uses.iter().fold(call, |call, usage| with_use(call, *usage));
         done.push(uses);
-        for (weight, _) in model.entries() {
+        for (weight, spec) in model.entries() {
             if trains && (draw.one_in(3) || is_last && owed[weight.index()]) {
-                call = call.gradient(weight);
+                call = call.gradient_in(weight, element(draw, spec));
                 owed[weight.index()] = false;
             }
         }
         for (position, access) in accesses(draw, &mut buffers, is_last) {
             call = call.accesses(ids[position], access);
         }
-        call.cost(CostHint { flops: 1 << draw.below(34), ..CostHint::default() }).add().unwrap();
+        call = call.cost(CostHint { flops: 1 << draw.below(34), ..CostHint::default() });
+        if has_dynamic && dynamic.one_in(3) {
+            call = call.dynamic();
+        }
+        call.add().unwrap();
     }
     match ending {
         Ending::Optimizer => program.build_training().unwrap(),
         Ending::Gradients => program.build_gradients().unwrap(),
         Ending::Nothing => program.build_evaluation().unwrap(),
+    }
+}
+
+/// In what a call writes a gradient: one in four of a sharded weight in bf16.
+fn element(draw: &mut Draw, spec: &WeightSpec) -> ElementType {
+    match spec.placement == Placement::Sharded && draw.one_in(4) {
+        true => ElementType::Bf16,
+        false => ElementType::F32,
     }
 }
 

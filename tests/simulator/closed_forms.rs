@@ -4,7 +4,7 @@ use warpweft::cluster::Cluster;
 use warpweft::config::Declared;
 use warpweft::session::{Session, Simulation, costs_of};
 
-use crate::programs::{PLAIN, chain, depth, early_gradient, plain, plain_with, training};
+use crate::programs::{PLAIN, chain, depth, early_gradient, plain, plain_with, tiles, training};
 
 const RANKS: u32 = 4;
 /// A gather of 100 × 500 bf16 weights over four ranks in a ring: 3 · 2 µs, and three quarters of 100,000 bytes.
@@ -22,6 +22,21 @@ fn a_single_gather_takes_its_latencies_and_its_bytes() {
     assert_eq!(slice(&simulated, "compute"), (GATHER, GATHER + 50_000));
     assert_eq!(simulated.step.as_nanos() as u64, GATHER + 50_000);
     assert_eq!(simulated.exposure.exposed.count(), GATHER);
+}
+
+/// The rank's own 25,000 bytes are read and written at a byte a nanosecond, on the lane of the call that reads them.
+#[test]
+fn planes_are_made_whole_at_the_speed_of_memory_between_gather_and_call() {
+    let mut cluster = plain();
+    cluster.gpu.hbm_bytes_per_s = 1e9;
+    let simulated = Session::simulate(&chain(1, 100, 50_000), &depth(0), &cluster, RANKS, 1).unwrap();
+    assert_eq!(slice(&simulated, "all-gather"), (0, GATHER));
+    assert_eq!(slice(&simulated, "assemble"), (GATHER, GATHER + 50_000));
+    assert_eq!(slice(&simulated, "compute"), (GATHER + 50_000, GATHER + 100_000));
+    // Four 16 × 64 shards of NVFP4: 512 bytes of codes each, and one row of 4 scales; 128 rows of scales stand in the planes.
+    let simulated = Session::simulate(&tiles(64), &depth(0), &cluster, RANKS, 1).unwrap();
+    let (begin, end) = slice(&simulated, "assemble");
+    assert_eq!(end - begin, 2 * 516 + (128 - 4) * 4);
 }
 
 #[test]

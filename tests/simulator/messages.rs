@@ -1,5 +1,6 @@
 //! EX-1, AC-3: what drives the simulator is what drives the CPU.
 
+use std::cmp::Ordering;
 use std::sync::{Arc, Mutex};
 
 use warpweft::backend::cpu::{CpuOptions, CpuWorld};
@@ -7,11 +8,12 @@ use warpweft::backend::sim::SimWorld;
 use warpweft::backend::{Backend, Checked};
 use warpweft::compute::{ComputeContext, Surface};
 use warpweft::config::{Capture, Config, Reduce};
-use warpweft::id::RankId;
+use warpweft::id::{RankId, TaskId};
 use warpweft::model::{Call, Mesh, StepProgram};
+use warpweft::plan::Piece;
 use warpweft::session::Session;
 
-use crate::programs::{depth, plain, training};
+use crate::programs::{depth, plain, training, training_with};
 use crate::wrapped::{Asked, Moment, Wrapped};
 
 fn one() -> Mesh {
@@ -50,14 +52,19 @@ where
 
 #[test]
 fn ex1_the_simulator_and_the_cpu_are_asked_the_same_in_the_same_order() {
-    let program = training(3, 8, 1000);
-    for capture in [Capture::Off, Capture::Step] {
+    let (plain, dynamic) = (training(3, 8, 1000), training_with(&["forward 1", "backward 2"], 3, 8, 1000));
+    for (capture, program) in [
+        (Capture::Off, &plain),
+        (Capture::Step, &plain),
+        (Capture::Segments, &plain),
+        (Capture::Segments, &dynamic),
+    ] {
         let config = Config { capture, ..depth(2) };
         let cpu = CpuWorld::new(one(), CpuOptions::default()).unwrap().backend(RankId::new(0)).unwrap();
-        let on_cpu = asked(cpu, &program, &config);
+        let on_cpu = asked(cpu, program, &config);
         assert!(on_cpu.iter().any(|asked| asked.moment == Moment::Wait));
-        assert_eq!(on_cpu.iter().any(|asked| asked.moment == Moment::Launch), capture == Capture::Step);
-        assert_eq!(asked(simulated(), &program, &config), on_cpu, "{capture:?}");
+        assert_eq!(on_cpu.iter().any(|asked| asked.moment == Moment::Launch), capture != Capture::Off);
+        assert_eq!(asked(simulated(), program, &config), on_cpu, "{capture:?}");
     }
 }
 
@@ -79,8 +86,34 @@ fn actors_ask_the_same_of_a_step_that_is_recorded_as_of_one_that_is_not() {
     assert!(before.ends_with(last), "the recorded step asks for what the one before it asked for");
 }
 
+/// PL-7. Boundaries cost time in the simulator as they do on a device: a dynamic call begins when everything before it is over, and
+/// what follows waits for it.
+#[test]
+fn a_dynamic_call_runs_alone_between_two_segments() {
+    let program = training_with(&["forward 1", "backward 1"], 3, 8, 1000);
+    let config = Config { capture: Capture::Segments, ..depth(2) };
+    let simulated = Session::simulate(&program, &config, &plain(), 4, 2).unwrap();
+    let (plan, pieces) = (&simulated.plan, simulated.plan.pieces());
+    assert_eq!(pieces.segments(), 3);
+    let at = |task: TaskId| simulated.timeline.slices.iter().find(|slice| slice.task == task).unwrap();
+    for (number, piece) in pieces.entries() {
+        let Piece::Call(call) = piece else { continue };
+        for (task, _) in plan.entries() {
+            match pieces.of(task).cmp(&number) {
+                Ordering::Less => assert!(at(task).end <= at(call).begin, "{task}"),
+                Ordering::Equal => assert_eq!(task, call),
+                Ordering::Greater => assert!(at(task).begin >= at(call).end, "{task}"),
+            }
+        }
+    }
+    let eager = Session::simulate(&program, &depth(2), &plain(), 4, 2).unwrap();
+    assert!(simulated.step > eager.step, "{:?} is no longer than {:?}", simulated.step, eager.step);
+}
+
 #[test]
 fn the_checking_layer_finds_nothing_wrong_with_a_simulated_step() {
-    let config = Config { capture: Capture::Step, ..depth(2) };
-    assert!(!asked(Checked::new(simulated()), &training(3, 8, 1000), &config).is_empty());
+    for dynamic in [&[][..], &["forward 0", "forward 1", "backward 0"]] {
+        let config = Config { capture: Capture::Segments, ..depth(2) };
+        assert!(!asked(Checked::new(simulated()), &training_with(dynamic, 3, 8, 1000), &config).is_empty());
+    }
 }

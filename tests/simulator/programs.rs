@@ -3,7 +3,7 @@
 use warpweft::cluster::Cluster;
 use warpweft::config::{Config, Declared};
 use warpweft::format::{ElementType, Format, Orientation};
-use warpweft::model::{CostHint, Form, Math, Model, Phase, StepProgram};
+use warpweft::model::{CallBuilder, CostHint, Form, Math, Model, Phase, StepProgram};
 
 /// One operation a nanosecond, one byte a nanosecond between ranks, memory and launches free.
 pub(crate) const PLAIN: &str = "
@@ -63,8 +63,25 @@ pub(crate) fn chain(layers: usize, rows: usize, nanoseconds: u64) -> StepProgram
     program.build_evaluation().unwrap()
 }
 
+/// One call that reads the planes of an NVFP4 weight of `size` × `size` in 16 × 16 tiles, and takes no time.
+pub(crate) fn tiles(size: usize) -> StepProgram {
+    let mut model = Model::builder();
+    let weight = model.sharded("w", size, size, Format::NVFP4_2D).unwrap();
+    let mut program = StepProgram::builder("tiles", &model.build());
+    program.call("read", Phase::Forward).uses(weight, Orientation::Rowwise, Form::Planes).add().unwrap();
+    program.build_evaluation().unwrap()
+}
+
 /// Training of `layers` weights of `rows` × 500: a forward call of `nanoseconds` for each, and a backward call of twice that.
 pub(crate) fn training(layers: usize, rows: usize, nanoseconds: u64) -> StepProgram {
+    training_with(&[], layers, rows, nanoseconds)
+}
+
+/// The same with some calls dynamic.
+pub(crate) fn training_with(dynamic: &[&str], layers: usize, rows: usize, nanoseconds: u64) -> StepProgram {
+    let marked = |name: &str, call: CallBuilder<'_>| {
+        if dynamic.contains(&name) { call.dynamic().add() } else { call.add() }.unwrap();
+    };
     let mut model = Model::builder();
     let weights: Vec<_> = (0..layers)
         .map(|layer| model.sharded(&format!("w{layer}"), rows, 500, Format::Bf16).unwrap())
@@ -72,12 +89,14 @@ pub(crate) fn training(layers: usize, rows: usize, nanoseconds: u64) -> StepProg
     let mut program = StepProgram::builder("train", &model.build());
     let input = program.input("x", 1, ElementType::F32).unwrap();
     for (layer, weight) in weights.iter().enumerate() {
-        let call = program.call(&format!("forward {layer}"), Phase::Forward).reads(input);
-        call.uses(*weight, Orientation::Rowwise, Form::Planes).cost(cost(nanoseconds)).add().unwrap();
+        let name = format!("forward {layer}");
+        let call = program.call(&name, Phase::Forward).reads(input);
+        marked(&name, call.uses(*weight, Orientation::Rowwise, Form::Planes).cost(cost(nanoseconds)));
     }
     for (layer, weight) in weights.iter().enumerate().rev() {
-        let call = program.call(&format!("backward {layer}"), Phase::Backward).reads(input).gradient(*weight);
-        call.uses(*weight, Orientation::Columnwise, Form::Planes).cost(cost(2 * nanoseconds)).add().unwrap();
+        let name = format!("backward {layer}");
+        let call = program.call(&name, Phase::Backward).reads(input).gradient(*weight);
+        marked(&name, call.uses(*weight, Orientation::Columnwise, Form::Planes).cost(cost(2 * nanoseconds)));
     }
     program.build_training().unwrap()
 }

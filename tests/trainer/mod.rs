@@ -15,7 +15,7 @@ use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::Config;
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::{BufferId, RankId, WeightId};
-use warpweft::model::{Call, Form, Model, Phase, Placement, StepProgram};
+use warpweft::model::{Call, CallBuilder, Form, Model, Phase, Placement, ProgramBuilder, StepProgram};
 use warpweft::session::{Session, SessionBuilder, SessionError};
 
 /// Rows and columns of every weight, and elements of every activation.
@@ -83,6 +83,11 @@ impl Trainer {
 
     /// A trainer of any shape.
     pub fn shaped(shaped: Shaped, format: Format, config: &Config) -> Self {
+        Self::with_dynamic(&[], shaped, format, config)
+    }
+
+    /// A trainer of any shape, some calls of which are dynamic, in training and in evaluation.
+    pub fn with_dynamic(dynamic: &[&str], shaped: Shaped, format: Format, config: &Config) -> Self {
         let Shaped { layers, weights, .. } = shaped;
         let mut model = Model::builder();
         let own: Vec<WeightId> = (0..weights)
@@ -91,8 +96,8 @@ impl Trainer {
         let weights: Vec<WeightId> = own.into_iter().cycle().take(layers).collect();
         let bias = model.replicated("bias", 1, SIZE).unwrap();
         let model = config.apply_weight_rules(&model.build()).unwrap();
-        let train = declare(&model, &weights, bias, Ends::Training, shaped);
-        let evaluate = declare(&model, &weights, bias, Ends::Evaluation, shaped);
+        let program = |ends| declare(&model, &weights, bias, ends, shaped, dynamic);
+        let (train, evaluate) = (program(Ends::Training), program(Ends::Evaluation));
         let buffer = |name: &str| train.buffer(name).unwrap();
         Self {
             activations: (0..=layers).map(|layer| buffer(&format!("x{layer}"))).collect(),
@@ -110,7 +115,7 @@ impl Trainer {
     /// The calls of a training step without micro-batches or recomputation, and no optimizer: program `gradients`.
     pub fn gradients_alone(&self) -> StepProgram {
         let shaped = Shaped { layers: self.weights.len(), ..Shaped::default() };
-        declare(&self.model, &self.weights, self.bias, Ends::Gradients, shaped)
+        declare(&self.model, &self.weights, self.bias, Ends::Gradients, shaped, &[])
     }
 
     /// A session builder with this trainer's programs, masters and closures.
@@ -220,7 +225,14 @@ enum Ends {
     Evaluation,
 }
 
-fn declare(model: &Model, weights: &[WeightId], bias: WeightId, ends: Ends, shaped: Shaped) -> StepProgram {
+fn declare(
+    model: &Model,
+    weights: &[WeightId],
+    bias: WeightId,
+    ends: Ends,
+    shaped: Shaped,
+    dynamic: &[&str],
+) -> StepProgram {
     let (name, micro_batches) = match ends {
         Ends::Training => ("train", shaped.micro_batches),
         Ends::Gradients => ("gradients", shaped.micro_batches),
@@ -233,10 +245,9 @@ fn declare(model: &Model, weights: &[WeightId], bias: WeightId, ends: Ends, shap
     let layers = weights.len();
     let x: Vec<BufferId> =
         (0..=layers).map(|layer| program.activation(&format!("x{layer}"), SIZE).unwrap()).collect();
-    program.call("input", Phase::Forward).reads(input).writes(x[0]).add().unwrap();
+    declared(&mut program, "input", Phase::Forward, dynamic).reads(input).writes(x[0]).add().unwrap();
     for (layer, weight) in weights.iter().enumerate() {
-        program
-            .call(&format!("f{layer}"), Phase::Forward)
+        declared(&mut program, &format!("f{layer}"), Phase::Forward, dynamic)
             .uses(*weight, Orientation::Rowwise, Form::Dense)
             .uses(bias, Orientation::Rowwise, Form::Dense)
             .reads(x[layer])
@@ -245,12 +256,16 @@ fn declare(model: &Model, weights: &[WeightId], bias: WeightId, ends: Ends, shap
             .unwrap();
     }
     if ends == Ends::Evaluation {
-        program.call("loss", Phase::Forward).reads(x[layers]).reads(input).writes(loss).add().unwrap();
+        declared(&mut program, "loss", Phase::Forward, dynamic)
+            .reads(x[layers])
+            .reads(input)
+            .writes(loss)
+            .add()
+            .unwrap();
         return program.build_evaluation().unwrap();
     }
     let gradients = ["even gradient", "odd gradient"].map(|name| program.activation(name, SIZE).unwrap());
-    program
-        .call("loss", Phase::Forward)
+    declared(&mut program, "loss", Phase::Forward, dynamic)
         .reads(x[layers])
         .reads(input)
         .writes(loss)
@@ -259,8 +274,7 @@ fn declare(model: &Model, weights: &[WeightId], bias: WeightId, ends: Ends, shap
         .unwrap();
     for (layer, weight) in weights.iter().enumerate().rev() {
         if shaped.recomputes && layer > 0 {
-            program
-                .call(&format!("f{} again", layer - 1), Phase::Backward)
+            declared(&mut program, &format!("f{} again", layer - 1), Phase::Backward, dynamic)
                 .uses(weights[layer - 1], Orientation::Rowwise, Form::Dense)
                 .uses(bias, Orientation::Rowwise, Form::Dense)
                 .reads(x[layer - 1])
@@ -268,8 +282,7 @@ fn declare(model: &Model, weights: &[WeightId], bias: WeightId, ends: Ends, shap
                 .add()
                 .unwrap();
         }
-        program
-            .call(&format!("b{layer}"), Phase::Backward)
+        declared(&mut program, &format!("b{layer}"), Phase::Backward, dynamic)
             .uses(*weight, orientation(model, *weight), Form::Dense)
             .reads(x[layer])
             .reads(gradients[(layer + 1) % 2])
@@ -283,6 +296,16 @@ fn declare(model: &Model, weights: &[WeightId], bias: WeightId, ends: Ends, shap
         Ends::Training => program.build_training().unwrap(),
         Ends::Gradients | Ends::Evaluation => program.build_gradients().unwrap(),
     }
+}
+
+fn declared<'p>(
+    program: &'p mut ProgramBuilder,
+    name: &str,
+    phase: Phase,
+    dynamic: &[&str],
+) -> CallBuilder<'p> {
+    let call = program.call(name, phase);
+    if dynamic.contains(&name) { call.dynamic() } else { call }
 }
 
 /// Masters at the start: small, different everywhere, the same for any number of ranks.

@@ -45,7 +45,7 @@ fn a_missing_chunk_is_found_by_the_next_one_and_a_missing_last_one_by_the_reader
         let is_last = !is_chunk(&plan.tasks[missing + 1].op) || chunk(&mut plan, missing + 1).begin == 0;
         remove(&mut plan, missing);
         recount(&mut plan);
-        let says = if is_last { "of every rank's rowwise shard" } else { "bytes 0.." };
+        let says = if is_last { "of every other rank's rowwise shard" } else { "bytes 0.." };
         assert!(matches!(refused(&plan, &["PL-2", says]), VerifyError::Use { .. }));
     }
 }
@@ -92,19 +92,21 @@ fn a_chunk_of_another_version_is_refused() {
 
 /// PL-2
 #[test]
-fn a_use_before_the_last_chunk_is_refused() {
+fn planes_that_are_assembled_before_their_last_chunk_are_refused() {
     let mut plan = plan();
     spread(&mut plan);
-    let second = position(&plan, 0, |op| matches!(op, Op::GatherChunk { chunk, .. } if chunk.begin > 0));
-    let Op::GatherChunk { part, .. } = plan.tasks[second].op else { unreachable!() };
-    let reader = position(&plan, 0, |op| {
-        !is_chunk(op) && op.accesses().iter().any(|(slot, access)| *slot == part.to && access.reads())
-    });
-    let moved = plan.tasks.remove(second);
-    plan.tasks.insert(reader, moved);
+    let assemble = position(&plan, 0, |op| matches!(op, Op::Assemble { .. }));
+    let Op::Assemble { parts } = &plan.tasks[assemble].op else { unreachable!() };
+    let to = parts[0].to;
+    let is_its_own = |op: &Op| matches!(op, Op::GatherChunk { part, .. } if part.to == to);
+    let last = plan.tasks.iter().rposition(|task| is_its_own(&task.op)).unwrap();
+    let moved = plan.tasks.remove(last);
+    plan.tasks.insert(assemble, moved);
     serialize(&mut plan);
     recount(&mut plan);
-    refused(&plan, &["PL-2", "`before`"]);
+    let says =
+        ["PL-2", "(assemble of before)", "holds the first", "behind their gather or the last chunk of one"];
+    refused(&plan, &says);
 }
 
 /// A limit of one byte, on 16 MiB of a rank: without a bound of its own that would be 65,536 tasks.

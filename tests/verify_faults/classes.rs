@@ -64,7 +64,8 @@ fn recompute_gathers_on_one_address_are_refused() {
         &plan,
         &[
             "PL-2",
-            "of `block.0` at version 0 for call `forward.0 again`",
+            "(assemble of block.0)",
+            "of `block.0` at version 0",
             "holds nothing any more",
             "(all-gather of block.0)",
         ],

@@ -25,6 +25,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod assembles;
+mod bf16;
 mod bytes;
 mod calls;
 mod chunks;

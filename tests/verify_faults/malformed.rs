@@ -1,7 +1,9 @@
 //! Plans that name what they do not contain: an error, never a panic.
 
+use warpweft::format::ElementType;
 use warpweft::id::{BucketId, BufferId, CallId, EventId, LaneId, SlotId, TaskId, WeightId};
 use warpweft::layout::Content;
+use warpweft::model::Gradient;
 use warpweft::op::{Op, OperandRole};
 use warpweft::plan::{StepPlan, VerifyError};
 
@@ -34,7 +36,10 @@ fn every_name_of_something_absent_is_refused_without_a_panic() {
             let Op::Compute { operands, .. } = &mut plan.tasks[task].op else { unreachable!() };
             operands[0].role = OperandRole::Gradient(WeightId::new(FAR));
         }),
-        ("weight 9999", |plan| plan.calls[0].grads.push(WeightId::new(FAR))),
+        ("weight 9999", |plan| {
+            let weight = WeightId::new(FAR);
+            plan.calls[0].grads.push(Gradient { weight, element: ElementType::F32 });
+        }),
         ("weight 9999", |plan| plan.arena.slots[40].content = Content::Transposed(WeightId::new(FAR))),
         ("call 9999", |plan| {
             plan.arena.slots[40].content = Content::Gradient(WeightId::new(0), CallId::new(FAR))

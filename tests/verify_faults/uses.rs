@@ -19,6 +19,11 @@ fn gather(plan: &StepPlan, name: &str, nth: usize) -> usize {
     position(plan, nth, |op| matches!(op, Op::AllGather { parts } if parts[0].weight == wanted))
 }
 
+fn assemble(plan: &StepPlan, name: &str) -> usize {
+    let wanted = weight(plan, name);
+    position(plan, 0, |op| matches!(op, Op::Assemble { parts } if parts[0].weight == wanted))
+}
+
 /// Lets a call read its `nth` use from another slot.
 fn redirect_use(plan: &mut StepPlan, name: &str, nth: usize, to: SlotId) {
     let position = call(plan, name);
@@ -85,7 +90,18 @@ fn a_gather_before_the_optimizer_s_publish_brings_a_stale_version_and_is_refused
     relocate(&mut plan, from, 0);
     refused(
         &plan,
-        &["PL-2", "of `block.0` at version 1 for call `block.0`", "at version 0, from task 0 (all-gather"],
+        &[
+            "PL-2",
+            "shards of `block.0` at version 1, like this rank's own",
+            "at version 0",
+            "task 0 (all-gather",
+        ],
+    );
+    let with_it = assemble(&plan, "block.0");
+    relocate(&mut plan, with_it, 1);
+    refused(
+        &plan,
+        &["PL-2", "of `block.0` at version 1 for call `block.0`", "at version 0, from task 1 (assemble"],
     );
 }
 
@@ -105,6 +121,8 @@ fn a_tensor_scale_of_another_version_than_the_planes_is_refused() {
     let mut plan = quantize_then_evaluate();
     let from = gather(&plan, "embedding", 0);
     relocate(&mut plan, from, 0);
+    let with_it = assemble(&plan, "embedding");
+    relocate(&mut plan, with_it, 1);
     refused(
         &plan,
         &[

@@ -6,8 +6,9 @@
 use half::bf16;
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{ComputeContext, ComputeError};
+use warpweft::format::ElementType;
 use warpweft::id::{RankId, WeightId};
-use warpweft::model::{Call, Form, Model};
+use warpweft::model::{Call, Form, Gradient, Model};
 
 use crate::random_programs::mix;
 
@@ -33,6 +34,13 @@ impl Digest {
             let bits = mix(self.0 ^ mix((position as u64) << 32 | at as u64));
             *value = ((bits >> 40) as f32 / (1 << 23) as f32 - 1.0) * 0.25;
         }
+    }
+
+    /// The same, rounded.
+    pub(crate) fn fill_bf16(&self, position: usize, values: &mut [bf16]) {
+        let mut whole = vec![0.0; values.len()];
+        self.fill(position, &mut whole);
+        values.iter_mut().zip(whole).for_each(|(value, whole)| *value = bf16::from_f32(whole));
     }
 }
 
@@ -65,8 +73,11 @@ pub(crate) fn run(
     for access in call.buffers.iter().filter(|access| access.access.reads()) {
         digest.bytes(bytemuck::cast_slice(&context.read::<f32>(access.buffer)?));
     }
-    for (position, weight) in call.grads.iter().enumerate() {
-        digest.fill(position, &mut context.gradient(*weight)?);
+    for (position, Gradient { weight, element }) in call.grads.iter().copied().enumerate() {
+        match element {
+            ElementType::Bf16 => digest.fill_bf16(position, &mut context.gradient_bf16(weight)?),
+            _ => digest.fill(position, &mut context.gradient(weight)?),
+        }
     }
     for (position, access) in call.buffers.iter().enumerate().filter(|(_, access)| access.access.writes()) {
         digest.fill(call.grads.len() + position, &mut context.write::<f32>(access.buffer)?);

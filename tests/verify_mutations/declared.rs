@@ -3,7 +3,7 @@
 //! Law: an op of a plan that a planner made writes only into slots declared for what it writes. This table is made of the vocabulary's
 //! documentation alone; it shares nothing with the verifier's, which knows contents by what they hold.
 
-use warpweft::format::Orientation;
+use warpweft::format::{ElementType, Orientation};
 use warpweft::id::{CallId, SlotId};
 use warpweft::layout::Content;
 use warpweft::op::{MasterOperand, Op, OperandRole, SumTarget};
@@ -12,11 +12,11 @@ use warpweft::plan::StepPlan;
 /// Does the op write into a slot that was declared for something else?
 pub(crate) fn writes_into_another_s_slot(plan: &StepPlan, op: &Op) -> bool {
     let declared = |slot: SlotId| plan.arena.slot(slot).content;
-    written(op, &declared).into_iter().any(|(slot, wanted)| wanted != Some(declared(slot)))
+    written(plan, op, &declared).into_iter().any(|(slot, wanted)| wanted != Some(declared(slot)))
 }
 
 /// Every slot the op writes, and the content it belongs to; `None` where the slots it reads tell of no such content.
-fn written(op: &Op, declared: &dyn Fn(SlotId) -> Content) -> Vec<(SlotId, Option<Content>)> {
+fn written(plan: &StepPlan, op: &Op, declared: &dyn Fn(SlotId) -> Content) -> Vec<(SlotId, Option<Content>)> {
     let mut all: Vec<(SlotId, Option<Content>)> = Vec::new();
     let mut put = |slot: SlotId, content: Content| all.push((slot, Some(content)));
     match op {
@@ -32,14 +32,21 @@ fn written(op: &Op, declared: &dyn Fn(SlotId) -> Content) -> Vec<(SlotId, Option
         }
         Op::ClearFault { fault } => put(*fault, Content::FaultWord),
         Op::ZeroPadding { weight, gradient } => {
-            let call = call_of(declared(*gradient));
-            all.push((*gradient, call.map(|call| Content::Gradient(*weight, call))));
+            let content = declared(*gradient);
+            let wanted = call_of(content).and_then(|call| {
+                let own = [Content::Gradient(*weight, call), Content::WireGradient(*weight, call)];
+                own.into_iter().find(|own| *own == content)
+            });
+            all.push((*gradient, wanted));
         }
         Op::Compute { call, fault, operands } => {
             put(*fault, Content::FaultWord);
             for operand in operands.iter().filter(|operand| operand.access.writes()) {
                 let wanted = match operand.role {
-                    OperandRole::Gradient(weight) => Some(Content::Gradient(weight, *call)),
+                    OperandRole::Gradient(weight) => match plan.calls[call.index()].gradient(weight) {
+                        Some(ElementType::Bf16) => Some(Content::WireGradient(weight, *call)),
+                        _ => Some(Content::Gradient(weight, *call)),
+                    },
                     OperandRole::Buffer(buffer) => Some(Content::Buffer(buffer)),
                     OperandRole::Use(_) | OperandRole::TensorScale(_) => None,
                 };
@@ -76,7 +83,7 @@ fn written(op: &Op, declared: &dyn Fn(SlotId) -> Content) -> Vec<(SlotId, Option
         Op::PartialCast { shards, .. } => {
             shards.iter().for_each(|shard| put(shard.slot, Content::Shard(shard.weight, shard.orientation)));
         }
-        Op::AllGather { parts } => {
+        Op::AllGather { parts } | Op::Assemble { parts } => {
             parts.iter().for_each(|part| put(part.to, Content::Gathered(part.weight, part.orientation)));
         }
         Op::GatherChunk { part, .. } => put(part.to, Content::Gathered(part.weight, part.orientation)),

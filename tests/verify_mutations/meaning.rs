@@ -13,7 +13,6 @@
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use warpweft::format::ElementType;
 use warpweft::id::{RankId, SlotId, WeightId};
 use warpweft::layout::{Content, Region, Residency};
 use warpweft::model::Role;
@@ -193,7 +192,7 @@ impl<'p> Memory<'p> {
             Op::ClearFault { fault } => self.write(*fault, Cell::of(name)),
             Op::ZeroPadding { weight, gradient } => {
                 let rows = self.read(*gradient);
-                let is_gradient = matches!(self.plan.arena.slot(*gradient).content, Content::Gradient(of, _) if of == *weight);
+                let is_gradient = matches!(self.plan.arena.slot(*gradient).content, Content::Gradient(of, _) | Content::WireGradient(of, _) if of == *weight);
                 let value = if is_gradient { rows.value } else { term((name, weight, rows)) };
                 self.write(*gradient, Cell { value, zeroed: true, ..rows });
             }
@@ -253,11 +252,19 @@ impl<'p> Memory<'p> {
                     self.write(part.to, Cell::of((name, part.weight, part.orientation, cell)));
                 }
             }
-            // The order is part of the op's meaning: each chunk goes behind those before it, and the last one works on what all brought.
+            // The order is part of the op's meaning: each chunk goes behind those before it.
             Op::GatherChunk { part, chunk } => {
                 let before = (chunk.begin > 0).then(|| self.read(part.to));
                 let made = (name, part.weight, part.orientation, self.read(part.from), chunk, before);
                 self.write(part.to, Cell::of(made));
+            }
+            // It works on what the gather left, so planes that are made whole twice are others.
+            Op::Assemble { parts } => {
+                for part in parts {
+                    let made =
+                        (name, part.weight, part.orientation, self.read(part.from), self.read(part.to));
+                    self.write(part.to, Cell::of(made));
+                }
             }
             Op::Transpose { weight, from, to } => self.write(*to, Cell::of((name, weight, self.read(*from)))),
             Op::Dequantize { weight, orientation, from, tensor_scale, values, to } => {
@@ -267,16 +274,14 @@ impl<'p> Memory<'p> {
                 self.write(*to, Cell::of(made));
             }
             Op::ReduceScatter { element, parts } => {
-                let read: Vec<_> =
-                    parts.iter().map(|part| self.travelling(*element, part.weight, part.from)).collect();
+                let read: Vec<_> = parts.iter().map(|part| self.gradient(part.weight, part.from)).collect();
                 for (part, rows) in parts.iter().zip(read) {
                     self.write(part.to, Cell::of((name, element, part.weight, rows)));
                 }
             }
             // All ranks do the same, so what peers give is what this rank gives.
             Op::ExchangeGradient { element, parts } => {
-                let read: Vec<_> =
-                    parts.iter().map(|part| self.travelling(*element, part.weight, part.from)).collect();
+                let read: Vec<_> = parts.iter().map(|part| self.gradient(part.weight, part.from)).collect();
                 for (part, rows) in parts.iter().zip(read) {
                     self.write(part.to, Cell::of((name, element, part.weight, rows)));
                 }
@@ -284,7 +289,7 @@ impl<'p> Memory<'p> {
             // Slices of several gradients are a sum of other contributions; the terms of both are in it.
             Op::SumGradient { element, parts } => {
                 for part in parts {
-                    let own = self.travelling(*element, part.weight, part.own);
+                    let own = self.gradient(part.weight, part.own);
                     let sum = Cell::of((name, element, part.weight, own, self.maybe(part.landed)));
                     let made = match part.target {
                         SumTarget::Rows => sum,
@@ -295,7 +300,8 @@ impl<'p> Memory<'p> {
                 }
             }
             Op::RoundGradient { weight, from, to } => {
-                self.write(*to, Cell::of((name, weight, self.gradient(*weight, *from))));
+                let (rows, zeroed) = self.gradient(*weight, *from);
+                self.write(*to, Cell { zeroed, ..Cell::of((name, weight, rows)) });
             }
             Op::AddGradient { weight, from, into } => {
                 let (added, sum) = (self.read(*from), self.read(*into));
@@ -322,14 +328,6 @@ impl<'p> Memory<'p> {
                 states.iter().for_each(|state| self.update(by, state));
             }
             other => panic!("{} has no meaning here yet", other.name()),
-        }
-    }
-
-    /// The rows of a gradient as it travels, and whether what lies behind them is zero, as it is of a rounded one.
-    fn travelling(&self, element: ElementType, weight: WeightId, slot: SlotId) -> (Term, bool) {
-        match element {
-            ElementType::F32 => self.gradient(weight, slot),
-            _ => (self.read(slot).value, true),
         }
     }
 

@@ -17,7 +17,9 @@ pub(crate) fn slots_of(op: &mut Op) -> Vec<&mut SlotId> {
         | Op::GatherRecords { from, to }
         | Op::RoundGradient { from, to, .. }
         | Op::Transpose { from, to, .. } => vec![from, to],
-        Op::AllGather { parts } => parts.iter_mut().flat_map(|part| [&mut part.from, &mut part.to]).collect(),
+        Op::AllGather { parts } | Op::Assemble { parts } => {
+            parts.iter_mut().flat_map(|part| [&mut part.from, &mut part.to]).collect()
+        }
         Op::GatherChunk { part, .. } => vec![&mut part.from, &mut part.to],
         Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } => {
             parts.iter_mut().flat_map(|part| [&mut part.from, &mut part.to]).collect()
@@ -98,7 +100,7 @@ pub(crate) fn lose_operand(op: &mut Op, draw: &mut Draw) -> Option<()> {
             _ => one(shards, draw),
         },
         Op::Dequantize { tensor_scale, .. } => absent(tensor_scale),
-        Op::AllGather { parts } if parts.len() > 1 => one(parts, draw),
+        Op::AllGather { parts } | Op::Assemble { parts } if parts.len() > 1 => one(parts, draw),
         Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } if parts.len() > 1 => {
             one(parts, draw)
         }
@@ -130,7 +132,7 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
     match &mut plan.tasks[task].op {
         Op::Compute { call, .. } => *call = *draw.of(&calls)?,
         Op::Accumulate { first, .. } => *first = !*first,
-        Op::AllGather { parts } => {
+        Op::AllGather { parts } | Op::Assemble { parts } => {
             let part = draw.below(parts.len());
             turned(&mut parts[part].orientation);
         }
@@ -190,7 +192,7 @@ pub(crate) fn change_subject(plan: &mut StepPlan, task: usize, draw: &mut Draw) 
         fits.then(|| *weight = other)
     };
     match &mut tasks[task].op {
-        Op::AllGather { parts } => return rename(&mut parts.first_mut()?.weight),
+        Op::AllGather { parts } | Op::Assemble { parts } => return rename(&mut parts.first_mut()?.weight),
         Op::GatherChunk { part, .. } => return rename(&mut part.weight),
         Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } => {
             return rename(&mut parts.first_mut()?.weight);

@@ -8,9 +8,9 @@ use std::collections::HashMap;
 
 use half::bf16;
 use warpweft::config::{ReduceDtype, ReduceEvery};
-use warpweft::format::{Directions, Orientation, Planes, Quantized, Via, dequantize, quantize};
+use warpweft::format::{Directions, ElementType, Orientation, Planes, Quantized, Via, dequantize, quantize};
 use warpweft::id::{BufferId, RankId, WeightId};
-use warpweft::model::{Form, Lifetime, Placement, Role};
+use warpweft::model::{Form, Gradient, Lifetime, Placement, Role};
 
 use crate::closure::{self, Digest, has_tensor_scale};
 use crate::random_programs::Sample;
@@ -134,9 +134,12 @@ fn one_rank(
             for access in call.buffers.iter().filter(|access| access.access.reads()) {
                 digest.bytes(bytemuck::cast_slice(&memory[&access.buffer]));
             }
-            for (position, weight) in call.grads.iter().enumerate() {
+            for (position, Gradient { weight, element }) in call.grads.iter().enumerate() {
                 let mut values = vec![0.0; model.weight(*weight).shape.elements()];
                 digest.fill(position, &mut values);
+                if *element == ElementType::Bf16 {
+                    round(&mut values);
+                }
                 gradients[weight.index()].push((micro_batch, values));
             }
             for (position, access) in
@@ -188,6 +191,11 @@ fn read(
     }
 }
 
+/// To bf16, nearest even.
+fn round(values: &mut [f32]) {
+    values.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
+}
+
 /// Added one after the other in f32.
 fn sum(values: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
     let add = |mut sum: Vec<f32>, more: Vec<f32>| {
@@ -218,9 +226,11 @@ fn mean(sample: &Sample, weight: WeightId, ranks: &[&Gradients]) -> Vec<f32> {
             ReduceEvery::Step => vec![all(None)],
         }
     };
-    let sent = |values: Vec<f32>| match sample.config.reduce_dtype {
-        ReduceDtype::F32 => values,
-        ReduceDtype::Bf16 => values.into_iter().map(|value| bf16::from_f32(value).to_f32()).collect(),
+    let sent = |mut values: Vec<f32>| {
+        if sample.config.reduce_dtype == ReduceDtype::Bf16 {
+            round(&mut values);
+        }
+        values
     };
     let ranks: Vec<Vec<Vec<f32>>> =
         ranks.iter().map(|of| together(of).into_iter().map(sent).collect()).collect();

@@ -74,7 +74,12 @@ fn plans_of_random_programs_give_the_bits_of_an_unsharded_trainer() {
             == (Moments::F32, Masters::F32, Scaling::Current, Reduce::Ordered)
     };
     for (seed, sample, ..) in samples(4 << 32).filter(|(_, sample, ..)| is_plain(sample)).take(programs) {
-        let capture = if seed % 2 == 0 { Capture::Off } else { Capture::Step };
+        let is_dynamic = sample.program.calls().iter().any(|call| call.dynamic);
+        let capture = match (seed % 2, is_dynamic) {
+            (0, _) => Capture::Off,
+            (_, true) => Capture::Segments,
+            (_, false) => Capture::Step,
+        };
         let config = Config { capture, ..sample.config.clone() };
         let expected = reference::run(&sample, STEPS);
         let found = within_a_minute(async move { outcome(&sample, config).await });

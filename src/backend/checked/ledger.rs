@@ -6,13 +6,17 @@
 //! - **PL-3** two accesses to one byte of which one is not a read are ordered, or the second is a
 //!   hazard. Bytes are compared, not slots: two slots may share them.
 //! - **AC-2** a lane gets its tasks in the order of their ids.
-//! - A transient slot is read only while it holds what was written to it in this step.
+//! - A transient slot is read only while it holds what was written to it in this step. What a recorded segment reads of what others
+//!   write is judged when it is launched.
+//! - A recording is entered by itself. A launch is entered as if its tasks were enqueued then: behind what the first lane is behind, and
+//!   when it is over, the first lane knows so and no other.
 //! - Of each lane only the last read and the last write of a slot are kept: lanes run in order, so
 //!   whoever is behind the last is behind all. Nothing is allocated after the plan is bound.
 
 use crate::id::{EventId, LaneId, TaskId};
 use crate::layout::{Binding, Region, Residency};
 use crate::model::Access;
+use crate::op::Op;
 
 /// One rank's step, as far as it is enqueued.
 #[derive(Debug)]
@@ -21,8 +25,12 @@ pub(super) struct Ledger {
     slots: Vec<Slot>,
     lanes: Vec<LaneProgress>,
     events: Vec<Event>,
-    /// The lanes that record, while a step is recorded.
+    /// The lanes that record, while something is recorded.
     forked: Vec<LaneId>,
+    /// The tasks recorded since.
+    recorded: Vec<TaskId>,
+    /// Was a part of this step launched?
+    launched: bool,
 }
 
 /// A task of the bound plan.
@@ -30,6 +38,10 @@ pub(super) struct Ledger {
 struct Task {
     op: &'static str,
     lane: LaneId,
+    /// Tasks of the plan before it on its lane.
+    place: usize,
+    /// Is it a call that no recording may hold?
+    dynamic: bool,
     accesses: Vec<(usize, Access)>,
     /// Two accesses of the task to slots that share bytes, of which one is not a read.
     clash: Option<[(usize, Access); 2]>,
@@ -71,6 +83,8 @@ enum Content {
     Own,
     /// What this task wrote to a slot that shares its bytes.
     Foreign(TaskId, usize),
+    /// Whatever it holds when the segment that is recorded runs.
+    Later,
 }
 
 #[derive(Debug)]
@@ -103,14 +117,22 @@ impl Ledger {
             content: Content::Nothing,
         });
         let slots: Vec<Slot> = slots.collect();
+        let mut places = vec![0; lanes.len()];
         let tasks = binding.ops.iter().map(|(op, lane)| {
+            let before = lanes.binary_search(lane).map_or(0, |lane| {
+                places[lane] += 1;
+                places[lane] - 1
+            });
+            let calls = binding.calls;
+            let dynamic = matches!(op, Op::Compute { call, .. } if calls.get(call.index()).is_some_and(|call| call.dynamic));
             let accesses = op.accesses().into_iter().map(|(slot, access)| (slot.index(), access));
             let accesses: Vec<_> = accesses.filter(|(slot, _)| *slot < slots.len()).collect();
-            Task { op: op.name(), lane: *lane, clash: clash(&slots, &accesses), accesses }
+            Task { op: op.name(), lane: *lane, place: before, dynamic, clash: clash(&slots, &accesses), accesses }
         });
+        let tasks = tasks.collect();
         let zeros = vec![0; lanes.len()];
         Self {
-            tasks: tasks.collect(),
+            tasks,
             slots,
             events: (0..binding.events).map(|_| Event { recorded: false, clock: zeros.clone() }).collect(),
             lanes: lanes
@@ -118,11 +140,14 @@ impl Ledger {
                 .map(|id| LaneProgress { id, last: None, clock: zeros.clone() })
                 .collect(),
             forked: Vec::new(),
+            recorded: Vec::new(),
+            launched: false,
         }
     }
 
     /// A new step: everything before it is over.
     pub(super) fn begin(&mut self) {
+        self.launched = false;
         for lane in &mut self.lanes {
             lane.last = None;
             lane.clock.fill(0);
@@ -136,14 +161,80 @@ impl Ledger {
         }
     }
 
+    /// PL-7: judges a step that is over, of which parts were launched.
+    pub(super) fn end(&self) -> Result<(), String> {
+        match self.left_out().filter(|_| self.launched) {
+            None => Ok(()),
+            Some((id, lane)) => Err(format!(
+                "the step was launched in segments and ended before {} reached {lane}: it is in no recording, so record it (PL-7)",
+                self.named(id)
+            )),
+        }
+    }
+
     /// A recording begins on these lanes.
     pub(super) fn fork(&mut self, lanes: Vec<LaneId>) {
         self.begin();
         self.forked = lanes;
+        self.recorded.clear();
+        if self.is_in_segments() {
+            self.slots.iter_mut().for_each(|slot| slot.content = Content::Later);
+        }
     }
 
-    /// PL-7: judges a recording that ends on these lanes.
-    pub(super) fn join(&mut self, lanes: &[LaneId]) -> Result<(), String> {
+    /// A recording of these tasks is launched, on lanes of which this is the first.
+    pub(super) fn launch(&mut self, first: LaneId, tasks: &[TaskId]) -> Result<(), String> {
+        self.launched = true;
+        if let Some(open) = self.unjoined(first).first() {
+            return Err(format!(
+                "a recording is launched while {open} has work that {first} does not wait for; recordings begin and end on {first}, so \
+                 enqueue there what runs between them (PL-7)"
+            ));
+        }
+        for id in tasks {
+            let task = &self.tasks[id.index()];
+            let own = self.position(task.lane)?;
+            let reached = self.lanes[own].clock[own];
+            if reached != task.place {
+                let is_next = |other: &Task| other.lane == task.lane && other.place == reached;
+                let next = self.tasks.iter().position(is_next).map(TaskId::at);
+                return Err(format!(
+                    "{} is launched on {}, where {} comes next; launch segments and enqueue dynamic calls in the order of the plan, \
+                     each once (PL-7)",
+                    self.named(*id),
+                    task.lane,
+                    next.map_or_else(|| "nothing".to_owned(), |next| self.named(next)),
+                ));
+            }
+            for access in &task.accesses {
+                self.judge_content(*id, *access)?;
+            }
+            self.enter(*id, own);
+        }
+        if let Ok(first) = self.position(first) {
+            for lane in 0..self.lanes.len() {
+                self.lanes[first].clock[lane] = self.lanes[lane].clock[lane];
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the plan calls that no recording may hold?
+    fn is_in_segments(&self) -> bool {
+        self.tasks.iter().any(|task| task.dynamic)
+    }
+
+    /// The first task of T that its lane has not reached.
+    fn left_out(&self) -> Option<(TaskId, LaneId)> {
+        let is_left_out = |(number, task): &(usize, &Task)| {
+            let lane = self.lanes.iter().find(|lane| lane.id == task.lane);
+            lane.is_some_and(|lane| lane.last.is_none_or(|last| last.index() < *number))
+        };
+        self.tasks.iter().enumerate().find(is_left_out).map(|(number, task)| (TaskId::at(number), task.lane))
+    }
+
+    /// PL-7: judges a recording that ends on these lanes. Returns what is in it.
+    pub(super) fn join(&mut self, lanes: &[LaneId]) -> Result<Vec<TaskId>, String> {
         let forked = std::mem::take(&mut self.forked);
         if let Some(open) = forked.iter().find(|lane| !lanes.contains(lane)) {
             let progress = self.lanes.iter().find(|lane| lane.id == *open);
@@ -155,17 +246,12 @@ impl Ledger {
                  part of the recording, so replays leave it out or run beside it; end the recording on all lanes it began on (PL-7)"
             ));
         }
-        let is_left_out = |(number, task): &(usize, &Task)| {
-            let lane = self.lanes.iter().find(|lane| lane.id == task.lane);
-            lane.is_some_and(|lane| lane.last.is_none_or(|last| last.index() < *number))
-        };
-        match self.tasks.iter().enumerate().find(is_left_out) {
-            None => Ok(()),
-            Some((number, task)) => Err(format!(
-                "the recording ends before {} is enqueued on {}; every replay would leave it out, so enqueue the whole plan \
+        match self.left_out().filter(|_| !self.is_in_segments()) {
+            None => Ok(std::mem::take(&mut self.recorded)),
+            Some((id, lane)) => Err(format!(
+                "the recording ends before {} is enqueued on {lane}; every replay would leave it out, so enqueue the whole plan \
                  before the recording ends (PL-7)",
-                self.named(TaskId::at(number)),
-                task.lane
+                self.named(id)
             )),
         }
     }
@@ -175,6 +261,13 @@ impl Ledger {
         let task = self.tasks.get(id.index()).ok_or_else(|| format!("{id} is not in the bound plan"))?;
         if task.lane != lane {
             return Err(format!("{} belongs to {}, not to {lane}", self.named(id), task.lane));
+        }
+        if task.dynamic && !self.forked.is_empty() {
+            return Err(format!(
+                "{} is a dynamic call and is enqueued while a segment is recorded; end the recording before it, enqueue it in every \
+                 step, and begin another behind it (PL-7)",
+                self.named(id)
+            ));
         }
         let own = self.position(lane)?;
         if let Some(last) = self.lanes[own].last
@@ -194,6 +287,9 @@ impl Ledger {
             self.judge_content(id, *access)?;
         }
         self.enter(id, own);
+        if !self.forked.is_empty() {
+            self.recorded.push(id);
+        }
         Ok(())
     }
 
@@ -215,7 +311,9 @@ impl Ledger {
         let own = self.position(lane)?;
         let event = self.events.get(id.index()).ok_or_else(|| format!("{id} is not in the bound plan"))?;
         if !event.recorded {
-            return Err(format!("{lane} waits for {id}, which nothing has recorded in this step"));
+            return Err(format!(
+                "{lane} waits for {id}, which nothing has recorded in this step, or in this segment of it"
+            ));
         }
         for (known, learned) in self.lanes[own].clock.iter_mut().zip(&event.clock) {
             *known = (*known).max(*learned);
@@ -272,7 +370,7 @@ impl Ledger {
             return Ok(());
         }
         match content {
-            Content::Own => Ok(()),
+            Content::Own | Content::Later => Ok(()),
             Content::Nothing => {
                 Err(format!("{} {access} `{name}`, which nothing has written in this step", self.named(id)))
             }

@@ -58,9 +58,7 @@ impl BoundPlan {
 
 impl Wake for BoundPlan {
     fn wake(&self) {
-        for event in &self.events {
-            event.recorded.ring();
-        }
+        self.events.iter().for_each(Event::wake);
     }
 }
 
@@ -72,6 +70,11 @@ pub(super) struct Event {
 }
 
 impl Event {
+    /// Whoever waits looks at the poison.
+    pub(super) fn wake(&self) {
+        self.recorded.ring();
+    }
+
     /// The lane got to the record of this epoch.
     pub(super) fn record(&self, epoch: u64) {
         self.epoch.fetch_max(epoch, Ordering::Release);

@@ -5,7 +5,7 @@
 //!   peer's memory is read only while that peer stands still in the same collective (PL-8).
 //! - A sum adds the group's ranks in rank order in f32, starting from the first one's value; a maximum ignores NaN. Both
 //!   are the same for every rank of the group.
-//! - What is spread after a gather is spread behind the rendezvous: no peer waits for it.
+//! - Of gathered planes a rank pulls its peers' parts; its own it puts there by itself, in no collective.
 //! - With a paced link a collective lasts at least `latency + received bytes / bytes_per_s` from
 //!   the moment the last rank arrived; a communicator carries one at a time.
 
@@ -18,7 +18,7 @@ use super::op_error::OpError;
 use super::roll::Ticket;
 use super::world::{Presence, World};
 use crate::backend::local::{Collective, Move, Piece, Pull, Slices};
-use crate::format::{ElementType, expand_scale};
+use crate::format::ElementType;
 use crate::id::RankId;
 use crate::layout::Region;
 use crate::model::Group;
@@ -34,15 +34,10 @@ pub(super) fn collective(op: &Collective, task: &BoundTask, context: &LaneContex
     let joined = place.arrive(*rank, ticket, world.clock, &world.poison)?;
     let pulled = match &op.pull {
         Pull::Gather(moves) => moves.iter().try_for_each(|part| gather(peers, &context.arena, *part)),
-        Pull::Chunk(pieces, rest) => {
-            let moved = pieces.iter().try_for_each(|piece| gather_piece(peers, &context.arena, *piece));
-            moved.and_then(|()| {
-                rest.iter().try_for_each(|rest| {
-                    context.arena.write::<u8>(*rest)?.fill(0);
-                    Ok(())
-                })
-            })
+        Pull::Chunk(pieces) => {
+            pieces.iter().try_for_each(|piece| gather_piece(peers, &context.arena, *piece))
         }
+        Pull::Records(records) => gather_records(peers, &context.arena, *records),
         Pull::ReduceScatter(ElementType::Bf16, parts) => {
             parts.iter().try_for_each(|part| sum_bf16(peers, &context.arena, part.own))
         }
@@ -60,10 +55,6 @@ pub(super) fn collective(op: &Collective, task: &BoundTask, context: &LaneContex
     // Whether the pull worked or not, the peers must get on.
     place.leave(joined, &world.poison)?;
     pulled?;
-    for expand in &op.expand {
-        let mut plane = context.arena.write(expand.plane)?;
-        expand_scale(expand.format, expand.orientation, expand.shape, &mut plane)?;
-    }
     Ok(joined.at)
 }
 
@@ -76,31 +67,24 @@ struct Peers<'w> {
 }
 
 impl<'w> Peers<'w> {
-    /// The arenas of the group's ranks, in rank order.
-    fn arenas(self) -> impl Iterator<Item = Result<&'w Arena, OpError>> {
+    /// The group's ranks and their arenas, in rank order.
+    fn arenas(self) -> impl Iterator<Item = (RankId, Result<&'w Arena, OpError>)> {
         let Self { world, rank, group } = self;
         let arena = move |rank| world.arena(rank).map(|arena| &**arena).ok_or(OpError::NoArena(rank));
-        world.mesh.members(rank, group).map(arena)
+        world.mesh.members(rank, group).map(move |rank| (rank, arena(rank)))
     }
 }
 
 fn gather(peers: Peers<'_>, own: &Arena, part: Move) -> Result<(), OpError> {
-    let mut target = own.write::<u8>(part.to)?;
-    let mut rest = &mut *target;
-    for arena in peers.arenas() {
-        let source = arena?.read::<u8>(part.from)?;
-        let (place, behind) = rest.split_at_mut(source.len());
-        place.copy_from_slice(&source);
-        rest = behind;
-    }
-    rest.fill(0);
-    Ok(())
+    let Move { from, to } = part;
+    gather_piece(peers, own, Piece { from, to, first: 0, stride: from.bytes })
 }
 
 fn gather_piece(peers: Peers<'_>, own: &Arena, piece: Piece) -> Result<(), OpError> {
     let Piece { from, to, first, stride } = piece;
     let mut target = own.write::<u8>(to)?;
-    for (arena, place) in peers.arenas().zip(target.chunks_mut(stride)) {
+    let places = peers.arenas().zip(target.chunks_mut(stride.max(1)));
+    for ((_, arena), place) in places.filter(|((rank, _), _)| *rank != peers.rank) {
         let source = arena?.read::<u8>(from)?;
         if let Some(place) = place.get_mut(first..first + source.len()) {
             place.copy_from_slice(&source);
@@ -113,7 +97,7 @@ fn gather_piece(peers: Peers<'_>, own: &Arena, piece: Piece) -> Result<(), OpErr
 fn exchange(peers: Peers<'_>, own: &Arena, part: &Slices) -> Result<(), OpError> {
     let taker = peers.world.mesh.position(peers.rank, peers.group) as usize;
     let given = Region { offset: part.given(taker), bytes: part.bytes };
-    for (giver, arena) in peers.arenas().enumerate().filter(|(giver, _)| *giver != taker) {
+    for ((_, arena), giver) in peers.arenas().zip(0..).filter(|(_, giver)| *giver != taker) {
         let source = arena?.read::<u8>(given)?;
         let landed = Region { offset: part.landing(giver, taker), bytes: part.bytes };
         own.write::<u8>(landed)?.copy_from_slice(&source);
@@ -121,10 +105,18 @@ fn exchange(peers: Peers<'_>, own: &Arena, part: &Slices) -> Result<(), OpError>
     Ok(())
 }
 
+fn gather_records(peers: Peers<'_>, own: &Arena, records: Move) -> Result<(), OpError> {
+    let mut target = own.write::<u8>(records.to)?;
+    for ((_, arena), place) in peers.arenas().zip(target.chunks_exact_mut(records.from.bytes.max(1))) {
+        place.copy_from_slice(&arena?.read::<u8>(records.from)?);
+    }
+    Ok(())
+}
+
 /// bf16 values of all ranks, summed in f32.
 fn sum_bf16(peers: Peers<'_>, own: &Arena, part: Move) -> Result<(), OpError> {
     let mut target = own.write::<f32>(part.to)?;
-    for (position, arena) in peers.arenas().enumerate() {
+    for (position, (_, arena)) in peers.arenas().enumerate() {
         let source = arena?.read::<bf16>(part.from)?;
         for (sum, value) in target.iter_mut().zip(source.iter()) {
             *sum = if position == 0 { value.to_f32() } else { *sum + value.to_f32() };
@@ -135,7 +127,7 @@ fn sum_bf16(peers: Peers<'_>, own: &Arena, part: Move) -> Result<(), OpError> {
 
 fn reduce(peers: Peers<'_>, own: &Arena, reduction: Reduction, part: Move) -> Result<(), OpError> {
     let mut target = own.write::<f32>(part.to)?;
-    for (position, arena) in peers.arenas().enumerate() {
+    for (position, (_, arena)) in peers.arenas().enumerate() {
         let source = arena?.read::<f32>(part.from)?;
         match reduction {
             _ if position == 0 => target.copy_from_slice(&source),

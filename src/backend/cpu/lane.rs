@@ -13,10 +13,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::bound::{BoundPlan, BoundTask};
+use super::bound::{BoundPlan, BoundTask, Event};
 use super::context::LaneContext;
 use super::op_error::OpError;
 use super::ops;
+use super::recorded::Recorded;
 use super::world::Presence;
 use crate::backend::bell::{Bell, lock};
 use crate::backend::closures::Closures;
@@ -31,8 +32,8 @@ use crate::queue::Receiver;
 pub(super) enum Command {
     /// One action of an eager step.
     Act { plan: Arc<BoundPlan>, epoch: u64, action: Action },
-    /// All actions of a recorded step.
-    Replay { plan: Arc<BoundPlan>, epoch: u64, actions: Arc<[Action]> },
+    /// The part of a recording that its lane number `position` has.
+    Replay { recorded: Arc<Recorded>, position: usize, epoch: u64 },
     /// Commands come from a larger queue from now on.
     Continue(Receiver<Command>),
 }
@@ -126,11 +127,9 @@ impl LaneThread {
             match command {
                 Command::Continue(larger) => queue = larger,
                 Command::Act { plan, epoch, action } => self.guarded(|lane| lane.act(&plan, epoch, action)),
-                Command::Replay { plan, epoch, actions } => self.guarded(|lane| {
-                    for action in actions.iter() {
-                        lane.act(&plan, epoch, *action);
-                    }
-                }),
+                Command::Replay { recorded, position, epoch } => {
+                    self.guarded(|lane| lane.replay(&recorded, position, epoch));
+                }
             }
             self.state.count();
         }
@@ -153,6 +152,32 @@ impl LaneThread {
         }
     }
 
+    /// Runs its part of a recording, which begins and ends on the first lane.
+    fn replay(&mut self, recorded: &Recorded, position: usize, epoch: u64) {
+        let Some((first, others)) = recorded.lanes.split_first() else { return };
+        let is_first = position == 0;
+        if is_first {
+            recorded.begun.record(epoch);
+        } else {
+            self.wait(&recorded.begun, epoch);
+        }
+        let own = if is_first { first } else { &others[position - 1] };
+        for action in &own.actions {
+            self.act(&recorded.plan, epoch, *action);
+        }
+        if is_first {
+            others.iter().for_each(|other| self.wait(&other.ended, epoch));
+        } else {
+            own.ended.record(epoch);
+        }
+    }
+
+    fn wait(&self, event: &Event, epoch: u64) {
+        if let Err(error) = event.wait(epoch, &self.context.presence.world.poison) {
+            self.state.fail(error);
+        }
+    }
+
     fn act(&mut self, plan: &BoundPlan, epoch: u64, action: Action) {
         let poison = &self.context.presence.world.poison;
         if let Err(error) = poison.check() {
@@ -161,11 +186,7 @@ impl LaneThread {
         let done = match action {
             Action::Run(task) => plan.task(task).map(|task| self.run(task, epoch)),
             Action::Record(event) => plan.event(event).map(|event| event.record(epoch)),
-            Action::Wait(event) => plan.event(event).map(|event| {
-                if let Err(error) = event.wait(epoch, poison) {
-                    self.state.fail(error);
-                }
-            }),
+            Action::Wait(event) => plan.event(event).map(|event| self.wait(event, epoch)),
         };
         if done.is_none() {
             let (rank, lane) = (self.context.presence.rank, self.context.lane.id);

@@ -128,6 +128,19 @@ impl Arena {
         Ok(WriteSlice { first, elements, _lease: lease, _slice: PhantomData })
     }
 
+    /// Copies a region to another of as many bytes.
+    pub(super) fn copy(&self, from: Region, to: Region) -> Result<(), BorrowError> {
+        let source = self.read::<u8>(from)?;
+        self.write::<u8>(to)?.copy_from_slice(&source);
+        Ok(())
+    }
+
+    /// Sets a region to zero.
+    pub(super) fn zero(&self, region: Region) -> Result<(), BorrowError> {
+        self.write::<u8>(region)?.fill(0);
+        Ok(())
+    }
+
     /// Checks the region against arena, element and table, and enters it into the table.
     fn lend<T: Pod>(
         &self,

@@ -9,7 +9,7 @@
 //!   reason.
 //!
 //! One idea per file: `memory` lends the arena and holds the only `unsafe`, `stream` and
-//! `lane` are the two ends of a queue, `bound` is a plan ready to run, `bind` makes it,
+//! `lane` are the two ends of a queue, `recorded` what a queue replays, `bound` is a plan ready to run, `bind` makes it,
 //! `roll` finds ranks that disagree, `rendezvous` is where ranks meet, `collective` what they pull; the rest is arithmetic.
 
 mod adam;
@@ -27,6 +27,7 @@ mod ops;
 mod optimizer;
 mod planes;
 mod quantize;
+mod recorded;
 mod rendezvous;
 mod roll;
 mod skip;

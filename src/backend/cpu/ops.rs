@@ -7,14 +7,12 @@ use std::sync::Arc;
 
 use super::bound::BoundTask;
 use super::context::LaneContext;
-use super::memory::{Arena, BorrowError};
 use super::op_error::OpError;
 use super::surface::CpuSurface;
 use super::{collective, delayed, gradient, optimizer, planes, quantize};
 use crate::backend::ClosureFault;
 use crate::backend::closures::fault_word;
 use crate::backend::local::{ComputeCall, LocalOp};
-use crate::layout::Region;
 
 /// What is left to tell of a task that is done.
 #[derive(Debug, Default)]
@@ -29,10 +27,8 @@ pub(super) struct Done {
 pub(super) fn run(task: &BoundTask, context: &mut LaneContext) -> Result<Done, OpError> {
     let arena = &*context.arena;
     match &task.op {
-        LocalOp::Copy { from, to } => copy(arena, *from, *to)?,
-        LocalOp::Zero { region } | LocalOp::ClearFault { fault: region } => {
-            arena.write::<u8>(*region)?.fill(0)
-        }
+        LocalOp::Copy { from, to } => arena.copy(*from, *to)?,
+        LocalOp::Zero { region } | LocalOp::ClearFault { fault: region } => arena.zero(*region)?,
         LocalOp::Compute(call) => {
             return Ok(Done { fault: compute(call, context)?, ..Done::default() });
         }
@@ -41,6 +37,7 @@ pub(super) fn run(task: &BoundTask, context: &mut LaneContext) -> Result<Done, O
         LocalOp::DelayedScale(op) => delayed::delayed_scale(op, arena)?,
         LocalOp::RecordAmax(op) => delayed::record_amax(op, arena)?,
         LocalOp::PartialCast(op) => quantize::partial_cast(op, arena)?,
+        LocalOp::Assemble(op) => planes::assemble(op, arena)?,
         LocalOp::Transpose(op) => planes::transpose(op, arena)?,
         LocalOp::Dequantize(op) => planes::dequantize(op, arena)?,
         LocalOp::Round(op) => gradient::round(op, arena)?,
@@ -70,10 +67,4 @@ fn compute(op: &ComputeCall, context: &mut LaneContext) -> Result<Option<Closure
         arena.write::<u32>(op.fault)?.fill(fault_word(fault));
     }
     Ok(fault)
-}
-
-fn copy(arena: &Arena, from: Region, to: Region) -> Result<(), BorrowError> {
-    let source = arena.read::<u8>(from)?;
-    arena.write::<u8>(to)?.copy_from_slice(&source);
-    Ok(())
 }

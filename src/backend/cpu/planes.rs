@@ -1,14 +1,25 @@
-//! Planes into other planes and into values: transpose and dequantize, one weight at a time.
+//! Planes made whole, and into other planes and values: assemble, transpose and dequantize.
 
 use super::memory::{Arena, BorrowError, ReadSlice};
 use super::op_error::OpError;
-use crate::backend::local::{Dequantize, Transpose};
+use crate::backend::local::{Assemble, Dequantize, Transpose};
 use crate::format::{self, ElementType, Planes, PlanesMut};
 use crate::layout::PlaneRegions;
 
 /// Both planes, for reading.
 fn read(arena: &Arena, regions: PlaneRegions) -> Result<(ReadSlice<'_, u8>, ReadSlice<'_, u8>), BorrowError> {
     Ok((arena.read(regions.data)?, arena.read(regions.scale)?))
+}
+
+/// Whole planes from what a gather brought and what the rank has.
+pub(super) fn assemble(op: &Assemble, arena: &Arena) -> Result<(), OpError> {
+    op.own.iter().try_for_each(|part| arena.copy(part.from, part.to))?;
+    op.zeros.iter().try_for_each(|region| arena.zero(*region))?;
+    for spread in &op.spread {
+        let mut plane = arena.write(spread.plane)?;
+        format::expand_scale(spread.format, spread.orientation, spread.shape, &mut plane)?;
+    }
+    Ok(())
 }
 
 /// Columnwise planes from gathered rowwise ones.

@@ -4,7 +4,7 @@
 //! - **BK-2** a command is a small message into a queue that has room for a whole step: pushing it
 //!   neither allocates nor waits. A queue grows when it first meets a plan that needs more; a full
 //!   one is an error.
-//! - While a stream records, nothing reaches the lane. A recorded step is replayed by one message
+//! - While a stream records, nothing reaches the lane. A recording is replayed by one message
 //!   per lane, with the same events in a new epoch.
 //! - A stream that is dropped at rest closes its lane. One that is dropped before its lane is done
 //!   poisons the world, because peers and sister lanes may wait for what will never come.
@@ -16,6 +16,7 @@ use super::bound::{BoundPlan, CpuBound};
 use super::context::LaneContext;
 use super::lane::{Action, Command, LaneState, LaneThread};
 use super::memory::Arena;
+use super::recorded::Recorded;
 use super::surface::CpuSurface;
 use super::world::Presence;
 use crate::backend::closures::Closures;
@@ -48,11 +49,10 @@ struct Recording {
     actions: Vec<Action>,
 }
 
-/// A recorded step: what each lane does.
+/// A recording: what each lane does, once in a step.
 #[derive(Debug)]
 pub struct CpuGraph {
-    plan: Arc<BoundPlan>,
-    lanes: Vec<(LaneId, Arc<[Action]>)>,
+    recorded: Arc<Recorded>,
 }
 
 impl CpuStream {
@@ -187,33 +187,37 @@ pub(super) fn end_capture(streams: &mut [CpuStream], bound: &CpuBound) -> Result
     }
     let lanes = streams.iter_mut().map(|stream| {
         let actions = stream.recording.take().map_or_else(Vec::new, |recording| recording.actions);
-        (stream.lane.id, actions.into())
+        (stream.lane.id, actions)
     });
-    Ok(CpuGraph { plan: Arc::clone(&bound.plan), lanes: lanes.collect() })
+    let recorded = Arc::new(Recorded::new(Arc::clone(&bound.plan), lanes));
+    if let Some(first) = streams.first() {
+        first.presence.world.poison.watch(Arc::<Recorded>::downgrade(&recorded));
+    }
+    Ok(CpuGraph { recorded })
 }
 
-/// Sends each lane its part of a recorded step.
+/// Sends each lane its part of a recording.
 pub(super) fn launch(
     streams: &mut [CpuStream],
     bound: &CpuBound,
     graph: &CpuGraph,
 ) -> Result<(), BackendError> {
+    let recorded = &graph.recorded;
     for (position, stream) in streams.iter().enumerate() {
         stream.presence.world.poison.check()?;
         if stream.recording.is_some() {
             return Err(stream.refusal("it records; end the capture before launching its graph".to_owned()));
         }
-        let same_lane = graph.lanes.get(position).is_some_and(|(lane, _)| *lane == stream.lane.id);
-        if streams.len() != graph.lanes.len() || !same_lane || !Arc::ptr_eq(&graph.plan, &bound.plan) {
+        let same_lane = recorded.lanes.get(position).is_some_and(|part| part.lane == stream.lane.id);
+        if streams.len() != recorded.lanes.len() || !same_lane || !Arc::ptr_eq(&recorded.plan, &bound.plan) {
             return Err(stream.refusal("the graph was recorded from other lanes or another plan".to_owned()));
         }
         if stream.queue.as_ref().is_none_or(Sender::is_full) {
             return Err(stream.refusal("its queue is full; synchronize before launching again".to_owned()));
         }
     }
-    for (stream, (_, actions)) in streams.iter_mut().zip(&graph.lanes) {
-        let (plan, actions) = (Arc::clone(&bound.plan), Arc::clone(actions));
-        stream.send(Command::Replay { plan, epoch: bound.epoch, actions })?;
+    for (position, stream) in streams.iter_mut().enumerate() {
+        stream.send(Command::Replay { recorded: Arc::clone(recorded), position, epoch: bound.epoch })?;
     }
     Ok(())
 }

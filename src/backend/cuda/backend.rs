@@ -56,7 +56,7 @@ pub struct CudaMemory {
     landing_bytes: usize,
 }
 
-/// A recorded step of one rank.
+/// A recording of one rank: a step, or a segment of one.
 #[derive(Debug)]
 pub struct CudaGraph {
     /// Before the communicators, because destroying one waits until no recording of its transfers is left.
@@ -403,6 +403,8 @@ impl Backend for CudaBackend {
     }
 
     fn take_fault(&self, stream: &mut CudaStream) -> Option<ClosureFault> {
+        // Where the step's beginning is recorded, nothing else says so to the host.
+        stream.faulted = false;
         stream.fault.take()
     }
 

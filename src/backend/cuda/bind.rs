@@ -106,6 +106,7 @@ impl Binder<'_> {
             LocalOp::DelayedScale(op) => kernel(prepare.delayed_scale(&op)?),
             LocalOp::RecordAmax(op) => kernel(prepare.record_amax(&op)?),
             LocalOp::PartialCast(op) => kernel(prepare.partial_cast(&op)?),
+            LocalOp::Assemble(op) => prepare.assemble(&op)?.into_iter().map(Command::Kernel).collect(),
             LocalOp::Transpose(op) => kernel(prepare.transpose(&op)?),
             LocalOp::Dequantize(op) => kernel(prepare.dequantize(&op)?),
             LocalOp::Round(op) => kernel(prepare.round(&op)?),

@@ -57,7 +57,7 @@ impl CudaFailure {
                 CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
                 | CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
                 | CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION => {
-                    "; a closure did what cannot be captured, such as waiting or allocating: set capture = \"off\""
+                    "; a closure did what cannot be captured, such as waiting or allocating: declare its call dynamic and set capture = \"segments\", or set capture = \"off\""
                 }
                 _ => "",
             };

@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use super::address::DeviceAddress;
 use super::failure::CudaFailure;
 use super::kernels::{
-    AccumulateOperand, AdamOperand, AmaxOperand, CastOperand, DelayedScaleOperand, DequantizeOperand,
-    KernelLaunch, Kernels, MasterFragment, MasterState, NormOperand, RecordAmaxOperand, ScaleOperand,
-    ScaleRows, SlicesOperand, TransposeOperand, VoteOperand,
+    AccumulateOperand, AdamOperand, AmaxOperand, CastOperand, CopyOperand, DelayedScaleOperand,
+    DequantizeOperand, ExpandOperand, KernelLaunch, Kernels, MasterFragment, MasterState, NormOperand,
+    RecordAmaxOperand, ScaleOperand, ScaleRows, SlicesOperand, TransposeOperand, VoteOperand, ZeroOperand,
 };
 use crate::backend::local::{
-    Accumulate, Adam, CastVote, DelayedScale, Dequantize, FusedScale, GradNorm, Master, PartialAmax,
-    PartialCast, RecordAmax, Round, SumGradient, Transpose,
+    Accumulate, Adam, Assemble, CastVote, DelayedScale, Dequantize, FusedScale, GradNorm, Master, Move,
+    PartialAmax, PartialCast, RecordAmax, Round, Spread, SumGradient, Transpose,
 };
 use crate::format::{Format, Orientation, Shape, Via};
 use crate::layout::Region;
@@ -129,6 +129,38 @@ impl Preparation<'_> {
         }
         let operands: Vec<_> = operands.into_values().collect();
         self.kernels.partial_cast(op.format, op.via, &operands, self.vote_of(op.vote))
+    }
+
+    /// One launch for all of the rank's own parts; one that zeroes and, for each format that repeats scale rows, one that spreads them,
+    /// where there is something to zero or to spread.
+    pub(super) fn assemble(&self, op: &Assemble) -> Result<Vec<KernelLaunch>, CudaFailure> {
+        let mut launches = Vec::new();
+        let own = |part: &Move| CopyOperand {
+            from: self.at(part.from),
+            to: self.at(part.to),
+            bytes: part.from.bytes,
+        };
+        let own: Vec<_> = op.own.iter().map(own).collect();
+        if !own.is_empty() {
+            launches.push(self.kernels.copy(&own)?);
+        }
+        let zero = |region: &Region| ZeroOperand { to: self.at(*region), bytes: region.bytes };
+        let zeros: Vec<_> = op.zeros.iter().map(zero).collect();
+        if !zeros.is_empty() {
+            launches.push(self.kernels.zero(&zeros)?);
+        }
+        let kind = |spread: &Spread| (spread.format, spread.orientation);
+        for alike in op.spread.chunk_by(|one, other| kind(one) == kind(other)) {
+            let operand = |spread: &Spread| {
+                let plane = self.at(spread.plane);
+                ExpandOperand { shape: spread.shape, compact: plane, plane }
+            };
+            let operands: Vec<_> = alike.iter().map(operand).collect();
+            if let Some(first) = alike.first() {
+                launches.push(self.kernels.expand_scale(first.format, first.orientation, &operands)?);
+            }
+        }
+        Ok(launches)
     }
 
     pub(super) fn transpose(&self, op: &Transpose) -> Result<KernelLaunch, CudaFailure> {

@@ -5,9 +5,8 @@
 //! - **PL-8** a rank's memory is written by a peer only between two meetings: one in which everybody says that its
 //!   target may be written (*ready*), and one in which everybody says that it has written (*done*).
 //! - Who meets are the ranks of one host, whose memory reaches each other; every host for itself.
-//! - The first word of a meeting is written behind a system-wide fence (CUDA puts one before a stream's write unless it is told not
-//!   to), and the others behind it; so whoever has seen a word sees what was written before the meeting, and a cleared word is
-//!   seen cleared before the next meeting signals. Fences are what a meeting costs: it has one.
+//! - A word is written behind a system-wide fence, which CUDA puts before a stream's write (the flag that leaves it out is refused on an H200), so
+//!   whoever has seen a word sees what was written before it, and a cleared word is seen cleared before the next meeting signals.
 //! - A word is 1 from the peer's signal until this rank has waited for it and cleared it, so the same
 //!   commands work in every step and in every replay of a recorded one. A peer signals a word again only
 //!   after the other meeting of the pair, which needs this rank's signal, sent after the word was cleared: no
@@ -113,13 +112,6 @@ pub(super) struct Shared {
     pub(super) here: DeviceAddress,
 }
 
-/// What comes before a write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fence {
-    System,
-    None,
-}
-
 /// Stream memory operations, enqueued as one batch and run in their order.
 #[derive(Clone)]
 pub(super) struct MemoryOperations {
@@ -129,21 +121,20 @@ pub(super) struct MemoryOperations {
 impl MemoryOperations {
     /// Meets those with whom `words` are shared: all signals, then all waits, then all words cleared.
     pub(super) fn meet(words: &[Shared]) -> Self {
-        let fence = |number| if number == 0 { Fence::System } else { Fence::None };
-        let signals = words.iter().enumerate().map(|(number, word)| write(word.there, 1, fence(number)));
+        let signals = words.iter().map(|word| write(word.there, 1));
         let waits = words.iter().map(|word| wait(word.here, 1));
-        let cleared = words.iter().map(|word| write(word.here, 0, Fence::None));
+        let cleared = words.iter().map(|word| write(word.here, 0));
         Self { all: signals.chain(waits).chain(cleared).collect() }
     }
 
     /// Leaves a mark for the host.
     pub(super) fn mark(mark: Mark) -> Self {
-        Self { all: vec![write(mark.word, mark.number, Fence::System)] }
+        Self { all: vec![write(mark.word, mark.number)] }
     }
 
-    /// Then leaves a mark for the host, which orders nothing.
+    /// Then leaves a mark for the host.
     pub(super) fn then_mark(mut self, mark: Mark) -> Self {
-        self.all.push(write(mark.word, mark.number, Fence::None));
+        self.all.push(write(mark.word, mark.number));
         self
     }
 
@@ -171,16 +162,12 @@ impl std::fmt::Debug for MemoryOperations {
     }
 }
 
-fn write(to: DeviceAddress, value: u32, fence: Fence) -> sys::CUstreamBatchMemOpParams {
+fn write(to: DeviceAddress, value: u32) -> sys::CUstreamBatchMemOpParams {
     // SAFETY: all bytes zero is a valid value of this union of plain numbers.
     let mut operation: sys::CUstreamBatchMemOpParams = unsafe { std::mem::zeroed() };
     operation.writeValue.operation = sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_32;
     operation.writeValue.address = to.number();
     operation.writeValue.__bindgen_anon_1.value = value;
-    operation.writeValue.flags = match fence {
-        Fence::System => sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT,
-        Fence::None => sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER,
-    } as u32;
     operation
 }
 

@@ -4,11 +4,12 @@
 //! - Offsets are the same in every arena; lengths come from the shard layout, and numbers of ranks from the group that meets.
 //! - A rank with no real rows moves its stored zero rows and joins like any other (CO-2 holds as
 //!   well: what the slots hold does not matter).
-//! - Scale rows that a format repeats travel once and are spread where they land, behind the collective.
+//! - A gather of planes brings what the other ranks hold, and nothing else: the rank's own part, padding and rows that a format repeats are a task
+//!   of their own ([`super::assemble`]).
 
 use super::Refusal;
 use super::binder::Binder;
-use crate::format::{ElementType, Format, Orientation, PlaneSpec, Shape};
+use crate::format::{ElementType, PlaneSpec};
 use crate::id::{SlotId, WeightId};
 use crate::layout::{PlaneRegions, Region};
 use crate::model::Group;
@@ -24,25 +25,17 @@ pub(in crate::backend) struct Collective {
     /// Bytes the rank receives from others.
     pub(in crate::backend) received: u64,
     pub(in crate::backend) pull: Pull,
-    pub(in crate::backend) expand: Vec<Expand>,
-}
-
-/// A gathered scale plane whose compact rows are spread once they are here.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::backend) struct Expand {
-    pub(in crate::backend) format: Format,
-    pub(in crate::backend) orientation: Orientation,
-    pub(in crate::backend) shape: Shape,
-    pub(in crate::backend) plane: Region,
 }
 
 /// What a rank pulls.
 #[derive(Debug)]
 pub(in crate::backend) enum Pull {
-    /// The `from` of every rank of the group, one after the other into `to`; the rest of `to` is zeroed.
+    /// The `from` of every other rank of the group, each to its place in `to`, which has one for every rank, one after the other.
     Gather(Vec<Move>),
-    /// Bytes of the `from` of every rank of the group, each to its own place in `to`; and what is zeroed behind the last ones.
-    Chunk(Vec<Piece>, Vec<Region>),
+    /// Bytes of the `from` of every other rank of the group, each to its own place in `to`.
+    Chunk(Vec<Piece>),
+    /// The `from` of every rank of the group, one after the other into `to`, which has no more bytes.
+    Records(Move),
     /// For every part, the slices that the group's ranks have for this one, which are of this type, summed in f32.
     ReduceScatter(ElementType, Vec<Scatter>),
     /// For every part, the slices that the group's other ranks have for this one, side by side.
@@ -107,101 +100,57 @@ impl Collective {
     fn new(binder: &Binder<'_>, group: Group, source: Region, pull: Pull) -> Self {
         let each: usize = match &pull {
             Pull::Gather(moves) | Pull::AllReduce(_, moves) => moves.iter().map(|part| part.from.bytes).sum(),
-            Pull::Chunk(pieces, _) => pieces.iter().map(|piece| piece.from.bytes).sum(),
+            Pull::Chunk(pieces) => pieces.iter().map(|piece| piece.from.bytes).sum(),
+            Pull::Records(records) => records.from.bytes,
             Pull::ReduceScatter(_, parts) => parts.iter().map(|part| part.own.from.bytes).sum(),
             Pull::Exchange(parts) => parts.iter().map(|part| part.bytes).sum(),
         };
         let peers = binder.binding.weights.mesh.size(group) - 1;
         let received = (each as u64).saturating_mul(u64::from(peers));
-        Self { group, source, received, pull, expand: Vec::new() }
+        Self { group, source, received, pull }
     }
 
     pub(super) fn all_gather(binder: &Binder<'_>, parts: &[GatherPart]) -> Result<Self, Refusal> {
-        let (mut moves, mut expand, mut first) = (Vec::new(), Vec::new(), None);
+        let (mut moves, mut first) = (Vec::new(), None);
         for part in parts {
-            let (source, planes, expands) = Self::gathered(binder, part)?;
+            let (source, planes) = gathered(binder, part)?;
             first.get_or_insert(source);
             moves.extend(planes);
-            expand.extend(expands);
         }
-        Ok(Self { expand, ..Self::gather(binder, Group::Shard, first.unwrap_or_default(), moves)? })
+        let shards = binder.shards();
+        moves.iter().try_for_each(|part| fits(*part, shards))?;
+        Ok(Self::new(binder, Group::Shard, first.unwrap_or_default(), Pull::Gather(moves)))
     }
 
-    /// Some bytes of a weight's shards; behind the last ones, what a whole gather does behind its own.
+    /// Some bytes of a weight's shards.
     pub(super) fn gather_chunk(
         binder: &Binder<'_>,
         part: &GatherPart,
         chunk: Chunk,
     ) -> Result<Self, Refusal> {
-        let (source, moves, expand) = Self::gathered(binder, part)?;
+        let (source, moves) = gathered(binder, part)?;
         let whole: usize = moves.iter().map(|plane| plane.from.bytes).sum();
         if chunk.begin >= chunk.end || chunk.end > whole {
             return Err(format!("bytes {}..{} are no chunk of {whole}", chunk.begin, chunk.end));
         }
-        let (mut pieces, mut rest, mut begin) = (Vec::new(), Vec::new(), 0);
-        for Move { from, to } in moves {
-            let filled = from.bytes.saturating_mul(binder.shards());
-            let Some(behind) = to.bytes.checked_sub(filled) else {
-                return Err(format!("{} parts of {} bytes do not fit", binder.shards(), from.bytes));
-            };
+        let (mut pieces, mut begin) = (Vec::new(), 0);
+        for plane in moves {
+            fits(plane, binder.shards())?;
+            let Move { from, to } = plane;
             let first = chunk.begin.clamp(begin, begin + from.bytes) - begin;
             let bytes = chunk.end.clamp(begin, begin + from.bytes) - begin - first;
             if let Some(moved) = from.part(first, bytes).filter(|moved| moved.bytes > 0) {
                 pieces.push(Piece { from: moved, to, first, stride: from.bytes });
             }
-            rest.extend(to.part(filled, behind).filter(|rest| rest.bytes > 0));
             begin += from.bytes;
         }
-        let is_last = chunk.end == whole;
-        let rest = if is_last { rest } else { Vec::new() };
-        let collective = Self::new(binder, Group::Shard, source, Pull::Chunk(pieces, rest));
-        Ok(Self { expand: expand.filter(|_| is_last).into_iter().collect(), ..collective })
-    }
-
-    /// The slot of one weight's shard, what is gathered of it, and what is spread behind.
-    fn gathered(
-        binder: &Binder<'_>,
-        part: &GatherPart,
-    ) -> Result<(Region, Vec<Move>, Option<Expand>), Refusal> {
-        let GatherPart { weight, orientation, from, to } = *part;
-        let layout = binder.weight(weight)?;
-        spread(binder, weight)?;
-        let (shard, gathered) = (layout.shard_planes(orientation), layout.gathered_planes(orientation));
-        let source = binder.bytes(from, PlaneRegions::bytes(&shard))?;
-        let target = binder.bytes(to, PlaneRegions::bytes(&gathered))?;
-        if shard.len() != gathered.len()
-            || shard.iter().zip(&gathered).any(|(part, whole)| !stacks(part, whole))
-        {
-            return Err(format!("shards of `{}` do not lie one after the other when gathered", layout.name));
-        }
-        let (shard, gathered) =
-            (PlaneRegions::within(source, &shard), PlaneRegions::within(target, &gathered));
-        let planes =
-            [Move { from: shard.data, to: gathered.data }, Move { from: shard.scale, to: gathered.scale }];
-        let moves = planes.into_iter().filter(|plane| plane.to.bytes > 0).collect();
-        let expand = (gathered.scale.bytes > 0).then_some(Expand {
-            format: layout.format,
-            orientation,
-            shape: layout.shard.padded(),
-            plane: gathered.scale,
-        });
-        Ok((source, moves, expand))
+        Ok(Self::new(binder, Group::Shard, source, Pull::Chunk(pieces)))
     }
 
     pub(super) fn gather_records(binder: &Binder<'_>, from: SlotId, to: SlotId) -> Result<Self, Refusal> {
         let from = binder.elements::<NormRecord>(from, 1)?;
         let to = binder.elements::<NormRecord>(to, binder.ranks())?;
-        Self::gather(binder, Group::World, from, vec![Move { from, to }])
-    }
-
-    fn gather(binder: &Binder<'_>, group: Group, source: Region, moves: Vec<Move>) -> Result<Self, Refusal> {
-        let ranks = binder.binding.weights.mesh.size(group) as usize;
-        for part in &moves {
-            if part.from.bytes.saturating_mul(ranks) > part.to.bytes {
-                return Err(format!("{ranks} parts of {} bytes do not fit", part.from.bytes));
-            }
-        }
-        Ok(Self::new(binder, group, source, Pull::Gather(moves)))
+        Ok(Self::new(binder, Group::World, from, Pull::Records(Move { from, to })))
     }
 
     pub(super) fn reduce_scatter(
@@ -257,6 +206,32 @@ impl Collective {
         let source = moves.first().map_or_else(Region::default, |first| first.from);
         Ok(Self::new(binder, group, source, Pull::AllReduce(reduction, moves)))
     }
+}
+
+/// The slot of one weight's shard, and its planes with where they go: data first, scales behind.
+pub(super) fn gathered(binder: &Binder<'_>, part: &GatherPart) -> Result<(Region, Vec<Move>), Refusal> {
+    let GatherPart { weight, orientation, from, to } = *part;
+    let layout = binder.weight(weight)?;
+    spread(binder, weight)?;
+    let (shard, gathered) = (layout.shard_planes(orientation), layout.gathered_planes(orientation));
+    let source = binder.bytes(from, PlaneRegions::bytes(&shard))?;
+    let target = binder.bytes(to, PlaneRegions::bytes(&gathered))?;
+    if shard.len() != gathered.len() || shard.iter().zip(&gathered).any(|(part, whole)| !stacks(part, whole))
+    {
+        return Err(format!("shards of `{}` do not lie one after the other when gathered", layout.name));
+    }
+    let (shard, gathered) = (PlaneRegions::within(source, &shard), PlaneRegions::within(target, &gathered));
+    let planes =
+        [Move { from: shard.data, to: gathered.data }, Move { from: shard.scale, to: gathered.scale }];
+    Ok((source, planes.into_iter().filter(|plane| plane.to.bytes > 0).collect()))
+}
+
+/// Is there room for the parts of so many ranks?
+fn fits(part: Move, ranks: usize) -> Result<(), Refusal> {
+    if part.from.bytes.saturating_mul(ranks) <= part.to.bytes {
+        return Ok(());
+    }
+    Err(format!("{ranks} parts of {} bytes do not fit", part.from.bytes))
 }
 
 /// Collectives of one weight need a shard of it on every rank of a replica.

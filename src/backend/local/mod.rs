@@ -6,6 +6,7 @@
 //!   not fit its slots is refused with the reason.
 //! - A local op is data. On which memory and by which threads it runs is a backend's matter.
 
+mod assemble;
 mod binder;
 mod collective;
 mod delayed;
@@ -15,6 +16,7 @@ mod planes;
 mod quantize;
 mod resolve;
 
+pub(super) use assemble::{Assemble, Spread};
 #[cfg(feature = "cuda")]
 pub(super) use collective::Scatter;
 pub(super) use collective::{Collective, Move, Piece, Pull, Slices};
@@ -53,6 +55,7 @@ pub(super) enum LocalOp {
     DelayedScale(DelayedScale),
     RecordAmax(RecordAmax),
     PartialCast(PartialCast),
+    Assemble(Assemble),
     Transpose(Transpose),
     Dequantize(Dequantize),
     Round(Round),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Refusal;
+use super::assemble::Assemble;
 use super::binder::Binder;
 use super::collective::Collective;
 use super::delayed::{DelayedScale, RecordAmax};
@@ -13,6 +14,7 @@ use super::quantize::{FusedScale, PartialAmax, PartialCast};
 use super::{ComputeCall, LocalOp};
 use crate::backend::BackendError;
 use crate::compute::BoundCall;
+use crate::format::ElementType;
 use crate::id::{SlotId, TaskId, WeightId};
 use crate::layout::{Binding, Region};
 use crate::model::Call;
@@ -74,6 +76,7 @@ impl Binder<'_> {
             Op::GatherChunk { part, chunk } => {
                 LocalOp::Collective(Collective::gather_chunk(self, part, *chunk)?)
             }
+            Op::Assemble { parts } => LocalOp::Assemble(Assemble::resolve(self, parts)?),
             Op::ReduceScatter { element, parts } => {
                 LocalOp::Collective(Collective::reduce_scatter(self, *element, parts)?)
             }
@@ -114,10 +117,12 @@ impl Binder<'_> {
         })
     }
 
-    /// The rows of a gradient slot beyond the weight's own.
+    /// The rows of a gradient slot beyond the weight's own: in f32, unless the slot is for a gradient in bf16.
     fn padding(&self, weight: WeightId, gradient: SlotId) -> Result<Region, Refusal> {
         let shard = self.weight(weight)?.shard;
-        let row = shard.shape.cols * size_of::<f32>();
+        let content = self.binding.arena.slot(gradient).content;
+        let element = content.gradient_element().unwrap_or(ElementType::F32);
+        let row = shard.shape.cols * element.bytes();
         let all = self.bytes(gradient, shard.padded_rows() * row)?;
         let real = shard.shape.rows * row;
         all.part(real, all.bytes.saturating_sub(real))

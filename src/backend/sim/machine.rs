@@ -134,9 +134,26 @@ impl Machine {
         }
     }
 
-    /// The host launches a recorded step.
+    /// The host launches a recording.
     pub(super) fn replay(&mut self) {
         self.host.iter_mut().for_each(|clock| *clock = clock.saturating_add(self.replay));
+    }
+
+    /// Lets all lanes wait for `first`.
+    pub(super) fn part(&mut self, first: LaneId) {
+        let Some(free) = self.lanes.get(first.index()).map(|lane| lane.free.clone()) else { return };
+        for lane in &mut self.lanes {
+            lane.free.iter_mut().zip(&free).for_each(|(own, first)| *own = (*own).max(*first));
+        }
+    }
+
+    /// Lets `first` wait for all lanes.
+    pub(super) fn meet(&mut self, first: LaneId) {
+        for other in 0..self.lanes.len() {
+            if let Ok([first, other]) = self.lanes.get_disjoint_mut([first.index(), other]) {
+                first.free.iter_mut().zip(&other.free).for_each(|(own, other)| *own = (*own).max(*other));
+            }
+        }
     }
 
     /// The host waits for a lane.

@@ -71,7 +71,7 @@ pub struct SimBound {
     progress: Mutex<Progress>,
 }
 
-/// A recorded step: what was enqueued, in that order.
+/// A recording: what was enqueued, in that order.
 #[derive(Debug)]
 pub struct SimGraph {
     actions: Vec<Action>,
@@ -216,12 +216,14 @@ impl Backend for SimBackend {
     ) -> Result<(), BackendError> {
         let mut machine = lock(&self.shared.machine);
         let mut progress = lock(&bound.progress);
+        let first = streams.first().map_or(LaneId::new(0), |stream| stream.lane);
         machine.replay();
+        machine.part(first);
         for action in &graph.actions {
-            machine.act(*action, &bound.tasks, &mut progress).map_err(|reason| {
-                self.lane_error(streams.first().map_or(LaneId::new(0), |stream| stream.lane), reason)
-            })?;
+            let done = machine.act(*action, &bound.tasks, &mut progress);
+            done.map_err(|reason| self.lane_error(first, reason))?;
         }
+        machine.meet(first);
         Ok(())
     }
 

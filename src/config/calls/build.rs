@@ -8,7 +8,7 @@ use super::CallList;
 use super::file::{BufferItem, CallItem, WeightItem};
 use super::numbers::{numbered, numbers};
 use crate::config::ConfigError;
-use crate::format::Format;
+use crate::format::{ElementType, Format};
 use crate::id::{BufferId, WeightId};
 use crate::model::{
     Access, BufferSpec, CostHint, DeclareError, Model, ModelBuilder, Placement, ProgramBuilder, StepProgram,
@@ -65,7 +65,8 @@ impl CallList {
                 self.call(&mut program, &buffers, item, call, number)?;
             }
         }
-        let trains = self.file.calls.iter().any(|call| !call.gradients.is_empty());
+        let writes = |call: &CallItem| !call.gradients.is_empty() || !call.gradients_bf16.is_empty();
+        let trains = self.file.calls.iter().any(writes);
         let built = if trains { program.build_training() } else { program.build_evaluation() };
         built.map_err(self.at("call".to_owned()))
     }
@@ -105,8 +106,14 @@ impl CallList {
             uses.push(weight(program, &usage.weight, key(&format!("uses.{place}.weight")))?);
         }
         let mut gradients = Vec::new();
-        for name in &call.gradients {
-            gradients.push(weight(program, name, key("gradients"))?);
+        let lists = [
+            ("gradients", &call.gradients, ElementType::F32),
+            ("gradients_bf16", &call.gradients_bf16, ElementType::Bf16),
+        ];
+        for (of, names, element) in lists {
+            for name in names {
+                gradients.push((weight(program, name, key(of))?, element));
+            }
         }
         let mut accesses = Vec::new();
         let lists = [
@@ -133,7 +140,12 @@ impl CallList {
                 builder = builder.reuse(reuse);
             }
         }
-        builder = gradients.into_iter().fold(builder, |builder, weight| builder.gradient(weight));
+        if call.dynamic {
+            builder = builder.dynamic();
+        }
+        builder = gradients
+            .into_iter()
+            .fold(builder, |builder, (weight, element)| builder.gradient_in(weight, element));
         let builder =
             accesses.into_iter().fold(builder, |builder, (buffer, access)| builder.accesses(buffer, access));
         builder.add().map(drop).map_err(self.at(format!("call.{item}")))

@@ -61,6 +61,8 @@ pub(super) struct CallItem {
     #[serde(default)]
     pub(super) gradients: Vec<String>,
     #[serde(default)]
+    pub(super) gradients_bf16: Vec<String>,
+    #[serde(default)]
     pub(super) reads: Vec<String>,
     #[serde(default)]
     pub(super) writes: Vec<String>,
@@ -71,6 +73,8 @@ pub(super) struct CallItem {
     #[serde(default)]
     pub(super) bytes: u64,
     pub(super) math: Option<Math>,
+    #[serde(default)]
+    pub(super) dynamic: bool,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -177,11 +181,13 @@ impl Declared for File {
         optional("call.#.uses.#.form", Takes::OneOf(&["planes", "dense", "dense_bf16"])),
         optional("call.#.uses.#.reuse", REUSE),
         optional("call.#.gradients", Takes::Names),
+        optional("call.#.gradients_bf16", Takes::Names),
         optional("call.#.reads", Takes::Names),
         optional("call.#.writes", Takes::Names),
         optional("call.#.updates", Takes::Names),
         optional("call.#.flops", Takes::Count(0, 1 << 62)),
         optional("call.#.bytes", Takes::Count(0, 1 << 62)),
         optional("call.#.math", MATH),
+        optional("call.#.dynamic", Takes::Switch),
     ];
 }

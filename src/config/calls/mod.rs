@@ -13,8 +13,10 @@
 //! | | `role`, `lifetime` | `internal` and `step` when left out |
 //! | `[[call]]` | `name`, `phase` | in program order |
 //! | | `uses` | `{ weight, orientation, form, reuse }`, rowwise planes when left out |
-//! | | `gradients`, `reads`, `writes`, `updates` | names of weights; of buffers |
+//! | | `gradients`, `gradients_bf16` | names of weights; those whose gradients the call writes in bf16 |
+//! | | `reads`, `writes`, `updates` | names of buffers |
 //! | | `flops`, `bytes`, `math` | its cost |
+//! | | `dynamic` | `true`: it is issued anew in every step, also where steps are recorded |
 //!
 //! **Numbers.** An item with `numbers = [first, last]` is repeated for every number from first to last, downwards if the last is smaller.
 //! In each text of the item `#` is the number, `#-1` and `#+1` are its neighbours. So a chain of any length is a few lines, and its

@@ -1,7 +1,7 @@
 //! What a list of calls declares, and what it is told when it cannot.
 
 use super::*;
-use crate::format::Orientation;
+use crate::format::{ElementType, Orientation};
 use crate::model::Math;
 
 const EXAMPLE: &str = include_str!("../../../examples/simulate/calls.toml");
@@ -35,6 +35,26 @@ fn calls_are_declared_in_the_order_of_the_file_and_of_their_numbers() {
     assert_eq!((last.uses[0].weight.index(), last.uses[0].orientation), (0, Orientation::Columnwise));
     assert_eq!((last.cost.math, program.calls()[0].cost.math), (Math::Fp8, Math::Bf16));
     assert_eq!(program.calls()[0].cost.flops, 7);
+    assert!(program.updates_weights());
+}
+
+#[test]
+fn a_call_of_a_list_is_dynamic_if_it_says_so() {
+    let text = SOUND.replace("flops = 7\n", "flops = 7\ndynamic = true\n");
+    let list = CallList::from_toml(&text, "m.toml").unwrap();
+    let program = list.program(&list.model().unwrap()).unwrap();
+    let dynamic: Vec<bool> = program.calls().iter().map(|call| call.dynamic).collect();
+    assert_eq!(dynamic, [true, true, false, false]);
+    assert!(refusal(&SOUND.replace("flops = 7", "dynamic = 1")).contains("`true` or `false`"));
+}
+
+#[test]
+fn gradients_may_be_written_in_bf16() {
+    let text = SOUND.replace("gradients =", "gradients_bf16 =");
+    let list = CallList::from_toml(&text, "m.toml").unwrap();
+    let program = list.program(&list.model().unwrap()).unwrap();
+    let elements: Vec<_> = program.calls().iter().flat_map(|call| &call.grads).map(|of| of.element).collect();
+    assert_eq!(elements, [ElementType::Bf16; 2]);
     assert!(program.updates_weights());
 }
 
@@ -79,6 +99,8 @@ fn what_cannot_be_is_told_with_file_line_and_key() {
         ("down.#", "up.#", "m.toml:20: `call.1`: call `up.1` is declared twice"),
         ("'w.#'\nnumbers", "'w'\nnumbers", "m.toml:4: `weight.0`: weight `w` is declared twice"),
         ("gradients = ['w.#']", "gradients = ['w.1', 'w.1']", "`call.1`: "),
+        ("gradients = ['w.#']", "gradients_bf16 = ['v']", "`call.1.gradients_bf16`: no weight is named `v`"),
+        ("gradients = ['w.#']", "gradients = ['w.1']\ngradients_bf16 = ['w.1']", "`call.1`: "),
         (
             "cols = 4\n",
             "cols = 4\nplacement = 'replicated'\ngroup = 'g'\n",

@@ -86,7 +86,12 @@ pub(super) const ROWS: &[Row] = &[
         value: |c| toml(c.deadline_s),
         valid: |c| (0.1..=86_400.0).contains(&c.deadline_s),
     },
-    Row { path: "capture", expected: "\"off\" or \"step\"", value: |c| toml(c.capture), valid: |_| true },
+    Row {
+        path: "capture",
+        expected: "\"off\", \"step\" or \"segments\"",
+        value: |c| toml(c.capture),
+        valid: |_| true,
+    },
     Row { path: "check", expected: SWITCH, value: |c| toml(c.check), valid: |_| true },
     Row {
         path: "prefetch.depth",

@@ -144,7 +144,7 @@ impl ProgramBuilder {
     }
 
     fn check_gradients(&self) -> Result<(), DeclareError> {
-        let lacks = |weight| !self.calls.iter().any(|call| call.grads.contains(&weight));
+        let lacks = |weight| !self.calls.iter().any(|call| call.gradient(weight).is_some());
         match self.model.entries().find(|(weight, _)| lacks(*weight)) {
             None => Ok(()),
             Some((_, spec)) => {

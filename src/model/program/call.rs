@@ -1,7 +1,8 @@
 //! One compute call: what it consumes, what it produces, what it costs.
 //!
 //! Law: a call is plain data and names weights and buffers by id. Its uses stand in the order in which it consumes
-//! them. Phase and cost are hints; no plan and no number depends on them.
+//! them. Phase and cost are hints; no plan and no number depends on them. Whether it is dynamic decides nothing but where the
+//! recording of a step is cut.
 
 use serde::{Deserialize, Serialize};
 
@@ -56,6 +57,16 @@ pub enum Reuse {
     Keep,
 }
 
+/// One gradient that a call writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct Gradient {
+    /// Of which weight.
+    pub weight: WeightId,
+    /// In what the call writes it, [`ElementType::F32`] or [`ElementType::Bf16`]. What was written in bf16 is reduced as it
+    /// lies and travels in bf16, whatever `reduce_dtype` says: there are no more bits to send.
+    pub element: ElementType,
+}
+
 /// Which part of the step a call belongs to. A declaration for people and for coming policies: no part
 /// of planning, running or reporting reads it today.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -108,11 +119,23 @@ pub struct Call {
     pub phase: Phase,
     /// Weights read, in the order the call consumes them.
     pub uses: Vec<Use>,
-    /// Weights whose full gradient `[rows, cols]` f32 the call overwrites; the scheduler reduces
-    /// and accumulates every such contribution.
-    pub grads: Vec<WeightId>,
+    /// Weights whose full gradient `[rows, cols]` the call overwrites, each once; the scheduler reduces
+    /// and accumulates every such contribution, in f32.
+    pub grads: Vec<Gradient>,
     /// Buffers accessed.
     pub buffers: Vec<BufferAccess>,
     /// Cost of the call.
     pub cost: CostHint,
+    /// Is it issued anew in every step, also where steps are recorded? For a closure that decides on the host what it
+    /// launches, such as shapes that differ from step to step.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub dynamic: bool,
+}
+
+impl Call {
+    /// The element type in which the call writes its gradient of `weight`; `None` if it writes none.
+    #[must_use]
+    pub fn gradient(&self, weight: WeightId) -> Option<ElementType> {
+        self.grads.iter().find(|gradient| gradient.weight == weight).map(|gradient| gradient.element)
+    }
 }

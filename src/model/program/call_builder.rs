@@ -7,8 +7,8 @@
 use std::collections::BTreeSet;
 
 use super::builder::ProgramBuilder;
-use super::call::{Call, CostHint, Form, Phase, Reuse, Use};
-use crate::format::Orientation;
+use super::call::{Call, CostHint, Form, Gradient, Phase, Reuse, Use};
+use crate::format::{ElementType, Orientation};
 use crate::id::{BufferId, CallId, MicroBatchId, WeightId};
 use crate::model::weight::names;
 use crate::model::{Access, BufferAccess, DeclareError, Placement, WeightSpec};
@@ -26,6 +26,7 @@ impl ProgramBuilder {
                 grads: Vec::new(),
                 buffers: Vec::new(),
                 cost: CostHint::default(),
+                dynamic: false,
             },
         }
     }
@@ -56,10 +57,18 @@ impl CallBuilder<'_> {
         self
     }
 
-    /// The call overwrites the full gradient of `weight`.
+    /// The call overwrites the full gradient of `weight`, in f32.
     #[must_use]
-    pub fn gradient(mut self, weight: WeightId) -> Self {
-        self.call.grads.push(weight);
+    pub fn gradient(self, weight: WeightId) -> Self {
+        self.gradient_in(weight, ElementType::F32)
+    }
+
+    /// The call overwrites the full gradient of `weight` in `element`, f32 or bf16. In bf16 it lies where it travels from:
+    /// nothing rounds it, and half the bytes are written. Sharded weights only; and nothing is added to it on its rank, so
+    /// where several calls or micro-batches write gradients of the weight, `reduce_every` must be `"call"`.
+    #[must_use]
+    pub fn gradient_in(mut self, weight: WeightId, element: ElementType) -> Self {
+        self.call.grads.push(Gradient { weight, element });
         self
     }
 
@@ -95,11 +104,22 @@ impl CallBuilder<'_> {
         self
     }
 
+    /// The call cannot be recorded: its closure decides on the host what it launches, such as shapes that differ from step to
+    /// step, or waits, or allocates. It is issued anew in every step, between the recorded segments before and behind it
+    /// (`capture = "segments"`); a step with such a call cannot be recorded whole. Where nothing is recorded this changes
+    /// nothing.
+    #[must_use]
+    pub fn dynamic(mut self) -> Self {
+        self.call.dynamic = true;
+        self
+    }
+
     /// Adds the call behind those added before.
     ///
     /// # Errors
     /// A repeated name, an id of another model or program, a buffer or gradient named twice, a
-    /// use the weight's format or placement cannot serve. The program is unchanged then.
+    /// use the weight's format or placement cannot serve, a gradient in an element type that gradients are not written in
+    /// or, of a replicated weight, not in f32. The program is unchanged then.
     pub fn add(self) -> Result<CallId, DeclareError> {
         let Self { program, call } = self;
         if program.calls.iter().any(|other| other.name == call.name) {
@@ -117,8 +137,9 @@ impl CallBuilder<'_> {
             check_use(&call.name, usage, spec)?;
         }
         let mut seen = BTreeSet::new();
-        for weight in &call.grads {
+        for Gradient { weight, element } in &call.grads {
             let spec = model.weights().get(weight.index()).ok_or_else(|| unknown_weight(weight))?;
+            check_gradient(&call.name, *element, spec)?;
             if !seen.insert(*weight) {
                 return Err(DeclareError::RepeatedAccess {
                     call: call.name,
@@ -144,6 +165,15 @@ impl CallBuilder<'_> {
         }
         program.calls.push(call);
         Ok(CallId::at(program.calls.len() - 1))
+    }
+}
+
+fn check_gradient(call: &str, element: ElementType, spec: &WeightSpec) -> Result<(), DeclareError> {
+    let (call, weight) = (call.to_owned(), spec.name.clone());
+    match (element, spec.placement) {
+        (ElementType::F32, _) | (ElementType::Bf16, Placement::Sharded) => Ok(()),
+        (ElementType::Bf16, Placement::Replicated) => Err(DeclareError::ReplicatedGradient { call, weight }),
+        (ElementType::U8, _) => Err(DeclareError::GradientElement { call, weight, element }),
     }
 }
 

@@ -10,6 +10,6 @@ mod call_builder;
 mod step;
 
 pub use builder::ProgramBuilder;
-pub use call::{Call, CostHint, Form, Math, Phase, Reuse, Use};
+pub use call::{Call, CostHint, Form, Gradient, Math, Phase, Reuse, Use};
 pub use call_builder::CallBuilder;
 pub use step::StepProgram;

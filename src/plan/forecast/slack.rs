@@ -1,11 +1,11 @@
 //! By how much every gather is ready before it is needed.
 //!
 //! Law: the slack of a gather is the time from the moment in which its planes are ready to that in which the first call that
-//! reads them could begin without them: when the call's lane is free and all else it waits for is over. Planes that are
-//! transposed or dequantized first are ready when that is done. Below zero, the call is held up by so much.
+//! reads them could begin without them: when the call's lane is free and all else it waits for is over. Planes that another
+//! lane assembles or transposes first are ready when that is done. Below zero, the call is held up by so much.
 
 use super::Span;
-use crate::id::TaskId;
+use crate::id::{SlotId, TaskId};
 use crate::op::Op;
 use crate::plan::StepPlan;
 
@@ -14,7 +14,7 @@ use crate::plan::StepPlan;
 pub struct Slack {
     /// The gather.
     pub gather: TaskId,
-    /// What needs it first on the compute lane: a call, or a dequantization right before one.
+    /// What needs it first on the compute lane: a call, or what makes planes whole or dequantizes them right before one.
     pub reader: TaskId,
     /// Nanoseconds between the two that are to spare; below 0 the reader is late by so much.
     pub nanoseconds: i64,
@@ -26,10 +26,10 @@ pub(super) fn slacks(plan: &StepPlan, spans: &[Span]) -> Vec<Slack> {
     gathers
         .filter_map(|(gather, _)| {
             let mut ready = gather.index();
-            let mut reader = order.first_reader(plan, ready)?;
-            if plan.tasks[reader].lane != plan.compute_lane() {
+            let mut reader = order.next_reader(plan, ready)?;
+            while plan.tasks[reader].lane != plan.compute_lane() {
                 ready = reader;
-                reader = order.first_reader(plan, ready)?;
+                reader = order.next_reader(plan, ready)?;
             }
             let without = order.before[reader]
                 .into_iter()
@@ -44,15 +44,15 @@ pub(super) fn slacks(plan: &StepPlan, spans: &[Span]) -> Vec<Slack> {
 
 /// Who comes before whom.
 struct Order {
-    /// Per slot, its first reader in T.
-    readers: Vec<Option<usize>>,
+    /// Per slot, its readers in T.
+    readers: Vec<Vec<usize>>,
     /// Per task, the one before it on its lane.
     before: Vec<Option<usize>>,
 }
 
 impl Order {
     fn of(plan: &StepPlan) -> Self {
-        let mut readers: Vec<Option<usize>> = vec![None; plan.arena.slots.len()];
+        let mut readers: Vec<Vec<usize>> = vec![Vec::new(); plan.arena.slots.len()];
         let mut before: Vec<Option<usize>> = vec![None; plan.tasks.len()];
         let mut last: Vec<Option<usize>> = vec![None; plan.lanes.len()];
         for (position, task) in plan.tasks.iter().enumerate() {
@@ -60,16 +60,17 @@ impl Order {
             for (slot, access) in task.op.accesses() {
                 // A chunk behind others reads what they brought, and is no reader of planes.
                 if access.reads() && !matches!(task.op, Op::GatherChunk { .. }) {
-                    readers[slot.index()].get_or_insert(position);
+                    readers[slot.index()].push(position);
                 }
             }
         }
         Self { readers, before }
     }
 
-    /// The first task that reads what a task writes.
-    fn first_reader(&self, plan: &StepPlan, task: usize) -> Option<usize> {
+    /// The first task behind another that reads what that writes.
+    fn next_reader(&self, plan: &StepPlan, task: usize) -> Option<usize> {
         let written = plan.tasks[task].op.accesses().into_iter().filter(|(_, access)| access.writes());
-        written.filter_map(|(slot, _)| self.readers[slot.index()]).min()
+        let next = |slot: SlotId| self.readers[slot.index()].iter().copied().find(|reader| *reader > task);
+        written.filter_map(|(slot, _)| next(slot)).min()
     }
 }

@@ -1,12 +1,12 @@
 //! One compute task per call, with everything the call touches.
 //!
-//! Law: every gradient a call writes has a slot of its own; padding rows of that slot are zeroed
-//! right behind the call. The fault word is cleared before the first call of the step.
+//! Law: every gradient a call writes has a slot of its own, in the element type the call declares; padding rows of that
+//! slot are zeroed right behind the call. The fault word is cleared before the first call of the step.
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use crate::id::SlotId;
 use crate::layout::Content;
-use crate::model::{Access, Form};
+use crate::model::{Access, Form, Gradient};
 use crate::op::{Op, Operand, OperandRole};
 
 pub(in super::super) fn compute(draft: &mut Draft<'_>, buffers: &[Vec<Option<SlotId>>]) {
@@ -32,10 +32,10 @@ pub(in super::super) fn compute(draft: &mut Draft<'_>, buffers: &[Vec<Option<Slo
             }
         }
         let mut padded = Vec::new();
-        for weight in &call.grads {
+        for Gradient { weight, element } in &call.grads {
             let name = draft.name(*weight);
-            let slot = draft
-                .transient(format!("{name} gradient of {}", call.label()), Content::Gradient(*weight, id));
+            let content = Content::written(*weight, id, *element);
+            let slot = draft.transient(format!("{name} gradient of {}", call.label()), content);
             operands.push(Operand { slot, access: Access::Write, role: OperandRole::Gradient(*weight) });
             let shard = &draft.weights.layout(*weight).shard;
             if shard.padded_rows() > shard.shape.rows {

@@ -4,6 +4,7 @@
 //! kind only. Order between tasks is expressed by where they stand in T and by what they access;
 //! no pass writes a fence.
 
+mod assemble;
 mod buffers;
 mod columnwise;
 mod compute;
@@ -16,6 +17,7 @@ mod reduce;
 use crate::format::ElementType;
 use crate::model::{Group, Mesh};
 
+pub(super) use assemble::assemble;
 pub(super) use buffers::buffers;
 pub(super) use columnwise::columnwise;
 pub(super) use compute::compute;

@@ -2,7 +2,8 @@
 //!
 //! Law (PL-4): every gradient a call writes is reduced and accumulated exactly once. Gradients of a sharded weight
 //! that the policy reduces together ([`ReduceEvery`]) are added to the first of them, in its slot, one step behind
-//! compute each. What is complete is summed as many calls behind compute as the timetable says, by a task of each rank, which accumulates
+//! compute each. What a call writes in bf16 is added to nothing on the rank, rounded by nobody and travels so. What is complete is summed as
+//! many calls behind compute as the timetable says, by a task of each rank, which accumulates
 //! as well; it is exchanged among the ranks of a replica one call before. Where there are several replicas that task
 //! leaves the sums as they are; right behind it they are summed over the replicas, in f32, and one call further they are
 //! accumulated. Where collectives sum ([`Policy::collectives_sum`]), the reduction is one task in the place of that sum, the sum over the replicas
@@ -16,11 +17,11 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::{of_group, wire_bytes};
-use crate::config::{Reduce, ReduceDtype, ReduceEvery};
+use crate::config::{Reduce, ReduceEvery};
 use crate::format::ElementType;
 use crate::id::{CallId, GroupId, MicroBatchId, SlotId, WeightId};
 use crate::layout::Content;
-use crate::model::{Call, Group, Placement};
+use crate::model::{Call, Gradient, Group, Placement};
 use crate::op::{Op, ReducePart, Reduction, SumPart, SumTarget};
 
 /// Gradients of one weight that are reduced together: those of one call, of one micro-batch, or all.
@@ -63,8 +64,7 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, behind: usize) {
     let mut begun = BTreeSet::new();
     for (stage, id, call) in draft.stages_of_calls() {
         let mut collected: Vec<Collected> = Vec::new();
-        for weight in &call.grads {
-            let weight = *weight;
+        for Gradient { weight, element } in call.grads.iter().copied() {
             match draft.weights.layout(weight).placement {
                 Placement::Replicated => {
                     let from = draft.slot(Content::Gradient(weight, id));
@@ -80,7 +80,7 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, behind: usize) {
                     add_to(draft, weight, first, id, stage);
                     if last == id {
                         let begins = begun.insert(weight);
-                        collect(draft, &mut collected, weight, (first, begins), stage);
+                        collect(draft, &mut collected, (weight, element), (first, begins), stage);
                     }
                 }
             }
@@ -154,18 +154,20 @@ fn add_to(draft: &mut Draft<'_>, weight: WeightId, first: CallId, call: CallId, 
     }
 }
 
-/// Puts a complete gradient, which begins with that of call `first`, into its group's reduction, or into one of its own; in bf16, if it travels so.
-/// `begins`: it is the weight's first of the step.
+/// Puts a complete gradient, which begins with that of call `first`, in the element type its call wrote, into its group's reduction, or into one
+/// of its own; rounded to bf16, if it travels so. Gradients that travel in different types travel apart. `begins`: it is the weight's first of
+/// the step.
 fn collect(
     draft: &mut Draft<'_>,
     collected: &mut Vec<Collected>,
-    weight: WeightId,
+    (weight, written): (WeightId, ElementType),
     (first, begins): (CallId, bool),
     stage: usize,
 ) {
     let (name, call) = (draft.name(weight), draft.calls[first.index()].label());
-    let mut from = draft.slot(Content::Gradient(weight, first));
-    if draft.policy.reduce_dtype == ReduceDtype::Bf16 {
+    let mut from = draft.slot(Content::written(weight, first, written));
+    let element = draft.policy.reduce_dtype.travels(written);
+    if element != written {
         let to = draft
             .transient(format!("{name} gradient of {call} in bf16"), Content::WireGradient(weight, first));
         let op = Op::RoundGradient { weight, from, to };
@@ -173,9 +175,9 @@ fn collect(
         draft.add(stage + 1, Section::AddGradients, task);
         from = to;
     }
-    let element = draft.policy.reduce_dtype.element();
     let group = draft.weights.layout(weight).group;
-    match collected.iter_mut().find(|other| group.is_some() && other.group == group) {
+    let joins = |other: &Collected| group.is_some() && (other.group, other.element) == (group, element);
+    match collected.iter_mut().find(|other| joins(other)) {
         Some(reduction) => reduction.take(draft, weight, from, (first, begins)),
         None => {
             let mut reduction = Collected::new(group, name, element);
@@ -246,8 +248,8 @@ fn together(draft: &Draft<'_>, weight: WeightId, id: CallId, call: &Call) -> Tog
 fn spans(draft: &Draft<'_>) -> HashMap<Together, Span> {
     let mut spans: HashMap<Together, Span> = HashMap::new();
     for (_, id, call) in draft.stages_of_calls() {
-        for weight in &call.grads {
-            let span = spans.entry(together(draft, *weight, id, call));
+        for gradient in &call.grads {
+            let span = spans.entry(together(draft, gradient.weight, id, call));
             span.or_insert(Span { first: id, last: id }).last = id;
         }
     }

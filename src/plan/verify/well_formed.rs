@@ -116,7 +116,12 @@ impl Ids<'_> {
 
     fn call(&self, call: &Call) -> Verdict<()> {
         let place = || format!("call `{}`", call.name);
-        for weight in call.uses.iter().map(|usage| usage.weight).chain(call.grads.iter().copied()) {
+        for weight in call
+            .uses
+            .iter()
+            .map(|usage| usage.weight)
+            .chain(call.grads.iter().map(|gradient| gradient.weight))
+        {
             self.weight(weight, &place)?;
         }
         for access in &call.buffers {
@@ -196,6 +201,10 @@ impl Ids<'_> {
                 parts.iter().try_for_each(|part| self.weight(part.weight, place))
             }
             Op::GatherChunk { part, .. } => self.weight(part.weight, place),
+            Op::Assemble { parts } => {
+                some(parts.len(), "weight", place)?;
+                parts.iter().try_for_each(|part| self.weight(part.weight, place))
+            }
             Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } => {
                 some(parts.len(), "weight", place)?;
                 parts.iter().try_for_each(|part| self.weight(part.weight, place))
@@ -230,14 +239,14 @@ impl Ids<'_> {
     }
 }
 
-/// Refuses a collective that moves nothing: it would meet peers who may not come. So is a sum of nothing, which belongs to nobody.
+/// Refuses a task that moves nothing: a collective would meet peers who may not come, and a sum of nothing belongs to nobody.
 fn some(parts: usize, what: &str, place: Place<'_>) -> Verdict<()> {
     if parts > 0 {
         return Ok(());
     }
     let (named, present) = (
         format!("no {what}"),
-        "every collective, and every sum of what one brought, carries at least one".to_owned(),
+        "every collective, and every task that goes on with what one brought, carries at least one".to_owned(),
     );
     Err(VerifyError::Malformed { place: place(), named, present }.into())
 }

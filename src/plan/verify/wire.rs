@@ -54,6 +54,7 @@ fn from_each_peer(plan: &StepPlan, op: &Op) -> usize {
         | Op::DelayedScale { .. }
         | Op::RecordAmax { .. }
         | Op::PartialCast { .. }
+        | Op::Assemble { .. }
         | Op::Transpose { .. }
         | Op::Dequantize { .. }
         | Op::SumGradient { .. }

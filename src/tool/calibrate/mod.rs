@@ -429,7 +429,10 @@ impl Bench<'_, '_> {
         let mut run = |experiment: Experiment| self.observe(what, &Experiment { alone, ..experiment });
         let chain = run(programs::chain(shape, arithmetic, tokens)?)?;
         let products = run(programs::products(shape, arithmetic, &[tokens, tokens])?)?;
-        let beside = run(programs::beside(BESIDE, shape, arithmetic, tokens, 1)?)?;
+        let beside = match alone {
+            true => run(programs::beside(BESIDE, shape, arithmetic, tokens, 1)?)?,
+            false => run(programs::behind(BESIDE, shape, arithmetic, tokens)?)?,
+        };
         Ok((beside, Alone::of(&[&chain, &products])))
     }
 

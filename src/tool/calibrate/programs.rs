@@ -208,6 +208,23 @@ pub(super) fn beside(
     Ok(Experiment { depth: 1, communicators, ..draft.experiment(Ending::Gradients)? })
 }
 
+/// The same with one communicator and, behind every call backward, a call whose planes are kept. It waits for no gather, so the host issues it
+/// before the reduction that stands behind one, and the reduction runs beside it: what a collective is slowed by.
+pub(super) fn behind(
+    weights: usize,
+    shape: Shape,
+    arithmetic: Arithmetic,
+    tokens: usize,
+) -> Result<Experiment, DeclareError> {
+    let mut draft = Draft::new("behind", weights, shape, arithmetic)?;
+    draft.there(tokens)?;
+    for number in (0..weights).rev() {
+        draft.call(&format!("backward{number}"), number, Work::Gradient(tokens), false)?;
+        draft.call(&format!("between{number}"), 0, Work::Product(tokens), true)?;
+    }
+    Ok(Experiment { depth: 1, ..draft.experiment(Ending::Gradients)? })
+}
+
 /// What no number was read from: a decoder-like stack that trains, forward and backward, gathers ahead, reductions beside them.
 pub(super) fn held_out(
     blocks: usize,

@@ -12,6 +12,7 @@ use super::super::stack::{
     Ahead, Ending, Mode, StackError, StackFormat, StackOptions, StackShape, bench_stack,
 };
 use crate::config::{ReduceDtype, Transport};
+use crate::format::ElementType;
 
 /// Measures this machine's GPUs at work
 #[derive(Debug, Args)]
@@ -109,7 +110,12 @@ struct Stack {
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
 
-    /// In what gradients travel; PyTorch's script reduces in bf16
+    /// In what products write weight gradients, sharded and resident. bf16: rounded by the product itself, into the memory they
+    /// travel from, as PyTorch's are. f32: rounded by a task of its own, if they travel in bf16
+    #[arg(long, value_name = "DTYPE", default_value = "bf16")]
+    gradients: DtypeName,
+
+    /// In what gradients travel; those written in bf16 travel so, and f32 needs --gradients f32. PyTorch's script reduces in bf16
     #[arg(long, value_name = "DTYPE", default_value = "bf16")]
     reduce_dtype: DtypeName,
 
@@ -173,6 +179,9 @@ Examples:
 
   How deep to prefetch, in bf16, recorded:
     warpweft bench stack --formats bf16 --modes graph --transports peer --endings gradients
+
+  What writing gradients in bf16 saves, against f32 that is rounded:
+    warpweft bench stack --formats bf16 --depths 2 --modes graph --gradients f32
 
   One variant, with a trace to look at:
     warpweft bench stack --only 'fp8_block/depth2/graph/peer/training' --traces traces";
@@ -254,6 +263,10 @@ impl Stack {
             transports: self.transports.into_iter().map(of_transport).collect(),
             endings: self.endings.into_iter().map(of_ending).collect(),
             only: self.only,
+            gradients: match self.gradients {
+                DtypeName::F32 => ElementType::F32,
+                DtypeName::Bf16 => ElementType::Bf16,
+            },
             reduce_dtype: match self.reduce_dtype {
                 DtypeName::F32 => ReduceDtype::F32,
                 DtypeName::Bf16 => ReduceDtype::Bf16,

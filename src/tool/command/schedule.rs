@@ -44,7 +44,7 @@ use crate::model::Mesh;
 ///
 ///   [[weight]]               name, rows, cols; format (bf16), placement ("sharded"), reuse, group
 ///   [[buffer]]               name, elements; element (f32), role ("internal"), lifetime ("step")
-///   [[call]]                 name, phase; uses = [{ weight, orientation, form, reuse }], gradients,
+///   [[call]]                 name, phase; uses = [{ weight, orientation, form, reuse }], gradients (f32), gradients_bf16,
 ///                            reads, writes, updates; flops, bytes, math
 ///
 /// An item with `numbers = [0, 31]` is repeated for each of them: in its texts `#` is the number, `#-1` the one before.

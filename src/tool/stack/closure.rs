@@ -7,14 +7,14 @@ use std::sync::Arc;
 use half::bf16;
 
 use super::layers::{Gradients, Layers};
-use super::program::{Block, Declaration, Part};
+use super::program::{Block, Computed, Declaration, Part};
 use super::shape::{Projection, StackShape};
 use super::values;
 use crate::backend::cuda::{CudaSurface, DeviceOrdinal, DeviceSlice};
 use crate::compute::{Compute, ComputeContext, ComputeError};
-use crate::format::{ElementType, Orientation};
+use crate::format::Orientation;
 use crate::id::BufferId;
-use crate::linear::{Device, DeviceBuffer, LinearError, Recipe, Weight};
+use crate::linear::{Device, DeviceBuffer, LinearError, Output, Recipe, Weight};
 use crate::model::Call;
 
 type Context<'a> = ComputeContext<'a, CudaSurface>;
@@ -51,15 +51,15 @@ impl Ends {
 }
 
 impl Closure {
-    /// Opens the GPU and makes what the calls need.
+    /// Opens the GPU and makes what the calls need; `gradients` is the element type of weight gradients that they declare.
     pub(super) fn new(
         declaration: Arc<Declaration>,
         shape: &StackShape,
-        recipe: Recipe,
+        (recipe, gradients): Computed,
         gpu: DeviceOrdinal,
     ) -> Self {
         let ready = Device::open(gpu).and_then(|device| {
-            let layers = Layers::new(&device, shape, recipe, ElementType::F32)?;
+            let layers = Layers::new(&device, shape, recipe, gradients)?;
             let ends = Ends::new(&device, &layers, shape)?;
             Ok(Ready { layers, ends })
         });
@@ -134,7 +134,7 @@ fn backward(
     let handles = context.handles();
     let id = block.weights[projection as usize];
     let lent = Weight::of(context, id, recipe.dgrad_orientation(), recipe.form())?;
-    let (weight, dw) = (&lent, context.gradient(id)?.into());
+    let (weight, dw) = (&lent, Output::gradient(context, id)?);
     let done = match projection {
         Projection::Fc2 => {
             let dy = own_or(context, dy, &ends.ones)?;

@@ -21,6 +21,11 @@ pub enum StackError {
         /// As the driver says.
         found: usize,
     },
+    /// Gradients written in bf16 that were to travel in f32.
+    #[error(
+        "gradients written in bf16 travel in bf16, and f32 was asked for; say --gradients f32 with --reduce-dtype f32"
+    )]
+    Gradients,
     /// Patterns that no variant has.
     #[error(
         "no variant is named like {patterns}; names are format/depth/mode/transport/ending, as in bf16/depth1/graph/peer/gradients"

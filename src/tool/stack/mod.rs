@@ -24,7 +24,7 @@
 //! |---|---|
 //! | `shape`, `values` | sizes of the stack, and the numbers it begins with |
 //! | `layers` | the mathematics of a block, on lent memory |
-//! | `resident` | weights in memory, no session: on a queue, and as one CUDA graph |
+//! | `resident`, `gradient` | weights in memory, no session: on a queue, and as one CUDA graph |
 //! | `program`, `closure` | the stack as a step program, and its calls |
 //! | `variant`, `sharded` | what is varied, and a session of it |
 //! | `report` | the table and the JSON |
@@ -34,6 +34,7 @@
 
 mod closure;
 mod error;
+mod gradient;
 mod layers;
 mod program;
 mod report;
@@ -55,6 +56,7 @@ pub use variant::{Ahead, Ending, Mode, StackFormat};
 use crate::backend::cuda::DeviceOrdinal;
 use crate::cluster::{Cluster, PRESETS, named};
 use crate::config::{Config, ReduceDtype, Transport, pattern_matches};
+use crate::format::ElementType;
 use crate::linear::Device;
 use crate::session::SessionError;
 use crate::trace::median;
@@ -82,7 +84,9 @@ pub struct StackOptions {
     pub endings: Vec<Ending>,
     /// Patterns of names of which a variant matches one; all of them when empty.
     pub only: Vec<String>,
-    /// In what gradients travel.
+    /// In what calls write weight gradients, those of the resident stack too: f32 or bf16.
+    pub gradients: ElementType,
+    /// In what gradients travel that were written in f32; those in bf16 travel as they are.
     pub reduce_dtype: ReduceDtype,
     /// The configuration the variants change.
     pub config: Option<PathBuf>,
@@ -102,13 +106,16 @@ impl StackOptions {
 /// Measures the resident stack, then every variant. `say` is told what is measured; `stop` ends it between two steps.
 ///
 /// # Errors
-/// [`StackError`] when nothing can be measured: no such GPUs, a configuration that is refused, patterns that match nothing, the
-/// resident stack failing. A variant that fails is a row of the report.
+/// [`StackError`] when nothing can be measured: gradients in bf16 that were to travel in f32, no such GPUs, a configuration that
+/// is refused, patterns that match nothing, the resident stack failing. A variant that fails is a row of the report.
 pub fn bench_stack(
     options: &StackOptions,
     stop: &AtomicBool,
     say: &mut dyn FnMut(&str),
 ) -> Result<StackReport, StackError> {
+    if options.reduce_dtype.travels(options.gradients) != options.reduce_dtype.element() {
+        return Err(StackError::Gradients);
+    }
     let found = DeviceOrdinal::all()?;
     let Some(gpus) = found.get(..options.gpus).filter(|gpus| !gpus.is_empty()) else {
         return Err(StackError::Gpus { asked: options.gpus, found: found.len() });
@@ -128,7 +135,8 @@ pub fn bench_stack(
     // Contexts stay open, so that libraries and kernels are loaded once and not by every session.
     let _contexts: Vec<Device> = gpus.iter().map(|gpu| Device::open(*gpu)).collect::<Result<_, _>>()?;
     say(&format!("resident: {} on {} GPUs", options.shape, gpus.len()));
-    let rows = resident::measure(&options.shape, gpus, setting.pace, stop)?;
+    let sizes = (&options.shape, options.gradients);
+    let rows = resident::measure(sizes, gpus, setting.pace, stop)?;
     let mut report = StackReport::new(options, rows);
     report.rows().iter().for_each(|row| say(&row.line()));
     for (number, session) in variants.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! The stack as step programs: one call for each weight and direction.
 //!
-//! Law: both programs have the same calls; they differ in what becomes of the gradients. The gradient of `qkv` is one carried
+//! Law: both programs have the same calls, which write weight gradients in f32 or in bf16; they differ in what becomes of the gradients. The gradient of `qkv` is one carried
 //! buffer for all blocks: it starts as zeros, and only its first columns are ever written.
 
 use std::sync::Arc;
@@ -58,11 +58,14 @@ pub(super) struct Declaration {
 /// Name of the output that holds the loss.
 pub(super) const LOSS: &str = "loss";
 
-/// Declares the stack with weights in `format`, multiplied by `recipe`: one program for each ending, by its name.
+/// By which products, and in what their weight gradients are written.
+pub(super) type Computed = (Recipe, ElementType);
+
+/// Declares the stack with weights in `format`, multiplied as `computed` says: one program for each ending, by its name.
 pub(super) fn declare(
     shape: &StackShape,
     format: Format,
-    recipe: Recipe,
+    computed: Computed,
     endings: &[Ending],
 ) -> Result<(Arc<Declaration>, Vec<StepProgram>), DeclareError> {
     let mut model = Model::builder();
@@ -81,7 +84,7 @@ pub(super) fn declare(
     let mut programs = Vec::with_capacity(endings.len());
     for ending in endings {
         let mut program = StepProgram::builder(ending.name(), &model);
-        declaration = Some(calls(&mut program, shape, recipe, &weights)?);
+        declaration = Some(calls(&mut program, shape, computed, &weights)?);
         programs.push(match ending {
             Ending::Gradients => program.build_gradients()?,
             Ending::Training => program.build_training()?,
@@ -94,7 +97,7 @@ pub(super) fn declare(
 fn calls(
     program: &mut ProgramBuilder,
     shape: &StackShape,
-    recipe: Recipe,
+    (recipe, gradients): Computed,
     weights: &[[WeightId; 4]],
 ) -> Result<Declaration, DeclareError> {
     let StackShape { hidden, ffn, tokens, .. } = *shape;
@@ -151,7 +154,8 @@ fn calls(
             *block;
         for (weight, projection) in block.weights.into_iter().zip(Projection::ALL).rev() {
             let name = format!("blocks.{number}.{} backward", projection.name());
-            let call = program.call(&name, Phase::Backward).uses(weight, turned, form).gradient(weight);
+            let call = program.call(&name, Phase::Backward).uses(weight, turned, form);
+            let call = call.gradient_in(weight, gradients);
             let call = call.cost(shape.cost(projection, 2, math));
             match projection {
                 Projection::Fc2 => optional(call, dy).reads(activated).reads(hidden).writes(hidden_gradient),
@@ -189,6 +193,7 @@ fn buffer(
 mod tests {
     use super::*;
     use crate::config::{Config, Prefetch};
+    use crate::op::Op;
     use crate::session::plan_program;
 
     const SHAPE: StackShape = StackShape { hidden: 128, ffn: 256, layers: 3, tokens: 32 };
@@ -197,7 +202,8 @@ mod tests {
     #[test]
     fn both_endings_have_the_same_calls_and_one_part_for_each() {
         let endings = [Ending::Gradients, Ending::Training];
-        let (declaration, programs) = declare(&SHAPE, Format::Bf16, Recipe::Bf16, &endings).unwrap();
+        let (declaration, programs) =
+            declare(&SHAPE, Format::Bf16, (Recipe::Bf16, ElementType::F32), &endings).unwrap();
         assert_eq!(programs[0].calls(), programs[1].calls());
         assert_eq!(declaration.parts.len(), programs[0].calls().len());
         assert_eq!(declaration.parts.len(), 3 * 8 + 1);
@@ -215,14 +221,20 @@ mod tests {
             (Format::NVFP4_2D, Recipe::Bf16),
             (Format::FP8_BLOCK128_POW2, block),
         ] {
-            for ending in [Ending::Gradients, Ending::Training] {
-                let (_, programs) = declare(&SHAPE, format, recipe, &[ending]).unwrap();
+            let endings = [Ending::Gradients, Ending::Training];
+            let elements = [ElementType::F32, ElementType::Bf16];
+            for (ending, element) in endings.into_iter().flat_map(|ending| elements.map(|of| (ending, of))) {
+                let (_, programs) = declare(&SHAPE, format, (recipe, element), &[ending]).unwrap();
                 let config = Config { prefetch: Prefetch::depth(7), ..Config::default() };
                 let plan = plan_program(&programs[0], &config, 4).unwrap();
                 // Every weight is gathered forward and again backward, but for the last block, whose planes are still there:
                 // that is as much as a depth of 7 lets be in flight.
                 let gathers = plan.tasks.iter().filter(|task| task.op.name() == "all-gather").count();
                 assert_eq!(gathers, 2 * 12 - 4, "{format} {ending:?}");
+                // f32 was asked for: what travels in bf16 was written so.
+                let halves = |op: &Op| matches!(op, Op::ReduceScatter { element: ElementType::Bf16, .. });
+                let written = if element == ElementType::Bf16 { 12 } else { 0 };
+                assert_eq!(plan.tasks.iter().filter(|task| halves(&task.op)).count(), written, "{format}");
             }
         }
     }

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::super::text::{Align, Table, bytes};
 use super::{StackError, StackOptions};
+use crate::format::ElementType;
 
 /// One row: a variant and an ending.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -97,6 +98,7 @@ pub struct StackReport {
     gpus: usize,
     steps: usize,
     warm: usize,
+    gradients: &'static str,
     reduce_dtype: &'static str,
     rows: Vec<Measured>,
 }
@@ -112,6 +114,10 @@ impl StackReport {
             gpus: options.gpus,
             steps: options.steps,
             warm: options.warm,
+            gradients: match options.gradients {
+                ElementType::Bf16 => "bf16",
+                _ => "f32",
+            },
             reduce_dtype: match options.reduce_dtype {
                 crate::config::ReduceDtype::F32 => "f32",
                 crate::config::ReduceDtype::Bf16 => "bf16",
@@ -161,11 +167,11 @@ impl StackReport {
 
 impl fmt::Display for StackReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { hidden, ffn, layers, tokens, gpus, steps, warm, reduce_dtype, rows } = self;
+        let Self { hidden, ffn, layers, tokens, gpus, steps, warm, gradients, reduce_dtype, rows } = self;
         writeln!(
             formatter,
             "hidden {hidden}, ffn {ffn}, {layers} layers, {tokens} tokens per rank, {gpus} GPUs; medians of {steps} steps \
-             behind {warm}; gradients travel in {reduce_dtype}"
+             behind {warm}; weight gradients are written in {gradients} and travel in {reduce_dtype}"
         )?;
         if let Some(Measured { loss: Some(loss), norm: Some(norm), .. }) = rows.first() {
             writeln!(

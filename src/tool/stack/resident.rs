@@ -1,7 +1,7 @@
 //! Compute only: the stack with all its weights in memory, no session and no communication, on every GPU at once.
 //!
-//! Law: the parts are those of the sharded variants, in their order, on a queue; weight gradients are bf16 and each has its
-//! own memory, as PyTorch's do. All ranks begin a step together, and a step takes as long as the slowest.
+//! Law: the parts are those of the sharded variants, in their order, on a queue; weight gradients have the element type
+//! of the sharded variants', and each has its own memory, as PyTorch's do. All ranks begin a step together, and a step takes as long as the slowest.
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use half::bf16;
 
 use super::closure::Ends;
+use super::gradient::Gradient;
 use super::layers::{Gradients, Layers};
 use super::report::Measured;
 use super::shape::{Projection, StackShape};
@@ -24,15 +25,18 @@ pub(super) const NAMES: [&str; 2] = ["resident/eager", "resident/graph"];
 
 type Buffer = DeviceBuffer<bf16>;
 
+/// Sizes of the stack, and the element type of weight gradients.
+type Sizes<'a> = (&'a StackShape, ElementType);
+
 /// One weight and its gradient.
 struct Held {
     weight: Buffer,
-    gradient: Buffer,
+    gradient: Gradient,
 }
 
 impl Held {
     fn lend(&mut self) -> (Weight<'_>, Output<'_>) {
-        (Weight::values(Orientation::Rowwise, self.weight.read()), self.gradient.write().into())
+        (Weight::values(Orientation::Rowwise, self.weight.read()), self.gradient.lend())
     }
 }
 
@@ -61,9 +65,9 @@ struct Resident {
 }
 
 impl Resident {
-    fn new(gpu: DeviceOrdinal, shape: &StackShape) -> Result<Self, LinearError> {
+    fn new(gpu: DeviceOrdinal, (shape, gradients): Sizes<'_>) -> Result<Self, LinearError> {
         let device = Device::open(gpu)?;
-        let layers = Layers::new(&device, shape, Recipe::Bf16, ElementType::Bf16)?;
+        let layers = Layers::new(&device, shape, Recipe::Bf16, gradients)?;
         let ends = Ends::new(&device, &layers, shape)?;
         let queue = Rc::new(device.queue()?);
         let (narrow, wide) = (shape.tokens * shape.hidden, shape.tokens * shape.ffn);
@@ -73,7 +77,8 @@ impl Resident {
             let seed = values::seed(number * Projection::ALL.len() + projection as usize);
             let amplitude = values::amplitude(of.cols);
             layers.elementwise.uniform(queue.handles(), seed, amplitude, weight.write())?;
-            Ok::<_, LinearError>(Held { weight, gradient: device.buffer(of.elements())? })
+            let gradient = Gradient::new(&device, gradients, of.elements())?;
+            Ok::<_, LinearError>(Held { weight, gradient })
         };
         let mut weights = Vec::with_capacity(shape.layers);
         let mut kept = Vec::with_capacity(shape.layers);
@@ -164,10 +169,8 @@ impl Resident {
         let loss = self.first_sum()?;
         let mut squares = 0.0;
         for held in self.weights.iter().flatten() {
-            let gradient = held.gradient.read();
-            self.layers.elementwise.sum_of_squares(self.queue.handles(), gradient, self.sum.write())?;
-            let of_weight = self.queue.download(&self.sum)?;
-            squares += of_weight.first().copied().map_or(f64::NAN, f64::from);
+            let elementwise = &mut self.layers.elementwise;
+            squares += held.gradient.sum_of_squares(elementwise, &self.queue, &mut self.sum)?;
         }
         Ok((loss, squares.sqrt() as f32))
     }
@@ -253,8 +256,8 @@ impl Meeting<'_> {
         self.goes_on(outcome).then_some(timed)
     }
 
-    fn rank(&self, gpu: DeviceOrdinal, shape: &StackShape, pace: Pace) -> Option<Ranked> {
-        let mut stack = self.agreed(Resident::new(gpu, shape))?;
+    fn rank(&self, gpu: DeviceOrdinal, sizes: Sizes<'_>, pace: Pace) -> Option<Ranked> {
+        let mut stack = self.agreed(Resident::new(gpu, sizes))?;
         let eager = self.time(pace, &mut stack, Resident::issue)?;
         let recording = self.agreed(stack.record())?;
         let graph = self.time(pace, &mut stack, |stack| Ok(stack.queue.replay(&recording)?))?;
@@ -273,7 +276,7 @@ impl Meeting<'_> {
 
 /// Times the resident stack on all GPUs at once, eager and as one graph per GPU.
 pub(super) fn measure(
-    shape: &StackShape,
+    sizes: Sizes<'_>,
     gpus: &[DeviceOrdinal],
     pace: Pace,
     stop: &AtomicBool,
@@ -283,7 +286,7 @@ pub(super) fn measure(
     let ranks: Vec<Option<Ranked>> = std::thread::scope(|scope| {
         let start = |gpu: &DeviceOrdinal| {
             let (gpu, meeting) = (*gpu, &meeting);
-            scope.spawn(move || meeting.rank(gpu, shape, pace))
+            scope.spawn(move || meeting.rank(gpu, sizes, pace))
         };
         let threads: Vec<_> = gpus.iter().map(start).collect();
         threads.into_iter().map(|thread| thread.join().ok().flatten()).collect()

@@ -34,10 +34,12 @@ pub(super) fn measure(
             return Err(StackError::Gpus { asked: options.gpus, found: 0 });
         };
         let recipe = Recipe::best_for(format, first.compute_capability()?);
-        let (declaration, programs) = declare(&shape, format, recipe, endings)?;
+        let computed = (recipe, options.gradients);
+        let (declaration, programs) = declare(&shape, format, computed, endings)?;
         let devices = gpus.to_vec();
-        let closure =
-            move |rank: RankId| Closure::new(Arc::clone(&declaration), &shape, recipe, devices[rank.index()]);
+        let closure = move |rank: RankId| {
+            Closure::new(Arc::clone(&declaration), &shape, computed, devices[rank.index()])
+        };
         let config = variant.config(base, options);
         let costs = machine.as_ref().map(|machine| costs_of(&config, machine, ranks(gpus)));
         let costs = costs.transpose()?;

@@ -11,7 +11,7 @@ use super::fragment::{FragmentArguments, MasterFragment};
 use super::launch::{KernelLaunch, THREADS, WARPS};
 use super::module::Kernels;
 use super::source::Family;
-use super::tiles::{TileArguments, TileTable};
+use super::tiles::{TileArguments, TileTable, only};
 use crate::format::{Format, Fp8Tile, Nvfp4Block, Shape, Via};
 
 /// One master whose amaxes are wanted.
@@ -53,11 +53,14 @@ struct Arguments {
     pending: DeviceAddress,
     vote: DeviceAddress,
     via_bf16: u32,
-    reserved: u32,
+    passes: u32,
+    only: TensorArguments,
 }
 
-/// `FLAT_TILE` of the kernels.
-const FLAT_TILE: u64 = 16384;
+/// `FLAT_PASS` of the kernels.
+const FLAT_PASS: u64 = 16384;
+/// Blocks that a large device runs at one time: while a launch has no more, its blocks make one pass each.
+const AT_ONCE: u64 = 512;
 /// Bytes of `Pending`, one per tensor.
 const PENDING: usize = 8;
 
@@ -66,26 +69,36 @@ struct Cut {
     kernel: &'static CStr,
     /// Rows and columns of a block of the format; 0 if only the tensor counts.
     block: (usize, usize),
-    /// Rows of the strip a warp takes; 0 if a thread block takes a block of the format.
-    strip: usize,
+    /// Rows that a warp takes in a pass, 128 columns of them; 0 if a thread block takes a block of the format.
+    height: usize,
+    /// The most passes of a thread block, a power of two.
+    most_passes: u64,
+}
+
+impl AmaxOperand {
+    /// The shape that the block amaxes cover.
+    fn stored(&self) -> Shape {
+        let Shape { rows, cols } = self.fragment.shape;
+        Shape::new(self.stored_rows.max(rows), cols)
+    }
 }
 
 impl Cut {
     fn of(format: Format) -> Result<Self, CudaFailure> {
-        let (kernel, block, strip) = match format {
+        let (kernel, block, height) = match format {
             Format::Nvfp4(Nvfp4Block::Tile16x16) => (c"amax_tile16", (16, 16), 16),
-            Format::Nvfp4(Nvfp4Block::Row1x16) => (c"amax_row16", (1, 16), 32),
+            Format::Nvfp4(Nvfp4Block::Row1x16) => (c"amax_row16", (1, 16), 8),
             Format::Fp8Block(block) => match block.tile {
                 Fp8Tile::Tile128x128 => (c"amax_tile128", (128, 128), 0),
-                Fp8Tile::Row1x128 => (c"amax_row128", (1, 128), 32),
+                Fp8Tile::Row1x128 => (c"amax_row128", (1, 128), 8),
             },
-            Format::Mxfp8 => (c"amax_mxfp8", (1, 32), 32),
+            Format::Mxfp8 => (c"amax_mxfp8", (1, 32), 8),
             Format::Fp8Tensor(_) => (c"amax_tensor", (0, 0), 0),
             Format::F32 | Format::Bf16 => {
                 return Err(CudaFailure::Refused(format!("{format} has no scales, hence no amax")));
             }
         };
-        Ok(Self { kernel, block, strip })
+        Ok(Self { kernel, block, height, most_passes: if height == 8 { 4 } else { 2 } })
     }
 
     /// Rows and columns of the block grid.
@@ -96,18 +109,32 @@ impl Cut {
         }
     }
 
-    fn tiles(&self, operand: &AmaxOperand, stored: Shape) -> u64 {
+    /// Thread blocks of an operand that make `passes` passes each.
+    fn tiles(&self, operand: &AmaxOperand, passes: u64) -> u64 {
+        let stored = operand.stored();
         let (grid_rows, grid_cols) = self.grid(stored);
-        let tiles = match (self.block, self.strip) {
-            ((0, _), _) => (operand.fragment.shard.len as u64).div_ceil(FLAT_TILE),
-            (_, 0) => grid_rows as u64 * grid_cols as u64,
-            ((_, width), strip) => {
-                let strips = stored.rows.div_ceil(strip) as u64 * grid_cols.div_ceil(128 / width) as u64;
-                strips.div_ceil(WARPS)
+        let across = |width: usize| grid_cols.div_ceil(128 / width) as u64;
+        let tiles = match (self.block, self.height) {
+            ((0, _), _) => (operand.fragment.shard.len as u64).div_ceil(FLAT_PASS * passes),
+            (_, 0) => (grid_rows as u64 * grid_cols as u64).div_ceil(passes),
+            // Warps that share 32 rows are in one thread block.
+            ((_, width), 8) => (stored.rows.div_ceil(32) as u64 * across(width)).div_ceil(2 * passes),
+            ((_, width), height) => {
+                ((stored.rows as u64).div_ceil(height as u64 * passes) * across(width)).div_ceil(WARPS)
             }
         };
         // The tensor's amax is written even if there is nothing to read.
         tiles.max(1)
+    }
+
+    /// The fewest passes with which all thread blocks run at one time, or the most that there are.
+    fn passes(&self, operands: &[AmaxOperand]) -> u64 {
+        let blocks = |passes| operands.iter().map(|operand| self.tiles(operand, passes)).sum::<u64>();
+        let mut passes = 1;
+        while passes < self.most_passes && blocks(passes) > AT_ONCE {
+            passes *= 2;
+        }
+        passes
     }
 }
 
@@ -129,6 +156,7 @@ impl Kernels {
         vote: DeviceAddress,
     ) -> Result<KernelLaunch, CudaFailure> {
         let cut = Cut::of(format)?;
+        let passes = cut.passes(operands);
         let tensor = |operand: &AmaxOperand| {
             for (what, address) in [
                 ("rowwise block amaxes", operand.rowwise),
@@ -138,8 +166,7 @@ impl Kernels {
                 element_aligned(what, address, 4)?;
             }
             present("a tensor's amax", operand.tensor_amax)?;
-            let Shape { rows, cols } = operand.fragment.shape;
-            let stored = Shape::new(operand.stored_rows.max(rows), cols);
+            let stored = operand.stored();
             let (grid_rows, grid_cols) = cut.grid(stored);
             if format != Format::Mxfp8 && grid_rows * grid_cols > 0 {
                 present("the block amaxes", operand.rowwise)?;
@@ -154,17 +181,18 @@ impl Kernels {
                 columnwise_rows: narrow("blocks", stored.rows.div_ceil(32))?,
                 columnwise_cols: narrow("blocks", stored.cols)?,
             };
-            Ok((descriptor, cut.tiles(operand, stored)))
+            Ok((descriptor, cut.tiles(operand, passes)))
         };
         let tensors: Vec<_> = operands.iter().map(tensor).collect::<Result<_, CudaFailure>>()?;
         let table = TileTable::new(&tensors, tensors.len() * PENDING)?;
         let arguments = Arguments {
             tiles: table.tiles,
             tensors: table.descriptors,
+            only: only(&tensors),
             pending: table.workspace,
             vote,
             via_bf16: u32::from(via == Via::Bf16),
-            reserved: 0,
+            passes: narrow("passes", passes as usize)?,
         };
         let function = self.function(Family::Amax, cut.kernel)?;
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))

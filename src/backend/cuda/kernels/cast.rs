@@ -11,7 +11,7 @@ use super::fragment::{FragmentArguments, MasterFragment};
 use super::launch::{KernelLaunch, THREADS, WARPS};
 use super::module::Kernels;
 use super::source::Family;
-use super::tiles::{TileArguments, TileTable};
+use super::tiles::{TileArguments, TileTable, only};
 use crate::format::{Format, Fp8Element, Fp8Tile, Nvfp4Block, Shape, Via};
 
 /// One master whose codes are wanted.
@@ -53,6 +53,7 @@ struct Arguments {
     vote: DeviceAddress,
     via_bf16: u32,
     reserved: u32,
+    only: TensorArguments,
 }
 
 /// `FLAT_TILE` of the kernels.
@@ -74,8 +75,8 @@ struct Cut {
 impl Cut {
     const fn of(format: Format) -> Self {
         match format {
-            Format::Nvfp4(Nvfp4Block::Tile16x16) => Self::blocks(c"cast_nvfp4_tile16", 16, 16, 2),
-            Format::Nvfp4(Nvfp4Block::Row1x16) => Self::blocks(c"cast_nvfp4_row16", 16, 16, 2),
+            Format::Nvfp4(Nvfp4Block::Tile16x16) => Self::blocks(c"cast_nvfp4_tile16", 16, 2),
+            Format::Nvfp4(Nvfp4Block::Row1x16) => Self::blocks(c"cast_nvfp4_row16", 16, 2),
             Format::Fp8Block(block) => {
                 let kernel = match (block.element, block.tile) {
                     (Fp8Element::E4m3, Fp8Tile::Tile128x128) => c"cast_e4m3_tile128",
@@ -83,9 +84,9 @@ impl Cut {
                     (Fp8Element::E4m3, Fp8Tile::Row1x128) => c"cast_e4m3_row128",
                     (Fp8Element::E5m2, Fp8Tile::Row1x128) => c"cast_e5m2_row128",
                 };
-                Self::blocks(kernel, 128, 16, 4)
+                Self::blocks(kernel, 128, 4)
             }
-            Format::Mxfp8 => Self::blocks(c"cast_mxfp8", 32, 32, 4),
+            Format::Mxfp8 => Self::blocks(c"cast_mxfp8", 32, 4),
             Format::Fp8Tensor(tensor) => match tensor.element {
                 Fp8Element::E4m3 => Self::flat(c"cast_e4m3_tensor", 1),
                 Fp8Element::E5m2 => Self::flat(c"cast_e5m2_tensor", 1),
@@ -95,8 +96,8 @@ impl Cut {
         }
     }
 
-    const fn blocks(kernel: &'static CStr, width: usize, strip: usize, store: u64) -> Self {
-        Self { kernel, width, strip, store, element: 1 }
+    const fn blocks(kernel: &'static CStr, width: usize, store: u64) -> Self {
+        Self { kernel, width, strip: 8, store, element: 1 }
     }
 
     const fn flat(kernel: &'static CStr, element: u64) -> Self {
@@ -173,6 +174,7 @@ impl Kernels {
         let arguments = Arguments {
             tiles: table.tiles,
             tensors: table.descriptors,
+            only: only(&tensors),
             vote,
             via_bf16: u32::from(via == Via::Bf16),
             reserved: 0,

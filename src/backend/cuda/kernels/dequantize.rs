@@ -10,7 +10,7 @@ use super::check::{divides, element_aligned, narrow, present, scale_pitch};
 use super::launch::{KernelLaunch, THREADS, WARPS};
 use super::module::Kernels;
 use super::source::Family;
-use super::tiles::{TileArguments, TileTable};
+use super::tiles::{TileArguments, TileTable, only};
 use crate::format::{ElementType, Format, Fp8Element, Fp8Tile, Orientation, Shape};
 
 /// Planes whose values are wanted.
@@ -48,6 +48,7 @@ const _: () = assert!(size_of::<TensorArguments>() == 48);
 struct Arguments {
     tiles: TileArguments,
     tensors: DeviceAddress,
+    only: TensorArguments,
 }
 
 /// `FLAT_TILE` of the kernels.
@@ -183,7 +184,7 @@ impl Kernels {
         };
         let tensors: Vec<_> = operands.iter().map(tensor).collect::<Result<_, CudaFailure>>()?;
         let table = TileTable::new(&tensors, 0)?;
-        let arguments = Arguments { tiles: table.tiles, tensors: table.descriptors };
+        let arguments = Arguments { tiles: table.tiles, tensors: table.descriptors, only: only(&tensors) };
         let function = self.function(Family::Dequantize, name)?;
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
     }

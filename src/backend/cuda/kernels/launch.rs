@@ -16,7 +16,7 @@ pub(super) const THREADS: u32 = 256;
 pub(super) const WARPS: u64 = THREADS as u64 / 32;
 
 /// Room for the arguments of every kernel, which takes one struct.
-const ARGUMENT_WORDS: usize = 8;
+const ARGUMENT_WORDS: usize = 16;
 
 /// One kernel with its grid, its arguments and the table they point at.
 #[derive(Clone, Debug)]

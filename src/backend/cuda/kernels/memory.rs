@@ -8,7 +8,7 @@ use super::check::present;
 use super::launch::{KernelLaunch, THREADS};
 use super::module::Kernels;
 use super::source::Family;
-use super::tiles::{TileArguments, TileTable};
+use super::tiles::{TileArguments, TileTable, only};
 
 /// Bytes to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,8 @@ const _: () = assert!(size_of::<RangeArguments>() == 32);
 #[repr(C)]
 struct Arguments {
     tiles: TileArguments,
-    ranges: DeviceAddress,
+    tensors: DeviceAddress,
+    only: RangeArguments,
 }
 
 /// `TILE` of the kernels.
@@ -88,7 +89,7 @@ impl Kernels {
         };
         let tensors: Vec<_> = ranges.map(range).collect::<Result<_, CudaFailure>>()?;
         let table = TileTable::new(&tensors, 0)?;
-        let arguments = Arguments { tiles: table.tiles, ranges: table.descriptors };
+        let arguments = Arguments { tiles: table.tiles, tensors: table.descriptors, only: only(&tensors) };
         let function = self.function(Family::Memory, name)?;
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
     }

@@ -8,7 +8,7 @@ use super::check::{element_aligned, narrow, present};
 use super::launch::{KernelLaunch, THREADS};
 use super::module::Kernels;
 use super::source::Family;
-use super::tiles::{TileArguments, TileTable};
+use super::tiles::{TileArguments, TileTable, only};
 
 /// Main grads that count towards the norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +57,7 @@ struct Arguments {
     fault: DeviceAddress,
     record: DeviceAddress,
     tile: u64,
+    only: TensorArguments,
 }
 
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -73,14 +74,20 @@ struct VoteArguments {
 /// `STRIDE` of the kernel: what a block reads at a time.
 const STRIDE: u64 = 4096;
 /// Elements that are worth a block.
-const LEAST: u64 = 4 * STRIDE;
+const LEAST: u64 = 2 * STRIDE;
+/// Elements after which blocks come and go without the device waiting for the slowest.
+const ENOUGH: u64 = 8 * STRIDE;
+/// Blocks that a large device runs at one time.
+const AT_ONCE: u64 = 512;
 /// About as many partial sums as one block adds at the end without being waited for.
 const PARTIAL_SUMS: u64 = 4096;
 
-/// Elements of a tile: a number that depends on the lengths alone, so that sums have one order everywhere.
+/// Elements of a tile: a number that depends on the lengths alone, so that sums have one order everywhere. Up to
+/// `ENOUGH` elements each, all blocks run at one time.
 fn tile_of(operands: &[NormOperand]) -> u64 {
     let elements: u64 = operands.iter().map(|operand| operand.elements as u64).sum();
-    elements.div_ceil(PARTIAL_SUMS).next_multiple_of(STRIDE).max(LEAST)
+    let share = |blocks| elements.div_ceil(blocks).next_multiple_of(STRIDE);
+    share(AT_ONCE).clamp(LEAST, ENOUGH).max(share(PARTIAL_SUMS))
 }
 
 impl Kernels {
@@ -120,6 +127,7 @@ impl Kernels {
         let arguments = Arguments {
             tiles: table.tiles,
             tensors: table.descriptors,
+            only: only(&tensors),
             partial: table.workspace.plus(counter),
             arrived: table.workspace,
             fault,

@@ -8,7 +8,7 @@ use super::check::{divides, element_aligned, narrow, present, scale_plane};
 use super::launch::{KernelLaunch, THREADS};
 use super::module::Kernels;
 use super::source::Family;
-use super::tiles::{TileArguments, TileTable};
+use super::tiles::{TileArguments, TileTable, only};
 use crate::format::{Format, Fp8Element, Fp8Tile, Nvfp4Block, Orientation, ScaleRule, Shape};
 
 /// Which rows a scale plane has.
@@ -73,10 +73,14 @@ struct Arguments {
     epsilon: f32,
     power_of_two: u32,
     reserved: u32,
+    only: TensorArguments,
 }
 
-/// Rows of four scales that a thread makes: `QUADS` of the kernels.
-const QUADS: usize = 4;
+/// Rows of four scales that a thread makes: `FEW` and, in large launches of MXFP8, `MANY` of the kernels.
+const FEW: u32 = 2;
+const MANY: u32 = 4;
+/// Blocks of a launch that is large: several times what a device runs at one time.
+const LARGE: u64 = 4096;
 
 /// Rows and columns of the block grid of an orientation.
 fn grid(format: Format, orientation: Orientation, shape: Shape) -> (usize, usize) {
@@ -97,7 +101,7 @@ fn grid(format: Format, orientation: Orientation, shape: Shape) -> (usize, usize
 }
 
 impl ScaleOperand {
-    fn arguments(&self, format: Format) -> Result<(TensorArguments, u64), CudaFailure> {
+    fn arguments(&self, format: Format, quads: u32) -> Result<(TensorArguments, u64), CudaFailure> {
         let has_plane = !matches!(format, Format::Fp8Tensor(_));
         for (what, address) in [
             ("block amaxes", self.block_amax),
@@ -129,9 +133,9 @@ impl ScaleOperand {
             _ => 1,
         };
         let (grid_rows, grid_cols) = grid(format, self.orientation, self.shape);
-        let quads = plane_rows.div_ceil(repeat).div_ceil(QUADS) as u64 * (pitch / 4) as u64;
+        let threads = plane_rows.div_ceil(repeat).div_ceil(quads as usize) as u64 * (pitch / 4) as u64;
         // The tensor's scale is written even if there is no block.
-        let tiles = quads.div_ceil(u64::from(THREADS)).max(1);
+        let tiles = threads.div_ceil(u64::from(THREADS)).max(1);
         let blocks_aligned = grid_cols.is_multiple_of(4)
             && [self.block_amax, self.encode].iter().all(|address| address.number().is_multiple_of(16));
         let descriptor = TensorArguments {
@@ -186,12 +190,20 @@ impl Kernels {
                 return Err(refused_without_scales(format));
             }
         };
-        let tensors: Vec<_> =
-            operands.iter().map(|operand| operand.arguments(format)).collect::<Result<_, _>>()?;
+        let cut = |quads| -> Result<Vec<_>, CudaFailure> {
+            operands.iter().map(|operand| operand.arguments(format, quads)).collect()
+        };
+        let few = cut(FEW)?;
+        let is_large = few.iter().map(|(_, tiles)| *tiles).sum::<u64>() > LARGE;
+        let (kernel, tensors) = match format {
+            Format::Mxfp8 if is_large => (c"scale_mxfp8_large", cut(MANY)?),
+            _ => (kernel, few),
+        };
         let table = TileTable::new(&tensors, 0)?;
         let arguments = Arguments {
             tiles: table.tiles,
             tensors: table.descriptors,
+            only: only(&tensors),
             vote,
             fault,
             largest: largest.largest(),

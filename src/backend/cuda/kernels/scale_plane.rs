@@ -9,7 +9,7 @@ use super::launch::{KernelLaunch, THREADS};
 use super::memory::ZeroOperand;
 use super::module::Kernels;
 use super::source::Family;
-use super::tiles::{TileArguments, TileTable};
+use super::tiles::{TileArguments, TileTable, only};
 use crate::format::{Format, FormatError, Nvfp4Block, Orientation, PlaneSpec, Shape};
 
 /// A gathered scale plane that is to be made whole.
@@ -44,10 +44,12 @@ struct ExpandTensor {
     arrived: DeviceAddress,
     tile_rows: u32,
     plane_rows: u32,
-    words: u32,
+    pitch: u32,
     blocks_down: u32,
+    aligned: u32,
+    reserved: u32,
 }
-const _: () = assert!(size_of::<ExpandTensor>() == 40);
+const _: () = assert!(size_of::<ExpandTensor>() == 48);
 
 /// `SwizzleTensor` of the kernels.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -66,26 +68,42 @@ const _: () = assert!(size_of::<SwizzleTensor>() == 40);
 
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-struct Arguments {
+struct ExpandArguments {
     tiles: TileArguments,
     tensors: DeviceAddress,
+    only: ExpandTensor,
+}
+
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct SwizzleArguments {
+    tiles: TileArguments,
+    tensors: DeviceAddress,
+    only: SwizzleTensor,
 }
 
 /// Rows that one tile's scales stand in: `REPEAT` of the kernels.
 const REPEAT: usize = 16;
 /// Compact rows of a block: `BATCH` of the kernels.
-const BATCH: usize = 16;
-/// Words of four bytes that a block works on side by side.
-const STRIP: usize = 32;
+const BATCH: usize = 64;
+/// Units that a block works on side by side: `STRIP` of the kernels.
+const STRIP: usize = 4;
+
+/// Do rows of the compact plane and of the whole one begin at multiples of 16 bytes?
+fn in_groups(operand: &ExpandOperand, pitch: usize) -> bool {
+    pitch.is_multiple_of(16)
+        && [operand.compact, operand.plane].iter().all(|address| address.number().is_multiple_of(16))
+}
 
 /// The strips of a plane, and the blocks that spread the rows of one.
 fn strips(operand: &ExpandOperand) -> (usize, usize) {
     let planes = Format::NVFP4_2D.planes(Orientation::Rowwise, operand.shape);
     let (rows, pitch) = scale_plane(&planes).map_or((0, 0), |plane| (plane.rows, plane.cols));
+    let units = pitch / if in_groups(operand, pitch) { 16 } else { 4 };
     // The first rows are left to whoever is last, so somebody must be.
     let upper = (operand.shape.rows / REPEAT).div_ceil(REPEAT);
     let blocks = (rows / REPEAT).saturating_sub(upper).div_ceil(BATCH).max(1);
-    if rows == 0 { (0, blocks) } else { ((pitch / 4).div_ceil(STRIP), blocks) }
+    if rows == 0 { (0, blocks) } else { (units.div_ceil(STRIP), blocks) }
 }
 
 impl Kernels {
@@ -123,6 +141,7 @@ impl Kernels {
             strips as u64 * blocks_down as u64
         });
         let counters: usize = operands.iter().map(|operand| strips(operand).0).sum();
+        let mut only = ExpandTensor::zeroed();
         let table =
             TileTable::with_workspace(operands.len(), tiles, counters * size_of::<u32>(), |workspace| {
                 let mut arrived = workspace;
@@ -138,13 +157,17 @@ impl Kernels {
                         arrived: own,
                         tile_rows: (operand.shape.rows / REPEAT) as u32,
                         plane_rows: plane.0 as u32,
-                        words: (plane.1 / 4) as u32,
+                        pitch: plane.1 as u32,
                         blocks_down: blocks_down as u32,
+                        aligned: u32::from(in_groups(operand, plane.1)),
+                        reserved: 0,
                     }
                 });
-                (descriptors.collect(), Vec::new())
+                let descriptors: Vec<_> = descriptors.collect();
+                only = descriptors.first().copied().unwrap_or(only);
+                (descriptors, Vec::new())
             })?;
-        let arguments = Arguments { tiles: table.tiles, tensors: table.descriptors };
+        let arguments = ExpandArguments { tiles: table.tiles, tensors: table.descriptors, only };
         let function = self.function(Family::ScalePlane, c"expand_scale")?;
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
     }
@@ -192,16 +215,17 @@ impl Kernels {
                 transposed: u32::from(transposed),
                 aligned: u32::from(operand.scale.number().is_multiple_of(16) && pitch.is_multiple_of(16)),
             };
-            // A thread makes 64 bytes: of one tile, or of four side by side, two threads of which are a pair.
+            // A thread makes 64 bytes: of one tile, or of four side by side, four threads of which are neighbours.
             let threads = match transposed {
                 true => 8 * rows.div_ceil(128) as u64 * tiles_across as u64,
-                false => 64 * rows.div_ceil(128) as u64 * tiles_across.div_ceil(4).div_ceil(2) as u64,
+                false => 128 * rows.div_ceil(128) as u64 * tiles_across.div_ceil(16) as u64,
             };
             Ok((descriptor, threads.div_ceil(u64::from(THREADS))))
         };
         let tensors: Vec<_> = operands.iter().map(tensor).collect::<Result<_, CudaFailure>>()?;
         let table = TileTable::new(&tensors, 0)?;
-        let arguments = Arguments { tiles: table.tiles, tensors: table.descriptors };
+        let arguments =
+            SwizzleArguments { tiles: table.tiles, tensors: table.descriptors, only: only(&tensors) };
         let function = self.function(Family::ScalePlane, c"swizzle_scale")?;
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
     }

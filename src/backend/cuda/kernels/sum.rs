@@ -8,7 +8,7 @@ use super::check::{element_aligned, narrow, present};
 use super::launch::{KernelLaunch, THREADS};
 use super::module::Kernels;
 use super::source::Family;
-use super::tiles::{TileArguments, TileTable};
+use super::tiles::{TileArguments, TileTable, only};
 use crate::format::ElementType;
 use crate::op::Reduction;
 
@@ -65,6 +65,7 @@ struct AccumulateArguments {
     tensors: DeviceAddress,
     factor: f32,
     reserved: u32,
+    only: AccumulateTensor,
 }
 
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -72,6 +73,7 @@ struct AccumulateArguments {
 struct CombineArguments {
     tiles: TileArguments,
     tensors: DeviceAddress,
+    only: CombineTensor,
 }
 
 /// `TILE` of the kernels.
@@ -106,8 +108,13 @@ impl Kernels {
         };
         let tensors: Vec<_> = operands.iter().map(tensor).collect::<Result<_, CudaFailure>>()?;
         let table = TileTable::new(&tensors, 0)?;
-        let arguments =
-            AccumulateArguments { tiles: table.tiles, tensors: table.descriptors, factor, reserved: 0 };
+        let arguments = AccumulateArguments {
+            tiles: table.tiles,
+            tensors: table.descriptors,
+            factor,
+            reserved: 0,
+            only: only(&tensors),
+        };
         let name = if first { c"accumulate_first" } else { c"accumulate_more" };
         let function = self.function(Family::Sum, name)?;
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
@@ -150,6 +157,7 @@ impl Kernels {
             .map(|operand| narrow("ranks", operand.sources.len()))
             .collect::<Result<_, _>>()?;
         let tiles = operands.iter().map(|operand| (operand.elements as u64).div_ceil(TILE));
+        let mut only = CombineTensor::zeroed();
         let table = TileTable::with_workspace(
             operands.len(),
             tiles,
@@ -171,10 +179,12 @@ impl Kernels {
                         aligned: u32::from(aligned),
                     }
                 });
-                (descriptors.collect(), bytemuck::cast_slice(&addresses).to_vec())
+                let descriptors: Vec<_> = descriptors.collect();
+                only = descriptors.first().copied().unwrap_or(only);
+                (descriptors, bytemuck::cast_slice(&addresses).to_vec())
             },
         )?;
-        let arguments = CombineArguments { tiles: table.tiles, tensors: table.descriptors };
+        let arguments = CombineArguments { tiles: table.tiles, tensors: table.descriptors, only };
         let function = self.function(Family::Sum, name)?;
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
     }

@@ -2,7 +2,8 @@
 //!
 //! Law: the tiles of the tensors are numbered one after the other; the table holds the tensors' descriptors,
 //! the number of each tensor's first tile with the number of all behind them, and the workspace a kernel asked
-//! for, zeroed. Mirrors `Tiles` of `kernels/common.cuh`.
+//! for, zeroed. The descriptor of a launch's only tensor also goes with the arguments (`only`). Mirrors `Tiles` of
+//! `kernels/common.cuh`.
 
 use bytemuck::{NoUninit, Pod, Zeroable};
 
@@ -76,6 +77,11 @@ impl TileTable {
     pub(super) const fn blocks(&self) -> u32 {
         self.tiles.count
     }
+}
+
+/// The descriptor that goes with the arguments: that of a launch's only tensor. Where there are more, nobody looks.
+pub(super) fn only<D: Zeroable + Copy>(tensors: &[(D, u64)]) -> D {
+    tensors.first().map_or(D::zeroed(), |(descriptor, _)| *descriptor)
 }
 
 /// Numbers of the first tiles, and of all.

@@ -10,7 +10,7 @@ use super::check::{divides, element_aligned, narrow, present, refused, scale_pit
 use super::launch::{KernelLaunch, THREADS};
 use super::module::Kernels;
 use super::source::Family;
-use super::tiles::{TileArguments, TileTable};
+use super::tiles::{TileArguments, TileTable, only};
 use crate::format::{Format, Orientation, Shape};
 
 /// A weight whose columnwise planes are wanted.
@@ -38,7 +38,7 @@ struct TensorArguments {
     out_scale: DeviceAddress,
     rows: u32,
     cols: u32,
-    data_tiles: u32,
+    scale_tiles: u32,
     way: u32,
     pitch: u32,
     out_pitch: u32,
@@ -52,6 +52,7 @@ const _: () = assert!(size_of::<TensorArguments>() == 64);
 struct Arguments {
     tiles: TileArguments,
     tensors: DeviceAddress,
+    only: TensorArguments,
 }
 
 /// The kernel of an element of some bits.
@@ -121,8 +122,8 @@ impl TransposeOperand {
         let tiles = |elements: usize| elements.div_ceil(kernel.side) as u64;
         let data_tiles = tiles(shape.rows) * tiles(shape.cols);
         let scale_tiles = match format {
-            // A block makes 16 rows of each of 32 columns of tiles, 128 scales long.
-            Format::Nvfp4(_) => (out_rows / 16).div_ceil(32) as u64 * out_pitch.div_ceil(128) as u64,
+            // A block makes 16 rows of each of 16 columns of tiles, 128 scales long.
+            Format::Nvfp4(_) => (out_rows / 16).div_ceil(16) as u64 * out_pitch.div_ceil(128) as u64,
             // A thread makes one f32.
             _ => (out_rows as u64 * out_pitch as u64).div_ceil(u64::from(THREADS)),
         };
@@ -133,7 +134,7 @@ impl TransposeOperand {
             out_scale: columnwise_scale,
             rows: narrow("rows", shape.rows)?,
             cols: narrow("columns", shape.cols)?,
-            data_tiles: u32::try_from(data_tiles)
+            scale_tiles: u32::try_from(scale_tiles)
                 .map_err(|_| CudaFailure::Refused(format!("{shape} is too large to transpose")))?,
             way: self.way(kernel.bits) as u32,
             pitch: narrow("scale columns", scale_pitch(format, Orientation::Rowwise, shape))?,
@@ -161,7 +162,7 @@ impl Kernels {
         let tensors: Vec<_> =
             operands.iter().map(|operand| operand.arguments(format, &kernel)).collect::<Result<_, _>>()?;
         let table = TileTable::new(&tensors, 0)?;
-        let arguments = Arguments { tiles: table.tiles, tensors: table.descriptors };
+        let arguments = Arguments { tiles: table.tiles, tensors: table.descriptors, only: only(&tensors) };
         let function = self.function(Family::Transpose, kernel.name)?;
         Ok(KernelLaunch::new(function, table.blocks(), kernel.threads, arguments, Some(table.table)))
     }

@@ -8,6 +8,9 @@
 //!   it waits for no multiprocessor, and holds up no lane while products have them all.
 //! - A way says in which *stages* a collective goes, as data; this file makes commands of stages and knows no way. All
 //!   ranks have the same stages, so what a stage says of this rank and its peers fits together (`simulated.rs`).
+//! - A gather of planes brings the peers' parts; whether the own one is written too is the way's affair, and nobody relies on it. Among
+//!   neighbours it launches no kernel, but where it is small by [`Route::kernel_bytes`], so the lane waits for peers and for nothing that computes: meetings are
+//!   operations on the stream's memory, and engines move the bytes.
 //! - Memory of peers is written between two meetings (PL-8, see [`super::signal`]): parts of weights and gradients by copy
 //!   engines, which need no multiprocessor; the small values of an all-reduce, and whatever [`Route::kernel_bytes`] calls small, by
 //!   one kernel that meets as well. That kernel waits for a multiprocessor, and costs the host a launch instead of a dozen calls.
@@ -27,7 +30,7 @@ use std::sync::Arc;
 
 use super::command::Command;
 use super::failure::CudaFailure;
-use super::kernels::{CombineOperand, CopyOperand, ExpandOperand, Kernels, Mark, Partner};
+use super::kernels::{CombineOperand, CopyOperand, Kernels, Mark, Partner};
 use super::nccl::{Communicator, Transfer};
 use super::options::Transport;
 use super::signal::{Meeting, MemoryOperations, Shared, Signals};
@@ -94,7 +97,7 @@ pub(super) struct Route<'a> {
 impl Route<'_> {
     /// The commands of one collective; the last of them leaves the mark.
     pub(super) fn collective(&self, kernels: &Kernels, op: &Collective) -> Result<Vec<Command>, CudaFailure> {
-        if let Pull::Chunk(..) = &op.pull {
+        if let Pull::Chunk(_) = &op.pull {
             return Err(CudaFailure::Refused(
                 "gathers in chunks have no transport on GPUs yet; remove prefetch.chunk".to_owned(),
             ));
@@ -106,23 +109,9 @@ impl Route<'_> {
                 "gradients in {element:?} are summed by tasks of the plan here; plan with the `reduce` that the backend was made with"
             )));
         }
-        let own = self.view.own();
         let mut parts = Vec::new();
         for stage in stages(&self.view, self.transport, &op.pull) {
             parts.extend(self.parts(kernels, stage)?);
-        }
-        if let Pull::Gather(moves) = &op.pull {
-            for part in moves {
-                let filled = part.from.bytes * self.view.hosts.ranks();
-                let rest = part.to.part(filled, part.to.bytes - filled).unwrap_or_default();
-                parts.extend(Command::zero(own, rest).map(Part::Command));
-            }
-        }
-        for expand in &op.expand {
-            let plane = own.plus(expand.plane.offset);
-            let operand = ExpandOperand { shape: expand.shape, compact: plane, plane };
-            let launch = kernels.expand_scale(expand.format, expand.orientation, &[operand])?;
-            parts.push(Part::Command(Command::Kernel(launch)));
         }
         self.marked(kernels, parts)
     }
@@ -233,7 +222,9 @@ fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
     match (transport, pull) {
         (Transport::Peer, Pull::Gather(moves)) => peer::gather(view, moves),
         // Refused before anybody asks for its stages.
-        (_, Pull::Chunk(..)) | (Transport::Peer, Pull::ReduceScatter(..)) => Vec::new(),
+        (_, Pull::Chunk(_)) | (Transport::Peer, Pull::ReduceScatter(..)) => Vec::new(),
+        (Transport::Peer, Pull::Records(records)) => peer::records(view, *records),
+        (Transport::Nccl, Pull::Records(records)) => nccl::gather(view, &[*records]),
         (Transport::Peer, Pull::Exchange(parts)) => peer::exchange(view, parts),
         (Transport::Peer, Pull::AllReduce(reduction, moves)) => peer::all_reduce(view, *reduction, moves),
         (Transport::Nccl, Pull::Gather(moves)) => nccl::gather(view, moves),

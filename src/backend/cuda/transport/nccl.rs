@@ -11,7 +11,7 @@ use crate::backend::local::{Move, Scatter, Slices};
 use crate::format::ElementType;
 use crate::op::Reduction;
 
-/// Every rank's part, one after the other.
+/// Every rank's part, one after the other; the own one comes along.
 pub(super) fn gather(view: &View<'_>, moves: &[Move]) -> Vec<Stage> {
     let own = view.own();
     let parts = moves.iter().filter(|part| part.from.bytes > 0).map(|part| Transfer::AllGather {

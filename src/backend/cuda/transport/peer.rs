@@ -18,7 +18,7 @@ use crate::backend::local::{Move, Slices};
 use crate::id::RankId;
 use crate::op::Reduction;
 
-/// Every rank's part, one after the other: a rank gets the parts of its counterparts, and gives its column to its neighbours.
+/// Every other rank's part, at its place: a rank gets the parts of its counterparts, and gives its column to its neighbours.
 pub(super) fn gather(view: &View<'_>, moves: &[Move]) -> Vec<Stage> {
     let (own, hosts) = (view.own(), view.hosts);
     let place = |part: &Move, rank: RankId| part.to.offset + part.from.bytes * rank.index();
@@ -27,7 +27,6 @@ pub(super) fn gather(view: &View<'_>, moves: &[Move]) -> Vec<Stage> {
         to: view.arena(to).plus(place(part, of)),
         bytes: part.from.bytes,
     };
-    let placed = moves.iter().map(|part| copy(part, view.rank, view.rank)).collect();
     let mut exchange = Vec::new();
     for (peer, part) in
         hosts.counterparts(view.rank).flat_map(|peer| moves.iter().map(move |part| (peer, part)))
@@ -44,7 +43,18 @@ pub(super) fn gather(view: &View<'_>, moves: &[Move]) -> Vec<Stage> {
             pushes.extend(hosts.column(view.rank).map(|of| copy(part, of, neighbour)));
         }
     }
-    vec![Stage::Place(placed), Stage::Exchange(exchange), Stage::Push(Carrier::Engines, pushes)]
+    vec![Stage::Exchange(exchange), Stage::Push(Carrier::Engines, pushes)]
+}
+
+/// The same, and the rank's own part beside the others.
+pub(super) fn records(view: &View<'_>, records: Move) -> Vec<Stage> {
+    let Move { from, to } = records;
+    let own = view.own();
+    let place = own.plus(to.offset + from.bytes * view.rank.index());
+    let placed = CopyOperand { from: own.plus(from.offset), to: place, bytes: from.bytes };
+    let mut stages = vec![Stage::Place(vec![placed])];
+    stages.extend(gather(view, &[records]));
+    stages
 }
 
 /// This rank's slices of everybody's sources into their slot: a neighbour gets what is for its column, a counterpart what this host has for it.

@@ -252,6 +252,28 @@ fn check_gather(hosts: Hosts, parts: &[usize]) {
         }
     }
     let pulls: Vec<_> = before.iter().map(|_| Pull::Gather(moves.clone())).collect();
+    for (network, reaches) in ways(hosts) {
+        let mut after = collective(&before, network, reaches, &pulls);
+        // A rank's own part is nobody's promise: a task behind the gather puts it there.
+        for (rank, arena) in after.iter_mut().enumerate() {
+            for part in &moves {
+                let from = &before[rank][part.from.offset..][..part.from.bytes];
+                arena[part.to.offset + rank * from.len()..][..from.len()].copy_from_slice(from);
+            }
+        }
+        assert!(after == expected, "{network:?} differs");
+    }
+}
+
+fn check_records(hosts: Hosts, bytes: usize) {
+    let mut places = Places::default();
+    let records = Move { from: places.next(bytes), to: places.next(bytes * hosts.ranks()) };
+    let before = arenas(hosts.ranks(), places.end);
+    let all: Vec<u8> =
+        before.iter().flat_map(|arena| arena[records.from.offset..][..bytes].to_vec()).collect();
+    let mut expected = before.clone();
+    expected.iter_mut().for_each(|arena| arena[records.to.offset..][..all.len()].copy_from_slice(&all));
+    let pulls: Vec<_> = before.iter().map(|_| Pull::Records(records)).collect();
     every_way(&before, hosts, &pulls, &expected);
 }
 
@@ -307,6 +329,7 @@ fn check_all_reduce(hosts: Hosts, reduction: Reduction, parts: &[usize]) {
 fn two_hosts_of_two_and_three_of_two_do_what_one_host_does() {
     for hosts in [hosts(2, 2), hosts(3, 2)] {
         check_gather(hosts, &[48, 300, 0]);
+        check_records(hosts, 16);
         check_exchange(hosts, &[20, 0, 256]);
         check_exchange(hosts, &[6, 258]);
         check_all_reduce(hosts, Reduction::Max, &[1, 3]);
@@ -341,6 +364,31 @@ fn on_one_host_no_kernel_moves_a_gradient() {
     let once = [push(3, 2), push(0, 1), push(1, 1)];
     assert_eq!(*pushes, [once, once].concat());
     assert_eq!(needed(&Pull::Exchange(vec![slices()]), hosts(1, 4)), 0, "nothing lands beside the arena");
+}
+
+/// The law that keeps gathers off multiprocessors: on one host there is nothing to exchange, and engines write the peers' memory and no
+/// byte of the rank's own.
+#[test]
+fn on_one_host_a_gather_of_planes_launches_no_kernel() {
+    let (hosts, each) = (Hosts::one(4), 256);
+    let homes: Vec<_> = (0..4).map(home).collect();
+    let from = Region { offset: 0, bytes: each };
+    let moves = vec![Move { from, to: Region { offset: 1024, bytes: 4 * each } }; 2];
+    for rank in 0..4 {
+        let view = View { rank: RankId::at(rank), homes: &homes, hosts, landing: 0 };
+        let mut pushed = 0;
+        for stage in stages(&view, Transport::Peer, &Pull::Gather(moves.clone())) {
+            match stage {
+                Stage::Exchange(transfers) => assert!(transfers.is_empty(), "{transfers:?}"),
+                Stage::Push(Carrier::Engines, copies) => {
+                    assert!(copies.iter().all(|copy| Memory::place(copy.to).0 != rank));
+                    pushed += copies.len();
+                }
+                other => panic!("{other:?} takes a multiprocessor"),
+            }
+        }
+        assert_eq!(pushed, 3 * moves.len(), "each plane to each peer");
+    }
 }
 
 /// Rank 1 of two hosts of two: rank 0 is its neighbour, rank 3 its counterpart.
@@ -386,6 +434,7 @@ proptest! {
     ) {
         let hosts = hosts(count, each);
         check_gather(hosts, &parts);
+        check_records(hosts, parts[0]);
         check_exchange(hosts, &parts);
         check_all_reduce(hosts, Reduction::Sum, &parts);
         check_all_reduce(hosts, Reduction::Max, &parts);

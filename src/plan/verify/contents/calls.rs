@@ -7,6 +7,7 @@
 //! calls for every micro-batch; what a buffer holds belongs to one micro-batch, unless it is carried.
 
 use super::{BufferValue, Held, Run, Verdict};
+use crate::format::ElementType;
 use crate::id::{BufferId, CallId, MicroBatchId, SlotId, TaskId, WeightId};
 use crate::model::{Access, Call, Form, Lifetime, Placement, Role, Use};
 use crate::op::{Operand, OperandRole};
@@ -120,7 +121,8 @@ impl Run<'_> {
         let Running { task, call, .. } = running;
         let mut expected: Vec<(OperandRole, Access)> = Vec::new();
         expected.extend((0..call.uses.len()).map(|position| (OperandRole::Use(position), Access::Read)));
-        expected.extend(call.grads.iter().map(|weight| (OperandRole::Gradient(*weight), Access::Write)));
+        let gradients = call.grads.iter().map(|gradient| OperandRole::Gradient(gradient.weight));
+        expected.extend(gradients.map(|role| (role, Access::Write)));
         expected
             .extend(call.buffers.iter().map(|access| (OperandRole::Buffer(access.buffer), access.access)));
         let scaled = |position: &usize| self.reads_tensor_scale(&call.uses[*position]);
@@ -203,7 +205,7 @@ impl Run<'_> {
                 }
                 None => "gather this weight, derive what the use asks for, and let the call read that slot",
             };
-            return self.wrong_use(running.task, slot, needs, remedy);
+            return self.wrong_planes(running.task, slot, needs, remedy);
         }
         self.proven.uses += 1;
         Ok(())
@@ -227,15 +229,35 @@ impl Run<'_> {
     fn write_operand(&mut self, running: Running<'_>, operand: &Operand) -> Verdict<()> {
         let Running { task, id: call, .. } = running;
         match operand.role {
-            OperandRole::Gradient(weight) => {
-                let padded = *self.slots.held(operand.slot) == Held::Padding(weight);
-                self.fill(task, operand.slot, Held::Gradient { weight, calls: [call].into(), padded })
-            }
+            OperandRole::Gradient(weight) => self.write_gradient(running, weight, operand.slot),
             OperandRole::Buffer(buffer) => {
                 self.fill(task, operand.slot, Held::Buffer(buffer, BufferValue::Written(call)))
             }
             OperandRole::Use(_) | OperandRole::TensorScale(_) => Ok(()),
         }
+    }
+
+    /// A closure writes the real rows alone: zeros behind them stay.
+    fn write_gradient(&mut self, running: Running<'_>, weight: WeightId, slot: SlotId) -> Verdict<()> {
+        let Running { task, id, call } = running;
+        let padded = *self.slots.held(slot) == Held::Padding(weight);
+        let shard = &self.plan.weights.layout(weight).shard;
+        let has_padding = shard.padded_rows() > shard.shape.rows;
+        let held = match call.gradient(weight) {
+            Some(ElementType::F32) => Held::Gradient { weight, calls: [id].into(), padded },
+            Some(ElementType::Bf16) if padded || !has_padding => Held::WireGradient(weight, [id].into()),
+            Some(ElementType::Bf16) => Held::Unpadded(weight, id),
+            other => {
+                let problem = format!(
+                    "runs call `{}`, which writes the gradient of `{}` in {other:?}",
+                    call.label(),
+                    self.name(weight)
+                );
+                let remedy = "declare gradients in f32 or bf16";
+                return self.wrong_program(self.plan.describe(task), problem, remedy);
+            }
+        };
+        self.fill(task, slot, held)
     }
 
     /// Do the planes of a use come with a scale of the whole tensor?

@@ -6,11 +6,12 @@
 //! contribution passes each sum over ranks exactly once. The first contribution of a step begins the
 //! sum and no later one does; none is added twice, on the rank or behind the reduction; and they are added in program
 //! order, because sums of floats depend on it: so equal programs give equal bits, however they are scheduled. Calls of
-//! different micro-batches are different contributions. Padding rows are zero before anything is summed over ranks.
+//! different micro-batches are different contributions. Padding rows are zero before anything is summed over ranks. What a call
+//! declares in bf16 is reduced in bf16 as it lies: nothing rounds it, and nothing is added to it on the rank.
 
 use std::collections::BTreeSet;
 
-use super::held::in_words;
+use super::held::{in_words, writes_bf16};
 use super::{Held, Run, Verdict, VerifyError};
 use crate::format::ElementType;
 use crate::id::{CallId, SlotId, TaskId, WeightId};
@@ -24,7 +25,9 @@ impl Run<'_> {
             Held::Gradient { weight: of, calls, .. } if *of == weight => {
                 Held::Gradient { weight, calls: calls.clone(), padded: true }
             }
-            Held::Gradient { .. } => {
+            Held::Unpadded(of, call) if *of == weight => Held::WireGradient(weight, [*call].into()),
+            Held::WireGradient(of, calls) if *of == weight => Held::WireGradient(weight, calls.clone()),
+            Held::Gradient { .. } | Held::Unpadded(..) | Held::WireGradient(..) => {
                 let needs = format!("a gradient of `{}`", self.name(weight));
                 return self.wrong_gradient(
                     task,
@@ -60,12 +63,20 @@ impl Run<'_> {
         let calls = match (element, self.slots.held(slot)) {
             (ElementType::F32, _) => self.padded_gradient(task, weight, slot, "reduce")?,
             (ElementType::Bf16, Held::WireGradient(of, calls)) if *of == weight => calls.clone(),
+            (_, Held::Unpadded(of, _)) if *of == weight => {
+                let needs = format!("a gradient of `{}` with zeroed padding rows", self.name(weight));
+                let remedy = "zero the padding rows before the gradient is reduced";
+                return self.wrong_gradient(task, slot, needs, remedy);
+            }
             _ => {
                 let needs = format!("a gradient of `{}` rounded to {}", self.name(weight), in_words(element));
                 return self.wrong_gradient(task, slot, needs, "round the gradient before it is reduced");
             }
         };
-        let chosen = self.plan.policy.reduce_dtype.element();
+        let chosen = match calls.iter().any(|call| writes_bf16(self.plan, weight, *call)) {
+            true => ElementType::Bf16,
+            false => self.plan.policy.reduce_dtype.element(),
+        };
         if element != chosen {
             let problem = format!(
                 "reduces the gradient of `{}` in {}, but the plan was asked for {}",
@@ -106,7 +117,12 @@ impl Run<'_> {
             _ => {
                 let zeros = if has_padding { " with zeroed padding rows" } else { "" };
                 let needs = format!("a call's gradient of `{}`{zeros}", self.name(weight));
-                let remedy = format!("{verb} a gradient between its call and the next writer of its bytes");
+                let remedy = match self.slots.held(slot) {
+                    Held::WireGradient(of, _) | Held::Unpadded(of, _) if *of == weight => {
+                        "reduce a gradient in bf16 as it lies, in bf16".to_owned()
+                    }
+                    _ => format!("{verb} a gradient between its call and the next writer of its bytes"),
+                };
                 self.wrong_gradient(task, slot, needs, &remedy)
             }
         }
@@ -274,7 +290,10 @@ impl Run<'_> {
             ),
             (
                 Placement::Sharded,
-                Held::Gradient { .. } | Held::WireGradient(..) | Held::LandedGradient(..),
+                Held::Gradient { .. }
+                | Held::WireGradient(..)
+                | Held::Unpadded(..)
+                | Held::LandedGradient(..),
             ) => (
                 "gradient rows that were reduced inside of each replica",
                 "reduce-scatter the gradient before it is summed over the replicas",
@@ -418,15 +437,25 @@ impl Run<'_> {
         if let Some(whereabouts) = self.landed(weight, call) {
             return whereabouts;
         }
-        let rounded = |held: &Held| matches!(held, Held::WireGradient(w, calls) if *w == weight && calls.contains(&call));
+        let rounded = |held: &Held| {
+            matches!(held, Held::WireGradient(w, calls) if *w == weight && calls.contains(&call))
+                && !writes_bf16(self.plan, weight, call)
+        };
         if let Some(slot) = find(&|_, held| rounded(held)) {
             return format!("it was rounded into slot `{}` and not reduced", self.slot_name(slot));
         }
-        let written = |held: &Held| matches!(held, Held::Gradient { weight: w, calls, .. } if *w == weight && calls.contains(&call));
+        let written = |held: &Held| match held {
+            Held::Gradient { weight: of, calls, .. } | Held::WireGradient(of, calls) => {
+                *of == weight && calls.contains(&call)
+            }
+            Held::Unpadded(of, by) => (*of, *by) == (weight, call),
+            _ => false,
+        };
         if let Some(slot) = find(&|_, held| written(held)) {
             return format!("it still lies in slot `{}` as the call wrote it", self.slot_name(slot));
         }
-        match find(&|slot, held| lost(held) && content(slot) == Content::Gradient(weight, call)) {
+        let its_own = |content| matches!(content, Content::Gradient(of, by) | Content::WireGradient(of, by) if (of, by) == (weight, call));
+        match find(&|slot, held| lost(held) && its_own(content(slot))) {
             Some(slot) => format!("its slot `{}` holds {}", self.slot_name(slot), self.slots.describe(slot)),
             None => "no task wrote or carries it".into(),
         }

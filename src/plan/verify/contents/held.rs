@@ -54,10 +54,12 @@ pub(super) enum Held {
     AmaxHistory(BucketId, Version),
     /// Factors for the cast of a bucket's masters of a version, where scaling is delayed.
     DelayedScale(BucketId, Version),
-    /// Planes of a whole weight, as gathered.
+    /// Planes of a whole weight, gathered and assembled.
     Gathered(WeightId, Orientation, Version),
-    /// Those of which only the first bytes of every rank's shard are there.
+    /// Those of which the first bytes of every other rank's shard are there.
     Gathering { weight: WeightId, orientation: Orientation, version: Version, bytes: usize },
+    /// Those of which every other rank's whole shard is there; the rank's own, padding and spread scales are not.
+    Arrived(WeightId, Orientation, Version),
     /// Columnwise planes derived from rowwise ones.
     Transposed(WeightId, Version),
     /// A dequantized weight, in f32 or bf16.
@@ -66,10 +68,12 @@ pub(super) enum Held {
     Padding(WeightId),
     /// The full gradient a call wrote, or the sum of those of several; are its padding rows zero?
     Gradient { weight: WeightId, calls: BTreeSet<CallId>, padded: bool },
-    /// That in bf16, its padding rows zero.
+    /// That in bf16, its padding rows zero: rounded, or as a call wrote it.
     WireGradient(WeightId, BTreeSet<CallId>),
     /// The other ranks' slices for this rank of what these calls made, in the element type that travelled, its padding rows zero.
     LandedGradient(WeightId, BTreeSet<CallId>, ElementType),
+    /// What a call wrote in bf16, its padding rows not zero yet.
+    Unpadded(WeightId, CallId),
     /// This rank's rows of that, summed over the ranks of its replica.
     ReducedGradient(WeightId, BTreeSet<CallId>),
     /// Those rows, summed over the replicas too.
@@ -113,15 +117,16 @@ impl Held {
             Self::Encode(bucket, _) => content == Content::Encode(*bucket),
             Self::AmaxHistory(bucket, _) => content == Content::AmaxHistory(*bucket),
             Self::DelayedScale(bucket, _) => content == Content::DelayedScale(*bucket),
-            Self::Gathered(weight, orientation, _) => content == Content::Gathered(*weight, *orientation),
-            Self::Gathering { weight, orientation, .. } => {
-                content == Content::Gathered(*weight, *orientation)
-            }
+            Self::Gathered(weight, orientation, _)
+            | Self::Gathering { weight, orientation, .. }
+            | Self::Arrived(weight, orientation, _) => content == Content::Gathered(*weight, *orientation),
             Self::Transposed(weight, _) => content == Content::Transposed(*weight),
             Self::Dense(weight, orientation, values, _) => {
                 content == Content::Dense(*weight, *orientation, *values)
             }
-            Self::Padding(weight) => matches!(content, Content::Gradient(other, _) if other == *weight),
+            Self::Padding(weight) => {
+                matches!(content, Content::Gradient(other, _) | Content::WireGradient(other, _) if other == *weight)
+            }
             Self::Gradient { weight, calls, .. } => {
                 matches!(content, Content::Gradient(other, call) if other == *weight && calls.contains(&call))
             }
@@ -131,6 +136,7 @@ impl Held {
             Self::LandedGradient(weight, calls, element) => {
                 matches!(content, Content::LandedGradient(other, call, of) if (other, of) == (*weight, *element) && calls.contains(&call))
             }
+            Self::Unpadded(weight, call) => content == Content::WireGradient(*weight, *call),
             Self::ReducedGradient(weight, calls) => {
                 matches!(content, Content::ReducedGradient(other, call) if other == *weight && calls.contains(&call))
             }
@@ -167,7 +173,15 @@ impl Held {
             Self::Stale => "what an earlier step left".into(),
             Self::Gathering { weight, orientation, version, bytes } => {
                 let name = name(weight);
-                format!("the first {bytes} bytes of every rank's {orientation} shard of {name} at {version}")
+                format!(
+                    "the first {bytes} bytes of every other rank's {orientation} shard of {name} at {version}"
+                )
+            }
+            Self::Arrived(weight, orientation, version) => {
+                let name = name(weight);
+                format!(
+                    "the other ranks' {orientation} shards of {name} at {version}, not yet assembled with this rank's own"
+                )
             }
             Self::Master(weight, version) => format!("the master of {} at {version}", name(weight)),
             Self::MasterRemainder(weight, version) => {
@@ -215,7 +229,13 @@ impl Held {
                 format!("the gradient of {} from {}{padding}", name(weight), calls(of))
             }
             Self::WireGradient(weight, of) => {
-                format!("the gradient of {} from {}, rounded to bf16", name(weight), calls(of))
+                let written = of.iter().any(|call| writes_bf16(plan, *weight, *call));
+                let how = if written { "written in bf16" } else { "rounded to bf16" };
+                format!("the gradient of {} from {}, {how}", name(weight), calls(of))
+            }
+            Self::Unpadded(weight, of) => {
+                let (name, call) = (name(weight), call(of));
+                format!("the gradient of {name} from {call}, written in bf16, its padding rows not zeroed")
             }
             Self::LandedGradient(weight, of, element) => {
                 let element = in_words(*element);
@@ -258,6 +278,11 @@ pub(super) const fn in_words(element: ElementType) -> &'static str {
         ElementType::F32 => "f32",
         ElementType::U8 => "bytes",
     }
+}
+
+/// Does the call declare that it writes its gradient of `weight` in bf16?
+pub(super) fn writes_bf16(plan: &StepPlan, weight: WeightId, call: CallId) -> bool {
+    plan.calls[call.index()].gradient(weight) == Some(ElementType::Bf16)
 }
 
 /// Dense values in words.

@@ -7,7 +7,8 @@
 //! vote; under any other vote every rewriting task is a no-op and the versions at entry stay.
 //!
 //! - **PL-2** every use of every call reads exactly the weight, orientation and form it declares,
-//!   gathered once, at the version of the step's entry, and scales of the same version.
+//!   gathered once from the other ranks and then assembled with the rank's own shard, at the version of the step's entry, and scales of
+//!   the same version.
 //! - **PL-4** every gradient reaches its main grad exactly once, in program order, before norm and optimizer.
 //! - **PL-9** the step ends with masters, moments and shards one version on, or as they were.
 //! - **PL-10** every call runs once, in program order, with exactly the operands it declares;
@@ -74,8 +75,8 @@ impl<'p> Run<'p> {
     fn new(plan: &'p StepPlan) -> Self {
         let mut contributors = vec![Vec::new(); plan.weights.layouts.len()];
         for (number, call) in plan.calls.iter().enumerate() {
-            for weight in &call.grads {
-                contributors[weight.index()].push(CallId::at(number));
+            for gradient in &call.grads {
+                contributors[gradient.weight.index()].push(CallId::at(number));
             }
         }
         Self {
@@ -116,10 +117,9 @@ impl<'p> Run<'p> {
             Op::PartialCast { bucket, masters, encode, shards, vote } => {
                 self.partial_cast(task, *bucket, masters, *encode, shards, *vote)
             }
-            Op::AllGather { parts } => parts
-                .iter()
-                .try_for_each(|part| self.gather(task, part.weight, part.orientation, part.from, part.to)),
+            Op::AllGather { parts } => parts.iter().try_for_each(|part| self.gather(task, *part)),
             Op::GatherChunk { part, chunk } => self.gather_chunk(task, *part, *chunk),
+            Op::Assemble { parts } => parts.iter().try_for_each(|part| self.assemble(task, *part)),
             Op::Transpose { weight, from, to } => self.transpose(task, *weight, *from, *to),
             Op::Dequantize { weight, orientation, from, tensor_scale, values, to } => {
                 self.dequantize(task, (*weight, *orientation, *values), *from, *tensor_scale, *to)

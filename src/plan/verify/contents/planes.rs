@@ -1,6 +1,7 @@
-//! PL-2, the way of a weight's planes: gathered, transposed, dequantized.
+//! PL-2, the way of a weight's planes: gathered, assembled, transposed, dequantized.
 //!
-//! Law: a gather sends the shard it names, whole and of one version; what is derived from its
+//! Law: a gather sends the shard it names, whole and of one version, and brings those of the other ranks; planes are whole, and may be
+//! read, once the rank's own shard of that version was put beside them. What is derived from whole
 //! planes keeps weight and version, and needs scales of the same version.
 
 use super::{Held, Run, Verdict};
@@ -9,28 +10,37 @@ use crate::id::{SlotId, TaskId, Version, WeightId};
 use crate::op::{Chunk, GatherPart};
 
 impl Run<'_> {
-    pub(super) fn gather(
-        &mut self,
-        task: TaskId,
-        weight: WeightId,
-        orientation: Orientation,
-        from: SlotId,
-        to: SlotId,
-    ) -> Verdict<()> {
-        let version = self.sent(task, weight, orientation, from)?;
+    pub(super) fn gather(&mut self, task: TaskId, part: GatherPart) -> Verdict<()> {
+        let GatherPart { weight, orientation, from, to } = part;
+        let version = self.own(task, weight, orientation, from)?;
+        self.fill(task, to, Held::Arrived(weight, orientation, version))
+    }
+
+    /// The rank's own shard goes where those of the others are, once, and is of their version.
+    pub(super) fn assemble(&mut self, task: TaskId, part: GatherPart) -> Verdict<()> {
+        let GatherPart { weight, orientation, from, to } = part;
+        let version = self.own(task, weight, orientation, from)?;
+        if *self.slots.held(to) != Held::Arrived(weight, orientation, version) {
+            let needs = format!(
+                "the other ranks' whole {orientation} shards of `{}` at {version}, like this rank's own",
+                self.name(weight)
+            );
+            let remedy = "assemble planes once, behind their gather or the last chunk of one, with the shard that it sent";
+            return self.wrong_use(task, to, needs, remedy);
+        }
         self.fill(task, to, Held::Gathered(weight, orientation, version))
     }
 
-    /// A chunk begins where those before it ended: nothing missing, nothing twice, all of one version. What the last one leaves is gathered.
+    /// A chunk begins where those before it ended: nothing missing, nothing twice, all of one version. What the last one leaves is all that a gather brings.
     pub(super) fn gather_chunk(&mut self, task: TaskId, part: GatherPart, chunk: Chunk) -> Verdict<()> {
         let GatherPart { weight, orientation, from, to } = part;
-        let version = self.sent(task, weight, orientation, from)?;
+        let version = self.own(task, weight, orientation, from)?;
         let whole = self.plan.weights.layout(weight).shard_bytes(orientation);
         let is_range = chunk.begin < chunk.end && chunk.end <= whole;
         let before = Held::Gathering { weight, orientation, version, bytes: chunk.begin };
         if !is_range || (chunk.begin > 0 && *self.slots.held(to) != before) {
             let needs = format!(
-                "bytes 0..{} of every rank's {orientation} shard of `{}` at {version}, to gather {}..{} of {whole} behind them",
+                "bytes 0..{} of every other rank's {orientation} shard of `{}` at {version}, to gather {}..{} of {whole} behind them",
                 chunk.begin,
                 self.name(weight),
                 chunk.begin,
@@ -41,14 +51,14 @@ impl Run<'_> {
             return self.wrong_use(task, to, needs, remedy);
         }
         let held = match chunk.end == whole {
-            true => Held::Gathered(weight, orientation, version),
+            true => Held::Arrived(weight, orientation, version),
             false => Held::Gathering { weight, orientation, version, bytes: chunk.end },
         };
         self.fill(task, to, held)
     }
 
-    /// The version of the whole shard that a gather sends.
-    fn sent(
+    /// The version of the whole shard that a gather sends, or an assemble puts in place.
+    fn own(
         &self,
         task: TaskId,
         weight: WeightId,
@@ -69,7 +79,7 @@ impl Run<'_> {
                     task,
                     from,
                     needs,
-                    "gather the weight's own shard, before or behind its whole cast",
+                    "take the weight's own shard, before or behind its whole cast",
                 )
             }
         }
@@ -94,7 +104,12 @@ impl Run<'_> {
                     "gathered rowwise planes of `{}` to derive columnwise ones from",
                     self.name(weight)
                 );
-                self.wrong_use(task, from, needs, "transpose the planes a gather of this weight just filled")
+                self.wrong_planes(
+                    task,
+                    from,
+                    needs,
+                    "transpose the planes that a gather and an assemble of this weight filled",
+                )
             }
         }
     }
@@ -109,11 +124,11 @@ impl Run<'_> {
     ) -> Verdict<()> {
         let Some(version) = self.planes_at(from, weight, orientation) else {
             let needs = format!("{orientation} planes of `{}`", self.name(weight));
-            return self.wrong_use(
+            return self.wrong_planes(
                 task,
                 from,
                 needs,
-                "dequantize what a gather or transpose of this weight filled",
+                "dequantize what an assemble or a transpose of this weight left",
             );
         };
         match tensor_scale {
@@ -125,6 +140,23 @@ impl Run<'_> {
             None => {}
         }
         self.fill(task, to, Held::Dense(weight, orientation, values, version))
+    }
+
+    /// PL-2: a reader of planes finds something else. Planes that were gathered and not assembled are named as such.
+    pub(super) fn wrong_planes<T>(
+        &self,
+        task: TaskId,
+        slot: SlotId,
+        needs: String,
+        remedy: &str,
+    ) -> Verdict<T> {
+        let Held::Arrived(weight, ..) = self.slots.held(slot) else {
+            return self.wrong_use(task, slot, needs, remedy);
+        };
+        let name = self.name(*weight);
+        let remedy =
+            format!("an assemble of `{name}` is missing: add one behind its gather and before this reader");
+        self.wrong_use(task, slot, needs, &remedy)
     }
 
     /// The version of the planes of `weight` in `slot`, if that is what it holds. Planes an

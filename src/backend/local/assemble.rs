@@ -1,0 +1,63 @@
+//! Gathered planes made whole, on the rank alone.
+//!
+//! Laws:
+//! - A rank's shard lies in the rows of its place among the ranks of its replica, whichever replica it is of.
+//! - Behind the last rank's rows everything is zero. Scale rows that travel once stand where a plain gather would put them and
+//!   are spread from there; spreading zeroes what is behind them, so nothing is zeroed twice.
+
+use super::Refusal;
+use super::binder::Binder;
+use super::collective::{Move, gathered};
+use crate::format::{Format, Orientation, Shape};
+use crate::layout::Region;
+use crate::op::GatherPart;
+
+/// What one rank does to make planes whole.
+#[derive(Debug, Default)]
+pub(in crate::backend) struct Assemble {
+    /// The rank's own planes, and their rows.
+    pub(in crate::backend) own: Vec<Move>,
+    /// What is behind the last rank's rows.
+    pub(in crate::backend) zeros: Vec<Region>,
+    /// Scale planes whose compact rows are spread once all of them are there.
+    pub(in crate::backend) spread: Vec<Spread>,
+}
+
+/// A gathered scale plane of a format that repeats rows.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend) struct Spread {
+    pub(in crate::backend) format: Format,
+    pub(in crate::backend) orientation: Orientation,
+    pub(in crate::backend) shape: Shape,
+    pub(in crate::backend) plane: Region,
+}
+
+impl Assemble {
+    pub(super) fn resolve(binder: &Binder<'_>, parts: &[GatherPart]) -> Result<Self, Refusal> {
+        let (shard, shards) = (binder.shard()?, binder.shards());
+        let mut all = Self::default();
+        for part in parts {
+            let GatherPart { weight, orientation, .. } = *part;
+            let layout = binder.weight(weight)?;
+            let (format, shape) = (layout.format, layout.shard.padded());
+            let (_, planes) = gathered(binder, part)?;
+            let repeats =
+                format.compact_planes(orientation, shape) != format.shard_planes(orientation, shape);
+            for (number, Move { from, to }) in planes.into_iter().enumerate() {
+                let filled = from.bytes.saturating_mul(shards);
+                let row = to.part(from.bytes.saturating_mul(shard), from.bytes);
+                let rest = to.bytes.checked_sub(filled).and_then(|rest| to.part(filled, rest));
+                let (Some(row), Some(rest)) = (row, rest) else {
+                    return Err(format!("{shards} parts of {} bytes do not fit", from.bytes));
+                };
+                all.own.extend((from.bytes > 0).then_some(Move { from, to: row }));
+                // Data first, scales behind.
+                match number > 0 && repeats {
+                    true => all.spread.push(Spread { format, orientation, shape, plane: to }),
+                    false => all.zeros.extend((rest.bytes > 0).then_some(rest)),
+                }
+            }
+        }
+        Ok(all)
+    }
+}

@@ -1,0 +1,86 @@
+//! Makes gathered planes whole: the rank's own part, padding, scale rows that stand several times.
+//!
+//! Law (PL-2): every gather, or the last chunk of one, has exactly one assemble behind it, of the same parts and before the first reader of any of
+//! them. It is a task of its own and on no communicator: what of a gather needs a multiprocessor would wait on that lane until a
+//! matrix product gives one up, and hold up the collectives behind it. On which lane it runs instead, and when, is said in [`Reader::assembles`] alone.
+
+use std::collections::HashMap;
+
+use super::super::draft::{Carrier, Draft, DraftTask, Place, Section};
+use crate::id::SlotId;
+use crate::op::{GatherPart, Op};
+
+/// A gather whose planes nobody has read so far.
+struct Gathered {
+    /// The stage of its last chunk.
+    stage: usize,
+    subject: String,
+    parts: Vec<GatherPart>,
+}
+
+/// The first task that reads something of a gather.
+struct Reader {
+    place: Place,
+    carrier: Carrier,
+    of: Gathered,
+}
+
+impl Reader {
+    /// Who makes the planes whole, and at which stage: never before that of the gather, never behind that of the reader. At the reader's stage it stands right before
+    /// the reader, at an earlier one behind the stage's gathers.
+    ///
+    /// On the reader's own lane nobody waits for another lane because of it.
+    const fn assembles(&self) -> (Carrier, usize) {
+        (self.carrier, self.place.stage)
+    }
+
+    /// The place in T of what is made at a stage.
+    fn place_at(&self, stage: usize, draft: &Draft<'_>) -> Place {
+        let stage = stage.max(self.of.stage);
+        if stage < self.place.stage { draft.end(stage, Section::Gathers) } else { self.place }
+    }
+}
+
+/// Runs behind all passes that read planes.
+pub(in super::super) fn assemble(draft: &mut Draft<'_>) {
+    let mut added = Vec::new();
+    for reader in first_readers(draft) {
+        let (carrier, stage) = reader.assembles();
+        let place = reader.place_at(stage, draft);
+        let Gathered { subject, parts, .. } = reader.of;
+        added.push((place, DraftTask::local(Op::Assemble { parts }, subject, carrier)));
+    }
+    draft.insert(added);
+}
+
+/// Of every gather, the first task that reads planes of it; in issue order.
+fn first_readers(draft: &Draft<'_>) -> Vec<Reader> {
+    let mut open: Vec<Option<Gathered>> = Vec::new();
+    let mut gather_of: HashMap<SlotId, usize> = HashMap::new();
+    let mut readers = Vec::new();
+    for (place, task) in draft.tasks() {
+        let parts = match &task.op {
+            Op::AllGather { parts } => parts.as_slice(),
+            Op::GatherChunk { part, .. } => std::slice::from_ref(part),
+            other => {
+                let read = other.accesses().into_iter().filter(|(_, access)| access.reads());
+                for gather in read.filter_map(|(slot, _)| gather_of.get(&slot)) {
+                    if let Some(of) = open[*gather].take() {
+                        readers.push(Reader { place, carrier: task.carrier, of });
+                    }
+                }
+                continue;
+            }
+        };
+        let begun = parts.first().and_then(|part| gather_of.get(&part.to));
+        match begun.and_then(|gather| open[*gather].as_mut()) {
+            Some(gather) => gather.stage = place.stage,
+            None => {
+                gather_of.extend(parts.iter().map(|part| (part.to, open.len())));
+                let (stage, subject) = (place.stage, task.subject.clone());
+                open.push(Some(Gathered { stage, subject, parts: parts.to_vec() }));
+            }
+        }
+    }
+    readers
+}

@@ -1,0 +1,39 @@
+//! Steps in segments: dynamic calls issued anew between recordings.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod bits;
+mod failures;
+#[path = "../meddler/mod.rs"]
+mod meddler;
+mod orders;
+mod pieces;
+#[path = "../random_programs/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "its features are counted elsewhere")]
+mod random_programs;
+#[path = "../trainer/mod.rs"]
+mod trainer;
+#[path = "../wrapped/mod.rs"]
+mod wrapped;
+
+use trainer::{Shaped, Trainer};
+use warpweft::config::{Capture, Config};
+use warpweft::format::Format;
+
+fn config(depth: u32, capture: Capture) -> Config {
+    let mut config = Config { capture, check: true, ..Config::default() };
+    config.prefetch.depth = Some(depth);
+    config.optimizer.lr = 3e-3;
+    config.optimizer.max_norm = 1.0;
+    config
+}
+
+/// Three layers; these calls are dynamic.
+fn trainer(dynamic: &[&str], micro_batches: u32, format: Format) -> Trainer {
+    trainer_of(3, dynamic, micro_batches, format)
+}
+
+fn trainer_of(layers: usize, dynamic: &[&str], micro_batches: u32, format: Format) -> Trainer {
+    let shaped = Shaped { layers, weights: layers, recomputes: false, micro_batches };
+    Trainer::with_dynamic(dynamic, shaped, format, &Config::default())
+}
