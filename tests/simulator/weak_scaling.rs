@@ -22,10 +22,10 @@ enum Layout {
 
 /// What example 09 prints and the README shows: layout, share of the preset's speed, efficiencies.
 const SIMULATED: [(Layout, f64, [f64; 6]); 4] = [
-    (Layout::Pairs, 1.0, [100.0, 83.9, 71.2, 65.2, 61.2, 58.8]),
-    (Layout::Pairs, 0.5, [100.0, 100.0, 99.3, 97.0, 93.4, 90.8]),
-    (Layout::Sharded, 1.0, [100.0, 102.5, 98.0, 87.2, 77.6, 68.2]),
-    (Layout::Sharded, 0.5, [100.0, 101.4, 101.7, 101.7, 101.5, 101.0]),
+    (Layout::Pairs, 1.0, [100.0, 84.0, 71.4, 65.4, 61.4, 59.0]),
+    (Layout::Pairs, 0.5, [100.0, 99.9, 99.2, 97.1, 93.5, 90.9]),
+    (Layout::Sharded, 1.0, [100.0, 102.3, 97.6, 87.6, 80.9, 71.0]),
+    (Layout::Sharded, 0.5, [100.0, 101.2, 101.4, 101.4, 101.0, 100.5]),
 ];
 
 /// Points by which a simulated efficiency may move before somebody has to look at it.

@@ -35,12 +35,12 @@ fn gradient(plan: &StepPlan, name: &str, call: u32) -> SlotId {
 
 fn reduction(plan: &StepPlan, name: &str) -> usize {
     let wanted = weight(plan, name);
-    position(plan, 0, |op| matches!(op, Op::ReduceScatter { parts, .. } if parts[0].weight == wanted))
+    position(plan, 0, |op| matches!(op, Op::ExchangeGradient { parts, .. } if parts[0].weight == wanted))
 }
 
 /// Puts `op` on the quantize lane right before task `at`, behind a fence.
 fn insert(plan: &mut StepPlan, at: usize, op: Op) {
-    let mut task = plan.tasks[position(plan, 0, |op| matches!(op, Op::Accumulate { .. }))].clone();
+    let mut task = plan.tasks[position(plan, 0, |op| matches!(op, Op::SumGradient { .. }))].clone();
     task.op = op;
     plan.tasks.insert(at, task);
     serialize(plan);
@@ -71,7 +71,7 @@ fn a_gradient_written_in_bf16_is_not_rounded_again() {
 fn a_gradient_written_in_bf16_is_not_reduced_as_f32() {
     let mut plan = training();
     let at = reduction(&plan, "wide");
-    let Op::ReduceScatter { element, .. } = &mut plan.tasks[at].op else { unreachable!() };
+    let Op::ExchangeGradient { element, .. } = &mut plan.tasks[at].op else { unreachable!() };
     *element = ElementType::F32;
     plan.tasks[at].wire_bytes *= 2;
     recount(&mut plan);
@@ -83,7 +83,7 @@ fn a_gradient_written_in_bf16_is_not_reduced_as_f32() {
 fn a_gradient_written_in_f32_beside_it_does_not_travel_in_bf16() {
     let mut plan = training();
     let at = reduction(&plan, "narrow");
-    let Op::ReduceScatter { element, .. } = &mut plan.tasks[at].op else { unreachable!() };
+    let Op::ExchangeGradient { element, .. } = &mut plan.tasks[at].op else { unreachable!() };
     *element = ElementType::Bf16;
     plan.tasks[at].wire_bytes /= 2;
     recount(&mut plan);
@@ -160,15 +160,17 @@ fn a_gradient_in_bf16_that_nobody_reduced_is_told_where_it_lies() {
     let mut plan = training();
     let at = reduction(&plan, "wide");
     let of = weight(&plan, "wide");
-    let accumulated = position(&plan, 0, |op| matches!(op, Op::Accumulate { weight, .. } if *weight == of));
+    let accumulated =
+        position(&plan, 0, |op| matches!(op, Op::SumGradient { parts, .. } if parts[0].weight == of));
     remove(&mut plan, accumulated.max(at));
     remove(&mut plan, accumulated.min(at));
     refused(&plan, &["PL-4", "main grad of `wide`"]);
     let mut plan = training();
     let of = weight(&plan, "tied");
-    let second = position(&plan, 1, |op| matches!(op, Op::Accumulate { weight, .. } if *weight == of));
+    let second =
+        position(&plan, 1, |op| matches!(op, Op::SumGradient { parts, .. } if parts[0].weight == of));
     let reduced =
-        position(&plan, 1, |op| matches!(op, Op::ReduceScatter { parts, .. } if parts[0].weight == of));
+        position(&plan, 1, |op| matches!(op, Op::ExchangeGradient { parts, .. } if parts[0].weight == of));
     remove(&mut plan, second.max(reduced));
     remove(&mut plan, second.min(reduced));
     recount(&mut plan);

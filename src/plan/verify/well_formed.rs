@@ -246,7 +246,8 @@ fn some(parts: usize, what: &str, place: Place<'_>) -> Verdict<()> {
     }
     let (named, present) = (
         format!("no {what}"),
-        "every collective, and every task that goes on with what one brought, carries at least one".to_owned(),
+        "every collective, and every task that goes on with what one brought, carries at least one"
+            .to_owned(),
     );
     Err(VerifyError::Malformed { place: place(), named, present }.into())
 }

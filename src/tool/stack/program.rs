@@ -232,7 +232,7 @@ mod tests {
                 let gathers = plan.tasks.iter().filter(|task| task.op.name() == "all-gather").count();
                 assert_eq!(gathers, 2 * 12 - 4, "{format} {ending:?}");
                 // f32 was asked for: what travels in bf16 was written so.
-                let halves = |op: &Op| matches!(op, Op::ReduceScatter { element: ElementType::Bf16, .. });
+                let halves = |op: &Op| matches!(op, Op::ExchangeGradient { element: ElementType::Bf16, .. });
                 let written = if element == ElementType::Bf16 { 12 } else { 0 };
                 assert_eq!(plan.tasks.iter().filter(|task| halves(&task.op)).count(), written, "{format}");
             }
