@@ -98,8 +98,13 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, behind: usize)
     let mesh = draft.weights.mesh;
     let subject = of_group(&name, parts.len().max(sums.len()));
     let (reduced, collective) = (stage + behind, sums.is_empty());
-    // An exchange has a call to itself before what it brings is summed.
-    let travels = if collective { reduced } else { stage + behind.saturating_sub(1).max(1) };
+    // An exchange has a call to itself at least before what it brings is summed. On a communicator of its own it holds no gather up and begins at once, so that
+    // what lands has all the calls between to be summed; on the gathers' it stands as late as that allows.
+    let travels = match (collective, draft.policy.communicators) {
+        (true, _) => reduced,
+        (false, 0 | 1) => stage + behind.saturating_sub(1).max(1),
+        (false, _) => stage + 1,
+    };
     let at_once = travels.min(draft.tail()) == reduced.min(draft.tail());
     let (sum, over) =
         if at_once { (Section::SumHere, Section::ReplicasHere) } else { (Section::Sum, Section::Replicas) };
