@@ -92,7 +92,7 @@ fn owner(plan: &StepPlan, op: &Op, lane: LaneKind) -> ActorKind {
         Op::Transpose { .. } => ActorKind::Transpose,
         Op::Assemble { .. } => match lane {
             LaneKind::Compute => ActorKind::Compute,
-            LaneKind::Quantize | LaneKind::Communicator(_) => ActorKind::Transpose,
+            LaneKind::Quantize | LaneKind::Sum | LaneKind::Communicator(_) => ActorKind::Transpose,
         },
         Op::GradNorm { .. } | Op::Vote { .. } => ActorKind::Verdict,
         Op::RoundGradient { weight, .. } | Op::AddGradient { weight, .. } | Op::Accumulate { weight, .. } => {
@@ -115,7 +115,7 @@ fn owner(plan: &StepPlan, op: &Op, lane: LaneKind) -> ActorKind {
         | Op::ExchangeGradient { .. }
         | Op::GatherRecords { .. } => match lane {
             LaneKind::Communicator(comm) => ActorKind::Communicator(comm),
-            LaneKind::Compute | LaneKind::Quantize => ActorKind::Verdict,
+            LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum => ActorKind::Verdict,
         },
         Op::Copy { .. }
         | Op::ClearFault { .. }

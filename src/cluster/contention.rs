@@ -43,8 +43,8 @@ impl Contention {
     pub fn factor(&self, own: LaneKind, other: LaneKind) -> f64 {
         match (own, other) {
             (LaneKind::Compute, LaneKind::Communicator(_)) => self.compute_beside_collective,
-            (LaneKind::Compute, LaneKind::Quantize) => self.compute_beside_quantize,
-            (LaneKind::Quantize, LaneKind::Compute) => self.quantize_beside_compute,
+            (LaneKind::Compute, LaneKind::Quantize | LaneKind::Sum) => self.compute_beside_quantize,
+            (LaneKind::Quantize | LaneKind::Sum, LaneKind::Compute) => self.quantize_beside_compute,
             (LaneKind::Communicator(_), LaneKind::Compute) => self.collective_beside_compute,
             (LaneKind::Communicator(_), LaneKind::Communicator(_)) => {
                 let each = self.collective_beside_collective;

@@ -12,8 +12,10 @@ use crate::id::{CommId, LaneId};
 pub enum LaneKind {
     /// The embedder's closures, and what they wait for directly.
     Compute,
-    /// Quantize, transpose, accumulate, norm, optimizer.
+    /// Work on weights: quantize, assemble, transpose; norm and optimizer.
     Quantize,
+    /// Work on gradients: round, add, sum, accumulate. What waits here for a reduction holds up no weight.
+    Sum,
     /// The collectives of one communicator.
     Communicator(CommId),
 }
@@ -23,6 +25,7 @@ impl std::fmt::Display for LaneKind {
         match self {
             Self::Compute => formatter.write_str("compute"),
             Self::Quantize => formatter.write_str("quantize"),
+            Self::Sum => formatter.write_str("sum"),
             Self::Communicator(comm) => write!(formatter, "{comm}"),
         }
     }

@@ -20,6 +20,8 @@ pub(super) enum Carrier {
     Compute,
     /// The quantize lane.
     Quantize,
+    /// The sum lane.
+    Sum,
     /// The communicator that gathers.
     Gather,
     /// The communicator that reduces.

@@ -92,10 +92,11 @@ fn check_size(resident: usize, slots: &[Slot]) -> Result<(), PlanError> {
     transient.try_fold(resident, |sum, slot| add_slot(sum, &slot.name, slot.region.bytes)).map(|_| ())
 }
 
-/// The lanes of a policy: compute, quantize, then one per communicator.
+/// The lanes of a policy: compute, quantize, one per communicator, sum.
 pub(super) fn lanes(policy: &Policy) -> Vec<Lane> {
     let mut lanes = vec![LaneKind::Compute, LaneKind::Quantize];
     lanes.extend((0..policy.communicators).map(CommId::new).map(LaneKind::Communicator));
+    lanes.push(LaneKind::Sum);
     lanes.into_iter().enumerate().map(|(number, kind)| Lane { id: LaneId::at(number), kind }).collect()
 }
 
@@ -105,6 +106,7 @@ fn lane_of(carrier: Carrier, policy: &Policy) -> LaneId {
         Carrier::Quantize => LaneId::new(1),
         Carrier::Gather => LaneId::new(2),
         Carrier::Reduce => LaneId::new(1 + policy.communicators),
+        Carrier::Sum => LaneId::new(2 + policy.communicators),
     }
 }
 

@@ -181,7 +181,7 @@ pub(super) fn measure(plan: &StepPlan, intervals: &[TaskInterval], scratch: &mut
     for (task, interval) in plan.tasks.iter().zip(intervals) {
         match plan.lanes[task.lane.index()].kind {
             LaneKind::Compute => compute.push(Interval::new(interval.begin, interval.end)),
-            LaneKind::Quantize => {}
+            LaneKind::Quantize | LaneKind::Sum => {}
             LaneKind::Communicator(_) => {
                 waiting.push(Interval::new(interval.begin, interval.joined));
                 communication.push(Interval::new(interval.joined, interval.end));

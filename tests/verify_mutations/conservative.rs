@@ -138,7 +138,7 @@ fn numbers(plan: &StepPlan) -> Vec<Option<(CommId, CommSeq)>> {
             *number += 1;
             Some((communicator, CommSeq::new(*number - 1)))
         }
-        LaneKind::Compute | LaneKind::Quantize => None,
+        LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum => None,
     };
     plan.tasks.iter().map(&mut of).collect()
 }
@@ -158,7 +158,7 @@ fn fits_its_lane(plan: &StepPlan, task: usize) -> bool {
     match kind {
         LaneKind::Communicator(_) => collective,
         LaneKind::Compute => !collective,
-        LaneKind::Quantize => !collective && !matches!(op, Op::Compute { .. }),
+        LaneKind::Quantize | LaneKind::Sum => !collective && !matches!(op, Op::Compute { .. }),
     }
 }
 

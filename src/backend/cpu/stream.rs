@@ -67,7 +67,7 @@ impl CpuStream {
         let refusal = |reason| BackendError::Lane { rank, lane: lane.id, reason };
         let places = match lane.kind {
             LaneKind::Communicator(communicator) => Some(presence.world.places(communicator, rank)),
-            LaneKind::Compute | LaneKind::Quantize => None,
+            LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum => None,
         };
         let state = Arc::new(LaneState::new());
         let (queue, commands) = bounded(FIRST_QUEUE);

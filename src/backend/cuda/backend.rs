@@ -157,7 +157,7 @@ impl CudaBackend {
         }
         let priority = match lane.kind {
             LaneKind::Compute => Priority::Least,
-            LaneKind::Quantize | LaneKind::Communicator(_) => Priority::Greatest,
+            LaneKind::Quantize | LaneKind::Sum | LaneKind::Communicator(_) => Priority::Greatest,
         };
         let stream = Stream::create(Arc::clone(&self.context), priority)?;
         let communication = match lane.kind {
@@ -167,7 +167,7 @@ impl CudaBackend {
                     |members| Communicator::open(&self.world, self.rank, members, &self.context, &stream);
                 Some(Communication { communicator, nccl: members.map(open).transpose()?.map(Arc::new) })
             }
-            LaneKind::Compute | LaneKind::Quantize => None,
+            LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum => None,
         };
         lock(&self.lanes).insert(lane.id, communication);
         Ok(CudaStream {

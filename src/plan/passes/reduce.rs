@@ -121,7 +121,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, behind: usize)
     }
     if !collective {
         let op = Op::SumGradient { element, parts: sums };
-        draft.add(summed, section, DraftTask::local(op, subject.clone(), Carrier::Quantize));
+        draft.add(summed, section, DraftTask::local(op, subject.clone(), Carrier::Sum));
     }
     if !over_replicas.is_empty() {
         let group = Group::Replicate;
@@ -139,7 +139,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, behind: usize)
 fn accumulate(draft: &mut Draft<'_>, rows: Rows, into: SlotId, stage: usize) {
     let Rows { weight, from, first } = rows;
     let op = Op::Accumulate { weight, from, into, first };
-    let task = DraftTask::local(op, draft.name(weight), Carrier::Quantize);
+    let task = DraftTask::local(op, draft.name(weight), Carrier::Sum);
     draft.add(stage, Section::Accumulate, task);
 }
 
@@ -149,7 +149,7 @@ fn add_to(draft: &mut Draft<'_>, weight: WeightId, first: CallId, call: CallId, 
         let from = draft.slot(Content::Gradient(weight, call));
         let into = draft.slot(Content::Gradient(weight, first));
         let op = Op::AddGradient { weight, from, into };
-        let task = DraftTask::local(op, draft.name(weight), Carrier::Quantize);
+        let task = DraftTask::local(op, draft.name(weight), Carrier::Sum);
         draft.add(stage + 1, Section::AddGradients, task);
     }
 }
@@ -171,7 +171,7 @@ fn collect(
         let to = draft
             .transient(format!("{name} gradient of {call} in bf16"), Content::WireGradient(weight, first));
         let op = Op::RoundGradient { weight, from, to };
-        let task = DraftTask::local(op, name, Carrier::Quantize);
+        let task = DraftTask::local(op, name, Carrier::Sum);
         draft.add(stage + 1, Section::AddGradients, task);
         from = to;
     }

@@ -27,6 +27,10 @@ impl Timetable {
     /// Reductions stand two calls behind, where they hold no gather up and a third gradient may be written meanwhile.
     pub(in super::super) const REDUCE_BEHIND: usize = 2;
 
+    /// Where gathers are further ahead than that, reductions may be as far behind: what evens out late gathers evens out late sums, whose bytes
+    /// the next gradients take. But no further than this, as every call more is a gradient more in memory.
+    const MOST_BEHIND: usize = 8;
+
     /// Gathers issued at these stages, nothing kept, reductions where they always are.
     pub(in super::super) fn as_issued(issues: Vec<usize>) -> Self {
         Self { kept: vec![false; issues.len()], issues, reduce_behind: Self::REDUCE_BEHIND }
@@ -37,9 +41,13 @@ impl Timetable {
     /// # Errors
     /// [`PlanError::Prefetch`]; [`PlanError::Policy`] for one that needs them.
     pub(in super::super) fn of(prefetch: Prefetch, demands: &[Demand<'_>]) -> Result<Self, PlanError> {
-        let issues = match prefetch {
-            Prefetch::Depth(depth) => depth::issues(demands, depth as usize),
-            Prefetch::Bytes(limit) => bytes::issues(demands, limit)?,
+        Ok(match prefetch {
+            Prefetch::Depth(depth) => {
+                let ahead = depth as usize;
+                let reduce_behind = ahead.clamp(Self::REDUCE_BEHIND, Self::MOST_BEHIND);
+                Self { reduce_behind, ..Self::as_issued(depth::issues(demands, ahead)) }
+            }
+            Prefetch::Bytes(limit) => Self::as_issued(bytes::issues(demands, limit)?),
             Prefetch::Auto => {
                 return Err(PlanError::Policy {
                     key: "prefetch.policy",
@@ -47,7 +55,6 @@ impl Timetable {
                     advice: "give the planner costs to count with (StepPlan::timed), or set prefetch.depth",
                 });
             }
-        };
-        Ok(Self::as_issued(issues))
+        })
     }
 }

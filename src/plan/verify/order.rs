@@ -97,7 +97,7 @@ fn check_lanes(plan: &StepPlan) -> Verdict<()> {
             (Op::Compute { .. }, LaneKind::Compute) => true,
             (Op::Compute { .. }, _) => false,
             (op, LaneKind::Communicator(_)) => op.is_collective(),
-            (op, LaneKind::Compute | LaneKind::Quantize) => !op.is_collective(),
+            (op, LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum) => !op.is_collective(),
         };
         if !fits {
             return refuse(
@@ -155,7 +155,7 @@ fn check_communicators(plan: &StepPlan) -> Verdict<()> {
         let lane = task.lane.index();
         let expected = match plan.lanes[lane].kind {
             LaneKind::Communicator(comm) => Some((comm, next[lane])),
-            LaneKind::Compute | LaneKind::Quantize => None,
+            LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum => None,
         };
         let found = task.collective.map(|(comm, sequence)| (comm, sequence.number()));
         if found != expected {

@@ -43,7 +43,7 @@ impl Side {
     const fn of(kind: LaneKind) -> Self {
         match kind {
             LaneKind::Compute => Self::Compute,
-            LaneKind::Quantize => Self::Quantize,
+            LaneKind::Quantize | LaneKind::Sum => Self::Quantize,
             LaneKind::Communicator(_) => Self::Collective,
         }
     }
