@@ -95,7 +95,7 @@ fn what_was_moved_over_a_boundary_is_recorded_before_the_calls_it_runs_beside() 
     });
     let dynamic = dynamic.unwrap();
     let is_moved = |task: TaskId| task < dynamic && pieces.of(task) > pieces.of(dynamic);
-    let moved = plan.entries().filter(|(id, task)| is_moved(*id) && task.op.name() == "reduce-scatter");
+    let moved = plan.entries().filter(|(id, task)| is_moved(*id) && !matches!(task.op, Op::Compute { .. }));
     let moved: Vec<TaskId> = moved.map(|(id, _)| id).collect();
     assert!(!moved.is_empty());
     let recorded: Vec<usize> = (0..log.len()).filter(|at| log[*at].moment == Moment::Recorded).collect();

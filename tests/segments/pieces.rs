@@ -1,6 +1,6 @@
 //! What a plan is cut into.
 
-use warpweft::config::Config;
+use warpweft::config::{Config, Reduce};
 use warpweft::format::Format;
 use warpweft::id::TaskId;
 use warpweft::op::Op;
@@ -94,7 +94,9 @@ fn a_plan_without_dynamic_calls_is_one_segment() {
 fn a_reduction_behind_the_last_call_of_a_segment_goes_to_the_next_one() {
     let shaped = Shaped { layers: 6, weights: 6, recomputes: true, micro_batches: 1 };
     let program = Trainer::with_dynamic(&["f0 again"], shaped, Format::Bf16, &Config::default()).train;
-    let plan = plan_program(&program, &Config::default(), 2).unwrap();
+    // Of an exchange every one has a call: it stands one call before its sum.
+    let summing = Config { reduce: Reduce::Nccl, ..Config::default() };
+    let plan = plan_program(&program, &summing, 2).unwrap();
     let pieces = plan.pieces();
     let dynamic = (0..plan.tasks.len()).find(|task| is_dynamic(&plan, *task)).unwrap();
     let boundary = pieces.of(TaskId::at(dynamic));
