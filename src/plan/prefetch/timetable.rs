@@ -27,7 +27,7 @@ impl Timetable {
     /// Reductions stand two calls behind, where they hold no gather up and a third gradient may be written meanwhile.
     pub(in super::super) const REDUCE_BEHIND: usize = 2;
 
-    /// Where gathers are further ahead than that, reductions may be as far behind: what evens out late gathers evens out late sums, whose bytes
+    /// Where gathers are further ahead than that, and do not share their communicator, reductions may be as far behind: what evens out late gathers evens out late sums, whose bytes
     /// the next gradients take. But no further than this, as every call more is a gradient more in memory.
     const MOST_BEHIND: usize = 8;
 
@@ -40,11 +40,16 @@ impl Timetable {
     ///
     /// # Errors
     /// [`PlanError::Prefetch`]; [`PlanError::Policy`] for one that needs them.
-    pub(in super::super) fn of(prefetch: Prefetch, demands: &[Demand<'_>]) -> Result<Self, PlanError> {
+    pub(in super::super) fn of(
+        prefetch: Prefetch,
+        communicators: u32,
+        demands: &[Demand<'_>],
+    ) -> Result<Self, PlanError> {
         Ok(match prefetch {
             Prefetch::Depth(depth) => {
                 let ahead = depth as usize;
-                let reduce_behind = ahead.clamp(Self::REDUCE_BEHIND, Self::MOST_BEHIND);
+                let most = if communicators > 1 { Self::MOST_BEHIND } else { Self::REDUCE_BEHIND };
+                let reduce_behind = ahead.clamp(Self::REDUCE_BEHIND, most);
                 Self { reduce_behind, ..Self::as_issued(depth::issues(demands, ahead)) }
             }
             Prefetch::Bytes(limit) => Self::as_issued(bytes::issues(demands, limit)?),
