@@ -85,6 +85,9 @@ pub struct Config {
     pub across_micro_batches: AcrossMicroBatches,
     /// How many gradients of a weight are added on a rank before they are reduced.
     pub reduce_every: ReduceEvery,
+    /// How many calls behind its own a gradient is reduced, 1 to 16. On GPUs a sum waits for a multiprocessor, and the next gradient may take its bytes
+    /// only then: more evens that out, and costs a gradient of memory for each call. `prefetch.policy = "auto"` finds a number itself.
+    pub reduce_behind: u32,
     /// In what gradients travel to be reduced.
     pub reduce_dtype: ReduceDtype,
     /// When columnwise planes are derived.
@@ -128,6 +131,7 @@ impl Default for Config {
             backward: Backward::default(),
             across_micro_batches: AcrossMicroBatches::default(),
             reduce_every: ReduceEvery::default(),
+            reduce_behind: 2,
             reduce_dtype: ReduceDtype::default(),
             columnwise: Columnwise::default(),
             reduce: Reduce::default(),

@@ -2,7 +2,7 @@
 //!
 //! Law: a slot *lives* from its first to its last access in T. It *holds* its place from its
 //! writer's earliest permitted start (behind its lane's task before, the content it reads and its
-//! release; what goes on with what an exchange or reduction brought, as a sum over replicas does, starts as early as that; what an exchange brings, behind the sum that is LANDINGS before it) until the compute lane is known to have passed its last access: a transposition on
+//! release; what goes on with what an exchange or reduction brought, as a sum over replicas does, starts as early as that; what an exchange brings, behind the sum before it) until the compute lane is known to have passed its last access: a transposition on
 //! another lane counts as over when the call that consumes its result is issued. Two slots share
 //! bytes only if one's hold ends before the other's begins: so sharing never takes back the
 //! prefetch it serves, and a late prefetch never stalls a call that does not need it. Only a budget that holds do not fit cuts them
@@ -18,10 +18,6 @@ use crate::model::Access;
 
 /// An arena is small enough at one part in so many over its live bytes.
 const ENOUGH: usize = 20;
-
-/// What so many exchanges brought may wait to be summed at a time. A sum waits for a multiprocessor, about a product long on a GPU, so with one alone
-/// an exchange waits for a product as well; with three, two more are on their way meanwhile.
-const LANDINGS: usize = 3;
 
 /// First and last access of a slot in T; `None` for a slot nothing accesses.
 pub(super) type Life = Option<(usize, usize)>;
@@ -39,16 +35,17 @@ pub(super) fn lives(tasks: &[TaskAccesses], slots: usize) -> Vec<Life> {
     lives
 }
 
-/// The hold of every slot: its life, begun at its first writer's earliest permitted start.
+/// The hold of every slot: its life, begun at its first writer's earliest permitted start. `brings`: is the task a collective?
 pub(super) fn holds(
     slots: &[Slot],
     tasks: &[TaskAccesses],
     lanes_of: &[LaneId],
+    brings: &[bool],
     releases: &[Option<TaskId>],
     lives: &[Life],
 ) -> Vec<Life> {
     let mut holds = lives.to_vec();
-    let (compute, quantize) = (LaneId::new(0), LaneId::new(1));
+    let compute = LaneId::new(0);
     let mut first_consumer: Vec<Option<usize>> = vec![None; lives.len()];
     for (position, task) in tasks.iter().enumerate().filter(|(position, _)| lanes_of[*position] == compute) {
         for (slot, _) in task.iter().filter(|(_, access)| access.reads()) {
@@ -70,26 +67,25 @@ pub(super) fn holds(
     let mut last_on_lane: BTreeMap<LaneId, usize> = BTreeMap::new();
     let mut starts: Vec<usize> = Vec::with_capacity(tasks.len());
     let mut goes_on: Vec<bool> = Vec::with_capacity(tasks.len());
-    let mut sums: Vec<usize> = Vec::new();
+    let mut last_sum: Option<usize> = None;
     for (position, accesses) in tasks.iter().enumerate() {
         let lane_before = last_on_lane.insert(lanes_of[position], position);
         let content = accesses.iter().filter(|(_, access)| access.reads());
         let content = content.filter_map(|(slot, _)| last_writer[slot.index()]).max();
         let made_rows = accesses.iter().any(|(slot, access)| access.writes() && has(slots, *slot, is_rows));
         // Rows of a gradient on their way, of what a collective brought or of such rows: their task may begin as early as that.
-        let brought = |before: &usize| ![compute, quantize].contains(&lanes_of[*before]) || goes_on[*before];
+        let brought = |before: &usize| brings[*before] || goes_on[*before];
         let from = content.filter(|before| made_rows && brought(before));
         goes_on.push(from.is_some());
-        // What lands may take the place of what landed LANDINGS sums before, once that is summed.
+        // What lands may take the place of what landed before, once that is summed.
         let landed = |wanted: fn(Access) -> bool| {
             let mut slots_of = accesses.iter().filter(|(_, access)| wanted(*access));
             slots_of
                 .any(|(slot, _)| has(slots, *slot, |content| matches!(content, Content::LandedGradient(..))))
         };
-        let before = sums.len().checked_sub(LANDINGS).filter(|_| landed(Access::writes));
-        let summed = before.map_or(0, |before| sums[before] + 1);
+        let summed = last_sum.filter(|_| landed(Access::writes)).map_or(0, |sum| sum + 1);
         if landed(Access::reads) {
-            sums.push(position);
+            last_sum = Some(position);
         }
         let released = releases[position].map_or(0, |release| release.index() + 1).max(summed);
         let behind = || content.max(lane_before).map_or(0, |before| before + 1);

@@ -22,7 +22,7 @@ pub(super) fn timetable(request: &Request<'_>, demands: &[Demand<'_>]) -> Result
     match (request.issues, request.policy.prefetch, request.costs) {
         (Some(issues), ..) => by_hand(request.name, issues, demands),
         (None, Prefetch::Auto, Some(costs)) => auto(request, demands, costs),
-        (None, prefetch, _) => Timetable::of(prefetch, request.policy.communicators, demands),
+        (None, prefetch, _) => Timetable::of(prefetch, request.policy.reduce_behind, demands),
     }
 }
 
@@ -47,7 +47,8 @@ fn by_hand(program: &str, issues: &[usize], demands: &[Demand<'_>]) -> Result<Ti
 }
 
 fn auto(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs) -> Result<Timetable, PlanError> {
-    let reference = Timetable::of(Prefetch::Depth(1), request.policy.communicators, demands)?;
+    let behind = request.policy.reduce_behind;
+    let reference = Timetable::of(Prefetch::Depth(1), behind, demands)?;
     // What is over the budget is asked for later here, before holds are cut back for it.
     let free = Request { waits: false, ..*request };
     let placed = place(&free, request.policy, demands, &reference)?;

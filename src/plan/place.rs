@@ -79,7 +79,8 @@ pub(super) fn place(
     let lives = arena::lives(&accesses, slots.len());
     let lanes_of: Vec<LaneId> = tasks.iter().map(|task| lane_of(task.carrier, policy)).collect();
     let releases = releases(&tasks, request.calls.len());
-    let holds = arena::holds(&slots, &accesses, &lanes_of, &releases, &lives);
+    let brings: Vec<bool> = tasks.iter().map(|task| task.op.is_collective()).collect();
+    let holds = arena::holds(&slots, &accesses, &lanes_of, &brings, &releases, &lives);
     let peak = arena::peak(&slots, &lives, tasks.len());
     let (base, budget) = (request.resident.bytes(), policy.budget.filter(|_| request.waits));
     let transient_bytes = arena::place(&mut slots, &lives, &holds, base, peak.bytes, budget);

@@ -18,6 +18,7 @@ impl From<&Config> for Policy {
             backward: config.backward,
             across_micro_batches: config.across_micro_batches,
             reduce_every: config.reduce_every,
+            reduce_behind: config.reduce_behind,
             reduce_dtype: config.reduce_dtype,
             reduce: config.reduce,
             columnwise: config.columnwise,

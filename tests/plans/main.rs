@@ -23,6 +23,7 @@ fn policy(depth: u32) -> Policy {
         backward: Backward::Regather,
         across_micro_batches: AcrossMicroBatches::default(),
         reduce_every: ReduceEvery::default(),
+        reduce_behind: 2,
         reduce_dtype: ReduceDtype::default(),
         reduce: Reduce::default(),
         columnwise: Columnwise::OnDemand,

@@ -24,6 +24,7 @@ pub(crate) fn policy() -> Policy {
         backward: Backward::Regather,
         across_micro_batches: AcrossMicroBatches::default(),
         reduce_every: ReduceEvery::default(),
+        reduce_behind: 2,
         reduce_dtype: ReduceDtype::default(),
         reduce: Reduce::default(),
         columnwise: Columnwise::OnDemand,

@@ -56,6 +56,12 @@ pub(super) const ROWS: &[Row] = &[
         valid: |_| true,
     },
     Row {
+        path: "reduce_behind",
+        expected: "a whole number of calls from 1 to 16",
+        value: |c| toml(c.reduce_behind),
+        valid: |c| (1..=16).contains(&c.reduce_behind),
+    },
+    Row {
         path: "reduce_dtype",
         expected: "\"f32\" or \"bf16\"",
         value: |c| toml(c.reduce_dtype),

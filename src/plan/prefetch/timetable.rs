@@ -27,11 +27,7 @@ impl Timetable {
     /// Reductions stand two calls behind, where they hold no gather up and a third gradient may be written meanwhile.
     pub(in super::super) const REDUCE_BEHIND: usize = 2;
 
-    /// Where gathers are further ahead than that, and do not share their communicator, reductions may be as far behind: what evens out late gathers evens out late sums, whose bytes
-    /// the next gradients take. But no further than this, as every call more is a gradient more in memory.
-    const MOST_BEHIND: usize = 8;
-
-    /// Gathers issued at these stages, nothing kept, reductions where they always are.
+    /// Gathers issued at these stages, nothing kept, reductions two calls behind.
     pub(in super::super) fn as_issued(issues: Vec<usize>) -> Self {
         Self { kept: vec![false; issues.len()], issues, reduce_behind: Self::REDUCE_BEHIND }
     }
@@ -42,17 +38,12 @@ impl Timetable {
     /// [`PlanError::Prefetch`]; [`PlanError::Policy`] for one that needs them.
     pub(in super::super) fn of(
         prefetch: Prefetch,
-        communicators: u32,
+        reduce_behind: u32,
         demands: &[Demand<'_>],
     ) -> Result<Self, PlanError> {
-        Ok(match prefetch {
-            Prefetch::Depth(depth) => {
-                let ahead = depth as usize;
-                let most = if communicators > 1 { Self::MOST_BEHIND } else { Self::REDUCE_BEHIND };
-                let reduce_behind = ahead.clamp(Self::REDUCE_BEHIND, most);
-                Self { reduce_behind, ..Self::as_issued(depth::issues(demands, ahead)) }
-            }
-            Prefetch::Bytes(limit) => Self::as_issued(bytes::issues(demands, limit)?),
+        let issues = match prefetch {
+            Prefetch::Depth(depth) => depth::issues(demands, depth as usize),
+            Prefetch::Bytes(limit) => bytes::issues(demands, limit)?,
             Prefetch::Auto => {
                 return Err(PlanError::Policy {
                     key: "prefetch.policy",
@@ -60,6 +51,7 @@ impl Timetable {
                     advice: "give the planner costs to count with (StepPlan::timed), or set prefetch.depth",
                 });
             }
-        })
+        };
+        Ok(Self { reduce_behind: reduce_behind as usize, ..Self::as_issued(issues) })
     }
 }

@@ -123,6 +123,14 @@ impl Variant {
         format!("{self}/{}", ending.name())
     }
 
+    /// Reductions may be as far behind as gathers are ahead: a stack this deep into the future has the memory.
+    fn behind(&self, base: &Config) -> u32 {
+        match self.ahead {
+            Ahead::Depth(depth) => depth.max(base.reduce_behind),
+            Ahead::Auto => base.reduce_behind,
+        }
+    }
+
     /// The configuration of its session.
     pub(super) fn config(&self, base: &Config, options: &StackOptions) -> Config {
         let cluster = base.prefetch.cluster.clone();
@@ -138,6 +146,7 @@ impl Variant {
             TraceOutput { enabled: true, path, first_step, steps: 2 }
         });
         let mut config = Config {
+            reduce_behind: self.behind(base),
             prefetch: Prefetch { cluster, ..prefetch },
             transport: self.transport,
             reduce_dtype: options.reduce_dtype,
