@@ -5,7 +5,8 @@
 //   partner has said that it has written (done). The words are those that streams meet with, and are used alike: 1 from
 //   the partner's signal until it has been waited for and cleared.
 // - The first block meets for all, then the others are let in; the last one to finish says done and waits for the
-//   others' done. So blocks need not all run at once: whoever waits, waits for blocks that were started before it, or for partners.
+//   others' done. A launch has few blocks, which fit a GPU at once; where products leave them no room,
+//   they come in the order of their numbers, the first one first, as blocks are in fact started.
 // - What a block wrote is visible to a partner that has seen this rank's done: every block fences system-wide and counts itself
 //   in; the last one sees all counts before it signals.
 // - The gate is zero before and after a launch, and launches on one gate follow one another.

@@ -19,9 +19,9 @@ pub struct Contention {
     pub collective_beside_compute: f64,
     /// On a collective, while one of another communicator runs: 2 where both want one link.
     pub collective_beside_collective: f64,
-    /// On the compute lane, while the quantize lane runs.
+    /// On the compute lane, while the quantize lane or the sum lane runs. What these two take from each other is not modelled.
     pub compute_beside_quantize: f64,
-    /// On the quantize lane, while the compute lane runs.
+    /// On the quantize lane and on the sum lane, while the compute lane runs.
     pub quantize_beside_compute: f64,
 }
 

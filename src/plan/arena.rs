@@ -1,7 +1,7 @@
 //! Addresses: interval colouring of the transient slots.
 //!
 //! Law: a slot *lives* from its first to its last access in T. It *holds* its place from its
-//! writer's earliest permitted start (behind its lane's task before, the content it reads and its
+//! writer's earliest permitted start (behind the task before of the lane that paces it, its own but for sums, which the quantize lane paces; the content it reads and its
 //! release; what goes on with what an exchange or reduction brought, as a sum over replicas does, starts as early as that; what an exchange brings, behind the sum before it) until the compute lane is known to have passed its last access: a transposition on
 //! another lane counts as over when the call that consumes its result is issued. Two slots share
 //! bytes only if one's hold ends before the other's begins: so sharing never takes back the
@@ -35,11 +35,12 @@ pub(super) fn lives(tasks: &[TaskAccesses], slots: usize) -> Vec<Life> {
     lives
 }
 
-/// The hold of every slot: its life, begun at its first writer's earliest permitted start. `brings`: is the task a collective?
+/// The hold of every slot: its life, begun at its first writer's earliest permitted start. `paces`: the lane that paces each task; `brings`: is it a
+/// collective?
 pub(super) fn holds(
     slots: &[Slot],
     tasks: &[TaskAccesses],
-    lanes_of: &[LaneId],
+    paces: &[LaneId],
     brings: &[bool],
     releases: &[Option<TaskId>],
     lives: &[Life],
@@ -47,14 +48,14 @@ pub(super) fn holds(
     let mut holds = lives.to_vec();
     let compute = LaneId::new(0);
     let mut first_consumer: Vec<Option<usize>> = vec![None; lives.len()];
-    for (position, task) in tasks.iter().enumerate().filter(|(position, _)| lanes_of[*position] == compute) {
+    for (position, task) in tasks.iter().enumerate().filter(|(position, _)| paces[*position] == compute) {
         for (slot, _) in task.iter().filter(|(_, access)| access.reads()) {
             first_consumer[slot.index()].get_or_insert(position);
         }
     }
     let passed: Vec<Option<usize>> = tasks
         .iter()
-        .zip(lanes_of)
+        .zip(paces)
         .map(|(accesses, lane)| {
             let made = accesses.iter().filter(|(_, access)| *lane != compute && access.writes());
             made.filter_map(|(slot, _)| first_consumer[slot.index()]).min()
@@ -69,7 +70,7 @@ pub(super) fn holds(
     let mut goes_on: Vec<bool> = Vec::with_capacity(tasks.len());
     let mut last_sum: Option<usize> = None;
     for (position, accesses) in tasks.iter().enumerate() {
-        let lane_before = last_on_lane.insert(lanes_of[position], position);
+        let lane_before = last_on_lane.insert(paces[position], position);
         let content = accesses.iter().filter(|(_, access)| access.reads());
         let content = content.filter_map(|(slot, _)| last_writer[slot.index()]).max();
         let made_rows = accesses.iter().any(|(slot, access)| access.writes() && has(slots, *slot, is_rows));
@@ -92,7 +93,7 @@ pub(super) fn holds(
         let start = from.map_or_else(behind, |before| starts[before]).max(released);
         starts.push(start);
         for (slot, access) in accesses {
-            if lanes_of[position] != compute
+            if paces[position] != compute
                 && let Some((first, _)) = &mut holds[slot.index()]
                 && *first == position
             {

@@ -289,6 +289,13 @@ fn check_policy(policy: &Policy) -> Result<(), PlanError> {
             advice: "use 1 (shared) or 2 (one for gathers, one for reductions)",
         });
     }
+    if !(1..=16).contains(&policy.reduce_behind) {
+        return Err(PlanError::Policy {
+            key: "reduce_behind",
+            value: policy.reduce_behind.to_string(),
+            advice: "use from 1 to 16 calls",
+        });
+    }
     if let Prefetch::Depth(depth) = policy.prefetch
         && depth > Prefetch::MAX_DEPTH
     {

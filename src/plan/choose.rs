@@ -20,14 +20,14 @@ use crate::op::{GatherPart, Op};
 
 pub(super) fn timetable(request: &Request<'_>, demands: &[Demand<'_>]) -> Result<Timetable, PlanError> {
     match (request.issues, request.policy.prefetch, request.costs) {
-        (Some(issues), ..) => by_hand(request.name, issues, demands),
+        (Some(issues), ..) => by_hand(request, issues, demands),
         (None, Prefetch::Auto, Some(costs)) => auto(request, demands, costs),
-        (None, prefetch, _) => Timetable::of(prefetch, request.policy.reduce_behind, demands),
+        (None, prefetch, _) => Timetable::of(prefetch, request.policy.reduce_behind as usize, demands),
     }
 }
 
-fn by_hand(program: &str, issues: &[usize], demands: &[Demand<'_>]) -> Result<Timetable, PlanError> {
-    let wrong = |problem| PlanError::Schedule { program: program.to_owned(), problem };
+fn by_hand(request: &Request<'_>, issues: &[usize], demands: &[Demand<'_>]) -> Result<Timetable, PlanError> {
+    let wrong = |problem| PlanError::Schedule { program: request.name.to_owned(), problem };
     if issues.len() != demands.len() {
         let (found, needed) = (issues.len(), demands.len());
         return Err(wrong(format!(
@@ -43,12 +43,11 @@ fn by_hand(program: &str, issues: &[usize], demands: &[Demand<'_>]) -> Result<Ti
             number + 1
         )));
     }
-    Ok(Timetable::by_hand(demands, issues))
+    Ok(Timetable::by_hand(demands, issues, request.policy.reduce_behind as usize))
 }
 
 fn auto(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs) -> Result<Timetable, PlanError> {
-    let behind = request.policy.reduce_behind;
-    let reference = Timetable::of(Prefetch::Depth(1), behind, demands)?;
+    let reference = Timetable::of(Prefetch::Depth(1), Timetable::REDUCE_BEHIND, demands)?;
     // What is over the budget is asked for later here, before holds are cut back for it.
     let free = Request { waits: false, ..*request };
     let placed = place(&free, request.policy, demands, &reference)?;
@@ -144,7 +143,7 @@ fn pace(
                 | Op::AllReduce { group: Group::Replicate, .. },
                 _,
             ) => {
-                // An exchange stands one call before its sum.
+                // Of the reference, in which an exchange stands one call before its sum.
                 let ahead = usize::from(matches!(task.op, Op::ExchangeGradient { .. }) && behind > 1);
                 let made = stage.saturating_sub(behind + 1 - ahead).min(calls.saturating_sub(1));
                 pace.reductions[made] += beside;

@@ -30,8 +30,8 @@ pub(super) enum Carrier {
 
 /// The order of work inside a stage.
 ///
-/// Gradients are summed as many calls behind their own as the timetable says (`reduce_behind`, 2 unless `auto` finds better), by a reduction that sums
-/// or behind an exchange that stands one call before, so what lands is alive while a call runs beside it. What a reduction summed is accumulated one call
+/// Gradients are summed as many calls behind their own as the timetable says (`reduce_behind` of the policy, or what `auto` finds), by a reduction that sums
+/// or behind an exchange that stands at least one call before, so what lands is alive while a call runs beside it. What a reduction summed is accumulated one call
 /// further, so that a transposition never stands behind an accumulation that waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Section {
@@ -175,11 +175,6 @@ impl<'a> Draft<'a> {
                 tasks.iter().enumerate().map(move |(position, task)| (place(position), task))
             })
         })
-    }
-
-    /// The place behind the tasks of a stage and section.
-    pub(super) fn end(&self, stage: usize, section: Section) -> Place {
-        Place { stage, section, position: self.stages[stage][section as usize].len() }
     }
 
     /// Adds tasks at places, each before the task that stands there now; several at one place in the order in which they come here.

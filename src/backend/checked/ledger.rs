@@ -11,7 +11,8 @@
 //! - A recording is entered by itself. A launch is entered as if its tasks were enqueued then: behind what the first lane is behind, and
 //!   when it is over, the first lane knows so and no other.
 //! - Of each lane only the last read and the last write of a slot are kept: lanes run in order, so
-//!   whoever is behind the last is behind all. Nothing is allocated after the plan is bound.
+//!   whoever is behind the last is behind all. Nothing is allocated after the plan is bound, but for what a recording
+//!   holds.
 
 use crate::id::{EventId, LaneId, TaskId};
 use crate::layout::{Binding, Region, Residency};

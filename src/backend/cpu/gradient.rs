@@ -44,7 +44,7 @@ pub(super) fn sum_gradient(op: &SumGradient, arena: &Arena) -> Result<(), OpErro
         for (number, into) in into.chunks_mut(BLOCK).enumerate() {
             let block = &mut block[..into.len()];
             for (position, slice) in sum.slices.iter().enumerate() {
-                let part = slice.part(number * BLOCK * bytes, into.len() * bytes).unwrap_or_default();
+                let part = slice.part(number * BLOCK * bytes, into.len() * bytes).ok_or(OpError::Slice)?;
                 match op.element {
                     ElementType::Bf16 => {
                         let values = arena.read::<bf16>(part)?;

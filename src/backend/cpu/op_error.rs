@@ -19,6 +19,8 @@ pub(super) enum OpError {
     NoCommunicator,
     #[error("{0} has not reserved its arena")]
     NoArena(RankId),
+    #[error("a slice of a gradient is shorter than the rows it is summed into")]
+    Slice,
     /// The world is poisoned.
     #[error(transparent)]
     World(#[from] BackendError),

@@ -275,9 +275,13 @@ impl Backend for CudaBackend {
         let ranks = self.world.mesh.ranks();
         let transport = match (ranks, self.world.network.transport, self.world.network.hosts.count()) {
             (1, _, _) => "one rank".to_owned(),
-            (_, Transport::Peer, 1) => "peers' memory written by copy engines".to_owned(),
+            (_, Transport::Peer, 1) => {
+                "peers' memory written by copy engines, and by kernels where little is sent".to_owned()
+            }
             (_, Transport::Peer, hosts) => {
-                format!("peers' memory written by copy engines inside of {hosts} hosts, NCCL between them")
+                format!(
+                    "peers' memory written by copy engines or kernels inside of {hosts} hosts, NCCL between them"
+                )
             }
             (_, Transport::Nccl, _) => "collectives by NCCL".to_owned(),
         };

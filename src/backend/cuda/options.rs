@@ -8,7 +8,7 @@ use crate::config::Reduce;
 /// How bytes get from one GPU to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// Copy engines write into the peers' memory; sums take a kernel. Needs GPUs that reach each other. Over several hosts,
+    /// Copy engines write into the peers' memory, or a kernel does where little is sent ([`CudaOptions::kernel_bytes`]). Needs GPUs that reach each other. Over several hosts,
     /// which need equally many ranks, numbered host by host, this holds inside of each host, and NCCL carries what goes between.
     Peer,
     /// NCCL's collectives. Needs a GPU of its own for each rank.

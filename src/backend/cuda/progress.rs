@@ -13,8 +13,8 @@ use super::script::Script;
 use crate::backend::bell::lock;
 use crate::id::{LaneId, TaskId};
 
-/// Lanes of one rank, at most: so many have a word that the host reads, in memory that is pinned once. Compute, quantize and the most
-/// communicators that meet (8) are ten; a plan made by hand with more is refused when its lanes are opened.
+/// Lanes of one rank, at most: so many have a word that the host reads, in memory that is pinned once. Compute, quantize, sum and the most
+/// communicators that meet (8) are eleven; a plan made by hand with more is refused when its lanes are opened.
 pub(super) const LANES: usize = 16;
 
 /// One word per lane, and one behind them for scales.

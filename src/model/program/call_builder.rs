@@ -107,7 +107,8 @@ impl CallBuilder<'_> {
     /// The call cannot be recorded: its closure decides on the host what it launches, such as shapes that differ from step to
     /// step, or waits, or allocates. It is issued anew in every step, between the recorded segments before and behind it
     /// (`capture = "segments"`); a step with such a call cannot be recorded whole. Where nothing is recorded this changes
-    /// nothing.
+    /// nothing. On GPUs what it launches must have been launched in the plan's first step, or `CUDA_MODULE_LOADING=EAGER` must be set and its
+    /// libraries warmed: loading code waits for the device, which may wait for a peer that waits for this very rank.
     #[must_use]
     pub fn dynamic(mut self) -> Self {
         self.call.dynamic = true;

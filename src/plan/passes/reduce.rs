@@ -4,7 +4,7 @@
 //! that the policy reduces together ([`ReduceEvery`]) are added to the first of them, in its slot, one step behind
 //! compute each. What a call writes in bf16 is added to nothing on the rank, rounded by nobody and travels so. What is complete is summed as
 //! many calls behind compute as the timetable says, by a task of each rank, which accumulates
-//! as well; it is exchanged among the ranks of a replica one call before. Where there are several replicas that task
+//! as well; it is exchanged among the ranks of a replica one call before, or right behind its call where reductions have a communicator of their own. Where there are several replicas that task
 //! leaves the sums as they are; right behind it they are summed over the replicas, in f32, and one call further they are
 //! accumulated. Where collectives sum ([`Policy::collectives_sum`]), the reduction is one task in the place of that sum, the sum over the replicas
 //! stands right behind it, and accumulation one call further. A replica of one rank exchanges nothing. A replicated weight's gradient is accumulated locally, and one

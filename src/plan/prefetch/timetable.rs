@@ -19,9 +19,13 @@ pub(in super::super) struct Timetable {
 
 impl Timetable {
     /// A timetable made by hand: one stage for every demand.
-    pub(in super::super) fn by_hand(demands: &[Demand<'_>], mut issues: Vec<usize>) -> Self {
+    pub(in super::super) fn by_hand(
+        demands: &[Demand<'_>],
+        mut issues: Vec<usize>,
+        reduce_behind: usize,
+    ) -> Self {
         together(demands, &mut issues, Pick::Latest);
-        Self::as_issued(issues)
+        Self { reduce_behind, ..Self::as_issued(issues) }
     }
 
     /// Reductions stand two calls behind, where they hold no gather up and a third gradient may be written meanwhile.
@@ -38,7 +42,7 @@ impl Timetable {
     /// [`PlanError::Prefetch`]; [`PlanError::Policy`] for one that needs them.
     pub(in super::super) fn of(
         prefetch: Prefetch,
-        reduce_behind: u32,
+        reduce_behind: usize,
         demands: &[Demand<'_>],
     ) -> Result<Self, PlanError> {
         let issues = match prefetch {
@@ -52,6 +56,6 @@ impl Timetable {
                 });
             }
         };
-        Ok(Self { reduce_behind: reduce_behind as usize, ..Self::as_issued(issues) })
+        Ok(Self { reduce_behind, ..Self::as_issued(issues) })
     }
 }

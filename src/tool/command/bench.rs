@@ -41,7 +41,8 @@ enum What {
 ///
 ///   format      bf16; fp8_block (FP8 products where the GPU has them); nvfp4 (on the wire, products in bf16)
 ///   prefetch    depth0 on demand, depthN gathers N weights ahead, auto lets the planner choose. A block has four
-///               weights: depth3 has at most one block in flight, depth7 at most two
+///               weights: depth3 has at most one block in flight, depth7 at most two. Gradients are reduced as many
+///               calls behind (reduce_behind), two at least
 ///   mode        eager issues every task in every step, graph replays a recording
 ///   transport   peer pushes by copy engines, nccl uses NCCL
 ///   ending      gradients ends with reduced gradients in f32 main grads; training goes on with the optimizer (at a

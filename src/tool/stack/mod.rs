@@ -13,7 +13,8 @@
 //!
 //! Laws:
 //! - **SK-1** every variant computes the same products of the same shapes on the same numbers: weights, input and the order
-//!   of calls are those of the resident stack. What differs is where weights come from and what they are rounded to.
+//!   of calls are those of the resident stack. What differs is where weights come from and what they are rounded to. With
+//!   gathers N weights ahead, gradients are reduced as many calls behind, two at least.
 //! - **SK-2** a step is timed with the devices idle before it and after it; times are medians.
 //! - **SK-3** the loss of every variant stands beside that of the resident stack, so that a variant that computes something
 //!   else is seen; with the ending `training` the gradient norm too. The ending `gradients` has no norm: its plan computes

@@ -1,6 +1,6 @@
 //! PL-4: the way of a gradient from the call that wrote it to its main grad.
 //!
-//! Law: a sharded weight's gradient is reduce-scattered, by itself or added to others of the weight, by one collective or in two tasks
+//! Law: a sharded weight's gradient is reduced, by itself or added to others of the weight, by one collective or in two tasks
 //! (`exchanged`), then summed over the
 //! replicas where there are several, then accumulated; a replicated weight's is accumulated, then all-reduced over all ranks. So a
 //! contribution passes each sum over ranks exactly once. The first contribution of a step begins the
@@ -278,7 +278,7 @@ impl Run<'_> {
             ),
             (Placement::Sharded, _) if !replicated => (
                 "this rank's gradient sum of a replicated weight, since it takes sums",
-                "reduce-scatter the gradient of a sharded weight: with one replica that sums it over all ranks",
+                "exchange and sum the gradient of a sharded weight, or reduce-scatter it: with one replica that sums it over all ranks",
             ),
             (Placement::Sharded, Held::SummedGradient(..)) => (
                 "gradient rows that were not summed over the replicas before",
@@ -296,11 +296,11 @@ impl Run<'_> {
                 | Held::LandedGradient(..),
             ) => (
                 "gradient rows that were reduced inside of each replica",
-                "reduce-scatter the gradient before it is summed over the replicas",
+                "exchange and sum the gradient, or reduce-scatter it, before it is summed over the replicas",
             ),
             (Placement::Sharded, _) => (
                 "reduced gradient rows of a sharded weight, since it sums over the replicas",
-                "reduce-scatter the weight's gradient first",
+                "exchange and sum the weight's gradient, or reduce-scatter it, first",
             ),
         };
         self.wrong_gradient(task, slot, needs.into(), remedy)
@@ -355,7 +355,9 @@ impl Run<'_> {
                 "a gradient summed over all replicas",
                 "sum reduced rows over the replicas, or each replica goes on with gradients of its own",
             ),
-            (Placement::Sharded, _) => ("a reduced gradient", "reduce-scatter the gradient first"),
+            (Placement::Sharded, _) => {
+                ("a reduced gradient", "exchange and sum the gradient, or reduce-scatter it, first")
+            }
             (Placement::Replicated, _) => {
                 ("a call's gradient", "accumulate between the call and the next writer of its bytes")
             }
