@@ -16,7 +16,9 @@ mod planes;
 mod quantize;
 mod resolve;
 
-pub(super) use assemble::{Assemble, Spread};
+pub(super) use assemble::Assemble;
+#[cfg(feature = "cuda")]
+pub(super) use assemble::Spread;
 #[cfg(feature = "cuda")]
 pub(super) use collective::Scatter;
 pub(super) use collective::{Collective, Move, Piece, Pull, Slices};
