@@ -163,7 +163,14 @@ fn a_sharded_gradient_must_not_be_added_before_it_is_reduced() {
     let Op::Accumulate { from, .. } = &mut plan.tasks[added].op else { unreachable!() };
     *from = full;
     serialize(&mut plan);
-    refused(&plan, &["PL-4", "needs a reduced gradient of `block.1`", "reduce-scatter the gradient first"]);
+    refused(
+        &plan,
+        &[
+            "PL-4",
+            "needs a reduced gradient of `block.1`",
+            "exchange and sum the gradient, or reduce-scatter it, first",
+        ],
+    );
 }
 
 /// PL-4

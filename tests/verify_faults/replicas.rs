@@ -109,7 +109,13 @@ fn a_sum_over_the_replicas_before_the_reduce_scatter_is_refused() {
     spread(&mut plan);
     let gradient = summed(&mut plan, reduction)[0].own;
     pairs(&mut plan, over_replicas)[0].0 = gradient;
-    refused(&plan, &["PL-4", "reduce-scatter the gradient before it is summed over the replicas"]);
+    refused(
+        &plan,
+        &[
+            "PL-4",
+            "exchange and sum the gradient, or reduce-scatter it, before it is summed over the replicas",
+        ],
+    );
 }
 
 /// PL-4. Ranks of one replica hold different rows, so a sum over them, or over all ranks, mixes rows.
@@ -159,7 +165,7 @@ fn a_wrong_sum_of_one_replica_is_told_without_replicas() {
     });
     for (from, remedy) in [
         (replicated, "accumulate the weight's gradients before the all-reduce"),
-        (full, "reduce-scatter the gradient of a sharded weight: with one replica"),
+        (full, "exchange and sum the gradient of a sharded weight, or reduce-scatter it: with one replica"),
         (reduced, "accumulate reduced rows as they are: with one replica"),
     ] {
         let mut plan = training.clone();
