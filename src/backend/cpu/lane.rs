@@ -8,11 +8,11 @@
 //! - A panic of the lane itself poisons the world, naming rank and lane; the thread lives on to
 //!   count commands, so its host never waits in vain.
 
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use super::action::Action;
 use super::bound::{BoundPlan, BoundTask, Event};
 use super::context::LaneContext;
 use super::op_error::OpError;
@@ -22,7 +22,6 @@ use super::world::Presence;
 use crate::backend::bell::{Bell, lock};
 use crate::backend::closures::Closures;
 use crate::backend::{BackendError, ClosureFault, TaskInterval};
-use crate::id::{EventId, TaskId};
 use crate::layout::Lane;
 use crate::panics::last_words;
 use crate::queue::Receiver;
@@ -36,27 +35,6 @@ pub(super) enum Command {
     Replay { recorded: Arc<Recorded>, position: usize, epoch: u64 },
     /// Commands come from a larger queue from now on.
     Continue(Receiver<Command>),
-}
-
-/// One thing a lane does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Action {
-    /// Runs a task.
-    Run(TaskId),
-    /// Records an event.
-    Record(EventId),
-    /// Waits for an event.
-    Wait(EventId),
-}
-
-impl fmt::Display for Action {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Run(task) => write!(formatter, "run {task}: it has no such task"),
-            Self::Record(event) => write!(formatter, "record {event}: it has no such event"),
-            Self::Wait(event) => write!(formatter, "wait for {event}: it has no such event"),
-        }
-    }
 }
 
 /// What a lane and its host share.

@@ -12,6 +12,7 @@
 //! `lane` are the two ends of a queue, `recorded` what a queue replays, `bound` is a plan ready to run, `bind` makes it,
 //! `roll` finds ranks that disagree, `rendezvous` is where ranks meet, `collective` what they pull; the rest is arithmetic.
 
+mod action;
 mod adam;
 mod bind;
 mod bound;
@@ -45,7 +46,7 @@ pub use stream::{CpuGraph, CpuStream};
 pub use surface::CpuSurface;
 pub use world::{CpuOptions, CpuWorld, WorldError};
 
-use self::lane::Action;
+use self::action::Action;
 use self::memory::{Arena, BorrowError};
 use self::world::Presence;
 use super::{Backend, BackendError, ClosureFault, TaskInterval};

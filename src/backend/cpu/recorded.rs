@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 
+use super::action::Action;
 use super::bound::{BoundPlan, Event};
-use super::lane::Action;
 use crate::backend::bell::Wake;
 use crate::id::LaneId;
 

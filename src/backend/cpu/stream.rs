@@ -12,9 +12,10 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use super::action::Action;
 use super::bound::{BoundPlan, CpuBound};
 use super::context::LaneContext;
-use super::lane::{Action, Command, LaneState, LaneThread};
+use super::lane::{Command, LaneState, LaneThread};
 use super::memory::Arena;
 use super::recorded::Recorded;
 use super::surface::CpuSurface;
