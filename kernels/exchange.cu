@@ -11,19 +11,10 @@
 //   in; the last one sees all counts before it signals.
 // - The gate is zero before and after a launch, and launches on one gate follow one another.
 
-#include "common.cuh"
+#include "range.cuh"
 
 // Threads of a block: few blocks carry all, so that products keep the other multiprocessors.
 constexpr u32 COPIERS = 512;
-
-struct Range {
-    const u8* from;
-    u8* to;
-    u64 bytes;
-    u32 aligned;
-    u32 reserved;
-};
-static_assert(sizeof(Range) == 32, "kernels::exchange::RangeArguments");
 
 // The words shared with one partner.
 struct Partner {

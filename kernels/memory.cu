@@ -3,17 +3,7 @@
 // Law: bytes outside of the ranges are never touched; 16 bytes at a time where the range allows, the rest one
 // by one. Ranges of one launch do not overlap.
 
-#include "common.cuh"
-
-struct Range {
-    // Null: the target is zeroed.
-    const u8* from;
-    u8* to;
-    u64 bytes;
-    u32 aligned;
-    u32 reserved;
-};
-static_assert(sizeof(Range) == 32, "kernels::memory::RangeArguments");
+#include "range.cuh"
 
 struct MoveArguments {
     Tiles tiles;

@@ -9,7 +9,7 @@ use super::super::address::DeviceAddress;
 use super::super::failure::CudaFailure;
 use super::check::{element_aligned, present};
 use super::launch::KernelLaunch;
-use super::memory::CopyOperand;
+use super::memory::{CopyOperand, RangeArguments};
 use super::module::Kernels;
 use super::source::Family;
 use super::tiles::{TileArguments, TileTable};
@@ -37,18 +37,6 @@ pub struct Mark {
     /// What is written.
     pub number: u32,
 }
-
-/// `Range` of the kernel.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct RangeArguments {
-    from: DeviceAddress,
-    to: DeviceAddress,
-    bytes: u64,
-    aligned: u32,
-    reserved: u32,
-}
-const _: () = assert!(size_of::<RangeArguments>() == 32);
 
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -98,16 +86,8 @@ impl Kernels {
         let range = |copy: &CopyOperand| {
             present("a source", copy.from)?;
             present("a target", copy.to)?;
-            let aligned = copy.from.number().is_multiple_of(16) && copy.to.number().is_multiple_of(16);
-            let bytes = copy.bytes as u64;
-            let descriptor = RangeArguments {
-                from: copy.from,
-                to: copy.to,
-                bytes,
-                aligned: u32::from(aligned),
-                reserved: 0,
-            };
-            Ok((descriptor, bytes.div_ceil(TILE)))
+            let descriptor = RangeArguments::new(copy.from, copy.to, copy.bytes);
+            Ok((descriptor, (copy.bytes as u64).div_ceil(TILE)))
         };
         let ranges: Vec<_> = copies.iter().map(range).collect::<Result<_, CudaFailure>>()?;
         let workspace = GATE + size_of_val(partners);

@@ -33,7 +33,7 @@ pub struct ZeroOperand {
 /// `Range` of the kernels.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-struct RangeArguments {
+pub(super) struct RangeArguments {
     from: DeviceAddress,
     to: DeviceAddress,
     bytes: u64,
@@ -41,6 +41,13 @@ struct RangeArguments {
     reserved: u32,
 }
 const _: () = assert!(size_of::<RangeArguments>() == 32);
+
+impl RangeArguments {
+    pub(super) fn new(from: DeviceAddress, to: DeviceAddress, bytes: usize) -> Self {
+        let aligned = from.number().is_multiple_of(16) && to.number().is_multiple_of(16);
+        Self { from, to, bytes: bytes as u64, aligned: u32::from(aligned), reserved: 0 }
+    }
+}
 
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -82,10 +89,7 @@ impl Kernels {
     ) -> Result<KernelLaunch, CudaFailure> {
         let range = |(from, to, bytes): (DeviceAddress, DeviceAddress, usize)| {
             present("a target", to)?;
-            let aligned = from.number().is_multiple_of(16) && to.number().is_multiple_of(16);
-            let descriptor =
-                RangeArguments { from, to, bytes: bytes as u64, aligned: u32::from(aligned), reserved: 0 };
-            Ok((descriptor, (bytes as u64).div_ceil(TILE)))
+            Ok((RangeArguments::new(from, to, bytes), (bytes as u64).div_ceil(TILE)))
         };
         let tensors: Vec<_> = ranges.map(range).collect::<Result<_, CudaFailure>>()?;
         let table = TileTable::new(&tensors, 0)?;

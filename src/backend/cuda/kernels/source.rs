@@ -79,6 +79,7 @@ impl Family {
                 (c"crossing.cuh", include_str!("../../../../kernels/crossing.cuh")),
                 (c"elements.cuh", include_str!("../../../../kernels/elements.cuh")),
                 (c"fragment.cuh", include_str!("../../../../kernels/fragment.cuh")),
+                (c"range.cuh", include_str!("../../../../kernels/range.cuh")),
             ],
         }
     }
