@@ -3,7 +3,7 @@
 //! Law: a plan's first step runs eagerly (*cold*: caches fill, lazy handles are made), the second
 //! is recorded without running anything and then launched, later ones are launched. Every one of
 //! them is a real step; there is no warm-up that would touch main grads. A step is recorded whole, or in segments where some of its
-//! calls are dynamic; a recording of which any rank could not make some segment is discarded by all of them before its first launch.
+//! calls are dynamic or where it is launched piece by piece; a recording of which any rank could not make some segment is discarded by all of them before its first launch.
 
 use super::Recorded;
 
@@ -12,9 +12,12 @@ use super::Recorded;
 pub enum CaptureMode {
     /// Every step is issued anew.
     Off,
-    /// Every step is recorded once, in as few segments as its dynamic calls leave it in, and replayed. Where it must be one,
-    /// the session refuses programs with such calls.
-    Step,
+    /// Every step is recorded once and replayed: in the segments its dynamic calls leave it in, each in `launches` pieces at most
+    /// ([`StepPlan::pieces`](crate::plan::StepPlan::pieces)). Where it must be one recording, the session refuses programs with such calls.
+    Step {
+        /// Recordings of a segment, which are launched one behind the other.
+        launches: u32,
+    },
 }
 
 /// What to do for the coming step.
@@ -23,7 +26,10 @@ pub enum Action {
     /// Issue it.
     Issue,
     /// Record it, then launch.
-    Record,
+    Record {
+        /// Recordings of a segment.
+        launches: u32,
+    },
     /// Launch the recording.
     Launch,
 }
@@ -33,10 +39,10 @@ pub enum Action {
 pub enum Capture<G> {
     /// Not to be recorded, or given up.
     Eager,
-    /// To be recorded, never run so far.
-    Cold,
-    /// Run once.
-    Warm,
+    /// To be recorded, each segment in so many launches; never run so far.
+    Cold(u32),
+    /// The same, run once.
+    Warm(u32),
     /// Recorded, piece by piece.
     Ready(Vec<Recorded<G>>),
 }
@@ -47,7 +53,7 @@ impl<G> Capture<G> {
     pub const fn new(mode: CaptureMode) -> Self {
         match mode {
             CaptureMode::Off => Self::Eager,
-            CaptureMode::Step => Self::Cold,
+            CaptureMode::Step { launches } => Self::Cold(launches),
         }
     }
 
@@ -55,16 +61,16 @@ impl<G> Capture<G> {
     #[must_use]
     pub const fn action(&self) -> Action {
         match self {
-            Self::Eager | Self::Cold => Action::Issue,
-            Self::Warm => Action::Record,
+            Self::Eager | Self::Cold(_) => Action::Issue,
+            Self::Warm(launches) => Action::Record { launches: *launches },
             Self::Ready(_) => Action::Launch,
         }
     }
 
     /// A step was issued.
     pub fn issued(&mut self) {
-        if matches!(self, Self::Cold) {
-            *self = Self::Warm;
+        if let Self::Cold(launches) = *self {
+            *self = Self::Warm(launches);
         }
     }
 
@@ -78,7 +84,7 @@ impl<G> Capture<G> {
     pub fn pieces(&self) -> Option<&[Recorded<G>]> {
         match self {
             Self::Ready(pieces) => Some(pieces),
-            Self::Eager | Self::Cold | Self::Warm => None,
+            Self::Eager | Self::Cold(_) | Self::Warm(_) => None,
         }
     }
 }
@@ -89,10 +95,10 @@ mod tests {
 
     #[test]
     fn a_step_is_issued_once_then_recorded_then_launched() {
-        let mut capture: Capture<u8> = Capture::new(CaptureMode::Step);
+        let mut capture: Capture<u8> = Capture::new(CaptureMode::Step { launches: 3 });
         assert_eq!(capture.action(), Action::Issue);
         capture.issued();
-        assert_eq!(capture.action(), Action::Record);
+        assert_eq!(capture.action(), Action::Record { launches: 3 });
         capture.recorded(Some(vec![Recorded::Segment(1)]));
         assert_eq!(capture.action(), Action::Launch);
         assert_eq!(capture.pieces(), Some(&[Recorded::Segment(1)][..]));
@@ -100,7 +106,7 @@ mod tests {
 
     #[test]
     fn a_recording_some_rank_could_not_make_is_given_up_for_good() {
-        let mut capture: Capture<u8> = Capture::new(CaptureMode::Step);
+        let mut capture: Capture<u8> = Capture::new(CaptureMode::Step { launches: 3 });
         capture.issued();
         capture.recorded(None);
         assert_eq!(capture.action(), Action::Issue);
