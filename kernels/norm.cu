@@ -109,9 +109,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) grad_norm(const __grid_
     }
     __syncthreads();
     if (!is_last) return;
+    // Asked for together with the partial sums.
+    u32 fault = *all.fault;
     sum = over_block(partial_sums(all));
     if (threadIdx.x == 0) {
-        *all.record = NormRecord{float(sum), *all.fault, {0, 0}};
+        *all.record = NormRecord{float(sum), fault, {0, 0}};
         *all.arrived = 0;
     }
 }
