@@ -228,7 +228,7 @@ __device__ __forceinline__ void swizzle_columns(const SwizzleTensor& t, u32 item
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 6)
 swizzle_scale(const __grid_constant__ SwizzleArguments all) {
     Place place = place_of(all.tiles, blockIdx.x);
     const SwizzleTensor t = tensor_of<SwizzleTensor>(all, place);
