@@ -42,6 +42,13 @@ struct AmaxTensor {
 };
 static_assert(sizeof(AmaxTensor) == 80, "kernels::amax::TensorArguments");
 
+// Blocks that share a multiprocessor. On Ampere a fifth would have registers spilled to memory.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr u32 RESIDENT = 4;
+#else
+constexpr u32 RESIDENT = 5;
+#endif
+
 struct AmaxArguments {
     Tiles tiles;
     const AmaxTensor* tensors;
@@ -109,10 +116,7 @@ class Shared {
           tiles(tiles_of(all.tiles, place.tensor)),
           started(0),
           looked(threadIdx.x != 0) {
-        if (threadIdx.x != 0) return;
-        asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"
-                     : "=r"(started)
-                     : "l"(&pending->started), "r"(tiles - 1));
+        if (threadIdx.x == 0) started = started_before(&pending->started, tiles);
     }
 
     // Clears the tensor's amax if no block was before this one. Only the first call of a block does anything.
@@ -166,7 +170,7 @@ __device__ __forceinline__ float over_rows(const Fragment& f, u32 row, u32 colum
 }
 
 // NVFP4 in 16x16 tiles: a warp takes one row of tiles in a pass, 128 columns; the next pass takes the row below.
-extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_tile16(const __grid_constant__ AmaxArguments all) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) amax_tile16(const __grid_constant__ AmaxArguments all) {
     if (skips(all.vote)) return;
     Place place = place_of_block(all.tiles);
     const AmaxTensor t = tensor_of<AmaxTensor>(all, place);
@@ -190,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_tile16(const __gri
 }
 
 // FP8 in 128x128 tiles: a block takes one tile in a pass, a warp 16 of its rows.
-extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_tile128(const __grid_constant__ AmaxArguments all) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) amax_tile128(const __grid_constant__ AmaxArguments all) {
     if (skips(all.vote)) return;
     constexpr u32 MOST_PASSES = 2;
     __shared__ float of_warp[MOST_PASSES][WARPS];
@@ -304,19 +308,19 @@ __device__ __forceinline__ void amax_rows(const AmaxArguments& all) {
 }
 
 // NVFP4 in blocks of 1x16.
-extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_row16(const __grid_constant__ AmaxArguments all) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) amax_row16(const __grid_constant__ AmaxArguments all) {
     if (skips(all.vote)) return;
     amax_rows<16, false>(all);
 }
 
 // FP8 in blocks of 1x128.
-extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_row128(const __grid_constant__ AmaxArguments all) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) amax_row128(const __grid_constant__ AmaxArguments all) {
     if (skips(all.vote)) return;
     amax_rows<128, false>(all);
 }
 
 // MXFP8: blocks of 1x32 and of 32x1.
-extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_mxfp8(const __grid_constant__ AmaxArguments all) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) amax_mxfp8(const __grid_constant__ AmaxArguments all) {
     if (skips(all.vote)) return;
     amax_rows<32, true>(all);
 }
@@ -325,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_mxfp8(const __grid
 constexpr u32 FLAT_PASS = 16384;
 
 // One amax per tensor.
-extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_tensor(const __grid_constant__ AmaxArguments all) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) amax_tensor(const __grid_constant__ AmaxArguments all) {
     if (skips(all.vote)) return;
     Place place = place_of_block(all.tiles);
     const AmaxTensor t = tensor_of<AmaxTensor>(all, place);

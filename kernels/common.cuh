@@ -108,6 +108,14 @@ __device__ __forceinline__ u32 tiles_of(const Tiles& tiles, u32 tensor) {
 
 __device__ __forceinline__ u32 divide_up(u32 n, u32 by) { return n / by + (n % by != 0); }
 
+// Counts this thread's block at `counter` when it starts, and returns how many of the `blocks` that count there started
+// before it. The last one leaves zero. The answer is waited for where it is first looked at, and orders nothing.
+__device__ __forceinline__ u32 started_before(u32* counter, u32 blocks) {
+    u32 before;
+    asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(blocks - 1));
+    return before;
+}
+
 // Counts this thread's block at `counter` and returns how many have come. Whoever sees a count also sees what the
 // blocks before it wrote, if they passed a barrier between writing and counting.
 __device__ __forceinline__ u32 arrive(u32* counter) {

@@ -80,20 +80,10 @@ __device__ __forceinline__ void copy_tile(const Range& range, u64 first) {
     for (u64 at = whole + threadIdx.x; at < end; at += COPIERS) range.to[at] = __ldg(range.from + at);
 }
 
-// How many blocks have started before this one. The last one leaves the counter at zero.
-__device__ __forceinline__ u32 started_before(u32* counter) {
-    u32 before;
-    asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"
-                 : "=r"(before)
-                 : "l"(counter), "r"(gridDim.x - 1)
-                 : "memory");
-    return before;
-}
-
 extern "C" __global__ void __launch_bounds__(COPIERS) exchange(const __grid_constant__ ExchangeArguments all) {
     __shared__ bool is_first;
     __shared__ bool is_last;
-    if (threadIdx.x == 0) is_first = gridDim.x == 1 || started_before(&all.gate->started) == 0;
+    if (threadIdx.x == 0) is_first = started_before(&all.gate->started, gridDim.x) == 0;
     __syncthreads();
     if (is_first) {
         if (threadIdx.x < all.partner_count) {

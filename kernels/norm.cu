@@ -127,17 +127,10 @@ __device__ __forceinline__ double partial_sums(const NormArguments& all) {
     return sum;
 }
 
-// How many blocks have started before this one. The last one leaves the counter at zero.
-__device__ __forceinline__ u32 started_before(u32* counter) {
-    u32 before;
-    asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(gridDim.x - 1));
-    return before;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 4) grad_norm(const __grid_constant__ NormArguments all) {
     __shared__ bool is_last;
     u32 before = 0;
-    if (threadIdx.x == 0) before = started_before(all.started);
+    if (threadIdx.x == 0) before = started_before(all.started, gridDim.x);
     double sum = blockIdx.x < all.tiles.count ? squares_of_tile(all, blockIdx.x) : 0.0;
     if (threadIdx.x == 0) is_last = before == gridDim.x - 1;
     sum = over_block(sum);
