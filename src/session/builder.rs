@@ -156,6 +156,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
             device,
             landing_bytes,
             tuning,
+            splits: false,
             rendezvous,
         };
         for (backend, exchange) in backends.into_iter().zip(exchanges) {
