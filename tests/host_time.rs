@@ -97,6 +97,21 @@ fn ht_1_an_issued_step_says_what_the_slowest_rank_spent_in_the_driver_and_what_i
 }
 
 #[test]
+fn a_learning_rate_is_written_when_it_has_changed_and_not_before() {
+    within_a_minute(async {
+        let mut session = session(Config { capture: Capture::Step, ..Config::default() }, 1).await;
+        let mut copies = Vec::new();
+        for (number, learning_rate) in (0..).zip([1e-3, 1e-3, 1e-3, 2e-3, 2e-3]) {
+            session.set_learning_rate(learning_rate).unwrap();
+            copies.push(step(&mut session, number, true).await.host.unwrap().edges.calls);
+        }
+        let usual = copies[1];
+        assert_eq!(copies, [usual + 2, usual, usual, usual + 2, usual], "with the loss scale beside it");
+        session.close().await.unwrap();
+    });
+}
+
+#[test]
 fn ht_1_a_recorded_step_is_one_call_and_recording_it_is_charged_to_no_step() {
     within_a_minute(async {
         let mut session = session(Config { capture: Capture::Step, ..Config::default() }, 2).await;

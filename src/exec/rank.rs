@@ -65,6 +65,8 @@ pub struct Rank<B: Backend> {
     pub(super) world: Arc<World>,
     /// The backend's.
     meter: Arc<Meter>,
+    /// Learning rate and loss scale as they lie in the arena, where nothing but the host writes them.
+    scalars: Option<[u32; 2]>,
 }
 
 impl<B: Backend> Rank<B> {
@@ -134,6 +136,7 @@ impl<B: Backend> Rank<B> {
             poison,
             world,
             meter,
+            scalars: None,
         })
     }
 
@@ -247,9 +250,13 @@ impl<B: Backend> Rank<B> {
         Ok(())
     }
 
-    fn upload_inputs(&self, program: usize, exchange: &Exchange) -> Result<(), ExecError> {
-        self.write(Content::LearningRate, &exchange.learning_rate.to_ne_bytes())?;
-        self.write(Content::LossScale, &exchange.loss_scale.to_ne_bytes())?;
+    fn upload_inputs(&mut self, program: usize, exchange: &Exchange) -> Result<(), ExecError> {
+        let scalars = [exchange.learning_rate.to_bits(), exchange.loss_scale.to_bits()];
+        if self.scalars != Some(scalars) {
+            self.write(Content::LearningRate, &exchange.learning_rate.to_ne_bytes())?;
+            self.write(Content::LossScale, &exchange.loss_scale.to_ne_bytes())?;
+            self.scalars = Some(scalars);
+        }
         for Staged { region, buffer, bytes } in &self.programs[program].inputs {
             let bytes = &exchange.staged[program][*buffer][bytes.clone()];
             self.backend.upload(&self.memory, *region, bytes)?;

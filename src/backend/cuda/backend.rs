@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::bind::{Binder, bind};
 use super::bound::CudaBound;
@@ -183,6 +183,7 @@ impl CudaBackend {
             closures,
             fault: None,
             faulted: false,
+            usual_wait: Duration::ZERO,
             records: false,
             join: Event::order(Arc::clone(&self.context))?,
         })
@@ -404,10 +405,13 @@ impl Backend for CudaBackend {
     }
 
     fn synchronize(&self, stream: &mut CudaStream) -> Result<(), BackendError> {
+        let begun = Instant::now();
         watchdog::wait(&self.world, self.rank, stream, &self.progress, &self.transfers, || {
             let lanes = lock(&self.lanes);
             lanes.values().flatten().filter_map(|lane| lane.nccl.as_ref()).for_each(|one| one.begin_abort());
-        })
+        })?;
+        stream.usual_wait = begun.elapsed();
+        Ok(())
     }
 
     fn take_fault(&self, stream: &mut CudaStream) -> Option<ClosureFault> {

@@ -8,6 +8,7 @@
 //!   is done; so a lane that does not get on can be named by task.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::bound::{CudaBound, Work};
 use super::failure::CudaFailure;
@@ -37,6 +38,8 @@ pub struct CudaStream {
     pub(super) fault: Option<ClosureFault>,
     /// No closure runs until the fault word is cleared.
     pub(super) faulted: bool,
+    /// How long the host waited for the lane when it waited last.
+    pub(super) usual_wait: Duration,
     /// The lane records.
     pub(super) records: bool,
     /// Joins a recording at its end.

@@ -20,11 +20,19 @@ use crate::id::RankId;
 
 /// How long a lane is asked without pause.
 const EAGER: Duration = Duration::from_micros(200);
-/// The pause between two questions after that: short beside a step, long beside a question. It bounds how late a step's end is seen,
-/// and nothing waits longer because of it; what a wait may take in all is the deadline.
+/// The pause between two questions after that: short beside a step, long beside a question. It bounds, with what the system adds to a pause, how
+/// late a step's end is seen that is not where the last one was; what a wait may take in all is the deadline.
 const PAUSE: Duration = Duration::from_micros(50);
 /// How long a lane of a poisoned world gets to drain.
 const DRAIN: Duration = Duration::from_secs(5);
+
+/// Is there a pause before the next question, of a wait that has taken `waited` where the last one on this lane took `usual`? Around its
+/// usual end a lane is asked without pause again: a pause of 50 µs takes the system about 100, and the slowest of several ranks is
+/// nearly always late by that.
+fn pauses(waited: Duration, usual: Duration) -> bool {
+    let margin = EAGER + usual / 16;
+    waited > EAGER && (waited < usual.saturating_sub(margin) || waited > usual + margin)
+}
 
 /// Waits until `stream` has run everything.
 pub(super) fn wait(
@@ -35,7 +43,8 @@ pub(super) fn wait(
     transfers: &Stream,
     begin_aborts: impl Fn(),
 ) -> Result<(), BackendError> {
-    let mut begun = Instant::now();
+    let started = Instant::now();
+    let mut begun = started;
     let mut moved = progress.moved();
     let mut standing = Standing { world, rank, told: None };
     loop {
@@ -66,6 +75,8 @@ pub(super) fn wait(
         }
         if waited > EAGER {
             standing.tell_now_and_then(progress, waited, world.options.deadline / 4);
+        }
+        if pauses(started.elapsed(), stream.usual_wait) {
             std::thread::sleep(PAUSE);
         } else {
             std::hint::spin_loop();
@@ -143,5 +154,32 @@ fn drain(world: &World, rank: RankId, stream: &CudaStream, transfers: &Stream, b
     }
     if !matches!(stream.stream.is_done(), Ok(true)) {
         stream.stream.context().abandon();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_is_asked_without_pause_at_first_and_around_its_usual_end() {
+        let millis = Duration::from_millis;
+        for (usual, without, with) in [
+            (Duration::ZERO, vec![Duration::ZERO, EAGER], vec![EAGER * 2, millis(10)]),
+            (
+                millis(16),
+                vec![millis(0), millis(15), millis(16), millis(17)],
+                vec![millis(1), millis(14), millis(18)],
+            ),
+            // Shorter than the first questions: one stretch of them.
+            (EAGER, vec![Duration::ZERO, EAGER, EAGER * 2], vec![EAGER * 3]),
+        ] {
+            for waited in without {
+                assert!(!pauses(waited, usual), "{waited:?} of {usual:?}");
+            }
+            for waited in with {
+                assert!(pauses(waited, usual), "{waited:?} of {usual:?}");
+            }
+        }
     }
 }
