@@ -18,8 +18,9 @@ use super::memory::DeviceMemory;
 use super::nccl::Communicator;
 use super::options::Transport;
 use super::progress::{LANES, Progress};
+use super::recording::{CudaGraph, Recordings};
 use super::signal::{Home, Signals};
-use super::stream::{Event, Graph, Priority, Stream};
+use super::stream::{Event, Priority, Stream};
 use super::surface::CudaSurface;
 use super::transport::Communication;
 use super::watchdog;
@@ -45,6 +46,7 @@ pub struct CudaBackend {
     transfers: Stream,
     progress: Progress,
     lanes: Mutex<BTreeMap<LaneId, Option<Communication>>>,
+    recordings: Recordings,
 }
 
 /// The arena of one rank, behind it the words ranks signal each other with, and behind these the room for what
@@ -54,15 +56,6 @@ pub struct CudaMemory {
     memory: Arc<DeviceMemory>,
     arena_bytes: usize,
     landing_bytes: usize,
-}
-
-/// A recording of one rank: a step, or a segment of one.
-#[derive(Debug)]
-pub struct CudaGraph {
-    /// Before the communicators, because destroying one waits until no recording of its transfers is left.
-    graph: Graph,
-    #[expect(dead_code, reason = "held, not read")]
-    communicators: Vec<Arc<Communicator>>,
 }
 
 fn load_kernels(context: &Context) -> Result<Kernels, CudaFailure> {
@@ -79,7 +72,8 @@ impl CudaBackend {
         let kernels = Arc::new(load_kernels(&context)?);
         let transfers = Stream::create(Arc::clone(&context), Priority::Least)?;
         let progress = Progress::new(&context)?;
-        Ok(Self { world, rank, context, kernels, transfers, progress, lanes: Mutex::default() })
+        let (lanes, recordings) = (Mutex::default(), Recordings::default());
+        Ok(Self { world, rank, context, kernels, transfers, progress, lanes, recordings })
     }
 
     /// What a failure means here: in a world that has ended it is an echo of that end.
@@ -234,12 +228,16 @@ impl CudaBackend {
         first.stream.upload_graph(&graph)?;
         let lanes = lock(&self.lanes);
         let communicators = lanes.values().flatten().filter_map(|lane| lane.nccl.clone()).collect();
-        Ok(CudaGraph { graph, communicators })
+        Ok(self.recordings.keep(graph, communicators))
     }
 }
 
 impl Drop for CudaBackend {
     fn drop(&mut self) {
+        if self.context.is_abandoned() {
+            // Unloading code would wait too.
+            std::mem::forget(Arc::clone(&self.kernels));
+        }
         self.world.depart(self.rank);
     }
 }
@@ -396,7 +394,7 @@ impl Backend for CudaBackend {
         self.world.check()?;
         let refusal = || CudaFailure::Refused("there is no lane to launch on".to_owned());
         let first = streams.first().ok_or_else(refusal).map_err(self.failed("launching a step"))?;
-        first.stream.launch(&graph.graph).map_err(self.failed("launching a step"))
+        graph.launch(&first.stream).map_err(self.failed("launching a step"))
     }
 
     fn synchronize(&self, stream: &mut CudaStream) -> Result<(), BackendError> {
@@ -434,6 +432,9 @@ impl Backend for CudaBackend {
     fn abort(&self, reason: &str) {
         drop(self.world.poison(reason));
         let lanes = lock(&self.lanes);
+        // Waits end first, and recordings go while NCCL aborts: it waits until none of its transfers is left.
+        lanes.values().flatten().filter_map(|lane| lane.nccl.as_ref()).for_each(|one| one.begin_abort());
+        self.recordings.end();
         if !Communicator::abort(lanes.values().flatten().filter_map(|lane| lane.nccl.as_deref())) {
             self.context.abandon();
         }

@@ -73,7 +73,8 @@ pub(super) fn bind(
     let events = (0..binding.events).map(event).collect::<Result<_, _>>().map_err(failed)?;
     let timed = binder.world.options.timeline || binding.timed;
     let timeline = timed.then(|| Timeline::new(binder.context, tasks.len()));
-    Ok(CudaBound { tasks, events, timeline: timeline.transpose().map_err(failed)?, script, steps: 0 })
+    let (timeline, context) = (timeline.transpose().map_err(failed)?, Arc::clone(binder.context));
+    Ok(CudaBound { context, tasks, events, timeline, script, steps: 0 })
 }
 
 impl Binder<'_> {

@@ -195,12 +195,21 @@ impl World {
         self.rendezvous.leave(rank, &format!("{rank} has gone"));
     }
 
-    /// Sets every word on which streams of `rank` may wait.
-    pub(super) fn release(&self, rank: RankId, transfers: &Stream) -> Result<(), CudaFailure> {
+    /// What is in every word once all are set on which streams and kernels of a rank may wait.
+    pub(super) fn set_words(&self) -> Vec<u32> {
+        vec![1; Signals::new(self.mesh.ranks() as usize).words()]
+    }
+
+    /// Begins to set these words of `rank`, and waits for nothing: a stream that cannot run must hold up no host.
+    pub(super) fn begin_release(
+        &self,
+        rank: RankId,
+        words: &[u32],
+        transfers: &Stream,
+    ) -> Result<(), CudaFailure> {
         let home = lock(&self.homes).own.get(&rank).copied();
         let Some(home) = home else { return Ok(()) };
-        let words = vec![1_u32; Signals::new(self.mesh.ranks() as usize).words()];
-        transfers.upload(bytemuck::cast_slice(&words), home.signals)
+        transfers.begin_upload(bytemuck::cast_slice(words), home.signals)
     }
 
     /// The id under which `rank` opens its next communicator, with others; `first` of them makes it. All ranks of the world come here
