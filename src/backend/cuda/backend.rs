@@ -28,12 +28,12 @@ use super::world::World;
 use crate::backend::bell::lock;
 use crate::backend::closures::Closures;
 use crate::backend::local::resolve;
-use crate::backend::{Backend, BackendError, ClosureFault, TaskInterval};
+use crate::backend::{Backend, BackendError, ClosureFault, TaskInterval, within};
 use crate::compute::ComputeFactory;
 use crate::config::Reduce;
-use crate::id::{EventId, LaneId, RankId, TaskId};
+use crate::id::{CommId, EventId, LaneId, RankId, TaskId};
 use crate::layout::{ALIGNMENT, Binding, Lane, LaneKind, Region};
-use crate::model::Mesh;
+use crate::model::{Group, Mesh};
 
 /// One rank of a [`super::CudaWorld`]: one GPU.
 #[derive(Debug)]
@@ -155,12 +155,7 @@ impl CudaBackend {
         };
         let stream = Stream::create(Arc::clone(&self.context), priority)?;
         let communication = match lane.kind {
-            LaneKind::Communicator(communicator) => {
-                let members = Members::of(self.world.network, self.rank);
-                let open =
-                    |members| Communicator::open(&self.world, self.rank, members, &self.context, &stream);
-                Some(Communication { communicator, nccl: members.map(open).transpose()?.map(Arc::new) })
-            }
+            LaneKind::Communicator(communicator) => Some(self.connect(communicator, &stream)?),
             LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum => None,
         };
         lock(&self.lanes).insert(lane.id, communication);
@@ -177,6 +172,27 @@ impl CudaBackend {
             records: false,
             join: Event::order(Arc::clone(&self.context))?,
         })
+    }
+
+    /// Opens what a lane needs of NCCL: a communicator for each group of the mesh, unless its members have one already. All ranks come here together.
+    fn connect(&self, communicator: CommId, stream: &Stream) -> Result<Communication, CudaFailure> {
+        let mut opened: Vec<(Members, Arc<Communicator>)> = Vec::new();
+        let mut nccl = Vec::new();
+        for group in [Group::World, Group::Shard, Group::Replicate] {
+            let Some(members) = self.world.team(self.rank, group)?.connected() else { continue };
+            let shared = opened.iter().find(|(others, _)| *others == members).map(|(_, one)| Arc::clone(one));
+            let one = match shared {
+                Some(one) => one,
+                None => {
+                    let one = Communicator::open(&self.world, self.rank, members, &self.context, stream)?;
+                    let one = Arc::new(one);
+                    opened.push((members, Arc::clone(&one)));
+                    one
+                }
+            };
+            nccl.push((group, one));
+        }
+        Ok(Communication { communicator, nccl })
     }
 
     fn record_all(&self, streams: &mut [CudaStream]) -> Result<(), CudaFailure> {
@@ -227,7 +243,7 @@ impl CudaBackend {
         let graph = graph?;
         first.stream.upload_graph(&graph)?;
         let lanes = lock(&self.lanes);
-        let communicators = lanes.values().flatten().filter_map(|lane| lane.nccl.clone()).collect();
+        let communicators = lanes.values().flatten().flat_map(Communication::opened).cloned().collect();
         Ok(self.recordings.keep(graph, communicators))
     }
 }
@@ -239,14 +255,6 @@ impl Drop for CudaBackend {
             std::mem::forget(Arc::clone(&self.kernels));
         }
         self.world.depart(self.rank);
-    }
-}
-
-/// Collectives here bring all ranks together, whatever group their op names: so there must be one group.
-fn one_replica(binding: &Binding<'_>) -> Result<(), BackendError> {
-    match binding.weights.mesh.replicas() {
-        1 => Ok(()),
-        replicas => Err(BackendError::Replicas { rank: binding.rank, replicas }),
     }
 }
 
@@ -291,9 +299,11 @@ impl Backend for CudaBackend {
     }
 
     fn landing_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError> {
-        one_replica(binding)?;
+        within(binding, self.world.mesh)?;
         let ops = resolve(binding, binding.arena.bytes())?;
-        Ok(Landing::of(binding, &ops, self.world.network.hosts).bytes())
+        let hosts = |group| self.world.team(self.rank, group).map(|team| team.hosts());
+        let landing = Landing::of(binding, &ops, hosts).map_err(self.failed("measuring a plan"))?;
+        Ok(landing.bytes())
     }
 
     fn reserve(&self, bytes: usize, landing: usize) -> Result<CudaMemory, BackendError> {
@@ -325,7 +335,7 @@ impl Backend for CudaBackend {
     }
 
     fn bind(&self, memory: &CudaMemory, binding: &Binding<'_>) -> Result<CudaBound, BackendError> {
-        one_replica(binding)?;
+        within(binding, self.world.mesh)?;
         self.context.make_current().map_err(self.failed("binding a plan"))?;
         let homes = self.world.homes(self.rank).map_err(self.failed("meeting the other ranks"))?;
         let lanes = lock(&self.lanes).clone();
@@ -400,7 +410,7 @@ impl Backend for CudaBackend {
     fn synchronize(&self, stream: &mut CudaStream) -> Result<(), BackendError> {
         watchdog::wait(&self.world, self.rank, stream, &self.progress, &self.transfers, || {
             let lanes = lock(&self.lanes);
-            lanes.values().flatten().filter_map(|lane| lane.nccl.as_ref()).for_each(|one| one.begin_abort());
+            lanes.values().flatten().flat_map(Communication::opened).for_each(|one| one.begin_abort());
         })
     }
 
@@ -433,9 +443,9 @@ impl Backend for CudaBackend {
         drop(self.world.poison(reason));
         let lanes = lock(&self.lanes);
         // Waits end first, and recordings go while NCCL aborts: it waits until none of its transfers is left.
-        lanes.values().flatten().filter_map(|lane| lane.nccl.as_ref()).for_each(|one| one.begin_abort());
+        lanes.values().flatten().flat_map(Communication::opened).for_each(|one| one.begin_abort());
         self.recordings.end();
-        if !Communicator::abort(lanes.values().flatten().filter_map(|lane| lane.nccl.as_deref())) {
+        if !Communicator::abort(lanes.values().flatten().flat_map(Communication::opened).map(AsRef::as_ref)) {
             self.context.abandon();
         }
     }

@@ -46,6 +46,7 @@ mod script;
 mod signal;
 mod stream;
 mod surface;
+mod team;
 mod transport;
 mod unique_id;
 mod watchdog;

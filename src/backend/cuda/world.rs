@@ -21,12 +21,13 @@ use super::memory::DeviceMemory;
 use super::options::{CudaOptions, Transport};
 use super::signal::{Home, Signals};
 use super::stream::Stream;
+use super::team::Team;
 use super::unique_id::UniqueId;
 use crate::backend::BackendError;
 use crate::backend::bell::lock;
 use crate::backend::clock::Clock;
 use crate::id::RankId;
-use crate::model::Mesh;
+use crate::model::{Group, Mesh};
 use crate::rendezvous::{Reader, Rendezvous, RendezvousError, Topic, Truncated, Writer};
 
 /// The part of a world that the ranks of this process share.
@@ -78,6 +79,12 @@ impl World {
             contexts,
             homes: Mutex::default(),
         }
+    }
+
+    /// The ranks that a collective of `group` brings together, as `rank` sees them.
+    pub(super) fn team(&self, rank: RankId, group: Group) -> Result<Team, CudaFailure> {
+        let uneven = || CudaFailure::Refused(format!("{group} ranks of {} lie unevenly on hosts", self.mesh));
+        Team::of(self.network, self.mesh, rank, group).ok_or_else(uneven)
     }
 
     /// The place of a rank among those of this process.
