@@ -110,6 +110,8 @@ struct Run<'a> {
     /// On how many hosts processes claim to be.
     hosts: u32,
     capture: bool,
+    /// Beside what every run has.
+    arguments: &'a [&'a str],
 }
 
 /// What a run left.
@@ -149,6 +151,7 @@ impl Run<'_> {
                     .env("MASTER_PORT", port.number().to_string())
                     .env("WARPWEFT_SECRET", "a secret of the test of processes");
             }
+            command.args(self.arguments);
             if self.capture {
                 command.arg("--capture");
             }
@@ -242,9 +245,9 @@ fn losses_do_not_depend_on_how_ranks_are_split_over_processes() {
     let run = |processes, transport| {
         let variables = &[("WARPWEFT_TRANSPORT", transport)];
         let ranks = count / processes;
-        Run { folder: folder.path(), processes, ranks, steps: 20, variables, hosts: 1, capture: false }
-            .train()
-            .losses
+        let (folder, arguments) = (folder.path(), &[]);
+        let run = Run { folder, processes, ranks, steps: 20, variables, hosts: 1, capture: false, arguments };
+        run.train().losses
     };
     let expected = run(1, "peer");
     let ways: &[_] = if has_nccl() { &["peer", "nccl"] } else { &["peer"] };
@@ -268,7 +271,8 @@ fn processes_on_several_hosts_have_the_losses_of_one() {
     let run = |processes, hosts, transport, capture| {
         let variables = &[("WARPWEFT_TRANSPORT", transport)];
         let ranks = count / processes;
-        Run { folder: folder.path(), processes, ranks, steps: 10, variables, hosts, capture }.train()
+        let (folder, arguments) = (folder.path(), &[]);
+        Run { folder, processes, ranks, steps: 10, variables, hosts, capture, arguments }.train()
     };
     let expected = run(1, 1, "peer", false).losses;
     let same = |processes, hosts, transport, capture, by| {
@@ -291,6 +295,60 @@ fn processes_on_several_hosts_have_the_losses_of_one() {
     // The memory of peers in other processes of the host.
     same(4, 2, "peer", false, inside);
     same(4, 2, "auto", true, inside);
+}
+
+/// Processes, hosts that they claim to be on, transport, recorded.
+type Split = (u32, u32, &'static str, bool);
+
+/// The losses of ten steps with these arguments and variables, however ranks are split.
+fn losses_of(count: u32, arguments: &[&str], variables: &[(&str, &str)], splits: &[Split]) -> Vec<String> {
+    let folder = tempfile::tempdir().unwrap();
+    let mut all = Vec::new();
+    for (processes, hosts, transport, capture) in splits.iter().copied() {
+        let begun = Instant::now();
+        let mut variables = variables.to_vec();
+        variables.push(("WARPWEFT_TRANSPORT", transport));
+        let (folder, ranks, variables) = (folder.path(), count / processes, &variables[..]);
+        let run = Run { folder, processes, ranks, steps: 10, variables, hosts, capture, arguments };
+        all.push(run.train().losses);
+        let way = format!("{processes} processes, {hosts} hosts, {transport}, recorded: {capture}");
+        eprintln!("{arguments:?}, {way}: {:.1?}", begun.elapsed());
+    }
+    all
+}
+
+/// The ways that there are here.
+fn splits(count: u32) -> Vec<Split> {
+    let mut splits = vec![(1, 1, "peer", false), (1, 1, "peer", true)];
+    if has_nccl() {
+        splits.push((1, 1, "nccl", true));
+        // Two ranks a host: peers inside, NCCL between.
+        splits.extend((count >= 4).then_some((2, 2, "auto", true)));
+    }
+    splits
+}
+
+/// PL-2, on the wire: a chunk brings what a whole gather brings.
+#[test]
+fn gathers_in_chunks_have_the_losses_of_whole_ones_by_every_way() {
+    let Some((count, _alone)) = gpus("gathers in chunks") else { return };
+    let expected = losses_of(count, &[], &[], &[(1, 1, "peer", false)]);
+    let chunked = losses_of(count, &[], &[("WARPWEFT_PREFETCH__CHUNK", "8 KiB")], &splits(count));
+    assert!(chunked.iter().all(|losses| *losses == expected[0]), "{expected:?}\n{chunked:?}");
+}
+
+/// Two replicas, on a host together or on one each: the same bits by every way. What they begin with is what one copy begins with, and sums in another order
+/// round otherwise.
+#[test]
+fn replicas_have_the_same_losses_by_every_way() {
+    let Some((count, _alone)) = gpus("replicas") else { return };
+    let one = &losses_of(count, &[], &[], &[(1, 1, "peer", false)])[0];
+    let two = losses_of(count, &["--replicate", "2"], &[], &splits(count));
+    assert!(two.iter().all(|losses| *losses == two[0]), "{two:?}");
+    let values = |losses: &str| losses.lines().map(|line| line.parse::<f64>().unwrap()).collect::<Vec<_>>();
+    let (one, two) = (values(one), values(&two[0]));
+    assert_eq!(one[0], two[0], "before the first update");
+    assert!(one.iter().zip(&two).all(|(one, two)| (one / two - 1.0).abs() < 0.02), "{one:?}, {two:?}");
 }
 
 /// A process that ends in another one's steps.
@@ -332,6 +390,7 @@ fn named_by_the_other(folder: &Path, count: u32, place: Place, end: End) {
         variables: &variables,
         hosts: place.hosts,
         capture: place.capture,
+        arguments: &[],
     };
     let mut processes = run.start();
     processes[0].works();
