@@ -7,13 +7,13 @@ use std::time::Instant;
 use super::bind::{Binder, bind};
 use super::bound::CudaBound;
 use super::cache::KernelCache;
+use super::communication::Communication;
 use super::context::Context;
 use super::failure::CudaFailure;
 use super::foreign::PAGE;
 use super::kernels::Kernels;
 use super::landing::Landing;
 use super::lane::CudaStream;
-use super::members::Members;
 use super::memory::DeviceMemory;
 use super::nccl::Communicator;
 use super::options::Transport;
@@ -22,7 +22,6 @@ use super::recording::{CudaGraph, Recordings};
 use super::signal::{Home, Signals};
 use super::stream::{Event, Priority, Stream};
 use super::surface::CudaSurface;
-use super::transport::Communication;
 use super::watchdog;
 use super::world::World;
 use crate::backend::bell::lock;
@@ -31,9 +30,9 @@ use crate::backend::local::resolve;
 use crate::backend::{Backend, BackendError, ClosureFault, TaskInterval, within};
 use crate::compute::ComputeFactory;
 use crate::config::Reduce;
-use crate::id::{CommId, EventId, LaneId, RankId, TaskId};
+use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{ALIGNMENT, Binding, Lane, LaneKind, Region};
-use crate::model::{Group, Mesh};
+use crate::model::Mesh;
 
 /// One rank of a [`super::CudaWorld`]: one GPU.
 #[derive(Debug)]
@@ -155,7 +154,9 @@ impl CudaBackend {
         };
         let stream = Stream::create(Arc::clone(&self.context), priority)?;
         let communication = match lane.kind {
-            LaneKind::Communicator(communicator) => Some(self.connect(communicator, &stream)?),
+            LaneKind::Communicator(communicator) => {
+                Some(Communication::open(&self.world, self.rank, communicator, &self.context, &stream)?)
+            }
             LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum => None,
         };
         lock(&self.lanes).insert(lane.id, communication);
@@ -172,27 +173,6 @@ impl CudaBackend {
             records: false,
             join: Event::order(Arc::clone(&self.context))?,
         })
-    }
-
-    /// Opens what a lane needs of NCCL: a communicator for each group of the mesh, unless its members have one already. All ranks come here together.
-    fn connect(&self, communicator: CommId, stream: &Stream) -> Result<Communication, CudaFailure> {
-        let mut opened: Vec<(Members, Arc<Communicator>)> = Vec::new();
-        let mut nccl = Vec::new();
-        for group in [Group::World, Group::Shard, Group::Replicate] {
-            let Some(members) = self.world.team(self.rank, group)?.connected() else { continue };
-            let shared = opened.iter().find(|(others, _)| *others == members).map(|(_, one)| Arc::clone(one));
-            let one = match shared {
-                Some(one) => one,
-                None => {
-                    let one = Communicator::open(&self.world, self.rank, members, &self.context, stream)?;
-                    let one = Arc::new(one);
-                    opened.push((members, Arc::clone(&one)));
-                    one
-                }
-            };
-            nccl.push((group, one));
-        }
-        Ok(Communication { communicator, nccl })
     }
 
     fn record_all(&self, streams: &mut [CudaStream]) -> Result<(), CudaFailure> {

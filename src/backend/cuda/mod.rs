@@ -22,6 +22,7 @@ mod bind;
 mod bound;
 mod cache;
 mod command;
+mod communication;
 mod compile;
 mod context;
 mod device_table;

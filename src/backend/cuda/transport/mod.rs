@@ -31,36 +31,21 @@ mod view;
 use std::sync::Arc;
 
 use super::command::Command;
+use super::communication::Communication;
 use super::failure::CudaFailure;
 use super::kernels::{CombineOperand, CopyOperand, Kernels, Mark, Partner};
-use super::nccl::{Communicator, Transfer};
+use super::nccl::Transfer;
 use super::options::Transport;
 use super::signal::{Home, Meeting, MemoryOperations, Shared, Signals};
 use super::team::Team;
 use crate::backend::local::{Collective, Move, Piece, Pull, Scatter};
 use crate::config::Reduce;
 use crate::format::ElementType;
-use crate::id::{CommId, RankId};
+use crate::id::RankId;
 use crate::model::Group;
 use crate::op::Reduction;
 
 pub(super) use view::View;
-
-/// What a lane with collectives has beside its stream.
-#[derive(Clone, Debug)]
-pub(super) struct Communication {
-    pub(super) communicator: CommId,
-    /// For each group, if any: among its ranks, or among the counterparts of this one; none where peers' memory is all that is needed. Groups of the same
-    /// members share one.
-    pub(super) nccl: Vec<(Group, Arc<Communicator>)>,
-}
-
-impl Communication {
-    /// What was opened, some of it several times.
-    pub(super) fn opened(&self) -> impl Iterator<Item = &Arc<Communicator>> + Clone {
-        self.nccl.iter().map(|(_, communicator)| communicator)
-    }
-}
 
 /// A part of a collective on one rank. A stage that sends or writes to others is answered by the same stage there.
 #[derive(Debug)]
@@ -134,8 +119,7 @@ impl Route<'_> {
             Stage::Push(carrier, copies) => return self.push(kernels, carrier, copies),
             Stage::Exchange(transfers) if transfers.is_empty() => Vec::new(),
             Stage::Exchange(mut transfers) => {
-                let mut all = self.communication.nccl.iter();
-                let (_, communicator) = all.find(|(group, _)| *group == self.group).ok_or_else(|| {
+                let communicator = self.communication.of(self.group).ok_or_else(|| {
                     CudaFailure::Refused(format!(
                         "this lane has no communicator of NCCL for {} ranks",
                         self.group
