@@ -289,6 +289,9 @@ impl Run {
     }
 }
 
+/// The step that a log tells of first, unless steps are slow.
+const EARLY: u32 = 10;
+
 async fn train(
     arguments: &Arguments,
     reports: bool,
@@ -341,7 +344,8 @@ async fn train(
         if run.is_timed() {
             message += &format!("  exposed {:4.1} %", 100.0 * run.exposure.fraction());
         }
-        if reports && bar.is_hidden() && told.elapsed() > Duration::from_secs(5) {
+        // A log shows early that there are steps, and then now and then.
+        if reports && bar.is_hidden() && (step + 1 == EARLY || told.elapsed() > Duration::from_secs(5)) {
             println!("step {:4}  {message}", step + 1);
             told = Instant::now();
         }

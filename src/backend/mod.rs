@@ -70,7 +70,7 @@ pub trait Backend: Send + 'static {
     /// combine, and what is to be passed on. The same on every rank.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] for an op this backend cannot run, [`BackendError::Replicas`] for a mesh it does not know.
+    /// [`BackendError::Unsupported`] for an op this backend cannot run, [`BackendError::Mesh`] for a plan of another mesh than the world's.
     fn landing_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError>;
 
     /// Reserves the arena, zeroed, and `landing` bytes beside it: as many as [`Backend::landing_bytes`] says for
@@ -276,16 +276,6 @@ pub enum BackendError {
         plan: Mesh,
         /// The world's.
         world: Mesh,
-    },
-    /// A mesh of several replicas, on a backend that knows one.
-    #[error(
-        "{rank}: the plan is for {replicas} replicas, and this backend keeps one copy of the model; use the CPU backend, or set mesh.replicate to 1"
-    )]
-    Replicas {
-        /// The rank.
-        rank: RankId,
-        /// Replicas of the plan's mesh.
-        replicas: u32,
     },
     /// A device or one of its libraries refused.
     #[error("{rank}, while {doing}: {reason}")]

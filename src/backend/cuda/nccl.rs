@@ -63,18 +63,28 @@ unsafe impl Sync for Communicator {}
 /// One transfer of a group.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Transfer {
-    /// `bytes` of every rank, one after the other.
+    /// `bytes` of every member, one after the other.
     AllGather { from: DeviceAddress, to: DeviceAddress, bytes: usize },
     /// Bytes for one peer.
     Send { from: DeviceAddress, bytes: usize, peer: RankId },
     /// Bytes of one peer.
     Receive { to: DeviceAddress, bytes: usize, peer: RankId },
-    /// f32 sums of all ranks' values, `count` for each rank.
+    /// f32 sums of all members' values, `count` for each member.
     ReduceScatter { from: DeviceAddress, to: DeviceAddress, count: usize },
 }
 
+impl Transfer {
+    /// Names the peer by another number.
+    pub(super) fn renumber(&mut self, number: impl Fn(RankId) -> RankId) {
+        match self {
+            Self::Send { peer, .. } | Self::Receive { peer, .. } => *peer = number(*peer),
+            Self::AllGather { .. } | Self::ReduceScatter { .. } => {}
+        }
+    }
+}
+
 impl Communicator {
-    /// Opens this rank's end; returns when every member has opened its own. Every rank of the world opens some communicator.
+    /// Opens this rank's end; returns when every member has opened its own. Every rank of the world opens some communicator meanwhile.
     /// `stream` is idle.
     pub(super) fn open(
         world: &Arc<World>,

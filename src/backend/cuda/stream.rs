@@ -135,12 +135,17 @@ impl Stream {
 
     /// Copies from the host, and returns when the device has it.
     pub(super) fn upload(&self, bytes: &[u8], to: DeviceAddress) -> Result<(), CudaFailure> {
+        self.begin_upload(bytes, to)?;
+        self.synchronize()
+    }
+
+    /// Begins a copy from the host, and waits for nothing: `bytes` must last until the stream is done.
+    pub(super) fn begin_upload(&self, bytes: &[u8], to: DeviceAddress) -> Result<(), CudaFailure> {
         self.make_current()?;
-        // SAFETY: the range was measured by the caller; `bytes` outlives the copy, which is waited for.
+        // SAFETY: the range was measured by the caller, who keeps `bytes` until the copy has run.
         self.meter
             .driver(|| unsafe { result::memcpy_htod_async(to.number(), bytes, self.handle) })
-            .map_err(CudaFailure::driver("cuMemcpyHtoDAsync"))?;
-        self.synchronize()
+            .map_err(CudaFailure::driver("cuMemcpyHtoDAsync"))
     }
 
     /// Copies to the host, and returns when it is there.
@@ -278,7 +283,7 @@ unsafe impl Send for Graph {}
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        if self.context.make_current().is_ok() {
+        if !self.context.is_abandoned() && self.context.make_current().is_ok() {
             // SAFETY: made once in `end_capture`, destroyed once here.
             let _ = unsafe { result::graph::exec_destroy(self.executable) };
         }

@@ -4,8 +4,11 @@
 //! - A wait ends when the lane is done, when the world is poisoned, or when for the length of the deadline no collective
 //!   of this rank was done; the last poisons the world, naming rank, lane, and the last and the next collective of every rank
 //!   that waits as well. Who waits for long tells the others how far it is.
-//! - A rank of a poisoned world drains its lanes before it returns: streams that wait for a peer's signal are
-//!   let go. Where one does not run out, its GPU's memory is left to the end of the process: freeing it would wait for the stream.
+//! - A rank of a poisoned world drains its lanes before it returns: streams and kernels that wait for a peer's signal are
+//!   let go, as often as they come to another word, and those that wait in NCCL by aborting it. Kernels of a recorded step wait for the words that streams
+//!   wait for (`kernels/exchange.cu`); their gate, which the other blocks wait for, is opened by the first. Where a lane does not run out, its GPU is
+//!   abandoned: what is there is left to the end of the process, since giving it back would wait for the stream.
+//! - Draining has an end of its own: it waits for no stream, that of its own copies included.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -138,21 +141,25 @@ fn stalled(world: &World, rank: RankId, stream: &CudaStream, progress: &Progress
 
 /// Lets a lane of a poisoned world run out.
 fn drain(world: &World, rank: RankId, stream: &CudaStream, transfers: &Stream, begin_aborts: &impl Fn()) {
-    // Where everything goes by NCCL, waits end when the rank's communicators are aborted, which is the executor's next call.
-    if world.network.transport == Transport::Nccl {
-        return;
-    }
     // Between hosts streams wait for NCCL too, before a word and behind one.
     begin_aborts();
+    let by_words = world.network.transport == Transport::Peer;
+    let words = world.set_words();
     let begun = Instant::now();
     while begun.elapsed() < DRAIN && matches!(stream.stream.is_done(), Ok(false)) {
-        if world.release(rank, transfers).is_err() {
+        let is_free = || matches!(transfers.is_done(), Ok(true));
+        if by_words && is_free() && world.begin_release(rank, &words, transfers).is_err() {
             break;
         }
         std::thread::sleep(PAUSE);
     }
-    if !matches!(stream.stream.is_done(), Ok(true)) {
+    // The last copy may be on its way still.
+    while begun.elapsed() < DRAIN && matches!(transfers.is_done(), Ok(false)) {
+        std::thread::sleep(PAUSE);
+    }
+    if !matches!((stream.stream.is_done(), transfers.is_done()), (Ok(true), Ok(true))) {
         stream.stream.context().abandon();
+        std::mem::forget(words);
     }
 }
 
