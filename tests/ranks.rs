@@ -193,7 +193,7 @@ fn a_captured_step_whose_warm_up_pollutes_main_grads_and_optimizer_is_refused() 
         let world = Arc::new(World::new(1, Duration::from_secs(60)));
         let programs = vec![Arc::clone(&plan)];
         let mut rank =
-            Rank::new(backend, world, Arc::clone(&prologue), programs, CaptureMode::Step { launches: 1 }, &closures())
+            Rank::new(backend, world, Arc::clone(&prologue), programs, CaptureMode::Step, &closures())
                 .unwrap();
         let staged = |spec: &BufferSpec| {
             if spec.role == Role::Internal { Vec::new() } else { vec![0; spec.bytes()] }

@@ -107,9 +107,6 @@ pub struct Config {
     pub optimizer: Optimizer,
     /// Whether a step is recorded once and replayed.
     pub capture: Capture,
-    /// Recordings that a recorded step is launched as, 1 to 16. A GPU begins a recording when the host has launched all of it, which takes the driver about 2 µs for
-    /// every copy and every word; so the first of several is short, and the others are launched while it runs.
-    pub capture_launches: u32,
     /// The CPU backend.
     pub cpu: Cpu,
     /// Whether the backend is wrapped in the checking layer, which finds races and costs time.
@@ -144,7 +141,6 @@ impl Default for Config {
             quantize: Quantize::default(),
             optimizer: Optimizer::default(),
             capture: Capture::default(),
-            capture_launches: 1,
             cpu: Cpu::default(),
             check: false,
             trace: TraceOutput::default(),

@@ -3,7 +3,7 @@
 //! Law: a plan's first step runs eagerly (*cold*: caches fill, lazy handles are made), the second
 //! is recorded without running anything and then launched, later ones are launched. Every one of
 //! them is a real step; there is no warm-up that would touch main grads. A step is recorded whole, or in segments where some of its
-//! calls are dynamic or where it is launched piece by piece; a recording of which any rank could not make some segment is discarded by all of them before its first launch.
+//! calls are dynamic; a recording of which any rank could not make some segment is discarded by all of them before its first launch.
 
 use super::Recorded;
 
@@ -12,12 +12,9 @@ use super::Recorded;
 pub enum CaptureMode {
     /// Every step is issued anew.
     Off,
-    /// Every step is recorded once and replayed: in the segments its dynamic calls leave it in, each in `launches` pieces at most
-    /// ([`StepPlan::pieces`](crate::plan::StepPlan::pieces)). Where it must be one recording, the session refuses programs with such calls.
-    Step {
-        /// Recordings of a segment, which are launched one behind the other.
-        launches: u32,
-    },
+    /// Every step is recorded once, in as few segments as its dynamic calls leave it in, and replayed. Where it must be one,
+    /// the session refuses programs with such calls.
+    Step,
 }
 
 /// What to do for the coming step.
@@ -26,10 +23,7 @@ pub enum Action {
     /// Issue it.
     Issue,
     /// Record it, then launch.
-    Record {
-        /// Recordings of a segment.
-        launches: u32,
-    },
+    Record,
     /// Launch the recording.
     Launch,
 }
@@ -39,10 +33,10 @@ pub enum Action {
 pub enum Capture<G> {
     /// Not to be recorded, or given up.
     Eager,
-    /// To be recorded, each segment in so many launches; never run so far.
-    Cold(u32),
-    /// The same, run once.
-    Warm(u32),
+    /// To be recorded, never run so far.
+    Cold,
+    /// Run once.
+    Warm,
     /// Recorded, piece by piece.
     Ready(Vec<Recorded<G>>),
 }
@@ -53,7 +47,7 @@ impl<G> Capture<G> {
     pub const fn new(mode: CaptureMode) -> Self {
         match mode {
             CaptureMode::Off => Self::Eager,
-            CaptureMode::Step { launches } => Self::Cold(launches),
+            CaptureMode::Step => Self::Cold,
         }
     }
 
@@ -61,16 +55,16 @@ impl<G> Capture<G> {
     #[must_use]
     pub const fn action(&self) -> Action {
         match self {
-            Self::Eager | Self::Cold(_) => Action::Issue,
-            Self::Warm(launches) => Action::Record { launches: *launches },
+            Self::Eager | Self::Cold => Action::Issue,
+            Self::Warm => Action::Record,
             Self::Ready(_) => Action::Launch,
         }
     }
 
     /// A step was issued.
     pub fn issued(&mut self) {
-        if let Self::Cold(launches) = *self {
-            *self = Self::Warm(launches);
+        if matches!(self, Self::Cold) {
+            *self = Self::Warm;
         }
     }
 
@@ -84,7 +78,7 @@ impl<G> Capture<G> {
     pub fn pieces(&self) -> Option<&[Recorded<G>]> {
         match self {
             Self::Ready(pieces) => Some(pieces),
-            Self::Eager | Self::Cold(_) | Self::Warm(_) => None,
+            Self::Eager | Self::Cold | Self::Warm => None,
         }
     }
 }
@@ -95,10 +89,10 @@ mod tests {
 
     #[test]
     fn a_step_is_issued_once_then_recorded_then_launched() {
-        let mut capture: Capture<u8> = Capture::new(CaptureMode::Step { launches: 3 });
+        let mut capture: Capture<u8> = Capture::new(CaptureMode::Step);
         assert_eq!(capture.action(), Action::Issue);
         capture.issued();
-        assert_eq!(capture.action(), Action::Record { launches: 3 });
+        assert_eq!(capture.action(), Action::Record);
         capture.recorded(Some(vec![Recorded::Segment(1)]));
         assert_eq!(capture.action(), Action::Launch);
         assert_eq!(capture.pieces(), Some(&[Recorded::Segment(1)][..]));
@@ -106,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_recording_some_rank_could_not_make_is_given_up_for_good() {
-        let mut capture: Capture<u8> = Capture::new(CaptureMode::Step { launches: 3 });
+        let mut capture: Capture<u8> = Capture::new(CaptureMode::Step);
         capture.issued();
         capture.recorded(None);
         assert_eq!(capture.action(), Action::Issue);

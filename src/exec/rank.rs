@@ -362,8 +362,8 @@ fn drive<B: Backend>(
     let before = meter.lap();
     let Installed { bound, plan, pump, capture, compute, .. } = installed;
     let mut unrecorded = None;
-    if let Action::Record { launches } = capture.action() {
-        let recorded = record(backend, streams, bound, (plan, launches), pump);
+    if capture.action() == Action::Record {
+        let recorded = record(backend, streams, bound, plan, pump);
         let usable = u64::from(recorded.is_ok());
         let all_usable = world.exchange(backend.rank(), usable)?.iter().all(|vote| *vote == 1);
         // A device may be unable to record; a recording that breaks a law is nothing to go on from.

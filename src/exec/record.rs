@@ -23,15 +23,15 @@ pub enum Recorded<G> {
     Call(TaskId),
 }
 
-/// Records a step without running any of it, its segments in as many pieces as `launches` says at most.
+/// Records a step without running any of it.
 pub(super) fn record<B: Backend>(
     backend: &B,
     streams: &mut [B::Stream],
     bound: &B::Bound,
-    (plan, launches): (&StepPlan, u32),
+    plan: &StepPlan,
     pump: &mut Pump<B>,
 ) -> Result<Vec<Recorded<B::Graph>>, FlowError> {
-    let pieces = plan.pieces(launches);
+    let pieces = plan.pieces();
     let mut recorded = Vec::new();
     pump.begin()?;
     for (number, piece) in pieces.entries() {

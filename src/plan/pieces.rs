@@ -5,9 +5,6 @@
 //!   a segment. A plan without dynamic calls is one segment.
 //! - Run one behind the other, pieces keep happens-before: lane order and fences never point from a later piece into an earlier
 //!   one. Each lane keeps its order in T (**AC-2**), so pieces are another topological order of the plan and no other plan.
-//! - *Launches.* A segment may be cut again, behind calls, into pieces that are launched one behind the other. Each is about [`GROWTH`] times as long
-//!   as the one before: while a piece runs the host has time to launch the next one, and the first begins early. A prefix of a segment in T needs nothing
-//!   behind it; what stands behind the call at the cut, which could not hide it, belongs to the next piece.
 //! - *Two-stage drain.* A segment ends where all lanes join, and only then the dynamic call begins. So a task that nobody before
 //!   the boundary needs does not stand there if no call of its segment could hide it, which is when none stands behind it in T:
 //!   it goes to the beginning of the next segment, beside whose calls it runs. Those are the last reductions before the
@@ -18,9 +15,6 @@
 use super::{StepPlan, Task};
 use crate::id::{PieceId, TaskId};
 use crate::op::Op;
-
-/// How much longer a piece is than the one before. A device takes ten times as long to run a piece as its host to launch it, if not longer.
-const GROWTH: usize = 4;
 
 /// One piece of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,9 +56,9 @@ impl Pieces {
 }
 
 impl StepPlan {
-    /// The step in pieces, every segment in `launches` at most.
+    /// The step in pieces.
     #[must_use]
-    pub fn pieces(&self, launches: u32) -> Pieces {
+    pub fn pieces(&self) -> Pieces {
         let dynamic: Vec<TaskId> =
             self.entries().map(|(id, _)| id).filter(|task| self.is_dynamic(*task)).collect();
         let mut segment_of = cut(self.tasks.len(), &dynamic);
@@ -88,8 +82,7 @@ impl StepPlan {
             moved.iter().for_each(|task| segment_of[*task] = boundary + 1);
             behind = call.index() + 1;
         }
-        let ends_piece = |task: usize| matches!(self.tasks[task].op, Op::Compute { .. });
-        number(&segment_of, &dynamic, |tasks| in_launches(tasks, launches, ends_piece))
+        number(&segment_of, &dynamic)
     }
 
     fn is_dynamic(&self, task: TaskId) -> bool {
@@ -129,37 +122,8 @@ fn cut(tasks: usize, dynamic: &[TaskId]) -> Vec<usize> {
     (0..tasks).map(segment).collect()
 }
 
-/// A segment's tasks, in T, in at most `launches` pieces that end where `ends_piece` says.
-fn in_launches(
-    mut tasks: Vec<usize>,
-    launches: u32,
-    ends_piece: impl Fn(usize) -> bool,
-) -> impl Iterator<Item = Vec<usize>> {
-    let whole = tasks.len();
-    // Of the last piece, so that all of them are the whole: 1 + GROWTH + GROWTH² + …
-    let shares = (1..launches).fold(1, |sum: usize, _| sum.saturating_mul(GROWTH).saturating_add(1));
-    let (mut share, mut open) = (1_usize, launches);
-    std::iter::from_fn(move || {
-        if tasks.is_empty() {
-            return None;
-        }
-        let least = whole.saturating_mul(share).div_ceil(shares).clamp(1, tasks.len());
-        (share, open) = (share.saturating_mul(GROWTH), open.saturating_sub(1));
-        let end = (least - 1..tasks.len()).find(|position| ends_piece(tasks[*position]));
-        // Behind the last call of a segment nothing would hide what is left.
-        let last = |end: &usize| tasks[end + 1..].iter().any(|task| ends_piece(*task));
-        let end = end.filter(last).filter(|_| open > 0).map_or(tasks.len(), |end| end + 1);
-        let rest = tasks.split_off(end);
-        Some(std::mem::replace(&mut tasks, rest))
-    })
-}
-
-/// Numbers pieces and dynamic calls in the order in which they run, and leaves out segments without tasks.
-fn number<P: Iterator<Item = Vec<usize>>>(
-    segment_of: &[usize],
-    dynamic: &[TaskId],
-    pieces_of: impl Fn(Vec<usize>) -> P,
-) -> Pieces {
+/// Numbers segments and dynamic calls in the order in which they run, and leaves out segments without tasks.
+fn number(segment_of: &[usize], dynamic: &[TaskId]) -> Pieces {
     let mut of = vec![PieceId::default(); segment_of.len()];
     let mut members: Vec<Vec<usize>> = vec![Vec::new(); dynamic.len() + 1];
     for (task, segment) in segment_of.iter().enumerate() {
@@ -168,9 +132,9 @@ fn number<P: Iterator<Item = Vec<usize>>>(
         }
     }
     let mut list = Vec::new();
-    for (segment, tasks) in members.into_iter().enumerate() {
-        for piece in pieces_of(tasks) {
-            piece.iter().for_each(|task| of[*task] = PieceId::at(list.len()));
+    for (segment, tasks) in members.iter().enumerate() {
+        if !tasks.is_empty() {
+            tasks.iter().for_each(|task| of[*task] = PieceId::at(list.len()));
             list.push(Piece::Segment);
         }
         if let Some(call) = dynamic.get(segment) {

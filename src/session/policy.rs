@@ -63,7 +63,7 @@ impl From<&Config> for CaptureMode {
     fn from(config: &Config) -> Self {
         match config.capture {
             Capture::Off => Self::Off,
-            Capture::Step | Capture::Segments => Self::Step { launches: config.capture_launches },
+            Capture::Step | Capture::Segments => Self::Step,
         }
     }
 }

@@ -40,7 +40,7 @@ fn three_steps(layers: usize, dynamic: &'static [&str]) -> (Arc<StepPlan>, Vec<A
 fn segments_hold_their_tasks_wait_for_none_of_another_and_are_launched_around_the_dynamic_calls() {
     const DYNAMIC: &[&str] = &["input", "f1", "b2", "b1"];
     let (plan, log) = three_steps(3, DYNAMIC);
-    let pieces = plan.pieces(1);
+    let pieces = plan.pieces();
     let steps: Vec<usize> = (0..log.len()).filter(|at| log[*at].moment == Moment::Step).collect();
     assert_eq!(steps.len(), 4, "a prologue and three steps");
     let last_of_the_first = (0..steps[2]).rev().find(|at| log[*at].moment == Moment::Synchronize).unwrap();
@@ -88,7 +88,7 @@ fn segments_hold_their_tasks_wait_for_none_of_another_and_are_launched_around_th
 #[test]
 fn what_was_moved_over_a_boundary_is_recorded_before_the_calls_it_runs_beside() {
     let (plan, log) = three_steps(6, &["b1"]);
-    let pieces = plan.pieces(1);
+    let pieces = plan.pieces();
     let dynamic = pieces.entries().find_map(|(_, piece)| match piece {
         Piece::Call(call) => Some(call),
         Piece::Segment => None,

@@ -40,7 +40,7 @@ fn is_recorded_call(plan: &StepPlan, task: usize) -> bool {
 fn pieces_hold_every_task_once_keep_every_order_and_leave_no_boundary_waiting_for_what_it_does_not_need() {
     let (mut plans, mut moved) = (0, 0);
     for (seed, _, _, plan) in samples(17 << 32).take(250) {
-        let pieces = plan.pieces(1);
+        let pieces = plan.pieces();
         let before = happens_before(&plan);
         let of = |task: usize| pieces.of(TaskId::at(task));
         let calls: Vec<(usize, usize)> = pieces
@@ -81,59 +81,10 @@ fn pieces_hold_every_task_once_keep_every_order_and_leave_no_boundary_waiting_fo
     assert!(plans > 50 && moved > 50, "{plans} dynamic calls, {moved} tasks moved");
 }
 
-/// PL-7, AC-2: pieces of segments, on random programs.
-#[test]
-fn segments_launched_in_pieces_are_cut_behind_calls_and_the_first_piece_is_short() {
-    let mut cuts = 0;
-    for (seed, _, _, plan) in samples(18 << 32).take(150) {
-        let (whole, before) = (plan.pieces(1), happens_before(&plan));
-        for launches in [2, 3, 16] {
-            let pieces = plan.pieces(launches);
-            let of = |task: usize| pieces.of(TaskId::at(task));
-            let tasks = || 0..plan.tasks.len();
-            for task in tasks() {
-                let late = tasks().find(|earlier| before[task].get(*earlier) == Some(&true) && of(*earlier) > of(task));
-                assert_eq!(late, None, "seed {seed}: before {task}");
-                let alone = tasks().all(|other| other == task || of(other) != of(task));
-                assert!(alone || !is_dynamic(&plan, task), "seed {seed}: {task} is a piece of its own");
-            }
-            for (segment, piece) in whole.entries().filter(|(_, piece)| *piece == Piece::Segment) {
-                let held: Vec<usize> = tasks().filter(|task| whole.of(TaskId::at(*task)) == segment).collect();
-                let parts: Vec<&[usize]> = held.chunk_by(|one, other| of(*one) == of(*other)).collect();
-                let mut numbers: Vec<_> = parts.iter().map(|part| of(part[0])).collect();
-                assert!(numbers.is_sorted(), "seed {seed}: {piece:?} in order of T");
-                numbers.dedup();
-                assert_eq!(numbers.len(), parts.len(), "seed {seed}");
-                assert!(parts.len() <= launches as usize, "seed {seed}: {} parts", parts.len());
-                for pair in parts.windows(2) {
-                    cuts += 1;
-                    assert!(pair[0].last().is_some_and(|last| is_recorded_call(&plan, *last)), "seed {seed}");
-                    assert!(pair[1].iter().any(|task| is_recorded_call(&plan, *task)), "seed {seed}");
-                }
-            }
-        }
-    }
-    assert!(cuts > 100, "{cuts} cuts");
-}
-
-/// A plan that can be looked at: every piece about four times as long as the one before.
-#[test]
-fn pieces_grow_so_that_the_host_is_ahead_of_the_device() {
-    let shaped = Shaped { layers: 40, weights: 40, recomputes: false, micro_batches: 1 };
-    let program = Trainer::with_dynamic(&[], shaped, Format::Bf16, &Config::default()).train;
-    let plan = plan_program(&program, &Config::default(), 2).unwrap();
-    let pieces = plan.pieces(4);
-    let length = |number| (0..plan.tasks.len()).filter(|task| pieces.of(TaskId::at(*task)).index() == number).count();
-    let lengths: Vec<usize> = (0..pieces.segments()).map(length).collect();
-    assert_eq!(lengths.len(), 4, "{lengths:?}");
-    assert!(lengths[0] * 20 < plan.tasks.len(), "{lengths:?}");
-    assert!(lengths.windows(2).all(|pair| pair[0] < pair[1] && pair[1] < 8 * pair[0]), "{lengths:?}");
-}
-
 #[test]
 fn a_plan_without_dynamic_calls_is_one_segment() {
     let program = trainer(&[], 2, Format::Bf16).train;
-    let pieces = plan_program(&program, &Config::default(), 2).unwrap().pieces(1);
+    let pieces = plan_program(&program, &Config::default(), 2).unwrap().pieces();
     assert_eq!((pieces.segments(), pieces.entries().count()), (1, 1));
 }
 
@@ -146,7 +97,7 @@ fn a_reduction_behind_the_last_call_of_a_segment_goes_to_the_next_one() {
     // Of an exchange every one has a call: it stands one call before its sum.
     let summing = Config { reduce: Reduce::Nccl, ..Config::default() };
     let plan = plan_program(&program, &summing, 2).unwrap();
-    let pieces = plan.pieces(1);
+    let pieces = plan.pieces();
     let dynamic = (0..plan.tasks.len()).find(|task| is_dynamic(&plan, *task)).unwrap();
     let boundary = pieces.of(TaskId::at(dynamic));
     let before_in_t = |task: &usize| *task < dynamic && plan.tasks[*task].op.name() == "reduce-scatter";

@@ -93,7 +93,7 @@ fn a_dynamic_call_runs_alone_between_two_segments() {
     let program = training_with(&["forward 1", "backward 1"], 3, 8, 1000);
     let config = Config { capture: Capture::Segments, ..depth(2) };
     let simulated = Session::simulate(&program, &config, &plain(), 4, 2).unwrap();
-    let (plan, pieces) = (&simulated.plan, simulated.plan.pieces(1));
+    let (plan, pieces) = (&simulated.plan, simulated.plan.pieces());
     assert_eq!(pieces.segments(), 3);
     let at = |task: TaskId| simulated.timeline.slices.iter().find(|slice| slice.task == task).unwrap();
     for (number, piece) in pieces.entries() {

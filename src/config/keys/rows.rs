@@ -98,12 +98,6 @@ pub(super) const ROWS: &[Row] = &[
         value: |c| toml(c.capture),
         valid: |_| true,
     },
-    Row {
-        path: "capture_launches",
-        expected: "a whole number of recordings from 1 to 16",
-        value: |c| toml(c.capture_launches),
-        valid: |c| (1..=16).contains(&c.capture_launches),
-    },
     Row { path: "check", expected: SWITCH, value: |c| toml(c.check), valid: |_| true },
     Row {
         path: "prefetch.depth",
