@@ -92,6 +92,9 @@ pub struct Config {
     pub reduce_dtype: ReduceDtype,
     /// When columnwise planes are derived.
     pub columnwise: Columnwise,
+    /// Whether what a call reads of gathered planes (planes made whole with the rank's own part, values dequantized for products that take no codes) is made beside
+    /// the call before, and not between the two. Pays where calls are short, and costs the memory of one more call's values. Gathers on demand leave no time for it.
+    pub derive_ahead: bool,
     /// How gradients are summed over the ranks.
     pub reduce: Reduce,
     /// How bytes get from one GPU to another; the CPU backend has one way only.
@@ -134,6 +137,7 @@ impl Default for Config {
             reduce_behind: 2,
             reduce_dtype: ReduceDtype::default(),
             columnwise: Columnwise::default(),
+            derive_ahead: false,
             reduce: Reduce::default(),
             transport: Transport::default(),
             kernel_exchange: None,

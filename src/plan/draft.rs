@@ -177,6 +177,11 @@ impl<'a> Draft<'a> {
         })
     }
 
+    /// Is what calls read of gathered planes made beside the call before? Planes that are gathered on demand come too late for that.
+    pub(super) fn derives_ahead(&self) -> bool {
+        self.policy.derive_ahead && !self.policy.prefetch.is_on_demand()
+    }
+
     /// Adds tasks at places, each before the task that stands there now; several at one place in the order in which they come here.
     pub(super) fn insert(&mut self, mut added: Vec<(Place, DraftTask)>) {
         added.sort_by_key(|(place, _)| place.position);

@@ -39,6 +39,9 @@ pub struct Policy {
     pub reduce: Reduce,
     /// Columnwise planes on demand or kept.
     pub columnwise: Columnwise,
+    /// What a call reads of gathered planes is made a call ahead of it, beside the one before, unless gathers are on demand.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub derive_ahead: bool,
     /// Constants handed through to backends.
     pub settings: Settings,
 }

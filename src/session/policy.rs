@@ -19,6 +19,7 @@ impl From<&Config> for Policy {
             across_micro_batches: config.across_micro_batches,
             reduce_every: config.reduce_every,
             reduce_behind: config.reduce_behind,
+            derive_ahead: config.derive_ahead,
             reduce_dtype: config.reduce_dtype,
             reduce: config.reduce,
             columnwise: config.columnwise,

@@ -24,6 +24,7 @@ fn policy(depth: u32) -> Policy {
         across_micro_batches: AcrossMicroBatches::default(),
         reduce_every: ReduceEvery::default(),
         reduce_behind: 2,
+        derive_ahead: false,
         reduce_dtype: ReduceDtype::default(),
         reduce: Reduce::default(),
         columnwise: Columnwise::OnDemand,

@@ -186,6 +186,7 @@ fn config(draw: &mut Draw, model: &Model) -> Config {
         (config.quantize.amax_history, config.quantize.amax_choice) = (3, AmaxChoice::Latest);
     }
     config.reduce_behind = draw.among(&[1, 2, 2, 2, 3, 7, 16]);
+    config.derive_ahead = draw.among(&[false, false, true]);
     config
 }
 

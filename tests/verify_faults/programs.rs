@@ -25,6 +25,7 @@ pub(crate) fn policy() -> Policy {
         across_micro_batches: AcrossMicroBatches::default(),
         reduce_every: ReduceEvery::default(),
         reduce_behind: 2,
+        derive_ahead: false,
         reduce_dtype: ReduceDtype::default(),
         reduce: Reduce::default(),
         columnwise: Columnwise::OnDemand,

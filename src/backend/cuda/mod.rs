@@ -26,6 +26,7 @@ mod communication;
 mod compile;
 mod context;
 mod device_table;
+mod edges;
 mod failure;
 mod foreign;
 pub(crate) mod gemm;

@@ -73,6 +73,7 @@ pub(super) const ROWS: &[Row] = &[
         value: |c| toml(c.columnwise),
         valid: |_| true,
     },
+    Row { path: "derive_ahead", expected: SWITCH, value: |c| toml(c.derive_ahead), valid: |_| true },
     Row { path: "reduce", expected: "\"ordered\" or \"nccl\"", value: |c| toml(c.reduce), valid: |_| true },
     Row {
         path: "transport",

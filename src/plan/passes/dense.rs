@@ -1,7 +1,7 @@
 //! Dequantizes planes for dense uses.
 //!
-//! Law: a dense copy is made on the compute lane right before the call that reads it, and shared
-//! with the next call if that reads the same planes in the same element type. Planes that are such values
+//! Law: a dense copy is made on the compute lane right before the call that reads it; or, where the policy derives ahead, on the quantize lane beside the
+//! call before, which a use on demand has none of. It is shared with the next call if that reads the same planes in the same element type. Planes that are such values
 //! already are read as they lie.
 
 use std::collections::HashMap;
@@ -21,6 +21,7 @@ struct Held {
 
 pub(in super::super) fn dense(draft: &mut Draft<'_>) {
     let mut held: HashMap<(SlotId, ElementType), Held> = HashMap::new();
+    let carrier = if draft.derives_ahead() { Carrier::Quantize } else { Carrier::Compute };
     for (stage, _, call) in draft.stages_of_calls() {
         for (position, usage) in call.uses.iter().enumerate() {
             let layout = draft.weights.layout(usage.weight);
@@ -29,6 +30,7 @@ pub(in super::super) fn dense(draft: &mut Draft<'_>) {
                 continue;
             }
             let Some(planes) = draft.supplies[stage][position] else { continue };
+            let issue = if draft.derives_ahead() { planes.stage.max(stage.saturating_sub(1)) } else { stage };
             let supply = match held.get_mut(&(planes.slot, values)) {
                 Some(copy) if stage <= copy.last_use + 1 => {
                     copy.last_use = stage;
@@ -53,8 +55,8 @@ pub(in super::super) fn dense(draft: &mut Draft<'_>) {
                         values,
                         to,
                     };
-                    draft.add(stage, Section::Dequantize, DraftTask::local(op, name, Carrier::Compute));
-                    let supply = Supply { slot: to, stage };
+                    draft.add(issue, Section::Dequantize, DraftTask::local(op, name, carrier));
+                    let supply = Supply { slot: to, stage: issue };
                     held.insert((planes.slot, values), Held { supply, last_use: stage });
                     supply
                 }
