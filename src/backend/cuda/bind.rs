@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::address::DeviceAddress;
 use super::bound::{BoundTask, CudaBound, Timeline, Work};
 use super::command::Command;
+use super::communication::Communication;
 use super::context::Context;
 use super::failure::CudaFailure;
 use super::kernels::{Kernels, Mark};
@@ -19,11 +20,11 @@ use super::progress::Progress;
 use super::script::Script;
 use super::signal::Home;
 use super::stream::Event;
-use super::transport::{Communication, Route, View};
+use super::transport::{Route, View};
 use super::world::World;
 use crate::backend::BackendError;
 use crate::backend::local::{Collective, LocalOp, resolve};
-use crate::id::{LaneId, TaskId};
+use crate::id::{LaneId, RankId, TaskId};
 use crate::layout::Binding;
 
 /// What binding needs of a backend.
@@ -49,7 +50,8 @@ pub(super) fn bind(
         doing: "binding a plan".to_owned(),
         reason: failure.to_string(),
     };
-    let landing = Landing::of(binding, &ops, binder.world.network.hosts);
+    let hosts = |group| binder.world.team(binding.rank, group).map(|team| team.hosts());
+    let landing = Landing::of(binding, &ops, hosts).map_err(failed)?;
     if landing.bytes() > landing_bytes {
         let (needed, there) = (landing.bytes(), landing_bytes);
         let reason = format!("{needed} bytes are needed for what peers send, and {there} were reserved");
@@ -73,7 +75,8 @@ pub(super) fn bind(
     let events = (0..binding.events).map(event).collect::<Result<_, _>>().map_err(failed)?;
     let timed = binder.world.options.timeline || binding.timed;
     let timeline = timed.then(|| Timeline::new(binder.context, tasks.len()));
-    Ok(CudaBound { tasks, events, timeline: timeline.transpose().map_err(failed)?, script, steps: 0 })
+    let (timeline, context) = (timeline.transpose().map_err(failed)?, Arc::clone(binder.context));
+    Ok(CudaBound { context, tasks, events, timeline, script, steps: 0 })
 }
 
 impl Binder<'_> {
@@ -130,15 +133,17 @@ impl Binder<'_> {
         let missing =
             || CudaFailure::Refused(format!("{lane} has no communicator; collectives belong on one"));
         let communication = communication.ok_or_else(missing)?;
-        let network = self.world.network;
+        let team = self.world.team(binding.rank, op.group)?;
+        let home = |rank: RankId| self.homes.get(rank.index()).copied();
+        let homes: Option<Vec<Home>> = team.iter().map(home).collect();
+        let homes =
+            homes.ok_or_else(|| CudaFailure::Refused("a rank of the mesh has no arena".to_owned()))?;
         let route = Route {
-            view: View {
-                rank: binding.rank,
-                homes: self.homes,
-                hosts: network.hosts,
-                landing: landing.place(lane),
-            },
-            transport: network.transport,
+            view: View { rank: team.own(), homes: &homes, hosts: team.hosts(), landing: landing.place(lane) },
+            team,
+            group: op.group,
+            homes: self.homes,
+            transport: self.world.network.transport,
             reduce: self.world.options.reduce,
             communication,
             has_engines: !self.world.shares_gpus,

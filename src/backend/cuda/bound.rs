@@ -1,7 +1,8 @@
 //! A plan bound to one rank: commands, events, clocks.
 //!
 //! Law: everything a step enqueues was made here, once; what it needs on the device (tables) lives as
-//! long as this value, and so does what a recorded step refers to.
+//! long as this value, and so does what a recorded step refers to. Of a GPU that was abandoned it is left where it is, because giving it back
+//! would wait for a stream that waits for ever.
 
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use crate::id::{EventId, TaskId};
 /// A plan bound to one rank.
 #[derive(Debug)]
 pub struct CudaBound {
+    pub(super) context: Arc<Context>,
     pub(super) tasks: Vec<BoundTask>,
     pub(super) events: Vec<Event>,
     pub(super) timeline: Option<Timeline>,
@@ -60,6 +62,14 @@ impl CudaBound {
 
     pub(super) fn event(&self, event: EventId) -> Option<&Event> {
         self.events.get(event.index())
+    }
+}
+
+impl Drop for CudaBound {
+    fn drop(&mut self) {
+        if self.context.is_abandoned() {
+            std::mem::forget(std::mem::take(&mut self.tasks));
+        }
     }
 }
 
