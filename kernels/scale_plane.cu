@@ -88,15 +88,18 @@ __device__ __forceinline__ void expand(const ExpandTensor& t, u32 tile) {
     __syncthreads();
     if (!is_last) return;
     while (end > 0) {
+        // What is written lies below the rows that are read ahead.
+        u32 above = begin > batch ? begin - batch : 0;
+        Unit ahead{};
+        if (in_columns && above + number < begin) read_shared(ahead, compact + u64(above + number) * units);
         if (in_columns && begin + number < end) {
             Unit* to = plane + u64(begin + number) * REPEAT * units;
 #pragma unroll
             for (u32 r = 0; r < REPEAT; ++r) to[u64(r) * units] = held;
         }
-        // What was written lies below the rows that are read next.
         end = begin;
-        begin = end > batch ? end - batch : 0;
-        if (in_columns && begin + number < end) read_shared(held, compact + u64(begin + number) * units);
+        begin = above;
+        held = ahead;
         __syncthreads();
     }
 }

@@ -111,10 +111,12 @@ fn amaxes_beside(gpu: &Gpu, format: Format, via: Via, masters: &[Master], empty:
         .map(of_master)
         .chain((masters.len()..masters.len() + empty).map(of_nothing))
         .collect();
-    // Twice: a launch leaves its workspace as it found it.
+    // Several times: a launch leaves its workspace as it found it, and clears what it raises.
     let launch = gpu.kernels.partial_amax(format, via, &operands, NULL).unwrap();
-    gpu.run(Ok(launch.clone()));
-    gpu.run(Ok(launch));
+    for _ in 0..3 {
+        tensor_amax.write(&vec![f32::NAN; operands.len()]);
+        gpu.run(Ok(launch.clone()));
+    }
     let tensor_amax = tensor_amax.read();
     for (at, master) in masters.iter().enumerate() {
         let what = format!("{format} {} {via:?} beside {empty}", master.shape);
