@@ -22,11 +22,14 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod local;
+mod meter;
 mod poison;
 pub mod sim;
 
 pub use checked::{Checked, CheckedBound, CheckedGraph};
+pub use meter::{Activity, HostSplit, Meter};
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::compute::{ComputeFactory, Surface};
@@ -189,6 +192,13 @@ pub trait Backend: Send + 'static {
     /// When every task of the last step ran, in task order; empty where the backend did not
     /// measure. `into` is cleared first and only grows the first time.
     fn intervals(&self, bound: &Self::Bound, into: &mut Vec<TaskInterval>);
+
+    /// The meter to which this backend charges its calls of drivers, closures that it runs while a task is enqueued, and its waits. Whoever
+    /// drives the rank begins it and reads it; a backend that wraps another hands on the other's. One that calls no driver while a step is
+    /// issued has nothing to charge, which is what this answers.
+    fn meter(&self) -> Arc<Meter> {
+        Arc::default()
+    }
 
     /// Makes every wait of every rank of this world fail with `reason`, now and later.
     fn abort(&self, reason: &str);

@@ -16,6 +16,16 @@ use crate::backend::cuda::{CudaOptions, CudaSurface, CudaWorld, DeviceOrdinal, T
 use crate::config::{self, Config};
 use crate::rendezvous::{ProcessEnvironment, Rendezvous, RendezvousError, Secret};
 
+/// How long a rank looks for its next command before it sleeps: longer than a caller's thread takes to wake and to ask for the next step, so that
+/// steps that follow one another wake no rank.
+const PATIENCE: Duration = Duration::from_micros(300);
+
+/// [`PATIENCE`], where `ranks` ranks and as many other threads have a core each.
+fn patience(ranks: usize) -> Duration {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    if cores >= 2 * ranks { PATIENCE } else { Duration::ZERO }
+}
+
 impl SessionBuilder<CudaSurface> {
     /// Starts one rank on each of `devices`, one thread per rank, in as many replicas as the configuration says, with the transport, the deadline and the checking
     /// layer that the configuration names. Tasks are timed on the device if a trace is asked for.
@@ -55,12 +65,13 @@ impl SessionBuilder<CudaSurface> {
     /// # Errors
     /// [`SessionError::Cuda`], then as [`SessionBuilder::start_in`].
     pub async fn start_cuda_in(
-        self,
+        mut self,
         rendezvous: Arc<Rendezvous>,
         devices: Vec<DeviceOrdinal>,
     ) -> Result<Session, SessionError> {
         let told = self.config.validate();
         told.inspect_err(|error| drop(rendezvous.end(&error.to_string())))?;
+        self.patience = patience(devices.len());
         let options = CudaOptions {
             transport: match self.config.transport {
                 config::Transport::Auto => None,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::bind::{Binder, bind};
 use super::bound::CudaBound;
@@ -21,13 +21,13 @@ use super::progress::{LANES, Progress};
 use super::recording::{CudaGraph, Recordings};
 use super::signal::{Home, Signals};
 use super::stream::{Event, Priority, Stream};
-use super::surface::CudaSurface;
+use super::surface::{CudaHandles, CudaSurface};
 use super::watchdog;
 use super::world::World;
 use crate::backend::bell::lock;
 use crate::backend::closures::Closures;
 use crate::backend::local::resolve;
-use crate::backend::{Backend, BackendError, ClosureFault, TaskInterval, within};
+use crate::backend::{Activity, Backend, BackendError, ClosureFault, Meter, TaskInterval, within};
 use crate::compute::ComputeFactory;
 use crate::config::Reduce;
 use crate::id::{EventId, LaneId, RankId, TaskId};
@@ -43,6 +43,8 @@ pub struct CudaBackend {
     kernels: Arc<Kernels>,
     /// Copies between host and device at the edge of a step.
     transfers: Stream,
+    /// What this rank's calls are charged to.
+    meter: Arc<Meter>,
     progress: Progress,
     lanes: Mutex<BTreeMap<LaneId, Option<Communication>>>,
     recordings: Recordings,
@@ -69,10 +71,11 @@ impl CudaBackend {
         let missing = || CudaFailure::Refused(format!("{rank} has no device"));
         let context = Arc::clone(world.context(rank).ok_or_else(missing)?);
         let kernels = Arc::new(load_kernels(&context)?);
-        let transfers = Stream::create(Arc::clone(&context), Priority::Least)?;
+        let meter = Arc::<Meter>::default();
+        let transfers = Stream::metered(Arc::clone(&context), Priority::Least, Arc::clone(&meter))?;
         let progress = Progress::new(&context)?;
         let (lanes, recordings) = (Mutex::default(), Recordings::default());
-        Ok(Self { world, rank, context, kernels, transfers, progress, lanes, recordings })
+        Ok(Self { world, rank, context, kernels, transfers, meter, progress, lanes, recordings })
     }
 
     /// What a failure means here: in a world that has ended it is an echo of that end.
@@ -152,7 +155,7 @@ impl CudaBackend {
             LaneKind::Compute => Priority::Least,
             LaneKind::Quantize | LaneKind::Sum | LaneKind::Communicator(_) => Priority::Greatest,
         };
-        let stream = Stream::create(Arc::clone(&self.context), priority)?;
+        let stream = Stream::metered(Arc::clone(&self.context), priority, Arc::clone(&self.meter))?;
         let communication = match lane.kind {
             LaneKind::Communicator(communicator) => {
                 Some(Communication::open(&self.world, self.rank, communicator, &self.context, &stream)?)
@@ -164,12 +167,13 @@ impl CudaBackend {
             world: Arc::clone(&self.world),
             rank: self.rank,
             lane,
-            device: self.context.ordinal(),
+            handles: CudaHandles::of(&stream),
             arena: memory.memory.address(),
             stream,
             closures,
             fault: None,
             faulted: false,
+            usual_wait: Duration::ZERO,
             records: false,
             join: Event::order(Arc::clone(&self.context))?,
         })
@@ -342,7 +346,7 @@ impl Backend for CudaBackend {
 
     fn begin_step(&self, bound: &mut CudaBound) -> Result<(), BackendError> {
         self.world.check()?;
-        self.context.make_current().map_err(self.failed("beginning a step"))?;
+        self.transfers.make_current().map_err(self.failed("beginning a step"))?;
         bound.steps += 1;
         self.progress.begin(&bound.script);
         match &mut bound.timeline {
@@ -358,9 +362,10 @@ impl Backend for CudaBackend {
         if !bound.is_cold() || !stream.communicates() || stream.records {
             return self.enqueued(bound, task, stream.enqueue(bound, task));
         }
-        self.enqueued(bound, task, self.world.gather(self.rank))?;
+        let met = self.meter.within(Activity::Waiting, || self.world.gather(self.rank));
+        self.enqueued(bound, task, met)?;
         self.enqueued(bound, task, stream.enqueue(bound, task))?;
-        self.synchronize(stream)
+        self.meter.within(Activity::Waiting, || self.synchronize(stream))
     }
 
     fn record(&self, stream: &mut CudaStream, bound: &CudaBound, event: EventId) -> Result<(), BackendError> {
@@ -392,10 +397,13 @@ impl Backend for CudaBackend {
     }
 
     fn synchronize(&self, stream: &mut CudaStream) -> Result<(), BackendError> {
+        let begun = Instant::now();
         watchdog::wait(&self.world, self.rank, stream, &self.progress, &self.transfers, || {
             let lanes = lock(&self.lanes);
             lanes.values().flatten().flat_map(Communication::opened).for_each(|one| one.begin_abort());
-        })
+        })?;
+        stream.usual_wait = begun.elapsed();
+        Ok(())
     }
 
     fn take_fault(&self, stream: &mut CudaStream) -> Option<ClosureFault> {
@@ -421,6 +429,10 @@ impl Backend for CudaBackend {
         if let Some(timeline) = &bound.timeline {
             into.extend(timeline.intervals());
         }
+    }
+
+    fn meter(&self) -> Arc<Meter> {
+        Arc::clone(&self.meter)
     }
 
     fn abort(&self, reason: &str) {

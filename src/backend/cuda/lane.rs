@@ -8,16 +8,16 @@
 //!   is done; so a lane that does not get on can be named by task.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::bound::{CudaBound, Work};
-use super::context::DeviceOrdinal;
 use super::failure::CudaFailure;
 use super::stream::Stream;
-use super::surface::CudaSurface;
+use super::surface::{CudaHandles, CudaSurface};
 use super::world::World;
 use super::{address::DeviceAddress, stream::Event};
-use crate::backend::ClosureFault;
 use crate::backend::closures::{Closures, fault_word};
+use crate::backend::{Activity, ClosureFault};
 use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{Lane, LaneKind};
 
@@ -29,7 +29,8 @@ pub struct CudaStream {
     pub(super) world: Arc<World>,
     pub(super) rank: RankId,
     pub(super) lane: Lane,
-    pub(super) device: DeviceOrdinal,
+    /// What closures enqueue with.
+    pub(super) handles: CudaHandles,
     pub(super) arena: DeviceAddress,
     pub(super) stream: Stream,
     pub(super) closures: Closures<CudaSurface>,
@@ -37,6 +38,8 @@ pub struct CudaStream {
     pub(super) fault: Option<ClosureFault>,
     /// No closure runs until the fault word is cleared.
     pub(super) faulted: bool,
+    /// How long the host waited for the lane when it waited last.
+    pub(super) usual_wait: Duration,
     /// The lane records.
     pub(super) records: bool,
     /// Joins a recording at its end.
@@ -70,9 +73,9 @@ impl CudaStream {
                 commands.iter().try_for_each(|command| command.enqueue(&self.stream))?;
             }
             Work::Call(call) if !self.faulted => {
-                let (stream, bound) = (self.stream.handle(), Arc::clone(&call.call));
-                let surface = CudaSurface::new(self.arena, stream, self.device, bound);
-                let fault = self.closures.run(self.rank, &call.call, &surface);
+                let surface = CudaSurface::new(self.arena, self.handles.clone(), Arc::clone(&call.call));
+                let run = || self.closures.run(self.rank, &call.call, &surface);
+                let fault = self.stream.meter().within(Activity::Closure, run);
                 let fault = fault.map_err(|error| CudaFailure::Refused(error.to_string()))?;
                 if let Some(fault) = fault {
                     self.faulted = true;

@@ -141,8 +141,12 @@ impl Communicator {
         Ok(())
     }
 
-    /// Enqueues `transfers` as one group.
+    /// Enqueues `transfers` as one group, which is one call to the stream's meter.
     pub(super) fn enqueue(&self, stream: &Stream, transfers: &[Transfer]) -> Result<(), CudaFailure> {
+        stream.meter().driver(|| self.group(stream, transfers))
+    }
+
+    fn group(&self, stream: &Stream, transfers: &[Transfer]) -> Result<(), CudaFailure> {
         result::group_start().map_err(CudaFailure::nccl("ncclGroupStart"))?;
         let each = transfers.iter().try_for_each(|transfer| self.transfer(stream, *transfer));
         // A group that was begun is ended, whatever its parts said.

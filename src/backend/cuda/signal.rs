@@ -145,9 +145,9 @@ impl MemoryOperations {
         let count = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
         // SAFETY: the stream is alive, the words lie in live allocations, and the driver only reads the
         // parameters although its signature takes them mutably.
-        unsafe { sys::cuStreamBatchMemOp_v2(stream.handle(), count, self.all.as_ptr().cast_mut(), 0) }
-            .result()
-            .map_err(CudaFailure::driver("cuStreamBatchMemOp"))
+        let call =
+            || unsafe { sys::cuStreamBatchMemOp_v2(stream.handle(), count, self.all.as_ptr().cast_mut(), 0) };
+        stream.meter().driver(call).result().map_err(CudaFailure::driver("cuStreamBatchMemOp"))
     }
 }
 

@@ -21,13 +21,20 @@ use super::world::World;
 use crate::backend::BackendError;
 use crate::id::RankId;
 
-/// How long a lane is asked without pause.
+/// How long a lane is asked without pause, from the beginning and from the end of every collective on.
 const EAGER: Duration = Duration::from_micros(200);
-/// The pause between two questions after that: short beside a step, long beside a question. It bounds how late a step's end is seen,
-/// and nothing waits longer because of it; what a wait may take in all is the deadline.
+/// The pause between two questions after that: short beside a step, long beside a question. It bounds, with what the system adds to a pause, how
+/// late a step's end is seen that is not where the last one was; what a wait may take in all is the deadline.
 const PAUSE: Duration = Duration::from_micros(50);
 /// How long a lane of a poisoned world gets to drain.
 const DRAIN: Duration = Duration::from_secs(5);
+
+/// Does a wait that has taken `waited` end soon, if it is like the last one on this lane, which took `usual`? Then the lane is asked
+/// without pause: a pause of 50 µs takes the system about 100, and of several ranks the slowest counts.
+fn nears_its_end(waited: Duration, usual: Duration) -> bool {
+    let margin = EAGER + usual / 16;
+    waited + margin >= usual && waited <= usual + margin
+}
 
 /// Waits until `stream` has run everything.
 pub(super) fn wait(
@@ -38,7 +45,8 @@ pub(super) fn wait(
     transfers: &Stream,
     begin_aborts: impl Fn(),
 ) -> Result<(), BackendError> {
-    let mut begun = Instant::now();
+    let started = Instant::now();
+    let mut begun = started;
     let mut moved = progress.moved();
     let mut standing = Standing { world, rank, told: None };
     loop {
@@ -69,6 +77,8 @@ pub(super) fn wait(
         }
         if waited > EAGER {
             standing.tell_now_and_then(progress, waited, world.options.deadline / 4);
+        }
+        if waited > EAGER && !nears_its_end(started.elapsed(), stream.usual_wait) {
             std::thread::sleep(PAUSE);
         } else {
             std::hint::spin_loop();
@@ -150,5 +160,28 @@ fn drain(world: &World, rank: RankId, stream: &CudaStream, transfers: &Stream, b
     if !matches!((stream.stream.is_done(), transfers.is_done()), (Ok(true), Ok(true))) {
         stream.stream.context().abandon();
         std::mem::forget(words);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_nears_its_end_around_that_of_the_last_one() {
+        let millis = Duration::from_millis;
+        for (usual, near, far) in [
+            // No wait before: what is asked eagerly anyway.
+            (Duration::ZERO, vec![Duration::ZERO, EAGER], vec![EAGER * 2, millis(10)]),
+            (millis(16), vec![millis(15), millis(16), millis(17)], vec![millis(0), millis(14), millis(18)]),
+            (EAGER, vec![Duration::ZERO, EAGER, EAGER * 2], vec![EAGER * 3]),
+        ] {
+            for waited in near {
+                assert!(nears_its_end(waited, usual), "{waited:?} of {usual:?}");
+            }
+            for waited in far {
+                assert!(!nears_its_end(waited, usual), "{waited:?} of {usual:?}");
+            }
+        }
     }
 }

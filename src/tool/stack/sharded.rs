@@ -13,7 +13,7 @@ use super::{Setting, StackError, middle, values};
 use crate::backend::cuda::DeviceOrdinal;
 use crate::id::RankId;
 use crate::linear::Recipe;
-use crate::session::{Outcome, Session, StepReport, costs_of};
+use crate::session::{HostTime, Outcome, Session, StepReport, costs_of};
 use crate::trace::median;
 
 /// Measures the endings in turn; rows come as they are measured.
@@ -52,6 +52,8 @@ pub(super) fn measure(
                 if stop.load(Ordering::Relaxed) {
                     return Err(StackError::Interrupted);
                 }
+                // Behind the first step and the one that records.
+                session.split_host_time((2..pace.warm).contains(&step));
                 let begin = Instant::now();
                 let report = session.step(ending.name()).await?;
                 times.add(begin.elapsed(), step < pace.warm, report)?;
@@ -90,6 +92,7 @@ struct Times {
     steps: Vec<Duration>,
     hosts: Vec<Duration>,
     exposed: Vec<f64>,
+    splits: Vec<HostTime>,
     last: Option<(StepReport, f32)>,
     unrecorded: Option<String>,
 }
@@ -99,6 +102,7 @@ impl Times {
         if let Some(not) = &report.not_recorded {
             self.unrecorded = Some(format!("issued anew: {}", not.reason));
         }
+        self.splits.extend(report.host);
         if !warms {
             self.steps.push(time);
             self.hosts.push(report.issue);
@@ -110,10 +114,14 @@ impl Times {
     }
 
     /// The row; `timed` says whether tasks were timed on the devices.
-    fn row(self, name: String, recipe: Recipe, arena_bytes: usize, timed: bool) -> Measured {
+    fn row(mut self, name: String, recipe: Recipe, arena_bytes: usize, timed: bool) -> Measured {
         let mut row = Measured::new(name, recipe.to_string(), middle(self.steps), middle(self.hosts));
         row.exposed = median(self.exposed).filter(|_| timed);
         row.arena_bytes = Some(arena_bytes as u64);
+        self.splits.sort_by_key(|host| host.issue.busy());
+        if let Some(host) = self.splits.get(self.splits.len() / 2) {
+            row.split(host);
+        }
         if let Some(reason) = self.unrecorded {
             row.remark(reason);
         }

@@ -129,7 +129,7 @@ impl Route<'_> {
                 vec![Command::Group { communicator: Arc::clone(communicator), transfers }]
             }
             Stage::Combine(reduction, operands) => {
-                vec![Command::Kernel(kernels.combine(reduction, ElementType::F32, &operands)?)]
+                vec![Command::Kernel(kernels.combine(reduction, &operands)?)]
             }
         };
         Ok(commands.into_iter().map(Part::Command).collect())
