@@ -1,8 +1,8 @@
 //! The main job on GPUs, split over processes: the same losses, and ends that name their cause.
 //!
 //! Needs two GPUs or more, four for peers inside of hosts with NCCL between, and says so where there are none. NCCL is used where it is installed.
-//! Of the machine it was built on it needs nothing but two programs, itself and the example, one folder up in `examples/train`, and to run in the root of the
-//! repository, whose files are read as text: `target/debug/deps/train_processes --nocapture`, with one line on stderr for every run and how long it took.
+//! Of the machine that it was built on it needs two programs: itself as `X/deps/train_processes`, and `X/examples/train`, both perhaps stripped; it runs
+//! in the root of the repository, whose files are what is trained on. With `--nocapture` every run has a line that says how long it took.
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -247,7 +247,10 @@ fn losses_do_not_depend_on_how_ranks_are_split_over_processes() {
         let ranks = count / processes;
         let (folder, arguments) = (folder.path(), &[]);
         let run = Run { folder, processes, ranks, steps: 20, variables, hosts: 1, capture: false, arguments };
-        run.train().losses
+        let begun = Instant::now();
+        let losses = run.train().losses;
+        eprintln!("{processes} processes, {transport}: {:.1?}", begun.elapsed());
+        losses
     };
     let expected = run(1, "peer");
     let ways: &[_] = if has_nccl() { &["peer", "nccl"] } else { &["peer"] };

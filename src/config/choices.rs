@@ -21,7 +21,7 @@ pub struct Prefetch {
     /// By what tasks take.
     pub policy: Option<PrefetchPolicy>,
     /// Gathers of one weight of more gathered bytes than this are cut into chunks of about so many, spread over the calls until they are
-    /// needed, so that reductions on the same communicator get in between. Groups travel whole. Not on GPUs yet. None are cut when not set.
+    /// needed, so that reductions on the same communicator get in between. Groups travel whole. None are cut when not set.
     /// A gather has at most 256 chunks, however small this is.
     pub chunk: Option<ByteSize>,
     /// The machine that `policy = "auto"` counts with, and trials ([`Tune::steps`]): a preset, or a cluster file.

@@ -275,7 +275,11 @@ impl Backend for CudaBackend {
             }
             (_, Transport::Nccl, _) => "collectives by NCCL".to_owned(),
         };
-        format!("cuda, {ranks} × {}, {transport}", self.context.name())
+        let replicas = match self.world.mesh.replicas() {
+            1 => String::new(),
+            replicas => format!(" in {replicas} replicas"),
+        };
+        format!("cuda, {ranks} × {}{replicas}, {transport}", self.context.name())
     }
 
     fn origin(&self) -> Instant {

@@ -9,7 +9,7 @@
 //! - Whoever a collective brings together is a world to its way: ranks are numbered in their team ([`super::team`]), and only where words, or members of a
 //!   communicator, are named does this file speak of ranks of the world.
 //! - A way says in which *stages* a collective goes, as data; this file makes commands of stages and knows no way. All
-//!   ranks have the same stages, so what a stage says of this rank and its peers fits together (`simulated.rs`).
+//!   ranks have the same stages, so what a stage says of this rank and its peers fits together (`simulated`).
 //! - A gather of planes brings the peers' parts; whether the own one is written too is the way's affair, and nobody relies on it. Among
 //!   neighbours it launches no kernel, but where it is small by [`Route::kernel_bytes`], so the lane waits for peers and for nothing that computes: meetings are
 //!   operations on the stream's memory, and engines move the bytes.
