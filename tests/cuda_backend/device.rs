@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use warpweft::backend::cuda::{CudaBackend, CudaFailure, CudaOptions, CudaWorld, DeviceOrdinal, Transport};
+use warpweft::config::DeviceTimes;
 
 use crate::bodies::harness::{Plan, within_limit};
 
@@ -64,7 +65,7 @@ where
         let options = CudaOptions {
             transport: Some(transport),
             kernel_bytes,
-            timeline: true,
+            timeline: Some(DeviceTimes::Events),
             deadline,
             ..CudaOptions::new(devices)
         };

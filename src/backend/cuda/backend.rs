@@ -21,6 +21,7 @@ use super::progress::{LANES, Progress};
 use super::signal::{Home, Signals};
 use super::stream::{Event, Graph, Priority, Stream};
 use super::surface::CudaSurface;
+use super::timeline::Timeline;
 use super::transport::Communication;
 use super::watchdog;
 use super::world::World;
@@ -285,7 +286,11 @@ impl Backend for CudaBackend {
             }
             (_, Transport::Nccl, _) => "collectives by NCCL".to_owned(),
         };
-        format!("cuda, {ranks} × {}, {transport}", self.context.name())
+        let times = match &self.world.times {
+            None => String::new(),
+            Some(times) => format!(", {times}"),
+        };
+        format!("cuda, {ranks} × {}, {transport}{times}", self.context.name())
     }
 
     fn origin(&self) -> Instant {
@@ -356,7 +361,7 @@ impl Backend for CudaBackend {
         match &mut bound.timeline {
             None => Ok(()),
             Some(timeline) => {
-                timeline.begin(&self.transfers, self.world.clock).map_err(self.failed("beginning a step"))
+                timeline.begin_step(&self.transfers, &self.world).map_err(self.failed("beginning a step"))
             }
         }
     }
@@ -379,7 +384,8 @@ impl Backend for CudaBackend {
         stream.wait(bound, event).map_err(self.failed("waiting for an event"))
     }
 
-    fn begin_capture(&self, streams: &mut [CudaStream], _: &CudaBound) -> Result<(), BackendError> {
+    fn begin_capture(&self, streams: &mut [CudaStream], bound: &CudaBound) -> Result<(), BackendError> {
+        bound.timeline.iter().for_each(Timeline::begin_recording);
         self.record_all(streams).map_err(self.failed("recording a step"))
     }
 
@@ -427,7 +433,7 @@ impl Backend for CudaBackend {
     fn intervals(&self, bound: &CudaBound, into: &mut Vec<TaskInterval>) {
         into.clear();
         if let Some(timeline) = &bound.timeline {
-            into.extend(timeline.intervals());
+            timeline.intervals(&self.world, into);
         }
     }
 

@@ -57,40 +57,30 @@ impl CudaStream {
     pub(super) fn enqueue(&mut self, bound: &CudaBound, task: TaskId) -> Result<(), CudaFailure> {
         let missing = || CudaFailure::Refused(format!("the bound plan has no {task}"));
         let work = &bound.task(task).ok_or_else(missing)?.work;
-        let clocks = bound.timeline.as_ref().and_then(|timeline| timeline.task(task));
-        if let Some((begin, _)) = clocks {
-            self.pass(begin)?;
-        }
-        match work {
-            Work::Commands(commands) => {
-                commands.iter().try_for_each(|command| command.enqueue(&self.stream))?;
-            }
+        let Self { stream, records, rank, device, arena, closures, fault, faulted, .. } = self;
+        let mut enqueue = || match work {
+            Work::Commands(commands) => commands.iter().try_for_each(|command| command.enqueue(stream)),
             Work::ClearFault(commands) => {
-                self.faulted = false;
-                commands.iter().try_for_each(|command| command.enqueue(&self.stream))?;
+                *faulted = false;
+                commands.iter().try_for_each(|command| command.enqueue(stream))
             }
-            Work::Call(call) if !self.faulted => {
-                let (stream, bound) = (self.stream.handle(), Arc::clone(&call.call));
-                let surface = CudaSurface::new(self.arena, stream, self.device, bound);
-                let fault = self.closures.run(self.rank, &call.call, &surface);
-                let fault = fault.map_err(|error| CudaFailure::Refused(error.to_string()))?;
-                if let Some(fault) = fault {
-                    self.faulted = true;
-                    self.stream.set_word(self.arena.plus(call.fault.offset), fault_word(&fault))?;
-                    self.fault.get_or_insert(fault);
+            Work::Call(call) if !*faulted => {
+                let surface = CudaSurface::new(*arena, stream.handle(), *device, Arc::clone(&call.call));
+                let failed = closures.run(*rank, &call.call, &surface);
+                let failed = failed.map_err(|error| CudaFailure::Refused(error.to_string()))?;
+                if let Some(failed) = failed {
+                    *faulted = true;
+                    stream.set_word(arena.plus(call.fault.offset), fault_word(&failed))?;
+                    fault.get_or_insert(failed);
                 }
+                Ok(())
             }
-            Work::Call(_) => {}
+            Work::Call(_) => Ok(()),
+        };
+        match &bound.timeline {
+            None => enqueue(),
+            Some(timeline) => timeline.enqueue(task, (stream, *records), enqueue),
         }
-        if let Some((_, end)) = clocks {
-            self.pass(end)?;
-        }
-        Ok(())
-    }
-
-    /// Has the lane pass a clock here: in this step, or in every replay of it.
-    fn pass(&self, clock: &Event) -> Result<(), CudaFailure> {
-        if self.records { self.stream.record_in_replays(clock) } else { self.stream.record(clock) }
     }
 
     pub(super) fn record(&self, bound: &CudaBound, event: EventId) -> Result<(), CudaFailure> {

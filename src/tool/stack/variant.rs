@@ -143,7 +143,7 @@ impl Variant {
             let path = folder.join(file).to_string_lossy().into_owned();
             // Counted over the whole session, whose first program's steps come first.
             let first_step = u32::try_from(options.warm).unwrap_or(u32::MAX);
-            TraceOutput { enabled: true, path, first_step, steps: 2 }
+            TraceOutput { enabled: true, path, first_step, steps: 2, device: base.trace.device }
         });
         let mut config = Config {
             reduce_behind: self.behind(base),
