@@ -17,8 +17,8 @@ use cudarc::driver;
 
 use crate::backend::bell::lock;
 
-/// Words of 8 bytes in a buffer: 2 MiB, for about ten thousand activities.
-const WORDS: usize = 2 << 17;
+/// Words of 8 bytes in a buffer: 512 KiB, for about two thousand activities. CUPTI clears a buffer before it uses it.
+const WORDS: usize = 1 << 16;
 
 static TAKEN: AtomicBool = AtomicBool::new(false);
 static FILLED: Mutex<Vec<Filled>> = Mutex::new(Vec::new());
@@ -119,7 +119,7 @@ mod tests {
                 completed(std::ptr::null_mut(), 0, buffer, bytes, valid);
             }
         }
-        assert_eq!((bytes, records), (2 << 20, 0));
+        assert_eq!((bytes, records), (1 << 19, 0));
         let mut filled = claim.filled();
         assert_eq!(filled.iter_mut().map(|buffer| buffer.records().1).collect::<Vec<_>>(), [48]);
         assert!(claim.filled().is_empty());
