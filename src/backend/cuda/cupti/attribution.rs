@@ -1,6 +1,7 @@
 //! Records to tasks, and tasks to intervals. Knows no device and no library.
 //!
-//! Laws: **CU-1**, **CU-2** of the room. An activity that began before the step, or whose begin or end is unknown, is none of the step's.
+//! Laws: **CU-1**, **CU-2** of the room. An activity that was over before the step, or whose begin or end is unknown, is none of the step's. A lane
+//! is serial: a task begins no sooner than the one before it on its lane ended, whatever clocks say of the last nanoseconds.
 
 use std::collections::HashMap;
 
@@ -69,7 +70,8 @@ impl Attributed {
             .map(|(ran, lane)| {
                 let over = over.entry(*lane).or_insert(first);
                 let (begin, end) = ran.unwrap_or((*over, *over));
-                *over = end.max(*over);
+                let (begin, end) = (begin.max(*over), end.max(*over));
+                *over = end;
                 TaskInterval { begin, joined: begin, end }
             })
             .collect();
@@ -152,6 +154,14 @@ mod tests {
             spans(&attributed, &lanes(&[1, 0, 1, 0, 1])),
             [(20, 20), (20, 30), (40, 50), (30, 30), (50, 50)]
         );
+    }
+
+    #[test]
+    fn a_task_begins_no_sooner_than_the_one_before_it_on_its_lane_ended() {
+        let records =
+            [call(1, 0), issued(1, 20, 30), call(2, 1), issued(2, 29, 40), call(3, 2), issued(3, 25, 28)];
+        let attributed = Attributed::of(&records, &HashMap::new());
+        assert_eq!(spans(&attributed, &lanes(&[0, 0, 1])), [(20, 30), (30, 40), (25, 28)]);
     }
 
     #[test]
