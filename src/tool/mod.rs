@@ -63,6 +63,6 @@ pub use schedule::{
 };
 #[cfg(feature = "cuda")]
 pub use stack::{
-    Ahead, Ending, Measured, Mode, StackError, StackFormat, StackOptions, StackReport, StackShape,
+    Ahead, Ending, Measured, Mode, StackError, StackFormat, StackOptions, StackReport, StackShape, Unit,
     bench_stack,
 };

@@ -69,7 +69,13 @@ impl<T> DeviceSlice<'_, T> {
     }
 }
 
-impl<T> DeviceSliceMut<'_, T> {
+impl<'a, T> DeviceSliceMut<'a, T> {
+    /// The same elements, from now on to be read alone.
+    #[must_use]
+    pub const fn into_slice(self) -> DeviceSlice<'a, T> {
+        DeviceSlice { address: self.address, len: self.len, lent: PhantomData }
+    }
+
     /// The same elements, to be read.
     #[must_use]
     pub const fn as_slice(&self) -> DeviceSlice<'_, T> {

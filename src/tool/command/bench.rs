@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::super::stack::{
-    Ahead, Ending, Mode, StackError, StackFormat, StackOptions, StackShape, bench_stack,
+    Ahead, Ending, Mode, StackError, StackFormat, StackOptions, StackShape, Unit, bench_stack,
 };
 use crate::config::{ReduceDtype, Transport};
 use crate::format::ElementType;
@@ -37,12 +37,14 @@ enum What {
 /// weights on every GPU, no session, no communication, task by task and as one CUDA graph. Then every variant, whose
 /// weights are sharded, gathered before each use and gathered again in backward. A variant is named
 ///
-///   format/prefetch/mode/transport/ending        as in  bf16/depth1/graph/peer/gradients
+///   format/unit/prefetch/mode/transport/ending        as in  bf16/block/depth1/graph/peer/gradients
 ///
 ///   format      bf16; fp8_block (FP8 products where the GPU has them); nvfp4 (on the wire, products in bf16)
-///   prefetch    depth0 on demand, depthN gathers N weights ahead, auto lets the planner choose. A block has four
-///               weights: depth3 has at most one block in flight, depth7 at most two. Gradients are reduced as many
-///               calls behind (reduce_behind), two at least
+///   unit        what a call computes with, and a gather brings. weight: one weight. block: the four of a block; they are one
+///               collective, and so are their gradients. The products, and their order, are the same
+///   prefetch    depth0 on demand, depthN gathers N units ahead, auto lets the planner choose. By weights depth3 has at
+///               most one block in flight, depth7 at most two; by blocks depth1 has at most two. Gradients are reduced as
+///               many calls behind (reduce_behind), two at least, unless --behind says how many
 ///   mode        eager issues every task in every step, graph replays a recording
 ///   transport   peer pushes by copy engines, nccl uses NCCL
 ///   ending      gradients ends with reduced gradients in f32 main grads; training goes on with the optimizer (at a
@@ -91,7 +93,11 @@ struct Stack {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "bf16,fp8_block,nvfp4")]
     formats: Vec<FormatName>,
 
-    /// How many weights ahead gathers start, 0 to 7, or auto
+    /// What one call computes with and one gather brings
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "weight,block")]
+    unit: Vec<UnitName>,
+
+    /// How many units ahead gathers start, 0 to 7, or auto
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0,1,2,7,auto", value_parser = parse_ahead)]
     depths: Vec<Ahead>,
 
@@ -120,6 +126,10 @@ struct Stack {
     #[arg(long, value_name = "DTYPE", default_value = "bf16")]
     reduce_dtype: DtypeName,
 
+    /// How many calls behind its own a gradient is reduced, 1 to 16, whatever the depth. More evens out late sums, and costs a call's gradients of memory each
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
+    behind: Option<u32>,
+
     /// The configuration that variants change; the environment (WARPWEFT_…) is read as well
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -147,6 +157,12 @@ enum FormatName {
     #[value(name = "fp8_block")]
     Fp8Block,
     Nvfp4,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum UnitName {
+    Weight,
+    Block,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -181,20 +197,23 @@ Examples:
   How deep to prefetch, in bf16, recorded:
     warpweft bench stack --formats bf16 --modes graph --transports peer --endings gradients
 
+  What gathering small layers by blocks saves, against weight by weight:
+    warpweft bench stack --hidden 1024 --ffn 4096 --layers 24 --tokens 4096 --formats bf16 --depths 1,2,7 --transports peer
+
   What writing gradients in bf16 saves, against f32 that is rounded:
     warpweft bench stack --formats bf16 --depths 2 --modes graph --gradients f32
 
   One variant, with a trace to look at:
-    warpweft bench stack --only 'fp8_block/depth2/graph/peer/training' --traces traces";
+    warpweft bench stack --only 'fp8_block/weight/depth2/graph/peer/training' --traces traces";
 
-/// Most weights ahead: two blocks in flight.
+/// Most units ahead: of weights, two blocks in flight.
 const DEEPEST: u32 = 7;
 
 fn parse_ahead(text: &str) -> Result<Ahead, String> {
     match text.parse() {
         Ok(depth @ 0..=DEEPEST) => Ok(Ahead::Depth(depth)),
         _ if text == "auto" => Ok(Ahead::Auto),
-        _ => Err(format!("a number of weights from 0 to {DEEPEST}, or auto")),
+        _ => Err(format!("a number of units from 0 to {DEEPEST}, or auto")),
     }
 }
 
@@ -236,6 +255,10 @@ impl Stack {
             FormatName::Fp8Block => StackFormat::Fp8Block,
             FormatName::Nvfp4 => StackFormat::Nvfp4,
         };
+        let of_unit = |name| match name {
+            UnitName::Weight => Unit::Weight,
+            UnitName::Block => Unit::Block,
+        };
         let of_mode = |name| match name {
             ModeName::Eager => Mode::Eager,
             ModeName::Graph => Mode::Graph,
@@ -259,6 +282,7 @@ impl Stack {
             steps: self.steps as usize,
             warm: self.warm as usize,
             formats: self.formats.into_iter().map(of_format).collect(),
+            units: self.unit.into_iter().map(of_unit).collect(),
             ahead: self.depths,
             modes: self.modes.into_iter().map(of_mode).collect(),
             transports: self.transports.into_iter().map(of_transport).collect(),
@@ -272,6 +296,7 @@ impl Stack {
                 DtypeName::F32 => ReduceDtype::F32,
                 DtypeName::Bf16 => ReduceDtype::Bf16,
             },
+            behind: self.behind,
             config: self.config,
             cluster: self.cluster,
             traces: self.traces,

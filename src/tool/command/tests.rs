@@ -38,6 +38,27 @@ fn the_examples_of_the_help_parse() {
     }
 }
 
+#[cfg(feature = "cuda")]
+#[test]
+fn the_examples_of_the_bench_parse_and_its_help_names_what_units_there_are() {
+    let examples = super::bench::STACK_EXAMPLES.lines().map(str::trim);
+    let examples: Vec<&str> = examples.filter(|line| line.starts_with("warpweft ")).collect();
+    assert_eq!(examples.len(), 5);
+    for example in examples {
+        parse(&example.replace('\'', "")).unwrap_or_else(|error| panic!("{error}"));
+    }
+    parse("warpweft bench stack --unit block --depths 1,2 --behind 16")
+        .unwrap_or_else(|error| panic!("{error}"));
+    for line in ["warpweft bench stack --unit layer", "warpweft bench stack --behind 0"] {
+        assert!(parse(line).is_err(), "{line}");
+    }
+    let help = parse("warpweft bench stack --help").unwrap_err().to_string();
+    assert!(
+        help.contains("[possible values: weight, block]") && help.contains("depthN gathers N units ahead"),
+        "{help}"
+    );
+}
+
 #[test]
 fn the_help_of_simulate_names_every_preset() {
     let help = parse("warpweft simulate --help").unwrap_err().to_string();

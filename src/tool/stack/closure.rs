@@ -1,16 +1,19 @@
 //! A rank's calls.
 //!
-//! Law: what fails when the value is made is said by every call, because a factory cannot refuse.
+//! Laws:
+//! - A call carries out its parts in order (SK-1); what one of them wrote the next may read, whether they are of one call or of two.
+//! - What fails when the value is made is said by every call, because a factory cannot refuse.
 
 use std::sync::Arc;
 
 use half::bf16;
 
 use super::layers::{Gradients, Layers};
-use super::program::{Block, Computed, Declaration, Part};
+use super::parts::{Block, Part, is_written_first};
+use super::program::{Computed, Declaration};
 use super::shape::{Projection, StackShape};
 use super::values;
-use crate::backend::cuda::{CudaSurface, DeviceOrdinal, DeviceSlice};
+use crate::backend::cuda::{CudaSurface, DeviceOrdinal, DeviceSlice, DeviceSliceMut};
 use crate::compute::{Compute, ComputeContext, ComputeError};
 use crate::format::Orientation;
 use crate::id::BufferId;
@@ -69,105 +72,127 @@ impl Closure {
 
 impl Compute<CudaSurface> for Closure {
     fn run(&mut self, call: &Call, context: &Context<'_>) -> Result<(), ComputeError> {
-        let Declaration { parts, blocks, qkv_gradient, loss } = &*self.declaration;
+        let Declaration { calls, blocks, qkv_gradient, loss } = &*self.declaration;
         let Ready { layers, ends } = self.ready.as_mut().map_err(|error| error.clone())?;
         let unknown = || ComputeError::closure(format!("`{}` is no call of the stack", call.name));
-        match parts.get(context.call().index()).copied().ok_or_else(unknown)? {
-            Part::Forward(block, projection) => {
-                let block = blocks.get(block).ok_or_else(unknown)?;
-                forward(layers, ends, self.recipe, block, projection, context)
+        let lent = Lent { call, context, recipe: self.recipe };
+        for part in calls.get(context.call().index()).ok_or_else(unknown)? {
+            match *part {
+                Part::Forward(block, projection) => {
+                    let block = blocks.get(block).ok_or_else(unknown)?;
+                    forward(layers, ends, block, projection, lent)?;
+                }
+                Part::Loss => {
+                    let output = blocks.last().ok_or_else(unknown)?.output;
+                    let (output, loss) = (lent.read(output)?, context.write::<f32>(*loss)?);
+                    layers.elementwise.sum(context.handles(), output, loss)?;
+                }
+                Part::Backward(block, projection) => {
+                    let block = blocks.get(block).ok_or_else(unknown)?;
+                    backward(layers, ends, (block, *qkv_gradient), projection, lent)?;
+                }
             }
-            Part::Loss => {
-                let output = blocks.last().ok_or_else(unknown)?.output;
-                let (output, loss) = (context.read::<bf16>(output)?, context.write::<f32>(*loss)?);
-                Ok(layers.elementwise.sum(context.handles(), output, loss)?)
-            }
-            Part::Backward(block, projection) => {
-                let block = blocks.get(block).ok_or_else(unknown)?;
-                backward(layers, ends, self.recipe, (block, *qkv_gradient), projection, context)
-            }
+        }
+        Ok(())
+    }
+}
+
+/// What a call may touch, for a part of it.
+#[derive(Clone, Copy)]
+struct Lent<'a, 'call> {
+    call: &'call Call,
+    context: &'call Context<'a>,
+    recipe: Recipe,
+}
+
+impl<'a> Lent<'a, '_> {
+    /// A buffer that holds what this part reads: a call before left it, or an earlier part of this one.
+    fn read(self, buffer: BufferId) -> Result<DeviceSlice<'a, bf16>, ComputeError> {
+        if is_written_first(&self.call.buffers, buffer) {
+            return Ok(self.write(buffer)?.into_slice());
+        }
+        self.context.read(buffer)
+    }
+
+    fn write(self, buffer: BufferId) -> Result<DeviceSliceMut<'a, bf16>, ComputeError> {
+        self.context.write(buffer)
+    }
+
+    /// A buffer, or at an end of the stack what is constant there.
+    fn read_or(
+        self,
+        buffer: Option<BufferId>,
+        end: &'a DeviceBuffer<bf16>,
+    ) -> Result<DeviceSlice<'a, bf16>, ComputeError> {
+        match buffer {
+            Some(buffer) => self.read(buffer),
+            None => Ok(end.read()),
         }
     }
 }
 
-fn forward(
+fn forward<'a>(
     layers: &mut Layers,
-    ends: &Ends,
-    recipe: Recipe,
+    ends: &'a Ends,
     block: &Block,
     projection: Projection,
-    context: &Context<'_>,
+    lent: Lent<'a, '_>,
 ) -> Result<(), ComputeError> {
     let Block { x, qkv, middle, hidden, activated, output, .. } = *block;
-    let handles = context.handles();
-    let weight = block.weights[projection as usize];
-    let weight = Weight::of(context, weight, Orientation::Rowwise, recipe.form())?;
+    let handles = lent.context.handles();
+    let weight = block.weight(projection);
+    let weight = Weight::of(lent.context, weight, Orientation::Rowwise, lent.recipe.form())?;
     let done = match projection {
-        Projection::Qkv => {
-            layers.qkv(handles, &weight, own_or(context, x, &ends.input)?, context.write(qkv)?)
-        }
+        Projection::Qkv => layers.qkv(handles, &weight, lent.read_or(x, &ends.input)?, lent.write(qkv)?),
         Projection::Proj => {
-            let x = own_or(context, x, &ends.input)?;
-            layers.proj(handles, &weight, context.read(qkv)?, x, context.write(middle)?)
+            let x = lent.read_or(x, &ends.input)?;
+            layers.proj(handles, &weight, lent.read(qkv)?, x, lent.write(middle)?)
         }
         Projection::Fc1 => {
-            let (hidden, activated) = (context.write(hidden)?, context.write(activated)?);
-            layers.fc1(handles, &weight, context.read(middle)?, hidden, activated)
+            let (hidden, activated) = (lent.write(hidden)?, lent.write(activated)?);
+            layers.fc1(handles, &weight, lent.read(middle)?, hidden, activated)
         }
         Projection::Fc2 => {
-            let (activated, middle) = (context.read(activated)?, context.read(middle)?);
-            layers.fc2(handles, &weight, activated, middle, context.write(output)?)
+            let (activated, middle) = (lent.read(activated)?, lent.read(middle)?);
+            layers.fc2(handles, &weight, activated, middle, lent.write(output)?)
         }
     };
     Ok(done?)
 }
 
-fn backward(
+fn backward<'a>(
     layers: &mut Layers,
-    ends: &Ends,
-    recipe: Recipe,
+    ends: &'a Ends,
     (block, qkv_gradient): (&Block, BufferId),
     projection: Projection,
-    context: &Context<'_>,
+    lent: Lent<'a, '_>,
 ) -> Result<(), ComputeError> {
     let Block { x, qkv, middle, hidden, activated, dy, hidden_gradient, middle_gradient, dx, .. } = *block;
-    let handles = context.handles();
-    let id = block.weights[projection as usize];
-    let lent = Weight::of(context, id, recipe.dgrad_orientation(), recipe.form())?;
-    let (weight, dw) = (&lent, Output::gradient(context, id)?);
+    let (handles, recipe) = (lent.context.handles(), lent.recipe);
+    let id = block.weight(projection);
+    let weight = &Weight::of(lent.context, id, recipe.dgrad_orientation(), recipe.form())?;
+    let dw = Output::gradient(lent.context, id)?;
     let done = match projection {
         Projection::Fc2 => {
-            let dy = own_or(context, dy, &ends.ones)?;
-            let gradients = Gradients { weight, dy, dx: context.write(hidden_gradient)?, dw };
-            layers.fc2_backward(handles, gradients, context.read(activated)?, context.read(hidden)?)
+            let dy = lent.read_or(dy, &ends.ones)?;
+            let gradients = Gradients { weight, dy, dx: lent.write(hidden_gradient)?, dw };
+            layers.fc2_backward(handles, gradients, lent.read(activated)?, lent.read(hidden)?)
         }
         Projection::Fc1 => {
-            let of_output = own_or(context, dy, &ends.ones)?;
-            let (dy, dx) = (context.read(hidden_gradient)?, context.write(middle_gradient)?);
-            layers.fc1_backward(handles, Gradients { weight, dy, dx, dw }, context.read(middle)?, of_output)
+            let of_output = lent.read_or(dy, &ends.ones)?;
+            let (dy, dx) = (lent.read(hidden_gradient)?, lent.write(middle_gradient)?);
+            layers.fc1_backward(handles, Gradients { weight, dy, dx, dw }, lent.read(middle)?, of_output)
         }
         Projection::Proj => {
-            let (dy, dx) = (context.read(middle_gradient)?, context.write(qkv_gradient)?);
-            layers.proj_backward(handles, Gradients { weight, dy, dx, dw }, context.read(qkv)?)
+            let (dy, dx) = (lent.read(middle_gradient)?, lent.write(qkv_gradient)?);
+            layers.proj_backward(handles, Gradients { weight, dy, dx, dw }, lent.read(qkv)?)
         }
         Projection::Qkv => {
-            let x = own_or(context, x, &ends.input)?;
-            let (dy, dx) = (context.read(qkv_gradient)?, context.write(dx)?);
-            let of_middle = context.read(middle_gradient)?;
+            let x = lent.read_or(x, &ends.input)?;
+            let (dy, dx) = (lent.read(qkv_gradient)?, lent.write(dx)?);
+            let of_middle = lent.read(middle_gradient)?;
             layers.qkv_backward(handles, Gradients { weight, dy, dx, dw }, x, of_middle)
         }
     };
     Ok(done?)
-}
-
-/// A buffer, or at an end of the stack what is constant there.
-fn own_or<'a>(
-    context: &Context<'a>,
-    buffer: Option<BufferId>,
-    end: &'a DeviceBuffer<bf16>,
-) -> Result<DeviceSlice<'a, bf16>, ComputeError> {
-    match buffer {
-        Some(buffer) => context.read(buffer),
-        None => Ok(end.read()),
-    }
 }

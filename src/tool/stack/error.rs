@@ -28,7 +28,7 @@ pub enum StackError {
     Gradients,
     /// Patterns that no variant has.
     #[error(
-        "no variant is named like {patterns}; names are format/depth/mode/transport/ending, as in bf16/depth1/graph/peer/gradients"
+        "no variant is named like {patterns}; names are format/unit/prefetch/mode/transport/ending, as in bf16/block/depth1/graph/peer/gradients"
     )]
     NothingMatches {
         /// The patterns.

@@ -13,8 +13,9 @@
 //!
 //! Laws:
 //! - **SK-1** every variant computes the same products of the same shapes on the same numbers: weights, input and the order
-//!   of calls are those of the resident stack. What differs is where weights come from and what they are rounded to. With
-//!   gathers N weights ahead, gradients are reduced as many calls behind, two at least.
+//!   of products are those of the resident stack. What differs is where weights come from, how many of them a call takes and a gather brings
+//!   (the *unit*: a weight, or a block), and what they are rounded to. With gathers N units ahead, gradients are reduced as many calls behind, two at
+//!   least, unless a number is given.
 //! - **SK-2** a step is timed with the devices idle before it and after it; times are medians.
 //! - **SK-3** the loss of every variant stands beside that of the resident stack, so that a variant that computes something
 //!   else is seen; with the ending `training` the gradient norm too. The ending `gradients` has no norm: its plan computes
@@ -26,6 +27,7 @@
 //! | `shape`, `values` | sizes of the stack, and the numbers it begins with |
 //! | `layers` | the mathematics of a block, on lent memory |
 //! | `resident`, `gradient` | weights in memory, no session: on a queue, and as one CUDA graph |
+//! | `parts` | what the stack computes, part by part, and which memory a part touches |
 //! | `program`, `closure` | the stack as a step program, and its calls |
 //! | `variant`, `sharded` | what is varied, and a session of it |
 //! | `report` | the table and the JSON |
@@ -37,6 +39,7 @@ mod closure;
 mod error;
 mod gradient;
 mod layers;
+mod parts;
 mod program;
 mod report;
 mod resident;
@@ -52,7 +55,7 @@ use std::time::Duration;
 pub use error::StackError;
 pub use report::{Measured, StackReport};
 pub use shape::StackShape;
-pub use variant::{Ahead, Ending, Mode, StackFormat};
+pub use variant::{Ahead, Ending, Mode, StackFormat, Unit};
 
 use crate::backend::cuda::DeviceOrdinal;
 use crate::cluster::{Cluster, PRESETS, named};
@@ -75,6 +78,8 @@ pub struct StackOptions {
     pub warm: usize,
     /// Formats of the weights.
     pub formats: Vec<StackFormat>,
+    /// What one call computes with and one gather brings.
+    pub units: Vec<Unit>,
     /// How far ahead gathers start.
     pub ahead: Vec<Ahead>,
     /// Issued or recorded.
@@ -89,6 +94,8 @@ pub struct StackOptions {
     pub gradients: ElementType,
     /// In what gradients travel that were written in f32; those in bf16 travel as they are.
     pub reduce_dtype: ReduceDtype,
+    /// How many calls behind its own a gradient is reduced, 1 to 16. `None`: as many as gathers are ahead, and at least as many as the configuration says.
+    pub behind: Option<u32>,
     /// The configuration the variants change.
     pub config: Option<PathBuf>,
     /// The machine that `auto` counts with and that steps are predicted for: a preset or a cluster file. `None` is the configuration's

@@ -1,55 +1,27 @@
-//! The stack as step programs: one call for each weight and direction.
+//! The stack as step programs: one call for each unit and direction.
 //!
-//! Law: both programs have the same calls, which write weight gradients in f32 or in bf16; they differ in what becomes of the gradients. The gradient of `qkv` is one carried
-//! buffer for all blocks: it starts as zeros, and only its first columns are ever written.
+//! Law: both programs have the same calls, which write weight gradients in f32 or in bf16; they differ in what becomes of the gradients. Both units declare the same
+//! weights and buffers and cut the same parts into calls ([`super::parts`]); the weights of a block that is a unit are one group, which travels as one collective. The gradient
+//! of `qkv` is one carried buffer for all blocks: it starts as zeros, and only its first columns are ever written.
 
 use std::sync::Arc;
 
+use super::parts::{Block, Part, behind, together, writes};
 use super::shape::{Projection, StackShape};
-use super::variant::Ending;
+use super::variant::{Ending, Unit};
 use crate::format::{ElementType, Format, Orientation};
 use crate::id::{BufferId, WeightId};
 use crate::linear::Recipe;
 use crate::model::{
-    BufferSpec, CallBuilder, DeclareError, Lifetime, Math, Model, Phase, ProgramBuilder, Role, StepProgram,
+    BufferAccess, BufferSpec, CostHint, DeclareError, Lifetime, Math, Model, Phase, ProgramBuilder, Role,
+    StepProgram,
 };
-
-/// What a call computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
-    /// One weight of a block, forward.
-    Forward(usize, Projection),
-    /// The sum of the last output.
-    Loss,
-    /// One weight of a block, backward.
-    Backward(usize, Projection),
-}
-
-/// What the calls of one block find where.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Block {
-    /// qkv, proj, fc1, fc2.
-    pub(super) weights: [WeightId; 4],
-    /// Output of the block before; the first block's is the closure's own.
-    pub(super) x: Option<BufferId>,
-    pub(super) qkv: BufferId,
-    pub(super) middle: BufferId,
-    pub(super) hidden: BufferId,
-    pub(super) activated: BufferId,
-    pub(super) output: BufferId,
-    /// Gradient of the output; the last block's is the closure's own.
-    pub(super) dy: Option<BufferId>,
-    pub(super) hidden_gradient: BufferId,
-    pub(super) middle_gradient: BufferId,
-    /// Gradient of `x`.
-    pub(super) dx: BufferId,
-}
 
 /// What a closure needs to know of the programs.
 #[derive(Debug)]
 pub(super) struct Declaration {
-    /// Of every call, in program order.
-    pub(super) parts: Vec<Part>,
+    /// The parts of every call, in program order.
+    pub(super) calls: Vec<Vec<Part>>,
     pub(super) blocks: Vec<Block>,
     pub(super) qkv_gradient: BufferId,
     pub(super) loss: BufferId,
@@ -61,11 +33,13 @@ pub(super) const LOSS: &str = "loss";
 /// By which products, and in what their weight gradients are written.
 pub(super) type Computed = (Recipe, ElementType);
 
-/// Declares the stack with weights in `format`, multiplied as `computed` says: one program for each ending, by its name.
+/// Declares the stack with weights in `format`, multiplied as `computed` says, with calls and gathers of a `unit` each: one program for each
+/// ending, by its name.
 pub(super) fn declare(
     shape: &StackShape,
     format: Format,
     computed: Computed,
+    unit: Unit,
     endings: &[Ending],
 ) -> Result<(Arc<Declaration>, Vec<StepProgram>), DeclareError> {
     let mut model = Model::builder();
@@ -77,6 +51,9 @@ pub(super) fn declare(
             *place =
                 model.sharded(&format!("blocks.{block}.{}", projection.name()), of.rows, of.cols, format)?;
         }
+        if unit == Unit::Block {
+            model.group(&format!("blocks.{block}"), &of_block)?;
+        }
         weights.push(of_block);
     }
     let model = model.build();
@@ -84,7 +61,7 @@ pub(super) fn declare(
     let mut programs = Vec::with_capacity(endings.len());
     for ending in endings {
         let mut program = StepProgram::builder(ending.name(), &model);
-        declaration = Some(calls(&mut program, shape, computed, &weights)?);
+        declaration = Some(calls(&mut program, shape, computed, unit, &weights)?);
         programs.push(match ending {
             Ending::Gradients => program.build_gradients()?,
             Ending::Training => program.build_training()?,
@@ -97,12 +74,30 @@ pub(super) fn declare(
 fn calls(
     program: &mut ProgramBuilder,
     shape: &StackShape,
-    (recipe, gradients): Computed,
+    computed: Computed,
+    unit: Unit,
     weights: &[[WeightId; 4]],
 ) -> Result<Declaration, DeclareError> {
+    let narrow = shape.tokens * shape.hidden;
+    let qkv_gradient = buffer(program, "qkv.gradient".to_owned(), 3 * narrow, Lifetime::Carried)?;
+    let blocks = blocks(program, shape, weights)?;
+    let loss = program.output(LOSS, 1, ElementType::F32)?;
+    let mut declaration = Declaration { calls: Vec::new(), blocks, qkv_gradient, loss };
+    let parts = Part::of_step(weights.len());
+    for parts in parts.chunk_by(|one, other| unit == Unit::Block && one.block() == other.block()) {
+        declaration.call(program, shape, computed, unit, parts)?;
+        declaration.calls.push(parts.to_vec());
+    }
+    Ok(declaration)
+}
+
+fn blocks(
+    program: &mut ProgramBuilder,
+    shape: &StackShape,
+    weights: &[[WeightId; 4]],
+) -> Result<Vec<Block>, DeclareError> {
     let StackShape { hidden, ffn, tokens, .. } = *shape;
     let (narrow, wide) = (tokens * hidden, tokens * ffn);
-    let qkv_gradient = buffer(program, "qkv.gradient".to_owned(), 3 * narrow, Lifetime::Carried)?;
     let mut blocks: Vec<Block> = Vec::with_capacity(weights.len());
     for (number, weights) in weights.iter().enumerate() {
         let mut own = |name: &str, elements| {
@@ -125,58 +120,71 @@ fn calls(
     for number in 1..blocks.len() {
         blocks[number - 1].dy = Some(blocks[number].dx);
     }
-    let loss = program.output(LOSS, 1, ElementType::F32)?;
-    let mut parts = Vec::new();
-    let (form, turned) = (recipe.form(), recipe.dgrad_orientation());
-    let math = if recipe == Recipe::Bf16 { Math::Bf16 } else { Math::Fp8 };
-    for (number, block) in blocks.iter().enumerate() {
-        let Block { x, qkv, middle, hidden, activated, output, .. } = *block;
-        for (weight, projection) in block.weights.into_iter().zip(Projection::ALL) {
-            let name = format!("blocks.{number}.{} forward", projection.name());
-            let call = program.call(&name, Phase::Forward).uses(weight, Orientation::Rowwise, form);
-            let call = call.cost(shape.cost(projection, 1, math));
-            match projection {
-                Projection::Qkv => optional(call, x).writes(qkv),
-                Projection::Proj => optional(call, x).reads(qkv).writes(middle),
-                Projection::Fc1 => call.reads(middle).writes(hidden).writes(activated),
-                Projection::Fc2 => call.reads(activated).reads(middle).writes(output),
-            }
-            .add()?;
-            parts.push(Part::Forward(number, projection));
-        }
-    }
-    if let Some(last) = blocks.last() {
-        program.call("loss", Phase::Forward).reads(last.output).writes(loss).add()?;
-        parts.push(Part::Loss);
-    }
-    for (number, block) in blocks.iter().enumerate().rev() {
-        let Block { x, qkv, middle, hidden, activated, dy, hidden_gradient, middle_gradient, dx, .. } =
-            *block;
-        for (weight, projection) in block.weights.into_iter().zip(Projection::ALL).rev() {
-            let name = format!("blocks.{number}.{} backward", projection.name());
-            let call = program.call(&name, Phase::Backward).uses(weight, turned, form);
-            let call = call.gradient_in(weight, gradients);
-            let call = call.cost(shape.cost(projection, 2, math));
-            match projection {
-                Projection::Fc2 => optional(call, dy).reads(activated).reads(hidden).writes(hidden_gradient),
-                Projection::Fc1 => {
-                    optional(call, dy).reads(hidden_gradient).reads(middle).writes(middle_gradient)
-                }
-                Projection::Proj => call.reads(middle_gradient).reads(qkv).updates(qkv_gradient),
-                Projection::Qkv => optional(call, x).reads(qkv_gradient).reads(middle_gradient).writes(dx),
-            }
-            .add()?;
-            parts.push(Part::Backward(number, projection));
-        }
-    }
-    Ok(Declaration { parts, blocks, qkv_gradient, loss })
+    Ok(blocks)
 }
 
-fn optional(call: CallBuilder<'_>, buffer: Option<BufferId>) -> CallBuilder<'_> {
-    match buffer {
-        Some(buffer) => call.reads(buffer),
-        None => call,
+impl Declaration {
+    /// Adds the call that carries out `parts`, which are the loss or of one block and direction.
+    fn call(
+        &self,
+        program: &mut ProgramBuilder,
+        shape: &StackShape,
+        (recipe, gradients): Computed,
+        unit: Unit,
+        parts: &[Part],
+    ) -> Result<(), DeclareError> {
+        let Some(first) = parts.first() else { return Ok(()) };
+        let (form, turned) = (recipe.form(), recipe.dgrad_orientation());
+        let phase = first.block().map_or(Phase::Forward, |(_, phase)| phase);
+        let mut call = program.call(&name(unit, *first), phase);
+        for part in parts {
+            call = match *part {
+                Part::Forward(block, projection) => {
+                    call.uses(self.blocks[block].weight(projection), Orientation::Rowwise, form)
+                }
+                Part::Loss => call,
+                Part::Backward(block, projection) => {
+                    let weight = self.blocks[block].weight(projection);
+                    call.uses(weight, turned, form).gradient_in(weight, gradients)
+                }
+            };
+        }
+        for BufferAccess { buffer, access } in together(parts.iter().flat_map(|part| self.accesses(*part))) {
+            call = call.accesses(buffer, access);
+        }
+        let math = if recipe == Recipe::Bf16 { Math::Bf16 } else { Math::Fp8 };
+        let costs = parts.iter().filter_map(|part| match *part {
+            Part::Forward(_, projection) => Some(shape.cost(projection, 1, math)),
+            Part::Loss => None,
+            Part::Backward(_, projection) => Some(shape.cost(projection, 2, math)),
+        });
+        call.cost(costs.reduce(both).unwrap_or_default()).add().map(|_| ())
     }
+
+    /// The buffers of a part.
+    fn accesses(&self, part: Part) -> Vec<BufferAccess> {
+        match part {
+            Part::Forward(block, projection) => self.blocks[block].forward(projection),
+            Part::Loss => behind(self.blocks.last().map(|last| last.output), &[writes(self.loss)]),
+            Part::Backward(block, projection) => self.blocks[block].backward(projection, self.qkv_gradient),
+        }
+    }
+}
+
+/// The name of the call that begins with `part`.
+fn name(unit: Unit, part: Part) -> String {
+    match (unit, part) {
+        (_, Part::Loss) => "loss".to_owned(),
+        (Unit::Weight, Part::Forward(block, of)) => format!("blocks.{block}.{} forward", of.name()),
+        (Unit::Weight, Part::Backward(block, of)) => format!("blocks.{block}.{} backward", of.name()),
+        (Unit::Block, Part::Forward(block, _)) => format!("blocks.{block} forward"),
+        (Unit::Block, Part::Backward(block, _)) => format!("blocks.{block} backward"),
+    }
+}
+
+/// The cost of two parts of one call, in the same numbers.
+fn both(one: CostHint, other: CostHint) -> CostHint {
+    CostHint { flops: one.flops + other.flops, bytes: one.bytes + other.bytes, ..one }
 }
 
 fn buffer(
@@ -194,48 +202,111 @@ mod tests {
     use super::*;
     use crate::config::{Config, Prefetch};
     use crate::op::Op;
+    use crate::plan::StepPlan;
     use crate::session::plan_program;
 
     const SHAPE: StackShape = StackShape { hidden: 128, ffn: 256, layers: 3, tokens: 32 };
+    const BF16: Computed = (Recipe::Bf16, ElementType::F32);
+    const ENDINGS: [Ending; 2] = [Ending::Gradients, Ending::Training];
 
     /// SK-1.
     #[test]
-    fn both_endings_have_the_same_calls_and_one_part_for_each() {
-        let endings = [Ending::Gradients, Ending::Training];
-        let (declaration, programs) =
-            declare(&SHAPE, Format::Bf16, (Recipe::Bf16, ElementType::F32), &endings).unwrap();
-        assert_eq!(programs[0].calls(), programs[1].calls());
-        assert_eq!(declaration.parts.len(), programs[0].calls().len());
-        assert_eq!(declaration.parts.len(), 3 * 8 + 1);
-        assert!(!programs[0].updates_weights() && programs[1].updates_weights());
+    fn both_endings_have_the_same_calls_and_every_call_its_parts() {
+        for (unit, calls) in [(Unit::Weight, 3 * 8 + 1), (Unit::Block, 3 * 2 + 1)] {
+            let (declaration, programs) = declare(&SHAPE, Format::Bf16, BF16, unit, &ENDINGS).unwrap();
+            assert_eq!(programs[0].calls(), programs[1].calls());
+            assert_eq!(declaration.calls.len(), programs[0].calls().len());
+            assert_eq!(declaration.calls.len(), calls);
+            assert!(!programs[0].updates_weights() && programs[1].updates_weights());
+        }
+    }
+
+    /// SK-1.
+    #[test]
+    fn both_units_run_the_same_parts_in_the_same_order_on_the_same_memory() {
+        let [by_weight, by_block] = [Unit::Weight, Unit::Block]
+            .map(|unit| declare(&SHAPE, Format::Bf16, BF16, unit, &[Ending::Training]).unwrap());
+        assert_eq!(by_weight.0.calls.concat(), Part::of_step(SHAPE.layers));
+        assert_eq!(by_block.0.calls.concat(), Part::of_step(SHAPE.layers));
+        let (by_weight, by_block) = (&by_weight.1[0], &by_block.1[0]);
+        assert_eq!(by_weight.buffers(), by_block.buffers());
+        // Uses, gradients and costs are those of the same parts, in their order.
+        let uses = |program: &StepProgram| -> Vec<_> {
+            program.calls().iter().flat_map(|call| call.uses.clone()).collect()
+        };
+        let gradients = |program: &StepProgram| -> Vec<_> {
+            program.calls().iter().flat_map(|call| call.grads.clone()).collect()
+        };
+        assert_eq!(uses(by_weight), uses(by_block));
+        assert_eq!(gradients(by_weight), gradients(by_block));
+        let cost = |program: &StepProgram| program.calls().iter().map(|call| call.cost).reduce(both).unwrap();
+        assert_eq!(
+            (cost(by_weight).flops, cost(by_weight).bytes),
+            (cost(by_block).flops, cost(by_block).bytes)
+        );
+        assert_eq!(cost(by_block).flops, SHAPE.flops());
+    }
+
+    /// Tasks of that name.
+    fn count(plan: &StepPlan, name: &str) -> usize {
+        plan.tasks.iter().filter(|task| task.op.name() == name).count()
     }
 
     #[test]
-    fn a_plan_of_every_format_and_ending_is_verified() {
+    fn a_plan_of_every_format_ending_and_unit_is_verified() {
         let block = Recipe::Fp8Block(match Format::FP8_BLOCK128_POW2 {
             Format::Fp8Block(block) => block,
             other => panic!("{other}"),
         });
+        // Every weight is gathered forward and again backward, but for the last block, whose planes are still there: that is as much as a
+        // depth of 7 weights, or of one block, lets be in flight.
+        let units = [(Unit::Weight, 7, 2 * 12 - 4, 12), (Unit::Block, 1, 2 * 3 - 1, 3)];
         for (format, recipe) in [
             (Format::Bf16, Recipe::Bf16),
             (Format::NVFP4_2D, Recipe::Bf16),
             (Format::FP8_BLOCK128_POW2, block),
         ] {
-            let endings = [Ending::Gradients, Ending::Training];
             let elements = [ElementType::F32, ElementType::Bf16];
-            for (ending, element) in endings.into_iter().flat_map(|ending| elements.map(|of| (ending, of))) {
-                let (_, programs) = declare(&SHAPE, format, (recipe, element), &[ending]).unwrap();
-                let config = Config { prefetch: Prefetch::depth(7), ..Config::default() };
-                let plan = plan_program(&programs[0], &config, 4).unwrap();
-                // Every weight is gathered forward and again backward, but for the last block, whose planes are still there:
-                // that is as much as a depth of 7 lets be in flight.
-                let gathers = plan.tasks.iter().filter(|task| task.op.name() == "all-gather").count();
-                assert_eq!(gathers, 2 * 12 - 4, "{format} {ending:?}");
-                // f32 was asked for: what travels in bf16 was written so.
-                let halves = |op: &Op| matches!(op, Op::ExchangeGradient { element: ElementType::Bf16, .. });
-                let written = if element == ElementType::Bf16 { 12 } else { 0 };
-                assert_eq!(plan.tasks.iter().filter(|task| halves(&task.op)).count(), written, "{format}");
+            for (ending, element) in ENDINGS.into_iter().flat_map(|ending| elements.map(|of| (ending, of))) {
+                for (unit, depth, gathers, exchanges) in units {
+                    let (_, programs) = declare(&SHAPE, format, (recipe, element), unit, &[ending]).unwrap();
+                    let config = Config { prefetch: Prefetch::depth(depth), ..Config::default() };
+                    let plan = plan_program(&programs[0], &config, 4).unwrap();
+                    let what = format!("{format} {ending:?} {unit:?}");
+                    assert_eq!(count(&plan, "all-gather"), gathers, "{what}");
+                    // What a gather brought is made whole by one task, and what is exchanged together is summed by one.
+                    assert_eq!(count(&plan, "assemble"), gathers, "{what}");
+                    assert_eq!(count(&plan, "exchange gradient"), exchanges, "{what}");
+                    assert_eq!(count(&plan, "sum gradient"), exchanges, "{what}");
+                    // f32 was asked for: what travels in bf16 was written so.
+                    let halves =
+                        |op: &Op| matches!(op, Op::ExchangeGradient { element: ElementType::Bf16, .. });
+                    let written = if element == ElementType::Bf16 { exchanges } else { 0 };
+                    assert_eq!(plan.tasks.iter().filter(|task| halves(&task.op)).count(), written, "{what}");
+                }
             }
+        }
+    }
+
+    #[test]
+    fn gathers_by_block_bring_the_bytes_of_gathers_by_weight() {
+        let plan = |unit, depth| {
+            let (_, programs) = declare(&SHAPE, Format::Bf16, BF16, unit, &[Ending::Gradients]).unwrap();
+            let config = Config { prefetch: Prefetch::depth(depth), ..Config::default() };
+            plan_program(&programs[0], &config, 4).unwrap()
+        };
+        // On demand nothing is kept: every block comes twice. With one block ahead the last one stays for backward, with two also the one
+        // before it, with seven all of them.
+        let whole = plan(Unit::Weight, 0).bounds.wire_bytes;
+        let gathered = |plan: &StepPlan| -> usize {
+            plan.tasks.iter().filter(|task| task.op.name() == "all-gather").map(|task| task.wire_bytes).sum()
+        };
+        let by_weight = gathered(&plan(Unit::Weight, 0));
+        for (depth, gathers) in [(0, 6), (1, 5), (2, 4), (7, 3)] {
+            let plan = plan(Unit::Block, depth);
+            assert_eq!(count(&plan, "all-gather"), gathers, "depth {depth}");
+            assert_eq!(gathered(&plan) * 6, by_weight * gathers, "depth {depth}");
+            assert_eq!(plan.bounds.wire_bytes - gathered(&plan), whole - by_weight, "depth {depth}");
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::format::ElementType;
 /// One row: a variant and an ending.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
-    /// Format, prefetch, mode, transport, ending.
+    /// Format, unit, prefetch, mode, transport, ending.
     pub name: String,
     /// In what numbers products were computed.
     pub products: String,
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn every_note_of_a_row_is_kept() {
-        let mut row = Measured::empty("bf16/depth2/graph/peer/training".to_owned());
+        let mut row = Measured::empty("bf16/block/depth2/graph/peer/training".to_owned());
         row.remark("issued anew: no memory".to_owned());
         row.remark("the last step was skipped".to_owned());
         assert_eq!(row.note.as_deref(), Some("issued anew: no memory; the last step was skipped"));

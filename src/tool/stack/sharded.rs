@@ -35,7 +35,7 @@ pub(super) fn measure(
         };
         let recipe = Recipe::best_for(format, first.compute_capability()?);
         let computed = (recipe, options.gradients);
-        let (declaration, programs) = declare(&shape, format, computed, endings)?;
+        let (declaration, programs) = declare(&shape, format, computed, variant.unit, endings)?;
         let devices = gpus.to_vec();
         let closure = move |rank: RankId| {
             Closure::new(Arc::clone(&declaration), &shape, computed, devices[rank.index()])

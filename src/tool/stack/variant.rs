@@ -40,10 +40,30 @@ impl StackFormat {
     }
 }
 
+/// What one call computes with, and one gather brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// One weight; its gradient is one exchange.
+    Weight,
+    /// The four weights of a block, as one group: one gather, one exchange of their gradients, one sum.
+    Block,
+}
+
+impl Unit {
+    /// Its name in names of variants.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Weight => "weight",
+            Self::Block => "block",
+        }
+    }
+}
+
 /// When gathers start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ahead {
-    /// So many weights ahead of their use; 0 is on demand.
+    /// So many units ahead of their use; 0 is on demand.
     Depth(u32),
     /// As the policy `auto` chooses, which counts with a cluster.
     Auto,
@@ -102,6 +122,7 @@ impl Ending {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Variant {
     pub(super) format: StackFormat,
+    pub(super) unit: Unit,
     pub(super) ahead: Ahead,
     pub(super) mode: Mode,
     pub(super) transport: Transport,
@@ -114,7 +135,8 @@ impl fmt::Display for Variant {
             Transport::Peer => "peer",
             Transport::Nccl => "nccl",
         };
-        write!(formatter, "{}/{}/{}/{transport}", self.format.name(), self.ahead, self.mode.name())
+        let Self { format, unit, ahead, mode, .. } = self;
+        write!(formatter, "{}/{}/{ahead}/{}/{transport}", format.name(), unit.name(), mode.name())
     }
 }
 
@@ -123,11 +145,12 @@ impl Variant {
         format!("{self}/{}", ending.name())
     }
 
-    /// Reductions may be as far behind as gathers are ahead: a stack this deep into the future has the memory.
-    fn behind(&self, base: &Config) -> u32 {
-        match self.ahead {
-            Ahead::Depth(depth) => depth.max(base.reduce_behind),
-            Ahead::Auto => base.reduce_behind,
+    /// Unless asked otherwise, reductions may be as far behind as gathers are ahead: a stack this deep into the future has the memory.
+    fn behind(&self, base: &Config, options: &StackOptions) -> u32 {
+        match (options.behind, self.ahead) {
+            (Some(behind), _) => behind,
+            (None, Ahead::Depth(depth)) => depth.max(base.reduce_behind),
+            (None, Ahead::Auto) => base.reduce_behind,
         }
     }
 
@@ -146,7 +169,7 @@ impl Variant {
             TraceOutput { enabled: true, path, first_step, steps: 2, device: base.trace.device }
         });
         let mut config = Config {
-            reduce_behind: self.behind(base),
+            reduce_behind: self.behind(base, options),
             prefetch: Prefetch { cluster, ..prefetch },
             transport: self.transport,
             reduce_dtype: options.reduce_dtype,
@@ -174,20 +197,95 @@ pub(super) struct Selected {
 /// What the options ask for and the patterns let through.
 pub(super) fn select(options: &StackOptions) -> Vec<Selected> {
     let mut selected = Vec::new();
-    for format in &options.formats {
-        for transport in &options.transports {
-            for mode in &options.modes {
-                for ahead in &options.ahead {
-                    let variant =
-                        Variant { format: *format, ahead: *ahead, mode: *mode, transport: *transport };
-                    let wanted = |ending: &&Ending| options.wants(&variant.name(**ending));
-                    let endings: Vec<Ending> = options.endings.iter().filter(wanted).copied().collect();
-                    if !endings.is_empty() {
-                        selected.push(Selected { variant, endings });
+    for format in options.formats.iter().copied() {
+        for transport in options.transports.iter().copied() {
+            for mode in options.modes.iter().copied() {
+                for unit in options.units.iter().copied() {
+                    for ahead in options.ahead.iter().copied() {
+                        let variant = Variant { format, unit, ahead, mode, transport };
+                        let wanted = |ending: &&Ending| options.wants(&variant.name(**ending));
+                        let endings: Vec<Ending> = options.endings.iter().filter(wanted).copied().collect();
+                        if !endings.is_empty() {
+                            selected.push(Selected { variant, endings });
+                        }
                     }
                 }
             }
         }
     }
     selected
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{ByteSize, ReduceDtype};
+    use crate::format::ElementType;
+    use crate::tool::StackShape;
+
+    fn options() -> StackOptions {
+        StackOptions {
+            shape: StackShape { hidden: 128, ffn: 256, layers: 2, tokens: 32 },
+            gpus: 4,
+            steps: 1,
+            warm: 3,
+            formats: vec![StackFormat::Bf16],
+            units: vec![Unit::Weight, Unit::Block],
+            ahead: vec![Ahead::Depth(1), Ahead::Depth(7), Ahead::Auto],
+            modes: vec![Mode::Eager, Mode::Graph],
+            transports: vec![Transport::Peer],
+            endings: vec![Ending::Gradients, Ending::Training],
+            only: Vec::new(),
+            gradients: ElementType::Bf16,
+            reduce_dtype: ReduceDtype::Bf16,
+            behind: None,
+            config: None,
+            cluster: None,
+            traces: None,
+        }
+    }
+
+    #[test]
+    fn every_variant_has_a_name_of_its_own_which_says_its_unit() {
+        let selected = select(&options());
+        let mut names: Vec<String> =
+            selected.iter().flat_map(|of| of.endings.iter().map(|ending| of.variant.name(*ending))).collect();
+        assert_eq!(names.len(), 2 * 3 * 2 * 2);
+        assert!(names.contains(&"bf16/block/depth1/graph/peer/gradients".to_owned()));
+        assert!(names.contains(&"bf16/weight/auto/eager/peer/training".to_owned()));
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), 2 * 3 * 2 * 2);
+    }
+
+    #[test]
+    fn a_pattern_chooses_among_units() {
+        let only = vec!["*/block/depth?/*/gradients".to_owned()];
+        let selected = select(&StackOptions { only, ..options() });
+        assert_eq!(selected.len(), 4);
+        for Selected { variant, endings } in selected {
+            assert_eq!((variant.unit, endings), (Unit::Block, vec![Ending::Gradients]));
+        }
+    }
+
+    #[test]
+    fn reductions_are_as_far_behind_as_gathers_are_ahead_unless_a_number_is_given() {
+        let behind = |options: &StackOptions| -> Vec<u32> {
+            let eager =
+                StackOptions { modes: vec![Mode::Eager], units: vec![Unit::Block], ..options.clone() };
+            let config = |of: &Selected| of.variant.config(&Config::default(), options).reduce_behind;
+            select(&eager).iter().map(config).collect()
+        };
+        assert_eq!(behind(&options()), [2, 7, 2]);
+        assert_eq!(behind(&StackOptions { behind: Some(3), ..options() }), [3, 3, 3]);
+    }
+
+    #[test]
+    fn what_the_configuration_says_of_the_exchanging_kernel_holds_for_every_variant() {
+        let kernel_exchange = Some(ByteSize::new(16 << 20));
+        let base = Config { kernel_exchange, ..Config::default() };
+        for Selected { variant, .. } in select(&options()) {
+            assert_eq!(variant.config(&base, &options()).kernel_exchange, kernel_exchange, "{variant}");
+        }
+    }
 }
