@@ -57,7 +57,7 @@ impl CudaStream {
     pub(super) fn enqueue(&mut self, bound: &CudaBound, task: TaskId) -> Result<(), CudaFailure> {
         let missing = || CudaFailure::Refused(format!("the bound plan has no {task}"));
         let work = &bound.task(task).ok_or_else(missing)?.work;
-        let Self { stream, records, rank, device, arena, closures, fault, faulted, .. } = self;
+        let Self { stream, lane, records, rank, device, arena, closures, fault, faulted, .. } = self;
         let mut enqueue = || match work {
             Work::Commands(commands) => commands.iter().try_for_each(|command| command.enqueue(stream)),
             Work::ClearFault(commands) => {
@@ -79,17 +79,24 @@ impl CudaStream {
         };
         match &bound.timeline {
             None => enqueue(),
-            Some(timeline) => timeline.enqueue(task, (stream, *records), enqueue),
+            Some(timeline) if *records => timeline.recorded(task, (lane.id, stream), enqueue),
+            Some(timeline) => timeline.issued(task, stream, enqueue),
         }
     }
 
     pub(super) fn record(&self, bound: &CudaBound, event: EventId) -> Result<(), CudaFailure> {
         let missing = || CudaFailure::Refused(format!("the bound plan has no {event}"));
+        if let (true, Some(timeline)) = (self.records, &bound.timeline) {
+            timeline.event_recorded(self.lane(), event);
+        }
         self.stream.record(bound.event(event).ok_or_else(missing)?)
     }
 
     pub(super) fn wait(&self, bound: &CudaBound, event: EventId) -> Result<(), CudaFailure> {
         let missing = || CudaFailure::Refused(format!("the bound plan has no {event}"));
+        if let (true, Some(timeline)) = (self.records, &bound.timeline) {
+            timeline.event_waited(self.lane(), event);
+        }
         self.stream.wait(bound.event(event).ok_or_else(missing)?)
     }
 }

@@ -40,6 +40,7 @@ mod members;
 mod memory;
 mod nccl;
 mod options;
+mod precedence;
 mod prepare;
 mod progress;
 mod ranks;

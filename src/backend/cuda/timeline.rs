@@ -8,7 +8,7 @@ use super::failure::CudaFailure;
 use super::stream::Stream;
 use super::world::World;
 use crate::backend::TaskInterval;
-use crate::id::TaskId;
+use crate::id::{EventId, LaneId, TaskId};
 
 /// Where the times of a bound plan come from.
 #[derive(Debug)]
@@ -33,33 +33,53 @@ impl Timeline {
 
     /// From now on lanes record.
     pub(super) fn begin_recording(&self) {
-        if let Self::Activities(book) = self {
-            book.begin_recording();
+        match self {
+            Self::Events(clocks) => clocks.begin_recording(),
+            Self::Activities(book) => book.begin_recording(),
         }
     }
 
-    /// Enqueues a task on `stream`, which `records` or runs, by `work`.
-    pub(super) fn enqueue(
+    /// In a recording, `event` stands behind what is on `lane`.
+    pub(super) fn event_recorded(&self, lane: LaneId, event: EventId) {
+        if let Self::Events(clocks) = self {
+            clocks.event_recorded(lane, event);
+        }
+    }
+
+    /// In a recording, `lane` waits for `event`.
+    pub(super) fn event_waited(&self, lane: LaneId, event: EventId) {
+        if let Self::Events(clocks) = self {
+            clocks.event_waited(lane, event);
+        }
+    }
+
+    /// Has a lane run a task by `work`.
+    pub(super) fn issued(
         &self,
         task: TaskId,
-        (stream, records): (&Stream, bool),
+        stream: &Stream,
         work: impl FnOnce() -> Result<(), CudaFailure>,
     ) -> Result<(), CudaFailure> {
         match self {
-            Self::Events(clocks) => {
-                let pass =
-                    |clock| if records { stream.record_in_replays(clock) } else { stream.record(clock) };
-                let Some((begin, end)) = clocks.task(task) else { return work() };
-                pass(begin)?;
-                work()?;
-                pass(end)
-            }
-            Self::Activities(book) if records => {
+            Self::Events(clocks) => clocks.issued(task, stream, work),
+            Self::Activities(book) => book.issued(task, work),
+        }
+    }
+
+    /// Has a lane record a task by `work`.
+    pub(super) fn recorded(
+        &self,
+        task: TaskId,
+        (lane, stream): (LaneId, &Stream),
+        work: impl FnOnce() -> Result<(), CudaFailure>,
+    ) -> Result<(), CudaFailure> {
+        match self {
+            Self::Events(clocks) => clocks.recorded(task, (lane, stream), work),
+            Self::Activities(book) => {
                 work()?;
                 book.recorded(task, stream);
                 Ok(())
             }
-            Self::Activities(book) => book.issued(task, work),
         }
     }
 
