@@ -39,6 +39,7 @@ struct AdamArguments {
     float weight_decay;
     u32 bias_correction;
     u32 reserved;
+    AdamTensor only;
 };
 
 // The scalars of one step.
@@ -157,23 +158,26 @@ __device__ __forceinline__ float correction(const AdamArguments& all, float beta
     return all.bias_correction ? float(1.0 - pow(double(beta), double(step))) : 1.0f;
 }
 
-// The scalars of the step. Two threads make the corrections, while the state of the tile is on its way.
+// The scalars of the step. Two threads make the corrections and two others read the rest, while the state of the tile
+// is on its way.
 __device__ __forceinline__ Step scalars(const AdamArguments& all) {
     __shared__ float corrections[2];
+    __shared__ float factor;
+    __shared__ float learning_rate;
     if (threadIdx.x < 2) {
         corrections[threadIdx.x] = correction(all, threadIdx.x == 0 ? all.beta1 : all.beta2, all.vote->step);
     }
+    if (threadIdx.x == 32) factor = all.vote->clip * all.vote->unscale;
+    if (threadIdx.x == 64) learning_rate = *all.learning_rate;
     __syncthreads();
-    return Step{all.beta1,      1.0f - all.beta1, all.beta2,        1.0f - all.beta2,
-                corrections[0], corrections[1],   all.epsilon,      all.weight_decay,
-                all.vote->clip * all.vote->unscale, *all.learning_rate};
+    return Step{all.beta1,      1.0f - all.beta1, all.beta2,   1.0f - all.beta2, corrections[0],
+                corrections[1], all.epsilon,      all.weight_decay, factor,      learning_rate};
 }
 
 template <bool DECOUPLED, class Master, class Moment>
 __device__ __forceinline__ void adam(const AdamArguments& all) {
-    if (skips(all.vote)) return;
     Place place = place_of(all.tiles, blockIdx.x);
-    const AdamTensor& t = all.tensors[place.tensor];
+    const AdamTensor t = tensor_of<AdamTensor>(all, place);
     u64 first = u64(place.tile) * TILE;
     if (t.aligned && first + TILE <= t.count) {
         float4 p[GROUPS], m[GROUPS], v[GROUPS], g[GROUPS];
@@ -186,7 +190,11 @@ __device__ __forceinline__ void adam(const AdamArguments& all) {
             m[i] = Moment::load(t.exp_avg, at);
             v[i] = Moment::load(t.exp_avg_sq, at);
         }
+        // Asked for behind the state, which is on its way meanwhile.
+        if (skips(all.vote)) return;
         Step step = scalars(all);
+        // Read again, so that meanwhile registers held the state alone.
+        const AdamTensor to = tensor_of<AdamTensor>(all, place);
 #pragma unroll
         for (u32 i = 0; i < GROUPS; ++i) {
             u64 at = own + i * 4 * THREADS;
@@ -194,12 +202,13 @@ __device__ __forceinline__ void adam(const AdamArguments& all) {
             update<DECOUPLED>(step, p[i].y, m[i].y, v[i].y, g[i].y);
             update<DECOUPLED>(step, p[i].z, m[i].z, v[i].z, g[i].z);
             update<DECOUPLED>(step, p[i].w, m[i].w, v[i].w, g[i].w);
-            Master::store(t, at, p[i]);
-            Moment::store(t.exp_avg, at, m[i]);
-            Moment::store(t.exp_avg_sq, at, v[i]);
+            Master::store(to, at, p[i]);
+            Moment::store(to.exp_avg, at, m[i]);
+            Moment::store(to.exp_avg_sq, at, v[i]);
         }
         return;
     }
+    if (skips(all.vote)) return;
     Step step = scalars(all);
     u64 end = min(first + TILE, t.count);
     for (u64 at = first + threadIdx.x; at < end; at += THREADS) {
@@ -214,7 +223,7 @@ __device__ __forceinline__ void adam(const AdamArguments& all) {
 }
 
 #define ADAM_KERNEL(name, decoupled, master, moment)                                                           \
-    extern "C" __global__ void __launch_bounds__(THREADS) name(const __grid_constant__ AdamArguments all) {    \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4) name(const __grid_constant__ AdamArguments all) { \
         adam<decoupled, master, moment>(all);                                                                  \
     }
 

@@ -4,21 +4,27 @@
 // - NaN never raises an amax; infinity does. Blocks without an element get 0.
 // - Rounding to bfloat16 is monotone, so an amax is rounded once instead of every element.
 // - A master is read once, whatever the format needs: MXFP8's rows and columns come from one pass.
-// - A block makes `passes` passes before it combines its tensor's amax with the other blocks': a wait that every
-//   block has to sit through. So small launches spread over the device, and large ones wait seldom.
+// - A block makes `passes` passes before it raises its tensor's amax. So small launches spread over the device, and
+//   large ones begin and end seldom.
 // - A maximum does not depend on the order it is taken in, so atomics on the bits of non-negative floats are
 //   exact and the same in every run.
-// - The last block of a tensor to arrive publishes the tensor's amax and leaves `Pending` as it found it:
-//   zero. So the stage is one launch and needs no clearing launch before it.
+// - The first block of a tensor to start clears the tensor's amax while its data is on the way, whichever block that
+//   is; the others raise it when they are through, and wait only in case that has not been done yet. Nobody waits for
+//   a block that has not started. So the stage is one launch, needs no clearing launch before it, and ends with its
+//   slowest block.
+// - Tiles are taken from the last to the first: the optimizer, which goes the other way, left the last ones in the
+//   cache, and a cast behind this launch begins with those that it read last.
 
 #include "common.cuh"
 #include "elements.cuh"
 #include "fragment.cuh"
 
-// What the blocks of a tensor know together while they run. Zero between launches.
+// What the blocks of a tensor know together. Zero between launches.
 struct Pending {
-    u32 largest;
-    u32 arrived;
+    // Blocks that have started; all of them count as none.
+    u32 started;
+    // Blocks that have not raised the tensor's amax yet, from when it is cleared on.
+    u32 left;
 };
 
 struct AmaxTensor {
@@ -35,6 +41,13 @@ struct AmaxTensor {
     u32 columnwise_cols;
 };
 static_assert(sizeof(AmaxTensor) == 80, "kernels::amax::TensorArguments");
+
+// Blocks that share a multiprocessor. On Ampere a fifth would have registers spilled to memory.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr u32 RESIDENT = 4;
+#else
+constexpr u32 RESIDENT = 5;
+#endif
 
 struct AmaxArguments {
     Tiles tiles;
@@ -87,31 +100,65 @@ __device__ __forceinline__ float each_over_lanes(float (&values)[GROUP]) {
     return values[0];
 }
 
-// Combines the lanes' amaxes of one tensor, and with the other blocks'.
-__device__ __forceinline__ void publish(const AmaxArguments& all, const Place& place, float* tensor_amax,
-                                        float largest) {
-    __shared__ float of_warp[WARPS];
-    largest = over_warp(largest);
-    if (lane() == 0) of_warp[warp()] = largest;
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    for (u32 w = 1; w < WARPS; ++w) largest = fmaxf(largest, of_warp[w]);
-    Pending* pending = all.pending + place.tensor;
-    atomicMax(&pending->largest, __float_as_uint(largest));
-    if (arrive(&pending->arrived) == tiles_of(all.tiles, place.tensor)) {
-        u32 bits = atomicExch(&pending->largest, 0);
-        pending->arrived = 0;
-        *tensor_amax = __uint_as_float(bits);
+// A block's part in the amax of its tensor. Its first thread counts the block when it starts, looks at the answer once
+// the block's first data is on the way (`clear`), and raises the tensor's amax at the end (`publish`).
+class Shared {
+    Pending* pending;
+    u32* tensor_amax;
+    u32 tiles;
+    u32 started;
+    bool looked;
+
+  public:
+    __device__ __forceinline__ Shared(const AmaxArguments& all, const Place& place, float* tensor_amax)
+        : pending(all.pending + place.tensor),
+          tensor_amax(reinterpret_cast<u32*>(tensor_amax)),
+          tiles(tiles_of(all.tiles, place.tensor)),
+          started(0),
+          looked(threadIdx.x != 0) {
+        if (threadIdx.x == 0) started = started_before(&pending->started, tiles);
     }
+
+    // Clears the tensor's amax if no block was before this one. Only the first call of a block does anything.
+    __device__ __forceinline__ void clear() {
+        if (looked) return;
+        looked = true;
+        if (started != 0) return;
+        asm volatile("st.relaxed.gpu.global.u32 [%0], 0;" ::"l"(tensor_amax) : "memory");
+        asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(&pending->left), "r"(tiles) : "memory");
+    }
+
+    // Combines the threads' amaxes, and with the other blocks'.
+    __device__ __forceinline__ void publish(float largest) {
+        __shared__ float of_warp[WARPS];
+        clear();
+        largest = over_warp(largest);
+        if (lane() == 0) of_warp[warp()] = largest;
+        __syncthreads();
+        if (threadIdx.x != 0) return;
+        for (u32 w = 1; w < WARPS; ++w) largest = fmaxf(largest, of_warp[w]);
+        u32 left;
+        do {
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(left) : "l"(&pending->left) : "memory");
+        } while (left == 0);
+        atomicMax(tensor_amax, __float_as_uint(largest));
+        atomicSub(&pending->left, 1);
+    }
+};
+
+// The tile of a block: see the laws.
+__device__ __forceinline__ Place place_of_block(const Tiles& tiles) {
+    return place_of(tiles, tiles.count - 1 - blockIdx.x);
 }
 
 // The lane's largest magnitude of 16 rows of a strip.
-__device__ __forceinline__ float over_rows(const Fragment& f, u32 row, u32 column) {
+__device__ __forceinline__ float over_rows(const Fragment& f, u32 row, u32 column, Shared& shared) {
     float largest = 0.0f;
     if (is_whole(f, row, 16, column)) {
 #pragma unroll
         for (u32 part = 0; part < 2; ++part) {
             Patch patch = load_patch(f, row + part * PATCH_ROWS, column);
+            if (part == 0) shared.clear();
 #pragma unroll
             for (u32 r = 0; r < PATCH_ROWS; ++r) largest = fmaxf(largest, largest_of(patch.row[r]));
         }
@@ -123,10 +170,11 @@ __device__ __forceinline__ float over_rows(const Fragment& f, u32 row, u32 colum
 }
 
 // NVFP4 in 16x16 tiles: a warp takes one row of tiles in a pass, 128 columns; the next pass takes the row below.
-extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_tile16(const __grid_constant__ AmaxArguments all) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) amax_tile16(const __grid_constant__ AmaxArguments all) {
     if (skips(all.vote)) return;
-    Place place = place_of(all.tiles, blockIdx.x);
+    Place place = place_of_block(all.tiles);
     const AmaxTensor t = tensor_of<AmaxTensor>(all, place);
+    Shared shared(all, place, t.tensor_amax);
     u32 item = place.tile * WARPS + warp();
     Strip strip = strip_of(item, divide_up(t.grid_cols, 8), 16 * all.passes);
     u32 block_column = strip.column / 16 + lane() / 4;
@@ -135,23 +183,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_tile16(const __gri
     for (u32 pass = 0; pass < all.passes; ++pass) {
         u32 block_row = strip.row / 16 + pass;
         if (block_row >= t.grid_rows) break;
-        float amax = over_lanes<4>(over_rows(t.fragment, block_row * 16, strip.column));
+        float amax = over_lanes<4>(over_rows(t.fragment, block_row * 16, strip.column, shared));
         amax = all.via_bf16 ? round_to_bf16(amax) : amax;
         largest = fmaxf(largest, amax);
         if (lane() % 4 == 0 && block_column < t.grid_cols) {
             t.rowwise[u64(block_row) * t.grid_cols + block_column] = amax;
         }
     }
-    publish(all, place, t.tensor_amax, largest);
+    shared.publish(largest);
 }
 
 // FP8 in 128x128 tiles: a block takes one tile in a pass, a warp 16 of its rows.
-extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_tile128(const __grid_constant__ AmaxArguments all) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) amax_tile128(const __grid_constant__ AmaxArguments all) {
     if (skips(all.vote)) return;
     constexpr u32 MOST_PASSES = 2;
     __shared__ float of_warp[MOST_PASSES][WARPS];
-    Place place = place_of(all.tiles, blockIdx.x);
+    Place place = place_of_block(all.tiles);
     const AmaxTensor t = tensor_of<AmaxTensor>(all, place);
+    Shared shared(all, place, t.tensor_amax);
     u32 blocks = t.grid_rows * t.grid_cols;
     u32 first = place.tile * all.passes;
     u32 passes = min(all.passes, blocks - min(first, blocks));
@@ -160,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_tile128(const __gr
     for (u32 pass = 0; pass < passes; ++pass) {
         u32 row = (first + pass) / t.grid_cols * 128 + warp() * 16;
         u32 column = (first + pass) % t.grid_cols * 128;
-        float amax = over_warp(over_rows(t.fragment, row, column));
+        float amax = over_warp(over_rows(t.fragment, row, column, shared));
         amax = all.via_bf16 ? round_to_bf16(amax) : amax;
         largest = fmaxf(largest, amax);
         if (lane() == 0) of_warp[pass][warp()] = amax;
@@ -171,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_tile128(const __gr
         for (u32 w = 0; w < WARPS; ++w) of_block = fmaxf(of_block, of_warp[threadIdx.x][w]);
         t.rowwise[first + threadIdx.x] = of_block;
     }
-    publish(all, place, t.tensor_amax, largest);
+    shared.publish(largest);
 }
 
 // Blocks of 1 x WIDTH: a warp takes 8 rows in a pass, 128 columns; the next pass takes the 8 rows below. As many warps
@@ -181,8 +230,9 @@ __device__ __forceinline__ void amax_rows(const AmaxArguments& all) {
     constexpr u32 LANES = WIDTH / 4;
     constexpr u32 HEIGHT = 32;
     constexpr u32 GROUP = LANES < PATCH_ROWS ? LANES : PATCH_ROWS;
-    Place place = place_of(all.tiles, blockIdx.x);
+    Place place = place_of_block(all.tiles);
     const AmaxTensor t = tensor_of<AmaxTensor>(all, place);
+    Shared shared(all, place, t.tensor_amax);
     const Fragment& f = t.fragment;
     u32 rows_of_warp = PATCH_ROWS * all.passes;
     u32 strips = WARPS * rows_of_warp / HEIGHT;
@@ -202,6 +252,7 @@ __device__ __forceinline__ void amax_rows(const AmaxArguments& all) {
         u32 row = top + pass * PATCH_ROWS;
         if (is_whole(f, row, PATCH_ROWS, strip.column)) {
             Patch patch = load_patch(f, row, strip.column);
+            shared.clear();
             // Rows go to the lanes of a block in groups; what a group's lanes hold is its rows' amaxes.
 #pragma unroll
             for (u32 first = 0; first < PATCH_ROWS; first += GROUP) {
@@ -253,23 +304,23 @@ __device__ __forceinline__ void amax_rows(const AmaxArguments& all) {
             }
         }
     }
-    publish(all, place, t.tensor_amax, largest);
+    shared.publish(largest);
 }
 
 // NVFP4 in blocks of 1x16.
-extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_row16(const __grid_constant__ AmaxArguments all) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) amax_row16(const __grid_constant__ AmaxArguments all) {
     if (skips(all.vote)) return;
     amax_rows<16, false>(all);
 }
 
 // FP8 in blocks of 1x128.
-extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_row128(const __grid_constant__ AmaxArguments all) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) amax_row128(const __grid_constant__ AmaxArguments all) {
     if (skips(all.vote)) return;
     amax_rows<128, false>(all);
 }
 
 // MXFP8: blocks of 1x32 and of 32x1.
-extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_mxfp8(const __grid_constant__ AmaxArguments all) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) amax_mxfp8(const __grid_constant__ AmaxArguments all) {
     if (skips(all.vote)) return;
     amax_rows<32, true>(all);
 }
@@ -278,10 +329,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_mxfp8(const __grid
 constexpr u32 FLAT_PASS = 16384;
 
 // One amax per tensor.
-extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_tensor(const __grid_constant__ AmaxArguments all) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) amax_tensor(const __grid_constant__ AmaxArguments all) {
     if (skips(all.vote)) return;
-    Place place = place_of(all.tiles, blockIdx.x);
+    Place place = place_of_block(all.tiles);
     const AmaxTensor t = tensor_of<AmaxTensor>(all, place);
+    Shared shared(all, place, t.tensor_amax);
     const Fragment& f = t.fragment;
     float largest = 0.0f;
 #pragma unroll 1
@@ -294,6 +346,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_tensor(const __gri
                 float4 v[8];
 #pragma unroll
                 for (u32 i = 0; i < 8; ++i) v[i] = load16(at + (part * 8 + i) * 4 * THREADS);
+                if (part == 0) shared.clear();
 #pragma unroll
                 for (u32 i = 0; i < 8; ++i) largest = fmaxf(largest, largest_of(v[i]));
             }
@@ -304,5 +357,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 5) amax_tensor(const __gri
             }
         }
     }
-    publish(all, place, t.tensor_amax, all.via_bf16 ? round_to_bf16(largest) : largest);
+    shared.publish(all.via_bf16 ? round_to_bf16(largest) : largest);
 }

@@ -59,20 +59,37 @@ struct Place {
 __device__ __forceinline__ u32 lane() { return threadIdx.x % 32; }
 __device__ __forceinline__ u32 warp() { return threadIdx.x / 32; }
 
-// The largest t with first[t] <= tile. Each round a warp probes 32 places at once.
+// The largest t with first[t] <= tile. A warp looks at 128 places at once, four to a lane, so that in most launches one
+// wait for memory finds the tensor; where there are more tensors, it first finds the part they are in. `first` begins
+// at a multiple of 16 bytes and can be read up to the next one behind its end.
 __device__ __forceinline__ Place place_of(const Tiles& tiles, u32 tile) {
     if (tiles.tensors == 1) return Place{0, tile};
     u32 low = 0;
     u32 high = tiles.tensors;
-    while (high - low > 1) {
-        u32 step = (high - low + 31) / 32;
+    while (high - low > 128) {
+        u32 step = (high - low + 127) / 128 * 4;
         u32 probe = low + lane() * step;
         bool begun = probe < high && __ldg(tiles.first + probe) <= tile;
         u32 begun_lanes = __popc(__ballot_sync(0xFFFFFFFFu, begun));
         low += (begun_lanes - 1) * step;
         high = min(low + step, high);
     }
-    return Place{low, tile - __ldg(tiles.first + low)};
+    u32 own = low + 4 * lane();
+    u32 begun = 0;
+    u32 last = 0;
+    if (own < high) {
+        uint4 first = __ldg(reinterpret_cast<const uint4*>(tiles.first + own));
+        const u32 of[4] = {first.x, first.y, first.z, first.w};
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) {
+            if (own + k < high && of[k] <= tile) {
+                begun += 1;
+                last = of[k];
+            }
+        }
+    }
+    low += __reduce_add_sync(0xFFFFFFFFu, begun) - 1;
+    return Place{low, tile - __reduce_max_sync(0xFFFFFFFFu, last)};
 }
 
 // The descriptor of a place's tensor.
@@ -90,6 +107,14 @@ __device__ __forceinline__ u32 tiles_of(const Tiles& tiles, u32 tensor) {
 }
 
 __device__ __forceinline__ u32 divide_up(u32 n, u32 by) { return n / by + (n % by != 0); }
+
+// Counts this thread's block at `counter` when it starts, and returns how many of the `blocks` that count there started
+// before it. The last one leaves zero. The answer is waited for where it is first looked at, and orders nothing.
+__device__ __forceinline__ u32 started_before(u32* counter, u32 blocks) {
+    u32 before;
+    asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(blocks - 1));
+    return before;
+}
 
 // Counts this thread's block at `counter` and returns how many have come. Whoever sees a count also sees what the
 // blocks before it wrote, if they passed a barrier between writing and counting.

@@ -209,10 +209,10 @@ __device__ __forceinline__ void dequantize_columns(const DequantizeArguments& al
     Place place = place_of(all.tiles, blockIdx.x);
     const DequantizeTensor t = tensor_of<DequantizeTensor>(all, place);
     auto [top, left] = corner_of<Tile::SIDE>(place.tile, t.rows);
-    // The tile's scales are asked for with its codes: a thread fetches two of them. Four bytes more per row keep the
-    // banks apart.
+    // The tile's scales are asked for with its codes: a thread fetches and decodes two of them. A word more per row keeps
+    // the banks apart.
     constexpr u32 SCALE_ROWS = Tile::SIDE / 32;
-    __shared__ u8 scales[SCALE_ROWS][Tile::SIDE + 4];
+    __shared__ float factors[SCALE_ROWS][Tile::SIDE + 1];
     constexpr u32 FETCHED = SCALE_ROWS * Tile::SIDE / THREADS;
     u8 fetched[FETCHED];
 #pragma unroll
@@ -226,28 +226,40 @@ __device__ __forceinline__ void dequantize_columns(const DequantizeArguments& al
 #pragma unroll
     for (u32 i = 0; i < FETCHED; ++i) {
         u32 at = i * THREADS + threadIdx.x;
-        scales[at / Tile::SIDE][at % Tile::SIDE] = fetched[i];
+        factors[at / Tile::SIDE][at % Tile::SIDE] = E8m0::decode(fetched[i]);
     }
     __syncthreads();
     u32 row = top + 4 * lane();
     if (row >= t.rows) return;
-#pragma unroll 4
-    for (u32 line = warp(); line < Tile::SIDE; line += WARPS) {
-        if (left + line >= t.cols) break;
-        float factor = E8m0::decode(scales[lane() / 8][line]);
-        u32 codes = (&lines[0].x)[line * Tile::LINE + Tile::place(line, lane() / 4) * 4 + lane() % 4];
-        float v[4];
+    // Columns come by 32: four for each warp, which are read before the first of them is written.
+    constexpr u32 AT_A_TIME = 32 / WARPS;
+    u32 columns = min(Tile::SIDE, t.cols - left);
+#pragma unroll 1
+    for (u32 first = warp(); first < columns; first += AT_A_TIME * WARPS) {
+        u32 codes[AT_A_TIME];
+        float factor[AT_A_TIME];
 #pragma unroll
-        for (u32 k = 0; k < 4; k += 2) {
-            float2 both = E4m3::decode2(codes >> (8 * k));
-            v[k] = both.x * factor;
-            v[k + 1] = both.y * factor;
+        for (u32 i = 0; i < AT_A_TIME; ++i) {
+            u32 line = first + i * WARPS;
+            factor[i] = factors[lane() / 8][line];
+            codes[i] = (&lines[0].x)[line * Tile::LINE + Tile::place(line, lane() / 4) * 4 + lane() % 4];
         }
-        u8* to = t.out + (u64(left + line) * t.rows + row) * Out::BYTES;
-        if (t.aligned) {
-            Out::stream4(to, v);
-        } else {
-            for (u32 k = 0; k < 4; ++k) Out::one(to + k * Out::BYTES, v[k]);
+#pragma unroll
+        for (u32 i = 0; i < AT_A_TIME; ++i) {
+            float v[4];
+#pragma unroll
+            for (u32 k = 0; k < 4; k += 2) {
+                float2 both = E4m3::decode2(codes[i] >> (8 * k));
+                v[k] = both.x * factor[i];
+                v[k + 1] = both.y * factor[i];
+            }
+            u8* to = t.out + (u64(left + first + i * WARPS) * t.rows + row) * Out::BYTES;
+            if (t.aligned) {
+                Out::stream4(to, v);
+            } else {
+#pragma unroll
+                for (u32 k = 0; k < 4; ++k) Out::one(to + k * Out::BYTES, v[k]);
+            }
         }
     }
 }
@@ -271,11 +283,11 @@ DEQUANTIZE_KERNEL(e4m3_tensor, Fp8Whole<E4m3>)
 DEQUANTIZE_KERNEL(e5m2_tensor, Fp8Whole<E5m2>)
 DEQUANTIZE_KERNEL(mxfp8_rowwise, Mxfp8Rowwise)
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, 6)
 dequantize_mxfp8_columnwise_f32(const __grid_constant__ DequantizeArguments all) {
     dequantize_columns<ToF32>(all);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, 6)
 dequantize_mxfp8_columnwise_bf16(const __grid_constant__ DequantizeArguments all) {
     dequantize_columns<ToBf16>(all);
 }

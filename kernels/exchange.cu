@@ -4,9 +4,9 @@
 // - PL-8: nothing is written before every partner has said that it may be (ready), and the launch ends only when every
 //   partner has said that it has written (done). The words are those that streams meet with, and are used alike: 1 from
 //   the partner's signal until it has been waited for and cleared.
-// - The first block meets for all, then the others are let in; the last one to finish says done and waits for the
-//   others' done. A launch has few blocks, which fit a GPU at once; where products leave them no room,
-//   they come in the order of their numbers, the first one first, as blocks are in fact started.
+// - Blocks are counted when they start. The first to be counted meets for all, then the others are let in; the last one to
+//   finish says done and waits for the others' done. Nobody waits for a block that has not started, so the order in
+//   which blocks are started does not matter, nor how many of them fit at once beside products.
 // - What a block wrote is visible to a partner that has seen this rank's done: every block fences system-wide and counts itself
 //   in; the last one sees all counts before it signals.
 // - The gate is zero before and after a launch, and launches on one gate follow one another.
@@ -26,7 +26,11 @@ struct Partner {
 static_assert(sizeof(Partner) == 32, "kernels::exchange::Partner");
 
 struct Gate {
+    // Blocks that have started; all of them count as none.
+    u32 started;
+    // 1 once the others may go in.
     u32 open;
+    // Blocks that have copied.
     u32 finished;
 };
 
@@ -77,8 +81,11 @@ __device__ __forceinline__ void copy_tile(const Range& range, u64 first) {
 }
 
 extern "C" __global__ void __launch_bounds__(COPIERS) exchange(const __grid_constant__ ExchangeArguments all) {
+    __shared__ bool is_first;
     __shared__ bool is_last;
-    if (blockIdx.x == 0) {
+    if (threadIdx.x == 0) is_first = started_before(&all.gate->started, gridDim.x) == 0;
+    __syncthreads();
+    if (is_first) {
         if (threadIdx.x < all.partner_count) {
             tell(all.partners[threadIdx.x].ready_there);
             await_and_clear(all.partners[threadIdx.x].ready_here);

@@ -4,7 +4,8 @@
 // - Squares are exact in f64 and added in f64, in an order that follows from the lengths of the gradients
 //   alone: elements to threads, threads to a block's partial sum, partial sums in block order. The result is
 //   rounded to f32 once. So it is the same on every device and in every run.
-// - The last block to arrive adds the partial sums and leaves the counter as it found it: zero.
+// - The last block to start adds the partial sums: all others are running or through, so it can wait for them. A partial
+//   sum says by itself that it is there, and nobody waits for a fence. What is counted and summed is left at zero.
 // - Ranks are added in rank order in f32: every rank computes the same vote from the same records.
 // - A closure's fault outweighs a non-finite norm, which it may have caused.
 
@@ -29,8 +30,9 @@ static_assert(sizeof(NormRecord) == 16, "op::NormRecord");
 struct NormArguments {
     Tiles tiles;
     const NormTensor* tensors;
-    double* partial;
-    u32* arrived;
+    // Zero between launches.
+    u64* partial;
+    u32* started;
     const u32* fault;
     NormRecord* record;
     // Elements of a tile, a multiple of STRIDE.
@@ -82,38 +84,63 @@ __device__ __forceinline__ double squares_of_tile(const NormArguments& all, u32 
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-// The thread's share of the partial sums, which other blocks wrote in this launch: past the first-level cache, and
-// many at a time.
+// A partial sum as it lies in memory: inverted, so that zero means that it is not there yet. The NaN that would be zero
+// is stored as another one.
+__device__ __forceinline__ void store_partial(u64* to, double sum) {
+    u64 word = ~u64(__double_as_longlong(sum));
+    if (word == 0) word = ~u64(0x7FF8000000000000);
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+}
+
+// The thread's share of the partial sums, which other blocks write in this launch: many at a time, waited for, and
+// taken away.
 __device__ __forceinline__ double partial_sums(const NormArguments& all) {
     constexpr u32 AT_A_TIME = 8;
     double sum = 0.0;
     for (u32 first = threadIdx.x; first < gridDim.x; first += AT_A_TIME * THREADS) {
-        double partial[AT_A_TIME];
+        u64 words[AT_A_TIME];
+        bool are_there;
+        do {
+            are_there = true;
+#pragma unroll
+            for (u32 i = 0; i < AT_A_TIME; ++i) {
+                u32 block = first + i * THREADS;
+                // Behind the end lies +0.
+                words[i] = ~u64(0);
+                if (block < gridDim.x) {
+                    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
+                                 : "=l"(words[i])
+                                 : "l"(all.partial + block)
+                                 : "memory");
+                }
+            }
+#pragma unroll
+            for (u32 i = 0; i < AT_A_TIME; ++i) are_there &= words[i] != 0;
+        } while (!are_there);
 #pragma unroll
         for (u32 i = 0; i < AT_A_TIME; ++i) {
             u32 block = first + i * THREADS;
-            partial[i] = block < gridDim.x ? __ldcg(all.partial + block) : 0.0;
+            sum += __longlong_as_double(~words[i]);
+            if (block < gridDim.x) all.partial[block] = 0;
         }
-#pragma unroll
-        for (u32 i = 0; i < AT_A_TIME; ++i) sum += partial[i];
     }
     return sum;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 4) grad_norm(const __grid_constant__ NormArguments all) {
     __shared__ bool is_last;
-    double sum = over_block(blockIdx.x < all.tiles.count ? squares_of_tile(all, blockIdx.x) : 0.0);
-    if (threadIdx.x == 0) {
-        all.partial[blockIdx.x] = sum;
-        is_last = arrive(all.arrived) == gridDim.x;
-    }
-    __syncthreads();
+    u32 before = 0;
+    if (threadIdx.x == 0) before = started_before(all.started, gridDim.x);
+    double sum = blockIdx.x < all.tiles.count ? squares_of_tile(all, blockIdx.x) : 0.0;
+    if (threadIdx.x == 0) is_last = before == gridDim.x - 1;
+    sum = over_block(sum);
+    if (threadIdx.x == 0) store_partial(all.partial + blockIdx.x, sum);
     if (!is_last) return;
+    // Asked for together with the partial sums.
+    u32 fault = *all.fault;
+    __syncthreads();
     sum = over_block(partial_sums(all));
-    if (threadIdx.x == 0) {
-        *all.record = NormRecord{float(sum), *all.fault, {0, 0}};
-        *all.arrived = 0;
-    }
+    if (threadIdx.x == 0) *all.record = NormRecord{float(sum), fault, {0, 0}};
 }
 
 struct VoteArguments {

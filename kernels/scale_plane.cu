@@ -5,6 +5,8 @@
 //   spread by many blocks at once. The first G/16 land on compact rows: the block that is the last to have read
 //   its rows of a strip of columns spreads them, from the last to the first; every block has read the last of
 //   them, should it be that one. No compact row is overwritten before it is read.
+// - Strips are narrow in a small launch, so that many blocks share what is left to the last ones, and wide in a large
+//   one, which then writes whole lines, neighbours in memory.
 // - The counters that tell who is last are zero between launches.
 // - Padding is zeroed, whatever it held.
 
@@ -23,7 +25,8 @@ struct ExpandTensor {
     u32 blocks_down;
     // Do rows begin at multiples of 16 bytes?
     u32 aligned;
-    u32 reserved;
+    // Logarithm of the units, words of 4 or 16 bytes, of a row of a strip.
+    u32 strip_bits;
 };
 static_assert(sizeof(ExpandTensor) == 48, "kernels::scale_plane::ExpandTensor");
 
@@ -35,11 +38,6 @@ struct ExpandArguments {
 
 // Rows that one tile's scales stand in.
 constexpr u32 REPEAT = 16;
-// Units, words of 4 or 16 bytes, of a row of a strip.
-constexpr u32 STRIP = 4;
-// Compact rows of a block, and upper ones that it holds in case it is the last: one of each for a thread. Counting a
-// block waits for what its neighbours write, so a block writes much.
-constexpr u32 BATCH = THREADS / STRIP;
 
 // Reads past the first-level cache and in the order written: the launch writes where it reads.
 __device__ __forceinline__ void read_shared(u32& unit, const u32* at) {
@@ -52,25 +50,28 @@ __device__ __forceinline__ void read_shared(uint4& unit, const uint4* at) {
                  : "memory");
 }
 
-// One compact row per row of tiles becomes 16 equal rows. A block takes 64 compact rows of a strip.
+// One compact row per row of tiles becomes 16 equal rows. A block takes the `batch` compact rows of a strip for which it
+// has threads, a unit each, and holds as many upper ones in case it is the last. Counting a block waits for what its
+// neighbours write, so a block writes much.
 template <class Unit>
 __device__ __forceinline__ void expand(const ExpandTensor& t, u32 tile) {
     __shared__ bool is_last;
+    u32 batch = THREADS >> t.strip_bits;
     u32 units = t.pitch / sizeof(Unit);
     u32 strip = tile / t.blocks_down;
-    u32 column = strip * STRIP + threadIdx.x % STRIP;
+    u32 number = threadIdx.x >> t.strip_bits;
+    u32 column = (strip << t.strip_bits) + threadIdx.x - (number << t.strip_bits);
     bool in_columns = column < units;
     u32 upper = divide_up(t.tile_rows, REPEAT);
     const Unit* compact = reinterpret_cast<const Unit*>(t.compact) + column;
     Unit* plane = reinterpret_cast<Unit*>(t.plane) + column;
 
-    u32 number = threadIdx.x / STRIP;
-    u32 row = upper + tile % t.blocks_down * BATCH + number;
+    u32 row = upper + tile % t.blocks_down * batch + number;
     bool spreads = in_columns && row < t.plane_rows / REPEAT;
     Unit own{};
     if (spreads && row < t.tile_rows) read_shared(own, compact + u64(row) * units);
     u32 end = upper;
-    u32 begin = end > BATCH ? end - BATCH : 0;
+    u32 begin = end > batch ? end - batch : 0;
     Unit held{};
     if (in_columns && begin + number < end) read_shared(held, compact + u64(begin + number) * units);
     // What is left to wait for are reads, so the block is counted before it writes.
@@ -94,7 +95,7 @@ __device__ __forceinline__ void expand(const ExpandTensor& t, u32 tile) {
         }
         // What was written lies below the rows that are read next.
         end = begin;
-        begin = end > BATCH ? end - BATCH : 0;
+        begin = end > batch ? end - batch : 0;
         if (in_columns && begin + number < end) read_shared(held, compact + u64(begin + number) * units);
         __syncthreads();
     }
@@ -227,7 +228,7 @@ __device__ __forceinline__ void swizzle_columns(const SwizzleTensor& t, u32 item
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 6)
 swizzle_scale(const __grid_constant__ SwizzleArguments all) {
     Place place = place_of(all.tiles, blockIdx.x);
     const SwizzleTensor t = tensor_of<SwizzleTensor>(all, place);

@@ -87,25 +87,10 @@ struct CombineArguments {
     CombineTensor only;
 };
 
-struct FromF32 {
-    static __device__ __forceinline__ float4 four(u64 source, u64 at) {
-        return *reinterpret_cast<const float4*>(reinterpret_cast<const float*>(source) + at);
-    }
-    static __device__ __forceinline__ float one(u64 source, u64 at) {
-        return reinterpret_cast<const float*>(source)[at];
-    }
-};
-
-struct FromBf16 {
-    static __device__ __forceinline__ float4 four(u64 source, u64 at) {
-        uint2 v = *reinterpret_cast<const uint2*>(reinterpret_cast<const u16*>(source) + at);
-        return make_float4(bf16_value(u16(v.x)), bf16_value(u16(v.x >> 16)), bf16_value(u16(v.y)),
-                           bf16_value(u16(v.y >> 16)));
-    }
-    static __device__ __forceinline__ float one(u64 source, u64 at) {
-        return bf16_value(reinterpret_cast<const u16*>(source)[at]);
-    }
-};
+__device__ __forceinline__ float4 four_of(u64 source, u64 at) {
+    return *reinterpret_cast<const float4*>(reinterpret_cast<const float*>(source) + at);
+}
+__device__ __forceinline__ float one_of(u64 source, u64 at) { return reinterpret_cast<const float*>(source)[at]; }
 
 struct Sum {
     static __device__ __forceinline__ float of(float sum, float value) { return sum + value; }
@@ -118,7 +103,7 @@ struct Max {
 };
 
 // The target may be one of the sources: an element is read from all of them before it is written.
-template <class From, class Reduction>
+template <class Reduction>
 __device__ __forceinline__ void combine(const CombineArguments& all) {
     Place place = place_of(all.tiles, blockIdx.x);
     const CombineTensor t = tensor_of<CombineTensor>(all, place);
@@ -129,13 +114,13 @@ __device__ __forceinline__ void combine(const CombineArguments& all) {
         float4 sum[STEPS];
         u64 source = __ldg(t.sources);
 #pragma unroll
-        for (u32 i = 0; i < STEPS; ++i) sum[i] = From::four(source, own + i * 4 * THREADS);
+        for (u32 i = 0; i < STEPS; ++i) sum[i] = four_of(source, own + i * 4 * THREADS);
 #pragma unroll 3
         for (u32 r = 1; r < count; ++r) {
             source = __ldg(t.sources + r);
             float4 v[STEPS];
 #pragma unroll
-            for (u32 i = 0; i < STEPS; ++i) v[i] = From::four(source, own + i * 4 * THREADS);
+            for (u32 i = 0; i < STEPS; ++i) v[i] = four_of(source, own + i * 4 * THREADS);
 #pragma unroll
             for (u32 i = 0; i < STEPS; ++i) {
                 sum[i] = make_float4(Reduction::of(sum[i].x, v[i].x), Reduction::of(sum[i].y, v[i].y),
@@ -148,20 +133,19 @@ __device__ __forceinline__ void combine(const CombineArguments& all) {
     }
     u64 end = min(first + TILE, t.count);
     for (u64 at = first + threadIdx.x; at < end; at += THREADS) {
-        float sum = From::one(__ldg(t.sources), at);
-        for (u32 r = 1; r < count; ++r) sum = Reduction::of(sum, From::one(__ldg(t.sources + r), at));
+        float sum = one_of(__ldg(t.sources), at);
+        for (u32 r = 1; r < count; ++r) sum = Reduction::of(sum, one_of(__ldg(t.sources + r), at));
         t.to[at] = sum;
     }
 }
 
-#define COMBINE_KERNEL(name, from, reduction)                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS) name(const __grid_constant__ CombineArguments all) { \
-        combine<from, reduction>(all);                                                                         \
-    }
+extern "C" __global__ void __launch_bounds__(THREADS) sum_f32(const __grid_constant__ CombineArguments all) {
+    combine<Sum>(all);
+}
 
-COMBINE_KERNEL(sum_f32, FromF32, Sum)
-COMBINE_KERNEL(sum_bf16, FromBf16, Sum)
-COMBINE_KERNEL(max_f32, FromF32, Max)
+extern "C" __global__ void __launch_bounds__(THREADS) max_f32(const __grid_constant__ CombineArguments all) {
+    combine<Max>(all);
+}
 
 // What a rank has of a gradient: a slice per rank, which become one, and what is made of the sum, in one pass over memory.
 struct SlicesTensor {

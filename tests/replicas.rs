@@ -251,10 +251,10 @@ fn a_session_of_replicas_tunes_itself_without_changing_a_bit() {
     });
 }
 
-/// GPUs know one replica and whole gathers. They are not even looked for.
+/// GPUs take replicas and chunks; what they do not take is said before any is looked for.
 #[cfg(feature = "cuda")]
 #[test]
-fn replicas_and_chunks_on_gpus_are_refused_before_anything_is_opened() {
+fn replicas_that_do_not_divide_the_gpus_are_refused_before_any_is_opened() {
     use warpweft::backend::cuda::{CudaSurface, DeviceOrdinal};
     use warpweft::config::ByteSize;
     within_a_minute(async {
@@ -265,15 +265,14 @@ fn replicas_and_chunks_on_gpus_are_refused_before_anything_is_opened() {
         let closures = |_: RankId| |_: &Call, _: &ComputeContext<'_, CudaSurface>| Ok(());
         let program = program.build_evaluation().unwrap();
         let nowhere = vec![DeviceOrdinal::new(900), DeviceOrdinal::new(901)];
-        let builder = Session::builder(config(2), closures).program(program.clone());
+        let mut uneven = config(3);
+        uneven.prefetch.chunk = Some(ByteSize::new(4096));
+        let even = Config { mesh: config(2).mesh, ..uneven.clone() };
+        let builder = Session::builder(uneven, closures).program(program.clone());
         let error = builder.start_cuda(nowhere.clone()).await.unwrap_err();
-        assert!(matches!(error, SessionError::ReplicasOnGpus { replicate: 2 }), "{error}");
-        assert!(error.to_string().contains("run on the CPU, or set mesh.replicate to 1"), "{error}");
-        let mut chunks = config(1);
-        chunks.prefetch.chunk = Some(ByteSize::new(4096));
-        let error =
-            Session::builder(chunks, closures).program(program).start_cuda(nowhere).await.unwrap_err();
-        assert!(matches!(error, SessionError::ChunksOnGpus { .. }), "{error}");
-        assert!(error.to_string().contains("remove prefetch.chunk"), "{error}");
+        assert!(error.to_string().contains("2 ranks cannot hold 3 replicas"), "{error}");
+        // And now for the GPUs, which are not there.
+        let error = Session::builder(even, closures).program(program).start_cuda(nowhere).await.unwrap_err();
+        assert!(matches!(error, SessionError::Cuda(_)) && !error.to_string().contains("replicas"), "{error}");
     });
 }

@@ -1,6 +1,6 @@
 //! What stays the same for 200 steps: no allocation on rank and lane threads, no address changes.
 //!
-//! Guards BK-2, TU-10 and the arena's law. This file holds one test, so that nothing else in its process
+//! Guards BK-2, TU-10 and the arena's law, of steps whose host time is split as of others. This file holds one test, so that nothing else in its process
 //! allocates meanwhile.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "a counting allocator can only be written with it")]
@@ -104,7 +104,9 @@ fn two_hundred_steps_allocate_nothing_on_rank_and_lane_threads_and_move_nothing(
             COUNTS.store(true, Ordering::SeqCst);
             for step in 10..210 {
                 feed(&mut session, "train", 3, step);
-                session.step("train").await.unwrap();
+                session.split_host_time(step % 2 == 0);
+                let report = session.step("train").await.unwrap();
+                assert_eq!(report.host.is_some(), step % 2 == 0);
             }
             COUNTS.store(false, Ordering::SeqCst);
             assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), 0, "{format}, {capture:?}");

@@ -1,6 +1,8 @@
 //! The main job on GPUs, split over processes: the same losses, and ends that name their cause.
 //!
 //! Needs two GPUs or more, four for peers inside of hosts with NCCL between, and says so where there are none. NCCL is used where it is installed.
+//! Of the machine it was built on it needs nothing but two programs, itself and the example, one folder up in `examples/train`, and to run in the root of the
+//! repository, whose files are read as text: `target/debug/deps/train_processes --nocapture`, with one line on stderr for every run and how long it took.
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -20,6 +22,13 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 /// What one process may take, its kernels' compilation included.
 const LIMIT: Duration = Duration::from_secs(120);
+
+/// What processes are given in which a peer ends.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// What a process may take to end once a peer was killed or stopped: half the deadline until silence is noticed, eight seconds to drain and abort, the
+/// rest for the driver's part of its exit.
+const END: Duration = Duration::from_secs(30);
 
 /// The GPUs to use: an even number up to four, or none, with the reason on stderr.
 fn gpus(what: &str) -> Option<(u32, MutexGuard<'static, ()>)> {
@@ -101,6 +110,8 @@ struct Run<'a> {
     /// On how many hosts processes claim to be.
     hosts: u32,
     capture: bool,
+    /// Beside what every run has.
+    arguments: &'a [&'a str],
 }
 
 /// What a run left.
@@ -140,6 +151,7 @@ impl Run<'_> {
                     .env("MASTER_PORT", port.number().to_string())
                     .env("WARPWEFT_SECRET", "a secret of the test of processes");
             }
+            command.args(self.arguments);
             if self.capture {
                 command.arg("--capture");
             }
@@ -164,8 +176,8 @@ impl Run<'_> {
         let _ = std::fs::remove_file(self.losses());
         let mut said = String::new();
         for mut process in self.start() {
-            let (passed, words) = process.ends();
-            assert!(passed, "{words}");
+            let (code, words) = process.ends(LIMIT);
+            assert_eq!(code, Some(0), "{words}");
             process.child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
         }
         let losses = std::fs::read_to_string(self.losses()).unwrap();
@@ -181,29 +193,35 @@ struct Process {
 }
 
 impl Process {
-    /// Waits until it has made steps.
+    /// Waits until it has made steps, all of them as they were asked for: recorded from the second on, if they are to be.
     fn works(&mut self) {
         let out = BufReader::new(self.child.stdout.take().unwrap());
         let mut lines = out.lines().map_while(Result::ok);
-        assert!(lines.any(|line| line.starts_with("step")), "it ended: {}", self.ends().1);
+        let mut said = String::new();
+        let works = lines.by_ref().any(|line| {
+            said += &line;
+            line.starts_with("step")
+        });
+        assert!(works, "it ended: {}", self.ends(LIMIT).1);
+        assert!(!said.contains("not recorded"), "{said}");
         // It goes on printing, and must not be held up by a full pipe.
         std::thread::spawn(move || lines.for_each(drop));
     }
 
-    /// Whether it ended well, and what it said on stderr.
+    /// With which code it ended, none if by a signal, and what it said on stderr.
     #[track_caller]
-    fn ends(&mut self) -> (bool, String) {
+    fn ends(&mut self, limit: Duration) -> (Option<i32>, String) {
         let begun = Instant::now();
         let status = loop {
             match self.child.try_wait().unwrap() {
                 Some(status) => break status,
-                None => assert!(begun.elapsed() < LIMIT, "it does not end"),
+                None => assert!(begun.elapsed() < limit, "it does not end"),
             }
             std::thread::sleep(Duration::from_millis(20));
         };
         let mut words = String::new();
         self.child.stderr.take().unwrap().read_to_string(&mut words).unwrap();
-        (status.success(), words)
+        (status.code(), words)
     }
 
     fn signal(&self, name: &str) {
@@ -227,9 +245,9 @@ fn losses_do_not_depend_on_how_ranks_are_split_over_processes() {
     let run = |processes, transport| {
         let variables = &[("WARPWEFT_TRANSPORT", transport)];
         let ranks = count / processes;
-        Run { folder: folder.path(), processes, ranks, steps: 20, variables, hosts: 1, capture: false }
-            .train()
-            .losses
+        let (folder, arguments) = (folder.path(), &[]);
+        let run = Run { folder, processes, ranks, steps: 20, variables, hosts: 1, capture: false, arguments };
+        run.train().losses
     };
     let expected = run(1, "peer");
     let ways: &[_] = if has_nccl() { &["peer", "nccl"] } else { &["peer"] };
@@ -253,7 +271,8 @@ fn processes_on_several_hosts_have_the_losses_of_one() {
     let run = |processes, hosts, transport, capture| {
         let variables = &[("WARPWEFT_TRANSPORT", transport)];
         let ranks = count / processes;
-        Run { folder: folder.path(), processes, ranks, steps: 10, variables, hosts, capture }.train()
+        let (folder, arguments) = (folder.path(), &[]);
+        Run { folder, processes, ranks, steps: 10, variables, hosts, capture, arguments }.train()
     };
     let expected = run(1, 1, "peer", false).losses;
     let same = |processes, hosts, transport, capture, by| {
@@ -278,6 +297,114 @@ fn processes_on_several_hosts_have_the_losses_of_one() {
     same(4, 2, "auto", true, inside);
 }
 
+/// Processes, hosts that they claim to be on, transport, recorded.
+type Split = (u32, u32, &'static str, bool);
+
+/// The losses of ten steps with these arguments and variables, however ranks are split.
+fn losses_of(count: u32, arguments: &[&str], variables: &[(&str, &str)], splits: &[Split]) -> Vec<String> {
+    let folder = tempfile::tempdir().unwrap();
+    let mut all = Vec::new();
+    for (processes, hosts, transport, capture) in splits.iter().copied() {
+        let begun = Instant::now();
+        let mut variables = variables.to_vec();
+        variables.push(("WARPWEFT_TRANSPORT", transport));
+        let (folder, ranks, variables) = (folder.path(), count / processes, &variables[..]);
+        let run = Run { folder, processes, ranks, steps: 10, variables, hosts, capture, arguments };
+        all.push(run.train().losses);
+        let way = format!("{processes} processes, {hosts} hosts, {transport}, recorded: {capture}");
+        eprintln!("{arguments:?}, {way}: {:.1?}", begun.elapsed());
+    }
+    all
+}
+
+/// The ways that there are here.
+fn splits(count: u32) -> Vec<Split> {
+    let mut splits = vec![(1, 1, "peer", false), (1, 1, "peer", true)];
+    if has_nccl() {
+        splits.push((1, 1, "nccl", true));
+        // Two ranks a host: peers inside, NCCL between.
+        splits.extend((count >= 4).then_some((2, 2, "auto", true)));
+    }
+    splits
+}
+
+/// PL-2, on the wire: a chunk brings what a whole gather brings.
+#[test]
+fn gathers_in_chunks_have_the_losses_of_whole_ones_by_every_way() {
+    let Some((count, _alone)) = gpus("gathers in chunks") else { return };
+    let expected = losses_of(count, &[], &[], &[(1, 1, "peer", false)]);
+    let chunked = losses_of(count, &[], &[("WARPWEFT_PREFETCH__CHUNK", "8 KiB")], &splits(count));
+    assert!(chunked.iter().all(|losses| *losses == expected[0]), "{expected:?}\n{chunked:?}");
+}
+
+/// Two replicas, on a host together or on one each: the same bits by every way. What they begin with is what one copy begins with, and sums in another order
+/// round otherwise.
+#[test]
+fn replicas_have_the_same_losses_by_every_way() {
+    let Some((count, _alone)) = gpus("replicas") else { return };
+    let one = &losses_of(count, &[], &[], &[(1, 1, "peer", false)])[0];
+    let two = losses_of(count, &["--replicate", "2"], &[], &splits(count));
+    assert!(two.iter().all(|losses| *losses == two[0]), "{two:?}");
+    let values = |losses: &str| losses.lines().map(|line| line.parse::<f64>().unwrap()).collect::<Vec<_>>();
+    let (one, two) = (values(one), values(&two[0]));
+    assert_eq!(one[0], two[0], "before the first update");
+    assert!(one.iter().zip(&two).all(|(one, two)| (one / two - 1.0).abs() < 0.02), "{one:?}, {two:?}");
+}
+
+/// A process that ends in another one's steps.
+#[derive(Clone, Copy, Debug)]
+struct End {
+    /// What it gets.
+    signal: &'static str,
+    victim: usize,
+    /// What the other says of it.
+    words: &'static str,
+}
+
+const KILLED: End = End { signal: "KILL", victim: 1, words: "was killed" };
+const FIRST_KILLED: End = End { victim: 0, ..KILLED };
+const STOPPED: End = End { signal: "STOP", victim: 1, words: "silent" };
+
+/// Where a process ends, and how the others reach it.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    transport: &'static str,
+    hosts: u32,
+    capture: bool,
+    /// Up to what size kernels carry bytes to peers, and wait for them.
+    by_kernel: Option<&'static str>,
+}
+
+/// One of two processes ends in a step: the other says which, and exits by itself, with an error.
+#[track_caller]
+fn named_by_the_other(folder: &Path, count: u32, place: Place, end: End) {
+    let begun = Instant::now();
+    let deadline = DEADLINE.as_secs().to_string();
+    let mut variables = vec![("WARPWEFT_TRANSPORT", place.transport), ("WARPWEFT_DEADLINE_S", &deadline)];
+    variables.extend(place.by_kernel.map(|size| ("WARPWEFT_KERNEL_EXCHANGE", size)));
+    let run = Run {
+        folder,
+        processes: 2,
+        ranks: if place.hosts > 1 { count / 2 } else { 1 },
+        steps: 1_000_000,
+        variables: &variables,
+        hosts: place.hosts,
+        capture: place.capture,
+        arguments: &[],
+    };
+    let mut processes = run.start();
+    processes[0].works();
+    let (started, told) = (begun.elapsed(), Instant::now());
+    processes[end.victim].signal(end.signal);
+    let (code, said) = processes[1 - end.victim].ends(END);
+    let ended = told.elapsed();
+    eprintln!(
+        "{place:?}, {end:?}: worked after {started:.1?}, the other ended {ended:.1?} behind the signal"
+    );
+    let named = said.contains(&format!("process {} (rank", end.victim)) && said.contains(end.words);
+    assert!(code == Some(1) && named, "{place:?}, {end:?}: {code:?}, {said}");
+}
+
 /// RV-3: within the deadline, by name, on every other process.
 #[test]
 fn a_process_that_is_killed_or_stopped_in_a_step_is_named_by_the_others() {
@@ -285,26 +412,34 @@ fn a_process_that_is_killed_or_stopped_in_a_step_is_named_by_the_others() {
     let folder = tempfile::tempdir().unwrap();
     // The way, and hosts.
     let ways: &[_] = if has_nccl() { &[("peer", 1), ("nccl", 1), ("auto", 2)] } else { &[("peer", 1)] };
-    for (way, hosts) in ways.iter().copied() {
-        let variables = [("WARPWEFT_TRANSPORT", way), ("WARPWEFT_DEADLINE_S", "10")];
-        let run = Run {
-            folder: folder.path(),
-            processes: 2,
-            ranks: if hosts > 1 { count / 2 } else { 1 },
-            steps: 1_000_000,
-            variables: &variables,
-            hosts,
-            capture: false,
-        };
-        for (signal, victim, words) in
-            [("KILL", 1, "was killed"), ("KILL", 0, "was killed"), ("STOP", 1, "silent")]
-        {
-            let mut processes = run.start();
-            processes[0].works();
-            processes[victim].signal(signal);
-            let (passed, said) = processes[1 - victim].ends();
-            let named = said.contains(&format!("process {victim} (rank")) && said.contains(words);
-            assert!(!passed && named, "{way}, {hosts} hosts, {signal} to process {victim}: {said}");
+    for (transport, hosts) in ways.iter().copied() {
+        for end in [KILLED, FIRST_KILLED, STOPPED] {
+            let place = Place { transport, hosts, capture: false, by_kernel: None };
+            named_by_the_other(folder.path(), count, place, end);
         }
     }
+}
+
+/// RV-3 where nobody on the host could help: a recorded step is one launch, in which kernels spin for a peer's words, or streams wait for them, or kernels of
+/// NCCL for its bytes.
+#[test]
+fn a_process_that_is_killed_or_stopped_in_a_recorded_step_is_named_by_the_others() {
+    let Some((count, _alone)) = gpus("killed and stopped processes, recorded") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let end = |transport, hosts, by_kernel, end| {
+        let place = Place { transport, hosts, capture: true, by_kernel };
+        named_by_the_other(folder.path(), count, place, end);
+    };
+    end("peer", 1, None, KILLED);
+    end("peer", 1, None, FIRST_KILLED);
+    end("peer", 1, None, STOPPED);
+    end("peer", 1, Some("0 B"), KILLED);
+    if !has_nccl() {
+        skipped("recorded steps with NCCL", "it is missing");
+        return;
+    }
+    end("nccl", 1, None, KILLED);
+    end("nccl", 1, None, STOPPED);
+    end("auto", 2, None, KILLED);
+    end("auto", 2, None, STOPPED);
 }

@@ -80,8 +80,7 @@ pub(crate) const CASES: &[Case] = &[
     case("f32 transpose", 8.0, &[], |d, s| transpose(d, s, Format::F32)),
     case("accumulate, first", 8.0, &[], |d, s| accumulate(d, s, true)),
     case("accumulate", 12.0, &[], |d, s| accumulate(d, s, false)),
-    case("sum of 4 ranks, f32", 20.0, &[], |d, s| combine(d, s, ElementType::F32)),
-    case("sum of 4 ranks, bf16", 12.0, &[], |d, s| combine(d, s, ElementType::Bf16)),
+    case("sum of 4 ranks", 20.0, &[], combine),
     case("sum of 4 slices, f32, accumulated", 24.0, &[], |d, s| sum_slices(d, s, ElementType::F32)),
     case("sum of 4 slices, bf16, accumulated", 16.0, &[], |d, s| sum_slices(d, s, ElementType::Bf16)),
     case("grad norm", 4.0, &[], norm),
@@ -281,13 +280,13 @@ fn accumulate(device: &Device, size: &Size, first: bool) -> Option<Vec<KernelLau
     Some(vec![device.kernels.accumulate(&operands, 0.25, first).unwrap()])
 }
 
-fn combine(device: &Device, size: &Size, element: ElementType) -> Option<Vec<KernelLaunch>> {
+fn combine(device: &Device, size: &Size) -> Option<Vec<KernelLaunch>> {
     let operands = operands(size, |shape| {
         let elements = shape.elements();
-        let sources: Option<Vec<_>> = (0..4).map(|_| device.take(elements * element.bytes())).collect();
+        let sources: Option<Vec<_>> = (0..4).map(|_| device.take(elements * 4)).collect();
         Some(CombineOperand { sources: sources?, to: device.take(elements * 4)?, elements })
     })?;
-    Some(vec![device.kernels.combine(Reduction::Sum, element, &operands).unwrap()])
+    Some(vec![device.kernels.combine(Reduction::Sum, &operands).unwrap()])
 }
 
 fn sum_slices(device: &Device, size: &Size, element: ElementType) -> Option<Vec<KernelLaunch>> {

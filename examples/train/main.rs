@@ -34,7 +34,7 @@ use warpweft::config::{Backward, ByteSize, Capture, Prefetch, Scaling};
 use warpweft::format::Format;
 use warpweft::id::RankId;
 use warpweft::rendezvous::ProcessEnvironment;
-use warpweft::session::{Outcome, Session, StepReport};
+use warpweft::session::{HostTime, Outcome, Session, StepReport};
 use warpweft::trace::{Exposure, LineChart, Nanoseconds, Reference, Series};
 
 use data::{Corpus, Draw, Split};
@@ -264,6 +264,9 @@ fn introduce(
     Ok(())
 }
 
+/// So many of the last steps say where the host's time went.
+const SPLIT: u32 = 20;
+
 /// What training left behind.
 struct Run {
     losses: Vec<f32>,
@@ -271,6 +274,8 @@ struct Run {
     stepping: Duration,
     skipped: u32,
     last: Option<StepReport>,
+    /// Where the host's time of the last steps went.
+    hosts: Vec<HostTime>,
     /// What a step was expected to take, if a cluster was named.
     forecast: Option<String>,
     /// What was tried for a plan, if anything was.
@@ -283,6 +288,9 @@ impl Run {
         self.exposure.step > Nanoseconds::ZERO
     }
 }
+
+/// The step that a log tells of first, unless steps are slow.
+const EARLY: u32 = 10;
 
 async fn train(
     arguments: &Arguments,
@@ -299,6 +307,7 @@ async fn train(
         exposure: Exposure::default(),
         stepping: Duration::ZERO,
         skipped: 0,
+        hosts: Vec::new(),
         last: None,
         forecast: None,
         tuning: None,
@@ -315,7 +324,9 @@ async fn train(
             session.write_input("train", rank, "targets", &targets)?;
         }
         session.set_learning_rate(settings.optimizer.lr as f32 * schedule::factor(step, arguments.steps))?;
+        session.split_host_time(step.saturating_add(SPLIT) >= arguments.steps);
         let report = session.step("train").await?;
+        run.hosts.extend(report.host);
         if let Some(watch) = &mut watch {
             watch.add(session, &report);
         }
@@ -333,7 +344,8 @@ async fn train(
         if run.is_timed() {
             message += &format!("  exposed {:4.1} %", 100.0 * run.exposure.fraction());
         }
-        if reports && bar.is_hidden() && told.elapsed() > Duration::from_secs(5) {
+        // A log shows early that there are steps, and then now and then.
+        if reports && bar.is_hidden() && (step + 1 == EARLY || told.elapsed() > Duration::from_secs(5)) {
             println!("step {:4}  {message}", step + 1);
             told = Instant::now();
         }
@@ -342,6 +354,7 @@ async fn train(
         run.last = Some(report);
     }
     bar.finish();
+    run.hosts.sort_by_key(|host| host.issue.busy());
     run.forecast = watch.map(|watch| watch.conclude(settings, session)).transpose()?;
     run.tuning = session.tuning().map(ToString::to_string);
     Ok(run)
@@ -395,6 +408,9 @@ fn conclude(
         );
     } else {
         println!("; --trace FILE tells where it goes");
+    }
+    if let Some(host) = run.hosts.get(run.hosts.len() / 2) {
+        println!("host      {host}");
     }
     if let Some(forecast) = &run.forecast {
         println!("forecast  {forecast}");

@@ -18,11 +18,11 @@
 mod ledger;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use self::ledger::Ledger;
-use super::{Backend, BackendError, ClosureFault, TaskInterval};
+use super::{Backend, BackendError, ClosureFault, Meter, TaskInterval};
 use crate::compute::ComputeFactory;
 use crate::config::Reduce;
 use crate::id::{EventId, LaneId, RankId, TaskId};
@@ -241,6 +241,10 @@ impl<B: Backend> Backend for Checked<B> {
 
     fn intervals(&self, bound: &Self::Bound, into: &mut Vec<TaskInterval>) {
         self.inner.intervals(&bound.inner, into);
+    }
+
+    fn meter(&self) -> Arc<Meter> {
+        self.inner.meter()
     }
 
     fn abort(&self, reason: &str) {

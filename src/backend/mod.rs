@@ -22,11 +22,14 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod local;
+mod meter;
 mod poison;
 pub mod sim;
 
 pub use checked::{Checked, CheckedBound, CheckedGraph};
+pub use meter::{Activity, HostSplit, Meter};
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::compute::{ComputeFactory, Surface};
@@ -67,7 +70,7 @@ pub trait Backend: Send + 'static {
     /// combine, and what is to be passed on. The same on every rank.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] for an op this backend cannot run, [`BackendError::Replicas`] for a mesh it does not know.
+    /// [`BackendError::Unsupported`] for an op this backend cannot run, [`BackendError::Mesh`] for a plan of another mesh than the world's.
     fn landing_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError>;
 
     /// Reserves the arena, zeroed, and `landing` bytes beside it: as many as [`Backend::landing_bytes`] says for
@@ -190,6 +193,13 @@ pub trait Backend: Send + 'static {
     /// measure. `into` is cleared first and only grows the first time.
     fn intervals(&self, bound: &Self::Bound, into: &mut Vec<TaskInterval>);
 
+    /// The meter to which this backend charges its calls of drivers, closures that it runs while a task is enqueued, and its waits. Whoever
+    /// drives the rank begins it and reads it; a backend that wraps another hands on the other's. One that calls no driver while a step is
+    /// issued has nothing to charge, which is what this answers.
+    fn meter(&self) -> Arc<Meter> {
+        Arc::default()
+    }
+
     /// Makes every wait of every rank of this world fail with `reason`, now and later.
     fn abort(&self, reason: &str);
 }
@@ -266,16 +276,6 @@ pub enum BackendError {
         plan: Mesh,
         /// The world's.
         world: Mesh,
-    },
-    /// A mesh of several replicas, on a backend that knows one.
-    #[error(
-        "{rank}: the plan is for {replicas} replicas, and this backend keeps one copy of the model; use the CPU backend, or set mesh.replicate to 1"
-    )]
-    Replicas {
-        /// The rank.
-        rank: RankId,
-        /// Replicas of the plan's mesh.
-        replicas: u32,
     },
     /// A device or one of its libraries refused.
     #[error("{rank}, while {doing}: {reason}")]

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::{Adoption, RankReport};
-use crate::backend::{ClosureFault, TaskInterval};
+use crate::backend::{ClosureFault, HostSplit, TaskInterval};
 use crate::format::DelayedState;
 use crate::id::RankId;
 use crate::op::Vote;
@@ -67,6 +67,14 @@ pub struct Exchange {
     pub segments: usize,
     /// How long the rank took to issue the last step's tasks, or to launch its recordings.
     pub issue: Duration,
+    /// Is the coming step's time on the host to be split?
+    pub splits: bool,
+    /// What `issue` went to, if it was split.
+    pub issued: HostSplit,
+    /// What the rest of the step's time on the host went to, if it was split: inputs in, waiting, outputs out. Recording is in neither.
+    pub edges: HostSplit,
+    /// From the rank's first look at the last command to its end.
+    pub took: Duration,
     /// When every task of the last step ran.
     pub intervals: Vec<TaskInterval>,
     /// Weights going out (export) or coming in (import).

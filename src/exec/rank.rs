@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::capture::Action;
 use super::record::{record, replay};
 use super::{Capture, CaptureMode, Exchange, ExecError, Pump, World};
-use crate::backend::{Backend, BackendError};
+use crate::backend::{Activity, Backend, BackendError, HostSplit, Meter};
 use crate::compute::ComputeFactory;
 use crate::flow::{FlowError, Poison};
 use crate::id::{LaneId, RankId};
@@ -30,6 +30,9 @@ pub struct Installed<B: Backend> {
     capture: Capture<B::Graph>,
     compute: LaneId,
     vote: Option<Region>,
+    /// What the host copies in before a step, and out behind it.
+    inputs: Vec<Staged>,
+    outputs: Vec<Staged>,
 }
 
 /// What a rank has reserved for all plans it will run.
@@ -60,6 +63,10 @@ pub struct Rank<B: Backend> {
     pub(super) optimizer_steps: u32,
     pub(super) poison: Poison,
     pub(super) world: Arc<World>,
+    /// The backend's.
+    meter: Arc<Meter>,
+    /// Learning rate and loss scale as they lie in the arena, where nothing but the host writes them.
+    scalars: Option<[u32; 2]>,
 }
 
 impl<B: Backend> Rank<B> {
@@ -106,7 +113,7 @@ impl<B: Backend> Rank<B> {
             .iter()
             .map(|lane| backend.open(&memory, *lane, (lane.id == compute).then(|| Arc::clone(closures))))
             .collect::<Result<_, _>>()?;
-        let poison = Poison::default();
+        let (poison, meter) = (Poison::default(), backend.meter());
         let carried = carried(&programs).into_iter().map(|(_, region)| region).collect();
         let prologue = install(&backend, &memory, prologue, CaptureMode::Off, false, &poison)?;
         let programs = programs
@@ -128,6 +135,8 @@ impl<B: Backend> Rank<B> {
             optimizer_steps,
             poison,
             world,
+            meter,
+            scalars: None,
         })
     }
 
@@ -148,7 +157,11 @@ impl<B: Backend> Rank<B> {
     /// # Panics
     /// When `exchange.staged` was not made for the programs of this rank.
     pub fn step(&mut self, program: usize, exchange: &mut Exchange) -> Result<(), ExecError> {
+        let begun = Instant::now();
+        self.meter.begin(exchange.splits);
         let outcome = self.try_step(program, exchange);
+        exchange.took = begun.elapsed();
+        self.meter.begin(false);
         if let Err(error) = &outcome {
             self.give_up(&error.to_string());
         }
@@ -165,11 +178,13 @@ impl<B: Backend> Rank<B> {
             self.adopt(program, adoption)?;
         }
         self.quantize_new_masters()?;
-        let plan = Arc::clone(&self.programs[program].plan);
-        self.upload_inputs(&plan, program, exchange)?;
+        // New plans and new masters are no part of a step.
+        let _ = self.meter.lap();
+        self.upload_inputs(program, exchange)?;
         let driven = self.run(Some(program))?;
         (exchange.unrecorded, exchange.issue, exchange.segments) =
             (driven.unrecorded, driven.issue, driven.segments);
+        (exchange.issued, exchange.edges) = (driven.issued, driven.before);
         let installed = &self.programs[program];
         self.backend.intervals(&installed.bound, &mut exchange.intervals);
         exchange.fault = self.streams.iter_mut().find_map(|stream| self.backend.take_fault(stream));
@@ -178,15 +193,21 @@ impl<B: Backend> Rank<B> {
             Some(region) => {
                 let mut vote = Vote::default();
                 self.backend.download(&self.memory, region, bytemuck::bytes_of_mut(&mut vote))?;
+                let plan = Arc::clone(&installed.plan);
                 self.count(&plan.name, vote)?;
                 Some(vote)
             }
         };
-        self.download_outputs(&plan, program, exchange)?;
-        if exchange.measures {
-            exchange.agreed = self.world.agree_on_times(self.id(), &exchange.intervals, driven.step)?;
-        }
-        self.world.spread_report(self.id(), &plan, program, exchange)
+        self.download_outputs(program, exchange)?;
+        let plan = &self.programs[program].plan;
+        self.meter.within(Activity::Waiting, || {
+            if exchange.measures {
+                exchange.agreed = self.world.agree_on_times(self.id(), &exchange.intervals, driven.step)?;
+            }
+            self.world.spread_report(self.id(), plan, program, exchange)
+        })?;
+        exchange.edges += self.meter.lap();
+        Ok(())
     }
 
     /// Runs the prologue, if masters were set since it ran last.
@@ -199,7 +220,7 @@ impl<B: Backend> Rank<B> {
 
     /// One step between two edges, of a program or of the prologue.
     fn run(&mut self, program: Option<usize>) -> Result<Driven, ExecError> {
-        let Self { backend, streams, prologue, programs, edge, poison, world, .. } = self;
+        let Self { backend, streams, prologue, programs, edge, poison, world, meter, .. } = self;
         let installed = program.map_or(prologue, |program| &mut programs[program]);
         let rank = backend.rank();
         poison.check(rank)?;
@@ -207,7 +228,7 @@ impl<B: Backend> Rank<B> {
         if !held.admits(needed) {
             return Err(ExecError::Entry { rank, program: installed.plan.name.clone(), needed, held });
         }
-        let driven = drive(backend, streams, installed, world)?;
+        let driven = drive(backend, streams, installed, world, meter)?;
         poison.check(rank)?;
         let promised = installed.plan.exit;
         if let Some(found) = installed.pump.edges().find(|found| *found != promised) {
@@ -229,23 +250,24 @@ impl<B: Backend> Rank<B> {
         Ok(())
     }
 
-    fn upload_inputs(&self, plan: &StepPlan, program: usize, exchange: &Exchange) -> Result<(), ExecError> {
-        self.write(Content::LearningRate, &exchange.learning_rate.to_ne_bytes())?;
-        self.write(Content::LossScale, &exchange.loss_scale.to_ne_bytes())?;
-        for Staged { region, buffer, bytes } in staging(plan, Role::Input) {
-            self.backend.upload(&self.memory, region, &exchange.staged[program][buffer][bytes])?;
+    fn upload_inputs(&mut self, program: usize, exchange: &Exchange) -> Result<(), ExecError> {
+        let scalars = [exchange.learning_rate.to_bits(), exchange.loss_scale.to_bits()];
+        if self.scalars != Some(scalars) {
+            self.write(Content::LearningRate, &exchange.learning_rate.to_ne_bytes())?;
+            self.write(Content::LossScale, &exchange.loss_scale.to_ne_bytes())?;
+            self.scalars = Some(scalars);
+        }
+        for Staged { region, buffer, bytes } in &self.programs[program].inputs {
+            let bytes = &exchange.staged[program][*buffer][bytes.clone()];
+            self.backend.upload(&self.memory, *region, bytes)?;
         }
         Ok(())
     }
 
-    fn download_outputs(
-        &self,
-        plan: &StepPlan,
-        program: usize,
-        exchange: &mut Exchange,
-    ) -> Result<(), ExecError> {
-        for Staged { region, buffer, bytes } in staging(plan, Role::Output) {
-            self.backend.download(&self.memory, region, &mut exchange.staged[program][buffer][bytes])?;
+    fn download_outputs(&self, program: usize, exchange: &mut Exchange) -> Result<(), ExecError> {
+        for Staged { region, buffer, bytes } in &self.programs[program].outputs {
+            let bytes = &mut exchange.staged[program][*buffer][bytes.clone()];
+            self.backend.download(&self.memory, *region, bytes)?;
         }
         Ok(())
     }
@@ -307,6 +329,8 @@ pub(super) fn install<B: Backend>(
         capture: Capture::new(capture),
         compute: plan.compute_lane(),
         vote,
+        inputs: staging(&plan, Role::Input).collect(),
+        outputs: staging(&plan, Role::Output).collect(),
         plan,
     })
 }
@@ -319,6 +343,10 @@ struct Driven {
     segments: usize,
     /// How long that took, without recording and without waiting for the lanes.
     issue: Duration,
+    /// What that went to.
+    issued: HostSplit,
+    /// What the time of the host before it went to, without recording.
+    before: HostSplit,
     /// The same with waiting for the lanes.
     step: Duration,
 }
@@ -329,7 +357,9 @@ fn drive<B: Backend>(
     streams: &mut [B::Stream],
     installed: &mut Installed<B>,
     world: &World,
+    meter: &Meter,
 ) -> Result<Driven, ExecError> {
+    let before = meter.lap();
     let Installed { bound, plan, pump, capture, compute, .. } = installed;
     let mut unrecorded = None;
     if capture.action() == Action::Record {
@@ -344,6 +374,7 @@ fn drive<B: Backend>(
         capture.recorded(recorded.ok().filter(|_| all_usable));
     }
     let begin = Instant::now();
+    let _ = meter.lap();
     backend.begin_step(bound)?;
     let segments = match capture.pieces() {
         Some(pieces) => replay(backend, streams, bound, *compute, pieces)?,
@@ -353,12 +384,17 @@ fn drive<B: Backend>(
             0
         }
     };
-    let issue = begin.elapsed();
-    let mut outcome = Ok(());
-    for stream in streams.iter_mut() {
-        outcome = outcome.and(backend.synchronize(stream));
-    }
-    Ok(outcome.map(|()| Driven { unrecorded, segments, issue, step: begin.elapsed() })?)
+    let (issue, issued) = (begin.elapsed(), meter.lap());
+    // Every lane is waited for, whatever the others said.
+    let outcome = meter.within(Activity::Waiting, || {
+        let mut outcome = Ok(());
+        for stream in streams.iter_mut() {
+            outcome = outcome.and(backend.synchronize(stream));
+        }
+        outcome
+    });
+    let step = begin.elapsed();
+    Ok(outcome.map(|()| Driven { unrecorded, segments, issue, issued, before, step })?)
 }
 
 /// One micro-batch of a staged buffer.

@@ -8,6 +8,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use super::{CaptureMode, Exchange, ExecError, Rank, World};
 use crate::backend::Backend;
@@ -92,6 +93,8 @@ pub struct Setup<B: Backend> {
     pub closures: ComputeFactory<B::Surface>,
     /// Fills the masters.
     pub initializer: Initializer,
+    /// How long the rank looks for its next command before it sleeps; nothing for a rank without a core of its own.
+    pub patience: Duration,
     /// Where the host spans of recorded steps go.
     pub spans: Option<HostLane>,
 }
@@ -171,7 +174,18 @@ impl Drop for RankThread {
 }
 
 fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, orders: &Receiver<Command>) {
-    let Setup { backend, world, prologue, programs, foreseen, capture, closures, initializer, spans } = setup;
+    let Setup {
+        backend,
+        world,
+        prologue,
+        programs,
+        foreseen,
+        capture,
+        closures,
+        initializer,
+        patience,
+        spans,
+    } = setup;
     let (rank, met) = (backend.rank(), Arc::clone(&world));
     let reply = |outcome| inbox.put(Reply { rank, outcome });
     let mut owner = match guarded(rank, || {
@@ -202,7 +216,7 @@ fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, 
         }
         let panicked = matches!(outcome, Err(ExecError::Panicked { .. }));
         reply(outcome);
-        next = if panicked { None } else { orders.receive() };
+        next = if panicked { None } else { orders.receive_eagerly(patience) };
         if next.is_none() {
             break;
         }

@@ -29,6 +29,8 @@ pub struct SessionBuilder<S: Surface> {
     programs: Vec<StepProgram>,
     initializer: Initializer,
     closures: ComputeFactory<S>,
+    /// How long ranks look for their next command before they sleep.
+    pub(super) patience: Duration,
 }
 
 impl<S: Surface> std::fmt::Debug for SessionBuilder<S> {
@@ -51,6 +53,7 @@ impl Session {
             config,
             programs: Vec::new(),
             initializer: Arc::new(|_, _, _, _| {}),
+            patience: Duration::ZERO,
             closures: Arc::new(move |rank| Box::new(closures(rank))),
         }
     }
@@ -156,6 +159,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
             device,
             landing_bytes,
             tuning,
+            splits: false,
             rendezvous,
         };
         for (backend, exchange) in backends.into_iter().zip(exchanges) {
@@ -169,6 +173,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
                 capture: CaptureMode::from(&self.config),
                 closures: Arc::clone(&self.closures),
                 initializer: Arc::clone(&self.initializer),
+                patience: self.patience,
             };
             let thread = RankThread::start(setup, exchange, Arc::clone(&inbox))
                 .inspect_err(|error| world.end(&error.to_string()))?;

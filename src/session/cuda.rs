@@ -16,16 +16,25 @@ use crate::backend::cuda::{CudaOptions, CudaSurface, CudaWorld, DeviceOrdinal, T
 use crate::config::{self, Config};
 use crate::rendezvous::{ProcessEnvironment, Rendezvous, RendezvousError, Secret};
 
+/// How long a rank looks for its next command before it sleeps: longer than a caller's thread takes to wake and to ask for the next step, so that
+/// steps that follow one another wake no rank.
+const PATIENCE: Duration = Duration::from_micros(300);
+
+/// [`PATIENCE`], where `ranks` ranks and as many other threads have a core each.
+fn patience(ranks: usize) -> Duration {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    if cores >= 2 * ranks { PATIENCE } else { Duration::ZERO }
+}
+
 impl SessionBuilder<CudaSurface> {
-    /// Starts one rank on each of `devices`, one thread per rank, with the transport, the deadline and the checking
+    /// Starts one rank on each of `devices`, one thread per rank, in as many replicas as the configuration says, with the transport, the deadline and the checking
     /// layer that the configuration names. Tasks are timed on the device if a trace is asked for.
     ///
     /// # Errors
-    /// [`SessionError::ReplicasOnGpus`] if `mesh.replicate` is above 1, [`SessionError::ChunksOnGpus`] if `prefetch.chunk` is set,
-    /// both before anything is opened;
+    /// [`SessionError::Config`] before anything is opened,
     /// [`SessionError::Cuda`] when a library or a device is missing, then as [`SessionBuilder::start`].
     pub async fn start_cuda(self, devices: Vec<DeviceOrdinal>) -> Result<Session, SessionError> {
-        self.check_for_gpus()?;
+        self.config.validate()?;
         let ranks = u32::try_from(devices.len()).unwrap_or(u32::MAX);
         let rendezvous = Arc::new(Rendezvous::of_threads(ranks, self.deadline()));
         self.start_cuda_in(rendezvous, devices).await
@@ -42,7 +51,7 @@ impl SessionBuilder<CudaSurface> {
         environment: &ProcessEnvironment,
         devices: Vec<DeviceOrdinal>,
     ) -> Result<Session, SessionError> {
-        self.check_for_gpus()?;
+        self.config.validate()?;
         let ranks = u32::try_from(devices.len()).unwrap_or(u32::MAX);
         let secret = Secret::of_environment()?;
         let (environment, deadline) = (environment.clone(), self.deadline());
@@ -56,12 +65,13 @@ impl SessionBuilder<CudaSurface> {
     /// # Errors
     /// [`SessionError::Cuda`], then as [`SessionBuilder::start_in`].
     pub async fn start_cuda_in(
-        self,
+        mut self,
         rendezvous: Arc<Rendezvous>,
         devices: Vec<DeviceOrdinal>,
     ) -> Result<Session, SessionError> {
-        let told = self.check_for_gpus();
+        let told = self.config.validate();
         told.inspect_err(|error| drop(rendezvous.end(&error.to_string())))?;
+        self.patience = patience(devices.len());
         let options = CudaOptions {
             transport: match self.config.transport {
                 config::Transport::Auto => None,
@@ -69,6 +79,7 @@ impl SessionBuilder<CudaSurface> {
                 config::Transport::Nccl => Some(Transport::Nccl),
             },
             reduce: self.config.reduce,
+            replicas: self.config.mesh.replicate,
             kernel_bytes: self.kernel_bytes(),
             timeline: self.config.trace.enabled.then_some(self.config.trace.device),
             deadline: self.deadline(),
@@ -84,18 +95,6 @@ impl SessionBuilder<CudaSurface> {
             self.start_in(rendezvous, backends.into_iter().map(Checked::new).collect()).await
         } else {
             self.start_in(rendezvous, backends).await
-        }
-    }
-
-    /// Is the configuration sound, and one that GPUs can carry out?
-    fn check_for_gpus(&self) -> Result<(), SessionError> {
-        self.config.validate()?;
-        if let Some(chunk) = self.config.prefetch.chunk {
-            return Err(SessionError::ChunksOnGpus { chunk });
-        }
-        match self.config.mesh.replicate {
-            0 | 1 => Ok(()),
-            replicate => Err(SessionError::ReplicasOnGpus { replicate }),
         }
     }
 

@@ -2,8 +2,6 @@
 
 use crate::backend::cpu::WorldError;
 use crate::backend::sim::SimError;
-#[cfg(feature = "cuda")]
-use crate::config::ByteSize;
 use crate::config::ConfigError;
 use crate::exec::ExecError;
 use crate::format::FormatError;
@@ -74,24 +72,6 @@ pub enum SessionError {
         ranks: u32,
         /// What the backends are.
         device: String,
-    },
-    /// Copies of the model on GPUs.
-    #[cfg(feature = "cuda")]
-    #[error(
-        "mesh.replicate is {replicate}, and replicas are not implemented on GPUs yet; run on the CPU, or set mesh.replicate to 1"
-    )]
-    ReplicasOnGpus {
-        /// What the configuration asks for.
-        replicate: u32,
-    },
-    /// Gathers in chunks on GPUs.
-    #[cfg(feature = "cuda")]
-    #[error(
-        "prefetch.chunk is {chunk}, and gathers in chunks have no transport on GPUs yet; run on the CPU, or remove prefetch.chunk"
-    )]
-    ChunksOnGpus {
-        /// What the configuration asks for.
-        chunk: ByteSize,
     },
     /// The host has no memory for the bytes that go into or come out of a buffer.
     #[error(

@@ -15,6 +15,7 @@ mod cuda;
 mod digest;
 mod error;
 mod file_store;
+mod host_time;
 mod plans;
 mod policy;
 mod recorder;
@@ -29,6 +30,7 @@ pub use checkpoint::{Carried, CarriedBuffer, Checkpoint, PlanesState, WeightStat
 pub use costs::costs_of;
 pub use error::SessionError;
 pub use file_store::FileStore;
+pub use host_time::HostTime;
 pub use report::{NotRecorded, Outcome, StepReport};
 pub use simulation::{Simulation, plan_program, plan_program_on};
 pub use store::{CheckpointStore, StoreError};
@@ -69,6 +71,8 @@ pub struct Session {
     device: String,
     landing_bytes: usize,
     tuning: Option<Tuning>,
+    /// Is the host's time of the coming steps split?
+    splits: bool,
     /// Dropped behind the ranks, which say good-bye first.
     rendezvous: Arc<Rendezvous>,
 }
@@ -106,6 +110,7 @@ impl Session {
     pub async fn step(&mut self, program: &str) -> Result<StepReport, SessionError> {
         self.settle().await?;
         self.check_usable()?;
+        let begun = Instant::now();
         let number = self.position(program)?;
         let adoption = self.tuning.as_mut().and_then(|tuning| tuning.before_step(number));
         if let Some(adoption) = &adoption {
@@ -118,6 +123,7 @@ impl Session {
             exchange.loss_scale = self.loss_scale;
             exchange.adoption.clone_from(&adoption);
             exchange.measures = measures;
+            exchange.splits = self.splits;
             exchange.recorded = self.recorder.as_ref().is_some_and(|recorder| recorder.keeps(self.steps));
             for (staged, input) in exchange.staged[number].iter_mut().zip(&self.programs[number].inputs[rank])
             {
@@ -127,8 +133,14 @@ impl Session {
             }
         }
         self.command(Command::Step(number));
+        let before = begun.elapsed();
         let duration = self.finish().await?;
-        self.report(number, duration)
+        let replied = Instant::now();
+        let mut report = self.report(number, duration)?;
+        if let Some(host) = &mut report.host {
+            host.caller = before + replied.elapsed();
+        }
+        Ok(report)
     }
 
     /// Writes an input of the coming steps of one rank; it stays until written again. Of a program with
@@ -172,6 +184,12 @@ impl Session {
         }
         place.copy_from_slice(bytes);
         Ok(())
+    }
+
+    /// Whether reports of the coming steps say where the host's time went ([`StepReport::host`]). Off at first: asking costs about 50 ns for
+    /// each call of the driver.
+    pub fn split_host_time(&mut self, splits: bool) {
+        self.splits = splits;
     }
 
     /// Learning rate of the coming steps.
@@ -464,9 +482,9 @@ impl Session {
             let (message, panicked) = (fault.message.clone(), fault.panicked);
             return Err(SessionError::Closure { step, rank, call, message, panicked });
         }
-        let device = self.device.clone();
+        let (device, first) = (self.device.clone(), RankId::at(self.rendezvous.range().start));
         let unobserved = std::mem::take(&mut self.unobserved);
-        report::build(&plan, step, duration, device, unobserved, &exchanges, ranks)
+        report::build(&plan, step, duration, device, unobserved, (first, &exchanges), ranks)
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytemuck::Pod;
 
-use super::SessionError;
+use super::{HostTime, SessionError};
 use crate::backend::TaskInterval;
 use crate::exec::{Exchange, RankReport};
 use crate::id::RankId;
@@ -76,6 +76,9 @@ pub struct StepReport {
     /// What issuing the step's tasks, or launching its recordings, took on the rank that took longest: time of the host
     /// before it waits for its lanes. On backends that run closures on the lanes, those are not in it.
     pub issue: Duration,
+    /// What that went to, and the rest of the host's time: driver, closures, this library; only of steps that were asked for it by
+    /// [`Session::split_host_time`](super::Session::split_host_time).
+    pub host: Option<HostTime>,
     /// Where the time went, summed over the ranks of this process, as measured by the backend.
     pub exposure: Exposure,
     /// Bytes received from other ranks, per rank, and other exact byte counts of the plan.
@@ -131,14 +134,14 @@ impl StepReport {
     }
 }
 
-/// Builds the report from what the ranks of this process left in their exchanges, and from how the step ended on all ranks.
+/// Builds the report from what the ranks of this process, of which the first is given, left in their exchanges, and from how the step ended on all ranks.
 pub(super) fn build<E: Deref<Target = Exchange>>(
     plan: &Arc<StepPlan>,
     step: u64,
     duration: Duration,
     device: String,
     unobserved: Vec<Outcome>,
-    exchanges: &[E],
+    (first, exchanges): (RankId, &[E]),
     ranks: Vec<RankReport>,
 ) -> Result<StepReport, SessionError> {
     let mut scratch = Vec::new();
@@ -155,6 +158,9 @@ pub(super) fn build<E: Deref<Target = Exchange>>(
         Some(NotRecorded { rank: RankId::at(rank), reason })
     };
     let not_recorded = ranks.iter().enumerate().find_map(unrecorded);
+    let numbered = exchanges.iter().enumerate();
+    let numbered = numbered.map(|(rank, exchange)| (RankId::at(first.index() + rank), &**exchange));
+    let host = HostTime::of(numbered, plan.tasks.len(), duration);
     let outputs = ranks.into_iter().map(|report| report.outputs).collect();
     Ok(StepReport {
         program: plan.name.clone(),
@@ -165,6 +171,7 @@ pub(super) fn build<E: Deref<Target = Exchange>>(
         segments: exchanges.first().map_or(0, |exchange| exchange.segments),
         duration,
         issue: exchanges.iter().map(|exchange| exchange.issue).max().unwrap_or_default(),
+        host,
         exposure,
         bounds: plan.bounds,
         device,

@@ -15,10 +15,21 @@ fn shard_bytes(rank: usize, bytes: usize) -> Vec<u8> {
 }
 
 fn gather(ranks: u32, rows: usize, cols: usize, format: Format, orientation: Orientation) {
+    gather_by(ranks, (rows, cols), format, orientation, |plan, part| plan.gather(&[part]));
+}
+
+/// What `gathers` asks for leaves the shards of all ranks one after the other, and zeroes behind them.
+fn gather_by(
+    ranks: u32,
+    (rows, cols): (usize, usize),
+    format: Format,
+    orientation: Orientation,
+    gathers: impl Fn(&mut Plan, GatherPart),
+) {
     let mut plan = Plan::new(ranks, &[sharded(rows, cols, format)]);
     let from = plan.resident("shard", Content::Shard(W, orientation));
     let to = plan.transient("gathered", Content::Gathered(W, orientation));
-    plan.gather(&[GatherPart { weight: W, orientation, from, to }]);
+    gathers(&mut plan, GatherPart { weight: W, orientation, from, to });
     let layout = plan.weights.layout(W).clone();
     let gathered = run(plan, move |rank| {
         let shard = rank.plan.region(from).bytes;
@@ -56,6 +67,17 @@ fn a_gather_lays_the_shards_end_to_end_and_zeroes_the_rest() {
         gather(ranks, 64, 64, Format::Mxfp8, Orientation::Columnwise);
     }
     gather(3, 300, 130, Format::FP8_BLOCK128_POW2, ROWWISE);
+}
+
+/// Chunks begin and end inside of planes and between them, at bytes of any alignment.
+fn a_gather_in_chunks_leaves_what_a_whole_one_does() {
+    for (ranks, bytes) in (1..=4).flat_map(|ranks| [(ranks, 37), (ranks, 512), (ranks, 1 << 20)]) {
+        let chunks = |plan: &mut Plan, part: GatherPart| plan.gather_in_chunks(part, bytes);
+        gather_by(ranks, (7, 5), Format::F32, ROWWISE, chunks);
+        gather_by(ranks, (48, 64), Format::NVFP4_2D, ROWWISE, chunks);
+        gather_by(ranks, (64, 64), Format::Mxfp8, Orientation::Columnwise, chunks);
+    }
+    gather_by(4, (2, 3), Format::Bf16, ROWWISE, |plan, part| plan.gather_in_chunks(part, 4));
 }
 
 /// What an assemble relies on: the peers' rows are there before it. What else lies in the slot is nobody's.
@@ -308,6 +330,7 @@ fn intervals_of_a_step_are_ordered_and_follow_the_fences() {
 
 bodies! {
     a_gather_lays_the_shards_end_to_end_and_zeroes_the_rest,
+    a_gather_in_chunks_leaves_what_a_whole_one_does,
     a_gather_alone_brings_the_rows_of_all_other_ranks,
     a_shard_of_zero_rows_still_joins_the_collective,
     an_exchange_brings_the_others_slices_in_rank_order,

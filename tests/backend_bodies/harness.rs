@@ -10,11 +10,11 @@ use warpweft::config::AdamMode;
 use warpweft::format::{Format, Orientation, Shape, Via};
 use warpweft::id::{BufferId, CallId, CommId, EventId, LaneId, MicroBatchId, SlotId, TaskId, WeightId};
 use warpweft::layout::{
-    ALIGNMENT, ArenaLayout, Binding, Content, Lane, LaneKind, OptimizerSettings, Region, Residency, Settings,
-    Slot, Weights,
+    ALIGNMENT, ArenaLayout, Binding, Content, Lane, LaneKind, OptimizerSettings, PlaneRegions, Region,
+    Residency, Settings, Slot, Weights,
 };
 use warpweft::model::{Call, CostHint, Mesh, Phase, Placement, WeightSpec};
-use warpweft::op::{GatherPart, Op, Operand};
+use warpweft::op::{Chunk, GatherPart, Op, Operand};
 
 use crate::device::{Device, DeviceOptions, on_every_rank};
 
@@ -148,6 +148,19 @@ impl Plan {
         self.op(LINK, Op::AllGather { parts: parts.to_vec() });
         self.fence(LINK, COMPUTE);
         self.op(COMPUTE, Op::Assemble { parts: parts.to_vec() });
+    }
+
+    /// As [`Plan::gather`] of one weight, so many bytes of every shard at a time.
+    pub(crate) fn gather_in_chunks(&mut self, part: GatherPart, bytes: usize) {
+        let shard = self.weights.layout(part.weight).shard_planes(part.orientation);
+        let PlaneRegions { data, scale } = PlaneRegions::within(self.region(part.from), &shard);
+        let whole = data.bytes + scale.bytes;
+        for begin in (0..whole).step_by(bytes) {
+            let chunk = Chunk { begin, end: whole.min(begin + bytes) };
+            self.op(LINK, Op::GatherChunk { part, chunk });
+        }
+        self.fence(LINK, COMPUTE);
+        self.op(COMPUTE, Op::Assemble { parts: vec![part] });
     }
 
     /// `to` waits for everything enqueued on `from` so far.

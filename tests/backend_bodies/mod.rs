@@ -1,5 +1,5 @@
 //! What every backend must do, as bodies without a device. A test program names its device in `crate::device`:
-//! `Device`, `DeviceOptions` and `on_every_rank`.
+//! `Device`, `DeviceOptions`, `on_every_rank`, `most_recorded_ranks` and the `meshes` of replicas it is asked for.
 
 /// Lists the bodies of a file, for programs with a runner of their own, and makes each a test for the others.
 macro_rules! bodies {
@@ -24,3 +24,4 @@ pub(crate) mod harness;
 pub(crate) mod ops;
 pub(crate) mod optimizer;
 pub(crate) mod replay;
+pub(crate) mod replicas;

@@ -5,13 +5,20 @@ use std::sync::Arc;
 use warpweft::backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
 use warpweft::compute::{ComputeContext, ComputeError, ComputeFactory};
 use warpweft::id::RankId;
-use warpweft::model::Call;
+use warpweft::model::{Call, Mesh};
 
 use crate::bodies::harness::{Plan, within_limit};
 
 /// Ranks whose steps can be recorded together.
 pub(crate) fn most_recorded_ranks() -> u32 {
     4
+}
+
+/// Meshes of several replicas.
+pub(crate) fn meshes() -> Vec<Mesh> {
+    [(6, 3), (6, 2), (4, 2), (3, 3), (2, 2)]
+        .map(|(ranks, replicas)| Mesh::hybrid(ranks, replicas).unwrap())
+        .to_vec()
 }
 
 pub(crate) type Device = CpuBackend;

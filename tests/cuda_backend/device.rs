@@ -6,6 +6,8 @@ use std::time::Duration;
 use warpweft::backend::cuda::{CudaBackend, CudaFailure, CudaOptions, CudaWorld, DeviceOrdinal, Transport};
 use warpweft::config::DeviceTimes;
 
+use warpweft::model::Mesh;
+
 use crate::bodies::harness::{Plan, within_limit};
 
 pub(crate) type Device = CudaBackend;
@@ -48,6 +50,11 @@ pub(crate) fn most_recorded_ranks() -> u32 {
     u32::try_from(DeviceOrdinal::all().map_or(1, |all| all.len())).unwrap().min(4)
 }
 
+/// Meshes of several replicas, of no more ranks than NCCL and kernels have GPUs for.
+pub(crate) fn meshes() -> Vec<Mesh> {
+    [(4, 2), (4, 4), (3, 3), (2, 2)].map(|(ranks, replicas)| Mesh::hybrid(ranks, replicas).unwrap()).to_vec()
+}
+
 /// Runs `work` on every rank of a world of its own, each on its thread.
 pub(crate) fn on_every_rank<R, F>(plan: Plan, _: DeviceOptions, work: F) -> Vec<R>
 where
@@ -66,6 +73,7 @@ where
         let deadline = Duration::from_secs(8);
         let options = CudaOptions {
             transport: Some(transport),
+            replicas: plan.weights.mesh.replicas(),
             kernel_bytes,
             timeline: Some(times),
             deadline,

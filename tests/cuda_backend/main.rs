@@ -23,6 +23,7 @@ fn main() {
         bodies::delayed::ALL,
         bodies::ops::ALL,
         bodies::optimizer::ALL,
+        bodies::replicas::ALL,
         bodies::replay::ALL,
     ]
     .concat();

@@ -267,7 +267,7 @@ impl<'a> Setup<'a> {
             let to = gpu.buffer(&vec![f32::NAN; count]);
             let sources = buffers.iter().map(Buffer::address).collect();
             let operand = CombineOperand { sources, to: to.address(), elements: count };
-            gpu.run(gpu.kernels.combine(Reduction::Max, ElementType::F32, &[operand]));
+            gpu.run(gpu.kernels.combine(Reduction::Max, &[operand]));
             to
         };
         let amax = max(&amaxes, 1);

@@ -118,6 +118,13 @@ impl<T: Pod> Buffer<T> {
         DeviceAddress::new(self.base + (GUARD_BYTES + self.shift) as u64)
     }
 
+    /// Replaces all values.
+    pub(crate) fn write(&self, values: &[T]) {
+        assert_eq!(values.len(), self.len);
+        // SAFETY: the buffer has as many values.
+        unsafe { result::memcpy_htod_sync(self.address().number(), values) }.unwrap();
+    }
+
     /// What the buffer holds. Panics if a guard byte changed.
     pub(crate) fn read(&self) -> Vec<T> {
         let mut all = self.what.borrow_mut();

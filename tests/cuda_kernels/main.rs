@@ -13,6 +13,7 @@ mod activation;
 mod adam;
 mod codes;
 mod compile;
+mod exchange;
 mod fragments;
 mod golden;
 mod gpu;
@@ -20,6 +21,7 @@ mod gradients;
 mod moves;
 mod planes;
 mod stages;
+mod stream;
 mod values;
 
 /// Says on stderr that something was skipped, also where the harness keeps what tests print.

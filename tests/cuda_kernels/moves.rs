@@ -35,6 +35,41 @@ fn ranges_of_any_length_and_alignment_are_copied_and_zeroed_and_nothing_else() {
     }
 }
 
+/// Numbers around those that a search for a tile's range looks at in one go, and empty ranges between the others.
+#[test]
+fn every_tile_finds_its_range_among_any_number_of_them() {
+    let Some(gpu) = Gpu::open("copies of many ranges") else { return };
+    let mut random = Random::new(2);
+    for count in [2, 3, 4, 5, 127, 128, 129, 500, 513, 4_097, 20_000] {
+        // Few of several tiles, many of one, many of none.
+        let lengths: Vec<usize> = (0..count)
+            .map(|_| match random.below(100) {
+                0..2 => 20_000 + random.below(40_000),
+                2..30 => 0,
+                _ => 1 + random.below(200),
+            })
+            .collect();
+        // A byte between two ranges stays as it is.
+        let bytes: usize = lengths.iter().map(|length| length + 1).sum();
+        let source: Vec<u8> = (0..bytes).map(|_| random.bits() as u8).collect();
+        let mut expected = vec![0xEE_u8; bytes];
+        let (from, to) = (gpu.buffer(&source), gpu.buffer(&expected));
+        let mut begin = 0;
+        let mut copies = Vec::new();
+        for length in lengths {
+            expected[begin..begin + length].copy_from_slice(&source[begin..begin + length]);
+            copies.push(CopyOperand {
+                from: from.address().plus(begin),
+                to: to.address().plus(begin),
+                bytes: length,
+            });
+            begin += length + 1;
+        }
+        gpu.run(gpu.kernels.copy(&copies));
+        assert!(to.read() == expected, "{count} ranges");
+    }
+}
+
 #[test]
 fn a_launch_of_nothing_does_nothing() {
     let Some(gpu) = Gpu::open("a launch of nothing") else { return };

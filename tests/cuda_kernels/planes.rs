@@ -150,9 +150,9 @@ fn compact_scale_rows_spread_over_their_plane_in_place_or_from_outside() {
         for orientation in format.stored_orientations() {
             let mut shapes = shapes(format);
             if format == Format::NVFP4_2D {
-                // More rows of tiles than a block keeps at a time.
+                // More rows of tiles than a block keeps at a time, several strips of either width.
                 shapes.extend(
-                    [(16 * 5000, 64), (16 * 5000, 256), (16 * 1100, 1280)]
+                    [(16 * 5000, 64), (16 * 5000, 256), (16 * 1100, 1280), (16 * 300, 9216)]
                         .map(|(rows, cols)| Shape::new(rows, cols)),
                 );
             }

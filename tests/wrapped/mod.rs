@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use warpweft::backend::{Backend, BackendError, ClosureFault, TaskInterval};
+use warpweft::backend::{Backend, BackendError, ClosureFault, Meter, TaskInterval};
 use warpweft::compute::ComputeFactory;
 use warpweft::config::Reduce;
 use warpweft::id::{EventId, LaneId, RankId, TaskId};
@@ -77,6 +77,7 @@ pub struct Wrapped<B: Backend> {
     hook: Hook,
     residue: Option<Residue<B>>,
     times: Option<Times>,
+    meter: Option<Arc<Meter>>,
     bound: Arc<()>,
 }
 
@@ -89,12 +90,17 @@ pub struct WrappedBound<T> {
 
 impl<B: Backend> Wrapped<B> {
     pub fn new(inner: B, hook: impl Fn(Asked) -> Result<(), BackendError> + Send + 'static) -> Self {
-        Self { inner, hook: Box::new(hook), residue: None, times: None, bound: Arc::new(()) }
+        Self { inner, hook: Box::new(hook), residue: None, times: None, meter: None, bound: Arc::new(()) }
     }
 
     /// Says of every step that its tasks ran when `times` says, in place of the clock.
     pub fn timed_by(self, times: impl Fn(Seen, &mut Vec<TaskInterval>) + Send + 'static) -> Self {
         Self { times: Some(Box::new(times)), ..self }
+    }
+
+    /// Charges to `meter`, which the hook may have as well.
+    pub fn charging(self, meter: Arc<Meter>) -> Self {
+        Self { meter: Some(meter), ..self }
     }
 
     /// Shared by this and every plan that is bound: how many are is its strong count, less one for this and one for the caller.
@@ -254,6 +260,10 @@ impl<B: Backend> Backend for Wrapped<B> {
         if let Some(times) = &self.times {
             times(bound.seen, into);
         }
+    }
+
+    fn meter(&self) -> Arc<Meter> {
+        self.meter.as_ref().map_or_else(|| self.inner.meter(), Arc::clone)
     }
 
     fn abort(&self, reason: &str) {

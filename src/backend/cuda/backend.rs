@@ -2,33 +2,33 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::bind::{Binder, bind};
 use super::bound::CudaBound;
 use super::cache::KernelCache;
+use super::communication::Communication;
 use super::context::Context;
 use super::failure::CudaFailure;
 use super::foreign::PAGE;
 use super::kernels::Kernels;
 use super::landing::Landing;
 use super::lane::CudaStream;
-use super::members::Members;
 use super::memory::DeviceMemory;
 use super::nccl::Communicator;
 use super::options::Transport;
 use super::progress::{LANES, Progress};
+use super::recording::{CudaGraph, Recordings};
 use super::signal::{Home, Signals};
-use super::stream::{Event, Graph, Priority, Stream};
-use super::surface::CudaSurface;
+use super::stream::{Event, Priority, Stream};
+use super::surface::{CudaHandles, CudaSurface};
 use super::timeline::Timeline;
-use super::transport::Communication;
 use super::watchdog;
 use super::world::World;
 use crate::backend::bell::lock;
 use crate::backend::closures::Closures;
 use crate::backend::local::resolve;
-use crate::backend::{Backend, BackendError, ClosureFault, TaskInterval};
+use crate::backend::{Activity, Backend, BackendError, ClosureFault, Meter, TaskInterval, within};
 use crate::compute::ComputeFactory;
 use crate::config::Reduce;
 use crate::id::{EventId, LaneId, RankId, TaskId};
@@ -44,8 +44,11 @@ pub struct CudaBackend {
     kernels: Arc<Kernels>,
     /// Copies between host and device at the edge of a step.
     transfers: Stream,
+    /// What this rank's calls are charged to.
+    meter: Arc<Meter>,
     progress: Progress,
     lanes: Mutex<BTreeMap<LaneId, Option<Communication>>>,
+    recordings: Recordings,
 }
 
 /// The arena of one rank, behind it the words ranks signal each other with, and behind these the room for what
@@ -55,15 +58,6 @@ pub struct CudaMemory {
     memory: Arc<DeviceMemory>,
     arena_bytes: usize,
     landing_bytes: usize,
-}
-
-/// A recording of one rank: a step, or a segment of one.
-#[derive(Debug)]
-pub struct CudaGraph {
-    /// Before the communicators, because destroying one waits until no recording of its transfers is left.
-    graph: Graph,
-    #[expect(dead_code, reason = "held, not read")]
-    communicators: Vec<Arc<Communicator>>,
 }
 
 fn load_kernels(context: &Context) -> Result<Kernels, CudaFailure> {
@@ -78,9 +72,11 @@ impl CudaBackend {
         let missing = || CudaFailure::Refused(format!("{rank} has no device"));
         let context = Arc::clone(world.context(rank).ok_or_else(missing)?);
         let kernels = Arc::new(load_kernels(&context)?);
-        let transfers = Stream::create(Arc::clone(&context), Priority::Least)?;
+        let meter = Arc::<Meter>::default();
+        let transfers = Stream::metered(Arc::clone(&context), Priority::Least, Arc::clone(&meter))?;
         let progress = Progress::new(&context)?;
-        Ok(Self { world, rank, context, kernels, transfers, progress, lanes: Mutex::default() })
+        let (lanes, recordings) = (Mutex::default(), Recordings::default());
+        Ok(Self { world, rank, context, kernels, transfers, meter, progress, lanes, recordings })
     }
 
     /// What a failure means here: in a world that has ended it is an echo of that end.
@@ -160,13 +156,10 @@ impl CudaBackend {
             LaneKind::Compute => Priority::Least,
             LaneKind::Quantize | LaneKind::Sum | LaneKind::Communicator(_) => Priority::Greatest,
         };
-        let stream = Stream::create(Arc::clone(&self.context), priority)?;
+        let stream = Stream::metered(Arc::clone(&self.context), priority, Arc::clone(&self.meter))?;
         let communication = match lane.kind {
             LaneKind::Communicator(communicator) => {
-                let members = Members::of(self.world.network, self.rank);
-                let open =
-                    |members| Communicator::open(&self.world, self.rank, members, &self.context, &stream);
-                Some(Communication { communicator, nccl: members.map(open).transpose()?.map(Arc::new) })
+                Some(Communication::open(&self.world, self.rank, communicator, &self.context, &stream)?)
             }
             LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum => None,
         };
@@ -175,12 +168,13 @@ impl CudaBackend {
             world: Arc::clone(&self.world),
             rank: self.rank,
             lane,
-            device: self.context.ordinal(),
+            handles: CudaHandles::of(&stream),
             arena: memory.memory.address(),
             stream,
             closures,
             fault: None,
             faulted: false,
+            usual_wait: Duration::ZERO,
             records: false,
             join: Event::order(Arc::clone(&self.context))?,
         })
@@ -234,22 +228,18 @@ impl CudaBackend {
         let graph = graph?;
         first.stream.upload_graph(&graph)?;
         let lanes = lock(&self.lanes);
-        let communicators = lanes.values().flatten().filter_map(|lane| lane.nccl.clone()).collect();
-        Ok(CudaGraph { graph, communicators })
+        let communicators = lanes.values().flatten().flat_map(Communication::opened).cloned().collect();
+        Ok(self.recordings.keep(graph, communicators))
     }
 }
 
 impl Drop for CudaBackend {
     fn drop(&mut self) {
+        if self.context.is_abandoned() {
+            // Unloading code would wait too.
+            std::mem::forget(Arc::clone(&self.kernels));
+        }
         self.world.depart(self.rank);
-    }
-}
-
-/// Collectives here bring all ranks together, whatever group their op names: so there must be one group.
-fn one_replica(binding: &Binding<'_>) -> Result<(), BackendError> {
-    match binding.weights.mesh.replicas() {
-        1 => Ok(()),
-        replicas => Err(BackendError::Replicas { rank: binding.rank, replicas }),
     }
 }
 
@@ -298,9 +288,11 @@ impl Backend for CudaBackend {
     }
 
     fn landing_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError> {
-        one_replica(binding)?;
+        within(binding, self.world.mesh)?;
         let ops = resolve(binding, binding.arena.bytes())?;
-        Ok(Landing::of(binding, &ops, self.world.network.hosts).bytes())
+        let hosts = |group| self.world.team(self.rank, group).map(|team| team.hosts());
+        let landing = Landing::of(binding, &ops, hosts).map_err(self.failed("measuring a plan"))?;
+        Ok(landing.bytes())
     }
 
     fn reserve(&self, bytes: usize, landing: usize) -> Result<CudaMemory, BackendError> {
@@ -332,7 +324,7 @@ impl Backend for CudaBackend {
     }
 
     fn bind(&self, memory: &CudaMemory, binding: &Binding<'_>) -> Result<CudaBound, BackendError> {
-        one_replica(binding)?;
+        within(binding, self.world.mesh)?;
         self.context.make_current().map_err(self.failed("binding a plan"))?;
         let homes = self.world.homes(self.rank).map_err(self.failed("meeting the other ranks"))?;
         let lanes = lock(&self.lanes).clone();
@@ -355,7 +347,7 @@ impl Backend for CudaBackend {
 
     fn begin_step(&self, bound: &mut CudaBound) -> Result<(), BackendError> {
         self.world.check()?;
-        self.context.make_current().map_err(self.failed("beginning a step"))?;
+        self.transfers.make_current().map_err(self.failed("beginning a step"))?;
         bound.steps += 1;
         self.progress.begin(&bound.script);
         match &mut bound.timeline {
@@ -371,9 +363,10 @@ impl Backend for CudaBackend {
         if !bound.is_cold() || !stream.communicates() || stream.records {
             return self.enqueued(bound, task, stream.enqueue(bound, task));
         }
-        self.enqueued(bound, task, self.world.gather(self.rank))?;
+        let met = self.meter.within(Activity::Waiting, || self.world.gather(self.rank));
+        self.enqueued(bound, task, met)?;
         self.enqueued(bound, task, stream.enqueue(bound, task))?;
-        self.synchronize(stream)
+        self.meter.within(Activity::Waiting, || self.synchronize(stream))
     }
 
     fn record(&self, stream: &mut CudaStream, bound: &CudaBound, event: EventId) -> Result<(), BackendError> {
@@ -402,14 +395,17 @@ impl Backend for CudaBackend {
         self.world.check()?;
         let refusal = || CudaFailure::Refused("there is no lane to launch on".to_owned());
         let first = streams.first().ok_or_else(refusal).map_err(self.failed("launching a step"))?;
-        first.stream.launch(&graph.graph).map_err(self.failed("launching a step"))
+        graph.launch(&first.stream).map_err(self.failed("launching a step"))
     }
 
     fn synchronize(&self, stream: &mut CudaStream) -> Result<(), BackendError> {
+        let begun = Instant::now();
         watchdog::wait(&self.world, self.rank, stream, &self.progress, &self.transfers, || {
             let lanes = lock(&self.lanes);
-            lanes.values().flatten().filter_map(|lane| lane.nccl.as_ref()).for_each(|one| one.begin_abort());
-        })
+            lanes.values().flatten().flat_map(Communication::opened).for_each(|one| one.begin_abort());
+        })?;
+        stream.usual_wait = begun.elapsed();
+        Ok(())
     }
 
     fn take_fault(&self, stream: &mut CudaStream) -> Option<ClosureFault> {
@@ -437,10 +433,17 @@ impl Backend for CudaBackend {
         }
     }
 
+    fn meter(&self) -> Arc<Meter> {
+        Arc::clone(&self.meter)
+    }
+
     fn abort(&self, reason: &str) {
         drop(self.world.poison(reason));
         let lanes = lock(&self.lanes);
-        if !Communicator::abort(lanes.values().flatten().filter_map(|lane| lane.nccl.as_deref())) {
+        // Waits end first, and recordings go while NCCL aborts: it waits until none of its transfers is left.
+        lanes.values().flatten().flat_map(Communication::opened).for_each(|one| one.begin_abort());
+        self.recordings.end();
+        if !Communicator::abort(lanes.values().flatten().flat_map(Communication::opened).map(AsRef::as_ref)) {
             self.context.abandon();
         }
     }

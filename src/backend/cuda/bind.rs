@@ -11,6 +11,7 @@ use super::address::DeviceAddress;
 use super::bound::{BoundTask, CudaBound, Work};
 use super::clocks::Clocks;
 use super::command::Command;
+use super::communication::Communication;
 use super::context::Context;
 use super::cupti::Book;
 use super::failure::CudaFailure;
@@ -23,11 +24,11 @@ use super::signal::Home;
 use super::stream::Event;
 use super::timeline::Timeline;
 use super::times::Times;
-use super::transport::{Communication, Route, View};
+use super::transport::{Route, View};
 use super::world::World;
 use crate::backend::BackendError;
 use crate::backend::local::{Collective, LocalOp, resolve};
-use crate::id::{LaneId, TaskId};
+use crate::id::{LaneId, RankId, TaskId};
 use crate::layout::Binding;
 
 /// What binding needs of a backend.
@@ -53,7 +54,8 @@ pub(super) fn bind(
         doing: "binding a plan".to_owned(),
         reason: failure.to_string(),
     };
-    let landing = Landing::of(binding, &ops, binder.world.network.hosts);
+    let hosts = |group| binder.world.team(binding.rank, group).map(|team| team.hosts());
+    let landing = Landing::of(binding, &ops, hosts).map_err(failed)?;
     if landing.bytes() > landing_bytes {
         let (needed, there) = (landing.bytes(), landing_bytes);
         let reason = format!("{needed} bytes are needed for what peers send, and {there} were reserved");
@@ -76,7 +78,8 @@ pub(super) fn bind(
     let event = |_| Event::order(Arc::clone(binder.context));
     let events = (0..binding.events).map(event).collect::<Result<_, _>>().map_err(failed)?;
     let timeline = binder.timeline(binding).map_err(failed)?;
-    Ok(CudaBound { tasks, events, timeline, script, steps: 0 })
+    let context = Arc::clone(binder.context);
+    Ok(CudaBound { context, tasks, events, timeline, script, steps: 0 })
 }
 
 impl Binder<'_> {
@@ -147,15 +150,17 @@ impl Binder<'_> {
         let missing =
             || CudaFailure::Refused(format!("{lane} has no communicator; collectives belong on one"));
         let communication = communication.ok_or_else(missing)?;
-        let network = self.world.network;
+        let team = self.world.team(binding.rank, op.group)?;
+        let home = |rank: RankId| self.homes.get(rank.index()).copied();
+        let homes: Option<Vec<Home>> = team.iter().map(home).collect();
+        let homes =
+            homes.ok_or_else(|| CudaFailure::Refused("a rank of the mesh has no arena".to_owned()))?;
         let route = Route {
-            view: View {
-                rank: binding.rank,
-                homes: self.homes,
-                hosts: network.hosts,
-                landing: landing.place(lane),
-            },
-            transport: network.transport,
+            view: View { rank: team.own(), homes: &homes, hosts: team.hosts(), landing: landing.place(lane) },
+            team,
+            group: op.group,
+            homes: self.homes,
+            transport: self.world.network.transport,
             reduce: self.world.options.reduce,
             communication,
             has_engines: !self.world.shares_gpus,

@@ -1,11 +1,13 @@
 //! A plan bound to one rank: commands, events, clocks.
 //!
 //! Law: everything a step enqueues was made here, once; what it needs on the device (tables) lives as
-//! long as this value, and so does what a recorded step refers to.
+//! long as this value, and so does what a recorded step refers to. Of a GPU that was abandoned it is left where it is, because giving it back
+//! would wait for a stream that waits for ever.
 
 use std::sync::Arc;
 
 use super::command::Command;
+use super::context::Context;
 use super::script::Script;
 use super::stream::Event;
 use super::timeline::Timeline;
@@ -15,6 +17,7 @@ use crate::id::{EventId, TaskId};
 /// A plan bound to one rank.
 #[derive(Debug)]
 pub struct CudaBound {
+    pub(super) context: Arc<Context>,
     pub(super) tasks: Vec<BoundTask>,
     pub(super) events: Vec<Event>,
     /// When its tasks ran, if they are timed.
@@ -58,5 +61,13 @@ impl CudaBound {
 
     pub(super) fn event(&self, event: EventId) -> Option<&Event> {
         self.events.get(event.index())
+    }
+}
+
+impl Drop for CudaBound {
+    fn drop(&mut self) {
+        if self.context.is_abandoned() {
+            std::mem::forget(std::mem::take(&mut self.tasks));
+        }
     }
 }

@@ -34,7 +34,7 @@ impl Command {
             // SAFETY: the context is current on a rank's thread in a step; the launch was prepared in it, lives in
             // the bound plan, and names ranges that were measured against their allocations. Who else touches
             // them, the plan orders.
-            Self::Kernel(launch) => unsafe { launch.enqueue(stream.handle()) },
+            Self::Kernel(launch) => stream.meter().driver(|| unsafe { launch.enqueue(stream.handle()) }),
             Self::Copy { from, to, bytes } => stream.copy(*from, *to, *bytes),
             Self::Zero { to, bytes } => stream.zero(*to, *bytes),
             Self::Memory(operations) => operations.enqueue(stream),

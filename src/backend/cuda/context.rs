@@ -161,7 +161,8 @@ impl Context {
         unsafe { result::ctx::set_current(self.context) }.map_err(CudaFailure::driver("cuCtxSetCurrent"))
     }
 
-    /// From now on its memory is left to the end of the process: freeing it would wait for a stream that waits for ever.
+    /// From now on its memory, its code and the context itself are left to the end of the process: giving them back would wait for a stream
+    /// that waits for ever.
     pub(super) fn abandon(&self) {
         self.abandoned.store(true, Ordering::SeqCst);
     }
@@ -225,6 +226,9 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        if self.is_abandoned() {
+            return;
+        }
         // SAFETY: retained once in `retain`, released once here. A failure leaves nothing to be done.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }

@@ -61,7 +61,7 @@ impl ForeignMemory {
 
 impl Drop for ForeignMemory {
     fn drop(&mut self) {
-        if self.context.make_current().is_ok() {
+        if !self.context.is_abandoned() && self.context.make_current().is_ok() {
             // SAFETY: opened once in `open` under this context, closed once here, when no lane is left that could reach it.
             let _ = unsafe { sys::cuIpcCloseMemHandle(self.address.number()) };
         }

@@ -1,6 +1,8 @@
-//! How the ranks of a world lie on hosts: so many hosts with equally many ranks each, numbered host by host.
+//! How the ranks of a world, or of a group, lie on hosts: so many hosts with equally many ranks each, numbered host by host.
 //!
 //! Laws:
+//! - The ranks of a group are numbered in it, and lie on hosts as those of a world do, or the group has no hosts: where replicas neither fill hosts nor
+//!   are filled by them, some host would have more of a group's ranks than another.
 //! - A *neighbour* is another rank of the same host, a *counterpart* the rank at the same place of another host, and a
 //!   rank's *column* are its counterparts and itself. Every rank of the world is in the column of the rank itself or of
 //!   exactly one neighbour: whoever has the columns has everybody.
@@ -8,6 +10,7 @@
 //! - Where hosts do not matter, a world is one host.
 
 use crate::id::RankId;
+use crate::model::{Group, Mesh};
 use crate::rendezvous::HostName;
 
 /// Hosts, and ranks of each.
@@ -32,6 +35,20 @@ impl Hosts {
         even.then_some(Self { count: runs.len(), each })
     }
 
+    /// The hosts of a group of `mesh`, whose ranks lie on these.
+    pub(super) fn of_group(self, mesh: Mesh, group: Group) -> Option<Self> {
+        let (shards, replicas) = (mesh.shards() as usize, mesh.replicas() as usize);
+        let (fill, filled) = (self.each.is_multiple_of(shards), shards.is_multiple_of(self.each));
+        match group {
+            Group::World => Some(self),
+            Group::Shard if fill => Some(Self::one(shards)),
+            Group::Shard if filled => Some(Self { count: shards / self.each, each: self.each }),
+            Group::Replicate if fill => Some(Self { count: self.count, each: self.each / shards }),
+            Group::Replicate if filled => Some(Self { count: replicas, each: 1 }),
+            Group::Shard | Group::Replicate => None,
+        }
+    }
+
     pub(super) const fn count(self) -> usize {
         self.count
     }
@@ -41,7 +58,7 @@ impl Hosts {
         self.each
     }
 
-    /// Ranks of the world.
+    /// Ranks of all hosts.
     pub(super) const fn ranks(self) -> usize {
         self.count * self.each
     }
@@ -102,6 +119,39 @@ mod tests {
         assert_eq!(of("abab"), None, "not one after the other");
         assert_eq!(of("aabbaa"), None, "a host that comes again");
         assert_eq!(of(""), None);
+    }
+
+    #[test]
+    fn the_ranks_of_a_group_lie_on_the_hosts_that_its_members_lie_on() {
+        let groups = [Group::Shard, Group::Replicate, Group::World];
+        for (count, each, replicas) in [
+            (1, 4, 2),
+            (2, 4, 2),
+            (2, 4, 4),
+            (2, 4, 8),
+            (4, 2, 2),
+            (4, 2, 4),
+            (3, 2, 3),
+            (2, 2, 1),
+            (4, 1, 2),
+        ] {
+            let hosts = Hosts { count, each };
+            let mesh = Mesh::hybrid((count * each) as u32, replicas).unwrap();
+            for (rank, group) in mesh.iter().flat_map(|rank| groups.map(|group| (rank, group))) {
+                let of_group = hosts.of_group(mesh, group).unwrap();
+                let members: Vec<_> = mesh.members(rank, group).collect();
+                assert_eq!(of_group.ranks(), members.len());
+                for (one, other) in
+                    (0..members.len()).flat_map(|one| (0..members.len()).map(move |other| (one, other)))
+                {
+                    let together = of_group.share_host(RankId::at(one), RankId::at(other));
+                    assert_eq!(together, hosts.share_host(members[one], members[other]), "{mesh}, {group}");
+                }
+            }
+        }
+        // Three ranks a replica on hosts of two: a host has one of some replica and two of another.
+        let (hosts, mesh) = (Hosts { count: 3, each: 2 }, Mesh::hybrid(6, 2).unwrap());
+        assert_eq!(groups.map(|group| hosts.of_group(mesh, group)), [None, None, Some(hosts)]);
     }
 
     #[test]

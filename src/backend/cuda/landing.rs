@@ -1,12 +1,12 @@
 //! Where what peers send waits that no slot of the plan is for: memory of every rank beside its arena.
 //!
-//! Few bytes on one host: the values of all-reduces until they are combined. Gradients land in slots of the plan; what waits of them here, over
+//! Few bytes on one host and with one replica: the values of all-reduces until they are combined, those of every replica's rows where gradients are summed over replicas. Gradients land in slots of the plan; what waits of them here, over
 //! several hosts, is what a rank passes on for its neighbours.
 //!
 //! Laws:
 //! - Every lane with collectives has a part of its own, as large as its most demanding collective needs: a lane
-//!   runs one collective at a time, and peers send only between that collective's two meetings.
-//! - Places follow from the plan and the world's hosts alone, so they are the same on every rank: a rank knows where in a
+//!   runs one collective at a time, and peers send only between that collective's two meetings, whatever groups the one before and this one are of.
+//! - Places follow from the plan, the mesh and the world's hosts alone, so they are the same on every rank: a rank knows where in a
 //!   peer's memory its values belong.
 
 use std::collections::BTreeMap;
@@ -15,6 +15,7 @@ use super::hosts::Hosts;
 use crate::backend::local::{LocalOp, Pull};
 use crate::id::LaneId;
 use crate::layout::{ALIGNMENT, Binding};
+use crate::model::Group;
 
 /// The parts of one plan.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -24,16 +25,23 @@ pub(super) struct Landing {
 }
 
 impl Landing {
-    /// What the collectives among `ops`, which are those of `binding`, need on every rank of a world of these hosts.
-    pub(super) fn of(binding: &Binding<'_>, ops: &[LocalOp], hosts: Hosts) -> Self {
+    /// What the collectives among `ops`, which are those of `binding`, need on every rank; `hosts` says how the ranks of a group lie on hosts.
+    ///
+    /// # Errors
+    /// Those of `hosts`.
+    pub(super) fn of<E>(
+        binding: &Binding<'_>,
+        ops: &[LocalOp],
+        hosts: impl Fn(Group) -> Result<Hosts, E>,
+    ) -> Result<Self, E> {
         let mut needs: BTreeMap<LaneId, usize> = BTreeMap::new();
         for (op, (_, lane)) in ops.iter().zip(binding.ops) {
             if let LocalOp::Collective(collective) = op {
                 let most = needs.entry(*lane).or_default();
-                *most = (*most).max(needed(&collective.pull, hosts));
+                *most = (*most).max(needed(&collective.pull, hosts(collective.group)?));
             }
         }
-        Self::stacked(needs)
+        Ok(Self::stacked(needs))
     }
 
     fn stacked(needs: BTreeMap<LaneId, usize>) -> Self {

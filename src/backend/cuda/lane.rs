@@ -8,16 +8,16 @@
 //!   is done; so a lane that does not get on can be named by task.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::bound::{CudaBound, Work};
-use super::context::DeviceOrdinal;
 use super::failure::CudaFailure;
 use super::stream::Stream;
-use super::surface::CudaSurface;
+use super::surface::{CudaHandles, CudaSurface};
 use super::world::World;
 use super::{address::DeviceAddress, stream::Event};
-use crate::backend::ClosureFault;
 use crate::backend::closures::{Closures, fault_word};
+use crate::backend::{Activity, ClosureFault};
 use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{Lane, LaneKind};
 
@@ -29,7 +29,8 @@ pub struct CudaStream {
     pub(super) world: Arc<World>,
     pub(super) rank: RankId,
     pub(super) lane: Lane,
-    pub(super) device: DeviceOrdinal,
+    /// What closures enqueue with.
+    pub(super) handles: CudaHandles,
     pub(super) arena: DeviceAddress,
     pub(super) stream: Stream,
     pub(super) closures: Closures<CudaSurface>,
@@ -37,6 +38,8 @@ pub struct CudaStream {
     pub(super) fault: Option<ClosureFault>,
     /// No closure runs until the fault word is cleared.
     pub(super) faulted: bool,
+    /// How long the host waited for the lane when it waited last.
+    pub(super) usual_wait: Duration,
     /// The lane records.
     pub(super) records: bool,
     /// Joins a recording at its end.
@@ -57,7 +60,7 @@ impl CudaStream {
     pub(super) fn enqueue(&mut self, bound: &CudaBound, task: TaskId) -> Result<(), CudaFailure> {
         let missing = || CudaFailure::Refused(format!("the bound plan has no {task}"));
         let work = &bound.task(task).ok_or_else(missing)?.work;
-        let Self { stream, lane, records, rank, device, arena, closures, fault, faulted, .. } = self;
+        let Self { stream, lane, records, rank, arena, handles, closures, fault, faulted, .. } = self;
         let mut enqueue = || match work {
             Work::Commands(commands) => commands.iter().try_for_each(|command| command.enqueue(stream)),
             Work::ClearFault(commands) => {
@@ -65,8 +68,9 @@ impl CudaStream {
                 commands.iter().try_for_each(|command| command.enqueue(stream))
             }
             Work::Call(call) if !*faulted => {
-                let surface = CudaSurface::new(*arena, stream.handle(), *device, Arc::clone(&call.call));
-                let failed = closures.run(*rank, &call.call, &surface);
+                let surface = CudaSurface::new(*arena, handles.clone(), Arc::clone(&call.call));
+                let run = || closures.run(*rank, &call.call, &surface);
+                let failed = stream.meter().within(Activity::Closure, run);
                 let failed = failed.map_err(|error| CudaFailure::Refused(error.to_string()))?;
                 if let Some(failed) = failed {
                     *faulted = true;

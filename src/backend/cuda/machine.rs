@@ -4,13 +4,14 @@
 //! - Every rank tells its host, its GPU and what its process was asked for; the decision is a function of what all told.
 //! - Peers' memory is written inside of a host only; what goes from host to host goes by NCCL.
 //! - Peers inside and NCCL between needs hosts with equally many ranks each, one after the other, and more than one for it to
-//!   be of use. Other worlds of several hosts take NCCL for everything.
+//!   be of use, and every group of the mesh must lie on them as evenly. Other worlds of several hosts take NCCL for everything.
 
 use super::failure::CudaFailure;
 use super::hosts::Hosts;
 use super::library::Library;
 use super::options::{CudaOptions, Transport};
 use crate::config::Reduce;
+use crate::model::{Group, Mesh};
 use crate::rendezvous::{HostName, Reader, Truncated, Writer};
 
 /// What one rank tells.
@@ -22,15 +23,15 @@ pub(super) struct Seat {
     pub(super) has_nccl: bool,
     /// Can its GPU reach every other that its process sees?
     pub(super) reaches: bool,
-    /// Of the options: transport and how gradients are summed.
-    pub(super) wish: (Option<Transport>, Reduce),
+    /// Of the options: transport, how gradients are summed, and how many replicas there are.
+    pub(super) wish: (Option<Transport>, Reduce, u32),
 }
 
 impl Seat {
     pub(super) fn new(options: &CudaOptions, gpu: [u8; 16], reaches: bool) -> Result<Self, CudaFailure> {
         let host = HostName::of_this_process().map_err(|error| CudaFailure::Refused(error.to_string()))?;
         let has_nccl = Library::Nccl.open().is_ok();
-        let wish = (options.transport, options.reduce);
+        let wish = (options.transport, options.reduce, options.replicas);
         Ok(Self { host, gpu, has_nccl, reaches, wish })
     }
 
@@ -47,7 +48,8 @@ impl Seat {
         };
         let mut writer = Writer::default();
         writer.raw(&self.gpu).byte(u8::from(self.has_nccl)).byte(u8::from(self.reaches)).byte(transport);
-        writer.byte(u8::from(self.wish.1 == Reduce::Nccl)).raw(self.host.as_str().as_bytes()).take()
+        writer.byte(u8::from(self.wish.1 == Reduce::Nccl)).raw(&self.wish.2.to_le_bytes());
+        writer.raw(self.host.as_str().as_bytes()).take()
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, Truncated> {
@@ -61,8 +63,9 @@ impl Seat {
             _ => return Err(Truncated),
         };
         let reduce = if reader.byte()? == 0 { Reduce::Ordered } else { Reduce::Nccl };
+        let replicas = u32::from_le_bytes(reader.fixed()?);
         let host = HostName::new(std::str::from_utf8(reader.rest()).map_err(|_| Truncated)?);
-        Ok(Self { host, gpu, has_nccl, reaches, wish: (transport, reduce) })
+        Ok(Self { host, gpu, has_nccl, reaches, wish: (transport, reduce, replicas) })
     }
 }
 
@@ -74,14 +77,17 @@ pub(super) struct Network {
     pub(super) hosts: Hosts,
 }
 
-/// The way for a world of these seats. `reach` makes the GPUs of this process reach each other.
+/// The way for a world of these seats, which are those of `mesh`. `reach` makes the GPUs of this process reach each other.
 pub(super) fn network(
     seats: &[Seat],
+    mesh: Mesh,
     reach: impl FnOnce() -> Result<(), CudaFailure>,
 ) -> Result<Network, CudaFailure> {
     let Some(first) = seats.first() else { return refused("a world needs a rank") };
     if seats.iter().any(|seat| seat.wish != first.wish) {
-        return refused("processes were configured with different transport or reduce; give all the same");
+        return refused(
+            "processes were configured with different transport, reduce or mesh.replicate; give all the same",
+        );
     }
     let alone = seats
         .iter()
@@ -101,7 +107,10 @@ pub(super) fn network(
     let all = Hosts::one(seats.len());
     let nccl = || installed().map(|()| Network { transport: Transport::Nccl, hosts: all });
     let peers = |hosts: Hosts| reach().map(|()| Network { transport: Transport::Peer, hosts });
-    match first.wish {
+    let even = |hosts: &Hosts| {
+        [Group::Shard, Group::Replicate].into_iter().all(|group| hosts.of_group(mesh, group).is_some())
+    };
+    match (first.wish.0, first.wish.1) {
         (None | Some(Transport::Peer), Reduce::Ordered) if !one_host && !alone => {
             refused("over several hosts each rank needs a GPU of its own; name each GPU once")
         }
@@ -114,12 +123,15 @@ pub(super) fn network(
         }
         (None, Reduce::Nccl) => nccl(),
         (Some(Transport::Peer), _) if !one_host => match hosts {
+            Some(hosts) if !even(&hosts) => refused(
+                "transport = \"peer\" over several hosts needs replicas of whole hosts, or hosts of whole replicas; set mesh.replicate so, or transport = \"auto\" or \"nccl\"",
+            ),
             Some(hosts) => installed().and_then(|()| peers(hosts)),
             None => refused(
                 "transport = \"peer\" needs equally many ranks on each host, numbered host by host; start the processes so, or set transport = \"auto\" or \"nccl\" (hosts are told apart by name and boot, or by WARPWEFT_HOSTID or NCCL_HOSTID)",
             ),
         },
-        (None, _) if !one_host => match hosts.filter(|hosts| hosts.each() > 1) {
+        (None, _) if !one_host => match hosts.filter(|hosts| hosts.each() > 1 && even(hosts)) {
             Some(hosts) if everywhere && reaching => peers(hosts),
             _ => nccl(),
         },
@@ -142,7 +154,7 @@ mod tests {
             gpu: [gpu; 16],
             has_nccl: false,
             reaches: true,
-            wish: (transport, Reduce::Ordered),
+            wish: (transport, Reduce::Ordered, 1),
         }
     }
 
@@ -152,7 +164,38 @@ mod tests {
             let seat = Seat { has_nccl: true, ..seat("node 7", 3, transport) };
             assert_eq!(Seat::decode(&seat.encode()), Ok(seat));
         }
-        assert!(Seat::decode(&[0; 19]).is_err());
+        assert!(Seat::decode(&[0; 23]).is_err());
+    }
+
+    /// Of a mesh of one replica.
+    fn network_of(
+        seats: &[Seat],
+        reach: impl FnOnce() -> Result<(), CudaFailure>,
+    ) -> Result<Network, CudaFailure> {
+        network(seats, Mesh::new(seats.len().max(1) as u32).unwrap(), reach)
+    }
+
+    #[test]
+    fn replicas_that_lie_unevenly_on_hosts_go_by_nccl_or_are_refused() {
+        let replicated = |names: &str, replicas, transport| {
+            let mesh = Mesh::hybrid(names.len() as u32, replicas).unwrap();
+            network(&seats(names, transport), mesh, || Ok(()))
+        };
+        for (names, replicas) in [("aabb", 2), ("aabb", 4), ("aaaabbbb", 2), ("aabbccdd", 2)] {
+            let network = replicated(names, replicas, None).unwrap();
+            assert_eq!(network.transport, Transport::Peer, "{names}, {replicas} replicas");
+        }
+        // Three ranks a replica, on hosts of two.
+        assert_eq!(replicated("aabbcc", 2, None).unwrap().transport, Transport::Nccl);
+        let refusal = replicated("aabbcc", 2, Some(Transport::Peer)).unwrap_err().to_string();
+        assert!(refusal.contains("replicas of whole hosts"), "{refusal}");
+    }
+
+    #[test]
+    fn processes_that_want_different_replicas_are_refused() {
+        let mut all = seats("aa", None);
+        all[1].wish.2 = 2;
+        assert!(network_of(&all, || Ok(())).unwrap_err().to_string().contains("mesh.replicate"));
     }
 
     const fn peers(hosts: Hosts) -> Result<Network, CudaFailure> {
@@ -163,12 +206,13 @@ mod tests {
     fn peers_are_reached_inside_of_a_host_alone() {
         let reached = || Ok(());
         let two = |other| [seat("a", 0, Some(Transport::Peer)), seat(other, 0, Some(Transport::Peer))];
-        assert_eq!(network(&two("a"), reached), peers(Hosts::one(2)), "ranks may share a GPU");
-        let error = network(&[seat("a", 0, None), seat("a", 1, Some(Transport::Peer))], reached).unwrap_err();
+        assert_eq!(network_of(&two("a"), reached), peers(Hosts::one(2)), "ranks may share a GPU");
+        let error =
+            network_of(&[seat("a", 0, None), seat("a", 1, Some(Transport::Peer))], reached).unwrap_err();
         assert!(error.to_string().contains("different transport"), "{error}");
         let shared = [seat("a", 0, Some(Transport::Nccl)), seat("a", 0, Some(Transport::Nccl))];
-        assert!(network(&shared, reached).unwrap_err().to_string().contains("GPU of its own"));
-        assert!(network(&[], reached).is_err());
+        assert!(network_of(&shared, reached).unwrap_err().to_string().contains("GPU of its own"));
+        assert!(network_of(&[], reached).is_err());
     }
 
     /// Seats on the hosts that the letters name, each with a GPU of its own.
@@ -189,42 +233,42 @@ mod tests {
             let hosts = hosts.unwrap();
             assert_eq!(hosts.each(), each);
             for transport in [None, Some(Transport::Peer)] {
-                assert_eq!(network(&seats(names, transport), reached), peers(hosts), "{names}");
+                assert_eq!(network_of(&seats(names, transport), reached), peers(hosts), "{names}");
             }
-            assert_eq!(network(&seats(names, Some(Transport::Nccl)), reached), all(names.len()));
+            assert_eq!(network_of(&seats(names, Some(Transport::Nccl)), reached), all(names.len()));
         }
         for names in ["ab", "aab", "abab"] {
-            assert_eq!(network(&seats(names, None), reached), all(names.len()), "{names}");
+            assert_eq!(network_of(&seats(names, None), reached), all(names.len()), "{names}");
         }
         let mut apart = seats("aabb", None);
         apart[3].reaches = false;
-        assert_eq!(network(&apart, reached), all(4), "one GPU that does not reach its neighbour");
-        let uneven = network(&seats("aab", Some(Transport::Peer)), reached).unwrap_err().to_string();
+        assert_eq!(network_of(&apart, reached), all(4), "one GPU that does not reach its neighbour");
+        let uneven = network_of(&seats("aab", Some(Transport::Peer)), reached).unwrap_err().to_string();
         assert!(uneven.contains("equally many") && uneven.contains("NCCL_HOSTID"), "{uneven}");
         let mut shared = seats("aabb", None);
         shared[1].gpu = shared[0].gpu;
-        assert!(network(&shared, reached).unwrap_err().to_string().contains("GPU of its own"));
+        assert!(network_of(&shared, reached).unwrap_err().to_string().contains("GPU of its own"));
     }
 
     #[test]
     fn the_library_s_own_sums_go_by_the_library_alone() {
         let mut all = seats("aabb", None);
         all.iter_mut().for_each(|seat| seat.wish.1 = Reduce::Nccl);
-        assert_eq!(network(&all, || Ok(())).unwrap().transport, Transport::Nccl);
+        assert_eq!(network_of(&all, || Ok(())).unwrap().transport, Transport::Nccl);
     }
 
     #[test]
     fn without_nccl_everywhere_one_host_takes_peers_and_several_are_refused() {
         let reached = || Ok(());
         let auto = |other| [seat("a", 0, None), Seat { has_nccl: true, ..seat(other, 1, None) }];
-        assert_eq!(network(&auto("a"), reached), peers(Hosts::one(2)));
-        assert!(network(&auto("b"), reached).is_err());
+        assert_eq!(network_of(&auto("a"), reached), peers(Hosts::one(2)));
+        assert!(network_of(&auto("b"), reached).is_err());
         let mut partly = seats("aabb", Some(Transport::Peer));
         partly[2].has_nccl = false;
-        assert!(network(&partly, reached).is_err());
+        assert!(network_of(&partly, reached).is_err());
         let unreachable = || Err(CudaFailure::Refused("GPU 0 cannot reach GPU 1".to_owned()));
-        assert!(network(&auto("a"), unreachable).unwrap_err().to_string().contains("GPU 1"));
+        assert!(network_of(&auto("a"), unreachable).unwrap_err().to_string().contains("GPU 1"));
         let apart = |gpu| Seat { reaches: false, ..seat("a", gpu, None) };
-        assert!(network(&[apart(0), apart(1)], unreachable).unwrap_err().to_string().contains("GPU 1"));
+        assert!(network_of(&[apart(0), apart(1)], unreachable).unwrap_err().to_string().contains("GPU 1"));
     }
 }

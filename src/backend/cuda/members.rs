@@ -1,13 +1,11 @@
-//! Which ranks share a communicator of NCCL.
+//! Ranks of a world that lie in it at equal distances: those of a group, or those of them that share a communicator of NCCL.
 //!
-//! Law: every rank is a member of exactly one communicator per lane, and members number each other alike: in rank order.
+//! Law: members number each other alike, in rank order.
 
-use super::hosts::Hosts;
-use super::machine::Network;
-use super::options::Transport;
 use crate::id::RankId;
+use crate::model::{Group, Mesh};
 
-/// The members: `count` ranks from `first` on, `step` apart.
+/// `count` ranks of the world from `first` on, `step` apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Members {
     first: RankId,
@@ -16,17 +14,20 @@ pub(super) struct Members {
 }
 
 impl Members {
-    /// With whom `rank` shares communicators: with all, or with its counterparts. `None` where nothing goes by NCCL.
-    pub(super) fn of(network: Network, rank: RankId) -> Option<Self> {
-        let hosts: Hosts = network.hosts;
-        match network.transport {
-            Transport::Nccl => Some(Self { first: RankId::new(0), step: 1, count: hosts.ranks() }),
-            Transport::Peer if hosts.count() == 1 => None,
-            Transport::Peer => {
-                let first = hosts.rank(0, hosts.place(rank));
-                Some(Self { first, step: hosts.each(), count: hosts.count() })
-            }
-        }
+    /// The ranks of the group that `rank` is of.
+    pub(super) fn of(mesh: Mesh, rank: RankId, group: Group) -> Self {
+        let shards = mesh.shards() as usize;
+        let (first, step) = match group {
+            Group::World => (RankId::new(0), 1),
+            Group::Shard => (RankId::new(mesh.replica_of(rank) * mesh.shards()), 1),
+            Group::Replicate => (RankId::new(mesh.shard_of(rank)), shards),
+        };
+        Self { first, step, count: mesh.size(group) as usize }
+    }
+
+    /// Of these, `count` from number `first` on, `step` numbers apart.
+    pub(super) fn part(self, first: usize, step: usize, count: usize) -> Self {
+        Self { first: self.rank(first), step: self.step * step, count }
     }
 
     /// Who makes the communicator's name.
@@ -40,7 +41,12 @@ impl Members {
 
     /// In order.
     pub(super) fn iter(self) -> impl Iterator<Item = RankId> {
-        (0..self.count).map(move |number| RankId::at(self.first.index() + number * self.step))
+        (0..self.count).map(move |number| self.rank(number))
+    }
+
+    /// The member with this number.
+    pub(super) fn rank(self, number: usize) -> RankId {
+        RankId::at(self.first.index() + number * self.step)
     }
 
     /// The member's number.
@@ -52,28 +58,20 @@ impl Members {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rendezvous::HostName;
 
     #[test]
-    fn counterparts_share_a_communicator_and_number_each_other_alike() {
-        let (a, b, c) = (HostName::new("a"), HostName::new("b"), HostName::new("c"));
-        let hosts = Hosts::of(&[&a, &a, &b, &b, &c, &c]).unwrap();
-        let network = Network { transport: Transport::Peer, hosts };
-        for rank in (0..6).map(RankId::at) {
-            let members = Members::of(network, rank).unwrap();
-            let mut column: Vec<_> = hosts.column(rank).collect();
-            column.sort();
-            assert_eq!(members.iter().collect::<Vec<_>>(), column);
-            assert_eq!(members.number(rank), hosts.host(rank));
-            assert_eq!(members.first().index(), hosts.place(rank));
+    fn the_ranks_of_a_group_are_the_mesh_s_and_number_each_other_as_there() {
+        for (ranks, replicas) in [(1, 1), (4, 1), (4, 2), (4, 4), (6, 3), (6, 2)] {
+            let mesh = Mesh::hybrid(ranks, replicas).unwrap();
+            for (rank, group) in mesh
+                .iter()
+                .flat_map(|rank| [Group::Shard, Group::Replicate, Group::World].map(|group| (rank, group)))
+            {
+                let members = Members::of(mesh, rank, group);
+                assert_eq!(members.iter().collect::<Vec<_>>(), mesh.members(rank, group).collect::<Vec<_>>());
+                assert_eq!(members.number(rank), mesh.position(rank, group) as usize);
+                assert_eq!(members.rank(members.number(rank)), rank);
+            }
         }
-    }
-
-    #[test]
-    fn nccl_alone_has_one_communicator_of_all_and_peers_of_one_host_have_none() {
-        let hosts = Hosts::one(3);
-        let all = Members::of(Network { transport: Transport::Nccl, hosts }, RankId::new(2)).unwrap();
-        assert_eq!((all.count(), all.number(RankId::new(2))), (3, 2));
-        assert_eq!(Members::of(Network { transport: Transport::Peer, hosts }, RankId::new(2)), None);
     }
 }

@@ -63,18 +63,28 @@ unsafe impl Sync for Communicator {}
 /// One transfer of a group.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Transfer {
-    /// `bytes` of every rank, one after the other.
+    /// `bytes` of every member, one after the other.
     AllGather { from: DeviceAddress, to: DeviceAddress, bytes: usize },
     /// Bytes for one peer.
     Send { from: DeviceAddress, bytes: usize, peer: RankId },
     /// Bytes of one peer.
     Receive { to: DeviceAddress, bytes: usize, peer: RankId },
-    /// f32 sums of all ranks' values, `count` for each rank.
+    /// f32 sums of all members' values, `count` for each member.
     ReduceScatter { from: DeviceAddress, to: DeviceAddress, count: usize },
 }
 
+impl Transfer {
+    /// Names the peer by another number.
+    pub(super) fn renumber(&mut self, number: impl Fn(RankId) -> RankId) {
+        match self {
+            Self::Send { peer, .. } | Self::Receive { peer, .. } => *peer = number(*peer),
+            Self::AllGather { .. } | Self::ReduceScatter { .. } => {}
+        }
+    }
+}
+
 impl Communicator {
-    /// Opens this rank's end; returns when every member has opened its own. Every rank of the world opens some communicator.
+    /// Opens this rank's end; returns when every member has opened its own. Every rank of the world opens some communicator meanwhile.
     /// `stream` is idle.
     pub(super) fn open(
         world: &Arc<World>,
@@ -131,8 +141,12 @@ impl Communicator {
         Ok(())
     }
 
-    /// Enqueues `transfers` as one group.
+    /// Enqueues `transfers` as one group, which is one call to the stream's meter.
     pub(super) fn enqueue(&self, stream: &Stream, transfers: &[Transfer]) -> Result<(), CudaFailure> {
+        stream.meter().driver(|| self.group(stream, transfers))
+    }
+
+    fn group(&self, stream: &Stream, transfers: &[Transfer]) -> Result<(), CudaFailure> {
         result::group_start().map_err(CudaFailure::nccl("ncclGroupStart"))?;
         let each = transfers.iter().try_for_each(|transfer| self.transfer(stream, *transfer));
         // A group that was begun is ended, whatever its parts said.

@@ -27,6 +27,9 @@ pub struct CudaOptions {
     pub transport: Option<Transport>,
     /// How gradients are summed; [`Reduce::Nccl`] needs [`Transport::Nccl`].
     pub reduce: Reduce,
+    /// Copies of the model: the world is a mesh of so many replicas. Over several hosts with [`Transport::Peer`], replicas fill hosts or hosts fill
+    /// replicas.
+    pub replicas: u32,
     /// Up to so many bytes for each neighbour a collective of [`Transport::Peer`] goes by one kernel instead of copy engines. A kernel waits for a
     /// multiprocessor, and takes some from the products beside it; it costs the host one launch, where engines cost a call per word and copy,
     /// in a recording at every launch of it too.
@@ -45,6 +48,7 @@ impl CudaOptions {
             devices,
             transport: None,
             reduce: Reduce::Ordered,
+            replicas: 1,
             kernel_bytes: 0,
             timeline: None,
             deadline: Duration::from_secs(30),

@@ -21,7 +21,7 @@ pub struct CudaWorld {
 }
 
 impl CudaWorld {
-    /// A world of as many ranks as devices, all in this process; its clock starts now.
+    /// A world of as many ranks as devices, all in this process, in as many replicas as the options say; its clock starts now.
     ///
     /// # Errors
     /// [`CudaFailure`] when a library or a device is missing, or the devices cannot do what was asked.
@@ -32,7 +32,7 @@ impl CudaWorld {
     }
 
     /// The ranks of this process, one on each device, in a world whose ranks meet at `rendezvous`. Waits for the other
-    /// processes, which call it with the same transport and sums.
+    /// processes, which call it with the same transport, sums and replicas.
     ///
     /// # Errors
     /// As [`CudaWorld::new`]; what one process cannot do ends the world for all.
@@ -42,7 +42,8 @@ impl CudaWorld {
     }
 
     fn make(rendezvous: Arc<Rendezvous>, options: CudaOptions) -> Result<Self, CudaFailure> {
-        let mesh = Mesh::new(rendezvous.ranks()).map_err(|error| CudaFailure::Refused(error.to_string()))?;
+        let mesh = Mesh::hybrid(rendezvous.ranks(), options.replicas);
+        let mesh = mesh.map_err(|error| CudaFailure::Refused(error.to_string()))?;
         let (devices, ranks) = (options.devices.len(), rendezvous.range().len());
         if devices != ranks {
             let words = format!("this process owns {ranks} ranks and was given {devices} devices");
@@ -51,7 +52,7 @@ impl CudaWorld {
         let retained = options.devices.iter().map(|device| Context::retain(*device).map(Arc::new));
         let contexts: Vec<_> = retained.collect::<Result<_, _>>()?;
         let seats = seats(&rendezvous, &options, &contexts)?;
-        let network = network(&seats, || reach_all(&contexts))?;
+        let network = network(&seats, mesh, || reach_all(&contexts))?;
         let shares_gpus = (seats.iter().enumerate())
             .any(|(place, seat)| seats[..place].iter().any(|other| other.shares_gpu_with(seat)));
         let times = options.timeline.map(|wished| Times::settle(wished, ranks)).transpose()?;

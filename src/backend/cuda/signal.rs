@@ -4,13 +4,13 @@
 //! Laws:
 //! - **PL-8** a rank's memory is written by a peer only between two meetings: one in which everybody says that its
 //!   target may be written (*ready*), and one in which everybody says that it has written (*done*).
-//! - Who meets are the ranks of one host, whose memory reaches each other; every host for itself.
+//! - Who meets are the ranks of one host that a collective brings together, whose memory reaches each other; every host and every team for itself.
 //! - A word is written behind a system-wide fence, which CUDA puts before a stream's write (the flag that leaves it out is refused on an H200), so
 //!   whoever has seen a word sees what was written before it, and a cleared word is seen cleared before the next meeting signals.
 //! - A word is 1 from the peer's signal until this rank has waited for it and cleared it, so the same
 //!   commands work in every step and in every replay of a recorded one. A peer signals a word again only
 //!   after the other meeting of the pair, which needs this rank's signal, sent after the word was cleared: no
-//!   signal is lost.
+//!   signal is lost. This is said of each pair of ranks, which meet in the same order on both, so it holds whatever teams they meet in.
 //! - A poisoned world is drained by setting every word (see [`super::watchdog`]); what then runs reads
 //!   whatever lies there, and is reported to nobody.
 
@@ -145,9 +145,9 @@ impl MemoryOperations {
         let count = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
         // SAFETY: the stream is alive, the words lie in live allocations, and the driver only reads the
         // parameters although its signature takes them mutably.
-        unsafe { sys::cuStreamBatchMemOp_v2(stream.handle(), count, self.all.as_ptr().cast_mut(), 0) }
-            .result()
-            .map_err(CudaFailure::driver("cuStreamBatchMemOp"))
+        let call =
+            || unsafe { sys::cuStreamBatchMemOp_v2(stream.handle(), count, self.all.as_ptr().cast_mut(), 0) };
+        stream.meter().driver(call).result().map_err(CudaFailure::driver("cuStreamBatchMemOp"))
     }
 }
 

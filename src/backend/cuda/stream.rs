@@ -12,6 +12,7 @@ use cudarc::driver::{result, sys};
 use super::address::DeviceAddress;
 use super::context::Context;
 use super::failure::CudaFailure;
+use crate::backend::{Activity, Meter};
 
 /// How urgent a stream's work is when streams compete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub(super) enum Priority {
 pub(super) struct Stream {
     context: Arc<Context>,
     handle: sys::CUstream,
+    /// What its calls are charged to.
+    meter: Arc<Meter>,
 }
 
 // SAFETY: a stream handle is a name; the driver's calls on it are thread safe.
@@ -35,7 +38,17 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
+    /// A stream whose calls are charged to nobody.
     pub(super) fn create(context: Arc<Context>, priority: Priority) -> Result<Self, CudaFailure> {
+        Self::metered(context, priority, Arc::default())
+    }
+
+    /// A stream whose calls are charged to `meter`.
+    pub(super) fn metered(
+        context: Arc<Context>,
+        priority: Priority,
+        meter: Arc<Meter>,
+    ) -> Result<Self, CudaFailure> {
         context.make_current()?;
         let range = result::stream::get_priority_range();
         let (least, greatest) = range.map_err(CudaFailure::driver("cuCtxGetStreamPriorityRange"))?;
@@ -45,7 +58,7 @@ impl Stream {
         };
         let handle = result::stream::create_with_priority(result::stream::StreamKind::NonBlocking, priority)
             .map_err(CudaFailure::driver("cuStreamCreateWithPriority"))?;
-        Ok(Self { context, handle })
+        Ok(Self { context, handle, meter })
     }
 
     pub(super) fn context(&self) -> &Context {
@@ -56,9 +69,19 @@ impl Stream {
         self.handle
     }
 
+    pub(super) const fn meter(&self) -> &Arc<Meter> {
+        &self.meter
+    }
+
+    /// Makes the stream's context the calling thread's.
+    pub(super) fn make_current(&self) -> Result<(), CudaFailure> {
+        self.meter.driver(|| self.context.make_current())
+    }
+
     pub(super) fn record(&self, event: &Event) -> Result<(), CudaFailure> {
         // SAFETY: both handles are alive, and belong to one context.
-        unsafe { result::event::record(event.handle, self.handle) }
+        self.meter
+            .driver(|| unsafe { result::event::record(event.handle, self.handle) })
             .map_err(CudaFailure::driver("cuEventRecord"))
     }
 
@@ -66,7 +89,8 @@ impl Stream {
     pub(super) fn record_in_replays(&self, clock: &Event) -> Result<(), CudaFailure> {
         let flags = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
         // SAFETY: both handles are alive, and belong to one context.
-        unsafe { sys::cuEventRecordWithFlags(clock.handle, self.handle, flags) }
+        self.meter
+            .driver(|| unsafe { sys::cuEventRecordWithFlags(clock.handle, self.handle, flags) })
             .result()
             .map_err(CudaFailure::driver("cuEventRecordWithFlags"))
     }
@@ -74,7 +98,8 @@ impl Stream {
     pub(super) fn wait(&self, event: &Event) -> Result<(), CudaFailure> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both handles are alive.
-        unsafe { result::stream::wait_event(self.handle, event.handle, flags) }
+        self.meter
+            .driver(|| unsafe { result::stream::wait_event(self.handle, event.handle, flags) })
             .map_err(CudaFailure::driver("cuStreamWaitEvent"))
     }
 
@@ -86,39 +111,49 @@ impl Stream {
         bytes: usize,
     ) -> Result<(), CudaFailure> {
         // SAFETY: callers pass ranges that were measured against their allocations when they were bound.
-        unsafe { result::memcpy_dtod_async(to.number(), from.number(), bytes, self.handle) }
+        self.meter
+            .driver(|| unsafe { result::memcpy_dtod_async(to.number(), from.number(), bytes, self.handle) })
             .map_err(CudaFailure::driver("cuMemcpyDtoDAsync"))
     }
 
     /// Sets bytes to zero.
     pub(super) fn zero(&self, to: DeviceAddress, bytes: usize) -> Result<(), CudaFailure> {
         // SAFETY: as for `copy`.
-        unsafe { result::memset_d8_async(to.number(), 0, bytes, self.handle) }
+        self.meter
+            .driver(|| unsafe { result::memset_d8_async(to.number(), 0, bytes, self.handle) })
             .map_err(CudaFailure::driver("cuMemsetD8Async"))
     }
 
     /// Sets one 32-bit word.
     pub(super) fn set_word(&self, to: DeviceAddress, value: u32) -> Result<(), CudaFailure> {
         // SAFETY: as for `copy`; the word is aligned as every region is.
-        unsafe { sys::cuMemsetD32Async(to.number(), value, 1, self.handle) }
+        self.meter
+            .driver(|| unsafe { sys::cuMemsetD32Async(to.number(), value, 1, self.handle) })
             .result()
             .map_err(CudaFailure::driver("cuMemsetD32Async"))
     }
 
     /// Copies from the host, and returns when the device has it.
     pub(super) fn upload(&self, bytes: &[u8], to: DeviceAddress) -> Result<(), CudaFailure> {
-        self.context.make_current()?;
-        // SAFETY: the range was measured by the caller; `bytes` outlives the copy, which is waited for.
-        unsafe { result::memcpy_htod_async(to.number(), bytes, self.handle) }
-            .map_err(CudaFailure::driver("cuMemcpyHtoDAsync"))?;
+        self.begin_upload(bytes, to)?;
         self.synchronize()
+    }
+
+    /// Begins a copy from the host, and waits for nothing: `bytes` must last until the stream is done.
+    pub(super) fn begin_upload(&self, bytes: &[u8], to: DeviceAddress) -> Result<(), CudaFailure> {
+        self.make_current()?;
+        // SAFETY: the range was measured by the caller, who keeps `bytes` until the copy has run.
+        self.meter
+            .driver(|| unsafe { result::memcpy_htod_async(to.number(), bytes, self.handle) })
+            .map_err(CudaFailure::driver("cuMemcpyHtoDAsync"))
     }
 
     /// Copies to the host, and returns when it is there.
     pub(super) fn download(&self, from: DeviceAddress, bytes: &mut [u8]) -> Result<(), CudaFailure> {
-        self.context.make_current()?;
+        self.make_current()?;
         // SAFETY: the range was measured by the caller; `bytes` outlives the copy, which is waited for.
-        unsafe { result::memcpy_dtoh_async(bytes, from.number(), self.handle) }
+        self.meter
+            .driver(|| unsafe { result::memcpy_dtoh_async(bytes, from.number(), self.handle) })
             .map_err(CudaFailure::driver("cuMemcpyDtoHAsync"))?;
         self.synchronize()
     }
@@ -134,7 +169,8 @@ impl Stream {
 
     pub(super) fn synchronize(&self) -> Result<(), CudaFailure> {
         // SAFETY: the handle is alive.
-        unsafe { result::stream::synchronize(self.handle) }
+        self.meter
+            .within(Activity::Waiting, || unsafe { result::stream::synchronize(self.handle) })
             .map_err(CudaFailure::driver("cuStreamSynchronize"))
     }
 
@@ -174,7 +210,8 @@ impl Stream {
 
     pub(super) fn launch(&self, graph: &Graph) -> Result<(), CudaFailure> {
         // SAFETY: both handles are alive.
-        unsafe { result::graph::launch(graph.executable, self.handle) }
+        self.meter
+            .driver(|| unsafe { result::graph::launch(graph.executable, self.handle) })
             .map_err(CudaFailure::driver("cuGraphLaunch"))
     }
 }
@@ -246,7 +283,7 @@ unsafe impl Send for Graph {}
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        if self.context.make_current().is_ok() {
+        if !self.context.is_abandoned() && self.context.make_current().is_ok() {
             // SAFETY: made once in `end_capture`, destroyed once here.
             let _ = unsafe { result::graph::exec_destroy(self.executable) };
         }

@@ -11,6 +11,8 @@ use cudarc::driver::sys;
 
 use super::address::DeviceAddress;
 use super::context::DeviceOrdinal;
+use super::stream::Stream;
+use crate::backend::Meter;
 use crate::compute::{BoundCall, ComputeError, Surface};
 use crate::layout::Region;
 
@@ -100,10 +102,12 @@ impl<'a, T> DeviceSliceMut<'a, T> {
 
 /// What a closure needs to enqueue work: the stream of the compute lane and the device it belongs to, whose
 /// primary context is current.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct CudaHandles {
     stream: sys::CUstream,
     device: DeviceOrdinal,
+    /// What the driver's calls are charged to; of handles for work outside of a call, to nobody.
+    meter: Option<Arc<Meter>>,
 }
 
 impl CudaHandles {
@@ -114,7 +118,21 @@ impl CudaHandles {
     /// used that context is current.
     #[must_use]
     pub const unsafe fn new(stream: sys::CUstream, device: DeviceOrdinal) -> Self {
-        Self { stream, device }
+        Self { stream, device, meter: None }
+    }
+
+    /// Handles of a lane.
+    pub(super) fn of(stream: &Stream) -> Self {
+        let meter = Some(Arc::clone(stream.meter()));
+        Self { stream: stream.handle(), device: stream.context().ordinal(), meter }
+    }
+
+    /// Does `call`, one call of the driver or of cuBLASLt, which is charged to these and not to the closure.
+    pub(super) fn driver<T>(&self, call: impl FnOnce() -> T) -> T {
+        match &self.meter {
+            Some(meter) => meter.driver(call),
+            None => call(),
+        }
     }
 
     /// The stream the call's work belongs on.
@@ -139,13 +157,8 @@ pub struct CudaSurface {
 }
 
 impl CudaSurface {
-    pub(super) fn new(
-        arena: DeviceAddress,
-        stream: sys::CUstream,
-        device: DeviceOrdinal,
-        call: Arc<BoundCall>,
-    ) -> Self {
-        Self { arena, handles: CudaHandles { stream, device }, call }
+    pub(super) const fn new(arena: DeviceAddress, handles: CudaHandles, call: Arc<BoundCall>) -> Self {
+        Self { arena, handles, call }
     }
 
     fn elements<T>(&self, region: Region) -> Result<usize, ComputeError> {

@@ -4,8 +4,11 @@
 //! - A wait ends when the lane is done, when the world is poisoned, or when for the length of the deadline no collective
 //!   of this rank was done; the last poisons the world, naming rank, lane, and the last and the next collective of every rank
 //!   that waits as well. Who waits for long tells the others how far it is.
-//! - A rank of a poisoned world drains its lanes before it returns: streams that wait for a peer's signal are
-//!   let go. Where one does not run out, its GPU's memory is left to the end of the process: freeing it would wait for the stream.
+//! - A rank of a poisoned world drains its lanes before it returns: streams and kernels that wait for a peer's signal are
+//!   let go, as often as they come to another word, and those that wait in NCCL by aborting it. Kernels of a recorded step wait for the words that streams
+//!   wait for (`kernels/exchange.cu`); their gate, which the other blocks wait for, is opened by the first. Where a lane does not run out, its GPU is
+//!   abandoned: what is there is left to the end of the process, since giving it back would wait for the stream.
+//! - Draining has an end of its own: it waits for no stream, that of its own copies included.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,13 +21,20 @@ use super::world::World;
 use crate::backend::BackendError;
 use crate::id::RankId;
 
-/// How long a lane is asked without pause.
+/// How long a lane is asked without pause, from the beginning and from the end of every collective on.
 const EAGER: Duration = Duration::from_micros(200);
-/// The pause between two questions after that: short beside a step, long beside a question. It bounds how late a step's end is seen,
-/// and nothing waits longer because of it; what a wait may take in all is the deadline.
+/// The pause between two questions after that: short beside a step, long beside a question. It bounds, with what the system adds to a pause, how
+/// late a step's end is seen that is not where the last one was; what a wait may take in all is the deadline.
 const PAUSE: Duration = Duration::from_micros(50);
 /// How long a lane of a poisoned world gets to drain.
 const DRAIN: Duration = Duration::from_secs(5);
+
+/// Does a wait that has taken `waited` end soon, if it is like the last one on this lane, which took `usual`? Then the lane is asked
+/// without pause: a pause of 50 µs takes the system about 100, and of several ranks the slowest counts.
+fn nears_its_end(waited: Duration, usual: Duration) -> bool {
+    let margin = EAGER + usual / 16;
+    waited + margin >= usual && waited <= usual + margin
+}
 
 /// Waits until `stream` has run everything.
 pub(super) fn wait(
@@ -35,7 +45,8 @@ pub(super) fn wait(
     transfers: &Stream,
     begin_aborts: impl Fn(),
 ) -> Result<(), BackendError> {
-    let mut begun = Instant::now();
+    let started = Instant::now();
+    let mut begun = started;
     let mut moved = progress.moved();
     let mut standing = Standing { world, rank, told: None };
     loop {
@@ -66,6 +77,8 @@ pub(super) fn wait(
         }
         if waited > EAGER {
             standing.tell_now_and_then(progress, waited, world.options.deadline / 4);
+        }
+        if waited > EAGER && !nears_its_end(started.elapsed(), stream.usual_wait) {
             std::thread::sleep(PAUSE);
         } else {
             std::hint::spin_loop();
@@ -128,20 +141,47 @@ fn stalled(world: &World, rank: RankId, stream: &CudaStream, progress: &Progress
 
 /// Lets a lane of a poisoned world run out.
 fn drain(world: &World, rank: RankId, stream: &CudaStream, transfers: &Stream, begin_aborts: &impl Fn()) {
-    // Where everything goes by NCCL, waits end when the rank's communicators are aborted, which is the executor's next call.
-    if world.network.transport == Transport::Nccl {
-        return;
-    }
     // Between hosts streams wait for NCCL too, before a word and behind one.
     begin_aborts();
+    let by_words = world.network.transport == Transport::Peer;
+    let words = world.set_words();
     let begun = Instant::now();
     while begun.elapsed() < DRAIN && matches!(stream.stream.is_done(), Ok(false)) {
-        if world.release(rank, transfers).is_err() {
+        let is_free = || matches!(transfers.is_done(), Ok(true));
+        if by_words && is_free() && world.begin_release(rank, &words, transfers).is_err() {
             break;
         }
         std::thread::sleep(PAUSE);
     }
-    if !matches!(stream.stream.is_done(), Ok(true)) {
+    // The last copy may be on its way still.
+    while begun.elapsed() < DRAIN && matches!(transfers.is_done(), Ok(false)) {
+        std::thread::sleep(PAUSE);
+    }
+    if !matches!((stream.stream.is_done(), transfers.is_done()), (Ok(true), Ok(true))) {
         stream.stream.context().abandon();
+        std::mem::forget(words);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_nears_its_end_around_that_of_the_last_one() {
+        let millis = Duration::from_millis;
+        for (usual, near, far) in [
+            // No wait before: what is asked eagerly anyway.
+            (Duration::ZERO, vec![Duration::ZERO, EAGER], vec![EAGER * 2, millis(10)]),
+            (millis(16), vec![millis(15), millis(16), millis(17)], vec![millis(0), millis(14), millis(18)]),
+            (EAGER, vec![Duration::ZERO, EAGER, EAGER * 2], vec![EAGER * 3]),
+        ] {
+            for waited in near {
+                assert!(nears_its_end(waited, usual), "{waited:?} of {usual:?}");
+            }
+            for waited in far {
+                assert!(!nears_its_end(waited, usual), "{waited:?} of {usual:?}");
+            }
+        }
     }
 }

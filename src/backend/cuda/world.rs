@@ -21,13 +21,14 @@ use super::memory::DeviceMemory;
 use super::options::{CudaOptions, Transport};
 use super::signal::{Home, Signals};
 use super::stream::Stream;
+use super::team::Team;
 use super::times::Times;
 use super::unique_id::UniqueId;
 use crate::backend::BackendError;
 use crate::backend::bell::lock;
 use crate::backend::clock::Clock;
 use crate::id::RankId;
-use crate::model::Mesh;
+use crate::model::{Group, Mesh};
 use crate::rendezvous::{Reader, Rendezvous, RendezvousError, Topic, Truncated, Writer};
 
 /// The part of a world that the ranks of this process share.
@@ -83,6 +84,12 @@ impl World {
             contexts,
             homes: Mutex::default(),
         }
+    }
+
+    /// The ranks that a collective of `group` brings together, as `rank` sees them.
+    pub(super) fn team(&self, rank: RankId, group: Group) -> Result<Team, CudaFailure> {
+        let uneven = || CudaFailure::Refused(format!("{group} ranks of {} lie unevenly on hosts", self.mesh));
+        Team::of(self.network, self.mesh, rank, group).ok_or_else(uneven)
     }
 
     /// The place of a rank among those of this process.
@@ -200,12 +207,21 @@ impl World {
         self.rendezvous.leave(rank, &format!("{rank} has gone"));
     }
 
-    /// Sets every word on which streams of `rank` may wait.
-    pub(super) fn release(&self, rank: RankId, transfers: &Stream) -> Result<(), CudaFailure> {
+    /// What is in every word once all are set on which streams and kernels of a rank may wait.
+    pub(super) fn set_words(&self) -> Vec<u32> {
+        vec![1; Signals::new(self.mesh.ranks() as usize).words()]
+    }
+
+    /// Begins to set these words of `rank`, and waits for nothing: a stream that cannot run must hold up no host.
+    pub(super) fn begin_release(
+        &self,
+        rank: RankId,
+        words: &[u32],
+        transfers: &Stream,
+    ) -> Result<(), CudaFailure> {
         let home = lock(&self.homes).own.get(&rank).copied();
         let Some(home) = home else { return Ok(()) };
-        let words = vec![1_u32; Signals::new(self.mesh.ranks() as usize).words()];
-        transfers.upload(bytemuck::cast_slice(&words), home.signals)
+        transfers.begin_upload(bytemuck::cast_slice(words), home.signals)
     }
 
     /// The id under which `rank` opens its next communicator, with others; `first` of them makes it. All ranks of the world come here

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::super::text::{Align, Table, bytes};
 use super::{StackError, StackOptions};
 use crate::format::ElementType;
+use crate::session::HostTime;
 
 /// One row: a variant and an ending.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -22,6 +23,18 @@ pub struct Measured {
     pub predicted_ms: Option<f64>,
     /// Median time of the host to issue a step on the slowest rank, milliseconds.
     pub host_ms: Option<f64>,
+    /// What that went to, milliseconds, in a step that was asked (a step of the warm-up): calls of the driver and its libraries.
+    pub driver_ms: Option<f64>,
+    /// How many calls these were.
+    pub driver_calls: Option<u64>,
+    /// Code of the closures, without such calls, milliseconds.
+    pub closures_ms: Option<f64>,
+    /// This library's own code, milliseconds.
+    pub own_ms: Option<f64>,
+    /// The same for each task, or of a recorded step for all of it, microseconds.
+    pub own_each_us: Option<f64>,
+    /// Before and behind issuing: the driver's copies in and out, and this library's own code, milliseconds.
+    pub edges_ms: Option<f64>,
     /// Step over the resident stack's of the same mode, without optimizer.
     pub ratio: Option<f64>,
     /// Median step of a session whose tasks are timed for a trace, milliseconds; only with traces.
@@ -59,6 +72,12 @@ impl Measured {
             step_ms: None,
             predicted_ms: None,
             host_ms: None,
+            driver_ms: None,
+            driver_calls: None,
+            closures_ms: None,
+            own_ms: None,
+            own_each_us: None,
+            edges_ms: None,
             ratio: None,
             traced_ms: None,
             exposed: None,
@@ -69,6 +88,17 @@ impl Measured {
             norm: None,
             note: None,
         }
+    }
+
+    /// Says what the host's time went to.
+    pub(super) fn split(&mut self, host: &HostTime) {
+        let milliseconds = |time: Duration| Some(time.as_secs_f64() * 1e3);
+        self.driver_ms = milliseconds(host.issue.driver);
+        self.driver_calls = Some(host.issue.calls);
+        self.closures_ms = milliseconds(host.issue.closures);
+        self.own_ms = milliseconds(host.issue.own);
+        self.own_each_us = Some(host.own_each().as_secs_f64() * 1e6);
+        self.edges_ms = milliseconds(host.edges.busy());
     }
 
     /// Notes one thing more.
@@ -196,6 +226,10 @@ impl fmt::Display for StackReport {
             ("×", Align::Right),
             ("predicted", Align::Right),
             ("host ms", Align::Right),
+            ("driver (calls)", Align::Right),
+            ("closures", Align::Right),
+            ("own (µs a task)", Align::Right),
+            ("in, out", Align::Right),
             ("traced", Align::Right),
             ("exposed", Align::Right),
             ("wire", Align::Right),
@@ -215,6 +249,14 @@ impl fmt::Display for StackReport {
                 number(row.ratio),
                 beside_step(row, row.predicted_ms),
                 number(row.host_ms),
+                row.driver_ms
+                    .zip(row.driver_calls)
+                    .map_or_else(|| "-".to_owned(), |(time, calls)| format!("{time:.3} ({calls})")),
+                number(row.closures_ms),
+                row.own_ms
+                    .zip(row.own_each_us)
+                    .map_or_else(|| "-".to_owned(), |(time, each)| format!("{time:.3} ({each:.2})")),
+                number(row.edges_ms),
                 beside_step(row, row.traced_ms),
                 row.exposed.map_or_else(|| "-".to_owned(), |exposed| format!("{:.1} %", 100.0 * exposed)),
                 size(row.wire_bytes),
@@ -226,6 +268,13 @@ impl fmt::Display for StackReport {
             ]);
         }
         write!(formatter, "{table}")?;
+        if rows.iter().any(|row| row.driver_ms.is_some()) {
+            writeln!(
+                formatter,
+                "of the host's ms: in calls of the driver (how many), in closures but for these, in this library (µs for each task; for all of \
+                 a recorded step); beside it, what copying in and out takes before and behind"
+            )?;
+        }
         for row in rows {
             if let Some(note) = &row.note {
                 writeln!(formatter, "{}: {note}", row.name)?;
@@ -238,6 +287,39 @@ impl fmt::Display for StackReport {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::HostSplit;
+    use crate::id::RankId;
+
+    #[test]
+    fn the_hosts_time_is_split_in_milliseconds_and_microseconds_for_each_task() {
+        let (own, driver) = (Duration::from_micros(600), Duration::from_micros(7900));
+        let issue = HostSplit {
+            own,
+            driver,
+            closures: Duration::from_micros(500),
+            calls: 3456,
+            ..HostSplit::default()
+        };
+        let host = HostTime {
+            rank: RankId::new(0),
+            tasks: 1200,
+            segments: 0,
+            issue,
+            edges: HostSplit {
+                own: Duration::from_micros(20),
+                driver: Duration::from_micros(80),
+                ..HostSplit::default()
+            },
+            caller: Duration::ZERO,
+            handing_over: Duration::ZERO,
+        };
+        let mut row = Measured::empty("bf16/depth2/eager/peer/gradients".to_owned());
+        row.split(&host);
+        assert_eq!((row.driver_ms, row.driver_calls, row.closures_ms), (Some(7.9), Some(3456), Some(0.5)));
+        assert_eq!((row.own_ms, row.own_each_us, row.edges_ms), (Some(0.6), Some(0.5), Some(0.1)));
+        row.split(&HostTime { segments: 1, ..host });
+        assert_eq!(row.own_each_us, Some(600.0), "a recorded step is launched at once");
+    }
 
     #[test]
     fn what_timing_every_task_costs_stands_beside_the_step_without() {

@@ -176,7 +176,7 @@ impl Resident {
     }
 
     fn issue(&mut self) -> Result<(), LinearError> {
-        let handles = *self.queue.handles();
+        let handles = self.queue.handles().clone();
         self.enqueue(&handles)
     }
 

@@ -14,7 +14,7 @@ use crate::backend::cuda::DeviceOrdinal;
 use crate::config::Config;
 use crate::id::RankId;
 use crate::linear::Recipe;
-use crate::session::{Outcome, Session, StepReport, costs_of};
+use crate::session::{HostTime, Outcome, Session, StepReport, costs_of};
 use crate::trace::median;
 
 /// Measures the endings in turn; rows come as they are measured. If a trace is asked for, a second session is traced: what timing its tasks
@@ -81,6 +81,8 @@ fn run(
                 if stop.load(Ordering::Relaxed) {
                     return Err(StackError::Interrupted);
                 }
+                // Behind the first step and the one that records.
+                session.split_host_time((2..pace.warm).contains(&step));
                 let begin = Instant::now();
                 let report = session.step(ending.name()).await?;
                 times.add(begin.elapsed(), step < pace.warm, report)?;
@@ -118,6 +120,7 @@ struct Times {
     steps: Vec<Duration>,
     hosts: Vec<Duration>,
     exposed: Vec<f64>,
+    splits: Vec<HostTime>,
     last: Option<(StepReport, f32)>,
     unrecorded: Option<String>,
 }
@@ -127,6 +130,7 @@ impl Times {
         if let Some(not) = &report.not_recorded {
             self.unrecorded = Some(format!("issued anew: {}", not.reason));
         }
+        self.splits.extend(report.host);
         if !warms {
             self.steps.push(time);
             self.hosts.push(report.issue);
@@ -138,10 +142,14 @@ impl Times {
     }
 
     /// The row; `timed` says whether tasks were timed on the devices.
-    fn row(self, name: String, recipe: Recipe, arena_bytes: usize, timed: bool) -> Measured {
+    fn row(mut self, name: String, recipe: Recipe, arena_bytes: usize, timed: bool) -> Measured {
         let mut row = Measured::new(name, recipe.to_string(), middle(self.steps), middle(self.hosts));
         row.exposed = median(self.exposed).filter(|_| timed);
         row.arena_bytes = Some(arena_bytes as u64);
+        self.splits.sort_by_key(|host| host.issue.busy());
+        if let Some(host) = self.splits.get(self.splits.len() / 2) {
+            row.split(host);
+        }
         if let Some(reason) = self.unrecorded {
             row.remark(reason);
         }

@@ -111,7 +111,8 @@ impl Activation {
         if self.quantizer.needs_amax() {
             let amax = operand.columnwise_scale.number();
             // SAFETY: the word is this value's own, and the stream is alive.
-            unsafe { result::memset_d8_async(amax, 0, size_of::<f32>(), handles.stream()) }
+            handles
+                .driver(|| unsafe { result::memset_d8_async(amax, 0, size_of::<f32>(), handles.stream()) })
                 .map_err(CudaFailure::driver("cuMemsetD8Async"))?;
             enqueue(handles, &self.quantizer.amax(&operand)?)?;
         }
@@ -123,5 +124,5 @@ fn enqueue(handles: &CudaHandles, launch: &KernelLaunch) -> Result<(), CudaFailu
     // SAFETY: the handles' context is current, and they are of the GPU the kernels were loaded for. The values were
     // measured; everything else is memory of the activation, made for its shape. A launch without a table needs not
     // outlive its enqueuing: its arguments are copied, and the activation keeps the module.
-    unsafe { launch.enqueue(handles.stream()) }
+    handles.driver(|| unsafe { launch.enqueue(handles.stream()) })
 }

@@ -84,7 +84,7 @@ impl Blas {
     /// For work that touches its operands alone: refuses handles of another GPU, and makes this one's context current.
     pub(super) fn check_device(&self, handles: &CudaHandles) -> Result<(), CudaFailure> {
         if handles.device() == self.context.ordinal() {
-            return self.make_current();
+            return handles.driver(|| self.make_current());
         }
         Err(CudaFailure::Refused(format!(
             "a product of {} was given the stream of {}; open a device for each rank in its closure's factory",

@@ -195,7 +195,7 @@ impl Product {
             let scale =
                 scale.ok_or_else(|| CudaFailure::Refused("a factor came without its scales".into()))?;
             check("the scales of a factor", spec.scale_bytes(&factor, outer), alignment, scale)?;
-            self.description.pointer(attribute, scale.address())?;
+            handles.driver(|| self.description.pointer(attribute, scale.address()))?;
         }
         let (alpha, beta) = (1.0_f32, if addend.is_some() { 1.0_f32 } else { 0.0 });
         let c = addend.unwrap_or(result);
@@ -204,7 +204,7 @@ impl Product {
         // SAFETY: handle, description and layouts live as long as `self`. Every operand was measured above against what
         // the layouts touch; the workspace is this lane's and as large as the algorithm asked for. The factors are read
         // before the call returns, as the pointer mode is the host's.
-        unsafe {
+        let multiply = || unsafe {
             result::matmul(
                 self.blas.handle,
                 self.description.0,
@@ -223,8 +223,8 @@ impl Product {
                 self.workspace_bytes,
                 handles.stream().cast(),
             )
-        }
-        .map_err(CudaFailure::products("cublasLtMatmul"))
+        };
+        handles.driver(multiply).map_err(CudaFailure::products("cublasLtMatmul"))
     }
 }
 

@@ -8,7 +8,7 @@ use super::check::{element_aligned, present};
 use super::launch::{KernelLaunch, THREADS};
 use super::module::Kernels;
 use super::source::Family;
-use super::tiles::{TileArguments, TileTable};
+use super::tiles::{TileArguments, TileTable, only};
 use crate::config::{AdamMode, Moments};
 use crate::layout::OptimizerSettings;
 
@@ -69,6 +69,7 @@ struct Arguments {
     weight_decay: f32,
     bias_correction: u32,
     reserved: u32,
+    only: TensorArguments,
 }
 
 /// `TILE` of the kernels.
@@ -164,6 +165,7 @@ impl Kernels {
             weight_decay: settings.weight_decay,
             bias_correction: u32::from(settings.bias_correction),
             reserved: 0,
+            only: only(&tensors),
         };
         let function = self.function(Family::Adam, name)?;
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))

@@ -47,7 +47,7 @@ struct ExpandTensor {
     pitch: u32,
     blocks_down: u32,
     aligned: u32,
-    reserved: u32,
+    strip_bits: u32,
 }
 const _: () = assert!(size_of::<ExpandTensor>() == 48);
 
@@ -84,10 +84,11 @@ struct SwizzleArguments {
 
 /// Rows that one tile's scales stand in: `REPEAT` of the kernels.
 const REPEAT: usize = 16;
-/// Compact rows of a block: `BATCH` of the kernels.
-const BATCH: usize = 64;
-/// Units that a block works on side by side: `STRIP` of the kernels.
-const STRIP: usize = 4;
+/// Units that a block works on side by side, as powers of two: of a small launch, and of a large one.
+const NARROW: u32 = 2;
+const WIDE: u32 = 4;
+/// Blocks of a launch that is large: with wide strips it still fills a large device.
+const LARGE: usize = 512;
 
 /// Do rows of the compact plane and of the whole one begin at multiples of 16 bytes?
 fn in_groups(operand: &ExpandOperand, pitch: usize) -> bool {
@@ -95,15 +96,39 @@ fn in_groups(operand: &ExpandOperand, pitch: usize) -> bool {
         && [operand.compact, operand.plane].iter().all(|address| address.number().is_multiple_of(16))
 }
 
-/// The strips of a plane, and the blocks that spread the rows of one.
-fn strips(operand: &ExpandOperand) -> (usize, usize) {
-    let planes = Format::NVFP4_2D.planes(Orientation::Rowwise, operand.shape);
-    let (rows, pitch) = scale_plane(&planes).map_or((0, 0), |plane| (plane.rows, plane.cols));
-    let units = pitch / if in_groups(operand, pitch) { 16 } else { 4 };
-    // The first rows are left to whoever is last, so somebody must be.
-    let upper = (operand.shape.rows / REPEAT).div_ceil(REPEAT);
-    let blocks = (rows / REPEAT).saturating_sub(upper).div_ceil(BATCH).max(1);
-    if rows == 0 { (0, blocks) } else { (units.div_ceil(STRIP), blocks) }
+/// How a plane is cut: into strips of columns, each spread by some blocks.
+struct Strips {
+    /// Logarithm of the units that a strip is wide.
+    bits: u32,
+    count: usize,
+    blocks_down: usize,
+}
+
+impl Strips {
+    /// Strips of up to 2^`widest` units.
+    fn of(operand: &ExpandOperand, widest: u32) -> Self {
+        let planes = Format::NVFP4_2D.planes(Orientation::Rowwise, operand.shape);
+        let (rows, pitch) = scale_plane(&planes).map_or((0, 0), |plane| (plane.rows, plane.cols));
+        let units = pitch / if in_groups(operand, pitch) { 16 } else { 4 };
+        let bits = units.next_power_of_two().ilog2().clamp(NARROW, widest);
+        // The first rows are left to whoever is last, so somebody must be.
+        let upper = (operand.shape.rows / REPEAT).div_ceil(REPEAT);
+        // A thread takes a unit of a compact row.
+        let batch = THREADS as usize >> bits;
+        let blocks_down = (rows / REPEAT).saturating_sub(upper).div_ceil(batch).max(1);
+        Self { bits, count: if rows == 0 { 0 } else { units.div_ceil(1 << bits) }, blocks_down }
+    }
+
+    fn blocks(&self) -> usize {
+        self.count * self.blocks_down
+    }
+
+    /// Those of all planes of a launch.
+    fn of_all(operands: &[ExpandOperand]) -> Vec<Self> {
+        let cut = |widest| operands.iter().map(|operand| Self::of(operand, widest)).collect::<Vec<_>>();
+        let wide = cut(WIDE);
+        if wide.iter().map(Self::blocks).sum::<usize>() < LARGE { cut(NARROW) } else { wide }
+    }
 }
 
 impl Kernels {
@@ -136,19 +161,16 @@ impl Kernels {
             narrow("scale rows", operand.shape.rows.next_multiple_of(128))?;
             narrow("scale columns", operand.shape.cols)?;
         }
-        let tiles = operands.iter().map(|operand| {
-            let (strips, blocks_down) = strips(operand);
-            strips as u64 * blocks_down as u64
-        });
-        let counters: usize = operands.iter().map(|operand| strips(operand).0).sum();
+        let strips = Strips::of_all(operands);
+        let tiles = strips.iter().map(|strips| strips.blocks() as u64);
+        let counters: usize = strips.iter().map(|strips| strips.count).sum();
         let mut only = ExpandTensor::zeroed();
         let table =
             TileTable::with_workspace(operands.len(), tiles, counters * size_of::<u32>(), |workspace| {
                 let mut arrived = workspace;
-                let descriptors = operands.iter().map(|operand| {
-                    let (strips, blocks_down) = strips(operand);
+                let descriptors = operands.iter().zip(&strips).map(|(operand, strips)| {
                     let own = arrived;
-                    arrived = arrived.plus(strips * size_of::<u32>());
+                    arrived = arrived.plus(strips.count * size_of::<u32>());
                     let planes = format.planes(orientation, operand.shape);
                     let plane = scale_plane(&planes).map_or((0, 0), |plane| (plane.rows, plane.cols));
                     ExpandTensor {
@@ -158,9 +180,9 @@ impl Kernels {
                         tile_rows: (operand.shape.rows / REPEAT) as u32,
                         plane_rows: plane.0 as u32,
                         pitch: plane.1 as u32,
-                        blocks_down: blocks_down as u32,
+                        blocks_down: strips.blocks_down as u32,
                         aligned: u32::from(in_groups(operand, plane.1)),
-                        reserved: 0,
+                        strip_bits: strips.bits,
                     }
                 });
                 let descriptors: Vec<_> = descriptors.collect();

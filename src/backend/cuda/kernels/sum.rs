@@ -9,7 +9,6 @@ use super::launch::{KernelLaunch, THREADS};
 use super::module::Kernels;
 use super::source::Family;
 use super::tiles::{TileArguments, TileTable, only};
-use crate::format::ElementType;
 use crate::op::Reduction;
 
 /// A contribution to a sum.
@@ -26,9 +25,9 @@ pub struct AccumulateOperand {
 /// Vectors of several ranks that become one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CombineOperand {
-    /// The ranks' vectors, in rank order; at least one.
+    /// The ranks' vectors, f32, in rank order; at least one.
     pub sources: Vec<DeviceAddress>,
-    /// The result, f32, written; may be one of the sources if these are f32.
+    /// The result, f32, written; may be one of the sources.
     pub to: DeviceAddress,
     /// Number of elements.
     pub elements: usize,
@@ -121,23 +120,18 @@ impl Kernels {
     }
 
     /// The element-wise sum or maximum of the ranks' vectors, in rank order in f32. A maximum ignores NaN unless
-    /// all are. Sources are f32, or bfloat16 for a sum.
+    /// all are.
     ///
     /// # Errors
-    /// [`CudaFailure::Refused`] for no sources, other element types, an address that is missing or misaligned.
+    /// [`CudaFailure::Refused`] for no sources, an address that is missing or misaligned.
     pub fn combine(
         &self,
         reduction: Reduction,
-        element: ElementType,
         operands: &[CombineOperand],
     ) -> Result<KernelLaunch, CudaFailure> {
-        let name = match (reduction, element) {
-            (Reduction::Sum, ElementType::F32) => c"sum_f32",
-            (Reduction::Sum, ElementType::Bf16) => c"sum_bf16",
-            (Reduction::Max, ElementType::F32) => c"max_f32",
-            (Reduction::Max, ElementType::Bf16) | (_, ElementType::U8) => {
-                return Err(CudaFailure::Refused(format!("no {reduction:?} of {element:?} vectors")));
-            }
+        let name = match reduction {
+            Reduction::Sum => c"sum_f32",
+            Reduction::Max => c"max_f32",
         };
         for CombineOperand { sources, to, .. } in operands {
             if sources.is_empty() {
@@ -147,7 +141,7 @@ impl Kernels {
             element_aligned("a result", *to, 4)?;
             for source in sources {
                 present("a rank's vector", *source)?;
-                element_aligned("a rank's vector", *source, element.bytes() as u64)?;
+                element_aligned("a rank's vector", *source, 4)?;
             }
         }
         let addresses: Vec<DeviceAddress> =
@@ -167,10 +161,8 @@ impl Kernels {
                 let descriptors = operands.iter().zip(counts).map(|(operand, source_count)| {
                     let own = sources;
                     sources = sources.plus(size_of_val(operand.sources.as_slice()));
-                    let in_groups =
-                        |address: &DeviceAddress, bytes| address.number().is_multiple_of(4 * bytes);
-                    let aligned = in_groups(&operand.to, 4)
-                        && operand.sources.iter().all(|source| in_groups(source, element.bytes() as u64));
+                    let mut parts = operand.sources.iter().chain([&operand.to]);
+                    let aligned = parts.all(|part| part.number().is_multiple_of(16));
                     CombineTensor {
                         sources: own,
                         to: operand.to,

@@ -6,13 +6,15 @@
 //!   sum ([`Reduce::Nccl`]). Values of an all-reduce wait in the landing ([`super::landing`]), and one kernel combines them in rank order.
 //! - Where neighbours are all there are, an exchange of gradients is meetings and copies by engines and nothing else, unless it is small: no kernel, so
 //!   it waits for no multiprocessor, and holds up no lane while products have them all.
+//! - Whoever a collective brings together is a world to its way: ranks are numbered in their team ([`super::team`]), and only where words, or members of a
+//!   communicator, are named does this file speak of ranks of the world.
 //! - A way says in which *stages* a collective goes, as data; this file makes commands of stages and knows no way. All
 //!   ranks have the same stages, so what a stage says of this rank and its peers fits together (`simulated.rs`).
 //! - A gather of planes brings the peers' parts; whether the own one is written too is the way's affair, and nobody relies on it. Among
 //!   neighbours it launches no kernel, but where it is small by [`Route::kernel_bytes`], so the lane waits for peers and for nothing that computes: meetings are
 //!   operations on the stream's memory, and engines move the bytes.
-//! - Memory of peers is written between two meetings (PL-8, see [`super::signal`]): parts of weights and gradients by copy
-//!   engines, which need no multiprocessor; the small values of an all-reduce, and whatever [`Route::kernel_bytes`] calls small, by
+//! - Memory of peers is written between two meetings (PL-8, see [`super::signal`]): parts of weights and gradients, rows that are summed over replicas among
+//!   them, by copy engines, which need no multiprocessor; the few values of a maximum, and whatever [`Route::kernel_bytes`] calls small, by
 //!   one kernel that meets as well. That kernel waits for a multiprocessor, and costs the host a launch instead of a dozen calls.
 //! - A rank writes and never reads peers, so its copies run on engines that no other rank queues for. Copies *from*
 //!   peers behind a stream's wait for them never finished with three and more GPUs in a process, as if the driver queued
@@ -29,26 +31,21 @@ mod view;
 use std::sync::Arc;
 
 use super::command::Command;
+use super::communication::Communication;
 use super::failure::CudaFailure;
 use super::kernels::{CombineOperand, CopyOperand, Kernels, Mark, Partner};
-use super::nccl::{Communicator, Transfer};
+use super::nccl::Transfer;
 use super::options::Transport;
-use super::signal::{Meeting, MemoryOperations, Shared, Signals};
-use crate::backend::local::{Collective, Pull};
+use super::signal::{Home, Meeting, MemoryOperations, Shared, Signals};
+use super::team::Team;
+use crate::backend::local::{Collective, Move, Piece, Pull, Scatter};
 use crate::config::Reduce;
 use crate::format::ElementType;
-use crate::id::{CommId, RankId};
+use crate::id::RankId;
+use crate::model::Group;
 use crate::op::Reduction;
 
 pub(super) use view::View;
-
-/// What a lane with collectives has beside its stream.
-#[derive(Clone, Debug)]
-pub(super) struct Communication {
-    pub(super) communicator: CommId,
-    /// Among all ranks, or among the counterparts of this one; none where peers' memory is all that is needed.
-    pub(super) nccl: Option<Arc<Communicator>>,
-}
 
 /// A part of a collective on one rank. A stage that sends or writes to others is answered by the same stage there.
 #[derive(Debug)]
@@ -79,10 +76,15 @@ enum Part {
     Exchange(Vec<CopyOperand>),
 }
 
-/// One rank's way to its peers, for the collectives of one communicator.
+/// One rank's way to the peers of one collective.
 #[derive(Debug)]
 pub(super) struct Route<'a> {
+    /// The memory of the team.
     pub(super) view: View<'a>,
+    pub(super) team: Team,
+    pub(super) group: Group,
+    /// Of all ranks of the world.
+    pub(super) homes: &'a [Home],
     pub(super) transport: Transport,
     pub(super) reduce: Reduce,
     pub(super) communication: &'a Communication,
@@ -97,11 +99,6 @@ pub(super) struct Route<'a> {
 impl Route<'_> {
     /// The commands of one collective; the last of them leaves the mark.
     pub(super) fn collective(&self, kernels: &Kernels, op: &Collective) -> Result<Vec<Command>, CudaFailure> {
-        if let Pull::Chunk(_) = &op.pull {
-            return Err(CudaFailure::Refused(
-                "gathers in chunks have no transport on GPUs yet; remove prefetch.chunk".to_owned(),
-            ));
-        }
         if let Pull::ReduceScatter(element, _) = &op.pull
             && !sums_by_itself(self.transport, self.reduce, *element)
         {
@@ -121,14 +118,18 @@ impl Route<'_> {
             Stage::Place(copies) => by_kernel(kernels, copies)?,
             Stage::Push(carrier, copies) => return self.push(kernels, carrier, copies),
             Stage::Exchange(transfers) if transfers.is_empty() => Vec::new(),
-            Stage::Exchange(transfers) => {
-                let communicator = self.communication.nccl.as_ref().ok_or_else(|| {
-                    CudaFailure::Refused("this lane has no communicator of NCCL".to_owned())
+            Stage::Exchange(mut transfers) => {
+                let communicator = self.communication.of(self.group).ok_or_else(|| {
+                    CudaFailure::Refused(format!(
+                        "this lane has no communicator of NCCL for {} ranks",
+                        self.group
+                    ))
                 })?;
+                transfers.iter_mut().for_each(|transfer| transfer.renumber(|peer| self.team.in_world(peer)));
                 vec![Command::Group { communicator: Arc::clone(communicator), transfers }]
             }
             Stage::Combine(reduction, operands) => {
-                vec![Command::Kernel(kernels.combine(reduction, ElementType::F32, &operands)?)]
+                vec![Command::Kernel(kernels.combine(reduction, &operands)?)]
             }
         };
         Ok(commands.into_iter().map(Part::Command).collect())
@@ -184,8 +185,10 @@ impl Route<'_> {
         Ok(commands)
     }
 
+    /// Those of the team, as ranks of the world.
     fn neighbours(&self) -> Vec<RankId> {
-        self.view.hosts.neighbours(self.view.rank).collect()
+        let neighbours = self.view.hosts.neighbours(self.view.rank);
+        neighbours.map(|neighbour| self.team.in_world(neighbour)).collect()
     }
 
     fn partners(&self) -> Result<Vec<Partner>, CudaFailure> {
@@ -206,9 +209,8 @@ impl Route<'_> {
     }
 
     fn shared(&self, neighbours: &[RankId], meeting: Meeting) -> Result<Vec<Shared>, CudaFailure> {
-        let View { rank, homes, .. } = self.view;
-        let signals = Signals::new(homes.len());
-        signals.shared(rank, neighbours, homes, self.communication.communicator, meeting)
+        let (rank, signals) = (self.team.in_world(self.view.rank), Signals::new(self.homes.len()));
+        signals.shared(rank, neighbours, self.homes, self.communication.communicator, meeting)
     }
 }
 
@@ -219,19 +221,40 @@ fn sums_by_itself(transport: Transport, reduce: Reduce, element: ElementType) ->
 
 /// What a rank does of a collective, and in what order.
 fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
+    // Who is alone has no communicator, and no neighbour either.
+    let transport = if view.homes.len() == 1 { Transport::Peer } else { transport };
     match (transport, pull) {
-        (Transport::Peer, Pull::Gather(moves)) => peer::gather(view, moves),
-        // Refused before anybody asks for its stages.
-        (_, Pull::Chunk(_)) | (Transport::Peer, Pull::ReduceScatter(..)) => Vec::new(),
+        (Transport::Peer, Pull::Gather(moves)) => peer::gather(view, &whole(moves)),
+        (Transport::Peer, Pull::Chunk(pieces)) => peer::gather(view, pieces),
         (Transport::Peer, Pull::Records(records)) => peer::records(view, *records),
-        (Transport::Nccl, Pull::Records(records)) => nccl::gather(view, &[*records]),
         (Transport::Peer, Pull::Exchange(parts)) => peer::exchange(view, parts),
         (Transport::Peer, Pull::AllReduce(reduction, moves)) => peer::all_reduce(view, *reduction, moves),
+        // Of several ranks the library sums, or it is refused before anybody asks for its stages.
+        (Transport::Peer, Pull::ReduceScatter(_, parts)) => alone(view, parts),
         (Transport::Nccl, Pull::Gather(moves)) => nccl::gather(view, moves),
+        (Transport::Nccl, Pull::Chunk(pieces)) => nccl::gather_pieces(view, pieces),
+        (Transport::Nccl, Pull::Records(records)) => nccl::gather(view, &[*records]),
         (Transport::Nccl, Pull::ReduceScatter(_, parts)) => nccl::sum_scatter(view, parts),
         (Transport::Nccl, Pull::Exchange(parts)) => nccl::exchange(view, parts),
         (Transport::Nccl, Pull::AllReduce(reduction, moves)) => nccl::all_reduce(view, *reduction, moves),
     }
+}
+
+/// Planes in one piece each.
+fn whole(moves: &[Move]) -> Vec<Piece> {
+    let piece = |part: &Move| Piece { from: part.from, to: part.to, first: 0, stride: part.from.bytes };
+    moves.iter().map(piece).collect()
+}
+
+/// The sum over one rank.
+fn alone(view: &View<'_>, parts: &[Scatter]) -> Vec<Stage> {
+    let own = view.own();
+    let copy = |Move { from, to }: Move| CopyOperand {
+        from: own.plus(from.offset),
+        to: own.plus(to.offset),
+        bytes: from.bytes,
+    };
+    vec![Stage::Place(parts.iter().map(|part| copy(part.own)).collect())]
 }
 
 fn by_engines(copies: Vec<CopyOperand>) -> Vec<Command> {

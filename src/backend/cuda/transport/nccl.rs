@@ -1,13 +1,13 @@
-//! Everything by NCCL, among all ranks.
+//! Everything by NCCL, among all ranks of a team.
 //!
-//! Law: gathers are NCCL's; gradients are exchanged contribution by contribution and summed by others, unless NCCL is asked to sum.
+//! Law: gathers are NCCL's, but for pieces, which do not lie side by side and are sent one by one; gradients are exchanged contribution by contribution and summed by others, unless NCCL is asked to sum.
 //! No memory of a peer is addressed.
 
 use super::{Stage, View};
 use crate::backend::cuda::kernels::CombineOperand;
 use crate::backend::cuda::landing::stride;
 use crate::backend::cuda::nccl::Transfer;
-use crate::backend::local::{Move, Scatter, Slices};
+use crate::backend::local::{Move, Piece, Scatter, Slices};
 use crate::format::ElementType;
 use crate::op::Reduction;
 
@@ -20,6 +20,21 @@ pub(super) fn gather(view: &View<'_>, moves: &[Move]) -> Vec<Stage> {
         bytes: part.from.bytes,
     });
     vec![Stage::Exchange(parts.collect())]
+}
+
+/// Some bytes of every other rank's part, at their place.
+pub(super) fn gather_pieces(view: &View<'_>, pieces: &[Piece]) -> Vec<Stage> {
+    let own = view.own();
+    let mut transfers = Vec::new();
+    for piece in pieces.iter().filter(|piece| piece.from.bytes > 0) {
+        let bytes = piece.from.bytes;
+        for peer in view.others() {
+            let place = piece.to.offset + piece.first + piece.stride * peer.index();
+            transfers.push(Transfer::Send { from: own.plus(piece.from.offset), bytes, peer });
+            transfers.push(Transfer::Receive { to: own.plus(place), bytes, peer });
+        }
+    }
+    vec![Stage::Exchange(transfers)]
 }
 
 /// This rank's slices of everybody's f32 sources, summed in the library's order.

@@ -9,38 +9,38 @@
 //! - A rank sends what neighbours pushed after the meeting behind their pushes, and says that it may be written
 //!   again only in the next collective, whose first meeting stands behind its sends in the stream.
 
-use super::{Carrier, Stage, View};
+use super::{Carrier, Stage, View, whole};
 use crate::backend::cuda::DeviceAddress;
 use crate::backend::cuda::kernels::{CombineOperand, CopyOperand};
 use crate::backend::cuda::landing::{relayed, stride};
 use crate::backend::cuda::nccl::Transfer;
-use crate::backend::local::{Move, Slices};
+use crate::backend::local::{Move, Piece, Slices};
 use crate::id::RankId;
 use crate::op::Reduction;
 
-/// Every other rank's part, at its place: a rank gets the parts of its counterparts, and gives its column to its neighbours.
-pub(super) fn gather(view: &View<'_>, moves: &[Move]) -> Vec<Stage> {
+/// Bytes of every other rank's part, at their place: a rank gets those of its counterparts, and gives its column to its neighbours.
+pub(super) fn gather(view: &View<'_>, pieces: &[Piece]) -> Vec<Stage> {
     let (own, hosts) = (view.own(), view.hosts);
-    let place = |part: &Move, rank: RankId| part.to.offset + part.from.bytes * rank.index();
-    let copy = |part: &Move, of: RankId, to: RankId| CopyOperand {
-        from: own.plus(if of == view.rank { part.from.offset } else { place(part, of) }),
-        to: view.arena(to).plus(place(part, of)),
-        bytes: part.from.bytes,
+    let place = |piece: &Piece, rank: RankId| piece.to.offset + piece.first + piece.stride * rank.index();
+    let copy = |piece: &Piece, of: RankId, to: RankId| CopyOperand {
+        from: own.plus(if of == view.rank { piece.from.offset } else { place(piece, of) }),
+        to: view.arena(to).plus(place(piece, of)),
+        bytes: piece.from.bytes,
     };
     let mut exchange = Vec::new();
-    for (peer, part) in
-        hosts.counterparts(view.rank).flat_map(|peer| moves.iter().map(move |part| (peer, part)))
+    for (peer, piece) in
+        hosts.counterparts(view.rank).flat_map(|peer| pieces.iter().map(move |piece| (peer, piece)))
     {
-        let bytes = part.from.bytes;
+        let bytes = piece.from.bytes;
         if bytes > 0 {
-            exchange.push(Transfer::Send { from: own.plus(part.from.offset), bytes, peer });
-            exchange.push(Transfer::Receive { to: own.plus(place(part, peer)), bytes, peer });
+            exchange.push(Transfer::Send { from: own.plus(piece.from.offset), bytes, peer });
+            exchange.push(Transfer::Receive { to: own.plus(place(piece, peer)), bytes, peer });
         }
     }
     let mut pushes = Vec::new();
     for neighbour in hosts.neighbours(view.rank) {
-        for part in moves {
-            pushes.extend(hosts.column(view.rank).map(|of| copy(part, of, neighbour)));
+        for piece in pieces {
+            pushes.extend(hosts.column(view.rank).map(|of| copy(piece, of, neighbour)));
         }
     }
     vec![Stage::Exchange(exchange), Stage::Push(Carrier::Engines, pushes)]
@@ -53,7 +53,7 @@ pub(super) fn records(view: &View<'_>, records: Move) -> Vec<Stage> {
     let place = own.plus(to.offset + from.bytes * view.rank.index());
     let placed = CopyOperand { from: own.plus(from.offset), to: place, bytes: from.bytes };
     let mut stages = vec![Stage::Place(vec![placed])];
-    stages.extend(gather(view, &[records]));
+    stages.extend(gather(view, &whole(&[records])));
     stages
 }
 
@@ -121,11 +121,12 @@ pub(super) fn all_reduce(view: &View<'_>, reduction: Reduction, moves: &[Move]) 
         });
         ahead += stride(bytes) * hosts.ranks();
     }
-    vec![
-        Stage::Exchange(exchange),
-        Stage::Push(Carrier::Kernel, pushes),
-        Stage::Combine(reduction, reductions),
-    ]
+    // A maximum is of a few values, a sum of the rows of a gradient.
+    let carrier = match reduction {
+        Reduction::Max => Carrier::Kernel,
+        Reduction::Sum => Carrier::Engines,
+    };
+    vec![Stage::Exchange(exchange), Stage::Push(carrier, pushes), Stage::Combine(reduction, reductions)]
 }
 
 /// Everybody's values of `bytes` bytes, in rank order: this rank's at `own`, the others' in its landing.

@@ -1,6 +1,6 @@
 //! What a rank knows of where everybody's memory lies.
 //!
-//! Law: arena, words and landing are laid out alike on every rank, so a place is an offset and whose memory it is in.
+//! Law: arena, words and landing are laid out alike on every rank, so a place is an offset and whose memory it is in. Ranks are those of a team, numbered in it.
 //! Homes of ranks whose memory is not reached are null, and no way writes there.
 
 use crate::backend::cuda::address::DeviceAddress;
@@ -9,11 +9,11 @@ use crate::backend::cuda::landing::stride;
 use crate::backend::cuda::signal::Home;
 use crate::id::RankId;
 
-/// The memory of all, as one rank reaches it, for the collectives of one lane.
+/// The memory of a team, as one rank reaches it, for a collective of one lane.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backend::cuda) struct View<'a> {
     pub(in crate::backend::cuda) rank: RankId,
-    /// In rank order.
+    /// Of the team, in rank order.
     pub(in crate::backend::cuda) homes: &'a [Home],
     pub(in crate::backend::cuda) hosts: Hosts,
     /// Where this lane's part of every rank's landing begins.

@@ -1,0 +1,154 @@
+//! What one rank does of a collective, looked at: what takes no multiprocessor, and who sends what to whom.
+
+use super::{Memory, home, hosts};
+use crate::backend::cuda::DeviceAddress;
+use crate::backend::cuda::hosts::Hosts;
+use crate::backend::cuda::kernels::CopyOperand;
+use crate::backend::cuda::landing::needed;
+use crate::backend::cuda::machine::Network;
+use crate::backend::cuda::nccl::Transfer;
+use crate::backend::cuda::options::Transport;
+use crate::backend::cuda::signal::Home;
+use crate::backend::cuda::team::Team;
+use crate::backend::cuda::transport::{Carrier, Stage, View, stages};
+use crate::backend::local::{Move, Piece, Pull, Slices};
+use crate::id::RankId;
+use crate::layout::Region;
+use crate::model::{Group, Mesh};
+use crate::op::Reduction;
+
+fn slices() -> Slices {
+    Slices {
+        source: Region { offset: 0, bytes: 4 * 256 },
+        landed: Region { offset: 1024, bytes: 3 * 256 },
+        bytes: 256,
+    }
+}
+
+/// What needs no multiprocessor waits for none: peers of one host exchange gradients by meetings and engines alone.
+#[test]
+fn on_one_host_no_kernel_moves_a_gradient() {
+    let homes: Vec<_> = (0..4).map(home).collect();
+    let view = View { rank: RankId::new(2), homes: &homes, hosts: hosts(1, 4), landing: 0 };
+    let stages = stages(&view, Transport::Peer, &Pull::Exchange(vec![slices(), slices()]));
+    let [Stage::Push(Carrier::Engines, pushes), Stage::Exchange(transfers)] = &stages[..] else {
+        panic!("{stages:?}")
+    };
+    assert!(transfers.is_empty(), "and none by NCCL");
+    // Each neighbour's slice, to where the neighbour has rank 2 among the others.
+    let push = |to: usize, place: usize| CopyOperand {
+        from: home(2).arena.plus(256 * to),
+        to: home(to).arena.plus(1024 + 256 * place),
+        bytes: 256,
+    };
+    let once = [push(3, 2), push(0, 1), push(1, 1)];
+    assert_eq!(*pushes, [once, once].concat());
+    assert_eq!(needed(&Pull::Exchange(vec![slices()]), hosts(1, 4)), 0, "nothing lands beside the arena");
+}
+
+/// The law that keeps gathers off multiprocessors: on one host there is nothing to exchange, and engines write the peers' memory and no
+/// byte of the rank's own.
+#[test]
+fn on_one_host_a_gather_of_planes_launches_no_kernel() {
+    let (hosts, each) = (Hosts::one(4), 256);
+    let homes: Vec<_> = (0..4).map(home).collect();
+    let from = Region { offset: 0, bytes: each };
+    let moves = vec![Move { from, to: Region { offset: 1024, bytes: 4 * each } }; 2];
+    for rank in 0..4 {
+        let view = View { rank: RankId::at(rank), homes: &homes, hosts, landing: 0 };
+        let mut pushed = 0;
+        for stage in stages(&view, Transport::Peer, &Pull::Gather(moves.clone())) {
+            match stage {
+                Stage::Exchange(transfers) => assert!(transfers.is_empty(), "{transfers:?}"),
+                Stage::Push(Carrier::Engines, copies) => {
+                    assert!(copies.iter().all(|copy| Memory::place(copy.to).0 != rank));
+                    pushed += copies.len();
+                }
+                other => panic!("{other:?} takes a multiprocessor"),
+            }
+        }
+        assert_eq!(pushed, 3 * moves.len(), "each plane to each peer");
+    }
+}
+
+/// Rank 1 of two hosts of two: rank 0 is its neighbour, rank 3 its counterpart.
+#[test]
+fn a_slice_for_another_host_goes_to_the_neighbour_that_shares_a_place_with_its_owner() {
+    let hosts = hosts(2, 2);
+    let null = DeviceAddress::NULL;
+    let nowhere = Home { arena: null, signals: null, landing: null };
+    let view = View { rank: RankId::new(1), homes: &[home(0), home(1), nowhere, nowhere], hosts, landing: 0 };
+    let stages = stages(&view, Transport::Peer, &Pull::Exchange(vec![slices()]));
+    let [Stage::Push(_, pushes), Stage::Exchange(transfers)] = &stages[..] else { panic!("{stages:?}") };
+    let slice = |rank: usize| home(1).arena.plus(256 * rank);
+    let slot = |holder: usize, place: usize| home(holder).arena.plus(1024 + 256 * place);
+    // Numbers 0 and 1 wait for the holder's counterpart.
+    let relay = |holder: usize, number: usize| home(holder).landing.plus(256 * number);
+    let push = |from: usize, to| CopyOperand { from: slice(from), to, bytes: 256 };
+    assert_eq!(*pushes, [push(0, slot(0, 0)), push(2, relay(0, 1))]);
+    let sent: Vec<_> = (transfers.iter())
+        .filter_map(|transfer| match transfer {
+            Transfer::Send { from, peer, .. } => Some((*from, peer.index())),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(sent, [(relay(1, 0), 3), (slice(3), 3)]);
+    let received: Vec<_> = (transfers.iter())
+        .filter_map(|transfer| match transfer {
+            Transfer::Receive { to, peer, .. } => Some((*to, peer.index())),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(received, [(slot(1, 1), 3), (slot(1, 2), 3)]);
+}
+
+/// Rank 3 of two replicas of two on one host: the twin in the other replica is rank 1, by every name.
+#[test]
+fn a_team_meets_its_own_ranks_and_no_others() {
+    let mesh = Mesh::hybrid(4, 2).unwrap();
+    let network = Network { transport: Transport::Peer, hosts: Hosts::one(4) };
+    let team = Team::of(network, mesh, RankId::new(3), Group::Replicate).unwrap();
+    let homes: Vec<_> = team.iter().map(|rank| home(rank.index())).collect();
+    let view = View { rank: team.own(), homes: &homes, hosts: team.hosts(), landing: 0 };
+    let from = Region { offset: 0, bytes: 64 };
+    let sum = Pull::AllReduce(Reduction::Sum, vec![Move { from, to: Region { offset: 256, bytes: 64 } }]);
+    let stages = stages(&view, Transport::Peer, &sum);
+    let [Stage::Exchange(transfers), Stage::Push(Carrier::Engines, pushes), Stage::Combine(_, operands)] =
+        &stages[..]
+    else {
+        panic!("{stages:?}")
+    };
+    assert!(transfers.is_empty());
+    // Number 1 in its team, in whose landing values lie by these numbers.
+    let pushed = CopyOperand { from: home(3).arena, to: home(1).landing.plus(256), bytes: 64 };
+    assert_eq!(*pushes, [pushed]);
+    assert_eq!(operands[0].sources, [home(3).landing, home(3).arena], "in the order of replicas");
+    assert_eq!(
+        view.hosts.neighbours(view.rank).map(|one| team.in_world(one)).collect::<Vec<_>>(),
+        [RankId::new(1)]
+    );
+}
+
+/// A chunk is ranges of bytes, and no meeting more than a gather has.
+#[test]
+fn a_chunk_on_one_host_is_pushes_by_engines_alone() {
+    let homes: Vec<_> = (0..3).map(home).collect();
+    let view = View { rank: RankId::new(1), homes: &homes, hosts: Hosts::one(3), landing: 0 };
+    let piece = Piece {
+        from: Region { offset: 13, bytes: 50 },
+        to: Region { offset: 1024, bytes: 3 * 256 },
+        first: 13,
+        stride: 256,
+    };
+    let stages = stages(&view, Transport::Peer, &Pull::Chunk(vec![piece]));
+    let [Stage::Exchange(transfers), Stage::Push(Carrier::Engines, pushes)] = &stages[..] else {
+        panic!("{stages:?}")
+    };
+    assert!(transfers.is_empty());
+    let push = |to: usize| CopyOperand {
+        from: home(1).arena.plus(13),
+        to: home(to).arena.plus(1024 + 256 + 13),
+        bytes: 50,
+    };
+    assert_eq!(*pushes, [push(2), push(0)]);
+}

@@ -1,0 +1,168 @@
+//! Collectives of a mesh of several replicas: who takes part, and in which order values are added. Meshes are the device's.
+
+use warpweft::format::{ElementType, Format};
+use warpweft::id::{CallId, RankId, WeightId};
+use warpweft::layout::{Content, Residency};
+use warpweft::model::{Group, Mesh};
+use warpweft::op::{GatherPart, NormRecord, Op, ReducePart, Reduction, SumPart, SumTarget};
+
+use super::harness::{LINK, Plan, QUANTIZE, ROWWISE, W, noise, run, sharded};
+use crate::device::{meshes, most_recorded_ranks};
+
+/// Values of which another order of addition makes other bits.
+fn values(rank: usize, number: usize, elements: usize) -> Vec<f32> {
+    let scale = [1e8, 1.0, -1e8, 3.0, 1e7, -1e7][rank];
+    noise(elements, (10 * rank + number) as u32).iter().map(|value| value * scale).collect()
+}
+
+/// Gradients that few bytes, and that many copies, carry to the other ranks: by the ranks of a replica, then by the replicas.
+fn sums(mesh: Mesh, recorded: bool) -> Vec<Vec<Vec<f32>>> {
+    let specs = [(12, 5), (96, 130)].map(|(rows, cols)| sharded(rows, cols, Format::F32));
+    let mut plan = Plan::over(mesh, &specs);
+    let (call, element) = (CallId::new(0), ElementType::F32);
+    let (mut given, mut parts, mut sums, mut pairs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for weight in (0..specs.len()).map(WeightId::at) {
+        let own = plan.transient("gradient", Content::Gradient(weight, call));
+        let reduced = plan.transient("reduced", Content::ReducedGradient(weight, call));
+        let summed = plan.transient("summed", Content::SummedGradient(weight, call));
+        let landed = (mesh.shards() > 1)
+            .then(|| plan.transient("landed", Content::LandedGradient(weight, call, element)));
+        parts.extend(landed.map(|to| ReducePart { weight, from: own, to }));
+        sums.push(SumPart { weight, own, landed, into: reduced, target: SumTarget::Rows });
+        given.push(own);
+        pairs.push((reduced, summed));
+    }
+    if mesh.shards() > 1 {
+        plan.op(LINK, Op::ExchangeGradient { element, parts });
+        plan.fence(LINK, QUANTIZE);
+    }
+    plan.op(QUANTIZE, Op::SumGradient { element, parts: sums });
+    plan.fence(QUANTIZE, LINK);
+    let (reduction, group) = (Reduction::Sum, Group::Replicate);
+    plan.op(LINK, Op::AllReduce { reduction, group, pairs: pairs.clone() });
+    run(plan, move |rank| {
+        let put = |rank: &super::harness::Rank<_>| {
+            for (number, slot) in given.iter().enumerate() {
+                let elements = rank.plan.region(*slot).bytes / 4;
+                rank.put(*slot, &values(rank.number(), number, elements));
+            }
+        };
+        put(rank);
+        rank.step().unwrap();
+        if recorded {
+            let graph = rank.record_graph().unwrap();
+            for _ in 0..3 {
+                for (_, summed) in &pairs {
+                    rank.put(*summed, &vec![f32::NAN; rank.plan.region(*summed).bytes / 4]);
+                }
+                put(rank);
+                rank.replay(&graph).unwrap();
+            }
+        }
+        pairs.iter().map(|(_, summed)| rank.get::<f32>(*summed)).collect()
+    })
+}
+
+/// What ranks of `mesh` must find: sums within each replica in rank order, of these in the order of replicas.
+fn check_sums(mesh: Mesh, found: &[Vec<Vec<f32>>]) {
+    for (rank, found) in found.iter().enumerate() {
+        for (number, found) in found.iter().enumerate() {
+            let elements = found.len() * mesh.shards() as usize;
+            let first = found.len() * mesh.shard_of(RankId::at(rank)) as usize;
+            let add = |one: Vec<f32>, other: Vec<f32>| -> Vec<f32> {
+                one.iter().zip(&other).map(|(one, other)| one + other).collect()
+            };
+            let of_replica = |replica: u32| {
+                let ranks = (0..mesh.shards()).map(|shard| (replica * mesh.shards() + shard) as usize);
+                let rows = ranks.map(|rank| values(rank, number, elements)[first..][..found.len()].to_vec());
+                rows.reduce(add).unwrap()
+            };
+            let expected = (0..mesh.replicas()).map(of_replica).reduce(add).unwrap();
+            assert_eq!(*found, expected, "{mesh}, rank {rank}, gradient {number}");
+        }
+    }
+}
+
+fn a_gradient_is_summed_over_a_replica_and_then_over_the_replicas() {
+    for mesh in meshes() {
+        check_sums(mesh, &sums(mesh, false));
+    }
+}
+
+/// EX-1, with ranks that meet others in every collective.
+fn a_recorded_sum_over_replicas_is_the_sum() {
+    let most = most_recorded_ranks();
+    for mesh in meshes().into_iter().filter(|mesh| mesh.ranks() <= most) {
+        check_sums(mesh, &sums(mesh, true));
+    }
+}
+
+fn a_gather_takes_the_shards_of_the_rank_s_own_replica() {
+    for (mesh, chunk) in meshes().into_iter().flat_map(|mesh| [(mesh, None), (mesh, Some(13))]) {
+        let mut plan = Plan::over(mesh, &[sharded(12, 5, Format::F32)]);
+        let from = plan.resident("shard", Content::Shard(W, ROWWISE));
+        let to = plan.transient("gathered", Content::Gathered(W, ROWWISE));
+        let part = GatherPart { weight: W, orientation: ROWWISE, from, to };
+        match chunk {
+            None => plan.gather(&[part]),
+            Some(bytes) => plan.gather_in_chunks(part, bytes),
+        }
+        let elements = 60 / mesh.shards() as usize;
+        let gathered = run(plan, move |rank| {
+            // Replicas that were told different things would show it.
+            rank.put(from, &noise(elements, rank.number() as u32));
+            rank.step().unwrap();
+            rank.get::<f32>(to)
+        });
+        for (rank, found) in gathered.iter().enumerate() {
+            let members = mesh.members(RankId::at(rank), Group::Shard);
+            let expected: Vec<f32> = members.flat_map(|member| noise(elements, member.number())).collect();
+            assert_eq!(found[..60], expected, "{mesh}, rank {rank}, chunks of {chunk:?}");
+        }
+    }
+}
+
+fn every_group_combines_its_own_ranks_and_records_come_from_all() {
+    for mesh in meshes() {
+        let mut plan = Plan::over(mesh, &[]);
+        let (_, own) = plan.buffer("own", 1, Residency::Resident);
+        let groups = [Group::Shard, Group::Replicate, Group::World];
+        let kinds = [Reduction::Sum, Reduction::Max];
+        let results = groups.map(|group| {
+            kinds.map(|reduction| {
+                let (_, to) = plan.buffer(&format!("{reduction:?} over {group}"), 1, Residency::Resident);
+                plan.op(LINK, Op::AllReduce { reduction, group, pairs: vec![(own, to)] });
+                to
+            })
+        });
+        let record = plan.transient("record", Content::NormRecord);
+        let records = plan.transient("records", Content::NormRecords);
+        plan.op(LINK, Op::GatherRecords { from: record, to: records });
+        let found = run(plan, move |rank| {
+            let number = rank.number() as u32;
+            rank.put(own, &[(1u32 << number) as f32]);
+            rank.put(record, &[NormRecord { squares: 0.0, fault: number, reserved: [0; 2] }]);
+            // Words that were not cleared by one group would let the next step's through.
+            for _ in 0..3 {
+                rank.step().unwrap();
+            }
+            let told: Vec<u32> = rank.get::<NormRecord>(records).iter().map(|record| record.fault).collect();
+            (results.map(|kinds| kinds.map(|slot| rank.get::<f32>(slot)[0] as u32)), told)
+        });
+        for (rank, (results, told)) in found.into_iter().enumerate() {
+            for (group, [sum, max]) in groups.into_iter().zip(results) {
+                let members = || mesh.members(RankId::at(rank), group).map(|member| 1 << member.number());
+                assert_eq!(sum, members().sum::<u32>(), "{mesh}, rank {rank}, {group}");
+                assert_eq!(Some(max), members().max(), "{mesh}, rank {rank}, {group}");
+            }
+            assert_eq!(told, (0..mesh.ranks()).collect::<Vec<_>>());
+        }
+    }
+}
+
+bodies! {
+    a_gradient_is_summed_over_a_replica_and_then_over_the_replicas,
+    a_recorded_sum_over_replicas_is_the_sum,
+    a_gather_takes_the_shards_of_the_rank_s_own_replica,
+    every_group_combines_its_own_ranks_and_records_come_from_all,
+}
