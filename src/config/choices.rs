@@ -404,10 +404,31 @@ pub struct TraceOutput {
     pub first_step: u32,
     /// How many steps are recorded, at least 1: a trace of a whole run is too long to look at.
     pub steps: u32,
+    /// What says when tasks ran on a GPU. The CPU backend times its tasks itself.
+    pub device: DeviceTimes,
+}
+
+/// What says when tasks ran on a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeviceTimes {
+    /// CUPTI where it is there and lets us, events elsewhere; a session says which, and why.
+    #[default]
+    Auto,
+    /// CUPTI, which sees kernels, copies and memory sets, and not what a lane waits between them. A session does not start without it.
+    Cupti,
+    /// Events before and behind every task: nothing is needed for them, but in a recorded step each is a node of its own.
+    Events,
 }
 
 impl Default for TraceOutput {
     fn default() -> Self {
-        Self { enabled: false, path: "trace.json".to_owned(), first_step: 2, steps: 4 }
+        Self {
+            enabled: false,
+            path: "trace.json".to_owned(),
+            first_step: 2,
+            steps: 4,
+            device: DeviceTimes::Auto,
+        }
     }
 }

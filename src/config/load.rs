@@ -176,7 +176,7 @@ fn unknown(key: String, origin: Origin) -> ConfigError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Backward, ByteSize, Capture, Reduce, Scaling, Transport};
+    use crate::config::{Backward, ByteSize, Capture, DeviceTimes, Reduce, Scaling, Transport};
     use crate::format::{AmaxChoice, Format, Via};
     use crate::model::Placement;
     use proptest::prelude::*;
@@ -233,7 +233,7 @@ mod tests {
             quantize = { via = "none", scaling = "delayed", amax_history = 9, amax_choice = "latest" }
             optimizer = { mode = "adam", bias_correction = false, moments = "bf16", masters = "bf16_remainder", lr = 1, beta1 = 0.5, beta2 = 0.75, eps = 1e-6, weight_decay = 0.1, max_norm = 1.0 }
             cpu.link = { bytes_per_s = 2e9, latency_us = 5 }
-            trace = { enabled = true, path = "t.json", first_step = 5, steps = 9 }
+            trace = { enabled = true, path = "t.json", first_step = 5, steps = 9, device = "events" }
             [[weights]]
             match = "blocks.*"
             format = "fp8_block"
@@ -254,6 +254,7 @@ mod tests {
         assert_eq!(config.cpu.link.bytes_per_s, Some(2e9));
         assert_eq!((config.trace.enabled, config.trace.path.as_str()), (true, "t.json"));
         assert_eq!((config.trace.first_step, config.trace.steps), (5, 9));
+        assert_eq!(config.trace.device, DeviceTimes::Events);
         assert_eq!(config.weights[0].format, Some("fp8_block".parse::<Format>().unwrap()));
         assert_eq!(config.weights[0].placement, Some(Placement::Sharded));
     }
@@ -304,6 +305,7 @@ mod tests {
             ("trace.path", "7", "name of the file"),
             ("trace.first_step", "-1", "from 0 on"),
             ("trace.steps", "0", "from 1 on"),
+            ("trace.device", "\"nsight\"", "\"auto\", \"cupti\" or \"events\""),
             ("tune.steps", "5", "from 6 to 20"),
             ("tune.steps", "21", "0 (no tuning)"),
             ("weights", "3", "a list of tables"),

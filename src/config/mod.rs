@@ -48,9 +48,9 @@ mod weights;
 
 pub use calls::CallList;
 pub use choices::{
-    AcrossMicroBatches, AdamMode, Backward, Capture, Columnwise, Cpu, Link, Masters, Memory, MeshAxes,
-    Moments, Optimizer, Prefetch, PrefetchPolicy, Quantize, Reduce, ReduceDtype, ReduceEvery, Scaling,
-    TraceOutput, Transport, Tune,
+    AcrossMicroBatches, AdamMode, Backward, Capture, Columnwise, Cpu, DeviceTimes, Link, Masters, Memory,
+    MeshAxes, Moments, Optimizer, Prefetch, PrefetchPolicy, Quantize, Reduce, ReduceDtype, ReduceEvery,
+    Scaling, TraceOutput, Transport, Tune,
 };
 pub use declared::{Declared, Rule, Takes};
 pub use error::ConfigError;

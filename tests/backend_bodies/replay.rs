@@ -2,7 +2,7 @@
 
 use warpweft::format::{ElementType, Format};
 use warpweft::id::{CallId, SlotId, TaskId};
-use warpweft::layout::Content;
+use warpweft::layout::{Content, Residency};
 use warpweft::op::{GatherPart, Op, ReducePart, SumPart, SumTarget};
 
 use crate::device::most_recorded_ranks;
@@ -119,7 +119,41 @@ fn two_segments_and_a_task_between_them_give_the_bits_of_an_eager_step() {
     }
 }
 
+/// What a replay leaves in its times is of that replay, task by task, whatever the device is timed by.
+fn a_replayed_step_is_timed_like_an_issued_one() {
+    let mut plan = Plan::new(1, &[]);
+    let (_, one) = plan.buffer("one", 4000, Residency::Resident);
+    let (_, two) = plan.buffer("two", 4000, Residency::Resident);
+    let (_, three) = plan.buffer("three", 4000, Residency::Resident);
+    let (_, four) = plan.buffer("four", 4000, Residency::Resident);
+    plan.op(COMPUTE, Op::Copy { from: one, to: two });
+    plan.fence(COMPUTE, QUANTIZE);
+    plan.op(QUANTIZE, Op::Copy { from: two, to: three });
+    plan.fence(QUANTIZE, COMPUTE);
+    plan.op(COMPUTE, Op::Copy { from: three, to: four });
+    let mut steps = run(plan, |rank| {
+        rank.step().unwrap();
+        let issued = rank.intervals();
+        let graph = rank.record_graph().unwrap();
+        let replays = (0..3).map(|_| {
+            rank.replay(&graph).unwrap();
+            rank.intervals()
+        });
+        std::iter::once(issued).chain(replays.collect::<Vec<_>>()).collect::<Vec<_>>()
+    });
+    let steps = steps.remove(0);
+    let mut over = 0;
+    for step in &steps {
+        assert_eq!(step.len(), 3);
+        for task in step {
+            assert!(over <= task.begin && task.begin < task.end, "{steps:?}");
+            over = task.end;
+        }
+    }
+}
+
 bodies! {
+    a_replayed_step_is_timed_like_an_issued_one,
     two_segments_and_a_task_between_them_give_the_bits_of_an_eager_step,
     a_replayed_step_gives_the_bits_of_an_eager_one_without_closures,
     eager_steps_and_replays_of_one_plan_may_alternate,

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use warpweft::backend::cuda::{CudaBackend, CudaFailure, CudaOptions, CudaWorld, DeviceOrdinal, Transport};
+use warpweft::config::DeviceTimes;
 
 use warpweft::model::Mesh;
 
@@ -66,13 +67,15 @@ where
         let way = *WAY.lock().unwrap();
         let transport = if way == Way::Nccl { Transport::Nccl } else { Transport::Peer };
         let kernel_bytes = if way == Way::Kernels { usize::MAX } else { 0 };
+        // Both ways to time tasks get their turn; CUPTI where it is to be had.
+        let times = if way == Way::Kernels { DeviceTimes::Events } else { DeviceTimes::Auto };
         // A rank that waits for ever says so before the limit of a test is reached.
         let deadline = Duration::from_secs(8);
         let options = CudaOptions {
             transport: Some(transport),
             replicas: plan.weights.mesh.replicas(),
             kernel_bytes,
-            timeline: true,
+            timeline: Some(times),
             deadline,
             ..CudaOptions::new(devices)
         };

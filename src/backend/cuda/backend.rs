@@ -22,6 +22,7 @@ use super::recording::{CudaGraph, Recordings};
 use super::signal::{Home, Signals};
 use super::stream::{Event, Priority, Stream};
 use super::surface::{CudaHandles, CudaSurface};
+use super::timeline::Timeline;
 use super::watchdog;
 use super::world::World;
 use crate::backend::bell::lock;
@@ -279,7 +280,11 @@ impl Backend for CudaBackend {
             1 => String::new(),
             replicas => format!(" in {replicas} replicas"),
         };
-        format!("cuda, {ranks} × {}{replicas}, {transport}", self.context.name())
+        let times = match &self.world.times {
+            None => String::new(),
+            Some(times) => format!(", {times}"),
+        };
+        format!("cuda, {ranks} × {}{replicas}, {transport}{times}", self.context.name())
     }
 
     fn origin(&self) -> Instant {
@@ -352,7 +357,7 @@ impl Backend for CudaBackend {
         match &mut bound.timeline {
             None => Ok(()),
             Some(timeline) => {
-                timeline.begin(&self.transfers, self.world.clock).map_err(self.failed("beginning a step"))
+                timeline.begin_step(&self.transfers, &self.world).map_err(self.failed("beginning a step"))
             }
         }
     }
@@ -376,7 +381,8 @@ impl Backend for CudaBackend {
         stream.wait(bound, event).map_err(self.failed("waiting for an event"))
     }
 
-    fn begin_capture(&self, streams: &mut [CudaStream], _: &CudaBound) -> Result<(), BackendError> {
+    fn begin_capture(&self, streams: &mut [CudaStream], bound: &CudaBound) -> Result<(), BackendError> {
+        bound.timeline.iter().for_each(Timeline::begin_recording);
         self.record_all(streams).map_err(self.failed("recording a step"))
     }
 
@@ -427,7 +433,7 @@ impl Backend for CudaBackend {
     fn intervals(&self, bound: &CudaBound, into: &mut Vec<TaskInterval>) {
         into.clear();
         if let Some(timeline) = &bound.timeline {
-            into.extend(timeline.intervals());
+            timeline.intervals(&self.world, into);
         }
     }
 

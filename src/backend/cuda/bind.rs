@@ -8,10 +8,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::address::DeviceAddress;
-use super::bound::{BoundTask, CudaBound, Timeline, Work};
+use super::bound::{BoundTask, CudaBound, Work};
+use super::clocks::Clocks;
 use super::command::Command;
 use super::communication::Communication;
 use super::context::Context;
+use super::cupti::Book;
 use super::edges::Edges;
 use super::failure::CudaFailure;
 use super::kernels::{Kernels, Mark};
@@ -21,6 +23,8 @@ use super::progress::Progress;
 use super::script::Script;
 use super::signal::Home;
 use super::stream::Event;
+use super::timeline::Timeline;
+use super::times::Times;
 use super::transport::{Route, View};
 use super::world::World;
 use crate::backend::BackendError;
@@ -78,13 +82,26 @@ pub(super) fn bind(
     }
     let event = |_| Event::order(Arc::clone(binder.context));
     let events = (0..binding.events).map(event).collect::<Result<_, _>>().map_err(failed)?;
-    let timed = binder.world.options.timeline || binding.timed;
-    let timeline = timed.then(|| Timeline::new(binder.context, tasks.len()));
-    let (timeline, context) = (timeline.transpose().map_err(failed)?, Arc::clone(binder.context));
+    let timeline = binder.timeline(binding).map_err(failed)?;
+    let context = Arc::clone(binder.context);
     Ok(CudaBound { context, tasks, events, timeline, script, steps: 0 })
 }
 
 impl Binder<'_> {
+    /// Where the times of a plan come from, if its tasks are timed.
+    fn timeline(&self, binding: &Binding<'_>) -> Result<Option<Timeline>, CudaFailure> {
+        match &self.world.times {
+            Some(Times::Activities(profiler)) => {
+                let lanes = binding.ops.iter().map(|(_, lane)| *lane).collect();
+                Ok(Some(Timeline::Activities(Book::new(profiler, lanes))))
+            }
+            None if !binding.timed => Ok(None),
+            Some(Times::Events { .. }) | None => {
+                Clocks::new(self.context, binding.ops.len()).map(Timeline::Events).map(Some)
+            }
+        }
+    }
+
     fn work(
         &self,
         binding: &Binding<'_>,

@@ -8,11 +8,9 @@ use std::sync::Arc;
 
 use super::command::Command;
 use super::context::Context;
-use super::failure::CudaFailure;
 use super::script::Script;
-use super::stream::{Event, Stream};
-use crate::backend::TaskInterval;
-use crate::backend::clock::{Clock, nanoseconds};
+use super::stream::Event;
+use super::timeline::Timeline;
 use crate::backend::local::ComputeCall;
 use crate::id::{EventId, TaskId};
 
@@ -22,6 +20,7 @@ pub struct CudaBound {
     pub(super) context: Arc<Context>,
     pub(super) tasks: Vec<BoundTask>,
     pub(super) events: Vec<Event>,
+    /// When its tasks ran, if they are timed.
     pub(super) timeline: Option<Timeline>,
     /// What its collectives are, for errors.
     pub(super) script: Arc<Script>,
@@ -70,48 +69,5 @@ impl Drop for CudaBound {
         if self.context.is_abandoned() {
             std::mem::forget(std::mem::take(&mut self.tasks));
         }
-    }
-}
-
-/// When tasks ran, by events of the device.
-///
-/// Event times are differences in f32 milliseconds, so they are taken from an event of the same step: it
-/// is recorded on an idle stream at an instant the host knows. The clocks of a recorded step are part of the recording.
-#[derive(Debug)]
-pub(super) struct Timeline {
-    start: Event,
-    /// Nanoseconds of the world's clock at `start`.
-    started: u64,
-    tasks: Vec<(Event, Event)>,
-}
-
-impl Timeline {
-    pub(super) fn new(context: &Arc<Context>, tasks: usize) -> Result<Self, CudaFailure> {
-        let event = || Event::clock(Arc::clone(context));
-        let tasks = (0..tasks).map(|_| Ok((event()?, event()?))).collect::<Result<_, CudaFailure>>()?;
-        Ok(Self { start: event()?, started: 0, tasks })
-    }
-
-    /// A step begins; `idle` has nothing to do.
-    pub(super) fn begin(&mut self, idle: &Stream, clock: Clock) -> Result<(), CudaFailure> {
-        self.started = nanoseconds(clock.origin().elapsed());
-        idle.record(&self.start)
-    }
-
-    /// Where the times of a task go that is about to be enqueued.
-    pub(super) fn task(&self, task: TaskId) -> Option<&(Event, Event)> {
-        self.tasks.get(task.index())
-    }
-
-    /// The interval of every task of the last step, issued or replayed; zeros for one that did not run.
-    pub(super) fn intervals(&self) -> impl Iterator<Item = TaskInterval> + '_ {
-        self.tasks.iter().map(|(begin, end)| {
-            let at =
-                |event: &Event| event.since(&self.start).map(|after| self.started + after.max(0.0) as u64);
-            match (at(begin), at(end)) {
-                (Some(begin), Some(end)) => TaskInterval { begin, joined: begin, end },
-                _ => TaskInterval::default(),
-            }
-        })
     }
 }

@@ -1,8 +1,8 @@
 //! What the CUDA libraries answer when they refuse: one typed error, with the call, the code and advice.
 //!
-//! Law: a code is looked up where it arises. Nothing above this file knows a CUDA, NVRTC, NCCL or cuBLASLt number.
+//! Law: a code is looked up where it arises. Nothing above this file knows a number of CUDA, NVRTC, NCCL, cuBLASLt or CUPTI.
 
-use cudarc::{cublaslt, driver, nccl, nvrtc};
+use cudarc::{cublaslt, cupti, driver, nccl, nvrtc};
 
 /// A refused call of a CUDA library.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -83,6 +83,24 @@ impl CudaFailure {
                     "; cuBLASLt found no memory: lower memory.budget"
                 }
                 _ => "; CUBLASLT_LOG_LEVEL=5 makes cuBLASLt say why",
+            };
+            Self::Call { call, code: format!("{:?}", error.0), advice }
+        }
+    }
+
+    /// From a call of CUPTI.
+    pub(crate) fn profiler(call: &'static str) -> impl Fn(cupti::result::CuptiError) -> Self {
+        use cupti::sys::CUptiResult;
+        move |error| {
+            let advice = match error.0 {
+                CUptiResult::CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED => {
+                    "; another profiler looks at this process"
+                }
+                CUptiResult::CUPTI_ERROR_INSUFFICIENT_PRIVILEGES
+                | CUptiResult::CUPTI_ERROR_VIRTUALIZED_DEVICE_INSUFFICIENT_PRIVILEGES => {
+                    "; the driver lets administrators profile only (its option NVreg_RestrictProfilingToAdminUsers)"
+                }
+                _ => "",
             };
             Self::Call { call, code: format!("{:?}", error.0), advice }
         }

@@ -60,49 +60,47 @@ impl CudaStream {
     pub(super) fn enqueue(&mut self, bound: &CudaBound, task: TaskId) -> Result<(), CudaFailure> {
         let missing = || CudaFailure::Refused(format!("the bound plan has no {task}"));
         let work = &bound.task(task).ok_or_else(missing)?.work;
-        let clocks = bound.timeline.as_ref().and_then(|timeline| timeline.task(task));
-        if let Some((begin, _)) = clocks {
-            self.pass(begin)?;
-        }
-        match work {
-            Work::Commands(commands) => {
-                commands.iter().try_for_each(|command| command.enqueue(&self.stream))?;
-            }
+        let Self { stream, lane, records, rank, arena, handles, closures, fault, faulted, .. } = self;
+        let mut enqueue = || match work {
+            Work::Commands(commands) => commands.iter().try_for_each(|command| command.enqueue(stream)),
             Work::ClearFault(commands) => {
-                self.faulted = false;
-                commands.iter().try_for_each(|command| command.enqueue(&self.stream))?;
+                *faulted = false;
+                commands.iter().try_for_each(|command| command.enqueue(stream))
             }
-            Work::Call(call) if !self.faulted => {
-                let surface = CudaSurface::new(self.arena, self.handles.clone(), Arc::clone(&call.call));
-                let run = || self.closures.run(self.rank, &call.call, &surface);
-                let fault = self.stream.meter().within(Activity::Closure, run);
-                let fault = fault.map_err(|error| CudaFailure::Refused(error.to_string()))?;
-                if let Some(fault) = fault {
-                    self.faulted = true;
-                    self.stream.set_word(self.arena.plus(call.fault.offset), fault_word(&fault))?;
-                    self.fault.get_or_insert(fault);
+            Work::Call(call) if !*faulted => {
+                let surface = CudaSurface::new(*arena, handles.clone(), Arc::clone(&call.call));
+                let run = || closures.run(*rank, &call.call, &surface);
+                let failed = stream.meter().within(Activity::Closure, run);
+                let failed = failed.map_err(|error| CudaFailure::Refused(error.to_string()))?;
+                if let Some(failed) = failed {
+                    *faulted = true;
+                    stream.set_word(arena.plus(call.fault.offset), fault_word(&failed))?;
+                    fault.get_or_insert(failed);
                 }
+                Ok(())
             }
-            Work::Call(_) => {}
+            Work::Call(_) => Ok(()),
+        };
+        match &bound.timeline {
+            None => enqueue(),
+            Some(timeline) if *records => timeline.recorded(task, (lane.id, stream), enqueue),
+            Some(timeline) => timeline.issued(task, stream, enqueue),
         }
-        if let Some((_, end)) = clocks {
-            self.pass(end)?;
-        }
-        Ok(())
-    }
-
-    /// Has the lane pass a clock here: in this step, or in every replay of it.
-    fn pass(&self, clock: &Event) -> Result<(), CudaFailure> {
-        if self.records { self.stream.record_in_replays(clock) } else { self.stream.record(clock) }
     }
 
     pub(super) fn record(&self, bound: &CudaBound, event: EventId) -> Result<(), CudaFailure> {
         let missing = || CudaFailure::Refused(format!("the bound plan has no {event}"));
+        if let (true, Some(timeline)) = (self.records, &bound.timeline) {
+            timeline.event_recorded(self.lane(), event);
+        }
         self.stream.record(bound.event(event).ok_or_else(missing)?)
     }
 
     pub(super) fn wait(&self, bound: &CudaBound, event: EventId) -> Result<(), CudaFailure> {
         let missing = || CudaFailure::Refused(format!("the bound plan has no {event}"));
+        if let (true, Some(timeline)) = (self.records, &bound.timeline) {
+            timeline.event_waited(self.lane(), event);
+        }
         self.stream.wait(bound.event(event).ok_or_else(missing)?)
     }
 }

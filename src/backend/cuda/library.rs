@@ -17,6 +17,8 @@ pub(super) enum Library {
     Nccl,
     /// Matrix products: `libcublasLt`.
     Products,
+    /// What ran when: `libcupti`.
+    Profiler,
 }
 
 impl Library {
@@ -35,6 +37,9 @@ impl Library {
                 "the library of products (libcublasLt)",
                 "install CUDA's cuBLAS and put it on LD_LIBRARY_PATH",
             ),
+            Self::Profiler => {
+                ("the profiler (libcupti)", "install CUDA's CUPTI and put it on LD_LIBRARY_PATH")
+            }
         };
         if self.is_present() { Ok(()) } else { Err(CudaFailure::Library { library, advice }) }
     }
@@ -47,6 +52,7 @@ impl Library {
                 Self::Compiler => cudarc::nvrtc::sys::is_culib_present(),
                 Self::Nccl => cudarc::nccl::sys::is_culib_present(),
                 Self::Products => cudarc::cublaslt::sys::is_culib_present(),
+                Self::Profiler => cudarc::cupti::sys::is_culib_present(),
             }
         });
         present.unwrap_or(false)

@@ -10,10 +10,10 @@
 //!
 //! One idea per file: `context`, `memory` and `stream` own what the driver gives, `kernels` are launches of the files in
 //! `kernels/`, `bind` makes a plan's ops into commands, `transport` makes collectives into commands: writes into
-//! peers' memory (`signal`), NCCL (`nccl`), or the one inside of hosts and the other between, `lane` enqueues them, `watchdog` waits for them. `gemm` are
-//! matrix products for closures.
+//! peers' memory (`signal`), NCCL (`nccl`), or the one inside of hosts and the other between, `lane` enqueues them, `watchdog` waits for them. `times` settles what says
+//! when tasks ran: `cupti`, or the events of `clocks`. `gemm` are matrix products for closures.
 
-// The driver, NVRTC, NCCL and cuBLASLt are C interfaces; each block says why it is sound.
+// The driver, NVRTC, NCCL, cuBLASLt and CUPTI are C interfaces; each block says why it is sound.
 #![allow(unsafe_code)]
 
 mod address;
@@ -21,10 +21,12 @@ mod backend;
 mod bind;
 mod bound;
 mod cache;
+mod clocks;
 mod command;
 mod communication;
 mod compile;
 mod context;
+mod cupti;
 mod device_table;
 mod edges;
 mod failure;
@@ -40,6 +42,7 @@ mod members;
 mod memory;
 mod nccl;
 mod options;
+mod precedence;
 mod prepare;
 mod progress;
 mod ranks;
@@ -49,6 +52,8 @@ mod signal;
 mod stream;
 mod surface;
 mod team;
+mod timeline;
+mod times;
 mod transport;
 mod unique_id;
 mod watchdog;

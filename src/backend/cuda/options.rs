@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::context::DeviceOrdinal;
-use crate::config::Reduce;
+use crate::config::{DeviceTimes, Reduce};
 
 /// How bytes get from one GPU to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +34,8 @@ pub struct CudaOptions {
     /// multiprocessor, and takes some from the products beside it; it costs the host one launch, where engines cost a call per word and copy,
     /// in a recording at every launch of it too.
     pub kernel_bytes: usize,
-    /// Whether begin and end of every task are measured on the device, also of plans that do not ask for it.
-    pub timeline: bool,
+    /// What measures begin and end of every task on the device; `None` for nothing, but for events in plans that ask for it.
+    pub timeline: Option<DeviceTimes>,
     /// How long a rank waits for the others, and for a lane to get on, before it gives up the world.
     pub deadline: Duration,
 }
@@ -50,7 +50,7 @@ impl CudaOptions {
             reduce: Reduce::Ordered,
             replicas: 1,
             kernel_bytes: 0,
-            timeline: false,
+            timeline: None,
             deadline: Duration::from_secs(30),
         }
     }

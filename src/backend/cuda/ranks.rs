@@ -7,6 +7,7 @@ use super::context::Context;
 use super::failure::CudaFailure;
 use super::machine::{Seat, network};
 use super::options::{CudaOptions, Transport};
+use super::times::Times;
 use super::world::{World, refused};
 use crate::id::RankId;
 use crate::model::Mesh;
@@ -54,7 +55,8 @@ impl CudaWorld {
         let network = network(&seats, mesh, || reach_all(&contexts))?;
         let shares_gpus = (seats.iter().enumerate())
             .any(|(place, seat)| seats[..place].iter().any(|other| other.shares_gpu_with(seat)));
-        let world = World::new(mesh, network, options, rendezvous, contexts, shares_gpus);
+        let times = options.timeline.map(|wished| Times::settle(wished, ranks)).transpose()?;
+        let world = World::new(mesh, network, options, rendezvous, contexts, shares_gpus, times);
         Ok(Self { shared: Arc::new(world) })
     }
 

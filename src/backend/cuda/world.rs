@@ -22,6 +22,7 @@ use super::options::{CudaOptions, Transport};
 use super::signal::{Home, Signals};
 use super::stream::Stream;
 use super::team::Team;
+use super::times::Times;
 use super::unique_id::UniqueId;
 use crate::backend::BackendError;
 use crate::backend::bell::lock;
@@ -37,6 +38,8 @@ pub(super) struct World {
     pub(super) options: CudaOptions,
     pub(super) network: Network,
     pub(super) clock: Clock,
+    /// What times all tasks, if something does.
+    pub(super) times: Option<Times>,
     /// Where ranks meet; it is also what is poisoned.
     pub(super) rendezvous: Arc<Rendezvous>,
     /// Does a GPU serve several ranks?
@@ -67,12 +70,14 @@ impl World {
         rendezvous: Arc<Rendezvous>,
         contexts: Vec<Arc<Context>>,
         shares_gpus: bool,
+        times: Option<Times>,
     ) -> Self {
         Self {
             mesh,
             network,
             options,
             clock: Clock::start(),
+            times,
             rendezvous,
             shares_gpus,
             taken: contexts.iter().map(|_| AtomicBool::new(false)).collect(),

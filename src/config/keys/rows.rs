@@ -263,6 +263,12 @@ pub(super) const ROWS: &[Row] = &[
         value: |c| toml(c.trace.steps),
         valid: |c| c.trace.steps > 0,
     },
+    Row {
+        path: "trace.device",
+        expected: "\"auto\", \"cupti\" or \"events\"",
+        value: |c| toml(c.trace.device),
+        valid: |_| true,
+    },
 ];
 
 pub(super) const RULE_ROWS: &[RuleRow] = &[

@@ -14,7 +14,7 @@ use super::subject::{Observation, Scale, Subject};
 use super::world::{configuration, observe};
 use crate::backend::cuda::{ComputeCapability, CudaSurface, DeviceOrdinal};
 use crate::compute::{Compute, ComputeContext, ComputeError};
-use crate::config::{Config, TraceOutput};
+use crate::config::{Config, DeviceTimes, TraceOutput};
 use crate::format::{Format, Orientation, Shape};
 use crate::id::RankId;
 use crate::linear::{Device, DeviceBuffer, Linear, LinearError, LinearSpec, Recipe, Weight};
@@ -87,14 +87,15 @@ impl Subject for Cuda {
 
     fn observe(&mut self, experiment: &Experiment, steps: usize) -> Result<Observation, CalibrateError> {
         let gpus = if experiment.alone { &self.gpus[..1] } else { &self.gpus[..] };
-        // Tasks are timed on the devices where a trace is asked for; nobody reads it.
+        // Tasks are timed on the devices where a trace is asked for; nobody reads it. By events, which also see what a lane waits for peers:
+        // that is part of what a collective takes.
         let folder = tempfile::tempdir().map_err(|source| CalibrateError::File {
             action: "make",
             path: std::env::temp_dir(),
             source,
         })?;
         let path = folder.path().join("trace.json").display().to_string();
-        let trace = TraceOutput { enabled: true, path, first_step: 0, steps: 1 };
+        let trace = TraceOutput { enabled: true, path, first_step: 0, steps: 1, device: DeviceTimes::Events };
         let config = Config { trace, ..configuration(&self.base, experiment) };
         let (parts, capability, devices) = (experiment.parts.clone(), self.capability, gpus.to_vec());
         let closure = move |rank: RankId| Products::new(parts.clone(), devices[rank.index()], capability);

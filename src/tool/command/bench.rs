@@ -54,7 +54,8 @@ enum What {
 /// ×          over the resident stack's step of the same mode
 /// predicted  the forecast of the variant's plan on --cluster, and by how much it is off
 /// host       until everything is enqueued, on the slowest rank
-/// exposed    a collective runs and the compute lane runs nothing; only with --traces, which time every task
+/// traced     the step of a second session whose tasks are timed on the devices, and what that costs; only with --traces
+/// exposed    a collective runs and the compute lane runs nothing; of that session
 /// wire       bytes that a rank receives in a step
 /// arena      memory of a rank; transient: planes, gradients and activations among it
 /// loss, norm relative to the resident stack's; bf16 agrees to rounding, other formats to their own
@@ -138,7 +139,8 @@ struct Stack {
     #[arg(long, value_name = "NAME|FILE")]
     cluster: Option<String>,
 
-    /// Write a chrome trace of every session into this folder; timing all tasks costs time
+    /// Run every session a second time with all tasks timed, and write a chrome trace of it into this folder. What times them:
+    /// WARPWEFT_TRACE__DEVICE=auto, cupti or events
     #[arg(long, value_name = "FOLDER")]
     traces: Option<PathBuf>,
 

@@ -16,7 +16,7 @@
 //!   of products are those of the resident stack. What differs is where weights come from, how many of them a call takes and a gather brings
 //!   (the *unit*: a weight, or a block), and what they are rounded to. With gathers N units ahead, gradients are reduced as many calls behind, two at
 //!   least, unless a number is given.
-//! - **SK-2** a step is timed with the devices idle before it and after it; times are medians.
+//! - **SK-2** a step is timed with the devices idle before it and after it; times are medians. Where a trace is asked for, a session of its own is traced.
 //! - **SK-3** the loss of every variant stands beside that of the resident stack, so that a variant that computes something
 //!   else is seen; with the ending `training` the gradient norm too. The ending `gradients` has no norm: its plan computes
 //!   none, and one beside it would be timed with it. Its calls and reductions are those of `training`.

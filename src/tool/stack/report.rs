@@ -37,7 +37,9 @@ pub struct Measured {
     pub edges_ms: Option<f64>,
     /// Step over the resident stack's of the same mode, without optimizer.
     pub ratio: Option<f64>,
-    /// Exposed communication over step time; only with traces, which time every task.
+    /// Median step of a session whose tasks are timed for a trace, milliseconds; only with traces.
+    pub traced_ms: Option<f64>,
+    /// Exposed communication over step time, of that session.
     pub exposed: Option<f64>,
     /// Bytes received by a rank in a step.
     pub wire_bytes: Option<u64>,
@@ -77,6 +79,7 @@ impl Measured {
             own_each_us: None,
             edges_ms: None,
             ratio: None,
+            traced_ms: None,
             exposed: None,
             wire_bytes: None,
             arena_bytes: None,
@@ -195,6 +198,14 @@ impl StackReport {
     }
 }
 
+/// Another time of a step, and how far it is from the step's.
+fn beside_step(row: &Measured, other: Option<f64>) -> String {
+    other.zip(row.step_ms).map_or_else(
+        || "-".to_owned(),
+        |(other, step)| format!("{other:.3} ({:+.1} %)", 100.0 * (other / step - 1.0)),
+    )
+}
+
 impl fmt::Display for StackReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { hidden, ffn, layers, tokens, gpus, steps, warm, gradients, reduce_dtype, rows } = self;
@@ -219,6 +230,7 @@ impl fmt::Display for StackReport {
             ("closures", Align::Right),
             ("own (µs a task)", Align::Right),
             ("in, out", Align::Right),
+            ("traced", Align::Right),
             ("exposed", Align::Right),
             ("wire", Align::Right),
             ("arena", Align::Right),
@@ -235,12 +247,7 @@ impl fmt::Display for StackReport {
                 row.name.clone(),
                 number(row.step_ms),
                 number(row.ratio),
-                row.predicted_ms.zip(row.step_ms).map_or_else(
-                    || "-".to_owned(),
-                    |(predicted, step)| {
-                        format!("{predicted:.3} ({:+.1} %)", 100.0 * (predicted / step - 1.0))
-                    },
-                ),
+                beside_step(row, row.predicted_ms),
                 number(row.host_ms),
                 row.driver_ms
                     .zip(row.driver_calls)
@@ -250,6 +257,7 @@ impl fmt::Display for StackReport {
                     .zip(row.own_each_us)
                     .map_or_else(|| "-".to_owned(), |(time, each)| format!("{time:.3} ({each:.2})")),
                 number(row.edges_ms),
+                beside_step(row, row.traced_ms),
                 row.exposed.map_or_else(|| "-".to_owned(), |exposed| format!("{:.1} %", 100.0 * exposed)),
                 size(row.wire_bytes),
                 size(row.arena_bytes),
@@ -311,6 +319,15 @@ mod tests {
         assert_eq!((row.own_ms, row.own_each_us, row.edges_ms), (Some(0.6), Some(0.5), Some(0.1)));
         row.split(&HostTime { segments: 1, ..host });
         assert_eq!(row.own_each_us, Some(600.0), "a recorded step is launched at once");
+    }
+
+    #[test]
+    fn what_timing_every_task_costs_stands_beside_the_step_without() {
+        let named = Measured::empty("bf16/block/depth2/graph/peer/gradients".to_owned());
+        let row = Measured { step_ms: Some(16.0), ..named };
+        assert_eq!(beside_step(&row, row.traced_ms), "-");
+        let row = Measured { traced_ms: Some(16.4), ..row };
+        assert_eq!(beside_step(&row, row.traced_ms), "16.400 (+2.5 %)");
     }
 
     #[test]

@@ -11,18 +11,47 @@ use super::shape::{Projection, StackShape};
 use super::variant::Selected;
 use super::{Setting, StackError, middle, values};
 use crate::backend::cuda::DeviceOrdinal;
+use crate::config::Config;
 use crate::id::RankId;
 use crate::linear::Recipe;
 use crate::session::{HostTime, Outcome, Session, StepReport, costs_of};
 use crate::trace::median;
 
-/// Measures the endings in turn; rows come as they are measured.
+/// Measures the endings in turn; rows come as they are measured. If a trace is asked for, a second session is traced: what timing its tasks
+/// costs stands beside the step without.
 pub(super) fn measure(
     setting: &Setting<'_>,
     selected: &Selected,
     rows: &mut Vec<Measured>,
 ) -> Result<(), StackError> {
-    let Setting { options, base, machine, gpus, pace, stop } = setting;
+    let Setting { options, base, .. } = setting;
+    let config = selected.variant.config(base, options);
+    run(setting, selected, config.clone(), &mut |_, row| rows.push(row))?;
+    let Some(trace) = selected.variant.trace(base, options) else { return Ok(()) };
+    let traced = run(setting, selected, Config { trace, ..config }, &mut |place, traced| {
+        if let Some(row) = rows.get_mut(place) {
+            (row.traced_ms, row.exposed) = (traced.step_ms, traced.exposed);
+        }
+    });
+    match traced {
+        Err(StackError::Interrupted) => Err(StackError::Interrupted),
+        // What was measured without a trace stands.
+        Err(error) => {
+            rows.iter_mut().for_each(|row| row.remark(format!("no trace: {error}")));
+            Ok(())
+        }
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Runs a session of the endings in turn, and hands on the row of each with its place.
+fn run(
+    setting: &Setting<'_>,
+    selected: &Selected,
+    config: Config,
+    row: &mut dyn FnMut(usize, Measured),
+) -> Result<(), StackError> {
+    let Setting { options, machine, gpus, pace, stop, .. } = setting;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
         .map_err(|error| StackError::Rank { reason: error.to_string() })?;
@@ -40,13 +69,13 @@ pub(super) fn measure(
         let closure = move |rank: RankId| {
             Closure::new(Arc::clone(&declaration), &shape, computed, devices[rank.index()])
         };
-        let config = variant.config(base, options);
+        let timed = config.trace.enabled;
         let costs = machine.as_ref().map(|machine| costs_of(&config, machine, ranks(gpus)));
         let costs = costs.transpose()?;
         let builder = Session::builder(config, closure).initialize(initialize(shape));
         let builder = programs.into_iter().fold(builder, |builder, program| builder.program(program));
         let mut session = builder.start_cuda(gpus.to_vec()).await?;
-        for ending in endings {
+        for (place, ending) in endings.iter().enumerate() {
             let mut times = Times::default();
             for step in 0..pace.warm + pace.steps {
                 if stop.load(Ordering::Relaxed) {
@@ -59,10 +88,9 @@ pub(super) fn measure(
                 times.add(begin.elapsed(), step < pace.warm, report)?;
             }
             let plan = session.plan(ending.name())?;
-            let timed = options.traces.is_some();
-            let mut row = times.row(variant.name(*ending), recipe, plan.arena.bytes(), timed);
-            row.predicted_ms = costs.as_ref().map(|costs| plan.forecast(costs).step as f64 * 1e-6);
-            rows.push(row);
+            let mut measured = times.row(variant.name(*ending), recipe, plan.arena.bytes(), timed);
+            measured.predicted_ms = costs.as_ref().map(|costs| plan.forecast(costs).step as f64 * 1e-6);
+            row(place, measured);
         }
         Ok(session.close().await?)
     })

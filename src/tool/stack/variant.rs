@@ -154,20 +154,23 @@ impl Variant {
         }
     }
 
-    /// The configuration of its session.
+    /// The trace of its session, if one is asked for.
+    pub(super) fn trace(&self, base: &Config, options: &StackOptions) -> Option<TraceOutput> {
+        let folder = options.traces.as_ref()?;
+        let file = format!("{}.json", self.to_string().replace('/', "-"));
+        let path = folder.join(file).to_string_lossy().into_owned();
+        // Counted over the whole session, whose first program's steps come first.
+        let first_step = u32::try_from(options.warm).unwrap_or(u32::MAX);
+        Some(TraceOutput { enabled: true, path, first_step, steps: 2, device: base.trace.device })
+    }
+
+    /// The configuration of its session, without a trace.
     pub(super) fn config(&self, base: &Config, options: &StackOptions) -> Config {
         let cluster = base.prefetch.cluster.clone();
         let prefetch = match self.ahead {
             Ahead::Depth(depth) => Prefetch::depth(depth),
             Ahead::Auto => Prefetch::auto(),
         };
-        let trace = options.traces.as_ref().map(|folder| {
-            let file = format!("{}.json", self.to_string().replace('/', "-"));
-            let path = folder.join(file).to_string_lossy().into_owned();
-            // Counted over the whole session, whose first program's steps come first.
-            let first_step = u32::try_from(options.warm).unwrap_or(u32::MAX);
-            TraceOutput { enabled: true, path, first_step, steps: 2 }
-        });
         let mut config = Config {
             reduce_behind: self.behind(base, options),
             prefetch: Prefetch { cluster, ..prefetch },
@@ -177,7 +180,7 @@ impl Variant {
                 Mode::Eager => Capture::Off,
                 Mode::Graph => Capture::Step,
             },
-            trace: trace.unwrap_or_default(),
+            trace: TraceOutput::default(),
             ..base.clone()
         };
         // So that every step computes the same.

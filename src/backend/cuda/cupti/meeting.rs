@@ -1,0 +1,109 @@
+//! Where the ranks of a process wait until one of them has read what all of them did.
+//!
+//! Law: the work of a meeting is done once, by whoever comes last, when every rank is there; so all lanes of all of them are over. Nobody
+//! waits for a rank of a world that has ended, nor past the deadline.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::backend::bell::lock;
+
+/// How often a waiting rank asks whether the world has ended.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A meeting of the ranks of one process.
+#[derive(Debug)]
+pub(super) struct Meeting<T> {
+    ranks: usize,
+    state: Mutex<State<T>>,
+    over: Condvar,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    /// Ranks that are there.
+    there: usize,
+    /// Meetings held.
+    held: u64,
+    /// What came of the last one.
+    last: Option<Arc<T>>,
+}
+
+impl<T> Meeting<T> {
+    /// A meeting of so many ranks.
+    pub(super) fn new(ranks: usize) -> Self {
+        Self { ranks, state: Mutex::new(State { there: 0, held: 0, last: None }), over: Condvar::new() }
+    }
+
+    /// Waits for the other ranks; the last does `work`, whose result all get. `None` if `ended` says so first, or the
+    /// deadline passes.
+    pub(super) fn meet(
+        &self,
+        deadline: Duration,
+        ended: impl Fn() -> bool,
+        work: impl FnOnce() -> T,
+    ) -> Option<Arc<T>> {
+        let until = Instant::now() + deadline;
+        let mut state = lock(&self.state);
+        state.there += 1;
+        if state.there >= self.ranks {
+            let done = Arc::new(work());
+            state.there = 0;
+            state.held += 1;
+            state.last = Some(Arc::clone(&done));
+            self.over.notify_all();
+            return Some(done);
+        }
+        let held = state.held;
+        while state.held == held {
+            if ended() || Instant::now() >= until {
+                state.there = state.there.saturating_sub(1);
+                return None;
+            }
+            state = self.over.wait_timeout(state, PAUSE).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        // The next meeting needs this rank too, so this is still the last one.
+        state.last.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn the_work_is_done_once_when_all_are_there_and_all_get_what_came_of_it() {
+        const RANKS: usize = 4;
+        let (meeting, works, came) = (Meeting::new(RANKS), AtomicU32::new(0), AtomicU32::new(0));
+        thread::scope(|scope| {
+            for _ in 0..RANKS {
+                scope.spawn(|| {
+                    for round in 1..=50 {
+                        came.fetch_add(1, Ordering::SeqCst);
+                        let work = || {
+                            assert_eq!(came.load(Ordering::SeqCst) as usize, RANKS * round);
+                            works.fetch_add(1, Ordering::SeqCst) + 1
+                        };
+                        let got = meeting.meet(LONG, || false, work).unwrap();
+                        assert_eq!(*got as usize, round);
+                    }
+                });
+            }
+        });
+        assert_eq!(works.load(Ordering::SeqCst), 50);
+    }
+
+    #[test]
+    fn nobody_waits_in_a_world_that_has_ended_nor_past_the_deadline() {
+        let meeting = Meeting::new(2);
+        assert_eq!(meeting.meet(LONG, || true, || ()), None);
+        assert_eq!(meeting.meet(Duration::from_millis(1), || false, || ()), None);
+        // Who gave up is not counted: two must come for the next.
+        assert_eq!(meeting.meet(Duration::from_millis(1), || false, || ()), None);
+    }
+}

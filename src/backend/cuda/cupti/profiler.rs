@@ -1,0 +1,278 @@
+//! The owner of CUPTI: subscribed, its activities on, and off again.
+//!
+//! Laws:
+//! - What was turned on is turned off, in whatever order making it failed or it is dropped.
+//! - **CU-1** a node of a launched graph is a clone of the node that was recorded; CUPTI says so while the graph is made ready, and both
+//!   stand for the same task.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use cudarc::cupti::result::CuptiError;
+use cudarc::cupti::sys;
+use cudarc::driver::sys::CUgraphNode;
+
+use super::attribution::{Attributed, ahead};
+use super::buffers::{Claim, completed, requested};
+use super::meeting::Meeting;
+use super::place::Place;
+use super::record::{Record, WHOSE};
+use crate::backend::bell::lock;
+use crate::backend::clock::Clock;
+use crate::backend::cuda::failure::CudaFailure;
+use crate::backend::cuda::library::Library;
+
+/// What CUPTI tells of. Calls of driver and run time are asked for because ids of tasks are told beside them only.
+const KINDS: [sys::CUpti_ActivityKind; 7] = {
+    use sys::CUpti_ActivityKind as Kind;
+    [
+        Kind::CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
+        Kind::CUPTI_ACTIVITY_KIND_MEMCPY,
+        Kind::CUPTI_ACTIVITY_KIND_MEMCPY2,
+        Kind::CUPTI_ACTIVITY_KIND_MEMSET,
+        Kind::CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION,
+        Kind::CUPTI_ACTIVITY_KIND_DRIVER,
+        Kind::CUPTI_ACTIVITY_KIND_RUNTIME,
+    ]
+};
+
+/// Calls of the driver that a step makes often and that enqueue no activity: nothing is told of them.
+const QUIET: [sys::CUpti_driver_api_trace_cbid; 10] = {
+    use sys::CUpti_driver_api_trace_cbid_enum as Call;
+    [
+        Call::CUPTI_DRIVER_TRACE_CBID_cuStreamQuery,
+        Call::CUPTI_DRIVER_TRACE_CBID_cuEventQuery,
+        Call::CUPTI_DRIVER_TRACE_CBID_cuEventRecord,
+        Call::CUPTI_DRIVER_TRACE_CBID_cuEventRecordWithFlags,
+        Call::CUPTI_DRIVER_TRACE_CBID_cuStreamWaitEvent,
+        Call::CUPTI_DRIVER_TRACE_CBID_cuCtxSetCurrent,
+        Call::CUPTI_DRIVER_TRACE_CBID_cuCtxGetCurrent,
+        Call::CUPTI_DRIVER_TRACE_CBID_cuStreamBatchMemOp,
+        Call::CUPTI_DRIVER_TRACE_CBID_cuStreamBatchMemOp_v2,
+        Call::CUPTI_DRIVER_TRACE_CBID_cuStreamIsCapturing,
+    ]
+};
+
+/// How often two clocks are compared.
+const SAMPLES: usize = 8;
+
+/// CUPTI, as one world of this process has it.
+#[derive(Debug)]
+pub(in crate::backend::cuda) struct Profiler {
+    /// Before the nodes, which it tells CUPTI of.
+    #[expect(dead_code, reason = "held, not read")]
+    subscriber: Subscriber,
+    /// The tasks of all nodes of recordings; boxed, because CUPTI knows its address.
+    nodes: Box<Mutex<HashMap<u64, Place>>>,
+    books: AtomicU32,
+    meeting: Meeting<Step>,
+    /// Ended behind everything else.
+    claim: Claim,
+}
+
+/// What all ranks of this process did in a step.
+#[derive(Debug)]
+pub(super) struct Step {
+    pub(super) attributed: Attributed,
+    /// Nanoseconds that CUPTI's clock is ahead of the world's.
+    pub(super) ahead: i128,
+}
+
+impl Profiler {
+    /// CUPTI for a world with so many ranks in this process.
+    ///
+    /// # Errors
+    /// [`CudaFailure::Library`] without the library, [`CudaFailure::Refused`] while another world of this process has it,
+    /// [`CudaFailure::Call`] where it refuses, because of another profiler for instance.
+    pub(in crate::backend::cuda) fn start(ranks: usize) -> Result<Arc<Self>, CudaFailure> {
+        Library::Profiler.open()?;
+        let taken = || CudaFailure::Refused("another session of this process has CUPTI".to_owned());
+        let claim = Claim::make().ok_or_else(taken)?;
+        let nodes = Box::<Mutex<HashMap<u64, Place>>>::default();
+        let subscriber = Subscriber::new(&nodes)?;
+        // SAFETY: both functions keep what CUPTI asks of them.
+        unsafe { sys::cuptiActivityRegisterCallbacks(Some(requested), Some(completed)) }
+            .result()
+            .map_err(CudaFailure::profiler("cuptiActivityRegisterCallbacks"))?;
+        for kind in KINDS {
+            // SAFETY: the library is there; it may be told so before and after contexts are made.
+            unsafe { sys::cuptiActivityEnable(kind) }
+                .result()
+                .map_err(CudaFailure::profiler("cuptiActivityEnable"))?;
+        }
+        for call in QUIET {
+            // SAFETY: as above. Who does not know the call tells of it, which costs time and nothing else.
+            let _ = unsafe { sys::cuptiActivityEnableDriverApi(call as u32, 0) };
+        }
+        let meeting = Meeting::new(ranks);
+        Ok(Arc::new(Self { subscriber, nodes, books: AtomicU32::new(1), meeting, claim }))
+    }
+
+    /// A number for another bound plan.
+    pub(super) fn number(&self) -> u32 {
+        self.books.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// From now on these nodes, and what is cloned from them, stand for a task.
+    pub(super) fn note(&self, nodes: &[CUgraphNode], place: Place) -> Result<(), CudaFailure> {
+        for node in nodes {
+            let id = id(*node).map_err(CudaFailure::profiler("cuptiGetGraphNodeId"))?;
+            lock(&self.nodes).insert(id, place);
+        }
+        Ok(())
+    }
+
+    /// Forgets the nodes of a bound plan.
+    pub(super) fn forget(&self, book: u32) {
+        lock(&self.nodes).retain(|_, place| place.book != book);
+    }
+
+    /// Runs `work`; what it enqueues from this thread is told to be of `place`.
+    pub(super) fn mark<T>(&self, place: Place, work: impl FnOnce() -> T) -> T {
+        // SAFETY: the library is there. Ids lie on a stack of this thread.
+        let pushed = unsafe { sys::cuptiActivityPushExternalCorrelationId(WHOSE, place.id()) };
+        let done = work();
+        if pushed.result().is_ok() {
+            let mut last = 0;
+            // SAFETY: as above; `last` outlives the call.
+            let _ = unsafe { sys::cuptiActivityPopExternalCorrelationId(WHOSE, &raw mut last) };
+        }
+        done
+    }
+
+    /// What all ranks of this process did, once all of them are here with their lanes drained.
+    pub(super) fn meet(
+        &self,
+        clock: Clock,
+        deadline: Duration,
+        ended: impl Fn() -> bool,
+    ) -> Option<Arc<Step>> {
+        self.meeting.meet(deadline, ended, || self.read(clock))
+    }
+
+    fn read(&self, clock: Clock) -> Step {
+        let _span = tracing::trace_span!("read activities").entered();
+        // SAFETY: the library is there. Everything of this world has run, so no record of it is cut short.
+        let _ = unsafe { sys::cuptiActivityFlushAll(FORCED) };
+        let mut records = Vec::new();
+        for mut buffer in self.claim.filled() {
+            let (begin, bytes) = buffer.records();
+            let mut record = null_mut();
+            // SAFETY: the buffer is one that CUPTI gave back, with so many bytes of records; a record it names lies in it.
+            unsafe {
+                while sys::cuptiActivityGetNextRecord(begin, bytes, &raw mut record).result().is_ok() {
+                    records.extend(Record::read(record.cast()));
+                }
+            }
+        }
+        let nodes = lock(&self.nodes);
+        let attributed = Attributed::of(&records, &nodes);
+        tracing::trace!(
+            records = records.len(),
+            nodes = nodes.len(),
+            of_nobody = attributed.of_nobody,
+            unfinished = attributed.unfinished,
+            "activities"
+        );
+        drop(nodes);
+        let samples: Vec<_> = (0..SAMPLES).filter_map(|_| sample(clock)).collect();
+        Step { attributed, ahead: ahead(&samples) }
+    }
+}
+
+/// Returns records that are incomplete too.
+const FORCED: u32 = 1;
+
+/// The world's clock, CUPTI's, and the world's again.
+fn sample(clock: Clock) -> Option<(u64, u64, u64)> {
+    let mut theirs = 0;
+    let before = clock.now();
+    // SAFETY: the library is there, and `theirs` outlives the call.
+    unsafe { sys::cuptiGetTimestamp(&raw mut theirs) }.result().ok()?;
+    Some((before, theirs, clock.now()))
+}
+
+/// The number that CUPTI gives a node.
+fn id(node: CUgraphNode) -> Result<u64, CuptiError> {
+    let mut id = 0;
+    // SAFETY: the node is one of a graph that is alive, and `id` outlives the call.
+    unsafe { sys::cuptiGetGraphNodeId(node, &raw mut id) }.result().map(|()| id)
+}
+
+/// A subscription: a process has one, so another profiler is noticed; and it tells of clones. At its end all activities are off.
+#[derive(Debug)]
+struct Subscriber {
+    handle: sys::CUpti_SubscriberHandle,
+}
+
+// SAFETY: the handle is a name; CUPTI's calls on it are thread safe.
+unsafe impl Send for Subscriber {}
+// SAFETY: as above.
+unsafe impl Sync for Subscriber {}
+
+impl Subscriber {
+    fn new(nodes: &Mutex<HashMap<u64, Place>>) -> Result<Self, CudaFailure> {
+        let mut handle = null_mut();
+        let told = (&raw const *nodes).cast_mut().cast::<c_void>();
+        // SAFETY: `cloned` takes `told` for what it is, and it outlives the subscription: its owner ends that first.
+        unsafe { sys::cuptiSubscribe(&raw mut handle, Some(cloned), told) }
+            .result()
+            .map_err(CudaFailure::profiler("cuptiSubscribe"))?;
+        let subscriber = Self { handle };
+        let domain = sys::CUpti_CallbackDomain::CUPTI_CB_DOMAIN_RESOURCE;
+        // SAFETY: the handle was just made.
+        unsafe { sys::cuptiEnableCallback(1, handle, domain, CLONED) }
+            .result()
+            .map_err(CudaFailure::profiler("cuptiEnableCallback"))?;
+        Ok(subscriber)
+    }
+}
+
+impl Drop for Subscriber {
+    fn drop(&mut self) {
+        for kind in KINDS {
+            // SAFETY: the library is there.
+            let _ = unsafe { sys::cuptiActivityDisable(kind) };
+        }
+        // SAFETY: subscribed once in `new`, unsubscribed once here; flushing takes back what buffers are out.
+        unsafe {
+            let _ = sys::cuptiActivityFlushAll(FORCED);
+            let _ = sys::cuptiUnsubscribe(self.handle);
+        }
+    }
+}
+
+/// A node of a recording was cloned.
+const CLONED: u32 = sys::CUpti_CallbackIdResource::CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED as u32;
+
+/// Notes that a clone stands for what its original does.
+///
+/// # Safety
+/// For CUPTI alone: `told` is the map of the subscription, and `data` what belongs to the callback.
+unsafe extern "C" fn cloned(
+    told: *mut c_void,
+    domain: sys::CUpti_CallbackDomain,
+    callback: sys::CUpti_CallbackId,
+    data: *const c_void,
+) {
+    if domain != sys::CUpti_CallbackDomain::CUPTI_CB_DOMAIN_RESOURCE || callback != CLONED || data.is_null() {
+        return;
+    }
+    // SAFETY: for this callback CUPTI passes these two, one inside of the other, alive during the call.
+    let (nodes, graph) = unsafe {
+        let resource = &*data.cast::<sys::CUpti_ResourceData>();
+        let graph = resource.resourceDescriptor.cast::<sys::CUpti_GraphData>();
+        (&*told.cast::<Mutex<HashMap<u64, Place>>>(), graph.as_ref())
+    };
+    let Some(graph) = graph else { return };
+    if let (Ok(original), Ok(clone)) = (id(graph.originalNode), id(graph.node)) {
+        let mut nodes = lock(nodes);
+        if let Some(place) = nodes.get(&original).copied() {
+            nodes.insert(clone, place);
+        }
+    }
+}
