@@ -1,7 +1,8 @@
 //! The actor of transposed copies.
 //!
-//! Law: it owns every columnwise copy that the step derives, and derives each once; and it makes gathered planes whole on
-//! its lane, where a copy is the first to read them. When a copy is made and dropped is the plan's decision.
+//! Law: it owns every columnwise copy that the step derives, and derives each once; and what else is made of gathered planes on its lane is its own too: they are
+//! made whole where a copy is the first to read them, and both this and values for dense uses where the plan derives ahead. When something is made and
+//! dropped is the plan's decision.
 
 use super::{Actor, Context, Ready, out_of_turn};
 use crate::backend::Backend;
@@ -33,7 +34,9 @@ impl<B: Backend> Actor<B> for TransposeActor {
 
     fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), FlowError> {
         let task = ready.task();
-        if !matches!(context.issuer.plan().task(task).op, Op::Transpose { .. } | Op::Assemble { .. }) {
+        let derives =
+            |op: &Op| matches!(op, Op::Transpose { .. } | Op::Assemble { .. } | Op::Dequantize { .. });
+        if !derives(&context.issuer.plan().task(task).op) {
             return Err(out_of_turn(context, self.rank, task));
         }
         context.issue(ready).map(|_| ())

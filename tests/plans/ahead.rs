@@ -1,5 +1,6 @@
 //! `derive_ahead`: what a call reads of gathered planes is made beside the call before it.
 
+use warpweft::actor::{ActorKind, Roster};
 use warpweft::format::Format;
 use warpweft::id::SlotId;
 use warpweft::layout::LaneKind;
@@ -59,6 +60,21 @@ fn what_a_call_reads_is_made_on_the_quantize_lane_beside_the_call_before() {
             assert!(beside.iter().all(|calls| *calls == 0), "{format}, depth {depth}: {beside:?}");
             assert_eq!(beside.len(), between.len(), "{format}, depth {depth}");
         }
+    }
+}
+
+/// The law of the roster, of those whose tasks are moved: an actor waits for the turns of one lane.
+#[test]
+fn whoever_owns_what_is_made_ahead_has_tasks_of_one_lane() {
+    let plan = plan(Format::NVFP4_2D, 2, None, true);
+    let roster = Roster::new(&plan);
+    for (kind, lane) in [(ActorKind::Compute, LaneKind::Compute), (ActorKind::Transpose, LaneKind::Quantize)]
+    {
+        let own = (plan.tasks.iter().zip(&roster.owners))
+            .filter(|(_, owner)| roster.actors[owner.index()] == kind)
+            .map(|(task, _)| plan.lanes[task.lane.index()].kind);
+        let own: Vec<LaneKind> = own.collect();
+        assert!(!own.is_empty() && own.iter().all(|of| *of == lane), "{kind:?}: {own:?}");
     }
 }
 
