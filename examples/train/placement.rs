@@ -51,6 +51,7 @@ pub(crate) enum Placement {
 
 impl Placement {
     /// Number of ranks of this process.
+    #[cfg(feature = "cuda")]
     pub(crate) fn ranks(&self) -> u32 {
         match self {
             Self::Cpu { ranks, .. } => *ranks,

@@ -36,6 +36,7 @@ pub(crate) struct Job<'a> {
 pub(crate) async fn start(
     job: Job<'_>,
     placement: &Placement,
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "processes meet on GPUs"))]
     process: Option<&ProcessEnvironment>,
 ) -> Result<Session, Box<dyn Error>> {
     let (config, declared) = (job.config.clone(), job.declared.clone());
