@@ -16,7 +16,7 @@ use crate::plan::StepPlan;
 pub enum ActorKind {
     /// The compute lane.
     Compute,
-    /// Transposed copies, and planes made whole for them.
+    /// What is derived of gathered planes on the quantize lane.
     Transpose,
     /// The verdict over the step.
     Verdict,
@@ -90,7 +90,7 @@ fn owner(plan: &StepPlan, op: &Op, lane: LaneKind) -> ActorKind {
     let bucket_of = |weight: WeightId| ActorKind::Bucket(plan.weights.layout(weight).bucket);
     match op {
         Op::Transpose { .. } => ActorKind::Transpose,
-        Op::Assemble { .. } => match lane {
+        Op::Assemble { .. } | Op::Dequantize { .. } => match lane {
             LaneKind::Compute => ActorKind::Compute,
             LaneKind::Quantize | LaneKind::Sum | LaneKind::Communicator(_) => ActorKind::Transpose,
         },
@@ -117,10 +117,8 @@ fn owner(plan: &StepPlan, op: &Op, lane: LaneKind) -> ActorKind {
             LaneKind::Communicator(comm) => ActorKind::Communicator(comm),
             LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum => ActorKind::Verdict,
         },
-        Op::Copy { .. }
-        | Op::ClearFault { .. }
-        | Op::ZeroPadding { .. }
-        | Op::Compute { .. }
-        | Op::Dequantize { .. } => ActorKind::Compute,
+        Op::Copy { .. } | Op::ClearFault { .. } | Op::ZeroPadding { .. } | Op::Compute { .. } => {
+            ActorKind::Compute
+        }
     }
 }
