@@ -1,6 +1,7 @@
 //! Plans as data: what the passes place where.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod ahead;
 mod replicas;
 mod states;
 
