@@ -21,6 +21,7 @@ macro_rules! bodies {
 pub(crate) mod collectives;
 pub(crate) mod conformance;
 pub(crate) mod delayed;
+pub(crate) mod experts;
 pub(crate) mod harness;
 pub(crate) mod ops;
 pub(crate) mod optimizer;

@@ -1,9 +1,4 @@
 //! EX-1 of whole sessions: steps of every format, recorded whole and in segments, are the steps that are issued.
-//!
-//! Blocks of experts, a block of each format, one behind the other: every expert has tokens of its own, its block is a group that
-//! is gathered and reduced as one. Outputs that a block gave in forward are computed again in backward, and a step has two micro-batches.
-//! The loss is half the squared length of what the last block gives, so its gradient is that, and the products are all
-//! that a device brings: `crate::products`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -11,144 +6,24 @@ use std::sync::{Arc, Mutex};
 use half::bf16;
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config, Scaling};
-use warpweft::format::{ElementType, Format, Orientation, Shape};
-use warpweft::id::{BufferId, CallId, MicroBatchId, RankId, WeightId};
-use warpweft::model::{BufferSpec, Call, Lifetime, Model, Phase, ProgramBuilder, Role, StepProgram};
+use warpweft::id::{CallId, MicroBatchId, RankId};
+use warpweft::model::Call;
 use warpweft::op::Op;
 use warpweft::plan::StepPlan;
 use warpweft::session::{Checkpoint, Session};
 
+use super::experts::{Declared, ELEMENTS, EXPERTS, MICRO_BATCHES, declare, formats, initial};
 use super::harness::{noise, within_limit};
 use crate::device::most_recorded_ranks;
-use crate::products::{Layers, Surface, form, settled, start, turned};
+use crate::products::{Layers, Surface, settled, start};
 
-/// Of every expert.
-pub(crate) const WEIGHT: Shape = Shape::new(256, 256);
-/// Of every expert and micro-batch.
-pub(crate) const TOKENS: usize = 16;
-
-const EXPERTS: usize = 2;
-const MICRO_BATCHES: usize = 2;
 const STEPS: u32 = 6;
-const ELEMENTS: usize = TOKENS * WEIGHT.cols;
-
-/// A product of one expert. Matrices of tokens are bf16, a token a row; dW is f32.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Product {
-    /// y = x Wᵀ.
-    Forward { weight: WeightId, x: BufferId, y: BufferId },
-    /// dx = dy W, and dW = dyᵀ x.
-    Backward { weight: WeightId, x: BufferId, dy: BufferId, dx: BufferId },
-}
 
 /// Where a product found its weight, and where it wrote y or dW.
 pub(crate) type Addresses = [u64; 2];
 
 /// By rank, micro-batch, call and expert. A replay that runs no closures adds nothing, and uses what the recording was given.
 type Seen = Arc<Mutex<BTreeMap<(RankId, MicroBatchId, CallId, usize), BTreeSet<Addresses>>>>;
-
-/// A program, and by the name of a call the block it belongs to and what it computes.
-struct Declared {
-    program: StepProgram,
-    products: BTreeMap<String, (usize, Vec<Product>)>,
-}
-
-/// Every format of weights; a block's number is that of its format.
-fn formats() -> Vec<Format> {
-    Format::CANONICAL.into_iter().filter(|format| format.check_weight().is_ok()).collect()
-}
-
-/// Buffers of bf16, one for each expert.
-fn per_expert(name: &str, role: Role, program: &mut ProgramBuilder) -> Vec<BufferId> {
-    let spec = |expert| BufferSpec {
-        name: format!("{name} {expert}"),
-        elements: ELEMENTS,
-        element: ElementType::Bf16,
-        role,
-        lifetime: Lifetime::Step,
-    };
-    (0..EXPERTS).map(|expert| program.buffer(spec(expert)).unwrap()).collect()
-}
-
-fn declare(dynamic: &[&str]) -> Declared {
-    let formats = formats();
-    let mut model = Model::builder();
-    let blocks: Vec<Vec<WeightId>> = formats
-        .iter()
-        .map(|format| {
-            let name = |expert| format!("{format} {expert}");
-            let sharded = |expert| model.sharded(&name(expert), WEIGHT.rows, WEIGHT.cols, *format).unwrap();
-            let experts: Vec<WeightId> = (0..EXPERTS).map(sharded).collect();
-            model.group(&format.to_string(), &experts).unwrap();
-            experts
-        })
-        .collect();
-    let mut program = StepProgram::builder("train", &model.build());
-    program.micro_batches(MICRO_BATCHES as u32).unwrap();
-    let last = blocks.len() - 1;
-    let mut x = vec![per_expert("input", Role::Input, &mut program)];
-    x.extend((1..=last).map(|block| per_expert(&format!("x{block}"), Role::Internal, &mut program)));
-    x.push(per_expert("output", Role::Output, &mut program));
-    let gradients =
-        ["even gradient", "odd gradient"].map(|name| per_expert(name, Role::Internal, &mut program));
-    let mut products = BTreeMap::new();
-    let mut call = |name: String, phase, block: usize, orientation, computed: Vec<Product>| {
-        let mut call = program.call(&name, phase);
-        if dynamic.contains(&name.as_str()) {
-            call = call.dynamic();
-        }
-        for product in &computed {
-            call = match *product {
-                Product::Forward { weight, x, y } => {
-                    call.uses(weight, orientation, form(formats[block])).reads(x).writes(y)
-                }
-                Product::Backward { weight, x, dy, dx } => call
-                    .uses(weight, orientation, form(formats[block]))
-                    .reads(x)
-                    .reads(dy)
-                    .writes(dx)
-                    .gradient(weight),
-            };
-        }
-        call.add().unwrap();
-        products.insert(name, (block, computed));
-    };
-    let forward = |block: usize| -> Vec<Product> {
-        let of = |expert| Product::Forward {
-            weight: blocks[block][expert],
-            x: x[block][expert],
-            y: x[block + 1][expert],
-        };
-        (0..EXPERTS).map(of).collect()
-    };
-    for block in 0..=last {
-        call(format!("f{block}"), Phase::Forward, block, Orientation::Rowwise, forward(block));
-    }
-    for block in (0..=last).rev() {
-        if block > 0 {
-            let again = format!("f{} again", block - 1);
-            call(again, Phase::Backward, block - 1, Orientation::Rowwise, forward(block - 1));
-        }
-        let above = if block == last { &x[block + 1] } else { &gradients[(block + 1) % 2] };
-        let of = |expert| Product::Backward {
-            weight: blocks[block][expert],
-            x: x[block][expert],
-            dy: above[expert],
-            dx: gradients[block % 2][expert],
-        };
-        let computed = (0..EXPERTS).map(of).collect();
-        call(format!("b{block}"), Phase::Backward, block, turned(formats[block]), computed);
-    }
-    Declared { program: program.build_training().unwrap(), products }
-}
-
-/// Masters under which activations neither grow nor vanish from block to block.
-fn initial(name: &str, first_row: usize, cols: usize, rows: &mut [f32]) {
-    let seed = name.bytes().fold(7u32, |seed, byte| seed.wrapping_mul(31).wrapping_add(u32::from(byte)));
-    let all = noise(WEIGHT.elements(), seed);
-    let own = &all[first_row * cols..][..rows.len()];
-    rows.iter_mut().zip(own).for_each(|(to, from)| *to = 0.108 * from);
-}
 
 /// What came of some steps.
 struct Trained {
@@ -243,7 +118,7 @@ fn assert_one_gather_a_group_one_block_ahead(plan: &StepPlan, ranks: u32) {
     }
 }
 
-/// Half the squared length of the outputs of the first or the last step.
+/// Half the squared length of these outputs.
 fn loss(outputs: &[Vec<bf16>]) -> f64 {
     outputs.iter().flatten().map(|value| f64::from(value.to_f32()).powi(2) / 2.0).sum()
 }

@@ -9,7 +9,8 @@ use warpweft::id::RankId;
 use warpweft::model::Form;
 use warpweft::session::{Session, SessionBuilder};
 
-use crate::bodies::recorded::{Addresses, Product, WEIGHT};
+use crate::bodies::experts::{Product, WEIGHT};
+use crate::bodies::recorded::Addresses;
 
 pub(crate) type Surface = CpuSurface;
 

@@ -10,7 +10,8 @@ use warpweft::linear::{Backward, Device, Linear, LinearError, LinearSpec, Output
 use warpweft::model::Form;
 use warpweft::session::{Session, SessionBuilder};
 
-use crate::bodies::recorded::{Addresses, Product, TOKENS, WEIGHT};
+use crate::bodies::experts::{Product, TOKENS, WEIGHT};
+use crate::bodies::recorded::Addresses;
 use crate::device::{Way, way};
 
 pub(crate) type Surface = CudaSurface;
@@ -37,7 +38,7 @@ pub(crate) fn settled(config: Config) -> Config {
         Way::Kernels => (Transport::Peer, u64::from(u32::MAX)),
         Way::Nccl => (Transport::Nccl, 0),
     };
-    Config { transport, kernel_exchange: Some(ByteSize::new(kernel_bytes)), deadline_s: 8.0, ..config }
+    Config { transport, kernel_exchange: Some(ByteSize::new(kernel_bytes)), ..config }
 }
 
 pub(crate) async fn start(builder: SessionBuilder<CudaSurface>, ranks: u32) -> Session {
