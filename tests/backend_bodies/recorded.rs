@@ -82,6 +82,7 @@ async fn trained(scaling: Scaling, capture: Capture, dynamic: &[&str]) -> Traine
     }
     assert!(Arc::ptr_eq(&plan, session.plan("train").unwrap()), "one plan from the first step to the last");
     let checkpoint = session.export().await.unwrap();
+    assert_eq!(checkpoint.optimizer_step, STEPS, "no step was skipped");
     session.close().await.unwrap();
     let seen = seen.lock().unwrap();
     assert_eq!(seen.len(), plan.calls.len() * EXPERTS * ranks as usize, "every call has run on every rank");
