@@ -16,7 +16,7 @@ use crate::plan::StepPlan;
 pub enum ActorKind {
     /// The compute lane.
     Compute,
-    /// Transposed copies, and what else is made of gathered planes beside calls.
+    /// What is derived of gathered planes on the quantize lane.
     Transpose,
     /// The verdict over the step.
     Verdict,

@@ -1,8 +1,7 @@
-//! The actor of transposed copies.
+//! The actor of what is derived of gathered planes on the quantize lane.
 //!
-//! Law: it owns every columnwise copy that the step derives, and derives each once; and what else is made of gathered planes on its lane is its own too: they are
-//! made whole where a copy is the first to read them, and both this and values for dense uses where the plan derives ahead. When something is made and
-//! dropped is the plan's decision.
+//! Law: it owns every columnwise copy that the step derives, dense copies that are made ahead of their calls, and gathered planes that are made whole on
+//! its lane; each once. When a copy is made and dropped is the plan's decision.
 
 use super::{Actor, Context, Ready, out_of_turn};
 use crate::backend::Backend;

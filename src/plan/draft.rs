@@ -41,7 +41,7 @@ pub(super) enum Section {
     Gathers,
     /// Columnwise planes made at this stage.
     Transposes,
-    /// Dense copies for this stage's call.
+    /// Dense copies for this stage's call, or ahead for the next one.
     Dequantize,
     /// The call.
     Compute,

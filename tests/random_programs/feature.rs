@@ -42,6 +42,8 @@ pub(crate) fn features() -> Vec<Feature> {
     });
     add("planes made whole for a transposition", |_, plan| is_assembled(plan, false));
     add("planes made whole for a call", |_, plan| is_assembled(plan, true));
+    add("dense values derived on the call's lane", |_, plan| is_dequantized(plan, true));
+    add("dense values derived ahead of a call", |_, plan| is_dequantized(plan, false));
     add("a reduction of several weights", |_, plan| {
         let several = |op: &Op| match op {
             Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } => parts.len() > 1,
@@ -189,6 +191,12 @@ pub(crate) fn features() -> Vec<Feature> {
 fn is_assembled(plan: &StepPlan, computes: bool) -> bool {
     let mut assembles = plan.tasks.iter().filter(|task| matches!(task.op, Op::Assemble { .. }));
     assembles.any(|task| (task.lane == plan.compute_lane()) == computes)
+}
+
+/// Are dense values made on the compute lane, or on another one?
+fn is_dequantized(plan: &StepPlan, computes: bool) -> bool {
+    let mut dequantized = plan.tasks.iter().filter(|task| matches!(task.op, Op::Dequantize { .. }));
+    dequantized.any(|task| (task.lane == plan.compute_lane()) == computes)
 }
 
 /// Does a call of this phase use exactly what an earlier one, forward, uses?

@@ -98,6 +98,33 @@ fn one_communicator_or_two_kept_or_gathered_again_give_the_same_losses() {
     });
 }
 
+/// EX-1: where what a call reads is made changes when it is made, and no bit of it.
+#[test]
+fn what_calls_read_derived_ahead_gives_the_same_losses_issued_and_recorded_whole_and_in_chunks() {
+    use warpweft::config::ByteSize;
+    use warpweft::op::Op;
+    within_a_minute(async {
+        for format in [Format::Bf16, Format::NVFP4_2D] {
+            let reference = run(format, 4, config(0, Capture::Off, true), 4).await;
+            for (depth, chunk) in [(1, None), (2, None), (2, Some(1024))] {
+                for capture in [Capture::Off, Capture::Step] {
+                    let mut config = Config { derive_ahead: true, ..config(depth, capture, true) };
+                    config.prefetch.chunk = chunk.map(ByteSize::new);
+                    let mut session = Trainer::new(3, format).start(config, 4).await.unwrap();
+                    let plan = session.plan("train").unwrap();
+                    let calls =
+                        plan.tasks.iter().find(|task| matches!(task.op, Op::Compute { .. })).unwrap().lane;
+                    let derives = |op: &Op| matches!(op, Op::Assemble { .. } | Op::Dequantize { .. });
+                    assert!(plan.tasks.iter().all(|task| task.lane != calls || !derives(&task.op)));
+                    let found = losses(&mut session, 4, 0..4).await;
+                    assert_eq!(found, reference, "{format}, depth {depth}, chunk {chunk:?}, {capture:?}");
+                    session.close().await.unwrap();
+                }
+            }
+        }
+    });
+}
+
 /// FO-3: 96 rows are six tiles, two for each of four ranks, so the last owns nothing and still joins.
 #[test]
 fn quantized_bytes_from_the_same_masters_are_identical_for_any_number_of_ranks() {

@@ -12,6 +12,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use super::context::Context;
 use super::failure::CudaFailure;
@@ -236,6 +237,15 @@ impl World {
     /// Poisons the world, unless it is, and returns the error that every wait ends in from now on.
     pub(super) fn poison(&self, reason: impl AsRef<str>) -> BackendError {
         BackendError::Poisoned { reason: self.rendezvous.end(reason.as_ref()) }
+    }
+
+    /// Waits until the world has ended, `patience` at most.
+    pub(super) fn await_end(&self, patience: Duration) {
+        const PAUSE: Duration = Duration::from_millis(2);
+        let begun = Instant::now();
+        while self.rendezvous.ended().is_none() && begun.elapsed() < patience {
+            std::thread::sleep(PAUSE);
+        }
     }
 
     /// [`BackendError::Poisoned`] if the world is poisoned.

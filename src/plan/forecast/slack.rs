@@ -2,7 +2,7 @@
 //!
 //! Law: the slack of a gather is the time from the moment in which its planes are ready to that in which the first call that
 //! reads them could begin without them: when the call's lane is free and all else it waits for is over. Planes that another
-//! lane assembles or transposes first are ready when that is done. Below zero, the call is held up by so much.
+//! lane assembles, transposes or dequantizes first are ready when that is done. Below zero, the call is held up by so much.
 
 use super::Span;
 use crate::id::{SlotId, TaskId};
