@@ -16,7 +16,7 @@ use crate::plan::StepPlan;
 pub enum ActorKind {
     /// The compute lane.
     Compute,
-    /// Transposed copies, and planes made whole for them.
+    /// Transposed copies, and on their lane planes made whole and dense values.
     Transpose,
     /// The verdict over the step.
     Verdict,
@@ -90,7 +90,8 @@ fn owner(plan: &StepPlan, op: &Op, lane: LaneKind) -> ActorKind {
     let bucket_of = |weight: WeightId| ActorKind::Bucket(plan.weights.layout(weight).bucket);
     match op {
         Op::Transpose { .. } => ActorKind::Transpose,
-        Op::Assemble { .. } => match lane {
+        // What calls read: on their lane right before them, or ahead of them on that of the copies.
+        Op::Assemble { .. } | Op::Dequantize { .. } => match lane {
             LaneKind::Compute => ActorKind::Compute,
             LaneKind::Quantize | LaneKind::Sum | LaneKind::Communicator(_) => ActorKind::Transpose,
         },
@@ -117,10 +118,8 @@ fn owner(plan: &StepPlan, op: &Op, lane: LaneKind) -> ActorKind {
             LaneKind::Communicator(comm) => ActorKind::Communicator(comm),
             LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum => ActorKind::Verdict,
         },
-        Op::Copy { .. }
-        | Op::ClearFault { .. }
-        | Op::ZeroPadding { .. }
-        | Op::Compute { .. }
-        | Op::Dequantize { .. } => ActorKind::Compute,
+        Op::Copy { .. } | Op::ClearFault { .. } | Op::ZeroPadding { .. } | Op::Compute { .. } => {
+            ActorKind::Compute
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The actor of transposed copies.
 //!
-//! Law: it owns every columnwise copy that the step derives, and derives each once; and it makes gathered planes whole on
-//! its lane, where a copy is the first to read them. When a copy is made and dropped is the plan's decision.
+//! Law: it owns every columnwise copy that the step derives, and derives each once; and on its lane it makes gathered planes whole, where a copy is the
+//! first to read them, and both planes and dense values, where they are made ahead of a call. When a copy is made and dropped is the plan's decision.
 
 use super::{Actor, Context, Ready, out_of_turn};
 use crate::backend::Backend;
@@ -33,7 +33,8 @@ impl<B: Backend> Actor<B> for TransposeActor {
 
     fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), FlowError> {
         let task = ready.task();
-        if !matches!(context.issuer.plan().task(task).op, Op::Transpose { .. } | Op::Assemble { .. }) {
+        let op = &context.issuer.plan().task(task).op;
+        if !matches!(op, Op::Transpose { .. } | Op::Assemble { .. } | Op::Dequantize { .. }) {
             return Err(out_of_turn(context, self.rank, task));
         }
         context.issue(ready).map(|_| ())
