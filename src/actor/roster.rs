@@ -1,7 +1,8 @@
 //! Who owns which task.
 //!
 //! Law: a pure function of the plan. Every task has exactly one owner, and every owner's tasks run
-//! on one lane.
+//! on one lane; but for a bucket's, which run on that of sums first and behind the last of them on that of the weights. So an
+//! owner's head never holds back a task of another lane that may go first (**AC-2**; pieces of a step keep each lane's order and no other).
 
 use super::{Actor, BucketActor, CollectiveActor, ComputeActor, TransposeActor, VerdictActor, Worklist};
 use crate::backend::Backend;

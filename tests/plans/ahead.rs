@@ -87,6 +87,24 @@ fn planes_are_made_whole_once_and_behind_their_last_chunk_ahead_too() {
     }
 }
 
+/// AC-2. Where pieces of a step move a lane's tasks, they move an owner's whole list with it or none of it.
+#[test]
+fn every_owner_s_tasks_are_on_one_lane_ahead_too() {
+    use warpweft::actor::{ActorKind, Roster};
+    for format in READ {
+        for ahead in [false, true] {
+            let plan = built(format, ahead, (2, None));
+            let roster = Roster::new(&plan);
+            for (actor, kind) in roster.actors.iter().enumerate() {
+                let of = plan.tasks.iter().zip(&roster.owners).filter(|(_, owner)| owner.index() == actor);
+                let mut lanes: Vec<_> = of.map(|(task, _)| task.lane).collect();
+                lanes.dedup();
+                assert!(lanes.len() == 1 || matches!(kind, ActorKind::Bucket(_)), "{kind:?} on {lanes:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn gathers_on_demand_leave_no_time_to_derive_ahead_so_their_plan_stays_as_it_was() {
     for format in READ {
