@@ -54,6 +54,22 @@ fn issued_whole_and_segmented_steps_give_the_same_losses_and_weights() {
     });
 }
 
+/// AC-2, PL-7. What is made ahead of a recorded call stands before a dynamic one in T and is moved over it: whoever issues it must not hold the dynamic one back.
+#[test]
+fn what_is_derived_ahead_over_a_dynamic_call_does_not_hold_it_back() {
+    within_a_minute(async {
+        let whole = trainer(&[], 1, Format::NVFP4_2D);
+        let expected = run(&whole, config(1, Capture::Off), 3).await;
+        for dynamic in DYNAMIC {
+            for depth in [1, 2] {
+                let ahead = Config { derive_ahead: true, ..config(depth, Capture::Segments) };
+                let found = run(&trainer(dynamic, 1, Format::NVFP4_2D), ahead, 3).await;
+                assert_eq!(found, expected, "{dynamic:?}, depth {depth}");
+            }
+        }
+    });
+}
+
 /// Not checked, so that only the backend's own boundaries order what they must.
 #[test]
 fn unchecked_segments_give_the_same_bits_over_many_steps() {

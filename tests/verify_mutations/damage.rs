@@ -184,8 +184,11 @@ impl Edit {
                 change_phase(&mut plan, task, draw)?;
             }
             Self::ChangeSubject => {
-                let task = draw.below(plan.tasks.len());
-                change_subject(&mut plan, task, draw)?;
+                // Few tasks have another subject that fits, so several are tried.
+                (0..16).find(|_| {
+                    let task = draw.below(plan.tasks.len());
+                    change_subject(&mut plan, task, draw).is_some() && plan != *original
+                })?;
             }
             Self::ChangeVersion => {
                 let shifted = |version: Version| {

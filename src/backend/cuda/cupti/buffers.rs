@@ -6,7 +6,7 @@
 //!
 //! Laws:
 //! - **CU-3** there is one [`Claim`] at a time.
-//! - What CUPTI was given it gives back, and that frees it: at the latest when the claim ends.
+//! - What CUPTI was given it gives back, and that frees it: at the latest when the claim ends, or as it comes where that has ended.
 //! - The functions that CUPTI calls do next to nothing: they allocate, and they put away. Records are read by the owner.
 
 use std::sync::Mutex;
@@ -39,7 +39,8 @@ impl Claim {
     /// The right to use CUPTI, unless somebody has it.
     pub(super) fn make() -> Option<Self> {
         let free = TAKEN.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        free.then_some(Self(()))
+        // Made only if it is one: the end of a claim frees the right.
+        free.then(|| Self(()))
     }
 
     /// What CUPTI gave back since this was asked last.
@@ -93,7 +94,8 @@ pub(super) unsafe extern "C" fn completed(
     }
     // SAFETY: the buffer was made of a box of so many words, which was given away, and is given back once.
     let words = unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(buffer.cast::<u64>(), WORDS)) };
-    if valid > 0 {
+    // What comes late is read by nobody.
+    if valid > 0 && TAKEN.load(Ordering::SeqCst) {
         lock(&FILLED).push(Filled { words, valid });
     }
 }
@@ -108,7 +110,8 @@ mod tests {
     #[test]
     fn cu3_one_owner_at_a_time_gets_what_comes_back_and_leaves_nothing_to_the_next() {
         let claim = Claim::make().unwrap();
-        assert!(Claim::make().is_none());
+        // Nor is it lost by being asked for.
+        assert!(Claim::make().is_none() && Claim::make().is_none());
         let (mut buffer, mut bytes, mut records) = (std::ptr::null_mut(), 0, 9);
         for valid in [0, 48] {
             // SAFETY: in CUPTI's place: what was asked for is given back, once.
@@ -129,6 +132,11 @@ mod tests {
             completed(std::ptr::null_mut(), 0, buffer, bytes, 48);
         }
         drop(claim);
+        // SAFETY: as above.
+        unsafe {
+            requested(&raw mut buffer, &raw mut bytes, &raw mut records);
+            completed(std::ptr::null_mut(), 0, buffer, bytes, 48);
+        }
         let next = Claim::make().unwrap();
         assert!(next.filled().is_empty());
     }

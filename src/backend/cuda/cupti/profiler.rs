@@ -2,6 +2,8 @@
 //!
 //! Laws:
 //! - What was turned on is turned off, in whatever order making it failed or it is dropped.
+//! - What CUPTI was told of lives as long as the process: nothing says that a thread is not inside of a callback any more when the subscription ends.
+//!   It is a few words for each world that had CUPTI, emptied at the end.
 //! - **CU-1** a node of a launched graph is a clone of the node that was recorded; CUPTI says so while the graph is made ready, and both
 //!   stand for the same task.
 
@@ -63,16 +65,17 @@ const SAMPLES: usize = 8;
 /// CUPTI, as one world of this process has it.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct Profiler {
-    /// Before the nodes, which it tells CUPTI of.
     #[expect(dead_code, reason = "held, not read")]
     subscriber: Subscriber,
-    /// The tasks of all nodes of recordings; boxed, because CUPTI knows its address.
-    nodes: Box<Mutex<HashMap<u64, Place>>>,
+    nodes: &'static Nodes,
     books: AtomicU32,
     meeting: Meeting<Step>,
     /// Ended behind everything else.
     claim: Claim,
 }
+
+/// The tasks of all nodes of recordings.
+type Nodes = Mutex<HashMap<u64, Place>>;
 
 /// What all ranks of this process did in a step.
 #[derive(Debug)]
@@ -92,8 +95,8 @@ impl Profiler {
         Library::Profiler.open()?;
         let taken = || CudaFailure::Refused("another session of this process has CUPTI".to_owned());
         let claim = Claim::make().ok_or_else(taken)?;
-        let nodes = Box::<Mutex<HashMap<u64, Place>>>::default();
-        let subscriber = Subscriber::new(&nodes)?;
+        let nodes: &'static Nodes = Box::leak(Box::default());
+        let subscriber = Subscriber::new(nodes)?;
         // SAFETY: both functions keep what CUPTI asks of them.
         unsafe { sys::cuptiActivityRegisterCallbacks(Some(requested), Some(completed)) }
             .result()
@@ -121,14 +124,14 @@ impl Profiler {
     pub(super) fn note(&self, nodes: &[CUgraphNode], place: Place) -> Result<(), CudaFailure> {
         for node in nodes {
             let id = id(*node).map_err(CudaFailure::profiler("cuptiGetGraphNodeId"))?;
-            lock(&self.nodes).insert(id, place);
+            lock(self.nodes).insert(id, place);
         }
         Ok(())
     }
 
     /// Forgets the nodes of a bound plan.
     pub(super) fn forget(&self, book: u32) {
-        lock(&self.nodes).retain(|_, place| place.book != book);
+        lock(self.nodes).retain(|_, place| place.book != book);
     }
 
     /// Runs `work`; what it enqueues from this thread is told to be of `place`.
@@ -169,7 +172,7 @@ impl Profiler {
                 }
             }
         }
-        let nodes = lock(&self.nodes);
+        let nodes = lock(self.nodes);
         let attributed = Attributed::of(&records, &nodes);
         tracing::trace!(
             records = records.len(),
@@ -207,6 +210,7 @@ fn id(node: CUgraphNode) -> Result<u64, CuptiError> {
 #[derive(Debug)]
 struct Subscriber {
     handle: sys::CUpti_SubscriberHandle,
+    nodes: &'static Nodes,
 }
 
 // SAFETY: the handle is a name; CUPTI's calls on it are thread safe.
@@ -215,14 +219,14 @@ unsafe impl Send for Subscriber {}
 unsafe impl Sync for Subscriber {}
 
 impl Subscriber {
-    fn new(nodes: &Mutex<HashMap<u64, Place>>) -> Result<Self, CudaFailure> {
+    fn new(nodes: &'static Nodes) -> Result<Self, CudaFailure> {
         let mut handle = null_mut();
         let told = (&raw const *nodes).cast_mut().cast::<c_void>();
-        // SAFETY: `cloned` takes `told` for what it is, and it outlives the subscription: its owner ends that first.
+        // SAFETY: `cloned` takes `told` for what it is, and it is never freed.
         unsafe { sys::cuptiSubscribe(&raw mut handle, Some(cloned), told) }
             .result()
             .map_err(CudaFailure::profiler("cuptiSubscribe"))?;
-        let subscriber = Self { handle };
+        let subscriber = Self { handle, nodes };
         let domain = sys::CUpti_CallbackDomain::CUPTI_CB_DOMAIN_RESOURCE;
         // SAFETY: the handle was just made.
         unsafe { sys::cuptiEnableCallback(1, handle, domain, CLONED) }
@@ -243,6 +247,7 @@ impl Drop for Subscriber {
             let _ = sys::cuptiActivityFlushAll(FORCED);
             let _ = sys::cuptiUnsubscribe(self.handle);
         }
+        *lock(self.nodes) = HashMap::new();
     }
 }
 
@@ -252,7 +257,8 @@ const CLONED: u32 = sys::CUpti_CallbackIdResource::CUPTI_CBID_RESOURCE_GRAPHNODE
 /// Notes that a clone stands for what its original does.
 ///
 /// # Safety
-/// For CUPTI alone: `told` is the map of the subscription, and `data` what belongs to the callback.
+/// For CUPTI alone: `told` is the map of the subscription, and `data` what belongs to the callback. Only the domain of resources is subscribed to, so `domain`
+/// is one that we know.
 unsafe extern "C" fn cloned(
     told: *mut c_void,
     domain: sys::CUpti_CallbackDomain,
@@ -262,14 +268,19 @@ unsafe extern "C" fn cloned(
     if domain != sys::CUpti_CallbackDomain::CUPTI_CB_DOMAIN_RESOURCE || callback != CLONED || data.is_null() {
         return;
     }
-    // SAFETY: for this callback CUPTI passes these two, one inside of the other, alive during the call.
-    let (nodes, graph) = unsafe {
-        let resource = &*data.cast::<sys::CUpti_ResourceData>();
-        let graph = resource.resourceDescriptor.cast::<sys::CUpti_GraphData>();
-        (&*told.cast::<Mutex<HashMap<u64, Place>>>(), graph.as_ref())
+    let resource = data.cast::<sys::CUpti_ResourceData>();
+    // SAFETY: for this callback CUPTI passes such a structure, alive during the call.
+    let graph = unsafe { (&raw const (*resource).resourceDescriptor).read() }.cast::<sys::CUpti_GraphData>();
+    if graph.is_null() {
+        return;
+    }
+    // SAFETY: it names such another one, alive as long. Its fields are read one by one, as one of them says what kind of node it is, and there may be
+    // kinds to come; `told` is what `Subscriber::new` passed.
+    let (nodes, original, clone) = unsafe {
+        let (original, clone) = (&raw const (*graph).originalNode, &raw const (*graph).node);
+        (&*told.cast::<Nodes>(), original.read(), clone.read())
     };
-    let Some(graph) = graph else { return };
-    if let (Ok(original), Ok(clone)) = (id(graph.originalNode), id(graph.node)) {
+    if let (Ok(original), Ok(clone)) = (id(original), id(clone)) {
         let mut nodes = lock(nodes);
         if let Some(place) = nodes.get(&original).copied() {
             nodes.insert(clone, place);
