@@ -33,6 +33,7 @@ struct Gate {
     // Blocks that have copied.
     u32 finished;
 };
+static_assert(sizeof(Gate) <= 16, "kernels::exchange::GATE");
 
 struct ExchangeArguments {
     Tiles tiles;

@@ -29,10 +29,13 @@ const PAUSE: Duration = Duration::from_micros(50);
 /// How long a lane of a poisoned world gets to drain.
 const DRAIN: Duration = Duration::from_secs(5);
 
+/// The most that is added to the time without pause on either side of a usual end, however long steps are: their ranks share cores with others.
+const MARGIN: Duration = Duration::from_millis(2);
+
 /// Does a wait that has taken `waited` end soon, if it is like the last one on this lane, which took `usual`? Then the lane is asked
 /// without pause: a pause of 50 µs takes the system about 100, and of several ranks the slowest counts.
 fn nears_its_end(waited: Duration, usual: Duration) -> bool {
-    let margin = EAGER + usual / 16;
+    let margin = EAGER + (usual / 16).min(MARGIN);
     waited + margin >= usual && waited <= usual + margin
 }
 
