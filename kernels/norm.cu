@@ -121,7 +121,9 @@ __device__ __forceinline__ double partial_sums(const NormArguments& all) {
         for (u32 i = 0; i < AT_A_TIME; ++i) {
             u32 block = first + i * THREADS;
             sum += __longlong_as_double(~words[i]);
-            if (block < gridDim.x) all.partial[block] = 0;
+            if (block < gridDim.x) {
+                asm volatile("st.relaxed.gpu.global.u64 [%0], 0;" ::"l"(all.partial + block) : "memory");
+            }
         }
     }
     return sum;

@@ -171,9 +171,10 @@ struct SlicesArguments {
 constexpr u32 ROWS = 0;
 constexpr u32 MORE = 2;
 
+// Four neighbours of a slice for each thread: as many as it accumulates at once, so that a warp reads and writes whole lines.
+constexpr u32 WIDTH = 4;
+
 struct SliceF32 {
-    // Values of 16 bytes.
-    static constexpr u32 WIDTH = 4;
     static __device__ __forceinline__ void load(u64 slice, u64 at, float (&v)[WIDTH]) {
         float4 bits = load16(reinterpret_cast<const float*>(slice) + at);
         v[0] = bits.x, v[1] = bits.y, v[2] = bits.z, v[3] = bits.w;
@@ -184,15 +185,10 @@ struct SliceF32 {
 };
 
 struct SliceBf16 {
-    static constexpr u32 WIDTH = 8;
     static __device__ __forceinline__ void load(u64 slice, u64 at, float (&v)[WIDTH]) {
-        uint4 bits = load16(reinterpret_cast<const u8*>(slice) + 2 * at);
-        const u32 pairs[4] = {bits.x, bits.y, bits.z, bits.w};
-#pragma unroll
-        for (u32 k = 0; k < 4; ++k) {
-            v[2 * k] = bf16_value(u16(pairs[k]));
-            v[2 * k + 1] = bf16_value(u16(pairs[k] >> 16));
-        }
+        uint2 bits = __ldg(reinterpret_cast<const uint2*>(reinterpret_cast<const u16*>(slice) + at));
+        v[0] = bf16_value(u16(bits.x)), v[1] = bf16_value(u16(bits.x >> 16));
+        v[2] = bf16_value(u16(bits.y)), v[3] = bf16_value(u16(bits.y >> 16));
     }
     static __device__ __forceinline__ float one(u64 slice, u64 at) {
         return bf16_value(__ldg(reinterpret_cast<const u16*>(slice) + at));
@@ -201,7 +197,6 @@ struct SliceBf16 {
 
 template <class Slice>
 __device__ __forceinline__ void sum_slices(const SlicesArguments& all) {
-    constexpr u32 WIDTH = Slice::WIDTH;
     constexpr u32 LOADS = TILE / (WIDTH * THREADS);
     Place place = place_of(all.tiles, blockIdx.x);
     const SlicesTensor& t = all.tensors[place.tensor];
@@ -212,6 +207,13 @@ __device__ __forceinline__ void sum_slices(const SlicesArguments& all) {
     if (t.aligned && first + TILE <= t.count) {
         u64 own = first + WIDTH * threadIdx.x;
         float sum[LOADS][WIDTH];
+        float4 before[LOADS];
+        if (target == MORE) {
+#pragma unroll
+            for (u32 i = 0; i < LOADS; ++i) {
+                before[i] = *reinterpret_cast<const float4*>(t.into + own + i * WIDTH * THREADS);
+            }
+        }
         u64 slice = __ldg(t.slices);
 #pragma unroll
         for (u32 i = 0; i < LOADS; ++i) Slice::load(slice, own + i * WIDTH * THREADS, sum[i]);
@@ -229,17 +231,12 @@ __device__ __forceinline__ void sum_slices(const SlicesArguments& all) {
         }
 #pragma unroll
         for (u32 i = 0; i < LOADS; ++i) {
-#pragma unroll
-            for (u32 k = 0; k < WIDTH; k += 4) {
-                float4* into = reinterpret_cast<float4*>(t.into + own + i * WIDTH * THREADS + k);
-                float4 v = make_float4(sum[i][k], sum[i][k + 1], sum[i][k + 2], sum[i][k + 3]);
-                if (target != ROWS) v = make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
-                if (target == MORE) {
-                    float4 before = *into;
-                    v = make_float4(before.x + v.x, before.y + v.y, before.z + v.z, before.w + v.w);
-                }
-                *into = v;
+            float4 v = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+            if (target != ROWS) v = make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
+            if (target == MORE) {
+                v = make_float4(before[i].x + v.x, before[i].y + v.y, before[i].z + v.z, before[i].w + v.w);
             }
+            *reinterpret_cast<float4*>(t.into + own + i * WIDTH * THREADS) = v;
         }
         return;
     }

@@ -248,7 +248,7 @@ fn introduce(
         Placement::Cpu { instead: None, .. } => {}
         #[cfg(feature = "cuda")]
         Placement::Cuda { gpus } => {
-            let elsewhere = match session.ranks() - placement.ranks() {
+            let elsewhere = match session.ranks() as usize - session.own_ranks().len() {
                 0 => String::new(),
                 others => format!("; {others} in other processes"),
             };

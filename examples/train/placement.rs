@@ -49,16 +49,6 @@ pub(crate) enum Placement {
     },
 }
 
-impl Placement {
-    /// Number of ranks of this process.
-    pub(crate) fn ranks(&self) -> u32 {
-        match self {
-            Self::Cpu { ranks, .. } => *ranks,
-            Self::Cuda { gpus } => gpus.len() as u32,
-        }
-    }
-}
-
 /// Flags that cannot be followed on this machine.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum PlacementError {

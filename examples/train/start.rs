@@ -32,7 +32,7 @@ pub(crate) struct Job<'a> {
     pub(crate) seed: u64,
 }
 
-/// Starts the ranks of this process, which is alone or one of several.
+/// Starts the ranks of this process, which is alone or, on GPUs, one of several.
 pub(crate) async fn start(
     job: Job<'_>,
     placement: &Placement,
@@ -41,6 +41,7 @@ pub(crate) async fn start(
     let (config, declared) = (job.config.clone(), job.declared.clone());
     match placement {
         Placement::Cpu { ranks, .. } => {
+            debug_assert!(process.is_none(), "ranks of several processes are placed on GPUs");
             let closure = move |_: RankId| Transformer::new(&declared, Host::new(&config));
             let builder = Session::builder(job.settings.clone(), closure);
             Ok(dressed(builder, job).start_cpu(*ranks).await?)

@@ -17,7 +17,7 @@ use crate::plan::StepPlan;
 pub enum ActorKind {
     /// The compute lane.
     Compute,
-    /// Transposed copies, and on their lane planes made whole and dense values.
+    /// What is derived of gathered planes on the quantize lane.
     Transpose,
     /// The verdict over the step.
     Verdict,
@@ -91,7 +91,6 @@ fn owner(plan: &StepPlan, op: &Op, lane: LaneKind) -> ActorKind {
     let bucket_of = |weight: WeightId| ActorKind::Bucket(plan.weights.layout(weight).bucket);
     match op {
         Op::Transpose { .. } => ActorKind::Transpose,
-        // What calls read: on their lane right before them, or ahead of them on that of the copies.
         Op::Assemble { .. } | Op::Dequantize { .. } => match lane {
             LaneKind::Compute => ActorKind::Compute,
             LaneKind::Quantize | LaneKind::Sum | LaneKind::Communicator(_) => ActorKind::Transpose,

@@ -1,7 +1,7 @@
-//! The actor of transposed copies.
+//! The actor of what is derived of gathered planes on the quantize lane.
 //!
-//! Law: it owns every columnwise copy that the step derives, and derives each once; and on its lane it makes gathered planes whole, where a copy is the
-//! first to read them, and both planes and dense values, where they are made ahead of a call. When a copy is made and dropped is the plan's decision.
+//! Law: it owns every columnwise copy that the step derives, dense copies that are made ahead of their calls, and gathered planes that are made whole on
+//! its lane; each once. When a copy is made and dropped is the plan's decision.
 
 use super::{Actor, Context, Ready, out_of_turn};
 use crate::backend::Backend;
@@ -33,8 +33,9 @@ impl<B: Backend> Actor<B> for TransposeActor {
 
     fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), FlowError> {
         let task = ready.task();
-        let op = &context.issuer.plan().task(task).op;
-        if !matches!(op, Op::Transpose { .. } | Op::Assemble { .. } | Op::Dequantize { .. }) {
+        let derives =
+            |op: &Op| matches!(op, Op::Transpose { .. } | Op::Assemble { .. } | Op::Dequantize { .. });
+        if !derives(&context.issuer.plan().task(task).op) {
             return Err(out_of_turn(context, self.rank, task));
         }
         context.issue(ready).map(|_| ())

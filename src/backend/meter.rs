@@ -119,7 +119,7 @@ impl Meter {
         HostSplit { own, driver, closures, waiting, calls: take(&self.calls) }
     }
 
-    /// Does `call`, one call of the driver or of a library beside it.
+    /// Does `call`, one call of the driver or of a library beside it, which is counted and charged while the meter is on.
     #[inline]
     pub fn driver<T>(&self, call: impl FnOnce() -> T) -> T {
         if !self.is_on.load(Ordering::Relaxed) {
@@ -129,7 +129,7 @@ impl Meter {
         self.within(Activity::Driver, call)
     }
 
-    /// Does `work`, which is `activity`, if the meter is on or not.
+    /// Does `work`, whose time is charged to `activity` while the meter is on.
     #[inline]
     pub fn within<T>(&self, activity: Activity, work: impl FnOnce() -> T) -> T {
         if !self.is_on.load(Ordering::Relaxed) {

@@ -11,5 +11,6 @@ mod closures;
 mod device;
 mod link;
 mod poison;
+mod products;
 mod reduce;
 mod replicas;

@@ -45,6 +45,11 @@ pub(crate) fn choose(way: Way) {
     *WAY.lock().unwrap() = way;
 }
 
+/// The way of this run.
+pub(crate) fn way() -> Way {
+    *WAY.lock().unwrap()
+}
+
 /// Ranks whose steps can be recorded together: one on each GPU.
 pub(crate) fn most_recorded_ranks() -> u32 {
     u32::try_from(DeviceOrdinal::all().map_or(1, |all| all.len())).unwrap().min(4)
@@ -64,7 +69,7 @@ where
     within_limit(move || {
         let gpus = DeviceOrdinal::all().unwrap();
         let devices = (0..plan.weights.mesh.ranks() as usize).map(|rank| gpus[rank % gpus.len()]).collect();
-        let way = *WAY.lock().unwrap();
+        let way = way();
         let transport = if way == Way::Nccl { Transport::Nccl } else { Transport::Peer };
         let kernel_bytes = if way == Way::Kernels { usize::MAX } else { 0 };
         // Both ways to time tasks get their turn; CUPTI where it is to be had.

@@ -10,6 +10,7 @@
 #[macro_use]
 mod bodies;
 mod device;
+mod products;
 
 use std::panic::catch_unwind;
 use std::time::Instant;
@@ -23,6 +24,7 @@ fn main() {
         bodies::delayed::ALL,
         bodies::ops::ALL,
         bodies::optimizer::ALL,
+        bodies::recorded::ALL,
         bodies::replicas::ALL,
         bodies::replay::ALL,
     ]

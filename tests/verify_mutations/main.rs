@@ -49,7 +49,7 @@ use warpweft::plan::verify;
 /// How many harmful mutants and valid programs a run takes.
 fn wanted() -> usize {
     std::env::var("WARPWEFT_MUTANTS")
-        .map_or(1500, |count| count.parse().expect("WARPWEFT_MUTANTS is a number"))
+        .map_or(4000, |count| count.parse().expect("WARPWEFT_MUTANTS is a number"))
 }
 
 /// PL-2 to PL-6, PL-9, PL-10. No false alarm: the builder returns no plan that the verifier refuses, the proof speaks of every use,

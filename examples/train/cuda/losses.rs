@@ -32,14 +32,15 @@ async fn run(format: Format, settings: &Settings, placement: &Placement) -> Vec<
     let declared = program::declare(&config, &model).unwrap();
     let job = Job { settings, config: &config, declared: &declared, seed: 1 };
     let mut session = start(job, placement, None).await.unwrap();
+    let ranks = session.ranks();
     let mut losses = Vec::new();
     for step in 0..STEPS {
-        write(&mut session, &config, "train", step, placement.ranks());
+        write(&mut session, &config, "train", step, ranks);
         let report = session.step("train").await.unwrap();
         assert_eq!(report.not_recorded, None);
         losses.push(report.mean_output("loss").unwrap());
     }
-    write(&mut session, &config, "evaluate", STEPS, placement.ranks());
+    write(&mut session, &config, "evaluate", STEPS, ranks);
     losses.push(session.step("evaluate").await.unwrap().mean_output("loss").unwrap());
     session.close().await.unwrap();
     losses
@@ -108,7 +109,8 @@ fn recorded_steps_have_the_bits_of_eager_ones() {
 #[test]
 fn losses_do_not_depend_on_depth_or_transport() {
     let Some((found, _alone)) = turn("depths and transports") else { return };
-    let on_gpus = placement(&found, found.count().clamp(2, 4));
+    let ranks = found.count().clamp(2, 4);
+    let on_gpus = placement(&found, ranks);
     let with = |depth, transport| {
         let mut settings = settings(Capture::Off);
         (settings.prefetch.depth, settings.transport) = (Some(depth), transport);
@@ -118,7 +120,7 @@ fn losses_do_not_depend_on_depth_or_transport() {
     for depth in [1, 2, 4] {
         assert_eq!(with(depth, Transport::Peer), expected, "depth {depth}");
     }
-    if found.count() < on_gpus.ranks() {
+    if found.count() < ranks {
         writeln!(std::io::stderr(), "skipped: NCCL needs a GPU for each rank").unwrap();
         return;
     }

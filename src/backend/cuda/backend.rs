@@ -35,6 +35,9 @@ use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{ALIGNMENT, Binding, Lane, LaneKind, Region};
 use crate::model::Mesh;
 
+/// How long a failed transfer waits for the news of who ended.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// One rank of a [`super::CudaWorld`]: one GPU.
 #[derive(Debug)]
 pub struct CudaBackend {
@@ -98,6 +101,10 @@ impl CudaBackend {
     ) -> Result<T, BackendError> {
         let rank = self.rank;
         outcome.map_err(|failure| {
+            // NCCL may know earlier than the rendezvous that a peer is gone, but not which.
+            if matches!(failure, CudaFailure::Nccl { .. }) {
+                self.world.await_end(PATIENCE);
+            }
             let op = bound.task(task).map_or("unknown", |task| task.op);
             let cause = || BackendError::Task { rank, task, op, reason: failure.to_string() };
             self.world.check().err().unwrap_or_else(cause)

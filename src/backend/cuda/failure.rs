@@ -26,6 +26,14 @@ pub enum CudaFailure {
         /// What helps, beginning with a semicolon, or nothing.
         advice: &'static str,
     },
+    /// NCCL refused a call, or a transfer failed: often because a peer is gone, which NCCL does not say.
+    #[error("{call} answered {code}; NCCL_DEBUG=INFO makes NCCL say why")]
+    Nccl {
+        /// The call.
+        call: &'static str,
+        /// NCCL's own name for what happened.
+        code: String,
+    },
     /// A kernel does not compile, which is a fault of this library.
     #[error("kernels do not compile for {architecture}; please report it with this log:\n{log}")]
     Compile {
@@ -108,11 +116,7 @@ impl CudaFailure {
 
     /// From a call of NCCL.
     pub(crate) fn nccl(call: &'static str) -> impl Fn(nccl::result::NcclError) -> Self {
-        move |error| Self::Call {
-            call,
-            code: format!("{:?}", error.0),
-            advice: "; NCCL_DEBUG=INFO makes NCCL say why",
-        }
+        move |error| Self::Nccl { call, code: format!("{:?}", error.0) }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Where what peers send waits that no slot of the plan is for: memory of every rank beside its arena.
 //!
-//! Few bytes on one host and with one replica: the values of all-reduces until they are combined, those of every replica's rows where gradients are summed over replicas. Gradients land in slots of the plan; what waits of them here, over
-//! several hosts, is what a rank passes on for its neighbours.
+//! On one host and with one replica that is little: the values of maxima until they are combined. With several replicas it is everybody's rows of a
+//! gradient too, until they are summed, and over several hosts what a rank passes on for its neighbours. What else is sent of gradients lands in slots of the plan.
 //!
 //! Laws:
 //! - Every lane with collectives has a part of its own, as large as its most demanding collective needs: a lane

@@ -1,6 +1,6 @@
 //! How far the lanes of a rank are, in words that streams write and the host reads while they run.
 //!
-//! Law: a word says what its writer said last. Nothing is decided by it but which words an error uses, and whether a
+//! Law: a word says what its writer said last. Nothing is decided by it but whether a rank still gets on, which words an error uses, and whether a
 //! scale could be made.
 
 use std::sync::{Arc, Mutex};

@@ -278,7 +278,8 @@ pub(super) struct Graph {
     executable: sys::CUgraphExec,
 }
 
-// SAFETY: an executable graph is launched by one thread at a time: it is reached by `&mut` streams only.
+// SAFETY: an executable graph is a name that any thread may use, one at a time: it is owned by one value, which cannot be shared between threads but
+// behind a lock (`super::recording`).
 unsafe impl Send for Graph {}
 
 impl Drop for Graph {

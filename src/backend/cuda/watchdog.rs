@@ -5,7 +5,7 @@
 //!   of this rank was done; the last poisons the world, naming rank, lane, and the last and the next collective of every rank
 //!   that waits as well. Who waits for long tells the others how far it is.
 //! - A rank of a poisoned world drains its lanes before it returns: streams and kernels that wait for a peer's signal are
-//!   let go, as often as they come to another word, and those that wait in NCCL by aborting it. Kernels of a recorded step wait for the words that streams
+//!   let go, as often as they come to another word, and those that wait in NCCL by aborting it. Kernels that exchange wait for the words that streams
 //!   wait for (`kernels/exchange.cu`); their gate, which the other blocks wait for, is opened by the first. Where a lane does not run out, its GPU is
 //!   abandoned: what is there is left to the end of the process, since giving it back would wait for the stream.
 //! - Draining has an end of its own: it waits for no stream, that of its own copies included.

@@ -7,11 +7,12 @@
 //! - The first reason poisons the world for good, in every process (RV-3).
 //! - Memory is freed when no rank of any process can reach it any more: at its end a world gives back what others lent,
 //!   waits until all have done so, and only then drops its own. A world of several processes that was poisoned leaves its own to the
-//!   end of the process.
+//!   end of the process, and so does one with a GPU that was abandoned: what waits there writes into peers when it is let go.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use super::context::Context;
 use super::failure::CudaFailure;
@@ -238,6 +239,15 @@ impl World {
         BackendError::Poisoned { reason: self.rendezvous.end(reason.as_ref()) }
     }
 
+    /// Waits until the world has ended, `patience` at most.
+    pub(super) fn await_end(&self, patience: Duration) {
+        const PAUSE: Duration = Duration::from_millis(2);
+        let begun = Instant::now();
+        while self.rendezvous.ended().is_none() && begun.elapsed() < patience {
+            std::thread::sleep(PAUSE);
+        }
+    }
+
     /// [`BackendError::Poisoned`] if the world is poisoned.
     pub(super) fn check(&self) -> Result<(), BackendError> {
         match self.rendezvous.ended() {
@@ -259,7 +269,7 @@ impl Drop for World {
             let nothing = vec![Vec::new(); self.rendezvous.range().len()];
             // Who does not come has ended, and its process no longer reaches anything.
             drop(self.rendezvous.exchange_all(Topic::Closing, &nothing));
-        } else if lent {
+        } else if lent || self.contexts.iter().any(|context| context.is_abandoned()) {
             // Who ended may still have it open, and copies on their way into it.
             homes.memory.into_values().for_each(std::mem::forget);
         }

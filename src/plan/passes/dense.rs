@@ -1,7 +1,7 @@
 //! Dequantizes planes for dense uses.
 //!
-//! Law: a dense copy is made on the compute lane right before the call that reads it; or, where the policy derives ahead, on the quantize lane beside the
-//! call before, which a use on demand has none of. It is shared with the next call if that reads the same planes in the same element type. Planes that are such values
+//! Law: a dense copy is made on the compute lane right before the call that reads it; where the plan derives ahead ([`Draft::derives_ahead`]), on the quantize
+//! lane beside the call before. It is shared with the next call if that reads the same planes in the same element type. Planes that are such values
 //! already are read as they lie.
 
 use std::collections::HashMap;

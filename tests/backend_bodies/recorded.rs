@@ -1,0 +1,170 @@
+//! EX-1 of whole sessions: steps of every format, recorded whole and in segments, are the steps that are issued.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+
+use half::bf16;
+use warpweft::compute::{ComputeContext, ComputeError};
+use warpweft::config::{Capture, Config, Scaling};
+use warpweft::id::{CallId, MicroBatchId, RankId};
+use warpweft::model::Call;
+use warpweft::op::Op;
+use warpweft::plan::StepPlan;
+use warpweft::session::{Checkpoint, Session};
+
+use super::experts::{Declared, ELEMENTS, EXPERTS, MICRO_BATCHES, declare, formats, initial};
+use super::harness::{noise, within_limit};
+use crate::device::most_recorded_ranks;
+use crate::products::{Layers, Surface, settled, start};
+
+const STEPS: u32 = 6;
+
+/// Where a product found its weight, and where it wrote y or dW.
+pub(crate) type Addresses = [u64; 2];
+
+/// By rank, micro-batch, call and expert. A replay that runs no closures adds nothing, and uses what the recording was given.
+type Seen = Arc<Mutex<BTreeMap<(RankId, MicroBatchId, CallId, usize), BTreeSet<Addresses>>>>;
+
+/// What came of some steps.
+struct Trained {
+    /// Of every step, rank, expert and micro-batch.
+    outputs: Vec<Vec<bf16>>,
+    checkpoint: Checkpoint,
+    arena_bytes: usize,
+}
+
+async fn trained(scaling: Scaling, capture: Capture, dynamic: &[&str]) -> Trained {
+    let ranks = most_recorded_ranks();
+    let mut config = settled(Config { capture, ..Config::default() });
+    config.prefetch.depth = Some(1);
+    config.quantize.scaling = scaling;
+    config.quantize.amax_history = 3;
+    config.optimizer.max_norm = 1.0;
+    let Declared { program, products } = declare(dynamic);
+    let (seen, products) = (Seen::default(), Arc::new(products));
+    let book = Arc::clone(&seen);
+    let factory = move |rank: RankId| {
+        let (book, products) = (Arc::clone(&book), Arc::clone(&products));
+        let mut layers = Layers::new(rank, &formats());
+        move |call: &Call, context: &ComputeContext<'_, Surface>| -> Result<(), ComputeError> {
+            let (block, products) = &products[&call.name];
+            for (expert, product) in products.iter().enumerate() {
+                let addresses = layers.run(*block, context, *product)?;
+                let key = (rank, context.micro_batch(), context.call(), expert);
+                book.lock().unwrap().entry(key).or_default().insert(addresses);
+            }
+            Ok(())
+        }
+    };
+    let builder = Session::builder(config, factory).program(program).initialize(initial);
+    let mut session = start(builder, ranks).await;
+    let plan = Arc::clone(session.plan("train").unwrap());
+    assert_one_gather_a_group_one_block_ahead(&plan, ranks);
+    let segments = match capture {
+        Capture::Off => 0,
+        Capture::Step => 1,
+        Capture::Segments => MICRO_BATCHES * dynamic.len() + 1,
+    };
+    let mut outputs = Vec::new();
+    for step in 0..STEPS {
+        for (rank, expert) in each(ranks) {
+            let seed = (step * ranks + rank.number()) * EXPERTS as u32 + expert as u32;
+            let tokens = noise(MICRO_BATCHES * ELEMENTS, seed).into_iter().map(bf16::from_f32);
+            let tokens: Vec<bf16> = tokens.collect();
+            session.write_input("train", rank, &format!("input {expert}"), &tokens).unwrap();
+        }
+        let report = session.step("train").await.unwrap();
+        assert_eq!(report.not_recorded, None, "{scaling:?}, {capture:?}, step {step}");
+        assert_eq!(report.segments, if step == 0 { 0 } else { segments }, "{capture:?}, step {step}");
+        outputs.extend(
+            each(ranks).map(|(rank, expert)| report.output(rank, &format!("output {expert}")).unwrap()),
+        );
+    }
+    assert!(Arc::ptr_eq(&plan, session.plan("train").unwrap()), "one plan from the first step to the last");
+    let checkpoint = session.export().await.unwrap();
+    assert_eq!(checkpoint.optimizer_step, STEPS, "no step was skipped");
+    session.close().await.unwrap();
+    let seen = seen.lock().unwrap();
+    assert_eq!(seen.len(), plan.calls.len() * EXPERTS * ranks as usize, "every call has run on every rank");
+    for (place, addresses) in seen.iter() {
+        assert_eq!(addresses.len(), 1, "{place:?} moved: {addresses:x?}, {capture:?}");
+    }
+    Trained { outputs, checkpoint, arena_bytes: plan.arena.bytes() }
+}
+
+fn each(ranks: u32) -> impl Iterator<Item = (RankId, usize)> {
+    (0..ranks).flat_map(|rank| (0..EXPERTS).map(move |expert| (RankId::new(rank), expert)))
+}
+
+/// Gathers bring whole groups, and those of a block stand before the call of the block before.
+fn assert_one_gather_a_group_one_block_ahead(plan: &StepPlan, ranks: u32) {
+    if ranks == 1 {
+        return;
+    }
+    let mut gathers = Vec::new();
+    for (at, task) in plan.tasks.iter().enumerate() {
+        if let Op::AllGather { parts } = &task.op {
+            let block = parts[0].weight.index() / EXPERTS;
+            let of: Vec<usize> = parts.iter().map(|part| part.weight.index()).collect();
+            assert_eq!(of, (block * EXPERTS..(block + 1) * EXPERTS).collect::<Vec<_>>());
+            gathers.push((at, block));
+        }
+    }
+    for (block, format) in formats().into_iter().enumerate().skip(1) {
+        let before = plan.tasks.iter().position(|task| {
+            matches!(task.op, Op::Compute { call, .. } if plan.calls[call.index()].name == format!("f{}", block - 1))
+        });
+        let gather = gathers.iter().find(|(_, of)| *of == block).unwrap().0;
+        assert!(gather < before.unwrap(), "{format} is gathered one block ahead");
+    }
+}
+
+/// Half the squared length of these outputs.
+fn loss(outputs: &[Vec<bf16>]) -> f64 {
+    outputs.iter().flatten().map(|value| f64::from(value.to_f32()).powi(2) / 2.0).sum()
+}
+
+fn assert_same_bits(found: &Trained, expected: &Trained, how: &str) {
+    let bits = |values: &Vec<bf16>| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    for (number, (found, expected)) in found.outputs.iter().zip(&expected.outputs).enumerate() {
+        assert!(bits(found) == bits(expected), "{how}: outputs {number}");
+    }
+    let master = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    for (found, expected) in found.checkpoint.weights.iter().zip(&expected.checkpoint.weights) {
+        assert!(master(&found.master) == master(&expected.master), "{how}: the master of {}", found.name);
+        assert!(found == expected, "{how}: planes, moments and scales of {}", found.name);
+    }
+    assert!(found.checkpoint == expected.checkpoint, "{how}");
+}
+
+/// EX-1. Micro-batches, repeated calls and groups of experts one block ahead, of every format, in one step.
+fn recorded_steps_of_every_format_give_the_bits_of_issued_ones(scaling: Scaling) {
+    within_limit(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let issued = runtime.block_on(trained(scaling, Capture::Off, &[]));
+        let of_a_step = issued.outputs.len() / STEPS as usize;
+        let (first, last) =
+            (loss(&issued.outputs[..of_a_step]), loss(&issued.outputs[issued.outputs.len() - of_a_step..]));
+        assert!(last.is_finite() && last < 0.8 * first, "it learns: {first}, {last}");
+        let recorded = runtime.block_on(trained(scaling, Capture::Step, &[]));
+        assert_same_bits(&recorded, &issued, "recorded whole");
+        assert_eq!(recorded.arena_bytes, issued.arena_bytes);
+        // In forward, a repeated call, and in backward.
+        let dynamic = ["f4", "f6 again", "b3"];
+        let segments = runtime.block_on(trained(scaling, Capture::Segments, &dynamic));
+        assert_same_bits(&segments, &issued, "in segments");
+    });
+}
+
+fn recorded_steps_of_experts_of_every_format_give_the_bits_of_issued_ones() {
+    recorded_steps_of_every_format_give_the_bits_of_issued_ones(Scaling::Current);
+}
+
+fn recorded_steps_of_experts_give_the_bits_of_issued_ones_with_delayed_scaling() {
+    recorded_steps_of_every_format_give_the_bits_of_issued_ones(Scaling::Delayed);
+}
+
+bodies! {
+    recorded_steps_of_experts_of_every_format_give_the_bits_of_issued_ones,
+    recorded_steps_of_experts_give_the_bits_of_issued_ones_with_delayed_scaling,
+}

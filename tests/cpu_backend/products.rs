@@ -1,0 +1,101 @@
+//! Products of the experts of whole sessions, on the CPU: bf16 values, sums in f32 and in the order of this file.
+
+use half::bf16;
+use warpweft::backend::cpu::CpuSurface;
+use warpweft::compute::{ComputeContext, ComputeError};
+use warpweft::config::Config;
+use warpweft::format::{Format, Orientation};
+use warpweft::id::RankId;
+use warpweft::model::Form;
+use warpweft::session::{Session, SessionBuilder};
+
+use crate::bodies::experts::{Product, WEIGHT};
+use crate::bodies::recorded::Addresses;
+
+pub(crate) type Surface = CpuSurface;
+
+/// In what form calls use a weight.
+pub(crate) fn form(_: Format) -> Form {
+    Form::DenseBf16
+}
+
+/// In which orientation backward uses it.
+pub(crate) fn turned(_: Format) -> Orientation {
+    Orientation::Columnwise
+}
+
+/// Under the checker.
+pub(crate) fn settled(config: Config) -> Config {
+    Config { check: true, ..config }
+}
+
+pub(crate) async fn start(builder: SessionBuilder<CpuSurface>, ranks: u32) -> Session {
+    builder.start_cpu(ranks).await.unwrap()
+}
+
+/// The products of a rank, which need nothing.
+pub(crate) struct Layers;
+
+impl Layers {
+    pub(crate) fn new(_: RankId, _: &[Format]) -> Self {
+        Self
+    }
+
+    #[allow(clippy::unused_self, reason = "products of other devices have state")]
+    pub(crate) fn run(
+        &mut self,
+        _: usize,
+        context: &ComputeContext<'_, CpuSurface>,
+        product: Product,
+    ) -> Result<Addresses, ComputeError> {
+        match product {
+            Product::Forward { weight, x, y } => {
+                let weight = context.dense_bf16(weight, Orientation::Rowwise)?;
+                let mut y = context.write::<bf16>(y)?;
+                multiply(&weight, &context.read::<bf16>(x)?, &mut y);
+                Ok([weight.as_ptr().addr() as u64, y.as_ptr().addr() as u64])
+            }
+            Product::Backward { weight, x, dy, dx } => {
+                let turned = context.dense_bf16(weight, Orientation::Columnwise)?;
+                let (x, dy) = (context.read::<bf16>(x)?, context.read::<bf16>(dy)?);
+                multiply(&turned, &dy, &mut context.write::<bf16>(dx)?);
+                let mut dw = context.gradient(weight)?;
+                dw.fill(0.0);
+                for (dy, x) in dy.chunks(WEIGHT.rows).zip(x.chunks(WEIGHT.cols)) {
+                    let x = widen(x);
+                    for (dw, dy) in dw.chunks_mut(WEIGHT.cols).zip(dy) {
+                        let dy = dy.to_f32();
+                        dw.iter_mut().zip(&x).for_each(|(dw, x)| *dw += dy * x);
+                    }
+                }
+                Ok([turned.as_ptr().addr() as u64, dw.as_ptr().addr() as u64])
+            }
+        }
+    }
+}
+
+/// A result for every token and line of the weight.
+fn multiply(lines: &[bf16], tokens: &[bf16], into: &mut [bf16]) {
+    let lines = widen(lines);
+    let width = WEIGHT.cols;
+    for (token, into) in tokens.chunks(width).zip(into.chunks_mut(width)) {
+        let token = widen(token);
+        for (line, into) in lines.chunks(width).zip(into) {
+            *into = bf16::from_f32(dot(line, &token));
+        }
+    }
+}
+
+fn dot(one: &[f32], other: &[f32]) -> f32 {
+    let mut sums = [0.0f32; 8];
+    for (one, other) in one.chunks_exact(8).zip(other.chunks_exact(8)) {
+        for (sum, (one, other)) in sums.iter_mut().zip(one.iter().zip(other)) {
+            *sum += one * other;
+        }
+    }
+    sums.iter().sum()
+}
+
+fn widen(values: &[bf16]) -> Vec<f32> {
+    values.iter().map(|value| value.to_f32()).collect()
+}
