@@ -1,8 +1,7 @@
 //! Who owns which task.
 //!
 //! Law: a pure function of the plan. Every task has exactly one owner, and every owner's tasks run
-//! on one lane; but for a bucket's, which run on that of sums first and behind the last of them on that of the weights. So an
-//! owner's head never holds back a task of another lane that may go first (**AC-2**; pieces of a step keep each lane's order and no other).
+//! on one lane; a bucket's on two, since its gradients have a lane beside that of its weights.
 
 use super::{Actor, BucketActor, CollectiveActor, ComputeActor, TransposeActor, VerdictActor, Worklist};
 use crate::backend::Backend;
