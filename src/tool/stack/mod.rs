@@ -45,7 +45,7 @@ mod report;
 mod resident;
 mod shape;
 mod sharded;
-mod values;
+pub(super) mod values;
 mod variant;
 
 use std::path::PathBuf;

@@ -7,7 +7,7 @@
 pub(super) const INPUT: u32 = 0;
 
 /// Largest magnitude of the input: a standard deviation of 0.1.
-pub(super) const INPUT_AMPLITUDE: f32 = 0.173_205_08;
+pub(in crate::tool) const INPUT_AMPLITUDE: f32 = 0.173_205_08;
 
 /// Seed of a weight, by its number.
 pub(super) fn seed(weight: usize) -> u32 {
@@ -15,12 +15,12 @@ pub(super) fn seed(weight: usize) -> u32 {
 }
 
 /// Largest magnitude of a weight of so many inputs, which keeps the residual stream in range over many blocks.
-pub(super) fn amplitude(inputs: usize) -> f32 {
+pub(in crate::tool) fn amplitude(inputs: usize) -> f32 {
     1.0 / (inputs as f32).sqrt()
 }
 
 /// Fills `values`, of which the first is element `first` of the tensor.
-pub(super) fn fill(seed: u32, amplitude: f32, first: usize, values: &mut [f32]) {
+pub(in crate::tool) fn fill(seed: u32, amplitude: f32, first: usize, values: &mut [f32]) {
     for (at, value) in values.iter_mut().enumerate() {
         *value = uniform(seed, (first + at) as u64) * amplitude;
     }

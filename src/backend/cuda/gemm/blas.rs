@@ -4,7 +4,9 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use cudarc::cublaslt::{result, sys};
+use cudarc::driver::result::memcpy_dtod_async;
 
+use super::super::address::DeviceAddress;
 use super::super::cache::KernelCache;
 use super::super::context::{ComputeCapability, Context, DeviceOrdinal};
 use super::super::failure::CudaFailure;
@@ -14,6 +16,7 @@ use super::super::memory::DeviceMemory;
 use super::super::stream::{Priority, Stream};
 use super::super::surface::CudaHandles;
 use super::lent::{Lent, LentMut};
+use super::product::SCALE_ALIGNMENT;
 
 /// NVIDIA's advice for Hopper; older GPUs take less.
 const WORKSPACE_BYTES: usize = 32 << 20;
@@ -23,6 +26,8 @@ const WORKSPACE_BYTES: usize = 32 << 20;
 pub(crate) struct Blas {
     pub(super) handle: sys::cublasLtHandle_t,
     pub(super) workspace: DeviceMemory,
+    /// A place for the scale of each factor.
+    scales: DeviceMemory,
     /// Zeroes memory when it is made, and nothing else.
     setup: Stream,
     capability: ComputeCapability,
@@ -45,8 +50,9 @@ impl Blas {
         let kernels = Kernels::for_current_context(KernelCache::of_user())?;
         let setup = Stream::create(Arc::clone(&context), Priority::Least)?;
         let workspace = DeviceMemory::zeroed(&context, &setup, WORKSPACE_BYTES)?;
+        let scales = DeviceMemory::zeroed(&context, &setup, 2 * SCALE_ALIGNMENT as usize)?;
         let handle = result::create_handle().map_err(CudaFailure::products("cublasLtCreate"))?;
-        Ok(Self { handle, workspace, setup, capability, kernels, context, stream: Cell::new(None) })
+        Ok(Self { handle, workspace, scales, setup, capability, kernels, context, stream: Cell::new(None) })
     }
 
     pub(crate) const fn capability(&self) -> ComputeCapability {
@@ -79,6 +85,27 @@ impl Blas {
             ))),
             _ => Ok(()),
         }
+    }
+
+    /// Where a product finds the one scale of its first or `second` factor: there, or at a copy in this lane's own place. Scales of whole weights
+    /// lie in a row of f32, and cuBLASLt refused products whose scale began between multiples of 16 bytes. Products of a lane follow one another,
+    /// so the next one's copy waits for this one to have read its own.
+    pub(super) fn aligned(
+        &self,
+        handles: &CudaHandles,
+        second: bool,
+        scale: DeviceAddress,
+    ) -> Result<DeviceAddress, CudaFailure> {
+        if scale.number().is_multiple_of(SCALE_ALIGNMENT) {
+            return Ok(scale);
+        }
+        let place = self.scales.address().plus(SCALE_ALIGNMENT as usize * usize::from(second));
+        let bytes = size_of::<f32>();
+        // SAFETY: the caller measured the scale; the place is this value's, and what reads it runs on this stream before what writes it next.
+        handles
+            .driver(|| unsafe { memcpy_dtod_async(place.number(), scale.number(), bytes, handles.stream()) })
+            .map_err(CudaFailure::driver("cuMemcpyDtoDAsync"))?;
+        Ok(place)
     }
 
     /// For work that touches its operands alone: refuses handles of another GPU, and makes this one's context current.

@@ -15,8 +15,8 @@ use super::lent::{Lent, LentMut};
 
 /// What operands must be aligned to: that of every region of an arena.
 const ALIGNMENT: u64 = 256;
-/// What scales of blocks must be aligned to.
-const SCALE_ALIGNMENT: u64 = 16;
+/// What scales of blocks must be aligned to, and where a scale that stands alone is brought to ([`Blas::aligned`]).
+pub(super) const SCALE_ALIGNMENT: u64 = 16;
 
 /// Element type of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,7 +195,8 @@ impl Product {
             let scale =
                 scale.ok_or_else(|| CudaFailure::Refused("a factor came without its scales".into()))?;
             check("the scales of a factor", spec.scale_bytes(&factor, outer), alignment, scale)?;
-            handles.driver(|| self.description.pointer(attribute, scale.address()))?;
+            let at = self.blas.aligned(handles, attribute == B_SCALE, scale.address())?;
+            handles.driver(|| self.description.pointer(attribute, at))?;
         }
         let (alpha, beta) = (1.0_f32, if addend.is_some() { 1.0_f32 } else { 0.0 });
         let c = addend.unwrap_or(result);
