@@ -84,3 +84,10 @@ fn gathers_on_demand_come_too_late_for_anything_to_be_made_ahead() {
         assert_eq!(plan(format, 0, None, true).tasks, plan(format, 0, None, false).tasks);
     }
 }
+
+#[test]
+fn deriving_ahead_costs_the_dense_values_of_one_more_call() {
+    let live = |ahead| plan(Format::NVFP4_2D, 2, None, ahead).bounds.live_bytes;
+    let more = live(true) - live(false);
+    assert!(more > 0 && more <= 64 * 64 * 4, "{more}");
+}
