@@ -413,11 +413,12 @@ pub struct TraceOutput {
 #[serde(rename_all = "snake_case")]
 pub enum DeviceTimes {
     /// CUPTI where it is there and lets us, events elsewhere; a session says which, and why.
-    #[default]
     Auto,
-    /// CUPTI, which sees kernels, copies and memory sets, and not what a lane waits between them. A session does not start without it.
+    /// CUPTI, which sees kernels, copies and memory sets, and not what a lane waits between them. A session does not start without it. On four H200 a step
+    /// of 14 ms took 15 to 17 % longer under it.
     Cupti,
-    /// Events before and behind every task: nothing is needed for them, but in a recorded step each is a node of its own.
+    /// Events before and behind every task, behind it only in a recorded step, where each is a node of its own: 5 and 1 % of the same steps.
+    #[default]
     Events,
 }
 
@@ -428,7 +429,7 @@ impl Default for TraceOutput {
             path: "trace.json".to_owned(),
             first_step: 2,
             steps: 4,
-            device: DeviceTimes::Auto,
+            device: DeviceTimes::Events,
         }
     }
 }
