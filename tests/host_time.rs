@@ -120,7 +120,9 @@ fn ht_1_a_recorded_step_is_one_call_and_recording_it_is_charged_to_no_step() {
             let host = step(&mut session, number, true).await.host.unwrap();
             if number > 0 {
                 assert_eq!((host.segments, host.issue.calls), (1, 1), "step {number}: {host}");
-                assert!(host.issue.driver >= SLOW_CALL && host.issue.own > Duration::ZERO, "{host}");
+                // Of one launch it may be either rank's.
+                let usual = if host.rank == RankId::new(1) { SLOW_CALL } else { CALL };
+                assert!(host.issue.driver >= usual && host.issue.own > Duration::ZERO, "{host}");
             }
             edges.push(host.edges.calls);
         }

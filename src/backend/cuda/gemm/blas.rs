@@ -16,10 +16,12 @@ use super::super::memory::DeviceMemory;
 use super::super::stream::{Priority, Stream};
 use super::super::surface::CudaHandles;
 use super::lent::{Lent, LentMut};
-use super::product::SCALE_ALIGNMENT;
 
 /// NVIDIA's advice for Hopper; older GPUs take less.
 const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// What scales of blocks must be aligned to, and where a scale that stands alone is brought to ([`Blas::aligned`]).
+pub(super) const SCALE_ALIGNMENT: u64 = 16;
 
 /// One GPU's products, for one lane: products that share a workspace must follow one another.
 #[derive(Debug)]

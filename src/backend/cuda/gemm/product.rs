@@ -10,13 +10,11 @@ use cudarc::cublaslt::{result, sys};
 use super::super::address::DeviceAddress;
 use super::super::failure::CudaFailure;
 use super::super::surface::CudaHandles;
-use super::blas::Blas;
+use super::blas::{Blas, SCALE_ALIGNMENT};
 use super::lent::{Lent, LentMut};
 
 /// What operands must be aligned to: that of every region of an arena.
 const ALIGNMENT: u64 = 256;
-/// What scales of blocks must be aligned to, and where a scale that stands alone is brought to ([`Blas::aligned`]).
-pub(super) const SCALE_ALIGNMENT: u64 = 16;
 
 /// Element type of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
