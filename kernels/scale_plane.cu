@@ -28,7 +28,7 @@ struct ExpandTensor {
     // Logarithm of the units, words of 4 or 16 bytes, of a row of a strip.
     u32 strip_bits;
 };
-static_assert(sizeof(ExpandTensor) == 48, "kernels::scale_plane::ExpandTensor");
+static_assert(sizeof(ExpandTensor) == 48, "kernels::expand::ExpandTensor");
 
 struct ExpandArguments {
     Tiles tiles;
@@ -130,7 +130,7 @@ struct SwizzleTensor {
     // Do rows of the source begin at multiples of 16 bytes?
     u32 aligned;
 };
-static_assert(sizeof(SwizzleTensor) == 40, "kernels::scale_plane::SwizzleTensor");
+static_assert(sizeof(SwizzleTensor) == 40, "kernels::swizzle::SwizzleTensor");
 
 struct SwizzleArguments {
     Tiles tiles;

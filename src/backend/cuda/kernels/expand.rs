@@ -1,4 +1,10 @@
-//! Scale planes after a gather and before a GEMM: `kernels/scale_plane.cu`.
+//! Gathered scale planes made whole: `expand_scale` of `kernels/scale_plane.cu`.
+//!
+//! Laws:
+//! - What stands behind the last valid row is zero afterwards, whatever the format. Rows are spread for NVFP4's 16×16 tiles alone, of which one row
+//!   of sixteen travels; the compact plane of any other format is the beginning of the plain one.
+//! - Compact rows may lie in the first rows of the plane that they are spread over. A plane is cut into *strips* of columns, and the rows of a
+//!   strip in which compact ones may lie are left to the block of that strip which is done last.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -9,8 +15,8 @@ use super::launch::{KernelLaunch, THREADS};
 use super::memory::ZeroOperand;
 use super::module::Kernels;
 use super::source::Family;
-use super::tiles::{TileArguments, TileTable, only};
-use crate::format::{Format, FormatError, Nvfp4Block, Orientation, PlaneSpec, Shape};
+use super::tiles::{TileArguments, TileTable};
+use crate::format::{Format, Nvfp4Block, Orientation, PlaneSpec, Shape};
 
 /// A gathered scale plane that is to be made whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,17 +28,6 @@ pub struct ExpandOperand {
     pub compact: DeviceAddress,
     /// The plane of [`Format::planes`], written. A multiple of 4.
     pub plane: DeviceAddress,
-}
-
-/// A scale plane that a GEMM is to read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SwizzleOperand {
-    /// The weight's shape.
-    pub shape: Shape,
-    /// The plane of [`Format::planes`]. A multiple of 4.
-    pub scale: DeviceAddress,
-    /// As many bytes, written; not the same ones. A multiple of 16.
-    pub swizzled: DeviceAddress,
 }
 
 /// `ExpandTensor` of the kernels.
@@ -51,35 +46,12 @@ struct ExpandTensor {
 }
 const _: () = assert!(size_of::<ExpandTensor>() == 48);
 
-/// `SwizzleTensor` of the kernels.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct SwizzleTensor {
-    scale: DeviceAddress,
-    swizzled: DeviceAddress,
-    rows: u32,
-    cols: u32,
-    pitch: u32,
-    tiles_across: u32,
-    transposed: u32,
-    aligned: u32,
-}
-const _: () = assert!(size_of::<SwizzleTensor>() == 40);
-
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct ExpandArguments {
     tiles: TileArguments,
     tensors: DeviceAddress,
     only: ExpandTensor,
-}
-
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct SwizzleArguments {
-    tiles: TileArguments,
-    tensors: DeviceAddress,
-    only: SwizzleTensor,
 }
 
 /// Rows that one tile's scales stand in: `REPEAT` of the kernels.
@@ -191,64 +163,6 @@ impl Kernels {
             })?;
         let arguments = ExpandArguments { tiles: table.tiles, tensors: table.descriptors, only };
         let function = self.function(Family::ScalePlane, c"expand_scale")?;
-        Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
-    }
-
-    /// Scale planes in the layout a block-scaled GEMM reads (see [`swizzle_scale`](crate::format::swizzle_scale)).
-    ///
-    /// # Errors
-    /// [`CudaFailure::Refused`] for a format without such a layout, a shape that does not divide into blocks, an
-    /// address that is missing or misaligned.
-    pub fn swizzle_scale(
-        &self,
-        format: Format,
-        orientation: Orientation,
-        operands: &[SwizzleOperand],
-    ) -> Result<KernelLaunch, CudaFailure> {
-        let block = match format {
-            Format::Nvfp4(_) => 16,
-            Format::Mxfp8 => 32,
-            _ => return Err(super::check::refused(FormatError::NoSwizzledLayout { format })),
-        };
-        // Columnwise MXFP8 planes hold the transposed matrix of scales.
-        let transposed = format == Format::Mxfp8 && orientation == Orientation::Columnwise;
-        let tensor = |operand: &SwizzleOperand| {
-            divides(format, operand.shape)?;
-            for (what, address, bytes) in
-                [("a scale plane", operand.scale, 4), ("a swizzled plane", operand.swizzled, 16)]
-            {
-                present(what, address)?;
-                element_aligned(what, address, bytes)?;
-            }
-            let Shape { rows, cols } = match orientation {
-                Orientation::Rowwise => operand.shape,
-                Orientation::Columnwise => operand.shape.transposed(),
-            };
-            let tiles_across = (cols / block).div_ceil(4);
-            let planes = format.planes(orientation, operand.shape);
-            let pitch = scale_plane(&planes).map_or(0, |plane| plane.cols);
-            let descriptor = SwizzleTensor {
-                scale: operand.scale,
-                swizzled: operand.swizzled,
-                rows: narrow("rows", rows)?,
-                cols: narrow("columns", cols / block)?,
-                pitch: narrow("scale columns", pitch)?,
-                tiles_across: narrow("tiles", tiles_across)?,
-                transposed: u32::from(transposed),
-                aligned: u32::from(operand.scale.number().is_multiple_of(16) && pitch.is_multiple_of(16)),
-            };
-            // A thread makes 64 bytes: of one tile, or of four side by side, four threads of which are neighbours.
-            let threads = match transposed {
-                true => 8 * rows.div_ceil(128) as u64 * tiles_across as u64,
-                false => 128 * rows.div_ceil(128) as u64 * tiles_across.div_ceil(16) as u64,
-            };
-            Ok((descriptor, threads.div_ceil(u64::from(THREADS))))
-        };
-        let tensors: Vec<_> = operands.iter().map(tensor).collect::<Result<_, CudaFailure>>()?;
-        let table = TileTable::new(&tensors, 0)?;
-        let arguments =
-            SwizzleArguments { tiles: table.tiles, tensors: table.descriptors, only: only(&tensors) };
-        let function = self.function(Family::ScalePlane, c"swizzle_scale")?;
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
     }
 }
