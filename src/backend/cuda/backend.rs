@@ -18,7 +18,7 @@ use super::memory::DeviceMemory;
 use super::nccl::Communicator;
 use super::options::Transport;
 use super::progress::{LANES, Progress};
-use super::recording::{CudaGraph, Recordings};
+use super::recording::{self, CudaGraph, Recordings};
 use super::signal::{Home, Signals};
 use super::stream::{Event, Priority, Stream};
 use super::surface::{CudaHandles, CudaSurface};
@@ -187,56 +187,15 @@ impl CudaBackend {
         })
     }
 
-    fn record_all(&self, streams: &mut [CudaStream]) -> Result<(), CudaFailure> {
+    fn begin_recording(&self, streams: &mut [CudaStream]) -> Result<(), CudaFailure> {
         self.context.make_current()?;
         self.world.recordable()?;
-        let [first, others @ ..] = streams else {
-            return Err(CudaFailure::Refused("there is no lane to record".to_owned()));
-        };
-        first.stream.begin_capture()?;
-        first.records = true;
-        // Whoever waits for an event of a recording stream records too.
-        let forked = first.stream.record(&first.join).and_then(|()| {
-            others.iter_mut().try_for_each(|other| {
-                other.records = true;
-                other.stream.wait(&first.join)
-            })
-        });
-        if forked.is_err() {
-            // Nothing of it is kept; the lanes run again.
-            drop(self.recorded(streams));
-        }
-        forked
+        recording::begin(streams)
     }
 
-    fn recorded(&self, streams: &mut [CudaStream]) -> Result<CudaGraph, CudaFailure> {
-        let mut faults = Vec::new();
-        for stream in streams.iter_mut() {
-            stream.records = false;
-            // Nothing has run, so there is nothing to report of this step yet.
-            faults.extend(stream.fault.take());
-        }
-        let [first, others @ ..] = streams else {
-            return Err(CudaFailure::Refused("there is no lane that records".to_owned()));
-        };
-        let joined = others.iter().try_for_each(|other| {
-            other.stream.record(&other.join)?;
-            first.stream.wait(&other.join)
-        });
-        // Recording ends whatever happened, or the stream would never run anything again.
-        let graph = first.stream.end_capture();
-        joined?;
-        if let Some(fault) = faults.first() {
-            return Err(CudaFailure::Refused(format!(
-                "a closure failed while it was recorded: {}",
-                fault.message
-            )));
-        }
-        let graph = graph?;
-        first.stream.upload_graph(&graph)?;
-        let lanes = lock(&self.lanes);
-        let communicators = lanes.values().flatten().flat_map(Communication::opened).cloned().collect();
-        Ok(self.recordings.keep(graph, communicators))
+    /// Those of all lanes, some of them several times.
+    fn communicators(&self) -> Vec<Arc<Communicator>> {
+        lock(&self.lanes).values().flatten().flat_map(Communication::opened).cloned().collect()
     }
 }
 
@@ -390,11 +349,12 @@ impl Backend for CudaBackend {
 
     fn begin_capture(&self, streams: &mut [CudaStream], bound: &CudaBound) -> Result<(), BackendError> {
         bound.timeline.iter().for_each(Timeline::begin_recording);
-        self.record_all(streams).map_err(self.failed("recording a step"))
+        self.begin_recording(streams).map_err(self.failed("recording a step"))
     }
 
     fn end_capture(&self, streams: &mut [CudaStream], _: &CudaBound) -> Result<CudaGraph, BackendError> {
-        self.recorded(streams).map_err(self.failed("recording a step"))
+        let graph = recording::end(streams).map_err(self.failed("recording a step"))?;
+        Ok(self.recordings.keep(graph, self.communicators()))
     }
 
     fn launch(

@@ -1,6 +1,8 @@
-//! Recordings of one rank, and how they end with their world.
+//! Recordings of one rank: how its lanes make one, who holds it, and how it ends with its world.
 //!
 //! Laws:
+//! - A recording forks from the first lane to all others and joins them again at its end (PL-7). Recording ends whatever happened, or the first lane would never run
+//!   anything again; where a closure failed, or a lane was not joined, nothing of it is kept.
 //! - A recording holds the communicators whose transfers are in it and goes before them: NCCL destroys a communicator, and ends aborting one,
 //!   only when no recording of it is left.
 //! - A world that ends takes the recordings away from whoever holds them, if NCCL is in them; they are never launched again. So aborts end, and memory is
@@ -9,6 +11,7 @@
 use std::sync::{Arc, Mutex, Weak};
 
 use super::failure::CudaFailure;
+use super::lane::CudaStream;
 use super::nccl::Communicator;
 use super::stream::{Graph, Stream};
 use crate::backend::bell::lock;
@@ -29,6 +32,56 @@ impl CudaGraph {
             || CudaFailure::Refused("the recording ended with its world; make a new session".to_owned());
         stream.launch(lock(&self.graph).as_ref().ok_or_else(ended)?)
     }
+}
+
+/// Begins to record what is enqueued on these lanes. Their context is current.
+pub(super) fn begin(streams: &mut [CudaStream]) -> Result<(), CudaFailure> {
+    let [first, others @ ..] = streams else {
+        return Err(CudaFailure::Refused("there is no lane to record".to_owned()));
+    };
+    first.stream.begin_capture()?;
+    first.records = true;
+    // Whoever waits for an event of a recording stream records too.
+    let forked = first.stream.record(&first.join).and_then(|()| {
+        others.iter_mut().try_for_each(|other| {
+            other.records = true;
+            other.stream.wait(&first.join)
+        })
+    });
+    if forked.is_err() {
+        // Nothing of it is kept; the lanes run again.
+        drop(end(streams));
+    }
+    forked
+}
+
+/// Ends what [`begin`] began, and brings the recording to the device.
+pub(super) fn end(streams: &mut [CudaStream]) -> Result<Graph, CudaFailure> {
+    let mut faults = Vec::new();
+    for stream in streams.iter_mut() {
+        stream.records = false;
+        // Nothing has run, so there is nothing to report of this step yet.
+        faults.extend(stream.fault.take());
+    }
+    let [first, others @ ..] = streams else {
+        return Err(CudaFailure::Refused("there is no lane that records".to_owned()));
+    };
+    let joined = others.iter().try_for_each(|other| {
+        other.stream.record(&other.join)?;
+        first.stream.wait(&other.join)
+    });
+    // Recording ends whatever happened, or the stream would never run anything again.
+    let graph = first.stream.end_capture();
+    joined?;
+    if let Some(fault) = faults.first() {
+        return Err(CudaFailure::Refused(format!(
+            "a closure failed while it was recorded: {}",
+            fault.message
+        )));
+    }
+    let graph = graph?;
+    first.stream.upload_graph(&graph)?;
+    Ok(graph)
 }
 
 /// The recordings of one rank that NCCL has a part in.
