@@ -9,7 +9,8 @@
 
 use std::sync::Arc;
 
-use super::rank::{agree, install};
+use super::installed::install;
+use super::rank::agree;
 use super::{CaptureMode, ExecError, Rank};
 use crate::backend::Backend;
 use crate::layout::{Content, Region, Residency};

@@ -1,4 +1,4 @@
-//! One rank: its device, its arena, its lanes, and the plans installed on them.
+//! One rank: its device, its arena, its lanes, and the plans installed on them (`installed`).
 //!
 //! Law: everything happens between two edges, and at an edge all lanes are drained. Host copies
 //! happen at edges alone. A rank that cannot go on aborts the world before it reports, so that no
@@ -8,32 +8,17 @@
 //! a warm-up of a recording, and with it weights and gradients that nobody asked for.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::capture::Action;
-use super::record::{record, replay};
-use super::{Capture, CaptureMode, Exchange, ExecError, Pump, World};
-use crate::backend::{Activity, Backend, BackendError, HostSplit, Meter};
+use super::installed::{Driven, Installed, Staged, install};
+use super::{CaptureMode, Exchange, ExecError, World};
+use crate::backend::{Activity, Backend, Meter};
 use crate::compute::ComputeFactory;
-use crate::flow::{FlowError, Poison};
-use crate::id::{LaneId, RankId};
-use crate::layout::{Binding, Content, Region};
-use crate::model::Role;
-use crate::op::{Op, Vote};
+use crate::flow::Poison;
+use crate::id::RankId;
+use crate::layout::{Content, Region};
+use crate::op::Vote;
 use crate::plan::{EdgeState, StepPlan, carried};
-
-/// A plan installed on a rank.
-pub struct Installed<B: Backend> {
-    pub(super) plan: Arc<StepPlan>,
-    bound: B::Bound,
-    pump: Pump<B>,
-    capture: Capture<B::Graph>,
-    compute: LaneId,
-    vote: Option<Region>,
-    /// What the host copies in before a step, and out behind it.
-    inputs: Vec<Staged>,
-    outputs: Vec<Staged>,
-}
 
 /// What a rank has reserved for all plans it will run.
 #[derive(Clone, Copy, Debug)]
@@ -228,10 +213,10 @@ impl<B: Backend> Rank<B> {
         if !held.admits(needed) {
             return Err(ExecError::Entry { rank, program: installed.plan.name.clone(), needed, held });
         }
-        let driven = drive(backend, streams, installed, world, meter)?;
+        let driven = installed.drive(backend, streams, world, meter)?;
         poison.check(rank)?;
         let promised = installed.plan.exit;
-        if let Some(found) = installed.pump.edges().find(|found| *found != promised) {
+        if let Some(found) = installed.unpromised() {
             return Err(ExecError::Exit { rank, program: installed.plan.name.clone(), found, promised });
         }
         *edge = held.after(promised);
@@ -306,115 +291,4 @@ pub fn landing_bytes<'plans, B: Backend>(
         most = most.max(backend.landing_bytes(&plan.binding(backend.rank(), &plan.ops()))?);
     }
     Ok(most)
-}
-
-/// Binds a plan and hires its actors; `timed` if its tasks must be timed.
-pub(super) fn install<B: Backend>(
-    backend: &B,
-    memory: &B::Memory,
-    plan: Arc<StepPlan>,
-    capture: CaptureMode,
-    timed: bool,
-    poison: &Poison,
-) -> Result<Installed<B>, ExecError> {
-    let ops = plan.ops();
-    let bound = backend.bind(memory, &Binding { timed, ..plan.binding(backend.rank(), &ops) })?;
-    let vote = plan.tasks.iter().find_map(|task| match task.op {
-        Op::Vote { vote, .. } => Some(plan.arena.region(vote)),
-        _ => None,
-    });
-    Ok(Installed {
-        bound,
-        pump: Pump::new(backend.rank(), &plan, poison.clone()),
-        capture: Capture::new(capture),
-        compute: plan.compute_lane(),
-        vote,
-        inputs: staging(&plan, Role::Input).collect(),
-        outputs: staging(&plan, Role::Output).collect(),
-        plan,
-    })
-}
-
-/// How a step was put on its lanes.
-struct Driven {
-    /// Why it was not recorded, if it was to be.
-    unrecorded: Option<String>,
-    /// Recordings launched for it.
-    segments: usize,
-    /// How long that took, without recording and without waiting for the lanes.
-    issue: Duration,
-    /// What that went to.
-    issued: HostSplit,
-    /// What the time of the host before it went to, without recording.
-    before: HostSplit,
-    /// The same with waiting for the lanes.
-    step: Duration,
-}
-
-/// Issues, records or replays one step and waits for its end.
-fn drive<B: Backend>(
-    backend: &B,
-    streams: &mut [B::Stream],
-    installed: &mut Installed<B>,
-    world: &World,
-    meter: &Meter,
-) -> Result<Driven, ExecError> {
-    let before = meter.lap();
-    let Installed { bound, plan, pump, capture, compute, .. } = installed;
-    let mut unrecorded = None;
-    if capture.action() == Action::Record {
-        let recorded = record(backend, streams, bound, plan, pump);
-        let usable = u64::from(recorded.is_ok());
-        let all_usable = world.exchange(backend.rank(), usable)?.iter().all(|vote| *vote == 1);
-        // A device may be unable to record; a recording that breaks a law is nothing to go on from.
-        if let Err(FlowError::Backend(hazard @ BackendError::Hazard { .. })) = &recorded {
-            return Err(hazard.clone().into());
-        }
-        unrecorded = recorded.as_ref().err().map(ToString::to_string);
-        capture.recorded(recorded.ok().filter(|_| all_usable));
-    }
-    let begin = Instant::now();
-    let _ = meter.lap();
-    backend.begin_step(bound)?;
-    let segments = match capture.pieces() {
-        Some(pieces) => replay(backend, streams, bound, *compute, pieces)?,
-        None => {
-            pump.run(backend, streams, bound)?;
-            capture.issued();
-            0
-        }
-    };
-    let (issue, issued) = (begin.elapsed(), meter.lap());
-    // Every lane is waited for, whatever the others said.
-    let outcome = meter.within(Activity::Waiting, || {
-        let mut outcome = Ok(());
-        for stream in streams.iter_mut() {
-            outcome = outcome.and(backend.synchronize(stream));
-        }
-        outcome
-    });
-    let step = begin.elapsed();
-    Ok(outcome.map(|()| Driven { unrecorded, segments, issue, issued, before, step })?)
-}
-
-/// One micro-batch of a staged buffer.
-struct Staged {
-    /// Where it lies in the arena.
-    region: Region,
-    /// The buffer's number.
-    buffer: usize,
-    /// The micro-batch's part of what the session staged.
-    bytes: std::ops::Range<usize>,
-}
-
-/// All micro-batches of the staged buffers of one role.
-fn staging(plan: &StepPlan, role: Role) -> impl Iterator<Item = Staged> + '_ {
-    plan.arena.slots.iter().filter_map(move |slot| match slot.content {
-        Content::Staging(buffer, micro_batch) if plan.buffers[buffer.index()].role == role => {
-            let (region, buffer) = (slot.region, buffer.index());
-            let begin = region.bytes * micro_batch.index();
-            Some(Staged { region, buffer, bytes: begin..begin + region.bytes })
-        }
-        _ => None,
-    })
 }

@@ -1,0 +1,154 @@
+//! A plan installed on a rank: bound, with its actors, its recording and its places of staged buffers; and one step of it.
+//!
+//! Laws:
+//! - What a step needs was made when its plan was installed: a step binds nothing and hires nobody.
+//! - A step is issued, recorded or replayed here and nowhere else (EX-1). One that is on its lanes ends when each of them has been waited for,
+//!   whatever the others said. A recording is used if all ranks made one.
+//! - Whether a step may run, and whether it left what it promised, is for the rank to judge (`rank`).
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::capture::Action;
+use super::record::{record, replay};
+use super::{Capture, CaptureMode, ExecError, Pump, World};
+use crate::backend::{Activity, Backend, BackendError, HostSplit, Meter};
+use crate::flow::{FlowError, Poison};
+use crate::id::LaneId;
+use crate::layout::{Binding, Content, Region};
+use crate::model::Role;
+use crate::op::Op;
+use crate::plan::{EdgeState, StepPlan};
+
+/// A plan installed on a rank.
+pub struct Installed<B: Backend> {
+    pub(super) plan: Arc<StepPlan>,
+    pub(super) bound: B::Bound,
+    pump: Pump<B>,
+    capture: Capture<B::Graph>,
+    compute: LaneId,
+    /// Where the step leaves its vote, if it takes one.
+    pub(super) vote: Option<Region>,
+    /// What the host copies in before a step, and out behind it.
+    pub(super) inputs: Vec<Staged>,
+    pub(super) outputs: Vec<Staged>,
+}
+
+/// One micro-batch of a staged buffer.
+pub(super) struct Staged {
+    /// Where it lies in the arena.
+    pub(super) region: Region,
+    /// The buffer's number.
+    pub(super) buffer: usize,
+    /// The micro-batch's part of what the session staged.
+    pub(super) bytes: Range<usize>,
+}
+
+/// How a step was put on its lanes.
+pub(super) struct Driven {
+    /// Why it was not recorded, if it was to be.
+    pub(super) unrecorded: Option<String>,
+    /// Recordings launched for it.
+    pub(super) segments: usize,
+    /// How long that took, without recording and without waiting for the lanes.
+    pub(super) issue: Duration,
+    /// What that went to.
+    pub(super) issued: HostSplit,
+    /// What the time of the host before it went to, without recording.
+    pub(super) before: HostSplit,
+    /// As `issue`, with waiting for the lanes.
+    pub(super) step: Duration,
+}
+
+/// Binds a plan and hires its actors; `timed` if its tasks must be timed.
+pub(super) fn install<B: Backend>(
+    backend: &B,
+    memory: &B::Memory,
+    plan: Arc<StepPlan>,
+    capture: CaptureMode,
+    timed: bool,
+    poison: &Poison,
+) -> Result<Installed<B>, ExecError> {
+    let ops = plan.ops();
+    let bound = backend.bind(memory, &Binding { timed, ..plan.binding(backend.rank(), &ops) })?;
+    let vote = plan.tasks.iter().find_map(|task| match task.op {
+        Op::Vote { vote, .. } => Some(plan.arena.region(vote)),
+        _ => None,
+    });
+    Ok(Installed {
+        bound,
+        pump: Pump::new(backend.rank(), &plan, poison.clone()),
+        capture: Capture::new(capture),
+        compute: plan.compute_lane(),
+        vote,
+        inputs: staging(&plan, Role::Input).collect(),
+        outputs: staging(&plan, Role::Output).collect(),
+        plan,
+    })
+}
+
+impl<B: Backend> Installed<B> {
+    /// Issues, records or replays one step and waits for its end.
+    pub(super) fn drive(
+        &mut self,
+        backend: &B,
+        streams: &mut [B::Stream],
+        world: &World,
+        meter: &Meter,
+    ) -> Result<Driven, ExecError> {
+        let before = meter.lap();
+        let Self { bound, plan, pump, capture, compute, .. } = self;
+        let mut unrecorded = None;
+        if capture.action() == Action::Record {
+            let recorded = record(backend, streams, bound, plan, pump);
+            let usable = u64::from(recorded.is_ok());
+            let all_usable = world.exchange(backend.rank(), usable)?.iter().all(|vote| *vote == 1);
+            // A device may be unable to record; a recording that breaks a law is nothing to go on from.
+            if let Err(FlowError::Backend(hazard @ BackendError::Hazard { .. })) = &recorded {
+                return Err(hazard.clone().into());
+            }
+            unrecorded = recorded.as_ref().err().map(ToString::to_string);
+            capture.recorded(recorded.ok().filter(|_| all_usable));
+        }
+        let begin = Instant::now();
+        let _ = meter.lap();
+        backend.begin_step(bound)?;
+        let segments = match capture.pieces() {
+            Some(pieces) => replay(backend, streams, bound, *compute, pieces)?,
+            None => {
+                pump.run(backend, streams, bound)?;
+                capture.issued();
+                0
+            }
+        };
+        let (issue, issued) = (begin.elapsed(), meter.lap());
+        // Every lane is waited for, whatever the others said.
+        let outcome = meter.within(Activity::Waiting, || {
+            let mut outcome = Ok(());
+            for stream in streams.iter_mut() {
+                outcome = outcome.and(backend.synchronize(stream));
+            }
+            outcome
+        });
+        let step = begin.elapsed();
+        Ok(outcome.map(|()| Driven { unrecorded, segments, issue, issued, before, step })?)
+    }
+
+    /// What the actors found at the step's end that its plan did not promise.
+    pub(super) fn unpromised(&self) -> Option<EdgeState> {
+        self.pump.edges().find(|found| *found != self.plan.exit)
+    }
+}
+
+/// All micro-batches of the staged buffers of one role.
+fn staging(plan: &StepPlan, role: Role) -> impl Iterator<Item = Staged> + '_ {
+    plan.arena.slots.iter().filter_map(move |slot| match slot.content {
+        Content::Staging(buffer, micro_batch) if plan.buffers[buffer.index()].role == role => {
+            let (region, buffer) = (slot.region, buffer.index());
+            let begin = region.bytes * micro_batch.index();
+            Some(Staged { region, buffer, bytes: begin..begin + region.bytes })
+        }
+        _ => None,
+    })
+}
