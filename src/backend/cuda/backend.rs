@@ -372,8 +372,7 @@ impl Backend for CudaBackend {
     fn synchronize(&self, stream: &mut CudaStream) -> Result<(), BackendError> {
         let begun = Instant::now();
         watchdog::wait(&self.world, self.rank, stream, &self.progress, &self.transfers, || {
-            let lanes = lock(&self.lanes);
-            lanes.values().flatten().flat_map(Communication::opened).for_each(|one| one.begin_abort());
+            self.communicators().iter().for_each(|one| one.begin_abort());
         })?;
         stream.usual_wait = begun.elapsed();
         Ok(())
@@ -410,11 +409,13 @@ impl Backend for CudaBackend {
 
     fn abort(&self, reason: &str) {
         drop(self.world.poison(reason));
-        let lanes = lock(&self.lanes);
+        // The lanes are not held while NCCL is waited for.
+        let communicators = self.communicators();
         // Waits end first, and recordings go while NCCL aborts: it waits until none of its transfers is left.
-        lanes.values().flatten().flat_map(Communication::opened).for_each(|one| one.begin_abort());
+        communicators.iter().for_each(|one| one.begin_abort());
         self.recordings.end();
-        if !Communicator::abort(lanes.values().flatten().flat_map(Communication::opened).map(AsRef::as_ref)) {
+        // Of an abandoned GPU no recording is given back, so aborts may not end; waiting for them would tell nothing new.
+        if !self.context.is_abandoned() && !Communicator::abort(communicators.iter().map(AsRef::as_ref)) {
             self.context.abandon();
         }
     }
