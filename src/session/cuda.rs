@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::{Session, SessionBuilder, SessionError};
 use crate::backend::Checked;
-use crate::backend::cuda::{CudaOptions, CudaSurface, CudaWorld, DeviceOrdinal, Transport};
+use crate::backend::cuda::{CudaFailure, CudaOptions, CudaSurface, CudaWorld, DeviceOrdinal, Transport};
 use crate::config::{self, Config};
 use crate::rendezvous::{ProcessEnvironment, Rendezvous, RendezvousError, Secret};
 
@@ -20,10 +20,10 @@ use crate::rendezvous::{ProcessEnvironment, Rendezvous, RendezvousError, Secret}
 /// steps that follow one another wake no rank.
 const PATIENCE: Duration = Duration::from_micros(300);
 
-/// [`PATIENCE`], where `ranks` ranks and as many other threads have a core each.
-fn patience(ranks: usize) -> Duration {
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    if cores >= 2 * ranks { PATIENCE } else { Duration::ZERO }
+/// [`PATIENCE`], where all ranks of the host, of whatever processes, and as many other threads have a core each; else a rank that looks would take
+/// the core from one that works. `cores` are those this process may use: it cannot know whether others may use them too, and takes it that they may.
+const fn patience(ranks_of_host: usize, cores: usize) -> Duration {
+    if cores >= ranks_of_host.saturating_mul(2) { PATIENCE } else { Duration::ZERO }
 }
 
 impl SessionBuilder<CudaSurface> {
@@ -71,7 +71,6 @@ impl SessionBuilder<CudaSurface> {
     ) -> Result<Session, SessionError> {
         let told = self.config.validate();
         told.inspect_err(|error| drop(rendezvous.end(&error.to_string())))?;
-        self.patience = patience(devices.len());
         let options = CudaOptions {
             transport: match self.config.transport {
                 config::Transport::Auto => None,
@@ -86,11 +85,14 @@ impl SessionBuilder<CudaSurface> {
             ..CudaOptions::new(devices)
         };
         let met = Arc::clone(&rendezvous);
-        let backends = beside(move || {
-            let backends = CudaWorld::within(Arc::clone(&met), options)?.backends();
-            backends.inspect_err(|failure| drop(met.end(&failure.to_string())))
+        let opened = beside(move || {
+            let world = CudaWorld::within(Arc::clone(&met), options)?;
+            let backends = world.backends().inspect_err(|failure| drop(met.end(&failure.to_string())))?;
+            Ok::<_, CudaFailure>((backends, world.ranks_of_host()))
         });
-        let backends = backends.await??;
+        let (backends, ranks_of_host) = opened.await??;
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        self.patience = patience(ranks_of_host, cores);
         if self.config.check {
             self.start_in(rendezvous, backends.into_iter().map(Checked::new).collect()).await
         } else {
@@ -132,6 +134,16 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+
+    #[test]
+    fn ranks_look_for_commands_only_where_all_ranks_of_the_host_have_two_cores_each() {
+        for (ranks_of_host, cores, looks) in
+            [(1, 2, true), (1, 1, false), (4, 16, true), (8, 16, true), (8, 15, false), (8, 8, false)]
+        {
+            let expected = if looks { PATIENCE } else { Duration::ZERO };
+            assert_eq!(patience(ranks_of_host, cores), expected, "{ranks_of_host} ranks, {cores} cores");
+        }
+    }
 
     #[test]
     fn an_executor_goes_on_while_a_session_waits_for_other_processes() {

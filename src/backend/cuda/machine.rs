@@ -11,6 +11,7 @@ use super::hosts::Hosts;
 use super::library::Library;
 use super::options::{CudaOptions, Transport};
 use crate::config::Reduce;
+use crate::id::RankId;
 use crate::model::{Group, Mesh};
 use crate::rendezvous::{HostName, Reader, Truncated, Writer};
 
@@ -67,6 +68,12 @@ impl Seat {
         let host = HostName::new(std::str::from_utf8(reader.rest()).map_err(|_| Truncated)?);
         Ok(Self { host, gpu, has_nccl, reaches, wish: (transport, reduce, replicas) })
     }
+}
+
+/// How many ranks are on the host of `rank`, itself among them, in whatever processes.
+pub(super) fn ranks_beside(seats: &[Seat], rank: RankId) -> usize {
+    let own = seats.get(rank.index()).map(|seat| &seat.host);
+    seats.iter().filter(|seat| Some(&seat.host) == own).count()
 }
 
 /// How bytes get from rank to rank in a world.
@@ -222,6 +229,17 @@ mod tests {
             Seat { has_nccl: true, ..seat(&host.to_string(), gpu, transport) }
         };
         hosts.chars().enumerate().map(each).collect()
+    }
+
+    #[test]
+    fn the_ranks_of_a_host_are_counted_over_all_its_processes() {
+        let beside = |names: &str| -> Vec<usize> {
+            let seats = seats(names, None);
+            (0..seats.len()).map(|rank| ranks_beside(&seats, RankId::at(rank))).collect()
+        };
+        assert_eq!(beside("aaaaaaaa"), [8; 8]);
+        assert_eq!(beside("aab"), [2, 2, 1], "hosts of unequal size");
+        assert_eq!(beside("aba"), [2, 1, 2], "not one after the other");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::backend::CudaBackend;
 use super::context::Context;
 use super::failure::CudaFailure;
-use super::machine::{Seat, network};
+use super::machine::{Seat, network, ranks_beside};
 use super::options::{CudaOptions, Transport};
 use super::times::Times;
 use super::world::{World, refused};
@@ -18,6 +18,7 @@ use crate::rendezvous::{Rendezvous, Topic};
 #[derive(Debug)]
 pub struct CudaWorld {
     shared: Arc<World>,
+    ranks_of_host: usize,
 }
 
 impl CudaWorld {
@@ -56,8 +57,9 @@ impl CudaWorld {
         let shares_gpus = (seats.iter().enumerate())
             .any(|(place, seat)| seats[..place].iter().any(|other| other.shares_gpu_with(seat)));
         let times = options.timeline.map(|wished| Times::settle(wished, ranks)).transpose()?;
+        let ranks_of_host = ranks_beside(&seats, RankId::at(rendezvous.range().start));
         let world = World::new(mesh, network, options, rendezvous, contexts, shares_gpus, times);
-        Ok(Self { shared: Arc::new(world) })
+        Ok(Self { shared: Arc::new(world), ranks_of_host })
     }
 
     /// The backend of one rank; it may move to the thread that drives the rank.
@@ -82,6 +84,12 @@ impl CudaWorld {
     /// As [`CudaWorld::backend`].
     pub fn backends(&self) -> Result<Vec<CudaBackend>, CudaFailure> {
         self.shared.rendezvous.own().map(|rank| self.backend(rank)).collect()
+    }
+
+    /// How many ranks of this world are on the host of this process, those of other processes among them.
+    #[must_use]
+    pub const fn ranks_of_host(&self) -> usize {
+        self.ranks_of_host
     }
 
     /// How bytes get from one GPU of this world to another, on one host.
