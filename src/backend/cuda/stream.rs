@@ -135,12 +135,16 @@ impl Stream {
 
     /// Copies from the host, and returns when the device has it.
     pub(super) fn upload(&self, bytes: &[u8], to: DeviceAddress) -> Result<(), CudaFailure> {
-        self.begin_upload(bytes, to)?;
+        // SAFETY: `bytes` are borrowed until the copy has run, or until the driver says that the context runs nothing any more.
+        unsafe { self.begin_upload(bytes, to) }?;
         self.synchronize()
     }
 
-    /// Begins a copy from the host, and waits for nothing: `bytes` must last until the stream is done.
-    pub(super) fn begin_upload(&self, bytes: &[u8], to: DeviceAddress) -> Result<(), CudaFailure> {
+    /// Begins a copy from the host, and waits for nothing.
+    ///
+    /// # Safety
+    /// `bytes` stay where they are, unchanged, until the stream is done, or to the end of the process if that is never seen.
+    pub(super) unsafe fn begin_upload(&self, bytes: &[u8], to: DeviceAddress) -> Result<(), CudaFailure> {
         self.make_current()?;
         // SAFETY: the range was measured by the caller, who keeps `bytes` until the copy has run.
         self.meter

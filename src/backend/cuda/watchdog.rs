@@ -151,7 +151,9 @@ fn drain(world: &World, rank: RankId, stream: &CudaStream, transfers: &Stream, b
     let begun = Instant::now();
     while begun.elapsed() < DRAIN && matches!(stream.stream.is_done(), Ok(false)) {
         let is_free = || matches!(transfers.is_done(), Ok(true));
-        if by_words && is_free() && world.begin_release(rank, &words, transfers).is_err() {
+        // SAFETY: nothing changes `words`; they are given back below only if `transfers` is done.
+        let begin_release = || unsafe { world.begin_release(rank, &words, transfers) };
+        if by_words && is_free() && begin_release().is_err() {
             break;
         }
         std::thread::sleep(PAUSE);

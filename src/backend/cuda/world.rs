@@ -214,7 +214,10 @@ impl World {
     }
 
     /// Begins to set these words of `rank`, and waits for nothing: a stream that cannot run must hold up no host.
-    pub(super) fn begin_release(
+    ///
+    /// # Safety
+    /// `words` stay where they are, unchanged, until `transfers` is done, or to the end of the process if that is never seen.
+    pub(super) unsafe fn begin_release(
         &self,
         rank: RankId,
         words: &[u32],
@@ -222,7 +225,8 @@ impl World {
     ) -> Result<(), CudaFailure> {
         let home = lock(&self.homes).own.get(&rank).copied();
         let Some(home) = home else { return Ok(()) };
-        transfers.begin_upload(bytemuck::cast_slice(words), home.signals)
+        // SAFETY: the caller keeps `words` as long as the copy needs them.
+        unsafe { transfers.begin_upload(bytemuck::cast_slice(words), home.signals) }
     }
 
     /// The id under which `rank` opens its next communicator, with others; `first` of them makes it. All ranks of the world come here
