@@ -101,7 +101,7 @@ pub struct Config {
     pub transport: Transport,
     /// Among GPUs that write into each other's memory: up to so many bytes for each peer a collective goes by one kernel, meetings included,
     /// instead of copy engines; 0 for none but the smallest. `None` takes [`Config::KERNEL_EXCHANGE`] where steps are recorded, and 0 elsewhere. The first
-    /// collective of a step before all calls, and the last one behind them, which no product runs beside, go by a kernel up to 8 MiB whatever this says.
+    /// collective of a step before all calls, and the last reduction behind them, which no product runs beside, go by a kernel up to 8 MiB whatever this says.
     pub kernel_exchange: Option<ByteSize>,
     /// Seconds that a rank waits for the others, or for its device, before it gives the world up.
     pub deadline_s: f64,
