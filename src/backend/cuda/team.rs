@@ -60,20 +60,42 @@ impl Team {
     }
 }
 
+/// What teams and their transports are tested on.
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
+pub(super) mod samples {
     use super::*;
     use crate::rendezvous::HostName;
 
-    const GROUPS: [Group; 3] = [Group::World, Group::Shard, Group::Replicate];
+    pub(in super::super) const GROUPS: [Group; 3] = [Group::World, Group::Shard, Group::Replicate];
 
-    fn hosts(count: usize, each: usize) -> Hosts {
+    /// Hosts, ranks on each, and replicas, which share a host, have one each, or several.
+    pub(in super::super) const MESHES: [(usize, usize, u32); 10] = [
+        (1, 4, 2),
+        (1, 4, 4),
+        (1, 6, 3),
+        (2, 2, 2),
+        (2, 4, 4),
+        (2, 4, 2),
+        (4, 2, 2),
+        (2, 2, 4),
+        (4, 1, 2),
+        (1, 1, 1),
+    ];
+
+    /// So many hosts, with so many ranks on each.
+    pub(in super::super) fn hosts(count: usize, each: usize) -> Hosts {
         let names: Vec<_> =
             (0..count * each).map(|rank| HostName::new(&format!("{}", rank / each))).collect();
         Hosts::of(&names.iter().collect::<Vec<_>>()).unwrap()
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::samples::{GROUPS, MESHES, hosts};
+    use super::*;
 
     #[test]
     fn counterparts_share_a_communicator_and_number_each_other_alike() {
@@ -115,17 +137,7 @@ mod tests {
     /// member names the others.
     #[test]
     fn all_ranks_open_communicators_for_the_same_groups_and_of_the_same_members() {
-        for (count, each, replicas) in [
-            (1, 4, 2),
-            (1, 4, 4),
-            (1, 6, 3),
-            (2, 2, 2),
-            (2, 4, 4),
-            (2, 4, 2),
-            (4, 2, 2),
-            (2, 2, 4),
-            (4, 1, 2),
-        ] {
+        for (count, each, replicas) in MESHES {
             let mesh = Mesh::hybrid((count * each) as u32, replicas).unwrap();
             let ways = [
                 Network { transport: Transport::Peer, hosts: hosts(count, each) },

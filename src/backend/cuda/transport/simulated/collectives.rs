@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::{Scene, collective, every_way, hosts, value, ways};
+use crate::backend::cuda::team::samples::{GROUPS, MESHES};
 use crate::backend::cuda::transport::whole;
 use crate::backend::local::{Move, Piece, Pull, Scatter, Slices};
 use crate::format::ElementType;
@@ -183,24 +184,13 @@ fn two_hosts_of_two_and_three_of_two_do_what_one_host_does() {
     }
 }
 
-/// Every group of a mesh of replicas, which share a host, have one each, or several.
+/// Every group of a mesh of replicas.
 #[test]
 fn every_team_of_every_group_does_what_a_world_of_its_ranks_does() {
-    for (count, each, replicas) in [
-        (1, 4, 2),
-        (1, 4, 4),
-        (1, 6, 3),
-        (2, 2, 2),
-        (2, 4, 4),
-        (2, 4, 2),
-        (4, 2, 2),
-        (2, 2, 4),
-        (4, 1, 2),
-        (1, 1, 1),
-    ] {
+    for (count, each, replicas) in MESHES {
         let hosts = hosts(count, each);
         let mesh = Mesh::hybrid(u32::try_from(hosts.ranks()).unwrap(), replicas).unwrap();
-        for group in [Group::Shard, Group::Replicate, Group::World] {
+        for group in GROUPS {
             check_all(Scene { hosts, mesh, group }, &[24, 132, 0]);
         }
     }

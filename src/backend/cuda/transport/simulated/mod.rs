@@ -19,23 +19,18 @@ use crate::backend::cuda::nccl::Transfer;
 use crate::backend::cuda::options::Transport;
 use crate::backend::cuda::signal::Home;
 use crate::backend::cuda::team::Team;
+use crate::backend::cuda::team::samples::hosts;
 use crate::backend::cuda::transport::View;
 use crate::backend::local::Pull;
 use crate::id::RankId;
 use crate::model::{Group, Mesh};
 use crate::op::Reduction;
-use crate::rendezvous::HostName;
 
 /// Where the lane's part of the landing begins.
 const LANDING: usize = 512;
 
 /// Bytes of addresses of one rank; its landing begins in the middle.
 const SPACE: u64 = 1 << 32;
-
-fn hosts(count: usize, each: usize) -> Hosts {
-    let names: Vec<_> = (0..count * each).map(|rank| HostName::new(&format!("{}", rank / each))).collect();
-    Hosts::of(&names.iter().collect::<Vec<_>>()).unwrap()
-}
 
 fn home(rank: usize) -> Home {
     let arena = DeviceAddress::new((rank as u64 + 1) * SPACE);
