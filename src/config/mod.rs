@@ -100,8 +100,7 @@ pub struct Config {
     /// How bytes get from one GPU to another; the CPU backend has one way only.
     pub transport: Transport,
     /// Among GPUs that write into each other's memory: up to so many bytes for each peer a collective goes by one kernel, meetings included,
-    /// instead of copy engines; 0 for none but the smallest. `None` takes [`Config::KERNEL_EXCHANGE`] where steps are recorded, and 0 elsewhere. The first
-    /// collective of a step before all calls, and the last reduction behind them, which no product runs beside, go by a kernel up to 8 MiB whatever this says.
+    /// instead of copy engines; 0 for none but the smallest. `None` takes [`Config::KERNEL_EXCHANGE`] where steps are recorded, and 0 elsewhere.
     pub kernel_exchange: Option<ByteSize>,
     /// Seconds that a rank waits for the others, or for its device, before it gives the world up.
     pub deadline_s: f64,
@@ -156,8 +155,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// What goes by a kernel where steps are recorded and nothing else is said: launching a recording costs the host about 2 µs for every word
-    /// and copy in it before the device begins, and next to nothing for a kernel.
+    /// What goes by a kernel where steps are recorded and nothing else is said: every launch of a recording costs the host about 2 µs for each word
+    /// and copy in it, and next to nothing for a kernel.
     pub const KERNEL_EXCHANGE: ByteSize = ByteSize::new(4 << 20);
 
     /// The mesh of `ranks` ranks, in as many replicas as `mesh.replicate` says.

@@ -14,7 +14,6 @@ use super::command::Command;
 use super::communication::Communication;
 use super::context::Context;
 use super::cupti::Book;
-use super::edges::Edges;
 use super::failure::CudaFailure;
 use super::kernels::{Kernels, Mark};
 use super::landing::Landing;
@@ -31,9 +30,6 @@ use crate::backend::BackendError;
 use crate::backend::local::{Collective, LocalOp, resolve};
 use crate::id::{LaneId, RankId, TaskId};
 use crate::layout::Binding;
-
-/// Up to so many bytes for each peer go by one kernel where no product wants its multiprocessors: engines take longer to begin a dozen copies.
-const ALONE_BYTES: usize = 8 << 20;
 
 /// What binding needs of a backend.
 pub(super) struct Binder<'a> {
@@ -65,13 +61,12 @@ pub(super) fn bind(
         let reason = format!("{needed} bytes are needed for what peers send, and {there} were reserved");
         return Err(failed(CudaFailure::Refused(reason)));
     }
-    let edges = Edges::of(binding.ops);
     let is_collective = |task: TaskId| matches!(ops.get(task.index()), Some(LocalOp::Collective(_)));
     let script = Arc::new(Script::of(binding, is_collective));
     let mut tasks = Vec::with_capacity(ops.len());
     for (position, (op, (named, lane))) in ops.into_iter().zip(binding.ops).enumerate() {
         let task = TaskId::at(position);
-        let work = binder.work(binding, (&landing, edges), task, *lane, op);
+        let work = binder.work(binding, &landing, task, *lane, op);
         let work = work.map_err(|failure| BackendError::Unsupported {
             rank: binding.rank,
             task,
@@ -105,7 +100,7 @@ impl Binder<'_> {
     fn work(
         &self,
         binding: &Binding<'_>,
-        (landing, edges): (&Landing, Edges),
+        landing: &Landing,
         task: TaskId,
         lane: LaneId,
         op: LocalOp,
@@ -125,7 +120,7 @@ impl Binder<'_> {
                 Command::copy(from, target, to.bytes).into_iter().collect()
             }
             LocalOp::Zero { region } => Command::zero(self.arena, region).into_iter().collect(),
-            LocalOp::Collective(op) => self.collective(binding, (landing, edges), task, lane, &op)?,
+            LocalOp::Collective(op) => self.collective(binding, landing, task, lane, &op)?,
             LocalOp::PartialAmax(op) => kernel(prepare.partial_amax(&op)?),
             LocalOp::FusedScale(op) => kernel(prepare.fused_scale(&op)?),
             LocalOp::DelayedScale(op) => kernel(prepare.delayed_scale(&op)?),
@@ -146,7 +141,7 @@ impl Binder<'_> {
     fn collective(
         &self,
         binding: &Binding<'_>,
-        (landing, edges): (&Landing, Edges),
+        landing: &Landing,
         task: TaskId,
         lane: LaneId,
         op: &Collective,
@@ -160,7 +155,6 @@ impl Binder<'_> {
         let homes: Option<Vec<Home>> = team.iter().map(home).collect();
         let homes =
             homes.ok_or_else(|| CudaFailure::Refused("a rank of the mesh has no arena".to_owned()))?;
-        let always = self.world.options.kernel_bytes;
         let route = Route {
             view: View { rank: team.own(), homes: &homes, hosts: team.hosts(), landing: landing.place(lane) },
             team,
@@ -170,7 +164,7 @@ impl Binder<'_> {
             reduce: self.world.options.reduce,
             communication,
             has_engines: !self.world.shares_gpus,
-            kernel_bytes: if edges.is_alone(task) { always.max(ALONE_BYTES) } else { always },
+            kernel_bytes: self.world.options.kernel_bytes,
             done: Mark { word: self.progress.lane(lane), number: task.number().saturating_add(1) },
         };
         route.collective(self.kernels, op)

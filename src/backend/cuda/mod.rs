@@ -28,7 +28,6 @@ mod compile;
 mod context;
 mod cupti;
 mod device_table;
-mod edges;
 mod failure;
 mod foreign;
 pub(crate) mod gemm;

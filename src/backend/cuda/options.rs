@@ -32,7 +32,7 @@ pub struct CudaOptions {
     pub replicas: u32,
     /// Up to so many bytes for each neighbour a collective of [`Transport::Peer`] goes by one kernel instead of copy engines. A kernel waits for a
     /// multiprocessor, and takes some from the products beside it; it costs the host one launch, where engines cost a call per word and copy,
-    /// in a recording at every launch of it too. At both ends of a step, where no call runs, up to 8 MiB go by kernel in any case.
+    /// in a recording at every launch of it too.
     pub kernel_bytes: usize,
     /// What measures begin and end of every task on the device; `None` for nothing, but for events in plans that ask for it.
     pub timeline: Option<DeviceTimes>,

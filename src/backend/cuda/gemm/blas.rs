@@ -90,7 +90,8 @@ impl Blas {
     }
 
     /// Where a product finds the one scale of its first or `second` factor: there, or at a copy in this lane's own place. Scales of whole weights
-    /// lie in a row of f32, and cuBLASLt refused products whose scale began between multiples of 16 bytes. Products of a lane follow one another,
+    /// lie in a row of f32, and cuBLASLt refused a product in a session of several such weights where it had taken each product alone: where the scale begins
+    /// is what differs. Products of a lane follow one another,
     /// so the next one's copy waits for this one to have read its own.
     pub(super) fn aligned(
         &self,
