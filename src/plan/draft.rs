@@ -96,6 +96,11 @@ pub(super) struct Place {
     pub(super) position: usize,
 }
 
+/// Where something is made ahead of its use at `stage`, of what is there from stage `available` on: beside the call before, or as soon as it can be.
+pub(super) fn ahead_of(stage: usize, available: usize) -> usize {
+    available.max(stage.saturating_sub(1))
+}
+
 /// A task before it has a number.
 #[derive(Clone, Debug)]
 pub(super) struct DraftTask {

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use super::super::draft::{Carrier, Draft, DraftTask, Place, Section};
+use super::super::draft::{Carrier, Draft, DraftTask, Place, Section, ahead_of};
 use crate::id::SlotId;
 use crate::op::{GatherPart, Op};
 
@@ -33,7 +33,7 @@ impl Reader {
         if !ahead || self.carrier != Carrier::Compute {
             return (self.carrier, self.place);
         }
-        let stage = self.of.stage.max(self.place.stage.saturating_sub(1));
+        let stage = ahead_of(self.place.stage, self.of.stage);
         (Carrier::Quantize, Place { stage, section: Section::Transposes, position: 0 })
     }
 }

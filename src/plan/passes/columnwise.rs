@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply};
+use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply, ahead_of};
 use crate::config::Columnwise;
 use crate::format::Orientation;
 use crate::id::SlotId;
@@ -38,7 +38,7 @@ pub(in super::super) fn columnwise(draft: &mut Draft<'_>) {
             let issue = match draft.policy.prefetch.is_on_demand() {
                 _ if keep => first_uses.get(&gathered.slot).copied().unwrap_or(stage),
                 true => stage,
-                false => gathered.stage.max(stage.saturating_sub(1)),
+                false => ahead_of(stage, gathered.stage),
             };
             let supply = match held.get_mut(&gathered.slot) {
                 Some(copy) if keep || issue <= copy.last_use + 1 => {

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply};
+use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply, ahead_of};
 use crate::format::ElementType;
 use crate::id::SlotId;
 use crate::layout::Content;
@@ -21,7 +21,8 @@ struct Held {
 
 pub(in super::super) fn dense(draft: &mut Draft<'_>) {
     let mut held: HashMap<(SlotId, ElementType), Held> = HashMap::new();
-    let carrier = if draft.derives_ahead() { Carrier::Quantize } else { Carrier::Compute };
+    let ahead = draft.derives_ahead();
+    let carrier = if ahead { Carrier::Quantize } else { Carrier::Compute };
     for (stage, _, call) in draft.stages_of_calls() {
         for (position, usage) in call.uses.iter().enumerate() {
             let layout = draft.weights.layout(usage.weight);
@@ -30,7 +31,7 @@ pub(in super::super) fn dense(draft: &mut Draft<'_>) {
                 continue;
             }
             let Some(planes) = draft.supplies[stage][position] else { continue };
-            let issue = if draft.derives_ahead() { planes.stage.max(stage.saturating_sub(1)) } else { stage };
+            let issue = if ahead { ahead_of(stage, planes.stage) } else { stage };
             let supply = match held.get_mut(&(planes.slot, values)) {
                 Some(copy) if stage <= copy.last_use + 1 => {
                     copy.last_use = stage;
