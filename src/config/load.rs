@@ -233,7 +233,7 @@ mod tests {
             quantize = { via = "none", scaling = "delayed", amax_history = 9, amax_choice = "latest" }
             optimizer = { mode = "adam", bias_correction = false, moments = "bf16", masters = "bf16_remainder", lr = 1, beta1 = 0.5, beta2 = 0.75, eps = 1e-6, weight_decay = 0.1, max_norm = 1.0 }
             cpu.link = { bytes_per_s = 2e9, latency_us = 5 }
-            trace = { enabled = true, path = "t.json", first_step = 5, steps = 9, device = "events" }
+            trace = { enabled = true, path = "t.json", first_step = 5, steps = 9, device = "cupti" }
             [[weights]]
             match = "blocks.*"
             format = "fp8_block"
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(config.cpu.link.bytes_per_s, Some(2e9));
         assert_eq!((config.trace.enabled, config.trace.path.as_str()), (true, "t.json"));
         assert_eq!((config.trace.first_step, config.trace.steps), (5, 9));
-        assert_eq!(config.trace.device, DeviceTimes::Events);
+        assert_eq!(config.trace.device, DeviceTimes::Cupti);
         assert_eq!(config.weights[0].format, Some("fp8_block".parse::<Format>().unwrap()));
         assert_eq!(config.weights[0].placement, Some(Placement::Sharded));
     }
