@@ -1,8 +1,8 @@
 //! How long it takes from a declared program to a plan that may run, for 100 to 10,000 tasks.
 //!
 //! `build` is all of it, verification included; `verify` is the proof alone, `wire` the routes of its
-//! messages, `fingerprint` what ranks compare. All of it happens once per program, before the first step. A time that grows faster than the
-//! number of tasks is a fault.
+//! messages, `fingerprint` what ranks compare. All of it happens once per program, before the first step. A
+//! time that grows faster than the number of tasks is a fault.
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark has no readers of its interface")]
 

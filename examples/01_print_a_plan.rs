@@ -3,10 +3,9 @@
 //! `cargo run --example 01_print_a_plan` shows the table; add `-- --dot` for Graphviz source,
 //! `-- --depth 0` to see gathers on demand.
 
-use warpweft::config::Config;
-use warpweft::format::{ElementType, Format, Orientation};
-use warpweft::model::{Form, Layer, LayerStack, Mesh, Model, Phase, StepProgram};
+use warpweft::model::{Layer, LayerStack, Mesh};
 use warpweft::plan::{Policy, StepPlan};
+use warpweft::prelude::*;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().collect();

@@ -5,13 +5,7 @@
 //! The closure reads what its call declared and writes what it declared, nothing else. The weight
 //! travels as NVFP4; the FP32 master it is quantized from is what learns.
 
-use warpweft::compute::{ComputeContext, ComputeError};
-use warpweft::config::Config;
-use warpweft::format::{ElementType, Orientation};
-use warpweft::id::{BufferId, RankId, WeightId};
-use warpweft::model::{Call, Form, Model, Phase, StepProgram};
-use warpweft::session::Session;
-use warpweft::{backend::cpu::CpuSurface, model::DeclareError};
+use warpweft::prelude::*;
 
 const SIZE: usize = 32;
 
@@ -25,8 +19,7 @@ struct Declared {
 /// One weight, one call that computes loss and gradient at once.
 fn declare() -> Result<Declared, DeclareError> {
     let mut model = Model::builder();
-    let format = warpweft::format::Format::NVFP4_2D;
-    let weight = model.sharded("map", SIZE, SIZE, format)?;
+    let weight = model.sharded("map", SIZE, SIZE, Format::NVFP4_2D)?;
     let model = model.build();
     let mut program = StepProgram::builder("train", &model);
     let input = program.input("input", SIZE, ElementType::F32)?;

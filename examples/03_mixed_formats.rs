@@ -6,10 +6,10 @@
 //! a rule that matches nothing is an error, because the weights it was meant for would silently keep
 //! their format. Rules usually stand in the file the trainer loads; here they are text.
 
-use warpweft::config::Config;
-use warpweft::format::{Format, Orientation, PlaneSpec};
-use warpweft::model::{Form, Mesh, Model, Phase, StepProgram};
+use warpweft::format::PlaneSpec;
+use warpweft::model::{Mesh, Placement};
 use warpweft::plan::{Policy, StepPlan};
+use warpweft::prelude::*;
 
 const RULES: &str = r#"
 [[weights]]                     # the MLPs tolerate 4 bits less well here: give them 8
@@ -38,8 +38,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let bytes: usize = sent.iter().map(PlaneSpec::bytes).sum();
         let per_element = bytes as f64 / spec.shape.elements() as f64;
         let wire = match spec.placement {
-            warpweft::model::Placement::Sharded => format!("{per_element:.4}"),
-            warpweft::model::Placement::Replicated => "not gathered".to_owned(),
+            Placement::Sharded => format!("{per_element:.4}"),
+            Placement::Replicated => "not gathered".to_owned(),
         };
         println!(
             "{:<24} {:<18} {:<11} {wire}",

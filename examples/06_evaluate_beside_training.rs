@@ -4,15 +4,10 @@
 //!
 //! Programs have calls, buffers and shapes of their own (here the evaluation takes four times the
 //! batch) and share weights, arena and ranks. An evaluation sees the weights exactly as the next
-//! training step will, quantized, and leaves them alone.
+//! training step will, quantized, and leaves them alone. One closure serves both programs, because it
+//! asks its context for buffers by name.
 
-use warpweft::backend::cpu::CpuSurface;
-use warpweft::compute::{ComputeContext, ComputeError};
-use warpweft::config::Config;
-use warpweft::format::{ElementType, Format, Orientation};
-use warpweft::id::{BufferId, RankId, WeightId};
-use warpweft::model::{Call, DeclareError, Form, Model, Phase, StepProgram};
-use warpweft::session::{Outcome, Session};
+use warpweft::prelude::*;
 
 const SIZE: usize = 32;
 
@@ -32,7 +27,8 @@ fn declare(model: &Model, weight: WeightId, batch: usize, trains: bool) -> Resul
 }
 
 fn fit(weight: WeightId, call: &Call, context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> {
-    let (input, loss) = (BufferId::new(0), BufferId::new(1));
+    // Ids are each program's own; of whichever program runs, these are the names.
+    let (input, loss) = (context.buffer_named("input")?, context.buffer_named("loss")?);
     let w = context.dense(weight, Orientation::Rowwise)?;
     let inputs = context.read::<f32>(input)?;
     let mut gradient = if call.grads.is_empty() { None } else { Some(context.gradient(weight)?) };

@@ -6,13 +6,7 @@
 //! whoever serves the model. It does not know how many ranks wrote it. Where it is kept is a
 //! `CheckpointStore`, an async trait; the one that comes with the library is a safetensors file.
 
-use warpweft::backend::cpu::CpuSurface;
-use warpweft::compute::{ComputeContext, ComputeError};
-use warpweft::config::Config;
-use warpweft::format::{ElementType, Format, Orientation};
-use warpweft::id::{BufferId, RankId, WeightId};
-use warpweft::model::{Call, Form, Model, Phase, StepProgram};
-use warpweft::session::{CheckpointStore, FileStore, Session, SessionError};
+use warpweft::prelude::*;
 
 const SIZE: usize = 32;
 

@@ -2,19 +2,16 @@
 //!
 //! `cargo run --release --example 08_linear_layer_on_a_gpu`
 //!
-//! A recipe says how the call declares the weight: as planes, which FP8 products read as they were gathered, or as
-//! bf16 values in a slot of the plan. The layer is made in the closure's factory and only enqueues afterwards. The loss
-//! here is ½‖y‖², so the gradient of y is y, and the weight shrinks.
+//! A recipe says how the call declares the weight: as planes, which FP8 products read as they were gathered,
+//! or as bf16 values in a slot of the plan. The layer is made in the closure's factory, which knows the rank's
+//! GPU and whose failure is that of the start, and only enqueues afterwards. The loss here is ½‖y‖², so the
+//! gradient of y is y, and the weight shrinks.
 
 use half::bf16;
-use warpweft::backend::cuda::{CudaSurface, DeviceOrdinal};
-use warpweft::compute::{Compute, ComputeContext, ComputeError};
-use warpweft::config::Config;
-use warpweft::format::{ElementType, Format, Orientation, Shape};
-use warpweft::id::{BufferId, RankId, WeightId};
-use warpweft::linear::{Device, Linear, LinearError, LinearSpec, Recipe, Weight};
-use warpweft::model::{Call, DeclareError, Model, Phase, StepProgram};
-use warpweft::session::Session;
+use warpweft::compute::Seat;
+use warpweft::format::Shape;
+use warpweft::linear::{Device, Linear, LinearSpec, Recipe, Weight};
+use warpweft::prelude::*;
 
 const TOKENS: usize = 64;
 const WEIGHT: Shape = Shape::new(256, 128);
@@ -42,13 +39,13 @@ fn declare(recipe: Recipe) -> Result<(Names, StepProgram), DeclareError> {
 
 struct Closure {
     names: Names,
-    layer: Result<Linear, LinearError>,
+    layer: Linear,
 }
 
 impl Compute<CudaSurface> for Closure {
     fn run(&mut self, call: &Call, context: &ComputeContext<'_, CudaSurface>) -> Result<(), ComputeError> {
         let Names { weight, x, y } = self.names;
-        let layer = self.layer.as_mut().map_err(|error| error.clone())?;
+        let layer = &mut self.layer;
         let (handles, x) = (context.handles(), context.read::<bf16>(x)?);
         if call.name == "shrink" {
             let form = layer.spec().recipe.form();
@@ -73,14 +70,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let recipe = Recipe::best_for(FORMAT, gpu.compute_capability()?);
     let (names, program) = declare(recipe)?;
-    let closure = move |_: RankId| {
-        let layer = Device::open(gpu)
-            .and_then(|device| Linear::new(&device, LinearSpec::new(recipe, TOKENS, WEIGHT)));
-        Closure { names, layer }
+    let closure = move |seat: Seat<DeviceOrdinal>| {
+        let device = Device::open(seat.device)?;
+        let layer = Linear::new(&device, LinearSpec::new(recipe, TOKENS, WEIGHT))?;
+        Ok(Closure { names, layer })
     };
     let mut config = Config::default();
     config.optimizer.lr = 0.01;
-    let mut session = Session::builder(config, closure)
+    let mut session = Session::try_builder(config, closure)
         .program(program)
         .initialize(|_, first, _, rows| {
             for (at, value) in rows.iter_mut().enumerate() {

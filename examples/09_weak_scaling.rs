@@ -2,9 +2,10 @@
 //!
 //! `cargo run --release --example 09_weak_scaling -- PICTURE.svg`
 //!
-//! The model, the machine and what is assumed about both are in `examples/simulate/weak-scaling/`. No number of the machine was
-//! chosen by the outcome; one shape of the model was, and says so. What the published run does not tell, and what matters most, is how fast its
-//! GPUs compute; so each layout of the weights is simulated twice, with the speed of the preset and with half of it.
+//! The model, the machine and what is assumed about both are in `examples/simulate/weak-scaling/`. No number
+//! of the machine was chosen by the outcome; one shape of the model was, and says so. What the published run
+//! does not tell, and what matters most, is how fast its GPUs compute; so each layout of the weights is
+//! simulated twice, with the speed of the preset and with half of it.
 
 use std::path::{Path, PathBuf};
 
@@ -26,8 +27,8 @@ enum Layout {
 }
 
 /// GPUs, and throughput per GPU as a share of that of the first, in percent: Megatron-LM,
-/// docs/api-guide/core/generalized_tensor_parallel.md, §1.7. Its text gives 100 % at the first number of GPUs and at least 93 % out
-/// to the last; the points between are its figure's at second hand, taken as doublings.
+/// docs/api-guide/core/generalized_tensor_parallel.md, §1.7. Its text gives 100 % at the first number of GPUs
+/// and at least 93 % out to the last; the points between are its figure's at second hand, taken as doublings.
 const PUBLISHED: [(u32, f64); 6] =
     [(128, 100.0), (256, 98.0), (512, 97.0), (1024, 93.0), (2048, 94.0), (3072, 93.0)];
 

@@ -4,7 +4,7 @@
 // - g = factor * g              L2: g = g + wd * p
 //   m = b1 * m + (1 - b1) * g   v = b2 * v + ((1 - b2) * g) * g
 //   u = (m / c1) / (sqrt(v / c2) + eps)      decoupled: u = u + wd * p
-//   p = p - lr * u
+//   p = p - (lr * scale) * u
 //   every operation rounded on its own in f32, divisions and root IEEE; c = 1 - b^t in f64, rounded once.
 // - Moments stored as bfloat16 are read exactly and rounded to nearest even when stored, after their use.
 // - A master in two halves is its bf16 shard and the 16 bits it lacks; joining what was split gives its bits.
@@ -38,7 +38,7 @@ struct AdamArguments {
     float epsilon;
     float weight_decay;
     u32 bias_correction;
-    u32 reserved;
+    float learning_rate_scale;
     AdamTensor only;
 };
 
@@ -56,9 +56,14 @@ struct Step {
     float learning_rate;
 };
 
-// A thread has two groups of four elements, whose state is in flight at once.
-constexpr u32 GROUPS = 2;
-constexpr u32 TILE = GROUPS * 4 * THREADS;
+// Groups of four elements that a thread has in flight at once, by the type of moments: two where these take
+// half the bytes.
+constexpr u32 GROUPS_F32 = 1;
+constexpr u32 GROUPS_BF16 = 2;
+
+// Elements of a tile.
+template <class Moment>
+constexpr u32 TILE = Moment::GROUPS * 4 * THREADS;
 
 struct WholeMaster {
     static __device__ __forceinline__ float4 load(const AdamTensor& t, u64 at) {
@@ -108,6 +113,7 @@ struct SplitMaster {
 };
 
 struct MomentF32 {
+    static constexpr u32 GROUPS = GROUPS_F32;
     static __device__ __forceinline__ float4 load(const u8* moment, u64 at) {
         return *reinterpret_cast<const float4*>(moment + 4 * at);
     }
@@ -123,6 +129,7 @@ struct MomentF32 {
 };
 
 struct MomentBf16 {
+    static constexpr u32 GROUPS = GROUPS_BF16;
     static __device__ __forceinline__ float4 load(const u8* moment, u64 at) {
         uint2 v = *reinterpret_cast<const uint2*>(moment + 2 * at);
         return make_float4(bf16_value(u16(v.x)), bf16_value(u16(v.x >> 16)), bf16_value(u16(v.y)),
@@ -158,8 +165,8 @@ __device__ __forceinline__ float correction(const AdamArguments& all, float beta
     return all.bias_correction ? float(1.0 - pow(double(beta), double(step))) : 1.0f;
 }
 
-// The scalars of the step. Two threads make the corrections and two others read the rest, while the state of the tile
-// is on its way.
+// The scalars of the step. Two threads make the corrections and two others read the rest, while the state of
+// the tile is on its way.
 __device__ __forceinline__ Step scalars(const AdamArguments& all) {
     __shared__ float corrections[2];
     __shared__ float factor;
@@ -168,7 +175,7 @@ __device__ __forceinline__ Step scalars(const AdamArguments& all) {
         corrections[threadIdx.x] = correction(all, threadIdx.x == 0 ? all.beta1 : all.beta2, all.vote->step);
     }
     if (threadIdx.x == 32) factor = all.vote->clip * all.vote->unscale;
-    if (threadIdx.x == 64) learning_rate = *all.learning_rate;
+    if (threadIdx.x == 64) learning_rate = *all.learning_rate * all.learning_rate_scale;
     __syncthreads();
     return Step{all.beta1,      1.0f - all.beta1, all.beta2,   1.0f - all.beta2, corrections[0],
                 corrections[1], all.epsilon,      all.weight_decay, factor,      learning_rate};
@@ -178,8 +185,9 @@ template <bool DECOUPLED, class Master, class Moment>
 __device__ __forceinline__ void adam(const AdamArguments& all) {
     Place place = place_of(all.tiles, blockIdx.x);
     const AdamTensor t = tensor_of<AdamTensor>(all, place);
-    u64 first = u64(place.tile) * TILE;
-    if (t.aligned && first + TILE <= t.count) {
+    constexpr u32 GROUPS = Moment::GROUPS;
+    u64 first = u64(place.tile) * TILE<Moment>;
+    if (t.aligned && first + TILE<Moment> <= t.count) {
         float4 p[GROUPS], m[GROUPS], v[GROUPS], g[GROUPS];
         u64 own = first + 4 * threadIdx.x;
 #pragma unroll
@@ -210,7 +218,7 @@ __device__ __forceinline__ void adam(const AdamArguments& all) {
     }
     if (skips(all.vote)) return;
     Step step = scalars(all);
-    u64 end = min(first + TILE, t.count);
+    u64 end = min(first + TILE<Moment>, t.count);
     for (u64 at = first + threadIdx.x; at < end; at += THREADS) {
         float p = Master::load1(t, at);
         float m = Moment::load1(t.exp_avg, at);

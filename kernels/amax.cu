@@ -4,14 +4,14 @@
 // - NaN never raises an amax; infinity does. Blocks without an element get 0.
 // - Rounding to bfloat16 is monotone, so an amax is rounded once instead of every element.
 // - A master is read once, whatever the format needs: MXFP8's rows and columns come from one pass.
-// - A block makes `passes` passes before it raises its tensor's amax. So small launches spread over the device, and
-//   large ones begin and end seldom.
+// - A block makes `passes` passes before it raises its tensor's amax. So small launches spread over the
+//   device, and large ones begin and end seldom.
 // - A maximum does not depend on the order it is taken in, so atomics on the bits of non-negative floats are
 //   exact and the same in every run.
-// - The first block of a tensor to start clears the tensor's amax while its data is on the way, whichever block that
-//   is; the others raise it when they are through, and wait only in case that has not been done yet. Nobody waits for
-//   a block that has not started. So the stage is one launch, needs no clearing launch before it, and ends with its
-//   slowest block.
+// - The first block of a tensor to start clears the tensor's amax while its data is on the way, whichever
+//   block that is; the others raise it when they are through, and wait only in case that has not been done
+//   yet. Nobody waits for a block that has not started. So the stage is one launch, needs no clearing launch
+//   before it, and ends with its slowest block.
 // - Tiles are taken from the last to the first: the optimizer, which goes the other way, left the last ones in the
 //   cache, and a cast behind this launch begins with those that it read last.
 
@@ -100,8 +100,9 @@ __device__ __forceinline__ float each_over_lanes(float (&values)[GROUP]) {
     return values[0];
 }
 
-// A block's part in the amax of its tensor. Its first thread counts the block when it starts, looks at the answer once
-// the block's first data is on the way (`clear`), and raises the tensor's amax at the end (`publish`).
+// A block's part in the amax of its tensor. Its first thread counts the block when it starts, looks at the
+// answer once the block's first data is on the way (`clear`), and raises the tensor's amax at the end
+// (`publish`).
 class Shared {
     Pending* pending;
     u32* tensor_amax;
@@ -223,8 +224,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) amax_tile128(con
     shared.publish(largest);
 }
 
-// Blocks of 1 x WIDTH: a warp takes 8 rows in a pass, 128 columns; the next pass takes the 8 rows below. As many warps
-// as make 32 rows, the height of a columnwise block, are a team.
+// Blocks of 1 x WIDTH: a warp takes 8 rows in a pass, 128 columns; the next pass takes the 8 rows below. As
+// many warps as make 32 rows, the height of a columnwise block, are a team.
 template <u32 WIDTH, bool COLUMNS>
 __device__ __forceinline__ void amax_rows(const AmaxArguments& all) {
     constexpr u32 LANES = WIDTH / 4;

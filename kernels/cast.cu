@@ -145,7 +145,7 @@ __device__ __forceinline__ void cast_strip(const CastArguments& all) {
 }
 
 #define CAST_KERNEL(name, height, width, store)                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS, 5) name(const __grid_constant__ CastArguments all) { \
+    extern "C" __global__ void __launch_bounds__(THREADS, 6) name(const __grid_constant__ CastArguments all) { \
         if (skips(all.vote)) return;                                                                           \
         cast_strip<Blocks<height, width>, store>(all);                                                         \
     }

@@ -59,9 +59,9 @@ struct Place {
 __device__ __forceinline__ u32 lane() { return threadIdx.x % 32; }
 __device__ __forceinline__ u32 warp() { return threadIdx.x / 32; }
 
-// The largest t with first[t] <= tile. A warp looks at 128 places at once, four to a lane, so that in most launches one
-// wait for memory finds the tensor; where there are more tensors, it first finds the part they are in. `first` begins
-// at a multiple of 16 bytes and can be read up to the next one behind its end.
+// The largest t with first[t] <= tile. A warp looks at 128 places at once, four to a lane, so that in most
+// launches one wait for memory finds the tensor; where there are more tensors, it first finds the part they
+// are in. `first` begins at a multiple of 16 bytes and can be read up to the next one behind its end.
 __device__ __forceinline__ Place place_of(const Tiles& tiles, u32 tile) {
     if (tiles.tensors == 1) return Place{0, tile};
     u32 low = 0;
@@ -108,8 +108,9 @@ __device__ __forceinline__ u32 tiles_of(const Tiles& tiles, u32 tensor) {
 
 __device__ __forceinline__ u32 divide_up(u32 n, u32 by) { return n / by + (n % by != 0); }
 
-// Counts this thread's block at `counter` when it starts, and returns how many of the `blocks` that count there started
-// before it. The last one leaves zero. The answer is waited for where it is first looked at, and orders nothing.
+// Counts this thread's block at `counter` when it starts, and returns how many of the `blocks` that count
+// there started before it. The last one leaves zero. The answer is waited for where it is first looked at,
+// and orders nothing.
 __device__ __forceinline__ u32 started_before(u32* counter, u32 blocks) {
     u32 before;
     asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(blocks - 1));

@@ -1,9 +1,9 @@
 // A tile of a matrix turned around on its way through shared memory.
 //
 // Laws:
-// - A matrix is seen as words of 4 bytes. A word's worth of rows and a word make a square of elements (8x8 nibbles,
-//   4x4 bytes, 2x2 halves, one f32), which a thread turns around in registers; the words cross over in shared
-//   memory. So both sides move 16 bytes per thread, in runs of at least 128 bytes.
+// - A matrix is seen as words of 4 bytes. A word's worth of rows and a word make a square of elements (8x8
+//   nibbles, 4x4 bytes, 2x2 halves, one f32), which a thread turns around in registers; the words cross over
+//   in shared memory. So both sides move 16 bytes per thread, in runs of at least 128 bytes.
 // - Line k of a tile holds what the tile's column k becomes. Its groups of four words lie at place g ^ (k's own
 //   group % 8): writers hit every bank once, readers read 16 bytes each without conflict, and no padding is
 //   needed.
@@ -97,7 +97,8 @@ __device__ __forceinline__ u32 word_of(const uint4& group, u32 w) {
     return w == 0 ? group.x : w == 1 ? group.y : w == 2 ? group.z : group.w;
 }
 
-// A tile is SCALE times 128 bytes wide, and as high as SCALE times 32 words of a column are. BLOCK threads move it.
+// A tile is SCALE times 128 bytes wide, and as high as SCALE times 32 words of a column are. BLOCK threads
+// move it.
 template <u32 BITS, u32 SCALE, u32 BLOCK>
 struct Crossing {
     // Elements of a word.
@@ -122,8 +123,9 @@ struct Crossing {
         for (u32 c = 0; c < GROUP; ++c) lines[(first + w * GROUP + c) * LINE + at] = square[c];
     }
 
-    // Reads the tile whose first element is (top, left) of a matrix, and leaves it turned around in `lines`. Only the
-    // way of whole tiles is unrolled: code that is fetched and not run costs small matrices more than their data.
+    // Reads the tile whose first element is (top, left) of a matrix, and leaves it turned around in `lines`.
+    // Only the way of whole tiles is unrolled: code that is fetched and not run costs small matrices more
+    // than their data.
     static __device__ __forceinline__ void read(u32* lines, const u8* data, u32 rows, u64 row_bytes, u32 top,
                                                 u32 left, u32 way) {
         u64 begin = u64(left) * BITS / 8;

@@ -209,8 +209,8 @@ __device__ __forceinline__ void dequantize_columns(const DequantizeArguments& al
     Place place = place_of(all.tiles, blockIdx.x);
     const DequantizeTensor t = tensor_of<DequantizeTensor>(all, place);
     auto [top, left] = corner_of<Tile::SIDE>(place.tile, t.rows);
-    // The tile's scales are asked for with its codes: a thread fetches and decodes two of them. A word more per row keeps
-    // the banks apart.
+    // The tile's scales are asked for with its codes: a thread fetches and decodes two of them. A word more
+    // per row keeps the banks apart.
     constexpr u32 SCALE_ROWS = Tile::SIDE / 32;
     __shared__ float factors[SCALE_ROWS][Tile::SIDE + 1];
     constexpr u32 FETCHED = SCALE_ROWS * Tile::SIDE / THREADS;

@@ -182,9 +182,10 @@ struct E2m1 {
         return exponent - 8 < 240;
     }
 
-    // Eight codes times a plain factor, rounded to f32 and then to bfloat16. A magnitude is a power of two, or that and a
-    // half: both products are rounded once, the others are steps of the exponent. A table of the eight bfloat16s, lower
-    // and upper bytes apart, is then read by byte permutations, whose selectors are the codes.
+    // Eight codes times a plain factor, rounded to f32 and then to bfloat16. A magnitude is a power of two,
+    // or that and a half: both products are rounded once, the others are steps of the exponent. A table of
+    // the eight bfloat16s, lower and upper bytes apart, is then read by byte permutations, whose selectors
+    // are the codes.
     static __device__ __forceinline__ uint4 times_bf16(u32 codes, float factor) {
         u32 pair = pack_bf16(factor, 1.5f * factor);
         u32 first = ((pair << 16) - 0x00800000u) | (pair & 0x8000u);

@@ -1,13 +1,13 @@
 // bf16 values one by one, and their sums: what a stack of linear layers has between its products.
 //
 // Laws:
-// - Arithmetic is f32, and a result is rounded to bf16 once, to nearest even. The gate of GELU takes exponential and
-//   reciprocal as the hardware approximates them, to about 2^-21.
+// - Arithmetic is f32, and a result is rounded to bf16 once, to nearest even. GELU is that of `gelu.cuh`.
 // - Sums have one written order and use no atomics, so they are the same in every run.
 // - Vectors begin at multiples of 16 bytes; any count will do.
 
 #include "common.cuh"
 #include "elements.cuh"
+#include "gelu.cuh"
 
 struct ElementwiseArguments {
     const u16* values;
@@ -54,21 +54,13 @@ __device__ __forceinline__ void store(u16* out, u64 first, u64 count, const Eigh
 
 __device__ __forceinline__ u64 first_of_thread() { return (u64(blockIdx.x) * THREADS + threadIdx.x) * VALUES; }
 
-// GELU in its tanh form is x times a logistic gate of 2 sqrt(2 / pi) (x + 0.044715 x^3).
-constexpr float STEEPNESS = 1.5957691216f;
-constexpr float CUBIC = 0.044715f;
-
-__device__ __forceinline__ float gate(float x) {
-    return __fdividef(1.0f, 1.0f + __expf(-STEEPNESS * (x + CUBIC * x * x * x)));
-}
-
 // out = gelu(values)
 extern "C" __global__ void __launch_bounds__(THREADS) gelu(const __grid_constant__ ElementwiseArguments all) {
     u64 first = first_of_thread();
     if (first >= all.count) return;
     Eight x = load(all.values, first, all.count);
 #pragma unroll
-    for (u32 k = 0; k < VALUES; ++k) x.of[k] *= gate(x.of[k]);
+    for (u32 k = 0; k < VALUES; ++k) x.of[k] = gelu_of(x.of[k]);
     store(all.out, first, all.count, x);
 }
 
@@ -80,11 +72,7 @@ gelu_backward(const __grid_constant__ ElementwiseArguments all) {
     Eight x = load(all.values, first, all.count);
     Eight gradient = load(all.out, first, all.count);
 #pragma unroll
-    for (u32 k = 0; k < VALUES; ++k) {
-        float v = x.of[k];
-        float s = gate(v);
-        gradient.of[k] *= s + v * s * (1.0f - s) * STEEPNESS * (1.0f + 3.0f * CUBIC * v * v);
-    }
+    for (u32 k = 0; k < VALUES; ++k) gradient.of[k] = gelu_gradient_of(gradient.of[k], x.of[k]);
     store(all.out, first, all.count, gradient);
 }
 

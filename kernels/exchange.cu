@@ -1,14 +1,15 @@
 // Bytes into the memory of peers, between two meetings with them, in one launch.
 //
 // Laws:
-// - PL-8: nothing is written before every partner has said that it may be (ready), and the launch ends only when every
-//   partner has said that it has written (done). The words are those that streams meet with, and are used alike: 1 from
-//   the partner's signal until it has been waited for and cleared.
-// - Blocks are counted when they start. The first to be counted meets for all, then the others are let in; the last one to
-//   finish says done and waits for the others' done. Nobody waits for a block that has not started, so the order in
-//   which blocks are started does not matter, nor how many of them fit at once beside products.
-// - What a block wrote is visible to a partner that has seen this rank's done: every block fences system-wide and counts itself
-//   in; the last one sees all counts before it signals.
+// - PL-8: nothing is written before every partner has said that it may be (ready), and the launch ends only
+//   when every partner has said that it has written (done). The words are those that streams meet with, and
+//   are used alike: 1 from the partner's signal until it has been waited for and cleared.
+// - Blocks are counted when they start. The first to be counted meets for all, then the others are let in;
+//   the last one to finish says done and waits for the others' done. Nobody waits for a block that has not
+//   started, so the order in which blocks are started does not matter, nor how many of them fit at once
+//   beside products.
+// - What a block wrote is visible to a partner that has seen this rank's done: every block fences system-wide
+//   and counts itself in; the last one sees all counts before it signals.
 // - The gate is zero before and after a launch, and launches on one gate follow one another.
 
 #include "range.cuh"

@@ -4,8 +4,9 @@
 // - Squares are exact in f64 and added in f64, in an order that follows from the lengths of the gradients
 //   alone: elements to threads, threads to a block's partial sum, partial sums in block order. The result is
 //   rounded to f32 once. So it is the same on every device and in every run.
-// - The last block to start adds the partial sums: all others are running or through, so it can wait for them. A partial
-//   sum says by itself that it is there, and nobody waits for a fence. What is counted and summed is left at zero.
+// - The last block to start adds the partial sums: all others are running or through, so it can wait for
+//   them. A partial sum says by itself that it is there, and nobody waits for a fence. What is counted and
+//   summed is left at zero.
 // - Ranks are added in rank order in f32: every rank computes the same vote from the same records.
 // - A closure's fault outweighs a non-finite norm, which it may have caused.
 
@@ -84,8 +85,8 @@ __device__ __forceinline__ double squares_of_tile(const NormArguments& all, u32 
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-// A partial sum as it lies in memory: inverted, so that zero means that it is not there yet. The NaN that would be zero
-// is stored as another one.
+// A partial sum as it lies in memory: inverted, so that zero means that it is not there yet. The NaN that
+// would be zero is stored as another one.
 __device__ __forceinline__ void store_partial(u64* to, double sum) {
     u64 word = ~u64(__double_as_longlong(sum));
     if (word == 0) word = ~u64(0x7FF8000000000000);

@@ -3,7 +3,7 @@
 //
 // Laws:
 // - A thread makes quads: four neighbouring entries of the scale plane, whose pitch is a multiple of four. It
-//   takes those of two rows, and reads the amaxes of both before it divides; in large launches of MXFP8 it takes
+//   takes those of two rows, and reads the amaxes of both before it divides; in large launches it takes
 //   four, because beginning costs a thread as much as a row. Entries that belong to no block are zeroed with the
 //   quad they are in.
 // - Every division is IEEE, and the order of operations is the format's (see each function).
@@ -111,17 +111,36 @@ __device__ __forceinline__ u32 only_valid(const Quad& quad, u32 bytes) {
     return quad.valid == 4 ? bytes : bytes & ((1u << (8 * quad.valid)) - 1);
 }
 
+// Codes of the scales of four blocks.
+__device__ __forceinline__ u32 codes_of(float4 amaxes, float multiplier) {
+    return encode4<E4m3>(
+        make_float4(fminf(amaxes.x * multiplier, LARGEST_F32), fminf(amaxes.y * multiplier, LARGEST_F32),
+                    fminf(amaxes.z * multiplier, LARGEST_F32), fminf(amaxes.w * multiplier, LARGEST_F32)));
+}
+
+// Their factors, which follow from the codes.
+__device__ __forceinline__ float4 factors_of(const float (&factor_of)[128], u32 codes) {
+    return make_float4(factor_of[codes & 0x7F], factor_of[codes >> 8 & 0x7F], factor_of[codes >> 16 & 0x7F],
+                       factor_of[codes >> 24 & 0x7F]);
+}
+
 // NVFP4, both block shapes. With A the amax of the tensor:
 //   S_enc = A == 0 ? 1 : min(2688 / A, FMAX)       mult = S_enc * (1/6)
 //   s = E4M3(min(block_amax * mult, FMAX))          e = min(1 / (s * (1 / S_enc)), FMAX)
-extern "C" __global__ void __launch_bounds__(THREADS, 8) scale_nvfp4(const __grid_constant__ ScaleArguments all) {
-    if (skips(all.vote)) return;
+template <u32 QUADS>
+__device__ __forceinline__ void scale_nvfp4(const ScaleArguments& all) {
     Place place = place_of(all.tiles, blockIdx.x);
     const ScaleTensor t = tensor_of<ScaleTensor>(all, place);
-    Quad first = first_quad(t, place.tile, FEW);
-    float4 amaxes[FEW];
+    Quad first = first_quad(t, place.tile, QUADS);
+    // Only the way of whole quads is unrolled.
+    bool whole = t.blocks_aligned && t.plane_aligned && first.column + 4 <= t.grid_cols &&
+                 first.row + QUADS <= t.grid_rows && (first.row + QUADS) * t.repeat <= t.plane_rows;
+    u64 at = block_of(t, first);
+    float4 amaxes[QUADS];
+    if (whole) {
 #pragma unroll
-    for (u32 n = 0; n < FEW; ++n) amaxes[n] = load_amaxes(t, below(t, first, n));
+        for (u32 n = 0; n < QUADS; ++n) amaxes[n] = load16(t.block_amax + at + u64(n) * t.grid_cols);
+    }
     float amax = *t.tensor_amax;
     bool finite = fabsf(amax) <= LARGEST_F32;
     if (place.tile == 0 && threadIdx.x == 0) {
@@ -142,20 +161,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) scale_nvfp4(const __gri
         if (threadIdx.x == 0) multiplier = encode_tensor * __uint_as_float(0x3E2AAAABu);
     }
     __syncthreads();
+    if (whole) {
+        u8* plane = t.plane + u64(first.row) * t.repeat * t.pitch + first.column;
 #pragma unroll
-    for (u32 n = 0; n < FEW; ++n) {
-        Quad quad = below(t, first, n);
-        float4 v = amaxes[n];
-        u32 bytes = encode4<E4m3>(
-            make_float4(fminf(v.x * multiplier, LARGEST_F32), fminf(v.y * multiplier, LARGEST_F32),
-                        fminf(v.z * multiplier, LARGEST_F32), fminf(v.w * multiplier, LARGEST_F32)));
-        store_factors(t, quad,
-                      make_float4(factor_of[bytes & 0x7F], factor_of[bytes >> 8 & 0x7F],
-                                  factor_of[bytes >> 16 & 0x7F], factor_of[bytes >> 24 & 0x7F]));
-        bytes = only_valid(quad, bytes);
-        u32 end = min((quad.row + 1) * t.repeat, t.plane_rows);
-        for (u32 row = quad.row * t.repeat; row < end; ++row) store_scales(t, row, quad.column, bytes);
+        for (u32 n = 0; n < QUADS; ++n) {
+            u32 codes = codes_of(amaxes[n], multiplier);
+            *reinterpret_cast<float4*>(t.encode + at + u64(n) * t.grid_cols) = factors_of(factor_of, codes);
+#pragma unroll 1
+            for (u32 row = 0; row < t.repeat; ++row, plane += t.pitch) *reinterpret_cast<u32*>(plane) = codes;
+        }
+        return;
     }
+#pragma unroll 1
+    for (u32 n = 0; n < QUADS; ++n) {
+        Quad quad = below(t, first, n);
+        u32 codes = codes_of(load_amaxes(t, quad), multiplier);
+        store_factors(t, quad, factors_of(factor_of, codes));
+        codes = only_valid(quad, codes);
+        u32 end = min((quad.row + 1) * t.repeat, t.plane_rows);
+        for (u32 row = quad.row * t.repeat; row < end; ++row) store_scales(t, row, quad.column, codes);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 8) scale_nvfp4(const __grid_constant__ ScaleArguments all) {
+    if (skips(all.vote)) return;
+    scale_nvfp4<FEW>(all);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 6)
+scale_nvfp4_large(const __grid_constant__ ScaleArguments all) {
+    if (skips(all.vote)) return;
+    scale_nvfp4<MANY>(all);
 }
 
 // MXFP8: c = E8M0(block_amax * (1/448)), and the cast multiplies with 2^(127 - c).

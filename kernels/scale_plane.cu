@@ -1,12 +1,14 @@
 // Scale planes after a gather and before a GEMM: expand and swizzle.
 //
 // Laws:
-// - Expanding works in place. With G compact rows, those from G/16 on land below all compact rows, so they are
-//   spread by many blocks at once. The first G/16 land on compact rows: the block that is the last to have read
-//   its rows of a strip of columns spreads them, from the last to the first; every block has read the last of
-//   them, should it be that one. No compact row is overwritten before it is read.
-// - Strips are narrow in a small launch, so that many blocks share what is left to the last ones, and wide in a large
-//   one, which then writes whole lines, neighbours in memory.
+// - Expanding works in place. With G compact rows, those from G/16 on land below all compact rows, so they
+//   are spread by many blocks at once. The first G/16 land on compact rows: one block of a strip of columns
+//   spreads them, from the last to the first, when all others have read theirs. In a small launch that is the
+//   block that is the last to have read, and every block has read the last of them, should it be that one; in
+//   a large one a block of its own, so that nobody has twice as much to write as the others. No compact row
+//   is overwritten before it is read.
+// - Strips are narrow in a small launch, so that many blocks share what is left to the last ones, and wide in
+//   a large one, which then writes whole lines, neighbours in memory.
 // - The counters that tell who is last are zero between launches.
 // - Padding is zeroed, whatever it held.
 
@@ -15,8 +17,9 @@
 struct ExpandTensor {
     const u8* compact;
     u8* plane;
-    // One counter per strip of columns.
+    // A counter per strip of columns: of blocks that have read what they spread, and of blocks that have started.
     u32* arrived;
+    u32* started;
     // Rows of tiles, rows of the plane, bytes per row.
     u32 tile_rows;
     u32 plane_rows;
@@ -28,7 +31,7 @@ struct ExpandTensor {
     // Logarithm of the units, words of 4 or 16 bytes, of a row of a strip.
     u32 strip_bits;
 };
-static_assert(sizeof(ExpandTensor) == 48, "kernels::expand::ExpandTensor");
+static_assert(sizeof(ExpandTensor) == 56, "kernels::expand::ExpandTensor");
 
 struct ExpandArguments {
     Tiles tiles;
@@ -50,58 +53,121 @@ __device__ __forceinline__ void read_shared(uint4& unit, const uint4* at) {
                  : "memory");
 }
 
-// One compact row per row of tiles becomes 16 equal rows. A block takes the `batch` compact rows of a strip for which it
-// has threads, a unit each, and holds as many upper ones in case it is the last. Counting a block waits for what its
-// neighbours write, so a block writes much.
+// A thread's place in its strip.
+template <class Unit>
+struct Spread {
+    // Units of a row, compact rows that a block takes at a time, and those left to the end.
+    u32 units;
+    u32 batch;
+    u32 upper;
+    // The thread's row of a batch, and its column of units.
+    u32 number;
+    bool in_columns;
+    const Unit* compact;
+    Unit* plane;
+
+    __device__ __forceinline__ Spread(const ExpandTensor& t, u32 strip)
+        : units(t.pitch / sizeof(Unit)),
+          batch(THREADS >> t.strip_bits),
+          upper(divide_up(t.tile_rows, REPEAT)),
+          number(threadIdx.x >> t.strip_bits) {
+        u32 column = (strip << t.strip_bits) + threadIdx.x - (number << t.strip_bits);
+        in_columns = column < units;
+        compact = reinterpret_cast<const Unit*>(t.compact) + column;
+        plane = reinterpret_cast<Unit*>(t.plane) + column;
+    }
+
+    // The thread's unit of a compact row before `end`; zero elsewhere.
+    __device__ __forceinline__ Unit read(u32 row, u32 end) const {
+        Unit unit{};
+        if (in_columns && row < end) read_shared(unit, compact + u64(row) * units);
+        return unit;
+    }
+
+    // Spreads it over the rows that repeat it, of a row before `end`.
+    __device__ __forceinline__ void write(u32 row, u32 end, const Unit& unit) const {
+        if (!in_columns || row >= end) return;
+        Unit* to = plane + u64(row) * REPEAT * units;
+#pragma unroll
+        for (u32 r = 0; r < REPEAT; ++r) to[u64(r) * units] = unit;
+    }
+
+    // The first of the last upper rows that make a batch.
+    __device__ __forceinline__ u32 last_batch() const { return upper > batch ? upper - batch : 0; }
+
+    // Spreads the upper rows, from the last to the first; the block holds the last batch of them.
+    __device__ __forceinline__ void finish(Unit held) const {
+        u32 end = upper;
+        u32 begin = last_batch();
+        while (end > 0) {
+            // What is written lies below the rows that are read ahead.
+            u32 above = begin > batch ? begin - batch : 0;
+            Unit ahead = read(above + number, begin);
+            write(begin + number, end, held);
+            end = begin;
+            begin = above;
+            held = ahead;
+            __syncthreads();
+        }
+    }
+};
+
+// One compact row per row of tiles becomes 16 equal rows. A block takes the `batch` compact rows of a strip
+// for which it has threads, a unit each, and holds as many upper ones in case it is the last. Counting a
+// block waits for what its neighbours write, so a block writes much.
 template <class Unit>
 __device__ __forceinline__ void expand(const ExpandTensor& t, u32 tile) {
     __shared__ bool is_last;
-    u32 batch = THREADS >> t.strip_bits;
-    u32 units = t.pitch / sizeof(Unit);
     u32 strip = tile / t.blocks_down;
-    u32 number = threadIdx.x >> t.strip_bits;
-    u32 column = (strip << t.strip_bits) + threadIdx.x - (number << t.strip_bits);
-    bool in_columns = column < units;
-    u32 upper = divide_up(t.tile_rows, REPEAT);
-    const Unit* compact = reinterpret_cast<const Unit*>(t.compact) + column;
-    Unit* plane = reinterpret_cast<Unit*>(t.plane) + column;
-
-    u32 row = upper + tile % t.blocks_down * batch + number;
-    bool spreads = in_columns && row < t.plane_rows / REPEAT;
-    Unit own{};
-    if (spreads && row < t.tile_rows) read_shared(own, compact + u64(row) * units);
-    u32 end = upper;
-    u32 begin = end > batch ? end - batch : 0;
-    Unit held{};
-    if (in_columns && begin + number < end) read_shared(held, compact + u64(begin + number) * units);
+    const Spread<Unit> own(t, strip);
+    u32 row = own.upper + tile % t.blocks_down * own.batch + own.number;
+    Unit unit = own.read(row, t.tile_rows);
+    Unit held = own.read(own.last_batch() + own.number, own.upper);
     // What is left to wait for are reads, so the block is counted before it writes.
     __syncthreads();
     if (threadIdx.x == 0) {
         is_last = arrive(t.arrived + strip) == t.blocks_down;
         if (is_last) t.arrived[strip] = 0;
     }
-    if (spreads) {
-        Unit* to = plane + u64(row) * REPEAT * units;
-#pragma unroll
-        for (u32 r = 0; r < REPEAT; ++r) to[u64(r) * units] = own;
-    }
+    own.write(row, t.plane_rows / REPEAT, unit);
     __syncthreads();
-    if (!is_last) return;
-    while (end > 0) {
-        // What is written lies below the rows that are read ahead.
-        u32 above = begin > batch ? begin - batch : 0;
-        Unit ahead{};
-        if (in_columns && above + number < begin) read_shared(ahead, compact + u64(above + number) * units);
-        if (in_columns && begin + number < end) {
-            Unit* to = plane + u64(begin + number) * REPEAT * units;
-#pragma unroll
-            for (u32 r = 0; r < REPEAT; ++r) to[u64(r) * units] = held;
+    if (is_last) own.finish(held);
+}
+
+// Batches of a block of a large launch.
+constexpr u32 BATCHES = 6;
+
+// The same in a large launch, where a strip has a block more: the last of them to start spreads the upper
+// rows, while the others spread theirs. Whoever it waits for has started, and waits for nobody.
+template <class Unit>
+__device__ __forceinline__ void expand_large(const ExpandTensor& t, u32 tile) {
+    __shared__ u32 before;
+    u32 strip = tile / (t.blocks_down + 1);
+    const Spread<Unit> own(t, strip);
+    u32* arrived = t.arrived + strip;
+    if (threadIdx.x == 0) before = started_before(t.started + strip, t.blocks_down + 1);
+    __syncthreads();
+    if (before == t.blocks_down) {
+        Unit held = own.read(own.last_batch() + own.number, own.upper);
+        if (threadIdx.x == 0) {
+            u32 there;
+            do {
+                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(there) : "l"(arrived) : "memory");
+            } while (there != t.blocks_down);
+            *arrived = 0;
         }
-        end = begin;
-        begin = above;
-        held = ahead;
         __syncthreads();
+        own.finish(held);
+        return;
     }
+    u32 first = own.upper + before * BATCHES * own.batch + own.number;
+    Unit units[BATCHES];
+#pragma unroll
+    for (u32 n = 0; n < BATCHES; ++n) units[n] = own.read(first + n * own.batch, t.tile_rows);
+    __syncthreads();
+    if (threadIdx.x == 0) arrive(arrived);
+#pragma unroll
+    for (u32 n = 0; n < BATCHES; ++n) own.write(first + n * own.batch, t.plane_rows / REPEAT, units[n]);
 }
 
 // NVFP4 in 16x16 tiles.
@@ -112,6 +178,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) expand_scale(const __grid_
         expand<uint4>(t, place.tile);
     } else {
         expand<u32>(t, place.tile);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 5)
+expand_scale_large(const __grid_constant__ ExpandArguments all) {
+    Place place = place_of(all.tiles, blockIdx.x);
+    const ExpandTensor t = tensor_of<ExpandTensor>(all, place);
+    if (t.aligned) {
+        expand_large<uint4>(t, place.tile);
+    } else {
+        expand_large<u32>(t, place.tile);
     }
 }
 
@@ -197,8 +274,8 @@ __device__ __forceinline__ void swizzle_rows(const SwizzleTensor& t, u32 item) {
     }
 }
 
-// The same from the transposed matrix: four scales of a row of the tile come from four rows of the source. A thread
-// makes four neighbouring groups of 16 bytes of one tile; eight threads make the tile.
+// The same from the transposed matrix: four scales of a row of the tile come from four rows of the source. A
+// thread makes four neighbouring groups of 16 bytes of one tile; eight threads make the tile.
 __device__ __forceinline__ void swizzle_columns(const SwizzleTensor& t, u32 item) {
     u32 tile = item / 8;
     u32 top = tile % divide_up(t.rows, 128) * 128;
@@ -231,7 +308,7 @@ __device__ __forceinline__ void swizzle_columns(const SwizzleTensor& t, u32 item
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 6)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 swizzle_scale(const __grid_constant__ SwizzleArguments all) {
     Place place = place_of(all.tiles, blockIdx.x);
     const SwizzleTensor t = tensor_of<SwizzleTensor>(all, place);

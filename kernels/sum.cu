@@ -3,7 +3,8 @@
 // Laws:
 // - A contribution is multiplied by the factor, rounded once, then added. The first one overwrites.
 // - A sum over ranks begins with rank 0's value and adds 1, 2, ... in f32; a maximum ignores NaN unless all
-//   are. What is accumulated in the same pass is the finished sum. None of it depends on the number of blocks, so every rank and every run gets the same bits.
+//   are. What is accumulated in the same pass is the finished sum. None of it depends on the number of
+//   blocks, so every rank and every run gets the same bits.
 
 #include "common.cuh"
 #include "elements.cuh"
@@ -147,7 +148,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) max_f32(const __grid_const
     combine<Max>(all);
 }
 
-// What a rank has of a gradient: a slice per rank, which become one, and what is made of the sum, in one pass over memory.
+// What a rank has of a gradient: a slice per rank, which become one, and what is made of the sum, in one pass
+// over memory.
 struct SlicesTensor {
     // One address per rank.
     const u64* slices;
@@ -171,7 +173,8 @@ struct SlicesArguments {
 constexpr u32 ROWS = 0;
 constexpr u32 MORE = 2;
 
-// Four neighbours of a slice for each thread: as many as it accumulates at once, so that a warp reads and writes whole lines.
+// Four neighbours of a slice for each thread: as many as it accumulates at once, so that a warp reads and
+// writes whole lines.
 constexpr u32 WIDTH = 4;
 
 struct SliceF32 {

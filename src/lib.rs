@@ -5,11 +5,90 @@
 //! > The planner decides, the registers pace, the actors enqueue, the backend obeys, the trace
 //! > shows.
 //!
-//! Rooms, from the ground up; a room imports only from those above it in this list:
-//! [`id`] · [`mod@format`], [`model`], [`config`], [`trace`], [`rendezvous`] · [`op`], [`layout`], [`compute`], [`cluster`] ·
-//! [`plan`] and [`backend`], which do not know each other · [`flow`], [`tune`] · [`actor`] · [`exec`] ·
-//! [`session`], and `tool`, behind the `warpweft` program (feature `cli`). Beside them stands `linear`, matrix products
-//! for closures on GPUs (feature `cuda`). `ARCHITECTURE.md` states the laws.
+//! # The smallest trainer
+//!
+//! Declare a model and a step, plug in a closure, take steps. This one learns the identity, on two ranks of this
+//! machine's CPU:
+//!
+//! ```
+//! use warpweft::prelude::*;
+//!
+//! const SIZE: usize = 32;
+//!
+//! #[tokio::main(flavor = "current_thread")] // any runtime will do: the library starts none
+//! async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     // One weight. Its rows are split over the ranks; it travels as NVFP4, and its f32 master learns.
+//!     let mut model = Model::builder();
+//!     let w = model.sharded("map", SIZE, SIZE, Format::NVFP4_2D)?;
+//!
+//!     // The step: one call, with everything that it reads and writes.
+//!     let mut program = StepProgram::builder("train", &model.build());
+//!     let x = program.input("x", SIZE, ElementType::F32)?;
+//!     let loss = program.output("loss", 1, ElementType::F32)?;
+//!     let call = program.call("fit", Phase::Backward).uses(w, Orientation::Rowwise, Form::Dense);
+//!     call.gradient(w).reads(x).writes(loss).add()?;
+//!
+//!     // What the call does: the loss is ½‖Wx − x‖², its gradient (Wx − x) xᵀ.
+//!     let fit = move |_: &Call, context: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> {
+//!         let (weight, x) = (context.dense(w, Orientation::Rowwise)?, context.read::<f32>(x)?);
+//!         let (mut gradient, mut sum) = (context.gradient(w)?, 0.0);
+//!         for row in 0..SIZE {
+//!             let y: f32 = (0..SIZE).map(|col| weight[row * SIZE + col] * x[col]).sum();
+//!             let error = y - x[row];
+//!             (0..SIZE).for_each(|col| gradient[row * SIZE + col] = error * x[col]);
+//!             sum += 0.5 * error * error;
+//!         }
+//!         context.write::<f32>(loss)?[0] = sum;
+//!         Ok(())
+//!     };
+//!
+//!     let mut config = Config::default(); // or Config::load: a TOML file and the environment
+//!     config.optimizer.lr = 0.01;
+//!     let mut session = Session::builder(config, move |_rank: RankId| fit)
+//!         .program(program.build_training()?)
+//!         .start_cpu(2)
+//!         .await?;
+//!     let mut losses = Vec::new();
+//!     for step in 0..200 {
+//!         for rank in 0..2 {
+//!             let x: [f32; SIZE] = std::array::from_fn(|at| ((step * 7 + rank * 13 + at * 5) as f32).sin());
+//!             session.write_input("train", RankId::at(rank), "x", &x)?;
+//!         }
+//!         losses.push(session.step("train").await?.mean_output("loss")?);
+//!     }
+//!     assert!(losses[199] < 0.1 * losses[0]);
+//!     session.close().await?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! On GPUs the closure takes a [`ComputeContext`](compute::ComputeContext) of `backend::cuda::CudaSurface`.
+//! It gets device addresses and the stream to work on, and `start_cuda(devices)` stands in place of
+//! `start_cpu(2)`. The repository's `docs/training-loop.md` goes on from here: schedules, loss scales,
+//! evaluation and checkpoints. Its `examples` and `docs` have the rest.
+//!
+//! # Features
+//!
+//! | feature | by default | what it adds | dependencies of its own |
+//! |---|---|---|---|
+//! | `cuda` | yes | `backend::cuda`, `linear`, `start_cuda`. No toolkit is needed to build, no GPU to start | cudarc |
+//! | `cli` | yes | the program `warpweft` and its room `tool` | clap, ctrlc, indicatif, tempfile |
+//!
+//! A trainer that embeds the library leaves the program out:
+//!
+//! ```toml
+//! warpweft = { path = "../warpweft", default-features = false, features = ["cuda"] }
+//! tokio = { version = "1", features = ["macros", "rt"] } # or another runtime
+//! ```
+//!
+//! # Rooms
+//!
+//! [`prelude`] has the names that a usual trainer needs. From the ground up; a room imports only from those
+//! above it in this list: [`id`] · [`mod@format`], [`model`], [`config`], [`trace`], [`rendezvous`] ·
+//! [`op`], [`layout`], [`compute`], [`cluster`] · [`plan`] and [`backend`], which do not know each other ·
+//! [`flow`], [`tune`] · [`actor`] · [`exec`] · [`session`], and `tool`, behind the `warpweft` program
+//! (feature `cli`). Beside them stands `linear`, matrix products for closures on GPUs (feature `cuda`).
+//! `ARCHITECTURE.md` states the laws.
 
 pub mod actor;
 pub mod backend;
@@ -27,6 +106,7 @@ pub mod model;
 pub mod op;
 mod panics;
 pub mod plan;
+pub mod prelude;
 mod queue;
 pub mod rendezvous;
 pub mod session;
@@ -34,3 +114,15 @@ pub mod session;
 pub mod tool;
 pub mod trace;
 pub mod tune;
+
+/// Pages whose programs are compiled and run by `cargo test --doc`.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../README.md")]
+    mod readme {}
+    #[doc = include_str!("../docs/training-loop.md")]
+    mod training_loop {}
+    #[cfg(feature = "cuda")]
+    #[doc = include_str!("../docs/interop.md")]
+    mod interop {}
+}

@@ -110,8 +110,9 @@ impl<T> Receiver<T> {
         }
     }
 
-    /// As [`Receiver::receive`], but looks for so long before it sleeps. A message that comes meanwhile wakes nobody: its sender makes no
-    /// call of the system, and it is seen at once. For threads with a core of their own.
+    /// As [`Receiver::receive`], but looks for so long before it sleeps. A message that comes meanwhile wakes
+    /// nobody: its sender makes no call of the system, and it is seen at once. For threads with a core of
+    /// their own.
     pub(crate) fn receive_eagerly(&self, patience: Duration) -> Option<T> {
         if !patience.is_zero() {
             let begun = Instant::now();

@@ -1,4 +1,5 @@
-//! Calibration in a closed loop (CL-2): a simulated cluster is measured, and its numbers come back. No clock is read.
+//! Calibration in a closed loop (CL-2): a simulated cluster is measured, and its numbers come back. No clock
+//! is read.
 
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
@@ -11,10 +12,14 @@ use warpweft::tool::{CalibrateDevice, CalibrateError, CalibrateOptions, Calibrat
 
 /// A cluster file; `jitter` is the mean delay.
 fn file(contention: [f64; 5], jitter: f64) -> String {
+    file_with(contention, jitter, 3.2)
+}
+
+fn file_with(contention: [f64; 5], jitter: f64, kernel_us: f64) -> String {
     let [of_compute, of_collective, of_both, beside_quantize, of_quantize] = contention;
     format!(
         "name = \"told\"\ngpus_per_node = 8\nalgorithm = \"direct\"\n\
-         [gpu]\nmemory_bytes = 80_000_000_000\nhbm_bytes_per_s = 1.7e12\nlaunch_us = 4.5\nreplay_us = 37\n\
+         [gpu]\nmemory_bytes = 80_000_000_000\nhbm_bytes_per_s = 1.7e12\nkernel_us = {kernel_us}\nlaunch_us = 4.5\nreplay_us = 37\n\
          [gpu.flops_per_s]\nf32 = 3e13\nbf16 = 2.5e14\nfp8 = 6e14\nfp4 = 9e14\n\
          [inside]\nlatency_us = 14\nbytes_per_s = 8e10\n\
          [between]\nlatency_us = 9\nbytes_per_s = 1.5e10\n\
@@ -61,6 +66,7 @@ fn assert_told(told: &Cluster, found: &Calibration, share: f64) {
         let (gpu, flops) = (&cluster.gpu, cluster.gpu.flops_per_s);
         let numbers = [
             ("hbm", gpu.hbm_bytes_per_s),
+            ("kernel", gpu.kernel_us),
             ("launch", gpu.launch_us),
             ("replay", gpu.replay_us),
             ("f32", flops.f32),
@@ -90,6 +96,15 @@ fn a_simulated_cluster_gives_back_the_numbers_of_its_file() {
         assert_told(&told, &found, 0.02);
         assert!(found.cluster.jitter.mean < 1e-6, "{}", found.file);
     }
+}
+
+/// CL-1. Of a machine whose kernels take nothing beside their work that is said, and no number of it is another.
+#[test]
+fn kernels_that_take_no_time_are_not_seen() {
+    let (told, found) = again(&file_with([1.0; 5], 0.0, 0.0), |_| {});
+    assert_eq!(found.cluster.gpu.kernel_us, 0.0);
+    assert!(found.file.contains("kernel_us = 0.0000  # not seen"), "{}", found.file);
+    assert!((found.cluster.gpu.flops_per_s.bf16 / told.gpu.flops_per_s.bf16 - 1.0).abs() < 0.02);
 }
 
 /// CL-4. The held-out step has other depths, communicators and formats than what numbers were read from.

@@ -1,11 +1,12 @@
-//! What cannot be declared, and what the embedder is told; nothing is added by a refused call.
+//! What cannot be declared, and what the embedder is told; nothing is added by a refused call. And what a stack of
+//! layers declares for the embedder.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use warpweft::format::{ElementType, Format, Orientation, Shape};
 use warpweft::id::{BufferId, WeightId};
 use warpweft::model::{
-    BufferSpec, DeclareError, Form, Lifetime, Model, Phase, Placement, ProgramBuilder, Role, StepProgram,
-    WeightSpec,
+    BufferSpec, DeclareError, Form, Layer, LayerStack, Lifetime, Model, ParameterGroup, Phase, Placement,
+    ProgramBuilder, Role, StepProgram, WeightSpec,
 };
 
 const ROWWISE: Orientation = Orientation::Rowwise;
@@ -35,6 +36,7 @@ fn weights_that_cannot_be_are_refused_with_the_reason_and_not_added() {
         placement: Placement::Replicated,
         reuse: None,
         group: None,
+        parameters: ParameterGroup::default(),
     };
     assert!(matches!(model.add(spec), Err(DeclareError::ReplicatedFormat { .. })));
     let model = model.build();
@@ -65,9 +67,11 @@ fn calls_that_name_what_is_not_there_are_refused_and_not_added() {
     let halved = program.call("a", Phase::Forward).gradient_in(whole, ElementType::Bf16).add().unwrap_err();
     assert!(matches!(halved, DeclareError::ReplicatedGradient { .. }), "{halved}");
     assert!(halved.to_string().contains("declare it in f32"), "{halved}");
-    let bytes = program.call("a", Phase::Forward).gradient_in(sharded, ElementType::U8).add().unwrap_err();
-    assert!(matches!(bytes, DeclareError::GradientElement { .. }), "{bytes}");
-    assert!(bytes.to_string().contains("F32 or Bf16"), "{bytes}");
+    for element in [ElementType::U8, ElementType::U32] {
+        let refused = program.call("a", Phase::Forward).gradient_in(sharded, element).add().unwrap_err();
+        assert!(matches!(refused, DeclareError::GradientElement { .. }), "{refused}");
+        assert!(refused.to_string().contains("F32 or Bf16"), "{refused}");
+    }
     let again = program.call("a", Phase::Forward).gradient_in(sharded, ElementType::Bf16).gradient(sharded);
     let again = again.add().unwrap_err();
     assert!(matches!(again, DeclareError::RepeatedAccess { kind: "gradient", .. }), "{again}");
@@ -132,4 +136,60 @@ fn a_program_gives_every_weight_a_gradient_or_none() {
     assert!(matches!(&missing, DeclareError::NoGradient { weight, .. } if weight == "bias"), "{missing}");
     let (_, _, empty) = begin();
     assert!(matches!(empty.build_evaluation(), Err(DeclareError::NoCalls { .. })));
+}
+
+/// Name and element type of every buffer of a stack of two layers, which saves statistics in f32 and codes in
+/// bytes.
+fn stack_in(element: Option<ElementType>) -> (Vec<(String, ElementType)>, StepProgram) {
+    let mut model = Model::builder();
+    let weights = ["up", "down"].map(|name| model.sharded(name, 32, 32, Format::FP8_BLOCK128_POW2).unwrap());
+    let mut program = StepProgram::builder("train", &model.build());
+    let activations = element.unwrap_or(ElementType::F32);
+    let input = program.input("input", 64, activations).unwrap();
+    let layer = |name: &str, weight| Layer {
+        name: name.to_owned(),
+        weights: vec![weight],
+        output_elements: 64,
+        saved: vec![
+            ("statistics".to_owned(), 2, ElementType::F32),
+            ("codes".to_owned(), 64, ElementType::U8),
+        ],
+        cost: Vec::new(),
+    };
+    let layers = vec![layer("first", weights[0]), layer("second", weights[1])];
+    let stack = match element {
+        None => LayerStack::forward(&mut program, input, layers, Form::Planes),
+        Some(element) => LayerStack::forward_in(&mut program, input, layers, Form::Planes, element),
+    };
+    let stack = stack.unwrap();
+    let gradient = program.activation_in("gradient", 64, activations).unwrap();
+    let unused = program.activation_in("unused", 64, activations).unwrap();
+    program.call("loss", Phase::Forward).reads(stack.output()).writes(gradient).add().unwrap();
+    stack.backward(&mut program, gradient, unused).unwrap();
+    let program = program.build_training().unwrap();
+    let elements = program.buffers().iter().map(|spec| (spec.name.clone(), spec.element)).collect();
+    (elements, program)
+}
+
+#[test]
+fn a_stack_has_activations_in_the_element_type_asked_for_and_saves_each_buffer_in_its_own() {
+    let (buffers, of_bf16) = stack_in(Some(ElementType::Bf16));
+    for (name, element) in &buffers {
+        let expected = match name.rsplit('.').next() {
+            Some("statistics") => ElementType::F32,
+            Some("codes") => ElementType::U8,
+            _ => ElementType::Bf16,
+        };
+        assert_eq!(*element, expected, "{name}");
+    }
+    let named = |name: &str| buffers.iter().any(|(other, _)| other == name);
+    assert!(
+        ["first.output", "second.output", "first.output_gradient", "second.codes"]
+            .iter()
+            .all(|name| named(name))
+    );
+    let (plain, of_f32) = stack_in(None);
+    assert_eq!(stack_in(Some(ElementType::F32)), (plain, of_f32.clone()));
+    assert_eq!(of_bf16.calls(), of_f32.calls());
+    assert!(of_f32.buffers().iter().all(|spec| spec.element != ElementType::Bf16));
 }

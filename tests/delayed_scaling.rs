@@ -292,7 +292,8 @@ fn delayed_scaling_works_beside_other_formats_and_is_refused_without_a_weight_it
         let trainer = Trainer::refined(3, Format::NVFP4_2D, &rules);
         let mut reference = None;
         for depth in [0, 2] {
-            let config = Config { quantize: rules.quantize, ..config(depth, Capture::Step) };
+            let weights = rules.weights.clone();
+            let config = Config { quantize: rules.quantize, weights, ..config(depth, Capture::Step) };
             let mut session = trainer.start(config, 3).await.unwrap();
             let found = losses(&mut session, 3, 0..4).await;
             assert_eq!(&found, reference.get_or_insert_with(|| found.clone()));

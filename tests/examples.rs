@@ -48,19 +48,21 @@ fn the_numbered_examples_run() {
     says("07_export_and_import", &[], "one rank goes on");
 }
 
-/// Without a GPU it says so; with one, the loss falls.
+/// Without a GPU they say so; with one, the loss falls.
 #[cfg(feature = "cuda")]
 #[test]
-fn the_linear_layer_of_the_numbered_example_learns_where_there_is_a_gpu() {
-    let text = run("08_linear_layer_on_a_gpu", &[]);
-    if text.contains("nothing to compute on: ") {
-        eprintln!("skipped: the linear layer of the example: {text}");
-        return;
+fn the_numbered_examples_for_a_gpu_learn_where_there_is_one() {
+    for (name, lines) in [("08_linear_layer_on_a_gpu", 5), ("10_own_kernel_on_a_gpu", 6)] {
+        let text = run(name, &[]);
+        if text.contains("nothing to compute on: ") {
+            eprintln!("skipped: {name}: {text}");
+            continue;
+        }
+        let losses: Vec<f32> =
+            text.lines().map(|line| line.split("loss ").nth(1).unwrap().parse().unwrap()).collect();
+        assert_eq!(losses.len(), lines, "{text}");
+        assert!(losses[lines - 1] < 0.5 * losses[0], "{text}");
     }
-    let losses: Vec<f32> =
-        text.lines().map(|line| line.split("loss ").nth(1).unwrap().parse().unwrap()).collect();
-    assert_eq!(losses.len(), 5, "{text}");
-    assert!(losses[4] < 0.5 * losses[0], "{text}");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Weights of a group on the CPU: gathered and reduced together, they train as they do apart, and as whole weights do.
+//! Weights of a group on the CPU: gathered and reduced together, they train as they do apart, and as whole
+//! weights do.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod reference;

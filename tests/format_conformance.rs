@@ -63,7 +63,8 @@ fn c3_mxfp8_amax_and_cast_of_a_slice_equal_a_simple_reference() {
             let factor =
                 |amax: &f32| (1.0 / reference::e8m0_value(reference::e8m0(amax * (1.0 / 448.0)))) as f32;
             let factors: Vec<f32> = expected.iter().map(factor).collect();
-            // A bf16 value times a power of two has 16 significant bits again, so the reference is asked once for each.
+            // A bf16 value times a power of two has 16 significant bits again, so the reference is asked once
+            // for each.
             let mut known = vec![None; 1 << 16];
             for (at, (&code, &value)) in codes.iter().zip(&master).enumerate() {
                 let scaled = value * factors[block(start + at)];

@@ -150,8 +150,8 @@ let unit = [7, 16, 32].into_iter().find(|&unit| format.check_shape(Shape::new(ti
         }
     }
 
-    /// FS-1, FS-2, FS-3 and FO-2, FO-3 for flat shards: any offsets, odd ones and empty ones included. CA-1, FO-4: guard bytes
-    /// around every fragment, and the neighbours' nibbles in it, stay as they are.
+    /// FS-1, FS-2, FS-3 and FO-2, FO-3 for flat shards: any offsets, odd ones and empty ones included. CA-1,
+    /// FO-4: guard bytes around every fragment, and the neighbours' nibbles in it, stay as they are.
     #[test]
     fn any_cut_into_flat_shards_merges_to_the_bytes_of_the_whole(
         (format, via, shape) in (weight_format(), via())

@@ -1,4 +1,5 @@
-//! Where the host's time of a step went, as a session reports it (HT-1): the driver here is a hook that keeps the host busy.
+//! Where the host's time of a step went, as a session reports it (HT-1): the driver here is a hook that keeps
+//! the host busy.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod meddler;
@@ -83,12 +84,17 @@ fn ht_1_an_issued_step_says_what_the_slowest_rank_spent_in_the_driver_and_what_i
         let (host, tasks) = (report.host.unwrap(), session.plan("train").unwrap().tasks.len());
         assert_eq!((host.rank, host.tasks, host.segments), (RankId::new(1), tasks, 0));
         assert_eq!(host.issue.calls, tasks as u64, "a call for each task, and no copy among them");
-        assert!(host.issue.driver >= SLOW_CALL * u32::try_from(tasks).unwrap());
-        assert!(host.issue.driver <= report.issue, "{host}");
+        let driver = host.issue.driver + host.issue.metering;
+        assert!(driver >= SLOW_CALL * u32::try_from(tasks).unwrap());
+        assert!(driver <= report.issue, "{host}");
+        assert!(host.issue.metering > Duration::ZERO, "calls were timed");
         assert_eq!(host.issue.closures, Duration::ZERO, "they run on a lane of their own");
-        // Learning rate and loss scale have not changed, so what comes in are inputs; out go the vote and the loss.
+        // Learning rate and loss scale have not changed, so what comes in are inputs; out go the vote and the
+        // loss.
         assert!(host.edges.calls >= 3, "{host}");
-        assert!(host.edges.driver >= SLOW_CALL * u32::try_from(host.edges.calls).unwrap());
+        assert!(
+            host.edges.driver + host.edges.metering >= SLOW_CALL * u32::try_from(host.edges.calls).unwrap()
+        );
         assert!(host.issue.own > Duration::ZERO && host.own_each() * host.tasks as u32 <= host.issue.own);
         assert!(host.caller > Duration::ZERO);
         assert_eq!(step(&mut session, 2, false).await.host, None, "nobody asks any more");
@@ -122,7 +128,10 @@ fn ht_1_a_recorded_step_is_one_call_and_recording_it_is_charged_to_no_step() {
                 assert_eq!((host.segments, host.issue.calls), (1, 1), "step {number}: {host}");
                 // Of one launch it may be either rank's.
                 let usual = if host.rank == RankId::new(1) { SLOW_CALL } else { CALL };
-                assert!(host.issue.driver >= usual && host.issue.own > Duration::ZERO, "{host}");
+                assert!(
+                    host.issue.driver + host.issue.metering >= usual && host.issue.own > Duration::ZERO,
+                    "{host}"
+                );
             }
             edges.push(host.edges.calls);
         }

@@ -1,5 +1,5 @@
-//! Configurations from anywhere: refused with an error, or valid and printed as what loads back. The same body as in
-//! `fuzz/`, over seeded mutations of a file with every key.
+//! Configurations from anywhere: refused with an error, or valid and printed as what loads back. The same
+//! body as in `fuzz/`, over seeded mutations of a file with every key.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -16,6 +16,8 @@ fn every_key() -> String {
         format: Some("mxfp8".parse().unwrap()),
         placement: None,
         reuse: None,
+        weight_decay: Some(0.1),
+        lr_scale: Some(0.5),
     };
     let text = Config { weights: vec![rule.clone(), rule], ..Config::default() }.effective();
     text.replace("# budget is not set", "budget = \"1.5 GiB\"")

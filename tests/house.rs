@@ -1,5 +1,6 @@
-//! ARCHITECTURE.md against the sources: a module imports only from a lower row, and every law is listed there, stated in one
-//! room, and cited in the test that guards it.
+//! ARCHITECTURE.md against the sources: a module imports only from a lower row, and every law is listed
+//! there, stated in one room, and cited in the test that guards it. No comment is wider than a screen, and the
+//! front page has the crate's own first program.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -227,4 +228,46 @@ fn architecture_lists_every_law_and_no_other() {
     let section = text.split("\n## Laws\n").nth(1).expect("a section about laws");
     let listed = labels(section.split("\n## ").next().unwrap());
     assert_eq!(listed, laws().stated.into_keys().collect(), "left: listed; right: stated in `src`");
+}
+
+/// As `rustfmt.toml` has it for code, and a word more. Tables have rows, `--help` texts lines of their own.
+#[test]
+fn no_comment_is_wider_than_a_screen() {
+    const COLUMNS: usize = 120;
+    let mut files = Vec::new();
+    for folder in ["src", "tests", "examples", "benches"] {
+        sources(&root().join(folder), &mut files);
+    }
+    let mut wide = Vec::new();
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        if text.contains("command(verbatim_doc_comment") {
+            continue;
+        }
+        for (number, line) in text.lines().enumerate() {
+            let is_prose = line.trim_start().starts_with("//") && !line.contains("| ");
+            if is_prose && line.chars().count() > COLUMNS {
+                wide.push(format!("{}:{}", file.display(), number + 1));
+            }
+        }
+    }
+    assert!(wide.is_empty(), "wrap these at 110 columns:\n{}", wide.join("\n"));
+}
+
+/// The front page and the crate's own show one program; both are compiled and run by `cargo test --doc`.
+#[test]
+fn the_smallest_trainer_is_the_same_in_the_readme_and_in_the_crate() {
+    let read = |file: &str| std::fs::read_to_string(root().join(file)).unwrap();
+    let code = |text: &str, begin: &str| {
+        let code = text.split(begin).nth(1).expect("a program").split("```").next().unwrap();
+        code.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
+    };
+    let library: Vec<String> = read("src/lib.rs")
+        .lines()
+        .filter_map(|line| line.strip_prefix("//!"))
+        .map(|line| line.strip_prefix(' ').unwrap_or(line).to_owned())
+        .collect();
+    let own = code(&library.join("\n"), "```\n");
+    assert!(own.contains("Session::builder"), "{own}");
+    assert_eq!(code(&read("README.md"), "```rust\n"), own);
 }

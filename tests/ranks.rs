@@ -16,7 +16,7 @@ use warpweft::backend::cpu::CpuSurface;
 use warpweft::backend::{Backend, Checked};
 use warpweft::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
 use warpweft::config::Config;
-use warpweft::exec::{CaptureMode, Exchange, ExecError, Pump, Rank, World};
+use warpweft::exec::{CaptureMode, Exchange, ExecError, Pump, Rank, WeightShard, World};
 use warpweft::flow::{FlowError, Issuer, Poison, Post, Wiring};
 use warpweft::format::Format;
 use warpweft::id::{ActorId, RankId, TaskId, Version};
@@ -46,7 +46,7 @@ fn closures() -> ComputeFactory<CpuSurface> {
             }
             Ok(())
         };
-        Box::new(halves) as Box<dyn Compute<CpuSurface>>
+        Ok(Box::new(halves) as Box<dyn Compute<CpuSurface>>)
     })
 }
 
@@ -166,8 +166,9 @@ fn a_plan_that_needs_other_weights_than_the_rank_holds_is_refused_before_it_runs
     assert!(matches!(error, ExecError::NoProgram { program: 1, programs: 1, .. }), "{error}");
 }
 
-/// PL-7, PL-4. *Captured step whose warm-up pollutes main grads*. What a warm-up left in main grads reaches no step, because the
-/// first contribution of a step overwrites; and the step it counted is missed, eager, recorded and replayed.
+/// PL-7, PL-4. *Captured step whose warm-up pollutes main grads*. What a warm-up left in main grads reaches
+/// no step, because the first contribution of a step overwrites; and the step it counted is missed, eager,
+/// recorded and replayed.
 #[test]
 fn a_captured_step_whose_warm_up_pollutes_main_grads_and_optimizer_is_refused() {
     let (prologue, plan) = plans(1, 1);
@@ -278,8 +279,8 @@ fn the_issuer_refuses_a_task_that_is_not_next_on_its_lane() {
     );
 }
 
-/// AC-1: a whole step is issued while its first call stands still on the device, and what the device waits for are the plan's
-/// fences alone.
+/// AC-1: a whole step is issued while its first call stands still on the device, and what the device waits
+/// for are the plan's fences alone.
 #[test]
 fn a_step_is_issued_to_its_end_while_the_device_stands_still() {
     let (_, plan) = plans(1, 1);
@@ -300,7 +301,7 @@ fn a_step_is_issued_to_its_end_while_the_device_stands_still() {
                     Ok::<_, ComputeError>(())
                 })
             };
-            Box::new(waits) as Box<dyn Compute<CpuSurface>>
+            Ok(Box::new(waits) as Box<dyn Compute<CpuSurface>>)
         })
     };
     let asked = Arc::new(Mutex::new(Vec::new()));
@@ -341,7 +342,8 @@ fn a_slot_is_not_written_while_a_lease_on_it_is_open() {
     let ops = plan.ops();
     let mut bound = backend.bind(&memory, &plan.binding(RankId::new(0), &ops)).unwrap();
     backend.begin_step(&mut bound).unwrap();
-    // The first task grants a lease on what it writes; the second, which has no part in it, is wired to write the same slot.
+    // The first task grants a lease on what it writes; the second, which has no part in it, is wired to write
+    // the same slot.
     let sound = Wiring::new(&plan);
     let leases = &sound.grants[sound.tasks[0].grants.clone()];
     let lease = leases.iter().find(|edge| edge.kind == EdgeKind::Lease).unwrap();
@@ -439,5 +441,40 @@ fn closures_that_cannot_be_made_fail_the_start_with_their_rank() {
         assert!(matches!(&error, SessionError::Exec(ExecError::Backend(_))), "{error:?}");
         let said = error.to_string();
         assert!(said.contains("rank 1") && said.contains("no closures on this rank"), "{said}");
+    });
+}
+
+/// Nothing is half-changed: a shard of other rows than the rank's is refused before a byte is written.
+#[test]
+fn weights_of_other_rows_than_a_rank_has_are_refused_before_anything_is_written() {
+    ended(|| {
+        let (prologue, plan) = plans(1, 1);
+        let world = Arc::new(World::new(1, Duration::from_secs(60)));
+        let backend = backends(1).remove(0);
+        let mut rank =
+            Rank::new(backend, world, prologue, vec![plan], CaptureMode::Off, &closures()).unwrap();
+        let mut exchange = Exchange::default();
+        let ones: warpweft::exec::Initializer = Arc::new(|_, _, _, values| values.fill(1.0));
+        rank.initialize(&ones, &mut exchange).unwrap();
+        rank.export(&mut exchange).unwrap();
+        let (whole, first) = (exchange.shards.clone(), exchange.shards[0].master.clone());
+        let last = whole.len() - 1;
+        for spoil in 0..5 {
+            exchange.shards.clone_from(&whole);
+            exchange.shards[0].master.fill(9.0);
+            match spoil {
+                0 => exchange.shards[last].exp_avg.push(2.0),
+                1 => exchange.shards[last].master.truncate(3),
+                2 => exchange.shards.truncate(last),
+                3 => exchange.carried.push(vec![0; 4]),
+                _ => exchange.shards.push(WeightShard::default()),
+            }
+            let error = rank.import(&exchange).unwrap_err();
+            assert!(matches!(error, ExecError::Misfit { .. }), "{error}");
+            rank.export(&mut exchange).unwrap();
+            assert_eq!(exchange.shards[0].master, first, "{error}");
+        }
+        exchange.shards.clone_from(&whole);
+        rank.import(&exchange).unwrap();
     });
 }

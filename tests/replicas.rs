@@ -68,7 +68,10 @@ async fn step(session: &mut Session, inputs: &[f32]) -> Result<StepReport, Sessi
 
 /// What every rank found, which must be the same bits.
 fn found(report: &StepReport, ranks: usize) -> Vec<u32> {
-    let of = |rank: usize| report.output::<u32>(RankId::at(rank), "seen").unwrap();
+    let of = |rank: usize| -> Vec<u32> {
+        let seen = report.output::<f32>(RankId::at(rank), "seen").unwrap();
+        seen.into_iter().map(f32::to_bits).collect()
+    };
     for rank in 1..ranks {
         assert_eq!(of(rank), of(0), "rank {rank} sees another model than rank 0");
     }
@@ -138,7 +141,8 @@ fn a_closure_that_fails_in_one_replica_fails_the_step_in_all_and_they_go_on_alik
     });
 }
 
-/// The norm counts every shard once, however often it is copied: equal inputs on all ranks give the norm of one rank alone.
+/// The norm counts every shard once, however often it is copied: equal inputs on all ranks give the norm of
+/// one rank alone.
 #[test]
 fn the_norm_counts_each_shard_once() {
     within_a_minute(async {

@@ -5,11 +5,13 @@ mod meddler;
 mod trainer;
 mod wrapped;
 
-use meddler::{Switch, backends, failing_at, failing_at_any};
+use std::sync::{Arc, Mutex};
+
+use meddler::{Gate, Switch, backends, cut, failing_at, failing_at_any, hooked};
 use trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 use warpweft::backend::BackendError;
 use warpweft::backend::cpu::CpuSurface;
-use warpweft::compute::{ComputeContext, ComputeError};
+use warpweft::compute::{ComputeContext, ComputeError, Seat};
 use warpweft::config::{Capture, Config, Reduce};
 use warpweft::exec::ExecError;
 use warpweft::format::{ElementType, Format};
@@ -23,14 +25,26 @@ fn trainer() -> Trainer {
     Trainer::new(2, Format::NVFP4_2D)
 }
 
-/// Polls a step of `program` once and drops it.
-async fn drop_a_step(session: &mut Session, program: &str) {
+/// Drops a step of `program` that is under way: no rank passes the gate before it is dropped.
+async fn drop_a_step(session: &mut Session, program: &str, gate: &Gate) {
+    gate.shut();
     let polled = std::future::poll_fn(|context| {
         let mut step = std::pin::pin!(session.step(program));
         assert!(step.as_mut().poll(context).is_pending());
         std::task::Poll::Ready(())
     });
     polled.await;
+    gate.open();
+}
+
+/// A session of `ranks` ranks whose steps begin at the gate.
+async fn gated(ranks: u32, mischief: &Mischief, gate: &Gate) -> Session {
+    let held = gate.clone();
+    let ranks = hooked(ranks, move |_, moment| {
+        held.pass(moment);
+        Ok(())
+    });
+    trainer().builder(Config::default(), mischief).start(ranks).await.unwrap()
 }
 
 #[test]
@@ -65,13 +79,18 @@ fn a_command_that_fails_on_one_rank_does_not_hang_the_others_nor_the_drop_of_the
 fn a_session_that_is_dropped_in_the_middle_of_a_failing_step_ends() {
     within_a_minute(async {
         for victim in [0, 2] {
-            let switch = Switch::default();
-            let ranks = failing_at(Moment::Enqueue, RankId::new(victim), 3, &switch);
+            let (switch, gate) = (Switch::default(), Gate::default());
+            let (failing, held) = (switch.clone(), gate.clone());
+            let ranks = hooked(3, move |rank, moment| {
+                held.pass(moment);
+                let fails = moment == Moment::Enqueue && rank == RankId::new(victim) && failing.is_on();
+                if fails { cut(rank) } else { Ok(()) }
+            });
             let builder = trainer().builder(Config::default(), &Mischief::default());
             let mut session = builder.start(ranks).await.unwrap();
             feed(&mut session, "train", 3, 0);
             switch.on();
-            drop_a_step(&mut session, "train").await;
+            drop_a_step(&mut session, "train", &gate).await;
             drop(session);
         }
     });
@@ -97,12 +116,64 @@ fn a_session_ends_even_if_the_rank_the_others_wait_for_could_not_warn_them() {
     });
 }
 
+/// What was issued before the failure is on the lanes, and memory must not go while they work in it.
+#[test]
+fn a_step_that_could_not_be_issued_whole_is_drained_before_it_is_told() {
+    within_a_minute(async {
+        let switch = Switch::default();
+        let failing = switch.clone();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&asked);
+        let ranks = hooked(2, move |rank, moment| {
+            if rank != RankId::new(0) || !failing.is_on() {
+                return Ok(());
+            }
+            let mut log = log.lock().unwrap();
+            log.push(moment);
+            let issued = log.iter().filter(|moment| **moment == Moment::Enqueue).count();
+            if moment == Moment::Enqueue && issued == 5 { cut(rank) } else { Ok(()) }
+        });
+        let builder = trainer().builder(Config::default(), &Mischief::default());
+        let mut session = builder.start(ranks).await.unwrap();
+        feed(&mut session, "train", 2, 0);
+        switch.on();
+        let error = session.step("train").await.unwrap_err();
+        assert!(error.to_string().contains("the cable is out"), "{error}");
+        let asked = asked.lock().unwrap();
+        let failed = asked.iter().rposition(|moment| *moment == Moment::Enqueue).unwrap();
+        let lanes = session.plan("train").unwrap().lanes.len();
+        let drained = asked[failed..].iter().filter(|moment| **moment == Moment::Synchronize).count();
+        assert_eq!(asked[failed + 1], Moment::Abort, "peers are let go first");
+        assert_eq!(drained, lanes, "{:?}", &asked[failed..]);
+    });
+}
+
+/// One reply each, whatever happens on the way out.
+#[test]
+fn a_rank_that_panics_while_it_gives_up_replies_all_the_same() {
+    within_a_minute(async {
+        let switch = Switch::default();
+        let failing = switch.clone();
+        let ranks = hooked(2, move |rank, moment| match moment {
+            Moment::Download if rank == RankId::new(1) && failing.is_on() => cut(rank),
+            Moment::Abort if rank == RankId::new(1) && failing.is_on() => panic!("and the lights went out"),
+            _ => Ok(()),
+        });
+        let builder = trainer().builder(Config::default(), &Mischief::default());
+        let mut session = builder.start(ranks).await.unwrap();
+        switch.on();
+        let error = session.export().await.unwrap_err();
+        assert!(error.to_string().contains("the cable is out"), "{error}");
+    });
+}
+
 #[test]
 fn a_session_that_is_dropped_in_the_middle_of_a_step_ends() {
     within_a_minute(async {
-        let mut session = trainer().start(Config::default(), 4).await.unwrap();
+        let gate = Gate::default();
+        let mut session = gated(4, &Mischief::default(), &gate).await;
         feed(&mut session, "train", 4, 0);
-        drop_a_step(&mut session, "train").await;
+        drop_a_step(&mut session, "train", &gate).await;
         drop(session);
     });
 }
@@ -165,14 +236,34 @@ fn an_initializer_that_panics_fails_the_start_with_its_words() {
 }
 
 #[test]
+fn a_factory_that_fails_on_one_rank_fails_the_start_with_its_words_and_the_rank() {
+    within_a_minute(async {
+        let factory = |seat: Seat| {
+            if seat.rank == RankId::new(1) {
+                return Err(ComputeError::closure("no tokenizer in /data"));
+            }
+            Ok(|_: &Call, _: &ComputeContext<'_, CpuSurface>| Ok::<_, ComputeError>(()))
+        };
+        let builder = Session::try_builder(Config::default(), factory).program(trainer().train);
+        let error = builder.start_cpu(3).await.unwrap_err();
+        let SessionError::Exec(ExecError::Backend(BackendError::Lane { rank, reason, .. })) = &error else {
+            panic!("{error:?}")
+        };
+        assert_eq!(*rank, RankId::new(1));
+        assert!(reason.contains("no tokenizer in /data"), "{reason}");
+        assert!(error.to_string().contains("rank 1"), "{error}");
+    });
+}
+
+#[test]
 fn how_a_dropped_step_ended_is_told_by_the_next_report() {
     within_a_minute(async {
-        let mischief = Mischief::default();
-        let mut session = trainer().builder(Config::default(), &mischief).start_cpu(2).await.unwrap();
+        let (mischief, gate) = (Mischief::default(), Gate::default());
+        let mut session = gated(2, &mischief, &gate).await;
         feed(&mut session, "train", 2, 0);
-        drop_a_step(&mut session, "train").await;
+        drop_a_step(&mut session, "train", &gate).await;
         mischief_after_settling(&mut session, &mischief, 3).await;
-        drop_a_step(&mut session, "train").await;
+        drop_a_step(&mut session, "train", &gate).await;
         mischief_after_settling(&mut session, &mischief, 0).await;
         let report = session.step("train").await.unwrap();
         assert_eq!(report.step, 2);
@@ -198,11 +289,11 @@ async fn mischief_after_settling(session: &mut Session, mischief: &Mischief, kin
 #[test]
 fn a_closure_error_in_a_dropped_step_is_told_by_the_next_call_once() {
     within_a_minute(async {
-        let mischief = Mischief::default();
-        let mut session = trainer().builder(Config::default(), &mischief).start_cpu(2).await.unwrap();
+        let (mischief, gate) = (Mischief::default(), Gate::default());
+        let mut session = gated(2, &mischief, &gate).await;
         feed(&mut session, "train", 2, 0);
         mischief.set(1);
-        drop_a_step(&mut session, "train").await;
+        drop_a_step(&mut session, "train", &gate).await;
         let error = session.export().await.unwrap_err();
         let SessionError::DroppedStep(cause) = &error else { panic!("{error}") };
         assert!(matches!(&**cause, SessionError::Closure { step: 0, panicked: false, .. }), "{cause}");
@@ -216,11 +307,11 @@ fn a_closure_error_in_a_dropped_step_is_told_by_the_next_call_once() {
 #[test]
 fn a_closure_error_in_a_dropped_step_is_told_by_closing() {
     within_a_minute(async {
-        let mischief = Mischief::default();
-        let mut session = trainer().builder(Config::default(), &mischief).start_cpu(2).await.unwrap();
+        let (mischief, gate) = (Mischief::default(), Gate::default());
+        let mut session = gated(2, &mischief, &gate).await;
         feed(&mut session, "train", 2, 0);
         mischief.set(1);
-        drop_a_step(&mut session, "train").await;
+        drop_a_step(&mut session, "train", &gate).await;
         assert!(matches!(session.close().await, Err(SessionError::DroppedStep(_))));
     });
 }

@@ -7,8 +7,8 @@ use warpweft::format::{ElementType, Format, FormatError, Orientation, Shape};
 use warpweft::id::RankId;
 use warpweft::layout::{Content, MAX_ARENA, Weights, aligned};
 use warpweft::model::{
-    BufferSpec, DeclareError, Form, Lifetime, Mesh, Model, Phase, Placement, Role, ShardLayout, StepProgram,
-    WeightSpec,
+    BufferSpec, DeclareError, Form, Lifetime, Mesh, Model, ParameterGroup, Phase, Placement, Role,
+    ShardLayout, StepProgram, WeightSpec,
 };
 use warpweft::plan::{PlanError, Policy, StepPlan};
 
@@ -28,7 +28,15 @@ fn program(spec: WeightSpec, buffer: BufferSpec) -> Result<StepProgram, DeclareE
 }
 
 fn weight(shape: Shape, format: Format, placement: Placement) -> WeightSpec {
-    WeightSpec { name: "w".into(), shape, format, placement, reuse: None, group: None }
+    WeightSpec {
+        name: "w".into(),
+        shape,
+        format,
+        placement,
+        reuse: None,
+        group: None,
+        parameters: ParameterGroup::default(),
+    }
 }
 
 fn plan(program: &StepProgram, ranks: u32, policy: &Policy) -> Result<StepPlan, PlanError> {

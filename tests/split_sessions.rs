@@ -1,5 +1,5 @@
-//! Sessions that own a part of the ranks, each as the session of a process of its own would: ranks meet over TCP, devices are the CPU's
-//! lanes of one process, which is the only place where they can reach each other.
+//! Sessions that own a part of the ranks, each as the session of a process of its own would: ranks meet over
+//! TCP, devices are the CPU's lanes of one process, which is the only place where they can reach each other.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod port;

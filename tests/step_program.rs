@@ -4,7 +4,7 @@
 mod trainer;
 
 use trainer::{SIZE, Shaped, Trainer, within_a_minute};
-use warpweft::config::{AcrossMicroBatches, Backward, ByteSize, Config, ReduceEvery};
+use warpweft::config::{AcrossMicroBatches, Backward, ByteSize, Config, ReduceDtype, ReduceEvery};
 use warpweft::format::{Format, Orientation};
 use warpweft::id::{MicroBatchId, RankId, TaskId, WeightId};
 use warpweft::model::{DeclareError, Form, Mesh, Model, Phase, ProgramBuilder, Reuse, StepProgram};
@@ -38,8 +38,8 @@ fn hiding_places(plan: &StepPlan, gather: TaskId) -> usize {
     calls.filter(|task| matches!(task.op, Op::Compute { .. })).count()
 }
 
-/// Tied and replayed weights, recompute, micro-batches: with a depth of at least 1 no use but the first of the step waits
-/// for a gather that could not have begun a call earlier.
+/// Tied and replayed weights, recompute, micro-batches: with a depth of at least 1 no use but the first of
+/// the step waits for a gather that could not have begun a call earlier.
 #[test]
 fn extra_uses_of_a_weight_cost_no_synchronous_gather() {
     let shapes = [
@@ -69,8 +69,8 @@ fn a_weight_replayed_call_after_call_is_gathered_once_for_each_pass() {
     assert_eq!(gathers(&plan(&trainer.train, &depth(1))).len(), 2, "rowwise forward, columnwise backward");
 }
 
-/// Forward and backward of three weights in a format that stores one orientation. The last weight's use in backward, or
-/// all uses of the first weight, may have a choice of their own.
+/// Forward and backward of three weights in a format that stores one orientation. The last weight's use in
+/// backward, or all uses of the first weight, may have a choice of their own.
 fn chain(of_use: Option<Reuse>, of_weight: Option<Reuse>) -> StepProgram {
     let mut model = Model::builder();
     let weights: Vec<WeightId> =
@@ -139,6 +139,42 @@ fn gradients_are_reduced_as_often_as_the_configuration_says() {
     let (once, most) = reductions(ReduceEvery::Step);
     assert_eq!([each, batch, once], [16 * 3, 8 * 3, 8]);
     assert!(most > least, "a sum on the rank takes memory: {most} and {least} bytes");
+}
+
+/// The calls that write what an exchange sends, and the last call it waits for by a fence.
+fn written_and_waited_for(plan: &StepPlan, exchange: TaskId) -> (Option<TaskId>, Option<TaskId>) {
+    let calls = |task: &TaskId| matches!(plan.task(*task).op, Op::Compute { .. });
+    let accesses = plan.task(exchange).op.accesses().into_iter();
+    let sent: Vec<_> = accesses.filter(|(_, access)| !access.writes()).map(|(slot, _)| slot).collect();
+    let writes = |task: &TaskId| {
+        plan.task(*task).op.accesses().iter().any(|(slot, access)| access.writes() && sent.contains(slot))
+    };
+    let written =
+        plan.entries().map(|(id, _)| id).filter(|id| *id < exchange && calls(id) && writes(id)).max();
+    let waits = plan.task(exchange).waits.iter().copied().filter(calls).max();
+    (written, waits)
+}
+
+#[test]
+fn with_three_calls_behind_an_exchange_waits_for_no_call_but_the_one_that_wrote_what_it_sends() {
+    let shaped = Shaped { layers: 12, weights: 2, ..Shaped::default() };
+    let trainer = Trainer::shaped(shaped, Format::Bf16, &Config::default());
+    let late = |reduce_behind: u32| -> usize {
+        let config = Config { reduce_behind, reduce_dtype: ReduceDtype::F32, ..depth(1) };
+        let plan = plan(&trainer.train, &config);
+        let exchanges = plan.entries().filter(|(_, task)| matches!(task.op, Op::ExchangeGradient { .. }));
+        let exchanges: Vec<TaskId> = exchanges.map(|(id, _)| id).collect();
+        assert!(exchanges.len() >= 12);
+        let is_late = |exchange: &TaskId| {
+            let (written, waits) = written_and_waited_for(&plan, *exchange);
+            assert!(written.is_some());
+            waits > written
+        };
+        exchanges.into_iter().filter(is_late).count()
+    };
+    assert_eq!((late(3), late(7)), (0, 0));
+    // With two, what lands takes the place of what the next call leaves, and waits for it: less memory.
+    assert!(late(2) > 0);
 }
 
 /// What one micro-batch is done with, the next one uses.

@@ -1,8 +1,10 @@
 //! The main job on GPUs, split over processes: the same losses, and ends that name their cause.
 //!
-//! Needs two GPUs or more, four for peers inside of hosts with NCCL between, and says so where there are none. NCCL is used where it is installed.
-//! Of the machine that it was built on it needs two programs: itself as `X/deps/train_processes`, and `X/examples/train`, both perhaps stripped; it runs
-//! in the root of the repository, whose files are what is trained on. With `--nocapture` every run has a line that says how long it took.
+//! Needs two GPUs or more, four for peers inside of hosts with NCCL between, and says so where there are
+//! none. NCCL is used where it is installed. Of the machine that it was built on it needs two programs:
+//! itself as `X/deps/train_processes`, and `X/examples/train`, both perhaps stripped; it runs in the root of
+//! the repository, whose files are what is trained on. With `--nocapture` every run has a line that says how
+//! long it took.
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -26,8 +28,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// What processes are given in which a peer ends.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// What a process may take to end once a peer was killed or stopped: half the deadline until silence is noticed, eight seconds to drain and abort, the
-/// rest for the driver's part of its exit.
+/// What a process may take to end once a peer was killed or stopped: half the deadline until silence is
+/// noticed, eight seconds to drain and abort, the rest for the driver's part of its exit.
 const END: Duration = Duration::from_secs(30);
 
 /// The GPUs to use: an even number up to four, or none, with the reason on stderr.
@@ -60,8 +62,9 @@ fn has_nccl() -> bool {
     CudaWorld::new(options).is_ok()
 }
 
-/// The program, which is built beside the tests. Paths are taken from where the tests run, which may be another machine than
-/// they were built on. Cargo builds it with all tests, but not with one that is named: then it may be missing, or older than the library.
+/// The program, which is built beside the tests. Paths are taken from where the tests run, which may be
+/// another machine than they were built on. Cargo builds it with all tests, but not with one that is named:
+/// then it may be missing, or older than the library.
 #[track_caller]
 fn example() -> PathBuf {
     const BUILD: &str = "build it as the tests were, with `cargo build --example train --features cuda` (and --release, where they have it)";
@@ -193,7 +196,8 @@ struct Process {
 }
 
 impl Process {
-    /// Waits until it has made steps, all of them as they were asked for: recorded from the second on, if they are to be.
+    /// Waits until it has made steps, all of them as they were asked for: recorded from the second on, if
+    /// they are to be.
     fn works(&mut self) {
         let out = BufReader::new(self.child.stdout.take().unwrap());
         let mut lines = out.lines().map_while(Result::ok);
@@ -261,8 +265,8 @@ fn losses_do_not_depend_on_how_ranks_are_split_over_processes() {
     }
 }
 
-/// `reduce = "ordered"`: the same bits by peers inside of each host and NCCL between them, recorded or not, and by NCCL alone, which is
-/// what hosts of one rank each take.
+/// `reduce = "ordered"`: the same bits by peers inside of each host and NCCL between them, recorded or not,
+/// and by NCCL alone, which is what hosts of one rank each take.
 #[test]
 fn processes_on_several_hosts_have_the_losses_of_one() {
     let Some((count, _alone)) = gpus("processes on several hosts") else { return };
@@ -340,8 +344,8 @@ fn gathers_in_chunks_have_the_losses_of_whole_ones_by_every_way() {
     assert!(chunked.iter().all(|losses| *losses == expected[0]), "{expected:?}\n{chunked:?}");
 }
 
-/// Two replicas, on a host together or on one each: the same bits by every way. What they begin with is what one copy begins with, and sums in another order
-/// round otherwise.
+/// Two replicas, on a host together or on one each: the same bits by every way. What they begin with is what
+/// one copy begins with, and sums in another order round otherwise.
 #[test]
 fn replicas_have_the_same_losses_by_every_way() {
     let Some((count, _alone)) = gpus("replicas") else { return };
@@ -423,8 +427,8 @@ fn a_process_that_is_killed_or_stopped_in_a_step_is_named_by_the_others() {
     }
 }
 
-/// RV-3 where nobody on the host could help: a recorded step is one launch, in which kernels spin for a peer's words, or streams wait for them, or kernels of
-/// NCCL for its bytes.
+/// RV-3 where nobody on the host could help: a recorded step is one launch, in which kernels spin for a
+/// peer's words, or streams wait for them, or kernels of NCCL for its bytes.
 #[test]
 fn a_process_that_is_killed_or_stopped_in_a_recorded_step_is_named_by_the_others() {
     let Some((count, _alone)) = gpus("killed and stopped processes, recorded") else { return };

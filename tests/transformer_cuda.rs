@@ -1,7 +1,7 @@
 //! The main job on GPUs: every piece and the first losses against the CPU's, and the kernels compiled.
 //!
-//! As with `transformer.rs`, the tests stand beside the code in `examples/train`. Without a GPU, or without NVRTC, each
-//! says on stderr that it was skipped.
+//! As with `transformer.rs`, the tests stand beside the code in `examples/train`. Without a GPU, or without
+//! NVRTC, each says on stderr that it was skipped.
 #![cfg(feature = "cuda")]
 #![allow(dead_code, reason = "the example uses more of its modules than their tests do")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]

@@ -5,10 +5,11 @@
 //! format. The reference below shares nothing with planner, actors and backend but the quantizer's
 //! whole-tensor entry point, which has golden vectors of its own.
 //!
-//! The numbers of steps are those of the cases: 100, and 500 in NVFP4. The rest is a stand-in: C4 asks for layers
-//! 128→288→768→128 under SGD on two ranks, C6 for 128→320→768→128 at batch 2048. Here the layers are square, the batch
-//! is one row a rank, there are three ranks, and the optimizer is AdamW. Batch 2048 would take 500 steps of 5
-//! GFLOP per rank in plain loops, twice; what it adds is in the closures, not in the library.
+//! The numbers of steps are those of the cases: 100, and 500 in NVFP4. The rest is a stand-in: C4 asks for
+//! layers 128→288→768→128 under SGD on two ranks, C6 for 128→320→768→128 at batch 2048. Here the layers are
+//! square, the batch is one row a rank, there are three ranks, and the optimizer is AdamW. Batch 2048 would
+//! take 500 steps of 5 GFLOP per rank in plain loops, twice; what it adds is in the closures, not in the
+//! library.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod reference;
@@ -287,7 +288,8 @@ fn replay_recompute_and_micro_batches_go_together() {
     equals_the_reference(shaped, Reducing { every: ReduceEvery::MicroBatch, ..Reducing::default() });
 }
 
-/// PL-4. Gradients are summed over the ranks of a replica, then over the replicas, in f32; whatever the shape of the mesh.
+/// PL-4. Gradients are summed over the ranks of a replica, then over the replicas, in f32; whatever the shape
+/// of the mesh.
 #[test]
 fn replicas_of_a_sharded_model_learn_what_an_unsharded_one_does() {
     for (ranks, replicas) in [(2, 1), (2, 2), (4, 2), (6, 3)] {

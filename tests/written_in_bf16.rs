@@ -69,7 +69,7 @@ fn gradient(value: f32, at: usize, input: f32) -> bf16 {
 }
 
 fn fit(context: &ComputeContext<'_, CpuSurface>, weights: [WeightId; 2]) -> Result<(), ComputeError> {
-    let input = context.read::<f32>(warpweft::id::BufferId::new(0))?[0];
+    let input = context.read::<f32>(context.buffer_named("input")?)?[0];
     for weight in weights {
         let values = context.dense(weight, Orientation::Rowwise)?;
         let found = values.iter().enumerate().map(|(at, value)| gradient(*value, at, input));

@@ -6,7 +6,7 @@
 
 use warpweft::config::Config;
 use warpweft::format::{ElementType, Format};
-use warpweft::model::{CostHint, Form, Layer, LayerStack, Mesh, Model, Phase, StepProgram};
+use warpweft::model::{Form, Layer, LayerStack, Mesh, Model, Phase, StepProgram};
 use warpweft::plan::{Policy, StepPlan};
 
 /// Rows and columns of every weight.
@@ -33,8 +33,8 @@ pub(crate) fn program(blocks: usize) -> StepProgram {
         layers.push(Layer {
             weights: [weights, vec![norm]].concat(),
             output_elements: ACTIVATION,
-            saved: vec![("saved".to_owned(), ACTIVATION)],
-            cost: CostHint::default(),
+            saved: vec![("saved".to_owned(), ACTIVATION, ElementType::F32)],
+            cost: Vec::new(),
             name,
         });
     }

@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code, reason = "slices of the benchmark's own pool")]
 
+mod quantizing;
+
 use half::bf16;
 use warpweft::backend::cuda::kernels::ActivationOperand;
 use warpweft::backend::cuda::{CudaHandles, DeviceAddress, DeviceOrdinal, DeviceSlice, DeviceSliceMut};
@@ -31,6 +33,7 @@ pub(crate) fn run(device: &Device) {
             }
         }
     }
+    quantizing::run(device);
 }
 
 fn lend<'a, T>(address: DeviceAddress, len: usize) -> DeviceSlice<'a, T> {

@@ -1,8 +1,8 @@
 //! The closure of one rank: looks a call up and hands the operands it declared to the rank's arithmetic.
 //!
 //! Law: nothing here outlives a call, and nothing here knows what a slice is: the same closure serves every
-//! [`Surface`] that somebody wrote the [`Arithmetic`] for. What the rank computes follows from the declared buffers
-//! and weights alone.
+//! [`Surface`] that somebody wrote the [`Arithmetic`] for. What the rank computes follows from the declared
+//! buffers and weights alone.
 
 use warpweft::compute::{Compute, ComputeContext, ComputeError, Surface};
 use warpweft::format::Orientation;
@@ -16,8 +16,8 @@ type Read<'a, S, T> = <S as Surface>::Read<'a, T>;
 /// Memory to write.
 type Write<'a, S, T> = <S as Surface>::Write<'a, T>;
 
-/// The mathematics of the calls on one kind of memory. Shapes are those of `attention`, `mlp`, `head` and `embedding`;
-/// scratch is the implementation's own, and no call reads what another left there.
+/// The mathematics of the calls on one kind of memory. Shapes are those of `attention`, `mlp`, `head` and
+/// `embedding`; scratch is the implementation's own, and no call reads what another left there.
 pub(crate) trait Arithmetic<S: Surface + 'static> {
     /// Comes before each of the others, with what the backend hands to closures beside memory.
     fn begin(&mut self, handles: &S::Handles) -> Result<(), ComputeError>;

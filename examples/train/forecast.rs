@@ -1,8 +1,9 @@
 //! What a step was expected to take, beside what it took.
 //!
-//! Law: the prediction is the plan's forecast, with the prices of the cluster file for everything the library does. Calls are the example's own, and no
-//! cluster knows what they take: theirs are the medians of a few early steps, of all ranks of this process, which are then left out of what is
-//! compared. They hold what other lanes took from them, so contention is not charged on top.
+//! Law: the prediction is the plan's forecast, with the prices of the cluster file for everything the library
+//! does. Calls are the example's own, and no cluster knows what they take: theirs are the medians of a few
+//! early steps, of all ranks of this process, which are then left out of what is compared. They hold what
+//! other lanes took from them, so contention is not charged on top.
 
 use std::error::Error;
 

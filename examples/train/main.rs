@@ -1,4 +1,5 @@
-//! The main job: trains a byte-level decoder-only transformer on real text, on ranks of this machine or of several processes.
+//! The main job: trains a byte-level decoder-only transformer on real text, on ranks of this machine or of
+//! several processes.
 //!
 //! `cargo run --release --example train` takes the text files of this repository, NVFP4 weights, and up to four
 //! GPUs where there are any, else four ranks on the CPU. `--help` explains the rest.
@@ -46,11 +47,13 @@ use start::Job;
 /// Trains a small byte-level transformer whose weights are sharded over in-process ranks and travel
 /// quantized, and shows what that costs: loss, exposed communication, bytes.
 ///
-/// Ranks are threads of this process; with `--device cuda` each drives a GPU of its own. Started by torchrun, mpirun, srun, or by hand with
-/// RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and WARPWEFT_SECRET, it is one process of several: each has the GPU of its LOCAL_RANK,
-/// or as many as `--ranks` says, and the process of rank 0 reports. Every rank owns a slice of rows of each matrix: FP32 master, Adam moments, and the slice in the
-/// chosen format. Before a layer computes, its rows are gathered from all ranks; after its backward
-/// the gradient is summed back to their owners. `--depth` says how many uses ahead a gather may start.
+/// Ranks are threads of this process; with `--device cuda` each drives a GPU of its own. Started by torchrun,
+/// mpirun, srun, or by hand with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and WARPWEFT_SECRET,
+/// it is one process of several: each has the GPU of its LOCAL_RANK, or as many as `--ranks` says, and the
+/// process of rank 0 reports. Every rank owns a slice of rows of each matrix: FP32 master, Adam moments, and
+/// the slice in the chosen format. Before a layer computes, its rows are gathered from all ranks; after its
+/// backward the gradient is summed back to their owners. `--depth` says how many uses ahead a gather may
+/// start.
 #[derive(Parser, Debug)]
 #[command(name = "train", version)]
 struct Arguments {
@@ -82,8 +85,8 @@ struct Arguments {
     /// Configuration file. [default: examples/train/train.toml]
     #[arg(long)]
     config: Option<PathBuf>,
-    /// Say at the end what a step was expected to take on this machine, a preset or a file of `warpweft calibrate`; with
-    /// `prefetch.policy = "auto"` the planner counts with it.
+    /// Say at the end what a step was expected to take on this machine, a preset or a file of
+    /// `warpweft calibrate`; with `prefetch.policy = "auto"` the planner counts with it.
     #[arg(long, value_name = "PRESET|FILE")]
     cluster: Option<String>,
     /// Take the scales of per-tensor FP8 weights from the amaxes of earlier steps (quantize.scaling).

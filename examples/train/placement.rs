@@ -85,8 +85,8 @@ pub(crate) enum PlacementError {
     },
 }
 
-/// Places the ranks. `look` counts the GPUs that can be used, or says why none can; it is called only if the answer
-/// matters.
+/// Places the ranks. `look` counts the GPUs that can be used, or says why none can; it is called only if the
+/// answer matters.
 pub(crate) fn place(
     wish: &Wish,
     look: impl FnOnce() -> Result<u32, String>,

@@ -5,6 +5,8 @@ use std::error::Error;
 use std::{sync::Arc, time::Duration};
 
 use warpweft::compute::Surface;
+#[cfg(feature = "cuda")]
+use warpweft::compute::{ComputeError, Seat};
 use warpweft::config::Config as Settings;
 use warpweft::id::RankId;
 use warpweft::rendezvous::ProcessEnvironment;
@@ -52,12 +54,13 @@ pub(crate) async fn start(
             let kernels = crate::cuda::kernels(gpus)?;
             let devices: Vec<_> = gpus.iter().map(|gpu| DeviceOrdinal::new(*gpu)).collect();
             let rendezvous = Arc::new(meet(job.settings, process, gpus.len())?);
-            let (numbers, first) = (gpus.clone(), rendezvous.range().start);
-            let closure = move |rank: RankId| {
-                let (gpu, code) = (numbers[rank.index() - first], &kernels[rank.index() - first]);
-                Transformer::new(&declared, crate::cuda::Gpu::new(&config, gpu, code))
+            let first = rendezvous.range().start;
+            let closure = move |seat: Seat<DeviceOrdinal>| {
+                let code = &kernels[seat.rank.index() - first];
+                let gpu = crate::cuda::Gpu::new(&config, seat.device.number(), code);
+                Ok(Transformer::new(&declared, gpu.map_err(ComputeError::closure)?))
             };
-            let builder = Session::builder(job.settings.clone(), closure);
+            let builder = Session::try_builder(job.settings.clone(), closure);
             Ok(dressed(builder, job).start_cuda_in(rendezvous, devices).await?)
         }
         #[cfg(not(feature = "cuda"))]

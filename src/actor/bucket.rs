@@ -1,8 +1,9 @@
 //! The actor of a bucket: its weights' masters, moments, main grads and shards.
 //!
-//! Law: the shards are quantized from the masters as the optimizer left them, and the actor knows
-//! which version both hold. A replicated weight is read as its master, and a shard may be half of one; then the
-//! two are rewritten together. It checks the order update → cast, and reports the edge it leaves.
+//! Law: the shards are quantized from the masters as the optimizer left them, and the actor knows which
+//! version both hold. A replicated weight is read as its master, and a shard may be half of one; then the two
+//! are rewritten together. Masters are a version on when all of the bucket's weights were updated. It checks
+//! the order update → cast, and reports the edge it leaves.
 
 use super::{Actor, Context, Ready, out_of_turn};
 use crate::backend::Backend;
@@ -19,6 +20,8 @@ pub struct BucketActor {
     bucket: BucketId,
     name: String,
     state: EdgeState,
+    /// Weights updated in this step, by one task for each parameter group.
+    updated: usize,
 }
 
 impl BucketActor {
@@ -26,7 +29,7 @@ impl BucketActor {
     #[must_use]
     pub fn new(rank: RankId, bucket: BucketId) -> Self {
         let state = EdgeState { masters: crate::id::Version::default(), shards: None };
-        Self { rank, bucket, name: bucket.to_string(), state }
+        Self { rank, bucket, name: bucket.to_string(), state, updated: 0 }
     }
 }
 
@@ -36,18 +39,22 @@ impl<B: Backend> Actor<B> for BucketActor {
     }
 
     fn begin(&mut self, plan: &StepPlan) {
-        self.state = plan.entry;
+        (self.state, self.updated) = (plan.entry, 0);
     }
 
     fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), FlowError> {
         let task = ready.task();
         let plan = context.issuer.plan();
         let own = match plan.task(task).op {
-            Op::Adam { bucket, .. } => {
-                self.state.masters = self.state.masters.next();
-                let replicated = plan.weights.bucket(self.bucket).placement == Placement::Replicated;
-                if replicated || plan.weights.splits_masters(self.bucket) {
-                    self.state.shards = Some(self.state.masters);
+            Op::Adam { bucket, ref states, .. } => {
+                let members = plan.weights.bucket(self.bucket);
+                self.updated += states.len();
+                if self.updated == members.weights.len() {
+                    self.state.masters = self.state.masters.next();
+                    let replicated = members.placement == Placement::Replicated;
+                    if replicated || plan.weights.splits_masters(self.bucket) {
+                        self.state.shards = Some(self.state.masters);
+                    }
                 }
                 bucket == self.bucket
             }

@@ -6,12 +6,14 @@
 //!   judges whoever runs them.
 //! - It is deterministic: a missing order is reported whether or not the lanes happened to collide.
 //! - A hazard is refused before it reaches the backend.
-//! - Recording is checked like running. A launch repeats what was checked, as if all of it were enqueued then between two joins of all
-//!   lanes with the first; so what a step is put together from is judged as one step.
-//! - **PL-7** a recording ends on the lanes it began on, or a fork would never join; it holds every task of the plan,
-//!   or each replay would leave one out; and nothing else happens while it is made, for that would happen once
-//!   and in no replay. Where the plan has dynamic calls, a recording is a segment and holds none of them; whatever a segment waits for is
-//!   in it; and segments and calls reach each lane one behind the other, without a gap, up to its end.
+//! - Recording is checked like running. A launch repeats what was checked, as if all of it were enqueued then
+//!   between two joins of all lanes with the first; so what a step is put together from is judged as one
+//!   step.
+//! - **PL-7** a recording ends on the lanes it began on, or a fork would never join; it holds every task of
+//!   the plan, or each replay would leave one out; and nothing else happens while it is made, for that would
+//!   happen once and in no replay. Where the plan has dynamic calls, a recording is a segment and holds none
+//!   of them; whatever a segment waits for is in it; and segments and calls reach each lane one behind the
+//!   other, without a gap, up to its end.
 //!
 //! Steps are ordered by their edge; what happens in one is not held against another.
 

@@ -2,15 +2,15 @@
 //!
 //! Laws:
 //! - Closures are made, run and dropped on one thread.
-//! - After a panic a closure's state is not trusted: none runs again, and every later call faults with the name of the call
-//!   that panicked and its words.
+//! - After a panic a closure's state is not trusted: none runs again, and every later call faults with the
+//!   name of the call that panicked and its words.
 //!
 //! That no closure runs while the fault word is set is the caller's matter: where the word lies differs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::ClosureFault;
-use crate::compute::{BoundCall, Compute, ComputeContext, ComputeFactory, Surface};
+use crate::compute::{BoundCall, Compute, ComputeContext, ComputeFactory, Seat, Surface};
 use crate::id::RankId;
 use crate::panics::last_words;
 
@@ -33,12 +33,13 @@ impl<S: Surface> Closures<S> {
     /// Calls the factory, if there is one.
     ///
     /// # Errors
-    /// What the factory said when it panicked.
-    pub(super) fn make(factory: Option<ComputeFactory<S>>, rank: RankId) -> Result<Self, String> {
+    /// What the factory said when it failed or panicked.
+    pub(super) fn make(factory: Option<ComputeFactory<S>>, seat: Seat<S::Device>) -> Result<Self, String> {
         match factory {
             None => Ok(Self::None),
-            Some(factory) => match catch_unwind(AssertUnwindSafe(|| factory(rank))) {
-                Ok(closures) => Ok(Self::Ready(closures)),
+            Some(factory) => match catch_unwind(AssertUnwindSafe(|| factory(seat))) {
+                Ok(Ok(closures)) => Ok(Self::Ready(closures)),
+                Ok(Err(error)) => Err(format!("the factory of the closures failed: {error}")),
                 Err(panic) => {
                     Err(format!("the factory of the closures panicked: {}", last_words(panic.as_ref())))
                 }

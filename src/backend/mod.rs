@@ -5,11 +5,11 @@
 //!   any backend and catches an executor that breaks the rules.
 //! - **BK-2** `enqueue`, `record`, `wait` and `launch` neither allocate nor synchronize, once warm.
 //! - A lane runs in order. Nothing orders two lanes but `record` and `wait`.
-//! - A recording begins and ends on the first of the lanes it was made on: all of it runs behind what that lane was told before, and
-//!   what that lane is told next runs behind all of it. A step may be several recordings, with tasks enqueued on that lane between
-//!   them; none waits for an event of another.
-//! - `synchronize` is the only host wait, and only the edge of a step calls it. A backend may wait in the first step of a
-//!   plan, before it is warm.
+//! - A recording begins and ends on the first of the lanes it was made on: all of it runs behind what that
+//!   lane was told before, and what that lane is told next runs behind all of it. A step may be several
+//!   recordings, with tasks enqueued on that lane between them; none waits for an event of another.
+//! - `synchronize` is the only host wait, and only the edge of a step calls it. A backend may wait in the
+//!   first step of a plan, before it is warm.
 //!
 //! A backend value speaks for one rank; ranks of one world find each other through what the value
 //! was made from. Planning, pacing and the meaning of a step are deliberately absent.
@@ -66,11 +66,12 @@ pub trait Backend: Send + 'static {
     /// The instant from which [`TaskInterval`]s are counted; the same on all ranks of a process.
     fn origin(&self) -> Instant;
 
-    /// Bytes this backend needs beside the arena while it runs a plan, for what peers send and no slot of the plan is for: values to
-    /// combine, and what is to be passed on. The same on every rank.
+    /// Bytes this backend needs beside the arena while it runs a plan, for what peers send and no slot of the
+    /// plan is for: values to combine, and what is to be passed on. The same on every rank.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] for an op this backend cannot run, [`BackendError::Mesh`] for a plan of another mesh than the world's.
+    /// [`BackendError::Unsupported`] for an op this backend cannot run, [`BackendError::Mesh`] for a plan of
+    /// another mesh than the world's.
     fn landing_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError>;
 
     /// Reserves the arena, zeroed, and `landing` bytes beside it: as many as [`Backend::landing_bytes`] says for
@@ -193,9 +194,10 @@ pub trait Backend: Send + 'static {
     /// measure. `into` is cleared first and only grows the first time.
     fn intervals(&self, bound: &Self::Bound, into: &mut Vec<TaskInterval>);
 
-    /// The meter to which this backend charges its calls of drivers, closures that it runs while a task is enqueued, and its waits. Whoever
-    /// drives the rank begins it and reads it; a backend that wraps another hands on the other's. One that calls no driver while a step is
-    /// issued has nothing to charge, which is what this answers.
+    /// The meter to which this backend charges its calls of drivers, closures that it runs while a task is
+    /// enqueued, and its waits. Whoever drives the rank begins it and reads it; a backend that wraps another
+    /// hands on the other's. One that calls no driver while a step is issued has nothing to charge, which is
+    /// what this answers.
     fn meter(&self) -> Arc<Meter> {
         Arc::default()
     }
@@ -213,6 +215,14 @@ pub struct TaskInterval {
     pub joined: u64,
     /// The task was done.
     pub end: u64,
+}
+
+impl TaskInterval {
+    /// Did the task run, and was it timed? One that did not is all zeros.
+    #[must_use]
+    pub const fn ran(&self) -> bool {
+        self.end > 0
+    }
 }
 
 /// A closure that failed.

@@ -1,8 +1,8 @@
 //! What a collective takes.
 //!
-//! The model is α–β (Hockney, Parallel Computing 20, 1994): a message of `m` bytes takes `α + m/β`. With p ranks, g of
-//! them per node, n nodes, S bytes gathered or reduced in all, and subscripts i and x for links inside a node and
-//! between nodes, a gather or reduce-scatter takes
+//! The model is α–β (Hockney, Parallel Computing 20, 1994): a message of `m` bytes takes `α + m/β`. With p
+//! ranks, g of them per node, n nodes, S bytes gathered or reduced in all, and subscripts i and x for links
+//! inside a node and between nodes, a gather or reduce-scatter takes
 //!
 //! | algorithm | time | source |
 //! |---|---|---|
@@ -12,12 +12,13 @@
 //! | direct | `max(αi + (g−1)/p · S/βi, αx + (p−g)/p · S/βx)` | every rank pulls every peer's part at once |
 //! | best | the least of them | |
 //!
-//! A flat ring or tree that leaves a node pays αx for every step, and passes the node's border over all of its g links:
-//! `β = min(βi, g·βx)` for the ring (each GPU's link carries one of g rings), `βx` for the tree, whose largest message crosses.
+//! A flat ring or tree that leaves a node pays αx for every step, and passes the node's border over all of
+//! its g links: `β = min(βi, g·βx)` for the ring (each GPU's link carries one of g rings), `βx` for the tree,
+//! whose largest message crosses.
 //!
-//! An all-reduce of S bytes is a reduce-scatter and a gather (Rabenseifner); `direct`, which reads S from every peer and sums
-//! by itself, takes `max(αi + (g−1)·S/βi, αx + (p−g)·S/βx)`. Sums are not charged: they run at the speed of memory. One rank
-//! alone takes no time.
+//! An all-reduce of S bytes is a reduce-scatter and a gather (Rabenseifner); `direct`, which reads S from
+//! every peer and sums by itself, takes `max(αi + (g−1)·S/βi, αx + (p−g)·S/βx)`. Sums are not charged: they
+//! run at the speed of memory. One rank alone takes no time.
 
 use serde::{Deserialize, Serialize};
 
@@ -52,9 +53,9 @@ pub struct Links {
 }
 
 impl Links {
-    /// The links of a group of ranks of `mesh`, which fill node after node; `None` when they need more than one node of a cluster
-    /// without links between nodes. Of several groups of that kind it is the one that is spread over most nodes, and then over
-    /// the fewest ranks of a node.
+    /// The links of a group of ranks of `mesh`, which fill node after node; `None` when they need more than
+    /// one node of a cluster without links between nodes. Of several groups of that kind it is the one that
+    /// is spread over most nodes, and then over the fewest ranks of a node.
     #[must_use]
     pub fn new(cluster: &Cluster, mesh: Mesh, group: Group) -> Option<Self> {
         let (per_node, nodes) = cluster.spread(mesh, group);

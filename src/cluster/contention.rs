@@ -1,9 +1,10 @@
 //! What lanes of one GPU take from each other.
 //!
-//! Law: work is slowed only while the other lane runs, by the factor of the two kinds of lanes. Who is charged is the later of the two
-//! in issue order, alone. Two communicators share one link, whose bytes are conserved: if each of two collectives takes f times as
-//! long beside the other, both together move 2/f as much as one; one that is not slowed leaves `2/f − 1` to the other, which
-//! therefore takes `f/(2−f)` times as long, and for f = 2 stands still until the first is over.
+//! Law: work is slowed only while the other lane runs, by the factor of the two kinds of lanes. Who is
+//! charged is the later of the two in issue order, alone. Two communicators share one link, whose bytes are
+//! conserved: if each of two collectives takes f times as long beside the other, both together move 2/f as
+//! much as one; one that is not slowed leaves `2/f − 1` to the other, which therefore takes `f/(2−f)` times
+//! as long, and for f = 2 stands still until the first is over.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +20,8 @@ pub struct Contention {
     pub collective_beside_compute: f64,
     /// On a collective, while one of another communicator runs: 2 where both want one link.
     pub collective_beside_collective: f64,
-    /// On the compute lane, while the quantize lane or the sum lane runs. What these two take from each other is not modelled.
+    /// On the compute lane, while the quantize lane or the sum lane runs. What these two take from each other
+    /// is not modelled.
     pub compute_beside_quantize: f64,
     /// On the quantize lane and on the sum lane, while the compute lane runs.
     pub quantize_beside_compute: f64,
@@ -55,8 +57,8 @@ impl Contention {
     }
 }
 
-/// How long work of `length` takes from `begin` on, if it runs `factor` times slower while `busy` is: intervals in order,
-/// none of which touch.
+/// How long work of `length` takes from `begin` on, if it runs `factor` times slower while `busy` is:
+/// intervals in order, none of which touch.
 #[must_use]
 pub fn stretched(begin: f64, length: f64, busy: &[(u64, u64)], factor: f64) -> f64 {
     if factor <= 1.0 || length <= 0.0 {

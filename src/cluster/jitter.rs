@@ -1,15 +1,17 @@
 //! By how much a rank is late.
 //!
-//! A local task of `d` nanoseconds takes `d · slow(rank) · (1 + mean · E)` on a rank, where E is drawn from the exponential
-//! distribution with mean 1 for every rank, step and task, and `slow` is `straggler_factor` for a random `straggler_share`
-//! of the ranks and 1 for the others. A collective takes the same time on all ranks; it begins when the last one arrives.
+//! A local task of `d` nanoseconds takes `d · slow(rank) · (1 + mean · E)` on a rank, where E is drawn from
+//! the exponential distribution with mean 1 for every rank, step and task, and `slow` is `straggler_factor`
+//! for a random `straggler_share` of the ranks and 1 for the others. A collective takes the same time on all
+//! ranks; it begins when the last one arrives.
 //!
-//! Why exponential: one parameter, never negative, and the maximum over p ranks has the mean `mean · d · H_p`, with
-//! `H_p = 1 + 1/2 + … + 1/p ≈ ln p + 0.577`: it grows with the number of ranks as delays of independent machines do. That
-//! delays are independent is an assumption; a hot rack is a matter for stragglers.
+//! Why exponential: one parameter, never negative, and the maximum over p ranks has the mean
+//! `mean · d · H_p`, with `H_p = 1 + 1/2 + … + 1/p ≈ ln p + 0.577`: it grows with the number of ranks as
+//! delays of independent machines do. That delays are independent is an assumption; a hot rack is a matter
+//! for stragglers.
 //!
-//! Law: a draw is a function of seed, rank, step and task. The order of asking changes nothing, and a seed gives the same
-//! times on every machine.
+//! Law: a draw is a function of seed, rank, step and task. The order of asking changes nothing, and a seed
+//! gives the same times on every machine.
 
 use serde::{Deserialize, Serialize};
 

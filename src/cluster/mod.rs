@@ -1,7 +1,8 @@
 //! A machine by its numbers: what a simulation is charged.
 //!
-//! Law: a [`Cluster`] is data that was checked when it was read. Every number is one that can be measured by itself,
-//! and every formula that combines them is in this room and says where it comes from. Nothing here knows a plan.
+//! Law: a [`Cluster`] is data that was checked when it was read. Every number is one that can be measured by
+//! itself, and every formula that combines them is in this room and says where it comes from. Nothing here
+//! knows a plan.
 //!
 //! | file | idea |
 //! |---|---|
@@ -63,6 +64,10 @@ pub struct Gpu {
     pub memory_bytes: u64,
     /// Bytes per second of device memory, reads and writes together.
     pub hbm_bytes_per_s: f64,
+    /// What a kernel takes on the device beside its operations and bytes, behind another one, µs: it is
+    /// launched, fills the device and drains it. Nothing where a cluster does not say.
+    #[serde(default)]
+    pub kernel_us: f64,
     /// Host time to enqueue one task, µs.
     pub launch_us: f64,
     /// Host time to replay a recorded step, µs.
@@ -85,6 +90,19 @@ pub struct Flops {
     pub fp4: f64,
 }
 
+impl Flops {
+    /// Those in `math`.
+    #[must_use]
+    pub const fn of(&self, math: Math) -> f64 {
+        match math {
+            Math::F32 => self.f32,
+            Math::Bf16 => self.bf16,
+            Math::Fp8 => self.fp8,
+            Math::Fp4 => self.fp4,
+        }
+    }
+}
+
 /// A link from one GPU, one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -96,17 +114,22 @@ pub struct Link {
 }
 
 impl Cluster {
-    /// Nanoseconds that a call takes by itself: the longer of its operations at the device's speed and its bytes at
-    /// that of its memory (the roofline model: Williams, Waterman, Patterson, CACM 52(4), 2009).
+    /// Nanoseconds that a call of these parts takes by itself: their sum. A part takes the longer of its
+    /// operations at the device's speed and its bytes at that of its memory (the roofline model: Williams,
+    /// Waterman, Patterson, CACM 52(4), 2009), and its kernels.
     #[must_use]
-    pub fn call_ns(&self, cost: &CostHint) -> f64 {
-        let speed = match cost.math {
-            Math::F32 => self.gpu.flops_per_s.f32,
-            Math::Bf16 => self.gpu.flops_per_s.bf16,
-            Math::Fp8 => self.gpu.flops_per_s.fp8,
-            Math::Fp4 => self.gpu.flops_per_s.fp4,
+    pub fn call_ns(&self, cost: &[CostHint]) -> f64 {
+        let part = |part: &CostHint| {
+            let computed = part.flops as f64 / self.gpu.flops_per_s.of(part.math) * 1e9;
+            computed.max(self.memory_ns(part.bytes)) + self.kernels_ns(part.kernels)
         };
-        (cost.flops as f64 / speed * 1e9).max(self.memory_ns(cost.bytes))
+        cost.iter().map(part).sum()
+    }
+
+    /// Nanoseconds that so many kernels take beside their operations and bytes.
+    #[must_use]
+    pub fn kernels_ns(&self, kernels: u32) -> f64 {
+        f64::from(kernels) * self.gpu.kernel_us * 1e3
     }
 
     /// Nanoseconds to read or write `bytes` bytes of device memory.
@@ -121,8 +144,9 @@ impl Cluster {
         (ranks.min(self.gpus_per_node), ranks.div_ceil(self.gpus_per_node.max(1)))
     }
 
-    /// How many ranks of a group share a node at most, and over how many nodes it is spread, where ranks fill node after node. Of all
-    /// groups of that kind it is the one on most nodes, and of those the one with the fewest ranks on one.
+    /// How many ranks of a group share a node at most, and over how many nodes it is spread, where ranks fill
+    /// node after node. Of all groups of that kind it is the one on most nodes, and of those the one with the
+    /// fewest ranks on one.
     #[must_use]
     pub fn spread(&self, mesh: Mesh, group: Group) -> (u32, u32) {
         let firsts = mesh.iter().filter(|rank| mesh.position(*rank, group) == 0);
@@ -160,6 +184,7 @@ impl Declared for Cluster {
         needed("algorithm", Takes::OneOf(&["ring", "tree", "hierarchical", "direct", "best"])),
         needed("gpu.memory_bytes", Takes::Count(1, 1 << 60)),
         needed("gpu.hbm_bytes_per_s", SPEED),
+        optional("gpu.kernel_us", MICROSECONDS),
         needed("gpu.launch_us", MICROSECONDS),
         needed("gpu.replay_us", MICROSECONDS),
         needed("gpu.flops_per_s.f32", SPEED),

@@ -1,7 +1,7 @@
 //! Clusters that come with the crate.
 //!
-//! Law: a preset is a file like any other, read by the same reader. Each number names its source in a comment beside it, and a
-//! guess says that it is one.
+//! Law: a preset is a file like any other, read by the same reader. Each number names its source in a comment
+//! beside it, and a guess says that it is one.
 
 use std::path::Path;
 

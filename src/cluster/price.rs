@@ -1,8 +1,11 @@
 //! What a task takes by itself.
 //!
-//! Law: an op costs what its accesses say ([`Op::accesses`]) and the cluster charges for it. Bytes of local ops are those of their slots: read or
-//! written once, updated twice. Two touch a known part of a slot, and cost that: padding that is zeroed, and gathered planes that are made whole. Bytes of collectives are those of the parts that ranks exchange, alignment left out. No price
-//! depends on the rank. Planner and simulator ask here, so a forecast and a simulation differ by what they do with prices alone.
+//! Law: an op costs what its accesses say ([`Op::accesses`]) and the cluster charges for it. Bytes of local
+//! ops are those of their slots: read or written once, updated twice. Two touch a known part of a slot, and
+//! cost that: padding that is zeroed, and gathered planes that are made whole. Bytes of collectives are those
+//! of the parts that ranks exchange, alignment left out. No price depends on the rank. A local op is one
+//! kernel besides. Planner and simulator ask here, so a forecast and a simulation differ by what they do with
+//! prices alone.
 
 use super::{Cluster, Links};
 use crate::format::ElementType;
@@ -67,6 +70,13 @@ impl Prices {
     }
 
     fn uncapped(&self, work: &Work<'_>, op: &Op) -> Option<f64> {
+        // A call says how many kernels it is, and what a collective waits for is in the link's latency.
+        let own = if op.is_collective() || matches!(op, Op::Compute { .. }) { 0 } else { 1 };
+        Some(self.moved(work, op)? + self.cluster.kernels_ns(own))
+    }
+
+    /// The same without the kernel that a local op is.
+    fn moved(&self, work: &Work<'_>, op: &Op) -> Option<f64> {
         let cluster = &self.cluster;
         // What a gather or reduction of `own` bytes of every rank of a group takes.
         let gathered = |group: Group, own: u64| {

@@ -3,9 +3,12 @@
 //! Law: every region a call may touch is resolved once per plan, from the operands the plan names; a run resolves
 //! nothing. A region covers the weight's own shape, also where its slot is laid out for a padded one.
 
+use std::sync::Arc;
+
 use half::bf16;
 
-use crate::format::{Format, Orientation, PlaneSpec, Shape};
+use super::program::BoundProgram;
+use crate::format::{ElementType, Format, Orientation, PlaneSpec, Shape};
 use crate::id::{BufferId, CallId, WeightId};
 use crate::layout::{ArenaLayout, PlaneRegions, Region, WeightLayout, Weights};
 use crate::model::{Access, Call, Form, Gradient};
@@ -21,9 +24,21 @@ pub(super) struct BoundUse {
     pub(super) tensor_scale: Option<Region>,
 }
 
+/// One access of a call to a buffer, bound to memory.
+#[derive(Clone, Debug)]
+pub(super) struct BoundBuffer {
+    pub(super) buffer: BufferId,
+    pub(super) name: String,
+    pub(super) element: ElementType,
+    pub(super) access: Access,
+    pub(super) region: Region,
+}
+
 /// A call bound to the arena: every operand's region, resolved once per plan.
 #[derive(Clone, Debug)]
 pub struct BoundCall {
+    /// The program it is a call of.
+    pub program: Arc<BoundProgram>,
     /// The call's number in the step.
     pub id: CallId,
     /// The number of its declaration; the same in every micro-batch.
@@ -32,14 +47,16 @@ pub struct BoundCall {
     pub call: Call,
     pub(super) uses: Vec<BoundUse>,
     pub(super) gradients: Vec<(Gradient, Region)>,
-    pub(super) buffers: Vec<(BufferId, Access, Region)>,
+    pub(super) buffers: Vec<BoundBuffer>,
     pub(super) formats: Vec<(WeightId, Format, Shape)>,
 }
 
 impl BoundCall {
-    /// Resolves the operands of `call`, whose numbers in the step and in the declaration are given.
+    /// Resolves the operands of `call`, whose numbers in the step and in the declaration are given. A buffer that
+    /// is not among the program's is lent to nobody.
     #[must_use]
     pub fn new(
+        program: &Arc<BoundProgram>,
         (id, declared): (CallId, CallId),
         call: &Call,
         operands: &[Operand],
@@ -47,6 +64,7 @@ impl BoundCall {
         weights: &Weights,
     ) -> Self {
         let mut bound = Self {
+            program: Arc::clone(program),
             id,
             declared,
             call: call.clone(),
@@ -84,7 +102,11 @@ impl BoundCall {
                     let gradient = Gradient { weight, element };
                     bound.gradients.push((gradient, Region { offset: region.offset, bytes }));
                 }
-                OperandRole::Buffer(buffer) => bound.buffers.push((buffer, operand.access, region)),
+                OperandRole::Buffer(buffer) => {
+                    let Some(spec) = program.spec(buffer) else { continue };
+                    let (name, element, access) = (spec.name.clone(), spec.element, operand.access);
+                    bound.buffers.push(BoundBuffer { buffer, name, element, access, region });
+                }
             }
         }
         bound

@@ -1,15 +1,15 @@
 //! What one call may touch while it runs.
 //!
-//! Law: a context hands out what its call declared, in the way it was declared, and answers everything else with
-//! [`ComputeError::NotDeclared`]. It keeps the surface to itself.
+//! Law: a context hands out what its call declared, in the way and in the element type it was declared, and
+//! answers everything else with an error. Bytes of a buffer, whatever its elements, have methods of their
+//! own. It keeps the surface to itself.
 
-use bytemuck::Pod;
 use half::bf16;
 
-use super::bound::{BoundCall, BoundUse};
+use super::bound::{BoundBuffer, BoundCall, BoundUse};
 use super::error::ComputeError;
 use super::surface::Surface;
-use crate::format::{ElementType, Format, Orientation, Shape};
+use crate::format::{Element, ElementType, Format, Orientation, Shape};
 use crate::id::{BufferId, CallId, MicroBatchId, RankId, WeightId};
 use crate::layout::Region;
 use crate::model::{Access, Form, Gradient};
@@ -62,6 +62,23 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     #[must_use]
     pub fn rank(&self) -> RankId {
         self.rank
+    }
+
+    /// The name of the program whose call it is.
+    #[must_use]
+    pub fn program(&self) -> &'a str {
+        self.bound.program.name()
+    }
+
+    /// The id of the buffer called `name` in this call's program: as
+    /// [`StepProgram::buffer`](crate::model::StepProgram::buffer) says, for closures that serve several programs.
+    /// It takes some comparisons of names and allocates nothing. Whether the call may touch the buffer is asked
+    /// where it is read or written.
+    ///
+    /// # Errors
+    /// [`ComputeError::NoBuffer`] tells the names near it.
+    pub fn buffer_named(&self, name: &str) -> Result<BufferId, ComputeError> {
+        self.bound.program.buffer(name, &self.bound.call.name)
     }
 
     /// The number of the call as declared in its program, the same in every micro-batch.
@@ -145,19 +162,19 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// says. Ranks and micro-batches of different size are therefore weighted equally, not per sample.
     ///
     /// # Errors
-    /// [`ComputeError::NotDeclared`] unless the call declares this gradient, [`ComputeError::GradientElement`] if it declares
-    /// it in bf16.
+    /// [`ComputeError::NotDeclared`] unless the call declares this gradient,
+    /// [`ComputeError::GradientElement`] if it declares it in bf16.
     pub fn gradient(&self, weight: WeightId) -> Result<S::Write<'a, f32>, ComputeError> {
         self.surface.write(self.gradient_region(weight, ElementType::F32)?)
     }
 
-    /// The gradient of `weight` this call overwrites in bf16: as [`ComputeContext::gradient`], of a call that declares it by
-    /// [`CallBuilder::gradient_in`](crate::model::CallBuilder::gradient_in). The ranks' gradients are summed in f32, as they
-    /// were written.
+    /// The gradient of `weight` this call overwrites in bf16: as [`ComputeContext::gradient`], of a call that
+    /// declares it by [`CallBuilder::gradient_in`](crate::model::CallBuilder::gradient_in). The ranks'
+    /// gradients are summed in f32, as they were written.
     ///
     /// # Errors
-    /// [`ComputeError::NotDeclared`] unless the call declares this gradient, [`ComputeError::GradientElement`] if it declares
-    /// it in f32.
+    /// [`ComputeError::NotDeclared`] unless the call declares this gradient,
+    /// [`ComputeError::GradientElement`] if it declares it in f32.
     pub fn gradient_bf16(&self, weight: WeightId) -> Result<S::Write<'a, bf16>, ComputeError> {
         self.surface.write(self.gradient_region(weight, ElementType::Bf16)?)
     }
@@ -184,20 +201,48 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         found.copied().ok_or_else(|| self.undeclared(format!("the gradient of {weight}")))
     }
 
-    /// A buffer the call reads.
+    /// A buffer the call reads: the elements of one micro-batch, in the type they are declared in.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] unless the call declares to read or update it,
+    /// [`ComputeError::BufferElement`] unless it is declared in `T`.
+    pub fn read<T: Element>(&self, buffer: BufferId) -> Result<S::Read<'a, T>, ComputeError> {
+        self.surface.read(self.typed(self.readable(buffer)?, T::TYPE)?)
+    }
+
+    /// A buffer the call writes or updates, as [`ComputeContext::read`] lends it. What a write finds there is
+    /// unspecified.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] unless the call declares to write or update it,
+    /// [`ComputeError::BufferElement`] unless it is declared in `T`.
+    pub fn write<T: Element>(&self, buffer: BufferId) -> Result<S::Write<'a, T>, ComputeError> {
+        self.surface.write(self.typed(self.writable(buffer)?, T::TYPE)?)
+    }
+
+    /// The bytes of a buffer the call reads, whatever its elements are, little endian: for closures that copy or
+    /// hash what they do not interpret, or that serve several element types.
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares to read or update it.
-    pub fn read<T: Pod>(&self, buffer: BufferId) -> Result<S::Read<'a, T>, ComputeError> {
-        self.surface.read(self.buffer(buffer, "to read", Access::reads)?)
+    pub fn read_bytes(&self, buffer: BufferId) -> Result<S::Read<'a, u8>, ComputeError> {
+        self.surface.read(self.readable(buffer)?.region)
     }
 
-    /// A buffer the call writes or updates. What a write finds there is unspecified.
+    /// The bytes of a buffer the call writes or updates, as [`ComputeContext::read_bytes`] lends them.
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares to write or update it.
-    pub fn write<T: Pod>(&self, buffer: BufferId) -> Result<S::Write<'a, T>, ComputeError> {
-        self.surface.write(self.buffer(buffer, "to write", Access::writes)?)
+    pub fn write_bytes(&self, buffer: BufferId) -> Result<S::Write<'a, u8>, ComputeError> {
+        self.surface.write(self.writable(buffer)?.region)
+    }
+
+    fn readable(&self, buffer: BufferId) -> Result<&BoundBuffer, ComputeError> {
+        self.buffer(buffer, "to read", Access::reads)
+    }
+
+    fn writable(&self, buffer: BufferId) -> Result<&BoundBuffer, ComputeError> {
+        self.buffer(buffer, "to write", Access::writes)
     }
 
     fn buffer(
@@ -205,13 +250,21 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         buffer: BufferId,
         verb: &str,
         allows: fn(Access) -> bool,
-    ) -> Result<Region, ComputeError> {
+    ) -> Result<&BoundBuffer, ComputeError> {
         self.bound
             .buffers
             .iter()
-            .find(|(other, access, _)| *other == buffer && allows(*access))
-            .map(|(_, _, region)| *region)
+            .find(|bound| bound.buffer == buffer && allows(bound.access))
             .ok_or_else(|| self.undeclared(format!("{verb} {buffer}")))
+    }
+
+    /// Where a buffer lies, if `asked` is what it is declared in.
+    fn typed(&self, bound: &BoundBuffer, asked: ElementType) -> Result<Region, ComputeError> {
+        if bound.element == asked {
+            return Ok(bound.region);
+        }
+        let (call, buffer) = (self.bound.call.name.clone(), bound.name.clone());
+        Err(ComputeError::BufferElement { call, buffer, declared: bound.element, asked })
     }
 
     fn usage(

@@ -17,6 +17,24 @@ pub enum ComputeError {
         /// What was asked for.
         what: String,
     },
+    /// The call's program has no buffer of this name.
+    #[error(
+        "call `{call}` asked for buffer `{buffer}`, which program `{program}` does not declare; {}",
+        match near.as_slice() {
+            [] => "none of its buffers has a name like it".to_owned(),
+            near => format!("names near it: `{}`", near.join("`, `")),
+        }
+    )]
+    NoBuffer {
+        /// The call's name.
+        call: String,
+        /// The program's name.
+        program: String,
+        /// What was asked for.
+        buffer: String,
+        /// Names near it, the nearest first.
+        near: Vec<String>,
+    },
     /// A gradient was asked for in another element type than the call declares.
     #[error(
         "call `{call}` asked for the gradient of {weight} in {asked:?}, which it declares in {declared:?}; ask by {}, or declare it by CallBuilder::gradient_in",
@@ -28,6 +46,20 @@ pub enum ComputeError {
         /// The weight.
         weight: WeightId,
         /// What the call declares.
+        declared: ElementType,
+        /// What its closure asked for.
+        asked: ElementType,
+    },
+    /// A buffer was asked for in another element type than it is declared in.
+    #[error(
+        "call `{call}` asked for `{buffer}` in {asked}, which is declared in {declared}; ask for {declared}, declare it in {asked}, or take its bytes as they are by read_bytes or write_bytes"
+    )]
+    BufferElement {
+        /// The call's name.
+        call: String,
+        /// The buffer's name.
+        buffer: String,
+        /// What the program declares.
         declared: ElementType,
         /// What its closure asked for.
         asked: ElementType,

@@ -8,21 +8,57 @@
 mod bound;
 mod context;
 mod error;
+mod program;
+mod seat;
 mod surface;
 
 pub use bound::BoundCall;
 pub(crate) use bound::bound_planes;
 pub use context::{ComputeContext, PlanesOf, PlanesView};
 pub use error::ComputeError;
+pub use program::BoundProgram;
+pub use seat::Seat;
 pub use surface::Surface;
 
-use crate::id::RankId;
 use crate::model::Call;
 
 /// What a trainer implements: one value per rank, made on the thread that will own it.
 ///
 /// It need be neither `Send` nor `Sync`. `run` is called in the plan's order, for the calls of
-/// every program of the session.
+/// every program of the session: [`ComputeContext::program`] says which, and a closure that serves several
+/// finds its buffers by name ([`ComputeContext::buffer_named`]), because ids are each program's own. What it
+/// captures is constant over steps; what changes lies in declared buffers.
+///
+/// # On the CPU
+///
+/// A closure runs on the compute lane's own thread, in every step, recorded or not. It may wait and allocate.
+///
+/// # On a GPU
+///
+/// A closure runs on its rank's thread, while its call is enqueued, and enqueues on the stream that
+/// [`ComputeContext::handles`] gives it. The primary context of the device is current then, and must be when
+/// the closure returns. It touches what its context lent and memory of its own, and work on any other stream is
+/// ordered against that stream by events. Where [`capture`](crate::config::Capture) asks for it, what a call
+/// enqueued is recorded and repeated without the closure:
+///
+/// | | `"off"` | `"step"`, `"segments"` | a dynamic call in `"segments"` |
+/// |---|---|---|---|
+/// | runs | in every step | in the first step of its plan, and once more to be recorded | in every step |
+/// | enqueues | anything | what it enqueues then, every later step repeats | anything |
+/// | loads code, makes handles, allocates | in the factory or in the first step | likewise | likewise |
+/// | launches new code in a later step | with `CUDA_MODULE_LOADING=EAGER` | never: it is not run | with `CUDA_MODULE_LOADING=EAGER` |
+/// | waits or allocates in a later step | holds up the host, which issues nothing meanwhile | no recording | holds up the host |
+/// | depends on values of the host | as they are | as they were when it was recorded | as they are |
+/// | fails | the step is skipped on all ranks | in the first step likewise, later no recording | the step is skipped on all ranks |
+///
+/// *No recording*: the driver refuses, or the closure failed. All ranks drop what they recorded, and issue this
+/// step and the later ones of the program, with the closure;
+/// [`StepReport::not_recorded`](crate::session::StepReport::not_recorded) says so once.
+///
+/// The first step is the place for code and memory because ranks meet on the host before each of its
+/// collectives, and wait for it. Later, what waits for the device may wait for a peer that waits for this very
+/// rank: seen with code that was loaded late, on four GPUs. No test lets a closure wait or allocate behind the
+/// first step.
 pub trait Compute<S: Surface> {
     /// Carries out one call.
     ///
@@ -40,5 +76,8 @@ where
     }
 }
 
-/// Makes a rank's [`Compute`] on the thread that will own it.
-pub type ComputeFactory<S> = std::sync::Arc<dyn Fn(RankId) -> Box<dyn Compute<S>> + Send + Sync>;
+/// Makes a rank's [`Compute`] on the thread that will own it, or says why it cannot: then the rank cannot be set
+/// up, and the session does not start.
+pub type ComputeFactory<S> = std::sync::Arc<
+    dyn Fn(Seat<<S as Surface>::Device>) -> Result<Box<dyn Compute<S>>, ComputeError> + Send + Sync,
+>;

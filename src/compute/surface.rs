@@ -17,6 +17,9 @@ pub trait Surface {
     /// What closures need to launch work of their own and only the backend knows, such as the
     /// compute lane's CUDA stream; `()` where there is nothing. It reaches no memory.
     type Handles;
+    /// What tells a rank's device from others of its kind: the ordinal of a GPU, `()` where there is nothing to
+    /// tell apart. The factory of the rank's closures gets it in its [`Seat`](super::Seat).
+    type Device: Copy + std::fmt::Debug;
     /// A readable piece of memory: a slice on the CPU, a device pointer on a GPU.
     type Read<'a, T: Pod>
     where

@@ -20,9 +20,10 @@ pub struct Prefetch {
     pub bytes: Option<ByteSize>,
     /// By what tasks take.
     pub policy: Option<PrefetchPolicy>,
-    /// Gathers of one weight of more gathered bytes than this are cut into chunks of about so many, spread over the calls until they are
-    /// needed, so that reductions on the same communicator get in between. Groups travel whole. None are cut when not set.
-    /// A gather has at most 256 chunks, however small this is.
+    /// Gathers of one weight of more gathered bytes than this are cut into chunks of about so many, spread
+    /// over the calls until they are needed, so that reductions on the same communicator get in between.
+    /// Groups travel whole. None are cut when not set. A gather has at most 256 chunks, however small this
+    /// is.
     pub chunk: Option<ByteSize>,
     /// The machine that `policy = "auto"` counts with, and trials ([`Tune::steps`]): a preset, or a cluster file.
     pub cluster: String,
@@ -89,8 +90,9 @@ impl std::fmt::Display for Prefetch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MeshAxes {
-    /// How many copies of the model there are, 1 to 65,536. Weights are sharded over the ranks of a copy, and gradients are
-    /// summed over copies too. It must divide the number of ranks, of which each copy has as many, one after the other.
+    /// How many copies of the model there are, 1 to 65,536. Weights are sharded over the ranks of a copy, and
+    /// gradients are summed over copies too. It must divide the number of ranks, of which each copy has as
+    /// many, one after the other.
     pub replicate: u32,
 }
 
@@ -104,10 +106,11 @@ impl Default for MeshAxes {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Tune {
-    /// How many of a session's first steps are trials at most: 0 for none, or 6 to 20. A trial takes [`Tune::PER_TRIAL`] of them, so 20 are 18.
+    /// How many of a session's first steps are trials at most: 0 for none, or 6 to 20. A trial takes
+    /// [`Tune::PER_TRIAL`] of them, so 20 are 18.
     ///
-    /// Room is reserved for the largest plan that can be tried: within [`Memory::budget`] if that is set, else for the largest there is. Where
-    /// the arena cannot be reserved, set a budget.
+    /// Room is reserved for the largest plan that can be tried: within [`Memory::budget`] if that is set,
+    /// else for the largest there is. Where the arena cannot be reserved, set a budget.
     pub steps: u32,
 }
 
@@ -126,12 +129,13 @@ impl Tune {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Memory {
-    /// Most transient bytes per rank: gathered planes, dequantized weights, gradient slots, what peers send of gradients, and
-    /// buffers. A plan that needs more is an error. No limit when not set.
+    /// Most transient bytes per rank: gathered planes, dequantized weights, gradient slots, what peers send
+    /// of gradients, and buffers. A plan that needs more is an error. No limit when not set.
     ///
-    /// Outside of it, per rank: the resident part of the arena (optimizer state, shards, staging, carried buffers:
-    /// `PlanBounds::resident_bytes`); on GPUs the landing of small sums, and over several hosts of what is passed on
-    /// ([`Session::landing_bytes`](crate::session::Session::landing_bytes)), recordings of steps, and what closures, driver and NCCL take for themselves.
+    /// Outside of it, per rank: the resident part of the arena (optimizer state, shards, staging, carried
+    /// buffers: `PlanBounds::resident_bytes`); on GPUs the landing of small sums, and over several hosts of
+    /// what is passed on ([`Session::landing_bytes`](crate::session::Session::landing_bytes)), recordings of
+    /// steps, and what closures, driver and NCCL take for themselves.
     pub budget: Option<ByteSize>,
 }
 
@@ -159,9 +163,9 @@ pub enum AcrossMicroBatches {
     Fit,
 }
 
-/// How many gradients of a weight are added on each rank before the ranks reduce them. Sums on the rank take one more
-/// full gradient in f32 for as long as they are open. The grouping changes the order of f32 additions, and so the
-/// last bits.
+/// How many gradients of a weight are added on each rank before the ranks reduce them. Sums on the rank take
+/// one more full gradient in f32 for as long as they are open. The grouping changes the order of f32
+/// additions, and so the last bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReduceEvery {
@@ -174,8 +178,8 @@ pub enum ReduceEvery {
     Step,
 }
 
-/// In what gradients of sharded weights travel to be reduced that calls write in f32; those written in bf16 travel as they
-/// are. Sums and main grads are f32 either way.
+/// In what gradients of sharded weights travel to be reduced that calls write in f32; those written in bf16
+/// travel as they are. Sums and main grads are f32 either way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReduceDtype {
@@ -201,7 +205,7 @@ impl ReduceDtype {
     pub const fn travels(self, written: ElementType) -> ElementType {
         match written {
             ElementType::F32 => self.element(),
-            ElementType::Bf16 | ElementType::U8 => ElementType::Bf16,
+            ElementType::Bf16 | ElementType::U8 | ElementType::U32 => ElementType::Bf16,
         }
     }
 }
@@ -221,11 +225,12 @@ pub enum Columnwise {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reduce {
-    /// Ranks 0 to R-1 in f32, by a task of every rank behind an exchange: the same bits in every mode and layout of ranks.
+    /// Ranks 0 to R-1 in f32, by a task of every rank behind an exchange: the same bits in every mode and
+    /// layout of ranks.
     #[default]
     Ordered,
-    /// In the order of the collective library: the same bits only for the same layout and mode. Gradients that travel
-    /// in bf16 are summed in order all the same, because the library would sum them in bf16.
+    /// In the order of the collective library: the same bits only for the same layout and mode. Gradients
+    /// that travel in bf16 are summed in order all the same, because the library would sum them in bf16.
     Nccl,
 }
 
@@ -245,12 +250,12 @@ pub enum Scaling {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
-    /// `peer` where all GPUs of a host reach each other, and over several hosts if these have equally many ranks and more
-    /// than one; `nccl` elsewhere.
+    /// `peer` where all GPUs of a host reach each other, and over several hosts if these have equally many
+    /// ranks and more than one; `nccl` elsewhere.
     #[default]
     Auto,
-    /// Copy engines write into the peers' memory; needs GPUs that reach each other. Over several hosts NCCL carries what
-    /// goes between them; each needs equally many ranks, numbered host by host.
+    /// Copy engines write into the peers' memory; needs GPUs that reach each other. Over several hosts NCCL
+    /// carries what goes between them; each needs equally many ranks, numbered host by host.
     Peer,
     /// NCCL's collectives; needs a GPU of its own for each rank.
     Nccl,
@@ -323,8 +328,7 @@ pub enum Masters {
 pub struct Optimizer {
     /// How weight decay enters.
     pub mode: AdamMode,
-    /// Learning rate, from 0 on. A step program that declares it as an input overrides it step by
-    /// step.
+    /// Learning rate, from 0 on, until `Session::set_learning_rate` says another.
     pub lr: f64,
     /// Decay of the first moment, from 0 to below 1.
     pub beta1: f64,
@@ -388,7 +392,7 @@ pub struct Cpu {
 pub struct Link {
     /// Bytes a rank receives in a second, above 0. As fast as memory when not set.
     pub bytes_per_s: Option<f64>,
-    /// Microseconds before the first byte arrives, from 0 on.
+    /// Microseconds before the first byte arrives: 0 to 3.6e9, an hour.
     pub latency_us: f64,
 }
 
@@ -414,10 +418,11 @@ pub struct TraceOutput {
 pub enum DeviceTimes {
     /// CUPTI where it is there and lets us, events elsewhere; a session says which, and why.
     Auto,
-    /// CUPTI, which sees kernels, copies and memory sets, and not what a lane waits between them. A session does not start without it. On four H200 a step
-    /// of 14 ms took 15 to 17 % longer under it.
+    /// CUPTI, which sees kernels, copies and memory sets, and not what a lane waits between them. A session
+    /// does not start without it. On four H200 a step of 14 ms took 15 to 17 % longer under it.
     Cupti,
-    /// Events before and behind every task, behind it only in a recorded step, where each is a node of its own: 5 and 1 % of the same steps.
+    /// An event behind every task, which is taken to begin when what it comes behind has ended and the host
+    /// has begun to enqueue it. In a recorded step each event is a node of its own: 1 % of the same steps.
     #[default]
     Events,
 }

@@ -1,8 +1,9 @@
 //! Files that declare something other than a configuration: a cluster, a model by its sizes.
 //!
-//! Law: as for a configuration, CF-1 and CF-2. A file is a list of [`Rule`]s filled in; every value is checked
-//! against its rule before any is used, an unknown key is an error with the key that was meant, and every
-//! error names file, line and key. In the key of a rule `#` stands for the number of an item of a list, from 0. There are no environment overrides: such a file describes a thing, not a run.
+//! Law: as for a configuration, CF-1 and CF-2. A file is a list of [`Rule`]s filled in; every value is
+//! checked against its rule before any is used, an unknown key is an error with the key that was meant, and
+//! every error names file, line and key. In the key of a rule `#` stands for the number of an item of a list,
+//! from 0. There are no environment overrides: such a file describes a thing, not a run.
 
 use std::path::Path;
 
@@ -58,7 +59,8 @@ pub trait Declared: DeserializeOwned {
     /// All keys there are.
     const RULES: &'static [Rule];
 
-    /// What no rule says because it is about several keys: the key at fault, what is wrong with it, and what it takes.
+    /// What no rule says because it is about several keys: the key at fault, what is wrong with it, and what
+    /// it takes.
     fn disagreement(&self) -> Option<(&'static str, String, String)> {
         None
     }

@@ -3,7 +3,8 @@
 use super::{Declared, Rule, Takes};
 use crate::model::{Decoder, ProgramBuilder};
 
-/// Largest size: two of them multiplied fit 64 bits; products of more saturate, and what saturated is refused as too large or takes the longest price.
+/// Largest size: two of them multiplied fit 64 bits; products of more saturate, and what saturated is refused
+/// as too large or takes the longest price.
 const LARGEST: u64 = 1 << 32;
 
 const fn needed(key: &'static str, takes: Takes) -> Rule {
@@ -74,7 +75,7 @@ mod tests {
     fn a_decoder_file_declares_a_program_whose_calls_cost_what_the_sizes_say() {
         let decoder = Decoder::from_toml(SOUND, "small.toml").unwrap();
         let program = decoder.program(&decoder.model().unwrap()).unwrap();
-        let call = |name: &str| program.calls()[program.call(name).unwrap().index()].cost;
+        let call = |name: &str| program.calls()[program.call(name).unwrap().index()].cost[0];
         assert_eq!(call("blocks.1.down.forward").flops, 2 * 32 * 64 * 128);
         assert_eq!(call("blocks.1.up.backward").flops, 2 * 2 * 32 * 64 * 256);
         assert_eq!(call("blocks.0.attention.forward").flops, 2 * 32 * 64 * 64 + 2 * 32 * 32 * 64);
@@ -136,7 +137,7 @@ mod tests {
         };
         assert_eq!(elements(&stacked), elements(&grouped));
         for (one, other) in one.calls().iter().zip(several.calls()) {
-            assert_eq!((&one.name, one.cost), (&other.name, other.cost));
+            assert_eq!((&one.name, &one.cost), (&other.name, &other.cost));
         }
     }
 

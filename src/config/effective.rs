@@ -66,6 +66,8 @@ mod tests {
             format: sharded.then_some(Format::Bf16),
             placement: Some(if sharded { Placement::Sharded } else { Placement::Replicated }),
             reuse: sharded.then_some(Reuse::Keep),
+            weight_decay: sharded.then_some(0.1),
+            lr_scale: (!sharded).then_some(0.0),
         });
         let rate = prop::option::of(1e-3..1e12f64);
         let text = ".{1,9}";

@@ -25,7 +25,7 @@
 //! | `load` | sources to a configuration |
 //! | `refine` | those rules applied to a declared model |
 //! | `origin`, `effective` | where values came from; printing them |
-//! | `suggest` | the key that was meant |
+//! | `suggest` | the key or name that was meant |
 //!
 //! Deliberately absent: a search for files, and any global configuration. The caller names the file
 //! and passes the result on.
@@ -56,6 +56,7 @@ pub use declared::{Declared, Rule, Takes};
 pub use error::ConfigError;
 pub use origin::{Origin, Origins};
 pub use size::{ByteSize, ByteSizeError};
+pub(crate) use suggest::near;
 pub use weights::{WeightRule, WeightSettings, pattern_matches};
 
 use serde::{Deserialize, Serialize};
@@ -85,24 +86,30 @@ pub struct Config {
     pub across_micro_batches: AcrossMicroBatches,
     /// How many gradients of a weight are added on a rank before they are reduced.
     pub reduce_every: ReduceEvery,
-    /// How many calls behind its own a gradient is reduced, 1 to 16. On GPUs a sum waits for a multiprocessor, and the next gradient may take its bytes
-    /// only then: more evens that out, and costs a gradient of memory for each call. `prefetch.policy = "auto"` finds a number itself.
+    /// How many calls behind its own a gradient is reduced, 1 to 16. On GPUs a sum waits for a
+    /// multiprocessor, and the next gradient may take its bytes only then: more evens that out, and costs a
+    /// gradient of memory for each call. `prefetch.policy = "auto"` finds a number itself.
     pub reduce_behind: u32,
     /// In what gradients travel to be reduced.
     pub reduce_dtype: ReduceDtype,
     /// When columnwise planes are derived.
     pub columnwise: Columnwise,
-    /// Whether what a call reads of gathered planes (planes made whole with the rank's own part, values dequantized for products that take no codes) is made beside
-    /// the call before, and not between the two. Pays where calls are short, and costs the memory of one more call's values. Gathers on demand leave no time for it.
+    /// Whether what a call reads of gathered planes (planes made whole with the rank's own part, values
+    /// dequantized for products that take no codes) is made beside the call before, and not between the two.
+    /// Pays where calls are short, and costs the memory of one more call's values. Gathers on demand leave no
+    /// time for it.
     pub derive_ahead: bool,
     /// How gradients are summed over the ranks.
     pub reduce: Reduce,
     /// How bytes get from one GPU to another; the CPU backend has one way only.
     pub transport: Transport,
-    /// Among GPUs that write into each other's memory: up to so many bytes for each peer a collective goes by one kernel, meetings included,
-    /// instead of copy engines; 0 for none but the smallest. `None` takes [`Config::KERNEL_EXCHANGE`] where steps are recorded, and 0 elsewhere.
+    /// Among GPUs that write into each other's memory: up to so many bytes for each peer a collective goes by
+    /// one kernel, meetings included, instead of copy engines; 0 for none but the smallest. `None` takes
+    /// [`Config::KERNEL_EXCHANGE`] where steps are recorded, and 0 elsewhere.
     pub kernel_exchange: Option<ByteSize>,
-    /// Seconds that a rank waits for the others, or for its device, before it gives the world up.
+    /// Seconds that a rank waits for the others, or for its device, before it gives the world up. With several
+    /// processes that covers what one does between two steps, such as saving a checkpoint, while the others are
+    /// in the next.
     pub deadline_s: f64,
     /// How masters become quantized weights.
     pub quantize: Quantize,
@@ -155,8 +162,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// What goes by a kernel where steps are recorded and nothing else is said: every launch of a recording costs the host about 2 µs for each word
-    /// and copy in it, and next to nothing for a kernel.
+    /// What goes by a kernel where steps are recorded and nothing else is said: every launch of a recording
+    /// costs the host about 2 µs for each word and copy in it, and next to nothing for a kernel.
     pub const KERNEL_EXCHANGE: ByteSize = ByteSize::new(4 << 20);
 
     /// The mesh of `ranks` ranks, in as many replicas as `mesh.replicate` says.
@@ -219,6 +226,8 @@ mod tests {
             ("optimizer.max_norm", with(|c| c.optimizer.max_norm = f64::INFINITY)),
             ("cpu.link.bytes_per_s", with(|c| c.cpu.link.bytes_per_s = Some(0.0))),
             ("cpu.link.latency_us", with(|c| c.cpu.link.latency_us = -1.0)),
+            // More than a clock can add.
+            ("cpu.link.latency_us", with(|c| c.cpu.link.latency_us = 1e30)),
             ("trace.path", with(|c| c.trace.path = String::new())),
             ("trace.steps", with(|c| c.trace.steps = 0)),
             ("weights.0.match", with(|c| c.weights = vec![WeightRule::default()])),
@@ -239,6 +248,9 @@ mod tests {
         let rule = WeightRule { pattern: "*".to_owned(), ..WeightRule::default() };
         let config = Config { weights: vec![rule], ..Config::default() };
         let error = config.validate().unwrap_err().to_string();
-        assert!(error.contains("`weights.0.format`") && error.contains("`placement`"), "{error}");
+        assert!(
+            error.contains("`weights.0.format`") && error.contains("another key beside `match`"),
+            "{error}"
+        );
     }
 }

@@ -3,16 +3,18 @@
 //! A rule that matches no weight is an error: it is a misspelt pattern, and the weights it was meant
 //! for would silently keep their format. Programs are declared over the refined model, so whatever a
 //! rule makes impossible (a columnwise use of a replicated weight, a shape the format cannot take) is
-//! refused where it is declared.
+//! refused where it is declared. Applying the rules to a refined model changes nothing: so whoever starts
+//! programs can ask whether their model was refined ([`Config::unrefined`]).
 
 use super::{Config, ConfigError, WeightRule, keys, pattern_matches};
 use crate::format::Format;
-use crate::model::{Model, ModelBuilder, Placement, WeightSpec};
+use crate::model::{Model, ModelBuilder, ParameterGroup, Placement, WeightSpec};
 
 impl Config {
-    /// The model with formats and placements as the rules say; ids stay as they are. A format is for
-    /// sharded weights: norms and biases that a pattern such as `blocks.*.mlp.*` also matches stay
-    /// replicated, in f32.
+    /// The model with formats, placements, reuse and parameter groups as the rules say; ids stay as they are.
+    /// A format is for sharded weights: norms and biases that a pattern such as `blocks.*.mlp.*` also matches
+    /// stay replicated, in f32. Applied to what it gave, it changes nothing. Sessions refuse programs over a
+    /// model that is not as it says.
     ///
     /// # Errors
     /// [`ConfigError::Invalid`] for a rule that matches nothing, [`ConfigError::Weights`] when a weight
@@ -42,10 +44,50 @@ impl Config {
             };
             let group = spec.group.filter(|_| placement == Placement::Sharded);
             let reuse = settings.reuse.or(spec.reuse);
-            let changed = WeightSpec { placement, format, reuse, group, ..spec.clone() };
+            let parameters = ParameterGroup {
+                weight_decay: settings.weight_decay.or(spec.parameters.weight_decay),
+                learning_rate_scale: settings.learning_rate_scale.or(spec.parameters.learning_rate_scale),
+            };
+            let changed = WeightSpec { placement, format, reuse, group, parameters, ..spec.clone() };
             refined.add(changed).map_err(ConfigError::Weights)?;
         }
         Ok(refined.build())
+    }
+
+    /// The first weight of `model` that the rules would have otherwise, with what they say about it: each rule
+    /// as it is written, and where. `None` if programs may be declared over the model as it is.
+    ///
+    /// # Errors
+    /// As [`Config::apply_weight_rules`].
+    pub(crate) fn unrefined(&self, model: &Model) -> Result<Option<(String, String)>, ConfigError> {
+        if self.weights.is_empty() {
+            return Ok(None);
+        }
+        let refined = self.apply_weight_rules(model)?;
+        let found = model.weights().iter().zip(refined.weights()).find(|(own, wanted)| own != wanted);
+        Ok(found.map(|(own, _)| (own.name.clone(), self.rules_about(&own.name))))
+    }
+
+    /// The rules that match a weight's name, in words.
+    fn rules_about(&self, name: &str) -> String {
+        let entries = keys::entries(self);
+        let matching = (self.weights.iter().enumerate())
+            .filter(|(_, rule)| pattern_matches(&rule.pattern, name))
+            .filter_map(|(number, _)| {
+                let table = format!("weights.{number}");
+                let own = |entry: &&keys::Entry| {
+                    entry.path.rsplit_once('.').is_some_and(|(parent, _)| parent == table)
+                };
+                let set: Vec<String> = (entries.iter().filter(own))
+                    .filter_map(|entry| {
+                        let (_, key) = entry.path.rsplit_once('.')?;
+                        Some(format!("{key} = {}", entry.value.as_ref()?))
+                    })
+                    .collect();
+                let origin = entries.iter().find(own).map(|entry| self.origins.of(entry))?;
+                Some(format!("`{}` ({origin})", set.join(", ")))
+            });
+        matching.collect::<Vec<_>>().join(" and ")
     }
 
     /// f32, unless one rule asks for a replicated weight in another format, which is then refused.
@@ -60,6 +102,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::NonNegative;
 
     fn model() -> Model {
         let mut model = Model::builder();
@@ -78,6 +121,46 @@ mod tests {
         let refined = config(text).apply_weight_rules(&model()).unwrap();
         assert_eq!(refined.weights()[0].format, Format::FP8_BLOCK128_POW2);
         assert_eq!(refined.weights()[1], model().weights()[1]);
+    }
+
+    /// Every key a rule may set, on weights of either placement, of a group and of none.
+    #[test]
+    fn applying_the_rules_twice_is_the_same_as_once() {
+        let mut model = Model::builder();
+        let up = model.sharded("blocks.0.mlp.up", 128, 128, Format::NVFP4_2D).unwrap();
+        let down = model.sharded("blocks.0.mlp.down", 128, 128, Format::NVFP4_2D).unwrap();
+        model.replicated("blocks.0.mlp.gain", 128, 1).unwrap();
+        model.replicated("blocks.0.mlp.gate", 128, 128).unwrap();
+        model.group("mlp", &[up, down]).unwrap();
+        let model = model.build();
+        for text in [
+            "match = '*'\nformat = 'fp8_block'",
+            "match = '*'\nformat = 'bf16'\nreuse = 'keep'\n[[weights]]\nmatch = '*.up'\nplacement = 'replicated'\nformat = 'f32'",
+            "match = '*.down'\nplacement = 'replicated'",
+            "match = '*'\nweight_decay = 0.1\n[[weights]]\nmatch = '*.gain'\nweight_decay = 0\nlr_scale = 0.5",
+            "match = '*.gate'\nplacement = 'sharded'\nformat = 'nvfp4'",
+            "match = '*.up'\nformat = 'bf16'\n[[weights]]\nmatch = '*'\nformat = 'fp8_block'\nreuse = 'regather'",
+        ] {
+            let config = config(&format!("[[weights]]\n{text}"));
+            let once = config.apply_weight_rules(&model).unwrap();
+            assert_ne!(once, model, "{text}");
+            assert_eq!(config.apply_weight_rules(&once).unwrap(), once, "{text}");
+            assert!(config.unrefined(&model).unwrap().is_some(), "{text}");
+            assert_eq!(config.unrefined(&once).unwrap(), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_unrefined_weight_is_told_with_every_rule_about_it_and_its_line() {
+        let text = "[[weights]]\nmatch = \"*.mlp.*\"\nformat = \"bf16\"\n[[weights]]\nmatch = \"*.up\"\nreuse = \"keep\"";
+        let found = config(text).unrefined(&model()).unwrap();
+        let (weight, rules) = found.unwrap();
+        assert_eq!(weight, "blocks.0.mlp.up");
+        assert_eq!(
+            rules,
+            "`match = \"*.mlp.*\", format = \"bf16\"` (rules.toml:2) and `match = \"*.up\", reuse = \"keep\"` (rules.toml:5)"
+        );
+        assert_eq!(Config::default().unrefined(&model()).unwrap(), None);
     }
 
     #[test]
@@ -111,6 +194,28 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("rules.toml:2") && error.contains("matches no weight"), "{error}");
+    }
+
+    #[test]
+    fn rules_set_weight_decay_and_learning_rate_key_by_key() {
+        let text = "[[weights]]\nmatch = \"*\"\nweight_decay = 0.1\nlr_scale = 0.5\n\
+                    [[weights]]\nmatch = \"*.attention\"\nweight_decay = 0";
+        let refined = config(text).apply_weight_rules(&model()).unwrap();
+        let of = |number: usize| {
+            let ParameterGroup { weight_decay, learning_rate_scale } = refined.weights()[number].parameters;
+            [weight_decay, learning_rate_scale].map(|value| value.map(NonNegative::value))
+        };
+        assert_eq!(of(0), [Some(0.1), Some(0.5)]);
+        assert_eq!(of(1), [Some(0.0), Some(0.5)]);
+        let mut declared = Model::builder();
+        let weight = declared.sharded("w", 128, 128, Format::Bf16).unwrap();
+        let decay = NonNegative::new(0.25);
+        let own = ParameterGroup { weight_decay: decay, learning_rate_scale: None };
+        declared.parameters(weight, own).unwrap();
+        let text = "[[weights]]\nmatch = \"w\"\nlr_scale = 2";
+        let refined = config(text).apply_weight_rules(&declared.build()).unwrap();
+        let expected = ParameterGroup { weight_decay: decay, learning_rate_scale: NonNegative::new(2.0) };
+        assert_eq!(refined.weights()[0].parameters, expected);
     }
 
     #[test]

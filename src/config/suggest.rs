@@ -1,16 +1,23 @@
-//! The key that was meant.
+//! The key that was meant, or the name.
 
 /// The candidate closest to a misspelt key; `None` when none is close.
+pub(super) fn closest<'a>(key: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    near(key, candidates).into_iter().next()
+}
+
+/// The candidates close to a misspelt key or name, the closest first.
 ///
 /// A candidate is close when about a third of the key at most has to change, or when it ends in the
 /// same word: `depth` finds `prefetch.depth`.
-pub(super) fn closest<'a>(key: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn near<'a>(key: &str, candidates: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let word = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
     let own = word(key);
     let cost = |candidate: &str| distance(key, candidate).min(1 + distance(&own, &word(candidate)));
     let allowed = 1 + own.chars().count() / 3;
     let ranked = candidates.map(|candidate| (cost(candidate), candidate));
-    ranked.min().filter(|&(cost, _)| cost <= allowed).map(|(_, candidate)| candidate)
+    let mut close: Vec<_> = ranked.filter(|&(cost, _)| cost <= allowed).collect();
+    close.sort_unstable();
+    close.into_iter().map(|(_, candidate)| candidate).collect()
 }
 
 /// How many letters have to be inserted, removed or replaced to turn one text into the other
@@ -53,6 +60,12 @@ mod tests {
         assert_eq!(found("prefetsh.depth"), Some("prefetch.depth"));
         assert_eq!(found("memory.budgte"), Some("memory.budget"));
         assert_eq!(found("chekc"), Some("check"));
+    }
+
+    #[test]
+    fn all_keys_that_are_close_are_told_the_closest_first() {
+        assert_eq!(near("optimizer.beta3", KEYS.into_iter()), ["optimizer.beta1", "optimizer.beta2"]);
+        assert_eq!(near("optimizer.beta2", KEYS.into_iter()), ["optimizer.beta2", "optimizer.beta1"]);
     }
 
     #[test]

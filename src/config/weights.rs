@@ -1,4 +1,4 @@
-//! Rules that choose format, placement and reuse by the name of a weight.
+//! Rules that choose format, placement, reuse and parameter group by the name of a weight.
 //!
 //! Every rule whose pattern matches the whole name applies, in the order of the file, each for the
 //! keys it sets; so later rules refine earlier ones. In a pattern `*` stands for any run of
@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use super::Config;
 use crate::format::Format;
-use crate::model::{Placement, Reuse};
+use crate::model::{NonNegative, Placement, Reuse};
 
 /// One rule.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WeightRule {
     /// Which weights it is for: `blocks.*.mlp.*`. The key is `match`.
@@ -22,13 +22,19 @@ pub struct WeightRule {
     /// Their format, if the rule is to change it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<Format>,
-    /// Whether their uses find planes kept from the use before, if the rule is to decide it: in backward and in the
-    /// next micro-batch alike.
+    /// Whether their uses find planes kept from the use before, if the rule is to decide it: in backward and
+    /// in the next micro-batch alike.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reuse: Option<Reuse>,
     /// Their placement, if the rule is to change it.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "placement")]
     pub placement: Option<Placement>,
+    /// Their weight decay λ, in place of `optimizer.weight_decay`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight_decay: Option<f64>,
+    /// A factor on their learning rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lr_scale: Option<f64>,
 }
 
 /// What the rules say about one weight; `None` leaves its declaration as it is.
@@ -40,6 +46,10 @@ pub struct WeightSettings {
     pub placement: Option<Placement>,
     /// Whether its uses find planes kept from earlier uses.
     pub reuse: Option<Reuse>,
+    /// Its weight decay.
+    pub weight_decay: Option<NonNegative>,
+    /// A factor on its learning rate.
+    pub learning_rate_scale: Option<NonNegative>,
 }
 
 impl Config {
@@ -49,10 +59,18 @@ impl Config {
             format: rule.format.or(settings.format),
             placement: rule.placement.or(settings.placement),
             reuse: rule.reuse.or(settings.reuse),
+            weight_decay: number(rule.weight_decay).or(settings.weight_decay),
+            learning_rate_scale: number(rule.lr_scale).or(settings.learning_rate_scale),
         };
         let matching = self.weights.iter().filter(|rule| pattern_matches(&rule.pattern, name));
         matching.fold(WeightSettings::default(), apply)
     }
+}
+
+/// What a key of a rule says, in the precision of the optimizer; whatever is out of range was refused when the
+/// configuration was read.
+fn number(value: Option<f64>) -> Option<NonNegative> {
+    value.and_then(|value| NonNegative::new(value as f32))
 }
 
 /// Whether a pattern matches a whole name. Takes time in proportion to the product of their lengths

@@ -1,9 +1,11 @@
 //! Another plan for a program, between two of its steps.
 //!
 //! Laws:
-//! - All ranks take the same plan before the same step: they compare fingerprints first (**PL-1**), when all their lanes are drained.
-//! - Nothing moves: the arena stays where it is, resident slots lie where they lay, and a plan that does not fit is refused before it is
-//!   bound. What the weights hold (**PL-9**) does not depend on which plan left it.
+//! - All ranks take the same plan before the same step: they compare fingerprints first (**PL-1**), when all
+//!   their lanes are drained.
+//! - Nothing moves: the arena stays where it is, resident slots lie where they lay, and a plan that does not
+//!   fit is refused before it is bound. What the weights hold (**PL-9**) does not depend on which plan left
+//!   it.
 //! - The plan before is given back once the next is bound: its events, tables and recording.
 //! - A trial is issued and timed; a recording is made of the plan that stays.
 

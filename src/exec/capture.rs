@@ -1,9 +1,10 @@
 //! Recording a step and replaying it, as one state machine.
 //!
-//! Law: a plan's first step runs eagerly (*cold*: caches fill, lazy handles are made), the second
-//! is recorded without running anything and then launched, later ones are launched. Every one of
-//! them is a real step; there is no warm-up that would touch main grads. A step is recorded whole, or in segments where some of its
-//! calls are dynamic; a recording of which any rank could not make some segment is discarded by all of them before its first launch.
+//! Law: a plan's first step runs eagerly (*cold*: caches fill, lazy handles are made), the second is recorded
+//! without running anything and then launched, later ones are launched. Every one of them is a real step;
+//! there is no warm-up that would touch main grads. A step is recorded whole, or in segments where some of
+//! its calls are dynamic; a recording of which any rank could not make some segment is discarded by all of
+//! them before its first launch.
 
 use super::Recorded;
 
@@ -12,8 +13,8 @@ use super::Recorded;
 pub enum CaptureMode {
     /// Every step is issued anew.
     Off,
-    /// Every step is recorded once, in as few segments as its dynamic calls leave it in, and replayed. Where it must be one,
-    /// the session refuses programs with such calls.
+    /// Every step is recorded once, in as few segments as its dynamic calls leave it in, and replayed. Where
+    /// it must be one, the session refuses programs with such calls.
     Step,
 }
 

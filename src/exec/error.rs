@@ -113,6 +113,20 @@ pub enum ExecError {
         /// The system's words.
         reason: String,
     },
+    /// Values that are not as many as the rank has a place for.
+    #[error(
+        "{rank}: there are {found} {what}, and place for {expected}; give every rank the rows that its shard layout says"
+    )]
+    Misfit {
+        /// The rank.
+        rank: RankId,
+        /// Of what there are too many or too few.
+        what: String,
+        /// How many there are.
+        found: usize,
+        /// How many there must be.
+        expected: usize,
+    },
     /// No program with this number.
     #[error("{rank} was asked for program {program} and has {programs}; count them from 0")]
     NoProgram {

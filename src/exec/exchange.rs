@@ -11,6 +11,7 @@ use crate::backend::{ClosureFault, HostSplit, TaskInterval};
 use crate::format::DelayedState;
 use crate::id::RankId;
 use crate::op::Vote;
+use crate::trace::Exposure;
 
 /// Optimizer state of one rank's rows of one weight.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -51,8 +52,8 @@ pub struct Exchange {
     pub adoption: Option<Adoption>,
     /// Do all ranks tell each other what the coming step took?
     pub measures: bool,
-    /// What the last step that was to be measured took, as all ranks agreed on, in nanoseconds: the step, then each of its tasks if the
-    /// backend timed them.
+    /// What the last step that was to be measured took, as all ranks agreed on, in nanoseconds: the step,
+    /// then each of its tasks if the backend timed them.
     pub agreed: Vec<u64>,
     /// Per program, per buffer: bytes of inputs and outputs, micro-batch after micro-batch; empty for internal
     /// buffers.
@@ -71,12 +72,15 @@ pub struct Exchange {
     pub splits: bool,
     /// What `issue` went to, if it was split.
     pub issued: HostSplit,
-    /// What the rest of the step's time on the host went to, if it was split: inputs in, waiting, outputs out. Recording is in neither.
+    /// What the rest of the step's time on the host went to, if it was split: inputs in, waiting, outputs
+    /// out. Recording is in neither.
     pub edges: HostSplit,
     /// From the rank's first look at the last command to its end.
     pub took: Duration,
     /// When every task of the last step ran.
     pub intervals: Vec<TaskInterval>,
+    /// Where the last step's time went on the device, by `intervals`.
+    pub exposure: Exposure,
     /// Weights going out (export) or coming in (import).
     pub shards: Vec<WeightShard>,
     /// Carried buffers going out or coming in, in the order of [`crate::plan::carried`].

@@ -1,9 +1,11 @@
-//! A plan installed on a rank: bound, with its actors, its recording and its places of staged buffers; and one step of it.
+//! A plan installed on a rank: bound, with its actors, its recording and its places of staged buffers; and
+//! one step of it.
 //!
 //! Laws:
 //! - What a step needs was made when its plan was installed: a step binds nothing and hires nobody.
-//! - A step is issued, recorded or replayed here and nowhere else (EX-1). One that is on its lanes ends when each of them has been waited for,
-//!   whatever the others said. A recording is used if all ranks made one.
+//! - A step is issued, recorded or replayed here and nowhere else (EX-1). One that is on its lanes, whole or
+//!   in part, ends when each of them has been waited for, whatever the others said. A recording is used if all
+//!   ranks made one.
 //! - Whether a step may run, and whether it left what it promised, is for the rank to judge (`rank`).
 
 use std::ops::Range;
@@ -105,8 +107,10 @@ impl<B: Backend> Installed<B> {
             let usable = u64::from(recorded.is_ok());
             let all_usable = world.exchange(backend.rank(), usable)?.iter().all(|vote| *vote == 1);
             // A device may be unable to record; a recording that breaks a law is nothing to go on from.
-            if let Err(FlowError::Backend(hazard @ BackendError::Hazard { .. })) = &recorded {
-                return Err(hazard.clone().into());
+            match &recorded {
+                Ok(_) => {}
+                Err(FlowError::Backend(error)) if !matches!(error, BackendError::Hazard { .. }) => {}
+                Err(law) => return Err(law.clone().into()),
             }
             unrecorded = recorded.as_ref().err().map(ToString::to_string);
             capture.recorded(recorded.ok().filter(|_| all_usable));
@@ -114,14 +118,20 @@ impl<B: Backend> Installed<B> {
         let begin = Instant::now();
         let _ = meter.lap();
         backend.begin_step(bound)?;
-        let segments = match capture.pieces() {
-            Some(pieces) => replay(backend, streams, bound, *compute, pieces)?,
+        let put = match capture.pieces() {
+            Some(pieces) => replay(backend, streams, bound, *compute, pieces).map_err(ExecError::from),
             None => {
-                pump.run(backend, streams, bound)?;
-                capture.issued();
-                0
+                let run = pump.run(backend, streams, bound).map_err(ExecError::from);
+                run.map(|()| {
+                    capture.issued();
+                    0
+                })
             }
         };
+        if let Err(error) = &put {
+            // What is on the lanes may wait for what this rank will not bring: nobody waits for anybody any more.
+            backend.abort(&error.to_string());
+        }
         let (issue, issued) = (begin.elapsed(), meter.lap());
         // Every lane is waited for, whatever the others said.
         let outcome = meter.within(Activity::Waiting, || {
@@ -132,6 +142,7 @@ impl<B: Backend> Installed<B> {
             outcome
         });
         let step = begin.elapsed();
+        let segments = put?;
         Ok(outcome.map(|()| Driven { unrecorded, segments, issue, issued, before, step })?)
     }
 

@@ -1,8 +1,9 @@
 //! What a step took, as all ranks agree on it.
 //!
-//! Law: the median over the ranks, the same numbers on every rank of every process, so that equal decisions follow (TU-1 in
-//! [`crate::tune`]). A step is timed by the backend's own clock where it timed the tasks, else by the host's, from the first task issued to
-//! the last lane drained; a collective counts from the arrival of its last rank on.
+//! Law: the median over the ranks, the same numbers on every rank of every process, so that equal decisions
+//! follow (TU-1 in [`crate::tune`]). A step is timed by the backend's own clock where it timed the tasks,
+//! else by the host's, from the first task issued to the last lane drained; a collective counts from the
+//! arrival of its last rank on.
 
 use std::time::Duration;
 
@@ -14,8 +15,8 @@ use crate::rendezvous::Topic;
 use crate::tune::agreed;
 
 impl World {
-    /// Tells all ranks what a step took on this one, and returns what they agree on, in nanoseconds: the step, then each task, if tasks
-    /// were timed. `step` is the time of the host.
+    /// Tells all ranks what a step took on this one, and returns what they agree on, in nanoseconds: the
+    /// step, then each task, if tasks were timed. `step` is the time of the host.
     pub(super) fn agree_on_times(
         &self,
         rank: RankId,
@@ -27,7 +28,9 @@ impl World {
         let all = all.map_err(|error| failed(rank, error))?;
         let numbers = |bytes: &std::sync::Arc<[u8]>| {
             let (numbers, rest) = bytes.as_chunks::<8>();
-            if !rest.is_empty() || bytes.len() != own.len() {
+            // A rank that could not time its tasks says the step alone.
+            let fits = bytes.len() == own.len() || numbers.len() == 1 || own.len() == 8;
+            if !rest.is_empty() || numbers.is_empty() || !fits {
                 return Err(failed(rank, misfit("what a step took")));
             }
             Ok(numbers.iter().map(|number| u64::from_ne_bytes(*number)).collect())
@@ -38,7 +41,7 @@ impl World {
 
 /// Of one rank: the step, then each task.
 fn times(intervals: &[TaskInterval], step: Duration) -> Vec<u64> {
-    let ran = || intervals.iter().filter(|interval| interval.end > 0);
+    let ran = || intervals.iter().filter(|interval| interval.ran());
     let begin = ran().map(|interval| interval.begin).min();
     let end = ran().map(|interval| interval.end).max();
     let (Some(begin), Some(end)) = (begin, end) else {

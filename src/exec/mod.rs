@@ -4,15 +4,16 @@
 //!   being recorded is known here and nowhere above or below.
 //! - **EX-2** all ranks report the same outcome for a step.
 //!
-//! A rank thread owns its backend, lanes, arena and plans. The session tells it what to do over a
-//! queue and reads what came of it from the rank's exchange. Ranks agree on host matters (equal
-//! plans, a usable recording, what a trial took) in a [`World`]; everything else they exchange on the device. Where a world has several
-//! processes, each also tells the others how its ranks ended a step.
+//! A rank thread owns its backend, lanes, arena and plans. The session tells it what to do over a queue and
+//! reads what came of it from the rank's exchange. Ranks agree on host matters (equal plans, a usable
+//! recording, what a trial took) in a [`World`]; everything else they exchange on the device. Where a world
+//! has several processes, each also tells the others how its ranks ended a step.
 
 mod adopt;
 mod capture;
 mod error;
 mod exchange;
+mod gauge;
 mod installed;
 mod measure;
 mod pump;
@@ -27,6 +28,7 @@ pub use adopt::Adoption;
 pub use capture::{Capture, CaptureMode};
 pub use error::ExecError;
 pub use exchange::{Exchange, WeightShard};
+pub use gauge::Gauge;
 pub use installed::Installed;
 pub use pump::Pump;
 pub use rank::{Rank, landing_bytes};

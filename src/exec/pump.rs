@@ -1,9 +1,10 @@
 //! The inline pump: delivers messages and fires actors on the rank's own thread.
 //!
-//! Law: deterministic. Actors are served in the order their mail came in; each takes all its mail,
-//! then fires while its head is ready. The pump knows neither tasks nor devices, and it stops
-//! with an error, never by waiting, when no actor can go on. A step may be driven piece by piece: heads of later pieces wait, ready,
-//! until their piece has come. Which pieces there are is the plan's to say, what lies between them its driver's.
+//! Law: deterministic. Actors are served in the order their mail came in; each takes all its mail, then fires
+//! while its head is ready. The pump knows neither tasks nor devices, and it stops with an error, never by
+//! waiting, when no actor can go on. A step may be driven piece by piece: heads of later pieces wait, ready,
+//! until their piece has come. Which pieces there are is the plan's to say, what lies between them its
+//! driver's.
 
 use std::sync::Arc;
 
@@ -78,8 +79,8 @@ impl<B: Backend> Pump<B> {
         bound: &B::Bound,
     ) -> Result<(), FlowError> {
         self.issuer.join();
-        // Whoever was ready for this piece before it came has no mail any more. Communicators are the last of a roster and go first here:
-        // what was left for this piece begins beside its calls.
+        // Whoever was ready for this piece before it came has no mail any more. Communicators are the last of
+        // a roster and go first here: what was left for this piece begins beside its calls.
         for actor in (0..self.actors.len()).rev().map(ActorId::at) {
             self.fire(actor, &|task| pieces.of(task) <= piece, backend, streams, bound)?;
         }

@@ -1,22 +1,23 @@
 //! One rank: its device, its arena, its lanes, and the plans installed on them (`installed`).
 //!
-//! Law: everything happens between two edges, and at an edge all lanes are drained. Host copies
-//! happen at edges alone. A rank that cannot go on aborts the world before it reports, so that no
-//! peer waits for it. The rank knows what its weights hold (**PL-9**): a plan runs only if that is
-//! what it needs at its entry, and what its actors leave must be what it promised. It counts the optimizer steps it
-//! issued (**PL-7**): a count in the arena that differs says that a step ran which nobody asked for, such as
-//! a warm-up of a recording, and with it weights and gradients that nobody asked for.
+//! Law: everything happens between two edges, and at an edge all lanes are drained. Host copies happen at
+//! edges alone. A rank that cannot go on aborts the world before it reports, so that no peer waits for it.
+//! The rank knows what its weights hold (**PL-9**): a plan runs only if that is what it needs at its entry,
+//! and what its actors leave must be what it promised. It counts the optimizer steps it issued (**PL-7**): a
+//! count in the arena that differs says that a step ran which nobody asked for, such as a warm-up of a
+//! recording, and with it weights and gradients that nobody asked for.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::installed::{Driven, Installed, Staged, install};
-use super::{CaptureMode, Exchange, ExecError, World};
+use super::{CaptureMode, Exchange, ExecError, Gauge, World};
 use crate::backend::{Activity, Backend, Meter};
 use crate::compute::ComputeFactory;
 use crate::flow::Poison;
 use crate::id::RankId;
-use crate::layout::{Content, Region};
+use crate::layout::{Content, Region, Residency};
 use crate::op::Vote;
 use crate::plan::{EdgeState, StepPlan, carried};
 
@@ -40,6 +41,8 @@ pub struct Rank<B: Backend> {
     pub(super) room: Room,
     /// Whether steps of programs are recorded, but for trials.
     pub(super) capture: CaptureMode,
+    /// Places of what is resident in every program.
+    pub(super) places: HashMap<Content, Region>,
     /// Places of the carried buffers.
     pub(super) carried: Vec<Region>,
     /// What the weights hold, counted from the masters that were set last.
@@ -50,6 +53,7 @@ pub struct Rank<B: Backend> {
     pub(super) world: Arc<World>,
     /// The backend's.
     meter: Arc<Meter>,
+    gauge: Gauge,
     /// Learning rate and loss scale as they lie in the arena, where nothing but the host writes them.
     scalars: Option<[u32; 2]>,
 }
@@ -70,7 +74,8 @@ impl<B: Backend> Rank<B> {
         Self::with_room(backend, world, prologue, programs, &[], capture, closures)
     }
 
-    /// As [`Rank::new`], with room for plans that programs may run later in place of their own ([`Exchange::adoption`]).
+    /// As [`Rank::new`], with room for plans that programs may run later in place of their own
+    /// ([`Exchange::adoption`]).
     ///
     /// # Errors
     /// As [`Rank::new`].
@@ -100,6 +105,7 @@ impl<B: Backend> Rank<B> {
             .collect::<Result<_, _>>()?;
         let (poison, meter) = (Poison::default(), backend.meter());
         let carried = carried(&programs).into_iter().map(|(_, region)| region).collect();
+        let places = places(&prologue);
         let prologue = install(&backend, &memory, prologue, CaptureMode::Off, false, &poison)?;
         let programs = programs
             .into_iter()
@@ -115,12 +121,14 @@ impl<B: Backend> Rank<B> {
             programs,
             room,
             capture,
+            places,
             carried,
             edge,
             optimizer_steps,
             poison,
             world,
             meter,
+            gauge: Gauge::default(),
             scalars: None,
         })
     }
@@ -172,6 +180,7 @@ impl<B: Backend> Rank<B> {
         (exchange.issued, exchange.edges) = (driven.issued, driven.before);
         let installed = &self.programs[program];
         self.backend.intervals(&installed.bound, &mut exchange.intervals);
+        exchange.exposure = self.gauge.measure(&installed.plan, &exchange.intervals);
         exchange.fault = self.streams.iter_mut().find_map(|stream| self.backend.take_fault(stream));
         exchange.vote = match installed.vote {
             None => None,
@@ -223,8 +232,8 @@ impl<B: Backend> Rank<B> {
         Ok(driven)
     }
 
-    /// Holds the arena's count of optimizer steps against the steps this rank issued. A backend that computes nothing
-    /// leaves an empty vote, which no step that ran does.
+    /// Holds the arena's count of optimizer steps against the steps this rank issued. A backend that computes
+    /// nothing leaves an empty vote, which no step that ran does.
     fn count(&mut self, program: &str, vote: Vote) -> Result<(), ExecError> {
         let expected = self.optimizer_steps.wrapping_add(u32::from(!vote.skips()));
         if vote != Vote::default() && vote.step != expected {
@@ -262,6 +271,12 @@ impl<B: Backend> Rank<B> {
         self.backend.abort(reason);
         self.world.end(reason);
     }
+}
+
+/// Where the resident slots of a plan lie.
+fn places(plan: &StepPlan) -> HashMap<Content, Region> {
+    let resident = plan.arena.slots.iter().filter(|slot| slot.residency == Residency::Resident);
+    resident.map(|slot| (slot.content, slot.region)).collect()
 }
 
 pub(super) fn agree(world: &World, rank: RankId, plan: &StepPlan) -> Result<(), ExecError> {

@@ -1,7 +1,8 @@
 //! What ranks of other processes are told: how a step ended, and weights on their way to rank 0.
 //!
 //! Laws:
-//! - **EX-2** every process knows of every rank what it knows of its own: fault, outputs, why a step was not recorded.
+//! - **EX-2** every process knows of every rank what it knows of its own: fault, outputs, why a step was not
+//!   recorded.
 //! - What comes in is measured against the plan before it is kept.
 //! - Values travel as they lie in memory: a world's hosts have one byte order.
 //! - Nothing of this happens in a world of one process.
@@ -111,8 +112,8 @@ impl World {
         Ok(())
     }
 
-    /// Brings what all ranks exported to rank 0, whose exchange has it then: carried buffers of all of them, and weights of the first
-    /// replica, of which `is_first` says whether this rank is.
+    /// Brings what all ranks exported to rank 0, whose exchange has it then: carried buffers of all of them,
+    /// and weights of the first replica, of which `is_first` says whether this rank is.
     pub(super) fn gather_weights(
         &self,
         rank: RankId,

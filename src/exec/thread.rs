@@ -93,7 +93,8 @@ pub struct Setup<B: Backend> {
     pub closures: ComputeFactory<B::Surface>,
     /// Fills the masters.
     pub initializer: Initializer,
-    /// How long the rank looks for its next command before it sleeps; nothing for a rank without a core of its own.
+    /// How long the rank looks for its next command before it sleeps; nothing for a rank without a core of
+    /// its own.
     pub patience: Duration,
     /// Where the host spans of recorded steps go.
     pub spans: Option<HostLane>,
@@ -212,7 +213,12 @@ fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, 
             }
         });
         if let Err(error) = &outcome {
-            owner.give_up(&error.to_string());
+            // A panic in there must cost neither the reply nor the others' waiting for it.
+            let _ = guarded(rank, || {
+                owner.give_up(&error.to_string());
+                Ok(())
+            });
+            world.end(&error.to_string());
         }
         let panicked = matches!(outcome, Err(ExecError::Panicked { .. }));
         reply(outcome);

@@ -1,8 +1,8 @@
 //! Weights and carried buffers between a rank's arena and its exchange.
 //!
-//! Law: host copies at an edge, of the rank's real rows. Masters and moments travel as f32 however
-//! they are stored; masters that were set are quantized before anything reads them. Replicas begin with the same masters, which
-//! is checked and not assumed: nothing would ever bring them together again.
+//! Law: host copies at an edge, of the rank's real rows. Masters and moments travel as f32 however they are
+//! stored; masters that were set are quantized before anything reads them. Replicas begin with the same
+//! masters, which is checked and not assumed: nothing would ever bring them together again.
 
 use std::hash::{DefaultHasher, Hasher};
 
@@ -22,7 +22,8 @@ impl<B: Backend> Rank<B> {
     /// Fills the masters of the rank's rows; moments and step count are zero.
     ///
     /// # Errors
-    /// What the backend refuses; [`ExecError::ReplicasDiffer`] when ranks that hold the same rows were given other values.
+    /// What the backend refuses; [`ExecError::ReplicasDiffer`] when ranks that hold the same rows were given
+    /// other values.
     pub fn initialize(
         &mut self,
         initializer: &Initializer,
@@ -100,8 +101,8 @@ impl<B: Backend> Rank<B> {
         self.world.gather_weights(self.id(), is_first, exchange)
     }
 
-    /// As [`Rank::import`], if all processes of the world agree on the checkpoint; else `exchange` says why not, and
-    /// nothing is changed.
+    /// As [`Rank::import`], if all processes of the world agree on the checkpoint; else `exchange` says why
+    /// not, and nothing is changed.
     ///
     /// # Errors
     /// What the backend refuses, and the end of the world.
@@ -115,8 +116,11 @@ impl<B: Backend> Rank<B> {
     /// stay as they are.
     ///
     /// # Errors
-    /// What the backend refuses.
+    /// [`ExecError::Misfit`] for other weights, rows or carried buffers than the rank's, before anything is changed;
+    /// what the backend refuses.
     pub fn import(&mut self, exchange: &Exchange) -> Result<(), ExecError> {
+        self.check_shards(&exchange.shards)?;
+        self.check_carried(&exchange.carried)?;
         for (number, shard) in exchange.shards.iter().enumerate() {
             let weight = WeightId::at(number);
             self.write_master(weight, &shard.master)?;
@@ -193,8 +197,8 @@ impl<B: Backend> Rank<B> {
             return Ok(planes);
         }
         for orientation in layout.format.stored_orientations() {
-            let Some(slot) = plan.arena.find(Content::Shard(weight, *orientation)) else { continue };
-            let regions = PlaneRegions::within(plan.arena.region(slot), &layout.shard_planes(*orientation));
+            let Some(slot) = self.places.get(&Content::Shard(weight, *orientation)) else { continue };
+            let regions = PlaneRegions::within(*slot, &layout.shard_planes(*orientation));
             for region in [regions.data, regions.scale] {
                 let mut bytes = vec![0; region.bytes];
                 self.backend.download(&self.memory, region, &mut bytes)?;
@@ -242,27 +246,58 @@ impl<B: Backend> Rank<B> {
     fn own_values(&self, content: Content, weight: WeightId, count: usize) -> Option<Region> {
         let plan = &self.prologue.plan;
         let bytes = count * size_of::<f32>();
-        let slot = plan.arena.find(content)?;
-        plan.arena.region(slot).part(plan.weights.layout(weight).position * bytes, bytes)
+        self.places.get(&content)?.part(plan.weights.layout(weight).position * bytes, bytes)
     }
 
     fn read(&self, content: Content, bytes: &mut [u8]) -> Result<(), ExecError> {
-        match self.place(content, bytes.len()) {
-            Some(region) => Ok(self.backend.download(&self.memory, region, bytes)?),
-            None => Ok(()),
-        }
+        Ok(self.backend.download(&self.memory, self.place(content, bytes.len())?, bytes)?)
     }
 
     pub(super) fn write(&self, content: Content, bytes: &[u8]) -> Result<(), ExecError> {
-        match self.place(content, bytes.len()) {
-            Some(region) => Ok(self.backend.upload(&self.memory, region, bytes)?),
+        Ok(self.backend.upload(&self.memory, self.place(content, bytes.len())?, bytes)?)
+    }
+
+    /// The first `bytes` bytes of a common resident slot.
+    fn place(&self, content: Content, bytes: usize) -> Result<Region, ExecError> {
+        let slot = self.places.get(&content);
+        slot.and_then(|region| region.part(0, bytes)).ok_or_else(|| ExecError::Misfit {
+            rank: self.id(),
+            what: format!("bytes of {content:?}"),
+            found: bytes,
+            expected: slot.map_or(0, |region| region.bytes),
+        })
+    }
+
+    /// Are carried buffers, where there are some, as long as the rank's?
+    fn check_carried(&self, carried: &[Vec<u8>]) -> Result<(), ExecError> {
+        let rank = self.id();
+        let misfit = |what: &str, found: usize, expected: usize| {
+            Err(ExecError::Misfit { rank, what: what.to_owned(), found, expected })
+        };
+        if carried.len() > self.carried.len() {
+            return misfit("carried buffers", carried.len(), self.carried.len());
+        }
+        match self.carried.iter().zip(carried).find(|(region, bytes)| region.bytes != bytes.len()) {
+            Some((region, bytes)) => misfit("bytes of a carried buffer", bytes.len(), region.bytes),
             None => Ok(()),
         }
     }
 
-    /// The first `bytes` bytes of a common resident slot.
-    fn place(&self, content: Content, bytes: usize) -> Option<Region> {
-        let arena = &self.prologue.plan.arena;
-        arena.find(content).and_then(|slot| arena.region(slot).part(0, bytes))
+    /// Does `exchange` have masters and moments of every weight, of the rank's rows?
+    fn check_shards(&self, shards: &[WeightShard]) -> Result<(), ExecError> {
+        let (rank, layouts) = (self.id(), &self.prologue.plan.weights.layouts);
+        let fits = |what: String, found: usize, expected: usize| {
+            if found == expected { Ok(()) } else { Err(ExecError::Misfit { rank, what, found, expected }) }
+        };
+        fits("weights of a checkpoint".to_owned(), shards.len(), layouts.len())?;
+        for (shard, layout) in shards.iter().zip(layouts) {
+            let elements = layout.shard.rows_of(rank).rows * layout.shard.shape.cols;
+            let parts =
+                [("master", &shard.master), ("exp_avg", &shard.exp_avg), ("exp_avg_sq", &shard.exp_avg_sq)];
+            for (name, values) in parts {
+                fits(format!("elements of {name} of `{}`", layout.name), values.len(), elements)?;
+            }
+        }
+        Ok(())
     }
 }

@@ -1,8 +1,8 @@
 //! What the ranks of a world agree on, on the host.
 //!
-//! Law: every rank contributes and gets what all contributed; nobody waits past the deadline, and a rank that fails
-//! wakes everyone with its reason, in whatever process they are (RV-2, RV-3 in [`crate::rendezvous`]). Steps of a world in one process
-//! never come here; building, recording and trials do.
+//! Law: every rank contributes and gets what all contributed; nobody waits past the deadline, and a rank that
+//! fails wakes everyone with its reason, in whatever process they are (RV-2, RV-3 in [`crate::rendezvous`]).
+//! Steps of a world in one process never come here; building, recording and trials do.
 
 use std::sync::Arc;
 use std::time::Duration;

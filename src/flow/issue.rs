@@ -4,8 +4,8 @@
 //! fences and nothing else. Issuing makes the task's point, and only issuing does (FL-1). A right
 //! whose point lane order, fences and joins of all lanes do not cover is refused.
 //!
-//! A fence to a task from before the last join is covered by it and is not waited for again. That is decided here and nowhere
-//! else. A device needs it so: what one recording recorded, no other may wait for.
+//! A fence to a task from before the last join is covered by it and is not waited for again. That is decided
+//! here and nowhere else. A device needs it so: what one recording recorded, no other may wait for.
 
 use std::sync::Arc;
 
@@ -72,14 +72,14 @@ impl Issuer {
         Ok(())
     }
 
-    /// All lanes have joined: whatever is issued next, on any of them, runs behind all that was issued so far. Whoever drives the lanes
-    /// says so, and sees to it.
+    /// All lanes have joined: whatever is issued next, on any of them, runs behind all that was issued so
+    /// far. Whoever drives the lanes says so, and sees to it.
     pub fn join(&mut self) {
         self.clocks.join();
     }
 
-    /// From now on issuing grants and spends rights and takes turns, but puts nothing on the lanes if `stands_back`: whoever
-    /// says so enqueues these tasks.
+    /// From now on issuing grants and spends rights and takes turns, but puts nothing on the lanes if
+    /// `stands_back`: whoever says so enqueues these tasks.
     pub fn stand_back(&mut self, stands_back: bool) {
         self.stands_back = stands_back;
     }

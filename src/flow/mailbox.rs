@@ -1,9 +1,12 @@
 //! Mailboxes: bounded queues between actors.
 //!
-//! Law: capacities come from the wiring, so a mailbox can hold everything a step may send it; a
-//! full mailbox is an error, never a wait. Sending also marks the addressee as having mail.
+//! Law: capacities come from the wiring, so a mailbox can hold everything a step may send it; a full mailbox
+//! is an error, never a wait. Sending also marks the addressee as having mail. Actors of a rank live on one
+//! thread, and so do their mailboxes: sending and receiving cost no atomic operation, and nothing is
+//! allocated for a message.
 
-use crossbeam::queue::ArrayQueue;
+use std::cell::RefCell;
+use std::collections::VecDeque;
 
 use super::{FlowError, Right};
 use crate::id::{ActorId, RankId, TaskId};
@@ -28,17 +31,47 @@ impl Message {
     }
 }
 
+/// A queue of one thread, of at most so many.
+#[derive(Debug)]
+struct Queue<T> {
+    waiting: RefCell<VecDeque<T>>,
+    capacity: usize,
+}
+
+impl<T> Queue<T> {
+    fn new(capacity: usize) -> Self {
+        let capacity = capacity.max(1);
+        Self { waiting: RefCell::new(VecDeque::with_capacity(capacity)), capacity }
+    }
+
+    /// Puts one behind the others, if there is room, and says how many were there.
+    fn push(&self, value: T) -> Option<usize> {
+        let mut waiting = self.waiting.borrow_mut();
+        let before = waiting.len();
+        (before < self.capacity).then(|| waiting.push_back(value))?;
+        Some(before)
+    }
+
+    fn pop(&self) -> Option<T> {
+        self.waiting.borrow_mut().pop_front()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.waiting.borrow().is_empty()
+    }
+}
+
 /// One actor's queue.
 #[derive(Debug)]
 pub struct Mailbox {
-    queue: ArrayQueue<Message>,
+    queue: Queue<Message>,
 }
 
 impl Mailbox {
     /// A mailbox for at most `capacity` messages at a time.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
-        Self { queue: ArrayQueue::new(capacity.max(1)) }
+        Self { queue: Queue::new(capacity) }
     }
 
     /// The oldest message.
@@ -60,7 +93,7 @@ pub struct Post {
     rank: RankId,
     owners: Vec<ActorId>,
     mailboxes: Vec<Mailbox>,
-    mail: ArrayQueue<ActorId>,
+    mail: Queue<ActorId>,
 }
 
 impl Post {
@@ -72,7 +105,7 @@ impl Post {
             rank,
             owners,
             mailboxes: capacities.iter().map(|capacity| Mailbox::new(*capacity)).collect(),
-            mail: ArrayQueue::new(total.max(1)),
+            mail: Queue::new(total),
         }
     }
 
@@ -85,17 +118,11 @@ impl Post {
     /// When the task has no owner, or its owner no mailbox: it belongs to another plan.
     pub fn send(&self, message: Message) -> Result<(), FlowError> {
         let actor = self.owners[message.task().index()];
-        let mailbox = &self.mailboxes[actor.index()];
-        let full = |_| FlowError::MailboxFull { rank: self.rank, actor, capacity: mailbox.queue.capacity() };
-        let was_empty = mailbox.is_empty();
-        mailbox.queue.push(message).map_err(full)?;
-        if was_empty {
-            let capacity = self.mail.capacity();
-            self.mail.push(actor).map_err(|actor| FlowError::MailboxFull {
-                rank: self.rank,
-                actor,
-                capacity,
-            })?;
+        let mailbox = &self.mailboxes[actor.index()].queue;
+        let full = |capacity| FlowError::MailboxFull { rank: self.rank, actor, capacity };
+        let before = mailbox.push(message).ok_or_else(|| full(mailbox.capacity))?;
+        if before == 0 {
+            self.mail.push(actor).ok_or_else(|| full(self.mail.capacity))?;
         }
         Ok(())
     }

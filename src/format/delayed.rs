@@ -7,8 +7,8 @@
 //! Law **DS-1**: every rank that records the same reduced amaxes has the same scale. An amax of zero, or one
 //! that is not finite, is recorded but leaves the scale as it is when the history offers nothing better.
 //!
-//! The two halves, [`delayed_scale`] and [`record_amax`], work on slices the caller keeps; [`DelayedScaling`] keeps
-//! them itself. Source: delayed scaling of TransformerEngine, without its margin, which is 0 there.
+//! The two halves, [`delayed_scale`] and [`record_amax`], work on slices the caller keeps; [`DelayedScaling`]
+//! keeps them itself. Source: delayed scaling of TransformerEngine, without its margin, which is 0 there.
 
 use super::FormatError;
 use super::format::Fp8Tensor;
@@ -27,8 +27,8 @@ pub enum AmaxChoice {
 
 /// The scale of the coming cast, from the amaxes recorded so far and the scale in use.
 ///
-/// `history` has the latest amax first; entries without one are 0. `in_use` is the encode factor of the cast before, and
-/// stays when the chosen amax is 0 or not finite.
+/// `history` has the latest amax first; entries without one are 0. `in_use` is the encode factor of the cast
+/// before, and stays when the chosen amax is 0 or not finite.
 #[must_use]
 pub fn delayed_scale(tensor: Fp8Tensor, choice: AmaxChoice, history: &[f32], in_use: f32) -> Fp8Scale {
     let chosen = match choice {
@@ -68,8 +68,8 @@ impl DelayedState {
         Self { scale: 1.0, history: vec![0.0; length] }
     }
 
-    /// Can a cast use the scale? It must be positive and normal: the reciprocal of a subnormal number may be infinite.
-    /// That of the largest scales is subnormal, and in use for weights whose amax is tiny.
+    /// Can a cast use the scale? It must be positive and normal: the reciprocal of a subnormal number may be
+    /// infinite. That of the largest scales is subnormal, and in use for weights whose amax is tiny.
     #[must_use]
     pub fn is_usable(&self) -> bool {
         self.scale > 0.0 && self.scale.is_normal()

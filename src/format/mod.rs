@@ -17,6 +17,7 @@ mod cast;
 mod delayed;
 mod dense;
 mod e8m0;
+mod element;
 mod error;
 #[expect(clippy::module_inception, reason = "the file holds the enum the room is named after")]
 mod format;
@@ -46,6 +47,7 @@ mod views;
 mod wire;
 
 pub use delayed::{AmaxChoice, DelayedScaling, DelayedState, delayed_scale, record_amax};
+pub use element::Element;
 pub use error::FormatError;
 pub use format::{Epsilon, Format, Fp8Block, Fp8Element, Fp8Tensor, Fp8Tile, Nvfp4Block, ScaleRule};
 pub use fp8::Fp8Scale;

@@ -58,15 +58,18 @@ impl fmt::Display for Orientation {
     }
 }
 
-/// Type of one stored element of a plane.
+/// Type of one stored element of a plane or a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 pub enum ElementType {
     /// binary32, little endian.
     F32,
     /// bfloat16, little endian.
     Bf16,
-    /// One byte: an FP8 code, two FP4 codes, or an E4M3 or E8M0 scale.
+    /// One byte: an FP8 code, two FP4 codes, or an E4M3 or E8M0 scale; in a buffer whatever the closures mean.
     U8,
+    /// 32 bits without a sign, little endian, such as a token id: of buffers alone, never of weights, their planes
+    /// or their gradients.
+    U32,
 }
 
 impl ElementType {
@@ -74,10 +77,22 @@ impl ElementType {
     #[must_use]
     pub const fn bytes(self) -> usize {
         match self {
-            Self::F32 => 4,
+            Self::F32 | Self::U32 => 4,
             Self::Bf16 => 2,
             Self::U8 => 1,
         }
+    }
+}
+
+/// The name of the Rust type: `f32`, `bf16`, `u8`, `u32`.
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::U8 => "u8",
+            Self::U32 => "u32",
+        })
     }
 }
 

@@ -2,10 +2,10 @@
 //!
 //! A square block whose row fills 64 bits is transposed in registers by swapping quadrants, halves of halves
 //! and so on down to single elements; eight blocks go side by side, which the compiler turns into vectors.
-//! Blocks are visited in squares as wide as a cache line. Squares of elements of a byte or less have so many rows that
-//! those of a matrix a power of two apart would push each other out of the cache: they are copied in and out of a
-//! buffer, and have so much to swap that it pays to use the widest vectors. What is left over at the right and
-//! bottom edges is moved element by element.
+//! Blocks are visited in squares as wide as a cache line. Squares of elements of a byte or less have so many
+//! rows that those of a matrix a power of two apart would push each other out of the cache: they are copied
+//! in and out of a buffer, and have so much to swap that it pays to use the widest vectors. What is left over
+//! at the right and bottom edges is moved element by element.
 
 use pulp::{Arch, NullaryFnOnce};
 

@@ -1,8 +1,8 @@
 //! The arena of a rank: its slots and their places.
 //!
-//! Law: resident slots stand first and never move for a session's life; transient ones belong to one plan. The whole
-//! is byte-equal on all ranks. Who may share bytes with whom is the planner's to decide and the verifier's to judge;
-//! nothing here does.
+//! Law: resident slots stand first and never move for a session's life; transient ones belong to one plan.
+//! The whole is byte-equal on all ranks. Who may share bytes with whom is the planner's to decide and the
+//! verifier's to judge; nothing here does.
 
 use serde::Serialize;
 

@@ -1,7 +1,7 @@
 //! What a backend gets of a plan.
 //!
-//! Law: a binding is all a backend needs to turn ops into launches on one rank, and it only borrows. Its settings are
-//! constant for the life of a plan; what changes from step to step lies in the arena.
+//! Law: a binding is all a backend needs to turn ops into launches on one rank, and it only borrows. Its
+//! settings are constant for the life of a plan; what changes from step to step lies in the arena.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use super::weights::Weights;
 use crate::config::AdamMode;
 use crate::format::Via;
 use crate::id::{LaneId, RankId};
-use crate::model::Call;
+use crate::model::{BufferSpec, Call};
 use crate::op::Op;
 
 /// The optimizer's constants; what changes from step to step lies in the arena.
@@ -46,12 +46,16 @@ pub struct Settings {
 pub struct Binding<'plan> {
     /// The rank to bind for.
     pub rank: RankId,
+    /// The name of the program whose step it is, or `prologue`.
+    pub program: &'plan str,
     /// Slots and their places.
     pub arena: &'plan ArenaLayout,
     /// Weights, buckets and mesh.
     pub weights: &'plan Weights,
     /// How often the step repeats the program's calls.
     pub micro_batches: u32,
+    /// The program's buffers, in the order of their ids.
+    pub buffers: &'plan [BufferSpec],
     /// The calls of the step.
     pub calls: &'plan [Call],
     /// The ops in issue order, each with its lane.

@@ -1,8 +1,8 @@
 //! What a slot is for, and how many bytes that takes.
 //!
-//! Law: a slot has one content for the whole of its interval, and its size follows from the content, the weights'
-//! layouts and the declared buffers; nobody gives a size beside it. [`Content::bytes`] has no wildcard: a new content
-//! does not compile before its size is said.
+//! Law: a slot has one content for the whole of its interval, and its size follows from the content, the
+//! weights' layouts and the declared buffers; nobody gives a size beside it. [`Content::bytes`] has no
+//! wildcard: a new content does not compile before its size is said.
 
 use serde::Serialize;
 
@@ -63,11 +63,11 @@ pub enum Content {
     Dense(WeightId, Orientation, ElementType),
     /// The full gradient of one weight from one call that writes it in f32: `[padded rows, cols]`.
     Gradient(WeightId, CallId),
-    /// A gradient as it travels, bf16 `[padded rows, cols]`: from a call that writes it so, or rounded from the f32 gradient
-    /// of this call or the sum it begins.
+    /// A gradient as it travels, bf16 `[padded rows, cols]`: from a call that writes it so, or rounded from
+    /// the f32 gradient of this call or the sum it begins.
     WireGradient(WeightId, CallId),
-    /// The other ranks' slices of that gradient that belong to this rank's rows, in rank order without its own: `[shards - 1, rows_per_rank,
-    /// cols]` in the element type in which it travels.
+    /// The other ranks' slices of that gradient that belong to this rank's rows, in rank order without its
+    /// own: `[shards - 1, rows_per_rank, cols]` in the element type in which it travels.
     LandedGradient(WeightId, CallId, ElementType),
     /// The rank's rows of that gradient, summed over the ranks of its replica: f32 `[rows_per_rank, cols]`.
     ReducedGradient(WeightId, CallId),
@@ -86,7 +86,8 @@ pub enum Content {
 }
 
 impl Content {
-    /// The element type of a full gradient, as calls write it and padding rows are zeroed; `None` of any other content.
+    /// The element type of a full gradient, as calls write it and padding rows are zeroed; `None` of any
+    /// other content.
     #[must_use]
     pub const fn gradient_element(self) -> Option<ElementType> {
         match self {
@@ -101,7 +102,7 @@ impl Content {
     pub const fn written(weight: WeightId, call: CallId, element: ElementType) -> Self {
         match element {
             ElementType::Bf16 => Self::WireGradient(weight, call),
-            ElementType::F32 | ElementType::U8 => Self::Gradient(weight, call),
+            ElementType::F32 | ElementType::U8 | ElementType::U32 => Self::Gradient(weight, call),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The lanes of a rank.
 //!
-//! Law: every rank has the same lanes with the same numbers. A lane carries one kind of work, and what is issued on it
-//! runs in the order of issue.
+//! Law: every rank has the same lanes with the same numbers. A lane carries one kind of work, and what is
+//! issued on it runs in the order of issue.
 
 use serde::Serialize;
 

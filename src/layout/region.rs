@@ -1,7 +1,7 @@
 //! Ranges of bytes in an arena.
 //!
-//! Law: an offset is counted from the start of a rank's arena and is the same on every rank. What is placed begins at
-//! a multiple of [`ALIGNMENT`]; [`aligned`] is the only place that rounds up to it.
+//! Law: an offset is counted from the start of a rank's arena and is the same on every rank. What is placed
+//! begins at a multiple of [`ALIGNMENT`]; [`aligned`] is the only place that rounds up to it.
 
 use serde::Serialize;
 

@@ -1,14 +1,14 @@
 //! One weight: its cut into shards, and the planes it has as shard, gathered, transposed.
 //!
-//! Law: planes follow from format and shard alone, and their places in a slot from the planes. A shard's planes are
-//! compact, as they travel; gathered and transposed ones are padded, as a GEMM reads them.
+//! Law: planes follow from format and shard alone, and their places in a slot from the planes. A shard's
+//! planes are compact, as they travel; gathered and transposed ones are padded, as a GEMM reads them.
 
 use serde::Serialize;
 
 use super::region::{Region, aligned};
 use crate::format::{ElementType, Format, Orientation, PlaneSpec};
 use crate::id::{BucketId, GroupId};
-use crate::model::{Placement, Reuse, ShardLayout};
+use crate::model::{ParameterGroup, Placement, Reuse, ShardLayout};
 
 /// One weight as a backend needs to know it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -29,6 +29,9 @@ pub struct WeightLayout {
     pub reuse: Option<Reuse>,
     /// The group it is gathered and reduced with.
     pub group: Option<GroupId>,
+    /// What the optimizer does otherwise with it.
+    #[serde(skip_serializing_if = "ParameterGroup::is_default")]
+    pub parameters: ParameterGroup,
 }
 
 impl WeightLayout {
@@ -39,7 +42,8 @@ impl WeightLayout {
         self.format.compact_planes(orientation, self.shard.stored())
     }
 
-    /// Bytes of a rank's shard in `orientation`: of its [`shard_planes`](Self::shard_planes) one after the other, as a rank sends them.
+    /// Bytes of a rank's shard in `orientation`: of its [`shard_planes`](Self::shard_planes) one after the
+    /// other, as a rank sends them.
     #[must_use]
     pub fn shard_bytes(&self, orientation: Orientation) -> usize {
         self.shard_planes(orientation).iter().map(PlaneSpec::bytes).fold(0, usize::saturating_add)

@@ -69,6 +69,7 @@ impl Weights {
                 position: weights.buckets[bucket].weights.len(),
                 reuse: spec.reuse,
                 group: spec.group,
+                parameters: spec.parameters,
             });
             weights.buckets[bucket].weights.push(WeightId::at(number));
         }

@@ -95,6 +95,36 @@ pub enum LinearError {
         /// What it was given.
         actual: String,
     },
+    /// GELU where products do not take it on the way.
+    #[error(
+        "{what} was to be made by GELU on the way to codes, which products of {recipe} do not; take it by Elementwise first and give the result"
+    )]
+    Gelu {
+        /// Which operand.
+        what: &'static str,
+        /// The recipe's name.
+        recipe: String,
+    },
+    /// Nothing is kept of an x that is multiplied as it is.
+    #[error(
+        "products of {recipe} read x as it is, so there is nothing to keep of it; use Linear::forward, and give x to backward"
+    )]
+    NothingKept {
+        /// The recipe's name.
+        recipe: String,
+    },
+    /// Memory that begins where products do not expect it.
+    #[error(
+        "{what} begins at 0x{address:x}, and a multiple of {multiple} bytes is needed; a declared buffer begins at one"
+    )]
+    Misaligned {
+        /// Which operand.
+        what: &'static str,
+        /// Where it begins.
+        address: u64,
+        /// What that must be a multiple of.
+        multiple: usize,
+    },
     /// An operand of another size.
     #[error("{what} has {actual} elements of {element:?}, and {expected} of {wanted:?} are needed")]
     Operand {

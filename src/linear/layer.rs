@@ -2,13 +2,14 @@
 
 use half::bf16;
 
+use super::activations::{Activations, Input, Measured, check_kept, operand, plain};
 use super::device::Device;
 use super::error::LinearError;
 use super::recipe::Recipe;
 use super::shapes;
 use super::spec::LinearSpec;
 use super::weight::Weight;
-use crate::backend::cuda::gemm::{Activation, Lent, LentMut, Product, Scaled};
+use crate::backend::cuda::gemm::{Activation, Lent, LentMut, Product, Source};
 use crate::backend::cuda::{CudaHandles, CudaSurface, DeviceSlice, DeviceSliceMut};
 use crate::compute::{ComputeContext, ComputeError};
 use crate::format::{Directions, ElementType, Fp8Element, Orientation, Shape};
@@ -44,8 +45,8 @@ impl<'a> From<DeviceSliceMut<'a, f32>> for Output<'a> {
 
 impl<'a> Output<'a> {
     /// Where a call writes its gradient of `weight`, in the element type it declares: f32, or bf16 by
-    /// [`CallBuilder::gradient_in`](crate::model::CallBuilder::gradient_in), which the product then rounds to by itself.
-    /// [`LinearSpec::weight_gradient`] must be the same.
+    /// [`CallBuilder::gradient_in`](crate::model::CallBuilder::gradient_in), which the product then rounds to
+    /// by itself. [`LinearSpec::weight_gradient`] must be the same.
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares this gradient.
@@ -55,7 +56,7 @@ impl<'a> Output<'a> {
     ) -> Result<Self, ComputeError> {
         match context.gradient_element(weight)? {
             ElementType::Bf16 => Ok(context.gradient_bf16(weight)?.into()),
-            ElementType::F32 | ElementType::U8 => Ok(context.gradient(weight)?.into()),
+            ElementType::F32 | ElementType::U8 | ElementType::U32 => Ok(context.gradient(weight)?.into()),
         }
     }
 
@@ -89,15 +90,15 @@ struct Target<'a> {
     addend: Option<Lent<'a>>,
 }
 
-/// The operands of both gradients of a layer.
+/// The operands of both gradients of a layer. `Y` becomes [`Activations`], `X` an [`Input`]; slices of bf16 do.
 #[derive(Debug)]
-pub struct Backward<'a, 'w> {
+pub struct Backward<'a, 'w, Y = DeviceSlice<'a, bf16>, X = DeviceSlice<'a, bf16>> {
     /// Gradient of y, `[tokens, outputs]`.
-    pub dy: DeviceSlice<'a, bf16>,
+    pub dy: Y,
     /// The weight, in the orientation of [`LinearSpec::dgrad`].
     pub weight: &'w Weight<'a>,
-    /// x of the forward pass, `[tokens, input_pitch]`.
-    pub x: DeviceSlice<'a, bf16>,
+    /// x of the forward pass, `[tokens, input_pitch]`, or what it kept of x.
+    pub x: X,
     /// Gradient of x, `[tokens, input_pitch]`, of which the first `inputs` columns are overwritten.
     pub dx: Output<'a>,
     /// Gradient of the weight, `[outputs, inputs]`, overwritten: [`Output::gradient`].
@@ -106,8 +107,8 @@ pub struct Backward<'a, 'w> {
 
 /// The products of one shape, and the memory they quantize activations in.
 ///
-/// One value serves every weight of the shape and every call of a lane. In FP8 it owns codes and scales of x and of dy,
-/// along rows and columns: about `2 · tokens · (inputs + outputs)` bytes.
+/// One value serves every weight of the shape and every call of a lane. In FP8 it owns codes and scales of x
+/// and of dy, along rows and columns: about `2 · tokens · (inputs + outputs)` bytes.
 #[derive(Debug)]
 pub struct Linear {
     spec: LinearSpec,
@@ -116,14 +117,15 @@ pub struct Linear {
     wgrad: Product,
     /// x and dy, where they are quantized.
     activations: Option<(Activation, Activation)>,
+    kept_bytes: Option<usize>,
 }
 
 impl Linear {
     /// Chooses the algorithms of the three products and reserves memory.
     ///
     /// # Errors
-    /// [`LinearError::Unsupported`] for a GPU without such products, [`LinearError::Dimension`] for a shape they do not
-    /// take, [`LinearError::Cuda`] when cuBLASLt has none or memory is short.
+    /// [`LinearError::Unsupported`] for a GPU without such products, [`LinearError::Dimension`] for a shape
+    /// they do not take, [`LinearError::Cuda`] when cuBLASLt has none or memory is short.
     pub fn new(device: &Device, spec: LinearSpec) -> Result<Self, LinearError> {
         shapes::check(&spec)?;
         if let Some(format) = spec.recipe.weight_format() {
@@ -143,6 +145,7 @@ impl Linear {
             dgrad: Product::new(blas, shapes::dgrad(&spec)?)?,
             wgrad: Product::new(blas, shapes::wgrad(&spec)?)?,
             activations: of_x.zip(of_dy),
+            kept_bytes: spec.kept_bytes()?,
         })
     }
 
@@ -155,21 +158,53 @@ impl Linear {
     /// y = x Wᵀ: x `[tokens, input_pitch]`, the weight rowwise, y `[tokens, outputs]`.
     ///
     /// # Errors
-    /// [`LinearError::Weight`] and [`LinearError::Operand`] before anything is enqueued; [`LinearError::Cuda`].
+    /// [`LinearError::Weight`] and [`LinearError::Operand`] before anything is enqueued,
+    /// [`LinearError::Gelu`] where GELU is not taken on the way; [`LinearError::Cuda`].
     pub fn forward<'a>(
         &mut self,
         handles: &CudaHandles,
-        x: DeviceSlice<'a, bf16>,
+        x: impl Into<Activations<'a>>,
         weight: &Weight<'a>,
         y: impl Into<Output<'a>>,
     ) -> Result<(), LinearError> {
+        self.multiply(handles, x.into(), weight, y.into(), None)
+    }
+
+    /// The same, and what the weight's gradient reads of x goes into `kept`: x is read and quantized once, in
+    /// both directions. `kept` is [`LinearSpec::kept_bytes`] bytes from a multiple of 256 on, as a declared
+    /// buffer of [`ElementType::U8`] is.
+    ///
+    /// # Errors
+    /// As [`Linear::forward`]; [`LinearError::NothingKept`] where x is multiplied as it is, and
+    /// [`LinearError::Misaligned`].
+    pub fn forward_keeping<'a>(
+        &mut self,
+        handles: &CudaHandles,
+        x: impl Into<Activations<'a>>,
+        weight: &Weight<'a>,
+        y: impl Into<Output<'a>>,
+        kept: DeviceSliceMut<'a, u8>,
+    ) -> Result<(), LinearError> {
+        check_kept(&self.spec, self.kept_bytes, kept.len(), kept.address().number())?;
+        self.multiply(handles, x.into(), weight, y.into(), Some(kept.into()))
+    }
+
+    fn multiply<'a>(
+        &mut self,
+        handles: &CudaHandles,
+        x: Activations<'a>,
+        weight: &Weight<'a>,
+        y: Output<'a>,
+        kept: Option<LentMut<'a>>,
+    ) -> Result<(), LinearError> {
         let LinearSpec { tokens, weight: Shape { rows, .. }, output, input_pitch, .. } = self.spec;
-        let x = operand("x", x, tokens * input_pitch)?;
+        let x = x.source("x", &self.spec, tokens * input_pitch)?;
         let weight = weight.factor(&self.spec, Orientation::Rowwise)?;
-        let y = y.into().lent("y", tokens * rows, output)?;
-        let x = match &mut self.activations {
-            None => plain(x),
-            Some((activation, _)) => {
+        let y = y.lent("y", tokens * rows, output)?;
+        let x = match (&mut self.activations, &kept) {
+            (None, _) => plain(x),
+            (Some((activation, _)), Some(kept)) => activation.enqueue_keeping(handles, x, kept)?,
+            (Some((activation, _)), None) => {
                 activation.enqueue(handles, x, Directions::Rowwise)?;
                 activation.rowwise()
             }
@@ -185,12 +220,12 @@ impl Linear {
     pub fn dgrad<'a>(
         &mut self,
         handles: &CudaHandles,
-        dy: DeviceSlice<'a, bf16>,
+        dy: impl Into<Activations<'a>>,
         weight: &Weight<'a>,
         dx: impl Into<Output<'a>>,
     ) -> Result<(), LinearError> {
         let LinearSpec { tokens, weight: Shape { rows, .. }, output, dgrad, input_pitch, .. } = self.spec;
-        let dy = operand("dy", dy, tokens * rows)?;
+        let dy = dy.into().source("dy", &self.spec, tokens * rows)?;
         let weight = weight.factor(&self.spec, dgrad)?;
         let dx = dx.into().lent("dx", tokens * input_pitch, output)?;
         let dy = match &mut self.activations {
@@ -203,36 +238,37 @@ impl Linear {
         Ok(self.dgrad.enqueue(handles, weight, dy, dx.addend, dx.result)?)
     }
 
-    /// dW = dyᵀ x: dy `[tokens, outputs]`, x `[tokens, input_pitch]`, dW `[outputs, inputs]`.
+    /// dW = dyᵀ x: dy `[tokens, outputs]`, x `[tokens, input_pitch]` or what forward kept of it, dW
+    /// `[outputs, inputs]`.
     ///
     /// # Errors
-    /// As [`Linear::forward`].
+    /// As [`Linear::forward_keeping`].
     pub fn wgrad<'a>(
         &mut self,
         handles: &CudaHandles,
-        dy: DeviceSlice<'a, bf16>,
-        x: DeviceSlice<'a, bf16>,
+        dy: impl Into<Activations<'a>>,
+        x: impl Into<Input<'a>>,
         dw: impl Into<Output<'a>>,
     ) -> Result<(), LinearError> {
         let LinearSpec { tokens, weight: Shape { rows, cols }, weight_gradient, input_pitch, .. } = self.spec;
-        let (dy, x) = (operand("dy", dy, tokens * rows)?, operand("x", x, tokens * input_pitch)?);
+        let dy = dy.into().source("dy", &self.spec, tokens * rows)?;
+        let x = x.into().measured(&self.spec, self.kept_bytes, tokens * input_pitch)?;
         let dw = dw.into().lent("dW", rows * cols, weight_gradient)?;
-        let (x, dy) = match &mut self.activations {
-            None => (plain(x), plain(dy)),
-            Some((of_x, of_dy)) => {
-                of_dy.enqueue(handles, dy, Directions::Columnwise)?;
-                of_x.enqueue(handles, x, Directions::Columnwise)?;
-                (of_x.columnwise(), of_dy.columnwise())
-            }
-        };
-        Ok(self.wgrad.enqueue(handles, x, dy, dw.addend, dw.result)?)
+        if let Some((_, of_dy)) = &mut self.activations {
+            of_dy.enqueue(handles, dy, Directions::Columnwise)?;
+        }
+        self.weight_gradient(handles, dy, x, dw)
     }
 
     /// Both gradients. In FP8 dy is read once, for the codes of both directions.
     ///
     /// # Errors
-    /// As [`Linear::forward`].
-    pub fn backward(&mut self, handles: &CudaHandles, operands: Backward<'_, '_>) -> Result<(), LinearError> {
+    /// As [`Linear::forward_keeping`].
+    pub fn backward<'a, Y: Into<Activations<'a>>, X: Into<Input<'a>>>(
+        &mut self,
+        handles: &CudaHandles,
+        operands: Backward<'a, '_, Y, X>,
+    ) -> Result<(), LinearError> {
         let LinearSpec {
             tokens,
             weight: Shape { rows, cols },
@@ -243,36 +279,41 @@ impl Linear {
             ..
         } = self.spec;
         let Backward { dy, weight, x, dx, dw } = operands;
-        let (dy, x) = (operand("dy", dy, tokens * rows)?, operand("x", x, tokens * input_pitch)?);
+        let dy = dy.into().source("dy", &self.spec, tokens * rows)?;
+        let x = x.into().measured(&self.spec, self.kept_bytes, tokens * input_pitch)?;
         let weight = weight.factor(&self.spec, dgrad)?;
         let dx = dx.lent("dx", tokens * input_pitch, output)?;
         let dw = dw.lent("dW", rows * cols, weight_gradient)?;
-        let (rowwise, x, columnwise) = match &mut self.activations {
-            None => (plain(dy), plain(x), plain(dy)),
-            Some((of_x, of_dy)) => {
+        let rowwise = match &mut self.activations {
+            None => plain(dy),
+            Some((_, of_dy)) => {
                 of_dy.enqueue(handles, dy, Directions::Both)?;
-                of_x.enqueue(handles, x, Directions::Columnwise)?;
-                (of_dy.rowwise(), of_x.columnwise(), of_dy.columnwise())
+                of_dy.rowwise()
             }
         };
         self.dgrad.enqueue(handles, weight, rowwise, dx.addend, dx.result)?;
-        Ok(self.wgrad.enqueue(handles, x, columnwise, dw.addend, dw.result)?)
+        self.weight_gradient(handles, dy, x, dw)
     }
-}
 
-fn operand<'a>(
-    what: &'static str,
-    slice: DeviceSlice<'a, bf16>,
-    expected: usize,
-) -> Result<Lent<'a>, LinearError> {
-    if slice.len() == expected {
-        return Ok(slice.into());
+    /// dW, behind the quantization of dy along its columns.
+    fn weight_gradient(
+        &mut self,
+        handles: &CudaHandles,
+        dy: Source<'_>,
+        x: Measured<'_>,
+        dw: Target<'_>,
+    ) -> Result<(), LinearError> {
+        let (x, dy) = match (&mut self.activations, x) {
+            (Some((of_x, of_dy)), Measured::Kept(kept)) => (of_x.kept(kept)?, of_dy.columnwise()),
+            (Some((of_x, of_dy)), Measured::Source(x)) => {
+                of_x.enqueue(handles, x, Directions::Columnwise)?;
+                (of_x.columnwise(), of_dy.columnwise())
+            }
+            (None, Measured::Source(x)) => (plain(x), plain(dy)),
+            (None, Measured::Kept(_)) => {
+                return Err(LinearError::NothingKept { recipe: self.spec.recipe.to_string() });
+            }
+        };
+        Ok(self.wgrad.enqueue(handles, x, dy, dw.addend, dw.result)?)
     }
-    let (actual, element, wanted) = (slice.len(), ElementType::Bf16, ElementType::Bf16);
-    Err(LinearError::Operand { what, actual, element, expected, wanted })
-}
-
-/// A factor without scales.
-const fn plain(values: Lent<'_>) -> Scaled<'_> {
-    Scaled { values, scale: None }
 }

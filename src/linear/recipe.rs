@@ -11,10 +11,11 @@ use crate::model::Form;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Recipe {
-    /// bf16 by bf16. Weights of any format, dequantized into a planned bf16 slot; those in bf16 are read as they lie.
+    /// bf16 by bf16. Weights of any format, dequantized into a planned bf16 slot; those in bf16 are read as
+    /// they lie.
     Bf16,
-    /// FP8 by FP8 with one scale each. Activations and their gradients take scale rule and epsilon of the weight, with
-    /// an amax of their own, found when they are quantized. From compute capability 8.9 on, as
+    /// FP8 by FP8 with one scale each. Activations and their gradients take scale rule and epsilon of the
+    /// weight, with an amax of their own, found when they are quantized. From compute capability 8.9 on, as
     /// NVIDIA documents it; seen running on 9.0 only.
     Fp8Tensor(Fp8Tensor),
     /// FP8 activations in 1×128 blocks by weights in 128×128 blocks; the weight's gradient from 1×128 blocks by
@@ -26,8 +27,8 @@ impl Recipe {
     /// Products of weights in their own format.
     ///
     /// # Errors
-    /// [`LinearError::Unsupported`] for a GPU without such products; NVFP4 and MXFP8 weights are not yet multiplied
-    /// as they are anywhere.
+    /// [`LinearError::Unsupported`] for a GPU without such products; NVFP4 and MXFP8 weights are not yet
+    /// multiplied as they are anywhere.
     pub fn native(format: Format, capability: ComputeCapability) -> Result<Self, LinearError> {
         let unsupported = |needs| LinearError::Unsupported { format, capability, needs };
         match format {
@@ -65,8 +66,8 @@ impl Recipe {
         }
     }
 
-    /// In which orientation the data gradient reads the weight. FP8 products contract along neighbours, so they need
-    /// columnwise planes; bf16 ones take the rowwise values too, which saves the transposition.
+    /// In which orientation the data gradient reads the weight. FP8 products contract along neighbours, so
+    /// they need columnwise planes; bf16 ones take the rowwise values too, which saves the transposition.
     #[must_use]
     pub const fn dgrad_orientation(self) -> Orientation {
         match self {
@@ -83,6 +84,14 @@ impl Recipe {
             Self::Fp8Tensor(tensor) => Some(Format::Fp8Tensor(tensor)),
             Self::Fp8Block(block) => Some(Format::Fp8Block(block)),
         }
+    }
+
+    /// May GELU and its gradient be taken on the way to codes ([`Activations`](super::Activations))? Where a
+    /// block's scale follows from the block; one scale for all needs an amax first, of values that would have
+    /// to be there.
+    #[must_use]
+    pub const fn fuses_gelu(self) -> bool {
+        matches!(self, Self::Fp8Block(_))
     }
 
     /// The format activations or their gradients are quantized to, in `element`; `None` where they stay in bf16.

@@ -1,13 +1,14 @@
 //! The three products of a layer as cuBLASLt knows them.
 //!
-//! A row-major matrix is its transpose, column by column. So each product is written for the transposed result:
-//! yᵀ = W xᵀ, dxᵀ = Wᵀ dyᵀ, dWᵀ = xᵀ dy. FP8 factors lie along the contraction: rowwise codes in y, columnwise planes
-//! of the weight in dx, columnwise codes in dW, whose lines are padded with zeros to a multiple of 16 tokens.
+//! A row-major matrix is its transpose, column by column. So each product is written for the transposed
+//! result: yᵀ = W xᵀ, dxᵀ = Wᵀ dyᵀ, dWᵀ = xᵀ dy. FP8 factors lie along the contraction: rowwise codes in y,
+//! columnwise planes of the weight in dx, columnwise codes in dW, whose lines are padded with zeros to a
+//! multiple of 16 tokens.
 
 use super::error::LinearError;
 use super::recipe::Recipe;
 use super::spec::LinearSpec;
-use crate::backend::cuda::gemm::{Activation, Element, Factor, ProductSpec, Scale};
+use crate::backend::cuda::gemm::{Element, Factor, Kept, ProductSpec, Scale};
 use crate::format::{ElementType, Fp8Element, Orientation, Shape};
 
 /// What the factors of a layer are made of.
@@ -55,7 +56,7 @@ fn result(element: ElementType) -> Result<Element, LinearError> {
     match element {
         ElementType::F32 => Ok(Element::F32),
         ElementType::Bf16 => Ok(Element::Bf16),
-        ElementType::U8 => Err(LinearError::Result { element }),
+        ElementType::U8 | ElementType::U32 => Err(LinearError::Result { element }),
     }
 }
 
@@ -141,7 +142,7 @@ pub(super) fn dgrad(spec: &LinearSpec) -> Result<ProductSpec, LinearError> {
 pub(super) fn wgrad(spec: &LinearSpec) -> Result<ProductSpec, LinearError> {
     let (factors, Shape { rows: outputs, cols: inputs }) = (Factors::of(spec), spec.weight);
     let (inner, a, b) = if factors.along {
-        let pitch = Activation::turned_pitch(Shape::new(spec.tokens, inputs));
+        let pitch = Kept::pitch(Shape::new(spec.tokens, inputs));
         (pitch, factor(factors.x, true, pitch), factor(factors.dy, true, pitch))
     } else {
         (spec.tokens, factor(factors.x, false, spec.input_pitch), factor(factors.dy, false, outputs))

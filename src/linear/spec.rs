@@ -19,10 +19,11 @@ pub struct LinearSpec {
     /// In which orientation dx reads the weight.
     pub dgrad: Orientation,
     /// Element type of dW, f32 or bf16: what the call declares of the gradient
-    /// ([`CallBuilder::gradient_in`](crate::model::CallBuilder::gradient_in)). Sums are f32 either way, rounded once.
+    /// ([`CallBuilder::gradient_in`](crate::model::CallBuilder::gradient_in)). Sums are f32 either way,
+    /// rounded once.
     pub weight_gradient: ElementType,
-    /// Elements from one token of x and of dx to the next: the inputs, or more where x is the first columns of a wider
-    /// matrix and dx goes into such columns.
+    /// Elements from one token of x and of dx to the next: the inputs, or more where x is the first columns
+    /// of a wider matrix and dx goes into such columns.
     pub input_pitch: usize,
     /// What dy is quantized to in FP8; x is always E4M3. cuBLASLt multiplies no E5M2 by E5M2.
     pub gradients: Fp8Element,

@@ -12,14 +12,17 @@
 //! | `blocks.N.down` | `weight [hidden, ffn]` | 2·T·hidden·ffn |
 //! | `head`, and the loss | `norm`, `weight [vocabulary, hidden]` | 2·T·hidden·vocabulary |
 //!
-//! with kv = hidden · kv_heads / heads. The attention term is 4·T·sequence·hidden for scores and values, halved because a token
-//! sees only those before it. Backward calls cost twice their forward. Bytes of a call: its weights and its activations at the
-//! width of `math`, read or written once. Activations are f32 buffers, as [`LayerStack`] declares them.
+//! with kv = hidden · kv_heads / heads. The attention term is 4·T·sequence·hidden for scores and values,
+//! halved because a token sees only those before it. Backward calls cost twice their forward. Bytes of a
+//! call: its weights and its activations at the width of `math`, read or written once. Activations are f32
+//! buffers, as [`LayerStack`] declares them; tokens are u32 ids.
 //!
-//! With `experts`, the matrices of a block's experts are stacked by rows into one weight, gathered and reduced as one, and every token
-//! costs `experts_per_token` of them. With `expert_groups` as well, each is a weight of its own, `blocks.N.up.experts.E.weight`, and the members of a group,
-//! `blocks.N.up.experts.G`, travel as one collective; calls and costs are the same. With `tied`, head and embedding are one weight. With `replays`, the last block runs so many times more;
-//! the calls of replay r are `blocks.N.replay.r.…`, and their gradients add up.
+//! With `experts`, the matrices of a block's experts are stacked by rows into one weight, gathered and
+//! reduced as one, and every token costs `experts_per_token` of them. With `expert_groups` as well, each is a
+//! weight of its own, `blocks.N.up.experts.E.weight`, and the members of a group, `blocks.N.up.experts.G`,
+//! travel as one collective; calls and costs are the same. With `tied`, head and embedding are one weight.
+//! With `replays`, the last block runs so many times more; the calls of replay r are `blocks.N.replay.r.…`,
+//! and their gradients add up.
 //!
 //! Deliberately absent: the router of the experts, and recompute.
 
@@ -66,9 +69,10 @@ pub struct Decoder {
     pub experts: Option<usize>,
     /// Experts that a token passes through; 1 when left out.
     pub experts_per_token: Option<usize>,
-    /// Groups that the experts of a matrix travel in, equally many in each; it divides `experts`. Then every expert is a weight of
-    /// its own, with its own tensor scale, and those of a group are gathered and reduced as one collective. When left out, the
-    /// experts of a matrix are the rows of one weight, one below the other.
+    /// Groups that the experts of a matrix travel in, equally many in each; it divides `experts`. Then every
+    /// expert is a weight of its own, with its own tensor scale, and those of a group are gathered and
+    /// reduced as one collective. When left out, the experts of a matrix are the rows of one weight, one
+    /// below the other.
     pub expert_groups: Option<usize>,
     /// Is the head the embedding?
     #[serde(default)]
@@ -151,7 +155,7 @@ impl Decoder {
         let mut program = StepProgram::builder("train", model);
         program.micro_batches(self.micro_batches.unwrap_or(1))?;
         let stream = self.tokens.saturating_mul(self.hidden);
-        let tokens = program.input("tokens", self.tokens, ElementType::F32)?;
+        let tokens = program.input("tokens", self.tokens, ElementType::U32)?;
         let loss = program.output("loss", 1, ElementType::F32)?;
         let embedding = model.find("embedding")?;
         let embedded = program.activation("embedded", stream)?;
@@ -188,11 +192,7 @@ impl Decoder {
             .gradient(head)
             .reads(stack.output())
             .writes(gradient)
-            .cost(CostHint {
-                flops: cost.flops.saturating_mul(2),
-                bytes: cost.bytes.saturating_mul(2),
-                ..cost
-            })
+            .cost(cost.times(2))
             .add()?;
         let input_gradient = program.activation("embedded_gradient", stream)?;
         stack.backward(&mut program, gradient, input_gradient)?;
@@ -225,7 +225,7 @@ impl Decoder {
             weights: names.map(|name| model.find(&name)).collect::<Result<_, _>>()?,
             output_elements: self.tokens.saturating_mul(part.passed_rows),
             saved: Vec::new(),
-            cost: self.cost(flops, part.rows.saturating_mul(part.cols), passed),
+            cost: vec![self.cost(flops, part.rows.saturating_mul(part.cols), passed)],
         })
     }
 
@@ -237,7 +237,7 @@ impl Decoder {
             Math::Fp8 => elements,
             Math::Fp4 => elements / 2,
         };
-        CostHint { flops, bytes, math: self.math }
+        CostHint { flops, bytes, math: self.math, kernels: 1 }
     }
 
     /// The layers in the order in which they run.

@@ -3,10 +3,11 @@
 //! Law: this is sugar over [`ProgramBuilder`], nothing more: every call it adds could have been
 //! written by hand. Layer `l` reads its input activation and writes its output; its backward call
 //! reads what forward saved and the gradient of its output, and writes the gradient of its input
-//! and of each of its weights. Between forward and backward the embedder adds the loss call.
+//! and of each of its weights. Between forward and backward the embedder adds the loss call. All outputs and
+//! their gradients are of one element type; what a layer saves has its own. Gradients of weights are f32.
 
 use super::{CostHint, DeclareError, Form, Model, Phase, Placement, ProgramBuilder};
-use crate::format::Orientation;
+use crate::format::{ElementType, Orientation};
 use crate::id::{BufferId, CallId, WeightId};
 
 /// One layer of a stack.
@@ -19,10 +20,10 @@ pub struct Layer {
     pub weights: Vec<WeightId>,
     /// Elements of the output activation.
     pub output_elements: usize,
-    /// Further f32 buffers forward saves for backward: name suffix and elements.
-    pub saved: Vec<(String, usize)>,
-    /// Cost of the forward call; backward is taken as twice that.
-    pub cost: CostHint,
+    /// Further buffers forward saves for backward: name suffix, elements and their type.
+    pub saved: Vec<(String, usize, ElementType)>,
+    /// Cost of the forward call, in parts that add up; backward is taken as twice that.
+    pub cost: Vec<CostHint>,
 }
 
 /// A stack of layers inside a program under construction.
@@ -30,14 +31,15 @@ pub struct Layer {
 pub struct LayerStack {
     layers: Vec<Layer>,
     form: Form,
+    element: ElementType,
     input: BufferId,
     outputs: Vec<BufferId>,
     saved: Vec<Vec<BufferId>>,
 }
 
 impl LayerStack {
-    /// Adds the forward calls of `layers`, first to last, starting from `input`. Sharded weights are used in `form`,
-    /// replicated ones as they are.
+    /// Adds the forward calls of `layers`, first to last, starting from `input`. Sharded weights are used in
+    /// `form`, replicated ones as they are. Activations are f32.
     ///
     /// # Errors
     /// What [`ProgramBuilder::buffer`] and [`super::CallBuilder::add`] refuse.
@@ -47,13 +49,32 @@ impl LayerStack {
         layers: Vec<Layer>,
         form: Form,
     ) -> Result<Self, DeclareError> {
-        let mut stack = Self { layers: Vec::new(), form, input, outputs: Vec::new(), saved: Vec::new() };
+        Self::forward_in(program, input, layers, form, ElementType::F32)
+    }
+
+    /// As [`LayerStack::forward`], with every output, and the gradients of outputs between layers, in `element`:
+    /// bf16 for `warpweft::linear`. `input`, and the two buffers that [`LayerStack::backward`] is given, the
+    /// embedder declares, in the same type if the same closure reads them.
+    ///
+    /// # Errors
+    /// As [`LayerStack::forward`].
+    pub fn forward_in(
+        program: &mut ProgramBuilder,
+        input: BufferId,
+        layers: Vec<Layer>,
+        form: Form,
+        element: ElementType,
+    ) -> Result<Self, DeclareError> {
+        let mut stack =
+            Self { layers: Vec::new(), form, element, input, outputs: Vec::new(), saved: Vec::new() };
         let mut activation = input;
         for layer in layers {
-            let output = program.activation(&format!("{}.output", layer.name), layer.output_elements)?;
+            let name = format!("{}.output", layer.name);
+            let output = program.activation_in(&name, layer.output_elements, element)?;
             let mut saved = Vec::new();
-            for (suffix, elements) in &layer.saved {
-                saved.push(program.activation(&format!("{}.{suffix}", layer.name), *elements)?);
+            for (suffix, elements, element) in &layer.saved {
+                let name = format!("{}.{suffix}", layer.name);
+                saved.push(program.activation_in(&name, *elements, *element)?);
             }
             let forms: Vec<Form> = layer
                 .weights
@@ -63,8 +84,8 @@ impl LayerStack {
             let mut call = program
                 .call(&format!("{}.forward", layer.name), Phase::Forward)
                 .reads(activation)
-                .writes(output)
-                .cost(layer.cost);
+                .writes(output);
+            call = layer.cost.iter().fold(call, |call, part| call.cost(*part));
             for (weight, form) in layer.weights.iter().zip(forms) {
                 call = call.uses(*weight, Orientation::Rowwise, form);
             }
@@ -105,7 +126,8 @@ impl LayerStack {
                 Some(before) => {
                     let below = &self.layers[before];
                     let name = format!("{}.output_gradient", below.name);
-                    (self.outputs[before], program.activation(&name, below.output_elements)?)
+                    let target = program.activation_in(&name, below.output_elements, self.element)?;
+                    (self.outputs[before], target)
                 }
             };
             let uses: Vec<(Orientation, Form)> = layer
@@ -116,17 +138,12 @@ impl LayerStack {
                     false => (Orientation::Columnwise, self.form),
                 })
                 .collect();
-            let cost = CostHint {
-                flops: layer.cost.flops.saturating_mul(2),
-                bytes: layer.cost.bytes.saturating_mul(2),
-                math: layer.cost.math,
-            };
             let mut call = program
                 .call(&format!("{}.backward", layer.name), Phase::Backward)
                 .reads(input)
                 .reads(gradient)
-                .writes(target)
-                .cost(cost);
+                .writes(target);
+            call = layer.cost.iter().fold(call, |call, part| call.cost(part.times(2)));
             for buffer in &self.saved[position] {
                 call = call.reads(*buffer);
             }

@@ -1,8 +1,9 @@
 //! The ranks of a world: shards of a weight along one axis, copies of all shards along the other.
 //!
-//! Law: rank = replica · shards + shard. So the ranks of a replica are numbered one after the other, and where a host has as many
-//! ranks as a replica they share it. Every replica holds every weight; ranks at one place of all replicas hold the same bits.
-//! Which ranks a collective brings together is said by a [`Group`], and nowhere by rank numbers.
+//! Law: rank = replica · shards + shard. So the ranks of a replica are numbered one after the other, and
+//! where a host has as many ranks as a replica they share it. Every replica holds every weight; ranks at one
+//! place of all replicas hold the same bits. Which ranks a collective brings together is said by a [`Group`],
+//! and nowhere by rank numbers.
 
 use serde::{Serialize, Serializer};
 
@@ -48,8 +49,9 @@ impl std::fmt::Display for Group {
 impl Mesh {
     /// The most ranks of a mesh: 65,536.
     ///
-    /// Backends and sessions keep tables with an entry per rank, and a process that cannot have the memory for them
-    /// is aborted. No data-parallel group comes near this number, so a larger one is a mistake, and told as one.
+    /// Backends and sessions keep tables with an entry per rank, and a process that cannot have the memory
+    /// for them is aborted. No data-parallel group comes near this number, so a larger one is a mistake, and
+    /// told as one.
     pub const MAX_RANKS: u32 = 1 << 16;
 
     /// A mesh of `ranks` data-parallel ranks that hold one copy of the model together.
@@ -138,8 +140,8 @@ impl Mesh {
         }
     }
 
-    /// Do both groups bring the same ranks together? With one replica the shard group is the world, with one shard the
-    /// replicate group is.
+    /// Do both groups bring the same ranks together? With one replica the shard group is the world, with one
+    /// shard the replicate group is.
     #[must_use]
     pub fn alike(self, one: Group, other: Group) -> bool {
         let size = self.size(one);

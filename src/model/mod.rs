@@ -9,6 +9,7 @@ mod decoder;
 mod error;
 mod layers;
 mod mesh;
+mod parameter_group;
 mod program;
 mod repeat;
 mod shard;
@@ -19,6 +20,7 @@ pub use decoder::Decoder;
 pub use error::DeclareError;
 pub use layers::{Layer, LayerStack};
 pub use mesh::{Group, Mesh};
+pub use parameter_group::{NonNegative, ParameterGroup};
 pub use program::{
     Call, CallBuilder, CostHint, Form, Gradient, Math, Phase, ProgramBuilder, Reuse, StepProgram, Use,
 };

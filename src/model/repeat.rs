@@ -44,7 +44,8 @@ impl StepProgram {
         self.calls().len().saturating_mul(self.micro_batches as usize)
     }
 
-    /// The calls of one step in the order in which they run: all of them for every micro-batch, so [`StepProgram::run_count`] of them.
+    /// The calls of one step in the order in which they run: all of them for every micro-batch, so
+    /// [`StepProgram::run_count`] of them.
     #[must_use]
     pub fn runs(&self) -> Vec<Call> {
         let micro_batches = (0..self.micro_batches).map(MicroBatchId::new);

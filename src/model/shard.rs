@@ -1,9 +1,9 @@
 //! Which rows of a weight belong to which rank.
 //!
-//! Law: every rank's shard has the same *stored* rows, a multiple of the format's row tile, so
-//! collectives move equal parts; the *real* rows of the last ranks may be fewer, or none. Stored
-//! rows beyond the real ones are zero. Every replica of a mesh holds all rows, cut alike. This is the only place where a
-//! rank number turns into an offset: plans carry none.
+//! Law: every rank's shard has the same *stored* rows, a multiple of the format's row tile, so collectives
+//! move equal parts; the *real* rows of the last ranks may be fewer, or none. Stored rows beyond the real
+//! ones are zero. Every replica of a mesh holds all rows, cut alike. This is the only place where a rank
+//! number turns into an offset: plans carry none.
 //!
 //! Sizes saturate where padding and ranks take them beyond what can be addressed; planning refuses
 //! every size that did.
@@ -47,8 +47,8 @@ impl ShardLayout {
         Self { shape: weight.shape, rows_per_rank, ranks }
     }
 
-    /// The rows `rank` owns, as the ranks at its place in other replicas do. Every rank of a replicated weight owns all
-    /// of them.
+    /// The rows `rank` owns, as the ranks at its place in other replicas do. Every rank of a replicated
+    /// weight owns all of them.
     #[must_use]
     pub fn rows_of(&self, rank: RankId) -> ShardRows {
         let position = rank.index().checked_rem(self.ranks as usize).unwrap_or(0);
@@ -80,6 +80,7 @@ impl ShardLayout {
 mod tests {
     use super::*;
     use crate::format::Format;
+    use crate::model::ParameterGroup;
 
     fn weight(rows: usize, format: Format) -> WeightSpec {
         WeightSpec {
@@ -89,6 +90,7 @@ mod tests {
             placement: Placement::Sharded,
             reuse: None,
             group: None,
+            parameters: ParameterGroup::default(),
         }
     }
 

@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 
-use super::{DeclareError, Reuse};
+use super::{DeclareError, ParameterGroup, Reuse};
 use crate::format::{Format, Shape};
 use crate::id::{GroupId, WeightId};
 
@@ -35,6 +35,8 @@ pub struct WeightSpec {
     pub reuse: Option<Reuse>,
     /// The group it is gathered and reduced with, if any: see [`ModelBuilder::group`].
     pub group: Option<GroupId>,
+    /// What the optimizer does otherwise with it.
+    pub parameters: ParameterGroup,
 }
 
 /// The weights of one model, in declaration order.
@@ -123,6 +125,7 @@ impl ModelBuilder {
             placement: Placement::Sharded,
             reuse: None,
             group: None,
+            parameters: ParameterGroup::default(),
         })
     }
 
@@ -138,6 +141,7 @@ impl ModelBuilder {
             placement: Placement::Replicated,
             reuse: None,
             group: None,
+            parameters: ParameterGroup::default(),
         })
     }
 
@@ -218,20 +222,31 @@ impl ModelBuilder {
         Ok(group)
     }
 
-    /// Decides for all uses of `weight` whether their planes are kept from the use before, whatever the configuration
-    /// says; a use may decide otherwise.
+    /// Decides for all uses of `weight` whether their planes are kept from the use before, whatever the
+    /// configuration says; a use may decide otherwise.
     ///
     /// # Errors
     /// [`DeclareError::Unknown`] for a weight of another model.
     pub fn reuse(&mut self, weight: WeightId, reuse: Reuse) -> Result<(), DeclareError> {
-        let declared = names(self.model.weights.iter().map(|spec| spec.name.as_str()));
-        match self.model.weights.get_mut(weight.index()) {
-            Some(spec) => {
-                spec.reuse = Some(reuse);
-                Ok(())
-            }
-            None => Err(DeclareError::Unknown { kind: "weight", name: weight.to_string(), declared }),
+        self.spec_mut(weight).map(|spec| spec.reuse = Some(reuse))
+    }
+
+    /// Decides what the optimizer does otherwise with `weight`; a rule of the configuration may decide
+    /// otherwise, key by key.
+    ///
+    /// # Errors
+    /// [`DeclareError::Unknown`] for a weight of another model.
+    pub fn parameters(&mut self, weight: WeightId, parameters: ParameterGroup) -> Result<(), DeclareError> {
+        self.spec_mut(weight).map(|spec| spec.parameters = parameters)
+    }
+
+    fn spec_mut(&mut self, weight: WeightId) -> Result<&mut WeightSpec, DeclareError> {
+        let weights = &mut self.model.weights;
+        if weight.index() >= weights.len() {
+            let declared = names(weights.iter().map(|spec| spec.name.as_str()));
+            return Err(DeclareError::Unknown { kind: "weight", name: weight.to_string(), declared });
         }
+        Ok(&mut weights[weight.index()])
     }
 
     /// The finished model.

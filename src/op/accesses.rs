@@ -1,7 +1,8 @@
 //! What every op touches.
 //!
-//! Law: [`Op::accesses`] names every slot an op touches once, with the strongest access to it, and is the only place
-//! that says so. Its `match` has no wildcard: a new op does not compile before it is said here what it touches.
+//! Law: [`Op::accesses`] names every slot an op touches once, with the strongest access to it, and is the
+//! only place that says so. Its `match` has no wildcard: a new op does not compile before it is said here
+//! what it touches.
 
 use super::operands::SumTarget;
 use super::vocabulary::Op;
@@ -16,10 +17,12 @@ impl Op {
         let vote = |slot: &Option<SlotId>| slot.map(|slot| (slot, Read));
         match self {
             Self::Copy { from, to }
-            | Self::Transpose { from, to, .. }
             | Self::RoundGradient { from, to, .. }
             | Self::GatherRecords { from, to } => {
                 vec![(*from, Read), (*to, Write)]
+            }
+            Self::Transpose { parts } => {
+                parts.iter().flat_map(|part| [(part.from, Read), (part.to, Write)]).collect()
             }
             Self::AllGather { parts } => {
                 parts.iter().flat_map(|part| [(part.from, Read), (part.to, Write)]).collect()
@@ -86,9 +89,17 @@ impl Op {
                 all.extend(vote(skip));
                 all
             }
-            Self::Dequantize { from, tensor_scale, to, .. } => {
-                let mut all = vec![(*from, Read), (*to, Write)];
-                all.extend(tensor_scale.map(|slot| (slot, Read)));
+            // Weights of one bucket read the same tensor scales, and values of two types the same planes.
+            Self::Dequantize { parts } => {
+                let mut all = Vec::with_capacity(3 * parts.len());
+                for part in parts {
+                    for read in [Some(part.from), part.tensor_scale].into_iter().flatten() {
+                        if !all.contains(&(read, Read)) {
+                            all.push((read, Read));
+                        }
+                    }
+                    all.push((part.to, Write));
+                }
                 all
             }
             Self::AddGradient { from, into, .. } => vec![(*from, Read), (*into, Update)],

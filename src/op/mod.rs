@@ -12,8 +12,8 @@ mod records;
 mod vocabulary;
 
 pub use operands::{
-    AdamOperand, Chunk, GatherPart, MasterOperand, Operand, OperandRole, ReducePart, ShardOperand, SumPart,
-    SumTarget,
+    AdamOperand, Chunk, DequantizePart, GatherPart, MasterOperand, Operand, OperandRole, ReducePart,
+    ShardOperand, SumPart, SumTarget, TransposePart,
 };
 pub use records::{NormRecord, Vote};
 pub use vocabulary::{Op, Reduction};

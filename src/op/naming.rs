@@ -1,7 +1,7 @@
 //! What an op is called, and which ranks meet for it.
 //!
-//! Law: every op has one name, the same in traces, tables and messages; no two ops share one. Which ranks a collective brings
-//! together is said here alone: backends, prices and simulations ask [`Op::group`].
+//! Law: every op has one name, the same in traces, tables and messages; no two ops share one. Which ranks a
+//! collective brings together is said here alone: backends, prices and simulations ask [`Op::group`].
 
 use super::vocabulary::Op;
 use crate::model::Group;

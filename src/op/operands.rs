@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-use crate::format::Orientation;
+use crate::format::{ElementType, Orientation};
 use crate::id::{BufferId, SlotId, WeightId};
 use crate::model::Access;
 
@@ -54,6 +54,34 @@ pub struct GatherPart {
     /// The rank's shard.
     pub from: SlotId,
     /// The gathered planes.
+    pub to: SlotId,
+}
+
+/// One weight whose columnwise planes are derived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct TransposePart {
+    /// The weight.
+    pub weight: WeightId,
+    /// Gathered rowwise planes.
+    pub from: SlotId,
+    /// Columnwise planes.
+    pub to: SlotId,
+}
+
+/// One weight whose planes become values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct DequantizePart {
+    /// The weight.
+    pub weight: WeightId,
+    /// Orientation of planes and values.
+    pub orientation: Orientation,
+    /// Element type of the values, [`ElementType::F32`] or [`ElementType::Bf16`].
+    pub values: ElementType,
+    /// Gathered or transposed planes.
+    pub from: SlotId,
+    /// Tensor scales of the weight's bucket; absent for formats without.
+    pub tensor_scale: Option<SlotId>,
+    /// The values.
     pub to: SlotId,
 }
 

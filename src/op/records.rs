@@ -9,8 +9,8 @@ use bytemuck::{Pod, Zeroable};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 pub struct NormRecord {
-    /// Sum of squares of the rank's main grads; replicated weights are counted by rank 0 alone, and nothing by ranks of
-    /// other replicas than the first.
+    /// Sum of squares of the rank's main grads; replicated weights are counted by rank 0 alone, and nothing
+    /// by ranks of other replicas than the first.
     pub squares: f32,
     /// The rank's fault word: number of the faulted call + 1, or 0.
     pub fault: u32,

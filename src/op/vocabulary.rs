@@ -1,11 +1,13 @@
 //! The ops themselves.
 //!
-//! Law: a variant says what is done, to which slots, and nothing of how or when: no address, no rank, no lane. What
-//! it does to its slots is said in [`Op::accesses`], what it is called in [`Op::name`].
+//! Law: a variant says what is done, to which slots, and nothing of how or when: no address, no rank, no
+//! lane. What it does to its slots is said in [`Op::accesses`], what it is called in [`Op::name`].
 
 use serde::Serialize;
 
-use super::operands::{AdamOperand, Chunk, GatherPart, Operand, ReducePart, ShardOperand, SumPart};
+use super::operands::{
+    AdamOperand, Chunk, DequantizePart, GatherPart, Operand, ReducePart, ShardOperand, SumPart, TransposePart,
+};
 use crate::format::{ElementType, Orientation};
 use crate::id::{BucketId, CallId, SlotId, WeightId};
 use crate::model::Group;
@@ -65,8 +67,9 @@ pub enum Op {
         /// No-op when this vote says fault.
         vote: Option<SlotId>,
     },
-    /// Combines f32 slots of all ranks of a group, element by element, into a slot of every one of them. A sum over replicas of
-    /// reduced gradients is one of these, in f32 whatever the gradients travelled in before.
+    /// Combines f32 slots of all ranks of a group, element by element, into a slot of every one of them. A
+    /// sum over replicas of reduced gradients is one of these, in f32 whatever the gradients travelled in
+    /// before.
     AllReduce {
         /// Sum or maximum.
         reduction: Reduction,
@@ -132,56 +135,45 @@ pub enum Op {
         /// No-op when this vote says fault.
         vote: Option<SlotId>,
     },
-    /// Gathers the shards of one weight from the ranks of a replica, or of several of a group as one collective, each to its rows of
-    /// padded planes. What the *other* ranks hold, alone: the rank's own rows and everything behind the last rank's are undefined until
-    /// [`Op::Assemble`].
+    /// Gathers the shards of one weight from the ranks of a replica, or of several of a group as one
+    /// collective, each to its rows of padded planes. What the *other* ranks hold, alone: the rank's own rows
+    /// and everything behind the last rank's are undefined until [`Op::Assemble`].
     AllGather {
         /// What is gathered; at least one.
         parts: Vec<GatherPart>,
     },
-    /// Derives columnwise planes from gathered rowwise ones.
+    /// Derives columnwise planes from gathered rowwise ones, for one weight or for several that one gather
+    /// brought.
     Transpose {
-        /// The weight.
-        weight: WeightId,
-        /// Gathered rowwise planes.
-        from: SlotId,
-        /// Columnwise planes.
-        to: SlotId,
+        /// What is derived; at least one.
+        parts: Vec<TransposePart>,
     },
-    /// Dequantizes planes to f32, or to bf16.
+    /// Dequantizes planes to f32, or to bf16, of one weight or of several that one gather brought.
     Dequantize {
-        /// The weight.
-        weight: WeightId,
-        /// Orientation of planes and result.
-        orientation: Orientation,
-        /// Gathered or transposed planes.
-        from: SlotId,
-        /// Tensor scales of the weight's bucket; absent for formats without.
-        tensor_scale: Option<SlotId>,
-        /// Element type of the result, [`ElementType::F32`] or [`ElementType::Bf16`].
-        values: ElementType,
-        /// The values.
-        to: SlotId,
+        /// What is dequantized; at least one.
+        parts: Vec<DequantizePart>,
     },
-    /// Sums the gradient of one weight, or those of several of a group as one collective, over the ranks of a replica, in
-    /// rank order in f32, each rank keeping its rows. What [`Op::ExchangeGradient`] and [`Op::SumGradient`] do in two tasks, for a collective
-    /// library that sums by itself.
+    /// Sums the gradient of one weight, or those of several of a group as one collective, over the ranks of a
+    /// replica, in rank order in f32, each rank keeping its rows. What [`Op::ExchangeGradient`] and
+    /// [`Op::SumGradient`] do in two tasks, for a collective library that sums by itself.
     ReduceScatter {
         /// In what the gradients travel: f32 or bf16.
         element: ElementType,
         /// What is reduced; at least one.
         parts: Vec<ReducePart>,
     },
-    /// Gives every rank of a replica its slices of the others' gradients of one weight, or of several of a group as one collective: unsummed,
-    /// the peers' one after the other in rank order. A rank's slice of its own gradient stays where it is. Nothing is computed.
+    /// Gives every rank of a replica its slices of the others' gradients of one weight, or of several of a
+    /// group as one collective: unsummed, the peers' one after the other in rank order. A rank's slice of its
+    /// own gradient stays where it is. Nothing is computed.
     ExchangeGradient {
         /// In what the gradients travel: f32 or bf16.
         element: ElementType,
         /// What is exchanged; at least one.
         parts: Vec<ReducePart>,
     },
-    /// Sums a rank's slices of gradients, its own and those that were exchanged, in rank order in f32; and in the same pass over memory
-    /// accumulates the sums as [`Op::Accumulate`] does, if nothing is to be done in between.
+    /// Sums a rank's slices of gradients, its own and those that were exchanged, in rank order in f32; and in
+    /// the same pass over memory accumulates the sums as [`Op::Accumulate`] does, if nothing is to be done in
+    /// between.
     SumGradient {
         /// In what the gradients travelled: f32 or bf16.
         element: ElementType,
@@ -197,8 +189,8 @@ pub enum Op {
         /// The same in bf16.
         to: SlotId,
     },
-    /// Adds a call's full gradient to another call's, or to a sum of several, on this rank and undivided: what is reduced
-    /// together. Padding rows are added like all others.
+    /// Adds a call's full gradient to another call's, or to a sum of several, on this rank and undivided:
+    /// what is reduced together. Padding rows are added like all others.
     AddGradient {
         /// The weight.
         weight: WeightId,
@@ -211,8 +203,8 @@ pub enum Op {
     Accumulate {
         /// The weight.
         weight: WeightId,
-        /// What is added: reduced rows, summed over the replicas where there are several, or a replicated weight's full
-        /// gradient.
+        /// What is added: reduced rows, summed over the replicas where there are several, or a replicated
+        /// weight's full gradient.
         from: SlotId,
         /// Main grad, or a replicated weight's local sum.
         into: SlotId,
@@ -258,17 +250,19 @@ pub enum Op {
         /// Learning rate.
         learning_rate: SlotId,
     },
-    /// Gathers some bytes of every rank's shard of one weight, each to where a whole gather would put them. Chunks come in the order of their bytes: each goes
-    /// behind those before it, so the last one leaves what [`Op::AllGather`] leaves.
+    /// Gathers some bytes of every rank's shard of one weight, each to where a whole gather would put them.
+    /// Chunks come in the order of their bytes: each goes behind those before it, so the last one leaves what
+    /// [`Op::AllGather`] leaves.
     GatherChunk {
         /// The weight.
         part: GatherPart,
         /// The bytes.
         chunk: Chunk,
     },
-    /// Makes gathered planes whole, on the rank alone: puts its own shards into their rows, zeroes the padding behind the last rank's, and
-    /// spreads scale rows that travel once and stand several times. It needs what a gather, or the last chunk of one, has brought of
-    /// the other ranks, and makes planes whole once.
+    /// Makes gathered planes whole, on the rank alone: puts its own shards into their rows, zeroes the
+    /// padding behind the last rank's, and spreads scale rows that travel once and stand several times. It
+    /// needs what a gather, or the last chunk of one, has brought of the other ranks, and makes planes whole
+    /// once.
     Assemble {
         /// What was gathered, as the gather names it; at least one.
         parts: Vec<GatherPart>,
@@ -286,6 +280,12 @@ impl Op {
     #[must_use]
     pub fn assemble(weight: WeightId, orientation: Orientation, from: SlotId, to: SlotId) -> Self {
         Self::Assemble { parts: vec![GatherPart { weight, orientation, from, to }] }
+    }
+
+    /// Columnwise planes of one weight.
+    #[must_use]
+    pub fn transpose(weight: WeightId, from: SlotId, to: SlotId) -> Self {
+        Self::Transpose { parts: vec![TransposePart { weight, from, to }] }
     }
 
     /// The reduction of one gradient, in f32.

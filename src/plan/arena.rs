@@ -1,12 +1,15 @@
 //! Addresses: interval colouring of the transient slots.
 //!
-//! Law: a slot *lives* from its first to its last access in T. It *holds* its place from its
-//! writer's earliest permitted start (behind the task before of the lane that paces it, its own but for sums, which the quantize lane paces; the content it reads and its
-//! release; what goes on with what an exchange or reduction brought, as a sum over replicas does, starts as early as that; what an exchange brings, behind the sum before it) until the compute lane is known to have passed its last access: a transposition on
-//! another lane counts as over when the call that consumes its result is issued. Two slots share
-//! bytes only if one's hold ends before the other's begins: so sharing never takes back the
-//! prefetch it serves, and a late prefetch never stalls a call that does not need it. Only a budget that holds do not fit cuts them
-//! back. Addresses are found in [`super::packing`]; no layout can beat the live bytes, none that keeps holds the fullest moment of these.
+//! Law: a slot *lives* from its first to its last access in T. It *holds* its place from its writer's
+//! earliest permitted start (behind the task before of the lane that paces it, its own but for sums, which
+//! the quantize lane paces; the content it reads and its release; what goes on with what an exchange or
+//! reduction brought, as a sum over replicas does, starts as early as that; what an exchange brings, behind
+//! the sum before it) until the compute lane is known to have passed its last access: a transposition on
+//! another lane counts as over when the call that consumes its result is issued. Two slots share bytes only
+//! if one's hold ends before the other's begins: so sharing never takes back the prefetch it serves, and a
+//! late prefetch never stalls a call that does not need it. Only a budget that holds do not fit cuts them
+//! back. Addresses are found in [`super::packing`]; no layout can beat the live bytes, none that keeps holds
+//! the fullest moment of these.
 
 use std::collections::BTreeMap;
 
@@ -35,8 +38,8 @@ pub(super) fn lives(tasks: &[TaskAccesses], slots: usize) -> Vec<Life> {
     lives
 }
 
-/// The hold of every slot: its life, begun at its first writer's earliest permitted start. `paces`: the lane that paces each task; `brings`: is it a
-/// collective?
+/// The hold of every slot: its life, begun at its first writer's earliest permitted start. `paces`: the lane
+/// that paces each task; `brings`: is it a collective?
 pub(super) fn holds(
     slots: &[Slot],
     tasks: &[TaskAccesses],
@@ -74,7 +77,8 @@ pub(super) fn holds(
         let content = accesses.iter().filter(|(_, access)| access.reads());
         let content = content.filter_map(|(slot, _)| last_writer[slot.index()]).max();
         let made_rows = accesses.iter().any(|(slot, access)| access.writes() && has(slots, *slot, is_rows));
-        // Rows of a gradient on their way, of what a collective brought or of such rows: their task may begin as early as that.
+        // Rows of a gradient on their way, of what a collective brought or of such rows: their task may begin
+        // as early as that.
         let brought = |before: &usize| brings[*before] || goes_on[*before];
         let from = content.filter(|before| made_rows && brought(before));
         goes_on.push(from.is_some());
@@ -118,8 +122,9 @@ const fn is_rows(content: Content) -> bool {
 
 /// Places every transient slot behind `base`; returns the bytes of the transient region.
 ///
-/// Where holds do not fit a budget, they are cut back to lives, and tasks wait for memory instead of the step being refused: first holds of
-/// gradients on their way to a reduction, then all. If that does not fit either, they stay as they are.
+/// Where holds do not fit a budget, they are cut back to lives, and tasks wait for memory instead of the step
+/// being refused: first holds of gradients on their way to a reduction, then all. If that does not fit
+/// either, they stay as they are.
 pub(super) fn place(
     slots: &mut [Slot],
     lives: &[Life],

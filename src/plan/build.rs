@@ -33,10 +33,9 @@ impl StepPlan {
     /// Plans one of a session's programs, within the session's resident layout.
     ///
     /// # Errors
-    /// [`PlanError::Budget`] when the transient bytes exceed the policy's, [`PlanError::TooLarge`] when
-    /// they cannot be addressed, [`PlanError::GradientSum`] when gradients written in bf16 would be added on a rank,
-    /// [`PlanError::Policy`] for a policy out of range,
-    /// [`PlanError::OtherModel`] for foreign weights.
+    /// [`PlanError::Budget`] when the transient bytes exceed the policy's, [`PlanError::TooLarge`] when they
+    /// cannot be addressed, [`PlanError::GradientSum`] when gradients written in bf16 would be added on a
+    /// rank, [`PlanError::Policy`] for a policy out of range, [`PlanError::OtherModel`] for foreign weights.
     pub fn within(
         program: &StepProgram,
         weights: &Weights,
@@ -63,9 +62,9 @@ impl StepPlan {
         })
     }
 
-    /// As [`StepPlan::within`], with a schedule made by hand in place of the policy's: for every use of a sharded weight, in program
-    /// order, the call whose predecessor must end before the use's gather may begin. A call later than the use's own means its own; along
-    /// the uses, calls must not go back.
+    /// As [`StepPlan::within`], with a schedule made by hand in place of the policy's: for every use of a
+    /// sharded weight, in program order, the call whose predecessor must end before the use's gather may
+    /// begin. A call later than the use's own means its own; along the uses, calls must not go back.
     ///
     /// # Errors
     /// As [`StepPlan::within`]; [`PlanError::Schedule`] for a schedule of another length or one that goes back.

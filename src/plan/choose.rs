@@ -1,7 +1,7 @@
 //! Which timetable a request gets.
 //!
-//! Law: a hand schedule is taken as it is, a policy without durations makes its own, and `auto` chooses among timetables that were
-//! placed and timed as plans are. Nothing here makes tasks or addresses.
+//! Law: a hand schedule is taken as it is, a policy without durations makes its own, and `auto` chooses among
+//! timetables that were placed and timed as plans are. Nothing here makes tasks or addresses.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use super::dependences::dependences;
 use super::fences::fences;
 use super::forecast::{Timed, spans};
 use super::place::{Placed, Request, lanes, place};
-use super::prefetch::{Demand, Pace, Timetable, Trial, search};
+use super::prefetch::{Demand, Pace, Reductions, Timetable, Trial, search};
 use super::{Costs, PlanError, Prefetch};
 use crate::cluster::Work;
 use crate::format::Orientation;
@@ -47,11 +47,11 @@ fn by_hand(request: &Request<'_>, issues: &[usize], demands: &[Demand<'_>]) -> R
 }
 
 fn auto(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs) -> Result<Timetable, PlanError> {
-    let reference = Timetable::of(Prefetch::Depth(1), Timetable::REDUCE_BEHIND, demands)?;
+    let reference = Timetable::of(Prefetch::Depth(1), Reductions::TWO_BEHIND.behind, demands)?;
     // What is over the budget is asked for later here, before holds are cut back for it.
     let free = Request { waits: false, ..*request };
     let placed = place(&free, request.policy, demands, &reference)?;
-    let pace = pace(request, demands, costs, &placed, reference.reduce_behind);
+    let pace = pace(request, demands, costs, &placed, reference.reductions.behind);
     let mut attempt = |timetable: &Timetable| {
         let placed = place(&free, request.policy, demands, timetable)?;
         Ok(Trial { bytes: placed.transient_bytes, step: expected(request, costs, placed) })
@@ -94,7 +94,8 @@ fn pace(
     let calls = request.calls.len();
     let kinds: Vec<LaneKind> = lanes(request.policy).iter().map(|lane| lane.kind).collect();
     let mut gathers: HashMap<(WeightId, Orientation), f64> = HashMap::new();
-    // Per weight, and whether the use reads columnwise planes that are derived: what the quantize lane does of them before a call can read them.
+    // Per weight, and whether the use reads columnwise planes that are derived: what the quantize lane does
+    // of them before a call can read them.
     let mut leads: HashMap<(WeightId, bool), f64> = HashMap::new();
     let beside_calls = |time: f64| time * contention.quantize_beside_compute;
     let mut pace = Pace {
@@ -104,6 +105,8 @@ fn pace(
         ..Pace::default()
     };
     let mut assembled: HashMap<SlotId, f64> = HashMap::new();
+    // The call that wrote what lies in a slot, or the last of those whose gradients were added there.
+    let mut completed: HashMap<SlotId, usize> = HashMap::new();
     let mut stage = 0;
     for ((task, time), lane) in placed.tasks.iter().zip(nanoseconds).zip(&placed.lanes_of) {
         let beside = time * contention.collective_beside_compute;
@@ -123,9 +126,11 @@ fn pace(
             (Op::Assemble { parts }, LaneKind::Quantize) => {
                 assembled.extend(parts.iter().map(|part| (part.to, beside_calls(time))));
             }
-            (Op::Transpose { weight, from, .. }, _) => {
-                let before = assembled.remove(from).unwrap_or(0.0);
-                leads.insert((*weight, true), before + beside_calls(time));
+            (Op::Transpose { parts }, _) => {
+                for part in parts {
+                    let before = assembled.remove(&part.from).unwrap_or(0.0);
+                    leads.insert((part.weight, true), before + beside_calls(time));
+                }
             }
             (op, LaneKind::Compute) if stage < calls => {
                 pace.calls[stage] += time;
@@ -137,18 +142,26 @@ fn pace(
                     }
                 }
             }
-            (
-                Op::ReduceScatter { .. }
-                | Op::ExchangeGradient { .. }
-                | Op::AllReduce { group: Group::Replicate, .. },
-                _,
-            ) => {
-                // Of the reference, in which an exchange stands one call before its sum.
-                let ahead = usize::from(matches!(task.op, Op::ExchangeGradient { .. }) && behind > 1);
-                let made = stage.saturating_sub(behind + 1 - ahead).min(calls.saturating_sub(1));
+            (Op::ExchangeGradient { parts, .. }, _) => {
+                let made = parts.iter().filter_map(|part| completed.get(&part.from)).max();
+                pace.reductions[made.copied().unwrap_or(0)] += beside;
+            }
+            (Op::ReduceScatter { .. } | Op::AllReduce { group: Group::Replicate, .. }, _) => {
+                // Of the reference, in which reductions stand so far behind.
+                let made = stage.saturating_sub(behind + 1).min(calls.saturating_sub(1));
                 pace.reductions[made] += beside;
             }
             _ => {}
+        }
+        let by_call = match &task.op {
+            Op::Compute { .. } => Some(stage),
+            // Made of what an earlier call wrote.
+            Op::AddGradient { from, .. } | Op::RoundGradient { from, .. } => completed.get(from).copied(),
+            _ => None,
+        };
+        if let Some(call) = by_call {
+            let writes = task.op.accesses().into_iter().filter(|(_, access)| access.writes());
+            completed.extend(writes.map(|(slot, _)| (slot, call)));
         }
         stage += usize::from(matches!(task.op, Op::Compute { .. }));
     }

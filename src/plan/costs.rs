@@ -1,7 +1,8 @@
 //! What the planner counts with: the price of every task, as plain data.
 //!
-//! Law: costs come from a machine's numbers ([`Prices`]), and for tasks that were measured from what was measured. They
-//! name no rank and are given alike to all ranks, so that all of them still make one plan (PL-1). Planning reads no clock.
+//! Law: costs come from a machine's numbers ([`Prices`]), and for tasks that were measured from what was
+//! measured. They name no rank and are given alike to all ranks, so that all of them still make one plan
+//! (PL-1). Planning reads no clock.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +20,8 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// From one duration for every task of `plan`, in nanoseconds: medians over steps, agreed by the ranks. Tasks without one are left out.
+    /// From one duration for every task of `plan`, in nanoseconds: medians over steps, agreed by the ranks.
+    /// Tasks without one are left out.
     #[must_use]
     pub fn new(plan: &super::StepPlan, nanoseconds: &[u64]) -> Self {
         Self::of(plan, nanoseconds, |_| true)
@@ -51,14 +53,15 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// Prices of a machine. `replayed`: steps are recorded once and replayed, so that the host launches steps and not tasks.
+    /// Prices of a machine. `replayed`: steps are recorded once and replayed, so that the host launches steps
+    /// and not tasks.
     #[must_use]
     pub fn new(prices: Prices, replayed: bool) -> Self {
         Self { prices, measured: Measured::default(), replayed }
     }
 
-    /// The same with measured durations in place of prices, where there are any. They contain what lanes took from each
-    /// other, so contention is not charged on top.
+    /// The same with measured durations in place of prices, where there are any. They contain what lanes took
+    /// from each other, so contention is not charged on top.
     #[must_use]
     pub fn with_measured(self, measured: Measured) -> Self {
         Self { measured, ..self }
@@ -82,7 +85,8 @@ impl Costs {
         }
     }
 
-    /// Do reductions and gathers on two communicators want one link? So they do where each of two takes at least twice as long.
+    /// Do reductions and gathers on two communicators want one link? So they do where each of two takes at
+    /// least twice as long.
     pub(super) fn one_link(&self) -> bool {
         self.prices.cluster().contention.collective_beside_collective >= 2.0
     }

@@ -30,9 +30,10 @@ pub(super) enum Carrier {
 
 /// The order of work inside a stage.
 ///
-/// Gradients are summed as many calls behind their own as the timetable says (`reduce_behind` of the policy, or what `auto` finds), by a reduction that sums
-/// or behind an exchange that stands at least one call before, so what lands is alive while a call runs beside it. What a reduction summed is accumulated one call
-/// further, so that a transposition never stands behind an accumulation that waits for it.
+/// Gradients are summed as many calls behind their own as the timetable says (`reduce_behind` of the policy,
+/// or what `auto` finds), by a reduction that sums or behind an exchange that stands at least one call
+/// before, so what lands is alive while a call runs beside it. What a reduction summed is accumulated one
+/// call further, so that a transposition never stands behind an accumulation that waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Section {
     /// Copies of inputs out of staging.
@@ -43,6 +44,9 @@ pub(super) enum Section {
     Transposes,
     /// Dense copies for this stage's call, or ahead for the next one.
     Dequantize,
+    /// Exchanges of what the call before completed, where sums stand more than two calls behind and
+    /// reductions have a communicator of their own.
+    Exchange,
     /// The call.
     Compute,
     /// Copies of outputs into staging.
@@ -66,7 +70,7 @@ pub(super) enum Section {
 }
 
 impl Section {
-    const COUNT: usize = 14;
+    const COUNT: usize = 15;
 
     /// All of them, in order.
     const ALL: [Self; Self::COUNT] = [
@@ -74,6 +78,7 @@ impl Section {
         Self::Gathers,
         Self::Transposes,
         Self::Dequantize,
+        Self::Exchange,
         Self::Compute,
         Self::Outputs,
         Self::AddGradients,
@@ -96,7 +101,8 @@ pub(super) struct Place {
     pub(super) position: usize,
 }
 
-/// Where something is made ahead of its use at `stage`, of what is there from stage `available` on: beside the call before, or as soon as it can be.
+/// Where something is made ahead of its use at `stage`, of what is there from stage `available` on: beside
+/// the call before, or as soon as it can be.
 pub(super) fn ahead_of(stage: usize, available: usize) -> usize {
     available.max(stage.saturating_sub(1))
 }
@@ -119,6 +125,8 @@ pub(super) struct Supply {
     pub(super) slot: SlotId,
     /// The stage at which its writer is issued, or the last of several.
     pub(super) stage: usize,
+    /// Which gather brought it, or what it is made of: the first slot that this gather fills.
+    pub(super) gather: SlotId,
 }
 
 /// The plan under construction.
@@ -182,12 +190,14 @@ impl<'a> Draft<'a> {
         })
     }
 
-    /// Is what calls read of gathered planes made beside the call before? Planes that are gathered on demand come too late for that.
+    /// Is what calls read of gathered planes made beside the call before? Planes that are gathered on demand
+    /// come too late for that.
     pub(super) fn derives_ahead(&self) -> bool {
         self.policy.derive_ahead && !self.policy.prefetch.is_on_demand()
     }
 
-    /// Adds tasks at places, each before the task that stands there now; several at one place in the order in which they come here.
+    /// Adds tasks at places, each before the task that stands there now; several at one place in the order in
+    /// which they come here.
     pub(super) fn insert(&mut self, mut added: Vec<(Place, DraftTask)>) {
         added.sort_by_key(|(place, _)| place.position);
         // From behind, so that no place is moved before its turn.
@@ -210,6 +220,11 @@ impl<'a> Draft<'a> {
     /// is a slot of no weight, and the index it returns is refused by the verifier.
     pub(super) fn slot(&self, content: Content) -> SlotId {
         self.places.get(&content).copied().unwrap_or(SlotId::at(usize::MAX))
+    }
+
+    /// The bytes of a slot.
+    pub(super) fn bytes(&self, slot: SlotId) -> usize {
+        self.slots.get(slot.index()).map_or(0, |slot| slot.region.bytes)
     }
 
     /// A weight's name.

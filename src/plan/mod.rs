@@ -1,8 +1,8 @@
 //! From a declared program to a verified plan: pure data in, pure data out.
 //!
-//! Law: planning knows no device, no rank number and no clock; what it knows of time are prices it is given. The passes in `passes` write a
-//! draft in *issue order* T; dependences, addresses and fences then follow from the accesses
-//! alone. [`verify()`] shares nothing with the passes: it recomputes everything from the
+//! Law: planning knows no device, no rank number and no clock; what it knows of time are prices it is given.
+//! The passes in `passes` write a draft in *issue order* T; dependences, addresses and fences then follow
+//! from the accesses alone. [`verify()`] shares nothing with the passes: it recomputes everything from the
 //! finished plan, and no plan runs unverified.
 //!
 //! - **PL-1** the same program, policy and mesh give byte-equal plans; [`StepPlan::fingerprint`]

@@ -1,13 +1,16 @@
 //! Addresses for slots of known size and hold: which order of placing them takes the fewest bytes.
 //!
-//! Law: slots that are held at one time never share a byte, whatever order is tried; and what is found follows from sizes and
-//! holds alone (PL-1). Placing is *lowest free address first*; for some order that gives a best layout, because the slots
-//! of a best layout may be placed again from the lowest address upwards. Three orders are begun with: by size, by
-//! size times time, and by the fullest moment of their holds. An order is mended by placing first, next time, what stuck out over the
-//! fullest moment. Whoever is within what is asked for is taken at once, so most plans cost one try; an order that mending does not help is given up.
+//! Law: slots that are held at one time never share a byte, whatever order is tried; and what is found
+//! follows from sizes and holds alone (PL-1). Placing is *lowest free address first*; for some order that
+//! gives a best layout, because the slots of a best layout may be placed again from the lowest address
+//! upwards. Three orders are begun with: by size, by size times time, and by the fullest moment of their
+//! holds. An order is mended by placing first, next time, what stuck out over the fullest moment. Whoever is
+//! within what is asked for is taken at once, so most plans cost one try; an order that mending does not help
+//! is given up.
 //!
-//! Deliberately absent: a search that proves its result. The fullest moment is a bound that no layout beats and some
-//! sets of slots cannot reach, as the tests show; to find the best layout of any set is NP-hard (storage allocation, Garey and Johnson, SR2).
+//! Deliberately absent: a search that proves its result. The fullest moment is a bound that no layout beats
+//! and some sets of slots cannot reach, as the tests show; to find the best layout of any set is NP-hard
+//! (storage allocation, Garey and Johnson, SR2).
 
 use std::cmp::Reverse;
 
@@ -45,7 +48,8 @@ const EFFORT: usize = 12_000;
 /// A layout this close to the fullest moment, one part in so many, is not worth another try.
 const CLOSE: usize = 64;
 
-/// A packing of at most `target` bytes, or close to the fullest moment if that is above it, and within `limit`; or the best one found.
+/// A packing of at most `target` bytes, or close to the fullest moment if that is above it, and within
+/// `limit`; or the best one found.
 pub(super) fn pack(items: &[Item], target: usize, limit: usize) -> Packing {
     let load = load(items);
     let fullest = load.iter().copied().max().unwrap_or(0);
@@ -99,7 +103,8 @@ fn load(items: &[Item]) -> Vec<usize> {
         .collect()
 }
 
-/// The orders that are begun with, each made when it is asked for: the fullest moment of every hold is looked for last.
+/// The orders that are begun with, each made when it is asked for: the fullest moment of every hold is looked
+/// for last.
 fn orders<'a>(items: &'a [Item], load: &'a [usize]) -> impl Iterator<Item = Vec<usize>> + 'a {
     let fullest = |item: &Item| load[item.from..=item.to].iter().copied().max().unwrap_or(0);
     (0..3).map(move |number| {
@@ -164,7 +169,8 @@ mod tests {
         best
     }
 
-    /// PL-6: the fullest moment is a bound, and some slots have no layout that reaches it: in an arena of 4 these eight would fit one moment at a time.
+    /// PL-6: the fullest moment is a bound, and some slots have no layout that reaches it: in an arena of 4
+    /// these eight would fit one moment at a time.
     #[test]
     fn no_layout_of_some_slots_comes_within_a_fifth_of_their_fullest_moment() {
         let spans = [(2, 6, 7), (2, 7, 7), (1, 5, 5), (1, 3, 6), (2, 1, 3), (1, 2, 4), (1, 4, 6), (2, 1, 1)];

@@ -1,14 +1,16 @@
 //! A step in pieces: segments that can each be recorded as one, and the dynamic calls between them.
 //!
 //! Laws:
-//! - Pieces follow from the plan alone. Every task is in exactly one: a dynamic call is a piece of its own, every other task is in
-//!   a segment. A plan without dynamic calls is one segment.
-//! - Run one behind the other, pieces keep happens-before: lane order and fences never point from a later piece into an earlier
-//!   one. Each lane keeps its order in T (**AC-2**), so pieces are another topological order of the plan and no other plan.
-//! - *Two-stage drain.* A segment ends where all lanes join, and only then the dynamic call begins. So a task that nobody before
-//!   the boundary needs does not stand there if no call of its segment could hide it, which is when none stands behind it in T:
-//!   it goes to the beginning of the next segment, beside whose calls it runs. Those are the last reductions before the
-//!   boundary, what waits for them, and gathers for later.
+//! - Pieces follow from the plan alone. Every task is in exactly one: a dynamic call is a piece of its own,
+//!   every other task is in a segment. A plan without dynamic calls is one segment.
+//! - Run one behind the other, pieces keep happens-before: lane order and fences never point from a later
+//!   piece into an earlier one. Each lane keeps its order in T (**AC-2**), so pieces are another topological
+//!   order of the plan and no other plan.
+//! - *Two-stage drain.* A segment ends where all lanes join, and only then the dynamic call begins. So a task
+//!   that nobody before the boundary needs does not stand there if no call of its segment could hide it,
+//!   which is when none stands behind it in T: it goes to the beginning of the next segment, beside whose
+//!   calls it runs. Those are the last reductions before the boundary, what waits for them, and gathers for
+//!   later.
 //!
 //! Deliberately absent: segments without tasks.
 

@@ -1,7 +1,7 @@
 //! From a request and a timetable to tasks in issue order and slots with addresses.
 //!
-//! Law: passes run in one order, then the arena is laid out; nothing is chosen here, so a candidate that is only tried and the plan that is
-//! kept are made alike.
+//! Law: passes run in one order, then the arena is laid out; nothing is chosen here, so a candidate that is
+//! only tried and the plan that is kept are made alike.
 
 use super::arena::{self, Peak};
 use super::dependences::TaskAccesses;
@@ -67,7 +67,7 @@ pub(super) fn place(
     if is_prologue {
         passes::quantize(&mut draft, None);
     } else if request.calls.iter().any(|call| !call.grads.is_empty()) {
-        passes::reduce(&mut draft, timetable.reduce_behind);
+        passes::reduce(&mut draft, timetable.reductions);
     }
     if request.updates_weights {
         let vote = passes::optimize(&mut draft);
@@ -112,8 +112,9 @@ fn lane_of(carrier: Carrier, policy: &Policy) -> LaneId {
     }
 }
 
-/// The lane whose tasks before say how early a task is expected to start. What the sum lane makes could start earlier than behind the quantize lane's
-/// tasks; holding its bytes from then on made arenas a tenth larger for nothing that a call waits for.
+/// The lane whose tasks before say how early a task is expected to start. What the sum lane makes could start
+/// earlier than behind the quantize lane's tasks; holding its bytes from then on made arenas a tenth larger
+/// for nothing that a call waits for.
 const fn paced_by(carrier: Carrier) -> Carrier {
     match carrier {
         Carrier::Sum => Carrier::Quantize,

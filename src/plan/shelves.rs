@@ -1,11 +1,11 @@
 //! Slots that have their places, found by time and address.
 //!
-//! Law: [`Shelves::lowest_free`] answers as a search through everything placed would; the shelves only
-//! keep it from looking at what is held at quite another time. Time is cut into shelves that reach
-//! two spans far and begin one span apart, so a hold of at most one span lies whole on the shelf it
-//! begins on, and that shelf knows everything it can meet. Spans are of several lengths, and a hold is looked up on the
-//! shortest that is long enough; the last is the whole plan. A shelf is kept in boxes, because a plan with a weight for
-//! every expert has tens of thousands of slots: what is put in moves the rest of a box, not of a shelf.
+//! Law: [`Shelves::lowest_free`] answers as a search through everything placed would; the shelves only keep
+//! it from looking at what is held at quite another time. Time is cut into shelves that reach two spans far
+//! and begin one span apart, so a hold of at most one span lies whole on the shelf it begins on, and that
+//! shelf knows everything it can meet. Spans are of several lengths, and a hold is looked up on the shortest
+//! that is long enough; the last is the whole plan. A shelf is kept in boxes, because a plan with a weight
+//! for every expert has tens of thousands of slots: what is put in moves the rest of a box, not of a shelf.
 
 /// Tasks from the beginning of one shelf to that of the next: a few calls, which is as long as most
 /// slots are held; then layers, and several of them, of many small weights.

@@ -18,7 +18,8 @@ use crate::op::Op;
 pub struct Policy {
     /// When gathers may start.
     pub prefetch: Prefetch,
-    /// Gathers of one weight of more gathered bytes than this are cut into chunks of about so many; `None`: none are.
+    /// Gathers of one weight of more gathered bytes than this are cut into chunks of about so many; `None`:
+    /// none are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunk: Option<usize>,
     /// Limit on transient bytes per rank.
@@ -39,7 +40,8 @@ pub struct Policy {
     pub reduce: Reduce,
     /// Columnwise planes on demand or kept.
     pub columnwise: Columnwise,
-    /// What a call reads of gathered planes is made a call ahead of it, beside the one before, unless gathers are on demand.
+    /// What a call reads of gathered planes is made a call ahead of it, beside the one before, unless gathers
+    /// are on demand.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub derive_ahead: bool,
     /// Constants handed through to backends.
@@ -47,8 +49,8 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Does the collective that carries gradients in this type sum them? A library that does sums bf16 in bf16, so it is left to sum f32
-    /// alone.
+    /// Does the collective that carries gradients in this type sum them? A library that does sums bf16 in
+    /// bf16, so it is left to sum f32 alone.
     #[must_use]
     pub fn collectives_sum(&self, element: ElementType) -> bool {
         (self.reduce, element) == (Reduce::Nccl, ElementType::F32)
@@ -127,15 +129,16 @@ pub struct PlanBounds {
     pub transient_bytes: usize,
     /// Maximum over T of transient bytes between first and last access: no layout needs less.
     pub live_bytes: usize,
-    /// The share of `live_bytes` that is planes, dense values and gradients of weights, at `live_peak`. The verifier counts it too.
+    /// The share of `live_bytes` that is planes, dense values and gradients of weights, at `live_peak`. The
+    /// verifier counts it too.
     pub live_weight_bytes: usize,
     /// Where in T the maximum is reached.
     pub live_peak: TaskId,
     /// Bytes received from other ranks in one step.
     pub wire_bytes: usize,
-    /// Transient bytes that deriving columnwise planes on demand saves over keeping them from the
-    /// first gather on; 0 for a plan that keeps them or needs none. For people: it compares with a plan that was not made,
-    /// so of it the verifier checks only that it is 0 where nothing is derived.
+    /// Transient bytes that deriving columnwise planes on demand saves over keeping them from the first
+    /// gather on; 0 for a plan that keeps them or needs none. For people: it compares with a plan that was
+    /// not made, so of it the verifier checks only that it is 0 where nothing is derived.
     pub columnwise_saved_bytes: usize,
 }
 
@@ -224,8 +227,10 @@ impl StepPlan {
     ) -> Binding<'plan> {
         Binding {
             rank,
+            program: &self.name,
             arena: &self.arena,
             weights: &self.weights,
+            buffers: &self.buffers,
             calls: &self.calls,
             micro_batches: self.micro_batches,
             ops,

@@ -1,7 +1,8 @@
 //! A plan as a table of text.
 //!
-//! Law: one line per task in issue order, with everything that decides when it runs: lane, op, the group of ranks it brings
-//! together where there are several replicas, subject, fences, and the bytes it moves. Then the bounds and the notes.
+//! Law: one line per task in issue order, with everything that decides when it runs: lane, op, the group of
+//! ranks it brings together where there are several replicas, subject, fences, and the bytes it moves. Then
+//! the bounds and the notes.
 
 use std::fmt::{Display, Formatter, Result};
 

@@ -1,7 +1,7 @@
 //! Why a task stands where it stands.
 //!
-//! Law: everything said here is read off the finished plan: its dependences, its fences, its slots and, if costs are given, its
-//! forecast. Whoever doubts a schedule asks here first.
+//! Law: everything said here is read off the finished plan: its dependences, its fences, its slots and, if
+//! costs are given, its forecast. Whoever doubts a schedule asks here first.
 
 use std::fmt::Write;
 
@@ -11,7 +11,8 @@ use crate::layout::Residency;
 use crate::model::Access;
 
 impl StepPlan {
-    /// The tasks that `wanted` means: a number in issue order, or part of what [`StepPlan::describe`] says of them.
+    /// The tasks that `wanted` means: a number in issue order, or part of what [`StepPlan::describe`] says of
+    /// them.
     #[must_use]
     pub fn find_tasks(&self, wanted: &str) -> Vec<TaskId> {
         if let Ok(number) = wanted.parse::<u32>() {
@@ -22,8 +23,8 @@ impl StepPlan {
         (0..self.tasks.len()).map(TaskId::at).filter(named).collect()
     }
 
-    /// Why a task stands where it stands, in words: what must come before it and what covers that, the memory it was given and who
-    /// had it before, and, with costs, what it waits for and what it has to spare.
+    /// Why a task stands where it stands, in words: what must come before it and what covers that, the memory
+    /// it was given and who had it before, and, with costs, what it waits for and what it has to spare.
     ///
     /// # Panics
     /// When the id belongs to another plan.

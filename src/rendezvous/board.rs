@@ -1,8 +1,8 @@
 //! What ranks contributed and what has not been collected yet.
 //!
-//! Law: plain state, no waiting. A rank contributes to a round of a topic only after it has collected the round before, so nobody is
-//! more than two contributions ahead of a rank of this process; more is refused. A round is kept until every rank of this
-//! process has collected it.
+//! Law: plain state, no waiting. A rank contributes to a round of a topic only after it has collected the
+//! round before, so nobody is more than two contributions ahead of a rank of this process; more is refused. A
+//! round is kept until every rank of this process has collected it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use crate::id::RankId;
 
-/// Conversations that do not disturb each other. Within one, a rank's n-th contribution meets the n-th of all others.
+/// Conversations that do not disturb each other. Within one, a rank's n-th contribution meets the n-th of all
+/// others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Topic {

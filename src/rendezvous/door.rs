@@ -1,9 +1,9 @@
 //! Who is let in: the handshakes of the process that listens.
 //!
 //! Laws:
-//! - **RV-4** a stranger holds up nobody. Every handshake has a thread and one limit for all its bytes ([`PATIENCE`]); [`AT_ONCE`] take
-//!   place at a time. Who comes then is given the place of the oldest, if that has had [`GRACE`] to prove itself, and else waits
-//!   in the system's queue.
+//! - **RV-4** a stranger holds up nobody. Every handshake has a thread and one limit for all its bytes
+//!   ([`PATIENCE`]); [`AT_ONCE`] take place at a time. Who comes then is given the place of the oldest, if
+//!   that has had [`GRACE`] to prove itself, and else waits in the system's queue.
 //! - Nobody unproven outlives the door: it hangs up on them.
 //! - Who was refused, and what the system refused, is kept for whoever asks why somebody is missing.
 
@@ -19,7 +19,8 @@ use super::{RendezvousError, Secret};
 
 /// How long whoever connects may take to prove itself.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// How long it may in any case, while others wait for its place: a few times what a message takes around the world.
+/// How long it may in any case, while others wait for its place: a few times what a message takes around the
+/// world.
 const GRACE: Duration = Duration::from_millis(250);
 /// Handshakes at the same time.
 const AT_ONCE: usize = 64;

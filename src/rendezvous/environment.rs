@@ -1,8 +1,9 @@
 //! Which of the processes this is, as a launcher says it in the environment.
 //!
-//! Law: what is set is read or refused by name; nothing is guessed but the defaults written here. torchrun and starting by hand set
-//! RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT; mpirun sets OMPI_COMM_WORLD_*, srun SLURM_*, beside which
-//! MASTER_ADDR and MASTER_PORT are the user's. What these launchers call a rank is a process here: it may own several ranks.
+//! Law: what is set is read or refused by name; nothing is guessed but the defaults written here. torchrun
+//! and starting by hand set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT; mpirun
+//! sets OMPI_COMM_WORLD_*, srun SLURM_*, beside which MASTER_ADDR and MASTER_PORT are the user's. What these
+//! launchers call a rank is a process here: it may own several ranks.
 
 use std::ffi::OsStr;
 
@@ -116,8 +117,8 @@ impl ProcessEnvironment {
     /// What this process was told; `None` if no launcher started it.
     ///
     /// # Errors
-    /// [`RendezvousError::Missing`] and [`RendezvousError::Variable`], with the variable's name; the latter also for one that is
-    /// not Unicode.
+    /// [`RendezvousError::Missing`] and [`RendezvousError::Variable`], with the variable's name; the latter
+    /// also for one that is not Unicode.
     pub fn of_this_process() -> Result<Option<Self>, RendezvousError> {
         READ.into_iter().try_for_each(|name| refuse_noise(name, std::env::var_os(name).as_deref()))?;
         Self::from_variables(|name| std::env::var(name).ok())
@@ -125,8 +126,8 @@ impl ProcessEnvironment {
 
     /// As [`ProcessEnvironment::of_this_process`], with variables looked up by `variable`.
     ///
-    /// The port is WARPWEFT_PORT, or MASTER_PORT (29500 if not set). Under torchrun whose agent keeps its own store at MASTER_PORT
-    /// (TORCHELASTIC_USE_AGENT_STORE is True) it is the port behind that.
+    /// The port is WARPWEFT_PORT, or MASTER_PORT (29500 if not set). Under torchrun whose agent keeps its own
+    /// store at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE is True) it is the port behind that.
     ///
     /// # Errors
     /// As [`ProcessEnvironment::of_this_process`].

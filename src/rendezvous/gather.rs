@@ -1,7 +1,7 @@
 //! Much from every rank to rank 0: the parts of a checkpoint.
 //!
-//! Law: pieces of a fixed size, one round each, and nobody sends the next before rank 0 has taken this one; so no process but that of
-//! rank 0 keeps what others send, and that one no more than it was asked to.
+//! Law: pieces of a fixed size, one round each, and nobody sends the next before rank 0 has taken this one;
+//! so no process but that of rank 0 keeps what others send, and that one no more than it was asked to.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,8 @@ use crate::id::RankId;
 const PIECE: usize = 16 << 20;
 
 impl Rendezvous {
-    /// Brings every rank's bytes to rank 0, which gets them in rank order; the others get nothing. All ranks call it.
+    /// Brings every rank's bytes to rank 0, which gets them in rank order; the others get nothing. All ranks
+    /// call it.
     ///
     /// # Errors
     /// As [`Rendezvous::exchange`].
@@ -42,7 +43,8 @@ impl Rendezvous {
         Ok(gathered)
     }
 
-    /// A rank of this process says how far it is, for the messages of all ranks about a world that stalls; nothing takes it back.
+    /// A rank of this process says how far it is, for the messages of all ranks about a world that stalls;
+    /// nothing takes it back.
     pub fn stand(&self, rank: RankId, text: &str) {
         self.shared.stand(rank, text);
     }

@@ -1,8 +1,9 @@
 //! How two processes come to trust each other.
 //!
 //! Laws:
-//! - Three messages of fixed size: the member says who it is, the host proves that it holds the secret, the member proves the same. Each
-//!   proof covers everything said before, both ends' fresh random bytes included.
+//! - Three messages of fixed size: the member says who it is, the host proves that it holds the secret, the
+//!   member proves the same. Each proof covers everything said before, both ends' fresh random bytes
+//!   included.
 //! - The version comes first and unsealed, so that two builds can tell each other apart.
 //! - A member that does not believe the host answers with zeros, so that the host can say so.
 

@@ -1,8 +1,9 @@
 //! Which processes share a machine, and so can reach each other's memory.
 //!
-//! Law: two processes share a host when their names are equal: machine name and the id of its present boot, or WARPWEFT_HOSTID or
-//! NCCL_HOSTID where one is set (in this order). So a test makes two hosts of one, for this library and for NCCL alike. A variable that
-//! is no text is refused by name, not passed over: else some processes would take themselves for another host.
+//! Law: two processes share a host when their names are equal: machine name and the id of its present boot,
+//! or WARPWEFT_HOSTID or NCCL_HOSTID where one is set (in this order). So a test makes two hosts of one, for
+//! this library and for NCCL alike. A variable that is no text is refused by name, not passed over: else some
+//! processes would take themselves for another host.
 
 use std::ffi::OsString;
 

@@ -1,9 +1,12 @@
 //! How processes become a world: the process of rank 0 listens, the others connect, and all begin together.
 //!
 //! Laws:
-//! - **RV-2** a process that is missing at the deadline is named on every process that came, and so is whoever was refused.
-//! - A process that came is never left without a word: it is told that the world begins, and with whom, or why it does not.
-//! - Processes that came and contradict each other (another number of processes, one process twice) end the beginning at once.
+//! - **RV-2** a process that is missing at the deadline is named on every process that came, and so is
+//!   whoever was refused.
+//! - A process that came is never left without a word: it is told that the world begins, and with whom, or
+//!   why it does not.
+//! - Processes that came and contradict each other (another number of processes, one process twice) end the
+//!   beginning at once.
 
 mod host;
 mod member;
@@ -19,8 +22,9 @@ use super::link::Connection;
 use super::{ProcessEnvironment, RendezvousError, Secret};
 use crate::id::{ProcessId, RankId};
 
-/// A pause between two looks at the door, and five between two knocks: nothing beside the seconds in which processes
-/// start, and little work for one that waits. What all looks together may take is the deadline, whose end has its error.
+/// A pause between two looks at the door, and five between two knocks: nothing beside the seconds in which
+/// processes start, and little work for one that waits. What all looks together may take is the deadline,
+/// whose end has its error.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// A world as it begins.

@@ -1,11 +1,13 @@
 //! One connection of a world that is whole: a thread that reads and a thread that writes.
 //!
 //! Laws:
-//! - **RV-3** a connection that closes without a good-bye, or is silent for half the deadline, ends the world, with the name of the process
-//!   at its other end. So does a peer that takes nothing for the length of the deadline. Who has nothing to say says so.
-//! - The process of rank 0 passes on what it hears to all others before it takes it itself; so whatever made a rank of it go on is
-//!   on its way to everybody.
-//! - What was said before a good-bye arrives: a connection is closed when both ends have said good-bye, or after a short while.
+//! - **RV-3** a connection that closes without a good-bye, or is silent for half the deadline, ends the
+//!   world, with the name of the process at its other end. So does a peer that takes nothing for the length
+//!   of the deadline. Who has nothing to say says so.
+//! - The process of rank 0 passes on what it hears to all others before it takes it itself; so whatever made
+//!   a rank of it go on is on its way to everybody.
+//! - What was said before a good-bye arrives: a connection is closed when both ends have said good-bye, or
+//!   after a short while.
 //! - A peer that has said good-bye does not end the world any more, whatever becomes of its connection.
 //! - All connections are served, or none: then everybody hears why, and no thread is left.
 

@@ -1,7 +1,8 @@
 //! What two processes say to each other once they trust each other.
 //!
-//! Law: every message fits into [`MOST_PAYLOAD`] bytes, whatever it is about; longer contributions go in parts. Decoding takes any bytes:
-//! it gives the one message they stand for, or refuses them, and keeps no more than it was given.
+//! Law: every message fits into [`MOST_PAYLOAD`] bytes, whatever it is about; longer contributions go in
+//! parts. Decoding takes any bytes: it gives the one message they stand for, or refuses them, and keeps no
+//! more than it was given.
 
 use std::sync::Arc;
 

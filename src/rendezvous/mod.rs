@@ -1,26 +1,30 @@
 //! How the ranks of a world find each other and agree, on the host.
 //!
 //! Laws:
-//! - **RV-1** what ranks of one process and ranks of many processes do is the same: every rank contributes bytes to a topic and
-//!   gets everybody's, in rank order. Only this room knows which ranks are elsewhere.
-//! - **RV-2** nobody waits past the deadline, however slowly bytes come, and an error names who is missing, or what ended the world. While
-//!   a world begins, a process that was let in waits for the deadline of the process of rank 0, which may have begun later than it.
-//! - **RV-3** the first reason ends the world for good, on every process: a process that fails says so to all, one that is killed is
-//!   noticed by its closed connection, one that is stopped by its silence.
-//! - **RV-4** a connection counts when both ends have proved that they hold the same secret. Before that a stranger can make the
-//!   listening process keep a thread and a few hundred bytes for a few seconds, and those of all strangers are bounded and give way to
-//!   whoever knocks; after it every message is bounded and carries a tag.
+//! - **RV-1** what ranks of one process and ranks of many processes do is the same: every rank contributes
+//!   bytes to a topic and gets everybody's, in rank order. Only this room knows which ranks are elsewhere.
+//! - **RV-2** nobody waits past the deadline, however slowly bytes come, and an error names who is missing,
+//!   or what ended the world. While a world begins, a process that was let in waits for the deadline of the
+//!   process of rank 0, which may have begun later than it.
+//! - **RV-3** the first reason ends the world for good, on every process: a process that fails says so to
+//!   all, one that is killed is noticed by its closed connection, one that is stopped by its silence.
+//! - **RV-4** a connection counts when both ends have proved that they hold the same secret. Before that a
+//!   stranger can make the listening process keep a thread and a few hundred bytes for a few seconds, and
+//!   those of all strangers are bounded and give way to whoever knocks; after it every message is bounded and
+//!   carries a tag.
 //!
-//! Processes form a star: the process of rank 0 listens, the others connect, and what one says is passed on. Connections are kept
-//! for the life of the world. What travels here is small (agreement, names, reports) but for checkpoints; weights and gradients go
-//! from device to device. What the bytes mean is the business of the rooms above; there is no encryption.
+//! Processes form a star: the process of rank 0 listens, the others connect, and what one says is passed on.
+//! Connections are kept for the life of the world. What travels here is small (agreement, names, reports) but
+//! for checkpoints; weights and gradients go from device to device. What the bytes mean is the business of
+//! the rooms above; there is no encryption.
 //!
-//! Plain threads and sockets of std, not the async runtime: ranks are threads that block, a world has few connections, and a runtime that
-//! an embedder keeps busy must not silence a heartbeat.
+//! Plain threads and sockets of std, not the async runtime: ranks are threads that block, a world has few
+//! connections, and a runtime that an embedder keeps busy must not silence a heartbeat.
 //!
-//! One idea per file: `environment` and `secret` are what a process is told, `handshake` lets two processes trust each other,
-//! `host_name` tells hosts apart, `wire` writes numbers, `sealed` carries `message`s, `timed` ends what takes too long,
-//! `door` lets processes in and strangers not, `join` makes a world of connections, `link` serves one of them and `outgoing` is the way through it, `board` keeps contributions,
+//! One idea per file: `environment` and `secret` are what a process is told, `handshake` lets two processes
+//! trust each other, `host_name` tells hosts apart, `wire` writes numbers, `sealed` carries `message`s,
+//! `timed` ends what takes too long, `door` lets processes in and strangers not, `join` makes a world of
+//! connections, `link` serves one of them and `outgoing` is the way through it, `board` keeps contributions,
 //! `shared` is where ranks wait, `gather` brings much to rank 0.
 
 mod board;
@@ -78,13 +82,15 @@ impl Rendezvous {
         Self { shared: Arc::new(shared), links: Links::default() }
     }
 
-    /// A world whose ranks are split over processes: waits for all of them. This process owns `ranks` ranks; numbers are given out in
-    /// the order of processes. The secret may be missing if there is one process only.
+    /// A world whose ranks are split over processes: waits for all of them. This process owns `ranks` ranks;
+    /// numbers are given out in the order of processes. The secret may be missing if there is one process
+    /// only.
     ///
     /// # Errors
-    /// [`RendezvousError`]: a port in use, a process that is missing or came twice, another secret, another version. It comes after
-    /// `deadline` at the latest; for a process that was let in, the deadline and a few seconds are counted anew from then, as the process of
-    /// rank 0 may have begun only then and is the one that knows who is missing.
+    /// [`RendezvousError`]: a port in use, a process that is missing or came twice, another secret, another
+    /// version. It comes after `deadline` at the latest; for a process that was let in, the deadline and a
+    /// few seconds are counted anew from then, as the process of rank 0 may have begun only then and is the
+    /// one that knows who is missing.
     pub fn of_processes(
         environment: &ProcessEnvironment,
         ranks: u32,
@@ -129,8 +135,8 @@ impl Rendezvous {
     /// Contributes `value` to the topic's next round and returns every rank's, in rank order.
     ///
     /// # Errors
-    /// [`RendezvousError::Absent`] when a rank left or did not come in time, [`RendezvousError::Ended`] in a world that has
-    /// ended, [`RendezvousError::TooMuch`], and [`RendezvousError::NotOfThisProcess`].
+    /// [`RendezvousError::Absent`] when a rank left or did not come in time, [`RendezvousError::Ended`] in a
+    /// world that has ended, [`RendezvousError::TooMuch`], and [`RendezvousError::NotOfThisProcess`].
     pub fn exchange(
         &self,
         rank: RankId,

@@ -1,6 +1,7 @@
 //! The way to one process: messages that wait to be written.
 //!
-//! Law: who queues a message waits for room no longer than it says; a process that has said good-bye needs nothing any more.
+//! Law: who queues a message waits for room no longer than it says; a process that has said good-bye needs
+//! nothing any more.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,9 +12,9 @@ use crossbeam::channel::{SendTimeoutError, Sender};
 use super::message::Message;
 use crate::id::ProcessId;
 
-/// How long a process that closes waits for the other ends to do so, all of them together. Long enough for messages under way on any
-/// network that keeps a step's meetings, short enough that nobody takes a closing program for one that hangs. A peer that takes nothing until
-/// then loses what was not written to it.
+/// How long a process that closes waits for the other ends to do so, all of them together. Long enough for
+/// messages under way on any network that keeps a step's meetings, short enough that nobody takes a closing
+/// program for one that hangs. A peer that takes nothing until then loses what was not written to it.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
 
 /// The way to one process.

@@ -1,8 +1,8 @@
 //! Messages on a connection whose ends trust each other.
 //!
 //! Laws:
-//! - A message is kind, length, payload and a tag: a keyed hash over the message and its number in the stream, with a key of its own for
-//!   each direction. So none is altered, repeated, left out or sent back.
+//! - A message is kind, length, payload and a tag: a keyed hash over the message and its number in the
+//!   stream, with a key of its own for each direction. So none is altered, repeated, left out or sent back.
 //! - A reader keeps no more than [`MOST_PAYLOAD`] bytes at once, whatever a header says.
 
 use std::io::{self, Read, Write};

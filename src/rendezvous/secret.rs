@@ -1,10 +1,12 @@
 //! What the processes of a world share and nobody else knows.
 //!
-//! Law: the secret never travels. Each end proves that it holds it by a keyed hash (HMAC-SHA256) over both ends' fresh random bytes.
+//! Law: the secret never travels. Each end proves that it holds it by a keyed hash (HMAC-SHA256) over both
+//! ends' fresh random bytes.
 //!
-//! What it protects from: a process of another job, a port scanner or any stranger who reaches the port can neither join a world, nor
-//! be taken for rank 0, nor alter what the processes say. What it does not protect from: whoever reads the network reads along, and
-//! whoever can reach the port and break connections can end the world.
+//! What it protects from: a process of another job, a port scanner or any stranger who reaches the port can
+//! neither join a world, nor be taken for rank 0, nor alter what the processes say. What it does not protect
+//! from: whoever reads the network reads along, and whoever can reach the port and break connections can end
+//! the world.
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
@@ -39,7 +41,8 @@ impl Secret {
         Ok(Self(bytes))
     }
 
-    /// WARPWEFT_SECRET, or what the file named by WARPWEFT_SECRET_FILE holds, without white space around it. `None` if neither is set.
+    /// WARPWEFT_SECRET, or what the file named by WARPWEFT_SECRET_FILE holds, without white space around it.
+    /// `None` if neither is set.
     ///
     /// # Errors
     /// [`RendezvousError::Secret`] for a file that cannot be read, a secret too short, or both variables set.

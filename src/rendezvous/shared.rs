@@ -1,7 +1,8 @@
 //! Where the ranks of one process wait, and what its connections change.
 //!
-//! Law: whoever changes what is waited for rings; every wait also ends with the world, and at the deadline, which ends the world for
-//! all (RV-2, RV-3). A contribution is on its way to the other processes before its rank waits.
+//! Law: whoever changes what is waited for rings; every wait also ends with the world, and at the deadline,
+//! which ends the world for all (RV-2, RV-3). A contribution is on its way to the other processes before its
+//! rank waits.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

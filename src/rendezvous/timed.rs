@@ -1,7 +1,7 @@
 //! A connection that is used until a moment and no longer.
 //!
-//! Law: **RV-2** the limit holds for everything that is read and written together. A time limit of the socket begins anew with every
-//! byte that comes; here it is what is left, set before each read and each write.
+//! Law: **RV-2** the limit holds for everything that is read and written together. A time limit of the socket
+//! begins anew with every byte that comes; here it is what is left, set before each read and each write.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

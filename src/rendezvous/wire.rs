@@ -1,7 +1,7 @@
 //! Numbers and lists as bytes: what ranks tell each other, written and read field by field.
 //!
-//! Law: numbers are little-endian. A reader takes a length only after it has seen that so many bytes are there, so what it allocates is
-//! bounded by what it was given.
+//! Law: numbers are little-endian. A reader takes a length only after it has seen that so many bytes are
+//! there, so what it allocates is bounded by what it was given.
 
 /// Bytes that end before what they should hold, or go on behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

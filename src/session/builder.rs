@@ -14,7 +14,7 @@ use super::tuning::Tuning;
 use super::{Program, Session, SessionError, costs};
 use crate::backend::cpu::{CpuOptions, CpuWorld, Link};
 use crate::backend::{Backend, Checked};
-use crate::compute::{Compute, ComputeFactory, Surface};
+use crate::compute::{Compute, ComputeError, ComputeFactory, Seat, Surface};
 use crate::config::{ByteSize, Config, Reduce};
 use crate::exec::{CaptureMode, Inbox, Initializer, RankThread, Setup, World, landing_bytes, report_bytes};
 use crate::id::RankId;
@@ -42,19 +42,32 @@ impl<S: Surface> std::fmt::Debug for SessionBuilder<S> {
 
 impl Session {
     /// Starts building a session. `closures` is called once per rank, on the thread that will run
-    /// the rank's calls.
+    /// the rank's calls. A factory that can fail, or wants to know the rank's GPU, goes to
+    /// [`Session::try_builder`].
     pub fn builder<S, C, F>(config: Config, closures: F) -> SessionBuilder<S>
     where
         S: Surface,
         C: Compute<S> + 'static,
         F: Fn(RankId) -> C + Send + Sync + 'static,
     {
+        Self::try_builder(config, move |seat: Seat<S::Device>| Ok(closures(seat.rank)))
+    }
+
+    /// As [`Session::builder`], with a factory that gets the rank's [`Seat`], on GPUs the device's ordinal with
+    /// it, and may fail. Where it fails the session does not start: the error ([`SessionError::Exec`]) names the
+    /// rank and has the factory's words.
+    pub fn try_builder<S, C, F>(config: Config, closures: F) -> SessionBuilder<S>
+    where
+        S: Surface,
+        C: Compute<S> + 'static,
+        F: Fn(Seat<S::Device>) -> Result<C, ComputeError> + Send + Sync + 'static,
+    {
         SessionBuilder {
             config,
             programs: Vec::new(),
             initializer: Arc::new(|_, _, _, _| {}),
             patience: Duration::ZERO,
-            closures: Arc::new(move |rank| Box::new(closures(rank))),
+            closures: Arc::new(move |seat| Ok(Box::new(closures(seat)?))),
         }
     }
 }
@@ -67,9 +80,10 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         self
     }
 
-    /// How masters begin: called per rank and weight with the weight's name, the first row, the
-    /// number of columns and the rank's rows, row-major. Without it masters begin as zeros. What it fills in must depend on
-    /// these alone: ranks that hold the same rows are asked one by one, and must be given the same values.
+    /// How masters begin: called per rank and weight with the weight's name, the first row, the number of
+    /// columns and the rank's rows, row-major. Without it masters begin as zeros. What it fills in must
+    /// depend on these alone: ranks that hold the same rows are asked one by one, and must be given the same
+    /// values.
     #[must_use]
     pub fn initialize(
         mut self,
@@ -83,6 +97,8 @@ impl<S: Surface + 'static> SessionBuilder<S> {
     ///
     /// # Errors
     /// [`SessionError::Backends`] unless `backends` are those of one whole world in rank order;
+    /// [`SessionError::WeightRules`] unless programs are declared over a model that the rules of the
+    /// configuration were applied to ([`Config::apply_weight_rules`]);
     /// [`SessionError::Unsupported`], [`SessionError::Plan`], [`SessionError::Trace`] and
     /// [`SessionError::Start`] before anything runs; [`SessionError::Exec`] with the cause when a
     /// rank cannot be set up.
@@ -93,8 +109,9 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         self.start_in(Arc::new(Rendezvous::of_threads(ranks, deadline)), backends).await
     }
 
-    /// As [`SessionBuilder::start`], for the ranks of this process of a world that may have others: one backend for each of
-    /// `rendezvous.own()`. Every process calls it with the same configuration and programs.
+    /// As [`SessionBuilder::start`], for the ranks of this process of a world that may have others: one
+    /// backend for each of `rendezvous.own()`. Every process calls it with the same configuration and
+    /// programs.
     ///
     /// # Errors
     /// As [`SessionBuilder::start`]; what one process cannot do is told to all.

@@ -1,11 +1,10 @@
 //! The weights of a session, outside of it.
 //!
-//! Law: a checkpoint is whole: every weight in its logical shape, independent of how many ranks
-//! wrote it, in how many replicas, so any mesh can read it: it is made of the first replica's shards, and every replica gets
-//! them back. Masters, moments, delayed scales and step count determine everything; the
-//! quantized planes ride along for whoever serves the model, and are not read back. Carried buffers
-//! are the exception: each rank has its own, so they fit the number of ranks that wrote them, and
-//! nothing drops them silently.
+//! Law: a checkpoint is whole: every weight in its logical shape, independent of how many ranks wrote it, in
+//! how many replicas, so any mesh can read it: it is made of the first replica's shards, and every replica
+//! gets them back. Masters, moments, delayed scales and step count determine everything; the quantized planes
+//! ride along for whoever serves the model, and are not read back. Carried buffers are the exception: each
+//! rank has its own, so they fit the number of ranks that wrote them, and nothing drops them silently.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -51,8 +50,8 @@ pub struct WeightState {
     /// What dequantizing needs beside the planes: NVFP4's amax, per-tensor FP8's scale_inv, else 1.
     pub tensor_scale: f32,
     /// Scale in use and amax history, where scaling is delayed. A session with delayed scaling that imports a
-    /// weight without begins its history anew; one without delayed scaling ignores it; one whose weight has another
-    /// format keeps the history and takes the scale from it.
+    /// weight without begins its history anew; one without delayed scaling ignores it; one whose weight has
+    /// another format keeps the history and takes the scale from it.
     pub delayed: Option<DelayedState>,
 }
 
@@ -101,7 +100,7 @@ impl Checkpoint {
             let owners = layout.shard.ranks as usize;
             let shards = || ranks.iter().take(owners).filter_map(move |rank| rank.shards.get(number));
             let values = |pick: fn(&WeightShard) -> &Vec<f32>| {
-                shards().flat_map(|shard| pick(shard).clone()).collect()
+                shards().flat_map(|shard| pick(shard).iter().copied()).collect()
             };
             Ok(WeightState {
                 name: layout.name.clone(),

@@ -1,7 +1,8 @@
 //! The costs a session's planner counts with.
 //!
-//! Law: costs are needed for `prefetch.policy = "auto"` alone, which trials come to as well (`tune.steps`), and come from the machine that the configuration names; a simulation
-//! brings its own. They are the same on every rank, because configuration and cluster files are.
+//! Law: costs are needed for `prefetch.policy = "auto"` alone, which trials come to as well (`tune.steps`),
+//! and come from the machine that the configuration names; a simulation brings its own. They are the same on
+//! every rank, because configuration and cluster files are.
 
 use super::SessionError;
 use crate::backend::sim::SimError;
@@ -9,12 +10,12 @@ use crate::cluster::{Cluster, PRESETS, Prices, named};
 use crate::config::{Capture, Config, PrefetchPolicy};
 use crate::plan::Costs;
 
-/// What tasks take for `ranks` ranks of `cluster`, in as many replicas as `config` says, where steps are recorded or not as it
-/// says.
+/// What tasks take for `ranks` ranks of `cluster`, in as many replicas as `config` says, where steps are
+/// recorded or not as it says.
 ///
 /// # Errors
-/// [`SessionError::Declare`] when the replicas do not divide the ranks, [`SessionError::Simulator`] when the ranks do not fit the
-/// cluster.
+/// [`SessionError::Declare`] when the replicas do not divide the ranks, [`SessionError::Simulator`] when the
+/// ranks do not fit the cluster.
 pub fn costs_of(config: &Config, cluster: &Cluster, ranks: u32) -> Result<Costs, SessionError> {
     let prices = Prices::new(cluster, config.mesh_of(ranks)?).ok_or_else(|| SimError::NoLinks {
         ranks,

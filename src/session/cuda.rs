@@ -1,8 +1,8 @@
 //! Sessions on GPUs: of this process alone, or as one process of several.
 //!
-//! Law: what waits for other processes or opens devices does so on a thread of its own, whatever executor polls: an executor's thread is
-//! held up for as long as it takes to start one. A future dropped meanwhile leaves that thread to end by itself, at the deadline
-//! at the latest, and what it made is closed.
+//! Law: what waits for other processes or opens devices does so on a thread of its own, whatever executor
+//! polls: an executor's thread is held up for as long as it takes to start one. A future dropped meanwhile
+//! leaves that thread to end by itself, at the deadline at the latest, and what it made is closed.
 
 use std::sync::Arc;
 use std::thread;
@@ -16,19 +16,21 @@ use crate::backend::cuda::{CudaFailure, CudaOptions, CudaSurface, CudaWorld, Dev
 use crate::config::{self, Config};
 use crate::rendezvous::{ProcessEnvironment, Rendezvous, RendezvousError, Secret};
 
-/// How long a rank looks for its next command before it sleeps: longer than a caller's thread takes to wake and to ask for the next step, so that
-/// steps that follow one another wake no rank.
+/// How long a rank looks for its next command before it sleeps: longer than a caller's thread takes to wake
+/// and to ask for the next step, so that steps that follow one another wake no rank.
 const PATIENCE: Duration = Duration::from_micros(300);
 
-/// [`PATIENCE`], where all ranks of the host, of whatever processes, and as many other threads have a core each; else a rank that looks would take
-/// the core from one that works. `cores` are those this process may use: it cannot know whether others may use them too, and takes it that they may.
+/// [`PATIENCE`], where all ranks of the host, of whatever processes, and as many other threads have a core
+/// each; else a rank that looks would take the core from one that works. `cores` are those this process may
+/// use: it cannot know whether others may use them too, and takes it that they may.
 const fn patience(ranks_of_host: usize, cores: usize) -> Duration {
     if cores >= ranks_of_host.saturating_mul(2) { PATIENCE } else { Duration::ZERO }
 }
 
 impl SessionBuilder<CudaSurface> {
-    /// Starts one rank on each of `devices`, one thread per rank, in as many replicas as the configuration says, with the transport, the deadline and the checking
-    /// layer that the configuration names. Tasks are timed on the device if a trace is asked for.
+    /// Starts one rank on each of `devices`, one thread per rank, in as many replicas as the configuration
+    /// says, with the transport, the deadline and the checking layer that the configuration names. Tasks are
+    /// timed on the device if a trace is asked for.
     ///
     /// # Errors
     /// [`SessionError::Config`] before anything is opened,
@@ -40,9 +42,9 @@ impl SessionBuilder<CudaSurface> {
         self.start_cuda_in(rendezvous, devices).await
     }
 
-    /// As [`SessionBuilder::start_cuda`], as one of the processes that a launcher started: waits for the others, with which this one
-    /// shares the secret of the environment ([`Secret::of_environment`]), and starts one rank on each of `devices`. Ranks are
-    /// numbered in the order of processes.
+    /// As [`SessionBuilder::start_cuda`], as one of the processes that a launcher started: waits for the
+    /// others, with which this one shares the secret of the environment ([`Secret::of_environment`]), and
+    /// starts one rank on each of `devices`. Ranks are numbered in the order of processes.
     ///
     /// # Errors
     /// [`SessionError::Rendezvous`] when the processes do not meet, then as [`SessionBuilder::start_cuda`].
@@ -60,7 +62,8 @@ impl SessionBuilder<CudaSurface> {
         self.start_cuda_in(Arc::new(rendezvous), devices).await
     }
 
-    /// As [`SessionBuilder::start_cuda`], for the ranks of this process in a world whose ranks meet at `rendezvous`.
+    /// As [`SessionBuilder::start_cuda`], for the ranks of this process in a world whose ranks meet at
+    /// `rendezvous`.
     ///
     /// # Errors
     /// [`SessionError::Cuda`], then as [`SessionBuilder::start_in`].

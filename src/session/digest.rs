@@ -1,7 +1,7 @@
 //! A number that says which checkpoint this is.
 //!
-//! Law: processes with the same checkpoint have the same number, and others do not but for a chance of 2^-64. It is about mistakes, not
-//! about forgery, and covers what an import reads: planes follow from the masters.
+//! Law: processes with the same checkpoint have the same number, and others do not but for a chance of 2^-64.
+//! It is about mistakes, not about forgery, and covers what an import reads: planes follow from the masters.
 
 use sha2::{Digest, Sha256};
 

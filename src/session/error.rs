@@ -4,7 +4,7 @@ use crate::backend::cpu::WorldError;
 use crate::backend::sim::SimError;
 use crate::config::ConfigError;
 use crate::exec::ExecError;
-use crate::format::FormatError;
+use crate::format::{ElementType, FormatError};
 use crate::id::RankId;
 use crate::model::DeclareError;
 use crate::plan::PlanError;
@@ -41,6 +41,16 @@ pub enum SessionError {
     /// The ranks could not be set up.
     #[error(transparent)]
     Exec(#[from] ExecError),
+    /// Programs over a model that the rules of the configuration were not applied to.
+    #[error(
+        "weight `{weight}` is declared otherwise than the rules under `weights` say: {rules}; declare programs over `config.apply_weight_rules(&model)?`, or start without these rules"
+    )]
+    WeightRules {
+        /// The first weight concerned.
+        weight: String,
+        /// Every rule that matches its name: what it sets, and where it stands.
+        rules: String,
+    },
     /// A step that is to be recorded whole, and cannot.
     #[error(
         "`{program}` cannot be recorded whole: its call `{call}` is declared dynamic, to be issued anew in every step; set capture = \"segments\" to record what lies between such calls, or capture = \"off\""
@@ -171,9 +181,35 @@ pub enum SessionError {
         /// The name asked for.
         buffer: String,
     },
+    /// Another element type than declared.
+    #[error(
+        "`{buffer}` of program `{program}` is declared in {declared}, not in {asked}; pass or ask for {declared}, declare it in {asked}, or take its bytes as they are by Session::write_input_bytes or StepReport::output_bytes"
+    )]
+    Element {
+        /// The program.
+        program: String,
+        /// The buffer.
+        buffer: String,
+        /// What the program declares.
+        declared: ElementType,
+        /// What the trainer passed or asked for.
+        asked: ElementType,
+    },
+    /// The mean of an output that is more than one value.
+    #[error(
+        "output `{buffer}` of program `{program}` has {elements} elements, and a mean is taken of one f32 per micro-batch; take StepReport::output of every rank and reduce it as it is meant"
+    )]
+    NoMean {
+        /// The program.
+        program: String,
+        /// The buffer.
+        buffer: String,
+        /// Its elements in one micro-batch.
+        elements: usize,
+    },
     /// Another number of bytes than declared.
     #[error(
-        "input `{buffer}` of program `{program}` was given {given} bytes and holds {expected}; check element type and count"
+        "input `{buffer}` of program `{program}` was given {given} bytes and holds {expected}; check the number of elements, which is that of all micro-batches"
     )]
     InputSize {
         /// The program.

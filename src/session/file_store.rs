@@ -1,9 +1,10 @@
 //! Checkpoints in one safetensors file.
 //!
-//! Law: the file is replaced whole or not at all, and a save that returned survives the loss of
-//! power: what is written goes into a file of its own beside it, is synced, and renamed over it, so of saves
-//! at the same time one is kept whole. A save that fails leaves nothing behind. Loading takes memory in proportion to the file, whatever its header
-//! says: every tensor is read at most once. What the tensors are called is said in `tensors.rs`.
+//! Law: the file is replaced whole or not at all, and a save that returned survives the loss of power: what
+//! is written goes into a file of its own beside it, is synced, and renamed over it, so of saves at the same
+//! time one is kept whole. A save that fails leaves nothing behind. Loading takes memory in proportion to the
+//! file, whatever its header says: every tensor is read at most once. What the tensors are called is said in
+//! `tensors.rs`.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -20,14 +21,13 @@ use crate::format::{DelayedState, Format, Shape};
 
 /// One safetensors file.
 ///
-/// Per weight: `<weight>.master`, `.exp_avg`, `.exp_avg_sq` in f32 `[rows, cols]`, and the quantized
-/// planes as `warpweft quantize` names and shapes them: `.rowwise_data`, `.rowwise_scale` and, where the
-/// format stores it, the same columnwise; for NVFP4 `.amax`, the amax that its scales are relative to;
-/// for FP8 with one scale per tensor that scale, as `.rowwise_scale`. Where scaling is delayed,
-/// `.delayed_scale` in f32 `[1]`, by which the planes were multiplied, and `.amax_history`, f32
-/// `[history]`, the latest first. Per carried buffer and rank:
-/// `carried.<buffer>.rank<N>`, bytes; of [`Carried::Zeros`] the metadata says `zeros`. Version 1 had no carried buffers; such a file loads as a
-/// checkpoint without any.
+/// Per weight: `<weight>.master`, `.exp_avg`, `.exp_avg_sq` in f32 `[rows, cols]`, and the quantized planes
+/// as `warpweft quantize` names and shapes them: `.rowwise_data`, `.rowwise_scale` and, where the format
+/// stores it, the same columnwise; for NVFP4 `.amax`, the amax that its scales are relative to; for FP8 with
+/// one scale per tensor that scale, as `.rowwise_scale`. Where scaling is delayed, `.delayed_scale` in f32
+/// `[1]`, by which the planes were multiplied, and `.amax_history`, f32 `[history]`, the latest first. Per
+/// carried buffer and rank: `carried.<buffer>.rank<N>`, bytes; of [`Carried::Zeros`] the metadata says
+/// `zeros`. Version 1 had no carried buffers; such a file loads as a checkpoint without any.
 #[derive(Clone, Debug)]
 pub struct FileStore {
     path: PathBuf,

@@ -1,7 +1,8 @@
 //! Where the host's time of a step went.
 //!
-//! Law: measured, on the rank of this process that took longest to issue; parts add up to the time of that rank's thread (HT-1 in
-//! [`crate::backend`]). What a step of a session costs beside its ranks' threads is told apart: the caller's thread, and handing over.
+//! Law: measured, on the rank of this process that took longest to issue; parts add up to the time of that
+//! rank's thread (HT-1 in [`crate::backend`]). What a step of a session costs beside its ranks' threads is
+//! told apart: the caller's thread, and handing over.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,20 +20,22 @@ pub struct HostTime {
     pub tasks: usize,
     /// Recordings launched for it; 0 if its tasks were issued.
     pub segments: usize,
-    /// From the first task to the last on its lane, or the launches of the recordings: what [`StepReport::issue`](super::StepReport::issue)
-    /// is the sum of.
+    /// From the first task to the last on its lane, or the launches of the recordings: all parts together are
+    /// [`StepReport::issue`](super::StepReport::issue).
     pub issue: HostSplit,
-    /// The rest of the step on the rank's thread: inputs and scalars copied in, waiting for the lanes, vote and outputs copied out. Without
-    /// recording the step, in the one step that does.
+    /// The rest of the step on the rank's thread: inputs and scalars copied in, waiting for the lanes, vote
+    /// and outputs copied out. Without recording the step, in the one step that does.
     pub edges: HostSplit,
     /// The caller's thread, before the ranks were told and behind their last reply.
     pub caller: Duration,
-    /// From the command to the last reply, without the time of the rank's thread: threads that are woken, and ranks that took longer.
+    /// From the command to the last reply, without the time of the rank's thread: threads that are woken, and
+    /// ranks that took longer.
     pub handing_over: Duration,
 }
 
 impl HostTime {
-    /// Of what the ranks of this process left in their exchanges; `duration` is from the command to the last reply.
+    /// Of what the ranks of this process left in their exchanges; `duration` is from the command to the last
+    /// reply.
     pub(super) fn of<'a>(
         exchanges: impl Iterator<Item = (RankId, &'a Exchange)>,
         tasks: usize,
@@ -51,7 +54,8 @@ impl HostTime {
         })
     }
 
-    /// This library's own time to issue one task, the messages between actors included; to launch a recorded step, all of it.
+    /// This library's own time to issue one task, the messages between actors included; to launch a recorded
+    /// step, all of it.
     #[must_use]
     pub fn own_each(&self) -> Duration {
         let parts = if self.segments > 0 { 1 } else { self.tasks };
@@ -65,7 +69,8 @@ fn milliseconds(time: Duration) -> String {
 }
 
 impl fmt::Display for HostTime {
-    /// `9.100 ms to issue 1234 tasks: driver 7.900 in 3456 calls, closures 0.600, own 0.600 = 0.49 µs per task; …`
+    /// `9.100 ms to issue 1234 tasks: driver 7.900 in 3456 calls, closures 0.600, own 0.600 = 0.49 µs per task;
+    /// splitting it took 0.200 more; …`
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { tasks, segments, issue, edges, caller, handing_over, .. } = self;
         let what = match segments {
@@ -85,6 +90,7 @@ impl fmt::Display for HostTime {
         if *segments == 0 {
             write!(formatter, " = {:.2} µs per task", self.own_each().as_secs_f64() * 1e6)?;
         }
+        write!(formatter, "; splitting it took {} more", milliseconds(issue.metering + edges.metering))?;
         if !issue.waiting.is_zero() {
             write!(formatter, "; waited {} for other ranks meanwhile", milliseconds(issue.waiting))?;
         }
@@ -115,9 +121,16 @@ mod tests {
             driver: micros(issue / 2),
             closures: micros(issue - issue / 10 - issue / 2),
             waiting: Duration::ZERO,
+            metering: Duration::ZERO,
             calls: issue,
         };
-        let edges = HostSplit { own: micros(3), driver: micros(20), calls: 5, ..HostSplit::default() };
+        let edges = HostSplit {
+            own: micros(3),
+            driver: micros(20),
+            metering: micros(2),
+            calls: 5,
+            ..HostSplit::default()
+        };
         Exchange {
             splits: true,
             issue: micros(issue),
@@ -160,7 +173,7 @@ mod tests {
         assert_eq!(
             host.to_string(),
             "9.100 ms to issue 1234 tasks: driver 4.550 in 9100 calls, closures 3.640, own 0.910 = 0.74 µs per task; \
-             before and behind that 0.023 ms: driver 0.020 in 5 calls, own 0.003; the caller's thread 0.000, handing over \
+             splitting it took 0.002 more; before and behind that 0.023 ms: driver 0.020 in 5 calls, own 0.003; the caller's thread 0.000, handing over \
              0.040"
         );
         let recorded = HostTime { segments: 1, ..host }.to_string();

@@ -1,12 +1,14 @@
 //! The embedder's handle: programs over one set of weights, driven step by step.
 //!
-//! Law: between two awaited steps a session is at an edge: all lanes drained, weights at one
-//! version on all ranks. A dropped `step` future finishes in the background and the next call
-//! awaits it and tells how it ended. A session owns the ranks of its process; where there are several processes, all call the
-//! same methods in the same order, and get the same outcomes (EX-2). After a closure's error the session goes on; after a panic or the death of a rank
-//! it is poisoned and says so until it is dropped. Where the configuration asks for it, the first steps choose the plan ([`Tuning`]).
-//! Nothing here is global: two sessions live side by side.
+//! Law: between two awaited steps a session is at an edge: all lanes drained, weights at one version on all
+//! ranks. A dropped `step` future finishes in the background and the next call awaits it and tells how it
+//! ended. A session owns the ranks of its process; where there are several processes, all call the same
+//! methods in the same order, and get the same outcomes (EX-2). After a closure's error the session goes on;
+//! after a panic or the death of a rank it is poisoned and says so until it is dropped. Where the
+//! configuration asks for it, the first steps choose the plan ([`Tuning`]). Nothing here is global: two
+//! sessions live side by side.
 
+mod block_on;
 mod builder;
 mod checkpoint;
 mod costs;
@@ -16,6 +18,7 @@ mod digest;
 mod error;
 mod file_store;
 mod host_time;
+mod input;
 mod plans;
 mod policy;
 mod recorder;
@@ -25,6 +28,7 @@ mod store;
 mod tensors;
 mod tuning;
 
+pub use block_on::block_on;
 pub use builder::SessionBuilder;
 pub use checkpoint::{Carried, CarriedBuffer, Checkpoint, PlanesState, WeightState};
 pub use costs::costs_of;
@@ -39,22 +43,29 @@ pub use tuning::Tuning;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytemuck::Pod;
-
 use crate::backend::TaskInterval;
 use crate::exec::{Command, Exchange, ExecError, Inbox, RankReport, RankThread};
 use crate::id::RankId;
-use crate::model::{Call, Role};
+use crate::model::Call;
 use crate::plan::StepPlan;
 use crate::rendezvous::Rendezvous;
 use recorder::Recorder;
 
 /// Programs, weights and ranks, ready to step.
 ///
-/// Dropping a session ends it as [`Session::close`] does, and blocks until its threads have ended: all
-/// ranks are told to close before any is waited for, and a rank that waits for one that is gone is
-/// woken. A closure that never returns holds it up; peers that do not end, for seconds. The trace is then written as well, but nobody
-/// hears whether that failed (it is logged as a warning).
+/// Any executor drives it: its futures wait for its own threads and need no runtime, timer or reactor.
+/// Without an executor there is [`block_on`]. A session and its futures are `Send`, so it may move to another
+/// thread or live in a task of a runtime of several.
+///
+/// Between awaits little happens on the caller's thread, but some of it blocks: [`Session::write_input`]
+/// copies its values, [`Session::step`] the inputs, [`Session::export`] and [`Session::import`] the weights;
+/// starting plans and proves the programs. [`Session::close`], at its end, and dropping wait for threads and
+/// write the trace. [`FileStore`] reads and writes its file on the thread that polls it.
+///
+/// Dropping a session ends it as [`Session::close`] does, and blocks until its threads have ended: all ranks
+/// are told to close before any is waited for, and a rank that waits for one that is gone is woken. A closure
+/// that never returns holds it up; peers that do not end, for seconds. The trace is then written as well, but
+/// nobody hears whether that failed (it is logged as a warning).
 #[derive(Debug)]
 pub struct Session {
     ranks: Vec<RankThread>,
@@ -99,8 +110,8 @@ impl Session {
     /// Runs one step of the program called `program` with the inputs written so far, and waits
     /// until all ranks have drained their lanes.
     ///
-    /// While the session tunes itself (`tune.steps`), behind a step that ends a trial the next plan may be made here, on the caller's
-    /// thread, before this returns.
+    /// While the session tunes itself (`tune.steps`), behind a step that ends a trial the next plan may be
+    /// made here, on the caller's thread, before this returns.
     ///
     /// # Errors
     /// [`SessionError::Closure`] when a closure failed (weights unchanged, session usable),
@@ -143,51 +154,8 @@ impl Session {
         Ok(report)
     }
 
-    /// Writes an input of the coming steps of one rank; it stays until written again. Of a program with
-    /// micro-batches it takes the values of all, `[micro_batches, elements]`.
-    ///
-    /// # Errors
-    /// An unknown program, buffer or rank, a buffer that is no input, or another length.
-    pub fn write_input<T: Pod>(
-        &mut self,
-        program: &str,
-        rank: RankId,
-        buffer: &str,
-        values: &[T],
-    ) -> Result<(), SessionError> {
-        let number = self.position(program)?;
-        let here = self.rendezvous.range();
-        let of_world = rank.index() < self.rendezvous.ranks() as usize;
-        if of_world && !here.contains(&rank.index()) {
-            let own: Vec<String> = self.own_ranks().map(|rank| rank.to_string()).collect();
-            return Err(SessionError::Elsewhere { rank, own: own.join(", ") });
-        }
-        let Program { plan, inputs } = &mut self.programs[number];
-        let position = plan.buffers.iter().position(|spec| spec.name == buffer && spec.role == Role::Input);
-        let place = position
-            .and_then(|position| inputs.get_mut(rank.index().checked_sub(here.start)?)?.get_mut(position));
-        let Some(place) = place else {
-            return Err(SessionError::NoInput {
-                program: program.to_owned(),
-                rank,
-                buffer: buffer.to_owned(),
-            });
-        };
-        let bytes: &[u8] = bytemuck::cast_slice(values);
-        if bytes.len() != place.len() {
-            return Err(SessionError::InputSize {
-                program: program.to_owned(),
-                buffer: buffer.to_owned(),
-                given: bytes.len(),
-                expected: place.len(),
-            });
-        }
-        place.copy_from_slice(bytes);
-        Ok(())
-    }
-
-    /// Whether reports of the coming steps say where the host's time went ([`StepReport::host`]). Off at first: asking costs about 50 ns for
-    /// each call of the driver.
+    /// Whether reports of the coming steps say where the host's time went ([`StepReport::host`]). Off at
+    /// first: asking costs about 50 ns for each call of the driver, which the report tells apart.
     pub fn split_host_time(&mut self, splits: bool) {
         self.splits = splits;
     }
@@ -225,7 +193,8 @@ impl Session {
     /// carried buffers.
     ///
     /// # Errors
-    /// [`SessionError::Partial`] where other processes own ranks, [`SessionError::DroppedStep`], a poisoned session.
+    /// [`SessionError::Partial`] where other processes own ranks, [`SessionError::DroppedStep`], a poisoned
+    /// session.
     pub async fn export(&mut self) -> Result<Checkpoint, SessionError> {
         if !self.rendezvous.is_whole() {
             return Err(SessionError::Partial);
@@ -234,7 +203,9 @@ impl Session {
         checkpoint.ok_or(SessionError::Partial)
     }
 
-    /// As [`Session::export`], called in every process: that of rank 0 gets the checkpoint of all ranks, the others `None`.
+    /// As [`Session::export`], called in every process: that of rank 0 gets the checkpoint of all ranks, the
+    /// others `None`. While rank 0 writes it down the others wait in their next step, no longer than
+    /// `deadline_s`: write on another thread, or let the configuration say more.
     ///
     /// # Errors
     /// [`SessionError::DroppedStep`], a poisoned session.
@@ -260,10 +231,9 @@ impl Session {
     /// the next step. Carried buffers become what the checkpoint says ([`Checkpoint::carried`]).
     ///
     /// # Errors
-    /// [`SessionError::Import`] when names or shapes differ from the session's, or carried buffers
-    /// are missing or of another number of ranks, or processes were given different checkpoints; nothing is changed then,
-    /// in no process.
-    /// [`SessionError::DroppedStep`], a poisoned session.
+    /// [`SessionError::Import`] when names or shapes differ from the session's, or carried buffers are
+    /// missing or of another number of ranks, or processes were given different checkpoints; nothing is
+    /// changed then, in no process. [`SessionError::DroppedStep`], a poisoned session.
     pub async fn import(&mut self, checkpoint: &Checkpoint) -> Result<(), SessionError> {
         self.settle().await?;
         self.check_usable()?;
@@ -325,15 +295,15 @@ impl Session {
     }
 
     /// Bytes of device memory each rank takes beside the arena that plans speak of: room for small values
-    /// until they are combined, and over several hosts for what is passed on. What peers send of gradients is in the plans' own bytes. 0 where ranks
-    /// read each other's arenas.
+    /// until they are combined, and over several hosts for what is passed on. What peers send of gradients is
+    /// in the plans' own bytes. 0 where ranks read each other's arenas.
     #[must_use]
     pub const fn landing_bytes(&self) -> usize {
         self.landing_bytes
     }
 
-    /// When every task of the last step that was awaited ran on `rank`, in the order of its plan's tasks; empty where the backend did not
-    /// measure (GPUs do for a trace), and for a rank of another process.
+    /// When every task of the last step that was awaited ran on `rank`, in the order of its plan's tasks;
+    /// empty where the backend did not measure (GPUs do for a trace), and for a rank of another process.
     #[must_use]
     pub fn intervals(&self, rank: RankId) -> Vec<TaskInterval> {
         let thread = self.ranks.iter().find(|thread| thread.rank() == rank);

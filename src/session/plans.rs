@@ -1,7 +1,7 @@
 //! The plans of a session, made once; those of trials over the same resident layout.
 //!
-//! Law: plans name no rank (PL-1), so one set serves all ranks of a process; everything a session begins with is planned
-//! and proved before the first thread starts. Ranks still compare fingerprints with each other,
+//! Law: plans name no rank (PL-1), so one set serves all ranks of a process; everything a session begins with
+//! is planned and proved before the first thread starts. Ranks still compare fingerprints with each other,
 //! because those of other processes make their own.
 
 use std::sync::Arc;
@@ -70,6 +70,7 @@ impl Plans {
             let reason = format!("two programs are named `{}`", program.name());
             return Err(SessionError::Start { reason });
         }
+        check_rules(first, config)?;
         check_capture(programs, config)?;
         let policy = Policy::from(config);
         let weights = Weights::new(first.model().weights(), mesh).with_state(StateLayout::from(config));
@@ -92,6 +93,14 @@ impl Plans {
             intervals: Vec::with_capacity(longest),
             ..Exchange::default()
         })
+    }
+}
+
+/// Programs are declared over a model as the rules of the configuration have it.
+fn check_rules(first: &StepProgram, config: &Config) -> Result<(), SessionError> {
+    match config.unrefined(first.model())? {
+        None => Ok(()),
+        Some((weight, rules)) => Err(SessionError::WeightRules { weight, rules }),
     }
 }
 

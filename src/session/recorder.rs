@@ -1,9 +1,9 @@
 //! Turns what the ranks measured into a timeline, and writes it.
 //!
-//! Law: a recorder only looks. It keeps the steps it was asked for and no others, so that a long
-//! run gives a trace a person can open. A path that cannot be written is refused before the session
-//! starts; the file is written when the session is closed or dropped. Arrows show the plan's fences: from the task that filled
-//! or freed a slot to the task that waited for it.
+//! Law: a recorder only looks. It keeps the steps it was asked for and no others, so that a long run gives a
+//! trace a person can open. A path that cannot be written is refused before the session starts; the file is
+//! written when the session is closed or dropped. Arrows show the plan's fences: from the task that filled or
+//! freed a slot to the task that waited for it.
 
 use std::collections::BTreeSet;
 use std::ops::{Deref, Range};
@@ -141,12 +141,11 @@ fn arguments(plan: &StepPlan, task: &Task) -> Vec<(String, String)> {
     if task.wire_bytes > 0 {
         arguments.push(("bytes received".to_owned(), task.wire_bytes.to_string()));
     }
-    for (slot, access) in task.op.accesses() {
+    for (slot, access) in task.op.accesses().into_iter().take(6 - arguments.len()) {
         let slot = plan.arena.slot(slot);
         let place = format!("{} at {}..{}", slot.name, slot.region.offset, slot.region.end());
         arguments.push((access.to_string(), place));
     }
-    arguments.truncate(6);
     let mut seen = BTreeSet::new();
     for (position, (key, _)) in arguments.iter_mut().enumerate() {
         if !seen.insert(key.clone()) {

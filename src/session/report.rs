@@ -9,17 +9,14 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytemuck::Pod;
-
 use super::{HostTime, SessionError};
-use crate::backend::TaskInterval;
 use crate::exec::{Exchange, RankReport};
+use crate::format::{Element, ElementType};
 use crate::id::RankId;
-use crate::layout::LaneKind;
-use crate::model::Role;
+use crate::model::{BufferSpec, Role};
 use crate::op::Vote;
 use crate::plan::{PlanBounds, StepPlan};
-use crate::trace::{Exposure, Interval, exposure};
+use crate::trace::Exposure;
 
 /// How a step ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -64,20 +61,22 @@ pub struct StepReport {
     /// How the steps right before this one ended whose futures were dropped, so that nobody saw their
     /// reports; oldest first.
     pub unobserved: Vec<Outcome>,
-    /// This step was to be recorded and some rank could not. It ran all the same. Ranks that could have dropped what they
-    /// recorded, so all ranks do the same: they issue this program's steps anew from now on, and none tries again in this session. Said in the
-    /// report of this step only, on every process; of several ranks that could not, the first is named.
+    /// This step was to be recorded and some rank could not. It ran all the same. Ranks that could have
+    /// dropped what they recorded, so all ranks do the same: they issue this program's steps anew from now
+    /// on, and none tries again in this session. Said in the report of this step only, on every process; of
+    /// several ranks that could not, the first is named.
     pub not_recorded: Option<NotRecorded>,
-    /// How many recordings were launched for it on each rank: 1 for a step that was recorded whole, one more than there are
-    /// dynamic calls at most for one in segments, 0 for one whose tasks were issued.
+    /// How many recordings were launched for it on each rank: 1 for a step that was recorded whole, one more
+    /// than there are dynamic calls at most for one in segments, 0 for one whose tasks were issued.
     pub segments: usize,
     /// From the command to the last rank's reply.
     pub duration: Duration,
-    /// What issuing the step's tasks, or launching its recordings, took on the rank that took longest: time of the host
-    /// before it waits for its lanes. On backends that run closures on the lanes, those are not in it.
+    /// What issuing the step's tasks, or launching its recordings, took on the rank that took longest: time
+    /// of the host before it waits for its lanes. On backends that run closures on the lanes, those are not
+    /// in it.
     pub issue: Duration,
-    /// What that went to, and the rest of the host's time: driver, closures, this library; only of steps that were asked for it by
-    /// [`Session::split_host_time`](super::Session::split_host_time).
+    /// What that went to, and the rest of the host's time: driver, closures, this library; only of steps that
+    /// were asked for it by [`Session::split_host_time`](super::Session::split_host_time).
     pub host: Option<HostTime>,
     /// Where the time went, summed over the ranks of this process, as measured by the backend.
     pub exposure: Exposure,
@@ -91,40 +90,64 @@ pub struct StepReport {
 }
 
 impl StepReport {
-    /// The output called `buffer`, as `rank` wrote it: `[micro_batches, elements]`, of a program without micro-batches
-    /// `[elements]`.
+    /// The output called `buffer`, as `rank` wrote it: `[micro_batches, elements]`, of a program without
+    /// micro-batches `[elements]`.
     ///
     /// # Errors
-    /// [`SessionError::NoOutput`] when there is none, or its bytes are no whole number of `T`.
-    pub fn output<T: Pod>(&self, rank: RankId, buffer: &str) -> Result<Vec<T>, SessionError> {
-        let position =
-            self.plan.buffers.iter().position(|spec| spec.name == buffer && spec.role == Role::Output);
-        position
-            .and_then(|position| self.outputs.get(rank.index())?.get(position))
-            .filter(|bytes| size_of::<T>() > 0 && bytes.len() % size_of::<T>() == 0)
-            .map(|bytes| bytemuck::allocation::pod_collect_to_vec(bytes))
-            .ok_or_else(|| SessionError::NoOutput {
-                program: self.program.clone(),
-                rank,
-                buffer: buffer.to_owned(),
-            })
+    /// [`SessionError::NoOutput`] when there is none, [`SessionError::Element`] unless it is declared in `T`.
+    pub fn output<T: Element>(&self, rank: RankId, buffer: &str) -> Result<Vec<T>, SessionError> {
+        let (spec, bytes) = self.find(rank, buffer)?;
+        self.check_element(spec, T::TYPE)?;
+        Ok(bytemuck::allocation::pod_collect_to_vec(bytes))
     }
 
-    /// The mean over all ranks and micro-batches of a one-element f32 output, such as a loss.
+    /// The bytes of an output, little endian and laid out as [`StepReport::output`] says: for trainers that learn
+    /// its element type at run time, from a file of calls or another language.
     ///
     /// # Errors
-    /// As [`StepReport::output`].
+    /// [`SessionError::NoOutput`] when there is none.
+    pub fn output_bytes(&self, rank: RankId, buffer: &str) -> Result<&[u8], SessionError> {
+        Ok(self.find(rank, buffer)?.1)
+    }
+
+    /// The mean over all ranks and micro-batches of an output of one f32, such as a loss.
+    ///
+    /// # Errors
+    /// [`SessionError::NoOutput`] when there is none, [`SessionError::Element`] unless it is declared in f32,
+    /// [`SessionError::NoMean`] unless it is declared with one element.
     pub fn mean_output(&self, buffer: &str) -> Result<f32, SessionError> {
-        let micro_batches = self.plan.micro_batches as usize;
         let mut sum = 0.0;
         for rank in 0..self.outputs.len() {
-            let values: Vec<f32> = self.output(RankId::at(rank), buffer)?;
-            let elements = (values.len() / micro_batches).max(1);
-            for micro_batch in 0..micro_batches {
-                sum += values.get(micro_batch * elements).copied().unwrap_or(f32::NAN);
+            let (spec, bytes) = self.find(RankId::at(rank), buffer)?;
+            self.check_element(spec, ElementType::F32)?;
+            if spec.elements != 1 {
+                let (program, buffer, elements) = (self.program.clone(), buffer.to_owned(), spec.elements);
+                return Err(SessionError::NoMean { program, buffer, elements });
+            }
+            for value in bytemuck::allocation::pod_collect_to_vec::<u8, f32>(bytes) {
+                sum += value;
             }
         }
-        Ok(sum / (self.outputs.len() * micro_batches) as f32)
+        Ok(sum / (self.outputs.len() * self.plan.micro_batches as usize) as f32)
+    }
+
+    fn find(&self, rank: RankId, buffer: &str) -> Result<(&BufferSpec, &[u8]), SessionError> {
+        let is_output = |spec: &BufferSpec| spec.name == buffer && spec.role == Role::Output;
+        let of_rank = self.outputs.get(rank.index()).into_iter().flatten();
+        let mut all = self.plan.buffers.iter().zip(of_rank);
+        let found = all.find(|(spec, _)| is_output(spec)).map(|(spec, bytes)| (spec, bytes.as_slice()));
+        found.ok_or_else(|| {
+            let (program, buffer) = (self.program.clone(), buffer.to_owned());
+            SessionError::NoOutput { program, rank, buffer }
+        })
+    }
+
+    fn check_element(&self, spec: &BufferSpec, asked: ElementType) -> Result<(), SessionError> {
+        if spec.element == asked {
+            return Ok(());
+        }
+        let (program, buffer, declared) = (self.program.clone(), spec.name.clone(), spec.element);
+        Err(SessionError::Element { program, buffer, declared, asked })
     }
 
     /// Exposed communication over step time, from 0 to 1.
@@ -134,7 +157,8 @@ impl StepReport {
     }
 }
 
-/// Builds the report from what the ranks of this process, of which the first is given, left in their exchanges, and from how the step ended on all ranks.
+/// Builds the report from what the ranks of this process, of which the first is given, left in their
+/// exchanges, and from how the step ended on all ranks.
 pub(super) fn build<E: Deref<Target = Exchange>>(
     plan: &Arc<StepPlan>,
     step: u64,
@@ -144,8 +168,7 @@ pub(super) fn build<E: Deref<Target = Exchange>>(
     (first, exchanges): (RankId, &[E]),
     ranks: Vec<RankReport>,
 ) -> Result<StepReport, SessionError> {
-    let mut scratch = Vec::new();
-    let exposure = exchanges.iter().map(|exchange| measure(plan, &exchange.intervals, &mut scratch)).sum();
+    let exposure = exchanges.iter().map(|exchange| exchange.exposure).sum();
     let outcome = match exchanges.first().and_then(|exchange| exchange.vote) {
         None => Outcome::Evaluated,
         Some(vote) if vote.verdict == Vote::CLEAN => {
@@ -178,22 +201,4 @@ pub(super) fn build<E: Deref<Target = Exchange>>(
         plan: Arc::clone(plan),
         outputs,
     })
-}
-
-/// Where the time of one rank's step went.
-pub(super) fn measure(plan: &StepPlan, intervals: &[TaskInterval], scratch: &mut Vec<Interval>) -> Exposure {
-    let begin = intervals.iter().map(|task| task.begin).min().unwrap_or(0);
-    let end = intervals.iter().map(|task| task.end).max().unwrap_or(0);
-    let (mut compute, mut communication, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
-    for (task, interval) in plan.tasks.iter().zip(intervals) {
-        match plan.lanes[task.lane.index()].kind {
-            LaneKind::Compute => compute.push(Interval::new(interval.begin, interval.end)),
-            LaneKind::Quantize | LaneKind::Sum => {}
-            LaneKind::Communicator(_) => {
-                waiting.push(Interval::new(interval.begin, interval.joined));
-                communication.push(Interval::new(interval.joined, interval.end));
-            }
-        }
-    }
-    exposure(Interval::new(begin, end), &compute, &communication, &waiting, scratch)
 }

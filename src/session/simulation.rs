@@ -1,9 +1,9 @@
 //! A program in virtual time: planned and driven as in a session, on a cluster that need not exist.
 //!
-//! Law: what is simulated is what a session would run before it tunes itself. The plans are made by the same code from the same
-//! configuration, one rank's actors issue them over [`crate::backend::sim`], and steps are recorded and replayed as the
-//! configuration says (EX-1). The result depends on program, configuration, cluster and number of ranks alone, never on the machine
-//! it was computed on.
+//! Law: what is simulated is what a session would run before it tunes itself. The plans are made by the same
+//! code from the same configuration, one rank's actors issue them over [`crate::backend::sim`], and steps are
+//! recorded and replayed as the configuration says (EX-1). The result depends on program, configuration,
+//! cluster and number of ranks alone, never on the machine it was computed on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,6 @@ use std::time::Duration;
 use super::costs::costs_of;
 use super::plans::Plans;
 use super::recorder::{add_step, causes};
-use super::report::measure;
 use super::{Session, SessionBuilder, SessionError};
 use crate::backend::sim::{SimSurface, SimWorld};
 use crate::backend::{Backend, TaskInterval};
@@ -38,7 +37,8 @@ pub struct Simulation {
     pub steps: Vec<Duration>,
     /// What every task took on rank 0 in the last step, nanoseconds, from the arrival of the last rank on.
     pub durations: Vec<u64>,
-    /// Where the time of rank 0's last step went. A collective begins when its last rank arrives; the wait is skew.
+    /// Where the time of rank 0's last step went. A collective begins when its last rank arrives; the wait is
+    /// skew.
     pub exposure: Exposure,
     /// Time in which each lane of rank 0 ran something in that step.
     pub busy: Vec<(LaneKind, Nanoseconds)>,
@@ -60,7 +60,8 @@ impl Compute<SimSurface> for NeverCalled {
 /// The plan a session would run for `program` alone, on `ranks` ranks.
 ///
 /// # Errors
-/// [`SessionError::Config`], [`SessionError::Declare`] for no ranks or ranks that `mesh.replicate` does not divide,
+/// [`SessionError::Config`], [`SessionError::Declare`] for no ranks or ranks that `mesh.replicate` does not
+/// divide, [`SessionError::WeightRules`] for a model that the configuration's rules were not applied to,
 /// [`SessionError::Plan`].
 pub fn plan_program(
     program: &StepProgram,
@@ -100,9 +101,10 @@ fn first(plans: Plans) -> Result<Arc<StepPlan>, SessionError> {
 }
 
 impl SessionBuilder<SimSurface> {
-    /// Starts a session in virtual time, on `ranks` ranks of `cluster`. One rank is driven and stands for all of them: the session owns rank 0
-    /// alone, its closures are never called, and what it reports or exports of values is zeros. Times are virtual but for
-    /// [`super::StepReport::duration`] and [`super::StepReport::issue`]. The planner counts with the same cluster.
+    /// Starts a session in virtual time, on `ranks` ranks of `cluster`. One rank is driven and stands for all
+    /// of them: the session owns rank 0 alone, its closures are never called, and what it reports or exports
+    /// of values is zeros. Times are virtual but for [`super::StepReport::duration`] and
+    /// [`super::StepReport::issue`]. The planner counts with the same cluster.
     ///
     /// # Errors
     /// [`SessionError::Simulator`] when the ranks do not fit the cluster, then as [`SessionBuilder::start`].
@@ -119,12 +121,12 @@ impl SessionBuilder<SimSurface> {
 }
 
 impl Session {
-    /// Simulates `steps` steps of `program` (at least one) on `ranks` ranks of `cluster`, after one that is not measured: it
-    /// casts new masters, and is issued even where steps are recorded.
+    /// Simulates `steps` steps of `program` (at least one) on `ranks` ranks of `cluster`, after one that is
+    /// not measured: it casts new masters, and is issued even where steps are recorded.
     ///
     /// # Errors
-    /// As [`plan_program`]; [`SessionError::Simulator`] when the ranks do not fit the cluster, [`SessionError::Exec`] when a
-    /// rank's arena does not fit a GPU.
+    /// As [`plan_program`]; [`SessionError::Simulator`] when the ranks do not fit the cluster,
+    /// [`SessionError::Exec`] when a rank's arena does not fit a GPU.
     pub fn simulate(
         program: &StepProgram,
         config: &Config,
@@ -136,8 +138,8 @@ impl Session {
         Self::simulate_with(program, config, cluster, ranks, steps, &costs)
     }
 
-    /// As [`Session::simulate`], with other costs for the planner to count with, such as measured ones. What is simulated is charged as the
-    /// cluster says.
+    /// As [`Session::simulate`], with other costs for the planner to count with, such as measured ones. What
+    /// is simulated is charged as the cluster says.
     ///
     /// # Errors
     /// As [`Session::simulate`].
@@ -158,7 +160,7 @@ impl Session {
         let world = SimWorld::new(mesh, cluster.clone(), config.reduce)?;
         let backend = world.backend()?;
         let device = backend.describe();
-        let closures: ComputeFactory<SimSurface> = Arc::new(|_| Box::new(NeverCalled));
+        let closures: ComputeFactory<SimSurface> = Arc::new(|_| Ok(Box::new(NeverCalled)));
         // The one rank that is driven meets nobody on the host.
         let alone = Arc::new(World::new(1, Duration::from_secs_f64(config.deadline_s)));
         let capture = CaptureMode::from(config);
@@ -176,7 +178,7 @@ impl Session {
         let Some(plan) = plans.programs.into_iter().next() else {
             return Err(SessionError::Start { reason: "add a program".into() });
         };
-        let exposure = measure(&plan, &exchange.intervals, &mut Vec::new());
+        let exposure = exchange.exposure;
         let busy = busy(&plan, &exchange.intervals);
         let timeline = timeline(&plan, &device, &exchange.intervals);
         Ok(Simulation { plan, step, steps, durations, exposure, busy, timeline, device })

@@ -82,6 +82,7 @@ fn weight(state: &WeightState) -> Vec<Tensor> {
                 ElementType::F32 => Dtype::F32,
                 ElementType::Bf16 => Dtype::BF16,
                 ElementType::U8 => Dtype::U8,
+                ElementType::U32 => Dtype::U32,
             },
             shape: vec![spec.rows, spec.cols],
             bytes: bytes.clone(),

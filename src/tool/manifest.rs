@@ -125,6 +125,7 @@ impl Part {
                     ElementType::F32 => Dtype::F32,
                     ElementType::Bf16 => Dtype::BF16,
                     ElementType::U8 => Dtype::U8,
+                    ElementType::U32 => Dtype::U32,
                 };
                 (dtype, vec![spec.rows, spec.cols])
             }

@@ -1,4 +1,5 @@
-//! The `warpweft` program, as a library: checkpoints into the formats and back; plans, simulations and traces looked at.
+//! The `warpweft` program, as a library: checkpoints into the formats and back; plans, simulations and traces
+//! looked at.
 //!
 //! Laws:
 //! - **TL-1** the tensors of a header that was accepted tile the data of its file exactly.

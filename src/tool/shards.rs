@@ -29,8 +29,8 @@ pub(super) fn quantize(
         columnwise: stored(Orientation::Columnwise),
         workspace: Workspace::default(),
     };
-    // No rank goes on before all have brought their amaxes to the collective. So each runs up to there, leaves with
-    // nothing changed (MW-1), and runs again when the maximum is known.
+    // No rank goes on before all have brought their amaxes to the collective. So each runs up to there,
+    // leaves with nothing changed (MW-1), and runs again when the maximum is known.
     let mut maximum = Vec::new();
     for shard in shards(weight.len(), ranks) {
         gathered.run(shard, weight, |amaxes| {
@@ -82,8 +82,8 @@ struct Gathered {
 }
 
 impl Gathered {
-    /// One rank's part: its slice of the weight into fragments, and these into the gathered planes. Returns the tensor
-    /// scale, once there is one.
+    /// One rank's part: its slice of the weight into fragments, and these into the gathered planes. Returns
+    /// the tensor scale, once there is one.
     fn run(
         &mut self,
         shard: FlatShard,

@@ -1,8 +1,9 @@
 //! What counts of several measurements.
 //!
-//! Law: the median, so that of three or more one late step or rank decides nothing; of an even number the later of the two in
-//! the middle, but for the steps of one trial ([`lower_median`]): of two ranks the slower is what a step waits for, of two steps the faster is the
-//! rule. It is in this room because every room that measures may import it.
+//! Law: the median, so that of three or more one late step or rank decides nothing; of an even number the
+//! later of the two in the middle, but for the steps of one trial ([`lower_median`]): of two ranks the slower
+//! is what a step waits for, of two steps the faster is the rule. It is in this room because every room that
+//! measures may import it.
 
 use std::cmp::Ordering;
 
@@ -13,7 +14,8 @@ pub fn median<T: Copy + PartialOrd>(mut measured: Vec<T>) -> Option<T> {
     measured.get(measured.len() / 2).copied()
 }
 
-/// As [`median`], but the earlier of the two in the middle of an even number: of two steps the faster, so that a slow one decides nothing.
+/// As [`median`], but the earlier of the two in the middle of an even number: of two steps the faster, so
+/// that a slow one decides nothing.
 #[must_use]
 pub fn lower_median<T: Copy + PartialOrd>(mut measured: Vec<T>) -> Option<T> {
     measured.sort_unstable_by(|one, other| one.partial_cmp(other).unwrap_or(Ordering::Equal));

@@ -7,7 +7,8 @@
 //! fall on its mark, so the picture of a long run stays small. Arrows are left to the trace
 //! viewers.
 //!
-//! A category has the same colour in every picture, so two of them can be compared; what mostly takes no time shares a few.
+//! A category has the same colour in every picture, so two of them can be compared; what mostly takes no time
+//! shares a few.
 
 use std::collections::{BTreeMap, BTreeSet};
 

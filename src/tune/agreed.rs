@@ -1,15 +1,18 @@
 //! What ranks agree on.
 //!
-//! Law: the median over ranks, so that from three ranks on one late rank decides nothing. Of two the later counts: a step waits for it.
+//! Law: the median over ranks, so that from three ranks on one late rank decides nothing. Of two the later
+//! counts: a step waits for it.
 
 use crate::trace::median;
 
-/// What the ranks agree on: for each step or task, the median over ranks of what they measured. Lists shorter than the first are left out;
-/// a session refuses them before it asks.
+/// What the ranks agree on: the median over ranks of what the step took, then of what each task took. A rank that
+/// could not time its tasks says the step alone, and has no say about tasks; lists of any other length than the
+/// longest have none either.
 #[must_use]
 pub fn agreed(ranks: &[Vec<u64>]) -> Vec<u64> {
-    let length = ranks.first().map_or(0, Vec::len);
-    let complete: Vec<&Vec<u64>> = ranks.iter().filter(|times| times.len() >= length).collect();
-    let at = |position: usize| median(complete.iter().map(|times| times[position]).collect());
-    (0..length).filter_map(at).collect()
+    let length = ranks.iter().map(Vec::len).max().unwrap_or(0);
+    let step = median(ranks.iter().filter_map(|times| times.first().copied()).collect());
+    let timed: Vec<&Vec<u64>> = ranks.iter().filter(|times| times.len() == length).collect();
+    let task = |position: usize| median(timed.iter().map(|times| times[position]).collect());
+    step.into_iter().chain((1..length).filter_map(task)).collect()
 }

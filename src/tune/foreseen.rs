@@ -1,14 +1,14 @@
 //! What a tuner can come to, before anything is measured.
 //!
-//! Law: **TU-5** every policy that a tuner of these limits asks for, whatever it is told, is foreseen, but for what is planned by measured
-//! durations: so whoever must make room for trials makes it once, up front.
+//! Law: **TU-5** every policy that a tuner of these limits asks for, whatever it is told, is foreseen, but
+//! for what is planned by measured durations: so whoever must make room for trials makes it once, up front.
 
 use super::trial::{Limits, LimitsError, Outcome};
 use super::tuner::Tuner;
 use crate::plan::Prefetch;
 
-/// The policies that trials can come to from `configured` on, of those that `fits` says can be run. Measured durations and the budget of
-/// `limits` are left out of account: `fits` knows what the budget allows.
+/// The policies that trials can come to from `configured` on, of those that `fits` says can be run. Measured
+/// durations and the budget of `limits` are left out of account: `fits` knows what the budget allows.
 ///
 /// # Errors
 /// [`LimitsError`] for a hysteresis that is no share.

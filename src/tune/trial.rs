@@ -16,8 +16,8 @@ pub struct Limits {
     pub per_trial: u32,
     /// Share by which a trial must be faster than the choice to become it, from 0 to below 1.
     pub hysteresis: f64,
-    /// Are plans tried that `auto` makes of measured durations? No configuration says such a plan again, so whoever wants to write the
-    /// choice down says no.
+    /// Are plans tried that `auto` makes of measured durations? No configuration says such a plan again, so
+    /// whoever wants to write the choice down says no.
     pub by_measurement: bool,
 }
 

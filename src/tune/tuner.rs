@@ -85,8 +85,9 @@ impl Tuner {
         None
     }
 
-    /// Tells how many transient bytes the plan of the candidate that was asked for last needs. `true`: run it and report. `false`: it is
-    /// over the budget, or nothing was asked for; run nothing and ask for the next.
+    /// Tells how many transient bytes the plan of the candidate that was asked for last needs. `true`: run it
+    /// and report. `false`: it is over the budget, or nothing was asked for; run nothing and ask for the
+    /// next.
     pub fn planned(&mut self, bytes: usize) -> bool {
         let Some(candidate) = self.asked else { return false };
         let Some(budget) = self.limits.budget.filter(|budget| bytes > *budget) else { return true };
@@ -96,9 +97,9 @@ impl Tuner {
         false
     }
 
-    /// Tells what came of the candidate that was asked for last; without one, nothing changes. One that ran without a step that was measured
-    /// is asked for once more, as long as there are steps: the first steps of a run may fail for reasons of their own, such as a loss scale
-    /// that is still too large.
+    /// Tells what came of the candidate that was asked for last; without one, nothing changes. One that ran
+    /// without a step that was measured is asked for once more, as long as there are steps: the first steps
+    /// of a run may fail for reasons of their own, such as a loss scale that is still too large.
     pub fn report(&mut self, outcome: Outcome) {
         let Some(candidate) = self.asked.take() else { return };
         let is_first = self.again.take().is_none();

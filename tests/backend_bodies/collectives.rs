@@ -170,8 +170,8 @@ fn weights_gathered_together_are_what_they_are_apart() {
 /// What is made of the sum of gradient `number`: as many ways as there are gradients.
 const TARGETS: [SumTarget; 3] = [SumTarget::Rows, SumTarget::First, SumTarget::More];
 
-/// Gradients that travel in f32 and in bf16, several at once: rounded on the rank, exchanged, summed in f32 in rank order, and in the same
-/// task accumulated as a task of its own would.
+/// Gradients that travel in f32 and in bf16, several at once: rounded on the rank, exchanged, summed in f32
+/// in rank order, and in the same task accumulated as a task of its own would.
 fn gradients_reduced_together_are_summed_in_f32_in_rank_order() {
     // The last is longer than what a backend sums at a time.
     let shapes = [(5, 3), (96, 64), (130, 127)];

@@ -9,7 +9,7 @@ use warpweft::config::AdamMode;
 use warpweft::format::{Format, Shape, Via};
 use warpweft::id::{BucketId, CallId, RankId, SlotId, WeightId};
 use warpweft::layout::{Content, Residency};
-use warpweft::model::{Placement, WeightSpec};
+use warpweft::model::{ParameterGroup, Placement, WeightSpec};
 use warpweft::op::{AdamOperand, MasterOperand, Op, ShardOperand, Vote};
 
 use crate::device::Device;
@@ -32,6 +32,7 @@ fn specs(shapes: &[(usize, usize)], format: Format) -> Vec<WeightSpec> {
         placement: Placement::Sharded,
         reuse: None,
         group: None,
+        parameters: ParameterGroup::default(),
     };
     shapes.iter().enumerate().map(named).collect()
 }

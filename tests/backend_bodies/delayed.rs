@@ -3,7 +3,7 @@
 use warpweft::format::{AmaxChoice, DelayedScaling, Format, Shape};
 use warpweft::id::BucketId;
 use warpweft::layout::{Content, Delayed};
-use warpweft::model::{Placement, WeightSpec};
+use warpweft::model::{ParameterGroup, Placement, WeightSpec};
 use warpweft::op::{Op, Vote};
 
 use super::harness::{Plan, QUANTIZE, run, sharded};
@@ -18,6 +18,7 @@ fn scales_and_history_follow_the_library_type_and_a_skipped_step_changes_neither
         placement: Placement::Sharded,
         reuse: None,
         group: None,
+        parameters: ParameterGroup::default(),
     };
     for choice in [AmaxChoice::Largest, AmaxChoice::Latest] {
         for history in [1_u32, 3] {

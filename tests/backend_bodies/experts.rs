@@ -1,8 +1,9 @@
 //! A model of experts and a training step of it, for sessions on every backend.
 //!
-//! A block of experts for each format, one behind the other. Every expert has tokens of its own; its block is a group that is gathered and
-//! reduced as one. What a block gave in forward is computed again in backward, and a step has two micro-batches. The loss is half the
-//! squared length of what the last block gives, so its gradient is that, and a device brings products alone: `crate::products`.
+//! A block of experts for each format, one behind the other. Every expert has tokens of its own; its block is
+//! a group that is gathered and reduced as one. What a block gave in forward is computed again in backward,
+//! and a step has two micro-batches. The loss is half the squared length of what the last block gives, so its
+//! gradient is that, and a device brings products alone: `crate::products`.
 
 use std::collections::BTreeMap;
 

@@ -7,13 +7,13 @@ use bytemuck::Pod;
 use warpweft::backend::{Backend, BackendError, TaskInterval};
 use warpweft::compute::ComputeFactory;
 use warpweft::config::AdamMode;
-use warpweft::format::{Format, Orientation, Shape, Via};
+use warpweft::format::{ElementType, Format, Orientation, Shape, Via};
 use warpweft::id::{BufferId, CallId, CommId, EventId, LaneId, MicroBatchId, SlotId, TaskId, WeightId};
 use warpweft::layout::{
     ALIGNMENT, ArenaLayout, Binding, Content, Lane, LaneKind, OptimizerSettings, PlaneRegions, Region,
     Residency, Settings, Slot, Weights,
 };
-use warpweft::model::{Call, CostHint, Mesh, Phase, Placement, WeightSpec};
+use warpweft::model::{BufferSpec, Call, Lifetime, Mesh, ParameterGroup, Phase, Placement, Role, WeightSpec};
 use warpweft::op::{Chunk, GatherPart, Op, Operand};
 
 use crate::device::{Device, DeviceOptions, on_every_rank};
@@ -50,7 +50,7 @@ pub(crate) struct Plan {
     pub(crate) events: usize,
     pub(crate) settings: Settings,
     pub(crate) script: Vec<Do>,
-    buffers: Vec<usize>,
+    pub(crate) buffers: Vec<BufferSpec>,
 }
 
 /// A sharded weight.
@@ -62,6 +62,7 @@ pub(crate) fn sharded(rows: usize, cols: usize, format: Format) -> WeightSpec {
         placement: Placement::Sharded,
         reuse: None,
         group: None,
+        parameters: ParameterGroup::default(),
     }
 }
 
@@ -97,7 +98,7 @@ impl Plan {
 
     fn place(&mut self, name: &str, content: Content, residency: Residency) -> SlotId {
         let buffers = &self.buffers;
-        let bytes = content.bytes(&self.weights, |buffer| buffers[buffer.index()]);
+        let bytes = content.bytes(&self.weights, |buffer| buffers[buffer.index()].bytes());
         let offset = self.arena.bytes();
         let region = Region { offset, bytes };
         self.arena.transient_bytes += bytes.next_multiple_of(ALIGNMENT);
@@ -115,7 +116,8 @@ impl Plan {
 
     /// A buffer of f32 values.
     pub(crate) fn buffer(&mut self, name: &str, elements: usize, residency: Residency) -> (BufferId, SlotId) {
-        self.buffers.push(elements * 4);
+        let (element, role, lifetime) = (ElementType::F32, Role::Internal, Lifetime::Step);
+        self.buffers.push(BufferSpec { name: name.into(), elements, element, role, lifetime });
         let id = BufferId::at(self.buffers.len() - 1);
         (id, self.place(name, Content::Buffer(id), residency))
     }
@@ -137,7 +139,7 @@ impl Plan {
             uses: Vec::new(),
             grads: Vec::new(),
             buffers: Vec::new(),
-            cost: CostHint::default(),
+            cost: Vec::new(),
             dynamic: false,
         });
         self.op(COMPUTE, Op::Compute { call, fault, operands })
@@ -199,8 +201,10 @@ impl<B: Backend> Rank<B> {
     ) -> Result<Self, BackendError> {
         let binding = Binding {
             rank: backend.rank(),
+            program: "bodies",
             arena: &plan.arena,
             weights: &plan.weights,
+            buffers: &plan.buffers,
             calls: &plan.calls,
             micro_batches: 1,
             ops: &plan.ops,

@@ -5,7 +5,7 @@ use warpweft::format::{Directions, ElementType, Format, Orientation, Via, quanti
 use warpweft::id::{BucketId, CallId, RankId, SlotId};
 use warpweft::layout::{Content, PlaneRegions, Region, Residency};
 use warpweft::model::{Group, Placement, WeightSpec};
-use warpweft::op::{GatherPart, NormRecord, Op, Reduction, ShardOperand, Vote};
+use warpweft::op::{DequantizePart, GatherPart, NormRecord, Op, Reduction, ShardOperand, Vote};
 
 use super::harness::{COMPUTE, LINK, Plan, QUANTIZE, W, noise, run, sharded};
 
@@ -63,7 +63,7 @@ fn flow(ranks: u32, rows: usize, cols: usize, format: Format, via: Via) -> Flow 
     }
     let transposed = format.derives_columnwise().is_ok().then(|| {
         let to = plan.transient("transposed", Content::Transposed(W));
-        plan.op(COMPUTE, Op::Transpose { weight: W, from: gathered[0].1, to });
+        plan.op(COMPUTE, Op::transpose(W, gathered[0].1, to));
         to
     });
     let mut dense = Vec::new();
@@ -72,7 +72,8 @@ fn flow(ranks: u32, rows: usize, cols: usize, format: Format, via: Via) -> Flow 
         for values in [ElementType::F32, ElementType::Bf16] {
             let to = plan.transient("dense", Content::Dense(W, orientation, values));
             let tensor_scale = Some(tensor_scale);
-            plan.op(COMPUTE, Op::Dequantize { weight: W, orientation, from, tensor_scale, values, to });
+            let part = DequantizePart { weight: W, orientation, values, from, tensor_scale, to };
+            plan.op(COMPUTE, Op::Dequantize { parts: vec![part] });
             dense.push((orientation, values, to));
         }
     }

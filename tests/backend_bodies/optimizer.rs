@@ -6,6 +6,7 @@ use warpweft::config::{AdamMode, Masters};
 use warpweft::format::{Format, join_master, split_master};
 use warpweft::id::{BucketId, SlotId};
 use warpweft::layout::Content;
+use warpweft::model::{NonNegative, ParameterGroup};
 use warpweft::op::{AdamOperand, MasterOperand, Op, ShardOperand, Vote};
 
 use super::harness::{LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
@@ -73,7 +74,8 @@ fn adam_is_bit_exact_to_every_golden_case() {
         serde_json::from_str(&header.metadata().as_ref().unwrap()["cases"]).unwrap();
     let mut steps = 0;
     let ways = [Masters::F32, Masters::Bf16Remainder];
-    for (case, way) in cases.iter().flat_map(|case| ways.map(|way| (case, way))) {
+    let ways = ways.into_iter().flat_map(|way| [(way, false), (way, true)]);
+    for (case, (way, own)) in cases.iter().flat_map(|case| ways.clone().map(move |way| (case, way))) {
         let number = |key: &str| case[key].as_f64().unwrap();
         let count = number("n") as usize;
         let mut state = optimizer(count, way);
@@ -87,7 +89,15 @@ fn adam_is_bit_exact_to_every_golden_case() {
         state.plan.settings.optimizer.beta2 = number("b2") as f32;
         state.plan.settings.optimizer.epsilon = number("eps") as f32;
         state.plan.settings.optimizer.weight_decay = number("wd") as f32;
-        let (lr, last) = (number("lr") as f32, number("steps") as u32);
+        let (mut lr, last) = (number("lr") as f32, number("steps") as u32);
+        if own {
+            // The weight's own group says what the case does, and the settings something else.
+            let weight_decay = NonNegative::new(number("wd") as f32);
+            let parameters = ParameterGroup { weight_decay, learning_rate_scale: NonNegative::new(0.5) };
+            state.plan.weights.layouts[0].parameters = parameters;
+            state.plan.settings.optimizer.weight_decay += 7.0;
+            lr *= 2.0;
+        }
         let (name, bytes) = (case["name"].as_str().unwrap().to_owned(), bytes.clone());
         let Optimizer { plan, master, exp_avg, exp_avg_sq, main_grad, vote, learning_rate } = state;
         run(plan, move |rank| {
@@ -129,7 +139,7 @@ fn adam_is_bit_exact_to_every_golden_case() {
         });
         steps += last;
     }
-    assert_eq!(steps, 2 * 20, "the golden file has four cases of five steps");
+    assert_eq!(steps, 2 * 2 * 20, "the golden file has four cases of five steps");
 }
 
 fn a_vote_that_skips_leaves_masters_moments_and_shards_alone() {

@@ -22,7 +22,8 @@ const STEPS: u32 = 6;
 /// Where a product found its weight, and where it wrote y or dW.
 pub(crate) type Addresses = [u64; 2];
 
-/// By rank, micro-batch, call and expert. A replay that runs no closures adds nothing, and uses what the recording was given.
+/// By rank, micro-batch, call and expert. A replay that runs no closures adds nothing, and uses what the
+/// recording was given.
 type Seen = Arc<Mutex<BTreeMap<(RankId, MicroBatchId, CallId, usize), BTreeSet<Addresses>>>>;
 
 /// What came of some steps.

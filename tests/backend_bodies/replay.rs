@@ -74,8 +74,9 @@ fn eager_steps_and_replays_of_one_plan_may_alternate() {
     });
 }
 
-/// The pipeline in two segments, and the copy between them enqueued anew. Fences that cross a segment's end are left out:
-/// a recording begins and ends on the first lane, which is all that orders the two and the copy.
+/// The pipeline in two segments, and the copy between them enqueued anew. Fences that cross a segment's end
+/// are left out: a recording begins and ends on the first lane, which is all that orders the two and the
+/// copy.
 fn two_segments_and_a_task_between_them_give_the_bits_of_an_eager_step() {
     let copy = TaskId::new(2);
     for ranks in 1..=most_recorded_ranks() {

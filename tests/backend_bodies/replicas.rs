@@ -1,4 +1,5 @@
-//! Collectives of a mesh of several replicas: who takes part, and in which order values are added. Meshes are the device's.
+//! Collectives of a mesh of several replicas: who takes part, and in which order values are added. Meshes are
+//! the device's.
 
 use warpweft::format::{ElementType, Format};
 use warpweft::id::{CallId, RankId, WeightId};
@@ -15,7 +16,8 @@ fn values(rank: usize, number: usize, elements: usize) -> Vec<f32> {
     noise(elements, (10 * rank + number) as u32).iter().map(|value| value * scale).collect()
 }
 
-/// Gradients that few bytes, and that many copies, carry to the other ranks: by the ranks of a replica, then by the replicas.
+/// Gradients that few bytes, and that many copies, carry to the other ranks: by the ranks of a replica, then
+/// by the replicas.
 fn sums(mesh: Mesh, recorded: bool) -> Vec<Vec<Vec<f32>>> {
     let specs = [(12, 5), (96, 130)].map(|(rows, cols)| sharded(rows, cols, Format::F32));
     let mut plan = Plan::over(mesh, &specs);

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use half::bf16;
 use warpweft::backend::cpu::{CpuOptions, CpuSurface};
 use warpweft::backend::{Backend, BackendError, ClosureFault};
 use warpweft::compute::{ComputeContext, ComputeError, ComputeFactory};
-use warpweft::id::{BufferId, CallId, SlotId};
+use warpweft::format::ElementType;
+use warpweft::id::{BufferId, CallId, SlotId, WeightId};
 use warpweft::layout::{Content, Residency};
 use warpweft::model::{Access, Call};
 use warpweft::op::{Op, Operand, OperandRole};
@@ -101,19 +103,71 @@ fn a_closure_gets_only_what_its_call_declares_and_no_two_writers() {
                 let held = context.write::<f32>(BUFFER)?;
                 assert!(matches!(context.write::<f32>(BUFFER), Err(ComputeError::Race(_))));
                 drop(held);
-                let (one, two) = (context.read::<f32>(BUFFER)?, context.read::<u32>(BUFFER)?);
+                let (one, two) = (context.read::<f32>(BUFFER)?, context.read::<f32>(BUFFER)?);
                 assert_eq!((one.len(), two.len()), (3, 3));
                 Ok(())
             }
-            "second" => context.read::<[f32; 2]>(BUFFER).map(drop),
+            "second" => context.gradient(WeightId::new(0)).map(drop),
             _ => Ok(()),
         });
         let mut rank = Rank::start(backend, plan, probe).unwrap();
         rank.step().unwrap();
         let told = rank.backend.take_fault(&mut rank.streams[0]).unwrap();
         assert_eq!((told.call, told.panicked), (CallId::new(1), false));
-        assert!(told.message.contains("`second`") && told.message.contains("12 bytes"), "{}", told.message);
+        assert!(
+            told.message.contains("`second`") && told.message.contains("the gradient of weight 0"),
+            "{}",
+            told.message
+        );
         assert_eq!(rank.get::<u32>(fault), [2]);
+    });
+}
+
+#[test]
+fn a_buffer_is_lent_in_the_element_type_it_is_declared_in_or_as_bytes() {
+    let (plan, fault, _) = three_calls();
+    on_every_rank(plan, CpuOptions::default(), move |backend, plan| {
+        let probe = closures(|call, context| match call.name.as_str() {
+            "first" => {
+                let read = context.read::<bf16>(BUFFER).unwrap_err();
+                let written = context.write::<u8>(BUFFER).unwrap_err();
+                let (call, buffer, declared) = ("first".to_owned(), "counts".to_owned(), ElementType::F32);
+                let refused = |asked| ComputeError::BufferElement {
+                    call: call.clone(),
+                    buffer: buffer.clone(),
+                    declared,
+                    asked,
+                };
+                assert_eq!([read, written], [refused(ElementType::Bf16), refused(ElementType::U8)]);
+                context.write::<f32>(BUFFER)?.copy_from_slice(&[1.0, 2.0, 3.0]);
+                assert_eq!(*context.read_bytes(BUFFER)?, *bytemuck::bytes_of(&[1.0_f32, 2.0, 3.0]));
+                context.write_bytes(BUFFER)?[..4].copy_from_slice(&4.0_f32.to_le_bytes());
+                assert_eq!(*context.read::<f32>(BUFFER)?, [4.0, 2.0, 3.0]);
+                let other = BufferId::new(9);
+                assert!(matches!(context.read_bytes(other), Err(ComputeError::NotDeclared { .. })));
+                assert!(matches!(context.write_bytes(other), Err(ComputeError::NotDeclared { .. })));
+                Ok(())
+            }
+            "second" => context.read::<bf16>(BUFFER).map(drop),
+            _ => Ok(()),
+        });
+        let mut rank = Rank::start(backend, plan, probe).unwrap();
+        rank.step().unwrap();
+        let told = rank.backend.take_fault(&mut rank.streams[0]).unwrap();
+        assert_eq!((told.call, told.panicked), (CallId::new(1), false));
+        let said = "call `second` asked for `counts` in bf16, which is declared in f32";
+        assert!(told.message.contains(said), "{}", told.message);
+        assert_eq!(rank.get::<u32>(fault), [2]);
+    });
+}
+
+#[test]
+fn a_call_on_a_buffer_that_the_program_does_not_declare_is_not_bound() {
+    let (mut plan, ..) = three_calls();
+    plan.buffers.clear();
+    on_every_rank(plan, CpuOptions::default(), |backend, plan| {
+        let message = Rank::start(backend, plan, None).err().unwrap().to_string();
+        assert!(message.contains("buffer 0 is not in the program"), "{message}");
     });
 }
 
@@ -122,9 +176,22 @@ fn a_factory_that_panics_is_an_error_of_the_lane() {
     let (plan, ..) = three_calls();
     on_every_rank(plan, CpuOptions::default(), |backend, plan| {
         let memory = backend.reserve(plan.arena.bytes(), 0).unwrap();
-        let refused = backend.open(&memory, LANES[0], Some(Arc::new(|rank| panic!("no model for {rank}"))));
+        let refused =
+            backend.open(&memory, LANES[0], Some(Arc::new(|seat| panic!("no model for {}", seat.rank))));
         let message = refused.unwrap_err().to_string();
         assert!(message.contains("no model for rank 0"), "{message}");
+    });
+}
+
+#[test]
+fn a_factory_that_fails_is_an_error_of_the_lane() {
+    let (plan, ..) = three_calls();
+    on_every_rank(plan, CpuOptions::default(), |backend, plan| {
+        let memory = backend.reserve(plan.arena.bytes(), 0).unwrap();
+        let fails: ComputeFactory<CpuSurface> =
+            Arc::new(|seat| Err(ComputeError::closure(format!("no model for {}", seat.rank))));
+        let message = backend.open(&memory, LANES[0], Some(fails)).unwrap_err().to_string();
+        assert!(message.contains("rank 0") && message.contains("failed: no model for rank 0"), "{message}");
     });
 }
 
@@ -136,11 +203,11 @@ fn closures_live_on_one_thread() {
             // Neither `Send` nor `Sync`.
             let seen = std::rc::Rc::new(std::cell::Cell::new(0));
             let home = std::thread::current().id();
-            Box::new(move |_: &Call, _: &ComputeContext<'_, CpuSurface>| {
+            Ok(Box::new(move |_: &Call, _: &ComputeContext<'_, CpuSurface>| {
                 seen.set(seen.get() + 1);
                 assert_eq!(std::thread::current().id(), home);
                 Ok(())
-            })
+            }))
         });
         let mut rank = Rank::start(backend, plan, Some(factory)).unwrap();
         rank.step().unwrap();

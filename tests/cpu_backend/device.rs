@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use warpweft::backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
 use warpweft::compute::{ComputeContext, ComputeError, ComputeFactory};
-use warpweft::id::RankId;
 use warpweft::model::{Call, Mesh};
 
 use crate::bodies::harness::{Plan, within_limit};
@@ -54,8 +53,8 @@ pub(crate) fn closures<F>(run: F) -> Option<ComputeFactory<CpuSurface>>
 where
     F: Fn(&Call, &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> + Send + Sync + Clone + 'static,
 {
-    Some(Arc::new(move |_: RankId| {
+    Some(Arc::new(move |_| {
         let run = run.clone();
-        Box::new(move |call: &Call, context: &ComputeContext<'_, CpuSurface>| run(call, context))
+        Ok(Box::new(move |call: &Call, context: &ComputeContext<'_, CpuSurface>| run(call, context)))
     }))
 }

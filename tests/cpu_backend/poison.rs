@@ -100,8 +100,8 @@ fn a_poisoned_world_stays_poisoned_and_keeps_the_first_reason() {
     });
 }
 
-/// CO-1: collectives swapped on one rank. With several replicas the two are of different groups, which meet at places of
-/// their own, and each rank waits at one of them.
+/// CO-1: collectives swapped on one rank. With several replicas the two are of different groups, which meet
+/// at places of their own, and each rank waits at one of them.
 #[test]
 fn ranks_that_disagree_on_the_next_collective_all_learn_both() {
     for mesh in [Mesh::new(3), Mesh::hybrid(4, 2), Mesh::hybrid(6, 3)].map(Result::unwrap) {

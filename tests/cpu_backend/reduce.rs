@@ -1,12 +1,18 @@
-//! Reductions that a collective sums by itself: what a collective library is asked for, and what the CPU does in its place.
+//! Reductions that a collective sums by itself: what a collective library is asked for, and what the CPU does
+//! in its place.
+
+use std::sync::Arc;
 
 use half::bf16;
-use warpweft::format::{ElementType, Format};
-use warpweft::id::{CallId, SlotId};
+use warpweft::backend::BackendError;
+use warpweft::backend::cpu::{CpuOptions, CpuWorld};
+use warpweft::format::{ElementType, Format, Orientation};
+use warpweft::id::{CallId, RankId, SlotId};
 use warpweft::layout::Content;
-use warpweft::op::{Op, ReducePart, SumPart, SumTarget};
+use warpweft::model::Mesh;
+use warpweft::op::{DequantizePart, Op, ReducePart, SumPart, SumTarget};
 
-use crate::bodies::harness::{LINK, Plan, QUANTIZE, W, noise, run, sharded};
+use crate::bodies::harness::{LINK, Plan, QUANTIZE, Rank, W, noise, run, sharded};
 
 const CALL: CallId = CallId::new(0);
 
@@ -34,7 +40,8 @@ fn sums(ranks: u32, element: ElementType, reduce: impl FnOnce(&mut Plan, SlotId)
     })
 }
 
-/// Both ways, bit for bit: one collective that sums, accumulated behind it, and an exchange whose sum is accumulated in one pass.
+/// Both ways, bit for bit: one collective that sums, accumulated behind it, and an exchange whose sum is
+/// accumulated in one pass.
 #[test]
 fn a_collective_that_sums_leaves_what_an_exchange_and_a_sum_leave() {
     for (ranks, element) in (1..=4).flat_map(|ranks| [(ranks, ElementType::F32), (ranks, ElementType::Bf16)])
@@ -59,5 +66,46 @@ fn a_collective_that_sums_leaves_what_an_exchange_and_a_sum_leave() {
         });
         assert!(by_ranks.iter().flatten().any(|value| *value != 0.0));
         assert_eq!(by_collective, by_ranks, "{ranks} ranks in {element:?}");
+    }
+}
+
+/// A [`Plan`] with one op in an element type.
+type Case = fn(&mut Plan, ElementType) -> Op;
+
+/// Neither bytes nor u32, though this is as large as f32.
+#[test]
+fn an_op_on_a_weight_or_its_gradient_in_whole_numbers_is_not_bound() {
+    let scatter: Case = |plan, element| {
+        let from = plan.transient("gradient", Content::Gradient(W, CALL));
+        let to = plan.transient("reduced", Content::ReducedGradient(W, CALL));
+        Op::ReduceScatter { element, parts: vec![ReducePart { weight: W, from, to }] }
+    };
+    let sum: Case = |plan, element| {
+        let own = plan.transient("gradient", Content::Gradient(W, CALL));
+        let into = plan.transient("reduced", Content::ReducedGradient(W, CALL));
+        let target = SumTarget::Rows;
+        Op::SumGradient { element, parts: vec![SumPart { weight: W, own, landed: None, into, target }] }
+    };
+    let dequantize: Case = |plan, values| {
+        let orientation = Orientation::Rowwise;
+        let from = plan.transient("gathered", Content::Gathered(W, orientation));
+        let to = plan.transient("dense", Content::Dense(W, orientation, ElementType::F32));
+        let part = DequantizePart { weight: W, orientation, values, from, tensor_scale: None, to };
+        Op::Dequantize { parts: vec![part] }
+    };
+    let bind = |case: Case, element| {
+        let mut plan = Plan::new(1, &[sharded(4, 4, Format::Bf16)]);
+        let op = case(&mut plan, element);
+        plan.op(QUANTIZE, op);
+        let world = CpuWorld::new(Mesh::new(1).unwrap(), CpuOptions::default()).unwrap();
+        Rank::start(world.backend(RankId::new(0)).unwrap(), Arc::new(plan), None).map(drop)
+    };
+    for case in [scatter, sum, dequantize] {
+        bind(case, ElementType::F32).unwrap();
+        for element in [ElementType::U8, ElementType::U32] {
+            let refused = bind(case, element);
+            let Err(BackendError::Unsupported { reason, .. }) = refused else { panic!("{refused:?}") };
+            assert!(reason.contains("f32 or bf16") && reason.ends_with(&element.to_string()), "{reason}");
+        }
     }
 }

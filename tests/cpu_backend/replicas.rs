@@ -1,4 +1,5 @@
-//! What of meshes of several replicas is not for every backend: sums by a collective, and what is said of a wrong mesh or of a rank that is gone.
+//! What of meshes of several replicas is not for every backend: sums by a collective, and what is said of a
+//! wrong mesh or of a rank that is gone.
 
 use std::sync::Arc;
 

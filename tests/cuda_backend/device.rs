@@ -41,6 +41,14 @@ pub(crate) fn ways() -> Vec<Way> {
     if several { vec![Way::Engines, Way::Kernels, Way::Nccl] } else { vec![Way::Engines] }
 }
 
+/// Why a body cannot run on this machine. Ranks that share a GPU may stand still, each waiting for the other;
+/// this body's did on two GPUs, every time.
+pub(crate) fn cannot(body: &str) -> Option<String> {
+    let gpus = DeviceOrdinal::all().map_or(0, |all| all.len());
+    let wants = body == "quantized_bytes_do_not_depend_on_the_number_of_ranks";
+    (wants && gpus < 4).then(|| format!("it takes 4 GPUs, one for each rank, and {gpus} are here"))
+}
+
 pub(crate) fn choose(way: Way) {
     *WAY.lock().unwrap() = way;
 }

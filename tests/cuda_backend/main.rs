@@ -1,8 +1,8 @@
-//! The CUDA backend, driven by hand through the `Backend` trait: the bodies that hold for every backend, once with copy engines
-//! that write to peers, once with kernels that do, and once with NCCL.
+//! The CUDA backend, driven by hand through the `Backend` trait: the bodies that hold for every backend, once
+//! with copy engines that write to peers, once with kernels that do, and once with NCCL.
 //!
-//! A program with a runner of its own, so that a machine without a GPU says that everything is skipped. Arguments choose
-//! bodies by part of their name.
+//! A program with a runner of its own, so that a machine without a GPU says that everything is skipped.
+//! Arguments choose bodies by part of their name.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 
@@ -45,6 +45,10 @@ fn main() {
     for way in device::ways() {
         device::choose(way);
         for (name, body) in &chosen {
+            if let Some(reason) = device::cannot(name) {
+                println!("{way:?}: {name}: skipped, because {reason}");
+                continue;
+            }
             let begun = Instant::now();
             let passed = catch_unwind(body).is_ok();
             println!("{way:?}: {name}: {} in {:.1?}", if passed { "ok" } else { "FAILED" }, begun.elapsed());

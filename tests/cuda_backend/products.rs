@@ -49,7 +49,7 @@ pub(crate) async fn start(builder: SessionBuilder<CudaSurface>, ranks: u32) -> S
 
 /// The products of a rank: a layer for each format.
 pub(crate) struct Layers {
-    /// A factory cannot refuse, a call can.
+    /// What a factory failed at is said by every call.
     layers: Result<Vec<Linear>, LinearError>,
 }
 

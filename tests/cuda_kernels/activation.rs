@@ -2,7 +2,7 @@
 
 use half::bf16;
 use warpweft::backend::cuda::DeviceAddress;
-use warpweft::backend::cuda::kernels::ActivationOperand;
+use warpweft::backend::cuda::kernels::{ActivationOperand, ActivationSource};
 use warpweft::format::{Directions, Format, Quantized, Shape, Via, quantize};
 
 use crate::golden_file::{assert_bytes, assert_f32s};
@@ -136,6 +136,66 @@ fn activations_along_rows_and_columns_are_the_cpus() {
     }
 }
 
+/// Everything the kernels make of one matrix, in both directions.
+fn cast(
+    gpu: &Gpu,
+    format: Format,
+    shape: Shape,
+    values: &Buffer<bf16>,
+    source: ActivationSource,
+) -> (Vec<u8>, Vec<u32>, Vec<u8>, Vec<u32>) {
+    let scales = |shape: Shape| shape.cols.div_ceil(128) * shape.rows.next_multiple_of(4);
+    let found = Found {
+        shape,
+        data: gpu.buffer(&vec![0x5A_u8; shape.elements()]),
+        scale: gpu.buffer(&vec![f32::NAN; scales(shape)]),
+        turned: gpu.buffer(&vec![0x5A_u8; shape.cols * shape.rows.next_multiple_of(16)]),
+        turned_scale: gpu.buffer(&vec![f32::NAN; scales(shape.transposed())]),
+    };
+    let operand = ActivationOperand {
+        shape,
+        values: values.address(),
+        row_pitch: shape.cols,
+        data: found.data.address(),
+        scale: found.scale.address(),
+        columnwise_data: found.turned.address(),
+        columnwise_scale: found.turned_scale.address(),
+    };
+    gpu.run(gpu.kernels.activation_quantizer(format).unwrap().cast_of(source, &operand));
+    let bits = |scale: &Buffer<f32>| scale.read().into_iter().map(f32::to_bits).collect();
+    (found.data.read(), bits(&found.scale), found.turned.read(), bits(&found.turned_scale))
+}
+
+/// NaNs, infinities and numbers that overflow on the way among the values.
+#[test]
+fn gelu_and_its_gradient_on_the_way_to_codes_are_those_of_launches_of_their_own() {
+    let Some(gpu) = Gpu::open("GELU on the way to codes") else { return };
+    let kernels = gpu.kernels.elementwise().unwrap();
+    for name in ["fp8_block1x128_pow2", "fp8_block1x128_f32scale", "fp8_block1x128_e5m2_pow2_eps1e-3"] {
+        let format: Format = name.parse().unwrap();
+        for (rows, cols) in SHAPES {
+            for kind in [Kind::Weights, Kind::Wide, Kind::Special] {
+                let (shape, what) = (Shape::new(rows, cols), format!("{format} {rows}×{cols} {kind:?}"));
+                let count = shape.elements();
+                let drawn = |seed| {
+                    let values = values(count, kind, seed).into_iter().map(bf16::from_f32);
+                    gpu.buffer(&values.collect::<Vec<_>>())
+                };
+                let (x, gradient) = (drawn(rows as u64 + 1), drawn(rows as u64 + 7));
+                let activated = gpu.buffer(&vec![bf16::ZERO; count]);
+                gpu.run(kernels.gelu(x.address(), activated.address(), count));
+                let apart = cast(&gpu, format, shape, &activated, ActivationSource::Values);
+                assert!(cast(&gpu, format, shape, &x, ActivationSource::Gelu) == apart, "{what}: GELU");
+                let through = gpu.buffer(&gradient.read());
+                gpu.run(kernels.gelu_backward(x.address(), through.address(), count));
+                let apart = cast(&gpu, format, shape, &through, ActivationSource::Values);
+                let source = ActivationSource::GeluGradient(gradient.address());
+                assert!(cast(&gpu, format, shape, &x, source) == apart, "{what}: its gradient");
+            }
+        }
+    }
+}
+
 #[test]
 fn what_activations_cannot_be_is_refused() {
     let Some(gpu) = Gpu::open("refused activations") else { return };
@@ -160,4 +220,12 @@ fn what_activations_cannot_be_is_refused() {
     assert!(quantizer.cast(&misaligned).unwrap_err().to_string().contains("multiple of 16 bytes"));
     let aligned = ActivationOperand { shape: Shape::new(4, 16), ..operand };
     assert!(quantizer.amax(&aligned).is_err(), "blocks have amaxes of their own");
+    for (gradient, reason) in [(NULL, "has no address"), (room.address().plus(8), "multiple of 16 bytes")] {
+        let refused = quantizer.cast_of(ActivationSource::GeluGradient(gradient), &aligned).unwrap_err();
+        assert!(refused.to_string().contains(reason), "{refused}");
+    }
+    let whole = gpu.kernels.activation_quantizer(Format::FP8_TENSOR_E4M3).unwrap();
+    let aligned = ActivationOperand { columnwise_scale: room.address(), ..aligned };
+    let refused = whole.cast_of(ActivationSource::Gelu, &aligned).unwrap_err();
+    assert!(refused.to_string().contains("1×128 blocks alone"), "{refused}");
 }

@@ -1,7 +1,8 @@
-//! Exchanges by one kernel: what is copied, when, and what is left behind. The laws are those of `kernels/exchange.cu`.
+//! Exchanges by one kernel: what is copied, when, and what is left behind. The laws are those of
+//! `kernels/exchange.cu`.
 //!
-//! Every launch runs several times: whatever it left in its gate would let blocks go too early the next time, or keep
-//! the last one from being known.
+//! Every launch runs several times: whatever it left in its gate would let blocks go too early the next time,
+//! or keep the last one from being known.
 
 use std::time::Duration;
 

@@ -170,6 +170,14 @@ fn compact_scale_rows_spread_over_their_plane_in_place_or_from_outside() {
                     continue;
                 }
                 expand(&gpu, format, *orientation, outside, &shapes, &planes);
+                if is_spread {
+                    // More blocks, so wide strips; and so many that planes have a closing block for each strip.
+                    for times in [3, 7] {
+                        let shapes = vec![shapes.clone(); times].concat();
+                        let planes = vec![planes.clone(); times].concat();
+                        expand(&gpu, format, *orientation, outside, &shapes, &planes);
+                    }
+                }
                 for (shape, plane) in shapes.iter().zip(&planes).filter(|(_, plane)| !plane.is_empty()) {
                     let (shape, plane) = (std::slice::from_ref(shape), std::slice::from_ref(plane));
                     expand(&gpu, format, *orientation, outside, shape, plane);
@@ -196,7 +204,12 @@ fn expand(
             plane: buffers[at].address(),
         })
         .collect();
-    gpu.run(gpu.kernels.expand_scale(format, orientation, &operands));
+    let launch = gpu.kernels.expand_scale(format, orientation, &operands);
+    if outside {
+        // What is counted is left at zero.
+        gpu.run(launch.clone());
+    }
+    gpu.run(launch);
     for ((shape, plane), buffer) in shapes.iter().zip(planes).zip(&buffers) {
         let mut expected = plane.clone();
         expand_scale(format, orientation, *shape, &mut expected).unwrap();

@@ -22,8 +22,8 @@ impl Stream {
         Self(result::stream::create(result::stream::StreamKind::NonBlocking).unwrap())
     }
 
-    /// Puts a launch on the stream, and does not wait for it. The launch and the buffers of its operands live until
-    /// [`wait`](Self::wait) returns.
+    /// Puts a launch on the stream, and does not wait for it. The launch and the buffers of its operands live
+    /// until [`wait`](Self::wait) returns.
     pub(crate) fn enqueue(&self, launch: &KernelLaunch) {
         // SAFETY: the operands are buffers of the test, which waits before it drops them.
         unsafe { launch.enqueue(self.0) }.unwrap();
@@ -40,8 +40,8 @@ impl Stream {
         answer == sys::CUresult::CUDA_SUCCESS
     }
 
-    /// Waits for what was enqueued. A kernel that never ends would hold up whatever frees memory, so then the process
-    /// ends instead.
+    /// Waits for what was enqueued. A kernel that never ends would hold up whatever frees memory, so then the
+    /// process ends instead.
     pub(crate) fn wait(&self) {
         if !in_time(|| self.is_idle()) {
             let _ = writeln!(std::io::stderr(), "a launch has not ended after {DEADLINE:?}");

@@ -10,9 +10,9 @@ use warpweft::format::Format;
 use warpweft::session::{CheckpointStore, FileStore};
 use warpweft::tool::{QuantizeOptions, ToolError, dequantize_checkpoint, quantize_checkpoint};
 
-/// Any bytes as a checkpoint: each reader takes them or refuses them. A file that is written is sound and whole, and
-/// otherwise nothing is left behind. `folder` is an empty folder, and empty again afterwards. Whether any
-/// conversion succeeded is returned.
+/// Any bytes as a checkpoint: each reader takes them or refuses them. A file that is written is sound and
+/// whole, and otherwise nothing is left behind. `folder` is an empty folder, and empty again afterwards.
+/// Whether any conversion succeeded is returned.
 pub fn checkpoint(bytes: &[u8], folder: &Path) -> bool {
     let (input, output) = (folder.join("in"), folder.join("out"));
     std::fs::write(&input, bytes).unwrap();

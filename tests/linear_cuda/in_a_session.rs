@@ -1,4 +1,5 @@
-//! A layer in the closure of a session: gathered planes, columnwise ones made on demand, dense slots, recorded steps.
+//! A layer in the closure of a session: gathered planes, columnwise ones made on demand, dense slots,
+//! recorded steps.
 
 use half::bf16;
 use warpweft::backend::cuda::{CudaSurface, DeviceOrdinal};
@@ -6,7 +7,7 @@ use warpweft::compute::{Compute, ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config};
 use warpweft::format::{Directions, ElementType, Format, Fp8Element, Orientation, Shape, Via, quantize};
 use warpweft::id::{BufferId, RankId, WeightId};
-use warpweft::linear::{Backward, Device, Linear, LinearError, LinearSpec, Output, Recipe, Weight};
+use warpweft::linear::{Backward, Device, Input, Linear, LinearError, LinearSpec, Output, Recipe, Weight};
 use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::op::Op;
 use warpweft::session::Session;
@@ -35,10 +36,16 @@ struct Names {
     dy: BufferId,
     y: BufferId,
     dx: BufferId,
+    /// Where forward keeps what backward reads in place of x.
+    kept: Option<BufferId>,
 }
 
 /// By which products, and in what dW is written.
 type Computed = (Recipe, ElementType);
+
+fn spec((recipe, weight_gradient): Computed) -> LinearSpec {
+    LinearSpec { weight_gradient, ..LinearSpec::new(recipe, TOKENS, WEIGHT) }
+}
 
 struct Closure {
     names: Names,
@@ -47,22 +54,32 @@ struct Closure {
 }
 
 impl Closure {
-    fn new(names: Names, (recipe, weight_gradient): Computed, gpu: DeviceOrdinal) -> Self {
-        let spec = LinearSpec { weight_gradient, ..LinearSpec::new(recipe, TOKENS, WEIGHT) };
-        Self { names, layer: Device::open(gpu).and_then(|device| Linear::new(&device, spec)) }
+    fn new(names: Names, computed: Computed, gpu: DeviceOrdinal) -> Self {
+        Self { names, layer: Device::open(gpu).and_then(|device| Linear::new(&device, spec(computed))) }
     }
 }
 
 impl Compute<CudaSurface> for Closure {
     fn run(&mut self, call: &Call, context: &ComputeContext<'_, CudaSurface>) -> Result<(), ComputeError> {
-        let Names { weight, x, dy, y, dx } = self.names;
+        let Names { weight, x, dy, y, dx, kept } = self.names;
         let layer = self.layer.as_mut().map_err(|error| error.clone())?;
         let LinearSpec { recipe, dgrad, .. } = *layer.spec();
-        let x = context.read::<bf16>(x)?;
         if call.name == "forward" {
             let weight = Weight::of(context, weight, Orientation::Rowwise, recipe.form())?;
-            return Ok(layer.forward(context.handles(), x, &weight, context.write::<bf16>(y)?)?);
+            let (x, y) = (context.read::<bf16>(x)?, context.write::<bf16>(y)?);
+            match kept {
+                None => layer.forward(context.handles(), x, &weight, y)?,
+                Some(kept) => {
+                    let kept = context.write::<u8>(kept)?;
+                    layer.forward_keeping(context.handles(), x, &weight, y, kept)?;
+                }
+            }
+            return Ok(());
         }
+        let x: Input<'_> = match kept {
+            None => context.read::<bf16>(x)?.into(),
+            Some(kept) => context.read::<u8>(kept)?.into(),
+        };
         let lent = Weight::of(context, weight, dgrad, recipe.form())?;
         let operands = Backward {
             dy: context.read::<bf16>(dy)?,
@@ -75,14 +92,17 @@ impl Compute<CudaSurface> for Closure {
     }
 }
 
-/// Forward and backward, of which backward may be dynamic.
-fn declare(format: Format, (recipe, element): Computed, dynamic: bool) -> (Names, StepProgram) {
+/// Forward and backward, of which backward may be dynamic and may read what forward kept.
+fn declare(format: Format, computed: Computed, keeps: bool, dynamic: bool) -> (Names, StepProgram) {
+    let (recipe, element) = computed;
     let mut model = Model::builder();
     let weight = model.sharded("w", WEIGHT.rows, WEIGHT.cols, format).unwrap();
     let model = model.build();
     let mut program = StepProgram::builder("train", &model);
     let (into, out) = (TOKENS * WEIGHT.cols, TOKENS * WEIGHT.rows);
+    let bytes = keeps.then(|| spec(computed).kept_bytes().unwrap().unwrap());
     let names = Names {
+        kept: bytes.map(|bytes| program.activation_in("x.kept", bytes, ElementType::U8).unwrap()),
         weight,
         x: program.input("x", into, ElementType::Bf16).unwrap(),
         dy: program.input("dy", out, ElementType::Bf16).unwrap(),
@@ -90,10 +110,12 @@ fn declare(format: Format, (recipe, element): Computed, dynamic: bool) -> (Names
         dx: program.output("dx", into, ElementType::Bf16).unwrap(),
     };
     let call = program.call("forward", Phase::Forward).uses(weight, Orientation::Rowwise, recipe.form());
-    call.reads(names.x).writes(names.y).add().unwrap();
+    let call = call.reads(names.x).writes(names.y);
+    names.kept.into_iter().fold(call, |call, kept| call.writes(kept)).add().unwrap();
     let call =
         program.call("backward", Phase::Backward).uses(weight, recipe.dgrad_orientation(), recipe.form());
-    let call = call.gradient_in(weight, element).reads(names.x).reads(names.dy).writes(names.dx);
+    let call = call.gradient_in(weight, element).reads(names.kept.unwrap_or(names.x));
+    let call = call.reads(names.dy).writes(names.dx);
     if dynamic { call.dynamic().add() } else { call.add() }.unwrap();
     (names, program.build_training().unwrap())
 }
@@ -102,7 +124,17 @@ fn declare(format: Format, (recipe, element): Computed, dynamic: bool) -> (Names
 type Found = (Vec<bf16>, Vec<bf16>, Vec<f32>);
 
 async fn run(format: Format, computed: Computed, capture: Capture, gpus: &[DeviceOrdinal]) -> Found {
-    let (names, program) = declare(format, computed, capture == Capture::Segments);
+    run_keeping(format, computed, false, capture, gpus).await
+}
+
+async fn run_keeping(
+    format: Format,
+    computed: Computed,
+    keeps: bool,
+    capture: Capture,
+    gpus: &[DeviceOrdinal],
+) -> Found {
+    let (names, program) = declare(format, computed, keeps, capture == Capture::Segments);
     let mut config = Config { capture, ..Config::default() };
     // Weights that stay as they are, and a first moment that is the gradient.
     (config.optimizer.lr, config.optimizer.beta1) = (0.0, 0.0);
@@ -209,6 +241,29 @@ fn forward_and_backward_of_a_plan_are_right_recorded_whole_in_segments_or_not_on
                 assert_eq!(both, eager, "{format}: two ranks");
                 let segments = runtime.block_on(run(format, computed, Capture::Segments, &[first, second]));
                 assert_eq!(segments, eager, "{format}: two ranks in segments");
+            }
+        }
+    }
+}
+
+/// LI-5, EX-1
+#[test]
+fn what_forward_keeps_in_a_buffer_of_the_plan_gives_backward_the_same_bits_recorded_or_not() {
+    let Some(_turn) = Gpu::open("kept codes in a session") else { return };
+    let all = DeviceOrdinal::all().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    for format in [Format::FP8_TENSOR_E4M3, Format::FP8_BLOCK128_POW2] {
+        let recipe = Recipe::best_for(format, all[0].compute_capability().unwrap());
+        if recipe == Recipe::Bf16 {
+            crate::say_skipped(&format_args!("kept codes of {format}: no products of it on this GPU"));
+            continue;
+        }
+        let computed = (recipe, ElementType::F32);
+        let anew = runtime.block_on(run(format, computed, Capture::Off, &all[..1]));
+        for capture in [Capture::Off, Capture::Step, Capture::Segments] {
+            for gpus in (1..=all.len().min(2)).map(|gpus| &all[..gpus]) {
+                let kept = runtime.block_on(run_keeping(format, computed, true, capture, gpus));
+                assert_eq!(kept, anew, "{format} {capture:?} on {} GPUs", gpus.len());
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Linear layers on a GPU against products of the dequantized operands in f64; they skip, and say so, where there is
-//! none.
+//! Linear layers on a GPU against products of the dequantized operands in f64; they skip, and say so, where
+//! there is none.
 
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
@@ -10,6 +10,7 @@ use std::io::Write;
 #[allow(dead_code, reason = "each test binary uses its part")]
 mod gpu;
 mod in_a_session;
+mod kept;
 mod products;
 mod recipes;
 mod reference;

@@ -29,7 +29,8 @@ fn check(gpu: &Gpu, device: &Device, spec: LinearSpec) {
     assert_eq!(again.run(gpu, true), results, "{what}: a second layer");
 }
 
-/// In what results may come. Each is held against f64, and one rounding to bf16 is allowed where it is bf16, dW too.
+/// In what results may come. Each is held against f64, and one rounding to bf16 is allowed where it is bf16,
+/// dW too.
 fn outputs(spec: LinearSpec) -> [LinearSpec; 3] {
     [
         spec,

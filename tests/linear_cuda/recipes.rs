@@ -1,8 +1,8 @@
 //! Which recipe a format has on which GPU; no GPU is needed to ask.
 
 use warpweft::backend::cuda::ComputeCapability;
-use warpweft::format::{Format, Orientation};
-use warpweft::linear::{LinearError, Recipe};
+use warpweft::format::{Format, Orientation, Shape};
+use warpweft::linear::{LinearError, LinearSpec, Recipe};
 use warpweft::model::Form;
 
 const AMPERE: ComputeCapability = ComputeCapability::new(8, 0);
@@ -48,4 +48,28 @@ fn a_recipe_says_how_its_weight_is_declared() {
     );
     let block = Recipe::native(Format::FP8_BLOCK128_POW2, HOPPER).unwrap();
     assert_eq!((block.form(), block.dgrad_orientation()), (Form::Planes, Orientation::Columnwise));
+}
+
+#[test]
+fn what_is_kept_of_x_is_about_half_of_it_and_follows_from_the_specification() {
+    let kept = |format: Format, tokens, outs, ins| {
+        let recipe = Recipe::best_for(format, HOPPER);
+        LinearSpec::new(recipe, tokens, Shape::new(outs, ins)).kept_bytes()
+    };
+    assert_eq!(kept(Format::Bf16, 33, 17, 31), Ok(None));
+    // Codes of 1024 lines of 4096 tokens, and an f32 for each 128 of them.
+    assert_eq!(kept(Format::FP8_BLOCK128_POW2, 4096, 3072, 1024), Ok(Some((4 << 20) + (128 << 10))));
+    assert_eq!(kept(Format::FP8_BLOCK128_POW2, 36, 128, 80), Ok(Some(80 * 48 + 80 * 4)));
+    assert_eq!(kept(Format::FP8_TENSOR_E4M3, 17, 16, 32), Ok(Some(32 * 32 + 4)));
+    // A shape without products keeps nothing, and is refused as the layer would be.
+    assert!(matches!(kept(Format::FP8_BLOCK128_POW2, 33, 128, 128), Err(LinearError::Dimension { .. })));
+    assert!(matches!(kept(Format::FP8_BLOCK128_POW2, 0, 128, 128), Err(LinearError::Empty { .. })));
+    assert!(matches!(kept(Format::FP8_TENSOR_E4M3, 1 << 40, 16, 16), Err(LinearError::TooLarge { .. })));
+}
+
+#[test]
+fn gelu_is_taken_on_the_way_to_blocks_alone() {
+    let fuses = |format| Recipe::best_for(format, HOPPER).fuses_gelu();
+    assert!(fuses(Format::FP8_BLOCK128_POW2));
+    assert!(!fuses(Format::FP8_TENSOR_E4M3) && !fuses(Format::Bf16));
 }

@@ -45,7 +45,7 @@ fn closures() -> ComputeFactory<CpuSurface> {
             }
             Ok(())
         };
-        Box::new(halves) as Box<dyn Compute<CpuSurface>>
+        Ok(Box::new(halves) as Box<dyn Compute<CpuSurface>>)
     })
 }
 

@@ -45,7 +45,8 @@ fn where_memory_pays_a_session_leaves_the_configured_depth_and_where_it_costs_it
     });
 }
 
-/// What a table says to paste makes a plan that was tried: the chosen one, or the fastest that a configuration can say.
+/// What a table says to paste makes a plan that was tried: the chosen one, or the fastest that a
+/// configuration can say.
 #[test]
 fn the_text_of_the_trials_is_a_configuration_that_makes_the_chosen_plan_again() {
     within_a_minute(async {
@@ -127,7 +128,8 @@ fn an_evaluation_between_two_steps_of_a_trial_counts_for_nothing() {
     });
 }
 
-/// TU-9: of the two steps behind the first the faster counts; with the first, the middle of three would be another.
+/// TU-9: of the two steps behind the first the faster counts; with the first, the middle of three would be
+/// another.
 #[test]
 fn the_first_step_of_a_trial_warms_up_and_is_not_measured() {
     const FACTORS: [u64; Tune::PER_TRIAL as usize] = [9, 2, 5];

@@ -2,8 +2,8 @@
 #![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 
 use warpweft::backend::cpu::{CpuBackend, CpuOptions, CpuWorld};
 use warpweft::backend::{Backend, BackendError};
@@ -32,6 +32,41 @@ impl Switch {
     }
 }
 
+/// A gate before every step: while it is shut, ranks that begin one wait there, so that a test knows
+/// of a step that it is under way.
+#[derive(Clone, Debug, Default)]
+pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
+
+impl Gate {
+    pub fn shut(&self) {
+        *self.0.0.lock().unwrap() = true;
+    }
+
+    pub fn open(&self) {
+        *self.0.0.lock().unwrap() = false;
+        self.0.1.notify_all();
+    }
+
+    /// Waits where a step begins while the gate is shut.
+    pub fn pass(&self, moment: Moment) {
+        if moment == Moment::Step {
+            drop(self.0.1.wait_while(self.0.0.lock().unwrap(), |shut| *shut).unwrap());
+        }
+    }
+}
+
+/// Backends of `ranks` ranks that ask `hook` of everything.
+pub fn hooked(
+    ranks: u32,
+    hook: impl Fn(RankId, Moment) -> Result<(), BackendError> + Clone + Send + 'static,
+) -> Vec<Wrapped<CpuBackend>> {
+    let meddle = |inner: CpuBackend| {
+        let (rank, hook) = (inner.rank(), hook.clone());
+        Wrapped::new(inner, move |Asked { moment, .. }| hook(rank, moment))
+    };
+    backends(ranks).into_iter().map(meddle).collect()
+}
+
 /// Backends of `ranks` ranks of which `victim` fails with its own words whenever it comes to `moment`
 /// and the switch is on.
 pub fn failing_at(moment: Moment, victim: RankId, ranks: u32, switch: &Switch) -> Vec<Wrapped<CpuBackend>> {
@@ -45,14 +80,13 @@ pub fn failing_at_any(
     ranks: u32,
     switch: &Switch,
 ) -> Vec<Wrapped<CpuBackend>> {
-    let meddle = |inner: CpuBackend| {
-        let (rank, switch, moments) = (inner.rank(), switch.clone(), moments.to_vec());
-        Wrapped::new(inner, move |Asked { moment, .. }| {
-            if moments.contains(&moment) && rank == victim && switch.is_on() {
-                return Err(BackendError::Host { rank, bytes: 0, reason: "the cable is out".into() });
-            }
-            Ok(())
-        })
-    };
-    backends(ranks).into_iter().map(meddle).collect()
+    let (moments, switch) = (moments.to_vec(), switch.clone());
+    hooked(ranks, move |rank, moment| {
+        if moments.contains(&moment) && rank == victim && switch.is_on() { cut(rank) } else { Ok(()) }
+    })
+}
+
+/// How a rank fails.
+pub fn cut(rank: RankId) -> Result<(), BackendError> {
+    Err(BackendError::Host { rank, bytes: 0, reason: "the cable is out".into() })
 }

@@ -1,7 +1,7 @@
 //! What a plan says about itself, stated anew behind an edit.
 //!
-//! Law: nothing here changes what a plan does, but that [`serialize`] orders it by its tasks' places in T. Counted slot by slot and task
-//! by task, without the planner.
+//! Law: nothing here changes what a plan does, but that [`serialize`] orders it by its tasks' places in T.
+//! Counted slot by slot and task by task, without the planner.
 
 use warpweft::id::{CommSeq, EventId, TaskId};
 use warpweft::layout::{ALIGNMENT, Content, Residency};

@@ -23,7 +23,8 @@ fn is_call(op: &Op) -> bool {
     matches!(op, Op::Compute { .. })
 }
 
-/// Calls between the making of planes or values and the first call that reads them, for every task that makes some for a call.
+/// Calls between the making of planes or values and the first call that reads them, for every task that makes
+/// some for a call.
 fn calls_between(plan: &StepPlan) -> Vec<usize> {
     let touches = |op: &Op, wanted: SlotId, reads: bool| {
         op.accesses().iter().any(|(slot, access)| *slot == wanted && (!reads || access.reads()))

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod ahead;
+mod joined;
 mod replicas;
 mod states;
 
@@ -415,11 +416,11 @@ fn dense_uses_in_bf16_have_copies_of_their_own() {
         .tasks
         .iter()
         .filter_map(|task| match &task.op {
-            Op::Dequantize { weight, values, to, .. } => {
-                Some((*weight, *values, plan.arena.region(*to).bytes))
-            }
+            Op::Dequantize { parts } => Some(parts),
             _ => None,
         })
+        .flatten()
+        .map(|part| (part.weight, part.values, plan.arena.region(part.to).bytes))
         .collect();
     let expected = [(fp4, ElementType::F32, 64 * 64 * 4), (fp4, ElementType::Bf16, 64 * 64 * 2)];
     assert_eq!(copies, expected);

@@ -49,8 +49,8 @@ fn summed_over_replicas(plan: &StepPlan) -> Vec<Vec<SlotId>> {
     pairs.map(|pairs| pairs.iter().map(|(from, _)| *from).collect()).collect()
 }
 
-/// PL-4. A group's gradients are summed over the replicas as one collective too, and each once: right behind the collective that
-/// summed them, or in the order in which ranks did.
+/// PL-4. A group's gradients are summed over the replicas as one collective too, and each once: right behind
+/// the collective that summed them, or in the order in which ranks did.
 #[test]
 fn every_reduction_is_followed_by_its_sum_over_the_replicas() {
     let mesh = Mesh::hybrid(4, 2).unwrap();

@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 
 use warpweft::config::{AdamMode, Masters, Moments};
-use warpweft::format::{AmaxChoice, Format};
+use warpweft::format::{AmaxChoice, Format, Orientation};
+use warpweft::id::WeightId;
 use warpweft::layout::{ALIGNMENT, Delayed, OptimizerSettings, StateLayout, Weights};
-use warpweft::model::Mesh;
+use warpweft::model::{Form, Mesh, Model, NonNegative, ParameterGroup, Phase, StepProgram};
 use warpweft::op::{Op, Reduction};
 use warpweft::plan::{PlanError, ResidentLayout, StepPlan};
 
@@ -117,4 +118,44 @@ fn history_and_choice_of_delayed_scaling_are_part_of_the_fingerprint() {
     assert!(error.to_string().contains("quantize.amax_history"), "{error}");
     let error = with_state(Format::Mxfp8, delayed(16, AmaxChoice::Latest)).unwrap_err().to_string();
     assert!(error.contains("quantize.scaling") && error.contains("mxfp8"), "{error}");
+}
+
+/// Weights of one bucket are updated by as many tasks as they are parameter groups; what was not said of a
+/// weight is as before.
+#[test]
+fn a_bucket_has_an_optimizer_task_for_each_parameter_group() {
+    let mut model = Model::builder();
+    let weights: Vec<_> =
+        (0..4).map(|n| model.sharded(&format!("w{n}"), 64, 64, Format::NVFP4_2D).unwrap()).collect();
+    let none = NonNegative::new(0.0);
+    let undecayed = ParameterGroup { weight_decay: none, learning_rate_scale: None };
+    let slow = ParameterGroup { weight_decay: None, learning_rate_scale: NonNegative::new(0.1) };
+    model.parameters(weights[1], undecayed).unwrap();
+    model.parameters(weights[3], undecayed).unwrap();
+    model.parameters(weights[2], slow).unwrap();
+    assert!(model.parameters(WeightId::new(9), slow).unwrap_err().to_string().contains("w3"));
+    let mut program = StepProgram::builder("train", &model.build());
+    let mut call = program.call("all", Phase::Backward);
+    for weight in &weights {
+        call = call.uses(*weight, Orientation::Rowwise, Form::Dense).gradient(*weight);
+    }
+    call.add().unwrap();
+    let plan =
+        StepPlan::build(&program.build_training().unwrap(), &policy(1), Mesh::new(2).unwrap()).unwrap();
+    let updated = plan.tasks.iter().filter_map(|task| match &task.op {
+        Op::Adam { states, .. } => Some(states.iter().map(|state| state.weight).collect::<Vec<_>>()),
+        _ => None,
+    });
+    let mut updated: Vec<_> = updated.collect();
+    updated.sort_unstable();
+    assert_eq!(updated, [vec![weights[0]], vec![weights[1], weights[3]], vec![weights[2]]]);
+    let subjects: BTreeSet<&str> = plan
+        .tasks
+        .iter()
+        .filter(|task| matches!(task.op, Op::Adam { .. }))
+        .map(|task| task.subject.as_str())
+        .collect();
+    assert_eq!(subjects, BTreeSet::from(["w0", "w1 and 1 more", "w2"]), "what is measured goes by these");
+    let amaxes = plan.tasks.iter().filter(|task| matches!(task.op, Op::PartialAmax { .. })).count();
+    assert_eq!(amaxes, 1, "they are quantized together all the same");
 }

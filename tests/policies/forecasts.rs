@@ -15,7 +15,7 @@ fn plain() -> Cluster {
     cluster
 }
 
-/// The law of the room: a forecast is a simulated step without delays, to the nanosecond.
+/// The law of the room: without contention and delays a forecast is a simulated step, to the nanosecond.
 #[test]
 fn a_forecast_is_what_the_simulator_says_where_lanes_take_nothing_from_each_other() {
     for (name, _, sizes) in [SHAPES[0], SHAPES[4]] {
@@ -52,7 +52,8 @@ fn a_forecast_is_near_the_simulator_where_lanes_contend() {
     }
 }
 
-/// The bound holds for every order of the same tasks, so the one of a plan is below the time of every other plan of them.
+/// The bound holds for every order of the same tasks, so the one of a plan is below the time of every other
+/// plan of them.
 #[test]
 fn no_plan_of_the_same_tasks_beats_the_bound_of_another() {
     let mut cluster = plain();

@@ -40,8 +40,9 @@ fn bytes(program: &StepProgram, ranks: u32, config: &Config) -> Option<(usize, u
     Some((plan.bounds.transient_bytes, plan.bounds.live_bytes))
 }
 
-/// Without a budget, holds keep tasks from waiting for memory and may cost a tenth. A budget of 5 % over the live bytes cuts them back, and is refused
-/// only where no order that is tried mends what is left: some slots have no layout close to their fullest moment.
+/// Without a budget, holds keep tasks from waiting for memory and may cost a tenth. A budget of 5 % over the
+/// live bytes cuts them back, and is refused only where no order that is tried mends what is left: some slots
+/// have no layout close to their fullest moment.
 #[test]
 fn an_arena_is_close_to_its_live_bytes_and_closer_where_a_budget_asks() {
     let (mut plans, mut refused, mut worst) = (0, Vec::new(), 0.0f64);

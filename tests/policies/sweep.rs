@@ -120,7 +120,7 @@ fn compare(name: &str, tokens: usize, bench: &Bench) -> String {
     );
     let (found, swept) = (auto.forecast.step as f64, best.forecast.step as f64);
     assert!(auto.bytes <= best.bytes, "{name}, {tokens}: more memory than {}", best.policy);
-    assert!(found <= 1.02 * swept, "{name}, {tokens}: slower than {}", best.policy);
+    assert!(found <= 1.02 * swept, "{name}, {tokens}: slower than {}, {}: {row}", best.policy, gib(best));
     assert!(
         beside.bytes <= layer.bytes && beside.forecast.step as f64 <= 1.02 * layer.forecast.step as f64,
         "{name}, {tokens}"

@@ -1,7 +1,8 @@
 //! A TCP port of this machine that no other test takes, in this program or in another.
 //!
-//! Whoever asks for a free port and lets it go again may see it taken by a test that asked at the same time. So a port is claimed by
-//! a UDP socket of its number, which is in nobody's way, for as long as the test needs it.
+//! Whoever asks for a free port and lets it go again may see it taken by a test that asked at the same time.
+//! So a port is claimed by a UDP socket of its number, which is in nobody's way, for as long as the test
+//! needs it.
 #![allow(unreachable_pub, reason = "every test file uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

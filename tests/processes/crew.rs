@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 use crate::child::{DEADLINE, RANKS, ROLE};
 use crate::port::Port;
 
-/// What children wait for each other where nobody waits for the end of it: no machine is so busy that one comes later.
+/// What children wait for each other where nobody waits for the end of it: no machine is so busy that one
+/// comes later.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
-/// The same where it is waited for to the end. Long all the same: a child that a busy machine keeps from running is not to be named.
+/// The same where it is waited for to the end. Long all the same: a child that a busy machine keeps from
+/// running is not to be named.
 pub(crate) const BRIEF: Duration = Duration::from_secs(24);
 /// Who says nothing for so long in a brief crew counts as silent.
 pub(crate) const SILENCE: Duration = Duration::from_secs(BRIEF.as_secs() / 2);
@@ -52,7 +54,8 @@ impl Crew {
         self.start_with(process, ranks, &[])
     }
 
-    /// Starts children with the numbers 0, 1, and so on. The first comes last: when its deadline begins, the others are there.
+    /// Starts children with the numbers 0, 1, and so on. The first comes last: when its deadline begins, the
+    /// others are there.
     pub(crate) fn start_all(&self, ranks: &[u32]) -> Vec<Member> {
         let mut members: Vec<Member> =
             (1..).zip(&ranks[1..]).map(|(process, ranks)| self.start(process, *ranks)).collect();

@@ -1,7 +1,8 @@
 //! Worlds of several processes: how they begin, how they end, and that each end names its cause on every process.
 //!
-//! Real processes: this program starts itself once for each, with what a launcher would set. It is a program of its own, because a
-//! harness would run its other tests in the children too. `cargo test --test processes -- PART` runs those whose names have PART.
+//! Real processes: this program starts itself once for each, with what a launcher would set. It is a program
+//! of its own, because a harness would run its other tests in the children too.
+//! `cargo test --test processes -- PART` runs those whose names have PART.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod child;

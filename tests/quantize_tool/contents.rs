@@ -185,8 +185,8 @@ fn tensors_are_aligned_to_their_elements_in_the_order_of_the_safetensors_library
     let folder = Folder::with(&mixed().to_bytes());
     folder.quantize(&options(Format::FP8_BLOCK128_POW2)).unwrap();
     let written = std::fs::read(folder.output()).unwrap();
-    // The library lays the same tensors out the same way. It prints metadata in the order of a hash map, so only the
-    // data is compared; the header by what it says.
+    // The library lays the same tensors out the same way. It prints metadata in the order of a hash map, so
+    // only the data is compared; the header by what it says.
     let contents = folder.read("out.safetensors");
     let theirs = contents.to_bytes();
     let data =

@@ -1,7 +1,7 @@
 //! Numbers drawn from a seed.
 //!
-//! Law: everything random in this suite follows from one number, which every failure names. SplitMix64 (Steele, Lea and
-//! Flood, 2014).
+//! Law: everything random in this suite follows from one number, which every failure names. SplitMix64
+//! (Steele, Lea and Flood, 2014).
 
 /// A stream of draws.
 #[derive(Clone, Debug)]

@@ -99,6 +99,10 @@ pub(crate) fn features() -> Vec<Feature> {
     add("moments in bf16", |sample, _| sample.config.optimizer.moments == Moments::Bf16);
     add("masters beside their shards", |sample, _| sample.config.optimizer.masters == Masters::Bf16Remainder);
     add("delayed scaling", |sample, _| sample.config.quantize.scaling == Scaling::Delayed);
+    add("a bucket of several parameter groups", |_, plan| {
+        let adams = plan.tasks.iter().filter(|task| matches!(task.op, Op::Adam { .. }));
+        adams.count() > plan.weights.buckets.len()
+    });
     add("gradients in bf16", |_, plan| {
         plan.tasks.iter().any(|task| matches!(task.op, Op::RoundGradient { .. }))
     });
@@ -132,6 +136,12 @@ pub(crate) fn features() -> Vec<Feature> {
     });
     add("columnwise planes derived", |_, plan| {
         plan.tasks.iter().any(|task| matches!(task.op, Op::Transpose { .. }))
+    });
+    add("columnwise planes of several weights derived at once", |_, plan| {
+        plan.tasks.iter().any(|task| matches!(&task.op, Op::Transpose { parts } if parts.len() > 1))
+    });
+    add("planes of several weights dequantized at once", |_, plan| {
+        plan.tasks.iter().any(|task| matches!(&task.op, Op::Dequantize { parts } if parts.len() > 1))
     });
     for form in [Form::Planes, Form::Dense, Form::DenseBf16] {
         for side in [Orientation::Rowwise, Orientation::Columnwise] {

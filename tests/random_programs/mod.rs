@@ -1,7 +1,8 @@
 //! Random programs and their plans: the one generator of all suites.
 //!
-//! Law: a sample follows from one number, in most ways in which a program can be declared and planned; `feature` names them, and
-//! a test counts that each comes up. Deliberately absent: schedules made by hand, and what no plan can be made of.
+//! Law: a sample follows from one number, in most ways in which a program can be declared and planned;
+//! `feature` names them, and a test counts that each comes up. Deliberately absent: schedules made by hand,
+//! and what no plan can be made of.
 
 mod draw;
 mod feature;
@@ -18,8 +19,8 @@ use warpweft::format::{AmaxChoice, ElementType, Format, Orientation};
 use warpweft::id::WeightId;
 use warpweft::layout::{StateLayout, Weights};
 use warpweft::model::{
-    Access, BufferSpec, CallBuilder, CostHint, Form, Lifetime, Mesh, Model, Phase, Placement, Reuse, Role,
-    StepProgram, Use, WeightSpec,
+    Access, BufferSpec, CallBuilder, CostHint, Form, Lifetime, Mesh, Model, NonNegative, ParameterGroup,
+    Phase, Placement, Reuse, Role, StepProgram, Use, WeightSpec,
 };
 use warpweft::plan::{PlanError, Policy, ResidentLayout, StepPlan};
 use warpweft::session::costs_of;
@@ -68,7 +69,8 @@ impl Sample {
         sample
     }
 
-    /// A budget that the plan keeps only where tasks wait for memory; `None` where it could not be smaller, or is no plan.
+    /// A budget that the plan keeps only where tasks wait for memory; `None` where it could not be smaller,
+    /// or is no plan.
     fn tight_budget(&self, draw: &mut Draw) -> Option<ByteSize> {
         let (_, free) = self.plans().ok()?;
         let (live, transient) = (free.bounds.live_bytes, free.arena.transient_bytes);
@@ -102,8 +104,8 @@ impl Sample {
     }
 }
 
-/// The samples with their plans, prologue and step, from `seed` on. A budget of bytes that a program cannot keep is no plan, and
-/// neither are sums on a rank of gradients written in bf16.
+/// The samples with their plans, prologue and step, from `seed` on. A budget of bytes that a program cannot
+/// keep is no plan, and neither are sums on a rank of gradients written in bf16.
 pub(crate) fn samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPlan)> {
     (seed..).filter_map(|seed| {
         let sample = Sample::new(seed);
@@ -146,10 +148,18 @@ fn model(draw: &mut Draw) -> Model {
         ids.push((id, replicated));
     }
     let sharded: Vec<WeightId> =
-        ids.into_iter().filter(|(_, replicated)| !replicated).map(|(id, _)| id).collect();
+        ids.iter().filter(|(_, replicated)| !replicated).map(|(id, _)| *id).collect();
     for weight in &sharded {
         if draw.one_in(6) {
             model.reuse(*weight, draw.among(&[Reuse::Keep, Reuse::Regather])).unwrap();
+        }
+    }
+    for weight in ids.iter().map(|(id, _)| *id) {
+        if draw.one_in(4) {
+            let value = |draw: &mut Draw| NonNegative::new(draw.among(&[0.0, 0.1, 3.0]));
+            let weight_decay = if draw.one_in(2) { value(draw) } else { None };
+            let learning_rate_scale = if draw.one_in(2) { value(draw) } else { None };
+            model.parameters(weight, ParameterGroup { weight_decay, learning_rate_scale }).unwrap();
         }
     }
     if draw.one_in(2) {

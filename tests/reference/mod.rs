@@ -1,5 +1,5 @@
-//! Parts of the plainest trainer there is: whole weights in one process, operation by operation as the specification
-//! writes them.
+//! Parts of the plainest trainer there is: whole weights in one process, operation by operation as the
+//! specification writes them.
 #![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -78,8 +78,9 @@ impl Default for Reducing {
     }
 }
 
-/// The mean over ranks and micro-batches of `[rank][contribution]`, where a contribution is what is reduced at once: its
-/// ranks summed in rank order in f32, then multiplied by the reciprocal, then added to those before.
+/// The mean over ranks and micro-batches of `[rank][contribution]`, where a contribution is what is reduced
+/// at once: its ranks summed in rank order in f32, then multiplied by the reciprocal, then added to those
+/// before.
 pub fn mean(ranks: &[Vec<Vec<f32>>], micro_batches: u32, dtype: ReduceDtype) -> Vec<f32> {
     mean_over_replicas(ranks, 1, micro_batches, dtype)
 }

@@ -54,7 +54,8 @@ fn issued_whole_and_segmented_steps_give_the_same_losses_and_weights() {
     });
 }
 
-/// AC-2, PL-7. What is made ahead of a recorded call stands before a dynamic one in T and is moved over it: whoever issues it must not hold the dynamic one back.
+/// AC-2, PL-7. What is made ahead of a recorded call stands before a dynamic one in T and is moved over it:
+/// whoever issues it must not hold the dynamic one back.
 #[test]
 fn what_is_derived_ahead_over_a_dynamic_call_does_not_hold_it_back() {
     within_a_minute(async {

@@ -14,8 +14,8 @@ use crate::trainer::{Mischief, feed, losses, within_a_minute};
 use crate::wrapped::{Moment, Wrapped};
 use crate::{config, trainer};
 
-/// EX-2, CO-2. The step is skipped on all ranks, segments behind the call run on whatever the slots hold, and the next step is as
-/// if it had not been.
+/// EX-2, CO-2. The step is skipped on all ranks, segments behind the call run on whatever the slots hold, and
+/// the next step is as if it had not been.
 #[test]
 fn a_dynamic_call_that_fails_skips_the_step_everywhere_and_the_next_one_goes_on() {
     within_a_minute(async {

@@ -34,8 +34,8 @@ fn three_steps(layers: usize, dynamic: &'static [&str]) -> (Arc<StepPlan>, Vec<A
     })
 }
 
-/// EX-1, PL-7, AC-2. The prologue and the first step are issued; the second is recorded piece by piece before it begins, then
-/// runs as the third does.
+/// EX-1, PL-7, AC-2. The prologue and the first step are issued; the second is recorded piece by piece before
+/// it begins, then runs as the third does.
 #[test]
 fn segments_hold_their_tasks_wait_for_none_of_another_and_are_launched_around_the_dynamic_calls() {
     const DYNAMIC: &[&str] = &["input", "f1", "b2", "b1"];

@@ -88,8 +88,9 @@ fn a_plan_without_dynamic_calls_is_one_segment() {
     assert_eq!((pieces.segments(), pieces.entries().count()), (1, 1));
 }
 
-/// The two-stage drain on a plan that can be looked at: a dynamic call that writes no gradient, so takes no bytes of one that is still to
-/// be reduced. Of the reductions that stand before it in T, the last one has no call to hide behind.
+/// The two-stage drain on a plan that can be looked at: a dynamic call that writes no gradient, so takes no
+/// bytes of one that is still to be reduced. Of the reductions that stand before it in T, the last one has no
+/// call to hide behind.
 #[test]
 fn a_reduction_behind_the_last_call_of_a_segment_goes_to_the_next_one() {
     let shaped = Shaped { layers: 6, weights: 6, recomputes: true, micro_batches: 1 };

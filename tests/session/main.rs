@@ -1,6 +1,9 @@
 //! Sessions end to end on the CPU backend: what a trainer may rely on.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod elements;
+mod executors;
+mod programs;
 mod states;
 #[path = "../trainer/mod.rs"]
 mod trainer;
@@ -26,7 +29,8 @@ async fn run(format: Format, ranks: u32, config: Config, steps: u32) -> Vec<u32>
     losses
 }
 
-/// EX-1, and the promise that scheduling never changes a number. A plain format, and one with every kernel there is.
+/// EX-1, and the promise that scheduling never changes a number. A plain format, and one with every kernel
+/// there is.
 #[test]
 fn losses_are_bit_identical_for_every_depth_eager_and_captured_with_and_without_checking() {
     within_a_minute(async {
@@ -74,10 +78,37 @@ fn a_rule_mixes_formats_in_one_model_and_every_depth_gives_the_same_losses() {
         assert_eq!(formats[..3], [Format::NVFP4_2D, Format::FP8_BLOCK128_POW2, Format::F32]);
         let mut reference = None;
         for depth in [0, 1, 2, 4] {
-            let mut session = trainer.start(config(depth, Capture::Step, true), 3).await.unwrap();
+            let config = Config { weights: rules.weights.clone(), ..config(depth, Capture::Step, true) };
+            let mut session = trainer.start(config, 3).await.unwrap();
             let found = losses(&mut session, 3, 0..4).await;
             assert_eq!(&found, reference.get_or_insert_with(|| found.clone()), "depth {depth}");
         }
+    });
+}
+
+#[test]
+fn rules_that_were_not_applied_before_programs_were_declared_refuse_the_start() {
+    within_a_minute(async {
+        let rules = "[[weights]]\nmatch = \"layer1\"\nformat = \"fp8_block\"";
+        let rules = Config::from_toml_str(rules, "rules.toml").unwrap();
+        let plain = Trainer::new(3, Format::NVFP4_2D);
+        let error = plain.start(rules.clone(), 2).await.unwrap_err();
+        assert!(
+            matches!(&error, SessionError::WeightRules { weight, rules }
+                if weight == "layer1" && rules.contains("fp8_block") && rules.contains("rules.toml:2")),
+            "{error}"
+        );
+        assert!(error.to_string().contains("apply_weight_rules"), "{error}");
+        let error = warpweft::session::plan_program(&plain.train, &rules, 2).unwrap_err();
+        assert!(matches!(&error, SessionError::WeightRules { .. }), "{error}");
+        // A rule that says what was declared anyway changes nothing, and one that matches nothing is misspelt.
+        let same = "[[weights]]\nmatch = \"layer*\"\nformat = \"nvfp4\"";
+        let same = Config::from_toml_str(same, "rules.toml").unwrap();
+        plain.start(same, 2).await.unwrap().close().await.unwrap();
+        let misspelt = "[[weights]]\nmatch = \"leyer*\"\nformat = \"nvfp4\"";
+        let misspelt = Config::from_toml_str(misspelt, "rules.toml").unwrap();
+        let error = plain.start(misspelt, 2).await.unwrap_err();
+        assert!(matches!(&error, SessionError::Config(_)), "{error}");
     });
 }
 
@@ -142,7 +173,8 @@ fn quantized_bytes_from_the_same_masters_are_identical_for_any_number_of_ranks()
     });
 }
 
-/// A program of gradients alone computes what a training step does, changes no weight, and the next step begins its sums anew.
+/// A program of gradients alone computes what a training step does, changes no weight, and the next step
+/// begins its sums anew.
 #[test]
 fn a_step_of_gradients_alone_has_the_losses_of_a_training_step_and_leaves_no_trace() {
     within_a_minute(async {
@@ -174,7 +206,8 @@ fn a_step_of_gradients_alone_has_the_losses_of_a_training_step_and_leaves_no_tra
     });
 }
 
-/// CO-2: the rank whose closure failed takes part in every collective behind it, or its peers would wait past the minute.
+/// CO-2: the rank whose closure failed takes part in every collective behind it, or its peers would wait past
+/// the minute.
 #[test]
 fn a_closure_error_on_one_rank_is_named_changes_nothing_and_the_session_goes_on() {
     within_a_minute(async {

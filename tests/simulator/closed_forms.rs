@@ -2,9 +2,10 @@
 
 use warpweft::cluster::Cluster;
 use warpweft::config::Declared;
+use warpweft::model::{CostHint, Math};
 use warpweft::session::{Session, Simulation, costs_of};
 
-use crate::programs::{PLAIN, chain, depth, early_gradient, plain, plain_with, tiles, training};
+use crate::programs::{PLAIN, call_of, chain, depth, early_gradient, plain, plain_with, tiles, training};
 
 const RANKS: u32 = 4;
 /// A gather of 100 × 500 bf16 weights over four ranks in a ring: 3 · 2 µs, and three quarters of 100,000 bytes.
@@ -24,7 +25,8 @@ fn a_single_gather_takes_its_latencies_and_its_bytes() {
     assert_eq!(simulated.exposure.exposed.count(), GATHER);
 }
 
-/// The rank's own 25,000 bytes are read and written at a byte a nanosecond, on the lane of the call that reads them.
+/// The rank's own 25,000 bytes are read and written at a byte a nanosecond, on the lane of the call that
+/// reads them.
 #[test]
 fn planes_are_made_whole_at_the_speed_of_memory_between_gather_and_call() {
     let mut cluster = plain();
@@ -33,10 +35,52 @@ fn planes_are_made_whole_at_the_speed_of_memory_between_gather_and_call() {
     assert_eq!(slice(&simulated, "all-gather"), (0, GATHER));
     assert_eq!(slice(&simulated, "assemble"), (GATHER, GATHER + 50_000));
     assert_eq!(slice(&simulated, "compute"), (GATHER + 50_000, GATHER + 100_000));
-    // Four 16 × 64 shards of NVFP4: 512 bytes of codes each, and one row of 4 scales; 128 rows of scales stand in the planes.
+    // Four 16 × 64 shards of NVFP4: 512 bytes of codes each, and one row of 4 scales; 128 rows of scales
+    // stand in the planes.
     let simulated = Session::simulate(&tiles(64), &depth(0), &cluster, RANKS, 1).unwrap();
     let (begin, end) = slice(&simulated, "assemble");
     assert_eq!(end - begin, 2 * 516 + (128 - 4) * 4);
+}
+
+/// Products hide their bytes behind operations, or operations behind bytes; a pass hides behind nothing. In
+/// bf16 an operation takes a nanosecond and in fp8 half of one; a byte takes one, a kernel 3 µs.
+#[test]
+fn parts_of_a_call_add_up_and_only_the_products_of_a_part_hide_its_bytes() {
+    let mut cluster = plain();
+    (cluster.gpu.hbm_bytes_per_s, cluster.gpu.kernel_us) = (1e9, 3.0);
+    cluster.gpu.flops_per_s.fp8 = 2e9;
+    let part = |flops, bytes, math, kernels| CostHint { flops, bytes, math, kernels };
+    let pass = CostHint::pass(700);
+    let product = CostHint::product(10, 5, 20, Math::Fp8);
+    for (parts, expected) in [
+        (vec![], 0),
+        (vec![part(1000, 400, Math::Bf16, 0)], 1000),
+        (vec![part(400, 1000, Math::Bf16, 1)], 1000 + 3000),
+        (vec![pass], 700 + 3000),
+        // Not the longer of the sums, which were 2700 and 1100.
+        (
+            vec![part(1000, 400, Math::Bf16, 2), pass, part(1700, 0, Math::Bf16, 0)],
+            1000 + 700 + 1700 + 3 * 3000,
+        ),
+        (vec![product, product, part(1000, 0, Math::Bf16, 1)], 1000 + 1000 + 1000 + 3 * 3000),
+        (vec![product.times(2), pass.times(3)], 2000 + 2100 + 5 * 3000),
+    ] {
+        let simulated = Session::simulate(&call_of(&parts), &depth(0), &cluster, RANKS, 1).unwrap();
+        let (begin, end) = slice(&simulated, "compute");
+        assert_eq!(end - begin, expected, "{parts:?}");
+    }
+}
+
+/// An op of the library's own is a kernel, a gather is none.
+#[test]
+fn a_local_op_takes_a_kernel_beside_its_bytes() {
+    let mut cluster = plain();
+    (cluster.gpu.hbm_bytes_per_s, cluster.gpu.kernel_us) = (1e9, 3.0);
+    let simulated = Session::simulate(&chain(1, 100, 50_000), &depth(0), &cluster, RANKS, 1).unwrap();
+    assert_eq!(slice(&simulated, "all-gather"), (0, GATHER));
+    assert_eq!(slice(&simulated, "assemble"), (GATHER, GATHER + 50_000 + 3000));
+    // This call says of no kernel.
+    assert_eq!(slice(&simulated, "compute"), (GATHER + 53_000, GATHER + 103_000));
 }
 
 #[test]
@@ -86,7 +130,8 @@ fn contention_is_charged_for_the_time_both_lanes_run() {
     assert_eq!(slice(&simulated, "compute call 0"), (GATHER, GATHER + 45_000));
 }
 
-/// On one communicator a small reduction is ready early and stands behind a gather ten times as long that nobody needs yet.
+/// On one communicator a small reduction is ready early and stands behind a gather ten times as long that
+/// nobody needs yet.
 #[test]
 fn chunks_of_a_long_gather_let_a_reduction_in_between() {
     let begin_of_reduction = |chunk: Option<u64>| {
@@ -96,7 +141,8 @@ fn chunks_of_a_long_gather_let_a_reduction_in_between() {
         let simulated = Session::simulate(&early_gradient(1000), &config, &plain(), RANKS, 1).unwrap();
         slice(&simulated, "exchange gradient").0
     };
-    // Whole: a million bytes, of which three quarters travel. In four chunks, of which two are asked for before the reduction is.
+    // Whole: a million bytes, of which three quarters travel. In four chunks, of which two are asked for
+    // before the reduction is.
     assert_eq!(begin_of_reduction(None), GATHER + 3 * 2000 + 750_000);
     let each = 1_000_000u64.div_ceil(4) / 4 / 256 * 256 + 256;
     let chunk = 3 * 2000 + 3 * each;

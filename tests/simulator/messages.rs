@@ -68,7 +68,8 @@ fn ex1_the_simulator_and_the_cpu_are_asked_the_same_in_the_same_order() {
     }
 }
 
-/// AC-3: the actors ask for the same tasks, events and waits whether a step is issued, recorded or neither (a replay asks for none).
+/// AC-3: the actors ask for the same tasks, events and waits whether a step is issued, recorded or neither (a
+/// replay asks for none).
 #[test]
 fn actors_ask_the_same_of_a_step_that_is_recorded_as_of_one_that_is_not() {
     let program = training(3, 8, 1000);
@@ -86,8 +87,8 @@ fn actors_ask_the_same_of_a_step_that_is_recorded_as_of_one_that_is_not() {
     assert!(before.ends_with(last), "the recorded step asks for what the one before it asked for");
 }
 
-/// PL-7. Boundaries cost time in the simulator as they do on a device: a dynamic call begins when everything before it is over, and
-/// what follows waits for it.
+/// PL-7. Boundaries cost time in the simulator as they do on a device: a dynamic call begins when everything
+/// before it is over, and what follows waits for it.
 #[test]
 fn a_dynamic_call_runs_alone_between_two_segments() {
     let program = training_with(&["forward 1", "backward 1"], 3, 8, 1000);

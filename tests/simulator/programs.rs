@@ -40,10 +40,20 @@ pub(crate) fn depth(depth: u32) -> Config {
 }
 
 fn cost(nanoseconds: u64) -> CostHint {
-    CostHint { flops: nanoseconds, bytes: 0, math: Math::Bf16 }
+    CostHint { flops: nanoseconds, math: Math::Bf16, ..CostHint::default() }
 }
 
-/// A forward pass of `layers` calls of `nanoseconds` each; each reads a bf16 weight of `rows` × 500, so of `1000 · rows` bytes.
+/// One call that costs `parts` and reads an input, no weight.
+pub(crate) fn call_of(parts: &[CostHint]) -> StepProgram {
+    let mut program = StepProgram::builder("call", &Model::builder().build());
+    let input = program.input("x", 1, ElementType::F32).unwrap();
+    let call = program.call("call", Phase::Forward).reads(input);
+    parts.iter().fold(call, |call, part| call.cost(*part)).add().unwrap();
+    program.build_evaluation().unwrap()
+}
+
+/// A forward pass of `layers` calls of `nanoseconds` each; each reads a bf16 weight of `rows` × 500, so of
+/// `1000 · rows` bytes.
 pub(crate) fn chain(layers: usize, rows: usize, nanoseconds: u64) -> StepProgram {
     let mut model = Model::builder();
     let weights: Vec<_> = (0..layers)
@@ -72,7 +82,8 @@ pub(crate) fn tiles(size: usize) -> StepProgram {
     program.build_evaluation().unwrap()
 }
 
-/// Training of `layers` weights of `rows` × 500: a forward call of `nanoseconds` for each, and a backward call of twice that.
+/// Training of `layers` weights of `rows` × 500: a forward call of `nanoseconds` for each, and a backward
+/// call of twice that.
 pub(crate) fn training(layers: usize, rows: usize, nanoseconds: u64) -> StepProgram {
     training_with(&[], layers, rows, nanoseconds)
 }
@@ -101,8 +112,8 @@ pub(crate) fn training_with(dynamic: &[&str], layers: usize, rows: usize, nanose
     program.build_training().unwrap()
 }
 
-/// A call with a gradient of a weight of 100 × 500, three calls without weights, and one that reads a weight of `rows` × 500; all of
-/// them take no time to speak of.
+/// A call with a gradient of a weight of 100 × 500, three calls without weights, and one that reads a weight
+/// of `rows` × 500; all of them take no time to speak of.
 pub(crate) fn early_gradient(rows: usize) -> StepProgram {
     let mut model = Model::builder();
     let small = model.sharded("small", 100, 500, Format::Bf16).unwrap();

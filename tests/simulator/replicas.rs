@@ -56,7 +56,8 @@ fn forecasts_of_replicas_are_what_the_simulator_takes() {
     }
 }
 
-/// A collective waits for the late of its own group alone: many small replicas wait less for each other than one large one.
+/// A collective waits for the late of its own group alone: many small replicas wait less for each other than
+/// one large one.
 #[test]
 fn a_gather_waits_for_the_last_rank_of_its_replica() {
     let cluster = plain_with("[jitter]\nseed = 5\nmean = 0.2\n");

@@ -1,4 +1,5 @@
-//! The published weak scaling of GTP, against the simulator's; what is assumed stands in `examples/simulate/weak-scaling/`.
+//! The published weak scaling of GTP, against the simulator's; what is assumed stands in
+//! `examples/simulate/weak-scaling/`.
 
 use warpweft::cluster::Cluster;
 use warpweft::config::{CallList, Config, Declared};
@@ -20,7 +21,7 @@ enum Layout {
     Pairs,
 }
 
-/// What example 09 prints and the README shows: layout, share of the preset's speed, efficiencies.
+/// What example 09 prints and `docs/simulating.md` shows: layout, share of the preset's speed, efficiencies.
 const SIMULATED: [(Layout, f64, [f64; 6]); 4] = [
     (Layout::Pairs, 1.0, [100.0, 84.0, 71.4, 65.4, 61.4, 59.0]),
     (Layout::Pairs, 0.5, [100.0, 99.9, 99.2, 97.1, 93.5, 90.9]),
@@ -68,8 +69,9 @@ fn off(found: &[f64], pinned: [f64; 6]) -> Vec<(u32, f64, f64)> {
     all.filter(|(_, found, pinned)| (found - pinned).abs() > TOLERANCE).collect()
 }
 
-/// A curve that moves by more than a point at some size is another result, and README and picture must be made again.
-/// A sum over replicas that waited for memory longer than the exchange whose sums it takes would make 78 % of the second point of pairs at half the speed.
+/// A curve that moves by more than a point at some size is another result, and the page and its picture must be
+/// made again. A sum over replicas that waited for memory longer than the exchange whose sums it takes would
+/// make 78 % of the second point of pairs at half the speed.
 #[test]
 fn the_simulated_weak_scaling_is_the_one_that_is_shown() {
     for (layout, share, pinned) in SIMULATED {
@@ -106,7 +108,8 @@ fn the_published_weak_scaling_lies_between_those_of_two_speeds_of_computing() {
     let of = |cluster: &Cluster| efficiencies(&scaled(Layout::Sharded, cluster));
     let (fast, slow) = (of(&fast), of(&slowed(&fast, 0.5)));
     for (((ranks, published), fast), slow) in PUBLISHED.into_iter().zip(fast).zip(slow) {
-        // What the simulator knows nothing of, variance of GPUs and networks, costs the real run some points where all is hidden.
+        // What the simulator knows nothing of, variance of GPUs and networks, costs the real run some points
+        // where all is hidden.
         assert!(fast - 5.0 <= published && published <= slow + 4.0, "{ranks}: {fast} {published} {slow}");
     }
 }
@@ -131,7 +134,8 @@ fn with_one_copy_a_longer_rail_receives_more_and_keeps_less() {
     }
 }
 
-/// Gathers stay between two ranks; the state is that of two ranks, however many there are. With two there is one copy, whatever the layout.
+/// Gathers stay between two ranks; the state is that of two ranks, however many there are. With two there is
+/// one copy, whatever the layout.
 #[test]
 fn with_a_copy_for_every_two_nobody_keeps_less() {
     let all = scaled(Layout::Pairs, &cluster());

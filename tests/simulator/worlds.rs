@@ -21,7 +21,8 @@ fn a_collective_waits_for_the_last_of_all_ranks() {
     let late = Session::simulate(&program, &depth(0), &cluster, ranks, 400).unwrap();
     let alike = Session::simulate(&program, &depth(0), &plain(), ranks, 1).unwrap();
     let harmonic: f64 = (1..=ranks).map(|rank| 1.0 / f64::from(rank)).sum();
-    // Both calls end in a wait for all: in the next gather, and in the edge of the step, which the slowest rank sets.
+    // Both calls end in a wait for all: in the next gather, and in the edge of the step, which the slowest
+    // rank sets.
     let delay = (late.step - alike.step).as_nanos() as f64;
     let expected = 2.0 * 0.1 * length as f64 * harmonic;
     assert!((delay / expected - 1.0).abs() < 0.05, "{delay} is not {expected}");
@@ -113,7 +114,7 @@ fn thousands_of_ranks_of_a_deep_decoder_are_simulated_one_by_one() {
         begin.elapsed(),
         simulated.step
     );
-    let compute: u64 = program.calls().iter().map(|call| call.cost.flops).sum();
+    let compute: u64 = program.calls().iter().flat_map(|call| &call.cost).map(|part| part.flops).sum();
     let least = compute as f64 / cluster.gpu.flops_per_s.bf16;
     assert!(simulated.step.as_secs_f64() > least, "no faster than its matrix products");
 }

@@ -10,7 +10,8 @@ use warpweft::plan::{StepPlan, VerifyError, verify};
 use crate::edit::{position, recount, refused, relocate, remove, serialize, slot, spread, weight};
 use crate::programs::policy;
 
-/// `wide` gets its gradient in bf16, `narrow` in f32 from one call; 33 rows on 2 ranks, so that there is padding. `tied` gets two in bf16.
+/// `wide` gets its gradient in bf16, `narrow` in f32 from one call; 33 rows on 2 ranks, so that there is
+/// padding. `tied` gets two in bf16.
 fn training() -> StepPlan {
     let mut model = Model::builder();
     let [wide, narrow, tied] =
@@ -134,9 +135,11 @@ fn a_call_writes_a_gradient_only_into_a_slot_of_its_element_type() {
         let task = plan.describe(TaskId::at(position(&plan, 0, |op| matches!(op, Op::Compute { .. }))));
         refused(&plan, &[&task, "gradient of `", name]);
     }
-    let mut plan = training();
-    plan.calls[0].grads[0].element = ElementType::U8;
-    refused(&plan, &["PL-10", "writes the gradient of `wide`", "declare gradients in f32 or bf16"]);
+    for element in [ElementType::U8, ElementType::U32] {
+        let mut plan = training();
+        plan.calls[0].grads[0].element = element;
+        refused(&plan, &["PL-10", "writes the gradient of `wide`", "declare gradients in f32 or bf16"]);
+    }
 }
 
 /// PL-4, PL-10. A call's two gradients in each other's slots, one of which is half as large.

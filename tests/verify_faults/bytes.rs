@@ -100,7 +100,8 @@ fn every_wrong_count_is_refused() {
     }
 }
 
-/// PL-6. Prices and traces are made from it, so a collective that is said to be cheap would be planned as if it were.
+/// PL-6. Prices and traces are made from it, so a collective that is said to be cheap would be planned as if
+/// it were.
 #[test]
 fn a_task_that_says_it_receives_other_bytes_than_its_op_does_is_refused() {
     let mut seen = std::collections::BTreeSet::new();

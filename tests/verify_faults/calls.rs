@@ -3,6 +3,7 @@
 use warpweft::id::{BufferId, CallId};
 use warpweft::layout::Content;
 use warpweft::model::Access;
+use warpweft::model::NonNegative;
 use warpweft::op::{Op, OperandRole};
 use warpweft::plan::{StepPlan, VerifyError};
 
@@ -248,6 +249,24 @@ fn the_vote_needs_the_loss_scale() {
     let Op::Vote { loss_scale, .. } = &mut plan.tasks[vote].op else { unreachable!() };
     *loss_scale = wrong;
     refused(&plan, &["PL-10", "needs the loss scale", "learning rate"]);
+}
+
+/// PL-4: one task of the optimizer has one weight decay and one learning rate.
+#[test]
+fn weights_of_two_parameter_groups_are_not_updated_as_one() {
+    let mut plan = nvfp4_training();
+    let adam = position(&plan, 0, |op| matches!(op, Op::Adam { states, .. } if states.len() > 1));
+    let Op::Adam { states, .. } = &plan.tasks[adam].op else { unreachable!() };
+    let last = states.last().unwrap().weight;
+    plan.weights.layouts[last.index()].parameters.weight_decay = NonNegative::new(0.0);
+    refused(
+        &plan,
+        &[
+            "PL-4",
+            "whose weight decay or learning rate differ",
+            "give each parameter group a task of its own",
+        ],
+    );
 }
 
 /// PL-10

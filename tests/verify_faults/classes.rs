@@ -13,7 +13,8 @@ use crate::programs::{all, evaluation, nvfp4_training, policy};
 
 use Orientation::{Columnwise as Cols, Rowwise as Rows};
 
-/// Two blocks whose activations are computed again in backward: each forward call runs twice, with a gather of its own each time.
+/// Two blocks whose activations are computed again in backward: each forward call runs twice, with a gather
+/// of its own each time.
 fn recompute() -> StepPlan {
     let mut model = Model::builder();
     let blocks: Vec<_> = (0..2)
@@ -46,8 +47,8 @@ fn gathered_for(plan: &StepPlan, name: &str) -> SlotId {
     operands[0].slot
 }
 
-/// PL-2, PL-3. *Recompute gathers on one address*: the gather of a recomputed forward and the one behind it, which is on its way
-/// while the recomputed call still reads.
+/// PL-2, PL-3. *Recompute gathers on one address*: the gather of a recomputed forward and the one behind it,
+/// which is on its way while the recomputed call still reads.
 #[test]
 fn recompute_gathers_on_one_address_are_refused() {
     let mut plan = recompute();
@@ -72,8 +73,8 @@ fn recompute_gathers_on_one_address_are_refused() {
     );
 }
 
-/// PL-3. *Buffer freed for a stream that still uses it*: bytes are given to the next tenant behind their last user in T, and
-/// nothing makes the tenant's lane wait for the user's.
+/// PL-3. *Buffer freed for a stream that still uses it*: bytes are given to the next tenant behind their last
+/// user in T, and nothing makes the tenant's lane wait for the user's.
 #[test]
 fn a_buffer_freed_for_a_stream_that_still_uses_it_is_refused() {
     let mut seeded = 0;
@@ -134,9 +135,9 @@ fn a_format_that_silently_falls_back_to_bf16_is_refused() {
     spread(&mut plan);
     let planes = weight(&plan, "block.0");
     let dequantize = plan.tasks.iter().position(|task| matches!(task.op, Op::Dequantize { .. })).unwrap();
-    let Op::Dequantize { weight, values, to, .. } = &mut plan.tasks[dequantize].op else { unreachable!() };
-    *values = warpweft::format::ElementType::Bf16;
-    let (of, slot) = (*weight, *to);
+    let Op::Dequantize { parts } = &mut plan.tasks[dequantize].op else { unreachable!() };
+    parts[0].values = warpweft::format::ElementType::Bf16;
+    let (of, slot) = (parts[0].weight, parts[0].to);
     plan.arena.slots[slot.index()].content = Content::Dense(of, Rows, warpweft::format::ElementType::Bf16);
     assert_ne!(of, planes);
     refused(

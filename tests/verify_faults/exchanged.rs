@@ -80,7 +80,8 @@ fn a_sum_before_its_exchange_is_refused() {
     assert!(matches!(error, VerifyError::Gradient { .. }));
 }
 
-/// PL-4. *The own slice overwritten* behind the exchange, with every fence in place: peers have theirs, the rank has lost its own.
+/// PL-4. *The own slice overwritten* behind the exchange, with every fence in place: peers have theirs, the
+/// rank has lost its own.
 #[test]
 fn an_own_gradient_overwritten_between_exchange_and_sum_is_refused_even_when_ordered() {
     let mut plan = nvfp4_training();
@@ -221,7 +222,8 @@ fn only_the_first_sum_of_a_weight_overwrites() {
     );
 }
 
-/// PL-4. A main grad that has a mean of one replica's sums would get the mean of all replicas' on top, or none of theirs.
+/// PL-4. A main grad that has a mean of one replica's sums would get the mean of all replicas' on top, or
+/// none of theirs.
 #[test]
 fn the_mean_over_one_replica_is_not_taken() {
     let mut plan = replicated_training();

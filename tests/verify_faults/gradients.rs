@@ -1,4 +1,5 @@
-//! PL-4: the way of every gradient to its main grad, where collectives sum. What differs where ranks do: `exchanged`.
+//! PL-4: the way of every gradient to its main grad, where collectives sum. What differs where ranks do:
+//! `exchanged`.
 
 use warpweft::id::CallId;
 use warpweft::layout::Content;

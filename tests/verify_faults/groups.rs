@@ -120,6 +120,63 @@ fn a_member_left_out_of_its_group_s_gather_is_missed() {
     refused(&plan, &["PL-2", "`expert1`", "holds nothing"]);
 }
 
+/// What is derived of a group's planes for one call: the first task that transposes, or dequantizes, all of them.
+#[track_caller]
+fn derived(plan: &StepPlan, name: &str) -> usize {
+    position(plan, 0, |op| match op {
+        Op::Transpose { parts } => parts.len() == EXPERTS && name == op.name(),
+        Op::Dequantize { parts } => parts.len() == EXPERTS && name == op.name(),
+        _ => false,
+    })
+}
+
+/// PL-2
+#[test]
+fn a_member_left_out_of_what_is_derived_is_missed() {
+    for name in ["transpose", "dequantize"] {
+        let mut plan = plan(true, &policy());
+        spread(&mut plan);
+        let task = derived(&plan, name);
+        match &mut plan.tasks[task].op {
+            Op::Transpose { parts } => drop(parts.remove(2)),
+            Op::Dequantize { parts } => drop(parts.remove(2)),
+            _ => unreachable!(),
+        }
+        recount(&mut plan);
+        refused(&plan, &["PL-2", "`expert2`", "holds nothing"]);
+    }
+}
+
+/// PL-3: parts are done at the same time, so two of them write no common byte.
+#[test]
+fn members_that_are_derived_into_one_slot_are_a_race() {
+    for name in ["transpose", "dequantize"] {
+        let mut plan = plan(true, &policy());
+        let task = derived(&plan, name);
+        match &mut plan.tasks[task].op {
+            Op::Transpose { parts } => parts[1] = parts[0],
+            Op::Dequantize { parts } => parts[1] = parts[0],
+            _ => unreachable!(),
+        }
+        refused(&plan, &["PL-3", "expert0"]);
+    }
+}
+
+/// PL-2
+#[test]
+fn members_that_are_derived_of_each_other_s_planes_are_refused() {
+    for name in ["transpose", "dequantize"] {
+        let mut plan = plan(true, &policy());
+        let task = derived(&plan, name);
+        match &mut plan.tasks[task].op {
+            Op::Transpose { parts } => (parts[0].from, parts[1].from) = (parts[1].from, parts[0].from),
+            Op::Dequantize { parts } => (parts[0].from, parts[1].from) = (parts[1].from, parts[0].from),
+            _ => unreachable!(),
+        }
+        refused(&plan, &["PL-2", &format!("({name} of expert0 and 3 more)"), "`expert0`", "`expert1`"]);
+    }
+}
+
 /// PL-4
 #[test]
 fn a_member_left_out_of_its_group_s_reduction_is_missed() {

@@ -19,9 +19,10 @@
 //! | format silently falling back to BF16 | PL-2, PL-6 | `verify_faults/classes.rs` | `a_format_that_silently_falls_back_to_bf16_is_refused` |
 //! | ranks disagreeing on order | PL-1, PL-5 | `ranks.rs` | `ranks_that_disagree_on_order_are_refused_before_anything_runs` |
 //!
-//! A fork that does not join is no property of a plan: `Checked` catches it when the recording ends. A warm-up that ran as a step is
-//! caught by the rank's count of steps; a plan that would let it reach main grads is refused (`gradients`). Ranks that disagree are
-//! caught by fingerprints before anything is reserved, and on the CPU by what they bring to a collective (`cpu_backend/poison.rs`).
+//! A fork that does not join is no property of a plan: `Checked` catches it when the recording ends. A
+//! warm-up that ran as a step is caught by the rank's count of steps; a plan that would let it reach main
+//! grads is refused (`gradients`). Ranks that disagree are caught by fingerprints before anything is
+//! reserved, and on the CPU by what they bring to a collective (`cpu_backend/poison.rs`).
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 

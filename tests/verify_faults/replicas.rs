@@ -1,4 +1,5 @@
-//! PL-4 on a mesh of several replicas: a contribution passes the sum over a replica's ranks and the sum over replicas, each once.
+//! PL-4 on a mesh of several replicas: a contribution passes the sum over a replica's ranks and the sum over
+//! replicas, each once.
 
 use warpweft::id::SlotId;
 use warpweft::model::{Group, Mesh, Placement};
@@ -138,8 +139,8 @@ fn a_sum_over_the_wrong_group_is_refused() {
     }
 }
 
-/// PL-4. With one replica nobody is told of others: a sharded weight's gradient is summed by its reduce-scatter, a replicated
-/// one's behind its accumulation.
+/// PL-4. With one replica nobody is told of others: a sharded weight's gradient is summed by its
+/// reduce-scatter, a replicated one's behind its accumulation.
 #[test]
 fn a_wrong_sum_of_one_replica_is_told_without_replicas() {
     let training = by_collectives::nvfp4_training();
@@ -223,7 +224,8 @@ fn a_maximum_over_the_replicas_is_refused() {
     }
 }
 
-/// PL-4. With one shard a replica is a rank: its reduction brings nobody together, and the sum over replicas is all there is.
+/// PL-4. With one shard a replica is a rank: its reduction brings nobody together, and the sum over replicas
+/// is all there is.
 #[test]
 fn with_one_shard_the_sum_over_the_replicas_is_still_asked_for() {
     let mesh = Mesh::hybrid(2, 2).unwrap();

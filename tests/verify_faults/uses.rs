@@ -227,7 +227,7 @@ fn planes_of_a_format_that_cannot_be_transposed_are_not() {
     let to = gathered(&mut plan, derived).to;
     let from = slot(&plan, Content::Gathered(embedding, Orientation::Rowwise));
     plan.arena.slots[to.index()].content = Content::Transposed(embedding);
-    plan.tasks[derived].op = Op::Transpose { weight: embedding, from, to };
+    plan.tasks[derived].op = Op::transpose(embedding, from, to);
     plan.tasks[derived].lane = LaneId::new(1);
     plan.tasks[derived].collective = None;
     spread(&mut plan);

@@ -1,7 +1,8 @@
 //! Tasks added, dropped and moved, with everything that a plan says about itself kept true.
 //!
-//! Law: whoever waited for a task still waits for it, wherever it went; places on communicators and byte counts are stated anew. No
-//! fence is added, so that what an edit of T leaves unordered is for the verifier to find.
+//! Law: whoever waited for a task still waits for it, wherever it went; places on communicators and byte
+//! counts are stated anew. No fence is added, so that what an edit of T leaves unordered is for the verifier
+//! to find.
 
 use warpweft::id::{EventId, TaskId};
 use warpweft::plan::StepPlan;

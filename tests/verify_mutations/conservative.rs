@@ -1,8 +1,9 @@
 //! Why the verifier may refuse what is harmless.
 //!
-//! Law: a refusal of a harmless plan is of one of these classes, or it is a false alarm and the suite fails. A class is a property of the
-//! plan, found here without the verifier: what is odd, and at which task. Of the error only two things count: which law it speaks of, and
-//! which task it names; the class must hold there. No plan that the builder makes is of any class, but by chance of where slots lie.
+//! Law: a refusal of a harmless plan is of one of these classes, or it is a false alarm and the suite fails.
+//! A class is a property of the plan, found here without the verifier: what is odd, and at which task. Of the
+//! error only two things count: which law it speaks of, and which task it names; the class must hold there.
+//! No plan that the builder makes is of any class, but by chance of where slots lie.
 
 use std::collections::BTreeSet;
 
@@ -35,13 +36,16 @@ pub(crate) enum Class {
     Lane,
     /// A task that nobody would miss: what it writes is read by nobody, or lay there already.
     DeadWork,
-    /// Content lies in the right bytes, but was put there through another slot, or an earlier tenant left the same.
+    /// Content lies in the right bytes, but was put there through another slot, or an earlier tenant left the
+    /// same.
     OtherSlot,
-    /// An op writes into a slot that was declared for another content, of the same size; or would, had the format anything to write.
+    /// An op writes into a slot that was declared for another content, of the same size; or would, had the
+    /// format anything to write.
     OtherContent,
     /// A tensor's scale or amax that the format does not read.
     UnusedScale,
-    /// Over a single rank, where an all-reduce is a copy: a sum in place of a maximum, or what is reduced in place of its sum.
+    /// Over a single rank, where an all-reduce is a copy: a sum in place of a maximum, or what is reduced in
+    /// place of its sum.
     SingleRank,
 }
 
@@ -162,7 +166,8 @@ fn fits_its_lane(plan: &StepPlan, task: usize) -> bool {
     }
 }
 
-/// Does the op take the sum of amaxes, the maximum of gradients, or a rank's own sum for that of all, over one rank?
+/// Does the op take the sum of amaxes, the maximum of gradients, or a rank's own sum for that of all, over
+/// one rank?
 fn takes_one_rank_for_all(plan: &StepPlan, op: &Op) -> bool {
     let content = |slot: &SlotId| plan.arena.slot(*slot).content;
     let (odd, group) = match op {
@@ -181,8 +186,8 @@ fn takes_one_rank_for_all(plan: &StepPlan, op: &Op) -> bool {
     odd && plan.weights.mesh.size(group) == 1
 }
 
-/// Where a format has no use for tensor scales: dequantizations that name none, or another one than their weight had when the step
-/// began, and scale ops that name other amaxes than their bucket's.
+/// Where a format has no use for tensor scales: dequantizations that name none, or another one than their
+/// weight had when the step began, and scale ops that name other amaxes than their bucket's.
 fn name_unused_scales(plan: &StepPlan) -> Vec<Place> {
     let mut memory = Memory::before_the_step(plan);
     let mut places = Vec::new();
@@ -194,10 +199,10 @@ fn name_unused_scales(plan: &StepPlan) -> Vec<Place> {
         {
             places.push(Some(task));
         }
-        if let Op::Dequantize { weight, tensor_scale, .. } = op {
-            let layout = plan.weights.layout(*weight);
+        for part in if let Op::Dequantize { parts } = op { parts.as_slice() } else { &[] } {
+            let layout = plan.weights.layout(part.weight);
             let expected = Content::TensorScale(layout.bucket);
-            let is_its_own = tensor_scale.is_some_and(|slot| memory.is_untouched(slot, expected));
+            let is_its_own = part.tensor_scale.is_some_and(|slot| memory.is_untouched(slot, expected));
             let has_scales = plan.weights.bucket(layout.bucket).has_scales();
             if has_scales && !layout.format.needs_tensor_amax() && !is_its_own {
                 places.push(Some(task));
@@ -218,7 +223,8 @@ fn is_padded(plan: &StepPlan, weight: WeightId) -> bool {
 fn reads_through_other_slots(plan: &StepPlan) -> Vec<Place> {
     let mut memory = Memory::before_the_step(plan);
     let mut places = Vec::new();
-    // Gradients of which rows, or zeros behind them, were put there through another slot before a part was written through their own.
+    // Gradients of which rows, or zeros behind them, were put there through another slot before a part was
+    // written through their own.
     let (mut rows, mut padding) = (BTreeSet::new(), BTreeSet::new());
     for task in Before::of(plan).order() {
         let op = &plan.tasks[task].op;
@@ -258,8 +264,9 @@ fn reads_through_other_slots(plan: &StepPlan) -> Vec<Place> {
     places
 }
 
-/// The law of this file: no class is so wide that a plan of the builder's is of it. Two slots that share bytes may happen to hold the same,
-/// zeros behind a gradient or planes gathered twice, and then the second writer would not be missed; where no bytes are shared none is idle.
+/// The law of this file: no class is so wide that a plan of the builder's is of it. Two slots that share
+/// bytes may happen to hold the same, zeros behind a gradient or planes gathered twice, and then the second
+/// writer would not be missed; where no bytes are shared none is idle.
 #[test]
 fn no_plan_that_the_builder_makes_is_of_a_conservative_class() {
     for (seed, _, prologue, step) in samples(6 << 32).take(wanted() / 10) {

@@ -1,7 +1,8 @@
 //! One random edit of a finished plan.
 //!
-//! Law: an edit changes one thing and keeps the books: task numbers, places on communicators and byte counts are stated anew, so that
-//! what is left to find is the fault itself and not its traces. Edits of the books are kinds of their own.
+//! Law: an edit changes one thing and keeps the books: task numbers, places on communicators and byte counts
+//! are stated anew, so that what is left to find is the fault itself and not its traces. Edits of the books
+//! are kinds of their own.
 
 use warpweft::id::{CommSeq, LaneId, SlotId, TaskId, Version};
 use warpweft::layout::ALIGNMENT;

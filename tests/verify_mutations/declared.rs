@@ -1,7 +1,8 @@
 //! What the slots that an op writes are declared for.
 //!
-//! Law: an op of a plan that a planner made writes only into slots declared for what it writes. This table is made of the vocabulary's
-//! documentation alone; it shares nothing with the verifier's, which knows contents by what they hold.
+//! Law: an op of a plan that a planner made writes only into slots declared for what it writes. This table is
+//! made of the vocabulary's documentation alone; it shares nothing with the verifier's, which knows contents
+//! by what they hold.
 
 use warpweft::format::{ElementType, Orientation};
 use warpweft::id::{CallId, SlotId};
@@ -15,7 +16,8 @@ pub(crate) fn writes_into_another_s_slot(plan: &StepPlan, op: &Op) -> bool {
     written(plan, op, &declared).into_iter().any(|(slot, wanted)| wanted != Some(declared(slot)))
 }
 
-/// Every slot the op writes, and the content it belongs to; `None` where the slots it reads tell of no such content.
+/// Every slot the op writes, and the content it belongs to; `None` where the slots it reads tell of no such
+/// content.
 fn written(plan: &StepPlan, op: &Op, declared: &dyn Fn(SlotId) -> Content) -> Vec<(SlotId, Option<Content>)> {
     let mut all: Vec<(SlotId, Option<Content>)> = Vec::new();
     let mut put = |slot: SlotId, content: Content| all.push((slot, Some(content)));
@@ -87,9 +89,13 @@ fn written(plan: &StepPlan, op: &Op, declared: &dyn Fn(SlotId) -> Content) -> Ve
             parts.iter().for_each(|part| put(part.to, Content::Gathered(part.weight, part.orientation)));
         }
         Op::GatherChunk { part, .. } => put(part.to, Content::Gathered(part.weight, part.orientation)),
-        Op::Transpose { weight, to, .. } => put(*to, Content::Transposed(*weight)),
-        Op::Dequantize { weight, orientation, values, to, .. } => {
-            put(*to, Content::Dense(*weight, *orientation, *values));
+        Op::Transpose { parts } => {
+            parts.iter().for_each(|part| put(part.to, Content::Transposed(part.weight)));
+        }
+        Op::Dequantize { parts } => {
+            for part in parts {
+                put(part.to, Content::Dense(part.weight, part.orientation, part.values));
+            }
         }
         Op::ReduceScatter { parts, .. } => {
             for part in parts {

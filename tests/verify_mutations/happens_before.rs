@@ -1,8 +1,9 @@
 //! Happens-before by brute force: all pairs, from lanes and fences alone.
 //!
-//! Law: a plan's lanes are queues, and a fence is an event that one task records and another waits for. What must be over when
-//! a task begins is found by following both, without clocks, without a sweep over bytes and without trusting that
-//! fences point back in T. A fence on a task that records nothing, or that shares its event with another task, orders nothing.
+//! Law: a plan's lanes are queues, and a fence is an event that one task records and another waits for. What
+//! must be over when a task begins is found by following both, without clocks, without a sweep over bytes and
+//! without trusting that fences point back in T. A fence on a task that records nothing, or that shares its
+//! event with another task, orders nothing.
 
 use warpweft::id::{LaneId, TaskId};
 use warpweft::layout::Region;
@@ -30,7 +31,8 @@ impl Before {
         (0..self.pairs.len()).any(|task| self.is(task, task))
     }
 
-    /// Two tasks that nothing orders and that touch a common byte, of which one writes; or one task that does so to itself.
+    /// Two tasks that nothing orders and that touch a common byte, of which one writes; or one task that does
+    /// so to itself.
     pub(crate) fn conflict(&self, plan: &StepPlan) -> Option<(usize, usize)> {
         let touched: Vec<Vec<(Region, bool)>> = plan
             .tasks

@@ -1,8 +1,8 @@
 //! Is an edited plan harmful? Decided without the verifier.
 //!
-//! Law: a plan is harmful if on some machine it does something else than the plan it was made from: a rank stands still, two
-//! tasks meet on a byte in no order, a slot is too small for what is written, or a call, an output, a main grad or
-//! what the step leaves has another content. Everything else is harmless, however odd.
+//! Law: a plan is harmful if on some machine it does something else than the plan it was made from: a rank
+//! stands still, two tasks meet on a byte in no order, a slot is too small for what is written, or a call, an
+//! output, a main grad or what the step leaves has another content. Everything else is harmless, however odd.
 
 use warpweft::layout::Content;
 use warpweft::plan::StepPlan;

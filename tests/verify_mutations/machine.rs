@@ -1,8 +1,9 @@
 //! The CPU backend driven task by task, in any order that a plan's lanes and fences allow.
 //!
-//! Law: the driver knows no actor and no executor. One task runs at a time; which one is drawn among those whose predecessors are
-//! over, each rank by itself, and a collective once all ranks of its group are there. So ranks run far ahead of each other, and a lane
-//! that nothing holds back runs before, between or behind the others: every schedule that could break an unordered pair comes up.
+//! Law: the driver knows no actor and no executor. One task runs at a time; which one is drawn among those
+//! whose predecessors are over, each rank by itself, and a collective once all ranks of its group are there.
+//! So ranks run far ahead of each other, and a lane that nothing holds back runs before, between or behind
+//! the others: every schedule that could break an unordered pair comes up.
 
 use std::sync::Arc;
 
@@ -25,7 +26,8 @@ struct Rank {
     streams: Vec<<CpuBackend as Backend>::Stream>,
 }
 
-/// What stays behind a run: per rank, the bytes of each resident slot, but of no input and of no main grad that the plan leaves alone.
+/// What stays behind a run: per rank, the bytes of each resident slot, but of no input and of no main grad
+/// that the plan leaves alone.
 pub(crate) type Left = Vec<Vec<Vec<u8>>>;
 
 /// Runs the prologue and `steps` steps of `plan`, in orders drawn from `draw`.
@@ -66,7 +68,8 @@ pub(crate) fn run(
     Ok(ranks.iter().map(|rank| left(rank, plan)).collect())
 }
 
-/// Ranks that hold the same shards hold the same bits of them, whatever replica they are of and however far ahead it ran.
+/// Ranks that hold the same shards hold the same bits of them, whatever replica they are of and however far
+/// ahead it ran.
 fn is_like_its_twins(rank: &Rank, ranks: &[Rank], plan: &StepPlan) -> Result<(), String> {
     let mesh = plan.weights.mesh;
     let is_of_weights = |content| {
@@ -106,7 +109,7 @@ fn closures(sample: &Sample) -> ComputeFactory<CpuSurface> {
         let model = model.clone();
         let run =
             move |call: &Call, context: &ComputeContext<'_, CpuSurface>| closure::run(&model, call, context);
-        Box::new(run) as Box<dyn Compute<CpuSurface>>
+        Ok(Box::new(run) as Box<dyn Compute<CpuSurface>>)
     })
 }
 
@@ -155,7 +158,8 @@ fn put(rank: &Rank, region: Region, bytes: &[u8]) {
     rank.backend.upload(&rank.memory, region, bytes).unwrap();
 }
 
-/// What earlier programs, or a warm-up of a recording, may have left: anything, in all transient bytes and in every main grad.
+/// What earlier programs, or a warm-up of a recording, may have left: anything, in all transient bytes and in
+/// every main grad.
 fn litter(rank: &Rank, plan: &StepPlan, draw: &mut Draw) {
     let transient = Region { offset: plan.arena.resident_bytes, bytes: plan.arena.transient_bytes };
     let main_grads = plan.arena.slots.iter().filter(|slot| matches!(slot.content, Content::MainGrad(_)));

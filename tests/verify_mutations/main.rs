@@ -11,8 +11,9 @@
 //! | `peers` | no rank touches the memory of one that does not stand still |
 //! | `reference`, `sessions` | what the builder makes gives the bits of an unsharded trainer |
 //!
-//! `cargo test` runs a share of seconds. `WARPWEFT_MUTANTS=10000 cargo test --test verify_mutations -- --nocapture` runs as
-//! many harmful mutants and valid programs as it says, in proportion more of the rest, and prints all counts.
+//! `cargo test` runs a share of seconds.
+//! `WARPWEFT_MUTANTS=10000 cargo test --test verify_mutations -- --nocapture` runs as many harmful mutants
+//! and valid programs as it says, in proportion more of the rest, and prints all counts.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod books;
@@ -52,8 +53,8 @@ fn wanted() -> usize {
         .map_or(4000, |count| count.parse().expect("WARPWEFT_MUTANTS is a number"))
 }
 
-/// PL-2 to PL-6, PL-9, PL-10. No false alarm: the builder returns no plan that the verifier refuses, the proof speaks of every use,
-/// gradient and buffer access, and the judge agrees.
+/// PL-2 to PL-6, PL-9, PL-10. No false alarm: the builder returns no plan that the verifier refuses, the
+/// proof speaks of every use, gradient and buffer access, and the judge agrees.
 #[test]
 fn no_valid_plan_is_refused_and_the_judge_finds_no_harm_in_any() {
     let mut tasks = 0;
@@ -71,7 +72,8 @@ fn no_valid_plan_is_refused_and_the_judge_finds_no_harm_in_any() {
     println!("{} random programs, {tasks} tasks: no false alarm", wanted());
 }
 
-/// PL-2 to PL-6, PL-9, PL-10. Every harmful mutant is refused; and what is refused without harm is of a known class.
+/// PL-2 to PL-6, PL-9, PL-10. Every harmful mutant is refused; and what is refused without harm is of a known
+/// class.
 #[test]
 fn every_harmful_mutant_is_refused() {
     let mut caught: BTreeMap<(Edit, Harm), usize> = BTreeMap::new();

@@ -1,14 +1,16 @@
 //! What a plan computes, as terms instead of numbers.
 //!
-//! Law: memory is bytes, and every byte knows the term that was written over it. A task reads its operands' terms and writes new
-//! ones made of its op and of all that it read, so two plans that leave equal terms compute equal bits, and a byte of
-//! another content makes every term behind it another one. Nothing is expected anywhere: what a plan means is what its closures
-//! read, in order, and what lies in memory at the end. This file knows no version, no phase and no rule of PL-2, PL-4 or PL-9.
+//! Law: memory is bytes, and every byte knows the term that was written over it. A task reads its operands'
+//! terms and writes new ones made of its op and of all that it read, so two plans that leave equal terms
+//! compute equal bits, and a byte of another content makes every term behind it another one. Nothing is
+//! expected anywhere: what a plan means is what its closures read, in order, and what lies in memory at the
+//! end. This file knows no version, no phase and no rule of PL-2, PL-4 or PL-9.
 //!
-//! What is told apart beside the bytes: in a shard the codes and the scales, which different ops write, and in a
-//! gradient its rows and its padding rows, because a closure writes the rows alone. What is known beside the operands: a sum or
-//! maximum over one rank is the value itself, and groups of the same ranks give the same one; scales matter to formats that have some; and nobody reads what
-//! a step leaves in an input, which is staged anew before every step.
+//! What is told apart beside the bytes: in a shard the codes and the scales, which different ops write, and
+//! in a gradient its rows and its padding rows, because a closure writes the rows alone. What is known beside
+//! the operands: a sum or maximum over one rank is the value itself, and groups of the same ranks give the
+//! same one; scales matter to formats that have some; and nobody reads what a step leaves in an input, which
+//! is staged anew before every step.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,7 +18,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use warpweft::id::{RankId, SlotId, WeightId};
 use warpweft::layout::{Content, Region, Residency};
 use warpweft::model::Role;
-use warpweft::op::{AdamOperand, MasterOperand, Op, OperandRole, SumTarget};
+use warpweft::op::{AdamOperand, DequantizePart, MasterOperand, Op, OperandRole, SumTarget};
 use warpweft::plan::StepPlan;
 
 /// A value, as the fingerprint of how it came to be.
@@ -266,12 +268,23 @@ impl<'p> Memory<'p> {
                     self.write(part.to, Cell::of(made));
                 }
             }
-            Op::Transpose { weight, from, to } => self.write(*to, Cell::of((name, weight, self.read(*from)))),
-            Op::Dequantize { weight, orientation, from, tensor_scale, values, to } => {
-                let scaled = self.plan.weights.layout(*weight).format.needs_tensor_amax();
-                let scale = self.maybe(tensor_scale.filter(|_| scaled));
-                let made = (name, weight, orientation, values, self.read(*from), scale);
-                self.write(*to, Cell::of(made));
+            // Parts are done at the same time, so all of them read before any writes.
+            Op::Transpose { parts } => {
+                let read: Vec<_> = parts.iter().map(|part| self.read(part.from)).collect();
+                for (part, planes) in parts.iter().zip(read) {
+                    self.write(part.to, Cell::of((name, part.weight, planes)));
+                }
+            }
+            Op::Dequantize { parts } => {
+                let read = |part: &DequantizePart| {
+                    let scaled = self.plan.weights.layout(part.weight).format.needs_tensor_amax();
+                    (self.read(part.from), self.maybe(part.tensor_scale.filter(|_| scaled)))
+                };
+                let read: Vec<_> = parts.iter().map(read).collect();
+                for (part, (planes, scale)) in parts.iter().zip(read) {
+                    let made = (name, part.weight, part.orientation, part.values, planes, scale);
+                    self.write(part.to, Cell::of(made));
+                }
             }
             Op::ReduceScatter { element, parts } => {
                 let read: Vec<_> = parts.iter().map(|part| self.gradient(part.weight, part.from)).collect();
@@ -324,7 +337,9 @@ impl<'p> Memory<'p> {
                 self.write(*vote, Cell::of((&made, "vote")));
             }
             Op::Adam { bucket, states, vote, learning_rate } => {
-                let by = term((name, bucket, self.read(*vote), self.read(*learning_rate)));
+                // One weight decay and one rate for all of them: those of the first.
+                let group = states.first().map(|state| self.plan.weights.layout(state.weight).parameters);
+                let by = term((name, bucket, group, self.read(*vote), self.read(*learning_rate)));
                 states.iter().for_each(|state| self.update(by, state));
             }
             other => panic!("{} has no meaning here yet", other.name()),

@@ -13,10 +13,10 @@ use crate::random_programs::Draw;
 /// Every slot an op names.
 pub(crate) fn slots_of(op: &mut Op) -> Vec<&mut SlotId> {
     match op {
-        Op::Copy { from, to }
-        | Op::GatherRecords { from, to }
-        | Op::RoundGradient { from, to, .. }
-        | Op::Transpose { from, to, .. } => vec![from, to],
+        Op::Copy { from, to } | Op::GatherRecords { from, to } | Op::RoundGradient { from, to, .. } => {
+            vec![from, to]
+        }
+        Op::Transpose { parts } => parts.iter_mut().flat_map(|part| [&mut part.from, &mut part.to]).collect(),
         Op::AllGather { parts } | Op::Assemble { parts } => {
             parts.iter_mut().flat_map(|part| [&mut part.from, &mut part.to]).collect()
         }
@@ -52,7 +52,10 @@ pub(crate) fn slots_of(op: &mut Op) -> Vec<&mut SlotId> {
             let shards = shards.iter_mut().map(|shard| &mut shard.slot);
             masters.iter_mut().chain(encode).chain(shards).chain(vote).collect()
         }
-        Op::Dequantize { from, tensor_scale, to, .. } => [from, to].into_iter().chain(tensor_scale).collect(),
+        Op::Dequantize { parts } => parts
+            .iter_mut()
+            .flat_map(|part| [&mut part.from, &mut part.to].into_iter().chain(&mut part.tensor_scale))
+            .collect(),
         Op::GradNorm { main_grads, fault, record } => {
             main_grads.iter_mut().map(|(_, slot)| slot).chain([fault, record]).collect()
         }
@@ -99,7 +102,9 @@ pub(crate) fn lose_operand(op: &mut Op, draw: &mut Draw) -> Option<()> {
             2 => absent(vote),
             _ => one(shards, draw),
         },
-        Op::Dequantize { tensor_scale, .. } => absent(tensor_scale),
+        Op::Transpose { parts } if parts.len() > 1 => one(parts, draw),
+        Op::Dequantize { parts } if parts.len() > 1 && draw.one_in(2) => one(parts, draw),
+        Op::Dequantize { parts } => absent(&mut parts.first_mut()?.tensor_scale),
         Op::AllGather { parts } | Op::Assemble { parts } if parts.len() > 1 => one(parts, draw),
         Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } if parts.len() > 1 => {
             one(parts, draw)
@@ -112,7 +117,8 @@ pub(crate) fn lose_operand(op: &mut Op, draw: &mut Draw) -> Option<()> {
     }
 }
 
-/// Changes what an op does with its operands: which call runs, what begins a sum, which side of a weight, what is combined how, and with whom.
+/// Changes what an op does with its operands: which call runs, what begins a sum, which side of a weight,
+/// what is combined how, and with whom.
 pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) -> Option<()> {
     let calls: Vec<_> = plan
         .tasks
@@ -157,10 +163,13 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
                 }
             }
         }
-        Op::Dequantize { orientation, values, .. } => match draw.below(2) {
-            0 => turned(orientation),
-            _ => *values = other(*values),
-        },
+        Op::Dequantize { parts } => {
+            let part = draw.below(parts.len());
+            match draw.below(2) {
+                0 => turned(&mut parts[part].orientation),
+                _ => parts[part].values = other(parts[part].values),
+            }
+        }
         Op::AllReduce { reduction, group, .. } => match draw.below(2) {
             0 => *reduction = if *reduction == Reduction::Sum { Reduction::Max } else { Reduction::Sum },
             _ => *group = draw.among(&[Group::Shard, Group::Replicate, Group::World]),
@@ -198,9 +207,9 @@ pub(crate) fn change_subject(plan: &mut StepPlan, task: usize, draw: &mut Draw) 
             return rename(&mut parts.first_mut()?.weight);
         }
         Op::SumGradient { parts, .. } => return rename(&mut parts.first_mut()?.weight),
+        Op::Transpose { parts } => return rename(&mut parts.first_mut()?.weight),
+        Op::Dequantize { parts } => return rename(&mut parts.first_mut()?.weight),
         Op::ZeroPadding { weight, .. }
-        | Op::Transpose { weight, .. }
-        | Op::Dequantize { weight, .. }
         | Op::RoundGradient { weight, .. }
         | Op::AddGradient { weight, .. }
         | Op::Accumulate { weight, .. } => return rename(weight),

@@ -21,8 +21,8 @@ fn every_case_comes_up_among_random_programs() {
     assert!(names.is_empty(), "among 400 programs there is none with {names:?}");
 }
 
-/// PL-3, PL-5. With fences added and taken away at random, the verifier and a brute-force search over all pairs agree on which plans
-/// are safe.
+/// PL-3, PL-5. With fences added and taken away at random, the verifier and a brute-force search over all
+/// pairs agree on which plans are safe.
 #[test]
 fn races_are_exactly_what_a_brute_force_search_finds() {
     let (mut safe, mut unsafe_ones) = (0, 0);
@@ -69,8 +69,8 @@ fn every_lost_task_is_missed() {
     }
 }
 
-/// PL-2, PL-4, PL-9, PL-10. Two neighbours of T in each other's place, everything in one row: what is accepted leaves the same content
-/// behind, because the two do not depend on each other.
+/// PL-2, PL-4, PL-9, PL-10. Two neighbours of T in each other's place, everything in one row: what is
+/// accepted leaves the same content behind, because the two do not depend on each other.
 #[test]
 fn swapped_tasks_are_refused_unless_they_commute() {
     for (seed, _, _, mut plan) in samples(12 << 32).take(wanted()) {
@@ -87,8 +87,8 @@ fn swapped_tasks_are_refused_unless_they_commute() {
     }
 }
 
-/// May two neighbours of T change places? They may if they share no written byte, and in one more case: a closure writes the real rows
-/// of a gradient, which are not its padding.
+/// May two neighbours of T change places? They may if they share no written byte, and in one more case: a
+/// closure writes the real rows of a gradient, which are not its padding.
 fn commute(plan: &StepPlan, first: usize, second: usize) -> bool {
     match (&plan.tasks[first].op, &plan.tasks[second].op) {
         (Op::Compute { .. }, Op::ZeroPadding { .. }) => true,

@@ -1,8 +1,8 @@
 //! The plainest trainer there is: whole weights, one process, program order.
 //!
-//! Law: nothing of planner, actors and backends is used. Weights are quantized whole, ranks are a loop, and sums are
-//! written as the specification words them: over the ranks of a replica in rank order in f32, over the replicas in their order, scaled,
-//! then added in program order.
+//! Law: nothing of planner, actors and backends is used. Weights are quantized whole, ranks are a loop, and
+//! sums are written as the specification words them: over the ranks of a replica in rank order in f32, over
+//! the replicas in their order, scaled, then added in program order.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use half::bf16;
 use warpweft::config::{ReduceDtype, ReduceEvery};
 use warpweft::format::{Directions, ElementType, Orientation, Planes, Quantized, Via, dequantize, quantize};
 use warpweft::id::{BufferId, RankId, WeightId};
-use warpweft::model::{Form, Gradient, Lifetime, Placement, Role};
+use warpweft::model::{Form, Gradient, Lifetime, NonNegative, ParameterGroup, Placement, Role};
 
 use crate::closure::{self, Digest, has_tensor_scale};
 use crate::random_programs::Sample;
@@ -64,7 +64,8 @@ pub(crate) fn run(sample: &Sample, steps: u32) -> Outcome {
         if sample.program.updates_weights() {
             for (number, parameter) in parameters.iter_mut().enumerate() {
                 let of: Vec<&Gradients> = gradients.iter().map(|rank| &rank[number]).collect();
-                parameter.update(&mean(sample, WeightId::at(number), &of), step as i32 + 1);
+                let group = sample.program.model().weights()[number].parameters;
+                parameter.update(&mean(sample, WeightId::at(number), &of), step as i32 + 1, group);
             }
         }
     }
@@ -242,15 +243,19 @@ fn mean(sample: &Sample, weight: WeightId, ranks: &[&Gradients]) -> Vec<f32> {
 }
 
 impl Parameter {
-    /// AdamW with the defaults of the configuration, operation by operation as the specification writes it.
-    fn update(&mut self, gradient: &[f32], step: i32) {
-        let (beta1, beta2, epsilon, rate) = (0.9f32, 0.999f32, 1e-8f32, 1e-3f32);
+    /// AdamW with the defaults of the configuration but for the weight's own group, operation by operation as
+    /// the specification writes it.
+    fn update(&mut self, gradient: &[f32], step: i32, group: ParameterGroup) {
+        let (beta1, beta2, epsilon) = (0.9f32, 0.999f32, 1e-8f32);
+        let decay = group.weight_decay.map_or(0.0, NonNegative::value);
+        let rate = 1e-3f32 * group.learning_rate_scale.map_or(1.0, NonNegative::value);
         let corrected = |beta: f32| (1.0 - f64::from(beta).powi(step)) as f32;
         let (c1, c2) = (corrected(beta1), corrected(beta2));
         for (at, gradient) in gradient.iter().enumerate() {
             let m = beta1 * self.exp_avg[at] + (1.0 - beta1) * gradient;
             let v = beta2 * self.exp_avg_sq[at] + ((1.0 - beta2) * gradient) * gradient;
-            self.master[at] -= rate * ((m / c1) / ((v / c2).sqrt() + epsilon));
+            let update = (m / c1) / ((v / c2).sqrt() + epsilon);
+            self.master[at] -= rate * (update + decay * self.master[at]);
             (self.exp_avg[at], self.exp_avg_sq[at]) = (m, v);
         }
     }

@@ -41,7 +41,10 @@ async fn outcome(sample: &Sample, config: Config) -> Outcome {
         }
         let report = session.step("step").await.unwrap();
         let of_rank = |rank: &RankId| {
-            let written = |name: &str| report.output::<u32>(*rank, name).unwrap();
+            let written = |name: &str| {
+                let values = report.output::<f32>(*rank, name).unwrap();
+                values.into_iter().map(f32::to_bits).collect()
+            };
             of_role(Role::Output)
                 .map(|spec| (spec.name.clone(), written(&spec.name)))
                 .collect::<HashMap<_, _>>()
@@ -62,8 +65,9 @@ async fn outcome(sample: &Sample, config: Config) -> Outcome {
     outcome
 }
 
-/// EX-1, PL-2, PL-4, PL-9, PL-10. Issued, recorded and replayed under the checker, the bits are those of a trainer that knows
-/// neither ranks nor plans. The reference keeps its state in f32 and its scales current, so programs with other state are passed over here.
+/// EX-1, PL-2, PL-4, PL-9, PL-10. Issued, recorded and replayed under the checker, the bits are those of a
+/// trainer that knows neither ranks nor plans. The reference keeps its state in f32 and its scales current,
+/// so programs with other state are passed over here.
 #[test]
 fn plans_of_random_programs_give_the_bits_of_an_unsharded_trainer() {
     let programs = wanted() / 25;

@@ -103,7 +103,8 @@ impl<B: Backend> Wrapped<B> {
         Self { meter: Some(meter), ..self }
     }
 
-    /// Shared by this and every plan that is bound: how many are is its strong count, less one for this and one for the caller.
+    /// Shared by this and every plan that is bound: how many are is its strong count, less one for this and
+    /// one for the caller.
     pub fn bound(&self) -> Arc<()> {
         Arc::clone(&self.bound)
     }

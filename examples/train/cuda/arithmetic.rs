@@ -1,7 +1,7 @@
 //! The mathematics on one GPU, for the closure.
 //!
-//! Law: made on the rank's thread before the first step. What failed then is said by every call: a factory cannot
-//! refuse, a call can.
+//! Law: made on the rank's thread before the first step, for the GPU of the rank's seat. What fails then ends the
+//! start of the session.
 
 use warpweft::backend::cuda::{CudaHandles, CudaSurface, DeviceSlice, DeviceSliceMut};
 use warpweft::compute::ComputeError;
@@ -21,21 +21,19 @@ type Write<'a, T> = DeviceSliceMut<'a, T>;
 /// One rank's GPU.
 pub(crate) struct Gpu {
     config: Config,
-    ready: Result<Ready, Failure>,
-}
-
-/// What a call needs.
-struct Ready {
     device: Device,
     scratch: Scratch,
 }
 
 impl Gpu {
     /// Opens GPU `ordinal` on this thread, with scratch of its own.
-    pub(crate) fn new(config: &Config, ordinal: u32, kernels: &Cubin) -> Self {
-        let ready = Device::open(ordinal, kernels)
-            .and_then(|device| Scratch::new(&device, config).map(|scratch| Ready { device, scratch }));
-        Self { config: config.clone(), ready }
+    ///
+    /// # Errors
+    /// Whatever the driver or a library refuses.
+    pub(crate) fn new(config: &Config, ordinal: u32, kernels: &Cubin) -> Result<Self, Failure> {
+        let device = Device::open(ordinal, kernels)?;
+        let scratch = Scratch::new(&device, config)?;
+        Ok(Self { config: config.clone(), device, scratch })
     }
 
     /// Runs one part.
@@ -43,12 +41,7 @@ impl Gpu {
         &mut self,
         part: impl FnOnce(&Device, &Config, &mut Scratch) -> Result<(), Failure>,
     ) -> Result<(), ComputeError> {
-        match &mut self.ready {
-            Ok(Ready { device, scratch }) => {
-                part(device, &self.config, scratch).map_err(ComputeError::closure)
-            }
-            Err(failure) => Err(ComputeError::closure(failure)),
-        }
+        part(&self.device, &self.config, &mut self.scratch).map_err(ComputeError::closure)
     }
 }
 

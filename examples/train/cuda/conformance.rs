@@ -1,8 +1,8 @@
 //! Every piece on the GPU against the same piece on the CPU, on random operands.
 //!
-//! Law: outputs and scratch begin as NaN, so what a piece forgets to write, or reads of another call, shows. Both sides
-//! get the same operands, so errors do not add up from piece to piece. Without a GPU each test says on stderr that it
-//! was skipped, and why.
+//! Law: outputs and scratch begin as NaN, so what a piece forgets to write, or reads of another call, shows.
+//! Both sides get the same operands, so errors do not add up from piece to piece. Without a GPU each test
+//! says on stderr that it was skipped, and why.
 
 use bytemuck::Pod;
 

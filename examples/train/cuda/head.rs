@@ -11,7 +11,8 @@ use super::span::{Matrix, Span, SpanMut};
 use crate::head::Weights;
 use crate::model::{Config, VOCABULARY};
 
-/// The mean loss of predicting `targets` from `x`, `[tokens, width]`; leaves the gradient of the logits in scratch.
+/// The mean loss of predicting `targets` from `x`, `[tokens, width]`; leaves the gradient of the logits in
+/// scratch.
 pub(crate) fn evaluate(
     device: &Device,
     config: &Config,

@@ -105,7 +105,8 @@ fn recorded_steps_have_the_bits_of_eager_ones() {
     assert_eq!(with(Capture::Step, Transport::Nccl), eager, "by NCCL");
 }
 
-/// `reduce = "ordered"`: the same bits for every depth and way of transport, on as many GPUs as there are, up to four.
+/// `reduce = "ordered"`: the same bits for every depth and way of transport, on as many GPUs as there are, up
+/// to four.
 #[test]
 fn losses_do_not_depend_on_depth_or_transport() {
     let Some((found, _alone)) = turn("depths and transports") else { return };

@@ -1,6 +1,7 @@
 //! The row-wise and element-wise operations as launches: `crate::ops` on the device.
 //!
-//! Law: this file and its neighbours alone know a kernel's operands; each names how many elements the kernel touches.
+//! Law: this file and its neighbours alone know a kernel's operands; each names how many elements the kernel
+//! touches.
 
 use super::device::{Buffer, Device};
 use super::failure::Failure;

@@ -1,7 +1,8 @@
 //! Whose turn it is on the GPUs, in tests.
 //!
-//! Law: one test at a time. While one records a step, CUDA forbids everybody in the process to wait for that device.
-//! A test that cannot run says so on stderr, past the harness, which keeps the output of tests that pass.
+//! Law: one test at a time. While one records a step, CUDA forbids everybody in the process to wait for that
+//! device. A test that cannot run says so on stderr, past the harness, which keeps the output of tests that
+//! pass.
 
 use std::io::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -6,12 +6,12 @@
 //! - **PL-3** two accesses to one byte of which one is not a read are ordered, or the second is a
 //!   hazard. Bytes are compared, not slots: two slots may share them.
 //! - **AC-2** a lane gets its tasks in the order of their ids.
-//! - A transient slot is read only while it holds what was written to it in this step. What a recorded segment reads of what others
-//!   write is judged when it is launched.
-//! - A recording is entered by itself. A launch is entered as if its tasks were enqueued then: behind what the first lane is behind, and
-//!   when it is over, the first lane knows so and no other.
-//! - Of each lane only the last read and the last write of a slot are kept: lanes run in order, so
-//!   whoever is behind the last is behind all. Nothing is allocated after the plan is bound, but for what a recording
+//! - A transient slot is read only while it holds what was written to it in this step. What a recorded
+//!   segment reads of what others write is judged when it is launched.
+//! - A recording is entered by itself. A launch is entered as if its tasks were enqueued then: behind what
+//!   the first lane is behind, and when it is over, the first lane knows so and no other.
+//! - Of each lane only the last read and the last write of a slot are kept: lanes run in order, so whoever is
+//!   behind the last is behind all. Nothing is allocated after the plan is bound, but for what a recording
 //!   holds.
 
 use crate::id::{EventId, LaneId, TaskId};

@@ -1,6 +1,7 @@
 //! A plan made ready to run on one rank's lanes.
 //!
-//! Law: a plan runs in a world of its own mesh. Another of as many ranks would run too, and sum over other ranks than it means.
+//! Law: a plan runs in a world of its own mesh. Another of as many ranks would run too, and sum over other
+//! ranks than it means.
 
 use std::sync::Arc;
 

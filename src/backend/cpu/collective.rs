@@ -1,10 +1,10 @@
 //! Collectives: what each rank pulls from its peers' arenas.
 //!
 //! Laws:
-//! - Every rank of the collective's group pulls what it needs, between a rendezvous of the group before and one after, so a
-//!   peer's memory is read only while that peer stands still in the same collective (PL-8).
-//! - A sum adds the group's ranks in rank order in f32, starting from the first one's value; a maximum ignores NaN. Both
-//!   are the same for every rank of the group.
+//! - Every rank of the collective's group pulls what it needs, between a rendezvous of the group before and
+//!   one after, so a peer's memory is read only while that peer stands still in the same collective (PL-8).
+//! - A sum adds the group's ranks in rank order in f32, starting from the first one's value; a maximum
+//!   ignores NaN. Both are the same for every rank of the group.
 //! - Of gathered planes a rank pulls its peers' parts; its own it puts there by itself, in no collective.
 //! - With a paced link a collective lasts at least `latency + received bytes / bytes_per_s` from
 //!   the moment the last rank arrived; a communicator carries one at a time.

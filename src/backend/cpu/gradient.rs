@@ -1,10 +1,10 @@
 //! Gradients on their way to the optimizer: sum, accumulate, norm, vote.
 //!
 //! Laws:
-//! - Sums have one order. A gradient's contributions are added in rank order in f32, block by block, and what is then made of a block is what
-//!   accumulating the finished sum would make of it. Squares are added in f64 over eight fixed strides of the rank's real rows, weight
-//!   after weight, and rounded to f32 once; ranks are added in rank order in f32. So every rank
-//!   computes the same vote from the same records.
+//! - Sums have one order. A gradient's contributions are added in rank order in f32, block by block, and what
+//!   is then made of a block is what accumulating the finished sum would make of it. Squares are added in f64
+//!   over eight fixed strides of the rank's real rows, weight after weight, and rounded to f32 once; ranks
+//!   are added in rank order in f32. So every rank computes the same vote from the same records.
 //! - Main grads stay multiplied by the loss scale. The vote carries what undoes it, so it is undone in two
 //!   places: the norm there, and the gradient where the optimizer reads it. Fault detection sees the
 //!   scaled values: an overflow that scaling caused skips the step, and lowering the scale cures it.

@@ -8,9 +8,10 @@
 //! - Nothing hangs: a rank that dies, leaves or is aborted ends every wait of its peers with the
 //!   reason.
 //!
-//! One idea per file: `memory` lends the arena and holds the only `unsafe`, `stream` and
-//! `lane` are the two ends of a queue, `recorded` what a queue replays, `bound` is a plan ready to run, `bind` makes it,
-//! `roll` finds ranks that disagree, `rendezvous` is where ranks meet, `collective` what they pull; the rest is arithmetic.
+//! One idea per file: `memory` lends the arena and holds the only `unsafe`, `stream` and `lane` are the two
+//! ends of a queue, `recorded` what a queue replays, `bound` is a plan ready to run, `bind` makes it, `roll`
+//! finds ranks that disagree, `rendezvous` is where ranks meet, `collective` what they pull; the rest is
+//! arithmetic.
 
 mod action;
 mod adam;

@@ -10,13 +10,14 @@ use crate::backend::local::{Adam, Master, State};
 use crate::config::Moments;
 use crate::op::Vote;
 
-/// Adam over the weights of one bucket.
+/// Adam over the weights of one bucket and parameter group.
 pub(super) fn adam(op: &Adam, arena: &Arena) -> Result<(), OpError> {
     let vote = arena.read::<Vote>(op.vote)?.first().copied().unwrap_or_default();
     if vote.skips() {
         return Ok(());
     }
     let learning_rate = arena.read::<f32>(op.learning_rate)?.first().copied().unwrap_or(0.0);
+    let learning_rate = learning_rate * op.learning_rate_scale;
     let step = AdamStep::new(&op.settings, vote.step, vote.clip * vote.unscale, learning_rate);
     for state in &op.states {
         match op.moments {

@@ -45,7 +45,7 @@ pub(super) fn dequantize(op: &Dequantize, arena: &Arena) -> Result<(), OpError> 
             let mut out = arena.write::<half::bf16>(op.to)?;
             format::dequantize_bf16(format, orientation, shape, planes, tensor_scale, &mut out)?;
         }
-        ElementType::F32 | ElementType::U8 => {
+        ElementType::F32 | ElementType::U8 | ElementType::U32 => {
             let mut out = arena.write::<f32>(op.to)?;
             format::dequantize(format, orientation, shape, planes, tensor_scale, &mut out)?;
         }

@@ -1,8 +1,9 @@
 //! What was recorded: the actions of every lane, and where lanes part and meet.
 //!
-//! Law: a recording begins and ends on its first lane. The others begin once the first has reached it, and the first ends once they
-//! have; so what the first lane did before is over when any of it runs, and all of it is over when the first lane goes on. Within,
-//! nothing orders two lanes but the events that were recorded.
+//! Law: a recording begins and ends on its first lane. The others begin once the first has reached it, and
+//! the first ends once they have; so what the first lane did before is over when any of it runs, and all of
+//! it is over when the first lane goes on. Within, nothing orders two lanes but the events that were
+//! recorded.
 
 use std::sync::Arc;
 

@@ -1,8 +1,9 @@
 //! Where a group of ranks of one communicator meets: everybody arrives, moves data, leaves.
 //!
 //! Laws:
-//! - **CO-1** the ranks meet collective after collective. That all of them bring the same one is found out before any of them comes
-//!   here ([`super::roll`]); ranks that disagree do not come, and none of them moves a byte.
+//! - **CO-1** the ranks meet collective after collective. That all of them bring the same one is found out
+//!   before any of them comes here ([`super::roll`]); ranks that disagree do not come, and none of them moves
+//!   a byte.
 //! - Between [`Rendezvous::arrive`] and [`Rendezvous::leave`] every rank's arena holds what it
 //!   held when that rank arrived, so peers may read it; nobody gets past `leave` before everybody
 //!   is done reading.

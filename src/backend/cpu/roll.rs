@@ -1,15 +1,17 @@
 //! What each rank of a communicator brought last, so that ranks that disagree learn it before they wait.
 //!
 //! Laws:
-//! - **CO-1** every rank brings a communicator the same collectives in the same order. Groups have meeting places of their own
-//!   ([`super::rendezvous`]), so ranks that bring collectives of different groups would never meet. They are compared here
-//!   instead, whatever place each of them goes to, and both tickets are named.
-//! - Ranks are compared if the group of one of them has the other in it. Only then does one wait for the other; ranks that share no group
-//!   may be any number of collectives apart.
-//! - **Nothing escapes.** Say that a rank waits with its n-th collective for a peer that is alive and never comes. That peer has
-//!   brought another n-th collective, or has one behind it: nobody gets past a collective that the rank takes part in without
-//!   the rank. Whichever of the two calls last finds the other's call here. A peer that calls nothing at all is no matter of a
-//!   communicator: it goes, or is aborted.
+//! - **CO-1** every rank brings a communicator the same collectives in the same order. Groups have meeting
+//!   places of their own ([`super::rendezvous`]), so ranks that bring collectives of different groups would
+//!   never meet. They are compared here instead, whatever place each of them goes to, and both tickets are
+//!   named.
+//! - Ranks are compared if the group of one of them has the other in it. Only then does one wait for the
+//!   other; ranks that share no group may be any number of collectives apart.
+//! - **Nothing escapes.** Say that a rank waits with its n-th collective for a peer that is alive and never
+//!   comes. That peer has brought another n-th collective, or has one behind it: nobody gets past a
+//!   collective that the rank takes part in without the rank. Whichever of the two calls last finds the
+//!   other's call here. A peer that calls nothing at all is no matter of a communicator: it goes, or is
+//!   aborted.
 //! - Nothing here allocates, except to say what went wrong.
 
 use std::fmt;

@@ -22,7 +22,7 @@ use super::surface::CpuSurface;
 use super::world::Presence;
 use crate::backend::closures::Closures;
 use crate::backend::{BackendError, ClosureFault};
-use crate::compute::ComputeFactory;
+use crate::compute::{ComputeFactory, Seat};
 use crate::id::LaneId;
 use crate::layout::{Lane, LaneKind};
 use crate::panics::last_words;
@@ -76,7 +76,7 @@ impl CpuStream {
         let near = Arc::clone(&presence);
         let far = Arc::clone(&state);
         let thread = std::thread::Builder::new().name(format!("{rank} {}", lane.kind)).spawn(move || {
-            let closures = match Closures::make(closures, rank) {
+            let closures = match Closures::make(closures, Seat::new(rank, ())) {
                 Ok(closures) => closures,
                 Err(reason) => return drop(made.send(Err(reason))),
             };

@@ -41,6 +41,7 @@ impl CpuSurface {
 
 impl Surface for CpuSurface {
     type Handles = ();
+    type Device = ();
     type Read<'a, T: Pod> = ReadSlice<'a, T>;
     type Write<'a, T: Pod> = WriteSlice<'a, T>;
 

@@ -3,8 +3,8 @@
 //! Laws:
 //! - No process-global state: ranks meet through the [`CpuWorld`] their backends were made from,
 //!   and worlds do not know each other.
-//! - A communicator has a meeting place for every group of ranks; groups of the same ranks share one. It has one roll, which all
-//!   its ranks call to before they go to any of its places.
+//! - A communicator has a meeting place for every group of ranks; groups of the same ranks share one. It has
+//!   one roll, which all its ranks call to before they go to any of its places.
 //! - A rank is *gone* once its backend and all its lanes are dropped; a rank whose backend can no
 //!   longer be made is gone too. Peers that need a rank that is gone are poisoned, never left
 //!   waiting (see [`super::rendezvous`]); peers that do not need it run on.

@@ -1,12 +1,13 @@
 //! One rank of a [`super::CudaWorld`], as the executor drives it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use super::bind::{Binder, bind};
 use super::bound::CudaBound;
 use super::cache::KernelCache;
+use super::clocks::Clocks;
 use super::communication::Communication;
 use super::context::Context;
 use super::failure::CudaFailure;
@@ -29,7 +30,7 @@ use crate::backend::bell::lock;
 use crate::backend::closures::Closures;
 use crate::backend::local::resolve;
 use crate::backend::{Activity, Backend, BackendError, ClosureFault, Meter, TaskInterval, within};
-use crate::compute::ComputeFactory;
+use crate::compute::{ComputeFactory, Seat};
 use crate::config::Reduce;
 use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{ALIGNMENT, Binding, Lane, LaneKind, Region};
@@ -50,6 +51,8 @@ pub struct CudaBackend {
     /// What this rank's calls are charged to.
     meter: Arc<Meter>,
     progress: Progress,
+    /// Of the plan under way, if its tasks are timed by events.
+    clocks: Mutex<Weak<Clocks>>,
     lanes: Mutex<BTreeMap<LaneId, Option<Communication>>>,
     recordings: Recordings,
 }
@@ -78,8 +81,8 @@ impl CudaBackend {
         let meter = Arc::<Meter>::default();
         let transfers = Stream::metered(Arc::clone(&context), Priority::Least, Arc::clone(&meter))?;
         let progress = Progress::new(&context)?;
-        let (lanes, recordings) = (Mutex::default(), Recordings::default());
-        Ok(Self { world, rank, context, kernels, transfers, meter, progress, lanes, recordings })
+        let (clocks, lanes, recordings) = (Mutex::default(), Mutex::default(), Recordings::default());
+        Ok(Self { world, rank, context, kernels, transfers, meter, progress, clocks, lanes, recordings })
     }
 
     /// What a failure means here: in a world that has ended it is an echo of that end.
@@ -285,7 +288,8 @@ impl Backend for CudaBackend {
             self.world.check().err().unwrap_or_else(cause)
         };
         self.context.make_current().map_err(|failure| refusal(failure.to_string()))?;
-        let closures = Closures::make(closures, self.rank).map_err(refusal)?;
+        let seat = Seat::new(self.rank, self.context.ordinal());
+        let closures = Closures::make(closures, seat).map_err(refusal)?;
         self.open_lane(memory, lane, closures).map_err(|failure| refusal(failure.to_string()))
     }
 
@@ -320,6 +324,7 @@ impl Backend for CudaBackend {
         self.transfers.make_current().map_err(self.failed("beginning a step"))?;
         bound.steps += 1;
         self.progress.begin(&bound.script);
+        *lock(&self.clocks) = bound.timeline.as_ref().map_or_else(Weak::new, Timeline::clocks);
         match &mut bound.timeline {
             None => Ok(()),
             Some(timeline) => {
@@ -360,10 +365,11 @@ impl Backend for CudaBackend {
     fn launch(
         &self,
         streams: &mut [CudaStream],
-        _: &CudaBound,
+        bound: &CudaBound,
         graph: &CudaGraph,
     ) -> Result<(), BackendError> {
         self.world.check()?;
+        bound.timeline.iter().for_each(Timeline::launched);
         let refusal = || CudaFailure::Refused("there is no lane to launch on".to_owned());
         let first = streams.first().ok_or_else(refusal).map_err(self.failed("launching a step"))?;
         graph.launch(&first.stream).map_err(self.failed("launching a step"))
@@ -371,9 +377,11 @@ impl Backend for CudaBackend {
 
     fn synchronize(&self, stream: &mut CudaStream) -> Result<(), BackendError> {
         let begun = Instant::now();
-        watchdog::wait(&self.world, self.rank, stream, &self.progress, &self.transfers, || {
-            self.communicators().iter().for_each(|one| one.begin_abort());
-        })?;
+        let clocks = lock(&self.clocks).upgrade();
+        let meanwhile = || clocks.as_ref().is_some_and(|clocks| clocks.read_some());
+        let begin_aborts = || self.communicators().iter().for_each(|one| one.begin_abort());
+        let Self { world, rank, progress, transfers, .. } = self;
+        watchdog::wait(world, *rank, stream, progress, transfers, meanwhile, begin_aborts)?;
         stream.usual_wait = begun.elapsed();
         Ok(())
     }
@@ -414,7 +422,8 @@ impl Backend for CudaBackend {
         // Waits end first, and recordings go while NCCL aborts: it waits until none of its transfers is left.
         communicators.iter().for_each(|one| one.begin_abort());
         self.recordings.end();
-        // Of an abandoned GPU no recording is given back, so aborts may not end; waiting for them would tell nothing new.
+        // Of an abandoned GPU no recording is given back, so aborts may not end; waiting for them would tell
+        // nothing new.
         if !self.context.is_abandoned() && !Communicator::abort(communicators.iter().map(AsRef::as_ref)) {
             self.context.abandon();
         }

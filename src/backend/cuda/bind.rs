@@ -15,7 +15,7 @@ use super::communication::Communication;
 use super::context::Context;
 use super::cupti::Book;
 use super::failure::CudaFailure;
-use super::kernels::{Kernels, Mark};
+use super::kernels::{KernelLaunch, Kernels, Mark};
 use super::landing::Landing;
 use super::prepare::Preparation;
 use super::progress::Progress;
@@ -92,7 +92,8 @@ impl Binder<'_> {
             }
             None if !binding.timed => Ok(None),
             Some(Times::Events { .. }) | None => {
-                Clocks::new(self.context, binding.ops.len()).map(Timeline::Events).map(Some)
+                let clocks = Clocks::new(self.context, self.world.clock, binding.ops.len())?;
+                Ok(Some(Timeline::Events(Arc::new(clocks))))
             }
         }
     }
@@ -126,9 +127,9 @@ impl Binder<'_> {
             LocalOp::DelayedScale(op) => kernel(prepare.delayed_scale(&op)?),
             LocalOp::RecordAmax(op) => kernel(prepare.record_amax(&op)?),
             LocalOp::PartialCast(op) => kernel(prepare.partial_cast(&op)?),
-            LocalOp::Assemble(op) => prepare.assemble(&op)?.into_iter().map(Command::Kernel).collect(),
-            LocalOp::Transpose(op) => kernel(prepare.transpose(&op)?),
-            LocalOp::Dequantize(op) => kernel(prepare.dequantize(&op)?),
+            LocalOp::Assemble(op) => kernels(prepare.assemble(&op)?),
+            LocalOp::Transpose(parts) => kernels(prepare.transpose(&parts)?),
+            LocalOp::Dequantize(parts) => kernels(prepare.dequantize(&parts)?),
             LocalOp::Round(op) => kernel(prepare.round(&op)?),
             LocalOp::SumGradient(op) => kernel(prepare.sum_gradient(&op)?),
             LocalOp::Accumulate(op) => kernel(prepare.accumulate(&op)?),
@@ -171,6 +172,10 @@ impl Binder<'_> {
     }
 }
 
-fn kernel(launch: super::kernels::KernelLaunch) -> Vec<Command> {
+fn kernel(launch: KernelLaunch) -> Vec<Command> {
     vec![Command::Kernel(launch)]
+}
+
+fn kernels(launches: Vec<KernelLaunch>) -> Vec<Command> {
+    launches.into_iter().map(Command::Kernel).collect()
 }

@@ -1,8 +1,8 @@
 //! A plan bound to one rank: commands, events, clocks.
 //!
-//! Law: everything a step enqueues was made here, once; what it needs on the device (tables) lives as
-//! long as this value, and so does what a recorded step refers to. Of a GPU that was abandoned it is left where it is, because giving it back
-//! would wait for a stream that waits for ever.
+//! Law: everything a step enqueues was made here, once; what it needs on the device (tables) lives as long as
+//! this value, and so does what a recorded step refers to. Of a GPU that was abandoned it is left where it
+//! is, because giving it back would wait for a stream that waits for ever.
 
 use std::sync::Arc;
 
@@ -47,10 +47,10 @@ pub(super) enum Work {
 }
 
 impl CudaBound {
-    /// Is this the plan's first step? In it ranks meet on the host before every collective, and each waits for it before it
-    /// enqueues the next task. A kernel that is launched for the first time may be loaded then, for which the driver
-    /// waits for the streams of the device and of those that reach its memory; one of them might wait for the
-    /// very rank that loads.
+    /// Is this the plan's first step? In it ranks meet on the host before every collective, and each waits
+    /// for it before it enqueues the next task. A kernel that is launched for the first time may be loaded
+    /// then, for which the driver waits for the streams of the device and of those that reach its memory; one
+    /// of them might wait for the very rank that loads.
     pub(super) const fn is_cold(&self) -> bool {
         self.steps <= 1
     }

@@ -1,71 +1,94 @@
 //! When tasks ran, by events that their lanes pass.
 //!
 //! Laws:
-//! - An issued task has an event before it and one behind it. A recorded one has one behind it, and begins when the last of what it comes behind in
-//!   its recording has ended: a replay's lanes wait for nothing else, and every event of a recording is a node that takes
-//!   time. Only what comes behind nothing has an event before it there too. They order nothing.
-//! - Event times are differences in f32 milliseconds, so they are taken from an event of the same step: it
-//!   is recorded on an idle stream at an instant the host knows.
+//! - A task has one event, behind it; when it began is inferred (`chronicle`). Where that cannot be, it has
+//!   one before it too. In a recording every event is a node that takes time.
+//! - Where a plan's own event stands right behind an issued task, the task's is in its place: the same point
+//!   of the same lane, passed once. Beyond that they order nothing. In a recording they order nothing at all:
+//!   there the plan's events are edges.
+//! - All events are made when a plan is bound and serve every step; telling allocates nothing once warm (BK-2).
+//! - They are read as they are passed while the rank waits for its lanes, where that costs nobody anything,
+//!   and the last of them behind the step.
+//! - Event times are differences in f32 milliseconds, so they are taken from an event of the same step. It is
+//!   recorded on an idle stream, and the host looks until it is passed, some microseconds: so both clocks are
+//!   known to agree within one look, and what the host enqueues later ends later.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use super::chronicle::Chronicle;
 use super::context::Context;
 use super::failure::CudaFailure;
-use super::precedence::Precedence;
 use super::stream::{Event, Stream};
 use crate::backend::TaskInterval;
 use crate::backend::bell::lock;
 use crate::backend::clock::Clock;
 use crate::id::{EventId, LaneId, TaskId};
 
+/// Events read at a time while a lane is waited for: a few microseconds, so that its end is not seen late.
+const SOME: usize = 16;
+
+/// How long the host looks whether a step's first event is passed, at most; that is late where somebody else
+/// keeps the device busy.
+const LOOK: Duration = Duration::from_micros(100);
+
 /// The events of a bound plan. Those of a recorded step are part of the recording.
 #[derive(Debug)]
 pub(super) struct Clocks {
+    clock: Clock,
     start: Event,
-    /// Nanoseconds of the world's clock at `start`.
-    started: u64,
     tasks: Vec<TaskClocks>,
-    recording: Mutex<Precedence>,
+    chronicle: Mutex<Chronicle>,
 }
 
 /// The events of one task.
 #[derive(Debug)]
 struct TaskClocks {
+    /// Passed only where the task comes behind nothing.
     begin: Event,
     end: Event,
-    /// What it comes behind, if it was recorded; then nothing passes `begin`.
-    behind: Mutex<Vec<TaskId>>,
 }
 
 impl Clocks {
-    pub(super) fn new(context: &Arc<Context>, tasks: usize) -> Result<Self, CudaFailure> {
+    pub(super) fn new(context: &Arc<Context>, clock: Clock, tasks: usize) -> Result<Self, CudaFailure> {
         let event = || Event::clock(Arc::clone(context));
-        let task = |_| Ok(TaskClocks { begin: event()?, end: event()?, behind: Mutex::default() });
+        let chronicle = Mutex::new(Chronicle::new(tasks));
+        let task = |_| Ok(TaskClocks { begin: event()?, end: event()? });
         let tasks = (0..tasks).map(task).collect::<Result<_, CudaFailure>>()?;
-        Ok(Self { start: event()?, started: 0, tasks, recording: Mutex::default() })
+        Ok(Self { clock, start: event()?, tasks, chronicle })
     }
 
     /// A step begins; `idle` has nothing to do.
-    pub(super) fn begin(&mut self, idle: &Stream, clock: Clock) -> Result<(), CudaFailure> {
-        self.started = clock.now();
-        idle.record(&self.start)
+    pub(super) fn begin(&self, idle: &Stream) -> Result<(), CudaFailure> {
+        idle.record(&self.start)?;
+        let recorded = self.clock.now();
+        let started = idle.meter().driver(|| {
+            let mut now = recorded;
+            while !self.start.is_passed() && u128::from(now - recorded) < LOOK.as_nanos() {
+                now = self.clock.now();
+            }
+            now
+        });
+        lock(&self.chronicle).begin_step(started);
+        Ok(())
     }
 
-    /// A recording begins.
-    pub(super) fn begin_recording(&self) {
-        *lock(&self.recording) = Precedence::default();
+    /// A recording begins, or was launched.
+    pub(super) fn begin_anew(&self) {
+        lock(&self.chronicle).begin_anew();
     }
 
     /// Enqueues a task by `work`, to be timed in this step.
     pub(super) fn issued(
         &self,
         task: TaskId,
-        stream: &Stream,
+        (lane, stream): (LaneId, &Stream),
         work: impl FnOnce() -> Result<(), CudaFailure>,
     ) -> Result<(), CudaFailure> {
         let Some(clocks) = self.tasks.get(task.index()) else { return work() };
-        lock(&clocks.behind).clear();
-        stream.record(&clocks.begin)?;
+        if lock(&self.chronicle).put(lane, task, Some(self.clock.now())) {
+            stream.record(&clocks.begin)?;
+        }
         work()?;
         stream.record(&clocks.end)
     }
@@ -78,42 +101,43 @@ impl Clocks {
         work: impl FnOnce() -> Result<(), CudaFailure>,
     ) -> Result<(), CudaFailure> {
         let Some(clocks) = self.tasks.get(task.index()) else { return work() };
-        let behind = lock(&self.recording).behind(lane, task);
-        if behind.is_empty() {
+        if lock(&self.chronicle).put(lane, task, None) {
             stream.record_in_replays(&clocks.begin)?;
         }
-        *lock(&clocks.behind) = behind;
         work()?;
         stream.record_in_replays(&clocks.end)
     }
 
-    /// In the recording, `event` stands behind what is on `lane`.
-    pub(super) fn event_recorded(&self, lane: LaneId, event: EventId) {
-        lock(&self.recording).recorded(lane, event);
+    /// `event` is to be recorded on `lane`. What stands there already, if the lane passed the clock of its
+    /// last task just before.
+    pub(super) fn event_recorded(&self, lane: LaneId, event: EventId) -> Option<&Event> {
+        self.behind(lock(&self.chronicle).event_recorded(lane, event)?)
     }
 
-    /// In the recording, `lane` waits for `event`.
-    pub(super) fn event_waited(&self, lane: LaneId, event: EventId) {
-        lock(&self.recording).waited(lane, event);
+    /// `lane` is to wait for `event`. What stands where that was recorded, as [`Clocks::event_recorded`] said.
+    pub(super) fn event_waited(&self, lane: LaneId, event: EventId) -> Option<&Event> {
+        self.behind(lock(&self.chronicle).event_waited(lane, event)?)
+    }
+
+    fn behind(&self, task: TaskId) -> Option<&Event> {
+        self.tasks.get(task.index()).map(|clocks| &clocks.end)
+    }
+
+    /// How many nanoseconds behind the step's start a task had ended; `None` if its lane has not come there.
+    fn ended(&self, task: TaskId) -> Option<f64> {
+        self.behind(task)?.since(&self.start)
+    }
+
+    /// Reads some of the events that were passed. Was there one?
+    pub(super) fn read_some(&self) -> bool {
+        lock(&self.chronicle).note_ends(SOME, |task| self.ended(task))
     }
 
     /// The interval of every task of the last step, issued or replayed; zeros for one that did not run.
-    pub(super) fn intervals(&self) -> impl Iterator<Item = TaskInterval> {
-        let at = |event: &Event| event.since(&self.start).map(|after| self.started + after.max(0.0) as u64);
-        let ends: Vec<Option<u64>> = self.tasks.iter().map(|clocks| at(&clocks.end)).collect();
-        let interval = |(clocks, end): (&TaskClocks, &Option<u64>)| {
-            let behind = lock(&clocks.behind);
-            let begin = match behind.as_slice() {
-                [] => at(&clocks.begin),
-                behind => behind.iter().filter_map(|task| ends.get(task.index()).copied().flatten()).max(),
-            };
-            begin.zip(*end).map_or_else(TaskInterval::default, |(begin, end)| TaskInterval {
-                begin: begin.min(end),
-                joined: begin.min(end),
-                end,
-            })
-        };
-        let all: Vec<_> = self.tasks.iter().zip(&ends).map(interval).collect();
-        all.into_iter()
+    pub(super) fn intervals(&self, into: &mut Vec<TaskInterval>) {
+        let mut chronicle = lock(&self.chronicle);
+        chronicle.note_all_ends(|task| self.ended(task));
+        let entered = |task: TaskId| self.tasks.get(task.index())?.begin.since(&self.start);
+        chronicle.intervals(entered, into);
     }
 }

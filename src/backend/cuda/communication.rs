@@ -1,9 +1,11 @@
 //! What a lane with collectives has beside its stream.
 //!
 //! Laws:
-//! - A lane is one communicator of the plan. Of NCCL it has one for every group whose ranks need it, since a communicator is of certain ranks; groups of the
-//!   same members share one. They are used in the lane's order, like one (CO-1).
-//! - Which groups need one, and which share, is the same on every rank ([`super::team`]), so all ranks of the world open together.
+//! - A lane is one communicator of the plan. Of NCCL it has one for every group whose ranks need it, since a
+//!   communicator is of certain ranks; groups of the same members share one. They are used in the lane's
+//!   order, like one (CO-1).
+//! - Which groups need one, and which share, is the same on every rank ([`super::team`]), so all ranks of the
+//!   world open together.
 
 use std::sync::Arc;
 
@@ -20,8 +22,8 @@ use crate::model::Group;
 #[derive(Clone, Debug)]
 pub(super) struct Communication {
     pub(super) communicator: CommId,
-    /// Among the ranks of a group, or among the counterparts of this one in it. A group is missing whose ranks reach each other's memory, or that is this
-    /// rank alone.
+    /// Among the ranks of a group, or among the counterparts of this one in it. A group is missing whose
+    /// ranks reach each other's memory, or that is this rank alone.
     nccl: Vec<(Group, Arc<Communicator>)>,
 }
 

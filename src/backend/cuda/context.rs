@@ -161,8 +161,8 @@ impl Context {
         unsafe { result::ctx::set_current(self.context) }.map_err(CudaFailure::driver("cuCtxSetCurrent"))
     }
 
-    /// From now on its memory, its code and the context itself are left to the end of the process: giving them back would wait for a stream
-    /// that waits for ever.
+    /// From now on its memory, its code and the context itself are left to the end of the process: giving
+    /// them back would wait for a stream that waits for ever.
     pub(super) fn abandon(&self) {
         self.abandoned.store(true, Ordering::SeqCst);
     }

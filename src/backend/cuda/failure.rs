@@ -1,6 +1,7 @@
 //! What the CUDA libraries answer when they refuse: one typed error, with the call, the code and advice.
 //!
-//! Law: a code is looked up where it arises. Nothing above this file knows a number of CUDA, NVRTC, NCCL, cuBLASLt or CUPTI.
+//! Law: a code is looked up where it arises. Nothing above this file knows a number of CUDA, NVRTC, NCCL,
+//! cuBLASLt or CUPTI.
 
 use cudarc::{cublaslt, cupti, driver, nccl, nvrtc};
 

@@ -1,8 +1,9 @@
 //! Memory of ranks in other processes of this host, mapped into this one.
 //!
 //! Laws:
-//! - A process lends an allocation by a handle, which another process of the host opens in the context that will reach it. What was
-//!   opened is closed once, and before the owner frees it (see the end of a [`super::world::World`]).
+//! - A process lends an allocation by a handle, which another process of the host opens in the context that
+//!   will reach it. What was opened is closed once, and before the owner frees it (see the end of a
+//!   [`super::world::World`]).
 //! - The allocation is one of its own and whole pages long: the driver maps whole pages.
 
 use std::sync::Arc;
@@ -45,8 +46,8 @@ impl ForeignMemory {
             sys::CUipcMemHandle { reserved: handle.map(|byte| std::ffi::c_char::from_ne_bytes([byte])) };
         let flags = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         let mut address = 0;
-        // SAFETY: the handle was made by the driver of this host in a process that keeps the allocation until everybody has
-        // closed it; `address` outlives the call.
+        // SAFETY: the handle was made by the driver of this host in a process that keeps the allocation until
+        // everybody has closed it; `address` outlives the call.
         unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut address, handle, flags) }
             .result()
             .map_err(CudaFailure::driver("cuIpcOpenMemHandle"))?;
@@ -62,7 +63,8 @@ impl ForeignMemory {
 impl Drop for ForeignMemory {
     fn drop(&mut self) {
         if !self.context.is_abandoned() && self.context.make_current().is_ok() {
-            // SAFETY: opened once in `open` under this context, closed once here, when no lane is left that could reach it.
+            // SAFETY: opened once in `open` under this context, closed once here, when no lane is left that
+            // could reach it.
             let _ = unsafe { sys::cuIpcCloseMemHandle(self.address.number()) };
         }
     }

@@ -1,12 +1,15 @@
-//! How the ranks of a world, or of a group, lie on hosts: so many hosts with equally many ranks each, numbered host by host.
+//! How the ranks of a world, or of a group, lie on hosts: so many hosts with equally many ranks each,
+//! numbered host by host.
 //!
 //! Laws:
-//! - The ranks of a group are numbered in it, and lie on hosts as those of a world do, or the group has no hosts: where replicas neither fill hosts nor
-//!   are filled by them, some host would have more of a group's ranks than another.
-//! - A *neighbour* is another rank of the same host, a *counterpart* the rank at the same place of another host, and a
-//!   rank's *column* are its counterparts and itself. Every rank of the world is in the column of the rank itself or of
-//!   exactly one neighbour: whoever has the columns has everybody.
-//! - Ranks that are one after the other in these orders begin with the next, so that not all write to the same one at once.
+//! - The ranks of a group are numbered in it, and lie on hosts as those of a world do, or the group has no
+//!   hosts: where replicas neither fill hosts nor are filled by them, some host would have more of a group's
+//!   ranks than another.
+//! - A *neighbour* is another rank of the same host, a *counterpart* the rank at the same place of another
+//!   host, and a rank's *column* are its counterparts and itself. Every rank of the world is in the column of
+//!   the rank itself or of exactly one neighbour: whoever has the columns has everybody.
+//! - Ranks that are one after the other in these orders begin with the next, so that not all write to the
+//!   same one at once.
 //! - Where hosts do not matter, a world is one host.
 
 use crate::id::RankId;

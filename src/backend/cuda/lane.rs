@@ -46,6 +46,17 @@ pub struct CudaStream {
     pub(super) join: Event,
 }
 
+impl Drop for CudaStream {
+    /// Closures have memory and code of the GPU too, in contexts that they retained themselves. Of a GPU that
+    /// was abandoned they are left where they are, since giving either back waits for its streams: seen as a
+    /// process that did not end.
+    fn drop(&mut self) {
+        if self.stream.context().is_abandoned() {
+            std::mem::forget(std::mem::replace(&mut self.closures, Closures::None));
+        }
+    }
+}
+
 impl CudaStream {
     pub(super) fn lane(&self) -> LaneId {
         self.lane.id
@@ -84,23 +95,23 @@ impl CudaStream {
         match &bound.timeline {
             None => enqueue(),
             Some(timeline) if *records => timeline.recorded(task, (lane.id, stream), enqueue),
-            Some(timeline) => timeline.issued(task, stream, enqueue),
+            Some(timeline) => timeline.issued(task, (lane.id, stream), enqueue),
         }
     }
 
     pub(super) fn record(&self, bound: &CudaBound, event: EventId) -> Result<(), CudaFailure> {
         let missing = || CudaFailure::Refused(format!("the bound plan has no {event}"));
-        if let (true, Some(timeline)) = (self.records, &bound.timeline) {
-            timeline.event_recorded(self.lane(), event);
-        }
-        self.stream.record(bound.event(event).ok_or_else(missing)?)
+        let own = bound.event(event).ok_or_else(missing)?;
+        let stands_in =
+            bound.timeline.as_ref().and_then(|timeline| timeline.event_recorded(self.lane(), event));
+        if stands_in.is_some() && !self.records { Ok(()) } else { self.stream.record(own) }
     }
 
     pub(super) fn wait(&self, bound: &CudaBound, event: EventId) -> Result<(), CudaFailure> {
         let missing = || CudaFailure::Refused(format!("the bound plan has no {event}"));
-        if let (true, Some(timeline)) = (self.records, &bound.timeline) {
-            timeline.event_waited(self.lane(), event);
-        }
-        self.stream.wait(bound.event(event).ok_or_else(missing)?)
+        let own = bound.event(event).ok_or_else(missing)?;
+        let stands_in =
+            bound.timeline.as_ref().and_then(|timeline| timeline.event_waited(self.lane(), event));
+        self.stream.wait(stands_in.filter(|_| !self.records).unwrap_or(own))
     }
 }

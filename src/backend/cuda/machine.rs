@@ -1,10 +1,12 @@
 //! Which devices a world has and how bytes get from one to another: decided alike in every process.
 //!
 //! Laws:
-//! - Every rank tells its host, its GPU and what its process was asked for; the decision is a function of what all told.
+//! - Every rank tells its host, its GPU and what its process was asked for; the decision is a function of
+//!   what all told.
 //! - Peers' memory is written inside of a host only; what goes from host to host goes by NCCL.
-//! - Peers inside and NCCL between needs hosts with equally many ranks each, one after the other, and more than one for it to
-//!   be of use, and every group of the mesh must lie on them as evenly. Other worlds of several hosts take NCCL for everything.
+//! - Peers inside and NCCL between needs hosts with equally many ranks each, one after the other, and more
+//!   than one for it to be of use, and every group of the mesh must lie on them as evenly. Other worlds of
+//!   several hosts take NCCL for everything.
 
 use super::failure::CudaFailure;
 use super::hosts::Hosts;
@@ -17,7 +19,7 @@ use crate::rendezvous::{HostName, Reader, Truncated, Writer};
 
 /// What one rank tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Seat {
+pub(super) struct Statement {
     pub(super) host: HostName,
     /// The driver's name of the GPU, the same in every process.
     pub(super) gpu: [u8; 16],
@@ -28,7 +30,7 @@ pub(super) struct Seat {
     pub(super) wish: (Option<Transport>, Reduce, u32),
 }
 
-impl Seat {
+impl Statement {
     pub(super) fn new(options: &CudaOptions, gpu: [u8; 16], reaches: bool) -> Result<Self, CudaFailure> {
         let host = HostName::of_this_process().map_err(|error| CudaFailure::Refused(error.to_string()))?;
         let has_nccl = Library::Nccl.open().is_ok();
@@ -71,39 +73,40 @@ impl Seat {
 }
 
 /// How many ranks are on the host of `rank`, itself among them, in whatever processes.
-pub(super) fn ranks_beside(seats: &[Seat], rank: RankId) -> usize {
-    let own = seats.get(rank.index()).map(|seat| &seat.host);
-    seats.iter().filter(|seat| Some(&seat.host) == own).count()
+pub(super) fn ranks_beside(statements: &[Statement], rank: RankId) -> usize {
+    let own = statements.get(rank.index()).map(|statement| &statement.host);
+    statements.iter().filter(|statement| Some(&statement.host) == own).count()
 }
 
 /// How bytes get from rank to rank in a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Network {
     pub(super) transport: Transport,
-    /// The hosts between which NCCL carries what peers cannot. With [`Transport::Nccl`] hosts do not matter, and it is one.
+    /// The hosts between which NCCL carries what peers cannot. With [`Transport::Nccl`] hosts do not matter,
+    /// and it is one.
     pub(super) hosts: Hosts,
 }
 
-/// The way for a world of these seats, which are those of `mesh`. `reach` makes the GPUs of this process reach each other.
+/// The way for a world of these statements, which are those of `mesh`. `reach` makes the GPUs of this process
+/// reach each other.
 pub(super) fn network(
-    seats: &[Seat],
+    statements: &[Statement],
     mesh: Mesh,
     reach: impl FnOnce() -> Result<(), CudaFailure>,
 ) -> Result<Network, CudaFailure> {
-    let Some(first) = seats.first() else { return refused("a world needs a rank") };
-    if seats.iter().any(|seat| seat.wish != first.wish) {
+    let Some(first) = statements.first() else { return refused("a world needs a rank") };
+    if statements.iter().any(|statement| statement.wish != first.wish) {
         return refused(
             "processes were configured with different transport, reduce or mesh.replicate; give all the same",
         );
     }
-    let alone = seats
-        .iter()
-        .enumerate()
-        .all(|(position, seat)| !seats[..position].iter().any(|other| other.shares_gpu_with(seat)));
-    let one_host = seats.iter().all(|seat| seat.host == first.host);
-    let hosts = Hosts::of(&seats.iter().map(|seat| &seat.host).collect::<Vec<_>>());
-    let everywhere = seats.iter().all(|seat| seat.has_nccl);
-    let reaching = seats.iter().all(|seat| seat.reaches);
+    let alone = statements.iter().enumerate().all(|(position, statement)| {
+        !statements[..position].iter().any(|other| other.shares_gpu_with(statement))
+    });
+    let one_host = statements.iter().all(|statement| statement.host == first.host);
+    let hosts = Hosts::of(&statements.iter().map(|statement| &statement.host).collect::<Vec<_>>());
+    let everywhere = statements.iter().all(|statement| statement.has_nccl);
+    let reaching = statements.iter().all(|statement| statement.reaches);
     let installed = || {
         if everywhere {
             return Ok(());
@@ -111,7 +114,7 @@ pub(super) fn network(
         Library::Nccl.open()?;
         refused("NCCL is not installed on every host; install it everywhere")
     };
-    let all = Hosts::one(seats.len());
+    let all = Hosts::one(statements.len());
     let nccl = || installed().map(|()| Network { transport: Transport::Nccl, hosts: all });
     let peers = |hosts: Hosts| reach().map(|()| Network { transport: Transport::Peer, hosts });
     let even = |hosts: &Hosts| {
@@ -155,8 +158,8 @@ fn refused<T>(words: &str) -> Result<T, CudaFailure> {
 mod tests {
     use super::*;
 
-    fn seat(host: &str, gpu: u8, transport: Option<Transport>) -> Seat {
-        Seat {
+    fn statement(host: &str, gpu: u8, transport: Option<Transport>) -> Statement {
+        Statement {
             host: HostName::new(host),
             gpu: [gpu; 16],
             has_nccl: false,
@@ -166,27 +169,27 @@ mod tests {
     }
 
     #[test]
-    fn a_seat_is_read_as_it_was_told() {
+    fn a_statement_is_read_as_it_was_told() {
         for transport in [None, Some(Transport::Peer), Some(Transport::Nccl)] {
-            let seat = Seat { has_nccl: true, ..seat("node 7", 3, transport) };
-            assert_eq!(Seat::decode(&seat.encode()), Ok(seat));
+            let statement = Statement { has_nccl: true, ..statement("node 7", 3, transport) };
+            assert_eq!(Statement::decode(&statement.encode()), Ok(statement));
         }
-        assert!(Seat::decode(&[0; 23]).is_err());
+        assert!(Statement::decode(&[0; 23]).is_err());
     }
 
     /// Of a mesh of one replica.
     fn network_of(
-        seats: &[Seat],
+        statements: &[Statement],
         reach: impl FnOnce() -> Result<(), CudaFailure>,
     ) -> Result<Network, CudaFailure> {
-        network(seats, Mesh::new(seats.len().max(1) as u32).unwrap(), reach)
+        network(statements, Mesh::new(statements.len().max(1) as u32).unwrap(), reach)
     }
 
     #[test]
     fn replicas_that_lie_unevenly_on_hosts_go_by_nccl_or_are_refused() {
         let replicated = |names: &str, replicas, transport| {
             let mesh = Mesh::hybrid(names.len() as u32, replicas).unwrap();
-            network(&seats(names, transport), mesh, || Ok(()))
+            network(&statements(names, transport), mesh, || Ok(()))
         };
         for (names, replicas) in [("aabb", 2), ("aabb", 4), ("aaaabbbb", 2), ("aabbccdd", 2)] {
             let network = replicated(names, replicas, None).unwrap();
@@ -200,7 +203,7 @@ mod tests {
 
     #[test]
     fn processes_that_want_different_replicas_are_refused() {
-        let mut all = seats("aa", None);
+        let mut all = statements("aa", None);
         all[1].wish.2 = 2;
         assert!(network_of(&all, || Ok(())).unwrap_err().to_string().contains("mesh.replicate"));
     }
@@ -212,21 +215,22 @@ mod tests {
     #[test]
     fn peers_are_reached_inside_of_a_host_alone() {
         let reached = || Ok(());
-        let two = |other| [seat("a", 0, Some(Transport::Peer)), seat(other, 0, Some(Transport::Peer))];
+        let two =
+            |other| [statement("a", 0, Some(Transport::Peer)), statement(other, 0, Some(Transport::Peer))];
         assert_eq!(network_of(&two("a"), reached), peers(Hosts::one(2)), "ranks may share a GPU");
-        let error =
-            network_of(&[seat("a", 0, None), seat("a", 1, Some(Transport::Peer))], reached).unwrap_err();
+        let error = network_of(&[statement("a", 0, None), statement("a", 1, Some(Transport::Peer))], reached)
+            .unwrap_err();
         assert!(error.to_string().contains("different transport"), "{error}");
-        let shared = [seat("a", 0, Some(Transport::Nccl)), seat("a", 0, Some(Transport::Nccl))];
+        let shared = [statement("a", 0, Some(Transport::Nccl)), statement("a", 0, Some(Transport::Nccl))];
         assert!(network_of(&shared, reached).unwrap_err().to_string().contains("GPU of its own"));
         assert!(network_of(&[], reached).is_err());
     }
 
-    /// Seats on the hosts that the letters name, each with a GPU of its own.
-    fn seats(hosts: &str, transport: Option<Transport>) -> Vec<Seat> {
+    /// Statements on the hosts that the letters name, each with a GPU of its own.
+    fn statements(hosts: &str, transport: Option<Transport>) -> Vec<Statement> {
         let each = |(gpu, host): (usize, char)| {
             let gpu = u8::try_from(gpu).unwrap();
-            Seat { has_nccl: true, ..seat(&host.to_string(), gpu, transport) }
+            Statement { has_nccl: true, ..statement(&host.to_string(), gpu, transport) }
         };
         hosts.chars().enumerate().map(each).collect()
     }
@@ -234,8 +238,8 @@ mod tests {
     #[test]
     fn the_ranks_of_a_host_are_counted_over_all_its_processes() {
         let beside = |names: &str| -> Vec<usize> {
-            let seats = seats(names, None);
-            (0..seats.len()).map(|rank| ranks_beside(&seats, RankId::at(rank))).collect()
+            let statements = statements(names, None);
+            (0..statements.len()).map(|rank| ranks_beside(&statements, RankId::at(rank))).collect()
         };
         assert_eq!(beside("aaaaaaaa"), [8; 8]);
         assert_eq!(beside("aab"), [2, 2, 1], "hosts of unequal size");
@@ -247,46 +251,49 @@ mod tests {
         let reached = || Ok(());
         let all = |ranks| Ok(Network { transport: Transport::Nccl, hosts: Hosts::one(ranks) });
         for (names, each) in [("aabb", 2), ("aaabbb", 3), ("aabbcc", 2)] {
-            let hosts = Hosts::of(&seats(names, None).iter().map(|seat| &seat.host).collect::<Vec<_>>());
+            let hosts = Hosts::of(
+                &statements(names, None).iter().map(|statement| &statement.host).collect::<Vec<_>>(),
+            );
             let hosts = hosts.unwrap();
             assert_eq!(hosts.each(), each);
             for transport in [None, Some(Transport::Peer)] {
-                assert_eq!(network_of(&seats(names, transport), reached), peers(hosts), "{names}");
+                assert_eq!(network_of(&statements(names, transport), reached), peers(hosts), "{names}");
             }
-            assert_eq!(network_of(&seats(names, Some(Transport::Nccl)), reached), all(names.len()));
+            assert_eq!(network_of(&statements(names, Some(Transport::Nccl)), reached), all(names.len()));
         }
         for names in ["ab", "aab", "abab"] {
-            assert_eq!(network_of(&seats(names, None), reached), all(names.len()), "{names}");
+            assert_eq!(network_of(&statements(names, None), reached), all(names.len()), "{names}");
         }
-        let mut apart = seats("aabb", None);
+        let mut apart = statements("aabb", None);
         apart[3].reaches = false;
         assert_eq!(network_of(&apart, reached), all(4), "one GPU that does not reach its neighbour");
-        let uneven = network_of(&seats("aab", Some(Transport::Peer)), reached).unwrap_err().to_string();
+        let uneven = network_of(&statements("aab", Some(Transport::Peer)), reached).unwrap_err().to_string();
         assert!(uneven.contains("equally many") && uneven.contains("NCCL_HOSTID"), "{uneven}");
-        let mut shared = seats("aabb", None);
+        let mut shared = statements("aabb", None);
         shared[1].gpu = shared[0].gpu;
         assert!(network_of(&shared, reached).unwrap_err().to_string().contains("GPU of its own"));
     }
 
     #[test]
     fn the_library_s_own_sums_go_by_the_library_alone() {
-        let mut all = seats("aabb", None);
-        all.iter_mut().for_each(|seat| seat.wish.1 = Reduce::Nccl);
+        let mut all = statements("aabb", None);
+        all.iter_mut().for_each(|statement| statement.wish.1 = Reduce::Nccl);
         assert_eq!(network_of(&all, || Ok(())).unwrap().transport, Transport::Nccl);
     }
 
     #[test]
     fn without_nccl_everywhere_one_host_takes_peers_and_several_are_refused() {
         let reached = || Ok(());
-        let auto = |other| [seat("a", 0, None), Seat { has_nccl: true, ..seat(other, 1, None) }];
+        let auto =
+            |other| [statement("a", 0, None), Statement { has_nccl: true, ..statement(other, 1, None) }];
         assert_eq!(network_of(&auto("a"), reached), peers(Hosts::one(2)));
         assert!(network_of(&auto("b"), reached).is_err());
-        let mut partly = seats("aabb", Some(Transport::Peer));
+        let mut partly = statements("aabb", Some(Transport::Peer));
         partly[2].has_nccl = false;
         assert!(network_of(&partly, reached).is_err());
         let unreachable = || Err(CudaFailure::Refused("GPU 0 cannot reach GPU 1".to_owned()));
         assert!(network_of(&auto("a"), unreachable).unwrap_err().to_string().contains("GPU 1"));
-        let apart = |gpu| Seat { reaches: false, ..seat("a", gpu, None) };
+        let apart = |gpu| Statement { reaches: false, ..statement("a", gpu, None) };
         assert!(network_of(&[apart(0), apart(1)], unreachable).unwrap_err().to_string().contains("GPU 1"));
     }
 }

@@ -1,4 +1,5 @@
-//! Ranks of a world that lie in it at equal distances: those of a group, or those of them that share a communicator of NCCL.
+//! Ranks of a world that lie in it at equal distances: those of a group, or those of them that share a
+//! communicator of NCCL.
 //!
 //! Law: members number each other alike, in rank order.
 

@@ -5,11 +5,12 @@
 //!   every rank.
 //! - A communicator of a poisoned world is aborted, any other is destroyed: destroying one whose peers
 //!   are gone would wait for them.
-//! - Aborting has an end too. NCCL's call waits for ever where a peer's process is stopped and neither runs nor ends, so a
-//!   thread makes it, and is left behind with the communicator when it takes longer than [`LONGEST_ABORT`].
+//! - Aborting has an end too. NCCL's call waits for ever where a peer's process is stopped and neither runs
+//!   nor ends, so a thread makes it, and is left behind with the communicator when it takes longer than
+//!   [`LONGEST_ABORT`].
 //! - Members are named by their ranks in the world, whatever their numbers in the communicator.
-//! - Between hosts, when it is open every member has sent to every other: steps find connections made and kernels loaded, for
-//!   which the driver may wait for streams, and these for a word of a neighbour.
+//! - Between hosts, when it is open every member has sent to every other: steps find connections made and
+//!   kernels loaded, for which the driver may wait for streams, and these for a word of a neighbour.
 //! - One wait has no end of ours: NCCL's opening call, for a peer that is stopped just then.
 //! - Bytes travel as bytes: the wire knows no formats.
 
@@ -38,8 +39,8 @@ struct Handle(sys::ncclComm_t);
 // SAFETY: the handle is a name; NCCL's abort may be called from any thread.
 unsafe impl Send for Handle {}
 
-/// The pause between two looks at a stream, while NCCL opens or aborts; what all looks together may take is the deadline or
-/// [`LONGEST_ABORT`].
+/// The pause between two looks at a stream, while NCCL opens or aborts; what all looks together may take is
+/// the deadline or [`LONGEST_ABORT`].
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// One rank's end of a communicator.
@@ -84,8 +85,8 @@ impl Transfer {
 }
 
 impl Communicator {
-    /// Opens this rank's end; returns when every member has opened its own. Every rank of the world opens some communicator meanwhile.
-    /// `stream` is idle.
+    /// Opens this rank's end; returns when every member has opened its own. Every rank of the world opens
+    /// some communicator meanwhile. `stream` is idle.
     pub(super) fn open(
         world: &Arc<World>,
         rank: RankId,
@@ -211,8 +212,8 @@ impl Communicator {
         let abort = move || {
             let Handle(handle) = { handle };
             if context.make_current().is_ok() {
-                // SAFETY: NCCL allows aborting while the communicator is in use, and it is done once: the handle is
-                // neither aborted nor destroyed again.
+                // SAFETY: NCCL allows aborting while the communicator is in use, and it is done once: the
+                // handle is neither aborted nor destroyed again.
                 drop(unsafe { result::comm_abort(handle) });
             }
             aborted.store(true, Ordering::SeqCst);

@@ -1,7 +1,7 @@
 //! Local ops as kernel launches.
 //!
-//! Law: regions become addresses and parts become operands; the numbers are the kernels'. Both orientations of a master
-//! that is quantized in two directions go into one operand, so it is read once.
+//! Law: regions become addresses and parts become operands; the numbers are the kernels'. Both orientations
+//! of a master that is quantized in two directions go into one operand, so it is read once.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,9 @@ use super::address::DeviceAddress;
 use super::failure::CudaFailure;
 use super::kernels::{
     AccumulateOperand, AdamOperand, AmaxOperand, CastOperand, CopyOperand, DelayedScaleOperand,
-    DequantizeOperand, ExpandOperand, KernelLaunch, Kernels, MasterFragment, MasterState, NormOperand,
-    RecordAmaxOperand, ScaleOperand, ScaleRows, SlicesOperand, TransposeOperand, VoteOperand, ZeroOperand,
+    DequantizeOperand, ExpandOperand, KernelLaunch, Kernels, LearningRate, MasterFragment, MasterState,
+    NormOperand, RecordAmaxOperand, ScaleOperand, ScaleRows, SlicesOperand, TransposeOperand, VoteOperand,
+    ZeroOperand,
 };
 use crate::backend::local::{
     Accumulate, Adam, Assemble, CastVote, DelayedScale, Dequantize, FusedScale, GradNorm, Master, Move,
@@ -131,8 +132,8 @@ impl Preparation<'_> {
         self.kernels.partial_cast(op.format, op.via, &operands, self.vote_of(op.vote))
     }
 
-    /// One launch for all of the rank's own parts; one that zeroes and, for each format that repeats scale rows, one that spreads them,
-    /// where there is something to zero or to spread.
+    /// One launch for all of the rank's own parts; one that zeroes and, for each format that repeats scale
+    /// rows, one that spreads them, where there is something to zero or to spread.
     pub(super) fn assemble(&self, op: &Assemble) -> Result<Vec<KernelLaunch>, CudaFailure> {
         let mut launches = Vec::new();
         let own = |part: &Move| CopyOperand {
@@ -163,26 +164,39 @@ impl Preparation<'_> {
         Ok(launches)
     }
 
-    pub(super) fn transpose(&self, op: &Transpose) -> Result<KernelLaunch, CudaFailure> {
-        let operand = TransposeOperand {
-            shape: op.shape,
-            data: self.at(op.from.data),
-            scale: self.scale_at(op.format, op.from.scale),
-            columnwise_data: self.at(op.to.data),
-            columnwise_scale: self.scale_at(op.format, op.to.scale),
+    /// One launch for every format among the parts that stand side by side.
+    pub(super) fn transpose(&self, parts: &[Transpose]) -> Result<Vec<KernelLaunch>, CudaFailure> {
+        let operand = |part: &Transpose| TransposeOperand {
+            shape: part.shape,
+            data: self.at(part.from.data),
+            scale: self.scale_at(part.format, part.from.scale),
+            columnwise_data: self.at(part.to.data),
+            columnwise_scale: self.scale_at(part.format, part.to.scale),
         };
-        self.kernels.transpose(op.format, &[operand])
+        let alike = parts.chunk_by(|one, other| one.format == other.format);
+        let launch = |parts: &[Transpose]| {
+            let operands: Vec<_> = parts.iter().map(operand).collect();
+            parts.first().map(|first| self.kernels.transpose(first.format, &operands))
+        };
+        alike.filter_map(launch).collect()
     }
 
-    pub(super) fn dequantize(&self, op: &Dequantize) -> Result<KernelLaunch, CudaFailure> {
-        let operand = DequantizeOperand {
-            shape: op.shape,
-            data: self.at(op.from.data),
-            scale: self.scale_at(op.format, op.from.scale),
-            tensor_scale: op.tensor_scale.map_or(DeviceAddress::NULL, |scale| self.at(scale)),
-            out: self.at(op.to),
+    /// One launch for every kind of planes and values among the parts that stand side by side.
+    pub(super) fn dequantize(&self, parts: &[Dequantize]) -> Result<Vec<KernelLaunch>, CudaFailure> {
+        let operand = |part: &Dequantize| DequantizeOperand {
+            shape: part.shape,
+            data: self.at(part.from.data),
+            scale: self.scale_at(part.format, part.from.scale),
+            tensor_scale: part.tensor_scale.map_or(DeviceAddress::NULL, |scale| self.at(scale)),
+            out: self.at(part.to),
         };
-        self.kernels.dequantize(op.format, op.orientation, op.values, &[operand])
+        let kind = |part: &Dequantize| (part.format, part.orientation, part.values);
+        let launch = |parts: &[Dequantize]| {
+            let operands: Vec<_> = parts.iter().map(operand).collect();
+            let (format, orientation, values) = parts.first().map(kind)?;
+            Some(self.kernels.dequantize(format, orientation, values, &operands))
+        };
+        parts.chunk_by(|one, other| kind(one) == kind(other)).filter_map(launch).collect()
     }
 
     /// A cast to bf16 of values that were not rounded before.
@@ -250,6 +264,7 @@ impl Preparation<'_> {
             elements: state.main_grad.bytes / size_of::<f32>(),
         };
         let operands: Vec<_> = op.states.iter().map(operand).collect();
-        self.kernels.adam(&op.settings, op.moments, &operands, self.at(op.vote), self.at(op.learning_rate))
+        let learning_rate = LearningRate { at: self.at(op.learning_rate), scale: op.learning_rate_scale };
+        self.kernels.adam(&op.settings, op.moments, &operands, self.at(op.vote), learning_rate)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::backend::CudaBackend;
 use super::context::Context;
 use super::failure::CudaFailure;
-use super::machine::{Seat, network, ranks_beside};
+use super::machine::{Statement, network, ranks_beside};
 use super::options::{CudaOptions, Transport};
 use super::times::Times;
 use super::world::{World, refused};
@@ -13,8 +13,8 @@ use crate::id::RankId;
 use crate::model::Mesh;
 use crate::rendezvous::{Rendezvous, Topic};
 
-/// Ranks as GPUs, one thread each, of this process and perhaps of others. One value makes the backends of all ranks of
-/// this process.
+/// Ranks as GPUs, one thread each, of this process and perhaps of others. One value makes the backends of all
+/// ranks of this process.
 #[derive(Debug)]
 pub struct CudaWorld {
     shared: Arc<World>,
@@ -22,7 +22,8 @@ pub struct CudaWorld {
 }
 
 impl CudaWorld {
-    /// A world of as many ranks as devices, all in this process, in as many replicas as the options say; its clock starts now.
+    /// A world of as many ranks as devices, all in this process, in as many replicas as the options say; its
+    /// clock starts now.
     ///
     /// # Errors
     /// [`CudaFailure`] when a library or a device is missing, or the devices cannot do what was asked.
@@ -32,8 +33,8 @@ impl CudaWorld {
         Self::within(Arc::new(rendezvous), options)
     }
 
-    /// The ranks of this process, one on each device, in a world whose ranks meet at `rendezvous`. Waits for the other
-    /// processes, which call it with the same transport, sums and replicas.
+    /// The ranks of this process, one on each device, in a world whose ranks meet at `rendezvous`. Waits for
+    /// the other processes, which call it with the same transport, sums and replicas.
     ///
     /// # Errors
     /// As [`CudaWorld::new`]; what one process cannot do ends the world for all.
@@ -52,12 +53,13 @@ impl CudaWorld {
         }
         let retained = options.devices.iter().map(|device| Context::retain(*device).map(Arc::new));
         let contexts: Vec<_> = retained.collect::<Result<_, _>>()?;
-        let seats = seats(&rendezvous, &options, &contexts)?;
-        let network = network(&seats, mesh, || reach_all(&contexts))?;
-        let shares_gpus = (seats.iter().enumerate())
-            .any(|(place, seat)| seats[..place].iter().any(|other| other.shares_gpu_with(seat)));
-        let times = options.timeline.map(|wished| Times::settle(wished, ranks)).transpose()?;
-        let ranks_of_host = ranks_beside(&seats, RankId::at(rendezvous.range().start));
+        let statements = statements(&rendezvous, &options, &contexts)?;
+        let network = network(&statements, mesh, || reach_all(&contexts))?;
+        let shares_gpus = (statements.iter().enumerate()).any(|(place, statement)| {
+            statements[..place].iter().any(|other| other.shares_gpu_with(statement))
+        });
+        let times = options.timeline.map(|wished| Times::settle(wished, &contexts)).transpose()?;
+        let ranks_of_host = ranks_beside(&statements, RankId::at(rendezvous.range().start));
         let world = World::new(mesh, network, options, rendezvous, contexts, shares_gpus, times);
         Ok(Self { shared: Arc::new(world), ranks_of_host })
     }
@@ -106,20 +108,20 @@ impl CudaWorld {
 }
 
 /// What all ranks told of themselves, in rank order.
-fn seats(
+fn statements(
     rendezvous: &Rendezvous,
     options: &CudaOptions,
     contexts: &[Arc<Context>],
-) -> Result<Vec<Seat>, CudaFailure> {
+) -> Result<Vec<Statement>, CudaFailure> {
     let own = contexts
         .iter()
-        .map(|context| Ok(Seat::new(options, context.gpu()?, context.can_reach_all()?)?.encode()));
+        .map(|context| Ok(Statement::new(options, context.gpu()?, context.can_reach_all()?)?.encode()));
     let own = own.collect::<Result<Vec<_>, CudaFailure>>()?;
     let all = rendezvous.exchange_all(Topic::Devices, &own).map_err(refused)?;
-    let seat = |bytes: &Arc<[u8]>| {
-        Seat::decode(bytes).map_err(|error| CudaFailure::Refused(format!("another process: {error}")))
+    let statement = |bytes: &Arc<[u8]>| {
+        Statement::decode(bytes).map_err(|error| CudaFailure::Refused(format!("another process: {error}")))
     };
-    all.iter().map(seat).collect()
+    all.iter().map(statement).collect()
 }
 
 fn reach_all(contexts: &[Arc<Context>]) -> Result<(), CudaFailure> {

@@ -1,12 +1,14 @@
 //! Recordings of one rank: how its lanes make one, who holds it, and how it ends with its world.
 //!
 //! Laws:
-//! - A recording forks from the first lane to all others and joins them again at its end (PL-7). Recording ends whatever happened, or the first lane would never run
-//!   anything again; where a closure failed, or a lane was not joined, nothing of it is kept.
-//! - A recording holds the communicators whose transfers are in it and goes before them: NCCL destroys a communicator, and ends aborting one,
-//!   only when no recording of it is left.
-//! - A world that ends takes the recordings away from whoever holds them, if NCCL is in them; they are never launched again. So aborts end, and memory is
-//!   given back instead of abandoned. Others stay with their holders.
+//! - A recording forks from the first lane to all others and joins them again at its end (PL-7). Recording
+//!   ends whatever happened, or the first lane would never run anything again; where a closure failed, or a
+//!   lane was not joined, nothing of it is kept.
+//! - A recording holds the communicators whose transfers are in it and goes before them: NCCL destroys a
+//!   communicator, and ends aborting one, only when no recording of it is left.
+//! - A world that ends takes the recordings away from whoever holds them, if NCCL is in them; they are never
+//!   launched again. So aborts end, and memory is given back instead of abandoned. Others stay with their
+//!   holders.
 
 use std::sync::{Arc, Mutex, Weak};
 

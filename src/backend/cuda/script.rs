@@ -1,6 +1,7 @@
 //! The collectives of a plan in words: what the messages of a world that stalled are made of.
 //!
-//! Law: made when a plan is bound, looked at when something has gone wrong. Names are those of the plan's slots, which name the weight.
+//! Law: made when a plan is bound, looked at when something has gone wrong. Names are those of the plan's
+//! slots, which name the weight.
 
 use crate::id::{LaneId, TaskId};
 use crate::layout::Binding;

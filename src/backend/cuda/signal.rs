@@ -4,13 +4,16 @@
 //! Laws:
 //! - **PL-8** a rank's memory is written by a peer only between two meetings: one in which everybody says that its
 //!   target may be written (*ready*), and one in which everybody says that it has written (*done*).
-//! - Who meets are the ranks of one host that a collective brings together, whose memory reaches each other; every host and every team for itself.
-//! - A word is written behind a system-wide fence, which CUDA puts before a stream's write (the flag that leaves it out is refused on an H200), so
-//!   whoever has seen a word sees what was written before it, and a cleared word is seen cleared before the next meeting signals.
+//! - Who meets are the ranks of one host that a collective brings together, whose memory reaches each other;
+//!   every host and every team for itself.
+//! - A word is written behind a system-wide fence, which CUDA puts before a stream's write (the flag that
+//!   leaves it out is refused on an H200), so whoever has seen a word sees what was written before it, and a
+//!   cleared word is seen cleared before the next meeting signals.
 //! - A word is 1 from the peer's signal until this rank has waited for it and cleared it, so the same
 //!   commands work in every step and in every replay of a recorded one. A peer signals a word again only
 //!   after the other meeting of the pair, which needs this rank's signal, sent after the word was cleared: no
-//!   signal is lost. This is said of each pair of ranks, which meet in the same order on both, so it holds whatever teams they meet in.
+//!   signal is lost. This is said of each pair of ranks, which meet in the same order on both, so it holds
+//!   whatever teams they meet in.
 //! - A poisoned world is drained by setting every word (see [`super::watchdog`]); what then runs reads
 //!   whatever lies there, and is reported to nobody.
 
@@ -22,8 +25,9 @@ use super::kernels::Mark;
 use super::stream::Stream;
 use crate::id::{CommId, RankId};
 
-/// Communicators of one rank, at most: so many have words behind the arena, whose size must be known before plans are. A configuration
-/// asks for two; a plan made by hand with more is refused when its collectives are bound.
+/// Communicators of one rank, at most: so many have words behind the arena, whose size must be known before
+/// plans are. A configuration asks for two; a plan made by hand with more is refused when its collectives are
+/// bound.
 const COMMUNICATORS: usize = 8;
 
 /// Where one rank's memory lies, for its peers.

@@ -85,7 +85,8 @@ impl Stream {
             .map_err(CudaFailure::driver("cuEventRecord"))
     }
 
-    /// Records, on a stream that is being captured, a clock that is passed anew in every replay. It orders nothing.
+    /// Records, on a stream that is being captured, a clock that is passed anew in every replay. It orders
+    /// nothing.
     pub(super) fn record_in_replays(&self, clock: &Event) -> Result<(), CudaFailure> {
         let flags = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
         // SAFETY: both handles are alive, and belong to one context.
@@ -135,7 +136,8 @@ impl Stream {
 
     /// Copies from the host, and returns when the device has it.
     pub(super) fn upload(&self, bytes: &[u8], to: DeviceAddress) -> Result<(), CudaFailure> {
-        // SAFETY: `bytes` are borrowed until the copy has run, or until the driver says that the context runs nothing any more.
+        // SAFETY: `bytes` are borrowed until the copy has run, or until the driver says that the context runs
+        // nothing any more.
         unsafe { self.begin_upload(bytes, to) }?;
         self.synchronize()
     }
@@ -143,7 +145,8 @@ impl Stream {
     /// Begins a copy from the host, and waits for nothing.
     ///
     /// # Safety
-    /// `bytes` stay where they are, unchanged, until the stream is done, or to the end of the process if that is never seen.
+    /// `bytes` stay where they are, unchanged, until the stream is done, or to the end of the process if that
+    /// is never seen.
     pub(super) unsafe fn begin_upload(&self, bytes: &[u8], to: DeviceAddress) -> Result<(), CudaFailure> {
         self.make_current()?;
         // SAFETY: the range was measured by the caller, who keeps `bytes` until the copy has run.
@@ -258,6 +261,12 @@ impl Event {
         Ok(Self { context, handle })
     }
 
+    /// Has a stream passed it since it was recorded last?
+    pub(super) fn is_passed(&self) -> bool {
+        // SAFETY: the handle is alive.
+        unsafe { result::event::query(self.handle) }.is_ok()
+    }
+
     /// Nanoseconds from `earlier` to this event; `None` where one of the two has not been passed.
     pub(super) fn since(&self, earlier: &Self) -> Option<f64> {
         // SAFETY: both handles are alive; events that were never recorded answer with an error.
@@ -282,8 +291,8 @@ pub(super) struct Graph {
     executable: sys::CUgraphExec,
 }
 
-// SAFETY: an executable graph is a name that any thread may use, one at a time: it is owned by one value, which cannot be shared between threads but
-// behind a lock (`super::recording`).
+// SAFETY: an executable graph is a name that any thread may use, one at a time: it is owned by one value,
+// which cannot be shared between threads but behind a lock (`super::recording`).
 unsafe impl Send for Graph {}
 
 impl Drop for Graph {

@@ -1,7 +1,9 @@
 //! The memory a closure sees: addresses of its rank's arena, and the stream to work on.
 //!
-//! Law: a closure enqueues on the stream it is given and nothing else: it never waits, never allocates
-//! once warm, and touches only what its context lent. So the same call can be recorded and replayed.
+//! Law: a closure enqueues on the stream it is given and nothing else: once warm it never waits and never
+//! allocates, and it touches only what its context lent and memory of its own. So the same call can be
+//! recorded and replayed. Only a dynamic call is never recorded. Embedders read this at
+//! [`Compute`](crate::compute::Compute) and [`CudaHandles`].
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -63,8 +65,9 @@ impl<T> DeviceSlice<'_, T> {
     /// `len` elements from `address` on, for memory that no context lent, such as an embedder's own.
     ///
     /// # Safety
-    /// The elements are memory of the device the slice is used on, aligned for `T`. While the slice lives, and until
-    /// the work that was given it is done, they stay allocated and nothing writes them but work ordered around it.
+    /// The elements are memory of the device the slice is used on, aligned for `T`. While the slice lives,
+    /// and until the work that was given it is done, they stay allocated and nothing writes them but work
+    /// ordered around it.
     #[must_use]
     pub const unsafe fn from_address(address: DeviceAddress, len: usize) -> Self {
         Self { address, len, lent: PhantomData }
@@ -102,6 +105,11 @@ impl<'a, T> DeviceSliceMut<'a, T> {
 
 /// What a closure needs to enqueue work: the stream of the compute lane and the device it belongs to, whose
 /// primary context is current.
+///
+/// The stream is the session's. A closure enqueues on it and does nothing else with it: it does not wait for
+/// it, destroy it, or begin to record on it. Work on the legacy default stream is in no order with it. Once
+/// its plan is warm, behind the first step, a closure neither waits nor allocates; what that means for
+/// recorded steps and dynamic calls is a table in [`Compute`](crate::compute::Compute#on-a-gpu).
 #[derive(Clone, Debug)]
 pub struct CudaHandles {
     stream: sys::CUstream,
@@ -114,8 +122,8 @@ impl CudaHandles {
     /// Handles for work outside of a call, such as an embedder's own measurements.
     ///
     /// # Safety
-    /// `stream` is a stream of the primary context of `device` and outlives every use of the handles. While they are
-    /// used that context is current.
+    /// `stream` is a stream of the primary context of `device` and outlives every use of the handles. While
+    /// they are used that context is current.
     #[must_use]
     pub const unsafe fn new(stream: sys::CUstream, device: DeviceOrdinal) -> Self {
         Self { stream, device, meter: None }
@@ -135,7 +143,7 @@ impl CudaHandles {
         }
     }
 
-    /// The stream the call's work belongs on.
+    /// The stream the call's work belongs on, created with `CU_STREAM_NON_BLOCKING`. It may be recording.
     #[must_use]
     pub const fn stream(&self) -> sys::CUstream {
         self.stream
@@ -180,6 +188,7 @@ impl CudaSurface {
 
 impl Surface for CudaSurface {
     type Handles = CudaHandles;
+    type Device = DeviceOrdinal;
     type Read<'a, T: Pod> = DeviceSlice<'a, T>;
     type Write<'a, T: Pod> = DeviceSliceMut<'a, T>;
 

@@ -1,9 +1,11 @@
 //! The ranks that a collective brings together, as one of them sees them.
 //!
 //! Laws:
-//! - Transports number ranks in their team, from 0 in rank order, and know no others: a team is a world to them. What has places for all ranks of the
-//!   world (words, homes) or crosses to other libraries (communicators) is asked by a rank's number in the world, and the one is made into the other here.
-//! - Every rank is of one team per group of the mesh, so teams of a group meet, and open communicators, all at the same time or none.
+//! - Transports number ranks in their team, from 0 in rank order, and know no others: a team is a world to
+//!   them. What has places for all ranks of the world (words, homes) or crosses to other libraries
+//!   (communicators) is asked by a rank's number in the world, and the one is made into the other here.
+//! - Every rank is of one team per group of the mesh, so teams of a group meet, and open communicators, all
+//!   at the same time or none.
 //! - A team of one rank meets nobody and needs no communicator.
 
 use super::hosts::Hosts;
@@ -23,7 +25,8 @@ pub(super) struct Team {
 }
 
 impl Team {
-    /// The team that `rank` is of. `None` where its ranks lie unevenly on hosts, in which case no network is made of them.
+    /// The team that `rank` is of. `None` where its ranks lie unevenly on hosts, in which case no network is
+    /// made of them.
     pub(super) fn of(network: Network, mesh: Mesh, rank: RankId, group: Group) -> Option<Self> {
         let (members, hosts) = (Members::of(mesh, rank, group), network.hosts.of_group(mesh, group)?);
         Some(Self { members, transport: network.transport, hosts, own: RankId::at(members.number(rank)) })
@@ -49,7 +52,8 @@ impl Team {
         self.members.iter()
     }
 
-    /// With whom the rank shares a communicator of NCCL: with all, or with its counterparts. `None` where nothing goes by NCCL.
+    /// With whom the rank shares a communicator of NCCL: with all, or with its counterparts. `None` where
+    /// nothing goes by NCCL.
     pub(super) fn connected(&self) -> Option<Members> {
         let Self { members, transport, hosts, own } = *self;
         match transport {
@@ -133,8 +137,8 @@ mod tests {
         assert_eq!(alone.unwrap().connected(), None, "a team of one");
     }
 
-    /// Whether a lane opens a communicator for a group, or shares that of an earlier one, is the same on every rank: they open together. And who is named as a
-    /// member names the others.
+    /// Whether a lane opens a communicator for a group, or shares that of an earlier one, is the same on
+    /// every rank: they open together. And who is named as a member names the others.
     #[test]
     fn all_ranks_open_communicators_for_the_same_groups_and_of_the_same_members() {
         for (count, each, replicas) in MESHES {

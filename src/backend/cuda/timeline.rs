@@ -1,11 +1,14 @@
 //! When the tasks of a bound plan ran: as CUPTI saw them, or by events that their lanes pass.
 //!
-//! Law: whoever enqueues does not know which; what a timeline adds to a lane orders nothing and waits for nothing (BK-2).
+//! Law: whoever enqueues does not know which; what a timeline adds to a lane waits for nothing (BK-2), and
+//! orders nothing unless it stands in for an event of the plan, at the same point.
+
+use std::sync::{Arc, Weak};
 
 use super::clocks::Clocks;
 use super::cupti::Book;
 use super::failure::CudaFailure;
-use super::stream::Stream;
+use super::stream::{Event, Stream};
 use super::world::World;
 use crate::backend::TaskInterval;
 use crate::id::{EventId, LaneId, TaskId};
@@ -13,8 +16,8 @@ use crate::id::{EventId, LaneId, TaskId};
 /// Where the times of a bound plan come from.
 #[derive(Debug)]
 pub(super) enum Timeline {
-    /// Events around every task.
-    Events(Clocks),
+    /// Events behind every task.
+    Events(Arc<Clocks>),
     /// Activities that CUPTI tells of.
     Activities(Book),
 }
@@ -23,7 +26,7 @@ impl Timeline {
     /// A step begins; `idle` has nothing to do.
     pub(super) fn begin_step(&mut self, idle: &Stream, world: &World) -> Result<(), CudaFailure> {
         match self {
-            Self::Events(clocks) => clocks.begin(idle, world.clock),
+            Self::Events(clocks) => clocks.begin(idle),
             Self::Activities(book) => {
                 book.begin_step(world.clock.now());
                 Ok(())
@@ -34,22 +37,41 @@ impl Timeline {
     /// From now on lanes record.
     pub(super) fn begin_recording(&self) {
         match self {
-            Self::Events(clocks) => clocks.begin_recording(),
+            Self::Events(clocks) => clocks.begin_anew(),
             Self::Activities(book) => book.begin_recording(),
         }
     }
 
-    /// In a recording, `event` stands behind what is on `lane`.
-    pub(super) fn event_recorded(&self, lane: LaneId, event: EventId) {
+    /// A recording was launched, and what lanes are told next runs behind it.
+    pub(super) fn launched(&self) {
         if let Self::Events(clocks) = self {
-            clocks.event_recorded(lane, event);
+            clocks.begin_anew();
         }
     }
 
-    /// In a recording, `lane` waits for `event`.
-    pub(super) fn event_waited(&self, lane: LaneId, event: EventId) {
-        if let Self::Events(clocks) = self {
-            clocks.event_waited(lane, event);
+    /// `event` is to be recorded on `lane`. Where the lane does not record, what stands at this point of it
+    /// already, which will do.
+    pub(super) fn event_recorded(&self, lane: LaneId, event: EventId) -> Option<&Event> {
+        match self {
+            Self::Events(clocks) => clocks.event_recorded(lane, event),
+            Self::Activities(_) => None,
+        }
+    }
+
+    /// `lane` is to wait for `event`. Where it does not record, what stood in for it
+    /// ([`Timeline::event_recorded`]).
+    pub(super) fn event_waited(&self, lane: LaneId, event: EventId) -> Option<&Event> {
+        match self {
+            Self::Events(clocks) => clocks.event_waited(lane, event),
+            Self::Activities(_) => None,
+        }
+    }
+
+    /// What can be read while lanes are waited for; nothing where records are read behind the step.
+    pub(super) fn clocks(&self) -> Weak<Clocks> {
+        match self {
+            Self::Events(clocks) => Arc::downgrade(clocks),
+            Self::Activities(_) => Weak::new(),
         }
     }
 
@@ -57,11 +79,11 @@ impl Timeline {
     pub(super) fn issued(
         &self,
         task: TaskId,
-        stream: &Stream,
+        (lane, stream): (LaneId, &Stream),
         work: impl FnOnce() -> Result<(), CudaFailure>,
     ) -> Result<(), CudaFailure> {
         match self {
-            Self::Events(clocks) => clocks.issued(task, stream, work),
+            Self::Events(clocks) => clocks.issued(task, (lane, stream), work),
             Self::Activities(book) => book.issued(task, work),
         }
     }
@@ -86,7 +108,7 @@ impl Timeline {
     /// The interval of every task of the last step.
     pub(super) fn intervals(&self, world: &World, into: &mut Vec<TaskInterval>) {
         match self {
-            Self::Events(clocks) => into.extend(clocks.intervals()),
+            Self::Events(clocks) => clocks.intervals(into),
             Self::Activities(book) => {
                 let ended = || world.check().is_err();
                 book.intervals(world.clock, world.options.deadline, ended, into);

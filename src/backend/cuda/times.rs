@@ -1,11 +1,13 @@
 //! What times the tasks of a world on its GPUs.
 //!
-//! Law: it is settled once, when a world is made. Where CUPTI is wished for and cannot be had, the reason is kept, and told wherever the
-//! world describes itself.
+//! Law: it is settled once, when a world is made. Where CUPTI is wished for and cannot be had, the reason is
+//! kept, and told wherever the world describes itself. There, and so in every trace, it also says what is
+//! inferred: events tell ends, and begins follow from them.
 
 use std::fmt;
 use std::sync::Arc;
 
+use super::context::Context;
 use super::cupti::Profiler;
 use super::failure::CudaFailure;
 use crate::config::DeviceTimes;
@@ -23,12 +25,12 @@ pub(super) enum Times {
 }
 
 impl Times {
-    /// As `wished` for a world with so many ranks in this process.
+    /// As `wished` for a world with these contexts in this process, one for each of its ranks.
     ///
     /// # Errors
     /// What refused CUPTI, where nothing else will do.
-    pub(super) fn settle(wished: DeviceTimes, ranks: usize) -> Result<Self, CudaFailure> {
-        Self::choose(wished, || Profiler::start(ranks).map(Self::Activities))
+    pub(super) fn settle(wished: DeviceTimes, contexts: &[Arc<Context>]) -> Result<Self, CudaFailure> {
+        Self::choose(wished, || Profiler::start(contexts.to_vec()).map(Self::Activities))
     }
 
     fn choose(
@@ -45,13 +47,20 @@ impl Times {
     }
 }
 
+/// What a reader of such times must know.
+const INFERRED: &str =
+    "a task is taken to begin when what it comes behind has ended and the host has begun to enqueue it";
+
 impl fmt::Display for Times {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Activities(_) => formatter.write_str("tasks timed by CUPTI"),
-            Self::Events { refusal: None } => formatter.write_str("tasks timed by events"),
-            Self::Events { refusal: Some(refusal) } => {
-                write!(formatter, "tasks timed by events because {refusal}")
+            Self::Events { refusal } => {
+                formatter.write_str("tasks timed by events")?;
+                if let Some(refusal) = refusal {
+                    write!(formatter, " because {refusal}")?;
+                }
+                write!(formatter, " ({INFERRED})")
             }
         }
     }
@@ -69,7 +78,7 @@ mod tests {
     fn where_cupti_is_not_to_be_had_events_serve_and_the_reason_is_told() {
         let times = Times::choose(DeviceTimes::Auto, refused).unwrap();
         let told = "tasks timed by events because another session of this process has CUPTI";
-        assert_eq!(times.to_string(), told);
+        assert_eq!(times.to_string(), format!("{told} ({INFERRED})"));
     }
 
     #[test]
@@ -80,6 +89,6 @@ mod tests {
     #[test]
     fn who_asks_for_events_does_not_touch_cupti() {
         let times = Times::choose(DeviceTimes::Events, || panic!("asked for CUPTI")).unwrap();
-        assert_eq!(times.to_string(), "tasks timed by events");
+        assert_eq!(times.to_string(), format!("tasks timed by events ({INFERRED})"));
     }
 }

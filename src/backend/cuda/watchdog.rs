@@ -1,13 +1,15 @@
 //! Waiting for a lane, with an end.
 //!
 //! Laws:
-//! - A wait ends when the lane is done, when the world is poisoned, or when for the length of the deadline no collective
-//!   of this rank was done; the last poisons the world, naming rank, lane, and the last and the next collective of every rank
-//!   that waits as well. Who waits for long tells the others how far it is.
-//! - A rank of a poisoned world drains its lanes before it returns: streams and kernels that wait for a peer's signal are
-//!   let go, as often as they come to another word, and those that wait in NCCL by aborting it. Kernels that exchange wait for the words that streams
-//!   wait for (`kernels/exchange.cu`); their gate, which the other blocks wait for, is opened by the first. Where a lane does not run out, its GPU is
-//!   abandoned: what is there is left to the end of the process, since giving it back would wait for the stream.
+//! - A wait ends when the lane is done, when the world is poisoned, or when for the length of the deadline no
+//!   collective of this rank was done; the last poisons the world, naming rank, lane, and the last and the
+//!   next collective of every rank that waits as well. Who waits for long tells the others how far it is.
+//! - A rank of a poisoned world drains its lanes before it returns: streams and kernels that wait for a
+//!   peer's signal are let go, as often as they come to another word, and those that wait in NCCL by aborting
+//!   it. Kernels that exchange wait for the words that streams wait for (`kernels/exchange.cu`); their gate,
+//!   which the other blocks wait for, is opened by the first. Where a lane does not run out, its GPU is
+//!   abandoned: what is there is left to the end of the process, since giving it back would wait for the
+//!   stream.
 //! - Draining has an end of its own: it waits for no stream, that of its own copies included.
 
 use std::sync::Arc;
@@ -23,29 +25,34 @@ use crate::id::RankId;
 
 /// How long a lane is asked without pause, from the beginning and from the end of every collective on.
 const EAGER: Duration = Duration::from_micros(200);
-/// The pause between two questions after that: short beside a step, long beside a question. It bounds, with what the system adds to a pause, how
-/// late a step's end is seen that is not where the last one was; what a wait may take in all is the deadline.
+/// The pause between two questions after that: short beside a step, long beside a question. It bounds, with
+/// what the system adds to a pause, how late a step's end is seen that is not where the last one was; what a
+/// wait may take in all is the deadline.
 const PAUSE: Duration = Duration::from_micros(50);
 /// How long a lane of a poisoned world gets to drain.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// The most that is added to the time without pause on either side of a usual end, however long steps are: their ranks share cores with others.
+/// The most that is added to the time without pause on either side of a usual end, however long steps are:
+/// their ranks share cores with others.
 const MARGIN: Duration = Duration::from_millis(2);
 
-/// Does a wait that has taken `waited` end soon, if it is like the last one on this lane, which took `usual`? Then the lane is asked
-/// without pause: a pause of 50 µs takes the system about 100, and of several ranks the slowest counts.
+/// Does a wait that has taken `waited` end soon, if it is like the last one on this lane, which took `usual`?
+/// Then the lane is asked without pause: a pause of 50 µs takes the system about 100, and of several ranks
+/// the slowest counts.
 fn nears_its_end(waited: Duration, usual: Duration) -> bool {
     let margin = EAGER + (usual / 16).min(MARGIN);
     waited + margin >= usual && waited <= usual + margin
 }
 
-/// Waits until `stream` has run everything.
+/// Waits until `stream` has run everything. Between two questions it does something of `meanwhile`, which
+/// says whether there was something to do: a few microseconds at a time.
 pub(super) fn wait(
     world: &Arc<World>,
     rank: RankId,
     stream: &CudaStream,
     progress: &Progress,
     transfers: &Stream,
+    meanwhile: impl Fn() -> bool,
     begin_aborts: impl Fn(),
 ) -> Result<(), BackendError> {
     let started = Instant::now();
@@ -80,6 +87,9 @@ pub(super) fn wait(
         }
         if waited > EAGER {
             standing.tell_now_and_then(progress, waited, world.options.deadline / 4);
+        }
+        if meanwhile() {
+            continue;
         }
         if waited > EAGER && !nears_its_end(started.elapsed(), stream.usual_wait) {
             std::thread::sleep(PAUSE);

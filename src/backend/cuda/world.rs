@@ -5,9 +5,10 @@
 //! - Ranks meet on the host when they are set up and in the first step of a plan, never later; nobody waits there
 //!   past the deadline, and whoever did not come is named (RV-2 in [`crate::rendezvous`]).
 //! - The first reason poisons the world for good, in every process (RV-3).
-//! - Memory is freed when no rank of any process can reach it any more: at its end a world gives back what others lent,
-//!   waits until all have done so, and only then drops its own. A world of several processes that was poisoned leaves its own to the
-//!   end of the process, and so does one with a GPU that was abandoned: what waits there writes into peers when it is let go.
+//! - Memory is freed when no rank of any process can reach it any more: at its end a world gives back what
+//!   others lent, waits until all have done so, and only then drops its own. A world of several processes
+//!   that was poisoned leaves its own to the end of the process, and so does one with a GPU that was
+//!   abandoned: what waits there writes into peers when it is let go.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,7 +60,8 @@ struct Homes {
     seen: BTreeMap<RankId, Vec<Home>>,
     /// What ranks of other processes lent.
     foreign: Vec<ForeignMemory>,
-    /// The memory of ranks of this process, kept until no rank has a lane any more: a peer may still reach it when its owner is gone.
+    /// The memory of ranks of this process, kept until no rank has a lane any more: a peer may still reach it
+    /// when its owner is gone.
     memory: BTreeMap<RankId, Arc<DeviceMemory>>,
 }
 
@@ -135,8 +137,8 @@ impl World {
         Ok(())
     }
 
-    /// Where everybody's memory lies for `rank`, in rank order, once everybody has some. NCCL needs no addresses of other
-    /// processes; of these, and of other hosts, they are null.
+    /// Where everybody's memory lies for `rank`, in rank order, once everybody has some. NCCL needs no
+    /// addresses of other processes; of these, and of other hosts, they are null.
     pub(super) fn homes(&self, rank: RankId) -> Result<Vec<Home>, CudaFailure> {
         let own = {
             let homes = lock(&self.homes);
@@ -216,7 +218,8 @@ impl World {
     /// Begins to set these words of `rank`, and waits for nothing: a stream that cannot run must hold up no host.
     ///
     /// # Safety
-    /// `words` stay where they are, unchanged, until `transfers` is done, or to the end of the process if that is never seen.
+    /// `words` stay where they are, unchanged, until `transfers` is done, or to the end of the process if
+    /// that is never seen.
     pub(super) unsafe fn begin_release(
         &self,
         rank: RankId,
@@ -229,8 +232,8 @@ impl World {
         unsafe { transfers.begin_upload(bytemuck::cast_slice(words), home.signals) }
     }
 
-    /// The id under which `rank` opens its next communicator, with others; `first` of them makes it. All ranks of the world come here
-    /// together, whichever communicator they open.
+    /// The id under which `rank` opens its next communicator, with others; `first` of them makes it. All
+    /// ranks of the world come here together, whichever communicator they open.
     pub(super) fn unique_id(&self, rank: RankId, first: RankId) -> Result<UniqueId, CudaFailure> {
         let made = if rank == first { UniqueId::make()?.to_bytes().to_vec() } else { Vec::new() };
         let all = self.rendezvous.exchange(rank, Topic::Communicators, &made).map_err(refused)?;

@@ -2,8 +2,9 @@
 //!
 //! Laws:
 //! - A rank's shard lies in the rows of its place among the ranks of its replica, whichever replica it is of.
-//! - Behind the last rank's rows everything is zero. Scale rows that travel once stand where a plain gather would put them and
-//!   are spread from there; spreading zeroes what is behind them, so nothing is zeroed twice.
+//! - Behind the last rank's rows everything is zero. Scale rows that travel once stand where a plain gather
+//!   would put them and are spread from there; spreading zeroes what is behind them, so nothing is zeroed
+//!   twice.
 
 use super::Refusal;
 use super::binder::Binder;

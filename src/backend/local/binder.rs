@@ -3,7 +3,10 @@
 //! Law: an answer fits. A region returned here lies inside the arena and is as long as was asked for;
 //! anything else is a refusal that says what does not fit.
 
+use std::sync::Arc;
+
 use super::Refusal;
+use crate::compute::BoundProgram;
 use crate::id::{BucketId, SlotId, WeightId};
 use crate::layout::{Binding, Bucket, Region, WeightLayout};
 use crate::op::Vote;
@@ -11,6 +14,7 @@ use crate::op::Vote;
 /// Looks things up in a binding.
 pub(super) struct Binder<'a> {
     pub(super) binding: &'a Binding<'a>,
+    pub(super) program: Arc<BoundProgram>,
     pub(super) arena_bytes: usize,
 }
 

@@ -1,14 +1,16 @@
 //! Collectives: what each rank takes from its peers' arenas.
 //!
 //! Laws:
-//! - Offsets are the same in every arena; lengths come from the shard layout, and numbers of ranks from the group that meets.
+//! - Offsets are the same in every arena; lengths come from the shard layout, and numbers of ranks from the
+//!   group that meets.
 //! - A rank with no real rows moves its stored zero rows and joins like any other (CO-2 holds as
 //!   well: what the slots hold does not matter).
-//! - A gather of planes brings what the other ranks hold, and nothing else: the rank's own part, padding and rows that a format repeats are a task
-//!   of their own ([`super::assemble`]).
+//! - A gather of planes brings what the other ranks hold, and nothing else: the rank's own part, padding and
+//!   rows that a format repeats are a task of their own ([`super::assemble`]).
 
 use super::Refusal;
 use super::binder::Binder;
+use super::gradient::summed_in;
 use crate::format::{ElementType, PlaneSpec};
 use crate::id::{SlotId, WeightId};
 use crate::layout::{PlaneRegions, Region};
@@ -30,7 +32,8 @@ pub(in crate::backend) struct Collective {
 /// What a rank pulls.
 #[derive(Debug)]
 pub(in crate::backend) enum Pull {
-    /// The `from` of every other rank of the group, each to its place in `to`, which has one for every rank, one after the other.
+    /// The `from` of every other rank of the group, each to its place in `to`, which has one for every rank,
+    /// one after the other.
     Gather(Vec<Move>),
     /// Bytes of the `from` of every other rank of the group, each to its own place in `to`.
     Chunk(Vec<Piece>),
@@ -158,9 +161,7 @@ impl Collective {
         element: ElementType,
         parts: &[ReducePart],
     ) -> Result<Self, Refusal> {
-        if element == ElementType::U8 {
-            return Err("bytes are no gradient".to_owned());
-        }
+        summed_in(element)?;
         let mut scatters = Vec::new();
         for ReducePart { weight, from, to } in parts {
             let layout = binder.weight(*weight)?;

@@ -4,8 +4,9 @@
 //! - The mean over ranks and micro-batches is taken at accumulate: a contribution is multiplied by the f32
 //!   reciprocal of the product of both numbers, rounded once, then added. For a power of two that is an exact
 //!   division. A sum that accumulates in the same pass does the same to the finished sum.
-//! - Only real rows enter the norm, and each once: those of a sharded weight on the ranks of the first replica, a replicated
-//!   weight on rank 0. Other replicas hold the same main grads bit for bit; their ranks tell their fault words.
+//! - Only real rows enter the norm, and each once: those of a sharded weight on the ranks of the first
+//!   replica, a replicated weight on rank 0. Other replicas hold the same main grads bit for bit; their ranks
+//!   tell their fault words.
 
 use half::bf16;
 
@@ -62,6 +63,16 @@ impl Accumulate {
     }
 }
 
+/// Gradients are summed in two element types, whoever sums them.
+pub(super) fn summed_in(element: ElementType) -> Result<(), Refusal> {
+    match element {
+        ElementType::F32 | ElementType::Bf16 => Ok(()),
+        ElementType::U8 | ElementType::U32 => {
+            Err(format!("gradients are summed in f32 or bf16, not in {element}"))
+        }
+    }
+}
+
 /// Sums the rank's slices of gradients.
 #[derive(Debug)]
 pub(in crate::backend) struct SumGradient {
@@ -87,9 +98,7 @@ impl SumGradient {
         element: ElementType,
         parts: &[SumPart],
     ) -> Result<Self, Refusal> {
-        if element == ElementType::U8 {
-            return Err("bytes are no gradient".to_owned());
-        }
+        summed_in(element)?;
         let sums = parts.iter().map(|part| RowSum::resolve(binder, element, part));
         Ok(Self { element, factor: mean(binder), sums: sums.collect::<Result<_, _>>()? })
     }

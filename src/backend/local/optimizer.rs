@@ -1,4 +1,4 @@
-//! The optimizer on a rank's slices: one multi-tensor launch per bucket.
+//! The optimizer on a rank's slices: one multi-tensor launch per bucket and parameter group.
 //!
 //! Law: only real rows are touched. Learning rate, step count and clip factor are regions, read when the
 //! launch runs and never when it is made, so a recorded launch sees the values of its step.
@@ -8,12 +8,16 @@ use super::binder::Binder;
 use crate::config::Moments;
 use crate::id::SlotId;
 use crate::layout::{OptimizerSettings, Region};
+use crate::model::{NonNegative, ParameterGroup};
 use crate::op::{AdamOperand, MasterOperand, Vote};
 
 /// Adam over the weights of one bucket.
 #[derive(Debug)]
 pub(in crate::backend) struct Adam {
+    /// With the weight decay of these weights.
     pub(in crate::backend) settings: OptimizerSettings,
+    /// A factor on the learning rate.
+    pub(in crate::backend) learning_rate_scale: f32,
     pub(in crate::backend) moments: Moments,
     pub(in crate::backend) states: Vec<State>,
     pub(in crate::backend) vote: Region,
@@ -44,8 +48,13 @@ impl Adam {
     ) -> Result<Self, Refusal> {
         let weights = binder.binding.weights;
         let mut states = Vec::new();
+        let mut parameters = None;
         for operand in operands {
-            let elements = binder.real_elements(binder.weight(operand.weight)?);
+            let layout = binder.weight(operand.weight)?;
+            if *parameters.get_or_insert(layout.parameters) != layout.parameters {
+                return Err(format!("{} is of another parameter group than those before it", layout.name));
+            }
+            let elements = binder.real_elements(layout);
             let real = |slot| binder.elements::<f32>(slot, elements);
             let moment = |slot| binder.bytes(slot, elements.saturating_mul(weights.state.moment_bytes()));
             let master = match operand.master {
@@ -64,6 +73,15 @@ impl Adam {
         }
         let (vote, learning_rate) =
             (binder.elements::<Vote>(vote, 1)?, binder.elements::<f32>(learning_rate, 1)?);
-        Ok(Self { settings, moments: weights.state.moments, states, vote, learning_rate })
+        let ParameterGroup { weight_decay, learning_rate_scale } = parameters.unwrap_or_default();
+        let weight_decay = weight_decay.map_or(settings.weight_decay, NonNegative::value);
+        Ok(Self {
+            settings: OptimizerSettings { weight_decay, ..settings },
+            learning_rate_scale: learning_rate_scale.map_or(1.0, NonNegative::value),
+            moments: weights.state.moments,
+            states,
+            vote,
+            learning_rate,
+        })
     }
 }

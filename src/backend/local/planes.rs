@@ -7,8 +7,9 @@ use super::Refusal;
 use super::binder::Binder;
 use crate::compute::bound_planes;
 use crate::format::{ElementType, Format, Orientation, Shape};
-use crate::id::{SlotId, WeightId};
+use crate::id::SlotId;
 use crate::layout::{PlaneRegions, Region, WeightLayout};
+use crate::op::{DequantizePart, TransposePart};
 
 /// The planes of the weight's own shape in a gathered or transposed slot.
 fn planes_in(
@@ -35,12 +36,8 @@ pub(in crate::backend) struct Transpose {
 }
 
 impl Transpose {
-    pub(super) fn resolve(
-        binder: &Binder<'_>,
-        weight: WeightId,
-        from: SlotId,
-        to: SlotId,
-    ) -> Result<Self, Refusal> {
+    pub(super) fn resolve(binder: &Binder<'_>, part: &TransposePart) -> Result<Self, Refusal> {
+        let TransposePart { weight, from, to } = *part;
         let layout = binder.weight(weight)?;
         layout.format.derives_columnwise().map_err(|error| error.to_string())?;
         let columnwise = layout.transposed_planes();
@@ -66,13 +63,8 @@ pub(in crate::backend) struct Dequantize {
 }
 
 impl Dequantize {
-    pub(super) fn resolve(
-        binder: &Binder<'_>,
-        (weight, orientation, values): (WeightId, Orientation, ElementType),
-        from: SlotId,
-        tensor_scale: Option<SlotId>,
-        to: SlotId,
-    ) -> Result<Self, Refusal> {
+    pub(super) fn resolve(binder: &Binder<'_>, part: &DequantizePart) -> Result<Self, Refusal> {
+        let DequantizePart { weight, orientation, values, from, tensor_scale, to } = *part;
         let layout = binder.weight(weight)?;
         let shape = layout.shard.shape;
         let scale = |slot| {
@@ -90,7 +82,9 @@ impl Dequantize {
             to: match values {
                 ElementType::F32 => binder.elements::<f32>(to, shape.elements())?,
                 ElementType::Bf16 => binder.elements::<half::bf16>(to, shape.elements())?,
-                ElementType::U8 => return Err("a weight is dequantized to f32 or bf16, not to bytes".into()),
+                ElementType::U8 | ElementType::U32 => {
+                    return Err(format!("a weight is dequantized to f32 or bf16, not to {values}"));
+                }
             },
         })
     }

@@ -56,8 +56,10 @@ fn length(blocks: &[Blocks]) -> usize {
 
 /// The blocks of one shard.
 fn blocks_of(blocks: &[Blocks], shard: &ShardOperand) -> Result<Range<usize>, Refusal> {
-    let found =
-        blocks.iter().find(|part| part.weight == shard.weight && part.orientation == shard.orientation);
+    // Packed in the order of ids.
+    let first = blocks.partition_point(|part| part.weight < shard.weight);
+    let of_weight = blocks[first..].iter().take_while(|part| part.weight == shard.weight);
+    let found = of_weight.into_iter().find(|part| part.orientation == shard.orientation);
     let found =
         found.ok_or_else(|| format!("{} {} is no shard of the bucket", shard.weight, shard.orientation))?;
     Ok(found.real.clone())

@@ -13,7 +13,7 @@ use super::planes::{Dequantize, Transpose};
 use super::quantize::{FusedScale, PartialAmax, PartialCast};
 use super::{ComputeCall, LocalOp};
 use crate::backend::BackendError;
-use crate::compute::BoundCall;
+use crate::compute::{BoundCall, BoundProgram};
 use crate::format::ElementType;
 use crate::id::{SlotId, TaskId, WeightId};
 use crate::layout::{Binding, Region};
@@ -28,7 +28,8 @@ pub(in crate::backend) fn resolve(
     binding: &Binding<'_>,
     arena_bytes: usize,
 ) -> Result<Vec<LocalOp>, BackendError> {
-    let binder = Binder { binding, arena_bytes };
+    let program = Arc::new(BoundProgram::new(binding.program, binding.buffers));
+    let binder = Binder { binding, program, arena_bytes };
     let local = |(position, (op, _)): (usize, &(Op, _))| {
         binder.local(op).map_err(|reason| BackendError::Unsupported {
             rank: binding.rank,
@@ -83,12 +84,13 @@ impl Binder<'_> {
             Op::GatherRecords { from, to } => {
                 LocalOp::Collective(Collective::gather_records(self, *from, *to)?)
             }
-            Op::Transpose { weight, from, to } => {
-                LocalOp::Transpose(Transpose::resolve(self, *weight, *from, *to)?)
+            Op::Transpose { parts } => {
+                let parts = parts.iter().map(|part| Transpose::resolve(self, part));
+                LocalOp::Transpose(parts.collect::<Result<_, _>>()?)
             }
-            Op::Dequantize { weight, orientation, from, tensor_scale, values, to } => {
-                let what = (*weight, *orientation, *values);
-                LocalOp::Dequantize(Dequantize::resolve(self, what, *from, *tensor_scale, *to)?)
+            Op::Dequantize { parts } => {
+                let parts = parts.iter().map(|part| Dequantize::resolve(self, part));
+                LocalOp::Dequantize(parts.collect::<Result<_, _>>()?)
             }
             Op::ExchangeGradient { element, parts } => {
                 LocalOp::Collective(Collective::exchange_gradient(self, *element, parts)?)
@@ -120,6 +122,7 @@ impl Binder<'_> {
     /// The rows of a gradient slot beyond the weight's own: in f32, unless the slot is for a gradient in bf16.
     fn padding(&self, weight: WeightId, gradient: SlotId) -> Result<Region, Refusal> {
         let shard = self.weight(weight)?.shard;
+        self.region(gradient)?;
         let content = self.binding.arena.slot(gradient).content;
         let element = content.gradient_element().unwrap_or(ElementType::F32);
         let row = shard.shape.cols * element.bytes();
@@ -136,15 +139,22 @@ impl Binder<'_> {
         let call = self.binding.calls.get(id.index()).ok_or_else(|| format!("{id} is not in the program"))?;
         for operand in operands {
             self.region(operand.slot)?;
-            if let OperandRole::Gradient(weight) = operand.role {
-                self.weight(weight)?;
+            match operand.role {
+                OperandRole::Gradient(weight) => {
+                    self.weight(weight)?;
+                }
+                OperandRole::Buffer(buffer) if buffer.index() >= self.binding.buffers.len() => {
+                    return Err(format!("{buffer} is not in the program"));
+                }
+                OperandRole::Buffer(_) | OperandRole::Use(_) | OperandRole::TensorScale(_) => {}
             }
         }
         for usage in &call.uses {
             self.weight(usage.weight)?;
         }
         let declared = Call::declared(*id, self.binding.calls.len(), self.binding.micro_batches);
-        let bound = BoundCall::new((*id, declared), call, operands, self.binding.arena, self.binding.weights);
+        let Binding { arena, weights, .. } = self.binding;
+        let bound = BoundCall::new(&self.program, (*id, declared), call, operands, arena, weights);
         Ok(ComputeCall { call: Arc::new(bound), fault: self.elements::<u32>(*fault, 1)? })
     }
 }

@@ -1,7 +1,7 @@
 //! The clocks of a simulated world.
 //!
-//! Law: a clock only moves forward, and only when something is issued. Everything is in nanoseconds since the world was made. The
-//! formulas are those of the module above.
+//! Law: a clock only moves forward, and only when something is issued. Everything is in nanoseconds since the
+//! world was made. The formulas are those of the module above.
 
 use crate::backend::TaskInterval;
 use crate::cluster::{Cluster, Contention, Jitter, stretched};

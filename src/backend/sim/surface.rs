@@ -13,6 +13,7 @@ pub enum SimSurface {}
 
 impl Surface for SimSurface {
     type Handles = ();
+    type Device = ();
     type Read<'a, T: Pod> = &'a [T];
     type Write<'a, T: Pod> = &'a mut [T];
 

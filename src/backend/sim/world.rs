@@ -53,8 +53,8 @@ pub(super) struct Shared {
 }
 
 impl SimWorld {
-    /// A world of the mesh's ranks on `cluster`; its clocks stand at 0. `reduce` is what the backend says it does: the
-    /// time of a reduction does not depend on it.
+    /// A world of the mesh's ranks on `cluster`; its clocks stand at 0. `reduce` is what the backend says it
+    /// does: the time of a reduction does not depend on it.
     ///
     /// # Errors
     /// [`SimError::NoLinks`].

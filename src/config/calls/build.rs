@@ -1,18 +1,19 @@
 //! A file to weights and calls.
 //!
-//! Law: items are declared in the order of the file. Whatever is refused is told with the key of the item, and nothing is kept.
+//! Law: items are declared in the order of the file. Whatever is refused is told with the key of the item,
+//! and nothing is kept.
 
 use std::collections::BTreeMap;
 
 use super::CallList;
-use super::file::{BufferItem, CallItem, WeightItem};
+use super::file::{BufferItem, CallItem, PartItem, WeightItem};
 use super::numbers::{numbered, numbers};
 use crate::config::ConfigError;
 use crate::format::{ElementType, Format};
 use crate::id::{BufferId, WeightId};
 use crate::model::{
-    Access, BufferSpec, CostHint, DeclareError, Model, ModelBuilder, Placement, ProgramBuilder, StepProgram,
-    WeightSpec,
+    Access, BufferSpec, CostHint, DeclareError, Model, ModelBuilder, ParameterGroup, Placement,
+    ProgramBuilder, StepProgram, WeightSpec,
 };
 
 /// Buffers by name.
@@ -85,7 +86,8 @@ impl CallList {
         });
         let shape = crate::format::Shape { rows: weight.rows, cols: weight.cols };
         let name = numbered(&weight.name, number);
-        let spec = WeightSpec { name, shape, format, placement, reuse: weight.reuse, group: None };
+        let (reuse, parameters) = (weight.reuse, ParameterGroup::default());
+        let spec = WeightSpec { name, shape, format, placement, reuse, group: None, parameters };
         model.add(spec).map_err(self.at(format!("weight.{item}")))
     }
 
@@ -129,11 +131,14 @@ impl CallList {
                 accesses.push((buffer, access));
             }
         }
-        let mut builder = program.call(&numbered(&call.name, number), call.phase.into()).cost(CostHint {
-            flops: call.flops,
-            bytes: call.bytes,
-            math: call.math.unwrap_or(self.file.math),
-        });
+        let usual = call.part.math.unwrap_or(self.file.math);
+        let cost = |part: &PartItem| {
+            let PartItem { flops, bytes, kernels, math } = *part;
+            CostHint { flops, bytes, math: math.unwrap_or(usual), kernels }
+        };
+        let builder = program.call(&numbered(&call.name, number), call.phase.into());
+        let parts = std::iter::once(&call.part).chain(&call.parts);
+        let mut builder = parts.fold(builder, |builder, part| builder.cost(cost(part)));
         for (weight, usage) in uses.into_iter().zip(&call.uses) {
             builder = builder.uses(weight, usage.orientation.into(), usage.form.into());
             if let Some(reuse) = usage.reuse {

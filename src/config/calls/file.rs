@@ -68,11 +68,11 @@ pub(super) struct CallItem {
     pub(super) writes: Vec<String>,
     #[serde(default)]
     pub(super) updates: Vec<String>,
+    /// The first part of its cost.
+    #[serde(flatten)]
+    pub(super) part: PartItem,
     #[serde(default)]
-    pub(super) flops: u64,
-    #[serde(default)]
-    pub(super) bytes: u64,
-    pub(super) math: Option<Math>,
+    pub(super) parts: Vec<PartItem>,
     #[serde(default)]
     pub(super) dynamic: bool,
 }
@@ -85,6 +85,17 @@ pub(super) struct UseItem {
     #[serde(default)]
     pub(super) form: Shown,
     pub(super) reuse: Option<Reuse>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(super) struct PartItem {
+    #[serde(default)]
+    pub(super) flops: u64,
+    #[serde(default)]
+    pub(super) bytes: u64,
+    #[serde(default)]
+    pub(super) kernels: u32,
+    pub(super) math: Option<Math>,
 }
 
 /// Words of a file, and what they mean; the first is what is meant when the key is left out.
@@ -110,7 +121,7 @@ words! {
     }
     /// Element type of a buffer.
     Element: ElementType {
-        F32 = Self::F32, Bf16 = Self::Bf16, U8 = Self::U8,
+        F32 = Self::F32, Bf16 = Self::Bf16, U8 = Self::U8, U32 = Self::U32,
     }
     /// Role of a buffer.
     For: Role {
@@ -147,6 +158,7 @@ const fn optional(key: &'static str, takes: Takes) -> Rule {
 }
 
 const MATH: Takes = Takes::OneOf(&["f32", "bf16", "fp8", "fp4"]);
+const KERNELS: Takes = Takes::Count(0, 1 << 30);
 const REUSE: Takes = Takes::OneOf(&["regather", "keep"]);
 
 impl Declared for File {
@@ -168,7 +180,7 @@ impl Declared for File {
         of_each("buffer.#.name", Takes::Text),
         optional("buffer.#.numbers", Takes::FirstAndLast),
         of_each("buffer.#.elements", Takes::Count(1, LARGEST)),
-        optional("buffer.#.element", Takes::OneOf(&["f32", "bf16", "u8"])),
+        optional("buffer.#.element", Takes::OneOf(&["f32", "bf16", "u8", "u32"])),
         optional("buffer.#.role", Takes::OneOf(&["internal", "input", "output"])),
         optional("buffer.#.lifetime", Takes::OneOf(&["step", "call", "carried"])),
         needed("call", Takes::Tables),
@@ -187,6 +199,12 @@ impl Declared for File {
         optional("call.#.updates", Takes::Names),
         optional("call.#.flops", Takes::Count(0, 1 << 62)),
         optional("call.#.bytes", Takes::Count(0, 1 << 62)),
+        optional("call.#.kernels", KERNELS),
+        optional("call.#.parts", Takes::Tables),
+        optional("call.#.parts.#.flops", Takes::Count(0, 1 << 62)),
+        optional("call.#.parts.#.bytes", Takes::Count(0, 1 << 62)),
+        optional("call.#.parts.#.kernels", KERNELS),
+        optional("call.#.parts.#.math", MATH),
         optional("call.#.math", MATH),
         optional("call.#.dynamic", Takes::Switch),
     ];

@@ -1,7 +1,8 @@
 //! A model as a file that lists its weights, buffers and calls.
 //!
-//! Law: this is [`Model`](crate::model::Model) and [`StepProgram`](crate::model::StepProgram) written down, nothing more: what could be declared by
-//! hand can be listed, and nothing is added. What the declaration refuses is told with the key of the item that asked for it.
+//! Law: this is [`Model`](crate::model::Model) and [`StepProgram`](crate::model::StepProgram) written down,
+//! nothing more: what could be declared by hand can be listed, and nothing is added. What the declaration
+//! refuses is told with the key of the item that asked for it.
 //!
 //! | key | of each | meaning |
 //! |---|---|---|
@@ -15,12 +16,13 @@
 //! | | `uses` | `{ weight, orientation, form, reuse }`, rowwise planes when left out |
 //! | | `gradients`, `gradients_bf16` | names of weights; those whose gradients the call writes in bf16 |
 //! | | `reads`, `writes`, `updates` | names of buffers |
-//! | | `flops`, `bytes`, `math` | its cost |
+//! | | `flops`, `bytes`, `math`, `kernels` | its cost, or the first part of it |
+//! | | `parts` | `{ flops, bytes, math, kernels }`, further parts: what they take adds up |
 //! | | `dynamic` | `true`: it is issued anew in every step, also where steps are recorded |
 //!
-//! **Numbers.** An item with `numbers = [first, last]` is repeated for every number from first to last, downwards if the last is smaller.
-//! In each text of the item `#` is the number, `#-1` and `#+1` are its neighbours. So a chain of any length is a few lines, and its
-//! backward is `numbers = [31, 0]`.
+//! **Numbers.** An item with `numbers = [first, last]` is repeated for every number from first to last,
+//! downwards if the last is smaller. In each text of the item `#` is the number, `#-1` and `#+1` are its
+//! neighbours. So a chain of any length is a few lines, and its backward is `numbers = [31, 0]`.
 //!
 //! A program in which some call writes a gradient trains; one without evaluates.
 //!

@@ -9,7 +9,8 @@ pub(super) fn numbers(ends: Option<[u32; 2]>) -> Vec<Option<u32>> {
     }
 }
 
-/// A text with every `#`, `#+n` and `#-n` replaced by the number, or one so far from it. Without a number it stays as it is.
+/// A text with every `#`, `#+n` and `#-n` replaced by the number, or one so far from it. Without a number it
+/// stays as it is.
 pub(super) fn numbered(text: &str, number: Option<u32>) -> String {
     let Some(number) = number else { return text.to_owned() };
     let mut parts = text.split('#');

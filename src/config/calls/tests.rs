@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::format::{ElementType, Orientation};
-use crate::model::Math;
+use crate::model::{CostHint, Math};
 
 const EXAMPLE: &str = include_str!("../../../examples/simulate/calls.toml");
 
@@ -33,9 +33,21 @@ fn calls_are_declared_in_the_order_of_the_file_and_of_their_numbers() {
     assert_eq!(names, ["up.0", "up.1", "down.1", "down.0"]);
     let last = &program.calls()[3];
     assert_eq!((last.uses[0].weight.index(), last.uses[0].orientation), (0, Orientation::Columnwise));
-    assert_eq!((last.cost.math, program.calls()[0].cost.math), (Math::Fp8, Math::Bf16));
-    assert_eq!(program.calls()[0].cost.flops, 7);
+    assert_eq!((last.cost[0].math, program.calls()[0].cost[0].math), (Math::Fp8, Math::Bf16));
+    assert_eq!(program.calls()[0].cost[0].flops, 7);
     assert!(program.updates_weights());
+}
+
+#[test]
+fn a_call_may_cost_several_parts_each_in_numbers_of_its_own() {
+    let parts = "flops = 7\nkernels = 2\nparts = [{ bytes = 5, kernels = 1 }, { flops = 3, math = 'fp8' }]\n";
+    let list = CallList::from_toml(&SOUND.replace("flops = 7\n", parts), "m.toml").unwrap();
+    let program = list.program(&list.model().unwrap()).unwrap();
+    let part = |flops, bytes, math, kernels| CostHint { flops, bytes, math, kernels };
+    let expected = [part(7, 0, Math::Bf16, 2), part(0, 5, Math::Bf16, 1), part(3, 0, Math::Fp8, 0)];
+    assert_eq!(program.calls()[0].cost, expected);
+    let misspelt = SOUND.replace("flops = 7", "parts = [{ flop = 7 }]");
+    assert!(refusal(&misspelt).contains("did you mean `call.0.parts.0.flops`?"), "{}", refusal(&misspelt));
 }
 
 #[test]
@@ -46,6 +58,23 @@ fn a_call_of_a_list_is_dynamic_if_it_says_so() {
     let dynamic: Vec<bool> = program.calls().iter().map(|call| call.dynamic).collect();
     assert_eq!(dynamic, [true, true, false, false]);
     assert!(refusal(&SOUND.replace("flops = 7", "dynamic = 1")).contains("`true` or `false`"));
+}
+
+#[test]
+fn a_buffer_has_the_element_type_that_the_file_says() {
+    for (word, element) in [
+        ("f32", ElementType::F32),
+        ("bf16", ElementType::Bf16),
+        ("u8", ElementType::U8),
+        ("u32", ElementType::U32),
+    ] {
+        let text = SOUND.replace("elements = 3\n", &format!("elements = 3\nelement = '{word}'\n"));
+        let list = CallList::from_toml(&text, "m.toml").unwrap();
+        let program = list.program(&list.model().unwrap()).unwrap();
+        assert_eq!((program.buffers()[0].element, element.to_string().as_str()), (element, word));
+    }
+    let signed = refusal(&SOUND.replace("elements = 3\n", "elements = 3\nelement = 'i32'\n"));
+    assert!(signed.contains("u32"), "{signed}");
 }
 
 #[test]

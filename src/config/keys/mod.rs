@@ -1,7 +1,7 @@
 //! What the table of keys says about a path.
 //!
-//! Unknown keys, validation, errors and printing all follow the table in `rows`; nothing about a single key is known here. A test holds
-//! the table against the fields of [`Config`].
+//! Unknown keys, validation, errors and printing all follow the table in `rows`; nothing about a single key
+//! is known here. A test holds the table against the fields of [`Config`].
 
 mod rows;
 
@@ -176,6 +176,8 @@ mod tests {
             format: Some(Format::Bf16),
             placement: Some(Placement::Sharded),
             reuse: Some(crate::model::Reuse::Keep),
+            weight_decay: Some(0.5),
+            lr_scale: Some(2.0),
         });
         let table = Table::try_from(&config).unwrap();
         let mut fields = Vec::new();
@@ -211,7 +213,10 @@ mod tests {
     #[test]
     fn the_children_of_a_table_are_told_for_advice() {
         assert_eq!(children("cpu.link.speed"), ["bytes_per_s", "latency_us"]);
-        assert_eq!(children("weights.4.x"), ["match", "format", "placement", "reuse"]);
+        assert_eq!(
+            children("weights.4.x"),
+            ["match", "format", "placement", "reuse", "weight_decay", "lr_scale"]
+        );
         assert!(children("nonsense").contains(&"prefetch".to_owned()));
     }
 }

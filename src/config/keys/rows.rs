@@ -1,7 +1,7 @@
 //! The table of keys.
 //!
-//! Law: whatever has to be known about a key stands in its row: what it takes in words, how its value is read from a configuration, and
-//! which values are valid.
+//! Law: whatever has to be known about a key stands in its row: what it takes in words, how its value is read
+//! from a configuration, and which values are valid.
 
 use serde::Serialize;
 use toml::Value;
@@ -240,9 +240,9 @@ pub(super) const ROWS: &[Row] = &[
     },
     Row {
         path: "cpu.link.latency_us",
-        expected: "a finite number of microseconds from 0 on",
+        expected: "a number of microseconds from 0 to 3.6e9, an hour",
         value: |c| toml(c.cpu.link.latency_us),
-        valid: |c| from_zero(c.cpu.link.latency_us),
+        valid: |c| (0.0..=3.6e9).contains(&c.cpu.link.latency_us),
     },
     Row { path: "trace.enabled", expected: SWITCH, value: |c| toml(c.trace.enabled), valid: |_| true },
     Row {
@@ -280,9 +280,9 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
     },
     RuleRow {
         field: "format",
-        expected: "a format such as \"nvfp4\" or \"bf16\" (a rule needs this, `placement` or `reuse`)",
+        expected: "a format such as \"nvfp4\" or \"bf16\" (a rule needs this or another key beside `match`)",
         value: |rule| rule.format.and_then(toml),
-        valid: |rule| rule.format.is_some() || rule.placement.is_some() || rule.reuse.is_some(),
+        valid: |rule| *rule != WeightRule { pattern: rule.pattern.clone(), ..WeightRule::default() },
     },
     RuleRow {
         field: "placement",
@@ -295,6 +295,18 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         expected: "\"regather\" or \"keep\"",
         value: |rule| rule.reuse.and_then(toml),
         valid: |_| true,
+    },
+    RuleRow {
+        field: "weight_decay",
+        expected: FROM_ZERO,
+        value: |rule| rule.weight_decay.and_then(toml),
+        valid: |rule| rule.weight_decay.is_none_or(from_zero),
+    },
+    RuleRow {
+        field: "lr_scale",
+        expected: FROM_ZERO,
+        value: |rule| rule.lr_scale.and_then(toml),
+        valid: |rule| rule.lr_scale.is_none_or(from_zero),
     },
 ];
 

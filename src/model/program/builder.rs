@@ -1,8 +1,8 @@
 //! The declaration of a program: its buffers, and the checks that end it.
 //!
-//! Law: a refused buffer leaves the builder as it was. Buffers are checked as the calls run in program order: nothing
-//! is read before it is filled, no input is written, every output is. A gradient has a consumer, and a program that
-//! reduces gradients has one for every weight.
+//! Law: a refused buffer leaves the builder as it was. Buffers are checked as the calls run in program order:
+//! nothing is read before it is filled, no input is written, every output is. A gradient has a consumer, and
+//! a program that reduces gradients has one for every weight.
 
 use super::call::Call;
 use super::step::StepProgram;
@@ -102,10 +102,24 @@ impl ProgramBuilder {
     /// # Errors
     /// As [`ProgramBuilder::buffer`].
     pub fn activation(&mut self, name: &str, elements: usize) -> Result<BufferId, DeclareError> {
+        self.activation_in(name, elements, ElementType::F32)
+    }
+
+    /// As [`ProgramBuilder::activation`], of another element type, such as bf16 for matrix products on GPUs or
+    /// bytes for what a layer keeps of its input.
+    ///
+    /// # Errors
+    /// As [`ProgramBuilder::buffer`].
+    pub fn activation_in(
+        &mut self,
+        name: &str,
+        elements: usize,
+        element: ElementType,
+    ) -> Result<BufferId, DeclareError> {
         self.buffer(BufferSpec {
             name: name.to_owned(),
             elements,
-            element: ElementType::F32,
+            element,
             role: Role::Internal,
             lifetime: Lifetime::Step,
         })
@@ -121,8 +135,8 @@ impl ProgramBuilder {
         self.build(true)
     }
 
-    /// A program whose steps reduce gradients into the main grads and leave the weights alone: what a step costs without
-    /// its optimizer. The next step that sums gradients begins the main grads anew.
+    /// A program whose steps reduce gradients into the main grads and leave the weights alone: what a step
+    /// costs without its optimizer. The next step that sums gradients begins the main grads anew.
     ///
     /// # Errors
     /// As [`ProgramBuilder::build_training`].

@@ -1,11 +1,12 @@
 //! One compute call: what it consumes, what it produces, what it costs.
 //!
-//! Law: a call is plain data and names weights and buffers by id. Its uses stand in the order in which it consumes
-//! them. Phase and cost are hints; no plan and no number depends on them. Whether it is dynamic decides nothing but where the
-//! recording of a step is cut.
+//! Law: a call is plain data and names weights and buffers by id. Its uses stand in the order in which it
+//! consumes them. Phase and cost are hints; no plan and no number depends on them. Whether it is dynamic
+//! decides nothing but where the recording of a step is cut.
 
 use serde::{Deserialize, Serialize};
 
+use super::cost::CostHint;
 use crate::format::{ElementType, Orientation};
 use crate::id::{MicroBatchId, WeightId};
 use crate::model::BufferAccess;
@@ -17,8 +18,8 @@ pub enum Form {
     Planes,
     /// Dequantized to f32: `[rows, cols]` rowwise, its transpose `[cols, rows]` columnwise.
     Dense,
-    /// Dequantized to bfloat16, nearest even, laid out as [`Form::Dense`]: what a BF16 product reads where a device
-    /// has no product of the format's own. A bf16 weight is read as it lies. Sharded weights only.
+    /// Dequantized to bfloat16, nearest even, laid out as [`Form::Dense`]: what a BF16 product reads where a
+    /// device has no product of the format's own. A bf16 weight is read as it lies. Sharded weights only.
     DenseBf16,
 }
 
@@ -62,50 +63,19 @@ pub enum Reuse {
 pub struct Gradient {
     /// Of which weight.
     pub weight: WeightId,
-    /// In what the call writes it, [`ElementType::F32`] or [`ElementType::Bf16`]. What was written in bf16 is reduced as it
-    /// lies and travels in bf16, whatever `reduce_dtype` says: there are no more bits to send.
+    /// In what the call writes it, [`ElementType::F32`] or [`ElementType::Bf16`]. What was written in bf16 is
+    /// reduced as it lies and travels in bf16, whatever `reduce_dtype` says: there are no more bits to send.
     pub element: ElementType,
 }
 
-/// Which part of the step a call belongs to. A declaration for people and for coming policies: no part
-/// of planning, running or reporting reads it today.
+/// Which part of the step a call belongs to. A label for people and tools: no part of planning, running or
+/// reporting reads it. What the configuration calls backward is a second use of a weight in its micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum Phase {
     /// Activations.
     Forward,
     /// Gradients.
     Backward,
-}
-
-/// In what numbers the matrix products of a call are computed: which of a device's speeds applies.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Math {
-    /// 32-bit floats.
-    #[default]
-    F32,
-    /// bfloat16 operands, sums in f32.
-    Bf16,
-    /// 8-bit operands with scales.
-    Fp8,
-    /// 4-bit operands with scales.
-    Fp4,
-}
-
-/// What a call costs; a hint, never a promise.
-///
-/// The simulator ([`crate::backend::sim`]) and the forecast of a plan read all of it, and `prefetch.policy = "auto"` plans by it: ranks
-/// must give the same hints, or their plans differ (PL-1). No number that a step computes depends on it. A call takes
-/// the longer of `flops` at the device's speed in `math` and `bytes` at the speed of its memory; without a hint it takes no time
-/// but its launch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
-pub struct CostHint {
-    /// Floating-point operations on this rank; a multiplication and an addition are two.
-    pub flops: u64,
-    /// Bytes read from and written to device memory by this rank.
-    pub bytes: u64,
-    /// What the operations are computed in.
-    pub math: Math,
 }
 
 /// One compute call of a program.
@@ -124,10 +94,10 @@ pub struct Call {
     pub grads: Vec<Gradient>,
     /// Buffers accessed.
     pub buffers: Vec<BufferAccess>,
-    /// Cost of the call.
-    pub cost: CostHint,
-    /// Is it issued anew in every step, also where steps are recorded? For a closure that decides on the host what it
-    /// launches, such as shapes that differ from step to step.
+    /// What the call costs, in parts that add up.
+    pub cost: Vec<CostHint>,
+    /// Is it issued anew in every step, also where steps are recorded? For a closure that decides on the host
+    /// what it launches, such as shapes that differ from step to step.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub dynamic: bool,
 }

@@ -1,13 +1,14 @@
 //! The declaration of one call.
 //!
-//! Law: nothing is added to the program before [`CallBuilder::add`], which checks the whole call first: names, ids,
-//! repeated accesses, and whether the weight's format and placement can serve each use. A refused call leaves the
-//! program as it was.
+//! Law: nothing is added to the program before [`CallBuilder::add`], which checks the whole call first:
+//! names, ids, repeated accesses, and whether the weight's format and placement can serve each use. A refused
+//! call leaves the program as it was.
 
 use std::collections::BTreeSet;
 
 use super::builder::ProgramBuilder;
-use super::call::{Call, CostHint, Form, Gradient, Phase, Reuse, Use};
+use super::call::{Call, Form, Gradient, Phase, Reuse, Use};
+use super::cost::CostHint;
 use crate::format::{ElementType, Orientation};
 use crate::id::{BufferId, CallId, MicroBatchId, WeightId};
 use crate::model::weight::names;
@@ -25,7 +26,7 @@ impl ProgramBuilder {
                 uses: Vec::new(),
                 grads: Vec::new(),
                 buffers: Vec::new(),
-                cost: CostHint::default(),
+                cost: Vec::new(),
                 dynamic: false,
             },
         }
@@ -63,9 +64,10 @@ impl CallBuilder<'_> {
         self.gradient_in(weight, ElementType::F32)
     }
 
-    /// The call overwrites the full gradient of `weight` in `element`, f32 or bf16. In bf16 it lies where it travels from:
-    /// nothing rounds it, and half the bytes are written. Sharded weights only; and nothing is added to it on its rank, so
-    /// where several calls or micro-batches write gradients of the weight, `reduce_every` must be `"call"`.
+    /// The call overwrites the full gradient of `weight` in `element`, f32 or bf16. In bf16 it lies where it
+    /// travels from: nothing rounds it, and half the bytes are written. Sharded weights only; and nothing is
+    /// added to it on its rank, so where several calls or micro-batches write gradients of the weight,
+    /// `reduce_every` must be `"call"`.
     #[must_use]
     pub fn gradient_in(mut self, weight: WeightId, element: ElementType) -> Self {
         self.call.grads.push(Gradient { weight, element });
@@ -97,18 +99,23 @@ impl CallBuilder<'_> {
         self
     }
 
-    /// What the call costs.
+    /// A part of what the call costs. Repeat it for every part: what they take adds up.
     #[must_use]
-    pub fn cost(mut self, cost: CostHint) -> Self {
-        self.call.cost = cost;
+    pub fn cost(mut self, part: CostHint) -> Self {
+        self.call.cost.push(part);
         self
     }
 
-    /// The call cannot be recorded: its closure decides on the host what it launches, such as shapes that differ from step to
-    /// step, or waits, or allocates. It is issued anew in every step, between the recorded segments before and behind it
-    /// (`capture = "segments"`); a step with such a call cannot be recorded whole. Where nothing is recorded this changes
-    /// nothing. On GPUs what it launches must have been launched in the plan's first step, or `CUDA_MODULE_LOADING=EAGER` must be set and its
-    /// libraries warmed: loading code waits for the device, which may wait for a peer that waits for this very rank.
+    /// The call cannot be recorded: its closure decides on the host what it launches, such as shapes that
+    /// differ from step to step, or waits, or allocates. It is issued anew in every step, between the
+    /// recorded segments before and behind it (`capture = "segments"`); a step with such a call cannot be
+    /// recorded whole. Where nothing is recorded this changes nothing.
+    ///
+    /// On GPUs what it launches must have been launched in the plan's first step, or
+    /// `CUDA_MODULE_LOADING=EAGER` must be set and its libraries warmed: loading code waits for the device,
+    /// which may wait for a peer that waits for this very rank. Waiting and allocating behind the first step
+    /// hold up the host, and no test does either; the whole contract is a table in
+    /// [`Compute`](crate::compute::Compute#on-a-gpu).
     #[must_use]
     pub fn dynamic(mut self) -> Self {
         self.call.dynamic = true;
@@ -118,9 +125,9 @@ impl CallBuilder<'_> {
     /// Adds the call behind those added before.
     ///
     /// # Errors
-    /// A repeated name, an id of another model or program, a buffer or gradient named twice, a
-    /// use the weight's format or placement cannot serve, a gradient in an element type that gradients are not written in
-    /// or, of a replicated weight, not in f32. The program is unchanged then.
+    /// A repeated name, an id of another model or program, a buffer or gradient named twice, a use the
+    /// weight's format or placement cannot serve, a gradient in an element type that gradients are not
+    /// written in or, of a replicated weight, not in f32. The program is unchanged then.
     pub fn add(self) -> Result<CallId, DeclareError> {
         let Self { program, call } = self;
         if program.calls.iter().any(|other| other.name == call.name) {
@@ -174,7 +181,9 @@ fn check_gradient(call: &str, element: ElementType, spec: &WeightSpec) -> Result
     match (element, spec.placement) {
         (ElementType::F32, _) | (ElementType::Bf16, Placement::Sharded) => Ok(()),
         (ElementType::Bf16, Placement::Replicated) => Err(DeclareError::ReplicatedGradient { call, weight }),
-        (ElementType::U8, _) => Err(DeclareError::GradientElement { call, weight, element }),
+        (ElementType::U8 | ElementType::U32, _) => {
+            Err(DeclareError::GradientElement { call, weight, element })
+        }
     }
 }
 

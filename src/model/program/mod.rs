@@ -7,9 +7,11 @@
 mod builder;
 mod call;
 mod call_builder;
+mod cost;
 mod step;
 
 pub use builder::ProgramBuilder;
-pub use call::{Call, CostHint, Form, Gradient, Math, Phase, Reuse, Use};
+pub use call::{Call, Form, Gradient, Phase, Reuse, Use};
 pub use call_builder::CallBuilder;
+pub use cost::{CostHint, Math};
 pub use step::StepProgram;

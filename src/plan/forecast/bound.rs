@@ -1,14 +1,16 @@
 //! What no schedule of a plan's tasks could beat.
 //!
-//! Law: every constraint here holds in any schedule that computes the same: content before its reader; calls one after the other, in
-//! program order; one thing at a time on a link, on the quantize lane and on the host; a call after all gathers that it and the calls
-//! before it need; a task after the launches of itself and of what it cannot do without. Memory, prefetch and contention are left out, so a
-//! plan may be above the bound and the best still be found. The order of the plan enters nowhere but along the compute lane.
+//! Law: every constraint here holds in any schedule that computes the same: content before its reader; calls
+//! one after the other, in program order; one thing at a time on a link, on the quantize lane and on the
+//! host; a call after all gathers that it and the calls before it need; a task after the launches of itself
+//! and of what it cannot do without. Memory, prefetch and contention are left out, so a plan may be above the
+//! bound and the best still be found. The order of the plan enters nowhere but along the compute lane.
 //!
-//! With G(c) the time of all gathers that calls up to c need, and C(c) that of the calls before c, call c cannot begin
-//! before G(c), and `G(c) − C(c)` is exposed; so is what remains of the collectives that come up behind a call once the compute behind
-//! it is taken off. All reductions are over no earlier than the schedule that serves them in the order in
-//! which they come up, which is the shortest for one link (Jackson's rule, with release times and no due dates).
+//! With G(c) the time of all gathers that calls up to c need, and C(c) that of the calls before c, call c
+//! cannot begin before G(c), and `G(c) − C(c)` is exposed; so is what remains of the collectives that come up
+//! behind a call once the compute behind it is taken off. All reductions are over no earlier than the
+//! schedule that serves them in the order in which they come up, which is the shortest for one link
+//! (Jackson's rule, with release times and no due dates).
 
 use super::Costs;
 use crate::id::LaneId;
@@ -107,8 +109,8 @@ impl Launches {
         }
     }
 
-    /// On the compute lane: everything that it and the calls before it read, each counted once. Elsewhere: one more than its latest
-    /// producer.
+    /// On the compute lane: everything that it and the calls before it read, each counted once. Elsewhere:
+    /// one more than its latest producer.
     fn needed(&mut self, task: usize, computes: bool) -> usize {
         let latest = self.producers[task].iter().map(|producer| self.least[*producer]).max();
         let mut least = latest.unwrap_or(0) + 1;
@@ -172,7 +174,8 @@ impl Links {
         self.owed[self.resources[lane.index()]].push((behind, time));
     }
 
-    /// Communication that the compute behind which it may begin cannot hide: the maximum over suffixes of the calls.
+    /// Communication that the compute behind which it may begin cannot hide: the maximum over suffixes of the
+    /// calls.
     fn left_over(&mut self, computed: f64) -> f64 {
         let mut most = 0.0f64;
         for owed in &mut self.owed {

@@ -1,7 +1,9 @@
 //! What a plan is expected to take, and what no schedule could beat.
 //!
-//! Law: a forecast is a function of a finished plan and of costs. Its times are those of a simulated step without delays, to
-//! the nanosecond (a test holds the two against each other); its bounds hold for every schedule of the plan's tasks.
+//! Law: a forecast is a function of a finished plan and of costs. Without contention and delays its times are
+//! those of a simulated step, to the nanosecond. With contention they are near them: the simulator charges in
+//! the order in which actors issue, a forecast in T. (Tests hold the two against each other, both ways.) Its
+//! bounds hold for every schedule of the plan's tasks.
 //!
 //! | file | idea |
 //! |---|---|
@@ -32,8 +34,9 @@ pub struct Forecast {
     pub compute: u64,
     /// Time in which a communicator runs something and the compute lane nothing.
     pub exposed: u64,
-    /// The least exposed communication of any schedule: the maximum over prefixes of the step of communication that is
-    /// needed so far less the compute before it. Contention is left out: compute that is slowed hides more.
+    /// The least exposed communication of any schedule: the maximum over prefixes of the step of
+    /// communication that is needed so far less the compute before it. Contention is left out: compute that
+    /// is slowed hides more.
     pub exposed_bound: u64,
     /// The least time of any schedule of these tasks, with any memory and without contention.
     pub step_bound: u64,

@@ -1,8 +1,9 @@
 //! By how much every gather is ready before it is needed.
 //!
-//! Law: the slack of a gather is the time from the moment in which its planes are ready to that in which the first call that
-//! reads them could begin without them: when the call's lane is free and all else it waits for is over. Planes that another
-//! lane assembles, transposes or dequantizes first are ready when that is done. Below zero, the call is held up by so much.
+//! Law: the slack of a gather is the time from the moment in which its planes are ready to that in which the
+//! first call that reads them could begin without them: when the call's lane is free and all else it waits
+//! for is over. Planes that another lane assembles, transposes or dequantizes first are ready when that is
+//! done. Below zero, the call is held up by so much.
 
 use super::Span;
 use crate::id::{SlotId, TaskId};
@@ -14,7 +15,8 @@ use crate::plan::StepPlan;
 pub struct Slack {
     /// The gather.
     pub gather: TaskId,
-    /// What needs it first on the compute lane: a call, or what makes planes whole or dequantizes them right before one.
+    /// What needs it first on the compute lane: a call, or what makes planes whole or dequantizes them right
+    /// before one.
     pub reader: TaskId,
     /// Nanoseconds between the two that are to spare; below 0 the reader is late by so much.
     pub nanoseconds: i64,

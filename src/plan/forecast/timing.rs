@@ -1,7 +1,8 @@
 //! When every task begins and ends.
 //!
-//! Law: a task begins when the host has issued it, its lane is free and the tasks it waits for are over; it takes its price and what
-//! other lanes take from it. That is the machine of the simulator on one clock, without delays.
+//! Law: a task begins when the host has issued it, its lane is free and the tasks it waits for are over; it
+//! takes its price and what other lanes take from it, charged in T. That is the machine of the simulator on one
+//! clock, without delays, and to the nanosecond where lanes take nothing from each other.
 
 use crate::cluster::stretched;
 use crate::id::{LaneId, TaskId};
@@ -35,7 +36,8 @@ pub(in super::super) fn spans(tasks: &[Timed<'_>], lanes: &[LaneKind], costs: &C
     for task in tasks {
         let lane = task.lane.index();
         host = host.saturating_add(launch);
-        // A wait for what comes later, as only a plan made by hand has it, adds nothing: the verifier refuses such a plan.
+        // A wait for what comes later, as only a plan made by hand has it, adds nothing: the verifier refuses
+        // such a plan.
         let over = task.waits.iter().filter_map(|wait| spans.get(wait.index())).map(|span| span.end);
         let begin = over.fold(free[lane].max(host), u64::max);
         let others = (0..lanes.len()).filter(|other| lanes[*other] != lanes[lane]);

@@ -1,8 +1,9 @@
 //! Makes gathered planes whole: the rank's own part, padding, scale rows that stand several times.
 //!
-//! Law (PL-2): every gather, or the last chunk of one, has exactly one assemble behind it, of the same parts and before the first reader of any of
-//! them. It is a task of its own and on no communicator: what of a gather needs a multiprocessor would wait on that lane until a
-//! matrix product gives one up, and hold up the collectives behind it. On which lane it runs instead, and when, is said in [`Reader::assembles`] alone.
+//! Law (PL-2): every gather, or the last chunk of one, has exactly one assemble behind it, of the same parts
+//! and before the first reader of any of them. It is a task of its own and on no communicator: what of a
+//! gather needs a multiprocessor would wait on that lane until a matrix product gives one up, and hold up the
+//! collectives behind it. On which lane it runs instead, and when, is said in [`Reader::assembles`] alone.
 
 use std::collections::HashMap;
 
@@ -26,9 +27,10 @@ struct Reader {
 }
 
 impl Reader {
-    /// Who makes the planes whole, and where: right before the reader and on its own lane, so nobody waits for another lane because of it. Before a
-    /// call, where the policy derives ahead: beside the call before, on the quantize lane. On four H200 that is faster where calls are short and makes no
-    /// difference elsewhere.
+    /// Who makes the planes whole, and where: right before the reader and on its own lane, so nobody waits
+    /// for another lane because of it. Before a call, where the policy derives ahead: beside the call before,
+    /// on the quantize lane. On four H200 that is faster where calls are short and makes no difference
+    /// elsewhere.
     fn assembles(&self, ahead: bool) -> (Carrier, Place) {
         if !ahead || self.carrier != Carrier::Compute {
             return (self.carrier, self.place);

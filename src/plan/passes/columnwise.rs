@@ -1,18 +1,20 @@
 //! Derives columnwise planes where a use wants them and the format does not store them.
 //!
 //! Law: on demand, the copy is made one call before its use (at the use itself for prefetch on demand) and
-//! released behind it; kept, it is made behind the first gather of the weight and lives until the
-//! last columnwise use, so that backward needs no gather of its own.
+//! released behind it; kept, it is made behind the first gather of the weight and lives until the last
+//! columnwise use, so that backward needs no gather of its own. What one gather brought for a call is derived
+//! by one task ([`Joined`]).
 
 use std::collections::HashMap;
 
-use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply, ahead_of};
+use super::super::draft::{Carrier, Draft, Section, Supply, ahead_of};
+use super::joined::Joined;
 use crate::config::Columnwise;
 use crate::format::Orientation;
 use crate::id::SlotId;
 use crate::layout::Content;
 use crate::model::Placement;
-use crate::op::Op;
+use crate::op::{Op, TransposePart};
 
 /// The latest copy made of some gathered planes.
 struct Held {
@@ -24,6 +26,7 @@ pub(in super::super) fn columnwise(draft: &mut Draft<'_>) {
     let mut held: HashMap<SlotId, Held> = HashMap::new();
     let first_uses = first_uses(draft);
     for (stage, _, call) in draft.stages_of_calls() {
+        let mut joined = Joined::new();
         for (position, usage) in call.uses.iter().enumerate() {
             let layout = draft.weights.layout(usage.weight);
             let stored = layout.format.stored_orientations().contains(&usage.orientation);
@@ -51,14 +54,17 @@ pub(in super::super) fn columnwise(draft: &mut Draft<'_>) {
                         format!("{name} columnwise for {}", call.label()),
                         Content::Transposed(usage.weight),
                     );
-                    let op = Op::Transpose { weight: usage.weight, from: gathered.slot, to };
-                    draft.add(issue, Section::Transposes, DraftTask::local(op, name, Carrier::Quantize));
-                    let supply = Supply { slot: to, stage: issue };
+                    let part = TransposePart { weight: usage.weight, from: gathered.slot, to };
+                    joined.add(draft, (gathered, to), issue, name, part);
+                    let supply = Supply { slot: to, stage: issue, ..gathered };
                     held.insert(gathered.slot, Held { supply, last_use: stage });
                     supply
                 }
             };
             draft.supplies[stage][position] = Some(supply);
+        }
+        for (issue, task) in joined.tasks(|parts| Op::Transpose { parts }, Carrier::Quantize) {
+            draft.add(issue, Section::Transposes, task);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! One compute task per call, with everything the call touches.
 //!
-//! Law: every gradient a call writes has a slot of its own, in the element type the call declares; padding rows of that
-//! slot are zeroed right behind the call. The fault word is cleared before the first call of the step.
+//! Law: every gradient a call writes has a slot of its own, in the element type the call declares; padding
+//! rows of that slot are zeroed right behind the call. The fault word is cleared before the first call of the
+//! step.
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use crate::id::SlotId;

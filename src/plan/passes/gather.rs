@@ -1,10 +1,12 @@
 //! Makes a task of every gather that is needed, where the timetable asks for it.
 //!
-//! Law (PL-2): every use has exactly one producing gather; what is gathered for one call of one group is one task. A gather asked for at stage s is released by the end of the
-//! call before s. A gather of a weight that the policy cuts is several tasks, in the order of their bytes, all released like the whole; they stand
-//! in T evenly from stage s to the one before their use, so what is asked for meanwhile gets in between. A gather that could begin no later than the stage behind the weight's previous use is not made: the
-//! planes are still there, and a second copy would only cost memory. Nor is one made where the planes are kept. Which planes are needed, and when each is
-//! asked for, is decided in [`super::super::prefetch`].
+//! Law (PL-2): every use has exactly one producing gather; what is gathered for one call of one group is one
+//! task. A gather asked for at stage s is released by the end of the call before s. A gather of a weight that
+//! the policy cuts is several tasks, in the order of their bytes, all released like the whole; they stand in
+//! T evenly from stage s to the one before their use, so what is asked for meanwhile gets in between. A
+//! gather that could begin no later than the stage behind the weight's previous use is not made: the planes
+//! are still there, and a second copy would only cost memory. Nor is one made where the planes are kept.
+//! Which planes are needed, and when each is asked for, is decided in [`super::super::prefetch`].
 
 use std::collections::HashMap;
 
@@ -105,7 +107,7 @@ fn replicated(draft: &mut Draft<'_>) {
         for (position, usage) in call.uses.iter().enumerate() {
             if draft.weights.layout(usage.weight).placement == Placement::Replicated {
                 let slot = draft.slot(Content::Master(usage.weight));
-                draft.supplies[stage][position] = Some(Supply { slot, stage: 0 });
+                draft.supplies[stage][position] = Some(Supply { slot, stage: 0, gather: slot });
             }
         }
     }
@@ -127,13 +129,13 @@ fn collect<'a>(
     match collected.iter_mut().find(|other| group.is_some() && other.group == group) {
         Some(other) => {
             other.parts.push(part);
-            Supply { slot: to, stage: other.issue }
+            Supply { slot: to, stage: other.issue, gather: other.parts[0].to }
         }
         None => {
             let cut = Cut::of(draft, demand, issue);
             collected.push(Collected { group, issue, cut, name, parts: vec![part] });
             let last = cut.and_then(|cut| cut.chunks().next_back());
-            Supply { slot: to, stage: last.map_or(issue, |(stage, _)| stage) }
+            Supply { slot: to, stage: last.map_or(issue, |(stage, _)| stage), gather: to }
         }
     }
 }

@@ -10,6 +10,7 @@ mod columnwise;
 mod compute;
 mod dense;
 mod gather;
+mod joined;
 mod optimize;
 mod quantize;
 mod reduce;

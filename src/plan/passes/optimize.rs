@@ -1,15 +1,17 @@
 //! Norm, vote and Adam.
 //!
-//! Law: nothing behind the vote changes a weight unless every rank voted clean. The norm counts
-//! every main grad once; the vote sees the record of every rank of all replicas, in rank order, so that all of them skip a
-//! step together.
+//! Law: nothing behind the vote changes a weight unless every rank voted clean. The norm counts every main
+//! grad once; the vote sees the record of every rank of all replicas, in rank order, so that all of them skip
+//! a step together. Weights of one bucket and one parameter group are one task.
+
+use std::collections::BTreeMap;
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
-use super::peers;
+use super::{of_group, peers};
 use crate::format::Orientation;
 use crate::id::{BucketId, SlotId, WeightId};
 use crate::layout::Content;
-use crate::model::Group;
+use crate::model::{Group, ParameterGroup};
 use crate::op::{AdamOperand, MasterOperand, NormRecord, Op};
 
 /// Adds the optimizer and returns the slot of the vote.
@@ -34,19 +36,26 @@ pub(in super::super) fn optimize(draft: &mut Draft<'_>) -> SlotId {
     draft.add(tail, Section::Tail, DraftTask::local(cast, "step", Carrier::Quantize));
     let learning_rate = draft.slot(Content::LearningRate);
     for (bucket, members) in draft.weights.entries() {
-        let states = members
-            .weights
-            .iter()
-            .map(|weight| AdamOperand {
+        let mut groups: BTreeMap<ParameterGroup, Vec<AdamOperand>> = BTreeMap::new();
+        for weight in &members.weights {
+            groups.entry(draft.weights.layout(*weight).parameters).or_default().push(AdamOperand {
                 weight: *weight,
                 master: master(draft, bucket, *weight),
                 exp_avg: draft.slot(Content::ExpAvg(*weight)),
                 exp_avg_sq: draft.slot(Content::ExpAvgSq(*weight)),
                 main_grad: draft.slot(Content::MainGrad(*weight)),
-            })
-            .collect();
-        let op = Op::Adam { bucket, states, vote, learning_rate };
-        draft.add(tail, Section::Tail, DraftTask::local(op, bucket.to_string(), Carrier::Quantize));
+            });
+        }
+        let alone = groups.len() == 1;
+        for states in groups.into_values() {
+            // What is measured of a task goes by its name, so no two groups have one.
+            let subject = match states.first().filter(|_| !alone) {
+                Some(first) => of_group(draft.name(first.weight), states.len()),
+                None => bucket.to_string(),
+            };
+            let op = Op::Adam { bucket, states, vote, learning_rate };
+            draft.add(tail, Section::Tail, DraftTask::local(op, subject, Carrier::Quantize));
+        }
     }
     vote
 }

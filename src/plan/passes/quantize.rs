@@ -1,9 +1,9 @@
 //! Masters into quantized shards: amax, one packed all-reduce of maxima, scale, cast.
 //!
-//! Law: every bucket goes through the same four ops; a format without scales needs only the cast,
-//! one without a per-tensor amax no collective. A bucket whose shards are halves of its masters needs
-//! nothing: the optimizer writes them. Where scaling is delayed, scale and cast come while the maxima are under way,
-//! and the maxima enter the history behind them. A prologue is these ops alone, without a vote; it brings no
+//! Law: every bucket goes through the same four ops; a format without scales needs only the cast, one without
+//! a per-tensor amax no collective. A bucket whose shards are halves of its masters needs nothing: the
+//! optimizer writes them. Where scaling is delayed, scale and cast come while the maxima are under way, and
+//! the maxima enter the history behind them. A prologue is these ops alone, without a vote; it brings no
 //! masters of a new version, so it records no amaxes.
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
@@ -62,8 +62,8 @@ fn partial_amax(draft: &mut Draft<'_>, bucket: BucketId, vote: Option<SlotId>) -
     Amaxes { bucket, blocks, tensors }
 }
 
-/// The maximum over the ranks of all amaxes of weights that any scale needs, as one collective. Each replica has all masters, so its
-/// own ranks know the maximum.
+/// The maximum over the ranks of all amaxes of weights that any scale needs, as one collective. Each replica
+/// has all masters, so its own ranks know the maximum.
 fn all_reduce(draft: &mut Draft<'_>, amaxes: &mut [Amaxes]) {
     let mut pairs = Vec::new();
     let mut elements = 0;

@@ -1,21 +1,26 @@
 //! Reduces every gradient and accumulates it into the FP32 main grad.
 //!
-//! Law (PL-4): every gradient a call writes is reduced and accumulated exactly once. Gradients of a sharded weight
-//! that the policy reduces together ([`ReduceEvery`]) are added to the first of them, in its slot, one step behind
-//! compute each. What a call writes in bf16 is added to nothing on the rank, rounded by nobody and travels so. What is complete is summed as
-//! many calls behind compute as the timetable says, by a task of each rank, which accumulates
-//! as well; it is exchanged among the ranks of a replica one call before, or right behind its call where reductions have a communicator of their own. Where there are several replicas that task
-//! leaves the sums as they are; right behind it they are summed over the replicas, in f32, and one call further they are
-//! accumulated. Where collectives sum ([`Policy::collectives_sum`]), the reduction is one task in the place of that sum, the sum over the replicas
-//! stands right behind it, and accumulation one call further. A replica of one rank exchanges nothing. A replicated weight's gradient is accumulated locally, and one
-//! all-reduce over all ranks carries all of them together. The first contribution of a step overwrites. Gradients of one group that one call
-//! completes are one collective, and one sum.
+//! Law (PL-4): every gradient a call writes is reduced and accumulated exactly once. Gradients of a sharded
+//! weight that the policy reduces together ([`ReduceEvery`]) are added to the first of them, in its slot, one
+//! step behind compute each. What a call writes in bf16 is added to nothing on the rank, rounded by nobody
+//! and travels so. What is complete is summed as many calls behind compute as the timetable says, by a task
+//! of each rank, which accumulates as well; it is exchanged among the ranks of a replica one call before, or
+//! right behind its call where reductions have a communicator of their own: behind the next call in T, or
+//! before it where the timetable has exchanges early and its gradients are complete by then, neither added
+//! to others nor rounded. Where there are several replicas that task leaves the sums as they are; right
+//! behind it they are summed over the replicas, in f32, and one call further they are accumulated. Where
+//! collectives sum ([`Policy::collectives_sum`]), the reduction is one task in the place of that sum, the sum
+//! over the replicas stands right behind it, and accumulation one call further. A replica of one rank
+//! exchanges nothing. A replicated weight's gradient is accumulated locally, and one all-reduce over all
+//! ranks carries all of them together. The first contribution of a step overwrites. Gradients of one group
+//! that one call completes are one collective, and one sum.
 //!
 //! [`Policy::collectives_sum`]: super::super::Policy::collectives_sum
 
 use std::collections::{BTreeSet, HashMap};
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
+use super::super::prefetch::Reductions;
 use super::{of_group, wire_bytes};
 use crate::config::{Reduce, ReduceEvery};
 use crate::format::ElementType;
@@ -41,6 +46,8 @@ struct Collected {
     /// In what it travels.
     element: ElementType,
     elements: usize,
+    /// Is it complete only one step behind its call, because it is added to others or rounded there?
+    completed_behind: bool,
     /// What travels; empty where a replica is one rank that sums by itself.
     parts: Vec<ReducePart>,
     /// What is summed on the rank; empty where the collective sums.
@@ -58,8 +65,8 @@ struct Rows {
     first: bool,
 }
 
-/// `behind`: how many calls behind its own a reduction stands.
-pub(in super::super) fn reduce(draft: &mut Draft<'_>, behind: usize) {
+/// As the timetable says.
+pub(in super::super) fn reduce(draft: &mut Draft<'_>, reductions: Reductions) {
     let spans = spans(draft);
     let mut begun = BTreeSet::new();
     for (stage, id, call) in draft.stages_of_calls() {
@@ -70,7 +77,7 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, behind: usize) {
                     let from = draft.slot(Content::Gradient(weight, id));
                     let into = draft.slot(Content::LocalGrad(weight));
                     let rows = Rows { weight, from, first: begun.insert(weight) };
-                    accumulate(draft, rows, into, stage + behind + 1);
+                    accumulate(draft, rows, into, stage + reductions.behind + 1);
                 }
                 Placement::Sharded => {
                     let Some(Span { first, last }) = spans.get(&together(draft, weight, id, call)).copied()
@@ -80,26 +87,30 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, behind: usize) {
                     add_to(draft, weight, first, id, stage);
                     if last == id {
                         let begins = begun.insert(weight);
-                        collect(draft, &mut collected, (weight, element), (first, begins), stage);
+                        collect(draft, &mut collected, (weight, element), (first, begins), (id, stage));
                     }
                 }
             }
         }
         for reduction in collected {
-            add(draft, reduction, stage, behind);
+            add(draft, reduction, stage, reductions);
         }
     }
     all_reduce(draft);
 }
 
-/// Adds a reduction over the ranks of a replica, that over the replicas where there are several, and the accumulation.
-fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, behind: usize) {
-    let Collected { name, element, elements, parts, sums, over_replicas, rows, .. } = reduction;
+/// Adds a reduction over the ranks of a replica, that over the replicas where there are several, and the
+/// accumulation.
+fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Reductions) {
+    let Collected { name, element, elements, completed_behind, parts, sums, over_replicas, rows, .. } =
+        reduction;
+    let Reductions { behind, early } = reductions;
     let mesh = draft.weights.mesh;
     let subject = of_group(&name, parts.len().max(sums.len()));
     let (reduced, collective) = (stage + behind, sums.is_empty());
-    // An exchange has a call to itself at least before what it brings is summed. On a communicator of its own it holds no gather up and begins at once, so that
-    // what lands has all the calls between to be summed; on the gathers' it stands as late as that allows.
+    // An exchange has a call to itself at least before what it brings is summed. On a communicator of its own
+    // it holds no gather up and begins at once, so that what lands has all the calls between to be summed; on
+    // the gathers' it stands as late as that allows.
     let travels = match (collective, draft.policy.communicators) {
         (true, _) => reduced,
         (false, 0 | 1) => stage + behind.saturating_sub(1).max(1),
@@ -108,8 +119,8 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, behind: usize)
     let at_once = travels.min(draft.tail()) == reduced.min(draft.tail());
     let (sum, over) =
         if at_once { (Section::SumHere, Section::ReplicasHere) } else { (Section::Sum, Section::Replicas) };
-    // Where nothing travels a sum waits for the call alone. Where collectives sum what travels in f32, all contributions of a weight are
-    // accumulated in one section, whoever sums them: so in program order.
+    // Where nothing travels a sum waits for the call alone. Where collectives sum what travels in f32, all
+    // contributions of a weight are accumulated in one section, whoever sums them: so in program order.
     let (summed, section) = match (parts.is_empty(), draft.policy.reduce) {
         (_, Reduce::Nccl) if over_replicas.is_empty() => (reduced + 1, Section::Accumulate),
         (true, _) => (stage + 1, sum),
@@ -122,7 +133,8 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, behind: usize)
             false => Op::ExchangeGradient { element, parts },
         };
         let task = DraftTask::collective(op, subject.clone(), Carrier::Reduce, bytes);
-        draft.add(travels, Section::Reduce, task);
+        let before = early && travels == stage + 1 && !collective && !completed_behind;
+        draft.add(travels, if before { Section::Exchange } else { Section::Reduce }, task);
     }
     if !collective {
         let op = Op::SumGradient { element, parts: sums };
@@ -159,15 +171,16 @@ fn add_to(draft: &mut Draft<'_>, weight: WeightId, first: CallId, call: CallId, 
     }
 }
 
-/// Puts a complete gradient, which begins with that of call `first`, in the element type its call wrote, into its group's reduction, or into one
-/// of its own; rounded to bf16, if it travels so. Gradients that travel in different types travel apart. `begins`: it is the weight's first of
-/// the step.
+/// Puts a complete gradient, which begins with that of call `first`, in the element type its call wrote, into
+/// its group's reduction, or into one of its own; rounded to bf16, if it travels so. Gradients that travel in
+/// different types travel apart. `begins`: it is the weight's first of the step. `last` is the call that
+/// completes it.
 fn collect(
     draft: &mut Draft<'_>,
     collected: &mut Vec<Collected>,
     (weight, written): (WeightId, ElementType),
     (first, begins): (CallId, bool),
-    stage: usize,
+    (last, stage): (CallId, usize),
 ) {
     let (name, call) = (draft.name(weight), draft.calls[first.index()].label());
     let mut from = draft.slot(Content::written(weight, first, written));
@@ -182,14 +195,13 @@ fn collect(
     }
     let group = draft.weights.layout(weight).group;
     let joins = |other: &Collected| group.is_some() && (other.group, other.element) == (group, element);
-    match collected.iter_mut().find(|other| joins(other)) {
-        Some(reduction) => reduction.take(draft, weight, from, (first, begins)),
-        None => {
-            let mut reduction = Collected::new(group, name, element);
-            reduction.take(draft, weight, from, (first, begins));
-            collected.push(reduction);
-        }
-    }
+    let at = collected.iter().position(joins).unwrap_or_else(|| {
+        collected.push(Collected::new(group, name, element));
+        collected.len() - 1
+    });
+    let reduction = &mut collected[at];
+    reduction.completed_behind |= first != last || element != written;
+    reduction.take(draft, weight, from, (first, begins));
 }
 
 impl Collected {
@@ -199,6 +211,7 @@ impl Collected {
             name: name.to_owned(),
             element,
             elements: 0,
+            completed_behind: false,
             parts: Vec::new(),
             sums: Vec::new(),
             over_replicas: Vec::new(),

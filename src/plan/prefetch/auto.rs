@@ -1,14 +1,17 @@
 //! The best timetable within the budget, by what it is expected to take.
 //!
-//! Law: candidates are made by the policies of this room; each is placed in the arena and timed like any plan, so what is
-//! compared is what would run. A candidate over the budget is repaired forwards: gathers are asked for later until the arena fits.
-//! The shortest step wins, and of steps that differ by less than [`ALIKE`] the one of fewest bytes.
+//! Law: candidates are made by the policies of this room; each is placed in the arena and timed like any
+//! plan, so what is compared is what would run. A candidate over the budget is repaired forwards: gathers are
+//! asked for later until the arena fits. The shortest step wins, and of steps that differ by less than
+//! [`ALIKE`] the one of fewest bytes.
 //!
-//! Three things are varied, one after the other, each around the best so far: how late gathers are, how far behind their calls
-//! reductions stand, and how many planes are kept for their next use instead of being gathered again, those first whose next use is nearest.
-//! Parts of them are tried always; within a budget, halving then finds about as many as fit. Without one all of them fit, so nothing is halved.
+//! Three things are varied, one after the other, each around the best so far: how late gathers are, how far
+//! behind their calls reductions stand and whether exchanges are early, and how many planes are kept for
+//! their next use instead of being gathered again, those first whose next use is nearest. Parts of them are
+//! tried always; within a budget, halving then finds about as many as fit. Without one all of them fit, so
+//! nothing is halved.
 
-use super::{Demand, Pace, Timetable, bytes, deadline, depth};
+use super::{Demand, Pace, Reductions, Timetable, bytes, deadline, depth};
 use crate::plan::PlanError;
 
 /// Steps whose times differ by less than this share are alike.
@@ -32,8 +35,8 @@ const KEPT: [f64; 5] = [1.0, 0.75, 0.5, 0.25, 0.125];
 /// As many planes are kept as fit, to one part in so many.
 const GRAIN: usize = 32;
 
-/// How often a candidate is repaired before it is given up.
-const REPAIRS: usize = 6;
+/// How often a candidate is tried, repaired in between, before it is given up.
+const TRIES: usize = 6;
 
 /// What a timetable comes to.
 #[derive(Clone, Copy, Debug)]
@@ -56,14 +59,14 @@ pub(in super::super) fn search(
 ) -> Result<Timetable, PlanError> {
     let mut found = Found { demands, budget: budget.unwrap_or(usize::MAX), tried: Vec::new(), attempt };
     let longest = pace.gathers.iter().copied().fold(0.0, f64::max);
-    let as_late = |kept: Vec<bool>, reduce_behind: usize, margin: f64| Timetable {
-        issues: deadline::issues(demands, pace, &kept, reduce_behind + 1, margin * longest),
+    let as_late = |kept: Vec<bool>, reductions: Reductions, margin: f64| Timetable {
+        issues: deadline::issues(demands, pace, &kept, reductions.behind + 1, margin * longest),
         kept,
-        reduce_behind,
+        reductions,
     };
     let none = vec![false; demands.len()];
     for margin in MARGINS {
-        found.attempt(as_late(none.clone(), Timetable::REDUCE_BEHIND, margin))?;
+        found.attempt(as_late(none.clone(), Reductions::TWO_BEHIND, margin))?;
     }
     for depth in DEPTHS {
         found.attempt(Timetable::as_issued(depth::issues(demands, depth)))?;
@@ -79,19 +82,23 @@ pub(in super::super) fn search(
             }
         }
     }
-    for reduce_behind in BEHIND {
-        let issues = found.best().issues.clone();
-        found.attempt(Timetable { issues, kept: none.clone(), reduce_behind })?;
-        found.attempt(as_late(none.clone(), reduce_behind, 1.0))?;
+    for behind in BEHIND {
+        for reductions in Reductions::all(behind) {
+            let issues = found.best().issues.clone();
+            found.attempt(Timetable { issues, kept: none.clone(), reductions })?;
+            found.attempt(as_late(none.clone(), reductions, 1.0))?;
+        }
     }
     let nearest = nearest(demands);
     for part in KEPT {
-        let behind = found.best().reduce_behind;
+        let behind = found.best().reductions.behind;
         let mut kept = none.clone();
         let count = (nearest.len() as f64 * part).round() as usize;
         nearest.iter().take(count).for_each(|demand| kept[*demand] = true);
-        found.attempt(as_late(kept.clone(), behind, 1.0))?;
-        found.attempt(as_late(kept, behind, 4.0))?;
+        for reductions in Reductions::all(behind) {
+            found.attempt(as_late(kept.clone(), reductions, 1.0))?;
+            found.attempt(as_late(kept.clone(), reductions, 4.0))?;
+        }
     }
     // As many as fit: all of them, or found by halving.
     let (mut fits, mut exceeds) = (0, nearest.len() + 1);
@@ -99,7 +106,7 @@ pub(in super::super) fn search(
         let count = fits.midpoint(exceeds);
         let mut kept = none.clone();
         nearest.iter().take(count).for_each(|demand| kept[*demand] = true);
-        match found.attempt(as_late(kept, BEHIND[0], 1.0))? {
+        match found.attempt(as_late(kept, Reductions::standing(BEHIND[0]), 1.0))? {
             true => fits = count,
             false => exceeds = count,
         }
@@ -131,7 +138,7 @@ struct Found<'a, 'b> {
 impl Found<'_, '_> {
     /// Tries a timetable, repaired until it fits; false if it never does.
     fn attempt(&mut self, mut timetable: Timetable) -> Result<bool, PlanError> {
-        for _ in 0..REPAIRS {
+        for number in 1..=TRIES {
             let known = self.tried.iter().find(|(known, _)| *known == timetable);
             let trial = match known {
                 Some((_, trial)) => *trial,
@@ -141,6 +148,9 @@ impl Found<'_, '_> {
             let Some(over) = trial.bytes.checked_sub(self.budget).filter(|over| *over > 0) else {
                 return Ok(true);
             };
+            if number == TRIES {
+                break;
+            }
             let most = bytes::most_in_flight(self.demands, &timetable.issues, &timetable.kept);
             match bytes::fit(self.demands, most.saturating_sub(over), &timetable.issues, &timetable.kept) {
                 Ok(later) => timetable.issues = later,

@@ -1,10 +1,11 @@
 //! As early as a number of gathered bytes in flight allows.
 //!
-//! Law: at no stage do the planes that are asked for and not yet used for the last time take more than the limit, every
-//! plane counted as aligned in the arena; and each demand is asked for as early as that allows, behind the demands
-//! before it. Planes that must be there, of a call and of what is kept for a later one, have their room before anything is
-//! asked for early; so a limit is refused exactly if it does not hold these, or not the planes of a call beside the next ones: nothing
-//! could be gathered ahead. The error names what is enough.
+//! Law: at no stage do the planes that are asked for and not yet used for the last time take more than the
+//! limit, every plane counted as aligned in the arena; and each demand is asked for as early as that allows,
+//! behind the demands before it. Planes that must be there, of a call and of what is kept for a later one,
+//! have their room before anything is asked for early; so a limit is refused exactly if it does not hold
+//! these, or not the planes of a call beside the next ones: nothing could be gathered ahead. The error names
+//! what is enough.
 
 use std::collections::HashMap;
 
@@ -61,7 +62,8 @@ pub(super) fn fit(
     Ok(issues)
 }
 
-/// Per stage, the bytes that no choice of stages avoids: every plane at the stages of its uses, and between two uses where it is kept.
+/// Per stage, the bytes that no choice of stages avoids: every plane at the stages of its uses, and between
+/// two uses where it is kept.
 fn must_hold(demands: &[Demand<'_>], kept: &[bool]) -> Vec<usize> {
     let on_demand: Vec<usize> = demands.iter().map(|demand| demand.stage).collect();
     in_flight(demands, &on_demand, kept)
@@ -75,7 +77,7 @@ pub(super) fn most_in_flight(demands: &[Demand<'_>], issues: &[usize], kept: &[b
 /// The bytes in flight at every stage, if demands are asked for at these stages.
 fn in_flight(demands: &[Demand<'_>], issues: &[usize], kept: &[bool]) -> Vec<usize> {
     let stages = demands.last().map_or(0, |demand| demand.stage + 1);
-    let mut in_flight = vec![0usize; stages];
+    let mut change = vec![0i128; stages + 1];
     let mut last_uses: HashMap<(WeightId, Orientation), usize> = HashMap::new();
     for ((demand, issue), kept) in demands.iter().zip(issues).zip(kept) {
         let held = last_uses.insert((demand.weight, demand.orientation), demand.stage);
@@ -83,14 +85,21 @@ fn in_flight(demands: &[Demand<'_>], issues: &[usize], kept: &[bool]) -> Vec<usi
             Some(last_use) if demand.keeps || *kept || *issue <= last_use + 1 => last_use + 1,
             _ => *issue,
         };
-        for bytes in in_flight.iter_mut().take(demand.stage + 1).skip(from) {
-            *bytes = bytes.saturating_add(demand.bytes);
+        if from <= demand.stage {
+            change[from] += demand.bytes as i128;
+            change[demand.stage + 1] -= demand.bytes as i128;
         }
     }
-    in_flight
+    let mut held = 0i128;
+    let sum = |change: &i128| {
+        held += change;
+        usize::try_from(held).unwrap_or(usize::MAX)
+    };
+    change[..stages].iter().map(sum).collect()
 }
 
-/// What must be held at every stage, and the planes of every call beside the first ones of the next call that needs others.
+/// What must be held at every stage, and the planes of every call beside the first ones of the next call that
+/// needs others.
 fn check_least(demands: &[Demand<'_>], limit: usize, kept: &[bool]) -> Result<(), PlanError> {
     let held = must_hold(demands, kept);
     let least = held.iter().copied().max().unwrap_or(0);

@@ -1,10 +1,11 @@
 //! Deadline order in time: each gather as late as is safe.
 //!
-//! Law: first forwards, without looking at memory: the link always serves what is due first, gathers by the call that reads them,
-//! reductions by the call behind which their gradient slot is wanted again; calls begin when what they need is there. That is
-//! the course to keep. Then backwards along it: whatever stands last on the link ends when it is due, each before it ends when the
-//! next must begin, and no reduction begins before its gradient is there. A gather is asked for behind the last call that ends
-//! before its latest beginning, less a margin. So an early gather never takes the link from a reduction that is due before it.
+//! Law: first forwards, without looking at memory: the link always serves what is due first, gathers by the
+//! call that reads them, reductions by the call behind which their gradient slot is wanted again; calls begin
+//! when what they need is there. That is the course to keep. Then backwards along it: whatever stands last on
+//! the link ends when it is due, each before it ends when the next must begin, and no reduction begins before
+//! its gradient is there. A gather is asked for behind the last call that ends before its latest beginning,
+//! less a margin. So an early gather never takes the link from a reduction that is due before it.
 
 use super::Demand;
 use super::together::{Pick, together};
@@ -36,9 +37,8 @@ struct Job {
     due: f64,
 }
 
-/// The stage at which each demand is asked for: `margin` nanoseconds before its latest safe beginning. Gradient slots are wanted
-/// again `ring` calls behind theirs.
-/// What is `kept` takes nothing of the link.
+/// The stage at which each demand is asked for: `margin` nanoseconds before its latest safe beginning.
+/// Gradient slots are wanted again `ring` calls behind theirs. What is `kept` takes nothing of the link.
 pub(super) fn issues(
     demands: &[Demand<'_>],
     pace: &Pace,

@@ -75,8 +75,8 @@ pub(in super::super) fn demands<'a>(
     demands
 }
 
-/// Are planes that `before` used kept for a use of `call`? As use or weight say, else as the policy says for backward and for
-/// the next micro-batch.
+/// Are planes that `before` used kept for a use of `call`? As use or weight say, else as the policy says for
+/// backward and for the next micro-batch.
 fn keeps(policy: &Policy, usage: &Use, layout: &WeightLayout, call: &Call, before: &Call) -> bool {
     let derived = !layout.format.stored_orientations().contains(&usage.orientation);
     match usage.reuse.or(layout.reuse) {

@@ -1,7 +1,7 @@
 //! So many uses ahead.
 //!
-//! Law: use i is asked for at the stage of use i−n; the first n at the beginning. Uses of one group by one call count as
-//! one.
+//! Law: use i is asked for at the stage of use i−n; the first n at the beginning. Uses of one group by one
+//! call count as one.
 
 use std::collections::HashMap;
 

@@ -1,9 +1,9 @@
 //! When gathers and reductions are issued.
 //!
-//! Law: `demands` says *which* planes the program needs, from program order alone; a policy says *at which stage* each
-//! is asked for, and nothing else; [`crate::plan`]'s gather pass makes tasks of both. A stage is a call: what is issued at stage s may begin once
-//! call s−1 has ended. Along the demands, in order of need, stages never go back, so a communicator serves who needs
-//! first (deadline order).
+//! Law: `demands` says *which* planes the program needs, from program order alone; a policy says *at which
+//! stage* each is asked for, and nothing else; [`crate::plan`]'s gather pass makes tasks of both. A stage is
+//! a call: what is issued at stage s may begin once call s−1 has ended. Along the demands, in order of need,
+//! stages never go back, so a communicator serves who needs first (deadline order).
 //!
 //! | file | idea |
 //! |---|---|
@@ -16,8 +16,9 @@
 //! | `together` | demands of one group have one stage |
 //! | `auto` | the best of these within the budget, by what they are expected to take |
 //!
-//! Demands of one group and one call are asked for together: by time at the earliest of their stages, by bytes and by hand
-//! at the latest, when there is room for all. A demand whose planes are still there is not gathered again: see the gather pass.
+//! Demands of one group and one call are asked for together: by time at the earliest of their stages, by
+//! bytes and by hand at the latest, when there is room for all. A demand whose planes are still there is not
+//! gathered again: see the gather pass.
 
 mod auto;
 mod bytes;
@@ -33,4 +34,4 @@ pub use choice::Prefetch;
 pub(super) use auto::{Trial, search};
 pub(super) use deadline::Pace;
 pub(super) use demands::{Demand, demands};
-pub(super) use timetable::Timetable;
+pub(super) use timetable::{Reductions, Timetable};

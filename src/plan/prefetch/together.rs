@@ -1,7 +1,7 @@
 //! Demands that one gather serves.
 //!
-//! Law: demands of one group and one call have one stage, whatever their policy gave each, and along the demands stages still never go
-//! back: a demand between two of a group goes with them.
+//! Law: demands of one group and one call have one stage, whatever their policy gave each, and along the
+//! demands stages still never go back: a demand between two of a group goes with them.
 
 use std::collections::HashMap;
 
@@ -28,7 +28,8 @@ impl Pick {
 
 /// Lets demands of one group and one call have one stage. `issues` does not go back.
 pub(super) fn together(demands: &[Demand<'_>], issues: &mut [usize], pick: Pick) {
-    // Every round moves stages one way only, and none beyond those of its own call's demands; without overlapping groups there are two.
+    // Every round moves stages one way only, and none beyond those of its own call's demands; without
+    // overlapping groups there are two.
     while agree(demands, issues, pick) {
         match pick {
             Pick::Latest => (1..issues.len()).for_each(|at| issues[at] = issues[at].max(issues[at - 1])),

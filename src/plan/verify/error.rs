@@ -1,8 +1,8 @@
 //! Why a plan was refused.
 //!
-//! Law: an error names the law and what would go wrong, the tasks, the slot, what is missing and what to do, in words
-//! that need no knowledge of the planner. There is one variant for each way to break a law. A plan names no rank, so
-//! what an error says holds on every rank.
+//! Law: an error names the law and what would go wrong, the tasks, the slot, what is missing and what to do,
+//! in words that need no knowledge of the planner. There is one variant for each way to break a law. A plan
+//! names no rank, so what an error says holds on every rank.
 
 /// A law that a plan breaks. The plan must not run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -116,7 +116,7 @@ pub enum VerifyError {
     },
     /// **PL-4** The norm, or the optimizer, leaves out a weight or takes it twice.
     #[error(
-        "PL-4 (a weight would be left out or updated wrongly): {task} {problem}; norm and optimizer take every main grad once, the optimizer with the weight's own bucket"
+        "PL-4 (a weight would be left out or updated wrongly): {task} {problem}; norm and optimizer take every main grad once, the optimizer with the weight's own bucket, and one parameter group at a time"
     )]
     Coverage {
         /// The task.

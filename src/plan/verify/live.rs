@@ -1,11 +1,12 @@
 //! PL-6: the byte counts of a plan are exact, and the budget is kept.
 //!
-//! Law: a transient slot is alive from its first access in T to its last, and counts with its size
-//! rounded up to [`ALIGNMENT`]. The largest sum over T is the bound no layout can beat; the plan
-//! must state it, where it is reached, how much of it is weights and gradients, and an arena that is at least as large.
+//! Law: a transient slot is alive from its first access in T to its last, and counts with its size rounded up
+//! to [`ALIGNMENT`]. The largest sum over T is the bound no layout can beat; the plan must state it, where it
+//! is reached, how much of it is weights and gradients, and an arena that is at least as large.
 //!
-//! `bounds.columnwise_saved_bytes` compares with a plan that is not here. That it is 0 where nothing is derived on demand is
-//! checked; how much it is otherwise decides nothing, and is the planner's to count (`tests/plans` holds it against the other plan).
+//! `bounds.columnwise_saved_bytes` compares with a plan that is not here. That it is 0 where nothing is
+//! derived on demand is checked; how much it is otherwise decides nothing, and is the planner's to count
+//! (`tests/plans` holds it against the other plan).
 
 use super::{Accesses, Verdict, VerifyError};
 use crate::config::Columnwise;

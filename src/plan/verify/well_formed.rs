@@ -190,8 +190,6 @@ impl Ids<'_> {
         match op {
             Op::Copy { .. } | Op::ClearFault { .. } | Op::GatherRecords { .. } | Op::Vote { .. } => Ok(()),
             Op::ZeroPadding { weight, .. }
-            | Op::Transpose { weight, .. }
-            | Op::Dequantize { weight, .. }
             | Op::RoundGradient { weight, .. }
             | Op::AddGradient { weight, .. }
             | Op::Accumulate { weight, .. } => self.weight(*weight, place),
@@ -202,6 +200,14 @@ impl Ids<'_> {
             }
             Op::GatherChunk { part, .. } => self.weight(part.weight, place),
             Op::Assemble { parts } => {
+                some(parts.len(), "weight", place)?;
+                parts.iter().try_for_each(|part| self.weight(part.weight, place))
+            }
+            Op::Transpose { parts } => {
+                some(parts.len(), "weight", place)?;
+                parts.iter().try_for_each(|part| self.weight(part.weight, place))
+            }
+            Op::Dequantize { parts } => {
                 some(parts.len(), "weight", place)?;
                 parts.iter().try_for_each(|part| self.weight(part.weight, place))
             }
@@ -239,7 +245,8 @@ impl Ids<'_> {
     }
 }
 
-/// Refuses a task that moves nothing: a collective would meet peers who may not come, and a sum of nothing belongs to nobody.
+/// Refuses a task that moves nothing: a collective would meet peers who may not come, and a sum of nothing
+/// belongs to nobody.
 fn some(parts: usize, what: &str, place: Place<'_>) -> Verdict<()> {
     if parts > 0 {
         return Ok(());

@@ -1,8 +1,8 @@
 //! PL-6: what a task says it receives is what its op and the mesh imply.
 //!
-//! Law: in every collective each rank gets from each other rank of its group the same number of bytes: its shard, its slice of a gradient, its
-//! values or its record. Ops that are no collectives receive nothing. How often bytes travel inside of a collective is the
-//! transport's business and no part of a plan.
+//! Law: in every collective each rank gets from each other rank of its group the same number of bytes: its
+//! shard, its slice of a gradient, its values or its record. Ops that are no collectives receive nothing. How
+//! often bytes travel inside of a collective is the transport's business and no part of a plan.
 
 use super::{Verdict, VerifyError};
 use crate::id::SlotId;

@@ -1,4 +1,5 @@
-//! The beginning as the process of rank 0 sees it: it listens, lets the others in, and says to all that the world begins or why not.
+//! The beginning as the process of rank 0 sees it: it listens, lets the others in, and says to all that the
+//! world begins or why not.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};

@@ -1,4 +1,5 @@
-//! The beginning as every other process sees it: it connects, is let in, and waits for the word that the world begins.
+//! The beginning as every other process sees it: it connects, is let in, and waits for the word that the
+//! world begins.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -55,7 +56,8 @@ pub(super) fn member(
     Ok(Joined { ranks: last.end, own: own.clone(), connections: vec![connection] })
 }
 
-/// Connects and is let in. Who is hung up on tries again for a while: it may have had to make place at a door full of strangers.
+/// Connects and is let in. Who is hung up on tries again for a while: it may have had to make place at a door
+/// full of strangers.
 fn greet(
     environment: &ProcessEnvironment,
     claim: Claim,

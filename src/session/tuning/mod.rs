@@ -1,21 +1,26 @@
 //! A session that chooses its plan by what its first steps take.
 //!
 //! Laws:
-//! - **TU-6** a trial is made of real steps. Plans of one program that group reductions alike give equal bits, unless `reduce = "nccl"` leaves
-//!   the order of sums to NCCL; so a session that tunes computes
-//!   what one that does not computes, and no step is run twice or thrown away.
-//! - **TU-7** the arena is reserved once, for the largest plan that can be tried (TU-5) and that the budget allows; plans made of measured
-//!   durations are made within it. So nothing moves, and no trial takes memory that was not there before the first step.
-//! - **TU-8** all ranks of all processes try the same plans in the same steps: decisions follow from times that all ranks agreed on
-//!   and from outcomes that all are told (EX-2), and plans are compared before they are bound (PL-1).
-//! - **TU-9** a step that failed or was skipped is no measurement, and neither is the first of a trial, which warms up: but each is one
-//!   of the trial's steps. A trial of which no step was measured is tried once more. One that cannot be bound on a rank ends the session on
-//!   all ranks, with its cause. What its caller is told is what it would be told without a trial.
-//! - **TU-10** behind the last trial the choice is bound anew, to be recorded if steps are, and nothing here is touched again. Until then every step is
-//!   issued: what issuing costs the host is in the times that are compared, though steps behind the trials may be recorded.
+//! - **TU-6** a trial is made of real steps. Plans of one program that group reductions alike give equal
+//!   bits, unless `reduce = "nccl"` leaves the order of sums to NCCL; so a session that tunes computes what
+//!   one that does not computes, and no step is run twice or thrown away.
+//! - **TU-7** the arena is reserved once, for the largest plan that can be tried (TU-5) and that the budget
+//!   allows; plans made of measured durations are made within it. So nothing moves, and no trial takes memory
+//!   that was not there before the first step.
+//! - **TU-8** all ranks of all processes try the same plans in the same steps: decisions follow from times
+//!   that all ranks agreed on and from outcomes that all are told (EX-2), and plans are compared before they
+//!   are bound (PL-1).
+//! - **TU-9** a step that failed or was skipped is no measurement, and neither is the first of a trial, which
+//!   warms up: but each is one of the trial's steps. A trial of which no step was measured is tried once
+//!   more. One that cannot be bound on a rank ends the session on all ranks, with its cause. What its caller
+//!   is told is what it would be told without a trial.
+//! - **TU-10** behind the last trial the choice is bound anew, to be recorded if steps are, and nothing here
+//!   is touched again. Until then every step is issued: what issuing costs the host is in the times that are
+//!   compared, though steps behind the trials may be recorded.
 //!
-//! Tuned is the first program that updates weights, or the first of all; the others keep the plan of the configuration. What to try next is
-//! [`crate::tune`]'s to say; this room makes the plans and counts the steps.
+//! Tuned is the first program that updates weights, or the first of all; the others keep the plan of the
+//! configuration. What to try next is [`crate::tune`]'s to say; this room makes the plans and counts the
+//! steps.
 
 mod text;
 mod trial;
@@ -33,10 +38,11 @@ use crate::model::StepProgram;
 use crate::plan::{Costs, StepPlan};
 use crate::tune::{Candidate, Choice, Decision, Limits, Outcome, Tuner, Verdict};
 
-/// How a session tunes itself: what it tried, and what it chose. Its text is a table of the trials with the configuration to paste.
+/// How a session tunes itself: what it tried, and what it chose. Its text is a table of the trials with the
+/// configuration to paste.
 ///
-/// Each trial has its own places for gathered planes, gradients and transient buffers: a closure that keeps addresses from step to step
-/// may do so once [`Tuning::is_frozen`].
+/// Each trial has its own places for gathered planes, gradients and transient buffers: a closure that keeps
+/// addresses from step to step may do so once [`Tuning::is_frozen`].
 #[derive(Debug)]
 pub struct Tuning {
     program: usize,
@@ -123,7 +129,8 @@ impl Tuning {
         program == self.program && matches!(self.stage, Stage::Running(_))
     }
 
-    /// A step of `program` ended. `times` are what all ranks agreed on, the step first; none of a step that is no measurement.
+    /// A step of `program` ended. `times` are what all ranks agreed on, the step first; none of a step that
+    /// is no measurement.
     pub(super) fn after_step(&mut self, program: usize, times: Option<&[u64]>) {
         let Stage::Running(trial) = &mut self.stage else { return };
         if program != self.program || !trial.count(times) {

@@ -1,6 +1,7 @@
 //! Trials as people read them.
 //!
-//! Law: one row a trial with what decided; below it lines that load as a configuration and make the same plan again.
+//! Law: one row a trial with what decided; below it lines that load as a configuration and make the same plan
+//! again.
 
 use std::fmt;
 
@@ -10,8 +11,8 @@ use crate::plan::Prefetch;
 use crate::tune::{Decision, Verdict};
 
 impl Tuning {
-    /// The fastest that was tried of what a configuration can say, as it says it: the choice, unless its plan was made of measured durations,
-    /// which no configuration holds.
+    /// The fastest that was tried of what a configuration can say, as it says it: the choice, unless its plan
+    /// was made of measured durations, which no configuration holds.
     #[must_use]
     pub fn to_configure(&self) -> Option<config::Prefetch> {
         let ran = |decision: &&Decision| {

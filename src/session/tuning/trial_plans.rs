@@ -1,7 +1,8 @@
 //! The plans of trials.
 //!
-//! Law: what needs no measurement is planned before the session reserves memory, with the configured budget, so it is what a session would run
-//! that has it in its configuration; what does is planned within the room that was reserved (TU-7).
+//! Law: what needs no measurement is planned before the session reserves memory, with the configured budget,
+//! so it is what a session would run that has it in its configuration; what does is planned within the room
+//! that was reserved (TU-7).
 
 use std::sync::Arc;
 

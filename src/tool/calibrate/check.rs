@@ -1,7 +1,7 @@
 //! The held-out step: what the new cluster file predicts, against what the machine took.
 //!
-//! Law: no number was read from this program. Prediction is the simulator's, with the cluster of the file and nothing else, of the very
-//! plan that ran.
+//! Law: no number was read from this program. Prediction is the simulator's, with the cluster of the file and
+//! nothing else, of the very plan that ran.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,13 +1,20 @@
 //! What lanes take from each other, as ratios from one run.
 //!
 //! Laws:
-//! - A task that takes `d` by itself and `m` here, `o` of it beside another lane, did `d − (m − o)` of its work in that time; so it ran
-//!   `o / (d − m + o)` times slower there. That undoes [`crate::cluster::stretched`] exactly.
-//! - What `d` is comes from chains and products of the same shape, never from a model.
+//! - A task that takes `d` by itself and `m` here, `o` of it beside another lane, did `d − (m − o)` of its
+//!   work in that time; so it ran `o / (d − m + o)` times slower there. That undoes
+//!   [`crate::cluster::stretched`] exactly.
+//! - What `d` is comes from products of the same shape, one behind the other for as long as beside the other
+//!   lane, and from the backward behind them; never from a model, and never from a device that stood still: a
+//!   GPU that multiplies for long lowers its clock, and what it takes longer for that no other lane takes
+//!   from it. What collectives take from each other is compared with chains, as no product runs long beside
+//!   them.
 //! - A task counts for one pair of lanes only if it ran beside no third, and mostly beside one task of the other.
-//! - Devices slow both of two tasks, the simulator one of them, whichever is issued later. So a task that took no longer than by itself while its
-//!   neighbour was slowed is taken for the one that was not charged: it says nothing.
-//! - Two collectives share bytes: what both did in the time `o` in which both ran gives `f = 2·o / work`, whoever of them was slowed.
+//! - Devices slow both of two tasks, the simulator one of them, whichever is issued later. So a task that
+//!   took no longer than by itself while its neighbour was slowed is taken for the one that was not charged:
+//!   it says nothing.
+//! - Two collectives share bytes: what both did in the time `o` in which both ran gives `f = 2·o / work`,
+//!   whoever of them was slowed.
 
 use super::figure::{Figure, middle};
 use super::jitter::Delays;
@@ -24,10 +31,12 @@ const LEAST: f64 = 0.2;
 /// Most time beside any third lane, as a share of that.
 const MOST_ELSE: f64 = 0.03;
 
-/// Least share of the time beside the other lane that is beside one task of it; the second where no task reaches the first.
+/// Least share of the time beside the other lane that is beside one task of it; the second where no task
+/// reaches the first.
 const MOST_OF_IT: [f64; 2] = [0.98, 0.85];
 
-/// Share by which a task must be longer than by itself to count as slowed: three times the mean delay, between these.
+/// Share by which a task must be longer than by itself to count as slowed: three times the mean delay,
+/// between these.
 const LEAST_NOISE: f64 = 1e-3;
 const MOST_NOISE: f64 = 0.05;
 
@@ -58,7 +67,8 @@ struct Kind {
 }
 
 impl Kind {
-    /// Do both take the same time? Slots that hold one number for each weight of a program make prices differ by a few bytes.
+    /// Do both take the same time? Slots that hold one number for each weight of a program make prices differ
+    /// by a few bytes.
     fn is_like(&self, other: &Self) -> bool {
         let near = |one: f64, another: f64| (one - another).abs() <= 1e-3 * one.max(another);
         let (own, its) = (self.share, other.share);
@@ -67,6 +77,7 @@ impl Kind {
             && near(own.link_bytes, its.link_bytes)
             && near(own.memory_bytes, its.memory_bytes)
             && near(own.flops, its.flops)
+            && near(own.kernels, its.kernels)
     }
 }
 
@@ -86,7 +97,7 @@ fn kinds(observation: &Observation) -> Vec<Kind> {
 pub(super) struct Alone(Vec<(Kind, f64)>);
 
 impl Alone {
-    /// From chains and products.
+    /// From steps in which lanes stand still beside each other.
     pub(super) fn of(observations: &[&Observation]) -> Self {
         let mut times: Vec<(Kind, Vec<f64>)> = Vec::new();
         for observation in observations {

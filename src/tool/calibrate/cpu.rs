@@ -1,7 +1,7 @@
 //! The CPU backend as what is measured.
 //!
-//! Law: products are the tool's own, plain f32 loops on the thread that runs a rank's calls. What an embedder's closures reach on a CPU is
-//! the embedder's; the file says whose products its number is of.
+//! Law: products are the tool's own, plain f32 loops on the thread that runs a rank's calls. What an
+//! embedder's closures reach on a CPU is the embedder's; the file says whose products its number is of.
 
 use super::CalibrateError;
 use super::programs::{Arithmetic, Experiment, Part, Work};
@@ -50,7 +50,8 @@ impl Subject for Cpu {
     }
 
     fn arithmetic(&self, format: Format) -> Arithmetic {
-        Arithmetic { format, math: Math::F32, form: Form::Dense, backward: Orientation::Rowwise }
+        let (math, form, backward) = (Math::F32, Form::Dense, Orientation::Rowwise);
+        Arithmetic { format, math, form, backward, activations: None }
     }
 
     fn products(&self) -> Vec<Arithmetic> {
@@ -102,9 +103,14 @@ impl Compute<CpuSurface> for Products {
         let Some(part) = parts.get(context.call().index()) else { return Ok(()) };
         let (tokens, Shape { rows, cols }) = (part.tokens(), part.shape);
         match part.work {
-            Work::Nothing => {}
-            Work::Product(_) => {
-                multiply(&left[..tokens * rows], &right[..tokens * cols], cols, &mut target[..rows * cols]);
+            // A thread has no kernels: what a call does it does one behind the other.
+            Work::Nothing | Work::Kernels(_) => {}
+            Work::Product(_) | Work::Layer(_) => {
+                let products = if matches!(part.work, Work::Layer(_)) { 3 } else { 1 };
+                for _ in 0..products {
+                    let target = &mut target[..rows * cols];
+                    multiply(&left[..tokens * rows], &right[..tokens * cols], cols, target);
+                }
             }
             Work::Gradient(_) => {
                 let mut gradient = context.gradient(part.weight)?;

@@ -1,8 +1,9 @@
 //! GPUs of this machine as what is measured.
 //!
-//! Law: products are those of [`crate::linear`], in the best recipe the GPU has for a format. Weights and activations are spread numbers, as a trainer's are:
-//! a GPU that multiplies zeros draws so little power that it reached 913 TFLOP/s in bf16 where a stack of layers had 680. What fails when the closure is made is said by every
-//! call, because a factory cannot refuse.
+//! Law: products are those of [`crate::linear`], in the best recipe the GPU has for a format. Weights and
+//! activations are spread numbers, as a trainer's are: a GPU that multiplies zeros draws so little power that
+//! it reached 913 TFLOP/s in bf16 where a stack of layers had 680. What fails when the closure is made is
+//! said by every call.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,12 +14,14 @@ use super::CalibrateError;
 use super::programs::{Arithmetic, Experiment, Part, Work};
 use super::subject::{Observation, Scale, Subject};
 use super::world::{configuration, observe};
-use crate::backend::cuda::{ComputeCapability, CudaSurface, DeviceOrdinal};
+use crate::backend::cuda::{ComputeCapability, CudaHandles, CudaSurface, DeviceOrdinal};
 use crate::compute::{Compute, ComputeContext, ComputeError};
 use crate::config::{Config, DeviceTimes, TraceOutput};
-use crate::format::{Format, Orientation, Shape};
+use crate::format::{Format, Fp8Element, Orientation, Shape};
 use crate::id::RankId;
-use crate::linear::{Device, DeviceBuffer, Elementwise, Linear, LinearError, LinearSpec, Recipe, Weight};
+use crate::linear::{
+    Backward, Device, DeviceBuffer, Elementwise, Linear, LinearError, LinearSpec, Recipe, Weight,
+};
 use crate::model::{Call, Math};
 use crate::session::Session;
 use crate::tool::stack::values;
@@ -71,7 +74,8 @@ impl Subject for Cuda {
     fn arithmetic(&self, format: Format) -> Arithmetic {
         let recipe = Recipe::best_for(format, self.capability);
         let math = if recipe == Recipe::Bf16 { Math::Bf16 } else { Math::Fp8 };
-        Arithmetic { format, math, form: recipe.form(), backward: recipe.dgrad_orientation() }
+        let activations = recipe.activation_format(Fp8Element::E4m3);
+        Arithmetic { format, math, form: recipe.form(), backward: recipe.dgrad_orientation(), activations }
     }
 
     fn products(&self) -> Vec<Arithmetic> {
@@ -89,8 +93,8 @@ impl Subject for Cuda {
 
     fn observe(&mut self, experiment: &Experiment, steps: usize) -> Result<Observation, CalibrateError> {
         let gpus = if experiment.alone { &self.gpus[..1] } else { &self.gpus[..] };
-        // Tasks are timed on the devices where a trace is asked for; nobody reads it. By events, which also see what a lane waits for peers:
-        // that is part of what a collective takes.
+        // Tasks are timed on the devices where a trace is asked for; nobody reads it. By events, which also
+        // see what a lane waits for peers: that is part of what a collective takes.
         let folder = tempfile::tempdir().map_err(|source| CalibrateError::File {
             action: "make",
             path: std::env::temp_dir(),
@@ -120,6 +124,35 @@ struct Ready {
     /// `[tokens, cols]` and `[tokens, rows]`.
     x: BTreeMap<usize, DeviceBuffer<bf16>>,
     y: BTreeMap<usize, DeviceBuffer<bf16>>,
+    /// Gradients that are nobody's, of x by tokens and of the weight, where a call computes a whole layer.
+    dx: BTreeMap<usize, DeviceBuffer<bf16>>,
+    dw: Option<DeviceBuffer<f32>>,
+    small: Small,
+}
+
+/// Kernels that do next to nothing, as layers have them: products and elementwise passes, in turn.
+struct Small {
+    layer: Linear,
+    weight: DeviceBuffer<bf16>,
+    x: DeviceBuffer<bf16>,
+    y: DeviceBuffer<bf16>,
+    elementwise: Elementwise,
+}
+
+impl Small {
+    /// Tokens, inputs and outputs: one tile of a product.
+    const SIZE: usize = 128;
+
+    fn enqueue(&mut self, handles: &CudaHandles, count: usize) -> Result<(), LinearError> {
+        let Self { layer, weight, x, y, elementwise } = self;
+        (0..count).try_for_each(|number| match number % 2 {
+            0 => elementwise.gelu(handles, x.read(), y.write()),
+            _ => {
+                let weight = Weight::values(Orientation::Rowwise, weight.read());
+                layer.forward(handles, x.read(), &weight, y.write())
+            }
+        })
+    }
 }
 
 impl Products {
@@ -132,6 +165,7 @@ impl Products {
 impl Ready {
     fn new(device: &Device, parts: &[Part], capability: ComputeCapability) -> Result<Self, LinearError> {
         let (mut layers, mut x, mut y) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let (mut dx, mut dw) = (BTreeMap::new(), None);
         let (elementwise, queue) = (Elementwise::new(device)?, device.queue()?);
         let activations = |seed, elements| {
             let mut buffer = device.buffer::<bf16>(elements)?;
@@ -145,10 +179,22 @@ impl Ready {
                 layers.insert(tokens, Linear::new(device, LinearSpec::new(recipe, tokens, part.shape))?);
                 x.insert(tokens, activations(0, tokens * cols)?);
                 y.insert(tokens, activations(1, tokens * rows)?);
+                if matches!(part.work, Work::Layer(_)) {
+                    dx.insert(tokens, device.buffer(tokens * cols)?);
+                    dw = Some(device.buffer(rows * cols)?);
+                }
             }
         }
+        let square = Shape::new(Small::SIZE, Small::SIZE);
+        let small = Small {
+            layer: Linear::new(device, LinearSpec::new(Recipe::Bf16, Small::SIZE, square))?,
+            weight: activations(2, square.elements())?,
+            x: activations(3, square.elements())?,
+            y: device.buffer(square.elements())?,
+            elementwise: Elementwise::new(device)?,
+        };
         queue.synchronize()?;
-        Ok(Self { layers, x, y })
+        Ok(Self { layers, x, y, dx, dw, small })
     }
 }
 
@@ -160,19 +206,30 @@ fn initialize(name: &str, first_row: usize, columns: usize, rows: &mut [f32]) {
 
 impl Compute<CudaSurface> for Products {
     fn run(&mut self, call: &Call, context: &ComputeContext<'_, CudaSurface>) -> Result<(), ComputeError> {
-        let Ready { layers, x, y } = self.ready.as_mut().map_err(|error| error.clone())?;
+        let ready = self.ready.as_mut().map_err(|error| error.clone())?;
+        let Ready { layers, x, y, dx, dw, small } = ready;
         let unknown = || ComputeError::closure(format!("`{}` is no call of this program", call.name));
         let part = self.parts.get(context.call().index()).ok_or_else(unknown)?;
         let tokens = part.tokens();
         let layer = layers.get_mut(&tokens).zip(x.get(&tokens)).zip(y.get_mut(&tokens));
         let ((layer, x), y) = match (part.work, layer) {
             (Work::Nothing, _) => return Ok(()),
+            (Work::Kernels(count), _) => return Ok(small.enqueue(context.handles(), count)?),
             (_, None) => return Err(unknown()),
             (_, Some(ready)) => ready,
         };
         let handles = context.handles();
         let done = match part.work {
             Work::Gradient(_) => layer.wgrad(handles, y.read(), x.read(), context.gradient(part.weight)?),
+            Work::Layer(_) => {
+                let Arithmetic { form, backward, .. } = part.arithmetic;
+                let (dx, dw) = dx.get_mut(&tokens).zip(dw.as_mut()).ok_or_else(unknown)?;
+                let weight = Weight::of(context, part.weight, Orientation::Rowwise, form)?;
+                layer.forward(handles, x.read(), &weight, y.write())?;
+                let weight = &Weight::of(context, part.weight, backward, form)?;
+                let (dx, dw) = (dx.write().into(), dw.write().into());
+                layer.backward(handles, Backward { dy: y.read(), weight, x: x.read(), dx, dw })
+            }
             _ => {
                 let form = part.arithmetic.form;
                 let weight = Weight::of(context, part.weight, Orientation::Rowwise, form)?;

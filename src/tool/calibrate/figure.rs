@@ -22,8 +22,8 @@ pub(super) fn middle(mut times: Vec<f64>) -> Option<f64> {
     Some((lower + upper) / 2.0)
 }
 
-/// Lower quartile: what a task takes when little comes between. On a machine that does other things too, more than half of the times may be
-/// those of a task that was preempted.
+/// Lower quartile: what a task takes when little comes between. On a machine that does other things too, more
+/// than half of the times may be those of a task that was preempted.
 pub(super) fn lower_quartile(mut times: Vec<f64>) -> Option<f64> {
     times.sort_by(f64::total_cmp);
     times.get(times.len().checked_sub(1)? / 4).copied()

@@ -1,13 +1,14 @@
 //! From observations to the numbers of a cluster, each with a sentence that says how it came about.
 //!
-//! Law: a number is read from times alone, by the formulas that will be charged with it ([`Share`]); what is not seen is said to be not
-//! seen. Times of local tasks are lower quartiles, brought down to what they would be without delays, because delays have a number of their own.
+//! Law: a number is read from times alone, by the formulas that will be charged with it ([`Share`]); what is
+//! not seen is said to be not seen. Times of local tasks are lower quartiles, brought down to what they would
+//! be without delays, because delays have a number of their own.
 
 use std::collections::BTreeMap;
 
 use super::CalibrateError;
 use super::figure::{Figure, lower_quartile, middle, percent};
-use super::fit::{Fit, Point, fit};
+use super::fit::{Fit, FitError, Point, fit};
 use super::jitter::Delays;
 use super::subject::{Observation, Share};
 use crate::cluster::Algorithm;
@@ -72,8 +73,8 @@ fn lines(points: &BTreeMap<&'static str, Vec<Point>>) -> Vec<Line> {
 
 /// α and β of the link.
 ///
-/// One pair serves all collectives, so both come from gathers and reductions together. All-reduces are shown and not used: of what they
-/// carry, how often it crosses the link depends on the library.
+/// One pair serves all collectives, so both come from gathers and reductions together. All-reduces are shown
+/// and not used: of what they carry, how often it crosses the link depends on the library.
 ///
 /// # Errors
 /// [`CalibrateError::Fit`].
@@ -101,14 +102,60 @@ pub(super) fn link(
     })
 }
 
-/// Speed of device memory as the library's own kernels use it in the steps of the `largest` weights, and what each kind takes by itself.
+/// What is known of a GPU before its products are measured.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known<'a> {
+    pub(super) delays: &'a Delays,
+    pub(super) kernel_us: f64,
+    pub(super) hbm_bytes_per_s: Option<f64>,
+}
+
+impl Known<'_> {
+    /// What of a lower quartile is neither delay nor kernels.
+    fn without_kernels(&self, lower_quartile: f64, share: &Share) -> f64 {
+        self.delays.without(lower_quartile) - share.kernels * self.kernel_us * 1e3
+    }
+}
+
+/// What a kernel takes beside its operations and bytes: from calls of so many small ones each, whatever else
+/// a call takes.
+pub(super) fn kernel(observation: &Observation, delays: &Delays, algorithm: Algorithm) -> Figure {
+    let tasks = observation.plan.tasks.iter().zip(observation.shares(algorithm)).enumerate();
+    let small = tasks.filter(|(_, (task, share))| {
+        matches!(task.op, Op::Compute { .. }) && share.kernels > 0.0 && share.flops <= 0.0
+    });
+    let point = |(number, (_, share)): (usize, (_, Share))| {
+        let time = delays.without(lower_quartile(observation.times_apart(number))?);
+        Some(Point { x: 1.0, y: share.kernels, time })
+    };
+    let points: Vec<Point> = small.filter_map(point).collect();
+    match fit(&points) {
+        Ok(found) => {
+            let counts = || points.iter().map(|point| point.y);
+            let (least, most) = (counts().fold(f64::INFINITY, f64::min), counts().fold(0.0, f64::max));
+            let how = format!(
+                "measured: calls of {least} to {most} small kernels one behind the other, for each; median {} off the line, at most {}",
+                percent(found.residual),
+                percent(found.worst)
+            );
+            Figure::new(found.b * 1e-3, how)
+        }
+        Err(FitError::Flat | FitError::TooFew { points: 0 }) => {
+            Figure::new(0.0, "not seen: no call took longer for the kernels in it")
+        }
+        Err(error) => Figure::new(0.0, format!("not measured: {error}")),
+    }
+}
+
+/// Speed of device memory as the library's own kernels use it in the steps of the `largest` weights, and what
+/// each kind takes by itself.
 ///
 /// # Errors
 /// [`CalibrateError::Untimed`] when no kernel took any time.
 pub(super) fn memory(
     observations: &[Observation],
     largest: &[Observation],
-    delays: &Delays,
+    known: Known<'_>,
     algorithm: Algorithm,
 ) -> Result<(Figure, Vec<Line>), CalibrateError> {
     let is_kernel = |op: &Op| !op.is_collective() && !matches!(op, Op::Compute { .. });
@@ -121,7 +168,9 @@ pub(super) fn memory(
         let own = tasks.filter(|((_, task), share)| is_kernel(&task.op) && share.memory_bytes > 0.0);
         own.fold((0.0, 0.0), |(bytes, time), ((number, _), share)| {
             match lower_quartile(observation.times_apart(number)) {
-                Some(taken) => (bytes + share.memory_bytes, time + delays.without(taken)),
+                Some(taken) => {
+                    (bytes + share.memory_bytes, time + known.without_kernels(taken, &share).max(0.0))
+                }
                 None => (bytes, time),
             }
         })
@@ -132,44 +181,49 @@ pub(super) fn memory(
         return Err(CalibrateError::Untimed { program: "ladder".to_owned() });
     }
     let how = format!(
-        "measured: bytes over time of all kernels of steps with the largest weights, one in each format, {} in {} kinds",
+        "measured: bytes over time, less kernel_us for each, of all kernels of steps with the largest weights, one in each format, {} in {} kinds",
         super::super::text::bytes(bytes as u64),
         by_kind.len(),
     );
     Ok((Figure::new(bytes / time * 1e9, how), lines(&by_kind)))
 }
 
-/// Operations per second of one kind of products.
+/// Operations per second of one kind of products: operations over what is left of their calls when kernels
+/// and the bytes that other kernels move are taken away, the middle of all sizes. No line through them: what
+/// a product takes beyond its operations, such as tiles that fill the device badly, belongs to its speed.
 ///
 /// # Errors
 /// [`CalibrateError::Fit`].
 pub(super) fn flops(
     observation: &Observation,
-    delays: &Delays,
+    known: Known<'_>,
     algorithm: Algorithm,
     math: Math,
     whose: &str,
 ) -> Result<Figure, CalibrateError> {
-    let size = |share: &Share| (1.0, share.flops);
-    let is_call = |op: &Op| matches!(op, Op::Compute { .. });
-    let mut all: Vec<Point> =
-        points(std::slice::from_ref(observation), algorithm, is_call, size, lower_quartile)
-            .into_values()
-            .flatten()
-            .collect();
-    all.iter_mut().for_each(|point| point.time = delays.without(point.time));
-    let found = fit(&all).map_err(CalibrateError::of("the speed of products"))?;
+    let tasks = observation.plan.tasks.iter().zip(observation.shares(algorithm)).enumerate();
+    let products = tasks.filter(|(_, (task, _))| matches!(task.op, Op::Compute { .. }));
+    let speed = |(number, (_, share)): (usize, (_, Share))| {
+        let time = known.without_kernels(lower_quartile(observation.times_apart(number))?, &share);
+        let moved = known.hbm_bytes_per_s.map_or(0.0, |speed| share.memory_bytes / speed * 1e9);
+        (time > moved && share.flops > 0.0).then(|| share.flops / (time - moved) * 1e9)
+    };
+    let all: Vec<f64> = products.filter_map(speed).collect();
+    let sizes = all.len();
+    let (least, most) = all
+        .iter()
+        .fold((f64::INFINITY, 0.0_f64), |(least, most), speed| (least.min(*speed), most.max(*speed)));
+    let refused = CalibrateError::of("the speed of products");
+    let speed = middle(all).ok_or_else(|| refused(FitError::TooFew { points: 0 }))?;
     let how = format!(
-        "measured: {whose} in {math:?}, {} sizes, median {} off the line, at most {}",
-        found.points,
-        percent(found.residual),
-        percent(found.worst)
+        "measured: {whose} in {math:?}, the middle of {sizes} sizes, which reach {:.3e} to {:.3e}",
+        least, most
     );
-    Ok(Figure::new(1e9 / found.b, how))
+    Ok(Figure::new(speed, how))
 }
 
-/// What the host takes: for a task, from two steps of many small ones that differ in their number; for a recorded step, from what
-/// is left of it when its tasks are taken away.
+/// What the host takes: for a task, from two steps of many small ones that differ in their number; for a
+/// recorded step, from what is left of it when its tasks are taken away.
 pub(super) fn host(few: &Observation, many: &Observation, recorded: &Observation) -> (Figure, Figure) {
     let step = |observation: &Observation| {
         middle(observation.steps.iter().map(|step| step.duration as f64).collect()).unwrap_or(0.0)
@@ -182,7 +236,7 @@ pub(super) fn host(few: &Observation, many: &Observation, recorded: &Observation
         tasks(few)
     );
     let rest = |step: &super::subject::Step| {
-        let intervals = || step.ranks.iter().flatten().filter(|interval| interval.end > 0);
+        let intervals = || step.ranks.iter().flatten().filter(|interval| interval.ran());
         let begin = intervals().map(|interval| interval.begin).min();
         let end = intervals().map(|interval| interval.end).max();
         match (begin, end) {

@@ -1,7 +1,7 @@
 //! The cluster file: every number with the sentence that says where it comes from.
 //!
-//! Law: what is written is read back by the reader of every cluster file before anybody gets it, so the cluster of a calibration is the
-//! cluster of its file, rounded as the file is.
+//! Law: what is written is read back by the reader of every cluster file before anybody gets it, so the
+//! cluster of a calibration is the cluster of its file, rounded as the file is.
 
 use std::fmt::Write;
 
@@ -21,6 +21,7 @@ pub(super) struct Figures {
     pub(super) algorithm: Algorithm,
     pub(super) memory_bytes: (u64, String),
     pub(super) hbm: Figure,
+    pub(super) kernel_us: Figure,
     pub(super) launch_us: Figure,
     pub(super) replay_us: Figure,
     /// In the order of [`MATHS`].
@@ -64,6 +65,7 @@ impl Figures {
         let (memory, how) = &self.memory_bytes;
         line(format!("memory_bytes = {memory}  # {how}"));
         line(speed("hbm_bytes_per_s", &self.hbm));
+        line(micros("kernel_us", &self.kernel_us));
         line(micros("launch_us", &self.launch_us));
         line(micros("replay_us", &self.replay_us));
         line("\n[gpu.flops_per_s]".to_owned());
@@ -121,6 +123,7 @@ impl Figures {
             "host",
             format!("{:.1} µs a task, {:.1} µs a recorded step", self.launch_us.value, self.replay_us.value),
         );
+        row("kernels", format!("{:.1} µs each beside what they do", self.kernel_us.value));
         let factors = self.contention.iter().map(|(key, figure)| {
             let mark = if figure.how.starts_with("measured") { "" } else { "*" };
             format!("{} {:.2}{mark}", key.replace('_', " "), figure.value)

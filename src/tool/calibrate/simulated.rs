@@ -1,7 +1,7 @@
 //! A simulated cluster as what is measured: the instrument's own test.
 //!
-//! Law: what calibration finds here are the numbers of the cluster's file, because the times it reads were made of them and of nothing
-//! else. No clock of this machine is read.
+//! Law: what calibration finds here are the numbers of the cluster's file, because the times it reads were
+//! made of them and of nothing else. No clock of this machine is read.
 
 use super::CalibrateError;
 use super::programs::{Arithmetic, Experiment};
@@ -35,7 +35,8 @@ impl Subject for Simulated {
     }
 
     fn arithmetic(&self, format: Format) -> Arithmetic {
-        Arithmetic { format, math: Math::Bf16, form: Form::DenseBf16, backward: Orientation::Rowwise }
+        let (math, form, backward) = (Math::Bf16, Form::DenseBf16, Orientation::Rowwise);
+        Arithmetic { format, math, form, backward, activations: None }
     }
 
     fn products(&self) -> Vec<Arithmetic> {

@@ -1,7 +1,8 @@
 //! What is measured: something that runs programs and says when every task ran.
 //!
-//! Law: nothing above this file knows whether time is real. An observation holds steps that are warm, with the times of all tasks as the
-//! backend measured them. A collective is counted from the arrival of its last rank, as far as this process sees it.
+//! Law: nothing above this file knows whether time is real. An observation holds steps that are warm, with
+//! the times of all tasks as the backend measured them. A collective is counted from the arrival of its last
+//! rank, as far as this process sees it.
 
 use std::sync::Arc;
 
@@ -51,6 +52,10 @@ pub(super) trait Subject {
     fn observe(&mut self, experiment: &Experiment, steps: usize) -> Result<Observation, CalibrateError>;
 }
 
+/// What makes one unit take one nanosecond: bytes or operations per second, and microseconds.
+const ONE: f64 = 1e9;
+const ONE_US: f64 = 1e-3;
+
 /// Share of a task that may run beside another without a word.
 const BESIDE: f64 = 0.02;
 
@@ -83,10 +88,13 @@ pub(super) struct Share {
     pub(super) memory_bytes: f64,
     /// Floating-point operations.
     pub(super) flops: f64,
+    /// Kernels.
+    pub(super) kernels: f64,
 }
 
 impl Step {
-    /// When a task began to do its work, a collective when the last of these ranks was there; and when it was over on `rank`.
+    /// When a task began to do its work, a collective when the last of these ranks was there; and when it was
+    /// over on `rank`.
     pub(super) fn span(&self, rank: usize, task: usize, collective: bool) -> (u64, u64) {
         let own = self.ranks[rank][task];
         let begin = match collective {
@@ -135,25 +143,24 @@ impl Observation {
         times
     }
 
-    /// What every task's price is made of, in task order: prices are linear in the cluster's numbers, so a cluster in which one number
-    /// is 1 and the others cost nothing shows its share.
+    /// What every task's price is made of, in task order: prices are linear in the cluster's numbers, so a
+    /// cluster in which one number is 1 and the others cost nothing shows its share.
     pub(super) fn shares(&self, algorithm: Algorithm) -> Vec<Share> {
         let plan = &self.plan;
         let work = Work { calls: &plan.calls, slots: &plan.arena.slots, weights: &plan.weights };
         let mesh = plan.weights.mesh;
-        let priced = |latency_us, link, memory, flops| {
-            let cluster =
-                unit(mesh.ranks(), algorithm, Link { latency_us, bytes_per_s: link }, memory, flops);
+        let priced = |change: fn(&mut Cluster)| {
+            let mut cluster = free(mesh.ranks(), algorithm);
+            change(&mut cluster);
             Prices::new(&cluster, mesh)
         };
-        // Nanoseconds per unit: one microsecond is 1000 of them, one byte at 1e9 bytes per second one.
-        let (free, one) = (f64::MAX, 1e9);
-        let [latencies, link, memory, flops] = [
-            priced(1e-3, free, free, free),
-            priced(0.0, one, free, free),
-            priced(0.0, free, one, free),
-            priced(0.0, free, free, one),
-        ];
+        let latencies = priced(|cluster| cluster.inside.latency_us = ONE_US);
+        let link = priced(|cluster| cluster.inside.bytes_per_s = ONE);
+        let memory = priced(|cluster| cluster.gpu.hbm_bytes_per_s = ONE);
+        let flops = priced(|cluster| {
+            cluster.gpu.flops_per_s = Flops { f32: ONE, bf16: ONE, fp8: ONE, fp4: ONE };
+        });
+        let kernels = priced(|cluster| cluster.gpu.kernel_us = ONE_US);
         let price = |prices: &Option<Prices>, op: &Op| {
             prices.as_ref().and_then(|prices| prices.of(&work, op)).unwrap_or(0.0)
         };
@@ -162,23 +169,27 @@ impl Observation {
             link_bytes: price(&link, &task.op),
             memory_bytes: price(&memory, &task.op),
             flops: price(&flops, &task.op),
+            kernels: price(&kernels, &task.op),
         };
         plan.tasks.iter().map(share).collect()
     }
 }
 
-fn unit(ranks: u32, algorithm: Algorithm, inside: Link, memory: f64, flops: f64) -> Cluster {
+/// A node on which nothing takes time.
+fn free(ranks: u32, algorithm: Algorithm) -> Cluster {
+    let free = f64::MAX;
     Cluster {
-        name: "unit".to_owned(),
+        name: "free".to_owned(),
         gpus_per_node: ranks,
         gpu: Gpu {
             memory_bytes: 1,
-            hbm_bytes_per_s: memory,
+            hbm_bytes_per_s: free,
+            kernel_us: 0.0,
             launch_us: 0.0,
             replay_us: 0.0,
-            flops_per_s: Flops { f32: flops, bf16: flops, fp8: flops, fp4: flops },
+            flops_per_s: Flops { f32: free, bf16: free, fp8: free, fp4: free },
         },
-        inside,
+        inside: Link { latency_us: 0.0, bytes_per_s: free },
         between: None,
         algorithm,
         contention: Contention::default(),

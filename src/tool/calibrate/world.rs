@@ -1,7 +1,7 @@
 //! Sessions of this machine as what is measured.
 //!
-//! Law: programs run as an embedder's would, over the public handle; what differs between devices is how a session is started and what a
-//! closure multiplies with.
+//! Law: programs run as an embedder's would, over the public handle; what differs between devices is how a
+//! session is started and what a closure multiplies with.
 
 use super::CalibrateError;
 use super::programs::Experiment;
@@ -12,7 +12,8 @@ use crate::session::Session;
 /// Steps before those that count: a prologue, cold kernels, and a recording are in them.
 const WARM: usize = 3;
 
-/// How an experiment is run: `base` says what belongs to the machine (pacing, transport, order of sums, deadline), and nothing else of it counts.
+/// How an experiment is run: `base` says what belongs to the machine (pacing, transport, order of sums,
+/// deadline), and nothing else of it counts.
 pub(super) fn configuration(base: &Config, experiment: &Experiment) -> Config {
     Config {
         cpu: base.cpu,

@@ -35,7 +35,9 @@ enum What {
 ///
 /// The loss is the sum of the last output; a step is forward and backward. First the stack is measured resident: whole
 /// weights on every GPU, no session, no communication, task by task and as one CUDA graph. Then every variant, whose
-/// weights are sharded, gathered before each use and gathered again in backward. A variant is named
+/// weights are sharded, gathered before each use and gathered again in backward. Then the resident stack again: GPUs that
+/// work slow down as they get warm, so compare rows only where it took about as long as before; more --warm steps help.
+/// A variant is named
 ///
 ///   format/unit/prefetch/mode/transport/ending        as in  bf16/block/depth1/graph/peer/gradients
 ///
@@ -44,7 +46,7 @@ enum What {
 ///               collective, and so are their gradients. The products, and their order, are the same
 ///   prefetch    depth0 on demand, depthN gathers N units ahead, auto lets the planner choose. By weights depth3 has at
 ///               most one block in flight, depth7 at most two; by blocks depth1 has at most two. Gradients are reduced as
-///               many calls behind (reduce_behind), two at least, unless --behind says how many
+///               many calls behind (reduce_behind), three at least, unless --behind says how many
 ///   mode        eager issues every task in every step, graph replays a recording
 ///   transport   peer pushes by copy engines, nccl uses NCCL
 ///   ending      gradients ends with reduced gradients in f32 main grads; training goes on with the optimizer (at a
@@ -52,7 +54,7 @@ enum What {
 ///
 /// step       from the command to the last rank's answer, devices idle before it; median
 /// ×          over the resident stack's step of the same mode
-/// predicted  the forecast of the variant's plan on --cluster, and by how much it is off
+/// predicted  the variant's step simulated on --cluster, and by how much it is off
 /// host       until everything is enqueued, on the slowest rank
 /// traced     the step of a second session whose tasks are timed on the devices, and what that costs; only with --traces
 /// exposed    a collective runs and the compute lane runs nothing; of that session

@@ -21,8 +21,9 @@ use crate::model::Math;
 ///
 ///   inside        latency and bytes per second of gathers and reductions, a robust line through a ladder of sizes
 ///   hbm           speed of memory as the library's own kernels use it: amax, casts, transposes, dequantization, Adam
-///   flops_per_s   products of the tool's own: plain f32 loops on the CPU, linear layers on GPUs. What your closures
-///                 reach is yours to say: --flops
+///   flops_per_s   products of the tool's own: plain f32 loops on the CPU, on GPUs linear layers, forward and both
+///                 gradients. What your closures reach is yours to say: --flops
+///   kernel_us     what one more small kernel takes in a call
 ///   launch_us     what one more small task costs a step; replay_us what a recorded step takes beside its tasks
 ///   contention    how much longer tasks take beside another lane, read task by task from one run
 ///   jitter        how late local tasks are, from the quartiles of their times

@@ -21,7 +21,8 @@ use self::quantize::Quantize;
 use self::schedule::{Plan, Simulate, Trace, Tune};
 use super::{CalibrateError, ScheduleError, ToolError, describe_formats};
 
-/// Quantizes checkpoints into the formats that warpweft trains in, bit for bit; plans and simulates training steps.
+/// Quantizes checkpoints into the formats that warpweft trains in, bit for bit; plans and simulates training
+/// steps.
 #[derive(Debug, Parser)]
 #[command(name = "warpweft", version, max_term_width = 100)]
 struct Arguments {
@@ -43,8 +44,8 @@ enum Command {
     Bench(bench::Bench),
 }
 
-/// Runs the program. `arguments` begin with its name; `stop` ends it at the next piece of a tensor, and may be set at
-/// any time.
+/// Runs the program. `arguments` begin with its name; `stop` ends it at the next piece of a tensor, and may
+/// be set at any time.
 pub fn run(arguments: impl IntoIterator<Item = OsString>, stop: &AtomicBool) -> ExitCode {
     let arguments = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => arguments,

@@ -1,7 +1,8 @@
 //! Plans, simulations and traces, for people.
 //!
-//! Law: nothing is planned or timed here. The plan is the session's, the times are the simulator's or the plan's forecast, the summary is the
-//! trace room's; this folder reads files, lays out numbers and writes files.
+//! Law: nothing is planned or timed here. The plan is the session's, the times are the simulator's or the
+//! plan's forecast, the summary is the trace room's; this folder reads files, lays out numbers and writes
+//! files.
 //!
 //! | file | idea |
 //! |---|---|
@@ -88,10 +89,12 @@ struct Declaration {
     config: Config,
 }
 
-/// Plans one step of a model, and says what the plan is, and what it is expected to take on a cluster if one is named.
+/// Plans one step of a model, and says what the plan is, and what it is expected to take on a cluster if one
+/// is named.
 ///
 /// # Errors
-/// [`ScheduleError`]: files that declare what cannot be, a plan that does not fit its budget, a task that is not there.
+/// [`ScheduleError`]: files that declare what cannot be, a plan that does not fit its budget, a task that is
+/// not there.
 pub fn plan_model(
     model: &ModelOptions,
     cluster_name: Option<&str>,

@@ -1,8 +1,9 @@
 //! The fastest policy on a machine: a sweep, and the tuner.
 //!
-//! Law: every time is a simulated one, every plan one that a session would run, and what is printed makes the chosen plan again: so no plan
-//! is tried that is made of measured durations, which no configuration holds. The tuner here is the one of [`crate::tune`]; this file
-//! answers its questions by the simulator. A policy that does not fit is shown as such; any other refusal ends it all.
+//! Law: every time is a simulated one, every plan one that a session would run, and what is printed makes the
+//! chosen plan again: so no plan is tried that is made of measured durations, which no configuration holds.
+//! The tuner here is the one of [`crate::tune`]; this file answers its questions by the simulator. A policy
+//! that does not fit is shown as such; any other refusal ends it all.
 
 use std::fmt::Write;
 
@@ -172,8 +173,8 @@ impl Bench<'_> {
         policies.map(row).collect()
     }
 
-    /// The tuner at its end, and why the last policy that did not fit did not. The planner refuses what is over the budget before anything
-    /// runs.
+    /// The tuner at its end, and why the last policy that did not fit did not. The planner refuses what is
+    /// over the budget before anything runs.
     fn tune(&self) -> Result<(Tuner, String), ScheduleError> {
         let Policy { prefetch, budget, .. } = Policy::from(&self.declared.config);
         let mut tuner = Tuner::new(prefetch, Limits { budget, by_measurement: false, ..Limits::default() })?;

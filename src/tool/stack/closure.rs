@@ -1,23 +1,24 @@
 //! A rank's calls.
 //!
 //! Laws:
-//! - A call carries out its parts in order (SK-1); what one of them wrote the next may read, whether they are of one call or of two.
-//! - What fails when the value is made is said by every call, because a factory cannot refuse.
+//! - A call carries out its parts in order (SK-1); what one of them wrote the next may read, whether they are
+//!   of one call or of two.
+//! - What fails when the value is made is said by every call.
 
 use std::sync::Arc;
 
 use half::bf16;
 
-use super::layers::{Gradients, Layers};
-use super::parts::{Block, Part, is_written_first};
-use super::program::{Computed, Declaration};
+use super::layers::{Computed, Gradients, Layers, Operands};
+use super::parts::{Block, Part, Saved, is_written_first};
+use super::program::Declaration;
 use super::shape::{Projection, StackShape};
 use super::values;
 use crate::backend::cuda::{CudaSurface, DeviceOrdinal, DeviceSlice, DeviceSliceMut};
 use crate::compute::{Compute, ComputeContext, ComputeError};
-use crate::format::Orientation;
+use crate::format::{Element, Orientation};
 use crate::id::BufferId;
-use crate::linear::{Device, DeviceBuffer, LinearError, Output, Recipe, Weight};
+use crate::linear::{Activations, Device, DeviceBuffer, Input, LinearError, Output, Recipe, Weight};
 use crate::model::Call;
 
 type Context<'a> = ComputeContext<'a, CudaSurface>;
@@ -54,19 +55,19 @@ impl Ends {
 }
 
 impl Closure {
-    /// Opens the GPU and makes what the calls need; `gradients` is the element type of weight gradients that they declare.
+    /// Opens the GPU and makes what the calls need, which were declared as `computed` says.
     pub(super) fn new(
         declaration: Arc<Declaration>,
         shape: &StackShape,
-        (recipe, gradients): Computed,
+        computed: Computed,
         gpu: DeviceOrdinal,
     ) -> Self {
         let ready = Device::open(gpu).and_then(|device| {
-            let layers = Layers::new(&device, shape, recipe, gradients)?;
+            let layers = Layers::new(&device, shape, computed)?;
             let ends = Ends::new(&device, &layers, shape)?;
             Ok(Ready { layers, ends })
         });
-        Self { declaration, recipe, ready }
+        Self { declaration, recipe: computed.0, ready }
     }
 }
 
@@ -107,14 +108,14 @@ struct Lent<'a, 'call> {
 
 impl<'a> Lent<'a, '_> {
     /// A buffer that holds what this part reads: a call before left it, or an earlier part of this one.
-    fn read(self, buffer: BufferId) -> Result<DeviceSlice<'a, bf16>, ComputeError> {
+    fn read<T: Element>(self, buffer: BufferId) -> Result<DeviceSlice<'a, T>, ComputeError> {
         if is_written_first(&self.call.buffers, buffer) {
             return Ok(self.write(buffer)?.into_slice());
         }
         self.context.read(buffer)
     }
 
-    fn write(self, buffer: BufferId) -> Result<DeviceSliceMut<'a, bf16>, ComputeError> {
+    fn write<T: Element>(self, buffer: BufferId) -> Result<DeviceSliceMut<'a, T>, ComputeError> {
         self.context.write(buffer)
     }
 
@@ -138,23 +139,36 @@ fn forward<'a>(
     projection: Projection,
     lent: Lent<'a, '_>,
 ) -> Result<(), ComputeError> {
-    let Block { x, qkv, middle, hidden, activated, output, .. } = *block;
+    let Block { x, qkv, middle, hidden, saved, output, .. } = *block;
     let handles = lent.context.handles();
     let weight = block.weight(projection);
-    let weight = Weight::of(lent.context, weight, Orientation::Rowwise, lent.recipe.form())?;
+    let weight = &Weight::of(lent.context, weight, Orientation::Rowwise, lent.recipe.form())?;
+    let kept = saved.kept(projection).map(|buffer| lent.write(buffer)).transpose()?;
     let done = match projection {
-        Projection::Qkv => layers.qkv(handles, &weight, lent.read_or(x, &ends.input)?, lent.write(qkv)?),
+        Projection::Qkv => {
+            let (x, y) = (lent.read_or(x, &ends.input)?.into(), lent.write(qkv)?);
+            layers.qkv(handles, Operands { weight, x, kept, y })
+        }
         Projection::Proj => {
-            let x = lent.read_or(x, &ends.input)?;
-            layers.proj(handles, &weight, lent.read(qkv)?, x, lent.write(middle)?)
+            let residual = lent.read_or(x, &ends.input)?;
+            let (x, y) = (Activations::Values(lent.read(qkv)?), lent.write(middle)?);
+            layers.proj(handles, Operands { weight, x, kept, y }, residual)
         }
         Projection::Fc1 => {
-            let (hidden, activated) = (lent.write(hidden)?, lent.write(activated)?);
-            layers.fc1(handles, &weight, lent.read(middle)?, hidden, activated)
+            let (x, y) = (Activations::Values(lent.read(middle)?), lent.write(hidden)?);
+            let activated = match saved {
+                Saved::Values { activated } => Some(lent.write(activated)?),
+                Saved::Codes(_) => None,
+            };
+            layers.fc1(handles, Operands { weight, x, kept, y }, activated)
         }
         Projection::Fc2 => {
-            let (activated, middle) = (lent.read(activated)?, lent.read(middle)?);
-            layers.fc2(handles, &weight, activated, middle, lent.write(output)?)
+            let x = match saved {
+                Saved::Values { activated } => Activations::Values(lent.read(activated)?),
+                Saved::Codes(_) => Activations::Gelu(lent.read(hidden)?),
+            };
+            let (residual, y) = (lent.read(middle)?, lent.write(output)?);
+            layers.fc2(handles, Operands { weight, x, kept, y }, residual)
         }
     };
     Ok(done?)
@@ -167,31 +181,43 @@ fn backward<'a>(
     projection: Projection,
     lent: Lent<'a, '_>,
 ) -> Result<(), ComputeError> {
-    let Block { x, qkv, middle, hidden, activated, dy, hidden_gradient, middle_gradient, dx, .. } = *block;
+    let Block { hidden, saved, dy, hidden_gradient, middle_gradient, dx, .. } = *block;
     let (handles, recipe) = (lent.context.handles(), lent.recipe);
     let id = block.weight(projection);
     let weight = &Weight::of(lent.context, id, recipe.dgrad_orientation(), recipe.form())?;
     let dw = Output::gradient(lent.context, id)?;
+    let input = block.input(projection);
+    let x: Input<'a> = match (saved, input) {
+        (Saved::Codes(_), Some(kept)) => Input::Kept(lent.read(kept)?),
+        _ => lent.read_or(input, &ends.input)?.into(),
+    };
     let done = match projection {
         Projection::Fc2 => {
-            let dy = lent.read_or(dy, &ends.ones)?;
-            let gradients = Gradients { weight, dy, dx: lent.write(hidden_gradient)?, dw };
-            layers.fc2_backward(handles, gradients, lent.read(activated)?, lent.read(hidden)?)
+            let (dy, dx) = (lent.read_or(dy, &ends.ones)?.into(), lent.write(hidden_gradient)?);
+            let hidden = match saved {
+                Saved::Values { .. } => Some(lent.read(hidden)?),
+                Saved::Codes(_) => None,
+            };
+            layers.fc2_backward(handles, Gradients { weight, dy, x, dx, dw }, hidden)
         }
         Projection::Fc1 => {
-            let of_output = lent.read_or(dy, &ends.ones)?;
-            let (dy, dx) = (lent.read(hidden_gradient)?, lent.write(middle_gradient)?);
-            layers.fc1_backward(handles, Gradients { weight, dy, dx, dw }, lent.read(middle)?, of_output)
+            let (of_output, gradient) = (lent.read_or(dy, &ends.ones)?, lent.read(hidden_gradient)?);
+            let dy = match saved {
+                Saved::Values { .. } => Activations::Values(gradient),
+                Saved::Codes(_) => Activations::GeluGradient { x: lent.read(hidden)?, gradient },
+            };
+            let dx = lent.write(middle_gradient)?;
+            layers.fc1_backward(handles, Gradients { weight, dy, x, dx, dw }, of_output)
         }
         Projection::Proj => {
-            let (dy, dx) = (lent.read(middle_gradient)?, lent.write(qkv_gradient)?);
-            layers.proj_backward(handles, Gradients { weight, dy, dx, dw }, lent.read(qkv)?)
+            let dy = Activations::Values(lent.read(middle_gradient)?);
+            let dx = lent.write(qkv_gradient)?;
+            layers.proj_backward(handles, Gradients { weight, dy, x, dx, dw })
         }
         Projection::Qkv => {
-            let x = lent.read_or(x, &ends.input)?;
-            let (dy, dx) = (lent.read(qkv_gradient)?, lent.write(dx)?);
-            let of_middle = lent.read(middle_gradient)?;
-            layers.qkv_backward(handles, Gradients { weight, dy, dx, dw }, x, of_middle)
+            let dy = Activations::Values(lent.read(qkv_gradient)?);
+            let (dx, of_middle) = (lent.write(dx)?, lent.read(middle_gradient)?);
+            layers.qkv_backward(handles, Gradients { weight, dy, x, dx, dw }, of_middle)
         }
     };
     Ok(done?)

@@ -19,7 +19,7 @@ impl Gradient {
         match element {
             ElementType::Bf16 => Ok(Self::Bf16(device.buffer(elements)?)),
             ElementType::F32 => Ok(Self::F32(device.buffer(elements)?)),
-            ElementType::U8 => Err(LinearError::Result { element }),
+            ElementType::U8 | ElementType::U32 => Err(LinearError::Result { element }),
         }
     }
 
@@ -30,7 +30,8 @@ impl Gradient {
         }
     }
 
-    /// The sum of all squares; of f32 on the host, since no step is timed any more. `sum` is scratch of one element.
+    /// The sum of all squares; of f32 on the host, since no step is timed any more. `sum` is scratch of one
+    /// element.
     pub(super) fn sum_of_squares(
         &self,
         elementwise: &mut Elementwise,

@@ -1,8 +1,8 @@
-//! `warpweft bench stack`: a decoder-shaped stack of linear layers on this machine's GPUs, measured against its own
-//! products alone.
+//! `warpweft bench stack`: a decoder-shaped stack of linear layers on this machine's GPUs, measured against
+//! its own products alone.
 //!
-//! A block holds the four matrices of a decoder's block without attention: qkv `[3H, H]`, proj `[H, H]`, fc1 `[F, H]` and
-//! fc2 `[H, F]`;
+//! A block holds the four matrices of a decoder's block without attention: qkv `[3H, H]`, proj `[H, H]`, fc1
+//! `[F, H]` and fc2 `[H, F]`;
 //!
 //! ```text
 //! middle = x + proj(qkv(x)[.., ..H])
@@ -12,14 +12,17 @@
 //! The loss is the sum of the last output. `benches/peers/fsdp2_stack.py` is the same stack in PyTorch.
 //!
 //! Laws:
-//! - **SK-1** every variant computes the same products of the same shapes on the same numbers: weights, input and the order
-//!   of products are those of the resident stack. What differs is where weights come from, how many of them a call takes and a gather brings
-//!   (the *unit*: a weight, or a block), and what they are rounded to. With gathers N units ahead, gradients are reduced as many calls behind, two at
-//!   least, unless a number is given.
-//! - **SK-2** a step is timed with the devices idle before it and after it; times are medians. Where a trace is asked for, a session of its own is traced.
-//! - **SK-3** the loss of every variant stands beside that of the resident stack, so that a variant that computes something
-//!   else is seen; with the ending `training` the gradient norm too. The ending `gradients` has no norm: its plan computes
-//!   none, and one beside it would be timed with it. Its calls and reductions are those of `training`.
+//! - **SK-1** every variant computes the same products of the same shapes on the same numbers: weights, input
+//!   and the order of products are those of the resident stack. What differs is where weights come from, how
+//!   many of them a call takes and a gather brings (the *unit*: a weight, or a block), and what they are
+//!   rounded to. With gathers N units ahead, gradients are reduced as many calls behind, two at least, unless
+//!   a number is given.
+//! - **SK-2** a step is timed with the devices idle before it and after it; times are medians. Where a trace
+//!   is asked for, a session of its own is traced.
+//! - **SK-3** the loss of every variant stands beside that of the resident stack, so that a variant that
+//!   computes something else is seen; with the ending `training` the gradient norm too. The ending
+//!   `gradients` has no norm: its plan computes none, and one beside it would be timed with it. Its calls and
+//!   reductions are those of `training`.
 //! - **SK-4** a variant that cannot run is a row that says why; the others run all the same.
 //!
 //! | file | idea |
@@ -27,13 +30,15 @@
 //! | `shape`, `values` | sizes of the stack, and the numbers it begins with |
 //! | `layers` | the mathematics of a block, on lent memory |
 //! | `resident`, `gradient` | weights in memory, no session: on a queue, and as one CUDA graph |
-//! | `parts` | what the stack computes, part by part, and which memory a part touches |
+//! | `parts` | what the stack computes, part by part, which memory a part touches, and what stays for backward |
 //! | `program`, `closure` | the stack as a step program, and its calls |
 //! | `variant`, `sharded` | what is varied, and a session of it |
 //! | `report` | the table and the JSON |
 //!
-//! Activations and their gradients are declared buffers, so the arena counts them. The input of the first block and the
-//! gradient of the last are constant and belong to the closure.
+//! Activations and their gradients are declared buffers, so the arena counts them. Where products quantize
+//! what they read, what stays of their inputs for backward are the codes that it contracts over, and GELU is
+//! taken on the way to codes; the bits are those of launches of their own. The input of the first block and
+//! the gradient of the last are constant and belong to the closure.
 
 mod closure;
 mod error;
@@ -94,12 +99,13 @@ pub struct StackOptions {
     pub gradients: ElementType,
     /// In what gradients travel that were written in f32; those in bf16 travel as they are.
     pub reduce_dtype: ReduceDtype,
-    /// How many calls behind its own a gradient is reduced, 1 to 16. `None`: as many as gathers are ahead, and at least as many as the configuration says.
+    /// How many calls behind its own a gradient is reduced, 1 to 16. `None`: as many as gathers are ahead,
+    /// and at least as many as the configuration says.
     pub behind: Option<u32>,
     /// The configuration the variants change.
     pub config: Option<PathBuf>,
-    /// The machine that `auto` counts with and that steps are predicted for: a preset or a cluster file. `None` is the configuration's
-    /// for `auto`, and predicts nothing.
+    /// The machine that `auto` counts with and that steps are predicted for: a preset or a cluster file.
+    /// `None` is the configuration's for `auto`, and predicts nothing.
     pub cluster: Option<String>,
     /// A folder for a trace of every sharded variant.
     pub traces: Option<PathBuf>,
@@ -111,11 +117,13 @@ impl StackOptions {
     }
 }
 
-/// Measures the resident stack, then every variant. `say` is told what is measured; `stop` ends it between two steps.
+/// Measures the resident stack, then every variant, then the resident stack again, which shows how far the
+/// GPUs' clocks moved meanwhile. `say` is told what is measured; `stop` ends it between two steps.
 ///
 /// # Errors
-/// [`StackError`] when nothing can be measured: gradients in bf16 that were to travel in f32, no such GPUs, a configuration that
-/// is refused, patterns that match nothing, the resident stack failing. A variant that fails is a row of the report.
+/// [`StackError`] when nothing can be measured: gradients in bf16 that were to travel in f32, no such GPUs, a
+/// configuration that is refused, patterns that match nothing, the resident stack failing the first time.
+/// What fails later, a variant or the resident stack, is a row of the report.
 pub fn bench_stack(
     options: &StackOptions,
     stop: &AtomicBool,
@@ -154,6 +162,17 @@ pub fn bench_stack(
         say(&format!("session {} of {}: {}", number + 1, variants.len(), session.variant));
         for row in measure_variant(&setting, session) {
             let row = report.add(row);
+            say(&row.line());
+        }
+    }
+    if !variants.is_empty() && !stop.load(Ordering::Relaxed) {
+        say("resident, again");
+        // What was measured before stands.
+        let rows = resident::measure(sizes, gpus, setting.pace, stop);
+        let rows = rows
+            .unwrap_or_else(|error| resident::NAMES.map(|name| Measured::failed(name.to_owned(), &error)));
+        for row in rows {
+            let row = report.add(Measured { name: format!("{}/again", row.name), ..row });
             say(&row.line());
         }
     }

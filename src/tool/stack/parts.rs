@@ -1,7 +1,7 @@
 //! What the stack computes, part by part, and which memory a part touches.
 //!
-//! Law (SK-1): the parts of a step and their order follow from the number of blocks alone. A call is a run of them, and
-//! carries them out one behind the other; its declaration is that of its parts together.
+//! Law (SK-1): the parts of a step and their order follow from the number of blocks alone. A call is a run of
+//! them, and carries them out one behind the other; its declaration is that of its parts together.
 
 use super::shape::Projection;
 use crate::id::{BufferId, WeightId};
@@ -53,14 +53,39 @@ pub(super) struct Block {
     pub(super) qkv: BufferId,
     pub(super) middle: BufferId,
     pub(super) hidden: BufferId,
-    pub(super) activated: BufferId,
+    pub(super) saved: Saved,
     pub(super) output: BufferId,
     /// Gradient of the output; the last block's is the closure's own.
     pub(super) dy: Option<BufferId>,
+    /// Gradient of `hidden`, or of its GELU, by [`Saved`].
     pub(super) hidden_gradient: BufferId,
     pub(super) middle_gradient: BufferId,
     /// Gradient of `x`.
     pub(super) dx: BufferId,
+}
+
+/// What of its inputs a block leaves for the gradients of its weights, and so which part takes GELU.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Saved {
+    /// The inputs in bf16. fc1 forward writes GELU of `hidden` here, fc2 backward turns its gradient into
+    /// that of `hidden`.
+    Values {
+        /// GELU of `hidden`.
+        activated: BufferId,
+    },
+    /// What each weight's product keeps of its input, in the order of [`Projection::ALL`]. fc2 forward and
+    /// fc1 backward take GELU on the way.
+    Codes([BufferId; 4]),
+}
+
+impl Saved {
+    /// Where the product with a weight keeps what its gradient reads.
+    pub(super) const fn kept(self, projection: Projection) -> Option<BufferId> {
+        match self {
+            Self::Values { .. } => None,
+            Self::Codes(kept) => Some(kept[projection as usize]),
+        }
+    }
 }
 
 impl Block {
@@ -68,34 +93,61 @@ impl Block {
         self.weights[projection as usize]
     }
 
+    /// Where the gradient of a weight finds the product's input, as [`Saved`] says; the first block's x is
+    /// the closure's own.
+    pub(super) const fn input(&self, projection: Projection) -> Option<BufferId> {
+        match (self.saved, projection) {
+            (Saved::Codes(_), _) => self.saved.kept(projection),
+            (Saved::Values { .. }, Projection::Qkv) => self.x,
+            (Saved::Values { .. }, Projection::Proj) => Some(self.qkv),
+            (Saved::Values { .. }, Projection::Fc1) => Some(self.middle),
+            (Saved::Values { activated }, Projection::Fc2) => Some(activated),
+        }
+    }
+
     /// Buffers of a part forward.
     pub(super) fn forward(&self, projection: Projection) -> Vec<BufferAccess> {
-        let Self { x, qkv, middle, hidden, activated, output, .. } = *self;
-        match projection {
-            Projection::Qkv => behind(x, &[writes(qkv)]),
-            Projection::Proj => behind(x, &[reads(qkv), writes(middle)]),
-            Projection::Fc1 => vec![reads(middle), writes(hidden), writes(activated)],
-            Projection::Fc2 => vec![reads(activated), reads(middle), writes(output)],
-        }
+        let Self { x, qkv, middle, hidden, saved, output, .. } = *self;
+        let mut buffers = match (projection, saved) {
+            (Projection::Qkv, _) => behind(x, &[writes(qkv)]),
+            (Projection::Proj, _) => behind(x, &[reads(qkv), writes(middle)]),
+            (Projection::Fc1, Saved::Values { activated }) => {
+                vec![reads(middle), writes(hidden), writes(activated)]
+            }
+            (Projection::Fc1, Saved::Codes(_)) => vec![reads(middle), writes(hidden)],
+            (Projection::Fc2, Saved::Values { activated }) => {
+                vec![reads(activated), reads(middle), writes(output)]
+            }
+            (Projection::Fc2, Saved::Codes(_)) => vec![reads(hidden), reads(middle), writes(output)],
+        };
+        buffers.extend(saved.kept(projection).map(writes));
+        buffers
     }
 
     /// Buffers of a part backward; all blocks share `qkv_gradient`.
     pub(super) fn backward(&self, projection: Projection, qkv_gradient: BufferId) -> Vec<BufferAccess> {
-        let Self { x, qkv, middle, hidden, activated, dy, hidden_gradient, middle_gradient, dx, .. } = *self;
-        match projection {
-            Projection::Fc2 => behind(dy, &[reads(activated), reads(hidden), writes(hidden_gradient)]),
-            Projection::Fc1 => behind(dy, &[reads(hidden_gradient), reads(middle), writes(middle_gradient)]),
+        let Self { hidden, saved, dy, hidden_gradient, middle_gradient, dx, .. } = *self;
+        let mut buffers = match projection {
+            Projection::Fc2 => behind(dy, &[writes(hidden_gradient)]),
+            Projection::Fc1 => behind(dy, &[reads(hidden_gradient), writes(middle_gradient)]),
             Projection::Proj => {
                 let updated = BufferAccess { buffer: qkv_gradient, access: Access::Update };
-                vec![reads(middle_gradient), reads(qkv), updated]
+                vec![reads(middle_gradient), updated]
             }
-            Projection::Qkv => behind(x, &[reads(qkv_gradient), reads(middle_gradient), writes(dx)]),
-        }
+            Projection::Qkv => vec![reads(qkv_gradient), reads(middle_gradient), writes(dx)],
+        };
+        let takes_gelu = matches!(
+            (saved, projection),
+            (Saved::Values { .. }, Projection::Fc2) | (Saved::Codes(_), Projection::Fc1)
+        );
+        buffers.extend(takes_gelu.then_some(reads(hidden)));
+        buffers.extend(self.input(projection).map(reads));
+        buffers
     }
 }
 
-/// What a call does with buffers that its parts touch in turn: each once. Whether it needs what was there says the first
-/// part that touches it.
+/// What a call does with buffers that its parts touch in turn: each once. Whether it needs what was there
+/// says the first part that touches it.
 pub(super) fn together(parts: impl IntoIterator<Item = BufferAccess>) -> Vec<BufferAccess> {
     let mut all: Vec<BufferAccess> = Vec::new();
     for part in parts {

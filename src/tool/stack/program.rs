@@ -1,20 +1,21 @@
 //! The stack as step programs: one call for each unit and direction.
 //!
-//! Law: both programs have the same calls, which write weight gradients in f32 or in bf16; they differ in what becomes of the gradients. Both units declare the same
-//! weights and buffers and cut the same parts into calls ([`super::parts`]); the weights of a block that is a unit are one group, which travels as one collective. The gradient
-//! of `qkv` is one carried buffer for all blocks: it starts as zeros, and only its first columns are ever written.
+//! Law: both programs have the same calls, which write weight gradients in f32 or in bf16; they differ in
+//! what becomes of the gradients. Both units declare the same weights and buffers and cut the same parts into
+//! calls ([`super::parts`]); the weights of a block that is a unit are one group, which travels as one
+//! collective. The gradient of `qkv` is one carried buffer for all blocks: it starts as zeros, and only its
+//! first columns are ever written.
 
 use std::sync::Arc;
 
-use super::parts::{Block, Part, behind, together, writes};
+use super::layers::{Computed, kept_bytes};
+use super::parts::{Block, Part, Saved, behind, together, writes};
 use super::shape::{Projection, StackShape};
 use super::variant::{Ending, Unit};
 use crate::format::{ElementType, Format, Orientation};
 use crate::id::{BufferId, WeightId};
-use crate::linear::Recipe;
 use crate::model::{
-    BufferAccess, BufferSpec, CostHint, DeclareError, Lifetime, Math, Model, Phase, ProgramBuilder, Role,
-    StepProgram,
+    BufferAccess, BufferSpec, DeclareError, Lifetime, Model, Phase, ProgramBuilder, Role, StepProgram,
 };
 
 /// What a closure needs to know of the programs.
@@ -30,11 +31,8 @@ pub(super) struct Declaration {
 /// Name of the output that holds the loss.
 pub(super) const LOSS: &str = "loss";
 
-/// By which products, and in what their weight gradients are written.
-pub(super) type Computed = (Recipe, ElementType);
-
-/// Declares the stack with weights in `format`, multiplied as `computed` says, with calls and gathers of a `unit` each: one program for each
-/// ending, by its name.
+/// Declares the stack with weights in `format`, multiplied as `computed` says, with calls and gathers of a
+/// `unit` each: one program for each ending, by its name.
 pub(super) fn declare(
     shape: &StackShape,
     format: Format,
@@ -79,8 +77,14 @@ fn calls(
     weights: &[[WeightId; 4]],
 ) -> Result<Declaration, DeclareError> {
     let narrow = shape.tokens * shape.hidden;
-    let qkv_gradient = buffer(program, "qkv.gradient".to_owned(), 3 * narrow, Lifetime::Carried)?;
-    let blocks = blocks(program, shape, weights)?;
+    let qkv_gradient = program.buffer(BufferSpec {
+        name: "qkv.gradient".to_owned(),
+        elements: 3 * narrow,
+        element: ElementType::Bf16,
+        role: Role::Internal,
+        lifetime: Lifetime::Carried,
+    })?;
+    let blocks = blocks(program, shape, computed, weights)?;
     let loss = program.output(LOSS, 1, ElementType::F32)?;
     let mut declaration = Declaration { calls: Vec::new(), blocks, qkv_gradient, loss };
     let parts = Part::of_step(weights.len());
@@ -94,14 +98,31 @@ fn calls(
 fn blocks(
     program: &mut ProgramBuilder,
     shape: &StackShape,
+    computed: Computed,
     weights: &[[WeightId; 4]],
 ) -> Result<Vec<Block>, DeclareError> {
     let StackShape { hidden, ffn, tokens, .. } = *shape;
     let (narrow, wide) = (tokens * hidden, tokens * ffn);
     let mut blocks: Vec<Block> = Vec::with_capacity(weights.len());
+    let kept = kept_bytes(shape, computed);
     for (number, weights) in weights.iter().enumerate() {
+        // For bf16 what was activated, for FP8 what each product keeps of its input.
+        let saved = match kept {
+            None => {
+                let name = format!("blocks.{number}.activated");
+                Saved::Values { activated: program.activation_in(&name, wide, ElementType::Bf16)? }
+            }
+            Some(kept) => {
+                let mut buffers = [BufferId::default(); 4];
+                for ((place, projection), bytes) in buffers.iter_mut().zip(Projection::ALL).zip(kept) {
+                    let name = format!("blocks.{number}.{}.kept", projection.name());
+                    *place = program.activation_in(&name, bytes, ElementType::U8)?;
+                }
+                Saved::Codes(buffers)
+            }
+        };
         let mut own = |name: &str, elements| {
-            buffer(program, format!("blocks.{number}.{name}"), elements, Lifetime::Step)
+            program.activation_in(&format!("blocks.{number}.{name}"), elements, ElementType::Bf16)
         };
         blocks.push(Block {
             weights: *weights,
@@ -109,7 +130,7 @@ fn blocks(
             qkv: own("qkv", 3 * narrow)?,
             middle: own("middle", narrow)?,
             hidden: own("hidden", wide)?,
-            activated: own("activated", wide)?,
+            saved,
             output: own("output", narrow)?,
             dy: None,
             hidden_gradient: own("hidden.gradient", wide)?,
@@ -152,13 +173,12 @@ impl Declaration {
         for BufferAccess { buffer, access } in together(parts.iter().flat_map(|part| self.accesses(*part))) {
             call = call.accesses(buffer, access);
         }
-        let math = if recipe == Recipe::Bf16 { Math::Bf16 } else { Math::Fp8 };
-        let costs = parts.iter().filter_map(|part| match *part {
-            Part::Forward(_, projection) => Some(shape.cost(projection, 1, math)),
-            Part::Loss => None,
-            Part::Backward(_, projection) => Some(shape.cost(projection, 2, math)),
+        let costs = parts.iter().flat_map(|part| match *part {
+            Part::Forward(_, projection) => shape.forward_cost(projection, recipe),
+            Part::Loss => vec![shape.loss_cost()],
+            Part::Backward(_, projection) => shape.backward_cost(projection, recipe, gradients),
         });
-        call.cost(costs.reduce(both).unwrap_or_default()).add().map(|_| ())
+        costs.fold(call, |call, part| call.cost(part)).add().map(|_| ())
     }
 
     /// The buffers of a part.
@@ -182,31 +202,24 @@ fn name(unit: Unit, part: Part) -> String {
     }
 }
 
-/// The cost of two parts of one call, in the same numbers.
-fn both(one: CostHint, other: CostHint) -> CostHint {
-    CostHint { flops: one.flops + other.flops, bytes: one.bytes + other.bytes, ..one }
-}
-
-fn buffer(
-    program: &mut ProgramBuilder,
-    name: String,
-    elements: usize,
-    lifetime: Lifetime,
-) -> Result<BufferId, DeclareError> {
-    let (element, role) = (ElementType::Bf16, Role::Internal);
-    program.buffer(BufferSpec { name, elements, element, role, lifetime })
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::config::{Config, Prefetch};
+    use crate::linear::Recipe;
     use crate::op::Op;
     use crate::plan::StepPlan;
     use crate::session::plan_program;
 
     const SHAPE: StackShape = StackShape { hidden: 128, ffn: 256, layers: 3, tokens: 32 };
     const BF16: Computed = (Recipe::Bf16, ElementType::F32);
+    fn fp8() -> Computed {
+        let Format::Fp8Block(block) = Format::FP8_BLOCK128_POW2 else { panic!("blocks") };
+        (Recipe::Fp8Block(block), ElementType::F32)
+    }
+
     const ENDINGS: [Ending; 2] = [Ending::Gradients, Ending::Training];
 
     /// SK-1.
@@ -224,8 +237,14 @@ mod tests {
     /// SK-1.
     #[test]
     fn both_units_run_the_same_parts_in_the_same_order_on_the_same_memory() {
+        for (format, computed) in [(Format::Bf16, BF16), (Format::FP8_BLOCK128_POW2, fp8())] {
+            check_units(format, computed);
+        }
+    }
+
+    fn check_units(format: Format, computed: Computed) {
         let [by_weight, by_block] = [Unit::Weight, Unit::Block]
-            .map(|unit| declare(&SHAPE, Format::Bf16, BF16, unit, &[Ending::Training]).unwrap());
+            .map(|unit| declare(&SHAPE, format, computed, unit, &[Ending::Training]).unwrap());
         assert_eq!(by_weight.0.calls.concat(), Part::of_step(SHAPE.layers));
         assert_eq!(by_block.0.calls.concat(), Part::of_step(SHAPE.layers));
         let (by_weight, by_block) = (&by_weight.1[0], &by_block.1[0]);
@@ -239,12 +258,49 @@ mod tests {
         };
         assert_eq!(uses(by_weight), uses(by_block));
         assert_eq!(gradients(by_weight), gradients(by_block));
-        let cost = |program: &StepProgram| program.calls().iter().map(|call| call.cost).reduce(both).unwrap();
-        assert_eq!(
-            (cost(by_weight).flops, cost(by_weight).bytes),
-            (cost(by_block).flops, cost(by_block).bytes)
-        );
-        assert_eq!(cost(by_block).flops, SHAPE.flops());
+        let costs = |program: &StepProgram| -> Vec<_> {
+            program.calls().iter().flat_map(|call| call.cost.clone()).collect()
+        };
+        assert_eq!(costs(by_weight), costs(by_block));
+        assert_eq!(costs(by_block).iter().map(|part| part.flops).sum::<u64>(), SHAPE.flops());
+    }
+
+    /// SK-1: the parts are those of bf16; what differs is in what their inputs stay.
+    #[test]
+    fn in_fp8_backward_reads_codes_that_forward_kept_and_of_values_hidden_alone() {
+        for unit in [Unit::Weight, Unit::Block] {
+            let fp8 = declare(&SHAPE, Format::FP8_BLOCK128_POW2, fp8(), unit, &[Ending::Gradients]).unwrap();
+            let bf16 = declare(&SHAPE, Format::Bf16, BF16, unit, &[Ending::Gradients]).unwrap();
+            assert_eq!(fp8.0.calls, bf16.0.calls);
+            let left = |(_, programs): &(Arc<Declaration>, Vec<StepProgram>)| {
+                let program = &programs[0];
+                let touched = |wanted: Phase, writes: bool| -> BTreeSet<BufferId> {
+                    let calls = program.calls().iter().filter(move |call| call.phase == wanted);
+                    let all = calls.flat_map(|call| call.buffers.iter());
+                    let of =
+                        all.filter(move |of| if writes { of.access.writes() } else { of.access.reads() });
+                    of.map(|access| access.buffer).collect()
+                };
+                let (written, read) = (touched(Phase::Forward, true), touched(Phase::Backward, false));
+                let spec = |buffer: &BufferId| &program.buffers()[buffer.index()];
+                let left = written.intersection(&read).map(spec);
+                left.map(|spec| (spec.name.clone(), spec.element, spec.elements)).collect::<Vec<_>>()
+            };
+            let StackShape { hidden, ffn, layers, tokens } = SHAPE;
+            let expected = |number| {
+                // Lines of a multiple of 16 tokens, and one scale for each line.
+                let kept = |name: &str, inputs| {
+                    (format!("blocks.{number}.{name}.kept"), ElementType::U8, inputs * (tokens + 4))
+                };
+                let narrow = ["qkv", "proj", "fc1"].map(|name| kept(name, hidden));
+                let values = (format!("blocks.{number}.hidden"), ElementType::Bf16, tokens * ffn);
+                narrow.into_iter().chain([kept("fc2", ffn), values])
+            };
+            assert_eq!(left(&fp8), (0..layers).flat_map(expected).collect::<Vec<_>>(), "{unit:?}");
+            let of_bf16 = left(&bf16);
+            assert!(of_bf16.iter().all(|(_, element, _)| *element == ElementType::Bf16));
+            assert!(of_bf16.iter().any(|(name, ..)| name == "blocks.0.activated"));
+        }
     }
 
     /// Tasks of that name.
@@ -254,17 +310,13 @@ mod tests {
 
     #[test]
     fn a_plan_of_every_format_ending_and_unit_is_verified() {
-        let block = Recipe::Fp8Block(match Format::FP8_BLOCK128_POW2 {
-            Format::Fp8Block(block) => block,
-            other => panic!("{other}"),
-        });
-        // Every weight is gathered forward and again backward, but for the last block, whose planes are still there: that is as much as a
-        // depth of 7 weights, or of one block, lets be in flight.
+        // Every weight is gathered forward and again backward, but for the last block, whose planes are still
+        // there: that is as much as a depth of 7 weights, or of one block, lets be in flight.
         let units = [(Unit::Weight, 7, 2 * 12 - 4, 12), (Unit::Block, 1, 2 * 3 - 1, 3)];
         for (format, recipe) in [
             (Format::Bf16, Recipe::Bf16),
             (Format::NVFP4_2D, Recipe::Bf16),
-            (Format::FP8_BLOCK128_POW2, block),
+            (Format::FP8_BLOCK128_POW2, fp8().0),
         ] {
             let elements = [ElementType::F32, ElementType::Bf16];
             for (ending, element) in ENDINGS.into_iter().flat_map(|ending| elements.map(|of| (ending, of))) {
@@ -274,7 +326,8 @@ mod tests {
                     let plan = plan_program(&programs[0], &config, 4).unwrap();
                     let what = format!("{format} {ending:?} {unit:?}");
                     assert_eq!(count(&plan, "all-gather"), gathers, "{what}");
-                    // What a gather brought is made whole by one task, and what is exchanged together is summed by one.
+                    // What a gather brought is made whole by one task, and what is exchanged together is
+                    // summed by one.
                     assert_eq!(count(&plan, "assemble"), gathers, "{what}");
                     assert_eq!(count(&plan, "exchange gradient"), exchanges, "{what}");
                     assert_eq!(count(&plan, "sum gradient"), exchanges, "{what}");
@@ -295,8 +348,8 @@ mod tests {
             let config = Config { prefetch: Prefetch::depth(depth), ..Config::default() };
             plan_program(&programs[0], &config, 4).unwrap()
         };
-        // On demand nothing is kept: every block comes twice. With one block ahead the last one stays for backward, with two also the one
-        // before it, with seven all of them.
+        // On demand nothing is kept: every block comes twice. With one block ahead the last one stays for
+        // backward, with two also the one before it, with seven all of them.
         let whole = plan(Unit::Weight, 0).bounds.wire_bytes;
         let gathered = |plan: &StepPlan| -> usize {
             plan.tasks.iter().filter(|task| task.op.name() == "all-gather").map(|task| task.wire_bytes).sum()

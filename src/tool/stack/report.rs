@@ -19,11 +19,12 @@ pub struct Measured {
     pub products: String,
     /// Median step, milliseconds; `None` for a variant that could not run.
     pub step_ms: Option<f64>,
-    /// The forecast of its plan on the cluster that was named, milliseconds.
+    /// Its step simulated on the cluster that was named, milliseconds.
     pub predicted_ms: Option<f64>,
     /// Median time of the host to issue a step on the slowest rank, milliseconds.
     pub host_ms: Option<f64>,
-    /// What that went to, milliseconds, in a step that was asked (a step of the warm-up): calls of the driver and its libraries.
+    /// What that went to, milliseconds, in a step that was asked (a step of the warm-up): calls of the driver
+    /// and its libraries.
     pub driver_ms: Option<f64>,
     /// How many calls these were.
     pub driver_calls: Option<u64>,
@@ -171,7 +172,7 @@ impl StackReport {
 
     /// Adds a row, in proportion to the resident stack of its mode.
     pub(super) fn add(&mut self, mut row: Measured) -> Measured {
-        let mode = if row.name.contains("/graph/") { 1 } else { 0 };
+        let mode = usize::from(row.name.split('/').any(|part| part == "graph"));
         let resident = self.rows.get(mode).and_then(|resident| resident.step_ms);
         row.ratio = row.step_ms.zip(resident).map(|(step, resident)| step / resident);
         self.rows.push(row.clone());

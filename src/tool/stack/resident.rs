@@ -1,7 +1,8 @@
 //! Compute only: the stack with all its weights in memory, no session and no communication, on every GPU at once.
 //!
-//! Law: the parts are those of the sharded variants, in their order, on a queue; weight gradients have the element type
-//! of the sharded variants', and each has its own memory, as PyTorch's do. All ranks begin a step together, and a step takes as long as the slowest.
+//! Law: the parts are those of the sharded variants, in their order, on a queue; weight gradients have the
+//! element type of the sharded variants', and each has its own memory, as PyTorch's do. All ranks begin a
+//! step together, and a step takes as long as the slowest.
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,11 +13,11 @@ use half::bf16;
 
 use super::closure::Ends;
 use super::gradient::Gradient;
-use super::layers::{Gradients, Layers};
+use super::layers::{Gradients, Layers, Operands};
 use super::report::Measured;
 use super::shape::{Projection, StackShape};
 use super::{Pace, StackError, middle, values};
-use crate::backend::cuda::{CudaHandles, DeviceOrdinal};
+use crate::backend::cuda::{CudaHandles, DeviceOrdinal, DeviceSlice, DeviceSliceMut};
 use crate::format::{ElementType, Orientation};
 use crate::linear::{Device, DeviceBuffer, LinearError, Output, Queue, Recipe, Recording, Weight};
 
@@ -35,6 +36,10 @@ struct Held {
 }
 
 impl Held {
+    fn weight(&self) -> Weight<'_> {
+        Weight::values(Orientation::Rowwise, self.weight.read())
+    }
+
     fn lend(&mut self) -> (Weight<'_>, Output<'_>) {
         (Weight::values(Orientation::Rowwise, self.weight.read()), self.gradient.lend())
     }
@@ -67,7 +72,7 @@ struct Resident {
 impl Resident {
     fn new(gpu: DeviceOrdinal, (shape, gradients): Sizes<'_>) -> Result<Self, LinearError> {
         let device = Device::open(gpu)?;
-        let layers = Layers::new(&device, shape, Recipe::Bf16, gradients)?;
+        let layers = Layers::new(&device, shape, (Recipe::Bf16, gradients))?;
         let ends = Ends::new(&device, &layers, shape)?;
         let queue = Rc::new(device.queue()?);
         let (narrow, wide) = (shape.tokens * shape.hidden, shape.tokens * shape.ffn);
@@ -111,21 +116,17 @@ impl Resident {
     /// Forward, loss, backward.
     fn enqueue(&mut self, handles: &CudaHandles) -> Result<(), LinearError> {
         let Self { layers, ends, weights, kept, sum, .. } = self;
-        for (number, [qkv, proj, fc1, fc2]) in weights.iter_mut().enumerate() {
+        for (number, weights) in weights.iter().enumerate() {
             let (before, rest) = kept.split_at_mut(number);
             let Some(own) = rest.first_mut() else { continue };
             let x = before.last().map_or_else(|| ends.input.read(), |before| before.output.read());
-            layers.qkv(handles, &qkv.lend().0, x, own.qkv.write())?;
-            layers.proj(handles, &proj.lend().0, own.qkv.read(), x, own.middle.write())?;
-            layers.fc1(
-                handles,
-                &fc1.lend().0,
-                own.middle.read(),
-                own.hidden.write(),
-                own.activated.write(),
-            )?;
-            let middle = own.middle.read();
-            layers.fc2(handles, &fc2.lend().0, own.activated.read(), middle, own.output.write())?;
+            let [qkv, proj, fc1, fc2] = weights.each_ref().map(Held::weight);
+            layers.qkv(handles, operands(&qkv, x, own.qkv.write()))?;
+            layers.proj(handles, operands(&proj, own.qkv.read(), own.middle.write()), x)?;
+            let of_fc1 = operands(&fc1, own.middle.read(), own.hidden.write());
+            layers.fc1(handles, of_fc1, Some(own.activated.write()))?;
+            let of_fc2 = operands(&fc2, own.activated.read(), own.output.write());
+            layers.fc2(handles, of_fc2, own.middle.read())?;
         }
         if let Some(last) = kept.last() {
             layers.elementwise.sum(handles, last.output.read(), sum.write())?;
@@ -148,18 +149,23 @@ impl Resident {
             let [qkv, proj, fc1, fc2] = &mut weights[number];
 
             let (weight, dw) = fc2.lend();
-            let of_fc2 = Gradients { weight: &weight, dy: of_output, dx: hidden_gradient.write(), dw };
-            layers.fc2_backward(handles, of_fc2, own.activated.read(), own.hidden.read())?;
+            let (dx, x_of_fc2) = (hidden_gradient.write(), own.activated.read().into());
+            let of_fc2 = Gradients { weight: &weight, dy: of_output.into(), x: x_of_fc2, dx, dw };
+            layers.fc2_backward(handles, of_fc2, Some(own.hidden.read()))?;
             let (weight, dw) = fc1.lend();
-            let (dy, dx) = (hidden_gradient.read(), middle_gradient.write());
-            let of_fc1 = Gradients { weight: &weight, dy, dx, dw };
-            layers.fc1_backward(handles, of_fc1, own.middle.read(), of_output)?;
+            let (dy, dx) = (hidden_gradient.read().into(), middle_gradient.write());
+            let of_fc1 = Gradients { weight: &weight, dy, x: own.middle.read().into(), dx, dw };
+            layers.fc1_backward(handles, of_fc1, of_output)?;
             let (weight, dw) = proj.lend();
-            let (dy, dx) = (middle_gradient.read(), qkv_gradient.write());
-            layers.proj_backward(handles, Gradients { weight: &weight, dy, dx, dw }, own.qkv.read())?;
+            let (dy, dx) = (middle_gradient.read().into(), qkv_gradient.write());
+            layers.proj_backward(
+                handles,
+                Gradients { weight: &weight, dy, x: own.qkv.read().into(), dx, dw },
+            )?;
             let (weight, dw) = qkv.lend();
-            let of_qkv = Gradients { weight: &weight, dy: qkv_gradient.read(), dx: into.write(), dw };
-            layers.qkv_backward(handles, of_qkv, x, middle_gradient.read())?;
+            let (dy, dx) = (qkv_gradient.read().into(), into.write());
+            let of_qkv = Gradients { weight: &weight, dy, x: x.into(), dx, dw };
+            layers.qkv_backward(handles, of_qkv, middle_gradient.read())?;
         }
         Ok(())
     }
@@ -189,6 +195,15 @@ impl Resident {
     fn first_sum(&self) -> Result<f32, LinearError> {
         Ok(self.queue.download(&self.sum)?.first().copied().unwrap_or(f32::NAN))
     }
+}
+
+/// A product in bf16, which leaves what it reads as it is.
+fn operands<'a, 'w>(
+    weight: &'w Weight<'a>,
+    x: DeviceSlice<'a, bf16>,
+    y: DeviceSliceMut<'a, bf16>,
+) -> Operands<'a, 'w> {
+    Operands { weight, x: x.into(), kept: None, y }
 }
 
 /// Both ways to enqueue a step, and what came of it.

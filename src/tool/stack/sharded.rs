@@ -14,11 +14,14 @@ use crate::backend::cuda::DeviceOrdinal;
 use crate::config::Config;
 use crate::id::RankId;
 use crate::linear::Recipe;
-use crate::session::{HostTime, Outcome, Session, StepReport, costs_of};
+use crate::session::{HostTime, Outcome, Session, SessionError, StepReport};
 use crate::trace::median;
 
-/// Measures the endings in turn; rows come as they are measured. If a trace is asked for, a second session is traced: what timing its tasks
-/// costs stands beside the step without.
+/// Steps that are simulated, so that their delays even out.
+const SIMULATED: u32 = 8;
+
+/// Measures the endings in turn; rows come as they are measured. If a trace is asked for, a second session is
+/// traced: what timing its tasks costs stands beside the step without.
 pub(super) fn measure(
     setting: &Setting<'_>,
     selected: &Selected,
@@ -70,8 +73,13 @@ fn run(
             Closure::new(Arc::clone(&declaration), &shape, computed, devices[rank.index()])
         };
         let timed = config.trace.enabled;
-        let costs = machine.as_ref().map(|machine| costs_of(&config, machine, ranks(gpus)));
-        let costs = costs.transpose()?;
+        let predicted = programs.iter().map(|program| {
+            let simulated = |machine| Session::simulate(program, &config, machine, ranks(gpus), SIMULATED);
+            // The row of a traced session lends its times to the one before.
+            let machine = machine.as_ref().filter(|_| !timed);
+            Ok(machine.map(simulated).transpose()?.map(|simulation| simulation.step))
+        });
+        let predicted: Vec<Option<Duration>> = predicted.collect::<Result<_, SessionError>>()?;
         let builder = Session::builder(config, closure).initialize(initialize(shape));
         let builder = programs.into_iter().fold(builder, |builder, program| builder.program(program));
         let mut session = builder.start_cuda(gpus.to_vec()).await?;
@@ -89,7 +97,8 @@ fn run(
             }
             let plan = session.plan(ending.name())?;
             let mut measured = times.row(variant.name(*ending), recipe, plan.arena.bytes(), timed);
-            measured.predicted_ms = costs.as_ref().map(|costs| plan.forecast(costs).step as f64 * 1e-6);
+            measured.predicted_ms =
+                predicted.get(place).copied().flatten().map(|step| step.as_secs_f64() * 1e3);
             row(place, measured);
         }
         Ok(session.close().await?)

@@ -1,7 +1,7 @@
 //! The numbers a stack begins with.
 //!
-//! Law: element i of a tensor depends on the tensor's seed and i alone, so shards drawn by ranks on the host are the
-//! parts of the weight that `uniform` of `kernels/elementwise.cu` draws on a GPU.
+//! Law: element i of a tensor depends on the tensor's seed and i alone, so shards drawn by ranks on the host
+//! are the parts of the weight that `uniform` of `kernels/elementwise.cu` draws on a GPU.
 
 /// Seed of the first block's input.
 pub(super) const INPUT: u32 = 0;

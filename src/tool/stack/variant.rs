@@ -140,16 +140,20 @@ impl fmt::Display for Variant {
     }
 }
 
+/// The fewest calls that reductions stand behind where a depth is given.
+const LEAST_BEHIND: u32 = 3;
+
 impl Variant {
     pub(super) fn name(&self, ending: Ending) -> String {
         format!("{self}/{}", ending.name())
     }
 
-    /// Unless asked otherwise, reductions may be as far behind as gathers are ahead: a stack this deep into the future has the memory.
+    /// Unless asked otherwise, reductions may be as far behind as gathers are ahead: a stack this deep into
+    /// the future has the memory. With three an exchange begins with the call behind its own.
     fn behind(&self, base: &Config, options: &StackOptions) -> u32 {
         match (options.behind, self.ahead) {
             (Some(behind), _) => behind,
-            (None, Ahead::Depth(depth)) => depth.max(base.reduce_behind),
+            (None, Ahead::Depth(depth)) => depth.max(base.reduce_behind).max(LEAST_BEHIND),
             (None, Ahead::Auto) => base.reduce_behind,
         }
     }
@@ -164,7 +168,8 @@ impl Variant {
         Some(TraceOutput { enabled: true, path, first_step, steps: 2, device: base.trace.device })
     }
 
-    /// The configuration of its session, without a trace.
+    /// The configuration of its session, without a trace. Rules for weights are left out: they are for a
+    /// trainer's own, and a variant's formats are its own.
     pub(super) fn config(&self, base: &Config, options: &StackOptions) -> Config {
         let cluster = base.prefetch.cluster.clone();
         let prefetch = match self.ahead {
@@ -181,6 +186,7 @@ impl Variant {
                 Mode::Graph => Capture::Step,
             },
             trace: TraceOutput::default(),
+            weights: Vec::new(),
             ..base.clone()
         };
         // So that every step computes the same.
@@ -279,8 +285,8 @@ mod tests {
             let config = |of: &Selected| of.variant.config(&Config::default(), options).reduce_behind;
             select(&eager).iter().map(config).collect()
         };
-        assert_eq!(behind(&options()), [2, 7, 2]);
-        assert_eq!(behind(&StackOptions { behind: Some(3), ..options() }), [3, 3, 3]);
+        assert_eq!(behind(&options()), [3, 7, 2]);
+        assert_eq!(behind(&StackOptions { behind: Some(2), ..options() }), [2, 2, 2]);
     }
 
     #[test]

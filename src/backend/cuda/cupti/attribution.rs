@@ -1,7 +1,8 @@
 //! Records to tasks, and tasks to intervals. Knows no device and no library.
 //!
-//! Laws: **CU-1**, **CU-2** of the room. An activity that was over before the step, or whose begin or end is unknown, is none of the step's. A lane
-//! is serial: a task begins no sooner than the one before it on its lane ended, whatever clocks say of the last nanoseconds.
+//! Laws: **CU-1**, **CU-2** of the room. An activity that was over before the step, or whose begin or end is
+//! unknown, is none of the step's. A lane is serial: a task begins no sooner than the one before it on its
+//! lane ended, whatever clocks say of the last nanoseconds.
 
 use std::collections::HashMap;
 
@@ -43,8 +44,9 @@ impl Attributed {
         attributed
     }
 
-    /// The interval of every task of a book, in nanoseconds of the world's clock. `lanes` has the lane of every task, `ahead` is what CUPTI's
-    /// clock is ahead of the world's, and the step began at `begun` of the world's.
+    /// The interval of every task of a book, in nanoseconds of the world's clock. `lanes` has the lane of
+    /// every task, `ahead` is what CUPTI's clock is ahead of the world's, and the step began at `begun` of
+    /// the world's.
     pub(super) fn intervals(
         &self,
         book: u32,
@@ -79,7 +81,8 @@ impl Attributed {
     }
 }
 
-/// What CUPTI's clock is ahead of the world's, from samples of the world's, CUPTI's and the world's again: those of the tightest.
+/// What CUPTI's clock is ahead of the world's, from samples of the world's, CUPTI's and the world's again:
+/// those of the tightest.
 pub(super) fn ahead(samples: &[(u64, u64, u64)]) -> i128 {
     let tightest = samples.iter().min_by_key(|(before, _, after)| after.saturating_sub(*before));
     tightest.map_or(0, |(before, theirs, after)| {

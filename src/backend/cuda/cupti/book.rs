@@ -48,8 +48,8 @@ impl Book {
         self.profiler.mark(self.place(task), work)
     }
 
-    /// What was recorded since this was called last is of `task`. Where that cannot be found out, the task is shown
-    /// empty, and the host's lane says why.
+    /// What was recorded since this was called last is of `task`. Where that cannot be found out, the task is
+    /// shown empty, and the host's lane says why.
     pub(in crate::backend::cuda) fn recorded(&self, task: TaskId, stream: &Stream) {
         let added = lock(&self.recording).added(stream);
         if let Err(failure) = added.and_then(|nodes| self.profiler.note(&nodes, self.place(task))) {
@@ -57,8 +57,8 @@ impl Book {
         }
     }
 
-    /// The interval of every task of the last step, once the ranks of this process are all here; none if `ended` says that they
-    /// will not come, or the deadline passes.
+    /// The interval of every task of the last step, once the ranks of this process are all here; none if
+    /// `ended` says that they will not come, or the deadline passes.
     pub(in crate::backend::cuda) fn intervals(
         &self,
         clock: Clock,

@@ -1,26 +1,38 @@
 //! Memory that CUPTI fills with records, and who may have CUPTI.
 //!
-//! This is the one place of the library with state of the whole process. CUPTI itself is one for a process, and the functions through
-//! which it asks for memory and gives it back take nothing that would say whose it is. What is kept here is what
-//! those functions need, a list of filled buffers, and the right of one owner to read it.
+//! This is the one place of the library with state of the whole process. CUPTI itself is one for a process,
+//! and the functions through which it asks for memory and gives it back take nothing that would say whose it
+//! is. What is kept here is what those functions need, a list of filled buffers, and the right of one owner
+//! to read it.
 //!
 //! Laws:
-//! - **CU-3** there is one [`Claim`] at a time.
-//! - What CUPTI was given it gives back, and that frees it: at the latest when the claim ends, or as it comes where that has ended.
-//! - The functions that CUPTI calls do next to nothing: they allocate, and they put away. Records are read by the owner.
+//! - **CU-3** there is one [`Claim`] at a time. Where CUPTI had to be left on with nobody to read it, there
+//!   is none any more.
+//! - What CUPTI was given it gives back, and that frees it: at the latest when the claim ends, or as it comes
+//!   where that has ended.
+//! - The functions that CUPTI calls do next to nothing: they allocate, and they put away. Records are read by
+//!   the owner.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use cudarc::cupti::sys;
 use cudarc::driver;
 
 use crate::backend::bell::lock;
 
-/// Words of 8 bytes in a buffer: 512 KiB, for about two thousand activities. CUPTI clears a buffer before it uses it.
+/// Words of 8 bytes in a buffer: 512 KiB, for about two thousand activities. CUPTI clears a buffer before it
+/// uses it.
 const WORDS: usize = 1 << 16;
 
-static TAKEN: AtomicBool = AtomicBool::new(false);
+/// Nobody has CUPTI.
+const FREE: u8 = 0;
+/// Somebody has it.
+const TAKEN: u8 = 1;
+/// It was left on, and nobody gets it.
+const LEFT: u8 = 2;
+
+static STATE: AtomicU8 = AtomicU8::new(FREE);
 static FILLED: Mutex<Vec<Filled>> = Mutex::new(Vec::new());
 
 /// The right to use CUPTI. It ends when it is dropped.
@@ -38,7 +50,7 @@ pub(super) struct Filled {
 impl Claim {
     /// The right to use CUPTI, unless somebody has it.
     pub(super) fn make() -> Option<Self> {
-        let free = TAKEN.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        let free = STATE.compare_exchange(FREE, TAKEN, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         // Made only if it is one: the end of a claim frees the right.
         free.then(|| Self(()))
     }
@@ -47,12 +59,18 @@ impl Claim {
     pub(super) fn filled(&self) -> Vec<Filled> {
         std::mem::take(&mut *lock(&FILLED))
     }
+
+    /// CUPTI is left on: the right goes to nobody when this ends, and what CUPTI gives back is read by nobody.
+    pub(super) fn leave(&self) {
+        STATE.store(LEFT, Ordering::SeqCst);
+    }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
         drop(self.filled());
-        TAKEN.store(false, Ordering::SeqCst);
+        // One that was left stays so.
+        let _ = STATE.compare_exchange(TAKEN, FREE, Ordering::SeqCst, Ordering::SeqCst);
     }
 }
 
@@ -69,7 +87,8 @@ impl Filled {
 /// For CUPTI alone: the three places are its own.
 pub(super) unsafe extern "C" fn requested(buffer: *mut *mut u8, bytes: *mut usize, records: *mut usize) {
     let words = Box::into_raw(vec![0_u64; WORDS].into_boxed_slice());
-    // SAFETY: CUPTI passes three places to write to; the buffer is as long as is said, and aligned to the 8 bytes it asks for.
+    // SAFETY: CUPTI passes three places to write to; the buffer is as long as is said, and aligned to the 8
+    // bytes it asks for.
     unsafe {
         *buffer = words.cast();
         *bytes = WORDS * size_of::<u64>();
@@ -95,7 +114,7 @@ pub(super) unsafe extern "C" fn completed(
     // SAFETY: the buffer was made of a box of so many words, which was given away, and is given back once.
     let words = unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(buffer.cast::<u64>(), WORDS)) };
     // What comes late is read by nobody.
-    if valid > 0 && TAKEN.load(Ordering::SeqCst) {
+    if valid > 0 && STATE.load(Ordering::SeqCst) == TAKEN {
         lock(&FILLED).push(Filled { words, valid });
     }
 }
@@ -139,5 +158,16 @@ mod tests {
         }
         let next = Claim::make().unwrap();
         assert!(next.filled().is_empty());
+        // Left on: what comes is not kept, and nobody gets the right any more.
+        next.leave();
+        // SAFETY: as above.
+        unsafe {
+            requested(&raw mut buffer, &raw mut bytes, &raw mut records);
+            completed(std::ptr::null_mut(), 0, buffer, bytes, 48);
+        }
+        assert!(next.filled().is_empty());
+        drop(next);
+        assert!(Claim::make().is_none());
+        STATE.store(FREE, Ordering::SeqCst);
     }
 }

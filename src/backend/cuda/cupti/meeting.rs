@@ -1,7 +1,9 @@
 //! Where the ranks of a process wait until one of them has read what all of them did.
 //!
-//! Law: the work of a meeting is done once, by whoever comes last, when every rank is there; so all lanes of all of them are over. Nobody
-//! waits for a rank of a world that has ended, nor past the deadline.
+//! Law: the work of a meeting is done once, by whoever comes last, when every rank is there; so all lanes of
+//! all of them are over. Nobody waits for a rank of a world that has ended, nor past the deadline, nor for
+//! the work: it is done without the lock, and who gives up meanwhile has been counted for this meeting and
+//! not for the next.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,9 +23,11 @@ pub(super) struct Meeting<T> {
 
 #[derive(Debug)]
 struct State<T> {
-    /// Ranks that are there.
+    /// Ranks that are there, for the next meeting.
     there: usize,
-    /// Meetings held.
+    /// Meetings for which all were there.
+    begun: u64,
+    /// Meetings whose work is done.
     held: u64,
     /// What came of the last one.
     last: Option<Arc<T>>,
@@ -32,11 +36,15 @@ struct State<T> {
 impl<T> Meeting<T> {
     /// A meeting of so many ranks.
     pub(super) fn new(ranks: usize) -> Self {
-        Self { ranks, state: Mutex::new(State { there: 0, held: 0, last: None }), over: Condvar::new() }
+        Self {
+            ranks,
+            state: Mutex::new(State { there: 0, begun: 0, held: 0, last: None }),
+            over: Condvar::new(),
+        }
     }
 
-    /// Waits for the other ranks; the last does `work`, whose result all get. `None` if `ended` says so first, or the
-    /// deadline passes.
+    /// Waits for the other ranks; the last does `work`, whose result all get. `None` if `ended` says so
+    /// first, or the deadline passes.
     pub(super) fn meet(
         &self,
         deadline: Duration,
@@ -46,18 +54,23 @@ impl<T> Meeting<T> {
         let until = Instant::now() + deadline;
         let mut state = lock(&self.state);
         state.there += 1;
+        let meeting = state.begun;
         if state.there >= self.ranks {
-            let done = Arc::new(work());
             state.there = 0;
-            state.held += 1;
+            state.begun += 1;
+            drop(state);
+            let done = Arc::new(work());
+            let mut state = lock(&self.state);
+            state.held = meeting + 1;
             state.last = Some(Arc::clone(&done));
             self.over.notify_all();
             return Some(done);
         }
-        let held = state.held;
-        while state.held == held {
+        while state.held <= meeting {
             if ended() || Instant::now() >= until {
-                state.there = state.there.saturating_sub(1);
+                if state.begun == meeting {
+                    state.there = state.there.saturating_sub(1);
+                }
                 return None;
             }
             state = self.over.wait_timeout(state, PAUSE).unwrap_or_else(PoisonError::into_inner).0;
@@ -105,5 +118,39 @@ mod tests {
         assert_eq!(meeting.meet(Duration::from_millis(1), || false, || ()), None);
         // Who gave up is not counted: two must come for the next.
         assert_eq!(meeting.meet(Duration::from_millis(1), || false, || ()), None);
+    }
+
+    #[test]
+    fn who_gives_up_while_the_work_is_done_does_not_wait_for_it_and_is_not_missed_by_the_next_meeting() {
+        let (meeting, gave_up) = (Meeting::new(2), AtomicU32::new(0));
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                let got = meeting.meet(LONG, || gave_up.load(Ordering::SeqCst) == 1, || 0);
+                gave_up.store(2, Ordering::SeqCst);
+                got
+            });
+            while lock(&meeting.state).there == 0 {
+                thread::yield_now();
+            }
+            let worked = meeting.meet(
+                LONG,
+                || false,
+                || {
+                    gave_up.store(1, Ordering::SeqCst);
+                    while gave_up.load(Ordering::SeqCst) != 2 {
+                        thread::yield_now();
+                    }
+                    7
+                },
+            );
+            assert_eq!((waiter.join().unwrap(), worked.as_deref()), (None, Some(&7)));
+        });
+        // One alone is not two.
+        assert_eq!(meeting.meet(Duration::from_millis(1), || false, || 8), None);
+        thread::scope(|scope| {
+            let other = scope.spawn(|| meeting.meet(LONG, || false, || 9));
+            assert_eq!(meeting.meet(LONG, || false, || 9).as_deref(), Some(&9));
+            assert_eq!(other.join().unwrap().as_deref(), Some(&9));
+        });
     }
 }

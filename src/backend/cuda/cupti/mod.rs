@@ -1,15 +1,19 @@
 //! When tasks ran, as CUPTI saw the devices: activities of kernels, copies and memory sets, with begin and end.
 //!
 //! Laws:
-//! - **CU-1** an activity belongs to at most one task: a replayed one by the node of the graph it ran as, an issued one by the call that
-//!   enqueued it. What belongs to none (copies at a step's edge, work of others) is counted and left out.
-//! - **CU-2** a task lasts from the begin of its first activity to the end of its last. A task without any, because it only waits
-//!   or has nothing to do, is empty and lies where the task before it on its lane ended.
-//! - **CU-3** one world of a process has CUPTI at a time. Another one is told so, and times its tasks by events.
-//! - A lane waits for nothing because of a measurement: records are read when the step is over, once for all ranks of the process.
+//! - **CU-1** an activity belongs to at most one task: a replayed one by the node of the graph it ran as, an
+//!   issued one by the call that enqueued it. What belongs to none (copies at a step's edge, work of others)
+//!   is counted and left out.
+//! - **CU-2** a task lasts from the begin of its first activity to the end of its last. A task without any,
+//!   because it only waits or has nothing to do, is empty and lies where the task before it on its lane
+//!   ended.
+//! - **CU-3** one world of a process has CUPTI at a time. Another one is told so, and times its tasks by
+//!   events. Where a GPU was abandoned, CUPTI stays as it is to the end of the process.
+//! - A lane waits for nothing because of a measurement: records are read when the step is over, once for all
+//!   ranks of the process.
 //!
-//! Not in an interval: how long a lane waits for a peer's word before or after its copies, which is no activity. Where a kernel
-//! waits for peers, it is.
+//! Not in an interval: how long a lane waits for a peer's word before or after its copies, which is no
+//! activity. Where a kernel waits for peers, it is.
 //!
 //! | file | idea |
 //! |---|---|

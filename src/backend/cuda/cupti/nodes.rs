@@ -1,7 +1,9 @@
 //! Which nodes of a recording a task added.
 //!
-//! Law: a rank enqueues one task after the other, on one thread, and only that thread adds to its recording. So what is in the graph
-//! behind a task and was not there before is the task's, on whatever stream a closure put it.
+//! Law: a rank enqueues one task after the other, on one thread, and only that thread adds to its recording.
+//! So what is in the graph behind a task and was not there before is the task's, on whatever stream a closure
+//! put it. The driver lists all nodes or none, new ones last as far as was seen: that is looked at and not
+//! relied on, so that each node is looked up once and not for every task behind it.
 
 use std::collections::HashSet;
 use std::ptr::null_mut;
@@ -15,7 +17,12 @@ use crate::backend::cuda::stream::Stream;
 #[derive(Debug, Default)]
 pub(super) struct Recording {
     known: HashSet<usize>,
+    /// What the driver listed last.
+    listed: Vec<sys::CUgraphNode>,
 }
+
+// SAFETY: the nodes are names, which only the driver follows.
+unsafe impl Send for Recording {}
 
 impl Recording {
     /// The nodes that came since this was asked last.
@@ -29,14 +36,25 @@ impl Recording {
         if count == self.known.len() {
             return Ok(Vec::new());
         }
-        let mut nodes = vec![null_mut(); count];
+        self.listed.resize(count, null_mut());
         // SAFETY: as above, and there is room for so many.
-        unsafe { sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &raw mut count) }
+        unsafe { sys::cuGraphGetNodes(graph, self.listed.as_mut_ptr(), &raw mut count) }
             .result()
             .map_err(CudaFailure::driver("cuGraphGetNodes"))?;
-        nodes.truncate(count);
-        Ok(nodes.into_iter().filter(|node| self.known.insert(node.addr())).collect())
+        self.listed.truncate(count);
+        Ok(new(&self.listed, &mut self.known))
     }
+}
+
+/// Those of `listed` that are not known, and now are. As many as are known are among the listed.
+fn new(listed: &[sys::CUgraphNode], known: &mut HashSet<usize>) -> Vec<sys::CUgraphNode> {
+    let last = listed.get(known.len()..).unwrap_or_default();
+    if last.iter().all(|node| !known.contains(&node.addr())) {
+        // As many as are new, and all of them are.
+        known.extend(last.iter().map(|node| node.addr()));
+        return last.to_vec();
+    }
+    listed.iter().copied().filter(|node| known.insert(node.addr())).collect()
 }
 
 /// The graph into which a stream records.
@@ -61,4 +79,23 @@ fn graph_of(stream: &Stream) -> Result<sys::CUgraph, CudaFailure> {
         return Err(CudaFailure::Refused("the lane does not record".to_owned()));
     }
     Ok(graph)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nodes(addresses: &[usize]) -> Vec<sys::CUgraphNode> {
+        addresses.iter().map(|address| std::ptr::without_provenance_mut(*address)).collect()
+    }
+
+    #[test]
+    fn the_nodes_that_came_are_found_wherever_the_driver_lists_them() {
+        let mut known = HashSet::new();
+        assert_eq!(new(&nodes(&[1, 2]), &mut known), nodes(&[1, 2]));
+        assert_eq!(new(&nodes(&[1, 2, 3]), &mut known), nodes(&[3]), "last");
+        assert_eq!(new(&nodes(&[4, 1, 2, 5, 3]), &mut known), nodes(&[4, 5]), "anywhere");
+        assert_eq!(new(&nodes(&[3, 5, 2, 1, 4]), &mut known), [], "nowhere");
+        assert_eq!(known.len(), 5);
+    }
 }

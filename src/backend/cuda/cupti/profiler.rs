@@ -1,11 +1,16 @@
 //! The owner of CUPTI: subscribed, its activities on, and off again.
 //!
 //! Laws:
-//! - What was turned on is turned off, in whatever order making it failed or it is dropped.
-//! - What CUPTI was told of lives as long as the process: nothing says that a thread is not inside of a callback any more when the subscription ends.
-//!   It is a few words for each world that had CUPTI, emptied at the end.
-//! - **CU-1** a node of a launched graph is a clone of the node that was recorded; CUPTI says so while the graph is made ready, and both
-//!   stand for the same task.
+//! - What was turned on is turned off, in whatever order making it failed or it is dropped. Beside a GPU that
+//!   was abandoned it is left on instead, to the end of the process: nobody has seen whether CUPTI, told to
+//!   give back what is out, waits for a stream that waits for ever. No other world gets CUPTI then.
+//! - Only a library whose records are known is used: that of CUDA 12, or a later one, whose records grew at
+//!   their end.
+//! - What CUPTI was told of lives as long as the process: nothing says that a thread is not inside of a
+//!   callback any more when the subscription ends. It is a few words for each world that had CUPTI, emptied
+//!   at the end.
+//! - **CU-1** a node of a launched graph is a clone of the node that was recorded; CUPTI says so while the
+//!   graph is made ready, and both stand for the same task.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -25,6 +30,7 @@ use super::place::Place;
 use super::record::{Record, WHOSE};
 use crate::backend::bell::lock;
 use crate::backend::clock::Clock;
+use crate::backend::cuda::context::Context;
 use crate::backend::cuda::failure::CudaFailure;
 use crate::backend::cuda::library::Library;
 
@@ -65,8 +71,9 @@ const SAMPLES: usize = 8;
 /// CUPTI, as one world of this process has it.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct Profiler {
-    #[expect(dead_code, reason = "held, not read")]
     subscriber: Subscriber,
+    /// Of every rank of this process.
+    contexts: Vec<Arc<Context>>,
     nodes: &'static Nodes,
     books: AtomicU32,
     meeting: Meeting<Step>,
@@ -86,14 +93,29 @@ pub(super) struct Step {
 }
 
 impl Profiler {
-    /// CUPTI for a world with so many ranks in this process.
+    /// CUPTI for a world with these contexts in this process, one for each of its ranks.
     ///
     /// # Errors
-    /// [`CudaFailure::Library`] without the library, [`CudaFailure::Refused`] while another world of this process has it,
-    /// [`CudaFailure::Call`] where it refuses, because of another profiler for instance.
-    pub(in crate::backend::cuda) fn start(ranks: usize) -> Result<Arc<Self>, CudaFailure> {
+    /// [`CudaFailure::Library`] without the library, [`CudaFailure::Refused`] where ranks share a GPU, while
+    /// another world of this process has it, or where it is too old, [`CudaFailure::Call`] where it refuses,
+    /// because of another profiler for instance.
+    pub(in crate::backend::cuda) fn start(contexts: Vec<Arc<Context>>) -> Result<Arc<Self>, CudaFailure> {
         Library::Profiler.open()?;
-        let taken = || CudaFailure::Refused("another session of this process has CUPTI".to_owned());
+        known(version()?)?;
+        let shared = |(at, context): (usize, &Arc<Context>)| {
+            contexts[..at].iter().any(|other| other.ordinal() == context.ordinal())
+        };
+        if contexts.iter().enumerate().any(shared) {
+            return Err(CudaFailure::Refused(
+                "ranks share a GPU, and beside CUPTI what they run there stood still, each waiting for the other; give each a GPU of its own, or choose \"events\""
+                    .to_owned(),
+            ));
+        }
+        let taken = || {
+            CudaFailure::Refused(
+                "another session of this process has CUPTI, or had it when a GPU was abandoned".to_owned(),
+            )
+        };
         let claim = Claim::make().ok_or_else(taken)?;
         let nodes: &'static Nodes = Box::leak(Box::default());
         let subscriber = Subscriber::new(nodes)?;
@@ -111,8 +133,8 @@ impl Profiler {
             // SAFETY: as above. Who does not know the call tells of it, which costs time and nothing else.
             let _ = unsafe { sys::cuptiActivityEnableDriverApi(call as u32, 0) };
         }
-        let meeting = Meeting::new(ranks);
-        Ok(Arc::new(Self { subscriber, nodes, books: AtomicU32::new(1), meeting, claim }))
+        let meeting = Meeting::new(contexts.len());
+        Ok(Arc::new(Self { subscriber, contexts, nodes, books: AtomicU32::new(1), meeting, claim }))
     }
 
     /// A number for another bound plan.
@@ -165,7 +187,8 @@ impl Profiler {
         for mut buffer in self.claim.filled() {
             let (begin, bytes) = buffer.records();
             let mut record = null_mut();
-            // SAFETY: the buffer is one that CUPTI gave back, with so many bytes of records; a record it names lies in it.
+            // SAFETY: the buffer is one that CUPTI gave back, with so many bytes of records; a record it
+            // names lies in it.
             unsafe {
                 while sys::cuptiActivityGetNextRecord(begin, bytes, &raw mut record).result().is_ok() {
                     records.extend(Record::read(record.cast()));
@@ -187,6 +210,38 @@ impl Profiler {
     }
 }
 
+impl Drop for Profiler {
+    fn drop(&mut self) {
+        if self.contexts.iter().any(|context| context.is_abandoned()) {
+            self.subscriber.is_left = true;
+            self.claim.leave();
+        }
+    }
+}
+
+/// The oldest version of the library that is used: what CUDA 12.0 calls its own.
+const OLDEST: u32 = 18;
+
+/// The library's version, by its own count.
+fn version() -> Result<u32, CudaFailure> {
+    let mut version = 0;
+    // SAFETY: the library is there, and `version` outlives the call.
+    unsafe { sys::cuptiGetVersion(&raw mut version) }
+        .result()
+        .map_err(CudaFailure::profiler("cuptiGetVersion"))?;
+    Ok(version)
+}
+
+/// Are records of this version known?
+fn known(version: u32) -> Result<(), CudaFailure> {
+    if version >= OLDEST {
+        return Ok(());
+    }
+    Err(CudaFailure::Refused(format!(
+        "the profiler (libcupti) is of version {version}, and {OLDEST} is needed; put that of CUDA 12 or later on LD_LIBRARY_PATH"
+    )))
+}
+
 /// Returns records that are incomplete too.
 const FORCED: u32 = 1;
 
@@ -206,11 +261,14 @@ fn id(node: CUgraphNode) -> Result<u64, CuptiError> {
     unsafe { sys::cuptiGetGraphNodeId(node, &raw mut id) }.result().map(|()| id)
 }
 
-/// A subscription: a process has one, so another profiler is noticed; and it tells of clones. At its end all activities are off.
+/// A subscription: a process has one, so another profiler is noticed; and it tells of clones. At its end all
+/// activities are off.
 #[derive(Debug)]
 struct Subscriber {
     handle: sys::CUpti_SubscriberHandle,
     nodes: &'static Nodes,
+    /// Nothing is turned off at its end.
+    is_left: bool,
 }
 
 // SAFETY: the handle is a name; CUPTI's calls on it are thread safe.
@@ -226,7 +284,7 @@ impl Subscriber {
         unsafe { sys::cuptiSubscribe(&raw mut handle, Some(cloned), told) }
             .result()
             .map_err(CudaFailure::profiler("cuptiSubscribe"))?;
-        let subscriber = Self { handle, nodes };
+        let subscriber = Self { handle, nodes, is_left: false };
         let domain = sys::CUpti_CallbackDomain::CUPTI_CB_DOMAIN_RESOURCE;
         // SAFETY: the handle was just made.
         unsafe { sys::cuptiEnableCallback(1, handle, domain, CLONED) }
@@ -238,6 +296,10 @@ impl Subscriber {
 
 impl Drop for Subscriber {
     fn drop(&mut self) {
+        *lock(self.nodes) = HashMap::new();
+        if self.is_left {
+            return;
+        }
         for kind in KINDS {
             // SAFETY: the library is there.
             let _ = unsafe { sys::cuptiActivityDisable(kind) };
@@ -247,6 +309,7 @@ impl Drop for Subscriber {
             let _ = sys::cuptiActivityFlushAll(FORCED);
             let _ = sys::cuptiUnsubscribe(self.handle);
         }
+        // Of what was cloned meanwhile.
         *lock(self.nodes) = HashMap::new();
     }
 }
@@ -257,8 +320,8 @@ const CLONED: u32 = sys::CUpti_CallbackIdResource::CUPTI_CBID_RESOURCE_GRAPHNODE
 /// Notes that a clone stands for what its original does.
 ///
 /// # Safety
-/// For CUPTI alone: `told` is the map of the subscription, and `data` what belongs to the callback. Only the domain of resources is subscribed to, so `domain`
-/// is one that we know.
+/// For CUPTI alone: `told` is the map of the subscription, and `data` what belongs to the callback. Only the
+/// domain of resources is subscribed to, so `domain` is one that we know.
 unsafe extern "C" fn cloned(
     told: *mut c_void,
     domain: sys::CUpti_CallbackDomain,
@@ -274,8 +337,8 @@ unsafe extern "C" fn cloned(
     if graph.is_null() {
         return;
     }
-    // SAFETY: it names such another one, alive as long. Its fields are read one by one, as one of them says what kind of node it is, and there may be
-    // kinds to come; `told` is what `Subscriber::new` passed.
+    // SAFETY: it names such another one, alive as long. Its fields are read one by one, as one of them says
+    // what kind of node it is, and there may be kinds to come; `told` is what `Subscriber::new` passed.
     let (nodes, original, clone) = unsafe {
         let (original, clone) = (&raw const (*graph).originalNode, &raw const (*graph).node);
         (&*told.cast::<Nodes>(), original.read(), clone.read())
@@ -284,6 +347,20 @@ unsafe extern "C" fn cloned(
         let mut nodes = lock(nodes);
         if let Some(place) = nodes.get(&original).copied() {
             nodes.insert(clone, place);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_from_before_cuda_12_is_refused_and_a_later_one_is_not() {
+        let refusal = known(17).unwrap_err().to_string();
+        assert!(refusal.contains("version 17") && refusal.contains("CUDA 12"), "{refusal}");
+        for version in [18, 28, 130_001] {
+            known(version).unwrap();
         }
     }
 }

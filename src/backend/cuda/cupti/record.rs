@@ -1,7 +1,7 @@
 //! One activity record in our words.
 //!
-//! Law: a record is read field by field, so that a library whose records grew at their end is read as well. The first of its
-//! fields says what it is; numbers of others are never taken for variants of ours.
+//! Law: a record is read field by field, so that a library whose records grew at their end is read as well.
+//! The first of its fields says what it is; numbers of others are never taken for variants of ours.
 
 use std::ffi::c_void;
 
@@ -40,7 +40,8 @@ pub(super) struct Activity {
 macro_rules! activity {
     ($record:expr, $type:ty) => {{
         let record = $record.cast::<$type>();
-        // SAFETY: the caller passes a whole record of this kind, whose first fields these are in every version of the library.
+        // SAFETY: the caller passes a whole record of this kind, whose first fields these are in every
+        // version of the library.
         unsafe {
             Record::Activity(Activity {
                 node: (&raw const (*record).graphNodeId).read_unaligned(),

@@ -6,12 +6,24 @@ use cudarc::driver::result;
 
 use super::super::address::DeviceAddress;
 use super::super::failure::CudaFailure;
-use super::super::kernels::{ActivationOperand, ActivationQuantizer, KernelLaunch};
+use super::super::kernels::{ActivationOperand, ActivationQuantizer, ActivationSource, KernelLaunch};
 use super::super::surface::CudaHandles;
 use super::blas::{Blas, Scratch};
-use super::lent::Lent;
+use super::kept::Kept;
+use super::lent::{Lent, LentMut};
 use super::product::Scaled;
-use crate::format::{Directions, Format, Orientation, PlaneKind, PlaneSpec, Shape};
+use crate::format::{Directions, Format, Shape};
+
+/// What is made an operand: bf16 lines, each `row_pitch` elements behind the one before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Source<'a> {
+    /// As they lie.
+    Values(Lent<'a>),
+    /// Their GELU, rounded to bf16.
+    Gelu(Lent<'a>),
+    /// The gradient of `x`, rounded to bf16, from that of its GELU, which lies alike.
+    GeluGradient { x: Lent<'a>, gradient: Lent<'a> },
+}
 
 /// A bf16 matrix of one shape that is made an operand of products again and again, in memory of its own: codes
 /// `[rows, cols]`, codes of the transpose `[cols, rows rounded up to 16]`, and their scales.
@@ -27,11 +39,21 @@ pub(crate) struct Activation {
     scale: Scratch,
     /// Scales of the turned codes; where one scale holds for the whole matrix, its amax.
     turned_scale: Scratch,
+    kept: Kept,
     blas: Rc<Blas>,
 }
 
+/// Where a quantization puts what it makes; null for codes that are not wanted.
+struct Places {
+    data: DeviceAddress,
+    scale: DeviceAddress,
+    columnwise_data: DeviceAddress,
+    columnwise_scale: DeviceAddress,
+}
+
 impl Activation {
-    /// Matrices of `shape` in `format`, FP8 in 1×128 blocks or with one scale; their rows begin `row_pitch` elements apart.
+    /// Matrices of `shape` in `format`, FP8 in 1×128 blocks or with one scale; their rows begin `row_pitch`
+    /// elements apart.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for another format; no memory.
@@ -42,26 +64,18 @@ impl Activation {
         row_pitch: usize,
     ) -> Result<Self, CudaFailure> {
         blas.make_current()?;
-        let scale_bytes = |shape| {
-            let planes = format.planes(Orientation::Rowwise, shape);
-            let plane = planes.iter().find(|plane| plane.kind == PlaneKind::Scale);
-            plane.map_or(size_of::<f32>(), PlaneSpec::bytes)
-        };
+        let kept = Kept::of(format, shape);
         Ok(Self {
             shape,
             row_pitch,
             quantizer: blas.kernels().activation_quantizer(format)?,
             codes: blas.scratch(shape.elements())?,
-            turned: blas.scratch(shape.cols * Self::turned_pitch(shape))?,
-            scale: blas.scratch(scale_bytes(shape))?,
-            turned_scale: blas.scratch(scale_bytes(shape.transposed()))?,
+            turned: blas.scratch(kept.code_bytes())?,
+            scale: blas.scratch(Kept::scale_bytes(format, shape))?,
+            turned_scale: blas.scratch(Kept::scale_bytes(format, shape.transposed()))?,
+            kept,
             blas: Rc::clone(blas),
         })
-    }
-
-    /// Elements of a line of turned codes. Those behind the last row are zero.
-    pub(crate) const fn turned_pitch(shape: Shape) -> usize {
-        shape.rows.next_multiple_of(16)
     }
 
     /// The codes with their scales, as the last quantization of this direction left them.
@@ -75,54 +89,122 @@ impl Activation {
         Scaled { values: self.turned.read(), scale: Some(scale.read()) }
     }
 
-    /// Quantizes `values`. Allocates nothing and waits for nothing.
+    /// The codes of the transpose as [`Activation::enqueue_keeping`] left them in `kept`.
+    ///
+    /// # Errors
+    /// [`CudaFailure::Refused`] for memory that is not what is kept.
+    pub(crate) fn kept<'a>(&self, kept: Lent<'a>) -> Result<Scaled<'a>, CudaFailure> {
+        self.kept.check(kept)?;
+        Ok(self.kept.factor(kept))
+    }
+
+    /// Quantizes a matrix into memory of this value's own. Allocates nothing and waits for nothing.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for a stream of another GPU, and for values that are too few or misaligned.
     pub(crate) fn enqueue(
         &mut self,
         handles: &CudaHandles,
-        values: Lent<'_>,
+        source: Source<'_>,
         directions: Directions,
     ) -> Result<(), CudaFailure> {
-        self.blas.check(handles)?;
-        let elements = self.shape.rows.saturating_sub(1) * self.row_pitch + self.shape.cols;
-        let needed = elements * size_of::<half::bf16>();
-        if values.bytes() < needed {
-            return Err(CudaFailure::Refused(format!(
-                "activations of {} take {needed} bytes, and {} were given",
-                self.shape,
-                values.bytes()
-            )));
-        }
         let wanted = |scratch: &mut Scratch, not: Directions| match directions == not {
             true => DeviceAddress::NULL,
             false => scratch.write().address(),
         };
-        let operand = ActivationOperand {
-            shape: self.shape,
-            values: values.address(),
-            row_pitch: self.row_pitch,
+        let places = Places {
             data: wanted(&mut self.codes, Directions::Columnwise),
             scale: self.scale.write().address(),
             columnwise_data: wanted(&mut self.turned, Directions::Rowwise),
             columnwise_scale: self.turned_scale.write().address(),
         };
+        self.enqueue_into(handles, source, &places)
+    }
+
+    /// Quantizes a matrix in both directions, from one reading: codes of the transpose and their scales into
+    /// `kept`, the codes that are returned into memory of this value's own.
+    ///
+    /// # Errors
+    /// As [`Activation::enqueue`], and as [`Activation::kept`].
+    pub(crate) fn enqueue_keeping<'s>(
+        &'s mut self,
+        handles: &CudaHandles,
+        source: Source<'_>,
+        kept: &LentMut<'s>,
+    ) -> Result<Scaled<'s>, CudaFailure> {
+        let kept = kept.as_lent();
+        self.kept.check(kept)?;
+        let scale = self.kept.scale(kept);
+        let whole = self.quantizer.needs_amax();
+        // One scale is that of both directions and is kept; its amax is not.
+        let places = Places {
+            data: self.codes.write().address(),
+            scale: if whole { scale.address() } else { self.scale.write().address() },
+            columnwise_data: self.kept.codes(kept).address(),
+            columnwise_scale: if whole { self.turned_scale.write().address() } else { scale.address() },
+        };
+        self.enqueue_into(handles, source, &places)?;
+        Ok(Scaled { values: self.codes.read(), scale: Some(if whole { scale } else { self.scale.read() }) })
+    }
+
+    fn enqueue_into(
+        &self,
+        handles: &CudaHandles,
+        source: Source<'_>,
+        places: &Places,
+    ) -> Result<(), CudaFailure> {
+        self.blas.check(handles)?;
+        let (values, source) = match source {
+            Source::Values(values) => (values, ActivationSource::Values),
+            Source::Gelu(x) => (x, ActivationSource::Gelu),
+            Source::GeluGradient { x, gradient } => {
+                self.check("the gradient of GELU", gradient)?;
+                (x, ActivationSource::GeluGradient(gradient.address()))
+            }
+        };
+        self.check("activations", values)?;
+        let Places { data, scale, columnwise_data, columnwise_scale } = *places;
+        let operand = ActivationOperand {
+            shape: self.shape,
+            values: values.address(),
+            row_pitch: self.row_pitch,
+            data,
+            scale,
+            columnwise_data,
+            columnwise_scale,
+        };
+        let cast = self.quantizer.cast_of(source, &operand)?;
         if self.quantizer.needs_amax() {
+            let find = self.quantizer.amax(&operand)?;
             let amax = operand.columnwise_scale.number();
             // SAFETY: the word is this value's own, and the stream is alive.
             handles
                 .driver(|| unsafe { result::memset_d8_async(amax, 0, size_of::<f32>(), handles.stream()) })
                 .map_err(CudaFailure::driver("cuMemsetD8Async"))?;
-            enqueue(handles, &self.quantizer.amax(&operand)?)?;
+            enqueue(handles, &find)?;
         }
-        enqueue(handles, &self.quantizer.cast(&operand)?)
+        enqueue(handles, &cast)
+    }
+
+    /// Refuses values that are too few.
+    fn check(&self, what: &str, values: Lent<'_>) -> Result<(), CudaFailure> {
+        let elements = self.shape.rows.saturating_sub(1) * self.row_pitch + self.shape.cols;
+        let needed = elements * size_of::<half::bf16>();
+        if values.bytes() >= needed {
+            return Ok(());
+        }
+        Err(CudaFailure::Refused(format!(
+            "{what} of {} take {needed} bytes, and {} were given",
+            self.shape,
+            values.bytes()
+        )))
     }
 }
 
 fn enqueue(handles: &CudaHandles, launch: &KernelLaunch) -> Result<(), CudaFailure> {
-    // SAFETY: the handles' context is current, and they are of the GPU the kernels were loaded for. The values were
-    // measured; everything else is memory of the activation, made for its shape. A launch without a table needs not
-    // outlive its enqueuing: its arguments are copied, and the activation keeps the module.
+    // SAFETY: the handles' context is current, and they are of the GPU the kernels were loaded for. The
+    // values were measured, and so was what is kept; everything else is memory of the activation, made for
+    // its shape. A launch without a table needs not outlive its enqueuing: its arguments are copied, and the
+    // activation keeps the module.
     handles.driver(|| unsafe { launch.enqueue(handles.stream()) })
 }

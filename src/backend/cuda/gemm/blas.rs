@@ -20,7 +20,8 @@ use super::lent::{Lent, LentMut};
 /// NVIDIA's advice for Hopper; older GPUs take less.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// What scales of blocks must be aligned to, and where a scale that stands alone is brought to ([`Blas::aligned`]).
+/// What scales of blocks must be aligned to, and where a scale that stands alone is brought to
+/// ([`Blas::aligned`]).
 pub(super) const SCALE_ALIGNMENT: u64 = 16;
 
 /// One GPU's products, for one lane: products that share a workspace must follow one another.
@@ -75,8 +76,8 @@ impl Blas {
         DeviceMemory::zeroed(&self.context, &self.setup, bytes)
     }
 
-    /// For work that uses the workspace or scratch: refuses handles of another GPU or of another lane than before, and makes the
-    /// GPU's context current.
+    /// For work that uses the workspace or scratch: refuses handles of another GPU or of another lane than
+    /// before, and makes the GPU's context current.
     pub(super) fn check(&self, handles: &CudaHandles) -> Result<(), CudaFailure> {
         self.check_device(handles)?;
         match self.stream.replace(Some(handles.stream())) {
@@ -89,10 +90,11 @@ impl Blas {
         }
     }
 
-    /// Where a product finds the one scale of its first or `second` factor: there, or at a copy in this lane's own place. Scales of whole weights
-    /// lie in a row of f32, and cuBLASLt refused a product in a session of several such weights where it had taken each product alone: where the scale begins
-    /// is what differs. Products of a lane follow one another,
-    /// so the next one's copy waits for this one to have read its own.
+    /// Where a product finds the one scale of its first or `second` factor: there, or at a copy in this
+    /// lane's own place. Scales of whole weights lie in a row of f32, and cuBLASLt refused a product in a
+    /// session of several such weights where it had taken each product alone: where the scale begins is what
+    /// differs. Products of a lane follow one another, so the next one's copy waits for this one to have read
+    /// its own.
     pub(super) fn aligned(
         &self,
         handles: &CudaHandles,
@@ -104,14 +106,16 @@ impl Blas {
         }
         let place = self.scales.address().plus(SCALE_ALIGNMENT as usize * usize::from(second));
         let bytes = size_of::<f32>();
-        // SAFETY: the caller measured the scale; the place is this value's, and what reads it runs on this stream before what writes it next.
+        // SAFETY: the caller measured the scale; the place is this value's, and what reads it runs on this
+        // stream before what writes it next.
         handles
             .driver(|| unsafe { memcpy_dtod_async(place.number(), scale.number(), bytes, handles.stream()) })
             .map_err(CudaFailure::driver("cuMemcpyDtoDAsync"))?;
         Ok(place)
     }
 
-    /// For work that touches its operands alone: refuses handles of another GPU, and makes this one's context current.
+    /// For work that touches its operands alone: refuses handles of another GPU, and makes this one's context
+    /// current.
     pub(super) fn check_device(&self, handles: &CudaHandles) -> Result<(), CudaFailure> {
         if handles.device() == self.context.ordinal() {
             return handles.driver(|| self.make_current());

@@ -1,7 +1,7 @@
 //! Memory of a closure's own.
 //!
-//! Law: it is zeroed when it is made and freed when it is dropped, behind the work that uses it. A recorded step that uses it lives
-//! no longer than its closure does.
+//! Law: it is zeroed when it is made and freed when it is dropped, behind the work that uses it. A recorded
+//! step that uses it lives no longer than its closure does.
 
 use std::marker::PhantomData;
 
@@ -38,7 +38,8 @@ impl<T: Pod> DeviceBuffer<T> {
     /// All elements, to be read.
     #[must_use]
     pub const fn read(&self) -> DeviceSlice<'_, T> {
-        // SAFETY: the elements are this value's own and live as long as the slice; memory is freed behind work that uses it.
+        // SAFETY: the elements are this value's own and live as long as the slice; memory is freed behind
+        // work that uses it.
         unsafe { DeviceSlice::from_address(self.memory.address(), self.len) }
     }
 

@@ -85,9 +85,10 @@ impl Elementwise {
 
     fn enqueue(&self, handles: &CudaHandles, launch: &KernelLaunch) -> Result<(), CudaFailure> {
         self.blas.check_device(handles)?;
-        // SAFETY: the handles' context is current, and they are of the GPU the kernels were loaded for. Every vector was lent
-        // with its length, which is the launch's, and the parts are this value's own. A launch without a table needs not outlive
-        // its enqueuing: its arguments are copied, and `kernels` keeps the module.
+        // SAFETY: the handles' context is current, and they are of the GPU the kernels were loaded for. Every
+        // vector was lent with its length, which is the launch's, and the parts are this value's own. A
+        // launch without a table needs not outlive its enqueuing: its arguments are copied, and `kernels`
+        // keeps the module.
         handles.driver(|| unsafe { launch.enqueue(handles.stream()) })
     }
 }

@@ -36,7 +36,7 @@ impl Lent<'_> {
     }
 }
 
-impl LentMut<'_> {
+impl<'a> LentMut<'a> {
     /// Callers own the range alone for as long as the value lives.
     pub(super) const fn new(address: DeviceAddress, bytes: usize) -> Self {
         Self { address, bytes, lent: PhantomData }
@@ -48,6 +48,11 @@ impl LentMut<'_> {
 
     pub(crate) const fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// The same range, to be read once it is written: by work on the stream behind.
+    pub(super) const fn as_lent(&self) -> Lent<'a> {
+        Lent::new(self.address, self.bytes)
     }
 }
 

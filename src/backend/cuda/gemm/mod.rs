@@ -1,10 +1,11 @@
 //! Matrix products by cuBLASLt and what goes between them, for [`crate::linear`].
 //!
 //! Laws:
-//! - **GE-1** the algorithm of a product is chosen once, when the product is made, with its workspace. So its bits are the
-//!   same in every run, and enqueuing asks no heuristics and allocates nothing.
-//! - **GE-2** every operand is lent with its length, and is refused if the product would touch more. What embedders reach is safe
-//!   to call; a recording of a queue keeps nothing alive, so queues are this crate's own.
+//! - **GE-1** the algorithm of a product is chosen once, when the product is made, with its workspace. So its
+//!   bits are the same in every run, and enqueuing asks no heuristics and allocates nothing.
+//! - **GE-2** every operand is lent with its length, and is refused if the product would touch more. What
+//!   embedders reach is safe to call; a recording of a queue keeps nothing alive, so queues are this crate's
+//!   own.
 //! - A product works on the stream of the handles it is given, whose device must be its own.
 //!
 //! Matrices are cuBLAS's, column by column. What they mean to a layer is said in `linear`.
@@ -13,15 +14,17 @@ mod activation;
 mod blas;
 mod buffer;
 mod elementwise;
+mod kept;
 mod lent;
 mod product;
 #[cfg(feature = "cli")]
 mod queue;
 
-pub(crate) use activation::Activation;
+pub(crate) use activation::{Activation, Source};
 pub(crate) use blas::Blas;
 pub use buffer::DeviceBuffer;
 pub(crate) use elementwise::Elementwise;
+pub(crate) use kept::Kept;
 pub(crate) use lent::{Lent, LentMut};
 pub(crate) use product::{Element, Factor, Product, ProductSpec, Scale, Scaled};
 #[cfg(feature = "cli")]

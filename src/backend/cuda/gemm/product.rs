@@ -14,7 +14,7 @@ use super::blas::{Blas, SCALE_ALIGNMENT};
 use super::lent::{Lent, LentMut};
 
 /// What operands must be aligned to: that of every region of an arena.
-const ALIGNMENT: u64 = 256;
+pub(super) const ALIGNMENT: u64 = 256;
 
 /// Element type of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,7 +164,8 @@ impl Product {
         Ok(Self { spec, description, a, b, d, algorithm, workspace_bytes, blas: Rc::clone(blas) })
     }
 
-    /// Enqueues D = A · B, plus `addend`, which lies as D does. Allocates nothing and waits for nothing; while the stream is being captured, so is the product.
+    /// Enqueues D = A · B, plus `addend`, which lies as D does. Allocates nothing and waits for nothing;
+    /// while the stream is being captured, so is the product.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for a stream of another GPU and an operand that is too short or misaligned.
@@ -200,9 +201,9 @@ impl Product {
         let c = addend.unwrap_or(result);
         let pointer = |address: DeviceAddress| address.number() as *mut c_void;
         let workspace = self.blas.workspace.address();
-        // SAFETY: handle, description and layouts live as long as `self`. Every operand was measured above against what
-        // the layouts touch; the workspace is this lane's and as large as the algorithm asked for. The factors are read
-        // before the call returns, as the pointer mode is the host's.
+        // SAFETY: handle, description and layouts live as long as `self`. Every operand was measured above
+        // against what the layouts touch; the workspace is this lane's and as large as the algorithm asked
+        // for. The factors are read before the call returns, as the pointer mode is the host's.
         let multiply = || unsafe {
             result::matmul(
                 self.blas.handle,

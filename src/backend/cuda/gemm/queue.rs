@@ -1,7 +1,7 @@
 //! One in-order queue of a GPU, for the tool's work outside of a session.
 //!
-//! Law: what a recording touches outlives the recording's last replay, and handles do not outlive the queue. Nothing here sees to
-//! that, so it is not for embedders.
+//! Law: what a recording touches outlives the recording's last replay, and handles do not outlive the queue.
+//! Nothing here sees to that, so it is not for embedders.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -29,8 +29,8 @@ pub(crate) struct Recording(Graph);
 impl Queue {
     pub(crate) fn new(blas: &Rc<Blas>) -> Result<Self, CudaFailure> {
         let stream = Stream::create(Arc::clone(&blas.context), Priority::Least)?;
-        // SAFETY: the stream is one of the device's primary context, which is current, and lives as long as the queue that lends
-        // the handles.
+        // SAFETY: the stream is one of the device's primary context, which is current, and lives as long as
+        // the queue that lends the handles.
         let handles = unsafe { CudaHandles::new(stream.handle(), blas.context.ordinal()) };
         Ok(Self { stream, handles, blas: Rc::clone(blas) })
     }

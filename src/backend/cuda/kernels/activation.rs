@@ -39,6 +39,18 @@ pub struct ActivationOperand {
     pub columnwise_scale: DeviceAddress,
 }
 
+/// What of a matrix is quantized. Codes and scales are those of bf16 values that a launch of its own would
+/// have written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActivationSource {
+    /// Its values.
+    Values,
+    /// Their GELU, in its tanh form.
+    Gelu,
+    /// The gradient of what the values are, from that of their GELU: bf16 that lies as the values do, here.
+    GeluGradient(DeviceAddress),
+}
+
 /// `ActivationArguments` of the kernels.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -54,8 +66,9 @@ struct Arguments {
     power_of_two: u32,
     epsilon: f32,
     row_pitch: u32,
+    beside: DeviceAddress,
 }
-const _: () = assert!(size_of::<Arguments>() == 64);
+const _: () = assert!(size_of::<Arguments>() == 72);
 
 /// `AMAX_TILE` of the kernels.
 const AMAX_TILE: usize = 16384;
@@ -69,8 +82,16 @@ const COLUMNS: usize = 16;
 pub struct ActivationQuantizer {
     cast: Function,
     amax: Option<Function>,
+    gelu: Option<Gelu>,
     power_of_two: bool,
     epsilon: f32,
+}
+
+/// Casts that take GELU on the way.
+#[derive(Clone, Debug)]
+struct Gelu {
+    value: Function,
+    gradient: Function,
 }
 
 impl Kernels {
@@ -79,20 +100,30 @@ impl Kernels {
     /// # Errors
     /// [`CudaFailure::Refused`] for another format.
     pub fn activation_quantizer(&self, format: Format) -> Result<ActivationQuantizer, CudaFailure> {
-        let (name, scale, epsilon, whole): (&CStr, _, _, _) = match format {
+        let function = |name: &CStr| self.function(Family::Activation, name);
+        let (cast, scale, epsilon, gelu) = match format {
             Format::Fp8Block(block) if block.tile == Fp8Tile::Row1x128 => {
-                let name = match block.element {
-                    Fp8Element::E4m3 => c"activation_e4m3_row128",
-                    Fp8Element::E5m2 => c"activation_e5m2_row128",
+                let [cast, value, gradient]: [&CStr; 3] = match block.element {
+                    Fp8Element::E4m3 => [
+                        c"activation_e4m3_row128",
+                        c"activation_e4m3_row128_gelu",
+                        c"activation_e4m3_row128_gelu_gradient",
+                    ],
+                    Fp8Element::E5m2 => [
+                        c"activation_e5m2_row128",
+                        c"activation_e5m2_row128_gelu",
+                        c"activation_e5m2_row128_gelu_gradient",
+                    ],
                 };
-                (name, block.scale, block.epsilon, false)
+                let gelu = Gelu { value: function(value)?, gradient: function(gradient)? };
+                (function(cast)?, block.scale, block.epsilon, Some(gelu))
             }
             Format::Fp8Tensor(tensor) => {
-                let name = match tensor.element {
+                let name: &CStr = match tensor.element {
                     Fp8Element::E4m3 => c"activation_e4m3_tensor",
                     Fp8Element::E5m2 => c"activation_e5m2_tensor",
                 };
-                (name, tensor.scale, tensor.epsilon, true)
+                (function(name)?, tensor.scale, tensor.epsilon, None)
             }
             _ => {
                 return Err(CudaFailure::Refused(format!(
@@ -100,10 +131,11 @@ impl Kernels {
                 )));
             }
         };
-        let amax = if whole { Some(self.function(Family::Activation, c"activation_amax")?) } else { None };
+        let whole = matches!(format, Format::Fp8Tensor(_));
         Ok(ActivationQuantizer {
-            cast: self.function(Family::Activation, name)?,
-            amax,
+            cast,
+            amax: if whole { Some(function(c"activation_amax")?) } else { None },
+            gelu,
             power_of_two: scale == ScaleRule::PowerOfTwo,
             epsilon: epsilon.value(),
         })
@@ -135,9 +167,40 @@ impl ActivationQuantizer {
     /// # Errors
     /// [`CudaFailure::Refused`] for columns that are no multiple of 16, an address that is missing or misaligned.
     pub fn cast(&self, operand: &ActivationOperand) -> Result<KernelLaunch, CudaFailure> {
-        let arguments = self.arguments(operand)?;
+        self.cast_of(ActivationSource::Values, operand)
+    }
+
+    /// The same of what `source` makes of the matrix.
+    ///
+    /// # Errors
+    /// As [`ActivationQuantizer::cast`]; for GELU where one scale holds for the whole matrix, as nobody has
+    /// found its amax.
+    pub fn cast_of(
+        &self,
+        source: ActivationSource,
+        operand: &ActivationOperand,
+    ) -> Result<KernelLaunch, CudaFailure> {
+        let gelu = || {
+            self.gelu.as_ref().ok_or_else(|| {
+                CudaFailure::Refused(
+                    "GELU is taken on the way to 1×128 blocks alone; take it by a launch of its own"
+                        .to_owned(),
+                )
+            })
+        };
+        let mut arguments = self.arguments(operand)?;
+        let function = match source {
+            ActivationSource::Values => &self.cast,
+            ActivationSource::Gelu => &gelu()?.value,
+            ActivationSource::GeluGradient(gradient) => {
+                present("the gradient of GELU", gradient)?;
+                element_aligned("the gradient of GELU", gradient, 16)?;
+                arguments.beside = gradient;
+                &gelu()?.gradient
+            }
+        };
         let tiles = operand.shape.rows.div_ceil(SIDE).saturating_mul(operand.shape.cols.div_ceil(SIDE));
-        Ok(KernelLaunch::new(self.cast.clone(), narrow("tiles", tiles)?, THREADS, arguments, None))
+        Ok(KernelLaunch::new(function.clone(), narrow("tiles", tiles)?, THREADS, arguments, None))
     }
 
     fn arguments(&self, operand: &ActivationOperand) -> Result<Arguments, CudaFailure> {
@@ -183,6 +246,10 @@ impl ActivationQuantizer {
             power_of_two: u32::from(self.power_of_two),
             epsilon: self.epsilon,
             row_pitch: narrow("columns", row_pitch)?,
+            beside: DeviceAddress::NULL,
         })
     }
 }
+
+#[cfg(test)]
+mirrors!(Family::Activation, AMAX_TILE, SIDE);

@@ -41,6 +41,15 @@ pub struct AdamOperand {
     pub elements: usize,
 }
 
+/// The learning rate of a launch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LearningRate {
+    /// One f32, that of the step.
+    pub at: DeviceAddress,
+    /// A factor on it, that of the weights.
+    pub scale: f32,
+}
+
 /// `AdamTensor` of the kernels.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -68,12 +77,22 @@ struct Arguments {
     epsilon: f32,
     weight_decay: f32,
     bias_correction: u32,
-    reserved: u32,
+    learning_rate_scale: f32,
     only: TensorArguments,
 }
 
-/// `TILE` of the kernels.
-const TILE: u64 = 2048;
+/// Groups of four elements that a thread has: those of the kernels.
+const GROUPS_F32: u32 = 1;
+const GROUPS_BF16: u32 = 2;
+
+/// Elements of a tile: `TILE` of the kernels.
+const fn tile(moments: Moments) -> u64 {
+    let groups = match moments {
+        Moments::F32 => GROUPS_F32,
+        Moments::Bf16 => GROUPS_BF16,
+    };
+    (groups * 4 * THREADS) as u64
+}
 
 /// Bytes of one element of master and of a moment.
 fn element_bytes(split: bool, moments: Moments) -> (u64, u64) {
@@ -116,14 +135,14 @@ impl AdamOperand {
             aligned: u32::from(aligned),
             reserved: 0,
         };
-        Ok((descriptor, (self.elements as u64).div_ceil(TILE)))
+        Ok((descriptor, (self.elements as u64).div_ceil(tile(moments))))
     }
 }
 
 impl Kernels {
     /// One optimizer step on the state of many weights. A vote that skips leaves everything as it is.
     ///
-    /// `vote` is an [`op::Vote`](crate::op::Vote) and `learning_rate` one f32, both read when the launch runs.
+    /// `vote` is an [`op::Vote`](crate::op::Vote) and the learning rate one f32, both read when the launch runs.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for masters of both kinds, an address that is missing or misaligned.
@@ -133,9 +152,9 @@ impl Kernels {
         moments: Moments,
         operands: &[AdamOperand],
         vote: DeviceAddress,
-        learning_rate: DeviceAddress,
+        learning_rate: LearningRate,
     ) -> Result<KernelLaunch, CudaFailure> {
-        for (what, address) in [("the vote", vote), ("the learning rate", learning_rate)] {
+        for (what, address) in [("the vote", vote), ("the learning rate", learning_rate.at)] {
             present(what, address)?;
             element_aligned(what, address, 4)?;
         }
@@ -158,16 +177,19 @@ impl Kernels {
             tiles: table.tiles,
             tensors: table.descriptors,
             vote,
-            learning_rate,
+            learning_rate: learning_rate.at,
             beta1: settings.beta1,
             beta2: settings.beta2,
             epsilon: settings.epsilon,
             weight_decay: settings.weight_decay,
             bias_correction: u32::from(settings.bias_correction),
-            reserved: 0,
+            learning_rate_scale: learning_rate.scale,
             only: only(&tensors),
         };
         let function = self.function(Family::Adam, name)?;
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
     }
 }
+
+#[cfg(test)]
+mirrors!(Family::Adam, GROUPS_F32, GROUPS_BF16);

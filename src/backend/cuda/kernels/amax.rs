@@ -198,3 +198,6 @@ impl Kernels {
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
     }
 }
+
+#[cfg(test)]
+mirrors!(Family::Amax, FLAT_PASS);

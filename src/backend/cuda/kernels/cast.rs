@@ -183,3 +183,6 @@ impl Kernels {
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
     }
 }
+
+#[cfg(test)]
+mirrors!(Family::Cast, FLAT_TILE);

@@ -140,7 +140,9 @@ impl Kernels {
         let name = match values {
             ElementType::F32 => kernel.names.0,
             ElementType::Bf16 => kernel.names.1,
-            ElementType::U8 => return Err(CudaFailure::Refused("values are f32 or bf16, not bytes".into())),
+            ElementType::U8 | ElementType::U32 => {
+                return Err(CudaFailure::Refused(format!("values are f32 or bf16, not {values}")));
+            }
         };
         let tensor = |operand: &DequantizeOperand| {
             let DequantizeOperand { shape, data, scale, tensor_scale, out } = *operand;
@@ -189,3 +191,6 @@ impl Kernels {
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
     }
 }
+
+#[cfg(test)]
+mirrors!(Family::Dequantize, FLAT_TILE);

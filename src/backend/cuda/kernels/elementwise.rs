@@ -1,7 +1,7 @@
 //! bf16 values one by one, and their sums: `kernels/elementwise.cu`.
 //!
-//! Law: launches are prepared by value, without tables: nothing is allocated, so a closure may prepare one in every
-//! step.
+//! Law: launches are prepared by value, without tables: nothing is allocated, so a closure may prepare one in
+//! every step.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -123,8 +123,8 @@ impl ElementwiseKernels {
         vector(&self.uniform, Arguments { seed, scale, ..onto(y, count)? })
     }
 
-    /// Two launches, to run one behind the other: the f32 at `sum` becomes the sum of the values or of their squares. The parts
-    /// take [`ElementwiseKernels::PARTIAL_BYTES`] at `partial`.
+    /// Two launches, to run one behind the other: the f32 at `sum` becomes the sum of the values or of their
+    /// squares. The parts take [`ElementwiseKernels::PARTIAL_BYTES`] at `partial`.
     ///
     /// # Errors
     /// As [`ElementwiseKernels::gelu`].
@@ -170,3 +170,6 @@ fn vector(function: &Function, arguments: Arguments) -> Result<KernelLaunch, Cud
     let blocks = narrow("blocks", usize::try_from(blocks).unwrap_or(usize::MAX))?;
     Ok(KernelLaunch::new(function.clone(), blocks, THREADS, arguments, None))
 }
+
+#[cfg(test)]
+mirrors!(Family::Elementwise, VALUES, PARTIALS);

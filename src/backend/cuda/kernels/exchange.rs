@@ -1,7 +1,7 @@
 //! Bytes to peers between two meetings, as one launch: `kernels/exchange.cu`.
 //!
-//! Law: a launch waits for launches of other ranks, on GPUs of their own. Ranks of one GPU must not use it: nothing
-//! promises that both kernels run at once.
+//! Law: a launch waits for launches of other ranks, on GPUs of their own. Ranks of one GPU must not use it:
+//! nothing promises that both kernels run at once.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -14,7 +14,8 @@ use super::module::Kernels;
 use super::source::Family;
 use super::tiles::{TileArguments, TileTable};
 
-/// The words a rank shares with one partner, each 1 from a signal until it has been waited for; `there` is the partner's memory.
+/// The words a rank shares with one partner, each 1 from a signal until it has been waited for; `there` is
+/// the partner's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Partner {
@@ -54,17 +55,19 @@ struct Arguments {
 const COPIERS: u32 = 512;
 /// `TILE` of the kernel.
 const TILE: u64 = 32768;
-/// Multiprocessors it takes at most. Eight leave a third of NVLink unused on an H200 and thirty-two gain nothing, while each is taken from
-/// the products that run meanwhile.
+/// Multiprocessors it takes at most. Eight leave a third of NVLink unused on an H200 and thirty-two gain
+/// nothing, while each is taken from the products that run meanwhile.
 const BLOCKS: u32 = 16;
 /// Bytes of the gate, behind which the partners lie.
 const GATE: usize = 16;
 
 impl Kernels {
-    /// Meets `partners`, copies, meets them again, and leaves `mark`. Ranges of any alignment; they do not overlap.
+    /// Meets `partners`, copies, meets them again, and leaves `mark`. Ranges of any alignment; they do not
+    /// overlap.
     ///
     /// # Errors
-    /// [`CudaFailure::Refused`] for an address that is missing or misaligned, and for more partners than a block has threads.
+    /// [`CudaFailure::Refused`] for an address that is missing or misaligned, and for more partners than a
+    /// block has threads.
     pub fn exchange(
         &self,
         copies: &[CopyOperand],
@@ -112,3 +115,6 @@ impl Kernels {
         Ok(KernelLaunch::new(function, blocks, COPIERS, arguments, Some(table.table)))
     }
 }
+
+#[cfg(test)]
+mirrors!(Family::Exchange, COPIERS, TILE);

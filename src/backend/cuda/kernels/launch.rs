@@ -15,6 +15,10 @@ pub(super) const THREADS: u32 = 256;
 /// Warps of a block: `WARPS` in `kernels/common.cuh`.
 pub(super) const WARPS: u64 = THREADS as u64 / 32;
 
+/// Blocks that a large device runs at one time at most: eight on each of 132 multiprocessors. What is cut by
+/// it is right on any device, and fast on such.
+pub(super) const RESIDENT: u64 = 8 * 132;
+
 /// Room for the arguments of every kernel, which takes one struct.
 const ARGUMENT_WORDS: usize = 16;
 
@@ -46,7 +50,8 @@ impl KernelLaunch {
         Self { function, blocks, threads, arguments: words, table: table.map(Arc::new) }
     }
 
-    /// Puts the launch on a stream. Neither allocates nor waits; while the stream is being captured, the launch is.
+    /// Puts the launch on a stream. Neither allocates nor waits; while the stream is being captured, the
+    /// launch is.
     ///
     /// # Errors
     /// [`CudaFailure::Call`] when the driver refuses, which includes errors of earlier launches.

@@ -98,3 +98,6 @@ impl Kernels {
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
     }
 }
+
+#[cfg(test)]
+mirrors!(Family::Memory, TILE);

@@ -14,6 +14,22 @@
 //!
 //! Kernel sources lie in `kernels/*.cu`; their headers state the laws of the device side.
 
+/// Holds constants against those of the same name in a family's source: what a launch is cut by is written on
+/// both sides.
+#[cfg(test)]
+macro_rules! mirrors {
+    ($family:expr, $($name:ident),+) => {
+        #[test]
+        fn constants_are_those_of_the_kernels() {
+            $(assert_eq!(
+                $crate::backend::cuda::kernels::source::constant($family, stringify!($name)),
+                Some(u64::from($name as u32)),
+                stringify!($name)
+            );)+
+        }
+    };
+}
+
 mod activation;
 mod adam;
 mod amax;
@@ -37,8 +53,8 @@ mod swizzle;
 mod tiles;
 mod transpose;
 
-pub use activation::{ActivationOperand, ActivationQuantizer};
-pub use adam::{AdamOperand, MasterState};
+pub use activation::{ActivationOperand, ActivationQuantizer, ActivationSource};
+pub use adam::{AdamOperand, LearningRate, MasterState};
 pub use amax::AmaxOperand;
 pub use cast::CastOperand;
 pub use delayed::{DelayedScaleOperand, RecordAmaxOperand};

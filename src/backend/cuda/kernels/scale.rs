@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use super::super::address::DeviceAddress;
 use super::super::failure::CudaFailure;
 use super::check::{divides, element_aligned, narrow, present, scale_plane};
-use super::launch::{KernelLaunch, THREADS};
+use super::launch::{KernelLaunch, RESIDENT, THREADS};
 use super::module::Kernels;
 use super::source::Family;
 use super::tiles::{TileArguments, TileTable, only};
@@ -76,11 +76,12 @@ struct Arguments {
     only: TensorArguments,
 }
 
-/// Rows of four scales that a thread makes: `FEW` and, in large launches of MXFP8, `MANY` of the kernels.
+/// Rows of four scales that a thread makes: `FEW` and, in large launches, `MANY` of the kernels.
 const FEW: u32 = 2;
 const MANY: u32 = 4;
-/// Blocks of a launch that is large: several times what a device runs at one time.
-const LARGE: u64 = 4096;
+/// Blocks of `FEW` rows of a launch of MXFP8 that is large: several times what a device runs at one time. One
+/// of NVFP4, whose blocks divide first, is large where there are more than that ([`RESIDENT`]).
+const LARGE_MXFP8: u64 = 4096;
 
 /// Rows and columns of the block grid of an orientation.
 fn grid(format: Format, orientation: Orientation, shape: Shape) -> (usize, usize) {
@@ -159,9 +160,9 @@ impl ScaleOperand {
 impl Kernels {
     /// Scale planes, encode factors and tensor scales (see [`fused_scale`](crate::format::fused_scale)).
     ///
-    /// `vote` is an [`op::Vote`](crate::op::Vote), or null; nothing is written when it skips. `fault` is one u32, or
-    /// null: it becomes the lowest position of an operand whose amax has no scale (NVFP4, not finite), plus 1,
-    /// unless it is lower already and not 0; what that operand owns is not written.
+    /// `vote` is an [`op::Vote`](crate::op::Vote), or null; nothing is written when it skips. `fault` is one
+    /// u32, or null: it becomes the lowest position of an operand whose amax has no scale (NVFP4, not
+    /// finite), plus 1, unless it is lower already and not 0; what that operand owns is not written.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for a format without scales, a shape that does not divide into blocks, an
@@ -194,9 +195,10 @@ impl Kernels {
             operands.iter().map(|operand| operand.arguments(format, quads)).collect()
         };
         let few = cut(FEW)?;
-        let is_large = few.iter().map(|(_, tiles)| *tiles).sum::<u64>() > LARGE;
+        let tiles = few.iter().map(|(_, tiles)| *tiles).sum::<u64>();
         let (kernel, tensors) = match format {
-            Format::Mxfp8 if is_large => (c"scale_mxfp8_large", cut(MANY)?),
+            Format::Mxfp8 if tiles > LARGE_MXFP8 => (c"scale_mxfp8_large", cut(MANY)?),
+            Format::Nvfp4(_) if tiles > RESIDENT => (c"scale_nvfp4_large", cut(MANY)?),
             _ => (kernel, few),
         };
         let table = TileTable::new(&tensors, 0)?;
@@ -224,3 +226,6 @@ impl Kernels {
 fn refused_without_scales(format: Format) -> CudaFailure {
     CudaFailure::Refused(format!("{format} has no scales"))
 }
+
+#[cfg(test)]
+mirrors!(Family::Scale, FEW, MANY);

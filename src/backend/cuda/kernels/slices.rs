@@ -1,4 +1,5 @@
-//! Sums of the slices that ranks gave of gradients, accumulated in the same pass: the second half of `kernels/sum.cu`.
+//! Sums of the slices that ranks gave of gradients, accumulated in the same pass: the second half of
+//! `kernels/sum.cu`.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -60,8 +61,8 @@ const fn number(target: SumTarget) -> u16 {
 }
 
 impl Kernels {
-    /// The sums of slices in rank order in f32; as they are, or multiplied by `factor`, rounded, and put down or added. Slices are f32 or
-    /// bfloat16.
+    /// The sums of slices in rank order in f32; as they are, or multiplied by `factor`, rounded, and put down
+    /// or added. Slices are f32 or bfloat16.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for no slices, another element type, an address that is missing or misaligned.
@@ -74,8 +75,8 @@ impl Kernels {
         let name = match element {
             ElementType::F32 => c"sum_slices_f32",
             ElementType::Bf16 => c"sum_slices_bf16",
-            ElementType::U8 => {
-                return Err(CudaFailure::Refused(format!("no sum of {element:?} slices")));
+            ElementType::U8 | ElementType::U32 => {
+                return Err(CudaFailure::Refused(format!("no sum of {element} slices")));
             }
         };
         for operand in operands {
@@ -123,3 +124,6 @@ fn check(operand: &SlicesOperand, element: ElementType) -> Result<(), CudaFailur
     }
     Ok(())
 }
+
+#[cfg(test)]
+mirrors!(Family::Sum, TILE);

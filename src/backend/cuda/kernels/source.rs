@@ -79,8 +79,19 @@ impl Family {
                 (c"crossing.cuh", include_str!("../../../../kernels/crossing.cuh")),
                 (c"elements.cuh", include_str!("../../../../kernels/elements.cuh")),
                 (c"fragment.cuh", include_str!("../../../../kernels/fragment.cuh")),
+                (c"gelu.cuh", include_str!("../../../../kernels/gelu.cuh")),
                 (c"range.cuh", include_str!("../../../../kernels/range.cuh")),
             ],
         }
     }
+}
+
+/// The number that a family's source, or a header of it, gives a constant.
+#[cfg(test)]
+pub(super) fn constant(family: Family, name: &str) -> Option<u64> {
+    let source = family.source();
+    let texts = source.headers.iter().map(|(_, text)| *text).chain([source.text]);
+    let begin = format!("constexpr u32 {name} = ");
+    let mut lines = texts.flat_map(str::lines);
+    lines.find_map(|line| line.strip_prefix(begin.as_str())?.strip_suffix(';')?.parse().ok())
 }

@@ -181,3 +181,6 @@ impl Kernels {
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
     }
 }
+
+#[cfg(test)]
+mirrors!(Family::Sum, TILE);

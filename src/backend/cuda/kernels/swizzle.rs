@@ -1,7 +1,8 @@
 //! Scale planes for block-scaled products: `swizzle_scale` of `kernels/scale_plane.cu`.
 //!
-//! Law: a swizzled plane is other memory than the one it is made from, and of as many bytes, padding included. What a product reads of it does
-//! not depend on how the scales lay: columnwise MXFP8 planes hold the transposed matrix of scales and are turned on the way.
+//! Law: a swizzled plane is other memory than the one it is made from, and of as many bytes, padding
+//! included. What a product reads of it does not depend on how the scales lay: columnwise MXFP8 planes hold
+//! the transposed matrix of scales and are turned on the way.
 
 use bytemuck::{Pod, Zeroable};
 

@@ -79,7 +79,8 @@ impl TileTable {
     }
 }
 
-/// The descriptor that goes with the arguments: that of a launch's only tensor. Where there are more, nobody looks.
+/// The descriptor that goes with the arguments: that of a launch's only tensor. Where there are more, nobody
+/// looks.
 pub(super) fn only<D: Zeroable + Copy>(tensors: &[(D, u64)]) -> D {
     tensors.first().map_or(D::zeroed(), |(descriptor, _)| *descriptor)
 }

@@ -1,26 +1,34 @@
 //! Collectives as commands: how bytes get from rank to rank.
 //!
 //! Laws:
-//! - Whatever the way, a gather leaves the same bytes, and so does an exchange of gradients: every contribution reaches its owner undivided, in
-//!   the slot that the plan has for it. Sums of gradients are no part of a collective, but tasks of the plan, unless the library is asked to
-//!   sum ([`Reduce::Nccl`]). Values of an all-reduce wait in the landing ([`super::landing`]), and one kernel combines them in rank order.
-//! - Where neighbours are all there are, an exchange of gradients is meetings and copies by engines and nothing else, unless it is small: no kernel, so
-//!   it waits for no multiprocessor, and holds up no lane while products have them all.
-//! - Whoever a collective brings together is a world to its way: ranks are numbered in their team ([`super::team`]), and only where words, or members of a
-//!   communicator, are named does this file speak of ranks of the world.
-//! - A way says in which *stages* a collective goes, as data; this file makes commands of stages and knows no way. All
-//!   ranks have the same stages, so what a stage says of this rank and its peers fits together (`simulated`).
-//! - A gather of planes brings the peers' parts; whether the own one is written too is the way's affair, and nobody relies on it. Among
-//!   neighbours it launches no kernel, but where it is small by [`Route::kernel_bytes`], so the lane waits for peers and for nothing that computes: meetings are
+//! - Whatever the way, a gather leaves the same bytes, and so does an exchange of gradients: every
+//!   contribution reaches its owner undivided, in the slot that the plan has for it. Sums of gradients are no
+//!   part of a collective, but tasks of the plan, unless the library is asked to sum ([`Reduce::Nccl`]).
+//!   Values of an all-reduce wait in the landing ([`super::landing`]), and one kernel combines them in rank
+//!   order.
+//! - Where neighbours are all there are, an exchange of gradients is meetings and copies by engines and
+//!   nothing else, unless it is small: no kernel, so it waits for no multiprocessor, and holds up no lane
+//!   while products have them all.
+//! - Whoever a collective brings together is a world to its way: ranks are numbered in their team
+//!   ([`super::team`]), and only where words, or members of a communicator, are named does this file speak of
+//!   ranks of the world.
+//! - A way says in which *stages* a collective goes, as data; this file makes commands of stages and knows no
+//!   way. All ranks have the same stages, so what a stage says of this rank and its peers fits together
+//!   (`simulated`).
+//! - A gather of planes brings the peers' parts; whether the own one is written too is the way's affair, and
+//!   nobody relies on it. Among neighbours it launches no kernel, but where it is small by
+//!   [`Route::kernel_bytes`], so the lane waits for peers and for nothing that computes: meetings are
 //!   operations on the stream's memory, and engines move the bytes.
-//! - Memory of peers is written between two meetings (PL-8, see [`super::signal`]): parts of weights and gradients, rows that are summed over replicas among
-//!   them, by copy engines, which need no multiprocessor; the few values of a maximum, and whatever [`Route::kernel_bytes`] calls small, by
-//!   one kernel that meets as well. That kernel waits for a multiprocessor, and costs the host a launch instead of a dozen calls.
-//! - A rank writes and never reads peers, so its copies run on engines that no other rank queues for. Copies *from*
-//!   peers behind a stream's wait for them never finished with three and more GPUs in a process, as if the driver queued
-//!   the copies of several readers on the engine of the GPU they read, behind one another's waits.
-//! - Within one GPU bytes are moved by kernels, whoever's they are: the driver would do the same with one it loads when it is
-//!   first needed, and ranks that share a GPU would share its engines.
+//! - Memory of peers is written between two meetings (PL-8, see [`super::signal`]): parts of weights and
+//!   gradients, rows that are summed over replicas among them, by copy engines, which need no multiprocessor;
+//!   the few values of a maximum, and whatever [`Route::kernel_bytes`] calls small, by one kernel that meets
+//!   as well. That kernel waits for a multiprocessor, and costs the host a launch instead of a dozen calls.
+//! - A rank writes and never reads peers, so its copies run on engines that no other rank queues for. Copies
+//!   *from* peers behind a stream's wait for them never finished with three and more GPUs in a process, as if
+//!   the driver queued the copies of several readers on the engine of the GPU they read, behind one another's
+//!   waits.
+//! - Within one GPU bytes are moved by kernels, whoever's they are: the driver would do the same with one it
+//!   loads when it is first needed, and ranks that share a GPU would share its engines.
 
 mod nccl;
 mod peer;
@@ -214,7 +222,8 @@ impl Route<'_> {
     }
 }
 
-/// Does the collective library sum gradients in this type? It would sum bf16 in bf16, so it is left to sum f32 alone.
+/// Does the collective library sum gradients in this type? It would sum bf16 in bf16, so it is left to sum
+/// f32 alone.
 fn sums_by_itself(transport: Transport, reduce: Reduce, element: ElementType) -> bool {
     (transport, reduce, element) == (Transport::Nccl, Reduce::Nccl, ElementType::F32)
 }

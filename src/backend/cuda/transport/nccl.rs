@@ -1,7 +1,8 @@
 //! Everything by NCCL, among all ranks of a team.
 //!
-//! Law: gathers are NCCL's, but for pieces, which do not lie side by side and are sent one by one; gradients are exchanged contribution by contribution and summed by others, unless NCCL is asked to sum.
-//! No memory of a peer is addressed.
+//! Law: gathers are NCCL's, but for pieces, which do not lie side by side and are sent one by one; gradients
+//! are exchanged contribution by contribution and summed by others, unless NCCL is asked to sum. No memory of
+//! a peer is addressed.
 
 use super::{Stage, View};
 use crate::backend::cuda::kernels::CombineOperand;

@@ -1,11 +1,13 @@
 //! Neighbours' memory written inside of a host, and NCCL between the counterparts of several hosts.
 //!
 //! Laws:
-//! - On one host nothing goes by NCCL. Over several, whatever leaves a host leaves it once and goes from a rank to
-//!   its counterpart: what is gathered is spread on each host by neighbours, what is to be summed comes together at the
-//!   counterpart of its owner first, each contribution for itself (no sums on the way, which would round in another order).
-//! - In the landing of an all-reduce, the value of rank r waits at number r. In that of an exchange waits what neighbours gave for
-//!   other hosts, host by host from the next one on (the *relay*). Nobody writes a number twice in one collective.
+//! - On one host nothing goes by NCCL. Over several, whatever leaves a host leaves it once and goes from a
+//!   rank to its counterpart: what is gathered is spread on each host by neighbours, what is to be summed
+//!   comes together at the counterpart of its owner first, each contribution for itself (no sums on the way,
+//!   which would round in another order).
+//! - In the landing of an all-reduce, the value of rank r waits at number r. In that of an exchange waits
+//!   what neighbours gave for other hosts, host by host from the next one on (the *relay*). Nobody writes a
+//!   number twice in one collective.
 //! - A rank sends what neighbours pushed after the meeting behind their pushes, and says that it may be written
 //!   again only in the next collective, whose first meeting stands behind its sends in the stream.
 
@@ -18,7 +20,8 @@ use crate::backend::local::{Move, Piece, Slices};
 use crate::id::RankId;
 use crate::op::Reduction;
 
-/// Bytes of every other rank's part, at their place: a rank gets those of its counterparts, and gives its column to its neighbours.
+/// Bytes of every other rank's part, at their place: a rank gets those of its counterparts, and gives its
+/// column to its neighbours.
 pub(super) fn gather(view: &View<'_>, pieces: &[Piece]) -> Vec<Stage> {
     let (own, hosts) = (view.own(), view.hosts);
     let place = |piece: &Piece, rank: RankId| piece.to.offset + piece.first + piece.stride * rank.index();
@@ -57,7 +60,8 @@ pub(super) fn records(view: &View<'_>, records: Move) -> Vec<Stage> {
     stages
 }
 
-/// This rank's slices of everybody's sources into their slot: a neighbour gets what is for its column, a counterpart what this host has for it.
+/// This rank's slices of everybody's sources into their slot: a neighbour gets what is for its column, a
+/// counterpart what this host has for it.
 pub(super) fn exchange(view: &View<'_>, parts: &[Slices]) -> Vec<Stage> {
     let (own, hosts) = (view.own(), view.hosts);
     let (mut pushes, mut transfers) = (Vec::new(), Vec::new());
@@ -67,7 +71,8 @@ pub(super) fn exchange(view: &View<'_>, parts: &[Slices]) -> Vec<Stage> {
         let slice = |taker: RankId| own.plus(part.given(taker.index()));
         let slot =
             |giver: RankId, taker: RankId| view.arena(taker).plus(part.landing(giver.index(), taker.index()));
-        // Where `holder`, of this host, has what rank `giver` of this host has for rank `taker` of the holder's column.
+        // Where `holder`, of this host, has what rank `giver` of this host has for rank `taker` of the
+        // holder's column.
         let given = |holder: RankId, giver: RankId, taker: RankId| match hosts.distance(holder, taker) {
             0 => slot(giver, taker),
             distance => view.landed(holder, ahead, bytes, (distance - 1) * hosts.each() + hosts.place(giver)),

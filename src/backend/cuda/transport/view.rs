@@ -1,7 +1,8 @@
 //! What a rank knows of where everybody's memory lies.
 //!
-//! Law: arena, words and landing are laid out alike on every rank, so a place is an offset and whose memory it is in. Ranks are those of a team, numbered in it.
-//! Homes of ranks whose memory is not reached are null, and no way writes there.
+//! Law: arena, words and landing are laid out alike on every rank, so a place is an offset and whose memory
+//! it is in. Ranks are those of a team, numbered in it. Homes of ranks whose memory is not reached are null,
+//! and no way writes there.
 
 use crate::backend::cuda::address::DeviceAddress;
 use crate::backend::cuda::hosts::Hosts;

@@ -83,8 +83,8 @@ impl Run<'_> {
         self.fill(task, to, held)
     }
 
-    /// The value of `buffer` that program order gives the next call of `micro_batch`; `None` when nothing did. Only
-    /// a carried buffer comes from an earlier micro-batch.
+    /// The value of `buffer` that program order gives the next call of `micro_batch`; `None` when nothing
+    /// did. Only a carried buffer comes from an earlier micro-batch.
     pub(super) fn value(&self, buffer: BufferId, micro_batch: MicroBatchId) -> Option<BufferValue> {
         let spec = &self.plan.buffers[buffer.index()];
         let lasts = |call: &CallId| {
@@ -98,7 +98,8 @@ impl Run<'_> {
         }
     }
 
-    /// The calls of every micro-batch are the same, in the same order: so the mean is over as many as the plan says.
+    /// The calls of every micro-batch are the same, in the same order: so the mean is over as many as the
+    /// plan says.
     pub(super) fn check_micro_batches(&self) -> Verdict<()> {
         let (calls, micro_batches) = (&self.plan.calls, self.plan.micro_batches as usize);
         let each = calls.len().checked_div(micro_batches).unwrap_or(0).max(1);

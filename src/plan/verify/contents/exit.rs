@@ -1,8 +1,8 @@
 //! The edge at which a step ends.
 //!
-//! Law: every call ran; every gradient is in its main grad; resident slots hold what the plan's exit state declares; outputs lie in
-//! staging as the last call that wrote them left them; the vote and the fault word are there for
-//! the session to read.
+//! Law: every call ran; every gradient is in its main grad; resident slots hold what the plan's exit state
+//! declares; outputs lie in staging as the last call that wrote them left them; the vote and the fault word
+//! are there for the session to read.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,7 +41,8 @@ impl Run<'_> {
         }
     }
 
-    /// PL-4: with an optimizer the norm asks for every gradient; without one the step ends with complete main grads.
+    /// PL-4: with an optimizer the norm asks for every gradient; without one the step ends with complete main
+    /// grads.
     fn gradients_are_complete(&self) -> Verdict<()> {
         if self.plan.updates_weights {
             return Ok(());

@@ -1,13 +1,14 @@
 //! PL-4: the way of a gradient from the call that wrote it to its main grad.
 //!
-//! Law: a sharded weight's gradient is reduced, by itself or added to others of the weight, by one collective or in two tasks
-//! (`exchanged`), then summed over the
-//! replicas where there are several, then accumulated; a replicated weight's is accumulated, then all-reduced over all ranks. So a
-//! contribution passes each sum over ranks exactly once. The first contribution of a step begins the
-//! sum and no later one does; none is added twice, on the rank or behind the reduction; and they are added in program
-//! order, because sums of floats depend on it: so equal programs give equal bits, however they are scheduled. Calls of
-//! different micro-batches are different contributions. Padding rows are zero before anything is summed over ranks. What a call
-//! declares in bf16 is reduced in bf16 as it lies: nothing rounds it, and nothing is added to it on the rank.
+//! Law: a sharded weight's gradient is reduced, by itself or added to others of the weight, by one collective
+//! or in two tasks (`exchanged`), then summed over the replicas where there are several, then accumulated; a
+//! replicated weight's is accumulated, then all-reduced over all ranks. So a contribution passes each sum
+//! over ranks exactly once. The first contribution of a step begins the sum and no later one does; none is
+//! added twice, on the rank or behind the reduction; and they are added in program order, because sums of
+//! floats depend on it: so equal programs give equal bits, however they are scheduled. Calls of different
+//! micro-batches are different contributions. Padding rows are zero before anything is summed over ranks.
+//! What a call declares in bf16 is reduced in bf16 as it lies: nothing rounds it, and nothing is added to it
+//! on the rank.
 
 use std::collections::BTreeSet;
 
@@ -52,7 +53,8 @@ impl Run<'_> {
         self.fill(task, to, Held::ReducedGradient(weight, calls))
     }
 
-    /// The calls whose gradients of `weight` are in `slot` as they travel: in `element`, which is what the plan was asked for.
+    /// The calls whose gradients of `weight` are in `slot` as they travel: in `element`, which is what the
+    /// plan was asked for.
     pub(super) fn travelling(
         &self,
         task: TaskId,
@@ -226,8 +228,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Sums over a group of ranks: of rows that were reduced inside of each replica, or of what each rank of the world added up of a
-    /// replicated weight.
+    /// Sums over a group of ranks: of rows that were reduced inside of each replica, or of what each rank of
+    /// the world added up of a replicated weight.
     pub(super) fn reduce_sums(
         &mut self,
         task: TaskId,
@@ -247,8 +249,9 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What a sum over `group` finds in `slot` is not what such a sum is taken of. What should be there follows from the placement
-    /// of the weight whose gradient the slot was declared for, and from whether there are replicas to sum over.
+    /// What a sum over `group` finds in `slot` is not what such a sum is taken of. What should be there
+    /// follows from the placement of the weight whose gradient the slot was declared for, and from whether
+    /// there are replicas to sum over.
     fn wrong_sum(&self, task: TaskId, group: Group, slot: SlotId) -> Verdict<()> {
         let replicated = self.plan.weights.mesh.replicas() > 1;
         let placement = match self.plan.arena.slot(slot).content {

@@ -70,7 +70,8 @@ pub(super) enum Held {
     Gradient { weight: WeightId, calls: BTreeSet<CallId>, padded: bool },
     /// That in bf16, its padding rows zero: rounded, or as a call wrote it.
     WireGradient(WeightId, BTreeSet<CallId>),
-    /// The other ranks' slices for this rank of what these calls made, in the element type that travelled, its padding rows zero.
+    /// The other ranks' slices for this rank of what these calls made, in the element type that travelled,
+    /// its padding rows zero.
     LandedGradient(WeightId, BTreeSet<CallId>, ElementType),
     /// What a call wrote in bf16, its padding rows not zero yet.
     Unpadded(WeightId, CallId),
@@ -277,6 +278,7 @@ pub(super) const fn in_words(element: ElementType) -> &'static str {
         ElementType::Bf16 => "bf16",
         ElementType::F32 => "f32",
         ElementType::U8 => "bytes",
+        ElementType::U32 => "u32",
     }
 }
 
@@ -289,7 +291,7 @@ pub(super) fn writes_bf16(plan: &StepPlan, weight: WeightId, call: CallId) -> bo
 pub(super) const fn dense_in(values: ElementType) -> &'static str {
     match values {
         ElementType::Bf16 => "dense bf16",
-        ElementType::F32 | ElementType::U8 => "dense f32",
+        ElementType::F32 | ElementType::U8 | ElementType::U32 => "dense f32",
     }
 }
 

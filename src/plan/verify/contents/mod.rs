@@ -6,18 +6,18 @@
 //! plan names no rank, so it speaks for every rank. Versions are those of a step with a clean
 //! vote; under any other vote every rewriting task is a no-op and the versions at entry stay.
 //!
-//! - **PL-2** every use of every call reads exactly the weight, orientation and form it declares,
-//!   gathered once from the other ranks and then assembled with the rank's own shard, at the version of the step's entry, and scales of
-//!   the same version.
+//! - **PL-2** every use of every call reads exactly the weight, orientation and form it declares, gathered
+//!   once from the other ranks and then assembled with the rank's own shard, at the version of the step's
+//!   entry, and scales of the same version.
 //! - **PL-4** every gradient reaches its main grad exactly once, in program order, before norm and optimizer.
 //! - **PL-9** the step ends with masters, moments and shards one version on, or as they were.
 //! - **PL-10** every call runs once, in program order, with exactly the operands it declares;
 //!   buffers hold what program order says; fault word, records and vote are this step's.
 //!
-//! One file for each part of the step: `entry` and `exit` are its edges, `planes` what becomes of
-//! gathered weights, `calls` the closures and their buffers, `gradients` and `optimizer` what
-//! follows them, `exchanged` gradients that ranks sum by themselves, `quantize` the way from masters to shards, `delayed` what
-//! remembers amaxes on it.
+//! One file for each part of the step: `entry` and `exit` are its edges, `planes` what becomes of gathered
+//! weights, `calls` the closures and their buffers, `gradients` and `optimizer` what follows them,
+//! `exchanged` gradients that ranks sum by themselves, `quantize` the way from masters to shards, `delayed`
+//! what remembers amaxes on it.
 
 mod calls;
 mod delayed;
@@ -120,10 +120,8 @@ impl<'p> Run<'p> {
             Op::AllGather { parts } => parts.iter().try_for_each(|part| self.gather(task, *part)),
             Op::GatherChunk { part, chunk } => self.gather_chunk(task, *part, *chunk),
             Op::Assemble { parts } => parts.iter().try_for_each(|part| self.assemble(task, *part)),
-            Op::Transpose { weight, from, to } => self.transpose(task, *weight, *from, *to),
-            Op::Dequantize { weight, orientation, from, tensor_scale, values, to } => {
-                self.dequantize(task, (*weight, *orientation, *values), *from, *tensor_scale, *to)
-            }
+            Op::Transpose { parts } => parts.iter().try_for_each(|part| self.transpose(task, *part)),
+            Op::Dequantize { parts } => parts.iter().try_for_each(|part| self.dequantize(task, *part)),
             Op::ReduceScatter { element, parts } => {
                 parts.iter().try_for_each(|part| self.reduce_scatter(task, *element, *part))
             }

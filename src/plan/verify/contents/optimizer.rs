@@ -2,7 +2,7 @@
 //!
 //! Law: the norm counts every complete main grad once and carries the fault word of all calls; the
 //! vote sees all ranks' records and counts the step once; Adam rewrites every weight once, from
-//! state and main grads of this step, under that vote.
+//! state and main grads of this step, under that vote; one task of it speaks of one parameter group.
 
 use super::{Held, Run, Verdict, VerifyError};
 use crate::format::Orientation;
@@ -96,6 +96,20 @@ impl Run<'_> {
                 "the learning rate",
                 "name the learning rate's slot",
             );
+        }
+        let parameters = |state: &AdamOperand| self.plan.weights.layout(state.weight).parameters;
+        if let Some([first, other]) =
+            states.array_windows().find(|[first, other]| parameters(first) != parameters(other))
+        {
+            return Err(Box::new(VerifyError::Coverage {
+                task: self.plan.describe(task),
+                problem: format!(
+                    "updates `{}` and `{}`, whose weight decay or learning rate differ, as one; give each parameter \
+                     group a task of its own",
+                    self.name(first.weight),
+                    self.name(other.weight)
+                ),
+            }));
         }
         let (old, new) = (self.plan.entry.masters, self.plan.entry.masters.next());
         for state in states {

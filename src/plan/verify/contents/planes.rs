@@ -1,13 +1,13 @@
 //! PL-2, the way of a weight's planes: gathered, assembled, transposed, dequantized.
 //!
-//! Law: a gather sends the shard it names, whole and of one version, and brings those of the other ranks; planes are whole, and may be
-//! read, once the rank's own shard of that version was put beside them. What is derived from whole
-//! planes keeps weight and version, and needs scales of the same version.
+//! Law: a gather sends the shard it names, whole and of one version, and brings those of the other ranks;
+//! planes are whole, and may be read, once the rank's own shard of that version was put beside them. What is
+//! derived from whole planes keeps weight and version, and needs scales of the same version.
 
 use super::{Held, Run, Verdict};
-use crate::format::{ElementType, Orientation};
+use crate::format::Orientation;
 use crate::id::{SlotId, TaskId, Version, WeightId};
-use crate::op::{Chunk, GatherPart};
+use crate::op::{Chunk, DequantizePart, GatherPart, TransposePart};
 
 impl Run<'_> {
     pub(super) fn gather(&mut self, task: TaskId, part: GatherPart) -> Verdict<()> {
@@ -31,7 +31,8 @@ impl Run<'_> {
         self.fill(task, to, Held::Gathered(weight, orientation, version))
     }
 
-    /// A chunk begins where those before it ended: nothing missing, nothing twice, all of one version. What the last one leaves is all that a gather brings.
+    /// A chunk begins where those before it ended: nothing missing, nothing twice, all of one version. What
+    /// the last one leaves is all that a gather brings.
     pub(super) fn gather_chunk(&mut self, task: TaskId, part: GatherPart, chunk: Chunk) -> Verdict<()> {
         let GatherPart { weight, orientation, from, to } = part;
         let version = self.own(task, weight, orientation, from)?;
@@ -85,13 +86,8 @@ impl Run<'_> {
         }
     }
 
-    pub(super) fn transpose(
-        &mut self,
-        task: TaskId,
-        weight: WeightId,
-        from: SlotId,
-        to: SlotId,
-    ) -> Verdict<()> {
+    pub(super) fn transpose(&mut self, task: TaskId, part: TransposePart) -> Verdict<()> {
+        let TransposePart { weight, from, to } = part;
         let format = self.plan.weights.layout(weight).format;
         match *self.slots.held(from) {
             Held::Gathered(w, Orientation::Rowwise, version)
@@ -114,14 +110,8 @@ impl Run<'_> {
         }
     }
 
-    pub(super) fn dequantize(
-        &mut self,
-        task: TaskId,
-        (weight, orientation, values): (WeightId, Orientation, ElementType),
-        from: SlotId,
-        tensor_scale: Option<SlotId>,
-        to: SlotId,
-    ) -> Verdict<()> {
+    pub(super) fn dequantize(&mut self, task: TaskId, part: DequantizePart) -> Verdict<()> {
+        let DequantizePart { weight, orientation, values, from, tensor_scale, to } = part;
         let Some(version) = self.planes_at(from, weight, orientation) else {
             let needs = format!("{orientation} planes of `{}`", self.name(weight));
             return self.wrong_planes(
@@ -142,7 +132,8 @@ impl Run<'_> {
         self.fill(task, to, Held::Dense(weight, orientation, values, version))
     }
 
-    /// PL-2: a reader of planes finds something else. Planes that were gathered and not assembled are named as such.
+    /// PL-2: a reader of planes finds something else. Planes that were gathered and not assembled are named
+    /// as such.
     pub(super) fn wrong_planes<T>(
         &self,
         task: TaskId,

@@ -1,4 +1,5 @@
-//! What every collective leaves on every rank, by every way, for every group of a mesh: worked out from the arenas as they were.
+//! What every collective leaves on every rank, by every way, for every group of a mesh: worked out from the
+//! arenas as they were.
 
 use proptest::prelude::*;
 
@@ -199,7 +200,8 @@ fn every_team_of_every_group_does_what_a_world_of_its_ranks_does() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// PL-4, as far as a transport goes: every contribution reaches its owner once, whole, at its place in rank order.
+    /// PL-4, as far as a transport goes: every contribution reaches its owner once, whole, at its place in
+    /// rank order.
     #[test]
     fn any_hosts_get_what_one_host_gets(
         count in 1..5_usize,

@@ -1,8 +1,10 @@
-//! Every way on byte vectors: what ranks do of a collective fits together, and its outcome does not depend on the way.
+//! Every way on byte vectors: what ranks do of a collective fits together, and its outcome does not depend on
+//! the way.
 //!
-//! A collective of a group runs on all ranks of the mesh, every team for itself, in the memory of one world. All ranks go through their stages in step. Within a stage everything is read before anything is written, no byte is
-//! written twice, and none is written that another reads: so the outcome is the same in whatever order the ranks get on
-//! between two stages. What leaves its host by another way than NCCL finds no memory.
+//! A collective of a group runs on all ranks of the mesh, every team for itself, in the memory of one world.
+//! All ranks go through their stages in step. Within a stage everything is read before anything is written,
+//! no byte is written twice, and none is written that another reads: so the outcome is the same in whatever
+//! order the ranks get on between two stages. What leaves its host by another way than NCCL finds no memory.
 
 mod collectives;
 mod stages;

@@ -25,7 +25,8 @@ fn slices() -> Slices {
     }
 }
 
-/// What needs no multiprocessor waits for none: peers of one host exchange gradients by meetings and engines alone.
+/// What needs no multiprocessor waits for none: peers of one host exchange gradients by meetings and engines
+/// alone.
 #[test]
 fn on_one_host_no_kernel_moves_a_gradient() {
     let homes: Vec<_> = (0..4).map(home).collect();
@@ -46,8 +47,8 @@ fn on_one_host_no_kernel_moves_a_gradient() {
     assert_eq!(needed(&Pull::Exchange(vec![slices()]), hosts(1, 4)), 0, "nothing lands beside the arena");
 }
 
-/// The law that keeps gathers off multiprocessors: on one host there is nothing to exchange, and engines write the peers' memory and no
-/// byte of the rank's own.
+/// The law that keeps gathers off multiprocessors: on one host there is nothing to exchange, and engines
+/// write the peers' memory and no byte of the rank's own.
 #[test]
 fn on_one_host_a_gather_of_planes_launches_no_kernel() {
     let (hosts, each) = (Hosts::one(4), 256);

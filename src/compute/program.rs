@@ -1,0 +1,96 @@
+//! What the calls of one program share.
+//!
+//! Law: names are those of the program's declaration. They are kept once for each plan, and looking one up
+//! allocates nothing but its refusal.
+
+use super::error::ComputeError;
+use crate::config::near;
+use crate::id::BufferId;
+use crate::model::BufferSpec;
+
+/// A program's name and buffers.
+#[derive(Clone, Debug)]
+pub struct BoundProgram {
+    name: String,
+    buffers: Vec<BufferSpec>,
+    /// In the order of their names.
+    by_name: Vec<BufferId>,
+}
+
+impl BoundProgram {
+    /// The program of this name, with its buffers in the order of their ids.
+    #[must_use]
+    pub fn new(name: &str, buffers: &[BufferSpec]) -> Self {
+        let mut by_name: Vec<BufferId> = (0..buffers.len()).map(BufferId::at).collect();
+        by_name.sort_by_key(|buffer| &buffers[buffer.index()].name);
+        Self { name: name.to_owned(), buffers: buffers.to_vec(), by_name }
+    }
+
+    /// The program's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How a buffer was declared.
+    pub(super) fn spec(&self, buffer: BufferId) -> Option<&BufferSpec> {
+        self.buffers.get(buffer.index())
+    }
+
+    /// The id of the buffer called `name`, for the call called `call`.
+    pub(super) fn buffer(&self, name: &str, call: &str) -> Result<BufferId, ComputeError> {
+        let own_name = |buffer: &BufferId| self.spec(*buffer).map_or("", |spec| spec.name.as_str());
+        let position = self.by_name.binary_search_by(|buffer| own_name(buffer).cmp(name));
+        let found = position.ok().and_then(|position| self.by_name.get(position));
+        found.copied().ok_or_else(|| {
+            let near = near(name, self.buffers.iter().map(|spec| spec.name.as_str()));
+            ComputeError::NoBuffer {
+                call: call.to_owned(),
+                program: self.name.clone(),
+                buffer: name.to_owned(),
+                near: near.into_iter().take(MOST_NAMES).map(str::to_owned).collect(),
+            }
+        })
+    }
+}
+
+/// How many names an error proposes, at most.
+const MOST_NAMES: usize = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::ElementType;
+    use crate::model::{Model, Phase, StepProgram};
+
+    fn program() -> StepProgram {
+        let mut program = StepProgram::builder("train", &Model::builder().build());
+        let input = program.input("input", 4, ElementType::F32).unwrap();
+        let loss = program.output("loss", 1, ElementType::F32).unwrap();
+        program.call("fit", Phase::Forward).reads(input).writes(loss).add().unwrap();
+        program.build_evaluation().unwrap()
+    }
+
+    #[test]
+    fn a_buffer_is_found_by_the_name_it_was_declared_with() {
+        let program = program();
+        let bound = BoundProgram::new(program.name(), program.buffers());
+        assert_eq!(bound.name(), "train");
+        for name in ["input", "loss"] {
+            assert_eq!(bound.buffer(name, "fit").unwrap(), program.buffer(name).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_misspelt_buffer_is_refused_with_the_names_near_it() {
+        let program = program();
+        let bound = BoundProgram::new(program.name(), program.buffers());
+        let error = bound.buffer("los", "fit").unwrap_err();
+        let near = vec!["loss".to_owned()];
+        let (call, program, buffer) = ("fit".to_owned(), "train".to_owned(), "los".to_owned());
+        assert_eq!(error, ComputeError::NoBuffer { call, program, buffer, near });
+        assert!(error.to_string().contains("names near it: `loss`"), "{error}");
+        let far = bound.buffer("frobnicate", "fit").unwrap_err().to_string();
+        assert!(far.contains("none of its buffers has a name like it"), "{far}");
+    }
+}

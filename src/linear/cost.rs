@@ -1,0 +1,156 @@
+//! What a layer costs, for the calls that use it.
+//!
+//! Law: one part for every kernel that [`Linear`](super::Linear) enqueues: activations are quantized by
+//! kernels of their own, then multiplied. Bytes are those of the operands, each moved once; what a product
+//! adds to ([`Output::Sum`](super::Output::Sum)) is not counted. GELU on the way to codes reads what it is
+//! taken of in place of its result, so it costs nothing more; its gradient reads two operands in place of
+//! one, and a call that gives [`Activations::GeluGradient`](super::Activations::GeluGradient) adds the
+//! second.
+
+use super::spec::LinearSpec;
+use crate::format::{Directions, Format, Fp8Element, Shape};
+use crate::model::{CostHint, Math};
+
+impl LinearSpec {
+    /// What [`Linear::forward`](super::Linear::forward) costs.
+    #[must_use]
+    pub fn forward_cost(&self) -> Vec<CostHint> {
+        self.forward_with(Directions::Rowwise)
+    }
+
+    /// What [`Linear::forward_keeping`](super::Linear::forward_keeping) costs: x is read once, for the codes
+    /// of both directions.
+    #[must_use]
+    pub fn forward_keeping_cost(&self) -> Vec<CostHint> {
+        self.forward_with(Directions::Both)
+    }
+
+    fn forward_with(&self, of_x: Directions) -> Vec<CostHint> {
+        let x = self.quantized(Fp8Element::E4m3, self.weight.cols, of_x);
+        x.chain([self.product(self.output.bytes(), self.y())]).collect()
+    }
+
+    /// What [`Linear::backward`](super::Linear::backward) costs that is given x.
+    #[must_use]
+    pub fn backward_cost(&self) -> Vec<CostHint> {
+        let x = self.quantized(Fp8Element::E4m3, self.weight.cols, Directions::Columnwise);
+        x.chain(self.backward_kept_cost()).collect()
+    }
+
+    /// What it costs where it is given what forward kept of x.
+    #[must_use]
+    pub fn backward_kept_cost(&self) -> Vec<CostHint> {
+        let dy = self.quantized(self.gradients, self.weight.rows, Directions::Both);
+        let dgrad = self.product(self.output.bytes(), self.x());
+        let wgrad = self.product(self.weight_gradient.bytes(), self.weight);
+        dy.chain([dgrad, wgrad]).collect()
+    }
+
+    /// In what its products are computed.
+    #[must_use]
+    pub const fn math(&self) -> Math {
+        match self.recipe.weight_format() {
+            None => Math::Bf16,
+            Some(_) => Math::Fp8,
+        }
+    }
+
+    const fn x(&self) -> Shape {
+        Shape::new(self.tokens, self.weight.cols)
+    }
+
+    const fn y(&self) -> Shape {
+        Shape::new(self.tokens, self.weight.rows)
+    }
+
+    /// One of the three products: each has x, y and the weight, or their gradients, as factors or result, and
+    /// the result in so many bytes an element.
+    fn product(&self, element: usize, result: Shape) -> CostHint {
+        let Shape { rows, cols } = self.weight;
+        let factor = if self.math() == Math::Bf16 { 2 } else { 1 };
+        let all = [self.x(), self.y(), self.weight].map(|of| of.elements() as u64);
+        let all = all.into_iter().fold(0, u64::saturating_add);
+        let written = result.elements() as u64;
+        let read = (all - written).saturating_mul(factor);
+        let bytes = read.saturating_add(written.saturating_mul(element as u64));
+        CostHint { bytes, ..CostHint::product(self.tokens, cols, rows, self.math()) }
+    }
+
+    /// The kernels that quantize activations with so many features: none where they stay in bf16.
+    fn quantized(
+        &self,
+        element: Fp8Element,
+        features: usize,
+        directions: Directions,
+    ) -> impl Iterator<Item = CostHint> + use<> {
+        let shape = Shape::new(self.tokens, features);
+        let format = self.recipe.activation_format(element);
+        // One scale for the whole matrix: its amax is found by a kernel before.
+        let amax = match format {
+            Some(Format::Fp8Tensor(_)) => Some(CostHint::pass(2 * shape.elements() as u64)),
+            _ => None,
+        };
+        amax.into_iter().chain(format.map(|format| CostHint::quantizing(format, shape, directions)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::linear::Recipe;
+
+    const TOKENS: usize = 256;
+    const WEIGHT: Shape = Shape::new(384, 512);
+
+    fn flops(parts: &[CostHint]) -> u64 {
+        parts.iter().map(|part| part.flops).sum()
+    }
+
+    #[test]
+    fn products_in_bf16_are_all_there_is_of_a_layer_in_bf16() {
+        let spec = LinearSpec::new(Recipe::Bf16, TOKENS, WEIGHT);
+        let (forward, backward) = (spec.forward_cost(), spec.backward_cost());
+        let product = 2 * (TOKENS * WEIGHT.elements()) as u64;
+        assert_eq!((forward.len(), flops(&forward)), (1, product));
+        assert_eq!((backward.len(), flops(&backward)), (2, 2 * product));
+        assert!(forward.iter().chain(&backward).all(|part| part.math == Math::Bf16 && part.kernels == 1));
+        let (x, y, weight) = (TOKENS * WEIGHT.cols, TOKENS * WEIGHT.rows, WEIGHT.elements());
+        assert_eq!(forward[0].bytes, 2 * (x + y + weight) as u64);
+        // dW is written in f32.
+        assert_eq!(backward[1].bytes, (2 * (x + y) + 4 * weight) as u64);
+    }
+
+    #[test]
+    fn activations_are_quantized_by_kernels_of_their_own_before_products_in_fp8() {
+        let Format::Fp8Block(block) = Format::FP8_BLOCK128_POW2 else { panic!() };
+        let spec = LinearSpec::new(Recipe::Fp8Block(block), TOKENS, WEIGHT);
+        let (forward, backward) = (spec.forward_cost(), spec.backward_cost());
+        assert_eq!((forward.len(), backward.len()), (2, 4));
+        assert!(forward[0].flops == 0 && backward[0].flops == 0 && backward[1].flops == 0);
+        assert_eq!(forward[1].math, Math::Fp8);
+        let with_scales = |elements: usize| elements + 4 * elements / 128;
+        let (x, dy) = (TOKENS * WEIGHT.cols, TOKENS * WEIGHT.rows);
+        assert_eq!(forward[0].bytes, (2 * x + with_scales(x)) as u64);
+        assert_eq!(backward[0].bytes, forward[0].bytes);
+        assert_eq!(backward[1].bytes, (2 * dy + 2 * with_scales(dy)) as u64);
+    }
+
+    #[test]
+    fn what_forward_keeps_is_written_there_and_not_made_again() {
+        let Format::Fp8Block(block) = Format::FP8_BLOCK128_POW2 else { panic!() };
+        let spec = LinearSpec::new(Recipe::Fp8Block(block), TOKENS, WEIGHT);
+        let (plain, keeping) = (spec.forward_cost(), spec.forward_keeping_cost());
+        let codes = (TOKENS * WEIGHT.cols + 4 * TOKENS * WEIGHT.cols / 128) as u64;
+        assert_eq!(keeping[0].bytes, plain[0].bytes + codes);
+        assert_eq!(keeping[1..], plain[1..]);
+        assert_eq!(spec.backward_kept_cost(), spec.backward_cost()[1..]);
+    }
+
+    #[test]
+    fn one_scale_for_all_activations_costs_a_kernel_that_finds_it() {
+        let Format::Fp8Tensor(tensor) = Format::FP8_TENSOR_E4M3 else { panic!() };
+        let forward = LinearSpec::new(Recipe::Fp8Tensor(tensor), TOKENS, WEIGHT).forward_cost();
+        assert_eq!(forward.len(), 3);
+        assert_eq!(forward[0], CostHint::pass(2 * (TOKENS * WEIGHT.cols) as u64));
+    }
+}

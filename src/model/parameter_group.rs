@@ -1,0 +1,75 @@
+//! How the optimizer treats one weight beside the others.
+//!
+//! Law: what is not set is as the configuration says, so a weight of which nothing was said is treated as
+//! before there were groups. Weights of one bucket and one group are one launch of the optimizer.
+
+use serde::{Serialize, Serializer};
+
+/// A finite f32 from 0 on, which can be compared and hashed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NonNegative {
+    /// Bits of numbers from 0 on are ordered as the numbers are.
+    bits: u32,
+}
+
+impl NonNegative {
+    /// `None` for a number below 0, infinite or none.
+    #[must_use]
+    pub const fn new(value: f32) -> Option<Self> {
+        // Adding 0 makes the negative zero positive.
+        if value >= 0.0 && value.is_finite() { Some(Self { bits: (value + 0.0).to_bits() }) } else { None }
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn value(self) -> f32 {
+        f32::from_bits(self.bits)
+    }
+}
+
+impl Serialize for NonNegative {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_f32(self.value())
+    }
+}
+
+/// What the optimizer does otherwise with a weight: what PyTorch's `param_groups` say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct ParameterGroup {
+    /// Weight decay λ in place of the configuration's: 0 for norms and biases, mostly.
+    pub weight_decay: Option<NonNegative>,
+    /// A factor on the learning rate of every step, 1 where not set. With 0 the masters stay what they are;
+    /// moments, norm and clipping see the gradient all the same.
+    pub learning_rate_scale: Option<NonNegative>,
+}
+
+impl ParameterGroup {
+    /// Is everything as the configuration says?
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_finite_numbers_from_zero_on_are_taken_and_both_zeros_are_one() {
+        for value in [0.0, f32::MIN_POSITIVE / 2.0, 1.5, f32::MAX] {
+            assert_eq!(NonNegative::new(value).unwrap().value().to_bits(), value.to_bits());
+        }
+        assert_eq!(NonNegative::new(-0.0), NonNegative::new(0.0));
+        for value in [-f32::MIN_POSITIVE, f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+            assert_eq!(NonNegative::new(value), None, "{value}");
+        }
+    }
+
+    #[test]
+    fn they_are_ordered_as_numbers_are() {
+        let mut values = [1e-40, 3.0, 0.0, 1e30, 0.5].map(|value| NonNegative::new(value).unwrap());
+        values.sort_unstable();
+        assert_eq!(values.map(NonNegative::value), [0.0, 1e-40, 0.5, 3.0, 1e30]);
+    }
+}

@@ -1,0 +1,26 @@
+//! The names that a trainer needs: `use warpweft::prelude::*;`.
+//!
+//! Law: a name stands here if a program that declares a model, plugs in a closure, steps and keeps checkpoints
+//! cannot do without it; what plans, traces, formats in detail or products need is imported from its room. No
+//! room is taken whole, so nothing comes in by being added elsewhere. Nothing of the library uses this.
+//!
+//! | for | names |
+//! |---|---|
+//! | declaring a model and its programs | [`Model`], [`StepProgram`], [`Call`], [`Phase`], [`Form`], [`DeclareError`] |
+//! | what numbers are | [`Format`], [`Orientation`], [`ElementType`] |
+//! | numbers of ranks, weights and buffers | [`RankId`], [`WeightId`], [`BufferId`] |
+//! | a closure | [`Compute`], [`ComputeContext`], [`ComputeError`], and [`CpuSurface`] or `CudaSurface` |
+//! | running | [`Config`], [`Session`], [`StepReport`], [`Outcome`], [`SessionError`], and `DeviceOrdinal` for GPUs |
+//! | keeping checkpoints | [`CheckpointStore`], [`FileStore`], [`StoreError`] |
+
+pub use crate::backend::cpu::CpuSurface;
+#[cfg(feature = "cuda")]
+pub use crate::backend::cuda::{CudaSurface, DeviceOrdinal};
+pub use crate::compute::{Compute, ComputeContext, ComputeError};
+pub use crate::config::Config;
+pub use crate::format::{ElementType, Format, Orientation};
+pub use crate::id::{BufferId, RankId, WeightId};
+pub use crate::model::{Call, DeclareError, Form, Model, Phase, StepProgram};
+pub use crate::session::{
+    CheckpointStore, FileStore, Outcome, Session, SessionError, StepReport, StoreError,
+};
