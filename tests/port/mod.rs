@@ -6,7 +6,7 @@
 #![allow(unreachable_pub, reason = "every test file uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::net::{TcpListener, UdpSocket};
+use std::net::{TcpStream, UdpSocket};
 
 /// A claimed port.
 #[derive(Debug)]
@@ -22,8 +22,9 @@ impl Port {
         let begin = 20_000 + (std::process::id() % 12_000) as u16;
         let claim = |number: u16| {
             let _claim = UdpSocket::bind(("127.0.0.1", number)).ok()?;
-            TcpListener::bind(("127.0.0.1", number)).ok()?;
-            Some(Self { number, _claim })
+            // Asked by knocking and not by listening: a child that another thread starts meanwhile would have
+            // the listener too, and go on listening until it runs its own program.
+            TcpStream::connect(("127.0.0.1", number)).is_err().then_some(Self { number, _claim })
         };
         (begin..32_000).chain(20_000..begin).find_map(claim).unwrap()
     }

@@ -2,8 +2,8 @@
 
 use std::net::TcpListener;
 
-use crate::Test;
 use crate::crew::{BRIEF, Crew, Member, PATIENCE, SILENCE};
+use crate::{Test, worlds};
 
 /// Ends that come as soon as their cause does.
 pub(crate) const AT_ONCE: &[Test] = &[
@@ -16,8 +16,9 @@ pub(crate) const AT_ONCE: &[Test] = &[
     ("a_world_without_a_secret_is_refused", no_secret),
 ];
 
-/// Ends that only a wait brings about.
+/// What only a wait brings about.
 pub(crate) const AFTER_A_WAIT: &[Test] = &[
+    ("the_host_may_come_after_another_program_left_its_port", worlds::late_after_another),
     ("a_stopped_process_is_named_by_all_others_within_the_deadline", stopped),
     ("a_stopped_host_is_named_by_all_others_within_the_deadline", stopped_host),
     ("a_rank_that_does_not_come_is_named_and_so_is_how_far_it_was", silent_rank),

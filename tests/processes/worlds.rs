@@ -1,7 +1,7 @@
 //! Worlds that begin and end as they should.
 
 use std::io::{ErrorKind, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -42,6 +42,20 @@ fn late_comers() {
     member.hear("begins");
     // Long enough for many tries; how many does not matter.
     std::thread::sleep(Duration::from_millis(700));
+    let mut host = crew.start(0, 1);
+    host.hear("done");
+    member.hear("done");
+}
+
+/// As a launcher does when it looks for a free port. No haste afterwards, because nobody listens any more.
+pub(crate) fn late_after_another() {
+    let crew = Crew::new("agree", 2);
+    let other = TcpListener::bind(("127.0.0.1", crew.port.number())).unwrap();
+    let mut member = crew.start(1, 1);
+    let (stream, _) = other.accept().unwrap();
+    drop((other, stream));
+    // Longer than one waits who is hung up on by somebody who goes on listening.
+    std::thread::sleep(Duration::from_secs(8));
     let mut host = crew.start(0, 1);
     host.hear("done");
     member.hear("done");

@@ -57,7 +57,8 @@ pub(super) fn member(
 }
 
 /// Connects and is let in. Who is hung up on tries again for a while: it may have had to make place at a door
-/// full of strangers.
+/// full of strangers. Once nobody listens any more, that was another program (a launcher that looks for a free
+/// port listens there itself for a moment), and the host may still come.
 fn greet(
     environment: &ProcessEnvironment,
     claim: Claim,
@@ -66,59 +67,47 @@ fn greet(
     until: Instant,
 ) -> Result<(TcpStream, Seals), RendezvousError> {
     let place = environment.place();
-    let mut refusal = None;
-    let mut last = until;
+    let mut patience = None;
     loop {
-        let stream = match reach(environment, deadline, last) {
-            Ok(stream) => stream,
-            Err(error) => return Err(refusal.unwrap_or(error)),
-        };
-        let patient = until.max(Instant::now() + PAUSE);
-        match handshake::greet(Timed::new(&stream, patient), claim, secret, &place) {
-            Ok(seals) => return Ok((stream, seals)),
-            Err(error @ RendezvousError::Stranger { .. }) => {
-                if refusal.is_none() {
-                    last = until.min(Instant::now() + PATIENCE);
-                }
-                if Instant::now() >= last {
-                    return Err(error);
-                }
-                refusal = Some(error);
-                std::thread::sleep(PAUSE * 5);
-            }
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-/// Tries to connect until somebody listens.
-fn reach(
-    environment: &ProcessEnvironment,
-    deadline: Duration,
-    until: Instant,
-) -> Result<TcpStream, RendezvousError> {
-    let place = environment.place();
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let mut last = io::Error::other("the name has no address");
-        match (environment.address.as_str(), environment.port).to_socket_addrs() {
-            Err(error) => last = error,
-            Ok(addresses) => {
-                for address in addresses {
-                    match TcpStream::connect_timeout(&address, left.clamp(PAUSE, PATIENCE)) {
-                        // A socket may be given the very port it knocks at, and then answers itself.
-                        Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
-                            last = io::Error::other("nobody listens");
-                        }
-                        Ok(stream) => return Ok(stream),
-                        Err(error) => last = error,
+        let left = patience.unwrap_or(until).saturating_duration_since(Instant::now());
+        let error = match knock(environment, left) {
+            Ok(stream) => {
+                let patient = until.max(Instant::now() + PAUSE);
+                match handshake::greet(Timed::new(&stream, patient), claim, secret, &place) {
+                    Ok(seals) => return Ok((stream, seals)),
+                    Err(error @ RendezvousError::Stranger { .. }) => {
+                        patience.get_or_insert_with(|| until.min(Instant::now() + PATIENCE));
+                        error
                     }
+                    Err(error) => return Err(error),
                 }
             }
-        }
-        if Instant::now() >= until {
-            return Err(RendezvousError::NotReached { address: place, deadline, reason: last.to_string() });
+            Err(error) => {
+                if error.kind() == io::ErrorKind::ConnectionRefused {
+                    patience = None;
+                }
+                RendezvousError::NotReached { address: place.clone(), deadline, reason: error.to_string() }
+            }
+        };
+        if Instant::now() >= patience.unwrap_or(until) {
+            return Err(error);
         }
         std::thread::sleep(PAUSE * 5);
     }
+}
+
+/// Tries once to connect to whoever listens where the host should.
+fn knock(environment: &ProcessEnvironment, left: Duration) -> io::Result<TcpStream> {
+    let mut silence = io::Error::other("the name has no address");
+    for address in (environment.address.as_str(), environment.port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, left.clamp(PAUSE, PATIENCE)) {
+            // A socket may be given the very port it knocks at, and then answers itself.
+            Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
+                silence = io::Error::new(io::ErrorKind::ConnectionRefused, "nobody listens");
+            }
+            Ok(stream) => return Ok(stream),
+            Err(error) => silence = error,
+        }
+    }
+    Err(silence)
 }
