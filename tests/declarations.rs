@@ -5,8 +5,8 @@
 use warpweft::format::{ElementType, Format, Orientation, Shape};
 use warpweft::id::{BufferId, WeightId};
 use warpweft::model::{
-    BufferSpec, DeclareError, Form, Layer, LayerStack, Lifetime, Model, ParameterGroup, Phase, Placement,
-    ProgramBuilder, Role, StepProgram, WeightSpec,
+    BufferSpec, CostHint, DeclareError, Form, Layer, LayerStack, Lifetime, Model, ParameterGroup, Phase,
+    Placement, ProgramBuilder, Role, StepProgram, WeightSpec,
 };
 
 const ROWWISE: Orientation = Orientation::Rowwise;
@@ -37,6 +37,7 @@ fn weights_that_cannot_be_are_refused_with_the_reason_and_not_added() {
         reuse: None,
         group: None,
         parameters: ParameterGroup::default(),
+        frozen: false,
     };
     assert!(matches!(model.add(spec), Err(DeclareError::ReplicatedFormat { .. })));
     let model = model.build();
@@ -138,6 +139,32 @@ fn a_program_gives_every_weight_a_gradient_or_none() {
     assert!(matches!(empty.build_evaluation(), Err(DeclareError::NoCalls { .. })));
 }
 
+/// What does not train has no gradient, and the rest must have one.
+#[test]
+fn a_frozen_weight_has_no_gradient_and_something_trains() {
+    let declare = |freeze: &[usize]| {
+        let mut model = Model::builder();
+        let weights =
+            [model.sharded("w", 64, 64, Format::Bf16).unwrap(), model.replicated("bias", 1, 5).unwrap()];
+        freeze.iter().for_each(|number| model.freeze(weights[*number]).unwrap());
+        assert!(model.freeze(WeightId::new(2)).unwrap_err().to_string().contains("w, bias"));
+        (weights, StepProgram::builder("train", &model.build()))
+    };
+    let ([w, bias], mut program) = declare(&[0]);
+    let refused = program.call("fit", Phase::Backward).gradient(w).add().unwrap_err();
+    assert!(
+        matches!(&refused, DeclareError::FrozenGradient { call, weight } if call == "fit" && weight == "w"),
+        "{refused}"
+    );
+    program.call("fit", Phase::Backward).uses(w, ROWWISE, Form::Dense).gradient(bias).add().unwrap();
+    assert!(program.clone().build_gradients().is_ok() && program.build_training().is_ok());
+    let ([w, _], mut program) = declare(&[0, 1]);
+    program.call("look", Phase::Forward).uses(w, ROWWISE, Form::Dense).add().unwrap();
+    let error = program.clone().build_training().unwrap_err();
+    assert!(matches!(&error, DeclareError::NothingTrains { program } if program == "train"), "{error}");
+    assert!(program.build_evaluation().is_ok());
+}
+
 /// Name and element type of every buffer of a stack of two layers, which saves statistics in f32 and codes in
 /// bytes.
 fn stack_in(element: Option<ElementType>) -> (Vec<(String, ElementType)>, StepProgram) {
@@ -169,6 +196,37 @@ fn stack_in(element: Option<ElementType>) -> (Vec<(String, ElementType)>, StepPr
     let program = program.build_training().unwrap();
     let elements = program.buffers().iter().map(|spec| (spec.name.clone(), spec.element)).collect();
     (elements, program)
+}
+
+/// The gradient of the input remains; that of the weights is left out where most of them are frozen.
+#[test]
+fn the_backward_call_of_a_layer_whose_matrix_is_frozen_costs_as_much_as_its_forward() {
+    let mut model = Model::builder();
+    let weight = model.sharded("up", 32, 32, Format::Bf16).unwrap();
+    let norm = model.replicated("norm", 1, 32).unwrap();
+    let backward = |freeze: &[WeightId]| {
+        let mut model = model.clone();
+        freeze.iter().for_each(|weight| model.freeze(*weight).unwrap());
+        let mut program = StepProgram::builder("train", &model.build());
+        let [input, gradient, unused] =
+            ["input", "gradient", "unused"].map(|name| program.activation(name, 32).unwrap());
+        program.call("begin", Phase::Forward).writes(input).writes(gradient).add().unwrap();
+        let layer = Layer {
+            name: "layer".to_owned(),
+            weights: vec![norm, weight],
+            output_elements: 32,
+            saved: Vec::new(),
+            cost: vec![CostHint { flops: 7, ..CostHint::default() }],
+        };
+        let stack = LayerStack::forward(&mut program, input, vec![layer], Form::Planes).unwrap();
+        stack.backward(&mut program, gradient, unused).unwrap();
+        let program = program.build_training().unwrap();
+        let call = program.calls().last().unwrap();
+        (call.cost[0].flops, call.grads.iter().map(|gradient| gradient.weight).collect::<Vec<_>>())
+    };
+    assert_eq!(backward(&[]), (14, vec![norm, weight]));
+    assert_eq!(backward(&[weight]), (7, vec![norm]));
+    assert_eq!(backward(&[norm]), (14, vec![weight]));
 }
 
 #[test]

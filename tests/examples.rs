@@ -46,6 +46,7 @@ fn the_numbered_examples_run() {
     std::fs::remove_file(picture).unwrap();
     says("06_evaluate_beside_training", &[], "after all");
     says("07_export_and_import", &[], "one rank goes on");
+    says("11_adapters_beside_a_frozen_weight", &[], "the frozen weight is what it was");
 }
 
 /// Without a GPU they say so; with one, the loss falls.

@@ -36,6 +36,7 @@ fn weight(shape: Shape, format: Format, placement: Placement) -> WeightSpec {
         reuse: None,
         group: None,
         parameters: ParameterGroup::default(),
+        frozen: false,
     }
 }
 

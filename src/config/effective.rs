@@ -68,6 +68,7 @@ mod tests {
             reuse: sharded.then_some(Reuse::Keep),
             weight_decay: sharded.then_some(0.1),
             lr_scale: (!sharded).then_some(0.0),
+            frozen: sharded.then_some(false),
         });
         let rate = prop::option::of(1e-3..1e12f64);
         let text = ".{1,9}";

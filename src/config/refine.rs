@@ -11,7 +11,7 @@ use crate::format::Format;
 use crate::model::{Model, ModelBuilder, ParameterGroup, Placement, WeightSpec};
 
 impl Config {
-    /// The model with formats, placements, reuse and parameter groups as the rules say; ids stay as they are.
+    /// The model with formats, placements, reuse, parameter groups and what is frozen as the rules say; ids stay as they are.
     /// A format is for sharded weights: norms and biases that a pattern such as `blocks.*.mlp.*` also matches
     /// stay replicated, in f32. Applied to what it gave, it changes nothing. Sessions refuse programs over a
     /// model that is not as it says.
@@ -48,7 +48,8 @@ impl Config {
                 weight_decay: settings.weight_decay.or(spec.parameters.weight_decay),
                 learning_rate_scale: settings.learning_rate_scale.or(spec.parameters.learning_rate_scale),
             };
-            let changed = WeightSpec { placement, format, reuse, group, parameters, ..spec.clone() };
+            let frozen = settings.frozen.unwrap_or(spec.frozen);
+            let changed = WeightSpec { placement, format, reuse, group, parameters, frozen, ..spec.clone() };
             refined.add(changed).map_err(ConfigError::Weights)?;
         }
         Ok(refined.build())
@@ -138,6 +139,7 @@ mod tests {
             "match = '*'\nformat = 'bf16'\nreuse = 'keep'\n[[weights]]\nmatch = '*.up'\nplacement = 'replicated'\nformat = 'f32'",
             "match = '*.down'\nplacement = 'replicated'",
             "match = '*'\nweight_decay = 0.1\n[[weights]]\nmatch = '*.gain'\nweight_decay = 0\nlr_scale = 0.5",
+            "match = '*'\nfrozen = true\n[[weights]]\nmatch = '*.gain'\nfrozen = false",
             "match = '*.gate'\nplacement = 'sharded'\nformat = 'nvfp4'",
             "match = '*.up'\nformat = 'bf16'\n[[weights]]\nmatch = '*'\nformat = 'fp8_block'\nreuse = 'regather'",
         ] {

@@ -1,4 +1,4 @@
-//! Rules that choose format, placement, reuse and parameter group by the name of a weight.
+//! Rules that choose format, placement, reuse, parameter group and whether it trains by the name of a weight.
 //!
 //! Every rule whose pattern matches the whole name applies, in the order of the file, each for the
 //! keys it sets; so later rules refine earlier ones. In a pattern `*` stands for any run of
@@ -35,6 +35,9 @@ pub struct WeightRule {
     /// A factor on their learning rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lr_scale: Option<f64>,
+    /// Whether they stay what they are, if the rule is to decide it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frozen: Option<bool>,
 }
 
 /// What the rules say about one weight; `None` leaves its declaration as it is.
@@ -50,6 +53,8 @@ pub struct WeightSettings {
     pub weight_decay: Option<NonNegative>,
     /// A factor on its learning rate.
     pub learning_rate_scale: Option<NonNegative>,
+    /// Whether it stays what it is.
+    pub frozen: Option<bool>,
 }
 
 impl Config {
@@ -61,6 +66,7 @@ impl Config {
             reuse: rule.reuse.or(settings.reuse),
             weight_decay: number(rule.weight_decay).or(settings.weight_decay),
             learning_rate_scale: number(rule.lr_scale).or(settings.learning_rate_scale),
+            frozen: rule.frozen.or(settings.frozen),
         };
         let matching = self.weights.iter().filter(|rule| pattern_matches(&rule.pattern, name));
         matching.fold(WeightSettings::default(), apply)

@@ -13,7 +13,7 @@ use crate::id::RankId;
 use crate::op::Vote;
 use crate::trace::Exposure;
 
-/// Optimizer state of one rank's rows of one weight.
+/// Optimizer state of one rank's rows of one weight. Moments are empty where the weight is frozen.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WeightShard {
     /// FP32 master values, row-major, real rows only.

@@ -37,7 +37,7 @@ impl<B: Backend> Rank<B> {
                 let elements = rows.rows * layout.shard.shape.cols;
                 let mut master = vec![0.0; elements];
                 initializer(&layout.name, rows.begin, layout.shard.shape.cols, &mut master);
-                let zeros = vec![0.0; elements];
+                let zeros = vec![0.0; if layout.frozen { 0 } else { elements }];
                 WeightShard { master, exp_avg: zeros.clone(), exp_avg_sq: zeros, ..WeightShard::default() }
             })
             .collect();
@@ -124,8 +124,10 @@ impl<B: Backend> Rank<B> {
         for (number, shard) in exchange.shards.iter().enumerate() {
             let weight = WeightId::at(number);
             self.write_master(weight, &shard.master)?;
-            self.write_moment(Content::ExpAvg(weight), &shard.exp_avg)?;
-            self.write_moment(Content::ExpAvgSq(weight), &shard.exp_avg_sq)?;
+            if !self.is_frozen(weight) {
+                self.write_moment(Content::ExpAvg(weight), &shard.exp_avg)?;
+                self.write_moment(Content::ExpAvgSq(weight), &shard.exp_avg_sq)?;
+            }
             self.write_delayed(weight, shard.delayed.as_ref())?;
         }
         self.write(Content::OptimizerStep, &exchange.optimizer_step.to_ne_bytes())?;
@@ -169,8 +171,15 @@ impl<B: Backend> Rank<B> {
         weights.splits_masters(weights.layout(weight).bucket)
     }
 
-    /// A moment as f32, whatever it is stored as.
+    fn is_frozen(&self, weight: WeightId) -> bool {
+        self.prologue.plan.weights.layout(weight).frozen
+    }
+
+    /// A moment as f32, whatever it is stored as; empty where there is none.
     fn moment(&self, content: Content, weight: WeightId) -> Result<Vec<f32>, ExecError> {
+        if self.is_frozen(weight) {
+            return Ok(Vec::new());
+        }
         match self.prologue.plan.weights.state.moments {
             Moments::F32 => self.values(content, weight),
             Moments::Bf16 => {
@@ -283,7 +292,7 @@ impl<B: Backend> Rank<B> {
         }
     }
 
-    /// Does `exchange` have masters and moments of every weight, of the rank's rows?
+    /// Does `exchange` have masters and moments of every weight, of the rank's rows? A frozen one has no moments.
     fn check_shards(&self, shards: &[WeightShard]) -> Result<(), ExecError> {
         let (rank, layouts) = (self.id(), &self.prologue.plan.weights.layouts);
         let fits = |what: String, found: usize, expected: usize| {
@@ -292,10 +301,14 @@ impl<B: Backend> Rank<B> {
         fits("weights of a checkpoint".to_owned(), shards.len(), layouts.len())?;
         for (shard, layout) in shards.iter().zip(layouts) {
             let elements = layout.shard.rows_of(rank).rows * layout.shard.shape.cols;
-            let parts =
-                [("master", &shard.master), ("exp_avg", &shard.exp_avg), ("exp_avg_sq", &shard.exp_avg_sq)];
-            for (name, values) in parts {
-                fits(format!("elements of {name} of `{}`", layout.name), values.len(), elements)?;
+            let moments = if layout.frozen { 0 } else { elements };
+            let parts = [
+                ("master", &shard.master, elements),
+                ("exp_avg", &shard.exp_avg, moments),
+                ("exp_avg_sq", &shard.exp_avg_sq, moments),
+            ];
+            for (name, values, expected) in parts {
+                fits(format!("elements of {name} of `{}`", layout.name), values.len(), expected)?;
             }
         }
         Ok(())

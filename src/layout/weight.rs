@@ -32,6 +32,9 @@ pub struct WeightLayout {
     /// What the optimizer does otherwise with it.
     #[serde(skip_serializing_if = "ParameterGroup::is_default")]
     pub parameters: ParameterGroup,
+    /// Whether it stays what it is: without moments, main grad and gradients.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub frozen: bool,
 }
 
 impl WeightLayout {

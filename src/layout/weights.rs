@@ -1,6 +1,7 @@
 //! All weights of a session, grouped into buckets.
 //!
-//! Law: every weight is in exactly one bucket, and a bucket has one format and one placement. The grouping follows
+//! Law: every weight is in exactly one bucket, and a bucket has one format, one placement, and weights that train
+//! or weights that are frozen. The grouping follows
 //! from the declaration alone, so it is the same on every rank and for every program of a session.
 
 use serde::Serialize;
@@ -12,13 +13,16 @@ use crate::format::{Format, Fp8Tensor, Orientation, Shape};
 use crate::id::{BucketId, WeightId};
 use crate::model::{Mesh, Placement, ShardLayout, WeightSpec};
 
-/// A set of weights of one format and placement.
+/// A set of weights of one format and placement, which train or are frozen together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Bucket {
     /// Format of all its weights.
     pub format: Format,
     /// Placement of all its weights.
     pub placement: Placement,
+    /// Do its weights stay what they are? Then steps do not quantize it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub frozen: bool,
     /// The weights, in id order.
     pub weights: Vec<WeightId>,
 }
@@ -45,17 +49,21 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// One bucket for every format and placement that occurs; optimizer state in f32.
+    /// One bucket for every format and placement that occurs, and one more where some of its weights are frozen;
+    /// optimizer state in f32.
     #[must_use]
     pub fn new(specs: &[WeightSpec], mesh: Mesh) -> Self {
         let state = StateLayout::default();
         let mut weights = Self { layouts: Vec::new(), buckets: Vec::new(), mesh, state };
         for (number, spec) in specs.iter().enumerate() {
-            let same = |bucket: &Bucket| bucket.format == spec.format && bucket.placement == spec.placement;
+            let same = |bucket: &Bucket| {
+                (bucket.format, bucket.placement, bucket.frozen) == (spec.format, spec.placement, spec.frozen)
+            };
             let bucket = weights.buckets.iter().position(same).unwrap_or_else(|| {
                 weights.buckets.push(Bucket {
                     format: spec.format,
                     placement: spec.placement,
+                    frozen: spec.frozen,
                     weights: Vec::new(),
                 });
                 weights.buckets.len() - 1
@@ -70,6 +78,7 @@ impl Weights {
                 reuse: spec.reuse,
                 group: spec.group,
                 parameters: spec.parameters,
+                frozen: spec.frozen,
             });
             weights.buckets[bucket].weights.push(WeightId::at(number));
         }
@@ -136,14 +145,15 @@ impl Weights {
     }
 
     /// How the bucket's scales are delayed, with the format they belong to; `None` for a bucket whose scales are
-    /// current, or which has none.
+    /// current, or which has none. Those of frozen weights are current: no step brings an amax to remember.
     ///
     /// # Panics
     /// When the id belongs to another model.
     #[must_use]
     pub fn delayed(&self, bucket: BucketId) -> Option<(Fp8Tensor, Delayed)> {
-        match (self.bucket(bucket).format, self.state.delayed) {
-            (Format::Fp8Tensor(tensor), Some(delayed)) => Some((tensor, delayed)),
+        let members = self.bucket(bucket);
+        match (members.format, self.state.delayed) {
+            (Format::Fp8Tensor(tensor), Some(delayed)) if !members.frozen => Some((tensor, delayed)),
             _ => None,
         }
     }

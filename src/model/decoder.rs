@@ -13,7 +13,8 @@
 //! | `head`, and the loss | `norm`, `weight [vocabulary, hidden]` | 2·T·hidden·vocabulary |
 //!
 //! with kv = hidden · kv_heads / heads. The attention term is 4·T·sequence·hidden for scores and values,
-//! halved because a token sees only those before it. Backward calls cost twice their forward. Bytes of a
+//! halved because a token sees only those before it. Backward calls cost twice their forward, or once where
+//! their matrix is frozen; a frozen embedding has none. Bytes of a
 //! call: its weights and its activations at the width of `math`, read or written once. Activations are f32
 //! buffers, as [`LayerStack`] declares them; tokens are u32 ids.
 //!
@@ -28,9 +29,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::layers::backward_cost;
 use super::{
-    CostHint, DeclareError, Form, Layer, LayerStack, Math, Model, ModelBuilder, Phase, Placement,
-    ProgramBuilder, StepProgram,
+    CallBuilder, CostHint, DeclareError, Form, Layer, LayerStack, Math, Model, ModelBuilder, Phase,
+    Placement, ProgramBuilder, StepProgram,
 };
 use crate::format::{ElementType, Format, Orientation};
 use crate::id::WeightId;
@@ -184,19 +186,20 @@ impl Decoder {
             .writes(loss)
             .cost(cost)
             .add()?;
-        program
+        let call = program
             .call("head.backward", Phase::Backward)
             .uses(norm, Orientation::Rowwise, Form::Dense)
             .uses(head, backward(model, head), form(model, head))
-            .gradient(norm)
-            .gradient(head)
             .reads(stack.output())
             .writes(gradient)
-            .cost(cost.times(2))
-            .add()?;
+            .cost(cost.times(backward_cost(model, &[norm, head])));
+        let trained = [norm, head].into_iter().filter(|weight| !model.weight(*weight).frozen);
+        trained.fold(call, CallBuilder::gradient).add()?;
         let input_gradient = program.activation("embedded_gradient", stream)?;
         stack.backward(&mut program, gradient, input_gradient)?;
-        self.embed_backward(&mut program, embedding, input_gradient)?;
+        if !model.weight(embedding).frozen {
+            self.embed_backward(&mut program, embedding, input_gradient)?;
+        }
         program.build_training()
     }
 

@@ -116,6 +116,16 @@ pub enum DeclareError {
         /// The weight's name.
         weight: String,
     },
+    /// A gradient of a weight that does not train.
+    #[error(
+        "call `{call}` writes the gradient of `{weight}`, which is frozen; leave the gradient out, or let the weight train"
+    )]
+    FrozenGradient {
+        /// The call's name.
+        call: String,
+        /// The weight's name.
+        weight: String,
+    },
     /// A columnwise use of a format whose columnwise planes cannot be made.
     #[error("call `{call}` uses `{weight}` columnwise: {source}")]
     Columnwise {
@@ -189,6 +199,14 @@ pub enum DeclareError {
         program: String,
         /// The weight's name.
         weight: String,
+    },
+    /// A program that would train, over weights that are all frozen.
+    #[error(
+        "program `{program}` sums gradients, but every weight of its model is frozen; leave one to train, or build the program as an evaluation"
+    )]
+    NothingTrains {
+        /// The program's name.
+        program: String,
     },
     /// A program that writes gradients but has no optimizer to consume them.
     #[error(

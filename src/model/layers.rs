@@ -15,14 +15,15 @@ use crate::id::{BufferId, CallId, WeightId};
 pub struct Layer {
     /// Name; the calls are `<name>.forward` and `<name>.backward`.
     pub name: String,
-    /// Weights used by forward (rowwise) and by backward (columnwise, replicated ones rowwise),
-    /// each with a gradient from backward.
+    /// Weights used by forward (rowwise) and by backward (columnwise, replicated ones rowwise), each with a
+    /// gradient from backward unless it is frozen.
     pub weights: Vec<WeightId>,
     /// Elements of the output activation.
     pub output_elements: usize,
     /// Further buffers forward saves for backward: name suffix, elements and their type.
     pub saved: Vec<(String, usize, ElementType)>,
-    /// Cost of the forward call, in parts that add up; backward is taken as twice that.
+    /// Cost of the forward call, in parts that add up. Backward is taken as twice that: once for the gradient of
+    /// the input, and once for those of the weights, unless the largest of these is frozen.
     pub cost: Vec<CostHint>,
 }
 
@@ -138,23 +139,41 @@ impl LayerStack {
                     false => (Orientation::Columnwise, self.form),
                 })
                 .collect();
+            let frozen: Vec<bool> =
+                layer.weights.iter().map(|weight| is_frozen(program.model(), *weight)).collect();
+            let times = backward_cost(program.model(), &layer.weights);
             let mut call = program
                 .call(&format!("{}.backward", layer.name), Phase::Backward)
                 .reads(input)
                 .reads(gradient)
                 .writes(target);
-            call = layer.cost.iter().fold(call, |call, part| call.cost(part.times(2)));
+            call = layer.cost.iter().fold(call, |call, part| call.cost(part.times(times)));
             for buffer in &self.saved[position] {
                 call = call.reads(*buffer);
             }
-            for (weight, (orientation, form)) in layer.weights.iter().zip(uses) {
-                call = call.uses(*weight, orientation, form).gradient(*weight);
+            for ((weight, frozen), (orientation, form)) in layer.weights.iter().zip(frozen).zip(uses) {
+                call = call.uses(*weight, orientation, form);
+                if !frozen {
+                    call = call.gradient(*weight);
+                }
             }
             calls.push(call.add()?);
             gradient = target;
         }
         Ok(calls)
     }
+}
+
+/// How often a backward call costs what its forward does.
+pub(super) fn backward_cost(model: &Model, weights: &[WeightId]) -> u32 {
+    let largest = weights
+        .iter()
+        .max_by_key(|weight| model.weights().get(weight.index()).map_or(0, |spec| spec.shape.elements()));
+    if largest.is_some_and(|weight| is_frozen(model, *weight)) { 1 } else { 2 }
+}
+
+fn is_frozen(model: &Model, weight: WeightId) -> bool {
+    model.weights().get(weight.index()).is_some_and(|spec| spec.frozen)
 }
 
 fn is_replicated(model: &Model, weight: WeightId) -> bool {

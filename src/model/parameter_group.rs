@@ -39,7 +39,8 @@ pub struct ParameterGroup {
     /// Weight decay λ in place of the configuration's: 0 for norms and biases, mostly.
     pub weight_decay: Option<NonNegative>,
     /// A factor on the learning rate of every step, 1 where not set. With 0 the masters stay what they are;
-    /// moments, norm and clipping see the gradient all the same.
+    /// moments, norm and clipping see the gradient all the same. A weight that is to have no gradient is
+    /// [frozen](crate::model::WeightSpec::frozen) instead.
     pub learning_rate_scale: Option<NonNegative>,
 }
 

@@ -91,6 +91,7 @@ mod tests {
             reuse: None,
             group: None,
             parameters: ParameterGroup::default(),
+            frozen: false,
         }
     }
 

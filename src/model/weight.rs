@@ -37,6 +37,9 @@ pub struct WeightSpec {
     pub group: Option<GroupId>,
     /// What the optimizer does otherwise with it.
     pub parameters: ParameterGroup,
+    /// Does it stay what it is? A frozen weight is gathered and used as any other, and has neither gradient,
+    /// main grad nor moments; it is quantized when masters are set, and not in steps.
+    pub frozen: bool,
 }
 
 /// The weights of one model, in declaration order.
@@ -126,6 +129,7 @@ impl ModelBuilder {
             reuse: None,
             group: None,
             parameters: ParameterGroup::default(),
+            frozen: false,
         })
     }
 
@@ -142,6 +146,7 @@ impl ModelBuilder {
             reuse: None,
             group: None,
             parameters: ParameterGroup::default(),
+            frozen: false,
         })
     }
 
@@ -238,6 +243,16 @@ impl ModelBuilder {
     /// [`DeclareError::Unknown`] for a weight of another model.
     pub fn parameters(&mut self, weight: WeightId, parameters: ParameterGroup) -> Result<(), DeclareError> {
         self.spec_mut(weight).map(|spec| spec.parameters = parameters)
+    }
+
+    /// Decides that `weight` does not train: calls write no gradient of it, and it stays what it was initialized
+    /// or imported as. A rule of the configuration may decide otherwise, so whoever declares calls asks the
+    /// model whether a weight is [frozen](WeightSpec::frozen).
+    ///
+    /// # Errors
+    /// [`DeclareError::Unknown`] for a weight of another model.
+    pub fn freeze(&mut self, weight: WeightId) -> Result<(), DeclareError> {
+        self.spec_mut(weight).map(|spec| spec.frozen = true)
     }
 
     fn spec_mut(&mut self, weight: WeightId) -> Result<&mut WeightSpec, DeclareError> {

@@ -56,10 +56,13 @@ impl ResidentLayout {
                 } else {
                     add(format!("{name} master"), Content::Master(*weight));
                 }
-                add(format!("{name} exp_avg"), Content::ExpAvg(*weight));
-                add(format!("{name} exp_avg_sq"), Content::ExpAvgSq(*weight));
-                add(format!("{name} main grad"), Content::MainGrad(*weight));
+                if !members.frozen {
+                    add(format!("{name} exp_avg"), Content::ExpAvg(*weight));
+                    add(format!("{name} exp_avg_sq"), Content::ExpAvgSq(*weight));
+                    add(format!("{name} main grad"), Content::MainGrad(*weight));
+                }
                 match members.placement {
+                    Placement::Replicated if members.frozen => {}
                     Placement::Replicated => add(format!("{name} local grad"), Content::LocalGrad(*weight)),
                     Placement::Sharded => {
                         for orientation in layout.format.stored_orientations() {

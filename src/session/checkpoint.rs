@@ -41,9 +41,10 @@ pub struct WeightState {
     pub format: Format,
     /// FP32 master, row-major.
     pub master: Vec<f32>,
-    /// First moment.
+    /// First moment; empty if the weight was frozen. A session in which it is frozen ignores moments; one in
+    /// which it trains begins with moments of 0 where there are none.
     pub exp_avg: Vec<f32>,
-    /// Second moment.
+    /// Second moment, there if the first is.
     pub exp_avg_sq: Vec<f32>,
     /// Quantized planes, one entry per stored orientation; none for a replicated weight.
     pub planes: Vec<PlanesState>,
@@ -53,6 +54,14 @@ pub struct WeightState {
     /// weight without begins its history anew; one without delayed scaling ignores it; one whose weight has
     /// another format keeps the history and takes the scale from it.
     pub delayed: Option<DelayedState>,
+}
+
+impl WeightState {
+    /// Has it both moments of so many elements, or neither?
+    fn has_moments(&self, elements: usize) -> bool {
+        let lengths = [self.exp_avg.len(), self.exp_avg_sq.len()];
+        lengths == [elements; 2] || lengths == [0; 2]
+    }
 }
 
 /// One carried buffer.
@@ -177,10 +186,7 @@ impl Checkpoint {
                     "`{}` is {:?} in the checkpoint and {:?} here",
                     state.name, state.shape, layout.shard.shape
                 )
-            } else if [&state.master, &state.exp_avg, &state.exp_avg_sq]
-                .iter()
-                .any(|part| part.len() != elements)
-            {
+            } else if state.master.len() != elements || !state.has_moments(elements) {
                 format!("`{}` does not hold {elements} values of master and moments", state.name)
             } else if let Some(delayed) = state.delayed.as_ref().filter(|delayed| !delayed.is_usable()) {
                 format!("`{}` has the delayed scale {}, which no cast can use", state.name, delayed.scale)
@@ -213,10 +219,15 @@ impl Checkpoint {
                 let rows = layout.shard.rows_of(rank);
                 let cols = layout.shard.shape.cols;
                 let range: Range<usize> = rows.begin * cols..(rows.begin + rows.rows) * cols;
+                let moment = |of: &[f32]| match of.get(range.clone()) {
+                    _ if layout.frozen => Vec::new(),
+                    Some(values) => values.to_vec(),
+                    None => vec![0.0; range.len()],
+                };
                 WeightShard {
                     master: state.master[range.clone()].to_vec(),
-                    exp_avg: state.exp_avg[range.clone()].to_vec(),
-                    exp_avg_sq: state.exp_avg_sq[range].to_vec(),
+                    exp_avg: moment(&state.exp_avg),
+                    exp_avg_sq: moment(&state.exp_avg_sq),
                     delayed: weights.and_then(|weights| delayed(state, layout, weights)),
                     ..WeightShard::default()
                 }

@@ -27,7 +27,8 @@ use crate::format::{DelayedState, Format, Shape};
 /// one scale per tensor that scale, as `.rowwise_scale`. Where scaling is delayed, `.delayed_scale` in f32
 /// `[1]`, by which the planes were multiplied, and `.amax_history`, f32 `[history]`, the latest first. Per
 /// carried buffer and rank: `carried.<buffer>.rank<N>`, bytes; of [`Carried::Zeros`] the metadata says
-/// `zeros`. Version 1 had no carried buffers; such a file loads as a checkpoint without any.
+/// `zeros`. Weights that were frozen have no moments, and the metadata list them. Version 1 had no carried
+/// buffers; such a file loads as a checkpoint without any.
 #[derive(Clone, Debug)]
 pub struct FileStore {
     path: PathBuf,
@@ -67,6 +68,11 @@ impl FileStore {
         let names: Vec<(String, String)> =
             serde_json::from_str(field("weights")?).map_err(|error| self.content(error))?;
         self.refuse_repeated("weight", &names)?;
+        let frozen: Vec<String> = match about.get("frozen") {
+            None => Vec::new(),
+            Some(listed) => serde_json::from_str(listed).map_err(|error| self.content(error))?,
+        };
+        let frozen: HashSet<String> = frozen.into_iter().collect();
         let carried: Option<Vec<(String, usize)>> = match about.get("carried").map(String::as_str) {
             None if version == VERSION => return Err(self.content("it has no `carried`")),
             None => Some(Vec::new()),
@@ -79,12 +85,17 @@ impl FileStore {
         for (name, format) in names {
             let format: Format = format.parse().map_err(|error| self.content(error))?;
             let (shape, master) = self.values(&tensors, &format!("{name}.master"))?;
-            let moment = |name: String| match self.values(&tensors, &name)? {
-                (found, values) if found == shape => Ok(values),
-                (found, _) => Err(self.content(format!("`{name}` is {found} and its master {shape}"))),
+            let moment = |kind: &str| {
+                if frozen.contains(&name) {
+                    return Ok(Vec::new());
+                }
+                let tensor = format!("{name}.{kind}");
+                match self.values(&tensors, &tensor)? {
+                    (found, values) if found == shape => Ok(values),
+                    (found, _) => Err(self.content(format!("`{tensor}` is {found} and its master {shape}"))),
+                }
             };
-            let exp_avg = moment(format!("{name}.exp_avg"))?;
-            let exp_avg_sq = moment(format!("{name}.exp_avg_sq"))?;
+            let (exp_avg, exp_avg_sq) = (moment("exp_avg")?, moment("exp_avg_sq")?);
             let (planes, tensor_scale) = (Vec::new(), 1.0);
             let delayed = self.delayed(&tensors, &name)?;
             weights.push(WeightState {
@@ -173,12 +184,18 @@ impl FileStore {
                 serde_json::to_string(&listed).map_err(|error| self.content(error))?
             }
         };
-        let about = HashMap::from([
+        let mut about = HashMap::from([
             ("warpweft_checkpoint".to_owned(), VERSION.to_owned()),
             ("optimizer_step".to_owned(), checkpoint.optimizer_step.to_string()),
             ("weights".to_owned(), listed),
             ("carried".to_owned(), carried),
         ]);
+        let frozen = checkpoint.weights.iter().filter(|state| state.exp_avg.is_empty());
+        let frozen: Vec<&str> = frozen.map(|state| state.name.as_str()).collect();
+        if !frozen.is_empty() {
+            let listed = serde_json::to_string(&frozen).map_err(|error| self.content(error))?;
+            about.insert("frozen".to_owned(), listed);
+        }
         let tensors = tensors::of(checkpoint);
         let views = tensors.iter().map(Tensor::view).collect::<Result<Vec<_>, _>>();
         let views = views.map_err(|error| self.content(error))?;

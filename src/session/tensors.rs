@@ -63,6 +63,7 @@ fn weight(state: &WeightState) -> Vec<Tensor> {
     let parts = [("master", &state.master), ("exp_avg", &state.exp_avg), ("exp_avg_sq", &state.exp_avg_sq)];
     let mut tensors: Vec<Tensor> = parts
         .into_iter()
+        .filter(|(_, values)| !values.is_empty())
         .map(|(suffix, values)| Tensor {
             name: format!("{}.{suffix}", state.name),
             dtype: Dtype::F32,

@@ -33,6 +33,7 @@ fn specs(shapes: &[(usize, usize)], format: Format) -> Vec<WeightSpec> {
         reuse: None,
         group: None,
         parameters: ParameterGroup::default(),
+        frozen: false,
     };
     shapes.iter().enumerate().map(named).collect()
 }

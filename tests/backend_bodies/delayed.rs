@@ -19,6 +19,7 @@ fn scales_and_history_follow_the_library_type_and_a_skipped_step_changes_neither
         reuse: None,
         group: None,
         parameters: ParameterGroup::default(),
+        frozen: false,
     };
     for choice in [AmaxChoice::Largest, AmaxChoice::Latest] {
         for history in [1_u32, 3] {

@@ -63,6 +63,7 @@ pub(crate) fn sharded(rows: usize, cols: usize, format: Format) -> WeightSpec {
         reuse: None,
         group: None,
         parameters: ParameterGroup::default(),
+        frozen: false,
     }
 }
 

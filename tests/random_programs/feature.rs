@@ -6,7 +6,7 @@ use warpweft::config::{
     AcrossMicroBatches, Backward, Columnwise, Masters, Moments, ReduceDtype, ReduceEvery, Scaling,
 };
 use warpweft::format::{ElementType, Orientation};
-use warpweft::model::{Call, Form, Gradient, Lifetime, Phase, Placement, Reuse, Role};
+use warpweft::model::{Call, Form, Gradient, Lifetime, Phase, Placement, Reuse, Role, WeightSpec};
 use warpweft::op::{Op, SumTarget};
 use warpweft::plan::{Prefetch, StepPlan};
 
@@ -102,6 +102,21 @@ pub(crate) fn features() -> Vec<Feature> {
     add("a bucket of several parameter groups", |_, plan| {
         let adams = plan.tasks.iter().filter(|task| matches!(task.op, Op::Adam { .. }));
         adams.count() > plan.weights.buckets.len()
+    });
+    add("a frozen weight that a step leaves as it is, sharded and not", |sample, plan| {
+        let frozen = |placement| {
+            let mut weights = sample.program.model().weights().iter();
+            weights.any(|spec| spec.frozen && spec.placement == placement)
+        };
+        plan.updates_weights && frozen(Placement::Sharded) && frozen(Placement::Replicated)
+    });
+    add("frozen and trained weights of one format", |sample, _| {
+        let weights = sample.program.model().weights();
+        let is_twin = |spec: &WeightSpec| {
+            let of = |other: &WeightSpec| (other.format, other.placement) == (spec.format, spec.placement);
+            weights.iter().any(|other| !other.frozen && of(other))
+        };
+        weights.iter().any(|spec| spec.frozen && is_twin(spec))
     });
     add("gradients in bf16", |_, plan| {
         plan.tasks.iter().any(|task| matches!(task.op, Op::RoundGradient { .. }))

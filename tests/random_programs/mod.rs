@@ -34,6 +34,9 @@ const FORMATS: [Format; 6] = [
     Format::FP8_TENSOR_E4M3,
 ];
 
+/// Tells the draw of what is frozen from the others of a seed.
+const FROZEN: u64 = 1 << 60;
+
 /// A program, and how it is planned.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
@@ -49,7 +52,7 @@ impl Sample {
     /// The program that follows from `seed`.
     pub(crate) fn new(seed: u64) -> Self {
         let draw = &mut Draw::new(seed);
-        let model = model(draw);
+        let model = model(draw, &mut Draw::new(mix(seed ^ FROZEN)));
         let ending = draw.among(&[Ending::Optimizer, Ending::Optimizer, Ending::Gradients, Ending::Nothing]);
         // Drawn beside the others, as it changes no plan.
         let dynamic = &mut Draw::new(mix(seed));
@@ -127,7 +130,7 @@ enum Ending {
     Nothing,
 }
 
-fn model(draw: &mut Draw) -> Model {
+fn model(draw: &mut Draw, frozen: &mut Draw) -> Model {
     let mut model = Model::builder();
     let mut ids = Vec::new();
     let (one, other) = (draw.among(&FORMATS), draw.among(&FORMATS));
@@ -162,6 +165,14 @@ fn model(draw: &mut Draw) -> Model {
             model.parameters(weight, ParameterGroup { weight_decay, learning_rate_scale }).unwrap();
         }
     }
+    if frozen.one_in(4) {
+        // Never all of them: some program trains.
+        for (weight, _) in &ids[1..] {
+            if frozen.one_in(2) {
+                model.freeze(*weight).unwrap();
+            }
+        }
+    }
     if draw.one_in(2) {
         // Groups of up to three, and weights of none.
         for (number, members) in sharded.chunks(1 + draw.below(3)).take(2).enumerate() {
@@ -191,7 +202,8 @@ fn config(draw: &mut Draw, model: &Model) -> Config {
     if is_bf16 && sharded().next().is_some() && draw.one_in(2) {
         config.optimizer.masters = Masters::Bf16Remainder;
     }
-    if sharded().any(|weight| weight.format == Format::FP8_TENSOR_E4M3) && draw.one_in(2) {
+    let has_history = |weight: &WeightSpec| weight.format == Format::FP8_TENSOR_E4M3 && !weight.frozen;
+    if sharded().any(has_history) && draw.one_in(2) {
         config.quantize.scaling = Scaling::Delayed;
         (config.quantize.amax_history, config.quantize.amax_choice) = (3, AmaxChoice::Latest);
     }
@@ -238,7 +250,11 @@ fn program(draw: &mut Draw, dynamic: &mut Draw, model: &Model, ending: Ending) -
         done.push(uses);
         for (weight, spec) in model.entries() {
             if trains && (draw.one_in(3) || is_last && owed[weight.index()]) {
-                call = call.gradient_in(weight, element(draw, spec));
+                // Drawn for frozen weights too, so that freezing them changes nothing else of the program.
+                let element = element(draw, spec);
+                if !spec.frozen {
+                    call = call.gradient_in(weight, element);
+                }
                 owed[weight.index()] = false;
             }
         }

@@ -3,6 +3,7 @@
 
 mod elements;
 mod executors;
+mod frozen;
 mod programs;
 mod states;
 #[path = "../trainer/mod.rs"]

@@ -180,13 +180,18 @@ impl Trainer {
                 for (col, below) in below.iter_mut().enumerate() {
                     *below = dot(&transposed[col * SIZE..(col + 1) * SIZE], &above);
                 }
-                let mut gradient = context.gradient(self.weights[layer])?;
+                if !self.model.weight(self.bias).frozen {
+                    context.gradient(self.bias)?.copy_from_slice(&above);
+                }
+                if self.model.weight(weight).frozen {
+                    return Ok(());
+                }
+                let mut gradient = context.gradient(weight)?;
                 for row in 0..SIZE {
                     for col in 0..SIZE {
                         gradient[row * SIZE + col] = above[row] * x[col];
                     }
                 }
-                context.gradient(self.bias)?.copy_from_slice(&above);
                 if layer == 0 {
                     match mischief.now(context.rank()) {
                         1 => return Err(ComputeError::closure("the dog ate it")),
@@ -282,15 +287,13 @@ fn declare(
                 .add()
                 .unwrap();
         }
-        declared(&mut program, &format!("b{layer}"), Phase::Backward, dynamic)
+        let call = declared(&mut program, &format!("b{layer}"), Phase::Backward, dynamic)
             .uses(*weight, orientation(model, *weight), Form::Dense)
             .reads(x[layer])
             .reads(gradients[(layer + 1) % 2])
-            .writes(gradients[layer % 2])
-            .gradient(*weight)
-            .gradient(bias)
-            .add()
-            .unwrap();
+            .writes(gradients[layer % 2]);
+        let trained = [*weight, bias].into_iter().filter(|weight| !model.weight(*weight).frozen);
+        trained.fold(call, CallBuilder::gradient).add().unwrap();
     }
     match ends {
         Ends::Training => program.build_training().unwrap(),

@@ -36,6 +36,7 @@ mod delayed;
 mod edges;
 mod edit;
 mod exchanged;
+mod frozen;
 mod gradients;
 mod groups;
 mod malformed;

@@ -62,9 +62,11 @@ pub(crate) fn run(sample: &Sample, steps: u32) -> Outcome {
         }
         outcome.outputs.push(outputs);
         if sample.program.updates_weights() {
-            for (number, parameter) in parameters.iter_mut().enumerate() {
+            let trained =
+                parameters.iter_mut().enumerate().filter(|(number, _)| !model.weights()[*number].frozen);
+            for (number, parameter) in trained {
                 let of: Vec<&Gradients> = gradients.iter().map(|rank| &rank[number]).collect();
-                let group = sample.program.model().weights()[number].parameters;
+                let group = model.weights()[number].parameters;
                 parameter.update(&mean(sample, WeightId::at(number), &of), step as i32 + 1, group);
             }
         }

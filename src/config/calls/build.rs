@@ -87,7 +87,8 @@ impl CallList {
         let shape = crate::format::Shape { rows: weight.rows, cols: weight.cols };
         let name = numbered(&weight.name, number);
         let (reuse, parameters) = (weight.reuse, ParameterGroup::default());
-        let spec = WeightSpec { name, shape, format, placement, reuse, group: None, parameters };
+        let spec =
+            WeightSpec { name, shape, format, placement, reuse, group: None, parameters, frozen: false };
         model.add(spec).map_err(self.at(format!("weight.{item}")))
     }
 

@@ -308,6 +308,12 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         value: |rule| rule.lr_scale.and_then(toml),
         valid: |rule| rule.lr_scale.is_none_or(from_zero),
     },
+    RuleRow {
+        field: "frozen",
+        expected: "true or false",
+        value: |rule| rule.frozen.and_then(toml),
+        valid: |_| true,
+    },
 ];
 
 fn toml(value: impl Serialize) -> Option<Value> {

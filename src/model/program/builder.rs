@@ -2,7 +2,7 @@
 //!
 //! Law: a refused buffer leaves the builder as it was. Buffers are checked as the calls run in program order:
 //! nothing is read before it is filled, no input is written, every output is. A gradient has a consumer, and
-//! a program that reduces gradients has one for every weight.
+//! a program that reduces gradients has one for every weight that trains, of which there is one at least.
 
 use super::call::Call;
 use super::step::StepProgram;
@@ -128,8 +128,8 @@ impl ProgramBuilder {
     /// A program whose steps train: gradients are reduced and the optimizer rewrites the weights.
     ///
     /// # Errors
-    /// [`DeclareError::NoGradient`] when some weight gets no gradient, and every error of
-    /// [`ProgramBuilder::build_evaluation`].
+    /// [`DeclareError::NoGradient`] when some weight gets no gradient and is not frozen,
+    /// [`DeclareError::NothingTrains`] when all are, and every error of [`ProgramBuilder::build_evaluation`].
     pub fn build_training(self) -> Result<StepProgram, DeclareError> {
         self.check_gradients()?;
         self.build(true)
@@ -158,8 +158,11 @@ impl ProgramBuilder {
     }
 
     fn check_gradients(&self) -> Result<(), DeclareError> {
+        if self.model.weights().iter().all(|spec| spec.frozen) {
+            return Err(DeclareError::NothingTrains { program: self.name.clone() });
+        }
         let lacks = |weight| !self.calls.iter().any(|call| call.gradient(weight).is_some());
-        match self.model.entries().find(|(weight, _)| lacks(*weight)) {
+        match self.model.entries().find(|(weight, spec)| !spec.frozen && lacks(*weight)) {
             None => Ok(()),
             Some((_, spec)) => {
                 Err(DeclareError::NoGradient { program: self.name.clone(), weight: spec.name.clone() })

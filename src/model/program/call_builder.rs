@@ -127,7 +127,7 @@ impl CallBuilder<'_> {
     /// # Errors
     /// A repeated name, an id of another model or program, a buffer or gradient named twice, a use the
     /// weight's format or placement cannot serve, a gradient in an element type that gradients are not
-    /// written in or, of a replicated weight, not in f32. The program is unchanged then.
+    /// written in or, of a replicated weight, not in f32, a gradient of a frozen weight. The program is unchanged then.
     pub fn add(self) -> Result<CallId, DeclareError> {
         let Self { program, call } = self;
         if program.calls.iter().any(|other| other.name == call.name) {
@@ -178,6 +178,9 @@ impl CallBuilder<'_> {
 
 fn check_gradient(call: &str, element: ElementType, spec: &WeightSpec) -> Result<(), DeclareError> {
     let (call, weight) = (call.to_owned(), spec.name.clone());
+    if spec.frozen {
+        return Err(DeclareError::FrozenGradient { call, weight });
+    }
     match (element, spec.placement) {
         (ElementType::F32, _) | (ElementType::Bf16, Placement::Sharded) => Ok(()),
         (ElementType::Bf16, Placement::Replicated) => Err(DeclareError::ReplicatedGradient { call, weight }),

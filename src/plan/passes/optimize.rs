@@ -1,7 +1,7 @@
 //! Norm, vote and Adam.
 //!
 //! Law: nothing behind the vote changes a weight unless every rank voted clean. The norm counts every main
-//! grad once; the vote sees the record of every rank of all replicas, in rank order, so that all of them skip
+//! grad once; frozen weights have none and stay as they are; the vote sees the record of every rank of all replicas, in rank order, so that all of them skip
 //! a step together. Weights of one bucket and one parameter group are one task.
 
 use std::collections::BTreeMap;
@@ -22,6 +22,7 @@ pub(in super::super) fn optimize(draft: &mut Draft<'_>) -> SlotId {
     let vote = draft.transient("vote".into(), Content::Vote);
     let main_grads = (0..draft.weights.layouts.len())
         .map(WeightId::at)
+        .filter(|weight| !draft.weights.layout(*weight).frozen)
         .map(|weight| (weight, draft.slot(Content::MainGrad(weight))))
         .collect();
     let fault = draft.slot(Content::FaultWord);
@@ -35,7 +36,7 @@ pub(in super::super) fn optimize(draft: &mut Draft<'_>) -> SlotId {
     let cast = Op::Vote { records, optimizer_step, loss_scale, vote };
     draft.add(tail, Section::Tail, DraftTask::local(cast, "step", Carrier::Quantize));
     let learning_rate = draft.slot(Content::LearningRate);
-    for (bucket, members) in draft.weights.entries() {
+    for (bucket, members) in draft.weights.entries().filter(|(_, members)| !members.frozen) {
         let mut groups: BTreeMap<ParameterGroup, Vec<AdamOperand>> = BTreeMap::new();
         for weight in &members.weights {
             groups.entry(draft.weights.layout(*weight).parameters).or_default().push(AdamOperand {

@@ -274,14 +274,14 @@ fn spans(draft: &Draft<'_>) -> HashMap<Together, Span> {
     spans
 }
 
-/// The sums of all replicated weights over the ranks, as one collective.
+/// The sums of all replicated weights that train over the ranks, as one collective.
 fn all_reduce(draft: &mut Draft<'_>) {
     let replicated: Vec<_> = draft
         .weights
         .layouts
         .iter()
         .enumerate()
-        .filter(|(_, layout)| layout.placement == Placement::Replicated)
+        .filter(|(_, layout)| layout.placement == Placement::Replicated && !layout.frozen)
         .map(|(number, layout)| (WeightId::at(number), layout.stored_elements()))
         .collect();
     if !replicated.is_empty() {

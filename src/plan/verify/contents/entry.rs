@@ -8,12 +8,13 @@ use super::{BufferValue, Held, Run, Verdict, VerifyError};
 use crate::id::{Version, WeightId};
 use crate::layout::{Content, Residency, Slot};
 use crate::model::{Lifetime, Role};
-use crate::plan::EdgeState;
+use crate::plan::{EdgeState, StepPlan};
 
 impl Run<'_> {
     pub(super) fn enter(&mut self) -> Verdict<()> {
         self.check_declared()?;
         self.check_micro_batches()?;
+        self.nothing_frozen_has_a_gradient()?;
         for (id, slot) in self.plan.arena.entries() {
             let held = self.initial(slot);
             if held != Held::Nothing {
@@ -51,10 +52,33 @@ impl Run<'_> {
         }))
     }
 
+    /// PL-4: nothing would take it in.
+    fn nothing_frozen_has_a_gradient(&self) -> Verdict<()> {
+        for (layout, contributors) in self.plan.weights.layouts.iter().zip(&self.contributors) {
+            if let Some(call) = contributors.first().filter(|_| layout.frozen) {
+                let problem = format!("writes the gradient of `{}`, which is frozen", layout.name);
+                let remedy = "leave the gradient out, or let the weight train";
+                return self.wrong_program(self.call_name(*call), problem, remedy);
+            }
+        }
+        Ok(())
+    }
+
     /// The version of a weight's shards at an edge. A shard that is half of a master is never behind it.
     pub(super) fn shard_version(&self, weight: WeightId, edge: EdgeState) -> Option<Version> {
         let bucket = self.plan.weights.layout(weight).bucket;
         if self.plan.weights.splits_masters(bucket) { Some(edge.masters) } else { edge.shards }
+    }
+
+    /// What this plan's exit is for weights that are `frozen` or not. A step leaves frozen ones as they were: what
+    /// the next edge calls its version is, of them, the one they had before.
+    pub(super) fn exit_of(&self, frozen: bool) -> EdgeState {
+        let StepPlan { entry, exit, updates_weights, .. } = self.plan;
+        if frozen && *updates_weights {
+            EdgeState { masters: entry.masters, shards: Some(entry.masters) }
+        } else {
+            *exit
+        }
     }
 
     fn initial(&self, slot: &Slot) -> Held {

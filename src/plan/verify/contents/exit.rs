@@ -99,15 +99,15 @@ impl Run<'_> {
             slots.filter(|slot| slot.residency == Residency::Resident).map(|slot| slot.content).collect();
         for (number, layout) in self.plan.weights.layouts.iter().enumerate() {
             let weight = WeightId::at(number);
-            let mut needed = vec![
-                if self.plan.weights.splits_masters(layout.bucket) {
-                    ("master remainder".to_owned(), Content::MasterRemainder(weight))
-                } else {
-                    ("master".to_owned(), Content::Master(weight))
-                },
-                ("first moment".to_owned(), Content::ExpAvg(weight)),
-                ("second moment".to_owned(), Content::ExpAvgSq(weight)),
-            ];
+            let mut needed = vec![if self.plan.weights.splits_masters(layout.bucket) {
+                ("master remainder".to_owned(), Content::MasterRemainder(weight))
+            } else {
+                ("master".to_owned(), Content::Master(weight))
+            }];
+            if !layout.frozen {
+                needed.push(("first moment".to_owned(), Content::ExpAvg(weight)));
+                needed.push(("second moment".to_owned(), Content::ExpAvgSq(weight)));
+            }
             if layout.placement == Placement::Sharded {
                 let stored = layout.format.stored_orientations().iter();
                 needed.extend(stored.map(|side| (format!("{side} shard"), Content::Shard(weight, *side))));
@@ -132,16 +132,18 @@ impl Run<'_> {
 
     fn check_resident(&self, slot: SlotId, content: Content) -> Verdict<()> {
         let exit = self.plan.exit;
+        let of = |weight: WeightId| self.exit_of(self.plan.weights.layout(weight).frozen);
         let needs = match content {
-            Content::Master(weight) => Held::Master(weight, exit.masters),
-            Content::MasterRemainder(weight) => Held::MasterRemainder(weight, exit.masters),
+            Content::Master(weight) => Held::Master(weight, of(weight).masters),
+            Content::MasterRemainder(weight) => Held::MasterRemainder(weight, of(weight).masters),
             Content::ExpAvg(weight) => Held::ExpAvg(weight, exit.masters),
             Content::ExpAvgSq(weight) => Held::ExpAvgSq(weight, exit.masters),
             Content::Shard(weight, orientation) => {
-                let version = self.shard_version(weight, exit);
+                let version = self.shard_version(weight, of(weight));
                 Held::Shard { weight, orientation, data: version, scale: version }
             }
             Content::TensorScale(bucket) => {
+                let exit = self.exit_of(self.plan.weights.bucket(bucket).frozen);
                 exit.shards.map_or(Held::Nothing, |version| Held::TensorScale(bucket, version))
             }
             Content::AmaxHistory(bucket) => Held::AmaxHistory(bucket, exit.masters),

@@ -1,7 +1,7 @@
 //! PL-4 and PL-9, the optimizer: norm, records, vote, Adam.
 //!
-//! Law: the norm counts every complete main grad once and carries the fault word of all calls; the
-//! vote sees all ranks' records and counts the step once; Adam rewrites every weight once, from
+//! Law: the norm counts every complete main grad of a weight that trains once and carries the fault word of all calls; the
+//! vote sees all ranks' records and counts the step once; Adam rewrites every such weight once, and no other, from
 //! state and main grads of this step, under that vote; one task of it speaks of one parameter group.
 
 use super::{Held, Run, Verdict, VerifyError};
@@ -22,11 +22,16 @@ impl Run<'_> {
             self.complete(task, *weight, *slot)?;
             counted[weight.index()] += 1;
         }
-        if let Some(weight) = counted.iter().position(|times| *times != 1) {
+        let wanted = |weight: usize| usize::from(!self.plan.weights.layouts[weight].frozen);
+        if let Some(weight) = (0..counted.len()).find(|weight| counted[*weight] != wanted(*weight)) {
             let name = self.name(WeightId::at(weight));
             return Err(Box::new(VerifyError::Coverage {
                 task: self.plan.describe(task),
-                problem: format!("counts the main grad of `{name}` {} times in the norm", counted[weight]),
+                problem: format!(
+                    "counts the main grad of `{name}` {} times in the norm, and it has {}",
+                    counted[weight],
+                    wanted(weight)
+                ),
             }));
         }
         let calls = self.plan.calls.len();
@@ -114,6 +119,12 @@ impl Run<'_> {
         let (old, new) = (self.plan.entry.masters, self.plan.entry.masters.next());
         for state in states {
             let AdamOperand { weight, master, exp_avg, exp_avg_sq, main_grad } = *state;
+            if self.plan.weights.layout(weight).frozen {
+                return Err(Box::new(VerifyError::Coverage {
+                    task: self.plan.describe(task),
+                    problem: format!("updates `{}`, which is frozen; leave it out", self.name(weight)),
+                }));
+            }
             if self.plan.weights.layout(weight).bucket != bucket {
                 return Err(Box::new(VerifyError::Coverage {
                     task: self.plan.describe(task),

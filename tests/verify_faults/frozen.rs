@@ -1,0 +1,87 @@
+//! PL-4, PL-9: a step leaves frozen weights as they are, and every other one goes a version on.
+
+use warpweft::format::{Format, Orientation};
+use warpweft::layout::Content;
+use warpweft::model::{Form, Model, Phase, StepProgram};
+use warpweft::op::Op;
+use warpweft::plan::StepPlan;
+
+use crate::edit::{position, refused, slot, weight};
+use crate::programs::plan;
+
+/// Two weights of one format on two ranks, of which `base` is frozen.
+fn training() -> StepPlan {
+    let mut model = Model::builder();
+    let base = model.sharded("base", 32, 32, Format::NVFP4_2D).unwrap();
+    let adapter = model.sharded("adapter", 32, 32, Format::NVFP4_2D).unwrap();
+    model.freeze(base).unwrap();
+    let mut program = StepProgram::builder("train", &model.build());
+    let call = program.call("fit", Phase::Backward).uses(base, Orientation::Rowwise, Form::Dense);
+    call.uses(adapter, Orientation::Rowwise, Form::Dense).gradient(adapter).add().unwrap();
+    plan(&program.build_training().unwrap(), 2)
+}
+
+fn adam(plan: &StepPlan) -> usize {
+    position(plan, 0, |op| matches!(op, Op::Adam { .. }))
+}
+
+/// It has neither moments nor main grad, and only the other one's bucket is quantized.
+#[test]
+fn a_step_with_a_frozen_weight_is_valid_and_does_nothing_to_it() {
+    let plan = training();
+    let base = weight(&plan, "base");
+    let writes = |task: &warpweft::plan::Task| {
+        let slots = task.op.accesses().into_iter().filter(|(_, access)| access.writes());
+        slots.map(|(slot, _)| plan.arena.slot(slot).content).collect::<Vec<_>>()
+    };
+    let written: Vec<Content> = plan.tasks.iter().flat_map(writes).collect();
+    for content in [Content::Master(base), Content::Shard(base, Orientation::Rowwise)] {
+        slot(&plan, content);
+        assert!(!written.contains(&content), "{content:?}");
+    }
+    for content in [Content::ExpAvg(base), Content::ExpAvgSq(base), Content::MainGrad(base)] {
+        assert!(plan.arena.find(content).is_none(), "{content:?}");
+    }
+}
+
+/// PL-9
+#[test]
+fn a_frozen_weight_that_adam_updates_is_refused() {
+    let mut plan = training();
+    let (base, adam) = (weight(&plan, "base"), adam(&plan));
+    let Op::Adam { states, .. } = &mut plan.tasks[adam].op else { unreachable!() };
+    states[0].weight = base;
+    refused(&plan, &["updates `base`, which is frozen"]);
+}
+
+/// PL-4: its gradient would end nowhere.
+#[test]
+fn a_call_that_writes_the_gradient_of_a_frozen_weight_is_refused() {
+    let mut plan = training();
+    let adapter = weight(&plan, "adapter");
+    plan.weights.layouts[adapter.index()].frozen = true;
+    refused(&plan, &["PL-10", "fit writes the gradient of `adapter`, which is frozen"]);
+}
+
+/// PL-4: nobody may call a weight trained that no optimizer sees.
+#[test]
+fn a_weight_that_trains_and_is_treated_as_frozen_is_refused() {
+    let mut plan = training();
+    let base = weight(&plan, "base");
+    plan.weights.layouts[base.index()].frozen = false;
+    refused(&plan, &["counts the main grad of `base` 0 times in the norm, and it has 1"]);
+}
+
+/// PL-9: what a step does not bring to the masters' version must have been there before.
+#[test]
+fn a_step_that_begins_without_shards_does_not_end_with_those_of_frozen_weights() {
+    let mut model = Model::builder();
+    let base = model.sharded("base", 32, 32, Format::Mxfp8).unwrap();
+    let adapter = model.replicated("adapter", 32, 32).unwrap();
+    model.freeze(base).unwrap();
+    let mut program = StepProgram::builder("train", &model.build());
+    program.call("fit", Phase::Backward).gradient(adapter).add().unwrap();
+    let mut plan = plan(&program.build_training().unwrap(), 2);
+    plan.entry.shards = None;
+    refused(&plan, &["PL-9", "needs the rowwise shard of `base` at version 0"]);
+}
