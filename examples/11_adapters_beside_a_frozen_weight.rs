@@ -41,7 +41,7 @@ fn fit(call: &Call, context: &ComputeContext<'_, CpuSurface>) -> Result<(), Comp
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
     let through: Vec<f32> = d.chunks(SIZE).map(|row| dot(row, &x)).collect();
     let error = |row: usize| {
-        let wanted = if row % (SIZE / RANK) == 0 { dot(&w[row * SIZE..][..SIZE], &x) } else { 0.0 };
+        let wanted = if row.is_multiple_of(SIZE / RANK) { dot(&w[row * SIZE..][..SIZE], &x) } else { 0.0 };
         dot(&u[row * RANK..][..RANK], &through) - wanted
     };
     let errors: Vec<f32> = (0..SIZE).map(error).collect();

@@ -1,8 +1,9 @@
 //! Norm, vote and Adam.
 //!
 //! Law: nothing behind the vote changes a weight unless every rank voted clean. The norm counts every main
-//! grad once; frozen weights have none and stay as they are; the vote sees the record of every rank of all replicas, in rank order, so that all of them skip
-//! a step together. Weights of one bucket and one parameter group are one task.
+//! grad once; frozen weights have none and stay as they are; the vote sees the record of every rank of all
+//! replicas, in rank order, so that all of them skip a step together. Weights of one bucket and one parameter
+//! group are one task.
 
 use std::collections::BTreeMap;
 

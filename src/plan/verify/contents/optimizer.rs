@@ -1,8 +1,9 @@
 //! PL-4 and PL-9, the optimizer: norm, records, vote, Adam.
 //!
-//! Law: the norm counts every complete main grad of a weight that trains once and carries the fault word of all calls; the
-//! vote sees all ranks' records and counts the step once; Adam rewrites every such weight once, and no other, from
-//! state and main grads of this step, under that vote; one task of it speaks of one parameter group.
+//! Law: the norm counts every complete main grad of a weight that trains once and carries the fault word of
+//! all calls; the vote sees all ranks' records and counts the step once; Adam rewrites every such weight
+//! once, and no other, from state and main grads of this step, under that vote; one task of it speaks of one
+//! parameter group.
 
 use super::{Held, Run, Verdict, VerifyError};
 use crate::format::Orientation;
