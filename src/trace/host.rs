@@ -23,6 +23,7 @@ use std::thread;
 use std::time::Instant;
 
 use tracing::Dispatch;
+use tracing::subscriber::NoSubscriber;
 use tracing_chrome::{ChromeLayerBuilder, FlushGuard};
 use tracing_subscriber::layer::SubscriberExt;
 
@@ -39,7 +40,7 @@ const ANCHOR_TRIES: u32 = 8;
 
 /// A recording of host spans in progress.
 pub struct HostTrace {
-    dispatch: Dispatch,
+    subscribers: Subscribers,
     /// Never locked: the guard is no `Sync`, and a recording should be.
     guard: Mutex<FlushGuard>,
     spans: HostSpans,
@@ -49,10 +50,21 @@ pub struct HostTrace {
 /// Where one thread of a rank records. Cheap to clone and to send to that thread.
 #[derive(Clone)]
 pub struct HostLane {
-    dispatch: Dispatch,
+    subscribers: Subscribers,
     shared: Shared,
     rank: RankId,
     name: String,
+}
+
+/// The subscriber of a recording, and one beside it that takes nothing.
+///
+/// Of one subscriber alone `tracing` decides only once for each call site, by the thread that comes there
+/// first. A rank's comes there in steps that are not traced, outside of the recording, and the call site would
+/// be off in those that are. With two it asks the thread each time.
+#[derive(Clone)]
+struct Subscribers {
+    recording: Dispatch,
+    _nothing: Dispatch,
 }
 
 /// Host spans on disk, complete, with what is needed to place them in time.
@@ -88,17 +100,18 @@ impl HostTrace {
         let build = move || {
             let builder = ChromeLayerBuilder::new().writer(writer);
             let (layer, guard) = builder.include_args(true).include_locations(false).build();
-            let dispatch = Dispatch::new(tracing_subscriber::registry().with(layer));
-            let anchor = emit_anchor(&dispatch, origin);
-            (dispatch, guard, anchor)
+            let _nothing = Dispatch::new(NoSubscriber::new());
+            let recording = Dispatch::new(tracing_subscriber::registry().with(layer));
+            let anchor = emit_anchor(&recording, origin);
+            (Subscribers { recording, _nothing }, guard, anchor)
         };
         let builder = thread::Builder::new().name("trace anchor".to_owned());
         let builder = builder.spawn(build).map_err(TraceError::Thread)?;
-        let (dispatch, guard, anchor) = builder
+        let (subscribers, guard, anchor) = builder
             .join()
             .map_err(|_| TraceError::Thread(io::Error::other("it panicked while starting the recording")))?;
         Ok(Self {
-            dispatch,
+            subscribers,
             guard: Mutex::new(guard),
             shared,
             spans: HostSpans { file, anchor, entered: Vec::new() },
@@ -108,12 +121,13 @@ impl HostTrace {
     /// The subscriber, for threads that are entered by other means than [`HostLane::within`]. Their
     /// spans are shown apart from the ranks.
     pub fn dispatch(&self) -> &Dispatch {
-        &self.dispatch
+        &self.subscribers.recording
     }
 
     /// A lane for one thread of a rank.
     pub fn lane(&self, rank: RankId, name: impl Into<String>) -> HostLane {
-        HostLane { dispatch: self.dispatch.clone(), shared: self.shared.clone(), rank, name: name.into() }
+        let (subscribers, shared) = (self.subscribers.clone(), self.shared.clone());
+        HostLane { subscribers, shared, rank, name: name.into() }
     }
 
     /// Ends the recording once every event sent so far is on disk. Join the recording threads
@@ -140,7 +154,7 @@ impl HostLane {
     /// the lane; may be called again there.
     pub fn within<R>(&self, work: impl FnOnce() -> R) -> R {
         self.shared.lock().entered.push((self.rank, self.name.clone()));
-        tracing::dispatcher::with_default(&self.dispatch, || {
+        tracing::dispatcher::with_default(&self.subscribers.recording, || {
             // Read back by `merge`, which learns from it whose thread this is.
             tracing::info!(target: TARGET, rank = self.rank.index(), lane = %self.name, "lane");
             work()

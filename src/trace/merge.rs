@@ -333,15 +333,13 @@ mod tests {
 
     #[test]
     fn the_temporary_file_is_gone_with_the_spans() {
-        let directory = std::env::temp_dir().join(format!("warpweft-test-{}", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
-        let count = || std::fs::read_dir(&directory).unwrap().count();
-        let host = HostTrace::start(&directory, Instant::now()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let count = || directory.path().read_dir().unwrap().count();
+        let host = HostTrace::start(directory.path(), Instant::now()).unwrap();
         assert_eq!(count(), 1);
         let spans = host.finish().unwrap();
         drop(spans);
         assert_eq!(count(), 0);
-        std::fs::remove_dir(&directory).unwrap();
     }
 
     #[test]

@@ -73,7 +73,8 @@ impl Crew {
         let mut shell = Command::new("sh");
         shell
             .arg("-c")
-            .arg(format!("ulimit -n {files} && exec \"$0\""))
+            // Without what the parent's own parent may have left open.
+            .arg(format!("exec 3>&- && ulimit -n {files} && exec \"$0\""))
             .arg(std::env::current_exe().unwrap());
         self.start_by(shell, process, ranks, &[])
     }
@@ -173,7 +174,9 @@ impl Member {
     /// SIGSTOP, SIGCONT.
     pub(crate) fn signal(&self, name: &str) {
         let pid = self.process.id().to_string();
-        assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
+        // The shell's own, because a small system has no program of that name.
+        let kill = format!("kill -{name} {pid}");
+        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
     }
 }
 

@@ -90,7 +90,7 @@ fn an_interrupted_program_removes_what_it_was_writing() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let pid = program.id().to_string();
-    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    assert!(Command::new("sh").args(["-c", &format!("kill -INT {pid}")]).status().unwrap().success());
     let ended = program.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(130));
     assert_eq!(text(&ended.stderr), "error: interrupted; no output was written\n");

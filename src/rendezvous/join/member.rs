@@ -25,7 +25,7 @@ pub(super) fn member(
     let place = environment.place();
     let (stream, Seals { mut from_host, to_host }) = greet(environment, claim, secret, deadline, until)?;
     // The host began no later than this process was let in, and knows at its deadline who is missing.
-    let until = Instant::now() + deadline + PATIENCE / 2;
+    let until = Instant::now() + deadline + PATIENCE * 2;
     let silent = |error: io::Error| RendezvousError::NotReached {
         address: place.clone(),
         deadline,

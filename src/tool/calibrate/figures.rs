@@ -151,7 +151,7 @@ pub(super) fn kernel(observation: &Observation, delays: &Delays, algorithm: Algo
 /// each kind takes by itself.
 ///
 /// # Errors
-/// [`CalibrateError::Untimed`] when no kernel took any time.
+/// [`CalibrateError::Fit`] when no kernel took longer than any launch does.
 pub(super) fn memory(
     observations: &[Observation],
     largest: &[Observation],
@@ -178,7 +178,7 @@ pub(super) fn memory(
     let (bytes, time) =
         largest.iter().map(volume).fold((0.0, 0.0), |sum, more| (sum.0 + more.0, sum.1 + more.1));
     if time <= 0.0 {
-        return Err(CalibrateError::Untimed { program: "ladder".to_owned() });
+        return Err(CalibrateError::of("device memory")(FitError::Flat));
     }
     let how = format!(
         "measured: bytes over time, less kernel_us for each, of all kernels of steps with the largest weights, one in each format, {} in {} kinds",
