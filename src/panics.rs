@@ -5,6 +5,14 @@
 
 use std::any::Any;
 
+/// As [`last_words`], of a panic that is caught where another would cost more than an error: what it carries is
+/// left to the end of the process, because dropping it may panic too.
+pub(crate) fn kept_words(panic: Box<dyn Any + Send>) -> String {
+    let words = last_words(panic.as_ref());
+    std::mem::forget(panic);
+    words
+}
+
 /// The message of a panic, as `catch_unwind` or a thread's join hands it over.
 pub(crate) fn last_words(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());

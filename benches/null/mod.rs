@@ -117,5 +117,7 @@ impl Backend for Null {
         into.clear();
     }
 
+    fn poison(&self, _reason: &str) {}
+
     fn abort(&self, _reason: &str) {}
 }

@@ -249,6 +249,10 @@ impl<B: Backend> Backend for Checked<B> {
         self.inner.meter()
     }
 
+    fn poison(&self, reason: &str) {
+        self.inner.poison(reason);
+    }
+
     fn abort(&self, reason: &str) {
         self.inner.abort(reason);
     }

@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::ClosureFault;
 use crate::compute::{BoundCall, Compute, ComputeContext, ComputeFactory, Seat, Surface};
 use crate::id::RankId;
-use crate::panics::last_words;
+use crate::panics::kept_words;
 
 /// The closures of one lane.
 pub(super) enum Closures<S: Surface> {
@@ -40,9 +40,7 @@ impl<S: Surface> Closures<S> {
             Some(factory) => match catch_unwind(AssertUnwindSafe(|| factory(seat))) {
                 Ok(Ok(closures)) => Ok(Self::Ready(closures)),
                 Ok(Err(error)) => Err(format!("the factory of the closures failed: {error}")),
-                Err(panic) => {
-                    Err(format!("the factory of the closures panicked: {}", last_words(panic.as_ref())))
-                }
+                Err(panic) => Err(format!("the factory of the closures panicked: {}", kept_words(panic))),
             },
         }
     }
@@ -62,7 +60,7 @@ impl<S: Surface> Closures<S> {
                 match catch_unwind(AssertUnwindSafe(|| closures.run(&bound.call, &context))) {
                     Ok(Ok(())) => None,
                     Ok(Err(error)) => Some((error.to_string(), false)),
-                    Err(panic) => Some((last_words(panic.as_ref()), true)),
+                    Err(panic) => Some((kept_words(panic), true)),
                 }
             }
         };

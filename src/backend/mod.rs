@@ -202,7 +202,11 @@ pub trait Backend: Send + 'static {
         Arc::default()
     }
 
-    /// Makes every wait of every rank of this world fail with `reason`, now and later.
+    /// Makes every wait of every rank of this world fail with `reason`, now and later. What is on the lanes
+    /// stays there: [`Backend::synchronize`] lets it run out, whatever it waits for.
+    fn poison(&self, reason: &str);
+
+    /// As [`Backend::poison`], and ends what waits for other ranks by force. For a rank that is given up.
     fn abort(&self, reason: &str);
 }
 

@@ -6,7 +6,8 @@
 //! - Nothing moves: the arena stays where it is, resident slots lie where they lay, and a plan that does not
 //!   fit is refused before it is bound. What the weights hold (**PL-9**) does not depend on which plan left
 //!   it.
-//! - The plan before is given back once the next is bound: its events, tables and recording.
+//! - The plan before is given back once the next is bound: its events, tables and recording. All ranks have
+//!   done so before any goes on: giving memory back may wait for streams of peers.
 //! - A trial is issued and timed; a recording is made of the plan that stays.
 
 use std::sync::Arc;
@@ -35,8 +36,8 @@ impl<B: Backend> Rank<B> {
         self.check(program, &plan)?;
         let capture = if trial { CaptureMode::Off } else { self.capture };
         let installed = install(&self.backend, &self.memory, plan, capture, trial, &self.poison)?;
-        self.programs[program] = installed;
-        Ok(())
+        drop(std::mem::replace(&mut self.programs[program], installed));
+        self.world.exchange(self.id(), 0).map(drop)
     }
 
     fn check(&self, program: usize, plan: &StepPlan) -> Result<(), ExecError> {

@@ -19,6 +19,18 @@ pub enum ExecError {
         /// The other.
         other: RankId,
     },
+    /// Ranks that would begin with different values of a weight that all of them hold.
+    #[error(
+        "{rank} and {other} both hold the whole of the replicated weight `{weight}`, and the initializer gave them different values; let what it fills in depend on name, rows and columns alone"
+    )]
+    ReplicatedDiffers {
+        /// The weight's name.
+        weight: String,
+        /// One of them.
+        rank: RankId,
+        /// The other.
+        other: RankId,
+    },
     /// A fault of flow control.
     #[error(transparent)]
     Flow(#[from] FlowError),

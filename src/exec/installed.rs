@@ -130,7 +130,8 @@ impl<B: Backend> Installed<B> {
         };
         if let Err(error) = &put {
             // What is on the lanes may wait for what this rank will not bring: nobody waits for anybody any more.
-            backend.abort(&error.to_string());
+            // The lanes run out below, by themselves; what is ended by force before that may never do.
+            backend.poison(&error.to_string());
         }
         let (issue, issued) = (begin.elapsed(), meter.lap());
         // Every lane is waited for, whatever the others said.

@@ -14,7 +14,7 @@ use super::{CaptureMode, Exchange, ExecError, Rank, World};
 use crate::backend::Backend;
 use crate::compute::ComputeFactory;
 use crate::id::RankId;
-use crate::panics::last_words;
+use crate::panics::kept_words;
 use crate::plan::StepPlan;
 use crate::queue::{Receiver, Sender, bounded};
 use crate::trace::HostLane;
@@ -232,10 +232,6 @@ fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, 
 
 /// Turns a panic into an error that keeps its words.
 fn guarded<T>(rank: RankId, work: impl FnOnce() -> Result<T, ExecError>) -> Result<T, ExecError> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let words = last_words(panic.as_ref());
-        // Leaked: dropping what was thrown could throw again.
-        std::mem::forget(panic);
-        Err(ExecError::Panicked { rank, words })
-    })
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|panic| Err(ExecError::Panicked { rank, words: kept_words(panic) }))
 }

@@ -47,24 +47,39 @@ impl<B: Backend> Rank<B> {
         outcome
     }
 
-    /// Do all ranks that hold the same shards begin with the same masters?
+    /// Do all ranks that hold the same rows begin with the same masters? Of sharded weights those are the
+    /// ranks of other replicas, of replicated weights all.
     fn agree_on_masters(&self, shards: &[WeightShard]) -> Result<(), ExecError> {
         let (rank, mesh) = (self.id(), self.prologue.plan.weights.mesh);
-        if mesh.replicas() == 1 {
+        let of = |placement: Placement| {
+            let layouts = self.prologue.plan.weights.layouts.iter().zip(shards);
+            layouts.filter(move |(layout, _)| layout.placement == placement)
+        };
+        if mesh.replicas() > 1 {
+            let own = digest(of(Placement::Sharded).map(|(_, shard)| shard));
+            if let Some(other) = self.other_than(own, Group::Replicate)? {
+                return Err(ExecError::ReplicasDiffer { rank, other });
+            }
+        }
+        // All of them at once, and one by one only where they differ, which every rank sees.
+        let own = digest(of(Placement::Replicated).map(|(_, shard)| shard));
+        if self.other_than(own, Group::World)?.is_none() {
             return Ok(());
         }
-        let mut hasher = DefaultHasher::new();
-        for value in shards.iter().flat_map(|shard| &shard.master) {
-            hasher.write_u32(value.to_bits());
+        for (layout, shard) in of(Placement::Replicated) {
+            if let Some(other) = self.other_than(digest([shard].into_iter()), Group::World)? {
+                return Err(ExecError::ReplicatedDiffers { weight: layout.name.clone(), rank, other });
+            }
         }
-        let own = hasher.finish();
-        let all = self.world.exchange(rank, own)?;
+        Ok(())
+    }
+
+    /// The first rank of the group that has another digest than this one.
+    fn other_than(&self, own: u64, group: Group) -> Result<Option<RankId>, ExecError> {
+        let all = self.world.exchange(self.id(), own)?;
         // A rank that is driven alone, as the simulator's, hears of no other.
         let differs = |other: &RankId| all.get(other.index()).is_some_and(|told| *told != own);
-        match mesh.members(rank, Group::Replicate).find(differs) {
-            None => Ok(()),
-            Some(other) => Err(ExecError::ReplicasDiffer { rank, other }),
-        }
+        Ok(self.prologue.plan.weights.mesh.members(self.id(), group).find(differs))
     }
 
     /// Copies masters, moments, step count and planes of the rank's rows into `exchange`, and the
@@ -313,4 +328,13 @@ impl<B: Backend> Rank<B> {
         }
         Ok(())
     }
+}
+
+/// The bits of masters as one number.
+fn digest<'a>(shards: impl Iterator<Item = &'a WeightShard>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for value in shards.flat_map(|shard| &shard.master) {
+        hasher.write_u32(value.to_bits());
+    }
+    hasher.finish()
 }

@@ -312,7 +312,10 @@ fn check_model(program: &StepProgram, weights: &Weights) -> Result<(), PlanError
     let same = specs.len() == weights.layouts.len()
         && specs.iter().zip(&weights.layouts).all(|(spec, layout)| {
             let shape: Shape = layout.shard.shape;
-            spec.name == layout.name && spec.shape == shape && spec.format == layout.format
+            (&spec.name, spec.shape, spec.format, spec.placement)
+                == (&layout.name, shape, layout.format, layout.placement)
+                && (spec.reuse, spec.group) == (layout.reuse, layout.group)
+                && (spec.parameters, spec.frozen) == (layout.parameters, layout.frozen)
         });
     if same { Ok(()) } else { Err(PlanError::OtherModel { program: program.name().to_owned() }) }
 }

@@ -2,6 +2,7 @@
 
 use super::VerifyError;
 use crate::config::ByteSize;
+use crate::format::ElementType;
 
 /// A program that cannot be planned as asked. Nothing was reserved or run.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -66,21 +67,23 @@ pub enum PlanError {
     },
     /// Two programs disagree on a carried buffer.
     #[error(
-        "buffer `{buffer}` is carried by `{first}` with {} and by `{second}` with {}; carried buffers of one name are one buffer, so give them one size",
-        ByteSize::of(*first_bytes).in_full(),
-        ByteSize::of(*second_bytes).in_full()
+        "buffer `{buffer}` is carried by `{first}` with {first_elements} elements of {first_type:?} and by `{second}` with {second_elements} of {second_type:?}; carried buffers of one name are one buffer, so give them one size and type"
     )]
     Carried {
         /// The buffer's name.
         buffer: String,
         /// A program.
         first: String,
-        /// Its size there.
-        first_bytes: usize,
+        /// Its elements there.
+        first_elements: usize,
+        /// Their type.
+        first_type: ElementType,
         /// Another program.
         second: String,
-        /// Its size there.
-        second_bytes: usize,
+        /// Its elements there.
+        second_elements: usize,
+        /// Their type.
+        second_type: ElementType,
     },
     /// Masters are to be split into bf16 weight and remainder, but a sharded weight is not bf16.
     #[error(
@@ -92,12 +95,12 @@ pub enum PlanError {
         /// Its format.
         format: String,
     },
-    /// Scales are to be delayed, but no weight has one scale for the whole tensor.
+    /// Scales are to be delayed, but no weight that trains has one scale for the whole tensor.
     #[error(
-        "quantize.scaling is \"delayed\", but no weight has a per-tensor FP8 format (the formats are {formats}); give a weight the format fp8_tensor_e4m3, or set quantize.scaling to \"current\""
+        "quantize.scaling is \"delayed\", but no weight that trains has a per-tensor FP8 format (of weights that train: {formats}); give one the format fp8_tensor_e4m3, or set quantize.scaling to \"current\""
     )]
     Scaling {
-        /// The formats there are.
+        /// The formats of weights that train.
         formats: String,
     },
     /// A gradient written in bf16 would be added to others on its rank.
@@ -126,7 +129,7 @@ pub enum PlanError {
     },
     /// A program whose weights are not those the layout was made for.
     #[error(
-        "program `{program}` was declared over other weights than the session's; declare all programs over one model"
+        "program `{program}` was declared over other weights than the session's, or over the same in another format, placement or group, or frozen otherwise; declare all programs over one model, and apply the rules of the configuration to it once"
     )]
     OtherModel {
         /// The program.

@@ -26,7 +26,7 @@ impl ResidentLayout {
     /// every program.
     ///
     /// # Errors
-    /// [`PlanError::Carried`] when two programs disagree on a carried buffer's size,
+    /// [`PlanError::Carried`] when two programs disagree on a carried buffer's size or type,
     /// [`PlanError::Masters`] when masters are to be split and a sharded weight is not bf16,
     /// [`PlanError::Scaling`] when scales are to be delayed and no weight has a per-tensor FP8 format,
     /// [`PlanError::TooLarge`] for more bytes than an arena can have.
@@ -76,28 +76,30 @@ impl ResidentLayout {
         for (name, content) in names {
             common.push(cursor.place(name, content, content.bytes(weights, |_| 0))?);
         }
-        let mut carried: BTreeMap<&str, (&str, usize, Region)> = BTreeMap::new();
+        let mut carried: BTreeMap<&str, (&str, &BufferSpec, Region)> = BTreeMap::new();
         let mut own = BTreeMap::new();
         for program in programs {
             let mut slots = Vec::new();
             for (number, buffer) in program.buffers().iter().enumerate() {
                 let id = BufferId::at(number);
                 if buffer.lifetime == Lifetime::Carried {
-                    let (first, first_bytes, region) = match carried.entry(&buffer.name) {
+                    let (first, like, region) = match carried.entry(&buffer.name) {
                         Entry::Occupied(known) => *known.get(),
                         Entry::Vacant(new) => {
                             let (name, content) = (buffer.name.clone(), Content::Buffer(id));
                             let slot = cursor.place(name, content, buffer.bytes())?;
-                            *new.insert((program.name(), buffer.bytes(), slot.region))
+                            *new.insert((program.name(), buffer, slot.region))
                         }
                     };
-                    if first_bytes != buffer.bytes() {
+                    if (like.elements, like.element) != (buffer.elements, buffer.element) {
                         return Err(PlanError::Carried {
                             buffer: buffer.name.clone(),
                             first: first.to_owned(),
-                            first_bytes,
+                            first_elements: like.elements,
+                            first_type: like.element,
                             second: program.name().to_owned(),
-                            second_bytes: buffer.bytes(),
+                            second_elements: buffer.elements,
+                            second_type: buffer.element,
                         });
                     }
                     let (name, residency) = (buffer.name.clone(), Residency::Resident);
@@ -165,7 +167,8 @@ fn check_scaling(weights: &Weights) -> Result<(), PlanError> {
     {
         return Ok(());
     }
-    let formats: Vec<String> = weights.buckets.iter().map(|members| members.format.to_string()).collect();
+    let trained = weights.buckets.iter().filter(|members| !members.frozen);
+    let formats: Vec<String> = trained.map(|members| members.format.to_string()).collect();
     Err(PlanError::Scaling { formats: formats.join(", ") })
 }
 

@@ -171,6 +171,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
             steps: 0,
             pending: None,
             unobserved: Vec::new(),
+            untold: None,
             poisoned: None,
             recorder: None,
             device,

@@ -41,8 +41,8 @@ pub struct WeightState {
     pub format: Format,
     /// FP32 master, row-major.
     pub master: Vec<f32>,
-    /// First moment; empty if the weight was frozen. A session in which it is frozen ignores moments; one in
-    /// which it trains begins with moments of 0 where there are none.
+    /// First moment; empty if the weight was frozen. A session in which it is frozen ignores moments. One in
+    /// which it trains needs them, unless no optimizer step was taken: see [`Checkpoint::restart_optimizer`].
     pub exp_avg: Vec<f32>,
     /// Second moment, there if the first is.
     pub exp_avg_sq: Vec<f32>,
@@ -98,6 +98,20 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
+    /// The same weights and carried buffers, with an optimizer that begins anew: no steps taken, and no moments.
+    ///
+    /// For weights that were frozen and are to train. Moments of 0 beside a step count that is not would be
+    /// taken for moments that have settled: by the bias correction of that step they make updates several times
+    /// too large (6.5 times at most with the default betas).
+    #[must_use]
+    pub fn restart_optimizer(mut self) -> Self {
+        self.optimizer_step = 0;
+        for weight in &mut self.weights {
+            (weight.exp_avg, weight.exp_avg_sq) = (Vec::new(), Vec::new());
+        }
+        self
+    }
+
     /// Puts the ranks' shards together.
     pub(super) fn gather<E: Deref<Target = Exchange>>(
         programs: &[Arc<StepPlan>],
@@ -188,6 +202,12 @@ impl Checkpoint {
                 )
             } else if state.master.len() != elements || !state.has_moments(elements) {
                 format!("`{}` does not hold {elements} values of master and moments", state.name)
+            } else if state.exp_avg.is_empty() && !layout.frozen && self.optimizer_step > 0 {
+                format!(
+                    "`{}` trains here, was frozen there and has no moments, after {} optimizer steps; import \
+                     `checkpoint.restart_optimizer()`, by which all moments begin anew, or freeze it here too",
+                    state.name, self.optimizer_step
+                )
             } else if let Some(delayed) = state.delayed.as_ref().filter(|delayed| !delayed.is_usable()) {
                 format!("`{}` has the delayed scale {}, which no cast can use", state.name, delayed.scale)
             } else {

@@ -77,6 +77,8 @@ pub struct Session {
     pending: Option<Pending>,
     /// How the steps since the last report ended, whose futures were dropped.
     unobserved: Vec<Outcome>,
+    /// Why a step among these was not recorded, if it was to be: said once, by the next report.
+    untold: Option<NotRecorded>,
     poisoned: Option<String>,
     recorder: Option<Recorder>,
     device: String,
@@ -303,9 +305,13 @@ impl Session {
     }
 
     /// When every task of the last step that was awaited ran on `rank`, in the order of its plan's tasks;
-    /// empty where the backend did not measure (GPUs do for a trace), and for a rank of another process.
+    /// empty where the backend did not measure (GPUs do for a trace), for a rank of another process, and while
+    /// a command whose future was dropped is still under way.
     #[must_use]
     pub fn intervals(&self, rank: RankId) -> Vec<TaskInterval> {
+        if self.pending.is_some() {
+            return Vec::new();
+        }
         let thread = self.ranks.iter().find(|thread| thread.rank() == rank);
         thread.map_or_else(Vec::new, |thread| thread.exchange().intervals.clone())
     }
@@ -395,7 +401,7 @@ impl Session {
                 let report = self
                     .report(number, duration)
                     .map_err(|error| SessionError::DroppedStep(Box::new(error)))?;
-                self.unobserved = report.unobserved;
+                (self.unobserved, self.untold) = (report.unobserved, report.not_recorded);
                 self.unobserved.push(report.outcome);
             }
             Command::Export | Command::Import => {
@@ -454,7 +460,10 @@ impl Session {
         }
         let (device, first) = (self.device.clone(), RankId::at(self.rendezvous.range().start));
         let unobserved = std::mem::take(&mut self.unobserved);
-        report::build(&plan, step, duration, device, unobserved, (first, &exchanges), ranks)
+        let mut report =
+            report::build(&plan, step, duration, device, unobserved, (first, &exchanges), ranks)?;
+        report.not_recorded = report.not_recorded.or(self.untold.take());
+        Ok(report)
     }
 }
 

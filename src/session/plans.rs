@@ -70,7 +70,7 @@ impl Plans {
             let reason = format!("two programs are named `{}`", program.name());
             return Err(SessionError::Start { reason });
         }
-        check_rules(first, config)?;
+        programs.iter().try_for_each(|program| check_rules(program, config))?;
         check_capture(programs, config)?;
         let policy = Policy::from(config);
         let weights = Weights::new(first.model().weights(), mesh).with_state(StateLayout::from(config));
@@ -97,8 +97,8 @@ impl Plans {
 }
 
 /// Programs are declared over a model as the rules of the configuration have it.
-fn check_rules(first: &StepProgram, config: &Config) -> Result<(), SessionError> {
-    match config.unrefined(first.model())? {
+fn check_rules(program: &StepProgram, config: &Config) -> Result<(), SessionError> {
+    match config.unrefined(program.model())? {
         None => Ok(()),
         Some((weight, rules)) => Err(SessionError::WeightRules { weight, rules }),
     }

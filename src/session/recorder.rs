@@ -100,7 +100,8 @@ pub(super) fn add_step(
     intervals: &[TaskInterval],
 ) {
     add_lanes(timeline, plan, rank);
-    for ((id, task), interval) in plan.entries().zip(intervals) {
+    // What was not timed is nowhere: at the clock's origin it would make the step begin there.
+    for ((id, task), interval) in plan.entries().zip(intervals).filter(|(_, interval)| interval.ran()) {
         timeline.slices.push(Slice {
             rank,
             lane: task.lane,
@@ -110,7 +111,7 @@ pub(super) fn add_step(
             begin: Nanoseconds::new(interval.begin),
             end: Nanoseconds::new(interval.end),
             step,
-            collective: task.collective.is_some(),
+            collective: task.op.group().and_then(|group| plan.weights.mesh.members(rank, group).min()),
             arguments: arguments(plan, task),
         });
     }

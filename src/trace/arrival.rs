@@ -1,7 +1,7 @@
 //! The exposure of a timeline, step by step and rank by rank.
 //!
 //! **TR-2** A collective begins when its last rank arrives. The slice of a rank says when that rank
-//! arrived; the same task of the same step on the other ranks says when they did. The time up to
+//! arrived; the same task of the same step on the other ranks that take part says when they did. The time up to
 //! the last arrival is waiting, the rest is communication. A rank missing from the timeline cannot
 //! be waited for, so a recording of one rank counts its whole slice as communication.
 
@@ -73,8 +73,9 @@ impl Timeline {
             match kinds.get(&(slice.rank, slice.lane)) {
                 Some(LaneKind::Compute) => activity.compute.push(whole),
                 Some(LaneKind::Communication) => {
-                    let begun = arrivals
-                        .get(&(slice.task, slice.step))
+                    let meeting = slice.collective.map(|first| (slice.task, slice.step, first));
+                    let begun = meeting
+                        .and_then(|meeting| arrivals.get(&meeting))
                         .map_or(whole.begin, |&last| last.clamp(whole.begin, whole.end));
                     activity.waiting.push(Interval { begin: whole.begin, end: begun });
                     activity.communication.push(Interval { begin: begun, end: whole.end });
@@ -86,12 +87,15 @@ impl Timeline {
     }
 }
 
-/// When the last rank arrived at each collective.
-fn last_arrivals(slices: &[Slice]) -> HashMap<(TaskId, u64), Nanoseconds> {
+/// When the last rank arrived at each collective, by its task, its step and the lowest rank that takes part:
+/// the shards of one replica gather without those of another.
+fn last_arrivals(slices: &[Slice]) -> HashMap<(TaskId, u64, RankId), Nanoseconds> {
     let mut arrivals = HashMap::new();
-    for slice in slices.iter().filter(|slice| slice.collective) {
-        let last = arrivals.entry((slice.task, slice.step)).or_default();
-        *last = slice.begin.max(*last);
+    for slice in slices {
+        if let Some(first) = slice.collective {
+            let last = arrivals.entry((slice.task, slice.step, first)).or_default();
+            *last = slice.begin.max(*last);
+        }
     }
     arrivals
 }
@@ -108,7 +112,7 @@ mod tests {
             timeline.lanes.push(lane(rank, 1, "communicator", LaneKind::Communication));
             timeline.slices.push(slice([rank, 0, 1], ["forward", "compute"], [0, 40]));
             timeline.slices.push(Slice {
-                collective: true,
+                collective: Some(RankId::new(0)),
                 ..slice([rank, 1, 2], ["gather w", "all_gather"], [arrivals[rank as usize], 100])
             });
         }
@@ -137,7 +141,7 @@ mod tests {
     fn a_copy_between_lanes_of_one_rank_waits_for_nobody() {
         let mut timeline = two_ranks([50, 80]);
         for slice in &mut timeline.slices {
-            slice.collective = false;
+            slice.collective = None;
         }
         let measured = timeline.exposures();
         assert_eq!(measured[0].exposure.exposed.count(), 50);

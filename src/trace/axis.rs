@@ -2,6 +2,9 @@
 //!
 //! Any two finite ends make an axis, even equal ones: it is widened until it has a length.
 
+/// The farthest end of an axis.
+const MOST: f64 = f64::MAX / 4.0;
+
 /// A range of values laid along a range of pixels.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Axis {
@@ -23,6 +26,8 @@ impl Axis {
     pub(super) fn new(low: f64, high: f64, from: f64, to: f64) -> Self {
         let (low, high) =
             if low.is_finite() && high.is_finite() { (low.min(high), low.max(high)) } else { (0.0, 1.0) };
+        // What widens an axis below must not widen it beyond all numbers.
+        let [low, high] = [low, high].map(|end| end.clamp(-MOST, MOST));
         // Too short to tell its ends apart in an `f64`: show a little around them.
         let least = 1e-9 * low.abs().max(high.abs()).max(1e-3);
         let (low, high) = if high - low < least {

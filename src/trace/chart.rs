@@ -112,11 +112,12 @@ impl LineChart {
         let levels = self.references.iter().map(|r| r.value).filter(|v| v.is_finite());
         let (left, right) = ends(points().map(|(x, _)| x));
         let (low, high) = ends(points().map(|(_, y)| y).chain(levels));
-        let air = 0.05 * (high - low);
+        // Each end for itself, because the difference of two huge values is none.
+        let air = 0.05 * high - 0.05 * low;
         // A curve of positive values should not seem to reach below zero.
         let low = if low >= 0.0 { (low - air).max(0.0) } else { low - air };
         // Points at the edges of a plot would be half outside of it.
-        let margin = if self.scattered { 0.03 * (right - left) } else { 0.0 };
+        let margin = if self.scattered { 0.03 * right - 0.03 * left } else { 0.0 };
         let x_axis = Axis::new(left - margin, right + margin, plot.x, plot.x + plot.width);
         (x_axis, Axis::new(low, high + air, plot.y + plot.height, plot.y))
     }

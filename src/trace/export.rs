@@ -148,8 +148,9 @@ fn write_slice<W: Write>(
     let mut arguments = vec![
         ("step", Argument::Integer(slice.step)),
         ("task", Argument::Integer(slice.task.index() as u64)),
-        ("collective", Argument::Flag(slice.collective)),
+        ("collective", Argument::Flag(slice.collective.is_some())),
     ];
+    arguments.extend(slice.collective.map(|first| ("first_rank", Argument::Integer(first.index() as u64))));
     let own = slice.arguments.iter();
     arguments.extend(own.map(|(name, value)| (name.as_str(), Argument::Text(value))));
     writer.complete(&CompleteEvent {

@@ -126,7 +126,10 @@ impl Reading {
         let place = self.place(&event)?;
         let begin = event.begin()?;
         let end = begin.saturating_add(event.length()?);
-        let collective = event.args.get("collective").and_then(Value::as_bool);
+        // Traces of earlier versions say that something is a collective, and not whose; then it is all ranks'.
+        let is_collective = event.args.get("collective").and_then(Value::as_bool).unwrap_or(false);
+        let first = identity(&event, "first_rank")?.unwrap_or(0);
+        let collective = is_collective.then_some(RankId::new(first));
         let own = |(name, _): &(String, Value)| !RESERVED.contains(&name.as_str());
         let arguments = event.args.into_iter().filter(own);
         Ok(Slice {
@@ -138,7 +141,7 @@ impl Reading {
             begin,
             end,
             step: place.step,
-            collective: collective.unwrap_or(false),
+            collective,
             arguments: arguments.map(|(name, value)| (name, plain(value))).collect(),
         })
     }
@@ -216,7 +219,7 @@ mod tests {
 
     /// Two ranks with two lanes each; every lane a serial row of slices.
     fn timelines() -> impl Strategy<Value = Timeline> {
-        let row = prop::collection::vec((0u64..90, 0u64..70, ".{0,12}", any::<bool>()), 1..6);
+        let row = prop::collection::vec((0u64..90, 0u64..70, ".{0,12}", prop::option::of(0u32..9)), 1..6);
         let arrows = prop::collection::vec((0usize..40, 0usize..40, any::<bool>()), 0..8);
         let counter = (0u64..999, any::<i32>().prop_map(|n| f64::from(n) / 8.0), ".{0,8}");
         let rest = (arrows, prop::collection::vec(counter, 0..4), prop::collection::vec(".{0,9}", 0..3));
@@ -235,7 +238,7 @@ mod tests {
                     at += gap;
                     timeline.slices.push(Slice {
                         step: u64::from(task) / 3,
-                        collective,
+                        collective: collective.map(RankId::new),
                         arguments: vec![("bytes".into(), name.clone()), ("shape".into(), "[4, 2]".into())],
                         ..slice([rank, place, task], [&name, "derived"], [at, at + length])
                     });

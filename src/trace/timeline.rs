@@ -12,7 +12,7 @@ use super::time::{Interval, Nanoseconds};
 use crate::id::{LaneId, RankId, TaskId};
 
 /// Names of slice arguments that the trace keeps for itself.
-pub(super) const RESERVED: &[&str] = &["step", "task", "collective"];
+pub(super) const RESERVED: &[&str] = &["step", "task", "collective", "first_rank"];
 
 /// What a lane is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -74,8 +74,9 @@ pub struct Slice {
     pub end: Nanoseconds,
     /// The step it belongs to.
     pub step: u64,
-    /// Whether all ranks take part, so that it cannot proceed before the last of them arrives.
-    pub collective: bool,
+    /// Of a collective the lowest rank that takes part, by which ranks know each other's: it cannot proceed
+    /// before the last of those arrives.
+    pub collective: Option<RankId>,
     /// What else to show, as name and value: bytes, shape, source rank.
     pub arguments: Vec<(String, String)>,
 }
@@ -168,7 +169,7 @@ impl Timeline {
     ///
     /// # Errors
     /// A lane declared twice, a slice on an undeclared lane or that ends before it begins, an
-    /// argument that is reserved (`step`, `task`, `collective`) or given twice, a counter that is
+    /// argument that is reserved (`step`, `task`, `collective`, `first_rank`) or given twice, a counter that is
     /// not finite.
     pub fn validate(&self) -> Result<(), TraceError> {
         let mut declared = HashSet::new();
@@ -260,7 +261,7 @@ pub(super) mod tests {
             begin: Nanoseconds::new(begin),
             end: Nanoseconds::new(end),
             step: 0,
-            collective: false,
+            collective: None,
             arguments: Vec::new(),
         }
     }

@@ -67,8 +67,8 @@ fn frozen_weights_stay_bit_for_bit_while_the_others_learn_at_every_depth() {
     });
 }
 
-/// Into a file and out of it; where a weight trains that did not, its moments begin anew, and where one does
-/// not that did, they are dropped.
+/// Into a file and out of it; where a weight trains that did not, the optimizer begins anew, and where one does
+/// not that did, its moments are dropped.
 #[test]
 fn a_checkpoint_goes_from_frozen_weights_to_trained_ones_and_back() {
     within_a_minute(async {
@@ -85,10 +85,19 @@ fn a_checkpoint_goes_from_frozen_weights_to_trained_ones_and_back() {
         assert_eq!(loaded, frozen);
         let trainer = Trainer::new(3, Format::NVFP4_2D);
         let mut session = trainer.start(config(), 3).await.unwrap();
-        session.import(&loaded).await.unwrap();
+        let refused = session.import(&loaded).await.unwrap_err().to_string();
+        assert!(
+            refused.contains("`layer0` trains here") && refused.contains("restart_optimizer"),
+            "{refused}"
+        );
+        session.import(&loaded.restart_optimizer()).await.unwrap();
         let thawed = session.export().await.unwrap();
-        assert_eq!(thawed.weights[0].exp_avg, vec![0.0; SIZE * SIZE]);
-        assert_eq!(thawed.weights[3], frozen.weights[3], "the bias trained all the time");
+        assert_eq!(thawed.optimizer_step, 0);
+        for (thawed, frozen) in thawed.weights.iter().zip(&frozen.weights) {
+            assert!(thawed.exp_avg.iter().chain(&thawed.exp_avg_sq).all(|moment| *moment == 0.0));
+            assert_eq!(thawed.exp_avg.len(), thawed.master.len());
+            assert_eq!(thawed.master, frozen.master);
+        }
         losses(&mut session, 3, 4..6).await;
         let trained = session.export().await.unwrap();
         assert_ne!(trained.weights[0].master, frozen.weights[0].master);

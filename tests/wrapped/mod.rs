@@ -267,6 +267,10 @@ impl<B: Backend> Backend for Wrapped<B> {
         self.meter.as_ref().map_or_else(|| self.inner.meter(), Arc::clone)
     }
 
+    fn poison(&self, reason: &str) {
+        self.inner.poison(reason);
+    }
+
     fn abort(&self, reason: &str) {
         if self.ask(Moment::Abort).is_ok() {
             self.inner.abort(reason);

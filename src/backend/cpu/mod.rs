@@ -219,7 +219,11 @@ impl Backend for CpuBackend {
         into.extend(bound.plan.tasks.iter().map(|task| task.times.of(bound.epoch)));
     }
 
-    fn abort(&self, reason: &str) {
+    fn poison(&self, reason: &str) {
         self.presence.world.poison.set(reason);
+    }
+
+    fn abort(&self, reason: &str) {
+        self.poison(reason);
     }
 }

@@ -415,8 +415,12 @@ impl Backend for CudaBackend {
         Arc::clone(&self.meter)
     }
 
-    fn abort(&self, reason: &str) {
+    fn poison(&self, reason: &str) {
         drop(self.world.poison(reason));
+    }
+
+    fn abort(&self, reason: &str) {
+        self.poison(reason);
         // The lanes are not held while NCCL is waited for.
         let communicators = self.communicators();
         // Waits end first, and recordings go while NCCL aborts: it waits until none of its transfers is left.

@@ -17,7 +17,6 @@ use crate::id::{EventId, TaskId};
 /// A plan bound to one rank.
 #[derive(Debug)]
 pub struct CudaBound {
-    pub(super) context: Arc<Context>,
     pub(super) tasks: Vec<BoundTask>,
     pub(super) events: Vec<Event>,
     /// When its tasks ran, if they are timed.
@@ -26,6 +25,8 @@ pub struct CudaBound {
     pub(super) script: Arc<Script>,
     /// Steps begun.
     pub(super) steps: u64,
+    /// Goes last: what lies in it is given back before.
+    pub(super) context: Arc<Context>,
 }
 
 /// One task, ready to be enqueued.

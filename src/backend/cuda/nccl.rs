@@ -95,6 +95,12 @@ impl Communicator {
         stream: &Stream,
     ) -> Result<Self, CudaFailure> {
         let id = world.unique_id(rank, members.first())?;
+        // Goes behind the communicator if opening fails: giving it back waits for what the greeting enqueued,
+        // which waits for peers until the communicator is aborted. And without it nobody begins to open.
+        let place = match world.network.transport {
+            Transport::Peer => Some(DeviceMemory::zeroed(context, stream, members.count())?),
+            Transport::Nccl => None,
+        };
         // Opening waits for all ranks and for ever, so it begins when everybody has come.
         world.gather(rank)?;
         context.make_current()?;
@@ -111,17 +117,18 @@ impl Communicator {
             aborting: AtomicBool::new(false),
             aborted: Arc::default(),
         };
-        if world.network.transport == Transport::Peer {
-            // Ended first, so that what is dropped here is aborted: peers may be in the middle of their greeting.
-            opened.greet(rank, stream).inspect_err(|failure| drop(world.poison(failure.to_string())))?;
+        if let Some(place) = &place {
+            // The world ends first, so that what is dropped here is aborted: peers may be in the middle of
+            // their greeting.
+            let greeted = opened.greet(rank, stream, place.address());
+            greeted.inspect_err(|failure| drop(world.poison(failure.to_string())))?;
         }
         Ok(opened)
     }
 
-    /// Sends a byte to every other member, and waits for theirs.
-    fn greet(&self, rank: RankId, stream: &Stream) -> Result<(), CudaFailure> {
-        let bytes = DeviceMemory::zeroed(&self.context, stream, self.members.count())?;
-        let byte = |member: RankId| bytes.address().plus(self.members.number(member));
+    /// Sends a byte to every other member, and waits for theirs; at `place` there is one for each member.
+    fn greet(&self, rank: RankId, stream: &Stream, place: DeviceAddress) -> Result<(), CudaFailure> {
+        let byte = |member: RankId| place.plus(self.members.number(member));
         let others = self.members.iter().filter(|member| *member != rank);
         let transfers = others.flat_map(|peer| {
             let send = Transfer::Send { from: byte(rank), bytes: 1, peer };

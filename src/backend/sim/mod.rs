@@ -257,7 +257,11 @@ impl Backend for SimBackend {
         into.extend_from_slice(lock(&bound.progress).intervals());
     }
 
-    fn abort(&self, reason: &str) {
+    fn poison(&self, reason: &str) {
         lock(&self.shared.aborted).get_or_insert_with(|| reason.to_owned());
+    }
+
+    fn abort(&self, reason: &str) {
+        self.poison(reason);
     }
 }

@@ -97,7 +97,9 @@ pub(super) fn expected(path: &str) -> String {
     match place(path) {
         Place::Value(expected) => expected.to_owned(),
         Place::Table if path == RULES => {
-            "a list of tables, each with `match` and with `format`, `placement` or `reuse`".to_owned()
+            let fields = RULE_ROWS.iter().map(|row| row.field).filter(|field| *field != "match");
+            let fields: Vec<String> = fields.map(str::to_owned).collect();
+            format!("a list of tables, each with `match` and one or more of {}", words(&fields))
         }
         Place::Table | Place::Unknown => format!("a table of {}", words(&children(path))),
     }

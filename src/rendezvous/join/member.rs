@@ -96,7 +96,8 @@ fn greet(
     }
 }
 
-/// Tries once to connect to whoever listens where the host should.
+/// Tries once to connect to whoever listens where the host should. Of a name with several addresses, that one
+/// refused says more than that another cannot be reached.
 fn knock(environment: &ProcessEnvironment, left: Duration) -> io::Result<TcpStream> {
     let mut silence = io::Error::other("the name has no address");
     for address in (environment.address.as_str(), environment.port).to_socket_addrs()? {
@@ -106,6 +107,7 @@ fn knock(environment: &ProcessEnvironment, left: Duration) -> io::Result<TcpStre
                 silence = io::Error::new(io::ErrorKind::ConnectionRefused, "nobody listens");
             }
             Ok(stream) => return Ok(stream),
+            Err(_) if silence.kind() == io::ErrorKind::ConnectionRefused => {}
             Err(error) => silence = error,
         }
     }

@@ -72,6 +72,12 @@ pub enum ScheduleError {
         /// The file.
         path: PathBuf,
     },
+    /// One file is to be both trace and picture.
+    #[error("`{}` is named for the trace and for the picture; name two files", path.display())]
+    OneName {
+        /// The file.
+        path: PathBuf,
+    },
     /// No task of that name or number.
     #[error(
         "no task of the plan is `{wanted}`; `warpweft plan --tasks` lists their numbers, ops and subjects"

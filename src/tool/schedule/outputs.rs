@@ -1,6 +1,7 @@
 //! Files that a schedule is written to.
 //!
-//! Law: names that are taken are refused before anything is computed, unless they may be replaced.
+//! Law: names that are taken are refused before anything is computed, unless they may be replaced, and so is
+//! one name for two files.
 
 use std::fs::File;
 use std::io::{self, BufWriter};
@@ -26,6 +27,9 @@ pub struct Outputs {
 impl Outputs {
     /// Refuses names that are taken.
     pub(super) fn check(&self) -> Result<(), ScheduleError> {
+        if let Some(path) = self.trace.as_ref().filter(|trace| self.picture.as_ref() == Some(trace)) {
+            return Err(ScheduleError::OneName { path: path.clone() });
+        }
         let mut wanted = self.trace.iter().chain(&self.picture);
         match wanted.find(|path| path.exists()).filter(|_| !self.replace) {
             None => Ok(()),

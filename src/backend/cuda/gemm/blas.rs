@@ -80,13 +80,15 @@ impl Blas {
     /// before, and makes the GPU's context current.
     pub(super) fn check(&self, handles: &CudaHandles) -> Result<(), CudaFailure> {
         self.check_device(handles)?;
-        match self.stream.replace(Some(handles.stream())) {
-            Some(before) if before != handles.stream() => Err(CudaFailure::Refused(format!(
+        let before = self.stream.get().unwrap_or(handles.stream());
+        self.stream.set(Some(before));
+        match before == handles.stream() {
+            false => Err(CudaFailure::Refused(format!(
                 "a product of {} was given another stream than the one before, which may still use its workspace; \
                  open a device for each lane",
                 self.context.ordinal()
             ))),
-            _ => Ok(()),
+            true => Ok(()),
         }
     }
 

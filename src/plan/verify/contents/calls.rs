@@ -7,7 +7,7 @@
 //! calls for every micro-batch; what a buffer holds belongs to one micro-batch, unless it is carried.
 
 use super::{BufferValue, Held, Run, Verdict};
-use crate::format::ElementType;
+use crate::format::{ElementType, Orientation};
 use crate::id::{BufferId, CallId, MicroBatchId, SlotId, TaskId, WeightId};
 use crate::model::{Access, Call, Form, Lifetime, Placement, Role, Use};
 use crate::op::{Operand, OperandRole};
@@ -178,7 +178,11 @@ impl Run<'_> {
         let Use { weight, orientation, form, .. } = *usage;
         let layout = self.plan.weights.layout(weight);
         let found = match (layout.placement, form, self.slots.held(slot)) {
-            (Placement::Replicated, _, Held::Master(of, version)) if *of == weight => Some(*version),
+            (Placement::Replicated, Form::Dense, Held::Master(of, version))
+                if (*of, orientation) == (weight, Orientation::Rowwise) =>
+            {
+                Some(*version)
+            }
             (Placement::Sharded, _, Held::Dense(of, o, values, version))
                 if (*of, *o, Some(*values)) == (weight, orientation, form.values()) =>
             {
