@@ -40,6 +40,42 @@ fn carried(program: &mut ProgramBuilder, name: &str) -> BufferId {
     program.buffer(spec).unwrap()
 }
 
+/// One name is one buffer, so programs agree on its size and on its type.
+#[test]
+fn programs_that_carry_a_buffer_in_two_element_types_are_refused() {
+    within_a_minute(async {
+        let mut model = Model::builder();
+        model.sharded("w", 32, 16, Format::F32).unwrap();
+        let model = model.build();
+        let program = |name: &str, elements, element| {
+            let mut program = StepProgram::builder(name, &model);
+            let spec = BufferSpec {
+                name: "count".into(),
+                elements,
+                element,
+                role: Role::Internal,
+                lifetime: Lifetime::Carried,
+            };
+            let count = program.buffer(spec).unwrap();
+            program.call("count", Phase::Forward).updates(count).add().unwrap();
+            program.build_evaluation().unwrap()
+        };
+        let closures = |_: RankId| |_: &Call, _: &ComputeContext<'_, CpuSurface>| Ok(());
+        let start = |elements, element| {
+            let builder = Session::builder(Config::default(), closures);
+            let builder = builder.program(program("one", 3, ElementType::F32));
+            builder.program(program("other", elements, element)).start_cpu(1)
+        };
+        start(3, ElementType::F32).await.unwrap();
+        for (elements, element, words) in
+            [(3, ElementType::U32, "`other` with 3 of U32"), (6, ElementType::Bf16, "`other` with 6 of Bf16")]
+        {
+            let error = start(elements, element).await.unwrap_err().to_string();
+            assert!(error.contains("`one` with 3 elements of F32") && error.contains(words), "{error}");
+        }
+    });
+}
+
 impl Counter {
     fn new() -> Self {
         let mut model = Model::builder();

@@ -224,6 +224,27 @@ fn an_initializer_that_gives_replicas_different_values_is_found_out() {
     });
 }
 
+/// Every rank has the whole of a replicated weight, in one replica as in several.
+#[test]
+fn an_initializer_that_gives_ranks_different_values_of_a_replicated_weight_is_found_out() {
+    within_a_minute(async {
+        for replicas in [1, 2] {
+            let asked = Arc::new(AtomicU32::new(0));
+            let drifting = move |name: &str, first_row: usize, cols: usize, values: &mut [f32]| {
+                trainer::initial(name, first_row, cols, values);
+                if name == "bias" {
+                    values.fill(asked.fetch_add(1, Ordering::SeqCst) as f32);
+                }
+            };
+            let builder = showing(config(replicas), Format::F32).initialize(drifting);
+            let error = builder.start_cpu(4).await.unwrap_err();
+            let of_bias = |error: &SessionError| matches!(error, SessionError::Exec(ExecError::ReplicatedDiffers { weight, .. }) if weight == "bias");
+            assert!(of_bias(&error), "{error}");
+            assert!(error.to_string().contains("hold the whole of the replicated weight `bias`"), "{error}");
+        }
+    });
+}
+
 /// The closures' own mischief meets replicas like anything else.
 #[test]
 fn a_session_of_replicas_ends_when_a_closure_panics_in_one_of_them() {

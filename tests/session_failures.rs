@@ -102,7 +102,8 @@ fn a_session_that_is_dropped_in_the_middle_of_a_failing_step_ends() {
 fn a_session_ends_even_if_the_rank_the_others_wait_for_could_not_warn_them() {
     within_a_minute(async {
         let switch = Switch::default();
-        let ranks = failing_at_any(&[Moment::Enqueue, Moment::Abort], RankId::new(1), 2, &switch);
+        let ranks =
+            failing_at_any(&[Moment::Enqueue, Moment::Poison, Moment::Abort], RankId::new(1), 2, &switch);
         let builder = trainer().builder(Config::default(), &Mischief::default());
         let mut session = builder.start(ranks).await.unwrap();
         switch.on();
@@ -143,8 +144,11 @@ fn a_step_that_could_not_be_issued_whole_is_drained_before_it_is_told() {
         let failed = asked.iter().rposition(|moment| *moment == Moment::Enqueue).unwrap();
         let lanes = session.plan("train").unwrap().lanes.len();
         let drained = asked[failed..].iter().filter(|moment| **moment == Moment::Synchronize).count();
-        assert_eq!(asked[failed + 1], Moment::Abort, "peers are let go first");
+        assert_eq!(asked[failed + 1], Moment::Poison, "peers are let go first");
         assert_eq!(drained, lanes, "{:?}", &asked[failed..]);
+        let abort = asked.iter().position(|moment| *moment == Moment::Abort).unwrap();
+        let last = asked.iter().rposition(|moment| *moment == Moment::Synchronize).unwrap();
+        assert!(abort > last, "nothing is ended by force before the lanes ran out: {:?}", &asked[failed..]);
     });
 }
 
@@ -338,6 +342,31 @@ fn a_recording_that_fails_on_one_rank_is_told_and_the_losses_stay_the_same() {
                 None => assert_ne!(step, 1),
             }
         }
+    });
+}
+
+/// It is said once, so it may not be lost with a step that nobody looked at.
+#[test]
+fn a_recording_that_fails_in_a_dropped_step_is_told_by_the_next_report() {
+    within_a_minute(async {
+        let gate = Gate::default();
+        let held = gate.clone();
+        let ranks = hooked(2, move |rank, moment| {
+            held.pass(moment);
+            if moment == Moment::Recorded && rank == RankId::new(1) { cut(rank) } else { Ok(()) }
+        });
+        let config = Config { capture: Capture::Step, ..Config::default() };
+        let mut session = trainer().builder(config, &Mischief::default()).start(ranks).await.unwrap();
+        losses(&mut session, 2, 0..1).await;
+        feed(&mut session, "train", 2, 1);
+        drop_a_step(&mut session, "train", &gate).await;
+        feed(&mut session, "train", 2, 2);
+        let report = session.step("train").await.unwrap();
+        assert_eq!(report.unobserved.len(), 1);
+        let told = report.not_recorded.expect("the step that was dropped could not be recorded");
+        assert!(told.reason.contains("the cable is out"), "{}", told.reason);
+        feed(&mut session, "train", 2, 3);
+        assert_eq!(session.step("train").await.unwrap().not_recorded, None);
     });
 }
 

@@ -129,6 +129,18 @@ mod tests {
         assert_eq!(early.communication, late.communication);
     }
 
+    /// Two replicas of one rank each, which gather side by side, and the same as shards of one.
+    #[test]
+    fn tr2_a_replica_does_not_wait_for_the_gathers_of_another() {
+        let mut timeline = two_ranks([50, 80]);
+        assert_eq!(timeline.exposures()[0].exposure.skew.count(), 30);
+        for slice in timeline.slices.iter_mut().filter(|slice| slice.collective.is_some()) {
+            slice.collective = Some(slice.rank);
+        }
+        let early = timeline.exposures()[0].exposure;
+        assert_eq!((early.exposed.count(), early.skew.count()), (50, 0));
+    }
+
     #[test]
     fn waiting_behind_compute_is_no_skew() {
         let measured = two_ranks([10, 30]).exposures();

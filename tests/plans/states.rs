@@ -118,6 +118,18 @@ fn history_and_choice_of_delayed_scaling_are_part_of_the_fingerprint() {
     assert!(error.to_string().contains("quantize.amax_history"), "{error}");
     let error = with_state(Format::Mxfp8, delayed(16, AmaxChoice::Latest)).unwrap_err().to_string();
     assert!(error.contains("quantize.scaling") && error.contains("mxfp8"), "{error}");
+    // Where none of those trains there is nothing to remember either.
+    let mut model = Model::builder();
+    let base = model.sharded("base", 64, 64, Format::FP8_TENSOR_E4M3).unwrap();
+    model.sharded("w", 64, 64, Format::Bf16).unwrap();
+    model.freeze(base).unwrap();
+    let weights = Weights::new(model.build().weights(), Mesh::new(2).unwrap());
+    let weights = weights.with_state(delayed(16, AmaxChoice::Latest));
+    let error = ResidentLayout::new(&weights, &[]).unwrap_err().to_string();
+    assert!(
+        error.contains("no weight that trains") && error.contains("(of weights that train: bf16)"),
+        "{error}"
+    );
 }
 
 /// Weights of one bucket are updated by as many tasks as they are parameter groups; what was not said of a

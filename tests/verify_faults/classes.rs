@@ -2,9 +2,9 @@
 
 use warpweft::config::Backward;
 use warpweft::format::{Format, Orientation};
-use warpweft::id::SlotId;
-use warpweft::layout::{Content, Weights};
-use warpweft::model::{Form, Mesh, Model, Phase, StepProgram};
+use warpweft::id::{GroupId, SlotId};
+use warpweft::layout::{Content, WeightLayout, Weights};
+use warpweft::model::{Form, Mesh, Model, NonNegative, Phase, Placement, Reuse, StepProgram};
 use warpweft::op::Op;
 use warpweft::plan::{PlanError, Policy, ResidentLayout, StepPlan, VerifyError, verify};
 
@@ -130,6 +130,21 @@ fn a_format_that_silently_falls_back_to_bf16_is_refused() {
     weights.layouts[0].format = Format::Bf16;
     let error = StepPlan::within(&program, &weights, &resident, &policy()).unwrap_err();
     assert!(matches!(error, PlanError::OtherModel { .. }), "{error}");
+    // Whatever else of the declaration is not the session's.
+    let changes: [fn(&mut WeightLayout); 5] = [
+        |layout| layout.placement = Placement::Replicated,
+        |layout| layout.frozen = true,
+        |layout| layout.reuse = Some(Reuse::Keep),
+        |layout| layout.group = Some(GroupId::new(0)),
+        |layout| layout.parameters.weight_decay = NonNegative::new(0.5),
+    ];
+    for change in changes {
+        let mut weights = Weights::new(model.weights(), Mesh::new(2).unwrap());
+        assert!(StepPlan::within(&program, &weights, &resident, &policy()).is_ok());
+        change(&mut weights.layouts[0]);
+        let error = StepPlan::within(&program, &weights, &resident, &policy()).unwrap_err();
+        assert!(matches!(error, PlanError::OtherModel { .. }), "{error}");
+    }
     // A call that declared quantized planes gets bf16 values.
     let mut plan = evaluation();
     spread(&mut plan);

@@ -36,6 +36,8 @@ pub enum Moment {
     Upload,
     /// Bytes are about to come out of it.
     Download,
+    /// The world is about to be poisoned; an error swallows the poison.
+    Poison,
     /// The world is about to be aborted; an error swallows the abort.
     Abort,
 }
@@ -268,7 +270,9 @@ impl<B: Backend> Backend for Wrapped<B> {
     }
 
     fn poison(&self, reason: &str) {
-        self.inner.poison(reason);
+        if self.ask(Moment::Poison).is_ok() {
+            self.inner.poison(reason);
+        }
     }
 
     fn abort(&self, reason: &str) {
