@@ -104,6 +104,37 @@ fn the_main_job_trains_traces_and_explains_itself() {
     }
 }
 
+/// The configuration of the main job, with these rules.
+fn with_rules(folder: &std::path::Path, rules: &str) -> String {
+    let path = folder.join("rules.toml");
+    let own = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/train/train.toml");
+    std::fs::write(&path, format!("{}\n{rules}", std::fs::read_to_string(own).unwrap())).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn the_main_job_trains_beside_frozen_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let (out, losses) = (folder.path().join("out"), folder.path().join("losses"));
+    let (out, losses) = (out.to_str().unwrap(), losses.to_str().unwrap());
+    let mlps = with_rules(folder.path(), "[[weights]]\nmatch = \"blocks.*.mlp.*\"\nfrozen = true\n");
+    let flags = ["--device", "cpu", "--ranks", "2", "--check", "--out", out, "--losses", losses, "--config"];
+    let text = run("train", &[&flags[..], &[&mlps, "--steps", "24"]].concat());
+    for line in ["match = \"blocks.*.mlp.*\"", "frozen = true", "held-out text"] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let losses: Vec<f32> =
+        std::fs::read_to_string(losses).unwrap().lines().map(|loss| loss.parse().unwrap()).collect();
+    assert_eq!(losses.len(), 24);
+    assert!(losses[20..].iter().all(|loss| *loss < losses[0] - 0.5), "{losses:?}");
+    // With its table frozen the embedding's backward has nothing to do.
+    let plan = ["--device", "cpu", "--ranks", "2", "--plan", "--config"];
+    assert!(run("train", &[&plan[..], &[&mlps]].concat()).contains("embed.backward"));
+    let table = with_rules(folder.path(), "[[weights]]\nmatch = \"embedding.*\"\nfrozen = true\n");
+    assert!(!run("train", &[&plan[..], &[&table]].concat()).contains("embed.backward"));
+    run("train", &[&flags[..], &[&table, "--steps", "2"]].concat());
+}
+
 #[test]
 fn the_main_job_refuses_what_it_cannot_do_with_one_clear_line() {
     let refusal = |arguments: &[&str]| {
