@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// Where cargo puts examples it built beside this test.
 fn example(name: &str) -> PathBuf {
@@ -169,6 +169,24 @@ fn the_main_job_says_what_a_step_was_expected_to_take() {
     assert!(text.contains("ms on `h200x4`, measured "), "{text}");
     let text = with("3");
     assert!(text.contains("forecast  not of so few steps; take more than 10"), "{text}");
+}
+
+#[test]
+fn the_main_job_goes_on_when_nobody_listens() {
+    let folder = tempfile::tempdir().unwrap();
+    let losses = folder.path().join("losses");
+    let (out, file) = (folder.path().to_str().unwrap(), losses.to_str().unwrap());
+    let unheard = |arguments: &[&str]| {
+        let mut job = Command::new(example("train"));
+        let mut job = job.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(job.stdout.take());
+        let output = job.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    unheard(&["--device", "cpu", "--ranks", "1", "--steps", "2", "--out", out, "--losses", file]);
+    assert_eq!(std::fs::read_to_string(losses).unwrap().lines().count(), 2);
+    assert!(folder.path().join("loss.svg").exists());
+    unheard(&["--device", "cpu", "--plan"]);
 }
 
 /// Without a GPU, `auto` trains on the CPU and says why; with some, it says which it takes.

@@ -14,13 +14,13 @@ macro_rules! say {
 }
 
 /// As `eprintln!`, likewise.
-macro_rules! warn {
+macro_rules! complain {
     ($($text:tt)*) => {
         $crate::say::line(std::io::stderr().lock(), format_args!($($text)*))
     };
 }
 
-pub(crate) use {say, warn};
+pub(crate) use {complain, say};
 
 /// Writes one line, if it can be written.
 pub(crate) fn line(mut stream: impl Write, text: Arguments<'_>) {
