@@ -96,6 +96,9 @@ fn the_main_job_trains_traces_and_explains_itself() {
     says("train", &["--help"], "--depth");
     says("train", &["--help"], "--devices");
     says("train", &["--plan", "--format", "mxfp8", "--device", "cpu"], "partial cast");
+    let before = std::fs::read(trace).unwrap();
+    run("train", &["--plan", "--trace", trace, "--device", "cpu"]);
+    assert!(std::fs::read(trace).unwrap() == before, "a plan alone leaves an older trace as it is");
     let replicated =
         ["--device", "cpu", "--ranks", "4", "--replicate", "2", "--steps", "2", "--check", "--out", out];
     let text = run("train", &replicated);

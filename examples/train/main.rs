@@ -115,7 +115,7 @@ struct Arguments {
     /// Write the loss of every step to this file, one a line, with all its digits.
     #[arg(long)]
     losses: Option<PathBuf>,
-    /// Print the plan of the training step and stop.
+    /// Print the plan of the training step and stop; no file is written.
     #[arg(long)]
     plan: bool,
     /// Text to train on: files, or folders of .md, .rs and .toml files. [default: this repository]
@@ -200,6 +200,10 @@ fn settings(arguments: &Arguments, root: &Path) -> Result<Settings, Box<dyn Erro
     if let Some(path) = &arguments.trace {
         settings.trace.enabled = true;
         settings.trace.path = path.display().to_string();
+    }
+    if arguments.plan {
+        // Nothing runs, and an older trace stays what it is.
+        settings.trace.enabled = false;
     }
     settings.validate()?;
     Ok(settings)
