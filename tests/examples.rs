@@ -153,6 +153,14 @@ fn the_main_job_refuses_what_it_cannot_do_with_one_clear_line() {
     let undivided = refusal(&["--ranks", "4", "--replicate", "3", "--device", "cpu"]);
     assert!(undivided.contains("4 ranks cannot hold 3 replicas"), "{undivided}");
     assert!(refusal(&["--device", "cpu", "--devices", "0"]).contains("leave one of them out"));
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
+    let said = refusal(&["--device", "cpu", "--ranks", "1", "--out", file]);
+    assert!(said.contains("--out") && said.contains("README.md") && said.contains("name another"), "{said}");
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().to_str().unwrap();
+    let said = refusal(&["--device", "cpu", "--ranks", "1", "--out", folder, "--losses", folder]);
+    assert!(said.contains("--losses") && said.contains(folder), "{said}");
+    assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0, "what was only tried is not left behind");
     assert!(refusal(&["--tune", "5", "--device", "cpu"]).contains("from 6 to 20"));
     assert!(refusal(&["--devices", "0", "--ranks", "1"]).contains("--ranks"));
     let said = refusal(&["--device", "cuda", "--devices", "4000"]);

@@ -17,6 +17,7 @@ mod init;
 mod mlp;
 mod model;
 mod ops;
+mod outputs;
 mod placement;
 mod product;
 mod program;
@@ -34,7 +35,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use warpweft::config::Config as Settings;
 use warpweft::config::{Backward, ByteSize, Capture, Prefetch, Scaling};
 use warpweft::format::Format;
-use warpweft::id::RankId;
+use warpweft::id::{ProcessId, RankId};
 use warpweft::rendezvous::ProcessEnvironment;
 use warpweft::session::{HostTime, Outcome, Session, StepReport};
 use warpweft::trace::{Exposure, LineChart, Nanoseconds, Reference, Series};
@@ -42,6 +43,7 @@ use warpweft::trace::{Exposure, LineChart, Nanoseconds, Reference, Series};
 use data::{Corpus, Draw, Split};
 use forecast::Watch;
 use model::{Config, VOCABULARY, parameters};
+use outputs::Outputs;
 use placement::{DeviceKind, Placement, Wish};
 use say::{complain, say};
 use start::Job;
@@ -151,6 +153,11 @@ async fn run() -> Result<(), Box<dyn Error>> {
         process: process.as_ref().map(|process| process.local),
     };
     let placement = placement::place(&wish, start::usable_gpus)?;
+    // The process of rank 0 writes, and learns before it starts whether it can.
+    let writes = process.as_ref().is_none_or(|process| process.process == ProcessId::new(0));
+    let outputs = (writes && !arguments.plan)
+        .then(|| Outputs::prepare(&arguments.out, arguments.losses.as_deref()))
+        .transpose()?;
     let job = Job { settings: &settings, config: &config, declared: &declared, seed: arguments.seed };
     let mut session = start::start(job, &placement, process.as_ref()).await?;
     let (ranks, reports) = (session.ranks(), session.own_ranks().any(|rank| rank == RankId::new(0)));
@@ -166,7 +173,11 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let run = train(&arguments, reports, &settings, &config, &corpus, &mut session).await?;
     let held_out = evaluate(&config, &corpus, &mut session).await?;
     session.close().await?;
-    if reports { conclude(&arguments, ranks, &settings, &corpus, &run, held_out) } else { Ok(()) }
+    if let Some(outputs) = &outputs {
+        conclude(&corpus, &run, held_out);
+        leave(outputs, &settings, &run, &picture(&arguments, ranks, &corpus, &run.losses))?;
+    }
+    Ok(())
 }
 
 /// The configuration file with the flags on top.
@@ -384,16 +395,9 @@ async fn evaluate(config: &Config, corpus: &Corpus, session: &mut Session) -> Re
     Ok(sum / BATCHES as f32)
 }
 
-/// The closing summary, and the loss curve.
-fn conclude(
-    arguments: &Arguments,
-    ranks: u32,
-    settings: &Settings,
-    corpus: &Corpus,
-    run: &Run,
-    held_out: f32,
-) -> Result<(), Box<dyn Error>> {
-    let (Some(first), Some(report)) = (run.losses.first(), &run.last) else { return Ok(()) };
+/// The closing summary.
+fn conclude(corpus: &Corpus, run: &Run, held_out: f32) {
+    let (Some(first), Some(report)) = (run.losses.first(), &run.last) else { return };
     let last = schedule::recent(&run.losses);
     let share = |part: Nanoseconds| 100.0 * part.fraction_of(run.exposure.step);
     say!(
@@ -438,17 +442,15 @@ fn conclude(
     if run.skipped > 0 {
         say!("skipped   {} steps, for gradients that were not finite", run.skipped);
     }
-    if let Some(path) = &arguments.losses {
-        if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder)?;
-        }
-        let lines: String = run.losses.iter().map(|loss| format!("{loss}\n")).collect();
-        std::fs::write(path, lines)?;
+}
+
+/// Writes the files and says where they are.
+fn leave(outputs: &Outputs, settings: &Settings, run: &Run, picture: &str) -> Result<(), String> {
+    if run.losses.is_empty() {
+        return Ok(());
     }
-    let curve = arguments.out.join("loss.svg");
-    std::fs::create_dir_all(&arguments.out)?;
-    std::fs::write(&curve, picture(arguments, ranks, corpus, &run.losses))?;
-    say!("pictures  {}", curve.display());
+    outputs.write(picture, &run.losses)?;
+    say!("pictures  {}", outputs.curve().display());
     if settings.trace.enabled {
         say!("trace     {}  (open in https://ui.perfetto.dev or chrome://tracing)", settings.trace.path);
     }
