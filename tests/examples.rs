@@ -200,6 +200,15 @@ fn the_main_job_goes_on_when_nobody_listens() {
     unheard(&["--device", "cpu", "--plan"]);
 }
 
+#[test]
+fn the_main_job_says_which_variable_is_missing_where_it_trains_alone() {
+    let mut job = Command::new(example("train"));
+    let output = job.args(["--plan", "--device", "cpu"]).env("WORLD_SIZE", "2").env_remove("RANK").output();
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("RANK is not set"), "{said}");
+}
+
 /// Without a GPU, `auto` trains on the CPU and says why; with some, it says which it takes.
 #[test]
 fn the_main_job_says_where_it_runs() {

@@ -145,7 +145,13 @@ async fn run() -> Result<(), Box<dyn Error>> {
 
     let declared = settings.apply_weight_rules(&program::weights(&config, arguments.format)?)?;
     let declared = program::declare(&config, &declared)?;
-    let process = ProcessEnvironment::of_this_process()?.filter(|process| process.processes > 1);
+    let started = ProcessEnvironment::of_this_process()?;
+    if let (None, Some(processes)) = (&started, start::world_without_rank()) {
+        complain!(
+            "train: WORLD_SIZE is {processes}, but RANK is not set, so this process trains alone; set RANK, LOCAL_RANK, MASTER_ADDR and MASTER_PORT for each process, or leave WORLD_SIZE out"
+        );
+    }
+    let process = started.filter(|process| process.processes > 1);
     let wish = Wish {
         device: arguments.device,
         ranks: arguments.ranks,
