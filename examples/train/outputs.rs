@@ -56,7 +56,7 @@ impl Outputs {
 
 fn refusal(flag: &str, path: &Path, error: &std::io::Error) -> String {
     format!(
-        "{flag}: `{}` cannot be written ({error}); name another place, or make room there",
+        "{flag}: `{}` cannot be written ({error}); name a file that you may write, where there is room",
         path.display()
     )
 }
