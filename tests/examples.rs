@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// Where cargo puts examples it built beside this test.
 fn example(name: &str) -> PathBuf {
@@ -96,12 +96,46 @@ fn the_main_job_trains_traces_and_explains_itself() {
     says("train", &["--help"], "--depth");
     says("train", &["--help"], "--devices");
     says("train", &["--plan", "--format", "mxfp8", "--device", "cpu"], "partial cast");
+    let before = std::fs::read(trace).unwrap();
+    run("train", &["--plan", "--trace", trace, "--device", "cpu"]);
+    assert!(std::fs::read(trace).unwrap() == before, "a plan alone leaves an older trace as it is");
     let replicated =
         ["--device", "cpu", "--ranks", "4", "--replicate", "2", "--steps", "2", "--check", "--out", out];
     let text = run("train", &replicated);
     for word in ["4 ranks (2 shards × 2 replicas)", "replicate = 2", "held-out text"] {
         assert!(text.contains(word), "{word}: {text}");
     }
+}
+
+/// The configuration of the main job, with these rules.
+fn with_rules(folder: &std::path::Path, rules: &str) -> String {
+    let path = folder.join("rules.toml");
+    let own = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/train/train.toml");
+    std::fs::write(&path, format!("{}\n{rules}", std::fs::read_to_string(own).unwrap())).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn the_main_job_trains_beside_frozen_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let (out, losses) = (folder.path().join("out"), folder.path().join("losses"));
+    let (out, losses) = (out.to_str().unwrap(), losses.to_str().unwrap());
+    let mlps = with_rules(folder.path(), "[[weights]]\nmatch = \"blocks.*.mlp.*\"\nfrozen = true\n");
+    let flags = ["--device", "cpu", "--ranks", "2", "--check", "--out", out, "--losses", losses, "--config"];
+    let text = run("train", &[&flags[..], &[&mlps, "--steps", "24"]].concat());
+    for line in ["match = \"blocks.*.mlp.*\"", "frozen = true", "held-out text"] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let losses: Vec<f32> =
+        std::fs::read_to_string(losses).unwrap().lines().map(|loss| loss.parse().unwrap()).collect();
+    assert_eq!(losses.len(), 24);
+    assert!(losses[20..].iter().all(|loss| *loss < losses[0] - 0.5), "{losses:?}");
+    // With its table frozen the embedding's backward has nothing to do.
+    let plan = ["--device", "cpu", "--ranks", "2", "--plan", "--config"];
+    assert!(run("train", &[&plan[..], &[&mlps]].concat()).contains("embed.backward"));
+    let table = with_rules(folder.path(), "[[weights]]\nmatch = \"embedding.*\"\nfrozen = true\n");
+    assert!(!run("train", &[&plan[..], &[&table]].concat()).contains("embed.backward"));
+    run("train", &[&flags[..], &[&table, "--steps", "2"]].concat());
 }
 
 #[test]
@@ -119,6 +153,14 @@ fn the_main_job_refuses_what_it_cannot_do_with_one_clear_line() {
     let undivided = refusal(&["--ranks", "4", "--replicate", "3", "--device", "cpu"]);
     assert!(undivided.contains("4 ranks cannot hold 3 replicas"), "{undivided}");
     assert!(refusal(&["--device", "cpu", "--devices", "0"]).contains("leave one of them out"));
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
+    let said = refusal(&["--device", "cpu", "--ranks", "1", "--out", file]);
+    assert!(said.contains("--out") && said.contains("README.md") && said.contains("name another"), "{said}");
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().to_str().unwrap();
+    let said = refusal(&["--device", "cpu", "--ranks", "1", "--out", folder, "--losses", folder]);
+    assert!(said.contains("--losses") && said.contains(folder), "{said}");
+    assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0, "what was only tried is not left behind");
     assert!(refusal(&["--tune", "5", "--device", "cpu"]).contains("from 6 to 20"));
     assert!(refusal(&["--devices", "0", "--ranks", "1"]).contains("--ranks"));
     let said = refusal(&["--device", "cuda", "--devices", "4000"]);
@@ -138,6 +180,33 @@ fn the_main_job_says_what_a_step_was_expected_to_take() {
     assert!(text.contains("ms on `h200x4`, measured "), "{text}");
     let text = with("3");
     assert!(text.contains("forecast  not of so few steps; take more than 10"), "{text}");
+}
+
+#[test]
+fn the_main_job_goes_on_when_nobody_listens() {
+    let folder = tempfile::tempdir().unwrap();
+    let losses = folder.path().join("losses");
+    let (out, file) = (folder.path().to_str().unwrap(), losses.to_str().unwrap());
+    let unheard = |arguments: &[&str]| {
+        let mut job = Command::new(example("train"));
+        let mut job = job.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(job.stdout.take());
+        let output = job.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    unheard(&["--device", "cpu", "--ranks", "1", "--steps", "2", "--out", out, "--losses", file]);
+    assert_eq!(std::fs::read_to_string(losses).unwrap().lines().count(), 2);
+    assert!(folder.path().join("loss.svg").exists());
+    unheard(&["--device", "cpu", "--plan"]);
+}
+
+#[test]
+fn the_main_job_says_which_variable_is_missing_where_it_trains_alone() {
+    let mut job = Command::new(example("train"));
+    let output = job.args(["--plan", "--device", "cpu"]).env("WORLD_SIZE", "2").env_remove("RANK").output();
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("RANK is not set"), "{said}");
 }
 
 /// Without a GPU, `auto` trains on the CPU and says why; with some, it says which it takes.

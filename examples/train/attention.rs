@@ -10,7 +10,7 @@ use crate::product::{View, ViewMut};
 
 /// The weights of the call, or their gradients: full and in the same shapes.
 ///
-/// Backward takes the matrices transposed, but writes gradients that are not.
+/// Backward takes the matrices transposed, but writes gradients that are not. A frozen weight has none.
 #[derive(Clone, Copy)]
 pub(crate) struct Weights<T> {
     /// `[width]`.
@@ -71,17 +71,16 @@ pub(crate) fn backward(
     x: &[f32],
     weights: Weights<&[f32]>,
     kept: Kept<&[f32]>,
-    gradients: Weights<&mut [f32]>,
+    gradients: Weights<Option<&mut [f32]>>,
     residual: &mut [f32],
     scratch: &mut Scratch,
 ) {
     let (tokens, width, sequence) = (config.tokens(), config.width, config.sequence);
     let dy = View::dense(residual, tokens, width);
-    ViewMut::dense(gradients.output, width, width).write(
-        1.0,
-        dy.transposed(),
-        View::dense(kept.mixed, tokens, width),
-    );
+    if let Some(gradient) = gradients.output {
+        let mixed = View::dense(kept.mixed, tokens, width);
+        ViewMut::dense(gradient, width, width).write(1.0, dy.transposed(), mixed);
+    }
     let output = View::dense(weights.output, width, width).transposed();
     ViewMut::dense(&mut scratch.gradient, tokens, width).write(1.0, dy, output);
 
@@ -120,10 +119,12 @@ pub(crate) fn backward(
     }
     rotate(config, &scratch.rotations, &mut scratch.qkv_gradient, -1.0);
 
-    normalize(x, weights.gain, &mut scratch.normalized);
     let qkv_gradient = View::dense(&scratch.qkv_gradient, tokens, 3 * width);
-    let normalized = View::dense(&scratch.normalized, tokens, width);
-    ViewMut::dense(gradients.qkv, 3 * width, width).write(1.0, qkv_gradient.transposed(), normalized);
+    if let Some(gradient) = gradients.qkv {
+        normalize(x, weights.gain, &mut scratch.normalized);
+        let normalized = View::dense(&scratch.normalized, tokens, width);
+        ViewMut::dense(gradient, 3 * width, width).write(1.0, qkv_gradient.transposed(), normalized);
+    }
     let qkv = View::dense(weights.qkv, width, 3 * width).transposed();
     ViewMut::dense(&mut scratch.gradient, tokens, width).write(1.0, qkv_gradient, qkv);
     normalize_backward(x, weights.gain, &mut scratch.gradient, residual, gradients.gain);

@@ -47,13 +47,14 @@ pub(crate) trait Arithmetic<S: Surface + 'static> {
         y: Write<'_, S, f32>,
     ) -> Result<(), ComputeError>;
 
-    /// Its backward; `residual` goes from the gradient of `y` to that of `x`, matrices come transposed.
+    /// Its backward; `residual` goes from the gradient of `y` to that of `x`, matrices come transposed. A gradient
+    /// that is `None` belongs to a frozen weight and is not computed.
     fn attention_backward(
         &mut self,
         x: Read<'_, S, f32>,
         weights: attention::Weights<Read<'_, S, f32>>,
         kept: attention::Kept<Read<'_, S, f32>>,
-        gradients: attention::Weights<Write<'_, S, f32>>,
+        gradients: attention::Weights<Option<Write<'_, S, f32>>>,
         residual: Write<'_, S, f32>,
     ) -> Result<(), ComputeError>;
 
@@ -72,7 +73,7 @@ pub(crate) trait Arithmetic<S: Surface + 'static> {
         x: Read<'_, S, f32>,
         weights: mlp::Weights<Read<'_, S, f32>>,
         hidden: Read<'_, S, f32>,
-        gradients: mlp::Weights<Write<'_, S, f32>>,
+        gradients: mlp::Weights<Option<Write<'_, S, f32>>>,
         residual: Write<'_, S, f32>,
     ) -> Result<(), ComputeError>;
 
@@ -89,8 +90,8 @@ pub(crate) trait Arithmetic<S: Surface + 'static> {
 
 /// What the head writes in a training step, beside the loss.
 pub(crate) struct HeadBackward<T> {
-    /// Gradients of its weights.
-    pub(crate) gradients: head::Weights<T>,
+    /// Gradients of its weights that train.
+    pub(crate) gradients: head::Weights<Option<T>>,
     /// The gradient of `x`.
     pub(crate) residual: T,
 }
@@ -119,8 +120,10 @@ impl<'a, S: Surface + 'static> Operands<'_, 'a, S> {
         self.context.dense(self.declared.weight(name), way)
     }
 
-    fn gradient(&self, name: &str) -> Result<Write<'a, S, f32>, ComputeError> {
-        self.context.gradient(self.declared.weight(name))
+    /// `None` of a frozen weight: no call declares its gradient.
+    fn gradient(&self, name: &str) -> Result<Option<Write<'a, S, f32>>, ComputeError> {
+        let weight = self.declared.weight(name);
+        self.declared.trains(weight).then(|| self.context.gradient(weight)).transpose()
     }
 
     fn read(&self, name: &str) -> Result<Read<'a, S, f32>, ComputeError> {
@@ -269,7 +272,8 @@ impl<S: Surface + 'static, A: Arithmetic<S>> Compute<S> for Transformer<A> {
             Part::EmbedBackward => {
                 let operands = Operands { declared: &self.declared, context };
                 let (tokens, residual) = (operands.bytes("tokens")?, operands.read("residual.gradient")?);
-                self.arithmetic.embed_backward(tokens, residual, operands.gradient("embedding.table")?)
+                let Some(table) = operands.gradient("embedding.table")? else { return Ok(()) };
+                self.arithmetic.embed_backward(tokens, residual, table)
             }
             Part::Attention(layer) => self.attention(layer, context),
             Part::AttentionBackward(layer) => self.attention_backward(layer, context),

@@ -109,7 +109,7 @@ fn attention_backward_is_the_slope_of_attention_forward() {
             output: &transposed(&inputs[3], width, width),
         },
         attention::Kept { rotated: &kept[0], logsumexp: &kept[1], mixed: &kept[2] },
-        attention::Weights { gain, qkv, output },
+        attention::Weights { gain: Some(gain), qkv: Some(qkv), output: Some(output) },
         x,
         &mut scratch(&config),
     );
@@ -147,7 +147,7 @@ fn mlp_backward_is_the_slope_of_mlp_forward() {
             down: &transposed(&inputs[3], width, features),
         },
         &hidden,
-        mlp::Weights { gain, up, down },
+        mlp::Weights { gain: Some(gain), up: Some(up), down: Some(down) },
         x,
         &mut scratch(&config),
     );
@@ -171,7 +171,7 @@ fn the_heads_gradient_is_the_slope_of_its_loss() {
         &inputs[0],
         weights,
         &targets,
-        head::Weights { gain, table },
+        head::Weights { gain: Some(gain), table: Some(table) },
         x,
         &mut scratch,
     );
@@ -207,6 +207,68 @@ fn embedding_backward_is_the_slope_of_embedding_forward() {
         let mut x = vec![f32::NAN; 4 * width];
         embedding::forward(width, &tokens, &inputs[0], &mut x);
         inner(&x, &weighting)
+    });
+}
+
+/// The gradients of the weights that train.
+fn trained<const N: usize>(gradients: &mut [Vec<f32>; N], trains: [bool; N]) -> [Option<&mut [f32]>; N] {
+    let mut trains = trains.into_iter();
+    gradients.each_mut().map(|gradient| trains.next().unwrap().then_some(&mut gradient[..]))
+}
+
+/// `backward` gives the gradients of weights and of `x`, if these weights train.
+fn check_frozen<const N: usize>(backward: impl Fn([bool; N]) -> ([Vec<f32>; N], Vec<f32>)) {
+    let (all, x) = backward([true; N]);
+    assert!(all.iter().flatten().chain(&x).all(|gradient| gradient.is_finite()));
+    for mask in 0..(1 << N) - 1 {
+        let trains: [bool; N] = std::array::from_fn(|weight| mask >> weight & 1 == 1);
+        let (some, same) = backward(trains);
+        assert_eq!(same, x, "{trains:?}");
+        for weight in (0..N).filter(|weight| trains[*weight]) {
+            assert_eq!(some[weight], all[weight], "{trains:?}, weight {weight}");
+        }
+    }
+}
+
+#[test]
+fn weights_that_are_frozen_change_no_other_gradient() {
+    let config = config();
+    let (tokens, width, features) = (config.tokens(), config.width, config.hidden);
+    let (x, gain) = (random(tokens * width, 1), &random(width, 2)[..]);
+    let (qkv, output) = (&random(3 * width * width, 3)[..], &random(width * width, 4)[..]);
+    let (rotated, logsumexp, mixed) =
+        (&random(tokens * 3 * width, 5)[..], &random(tokens * config.heads, 6)[..], &x[..]);
+    check_frozen(|trains| {
+        let mut gradients = [gain, qkv, output].map(|weight| vec![f32::NAN; weight.len()]);
+        let mut residual = random(tokens * width, 7);
+        let weights = attention::Weights { gain, qkv, output };
+        let kept = attention::Kept { rotated, logsumexp, mixed };
+        let [gain, qkv, output] = trained(&mut gradients, trains);
+        let written = attention::Weights { gain, qkv, output };
+        attention::backward(&config, &x, weights, kept, written, &mut residual, &mut scratch(&config));
+        (gradients, residual)
+    });
+    let (up, down) = (&random(features * width, 3)[..], &random(width * features, 4)[..]);
+    let hidden = random(tokens * features, 5);
+    check_frozen(|trains| {
+        let mut gradients = [gain, up, down].map(|weight| vec![f32::NAN; weight.len()]);
+        let mut residual = random(tokens * width, 7);
+        let weights = mlp::Weights { gain, up, down };
+        let [gain, up, down] = trained(&mut gradients, trains);
+        let written = mlp::Weights { gain, up, down };
+        mlp::backward(&config, &x, weights, &hidden, written, &mut residual, &mut scratch(&config));
+        (gradients, residual)
+    });
+    let table = &random(VOCABULARY * width, 3)[..];
+    let targets: Vec<u8> = (0..tokens).map(|i| (i * 37 % 256) as u8).collect();
+    check_frozen(|trains| {
+        let mut gradients = [gain, table].map(|weight| vec![f32::NAN; weight.len()]);
+        let mut residual = vec![f32::NAN; tokens * width];
+        let (weights, mut scratch) = (head::Weights { gain, table }, scratch(&config));
+        let [gain, table] = trained(&mut gradients, trains);
+        let written = head::Weights { gain, table };
+        head::forward_backward(&config, &x, weights, &targets, written, &mut residual, &mut scratch);
+        (gradients, residual)
     });
 }
 

@@ -8,7 +8,7 @@ use crate::ops::{normalize, normalize_backward, softmax};
 use crate::product::{View, ViewMut};
 
 /// The weights of the call, or their gradients in the same shapes; that of the table is the head's
-/// contribution alone.
+/// contribution alone, and a frozen weight has none.
 #[derive(Clone, Copy)]
 pub(crate) struct Weights<T> {
     /// `[width]`.
@@ -47,7 +47,7 @@ pub(crate) fn forward_backward(
     x: &[f32],
     weights: Weights<&[f32]>,
     targets: &[u8],
-    gradients: Weights<&mut [f32]>,
+    gradients: Weights<Option<&mut [f32]>>,
     residual: &mut [f32],
     scratch: &mut Scratch,
 ) -> f32 {
@@ -59,8 +59,10 @@ pub(crate) fn forward_backward(
         row.iter_mut().for_each(|gradient| *gradient *= share);
     }
     let logit_gradient = View::dense(&scratch.logits, tokens, VOCABULARY);
-    let normalized = View::dense(&scratch.normalized, tokens, width);
-    ViewMut::dense(gradients.table, VOCABULARY, width).write(1.0, logit_gradient.transposed(), normalized);
+    if let Some(gradient) = gradients.table {
+        let normalized = View::dense(&scratch.normalized, tokens, width);
+        ViewMut::dense(gradient, VOCABULARY, width).write(1.0, logit_gradient.transposed(), normalized);
+    }
     let table = View::dense(weights.table, VOCABULARY, width);
     ViewMut::dense(&mut scratch.gradient, tokens, width).write(1.0, logit_gradient, table);
     residual.fill(0.0);

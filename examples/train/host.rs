@@ -69,16 +69,16 @@ impl Arithmetic<CpuSurface> for Host {
         x: Read<'_, f32>,
         weights: attention::Weights<Read<'_, f32>>,
         kept: attention::Kept<Read<'_, f32>>,
-        mut gradients: attention::Weights<Write<'_, f32>>,
+        mut gradients: attention::Weights<Option<Write<'_, f32>>>,
         mut residual: Write<'_, f32>,
     ) -> Result<(), ComputeError> {
         let weights = attention_weights(&weights);
         let kept =
             attention::Kept { rotated: &*kept.rotated, logsumexp: &*kept.logsumexp, mixed: &*kept.mixed };
         let gradients = attention::Weights {
-            gain: &mut *gradients.gain,
-            qkv: &mut *gradients.qkv,
-            output: &mut *gradients.output,
+            gain: gradients.gain.as_deref_mut(),
+            qkv: gradients.qkv.as_deref_mut(),
+            output: gradients.output.as_deref_mut(),
         };
         attention::backward(&self.config, &x, weights, kept, gradients, &mut residual, &mut self.scratch);
         Ok(())
@@ -100,12 +100,15 @@ impl Arithmetic<CpuSurface> for Host {
         x: Read<'_, f32>,
         weights: mlp::Weights<Read<'_, f32>>,
         hidden: Read<'_, f32>,
-        mut gradients: mlp::Weights<Write<'_, f32>>,
+        mut gradients: mlp::Weights<Option<Write<'_, f32>>>,
         mut residual: Write<'_, f32>,
     ) -> Result<(), ComputeError> {
         let weights = mlp_weights(&weights);
-        let gradients =
-            mlp::Weights { gain: &mut *gradients.gain, up: &mut *gradients.up, down: &mut *gradients.down };
+        let gradients = mlp::Weights {
+            gain: gradients.gain.as_deref_mut(),
+            up: gradients.up.as_deref_mut(),
+            down: gradients.down.as_deref_mut(),
+        };
         mlp::backward(&self.config, &x, weights, &hidden, gradients, &mut residual, &mut self.scratch);
         Ok(())
     }
@@ -121,7 +124,8 @@ impl Arithmetic<CpuSurface> for Host {
         let Self { config, scratch } = self;
         let weights = head::Weights { gain: &*weights.gain, table: &*weights.table };
         loss[0] = if let Some(HeadBackward { mut gradients, mut residual }) = backward {
-            let gradients = head::Weights { gain: &mut *gradients.gain, table: &mut *gradients.table };
+            let gradients =
+                head::Weights { gain: gradients.gain.as_deref_mut(), table: gradients.table.as_deref_mut() };
             head::forward_backward(config, &x, weights, &targets, gradients, &mut residual, scratch)
         } else {
             head::evaluate(config, &x, weights, &targets, scratch)

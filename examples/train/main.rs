@@ -17,9 +17,11 @@ mod init;
 mod mlp;
 mod model;
 mod ops;
+mod outputs;
 mod placement;
 mod product;
 mod program;
+mod say;
 mod schedule;
 mod start;
 
@@ -33,7 +35,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use warpweft::config::Config as Settings;
 use warpweft::config::{Backward, ByteSize, Capture, Prefetch, Scaling};
 use warpweft::format::Format;
-use warpweft::id::RankId;
+use warpweft::id::{ProcessId, RankId};
 use warpweft::rendezvous::ProcessEnvironment;
 use warpweft::session::{HostTime, Outcome, Session, StepReport};
 use warpweft::trace::{Exposure, LineChart, Nanoseconds, Reference, Series};
@@ -41,7 +43,9 @@ use warpweft::trace::{Exposure, LineChart, Nanoseconds, Reference, Series};
 use data::{Corpus, Draw, Split};
 use forecast::Watch;
 use model::{Config, VOCABULARY, parameters};
+use outputs::Outputs;
 use placement::{DeviceKind, Placement, Wish};
+use say::{complain, say};
 use start::Job;
 
 /// Trains a small byte-level transformer whose weights are sharded over in-process ranks and travel
@@ -113,7 +117,7 @@ struct Arguments {
     /// Write the loss of every step to this file, one a line, with all its digits.
     #[arg(long)]
     losses: Option<PathBuf>,
-    /// Print the plan of the training step and stop.
+    /// Print the plan of the training step and stop; no file is written.
     #[arg(long)]
     plan: bool,
     /// Text to train on: files, or folders of .md, .rs and .toml files. [default: this repository]
@@ -125,7 +129,7 @@ async fn main() -> ExitCode {
     match run().await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("train: {error}");
+            complain!("train: {error}");
             ExitCode::FAILURE
         }
     }
@@ -141,7 +145,13 @@ async fn run() -> Result<(), Box<dyn Error>> {
 
     let declared = settings.apply_weight_rules(&program::weights(&config, arguments.format)?)?;
     let declared = program::declare(&config, &declared)?;
-    let process = ProcessEnvironment::of_this_process()?.filter(|process| process.processes > 1);
+    let started = ProcessEnvironment::of_this_process()?;
+    if let (None, Some(processes)) = (&started, start::world_without_rank()) {
+        complain!(
+            "train: WORLD_SIZE is {processes}, but RANK is not set, so this process trains alone; set RANK, LOCAL_RANK, MASTER_ADDR and MASTER_PORT for each process, or leave WORLD_SIZE out"
+        );
+    }
+    let process = started.filter(|process| process.processes > 1);
     let wish = Wish {
         device: arguments.device,
         ranks: arguments.ranks,
@@ -149,12 +159,17 @@ async fn run() -> Result<(), Box<dyn Error>> {
         process: process.as_ref().map(|process| process.local),
     };
     let placement = placement::place(&wish, start::usable_gpus)?;
+    // The process of rank 0 writes, and learns before it starts whether it can.
+    let writes = process.as_ref().is_none_or(|process| process.process == ProcessId::new(0));
+    let outputs = (writes && !arguments.plan)
+        .then(|| Outputs::prepare(&arguments.out, arguments.losses.as_deref()))
+        .transpose()?;
     let job = Job { settings: &settings, config: &config, declared: &declared, seed: arguments.seed };
     let mut session = start::start(job, &placement, process.as_ref()).await?;
     let (ranks, reports) = (session.ranks(), session.own_ranks().any(|rank| rank == RankId::new(0)));
     if arguments.plan {
         if reports {
-            println!("{}", session.plan("train")?);
+            say!("{}", session.plan("train")?);
         }
         return Ok(session.close().await?);
     }
@@ -164,7 +179,11 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let run = train(&arguments, reports, &settings, &config, &corpus, &mut session).await?;
     let held_out = evaluate(&config, &corpus, &mut session).await?;
     session.close().await?;
-    if reports { conclude(&arguments, ranks, &settings, &corpus, &run, held_out) } else { Ok(()) }
+    if let Some(outputs) = &outputs {
+        conclude(&corpus, &run, held_out);
+        leave(outputs, &settings, &run, &picture(&arguments, ranks, &corpus, &run.losses))?;
+    }
+    Ok(())
 }
 
 /// The configuration file with the flags on top.
@@ -199,6 +218,10 @@ fn settings(arguments: &Arguments, root: &Path) -> Result<Settings, Box<dyn Erro
         settings.trace.enabled = true;
         settings.trace.path = path.display().to_string();
     }
+    if arguments.plan {
+        // Nothing runs, and an older trace stays what it is.
+        settings.trace.enabled = false;
+    }
     settings.validate()?;
     Ok(settings)
 }
@@ -213,14 +236,14 @@ fn introduce(
     placement: &Placement,
 ) -> Result<(), Box<dyn Error>> {
     let elements: usize = parameters(config).iter().map(|parameter| parameter.rows * parameter.cols).sum();
-    println!(
+    say!(
         "text      {} bytes of {} files; unigram entropy {:.3} nats, uniform {:.3} nats (ln 256)",
         corpus.len(),
         corpus.files(),
         corpus.unigram_entropy(),
         (VOCABULARY as f64).ln(),
     );
-    println!(
+    say!(
         "model     {} layers, width {}, {} parameters in {}, batch {} × {} bytes on each of {} ranks",
         config.layers,
         config.width,
@@ -232,7 +255,7 @@ fn introduce(
     );
     if let Ok(plan) = session.plan("train") {
         let bounds = &plan.bounds;
-        println!(
+        say!(
             "plan      {} tasks, {}; {} transient (live bound {}), {} resident, {} received per step, per rank",
             plan.tasks.len(),
             settings.prefetch,
@@ -242,12 +265,12 @@ fn introduce(
             size(bounds.wire_bytes),
         );
     }
-    println!("device    {}", session.device());
+    say!("device    {}", session.device());
     if session.landing_bytes() > 0 {
-        println!("landing   {} beside each arena, for what peers send", size(session.landing_bytes()));
+        say!("landing   {} beside each arena, for what peers send", size(session.landing_bytes()));
     }
     match placement {
-        Placement::Cpu { instead: Some(reason), .. } => println!("          on the CPU, because {reason}"),
+        Placement::Cpu { instead: Some(reason), .. } => say!("          on the CPU, because {reason}"),
         Placement::Cpu { instead: None, .. } => {}
         #[cfg(feature = "cuda")]
         Placement::Cuda { gpus } => {
@@ -255,12 +278,12 @@ fn introduce(
                 0 => String::new(),
                 others => format!("; {others} in other processes"),
             };
-            println!("          ranks on {}{elsewhere}", cuda::names(gpus)?.join(", "));
+            say!("          ranks on {}{elsewhere}", cuda::names(gpus)?.join(", "));
         }
         #[cfg(not(feature = "cuda"))]
         Placement::Cuda { .. } => {}
     }
-    println!(
+    say!(
         "settings\n{}",
         settings.effective().lines().map(|line| format!("          {line}\n")).collect::<String>()
     );
@@ -338,9 +361,7 @@ async fn train(
         run.stepping += report.duration;
         run.skipped += u32::from(!matches!(report.outcome, Outcome::Updated { .. }));
         if let Some(refusal) = report.not_recorded.as_ref().filter(|_| reports) {
-            bar.suspend(|| {
-                println!("note      steps are not recorded: {}: {}", refusal.rank, refusal.reason)
-            });
+            bar.suspend(|| say!("note      steps are not recorded: {}: {}", refusal.rank, refusal.reason));
         }
         let loss = schedule::recent(&run.losses);
         let mut message = format!("loss {loss:.3}");
@@ -349,7 +370,7 @@ async fn train(
         }
         // A log shows early that there are steps, and then now and then.
         if reports && bar.is_hidden() && (step + 1 == EARLY || told.elapsed() > Duration::from_secs(5)) {
-            println!("step {:4}  {message}", step + 1);
+            say!("step {:4}  {message}", step + 1);
             told = Instant::now();
         }
         bar.set_message(message);
@@ -380,48 +401,37 @@ async fn evaluate(config: &Config, corpus: &Corpus, session: &mut Session) -> Re
     Ok(sum / BATCHES as f32)
 }
 
-/// The closing summary, and the loss curve.
-fn conclude(
-    arguments: &Arguments,
-    ranks: u32,
-    settings: &Settings,
-    corpus: &Corpus,
-    run: &Run,
-    held_out: f32,
-) -> Result<(), Box<dyn Error>> {
-    let (Some(first), Some(report)) = (run.losses.first(), &run.last) else { return Ok(()) };
+/// The closing summary.
+fn conclude(corpus: &Corpus, run: &Run, held_out: f32) {
+    let (Some(first), Some(report)) = (run.losses.first(), &run.last) else { return };
     let last = schedule::recent(&run.losses);
     let share = |part: Nanoseconds| 100.0 * part.fraction_of(run.exposure.step);
-    println!(
+    say!(
         "\nloss      {first:.3} → {last:.3} nats per byte (mean of the last steps); held-out text {held_out:.3}"
     );
-    println!(
-        "          unigram entropy {:.3}, ln 256 {:.3}",
-        corpus.unigram_entropy(),
-        (VOCABULARY as f64).ln()
-    );
-    print!("time      {:.1} ms per step", run.stepping.as_secs_f64() * 1e3 / run.losses.len() as f64);
+    say!("          unigram entropy {:.3}, ln 256 {:.3}", corpus.unigram_entropy(), (VOCABULARY as f64).ln());
+    let step = run.stepping.as_secs_f64() * 1e3 / run.losses.len() as f64;
     if run.is_timed() {
-        println!(
-            "; compute {:.1} %, exposed communication {:.1} %, waiting for ranks {:.1} %, idle {:.1} %",
+        say!(
+            "time      {step:.1} ms per step; compute {:.1} %, exposed communication {:.1} %, waiting for ranks {:.1} %, idle {:.1} %",
             share(run.exposure.compute),
             share(run.exposure.exposed),
             share(run.exposure.skew),
             share(run.exposure.idle),
         );
     } else {
-        println!("; --trace FILE tells where it goes");
+        say!("time      {step:.1} ms per step; --trace FILE tells where it goes");
     }
     if let Some(host) = run.hosts.get(run.hosts.len() / 2) {
-        println!("host      {host}");
+        say!("host      {host}");
     }
     if let Some(forecast) = &run.forecast {
-        println!("forecast  {forecast}");
+        say!("forecast  {forecast}");
     }
     if let Some(overlap) = run.exposure.overlap() {
-        println!("overlap   {:.1} % of all communication ran behind compute", 100.0 * overlap);
+        say!("overlap   {:.1} % of all communication ran behind compute", 100.0 * overlap);
     }
-    println!(
+    say!(
         "bytes     {} received per step and rank; arena {} transient, {} live at most, {} resident",
         size(report.bounds.wire_bytes),
         size(report.bounds.transient_bytes),
@@ -430,27 +440,25 @@ fn conclude(
     );
     if report.bounds.columnwise_saved_bytes > 0 {
         let saved = size(report.bounds.columnwise_saved_bytes);
-        println!("          columnwise planes made on demand save {saved} of arena over keeping them");
+        say!("          columnwise planes made on demand save {saved} of arena over keeping them");
     }
     if let Some(trials) = &run.tuning {
-        println!("tuning\n{}", trials.lines().map(|line| format!("          {line}\n")).collect::<String>());
+        say!("tuning\n{}", trials.lines().map(|line| format!("          {line}\n")).collect::<String>());
     }
     if run.skipped > 0 {
-        println!("skipped   {} steps, for gradients that were not finite", run.skipped);
+        say!("skipped   {} steps, for gradients that were not finite", run.skipped);
     }
-    if let Some(path) = &arguments.losses {
-        if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder)?;
-        }
-        let lines: String = run.losses.iter().map(|loss| format!("{loss}\n")).collect();
-        std::fs::write(path, lines)?;
+}
+
+/// Writes the files and says where they are.
+fn leave(outputs: &Outputs, settings: &Settings, run: &Run, picture: &str) -> Result<(), String> {
+    if run.losses.is_empty() {
+        return Ok(());
     }
-    let curve = arguments.out.join("loss.svg");
-    std::fs::create_dir_all(&arguments.out)?;
-    std::fs::write(&curve, picture(arguments, ranks, corpus, &run.losses))?;
-    println!("pictures  {}", curve.display());
+    outputs.write(picture, &run.losses)?;
+    say!("pictures  {}", outputs.curve().display());
     if settings.trace.enabled {
-        println!("trace     {}  (open in https://ui.perfetto.dev or chrome://tracing)", settings.trace.path);
+        say!("trace     {}  (open in https://ui.perfetto.dev or chrome://tracing)", settings.trace.path);
     }
     Ok(())
 }

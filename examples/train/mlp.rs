@@ -9,7 +9,7 @@ use crate::product::{View, ViewMut};
 
 /// The weights of the call, or their gradients: full and in the same shapes.
 ///
-/// Backward takes the matrices transposed, but writes gradients that are not.
+/// Backward takes the matrices transposed, but writes gradients that are not. A frozen weight has none.
 #[derive(Clone, Copy)]
 pub(crate) struct Weights<T> {
     /// `[width]`.
@@ -50,7 +50,7 @@ pub(crate) fn backward(
     x: &[f32],
     weights: Weights<&[f32]>,
     hidden: &[f32],
-    gradients: Weights<&mut [f32]>,
+    gradients: Weights<Option<&mut [f32]>>,
     residual: &mut [f32],
     scratch: &mut Scratch,
 ) {
@@ -62,13 +62,17 @@ pub(crate) fn backward(
         View::dense(weights.down, features, width).transposed(),
     );
     gelu_backward(hidden, &mut scratch.activated, &mut scratch.hidden_gradient);
-    let activated = View::dense(&scratch.activated, tokens, features);
-    ViewMut::dense(gradients.down, width, features).write(1.0, dy.transposed(), activated);
+    if let Some(gradient) = gradients.down {
+        let activated = View::dense(&scratch.activated, tokens, features);
+        ViewMut::dense(gradient, width, features).write(1.0, dy.transposed(), activated);
+    }
 
-    normalize(x, weights.gain, &mut scratch.normalized);
     let hidden_gradient = View::dense(&scratch.hidden_gradient, tokens, features);
-    let normalized = View::dense(&scratch.normalized, tokens, width);
-    ViewMut::dense(gradients.up, features, width).write(1.0, hidden_gradient.transposed(), normalized);
+    if let Some(gradient) = gradients.up {
+        normalize(x, weights.gain, &mut scratch.normalized);
+        let normalized = View::dense(&scratch.normalized, tokens, width);
+        ViewMut::dense(gradient, features, width).write(1.0, hidden_gradient.transposed(), normalized);
+    }
     let up = View::dense(weights.up, width, features).transposed();
     ViewMut::dense(&mut scratch.gradient, tokens, width).write(1.0, hidden_gradient, up);
     normalize_backward(x, weights.gain, &mut scratch.gradient, residual, gradients.gain);

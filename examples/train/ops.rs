@@ -92,23 +92,28 @@ pub(crate) fn normalize(x: &[f32], gain: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Backward of [`normalize`]: adds to `x_gradient`, overwrites `gain_gradient`, uses up `gradient`.
+/// Backward of [`normalize`]: adds to `x_gradient`, overwrites `gain_gradient` unless the gain is frozen, uses up
+/// `gradient`.
 pub(crate) fn normalize_backward(
     x: &[f32],
     gain: &[f32],
     gradient: &mut [f32],
     x_gradient: &mut [f32],
-    gain_gradient: &mut [f32],
+    mut gain_gradient: Option<&mut [f32]>,
 ) {
     let width = gain.len();
-    gain_gradient.fill(0.0);
+    if let Some(sums) = gain_gradient.as_deref_mut() {
+        sums.fill(0.0);
+    }
     let rows = x.chunks_exact(width).zip(gradient.chunks_exact_mut(width));
     for ((x, gradient), x_gradient) in rows.zip(x_gradient.chunks_exact_mut(width)) {
         let inverse = inverse_rms(x);
-        for (((dy, x), gain), sum) in gradient.iter_mut().zip(x).zip(gain).zip(&mut *gain_gradient) {
-            *sum += *dy * x * inverse;
-            *dy *= gain;
+        if let Some(sums) = gain_gradient.as_deref_mut() {
+            for ((sum, dy), x) in sums.iter_mut().zip(&*gradient).zip(x) {
+                *sum += dy * x * inverse;
+            }
         }
+        gradient.iter_mut().zip(gain).for_each(|(dy, gain)| *dy *= gain);
         let pull = dot(gradient, x) * inverse * inverse / width as f32;
         for ((dx, dy), x) in x_gradient.iter_mut().zip(&*gradient).zip(x) {
             *dx += inverse * (dy - x * pull);

@@ -2,9 +2,10 @@
 //! evaluation.
 //!
 //! Law: this file says what is computed from what, never when or where. Both programs declare the
-//! same buffers in the same order, so an id means the same in both.
+//! same buffers in the same order, so an id means the same in both. A frozen weight has no gradient, and a
+//! call that would have nothing else to write is left out.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::{BufferId, WeightId};
@@ -45,10 +46,16 @@ pub(crate) struct Declared {
     /// Blocks of the network.
     pub(crate) layers: usize,
     weights: HashMap<String, WeightId>,
+    frozen: HashSet<WeightId>,
     buffers: HashMap<String, BufferId>,
 }
 
 impl Declared {
+    /// Whether calls write the gradient of `weight`; none does of a frozen one.
+    pub(crate) fn trains(&self, weight: WeightId) -> bool {
+        !self.frozen.contains(&weight)
+    }
+
     /// A weight by name.
     pub(crate) fn weight(&self, name: &str) -> WeightId {
         self.weights[name]
@@ -79,7 +86,7 @@ pub(crate) fn declare(config: &Config, model: &Model) -> Result<Declared, Declar
     let weights = model.entries().map(|(id, spec)| (spec.name.clone(), id)).collect();
     let (mut train, buffers) = begin("train", config, model)?;
     let (mut evaluate, _) = begin("evaluate", config, model)?;
-    let mut sketch = Sketch { config, weights, buffers, parts: HashMap::new() };
+    let mut sketch = Sketch { config, model, weights, buffers, parts: HashMap::new() };
     sketch.forward(&mut train)?;
     sketch.backward(&mut train)?;
     sketch.forward(&mut evaluate)?;
@@ -93,6 +100,7 @@ pub(crate) fn declare(config: &Config, model: &Model) -> Result<Declared, Declar
         parts,
         layers: config.layers,
         weights,
+        frozen: model.entries().filter(|(_, spec)| spec.frozen).map(|(id, _)| id).collect(),
         buffers,
     })
 }
@@ -121,6 +129,7 @@ fn begin(
 /// Names of the model while its calls are declared.
 struct Sketch<'a> {
     config: &'a Config,
+    model: &'a Model,
     weights: HashMap<String, WeightId>,
     buffers: HashMap<String, BufferId>,
     parts: HashMap<String, Part>,
@@ -180,26 +189,26 @@ impl Sketch<'_> {
     }
 
     fn backward(&mut self, program: &mut ProgramBuilder) -> Result<(), DeclareError> {
-        let flops = self.config.head_flops();
+        let flops = self.config.head_flops() - self.spared_flops(&["embedding.table"]);
         self.add(program, "head", Phase::Backward, Part::Head, flops, |call, names| {
-            names
-                .head(call)
-                .writes(names.buffer("loss"))
-                .writes(names.buffer("residual.gradient"))
-                .gradient(names.weight("head.gain"))
-                .gradient(names.weight("embedding.table"))
+            let call =
+                names.head(call).writes(names.buffer("loss")).writes(names.buffer("residual.gradient"));
+            names.gradients(call, &["head.gain", "embedding.table"])
         })?;
         for layer in (0..self.config.layers).rev() {
-            let flops = 2 * self.config.mlp_flops();
+            let [gain, up, down] = ["gain", "up", "down"].map(|part| format!("blocks.{layer}.mlp.{part}"));
+            let flops = 2 * self.config.mlp_flops() - self.spared_flops(&[&up, &down]);
             let name = format!("blocks.{layer}.mlp.backward");
             self.add(program, &name, Phase::Backward, Part::MlpBackward(layer), flops, |call, names| {
                 let call = names
                     .mlp(call, layer, Orientation::Columnwise)
                     .reads(names.buffer(&format!("blocks.{layer}.mlp.hidden")))
                     .updates(names.buffer("residual.gradient"));
-                names.gradients(call, layer, ["mlp.gain", "mlp.up", "mlp.down"])
+                names.gradients(call, &[&gain, &up, &down])
             })?;
-            let flops = self.config.attention_flops() * 5 / 2;
+            let [gain, qkv, output] =
+                ["gain", "qkv", "output"].map(|part| format!("blocks.{layer}.attention.{part}"));
+            let flops = self.config.attention_flops() * 5 / 2 - self.spared_flops(&[&qkv, &output]);
             let name = format!("blocks.{layer}.attention.backward");
             self.add(
                 program,
@@ -214,9 +223,12 @@ impl Sketch<'_> {
                         .reads(names.buffer(&format!("blocks.{layer}.attention.logsumexp")))
                         .reads(names.buffer(&format!("blocks.{layer}.attention.mixed")))
                         .updates(names.buffer("residual.gradient"));
-                    names.gradients(call, layer, ["attention.gain", "attention.qkv", "attention.output"])
+                    names.gradients(call, &[&gain, &qkv, &output])
                 },
             )?;
+        }
+        if self.is_frozen("embedding.table") {
+            return Ok(());
         }
         self.add(program, "embed.backward", Phase::Backward, Part::EmbedBackward, 0, |call, names| {
             call.gradient(names.weight("embedding.table"))
@@ -255,7 +267,20 @@ impl Sketch<'_> {
             .uses(weight(second), matrices, Form::Dense)
     }
 
-    fn gradients<'p>(&self, call: CallBuilder<'p>, layer: usize, names: [&str; 3]) -> CallBuilder<'p> {
-        names.iter().fold(call, |call, name| call.gradient(self.weight(&format!("blocks.{layer}.{name}"))))
+    /// Those of the weights that train.
+    fn gradients<'p>(&self, call: CallBuilder<'p>, names: &[&str]) -> CallBuilder<'p> {
+        let trained = names.iter().filter(|name| !self.is_frozen(name));
+        trained.fold(call, |call, name| call.gradient(self.weight(name)))
+    }
+
+    fn is_frozen(&self, name: &str) -> bool {
+        self.model.weight(self.weight(name)).frozen
+    }
+
+    /// Floating-point operations of the products that the frozen ones among these matrices need not.
+    fn spared_flops(&self, matrices: &[&str]) -> u64 {
+        let frozen = matrices.iter().filter(|name| self.is_frozen(name));
+        let elements = frozen.map(|name| self.model.weight(self.weight(name)).shape.elements());
+        (2 * self.config.tokens() * elements.sum::<usize>()) as u64
     }
 }

@@ -85,6 +85,12 @@ fn meet(
     })
 }
 
+/// WORLD_SIZE, where it tells of other processes. Without RANK it tells no launcher, so the library takes this
+/// process for one that was started by itself.
+pub(crate) fn world_without_rank() -> Option<String> {
+    std::env::var("WORLD_SIZE").ok().filter(|processes| !matches!(processes.trim(), "" | "0" | "1"))
+}
+
 /// How many GPUs the example can use, or why it can use none.
 pub(crate) fn usable_gpus() -> Result<u32, String> {
     #[cfg(feature = "cuda")]

@@ -97,7 +97,7 @@ impl Arithmetic<CudaSurface> for Gpu {
         x: Read<'_, f32>,
         weights: attention::Weights<Read<'_, f32>>,
         kept: attention::Kept<Read<'_, f32>>,
-        gradients: attention::Weights<Write<'_, f32>>,
+        gradients: attention::Weights<Option<Write<'_, f32>>>,
         residual: Write<'_, f32>,
     ) -> Result<(), ComputeError> {
         self.part(|device, config, scratch| {
@@ -108,9 +108,9 @@ impl Arithmetic<CudaSurface> for Gpu {
                 mixed: kept.mixed.into(),
             };
             let gradients = attention::Weights {
-                gain: gradients.gain.into(),
-                qkv: gradients.qkv.into(),
-                output: gradients.output.into(),
+                gain: gradients.gain.map(Into::into),
+                qkv: gradients.qkv.map(Into::into),
+                output: gradients.output.map(Into::into),
             };
             let (x, residual) = (x.into(), residual.into());
             super::attention::backward(device, config, x, weights, kept, gradients, residual, scratch)
@@ -135,15 +135,15 @@ impl Arithmetic<CudaSurface> for Gpu {
         x: Read<'_, f32>,
         weights: mlp::Weights<Read<'_, f32>>,
         hidden: Read<'_, f32>,
-        gradients: mlp::Weights<Write<'_, f32>>,
+        gradients: mlp::Weights<Option<Write<'_, f32>>>,
         residual: Write<'_, f32>,
     ) -> Result<(), ComputeError> {
         self.part(|device, config, scratch| {
             let weights = mlp_spans(weights);
             let gradients = mlp::Weights {
-                gain: gradients.gain.into(),
-                up: gradients.up.into(),
-                down: gradients.down.into(),
+                gain: gradients.gain.map(Into::into),
+                up: gradients.up.map(Into::into),
+                down: gradients.down.map(Into::into),
             };
             let (x, hidden, residual) = (x.into(), hidden.into(), residual.into());
             super::mlp::backward(device, config, x, weights, hidden, gradients, residual, scratch)
@@ -164,7 +164,10 @@ impl Arithmetic<CudaSurface> for Gpu {
             let Some(HeadBackward { gradients, residual }) = backward else {
                 return super::head::evaluate(device, config, x, weights, targets, loss, scratch);
             };
-            let gradients = head::Weights { gain: gradients.gain.into(), table: gradients.table.into() };
+            let gradients = head::Weights {
+                gain: gradients.gain.map(Into::into),
+                table: gradients.table.map(Into::into),
+            };
             let residual = residual.into();
             super::head::forward_backward(
                 device, config, x, weights, targets, gradients, loss, residual, scratch,

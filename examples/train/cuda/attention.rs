@@ -58,24 +58,28 @@ pub(crate) fn backward(
     x: Span<'_, f32>,
     weights: Weights<Span<'_, f32>>,
     kept: Kept<Span<'_, f32>>,
-    gradients: Weights<SpanMut<'_, f32>>,
+    gradients: Weights<Option<SpanMut<'_, f32>>>,
     residual: SpanMut<'_, f32>,
     scratch: &mut Scratch,
 ) -> Result<(), Failure> {
     let (tokens, width) = (config.tokens(), config.width);
     let dy = Matrix::dense(residual.as_span(), tokens, width);
-    let mixed = Matrix::dense(kept.mixed, tokens, width);
-    device.multiply(gradients.output, false, dy.transposed(), mixed)?;
+    if let Some(gradient) = gradients.output {
+        let mixed = Matrix::dense(kept.mixed, tokens, width);
+        device.multiply(gradient, false, dy.transposed(), mixed)?;
+    }
     let output = Matrix::dense(weights.output, width, width).transposed();
     device.multiply(scratch.gradient.write(), false, dy, output)?;
 
     scores_backward(device, config, kept, scratch)?;
     rotate(device, config, scratch.rotations.read(), scratch.qkv_gradient.write(), -1.0)?;
 
-    normalize(device, (tokens, width), x, weights.gain, scratch.normalized.write())?;
     let qkv_gradient = Matrix::dense(scratch.qkv_gradient.read(), tokens, 3 * width);
-    let normalized = Matrix::dense(scratch.normalized.read(), tokens, width);
-    device.multiply(gradients.qkv, false, qkv_gradient.transposed(), normalized)?;
+    if let Some(gradient) = gradients.qkv {
+        normalize(device, (tokens, width), x, weights.gain, scratch.normalized.write())?;
+        let normalized = Matrix::dense(scratch.normalized.read(), tokens, width);
+        device.multiply(gradient, false, qkv_gradient.transposed(), normalized)?;
+    }
     let qkv = Matrix::dense(weights.qkv, width, 3 * width).transposed();
     device.multiply(scratch.gradient.write(), false, qkv_gradient, qkv)?;
     let operands = NormalizeBackward {

@@ -49,7 +49,7 @@ pub(crate) fn forward_backward(
     x: Span<'_, f32>,
     weights: Weights<Span<'_, f32>>,
     targets: Span<'_, u8>,
-    gradients: Weights<SpanMut<'_, f32>>,
+    gradients: Weights<Option<SpanMut<'_, f32>>>,
     loss: SpanMut<'_, f32>,
     residual: SpanMut<'_, f32>,
     scratch: &mut Scratch,
@@ -57,8 +57,10 @@ pub(crate) fn forward_backward(
     let (tokens, width) = (config.tokens(), config.width);
     evaluate(device, config, x, weights, targets, loss, scratch)?;
     let logit_gradient = Matrix::dense(scratch.logits.read(), tokens, VOCABULARY);
-    let normalized = Matrix::dense(scratch.normalized.read(), tokens, width);
-    device.multiply(gradients.table, false, logit_gradient.transposed(), normalized)?;
+    if let Some(gradient) = gradients.table {
+        let normalized = Matrix::dense(scratch.normalized.read(), tokens, width);
+        device.multiply(gradient, false, logit_gradient.transposed(), normalized)?;
+    }
     let table = Matrix::dense(weights.table, VOCABULARY, width);
     device.multiply(scratch.gradient.write(), false, logit_gradient, table)?;
     let operands = NormalizeBackward {

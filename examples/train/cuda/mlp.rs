@@ -44,7 +44,7 @@ pub(crate) fn backward(
     x: Span<'_, f32>,
     weights: Weights<Span<'_, f32>>,
     hidden: Span<'_, f32>,
-    gradients: Weights<SpanMut<'_, f32>>,
+    gradients: Weights<Option<SpanMut<'_, f32>>>,
     residual: SpanMut<'_, f32>,
     scratch: &mut Scratch,
 ) -> Result<(), Failure> {
@@ -59,13 +59,17 @@ pub(crate) fn backward(
         scratch.activated.write(),
         scratch.hidden_gradient.write(),
     )?;
-    let activated = Matrix::dense(scratch.activated.read(), tokens, features);
-    device.multiply(gradients.down, false, dy.transposed(), activated)?;
+    if let Some(gradient) = gradients.down {
+        let activated = Matrix::dense(scratch.activated.read(), tokens, features);
+        device.multiply(gradient, false, dy.transposed(), activated)?;
+    }
 
-    normalize(device, (tokens, width), x, weights.gain, scratch.normalized.write())?;
     let hidden_gradient = Matrix::dense(scratch.hidden_gradient.read(), tokens, features);
-    let normalized = Matrix::dense(scratch.normalized.read(), tokens, width);
-    device.multiply(gradients.up, false, hidden_gradient.transposed(), normalized)?;
+    if let Some(gradient) = gradients.up {
+        normalize(device, (tokens, width), x, weights.gain, scratch.normalized.write())?;
+        let normalized = Matrix::dense(scratch.normalized.read(), tokens, width);
+        device.multiply(gradient, false, hidden_gradient.transposed(), normalized)?;
+    }
     let up = Matrix::dense(weights.up, width, features).transposed();
     device.multiply(scratch.gradient.write(), false, hidden_gradient, up)?;
     let operands = NormalizeBackward {

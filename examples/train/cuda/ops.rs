@@ -37,8 +37,8 @@ pub(crate) struct NormalizeBackward<'a> {
     pub(crate) x_gradient: SpanMut<'a, f32>,
     /// Whether `x_gradient` is added to, rather than overwritten.
     pub(crate) adds: bool,
-    /// `[width]`: overwritten.
-    pub(crate) gain_gradient: SpanMut<'a, f32>,
+    /// `[width]`: overwritten, unless the gain is frozen.
+    pub(crate) gain_gradient: Option<SpanMut<'a, f32>>,
     /// `[rows]`: scratch.
     pub(crate) inverses: &'a mut Buffer<f32>,
 }
@@ -60,6 +60,7 @@ pub(crate) fn normalize_backward(
         .size(width)
         .size(usize::from(adds))
         .run()?;
+    let Some(gain_gradient) = gain_gradient else { return Ok(()) };
     // A block takes 32 features.
     device
         .rows(Kernel::GainBackward, width.div_ceil(32))
