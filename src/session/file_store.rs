@@ -1,8 +1,8 @@
 //! Checkpoints in one safetensors file.
 //!
 //! Law: the file is replaced whole or not at all, and a save that returned survives the loss of power
-//! (`whole_file.rs`). A save that fails leaves nothing behind. Loading takes memory in proportion to the file,
-//! whatever its header says: every tensor is read at most once. What the tensors are called is said in
+//! (`whole_file.rs`). A save that fails leaves nothing behind. Loading takes memory in proportion to the
+//! file, whatever its header says: every tensor is read at most once. What the tensors are called is said in
 //! `tensors.rs`.
 
 use std::collections::{HashMap, HashSet};
@@ -27,9 +27,9 @@ use crate::format::{DelayedState, Format, Shape};
 /// `zeros`. Weights that were frozen have no moments, and the metadata list them. Version 1 had no carried
 /// buffers; such a file loads as a checkpoint without any.
 ///
-/// The planes are for whoever serves the model. Loading leaves them out ([`WeightState::planes`] is empty then), for
-/// a session makes them again of the masters; so a checkpoint that is loaded and saved without a session between has
-/// none in its file. `warpweft quantize` makes them of any file.
+/// The planes are for whoever serves the model. Loading leaves them out ([`WeightState::planes`] is empty
+/// then), for a session makes them again of the masters. So a checkpoint that is loaded and saved without a
+/// session between has none in its file, and readers of the planes find only masters and moments there.
 #[derive(Clone, Debug)]
 pub struct FileStore {
     path: PathBuf,

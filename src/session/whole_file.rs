@@ -1,10 +1,10 @@
 //! Files that are replaced whole.
 //!
 //! Law: what is written goes into a file of its own beside the one that is meant, is synced, and renamed over
-//! it; so the name holds the old content or the new, also after the loss of power, and of writers at the same
-//! time one is kept whole. What failed, or was dropped, leaves nothing behind. A symbolic link is followed, and
-//! what it leads to is replaced. What is no plain file (a device, a pipe, a folder) is refused: a rename would
-//! take its place. A new file has the mode of any new file.
+//! it; so the name holds the old content or the new, also after the loss of power, and of writers at the
+//! same time one is kept whole. What failed, or was dropped, leaves nothing behind. A symbolic link is
+//! followed, and what it leads to is replaced. What is no plain file (a device, a pipe, a folder) is refused:
+//! a rename would take its place. A new file has the mode of any new file.
 
 use std::fs::File;
 use std::io::{self, Write};

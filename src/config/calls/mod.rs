@@ -4,9 +4,9 @@
 //! nothing more: what could be declared by hand can be listed, and nothing is added. What the declaration
 //! refuses is told with the key of the item that asked for it.
 //!
-//! One thing is left out instead of refused: the gradient that a call lists of a weight that is frozen, by the
-//! file or by a rule of the configuration. A list describes a model for planning, and one list does for every
-//! choice of what trains. What its calls cost stays what the list says.
+//! One thing is left out instead of refused: the gradient that a call lists of a weight that is frozen, by
+//! the file or by a rule of the configuration. A list describes a model for planning, and one list does for
+//! every choice of what trains. What its calls cost stays what the list says.
 //!
 //! | key | of each | meaning |
 //! |---|---|---|

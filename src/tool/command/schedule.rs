@@ -42,11 +42,12 @@ use crate::model::Mesh;
 ///
 /// Or it lists weights, buffers and calls of any model, in program order:
 ///
-///   [[weight]]               name, rows, cols; format (bf16), placement ("sharded"), reuse, group, frozen (false)
+///   [[weight]]               name, rows, cols; format (bf16), placement ("sharded"), reuse, group,
+///                            frozen (false)
 ///   [[buffer]]               name, elements; element (f32), role ("internal"), lifetime ("step")
 ///   [[call]]                 name, phase; uses = [{ weight, orientation, form, reuse }], gradients (f32), gradients_bf16,
-///                            reads, writes, updates; flops, bytes, math, kernels, further parts of its cost as
-///                            parts = [{ flops, bytes, math, kernels }]; dynamic (false)
+///                            reads, writes, updates; flops, bytes, math, kernels, and further parts of its
+///                            cost: parts = [{ flops, bytes, math, kernels }]; dynamic (false)
 ///
 /// The gradient of a frozen weight, frozen here or by a rule of the configuration, is left out.
 ///
@@ -66,7 +67,7 @@ pub(super) struct Plan {
     #[arg(long, conflicts_with_all = ["dot", "why"])]
     tasks: bool,
 
-    /// Print the plan as Graphviz source; render it with `dot -Tsvg`. It holds no times, whatever --cluster says
+    /// Print the plan as Graphviz source; render it with `dot -Tsvg`
     #[arg(long, conflicts_with = "why")]
     dot: bool,
 
@@ -74,8 +75,8 @@ pub(super) struct Plan {
     #[arg(long, value_name = "TASK")]
     why: Option<String>,
 
-    /// Say what a step is expected to take on a machine, what no schedule could beat, and whether the plan fits its
-    /// memory: a preset or a file. --dot takes no notice of it, but that prefetch.policy = "auto" plans for it
+    /// Say what a step is expected to take on a machine, what no schedule could beat, and whether the plan fits
+    /// its memory: a preset or a file. Graphs of --dot say nothing of it
     #[arg(long, value_name = "PRESET|FILE")]
     cluster: Option<String>,
 }
