@@ -130,11 +130,12 @@ mod tests {
     #[test]
     fn what_is_no_plain_file_is_refused_and_stays() {
         let folder = tempfile::tempdir().unwrap();
-        let (link, dangling) = (folder.path().join("link"), folder.path().join("dangling"));
-        symlink("/dev/null", &link).unwrap();
-        symlink(folder.path().join("nowhere"), &dangling).unwrap();
+        let [socket, link, dangling] = ["socket", "link", "dangling"].map(|name| folder.path().join(name));
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        symlink("socket", &link).unwrap();
+        symlink("nowhere", &dangling).unwrap();
         let before = folder.path().read_dir().unwrap().count();
-        for path in [Path::new("/dev/null"), &link, folder.path(), &dangling] {
+        for path in [&socket, &link, &folder.path().to_owned(), &dangling] {
             let error = WholeFile::write(path, b"new").unwrap_err();
             assert!(!error.to_string().is_empty(), "{}", path.display());
             assert!(std::fs::symlink_metadata(path).is_ok_and(|about| !about.is_file()));

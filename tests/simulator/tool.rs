@@ -199,12 +199,13 @@ fn a_plan_that_does_not_fit_the_machine_is_told_with_both_sizes_and_what_to_do()
 
 #[cfg(unix)]
 #[test]
-fn a_device_is_not_replaced_by_a_picture() {
+fn what_is_no_plain_file_is_not_replaced_by_a_picture() {
     let folder = folder();
-    let line = "simulate model.toml --cluster h200x4 --ranks 2 --force --picture /dev/null";
+    let _listener = std::os::unix::net::UnixListener::bind(folder.path().join("socket")).unwrap();
+    let line = "simulate model.toml --cluster h200x4 --ranks 2 --force --picture socket";
     let refused = String::from_utf8(run(folder.path(), line).stderr).unwrap();
     assert!(refused.contains("no plain file") && refused.contains("name another file"), "{refused}");
-    assert!(!Path::new("/dev/null").is_file());
+    assert!(!folder.path().join("socket").is_file());
 }
 
 #[test]

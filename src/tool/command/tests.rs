@@ -59,13 +59,15 @@ fn the_examples_of_the_bench_parse_and_its_help_names_what_units_there_are() {
     );
 }
 
-/// A rename would take the device's place.
+/// As of devices: a rename would take the place of what is there.
 #[cfg(unix)]
 #[test]
-fn calibrate_refuses_to_replace_a_device_before_it_measures() {
-    let Command::Calibrate(calibrate) =
-        parse("warpweft calibrate /dev/null --device cpu --force").unwrap().command
-    else {
+fn calibrate_refuses_to_replace_what_is_no_plain_file_before_it_measures() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let line = format!("warpweft calibrate {} --device cpu --force", socket.display());
+    let Command::Calibrate(calibrate) = parse(&line).unwrap().command else {
         panic!("another command");
     };
     let stopped = std::sync::atomic::AtomicBool::new(true);
