@@ -171,7 +171,7 @@ fn a_plan_that_does_not_fit_the_machine_is_told_with_both_sizes_and_what_to_do()
     let memory = file.lines().find(|line| line.trim_start().starts_with("memory_bytes")).unwrap();
     let mut advice = Vec::new();
     for (bytes, wanted) in
-        [(1 << 20, "what is resident alone is more"), (7 << 20, "set a lower memory.budget")]
+        [(1 << 20, "what is resident alone is more"), (16 << 20, "set a lower memory.budget")]
     {
         let text = file.replace(memory, &format!("memory_bytes = {bytes}  # a small one"));
         std::fs::write(folder.path().join("small.toml"), text).unwrap();
