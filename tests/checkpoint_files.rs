@@ -10,7 +10,9 @@ use safetensors::{Dtype, SafeTensors};
 use trainer::{Trainer, losses, within_a_minute};
 use warpweft::config::Config;
 use warpweft::format::{Directions, Format, quantize};
-use warpweft::session::{Carried, CarriedBuffer, Checkpoint, CheckpointStore, FileStore, StoreError};
+use warpweft::session::{
+    Carried, CarriedBuffer, Checkpoint, CheckpointStore, FileStore, StoreError, WeightState,
+};
 
 /// What a reader of the files of `warpweft quantize` looks for, with the same numbers in it.
 #[test]
@@ -123,6 +125,68 @@ fn a_file_whose_header_lists_more_than_it_holds_is_refused() {
             assert!(matches!(error, StoreError::Content { .. }), "{error}");
             assert!(error.to_string().contains(expected), "{error}");
         }
+    });
+}
+
+#[test]
+fn a_file_that_is_empty_cut_off_or_missing_is_told_so() {
+    within_a_minute(async {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.safetensors");
+        let store = FileStore::new(&path);
+        let missing = store.load().await.unwrap_err().to_string();
+        assert!(missing.contains("run.safetensors") && missing.contains("check the path"), "{missing}");
+        let whole = listing(r#"[["w","f32"],["v","f32"]]"#, "[]", &[1, 1]);
+        for (bytes, expected) in [
+            (0, "the file is empty"),
+            (3, "the file is cut off in its first bytes"),
+            (20, "the file is cut off in its header of "),
+            (whole.len() - 1, "the file is cut off: its tensors have 32 bytes, and 31 are there"),
+        ] {
+            std::fs::write(&path, &whole[..bytes]).unwrap();
+            let said = store.load().await.unwrap_err().to_string();
+            assert!(said.contains(expected) && said.contains("load another checkpoint"), "{said}");
+        }
+    });
+}
+
+#[test]
+fn an_import_that_does_not_fit_names_the_weight() {
+    within_a_minute(async {
+        let mut one = Trainer::new(1, Format::F32).start(Config::default(), 1).await.unwrap();
+        let mut two = Trainer::new(2, Format::F32).start(Config::default(), 1).await.unwrap();
+        let of_one = one.export().await.unwrap();
+        let said = two.import(&of_one).await.unwrap_err().to_string();
+        assert!(said.contains("`layer1` is not in the checkpoint; import"), "{said}");
+        let mut more = two.export().await.unwrap();
+        more.weights.push(WeightState { name: "layer9".to_owned(), ..more.weights[0].clone() });
+        let said = two.import(&more).await.unwrap_err().to_string();
+        assert!(said.contains("the session has no `layer9`"), "{said}");
+        let mut wide = two.export().await.unwrap();
+        let shape = wide.weights[0].shape;
+        wide.weights[0].shape.rows += 1;
+        let said = two.import(&wide).await.unwrap_err().to_string();
+        assert!(said.contains(&format!("in the checkpoint and {shape} here")), "{said}");
+    });
+}
+
+#[cfg(unix)]
+#[test]
+fn a_save_over_no_plain_file_is_refused_and_one_over_a_link_follows_it() {
+    let empty = Checkpoint { optimizer_step: 0, weights: Vec::new(), carried: Carried::Zeros };
+    within_a_minute(async move {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let said = FileStore::new(&socket).save(&empty).await.unwrap_err().to_string();
+        assert!(said.contains("no plain file"), "{said}");
+        let (file, link) = (folder.path().join("run.safetensors"), folder.path().join("latest"));
+        FileStore::new(&file).save(&empty).await.unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let later = Checkpoint { optimizer_step: 7, ..empty };
+        FileStore::new(&link).save(&later).await.unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(FileStore::new(&file).load().await.unwrap().optimizer_step, 7);
     });
 }
 

@@ -30,7 +30,7 @@ pub fn preset(name: &str) -> Option<Result<Cluster, ConfigError>> {
 /// What [`Declared::load`] refuses.
 pub fn named(name: &str) -> Option<Result<Cluster, ConfigError>> {
     let path = Path::new(name);
-    preset(name).or_else(|| path.exists().then(|| Cluster::load(path)))
+    preset(name).or_else(|| (path.exists() && !path.is_dir()).then(|| Cluster::load(path)))
 }
 
 #[cfg(test)]

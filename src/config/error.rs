@@ -10,8 +10,8 @@ use crate::model::DeclareError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read the configuration `{}`: {source}; check its path", path.display())]
+    /// The file, a configuration or one that declares a model or a cluster, cannot be read.
+    #[error("cannot read `{}`: {source}; name a TOML file that can be read", path.display())]
     Read {
         /// The file.
         path: PathBuf,

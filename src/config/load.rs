@@ -110,6 +110,7 @@ impl Sources {
             let origin = document.origin_near(&path);
             return Err(unknown(path, origin));
         }
+        self.refuse_parts_of_rules()?;
         match leaves(&self.environment.table).into_iter().find(no_key) {
             None => Ok(()),
             Some(path) => {
@@ -117,6 +118,26 @@ impl Sources {
                 Err(unknown(path, origin))
             }
         }
+    }
+
+    /// Variables nest tables and not lists, so the rules are one variable or none.
+    fn refuse_parts_of_rules(&self) -> Result<(), ConfigError> {
+        let rules = self.environment.table.get(keys::RULES);
+        if !rules.is_some_and(Value::is_table) {
+            return Ok(());
+        }
+        let within = |path: &String| path.split('.').next() == Some(keys::RULES);
+        let first = leaves(&self.environment.table).into_iter().find(within);
+        let origin = self.environment.origin_near(first.as_deref().unwrap_or(keys::RULES));
+        Err(ConfigError::Invalid {
+            key: keys::RULES.to_owned(),
+            origin: origin.unwrap_or(Origin::Default),
+            problem: "is a list, and no variable sets a part of it".to_owned(),
+            expected: format!(
+                "all rules in one variable, as in {}='[{{ match = \"blocks.*\", format = \"bf16\" }}]', or in a file",
+                variable_for(keys::RULES)
+            ),
+        })
     }
 
     /// Where a key was set, or else what is around it.
@@ -394,6 +415,17 @@ mod tests {
             ),
             ("WARPWEFT_PREFETCH", "{ dept = 2 }", "unknown key `prefetch.dept`; did you mean"),
             ("WARPWEFT_WEIGHTS", "[{ match = '*', format = 'f3' }]", "`weights.0.format` is not understood"),
+            (
+                "WARPWEFT_WEIGHTS__MATCH",
+                "x",
+                "`weights` is a list, and no variable sets a part of it; set it to all",
+            ),
+            (
+                "WARPWEFT_WEIGHTS__0__MATCH",
+                "x",
+                "`weights` is a list, and no variable sets a part of it; set it to",
+            ),
+            ("WARPWEFT_WEIGHTS", "{ match = 'x' }", "`weights` is a list"),
             ("WARPWEFT_", "2", "unknown key"),
         ] {
             let error = from_environment("prefetch.depth = 3", &[(name, value)]).unwrap_err().to_string();

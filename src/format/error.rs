@@ -14,7 +14,7 @@ pub enum FormatError {
     UnknownName {
         /// The name as given.
         name: String,
-        /// The canonical names, comma separated.
+        /// The canonical names, comma separated, and behind them the short names of families.
         known: String,
     },
 

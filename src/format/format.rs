@@ -171,6 +171,13 @@ impl Format {
         Self::FP8_TENSOR_E4M3,
         Self::FP8_TENSOR_E5M2_POW2,
     ];
+
+    /// Short names, and the weight format of its family that each means.
+    pub const FAMILIES: [(&'static str, Self); 3] = [
+        ("nvfp4", Self::NVFP4_2D),
+        ("fp8_block", Self::FP8_BLOCK128_POW2),
+        ("fp8_tensor", Self::FP8_TENSOR_E4M3),
+    ];
 }
 
 impl Fp8Block {

@@ -56,12 +56,13 @@ impl FromStr for Format {
         match name {
             "f32" => return Ok(Self::F32),
             "bf16" => return Ok(Self::Bf16),
-            "nvfp4" | "nvfp4_2d" => return Ok(Self::NVFP4_2D),
+            "nvfp4_2d" => return Ok(Self::NVFP4_2D),
             "nvfp4_1d" => return Ok(Self::NVFP4_1D),
-            "fp8_block" => return Ok(Self::FP8_BLOCK128_POW2),
-            "fp8_tensor" => return Ok(Self::FP8_TENSOR_E4M3),
             "mxfp8" => return Ok(Self::Mxfp8),
             _ => {}
+        }
+        if let Some((_, format)) = Self::FAMILIES.into_iter().find(|(family, _)| *family == name) {
+            return Ok(format);
         }
         parse_fp8(name).unwrap_or_else(|| Err(unknown(name)))
     }
@@ -107,7 +108,9 @@ fn parse_block_options(options: &str) -> Option<(Fp8Element, ScaleRule)> {
 
 fn unknown(name: &str) -> FormatError {
     let known: Vec<String> = Format::CANONICAL.iter().map(Format::to_string).collect();
-    FormatError::UnknownName { name: name.to_owned(), known: known.join(", ") }
+    let families = Format::FAMILIES.map(|(family, format)| format!("{family} for {format}"));
+    let known = format!("{}; for short {}", known.join(", "), families.join(", "));
+    FormatError::UnknownName { name: name.to_owned(), known }
 }
 
 impl TryFrom<String> for Format {
@@ -179,6 +182,9 @@ mod tests {
         for name in ["", "fp4", "nvfp4_3d", "fp8_block128", "fp8_tensor_e3m4", "fp8_block128_pow2_eps"] {
             let message = name.parse::<Format>().unwrap_err().to_string();
             assert!(message.contains("nvfp4_2d") && message.contains("mxfp8"), "{message}");
+            assert!(message.ends_with(
+                "for short nvfp4 for nvfp4_2d, fp8_block for fp8_block128_pow2, fp8_tensor for fp8_tensor_e4m3"
+            ), "{message}");
         }
     }
 

@@ -6,6 +6,7 @@
 //! ride along for whoever serves the model, and are not read back. Carried buffers are the exception: each
 //! rank has its own, so they fit the number of ranks that wrote them, and nothing drops them silently.
 
+use std::collections::HashSet;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
@@ -184,12 +185,7 @@ impl Checkpoint {
 
     fn check_weights(&self, weights: &Weights) -> Result<(), SessionError> {
         if self.weights.len() != weights.layouts.len() {
-            let reason = format!(
-                "the checkpoint has {} weights, the session {}",
-                self.weights.len(),
-                weights.layouts.len()
-            );
-            return Err(SessionError::Import { reason });
+            return Err(SessionError::Import { reason: self.other_weights(weights) });
         }
         for (state, layout) in self.weights.iter().zip(&weights.layouts) {
             let elements = layout.shard.shape.rows * layout.shard.shape.cols;
@@ -197,7 +193,7 @@ impl Checkpoint {
                 format!("the checkpoint has `{}` where the session has `{}`", state.name, layout.name)
             } else if state.shape != layout.shard.shape {
                 format!(
-                    "`{}` is {:?} in the checkpoint and {:?} here",
+                    "`{}` is {} in the checkpoint and {} here; declare it as it was saved, or load another checkpoint",
                     state.name, state.shape, layout.shard.shape
                 )
             } else if state.master.len() != elements || !state.has_moments(elements) {
@@ -216,6 +212,30 @@ impl Checkpoint {
             return Err(SessionError::Import { reason });
         }
         Ok(())
+    }
+
+    /// What to say about more or fewer weights than the session has.
+    fn other_weights(&self, weights: &Weights) -> String {
+        let counts = format!(
+            "the checkpoint has {} weights, the session {}",
+            self.weights.len(),
+            weights.layouts.len()
+        );
+        let (saved, declared): (HashSet<&str>, HashSet<&str>) = (
+            self.weights.iter().map(|state| state.name.as_str()).collect(),
+            weights.layouts.iter().map(|layout| layout.name.as_str()).collect(),
+        );
+        let missing = weights.layouts.iter().find(|layout| !saved.contains(layout.name.as_str()));
+        let unknown = self.weights.iter().find(|state| !declared.contains(state.name.as_str()));
+        let which = match (missing, unknown) {
+            (Some(layout), None) => format!("`{}` is not in the checkpoint", layout.name),
+            (None, Some(state)) => format!("the session has no `{}`", state.name),
+            (Some(layout), Some(state)) => {
+                format!("`{}` is not in the checkpoint, and the session has no `{}`", layout.name, state.name)
+            }
+            (None, None) => "the checkpoint has some of them twice".to_owned(),
+        };
+        format!("{counts}: {which}; import a checkpoint of the same model")
     }
 
     /// Cuts out what `rank` owns.

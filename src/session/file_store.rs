@@ -1,22 +1,19 @@
 //! Checkpoints in one safetensors file.
 //!
-//! Law: the file is replaced whole or not at all, and a save that returned survives the loss of power: what
-//! is written goes into a file of its own beside it, is synced, and renamed over it, so of saves at the same
-//! time one is kept whole. A save that fails leaves nothing behind. Loading takes memory in proportion to the
+//! Law: the file is replaced whole or not at all, and a save that returned survives the loss of power
+//! (`whole_file.rs`). A save that fails leaves nothing behind. Loading takes memory in proportion to the
 //! file, whatever its header says: every tensor is read at most once. What the tensors are called is said in
 //! `tensors.rs`.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use async_trait::async_trait;
 use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::store::{CheckpointStore, StoreError};
 use super::tensors::{self, Tensor};
-use super::{Carried, CarriedBuffer, Checkpoint, WeightState};
+use super::{Carried, CarriedBuffer, Checkpoint, WeightState, WholeFile};
 use crate::format::{DelayedState, Format, Shape};
 
 /// One safetensors file.
@@ -29,6 +26,10 @@ use crate::format::{DelayedState, Format, Shape};
 /// carried buffer and rank: `carried.<buffer>.rank<N>`, bytes; of [`Carried::Zeros`] the metadata says
 /// `zeros`. Weights that were frozen have no moments, and the metadata list them. Version 1 had no carried
 /// buffers; such a file loads as a checkpoint without any.
+///
+/// The planes are for whoever serves the model. Loading leaves them out ([`WeightState::planes`] is empty
+/// then), for a session makes them again of the masters. So a checkpoint that is loaded and saved without a
+/// session between has none in its file, and readers of the planes find only masters and moments there.
 #[derive(Clone, Debug)]
 pub struct FileStore {
     path: PathBuf,
@@ -39,6 +40,9 @@ const VERSION: &str = "2";
 
 /// What stands in place of the list of carried buffers for [`Carried::Zeros`].
 const ZEROS: &str = "zeros";
+
+/// The longest header that safetensors reads, bytes; what claims a longer one is something else.
+const MOST_HEADER: usize = 100_000_000;
 
 /// What it reads.
 const VERSIONS: [&str; 2] = ["1", VERSION];
@@ -55,7 +59,8 @@ impl FileStore {
     }
 
     fn read(&self, bytes: &[u8]) -> Result<Checkpoint, StoreError> {
-        let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| self.content(error))?;
+        let (_, header) = SafeTensors::read_metadata(bytes)
+            .map_err(|error| self.content(cut_off(bytes).unwrap_or_else(|| error.to_string())))?;
         let about = header.metadata().clone().unwrap_or_default();
         let field = |key: &str| about.get(key).ok_or_else(|| self.content(format!("it has no `{key}`")));
         let version = field("warpweft_checkpoint")?;
@@ -207,7 +212,8 @@ impl FileStore {
 impl CheckpointStore for FileStore {
     async fn save(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
         let bytes = self.bytes(checkpoint)?;
-        replace(&self.path, &bytes).map_err(|source| StoreError::File { path: self.path.clone(), source })
+        WholeFile::write(&self.path, &bytes)
+            .map_err(|source| StoreError::File { path: self.path.clone(), source })
     }
 
     async fn load(&self) -> Result<Checkpoint, StoreError> {
@@ -217,35 +223,24 @@ impl CheckpointStore for FileStore {
     }
 }
 
+/// Does a file that cannot be read end early? Its header's length says so, and where its last tensor ends.
+fn cut_off(bytes: &[u8]) -> Option<String> {
+    let advice = "is it a copy that was interrupted? Copy it again, or load another checkpoint";
+    let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
+        let what =
+            if bytes.is_empty() { "the file is empty" } else { "the file is cut off in its first bytes" };
+        return Some(format!("{what}; {advice}"));
+    };
+    let length = usize::try_from(u64::from_le_bytes(*length)).ok().filter(|length| *length <= MOST_HEADER)?;
+    let Some((header, data)) = rest.split_at_checked(length) else {
+        return Some(format!("the file is cut off in its header of {length} bytes; {advice}"));
+    };
+    let header: HashMap<String, serde_json::Value> = serde_json::from_slice(header).ok()?;
+    let ends = header.values().filter_map(|tensor| tensor.get("data_offsets")?.get(1)?.as_u64());
+    let end = ends.max().filter(|end| *end > data.len() as u64)?;
+    Some(format!("the file is cut off: its tensors have {end} bytes, and {} are there; {advice}", data.len()))
+}
+
 fn numbers(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
-}
-
-/// Writes `bytes` beside `path`, and puts them in the place of `path` once they are on the disk.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    // Only Unix opens folders; elsewhere a rename lasts without.
-    let folder = cfg!(unix).then(|| File::open(folder.unwrap_or(Path::new(".")))).transpose()?;
-    let (beside, mut file) = beside(path)?;
-    let written = file.write_all(bytes).and_then(|()| file.sync_all());
-    drop(file);
-    written.and_then(|()| std::fs::rename(&beside, path)).inspect_err(|_| {
-        // Nothing to tell the caller beyond the first error.
-        let _ = std::fs::remove_file(&beside);
-    })?;
-    folder.map_or(Ok(()), |folder| folder.sync_all())
-}
-
-/// A new file beside `path` that no other save has, in this process or another.
-fn beside(path: &Path) -> io::Result<(PathBuf, File)> {
-    let mut number = 0_u32;
-    loop {
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".{}.{number}.part", std::process::id()));
-        let beside = path.with_file_name(name);
-        match File::create_new(&beside) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < u32::MAX => number += 1,
-            made => return made.map(|file| (beside, file)),
-        }
-    }
 }

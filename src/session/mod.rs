@@ -27,6 +27,7 @@ mod simulation;
 mod store;
 mod tensors;
 mod tuning;
+mod whole_file;
 
 pub use block_on::block_on;
 pub use builder::SessionBuilder;
@@ -39,6 +40,7 @@ pub use report::{NotRecorded, Outcome, StepReport};
 pub use simulation::{Simulation, plan_program, plan_program_on};
 pub use store::{CheckpointStore, StoreError};
 pub use tuning::Tuning;
+pub(crate) use whole_file::WholeFile;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -2,14 +2,14 @@
 //!
 //! Law: a recorder only looks. It keeps the steps it was asked for and no others, so that a long run gives a
 //! trace a person can open. A path that cannot be written is refused before the session starts; the file is
-//! written when the session is closed or dropped. Arrows show the plan's fences: from the task that filled or
-//! freed a slot to the task that waited for it.
+//! written when the session is closed or dropped, whole or not at all (`whole_file.rs`). Arrows show the
+//! plan's fences: from the task that filled or freed a slot to the task that waited for it.
 
 use std::collections::BTreeSet;
 use std::ops::{Deref, Range};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use super::SessionError;
+use super::{SessionError, WholeFile};
 use crate::backend::TaskInterval;
 use crate::exec::Exchange;
 use crate::id::{RankId, TaskId};
@@ -43,11 +43,10 @@ impl Recorder {
         Self { path, steps, timeline, host }
     }
 
-    /// Can a trace be written to `path`? Makes the file if there is none, and leaves it as it is if
-    /// there is one.
+    /// Can a trace be written to `path`? Leaves what is there as it is.
     pub(super) fn check(path: &str) -> Result<(), SessionError> {
-        let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
-        opened
+        let begun = WholeFile::begin(Path::new(path));
+        begun
             .map(drop)
             .map_err(|error| SessionError::Trace { path: path.to_owned(), reason: error.to_string() })
     }
@@ -84,9 +83,10 @@ impl Recorder {
         let path = self.path.display().to_string();
         let failed = |reason: String| SessionError::Trace { path: path.clone(), reason };
         let host = self.host.finish().map_err(|error| failed(error.to_string()))?;
-        let file = std::fs::File::create(&self.path).map_err(|error| failed(error.to_string()))?;
-        trace::write_trace(&self.timeline, Some(&host), file).map_err(|error| failed(error.to_string()))?;
-        Ok(())
+        let mut file = WholeFile::begin(&self.path).map_err(|error| failed(error.to_string()))?;
+        let written = trace::write_trace(&self.timeline, Some(&host), &mut file);
+        written.map_err(|error| failed(error.to_string()))?;
+        file.commit().map_err(|error| failed(error.to_string()))
     }
 }
 

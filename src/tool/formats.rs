@@ -50,9 +50,16 @@ cost cannot be sharded.
 
 Block and per-tensor FP8 have further spellings: `_e4m3` or `_e5m2` for the element, `_pow2` or
 `_f32scale` for the scales, `_eps` and a number for the least amax, as in
-`fp8_block128_e5m2_f32scale_eps1e-6` and `fp8_tensor_e4m3_pow2`.
-"
+`fp8_block128_e5m2_f32scale_eps1e-6` and `fp8_tensor_e4m3_pow2`. For short there are
+{families}.
+",
+        families = families()
     )
+}
+
+/// The short names, and what they mean.
+pub(super) fn families() -> String {
+    Format::FAMILIES.map(|(family, format)| format!("`{family}` ({format})")).join(", ")
 }
 
 /// The formats that `quantize` writes as a list, for the help text of an option.
@@ -150,6 +157,9 @@ mod tests {
         let line = text.lines().find(|line| line.starts_with("nvfp4_2d")).unwrap();
         assert!(line.contains("0.5625") && line.contains("1.1250") && line.contains("0.5039"), "{line}");
         assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
+        for (family, format) in Format::FAMILIES {
+            assert!(text.contains(&format!("`{family}` ({format})")), "{text}");
+        }
     }
 
     #[test]

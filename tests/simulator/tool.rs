@@ -105,7 +105,8 @@ fn what_is_wrong_is_told_with_its_file_and_line_and_nothing_is_written() {
     for (line, complaint) in [
         ("plan typo.toml", "typo.toml:2: unknown key `layer`; did you mean `layers`?"),
         ("plan odd.toml", "`odd.toml`: "),
-        ("plan none.toml", "cannot read"),
+        ("plan none.toml", "cannot read the model `none.toml`"),
+        ("plan model.toml --cluster .", "`.` is neither a file nor a preset; the presets are h200x4, "),
         ("plan calls.toml", "`call.0.uses.0.weight`: no weight is named `layer.0.mix`"),
         ("simulate model.toml --cluster cluster.toml --ranks 2", "cluster.toml:2: `gpus_per_node` is 0"),
         ("simulate model.toml --cluster h300 --ranks 2 --trace t.json", "the presets are h200x4, "),
@@ -139,9 +140,20 @@ fn no_file_is_replaced_unless_it_is_said() {
 fn plan_says_why_a_task_stands_where_it_stands_and_what_a_step_is_expected_to_take() {
     let folder = folder();
     let totals = said(folder.path(), "plan model.toml --cluster h200x4 --ranks 4 --auto");
-    for word in ["expected", "times the bound below", "in any schedule", "slack least", "policy = \"auto\""] {
+    for word in [
+        "expected",
+        "times the bound below",
+        "no schedule exposes less than",
+        "slack least",
+        "policy = \"auto\"",
+    ] {
         assert!(totals.contains(word), "{word}: {totals}");
     }
+    let tasks = said(folder.path(), "plan model.toml --cluster h200x4 --ranks 4 --tasks");
+    assert!(
+        tasks.starts_with("plan `train`: ") && tasks.contains("no schedule exposes less than"),
+        "{tasks}"
+    );
     let why = said(folder.path(), "plan model.toml --cluster h200x4 --ranks 4 --depth 1 --why 12");
     assert!(why.starts_with("task 12 (") && why.contains("  lane ") && why.contains("  runs "), "{why}");
     let named = said(folder.path(), "plan model.toml --ranks 4 --depth 1 --why blocks.1.up");
@@ -150,6 +162,50 @@ fn plan_says_why_a_task_stands_where_it_stands_and_what_a_step_is_expected_to_ta
     }
     let complaint = String::from_utf8(run(folder.path(), "plan model.toml --why nothing").stderr).unwrap();
     assert!(complaint.contains("no task of the plan is `nothing`"), "{complaint}");
+}
+
+#[test]
+fn a_plan_that_does_not_fit_the_machine_is_told_with_both_sizes_and_what_to_do() {
+    let folder = folder();
+    let file = include_str!("../../src/cluster/presets/h200x4.toml");
+    let memory = file.lines().find(|line| line.trim_start().starts_with("memory_bytes")).unwrap();
+    let mut advice = Vec::new();
+    for (bytes, wanted) in
+        [(1 << 20, "what is resident alone is more"), (16 << 20, "set a lower memory.budget")]
+    {
+        let text = file.replace(memory, &format!("memory_bytes = {bytes}  # a small one"));
+        std::fs::write(folder.path().join("small.toml"), text).unwrap();
+        let line = "model.toml --cluster small.toml --ranks 2 --depth 2";
+        for view in ["", " --tasks"] {
+            let planned = said(folder.path(), &format!("plan {line}{view}"));
+            let note = planned
+                .lines()
+                .find(|line| line.starts_with("note: a rank's arena"))
+                .unwrap_or("")
+                .to_owned();
+            assert!(note.contains("MiB") && note.contains("`h200x4`"), "{planned}");
+            advice.push((note, wanted));
+        }
+        let refused = String::from_utf8(run(folder.path(), &format!("simulate {line}")).stderr).unwrap();
+        assert!(refused.contains(&format!("has {bytes} bytes (")), "{refused}");
+        assert!(refused.contains("set memory.budget, or lower it"), "{refused}");
+    }
+    for (note, wanted) in advice {
+        assert!(note.contains(wanted), "{note}");
+    }
+    let fits = said(folder.path(), "plan model.toml --cluster h200x4 --ranks 2 --depth 2");
+    assert!(!fits.contains("note: a rank's arena"), "{fits}");
+}
+
+#[cfg(unix)]
+#[test]
+fn what_is_no_plain_file_is_not_replaced_by_a_picture() {
+    let folder = folder();
+    let _listener = std::os::unix::net::UnixListener::bind(folder.path().join("socket")).unwrap();
+    let line = "simulate model.toml --cluster h200x4 --ranks 2 --force --picture socket";
+    let refused = String::from_utf8(run(folder.path(), line).stderr).unwrap();
+    assert!(refused.contains("no plain file") && refused.contains("name another file"), "{refused}");
+    assert!(!folder.path().join("socket").is_file());
 }
 
 #[test]

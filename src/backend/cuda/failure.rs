@@ -55,7 +55,7 @@ impl CudaFailure {
         move |error| {
             let advice = match error.0 {
                 CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-                    "; lower memory.budget (set one if tune.steps asks for trials: room is made for the largest) or prefetch.depth, use more ranks, or free memory of other programs"
+                    "; set memory.budget, or lower it (with tune.steps, room is made for the largest trial), lower prefetch.depth, use more ranks, or free memory of other programs"
                 }
                 CUresult::CUDA_ERROR_ILLEGAL_ADDRESS | CUresult::CUDA_ERROR_LAUNCH_FAILED => {
                     "; a kernel went astray, an embedder's or ours: run under compute-sanitizer to see which"

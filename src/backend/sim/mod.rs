@@ -47,7 +47,7 @@ use self::world::Shared;
 use super::bell::lock;
 use super::{Backend, BackendError, ClosureFault, TaskInterval, within};
 use crate::compute::ComputeFactory;
-use crate::config::Reduce;
+use crate::config::{ByteSize, Reduce};
 use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{Binding, Lane, Region};
 use crate::model::Mesh;
@@ -146,7 +146,8 @@ impl Backend for SimBackend {
     fn reserve(&self, bytes: usize, _landing: usize) -> Result<SimMemory, BackendError> {
         let memory = self.shared.prices.cluster().gpu.memory_bytes;
         if bytes as u64 > memory {
-            let reason = format!("a GPU of `{}` has {memory}", self.shared.prices.cluster().name);
+            let name = &self.shared.prices.cluster().name;
+            let reason = format!("a GPU of `{name}` has {}", ByteSize::new(memory).in_full());
             return Err(BackendError::Memory { rank: self.rank(), bytes, reason });
         }
         Ok(SimMemory { bytes })

@@ -1,7 +1,7 @@
 //! A file to weights and calls.
 //!
 //! Law: items are declared in the order of the file. Whatever is refused is told with the key of the item,
-//! and nothing is kept.
+//! and nothing is kept. Gradients of frozen weights are left out, and nothing else.
 
 use std::collections::BTreeMap;
 
@@ -87,8 +87,8 @@ impl CallList {
         let shape = crate::format::Shape { rows: weight.rows, cols: weight.cols };
         let name = numbered(&weight.name, number);
         let (reuse, parameters) = (weight.reuse, ParameterGroup::default());
-        let spec =
-            WeightSpec { name, shape, format, placement, reuse, group: None, parameters, frozen: false };
+        let (frozen, group) = (weight.frozen, None);
+        let spec = WeightSpec { name, shape, format, placement, reuse, group, parameters, frozen };
         model.add(spec).map_err(self.at(format!("weight.{item}")))
     }
 
@@ -115,7 +115,10 @@ impl CallList {
         ];
         for (of, names, element) in lists {
             for name in names {
-                gradients.push((weight(program, name, key(of))?, element));
+                let found = weight(program, name, key(of))?;
+                if !program.model().weight(found).frozen {
+                    gradients.push((found, element));
+                }
             }
         }
         let mut accesses = Vec::new();

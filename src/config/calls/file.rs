@@ -36,6 +36,8 @@ pub(super) struct WeightItem {
     pub(super) placement: Place,
     pub(super) reuse: Option<Reuse>,
     pub(super) group: Option<String>,
+    #[serde(default)]
+    pub(super) frozen: bool,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -176,6 +178,7 @@ impl Declared for File {
         optional("weight.#.placement", Takes::OneOf(&["sharded", "replicated"])),
         optional("weight.#.reuse", REUSE),
         optional("weight.#.group", Takes::Text),
+        optional("weight.#.frozen", Takes::Switch),
         optional("buffer", Takes::Tables),
         of_each("buffer.#.name", Takes::Text),
         optional("buffer.#.numbers", Takes::FirstAndLast),

@@ -4,12 +4,17 @@
 //! nothing more: what could be declared by hand can be listed, and nothing is added. What the declaration
 //! refuses is told with the key of the item that asked for it.
 //!
+//! One thing is left out instead of refused: the gradient that a call lists of a weight that is frozen, by
+//! the file or by a rule of the configuration. A list describes a model for planning, and one list does for
+//! every choice of what trains. What its calls cost stays what the list says.
+//!
 //! | key | of each | meaning |
 //! |---|---|---|
 //! | `name`, `tokens`, `micro_batches`, `math` | | what it is called; tokens of one rank in one micro-batch, for rates; as for a decoder |
 //! | `[[weight]]` | `name`, `rows`, `cols` | its shape; sharded over the ranks |
 //! | | `format`, `placement`, `reuse` | `bf16`; or replicated, then f32; whether its planes are kept |
 //! | | `group` | weights of one group travel together |
+//! | | `frozen` | `true`: it does not train, and gradients that calls list of it are left out |
 //! | `[[buffer]]` | `name`, `elements`, `element` | f32 when left out |
 //! | | `role`, `lifetime` | `internal` and `step` when left out |
 //! | `[[call]]` | `name`, `phase` | in program order |
@@ -24,7 +29,7 @@
 //! downwards if the last is smaller. In each text of the item `#` is the number, `#-1` and `#+1` are its
 //! neighbours. So a chain of any length is a few lines, and its backward is `numbers = [31, 0]`.
 //!
-//! A program in which some call writes a gradient trains; one without evaluates.
+//! A program in which some call lists a gradient trains; one without evaluates.
 //!
 //! | file | idea |
 //! |---|---|
@@ -67,6 +72,12 @@ impl CallList {
     pub fn from_toml(text: &str, source_name: &str) -> Result<Self, ConfigError> {
         let file = File::from_toml(text, source_name)?;
         Ok(Self { file, document: Document::parse(source_name, text)? })
+    }
+
+    /// All keys of such a file, dotted; `#` is the number of any item of a list.
+    #[cfg(test)]
+    pub(crate) fn keys() -> impl Iterator<Item = &'static str> {
+        File::RULES.iter().map(|rule| rule.key)
     }
 
     /// Does a text list calls, rather than declare a decoder by its sizes?

@@ -94,6 +94,31 @@ fn a_list_without_gradients_evaluates() {
     assert!(!list.program(&list.model().unwrap()).unwrap().updates_weights());
 }
 
+/// By the list or by a rule of the configuration.
+#[test]
+fn a_call_leaves_out_the_gradient_of_a_weight_that_is_frozen() {
+    let rule = "[[weights]]\nmatch = 'w.0'\nfrozen = true\n";
+    let ruled = crate::config::Config::from_toml_str(rule, "c.toml").unwrap();
+    let first = "[[weight]]\nname = 'w.0'\nfrozen = true\nrows = 8\ncols = 4\n\
+                 [[weight]]\nname = 'w.1'\nrows = 8\ncols = 4\n";
+    let weights = "[[weight]]\nname = 'w.#'\nnumbers = [0, 1]\nrows = 8\ncols = 4\n";
+    let listed = SOUND.replace(weights, first);
+    assert_ne!(listed, SOUND);
+    for (text, config) in [(listed.as_str(), crate::config::Config::default()), (SOUND, ruled)] {
+        let list = CallList::from_toml(text, "m.toml").unwrap();
+        let model = config.apply_weight_rules(&list.model().unwrap()).unwrap();
+        let program = list.program(&model).unwrap();
+        let of =
+            |call: usize| program.calls()[call].grads.iter().map(|of| of.weight.index()).collect::<Vec<_>>();
+        assert_eq!((of(2), of(3)), (vec![1], vec![]));
+        assert!(program.updates_weights());
+        assert_eq!(program.calls()[3].uses.len(), 1, "it is used as any other");
+    }
+    let all = refusal(&SOUND.replace("cols = 4\n", "cols = 4\nfrozen = true\n"));
+    assert!(all.contains("every weight of its model is frozen"), "{all}");
+    assert!(refusal(&SOUND.replace("cols = 4\n", "cols = 4\nfrozen = 1\n")).contains("`true` or `false`"));
+}
+
 #[test]
 fn the_example_declares_groups_and_a_chain() {
     let list = CallList::from_toml(EXAMPLE, "calls.toml").unwrap();

@@ -29,7 +29,7 @@ pub(super) enum Place {
     Unknown,
 }
 
-const RULES: &str = "weights";
+pub(super) const RULES: &str = "weights";
 
 /// Every key of a configuration, those of its rules last.
 pub(super) fn entries(config: &Config) -> Vec<Entry> {

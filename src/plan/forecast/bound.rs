@@ -4,7 +4,9 @@
 //! one after the other, in program order; one thing at a time on a link, on the quantize lane and on the
 //! host; a call after all gathers that it and the calls before it need; a task after the launches of itself
 //! and of what it cannot do without. Memory, prefetch and contention are left out, so a plan may be above the
-//! bound and the best still be found. The order of the plan enters nowhere but along the compute lane.
+//! bound and the best still be found. The order of the plan enters nowhere but along the compute lane. Where
+//! lanes contend, tasks take longer and never less, so the bound of the step holds there too; that of exposed
+//! communication does not, for calls that are slowed beside collectives hide more of them.
 //!
 //! With G(c) the time of all gathers that calls up to c need, and C(c) that of the calls before c, call c
 //! cannot begin before G(c), and `G(c) − C(c)` is exposed; so is what remains of the collectives that come up

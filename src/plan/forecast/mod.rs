@@ -3,7 +3,8 @@
 //! Law: a forecast is a function of a finished plan and of costs. Without contention and delays its times are
 //! those of a simulated step, to the nanosecond. With contention they are near them: the simulator charges in
 //! the order in which actors issue, a forecast in T. (Tests hold the two against each other, both ways.) Its
-//! bounds hold for every schedule of the plan's tasks.
+//! bound of the step holds for every schedule of the plan's tasks; that of exposed communication does where
+//! nothing contends.
 //!
 //! | file | idea |
 //! |---|---|
@@ -34,11 +35,11 @@ pub struct Forecast {
     pub compute: u64,
     /// Time in which a communicator runs something and the compute lane nothing.
     pub exposed: u64,
-    /// The least exposed communication of any schedule: the maximum over prefixes of the step of
-    /// communication that is needed so far less the compute before it. Contention is left out: compute that
-    /// is slowed hides more.
+    /// The least exposed communication of any schedule without contention: the maximum over prefixes of the
+    /// step of communication that is needed so far less the compute before it. With contention it is no
+    /// bound, and [`Forecast::exposed`] may be below it: calls that run slower beside collectives hide more.
     pub exposed_bound: u64,
-    /// The least time of any schedule of these tasks, with any memory and without contention.
+    /// The least time of any schedule of these tasks, with any memory. Contention only adds to it.
     pub step_bound: u64,
     /// Every gather, in issue order.
     pub gathers: Vec<Slack>,

@@ -1,10 +1,10 @@
 //! Arguments of `warpweft calibrate`.
 //!
-//! Law: arguments are turned into options here and used elsewhere. No file is replaced without `--force`, and none is written unless all of it
-//! was measured.
+//! Law: arguments are turned into options here and used elsewhere. No file is replaced without `--force`,
+//! nothing but a plain file at all, and none is written unless all of it was measured.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use clap::{Args, ValueEnum};
@@ -14,6 +14,7 @@ use super::super::{CalibrateDevice, CalibrateError, CalibrateOptions, calibrate_
 use crate::cluster::Algorithm;
 use crate::config::ByteSize;
 use crate::model::Math;
+use crate::session::WholeFile;
 
 /// Measures this machine and writes the cluster file that simulate, plan, tune and prefetch.policy = "auto" read
 ///
@@ -134,6 +135,8 @@ impl Calibrate {
         if self.out.exists() && !self.force {
             return Err(CalibrateError::Exists { path: self.out });
         }
+        // Before minutes of measuring.
+        WholeFile::begin(&self.out).map(drop).map_err(cannot_write(&self.out))?;
         let bar = ProgressBar::new(0);
         let style = ProgressStyle::with_template("{bar:32} {pos} of {len}  {wide_msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -146,11 +149,7 @@ impl Calibrate {
         let measured = calibrate_machine(&options, stop, &mut watch);
         bar.finish_and_clear();
         let calibration = measured?;
-        write(&out, &calibration.file).map_err(|source| CalibrateError::File {
-            action: "write",
-            path: out.clone(),
-            source,
-        })?;
+        WholeFile::write(&out, calibration.file.as_bytes()).map_err(cannot_write(&out))?;
         Ok(format!("{calibration}\nwritten: {}\n", out.display()))
     }
 
@@ -184,11 +183,6 @@ impl Calibrate {
     }
 }
 
-/// Writes a file whole: under a name of its own first.
-fn write(path: &std::path::Path, text: &str) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let mut file = tempfile::NamedTempFile::new_in(folder.unwrap_or_else(|| std::path::Path::new(".")))?;
-    io::Write::write_all(&mut file, text.as_bytes())?;
-    file.persist(path).map_err(|error| error.error)?;
-    Ok(())
+fn cannot_write(path: &Path) -> impl Fn(io::Error) -> CalibrateError {
+    move |source| CalibrateError::File { action: "write", path: path.to_owned(), source }
 }

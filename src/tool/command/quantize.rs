@@ -105,7 +105,8 @@ fn parse_format(name: &str) -> Result<Format, String> {
         Ok(format @ (Format::F32 | Format::Bf16)) => Err(ToolError::NotQuantizing { format }.to_string()),
         Ok(format) => Ok(format),
         Err(FormatError::UnknownName { .. }) => {
-            Err(format!("there is no such format; choose one of {}", formats::quantizing_names()))
+            let (names, families) = (formats::quantizing_names(), formats::families());
+            Err(format!("there is no such format; choose one of {names}; for short there are {families}"))
         }
         Err(error) => Err(error.to_string()),
     }

@@ -42,10 +42,14 @@ use crate::model::Mesh;
 ///
 /// Or it lists weights, buffers and calls of any model, in program order:
 ///
-///   [[weight]]               name, rows, cols; format (bf16), placement ("sharded"), reuse, group
+///   [[weight]]               name, rows, cols; format (bf16), placement ("sharded"), reuse, group,
+///                            frozen (false)
 ///   [[buffer]]               name, elements; element (f32), role ("internal"), lifetime ("step")
 ///   [[call]]                 name, phase; uses = [{ weight, orientation, form, reuse }], gradients (f32), gradients_bf16,
-///                            reads, writes, updates; flops, bytes, math
+///                            reads, writes, updates; flops, bytes, math, kernels, and further parts of its
+///                            cost: parts = [{ flops, bytes, math, kernels }]; dynamic (false)
+///
+/// The gradient of a frozen weight, frozen here or by a rule of the configuration, is left out.
 ///
 /// An item with `numbers = [0, 31]` is repeated for each of them: in its texts `#` is the number, `#-1` the one before.
 /// examples/simulate/calls.toml is such a file.
@@ -56,7 +60,7 @@ pub(super) struct Plan {
     model: ModelArguments,
 
     /// Ranks, in all copies of the model
-    #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u32).range(1..=i64::from(Mesh::MAX_RANKS)))]
     ranks: u32,
 
     /// Print every task in issue order: lane, bytes received, what it waits for
@@ -71,7 +75,8 @@ pub(super) struct Plan {
     #[arg(long, value_name = "TASK")]
     why: Option<String>,
 
-    /// Say what a step is expected to take on a machine, and what no schedule could beat: a preset or a file
+    /// Say what a step is expected to take on a machine, what no schedule could beat, and whether the plan fits
+    /// its memory: a preset or a file. Graphs of --dot say nothing of it
     #[arg(long, value_name = "PRESET|FILE")]
     cluster: Option<String>,
 }
@@ -102,7 +107,7 @@ pub(super) struct Simulate {
     cluster: String,
 
     /// Ranks, in all copies of the model; node after node
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(Mesh::MAX_RANKS)))]
     ranks: u32,
 
     /// Steps to take the mean of; they differ where the cluster has jitter
@@ -172,7 +177,7 @@ pub(super) struct Tune {
     cluster: String,
 
     /// Ranks, in all copies of the model; node after node
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(Mesh::MAX_RANKS)))]
     ranks: u32,
 
     /// Draw step time against memory, with the choice marked

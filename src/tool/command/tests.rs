@@ -59,6 +59,31 @@ fn the_examples_of_the_bench_parse_and_its_help_names_what_units_there_are() {
     );
 }
 
+/// As of devices: a rename would take the place of what is there.
+#[cfg(unix)]
+#[test]
+fn calibrate_refuses_to_replace_what_is_no_plain_file_before_it_measures() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let line = format!("warpweft calibrate {} --device cpu --force", socket.display());
+    let Command::Calibrate(calibrate) = parse(&line).unwrap().command else {
+        panic!("another command");
+    };
+    let stopped = std::sync::atomic::AtomicBool::new(true);
+    let said = calibrate.run(&stopped).unwrap_err().to_string();
+    assert!(said.contains("no plain file") && said.contains("name another file"), "{said}");
+}
+
+#[test]
+fn the_help_of_plan_names_every_key_of_a_list_of_calls() {
+    let help = parse("warpweft plan --help").unwrap_err().to_string();
+    for key in crate::config::CallList::keys() {
+        let word = key.rsplit('.').next().unwrap();
+        assert!(help.contains(word), "{key}: {help}");
+    }
+}
+
 #[test]
 fn the_help_of_simulate_names_every_preset() {
     let help = parse("warpweft simulate --help").unwrap_err().to_string();
@@ -84,8 +109,9 @@ fn what_makes_no_sense_together_is_refused() {
         ("warpweft quantize --format nvfp4 in", "OUT.safetensors"),
         ("warpweft plan m.toml --dot --tasks", "cannot be used with"),
         ("warpweft simulate m.toml --ranks 4", "--cluster"),
-        ("warpweft simulate m.toml --cluster h200x4 --ranks 0", "0 is not in 1..=1000000"),
+        ("warpweft simulate m.toml --cluster h200x4 --ranks 0", "0 is not in 1..=65536"),
         ("warpweft simulate m.toml --cluster h200x4 --ranks 4 --depth 65", "65 is not in 0..=64"),
+        ("warpweft plan m.toml --ranks 99999999", "99999999 is not in 1..=65536"),
         ("warpweft trace t.json --step 3", "--picture"),
         ("warpweft plan m.toml --depth 2 --auto", "cannot be used with"),
         ("warpweft plan m.toml --bytes 2gigs", "the unit is unknown"),

@@ -56,8 +56,19 @@ pub enum ScheduleError {
         /// The steps there are.
         has: String,
     },
+    /// There is no model to be read.
+    #[error(
+        "cannot read the model `{}`: {source}; check its path, or write it: `warpweft plan --help` says what it declares",
+        path.display()
+    )]
+    NoModel {
+        /// Where it should be.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The file system refused.
-    #[error("cannot {action} `{}`: {source}", path.display())]
+    #[error("cannot {action} `{}`: {source}; {}", path.display(), next_step(action))]
     File {
         /// What was attempted.
         action: &'static str,
@@ -92,4 +103,12 @@ pub enum ScheduleError {
         /// Why the last one could not.
         reason: String,
     },
+}
+
+/// What to do when the file system refuses.
+fn next_step(action: &str) -> &'static str {
+    match action {
+        "read" => "check its path",
+        _ => "name a file that can be written, where there is room for it",
+    }
 }

@@ -28,7 +28,7 @@ pub use tune::{TuneOptions, tune_model};
 
 use self::model_file::ModelFile;
 use self::outputs::refused;
-use self::text::{forecast, outcome, totals};
+use self::text::{forecast, outcome, too_large, totals};
 use super::text::duration;
 use crate::cluster::{Cluster, PRESETS, named};
 use crate::config::{ByteSize, Config, Prefetch};
@@ -102,24 +102,28 @@ pub fn plan_model(
     view: &PlanView,
 ) -> Result<String, ScheduleError> {
     let Declaration { program, config, .. } = declare(model)?;
-    let (plan, costs) = match cluster_name {
-        None => (plan_program(&program, &config, ranks)?, None),
+    let (plan, costs, too_large) = match cluster_name {
+        None => (plan_program(&program, &config, ranks)?, None, None),
         Some(name) => {
             let cluster = cluster(name)?;
             let plan = plan_program_on(&program, &config, &cluster, ranks)?;
-            (plan, Some(costs_of(&config, &cluster, ranks)?))
+            let too_large = too_large(&plan, &cluster);
+            (plan, Some(costs_of(&config, &cluster, ranks)?), too_large)
         }
     };
+    let expected = || costs.as_ref().map_or_else(String::new, |costs| forecast(&plan.forecast(costs)));
+    let note = |note: &String| format!("note: {note}\n");
     Ok(match view {
         PlanView::Totals => {
-            let expected = costs.map_or_else(String::new, |costs| forecast(&plan.forecast(&costs)));
-            let notes = plan.notes.iter().map(|note| format!("note: {note}\n"));
             totals(&plan)
                 + &format!("{:<13} {}\n", "prefetch", config.prefetch)
-                + &expected
-                + &notes.collect::<String>()
+                + &expected()
+                + &plan.notes.iter().chain(&too_large).map(note).collect::<String>()
         }
-        PlanView::Tasks => plan.to_string(),
+        PlanView::Tasks => match costs {
+            None => plan.to_string(),
+            Some(_) => format!("{plan}\n{}", expected() + &too_large.iter().map(note).collect::<String>()),
+        },
         PlanView::Dot => plan.to_dot(),
         PlanView::Why(wanted) => {
             let found = plan.find_tasks(wanted);

@@ -5,7 +5,6 @@
 use std::path::{Path, PathBuf};
 
 use super::ScheduleError;
-use super::outputs::refused;
 use crate::config::{CallList, Declared};
 use crate::model::{DeclareError, Decoder, Model, StepProgram};
 
@@ -19,7 +18,8 @@ pub(super) enum ModelFile {
 
 impl ModelFile {
     pub(super) fn load(path: &Path) -> Result<Self, ScheduleError> {
-        let text = std::fs::read_to_string(path).map_err(refused("read", path))?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ScheduleError::NoModel { path: path.to_owned(), source })?;
         let name = path.display().to_string();
         Ok(match CallList::is_meant_by(&text) {
             true => Self::Calls(Box::new(CallList::from_toml(&text, &name)?)),

@@ -1,13 +1,13 @@
 //! Files that a schedule is written to.
 //!
 //! Law: names that are taken are refused before anything is computed, unless they may be replaced, and so is
-//! one name for two files.
+//! one name for two files. Files are written whole or not at all, and only plain files are replaced.
 
-use std::fs::File;
-use std::io::{self, BufWriter};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::ScheduleError;
+use crate::session::WholeFile;
 use crate::trace::{Timeline, TimelinePicture, write_trace};
 
 /// Width of pictures, pixels.
@@ -31,18 +31,19 @@ impl Outputs {
             return Err(ScheduleError::OneName { path: path.clone() });
         }
         let mut wanted = self.trace.iter().chain(&self.picture);
-        match wanted.find(|path| path.exists()).filter(|_| !self.replace) {
-            None => Ok(()),
-            Some(path) => Err(ScheduleError::Exists { path: path.clone() }),
+        if let Some(path) = wanted.clone().find(|path| path.exists()).filter(|_| !self.replace) {
+            return Err(ScheduleError::Exists { path: path.clone() });
         }
+        wanted.try_for_each(|path| WholeFile::begin(path).map(drop).map_err(refused("write", path)))
     }
 
     /// Writes the trace, if one is wanted.
     pub(super) fn write_trace(&self, timeline: &Timeline) -> Result<(), ScheduleError> {
         let Some(path) = &self.trace else { return Ok(()) };
-        let file = File::create(path).map_err(refused("write", path))?;
-        let written = write_trace(timeline, None, BufWriter::new(file));
-        written.map(drop).map_err(|source| ScheduleError::Trace { path: path.clone(), source })
+        let mut file = WholeFile::begin(path).map_err(refused("write", path))?;
+        let written = write_trace(timeline, None, &mut file);
+        written.map_err(|source| ScheduleError::Trace { path: path.clone(), source })?;
+        file.commit().map_err(refused("write", path))
     }
 
     /// Draws a timeline, if a picture is wanted.
@@ -56,7 +57,7 @@ impl Outputs {
     /// Writes a finished picture, if one is wanted.
     pub(super) fn write_picture(&self, drawn: &str) -> Result<(), ScheduleError> {
         let Some(path) = &self.picture else { return Ok(()) };
-        std::fs::write(path, drawn).map_err(refused("write", path))
+        WholeFile::write(path, drawn.as_bytes()).map_err(refused("write", path))
     }
 }
 

@@ -109,6 +109,23 @@ pub(super) fn outcome(declared: &Declaration, cluster: &Cluster, simulation: &Si
     text + &table.to_string()
 }
 
+/// What a simulation would refuse: an arena beyond the memory of the cluster's GPUs.
+pub(super) fn too_large(plan: &StepPlan, cluster: &Cluster) -> Option<String> {
+    let (arena, memory) = (plan.arena.bytes(), cluster.gpu.memory_bytes);
+    (arena as u64 > memory).then(|| {
+        format!(
+            "a rank's arena of {} does not fit a GPU of `{}`, which has {}; {}",
+            size(arena),
+            cluster.name,
+            bytes(memory),
+            match plan.bounds.resident_bytes as u64 > memory {
+                true => "what is resident alone is more, so use more ranks to a replica",
+                false => "set a lower memory.budget (--budget) or prefetch.depth, or use more ranks",
+            }
+        )
+    })
+}
+
 /// What a step is expected to take.
 pub(super) fn forecast(forecast: &Forecast) -> String {
     let time = |nanoseconds: u64| duration(std::time::Duration::from_nanos(nanoseconds));
@@ -128,7 +145,16 @@ pub(super) fn forecast(forecast: &Forecast) -> String {
         ("  compute", time(forecast.compute)),
         (
             "  exposed",
-            format!("{}; at least {} in any schedule", time(forecast.exposed), time(forecast.exposed_bound)),
+            format!(
+                "{}; without contention no schedule exposes less than {}{}",
+                time(forecast.exposed),
+                time(forecast.exposed_bound),
+                // Else the two seem to contradict each other.
+                match forecast.exposed < forecast.exposed_bound {
+                    true => "; calls that contention slows hide more",
+                    false => "",
+                }
+            ),
         ),
         ("gathers", format!("{}, of which {late} hold a call up; slack {least}", forecast.gathers.len())),
     ];

@@ -1,0 +1,168 @@
+//! Files that are replaced whole.
+//!
+//! Law: what is written goes into a file of its own beside the one that is meant, is synced, and renamed over
+//! it; so the name holds the old content or the new, also after the loss of power, and of writers at the
+//! same time one is kept whole. What failed, or was dropped, leaves nothing behind. A symbolic link is
+//! followed, and what it leads to is replaced. What is no plain file (a device, a pipe, a folder) is refused:
+//! a rename would take its place. A new file has the mode of any new file.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// A file that takes its name in [`WholeFile::commit`], and vanishes when it is dropped before.
+#[derive(Debug)]
+pub(crate) struct WholeFile {
+    target: PathBuf,
+    beside: PathBuf,
+    file: Option<File>,
+}
+
+impl WholeFile {
+    /// Begins a file that is to be called `path`.
+    ///
+    /// # Errors
+    /// What is there is no plain file, or none can be made beside it.
+    pub(crate) fn begin(path: &Path) -> io::Result<Self> {
+        let target = place(path)?;
+        let (beside, file) = beside(&target)?;
+        Ok(Self { target, beside, file: Some(file) })
+    }
+
+    /// Writes a file whole.
+    ///
+    /// # Errors
+    /// As [`WholeFile::begin`] and [`WholeFile::commit`].
+    pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let mut file = Self::begin(path)?;
+        file.write_all(bytes)?;
+        file.commit()
+    }
+
+    /// Gives the file its name, once every byte is on the disk.
+    ///
+    /// # Errors
+    /// The disk or the file system refuses.
+    pub(crate) fn commit(mut self) -> io::Result<()> {
+        let folder = self.target.parent().filter(|folder| !folder.as_os_str().is_empty());
+        // Only Unix opens folders; elsewhere a rename lasts without.
+        let folder = cfg!(unix).then(|| File::open(folder.unwrap_or(Path::new(".")))).transpose()?;
+        if let Some(file) = &self.file {
+            file.sync_all()?;
+        }
+        std::fs::rename(&self.beside, &self.target)?;
+        self.file = None;
+        folder.map_or(Ok(()), |folder| folder.sync_all())
+    }
+}
+
+impl Write for WholeFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.as_mut().map_or(Ok(0), |file| file.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.as_mut().map_or(Ok(()), File::flush)
+    }
+}
+
+impl Drop for WholeFile {
+    fn drop(&mut self) {
+        if self.file.take().is_some() {
+            // Nothing to tell the caller beyond the first error.
+            let _ = std::fs::remove_file(&self.beside);
+        }
+    }
+}
+
+/// What `path` leads to, if a plain file is there or can be.
+fn place(path: &Path) -> io::Result<PathBuf> {
+    let about = match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(path.to_owned()),
+        about => about?,
+    };
+    let is_link = about.is_symlink();
+    let target = if is_link { path.canonicalize()? } else { path.to_owned() };
+    if if is_link { target.is_file() } else { about.is_file() } {
+        return Ok(target);
+    }
+    Err(io::Error::new(
+        io::ErrorKind::InvalidInput,
+        "it exists and is no plain file, and only plain files are replaced; name another file",
+    ))
+}
+
+/// A new file beside `path` that no other writer has, in this process or another.
+fn beside(path: &Path) -> io::Result<(PathBuf, File)> {
+    let mut number = 0_u32;
+    loop {
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{}.{number}.part", std::process::id()));
+        let beside = path.with_file_name(name);
+        match File::create_new(&beside) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < u32::MAX => number += 1,
+            made => return made.map(|file| (beside, file)),
+        }
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_dropped_before_it_is_whole_leaves_what_was_there_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out");
+        for was_there in [false, true] {
+            let mut file = WholeFile::begin(&path).unwrap();
+            file.write_all(b"half").unwrap();
+            drop(file);
+            assert_eq!(path.exists(), was_there);
+            assert_eq!(folder.path().read_dir().unwrap().count(), usize::from(was_there));
+            std::fs::write(&path, "old").unwrap();
+        }
+        assert_eq!(std::fs::read(&path).unwrap(), b"old");
+    }
+
+    #[test]
+    fn what_is_no_plain_file_is_refused_and_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let [socket, link, dangling] = ["socket", "link", "dangling"].map(|name| folder.path().join(name));
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        symlink("socket", &link).unwrap();
+        symlink("nowhere", &dangling).unwrap();
+        let before = folder.path().read_dir().unwrap().count();
+        for path in [&socket, &link, &folder.path().to_owned(), &dangling] {
+            let error = WholeFile::write(path, b"new").unwrap_err();
+            assert!(!error.to_string().is_empty(), "{}", path.display());
+            assert!(std::fs::symlink_metadata(path).is_ok_and(|about| !about.is_file()));
+        }
+        let said = WholeFile::write(&link, b"new").unwrap_err().to_string();
+        assert!(said.contains("no plain file") && said.contains("name another file"), "{said}");
+        assert_eq!(folder.path().read_dir().unwrap().count(), before);
+    }
+
+    #[test]
+    fn a_link_stays_a_link_and_the_file_it_leads_to_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        std::fs::write(&file, "old").unwrap();
+        symlink("file", &link).unwrap();
+        WholeFile::write(&link, b"new").unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(std::fs::read(&file).unwrap(), b"new");
+    }
+
+    #[test]
+    fn a_new_file_has_the_mode_of_any_new_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, other) = (folder.path().join("one"), folder.path().join("other"));
+        WholeFile::write(&one, b"").unwrap();
+        std::fs::write(&other, "").unwrap();
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode();
+        assert_eq!(mode(&one), mode(&other));
+    }
+}
