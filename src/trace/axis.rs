@@ -1,6 +1,6 @@
 //! Axes: round tick values, and where a value lies on the page.
 //!
-//! Any two finite ends make an axis, even equal ones: it is widened until it has a length.
+//! Any two ends make an axis, even equal ones: it is widened until it has a length.
 
 /// The farthest end of an axis.
 const MOST: f64 = f64::MAX / 4.0;
@@ -25,8 +25,8 @@ impl Axis {
     /// Puts `low` at pixel `from` and `high` at pixel `to`; `from` may be the larger one.
     pub(super) fn new(low: f64, high: f64, from: f64, to: f64) -> Self {
         let (low, high) =
-            if low.is_finite() && high.is_finite() { (low.min(high), low.max(high)) } else { (0.0, 1.0) };
-        // What widens an axis below must not widen it beyond all numbers.
+            if low.is_nan() || high.is_nan() { (0.0, 1.0) } else { (low.min(high), low.max(high)) };
+        // What widens an axis, here or before, must not widen it beyond all numbers.
         let [low, high] = [low, high].map(|end| end.clamp(-MOST, MOST));
         // Too short to tell its ends apart in an `f64`: show a little around them.
         let least = 1e-9 * low.abs().max(high.abs()).max(1e-3);
