@@ -74,7 +74,8 @@ impl Recorder {
         }
         let causes = causes(plan);
         for (rank, exchange) in exchanges.iter().enumerate() {
-            add_step(&mut self.timeline, plan, &causes, RankId::at(first + rank), step, &exchange.intervals);
+            let rank = RankId::at(first + rank);
+            add_step(&mut self.timeline, plan, &causes, rank, step, 0, &exchange.intervals);
         }
     }
 
@@ -90,13 +91,14 @@ impl Recorder {
     }
 }
 
-/// Adds one step of one rank to a timeline; `causes` are those of the plan.
+/// Adds one step of one rank to a timeline, in times since `origin`; `causes` are those of the plan.
 pub(super) fn add_step(
     timeline: &mut Timeline,
     plan: &StepPlan,
     causes: &[(TaskId, TaskId, ArrowKind)],
     rank: RankId,
     step: u64,
+    origin: u64,
     intervals: &[TaskInterval],
 ) {
     add_lanes(timeline, plan, rank);
@@ -108,8 +110,8 @@ pub(super) fn add_step(
             task: id,
             name: format!("{} {}", task.op.name(), task.subject),
             category: task.op.name().to_owned(),
-            begin: Nanoseconds::new(interval.begin),
-            end: Nanoseconds::new(interval.end),
+            begin: Nanoseconds::new(interval.begin - origin),
+            end: Nanoseconds::new(interval.end - origin),
             step,
             collective: task.op.group().and_then(|group| plan.weights.mesh.members(rank, group).min()),
             arguments: arguments(plan, task),

@@ -195,14 +195,10 @@ fn busy(plan: &StepPlan, intervals: &[TaskInterval]) -> Vec<(LaneKind, Nanosecon
 
 fn timeline(plan: &StepPlan, device: &str, intervals: &[TaskInterval]) -> Timeline {
     let origin = intervals.iter().map(|interval| interval.begin).min().unwrap_or(0);
-    let from_zero = |interval: &TaskInterval| TaskInterval {
-        begin: interval.joined - origin,
-        joined: interval.joined - origin,
-        end: interval.end - origin,
-    };
-    let shifted: Vec<TaskInterval> = intervals.iter().map(from_zero).collect();
+    let from_arrival = |interval: &TaskInterval| TaskInterval { begin: interval.joined, ..*interval };
+    let drawable: Vec<TaskInterval> = intervals.iter().map(from_arrival).collect();
     let drawn = "collectives are drawn from the arrival of their last rank on".to_owned();
     let mut timeline = Timeline { notes: vec![device.to_owned(), drawn], ..Timeline::default() };
-    add_step(&mut timeline, plan, &causes(plan), RankId::new(0), 0, &shifted);
+    add_step(&mut timeline, plan, &causes(plan), RankId::new(0), 0, origin, &drawable);
     timeline
 }
