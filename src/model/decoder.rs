@@ -31,8 +31,8 @@ use serde::{Deserialize, Serialize};
 
 use super::layers::backward_cost;
 use super::{
-    CallBuilder, CostHint, DeclareError, Form, Layer, LayerStack, Math, Model, ModelBuilder, Phase,
-    Placement, ProgramBuilder, StepProgram,
+    CostHint, DeclareError, Form, Layer, LayerStack, Math, Model, ModelBuilder, Phase, Placement,
+    ProgramBuilder, StepProgram,
 };
 use crate::format::{ElementType, Format, Orientation};
 use crate::id::WeightId;
@@ -186,15 +186,16 @@ impl Decoder {
             .writes(loss)
             .cost(cost)
             .add()?;
-        let call = program
+        program
             .call("head.backward", Phase::Backward)
             .uses(norm, Orientation::Rowwise, Form::Dense)
             .uses(head, backward(model, head), form(model, head))
             .reads(stack.output())
             .writes(gradient)
-            .cost(cost.times(backward_cost(model, &[norm, head])));
-        let trained = [norm, head].into_iter().filter(|weight| !model.weight(*weight).frozen);
-        trained.fold(call, CallBuilder::gradient).add()?;
+            .gradient_if_trained(norm, ElementType::F32)
+            .gradient_if_trained(head, ElementType::F32)
+            .cost(cost.times(backward_cost(model, &[norm, head])))
+            .add()?;
         let input_gradient = program.activation("embedded_gradient", stream)?;
         stack.backward(&mut program, gradient, input_gradient)?;
         if !model.weight(embedding).frozen {

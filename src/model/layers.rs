@@ -23,7 +23,7 @@ pub struct Layer {
     /// Further buffers forward saves for backward: name suffix, elements and their type.
     pub saved: Vec<(String, usize, ElementType)>,
     /// Cost of the forward call, in parts that add up. Backward is taken as twice that: once for the gradient of
-    /// the input, and once for those of the weights, unless the largest of these is frozen.
+    /// the input, and once for those of the weights, unless most of their elements are frozen.
     pub cost: Vec<CostHint>,
 }
 
@@ -139,8 +139,6 @@ impl LayerStack {
                     false => (Orientation::Columnwise, self.form),
                 })
                 .collect();
-            let frozen: Vec<bool> =
-                layer.weights.iter().map(|weight| is_frozen(program.model(), *weight)).collect();
             let times = backward_cost(program.model(), &layer.weights);
             let mut call = program
                 .call(&format!("{}.backward", layer.name), Phase::Backward)
@@ -151,11 +149,8 @@ impl LayerStack {
             for buffer in &self.saved[position] {
                 call = call.reads(*buffer);
             }
-            for ((weight, frozen), (orientation, form)) in layer.weights.iter().zip(frozen).zip(uses) {
-                call = call.uses(*weight, orientation, form);
-                if !frozen {
-                    call = call.gradient(*weight);
-                }
+            for (weight, (orientation, form)) in layer.weights.iter().zip(uses) {
+                call = call.uses(*weight, orientation, form).gradient_if_trained(*weight, ElementType::F32);
             }
             calls.push(call.add()?);
             gradient = target;
@@ -164,16 +159,15 @@ impl LayerStack {
     }
 }
 
-/// How often a backward call costs what its forward does.
+/// How often a backward call costs what its forward does: once for the gradient of the input, and once for
+/// those of the weights if at least half of their elements train.
 pub(super) fn backward_cost(model: &Model, weights: &[WeightId]) -> u32 {
-    let largest = weights
-        .iter()
-        .max_by_key(|weight| model.weights().get(weight.index()).map_or(0, |spec| spec.shape.elements()));
-    if largest.is_some_and(|weight| is_frozen(model, *weight)) { 1 } else { 2 }
-}
-
-fn is_frozen(model: &Model, weight: WeightId) -> bool {
-    model.weights().get(weight.index()).is_some_and(|spec| spec.frozen)
+    let specs = || weights.iter().filter_map(|weight| model.weights().get(weight.index()));
+    let elements = |frozen| {
+        let of = specs().filter(move |spec| spec.frozen == frozen).map(|spec| spec.shape.elements());
+        of.fold(0, usize::saturating_add)
+    };
+    if elements(true) > elements(false) { 1 } else { 2 }
 }
 
 fn is_replicated(model: &Model, weight: WeightId) -> bool {

@@ -13,10 +13,9 @@ use super::step_plan::{EdgeState, PlanBounds, Policy, StepPlan, Task};
 use super::sums::check_sums;
 use super::{Costs, PlanError, Prefetch, verify};
 use crate::config::{AcrossMicroBatches, ByteSize, Columnwise};
-use crate::format::Shape;
 use crate::id::{CallId, CommSeq, Version};
 use crate::layout::{ArenaLayout, Lane, LaneKind, Weights};
-use crate::model::{Call, Mesh, StepProgram};
+use crate::model::{Call, Mesh, StepProgram, WeightSpec};
 use crate::op::Op;
 
 impl StepPlan {
@@ -311,11 +310,12 @@ fn check_model(program: &StepProgram, weights: &Weights) -> Result<(), PlanError
     let specs = program.model().weights();
     let same = specs.len() == weights.layouts.len()
         && specs.iter().zip(&weights.layouts).all(|(spec, layout)| {
-            let shape: Shape = layout.shard.shape;
-            (&spec.name, spec.shape, spec.format, spec.placement)
-                == (&layout.name, shape, layout.format, layout.placement)
-                && (spec.reuse, spec.group) == (layout.reuse, layout.group)
-                && (spec.parameters, spec.frozen) == (layout.parameters, layout.frozen)
+            // Taken apart, so that what is declared anew is compared as well.
+            let WeightSpec { name, shape, format, placement, reuse, group, parameters, frozen } = spec;
+            (name, *shape, *format, *placement)
+                == (&layout.name, layout.shard.shape, layout.format, layout.placement)
+                && (*reuse, *group) == (layout.reuse, layout.group)
+                && (*parameters, *frozen) == (layout.parameters, layout.frozen)
         });
     if same { Ok(()) } else { Err(PlanError::OtherModel { program: program.name().to_owned() }) }
 }

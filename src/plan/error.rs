@@ -129,7 +129,7 @@ pub enum PlanError {
     },
     /// A program whose weights are not those the layout was made for.
     #[error(
-        "program `{program}` was declared over other weights than the session's, or over the same in another format, placement or group, or frozen otherwise; declare all programs over one model, and apply the rules of the configuration to it once"
+        "program `{program}` was declared over other weights than the session's, or over the same with another format, placement, group, reuse or parameter group, or frozen otherwise; declare all programs over one model, and apply the rules of the configuration to it once"
     )]
     OtherModel {
         /// The program.

@@ -195,6 +195,13 @@ impl FileStore {
             ("weights".to_owned(), listed),
             ("carried".to_owned(), carried),
         ]);
+        if let Some(state) = checkpoint.weights.iter().find(|state| !state.is_whole()) {
+            let elements = state.shape.elements();
+            return Err(self.content(format!(
+                "`{}` does not hold {elements} values of its master, and as many of both moments or none",
+                state.name
+            )));
+        }
         let frozen = checkpoint.weights.iter().filter(|state| state.exp_avg.is_empty());
         let frozen: Vec<&str> = frozen.map(|state| state.name.as_str()).collect();
         if !frozen.is_empty() {

@@ -307,8 +307,8 @@ impl Session {
     }
 
     /// When every task of the last step that was awaited ran on `rank`, in the order of its plan's tasks;
-    /// empty where the backend did not measure (GPUs do for a trace), for a rank of another process, and while
-    /// a command whose future was dropped is still under way.
+    /// empty where the backend did not measure (GPUs do for a trace), for a rank of another process, and from
+    /// when a command's future was dropped until the next command, which waits for it.
     #[must_use]
     pub fn intervals(&self, rank: RankId) -> Vec<TaskInterval> {
         if self.pending.is_some() {

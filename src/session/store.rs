@@ -23,7 +23,7 @@ pub enum StoreError {
         source: std::io::Error,
     },
     /// The file is no checkpoint of this library.
-    #[error("checkpoint {path}: {reason}; it was not loaded")]
+    #[error("checkpoint {path}: {reason}; nothing was loaded or saved")]
     Content {
         /// The file.
         path: PathBuf,
@@ -35,9 +35,7 @@ pub enum StoreError {
 /// What to do about what the system says.
 fn next_step(source: &std::io::Error) -> &'static str {
     match source.kind() {
-        ErrorKind::NotFound => {
-            "check the path, and that its folder is there; to begin without, load no checkpoint"
-        }
+        ErrorKind::NotFound => "check the path, and that its folder is there",
         ErrorKind::PermissionDenied => "allow this user to read and write there, or name another path",
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "make room, or name a path on another disk",
         _ => "name the path of a file that can be read and replaced",

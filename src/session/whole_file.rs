@@ -8,7 +8,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, is_separator};
 
 /// A file that takes its name in [`WholeFile::commit`], and vanishes when it is dropped before.
 #[derive(Debug)]
@@ -77,6 +77,14 @@ impl Drop for WholeFile {
 
 /// What `path` leads to, if a plain file is there or can be.
 fn place(path: &Path) -> io::Result<PathBuf> {
+    let is_folder =
+        path.as_os_str().as_encoded_bytes().last().is_some_and(|last| is_separator(char::from(*last)));
+    if is_folder || path.file_name().is_none() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is the name of a folder and of no file; name a file",
+        ));
+    }
     let about = match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(path.to_owned()),
         about => about?,
@@ -141,7 +149,12 @@ mod tests {
             assert!(std::fs::symlink_metadata(path).is_ok_and(|about| !about.is_file()));
         }
         let said = WholeFile::write(&link, b"new").unwrap_err().to_string();
-        assert!(said.contains("no plain file") && said.contains("name another file"), "{said}");
+        assert!(said.contains("no plain file"), "{said}");
+        // Nothing is there, and no file can be.
+        for name in ["new/", "..", "."] {
+            let error = WholeFile::begin(&folder.path().join(name)).unwrap_err().to_string();
+            assert!(error.contains("no plain file") || error.contains("of no file"), "{name}: {error}");
+        }
         assert_eq!(folder.path().read_dir().unwrap().count(), before);
     }
 

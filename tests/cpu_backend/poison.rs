@@ -3,12 +3,13 @@
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use warpweft::backend::cpu::{CpuOptions, CpuWorld, Link};
+use warpweft::backend::cpu::{CpuOptions, CpuSurface, CpuWorld, Link};
 use warpweft::backend::{Backend, BackendError};
+use warpweft::compute::{ComputeContext, ComputeError, ComputeFactory};
 use warpweft::format::Format;
 use warpweft::id::{EventId, RankId, TaskId};
 use warpweft::layout::{Content, Residency};
-use warpweft::model::{Group, Mesh};
+use warpweft::model::{Call, Group, Mesh};
 use warpweft::op::{NormRecord, Op, Reduction};
 
 use crate::bodies::harness::{
@@ -258,11 +259,33 @@ fn a_lane_that_panics_poisons_the_world_and_is_named() {
     let fault = plan.resident("fault", Content::FaultWord);
     plan.call("boom", fault, Vec::new());
     on_every_rank(plan, CpuOptions::default(), |backend, plan| {
-        // The closure's panic is caught; what it threw panics again while the lane puts it away.
-        let throws = closures(|_, _| std::panic::panic_any(Grenade));
-        let mut rank = Rank::start(backend, plan, throws).unwrap();
+        // The closure's panic is caught; what it held panics again while the lane puts the closure away.
+        let throws: ComputeFactory<CpuSurface> = Arc::new(|_| {
+            let held = Grenade;
+            let boom = move |_: &Call, _: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> {
+                let _held = &held;
+                panic!("boom")
+            };
+            Ok(Box::new(boom))
+        });
+        let mut rank = Rank::start(backend, plan, Some(throws)).unwrap();
         let reason = poison_of(rank.step());
         assert!(reason.contains("rank 0, lane 0 (compute) panicked: dropped"), "{reason}");
+    });
+}
+
+/// What a closure throws is never dropped, because that might throw again.
+#[test]
+fn a_closure_that_throws_what_panics_when_dropped_faults_like_any_other() {
+    let mut plan = Plan::new(1, &[]);
+    let fault = plan.resident("fault", Content::FaultWord);
+    plan.call("boom", fault, Vec::new());
+    on_every_rank(plan, CpuOptions::default(), |backend, plan| {
+        let throws = closures(|_, _| std::panic::panic_any(Grenade));
+        let mut rank = Rank::start(backend, plan, throws).unwrap();
+        rank.step().unwrap();
+        let fault = rank.backend.take_fault(&mut rank.streams[0]).unwrap();
+        assert!(fault.panicked && fault.message == "a panic without words", "{fault:?}");
     });
 }
 

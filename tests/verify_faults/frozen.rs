@@ -1,6 +1,7 @@
 //! PL-4, PL-9: a step leaves frozen weights as they are, and every other one goes a version on.
 
 use warpweft::format::{Format, Orientation};
+use warpweft::id::WeightId;
 use warpweft::layout::Content;
 use warpweft::model::{Form, Model, Phase, StepProgram};
 use warpweft::op::Op;
@@ -19,6 +20,13 @@ fn training() -> StepPlan {
     let call = program.call("fit", Phase::Backward).uses(base, Orientation::Rowwise, Form::Dense);
     call.uses(adapter, Orientation::Rowwise, Form::Dense).gradient(adapter).add().unwrap();
     plan(&program.build_training().unwrap(), 2)
+}
+
+/// As if the weight, which is alone in its bucket, had been declared so.
+fn declare(plan: &mut StepPlan, weight: WeightId, frozen: bool) {
+    let layout = &mut plan.weights.layouts[weight.index()];
+    layout.frozen = frozen;
+    plan.weights.buckets[layout.bucket.index()].frozen = frozen;
 }
 
 fn adam(plan: &StepPlan) -> usize {
@@ -59,8 +67,8 @@ fn a_frozen_weight_that_adam_updates_is_refused() {
 fn a_call_that_writes_the_gradient_of_a_frozen_weight_is_refused() {
     let mut plan = training();
     let adapter = weight(&plan, "adapter");
-    plan.weights.layouts[adapter.index()].frozen = true;
-    refused(&plan, &["PL-10", "fit writes the gradient of `adapter`, which is frozen"]);
+    declare(&mut plan, adapter, true);
+    refused(&plan, &["PL-4", "fit writes the gradient of `adapter`, which is frozen"]);
 }
 
 /// PL-4: nobody may call a weight trained that no optimizer sees.
@@ -68,8 +76,17 @@ fn a_call_that_writes_the_gradient_of_a_frozen_weight_is_refused() {
 fn a_weight_that_trains_and_is_treated_as_frozen_is_refused() {
     let mut plan = training();
     let base = weight(&plan, "base");
-    plan.weights.layouts[base.index()].frozen = false;
+    declare(&mut plan, base, false);
     refused(&plan, &["counts the main grad of `base` 0 times in the norm, and it has 1"]);
+}
+
+/// PL-4: one half of the planner would train it and the other would not.
+#[test]
+fn a_weight_that_is_frozen_while_its_bucket_is_not_is_refused() {
+    let mut plan = training();
+    let base = weight(&plan, "base");
+    plan.weights.layouts[base.index()].frozen = false;
+    refused(&plan, &["a weight that is trained", "is frozen"]);
 }
 
 /// PL-9: what a step does not bring to the masters' version must have been there before.

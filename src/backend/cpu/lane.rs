@@ -23,7 +23,7 @@ use crate::backend::bell::{Bell, lock};
 use crate::backend::closures::Closures;
 use crate::backend::{BackendError, ClosureFault, TaskInterval};
 use crate::layout::Lane;
-use crate::panics::last_words;
+use crate::panics::kept_words;
 use crate::queue::Receiver;
 
 /// What a lane is told.
@@ -122,11 +122,8 @@ impl LaneThread {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(self))) {
             let Lane { id, kind } = self.context.lane;
             let Presence { world, rank } = &*self.context.presence;
-            let error =
-                world.poison.set(format!("{rank}, {id} ({kind}) panicked: {}", last_words(panic.as_ref())));
+            let error = world.poison.set(format!("{rank}, {id} ({kind}) panicked: {}", kept_words(panic)));
             self.state.fail(error);
-            // Leaked: dropping what was thrown could throw again.
-            std::mem::forget(panic);
         }
     }
 

@@ -25,7 +25,7 @@ use crate::backend::{BackendError, ClosureFault};
 use crate::compute::{ComputeFactory, Seat};
 use crate::id::LaneId;
 use crate::layout::{Lane, LaneKind};
-use crate::panics::last_words;
+use crate::panics::kept_words;
 use crate::queue::{Refused, Sender, bounded};
 
 /// Commands a queue holds before it has met a plan.
@@ -232,11 +232,7 @@ impl Drop for CpuStream {
         }
         drop(self.queue.take());
         if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join) {
-            world.poison.set(format!(
-                "the thread of {rank}, {} died: {}",
-                self.lane.id,
-                last_words(panic.as_ref())
-            ));
+            world.poison.set(format!("the thread of {rank}, {} died: {}", self.lane.id, kept_words(panic)));
         }
     }
 }

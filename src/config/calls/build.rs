@@ -115,10 +115,7 @@ impl CallList {
         ];
         for (of, names, element) in lists {
             for name in names {
-                let found = weight(program, name, key(of))?;
-                if !program.model().weight(found).frozen {
-                    gradients.push((found, element));
-                }
+                gradients.push((weight(program, name, key(of))?, element));
             }
         }
         let mut accesses = Vec::new();
@@ -154,7 +151,7 @@ impl CallList {
         }
         builder = gradients
             .into_iter()
-            .fold(builder, |builder, (weight, element)| builder.gradient_in(weight, element));
+            .fold(builder, |builder, (weight, element)| builder.gradient_if_trained(weight, element));
         let builder =
             accesses.into_iter().fold(builder, |builder, (buffer, access)| builder.accesses(buffer, access));
         builder.add().map(drop).map_err(self.at(format!("call.{item}")))

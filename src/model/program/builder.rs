@@ -158,7 +158,8 @@ impl ProgramBuilder {
     }
 
     fn check_gradients(&self) -> Result<(), DeclareError> {
-        if self.model.weights().iter().all(|spec| spec.frozen) {
+        let weights = self.model.weights();
+        if !weights.is_empty() && weights.iter().all(|spec| spec.frozen) {
             return Err(DeclareError::NothingTrains { program: self.name.clone() });
         }
         let lacks = |weight| !self.calls.iter().any(|call| call.gradient(weight).is_some());

@@ -74,6 +74,14 @@ impl CallBuilder<'_> {
         self
     }
 
+    /// As [`CallBuilder::gradient_in`] of a weight that trains, and nothing of one that is
+    /// [frozen](crate::model::WeightSpec::frozen), of which calls write none. The closure asks the model too.
+    #[must_use]
+    pub fn gradient_if_trained(self, weight: WeightId, element: ElementType) -> Self {
+        let frozen = self.program.model.weights().get(weight.index()).is_some_and(|spec| spec.frozen);
+        if frozen { self } else { self.gradient_in(weight, element) }
+    }
+
     /// The call reads `buffer`.
     #[must_use]
     pub fn reads(self, buffer: BufferId) -> Self {

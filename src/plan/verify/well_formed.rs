@@ -91,6 +91,14 @@ impl Ids<'_> {
             let place = || format!("`{}`", layout.name);
             self.bucket(layout.bucket, &place)?;
             let bucket = self.plan.weights.bucket(layout.bucket);
+            if bucket.frozen != layout.frozen {
+                let word = |frozen| if frozen { "frozen" } else { "trained" };
+                return Err(Box::new(VerifyError::Malformed {
+                    place: place(),
+                    named: format!("a weight that is {}", word(layout.frozen)),
+                    present: format!("its {} is {}", layout.bucket, word(bucket.frozen)),
+                }));
+            }
             if (bucket.format, bucket.placement) != (layout.format, layout.placement) {
                 return Err(Box::new(VerifyError::Malformed {
                     place: place(),

@@ -68,6 +68,7 @@ fn greet(
 ) -> Result<(TcpStream, Seals), RendezvousError> {
     let place = environment.place();
     let mut patience = None;
+    let mut turned_away = String::new();
     loop {
         let left = patience.unwrap_or(until).saturating_duration_since(Instant::now());
         let error = match knock(environment, left) {
@@ -77,6 +78,7 @@ fn greet(
                     Ok(seals) => return Ok((stream, seals)),
                     Err(error @ RendezvousError::Stranger { .. }) => {
                         patience.get_or_insert_with(|| until.min(Instant::now() + PATIENCE));
+                        turned_away = format!("; before that: {error}");
                         error
                     }
                     Err(error) => return Err(error),
@@ -86,7 +88,8 @@ fn greet(
                 if error.kind() == io::ErrorKind::ConnectionRefused {
                     patience = None;
                 }
-                RendezvousError::NotReached { address: place.clone(), deadline, reason: error.to_string() }
+                let reason = format!("{error}{turned_away}");
+                RendezvousError::NotReached { address: place.clone(), deadline, reason }
             }
         };
         if Instant::now() >= patience.unwrap_or(until) {

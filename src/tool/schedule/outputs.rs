@@ -27,8 +27,10 @@ pub struct Outputs {
 impl Outputs {
     /// Refuses names that are taken.
     pub(super) fn check(&self) -> Result<(), ScheduleError> {
-        if let Some(path) = self.trace.as_ref().filter(|trace| self.picture.as_ref() == Some(trace)) {
-            return Err(ScheduleError::OneName { path: path.clone() });
+        if let (Some(trace), Some(picture)) = (&self.trace, &self.picture)
+            && std::path::absolute(trace).ok() == std::path::absolute(picture).ok()
+        {
+            return Err(ScheduleError::OneName { path: trace.clone() });
         }
         let mut wanted = self.trace.iter().chain(&self.picture);
         if let Some(path) = wanted.clone().find(|path| path.exists()).filter(|_| !self.replace) {

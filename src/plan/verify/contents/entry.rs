@@ -56,9 +56,13 @@ impl Run<'_> {
     fn nothing_frozen_has_a_gradient(&self) -> Verdict<()> {
         for (layout, contributors) in self.plan.weights.layouts.iter().zip(&self.contributors) {
             if let Some(call) = contributors.first().filter(|_| layout.frozen) {
-                let problem = format!("writes the gradient of `{}`, which is frozen", layout.name);
-                let remedy = "leave the gradient out, or let the weight train";
-                return self.wrong_program(self.call_name(*call), problem, remedy);
+                return Err(Box::new(VerifyError::Coverage {
+                    task: self.call_name(*call),
+                    problem: format!(
+                        "writes the gradient of `{}`, which is frozen; leave the gradient out, or let the weight train",
+                        layout.name
+                    ),
+                }));
             }
         }
         Ok(())
