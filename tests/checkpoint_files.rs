@@ -190,6 +190,30 @@ fn a_save_over_no_plain_file_is_refused_and_one_over_a_link_follows_it() {
     });
 }
 
+/// What could not be loaded again does not take the place of what can.
+#[test]
+fn a_weight_without_all_of_its_values_is_not_saved() {
+    within_a_minute(async {
+        let folder = tempfile::tempdir().unwrap();
+        let store = FileStore::new(folder.path().join("run.safetensors"));
+        let mut session = Trainer::new(2, Format::F32).start(Config::default(), 1).await.unwrap();
+        let good = session.export().await.unwrap();
+        store.save(&good).await.unwrap();
+        let spoils: [fn(&mut WeightState); 3] = [
+            |state| state.master.clear(),
+            |state| state.exp_avg.clear(),
+            |state| state.exp_avg_sq.truncate(3),
+        ];
+        for spoil in spoils {
+            let mut checkpoint = good.clone();
+            spoil(&mut checkpoint.weights[1]);
+            let error = store.save(&checkpoint).await.unwrap_err().to_string();
+            assert!(error.contains("`layer1` does not hold"), "{error}");
+            assert_eq!(store.load().await.unwrap().weights[1].master, good.weights[1].master);
+        }
+    });
+}
+
 #[test]
 fn saves_at_the_same_time_all_succeed_and_one_is_kept_whole() {
     let folder = tempfile::tempdir().unwrap();

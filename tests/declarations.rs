@@ -163,6 +163,10 @@ fn a_frozen_weight_has_no_gradient_and_something_trains() {
     let error = program.clone().build_training().unwrap_err();
     assert!(matches!(&error, DeclareError::NothingTrains { program } if program == "train"), "{error}");
     assert!(program.build_evaluation().is_ok());
+    // Where there is no weight, none is frozen.
+    let mut program = StepProgram::builder("train", &Model::builder().build());
+    program.call("look", Phase::Forward).add().unwrap();
+    program.build_training().unwrap();
 }
 
 /// Name and element type of every buffer of a stack of two layers, which saves statistics in f32 and codes in
