@@ -10,7 +10,6 @@
 
 use super::Refusal;
 use super::binder::Binder;
-use super::gradient::summed_in;
 use crate::format::{ElementType, PlaneSpec};
 use crate::id::{SlotId, WeightId};
 use crate::layout::{PlaneRegions, Region};
@@ -247,4 +246,14 @@ pub(super) fn spread(binder: &Binder<'_>, weight: WeightId) -> Result<(), Refusa
 /// Are the rows of `whole` rows of `part`, one after the other?
 fn stacks(part: &PlaneSpec, whole: &PlaneSpec) -> bool {
     part.row_bytes() == whole.row_bytes()
+}
+
+/// Gradients are summed in two element types, whoever sums them.
+pub(super) fn summed_in(element: ElementType) -> Result<(), Refusal> {
+    match element {
+        ElementType::F32 | ElementType::Bf16 => Ok(()),
+        ElementType::U8 | ElementType::U32 => {
+            Err(format!("gradients are summed in f32 or bf16, not in {element}"))
+        }
+    }
 }

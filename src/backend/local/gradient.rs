@@ -12,7 +12,7 @@ use half::bf16;
 
 use super::Refusal;
 use super::binder::Binder;
-use super::collective::spread;
+use super::collective::{spread, summed_in};
 use crate::format::ElementType;
 use crate::format::Shape;
 use crate::id::{RankId, SlotId, WeightId};
@@ -60,16 +60,6 @@ impl Accumulate {
             factor: 1.0,
             first: false,
         })
-    }
-}
-
-/// Gradients are summed in two element types, whoever sums them.
-pub(super) fn summed_in(element: ElementType) -> Result<(), Refusal> {
-    match element {
-        ElementType::F32 | ElementType::Bf16 => Ok(()),
-        ElementType::U8 | ElementType::U32 => {
-            Err(format!("gradients are summed in f32 or bf16, not in {element}"))
-        }
     }
 }
 
