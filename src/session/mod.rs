@@ -40,7 +40,7 @@ pub use report::{NotRecorded, Outcome, StepReport};
 pub use simulation::{Simulation, plan_program, plan_program_on};
 pub use store::{CheckpointStore, StoreError};
 pub use tuning::Tuning;
-pub(crate) use whole_file::WholeFile;
+pub(crate) use whole_file::{WholeFile, next_step};
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

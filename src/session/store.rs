@@ -3,12 +3,11 @@
 //! Law: a store is the embedder's choice; the session never calls one. Saving replaces the whole
 //! checkpoint or nothing.
 
-use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use async_trait::async_trait;
 
-use super::Checkpoint;
+use super::{Checkpoint, next_step};
 
 /// Why a checkpoint could not be saved or loaded.
 #[derive(Debug, thiserror::Error)]
@@ -30,16 +29,6 @@ pub enum StoreError {
         /// What is wrong with it.
         reason: String,
     },
-}
-
-/// What to do about what the system says.
-fn next_step(source: &std::io::Error) -> &'static str {
-    match source.kind() {
-        ErrorKind::NotFound => "check the path, and that its folder is there",
-        ErrorKind::PermissionDenied => "allow this user to read and write there, or name another path",
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "make room, or name a path on another disk",
-        _ => "name the path of a file that can be read and replaced",
-    }
 }
 
 /// Saves and loads checkpoints.

@@ -75,6 +75,20 @@ impl Drop for WholeFile {
     }
 }
 
+/// What to do about what the system says of a file, to whoever named it.
+pub(crate) fn next_step(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::NotFound => "check the path, and that its folder is there",
+        io::ErrorKind::PermissionDenied => "allow this user to read and write there, or name another path",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "make room, or name a path on another disk"
+        }
+        // With what `place` refuses comes its own advice.
+        io::ErrorKind::InvalidInput => "nothing was changed",
+        _ => "name the path of a file that can be read and replaced",
+    }
+}
+
 /// What `path` leads to, if a plain file is there or can be.
 fn place(path: &Path) -> io::Result<PathBuf> {
     let is_folder =

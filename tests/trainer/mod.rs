@@ -287,13 +287,15 @@ fn declare(
                 .add()
                 .unwrap();
         }
-        let call = declared(&mut program, &format!("b{layer}"), Phase::Backward, dynamic)
+        declared(&mut program, &format!("b{layer}"), Phase::Backward, dynamic)
             .uses(*weight, orientation(model, *weight), Form::Dense)
             .reads(x[layer])
             .reads(gradients[(layer + 1) % 2])
-            .writes(gradients[layer % 2]);
-        let trained = [*weight, bias].into_iter().filter(|weight| !model.weight(*weight).frozen);
-        trained.fold(call, CallBuilder::gradient).add().unwrap();
+            .writes(gradients[layer % 2])
+            .gradient_if_trained(*weight, ElementType::F32)
+            .gradient_if_trained(bias, ElementType::F32)
+            .add()
+            .unwrap();
     }
     match ends {
         Ends::Training => program.build_training().unwrap(),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::config::ConfigError;
 use crate::model::DeclareError;
-use crate::session::SessionError;
+use crate::session::{SessionError, next_step};
 use crate::trace::TraceError;
 use crate::tune::LimitsError;
 
@@ -68,7 +68,7 @@ pub enum ScheduleError {
         source: io::Error,
     },
     /// The file system refused.
-    #[error("cannot {action} `{}`: {source}; {}", path.display(), next_step(action))]
+    #[error("cannot {action} `{}`: {source}; {}", path.display(), next_step(source))]
     File {
         /// What was attempted.
         action: &'static str,
@@ -103,12 +103,4 @@ pub enum ScheduleError {
         /// Why the last one could not.
         reason: String,
     },
-}
-
-/// What to do when the file system refuses.
-fn next_step(action: &str) -> &'static str {
-    match action {
-        "read" => "check its path",
-        _ => "name a file that can be written, where there is room for it",
-    }
 }
