@@ -23,8 +23,11 @@ struct DequantizeTensor {
     u32 pitch;
     // May four neighbours of a row be read, and written, at once?
     u32 aligned;
+    // Two to this power rows share a row of the scale plane, beside what the format says.
+    u32 shared_rows;
+    u32 unused;
 };
-static_assert(sizeof(DequantizeTensor) == 48, "kernels::dequantize::TensorArguments");
+static_assert(sizeof(DequantizeTensor) == 56, "kernels::dequantize::TensorArguments");
 
 struct DequantizeArguments {
     Tiles tiles;
@@ -98,7 +101,7 @@ struct Nvfp4 {
         return E2m1::decode(__ldg(data + at / 2) >> (4 * (at % 2)));
     }
     static __device__ __forceinline__ float factor(const DequantizeTensor& t, float tensor, u32 row, u32 column) {
-        u32 scale = __ldg(t.scale + u64(row) * t.pitch + column / 16);
+        u32 scale = __ldg(t.scale + u64(row >> t.shared_rows) * t.pitch + column / 16);
         return (E4m3::decode(scale) * tensor) * (1.0f / 2688.0f);
     }
 };

@@ -263,7 +263,8 @@ fn dequantize(
     let operands = operands(size, |shape| {
         let [data, scale] = planes(device, format, way, shape)?;
         let out = device.take(shape.elements() * values.bytes())?;
-        Some(DequantizeOperand { shape, data, scale, tensor_scale: device.take(4)?, out })
+        let (scale_rows, tensor_scale) = (ScaleRows::Padded, device.take(4)?);
+        Some(DequantizeOperand { shape, data, scale, scale_rows, tensor_scale, out })
     })?;
     Some(vec![device.kernels.dequantize(format, way, values, &operands).unwrap()])
 }

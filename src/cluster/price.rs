@@ -135,6 +135,13 @@ impl Prices {
                 }
                 cluster.memory_ns(touched as u64)
             }
+            // Rows that are read from the rank's own shard are not read where the others' lie.
+            Op::Dequantize { parts } => {
+                let own: Vec<_> = parts.iter().filter_map(|part| part.own).collect();
+                let read = op.accesses().into_iter().filter(|(slot, _)| !own.contains(slot));
+                let touched: Option<Vec<u64>> = read.map(|(slot, _)| bytes(slot)).collect();
+                cluster.memory_ns(touched?.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes)))
+            }
             // Only the rows beyond the weight's own are touched.
             Op::ZeroPadding { weight, gradient } => {
                 let shard = work.weights.layouts.get(weight.index())?.shard;

@@ -23,6 +23,8 @@ use super::via::Value;
 use super::{FormatError, Planes, transpose};
 
 const LARGEST_PRODUCT: f32 = 6.0 * 448.0;
+/// Rows of a 16×16 tile.
+const TILE: usize = 16;
 const E2M1_VALUES: [f32; 256] = decode_table::<E2m1>();
 const E4M3_VALUES: [f32; 256] = decode_table::<E4m3>();
 
@@ -90,13 +92,15 @@ pub(super) fn fused_scale(
     Ok(amax)
 }
 
-/// Values of rowwise planes.
+/// Values of rowwise planes; with a scale row for each of their rows, or one for each row of tiles.
 pub(super) fn dequantize<V: Value>(shape: Shape, planes: Planes<'_>, amax: f32, out: &mut [V]) {
     let pitch = scale_pitch(shape);
     if shape.cols == 0 {
         return;
     }
-    let rows = planes.data.chunks_exact(shape.cols / 2).zip(planes.scale.chunks_exact(pitch));
+    let height = if planes.scale.len() < shape.rows * pitch { TILE } else { 1 };
+    let scales = planes.scale.chunks_exact(pitch).flat_map(|scales| std::iter::repeat_n(scales, height));
+    let rows = planes.data.chunks_exact(shape.cols / 2).zip(scales);
     for ((codes, scales), out) in rows.zip(out.chunks_exact_mut(shape.cols)) {
         let blocks = codes.as_chunks::<8>().0.iter().zip(scales);
         for ((codes, &scale), out) in blocks.zip(out.as_chunks_mut::<16>().0) {
@@ -129,7 +133,7 @@ pub(super) fn derive_columnwise(shape: Shape, rowwise: Planes<'_>, data: &mut [u
 /// Rows of a block.
 pub(super) const fn block_height(block: Nvfp4Block) -> usize {
     match block {
-        Nvfp4Block::Tile16x16 => 16,
+        Nvfp4Block::Tile16x16 => TILE,
         Nvfp4Block::Row1x16 => 1,
     }
 }

@@ -149,8 +149,9 @@ pub fn transpose(
 /// The values of planes: `[rows, cols]` from rowwise planes, the transpose `[cols, rows]` from columnwise
 /// ones.
 ///
-/// `shape` is that of the weight (or shard) in both cases. The scale plane may have its padding rows or not.
-/// `tensor_scale` is what [`fused_scale`] returned.
+/// `shape` is that of the weight (or shard) in both cases. The scale plane may have its padding rows or not;
+/// of rowwise planes it may also be the compact one of [`Format::compact_planes`]. `tensor_scale` is what
+/// [`fused_scale`] returned.
 ///
 /// # Errors
 /// A shape that does not divide into blocks, a slice of the wrong length.
@@ -189,7 +190,13 @@ fn values<V: Value>(
     out: &mut [V],
 ) -> Result<(), FormatError> {
     format.check_blocks(shape)?;
-    check_planes(format, orientation, shape, planes)?;
+    let is_compact = orientation == Orientation::Rowwise
+        && planes.scale.len() == format.scale_bytes(orientation, shape).compact;
+    if is_compact {
+        check_length("the data plane", format.data_plane(orientation, shape).bytes(), planes.data.len())?;
+    } else {
+        check_planes(format, orientation, shape, planes)?;
+    }
     check_length("out", shape.elements(), out.len())?;
     let stored = format.stored_shape(orientation, shape);
     match format {

@@ -93,7 +93,7 @@ impl Op {
             Self::Dequantize { parts } => {
                 let mut all = Vec::with_capacity(3 * parts.len());
                 for part in parts {
-                    for read in [Some(part.from), part.tensor_scale].into_iter().flatten() {
+                    for read in [Some(part.from), part.own, part.tensor_scale].into_iter().flatten() {
                         if !all.contains(&(read, Read)) {
                             all.push((read, Read));
                         }

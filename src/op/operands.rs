@@ -79,6 +79,10 @@ pub struct DequantizePart {
     pub values: ElementType,
     /// Gathered or transposed planes.
     pub from: SlotId,
+    /// The rank's own shard, rowwise. If it is there, `from` holds what a gather brought and nobody assembled:
+    /// the rank's rows are read from here, those of the others from there, and scale rows that travel once
+    /// stand once.
+    pub own: Option<SlotId>,
     /// Tensor scales of the weight's bucket; absent for formats without.
     pub tensor_scale: Option<SlotId>,
     /// The values.

@@ -137,7 +137,7 @@ pub enum Op {
     },
     /// Gathers the shards of one weight from the ranks of a replica, or of several of a group as one
     /// collective, each to its rows of padded planes. What the *other* ranks hold, alone: the rank's own rows
-    /// and everything behind the last rank's are undefined until [`Op::Assemble`].
+    /// and everything behind the last rank's are undefined until [`Op::Assemble`], if there is one.
     AllGather {
         /// What is gathered; at least one.
         parts: Vec<GatherPart>,
@@ -148,7 +148,8 @@ pub enum Op {
         /// What is derived; at least one.
         parts: Vec<TransposePart>,
     },
-    /// Dequantizes planes to f32, or to bf16, of one weight or of several that one gather brought.
+    /// Dequantizes planes to f32, or to bf16, of one weight or of several that one gather brought: whole planes,
+    /// or what arrived of them beside the rank's own shard, if nobody else needs them whole.
     Dequantize {
         /// What is dequantized; at least one.
         parts: Vec<DequantizePart>,

@@ -222,6 +222,11 @@ impl<'a> Draft<'a> {
         self.places.get(&content).copied().unwrap_or(SlotId::at(usize::MAX))
     }
 
+    /// What a slot is for.
+    pub(super) fn content(&self, slot: SlotId) -> Option<Content> {
+        self.slots.get(slot.index()).map(|slot| slot.content)
+    }
+
     /// The bytes of a slot.
     pub(super) fn bytes(&self, slot: SlotId) -> usize {
         self.slots.get(slot.index()).map_or(0, |slot| slot.region.bytes)

@@ -56,6 +56,24 @@ fn flow(ranks: u32, rows: usize, cols: usize, format: Format, via: Via) -> Flow 
     plan.op(QUANTIZE, Op::PartialCast { bucket, masters, encode, shards: shards.clone(), vote });
     plan.fence(QUANTIZE, LINK);
     let mut gathered = Vec::new();
+    let mut dense = Vec::new();
+    // What nobody makes whole is dequantized beside the rank's own shard.
+    let own = shards.iter().find(|shard| shard.orientation == Orientation::Rowwise).map(|shard| shard.slot);
+    if let Some(own) = own {
+        let orientation = Orientation::Rowwise;
+        let arrived = plan.transient("arrived", Content::Gathered(W, orientation));
+        let part = GatherPart { weight: W, orientation, from: own, to: arrived };
+        plan.op(LINK, Op::AllGather { parts: vec![part] });
+        plan.fence(LINK, COMPUTE);
+        for values in [ElementType::F32, ElementType::Bf16] {
+            let to = plan.transient("dense of what arrived", Content::Dense(W, orientation, values));
+            let tensor_scale = Some(tensor_scale);
+            let (from, own) = (arrived, Some(own));
+            let part = DequantizePart { weight: W, orientation, values, from, own, tensor_scale, to };
+            plan.op(COMPUTE, Op::Dequantize { parts: vec![part] });
+            dense.push((orientation, values, to));
+        }
+    }
     for ShardOperand { orientation, slot, .. } in shards {
         let to = plan.transient("gathered", Content::Gathered(W, orientation));
         plan.gather(&[GatherPart { weight: W, orientation, from: slot, to }]);
@@ -66,13 +84,12 @@ fn flow(ranks: u32, rows: usize, cols: usize, format: Format, via: Via) -> Flow 
         plan.op(COMPUTE, Op::transpose(W, gathered[0].1, to));
         to
     });
-    let mut dense = Vec::new();
     let derived = transposed.map(|slot| (Orientation::Columnwise, slot));
     for (orientation, from) in gathered.iter().copied().chain(derived) {
         for values in [ElementType::F32, ElementType::Bf16] {
             let to = plan.transient("dense", Content::Dense(W, orientation, values));
             let tensor_scale = Some(tensor_scale);
-            let part = DequantizePart { weight: W, orientation, values, from, tensor_scale, to };
+            let part = DequantizePart { weight: W, orientation, values, from, own: None, tensor_scale, to };
             plan.op(COMPUTE, Op::Dequantize { parts: vec![part] });
             dense.push((orientation, values, to));
         }

@@ -90,7 +90,7 @@ fn an_op_on_a_weight_or_its_gradient_in_whole_numbers_is_not_bound() {
         let orientation = Orientation::Rowwise;
         let from = plan.transient("gathered", Content::Gathered(W, orientation));
         let to = plan.transient("dense", Content::Dense(W, orientation, ElementType::F32));
-        let part = DequantizePart { weight: W, orientation, values, from, tensor_scale: None, to };
+        let part = DequantizePart { weight: W, orientation, values, from, own: None, tensor_scale: None, to };
         Op::Dequantize { parts: vec![part] }
     };
     let bind = |case: Case, element| {

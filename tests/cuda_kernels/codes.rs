@@ -1,7 +1,7 @@
 //! Conversions, value by value: every exponent, every tie and its neighbours, and all codes back.
 
 use warpweft::backend::cuda::DeviceAddress;
-use warpweft::backend::cuda::kernels::{CastOperand, DequantizeOperand, MasterFragment};
+use warpweft::backend::cuda::kernels::{CastOperand, DequantizeOperand, MasterFragment, ScaleRows};
 use warpweft::format::{ElementType, Format, Orientation, Planes, Shape, Via, dequantize, partial_cast};
 
 use crate::golden_file::{assert_bytes, assert_f32s};
@@ -89,6 +89,7 @@ fn every_code_with_every_scale_has_the_cpus_value() {
                     shape,
                     data: on_data.address(),
                     scale: on_scale.address(),
+                    scale_rows: ScaleRows::Padded,
                     tensor_scale: on_tensor.address(),
                     out: out.address(),
                 };

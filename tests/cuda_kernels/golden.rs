@@ -131,6 +131,7 @@ fn check_case(gpu: &Gpu, file: &str, format: Format, case: &Case<'_>) {
         shape,
         data: rowwise.data.address(),
         scale: rowwise.scale.address(),
+        scale_rows: ScaleRows::Padded,
         tensor_scale: rowwise.tensor_scale.address(),
         out: out.address(),
     };

@@ -2,7 +2,9 @@
 
 use half::bf16;
 use warpweft::backend::cuda::DeviceAddress;
-use warpweft::backend::cuda::kernels::{DequantizeOperand, ExpandOperand, SwizzleOperand, TransposeOperand};
+use warpweft::backend::cuda::kernels::{
+    DequantizeOperand, ExpandOperand, ScaleRows, SwizzleOperand, TransposeOperand,
+};
 use warpweft::format::{
     ElementType, Format, Nvfp4Block, Orientation, PlaneSpec, Planes, PlanesMut, Shape, dequantize,
     expand_scale, swizzle_scale, transpose,
@@ -92,12 +94,38 @@ fn values_of_planes_are_the_cpus_also_rounded_to_bf16() {
     for format in formats() {
         for orientation in [Orientation::Rowwise, Orientation::Columnwise] {
             let parts = parts(&gpu, format, orientation);
-            values(&gpu, format, orientation, &parts);
+            values(&gpu, format, orientation, ScaleRows::Padded, &parts);
         }
     }
 }
 
-fn values(gpu: &Gpu, format: Format, orientation: Orientation, parts: &[Part]) {
+/// What a gather brings: of scale rows that repeat one, and no padding.
+#[test]
+fn values_of_compact_planes_are_the_cpus_also_rounded_to_bf16() {
+    let Some(gpu) = Gpu::open("values of compact planes") else { return };
+    for format in formats().into_iter().filter(|format| format.check_weight().is_ok()) {
+        let mut parts = parts(&gpu, format, Orientation::Rowwise);
+        for (at, part) in parts.iter_mut().enumerate() {
+            let compact = format.compact_planes(Orientation::Rowwise, part.shape);
+            part.scale.truncate(compact.get(1).map_or(0, PlaneSpec::bytes));
+            part.on_scale = gpu.buffer_at(&part.scale, at % 3 * 4);
+        }
+        values(&gpu, format, Orientation::Rowwise, ScaleRows::Compact, &parts);
+    }
+    let operand = DequantizeOperand {
+        shape: Shape::new(16, 16),
+        data: DeviceAddress::NULL,
+        scale: DeviceAddress::NULL,
+        scale_rows: ScaleRows::Compact,
+        tensor_scale: DeviceAddress::NULL,
+        out: DeviceAddress::NULL,
+    };
+    let columns =
+        gpu.kernels.dequantize(Format::NVFP4_2D, Orientation::Columnwise, ElementType::F32, &[operand]);
+    assert!(columns.unwrap_err().to_string().contains("never compact"));
+}
+
+fn values(gpu: &Gpu, format: Format, orientation: Orientation, scale_rows: ScaleRows, parts: &[Part]) {
     let tensor_scale = gpu.buffer(&[1.7_f32]);
     for element in [ElementType::F32, ElementType::Bf16] {
         let outs: Vec<_> = parts
@@ -117,6 +145,7 @@ fn values(gpu: &Gpu, format: Format, orientation: Orientation, parts: &[Part]) {
                 shape: part.shape,
                 data: part.on_data.address(),
                 scale: part.on_scale.address(),
+                scale_rows,
                 tensor_scale: tensor_scale.address(),
                 out: out.address(),
             })

@@ -88,10 +88,10 @@ fn one_task_makes_values_of_two_types_of_the_same_planes() {
     let values: Vec<_> = parts.iter().map(|part| part.values).collect();
     assert_eq!(values, [ElementType::F32, ElementType::Bf16]);
     let mut touched: Vec<_> = dequantize.op.accesses().into_iter().map(|(slot, _)| slot).collect();
-    assert_eq!(touched.len(), 4, "planes, their tensor scale, values twice");
+    assert_eq!(touched.len(), 5, "what arrived, the own shard, their tensor scale, values twice");
     touched.sort_unstable();
     touched.dedup();
-    assert_eq!(touched.len(), 4, "no slot is named twice");
+    assert_eq!(touched.len(), 5, "no slot is named twice");
 }
 
 /// Where a task has bytes enough to move, another launch costs little, and planes need not live until the
@@ -104,4 +104,38 @@ fn a_task_with_bytes_enough_takes_no_more_weights() {
     assert_eq!(values, [("before", 1), ("m0", 1), ("m1", 1), ("m2", 1), ("m3", 1), ("alone", 1)]);
     // Planes of 18 MiB in NVFP4 and of 32 in FP8, read and written.
     assert_eq!(transposed, [("before", 1), ("m0 and 1 more", 2), ("m2 and 1 more", 2), ("alone", 1)]);
+}
+
+/// Of a group whose planes one call reads and another dequantizes, each member is treated as it is read.
+#[test]
+fn of_a_gather_only_what_somebody_reads_whole_is_made_whole() {
+    let mut model = Model::builder();
+    let [planes, values, both] =
+        ["planes", "values", "both"].map(|name| model.sharded(name, 64, 64, Format::NVFP4_2D).unwrap());
+    model.group("all", &[planes, values, both]).unwrap();
+    let mut program = StepProgram::builder("evaluate", &model.build());
+    let call = program.call("first", Phase::Forward).uses(planes, Orientation::Rowwise, Form::Planes);
+    let call = call.uses(values, Orientation::Rowwise, Form::Dense);
+    call.uses(both, Orientation::Rowwise, Form::DenseBf16).add().unwrap();
+    let call = program.call("second", Phase::Forward).uses(planes, Orientation::Rowwise, Form::Planes);
+    let call = call.uses(values, Orientation::Rowwise, Form::DenseBf16);
+    call.uses(both, Orientation::Rowwise, Form::Planes).add().unwrap();
+    let program = program.build_evaluation().unwrap();
+    // Two calls that use the same weights one behind the other share a gather.
+    let plan = StepPlan::build(&program, &policy(2), Mesh::new(2).unwrap()).unwrap();
+    let gathers: Vec<_> = plan.tasks.iter().filter(|task| task.op.is_gather()).collect();
+    assert_eq!(gathers.len(), 1);
+    let (mut whole, mut beside) = (Vec::new(), Vec::new());
+    for task in &plan.tasks {
+        match &task.op {
+            Op::Assemble { parts } => whole.extend(parts.iter().map(|part| part.weight)),
+            Op::Dequantize { parts } => {
+                beside.extend(parts.iter().map(|part| (part.weight, part.values, part.own.is_some())));
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(whole, [planes, both]);
+    let (f32, bf16) = (ElementType::F32, ElementType::Bf16);
+    assert_eq!(beside, [(values, f32, true), (both, bf16, false), (values, bf16, true)]);
 }

@@ -106,20 +106,29 @@ fn a_gather_is_issued_depth_uses_ahead_of_its_use() {
     }
 }
 
-/// PL-2: one assemble for each gather, chunks or not, right before its first reader and on that reader's lane.
+/// PL-2: one assemble for each gather, chunks or not, right before its first reader and on that reader's lane;
+/// none where everybody dequantizes what arrived.
 #[test]
 fn gathered_planes_are_made_whole_right_before_their_first_reader_on_its_lane() {
     let mut on = [0; 2];
-    for (depth, chunk) in [(0, None), (1, None), (3, None), (2, Some(1024))] {
+    let formats = [Format::NVFP4_2D, Format::F32];
+    let ways = [(0, None), (1, None), (3, None), (2, Some(1024))];
+    for (format, (depth, chunk)) in formats.into_iter().flat_map(|format| ways.map(|way| (format, way))) {
         let policy = Policy { chunk, ..policy(depth) };
-        let plan = StepPlan::build(&chain(6, Format::NVFP4_2D), &policy, Mesh::new(2).unwrap()).unwrap();
+        let plan = StepPlan::build(&chain(6, format), &policy, Mesh::new(2).unwrap()).unwrap();
         let begins = |op: &Op| match op {
             Op::AllGather { .. } => true,
             Op::GatherChunk { chunk, .. } => chunk.begin == 0,
             _ => false,
         };
         let count = |wanted: &dyn Fn(&Op) -> bool| plan.tasks.iter().filter(|task| wanted(&task.op)).count();
-        assert_eq!(count(&begins), count(&|op| matches!(op, Op::Assemble { .. })));
+        let beside = |op: &Op| matches!(op, Op::Dequantize { parts } if parts[0].own.is_some());
+        assert_eq!(count(&begins), count(&|op| matches!(op, Op::Assemble { .. })) + count(&beside));
+        assert_eq!(
+            count(&beside) > 0,
+            format == Format::NVFP4_2D,
+            "forward, of a gather that backward repeats"
+        );
         for (position, task) in plan.tasks.iter().enumerate() {
             let Op::Assemble { parts } = &task.op else { continue };
             let reader = &plan.tasks[position + 1];

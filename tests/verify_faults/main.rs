@@ -26,6 +26,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod arrived;
 mod assembles;
 mod bf16;
 mod bytes;

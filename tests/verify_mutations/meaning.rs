@@ -278,7 +278,8 @@ impl<'p> Memory<'p> {
             Op::Dequantize { parts } => {
                 let read = |part: &DequantizePart| {
                     let scaled = self.plan.weights.layout(part.weight).format.needs_tensor_amax();
-                    (self.read(part.from), self.maybe(part.tensor_scale.filter(|_| scaled)))
+                    let planes = (self.read(part.from), self.maybe(part.own));
+                    (planes, self.maybe(part.tensor_scale.filter(|_| scaled)))
                 };
                 let read: Vec<_> = parts.iter().map(read).collect();
                 for (part, (planes, scale)) in parts.iter().zip(read) {

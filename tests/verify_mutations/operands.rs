@@ -54,7 +54,9 @@ pub(crate) fn slots_of(op: &mut Op) -> Vec<&mut SlotId> {
         }
         Op::Dequantize { parts } => parts
             .iter_mut()
-            .flat_map(|part| [&mut part.from, &mut part.to].into_iter().chain(&mut part.tensor_scale))
+            .flat_map(|part| {
+                [&mut part.from, &mut part.to].into_iter().chain(&mut part.own).chain(&mut part.tensor_scale)
+            })
             .collect(),
         Op::GradNorm { main_grads, fault, record } => {
             main_grads.iter_mut().map(|(_, slot)| slot).chain([fault, record]).collect()
@@ -104,6 +106,7 @@ pub(crate) fn lose_operand(op: &mut Op, draw: &mut Draw) -> Option<()> {
         },
         Op::Transpose { parts } if parts.len() > 1 => one(parts, draw),
         Op::Dequantize { parts } if parts.len() > 1 && draw.one_in(2) => one(parts, draw),
+        Op::Dequantize { parts } if draw.one_in(2) => absent(&mut parts.first_mut()?.own),
         Op::Dequantize { parts } => absent(&mut parts.first_mut()?.tensor_scale),
         Op::AllGather { parts } | Op::Assemble { parts } if parts.len() > 1 => one(parts, draw),
         Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } if parts.len() > 1 => {

@@ -187,6 +187,7 @@ impl Preparation<'_> {
             shape: part.shape,
             data: self.at(part.from.data),
             scale: self.scale_at(part.format, part.from.scale),
+            scale_rows: if part.compact { ScaleRows::Compact } else { ScaleRows::Padded },
             tensor_scale: part.tensor_scale.map_or(DeviceAddress::NULL, |scale| self.at(scale)),
             out: self.at(part.to),
         };

@@ -1,15 +1,17 @@
 //! Planes into other planes and into values: transpose and dequantize, one weight at a time.
 //!
 //! Law: planes are those of the weight's own shape, at the start of slots that may be laid out for
-//! a padded one; the padding of a gather is never looked at.
+//! a padded one; the padding of a gather is never looked at. Rows that arrived and were not assembled are
+//! dequantized where they are: up to three stretches of rows, of which the rank's own one lies in its shard.
 
 use super::Refusal;
 use super::binder::Binder;
+use super::collective::gathered;
 use crate::compute::bound_planes;
-use crate::format::{ElementType, Format, Orientation, Shape};
+use crate::format::{ElementType, Format, Orientation, PlaneSpec, Shape};
 use crate::id::SlotId;
 use crate::layout::{PlaneRegions, Region, WeightLayout};
-use crate::op::{DequantizePart, TransposePart};
+use crate::op::{DequantizePart, GatherPart, TransposePart};
 
 /// The planes of the weight's own shape in a gathered or transposed slot.
 fn planes_in(
@@ -50,21 +52,26 @@ impl Transpose {
     }
 }
 
-/// f32 or bf16 values from planes.
+/// f32 or bf16 values of a stretch of rows, of all rows where planes are whole.
 #[derive(Debug)]
 pub(in crate::backend) struct Dequantize {
     pub(in crate::backend) format: Format,
     pub(in crate::backend) orientation: Orientation,
+    /// Of the stretch.
     pub(in crate::backend) shape: Shape,
+    /// Its rows of the planes.
     pub(in crate::backend) from: PlaneRegions,
+    /// Do scale rows that a format repeats stand once?
+    pub(in crate::backend) compact: bool,
     pub(in crate::backend) tensor_scale: Option<Region>,
     pub(in crate::backend) values: ElementType,
     pub(in crate::backend) to: Region,
 }
 
 impl Dequantize {
-    pub(super) fn resolve(binder: &Binder<'_>, part: &DequantizePart) -> Result<Self, Refusal> {
-        let DequantizePart { weight, orientation, values, from, tensor_scale, to } = *part;
+    /// What is done of one part: one stretch where planes are whole.
+    pub(super) fn resolve(binder: &Binder<'_>, part: &DequantizePart) -> Result<Vec<Self>, Refusal> {
+        let DequantizePart { weight, orientation, values, from, own, tensor_scale, to } = *part;
         let layout = binder.weight(weight)?;
         let shape = layout.shard.shape;
         let scale = |slot| {
@@ -72,20 +79,74 @@ impl Dequantize {
             let own = all.part(layout.position * size_of::<f32>(), size_of::<f32>());
             own.ok_or_else(|| format!("no tensor scale for {}", layout.name))
         };
-        Ok(Self {
-            format: layout.format,
-            orientation,
-            shape,
-            from: planes_in(binder, from, layout, orientation)?,
-            tensor_scale: tensor_scale.map(scale).transpose()?,
-            values,
-            to: match values {
-                ElementType::F32 => binder.elements::<f32>(to, shape.elements())?,
-                ElementType::Bf16 => binder.elements::<half::bf16>(to, shape.elements())?,
-                ElementType::U8 | ElementType::U32 => {
-                    return Err(format!("a weight is dequantized to f32 or bf16, not to {values}"));
-                }
-            },
-        })
+        let tensor_scale = tensor_scale.map(scale).transpose()?;
+        let to = match values {
+            ElementType::F32 => binder.elements::<f32>(to, shape.elements())?,
+            ElementType::Bf16 => binder.elements::<half::bf16>(to, shape.elements())?,
+            ElementType::U8 | ElementType::U32 => {
+                return Err(format!("a weight is dequantized to f32 or bf16, not to {values}"));
+            }
+        };
+        let format = layout.format;
+        let whole =
+            |from| Self { format, orientation, shape, from, compact: false, tensor_scale, values, to };
+        let Some(own) = own else {
+            return Ok(vec![whole(planes_in(binder, from, layout, orientation)?)]);
+        };
+        let part = GatherPart { weight, orientation, from: own, to: from };
+        let row = shape.cols.saturating_mul(values.bytes());
+        let mut stretches = Vec::with_capacity(3);
+        for Stretch { begin, rows, from } in stretches_of(binder, layout, &part)? {
+            let to = to.part(begin.saturating_mul(row), rows.saturating_mul(row));
+            let to = to.ok_or_else(|| format!("rows of {} beyond its values", layout.name))?;
+            let shape = Shape::new(rows, shape.cols);
+            stretches.push(Self { shape, compact: true, to, ..whole(from) });
+        }
+        Ok(stretches)
     }
+}
+
+/// Rows of a weight that lie one behind the other.
+struct Stretch {
+    begin: usize,
+    rows: usize,
+    from: PlaneRegions,
+}
+
+/// The rows of the ranks before this one, its own, and those of the ranks behind it, without what is none of
+/// the weight's.
+fn stretches_of(
+    binder: &Binder<'_>,
+    layout: &WeightLayout,
+    part: &GatherPart,
+) -> Result<Vec<Stretch>, Refusal> {
+    if part.orientation != Orientation::Rowwise {
+        return Err(format!("rows of {} planes do not stand alone", part.orientation));
+    }
+    let (_, planes) = gathered(binder, part)?;
+    let stored = layout.shard.rows_per_rank;
+    let (shape, shard) = (layout.shard.shape, binder.shard()?);
+    let own = stored.saturating_mul(shard).min(shape.rows);
+    let behind = stored.saturating_mul(shard + 1).min(shape.rows);
+    let mut stretches = Vec::with_capacity(3);
+    for (begin, end, is_own) in [(0, own, false), (own, behind, true), (behind, shape.rows, false)] {
+        if begin == end {
+            continue;
+        }
+        let rows = end - begin;
+        let sizes = layout.format.compact_planes(part.orientation, Shape::new(rows, shape.cols));
+        let mut regions = [Region::default(); 2];
+        for ((region, plane), size) in regions.iter_mut().zip(&planes).zip(sizes.iter().map(PlaneSpec::bytes))
+        {
+            // Stretches begin with a rank's first row, so what is before one are whole shards.
+            let found = match is_own {
+                true => plane.from.part(0, size),
+                false => plane.to.part((begin / stored.max(1)).saturating_mul(plane.from.bytes), size),
+            };
+            *region = found.ok_or_else(|| format!("rows {begin}..{end} of {} do not fit", layout.name))?;
+        }
+        let [data, scale] = regions;
+        stretches.push(Stretch { begin, rows, from: PlaneRegions { data, scale } });
+    }
+    Ok(stretches)
 }

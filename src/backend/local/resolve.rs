@@ -89,8 +89,11 @@ impl Binder<'_> {
                 LocalOp::Transpose(parts.collect::<Result<_, _>>()?)
             }
             Op::Dequantize { parts } => {
-                let parts = parts.iter().map(|part| Dequantize::resolve(self, part));
-                LocalOp::Dequantize(parts.collect::<Result<_, _>>()?)
+                let mut stretches = Vec::with_capacity(parts.len());
+                for part in parts {
+                    stretches.extend(Dequantize::resolve(self, part)?);
+                }
+                LocalOp::Dequantize(stretches)
             }
             Op::ExchangeGradient { element, parts } => {
                 LocalOp::Collective(Collective::exchange_gradient(self, *element, parts)?)

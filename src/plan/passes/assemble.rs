@@ -1,13 +1,15 @@
 //! Makes gathered planes whole: the rank's own part, padding, scale rows that stand several times.
 //!
-//! Law (PL-2): every gather, or the last chunk of one, has exactly one assemble behind it, of the same parts
-//! and before the first reader of any of them. It is a task of its own and on no communicator: what of a
-//! gather needs a multiprocessor would wait on that lane until a matrix product gives one up, and hold up the
-//! collectives behind it. On which lane it runs instead, and when, is said in [`Reader::assembles`] alone.
+//! Law (PL-2): every gather, or the last chunk of one, has exactly one assemble behind it, of those parts that
+//! somebody reads whole and before the first reader of any of them; none, if all are dequantized beside the
+//! rank's own shards. It is a task of its own and on no communicator: what of a gather needs a multiprocessor
+//! would wait on that lane until a matrix product gives one up, and hold up the collectives behind it. On which
+//! lane it runs instead, and when, is said in [`Reader::assembles`] alone.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::super::draft::{Carrier, Draft, DraftTask, Place, Section, ahead_of};
+use super::of_group;
 use crate::id::SlotId;
 use crate::op::{GatherPart, Op};
 
@@ -15,7 +17,7 @@ use crate::op::{GatherPart, Op};
 struct Gathered {
     /// The stage of the gather, or of its last chunk.
     stage: usize,
-    subject: String,
+    /// Those that somebody reads whole.
     parts: Vec<GatherPart>,
 }
 
@@ -45,7 +47,9 @@ pub(in super::super) fn assemble(draft: &mut Draft<'_>) {
     let mut added = Vec::new();
     for reader in first_readers(draft) {
         let (carrier, place) = reader.assembles(draft.derives_ahead());
-        let Gathered { subject, parts, .. } = reader.of;
+        let parts = reader.of.parts;
+        let subject =
+            parts.first().map_or_else(String::new, |first| of_group(draft.name(first.weight), parts.len()));
         added.push((place, DraftTask::local(Op::Assemble { parts }, subject, carrier)));
     }
     draft.insert(added);
@@ -53,6 +57,7 @@ pub(in super::super) fn assemble(draft: &mut Draft<'_>) {
 
 /// Of every gather, the first task that reads planes of it; in issue order.
 fn first_readers(draft: &Draft<'_>) -> Vec<Reader> {
+    let arrived = read_as_they_arrived(draft);
     let mut open: Vec<Option<Gathered>> = Vec::new();
     let mut gather_of: HashMap<SlotId, usize> = HashMap::new();
     let mut readers = Vec::new();
@@ -70,16 +75,30 @@ fn first_readers(draft: &Draft<'_>) -> Vec<Reader> {
                 continue;
             }
         };
+        let parts: Vec<_> = parts.iter().filter(|part| !arrived.contains(&part.to)).copied().collect();
+        if parts.is_empty() {
+            continue;
+        }
         let begun = parts.first().and_then(|part| gather_of.get(&part.to));
         match begun.and_then(|gather| open[*gather].as_mut()) {
             // A chunk behind others goes on with what they began.
             Some(chunked) => chunked.stage = place.stage,
             None => {
                 gather_of.extend(parts.iter().map(|part| (part.to, open.len())));
-                let (stage, subject) = (place.stage, task.subject.clone());
-                open.push(Some(Gathered { stage, subject, parts: parts.to_vec() }));
+                open.push(Some(Gathered { stage: place.stage, parts }));
             }
         }
     }
     readers
+}
+
+/// Slots that a gather fills and that are only dequantized, beside the rank's own shards.
+fn read_as_they_arrived(draft: &Draft<'_>) -> HashSet<SlotId> {
+    let mut slots = HashSet::new();
+    for (_, task) in draft.tasks() {
+        if let Op::Dequantize { parts } = &task.op {
+            slots.extend(parts.iter().filter(|part| part.own.is_some()).map(|part| part.from));
+        }
+    }
+    slots
 }

@@ -3,13 +3,15 @@
 //! Law: a dense copy is made on the compute lane right before the call that reads it; where the plan derives
 //! ahead ([`Draft::derives_ahead`]), on the quantize lane beside the call before. It is shared with the next
 //! call if that reads the same planes in the same element type. Planes that are such values already are read
-//! as they lie. What one gather brought for a call is dequantized by one task ([`Joined`]).
+//! as they lie. What one gather brought for a call is dequantized by one task ([`Joined`]). Rowwise planes that
+//! nobody reads as planes are never made whole: their values are made of what arrived and of the rank's own
+//! shard, one kernel in place of up to three, and nothing is copied.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::super::draft::{Carrier, Draft, Section, Supply, ahead_of};
 use super::joined::Joined;
-use crate::format::ElementType;
+use crate::format::{ElementType, Orientation};
 use crate::id::SlotId;
 use crate::layout::Content;
 use crate::model::Placement;
@@ -23,6 +25,7 @@ struct Held {
 
 pub(in super::super) fn dense(draft: &mut Draft<'_>) {
     let mut held: HashMap<(SlotId, ElementType), Held> = HashMap::new();
+    let read_whole = read_whole(draft);
     let ahead = draft.derives_ahead();
     let carrier = if ahead { Carrier::Quantize } else { Carrier::Compute };
     for (stage, _, call) in draft.stages_of_calls() {
@@ -56,6 +59,7 @@ pub(in super::super) fn dense(draft: &mut Draft<'_>) {
                         orientation: usage.orientation,
                         values,
                         from: planes.slot,
+                        own: own(draft, planes.slot, &read_whole),
                         tensor_scale,
                         to,
                     };
@@ -70,5 +74,34 @@ pub(in super::super) fn dense(draft: &mut Draft<'_>) {
         for (issue, task) in joined.tasks(|parts| Op::Dequantize { parts }, carrier) {
             draft.add(issue, Section::Dequantize, task);
         }
+    }
+}
+
+/// Gathered planes that somebody reads as planes: calls, and what derives columnwise ones.
+fn read_whole(draft: &Draft<'_>) -> HashSet<SlotId> {
+    let mut whole = HashSet::new();
+    for (_, task) in draft.tasks() {
+        if let Op::Transpose { parts } = &task.op {
+            whole.extend(parts.iter().map(|part| part.from));
+        }
+    }
+    for (stage, _, call) in draft.stages_of_calls() {
+        for (usage, supply) in call.uses.iter().zip(&draft.supplies[stage]) {
+            let layout = draft.weights.layout(usage.weight);
+            if usage.form.values().is_none_or(|values| layout.is_dense(values)) {
+                whole.extend(supply.map(|supply| supply.slot));
+            }
+        }
+    }
+    whole
+}
+
+/// The rank's own shard, where values are made of it and of what arrived.
+fn own(draft: &Draft<'_>, planes: SlotId, read_whole: &HashSet<SlotId>) -> Option<SlotId> {
+    match draft.content(planes)? {
+        Content::Gathered(weight, Orientation::Rowwise) if !read_whole.contains(&planes) => {
+            Some(draft.slot(Content::Shard(weight, Orientation::Rowwise)))
+        }
+        _ => None,
     }
 }

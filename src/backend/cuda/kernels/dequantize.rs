@@ -9,9 +9,10 @@ use super::super::failure::CudaFailure;
 use super::check::{divides, element_aligned, narrow, present, scale_pitch};
 use super::launch::{KernelLaunch, THREADS, WARPS};
 use super::module::Kernels;
+use super::scale::ScaleRows;
 use super::source::Family;
 use super::tiles::{TileArguments, TileTable, only};
-use crate::format::{ElementType, Format, Fp8Element, Fp8Tile, Orientation, Shape};
+use crate::format::{ElementType, Format, Fp8Element, Fp8Tile, Nvfp4Block, Orientation, Shape};
 
 /// Planes whose values are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,8 +21,10 @@ pub struct DequantizeOperand {
     pub shape: Shape,
     /// The data plane.
     pub data: DeviceAddress,
-    /// The scale plane, with its padding rows or without; null for a format without one.
+    /// The scale plane; null for a format without one.
     pub scale: DeviceAddress,
+    /// Its rows; compact ones of rowwise planes alone.
+    pub scale_rows: ScaleRows,
     /// One f32, or null for 1.
     pub tensor_scale: DeviceAddress,
     /// The values, written: `[rows, cols]` of rowwise planes, `[cols, rows]` of columnwise ones.
@@ -40,8 +43,10 @@ struct TensorArguments {
     cols: u32,
     pitch: u32,
     aligned: u32,
+    shared_rows: u32,
+    unused: u32,
 }
-const _: () = assert!(size_of::<TensorArguments>() == 48);
+const _: () = assert!(size_of::<TensorArguments>() == 56);
 
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -123,6 +128,14 @@ impl Kernel {
     }
 }
 
+/// The power of two of rows that share a scale row because equal ones stand once.
+const fn shared_rows(format: Format, scale_rows: ScaleRows) -> u32 {
+    match (format, scale_rows) {
+        (Format::Nvfp4(Nvfp4Block::Tile16x16), ScaleRows::Compact) => 16u32.trailing_zeros(),
+        _ => 0,
+    }
+}
+
 impl Kernels {
     /// Values of planes (see [`dequantize`](crate::format::dequantize)), as f32, or rounded to bfloat16.
     ///
@@ -145,8 +158,11 @@ impl Kernels {
             }
         };
         let tensor = |operand: &DequantizeOperand| {
-            let DequantizeOperand { shape, data, scale, tensor_scale, out } = *operand;
+            let DequantizeOperand { shape, data, scale, scale_rows, tensor_scale, out } = *operand;
             divides(format, shape)?;
+            if scale_rows == ScaleRows::Compact && orientation != Orientation::Rowwise {
+                return Err(CudaFailure::Refused(format!("{orientation} scale rows are never compact")));
+            }
             present("a data plane", data)?;
             present("the values", out)?;
             element_aligned("a data plane", data, kernel.element)?;
@@ -181,6 +197,8 @@ impl Kernels {
                 cols: narrow("columns", stored.cols)?,
                 pitch: narrow("scale columns", pitch)?,
                 aligned: u32::from(aligned),
+                shared_rows: shared_rows(format, scale_rows),
+                unused: 0,
             };
             Ok((descriptor, kernel.tiles(stored, values)))
         };

@@ -1,8 +1,9 @@
 //! PL-2, the way of a weight's planes: gathered, assembled, transposed, dequantized.
 //!
 //! Law: a gather sends the shard it names, whole and of one version, and brings those of the other ranks;
-//! planes are whole, and may be read, once the rank's own shard of that version was put beside them. What is
-//! derived from whole planes keeps weight and version, and needs scales of the same version.
+//! planes are whole, and may be read, once the rank's own shard of that version was put beside them. Without
+//! that, what arrived may be dequantized together with that shard. What is derived keeps weight and version,
+//! and needs scales of the same version.
 
 use super::{Held, Run, Verdict};
 use crate::format::Orientation;
@@ -111,15 +112,17 @@ impl Run<'_> {
     }
 
     pub(super) fn dequantize(&mut self, task: TaskId, part: DequantizePart) -> Verdict<()> {
-        let DequantizePart { weight, orientation, values, from, tensor_scale, to } = part;
-        let Some(version) = self.planes_at(from, weight, orientation) else {
-            let needs = format!("{orientation} planes of `{}`", self.name(weight));
-            return self.wrong_planes(
-                task,
-                from,
-                needs,
-                "dequantize what an assemble or a transpose of this weight left",
-            );
+        let DequantizePart { weight, orientation, values, from, own, tensor_scale, to } = part;
+        let version = match own {
+            Some(own) => self.arrived_beside(task, weight, orientation, (own, from))?,
+            None => match self.planes_at(from, weight, orientation) {
+                Some(version) => version,
+                None => {
+                    let needs = format!("{orientation} planes of `{}`", self.name(weight));
+                    let remedy = "dequantize what an assemble or a transpose of this weight left";
+                    return self.wrong_planes(task, from, needs, remedy);
+                }
+            },
         };
         match tensor_scale {
             Some(slot) => self.tensor_scale(task, slot, weight, version)?,
@@ -130,6 +133,28 @@ impl Run<'_> {
             None => {}
         }
         self.fill(task, to, Held::Dense(weight, orientation, values, version))
+    }
+
+    /// The version of what arrived in `from`, if it is all that is missing beside the rank's own shard. Rows of
+    /// columnwise planes do not stand alone.
+    fn arrived_beside(
+        &self,
+        task: TaskId,
+        weight: WeightId,
+        orientation: Orientation,
+        (own, from): (SlotId, SlotId),
+    ) -> Verdict<Version> {
+        let version = self.own(task, weight, orientation, own)?;
+        let arrived = Held::Arrived(weight, Orientation::Rowwise, version);
+        if orientation == Orientation::Rowwise && *self.slots.held(from) == arrived {
+            return Ok(version);
+        }
+        let needs = format!(
+            "the other ranks' whole rowwise shards of `{}` at {version}, like this rank's own, to dequantize both",
+            self.name(weight)
+        );
+        let remedy = "dequantize rows behind the gather, or the last chunk of one, that brought them; whole planes without the rank's own shard";
+        self.wrong_use(task, from, needs, remedy)
     }
 
     /// PL-2: a reader of planes finds something else. Planes that were gathered and not assembled are named
