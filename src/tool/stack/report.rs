@@ -52,6 +52,9 @@ pub struct Measured {
     pub loss: Option<f32>,
     /// Norm of all weight gradients, where one is computed: by the resident stack and by the ending `training`.
     pub norm: Option<f32>,
+    /// Every step of a session in order, those of the warm-up among them, milliseconds: do they still change?
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub all_steps_ms: Vec<f64>,
     /// What went otherwise than asked for; several things with a semicolon between them.
     pub note: Option<String>,
 }
@@ -87,6 +90,7 @@ impl Measured {
             transient_bytes: None,
             loss: None,
             norm: None,
+            all_steps_ms: Vec::new(),
             note: None,
         }
     }

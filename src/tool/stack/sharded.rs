@@ -127,6 +127,8 @@ fn initialize(shape: StackShape) -> impl Fn(&str, usize, usize, &mut [f32]) + Se
 #[derive(Default)]
 struct Times {
     steps: Vec<Duration>,
+    /// Those of the warm-up among them.
+    all_ms: Vec<f64>,
     hosts: Vec<Duration>,
     exposed: Vec<f64>,
     splits: Vec<HostTime>,
@@ -140,6 +142,7 @@ impl Times {
             self.unrecorded = Some(format!("issued anew: {}", not.reason));
         }
         self.splits.extend(report.host);
+        self.all_ms.push(time.as_secs_f64() * 1e3);
         if !warms {
             self.steps.push(time);
             self.hosts.push(report.issue);
@@ -154,6 +157,7 @@ impl Times {
     fn row(mut self, name: String, recipe: Recipe, arena_bytes: usize, timed: bool) -> Measured {
         let mut row = Measured::new(name, recipe.to_string(), middle(self.steps), middle(self.hosts));
         row.exposed = median(self.exposed).filter(|_| timed);
+        row.all_steps_ms = self.all_ms;
         row.arena_bytes = Some(arena_bytes as u64);
         self.splits.sort_by_key(|host| host.issue.busy());
         if let Some(host) = self.splits.get(self.splits.len() / 2) {
