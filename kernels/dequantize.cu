@@ -22,12 +22,11 @@ struct DequantizeTensor {
     // Entries per row of the scale plane.
     u32 pitch;
     // May four neighbours of a row be read, and written, at once?
-    u32 aligned;
+    u16 aligned;
     // Two to this power rows share a row of the scale plane, beside what the format says.
-    u32 shared_rows;
-    u32 unused;
+    u16 shared_rows;
 };
-static_assert(sizeof(DequantizeTensor) == 56, "kernels::dequantize::TensorArguments");
+static_assert(sizeof(DequantizeTensor) == 48, "kernels::dequantize::TensorArguments");
 
 struct DequantizeArguments {
     Tiles tiles;

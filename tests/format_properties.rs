@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use random_weight::{bits, normal, wild};
 use warpweft::format::{
     Directions, FlatShard, Format, Fp8Element, Fp8Tile, Nvfp4Block, Orientation, OwnedPlanes, Planes,
-    Quantized, Shape, Via, expand_scale, flat_amax, flat_cast, fused_scale, partial_amax, partial_cast,
-    place_fragment, quantize,
+    Quantized, Shape, Via, dequantize, expand_scale, flat_amax, flat_cast, fused_scale, partial_amax,
+    partial_cast, place_fragment, quantize,
 };
 
 /// Formats a weight can have.
@@ -129,6 +129,16 @@ let unit = [7, 16, 32].into_iter().find(|&unit| format.check_shape(Shape::new(ti
                 let rows = &mut compact[landed..landed + bytes];
                 fused_scale(format, orientation, shape, &blocks, tensor_amax, &mut encode, rows).unwrap();
                 landed += bytes;
+            }
+            if orientation == Orientation::Rowwise {
+                // Whoever wants values reads these rows as they landed.
+                let of = |scale: &[u8]| {
+                    let (data, mut values) = (&planes_of(&expected, orientation).data, vec![0.0; shape.elements()]);
+                    let planes = Planes { data, scale };
+                    dequantize(format, orientation, shape, planes, expected.tensor_scale, &mut values).unwrap();
+                    values.iter().map(|value| value.to_bits()).collect::<Vec<_>>()
+                };
+                prop_assert_eq!(of(&compact[..landed]), of(&planes_of(&expected, orientation).scale));
             }
             expand_scale(format, orientation, shape, &mut compact).unwrap();
             prop_assert_eq!(&compact, &planes_of(&expected, orientation).scale);

@@ -70,7 +70,7 @@ struct Arguments {
     /// Ranks in this process; each runs its own share of the batch. [default: 4, on GPUs one for each up to 4]
     #[arg(long)]
     ranks: Option<u32>,
-    /// Copies of the model, each sharded over its share of all ranks; on the CPU. [default: from --config]
+    /// Copies of the model, each sharded over its share of all ranks. [default: from --config]
     #[arg(long)]
     replicate: Option<u32>,
     /// Format of all matrices: f32, bf16, nvfp4_2d, fp8_block128_pow2, mxfp8, fp8_tensor_e4m3, …
@@ -191,7 +191,8 @@ fn settings(arguments: &Arguments, root: &Path) -> Result<Settings, Box<dyn Erro
     let own = root.join("examples/train/train.toml");
     let mut settings = Settings::load(Some(arguments.config.as_deref().unwrap_or(&own)))?;
     if let Some(depth) = arguments.depth {
-        settings.prefetch = Prefetch::depth(depth);
+        let Prefetch { cluster, chunk, .. } = settings.prefetch;
+        settings.prefetch = Prefetch { cluster, chunk, ..Prefetch::depth(depth) };
     }
     if let Some(cluster) = &arguments.cluster {
         // A name that is none is refused before anything runs.

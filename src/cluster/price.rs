@@ -1,8 +1,9 @@
 //! What a task takes by itself.
 //!
 //! Law: an op costs what its accesses say ([`Op::accesses`]) and the cluster charges for it. Bytes of local
-//! ops are those of their slots: read or written once, updated twice. Two touch a known part of a slot, and
-//! cost that: padding that is zeroed, and gathered planes that are made whole. Bytes of collectives are those
+//! ops are those of their slots: read or written once, updated twice. Some touch a known part of a slot, and
+//! cost that: padding that is zeroed, gathered planes that are made whole or read beside the own shard, and of
+//! an own gradient one slice. Bytes of collectives are those
 //! of the parts that ranks exchange, alignment left out. No price depends on the rank. A local op is one
 //! kernel besides. Planner and simulator ask here, so a forecast and a simulation differ by what they do with
 //! prices alone.
@@ -135,12 +136,23 @@ impl Prices {
                 }
                 cluster.memory_ns(touched as u64)
             }
-            // Rows that are read from the rank's own shard are not read where the others' lie.
+            // Of what arrived and of the own shard together, the rows of all shards are read, as they travel.
             Op::Dequantize { parts } => {
-                let own: Vec<_> = parts.iter().filter_map(|part| part.own).collect();
-                let read = op.accesses().into_iter().filter(|(slot, _)| !own.contains(slot));
-                let touched: Option<Vec<u64>> = read.map(|(slot, _)| bytes(slot)).collect();
-                cluster.memory_ns(touched?.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes)))
+                let mut touched = 0u64;
+                for (slot, _) in op.accesses() {
+                    let all = bytes(slot)?;
+                    let beside = parts.iter().find(|part| part.own.is_some() && part.from == slot);
+                    touched = touched.saturating_add(match beside {
+                        Some(part) => {
+                            let layout = work.weights.layouts.get(part.weight.index())?;
+                            let shards = u64::from(work.weights.mesh.size(Group::Shard));
+                            (layout.shard_bytes(part.orientation) as u64).saturating_mul(shards)
+                        }
+                        None if parts.iter().any(|part| part.own == Some(slot)) => 0,
+                        None => all,
+                    });
+                }
+                cluster.memory_ns(touched)
             }
             // Only the rows beyond the weight's own are touched.
             Op::ZeroPadding { weight, gradient } => {

@@ -103,7 +103,8 @@ pub enum FormatError {
         actual: usize,
     },
 
-    /// A scale plane must have the rows of a shard, or the padded rows of a full weight.
+    /// A scale plane must have the rows of a shard, or the padded rows of a full weight; where it is
+    /// dequantized or written, of rows that repeat one will do ([`Format::compact_planes`]).
     #[error(
         "the {orientation} scale plane has {actual} bytes, expected {shard} (rows as a shard sends them) or {padded} (padded rows)"
     )]

@@ -190,12 +190,10 @@ fn values<V: Value>(
     out: &mut [V],
 ) -> Result<(), FormatError> {
     format.check_blocks(shape)?;
-    let is_compact = orientation == Orientation::Rowwise
-        && planes.scale.len() == format.scale_bytes(orientation, shape).compact;
-    if is_compact {
-        check_length("the data plane", format.data_plane(orientation, shape).bytes(), planes.data.len())?;
-    } else {
-        check_planes(format, orientation, shape, planes)?;
+    check_length("the data plane", format.data_plane(orientation, shape).bytes(), planes.data.len())?;
+    let compact = format.scale_bytes(orientation, shape).compact;
+    if orientation != Orientation::Rowwise || planes.scale.len() != compact {
+        check_scale_plane(format, orientation, shape, planes.scale.len())?;
     }
     check_length("out", shape.elements(), out.len())?;
     let stored = format.stored_shape(orientation, shape);

@@ -91,7 +91,7 @@ impl Op {
             }
             // Weights of one bucket read the same tensor scales, and values of two types the same planes.
             Self::Dequantize { parts } => {
-                let mut all = Vec::with_capacity(3 * parts.len());
+                let mut all = Vec::with_capacity(4 * parts.len());
                 for part in parts {
                     for read in [Some(part.from), part.own, part.tensor_scale].into_iter().flatten() {
                         if !all.contains(&(read, Read)) {

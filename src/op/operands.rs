@@ -77,7 +77,7 @@ pub struct DequantizePart {
     pub orientation: Orientation,
     /// Element type of the values, [`ElementType::F32`] or [`ElementType::Bf16`].
     pub values: ElementType,
-    /// Gathered or transposed planes.
+    /// Gathered planes, whole or as they arrived (see `own`), or transposed ones.
     pub from: SlotId,
     /// The rank's own shard, rowwise. If it is there, `from` holds what a gather brought and nobody assembled:
     /// the rank's rows are read from here, those of the others from there, and scale rows that travel once

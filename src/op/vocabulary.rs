@@ -137,7 +137,7 @@ pub enum Op {
     },
     /// Gathers the shards of one weight from the ranks of a replica, or of several of a group as one
     /// collective, each to its rows of padded planes. What the *other* ranks hold, alone: the rank's own rows
-    /// and everything behind the last rank's are undefined until [`Op::Assemble`], if there is one.
+    /// and everything behind the last rank's are undefined until [`Op::Assemble`], and for good without one.
     AllGather {
         /// What is gathered; at least one.
         parts: Vec<GatherPart>,

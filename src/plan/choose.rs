@@ -101,7 +101,7 @@ fn pace(
     let mut pace = Pace {
         calls: vec![0.0; calls],
         reductions: vec![0.0; calls],
-        one_link: request.policy.communicators == 1 || costs.one_link(),
+        one_link: request.policy.communicators == 1 || costs.nearly_one_link(),
         ..Pace::default()
     };
     let mut assembled: HashMap<SlotId, f64> = HashMap::new();

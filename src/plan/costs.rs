@@ -17,6 +17,8 @@ type Kind = (&'static str, String, usize);
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Measured {
     nanoseconds: BTreeMap<Kind, f64>,
+    /// Calls, and nothing else.
+    calls_alone: bool,
 }
 
 impl Measured {
@@ -30,7 +32,8 @@ impl Measured {
     /// The same of calls alone: what no machine's numbers know, because closures are the embedder's.
     #[must_use]
     pub fn of_calls(plan: &super::StepPlan, nanoseconds: &[u64]) -> Self {
-        Self::of(plan, nanoseconds, |op| matches!(op, Op::Compute { .. }))
+        let calls = Self::of(plan, nanoseconds, |op| matches!(op, Op::Compute { .. }));
+        Self { calls_alone: true, ..calls }
     }
 
     fn of(plan: &super::StepPlan, nanoseconds: &[u64], wanted: impl Fn(&Op) -> bool) -> Self {
@@ -40,7 +43,7 @@ impl Measured {
             all.entry(kind).or_default().push(*time);
         }
         let middle = |(kind, times)| Some((kind, median(times)? as f64));
-        Self { nanoseconds: all.into_iter().filter_map(middle).collect() }
+        Self { nanoseconds: all.into_iter().filter_map(middle).collect(), calls_alone: false }
     }
 }
 
@@ -61,7 +64,7 @@ impl Costs {
     }
 
     /// The same with measured durations in place of prices, where there are any. They contain what lanes took
-    /// from each other, so contention is not charged on top.
+    /// from each other, so contention is not charged on top of what was measured.
     #[must_use]
     pub fn with_measured(self, measured: Measured) -> Self {
         Self { measured, ..self }
@@ -79,9 +82,13 @@ impl Costs {
 
     /// What lanes take from each other.
     pub(super) fn contention(&self) -> Contention {
-        match self.measured.nanoseconds.is_empty() {
-            true => self.prices.cluster().contention,
-            false => Contention::default(),
+        let declared = self.prices.cluster().contention;
+        match (self.measured.nanoseconds.is_empty(), self.measured.calls_alone) {
+            (true, _) => declared,
+            (false, true) => {
+                Contention { compute_beside_collective: 1.0, compute_beside_quantize: 1.0, ..declared }
+            }
+            (false, false) => Contention::default(),
         }
     }
 
@@ -89,6 +96,11 @@ impl Costs {
     /// least twice as long.
     pub(super) fn one_link(&self) -> bool {
         self.prices.cluster().contention.collective_beside_collective >= 2.0
+    }
+
+    /// Do they, as far as a number tells that was measured and is off by a few percent?
+    pub(super) fn nearly_one_link(&self) -> bool {
+        self.contention().collective_beside_collective >= 1.9
     }
 
     /// Nanoseconds of the host for every task, and for the step.
@@ -99,5 +111,41 @@ impl Costs {
             true => (0, nanoseconds(gpu.replay_us)),
             false => (nanoseconds(gpu.launch_us), 0),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use crate::cluster::preset;
+    use crate::model::Mesh;
+
+    #[test]
+    fn contention_is_charged_for_what_was_not_measured_alone() {
+        let declared = Contention {
+            compute_beside_collective: 1.1,
+            collective_beside_compute: 1.2,
+            collective_beside_collective: 1.95,
+            compute_beside_quantize: 1.3,
+            quantize_beside_compute: 1.4,
+        };
+        let mut cluster = preset("h200x4").unwrap().unwrap();
+        cluster.contention = declared;
+        let measured = |calls_alone| {
+            let kind = ("compute", "read".to_owned(), 0);
+            Measured { nanoseconds: BTreeMap::from([(kind, 1.0)]), calls_alone }
+        };
+        let costs = Costs::new(Prices::new(&cluster, Mesh::new(2).unwrap()).unwrap(), false);
+        assert_eq!(costs.contention(), declared);
+        let all = costs.clone().with_measured(measured(false));
+        assert_eq!(all.contention(), Contention::default());
+        let calls = costs.with_measured(measured(true));
+        let expected =
+            Contention { compute_beside_collective: 1.0, compute_beside_quantize: 1.0, ..declared };
+        assert_eq!(calls.contention(), expected);
+        // Measured: 2, give or take.
+        assert!(calls.nearly_one_link() && !calls.one_link() && !all.nearly_one_link());
     }
 }

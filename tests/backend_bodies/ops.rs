@@ -4,7 +4,7 @@ use half::bf16;
 use warpweft::format::{Directions, ElementType, Format, Orientation, Via, quantize};
 use warpweft::id::{BucketId, CallId, RankId, SlotId};
 use warpweft::layout::{Content, PlaneRegions, Region, Residency};
-use warpweft::model::{Group, Placement, WeightSpec};
+use warpweft::model::{Group, Mesh, Placement, WeightSpec};
 use warpweft::op::{DequantizePart, GatherPart, NormRecord, Op, Reduction, ShardOperand, Vote};
 
 use super::harness::{COMPUTE, LINK, Plan, QUANTIZE, W, noise, run, sharded};
@@ -19,8 +19,8 @@ struct Flow {
     transposed: Option<SlotId>,
 }
 
-fn flow(ranks: u32, rows: usize, cols: usize, format: Format, via: Via) -> Flow {
-    let mut plan = Plan::new(ranks, &[sharded(rows, cols, format)]);
+fn flow(mesh: Mesh, rows: usize, cols: usize, format: Format, via: Via) -> Flow {
+    let mut plan = Plan::over(mesh, &[sharded(rows, cols, format)]);
     plan.settings.via = via;
     let bucket = BucketId::new(0);
     let master = plan.resident("master", Content::Master(W));
@@ -112,15 +112,17 @@ fn quantized_bytes_do_not_depend_on_the_number_of_ranks() {
     for (rows, cols, format) in cases {
         for ranks in 1..=4 {
             for via in [Via::Bf16, Via::None] {
-                check_flow(ranks, rows, cols, format, via);
+                check_flow(Mesh::new(ranks).unwrap(), rows, cols, format, via);
             }
         }
+        // A rank's shard is that of its place in its replica.
+        check_flow(Mesh::hybrid(4, 2).unwrap(), rows, cols, format, Via::None);
     }
 }
 
-fn check_flow(ranks: u32, rows: usize, cols: usize, format: Format, via: Via) {
+fn check_flow(mesh: Mesh, rows: usize, cols: usize, format: Format, via: Via) {
     let values = noise(rows * cols, 7);
-    let Flow { plan, master, gathered, dense, transposed } = flow(ranks, rows, cols, format, via);
+    let Flow { plan, master, gathered, dense, transposed } = flow(mesh, rows, cols, format, via);
     let layout = plan.weights.layout(W).clone();
     let shape = layout.shard.shape;
     let whole = quantize(format, Directions::Both, via, shape, &values).unwrap();
@@ -139,7 +141,8 @@ fn check_flow(ranks: u32, rows: usize, cols: usize, format: Format, via: Via) {
         let dense: Vec<Vec<f32>> = slots.2.iter().map(values).collect();
         (planes, slots.1.map(|slot| rank.get::<u8>(slot)), dense)
     });
-    let what = format!("{format} {rows}×{cols} on {ranks} ranks via {via:?}");
+    let (ranks, replicas) = (mesh.ranks(), mesh.replicas());
+    let what = format!("{format} {rows}×{cols} on {ranks} ranks, {replicas} replicas, via {via:?}");
     for (planes, derived, values) in results {
         let of = |orientation| match orientation {
             Orientation::Rowwise => whole.rowwise.as_ref().unwrap(),

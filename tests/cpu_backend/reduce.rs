@@ -109,3 +109,23 @@ fn an_op_on_a_weight_or_its_gradient_in_whole_numbers_is_not_bound() {
         }
     }
 }
+
+/// Of columnwise planes a rank's rows are columns of every row.
+#[test]
+fn columnwise_values_of_what_arrived_are_not_bound() {
+    let bind = |orientation| {
+        let mut plan = Plan::new(2, &[sharded(64, 64, Format::Mxfp8)]);
+        let own = Some(plan.resident("shard", Content::Shard(W, orientation)));
+        let from = plan.transient("arrived", Content::Gathered(W, orientation));
+        let to = plan.transient("dense", Content::Dense(W, orientation, ElementType::F32));
+        let values = ElementType::F32;
+        let part = DequantizePart { weight: W, orientation, values, from, own, tensor_scale: None, to };
+        plan.op(QUANTIZE, Op::Dequantize { parts: vec![part] });
+        let world = CpuWorld::new(Mesh::new(2).unwrap(), CpuOptions::default()).unwrap();
+        Rank::start(world.backend(RankId::new(0)).unwrap(), Arc::new(plan), None).map(drop)
+    };
+    bind(Orientation::Rowwise).unwrap();
+    let refused = bind(Orientation::Columnwise);
+    let Err(BackendError::Unsupported { reason, .. }) = refused else { panic!("{refused:?}") };
+    assert!(reason.contains("do not stand alone"), "{reason}");
+}

@@ -6,8 +6,9 @@ use warpweft::config::{
     AcrossMicroBatches, Backward, Columnwise, Masters, Moments, ReduceDtype, ReduceEvery, Scaling,
 };
 use warpweft::format::{ElementType, Orientation};
+use warpweft::id::SlotId;
 use warpweft::model::{Call, Form, Gradient, Lifetime, Phase, Placement, Reuse, Role, WeightSpec};
-use warpweft::op::{Op, SumTarget};
+use warpweft::op::{DequantizePart, Op, SumTarget};
 use warpweft::plan::{Prefetch, StepPlan};
 
 use super::{FORMATS, Sample};
@@ -158,6 +159,14 @@ pub(crate) fn features() -> Vec<Feature> {
     add("planes of several weights dequantized at once", |_, plan| {
         plan.tasks.iter().any(|task| matches!(&task.op, Op::Dequantize { parts } if parts.len() > 1))
     });
+    add("values of whole planes", |_, plan| dequantizes(plan, |part| part.own.is_none()));
+    add("values of what arrived", |_, plan| dequantizes(plan, |part| part.own.is_some()));
+    add("values of what arrived in chunks", |_, plan| {
+        let chunked = |slot: SlotId| {
+            plan.tasks.iter().any(|task| matches!(task.op, Op::GatherChunk { part, .. } if part.to == slot))
+        };
+        dequantizes(plan, |part| part.own.is_some() && chunked(part.from))
+    });
     for form in [Form::Planes, Form::Dense, Form::DenseBf16] {
         for side in [Orientation::Rowwise, Orientation::Columnwise] {
             let has = move |sample: &Sample, _: &StepPlan| {
@@ -210,6 +219,15 @@ pub(crate) fn features() -> Vec<Feature> {
         |sample: &Sample, _: &StepPlan| sample.mesh().shards() == 1 && sample.mesh().replicas() > 1;
     all.push(("replicas of one rank each".into(), Box::new(of_one_shard)));
     all
+}
+
+/// Does a plan dequantize such a part?
+fn dequantizes(plan: &StepPlan, wanted: impl Fn(&DequantizePart) -> bool) -> bool {
+    let parts = plan.tasks.iter().filter_map(|task| match &task.op {
+        Op::Dequantize { parts } => Some(parts),
+        _ => None,
+    });
+    parts.flatten().any(wanted)
 }
 
 /// Are planes made whole on the compute lane, or on another one?

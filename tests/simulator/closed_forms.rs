@@ -2,7 +2,7 @@
 
 use warpweft::cluster::Cluster;
 use warpweft::config::Declared;
-use warpweft::model::{CostHint, Math};
+use warpweft::model::{CostHint, Form, Math};
 use warpweft::session::{Session, Simulation, costs_of};
 
 use crate::programs::{PLAIN, call_of, chain, depth, early_gradient, plain, plain_with, tiles, training};
@@ -37,9 +37,14 @@ fn planes_are_made_whole_at_the_speed_of_memory_between_gather_and_call() {
     assert_eq!(slice(&simulated, "compute"), (GATHER + 50_000, GATHER + 100_000));
     // Four 16 × 64 shards of NVFP4: 512 bytes of codes each, and one row of 4 scales; 128 rows of scales
     // stand in the planes.
-    let simulated = Session::simulate(&tiles(64), &depth(0), &cluster, RANKS, 1).unwrap();
+    let simulated = Session::simulate(&tiles(64, Form::Planes), &depth(0), &cluster, RANKS, 1).unwrap();
     let (begin, end) = slice(&simulated, "assemble");
     assert_eq!(end - begin, 2 * 516 + (128 - 4) * 4);
+    // Of whoever wants values, those shards are read, one amax of the tensor, and f32 values are written.
+    let simulated = Session::simulate(&tiles(64, Form::Dense), &depth(0), &cluster, RANKS, 1).unwrap();
+    assert!(simulated.timeline.slices.iter().all(|slice| !slice.name.starts_with("assemble")));
+    let (begin, end) = slice(&simulated, "dequantize");
+    assert_eq!(end - begin, 4 * 516 + 4 + 64 * 64 * 4);
 }
 
 /// Products hide their bytes behind operations, or operations behind bytes; a pass hides behind nothing. In

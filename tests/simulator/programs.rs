@@ -74,11 +74,11 @@ pub(crate) fn chain(layers: usize, rows: usize, nanoseconds: u64) -> StepProgram
 }
 
 /// One call that reads the planes of an NVFP4 weight of `size` × `size` in 16 × 16 tiles, and takes no time.
-pub(crate) fn tiles(size: usize) -> StepProgram {
+pub(crate) fn tiles(size: usize, form: Form) -> StepProgram {
     let mut model = Model::builder();
     let weight = model.sharded("w", size, size, Format::NVFP4_2D).unwrap();
     let mut program = StepProgram::builder("tiles", &model.build());
-    program.call("read", Phase::Forward).uses(weight, Orientation::Rowwise, Form::Planes).add().unwrap();
+    program.call("read", Phase::Forward).uses(weight, Orientation::Rowwise, form).add().unwrap();
     program.build_evaluation().unwrap()
 }
 

@@ -8,7 +8,7 @@ use warpweft::model::{Form, Mesh, Model, Phase, StepProgram};
 use warpweft::op::{DequantizePart, Op};
 use warpweft::plan::{Policy, StepPlan, VerifyError};
 
-use crate::edit::{position, recount, refused, relocate, serialize, shard, slot, spread, weight};
+use crate::edit::{position, recount, refused, relocate, remove, serialize, shard, slot, spread, weight};
 use crate::programs::policy;
 
 fn is_dequantize(op: &Op) -> bool {
@@ -80,9 +80,19 @@ fn what_arrived_of_another_weight_beside_the_own_shard_is_refused() {
 /// PL-2: of columnwise planes a rank's rows are columns of every row.
 #[test]
 fn columnwise_values_of_what_arrived_are_refused() {
-    let mut plan = plan(&policy());
-    part(&mut plan, "one").orientation = Orientation::Columnwise;
-    refused(&plan, &["PL-2", "(dequantize of one)"]);
+    let mut model = Model::builder();
+    let w = model.sharded("w", 64, 64, Format::Mxfp8).unwrap();
+    let mut program = StepProgram::builder("evaluate", &model.build());
+    program.call("turned", Phase::Forward).uses(w, Orientation::Columnwise, Form::Dense).add().unwrap();
+    let program = program.build_evaluation().unwrap();
+    let mut plan = StepPlan::build(&program, &policy(), Mesh::new(4).unwrap()).unwrap();
+    spread(&mut plan);
+    let assemble = position(&plan, 0, |op| matches!(op, Op::Assemble { .. }));
+    remove(&mut plan, assemble);
+    let own = slot(&plan, Content::Shard(w, Orientation::Columnwise));
+    part(&mut plan, "w").own = Some(own);
+    serialize(&mut plan);
+    refused(&plan, &["PL-2", "(dequantize of w) needs whole columnwise planes of `w`", "do not stand alone"]);
 }
 
 /// PL-2

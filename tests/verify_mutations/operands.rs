@@ -4,8 +4,9 @@
 
 use warpweft::format::{ElementType, Orientation};
 use warpweft::id::{BucketId, SlotId, WeightId};
+use warpweft::layout::Content;
 use warpweft::model::Group;
-use warpweft::op::{MasterOperand, Op, Reduction, SumTarget};
+use warpweft::op::{DequantizePart, MasterOperand, Op, Reduction, SumTarget};
 use warpweft::plan::StepPlan;
 
 use crate::random_programs::Draw;
@@ -168,9 +169,12 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
         }
         Op::Dequantize { parts } => {
             let part = draw.below(parts.len());
-            match draw.below(2) {
+            let DequantizePart { weight, orientation, own, .. } = parts[part];
+            match draw.below(3) {
                 0 => turned(&mut parts[part].orientation),
-                _ => parts[part].values = other(parts[part].values),
+                1 => parts[part].values = other(parts[part].values),
+                _ if own.is_some() => parts[part].own = None,
+                _ => parts[part].own = Some(plan.arena.find(Content::Shard(weight, orientation))?),
             }
         }
         Op::AllReduce { reduction, group, .. } => match draw.below(2) {

@@ -6,7 +6,8 @@
 //! - A rank with no real rows moves its stored zero rows and joins like any other (CO-2 holds as
 //!   well: what the slots hold does not matter).
 //! - A gather of planes brings what the other ranks hold, and nothing else: the rank's own part, padding and
-//!   rows that a format repeats are a task of their own ([`super::assemble`]).
+//!   rows that a format repeats are a task of their own ([`super::assemble`]); who wants values alone reads
+//!   the own shard instead ([`super::planes`]).
 
 use super::Refusal;
 use super::binder::Binder;

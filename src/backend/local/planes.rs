@@ -124,24 +124,22 @@ fn stretches_of(
         return Err(format!("rows of {} planes do not stand alone", part.orientation));
     }
     let (_, planes) = gathered(binder, part)?;
-    let stored = layout.shard.rows_per_rank;
-    let (shape, shard) = (layout.shard.shape, binder.shard()?);
-    let own = stored.saturating_mul(shard).min(shape.rows);
-    let behind = stored.saturating_mul(shard + 1).min(shape.rows);
+    let (shape, own) = (layout.shard.shape, binder.shard()?);
+    let row_of = |shard: usize| layout.shard.rows_per_rank.saturating_mul(shard).min(shape.rows);
     let mut stretches = Vec::with_capacity(3);
-    for (begin, end, is_own) in [(0, own, false), (own, behind, true), (behind, shape.rows, false)] {
-        if begin == end {
+    for (shards, is_own) in [(0..own, false), (own..own + 1, true), (own + 1..binder.shards(), false)] {
+        let (begin, end) = (row_of(shards.start), row_of(shards.end));
+        let rows = end.saturating_sub(begin);
+        if rows == 0 {
             continue;
         }
-        let rows = end - begin;
         let sizes = layout.format.compact_planes(part.orientation, Shape::new(rows, shape.cols));
         let mut regions = [Region::default(); 2];
         for ((region, plane), size) in regions.iter_mut().zip(&planes).zip(sizes.iter().map(PlaneSpec::bytes))
         {
-            // Stretches begin with a rank's first row, so what is before one are whole shards.
             let found = match is_own {
                 true => plane.from.part(0, size),
-                false => plane.to.part((begin / stored.max(1)).saturating_mul(plane.from.bytes), size),
+                false => plane.to.part(plane.from.bytes.saturating_mul(shards.start), size),
             };
             *region = found.ok_or_else(|| format!("rows {begin}..{end} of {} do not fit", layout.name))?;
         }

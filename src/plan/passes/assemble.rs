@@ -21,7 +21,7 @@ struct Gathered {
     parts: Vec<GatherPart>,
 }
 
-/// The first task that reads something of a gather.
+/// The first task that reads planes of a gather which somebody reads whole.
 struct Reader {
     place: Place,
     carrier: Carrier,
@@ -55,7 +55,7 @@ pub(in super::super) fn assemble(draft: &mut Draft<'_>) {
     draft.insert(added);
 }
 
-/// Of every gather, the first task that reads planes of it; in issue order.
+/// Of every gather of which somebody reads planes whole, the first task that reads some of these; in issue order.
 fn first_readers(draft: &Draft<'_>) -> Vec<Reader> {
     let arrived = read_as_they_arrived(draft);
     let mut open: Vec<Option<Gathered>> = Vec::new();

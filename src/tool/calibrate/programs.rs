@@ -201,7 +201,7 @@ pub(super) fn chain(shape: Shape, arithmetic: Arithmetic, tokens: usize) -> Resu
 }
 
 /// A chain that trains, with a gradient of one token and f32 values, columnwise where the format derives
-/// them: every op once.
+/// them: every op of the format once.
 pub(super) fn ladder(shape: Shape, format: Format) -> Result<Experiment, DeclareError> {
     let backward = match format {
         Format::F32 | Format::Bf16 => Orientation::Rowwise,

@@ -3,7 +3,7 @@
 //! Law: arguments are turned into options here and used elsewhere. No file is replaced without `--force`.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -13,6 +13,7 @@ use super::super::stack::{
 };
 use crate::config::{ReduceDtype, Transport};
 use crate::format::ElementType;
+use crate::session::WholeFile;
 
 /// Measures this machine's GPUs at work
 #[derive(Debug, Args)]
@@ -221,6 +222,10 @@ fn parse_ahead(text: &str) -> Result<Ahead, String> {
     }
 }
 
+fn cannot_write(path: &Path) -> impl Fn(io::Error) -> StackError {
+    move |source| StackError::File { action: "write", path: path.to_owned(), source }
+}
+
 impl Bench {
     pub(super) fn run(self, stop: &AtomicBool) -> Result<String, StackError> {
         let What::Stack(stack) = self.what;
@@ -236,17 +241,21 @@ impl Stack {
             return Err(StackError::File { action, path: path.clone(), source });
         }
         let (json, options) = self.options();
+        if let Some(path) = &json {
+            // Before minutes of measuring.
+            WholeFile::begin(path).map(drop).map_err(cannot_write(path))?;
+        }
         let mut say = |line: &str| {
             let _ = writeln!(io::stderr(), "{line}");
         };
         let report = bench_stack(&options, stop, &mut say)?;
-        if let Some(path) = json {
-            let failed = |source| StackError::File { action: "write", path: path.clone(), source };
-            let mut text = serde_json::to_string_pretty(&report).map_err(|error| failed(error.into()))?;
+        let written = json.map_or(Ok(()), |path| {
+            let cannot = cannot_write(&path);
+            let mut text = serde_json::to_string_pretty(&report).map_err(|error| cannot(error.into()))?;
             text.push('\n');
-            std::fs::write(&path, text).map_err(failed)?;
-        }
-        if let Err(error) = report.check() {
+            WholeFile::write(&path, text.as_bytes()).map_err(cannot)
+        });
+        if let Err(error) = written.and_then(|()| report.check()) {
             let _ = write!(io::stdout(), "{report}");
             return Err(error);
         }

@@ -171,14 +171,14 @@ impl Variant {
     /// The configuration of its session, without a trace. Rules for weights are left out: they are for a
     /// trainer's own, and a variant's formats are its own.
     pub(super) fn config(&self, base: &Config, options: &StackOptions) -> Config {
-        let cluster = base.prefetch.cluster.clone();
+        let (cluster, chunk) = (base.prefetch.cluster.clone(), base.prefetch.chunk);
         let prefetch = match self.ahead {
             Ahead::Depth(depth) => Prefetch::depth(depth),
             Ahead::Auto => Prefetch::auto(),
         };
         let mut config = Config {
             reduce_behind: self.behind(base, options),
-            prefetch: Prefetch { cluster, ..prefetch },
+            prefetch: Prefetch { cluster, chunk, ..prefetch },
             transport: self.transport,
             reduce_dtype: options.reduce_dtype,
             capture: match self.mode {

@@ -42,11 +42,10 @@ struct TensorArguments {
     rows: u32,
     cols: u32,
     pitch: u32,
-    aligned: u32,
-    shared_rows: u32,
-    unused: u32,
+    aligned: u16,
+    shared_rows: u16,
 }
-const _: () = assert!(size_of::<TensorArguments>() == 56);
+const _: () = assert!(size_of::<TensorArguments>() == 48);
 
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -129,9 +128,9 @@ impl Kernel {
 }
 
 /// The power of two of rows that share a scale row because equal ones stand once.
-const fn shared_rows(format: Format, scale_rows: ScaleRows) -> u32 {
+const fn shared_rows(format: Format, scale_rows: ScaleRows) -> u16 {
     match (format, scale_rows) {
-        (Format::Nvfp4(Nvfp4Block::Tile16x16), ScaleRows::Compact) => 16u32.trailing_zeros(),
+        (Format::Nvfp4(Nvfp4Block::Tile16x16), ScaleRows::Compact) => 4,
         _ => 0,
     }
 }
@@ -196,9 +195,8 @@ impl Kernels {
                 rows: narrow("rows", stored.rows)?,
                 cols: narrow("columns", stored.cols)?,
                 pitch: narrow("scale columns", pitch)?,
-                aligned: u32::from(aligned),
+                aligned: u16::from(aligned),
                 shared_rows: shared_rows(format, scale_rows),
-                unused: 0,
             };
             Ok((descriptor, kernel.tiles(stored, values)))
         };

@@ -7,8 +7,8 @@
 //! vote; under any other vote every rewriting task is a no-op and the versions at entry stay.
 //!
 //! - **PL-2** every use of every call reads exactly the weight, orientation and form it declares, gathered
-//!   once from the other ranks and then assembled with the rank's own shard, at the version of the step's
-//!   entry, and scales of the same version.
+//!   once from the other ranks, and then assembled with the rank's own shard or dequantized together with it,
+//!   all at the version of the step's entry, and scales of the same version.
 //! - **PL-4** every gradient reaches its main grad exactly once, in program order, before norm and optimizer.
 //! - **PL-9** the step ends with masters, moments and shards one version on, or as they were.
 //! - **PL-10** every call runs once, in program order, with exactly the operands it declares;

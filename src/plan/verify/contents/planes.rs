@@ -135,8 +135,7 @@ impl Run<'_> {
         self.fill(task, to, Held::Dense(weight, orientation, values, version))
     }
 
-    /// The version of what arrived in `from`, if it is all that is missing beside the rank's own shard. Rows of
-    /// columnwise planes do not stand alone.
+    /// The version of what arrived in `from`, if it is all that is missing beside the rank's own shard.
     fn arrived_beside(
         &self,
         task: TaskId,
@@ -144,9 +143,15 @@ impl Run<'_> {
         orientation: Orientation,
         (own, from): (SlotId, SlotId),
     ) -> Verdict<Version> {
+        if orientation != Orientation::Rowwise {
+            let needs = format!(
+                "whole {orientation} planes of `{}`: rows of such planes do not stand alone",
+                self.name(weight)
+            );
+            return self.wrong_use(task, from, needs, "assemble them, and leave the rank's own shard out");
+        }
         let version = self.own(task, weight, orientation, own)?;
-        let arrived = Held::Arrived(weight, Orientation::Rowwise, version);
-        if orientation == Orientation::Rowwise && *self.slots.held(from) == arrived {
+        if *self.slots.held(from) == Held::Arrived(weight, orientation, version) {
             return Ok(version);
         }
         let needs = format!(
@@ -170,8 +175,9 @@ impl Run<'_> {
             return self.wrong_use(task, slot, needs, remedy);
         };
         let name = self.name(*weight);
-        let remedy =
-            format!("an assemble of `{name}` is missing: add one behind its gather and before this reader");
+        let remedy = format!(
+            "an assemble of `{name}` is missing: add one behind its gather and before this reader, or let a dequantize name the rank's own shard"
+        );
         self.wrong_use(task, slot, needs, &remedy)
     }
 

@@ -49,7 +49,7 @@ fn check_gathered(scene: Scene, before: &[Vec<u8>], pieces: &[Piece], pull: &Pul
     }
     for way in ways(scene.hosts) {
         let mut after = collective(before, scene, way, pull);
-        // A rank's own part is nobody's promise: a task behind the gather puts it there.
+        // A rank's own part is nobody's promise: a task behind the gather puts it there, where planes are wanted.
         for (rank, arena) in after.iter_mut().enumerate() {
             for piece in pieces {
                 arena[place(scene.own(rank), piece)..][..piece.from.bytes].copy_from_slice(from(rank, piece));
