@@ -62,6 +62,7 @@ pub(in crate::backend) struct Dequantize {
     /// Its rows of the planes.
     pub(in crate::backend) from: PlaneRegions,
     /// Do scale rows that a format repeats stand once?
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the CPU sees it by the plane's length"))]
     pub(in crate::backend) compact: bool,
     pub(in crate::backend) tensor_scale: Option<Region>,
     pub(in crate::backend) values: ElementType,
