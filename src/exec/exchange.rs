@@ -36,6 +36,7 @@ impl Exchange {
         self.shards = Vec::new();
         self.carried = Vec::new();
         self.gathered = Vec::new();
+        self.main_grads = Vec::new();
     }
 }
 
@@ -85,6 +86,8 @@ pub struct Exchange {
     pub shards: Vec<WeightShard>,
     /// Carried buffers going out or coming in, in the order of [`crate::plan::carried`].
     pub carried: Vec<Vec<u8>>,
+    /// Main grads going out: of every weight the rank's real rows, none of a frozen one.
+    pub main_grads: Vec<Vec<f32>>,
     /// Optimizer steps taken, going out or coming in.
     pub optimizer_step: u32,
     /// How the last step ended on the ranks of other processes; in the exchange of this process's first rank.

@@ -33,6 +33,8 @@ pub enum Command {
     Export,
     /// Weights in.
     Import,
+    /// Main grads out.
+    MainGrads,
 }
 
 /// What a rank answers.
@@ -210,6 +212,7 @@ fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, 
                 },
                 Some(Command::Export) => owner.export(&mut exchange),
                 Some(Command::Import) => owner.import_agreed(&mut exchange),
+                Some(Command::MainGrads) => owner.main_grads(&mut exchange),
             }
         });
         if let Err(error) = &outcome {

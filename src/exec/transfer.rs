@@ -116,6 +116,20 @@ impl<B: Backend> Rank<B> {
         self.world.gather_weights(self.id(), is_first, exchange)
     }
 
+    /// Copies the main grads of the rank's rows into `exchange`.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn main_grads(&mut self, exchange: &mut Exchange) -> Result<(), ExecError> {
+        let weights = (0..self.prologue.plan.weights.layouts.len()).map(WeightId::at);
+        let main_grad = |weight| match self.is_frozen(weight) {
+            true => Ok(Vec::new()),
+            false => self.values(Content::MainGrad(weight), weight),
+        };
+        exchange.main_grads = weights.map(main_grad).collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
     /// As [`Rank::import`], if all processes of the world agree on the checkpoint; else `exchange` says why
     /// not, and nothing is changed.
     ///

@@ -169,6 +169,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
             learning_rate: self.config.optimizer.lr as f32,
             loss_scale: 1.0,
             steps: 0,
+            has_gradients: false,
             pending: None,
             unobserved: Vec::new(),
             untold: None,

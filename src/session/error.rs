@@ -51,6 +51,11 @@ pub enum SessionError {
         /// Every rule that matches its name: what it sets, and where it stands.
         rules: String,
     },
+    /// There are no main grads to hand out.
+    #[error(
+        "no step has left gradients: none of a program that writes some has run yet, or the last one failed; run one, then ask for main grads"
+    )]
+    NoGradients,
     /// A step that is to be recorded whole, and cannot.
     #[error(
         "`{program}` cannot be recorded whole: its call `{call}` is declared dynamic, to be issued anew in every step; set capture = \"segments\" to record what lies between such calls, or capture = \"off\""

@@ -19,6 +19,7 @@ mod error;
 mod file_store;
 mod host_time;
 mod input;
+mod main_grads;
 mod plans;
 mod policy;
 mod recorder;
@@ -36,6 +37,7 @@ pub use costs::costs_of;
 pub use error::SessionError;
 pub use file_store::FileStore;
 pub use host_time::HostTime;
+pub use main_grads::MainGrad;
 pub use report::{NotRecorded, Outcome, StepReport};
 pub use simulation::{Simulation, plan_program, plan_program_on};
 pub use store::{CheckpointStore, StoreError};
@@ -76,6 +78,8 @@ pub struct Session {
     learning_rate: f32,
     loss_scale: f32,
     steps: u64,
+    /// Did the last step that writes gradients leave all of them?
+    has_gradients: bool,
     pending: Option<Pending>,
     /// How the steps since the last report ended, whose futures were dropped.
     unobserved: Vec<Outcome>,
@@ -406,7 +410,7 @@ impl Session {
                 (self.unobserved, self.untold) = (report.unobserved, report.not_recorded);
                 self.unobserved.push(report.outcome);
             }
-            Command::Export | Command::Import => {
+            Command::Export | Command::Import | Command::MainGrads => {
                 self.ranks.iter().for_each(|thread| thread.exchange().forget_weights());
             }
         }
@@ -455,6 +459,9 @@ impl Session {
         }
         let faulted = (ranks.iter().enumerate())
             .find_map(|(rank, report)| report.fault.as_ref().map(|fault| (RankId::at(rank), fault)));
+        if plan.calls.iter().any(|call| !call.grads.is_empty()) {
+            self.has_gradients = faulted.is_none();
+        }
         if let Some((rank, fault)) = faulted {
             let call = plan.calls.get(fault.call.index()).map_or_else(String::new, Call::label);
             let (message, panicked) = (fault.message.clone(), fault.panicked);

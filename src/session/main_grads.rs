@@ -1,0 +1,58 @@
+//! Main grads, for a trainer that looks at them.
+//!
+//! Law: what is handed out is what norm, clip and optimizer read: complete sums of one step that ended well, on
+//! every rank. Nothing else of a session changes. Other processes are not asked: each has its ranks' rows.
+
+use super::{Session, SessionError};
+use crate::exec::Command;
+use crate::id::RankId;
+use crate::model::ShardRows;
+
+/// The main grad of the rows of one weight that a rank owns.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MainGrad {
+    /// Whose rows. Ranks at one place of several replicas own the same, and every rank all of a replicated
+    /// weight's.
+    pub rank: RankId,
+    /// The weight's name.
+    pub weight: String,
+    /// Which of its rows.
+    pub rows: ShardRows,
+    /// `[rows, columns]`, row-major: the mean over all ranks and micro-batches of what calls wrote, not clipped,
+    /// and still times the loss scale where they multiplied with one.
+    pub values: Vec<f32>,
+}
+
+impl Session {
+    /// Copies the main grads out that the last step with gradients left: for every rank of this process in
+    /// order, of every weight that trains in declaration order.
+    ///
+    /// Steps of programs without gradients, exports and imports leave them as they are. The values of a step
+    /// that was skipped ([`Outcome::Skipped`](super::Outcome::Skipped)) show what was not finite.
+    ///
+    /// # Errors
+    /// [`SessionError::NoGradients`] before the first such step, and behind one whose closure failed;
+    /// [`SessionError::DroppedStep`], a poisoned session.
+    pub async fn main_grads(&mut self) -> Result<Vec<MainGrad>, SessionError> {
+        self.settle().await?;
+        self.check_usable()?;
+        if !self.has_gradients {
+            return Err(SessionError::NoGradients);
+        }
+        self.command(Command::MainGrads);
+        self.finish().await?;
+        let layouts = self.programs.first().map_or(&[][..], |first| &first.plan.weights.layouts);
+        let mut all = Vec::new();
+        for thread in &self.ranks {
+            let (rank, copied) = (thread.rank(), std::mem::take(&mut thread.exchange().main_grads));
+            let trained = layouts.iter().zip(copied).filter(|(layout, _)| !layout.frozen);
+            all.extend(trained.map(|(layout, values)| MainGrad {
+                rank,
+                weight: layout.name.clone(),
+                rows: layout.shard.rows_of(rank),
+                values,
+            }));
+        }
+        Ok(all)
+    }
+}
