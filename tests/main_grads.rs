@@ -1,12 +1,13 @@
 //! Main grads that a trainer reads: complete sums, of one step that ended well.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{ComputeContext, ComputeError};
-use warpweft::config::Config;
+use warpweft::config::{Capture, Config};
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::RankId;
 use warpweft::model::{Call, Form, Model, Phase, StepProgram};
@@ -37,6 +38,10 @@ fn mean(weight: usize, at: usize) -> f32 {
 /// A sharded weight, a frozen one and a replicated one, and programs that end with an optimizer step, with
 /// gradients twice as large, and without any. Calls fail while `fails` says so.
 async fn start(fails: Arc<AtomicBool>) -> Session {
+    start_with(Capture::Off, fails).await
+}
+
+async fn start_with(capture: Capture, fails: Arc<AtomicBool>) -> Session {
     let mut model = Model::builder();
     let sharded = model.sharded("sharded", ROWS, COLS, Format::NVFP4_2D).unwrap();
     let still = model.sharded("still", ROWS, COLS, Format::NVFP4_2D).unwrap();
@@ -82,7 +87,7 @@ async fn start(fails: Arc<AtomicBool>) -> Session {
             Ok(())
         }
     };
-    let builder = Session::builder(Config { check: true, ..Config::default() }, closures);
+    let builder = Session::builder(Config { check: true, capture, ..Config::default() }, closures);
     let builder = programs.into_iter().fold(builder, |builder, program| builder.program(program));
     let mut session = builder.start_cpu(RANKS).await.unwrap();
     for rank in (0..RANKS).map(RankId::new) {
@@ -200,6 +205,41 @@ fn an_update_rule_of_the_trainer_s_own_goes_by_way_of_the_host() {
                 (0..weight.master.len()).map(|at| if trains { -3.0 * mean(number, at) } else { 0.0 });
             assert_eq!(weight.master, expected.collect::<Vec<_>>(), "{}", weight.name);
         }
+        session.close().await.unwrap();
+    });
+}
+
+/// A future that is dropped before the ranks replied: what follows waits for them, and finds everything in place.
+#[test]
+fn main_grads_that_nobody_waits_for_disturb_nothing() {
+    block_on(async {
+        let mut session = start(Arc::default()).await;
+        session.step("train").await.unwrap();
+        for _ in 0..20 {
+            let mut asked = Box::pin(session.main_grads());
+            let waker = std::task::Waker::noop();
+            let _ = asked.as_mut().poll(&mut std::task::Context::from_waker(waker));
+            drop(asked);
+            session.step("reduce").await.unwrap();
+            check(&session.main_grads().await.unwrap(), 2.0);
+        }
+        session.close().await.unwrap();
+    });
+}
+
+/// A recorded step leaves what an issued one does, and a skipped one shows what was not finite.
+#[test]
+fn recorded_and_skipped_steps_leave_main_grads() {
+    block_on(async {
+        let mut session = start_with(Capture::Step, Arc::default()).await;
+        for _ in 0..4 {
+            session.step("train").await.unwrap();
+            check(&session.main_grads().await.unwrap(), 1.0);
+        }
+        session.write_input("train", RankId::new(1), "input", &[f32::INFINITY, 0.0]).unwrap();
+        assert!(matches!(session.step("train").await.unwrap().outcome, Outcome::Skipped { .. }));
+        let parts = session.main_grads().await.unwrap();
+        assert!(parts.iter().all(|part| part.values.iter().any(|value| !value.is_finite())));
         session.close().await.unwrap();
     });
 }

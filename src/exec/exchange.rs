@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::{Adoption, RankReport};
 use crate::backend::{ClosureFault, HostSplit, TaskInterval};
 use crate::format::DelayedState;
-use crate::id::RankId;
+use crate::id::{RankId, WeightId};
 use crate::op::Vote;
 use crate::trace::Exposure;
 
@@ -86,8 +86,8 @@ pub struct Exchange {
     pub shards: Vec<WeightShard>,
     /// Carried buffers going out or coming in, in the order of [`crate::plan::carried`].
     pub carried: Vec<Vec<u8>>,
-    /// Main grads going out: of every weight the rank's real rows, none of a frozen one.
-    pub main_grads: Vec<Vec<f32>>,
+    /// Main grads going out: the rank's real rows of every weight that trains.
+    pub main_grads: Vec<(WeightId, Vec<f32>)>,
     /// Optimizer steps taken, going out or coming in.
     pub optimizer_step: u32,
     /// How the last step ended on the ranks of other processes; in the exchange of this process's first rank.

@@ -122,11 +122,9 @@ impl<B: Backend> Rank<B> {
     /// What the backend refuses.
     pub fn main_grads(&mut self, exchange: &mut Exchange) -> Result<(), ExecError> {
         let weights = (0..self.prologue.plan.weights.layouts.len()).map(WeightId::at);
-        let main_grad = |weight| match self.is_frozen(weight) {
-            true => Ok(Vec::new()),
-            false => self.values(Content::MainGrad(weight), weight),
-        };
-        exchange.main_grads = weights.map(main_grad).collect::<Result<_, _>>()?;
+        let trained = weights.filter(|weight| !self.is_frozen(*weight));
+        let main_grad = |weight| Ok((weight, self.values(Content::MainGrad(weight), weight)?));
+        exchange.main_grads = trained.map(main_grad).collect::<Result<_, ExecError>>()?;
         Ok(())
     }
 

@@ -53,7 +53,7 @@ pub enum SessionError {
     },
     /// There are no main grads to hand out.
     #[error(
-        "no step has left gradients: none of a program that writes some has run yet, or the last one failed; run one, then ask for main grads"
+        "there are no main grads: no step with gradients has run yet, or the last one failed; run one, then ask again"
     )]
     NoGradients,
     /// A step that is to be recorded whole, and cannot.

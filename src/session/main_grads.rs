@@ -27,7 +27,8 @@ impl Session {
     /// Copies the main grads out that the last step with gradients left: for every rank of this process in
     /// order, of every weight that trains in declaration order.
     ///
-    /// Steps of programs without gradients, exports and imports leave them as they are. The values of a step
+    /// A process may call it alone; others wait for it in their next step, for `deadline_s` at most. Steps of
+    /// programs without gradients, exports and imports leave main grads as they are. The values of a step
     /// that was skipped ([`Outcome::Skipped`](super::Outcome::Skipped)) show what was not finite.
     ///
     /// # Errors
@@ -41,16 +42,13 @@ impl Session {
         }
         self.command(Command::MainGrads);
         self.finish().await?;
-        let layouts = self.programs.first().map_or(&[][..], |first| &first.plan.weights.layouts);
+        let Some(program) = self.programs.first() else { return Ok(Vec::new()) };
         let mut all = Vec::new();
         for thread in &self.ranks {
             let (rank, copied) = (thread.rank(), std::mem::take(&mut thread.exchange().main_grads));
-            let trained = layouts.iter().zip(copied).filter(|(layout, _)| !layout.frozen);
-            all.extend(trained.map(|(layout, values)| MainGrad {
-                rank,
-                weight: layout.name.clone(),
-                rows: layout.shard.rows_of(rank),
-                values,
+            all.extend(copied.into_iter().map(|(weight, values)| {
+                let layout = program.plan.weights.layout(weight);
+                MainGrad { rank, weight: layout.name.clone(), rows: layout.shard.rows_of(rank), values }
             }));
         }
         Ok(all)
