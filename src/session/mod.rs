@@ -3,10 +3,10 @@
 //! Law: between two awaited steps a session is at an edge: all lanes drained, weights at one version on all
 //! ranks. A dropped `step` future finishes in the background and the next call awaits it and tells how it
 //! ended. A session owns the ranks of its process; where there are several processes, all call the same
-//! methods in the same order, but for those that only look, and get the same outcomes (EX-2). After a closure's error the session goes on;
-//! after a panic or the death of a rank it is poisoned and says so until it is dropped. Where the
-//! configuration asks for it, the first steps choose the plan ([`Tuning`]). Nothing here is global: two
-//! sessions live side by side.
+//! methods in the same order, but for those that only look, and get the same outcomes (EX-2). After a
+//! closure's error the session goes on; after a panic or the death of a rank it is poisoned and says so until
+//! it is dropped. Where the configuration asks for it, the first steps choose the plan ([`Tuning`]). Nothing
+//! here is global: two sessions live side by side.
 
 mod block_on;
 mod builder;
