@@ -191,8 +191,7 @@ fn settings(arguments: &Arguments, root: &Path) -> Result<Settings, Box<dyn Erro
     let own = root.join("examples/train/train.toml");
     let mut settings = Settings::load(Some(arguments.config.as_deref().unwrap_or(&own)))?;
     if let Some(depth) = arguments.depth {
-        let Prefetch { cluster, chunk, .. } = settings.prefetch;
-        settings.prefetch = Prefetch { cluster, chunk, ..Prefetch::depth(depth) };
+        settings.prefetch = settings.prefetch.started_as(Prefetch::depth(depth));
     }
     if let Some(cluster) = &arguments.cluster {
         // A name that is none is refused before anything runs.

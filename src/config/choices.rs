@@ -62,6 +62,12 @@ impl Prefetch {
         Self { depth: None, policy: Some(PrefetchPolicy::Auto), ..Self::default() }
     }
 
+    /// These chunks and this machine, with gathers that start as `other` says.
+    #[must_use]
+    pub fn started_as(&self, other: Self) -> Self {
+        Self { chunk: self.chunk, cluster: self.cluster.clone(), ..other }
+    }
+
     /// Is no more than one of the alternatives set?
     pub(super) fn is_at_most_one(&self) -> bool {
         let set = [self.depth.is_some(), self.bytes.is_some(), self.policy.is_some()];

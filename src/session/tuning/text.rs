@@ -91,5 +91,5 @@ fn as_configured(prefetch: Prefetch, settings: &config::Prefetch) -> config::Pre
         Prefetch::Bytes(bytes) => config::Prefetch::bytes(config::ByteSize::new(bytes as u64)),
         Prefetch::Auto => config::Prefetch::auto(),
     };
-    config::Prefetch { cluster: settings.cluster.clone(), chunk: settings.chunk, ..chosen }
+    settings.started_as(chosen)
 }

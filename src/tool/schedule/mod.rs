@@ -186,8 +186,7 @@ pub fn show_trace(trace: &Path, outputs: &Outputs, step: Option<u64>) -> Result<
 fn declare(options: &ModelOptions) -> Result<Declaration, ScheduleError> {
     let mut config = Config::load(options.config.as_deref())?;
     if let Some(prefetch) = &options.prefetch {
-        config.prefetch =
-            Prefetch { cluster: config.prefetch.cluster, chunk: config.prefetch.chunk, ..prefetch.clone() };
+        config.prefetch = config.prefetch.started_as(prefetch.clone());
     }
     config.memory.budget = options.budget.or(config.memory.budget);
     config.mesh.replicate = options.replicate.unwrap_or(config.mesh.replicate);

@@ -147,8 +147,7 @@ impl Bench<'_> {
         steps: u32,
     ) -> Result<Result<Simulation, (Misfit, String)>, SessionError> {
         let Declaration { program, config, .. } = self.declared;
-        let prefetch = Chosen { chunk: config.prefetch.chunk, ..prefetch };
-        let config = Config { prefetch, ..config.clone() };
+        let config = Config { prefetch: config.prefetch.started_as(prefetch), ..config.clone() };
         match Session::simulate_with(program, &config, self.cluster, self.ranks, steps, self.costs) {
             Ok(simulation) => Ok(Ok(simulation)),
             Err(error) => {

@@ -171,14 +171,13 @@ impl Variant {
     /// The configuration of its session, without a trace. Rules for weights are left out: they are for a
     /// trainer's own, and a variant's formats are its own.
     pub(super) fn config(&self, base: &Config, options: &StackOptions) -> Config {
-        let (cluster, chunk) = (base.prefetch.cluster.clone(), base.prefetch.chunk);
         let prefetch = match self.ahead {
             Ahead::Depth(depth) => Prefetch::depth(depth),
             Ahead::Auto => Prefetch::auto(),
         };
         let mut config = Config {
             reduce_behind: self.behind(base, options),
-            prefetch: Prefetch { cluster, chunk, ..prefetch },
+            prefetch: base.prefetch.started_as(prefetch),
             transport: self.transport,
             reduce_dtype: options.reduce_dtype,
             capture: match self.mode {
@@ -295,6 +294,21 @@ mod tests {
         let base = Config { kernel_exchange, ..Config::default() };
         for Selected { variant, .. } in select(&options()) {
             assert_eq!(variant.config(&base, &options()).kernel_exchange, kernel_exchange, "{variant}");
+        }
+    }
+
+    #[test]
+    fn chunks_and_the_machine_of_the_configuration_hold_for_every_variant() {
+        let (chunk, cluster) = (Some(ByteSize::new(8 << 20)), "ours.toml".to_owned());
+        let base = Config {
+            prefetch: Prefetch { chunk, cluster: cluster.clone(), ..Prefetch::depth(3) },
+            ..Config::default()
+        };
+        for Selected { variant, .. } in select(&options()) {
+            let found = variant.config(&base, &options()).prefetch;
+            assert_eq!((found.chunk, &found.cluster), (chunk, &cluster), "{variant}");
+            let when = if variant.ahead == Ahead::Auto { Prefetch::auto() } else { Prefetch::depth(1) };
+            assert_eq!(found.policy, when.policy, "{variant}");
         }
     }
 }
