@@ -1,4 +1,4 @@
-//! The launches, with the fewest bytes each must move per element of the weights.
+//! The launches, with the fewest bytes each must read and write per element of the weights.
 
 use warpweft::backend::cuda::DeviceAddress;
 use warpweft::backend::cuda::kernels::{
@@ -20,7 +20,8 @@ type Launches = fn(&Device, &Size) -> Option<Vec<KernelLaunch>>;
 
 pub(crate) struct Case {
     pub(crate) name: &'static str,
-    pub(crate) bytes_per_element: f64,
+    /// Bytes read and written per element.
+    pub(crate) moves: [f64; 2],
     pub(crate) launches: Launches,
     /// Percent of a copy that TransformerEngine's kernel reaches: 4096×1024, 4096², 16384×4096, 64 weights; 0 if
     /// unknown.
@@ -29,66 +30,74 @@ pub(crate) struct Case {
 
 const fn case(
     name: &'static str,
-    bytes_per_element: f64,
+    moves: [f64; 2],
     transformer_engine: &'static [u32],
     launches: Launches,
 ) -> Case {
-    Case { name, bytes_per_element, launches, transformer_engine }
+    Case { name, moves, launches, transformer_engine }
 }
 
 pub(crate) const CASES: &[Case] = &[
-    case("nvfp4 partial amax", 4.0 + 4.0 / 256.0, &[23, 25, 25, 25], |d, s| amax(d, s, Format::NVFP4_2D)),
-    case("nvfp4 fused scale", 9.0 / 256.0, &[4, 6, 8, 0], |d, s| scale(d, s, Format::NVFP4_2D)),
-    case("nvfp4 partial cast", 4.5 + 4.0 / 256.0, &[4, 4, 4, 4], |d, s| cast(d, s, Format::NVFP4_2D)),
+    case("nvfp4 partial amax", [4.0, 4.0 / 256.0], &[23, 25, 25, 25], |d, s| amax(d, s, Format::NVFP4_2D)),
+    case("nvfp4 fused scale", [4.0 / 256.0, 5.0 / 256.0], &[4, 6, 8, 0], |d, s| {
+        scale(d, s, Format::NVFP4_2D)
+    }),
+    case("nvfp4 partial cast", [4.0 + 4.0 / 256.0, 0.5], &[4, 4, 4, 4], |d, s| cast(d, s, Format::NVFP4_2D)),
     // Against reading the masters twice.
-    case("nvfp4 requantize", 8.0, &[], |d, s| requantize(d, s, Format::NVFP4_2D)),
-    case("nvfp4 expand scale", 17.0 / 256.0, &[5, 7, 9, 0], expand),
-    case("nvfp4 swizzle scale", 2.0 / 16.0, &[], |d, s| swizzle(d, s, Format::NVFP4_2D)),
-    case("nvfp4 transpose", 1.0 + 17.0 / 256.0, &[23, 32, 36, 34], |d, s| transpose(d, s, Format::NVFP4_2D)),
-    case("nvfp4 dequantize f32", 4.5625, &[], |d, s| {
+    case("nvfp4 requantize", [8.0, 0.0], &[], |d, s| requantize(d, s, Format::NVFP4_2D)),
+    case("nvfp4 expand scale", [1.0 / 256.0, 16.0 / 256.0], &[5, 7, 9, 0], expand),
+    case("nvfp4 swizzle scale", [1.0 / 16.0, 1.0 / 16.0], &[], |d, s| swizzle(d, s, Format::NVFP4_2D)),
+    case("nvfp4 transpose", [0.5 + 1.0 / 256.0, 0.5 + 16.0 / 256.0], &[23, 32, 36, 34], |d, s| {
+        transpose(d, s, Format::NVFP4_2D)
+    }),
+    case("nvfp4 dequantize f32", [0.5625, 4.0], &[], |d, s| {
         dequantize(d, s, Format::NVFP4_2D, Orientation::Rowwise, ElementType::F32)
     }),
-    case("nvfp4 dequantize bf16", 2.5625, &[], |d, s| {
+    case("nvfp4 dequantize bf16", [0.5625, 2.0], &[], |d, s| {
         dequantize(d, s, Format::NVFP4_2D, Orientation::Rowwise, ElementType::Bf16)
     }),
-    case("nvfp4 1x16 amax", 4.25, &[], |d, s| amax(d, s, Format::NVFP4_1D)),
-    case("nvfp4 1x16 cast", 4.75, &[], |d, s| cast(d, s, Format::NVFP4_1D)),
-    case("fp8 block partial amax", 4.0, &[32, 75, 90, 0], |d, s| amax(d, s, Format::FP8_BLOCK128_POW2)),
-    case("fp8 block partial cast", 5.0, &[33, 71, 81, 0], |d, s| cast(d, s, Format::FP8_BLOCK128_POW2)),
-    case("fp8 transpose", 2.0, &[32, 79, 88, 0], |d, s| transpose(d, s, Format::FP8_BLOCK128_POW2)),
-    case("fp8 block dequantize f32", 5.0, &[], |d, s| {
+    case("nvfp4 1x16 amax", [4.0, 0.25], &[], |d, s| amax(d, s, Format::NVFP4_1D)),
+    case("nvfp4 1x16 cast", [4.25, 0.5], &[], |d, s| cast(d, s, Format::NVFP4_1D)),
+    case("fp8 block partial amax", [4.0, 0.0], &[32, 75, 90, 0], |d, s| {
+        amax(d, s, Format::FP8_BLOCK128_POW2)
+    }),
+    case("fp8 block partial cast", [4.0, 1.0], &[33, 71, 81, 0], |d, s| {
+        cast(d, s, Format::FP8_BLOCK128_POW2)
+    }),
+    case("fp8 transpose", [1.0, 1.0], &[32, 79, 88, 0], |d, s| transpose(d, s, Format::FP8_BLOCK128_POW2)),
+    case("fp8 block dequantize f32", [1.0, 4.0], &[], |d, s| {
         dequantize(d, s, Format::FP8_BLOCK128_POW2, Orientation::Rowwise, ElementType::F32)
     }),
-    case("fp8 block dequantize bf16", 3.0, &[], |d, s| {
+    case("fp8 block dequantize bf16", [1.0, 2.0], &[], |d, s| {
         dequantize(d, s, Format::FP8_BLOCK128_POW2, Orientation::Rowwise, ElementType::Bf16)
     }),
-    case("fp8 1x128 amax", 4.0 + 4.0 / 128.0, &[], |d, s| amax(d, s, Format::FP8_BLOCK1X128_POW2)),
-    case("fp8 1x128 cast", 5.0 + 4.0 / 128.0, &[], |d, s| cast(d, s, Format::FP8_BLOCK1X128_POW2)),
-    case("mxfp8 partial amax, both", 4.25, &[32, 69, 72, 0], |d, s| amax(d, s, Format::Mxfp8)),
-    case("mxfp8 fused scale, both", 18.0 / 32.0, &[], |d, s| scale(d, s, Format::Mxfp8)),
-    case("mxfp8 partial cast, both", 6.25, &[32, 57, 62, 0], |d, s| cast(d, s, Format::Mxfp8)),
-    case("mxfp8 dequantize rowwise f32", 5.0 + 1.0 / 32.0, &[], |d, s| {
+    case("fp8 1x128 amax", [4.0, 4.0 / 128.0], &[], |d, s| amax(d, s, Format::FP8_BLOCK1X128_POW2)),
+    case("fp8 1x128 cast", [4.0 + 4.0 / 128.0, 1.0], &[], |d, s| cast(d, s, Format::FP8_BLOCK1X128_POW2)),
+    case("mxfp8 partial amax, both", [4.0, 0.25], &[32, 69, 72, 0], |d, s| amax(d, s, Format::Mxfp8)),
+    case("mxfp8 fused scale, both", [0.25, 0.25 + 2.0 / 32.0], &[], |d, s| scale(d, s, Format::Mxfp8)),
+    case("mxfp8 partial cast, both", [4.25, 2.0], &[32, 57, 62, 0], |d, s| cast(d, s, Format::Mxfp8)),
+    case("mxfp8 dequantize rowwise f32", [1.0 + 1.0 / 32.0, 4.0], &[], |d, s| {
         dequantize(d, s, Format::Mxfp8, Orientation::Rowwise, ElementType::F32)
     }),
-    case("mxfp8 dequantize columnwise f32", 5.0 + 1.0 / 32.0, &[], |d, s| {
+    case("mxfp8 dequantize columnwise f32", [1.0 + 1.0 / 32.0, 4.0], &[], |d, s| {
         dequantize(d, s, Format::Mxfp8, Orientation::Columnwise, ElementType::F32)
     }),
-    case("fp8 tensor amax", 4.0, &[], |d, s| amax(d, s, Format::FP8_TENSOR_E4M3)),
-    case("fp8 tensor cast", 5.0, &[], |d, s| cast(d, s, Format::FP8_TENSOR_E4M3)),
-    case("bf16 cast", 6.0, &[], |d, s| cast(d, s, Format::Bf16)),
-    case("bf16 transpose", 4.0, &[], |d, s| transpose(d, s, Format::Bf16)),
-    case("f32 transpose", 8.0, &[], |d, s| transpose(d, s, Format::F32)),
-    case("accumulate, first", 8.0, &[], |d, s| accumulate(d, s, true)),
-    case("accumulate", 12.0, &[], |d, s| accumulate(d, s, false)),
-    case("sum of 4 ranks", 20.0, &[], combine),
-    case("sum of 4 slices, f32, accumulated", 24.0, &[], |d, s| sum_slices(d, s, ElementType::F32)),
-    case("sum of 4 slices, bf16, accumulated", 16.0, &[], |d, s| sum_slices(d, s, ElementType::Bf16)),
-    case("grad norm", 4.0, &[], norm),
-    case("zero", 4.0, &[], zero),
-    case("copy kernel", 8.0, &[], copy),
-    case("adamw", 28.0, &[64, 82, 76, 0], |d, s| adam(d, s, false, Moments::F32)),
-    case("adamw, bf16 moments", 20.0, &[], |d, s| adam(d, s, false, Moments::Bf16)),
-    case("adamw, split masters", 28.0, &[], |d, s| adam(d, s, true, Moments::F32)),
+    case("fp8 tensor amax", [4.0, 0.0], &[], |d, s| amax(d, s, Format::FP8_TENSOR_E4M3)),
+    case("fp8 tensor cast", [4.0, 1.0], &[], |d, s| cast(d, s, Format::FP8_TENSOR_E4M3)),
+    case("bf16 cast", [4.0, 2.0], &[], |d, s| cast(d, s, Format::Bf16)),
+    case("bf16 transpose", [2.0, 2.0], &[], |d, s| transpose(d, s, Format::Bf16)),
+    case("f32 transpose", [4.0, 4.0], &[], |d, s| transpose(d, s, Format::F32)),
+    case("accumulate, first", [4.0, 4.0], &[], |d, s| accumulate(d, s, true)),
+    case("accumulate", [8.0, 4.0], &[], |d, s| accumulate(d, s, false)),
+    case("sum of 4 ranks", [16.0, 4.0], &[], combine),
+    case("sum of 4 slices, f32, accumulated", [20.0, 4.0], &[], |d, s| sum_slices(d, s, ElementType::F32)),
+    case("sum of 4 slices, bf16, accumulated", [12.0, 4.0], &[], |d, s| sum_slices(d, s, ElementType::Bf16)),
+    case("grad norm", [4.0, 0.0], &[], norm),
+    case("zero", [0.0, 4.0], &[], zero),
+    case("copy kernel", [4.0, 4.0], &[], copy),
+    case("adamw", [16.0, 12.0], &[64, 82, 76, 0], |d, s| adam(d, s, false, Moments::F32)),
+    case("adamw, bf16 moments", [12.0, 8.0], &[], |d, s| adam(d, s, false, Moments::Bf16)),
+    case("adamw, split masters", [16.0, 12.0], &[], |d, s| adam(d, s, true, Moments::F32)),
 ];
 
 fn plane_bytes(planes: &[PlaneSpec], plane: usize) -> usize {

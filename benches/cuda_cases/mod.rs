@@ -51,12 +51,27 @@ pub(crate) fn run(device: &Device) {
     print(&device.name, &sizes, &rows);
 }
 
-/// Microseconds of the kernel and of the copy, and the bytes both move; `None` when the memory does not suffice.
-fn measure(device: &Device, case: &Case, size: &Size) -> Option<(f64, f64, f64)> {
+/// What a launch took on weights of a size, in microseconds.
+pub(crate) struct Times {
+    pub(crate) kernel: f64,
+    /// The driver's copy of as many bytes, half of them read and half written.
+    pub(crate) copy: f64,
+    /// A kernel that reads and writes what this one must, and computes nothing.
+    pub(crate) plain: f64,
+    pub(crate) bytes: usize,
+}
+
+/// `None` when the memory does not suffice.
+fn measure(device: &Device, case: &Case, size: &Size) -> Option<Times> {
     device.clear();
     let launches = (case.launches)(device, size)?;
-    let bytes = (case.bytes_per_element * size.elements() as f64) as usize;
+    let [reads, writes] = case.moves.map(|bytes| (bytes * size.elements() as f64) as usize);
+    let bytes = reads + writes;
     let runs = if bytes > 1 << 30 { 5 } else { 15 };
-    let kernel = device.time(&launches, runs);
-    Some((kernel, device.time_of_copy(bytes, runs), bytes as f64))
+    Some(Times {
+        kernel: device.time(&launches, runs),
+        copy: device.time_of_copy(bytes, runs),
+        plain: device.time_of_plain(reads, writes, runs),
+        bytes,
+    })
 }

@@ -1,12 +1,12 @@
 //! The printed table: microseconds, and percent of the copy.
 
-use super::Size;
 use super::cases::Case;
+use super::{Size, Times};
 
 pub(crate) struct Row<'a> {
     pub(crate) case: &'a Case,
-    /// Per size: microseconds of the kernel, of the copy, and bytes.
-    pub(crate) times: Vec<Option<(f64, f64, f64)>>,
+    /// Per size.
+    pub(crate) times: Vec<Option<Times>>,
 }
 
 pub(crate) fn print(device: &str, sizes: &[Size], rows: &[Row<'_>]) {
@@ -25,7 +25,7 @@ pub(crate) fn print(device: &str, sizes: &[Size], rows: &[Row<'_>]) {
             let theirs = theirs.map_or(String::new(), |percent| format!("[{percent}]"));
             match time {
                 None => print!("{:>24}", "no memory"),
-                Some((kernel, copy, _)) => {
+                Some(Times { kernel, copy, .. }) => {
                     print!("{:>11.1} {:>5.1}%{:>5} ", kernel, 100.0 * copy / kernel, theirs);
                 }
             }
@@ -44,25 +44,33 @@ fn summary(sizes: &[Size], rows: &[Row<'_>]) {
         return;
     };
     println!(
-        "\nbelow 90 % where 200 MB move, over 2 microseconds behind the copy elsewhere, quarter over 30 %:"
+        "\nbelow 90 % of the copy where 200 MB move, over 2 microseconds behind it elsewhere, quarter over 30 %;\n\
+         plain: a kernel that reads and writes the same bytes and computes nothing:"
     );
     for row in rows {
+        let name = row.case.name;
         for (size, time) in sizes.iter().zip(&row.times) {
-            let Some((kernel, copy, bytes)) = *time else { continue };
-            let (large, slow) = (bytes >= 200e6, copy / kernel < 0.9);
-            if (large && slow) || (!large && kernel > copy + 2.0) {
-                let name = row.case.name;
+            let Some(Times { kernel, copy, plain, bytes }) = time else { continue };
+            let large = *bytes >= 200_000_000;
+            if (large && copy / kernel < 0.9) || (!large && *kernel > copy + 2.0) {
+                let megabytes = *bytes as f64 / 1e6;
                 println!(
-                    "  {name} {}: {kernel:.1} us, the copy {copy:.1} us ({:.0} MB)",
+                    "  {name} {}: {kernel:.1} us, the copy {copy:.1}, plain {plain:.1} us ({megabytes:.0} MB)",
                     size.name,
-                    bytes / 1e6
                 );
             }
         }
-        if let (Some((whole, ..)), Some((quarter, ..))) = (row.times[whole], row.times[quarter])
-            && quarter > 0.3 * whole
+        let of = |at: usize| row.times[at].as_ref();
+        if let (Some(whole), Some(quarter)) = (of(whole), of(quarter))
+            && quarter.kernel > 0.3 * whole.kernel
         {
-            println!("  {}: a quarter takes {:.1} % of the whole", row.case.name, 100.0 * quarter / whole);
+            println!(
+                "  {name}: a quarter takes {:.1} % of the whole, {:.1} us; plain {:.1} %, {:.1} us",
+                100.0 * quarter.kernel / whole.kernel,
+                quarter.kernel,
+                100.0 * quarter.plain / whole.plain,
+                quarter.plain
+            );
         }
     }
 }

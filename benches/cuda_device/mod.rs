@@ -2,11 +2,15 @@
 
 #![allow(unsafe_code, reason = "driver calls, on memory that the benchmark owns")]
 
+mod plain;
+
 use std::cell::Cell;
 
 use cudarc::driver::{result, sys};
 use warpweft::backend::cuda::kernels::{CopyOperand, KernelLaunch, Kernels, NormOperand};
 use warpweft::backend::cuda::{DeviceAddress, KernelCache};
+
+use plain::Plain;
 
 /// More than any L2 cache.
 const FLUSH_BYTES: usize = 256 << 20;
@@ -21,6 +25,7 @@ pub(crate) struct Device {
     used: Cell<usize>,
     /// Reads more bytes than the L2 cache holds, so that what is in it afterwards need not be written back.
     flush: KernelLaunch,
+    plain: Plain,
     /// Values of both signs, then positive ones.
     noise: [sys::CUdeviceptr; 2],
     events: [sys::CUevent; 2],
@@ -66,6 +71,7 @@ impl Device {
                 bytes,
                 used: Cell::new(0),
                 flush,
+                plain: Plain::new()?,
                 noise,
                 events: [
                     result::event::create(flag).map_err(text)?,
@@ -140,6 +146,13 @@ impl Device {
         let to = from.plus(half.next_multiple_of(256));
         let own = self.kernels.copy(&[CopyOperand { from, to, bytes: half }]).unwrap();
         drivers.into_iter().fold(self.time(&[own], runs), f64::min)
+    }
+
+    /// Median microseconds of a kernel that reads and writes so many bytes and does nothing else.
+    pub(crate) fn time_of_plain(&self, reads: usize, writes: usize, runs: usize) -> f64 {
+        let to = self.base + reads.next_multiple_of(256) as u64;
+        let median = |enqueue: &mut dyn FnMut()| self.median(runs, enqueue);
+        self.plain.time((self.base, reads), (to, writes), self.stream, median)
     }
 
     /// Where work is enqueued.
