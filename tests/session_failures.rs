@@ -334,12 +334,13 @@ fn a_recording_that_fails_on_one_rank_is_told_and_the_losses_stay_the_same() {
             feed(&mut session, "train", 2, step);
             let report = session.step("train").await.unwrap();
             assert_eq!(report.mean_output("loss").unwrap().to_bits(), expected);
-            match report.not_recorded {
-                Some(failure) => {
+            match &report.not_recorded[..] {
+                [failure] => {
                     assert_eq!((step, failure.rank), (1, RankId::new(1)), "the second step is recorded");
+                    assert_eq!(failure.program, "train");
                     assert!(failure.reason.contains("the cable is out"), "{}", failure.reason);
                 }
-                None => assert_ne!(step, 1),
+                told => assert!(told.is_empty() && step != 1, "{told:?}"),
             }
         }
     });
@@ -363,10 +364,58 @@ fn a_recording_that_fails_in_a_dropped_step_is_told_by_the_next_report() {
         feed(&mut session, "train", 2, 2);
         let report = session.step("train").await.unwrap();
         assert_eq!(report.unobserved.len(), 1);
-        let told = report.not_recorded.expect("the step that was dropped could not be recorded");
-        assert!(told.reason.contains("the cable is out"), "{}", told.reason);
+        assert_eq!(report.not_recorded.len(), 1, "the step that was dropped could not be recorded");
+        let reason = &report.not_recorded[0].reason;
+        assert!(reason.contains("the cable is out"), "{reason}");
         feed(&mut session, "train", 2, 3);
-        assert_eq!(session.step("train").await.unwrap().not_recorded, None);
+        assert_eq!(session.step("train").await.unwrap().not_recorded, []);
+    });
+}
+
+/// A step whose closure fails has no report.
+#[test]
+fn a_recording_given_up_in_a_step_whose_closure_failed_is_told_by_the_next_report() {
+    within_a_minute(async {
+        let (mischief, switch) = (Mischief::default(), Switch::default());
+        switch.on();
+        let ranks = failing_at(Moment::Recorded, RankId::new(1), 2, &switch);
+        let config = Config { capture: Capture::Step, ..Config::default() };
+        let mut session = trainer().builder(config, &mischief).start(ranks).await.unwrap();
+        losses(&mut session, 2, 0..1).await;
+        mischief.set(1);
+        feed(&mut session, "train", 2, 1);
+        let error = session.step("train").await.unwrap_err();
+        assert!(matches!(error, SessionError::Closure { .. }), "{error}");
+        mischief.set(0);
+        for told in [1, 0] {
+            let report = session.step("train").await.unwrap();
+            assert_eq!((report.not_recorded.len(), report.segments), (told, 0));
+        }
+    });
+}
+
+/// Closures behind the one that failed did not run, and what they make when they first run cannot be recorded.
+#[test]
+fn a_plan_whose_first_step_failed_on_one_rank_is_issued_once_more_before_it_is_recorded() {
+    within_a_minute(async {
+        let mischief = Mischief::default();
+        let config = Config { capture: Capture::Step, ..Config::default() };
+        let mut session = trainer().builder(config, &mischief).start_cpu(2).await.unwrap();
+        feed(&mut session, "train", 2, 0);
+        mischief.set(1);
+        for _ in 0..2 {
+            let error = session.step("train").await.unwrap_err();
+            assert!(matches!(error, SessionError::Closure { .. }), "{error}");
+        }
+        mischief.set(0);
+        for segments in [0, 1, 1] {
+            assert_eq!(session.step("train").await.unwrap().segments, segments);
+        }
+        // From then on it stays recorded, whatever fails.
+        mischief.set(1);
+        session.step("train").await.unwrap_err();
+        mischief.set(0);
+        assert_eq!(session.step("train").await.unwrap().segments, 1);
     });
 }
 

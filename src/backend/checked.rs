@@ -154,6 +154,10 @@ impl<B: Backend> Backend for Checked<B> {
         Ok(())
     }
 
+    fn warmed(&self, bound: &mut Self::Bound) {
+        self.inner.warmed(&mut bound.inner);
+    }
+
     fn enqueue(
         &self,
         stream: &mut Self::Stream,

@@ -108,6 +108,10 @@ pub trait Backend: Send + 'static {
     /// [`BackendError::Poisoned`] when the world can no longer run steps.
     fn begin_step(&self, bound: &mut Self::Bound) -> Result<(), BackendError>;
 
+    /// A step of the bound plan was through on all ranks, and no closure failed in it: whatever is loaded or made
+    /// when a plan runs for the first time is there. Called once, on all ranks behind the same step.
+    fn warmed(&self, bound: &mut Self::Bound);
+
     /// Enqueues task `task` of the bound plan on its lane.
     ///
     /// # Errors

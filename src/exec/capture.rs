@@ -1,6 +1,7 @@
 //! Recording a step and replaying it, as one state machine.
 //!
-//! Law: a plan's first step runs eagerly (*cold*: caches fill, lazy handles are made), the second is recorded
+//! Law: a plan's first step runs eagerly (*cold*: caches fill, lazy handles are made), and so do later ones until
+//! one was through on all ranks: closures behind one that failed have not run yet. The next is recorded
 //! without running anything and then launched, later ones are launched. Every one of them is a real step;
 //! there is no warm-up that would touch main grads. A step is recorded whole, or in segments where some of
 //! its calls are dynamic; a recording of which any rank could not make some segment is discarded by all of
@@ -34,9 +35,9 @@ pub enum Action {
 pub enum Capture<G> {
     /// Not to be recorded, or given up.
     Eager,
-    /// To be recorded, never run so far.
+    /// To be recorded, never through so far.
     Cold,
-    /// Run once.
+    /// Through once.
     Warm,
     /// Recorded, piece by piece.
     Ready(Vec<Recorded<G>>),
@@ -62,8 +63,8 @@ impl<G> Capture<G> {
         }
     }
 
-    /// A step was issued.
-    pub fn issued(&mut self) {
+    /// A step that was issued was through on all ranks, and no closure failed in it.
+    pub fn warmed(&mut self) {
         if matches!(self, Self::Cold) {
             *self = Self::Warm;
         }
@@ -92,7 +93,7 @@ mod tests {
     fn a_step_is_issued_once_then_recorded_then_launched() {
         let mut capture: Capture<u8> = Capture::new(CaptureMode::Step);
         assert_eq!(capture.action(), Action::Issue);
-        capture.issued();
+        capture.warmed();
         assert_eq!(capture.action(), Action::Record);
         capture.recorded(Some(vec![Recorded::Segment(1)]));
         assert_eq!(capture.action(), Action::Launch);
@@ -102,10 +103,10 @@ mod tests {
     #[test]
     fn a_recording_some_rank_could_not_make_is_given_up_for_good() {
         let mut capture: Capture<u8> = Capture::new(CaptureMode::Step);
-        capture.issued();
+        capture.warmed();
         capture.recorded(None);
         assert_eq!(capture.action(), Action::Issue);
-        capture.issued();
+        capture.warmed();
         assert_eq!(capture.action(), Action::Issue);
     }
 }

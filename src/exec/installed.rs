@@ -29,6 +29,8 @@ pub struct Installed<B: Backend> {
     pub(super) bound: B::Bound,
     pump: Pump<B>,
     capture: Capture<B::Graph>,
+    /// Was no step of it through yet, on all ranks and without a fault?
+    is_cold: bool,
     compute: LaneId,
     /// Where the step leaves its vote, if it takes one.
     pub(super) vote: Option<Region>,
@@ -82,6 +84,7 @@ pub(super) fn install<B: Backend>(
         bound,
         pump: Pump::new(backend.rank(), &plan, poison.clone()),
         capture: Capture::new(capture),
+        is_cold: true,
         compute: plan.compute_lane(),
         vote,
         inputs: staging(&plan, Role::Input).collect(),
@@ -120,13 +123,7 @@ impl<B: Backend> Installed<B> {
         backend.begin_step(bound)?;
         let put = match capture.pieces() {
             Some(pieces) => replay(backend, streams, bound, *compute, pieces).map_err(ExecError::from),
-            None => {
-                let run = pump.run(backend, streams, bound).map_err(ExecError::from);
-                run.map(|()| {
-                    capture.issued();
-                    0
-                })
-            }
+            None => pump.run(backend, streams, bound).map(|()| 0).map_err(ExecError::from),
         };
         if let Err(error) = &put {
             // What is on the lanes may wait for what this rank will not bring: nobody waits for anybody any more.
@@ -145,6 +142,17 @@ impl<B: Backend> Installed<B> {
         let step = begin.elapsed();
         let segments = put?;
         Ok(outcome.map(|()| Driven { unrecorded, segments, issue, issued, before, step })?)
+    }
+
+    /// Behind a step: the plan is warm once one was through on all ranks, and no closure failed in it.
+    pub(super) fn settle(&mut self, backend: &B, world: &World, faulted: bool) -> Result<(), ExecError> {
+        if !self.is_cold || world.exchange(backend.rank(), u64::from(faulted))?.contains(&1) {
+            return Ok(());
+        }
+        self.is_cold = false;
+        backend.warmed(&mut self.bound);
+        self.capture.warmed();
+        Ok(())
     }
 
     /// What the actors found at the step's end that its plan did not promise.

@@ -182,6 +182,9 @@ impl<B: Backend> Rank<B> {
         self.backend.intervals(&installed.bound, &mut exchange.intervals);
         exchange.exposure = self.gauge.measure(&installed.plan, &exchange.intervals);
         exchange.fault = self.streams.iter_mut().find_map(|stream| self.backend.take_fault(stream));
+        let faulted = exchange.fault.is_some();
+        self.programs[program].settle(&self.backend, &self.world, faulted)?;
+        let installed = &self.programs[program];
         exchange.vote = match installed.vote {
             None => None,
             Some(region) => {
@@ -208,6 +211,8 @@ impl<B: Backend> Rank<B> {
     pub(super) fn quantize_new_masters(&mut self) -> Result<(), ExecError> {
         if self.edge.shards != Some(self.edge.masters) {
             self.run(None)?;
+            // No closure runs in it.
+            self.prologue.settle(&self.backend, &self.world, false)?;
         }
         Ok(())
     }

@@ -200,6 +200,7 @@ fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, 
             return reply(Err(error));
         }
     };
+    drop(foreseen);
     let mut next = None;
     loop {
         let outcome = guarded(rank, || {

@@ -2,7 +2,7 @@
 //!
 //! Law: every rank contributes and gets what all contributed; nobody waits past the deadline, and a rank that
 //! fails wakes everyone with its reason, in whatever process they are (RV-2, RV-3 in [`crate::rendezvous`]).
-//! Steps of a world in one process never come here; building, recording and trials do.
+//! Steps of a world in one process never come here, once their plan is warm; building, recording and trials do.
 
 use std::sync::Arc;
 use std::time::Duration;

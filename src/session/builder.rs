@@ -172,7 +172,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
             has_gradients: false,
             pending: None,
             unobserved: Vec::new(),
-            untold: None,
+            untold: Vec::new(),
             poisoned: None,
             recorder: None,
             device,

@@ -204,6 +204,15 @@ impl Checkpoint {
                      `checkpoint.restart_optimizer()`, by which all moments begin anew, or freeze it here too",
                     state.name, self.optimizer_step
                 )
+            } else if let Some(at) = state.master.iter().position(|value| !value.is_finite()) {
+                format!(
+                    "`{}` holds {} in row {}, column {}, from which no training goes on; import a checkpoint of \
+                     before it diverged",
+                    state.name,
+                    state.master[at],
+                    at / state.shape.cols,
+                    at % state.shape.cols
+                )
             } else if let Some(delayed) = state.delayed.as_ref().filter(|delayed| !delayed.is_usable()) {
                 format!("`{}` has the delayed scale {}, which no cast can use", state.name, delayed.scale)
             } else {

@@ -83,8 +83,8 @@ pub struct Session {
     pending: Option<Pending>,
     /// How the steps since the last report ended, whose futures were dropped.
     unobserved: Vec<Outcome>,
-    /// Why a step among these was not recorded, if it was to be: said once, by the next report.
-    untold: Option<NotRecorded>,
+    /// What was to be recorded since the last report and was not: said once, by the next one.
+    untold: Vec<NotRecorded>,
     poisoned: Option<String>,
     recorder: Option<Recorder>,
     device: String,
@@ -444,6 +444,7 @@ impl Session {
         let ranks = self.rank_reports(number);
         self.note_panics(&ranks);
         let plan = Arc::clone(&self.programs[number].plan);
+        self.untold.extend(report::not_recorded(&plan.name, &ranks));
         let step = self.steps;
         self.steps += 1;
         let exchanges: Vec<_> = self.ranks.iter().map(RankThread::exchange).collect();
@@ -469,10 +470,8 @@ impl Session {
         }
         let (device, first) = (self.device.clone(), RankId::at(self.rendezvous.range().start));
         let unobserved = std::mem::take(&mut self.unobserved);
-        let mut report =
-            report::build(&plan, step, duration, device, unobserved, (first, &exchanges), ranks)?;
-        report.not_recorded = report.not_recorded.or(self.untold.take());
-        Ok(report)
+        let untold = std::mem::take(&mut self.untold);
+        report::build(&plan, step, duration, device, unobserved, untold, (first, &exchanges), ranks)
     }
 }
 

@@ -40,9 +40,11 @@ pub enum Outcome {
     Evaluated,
 }
 
-/// Why a step was issued although the configuration asks for a recording.
+/// Why steps of a program are issued although the configuration asks for a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotRecorded {
+    /// The program.
+    pub program: String,
     /// The first rank that could not record.
     pub rank: RankId,
     /// What it said.
@@ -61,11 +63,12 @@ pub struct StepReport {
     /// How the steps right before this one ended whose futures were dropped, so that nobody saw their
     /// reports; oldest first.
     pub unobserved: Vec<Outcome>,
-    /// This step was to be recorded and some rank could not. It ran all the same. Ranks that could have
-    /// dropped what they recorded, so all ranks do the same: they issue this program's steps anew from now
-    /// on, and none tries again in this session. Said in the report of this step only, on every process; of
-    /// several ranks that could not, the first is named.
-    pub not_recorded: Option<NotRecorded>,
+    /// A step was to be recorded and some rank could not: this one, or one before it whose report nobody saw,
+    /// because its future was dropped or a closure failed in it. Ranks that could have dropped what they
+    /// recorded, so all ranks do the same: they issue that program's steps anew from now on, and none tries
+    /// again in this session. Said once for a program, on every process; of several ranks that could not, the
+    /// first is named.
+    pub not_recorded: Vec<NotRecorded>,
     /// How many recordings were launched for it on each rank: 1 for a step that was recorded whole, one more
     /// than there are dynamic calls at most for one in segments, 0 for one whose tasks were issued.
     pub segments: usize,
@@ -157,6 +160,14 @@ impl StepReport {
     }
 }
 
+/// What the ranks say of a step of `program` that was to be recorded and was not.
+pub(super) fn not_recorded(program: &str, ranks: &[RankReport]) -> Option<NotRecorded> {
+    ranks.iter().enumerate().find_map(|(rank, report)| {
+        let reason = report.unrecorded.clone()?;
+        Some(NotRecorded { program: program.to_owned(), rank: RankId::at(rank), reason })
+    })
+}
+
 /// Builds the report from what the ranks of this process, of which the first is given, left in their
 /// exchanges, and from how the step ended on all ranks.
 pub(super) fn build<E: Deref<Target = Exchange>>(
@@ -165,6 +176,7 @@ pub(super) fn build<E: Deref<Target = Exchange>>(
     duration: Duration,
     device: String,
     unobserved: Vec<Outcome>,
+    not_recorded: Vec<NotRecorded>,
     (first, exchanges): (RankId, &[E]),
     ranks: Vec<RankReport>,
 ) -> Result<StepReport, SessionError> {
@@ -176,11 +188,6 @@ pub(super) fn build<E: Deref<Target = Exchange>>(
         }
         Some(vote) => Outcome::Skipped { norm: vote.norm },
     };
-    let unrecorded = |(rank, report): (usize, &RankReport)| {
-        let reason = report.unrecorded.clone()?;
-        Some(NotRecorded { rank: RankId::at(rank), reason })
-    };
-    let not_recorded = ranks.iter().enumerate().find_map(unrecorded);
     let numbered = exchanges.iter().enumerate();
     let numbered = numbered.map(|(rank, exchange)| (RankId::at(first.index() + rank), &**exchange));
     let host = HostTime::of(numbered, plan.tasks.len(), duration);

@@ -61,7 +61,7 @@ fn a_recording_is_made_of_the_choice_alone_and_nothing_is_left_of_the_trials() {
         while !session.tuning().unwrap().is_frozen() {
             assert_eq!(watch.recordings(), 0, "step {step}");
             feed(&mut session, "train", 2, step);
-            assert_eq!(session.step("train").await.unwrap().not_recorded, None);
+            assert_eq!(session.step("train").await.unwrap().not_recorded, []);
             step += 1;
         }
         assert!((Tune::PER_TRIAL..=Tune::MOST_STEPS + 1).contains(&step), "{step}");

@@ -101,7 +101,7 @@ fn a_report_says_how_many_segments_were_launched() {
             for step in 0..3 {
                 feed(&mut session, "train", 2, step);
                 let report = session.step("train").await.unwrap();
-                assert_eq!(report.not_recorded, None);
+                assert_eq!(report.not_recorded, []);
                 assert_eq!(report.segments, if step == 0 { 0 } else { segments }, "{dynamic:?}, {capture:?}");
             }
         }

@@ -4,6 +4,7 @@
 
 mod bits;
 mod failures;
+mod many;
 #[path = "../meddler/mod.rs"]
 mod meddler;
 mod orders;

@@ -196,6 +196,10 @@ impl<B: Backend> Backend for Wrapped<B> {
         self.inner.begin_step(&mut bound.inner)
     }
 
+    fn warmed(&self, bound: &mut Self::Bound) {
+        self.inner.warmed(&mut bound.inner);
+    }
+
     fn enqueue(&self, stream: &mut B::Stream, bound: &Self::Bound, task: TaskId) -> Result<(), BackendError> {
         self.ask_on(stream, Moment::Enqueue, Some(task), None)?;
         self.inner.enqueue(stream, &bound.inner, task)

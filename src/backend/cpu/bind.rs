@@ -11,6 +11,7 @@ use crate::backend::{BackendError, within};
 use crate::id::{LaneId, TaskId};
 use crate::layout::Binding;
 use crate::model::Mesh;
+use crate::op::Op;
 
 /// Binds every op of a plan, in a world of `mesh`, to an arena of `arena_bytes` bytes.
 ///
@@ -31,12 +32,12 @@ pub(super) fn bind(
     });
     let tasks = tasks.collect();
     let events = (0..binding.events).map(|_| Event::default()).collect();
-    Ok(Arc::new(BoundPlan { tasks, events, commands: commands(binding) }))
+    Ok(Arc::new(BoundPlan { tasks, events, issued: issued(binding), replayed: replayed(binding) }))
 }
 
-/// Commands one step puts on each lane, at most: every task, its record, and a wait for each
+/// Commands one issued step puts on each lane, at most: every task, its record, and a wait for each
 /// foreign lane.
-fn commands(binding: &Binding<'_>) -> Vec<(LaneId, usize)> {
+fn issued(binding: &Binding<'_>) -> Vec<(LaneId, usize)> {
     let mut tasks: Vec<(LaneId, usize)> = Vec::new();
     for (_, lane) in binding.ops {
         match tasks.iter_mut().find(|(other, _)| other == lane) {
@@ -46,4 +47,10 @@ fn commands(binding: &Binding<'_>) -> Vec<(LaneId, usize)> {
     }
     let each = tasks.len() + 1;
     tasks.iter().map(|(lane, count)| (*lane, count * each)).collect()
+}
+
+/// Commands one replayed step puts on any lane, at most: should all its calls be dynamic, each of them and a
+/// segment before and behind it.
+fn replayed(binding: &Binding<'_>) -> usize {
+    2 * binding.ops.iter().filter(|(op, _)| matches!(op, Op::Compute { .. })).count() + 1
 }

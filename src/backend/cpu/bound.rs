@@ -28,8 +28,10 @@ pub struct CpuBound {
 pub(super) struct BoundPlan {
     pub(super) tasks: Vec<BoundTask>,
     pub(super) events: Vec<Event>,
-    /// Commands one step puts on a lane, at most.
-    pub(super) commands: Vec<(LaneId, usize)>,
+    /// Commands one issued step puts on a lane, at most, for lanes that have tasks.
+    pub(super) issued: Vec<(LaneId, usize)>,
+    /// Commands one replayed step puts on any lane, at most.
+    pub(super) replayed: usize,
 }
 
 /// One task, ready to run.
@@ -44,7 +46,8 @@ pub(super) struct BoundTask {
 impl BoundPlan {
     /// Commands one step puts on `lane`, at most.
     pub(super) fn commands(&self, lane: LaneId) -> usize {
-        self.commands.iter().find(|(other, _)| *other == lane).map_or(0, |(_, commands)| *commands)
+        let issued = self.issued.iter().find(|(other, _)| *other == lane);
+        issued.map_or(0, |(_, commands)| *commands).max(self.replayed)
     }
 
     pub(super) fn task(&self, task: TaskId) -> Option<&BoundTask> {

@@ -163,6 +163,8 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn warmed(&self, _bound: &mut CpuBound) {}
+
     fn enqueue(&self, stream: &mut CpuStream, bound: &CpuBound, task: TaskId) -> Result<(), BackendError> {
         stream.submit(bound, Action::Run(task))
     }

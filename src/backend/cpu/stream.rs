@@ -204,15 +204,17 @@ pub(super) fn launch(
     graph: &CpuGraph,
 ) -> Result<(), BackendError> {
     let recorded = &graph.recorded;
-    for (position, stream) in streams.iter().enumerate() {
+    let lanes = streams.len();
+    for (position, stream) in streams.iter_mut().enumerate() {
         stream.presence.world.poison.check()?;
         if stream.recording.is_some() {
             return Err(stream.refusal("it records; end the capture before launching its graph".to_owned()));
         }
         let same_lane = recorded.lanes.get(position).is_some_and(|part| part.lane == stream.lane.id);
-        if streams.len() != recorded.lanes.len() || !same_lane || !Arc::ptr_eq(&recorded.plan, &bound.plan) {
+        if lanes != recorded.lanes.len() || !same_lane || !Arc::ptr_eq(&recorded.plan, &bound.plan) {
             return Err(stream.refusal("the graph was recorded from other lanes or another plan".to_owned()));
         }
+        stream.make_room(&bound.plan)?;
         if stream.queue.as_ref().is_none_or(Sender::is_full) {
             return Err(stream.refusal("its queue is full; synchronize before launching again".to_owned()));
         }

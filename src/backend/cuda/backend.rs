@@ -322,7 +322,6 @@ impl Backend for CudaBackend {
     fn begin_step(&self, bound: &mut CudaBound) -> Result<(), BackendError> {
         self.world.check()?;
         self.transfers.make_current().map_err(self.failed("beginning a step"))?;
-        bound.steps += 1;
         self.progress.begin(&bound.script);
         *lock(&self.clocks) = bound.timeline.as_ref().map_or_else(Weak::new, Timeline::clocks);
         match &mut bound.timeline {
@@ -333,9 +332,13 @@ impl Backend for CudaBackend {
         }
     }
 
+    fn warmed(&self, bound: &mut CudaBound) {
+        bound.is_cold = false;
+    }
+
     fn enqueue(&self, stream: &mut CudaStream, bound: &CudaBound, task: TaskId) -> Result<(), BackendError> {
         self.world.check()?;
-        if !bound.is_cold() || !stream.communicates() || stream.records {
+        if !bound.is_cold || !stream.communicates() || stream.records {
             return self.enqueued(bound, task, stream.enqueue(bound, task));
         }
         let met = self.meter.within(Activity::Waiting, || self.world.gather(self.rank));

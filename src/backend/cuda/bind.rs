@@ -79,7 +79,7 @@ pub(super) fn bind(
     let events = (0..binding.events).map(event).collect::<Result<_, _>>().map_err(failed)?;
     let timeline = binder.timeline(binding).map_err(failed)?;
     let context = Arc::clone(binder.context);
-    Ok(CudaBound { context, tasks, events, timeline, script, steps: 0 })
+    Ok(CudaBound { context, tasks, events, timeline, script, is_cold: true })
 }
 
 impl Binder<'_> {

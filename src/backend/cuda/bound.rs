@@ -23,8 +23,11 @@ pub struct CudaBound {
     pub(super) timeline: Option<Timeline>,
     /// What its collectives are, for errors.
     pub(super) script: Arc<Script>,
-    /// Steps begun.
-    pub(super) steps: u64,
+    /// Was no step of it through yet, on all ranks and without a fault? Until then ranks meet on the host before
+    /// every collective, and each waits for it before it enqueues the next task. A kernel that is launched for
+    /// the first time may be loaded then, for which the driver waits for the streams of the device and of those
+    /// that reach its memory; one of them might wait for the very rank that loads.
+    pub(super) is_cold: bool,
     /// Goes last: what lies in it is given back before.
     pub(super) context: Arc<Context>,
 }
@@ -48,14 +51,6 @@ pub(super) enum Work {
 }
 
 impl CudaBound {
-    /// Is this the plan's first step? In it ranks meet on the host before every collective, and each waits
-    /// for it before it enqueues the next task. A kernel that is launched for the first time may be loaded
-    /// then, for which the driver waits for the streams of the device and of those that reach its memory; one
-    /// of them might wait for the very rank that loads.
-    pub(super) const fn is_cold(&self) -> bool {
-        self.steps <= 1
-    }
-
     pub(super) fn task(&self, task: TaskId) -> Option<&BoundTask> {
         self.tasks.get(task.index())
     }

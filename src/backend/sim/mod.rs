@@ -184,6 +184,8 @@ impl Backend for SimBackend {
         }
     }
 
+    fn warmed(&self, _bound: &mut SimBound) {}
+
     fn enqueue(&self, stream: &mut SimStream, bound: &SimBound, task: TaskId) -> Result<(), BackendError> {
         self.submit(stream, bound, Action::Run { lane: stream.lane, task })
     }
