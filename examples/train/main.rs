@@ -360,7 +360,7 @@ async fn train(
         run.exposure = [run.exposure, report.exposure].into_iter().sum();
         run.stepping += report.duration;
         run.skipped += u32::from(!matches!(report.outcome, Outcome::Updated { .. }));
-        if let Some(refusal) = report.not_recorded.as_ref().filter(|_| reports) {
+        for refusal in report.not_recorded.iter().filter(|_| reports) {
             bar.suspend(|| say!("note      steps are not recorded: {}: {}", refusal.rank, refusal.reason));
         }
         let loss = schedule::recent(&run.losses);

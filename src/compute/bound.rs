@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use half::bf16;
 
+use super::error::ComputeError;
+use super::lent::Lent;
 use super::program::BoundProgram;
 use crate::format::{ElementType, Format, Orientation, PlaneSpec, Shape};
 use crate::id::{BufferId, CallId, WeightId};
@@ -24,18 +26,27 @@ pub(super) struct BoundUse {
     pub(super) tensor_scale: Option<Region>,
 }
 
+/// A gradient that a call overwrites, bound to memory.
+#[derive(Debug)]
+pub(super) struct BoundGradient {
+    pub(super) gradient: Gradient,
+    pub(super) region: Region,
+    pub(super) lent: Lent,
+}
+
 /// One access of a call to a buffer, bound to memory.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct BoundBuffer {
     pub(super) buffer: BufferId,
     pub(super) name: String,
     pub(super) element: ElementType,
     pub(super) access: Access,
     pub(super) region: Region,
+    pub(super) lent: Lent,
 }
 
 /// A call bound to the arena: every operand's region, resolved once per plan.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct BoundCall {
     /// The program it is a call of.
     pub program: Arc<BoundProgram>,
@@ -46,7 +57,7 @@ pub struct BoundCall {
     /// The call.
     pub call: Call,
     pub(super) uses: Vec<BoundUse>,
-    pub(super) gradients: Vec<(Gradient, Region)>,
+    pub(super) gradients: Vec<BoundGradient>,
     pub(super) buffers: Vec<BoundBuffer>,
     pub(super) formats: Vec<(WeightId, Format, Shape)>,
 }
@@ -100,16 +111,39 @@ impl BoundCall {
                     let shape = weights.layout(weight).shard.shape;
                     let bytes = shape.rows * shape.cols * element.bytes();
                     let gradient = Gradient { weight, element };
-                    bound.gradients.push((gradient, Region { offset: region.offset, bytes }));
+                    let region = Region { offset: region.offset, bytes };
+                    bound.gradients.push(BoundGradient { gradient, region, lent: Lent::default() });
                 }
                 OperandRole::Buffer(buffer) => {
                     let Some(spec) = program.spec(buffer) else { continue };
                     let (name, element, access) = (spec.name.clone(), spec.element, operand.access);
-                    bound.buffers.push(BoundBuffer { buffer, name, element, access, region });
+                    let lent = Lent::default();
+                    bound.buffers.push(BoundBuffer { buffer, name, element, access, region, lent });
                 }
             }
         }
         bound
+    }
+
+    /// A run of the call begins: nothing is lent.
+    pub(super) fn begin(&self) {
+        self.gradients.iter().for_each(|gradient| gradient.lent.begin());
+        self.buffers.iter().for_each(|buffer| buffer.lent.begin());
+    }
+
+    /// A closure returned: did it ask for all that the call declares to overwrite? What a call updates may stay
+    /// as it was.
+    pub(super) fn check_written(&self) -> Result<(), ComputeError> {
+        let not_written = |what| ComputeError::NotWritten { call: self.call.name.clone(), what };
+        if let Some(forgotten) = self.gradients.iter().find(|gradient| !gradient.lent.is_marked()) {
+            let weight = self.program.weight_name(forgotten.gradient.weight);
+            return Err(not_written(format!("the gradient of `{weight}`")));
+        }
+        let overwritten = || self.buffers.iter().filter(|buffer| buffer.access == Access::Write);
+        match overwritten().find(|buffer| !buffer.lent.is_marked()) {
+            None => Ok(()),
+            Some(forgotten) => Err(not_written(format!("buffer `{}`", forgotten.name))),
+        }
     }
 }
 

@@ -6,13 +6,13 @@
 
 use half::bf16;
 
-use super::bound::{BoundBuffer, BoundCall, BoundUse};
+use super::bound::{BoundBuffer, BoundCall, BoundGradient, BoundUse};
 use super::error::ComputeError;
 use super::surface::Surface;
 use crate::format::{Element, ElementType, Format, Orientation, Shape};
 use crate::id::{BufferId, CallId, MicroBatchId, RankId, WeightId};
 use crate::layout::Region;
-use crate::model::{Access, Form, Gradient};
+use crate::model::{Access, Form};
 
 /// The quantized planes of one use.
 #[derive(Debug)]
@@ -55,7 +55,17 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// The context of one run of a bound call; made by backends.
     #[must_use]
     pub fn new(rank: RankId, bound: &'a BoundCall, surface: &'a S) -> Self {
+        bound.begin();
         Self { rank, bound, surface }
+    }
+
+    /// Whether the closure, which has returned, asked for all that its call declares to overwrite; asked by
+    /// backends.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotWritten`] names what it forgot.
+    pub fn check_written(&self) -> Result<(), ComputeError> {
+        self.bound.check_written()
     }
 
     /// The rank that runs the call.
@@ -79,6 +89,16 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// [`ComputeError::NoBuffer`] tells the names near it.
     pub fn buffer_named(&self, name: &str) -> Result<BufferId, ComputeError> {
         self.bound.program.buffer(name, &self.bound.call.name)
+    }
+
+    /// The id of the weight called `name`, for closures that go by names. Otherwise as
+    /// [`ComputeContext::buffer_named`]; ids of weights are the model's, so those that it declared serve all
+    /// programs.
+    ///
+    /// # Errors
+    /// [`ComputeError::NoWeight`] tells the names near it.
+    pub fn weight_named(&self, name: &str) -> Result<WeightId, ComputeError> {
+        self.bound.program.weight(name, &self.bound.call.name)
     }
 
     /// The number of the call as declared in its program, the same in every micro-batch.
@@ -142,7 +162,7 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
             .iter()
             .find(|(other, ..)| *other == weight)
             .map(|(_, format, shape)| (*format, *shape))
-            .ok_or_else(|| self.undeclared(format!("{weight}")))?;
+            .ok_or_else(|| self.undeclared(self.weight_name(weight)))?;
         Ok(PlanesView {
             format,
             shape,
@@ -153,7 +173,9 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     }
 
     /// The gradient of `weight` this call overwrites: f32 `[rows, cols]`, the gradient of this rank's
-    /// loss times the loss scale ([`crate::session::Session::set_loss_scale`], 1 unless set).
+    /// loss times the loss scale ([`crate::session::Session::set_loss_scale`], 1 unless set). What lies there
+    /// before is unspecified: every element must be written, and never added to. A closure that returns without
+    /// asking for a gradient its call declares has failed ([`ComputeError::NotWritten`]).
     ///
     /// The sum over ranks and micro-batches ([`crate::model::ProgramBuilder::micro_batches`]) is divided by the
     /// product of their numbers when it is added to the main grad, so a closure divides by neither. What it
@@ -184,21 +206,23 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares this gradient.
     pub fn gradient_element(&self, weight: WeightId) -> Result<ElementType, ComputeError> {
-        Ok(self.bound_gradient(weight)?.0.element)
+        Ok(self.bound_gradient(weight)?.gradient.element)
     }
 
     fn gradient_region(&self, weight: WeightId, asked: ElementType) -> Result<Region, ComputeError> {
-        let (gradient, region) = self.bound_gradient(weight)?;
-        if gradient.element == asked {
-            return Ok(region);
+        let bound = self.bound_gradient(weight)?;
+        if bound.gradient.element == asked {
+            bound.lent.mark();
+            return Ok(bound.region);
         }
-        let (call, declared) = (self.bound.call.name.clone(), gradient.element);
+        let (call, declared) = (self.bound.call.name.clone(), bound.gradient.element);
+        let weight = self.bound.program.weight_name(weight).to_owned();
         Err(ComputeError::GradientElement { call, weight, declared, asked })
     }
 
-    fn bound_gradient(&self, weight: WeightId) -> Result<(Gradient, Region), ComputeError> {
-        let found = self.bound.gradients.iter().find(|(gradient, _)| gradient.weight == weight);
-        found.copied().ok_or_else(|| self.undeclared(format!("the gradient of {weight}")))
+    fn bound_gradient(&self, weight: WeightId) -> Result<&BoundGradient, ComputeError> {
+        let found = self.bound.gradients.iter().find(|bound| bound.gradient.weight == weight);
+        found.ok_or_else(|| self.undeclared(format!("the gradient of {}", self.weight_name(weight))))
     }
 
     /// A buffer the call reads: the elements of one micro-batch, in the type they are declared in.
@@ -211,13 +235,17 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     }
 
     /// A buffer the call writes or updates, as [`ComputeContext::read`] lends it. What a write finds there is
-    /// unspecified.
+    /// unspecified, and a closure that returns without asking for a buffer its call declares to write has failed
+    /// ([`ComputeError::NotWritten`]).
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares to write or update it,
     /// [`ComputeError::BufferElement`] unless it is declared in `T`.
     pub fn write<T: Element>(&self, buffer: BufferId) -> Result<S::Write<'a, T>, ComputeError> {
-        self.surface.write(self.typed(self.writable(buffer)?, T::TYPE)?)
+        let bound = self.writable(buffer)?;
+        let region = self.typed(bound, T::TYPE)?;
+        bound.lent.mark();
+        self.surface.write(region)
     }
 
     /// The bytes of a buffer the call reads, whatever its elements are, little endian: for closures that copy or
@@ -234,15 +262,17 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares to write or update it.
     pub fn write_bytes(&self, buffer: BufferId) -> Result<S::Write<'a, u8>, ComputeError> {
-        self.surface.write(self.writable(buffer)?.region)
+        let bound = self.writable(buffer)?;
+        bound.lent.mark();
+        self.surface.write(bound.region)
     }
 
     fn readable(&self, buffer: BufferId) -> Result<&BoundBuffer, ComputeError> {
-        self.buffer(buffer, "to read", Access::reads)
+        self.buffer(buffer, "read", Access::reads)
     }
 
     fn writable(&self, buffer: BufferId) -> Result<&BoundBuffer, ComputeError> {
-        self.buffer(buffer, "to write", Access::writes)
+        self.buffer(buffer, "write", Access::writes)
     }
 
     fn buffer(
@@ -251,11 +281,13 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         verb: &str,
         allows: fn(Access) -> bool,
     ) -> Result<&BoundBuffer, ComputeError> {
-        self.bound
-            .buffers
-            .iter()
-            .find(|bound| bound.buffer == buffer && allows(bound.access))
-            .ok_or_else(|| self.undeclared(format!("{verb} {buffer}")))
+        self.bound.buffers.iter().find(|bound| bound.buffer == buffer && allows(bound.access)).ok_or_else(
+            || {
+                let name = self.bound.program.spec(buffer).map(|spec| format!("buffer `{}`", spec.name));
+                let name = name.unwrap_or_else(|| format!("{buffer}, which is of another program,"));
+                self.undeclared(format!("{name} to {verb}"))
+            },
+        )
     }
 
     /// Where a buffer lies, if `asked` is what it is declared in.
@@ -277,7 +309,12 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
             .uses
             .iter()
             .find(|usage| usage.weight == weight && usage.orientation == orientation && usage.form == form)
-            .ok_or_else(|| self.undeclared(format!("{weight} {orientation} as {form:?}")))
+            .ok_or_else(|| self.undeclared(format!("{} {orientation} as {form:?}", self.weight_name(weight))))
+    }
+
+    /// A weight, for messages.
+    fn weight_name(&self, weight: WeightId) -> String {
+        format!("weight `{}`", self.bound.program.weight_name(weight))
     }
 
     fn undeclared(&self, what: String) -> ComputeError {

@@ -3,7 +3,6 @@
 //! Law: an error of any kind ends the call and skips the step on all ranks; the rank itself goes on.
 
 use crate::format::ElementType;
-use crate::id::WeightId;
 
 /// Why a call could not be carried out.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -16,6 +15,33 @@ pub enum ComputeError {
         call: String,
         /// What was asked for.
         what: String,
+    },
+    /// The closure is done, and never asked for what its call declares to overwrite.
+    #[error(
+        "call `{call}` declares to write {what}, and its closure returned without asking for it, so it holds whatever \
+         lay there; write it (zeros, if there is nothing to say), or take it out of the call's declaration"
+    )]
+    NotWritten {
+        /// The call's name.
+        call: String,
+        /// The gradient or buffer.
+        what: String,
+    },
+    /// No weight of the model has this name.
+    #[error(
+        "call `{call}` asked for weight `{weight}`, which the model does not declare; {}",
+        match near.as_slice() {
+            [] => "none of its weights has a name like it".to_owned(),
+            near => format!("names near it: `{}`", near.join("`, `")),
+        }
+    )]
+    NoWeight {
+        /// The call's name.
+        call: String,
+        /// What was asked for.
+        weight: String,
+        /// Names near it, the nearest first.
+        near: Vec<String>,
     },
     /// The call's program has no buffer of this name.
     #[error(
@@ -37,14 +63,14 @@ pub enum ComputeError {
     },
     /// A gradient was asked for in another element type than the call declares.
     #[error(
-        "call `{call}` asked for the gradient of {weight} in {asked:?}, which it declares in {declared:?}; ask by {}, or declare it by CallBuilder::gradient_in",
+        "call `{call}` asked for the gradient of `{weight}` in {asked:?}, which it declares in {declared:?}; ask by {}, or declare it by CallBuilder::gradient_in",
         match declared { ElementType::Bf16 => "gradient_bf16", _ => "gradient" }
     )]
     GradientElement {
         /// The call's name.
         call: String,
-        /// The weight.
-        weight: WeightId,
+        /// The weight's name.
+        weight: String,
         /// What the call declares.
         declared: ElementType,
         /// What its closure asked for.

@@ -3,11 +3,13 @@
 //! Law: a closure reaches memory only through its context, and its context hands out only what
 //! the call declared, in the way it was declared. What a closure captures is constant over steps;
 //! whatever changes lies in declared buffers. The type that lends memory is the backend's
-//! [`Surface`]; nothing here knows which.
+//! [`Surface`]; nothing here knows which. A call that declares to overwrite a gradient or a buffer, and whose
+//! closure never asks for it, has failed: whoever reads it would find what lay in that memory before.
 
 mod bound;
 mod context;
 mod error;
+mod lent;
 mod program;
 mod seat;
 mod surface;

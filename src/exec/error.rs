@@ -110,7 +110,9 @@ pub enum ExecError {
         reason: String,
     },
     /// A rank's thread panicked: in the embedder's initializer, in a backend, or in this crate.
-    #[error("the thread of {rank} panicked: {words}; build a new session and import the last export")]
+    #[error(
+        "the thread of {rank} panicked: {words}; build a new session, and import the last export if there is one"
+    )]
     Panicked {
         /// The rank.
         rank: RankId,
@@ -138,6 +140,22 @@ pub enum ExecError {
         found: usize,
         /// How many there must be.
         expected: usize,
+    },
+    /// The initializer gave a master that no training goes on from.
+    #[error(
+        "{rank}: the initializer gave `{weight}` the master {value} in row {row}, column {column}; give finite values"
+    )]
+    Master {
+        /// The rank.
+        rank: RankId,
+        /// The weight.
+        weight: String,
+        /// The row of the whole weight, counted from 0.
+        row: usize,
+        /// The column, counted from 0.
+        column: usize,
+        /// The value.
+        value: f32,
     },
     /// No program with this number.
     #[error("{rank} was asked for program {program} and has {programs}; count them from 0")]

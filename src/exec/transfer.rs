@@ -22,7 +22,7 @@ impl<B: Backend> Rank<B> {
     /// Fills the masters of the rank's rows; moments and step count are zero.
     ///
     /// # Errors
-    /// What the backend refuses; [`ExecError::ReplicasDiffer`] when ranks that hold the same rows were given
+    /// What the backend refuses; [`ExecError::Master`] for a value that is not finite; [`ExecError::ReplicasDiffer`] when ranks that hold the same rows were given
     /// other values.
     pub fn initialize(
         &mut self,
@@ -36,11 +36,18 @@ impl<B: Backend> Rank<B> {
                 let rows = layout.shard.rows_of(self.id());
                 let elements = rows.rows * layout.shard.shape.cols;
                 let mut master = vec![0.0; elements];
-                initializer(&layout.name, rows.begin, layout.shard.shape.cols, &mut master);
+                let cols = layout.shard.shape.cols;
+                initializer(&layout.name, rows.begin, cols, &mut master);
+                if let Some(at) = master.iter().position(|value| !value.is_finite()) {
+                    let (rank, weight, value) = (self.id(), layout.name.clone(), master[at]);
+                    let (row, column) = (rows.begin + at / cols, at % cols);
+                    return Err(ExecError::Master { rank, weight, row, column, value });
+                }
                 let zeros = vec![0.0; if layout.frozen { 0 } else { elements }];
-                WeightShard { master, exp_avg: zeros.clone(), exp_avg_sq: zeros, ..WeightShard::default() }
+                let exp_avg = zeros.clone();
+                Ok(WeightShard { master, exp_avg, exp_avg_sq: zeros, ..WeightShard::default() })
             })
-            .collect();
+            .collect::<Result<_, _>>()?;
         self.agree_on_masters(&exchange.shards)?;
         let outcome = self.import(exchange);
         exchange.shards = Vec::new();

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::plans::{Plans, host_buffers};
 use super::recorder::Recorder;
 use super::tuning::Tuning;
-use super::{Program, Session, SessionError, costs};
+use super::{Program, Session, SessionError, Staged, costs};
 use crate::backend::cpu::{CpuOptions, CpuWorld, Link};
 use crate::backend::{Backend, Checked};
 use crate::compute::{Compute, ComputeError, ComputeFactory, Seat, Surface};
@@ -256,8 +256,11 @@ impl SessionBuilder<crate::backend::cpu::CpuSurface> {
 
 impl Program {
     fn new(plan: &Arc<StepPlan>, ranks: usize) -> Result<Self, SessionError> {
-        let inputs = (0..ranks).map(|_| host_buffers(plan, |role| role == Role::Input));
-        Ok(Self { plan: Arc::clone(plan), inputs: inputs.collect::<Result<_, _>>()? })
+        let inputs = (0..ranks).map(|_| {
+            let buffers = host_buffers(plan, |role| role == Role::Input)?;
+            Ok(buffers.into_iter().map(|bytes| Staged { bytes, is_written: false }).collect())
+        });
+        Ok(Self { plan: Arc::clone(plan), inputs: inputs.collect::<Result<_, SessionError>>()? })
     }
 }
 

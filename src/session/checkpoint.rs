@@ -187,6 +187,11 @@ impl Checkpoint {
         if self.weights.len() != weights.layouts.len() {
             return Err(SessionError::Import { reason: self.other_weights(weights) });
         }
+        if self.optimizer_step == u32::MAX {
+            let reason = "the checkpoint counts as many optimizer steps as can be counted; import one that is not \
+                          damaged, or `checkpoint.restart_optimizer()`";
+            return Err(SessionError::Import { reason: reason.to_owned() });
+        }
         for (state, layout) in self.weights.iter().zip(&weights.layouts) {
             let elements = layout.shard.shape.rows * layout.shard.shape.cols;
             let reason = if state.name != layout.name {

@@ -147,14 +147,37 @@ pub enum SessionError {
         declared: String,
     },
     /// No such input.
-    #[error("program `{program}` has no input `{buffer}` on {rank}; declare it with `ProgramBuilder::input`")]
+    #[error(
+        "program `{program}` has no input `{buffer}`; {}, or declare it by `ProgramBuilder::input`",
+        listed("its inputs are", declared)
+    )]
     NoInput {
+        /// The program.
+        program: String,
+        /// The name asked for.
+        buffer: String,
+        /// The names that exist.
+        declared: Vec<String>,
+    },
+    /// An input that nobody has written yet.
+    #[error(
+        "program `{program}` reads input `{buffer}`, which was never written on {rank}; write it by Session::write_input before its first step (zeros, if that is what it is to hold)"
+    )]
+    InputNotWritten {
         /// The program.
         program: String,
         /// The rank.
         rank: RankId,
-        /// The name asked for.
+        /// The input.
         buffer: String,
+    },
+    /// A rank that the world does not have.
+    #[error("there is no {rank}; the session has {ranks} ranks, counted from 0")]
+    NoRank {
+        /// The rank asked for.
+        rank: RankId,
+        /// Ranks of the world.
+        ranks: usize,
     },
     /// A rank of another process.
     #[error(
@@ -176,15 +199,16 @@ pub enum SessionError {
     Rendezvous(#[from] crate::rendezvous::RendezvousError),
     /// No such output.
     #[error(
-        "program `{program}` has no output `{buffer}` on {rank}; declare it with `ProgramBuilder::output`"
+        "program `{program}` has no output `{buffer}`; {}, or declare it by `ProgramBuilder::output`",
+        listed("its outputs are", declared)
     )]
     NoOutput {
         /// The program.
         program: String,
-        /// The rank.
-        rank: RankId,
         /// The name asked for.
         buffer: String,
+        /// The names that exist.
+        declared: Vec<String>,
     },
     /// Another element type than declared.
     #[error(
@@ -214,17 +238,26 @@ pub enum SessionError {
     },
     /// Another number of bytes than declared.
     #[error(
-        "input `{buffer}` of program `{program}` was given {given} bytes and holds {expected}; check the number of elements, which is that of all micro-batches"
+        "input `{buffer}` of program `{program}` was given {given} bytes for {rank} and holds {expected}: {elements} elements of {element}{}; pass the values of all micro-batches",
+        if *micro_batches > 1 { format!(" for each of {micro_batches} micro-batches") } else { String::new() }
     )]
     InputSize {
         /// The program.
         program: String,
+        /// The rank.
+        rank: RankId,
         /// The buffer.
         buffer: String,
         /// Bytes given.
         given: usize,
         /// Bytes declared.
         expected: usize,
+        /// Elements of one micro-batch.
+        elements: usize,
+        /// Their type.
+        element: ElementType,
+        /// Micro-batches of the program.
+        micro_batches: u32,
     },
     /// A closure failed; the step changed no weight on any rank.
     #[error("step {step}: the closure of {rank} {} in call `{call}`: {message}; no weight was changed on any rank{}",
@@ -247,7 +280,9 @@ pub enum SessionError {
     #[error("the step whose future was dropped failed: {0}; what was asked now was not done, ask again")]
     DroppedStep(#[source] Box<SessionError>),
     /// The session can run no further steps.
-    #[error("the session is poisoned: {reason}")]
+    #[error(
+        "the session is poisoned and runs no more: {reason}; start a new one, and import the last checkpoint if there is one"
+    )]
     Poisoned {
         /// What happened.
         reason: String,
@@ -266,4 +301,12 @@ pub enum SessionError {
         /// What went wrong.
         reason: String,
     },
+}
+
+/// A list of names for a message, behind its opening words.
+fn listed(opening: &str, names: &[String]) -> String {
+    match names {
+        [] => "it has none".to_owned(),
+        names => format!("{opening} `{}`", names.join("`, `")),
+    }
 }

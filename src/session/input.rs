@@ -3,7 +3,7 @@
 //! Law: an input is written whole, in the element type it is declared in, and by the process that owns the rank.
 //! Whatever does not fit is refused and changes nothing. Bytes, whatever the elements, have a method of their own.
 
-use super::{Program, Session, SessionError};
+use super::{Program, Session, SessionError, Staged};
 use crate::format::{Element, ElementType};
 use crate::id::RankId;
 use crate::model::{BufferSpec, Role};
@@ -57,15 +57,17 @@ impl Session {
             return Err(SessionError::Elsewhere { rank, own: own.join(", ") });
         }
         let Program { plan, inputs } = &mut self.programs[number];
-        let is_input = |spec: &BufferSpec| spec.name == buffer && spec.role == Role::Input;
-        let found = plan.buffers.iter().enumerate().find(|(_, spec)| is_input(spec));
-        let place = found.and_then(|(position, spec)| {
-            Some((spec, inputs.get_mut(rank.index().checked_sub(here.start)?)?.get_mut(position)?))
-        });
         let named = || (program.to_owned(), buffer.to_owned());
-        let Some((spec, place)) = place else {
-            let (program, buffer) = named();
-            return Err(SessionError::NoInput { program, rank, buffer });
+        let is_input = |spec: &BufferSpec| spec.role == Role::Input;
+        let mut found = plan.buffers.iter().enumerate().filter(|(_, spec)| is_input(spec));
+        let Some((position, spec)) = found.find(|(_, spec)| spec.name == buffer) else {
+            let ((program, buffer), declared) = (named(), names(&plan.buffers, Role::Input));
+            return Err(SessionError::NoInput { program, buffer, declared });
+        };
+        let of_rank = rank.index().checked_sub(here.start).and_then(|rank| inputs.get_mut(rank));
+        let Some(Staged { bytes: place, is_written }) = of_rank.and_then(|inputs| inputs.get_mut(position))
+        else {
+            return Err(SessionError::NoRank { rank, ranks: self.rendezvous.ranks() as usize });
         };
         if let Some(asked) = given.filter(|given| *given != spec.element) {
             let ((program, buffer), declared) = (named(), spec.element);
@@ -73,9 +75,44 @@ impl Session {
         }
         if bytes.len() != place.len() {
             let ((program, buffer), given, expected) = (named(), bytes.len(), place.len());
-            return Err(SessionError::InputSize { program, buffer, given, expected });
+            let (elements, element, micro_batches) = (spec.elements, spec.element, plan.micro_batches);
+            return Err(SessionError::InputSize {
+                program,
+                rank,
+                buffer,
+                given,
+                expected,
+                elements,
+                element,
+                micro_batches,
+            });
         }
         place.copy_from_slice(bytes);
+        *is_written = true;
         Ok(())
     }
+
+    /// Nobody will read the inputs, written or not.
+    pub(super) fn need_no_inputs(&mut self) {
+        let all = self.programs.iter_mut().flat_map(|program| program.inputs.iter_mut().flatten());
+        all.for_each(|input| input.is_written = true);
+    }
+
+    /// Were all inputs of program number `number` written, on the ranks of this process?
+    pub(super) fn check_inputs(&self, number: usize) -> Result<(), SessionError> {
+        let Program { plan, inputs } = &self.programs[number];
+        for (rank, inputs) in self.own_ranks().zip(inputs) {
+            let mut all = plan.buffers.iter().zip(inputs);
+            if let Some((spec, _)) = all.find(|(spec, input)| spec.role == Role::Input && !input.is_written) {
+                let (program, buffer) = (plan.name.clone(), spec.name.clone());
+                return Err(SessionError::InputNotWritten { program, rank, buffer });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Names of the buffers of a role.
+pub(super) fn names(buffers: &[BufferSpec], role: Role) -> Vec<String> {
+    buffers.iter().filter(|spec| spec.role == role).map(|spec| spec.name.clone()).collect()
 }

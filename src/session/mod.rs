@@ -101,7 +101,15 @@ pub struct Session {
 struct Program {
     plan: Arc<StepPlan>,
     /// Per rank of this process, per buffer; empty for buffers that are no inputs.
-    inputs: Vec<Vec<Vec<u8>>>,
+    inputs: Vec<Vec<Staged>>,
+}
+
+/// An input of one rank in the coming step.
+#[derive(Debug)]
+struct Staged {
+    bytes: Vec<u8>,
+    /// Was it ever?
+    is_written: bool,
 }
 
 /// A command some ranks still owe a reply to.
@@ -122,6 +130,7 @@ impl Session {
     /// made here, on the caller's thread, before this returns.
     ///
     /// # Errors
+    /// [`SessionError::InputNotWritten`], of a rank of this process, before anything runs;
     /// [`SessionError::Closure`] when a closure failed (weights unchanged, session usable),
     /// [`SessionError::DroppedStep`] when the step before was dropped and failed,
     /// [`SessionError::Poisoned`] after a panic or the death of a rank. A step skipped for a
@@ -131,6 +140,7 @@ impl Session {
         self.check_usable()?;
         let begun = Instant::now();
         let number = self.position(program)?;
+        self.check_inputs(number)?;
         let adoption = self.tuning.as_mut().and_then(|tuning| tuning.before_step(number));
         if let Some(adoption) = &adoption {
             self.programs[number].plan = Arc::clone(&adoption.plan);
@@ -146,8 +156,8 @@ impl Session {
             exchange.recorded = self.recorder.as_ref().is_some_and(|recorder| recorder.keeps(self.steps));
             for (staged, input) in exchange.staged[number].iter_mut().zip(&self.programs[number].inputs[rank])
             {
-                if !input.is_empty() {
-                    staged.copy_from_slice(input);
+                if !input.bytes.is_empty() {
+                    staged.copy_from_slice(&input.bytes);
                 }
             }
         }

@@ -9,6 +9,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::input::names;
 use super::{HostTime, SessionError};
 use crate::exec::{Exchange, RankReport};
 use crate::format::{Element, ElementType};
@@ -113,13 +114,14 @@ impl StepReport {
         Ok(self.find(rank, buffer)?.1)
     }
 
-    /// The mean over all ranks and micro-batches of an output of one f32, such as a loss.
+    /// The mean over all ranks and micro-batches of an output of one f32, such as a loss: summed in f64, rounded
+    /// once.
     ///
     /// # Errors
     /// [`SessionError::NoOutput`] when there is none, [`SessionError::Element`] unless it is declared in f32,
     /// [`SessionError::NoMean`] unless it is declared with one element.
     pub fn mean_output(&self, buffer: &str) -> Result<f32, SessionError> {
-        let mut sum = 0.0;
+        let mut sum = 0.0_f64;
         for rank in 0..self.outputs.len() {
             let (spec, bytes) = self.find(RankId::at(rank), buffer)?;
             self.check_element(spec, ElementType::F32)?;
@@ -128,20 +130,22 @@ impl StepReport {
                 return Err(SessionError::NoMean { program, buffer, elements });
             }
             for value in bytemuck::allocation::pod_collect_to_vec::<u8, f32>(bytes) {
-                sum += value;
+                sum += f64::from(value);
             }
         }
-        Ok(sum / (self.outputs.len() * self.plan.micro_batches as usize) as f32)
+        Ok((sum / (self.outputs.len() * self.plan.micro_batches as usize) as f64) as f32)
     }
 
     fn find(&self, rank: RankId, buffer: &str) -> Result<(&BufferSpec, &[u8]), SessionError> {
         let is_output = |spec: &BufferSpec| spec.name == buffer && spec.role == Role::Output;
-        let of_rank = self.outputs.get(rank.index()).into_iter().flatten();
+        let ranks = self.outputs.len();
+        let of_rank = self.outputs.get(rank.index()).ok_or(SessionError::NoRank { rank, ranks })?;
         let mut all = self.plan.buffers.iter().zip(of_rank);
         let found = all.find(|(spec, _)| is_output(spec)).map(|(spec, bytes)| (spec, bytes.as_slice()));
-        found.ok_or_else(|| {
-            let (program, buffer) = (self.program.clone(), buffer.to_owned());
-            SessionError::NoOutput { program, rank, buffer }
+        found.ok_or_else(|| SessionError::NoOutput {
+            program: self.program.clone(),
+            buffer: buffer.to_owned(),
+            declared: names(&self.plan.buffers, Role::Output),
         })
     }
 

@@ -102,8 +102,8 @@ fn first(plans: Plans) -> Result<Arc<StepPlan>, SessionError> {
 
 impl SessionBuilder<SimSurface> {
     /// Starts a session in virtual time, on `ranks` ranks of `cluster`. One rank is driven and stands for all
-    /// of them: the session owns rank 0 alone, its closures are never called, and what it reports or exports
-    /// of values is zeros. Times are virtual but for [`super::StepReport::duration`] and
+    /// of them: the session owns rank 0 alone, its closures are never called, inputs need not be written, and what
+    /// it reports or exports of values is zeros. Times are virtual but for [`super::StepReport::duration`] and
     /// [`super::StepReport::issue`]. The planner counts with the same cluster.
     ///
     /// # Errors
@@ -116,7 +116,9 @@ impl SessionBuilder<SimSurface> {
         let backend = SimWorld::new(mesh, cluster.clone(), self.config.reduce)?.backend()?;
         // The one rank that is driven meets nobody on the host.
         let alone = Rendezvous::of_threads(1, Duration::from_secs_f64(self.config.deadline_s));
-        self.start_planned(mesh, Some(&costs), Arc::new(alone), vec![backend]).await
+        let mut session = self.start_planned(mesh, Some(&costs), Arc::new(alone), vec![backend]).await?;
+        session.need_no_inputs();
+        Ok(session)
     }
 }
 

@@ -28,7 +28,8 @@ pub(in crate::backend) fn resolve(
     binding: &Binding<'_>,
     arena_bytes: usize,
 ) -> Result<Vec<LocalOp>, BackendError> {
-    let program = Arc::new(BoundProgram::new(binding.program, binding.buffers));
+    let weights = binding.weights.layouts.iter().map(|layout| layout.name.clone()).collect();
+    let program = Arc::new(BoundProgram::new(binding.program, binding.buffers, weights));
     let binder = Binder { binding, program, arena_bytes };
     let local = |(position, (op, _)): (usize, &(Op, _))| {
         binder.local(op).map_err(|reason| BackendError::Unsupported {
