@@ -160,9 +160,18 @@ __device__ __forceinline__ void update(const Step& s, float& p, float& m, float&
     p = p - s.learning_rate * u;
 }
 
+// base^exponent by squaring: few multiplications and little code, where pow() costs small launches more than their
+// data.
+__device__ __forceinline__ double power(double base, u32 exponent) {
+    double product = 1.0;
+#pragma unroll 1
+    for (; exponent != 0; exponent >>= 1, base *= base) product = (exponent & 1) != 0 ? product * base : product;
+    return product;
+}
+
 // 1 - beta^step, or 1 without bias correction.
 __device__ __forceinline__ float correction(const AdamArguments& all, float beta, u32 step) {
-    return all.bias_correction ? float(1.0 - pow(double(beta), double(step))) : 1.0f;
+    return all.bias_correction ? float(1.0 - power(double(beta), step)) : 1.0f;
 }
 
 // The scalars of the step. Two threads make the corrections and two others read the rest, while the state of

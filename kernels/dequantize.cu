@@ -266,24 +266,25 @@ __device__ __forceinline__ void dequantize_columns(const DequantizeArguments& al
     }
 }
 
-#define DEQUANTIZE_KERNEL(name, format)                                                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                   \
+// With `f32_blocks` and `bf16_blocks` blocks at a time on a multiprocessor: as many as were fastest.
+#define DEQUANTIZE_KERNEL(name, format, f32_blocks, bf16_blocks)                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS, f32_blocks)                                          \
     dequantize_##name##_f32(const __grid_constant__ DequantizeArguments all) {                                 \
         dequantize<format, ToF32>(all);                                                                        \
     }                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS, bf16_blocks)                                         \
     dequantize_##name##_bf16(const __grid_constant__ DequantizeArguments all) {                                \
         dequantize<format, ToBf16>(all);                                                                       \
     }
 
-DEQUANTIZE_KERNEL(nvfp4, Nvfp4)
-DEQUANTIZE_KERNEL(e4m3_tile128, Fp8Tile128<E4m3>)
-DEQUANTIZE_KERNEL(e5m2_tile128, Fp8Tile128<E5m2>)
-DEQUANTIZE_KERNEL(e4m3_row128, Fp8Row128<E4m3>)
-DEQUANTIZE_KERNEL(e5m2_row128, Fp8Row128<E5m2>)
-DEQUANTIZE_KERNEL(e4m3_tensor, Fp8Whole<E4m3>)
-DEQUANTIZE_KERNEL(e5m2_tensor, Fp8Whole<E5m2>)
-DEQUANTIZE_KERNEL(mxfp8_rowwise, Mxfp8Rowwise)
+DEQUANTIZE_KERNEL(nvfp4, Nvfp4, 6, 8)
+DEQUANTIZE_KERNEL(e4m3_tile128, Fp8Tile128<E4m3>, 4, 4)
+DEQUANTIZE_KERNEL(e5m2_tile128, Fp8Tile128<E5m2>, 4, 4)
+DEQUANTIZE_KERNEL(e4m3_row128, Fp8Row128<E4m3>, 4, 4)
+DEQUANTIZE_KERNEL(e5m2_row128, Fp8Row128<E5m2>, 4, 4)
+DEQUANTIZE_KERNEL(e4m3_tensor, Fp8Whole<E4m3>, 4, 4)
+DEQUANTIZE_KERNEL(e5m2_tensor, Fp8Whole<E5m2>, 4, 4)
+DEQUANTIZE_KERNEL(mxfp8_rowwise, Mxfp8Rowwise, 4, 4)
 
 extern "C" __global__ void __launch_bounds__(THREADS, 6)
 dequantize_mxfp8_columnwise_f32(const __grid_constant__ DequantizeArguments all) {

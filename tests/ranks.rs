@@ -44,6 +44,9 @@ fn closures() -> ComputeFactory<CpuSurface> {
             for gradient in &call.grads {
                 context.gradient(gradient.weight)?.fill(0.5);
             }
+            for access in call.buffers.iter().filter(|access| access.access.writes()) {
+                context.write_bytes(access.buffer)?.fill(0);
+            }
             Ok(())
         };
         Ok(Box::new(halves) as Box<dyn Compute<CpuSurface>>)

@@ -49,9 +49,9 @@ fn a_weight_that_cannot_be_addressed_is_refused_at_its_declaration() {
     for placement in [Placement::Sharded, Placement::Replicated] {
         for shape in [Shape::new(usize::MAX, 1), Shape::new(1 << 40, 1 << 40), Shape::new(1, usize::MAX)] {
             let error = Model::builder().add(weight(shape, Format::F32, placement)).unwrap_err();
-            let DeclareError::Format { weight, source } = error else { panic!("{error}") };
+            let DeclareError::Format { weight, reason } = error else { panic!("{error}") };
             assert_eq!(weight, "w");
-            assert!(matches!(source, FormatError::ShapeTooLarge { .. }), "{source}");
+            assert!(matches!(reason, FormatError::ShapeTooLarge { .. }), "{reason}");
         }
     }
 }

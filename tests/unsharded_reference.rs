@@ -147,7 +147,9 @@ fn repeated_reference(
             })
             .collect();
         let losses = ranks.iter().flatten().map(|(loss, ..)| loss);
-        found.push((losses.sum::<f32>() / (reducing.ranks * micro_batches) as f32).to_bits());
+        let mean =
+            losses.map(|loss| f64::from(*loss)).sum::<f64>() / f64::from(reducing.ranks * micro_batches);
+        found.push((mean as f32).to_bits());
         for (number, layer) in layers.iter_mut().enumerate() {
             // Layers are replayed forward, so the last of them has its backward first.
             let replays = |gradients: &Vec<Vec<f32>>| {

@@ -142,7 +142,7 @@ impl<B: Backend> Backend for Checked<B> {
     }
 
     fn bind(&self, memory: &Self::Memory, binding: &Binding<'_>) -> Result<Self::Bound, BackendError> {
-        let inner = self.inner.bind(memory, binding)?;
+        let inner = self.inner.bind(memory, &Binding { spoiled: true, ..*binding })?;
         Ok(CheckedBound { inner, ledger: Mutex::new(Ledger::new(binding)) })
     }
 

@@ -60,19 +60,22 @@ pub struct BoundCall {
     pub(super) gradients: Vec<BoundGradient>,
     pub(super) buffers: Vec<BoundBuffer>,
     pub(super) formats: Vec<(WeightId, Format, Shape)>,
+    /// Is what the call overwrites spoiled before its closure gets it?
+    pub(super) spoiled: bool,
 }
 
 impl BoundCall {
     /// Resolves the operands of `call`, whose numbers in the step and in the declaration are given. A buffer that
-    /// is not among the program's is lent to nobody.
+    /// is not among the program's is lent to nobody. With `spoiled`, what the call overwrites is filled with
+    /// [`SPOILED`](super::SPOILED) before its closure gets it.
     #[must_use]
     pub fn new(
         program: &Arc<BoundProgram>,
         (id, declared): (CallId, CallId),
         call: &Call,
         operands: &[Operand],
-        arena: &ArenaLayout,
-        weights: &Weights,
+        (arena, weights): (&ArenaLayout, &Weights),
+        spoiled: bool,
     ) -> Self {
         let mut bound = Self {
             program: Arc::clone(program),
@@ -83,6 +86,7 @@ impl BoundCall {
             gradients: Vec::new(),
             buffers: Vec::new(),
             formats: Vec::new(),
+            spoiled,
         };
         for operand in operands {
             let region = arena.region(operand.slot);

@@ -8,6 +8,7 @@ use half::bf16;
 
 use super::bound::{BoundBuffer, BoundCall, BoundGradient, BoundUse};
 use super::error::ComputeError;
+use super::lent::Lent;
 use super::surface::Surface;
 use crate::format::{Element, ElementType, Format, Orientation, Shape};
 use crate::id::{BufferId, CallId, MicroBatchId, RankId, WeightId};
@@ -212,7 +213,7 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     fn gradient_region(&self, weight: WeightId, asked: ElementType) -> Result<Region, ComputeError> {
         let bound = self.bound_gradient(weight)?;
         if bound.gradient.element == asked {
-            bound.lent.mark();
+            self.spoil_once(&bound.lent, bound.region)?;
             return Ok(bound.region);
         }
         let (call, declared) = (self.bound.call.name.clone(), bound.gradient.element);
@@ -244,7 +245,7 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     pub fn write<T: Element>(&self, buffer: BufferId) -> Result<S::Write<'a, T>, ComputeError> {
         let bound = self.writable(buffer)?;
         let region = self.typed(bound, T::TYPE)?;
-        bound.lent.mark();
+        self.lend(bound)?;
         self.surface.write(region)
     }
 
@@ -263,8 +264,21 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// [`ComputeError::NotDeclared`] unless the call declares to write or update it.
     pub fn write_bytes(&self, buffer: BufferId) -> Result<S::Write<'a, u8>, ComputeError> {
         let bound = self.writable(buffer)?;
-        bound.lent.mark();
+        self.lend(bound)?;
         self.surface.write(bound.region)
+    }
+
+    /// A buffer is about to be lent for writing. What a call updates stays as it is.
+    fn lend(&self, bound: &BoundBuffer) -> Result<(), ComputeError> {
+        match bound.access {
+            Access::Write => self.spoil_once(&bound.lent, bound.region),
+            Access::Read | Access::Update => Ok(()),
+        }
+    }
+
+    /// Marks what the call overwrites as lent, and spoils it before that if the plan is bound so.
+    fn spoil_once(&self, lent: &Lent, region: Region) -> Result<(), ComputeError> {
+        if lent.mark() && self.bound.spoiled { self.surface.spoil(region) } else { Ok(()) }
     }
 
     fn readable(&self, buffer: BufferId) -> Result<&BoundBuffer, ComputeError> {
@@ -314,7 +328,10 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
 
     /// A weight, for messages.
     fn weight_name(&self, weight: WeightId) -> String {
-        format!("weight `{}`", self.bound.program.weight_name(weight))
+        match self.bound.program.weight_name(weight) {
+            "" => format!("{weight}, which is of another model,"),
+            name => format!("weight `{name}`"),
+        }
     }
 
     fn undeclared(&self, what: String) -> ComputeError {

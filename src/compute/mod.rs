@@ -24,6 +24,11 @@ pub use surface::Surface;
 
 use crate::model::Call;
 
+/// What a call overwrites is filled with such bytes before its closure gets it, where the checking layer is on:
+/// values that are not a number, in every floating-point type, so that what a closure leaves out or adds to shows
+/// at once.
+pub const SPOILED: u8 = 0xFF;
+
 /// What a trainer implements: one value per rank, made on the thread that will own it.
 ///
 /// It need be neither `Send` nor `Sync`. `run` is called in the plan's order, for the calls of

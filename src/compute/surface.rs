@@ -41,6 +41,12 @@ pub trait Surface {
     /// [`ComputeError::Element`] or [`ComputeError::Race`].
     fn write<T: Pod>(&self, region: Region) -> Result<Self::Write<'_, T>, ComputeError>;
 
+    /// Fills `region` with bytes [`SPOILED`](super::SPOILED), in order with what the call does.
+    ///
+    /// # Errors
+    /// As [`Surface::write`]; what the backend says.
+    fn spoil(&self, region: Region) -> Result<(), ComputeError>;
+
     /// The backend's handles for the lane the call runs on.
     fn handles(&self) -> &Self::Handles;
 }

@@ -22,8 +22,8 @@ impl<B: Backend> Rank<B> {
     /// Fills the masters of the rank's rows; moments and step count are zero.
     ///
     /// # Errors
-    /// What the backend refuses; [`ExecError::Master`] for a value that is not finite; [`ExecError::ReplicasDiffer`] when ranks that hold the same rows were given
-    /// other values.
+    /// What the backend refuses; [`ExecError::Master`] for a value that is not finite;
+    /// [`ExecError::ReplicasDiffer`] when ranks that hold the same rows were given other values.
     pub fn initialize(
         &mut self,
         initializer: &Initializer,

@@ -66,4 +66,6 @@ pub struct Binding<'plan> {
     pub settings: Settings,
     /// Must tasks be timed, also where that costs something?
     pub timed: bool,
+    /// Must what a call overwrites be spoiled before its closure gets it, so that what the closure leaves out shows?
+    pub spoiled: bool,
 }

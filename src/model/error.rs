@@ -43,12 +43,12 @@ pub enum DeclareError {
         elements: usize,
     },
     /// The format cannot hold this weight.
-    #[error("weight `{weight}`: {source}")]
+    #[error("weight `{weight}`: {reason}")]
     Format {
         /// The weight's name.
         weight: String,
         /// What the format needs.
-        source: FormatError,
+        reason: FormatError,
     },
     /// A replicated weight in a quantized format.
     #[error(
@@ -127,14 +127,14 @@ pub enum DeclareError {
         weight: String,
     },
     /// A columnwise use of a format whose columnwise planes cannot be made.
-    #[error("call `{call}` uses `{weight}` columnwise: {source}")]
+    #[error("call `{call}` uses `{weight}` columnwise: {reason}")]
     Columnwise {
         /// The call's name.
         call: String,
         /// The weight's name.
         weight: String,
         /// Why the format refuses.
-        source: FormatError,
+        reason: FormatError,
     },
     /// A call reads a buffer before any call or input wrote it.
     #[error(

@@ -184,8 +184,8 @@ impl ModelBuilder {
             Placement::Replicated => Ok(()),
             Placement::Sharded => spec.format.check_weight(),
         };
-        if let Err(source) = fits.and_then(|()| spec.format.check_shape(spec.shape)) {
-            return Err(DeclareError::Format { weight: spec.name, source });
+        if let Err(reason) = fits.and_then(|()| spec.format.check_shape(spec.shape)) {
+            return Err(DeclareError::Format { weight: spec.name, reason });
         }
         self.model.weights.push(spec);
         Ok(WeightId::at(self.model.weights.len() - 1))

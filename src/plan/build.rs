@@ -336,6 +336,7 @@ fn check_budget(request: &Request<'_>, demands: &[Demand<'_>], placed: &Placed) 
     Err(PlanError::Budget {
         program: request.name.to_owned(),
         prefetch: (!demands.is_empty()).then(|| request.policy.prefetch.to_string()),
+        can_prefetch_less: !demands.is_empty() && request.policy.prefetch != Prefetch::Depth(0),
         needed: *needed,
         budget,
         moment,

@@ -14,13 +14,15 @@ pub enum PlanError {
         prefetch.as_ref().map_or_else(|| "it needs".to_owned(), |prefetch| format!("{prefetch} needs")),
         ByteSize::of(*needed).in_full(),
         ByteSize::of(*budget).in_full(),
-        if prefetch.is_some() { "prefetch less or " } else { "" }
+        if *can_prefetch_less { "prefetch less or " } else { "" }
     )]
     Budget {
         /// The program.
         program: String,
         /// When gathers were to start; none where nothing is gathered, as in the prologue.
         prefetch: Option<String>,
+        /// Would later gathers need less?
+        can_prefetch_less: bool,
         /// Bytes the plan needs.
         needed: usize,
         /// Bytes allowed.

@@ -237,6 +237,7 @@ impl StepPlan {
             events: self.events,
             settings: self.policy.settings,
             timed: false,
+            spoiled: false,
         }
     }
 }

@@ -11,7 +11,8 @@ use std::time::Duration;
 use super::plans::{Plans, host_buffers};
 use super::recorder::Recorder;
 use super::tuning::Tuning;
-use super::{Program, Session, SessionError, Staged, costs};
+
+use super::{Program, Session, SessionError, Staged, Unseen, costs};
 use crate::backend::cpu::{CpuOptions, CpuWorld, Link};
 use crate::backend::{Backend, Checked};
 use crate::compute::{Compute, ComputeError, ComputeFactory, Seat, Surface};
@@ -171,8 +172,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
             steps: 0,
             has_gradients: false,
             pending: None,
-            unobserved: Vec::new(),
-            untold: Vec::new(),
+            unseen: Unseen::default(),
             poisoned: None,
             recorder: None,
             device,

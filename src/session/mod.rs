@@ -18,6 +18,7 @@ mod digest;
 mod error;
 mod file_store;
 mod host_time;
+pub mod initial;
 mod input;
 mod main_grads;
 mod plans;
@@ -54,6 +55,7 @@ use crate::model::Call;
 use crate::plan::StepPlan;
 use crate::rendezvous::Rendezvous;
 use recorder::Recorder;
+use report::Unseen;
 
 /// Programs, weights and ranks, ready to step.
 ///
@@ -70,7 +72,6 @@ use recorder::Recorder;
 /// are told to close before any is waited for, and a rank that waits for one that is gone is woken. A closure
 /// that never returns holds it up; peers that do not end, for seconds. The trace is then written as well, but
 /// nobody hears whether that failed (it is logged as a warning).
-#[derive(Debug)]
 pub struct Session {
     ranks: Vec<RankThread>,
     inbox: Arc<Inbox>,
@@ -81,10 +82,7 @@ pub struct Session {
     /// Did the last step that writes gradients leave all of them?
     has_gradients: bool,
     pending: Option<Pending>,
-    /// How the steps since the last report ended, whose futures were dropped.
-    unobserved: Vec<Outcome>,
-    /// What was to be recorded since the last report and was not: said once, by the next one.
-    untold: Vec<NotRecorded>,
+    unseen: Unseen,
     poisoned: Option<String>,
     recorder: Option<Recorder>,
     device: String,
@@ -417,8 +415,8 @@ impl Session {
                 let report = self
                     .report(number, duration)
                     .map_err(|error| SessionError::DroppedStep(Box::new(error)))?;
-                (self.unobserved, self.untold) = (report.unobserved, report.not_recorded);
-                self.unobserved.push(report.outcome);
+                self.unseen = Unseen { outcomes: report.unobserved, not_recorded: report.not_recorded };
+                self.unseen.outcomes.push(report.outcome);
             }
             Command::Export | Command::Import | Command::MainGrads => {
                 self.ranks.iter().for_each(|thread| thread.exchange().forget_weights());
@@ -454,7 +452,7 @@ impl Session {
         let ranks = self.rank_reports(number);
         self.note_panics(&ranks);
         let plan = Arc::clone(&self.programs[number].plan);
-        self.untold.extend(report::not_recorded(&plan.name, &ranks));
+        self.unseen.not_recorded.extend(report::not_recorded(&plan.name, &ranks));
         let step = self.steps;
         self.steps += 1;
         let exchanges: Vec<_> = self.ranks.iter().map(RankThread::exchange).collect();
@@ -479,9 +477,19 @@ impl Session {
             return Err(SessionError::Closure { step, rank, call, message, panicked });
         }
         let (device, first) = (self.device.clone(), RankId::at(self.rendezvous.range().start));
-        let unobserved = std::mem::take(&mut self.unobserved);
-        let untold = std::mem::take(&mut self.untold);
-        report::build(&plan, step, duration, device, unobserved, untold, (first, &exchanges), ranks)
+        let unseen = std::mem::take(&mut self.unseen);
+        report::build(&plan, step, duration, device, unseen, (first, &exchanges), ranks)
+    }
+}
+
+/// What it runs and where; neither plans nor values.
+impl std::fmt::Debug for Session {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let programs: Vec<&str> = self.programs.iter().map(|program| program.plan.name.as_str()).collect();
+        let mut shown = formatter.debug_struct("Session");
+        shown.field("device", &self.device).field("ranks", &self.rendezvous.range());
+        shown.field("programs", &programs).field("steps", &self.steps).field("poisoned", &self.poisoned);
+        shown.finish_non_exhaustive()
     }
 }
 

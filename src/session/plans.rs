@@ -76,11 +76,15 @@ impl Plans {
         let weights = Weights::new(first.model().weights(), mesh).with_state(StateLayout::from(config));
         let declared: Vec<&StepProgram> = programs.iter().collect();
         let resident = ResidentLayout::new(&weights, &declared)?;
-        let prologue = Arc::new(StepPlan::prologue(&weights, &resident, &policy)?);
+        let prologue = StepPlan::prologue(&weights, &resident, &policy).map(Arc::new);
         let planner = Planner { weights, resident, policy };
         let plan = |program| planner.plan(program, &policy, costs);
-        let programs = declared.into_iter().map(plan).collect::<Result<_, _>>()?;
-        Ok(Self { prologue, programs, planner })
+        let programs: Vec<_> = declared.into_iter().map(plan).collect();
+        if let Some(error) = refusal(&programs, &prologue) {
+            return Err(error.into());
+        }
+        let programs = programs.into_iter().collect::<Result<_, _>>()?;
+        Ok(Self { prologue: prologue?, programs, planner })
     }
 
     /// An exchange with room for everything a step of any program stages.
@@ -94,6 +98,20 @@ impl Plans {
             ..Exchange::default()
         })
     }
+}
+
+/// Why a session cannot start, if not all plans could be made. Of several that do not fit the budget the one that
+/// needs most is named: whoever raises the budget to that has room for all.
+fn refusal(
+    programs: &[Result<Arc<StepPlan>, PlanError>],
+    prologue: &Result<Arc<StepPlan>, PlanError>,
+) -> Option<PlanError> {
+    let needed = |error: &PlanError| match error {
+        PlanError::Budget { needed, .. } => *needed,
+        _ => usize::MAX,
+    };
+    let refused = programs.iter().chain([prologue]).filter_map(|plan| plan.as_ref().err());
+    refused.max_by_key(|error| needed(error)).cloned()
 }
 
 /// Programs are declared over a model as the rules of the configuration have it.

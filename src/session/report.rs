@@ -53,7 +53,7 @@ pub struct NotRecorded {
 }
 
 /// The report of one step.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct StepReport {
     /// The program.
     pub program: String,
@@ -91,6 +91,18 @@ pub struct StepReport {
     plan: Arc<StepPlan>,
     /// Per rank, per buffer.
     outputs: Vec<Vec<Vec<u8>>>,
+}
+
+/// How it ended and what it took; neither plan nor values.
+impl std::fmt::Debug for StepReport {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = formatter.debug_struct("StepReport");
+        shown.field("program", &self.program).field("step", &self.step).field("outcome", &self.outcome);
+        shown.field("unobserved", &self.unobserved).field("not_recorded", &self.not_recorded);
+        shown.field("segments", &self.segments).field("duration", &self.duration).field("issue", &self.issue);
+        shown.field("host", &self.host).field("exposure", &self.exposure).field("device", &self.device);
+        shown.finish_non_exhaustive()
+    }
 }
 
 impl StepReport {
@@ -164,6 +176,15 @@ impl StepReport {
     }
 }
 
+/// What nobody has read in a report yet.
+#[derive(Debug, Default)]
+pub(super) struct Unseen {
+    /// How the steps since the last report ended, whose futures were dropped.
+    pub(super) outcomes: Vec<Outcome>,
+    /// What was to be recorded since the last report and was not: said once, by the next one.
+    pub(super) not_recorded: Vec<NotRecorded>,
+}
+
 /// What the ranks say of a step of `program` that was to be recorded and was not.
 pub(super) fn not_recorded(program: &str, ranks: &[RankReport]) -> Option<NotRecorded> {
     ranks.iter().enumerate().find_map(|(rank, report)| {
@@ -179,8 +200,7 @@ pub(super) fn build<E: Deref<Target = Exchange>>(
     step: u64,
     duration: Duration,
     device: String,
-    unobserved: Vec<Outcome>,
-    not_recorded: Vec<NotRecorded>,
+    unseen: Unseen,
     (first, exchanges): (RankId, &[E]),
     ranks: Vec<RankReport>,
 ) -> Result<StepReport, SessionError> {
@@ -200,8 +220,8 @@ pub(super) fn build<E: Deref<Target = Exchange>>(
         program: plan.name.clone(),
         step,
         outcome,
-        unobserved,
-        not_recorded,
+        unobserved: unseen.outcomes,
+        not_recorded: unseen.not_recorded,
         segments: exchanges.first().map_or(0, |exchange| exchange.segments),
         duration,
         issue: exchanges.iter().map(|exchange| exchange.issue).max().unwrap_or_default(),

@@ -212,6 +212,7 @@ impl<B: Backend> Rank<B> {
             events: plan.events,
             settings: plan.settings,
             timed: false,
+            spoiled: false,
         };
         let memory = backend.reserve(plan.arena.bytes(), backend.landing_bytes(&binding)?)?;
         let mut streams = Vec::new();

@@ -10,7 +10,7 @@ use warpweft::id::{CallId, MicroBatchId, RankId};
 use warpweft::model::Call;
 use warpweft::op::Op;
 use warpweft::plan::StepPlan;
-use warpweft::session::{Checkpoint, Session};
+use warpweft::session::{Checkpoint, MainGrad, Outcome, Session};
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, MICRO_BATCHES, declare, formats, initial};
 use super::harness::{noise, within_limit};
@@ -30,6 +30,8 @@ type Seen = Arc<Mutex<BTreeMap<(RankId, MicroBatchId, CallId, usize), BTreeSet<A
 struct Trained {
     /// Of every step, rank, expert and micro-batch.
     outputs: Vec<Vec<bf16>>,
+    /// Of the last step, as the trainer reads them.
+    main_grads: Vec<MainGrad>,
     checkpoint: Checkpoint,
     arena_bytes: usize,
 }
@@ -66,7 +68,7 @@ async fn trained(scaling: Scaling, capture: Capture, dynamic: &[&str]) -> Traine
         Capture::Step => 1,
         Capture::Segments => MICRO_BATCHES * dynamic.len() + 1,
     };
-    let mut outputs = Vec::new();
+    let (mut outputs, mut told) = (Vec::new(), 0.0);
     for step in 0..STEPS {
         for (rank, expert) in each(ranks) {
             let seed = (step * ranks + rank.number()) * EXPERTS as u32 + expert as u32;
@@ -77,11 +79,18 @@ async fn trained(scaling: Scaling, capture: Capture, dynamic: &[&str]) -> Traine
         let report = session.step("train").await.unwrap();
         assert_eq!(report.not_recorded, [], "{scaling:?}, {capture:?}, step {step}");
         assert_eq!(report.segments, if step == 0 { 0 } else { segments }, "{capture:?}, step {step}");
+        let Outcome::Updated { norm, .. } = report.outcome else { panic!("{:?}", report.outcome) };
+        told = f64::from(norm);
         outputs.extend(
             each(ranks).map(|(rank, expert)| report.output(rank, &format!("output {expert}")).unwrap()),
         );
     }
     assert!(Arc::ptr_eq(&plan, session.plan("train").unwrap()), "one plan from the first step to the last");
+    // No weight is replicated, so every row is there once, and the norm is that of all values.
+    let main_grads = session.main_grads().await.unwrap();
+    let squares = main_grads.iter().flat_map(|part| &part.values).map(|value| f64::from(*value).powi(2));
+    let norm = squares.sum::<f64>().sqrt();
+    assert!(told > 0.0 && (norm - told).abs() < 1e-6 * told, "{norm} {told}, {scaling:?}, {capture:?}");
     let checkpoint = session.export().await.unwrap();
     assert_eq!(checkpoint.optimizer_step, STEPS, "no step was skipped");
     session.close().await.unwrap();
@@ -90,7 +99,7 @@ async fn trained(scaling: Scaling, capture: Capture, dynamic: &[&str]) -> Traine
     for (place, addresses) in seen.iter() {
         assert_eq!(addresses.len(), 1, "{place:?} moved: {addresses:x?}, {capture:?}");
     }
-    Trained { outputs, checkpoint, arena_bytes: plan.arena.bytes() }
+    Trained { outputs, main_grads, checkpoint, arena_bytes: plan.arena.bytes() }
 }
 
 fn each(ranks: u32) -> impl Iterator<Item = (RankId, usize)> {
@@ -131,6 +140,7 @@ fn assert_same_bits(found: &Trained, expected: &Trained, how: &str) {
         assert!(bits(found) == bits(expected), "{how}: outputs {number}");
     }
     let master = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    assert!(found.main_grads == expected.main_grads, "main grads, {how}");
     for (found, expected) in found.checkpoint.weights.iter().zip(&expected.checkpoint.weights) {
         assert!(master(&found.master) == master(&expected.master), "{how}: the master of {}", found.name);
         assert!(found == expected, "{how}: planes, moments and scales of {}", found.name);

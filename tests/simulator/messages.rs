@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex};
 use warpweft::backend::cpu::{CpuOptions, CpuWorld};
 use warpweft::backend::sim::SimWorld;
 use warpweft::backend::{Backend, Checked};
-use warpweft::compute::{ComputeContext, Surface};
+use warpweft::compute::{ComputeContext, ComputeError, Surface};
 use warpweft::config::{Capture, Config, Reduce};
 use warpweft::id::{RankId, TaskId};
-use warpweft::model::{Call, Mesh, StepProgram};
+use warpweft::model::{Call, Mesh, Role, StepProgram};
 use warpweft::plan::Piece;
 use warpweft::session::Session;
 
@@ -25,6 +25,14 @@ fn simulated() -> impl Backend {
     world.backend().unwrap()
 }
 
+/// Asks for everything that the call writes, and writes nothing.
+fn write_all<S: Surface>(call: &Call, context: &ComputeContext<'_, S>) -> Result<(), ComputeError> {
+    for access in call.buffers.iter().filter(|access| access.access.writes()) {
+        context.write_bytes(access.buffer)?;
+    }
+    call.grads.iter().try_for_each(|gradient| context.gradient(gradient.weight).map(drop))
+}
+
 /// What a session of three steps asks of `backend`.
 fn asked<B: Backend>(backend: B, program: &StepProgram, config: &Config) -> Vec<Asked>
 where
@@ -38,9 +46,17 @@ where
     });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let closures = |_| |_: &Call, _: &ComputeContext<'_, B::Surface>| Ok(());
+        let closures = |_| |call: &Call, context: &ComputeContext<'_, B::Surface>| write_all(call, context);
         let builder = Session::builder(config.clone(), closures).program(program.clone());
         let mut session = builder.start(vec![logged]).await.unwrap();
+        let program = session.plan("train").unwrap();
+        let inputs = program.buffers.iter().filter(|spec| spec.role == Role::Input);
+        let inputs: Vec<_> = inputs.map(|spec| (spec.name.clone(), spec.bytes())).collect();
+        let micro_batches = program.micro_batches as usize;
+        for (name, bytes) in inputs {
+            let zeros = vec![0; bytes * micro_batches];
+            session.write_input_bytes("train", RankId::new(0), &name, &zeros).unwrap();
+        }
         for _ in 0..3 {
             session.step("train").await.unwrap();
         }

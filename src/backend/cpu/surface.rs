@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytemuck::Pod;
 
 use super::memory::{Arena, BorrowError, ReadSlice, WriteSlice};
-use crate::compute::{BoundCall, ComputeError, Surface};
+use crate::compute::{BoundCall, ComputeError, SPOILED, Surface};
 use crate::layout::Region;
 
 /// Lends slices of one rank's arena to one call. Slices are checked at run time: two of them that
@@ -51,6 +51,11 @@ impl Surface for CpuSurface {
 
     fn write<T: Pod>(&self, region: Region) -> Result<WriteSlice<'_, T>, ComputeError> {
         self.arena.write(region).map_err(|error| self.refusal(error))
+    }
+
+    fn spoil(&self, region: Region) -> Result<(), ComputeError> {
+        self.write::<u8>(region)?.fill(SPOILED);
+        Ok(())
     }
 
     fn handles(&self) -> &() {

@@ -9,13 +9,13 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use cudarc::driver::sys;
+use cudarc::driver::{result, sys};
 
 use super::address::DeviceAddress;
 use super::context::DeviceOrdinal;
 use super::stream::Stream;
 use crate::backend::Meter;
-use crate::compute::{BoundCall, ComputeError, Surface};
+use crate::compute::{BoundCall, ComputeError, SPOILED, Surface};
 use crate::layout::Region;
 
 /// Device memory lent for reading: `len` elements of `T`.
@@ -200,6 +200,15 @@ impl Surface for CudaSurface {
     fn write<T: Pod>(&self, region: Region) -> Result<DeviceSliceMut<'_, T>, ComputeError> {
         let len = self.elements::<T>(region)?;
         Ok(DeviceSliceMut { address: self.arena.plus(region.offset), len, lent: PhantomData })
+    }
+
+    fn spoil(&self, region: Region) -> Result<(), ComputeError> {
+        let to = self.arena.plus(region.offset).number();
+        // SAFETY: the region is the call's own in the rank's arena, and the stream is that of its lane.
+        let filled = unsafe { result::memset_d8_async(to, SPOILED, region.bytes, self.handles.stream) };
+        filled.map_err(|error| {
+            ComputeError::closure(format!("what the call writes cannot be filled: {error:?}"))
+        })
     }
 
     fn handles(&self) -> &CudaHandles {

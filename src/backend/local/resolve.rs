@@ -157,8 +157,8 @@ impl Binder<'_> {
             self.weight(usage.weight)?;
         }
         let declared = Call::declared(*id, self.binding.calls.len(), self.binding.micro_batches);
-        let Binding { arena, weights, .. } = self.binding;
-        let bound = BoundCall::new(&self.program, (*id, declared), call, operands, arena, weights);
+        let Binding { arena, weights, spoiled, .. } = *self.binding;
+        let bound = BoundCall::new(&self.program, (*id, declared), call, operands, (arena, weights), spoiled);
         Ok(ComputeCall { call: Arc::new(bound), fault: self.elements::<u32>(*fault, 1)? })
     }
 }

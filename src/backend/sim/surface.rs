@@ -25,6 +25,10 @@ impl Surface for SimSurface {
         match *self {}
     }
 
+    fn spoil(&self, _region: Region) -> Result<(), ComputeError> {
+        match *self {}
+    }
+
     fn handles(&self) -> &() {
         match *self {}
     }

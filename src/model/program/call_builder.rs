@@ -214,10 +214,10 @@ fn check_use(call: &str, usage: &Use, spec: &WeightSpec) -> Result<(), DeclareEr
             if stored {
                 return Ok(());
             }
-            spec.format.derives_columnwise().map_err(|source| DeclareError::Columnwise {
+            spec.format.derives_columnwise().map_err(|reason| DeclareError::Columnwise {
                 call: call.to_owned(),
                 weight: spec.name.clone(),
-                source,
+                reason,
             })
         }
     }

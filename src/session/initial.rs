@@ -1,0 +1,80 @@
+//! Masters to begin with that do not depend on how weights are sharded.
+//!
+//! Law: a value follows from the seed, the weight's name and the value's place in the whole weight alone. So any
+//! number of ranks, in any replicas and processes, begins with the same weights.
+
+/// Normally distributed masters of mean 0, for [`SessionBuilder::initialize`](super::SessionBuilder::initialize).
+///
+/// Value `i` of weight `name` is made of two uniform numbers, hashes of `seed`, `name` and `i`, by the transform of
+/// Box and Muller (1958): `deviation · √(−2 ln u) · cos(2πv)`. Computed in f64, rounded once.
+pub fn normal(
+    seed: u64,
+    deviation: f32,
+) -> impl Fn(&str, usize, usize, &mut [f32]) + Clone + Send + Sync + 'static {
+    move |name, first_row, columns, values| {
+        let weight = name.bytes().fold(mixed(seed), |hash, byte| mixed(hash ^ u64::from(byte)));
+        let first = (first_row as u64).wrapping_mul(columns as u64);
+        for (place, value) in (first..).zip(values) {
+            let hash = mixed(weight ^ place);
+            let (u, v) = (unit(hash), unit(mixed(hash)));
+            let radius = (-2.0 * (1.0 - u).ln()).sqrt();
+            *value = (f64::from(deviation) * radius * (std::f64::consts::TAU * v).cos()) as f32;
+        }
+    }
+}
+
+/// A number from 0 to below 1 of the upper 53 bits.
+fn unit(bits: u64) -> f64 {
+    (bits >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+/// One step of `SplitMix64` (Steele, Lea, Flood 2014).
+const fn mixed(state: u64) -> u64 {
+    let z = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROWS: usize = 64;
+    const COLUMNS: usize = 48;
+
+    fn whole(seed: u64, name: &str) -> Vec<f32> {
+        let mut values = vec![f32::NAN; ROWS * COLUMNS];
+        normal(seed, 0.5)(name, 0, COLUMNS, &mut values);
+        values
+    }
+
+    #[test]
+    fn rows_begin_alike_however_many_ranks_hold_them() {
+        let values = whole(3, "up");
+        for rows in [1, 7, 16] {
+            for (number, part) in values.chunks(rows * COLUMNS).enumerate() {
+                let mut own = vec![0.0; part.len()];
+                normal(3, 0.5)("up", number * rows, COLUMNS, &mut own);
+                assert_eq!(own, part);
+            }
+        }
+    }
+
+    #[test]
+    fn weights_and_seeds_differ() {
+        assert_ne!(whole(3, "up"), whole(4, "up"));
+        assert_ne!(whole(3, "up"), whole(3, "down"));
+    }
+
+    #[test]
+    fn values_are_finite_and_have_the_mean_and_deviation_asked_for() {
+        let values = whole(3, "up");
+        let count = values.len() as f64;
+        let mean = values.iter().map(|value| f64::from(*value)).sum::<f64>() / count;
+        let variance = values.iter().map(|value| (f64::from(*value) - mean).powi(2)).sum::<f64>() / count;
+        assert!(mean.abs() < 0.05 && (variance.sqrt() - 0.5).abs() < 0.02, "{mean} {variance}");
+        let within = values.iter().filter(|value| value.abs() < 0.5).count() as f64 / count;
+        assert!((within - 0.6827).abs() < 0.03, "{within}");
+    }
+}

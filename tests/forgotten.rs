@@ -1,0 +1,231 @@
+//! What closures and trainers forget: told by name, before it is trained on.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use warpweft::backend::cpu::CpuSurface;
+use warpweft::compute::{ComputeContext, ComputeError};
+use warpweft::config::Config;
+use warpweft::exec::ExecError;
+use warpweft::format::{ElementType, Format, Orientation};
+use warpweft::id::{RankId, WeightId};
+use warpweft::model::{BufferSpec, Call, Form, Lifetime, Model, Phase, Role, StepProgram};
+use warpweft::session::{Outcome, Session, SessionBuilder, SessionError, block_on};
+
+const RANKS: u32 = 2;
+const SIZE: usize = 32;
+
+/// How the closure of rank 1 does its work.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(u8)]
+enum Work {
+    Whole,
+    NoGradient,
+    NoBuffer,
+    NoOutput,
+    HalfTheGradient,
+    AddsToTheGradient,
+}
+
+impl Work {
+    const ALL: [Self; 6] = [
+        Self::Whole,
+        Self::NoGradient,
+        Self::NoBuffer,
+        Self::NoOutput,
+        Self::HalfTheGradient,
+        Self::AddsToTheGradient,
+    ];
+}
+
+/// What rank 1 is told.
+#[derive(Clone, Default)]
+struct Orders(Arc<AtomicU8>);
+
+impl Orders {
+    fn give(&self, work: Work) {
+        self.0.store(work as u8, Ordering::SeqCst);
+    }
+
+    fn of(&self, rank: RankId) -> Work {
+        let order = self.0.load(Ordering::SeqCst);
+        if rank == RankId::new(1) { Work::ALL[usize::from(order)] } else { Work::Whole }
+    }
+}
+
+/// One call that passes its input on, and never touches a buffer that it may update.
+fn program() -> (WeightId, StepProgram) {
+    let mut model = Model::builder();
+    let map = model.sharded("map", SIZE, SIZE, Format::NVFP4_2D).unwrap();
+    let model = model.build();
+    let mut program = StepProgram::builder("train", &model);
+    let x = program.input("x", SIZE, ElementType::F32).unwrap();
+    let y = program.activation("y", SIZE).unwrap();
+    let loss = program.output("loss", 1, ElementType::F32).unwrap();
+    let kept = BufferSpec {
+        name: "kept".to_owned(),
+        elements: 4,
+        element: ElementType::F32,
+        role: Role::Internal,
+        lifetime: Lifetime::Carried,
+    };
+    let kept = program.buffer(kept).unwrap();
+    let call = program.call("fit", Phase::Backward).uses(map, Orientation::Rowwise, Form::Dense);
+    call.gradient(map).reads(x).writes(y).writes(loss).updates(kept).add().unwrap();
+    (map, program.build_training().unwrap())
+}
+
+fn fit(map: WeightId, work: Work, context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+    let buffer = |name| context.buffer_named(name);
+    let x = context.read::<f32>(buffer("x")?)?;
+    assert_eq!(context.weight_named("map")?, map);
+    if work != Work::NoBuffer {
+        context.write::<f32>(buffer("y")?)?.copy_from_slice(&x);
+    }
+    if work != Work::NoOutput {
+        context.write::<f32>(buffer("loss")?)?[0] = 1.0;
+    }
+    if work == Work::NoGradient {
+        return Ok(());
+    }
+    let mut gradient = context.gradient(map)?;
+    let end = if work == Work::HalfTheGradient { gradient.len() / 2 } else { gradient.len() };
+    for (at, value) in gradient[..end].iter_mut().enumerate() {
+        let own = x[at % SIZE];
+        *value = if work == Work::AddsToTheGradient { *value + own } else { own };
+    }
+    Ok(())
+}
+
+fn builder(config: Config, orders: &Orders) -> SessionBuilder<CpuSurface> {
+    let (orders, (map, program)) = (orders.clone(), program());
+    let closures = move |_: RankId| {
+        let orders = orders.clone();
+        move |_: &Call, context: &ComputeContext<'_, CpuSurface>| fit(map, orders.of(context.rank()), context)
+    };
+    Session::builder(config, closures).program(program)
+}
+
+async fn start(config: Config, orders: &Orders) -> Session {
+    let mut session = builder(config, orders).start_cpu(RANKS).await.unwrap();
+    for rank in session.own_ranks() {
+        session.write_input("train", rank, "x", &[0.5_f32; SIZE]).unwrap();
+    }
+    session
+}
+
+#[test]
+fn what_a_call_declares_to_write_and_its_closure_never_asks_for_skips_the_step_by_name() {
+    block_on(async {
+        let orders = Orders::default();
+        let mut session = start(Config::default(), &orders).await;
+        session.step("train").await.unwrap();
+        let before = session.export().await.unwrap();
+        for (work, what) in [
+            (Work::NoGradient, "the gradient of `map`"),
+            (Work::NoBuffer, "buffer `y`"),
+            (Work::NoOutput, "buffer `loss`"),
+        ] {
+            orders.give(work);
+            let error = session.step("train").await.unwrap_err();
+            let SessionError::Closure { rank, call, message, panicked, .. } = &error else {
+                panic!("{error}")
+            };
+            assert_eq!((*rank, call.as_str(), *panicked), (RankId::new(1), "fit", false));
+            assert!(message.contains(&format!("call `fit` declares to write {what}")), "{message}");
+            assert_eq!(session.export().await.unwrap(), before);
+        }
+        orders.give(Work::Whole);
+        assert!(matches!(session.step("train").await.unwrap().outcome, Outcome::Updated { .. }));
+    });
+}
+
+/// What is added to, or left out, is no number then.
+#[test]
+fn under_the_checking_layer_a_gradient_that_is_added_to_or_half_written_skips_the_step() {
+    block_on(async {
+        let orders = Orders::default();
+        let mut session = start(Config { check: true, ..Config::default() }, &orders).await;
+        for work in [Work::Whole, Work::HalfTheGradient, Work::AddsToTheGradient, Work::Whole] {
+            orders.give(work);
+            let outcome = session.step("train").await.unwrap().outcome;
+            let is_updated = matches!(outcome, Outcome::Updated { .. });
+            assert_eq!(is_updated, work == Work::Whole, "{work:?}: {outcome:?}");
+        }
+    });
+}
+
+#[test]
+fn a_step_whose_input_nobody_wrote_is_refused_with_its_name_and_rank() {
+    block_on(async {
+        let mut session = builder(Config::default(), &Orders::default()).start_cpu(RANKS).await.unwrap();
+        session.write_input("train", RankId::new(0), "x", &[0.5_f32; SIZE]).unwrap();
+        let error = session.step("train").await.unwrap_err();
+        let SessionError::InputNotWritten { program, rank, buffer } = &error else { panic!("{error}") };
+        assert_eq!((program.as_str(), *rank, buffer.as_str()), ("train", RankId::new(1), "x"));
+        session.write_input("train", RankId::new(1), "x", &[0.5_f32; SIZE]).unwrap();
+        assert_eq!(session.step("train").await.unwrap().step, 0, "the refused one did not count");
+    });
+}
+
+#[test]
+fn an_input_an_output_and_a_rank_that_are_not_there_are_told_with_those_that_are() {
+    block_on(async {
+        let mut session = start(Config::default(), &Orders::default()).await;
+        let report = session.step("train").await.unwrap();
+        let mut write = |rank, buffer, values: &[f32]| {
+            session.write_input("train", RankId::new(rank), buffer, values).unwrap_err().to_string()
+        };
+        let told = [
+            (write(0, "loss", &[1.0]), "its inputs are `x`"),
+            (write(7, "x", &[1.0; SIZE]), "there is no rank 7; the session has 2 ranks"),
+            (write(1, "x", &[1.0; 3]), "was given 12 bytes for rank 1 and holds 128: 32 elements of f32"),
+            (report.mean_output("x").unwrap_err().to_string(), "its outputs are `loss`"),
+            (
+                report.output::<f32>(RankId::new(2), "loss").unwrap_err().to_string(),
+                "there is no rank 2; the session has 2 ranks",
+            ),
+        ];
+        for (said, expected) in told {
+            assert!(said.contains(expected), "{said}");
+        }
+    });
+}
+
+#[test]
+fn masters_that_are_not_finite_are_refused_with_their_place_at_the_start_and_at_an_import() {
+    block_on(async {
+        let bad = |_: &str, first_row: usize, _: usize, values: &mut [f32]| {
+            if first_row == SIZE / 2 {
+                values[SIZE + 3] = f32::NAN;
+            }
+        };
+        let error = builder(Config::default(), &Orders::default()).initialize(bad).start_cpu(RANKS).await;
+        let error = error.map(drop).unwrap_err();
+        let SessionError::Exec(ExecError::Master { rank, weight, row, column, value }) = &error else {
+            panic!("{error}")
+        };
+        assert_eq!((*rank, weight.as_str(), *row, *column), (RankId::new(1), "map", SIZE / 2 + 1, 3));
+        assert!(value.is_nan());
+
+        let mut session = start(Config::default(), &Orders::default()).await;
+        let good = session.export().await.unwrap();
+        let mut checkpoint = good.clone();
+        checkpoint.weights[0].master[2 * SIZE + 5] = f32::INFINITY;
+        let said = session.import(&checkpoint).await.unwrap_err().to_string();
+        assert!(said.contains("`map` holds inf in row 2, column 5"), "{said}");
+        assert_eq!(session.export().await.unwrap(), good);
+    });
+}
+
+#[test]
+fn a_checkpoint_that_counts_as_many_steps_as_can_be_counted_is_refused() {
+    block_on(async {
+        let mut session = start(Config::default(), &Orders::default()).await;
+        let mut checkpoint = session.export().await.unwrap();
+        checkpoint.optimizer_step = u32::MAX;
+        assert!(matches!(session.import(&checkpoint).await, Err(SessionError::Import { .. })));
+        session.import(&checkpoint.restart_optimizer()).await.unwrap();
+    });
+}
