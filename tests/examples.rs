@@ -201,6 +201,22 @@ fn the_main_job_goes_on_when_nobody_listens() {
 }
 
 #[test]
+fn examples_that_cannot_read_or_write_a_file_name_it() {
+    let committed = concat!(env!("CARGO_MANIFEST_DIR"), "/traces/train_depth_2.json");
+    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
+    for (arguments, advice) in [
+        (&["/nowhere/trace.json"][..], "name a file"),
+        (&[readme], "give the JSON file"),
+        (&[committed, "/nowhere/picture.svg"], "name a file"),
+    ] {
+        let output = Command::new(example("05_read_a_trace")).args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let file = arguments[arguments.len() - 1];
+        assert!(output.status.code() == Some(1) && said.contains(file) && said.contains(advice), "{said}");
+    }
+}
+
+#[test]
 fn the_main_job_says_which_variable_is_missing_where_it_trains_alone() {
     let mut job = Command::new(example("train"));
     let output = job.args(["--plan", "--device", "cpu"]).env("WORLD_SIZE", "2").env_remove("RANK").output();
