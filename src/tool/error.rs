@@ -207,12 +207,6 @@ pub enum ToolError {
 impl ToolError {
     /// What the file system said about `path`, as a function for `map_err`.
     pub(super) fn file(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
-        move |source| Self::File { action, path: path.to_owned(), source: without_path(source) }
+        move |source| Self::File { action, path: path.to_owned(), source }
     }
-}
-
-/// What the system said, without the name of a temporary file that nobody chose.
-fn without_path(error: io::Error) -> io::Error {
-    let inner = error.get_ref().and_then(|outer| outer.source()?.downcast_ref::<io::Error>());
-    inner.and_then(io::Error::raw_os_error).map_or(error, io::Error::from_raw_os_error)
 }

@@ -142,6 +142,9 @@ fn files_that_are_none_are_refused() {
         assert!(matches!(quantize(&folder.input(), &here, replace), ToolError::NotAFile { .. }));
         let error = quantize(&folder.input(), &nowhere, replace);
         assert!(matches!(&error, ToolError::File { path, .. } if *path == nowhere), "{error}");
+        let told = error.to_string();
+        assert!(told.ends_with("; check the path, and that its folder is there"), "{told}");
+        assert!(!told.contains(".part"), "{told}");
         assert!(matches!(quantize(&folder.input(), &folder.input(), replace), ToolError::SameFile { .. }));
         let roundabout = folder.path("./in.safetensors");
         assert!(matches!(quantize(&folder.input(), &roundabout, replace), ToolError::SameFile { .. }));
