@@ -7,7 +7,9 @@
 //! does not tell, and what matters most, is how fast its GPUs compute; so each layout of the weights is
 //! simulated twice, with the speed of the preset and with half of it.
 
+use std::error::Error;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use warpweft::cluster::Cluster;
 use warpweft::config::{CallList, Config, Declared};
@@ -50,7 +52,17 @@ struct Scaled {
     points: Vec<Point>,
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("09_weak_scaling: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let picture = std::env::args().nth(1).map(PathBuf::from);
     let picture = picture.unwrap_or_else(|| std::env::temp_dir().join("weak_scaling.svg"));
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/simulate/weak-scaling");
@@ -115,7 +127,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         series,
         ..LineChart::default()
     };
-    std::fs::write(&picture, chart.render())?;
+    std::fs::write(&picture, chart.render()).map_err(|error| {
+        let path = picture.display();
+        format!("the picture `{path}` cannot be written ({error}); name a file that you may write")
+    })?;
     println!("picture: {}", picture.display());
     Ok(())
 }

@@ -2,15 +2,19 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use warpweft::tool::command;
+use warpweft::tool::command::{self, Interrupts};
 
 fn main() -> ExitCode {
-    let stop = Arc::new(AtomicBool::new(false));
-    let handler = Arc::clone(&stop);
-    if let Err(error) = ctrlc::set_handler(move || handler.store(true, Ordering::Relaxed)) {
+    let interrupts = Arc::new(Interrupts::default());
+    let handler = Arc::clone(&interrupts);
+    let caught = ctrlc::set_handler(move || {
+        if handler.came() {
+            std::process::exit(Interrupts::EXIT_CODE.into());
+        }
+    });
+    if let Err(error) = caught {
         eprintln!("warning: an interrupt will leave a temporary file behind: {error}");
     }
-    command::run(std::env::args_os(), &stop)
+    command::run(std::env::args_os(), &interrupts)
 }

@@ -1,6 +1,7 @@
 //! The numbered examples and the main job run, and say what their readers are told they say.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -93,9 +94,15 @@ fn the_main_job_trains_traces_and_explains_itself() {
     assert!(std::fs::read_to_string(format!("{out}/loss.svg")).unwrap().contains("unigram entropy"));
     let tuned = ["--device", "cpu", "--ranks", "1", "--steps", "7", "--tune", "6", "--out", out];
     says("train", &tuned, "tune.steps = 0");
+    let short = ["--device", "cpu", "--ranks", "1", "--steps", "2", "--trace", trace, "--out", out];
+    let text = run("train", &short);
+    for word in ["holds no training step", "bytes on 1 rank\n"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
     says("train", &["--help"], "--depth");
     says("train", &["--help"], "--devices");
     says("train", &["--plan", "--format", "mxfp8", "--device", "cpu"], "partial cast");
+    says("train", &["--plan", "--ranks", "65536", "--device", "cpu"], "partial cast");
     let before = std::fs::read(trace).unwrap();
     run("train", &["--plan", "--trace", trace, "--device", "cpu"]);
     assert!(std::fs::read(trace).unwrap() == before, "a plan alone leaves an older trace as it is");
@@ -150,6 +157,8 @@ fn the_main_job_refuses_what_it_cannot_do_with_one_clear_line() {
     assert!(refusal(&["--config", "/nowhere/at/all.toml"]).contains("/nowhere/at/all.toml"));
     assert!(refusal(&["--cluster", "h300"]).contains("the presets are h200x4"));
     assert!(refusal(&["--ranks", "0", "--device", "cpu"]).contains("at least one rank"));
+    assert!(refusal(&["--ranks", "65536", "--device", "cpu"]).contains("at most 64 train"));
+    assert!(refusal(&["--steps", "0", "--device", "cpu"]).contains("--steps"));
     let undivided = refusal(&["--ranks", "4", "--replicate", "3", "--device", "cpu"]);
     assert!(undivided.contains("4 ranks cannot hold 3 replicas"), "{undivided}");
     assert!(refusal(&["--device", "cpu", "--devices", "0"]).contains("leave one of them out"));
@@ -160,6 +169,9 @@ fn the_main_job_refuses_what_it_cannot_do_with_one_clear_line() {
     let folder = folder.path().to_str().unwrap();
     let said = refusal(&["--device", "cpu", "--ranks", "1", "--out", folder, "--losses", folder]);
     assert!(said.contains("--losses") && said.contains(folder), "{said}");
+    let trace = format!("{folder}/./loss.svg");
+    let said = refusal(&["--device", "cpu", "--ranks", "1", "--out", folder, "--trace", &trace]);
+    assert!(said.contains("--out and --trace would both write"), "{said}");
     assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0, "what was only tried is not left behind");
     assert!(refusal(&["--tune", "5", "--device", "cpu"]).contains("from 6 to 20"));
     assert!(refusal(&["--devices", "0", "--ranks", "1"]).contains("--ranks"));
@@ -178,8 +190,10 @@ fn the_main_job_says_what_a_step_was_expected_to_take() {
     let with = |steps| run("train", &[&flags[..], &[steps]].concat());
     let text = with("12");
     assert!(text.contains("ms on `h200x4`, measured "), "{text}");
-    let text = with("3");
-    assert!(text.contains("forecast  not of so few steps; take more than 10"), "{text}");
+    for steps in ["1", "3"] {
+        let text = with(steps);
+        assert!(text.contains("forecast  not of so few steps; take more than 10"), "{steps}: {text}");
+    }
 }
 
 #[test]
@@ -198,6 +212,66 @@ fn the_main_job_goes_on_when_nobody_listens() {
     assert_eq!(std::fs::read_to_string(losses).unwrap().lines().count(), 2);
     assert!(folder.path().join("loss.svg").exists());
     unheard(&["--device", "cpu", "--plan"]);
+}
+
+#[test]
+fn a_trace_that_cannot_be_written_at_the_end_takes_no_result_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let mut job = Command::new(example("train"));
+    job.args(["--device", "cpu", "--ranks", "1", "--steps", "30", "--out"]).arg(folder.path());
+    job.arg("--losses").arg(path("losses")).arg("--trace").arg(path("trace.json"));
+    let mut job = job.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(job.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(told.any(|line| line == "settings"), "it ended before it trained");
+    // Thirty steps and an evaluation later it finds what is no file there.
+    std::fs::create_dir(path("trace.json")).unwrap();
+    let told: Vec<String> = told.collect();
+    let output = job.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("trace.json"), "{said}");
+    assert!(told.iter().any(|line| line.contains("held-out text")), "{told:?}");
+    assert_eq!(std::fs::read_to_string(path("losses")).unwrap().lines().count(), 30);
+    assert!(path("loss.svg").exists());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_main_job_says_on_stderr_that_stdout_is_full() {
+    let full = std::fs::File::create("/dev/full").unwrap();
+    let output = Command::new(example("train")).args(["--plan", "--device", "cpu"]).stdout(full).output();
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("stdout could not be written"), "{said}");
+    assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_trace_whose_name_is_no_text_is_refused() {
+    use std::os::unix::ffi::OsStrExt;
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join(std::ffi::OsStr::from_bytes(b"t\xff.json"));
+    let output = Command::new(example("train")).arg("--trace").arg(trace).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("--trace") && said.contains("UTF-8"), "{said}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn examples_that_cannot_read_or_write_a_file_name_it() {
+    let committed = concat!(env!("CARGO_MANIFEST_DIR"), "/traces/train_depth_2.json");
+    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
+    for (arguments, advice) in [
+        (&["/nowhere/trace.json"][..], "name a file"),
+        (&[readme], "give the JSON file"),
+        (&[committed, "/nowhere/picture.svg"], "name a file"),
+    ] {
+        let output = Command::new(example("05_read_a_trace")).args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let file = arguments[arguments.len() - 1];
+        assert!(output.status.code() == Some(1) && said.contains(file) && said.contains(advice), "{said}");
+    }
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! The mathematics of the main job: every backward against finite differences, its text, and where its ranks run.
+//! The mathematics of the main job: every backward against finite differences, its text, where its ranks run,
+//! and how it writes its files.
 //!
 //! The tests stand beside the code in `examples/train`; cargo does not run tests of examples that it
 //! also builds to be run, so they are gathered here.
@@ -23,6 +24,8 @@ mod mlp;
 mod model;
 #[path = "../examples/train/ops.rs"]
 mod ops;
+#[path = "../examples/train/outputs.rs"]
+mod outputs;
 #[path = "../examples/train/placement.rs"]
 mod placement;
 #[path = "../examples/train/product.rs"]

@@ -73,13 +73,14 @@ impl Watch {
         session: &Session,
     ) -> Result<String, Box<dyn Error>> {
         let plan = session.plan("train")?;
+        // First: of too few steps no device has the times of calls.
+        if self.durations.is_empty() {
+            return Ok(format!("not of so few steps; take more than {}", COLD + WATCHED));
+        }
         if self.tasks.len() != plan.tasks.len() {
             return Ok(
                 "not without the times of calls, which GPUs measure for a trace: --trace FILE".to_owned()
             );
-        }
-        if self.durations.is_empty() {
-            return Ok(format!("not of so few steps; take more than {}", COLD + WATCHED));
         }
         let middle = |times: &mut Vec<u64>| {
             times.sort_unstable();

@@ -8,6 +8,9 @@ use clap::ValueEnum;
 /// Ranks on the CPU unless `--ranks` says otherwise, and at most so many GPUs.
 const USUAL_RANKS: u32 = 4;
 
+/// So many ranks on the CPU at most: each has several threads, and takes some 70 MiB of this model.
+const MOST_RANKS: u32 = 64;
+
 /// `--device`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DeviceKind {
@@ -63,6 +66,14 @@ pub(crate) enum PlacementError {
         "this is one of several processes, whose ranks meet on GPUs only, but {0}; use --device cuda, or start one process"
     )]
     ProcessesOnCpu(String),
+    /// More ranks on the CPU than train.
+    #[error(
+        "--ranks {ranks}: each rank on the CPU has threads and memory of its own, and at most {MOST_RANKS} train; lower it, or see the plan alone with --plan"
+    )]
+    TooManyRanks {
+        /// Ranks asked for.
+        ranks: u32,
+    },
     /// A GPU this machine has not.
     #[error(
         "GPU {asked} was asked for, but this machine shows {found}; see nvidia-smi -L and CUDA_VISIBLE_DEVICES"
@@ -83,6 +94,26 @@ pub(crate) enum PlacementError {
         /// GPUs there are.
         found: u32,
     },
+}
+
+impl Placement {
+    /// How many ranks this process has.
+    pub(crate) fn ranks(&self) -> u32 {
+        match self {
+            Self::Cpu { ranks, .. } => *ranks,
+            Self::Cuda { gpus } => u32::try_from(gpus.len()).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Refuses more ranks than can be started. A plan alone may have more.
+    pub(crate) fn check(&self) -> Result<(), PlacementError> {
+        match self {
+            Self::Cpu { ranks, .. } if *ranks > MOST_RANKS => {
+                Err(PlacementError::TooManyRanks { ranks: *ranks })
+            }
+            Self::Cpu { .. } | Self::Cuda { .. } => Ok(()),
+        }
+    }
 }
 
 /// Places the ranks. `look` counts the GPUs that can be used, or says why none can; it is called only if the
@@ -204,6 +235,14 @@ mod tests {
             let refused = place(&Wish { process, ..wish(device, None, None) }, || Ok(0)).unwrap_err();
             assert!(refused.to_string().contains(word), "{refused}");
         }
+    }
+
+    #[test]
+    fn more_ranks_than_train_on_the_cpu_are_refused_before_they_start() {
+        let cpu = |ranks| Placement::Cpu { ranks, instead: None };
+        assert_eq!(cpu(MOST_RANKS).check(), Ok(()));
+        assert_eq!(cpu(65).check(), Err(PlacementError::TooManyRanks { ranks: 65 }));
+        assert_eq!(cpu(65536).ranks(), 65536, "a plan alone may have them");
     }
 
     #[test]

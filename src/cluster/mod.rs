@@ -23,12 +23,13 @@ mod price;
 pub use collective::{Algorithm, Links};
 pub use contention::{Contention, stretched};
 pub use jitter::Jitter;
+pub(crate) use presets::preset_names;
 pub use presets::{PRESETS, named, preset};
 pub use price::{Prices, Work};
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Declared, Rule, Takes};
+use crate::config::{Declared, Rule, Speed, Takes};
 use crate::id::RankId;
 use crate::model::{CostHint, Group, Math, Mesh};
 
@@ -168,11 +169,16 @@ impl Cluster {
     }
 }
 
+/// The largest memory of a GPU, bytes.
+pub(crate) const MOST_MEMORY: u64 = 1 << 60;
+
 /// From nothing to an hour, so that a step of many tasks stays a time.
 const MICROSECONDS: Takes = Takes::Between(0.0, 3.6e9);
 
-/// Bytes or operations per second. A price is capped beside it ([`Prices::of`]).
-const SPEED: Takes = Takes::Between(1.0, 1e30);
+/// Speeds. A price is capped beside them ([`Prices::of`]).
+const MEMORY: Takes = Takes::Speed(Speed::MEMORY);
+const FLOPS: Takes = Takes::Speed(Speed::FLOPS);
+const LINK: Takes = Takes::Speed(Speed::LINK);
 
 /// How many times as long something takes.
 const FACTOR: Takes = Takes::Between(1.0, 1e3);
@@ -182,19 +188,19 @@ impl Declared for Cluster {
         needed("name", Takes::Text),
         needed("gpus_per_node", Takes::Count(1, 4096)),
         needed("algorithm", Takes::OneOf(&["ring", "tree", "hierarchical", "direct", "best"])),
-        needed("gpu.memory_bytes", Takes::Count(1, 1 << 60)),
-        needed("gpu.hbm_bytes_per_s", SPEED),
+        needed("gpu.memory_bytes", Takes::Count(1, MOST_MEMORY)),
+        needed("gpu.hbm_bytes_per_s", MEMORY),
         optional("gpu.kernel_us", MICROSECONDS),
         needed("gpu.launch_us", MICROSECONDS),
         needed("gpu.replay_us", MICROSECONDS),
-        needed("gpu.flops_per_s.f32", SPEED),
-        needed("gpu.flops_per_s.bf16", SPEED),
-        needed("gpu.flops_per_s.fp8", SPEED),
-        needed("gpu.flops_per_s.fp4", SPEED),
+        needed("gpu.flops_per_s.f32", FLOPS),
+        needed("gpu.flops_per_s.bf16", FLOPS),
+        needed("gpu.flops_per_s.fp8", FLOPS),
+        needed("gpu.flops_per_s.fp4", FLOPS),
         needed("inside.latency_us", MICROSECONDS),
-        needed("inside.bytes_per_s", SPEED),
+        needed("inside.bytes_per_s", LINK),
         Rule { key: "between.latency_us", takes: MICROSECONDS, needed_in: Some("between") },
-        Rule { key: "between.bytes_per_s", takes: SPEED, needed_in: Some("between") },
+        Rule { key: "between.bytes_per_s", takes: LINK, needed_in: Some("between") },
         optional("contention.compute_beside_collective", FACTOR),
         optional("contention.collective_beside_compute", FACTOR),
         optional("contention.collective_beside_collective", FACTOR),

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use super::Cluster;
-use crate::config::{ConfigError, Declared};
+use crate::config::{ConfigError, Declared, near};
 
 /// Names and files of the presets.
 pub const PRESETS: [(&str, &str); 3] = [
@@ -33,6 +33,16 @@ pub fn named(name: &str) -> Option<Result<Cluster, ConfigError>> {
     preset(name).or_else(|| (path.exists() && !path.is_dir()).then(|| Cluster::load(path)))
 }
 
+/// The names of the presets, and the one that `name` was probably to be.
+pub(crate) fn preset_names(name: &str) -> String {
+    let names = PRESETS.map(|(name, _)| name);
+    let lower = name.to_lowercase();
+    match near(&lower, names.into_iter()).first() {
+        None => names.join(", "),
+        Some(meant) => format!("{}; did you mean `{meant}`?", names.join(", ")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -43,6 +53,16 @@ mod tests {
             assert_eq!(preset(name).unwrap().unwrap().name, name);
         }
         assert!(preset("h300").is_none());
+    }
+
+    #[test]
+    fn a_misspelt_preset_finds_the_one_that_was_meant() {
+        for (name, meant) in
+            [("H200x4", "h200x4"), ("h100x8_ib", "h100x8-ib"), ("gb200-nvl36", "gb200-nvl72")]
+        {
+            assert!(preset_names(name).ends_with(&format!("; did you mean `{meant}`?")), "{name}");
+        }
+        assert!(preset_names("ours.toml").ends_with("gb200-nvl72"));
     }
 
     /// Lines that give a number and no words about where it comes from.
@@ -89,7 +109,17 @@ mod tests {
             (
                 "hbm_bytes_per_s = 4.27e12",
                 "hbm_bytes_per_s = -1",
-                format!("bad.toml:{line}: `gpu.hbm_bytes_per_s` is -1; set it to a number from 1 to 1e30"),
+                format!(
+                    "bad.toml:{line}: `gpu.hbm_bytes_per_s` is -1; set it to a number of bytes per second from 1e6 to 1e30"
+                ),
+            ),
+            (
+                "hbm_bytes_per_s = 4.27e12",
+                "hbm_bytes_per_s = 4270",
+                format!(
+                    "bad.toml:{line}: `gpu.hbm_bytes_per_s` is 4270; set it to a number of bytes per second \
+                     from 1e6 to 1e30; did you mean 4270e9?"
+                ),
             ),
             (
                 "hbm_bytes_per_s = 4.27e12",

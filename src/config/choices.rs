@@ -67,12 +67,6 @@ impl Prefetch {
     pub fn started_as(&self, other: Self) -> Self {
         Self { chunk: self.chunk, cluster: self.cluster.clone(), ..other }
     }
-
-    /// Is no more than one of the alternatives set?
-    pub(super) fn is_at_most_one(&self) -> bool {
-        let set = [self.depth.is_some(), self.bytes.is_some(), self.policy.is_some()];
-        set.into_iter().filter(|set| *set).count() <= 1
-    }
 }
 
 impl Default for Prefetch {

@@ -12,6 +12,8 @@ use toml::Value;
 
 use super::ConfigError;
 use super::document::Document;
+use super::shown::shown;
+use super::speed::Speed;
 use super::suggest::closest;
 
 /// Largest number that an item of a list may be repeated for.
@@ -24,6 +26,8 @@ pub enum Takes {
     Count(u64, u64),
     /// A number in a range, both ends included.
     Between(f64, f64),
+    /// Something per second.
+    Speed(Speed),
     /// A number from 0 to 1.
     Share,
     /// Text that is not empty.
@@ -81,6 +85,10 @@ pub trait Declared: DeserializeOwned {
     /// [`ConfigError::Syntax`], [`ConfigError::UnknownKey`], [`ConfigError::Invalid`].
     fn from_toml(text: &str, source_name: &str) -> Result<Self, ConfigError> {
         let document = Document::parse(source_name, text)?;
+        // Before their keys, which seem unknown where a list is written as one table.
+        for rule in Self::RULES.iter().filter(|rule| matches!(rule.takes, Takes::Tables)) {
+            check(&Rule { needed_in: None, ..*rule }, &document)?;
+        }
         if let Some(key) =
             document.leaves().into_iter().find(|leaf| !Self::RULES.iter().any(|rule| is_like(rule.key, leaf)))
         {
@@ -143,9 +151,11 @@ fn check_one(rule: &Rule, key: String, document: &Document) -> Result<(), Config
     let is_needed = rule
         .needed_in
         .is_some_and(|table| table.is_empty() || table.contains('#') || find(document, table).is_some());
-    let problem = match find(document, &key) {
+    let found = find(document, &key);
+    let problem = match found {
         Some(value) if rule.takes.admits(value) => return Ok(()),
-        Some(value) => format!("is {value}"),
+        Some(Value::Table(_)) => "is a table".to_owned(),
+        Some(value) => format!("is {}", shown(value)),
         None if is_needed => "is missing".to_owned(),
         None => return Ok(()),
     };
@@ -153,7 +163,7 @@ fn check_one(rule: &Rule, key: String, document: &Document) -> Result<(), Config
         origin: document.origin_near(&key),
         key,
         problem,
-        expected: rule.takes.words(),
+        expected: rule.takes.words(found),
     })
 }
 
@@ -173,20 +183,24 @@ fn find<'a>(document: &'a Document, key: &str) -> Option<&'a Value> {
     })
 }
 
+fn number(value: &Value) -> Option<f64> {
+    match value {
+        Value::Integer(whole) => Some(*whole as f64),
+        Value::Float(number) => Some(*number),
+        _ => None,
+    }
+}
+
 impl Takes {
     fn admits(self, value: &Value) -> bool {
-        let number = match value {
-            Value::Integer(whole) => Some(*whole as f64),
-            Value::Float(number) => Some(*number),
-            _ => None,
-        }
-        .filter(|number| number.is_finite());
+        let number = number(value).filter(|number| number.is_finite());
         match self {
             Self::Count(least, most) => value
                 .as_integer()
                 .and_then(|whole| u64::try_from(whole).ok())
                 .is_some_and(|whole| (least..=most).contains(&whole)),
             Self::Between(least, most) => number.is_some_and(|number| (least..=most).contains(&number)),
+            Self::Speed(speed) => number.is_some_and(|number| speed.admits(number)),
             Self::Share => number.is_some_and(|number| (0.0..=1.0).contains(&number)),
             Self::Switch => value.is_bool(),
             Self::Text => value.as_str().is_some_and(|text| !text.is_empty()),
@@ -205,10 +219,11 @@ impl Takes {
         }
     }
 
-    fn words(self) -> String {
+    fn words(self, found: Option<&Value>) -> String {
         match self {
             Self::Count(least, most) => format!("a whole number from {least} to {most}"),
             Self::Between(least, most) => format!("a number from {least} to {most:e}"),
+            Self::Speed(speed) => speed.words(found.and_then(number)),
             Self::Share => "a number from 0 to 1".to_owned(),
             Self::Switch => "`true` or `false`".to_owned(),
             Self::Text => "text that is not empty".to_owned(),
@@ -221,7 +236,9 @@ impl Takes {
             }
             Self::Names => "a list of names, such as [\"x\", \"y\"]".to_owned(),
             Self::FirstAndLast => format!("two whole numbers from 0 to {MOST_NUMBERED}, such as [0, 31]"),
-            Self::Tables => "a list of tables, each under its own [[heading]] or in braces".to_owned(),
+            Self::Tables => {
+                "a list of tables, each under its own [[heading]], in two brackets, or in braces".to_owned()
+            }
         }
     }
 }

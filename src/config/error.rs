@@ -11,7 +11,7 @@ use crate::model::DeclareError;
 #[non_exhaustive]
 pub enum ConfigError {
     /// The file, a configuration or one that declares a model or a cluster, cannot be read.
-    #[error("cannot read `{}`: {source}; name a TOML file that can be read", path.display())]
+    #[error("cannot read `{}`: {source}; {}", path.display(), to_read(source))]
     Read {
         /// The file.
         path: PathBuf,
@@ -58,6 +58,19 @@ pub enum ConfigError {
         expected: String,
     },
 
+    /// A value that does not go together with another key's.
+    #[error("{origin}: `{key}` {problem}; {advice}")]
+    Together {
+        /// The key, dotted.
+        key: String,
+        /// Where its value came from.
+        origin: Origin,
+        /// What is wrong, with the other key.
+        problem: String,
+        /// What to do about it.
+        advice: String,
+    },
+
     /// A model or program that a file lists and that cannot be.
     #[error("{origin}: `{key}`: {source}")]
     Declaration {
@@ -90,4 +103,12 @@ pub enum ConfigError {
         /// The variable.
         variable: String,
     },
+}
+
+/// What to do about what the system says of a file that is to be read.
+fn to_read(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::InvalidData => "save it as UTF-8",
+        _ => "name a TOML file that can be read",
+    }
 }

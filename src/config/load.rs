@@ -105,6 +105,16 @@ impl Sources {
     fn refuse_unknown_keys(&self) -> Result<(), ConfigError> {
         let no_key = |path: &String| matches!(keys::place(path), Place::Unknown);
         if let Some(document) = &self.document
+            && document.table.get(keys::RULES).is_some_and(Value::is_table)
+        {
+            return Err(ConfigError::Invalid {
+                key: keys::RULES.to_owned(),
+                origin: document.origin_near(keys::RULES),
+                problem: "is a table, and the rules are a list".to_owned(),
+                expected: format!("a list: write [[{}]], in two brackets, above each rule", keys::RULES),
+            });
+        }
+        if let Some(document) = &self.document
             && let Some(path) = document.leaves().into_iter().find(no_key)
         {
             let origin = document.origin_near(&path);
@@ -230,7 +240,13 @@ mod tests {
         );
         let error = from_text("[prefetch]\ndepth = 2\npolicy = 'auto'").unwrap_err().to_string();
         assert!(
-            error.starts_with("run.toml:3: `prefetch.policy` is \"auto\"") && error.contains("neither"),
+            error.starts_with("run.toml:3: `prefetch.policy` is \"auto\" and stands beside `prefetch.depth` = 2 (run.toml:2)"),
+            "{error}"
+        );
+        let pairs = [("WARPWEFT_PREFETCH__POLICY", "auto"), ("WARPWEFT_PREFETCH__DEPTH", "1")];
+        let error = from_environment("", &pairs).unwrap_err().to_string();
+        assert!(
+            error.ends_with("= 1 (environment variable WARPWEFT_PREFETCH__DEPTH); remove one of them"),
             "{error}"
         );
         let machine = chosen("prefetch.cluster = 'ours.toml'", &[]);

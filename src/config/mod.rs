@@ -17,15 +17,16 @@
 //! |---|---|
 //! | `keys` | the table of keys: what each takes, how it is read, when it is valid |
 //! | `choices` | the types of the values |
-//! | `size` | byte sizes such as `1.2 GiB` |
+//! | `size`, `speed` | byte sizes such as `1.2 GiB`; how fast something may be |
 //! | `weights` | rules that choose format and placement by the name of a weight |
 //! | `document`, `environment` | the two sources, with the place of every key |
 //! | `declared` | other files of the same kind: a cluster, a model |
 //! | `decoder`, `calls` | a model by its sizes; a model by its weights, buffers and calls |
 //! | `load` | sources to a configuration |
 //! | `refine` | those rules applied to a declared model |
+//! | `disagreement` | keys that do not go together |
 //! | `origin`, `effective` | where values came from; printing them |
-//! | `suggest` | the key or name that was meant |
+//! | `suggest`, `shown` | the key or name that was meant; the value that was given |
 //!
 //! Deliberately absent: a search for files, and any global configuration. The caller names the file
 //! and passes the result on.
@@ -34,6 +35,7 @@ mod calls;
 mod choices;
 mod declared;
 mod decoder;
+mod disagreement;
 mod document;
 mod effective;
 mod environment;
@@ -42,7 +44,9 @@ mod keys;
 mod load;
 mod origin;
 mod refine;
+mod shown;
 mod size;
+mod speed;
 mod suggest;
 mod weights;
 
@@ -56,6 +60,7 @@ pub use declared::{Declared, Rule, Takes};
 pub use error::ConfigError;
 pub use origin::{Origin, Origins};
 pub use size::{ByteSize, ByteSizeError};
+pub use speed::Speed;
 pub(crate) use suggest::near;
 pub use weights::{WeightRule, WeightSettings, pattern_matches};
 
@@ -179,14 +184,16 @@ impl Config {
     ///
     /// # Errors
     /// [`ConfigError::Invalid`] for the first value, in the order of
-    /// [`effective`](Self::effective), that its key does not take.
+    /// [`effective`](Self::effective), that its key does not take; then [`ConfigError::Together`] for keys that
+    /// do not go together.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        match keys::entries(self).into_iter().find(|entry| !entry.valid) {
-            None => Ok(()),
+        let mut entries = keys::entries(self);
+        match entries.iter().position(|entry| !entry.valid).map(|at| entries.swap_remove(at)) {
+            None => self.disagreement(&entries).map_or(Ok(()), Err),
             Some(entry) => Err(ConfigError::Invalid {
                 origin: self.origins.of(&entry),
                 problem: match &entry.value {
-                    Some(value) => format!("is {value}"),
+                    Some(value) => format!("is {}", shown::shown(value)),
                     None => "is missing".to_owned(),
                 },
                 expected: entry.expected.to_owned(),
@@ -228,6 +235,7 @@ mod tests {
             ("cpu.link.latency_us", with(|c| c.cpu.link.latency_us = -1.0)),
             // More than a clock can add.
             ("cpu.link.latency_us", with(|c| c.cpu.link.latency_us = 1e30)),
+            ("cpu.link.latency_us", with(|c| c.cpu.link.latency_us = 200.0)),
             ("trace.path", with(|c| c.trace.path = String::new())),
             ("trace.steps", with(|c| c.trace.steps = 0)),
             ("weights.0.match", with(|c| c.weights = vec![WeightRule::default()])),

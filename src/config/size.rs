@@ -97,8 +97,14 @@ impl FromStr for ByteSize {
     fn from_str(text: &str) -> Result<Self, ByteSizeError> {
         let error = |reason| ByteSizeError { text: text.to_owned(), reason };
         let trimmed = text.trim();
-        let split = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+        let split = trimmed.rfind(|c: char| c.is_ascii_digit() || c == '.').map_or(0, |last| last + 1);
         let (number, unit) = trimmed.split_at(split);
+        if number.is_empty() {
+            return Err(error("there is no number in front"));
+        }
+        if number.contains(|c: char| !c.is_ascii_digit() && c != '.') || number.matches('.').count() > 1 {
+            return Err(error("its number is not digits with at most one dot among them"));
+        }
         let unit = match unit.trim_start() {
             "" => 1,
             name => match UNITS.iter().find(|unit| unit.0 == name) {
@@ -107,7 +113,7 @@ impl FromStr for ByteSize {
             },
         };
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-        if whole.is_empty() || fraction.contains('.') {
+        if whole.is_empty() {
             return Err(error("there is no number in front"));
         }
         // Digits past the 15th are worth less than a byte of the largest unit.
@@ -205,10 +211,15 @@ mod tests {
             ("", "no number"),
             ("GiB", "no number"),
             (".5 GiB", "no number"),
-            ("1.2.3 GiB", "no number"),
-            ("-1", "unit is unknown"),
+            ("NaN", "no number"),
+            ("1.2.3 GiB", "one dot"),
+            ("1,2 GiB", "its number is not digits"),
+            ("-1", "its number is not digits"),
+            ("-1 GiB", "its number is not digits"),
+            ("1e9", "its number is not digits"),
+            ("1e30GiB", "its number is not digits"),
             ("1 gigabyte", "unit is unknown"),
-            ("1e9", "unit is unknown"),
+            ("5 %", "unit is unknown"),
             ("18446744073709551616", "too large"),
             ("99999999 TiB", "too large"),
         ] {

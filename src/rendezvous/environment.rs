@@ -148,11 +148,13 @@ impl ProcessEnvironment {
         let number = |name: &'static str| -> Result<u32, RendezvousError> {
             let advice = "launchers set it (torchrun, mpirun, srun); by hand, set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT";
             let value = set(name).ok_or(RendezvousError::Missing { name, advice })?;
-            parsed(name, &value, "a whole number from 0 on")
+            let counts = name == names.processes || Some(name) == names.locals;
+            let (least, most) = if counts { (1, MOST_PROCESSES) } else { (0, MOST_PROCESSES - 1) };
+            parsed(name, &value, &format!("a whole number from {least} to {most}"))
         };
         let processes = number(names.processes)?;
         if !(1..=MOST_PROCESSES).contains(&processes) {
-            let expected = format!("from 1 to {MOST_PROCESSES}");
+            let expected = format!("a whole number from 1 to {MOST_PROCESSES}");
             return Err(RendezvousError::Variable {
                 name: names.processes,
                 value: processes.to_string(),
@@ -319,7 +321,9 @@ mod tests {
         for (name, value, part) in [
             ("RANK", "4", "below WORLD_SIZE, which is 4"),
             ("RANK", "-1", "a whole number"),
+            ("RANK", "4294967296", "a whole number from 0 to 65535"),
             ("WORLD_SIZE", "0", "from 1 to"),
+            ("WORLD_SIZE", "4294967296", "a whole number from 1 to 65536"),
             ("WORLD_SIZE", "", "is not set"),
             ("LOCAL_RANK", "2", "below LOCAL_WORLD_SIZE, which is 2"),
             ("LOCAL_RANK", "", "is not set"),

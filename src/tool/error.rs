@@ -7,13 +7,14 @@ use super::checkpoint::{CheckpointError, shown};
 use super::formats::quantizing_names;
 use super::manifest::KEY;
 use crate::format::{Format, FormatError};
+use crate::session::next_step;
 
 /// Why a checkpoint was not converted. The output is as it was before: absent, or the older file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ToolError {
     /// The file system refused.
-    #[error("cannot {action} `{}`: {source}", path.display())]
+    #[error("cannot {action} `{}`: {source}; {}", path.display(), next_step(source))]
     File {
         /// What was attempted.
         action: &'static str,
@@ -121,6 +122,42 @@ pub enum ToolError {
         tensor: String,
         /// Why.
         source: FormatError,
+    },
+
+    /// A value of a tensor is no number, or is infinite.
+    #[error(
+        "tensor `{}` holds {value} at [{row}, {column}], which no format can stand for; mend the checkpoint, or leave the tensor out: --only names those that are quantized",
+        shown(tensor)
+    )]
+    NotFinite {
+        /// The tensor.
+        tensor: String,
+        /// The row, from 0.
+        row: usize,
+        /// The column, from 0.
+        column: usize,
+        /// What stands there.
+        value: f32,
+    },
+
+    /// A value of a tensor is infinite once it is rounded to the dtype that was asked for.
+    #[error(
+        "tensor `{}` holds {value:e} at [{row}, {column}], which --via rounds to {back}, and {format} has no scale for that; leave --via out, or the tensor: --only names those that are quantized",
+        shown(tensor)
+    )]
+    TooLarge {
+        /// The tensor.
+        tensor: String,
+        /// The row, from 0.
+        row: usize,
+        /// The column, from 0.
+        column: usize,
+        /// What stands there.
+        value: f32,
+        /// What it is rounded to.
+        back: f32,
+        /// The format.
+        format: Format,
     },
 
     /// The values of a tensor cannot be quantized.

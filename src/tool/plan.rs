@@ -6,7 +6,7 @@ use super::ToolError;
 use super::checkpoint::{Header, Outline, TensorEntry, TensorId, float_bytes};
 use super::manifest::{Manifest, Original, Part};
 use super::options::QuantizeOptions;
-use super::report::Refused;
+use super::report::{PassedOver, Refused};
 use crate::config::pattern_matches;
 use crate::format::Shape;
 
@@ -16,6 +16,8 @@ pub(super) struct Plan {
     pub(super) fates: Vec<Fate>,
     /// The matrices among them that are copied for their shape.
     pub(super) refused: Vec<Refused>,
+    /// What patterns select that select no matrix.
+    pub(super) passed_over: Vec<PassedOver>,
     pub(super) outline: Outline,
     pub(super) manifest: Manifest,
 }
@@ -33,6 +35,7 @@ impl Plan {
         let mut plan = Self {
             fates: Vec::new(),
             refused: Vec::new(),
+            passed_over: passed_over(header, &options.only),
             outline: Outline::default(),
             manifest: Manifest::new(options.format, options.via),
         };
@@ -79,6 +82,21 @@ fn matrix(entry: &TensorEntry) -> Option<Shape> {
 
 fn is_selected(only: &[String], name: &str) -> bool {
     only.is_empty() || only.iter().any(|pattern| pattern_matches(pattern, name))
+}
+
+/// What patterns select that select no matrix, each tensor once.
+fn passed_over(header: &Header, only: &[String]) -> Vec<PassedOver> {
+    let tensors = header.tensors();
+    let selects_a_matrix = |pattern: &&String| {
+        tensors.iter().any(|entry| matrix(entry).is_some() && pattern_matches(pattern, &entry.name))
+    };
+    let idle: Vec<&String> = only.iter().filter(|pattern| !selects_a_matrix(pattern)).collect();
+    let is_idle = |entry: &&TensorEntry| idle.iter().any(|pattern| pattern_matches(pattern, &entry.name));
+    let passed = |entry: &TensorEntry| PassedOver {
+        name: entry.name.clone(),
+        what: format!("{:?} of shape {:?}", entry.dtype, entry.shape),
+    };
+    tensors.iter().filter(is_idle).map(passed).collect()
 }
 
 /// Refuses a pattern that matches no tensor: it is misspelt.

@@ -11,9 +11,9 @@ use super::checkpoint::{Input, Output, TensorEntry};
 use super::manifest::{KEY, Manifest, Part};
 use super::options::QuantizeOptions;
 use super::plan::{Fate, Plan, check_patterns};
-use super::report::{Converted, Report, relative_error};
+use super::report::{Converted, Lost, Report, relative_error};
 use super::{Progress, ToolError};
-use crate::format::{Format, Orientation, Quantized};
+use crate::format::{Format, FormatError, Orientation, Quantized, Shape};
 
 /// Quantizes the matrices of F32, BF16 and F16 in the checkpoint `input`, in both orientations, and writes
 /// them to the checkpoint `output`; all other tensors are copied.
@@ -48,6 +48,7 @@ pub fn quantize_checkpoint(
     let layout = plan.outline.lay_out(&metadata, output)?;
     let mut report = Report::new(data.file_bytes(), layout.file_bytes);
     report.refused = plan.refused;
+    report.passed_over = plan.passed_over;
 
     let mut target = Output::create(output, options.replace, layout)?;
     progress.start(header.tensors().iter().map(TensorEntry::bytes).sum());
@@ -65,7 +66,12 @@ pub fn quantize_checkpoint(
         let begin = Instant::now();
         let unfit = |source| ToolError::Values { tensor: entry.name.clone(), source };
         data.values(entry, progress, &mut values)?;
-        let quantized = options.quantize(shape, &values).map_err(unfit)?;
+        check_finite(entry, shape, &values)?;
+        let quantized = options.quantize(shape, &values).map_err(|source| match source {
+            // What was finite became infinite when it was rounded first.
+            FormatError::NonFiniteAmax { amax, .. } => too_large(entry, options.format, shape, &values, amax),
+            source => unfit(source),
+        })?;
         let mut bytes_after = 0;
         for (part, id) in Part::ALL.into_iter().zip(parts) {
             let bytes = bytes_of(part, &quantized);
@@ -74,6 +80,7 @@ pub fn quantize_checkpoint(
         }
         let time = begin.elapsed();
         let back = quantized.dequantize(Orientation::Rowwise).map_err(unfit)?;
+        report.lost.extend(lost(entry, &quantized, &values, &back));
         report.tensors.push(Converted {
             name: entry.name.clone(),
             shape,
@@ -87,6 +94,34 @@ pub fn quantize_checkpoint(
     target.commit()?;
     report.elapsed = begin.elapsed();
     Ok(report)
+}
+
+/// Refuses a value that is no number, or infinite.
+fn check_finite(entry: &TensorEntry, shape: Shape, values: &[f32]) -> Result<(), ToolError> {
+    let Some(at) = values.iter().position(|value| !value.is_finite()) else { return Ok(()) };
+    let (row, column) = (at / shape.cols, at % shape.cols);
+    Err(ToolError::NotFinite { tensor: entry.name.clone(), row, column, value: values[at] })
+}
+
+/// The first finite value that comes back as another: next to those near the largest of f32, in some formats.
+fn lost(entry: &TensorEntry, quantized: &Quantized, values: &[f32], rowwise: &[f32]) -> Option<Lost> {
+    let at = rowwise.iter().position(|value| !value.is_finite())?;
+    let (row, column) = (at / quantized.shape.cols, at % quantized.shape.cols);
+    Some(Lost { name: entry.name.clone(), row, column, value: values[at], back: rowwise[at] })
+}
+
+/// The largest magnitude's place.
+fn largest(values: &[f32]) -> usize {
+    let larger = |one: &(usize, &f32), other: &(usize, &f32)| one.1.abs().total_cmp(&other.1.abs());
+    values.iter().enumerate().max_by(larger).map_or(0, |(at, _)| at)
+}
+
+/// The error of values whose largest has become infinite before it was quantized.
+fn too_large(entry: &TensorEntry, format: Format, shape: Shape, values: &[f32], back: f32) -> ToolError {
+    let at = largest(values);
+    let (row, column) = (at / shape.cols, at % shape.cols);
+    let value = values.get(at).copied().unwrap_or_default();
+    ToolError::TooLarge { tensor: entry.name.clone(), row, column, value, back, format }
 }
 
 /// A part of a weight that has both orientations.

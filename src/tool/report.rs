@@ -11,6 +11,10 @@ pub struct Report {
     pub tensors: Vec<Converted>,
     /// Matrices that were selected, but have a shape the format refuses; they were copied.
     pub refused: Vec<Refused>,
+    /// What `only` selected by patterns that select no matrix of floats; it was copied.
+    pub passed_over: Vec<PassedOver>,
+    /// Of every tensor with such values, the first finite one that comes back as infinite or as no number.
+    pub lost: Vec<Lost>,
     /// Number of all tensors that were copied, the refused ones included.
     pub copied: usize,
     /// Their bytes.
@@ -50,11 +54,37 @@ pub struct Refused {
     pub reason: FormatError,
 }
 
+/// A tensor that was selected by name, and that no format quantizes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PassedOver {
+    /// Its name.
+    pub name: String,
+    /// What it is instead of a matrix of floats: `F32 of shape [4096]`.
+    pub what: String,
+}
+
+/// A value that does not come back: it, or one of its block, is near the largest of f32.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lost {
+    /// The tensor.
+    pub name: String,
+    /// The row, from 0.
+    pub row: usize,
+    /// The column, from 0.
+    pub column: usize,
+    /// What stands there.
+    pub value: f32,
+    /// What comes back: infinite, or no number.
+    pub back: f32,
+}
+
 impl Report {
     pub(super) fn new(input_bytes: u64, output_bytes: u64) -> Self {
         Self {
             tensors: Vec::new(),
             refused: Vec::new(),
+            passed_over: Vec::new(),
+            lost: Vec::new(),
             copied: 0,
             copied_bytes: 0,
             input_bytes,

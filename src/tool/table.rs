@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::checkpoint::shown;
-use super::report::{Converted, Report};
+use super::report::{Converted, Lost, Report};
 use super::text::{Align, Table, bytes, duration};
 
 impl fmt::Display for Report {
@@ -65,6 +65,25 @@ impl fmt::Display for Report {
         for refused in &self.refused {
             writeln!(f, "  {}: {}", shown(&refused.name), refused.reason)?;
         }
+        if !self.passed_over.is_empty() {
+            writeln!(
+                f,
+                "\nSelected by --only and copied as they are, for only matrices of F32, BF16 or F16 are quantized:"
+            )?;
+        }
+        for passed in &self.passed_over {
+            writeln!(f, "  {}: {}", shown(&passed.name), passed.what)?;
+        }
+        if !self.lost.is_empty() {
+            writeln!(
+                f,
+                "\nLOST: values too large for the format do not come back; leave these tensors out with --only, or \
+                 choose another format:"
+            )?;
+        }
+        for Lost { name, row, column, value, back } in &self.lost {
+            writeln!(f, "  {}: {value:e} at [{row}, {column}] comes back as {back}", shown(name))?;
+        }
         Ok(())
     }
 }
@@ -78,7 +97,7 @@ fn ratio(before: u64, after: u64) -> String {
 mod tests {
     use std::time::Duration;
 
-    use super::super::report::Refused;
+    use super::super::report::{PassedOver, Refused};
     use super::*;
     use crate::format::{Format, Shape};
 
@@ -97,6 +116,11 @@ mod tests {
         let shape = Shape::new(16, 40);
         let reason = Format::NVFP4_2D.check_shape(shape).unwrap_err();
         report.refused.push(Refused { name: "odd".to_owned(), reason });
+        report
+            .passed_over
+            .push(PassedOver { name: "norm".to_owned(), what: "F32 of shape [4096]".to_owned() });
+        let (name, back) = ("up".to_owned(), f32::INFINITY);
+        report.lost.push(Lost { name, row: 0, column: 5, value: 3e38, back });
         report.elapsed = Duration::from_millis(5);
         assert_eq!(
             report.to_string(),
@@ -109,6 +133,12 @@ file                4.00 KiB  2.00 KiB  2.00×              5.0 ms
 
 Copied as they are, because of their shape:
   odd: nvfp4_2d needs columns in multiples of 16, but the shape is 16×40; pad the columns to 48, or choose another format
+
+Selected by --only and copied as they are, for only matrices of F32, BF16 or F16 are quantized:
+  norm: F32 of shape [4096]
+
+LOST: values too large for the format do not come back; leave these tensors out with --only, or choose another format:
+  up: 3e38 at [0, 5] comes back as inf
 "
         );
     }

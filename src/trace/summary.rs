@@ -115,7 +115,8 @@ impl fmt::Display for Summary {
         let length = self.extent.length();
         let slices: usize = self.lanes.iter().map(|lane| lane.slices).sum();
         let ranks = self.ranks.len();
-        writeln!(f, "{ranks} ranks, {slices} slices, {length}")?;
+        let counted = |count: usize, what| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        writeln!(f, "{}, {}, {length}", counted(ranks, "rank"), counted(slices, "slice"))?;
         writeln!(f, "\nsteps, as shares of step time")?;
         writeln!(
             f,

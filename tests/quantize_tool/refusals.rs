@@ -69,12 +69,42 @@ fn strictness_refuses_what_would_be_copied_for_its_shape() {
 }
 
 #[test]
-fn an_amax_without_a_scale_is_told_with_the_tensor() {
-    let folder = Folder::with(&Contents::default().with("w", matrix(f32::INFINITY)).to_bytes());
-    refused(&folder, &options(Format::NVFP4_2D), "tensor `w`: the amax of the tensor is inf");
-    let sharded = QuantizeOptions { shards: NonZeroUsize::new(3), ..options(Format::NVFP4_2D) };
-    refused(&folder, &sharded, "tensor `w`: the amax of the tensor is inf");
-    assert!(folder.quantize(&options(Format::FP8_TENSOR_E4M3)).is_ok());
+fn a_value_that_is_not_finite_is_told_with_its_tensor_and_place_in_every_format() {
+    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut values = [1.0; 1024];
+        values[2 * 32 + 5] = value;
+        let contents = Contents::default().with("w", Tensor::f32s(&[32, 32], &values));
+        let folder = Folder::with(&contents.to_bytes());
+        for format in [Format::NVFP4_2D, Format::NVFP4_1D, Format::Mxfp8, Format::FP8_TENSOR_E4M3] {
+            refused(&folder, &options(format), &format!("tensor `w` holds {value} at [2, 5]"));
+        }
+        let sharded = QuantizeOptions { shards: NonZeroUsize::new(3), ..options(Format::NVFP4_2D) };
+        refused(&folder, &sharded, "mend the checkpoint, or leave the tensor out: --only");
+    }
+}
+
+#[test]
+fn finite_values_that_come_back_as_others_are_told() {
+    let folder = Folder::with(&Contents::default().with("w", matrix(3e38)).to_bytes());
+    let report = folder.quantize(&options(Format::NVFP4_2D)).unwrap();
+    let told = report.to_string();
+    assert!(told.contains("LOST: ") && told.contains("  w: 3e38 at [0, 0] comes back as inf"), "{told}");
+    assert!(plain().quantize(&options(Format::NVFP4_2D)).unwrap().lost.is_empty());
+    let folder = Folder::with(&Contents::default().with("w", matrix(f32::MAX)).to_bytes());
+    let rounded = QuantizeOptions { via: warpweft::format::Via::Bf16, ..options(Format::NVFP4_2D) };
+    let error = folder.quantize(&rounded).unwrap_err().to_string();
+    assert!(error.contains("--via rounds to inf") && !error.contains("skip"), "{error}");
+}
+
+#[test]
+fn what_is_selected_and_no_matrix_is_listed_with_what_it_is() {
+    let selecting = |only: &str| {
+        let options = QuantizeOptions { only: vec![only.to_owned()], ..options(Format::NVFP4_2D) };
+        plain().quantize(&options).unwrap().passed_over
+    };
+    let [passed] = &selecting("b")[..] else { panic!("one vector is selected") };
+    assert_eq!((passed.name.as_str(), passed.what.as_str()), ("b", "F32 of shape [3]"));
+    assert!(selecting("*").is_empty(), "a pattern that also selects matrices is no mistake");
 }
 
 #[test]
@@ -112,6 +142,9 @@ fn files_that_are_none_are_refused() {
         assert!(matches!(quantize(&folder.input(), &here, replace), ToolError::NotAFile { .. }));
         let error = quantize(&folder.input(), &nowhere, replace);
         assert!(matches!(&error, ToolError::File { path, .. } if *path == nowhere), "{error}");
+        let told = error.to_string();
+        assert!(told.ends_with("; check the path, and that its folder is there"), "{told}");
+        assert!(!told.contains(".part"), "{told}");
         assert!(matches!(quantize(&folder.input(), &folder.input(), replace), ToolError::SameFile { .. }));
         let roundabout = folder.path("./in.safetensors");
         assert!(matches!(quantize(&folder.input(), &roundabout, replace), ToolError::SameFile { .. }));

@@ -79,7 +79,7 @@ fn simulate_writes_a_trace_that_trace_reads_back() {
     let picture = std::fs::read_to_string(folder.path().join("step.svg")).unwrap();
     assert!(picture.contains("prefetch.depth = 2"), "{picture}");
     let summary = said(folder.path(), "trace step.json --picture again.svg");
-    assert!(summary.starts_with("1 ranks, ") && summary.contains("simulated: 4 ranks"), "{summary}");
+    assert!(summary.starts_with("1 rank, ") && summary.contains("simulated: 4 ranks"), "{summary}");
     assert!(folder.path().join("again.svg").exists());
 }
 
@@ -100,6 +100,10 @@ fn what_is_wrong_is_told_with_its_file_and_line_and_nothing_is_written() {
     write("odd.toml", &MODEL.replace("hidden = 256", "hidden = 250").replace("heads = 4", "heads = 5"));
     write("cluster.toml", "name = 'x'\ngpus_per_node = 0\n");
     write("notes.txt", "not a trace");
+    write("empty.json", "[]");
+    write("rules.toml", "[weights]\nmatch = '*'\nformat = 'bf16'\n");
+    write("table.toml", "name = 'x'\n[call]\nname = 'y'\n");
+    std::fs::write(folder.path().join("latin.toml"), b"name = 'gr\xfc\xdfe'").unwrap();
     let calls = include_str!("../../examples/simulate/calls.toml");
     write("calls.toml", &calls.replacen("{ weight = \"layers.#.mix\" }", "{ weight = \"layer.#.mix\" }", 1));
     for (line, complaint) in [
@@ -113,6 +117,15 @@ fn what_is_wrong_is_told_with_its_file_and_line_and_nothing_is_written() {
         ("simulate model.toml --cluster h200x4 --ranks 8 --trace t.json", "use at most 4 ranks"),
         ("trace notes.txt", "`notes.txt`: not a chrome trace"),
         ("trace none.json", "cannot read `none.json`"),
+        ("trace empty.json", "`empty.json` holds no slice"),
+        ("plan latin.toml", "save it as UTF-8"),
+        ("plan model.toml --config latin.toml", "save it as UTF-8"),
+        (
+            "plan model.toml --config rules.toml",
+            "rules.toml:1: `weights` is a table, and the rules are a list",
+        ),
+        ("plan table.toml", "table.toml:2: `call` is a table; set it to a list of tables"),
+        ("simulate model.toml --cluster H200x4 --ranks 2", "did you mean `h200x4`?"),
     ] {
         let output = run(folder.path(), line);
         let said = String::from_utf8(output.stderr).unwrap();
@@ -137,6 +150,56 @@ fn no_file_is_replaced_unless_it_is_said() {
 }
 
 #[test]
+fn what_is_read_is_never_replaced() {
+    let folder = folder();
+    said(folder.path(), "simulate model.toml --cluster h200x4 --ranks 2 --trace step.json");
+    let trace = std::fs::read_to_string(folder.path().join("step.json")).unwrap();
+    for line in [
+        "trace step.json --picture ./step.json --force",
+        "simulate model.toml --cluster h200x4 --ranks 2 --trace model.toml --force",
+        "tune model.toml --cluster h200x4 --ranks 2 --picture model.toml --force",
+    ] {
+        let output = run(folder.path(), line);
+        let complaint = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{line}");
+        assert!(complaint.contains("is both input and output"), "{line}: {complaint}");
+    }
+    assert_eq!(std::fs::read_to_string(folder.path().join("step.json")).unwrap(), trace);
+    assert_eq!(std::fs::read_to_string(folder.path().join("model.toml")).unwrap(), MODEL);
+}
+
+#[test]
+fn speeds_without_their_power_of_ten_are_refused_and_no_step_is_endless() {
+    let folder = folder();
+    let (_, preset) = warpweft::cluster::PRESETS[0];
+    let with = |key: &str, value: &str| {
+        let lines = preset.lines().map(|line| match line.split_once(" = ") {
+            Some((own, _)) if own == key => format!("{key} = {value}\n"),
+            _ => format!("{line}\n"),
+        });
+        let text: String = lines.collect();
+        assert_ne!(text, preset);
+        std::fs::write(folder.path().join("ours.toml"), text).unwrap();
+    };
+    let lines = ["simulate model.toml --ranks 4 --cluster ours.toml", "plan model.toml --cluster ours.toml"];
+    let refused = |complaint: &str| {
+        for line in lines {
+            let output = run(folder.path(), line);
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{line}: {said}");
+            assert!(said.contains(complaint) && said.contains("per second"), "{line}: {said}");
+        }
+    };
+    with("fp8", "1400");
+    refused("`gpu.flops_per_s.fp8` is 1400; set it to a number of operations per second from 1e8");
+    with("bf16", "1e8");
+    let calls = include_str!("../../examples/simulate/calls.toml");
+    let huge = calls.replace("flops = 412_316_860_416", "flops = 4_000_000_000_000_000_000");
+    std::fs::write(folder.path().join("model.toml"), huge).unwrap();
+    refused("30 years");
+}
+
+#[test]
 fn plan_says_why_a_task_stands_where_it_stands_and_what_a_step_is_expected_to_take() {
     let folder = folder();
     let totals = said(folder.path(), "plan model.toml --cluster h200x4 --ranks 4 --auto");
@@ -145,7 +208,7 @@ fn plan_says_why_a_task_stands_where_it_stands_and_what_a_step_is_expected_to_ta
         "times the bound below",
         "no schedule exposes less than",
         "slack least",
-        "policy = \"auto\"",
+        "policy = \"auto\", counted with `h200x4`",
     ] {
         assert!(totals.contains(word), "{word}: {totals}");
     }
@@ -276,4 +339,53 @@ fn replicas_come_from_the_flag_or_the_configuration_and_every_collective_names_i
     let refused = run(folder.path(), "plan model.toml --ranks 4 --replicate 3");
     let complaint = String::from_utf8(refused.stderr).unwrap();
     assert!(!refused.status.success() && complaint.contains("4 ranks cannot hold 3 replicas"), "{complaint}");
+}
+
+/// A program that waits for the text of a pipe, and the pipe's other end: the program is at its command by then.
+#[cfg(unix)]
+fn waiting(folder: &Path, line: &str) -> (std::process::Child, std::fs::File) {
+    let pipe = folder.join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let mut program = Command::new(env!("CARGO_BIN_EXE_warpweft"));
+    program.current_dir(folder).args(line.split(' ')).stderr(std::process::Stdio::null());
+    let program = program.spawn().unwrap();
+    (program, std::fs::OpenOptions::new().write(true).open(pipe).unwrap())
+}
+
+/// Interrupts a program again and again, as many times as are wanted at most, and says with what it ended.
+#[cfg(unix)]
+fn interrupted(mut program: std::process::Child, times: usize) -> Option<i32> {
+    let pid = program.id().to_string();
+    for _ in 0..times {
+        assert!(Command::new("sh").args(["-c", &format!("kill -INT {pid}")]).status().unwrap().success());
+        for _ in 0..6000 / times {
+            if let Some(ended) = program.try_wait().unwrap() {
+                return ended.code();
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+    program.kill().unwrap();
+    program.wait().unwrap();
+    panic!("it did not end");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_ends_a_command_that_looks_for_none() {
+    let folder = folder();
+    for line in ["trace pipe", "plan pipe", "tune pipe --cluster h200x4 --ranks 4"] {
+        let (program, _pipe) = waiting(folder.path(), line);
+        assert_eq!(interrupted(program, 1), Some(130), "{line}");
+        std::fs::remove_file(folder.path().join("pipe")).unwrap();
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_second_interrupt_ends_a_command_that_is_busy_and_writes_nothing() {
+    let folder = folder();
+    let (program, _pipe) = waiting(folder.path(), "calibrate ours.toml --device cpu --config pipe");
+    assert_eq!(interrupted(program, 60), Some(130));
+    assert!(!folder.path().join("ours.toml").exists());
 }

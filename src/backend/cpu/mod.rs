@@ -56,6 +56,7 @@ use crate::config::Reduce;
 use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{Binding, Lane, Region};
 use crate::model::Mesh;
+use crate::trace::Nanoseconds;
 
 /// One rank of a [`CpuWorld`].
 ///
@@ -113,7 +114,7 @@ impl Backend for CpuBackend {
         let link = match world.options.link {
             None => "links as fast as memory".to_owned(),
             Some(Link { bytes_per_s, latency }) => {
-                format!("links paced to {} MB/s and {latency:?}", bytes_per_s * 1e-6)
+                format!("links paced to {} MB/s and {}", bytes_per_s * 1e-6, Nanoseconds::from(latency))
             }
         };
         format!("cpu, {} in one process, {link}", world.mesh)

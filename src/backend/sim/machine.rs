@@ -1,7 +1,8 @@
 //! The clocks of a simulated world.
 //!
 //! Law: a clock only moves forward, and only when something is issued. Everything is in nanoseconds since the
-//! world was made. The formulas are those of the module above.
+//! world was made. The formulas are those of the module above. A clock that reaches [`END`] is an error and no
+//! time: it would stand still there.
 
 use crate::backend::TaskInterval;
 use crate::cluster::{Cluster, Contention, Jitter, stretched};
@@ -24,6 +25,9 @@ fn join(clocks: &mut [u64], mesh: Mesh, group: Group) {
 
 /// Ranks that have clocks of their own where ranks differ.
 pub const MAX_CLOCKS: u32 = 4096;
+
+/// The end of virtual time, some 30 years; the longest price of an op as well.
+pub(crate) const END: u64 = 1_000_000_000_000_000_000;
 
 /// What a lane is told.
 #[derive(Clone, Copy, Debug)]
@@ -181,11 +185,16 @@ impl Machine {
     ) -> Result<(), &'static str> {
         const NO_LANE: &str = "the lane was not opened";
         const NO_EVENT: &str = "the event is not of this plan, or was not recorded in this step";
+        const NO_TIME: &str = "virtual time has come to its end, 30 years; the speeds of the cluster are per second: \
+                               see that none lacks its power of ten, or simulate fewer steps";
         match action {
             Action::Run { lane, task } => {
                 let priced = tasks.get(task.index()).filter(|priced| priced.lane == lane);
                 let priced = priced.ok_or("the task is not of this plan and lane")?;
                 let interval = self.run(task, priced).ok_or(NO_LANE)?;
+                if self.lanes[lane.index()].free.iter().any(|free| *free >= END) {
+                    return Err(NO_TIME);
+                }
                 progress.intervals[task.index()] = interval;
             }
             Action::Record { lane, event } => {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::fit::FitError;
 use crate::config::ConfigError;
 use crate::model::DeclareError;
-use crate::session::SessionError;
+use crate::session::{SessionError, next_step};
 
 /// Why a machine could not be measured. No file was written.
 #[derive(Debug, thiserror::Error)]
@@ -75,8 +75,16 @@ pub enum CalibrateError {
     /// A session failed.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// The file system or the system refused.
-    #[error("cannot {action} `{}`: {source}", path.display())]
+    /// No runtime for the sessions of an experiment.
+    #[error(
+        "cannot start a runtime: {source}; raise the limits on open files and processes, or end other programs"
+    )]
+    Runtime {
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file system refused.
+    #[error("cannot {action} `{}`: {source}; {}", path.display(), next_step(source))]
     File {
         /// What was attempted.
         action: &'static str,

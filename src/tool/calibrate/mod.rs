@@ -41,7 +41,7 @@ mod world;
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use check::{Check, Compared};
 pub use error::CalibrateError;
@@ -55,7 +55,7 @@ use self::file::Figures;
 use self::simulated::Simulated;
 use self::subject::Subject;
 use super::text::{Align, Table, bytes};
-use crate::cluster::{Algorithm, Cluster, PRESETS, named};
+use crate::cluster::{Algorithm, Cluster, named, preset_names};
 use crate::config::Config;
 use crate::model::Math;
 
@@ -160,6 +160,9 @@ pub fn calibrate_machine(
     let held_out = bench.held_out(&cluster)?;
     bench.tell("a step that no number was read from")?;
     let check = check::check(&mut *bench.subject, &held_out, &cluster, &base, options.repeats)?;
+    if stop.load(Ordering::Relaxed) {
+        return Err(CalibrateError::Interrupted);
+    }
     let (collectives, kernels) = (measured.collectives, measured.kernels);
     Ok(Calibration { file, cluster, check, figures, collectives, kernels })
 }
@@ -191,8 +194,7 @@ fn subject(options: &CalibrateOptions, base: &Config) -> Result<Box<dyn Subject>
 }
 
 fn cluster(name: &str) -> Result<Cluster, CalibrateError> {
-    let presets = || PRESETS.map(|(name, _)| name).join(", ");
-    let missing = || CalibrateError::NoCluster { name: name.to_owned(), presets: presets() };
+    let missing = || CalibrateError::NoCluster { name: name.to_owned(), presets: preset_names(name) };
     Ok(named(name).ok_or_else(missing)??)
 }
 
@@ -204,7 +206,7 @@ fn links_between(name: &str) -> Result<(f64, f64, String), CalibrateError> {
 
 /// A runtime for the sessions of one experiment.
 fn runtime() -> Result<tokio::runtime::Runtime, CalibrateError> {
-    let refused = |source| CalibrateError::File { action: "start", path: "a runtime".into(), source };
+    let refused = |source| CalibrateError::Runtime { source };
     tokio::runtime::Builder::new_current_thread().build().map_err(refused)
 }
 

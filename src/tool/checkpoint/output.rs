@@ -41,12 +41,11 @@ impl Output {
         let failed = ToolError::file("create", path);
         let mut builder = tempfile::Builder::new();
         builder.prefix(".warpweft-").suffix(".part");
-        // As of any new file. The default is for secrets.
-        #[cfg(unix)]
-        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        let mut file = builder.tempfile_in(folder(path)).map_err(&failed)?;
+        // With the mode of any new file; the default is for secrets, and its errors name the temporary file.
+        let open = |path: &Path| File::options().read(true).write(true).create_new(true).open(path);
+        let mut file = builder.make_in(folder(path), open).map_err(&failed)?;
         file.as_file().set_len(layout.file_bytes).map_err(&failed)?;
-        file.write_all(&layout.head).map_err(&failed)?;
+        file.as_file_mut().write_all(&layout.head).map_err(&failed)?;
         let written = vec![0; layout.places.len()];
         Ok(Self { path: path.to_owned(), replace, file, layout, written })
     }

@@ -235,15 +235,14 @@ impl Bench {
 
 impl Stack {
     fn run(self, stop: &AtomicBool) -> Result<String, StackError> {
-        if let Some(path) = self.json.as_ref().filter(|path| path.exists() && !self.force) {
-            let source = io::Error::from(io::ErrorKind::AlreadyExists);
-            let action = "write, unless with --force,";
-            return Err(StackError::File { action, path: path.clone(), source });
-        }
+        let replace = self.force;
         let (json, options) = self.options();
         if let Some(path) = &json {
             // Before minutes of measuring.
             WholeFile::begin(path).map(drop).map_err(cannot_write(path))?;
+            if path.exists() && !replace {
+                return Err(StackError::Exists { path: path.clone() });
+            }
         }
         let mut say = |line: &str| {
             let _ = writeln!(io::stderr(), "{line}");

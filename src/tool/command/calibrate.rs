@@ -11,8 +11,8 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::super::{CalibrateDevice, CalibrateError, CalibrateOptions, calibrate_machine};
-use crate::cluster::Algorithm;
-use crate::config::ByteSize;
+use crate::cluster::{Algorithm, MOST_MEMORY};
+use crate::config::{ByteSize, ByteSizeError, Speed};
 use crate::model::Math;
 use crate::session::WholeFile;
 
@@ -54,7 +54,7 @@ pub(super) struct Calibrate {
     ranks: u32,
 
     /// What the cluster is called
-    #[arg(long, value_name = "NAME", default_value = "measured")]
+    #[arg(long, value_name = "NAME", default_value = "measured", value_parser = parse_name)]
     name: String,
 
     /// The formula that latency and speed of the link are fitted to: parts at once from every peer, or around a ring
@@ -83,7 +83,7 @@ pub(super) struct Calibrate {
     flops: Vec<(Math, f64)>,
 
     /// Memory of one rank, in place of what the device says
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     memory: Option<ByteSize>,
 
     /// Replace OUT.toml if it exists
@@ -117,7 +117,7 @@ Examples:
     warpweft calibrate again.toml --simulated h200x4 --ranks 4";
 
 fn parse_flops(text: &str) -> Result<(Math, f64), String> {
-    let wanted = "as in bf16=715e12: f32, bf16, fp8 or fp4, and operations per second from 1 to 1e30";
+    let wanted = "as in bf16=715e12: f32, bf16, fp8 or fp4, and a number of operations per second";
     let (math, speed) = text.split_once('=').ok_or(wanted)?;
     let math = match math {
         "f32" => Math::F32,
@@ -127,16 +127,31 @@ fn parse_flops(text: &str) -> Result<(Math, f64), String> {
         _ => return Err(wanted.to_owned()),
     };
     let speed: f64 = speed.parse().map_err(|_| wanted)?;
-    if (1.0..=1e30).contains(&speed) { Ok((math, speed)) } else { Err(wanted.to_owned()) }
+    match Speed::FLOPS.admits(speed) {
+        true => Ok((math, speed)),
+        false => Err(format!("set it to {}", Speed::FLOPS.words(Some(speed)))),
+    }
+}
+
+fn parse_name(text: &str) -> Result<String, String> {
+    if text.is_empty() { Err("set it to text that is not empty".to_owned()) } else { Ok(text.to_owned()) }
+}
+
+fn parse_memory(text: &str) -> Result<ByteSize, String> {
+    let size: ByteSize = text.parse().map_err(|error: ByteSizeError| error.to_string())?;
+    match size.bytes() {
+        1..=MOST_MEMORY => Ok(size),
+        _ => Err(format!("set it to a size above zero, of at most {}", ByteSize::new(MOST_MEMORY))),
+    }
 }
 
 impl Calibrate {
     pub(super) fn run(self, stop: &AtomicBool) -> Result<String, CalibrateError> {
+        // Before minutes of measuring.
+        WholeFile::begin(&self.out).map(drop).map_err(cannot_write(&self.out))?;
         if self.out.exists() && !self.force {
             return Err(CalibrateError::Exists { path: self.out });
         }
-        // Before minutes of measuring.
-        WholeFile::begin(&self.out).map(drop).map_err(cannot_write(&self.out))?;
         let bar = ProgressBar::new(0);
         let style = ProgressStyle::with_template("{bar:32} {pos} of {len}  {wide_msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));

@@ -6,15 +6,17 @@
 #[cfg(feature = "cuda")]
 mod bench;
 mod calibrate;
+mod interrupts;
 mod quantize;
 mod schedule;
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
-use std::sync::atomic::AtomicBool;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+pub use self::interrupts::Interrupts;
 
 use self::calibrate::Calibrate;
 use self::quantize::Quantize;
@@ -44,10 +46,26 @@ enum Command {
     Bench(bench::Bench),
 }
 
-/// Runs the program. `arguments` begin with its name; `stop` ends it at the next piece of a tensor, and may
-/// be set at any time.
-pub fn run(arguments: impl IntoIterator<Item = OsString>, stop: &AtomicBool) -> ExitCode {
-    let arguments = match Arguments::try_parse_from(arguments) {
+impl Arguments {
+    fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        let matches = taking_negative_numbers(Self::command()).try_get_matches_from(arguments)?;
+        Self::from_arg_matches(&matches)
+    }
+}
+
+/// Lets every option take `-1` for a value and not for another option, so that what is said is which values it takes.
+fn taking_negative_numbers(command: clap::Command) -> clap::Command {
+    let taking = |argument: clap::Arg| {
+        let takes = argument.get_long().is_some() && argument.get_action().takes_values();
+        if takes { argument.allow_negative_numbers(true) } else { argument }
+    };
+    command.mut_args(taking).mut_subcommands(taking_negative_numbers)
+}
+
+/// Runs the program. `arguments` begin with its name. Whoever catches interrupts tells `interrupts` of each, at
+/// any time; quantizing ends at the next piece of a tensor then, measuring before the next program.
+pub fn run(arguments: impl IntoIterator<Item = OsString>, interrupts: &Interrupts) -> ExitCode {
+    let arguments = match Arguments::read(arguments) {
         Ok(arguments) => arguments,
         Err(error) => {
             // Help and version too come this way; there is nobody to tell that printing failed.
@@ -58,21 +76,21 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, stop: &AtomicBool) -> 
     let said = match arguments.command {
         Command::Formats => Ok(describe_formats()),
         Command::Quantize(quantize) => {
-            quantize.run(stop).map(|report| report.to_string()).map_err(Failure::from)
+            quantize.run(interrupts.watch()).map(|report| report.to_string()).map_err(Failure::from)
         }
         Command::Plan(plan) => plan.run().map_err(Failure::from),
         Command::Simulate(simulate) => simulate.run().map_err(Failure::from),
         Command::Tune(tune) => tune.run().map_err(Failure::from),
         Command::Trace(trace) => trace.run().map_err(Failure::from),
-        Command::Calibrate(calibrate) => calibrate.run(stop).map_err(Failure::from),
+        Command::Calibrate(calibrate) => calibrate.run(interrupts.watch()).map_err(Failure::from),
         #[cfg(feature = "cuda")]
-        Command::Bench(bench) => bench.run(stop).map_err(Failure::from),
+        Command::Bench(bench) => bench.run(interrupts.watch()).map_err(Failure::from),
     };
     match said {
         Ok(text) => print(&text),
         Err(error) => {
             let _ = writeln!(io::stderr(), "error: {error}");
-            ExitCode::from(if error.is_interruption() { 130 } else { 1 })
+            ExitCode::from(if error.is_interruption() { Interrupts::EXIT_CODE } else { 1 })
         }
     }
 }

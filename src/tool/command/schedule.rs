@@ -76,7 +76,8 @@ pub(super) struct Plan {
     why: Option<String>,
 
     /// Say what a step is expected to take on a machine, what no schedule could beat, and whether the plan fits
-    /// its memory: a preset or a file. Graphs of --dot say nothing of it
+    /// its memory: a preset or a file. Graphs of --dot say nothing of it. A policy that is "auto" counts with this
+    /// machine too, in place of prefetch.cluster, so it may make another plan
     #[arg(long, value_name = "PRESET|FILE")]
     cluster: Option<String>,
 }
@@ -102,7 +103,7 @@ pub(super) struct Simulate {
     #[command(flatten)]
     model: ModelArguments,
 
-    /// A preset or a file
+    /// A preset or a file. A policy that is "auto" counts with this machine too, in place of prefetch.cluster
     #[arg(long, value_name = "PRESET|FILE")]
     cluster: String,
 
@@ -145,7 +146,8 @@ pub(super) struct ModelArguments {
     #[arg(long, value_name = "SIZE", group = "prefetch")]
     bytes: Option<ByteSize>,
 
-    /// Let the planner choose by what tasks take, over the configuration's policy
+    /// Let the planner choose by what tasks take on --cluster, or without one on the configuration's prefetch.cluster;
+    /// over the configuration's policy
     #[arg(long, group = "prefetch")]
     auto: bool,
 
@@ -172,7 +174,7 @@ pub(super) struct Tune {
     #[command(flatten)]
     model: ModelArguments,
 
-    /// A preset or a file
+    /// A preset or a file. A policy that is "auto" counts with this machine too, in place of prefetch.cluster
     #[arg(long, value_name = "PRESET|FILE")]
     cluster: String,
 

@@ -1,14 +1,12 @@
 //! What the command line takes and what it refuses.
 
-use clap::CommandFactory;
-
 use super::quantize::EXAMPLES;
 use super::schedule::{PLAN_EXAMPLES, SIMULATE_EXAMPLES, TUNE_EXAMPLES};
 use super::*;
 use crate::tool::formats;
 
 fn parse(line: &str) -> Result<Arguments, clap::Error> {
-    Arguments::try_parse_from(line.split(' '))
+    Arguments::read(line.split(' ').map(OsString::from))
 }
 
 #[test]
@@ -115,6 +113,12 @@ fn what_makes_no_sense_together_is_refused() {
         ("warpweft trace t.json --step 3", "--picture"),
         ("warpweft plan m.toml --depth 2 --auto", "cannot be used with"),
         ("warpweft plan m.toml --bytes 2gigs", "the unit is unknown"),
+        ("warpweft plan m.toml --bytes -1", "its number is not digits"),
+        ("warpweft plan m.toml --ranks -1", "-1 is not in 1..=65536"),
+        ("warpweft simulate m.toml --cluster h200x4 --ranks 4 --depth -1", "-1 is not in 0..=64"),
+        ("warpweft calibrate o.toml --memory 0", "a size above zero"),
+        ("warpweft calibrate o.toml --name ", "text that is not empty"),
+        ("warpweft calibrate o.toml --flops bf16=715", "did you mean 715e12?"),
         ("warpweft plan m.toml --why 3 --dot", "cannot be used with"),
         ("warpweft tune m.toml --cluster h200x4", "--ranks"),
     ] {

@@ -32,6 +32,14 @@ pub enum ScheduleError {
         /// The presets there are.
         presets: String,
     },
+    /// A step longer than the times that are counted.
+    #[error(
+        "a step is expected to take more than 30 years on `{cluster}`; its speeds are per second: see that none lacks its power of ten"
+    )]
+    Endless {
+        /// The cluster.
+        cluster: String,
+    },
     /// The plan or the simulation was refused.
     #[error(transparent)]
     Session(#[from] SessionError),
@@ -46,6 +54,15 @@ pub enum ScheduleError {
         /// What is wrong.
         source: TraceError,
     },
+    /// The trace is empty.
+    #[error(
+        "`{}` holds no slice, so there is nothing to sum up; `warpweft simulate --trace` and sessions with trace.enabled write traces",
+        path.display()
+    )]
+    Empty {
+        /// The trace.
+        path: PathBuf,
+    },
     /// The trace has no such step.
     #[error("`{}` has no step {step}; it has {has}", path.display())]
     NoStep {
@@ -58,8 +75,12 @@ pub enum ScheduleError {
     },
     /// There is no model to be read.
     #[error(
-        "cannot read the model `{}`: {source}; check its path, or write it: `warpweft plan --help` says what it declares",
-        path.display()
+        "cannot read the model `{}`: {source}; {}",
+        path.display(),
+        match source.kind() {
+            io::ErrorKind::InvalidData => "save it as UTF-8",
+            _ => "check its path, or write it: `warpweft plan --help` says what it declares",
+        }
     )]
     NoModel {
         /// Where it should be.
@@ -81,6 +102,12 @@ pub enum ScheduleError {
     #[error("`{}` exists; remove it, name another file, or replace it with --force", path.display())]
     Exists {
         /// The file.
+        path: PathBuf,
+    },
+    /// Input and output are the same file.
+    #[error("`{}` is both input and output; name another file for the output", path.display())]
+    SameFile {
+        /// The output, as given.
         path: PathBuf,
     },
     /// One file is to be both trace and picture.

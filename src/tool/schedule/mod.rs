@@ -28,9 +28,10 @@ pub use tune::{TuneOptions, tune_model};
 
 use self::model_file::ModelFile;
 use self::outputs::refused;
-use self::text::{forecast, outcome, too_large, totals};
+use self::text::{forecast, outcome, policy, too_large, totals};
 use super::text::duration;
-use crate::cluster::{Cluster, PRESETS, named};
+use crate::backend::sim::END;
+use crate::cluster::{Cluster, named, preset_names};
 use crate::config::{ByteSize, Config, Prefetch};
 use crate::model::StepProgram;
 use crate::session::{Session, costs_of, plan_program, plan_program_on};
@@ -62,6 +63,13 @@ pub struct ModelOptions {
     pub budget: Option<ByteSize>,
     /// In place of the configuration's `mesh.replicate`.
     pub replicate: Option<u32>,
+}
+
+impl ModelOptions {
+    /// Every file that is read, on a cluster of that name.
+    fn inputs<'a>(&'a self, cluster: &'a str) -> Vec<&'a Path> {
+        [self.model.as_path(), Path::new(cluster)].into_iter().chain(self.config.as_deref()).collect()
+    }
 }
 
 /// What to simulate, and what to write.
@@ -111,12 +119,17 @@ pub fn plan_model(
             (plan, Some(costs_of(&config, &cluster, ranks)?), too_large)
         }
     };
-    let expected = || costs.as_ref().map_or_else(String::new, |costs| forecast(&plan.forecast(costs)));
+    let expectation = costs.as_ref().map(|costs| plan.forecast(costs));
+    if expectation.as_ref().is_some_and(|forecast| forecast.step >= END) {
+        return Err(ScheduleError::Endless { cluster: cluster_name.unwrap_or_default().to_owned() });
+    }
+    let expected = || expectation.as_ref().map_or_else(String::new, forecast);
+    let machine = cluster_name.unwrap_or(&config.prefetch.cluster);
     let note = |note: &String| format!("note: {note}\n");
     Ok(match view {
         PlanView::Totals => {
             totals(&plan)
-                + &format!("{:<13} {}\n", "prefetch", config.prefetch)
+                + &format!("{:<13} {}\n", "prefetch", policy(&config.prefetch, machine))
                 + &expected()
                 + &plan.notes.iter().chain(&too_large).map(note).collect::<String>()
         }
@@ -141,7 +154,7 @@ pub fn plan_model(
 /// # Errors
 /// As [`plan_model`]; a cluster that does not exist or is too small; files that exist or cannot be written.
 pub fn simulate_model(options: &SimulateOptions) -> Result<String, ScheduleError> {
-    options.outputs.check()?;
+    options.outputs.check(&options.model.inputs(&options.cluster))?;
     let declared = declare(&options.model)?;
     let cluster = cluster(&options.cluster)?;
     let Declaration { name, program, config, .. } = &declared;
@@ -159,10 +172,13 @@ pub fn simulate_model(options: &SimulateOptions) -> Result<String, ScheduleError
 /// # Errors
 /// [`ScheduleError::File`], [`ScheduleError::Exists`], [`ScheduleError::Trace`], [`ScheduleError::NoStep`].
 pub fn show_trace(trace: &Path, outputs: &Outputs, step: Option<u64>) -> Result<String, ScheduleError> {
-    outputs.check()?;
+    outputs.check(&[trace])?;
     let file = File::open(trace).map_err(refused("read", trace))?;
     let wrong = |source| ScheduleError::Trace { path: trace.to_owned(), source };
     let read = read_trace(BufReader::new(file)).map_err(wrong)?;
+    if read.timeline.slices.is_empty() {
+        return Err(ScheduleError::Empty { path: trace.to_owned() });
+    }
     let summary = Summary { host: read.host, ..Summary::of(&read.timeline) };
     if outputs.picture.is_some() {
         let mut timeline = read.timeline;
@@ -201,8 +217,7 @@ fn declare(options: &ModelOptions) -> Result<Declaration, ScheduleError> {
 }
 
 fn cluster(name: &str) -> Result<Cluster, ScheduleError> {
-    let presets = || PRESETS.map(|(name, _)| name).join(", ");
-    let missing = || ScheduleError::NoCluster { name: name.to_owned(), presets: presets() };
+    let missing = || ScheduleError::NoCluster { name: name.to_owned(), presets: preset_names(name) };
     Ok(named(name).ok_or_else(missing)??)
 }
 

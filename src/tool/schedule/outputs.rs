@@ -1,7 +1,8 @@
 //! Files that a schedule is written to.
 //!
 //! Law: names that are taken are refused before anything is computed, unless they may be replaced, and so is
-//! one name for two files. Files are written whole or not at all, and only plain files are replaced.
+//! one name for two files; what is read is never replaced. Files are written whole or not at all, and only plain
+//! files are replaced.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,8 +26,13 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// Refuses names that are taken.
-    pub(super) fn check(&self) -> Result<(), ScheduleError> {
+    /// Refuses names that are taken, and at all events those of what is read.
+    pub(super) fn check(&self, inputs: &[&Path]) -> Result<(), ScheduleError> {
+        let inputs: Vec<PathBuf> = inputs.iter().filter_map(|input| input.canonicalize().ok()).collect();
+        let is_input = |path: &&PathBuf| path.canonicalize().is_ok_and(|path| inputs.contains(&path));
+        if let Some(path) = self.trace.iter().chain(&self.picture).find(is_input) {
+            return Err(ScheduleError::SameFile { path: path.clone() });
+        }
         if let (Some(trace), Some(picture)) = (&self.trace, &self.picture)
             && std::path::absolute(trace).ok() == std::path::absolute(picture).ok()
         {

@@ -8,11 +8,20 @@ use std::fmt::Write;
 use super::super::text::{Align, Table, bytes, duration};
 use super::Declaration;
 use crate::cluster::Cluster;
+use crate::config::{Prefetch, PrefetchPolicy};
 use crate::plan::{Forecast, StepPlan};
 use crate::session::Simulation;
 
 pub(super) fn size(count: usize) -> String {
     bytes(count as u64)
+}
+
+/// When gathers start, and of a policy that counts also with which machine.
+pub(super) fn policy(prefetch: &Prefetch, machine: &str) -> String {
+    match prefetch.policy {
+        None => prefetch.to_string(),
+        Some(PrefetchPolicy::Auto) => format!("{prefetch}, counted with `{}`", machine.escape_debug()),
+    }
 }
 
 pub(super) fn totals(plan: &StepPlan) -> String {
@@ -66,9 +75,11 @@ pub(super) fn outcome(declared: &Declaration, cluster: &Cluster, simulation: &Si
     let micro_batches = plan.micro_batches;
     let (tokens, rate) = tokens.map_or_else(Default::default, |tokens| {
         let rate = tokens as f64 * f64::from(micro_batches) / step.as_secs_f64();
+        // A machine without latencies and as fast as can be takes less than a nanosecond.
+        let rate = rate.is_finite().then(|| format!("; {rate:.0} tokens per second and GPU"));
         (
             format!("{tokens} tokens per rank and micro-batch, {micro_batches} a step, "),
-            format!("; {rate:.0} tokens per second and GPU"),
+            rate.unwrap_or_default(),
         )
     });
     let arena = plan.arena.bytes();
@@ -76,7 +87,7 @@ pub(super) fn outcome(declared: &Declaration, cluster: &Cluster, simulation: &Si
     let overlap =
         exposure.overlap().map_or_else(String::new, |part| format!("; {:.1} % of it hidden", 100.0 * part));
     let rows = [
-        ("model", format!("{name}, {tokens}{}", config.prefetch)),
+        ("model", format!("{name}, {tokens}{}", policy(&config.prefetch, &cluster.name))),
         ("machine", device.clone()),
         ("step", format!("{}{rate}", duration(*step))),
         ("  compute", share(exposure.compute)),

@@ -43,7 +43,7 @@ pub struct TuneOptions {
 /// # Errors
 /// As [`super::simulate_model`]; [`ScheduleError::NothingRuns`] when no policy fits.
 pub fn tune_model(options: &TuneOptions) -> Result<String, ScheduleError> {
-    options.outputs.check()?;
+    options.outputs.check(&options.model.inputs(&options.cluster))?;
     let declared = declare(&options.model)?;
     let cluster = cluster(&options.cluster)?;
     let costs = costs_of(&declared.config, &cluster, options.ranks)?;

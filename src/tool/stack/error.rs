@@ -7,7 +7,7 @@ use crate::backend::cuda::CudaFailure;
 use crate::config::ConfigError;
 use crate::linear::LinearError;
 use crate::model::DeclareError;
-use crate::session::SessionError;
+use crate::session::{SessionError, next_step};
 
 /// Why a stack could not be measured.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +34,12 @@ pub enum StackError {
         /// The patterns.
         patterns: String,
     },
+    /// There are no GPUs to be measured.
+    #[error("GPUs are measured, and none can be found here: {what}; run this where they are")]
+    NoGpus {
+        /// What is missing.
+        what: String,
+    },
     /// A CUDA library refused.
     #[error(transparent)]
     Cuda(#[from] CudaFailure),
@@ -50,7 +56,7 @@ pub enum StackError {
     #[error(transparent)]
     Session(#[from] SessionError),
     /// The file system refused.
-    #[error("cannot {action} `{}`: {source}", path.display())]
+    #[error("cannot {action} `{}`: {source}; {}", path.display(), next_step(source))]
     File {
         /// What was attempted.
         action: &'static str,
@@ -58,6 +64,12 @@ pub enum StackError {
         path: PathBuf,
         /// What the system said.
         source: io::Error,
+    },
+    /// A file is there that nobody said may be replaced.
+    #[error("`{}` exists; remove it, name another file, or replace it with --force", path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
     },
     /// Another thread of the measurement failed first.
     #[error("a rank gave up: {reason}")]

@@ -62,8 +62,8 @@ pub use report::{Measured, StackReport};
 pub use shape::StackShape;
 pub use variant::{Ahead, Ending, Mode, StackFormat, Unit};
 
-use crate::backend::cuda::DeviceOrdinal;
-use crate::cluster::{Cluster, PRESETS, named};
+use crate::backend::cuda::{CudaFailure, DeviceOrdinal};
+use crate::cluster::{Cluster, named, preset_names};
 use crate::config::{Config, ReduceDtype, Transport, pattern_matches};
 use crate::format::ElementType;
 use crate::linear::Device;
@@ -132,15 +132,17 @@ pub fn bench_stack(
     if options.reduce_dtype.travels(options.gradients) != options.reduce_dtype.element() {
         return Err(StackError::Gradients);
     }
-    let found = DeviceOrdinal::all()?;
-    let Some(gpus) = found.get(..options.gpus).filter(|gpus| !gpus.is_empty()) else {
-        return Err(StackError::Gpus { asked: options.gpus, found: found.len() });
-    };
-    let setting = Setting::new(options, gpus, stop)?;
+    let (base, machine) = surroundings(options)?;
     let variants = variant::select(options);
     if variants.is_empty() && !resident::NAMES.iter().any(|name| options.wants(name)) {
         return Err(StackError::NothingMatches { patterns: options.only.join(", ") });
     }
+    let found = DeviceOrdinal::all().map_err(no_gpus)?;
+    let Some(gpus) = found.get(..options.gpus).filter(|gpus| !gpus.is_empty()) else {
+        return Err(StackError::Gpus { asked: options.gpus, found: found.len() });
+    };
+    let pace = Pace { warm: options.warm, steps: options.steps };
+    let setting = Setting { options, base, machine, gpus, pace, stop };
     if let Some(folder) = &options.traces {
         std::fs::create_dir_all(folder).map_err(|source| StackError::File {
             action: "make",
@@ -181,10 +183,7 @@ pub fn bench_stack(
 
 /// The cluster of that name.
 fn machine(name: &str) -> Result<Cluster, StackError> {
-    let missing = || SessionError::NoCluster {
-        name: name.to_owned(),
-        presets: PRESETS.map(|(name, _)| name).join(", "),
-    };
+    let missing = || SessionError::NoCluster { name: name.to_owned(), presets: preset_names(name) };
     Ok(named(name).ok_or_else(missing)?.map_err(SessionError::from)?)
 }
 
@@ -198,19 +197,22 @@ struct Setting<'a> {
     stop: &'a AtomicBool,
 }
 
-impl<'a> Setting<'a> {
-    fn new(
-        options: &'a StackOptions,
-        gpus: &'a [DeviceOrdinal],
-        stop: &'a AtomicBool,
-    ) -> Result<Self, StackError> {
-        let mut base = Config::load(options.config.as_deref())?;
-        if let Some(cluster) = &options.cluster {
-            base.prefetch.cluster.clone_from(cluster);
+/// The configuration that variants change, and the cluster that steps are predicted for.
+fn surroundings(options: &StackOptions) -> Result<(Config, Option<Cluster>), StackError> {
+    let mut base = Config::load(options.config.as_deref())?;
+    if let Some(cluster) = &options.cluster {
+        base.prefetch.cluster.clone_from(cluster);
+    }
+    Ok((base, options.cluster.as_deref().map(machine).transpose()?))
+}
+
+/// Nothing but GPUs is measured here, so there is no other backend to be advised.
+fn no_gpus(failure: CudaFailure) -> StackError {
+    match failure {
+        CudaFailure::Library { library, .. } => {
+            StackError::NoGpus { what: format!("{library} cannot be opened") }
         }
-        let machine = options.cluster.as_deref().map(machine).transpose()?;
-        let pace = Pace { warm: options.warm, steps: options.steps };
-        Ok(Self { options, base, machine, gpus, pace, stop })
+        failure => failure.into(),
     }
 }
 

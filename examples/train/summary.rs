@@ -1,0 +1,194 @@
+//! What people are told of a run: before it what is about to run, behind it how it went and where its files are.
+//!
+//! Law: nothing is decided here; a summary only tells, and writes what [`Outputs`] was prepared for.
+
+use std::error::Error;
+
+use warpweft::config::ByteSize;
+use warpweft::config::Config as Settings;
+use warpweft::session::Session;
+use warpweft::trace::{LineChart, Nanoseconds, Reference, Series};
+
+use crate::arguments::Arguments;
+#[cfg(feature = "cuda")]
+use crate::cuda;
+use crate::data::Corpus;
+use crate::model::{Config, VOCABULARY, parameters};
+use crate::outputs::{Outputs, Trace};
+use crate::placement::Placement;
+use crate::say::say;
+use crate::{Run, schedule};
+
+/// What is about to run, before it runs.
+pub(crate) fn introduce(
+    arguments: &Arguments,
+    settings: &Settings,
+    config: &Config,
+    corpus: &Corpus,
+    session: &Session,
+    placement: &Placement,
+) -> Result<(), Box<dyn Error>> {
+    let elements: usize = parameters(config).iter().map(|parameter| parameter.rows * parameter.cols).sum();
+    say!(
+        "text      {} bytes of {}; unigram entropy {:.3} nats, uniform {:.3} nats (ln 256)",
+        corpus.len(),
+        count(corpus.files(), "file"),
+        corpus.unigram_entropy(),
+        (VOCABULARY as f64).ln(),
+    );
+    say!(
+        "model     {} layers, width {}, {} parameters in {}, batch {} × {} bytes on {}{}",
+        config.layers,
+        config.width,
+        elements,
+        arguments.format,
+        config.batch,
+        config.sequence,
+        if session.ranks() == 1 { "" } else { "each of " },
+        count(session.ranks() as usize, "rank"),
+    );
+    if let Ok(plan) = session.plan("train") {
+        let bounds = &plan.bounds;
+        say!(
+            "plan      {} tasks, {}; {} transient (live bound {}), {} resident, {} received per step, per rank",
+            plan.tasks.len(),
+            settings.prefetch,
+            size(bounds.transient_bytes),
+            size(bounds.live_bytes),
+            size(bounds.resident_bytes),
+            size(bounds.wire_bytes),
+        );
+    }
+    say!("device    {}", session.device());
+    if session.landing_bytes() > 0 {
+        say!("landing   {} beside each arena, for what peers send", size(session.landing_bytes()));
+    }
+    match placement {
+        Placement::Cpu { instead: Some(reason), .. } => say!("          on the CPU, because {reason}"),
+        Placement::Cpu { instead: None, .. } => {}
+        #[cfg(feature = "cuda")]
+        Placement::Cuda { gpus } => {
+            let elsewhere = match session.ranks() as usize - session.own_ranks().len() {
+                0 => String::new(),
+                others => format!("; {others} in other processes"),
+            };
+            say!("          ranks on {}{elsewhere}", cuda::names(gpus)?.join(", "));
+        }
+        #[cfg(not(feature = "cuda"))]
+        Placement::Cuda { .. } => {}
+    }
+    say!(
+        "settings\n{}",
+        settings.effective().lines().map(|line| format!("          {line}\n")).collect::<String>()
+    );
+    Ok(())
+}
+
+/// The closing summary.
+pub(crate) fn conclude(corpus: &Corpus, run: &Run, held_out: f32) {
+    let (Some(first), Some(report)) = (run.losses.first(), &run.last) else { return };
+    let last = schedule::recent(&run.losses);
+    let share = |part: Nanoseconds| 100.0 * part.fraction_of(run.exposure.step);
+    say!(
+        "\nloss      {first:.3} → {last:.3} nats per byte (mean of the last steps); held-out text {held_out:.3}"
+    );
+    say!("          unigram entropy {:.3}, ln 256 {:.3}", corpus.unigram_entropy(), (VOCABULARY as f64).ln());
+    let step = run.stepping.as_secs_f64() * 1e3 / run.losses.len() as f64;
+    if run.is_timed() {
+        say!(
+            "time      {step:.1} ms per step; compute {:.1} %, exposed communication {:.1} %, waiting for ranks {:.1} %, idle {:.1} %",
+            share(run.exposure.compute),
+            share(run.exposure.exposed),
+            share(run.exposure.skew),
+            share(run.exposure.idle),
+        );
+    } else {
+        say!("time      {step:.1} ms per step; --trace FILE tells where it goes");
+    }
+    if let Some(host) = run.hosts.get(run.hosts.len() / 2) {
+        say!("host      {host}");
+    }
+    if let Some(forecast) = &run.forecast {
+        say!("forecast  {forecast}");
+    }
+    if let Some(overlap) = run.exposure.overlap() {
+        say!("overlap   {:.1} % of all communication ran behind compute", 100.0 * overlap);
+    }
+    say!(
+        "bytes     {} received per step and rank; arena {} transient, {} live at most, {} resident",
+        size(report.bounds.wire_bytes),
+        size(report.bounds.transient_bytes),
+        size(report.bounds.live_bytes),
+        size(report.bounds.resident_bytes),
+    );
+    if report.bounds.columnwise_saved_bytes > 0 {
+        let saved = size(report.bounds.columnwise_saved_bytes);
+        say!("          columnwise planes made on demand save {saved} of arena over keeping them");
+    }
+    if let Some(trials) = &run.tuning {
+        say!("tuning\n{}", trials.lines().map(|line| format!("          {line}\n")).collect::<String>());
+    }
+    if run.skipped > 0 {
+        let steps = count(run.skipped as usize, "step");
+        say!("skipped   {steps}, for gradients that were not finite");
+    }
+}
+
+/// Writes the files and says where they are. `trace` is the one that was written, if one was.
+///
+/// # Errors
+/// As [`Outputs::write`].
+pub(crate) fn leave(
+    outputs: &Outputs,
+    settings: &Settings,
+    trace: Option<Trace<'_>>,
+    run: &Run,
+    picture: &str,
+) -> Result<(), String> {
+    let written = outputs.write(picture, &run.losses);
+    if written.is_ok() {
+        say!("pictures  {}", outputs.curve().display());
+    }
+    let Some(Trace { path, .. }) = trace else { return written };
+    say!("trace     {}  (open in https://ui.perfetto.dev or chrome://tracing)", path.display());
+    // Steps of the evaluation are numbered on, behind those of training.
+    let first = settings.trace.first_step;
+    if run.losses.len() <= first as usize {
+        say!(
+            "          holds no training step: it begins with step {first}, counted from 0, and training had {}; take more --steps, or lower trace.first_step",
+            run.losses.len(),
+        );
+    }
+    written
+}
+
+/// The picture of the loss.
+pub(crate) fn picture(arguments: &Arguments, ranks: u32, corpus: &Corpus, losses: &[f32]) -> String {
+    let points = losses.iter().enumerate().map(|(step, loss)| (step as f64, f64::from(*loss))).collect();
+    LineChart {
+        title: format!(
+            "Loss of the example, {} weights on {}",
+            arguments.format,
+            count(ranks as usize, "rank")
+        ),
+        x_label: "training step".into(),
+        y_label: "loss, nats per byte".into(),
+        series: vec![Series { name: "training loss".into(), points }],
+        references: vec![
+            Reference { name: "unigram entropy".into(), value: corpus.unigram_entropy() },
+            Reference { name: "ln 256".into(), value: (VOCABULARY as f64).ln() },
+        ],
+        ..LineChart::default()
+    }
+    .render()
+}
+
+/// Bytes as people read them.
+fn size(bytes: usize) -> String {
+    ByteSize::new(bytes as u64).rounded()
+}
+
+/// So many of them, as in "1 rank" and "2 ranks".
+fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
