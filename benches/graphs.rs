@@ -9,10 +9,9 @@
 //!   other's memory. One launch per rank, by its thread.
 //! - *anew*: as per rank, but enqueued anew each time, nothing recorded.
 //!
-//! Words are signaled behind the kernel, on the compute stream: then a pull waits for no more than an edge
-//! would say. *Met* they are signaled, waited for and cleared in one batch on the copy stream, as the library
-//! does it (which meets twice around a collective, and here it is once): then a rank signals only behind its
-//! copies of the round before.
+//! Words are signaled, waited for and cleared in one batch on the copy stream, as the library does it (which
+//! meets twice around a collective, and here it is once): so a rank signals only behind its copies of the round
+//! before.
 //!
 //! Times are the host's, medians.
 

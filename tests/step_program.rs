@@ -227,7 +227,8 @@ fn inputs_and_outputs_are_those_of_all_micro_batches_one_after_the_other() {
         let report = session.step("train").await.unwrap();
         let losses: Vec<f32> = report.output(RankId::new(0), "loss").unwrap();
         assert_eq!(losses.len(), 3);
-        assert_eq!(report.mean_output("loss").unwrap(), losses.iter().sum::<f32>() / 3.0);
+        let mean = losses.iter().map(|loss| f64::from(*loss)).sum::<f64>() / 3.0;
+        assert_eq!(report.mean_output("loss").unwrap(), mean as f32);
         for (batch, loss) in batches.iter().zip(losses) {
             session.write_input("evaluate", RankId::new(0), "input", batch).unwrap();
             let alone = session.step("evaluate").await.unwrap().mean_output("loss").unwrap();

@@ -21,7 +21,6 @@ use machine::Machine;
 use options::{Asked, Options};
 use per_rank::PerRank;
 use table::Row;
-use words::Signaled;
 
 /// How the work is handed to the driver.
 #[derive(Clone, Copy)]
@@ -31,12 +30,10 @@ enum Way {
 }
 
 /// Under the names they have in the table.
-const WAYS: [(&str, Way); 5] = [
+const WAYS: [(&str, Way); 3] = [
     ("one graph", Way::One),
-    ("per rank", Way::PerRank(PerRank { recorded: true, signaled: Signaled::BehindTheKernel })),
-    ("per rank, met", Way::PerRank(PerRank { recorded: true, signaled: Signaled::BeforeTheCopies })),
-    ("anew", Way::PerRank(PerRank { recorded: false, signaled: Signaled::BehindTheKernel })),
-    ("anew, met", Way::PerRank(PerRank { recorded: false, signaled: Signaled::BeforeTheCopies })),
+    ("per rank", Way::PerRank(PerRank { recorded: true })),
+    ("anew", Way::PerRank(PerRank { recorded: false })),
 ];
 
 pub(crate) fn run() {

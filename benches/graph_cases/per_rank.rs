@@ -13,13 +13,12 @@ use super::job::Job;
 use super::machine::Rank;
 use super::options::{Options, WARM};
 use super::table::{Recording, Replay, Times};
-use super::words::{Signaled, Words};
+use super::words::Words;
 use super::work::Work;
 
 #[derive(Clone, Copy)]
 pub(crate) struct PerRank {
     pub(crate) recorded: bool,
-    pub(crate) signaled: Signaled,
 }
 
 /// What a rank's thread tells.
@@ -55,7 +54,7 @@ fn of_rank(
     replays: usize,
 ) -> Result<Told, String> {
     let work = Work::new(*job, rank)?;
-    let words = Words::new(job, rank, way.signaled);
+    let words = Words::new(job, rank);
     // As the library: other threads do what they like meanwhile.
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     let recorded = way.recorded.then(|| Graph::record(rank.compute, mode, || work.enqueue(&words)));

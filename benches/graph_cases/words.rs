@@ -8,51 +8,26 @@ use cudarc::driver::sys;
 use super::job::Job;
 use super::machine::Rank;
 
-/// Where a rank says that its kernel is done.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Signaled {
-    /// On the compute stream; the copy stream only waits.
-    BehindTheKernel,
-    /// On the copy stream, in one batch with the waits and with clearing the words.
-    BeforeTheCopies,
-}
-
-/// The batches of one rank, per round.
-pub(crate) struct Words {
-    compute: Vec<Vec<sys::CUstreamBatchMemOpParams>>,
-    copy: Vec<Vec<sys::CUstreamBatchMemOpParams>>,
-}
+/// The batches of one rank, per round: it signals its peers, waits for their words, and clears them. All on the
+/// copy stream. Signaled on the compute stream, behind the kernel, recorded ranks never came to an end: a graph
+/// runs its branches in an order of its own, and one that waits may stand before the one that signals.
+pub(crate) struct Words(Vec<Vec<sys::CUstreamBatchMemOpParams>>);
 
 impl Words {
-    pub(crate) fn new(job: &Job<'_>, rank: &Rank, signaled: Signaled) -> Self {
-        let (mut compute, mut copy) = (Vec::new(), Vec::new());
-        for round in 0..job.rounds {
-            let signals = job.peers(rank).map(|peer| write(job.word(peer, round, rank.number), 1));
+    pub(crate) fn new(job: &Job<'_>, rank: &Rank) -> Self {
+        let meeting = |round| {
             let own = |peer: &Rank| job.word(rank, round, peer.number);
+            let signals = job.peers(rank).map(|peer| write(job.word(peer, round, rank.number), 1));
             let waits = job.peers(rank).map(|peer| wait(own(peer), 1));
-            match signaled {
-                Signaled::BehindTheKernel => {
-                    compute.push(signals.collect());
-                    copy.push(waits.collect());
-                }
-                Signaled::BeforeTheCopies => {
-                    let cleared = job.peers(rank).map(|peer| write(own(peer), 0));
-                    compute.push(Vec::new());
-                    copy.push(signals.chain(waits).chain(cleared).collect());
-                }
-            }
-        }
-        Self { compute, copy }
-    }
-
-    /// What goes behind the kernel of a round.
-    pub(crate) fn behind_the_kernel(&self, rank: &Rank, round: usize) -> Result<(), String> {
-        enqueue(&self.compute[round], rank.compute)
+            let cleared = job.peers(rank).map(|peer| write(own(peer), 0));
+            signals.chain(waits).chain(cleared).collect()
+        };
+        Self((0..job.rounds).map(meeting).collect())
     }
 
     /// What goes before the copies of a round.
     pub(crate) fn before_the_copies(&self, rank: &Rank, round: usize) -> Result<(), String> {
-        enqueue(&self.copy[round], rank.copy)
+        enqueue(&self.0[round], rank.copy)
     }
 }
 

@@ -37,7 +37,6 @@ impl<'a> Work<'a> {
     pub(crate) fn enqueue(&self, words: &Words) -> Result<(), String> {
         for round in 0..self.job.rounds {
             self.kernel(round)?;
-            words.behind_the_kernel(self.rank, round)?;
             self.await_kernel_of(self, round)?;
             words.before_the_copies(self.rank, round)?;
             self.pull(round)?;

@@ -7,8 +7,8 @@ One process, one CUDA graph per GPU, no library of ours. Four kinds of steps in 
     products           the bf16 products of forward and backward, out of whole weights
     own bytes          the same; between them, copies within the GPU of as many bytes as placing own parts and summing
                        gradients move (bf16 weights and gradients, f32 main grads)
-    peers' bytes       the products alone on their stream; beside them, copy engines pull the peers' parts of every
-                       weight, twice, and the peers' slices of every gradient
+    peers' bytes       the products alone on their stream; beside them, copy engines write to the peers: the own part of
+                       every weight, twice, and the peers' slices of every gradient
     both
 
 Nothing waits for a copy, so nothing is exposed: what a kind takes above `products` is what the bytes themselves cost,
@@ -65,7 +65,7 @@ class Copies:
 
 
 class Gpu:
-    """What one GPU holds: whole weights, the shards that its peers pull, and where it puts what it pulls."""
+    """What one GPU holds: whole weights, the shard that it sends, and where its peers write what they send."""
 
     def __init__(self, number, options, gpus):
         self.device = torch.device("cuda", number)
@@ -88,7 +88,7 @@ class Gpu:
             self.landing = [[torch.empty(part, **empty) for part in parts] for _ in range(gpus)]
             self.main_grads = [torch.empty(2, part, dtype=torch.float32, device=self.device) for part in parts]
             self.compute = torch.cuda.Stream(self.device)
-            self.pulls = torch.cuda.Stream(self.device)
+            self.sends = [torch.cuda.Stream(self.device) for _ in range(gpus - 1)]
         self.graphs = {}
 
     def forward(self, layer):
@@ -102,7 +102,7 @@ class Gpu:
 
     def own_bytes(self, copy, is_backward):
         """The own part goes to its place; backward also reads all slices of a gradient and adds them up."""
-        for part, place in zip(self.shard, self.landing[0]):
+        for part, place in zip(self.shard, self.landing[self.device.index]):
             copy(place, part, self.compute)
         if is_backward:
             # Slices of bf16 from all GPUs, and main grads read and written: as many bytes as this copy reads
@@ -113,27 +113,29 @@ class Gpu:
                 copy(gradient.view(-1)[gradient.numel() // 2 :], gradient.view(-1)[: gradient.numel() // 2], self.compute)
 
     def peers_bytes(self, copy, peers, is_backward):
-        for _ in range(2 if is_backward else 1):
-            for number, peer in enumerate(peers):
-                for part, place in zip(peer.shard, self.landing[number + 1]):
-                    copy(place, part, self.pulls)
+        for stream, peer in zip(self.sends, peers):
+            for _ in range(2 if is_backward else 1):
+                for part, place in zip(self.shard, peer.landing[self.device.index]):
+                    copy(place, part, stream)
 
     def record(self, kind, options, copy, peers):
-        own, pulled = kind in ("own bytes", "both"), kind in ("peers' bytes", "both")
+        own, sent = kind in ("own bytes", "both"), kind in ("peers' bytes", "both")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self.device), torch.cuda.graph(graph, stream=self.compute):
             layers = list(range(options.layers))
             for is_backward in (False, True):
                 for layer in reversed(layers) if is_backward else layers:
-                    if pulled:
+                    if sent:
                         # No sooner than the products of the same block, as the gather one block ahead.
-                        self.pulls.wait_stream(self.compute)
+                        for stream in self.sends:
+                            stream.wait_stream(self.compute)
                         self.peers_bytes(copy, peers, is_backward)
                     if own:
                         self.own_bytes(copy, is_backward)
                     (self.backward if is_backward else self.forward)(layer)
-            if pulled:
-                self.compute.wait_stream(self.pulls)
+            if sent:
+                for stream in self.sends:
+                    self.compute.wait_stream(stream)
         self.graphs[kind] = graph
 
 
@@ -184,7 +186,8 @@ def main():
     for gpu in gpus:
         for peer in gpus:
             if peer is not gpu:
-                gpu.landing[0][0].copy_(peer.shard[0])  # enables peer access
+                gpu.landing[0][0].copy_(peer.shard[0])  # enables peer access, from both sides
+                peer.landing[0][0].copy_(gpu.shard[0])
         with torch.cuda.device(gpu.device), torch.cuda.stream(gpu.compute):
             gpu.forward(0)
             gpu.backward(0)
