@@ -339,7 +339,6 @@ fn check_budget(request: &Request<'_>, demands: &[Demand<'_>], placed: &Placed) 
         can_prefetch_less: !demands.is_empty() && request.policy.prefetch != Prefetch::Depth(0),
         needed: *needed,
         budget,
-        moment,
-        alive: alive.join(", "),
+        fullest: format!("{moment}, with {}", alive.join(", ")),
     })
 }

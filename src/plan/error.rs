@@ -10,7 +10,7 @@ use crate::format::ElementType;
 pub enum PlanError {
     /// The transient bytes do not fit the budget.
     #[error(
-        "program `{program}`: {} {} of transient memory per rank, but memory.budget is {}; the fullest moment is {moment}, with {alive}; {}raise the budget",
+        "program `{program}`: {} {} of transient memory per rank, but memory.budget is {}; the fullest moment is {fullest}; {}raise the budget",
         prefetch.as_ref().map_or_else(|| "it needs".to_owned(), |prefetch| format!("{prefetch} needs")),
         ByteSize::of(*needed).in_full(),
         ByteSize::of(*budget).in_full(),
@@ -27,10 +27,8 @@ pub enum PlanError {
         needed: usize,
         /// Bytes allowed.
         budget: usize,
-        /// The task at which most bytes are live.
-        moment: String,
-        /// The largest live slots then.
-        alive: String,
+        /// The task at which most bytes are live, and the largest slots that are live then.
+        fullest: String,
     },
     /// Too few bytes to gather anything ahead.
     #[error(

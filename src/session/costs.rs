@@ -6,7 +6,7 @@
 
 use super::SessionError;
 use crate::backend::sim::SimError;
-use crate::cluster::{Cluster, PRESETS, Prices, named};
+use crate::cluster::{Cluster, Prices, named, preset_names};
 use crate::config::{Capture, Config, PrefetchPolicy};
 use crate::plan::Costs;
 
@@ -33,7 +33,7 @@ pub(super) fn configured(config: &Config, ranks: u32) -> Result<Option<Costs>, S
     }
     let cluster = named(&prefetch.cluster).ok_or_else(|| SessionError::NoCluster {
         name: prefetch.cluster.clone(),
-        presets: PRESETS.map(|(name, _)| name).join(", "),
+        presets: preset_names(&prefetch.cluster),
     })??;
     costs_of(config, &cluster, ranks).map(Some)
 }

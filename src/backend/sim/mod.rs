@@ -37,6 +37,7 @@ mod world;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+#[cfg(feature = "cli")]
 pub(crate) use machine::END;
 pub use machine::MAX_CLOCKS;
 pub use surface::SimSurface;
