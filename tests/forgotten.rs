@@ -115,6 +115,7 @@ async fn start(config: Config, orders: &Orders) -> Session {
     session
 }
 
+/// EX-4
 #[test]
 fn what_a_call_declares_to_write_and_its_closure_never_asks_for_skips_the_step_by_name() {
     block_on(async {

@@ -1,6 +1,6 @@
 //! Recording a step and replaying it, as one state machine.
 //!
-//! Law: a plan's first step runs eagerly (*cold*: caches fill, lazy handles are made), and so do later ones until
+//! **EX-3** A plan's first step runs eagerly (*cold*: caches fill, lazy handles are made), and so do later ones until
 //! one was through on all ranks: closures behind one that failed have not run yet. The next is recorded
 //! without running anything and then launched, later ones are launched. Every one of them is a real step;
 //! there is no warm-up that would touch main grads. A step is recorded whole, or in segments where some of
