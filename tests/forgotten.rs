@@ -142,6 +142,25 @@ fn what_a_call_declares_to_write_and_its_closure_never_asks_for_skips_the_step_b
     });
 }
 
+#[test]
+fn a_gradient_that_is_lent_twice_at_once_is_refused_by_name() {
+    block_on(async {
+        let (map, program) = program();
+        let closures = move |_: RankId| {
+            move |_: &Call, context: &ComputeContext<'_, CpuSurface>| {
+                let _held = context.gradient(map)?;
+                context.gradient(map).map(drop)
+            }
+        };
+        let builder = Session::builder(Config::default(), closures).program(program);
+        let mut session = builder.start_cpu(1).await.unwrap();
+        session.write_input("train", RankId::new(0), "x", &[0.5_f32; SIZE]).unwrap();
+        let said = session.step("train").await.unwrap_err().to_string();
+        let twice = "asked for the gradient of `map` while it holds the gradient of `map`";
+        assert!(said.contains(twice) && said.contains("drop what it holds first"), "{said}");
+    });
+}
+
 /// What is added to, or left out, is no number then.
 #[test]
 fn under_the_checking_layer_a_gradient_that_is_added_to_or_half_written_skips_the_step() {

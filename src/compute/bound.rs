@@ -129,6 +129,24 @@ impl BoundCall {
         bound
     }
 
+    /// What of the call begins where `region` does, by name.
+    pub(crate) fn operand_at(&self, region: Region) -> Option<String> {
+        let begins = |other: &Region| other.bytes > 0 && other.offset == region.offset;
+        let gradient = self.gradients.iter().find(|gradient| begins(&gradient.region)).map(|gradient| {
+            format!("the gradient of `{}`", self.program.weight_name(gradient.gradient.weight))
+        });
+        let buffer = || {
+            let found = self.buffers.iter().find(|buffer| begins(&buffer.region));
+            found.map(|buffer| format!("buffer `{}`", buffer.name))
+        };
+        let weight = || {
+            let of = |usage: &&BoundUse| begins(&usage.planes.data) || begins(&usage.planes.scale);
+            let found = self.uses.iter().find(of);
+            found.map(|usage| format!("weight `{}`", self.program.weight_name(usage.weight)))
+        };
+        gradient.or_else(buffer).or_else(weight)
+    }
+
     /// A run of the call begins: nothing is lent.
     pub(super) fn begin(&self) {
         self.gradients.iter().for_each(|gradient| gradient.lent.begin());

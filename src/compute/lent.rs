@@ -1,7 +1,8 @@
 //! Whether a running call asked for what it must overwrite.
 //!
-//! **EX-4** What a call overwrites is asked for, or its step has failed. A rank runs one call at a time, so a mark is of the call that runs. Marks are made when a plan is bound;
-//! setting and asking allocates nothing. That a view was lent does not say that every element was written.
+//! **EX-4** What a call overwrites is asked for, or its step has failed. A rank runs one call at a time, so a
+//! mark is of the call that runs. Marks are made when a plan is bound; setting and asking allocates nothing.
+//! That a view was lent does not say that every element was written.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

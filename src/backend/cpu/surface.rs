@@ -32,9 +32,15 @@ impl CpuSurface {
                 bytes: region.bytes,
                 element,
             },
-            BorrowError::Outside { .. } | BorrowError::Race { .. } => {
-                ComputeError::Race(format!("call `{call}`: {error}"))
+            BorrowError::Race { wanted, held, .. } => {
+                let named = |region| self.call.operand_at(region).unwrap_or_else(|| "memory".to_owned());
+                ComputeError::Race(format!(
+                    "call `{call}` asked for {} while it holds {}: {error}; drop what it holds first",
+                    named(wanted),
+                    named(held)
+                ))
             }
+            BorrowError::Outside { .. } => ComputeError::Race(format!("call `{call}`: {error}")),
         }
     }
 }
