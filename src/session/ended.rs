@@ -1,0 +1,74 @@
+//! What a step that has ended left with the ranks: faults, times, reports.
+//!
+//! Law: of a step that all ranks replied to, everything is taken here before anybody is told: whoever is told of a
+//! failure loses nothing of what the step did.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Session, SessionError, StepReport, report};
+use crate::exec::{RankReport, RankThread};
+use crate::id::RankId;
+use crate::model::Call;
+
+impl Session {
+    /// A panic in a step nobody looked at still poisons the session.
+    fn note_panics(&mut self, ranks: &[RankReport]) {
+        for (rank, report) in ranks.iter().enumerate() {
+            if let Some(fault) = report.fault.as_ref().filter(|fault| fault.panicked) {
+                let reason = format!("the closure of {} panicked: {}", RankId::at(rank), fault.message);
+                self.poisoned.get_or_insert(reason);
+            }
+        }
+    }
+
+    /// How the last step ended on every rank of the world, in rank order.
+    fn rank_reports(&self, number: usize) -> Vec<RankReport> {
+        let plan = &self.programs[number].plan;
+        let mut all: Vec<(RankId, RankReport)> = Vec::new();
+        for thread in &self.ranks {
+            let mut exchange = thread.exchange();
+            all.push((thread.rank(), RankReport::of(plan, number, &exchange)));
+            all.append(&mut exchange.elsewhere);
+        }
+        all.sort_by_key(|(rank, _)| *rank);
+        all.into_iter().map(|(_, report)| report).collect()
+    }
+
+    /// The report of the last step, of program number `number`. What it says of steps nobody saw is said once.
+    ///
+    /// # Errors
+    /// [`SessionError::Closure`] if a closure failed; the session goes on, and has counted the step.
+    pub(super) fn report(&mut self, number: usize, duration: Duration) -> Result<StepReport, SessionError> {
+        let ranks = self.rank_reports(number);
+        self.note_panics(&ranks);
+        let plan = Arc::clone(&self.programs[number].plan);
+        self.unseen.not_recorded.extend(report::not_recorded(&plan.name, &ranks));
+        let step = self.steps;
+        self.steps += 1;
+        let exchanges: Vec<_> = self.ranks.iter().map(RankThread::exchange).collect();
+        if let Some(recorder) = &mut self.recorder {
+            recorder.record(&plan, step, self.rendezvous.range().start, &exchanges);
+        }
+        if let Some(tuning) = &mut self.tuning {
+            let times = exchanges.first().filter(|first| {
+                let is_skipped = first.vote.is_some_and(|vote| vote.skips());
+                !is_skipped && ranks.iter().all(|report| report.fault.is_none())
+            });
+            tuning.after_step(number, times.map(|first| first.agreed.as_slice()));
+        }
+        let faulted = (ranks.iter().enumerate())
+            .find_map(|(rank, report)| report.fault.as_ref().map(|fault| (RankId::at(rank), fault)));
+        if plan.calls.iter().any(|call| !call.grads.is_empty()) {
+            self.has_gradients = faulted.is_none();
+        }
+        if let Some((rank, fault)) = faulted {
+            let call = plan.calls.get(fault.call.index()).map_or_else(String::new, Call::label);
+            let (message, panicked) = (fault.message.clone(), fault.panicked);
+            return Err(SessionError::Closure { step, rank, call, message, panicked });
+        }
+        let (device, first) = (self.device.clone(), RankId::at(self.rendezvous.range().start));
+        let unseen = std::mem::take(&mut self.unseen);
+        report::build(&plan, step, duration, device, unseen, (first, &exchanges), ranks)
+    }
+}
