@@ -122,6 +122,8 @@ mod pages {
     mod readme {}
     #[doc = include_str!("../docs/training-loop.md")]
     mod training_loop {}
+    #[doc = include_str!("../docs/programs.md")]
+    mod programs {}
     #[cfg(feature = "cuda")]
     #[doc = include_str!("../docs/interop.md")]
     mod interop {}

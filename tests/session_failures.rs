@@ -396,7 +396,7 @@ fn a_recording_given_up_in_a_step_whose_closure_failed_is_told_by_the_next_repor
 
 /// EX-3. Closures behind the one that failed did not run, and what they make when they first run cannot be recorded.
 #[test]
-fn a_plan_whose_first_step_failed_on_one_rank_is_issued_once_more_before_it_is_recorded() {
+fn a_plan_whose_first_steps_failed_on_one_rank_is_issued_until_one_is_through_and_recorded_then() {
     within_a_minute(async {
         let mischief = Mischief::default();
         let config = Config { capture: Capture::Step, ..Config::default() };

@@ -73,6 +73,10 @@ impl Backend for Null {
         Ok(())
     }
 
+    fn has_cold_steps(&self) -> bool {
+        false
+    }
+
     fn warmed(&self, (): &mut ()) {}
 
     fn enqueue(&self, _stream: &mut LaneId, (): &(), _task: TaskId) -> Result<(), BackendError> {

@@ -12,8 +12,8 @@ One process, one CUDA graph per GPU, no library of ours. Four kinds of steps in 
     both
 
 Nothing waits for a copy, so nothing is exposed: what a kind takes above `products` is what the bytes themselves cost,
-by memory bandwidth, by launches between products, or by the power they take from a GPU that stands at its limit. No
-scheduler can do better with the same bytes. Prints milliseconds (medians of the slowest GPU), ratios, and the median
+by memory bandwidth, by launches between products, or by the power they take from a GPU that stands at its limit. A
+limiter can also make products faster beside copies than alone: look at the clocks before you believe a row. Prints milliseconds (medians of the slowest GPU), ratios, and the median
 clock and power of each kind.
 """
 
@@ -180,6 +180,7 @@ def step(gpus, kind):
 
 def main():
     options = arguments()
+    sensor = Sensor()
     number = options.gpus or torch.cuda.device_count()
     copy = Copies()
     gpus = [Gpu(gpu, options, number) for gpu in range(number)]
@@ -198,7 +199,7 @@ def main():
             # Each begins with another peer, so that no GPU is asked by all others at once.
             at = gpus.index(gpu)
             gpu.record(kind, options, copy, gpus[at + 1 :] + gpus[:at])
-    sensor, times = Sensor(), {kind: [] for kind in kinds}
+    times = {kind: [] for kind in kinds}
     for turn in range(options.rounds + 1):
         for kind in kinds:
             # The first turn warms the GPUs up; behind each change the limiter needs a moment.

@@ -154,6 +154,10 @@ impl<B: Backend> Backend for Checked<B> {
         Ok(())
     }
 
+    fn has_cold_steps(&self) -> bool {
+        self.inner.has_cold_steps()
+    }
+
     fn warmed(&self, bound: &mut Self::Bound) {
         self.inner.warmed(&mut bound.inner);
     }

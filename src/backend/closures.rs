@@ -2,7 +2,7 @@
 //!
 //! Laws:
 //! - Closures are made, run and dropped on one thread.
-//! - A closure that returns without having asked for what its call overwrites has failed.
+//! - EX-4: a closure that returns without having asked for what its call overwrites has failed.
 //! - After a panic a closure's state is not trusted: none runs again, and every later call faults with the
 //!   name of the call that panicked and its words.
 //!
@@ -58,7 +58,11 @@ impl<S: Surface> Closures<S> {
             Self::Broken(message) => Some((message.clone(), true)),
             Self::Ready(closures) => {
                 let context = ComputeContext::new(rank, bound, surface);
-                let run = || closures.run(&bound.call, &context).and_then(|()| context.check_written());
+                let run = || {
+                    context.begin()?;
+                    closures.run(&bound.call, &context)?;
+                    context.end()
+                };
                 match catch_unwind(AssertUnwindSafe(run)) {
                     Ok(Ok(())) => None,
                     Ok(Err(error)) => Some((error.to_string(), false)),

@@ -108,8 +108,12 @@ pub trait Backend: Send + 'static {
     /// [`BackendError::Poisoned`] when the world can no longer run steps.
     fn begin_step(&self, bound: &mut Self::Bound) -> Result<(), BackendError>;
 
+    /// Are steps of a plan run in another way until one was through on all ranks? The same on every rank.
+    fn has_cold_steps(&self) -> bool;
+
     /// A step of the bound plan was through on all ranks, and no closure failed in it: whatever is loaded or made
-    /// when a plan runs for the first time is there. Called once, on all ranks behind the same step.
+    /// when a plan runs for the first time is there. Called once, on all ranks behind the same step, if
+    /// [`Backend::has_cold_steps`] says so or steps of the plan are recorded.
     fn warmed(&self, bound: &mut Self::Bound);
 
     /// Enqueues task `task` of the bound plan on its lane.

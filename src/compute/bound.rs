@@ -132,9 +132,11 @@ impl BoundCall {
     /// What of the call begins where `region` does, by name.
     pub(crate) fn operand_at(&self, region: Region) -> Option<String> {
         let begins = |other: &Region| other.bytes > 0 && other.offset == region.offset;
-        let gradient = self.gradients.iter().find(|gradient| begins(&gradient.region)).map(|gradient| {
-            format!("the gradient of `{}`", self.program.weight_name(gradient.gradient.weight))
-        });
+        let gradient = self
+            .gradients
+            .iter()
+            .find(|gradient| begins(&gradient.region))
+            .map(|gradient| format!("the gradient of {}", self.name_of(gradient.gradient.weight)));
         let buffer = || {
             let found = self.buffers.iter().find(|buffer| begins(&buffer.region));
             found.map(|buffer| format!("buffer `{}`", buffer.name))
@@ -142,9 +144,21 @@ impl BoundCall {
         let weight = || {
             let of = |usage: &&BoundUse| begins(&usage.planes.data) || begins(&usage.planes.scale);
             let found = self.uses.iter().find(of);
-            found.map(|usage| format!("weight `{}`", self.program.weight_name(usage.weight)))
+            found.map(|usage| format!("weight {}", self.name_of(usage.weight)))
         };
         gradient.or_else(buffer).or_else(weight)
+    }
+
+    /// A weight of the call, for messages.
+    fn name_of(&self, weight: WeightId) -> String {
+        self.program.weight_name(weight).map_or_else(|| weight.to_string(), |name| format!("`{name}`"))
+    }
+
+    /// Where the gradients and buffers lie that the call overwrites.
+    pub(super) fn overwritten(&self) -> impl Iterator<Item = Region> + '_ {
+        let buffers = self.buffers.iter().filter(|buffer| buffer.access == Access::Write);
+        let gradients = self.gradients.iter().map(|gradient| gradient.region);
+        gradients.chain(buffers.map(|buffer| buffer.region))
     }
 
     /// A run of the call begins: nothing is lent.
@@ -158,8 +172,8 @@ impl BoundCall {
     pub(super) fn check_written(&self) -> Result<(), ComputeError> {
         let not_written = |what| ComputeError::NotWritten { call: self.call.name.clone(), what };
         if let Some(forgotten) = self.gradients.iter().find(|gradient| !gradient.lent.is_marked()) {
-            let weight = self.program.weight_name(forgotten.gradient.weight);
-            return Err(not_written(format!("the gradient of `{weight}`")));
+            let weight = self.name_of(forgotten.gradient.weight);
+            return Err(not_written(format!("the gradient of {weight}")));
         }
         let overwritten = || self.buffers.iter().filter(|buffer| buffer.access == Access::Write);
         match overwritten().find(|buffer| !buffer.lent.is_marked()) {

@@ -8,7 +8,6 @@ use half::bf16;
 
 use super::bound::{BoundBuffer, BoundCall, BoundGradient, BoundUse};
 use super::error::ComputeError;
-use super::lent::Lent;
 use super::surface::Surface;
 use crate::format::{Element, ElementType, Format, Orientation, Shape};
 use crate::id::{BufferId, CallId, MicroBatchId, RankId, WeightId};
@@ -56,16 +55,24 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// The context of one run of a bound call; made by backends.
     #[must_use]
     pub fn new(rank: RankId, bound: &'a BoundCall, surface: &'a S) -> Self {
-        bound.begin();
         Self { rank, bound, surface }
     }
 
-    /// Whether the closure, which has returned, asked for all that its call declares to overwrite; asked by
-    /// backends.
+    /// Before the closure runs: nothing is lent, and what the call overwrites is spoiled if the plan is bound so.
+    ///
+    /// # Errors
+    /// What the surface says.
+    pub(crate) fn begin(&self) -> Result<(), ComputeError> {
+        let spoiled = self.bound.overwritten().filter(|_| self.bound.spoiled);
+        self.bound.begin();
+        spoiled.map(|region| self.surface.spoil(region)).collect()
+    }
+
+    /// Behind it: did it ask for all that its call declares to overwrite?
     ///
     /// # Errors
     /// [`ComputeError::NotWritten`] names what it forgot.
-    pub fn check_written(&self) -> Result<(), ComputeError> {
+    pub(crate) fn end(&self) -> Result<(), ComputeError> {
         self.bound.check_written()
     }
 
@@ -213,11 +220,11 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     fn gradient_region(&self, weight: WeightId, asked: ElementType) -> Result<Region, ComputeError> {
         let bound = self.bound_gradient(weight)?;
         if bound.gradient.element == asked {
-            self.spoil_once(&bound.lent, bound.region)?;
+            bound.lent.mark();
             return Ok(bound.region);
         }
         let (call, declared) = (self.bound.call.name.clone(), bound.gradient.element);
-        let weight = self.bound.program.weight_name(weight).to_owned();
+        let weight = self.weight_name(weight);
         Err(ComputeError::GradientElement { call, weight, declared, asked })
     }
 
@@ -245,7 +252,7 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     pub fn write<T: Element>(&self, buffer: BufferId) -> Result<S::Write<'a, T>, ComputeError> {
         let bound = self.writable(buffer)?;
         let region = self.typed(bound, T::TYPE)?;
-        self.lend(bound)?;
+        bound.lent.mark();
         self.surface.write(region)
     }
 
@@ -264,21 +271,8 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// [`ComputeError::NotDeclared`] unless the call declares to write or update it.
     pub fn write_bytes(&self, buffer: BufferId) -> Result<S::Write<'a, u8>, ComputeError> {
         let bound = self.writable(buffer)?;
-        self.lend(bound)?;
+        bound.lent.mark();
         self.surface.write(bound.region)
-    }
-
-    /// A buffer is about to be lent for writing. What a call updates stays as it is.
-    fn lend(&self, bound: &BoundBuffer) -> Result<(), ComputeError> {
-        match bound.access {
-            Access::Write => self.spoil_once(&bound.lent, bound.region),
-            Access::Read | Access::Update => Ok(()),
-        }
-    }
-
-    /// Marks what the call overwrites as lent, and spoils it before that if the plan is bound so.
-    fn spoil_once(&self, lent: &Lent, region: Region) -> Result<(), ComputeError> {
-        if lent.mark() && self.bound.spoiled { self.surface.spoil(region) } else { Ok(()) }
     }
 
     fn readable(&self, buffer: BufferId) -> Result<&BoundBuffer, ComputeError> {
@@ -329,8 +323,8 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// A weight, for messages.
     fn weight_name(&self, weight: WeightId) -> String {
         match self.bound.program.weight_name(weight) {
-            "" => format!("{weight}, which is of another model,"),
-            name => format!("weight `{name}`"),
+            None => format!("{weight}, which is of another model,"),
+            Some(name) => format!("weight `{name}`"),
         }
     }
 

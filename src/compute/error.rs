@@ -63,13 +63,13 @@ pub enum ComputeError {
     },
     /// A gradient was asked for in another element type than the call declares.
     #[error(
-        "call `{call}` asked for the gradient of `{weight}` in {asked:?}, which it declares in {declared:?}; ask by {}, or declare it by CallBuilder::gradient_in",
+        "call `{call}` asked for the gradient of {weight} in {asked:?}, which it declares in {declared:?}; ask by {}, or declare it by CallBuilder::gradient_in",
         match declared { ElementType::Bf16 => "gradient_bf16", _ => "gradient" }
     )]
     GradientElement {
         /// The call's name.
         call: String,
-        /// The weight's name.
+        /// The weight, by name.
         weight: String,
         /// What the call declares.
         declared: ElementType,
@@ -107,6 +107,16 @@ pub enum ComputeError {
     /// Two live views of one piece of memory, of which one writes.
     #[error("{0}")]
     Race(String),
+    /// The device refused to fill what the call overwrites, as the checking layer has it.
+    #[error(
+        "call `{call}`: what it overwrites cannot be filled for the checking layer: {reason}; start a new session, if it stays so with check = false"
+    )]
+    Spoil {
+        /// The call's name.
+        call: String,
+        /// What the device said.
+        reason: String,
+    },
     /// The embedder's own error.
     #[error("{0}")]
     Closure(String),

@@ -16,9 +16,9 @@ impl Lent {
         self.0.store(false, Ordering::Relaxed);
     }
 
-    /// The operand is lent. Is it for the first time?
-    pub(super) fn mark(&self) -> bool {
-        !self.0.swap(true, Ordering::Relaxed)
+    /// The operand is lent.
+    pub(super) fn mark(&self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 
     /// Was it?

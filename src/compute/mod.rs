@@ -62,7 +62,8 @@ pub const SPOILED: u8 = 0xFF;
 /// step and the later ones of the program, with the closure;
 /// [`StepReport::not_recorded`](crate::session::StepReport::not_recorded) says so once.
 ///
-/// The first step is the place for code and memory because ranks meet on the host before each of its
+/// The *first step* of a plan is over when one was through on all ranks and no closure failed in it: closures behind
+/// one that failed have not run. It is the place for code and memory because ranks meet on the host before each of its
 /// collectives, and wait for it. Later, what waits for the device may wait for a peer that waits for this very
 /// rank: seen with code that was loaded late, on four GPUs. No test lets a closure wait or allocate behind the
 /// first step.

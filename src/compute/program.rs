@@ -54,14 +54,15 @@ impl BoundProgram {
         })
     }
 
-    /// The name of a weight; empty for one of another model.
-    pub(super) fn weight_name(&self, weight: WeightId) -> &str {
-        self.weights.get(weight.index()).map_or("", String::as_str)
+    /// The name of a weight; none of another model's.
+    pub(super) fn weight_name(&self, weight: WeightId) -> Option<&str> {
+        self.weights.get(weight.index()).map(String::as_str)
     }
 
     /// The id of the weight called `name`, for the call called `call`.
     pub(super) fn weight(&self, name: &str, call: &str) -> Result<WeightId, ComputeError> {
-        let position = self.weights_by_name.binary_search_by(|weight| self.weight_name(*weight).cmp(name));
+        let position =
+            self.weights_by_name.binary_search_by(|weight| self.weight_name(*weight).cmp(&Some(name)));
         let found = position.ok().and_then(|position| self.weights_by_name.get(position));
         found.copied().ok_or_else(|| ComputeError::NoWeight {
             call: call.to_owned(),
@@ -102,7 +103,7 @@ mod tests {
         let bound = bound(&program());
         for (at, name) in ["up", "down"].iter().enumerate() {
             assert_eq!(bound.weight(name, "fit").unwrap(), WeightId::at(at));
-            assert_eq!(bound.weight_name(WeightId::at(at)), *name);
+            assert_eq!(bound.weight_name(WeightId::at(at)), Some(*name));
         }
         let (call, weight, near) = ("fit".to_owned(), "dwn".to_owned(), vec!["down".to_owned()]);
         assert_eq!(bound.weight("dwn", "fit").unwrap_err(), ComputeError::NoWeight { call, weight, near });

@@ -144,9 +144,11 @@ impl<B: Backend> Installed<B> {
         Ok(outcome.map(|()| Driven { unrecorded, segments, issue, issued, before, step })?)
     }
 
-    /// Behind a step: the plan is warm once one was through on all ranks, and no closure failed in it.
+    /// Behind a step: the plan is warm once one was through on all ranks, and no closure failed in it. Ranks ask
+    /// each other only where somebody needs to know.
     pub(super) fn settle(&mut self, backend: &B, world: &World, faulted: bool) -> Result<(), ExecError> {
-        if !self.is_cold || world.exchange(backend.rank(), u64::from(faulted))?.contains(&1) {
+        let matters = backend.has_cold_steps() || matches!(self.capture, Capture::Cold);
+        if !self.is_cold || !matters || world.exchange(backend.rank(), u64::from(faulted))?.contains(&1) {
             return Ok(());
         }
         self.is_cold = false;

@@ -183,7 +183,8 @@ impl<B: Backend> Rank<B> {
         exchange.exposure = self.gauge.measure(&installed.plan, &exchange.intervals);
         exchange.fault = self.streams.iter_mut().find_map(|stream| self.backend.take_fault(stream));
         let faulted = exchange.fault.is_some();
-        self.programs[program].settle(&self.backend, &self.world, faulted)?;
+        let Self { backend, programs, world, meter, .. } = self;
+        meter.within(Activity::Waiting, || programs[program].settle(backend, world, faulted))?;
         let installed = &self.programs[program];
         exchange.vote = match installed.vote {
             None => None,
@@ -212,7 +213,8 @@ impl<B: Backend> Rank<B> {
         if self.edge.shards != Some(self.edge.masters) {
             self.run(None)?;
             // No closure runs in it.
-            self.prologue.settle(&self.backend, &self.world, false)?;
+            let Self { backend, prologue, world, meter, .. } = self;
+            meter.within(Activity::Waiting, || prologue.settle(backend, world, false))?;
         }
         Ok(())
     }

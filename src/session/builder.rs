@@ -11,7 +11,6 @@ use std::time::Duration;
 use super::plans::{Plans, host_buffers};
 use super::recorder::Recorder;
 use super::tuning::Tuning;
-
 use super::{Program, Session, SessionError, Staged, Unseen, costs};
 use crate::backend::cpu::{CpuOptions, CpuWorld, Link};
 use crate::backend::{Backend, Checked};

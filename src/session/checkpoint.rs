@@ -218,6 +218,13 @@ impl Checkpoint {
                     at / state.shape.cols,
                     at % state.shape.cols
                 )
+            } else if !layout.frozen && !state.exp_avg.iter().chain(&state.exp_avg_sq).all(|m| m.is_finite())
+            {
+                format!(
+                    "`{}` has a moment that is not finite, from which no training goes on; import a checkpoint of \
+                     before it diverged, or `checkpoint.restart_optimizer()`",
+                    state.name
+                )
             } else if let Some(delayed) = state.delayed.as_ref().filter(|delayed| !delayed.is_usable()) {
                 format!("`{}` has the delayed scale {}, which no cast can use", state.name, delayed.scale)
             } else {

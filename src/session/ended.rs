@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Session, SessionError, StepReport, report};
-use crate::exec::{RankReport, RankThread};
+use crate::exec::{Exchange, RankReport, RankThread};
 use crate::id::RankId;
 use crate::model::Call;
 
@@ -51,11 +51,10 @@ impl Session {
             recorder.record(&plan, step, self.rendezvous.range().start, &exchanges);
         }
         if let Some(tuning) = &mut self.tuning {
-            let times = exchanges.first().filter(|first| {
-                let is_skipped = first.vote.is_some_and(|vote| vote.skips());
-                !is_skipped && ranks.iter().all(|report| report.fault.is_none())
-            });
-            tuning.after_step(number, times.map(|first| first.agreed.as_slice()));
+            let failed = ranks.iter().any(|report| report.fault.is_some());
+            let is_skipped = |first: &Exchange| first.vote.is_some_and(|vote| vote.skips());
+            let times = exchanges.first().filter(|first| !failed && !is_skipped(first));
+            tuning.after_step(number, failed, times.map(|first| first.agreed.as_slice()));
         }
         let faulted = (ranks.iter().enumerate())
             .find_map(|(rank, report)| report.fault.as_ref().map(|fault| (RankId::at(rank), fault)));

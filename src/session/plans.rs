@@ -106,12 +106,13 @@ fn refusal(
     programs: &[Result<Arc<StepPlan>, PlanError>],
     prologue: &Result<Arc<StepPlan>, PlanError>,
 ) -> Option<PlanError> {
-    let needed = |error: &PlanError| match error {
-        PlanError::Budget { needed, .. } => *needed,
-        _ => usize::MAX,
+    let refused = || [prologue].into_iter().chain(programs).filter_map(|plan| plan.as_ref().err());
+    let needed = |error: &&PlanError| match error {
+        PlanError::Budget { needed, .. } => Some(*needed),
+        _ => None,
     };
-    let refused = programs.iter().chain([prologue]).filter_map(|plan| plan.as_ref().err());
-    refused.max_by_key(|error| needed(error)).cloned()
+    let other = refused().find(|error| needed(error).is_none());
+    other.or_else(|| refused().max_by_key(needed)).cloned()
 }
 
 /// Programs are declared over a model as the rules of the configuration have it.

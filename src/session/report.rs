@@ -67,7 +67,7 @@ pub struct StepReport {
     /// A step was to be recorded and some rank could not: this one, or one before it whose report nobody saw,
     /// because its future was dropped or a closure failed in it. Ranks that could have dropped what they
     /// recorded, so all ranks do the same: they issue that program's steps anew from now on, and none tries
-    /// again in this session. Said once for a program, on every process; of several ranks that could not, the
+    /// again under the same plan. Said once, on every process; of several ranks that could not, the
     /// first is named.
     pub not_recorded: Vec<NotRecorded>,
     /// How many recordings were launched for it on each rank: 1 for a step that was recorded whole, one more

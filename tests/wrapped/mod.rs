@@ -196,6 +196,10 @@ impl<B: Backend> Backend for Wrapped<B> {
         self.inner.begin_step(&mut bound.inner)
     }
 
+    fn has_cold_steps(&self) -> bool {
+        self.inner.has_cold_steps()
+    }
+
     fn warmed(&self, bound: &mut Self::Bound) {
         self.inner.warmed(&mut bound.inner);
     }

@@ -164,6 +164,10 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn has_cold_steps(&self) -> bool {
+        false
+    }
+
     fn warmed(&self, _bound: &mut CpuBound) {}
 
     fn enqueue(&self, stream: &mut CpuStream, bound: &CpuBound, task: TaskId) -> Result<(), BackendError> {

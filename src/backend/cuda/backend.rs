@@ -332,6 +332,10 @@ impl Backend for CudaBackend {
         }
     }
 
+    fn has_cold_steps(&self) -> bool {
+        true
+    }
+
     fn warmed(&self, bound: &mut CudaBound) {
         bound.is_cold = false;
     }

@@ -205,9 +205,10 @@ impl Surface for CudaSurface {
     fn spoil(&self, region: Region) -> Result<(), ComputeError> {
         let to = self.arena.plus(region.offset).number();
         // SAFETY: the region is the call's own in the rank's arena, and the stream is that of its lane.
-        let filled = unsafe { result::memset_d8_async(to, SPOILED, region.bytes, self.handles.stream) };
-        filled.map_err(|error| {
-            ComputeError::closure(format!("what the call writes cannot be filled: {error:?}"))
+        let fill = || unsafe { result::memset_d8_async(to, SPOILED, region.bytes, self.handles.stream) };
+        self.handles.driver(fill).map_err(|error| ComputeError::Spoil {
+            call: self.call.call.name.clone(),
+            reason: format!("{error:?}"),
         })
     }
 

@@ -186,6 +186,10 @@ impl Backend for SimBackend {
         }
     }
 
+    fn has_cold_steps(&self) -> bool {
+        false
+    }
+
     fn warmed(&self, _bound: &mut SimBound) {}
 
     fn enqueue(&self, stream: &mut SimStream, bound: &SimBound, task: TaskId) -> Result<(), BackendError> {

@@ -131,9 +131,9 @@ impl Tuning {
 
     /// A step of `program` ended. `times` are what all ranks agreed on, the step first; none of a step that
     /// is no measurement.
-    pub(super) fn after_step(&mut self, program: usize, times: Option<&[u64]>) {
+    pub(super) fn after_step(&mut self, program: usize, failed: bool, times: Option<&[u64]>) {
         let Stage::Running(trial) = &mut self.stage else { return };
-        if program != self.program || !trial.count(times) {
+        if program != self.program || !trial.count(failed, times) {
             return;
         }
         let plan = Arc::clone(trial.plan());

@@ -14,13 +14,15 @@ pub(super) struct Trial {
     candidate: Candidate,
     plan: Arc<StepPlan>,
     ran: u32,
+    /// Was a step of it through, on all ranks and without a fault? Those before are slower.
+    is_warm: bool,
     /// Of every step that was measured: the step, then its tasks.
     times: Vec<Vec<u64>>,
 }
 
 impl Trial {
     pub(super) const fn new(candidate: Candidate, plan: Arc<StepPlan>) -> Self {
-        Self { candidate, plan, ran: 0, times: Vec::new() }
+        Self { candidate, plan, ran: 0, is_warm: false, times: Vec::new() }
     }
 
     pub(super) const fn candidate(&self) -> Candidate {
@@ -31,10 +33,10 @@ impl Trial {
         &self.plan
     }
 
-    /// Counts a step with what it took, if that was measured; was it the last?
-    pub(super) fn count(&mut self, times: Option<&[u64]>) -> bool {
-        let is_warm = self.ran > 0;
-        self.times.extend(times.filter(|_| is_warm).map(<[u64]>::to_vec));
+    /// Counts a step in which a closure failed or none, with what it took, if that was measured; was it the last?
+    pub(super) fn count(&mut self, failed: bool, times: Option<&[u64]>) -> bool {
+        self.times.extend(times.filter(|_| self.is_warm).map(<[u64]>::to_vec));
+        self.is_warm |= !failed;
         self.ran += 1;
         self.ran >= self.candidate.steps
     }

@@ -1,8 +1,8 @@
 //! Interrupts, and who attends to them.
 //!
-//! Law: no interrupt is lost. While a command looks for the first one, it ends by itself and tidies up; where
-//! none looks, and from the second one on, the process has to end at once. Then a temporary file may stay
-//! behind; no file under a name that somebody gave is ever half written.
+//! Law: no interrupt is lost. A command that looks for the first one ends by itself and tidies up, or is past
+//! where it would; where none ever looks, and from the second one on, the process has to end at once. Then a
+//! temporary file may stay behind; no file under a name that somebody gave is ever half written.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -138,7 +138,7 @@ struct Times {
 
 impl Times {
     fn add(&mut self, time: Duration, warms: bool, report: StepReport) -> Result<(), StackError> {
-        if let Some(not) = report.not_recorded.first() {
+        for not in &report.not_recorded {
             self.unrecorded = Some(format!("issued anew: {}", not.reason));
         }
         self.splits.extend(report.host);
