@@ -60,7 +60,7 @@ pub use declared::{Declared, Rule, Takes};
 pub use error::ConfigError;
 pub use origin::{Origin, Origins};
 pub use size::{ByteSize, ByteSizeError};
-pub use speed::Speed;
+pub(crate) use speed::Speed;
 pub(crate) use suggest::near;
 pub use weights::{WeightRule, WeightSettings, pattern_matches};
 

@@ -13,7 +13,7 @@ pub struct Report {
     pub refused: Vec<Refused>,
     /// What `only` selected by patterns that select no matrix of floats; it was copied.
     pub passed_over: Vec<PassedOver>,
-    /// Of every tensor with such values, the first finite one that comes back as infinite or as no number.
+    /// Of every tensor with such values, the first finite one that comes back, rowwise, as infinite or as no number.
     pub lost: Vec<Lost>,
     /// Number of all tensors that were copied, the refused ones included.
     pub copied: usize,
