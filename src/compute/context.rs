@@ -63,9 +63,9 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// # Errors
     /// What the surface says.
     pub(crate) fn begin(&self) -> Result<(), ComputeError> {
-        let spoiled = self.bound.overwritten().filter(|_| self.bound.spoiled);
         self.bound.begin();
-        spoiled.map(|region| self.surface.spoil(region)).collect()
+        let mut spoiled = self.bound.overwritten().filter(|_| self.bound.spoiled);
+        spoiled.try_for_each(|region| self.surface.spoil(region))
     }
 
     /// Behind it: did it ask for all that its call declares to overwrite?
