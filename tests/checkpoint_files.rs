@@ -3,7 +3,7 @@
 
 mod trainer;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -151,6 +151,24 @@ fn a_file_that_is_empty_cut_off_or_missing_is_told_so() {
 }
 
 #[test]
+fn notes_of_the_trainer_are_kept_with_the_weights_and_no_session_reads_them() {
+    within_a_minute(async {
+        let folder = tempfile::tempdir().unwrap();
+        let store = FileStore::new(folder.path().join("run.safetensors"));
+        let mut session = Trainer::new(1, Format::F32).start(Config::default(), 2).await.unwrap();
+        let mut checkpoint = session.export().await.unwrap();
+        assert!(checkpoint.notes.is_empty());
+        let notes = [("step", "17"), ("data", "shard 3, line \"9\"\n"), ("", "")];
+        checkpoint.notes = notes.map(|(name, note)| (name.to_owned(), note.to_owned())).into();
+        store.save(&checkpoint).await.unwrap();
+        let loaded = store.load().await.unwrap();
+        assert_eq!(loaded.notes, checkpoint.notes);
+        session.import(&loaded).await.unwrap();
+        assert!(session.export().await.unwrap().notes.is_empty());
+    });
+}
+
+#[test]
 fn an_import_that_does_not_fit_names_the_weight() {
     within_a_minute(async {
         let mut one = Trainer::new(1, Format::F32).start(Config::default(), 1).await.unwrap();
@@ -173,7 +191,12 @@ fn an_import_that_does_not_fit_names_the_weight() {
 #[cfg(unix)]
 #[test]
 fn a_save_over_no_plain_file_is_refused_and_one_over_a_link_follows_it() {
-    let empty = Checkpoint { optimizer_step: 0, weights: Vec::new(), carried: Carried::Zeros };
+    let empty = Checkpoint {
+        optimizer_step: 0,
+        weights: Vec::new(),
+        carried: Carried::Zeros,
+        notes: BTreeMap::new(),
+    };
     within_a_minute(async move {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("socket");
@@ -226,6 +249,7 @@ fn saves_at_the_same_time_all_succeed_and_one_is_kept_whole() {
                 name: "c".into(),
                 ranks: vec![vec![step as u8; 1 << 16]],
             }]),
+            notes: BTreeMap::new(),
         };
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         for _ in 0..20 {

@@ -6,7 +6,7 @@
 //! ride along for whoever serves the model, and are not read back. Carried buffers are the exception: each
 //! rank has its own, so they fit the number of ranks that wrote them, and nothing drops them silently.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
@@ -96,6 +96,10 @@ pub struct Checkpoint {
     pub weights: Vec<WeightState>,
     /// The carried buffers, in the order of [`crate::plan::carried`].
     pub carried: Carried,
+    /// What the trainer keeps beside the weights, under names of its own: the number of its step, its loss scale,
+    /// the place in its data. An export has none, an import reads none, and stores keep them with the rest, so that
+    /// a file is either of one moment or not there.
+    pub notes: BTreeMap<String, String>,
 }
 
 impl Checkpoint {
@@ -144,7 +148,8 @@ impl Checkpoint {
             CarriedBuffer { name: name.to_owned(), ranks: bytes.collect() }
         });
         let carried = Carried::Buffers(buffers.collect());
-        Ok(Self { optimizer_step, weights: states.collect::<Result<_, _>>()?, carried })
+        let (weights, notes) = (states.collect::<Result<_, _>>()?, BTreeMap::new());
+        Ok(Self { optimizer_step, weights, carried, notes })
     }
 
     /// Does it hold exactly the weights and carried buffers of the session?

@@ -5,7 +5,7 @@
 //! file, whatever its header says: every tensor is read at most once. What the tensors are called is said in
 //! `tensors.rs`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 
 use async_trait::async_trait;
@@ -24,7 +24,8 @@ use crate::format::{DelayedState, Format, Shape};
 /// one scale per tensor that scale, as `.rowwise_scale`. Where scaling is delayed, `.delayed_scale` in f32
 /// `[1]`, by which the planes were multiplied, and `.amax_history`, f32 `[history]`, the latest first. Per
 /// carried buffer and rank: `carried.<buffer>.rank<N>`, bytes; of [`Carried::Zeros`] the metadata says
-/// `zeros`. Weights that were frozen have no moments, and the metadata list them. Version 1 had no carried
+/// `zeros`. Weights that were frozen have no moments, and the metadata list them; they also hold
+/// [`Checkpoint::notes`], a JSON object of strings. Version 1 had no carried
 /// buffers; such a file loads as a checkpoint without any.
 ///
 /// The planes are for whoever serves the model. Loading leaves them out ([`WeightState::planes`] is empty
@@ -73,6 +74,10 @@ impl FileStore {
         let names: Vec<(String, String)> =
             serde_json::from_str(field("weights")?).map_err(|error| self.content(error))?;
         self.refuse_repeated("weight", &names)?;
+        let notes = match about.get("notes") {
+            None => BTreeMap::new(),
+            Some(listed) => serde_json::from_str(listed).map_err(|error| self.content(error))?,
+        };
         let frozen: Vec<String> = match about.get("frozen") {
             None => Vec::new(),
             Some(listed) => serde_json::from_str(listed).map_err(|error| self.content(error))?,
@@ -119,7 +124,7 @@ impl FileStore {
             None => Carried::Zeros,
             Some(listed) => Carried::Buffers(self.buffers(&tensors, listed)?),
         };
-        Ok(Checkpoint { optimizer_step, weights, carried })
+        Ok(Checkpoint { optimizer_step, weights, carried, notes })
     }
 
     fn buffers(
@@ -195,6 +200,10 @@ impl FileStore {
             ("weights".to_owned(), listed),
             ("carried".to_owned(), carried),
         ]);
+        if !checkpoint.notes.is_empty() {
+            let listed = serde_json::to_string(&checkpoint.notes).map_err(|error| self.content(error))?;
+            about.insert("notes".to_owned(), listed);
+        }
         if let Some(state) = checkpoint.weights.iter().find(|state| !state.is_whole()) {
             let elements = state.shape.elements();
             return Err(self.content(format!(

@@ -1,5 +1,7 @@
 //! Sessions need no particular executor, and neither they nor their futures are bound to a thread.
 
+use std::collections::BTreeMap;
+
 use warpweft::compute::Surface;
 use warpweft::config::Config;
 use warpweft::format::Format;
@@ -28,7 +30,12 @@ fn a_session_its_builder_and_all_their_futures_are_send() {
     builders(&builder());
     is_send(&builder().start_cpu(2));
     is_send(&builder().start(Vec::<warpweft::backend::cpu::CpuBackend>::new()));
-    let checkpoint = Checkpoint { optimizer_step: 0, weights: Vec::new(), carried: Carried::Zeros };
+    let checkpoint = Checkpoint {
+        optimizer_step: 0,
+        weights: Vec::new(),
+        carried: Carried::Zeros,
+        notes: BTreeMap::new(),
+    };
     let session = block_on(builder().start_cpu(2)).unwrap();
     let used = awaited(session, &checkpoint);
     is_send(&used);
