@@ -103,6 +103,7 @@ pub mod layout;
 #[cfg(feature = "cuda")]
 pub mod linear;
 pub mod model;
+mod noise;
 pub mod op;
 mod panics;
 pub mod plan;

@@ -15,6 +15,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::noise::{mixed, unit};
+
 /// How late ranks are.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -45,7 +47,7 @@ impl Jitter {
     /// The constant factor of a rank.
     #[must_use]
     pub fn slow(&self, rank: u32) -> f64 {
-        let drawn = unit(mix(self.seed ^ mix(u64::from(rank) ^ (1 << 40))));
+        let drawn = unit(mixed(self.seed ^ mixed(u64::from(rank) ^ (1 << 40))));
         if drawn <= self.straggler_share && self.straggler_share > 0.0 { self.straggler_factor } else { 1.0 }
     }
 
@@ -55,22 +57,9 @@ impl Jitter {
         if self.mean == 0.0 {
             return 1.0;
         }
-        let key = mix(step ^ mix(u64::from(rank) << 32 | u64::from(task)));
-        1.0 - self.mean * unit(mix(self.seed ^ key)).ln()
+        let key = mixed(step ^ mixed(u64::from(rank) << 32 | u64::from(task)));
+        1.0 - self.mean * unit(mixed(self.seed ^ key)).ln()
     }
-}
-
-/// Above 0, at most 1.
-fn unit(bits: u64) -> f64 {
-    ((bits >> 11) + 1) as f64 / (1u64 << 53) as f64
-}
-
-/// SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014).
-const fn mix(value: u64) -> u64 {
-    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
 }
 
 #[cfg(test)]

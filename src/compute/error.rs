@@ -30,10 +30,7 @@ pub enum ComputeError {
     /// No weight of the model has this name.
     #[error(
         "call `{call}` asked for weight `{weight}`, which the model does not declare; {}",
-        match near.as_slice() {
-            [] => "none of its weights has a name like it".to_owned(),
-            near => format!("names near it: `{}`", near.join("`, `")),
-        }
+        proposed("weights", near)
     )]
     NoWeight {
         /// The call's name.
@@ -46,10 +43,7 @@ pub enum ComputeError {
     /// The call's program has no buffer of this name.
     #[error(
         "call `{call}` asked for buffer `{buffer}`, which program `{program}` does not declare; {}",
-        match near.as_slice() {
-            [] => "none of its buffers has a name like it".to_owned(),
-            near => format!("names near it: `{}`", near.join("`, `")),
-        }
+        proposed("buffers", near)
     )]
     NoBuffer {
         /// The call's name.
@@ -126,5 +120,13 @@ impl ComputeError {
     /// An embedder's error, kept as its message.
     pub fn closure(error: impl std::fmt::Display) -> Self {
         Self::Closure(error.to_string())
+    }
+}
+
+/// What to ask for instead of a name that is not there.
+fn proposed(kind: &str, near: &[String]) -> String {
+    match near {
+        [] => format!("none of its {kind} has a name like it"),
+        near => format!("names near it: `{}`", near.join("`, `")),
     }
 }

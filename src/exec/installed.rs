@@ -29,7 +29,7 @@ pub struct Installed<B: Backend> {
     pub(super) bound: B::Bound,
     pump: Pump<B>,
     capture: Capture<B::Graph>,
-    /// Was no step of it through yet, on all ranks and without a fault?
+    /// Must a step of it still be through, on all ranks and without a fault, before it is run in another way?
     is_cold: bool,
     compute: LaneId,
     /// Where the step leaves its vote, if it takes one.
@@ -84,7 +84,7 @@ pub(super) fn install<B: Backend>(
         bound,
         pump: Pump::new(backend.rank(), &plan, poison.clone()),
         capture: Capture::new(capture),
-        is_cold: true,
+        is_cold: backend.has_cold_steps() || capture == CaptureMode::Step,
         compute: plan.compute_lane(),
         vote,
         inputs: staging(&plan, Role::Input).collect(),
@@ -147,8 +147,7 @@ impl<B: Backend> Installed<B> {
     /// Behind a step: the plan is warm once one was through on all ranks, and no closure failed in it. Ranks ask
     /// each other only where somebody needs to know.
     pub(super) fn settle(&mut self, backend: &B, world: &World, faulted: bool) -> Result<(), ExecError> {
-        let matters = backend.has_cold_steps() || matches!(self.capture, Capture::Cold);
-        if !self.is_cold || !matters || world.exchange(backend.rank(), u64::from(faulted))?.contains(&1) {
+        if !self.is_cold || world.exchange(backend.rank(), u64::from(faulted))?.contains(&1) {
             return Ok(());
         }
         self.is_cold = false;

@@ -161,7 +161,7 @@ pub enum SessionError {
     },
     /// An input that nobody has written yet.
     #[error(
-        "program `{program}` reads input `{buffer}`, which was never written on {rank}; write it by Session::write_input before its first step (zeros, if that is what it is to hold); other processes wait in that step until their deadline_s"
+        "program `{program}` reads input `{buffer}`, which was never written on {rank}; write it by Session::write_input before its first step (zeros, if that is what it is to hold); where there are other processes, they wait in that step until their deadline_s"
     )]
     InputNotWritten {
         /// The program.

@@ -3,6 +3,8 @@
 //! Law: a value follows from the seed, the weight's name and the value's place in the whole weight alone. So any
 //! number of ranks, in any replicas and processes, begins with the same weights.
 
+use crate::noise::{mixed, unit};
+
 /// Normally distributed masters of mean 0, for [`SessionBuilder::initialize`](super::SessionBuilder::initialize).
 ///
 /// Value `i` of weight `name` is made of two uniform numbers, hashes of `seed`, `name` and `i`, by the transform of
@@ -17,23 +19,10 @@ pub fn normal(
         for (place, value) in (first..).zip(values) {
             let hash = mixed(weight ^ place);
             let (u, v) = (unit(hash), unit(mixed(hash)));
-            let radius = (-2.0 * (1.0 - u).ln()).sqrt();
+            let radius = (-2.0 * u.ln()).sqrt();
             *value = (f64::from(deviation) * radius * (std::f64::consts::TAU * v).cos()) as f32;
         }
     }
-}
-
-/// A number from 0 to below 1 of the upper 53 bits.
-fn unit(bits: u64) -> f64 {
-    (bits >> 11) as f64 / (1_u64 << 53) as f64
-}
-
-/// One step of `SplitMix64` (Steele, Lea, Flood 2014).
-const fn mixed(state: u64) -> u64 {
-    let z = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

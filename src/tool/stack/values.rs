@@ -3,6 +3,8 @@
 //! Law: element i of a tensor depends on the tensor's seed and i alone, so shards drawn by ranks on the host
 //! are the parts of the weight that `uniform` of `kernels/elementwise.cu` draws on a GPU.
 
+use crate::noise::mixed;
+
 /// Seed of the first block's input.
 pub(super) const INPUT: u32 = 0;
 
@@ -26,12 +28,9 @@ pub(in crate::tool) fn fill(seed: u32, amplitude: f32, first: usize, values: &mu
     }
 }
 
-/// A number in [−1, 1) of 24 bits: the top of SplitMix64's output (Steele, Lea and Flood, 2014).
+/// A number in [−1, 1) of 24 bits.
 fn uniform(seed: u32, index: u64) -> f32 {
-    let mut z = (u64::from(seed) << 40).wrapping_add(index).wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^= z >> 31;
+    let z = mixed((u64::from(seed) << 40).wrapping_add(index));
     ((z >> 40) as f32 - 8_388_608.0) * (1.0 / 8_388_608.0)
 }
 
