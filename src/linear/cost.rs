@@ -1,8 +1,9 @@
 //! What a layer costs, for the calls that use it.
 //!
-//! Law: one part for every kernel that [`Linear`](super::Linear) enqueues: activations are quantized by
-//! kernels of their own, then multiplied. Bytes are those of the operands, each moved once; what a product
-//! adds to ([`Output::Sum`](super::Output::Sum)) is not counted. GELU on the way to codes reads what it is
+//! Law: one part for every kernel that [`Linear`](super::Linear) enqueues, and one more for what a product
+//! writes: activations are quantized by kernels of their own, then multiplied. A product reads while it
+//! multiplies, but a tile of its result is written when the last multiplication of the tile is done. Bytes are
+//! those of the operands, each moved once; what a product adds to ([`Output::Sum`](super::Output::Sum)) is not counted. GELU on the way to codes reads what it is
 //! taken of in place of its result, so it costs nothing more; its gradient reads two operands in place of
 //! one, and a call that gives [`Activations::GeluGradient`](super::Activations::GeluGradient) adds the
 //! second.
@@ -27,7 +28,7 @@ impl LinearSpec {
 
     fn forward_with(&self, of_x: Directions) -> Vec<CostHint> {
         let x = self.quantized(Fp8Element::E4m3, self.weight.cols, of_x);
-        x.chain([self.product(self.output.bytes(), self.y())]).collect()
+        x.chain(self.product(self.output.bytes(), self.y())).collect()
     }
 
     /// What [`Linear::backward`](super::Linear::backward) costs that is given x.
@@ -43,7 +44,7 @@ impl LinearSpec {
         let dy = self.quantized(self.gradients, self.weight.rows, Directions::Both);
         let dgrad = self.product(self.output.bytes(), self.x());
         let wgrad = self.product(self.weight_gradient.bytes(), self.weight);
-        dy.chain([dgrad, wgrad]).collect()
+        dy.chain(dgrad).chain(wgrad).collect()
     }
 
     /// In what its products are computed.
@@ -63,17 +64,18 @@ impl LinearSpec {
         Shape::new(self.tokens, self.weight.rows)
     }
 
-    /// One of the three products: each has x, y and the weight, or their gradients, as factors or result, and
-    /// the result in so many bytes an element.
-    fn product(&self, element: usize, result: Shape) -> CostHint {
+    /// One of the three products, and what it writes: each has x, y and the weight, or their gradients, as
+    /// factors or result, and the result in so many bytes an element.
+    fn product(&self, element: usize, result: Shape) -> [CostHint; 2] {
         let Shape { rows, cols } = self.weight;
         let factor = if self.math() == Math::Bf16 { 2 } else { 1 };
         let all = [self.x(), self.y(), self.weight].map(|of| of.elements() as u64);
         let all = all.into_iter().fold(0, u64::saturating_add);
-        let written = result.elements() as u64;
-        let read = (all - written).saturating_mul(factor);
-        let bytes = read.saturating_add(written.saturating_mul(element as u64));
-        CostHint { bytes, ..CostHint::product(self.tokens, cols, rows, self.math()) }
+        let result = result.elements() as u64;
+        let read = (all - result).saturating_mul(factor);
+        let product = CostHint { bytes: read, ..CostHint::product(self.tokens, cols, rows, self.math()) };
+        let written = CostHint::pass(result.saturating_mul(element as u64));
+        [product, CostHint { kernels: 0, ..written }]
     }
 
     /// The kernels that quantize activations with so many features: none where they stay in bf16.
@@ -106,18 +108,33 @@ mod tests {
         parts.iter().map(|part| part.flops).sum()
     }
 
+    fn kernels(parts: &[CostHint]) -> u32 {
+        parts.iter().map(|part| part.kernels).sum()
+    }
+
     #[test]
     fn products_in_bf16_are_all_there_is_of_a_layer_in_bf16() {
         let spec = LinearSpec::new(Recipe::Bf16, TOKENS, WEIGHT);
         let (forward, backward) = (spec.forward_cost(), spec.backward_cost());
         let product = 2 * (TOKENS * WEIGHT.elements()) as u64;
-        assert_eq!((forward.len(), flops(&forward)), (1, product));
-        assert_eq!((backward.len(), flops(&backward)), (2, 2 * product));
-        assert!(forward.iter().chain(&backward).all(|part| part.math == Math::Bf16 && part.kernels == 1));
+        assert_eq!((kernels(&forward), flops(&forward)), (1, product));
+        assert_eq!((kernels(&backward), flops(&backward)), (2, 2 * product));
+        assert!(forward.iter().chain(&backward).all(|part| part.flops == 0 || part.math == Math::Bf16));
         let (x, y, weight) = (TOKENS * WEIGHT.cols, TOKENS * WEIGHT.rows, WEIGHT.elements());
-        assert_eq!(forward[0].bytes, 2 * (x + y + weight) as u64);
+        let bytes = |parts: &[CostHint]| parts.iter().map(|part| part.bytes as usize).collect::<Vec<_>>();
+        assert_eq!(bytes(&forward), [2 * (x + weight), 2 * y]);
         // dW is written in f32.
-        assert_eq!(backward[1].bytes, (2 * (x + y) + 4 * weight) as u64);
+        assert_eq!(bytes(&backward), [2 * (y + weight), 2 * x, 2 * (x + y), 4 * weight]);
+    }
+
+    /// Only what is read hides behind operations.
+    #[test]
+    fn what_a_product_writes_is_a_part_of_no_operations_and_no_kernel() {
+        let backward = LinearSpec::new(Recipe::Bf16, TOKENS, WEIGHT).backward_cost();
+        for [product, written] in backward.as_chunks::<2>().0 {
+            assert!(product.flops > 0 && product.kernels == 1);
+            assert_eq!((written.flops, written.kernels), (0, 0));
+        }
     }
 
     #[test]
@@ -125,7 +142,7 @@ mod tests {
         let Format::Fp8Block(block) = Format::FP8_BLOCK128_POW2 else { panic!() };
         let spec = LinearSpec::new(Recipe::Fp8Block(block), TOKENS, WEIGHT);
         let (forward, backward) = (spec.forward_cost(), spec.backward_cost());
-        assert_eq!((forward.len(), backward.len()), (2, 4));
+        assert_eq!((kernels(&forward), kernels(&backward)), (2, 4));
         assert!(forward[0].flops == 0 && backward[0].flops == 0 && backward[1].flops == 0);
         assert_eq!(forward[1].math, Math::Fp8);
         let with_scales = |elements: usize| elements + 4 * elements / 128;
@@ -150,7 +167,7 @@ mod tests {
     fn one_scale_for_all_activations_costs_a_kernel_that_finds_it() {
         let Format::Fp8Tensor(tensor) = Format::FP8_TENSOR_E4M3 else { panic!() };
         let forward = LinearSpec::new(Recipe::Fp8Tensor(tensor), TOKENS, WEIGHT).forward_cost();
-        assert_eq!(forward.len(), 3);
+        assert_eq!(kernels(&forward), 3);
         assert_eq!(forward[0], CostHint::pass(2 * (TOKENS * WEIGHT.cols) as u64));
     }
 }

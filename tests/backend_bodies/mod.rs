@@ -23,6 +23,7 @@ pub(crate) mod collectives;
 pub(crate) mod conformance;
 pub(crate) mod delayed;
 pub(crate) mod experts;
+pub(crate) mod forgotten;
 pub(crate) mod harness;
 pub(crate) mod ops;
 pub(crate) mod optimizer;

@@ -29,10 +29,11 @@ pub enum Math {
 ///
 /// `max(flops / speed of products in math, bytes / speed of memory) + kernels · time of a kernel`
 ///
-/// on one rank, and a call takes the sum of its parts ([`super::CallBuilder::cost`]). Products hide the bytes
-/// they move behind their operations, so both belong in one part. What only moves bytes hides behind nothing
-/// of its own call: a normalization, an activation function, quantizing what is multiplied. It is a part by
-/// itself ([`CostHint::pass`]), as are products in other numbers.
+/// on one rank, and a call takes the sum of its parts ([`super::CallBuilder::cost`]). Products hide what they
+/// read behind their operations, so both belong in one part. What they write is there when their operations
+/// are done, and hides behind nothing of its own call; nor does what only moves bytes: a normalization, an
+/// activation function, quantizing what is multiplied. Each is a part by itself ([`CostHint::pass`]), as are
+/// products in other numbers.
 ///
 /// The simulator ([`crate::backend::sim`]) and the forecast of a plan read all of it, and
 /// `prefetch.policy = "auto"` plans by it: ranks must give the same hints, or their plans differ (PL-1). A

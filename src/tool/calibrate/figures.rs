@@ -189,7 +189,7 @@ pub(super) fn memory(
 }
 
 /// Operations per second of one kind of products: operations over what is left of their calls when kernels
-/// and the bytes that other kernels move are taken away, the middle of all sizes. No line through them: what
+/// and the bytes that are moved behind no product are taken away, the middle of all sizes. No line through them: what
 /// a product takes beyond its operations, such as tiles that fill the device badly, belongs to its speed.
 ///
 /// # Errors

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use crate::format::{Directions, Format, Orientation, Shape};
+use crate::format::{Directions, ElementType, Format, Orientation, Shape};
 use crate::id::WeightId;
 use crate::model::{CostHint, DeclareError, Form, Math, Model, Phase, ProgramBuilder, Reuse, StepProgram};
 
@@ -27,6 +27,11 @@ pub(super) struct Arithmetic {
 }
 
 impl Arithmetic {
+    /// In what activations and their gradients are written.
+    fn activation(&self) -> ElementType {
+        if self.math == Math::F32 { ElementType::F32 } else { ElementType::Bf16 }
+    }
+
     /// What a kernel costs that quantizes `[tokens, features]`, if there is one.
     fn quantizes(&self, tokens: usize, features: usize, directions: Directions) -> Option<CostHint> {
         let shape = Shape { rows: tokens, cols: features };
@@ -50,31 +55,37 @@ pub(super) enum Work {
 }
 
 impl Work {
-    /// What it costs with a weight of `shape`. Products name no bytes, so that every part is of one number of
-    /// the cluster and of kernels.
+    /// What it costs with a weight of `shape`. Products do not name what they read, and what they write is a
+    /// part by itself, so that every part is of one number of the cluster and of kernels.
     fn cost(self, shape: Shape, arithmetic: &Arithmetic) -> Vec<CostHint> {
         let Shape { rows, cols } = shape;
         let product = |tokens| CostHint::product(tokens, cols, rows, arithmetic.math);
         let of_x = |tokens, directions| arithmetic.quantizes(tokens, cols, directions);
         let of_dy = |tokens, directions| arithmetic.quantizes(tokens, rows, directions);
-        let (before, multiplied) = match self {
+        let values = |tokens: usize, features: usize| arithmetic.activation().bytes() * tokens * features;
+        let gradient = ElementType::F32.bytes() * shape.elements();
+        let (before, multiplied, written) = match self {
             Self::Nothing => return Vec::new(),
             Self::Kernels(count) => {
                 let kernels = u32::try_from(count).unwrap_or(u32::MAX);
                 return vec![CostHint { kernels, ..CostHint::default() }];
             }
-            Self::Product(tokens) => (vec![of_x(tokens, Directions::Rowwise)], product(tokens)),
+            Self::Product(tokens) => {
+                (vec![of_x(tokens, Directions::Rowwise)], product(tokens), values(tokens, rows))
+            }
             Self::Gradient(tokens) => {
                 let both = [of_dy(tokens, Directions::Columnwise), of_x(tokens, Directions::Columnwise)];
-                (both.into(), product(tokens))
+                (both.into(), product(tokens), gradient)
             }
             Self::Layer(tokens) => {
                 let of_x = [Directions::Rowwise, Directions::Columnwise].map(|of| of_x(tokens, of));
                 let all = of_x.into_iter().chain([of_dy(tokens, Directions::Both)]);
-                (all.collect(), product(tokens).times(3))
+                let written = values(tokens, rows) + values(tokens, cols) + gradient;
+                (all.collect(), product(tokens).times(3), written)
             }
         };
-        before.into_iter().flatten().chain([multiplied]).collect()
+        let written = CostHint { kernels: 0, ..CostHint::pass(written as u64) };
+        before.into_iter().flatten().chain([multiplied, written]).collect()
     }
 }
 
@@ -348,9 +359,12 @@ mod tests {
         // x is read in bf16; codes, and a scale of 4 bytes for 128 of them, are written.
         let (x, dy) = ((TOKENS * SHAPE.cols) as u64, (TOKENS * SHAPE.rows) as u64);
         let written = |values: u64| values + values / 32;
-        assert_eq!(sum(&forward), (flops, 2 * x + written(x)));
-        assert_eq!(sum(&cost(Work::Gradient(TOKENS))), (flops, 2 * (x + dy) + written(x) + written(dy)));
-        assert_eq!(sum(&layer), (3 * flops, 2 * (2 * x + dy) + 2 * (written(x) + written(dy))));
+        let gradient = 4 * (SHAPE.rows * SHAPE.cols) as u64;
+        let quantized = 2 * (x + dy) + written(x) + written(dy);
+        assert_eq!(sum(&forward), (flops, 2 * x + written(x) + 2 * dy));
+        assert_eq!(sum(&cost(Work::Gradient(TOKENS))), (flops, quantized + gradient));
+        let quantized = 2 * (2 * x + dy) + 2 * (written(x) + written(dy));
+        assert_eq!(sum(&layer), (3 * flops, quantized + 2 * (x + dy) + gradient));
         assert_eq!(layer.iter().map(|part| part.kernels).sum::<u32>(), 6);
         assert_eq!(cost(Work::Kernels(7)), [CostHint { kernels: 7, ..CostHint::default() }]);
         assert!(cost(Work::Nothing).is_empty());

@@ -1,0 +1,160 @@
+//! EX-3 and EX-4 of whole sessions: what a closure forgets is told by name, and the plan it failed in is cold.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use half::bf16;
+use warpweft::compute::{ComputeContext, ComputeError};
+use warpweft::config::{Capture, Config};
+use warpweft::id::RankId;
+use warpweft::model::Call;
+use warpweft::session::{Checkpoint, Outcome, Session, SessionError};
+
+use super::experts::{Declared, ELEMENTS, EXPERTS, MICRO_BATCHES, Product, declare, formats, initial};
+use super::harness::{noise, within_limit};
+use crate::device::most_recorded_ranks;
+use crate::products::{Layers, Surface, settled, start};
+
+/// How the last rank carries out the backward of the first block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(u8)]
+enum Work {
+    Whole,
+    /// It never asks where its gradients go.
+    Forgotten,
+    /// It asks, and writes nothing there.
+    Unwritten,
+}
+
+#[derive(Clone, Default)]
+struct Orders(Arc<AtomicU8>);
+
+impl Orders {
+    fn give(&self, work: Work) {
+        self.0.store(work as u8, Ordering::SeqCst);
+    }
+
+    fn of(&self, call: &Call, rank: RankId) -> Work {
+        let told = [Work::Whole, Work::Forgotten, Work::Unwritten];
+        let last = rank.number() + 1 == most_recorded_ranks();
+        if last && call.name == "b0" { told[usize::from(self.0.load(Ordering::SeqCst))] } else { Work::Whole }
+    }
+}
+
+/// Under the checking layer, whose memory holds no numbers until it is written.
+async fn session(capture: Capture, orders: &Orders) -> Session {
+    let ranks = most_recorded_ranks();
+    let config = settled(Config { capture, check: true, ..Config::default() });
+    let Declared { program, products } = declare(&[]);
+    let (orders, products) = (orders.clone(), Arc::new(products));
+    let factory = move |rank: RankId| {
+        let (orders, products) = (orders.clone(), Arc::clone(&products));
+        let mut layers = Layers::new(rank, &formats());
+        move |call: &Call, context: &ComputeContext<'_, Surface>| -> Result<(), ComputeError> {
+            let (block, products) = &products[&call.name];
+            for product in products {
+                match (orders.of(call, rank), *product) {
+                    (Work::Unwritten, Product::Backward { weight, dx, .. }) => {
+                        context.gradient(weight)?;
+                        context.write::<bf16>(dx)?;
+                    }
+                    (Work::Forgotten, Product::Backward { dx, .. }) => {
+                        context.write::<bf16>(dx)?;
+                    }
+                    (_, product) => {
+                        layers.run(*block, context, product)?;
+                    }
+                }
+            }
+            Ok(())
+        }
+    };
+    let builder = Session::builder(config, factory).program(program).initialize(initial);
+    let mut session = start(builder, ranks).await;
+    for rank in (0..ranks).map(RankId::new) {
+        for expert in 0..EXPERTS {
+            let tokens = noise(MICRO_BATCHES * ELEMENTS, rank.number() * EXPERTS as u32 + expert as u32);
+            let tokens: Vec<bf16> = tokens.into_iter().map(bf16::from_f32).collect();
+            session.write_input("train", rank, &format!("input {expert}"), &tokens).unwrap();
+        }
+    }
+    session
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap()
+}
+
+/// EX-4
+fn a_gradient_that_is_forgotten_ends_the_step_by_name_and_an_unwritten_one_is_no_number() {
+    within_limit(|| {
+        runtime().block_on(async {
+            let orders = Orders::default();
+            let mut session = session(Capture::Off, &orders).await;
+            let before = session.export().await.unwrap();
+            orders.give(Work::Forgotten);
+            let error = session.step("train").await.unwrap_err();
+            let SessionError::Closure { rank, call, message, .. } = &error else { panic!("{error}") };
+            assert_eq!((rank.number() + 1, call.as_str()), (most_recorded_ranks(), "b0"));
+            assert!(message.contains("declares to write the gradient of `"), "{message}");
+            orders.give(Work::Unwritten);
+            let outcome = session.step("train").await.unwrap().outcome;
+            assert!(matches!(outcome, Outcome::Skipped { norm } if !norm.is_finite()), "{outcome:?}");
+            assert!(session.export().await.unwrap() == before, "no weight has changed");
+            orders.give(Work::Whole);
+            let outcome = session.step("train").await.unwrap().outcome;
+            assert!(matches!(outcome, Outcome::Updated { .. }), "{outcome:?}");
+        });
+    });
+}
+
+/// What came of two steps that failed first thing and of some that did not; the segments of each of those.
+async fn after_a_failure(capture: Capture) -> (Checkpoint, Vec<usize>) {
+    let orders = Orders::default();
+    let mut session = session(capture, &orders).await;
+    orders.give(Work::Forgotten);
+    for _ in 0..2 {
+        session.step("train").await.unwrap_err();
+    }
+    orders.give(Work::Whole);
+    let mut segments = Vec::new();
+    for _ in 0..4 {
+        let report = session.step("train").await.unwrap();
+        assert_eq!(report.not_recorded, []);
+        segments.push(report.segments);
+    }
+    (session.export().await.unwrap(), segments)
+}
+
+/// EX-3
+fn a_plan_that_failed_first_is_issued_until_a_step_is_through_and_recorded_then() {
+    within_limit(|| {
+        let runtime = runtime();
+        let (issued, none) = runtime.block_on(after_a_failure(Capture::Off));
+        let (recorded, segments) = runtime.block_on(after_a_failure(Capture::Step));
+        assert_eq!((none, segments), (vec![0; 4], vec![0, 1, 1, 1]));
+        assert!(issued == recorded, "masters, moments, planes and scales");
+    });
+}
+
+/// What fills memory under the checking layer is recorded with the step.
+fn a_gradient_that_is_not_written_is_no_number_in_a_recorded_step_either() {
+    within_limit(|| {
+        runtime().block_on(async {
+            let orders = Orders::default();
+            let mut session = session(Capture::Step, &orders).await;
+            orders.give(Work::Unwritten);
+            for segments in [0, 1, 1] {
+                let report = session.step("train").await.unwrap();
+                assert_eq!(report.segments, segments);
+                assert!(matches!(report.outcome, Outcome::Skipped { .. }), "{:?}", report.outcome);
+            }
+        });
+    });
+}
+
+bodies! {
+    a_gradient_that_is_forgotten_ends_the_step_by_name_and_an_unwritten_one_is_no_number,
+    a_plan_that_failed_first_is_issued_until_a_step_is_through_and_recorded_then,
+    a_gradient_that_is_not_written_is_no_number_in_a_recorded_step_either,
+}
