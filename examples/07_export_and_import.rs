@@ -28,9 +28,9 @@ async fn start(ranks: u32) -> Result<Session, SessionError> {
     };
     Session::builder(Config::default(), move |_: RankId| shrink)
         .program(program.build_training()?)
-        .initialize(|_, first_row, cols, rows| {
-            for (at, value) in rows.iter_mut().enumerate() {
-                *value = ((first_row * cols + at) as f32).sin();
+        .initialize(|rows, masters| {
+            for (at, value) in masters.iter_mut().enumerate() {
+                *value = ((rows.first_element() + at) as f32).sin();
             }
         })
         .start_cpu(ranks)

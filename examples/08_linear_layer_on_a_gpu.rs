@@ -79,9 +79,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     config.optimizer.lr = 0.01;
     let mut session = Session::try_builder(config, closure)
         .program(program)
-        .initialize(|_, first, _, rows| {
-            for (at, value) in rows.iter_mut().enumerate() {
-                *value = ((first + at) as f32 * 0.7).sin() * 0.1;
+        .initialize(|rows, masters| {
+            for (at, value) in masters.iter_mut().enumerate() {
+                *value = ((rows.first_element() + at) as f32 * 0.7).sin() * 0.1;
             }
         })
         .start_cuda(vec![gpu])

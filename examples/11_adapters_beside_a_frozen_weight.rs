@@ -60,11 +60,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut config = Config::default();
     config.optimizer.lr = 0.01;
     let builder = Session::builder(config, |_: RankId| fit).program(declare()?);
-    let builder = builder.initialize(|name, first_row, cols, rows| {
+    let builder = builder.initialize(|rows, masters| {
         // U begins as zeros, so that at first nothing is changed.
-        let height = if name == "adapter.up" { 0.0 } else { 0.3 };
-        for (at, value) in rows.iter_mut().enumerate() {
-            *value = height * ((first_row * cols + at) as f32 * 1.7).sin();
+        let height = if rows.weight == "adapter.up" { 0.0 } else { 0.3 };
+        for (at, value) in masters.iter_mut().enumerate() {
+            *value = height * ((rows.first_element() + at) as f32 * 1.7).sin();
         }
     });
     let mut session = builder.start_cpu(2).await?;

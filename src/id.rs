@@ -73,6 +73,10 @@ index!(
     WeightId, "weight "
 );
 index!(
+    /// One program of a session, in the order in which they were given.
+    ProgramId, "program "
+);
+index!(
     /// One declared buffer of a program.
     BufferId, "buffer "
 );

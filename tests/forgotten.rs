@@ -11,6 +11,7 @@ use warpweft::exec::ExecError;
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::{RankId, WeightId};
 use warpweft::model::{BufferSpec, Call, Form, Lifetime, Model, Phase, Role, StepProgram};
+use warpweft::session::initial::MasterRows;
 use warpweft::session::{Outcome, Session, SessionBuilder, SessionError, block_on};
 
 const RANKS: u32 = 2;
@@ -216,8 +217,8 @@ fn an_input_an_output_and_a_rank_that_are_not_there_are_told_with_those_that_are
 #[test]
 fn masters_that_are_not_finite_are_refused_with_their_place_at_the_start_and_at_an_import() {
     block_on(async {
-        let bad = |_: &str, first_row: usize, _: usize, values: &mut [f32]| {
-            if first_row == SIZE / 2 {
+        let bad = |rows: MasterRows<'_>, values: &mut [f32]| {
+            if rows.first_row == SIZE / 2 {
                 values[SIZE + 3] = f32::NAN;
             }
         };

@@ -19,7 +19,7 @@ use warpweft::config::Config;
 use warpweft::exec::{CaptureMode, Exchange, ExecError, Pump, Rank, WeightShard, World};
 use warpweft::flow::{FlowError, Issuer, Poison, Post, Wiring};
 use warpweft::format::Format;
-use warpweft::id::{ActorId, RankId, TaskId, Version};
+use warpweft::id::{ActorId, ProgramId, RankId, TaskId, Version};
 use warpweft::layout::{Content, Lane, Region, Weights};
 use warpweft::model::{BufferSpec, Call, Mesh, Role};
 use warpweft::plan::{EdgeKind, Policy, ResidentLayout, StepPlan};
@@ -151,22 +151,23 @@ fn a_plan_that_needs_other_weights_than_the_rank_holds_is_refused_before_it_runs
     };
     let mut ahead = (*plan).clone();
     ahead.entry.shards = ahead.entry.shards.map(Version::next);
-    let error = made(ahead).step(0, &mut exchange()).unwrap_err();
+    let error = made(ahead).step(ProgramId::new(0), &mut exchange()).unwrap_err();
     assert!(matches!(&error, ExecError::Entry { .. }), "{error}");
     assert!(error.to_string().contains("shards at version 1"), "{error}");
 
     // A plan that leaves other weights than it promises is caught behind its own step.
     let mut liar = (*plan).clone();
     liar.exit.shards = Some(Version::new(0));
-    let error = made(liar).step(0, &mut exchange()).unwrap_err();
+    let error = made(liar).step(ProgramId::new(0), &mut exchange()).unwrap_err();
     assert!(matches!(&error, ExecError::Exit { .. }), "{error}");
 
     let mut rank = made((*plan).clone());
     for _ in 0..3 {
-        rank.step(0, &mut exchange()).unwrap();
+        rank.step(ProgramId::new(0), &mut exchange()).unwrap();
     }
-    let error = rank.step(1, &mut exchange()).unwrap_err();
-    assert!(matches!(error, ExecError::NoProgram { program: 1, programs: 1, .. }), "{error}");
+    let error = rank.step(ProgramId::new(1), &mut exchange()).unwrap_err();
+    let ExecError::NoProgram { program, programs: 1, .. } = error else { panic!("{error}") };
+    assert_eq!(program, ProgramId::new(1));
 }
 
 /// PL-7, PL-4. *Captured step whose warm-up pollutes main grads*. What a warm-up left in main grads reaches
@@ -197,7 +198,7 @@ fn a_captured_step_whose_warm_up_pollutes_main_grads_and_optimizer_is_refused() 
         let world = Arc::new(World::new(1, Duration::from_secs(60)));
         let programs = vec![Arc::clone(&plan)];
         let mut rank =
-            Rank::new(backend, world, Arc::clone(&prologue), programs, CaptureMode::Step, &closures())
+            Rank::new(backend, world, Arc::clone(&prologue), programs, CaptureMode::Recorded, &closures())
                 .unwrap();
         let staged = |spec: &BufferSpec| {
             if spec.role == Role::Internal { Vec::new() } else { vec![0; spec.bytes()] }
@@ -206,7 +207,7 @@ fn a_captured_step_whose_warm_up_pollutes_main_grads_and_optimizer_is_refused() 
         let mut exchange = Exchange { staged, learning_rate: 1e-3, loss_scale: 1.0, ..Exchange::default() };
         (0..3).try_for_each(|number| {
             step.store(number, Ordering::SeqCst);
-            rank.step(0, &mut exchange)
+            rank.step(ProgramId::new(0), &mut exchange)
         })?;
         Ok::<_, ExecError>(exchange.vote.unwrap())
     };
@@ -457,7 +458,7 @@ fn weights_of_other_rows_than_a_rank_has_are_refused_before_anything_is_written(
         let mut rank =
             Rank::new(backend, world, prologue, vec![plan], CaptureMode::Off, &closures()).unwrap();
         let mut exchange = Exchange::default();
-        let ones: warpweft::exec::Initializer = Arc::new(|_, _, _, values| values.fill(1.0));
+        let ones: warpweft::exec::Initializer = Arc::new(|_, values| values.fill(1.0));
         rank.initialize(&ones, &mut exchange).unwrap();
         rank.export(&mut exchange).unwrap();
         let (whole, first) = (exchange.shards.clone(), exchange.shards[0].master.clone());

@@ -14,6 +14,7 @@ use warpweft::exec::ExecError;
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::RankId;
 use warpweft::model::{Call, DeclareError, Form, Mesh, Model, Phase, StepProgram};
+use warpweft::session::initial::MasterRows;
 use warpweft::session::{Outcome, Session, SessionBuilder, SessionError, StepReport};
 
 const SHAPE: (usize, usize) = (80, 32);
@@ -214,7 +215,7 @@ fn backends_of_another_mesh_than_the_configuration_s_are_refused() {
 fn an_initializer_that_gives_replicas_different_values_is_found_out() {
     within_a_minute(async {
         let asked = Arc::new(AtomicU32::new(0));
-        let drifting = move |_: &str, _: usize, _: usize, values: &mut [f32]| {
+        let drifting = move |_: MasterRows<'_>, values: &mut [f32]| {
             values.fill(asked.fetch_add(1, Ordering::SeqCst) as f32);
         };
         let builder = showing(config(2), Format::F32).initialize(drifting);
@@ -230,9 +231,9 @@ fn an_initializer_that_gives_ranks_different_values_of_a_replicated_weight_is_fo
     within_a_minute(async {
         for replicas in [1, 2] {
             let asked = Arc::new(AtomicU32::new(0));
-            let drifting = move |name: &str, first_row: usize, cols: usize, values: &mut [f32]| {
-                trainer::initial(name, first_row, cols, values);
-                if name == "bias" {
+            let drifting = move |rows: MasterRows<'_>, values: &mut [f32]| {
+                trainer::initial(rows, values);
+                if rows.weight == "bias" {
                     values.fill(asked.fetch_add(1, Ordering::SeqCst) as f32);
                 }
             };

@@ -18,6 +18,7 @@ use warpweft::format::{ElementType, Format};
 use warpweft::id::RankId;
 use warpweft::layout::MAX_ARENA;
 use warpweft::model::{Call, Model, Phase, StepProgram};
+use warpweft::session::initial::MasterRows;
 use warpweft::session::{Outcome, Session, SessionError};
 use wrapped::Moment;
 
@@ -230,8 +231,8 @@ fn a_rank_that_cannot_be_set_up_is_told_with_its_own_words_whoever_replies_first
 fn an_initializer_that_panics_fails_the_start_with_its_words() {
     within_a_minute(async {
         let builder = trainer().builder(Config::default(), &Mischief::default());
-        let builder = builder.initialize(|name, first_row, _, _| {
-            assert!(name != "layer1" || first_row == 0, "no masters for row {first_row}");
+        let builder = builder.initialize(|MasterRows { weight, first_row, .. }, _| {
+            assert!(weight != "layer1" || first_row == 0, "no masters for row {first_row}");
         });
         let error = builder.start_cpu(2).await.unwrap_err();
         let SessionError::Exec(ExecError::Panicked { rank, words }) = &error else { panic!("{error:?}") };

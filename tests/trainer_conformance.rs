@@ -10,6 +10,7 @@ use warpweft::format::{Directions, ElementType, Format, Orientation, Shape, Via,
 use warpweft::id::RankId;
 use warpweft::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft::session::Session;
+use warpweft::session::initial::MasterRows;
 
 const RANKS: u32 = 2;
 
@@ -26,10 +27,10 @@ fn noise(at: usize, seed: u64) -> f32 {
     ((mixed ^ mixed >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
 
-fn initial(name: &str, first_row: usize, cols: usize, values: &mut [f32]) {
-    let seed = u64::from(name.bytes().next_back().unwrap());
+fn initial(rows: MasterRows<'_>, values: &mut [f32]) {
+    let seed = u64::from(rows.weight.bytes().next_back().unwrap());
     for (at, value) in values.iter_mut().enumerate() {
-        *value = noise(first_row * cols + at, seed) * 0.1;
+        *value = noise(rows.first_element() + at, seed) * 0.1;
     }
 }
 
@@ -43,7 +44,7 @@ struct Reference {
 impl Reference {
     fn new(name: &str, elements: usize) -> Self {
         let mut master = vec![0.0; elements];
-        initial(name, 0, elements, &mut master);
+        initial(MasterRows::from_the_first(name, elements), &mut master);
         Self { exp_avg: vec![0.0; elements], exp_avg_sq: vec![0.0; elements], master }
     }
 

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 #[cfg(feature = "cuda")]
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use warpweft::compute::Surface;
 #[cfg(feature = "cuda")]
@@ -75,7 +75,7 @@ fn meet(
     process: Option<&ProcessEnvironment>,
     ranks: usize,
 ) -> Result<Rendezvous, Box<dyn Error>> {
-    let (ranks, deadline) = (u32::try_from(ranks)?, Duration::from_secs_f64(settings.deadline_s));
+    let (ranks, deadline) = (u32::try_from(ranks)?, settings.deadline());
     Ok(match process {
         None => Rendezvous::of_threads(ranks, deadline),
         Some(process) => {
@@ -109,9 +109,9 @@ fn dressed<S: Surface + 'static>(builder: SessionBuilder<S>, job: Job<'_>) -> Se
         .map(|parameter| (parameter.name.clone(), init::initial(&parameter, job.seed)))
         .collect();
     builder.program(job.declared.train.clone()).program(job.declared.evaluate.clone()).initialize(
-        move |name, first_row, cols, rows| {
-            if let Some((_, values)) = masters.iter().find(|(other, _)| other == name) {
-                rows.copy_from_slice(&values[first_row * cols..][..rows.len()]);
+        move |rows, own| {
+            if let Some((_, values)) = masters.iter().find(|(name, _)| name == rows.weight) {
+                own.copy_from_slice(&values[rows.first_element()..][..own.len()]);
             }
         },
     )

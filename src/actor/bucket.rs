@@ -31,6 +31,25 @@ impl BucketActor {
         let state = EdgeState { masters: crate::id::Version::default(), shards: None };
         Self { rank, bucket, name: bucket.to_string(), state, updated: 0 }
     }
+
+    /// What the bucket's weights hold once `op`, which is about them, is done.
+    fn follow(&mut self, op: &Op, plan: &StepPlan) {
+        match op {
+            Op::Adam { states, .. } => {
+                let members = plan.weights.bucket(self.bucket);
+                self.updated += states.len();
+                if self.updated == members.weights.len() {
+                    self.state.masters = self.state.masters.next();
+                    let replicated = members.placement == Placement::Replicated;
+                    if replicated || plan.weights.splits_masters(self.bucket) {
+                        self.state.shards = Some(self.state.masters);
+                    }
+                }
+            }
+            Op::PartialCast { .. } => self.state.shards = Some(self.state.masters),
+            _ => {}
+        }
+    }
 }
 
 impl<B: Backend> Actor<B> for BucketActor {
@@ -44,25 +63,12 @@ impl<B: Backend> Actor<B> for BucketActor {
 
     fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), FlowError> {
         let task = ready.task();
-        let plan = context.issuer.plan();
-        let own = match plan.task(task).op {
-            Op::Adam { bucket, ref states, .. } => {
-                let members = plan.weights.bucket(self.bucket);
-                self.updated += states.len();
-                if self.updated == members.weights.len() {
-                    self.state.masters = self.state.masters.next();
-                    let replicated = members.placement == Placement::Replicated;
-                    if replicated || plan.weights.splits_masters(self.bucket) {
-                        self.state.shards = Some(self.state.masters);
-                    }
-                }
-                bucket == self.bucket
-            }
-            Op::PartialCast { bucket, .. } => {
-                self.state.shards = Some(self.state.masters);
-                bucket == self.bucket
-            }
-            Op::PartialAmax { bucket, .. }
+        let plan = context.plan();
+        let op = &plan.task(task).op;
+        let own = match *op {
+            Op::Adam { bucket, .. }
+            | Op::PartialCast { bucket, .. }
+            | Op::PartialAmax { bucket, .. }
             | Op::FusedScale { bucket, .. }
             | Op::DelayedScale { bucket, .. }
             | Op::RecordAmax { bucket, .. } => bucket == self.bucket,
@@ -77,6 +83,7 @@ impl<B: Backend> Actor<B> for BucketActor {
         if !own {
             return Err(out_of_turn(context, self.rank, task));
         }
+        self.follow(op, plan);
         context.issue(ready).map(|_| ())
     }
 

@@ -40,7 +40,7 @@ impl<B: Backend> Actor<B> for CollectiveActor {
 
     fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), FlowError> {
         let task = ready.task();
-        let plan = context.issuer.plan();
+        let plan = context.plan();
         if plan.task(task).collective != Some((self.comm, CommSeq::new(self.launched))) {
             return Err(FlowError::OutOfSequence { rank: self.rank, task: plan.describe(task) });
         }

@@ -37,7 +37,7 @@ impl<B: Backend> Actor<B> for ComputeActor {
 
     fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), FlowError> {
         let task = ready.task();
-        if let Op::Compute { call, .. } = context.issuer.plan().task(task).op {
+        if let Op::Compute { call, .. } = context.plan().task(task).op {
             if call != CallId::new(self.issued) {
                 return Err(out_of_turn(context, self.rank, task));
             }

@@ -5,7 +5,8 @@
 //!
 //! - **AC-1** actors never wait, on the host or on the device.
 //! - **AC-2** per lane, tasks fire in the plan's order.
-//! - **AC-3** actor code cannot see which pump drives it, nor whether the step is recorded.
+//! - **AC-3** actor code cannot see which pump drives it, nor whether the step is recorded: of a [`Context`]
+//!   it sees the plan.
 //!
 //! There is one actor per bucket (its weights' masters, moments, main grads and shards), one per
 //! communicator, one for transposed copies, one for the compute lane, and one for the step's
@@ -33,22 +34,35 @@ use crate::flow::{FlowError, Issuer, Point, Post};
 use crate::id::TaskId;
 use crate::plan::{EdgeState, StepPlan};
 
-/// What an actor may do while it fires: issue the task it was given. Nothing else is in reach.
+/// What an actor may do while it fires: look at the plan, and issue the task it was given. Nothing else is in
+/// reach.
 #[derive(Debug)]
 pub struct Context<'a, B: Backend> {
-    /// Issues tasks.
-    pub issuer: &'a mut Issuer,
-    /// Carries what issuing grants.
-    pub post: &'a Post,
-    /// The rank's device.
-    pub backend: &'a B,
-    /// Its lanes.
-    pub streams: &'a mut [B::Stream],
-    /// The plan, bound.
-    pub bound: &'a B::Bound,
+    issuer: &'a mut Issuer,
+    post: &'a Post,
+    backend: &'a B,
+    streams: &'a mut [B::Stream],
+    bound: &'a B::Bound,
 }
 
-impl<B: Backend> Context<'_, B> {
+impl<'a, B: Backend> Context<'a, B> {
+    /// `issuer` issues to the lanes of `backend`, by the plan as `bound`; `post` carries what issuing grants.
+    pub(crate) const fn new(
+        issuer: &'a mut Issuer,
+        post: &'a Post,
+        backend: &'a B,
+        streams: &'a mut [B::Stream],
+        bound: &'a B::Bound,
+    ) -> Self {
+        Self { issuer, post, backend, streams, bound }
+    }
+
+    /// The plan.
+    #[must_use]
+    pub fn plan(&self) -> &StepPlan {
+        self.issuer.plan()
+    }
+
     /// Issues a ready task.
     ///
     /// # Errors
@@ -81,5 +95,5 @@ pub trait Actor<B: Backend>: std::fmt::Debug {
 
 /// The error of a task that its own actor did not expect next.
 fn out_of_turn<B: Backend>(context: &Context<'_, B>, rank: crate::id::RankId, task: TaskId) -> FlowError {
-    FlowError::OutOfTurn { rank, task: context.issuer.plan().describe(task) }
+    FlowError::OutOfTurn { rank, task: context.plan().describe(task) }
 }

@@ -36,7 +36,7 @@ impl<B: Backend> Actor<B> for TransposeActor {
         let task = ready.task();
         let derives =
             |op: &Op| matches!(op, Op::Transpose { .. } | Op::Assemble { .. } | Op::Dequantize { .. });
-        if !derives(&context.issuer.plan().task(task).op) {
+        if !derives(&context.plan().task(task).op) {
             return Err(out_of_turn(context, self.rank, task));
         }
         context.issue(ready).map(|_| ())

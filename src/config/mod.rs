@@ -64,6 +64,9 @@ pub(crate) use speed::Speed;
 pub(crate) use suggest::near;
 pub use weights::{WeightRule, WeightSettings, pattern_matches};
 
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::model::{DeclareError, Mesh};
@@ -83,7 +86,7 @@ pub struct Config {
     pub mesh: MeshAxes,
     /// Whether the first steps of a session are trials that choose when gathers start.
     pub tune: Tune,
-    /// Communicators per rank, 1 or 2: with two, reductions do not queue behind gathers.
+    /// Communicators per rank ([`Config::COMMUNICATORS`]): with two, reductions do not queue behind gathers.
     pub communicators: u32,
     /// Where backward finds a weight that forward gathered.
     pub backward: Backward,
@@ -91,7 +94,7 @@ pub struct Config {
     pub across_micro_batches: AcrossMicroBatches,
     /// How many gradients of a weight are added on a rank before they are reduced.
     pub reduce_every: ReduceEvery,
-    /// How many calls behind its own a gradient is reduced, 1 to 16. On GPUs a sum waits for a
+    /// How many calls behind its own a gradient is reduced ([`Config::REDUCE_BEHIND`]). On GPUs a sum waits for a
     /// multiprocessor, and the next gradient may take its bytes only then: more evens that out, and costs a
     /// gradient of memory for each call. `prefetch.policy = "auto"` finds a number itself.
     pub reduce_behind: u32,
@@ -167,9 +170,21 @@ impl Default for Config {
 }
 
 impl Config {
+    /// How many communicators a rank may have.
+    pub const COMMUNICATORS: RangeInclusive<u32> = 1..=2;
+
+    /// How many calls behind its own a gradient may be reduced.
+    pub const REDUCE_BEHIND: RangeInclusive<u32> = 1..=16;
+
     /// What goes by a kernel where steps are recorded and nothing else is said: every launch of a recording
     /// costs the host about 2 µs for each word and copy in it, and next to nothing for a kernel.
     pub const KERNEL_EXCHANGE: ByteSize = ByteSize::new(4 << 20);
+
+    /// How long a rank waits for another one, or for its device.
+    #[must_use]
+    pub fn deadline(&self) -> Duration {
+        Duration::from_secs_f64(self.deadline_s)
+    }
 
     /// The mesh of `ranks` ranks, in as many replicas as `mesh.replicate` says.
     ///

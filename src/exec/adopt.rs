@@ -16,6 +16,7 @@ use super::installed::install;
 use super::rank::agree;
 use super::{CaptureMode, ExecError, Rank};
 use crate::backend::Backend;
+use crate::id::ProgramId;
 use crate::layout::{Content, Region, Residency};
 use crate::plan::StepPlan;
 
@@ -30,19 +31,19 @@ pub struct Adoption {
 
 impl<B: Backend> Rank<B> {
     /// Lets `program` go on by another plan.
-    pub(super) fn adopt(&mut self, program: usize, adoption: Adoption) -> Result<(), ExecError> {
+    pub(super) fn adopt(&mut self, program: ProgramId, adoption: Adoption) -> Result<(), ExecError> {
         let Adoption { plan, trial } = adoption;
         agree(&self.world, self.id(), &plan)?;
         self.check(program, &plan)?;
         let capture = if trial { CaptureMode::Off } else { self.capture };
         let installed = install(&self.backend, &self.memory, plan, capture, trial, &self.poison)?;
-        drop(std::mem::replace(&mut self.programs[program], installed));
+        drop(std::mem::replace(&mut self.programs[program.index()], installed));
         self.world.exchange(self.id(), 0).map(drop)
     }
 
-    fn check(&self, program: usize, plan: &StepPlan) -> Result<(), ExecError> {
+    fn check(&self, program: ProgramId, plan: &StepPlan) -> Result<(), ExecError> {
         let rank = self.id();
-        let Some(current) = self.programs.get(program).map(|installed| &installed.plan) else {
+        let Some(current) = self.programs.get(program.index()).map(|installed| &installed.plan) else {
             return Err(ExecError::NoProgram { rank, program, programs: self.programs.len() });
         };
         let (arena, room) = (plan.arena.bytes(), self.room);

@@ -14,9 +14,9 @@ use super::Recorded;
 pub enum CaptureMode {
     /// Every step is issued anew.
     Off,
-    /// Every step is recorded once, in as few segments as its dynamic calls leave it in, and replayed. Where
+    /// The step is recorded once, in as few segments as its dynamic calls leave it in, and replayed. Where
     /// it must be one, the session refuses programs with such calls.
-    Step,
+    Recorded,
 }
 
 /// What to do for the coming step.
@@ -49,7 +49,7 @@ impl<G> Capture<G> {
     pub const fn new(mode: CaptureMode) -> Self {
         match mode {
             CaptureMode::Off => Self::Eager,
-            CaptureMode::Step => Self::Cold,
+            CaptureMode::Recorded => Self::Cold,
         }
     }
 
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_step_is_issued_once_then_recorded_then_launched() {
-        let mut capture: Capture<u8> = Capture::new(CaptureMode::Step);
+        let mut capture: Capture<u8> = Capture::new(CaptureMode::Recorded);
         assert_eq!(capture.action(), Action::Issue);
         capture.warmed();
         assert_eq!(capture.action(), Action::Record);
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn a_recording_some_rank_could_not_make_is_given_up_for_good() {
-        let mut capture: Capture<u8> = Capture::new(CaptureMode::Step);
+        let mut capture: Capture<u8> = Capture::new(CaptureMode::Recorded);
         capture.warmed();
         capture.recorded(None);
         assert_eq!(capture.action(), Action::Issue);

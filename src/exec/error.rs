@@ -2,7 +2,7 @@
 
 use crate::backend::BackendError;
 use crate::flow::FlowError;
-use crate::id::RankId;
+use crate::id::{ProgramId, RankId};
 use crate::plan::EdgeState;
 
 /// A failure of one rank.
@@ -158,12 +158,12 @@ pub enum ExecError {
         value: f32,
     },
     /// No program with this number.
-    #[error("{rank} was asked for program {program} and has {programs}; count them from 0")]
+    #[error("{rank} was asked for {program} and has {programs}; count them from 0")]
     NoProgram {
         /// The rank.
         rank: RankId,
         /// The number asked for.
-        program: usize,
+        program: ProgramId,
         /// Programs there are.
         programs: usize,
     },

@@ -17,7 +17,7 @@ use super::record::{record, replay};
 use super::{Capture, CaptureMode, ExecError, Pump, World};
 use crate::backend::{Activity, Backend, BackendError, HostSplit, Meter};
 use crate::flow::{FlowError, Poison};
-use crate::id::LaneId;
+use crate::id::{BufferId, LaneId};
 use crate::layout::{Binding, Content, Region};
 use crate::model::Role;
 use crate::op::Op;
@@ -43,8 +43,8 @@ pub struct Installed<B: Backend> {
 pub(super) struct Staged {
     /// Where it lies in the arena.
     pub(super) region: Region,
-    /// The buffer's number.
-    pub(super) buffer: usize,
+    /// The buffer.
+    pub(super) buffer: BufferId,
     /// The micro-batch's part of what the session staged.
     pub(super) bytes: Range<usize>,
 }
@@ -84,7 +84,7 @@ pub(super) fn install<B: Backend>(
         bound,
         pump: Pump::new(backend.rank(), &plan, poison.clone()),
         capture: Capture::new(capture),
-        is_cold: backend.has_cold_steps() || capture == CaptureMode::Step,
+        is_cold: backend.has_cold_steps() || capture == CaptureMode::Recorded,
         compute: plan.compute_lane(),
         vote,
         inputs: staging(&plan, Role::Input).collect(),
@@ -166,7 +166,7 @@ impl<B: Backend> Installed<B> {
 fn staging(plan: &StepPlan, role: Role) -> impl Iterator<Item = Staged> + '_ {
     plan.arena.slots.iter().filter_map(move |slot| match slot.content {
         Content::Staging(buffer, micro_batch) if plan.buffers[buffer.index()].role == role => {
-            let (region, buffer) = (slot.region, buffer.index());
+            let region = slot.region;
             let begin = region.bytes * micro_batch.index();
             Some(Staged { region, buffer, bytes: begin..begin + region.bytes })
         }

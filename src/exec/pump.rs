@@ -152,13 +152,7 @@ impl<B: Backend> Pump<B> {
                 subject = planned.subject.as_str(),
             )
             .entered();
-            let mut context = Context {
-                issuer: &mut self.issuer,
-                post: &self.post,
-                backend,
-                streams: &mut *streams,
-                bound,
-            };
+            let mut context = Context::new(&mut self.issuer, &self.post, backend, &mut *streams, bound);
             acting.fire(ready, &mut context)?;
         }
         Ok(())

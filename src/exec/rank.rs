@@ -16,7 +16,7 @@ use super::{CaptureMode, Exchange, ExecError, Gauge, World};
 use crate::backend::{Activity, Backend, Meter};
 use crate::compute::ComputeFactory;
 use crate::flow::Poison;
-use crate::id::RankId;
+use crate::id::{ProgramId, RankId};
 use crate::layout::{Content, Region, Residency};
 use crate::op::Vote;
 use crate::plan::{EdgeState, StepPlan, carried};
@@ -139,7 +139,7 @@ impl<B: Backend> Rank<B> {
         self.backend.rank()
     }
 
-    /// Runs one step of program `program`, counted from 0, with the inputs in `exchange`, and leaves
+    /// Runs one step of `program`, with the inputs in `exchange`, and leaves
     /// there what came of it.
     ///
     /// # Errors
@@ -149,7 +149,7 @@ impl<B: Backend> Rank<B> {
     ///
     /// # Panics
     /// When `exchange.staged` was not made for the programs of this rank.
-    pub fn step(&mut self, program: usize, exchange: &mut Exchange) -> Result<(), ExecError> {
+    pub fn step(&mut self, program: ProgramId, exchange: &mut Exchange) -> Result<(), ExecError> {
         let begun = Instant::now();
         self.meter.begin(exchange.splits);
         let outcome = self.try_step(program, exchange);
@@ -161,10 +161,10 @@ impl<B: Backend> Rank<B> {
         outcome
     }
 
-    fn try_step(&mut self, program: usize, exchange: &mut Exchange) -> Result<(), ExecError> {
-        let _span = tracing::info_span!("step", program).entered();
+    fn try_step(&mut self, program: ProgramId, exchange: &mut Exchange) -> Result<(), ExecError> {
+        let _span = tracing::info_span!("step", program = program.number()).entered();
         let programs = self.programs.len();
-        if program >= programs {
+        if program.index() >= programs {
             return Err(ExecError::NoProgram { rank: self.id(), program, programs });
         }
         if let Some(adoption) = exchange.adoption.take() {
@@ -178,14 +178,14 @@ impl<B: Backend> Rank<B> {
         (exchange.unrecorded, exchange.issue, exchange.segments) =
             (driven.unrecorded, driven.issue, driven.segments);
         (exchange.issued, exchange.edges) = (driven.issued, driven.before);
-        let installed = &self.programs[program];
+        let installed = &self.programs[program.index()];
         self.backend.intervals(&installed.bound, &mut exchange.intervals);
         exchange.exposure = self.gauge.measure(&installed.plan, &exchange.intervals);
         exchange.fault = self.streams.iter_mut().find_map(|stream| self.backend.take_fault(stream));
         let faulted = exchange.fault.is_some();
         let Self { backend, programs, world, meter, .. } = self;
-        meter.within(Activity::Waiting, || programs[program].settle(backend, world, faulted))?;
-        let installed = &self.programs[program];
+        meter.within(Activity::Waiting, || programs[program.index()].settle(backend, world, faulted))?;
+        let installed = &self.programs[program.index()];
         exchange.vote = match installed.vote {
             None => None,
             Some(region) => {
@@ -197,7 +197,7 @@ impl<B: Backend> Rank<B> {
             }
         };
         self.download_outputs(program, exchange)?;
-        let plan = &self.programs[program].plan;
+        let plan = &self.programs[program.index()].plan;
         self.meter.within(Activity::Waiting, || {
             if exchange.measures {
                 exchange.agreed = self.world.agree_on_times(self.id(), &exchange.intervals, driven.step)?;
@@ -220,9 +220,9 @@ impl<B: Backend> Rank<B> {
     }
 
     /// One step between two edges, of a program or of the prologue.
-    fn run(&mut self, program: Option<usize>) -> Result<Driven, ExecError> {
+    fn run(&mut self, program: Option<ProgramId>) -> Result<Driven, ExecError> {
         let Self { backend, streams, prologue, programs, edge, poison, world, meter, .. } = self;
-        let installed = program.map_or(prologue, |program| &mut programs[program]);
+        let installed = program.map_or(prologue, |program| &mut programs[program.index()]);
         let rank = backend.rank();
         poison.check(rank)?;
         let (needed, held) = (installed.plan.entry, *edge);
@@ -251,23 +251,23 @@ impl<B: Backend> Rank<B> {
         Ok(())
     }
 
-    fn upload_inputs(&mut self, program: usize, exchange: &Exchange) -> Result<(), ExecError> {
+    fn upload_inputs(&mut self, program: ProgramId, exchange: &Exchange) -> Result<(), ExecError> {
         let scalars = [exchange.learning_rate.to_bits(), exchange.loss_scale.to_bits()];
         if self.scalars != Some(scalars) {
             self.write(Content::LearningRate, &exchange.learning_rate.to_ne_bytes())?;
             self.write(Content::LossScale, &exchange.loss_scale.to_ne_bytes())?;
             self.scalars = Some(scalars);
         }
-        for Staged { region, buffer, bytes } in &self.programs[program].inputs {
-            let bytes = &exchange.staged[program][*buffer][bytes.clone()];
+        for Staged { region, buffer, bytes } in &self.programs[program.index()].inputs {
+            let bytes = &exchange.staged[program.index()][buffer.index()][bytes.clone()];
             self.backend.upload(&self.memory, *region, bytes)?;
         }
         Ok(())
     }
 
-    fn download_outputs(&self, program: usize, exchange: &mut Exchange) -> Result<(), ExecError> {
-        for Staged { region, buffer, bytes } in &self.programs[program].outputs {
-            let bytes = &mut exchange.staged[program][*buffer][bytes.clone()];
+    fn download_outputs(&self, program: ProgramId, exchange: &mut Exchange) -> Result<(), ExecError> {
+        for Staged { region, buffer, bytes } in &self.programs[program.index()].outputs {
+            let bytes = &mut exchange.staged[program.index()][buffer.index()][bytes.clone()];
             self.backend.download(&self.memory, *region, bytes)?;
         }
         Ok(())

@@ -13,7 +13,7 @@ use super::world::{failed, misfit};
 use super::{Exchange, ExecError, WeightShard, World};
 use crate::backend::ClosureFault;
 use crate::format::DelayedState;
-use crate::id::{CallId, RankId};
+use crate::id::{CallId, ProgramId, RankId};
 use crate::model::{BufferSpec, Role};
 use crate::plan::StepPlan;
 use crate::rendezvous::{Reader, Topic, Truncated, Writer};
@@ -32,8 +32,9 @@ pub struct RankReport {
 impl RankReport {
     /// Of what a rank left in its exchange.
     #[must_use]
-    pub fn of(plan: &StepPlan, program: usize, exchange: &Exchange) -> Self {
-        let staged = exchange.staged.get(program).map_or(&[][..], Vec::as_slice).iter().zip(&plan.buffers);
+    pub fn of(plan: &StepPlan, program: ProgramId, exchange: &Exchange) -> Self {
+        let staged =
+            exchange.staged.get(program.index()).map_or(&[][..], Vec::as_slice).iter().zip(&plan.buffers);
         let output = |(bytes, spec): (&Vec<u8>, &crate::model::BufferSpec)| {
             if spec.role == Role::Output { bytes.clone() } else { Vec::new() }
         };
@@ -89,7 +90,7 @@ impl World {
         &self,
         rank: RankId,
         plan: &StepPlan,
-        program: usize,
+        program: ProgramId,
         exchange: &mut Exchange,
     ) -> Result<(), ExecError> {
         let rendezvous = self.rendezvous();

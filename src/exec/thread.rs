@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::{CaptureMode, Exchange, ExecError, Rank, World};
+use super::{CaptureMode, Exchange, ExecError, Initializer, Rank, World};
 use crate::backend::Backend;
 use crate::compute::ComputeFactory;
-use crate::id::RankId;
+use crate::id::{ProgramId, RankId};
 use crate::panics::kept_words;
 use crate::plan::StepPlan;
 use crate::queue::{Receiver, Sender, bounded};
@@ -21,14 +21,11 @@ use crate::trace::HostLane;
 use crossbeam::queue::ArrayQueue;
 use tokio::sync::Notify;
 
-/// Fills the real rows of a rank's masters: weight name, first row, columns, values row-major.
-pub type Initializer = Arc<dyn Fn(&str, usize, usize, &mut [f32]) + Send + Sync>;
-
 /// What a session asks of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// One step of a program.
-    Step(usize),
+    Step(ProgramId),
     /// Weights out.
     Export,
     /// Weights in.

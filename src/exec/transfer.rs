@@ -9,7 +9,7 @@ use std::hash::{DefaultHasher, Hasher};
 use bytemuck::Pod;
 use half::bf16;
 
-use super::{Exchange, ExecError, Initializer, Rank, WeightShard};
+use super::{Exchange, ExecError, Initializer, MasterRows, Rank, WeightShard};
 use crate::backend::Backend;
 use crate::config::Moments;
 use crate::format::{DelayedState, Orientation, join_master, split_master};
@@ -37,7 +37,8 @@ impl<B: Backend> Rank<B> {
                 let elements = rows.rows * layout.shard.shape.cols;
                 let mut master = vec![0.0; elements];
                 let cols = layout.shard.shape.cols;
-                initializer(&layout.name, rows.begin, cols, &mut master);
+                let place = MasterRows { weight: &layout.name, first_row: rows.begin, columns: cols };
+                initializer(place, &mut master);
                 if let Some(at) = master.iter().position(|value| !value.is_finite()) {
                     let (rank, weight, value) = (self.id(), layout.name.clone(), master[at]);
                     let (row, column) = (rows.begin + at / cols, at % cols);

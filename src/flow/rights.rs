@@ -59,16 +59,14 @@ pub enum Right {
 
 impl ReadLease {
     /// A lease on `slot` for `to`, behind its writer's `point`.
-    #[must_use]
-    pub fn new(slot: SlotId, to: TaskId, point: Point, poison: Poison) -> Self {
+    pub(super) const fn new(slot: SlotId, to: TaskId, point: Point, poison: Poison) -> Self {
         Self(Grant { slot, to, point, poison: Some(poison) })
     }
 }
 
 impl Credit {
     /// A credit on `slot` for `to`, behind the accessor's `point`.
-    #[must_use]
-    pub fn new(slot: SlotId, to: TaskId, point: Point, poison: Poison) -> Self {
+    pub(super) const fn new(slot: SlotId, to: TaskId, point: Point, poison: Poison) -> Self {
         Self(Grant { slot, to, point, poison: Some(poison) })
     }
 }

@@ -97,6 +97,22 @@ impl Content {
         }
     }
 
+    /// Is it made of a weight or of its gradient within a step?
+    #[must_use]
+    pub const fn is_of_a_weight(self) -> bool {
+        matches!(
+            self,
+            Self::Gathered(..)
+                | Self::Transposed(_)
+                | Self::Dense(..)
+                | Self::Gradient(..)
+                | Self::WireGradient(..)
+                | Self::LandedGradient(..)
+                | Self::ReducedGradient(..)
+                | Self::SummedGradient(..)
+        )
+    }
+
     /// The slot in which a call writes its gradient of a weight in `element`.
     #[must_use]
     pub const fn written(weight: WeightId, call: CallId, element: ElementType) -> Self {

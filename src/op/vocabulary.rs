@@ -23,7 +23,6 @@ pub enum Reduction {
 
 /// One op of a plan. Shapes and lengths follow from the weights' layouts at bind time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
-#[non_exhaustive]
 pub enum Op {
     /// Copies a slot to another of the same size: staging of inputs and outputs.
     Copy {

@@ -180,7 +180,7 @@ pub(super) fn peak(slots: &[Slot], lives: &[Life], tasks: usize) -> Peak {
     for (slot, life) in slots.iter().zip(lives) {
         let (Residency::Transient, Some((first, last))) = (slot.residency, life) else { continue };
         let size = slot.region.bytes.next_multiple_of(ALIGNMENT).cast_signed();
-        let weight = if is_weight(slot.content) { size } else { 0 };
+        let weight = if slot.content.is_of_a_weight() { size } else { 0 };
         change[*first] = (change[*first].0 + size, change[*first].1 + weight);
         change[*last + 1] = (change[*last + 1].0 - size, change[*last + 1].1 - weight);
     }
@@ -205,18 +205,4 @@ pub(super) fn peak(slots: &[Slot], lives: &[Life], tasks: usize) -> Peak {
         task: TaskId::at(at),
         alive: alive.into_iter().map(SlotId::at).collect(),
     }
-}
-
-const fn is_weight(content: Content) -> bool {
-    matches!(
-        content,
-        Content::Gathered(..)
-            | Content::Transposed(_)
-            | Content::Dense(..)
-            | Content::Gradient(..)
-            | Content::WireGradient(..)
-            | Content::LandedGradient(..)
-            | Content::ReducedGradient(..)
-            | Content::SummedGradient(..)
-    )
 }

@@ -12,7 +12,7 @@ use super::resident::ResidentLayout;
 use super::step_plan::{EdgeState, PlanBounds, Policy, StepPlan, Task};
 use super::sums::check_sums;
 use super::{Costs, PlanError, Prefetch, verify};
-use crate::config::{AcrossMicroBatches, ByteSize, Columnwise};
+use crate::config::{AcrossMicroBatches, ByteSize, Columnwise, Config};
 use crate::id::{CallId, CommSeq, Version};
 use crate::layout::{ArenaLayout, Lane, LaneKind, Weights};
 use crate::model::{Call, Mesh, StepProgram, WeightSpec};
@@ -280,14 +280,14 @@ fn delayed_gathers(tasks: &[Task], edges: &[Edge], lanes: &[Lane]) -> Vec<String
 }
 
 fn check_policy(policy: &Policy) -> Result<(), PlanError> {
-    if !(1..=2).contains(&policy.communicators) {
+    if !Config::COMMUNICATORS.contains(&policy.communicators) {
         return Err(PlanError::Policy {
             key: "communicators",
             value: policy.communicators.to_string(),
             advice: "use 1 (shared) or 2 (one for gathers, one for reductions)",
         });
     }
-    if !(1..=16).contains(&policy.reduce_behind) {
+    if !Config::REDUCE_BEHIND.contains(&policy.reduce_behind) {
         return Err(PlanError::Policy {
             key: "reduce_behind",
             value: policy.reduce_behind.to_string(),

@@ -16,6 +16,7 @@ use crate::backend::cpu::{CpuOptions, CpuWorld, Link};
 use crate::backend::{Backend, Checked};
 use crate::compute::{Compute, ComputeError, ComputeFactory, Seat, Surface};
 use crate::config::{ByteSize, Config, Reduce};
+use crate::exec::MasterRows;
 use crate::exec::{CaptureMode, Inbox, Initializer, RankThread, Setup, World, landing_bytes, report_bytes};
 use crate::id::RankId;
 use crate::model::{Mesh, Role, StepProgram};
@@ -24,6 +25,7 @@ use crate::rendezvous::Rendezvous;
 use crate::trace::HostTrace;
 
 /// A session in the making.
+#[must_use = "a session begins with one of the `start` methods"]
 pub struct SessionBuilder<S: Surface> {
     pub(super) config: Config,
     programs: Vec<StepProgram>,
@@ -65,7 +67,7 @@ impl Session {
         SessionBuilder {
             config,
             programs: Vec::new(),
-            initializer: Arc::new(|_, _, _, _| {}),
+            initializer: Arc::new(|_, _| {}),
             patience: Duration::ZERO,
             closures: Arc::new(move |seat| Ok(Box::new(closures(seat)?))),
         }
@@ -74,21 +76,16 @@ impl Session {
 
 impl<S: Surface + 'static> SessionBuilder<S> {
     /// Adds a program. All programs of a session are declared over one model.
-    #[must_use]
     pub fn program(mut self, program: StepProgram) -> Self {
         self.programs.push(program);
         self
     }
 
-    /// How masters begin: called per rank and weight with the weight's name, the first row, the number of
-    /// columns and the rank's rows, row-major. Without it masters begin as zeros. What it fills in must
-    /// depend on these alone: ranks that hold the same rows are asked one by one, and must be given the same
-    /// values.
-    #[must_use]
-    pub fn initialize(
-        mut self,
-        fill: impl Fn(&str, usize, usize, &mut [f32]) + Send + Sync + 'static,
-    ) -> Self {
+    /// How masters begin: `fill` is called for every rank and weight, with the weight's name, the place of the
+    /// rank's rows in it, and these rows, row-major. Without it masters begin as zeros. What it fills in must
+    /// depend on name and place alone: ranks that hold the same rows are asked one by one, and must be given
+    /// the same values. [`initial::normal`](super::initial::normal) is such a function.
+    pub fn initialize(mut self, fill: impl Fn(MasterRows<'_>, &mut [f32]) + Send + Sync + 'static) -> Self {
         self.initializer = Arc::new(fill);
         self
     }
@@ -105,7 +102,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
     pub async fn start<B: Backend<Surface = S>>(self, backends: Vec<B>) -> Result<Session, SessionError> {
         self.config.validate()?;
         let ranks = u32::try_from(backends.len()).unwrap_or(u32::MAX);
-        let deadline = Duration::from_secs_f64(self.config.deadline_s);
+        let deadline = self.config.deadline();
         self.start_in(Arc::new(Rendezvous::of_threads(ranks, deadline)), backends).await
     }
 

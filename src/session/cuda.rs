@@ -113,7 +113,7 @@ impl SessionBuilder<CudaSurface> {
     }
 
     fn deadline(&self) -> Duration {
-        Duration::from_secs_f64(self.config.deadline_s)
+        self.config.deadline()
     }
 }
 

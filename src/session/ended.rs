@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{Session, SessionError, StepReport, report};
 use crate::exec::{Exchange, RankReport, RankThread};
-use crate::id::RankId;
+use crate::id::{ProgramId, RankId};
 use crate::model::Call;
 
 impl Session {
@@ -23,8 +23,8 @@ impl Session {
     }
 
     /// How the last step ended on every rank of the world, in rank order.
-    fn rank_reports(&self, number: usize) -> Vec<RankReport> {
-        let plan = &self.programs[number].plan;
+    fn rank_reports(&self, number: ProgramId) -> Vec<RankReport> {
+        let plan = &self.programs[number.index()].plan;
         let mut all: Vec<(RankId, RankReport)> = Vec::new();
         for thread in &self.ranks {
             let mut exchange = thread.exchange();
@@ -39,10 +39,14 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::Closure`] if a closure failed; the session goes on, and has counted the step.
-    pub(super) fn report(&mut self, number: usize, duration: Duration) -> Result<StepReport, SessionError> {
+    pub(super) fn report(
+        &mut self,
+        number: ProgramId,
+        duration: Duration,
+    ) -> Result<StepReport, SessionError> {
         let ranks = self.rank_reports(number);
         self.note_panics(&ranks);
-        let plan = Arc::clone(&self.programs[number].plan);
+        let plan = Arc::clone(&self.programs[number.index()].plan);
         self.unseen.not_recorded.extend(report::not_recorded(&plan.name, &ranks));
         let step = self.steps;
         self.steps += 1;

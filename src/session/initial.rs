@@ -3,6 +3,7 @@
 //! Law: a value follows from the seed, the weight's name and the value's place in the whole weight alone. So any
 //! number of ranks, in any replicas and processes, begins with the same weights.
 
+pub use crate::exec::MasterRows;
 use crate::noise::{mixed, unit};
 
 /// Normally distributed masters of mean 0, for [`SessionBuilder::initialize`](super::SessionBuilder::initialize).
@@ -12,11 +13,10 @@ use crate::noise::{mixed, unit};
 pub fn normal(
     seed: u64,
     deviation: f32,
-) -> impl Fn(&str, usize, usize, &mut [f32]) + Clone + Send + Sync + 'static {
-    move |name, first_row, columns, values| {
-        let weight = name.bytes().fold(mixed(seed), |hash, byte| mixed(hash ^ u64::from(byte)));
-        let first = (first_row as u64).wrapping_mul(columns as u64);
-        for (place, value) in (first..).zip(values) {
+) -> impl Fn(MasterRows<'_>, &mut [f32]) + Clone + Send + Sync + 'static {
+    move |rows, values| {
+        let weight = rows.weight.bytes().fold(mixed(seed), |hash, byte| mixed(hash ^ u64::from(byte)));
+        for (place, value) in (rows.first_element() as u64..).zip(values) {
             let hash = mixed(weight ^ place);
             let (u, v) = (unit(hash), unit(mixed(hash)));
             let radius = (-2.0 * u.ln()).sqrt();
@@ -34,7 +34,7 @@ mod tests {
 
     fn whole(seed: u64, name: &str) -> Vec<f32> {
         let mut values = vec![f32::NAN; ROWS * COLUMNS];
-        normal(seed, 0.5)(name, 0, COLUMNS, &mut values);
+        normal(seed, 0.5)(MasterRows::from_the_first(name, COLUMNS), &mut values);
         values
     }
 
@@ -44,7 +44,8 @@ mod tests {
         for rows in [1, 7, 16] {
             for (number, part) in values.chunks(rows * COLUMNS).enumerate() {
                 let mut own = vec![0.0; part.len()];
-                normal(3, 0.5)("up", number * rows, COLUMNS, &mut own);
+                let place = MasterRows { weight: "up", first_row: number * rows, columns: COLUMNS };
+                normal(3, 0.5)(place, &mut own);
                 assert_eq!(own, part);
             }
         }

@@ -5,7 +5,7 @@
 
 use super::{Program, Session, SessionError, Staged};
 use crate::format::{Element, ElementType};
-use crate::id::RankId;
+use crate::id::{ProgramId, RankId};
 use crate::model::{BufferSpec, Role};
 
 impl Session {
@@ -56,7 +56,7 @@ impl Session {
             let own: Vec<String> = self.own_ranks().map(|rank| rank.to_string()).collect();
             return Err(SessionError::Elsewhere { rank, own: own.join(", ") });
         }
-        let Program { plan, inputs } = &mut self.programs[number];
+        let Program { plan, inputs } = &mut self.programs[number.index()];
         let named = || (program.to_owned(), buffer.to_owned());
         let is_input = |spec: &BufferSpec| spec.role == Role::Input;
         let mut found = plan.buffers.iter().enumerate().filter(|(_, spec)| is_input(spec));
@@ -99,8 +99,8 @@ impl Session {
     }
 
     /// Were all inputs of program number `number` written, on the ranks of this process?
-    pub(super) fn check_inputs(&self, number: usize) -> Result<(), SessionError> {
-        let Program { plan, inputs } = &self.programs[number];
+    pub(super) fn check_inputs(&self, number: ProgramId) -> Result<(), SessionError> {
+        let Program { plan, inputs } = &self.programs[number.index()];
         for (rank, inputs) in self.own_ranks().zip(inputs) {
             let mut all = plan.buffers.iter().zip(inputs);
             if let Some((spec, _)) = all.find(|(spec, input)| spec.role == Role::Input && !input.is_written) {

@@ -51,7 +51,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::TaskInterval;
 use crate::exec::{Command, Exchange, ExecError, Inbox, RankThread};
-use crate::id::RankId;
+use crate::id::{ProgramId, RankId};
 use crate::plan::StepPlan;
 use crate::rendezvous::Rendezvous;
 use recorder::Recorder;
@@ -141,7 +141,7 @@ impl Session {
         self.check_inputs(number)?;
         let adoption = self.tuning.as_mut().and_then(|tuning| tuning.before_step(number));
         if let Some(adoption) = &adoption {
-            self.programs[number].plan = Arc::clone(&adoption.plan);
+            self.programs[number.index()].plan = Arc::clone(&adoption.plan);
         }
         let measures = self.tuning.as_ref().is_some_and(|tuning| tuning.measures(number));
         for (rank, thread) in self.ranks.iter().enumerate() {
@@ -152,7 +152,8 @@ impl Session {
             exchange.measures = measures;
             exchange.splits = self.splits;
             exchange.recorded = self.recorder.as_ref().is_some_and(|recorder| recorder.keeps(self.steps));
-            for (staged, input) in exchange.staged[number].iter_mut().zip(&self.programs[number].inputs[rank])
+            for (staged, input) in
+                exchange.staged[number.index()].iter_mut().zip(&self.programs[number.index()].inputs[rank])
             {
                 if !input.bytes.is_empty() {
                     staged.copy_from_slice(&input.bytes);
@@ -284,7 +285,7 @@ impl Session {
     /// # Errors
     /// An unknown program.
     pub fn plan(&self, program: &str) -> Result<&Arc<StepPlan>, SessionError> {
-        Ok(&self.programs[self.position(program)?].plan)
+        Ok(&self.programs[self.position(program)?.index()].plan)
     }
 
     /// What the session tried and chose, if its configuration asks for trials (`tune.steps`).
@@ -348,11 +349,14 @@ impl Session {
         self.recorder.take().map_or(Ok(()), Recorder::write)
     }
 
-    fn position(&self, program: &str) -> Result<usize, SessionError> {
-        self.programs.iter().position(|other| other.plan.name == program).ok_or_else(|| {
-            let declared: Vec<&str> = self.programs.iter().map(|other| other.plan.name.as_str()).collect();
-            SessionError::NoProgram { name: program.to_owned(), declared: declared.join(", ") }
-        })
+    fn position(&self, program: &str) -> Result<ProgramId, SessionError> {
+        self.programs.iter().position(|other| other.plan.name == program).map(ProgramId::at).ok_or_else(
+            || {
+                let declared: Vec<&str> =
+                    self.programs.iter().map(|other| other.plan.name.as_str()).collect();
+                SessionError::NoProgram { name: program.to_owned(), declared: declared.join(", ") }
+            },
+        )
     }
 
     fn check_usable(&self) -> Result<(), SessionError> {

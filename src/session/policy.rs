@@ -64,7 +64,7 @@ impl From<&Config> for CaptureMode {
     fn from(config: &Config) -> Self {
         match config.capture {
             Capture::Off => Self::Off,
-            Capture::Step | Capture::Segments => Self::Step,
+            Capture::Step | Capture::Segments => Self::Recorded,
         }
     }
 }

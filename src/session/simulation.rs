@@ -18,7 +18,7 @@ use crate::cluster::Cluster;
 use crate::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
 use crate::config::Config;
 use crate::exec::{CaptureMode, Rank, World};
-use crate::id::RankId;
+use crate::id::{ProgramId, RankId};
 use crate::layout::LaneKind;
 use crate::model::{Call, Mesh, StepProgram};
 use crate::plan::{Costs, StepPlan};
@@ -115,7 +115,7 @@ impl SessionBuilder<SimSurface> {
         let costs = costs_of(&self.config, cluster, ranks)?;
         let backend = SimWorld::new(mesh, cluster.clone(), self.config.reduce)?.backend()?;
         // The one rank that is driven meets nobody on the host.
-        let alone = Rendezvous::of_threads(1, Duration::from_secs_f64(self.config.deadline_s));
+        let alone = Rendezvous::of_threads(1, self.config.deadline());
         let mut session = self.start_planned(mesh, Some(&costs), Arc::new(alone), vec![backend]).await?;
         session.need_no_inputs();
         Ok(session)
@@ -164,14 +164,14 @@ impl Session {
         let device = backend.describe();
         let closures: ComputeFactory<SimSurface> = Arc::new(|_| Ok(Box::new(NeverCalled)));
         // The one rank that is driven meets nobody on the host.
-        let alone = Arc::new(World::new(1, Duration::from_secs_f64(config.deadline_s)));
+        let alone = Arc::new(World::new(1, config.deadline()));
         let capture = CaptureMode::from(config);
         let mut rank = Rank::new(backend, alone, plans.prologue, plans.programs.clone(), capture, &closures)?;
-        rank.step(0, &mut exchange)?;
+        rank.step(ProgramId::new(0), &mut exchange)?;
         let begin = world.elapsed();
         let mut ends = vec![begin];
         for _ in 0..steps.max(1) {
-            rank.step(0, &mut exchange)?;
+            rank.step(ProgramId::new(0), &mut exchange)?;
             ends.push(world.elapsed());
         }
         let step = (world.elapsed() - begin) / steps.max(1);

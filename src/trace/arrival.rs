@@ -80,7 +80,7 @@ impl Timeline {
                     activity.waiting.push(Interval { begin: whole.begin, end: begun });
                     activity.communication.push(Interval { begin: begun, end: whole.end });
                 }
-                Some(LaneKind::Quantize | LaneKind::Copy) | None => {}
+                Some(LaneKind::Quantize) | None => {}
             }
         }
         activities

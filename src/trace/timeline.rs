@@ -19,17 +19,15 @@ pub(super) const RESERVED: &[&str] = &["step", "task", "collective", "first_rank
 pub enum LaneKind {
     /// Forward and backward closures, and the dequantizing that feeds them.
     Compute,
-    /// Amax, scales, casts, norms and the optimizer.
+    /// Amax, scales, casts, norms and the optimizer; what is derived of gathered planes; sums of gradients.
     Quantize,
     /// Collectives, or pulls from the memory of other ranks.
     Communication,
-    /// Copies within the rank, such as staging of inputs and outputs.
-    Copy,
 }
 
 impl LaneKind {
     /// All kinds, in the order in which lanes are shown.
-    pub const ALL: [Self; 4] = [Self::Compute, Self::Quantize, Self::Communication, Self::Copy];
+    pub const ALL: [Self; 3] = [Self::Compute, Self::Quantize, Self::Communication];
 
     /// The word for it in traces and summaries.
     pub const fn word(self) -> &'static str {
@@ -37,7 +35,6 @@ impl LaneKind {
             Self::Compute => "compute",
             Self::Quantize => "quantize",
             Self::Communication => "communication",
-            Self::Copy => "copy",
         }
     }
 }

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use warpweft::format::{ElementType, Format, Orientation, Shape};
 use warpweft::id::{BufferId, WeightId};
 use warpweft::model::{BufferSpec, Lifetime, Model, Phase, ProgramBuilder, Role, StepProgram};
+use warpweft::session::initial::MasterRows;
 
 use super::harness::noise;
 use crate::products::{form, turned};
@@ -132,9 +133,10 @@ pub(crate) fn declare(dynamic: &[&str]) -> Declared {
 }
 
 /// Masters under which activations neither grow nor vanish from block to block.
-pub(crate) fn initial(name: &str, first_row: usize, cols: usize, rows: &mut [f32]) {
-    let seed = name.bytes().fold(7u32, |seed, byte| seed.wrapping_mul(31).wrapping_add(u32::from(byte)));
+pub(crate) fn initial(rows: MasterRows<'_>, masters: &mut [f32]) {
+    let seed =
+        rows.weight.bytes().fold(7u32, |seed, byte| seed.wrapping_mul(31).wrapping_add(u32::from(byte)));
     let all = noise(WEIGHT.elements(), seed);
-    let own = &all[first_row * cols..][..rows.len()];
-    rows.iter_mut().zip(own).for_each(|(to, from)| *to = 0.108 * from);
+    let own = &all[rows.first_element()..][..masters.len()];
+    masters.iter_mut().zip(own).for_each(|(to, from)| *to = 0.108 * from);
 }

@@ -143,8 +143,8 @@ async fn run_keeping(
     let initial = initial();
     let mut session = Session::builder(config, factory)
         .program(program)
-        .initialize(move |_, first_row, cols, rows| {
-            rows.copy_from_slice(&initial[first_row * cols..][..rows.len()]);
+        .initialize(move |rows, masters| {
+            masters.copy_from_slice(&initial[rows.first_element()..][..masters.len()]);
         })
         .start_cuda(gpus.to_vec())
         .await

@@ -8,6 +8,7 @@ use warpweft::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
 use warpweft::config::Config;
 use warpweft::exec::{Adoption, CaptureMode, Exchange, ExecError, Rank, World};
 use warpweft::format::Format;
+use warpweft::id::ProgramId;
 use warpweft::layout::Weights;
 use warpweft::model::{Call, Mesh, StepProgram};
 use warpweft::plan::{Policy, Prefetch, ResidentLayout, StepPlan};
@@ -65,14 +66,14 @@ fn step(
                 let (world, adopted) = (Arc::clone(&world), &adopted);
                 scope.spawn(move || {
                     let (prologue, programs) = (Arc::clone(&plans.prologue), vec![Arc::clone(own)]);
-                    let capture = CaptureMode::Step;
+                    let capture = CaptureMode::Recorded;
                     let mut owner =
                         Rank::with_room(backend, world, prologue, programs, later, capture, &closures())
                             .unwrap();
                     let staged = own.buffers.iter().map(|buffer| vec![0; buffer.bytes()]).collect();
                     let adoption = Some(Adoption { plan: adopted(rank), trial: true });
                     let mut exchange = Exchange { staged: vec![staged], adoption, ..Exchange::default() };
-                    owner.step(0, &mut exchange)
+                    owner.step(ProgramId::new(0), &mut exchange)
                 })
             })
             .collect();

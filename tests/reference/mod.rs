@@ -6,6 +6,7 @@
 use half::bf16;
 use warpweft::config::{ReduceDtype, ReduceEvery};
 use warpweft::format::{Directions, Format, Orientation, Planes, Shape, Via, dequantize, quantize};
+use warpweft::session::initial::MasterRows;
 
 use crate::trainer::{SIZE, initial};
 
@@ -22,7 +23,7 @@ pub struct Parameter {
 impl Parameter {
     pub fn new(name: &str, cols: usize, elements: usize) -> Self {
         let mut master = vec![0.0; elements];
-        initial(name, 0, cols, &mut master);
+        initial(MasterRows::from_the_first(name, cols), &mut master);
         Self { exp_avg: vec![0.0; elements], exp_avg_sq: vec![0.0; elements], master }
     }
 

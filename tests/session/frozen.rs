@@ -2,6 +2,7 @@
 
 use warpweft::config::{Capture, Config, Masters, Moments, Scaling};
 use warpweft::format::{Directions, Format, Via, quantize};
+use warpweft::session::initial::MasterRows;
 use warpweft::session::{Checkpoint, CheckpointStore, FileStore};
 
 use crate::config;
@@ -47,14 +48,14 @@ fn frozen_weights_stay_bit_for_bit_while_the_others_learn_at_every_depth() {
             let (reference, left) = run(format, made(0, Capture::Off)).await;
             assert!(f32::from_bits(reference[3]) < f32::from_bits(reference[0]), "{format} learns");
             let mut begun = vec![0.0; SIZE * SIZE];
-            initial("layer1", 0, SIZE, &mut begun);
+            initial(MasterRows::from_the_first("layer1", SIZE), &mut begun);
             let frozen = &left.weights[1];
             assert!(frozen.master == begun && frozen.exp_avg.is_empty() && frozen.exp_avg_sq.is_empty());
             let planes = quantize(format, Directions::Rowwise, Via::Bf16, frozen.shape, &begun).unwrap();
             if made(0, Capture::Off).optimizer.masters == Masters::F32 {
                 assert_eq!(frozen.planes[0].planes[0], planes.rowwise.unwrap().data, "{format}");
             }
-            initial("layer0", 0, SIZE, &mut begun);
+            initial(MasterRows::from_the_first("layer0", SIZE), &mut begun);
             assert_ne!(left.weights[0].master, begun, "{format}");
             for depth in [1, 3] {
                 for capture in [Capture::Off, Capture::Step] {

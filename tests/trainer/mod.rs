@@ -16,6 +16,7 @@ use warpweft::config::Config;
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::{BufferId, RankId, WeightId};
 use warpweft::model::{Call, CallBuilder, Form, Model, Phase, Placement, ProgramBuilder, StepProgram};
+use warpweft::session::initial::MasterRows;
 use warpweft::session::{Session, SessionBuilder, SessionError};
 
 /// Rows and columns of every weight, and elements of every activation.
@@ -314,10 +315,11 @@ fn declared<'p>(
 }
 
 /// Masters at the start: small, different everywhere, the same for any number of ranks.
-pub fn initial(name: &str, first_row: usize, cols: usize, values: &mut [f32]) {
-    let seed = name.bytes().fold(17u32, |seed, byte| seed.wrapping_mul(31).wrapping_add(u32::from(byte)));
+pub fn initial(rows: MasterRows<'_>, values: &mut [f32]) {
+    let seed =
+        rows.weight.bytes().fold(17u32, |seed, byte| seed.wrapping_mul(31).wrapping_add(u32::from(byte)));
     for (position, value) in values.iter_mut().enumerate() {
-        let place = u32::try_from(first_row * cols + position).unwrap();
+        let place = u32::try_from(rows.first_element() + position).unwrap();
         let mixed = (place ^ seed).wrapping_mul(0x9E37_79B1).rotate_left(13).wrapping_mul(0x85EB_CA6B);
         *value = (mixed >> 8) as f32 / (1 << 24) as f32 * 0.3 - 0.15;
     }

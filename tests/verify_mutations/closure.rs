@@ -10,6 +10,7 @@ use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::format::ElementType;
 use warpweft::id::{RankId, WeightId};
 use warpweft::model::{Call, Form, Gradient, Model};
+use warpweft::session::initial::MasterRows;
 
 use crate::random_programs::mix;
 
@@ -99,9 +100,10 @@ pub(crate) fn input(step: u32, rank: RankId, micro_batch: u32, name: &str, value
 }
 
 /// Masters at the start.
-pub(crate) fn initial(name: &str, first_row: usize, cols: usize, values: &mut [f32]) {
-    let seed = name.bytes().fold(7u64, |seed, byte| mix(seed ^ u64::from(byte)));
+pub(crate) fn initial(rows: MasterRows<'_>, values: &mut [f32]) {
+    let seed = rows.weight.bytes().fold(7u64, |seed, byte| mix(seed ^ u64::from(byte)));
     for (at, value) in values.iter_mut().enumerate() {
-        *value = (mix(seed ^ (first_row * cols + at) as u64) >> 40) as f32 / (1 << 24) as f32 * 0.5 - 0.25;
+        *value =
+            (mix(seed ^ (rows.first_element() + at) as u64) >> 40) as f32 / (1 << 24) as f32 * 0.5 - 0.25;
     }
 }

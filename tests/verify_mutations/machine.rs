@@ -14,6 +14,7 @@ use warpweft::id::{RankId, TaskId};
 use warpweft::layout::{Content, Region, Residency};
 use warpweft::model::{Call, Group, Role};
 use warpweft::plan::StepPlan;
+use warpweft::session::initial::MasterRows;
 
 use crate::closure;
 use crate::happens_before::Before;
@@ -176,7 +177,9 @@ fn set_up(rank: &Rank, plan: &StepPlan) {
             let layout = plan.weights.layout(weight);
             let owned = layout.shard.rows_of(rank.backend.rank());
             let mut values = vec![0.0f32; owned.rows * layout.shard.shape.cols];
-            closure::initial(&layout.name, owned.begin, layout.shard.shape.cols, &mut values);
+            let rows =
+                MasterRows { weight: &layout.name, first_row: owned.begin, columns: layout.shard.shape.cols };
+            closure::initial(rows, &mut values);
             values
         };
         match slot.content {

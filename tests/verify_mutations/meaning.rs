@@ -343,7 +343,6 @@ impl<'p> Memory<'p> {
                 let by = term((name, bucket, group, self.read(*vote), self.read(*learning_rate)));
                 states.iter().for_each(|state| self.update(by, state));
             }
-            other => panic!("{} has no meaning here yet", other.name()),
         }
     }
 

@@ -11,6 +11,7 @@ use warpweft::config::{ReduceDtype, ReduceEvery};
 use warpweft::format::{Directions, ElementType, Orientation, Planes, Quantized, Via, dequantize, quantize};
 use warpweft::id::{BufferId, RankId, WeightId};
 use warpweft::model::{Form, Gradient, Lifetime, NonNegative, ParameterGroup, Placement, Role};
+use warpweft::session::initial::MasterRows;
 
 use crate::closure::{self, Digest, has_tensor_scale};
 use crate::random_programs::Sample;
@@ -45,7 +46,7 @@ pub(crate) fn run(sample: &Sample, steps: u32) -> Outcome {
         .iter()
         .map(|spec| {
             let mut master = vec![0.0; spec.shape.elements()];
-            closure::initial(&spec.name, 0, spec.shape.cols, &mut master);
+            closure::initial(MasterRows::from_the_first(&spec.name, spec.shape.cols), &mut master);
             Parameter { exp_avg: vec![0.0; master.len()], exp_avg_sq: vec![0.0; master.len()], master }
         })
         .collect();

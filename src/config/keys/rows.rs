@@ -35,7 +35,7 @@ pub(super) const ROWS: &[Row] = &[
         path: "communicators",
         expected: "1 or 2",
         value: |c| toml(c.communicators),
-        valid: |c| (1..=2).contains(&c.communicators),
+        valid: |c| Config::COMMUNICATORS.contains(&c.communicators),
     },
     Row {
         path: "backward",
@@ -59,7 +59,7 @@ pub(super) const ROWS: &[Row] = &[
         path: "reduce_behind",
         expected: "a whole number of calls from 1 to 16",
         value: |c| toml(c.reduce_behind),
-        valid: |c| (1..=16).contains(&c.reduce_behind),
+        valid: |c| Config::REDUCE_BEHIND.contains(&c.reduce_behind),
     },
     Row {
         path: "reduce_dtype",

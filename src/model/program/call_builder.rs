@@ -35,6 +35,7 @@ impl ProgramBuilder {
 
 /// One call under declaration. Ids come from the builder and model the call is added to.
 #[derive(Debug)]
+#[must_use = "a call is declared by `add`"]
 pub struct CallBuilder<'program> {
     program: &'program mut ProgramBuilder,
     call: Call,
@@ -42,7 +43,6 @@ pub struct CallBuilder<'program> {
 
 impl CallBuilder<'_> {
     /// The call reads `weight`. Repeat it for every use, in the order of consumption.
-    #[must_use]
     pub fn uses(mut self, weight: WeightId, orientation: Orientation, form: Form) -> Self {
         self.call.uses.push(Use { weight, orientation, form, reuse: None });
         self
@@ -50,7 +50,6 @@ impl CallBuilder<'_> {
 
     /// Decides for the use named last whether its planes are kept from the use before, whatever weight and
     /// configuration say. Without a use it decides nothing.
-    #[must_use]
     pub fn reuse(mut self, reuse: Reuse) -> Self {
         if let Some(usage) = self.call.uses.last_mut() {
             usage.reuse = Some(reuse);
@@ -59,7 +58,6 @@ impl CallBuilder<'_> {
     }
 
     /// The call overwrites the full gradient of `weight`, in f32.
-    #[must_use]
     pub fn gradient(self, weight: WeightId) -> Self {
         self.gradient_in(weight, ElementType::F32)
     }
@@ -68,7 +66,6 @@ impl CallBuilder<'_> {
     /// travels from: nothing rounds it, and half the bytes are written. Sharded weights only; and nothing is
     /// added to it on its rank, so where several calls or micro-batches write gradients of the weight,
     /// `reduce_every` must be `"call"`.
-    #[must_use]
     pub fn gradient_in(mut self, weight: WeightId, element: ElementType) -> Self {
         self.call.grads.push(Gradient { weight, element });
         self
@@ -76,39 +73,33 @@ impl CallBuilder<'_> {
 
     /// As [`CallBuilder::gradient_in`] of a weight that trains, and nothing of one that is
     /// [frozen](crate::model::WeightSpec::frozen), of which calls write none. The closure asks the model too.
-    #[must_use]
     pub fn gradient_if_trained(self, weight: WeightId, element: ElementType) -> Self {
         let frozen = self.program.model.weights().get(weight.index()).is_some_and(|spec| spec.frozen);
         if frozen { self } else { self.gradient_in(weight, element) }
     }
 
     /// The call reads `buffer`.
-    #[must_use]
     pub fn reads(self, buffer: BufferId) -> Self {
         self.accesses(buffer, Access::Read)
     }
 
     /// The call overwrites `buffer`.
-    #[must_use]
     pub fn writes(self, buffer: BufferId) -> Self {
         self.accesses(buffer, Access::Write)
     }
 
     /// The call reads and changes `buffer`.
-    #[must_use]
     pub fn updates(self, buffer: BufferId) -> Self {
         self.accesses(buffer, Access::Update)
     }
 
     /// The call accesses `buffer` in the given way.
-    #[must_use]
     pub fn accesses(mut self, buffer: BufferId, access: Access) -> Self {
         self.call.buffers.push(BufferAccess { buffer, access });
         self
     }
 
     /// A part of what the call costs. Repeat it for every part: what they take adds up.
-    #[must_use]
     pub fn cost(mut self, part: CostHint) -> Self {
         self.call.cost.push(part);
         self
@@ -124,7 +115,6 @@ impl CallBuilder<'_> {
     /// which may wait for a peer that waits for this very rank. Waiting and allocating behind the first step
     /// hold up the host, and no test does either; the whole contract is a table in
     /// [`Compute`](crate::compute::Compute#on-a-gpu).
-    #[must_use]
     pub fn dynamic(mut self) -> Self {
         self.call.dynamic = true;
         self

@@ -10,7 +10,7 @@
 
 use super::{Accesses, Verdict, VerifyError};
 use crate::config::Columnwise;
-use crate::layout::{ALIGNMENT, Content, Residency};
+use crate::layout::{ALIGNMENT, Residency};
 use crate::op::Op;
 use crate::plan::StepPlan;
 
@@ -66,7 +66,7 @@ fn live_bytes(plan: &StepPlan, accesses: &Accesses) -> Vec<Live> {
     for (slot, life) in plan.arena.slots.iter().zip(&lives) {
         let (Residency::Transient, Some((first, last))) = (slot.residency, life) else { continue };
         let size = slot.region.bytes.next_multiple_of(ALIGNMENT);
-        let weights = if is_of_a_weight(slot.content) { size } else { 0 };
+        let weights = if slot.content.is_of_a_weight() { size } else { 0 };
         for edge in [&mut born[*first], &mut dead[*last]] {
             edge.all += size;
             edge.weights += weights;
@@ -80,20 +80,6 @@ fn live_bytes(plan: &StepPlan, accesses: &Accesses) -> Vec<Live> {
         alive = Live { all: alive.all - dead.all, weights: alive.weights - dead.weights };
     }
     live
-}
-
-const fn is_of_a_weight(content: Content) -> bool {
-    matches!(
-        content,
-        Content::Gathered(..)
-            | Content::Transposed(_)
-            | Content::Dense(..)
-            | Content::Gradient(..)
-            | Content::WireGradient(..)
-            | Content::LandedGradient(..)
-            | Content::ReducedGradient(..)
-            | Content::SummedGradient(..)
-    )
 }
 
 fn equal(subject: &str, stated: usize, counted: usize) -> Verdict<()> {

@@ -34,6 +34,7 @@ use super::SessionError;
 use super::plans::Plans;
 use crate::config::{Config, Tune};
 use crate::exec::Adoption;
+use crate::id::ProgramId;
 use crate::model::StepProgram;
 use crate::plan::{Costs, StepPlan};
 use crate::tune::{Candidate, Choice, Decision, Limits, Outcome, Tuner, Verdict};
@@ -45,7 +46,7 @@ use crate::tune::{Candidate, Choice, Decision, Limits, Outcome, Tuner, Verdict};
 /// addresses from step to step may do so once [`Tuning::is_frozen`].
 #[derive(Debug)]
 pub struct Tuning {
-    program: usize,
+    program: ProgramId,
     tuner: Tuner,
     plans: TrialPlans,
     stage: Stage,
@@ -77,8 +78,12 @@ impl Tuning {
         costs: Option<&Costs>,
     ) -> Result<Option<Self>, SessionError> {
         let Some(costs) = costs.filter(|_| config.tune.steps > 0) else { return Ok(None) };
-        let program = programs.iter().position(StepProgram::updates_weights).unwrap_or(0);
-        let (Some(declared), Some(configured)) = (programs.get(program), plans.programs.get(program)) else {
+        let program = programs
+            .iter()
+            .position(StepProgram::updates_weights)
+            .map_or_else(ProgramId::default, ProgramId::at);
+        let (declared, configured) = (programs.get(program.index()), plans.programs.get(program.index()));
+        let (Some(declared), Some(configured)) = (declared, configured) else {
             return Ok(None);
         };
         let policy = plans.planner.policy;
@@ -106,7 +111,7 @@ impl Tuning {
     }
 
     /// The plan that the coming step of `program` begins with, if it is another one than that of the step before.
-    pub(super) fn before_step(&mut self, program: usize) -> Option<Adoption> {
+    pub(super) fn before_step(&mut self, program: ProgramId) -> Option<Adoption> {
         if program != self.program {
             return None;
         }
@@ -125,13 +130,13 @@ impl Tuning {
     }
 
     /// Is the coming step of `program` one of a trial?
-    pub(super) fn measures(&self, program: usize) -> bool {
+    pub(super) fn measures(&self, program: ProgramId) -> bool {
         program == self.program && matches!(self.stage, Stage::Running(_))
     }
 
     /// A step of `program` ended. `times` are what all ranks agreed on, the step first; none of a step that
     /// is no measurement.
-    pub(super) fn after_step(&mut self, program: usize, failed: bool, times: Option<&[u64]>) {
+    pub(super) fn after_step(&mut self, program: ProgramId, failed: bool, times: Option<&[u64]>) {
         let Stage::Running(trial) = &mut self.stage else { return };
         if program != self.program || !trial.count(failed, times) {
             return;

@@ -24,6 +24,7 @@ use crate::linear::{
 };
 use crate::model::{Call, Math};
 use crate::session::Session;
+use crate::session::initial::MasterRows;
 use crate::tool::stack::values;
 
 /// Bytes of the ladder's largest gradient, unless told otherwise.
@@ -199,9 +200,10 @@ impl Ready {
 }
 
 /// Masters that keep products in the range of their inputs.
-fn initialize(name: &str, first_row: usize, columns: usize, rows: &mut [f32]) {
-    let seed = name.bytes().fold(1_u32, |seed, byte| seed.wrapping_mul(31).wrapping_add(u32::from(byte)));
-    values::fill(seed, values::amplitude(columns), first_row * columns, rows);
+fn initialize(rows: MasterRows<'_>, masters: &mut [f32]) {
+    let seed =
+        rows.weight.bytes().fold(1_u32, |seed, byte| seed.wrapping_mul(31).wrapping_add(u32::from(byte)));
+    values::fill(seed, values::amplitude(rows.columns), rows.first_element(), masters);
 }
 
 impl Compute<CudaSurface> for Products {

@@ -14,6 +14,7 @@ use crate::backend::cuda::DeviceOrdinal;
 use crate::config::Config;
 use crate::id::RankId;
 use crate::linear::Recipe;
+use crate::session::initial::MasterRows;
 use crate::session::{HostTime, Outcome, Session, SessionError, StepReport};
 use crate::trace::median;
 
@@ -110,13 +111,13 @@ fn ranks(gpus: &[DeviceOrdinal]) -> u32 {
 }
 
 /// Rows of masters are those that the resident stack draws.
-fn initialize(shape: StackShape) -> impl Fn(&str, usize, usize, &mut [f32]) + Send + Sync + 'static {
-    move |name, first_row, columns, rows| {
+fn initialize(shape: StackShape) -> impl Fn(MasterRows<'_>, &mut [f32]) + Send + Sync + 'static {
+    move |rows, masters| {
         for block in 0..shape.layers {
             for projection in Projection::ALL {
-                if name == format!("blocks.{block}.{}", projection.name()) {
+                if rows.weight == format!("blocks.{block}.{}", projection.name()) {
                     let seed = values::seed(block * Projection::ALL.len() + projection as usize);
-                    values::fill(seed, values::amplitude(columns), first_row * columns, rows);
+                    values::fill(seed, values::amplitude(rows.columns), rows.first_element(), masters);
                 }
             }
         }

@@ -1,0 +1,34 @@
+//! The masters a session begins with.
+//!
+//! Law: what an initializer fills in follows from the weight's name and the rows' place in it alone: ranks that hold
+//! the same rows are asked one by one, and must be given the same values.
+
+use std::sync::Arc;
+
+/// The rows of one weight whose masters a rank begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MasterRows<'a> {
+    /// Name of the weight.
+    pub weight: &'a str,
+    /// Number of the first of these rows in the whole weight.
+    pub first_row: usize,
+    /// Columns of the weight.
+    pub columns: usize,
+}
+
+impl<'a> MasterRows<'a> {
+    /// Those of a whole weight, or its first ones.
+    #[must_use]
+    pub const fn from_the_first(weight: &'a str, columns: usize) -> Self {
+        Self { weight, first_row: 0, columns }
+    }
+
+    /// Place of their first value in the whole weight, row-major.
+    #[must_use]
+    pub const fn first_element(&self) -> usize {
+        self.first_row * self.columns
+    }
+}
+
+/// Fills masters in, row-major; they are zeros before.
+pub type Initializer = Arc<dyn Fn(MasterRows<'_>, &mut [f32]) + Send + Sync>;
