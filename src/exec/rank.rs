@@ -273,8 +273,14 @@ impl<B: Backend> Rank<B> {
         Ok(())
     }
 
-    /// Tells every rank of the world that this one is gone.
-    pub fn give_up(&self, reason: &str) {
+    /// Tells every rank of the world that this one is gone. Its lanes run out first: whatever broke off may have
+    /// left work on them that waits for peers, and memory cannot be given back under it.
+    pub fn give_up(&mut self, reason: &str) {
+        self.backend.poison(reason);
+        for stream in &mut self.streams {
+            // It fails as the poisoned world it is of.
+            drop(self.backend.synchronize(stream));
+        }
         self.backend.abort(reason);
         self.world.end(reason);
     }

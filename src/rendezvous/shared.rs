@@ -15,6 +15,9 @@ use super::message::{Message, PART};
 use super::outgoing::Outgoing;
 use crate::id::{ProcessId, RankId};
 
+/// How long whoever waits sleeps at a time.
+const NAP: Duration = Duration::from_millis(250);
+
 /// The state of a world in one process.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -119,7 +122,7 @@ impl Shared {
 
     pub(super) fn collect(&self, rank: RankId, topic: Topic) -> Result<Vec<Arc<[u8]>>, RendezvousError> {
         self.check(rank)?;
-        let until = Instant::now() + self.deadline;
+        let mut left = self.deadline;
         let mut board = lock(&self.board);
         loop {
             if let Some(all) = board.collect(topic, rank) {
@@ -131,14 +134,17 @@ impl Shared {
             if let Some(reason) = board.abandoned(topic, rank) {
                 return Err(RendezvousError::Absent { reason });
             }
-            let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let missing: Vec<String> = board.missing(topic, rank).iter().map(RankId::to_string).collect();
                 drop(board);
                 let reason = format!("{} did not come within {:?}", missing.join(", "), self.deadline);
                 return Err(RendezvousError::Absent { reason: self.end(&reason) });
             }
-            board = self.changed.wait_timeout(board, left).unwrap_or_else(PoisonError::into_inner).0;
+            // A process that is stopped for a while does not wait meanwhile, so a nap counts for no more than
+            // it was to take.
+            let (nap, begun) = (left.min(NAP), Instant::now());
+            board = self.changed.wait_timeout(board, nap).unwrap_or_else(PoisonError::into_inner).0;
+            left = left.saturating_sub(begun.elapsed().min(nap));
         }
     }
 

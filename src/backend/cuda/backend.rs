@@ -12,6 +12,7 @@ use super::communication::Communication;
 use super::context::Context;
 use super::failure::CudaFailure;
 use super::foreign::PAGE;
+use super::holdings::Holdings;
 use super::kernels::Kernels;
 use super::landing::Landing;
 use super::lane::CudaStream;
@@ -81,7 +82,8 @@ impl CudaBackend {
         let meter = Arc::<Meter>::default();
         let transfers = Stream::metered(Arc::clone(&context), Priority::Least, Arc::clone(&meter))?;
         let progress = Progress::new(&context)?;
-        let (clocks, lanes, recordings) = (Mutex::default(), Mutex::default(), Recordings::default());
+        let (clocks, lanes, recordings) =
+            (Mutex::default(), Mutex::default(), Recordings::new(Holdings::new(Arc::clone(&context))));
         Ok(Self { world, rank, context, kernels, transfers, meter, progress, clocks, lanes, recordings })
     }
 
@@ -178,7 +180,7 @@ impl CudaBackend {
             world: Arc::clone(&self.world),
             rank: self.rank,
             lane,
-            handles: CudaHandles::of(&stream),
+            handles: CudaHandles::of(&stream, self.recordings.holdings()),
             arena: memory.memory.address(),
             stream,
             closures,
@@ -193,6 +195,7 @@ impl CudaBackend {
     fn begin_recording(&self, streams: &mut [CudaStream]) -> Result<(), CudaFailure> {
         self.context.make_current()?;
         self.world.recordable()?;
+        self.recordings.begin();
         recording::begin(streams)
     }
 
@@ -365,8 +368,8 @@ impl Backend for CudaBackend {
     }
 
     fn end_capture(&self, streams: &mut [CudaStream], _: &CudaBound) -> Result<CudaGraph, BackendError> {
-        let graph = recording::end(streams).map_err(self.failed("recording a step"))?;
-        Ok(self.recordings.keep(graph, self.communicators()))
+        let graph = self.recordings.end_one(recording::end(streams), self.communicators());
+        graph.map_err(self.failed("recording a step"))
     }
 
     fn launch(

@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use super::bound::{CudaBound, Work};
 use super::failure::CudaFailure;
+use super::kernels::Mark;
+use super::signal::MemoryOperations;
 use super::stream::Stream;
 use super::surface::{CudaHandles, CudaSurface};
 use super::world::World;
@@ -47,12 +49,13 @@ pub struct CudaStream {
 }
 
 impl Drop for CudaStream {
-    /// Closures have memory and code of the GPU too, in contexts that they retained themselves. Of a GPU that
-    /// was abandoned they are left where they are, since giving either back waits for its streams: seen as a
-    /// process that did not end.
+    /// Closures go before the stream, on which they may enqueue to the last. They have memory and code of the
+    /// GPU too, in contexts that they retained themselves. Of a GPU that was abandoned they are left where they
+    /// are, since giving either back waits for its streams: seen as a process that did not end.
     fn drop(&mut self) {
+        let closures = std::mem::replace(&mut self.closures, Closures::None);
         if self.stream.context().is_abandoned() {
-            std::mem::forget(std::mem::replace(&mut self.closures, Closures::None));
+            std::mem::forget(closures);
         }
     }
 }
@@ -85,7 +88,9 @@ impl CudaStream {
                 let failed = failed.map_err(|error| CudaFailure::Refused(error.to_string()))?;
                 if let Some(failed) = failed {
                     *faulted = true;
-                    stream.set_word(arena.plus(call.fault.offset), fault_word(&failed))?;
+                    // No kernel: one that is first needed when a closure fails would have to be loaded then.
+                    let mark = Mark { word: arena.plus(call.fault.offset), number: fault_word(&failed) };
+                    MemoryOperations::mark(mark).enqueue(stream)?;
                     fault.get_or_insert(failed);
                 }
                 Ok(())

@@ -44,6 +44,11 @@ impl DeviceMemory {
     pub(super) const fn bytes(&self) -> usize {
         self.bytes
     }
+
+    /// Makes the context of the memory's device the calling thread's.
+    pub(super) fn make_current(&self) -> Result<(), CudaFailure> {
+        self.context.make_current()
+    }
 }
 
 impl Drop for DeviceMemory {

@@ -34,6 +34,7 @@ mod device_table;
 mod failure;
 mod foreign;
 pub(crate) mod gemm;
+mod holdings;
 mod hosts;
 pub mod kernels;
 mod landing;

@@ -13,6 +13,7 @@
 use std::sync::{Arc, Mutex, Weak};
 
 use super::failure::CudaFailure;
+use super::holdings::{Holdings, Recording};
 use super::lane::CudaStream;
 use super::nccl::Communicator;
 use super::stream::{Graph, Stream};
@@ -21,10 +22,12 @@ use crate::backend::bell::lock;
 /// A recording of one rank: a step, or a segment of one.
 #[derive(Debug)]
 pub struct CudaGraph {
-    /// Before the communicators.
+    /// Before the communicators, and before what it may use.
     graph: Arc<Mutex<Option<Graph>>>,
     #[expect(dead_code, reason = "held, not read")]
     communicators: Vec<Arc<Communicator>>,
+    #[expect(dead_code, reason = "held, not read")]
+    recording: Recording,
 }
 
 impl CudaGraph {
@@ -86,22 +89,52 @@ pub(super) fn end(streams: &mut [CudaStream]) -> Result<Graph, CudaFailure> {
     Ok(graph)
 }
 
-/// The recordings of one rank that NCCL has a part in.
-#[derive(Debug, Default)]
+/// The recordings of one rank.
+#[derive(Debug)]
 pub(super) struct Recordings {
+    /// Those that NCCL has a part in.
     all: Mutex<Vec<Weak<Mutex<Option<Graph>>>>>,
+    holdings: Arc<Holdings>,
+    /// The one that is being made.
+    begun: Mutex<Option<Recording>>,
 }
 
 impl Recordings {
-    /// A recording with transfers of these communicators.
-    pub(super) fn keep(&self, graph: Graph, communicators: Vec<Arc<Communicator>>) -> CudaGraph {
+    pub(super) fn new(holdings: Holdings) -> Self {
+        Self { all: Mutex::default(), holdings: Arc::new(holdings), begun: Mutex::default() }
+    }
+
+    /// What is held for them.
+    pub(super) const fn holdings(&self) -> &Arc<Holdings> {
+        &self.holdings
+    }
+
+    /// Before the first task of a recording is enqueued.
+    pub(super) fn begin(&self) {
+        *lock(&self.begun) = Some(self.holdings.begin());
+    }
+
+    /// Makes one of what was recorded, with transfers of these communicators; of a failure, none.
+    ///
+    /// # Errors
+    /// Those of `graph`.
+    pub(super) fn end_one(
+        &self,
+        graph: Result<Graph, CudaFailure>,
+        communicators: Vec<Arc<Communicator>>,
+    ) -> Result<CudaGraph, CudaFailure> {
+        let recording = lock(&self.begun).take().unwrap_or_else(|| self.holdings.begin());
+        Ok(self.keep(graph?, communicators, recording))
+    }
+
+    fn keep(&self, graph: Graph, communicators: Vec<Arc<Communicator>>, recording: Recording) -> CudaGraph {
         let graph = Arc::new(Mutex::new(Some(graph)));
         let mut all = lock(&self.all);
         all.retain(|one| one.strong_count() > 0);
         if !communicators.is_empty() {
             all.push(Arc::downgrade(&graph));
         }
-        CudaGraph { graph, communicators }
+        CudaGraph { graph, communicators, recording }
     }
 
     /// Takes them all away.

@@ -116,7 +116,10 @@ pub(super) struct Shared {
     pub(super) here: DeviceAddress,
 }
 
-/// Stream memory operations, enqueued as one batch and run in their order.
+/// The driver takes fewer than 256 operations at once.
+const MOST_OF_A_BATCH: usize = 255;
+
+/// Stream memory operations, enqueued as one batch, or several if they are many, and run in their order.
 #[derive(Clone)]
 pub(super) struct MemoryOperations {
     all: Vec<sys::CUstreamBatchMemOpParams>,
@@ -143,15 +146,14 @@ impl MemoryOperations {
     }
 
     pub(super) fn enqueue(&self, stream: &Stream) -> Result<(), CudaFailure> {
-        if self.all.is_empty() {
-            return Ok(());
-        }
-        let count = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
-        // SAFETY: the stream is alive, the words lie in live allocations, and the driver only reads the
-        // parameters although its signature takes them mutably.
-        let call =
-            || unsafe { sys::cuStreamBatchMemOp_v2(stream.handle(), count, self.all.as_ptr().cast_mut(), 0) };
-        stream.meter().driver(call).result().map_err(CudaFailure::driver("cuStreamBatchMemOp"))
+        self.all.chunks(MOST_OF_A_BATCH).try_for_each(|batch| {
+            let count = u32::try_from(batch.len()).unwrap_or(u32::MAX);
+            let first = batch.as_ptr().cast_mut();
+            // SAFETY: the stream is alive, the words lie in live allocations, and the driver only reads the
+            // parameters although its signature takes them mutably.
+            let call = || unsafe { sys::cuStreamBatchMemOp_v2(stream.handle(), count, first, 0) };
+            stream.meter().driver(call).result().map_err(CudaFailure::driver("cuStreamBatchMemOp"))
+        })
     }
 }
 

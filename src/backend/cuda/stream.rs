@@ -125,15 +125,6 @@ impl Stream {
             .map_err(CudaFailure::driver("cuMemsetD8Async"))
     }
 
-    /// Sets one 32-bit word.
-    pub(super) fn set_word(&self, to: DeviceAddress, value: u32) -> Result<(), CudaFailure> {
-        // SAFETY: as for `copy`; the word is aligned as every region is.
-        self.meter
-            .driver(|| unsafe { sys::cuMemsetD32Async(to.number(), value, 1, self.handle) })
-            .result()
-            .map_err(CudaFailure::driver("cuMemsetD32Async"))
-    }
-
     /// Copies from the host, and returns when the device has it.
     pub(super) fn upload(&self, bytes: &[u8], to: DeviceAddress) -> Result<(), CudaFailure> {
         // SAFETY: `bytes` are borrowed until the copy has run, or until the driver says that the context runs

@@ -13,6 +13,7 @@ use cudarc::driver::{result, sys};
 
 use super::address::DeviceAddress;
 use super::context::DeviceOrdinal;
+use super::holdings::Holdings;
 use super::stream::Stream;
 use crate::backend::Meter;
 use crate::compute::{BoundCall, ComputeError, SPOILED, Surface};
@@ -116,6 +117,8 @@ pub struct CudaHandles {
     device: DeviceOrdinal,
     /// What the driver's calls are charged to; of handles for work outside of a call, to nobody.
     meter: Option<Arc<Meter>>,
+    /// Keeps what recordings of the rank may use; nobody records work outside of a call.
+    holdings: Option<Arc<Holdings>>,
 }
 
 impl CudaHandles {
@@ -126,13 +129,18 @@ impl CudaHandles {
     /// they are used that context is current.
     #[must_use]
     pub const unsafe fn new(stream: sys::CUstream, device: DeviceOrdinal) -> Self {
-        Self { stream, device, meter: None }
+        Self { stream, device, meter: None, holdings: None }
     }
 
     /// Handles of a lane.
-    pub(super) fn of(stream: &Stream) -> Self {
-        let meter = Some(Arc::clone(stream.meter()));
-        Self { stream: stream.handle(), device: stream.context().ordinal(), meter }
+    pub(super) fn of(stream: &Stream, holdings: &Arc<Holdings>) -> Self {
+        let (meter, holdings) = (Some(Arc::clone(stream.meter())), Some(Arc::clone(holdings)));
+        Self { stream: stream.handle(), device: stream.context().ordinal(), meter, holdings }
+    }
+
+    /// What is held for recordings of the rank.
+    pub(super) const fn holdings(&self) -> Option<&Arc<Holdings>> {
+        self.holdings.as_ref()
     }
 
     /// Does `call`, one call of the driver or of cuBLASLt, which is charged to these and not to the closure.

@@ -8,8 +8,8 @@
 //!   peer's signal are let go, as often as they come to another word, and those that wait in NCCL by aborting
 //!   it. Kernels that exchange wait for the words that streams wait for (`kernels/exchange.cu`); their gate,
 //!   which the other blocks wait for, is opened by the first. Where a lane does not run out, its GPU is
-//!   abandoned: what is there is left to the end of the process, since giving it back would wait for the
-//!   stream.
+//!   abandoned, and with it those of the same process: what is there is left to the end of the process, since
+//!   giving it back would wait for the stream.
 //! - Draining has an end of its own: it waits for no stream, that of its own copies included.
 
 use std::sync::Arc;
@@ -29,6 +29,9 @@ const EAGER: Duration = Duration::from_micros(200);
 /// what the system adds to a pause, how late a step's end is seen that is not where the last one was; what a
 /// wait may take in all is the deadline.
 const PAUSE: Duration = Duration::from_micros(50);
+/// Between two questions passes that much only where the process was stopped: suspended with its job, or in a
+/// debugger.
+const STOPPED: Duration = Duration::from_secs(1);
 /// How long a lane of a poisoned world gets to drain.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -56,7 +59,7 @@ pub(super) fn wait(
     begin_aborts: impl Fn(),
 ) -> Result<(), BackendError> {
     let started = Instant::now();
-    let mut begun = started;
+    let (mut begun, mut asked) = (started, started);
     let mut moved = progress.moved();
     let mut standing = Standing { world, rank, told: None };
     loop {
@@ -72,6 +75,12 @@ pub(super) fn wait(
                 return Err(world.poison(format!("{rank}, {lane} ({}): {failure}", stream.lane.kind)));
             }
         }
+        // Who was stopped for a while has not waited, and nor have its peers.
+        let since = asked.elapsed();
+        if since > STOPPED {
+            begun += since;
+        }
+        asked = Instant::now();
         let waited = begun.elapsed();
         if let Err(poisoned) = world.check() {
             drain(world, rank, stream, transfers, &begin_aborts);
@@ -173,7 +182,7 @@ fn drain(world: &World, rank: RankId, stream: &CudaStream, transfers: &Stream, b
         std::thread::sleep(PAUSE);
     }
     if !matches!((stream.stream.is_done(), transfers.is_done()), (Ok(true), Ok(true))) {
-        stream.stream.context().abandon();
+        world.abandon();
         std::mem::forget(words);
     }
 }

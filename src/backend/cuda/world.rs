@@ -7,8 +7,8 @@
 //! - The first reason poisons the world for good, in every process (RV-3).
 //! - Memory is freed when no rank of any process can reach it any more: at its end a world gives back what
 //!   others lent, waits until all have done so, and only then drops its own. A world of several processes
-//!   that was poisoned leaves its own to the end of the process, and so does one with a GPU that was
-//!   abandoned: what waits there writes into peers when it is let go.
+//!   that was poisoned, or in which somebody did not do so, leaves its own to the end of the process, and so
+//!   does one with a GPU that was abandoned: what waits there writes into peers when it is let go.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -255,6 +255,12 @@ impl World {
         }
     }
 
+    /// A stream of some GPU does not run out. Giving back memory of another that reaches it would wait too, so
+    /// all GPUs of this process are left alone.
+    pub(super) fn abandon(&self) {
+        self.contexts.iter().for_each(|context| context.abandon());
+    }
+
     /// [`BackendError::Poisoned`] if the world is poisoned.
     pub(super) fn check(&self) -> Result<(), BackendError> {
         match self.rendezvous.ended() {
@@ -272,12 +278,13 @@ impl Drop for World {
             && !self.rendezvous.is_whole()
             && !homes.seen.is_empty();
         drop(homes.foreign);
-        if lent && self.rendezvous.ended().is_none() {
+        let is_closed = || {
             let nothing = vec![Vec::new(); self.rendezvous.range().len()];
-            // Who does not come has ended, and its process no longer reaches anything.
-            drop(self.rendezvous.exchange_all(Topic::Closing, &nothing));
-        } else if lent || self.contexts.iter().any(|context| context.is_abandoned()) {
-            // Who ended may still have it open, and copies on their way into it.
+            self.rendezvous.ended().is_none()
+                && self.rendezvous.exchange_all(Topic::Closing, &nothing).is_ok()
+        };
+        if lent && !is_closed() || self.contexts.iter().any(|context| context.is_abandoned()) {
+            // Who did not come may still have it open, and copies on their way into it.
             homes.memory.into_values().for_each(std::mem::forget);
         }
     }

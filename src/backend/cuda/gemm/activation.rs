@@ -79,12 +79,12 @@ impl Activation {
     }
 
     /// The codes with their scales, as the last quantization of this direction left them.
-    pub(crate) const fn rowwise(&self) -> Scaled<'_> {
+    pub(crate) fn rowwise(&self) -> Scaled<'_> {
         Scaled { values: self.codes.read(), scale: Some(self.scale.read()) }
     }
 
     /// The codes of the transpose.
-    pub(crate) const fn columnwise(&self) -> Scaled<'_> {
+    pub(crate) fn columnwise(&self) -> Scaled<'_> {
         let scale = if self.quantizer.needs_amax() { &self.scale } else { &self.turned_scale };
         Scaled { values: self.turned.read(), scale: Some(scale.read()) }
     }
@@ -204,7 +204,7 @@ impl Activation {
 fn enqueue(handles: &CudaHandles, launch: &KernelLaunch) -> Result<(), CudaFailure> {
     // SAFETY: the handles' context is current, and they are of the GPU the kernels were loaded for. The
     // values were measured, and so was what is kept; everything else is memory of the activation, made for
-    // its shape. A launch without a table needs not outlive its enqueuing: its arguments are copied, and the
-    // activation keeps the module.
+    // its shape. A launch without a table needs not outlive its enqueuing: its arguments are copied. The
+    // activation keeps the module, and what is recorded outlives neither it nor that memory (RH-1).
     handles.driver(|| unsafe { launch.enqueue(handles.stream()) })
 }

@@ -1,7 +1,7 @@
 //! cuBLASLt on one GPU for one lane: a handle, its workspace, scratch memory.
 
 use std::cell::Cell;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use cudarc::cublaslt::{result, sys};
 use cudarc::driver::result::memcpy_dtod_async;
@@ -10,6 +10,7 @@ use super::super::address::DeviceAddress;
 use super::super::cache::KernelCache;
 use super::super::context::{ComputeCapability, Context, DeviceOrdinal};
 use super::super::failure::CudaFailure;
+use super::super::holdings::Holdings;
 use super::super::kernels::Kernels;
 use super::super::library::Library;
 use super::super::memory::DeviceMemory;
@@ -27,18 +28,36 @@ pub(super) const SCALE_ALIGNMENT: u64 = 16;
 /// One GPU's products, for one lane: products that share a workspace must follow one another.
 #[derive(Debug)]
 pub(crate) struct Blas {
-    pub(super) handle: sys::cublasLtHandle_t,
-    pub(super) workspace: DeviceMemory,
-    /// A place for the scale of each factor.
-    scales: DeviceMemory,
+    tools: Arc<Tools>,
     /// Zeroes memory when it is made, and nothing else.
     setup: Stream,
     capability: ComputeCapability,
-    kernels: Kernels,
     pub(super) context: Arc<Context>,
     /// The lane's stream, known from the first work on.
     stream: Cell<Option<cudarc::driver::sys::CUstream>>,
+    session: Session,
 }
+
+/// What products and recordings of them use.
+#[derive(Debug)]
+struct Tools {
+    handle: Handle,
+    workspace: DeviceMemory,
+    /// A place for the scale of each factor.
+    scales: DeviceMemory,
+    kernels: Kernels,
+}
+
+#[derive(Debug)]
+struct Handle(sys::cublasLtHandle_t);
+
+// SAFETY: a handle is a name; cuBLASLt's calls with one are thread safe.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+/// What is held for recordings of the session that the lane belongs to, known from the first work in a call on.
+type Session = Arc<OnceLock<Arc<Holdings>>>;
 
 impl Blas {
     /// Opens the GPU and makes its primary context current on this thread.
@@ -55,15 +74,25 @@ impl Blas {
         let workspace = DeviceMemory::zeroed(&context, &setup, WORKSPACE_BYTES)?;
         let scales = DeviceMemory::zeroed(&context, &setup, 2 * SCALE_ALIGNMENT as usize)?;
         let handle = result::create_handle().map_err(CudaFailure::products("cublasLtCreate"))?;
-        Ok(Self { handle, workspace, scales, setup, capability, kernels, context, stream: Cell::new(None) })
+        let tools = Arc::new(Tools { handle: Handle(handle), workspace, scales, kernels });
+        let (stream, session) = (Cell::new(None), Session::default());
+        Ok(Self { tools, setup, capability, context, stream, session })
     }
 
     pub(crate) const fn capability(&self) -> ComputeCapability {
         self.capability
     }
 
-    pub(super) const fn kernels(&self) -> &Kernels {
-        &self.kernels
+    pub(super) fn kernels(&self) -> &Kernels {
+        &self.tools.kernels
+    }
+
+    pub(super) fn handle(&self) -> sys::cublasLtHandle_t {
+        self.tools.handle.0
+    }
+
+    pub(super) fn workspace(&self) -> &DeviceMemory {
+        &self.tools.workspace
     }
 
     /// Memory that work of this lane leaves things in.
@@ -71,9 +100,11 @@ impl Blas {
         self.memory(bytes).map(Scratch)
     }
 
-    /// Zeroed memory.
-    pub(super) fn memory(&self, bytes: usize) -> Result<DeviceMemory, CudaFailure> {
-        DeviceMemory::zeroed(&self.context, &self.setup, bytes)
+    /// Zeroed memory, which recordings of the lane outlive.
+    pub(super) fn memory(&self, bytes: usize) -> Result<LaneMemory, CudaFailure> {
+        let memory = Arc::new(DeviceMemory::zeroed(&self.context, &self.setup, bytes)?);
+        let made = self.session.get().map(|holdings| holdings.begun());
+        Ok(LaneMemory { memory, made, session: Arc::clone(&self.session) })
     }
 
     /// For work that uses the workspace or scratch: refuses handles of another GPU or of another lane than
@@ -106,7 +137,7 @@ impl Blas {
         if scale.number().is_multiple_of(SCALE_ALIGNMENT) {
             return Ok(scale);
         }
-        let place = self.scales.address().plus(SCALE_ALIGNMENT as usize * usize::from(second));
+        let place = self.tools.scales.address().plus(SCALE_ALIGNMENT as usize * usize::from(second));
         let bytes = size_of::<f32>();
         // SAFETY: the caller measured the scale; the place is this value's, and what reads it runs on this
         // stream before what writes it next.
@@ -116,9 +147,18 @@ impl Blas {
         Ok(place)
     }
 
-    /// For work that touches its operands alone: refuses handles of another GPU, and makes this one's context
-    /// current.
+    /// For work that touches its operands alone: refuses handles of another GPU or of another session than
+    /// before, and makes the GPU's context current.
     pub(super) fn check_device(&self, handles: &CudaHandles) -> Result<(), CudaFailure> {
+        if let Some(holdings) = handles.holdings()
+            && !Arc::ptr_eq(self.session.get_or_init(|| Arc::clone(holdings)), holdings)
+        {
+            return Err(CudaFailure::Refused(format!(
+                "a layer of {} was given handles of another rank or session than before, whose recordings may \
+                 still use its memory; open a device for each in its closure's factory",
+                self.context.ordinal()
+            )));
+        }
         if handles.device() == self.context.ordinal() {
             return handles.driver(|| self.make_current());
         }
@@ -137,23 +177,58 @@ impl Blas {
 
 impl Drop for Blas {
     fn drop(&mut self) {
-        if self.context.make_current().is_ok() {
-            // SAFETY: made once in `open`, destroyed once here; products borrow the value that is dropped.
-            let _ = unsafe { result::destroy_handle(self.handle) };
+        if let Some(holdings) = self.session.get() {
+            holdings.outlive(&(Arc::clone(&self.tools) as _), None);
+        }
+    }
+}
+
+impl Drop for Tools {
+    fn drop(&mut self) {
+        if self.workspace.make_current().is_ok() {
+            // SAFETY: made once in `Blas::open`, destroyed once here; products hold what is dropped.
+            let _ = unsafe { result::destroy_handle(self.handle.0) };
+        }
+    }
+}
+
+/// Memory that a lane's work uses, and what is recorded of it (RH-1).
+#[derive(Debug)]
+pub(super) struct LaneMemory {
+    memory: Arc<DeviceMemory>,
+    /// Recordings begun before it was made, if its lane was known.
+    made: Option<u64>,
+    session: Session,
+}
+
+impl LaneMemory {
+    pub(super) fn address(&self) -> DeviceAddress {
+        self.memory.address()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+}
+
+impl Drop for LaneMemory {
+    fn drop(&mut self) {
+        if let Some(holdings) = self.session.get() {
+            holdings.outlive(&(Arc::clone(&self.memory) as _), self.made);
         }
     }
 }
 
 /// Memory of a layer's own, zeroed when it was made.
 #[derive(Debug)]
-pub(crate) struct Scratch(DeviceMemory);
+pub(crate) struct Scratch(LaneMemory);
 
 impl Scratch {
-    pub(crate) const fn read(&self) -> Lent<'_> {
+    pub(crate) fn read(&self) -> Lent<'_> {
         Lent::new(self.0.address(), self.0.bytes())
     }
 
-    pub(crate) const fn write(&mut self) -> LentMut<'_> {
+    pub(crate) fn write(&mut self) -> LentMut<'_> {
         LentMut::new(self.0.address(), self.0.bytes())
     }
 }

@@ -1,7 +1,7 @@
 //! Memory of a closure's own.
 //!
-//! Law: it is zeroed when it is made and freed when it is dropped, behind the work that uses it. A recorded
-//! step that uses it lives no longer than its closure does.
+//! Law: it is zeroed when it is made. When it is dropped it is freed behind the work that uses it; if a recorded
+//! step may use it, once no such recording is left (RH-1).
 
 use std::marker::PhantomData;
 
@@ -10,14 +10,13 @@ use bytemuck::Pod;
 #[cfg(feature = "cli")]
 use super::super::address::DeviceAddress;
 use super::super::failure::CudaFailure;
-use super::super::memory::DeviceMemory;
 use super::super::surface::{DeviceSlice, DeviceSliceMut};
-use super::blas::Blas;
+use super::blas::{Blas, LaneMemory};
 
 /// Memory of one GPU that belongs to a closure, or to a program without a session.
 #[derive(Debug)]
 pub struct DeviceBuffer<T> {
-    memory: DeviceMemory,
+    memory: LaneMemory,
     len: usize,
     elements: PhantomData<T>,
 }
@@ -31,13 +30,13 @@ impl<T: Pod> DeviceBuffer<T> {
     }
 
     #[cfg(feature = "cli")]
-    pub(super) const fn place(&self) -> (DeviceAddress, usize) {
+    pub(super) fn place(&self) -> (DeviceAddress, usize) {
         (self.memory.address(), self.len)
     }
 
     /// All elements, to be read.
     #[must_use]
-    pub const fn read(&self) -> DeviceSlice<'_, T> {
+    pub fn read(&self) -> DeviceSlice<'_, T> {
         // SAFETY: the elements are this value's own and live as long as the slice; memory is freed behind
         // work that uses it.
         unsafe { DeviceSlice::from_address(self.memory.address(), self.len) }
@@ -45,7 +44,7 @@ impl<T: Pod> DeviceBuffer<T> {
 
     /// All elements, to be written.
     #[must_use]
-    pub const fn write(&mut self) -> DeviceSliceMut<'_, T> {
+    pub fn write(&mut self) -> DeviceSliceMut<'_, T> {
         // SAFETY: as above, and the value is borrowed alone.
         unsafe { DeviceSliceMut::from_address(self.memory.address(), self.len) }
     }

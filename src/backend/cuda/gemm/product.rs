@@ -151,7 +151,7 @@ impl Product {
         // Any scale will do to choose an algorithm.
         for (attribute, scale) in [(A_SCALE, spec.a.scale), (B_SCALE, spec.b.scale)] {
             if scale != Scale::None {
-                description.pointer(attribute, blas.workspace.address())?;
+                description.pointer(attribute, blas.workspace().address())?;
             }
         }
         let layout = |factor: &Factor, outer: usize| match factor.contiguous {
@@ -200,13 +200,13 @@ impl Product {
         let (alpha, beta) = (1.0_f32, if addend.is_some() { 1.0_f32 } else { 0.0 });
         let c = addend.unwrap_or(result);
         let pointer = |address: DeviceAddress| address.number() as *mut c_void;
-        let workspace = self.blas.workspace.address();
+        let workspace = self.blas.workspace().address();
         // SAFETY: handle, description and layouts live as long as `self`. Every operand was measured above
         // against what the layouts touch; the workspace is this lane's and as large as the algorithm asked
         // for. The factors are read before the call returns, as the pointer mode is the host's.
         let multiply = || unsafe {
             result::matmul(
-                self.blas.handle,
+                self.blas.handle(),
                 self.description.0,
                 (&raw const alpha).cast(),
                 (&raw const beta).cast(),
@@ -337,7 +337,7 @@ fn choose(
     let preference = result::create_matmul_pref()
         .map(Preference)
         .map_err(CudaFailure::products("cublasLtMatmulPreferenceCreate"))?;
-    let bytes = blas.workspace.bytes();
+    let bytes = blas.workspace().bytes();
     let limit = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
     // SAFETY: the preference lives; the value is a size, as the attribute wants, and is copied.
     unsafe {
@@ -349,7 +349,7 @@ fn choose(
     // SAFETY: all objects live; there is room for the one result that is asked for.
     let status = unsafe {
         sys::cublasLtMatmulAlgoGetHeuristic(
-            blas.handle,
+            blas.handle(),
             description.0,
             a.0,
             b.0,
