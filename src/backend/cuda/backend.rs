@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use super::bind::{Binder, bind};
 use super::bound::CudaBound;
-use super::cache::KernelCache;
 use super::clocks::Clocks;
 use super::communication::Communication;
 use super::context::Context;
@@ -67,18 +66,11 @@ pub struct CudaMemory {
     landing_bytes: usize,
 }
 
-fn load_kernels(context: &Context) -> Result<Kernels, CudaFailure> {
-    context.make_current()?;
-    let kernels = Kernels::for_current_context(KernelCache::of_user())?;
-    kernels.load_all()?;
-    Ok(kernels)
-}
-
 impl CudaBackend {
     pub(super) fn new(world: Arc<World>, rank: RankId) -> Result<Self, CudaFailure> {
         let missing = || CudaFailure::Refused(format!("{rank} has no device"));
-        let context = Arc::clone(world.context(rank).ok_or_else(missing)?);
-        let kernels = Arc::new(load_kernels(&context)?);
+        let (context, kernels) = world.device(rank).ok_or_else(missing)?;
+        let (context, kernels) = (Arc::clone(context), Arc::clone(kernels));
         let meter = Arc::<Meter>::default();
         let transfers = Stream::metered(Arc::clone(&context), Priority::Least, Arc::clone(&meter))?;
         let progress = Progress::new(&context)?;

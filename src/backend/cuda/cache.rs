@@ -7,31 +7,43 @@
 //!   start together never see half of one; the last to finish wins, with the same bytes.
 //! - **KC-3** an entry that is short, changed or of another version of this file counts as absent, and is
 //!   replaced by what is compiled anew.
-//! - A cache that cannot be read or written costs time, never a failure.
+//! - A cache that cannot be read or written costs time, never a failure; and that once, for what cannot be written
+//!   is kept by the process for whoever has a clone.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::backend::bell::lock;
 
 /// First bytes of an entry: what it is, and the version of its layout.
 const MAGIC: &[u8; 16] = b"warpweft cubin 1";
 
 /// Where compiled kernels are kept.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct KernelCache {
     directory: Option<PathBuf>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
     /// Distinguishes the unfinished files of this process.
     written: AtomicU64,
+    /// What no directory holds.
+    unwritten: Mutex<HashMap<Key, Vec<u8>>>,
 }
 
 impl KernelCache {
     /// In this directory, which is made when the first entry is written.
     #[must_use]
     pub fn at(directory: impl Into<PathBuf>) -> Self {
-        Self { directory: Some(directory.into()), written: AtomicU64::new(0) }
+        Self { directory: Some(directory.into()), ..Self::default() }
     }
 
-    /// Nowhere: every process compiles for itself.
+    /// In no directory: every process compiles for itself.
     #[must_use]
     pub fn none() -> Self {
         Self::default()
@@ -53,7 +65,7 @@ impl KernelCache {
     }
 
     /// The code of `key`: from the cache, or made and kept there.
-    pub(super) fn get_or_make<E>(
+    pub(super) fn find_or_make<E>(
         &self,
         key: &Key,
         make: impl FnOnce() -> Result<Vec<u8>, E>,
@@ -62,10 +74,13 @@ impl KernelCache {
         if let Some(code) = path.as_ref().and_then(|path| read(path, key)) {
             return Ok(code);
         }
+        if let Some(code) = lock(&self.shared.unwritten).get(key) {
+            return Ok(code.clone());
+        }
         let code = make()?;
-        if let Some(path) = path {
-            // A full or read-only disk must not stop training.
-            drop(self.write(&path, key, &code));
+        // A full or read-only disk must not stop training.
+        if !path.is_some_and(|path| self.write(&path, key, &code).is_ok()) {
+            lock(&self.shared.unwritten).insert(*key, code.clone());
         }
         Ok(code)
     }
@@ -75,7 +90,7 @@ impl KernelCache {
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory)?;
         }
-        let number = self.written.fetch_add(1, Ordering::Relaxed);
+        let number = self.shared.written.fetch_add(1, Ordering::Relaxed);
         let unfinished = path.with_extension(format!("{}-{number}.part", std::process::id()));
         let mut entry = MAGIC.to_vec();
         entry.extend(key.0.to_le_bytes());
@@ -91,7 +106,7 @@ impl KernelCache {
 }
 
 /// What an entry is found by (KC-1): a hash of all that determines the code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key(u128);
 
 impl Key {
@@ -142,12 +157,12 @@ mod tests {
     }
 
     fn kept(cache: &KernelCache, key: Key) -> bool {
-        let made: Result<Vec<u8>, ()> = cache.get_or_make(&key, || Err(()));
+        let made: Result<Vec<u8>, ()> = cache.find_or_make(&key, || Err(()));
         made.is_ok()
     }
 
     fn make(cache: &KernelCache, key: Key, code: &[u8]) -> Vec<u8> {
-        cache.get_or_make(&key, || Ok::<_, Infallible>(code.to_vec())).unwrap()
+        cache.find_or_make(&key, || Ok::<_, Infallible>(code.to_vec())).unwrap()
     }
 
     /// KC-1.
@@ -189,8 +204,8 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 // A cache per thread, as processes have them; only the process number is shared.
-                let cache =
-                    KernelCache { written: AtomicU64::new(rand()), ..KernelCache::at(directory.path()) };
+                let cache = KernelCache::at(directory.path());
+                cache.shared.written.store(rand(), Ordering::Relaxed);
                 let code = &code;
                 scope.spawn(move || assert_eq!(make(&cache, key("a"), code), *code));
             }
@@ -206,18 +221,21 @@ mod tests {
     }
 
     #[test]
-    fn without_a_directory_everything_is_made_anew() {
+    fn without_a_directory_everything_is_made_once_for_all_clones() {
         let cache = KernelCache::none();
         assert_eq!(make(&cache, key("a"), b"one"), b"one");
-        assert_eq!(make(&cache, key("a"), b"two"), b"two");
+        assert_eq!(make(&cache.clone(), key("a"), b"two"), b"one");
+        assert_eq!(make(&KernelCache::none(), key("a"), b"two"), b"two");
     }
 
     #[test]
-    fn a_cache_that_cannot_be_written_is_no_failure() {
+    fn a_cache_that_cannot_be_written_is_no_failure_and_makes_nothing_twice() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("a file");
         fs::write(&file, b"").unwrap();
         let cache = KernelCache::at(file.join("below"));
         assert_eq!(make(&cache, key("a"), b"code"), b"code");
+        assert!(kept(&cache.clone(), key("a")));
+        assert!(!kept(&KernelCache::at(file.join("below")), key("a")));
     }
 }

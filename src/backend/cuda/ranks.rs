@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use super::backend::CudaBackend;
+use super::cache::KernelCache;
 use super::context::Context;
 use super::failure::CudaFailure;
+use super::kernels::Kernels;
 use super::machine::{Statement, network, ranks_beside};
 use super::options::{CudaOptions, Transport};
 use super::times::Times;
@@ -53,6 +55,8 @@ impl CudaWorld {
         }
         let retained = options.devices.iter().map(|device| Context::retain(*device).map(Arc::new));
         let contexts: Vec<_> = retained.collect::<Result<_, _>>()?;
+        // Before ranks first meet, so that nobody waits for a process that compiles, and once in a process.
+        let kernels = load_kernels(&contexts)?;
         let statements = statements(&rendezvous, &options, &contexts)?;
         let network = network(&statements, mesh, || reach_all(&contexts))?;
         let shares_gpus = (statements.iter().enumerate()).any(|(place, statement)| {
@@ -60,7 +64,7 @@ impl CudaWorld {
         });
         let times = options.timeline.map(|wished| Times::settle(wished, &contexts)).transpose()?;
         let ranks_of_host = ranks_beside(&statements, RankId::at(rendezvous.range().start));
-        let world = World::new(mesh, network, options, rendezvous, contexts, shares_gpus, times);
+        let world = World::new(mesh, network, options, rendezvous, (contexts, kernels), shares_gpus, times);
         Ok(Self { shared: Arc::new(world), ranks_of_host })
     }
 
@@ -105,6 +109,17 @@ impl CudaWorld {
     pub fn hosts(&self) -> usize {
         self.shared.network.hosts.count()
     }
+}
+
+fn load_kernels(contexts: &[Arc<Context>]) -> Result<Vec<Arc<Kernels>>, CudaFailure> {
+    let cache = KernelCache::of_user();
+    let load = |context: &Arc<Context>| {
+        context.make_current()?;
+        let kernels = Kernels::for_current_context(cache.clone())?;
+        kernels.load_all()?;
+        Ok(Arc::new(kernels))
+    };
+    contexts.iter().map(load).collect()
 }
 
 /// What all ranks told of themselves, in rank order.

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use super::context::Context;
 use super::failure::CudaFailure;
 use super::foreign::{ForeignMemory, HANDLE, lend};
+use super::kernels::Kernels;
 use super::machine::Network;
 use super::memory::DeviceMemory;
 use super::options::{CudaOptions, Transport};
@@ -48,6 +49,8 @@ pub(super) struct World {
     pub(super) shares_gpus: bool,
     /// Of the ranks of this process.
     contexts: Vec<Arc<Context>>,
+    /// Theirs, loaded.
+    kernels: Vec<Arc<Kernels>>,
     taken: Vec<AtomicBool>,
     homes: Mutex<Homes>,
 }
@@ -71,7 +74,7 @@ impl World {
         network: Network,
         options: CudaOptions,
         rendezvous: Arc<Rendezvous>,
-        contexts: Vec<Arc<Context>>,
+        (contexts, kernels): (Vec<Arc<Context>>, Vec<Arc<Kernels>>),
         shares_gpus: bool,
         times: Option<Times>,
     ) -> Self {
@@ -85,6 +88,7 @@ impl World {
             shares_gpus,
             taken: contexts.iter().map(|_| AtomicBool::new(false)).collect(),
             contexts,
+            kernels,
             homes: Mutex::default(),
         }
     }
@@ -103,6 +107,11 @@ impl World {
     /// The context of a rank of this process.
     pub(super) fn context(&self, rank: RankId) -> Option<&Arc<Context>> {
         self.contexts.get(self.place(rank)?)
+    }
+
+    /// The context of a rank of this process, and its kernels.
+    pub(super) fn device(&self, rank: RankId) -> Option<(&Arc<Context>, &Arc<Kernels>)> {
+        self.context(rank).zip(self.kernels.get(self.place(rank)?))
     }
 
     /// Was the backend of `rank` taken before? It is now. `None` for a rank of another process or of none.

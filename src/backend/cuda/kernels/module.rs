@@ -117,7 +117,7 @@ impl Kernels {
         let parts = [source.text, &architecture, &versions].into_iter();
         let parts = parts.chain(OPTIONS).chain(source.headers.iter().map(|(_, text)| *text));
         let key = Key::new(parts.map(str::as_bytes));
-        self.cache.get_or_make(&key, || compile(&source, self.architecture))
+        self.cache.find_or_make(&key, || compile(&source, self.architecture))
     }
 }
 
