@@ -60,8 +60,9 @@ struct AmaxArguments {
     AmaxTensor only;
 };
 
+// Never NaN: a maximum with a number is that number, and 0 is one (AM-1).
 __device__ __forceinline__ float largest_of(float4 v) {
-    return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+    return fmaxf(fmaxf(0.0f, fmaxf(fabsf(v.x), fabsf(v.y))), fmaxf(fabsf(v.z), fabsf(v.w)));
 }
 
 __device__ __forceinline__ float4 raise(float4 amax, float4 v) {

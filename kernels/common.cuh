@@ -8,7 +8,8 @@
 // - The descriptor of a launch's only tensor comes with the arguments, as `only`: no block waits for a table
 //   before it can ask for its data. A block copies its descriptor, so that no store can be taken to change it.
 // - Arithmetic is IEEE binary32: no contraction, no flushing, no approximate division. The compiler is told
-//   so (-fmad=false), and every order of operations below is that of the CPU reference.
+//   so (-fmad=false), and every order of operations below is that of the CPU reference. GELU alone is
+//   approximate (gelu.cuh).
 // - A kernel that carries a vote writes nothing when the vote skips the step; it may have read by then.
 
 #pragma once

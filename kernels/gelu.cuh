@@ -27,5 +27,7 @@ __device__ __forceinline__ float gelu_of(float x) { return x * gelu_gate(x); }
 // The gradient of gelu_of(x) becomes that of x.
 __device__ __forceinline__ float gelu_gradient_of(float gradient, float x) {
     float s = gelu_gate(x);
-    return gradient * (s + x * s * (1.0f - s) * STEEPNESS * (1.0f + 3.0f * CUBIC * x * x));
+    // Far out s (1 - s) is 0, and so is its product with a square that is kept finite.
+    float square = fminf(x * x, 1e30f);
+    return gradient * (s + x * s * (1.0f - s) * STEEPNESS * (1.0f + 3.0f * CUBIC * square));
 }

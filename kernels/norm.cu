@@ -2,13 +2,15 @@
 //
 // Laws:
 // - Squares are exact in f64 and added in f64, in an order that follows from the lengths of the gradients
-//   alone: elements to threads, threads to a block's partial sum, partial sums in block order. The result is
-//   rounded to f32 once. So it is the same on every device and in every run.
+//   alone: elements to threads, threads to a block's partial sum, partial sums in block order. So the result is
+//   the same on every device and in every run.
 // - The last block to start adds the partial sums: all others are running or through, so it can wait for
 //   them. A partial sum says by itself that it is there, and nobody waits for a fence. What is counted and
 //   summed is left at zero.
-// - Ranks are added in rank order in f32: every rank computes the same vote from the same records.
-// - A closure's fault outweighs a non-finite norm, which it may have caused.
+// - Ranks are added in rank order in f64, and the norm is rounded once, when its loss scale is taken away: every
+//   rank computes the same vote from the same records.
+// - Gradients whose squares would overflow f32 once they are clipped are faults as those are that are not finite:
+//   their second moment would stay infinite. A closure's fault outweighs both, which it may have caused.
 
 #include "common.cuh"
 
@@ -22,9 +24,9 @@ static_assert(sizeof(NormTensor) == 24, "kernels::norm::TensorArguments");
 
 // What a rank tells the others, as `op::NormRecord` lays it out.
 struct NormRecord {
-    float squares;
+    double squares;
     u32 fault;
-    u32 reserved[2];
+    u32 reserved;
 };
 static_assert(sizeof(NormRecord) == 16, "op::NormRecord");
 
@@ -143,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) grad_norm(const __grid_
     u32 fault = *all.fault;
     __syncthreads();
     sum = over_block(partial_sums(all));
-    if (threadIdx.x == 0) *all.record = NormRecord{float(sum), fault, {0, 0}};
+    if (threadIdx.x == 0) *all.record = NormRecord{sum, fault, 0};
 }
 
 struct VoteArguments {
@@ -162,23 +164,25 @@ constexpr u32 CLOSURE = 2;
 // One thread. Clipping is min(max_norm / (norm + 1e-6), 1); a max_norm of 0 turns it off.
 extern "C" __global__ void cast_vote(const __grid_constant__ VoteArguments all) {
     float unscale = 1.0f / *all.loss_scale;
-    float squares = 0.0f;
+    double squares = 0.0;
     u32 faulted = all.ranks;
     for (u32 rank = 0; rank < all.ranks; ++rank) {
         squares += all.records[rank].squares;
         if (faulted == all.ranks && all.records[rank].fault != 0) faulted = rank;
     }
-    float norm = sqrtf(squares) * unscale;
+    float norm = float(__dsqrt_rn(squares) * double(unscale));
+    float clip = all.max_norm > 0.0f ? fminf(all.max_norm / (norm + 1e-6f), 1.0f) : 1.0f;
+    float clipped = norm * clip;
     u32 taken = *all.optimizer_step;
     Vote vote = {CLEAN, 1.0f, norm, taken, 0, 0, unscale, 0};
     if (faulted < all.ranks) {
         vote.verdict = CLOSURE;
         vote.fault_rank = faulted;
         vote.fault_call = all.records[faulted].fault - 1;
-    } else if (!(fabsf(norm) <= __uint_as_float(0x7F7FFFFFu))) {
+    } else if (!(clipped * clipped <= __uint_as_float(0x7F7FFFFFu))) {
         vote.verdict = NON_FINITE;
     } else {
-        vote.clip = all.max_norm > 0.0f ? fminf(all.max_norm / (norm + 1e-6f), 1.0f) : 1.0f;
+        vote.clip = clip;
         vote.step = taken == 0xFFFFFFFFu ? taken : taken + 1;
     }
     *all.optimizer_step = vote.step;

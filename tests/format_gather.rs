@@ -47,7 +47,7 @@ fn empty_like(weight: &Quantized) -> Quantized {
         planes.data.fill(0xEE);
         planes.scale.fill(0xEE);
     }
-    empty.tensor_scale = f32::NAN;
+    (empty.amax, empty.tensor_scale) = (f32::NAN, f32::NAN);
     empty
 }
 
@@ -66,7 +66,7 @@ fn e1_e2_nvfp4_gathers_two_planes_and_derives_the_rest() {
                 assert_eq!(planes.scale.len(), rows / ranks * cols / 16, "no padding rows are sent");
             }
             let mut gathered = empty_like(&expected);
-            gathered.receive(Orientation::Rowwise, expected.tensor_scale, &sent).unwrap();
+            gathered.receive(Orientation::Rowwise, expected.amax, expected.tensor_scale, &sent).unwrap();
             assert_eq!(gathered, expected);
             let values = gathered.dequantize(Orientation::Rowwise).unwrap();
             assert_eq!(values, expected.dequantize(Orientation::Rowwise).unwrap());
@@ -86,7 +86,7 @@ fn e4_swizzled_scales_are_refused_before_anything_else() {
     assert!(error.to_string().contains("swizzled"), "{error}");
     assert!(matches!(weight.derive_columnwise(), Err(FormatError::Swizzled { .. })));
     assert!(matches!(weight.dequantize(Orientation::Columnwise), Err(FormatError::Swizzled { .. })));
-    assert!(matches!(weight.receive(Orientation::Rowwise, 1.0, &[]), Err(FormatError::Swizzled { .. })));
+    assert!(matches!(weight.receive(Orientation::Rowwise, 1.0, 1.0, &[]), Err(FormatError::Swizzled { .. })));
     assert!(matches!(weight.view(&[2, 256, 256]), Err(FormatError::Swizzled { .. })));
 }
 
@@ -113,7 +113,7 @@ fn e7_mxfp8_shards_of_96_rows_gather_without_their_padding() {
         for orientation in [Orientation::Rowwise, Orientation::Columnwise] {
             let sent: Vec<Planes<'_>> =
                 shards.iter().map(|shard| shard.sent_planes(orientation).unwrap()).collect();
-            gathered.receive(orientation, 1.0, &sent).unwrap();
+            gathered.receive(orientation, expected.amax, 1.0, &sent).unwrap();
         }
         assert_eq!(gathered, expected);
     }
@@ -128,7 +128,7 @@ fn e8_scales_of_another_geometry_than_the_data_leave_the_weight_unchanged() {
     let data = vec![0; shape.elements()];
     // 3×2 scales, padded to 3×4, for data of 2×2 tiles.
     let sent = Planes { data: &data, scale: &[0; 3 * 4 * 4] };
-    let error = weight.receive(Orientation::Rowwise, 1.0, &[sent]).unwrap_err();
+    let error = weight.receive(Orientation::Rowwise, 1.0, 1.0, &[sent]).unwrap_err();
     assert!(matches!(error, FormatError::ShardMismatch { shard: 0, .. }), "{error}");
     assert_eq!(weight, before);
 }
@@ -143,11 +143,11 @@ fn shards_that_do_not_add_up_or_split_a_block_leave_the_weight_unchanged() {
         let shards = shards(format, shape, 2);
         let sent = shards[0].sent_planes(Orientation::Rowwise).unwrap();
         for wrong in [vec![sent], vec![sent; 3], vec![]] {
-            let error = weight.receive(Orientation::Rowwise, 1.0, &wrong).unwrap_err();
+            let error = weight.receive(Orientation::Rowwise, 1.0, 1.0, &wrong).unwrap_err();
             assert!(matches!(error, FormatError::ShardMismatch { .. }), "{format}: {error}");
         }
         let torn = Planes { data: &sent.data[1..], ..sent };
-        assert!(weight.receive(Orientation::Rowwise, 1.0, &[torn, sent]).is_err());
+        assert!(weight.receive(Orientation::Rowwise, 1.0, 1.0, &[torn, sent]).is_err());
         assert_eq!(weight, before);
     }
 }

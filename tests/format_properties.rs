@@ -151,7 +151,7 @@ let unit = [7, 16, 32].into_iter().find(|&unit| format.check_shape(Shape::new(ti
             }
             let address = planes_of(&gathered, orientation).scale.as_ptr();
             let sent: Vec<Planes<'_>> = sent.iter().map(|(planes, _)| planes.as_planes()).collect();
-            gathered.receive(orientation, expected.tensor_scale, &sent).unwrap();
+            gathered.receive(orientation, expected.amax, expected.tensor_scale, &sent).unwrap();
             prop_assert_eq!(planes_of(&gathered, orientation), planes_of(&expected, orientation));
             prop_assert_eq!(planes_of(&gathered, orientation).scale.as_ptr(), address);
             if format.derives_columnwise().is_ok() {

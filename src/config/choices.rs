@@ -298,7 +298,8 @@ pub enum AdamMode {
     Adam,
 }
 
-/// How the two Adam moments are stored. The arithmetic is f32 either way.
+/// How the two Adam moments are stored. The arithmetic is f32 either way. In bf16 a decay above 0.996 is refused:
+/// what a moment changes by in a step would be rounded away.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Moments {

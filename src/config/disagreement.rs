@@ -4,12 +4,13 @@ use toml::Value;
 
 use super::keys::Entry;
 use super::shown::shown;
-use super::{Config, ConfigError, Prefetch};
+use super::{Config, ConfigError, Moments, Optimizer, Prefetch};
 
 impl Config {
     /// The first two keys that do not go together.
     pub(super) fn disagreement(&self, entries: &[Entry]) -> Option<ConfigError> {
-        self.prefetched_twice(entries).or_else(|| self.latency_of_no_link(entries))
+        let found = self.prefetched_twice(entries).or_else(|| self.latency_of_no_link(entries));
+        found.or_else(|| self.moments_that_stand_still(entries))
     }
 
     fn prefetched_twice(&self, entries: &[Entry]) -> Option<ConfigError> {
@@ -34,6 +35,27 @@ impl Config {
         })
     }
 
+    /// A moment changes by up to `1 − β` of itself in a step. What is less than half a place of bf16, which is up
+    /// to 2⁻⁸ of a value, is rounded away: it neither falls nor gets up to the squares of its gradients.
+    fn moments_that_stand_still(&self, entries: &[Entry]) -> Option<ConfigError> {
+        const HALF_A_PLACE: f64 = 1.0 / 256.0;
+        let Optimizer { moments, beta1, beta2, .. } = self.optimizer;
+        if moments != Moments::Bf16 || 1.0 - beta1.max(beta2) >= HALF_A_PLACE {
+            return None;
+        }
+        let beta = if beta1 > beta2 { "optimizer.beta1" } else { "optimizer.beta2" };
+        let entry = entries.iter().find(|entry| entry.path == "optimizer.moments")?;
+        Some(ConfigError::Together {
+            origin: self.origins.of(entry),
+            key: entry.path.clone(),
+            problem: format!(
+                "is \"bf16\", which rounds away what a moment changes by in a step where `{beta}` is {}",
+                beta1.max(beta2)
+            ),
+            advice: format!("set `{beta}` to 0.996 or less, as 0.95, or keep the moments in \"f32\""),
+        })
+    }
+
     fn latency_of_no_link(&self, entries: &[Entry]) -> Option<ConfigError> {
         if self.cpu.link.bytes_per_s.is_some() || self.cpu.link.latency_us == 0.0 {
             return None;
@@ -49,5 +71,39 @@ impl Config {
             advice: "set that too, for only then a link is paced and has a latency, or remove this"
                 .to_owned(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_in_bf16_are_refused_where_a_decay_is_too_slow_for_them() {
+        let with = |beta1, beta2| {
+            let mut config = Config::default();
+            (config.optimizer.moments, config.optimizer.beta1, config.optimizer.beta2) =
+                (Moments::Bf16, beta1, beta2);
+            config.validate()
+        };
+        for beta2 in [0.95, 0.99, 0.996] {
+            assert!(with(0.9, beta2).is_ok(), "{beta2}");
+        }
+        for (beta1, beta2, key) in [(0.9, 0.999, "beta2"), (0.999, 0.9, "beta1")] {
+            let said = with(beta1, beta2).unwrap_err().to_string();
+            assert!(said.contains(&format!("`optimizer.{key}` is 0.999")), "{said}");
+            assert!(said.contains("to 0.996 or less"), "{said}");
+        }
+    }
+
+    /// What the limit is for: with a decay this slow a moment of zero gradients never falls.
+    #[test]
+    fn a_moment_in_bf16_falls_at_the_limit_and_stands_still_beyond_it() {
+        let falls = |beta: f32| {
+            let values = (0x3F80_u16..0x4000).map(half::bf16::from_bits);
+            values.into_iter().all(|value| half::bf16::from_f32(beta * value.to_f32()) < value)
+        };
+        assert!(falls(0.996) && falls(1.0 - 1.0 / 256.0));
+        assert!(!falls(0.997) && !falls(0.999));
     }
 }

@@ -1,14 +1,15 @@
 //! f32 and bf16: no blocks, no scales. The stages are the same, so that a bucket needs no special case.
 //!
-//! An element is its little-endian bytes. bf16 rounds to nearest even, whatever [`super::Via`] says.
+//! An element is its little-endian bytes. f32 does not round, and bf16 rounds to nearest even, whatever
+//! [`super::Via`] says.
 
-use super::via::{Value, round_to_bf16, through};
+use super::via::{Value, round_to_bf16};
 
 /// f32 bytes of a span.
 #[inline(always)]
-pub(super) fn cast_f32<const BF16: bool>(master: &[f32], data: &mut [u8]) {
+pub(super) fn cast_f32(master: &[f32], data: &mut [u8]) {
     for (bytes, &value) in data.as_chunks_mut::<4>().0.iter_mut().zip(master) {
-        *bytes = through::<BF16>(value).to_le_bytes();
+        *bytes = value.to_le_bytes();
     }
 }
 

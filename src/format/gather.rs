@@ -48,13 +48,14 @@ impl Quantized {
     /// Receives the planes of all shards, in row order, into the planes of `orientation` (GA-2). Columnwise
     /// planes that exist and derive from the rowwise ones are derived again.
     ///
-    /// `tensor_scale` is the one all shards were quantized with.
+    /// `amax` and `tensor_scale` are those all shards were quantized with.
     ///
     /// # Errors
     /// Shards that are not whole blocks of rows of this weight; planes that are absent or swizzled.
     pub fn receive(
         &mut self,
         orientation: Orientation,
+        amax: f32,
         tensor_scale: f32,
         shards: &[Planes<'_>],
     ) -> Result<(), FormatError> {
@@ -72,7 +73,7 @@ impl Quantized {
             let valid = concatenate(&mut planes.scale, shards.iter().map(|shard| shard.scale));
             planes.scale[valid..].fill(0);
         }
-        self.tensor_scale = tensor_scale;
+        (self.amax, self.tensor_scale) = (amax, tensor_scale);
         if orientation == Orientation::Rowwise
             && self.columnwise.is_some()
             && format.derives_columnwise().is_ok()

@@ -96,7 +96,7 @@ impl Cast<'_> {
     fn through<const BF16: bool>(self) {
         let Self { slice: Slice { format, orientation, shape, span, .. }, master, factors, data } = self;
         match format {
-            Format::F32 => dense::cast_f32::<BF16>(master, data),
+            Format::F32 => dense::cast_f32(master, data),
             Format::Bf16 => dense::cast_bf16(master, data),
             Format::Nvfp4(block) => {
                 let height = nvfp4::block_height(block);

@@ -35,7 +35,8 @@ impl Format {
         self.plane_list(orientation, shape, ScaleRows::Padded)
     }
 
-    /// The planes a row shard of `shape` stores and sends: [`Format::planes`] without padding rows (PN-2).
+    /// The planes a row shard of `shape` stores: [`Format::planes`] without padding rows (PN-2). They are also
+    /// what it sends, but for the compact wire ([`Format::compact_planes`]).
     #[must_use]
     pub fn shard_planes(self, orientation: Orientation, shape: Shape) -> Vec<PlaneSpec> {
         self.plane_list(orientation, shape, ScaleRows::Valid)
@@ -55,7 +56,8 @@ impl Format {
         planes
     }
 
-    /// Bytes per element of the planes of one orientation that a gather of a weight of `shape` moves.
+    /// Bytes per element of the planes of one orientation that a row shard of `shape` stores
+    /// ([`Format::shard_planes`]).
     #[must_use]
     pub fn bytes_per_element(self, orientation: Orientation, shape: Shape) -> f64 {
         let scale = self.scale_bytes(orientation, shape).shard;

@@ -51,7 +51,8 @@ pub struct Quantized {
     pub format: Format,
     /// Its logical shape.
     pub shape: Shape,
-    /// Largest magnitude, after the rounding of [`super::Via`]; 0 for f32 and bf16, whose stages need none.
+    /// Largest magnitude, after the rounding of [`super::Via`]; 0 for f32 and bf16, whose stages need none. Chunks
+    /// keep that of the whole weight ([`Quantized::split_rows`]).
     pub amax: f32,
     /// What dequantize needs beside the planes; see [`super::fused_scale`].
     pub tensor_scale: f32,

@@ -91,7 +91,8 @@ impl Format {
         }
     }
 
-    /// Whether the matrix products of a device of this compute capability can read the format.
+    /// Whether the matrix products of a device of this compute capability can read the format: for whoever
+    /// multiplies planes by kernels of their own. [`crate::linear`] multiplies in bf16 what it cannot read.
     ///
     /// # Errors
     /// [`FormatError::NotOnDevice`]: from 10.0 on FP8 blocks are run as MXFP8, whose scales are powers of

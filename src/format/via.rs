@@ -2,9 +2,10 @@
 //!
 //! Training with masters in f32 and a model in bf16 stores the weight in bf16 first; a quantized weight must
 //! equal "store in bf16, then quantize", so the rounding comes before the amax and before the cast. It
-//! applies to every format: an f32 weight quantized via bf16 holds bf16 values.
+//! applies to every format but f32: whoever stores a weight in f32 has its model in f32.
 
-/// Rounding applied to master values before amax and cast (`quantize.via`).
+/// Rounding applied to master values before amax and cast (`quantize.via`); none to weights in
+/// [`Format::F32`](super::Format::F32).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]

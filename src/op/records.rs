@@ -10,12 +10,13 @@ use bytemuck::{Pod, Zeroable};
 #[repr(C)]
 pub struct NormRecord {
     /// Sum of squares of the rank's main grads; replicated weights are counted by rank 0 alone, and nothing
-    /// by ranks of other replicas than the first.
-    pub squares: f32,
+    /// by ranks of other replicas than the first. In f64, so that neither small loss scales nor many ranks cost
+    /// the norm anything.
+    pub squares: f64,
     /// The rank's fault word: number of the faulted call + 1, or 0.
     pub fault: u32,
     /// Zero; keeps records 16 bytes long.
-    pub reserved: [u32; 2],
+    pub reserved: u32,
 }
 
 /// The verdict over a step, equal on all ranks. 32 bytes.

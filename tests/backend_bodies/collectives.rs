@@ -294,7 +294,7 @@ fn records_are_gathered_in_rank_order() {
     let from = plan.transient("record", Content::NormRecord);
     let to = plan.transient("records", Content::NormRecords);
     plan.op(LINK, Op::GatherRecords { from, to });
-    let record = |rank: usize| NormRecord { squares: rank as f32, fault: rank as u32, reserved: [0; 2] };
+    let record = |rank: usize| NormRecord { squares: rank as f64, fault: rank as u32, reserved: 0 };
     let gathered = run(plan, move |rank| {
         rank.put(from, &[record(rank.number())]);
         rank.step().unwrap();

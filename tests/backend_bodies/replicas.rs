@@ -143,7 +143,7 @@ fn every_group_combines_its_own_ranks_and_records_come_from_all() {
         let found = run(plan, move |rank| {
             let number = rank.number() as u32;
             rank.put(own, &[(1u32 << number) as f32]);
-            rank.put(record, &[NormRecord { squares: 0.0, fault: number, reserved: [0; 2] }]);
+            rank.put(record, &[NormRecord { squares: 0.0, fault: number, reserved: 0 }]);
             // Words that were not cleared by one group would let the next step's through.
             for _ in 0..3 {
                 rank.step().unwrap();

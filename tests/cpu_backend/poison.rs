@@ -318,7 +318,7 @@ fn a_failed_task_lets_its_collectives_go_on() {
     let records = plan.transient("records", Content::NormRecords);
     plan.op(LINK, Op::GatherRecords { from: record, to: records });
     let gathered = run(plan, move |rank| {
-        rank.put(record, &[NormRecord { squares: 1.0, fault: 0, reserved: [0; 2] }]);
+        rank.put(record, &[NormRecord { squares: 1.0, fault: 0, reserved: 0 }]);
         assert!(matches!(rank.step(), Err(BackendError::Task { op: "all-reduce", .. })));
         rank.get::<NormRecord>(records)
     });

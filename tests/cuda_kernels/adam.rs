@@ -26,6 +26,13 @@ fn rate(on_lr: &Buffer<f32>) -> LearningRate {
     LearningRate { at: on_lr.address(), scale: 1.0 }
 }
 
+/// By squaring, from the lowest bit of the exponent on.
+fn power(base: f64, exponent: u32) -> f64 {
+    let squares = std::iter::successors(Some(base), |square| Some(square * square));
+    let bits = squares.take(32).enumerate().filter(|(bit, _)| exponent >> bit & 1 == 1);
+    bits.fold(1.0, |product, (_, square)| product * square)
+}
+
 /// New master and moments of one element, rounded op by op.
 #[expect(clippy::too_many_arguments, reason = "the formula has as many")]
 fn element(
@@ -39,7 +46,7 @@ fn element(
     g: f32,
 ) -> [f32; 3] {
     let correction = |beta: f32| match s.bias_correction {
-        true => (1.0 - f64::from(beta).powf(f64::from(step))) as f32,
+        true => (1.0 - power(f64::from(beta), step)) as f32,
         false => 1.0,
     };
     let decoupled = s.mode == AdamMode::AdamW;

@@ -17,7 +17,7 @@ fn bits(values: &[f32]) -> Vec<u8> {
 /// The kinds of values a format's stages take: an infinite NVFP4 amax has no scale.
 fn kinds(format: Format) -> &'static [Kind] {
     match format {
-        Format::Nvfp4(_) => &[Kind::Weights, Kind::Wide],
+        Format::Nvfp4(_) => &[Kind::Weights, Kind::Wide, Kind::Nan],
         _ => &[Kind::Weights, Kind::Wide, Kind::Special],
     }
 }

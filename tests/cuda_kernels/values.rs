@@ -36,13 +36,19 @@ pub(crate) enum Kind {
     Weights,
     /// Of all magnitudes, with zeros of both signs, subnormals and ties.
     Wide,
-    /// The same with NaN and infinities.
+    /// The same with NaN, and with whole blocks of nothing else.
+    Nan,
+    /// With infinities too.
     Special,
 }
 
 pub(crate) fn values(count: usize, kind: Kind, seed: u64) -> Vec<f32> {
     let mut random = Random::new(seed);
-    (0..count).map(|_| value(&mut random, kind)).collect()
+    let mut all: Vec<f32> = (0..count).map(|_| value(&mut random, kind)).collect();
+    if matches!(kind, Kind::Nan | Kind::Special) {
+        all.iter_mut().skip(count / 3).take(300).for_each(|value| *value = f32::NAN);
+    }
+    all
 }
 
 fn value(random: &mut Random, kind: Kind) -> f32 {
@@ -58,8 +64,8 @@ fn value(random: &mut Random, kind: Kind) -> f32 {
         // Few bits: ties of every format.
         4 => f32::from_bits(plain.to_bits() & 0xFFF0_0000),
         5 => f32::from_bits(plain.to_bits() & 0xFFFF_0000 | 0x8000),
-        6 if kind == Kind::Special => f32::NAN,
-        7 if kind == Kind::Special => -f32::NAN,
+        6 if kind != Kind::Wide => f32::NAN,
+        7 if kind != Kind::Wide => -f32::NAN,
         8 if kind == Kind::Special && random.below(8) == 0 => f32::INFINITY,
         9 if kind == Kind::Special && random.below(8) == 0 => f32::NEG_INFINITY,
         _ => plain,

@@ -6,6 +6,7 @@
 
 use std::io::Write;
 
+mod dropped;
 #[path = "../cuda_kernels/gpu.rs"]
 #[allow(dead_code, reason = "each test binary uses its part")]
 mod gpu;

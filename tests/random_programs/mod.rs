@@ -197,6 +197,9 @@ fn config(draw: &mut Draw, model: &Model) -> Config {
     config.columnwise = draw.among(&[Columnwise::OnDemand, Columnwise::Keep]);
     config.reduce_every = draw.among(&[ReduceEvery::Call, ReduceEvery::MicroBatch, ReduceEvery::Step]);
     config.optimizer.moments = if draw.one_in(6) { Moments::Bf16 } else { Moments::F32 };
+    if config.optimizer.moments == Moments::Bf16 {
+        config.optimizer.beta2 = 0.99;
+    }
     let sharded = || model.weights().iter().filter(|weight| weight.placement == Placement::Sharded);
     let is_bf16 = sharded().all(|weight| weight.format == Format::Bf16);
     if is_bf16 && sharded().next().is_some() && draw.one_in(2) {

@@ -8,7 +8,7 @@ use crate::trainer::{Trainer, losses, within_a_minute};
 use crate::{config, run};
 
 fn with_bf16_moments(config: Config) -> Config {
-    Config { optimizer: Optimizer { moments: Moments::Bf16, ..config.optimizer }, ..config }
+    Config { optimizer: Optimizer { moments: Moments::Bf16, beta2: 0.99, ..config.optimizer }, ..config }
 }
 
 /// Conformance H6, and EX-1 for moments stored as bf16.

@@ -3,7 +3,7 @@
 //! Laws:
 //! - **AD-1** Every value is rounded op by op in f32, in the order written, without fused
 //!   multiply-add, so results are the same on every machine. `β1^t` and `β2^t` are raised in f64
-//!   from the f32 β; `1 − β` is formed in f32.
+//!   from the f32 β, by squaring, because no two libraries raise alike; `1 − β` is formed in f32.
 //! - **AD-2** Weight decay uses the old master. Decoupled, it is multiplied by the learning rate;
 //!   as L2 it is added to the gradient after clipping and passes through both moments.
 //! - **AD-3** Moments stored as bf16 are read exactly, and rounded to nearest even when stored. The
@@ -85,6 +85,19 @@ impl Moment for bf16 {
     }
 }
 
+/// `base^exponent`, by squaring: each product rounded once, the same on every machine.
+fn power(mut base: f64, mut exponent: u32) -> f64 {
+    let mut product = 1.0;
+    while exponent != 0 {
+        if exponent & 1 != 0 {
+            product *= base;
+        }
+        base *= base;
+        exponent >>= 1;
+    }
+    product
+}
+
 /// The scalars of one optimizer step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AdamStep {
@@ -108,7 +121,7 @@ impl AdamStep {
     /// Step `step`, counted from 1; every gradient is multiplied by `factor` first.
     pub(super) fn new(settings: &OptimizerSettings, step: u32, factor: f32, learning_rate: f32) -> Self {
         let correction = |beta: f32| {
-            if settings.bias_correction { (1.0 - f64::from(beta).powf(f64::from(step))) as f32 } else { 1.0 }
+            if settings.bias_correction { (1.0 - power(f64::from(beta), step)) as f32 } else { 1.0 }
         };
         Self {
             mode: settings.mode,

@@ -91,7 +91,7 @@ pub(super) fn grad_norm(op: &GradNorm, arena: &Arena) -> Result<(), OpError> {
         sum += squares(&arena.read::<f32>(*region)?);
     }
     let fault = arena.read::<u32>(op.fault)?.first().copied().unwrap_or(0);
-    let record = NormRecord { squares: sum as f32, fault, reserved: [0; 2] };
+    let record = NormRecord { squares: sum, fault, reserved: 0 };
     arena.write::<NormRecord>(op.record)?.fill(record);
     Ok(())
 }
@@ -128,12 +128,17 @@ pub(super) fn vote(op: &CastVote, arena: &Arena) -> Result<(), OpError> {
 /// The vote over the ranks' records, after `taken` optimizer steps, of gradients of a loss multiplied by
 /// `loss_scale`.
 ///
-/// Clipping is the device variant: `min(max_norm / (norm + 1e-6), 1)`, always multiplied; a
-/// `max_norm` of 0 turns it off. A closure's fault outweighs a non-finite norm, which it may have
+/// Squares are added in f64 in rank order, and the norm is rounded once, when its loss scale is taken away.
+/// Clipping is the device variant: `min(max_norm / (norm + 1e-6), 1)`, always multiplied; a `max_norm` of 0
+/// turns it off. Gradients whose squares would overflow f32 after that are faults as those are that are not
+/// finite: their second moment would stay infinite. A closure's fault outweighs both, which it may have
 /// caused.
 fn count(records: &[NormRecord], taken: u32, loss_scale: f32, max_norm: f32) -> Vote {
     let unscale = 1.0 / loss_scale;
-    let norm = records.iter().fold(0.0, |sum, record| sum + record.squares).sqrt() * unscale;
+    let squares = records.iter().fold(0.0, |sum, record| sum + record.squares);
+    let norm = (squares.sqrt() * f64::from(unscale)) as f32;
+    let clip = if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };
+    let clipped = norm * clip;
     let fault = records.iter().position(|record| record.fault != 0);
     let vote = Vote { clip: 1.0, norm, unscale, step: taken, ..Vote::default() };
     match fault {
@@ -143,13 +148,8 @@ fn count(records: &[NormRecord], taken: u32, loss_scale: f32, max_norm: f32) -> 
             fault_call: records[rank].fault - 1,
             ..vote
         },
-        None if !norm.is_finite() => Vote { verdict: Vote::NON_FINITE, ..vote },
-        None => Vote {
-            verdict: Vote::CLEAN,
-            clip: if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 },
-            step: taken.saturating_add(1),
-            ..vote
-        },
+        None if !(clipped * clipped).is_finite() => Vote { verdict: Vote::NON_FINITE, ..vote },
+        None => Vote { verdict: Vote::CLEAN, clip, step: taken.saturating_add(1), ..vote },
     }
 }
 
@@ -157,8 +157,8 @@ fn count(records: &[NormRecord], taken: u32, loss_scale: f32, max_norm: f32) -> 
 mod tests {
     use super::*;
 
-    fn record(squares: f32, fault: u32) -> NormRecord {
-        NormRecord { squares, fault, reserved: [0; 2] }
+    fn record(squares: f64, fault: u32) -> NormRecord {
+        NormRecord { squares, fault, reserved: 0 }
     }
 
     #[test]
@@ -172,17 +172,21 @@ mod tests {
 
     #[test]
     fn a_non_finite_norm_skips_the_step_and_does_not_count_it() {
-        for squares in [f32::NAN, f32::INFINITY] {
+        for squares in [f64::NAN, f64::INFINITY] {
             let vote = count(&[record(1.0, 0), record(squares, 0)], 6, 1.0, 1.0);
             assert_eq!((vote.verdict, vote.step), (Vote::NON_FINITE, 6));
             assert!(vote.skips());
         }
-        assert!(count(&[record(f32::MAX, 0), record(f32::MAX, 0)], 0, 1.0, 1.0).skips(), "the sum overflows");
+        let huge = record(f64::from(f32::MAX), 0);
+        assert!(count(&[huge, huge], 0, 1.0, 0.0).skips(), "a second moment would overflow");
+        assert_eq!(count(&[huge, huge], 0, 1.0, 1.0).verdict, Vote::CLEAN, "clipped to 1");
+        let beyond = record(f64::from(f32::MAX).powi(2) * 4.0, 0);
+        assert!(count(&[beyond], 0, 1.0, 1.0).skips(), "no f32 holds the norm");
     }
 
     #[test]
     fn a_closure_fault_outweighs_a_non_finite_norm_and_names_the_first_rank() {
-        let vote = count(&[record(f32::NAN, 0), record(1.0, 4), record(1.0, 2)], 6, 1.0, 1.0);
+        let vote = count(&[record(f64::NAN, 0), record(1.0, 4), record(1.0, 2)], 6, 1.0, 1.0);
         assert_eq!((vote.verdict, vote.fault_rank, vote.fault_call, vote.step), (Vote::CLOSURE, 1, 3, 6));
     }
 
@@ -192,7 +196,20 @@ mod tests {
         let scaled = count(&[record(9.0 * 64.0, 0), record(16.0 * 64.0, 0)], 0, 8.0, 2.0);
         assert_eq!((scaled.norm, scaled.clip, scaled.unscale), (plain.norm, plain.clip, 0.125));
         // Overflow of the scaled values is a fault, however small the true ones are.
-        assert!(count(&[record(f32::INFINITY, 0)], 0, f32::MAX, 2.0).skips());
+        assert!(count(&[record(f64::INFINITY, 0)], 0, f32::MAX, 2.0).skips());
+        for exponent in [-120, -76, -1, 76, 120] {
+            let scale = 2.0_f32.powi(exponent);
+            let square = f64::from(scale).powi(2);
+            let scaled = count(&[record(9.0 * square, 0), record(16.0 * square, 0)], 0, scale, 2.0);
+            assert_eq!((scaled.norm, scaled.clip), (plain.norm, plain.clip), "2^{exponent}");
+        }
+    }
+
+    #[test]
+    fn many_ranks_cost_the_norm_no_more_than_one_rounding() {
+        let all = vec![record(f64::from(0.1_f32), 0); 1 << 14];
+        let exact = (all.len() as f64 * f64::from(0.1_f32)).sqrt();
+        assert_eq!(count(&all, 0, 1.0, 0.0).norm, exact as f32);
     }
 
     #[test]

@@ -52,7 +52,7 @@ impl FlatShard {
     pub fn shares_bytes(self, format: Format) -> (bool, bool) {
         let odd = |element: usize| !element.is_multiple_of(2);
         match format {
-            Format::Nvfp4(_) if self.len > 0 => (odd(self.start), odd(self.start + self.len)),
+            Format::Nvfp4(_) if self.len > 0 => (odd(self.start), odd(self.start) != odd(self.len)),
             _ => (false, false),
         }
     }

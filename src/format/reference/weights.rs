@@ -169,7 +169,7 @@ pub fn fp8_scale(element: Fp8Element, rule: ScaleRule, epsilon: Epsilon, amax: f
         Fp8Element::E5m2 => 57344.0,
     };
     let amax = if amax < epsilon.value() { epsilon.value() } else { amax };
-    if amax == 0.0 || amax.is_infinite() {
+    if amax == 0.0 || !amax.is_finite() {
         return 1.0;
     }
     let scale = (largest / amax).min(f32::MAX);

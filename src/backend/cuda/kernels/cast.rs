@@ -176,7 +176,7 @@ impl Kernels {
             tensors: table.descriptors,
             only: only(&tensors),
             vote,
-            via_bf16: u32::from(via == Via::Bf16),
+            via_bf16: u32::from(via == Via::Bf16 && format != Format::F32),
             reserved: 0,
         };
         let function = self.function(Family::Cast, cut.kernel)?;
