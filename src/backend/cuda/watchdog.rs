@@ -8,8 +8,8 @@
 //!   peer's signal are let go, as often as they come to another word, and those that wait in NCCL by aborting
 //!   it. Kernels that exchange wait for the words that streams wait for (`kernels/exchange.cu`); their gate,
 //!   which the other blocks wait for, is opened by the first. Where a lane does not run out, its GPU is
-//!   abandoned, and with it those of the same process: what is there is left to the end of the process, since
-//!   giving it back would wait for the stream.
+//!   abandoned: what is there is left to the end of the process, since giving it back would wait for the
+//!   stream. Nobody waits for it a second time.
 //! - Draining has an end of its own: it waits for no stream, that of its own copies included.
 
 use std::sync::Arc;
@@ -163,6 +163,9 @@ fn stalled(world: &World, rank: RankId, stream: &CudaStream, progress: &Progress
 
 /// Lets a lane of a poisoned world run out.
 fn drain(world: &World, rank: RankId, stream: &CudaStream, transfers: &Stream, begin_aborts: &impl Fn()) {
+    if stream.stream.context().is_abandoned() {
+        return;
+    }
     // Between hosts streams wait for NCCL too, before a word and behind one.
     begin_aborts();
     let by_words = world.network.transport == Transport::Peer;
@@ -182,7 +185,7 @@ fn drain(world: &World, rank: RankId, stream: &CudaStream, transfers: &Stream, b
         std::thread::sleep(PAUSE);
     }
     if !matches!((stream.stream.is_done(), transfers.is_done()), (Ok(true), Ok(true))) {
-        world.abandon();
+        stream.stream.context().abandon();
         std::mem::forget(words);
     }
 }

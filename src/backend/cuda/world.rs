@@ -264,12 +264,6 @@ impl World {
         }
     }
 
-    /// A stream of some GPU does not run out. Giving back memory of another that reaches it would wait too, so
-    /// all GPUs of this process are left alone.
-    pub(super) fn abandon(&self) {
-        self.contexts.iter().for_each(|context| context.abandon());
-    }
-
     /// [`BackendError::Poisoned`] if the world is poisoned.
     pub(super) fn check(&self) -> Result<(), BackendError> {
         match self.rendezvous.ended() {
