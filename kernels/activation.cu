@@ -1,14 +1,14 @@
-// Activations and their gradients, bf16 [rows, cols], into FP8 operands of a product: codes along the rows,
-// and codes of the transposed matrix along its columns, from one reading. GELU is taken on the way where a
+// Turns activations and their gradients, bf16 [rows, cols], into FP8 operands of a product: codes along the rows,
+// and codes of the transposed matrix along its columns, from one reading. GELU is computed on the way where a
 // source says so.
 //
 // Laws:
-// - A source's values are rounded to bf16 before anything is made of them: codes and scales are those of a
-//   launch that wrote the values, and of another that read them.
-// - Blocks are 1 x 128 along the contraction: 128 columns of a row for the codes as they lie, 128 rows of a
-//   column for the turned ones; or one scale holds for the whole matrix. Numbers are those of `format`: FP8
+// - A source's values are rounded to bf16 before anything is made of them: codes and scales are those that two
+//   launches would give, one that writes the values and another that reads them.
+// - Blocks are 1 x 128 along the contraction: 128 columns of a row for the codes as they are, 128 rows of a
+//   column for the transposed ones; or one scale holds for the whole matrix. Numbers are those of `format`: FP8
 //   in 1x128 blocks, of the matrix and of its transpose, and FP8 with one scale.
-// - A line of turned codes has `pitch` bytes, of which those behind the last row are zero, so that they may
+// - A line of transposed codes has `pitch` bytes, of which those after the last row are zero, so that they may
 //   be contracted over. Padding of scale planes is zero.
 // - cols and row_pitch are multiples of 16, pitch the rows rounded up to 16, and matrices begin at multiples
 //   of 16 bytes.
@@ -33,7 +33,7 @@ struct ActivationArguments {
     float epsilon;
     // Values from one row to the next.
     u32 row_pitch;
-    // What lies beside the values, for a source that reads two matrices.
+    // What is read with the values, for a source that reads two matrices.
     const u16* beside;
 };
 static_assert(sizeof(ActivationArguments) == 72, "kernels::activation::Arguments");
@@ -100,7 +100,7 @@ struct Gelu {
     }
 };
 
-// The gradient beside the values is that of their GELU; it becomes theirs.
+// The gradient read with the values is that of their GELU; it becomes that of the values.
 struct GeluGradient {
     static constexpr bool READS_TWO = true;
     static __device__ __forceinline__ uint2 of(uint2 values, uint2 beside) {
@@ -126,7 +126,7 @@ __device__ __forceinline__ void quantize(const ActivationArguments& t) {
     // Rows of the warp and those below it where the lane's columns are in the matrix.
     u32 rows = column < t.cols && row < t.rows ? t.rows - row : 0;
 
-    // All are asked for before any is waited for. Outside of the matrix are zeros, of which every source
+    // All are requested before any is waited for. Outside the matrix are zeros, of which every source
     // makes zeros.
     u64 at = u64(row) * t.row_pitch + column;
     uint2 held[ROWS_OF_WARP];
@@ -198,7 +198,7 @@ __device__ __forceinline__ void quantize(const ActivationArguments& t) {
         __syncthreads();
         factors = of_tile[lane()];
     }
-    // The rows of a warp are 16 bytes of a turned line. Groups of 16 bytes lie at place g ^ (a quarter of the
+    // The rows of a warp are 16 bytes of a transposed line. Groups of 16 bytes are at place g ^ (a quarter of the
     // line's number % 8): both sides touch every bank once.
 #pragma unroll
     for (u32 k = 0; k < 4; ++k) {

@@ -174,7 +174,7 @@ __device__ __forceinline__ float correction(const AdamArguments& all, float beta
     return all.bias_correction ? float(1.0 - power(double(beta), step)) : 1.0f;
 }
 
-// The scalars of the step. Two threads make the corrections and two others read the rest, while the state of
+// The scalars of the step. Two threads compute the corrections and two others read the rest, while the state of
 // the tile is on its way.
 __device__ __forceinline__ Step scalars(const AdamArguments& all) {
     __shared__ float corrections[2];
@@ -207,10 +207,10 @@ __device__ __forceinline__ void adam(const AdamArguments& all) {
             m[i] = Moment::load(t.exp_avg, at);
             v[i] = Moment::load(t.exp_avg_sq, at);
         }
-        // Asked for behind the state, which is on its way meanwhile.
+        // Asked for after the state, which is on its way meanwhile.
         if (skips(all.vote)) return;
         Step step = scalars(all);
-        // Read again, so that meanwhile registers held the state alone.
+        // Read again, so that meanwhile registers held only the state.
         const AdamTensor to = tensor_of<AdamTensor>(all, place);
 #pragma unroll
         for (u32 i = 0; i < GROUPS; ++i) {

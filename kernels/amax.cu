@@ -5,25 +5,25 @@
 // - Rounding to bfloat16 is monotone, so an amax is rounded once instead of every element.
 // - A master is read once, whatever the format needs: MXFP8's rows and columns come from one pass.
 // - A block makes `passes` passes before it raises its tensor's amax. So small launches spread over the
-//   device, and large ones begin and end seldom.
+//   device, and large ones start and end blocks seldom.
 // - A maximum does not depend on the order it is taken in, so atomics on the bits of non-negative floats are
 //   exact and the same in every run.
 // - The first block of a tensor to start clears the tensor's amax while its data is on the way, whichever
-//   block that is; the others raise it when they are through, and wait only in case that has not been done
-//   yet. Nobody waits for a block that has not started. So the stage is one launch, needs no clearing launch
+//   block that is; the others raise it when they are done, and wait only if that has not been done
+//   yet. No block waits for one that has not started. So the stage is one launch, needs no clearing launch
 //   before it, and ends with its slowest block.
 // - Tiles are taken from the last to the first: the optimizer, which goes the other way, left the last ones in the
-//   cache, and a cast behind this launch begins with those that it read last.
+//   cache, and a cast after this launch begins with those that it read last.
 
 #include "common.cuh"
 #include "elements.cuh"
 #include "fragment.cuh"
 
-// What the blocks of a tensor know together. Zero between launches.
+// What the blocks of a tensor share. Zero between launches.
 struct Pending {
-    // Blocks that have started; all of them count as none.
+    // Blocks that have started; zero again once all have.
     u32 started;
-    // Blocks that have not raised the tensor's amax yet, from when it is cleared on.
+    // Blocks that have not raised the tensor's amax yet, counted from when it is cleared.
     u32 left;
 };
 
@@ -42,7 +42,7 @@ struct AmaxTensor {
 };
 static_assert(sizeof(AmaxTensor) == 80, "kernels::amax::TensorArguments");
 
-// Blocks that share a multiprocessor. On Ampere a fifth would have registers spilled to memory.
+// Blocks that share a multiprocessor. On Ampere a fifth would spill registers to memory.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr u32 RESIDENT = 4;
 #else
@@ -130,7 +130,7 @@ class Shared {
         asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(&pending->left), "r"(tiles) : "memory");
     }
 
-    // Combines the threads' amaxes, and with the other blocks'.
+    // Combines the threads' amaxes, and then those of the blocks.
     __device__ __forceinline__ void publish(float largest) {
         __shared__ float of_warp[WARPS];
         clear();
@@ -171,7 +171,7 @@ __device__ __forceinline__ float over_rows(const Fragment& f, u32 row, u32 colum
     return largest;
 }
 
-// NVFP4 in 16x16 tiles: a warp takes one row of tiles in a pass, 128 columns; the next pass takes the row below.
+// NVFP4 in 16x16 tiles: a warp takes one row of tiles in a pass, 128 columns wide; the next pass takes the row below.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) amax_tile16(const __grid_constant__ AmaxArguments all) {
     if (skips(all.vote)) return;
     Place place = place_of_block(all.tiles);
@@ -225,8 +225,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) amax_tile128(con
     shared.publish(largest);
 }
 
-// Blocks of 1 x WIDTH: a warp takes 8 rows in a pass, 128 columns; the next pass takes the 8 rows below. As
-// many warps as make 32 rows, the height of a columnwise block, are a team.
+// Blocks of 1 x WIDTH: a warp takes 8 rows of 128 columns in a pass; the next pass takes the 8 rows below. The
+// warps that together make 32 rows, the height of a columnwise block, are a team.
 template <u32 WIDTH, bool COLUMNS>
 __device__ __forceinline__ void amax_rows(const AmaxArguments& all) {
     constexpr u32 LANES = WIDTH / 4;

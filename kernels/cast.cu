@@ -1,8 +1,8 @@
 // Codes of many fragments, with the encode factors of their blocks.
 //
 // Laws:
-// - Exactly the codes of a fragment change. Of a byte that it shares with a neighbour its own nibble is
-//   replaced; the two nibbles of a byte are always one thread's.
+// - Exactly the codes of a fragment change. Of a byte that it shares with a neighbour only its own nibble is
+//   replaced; the same thread writes both nibbles of a byte.
 // - One rounding to bfloat16 if asked, one f32 multiplication, one rounding to the element.
 // - A master is read once; MXFP8's two orientations come from one pass.
 
@@ -19,7 +19,7 @@ struct CastTensor {
     u8* columnwise_data;
     // Columns of the block grid.
     u32 grid_cols;
-    // May a row's codes be stored four at a time?
+    // Whether a row's codes may be stored four at a time.
     u32 data_aligned;
 };
 static_assert(sizeof(CastTensor) == 80, "kernels::cast::TensorArguments");
@@ -123,7 +123,7 @@ __device__ __forceinline__ void cast_some(const CastTensor& t, bool via_bf16, u3
     Store::some(f, t.data, row, column, times(v, Block::factor(t, row, column)));
 }
 
-// A warp takes 8 rows, 128 columns; a block of HEIGHT x WIDTH covers whole rows of a lane's patch or one.
+// A warp takes 8 rows of 128 columns; a block of HEIGHT x WIDTH covers whole rows of a lane's patch or one.
 template <class Block, class Store>
 __device__ __forceinline__ void cast_strip(const CastArguments& all) {
     Place place = place_of(all.tiles, blockIdx.x);
@@ -163,7 +163,7 @@ struct ColumnsOf32 {
     }
 };
 
-// MXFP8, both orientations of 8 rows, 128 columns by a warp.
+// MXFP8: a warp takes 8 rows of 128 columns, in both orientations.
 extern "C" __global__ void __launch_bounds__(THREADS) cast_mxfp8(const __grid_constant__ CastArguments all) {
     if (skips(all.vote)) return;
     Place place = place_of(all.tiles, blockIdx.x);

@@ -1,12 +1,12 @@
-// What every kernel shares: fixed-width names, the verdict of a step, and the way from a thread block to its
-// tile of work.
+// What every kernel shares: fixed-width names, the verdict of a step, and how a thread block finds its tile
+// of work.
 //
 // Laws:
 // - A launch covers many tensors. The tensors' tiles are numbered one after the other; `first[t]` is the
 //   number of tensor t's first tile, `first[tensors]` the number of all. A block finds its tensor by
 //   searching `first`, so a tensor without tiles costs nothing and no tile belongs to two tensors.
 // - The descriptor of a launch's only tensor comes with the arguments, as `only`: no block waits for a table
-//   before it can ask for its data. A block copies its descriptor, so that no store can be taken to change it.
+//   before it can ask for its data. A block copies its descriptor, so that no store may seem to change it.
 // - Arithmetic is IEEE binary32: no contraction, no flushing, no approximate division. The compiler is told
 //   so (-fmad=false), and every order of operations below is that of the CPU reference. GELU alone is
 //   approximate (gelu.cuh).
@@ -21,7 +21,7 @@ typedef unsigned long long u64;
 
 static_assert(sizeof(u64) == 8 && sizeof(u32) == 4 && sizeof(void*) == 8, "the layouts shared with the host");
 
-// Threads of a block, in every kernel but those that say otherwise.
+// Threads of a block, in every kernel except those that say otherwise.
 constexpr u32 THREADS = 256;
 constexpr u32 WARPS = THREADS / 32;
 
@@ -38,7 +38,7 @@ struct Vote {
 };
 static_assert(sizeof(Vote) == 32, "op::Vote");
 
-// Does the vote, if there is one, skip the step?
+// Whether the vote, if there is one, skips the step.
 __device__ __forceinline__ bool skips(const Vote* vote) {
     return vote != nullptr && vote->verdict != 0;
 }
@@ -60,9 +60,9 @@ struct Place {
 __device__ __forceinline__ u32 lane() { return threadIdx.x % 32; }
 __device__ __forceinline__ u32 warp() { return threadIdx.x / 32; }
 
-// The largest t with first[t] <= tile. A warp looks at 128 places at once, four to a lane, so that in most
+// The largest t with first[t] <= tile. A warp looks at 128 places at once, four to a lane, so in most
 // launches one wait for memory finds the tensor; where there are more tensors, it first finds the part they
-// are in. `first` begins at a multiple of 16 bytes and can be read up to the next one behind its end.
+// are in. `first` begins at a multiple of 16 bytes and can be read up to the next multiple after its end.
 __device__ __forceinline__ Place place_of(const Tiles& tiles, u32 tile) {
     if (tiles.tensors == 1) return Place{0, tile};
     u32 low = 0;
@@ -109,7 +109,7 @@ __device__ __forceinline__ u32 tiles_of(const Tiles& tiles, u32 tensor) {
 
 __device__ __forceinline__ u32 divide_up(u32 n, u32 by) { return n / by + (n % by != 0); }
 
-// Counts this thread's block at `counter` when it starts, and returns how many of the `blocks` that count
+// Counts this thread's block at `counter` when it starts, and returns how many of the `blocks` blocks that count
 // there started before it. The last one leaves zero. The answer is waited for where it is first looked at,
 // and orders nothing.
 __device__ __forceinline__ u32 started_before(u32* counter, u32 blocks) {
@@ -118,8 +118,8 @@ __device__ __forceinline__ u32 started_before(u32* counter, u32 blocks) {
     return before;
 }
 
-// Counts this thread's block at `counter` and returns how many have come. Whoever sees a count also sees what the
-// blocks before it wrote, if they passed a barrier between writing and counting.
+// Counts this thread's block at `counter` and returns how many have come. A block that sees a count also sees what
+// the blocks before it wrote, if they passed a barrier between writing and counting.
 __device__ __forceinline__ u32 arrive(u32* counter) {
     u32 before;
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");

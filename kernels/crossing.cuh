@@ -1,13 +1,13 @@
-// A tile of a matrix turned around on its way through shared memory.
+// Transposes a tile of a matrix on its way through shared memory.
 //
 // Laws:
-// - A matrix is seen as words of 4 bytes. A word's worth of rows and a word make a square of elements (8x8
-//   nibbles, 4x4 bytes, 2x2 halves, one f32), which a thread turns around in registers; the words cross over
+// - A matrix is seen as words of 4 bytes. A word and as many rows as it has elements make a square (8x8
+//   nibbles, 4x4 bytes, 2x2 halves, one f32), which a thread transposes in registers; the words cross over
 //   in shared memory. So both sides move 16 bytes per thread, in runs of at least 128 bytes.
-// - Line k of a tile holds what the tile's column k becomes. Its groups of four words lie at place g ^ (k's own
+// - Line k of a tile holds what the tile's column k becomes. Its groups of four words are at place g ^ (k's own
 //   group % 8): writers hit every bank once, readers read 16 bytes each without conflict, and no padding is
 //   needed.
-// - Rows begin at multiples of 16 bytes, of 4, or anywhere; what lies outside of the matrix is not touched.
+// - Rows begin at multiples of 16 bytes, of 4, or anywhere; what lies outside the matrix is not touched.
 
 #pragma once
 
@@ -71,7 +71,7 @@ struct Square<4> {
     }
 };
 
-// Four bytes of a row, from byte `at` on, of which those from `row_bytes` on are missing.
+// Four bytes of a row, starting at byte `at`, of which those from `row_bytes` on are missing.
 __device__ __forceinline__ u32 load_word(const u8* row, u64 at, u64 row_bytes, u32 way) {
     if (way != BY_BYTES && at + 4 <= row_bytes) return __ldg(reinterpret_cast<const u32*>(row + at));
     u32 word = 0;
@@ -107,13 +107,13 @@ struct Crossing {
     static constexpr u32 SIDE = 32 * GROUP * SCALE;
     static constexpr u32 LINE = 32 * SCALE;
     static constexpr u32 WORDS = SIDE * LINE;
-    // Squares of 16 bytes width that a thread turns around.
+    // Squares 16 bytes wide that a thread transposes.
     static constexpr u32 UNITS = 256 * SCALE * SCALE / BLOCK;
 
     // The group of four words of line `line` that holds group `group`.
     static __device__ __forceinline__ u32 place(u32 line, u32 group) { return group ^ (line / (4 * GROUP) % 8); }
 
-    // Turns a square of words around on its way into the lines.
+    // Transposes a square of words on its way into the lines.
     static __device__ __forceinline__ void put(u32* lines, u32 unit, u32 w, u32 (&square)[GROUP]) {
         u32 word = unit / 8 % LINE;
         u32 first = unit / 8 / LINE * 32 * GROUP + unit % 8 * 4 * GROUP;
@@ -123,8 +123,8 @@ struct Crossing {
         for (u32 c = 0; c < GROUP; ++c) lines[(first + w * GROUP + c) * LINE + at] = square[c];
     }
 
-    // Reads the tile whose first element is (top, left) of a matrix, and leaves it turned around in `lines`.
-    // Only the way of whole tiles is unrolled: code that is fetched and not run costs small matrices more
+    // Reads the tile whose first element is (top, left) of a matrix, and leaves it transposed in `lines`.
+    // Only the path for whole tiles is unrolled: code that is fetched and not run costs small matrices more
     // than their data.
     static __device__ __forceinline__ void read(u32* lines, const u8* data, u32 rows, u64 row_bytes, u32 top,
                                                 u32 left, u32 way) {
@@ -202,7 +202,7 @@ struct Corner {
     u32 left;
 };
 
-// Tile number `tile` of a matrix in square tiles: down first, so that the tiles that are moved at one time are
+// Tile number `tile` of a matrix in square tiles: down first, so that tiles that are moved at the same time are
 // neighbours where they are written.
 template <u32 SIDE>
 __device__ __forceinline__ Corner corner_of(u32 tile, u32 rows) {

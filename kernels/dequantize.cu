@@ -21,9 +21,9 @@ struct DequantizeTensor {
     u32 cols;
     // Entries per row of the scale plane.
     u32 pitch;
-    // May four neighbours of a row be read, and written, at once?
+    // Whether four neighbours of a row may be read, and written, at once.
     u16 aligned;
-    // Two to this power rows share a row of the scale plane, beside what the format says.
+    // As a power of two, the rows that share a row of the scale plane, in addition to what the format says.
     u16 shared_rows;
 };
 static_assert(sizeof(DequantizeTensor) == 48, "kernels::dequantize::TensorArguments");
@@ -166,7 +166,7 @@ struct Mxfp8Rowwise : Fp8Codes<E4m3> {
     }
 };
 
-// A warp takes 4 rows, as many columns as 512 bytes of values hold.
+// A warp takes 4 rows, and as many columns as 512 bytes of values hold.
 template <class Format, class Out>
 __device__ __forceinline__ void dequantize(const DequantizeArguments& all) {
     constexpr u32 ROWS = 4;
@@ -202,8 +202,8 @@ __device__ __forceinline__ void dequantize(const DequantizeArguments& all) {
     }
 }
 
-// Columnwise MXFP8: data and scales of [M, K], values of [K, M], M and K multiples of 32. A block turns a tile of
-// 128x128 codes around and decodes it on the way out: four codes of a column by each thread, a column by a warp.
+// Columnwise MXFP8: data and scales of [M, K], values of [K, M], M and K multiples of 32. A block transposes a tile of
+// 128x128 codes and decodes it on the way out: four codes of a column by each thread, a column by a warp.
 template <class Out>
 __device__ __forceinline__ void dequantize_columns(const DequantizeArguments& all) {
     using Tile = Crossing<8, 1, THREADS>;
@@ -211,7 +211,7 @@ __device__ __forceinline__ void dequantize_columns(const DequantizeArguments& al
     Place place = place_of(all.tiles, blockIdx.x);
     const DequantizeTensor t = tensor_of<DequantizeTensor>(all, place);
     auto [top, left] = corner_of<Tile::SIDE>(place.tile, t.rows);
-    // The tile's scales are asked for with its codes: a thread fetches and decodes two of them. A word more
+    // The tile's scales are requested with its codes: a thread fetches and decodes two of them. One extra word
     // per row keeps the banks apart.
     constexpr u32 SCALE_ROWS = Tile::SIDE / 32;
     __shared__ float factors[SCALE_ROWS][Tile::SIDE + 1];
@@ -266,7 +266,7 @@ __device__ __forceinline__ void dequantize_columns(const DequantizeArguments& al
     }
 }
 
-// With `f32_blocks` and `bf16_blocks` blocks at a time on a multiprocessor: as many as were fastest.
+// With `f32_blocks` and `bf16_blocks` blocks at a time on a multiprocessor: the numbers that were fastest.
 #define DEQUANTIZE_KERNEL(name, format, f32_blocks, bf16_blocks)                                               \
     extern "C" __global__ void __launch_bounds__(THREADS, f32_blocks)                                          \
     dequantize_##name##_f32(const __grid_constant__ DequantizeArguments all) {                                 \

@@ -12,7 +12,7 @@
 
 #define LARGEST_F32 __uint_as_float(0x7F7FFFFFu)
 
-// `value` rounded to the nearest bfloat16, ties to even, as an f32. A NaN stays one, sign and payload kept.
+// `value` rounded to the nearest bfloat16, ties to even, as an f32. A NaN stays NaN, with its sign and payload.
 __device__ __forceinline__ float round_to_bf16(float value) {
     u32 bits = __float_as_uint(value);
     u32 rounded = bits + 0x7FFFu + ((bits >> 16) & 1);
@@ -34,7 +34,7 @@ __device__ __forceinline__ void round_both_to_bf16(float& a, float& b) {
     b = __uint_as_float(pair & 0xFFFF0000u);
 }
 
-// Upper half of an f32 that is a bfloat16.
+// The upper half of an f32 that is a bfloat16.
 __device__ __forceinline__ u16 bf16_bits(float value) { return u16(__float_as_uint(value) >> 16); }
 __device__ __forceinline__ float bf16_value(u16 bits) { return __uint_as_float(u32(bits) << 16); }
 
@@ -56,7 +56,7 @@ __device__ __forceinline__ float2 both_of(u32 halves) {
 template <u32 MANTISSA, u32 BIAS, u32 BITS, u32 NAN_CODE>
 __device__ __forceinline__ u32 encode(float value, float largest) {
     u32 bits = __float_as_uint(value);
-    // fminf takes NaN to the largest.
+    // fminf turns NaN into the largest.
     float clamped = fminf(fabsf(value), largest);
     // Below the smallest normal all codes share its step.
     float normal = fmaxf(clamped, __uint_as_float((128 - BIAS) << 23));
@@ -146,7 +146,7 @@ struct E2m1 {
         // 1, 2 or 4: twice the distance between the codes around the value.
         float binade = __uint_as_float(__float_as_uint(fmaxf(clamped, 1.0f)) & 0x7F800000u);
         // The sum's last place is half a binade, so its low bits count codes from 0. The 3 binades added
-        // beside 2^22 are 6 steps; with the 2 · (exponent + 22) that `t >> 22` yields they make 0 modulo 8.
+        // in addition to 2^22 are 6 steps; with the 2 · (exponent + 22) that `t >> 22` yields they make 0 modulo 8.
         u32 t = __float_as_uint(__fmaf_rn(binade, 4194307.0f, clamped));
         return ((t + (t >> 22)) & 7) | ((__float_as_uint(value) >> 28) & 8);
     }
@@ -176,7 +176,7 @@ struct E2m1 {
         return __uint_as_float(__float_as_uint(magnitude) | (code & 8) << 28);
     }
 
-    // Are all products of a code and `factor` zero or normal and far from overflow, also as bfloat16?
+    // Whether all products of a code and `factor` are zero or normal and far from overflow, also as bfloat16.
     static __device__ __forceinline__ bool is_plain(float factor) {
         u32 exponent = __float_as_uint(factor) >> 23 & 0xFF;
         return exponent - 8 < 240;
@@ -232,7 +232,7 @@ struct E8m0 {
 };
 
 // The scale of an amax for FP8 whose largest code is `largest`: largest / amax, at most FMAX, as a power of two if
-// asked; 1 for an amax without a scale.
+// asked for; 1 for an amax without a scale.
 __device__ __forceinline__ float fp8_scale(float amax, float epsilon, float largest, bool power_of_two) {
     amax = amax < epsilon ? epsilon : amax;
     if (amax == 0.0f || !(fabsf(amax) <= LARGEST_F32)) return 1.0f;

@@ -1,4 +1,4 @@
-// bf16 values one by one, and their sums: what a stack of linear layers has between its products.
+// bf16 values one by one, and their sums: what a stack of linear layers computes between its products.
 //
 // Laws:
 // - Arithmetic is f32, and a result is rounded to bf16 once, to nearest even. GELU is that of `gelu.cuh`.
@@ -27,7 +27,7 @@ struct Eight {
     float of[VALUES];
 };
 
-// Eight values from `first` on; zeros behind the last.
+// Eight values starting at `first`; zeros after the last.
 __device__ __forceinline__ Eight load(const u16* values, u64 first, u64 count) {
     Eight eight;
     if (first + VALUES <= count) {

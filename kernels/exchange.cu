@@ -5,16 +5,16 @@
 //   when every partner has said that it has written (done). The words are those that streams meet with, and
 //   are used alike: 1 from the partner's signal until it has been waited for and cleared.
 // - Blocks are counted when they start. The first to be counted meets for all, then the others are let in;
-//   the last one to finish says done and waits for the others' done. Nobody waits for a block that has not
-//   started, so the order in which blocks are started does not matter, nor how many of them fit at once
-//   beside products.
+//   the last one to finish says done and waits for the others' done. No block waits for one that has not
+//   started, so neither the order in which blocks are started matters, nor how many of them fit beside
+//   products at once.
 // - What a block wrote is visible to a partner that has seen this rank's done: every block fences system-wide
 //   and counts itself in; the last one sees all counts before it signals.
 // - The gate is zero before and after a launch, and launches on one gate follow one another.
 
 #include "range.cuh"
 
-// Threads of a block: few blocks carry all, so that products keep the other multiprocessors.
+// Threads of a block: a few blocks carry everything, so that products keep the other multiprocessors.
 constexpr u32 COPIERS = 512;
 
 // The words shared with one partner.
@@ -27,7 +27,7 @@ struct Partner {
 static_assert(sizeof(Partner) == 32, "kernels::exchange::Partner");
 
 struct Gate {
-    // Blocks that have started; all of them count as none.
+    // Blocks that have started; zero again once all have.
     u32 started;
     // 1 once the others may go in.
     u32 open;
@@ -41,7 +41,7 @@ struct ExchangeArguments {
     const Range* ranges;
     const Partner* partners;
     Gate* gate;
-    // Where the host reads what was done last; null for nobody.
+    // Where the host reads what was done last; null for none.
     u32* progress;
     u32 partner_count;
     u32 number;

@@ -5,8 +5,8 @@
 //   element `start`. A row shard is a matrix of its own whose fragment is all of it.
 // - A warp reads patches of 8 rows x 128 columns. Lane l holds the columns 4l .. 4l + 3, so every row of a
 //   patch is one coalesced read of 512 bytes, and eight of them are in flight.
-// - What lies outside of the matrix or of the fragment is never read; it counts as +0.
-// - Only the way of whole patches is unrolled. Ragged ones go row by row in a loop: kernels stay small, and code
+// - What lies outside the matrix or the fragment is never read; it counts as +0.
+// - Only the path for whole patches is unrolled. Ragged ones go row by row in a loop: kernels stay small, and code
 //   that is fetched and not run costs small weights more than their data.
 
 #pragma once
@@ -22,13 +22,13 @@ struct Fragment {
     u64 len;
     u32 rows;
     u32 cols;
-    // Do rows begin at multiples of four elements and 16 bytes?
+    // Whether rows begin at multiples of four elements and 16 bytes.
     u32 aligned;
     u32 reserved;
 };
 static_assert(sizeof(Fragment) == 40, "kernels::fragment::FragmentArguments");
 
-// What a warp works on: 128 columns of some rows, from element (row, column) on.
+// What a warp works on: 128 columns of some rows, starting at element (row, column).
 struct Strip {
     u32 row;
     u32 column;
@@ -45,8 +45,8 @@ struct Patch {
     float4 row[PATCH_ROWS];
 };
 
-// Are all elements of the 128-column strip `row .. row + height` in the fragment, and its rows aligned? The
-// same for all lanes.
+// Whether all elements of the 128-column strip `row .. row + height` are in the fragment, and its rows aligned.
+// The same for all lanes.
 __device__ __forceinline__ bool is_whole(const Fragment& f, u32 row, u32 height, u32 column) {
     if (!f.aligned || column + PATCH_COLUMNS > f.cols || row + height > f.rows) return false;
     u64 first = u64(row) * f.cols + column;
@@ -54,7 +54,7 @@ __device__ __forceinline__ bool is_whole(const Fragment& f, u32 row, u32 height,
     return first >= f.start && last <= f.start + f.len;
 }
 
-// Is element (row, column) of the matrix in the fragment?
+// Whether element (row, column) of the matrix is in the fragment.
 __device__ __forceinline__ bool holds(const Fragment& f, u32 row, u32 column) {
     u64 at = u64(row) * f.cols + column;
     return row < f.rows && column < f.cols && at >= f.start && at < f.start + f.len;

@@ -1,7 +1,7 @@
 // GELU in its tanh form (Hendrycks and Gimpel, 2016), one value at a time, in f32.
 //
-// Law: whoever takes it, alone or on the way to codes, gets the same bits. Exponential and reciprocal are
-// approximated by the hardware, to about 2^-21.
+// Law: every kernel that computes it, alone or on the way to codes, gets the same bits. Exponential and reciprocal
+// are approximated by the hardware, to about 2^-21.
 
 #pragma once
 
@@ -13,7 +13,7 @@ constexpr float CUBIC = 0.044715f;
 constexpr float LOG2_E = 1.4426950409f;
 
 // The exponential is added to one and the reciprocal is of one or more, so flushing what is subnormal before
-// and behind them saves the instructions that keep it.
+// and after them saves the instructions that keep it.
 __device__ __forceinline__ float gelu_gate(float x) {
     float power = -STEEPNESS * (x + CUBIC * x * x * x) * LOG2_E;
     float s;
@@ -24,7 +24,7 @@ __device__ __forceinline__ float gelu_gate(float x) {
 
 __device__ __forceinline__ float gelu_of(float x) { return x * gelu_gate(x); }
 
-// The gradient of gelu_of(x) becomes that of x.
+// Turns the gradient of gelu_of(x) into that of x.
 __device__ __forceinline__ float gelu_gradient_of(float gradient, float x) {
     float s = gelu_gate(x);
     // Far out s (1 - s) is 0, and so is its product with a square that is kept finite.

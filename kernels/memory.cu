@@ -1,6 +1,6 @@
 // Copies and zeroes of many ranges at once.
 //
-// Law: bytes outside of the ranges are never touched; 16 bytes at a time where the range allows, the rest one
+// Law: bytes outside the ranges are never touched; 16 bytes at a time where the range allows, the rest one
 // by one. Ranges of one launch do not overlap.
 
 #include "range.cuh"

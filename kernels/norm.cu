@@ -4,12 +4,12 @@
 // - Squares are exact in f64 and added in f64, in an order that follows from the lengths of the gradients
 //   alone: elements to threads, threads to a block's partial sum, partial sums in block order. So the result is
 //   the same on every device and in every run.
-// - The last block to start adds the partial sums: all others are running or through, so it can wait for
-//   them. A partial sum says by itself that it is there, and nobody waits for a fence. What is counted and
+// - The last block to start adds the partial sums: all others are running or done, so it can wait for
+//   them. A partial sum says by itself that it is there, and no block waits for a fence. What is counted and
 //   summed is left at zero.
 // - Ranks are added in rank order in f64, and the norm is rounded once, when its loss scale is taken away: every
 //   rank computes the same vote from the same records.
-// - Gradients whose squares would overflow f32 once they are clipped are faults as those are that are not finite:
+// - Gradients whose squares would overflow f32 once they are clipped are faults, like those that are not finite:
 //   their second moment would stay infinite. A closure's fault outweighs both, which it may have caused.
 
 #include "common.cuh"
@@ -87,7 +87,7 @@ __device__ __forceinline__ double squares_of_tile(const NormArguments& all, u32 
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-// A partial sum as it lies in memory: inverted, so that zero means that it is not there yet. The NaN that
+// A partial sum as it is in memory: inverted, so that zero means that it is not there yet. The NaN that
 // would be zero is stored as another one.
 __device__ __forceinline__ void store_partial(u64* to, double sum) {
     u64 word = ~u64(__double_as_longlong(sum));
@@ -95,8 +95,8 @@ __device__ __forceinline__ void store_partial(u64* to, double sum) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
 }
 
-// The thread's share of the partial sums, which other blocks write in this launch: many at a time, waited for, and
-// taken away.
+// The thread's share of the partial sums, which other blocks write in this launch: read many at a time, waited
+// for, and cleared.
 __device__ __forceinline__ double partial_sums(const NormArguments& all) {
     constexpr u32 AT_A_TIME = 8;
     double sum = 0.0;
@@ -108,7 +108,7 @@ __device__ __forceinline__ double partial_sums(const NormArguments& all) {
 #pragma unroll
             for (u32 i = 0; i < AT_A_TIME; ++i) {
                 u32 block = first + i * THREADS;
-                // Behind the end lies +0.
+                // Past the end there is +0.
                 words[i] = ~u64(0);
                 if (block < gridDim.x) {
                     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"

@@ -3,8 +3,8 @@
 //
 // Laws:
 // - A thread makes quads: four neighbouring entries of the scale plane, whose pitch is a multiple of four. It
-//   takes those of two rows, and reads the amaxes of both before it divides; in large launches it takes
-//   four, because beginning costs a thread as much as a row. Entries that belong to no block are zeroed with the
+//   takes the quads of two rows, and reads the amaxes of both before it divides; in large launches it takes
+//   four, because starting a thread costs as much as a row. Entries that belong to no block are zeroed with the
 //   quad they are in.
 // - Every division is IEEE, and the order of operations is the format's (see each function).
 // - A tensor whose amax has no scale (NVFP4, not finite) keeps its planes; the fault word, which then names
@@ -27,7 +27,7 @@ struct ScaleTensor {
     u32 pitch;
     // Plane rows that repeat the scales of one row of blocks.
     u32 repeat;
-    // May four entries of the plane be stored at once? Four amaxes be read, and four factors stored?
+    // Whether four entries of the plane may be stored at once, four amaxes read, and four factors stored.
     u16 plane_aligned;
     u16 blocks_aligned;
 };
@@ -194,7 +194,7 @@ scale_nvfp4_large(const __grid_constant__ ScaleArguments all) {
     scale_nvfp4<MANY>(all);
 }
 
-// MXFP8: c = E8M0(block_amax * (1/448)), and the cast multiplies with 2^(127 - c).
+// MXFP8: c = E8M0(block_amax * (1/448)), and the cast multiplies by 2^(127 - c).
 template <u32 QUADS>
 __device__ __forceinline__ void scale_mxfp8(const ScaleArguments& all) {
     Place place = place_of(all.tiles, blockIdx.x);

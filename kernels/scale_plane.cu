@@ -1,15 +1,15 @@
 // Scale planes after a gather and before a GEMM: expand and swizzle.
 //
 // Laws:
-// - Expanding works in place. With G compact rows, those from G/16 on land below all compact rows, so they
-//   are spread by many blocks at once. The first G/16 land on compact rows: one block of a strip of columns
+// - Expanding works in place. With G compact rows, those from G/16 on are written below all compact rows, so they
+//   are spread by many blocks at once. The first G/16 are written over compact rows: one block of a strip of columns
 //   spreads them, from the last to the first, when all others have read theirs. In a small launch that is the
-//   block that is the last to have read, and every block has read the last of them, should it be that one; in
-//   a large one a block of its own, so that nobody has twice as much to write as the others. No compact row
+//   block that is the last to have read, and every block has read the last of them, in case it is that one; in
+//   a large one it is a block of its own, so that no block has twice as much to write as the others. No compact row
 //   is overwritten before it is read.
 // - Strips are narrow in a small launch, so that many blocks share what is left to the last ones, and wide in
 //   a large one, which then writes whole lines, neighbours in memory.
-// - The counters that tell who is last are zero between launches.
+// - The counters that tell which block is last are zero between launches.
 // - Padding is zeroed, whatever it held.
 
 #include "common.cuh"
@@ -26,7 +26,7 @@ struct ExpandTensor {
     u32 pitch;
     // Blocks that spread the lower compact rows of a strip.
     u32 blocks_down;
-    // Do rows begin at multiples of 16 bytes?
+    // Whether rows begin at multiples of 16 bytes.
     u32 aligned;
     // Logarithm of the units, words of 4 or 16 bytes, of a row of a strip.
     u32 strip_bits;
@@ -39,7 +39,7 @@ struct ExpandArguments {
     ExpandTensor only;
 };
 
-// Rows that one tile's scales stand in.
+// Rows in which one tile's scales are repeated.
 constexpr u32 REPEAT = 16;
 
 // Reads past the first-level cache and in the order written: the launch writes where it reads.
@@ -100,7 +100,7 @@ struct Spread {
         u32 end = upper;
         u32 begin = last_batch();
         while (end > 0) {
-            // What is written lies below the rows that are read ahead.
+            // What is written is below the rows that are read ahead.
             u32 above = begin > batch ? begin - batch : 0;
             Unit ahead = read(above + number, begin);
             write(begin + number, end, held);
@@ -113,8 +113,8 @@ struct Spread {
 };
 
 // One compact row per row of tiles becomes 16 equal rows. A block takes the `batch` compact rows of a strip
-// for which it has threads, a unit each, and holds as many upper ones in case it is the last. Counting a
-// block waits for what its neighbours write, so a block writes much.
+// for which it has threads, one unit each, and holds the same number of upper ones in case it is the last. Counting
+// a block waits for what its neighbours write, so a block writes much.
 template <class Unit>
 __device__ __forceinline__ void expand(const ExpandTensor& t, u32 tile) {
     __shared__ bool is_last;
@@ -123,7 +123,7 @@ __device__ __forceinline__ void expand(const ExpandTensor& t, u32 tile) {
     u32 row = own.upper + tile % t.blocks_down * own.batch + own.number;
     Unit unit = own.read(row, t.tile_rows);
     Unit held = own.read(own.last_batch() + own.number, own.upper);
-    // What is left to wait for are reads, so the block is counted before it writes.
+    // Only reads are left to wait for, so the block is counted before it writes.
     __syncthreads();
     if (threadIdx.x == 0) {
         is_last = arrive(t.arrived + strip) == t.blocks_down;
@@ -137,8 +137,8 @@ __device__ __forceinline__ void expand(const ExpandTensor& t, u32 tile) {
 // Batches of a block of a large launch.
 constexpr u32 BATCHES = 6;
 
-// The same in a large launch, where a strip has a block more: the last of them to start spreads the upper
-// rows, while the others spread theirs. Whoever it waits for has started, and waits for nobody.
+// The same in a large launch, where a strip has one more block: the last of them to start spreads the upper
+// rows, while the others spread theirs. The blocks it waits for have started, and wait for none.
 template <class Unit>
 __device__ __forceinline__ void expand_large(const ExpandTensor& t, u32 tile) {
     __shared__ u32 before;
@@ -202,9 +202,9 @@ struct SwizzleTensor {
     u32 pitch;
     // 128x4 tiles side by side.
     u32 tiles_across;
-    // Does the source hold the transposed matrix?
+    // Whether the source holds the transposed matrix.
     u32 transposed;
-    // Do rows of the source begin at multiples of 16 bytes?
+    // Whether rows of the source begin at multiples of 16 bytes.
     u32 aligned;
 };
 static_assert(sizeof(SwizzleTensor) == 40, "kernels::swizzle::SwizzleTensor");
@@ -215,7 +215,7 @@ struct SwizzleArguments {
     SwizzleTensor only;
 };
 
-// Four scales of row `row` from column `column` on, those beyond the matrix zero.
+// Four scales of row `row` starting at column `column`; those beyond the matrix are zero.
 __device__ __forceinline__ u32 only_valid(const SwizzleTensor& t, u32 row, u32 column, u32 word) {
     if (row >= t.rows || column >= t.cols) return 0;
     u32 valid = t.cols - column;

@@ -148,8 +148,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) max_f32(const __grid_const
     combine<Max>(all);
 }
 
-// What a rank has of a gradient: a slice per rank, which become one, and what is made of the sum, in one pass
-// over memory.
+// What a rank has of a gradient: a slice per rank. They are summed, and the sum is stored or accumulated, in one
+// pass over memory.
 struct SlicesTensor {
     // One address per rank.
     const u64* slices;
@@ -169,11 +169,11 @@ struct SlicesArguments {
     u32 reserved;
 };
 
-// The sum as it is, and its product with the factor, added. Between the two lies the product that overwrites.
+// The sum as it is, and its product with the factor, added. The product that overwrites comes between them.
 constexpr u32 ROWS = 0;
 constexpr u32 MORE = 2;
 
-// Four neighbours of a slice for each thread: as many as it accumulates at once, so that a warp reads and
+// Four neighbours of a slice for each thread, the number that it accumulates at once, so that a warp reads and
 // writes whole lines.
 constexpr u32 WIDTH = 4;
 

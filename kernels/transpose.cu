@@ -2,7 +2,7 @@
 //
 // Laws:
 // - Codes and scale bytes are moved, never rounded again. Padding of the columnwise scale plane is zeroed.
-// - A tensor's tiles are those of its scales, which wait longer, and behind them those of its data, top to bottom
+// - A tensor's tiles are those of its scales, which wait longer, followed by those of its data, top to bottom
 //   and then left to right.
 
 #include "common.cuh"
@@ -40,7 +40,7 @@ __device__ __forceinline__ void transpose_data(u32* lines, const TransposeTensor
     Tile::write(lines, t.out_data, t.cols, u64(t.rows) * BITS / 8, top, left, t.way);
 }
 
-// NVFP4: out[r][c] = in[16c][r / 16], as each scale stands in all 16 rows of its tile. A block takes 16 scales of
+// NVFP4: out[r][c] = in[16c][r / 16], as each scale is in all 16 rows of its tile. A block takes 16 scales of
 // each of 128 rows of tiles, which become 16 rows of 16 columns of tiles.
 constexpr u32 SCALE_DOWN = 128;
 constexpr u32 SCALE_ACROSS = 16;

@@ -1,8 +1,8 @@
 //! Newtypes for every index that crosses a module border.
 //!
-//! Law: an index is made by whoever owns the numbered thing and is opaque to everybody else.
-//! An index never carries meaning beyond its position; there is no arithmetic on it, so a
-//! lane number can never stand where a rank number is expected.
+//! Law: an index is made by the owner of the numbered thing and is opaque to all others. An index never
+//! carries meaning beyond its position. There is no arithmetic on it, so a lane number can never be used
+//! where a rank number is expected.
 
 use serde::{Deserialize, Serialize};
 
@@ -133,7 +133,7 @@ impl Version {
         Self(steps)
     }
 
-    /// The version as many optimizer steps later as `other` lies behind the first.
+    /// This version plus the steps by which `other` lies after the first.
     #[must_use]
     pub const fn later_by(self, other: Self) -> Self {
         Self(self.0 + other.0)

@@ -1,9 +1,7 @@
-//! **warpweft** plans one training step of a model whose weights are sharded and quantized,
-//! proves the plan safe, and drives it so that every gather, transpose and reduction hides
-//! behind compute.
+//! **warpweft** plans one training step of a model whose weights are sharded and quantized, proves the plan
+//! safe, and drives it so that gathers, transposes and reductions run behind compute.
 //!
-//! > The planner decides, the registers pace, the actors enqueue, the backend obeys, the trace
-//! > shows.
+//! > The planner decides, the registers pace, the actors enqueue, the backend obeys, the trace shows.
 //!
 //! # The smallest trainer
 //!
@@ -63,9 +61,9 @@
 //! ```
 //!
 //! On GPUs the closure takes a [`ComputeContext`](compute::ComputeContext) of `backend::cuda::CudaSurface`.
-//! It gets device addresses and the stream to work on, and `start_cuda(devices)` stands in place of
-//! `start_cpu(2)`. The repository's `docs/training-loop.md` goes on from here: schedules, loss scales,
-//! evaluation and checkpoints. Its `examples` and `docs` have the rest.
+//! It gets device addresses and the stream to work on, and `start_cuda(devices)` replaces `start_cpu(2)`. The
+//! repository's `docs/training-loop.md` goes on from here: schedules, loss scales, evaluation and
+//! checkpoints. Its `examples` and `docs` have the rest.
 //!
 //! # Features
 //!
@@ -74,7 +72,7 @@
 //! | `cuda` | yes | `backend::cuda`, `linear`, `start_cuda`. No toolkit is needed to build, no GPU to start | cudarc |
 //! | `cli` | yes | the program `warpweft` and its room `tool` | clap, ctrlc, indicatif, tempfile |
 //!
-//! A trainer that embeds the library leaves the program out:
+//! A trainer that needs no command line turns `cli` off:
 //!
 //! ```toml
 //! warpweft = { path = "../warpweft", default-features = false, features = ["cuda"] }
@@ -83,11 +81,23 @@
 //!
 //! # Rooms
 //!
-//! [`prelude`] has the names that a usual trainer needs. From the ground up; a room imports only from those
-//! above it in this list: [`id`] · [`mod@format`], [`model`], [`config`], [`trace`], [`rendezvous`] ·
-//! [`op`], [`layout`], [`compute`], [`cluster`] · [`plan`] and [`backend`], which do not know each other ·
-//! [`flow`], [`tune`] · [`actor`] · [`exec`] · [`session`], and `tool`, behind the `warpweft` program
-//! (feature `cli`). Beside them stands `linear`, matrix products for closures on GPUs (feature `cuda`).
+//! [`prelude`] exports what a typical trainer needs. The rooms are listed from the ground up; a room imports
+//! only from those in earlier lines:
+//!
+//! - [`id`], [`mod@format`]: numbers that name things; what a number is
+//! - [`model`], [`trace`], [`rendezvous`]: what the embedder declares; what people look at; how ranks meet on
+//!   the host
+//! - [`config`], [`op`]: what an operator chooses; the closed vocabulary of ops
+//! - [`layout`]: where things are in memory
+//! - [`compute`], [`cluster`]: the embedder's trait; a machine described by its numbers
+//! - [`plan`], [`backend`]: siblings that do not know each other, pure data and devices
+//! - [`flow`], `linear` (feature `cuda`), [`tune`]: rights as values; matrix products for closures on GPUs;
+//!   which prefetch policy to try next
+//! - [`actor`]: who owns state across steps and issues the tasks that work on it
+//! - [`exec`]: the pump, capture, rank threads, agreement between ranks
+//! - [`session`]: the embedder's handle, and programs in virtual time
+//! - `tool` (feature `cli`), [`prelude`]: the command line; the names that a trainer imports
+//!
 //! `ARCHITECTURE.md` states the laws.
 
 pub mod actor;

@@ -1,8 +1,9 @@
 //! The names that a trainer needs: `use warpweft::prelude::*;`.
 //!
-//! Law: a name stands here if a program that declares a model, plugs in a closure, steps and keeps checkpoints
-//! cannot do without it; what plans, traces, formats in detail or products need is imported from its room. No
-//! room is taken whole, so nothing comes in by being added elsewhere. Nothing of the library uses this.
+//! Law: a name is here if a program that declares a model, plugs in a closure, steps and keeps checkpoints
+//! cannot do without it. Names for plans, traces, matrix products and the details of formats are imported
+//! from their own rooms. No room is exported whole, so a name added elsewhere does not end up here by itself.
+//! The library itself does not use this module.
 //!
 //! | for | names |
 //! |---|---|

@@ -254,6 +254,21 @@ fn no_comment_is_wider_than_a_screen() {
     assert!(wide.is_empty(), "wrap these at 110 columns:\n{}", wide.join("\n"));
 }
 
+/// What a function gives is its name.
+#[test]
+fn no_name_of_a_function_begins_with_get() {
+    let mut files = Vec::new();
+    ["src", "tests", "examples", "benches"]
+        .iter()
+        .for_each(|folder| sources(&root().join(folder), &mut files));
+    let has_one = |file: &PathBuf| {
+        let text = std::fs::read_to_string(file).unwrap();
+        text.contains(concat!("fn ", "get_"))
+    };
+    let found: Vec<_> = files.iter().filter(|file| has_one(file)).collect();
+    assert!(found.is_empty(), "{found:?}");
+}
+
 /// The front page and the crate's own show one program; both are compiled and run by `cargo test --doc`.
 #[test]
 fn the_smallest_trainer_is_the_same_in_the_readme_and_in_the_crate() {

@@ -1,9 +1,9 @@
 //! The actor of a bucket: its weights' masters, moments, main grads and shards.
 //!
 //! Law: the shards are quantized from the masters as the optimizer left them, and the actor knows which
-//! version both hold. A replicated weight is read as its master, and a shard may be half of one; then the two
-//! are rewritten together. Masters are a version on when all of the bucket's weights were updated. It checks
-//! the order update → cast, and reports the edge it leaves.
+//! version both hold. A replicated weight is read as its master, and a shard may be half of a master; then
+//! the two are rewritten together. Masters are one version on when all of the bucket's weights were updated.
+//! The actor checks the order update → cast, and reports the edge it leaves.
 
 use super::{Actor, Context, Ready, out_of_turn};
 use crate::backend::Backend;

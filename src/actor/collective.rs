@@ -1,10 +1,10 @@
 //! The actor of a communicator: a serial resource of all ranks.
 //!
 //! Laws:
-//! - **CO-1** it launches collectives in plan order, one sequence number after the other, whatever else
+//! - **CO-1** It launches collectives in plan order, one sequence number after the other, whatever else
 //!   happens. Ranks that skipped or swapped one would wait for each other forever; here the next number is
 //!   checked before anything is launched.
-//! - **CO-2** a faulted input never cancels a collective.
+//! - **CO-2** A faulted input never cancels a collective.
 
 use super::{Actor, Context, Ready};
 use crate::backend::Backend;

@@ -1,17 +1,17 @@
-//! Actors: what owns state across steps, or is a serial resource, and issues the tasks about it.
+//! Actors: what owns state across steps or is a serial resource, and issues the tasks that work on it.
 //!
-//! Firing rule: *an actor fires the head of its worklist when its lane's turn is at that task and
-//! every right the task needs has come in.*
+//! Firing rule: *an actor fires the head of its worklist when that task's turn on its lane has come and every
+//! right the task needs has arrived.*
 //!
-//! - **AC-1** actors never wait, on the host or on the device.
-//! - **AC-2** per lane, tasks fire in the plan's order.
-//! - **AC-3** actor code cannot see which pump drives it, nor whether the step is recorded: of a [`Context`]
+//! - **AC-1** Actors never wait, on the host or on the device.
+//! - **AC-2** Per lane, tasks fire in the plan's order.
+//! - **AC-3** Actor code cannot see which pump drives it, nor whether the step is recorded: of a [`Context`]
 //!   it sees the plan.
 //!
 //! There is one actor per bucket (its weights' masters, moments, main grads and shards), one per
-//! communicator, one for transposed copies, one for the compute lane, and one for the step's
-//! verdict. Everything else is a task. An actor gets messages, holds the rights in them, and
-//! issues; it decides nothing about order, place or time.
+//! communicator, one for transposed copies, one for the compute lane, and one for the step's verdict.
+//! Everything else is a task. An actor gets messages, holds the rights in them, and issues; it decides
+//! nothing about order, place or time.
 
 mod bucket;
 mod collective;
@@ -34,8 +34,7 @@ use crate::flow::{FlowError, Issuer, Point, Post};
 use crate::id::TaskId;
 use crate::plan::{EdgeState, StepPlan};
 
-/// What an actor may do while it fires: look at the plan, and issue the task it was given. Nothing else is in
-/// reach.
+/// What an actor can reach while it fires: it may look at the plan, and issue the task it was given.
 #[derive(Debug)]
 pub struct Context<'a, B: Backend> {
     issuer: &'a mut Issuer,
@@ -46,7 +45,8 @@ pub struct Context<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> Context<'a, B> {
-    /// `issuer` issues to the lanes of `backend`, by the plan as `bound`; `post` carries what issuing grants.
+    /// `issuer` issues to the lanes of `backend`, using the plan as `bound`; `post` carries what issuing
+    /// grants.
     pub(crate) const fn new(
         issuer: &'a mut Issuer,
         post: &'a Post,
@@ -78,7 +78,7 @@ pub trait Actor<B: Backend>: std::fmt::Debug {
     /// Who it is, for spans and messages.
     fn name(&self) -> &str;
 
-    /// A step of `plan` begins.
+    /// Tells the actor that a step of `plan` begins.
     fn begin(&mut self, plan: &StepPlan);
 
     /// Issues `ready`, after checking what only this actor knows.
@@ -93,7 +93,7 @@ pub trait Actor<B: Backend>: std::fmt::Debug {
     }
 }
 
-/// The error of a task that its own actor did not expect next.
+/// The error for a task that its own actor did not expect next.
 fn out_of_turn<B: Backend>(context: &Context<'_, B>, rank: crate::id::RankId, task: TaskId) -> FlowError {
     FlowError::OutOfTurn { rank, task: context.plan().describe(task) }
 }

@@ -1,7 +1,7 @@
 //! Who owns which task.
 //!
-//! Law: a pure function of the plan. Every task has exactly one owner, and every owner's tasks run
-//! on one lane; a bucket's on two, since its gradients have a lane beside that of its weights.
+//! Law: a pure function of the plan. Every task has exactly one owner, and every owner's tasks run on one
+//! lane, except a bucket's, which run on two, since its gradients have another lane than its weights.
 
 use super::{Actor, BucketActor, CollectiveActor, ComputeActor, TransposeActor, VerdictActor, Worklist};
 use crate::backend::Backend;
@@ -16,7 +16,7 @@ use crate::plan::StepPlan;
 pub enum ActorKind {
     /// The compute lane.
     Compute,
-    /// What is derived of gathered planes on the quantize lane.
+    /// What is derived from gathered planes on the quantize lane.
     Transpose,
     /// The verdict over the step.
     Verdict,
@@ -98,7 +98,7 @@ fn owner(plan: &StepPlan, op: &Op, lane: LaneKind) -> ActorKind {
         Op::RoundGradient { weight, .. } | Op::AddGradient { weight, .. } | Op::Accumulate { weight, .. } => {
             bucket_of(*weight)
         }
-        // Of the first weight's bucket, where a group's weights are of several.
+        // It belongs to the first weight's bucket, where a group's weights are in several.
         Op::SumGradient { parts, .. } => {
             parts.first().map_or(ActorKind::Verdict, |part| bucket_of(part.weight))
         }

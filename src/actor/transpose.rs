@@ -1,7 +1,7 @@
-//! The actor of what is derived of gathered planes on the quantize lane.
+//! The actor of what is derived from gathered planes on the quantize lane.
 //!
 //! Law: it owns every columnwise copy that the step derives, dense copies that are made ahead of their calls,
-//! and gathered planes that are made whole on its lane; each once. When a copy is made and dropped is the
+//! and gathered planes that are made whole on its lane, each once. When a copy is made and dropped is the
 //! plan's decision.
 
 use super::{Actor, Context, Ready, out_of_turn};

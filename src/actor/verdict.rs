@@ -1,7 +1,7 @@
 //! The actor of the step's verdict: fault word and step count.
 //!
-//! Law: the norm is taken before the vote, and the vote is cast once per step. The verdict itself
-//! is read on the device by everything behind it; the host never branches on it.
+//! Law: the norm is taken before the vote, and the vote is cast once per step. The verdict itself is read on
+//! the device by everything after it; the host never branches on it.
 
 use super::{Actor, Context, Ready, out_of_turn};
 use crate::backend::Backend;

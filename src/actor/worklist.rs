@@ -1,8 +1,8 @@
 //! A worklist: an actor's tasks in issue order, and the rights held for them.
 //!
-//! Law: only the head can fire; it is ready when the turn and all its rights are in. Rights that
-//! come early are held in a slab, chained per task, so that nothing is allocated once the slab
-//! has grown to what a step needs.
+//! Law: only the head can fire; it is ready when the turn and all its rights are in. Rights that arrive early
+//! are held in a slab, chained per task, so that nothing is allocated once the slab has grown to what a step
+//! needs.
 
 use slab::Slab;
 

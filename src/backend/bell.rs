@@ -1,23 +1,22 @@
-//! Waiting on the host for what another thread will do, and waking whoever waits.
+//! Waiting on the host for what another thread will do, and waking the waiters.
 //!
 //! Laws:
-//! - A wait never sleeps through what it waits for: the waker changes the state first and rings
-//!   second, the sleeper announces itself first and looks second, a fence between both steps on
-//!   both sides.
-//! - Ringing a bell nobody waits at costs one fence and one load; nothing here allocates.
+//! - A wait never sleeps through what it waits for: the waker changes the state first and rings second, the
+//!   sleeper announces itself first and looks second, with a fence between the two steps on both sides.
+//! - Ringing a bell at which no thread waits costs one fence and one load; nothing here allocates.
 //! - Every condition that is waited for also asks for poison, so no wait outlives its world.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Looks before a waiter goes to sleep. Ops are long and cores few: a longer spin would steal the
-/// time of the very thread it waits for.
+/// Looks before a waiter goes to sleep. Ops are long and cores few: a longer spin would take time from the
+/// very thread it waits for.
 const LOOKS: usize = 64;
 
 /// What a poisoned world wakes, so that it looks again.
 pub(super) trait Wake: Send + Sync {
-    /// Wakes everybody who waits here.
+    /// Wakes all that wait here.
     fn wake(&self);
 }
 
@@ -30,7 +29,7 @@ pub(super) struct Bell {
 }
 
 impl Bell {
-    /// Wakes everybody who waits here. Call it after the state they wait for has changed.
+    /// Wakes all that wait here. Call it after the state they wait for has changed.
     pub(super) fn ring(&self) {
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
@@ -62,8 +61,7 @@ impl Bell {
     }
 }
 
-/// Locks a mutex whose holders never leave the state half-changed, so that a panic in one of
-/// them spoils nothing.
+/// Locks a mutex whose holders never leave the state half-changed, so a panic in one of them spoils nothing.
 pub(super) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

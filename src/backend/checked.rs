@@ -1,19 +1,18 @@
 //! A validation layer around any backend.
 //!
 //! Laws:
-//! - **BK-1** what the executor does is judged by what it does: the order of a step is rebuilt from
-//!   enqueue, record and wait alone, never from the plan's fences. `verify` judges plans, this
-//!   judges whoever runs them.
+//! - **BK-1** What the executor does is judged by what it does: the order of a step is rebuilt from enqueue,
+//!   record and wait alone, never from the plan's fences. `verify` judges plans; this judges the code that
+//!   runs them.
 //! - It is deterministic: a missing order is reported whether or not the lanes happened to collide.
 //! - A hazard is refused before it reaches the backend.
 //! - Recording is checked like running. A launch repeats what was checked, as if all of it were enqueued then
-//!   between two joins of all lanes with the first; so what a step is put together from is judged as one
-//!   step.
-//! - **PL-7** a recording ends on the lanes it began on, or a fork would never join; it holds every task of
-//!   the plan, or each replay would leave one out; and nothing else happens while it is made, for that would
+//!   between two joins of all lanes with the first. So the parts of a step are judged together, as one step.
+//! - **PL-7** A recording ends on the lanes it began on, or a fork would never join. It holds every task of
+//!   the plan, or each replay would leave one out. Nothing else happens while it is made, because that would
 //!   happen once and in no replay. Where the plan has dynamic calls, a recording is a segment and holds none
-//!   of them; whatever a segment waits for is in it; and segments and calls reach each lane one behind the
-//!   other, without a gap, up to its end.
+//!   of them. Whatever a segment waits for is in it. Segments and calls reach each lane one after the other,
+//!   without a gap, up to its end.
 //!
 //! Steps are ordered by their edge; what happens in one is not held against another.
 
@@ -31,11 +30,11 @@ use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{Binding, Lane, Region};
 use crate::model::Mesh;
 
-/// A backend that refuses what nothing orders.
+/// A backend that refuses accesses that nothing orders.
 #[derive(Debug)]
 pub struct Checked<B> {
     inner: B,
-    /// Is something being recorded?
+    /// Whether something is being recorded.
     records: AtomicBool,
 }
 
@@ -55,8 +54,8 @@ pub struct CheckedGraph<T> {
 }
 
 impl<T> CheckedGraph<T> {
-    /// Lanes whose work the first lane does not wait for before the recording ends. A device that
-    /// captures forks and joins refuses such a graph; backends join these lanes themselves.
+    /// Lanes whose work the first lane does not wait for before the recording ends. A device that captures
+    /// forks and joins refuses such a graph; backends join these lanes themselves.
     #[must_use]
     pub fn unjoined(&self) -> &[LaneId] {
         &self.unjoined
@@ -70,7 +69,7 @@ impl<B: Backend> Checked<B> {
         Self { inner, records: AtomicBool::new(false) }
     }
 
-    /// PL-7: refuses what no replay would do again.
+    /// PL-7: refuses what no replay would repeat.
     fn outside_of_recordings(&self, what: &str) -> Result<(), BackendError> {
         if !self.records.load(Ordering::SeqCst) {
             return Ok(());

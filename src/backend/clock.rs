@@ -1,7 +1,7 @@
 //! The one clock of a world: nanoseconds since it was made.
 //!
-//! Law: every interval of every rank is on this clock, so lanes of different ranks can be drawn
-//! above each other.
+//! Law: every interval of every rank is on this clock, so lanes of different ranks can be drawn above each
+//! other.
 
 use std::time::{Duration, Instant};
 

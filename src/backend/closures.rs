@@ -2,11 +2,12 @@
 //!
 //! Laws:
 //! - Closures are made, run and dropped on one thread.
-//! - EX-4: a closure that returns without having asked for what its call overwrites has failed.
+//! - EX-4: a closure that returns without having asked for everything that its call overwrites has failed.
 //! - After a panic a closure's state is not trusted: none runs again, and every later call faults with the
 //!   name of the call that panicked and its words.
 //!
-//! That no closure runs while the fault word is set is the caller's matter: where the word lies differs.
+//! The caller sees to it that no closure runs while the fault word is set, because backends keep that word in
+//! different places.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -46,7 +47,7 @@ impl<S: Surface> Closures<S> {
         }
     }
 
-    /// Carries out one call. Returns the fault it ended in.
+    /// Carries out one call. Returns the fault it ended in, if any.
     pub(super) fn run(
         &mut self,
         rank: RankId,
@@ -88,7 +89,7 @@ impl<S: Surface> std::fmt::Debug for Closures<S> {
     }
 }
 
-/// What a fault word says of a faulted call: its number, counted from 1, so that 0 is no fault.
+/// The fault word for a faulted call: its number, counted from 1, so that 0 means no fault.
 pub(super) fn fault_word(fault: &ClosureFault) -> u32 {
     fault.call.number().saturating_add(1)
 }

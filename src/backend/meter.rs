@@ -1,25 +1,25 @@
 //! What a rank's thread spends its time on while it puts a step on its lanes.
 //!
 //! Laws:
-//! - **HT-1** while a meter is on, every nanosecond between two laps is charged to exactly one [`Activity`]:
-//!   whoever enters one leaves the one before it, and comes back to it at the end. So parts add up to the
-//!   whole, whatever is nested in what. What the meter itself takes is a part of its own: entering is timed
-//!   when the meter is first on, and as often as an activity was entered or left, that is taken off it, never
-//!   more than it has.
+//! - **HT-1** While a meter is on, every nanosecond between two laps is charged to exactly one [`Activity`]:
+//!   entering one leaves the one before it, and its end returns there. So parts add up to the whole, however
+//!   they are nested. What the meter itself takes is a part of its own. Entering is timed when the meter is
+//!   first on; for every time an activity was entered or left, that is taken off it, but never more than it
+//!   has.
 //! - A meter belongs to one rank and is reached through what that rank's thread already has in hand: its
 //!   streams, the handles of its closures. One thread writes it, the rank's; its words are atomics only
 //!   because backends must be `Send`. It locks and allocates nothing.
 //! - A meter that is off costs a load and a branch for each call. One that is on reads the clock twice for
-//!   each change of activity, about 50 ns together. Beside a launch of 2 µs that is seen, so it is on only in
-//!   steps that asked for it. What it takes is the least of several trials with nothing inside: in a step,
-//!   with other things in the caches, it is rather more, and the rest stays with the activities.
+//!   each change of activity, about 50 ns together. Beside a launch of 2 µs that is noticeable, so it is on
+//!   only in steps that asked for it. What it takes is the least of several trials with nothing inside. In a
+//!   step, with other things in the caches, it is rather more, and the rest stays with the activities.
 
 use std::ops::AddAssign;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// What a rank's thread is at.
+/// What a rank's thread is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
     /// Code of this library: messages, rights, issuing, assembling reports.
@@ -29,36 +29,36 @@ pub enum Activity {
     Driver,
     /// An embedder's closure, without the calls just named.
     Closure,
-    /// For lanes, for copies, and for other ranks.
+    /// Waiting for lanes, for copies, and for other ranks.
     Waiting,
 }
 
 impl Activity {
-    /// How many there are; as numbers they are in the order of their declaration.
+    /// The number of activities; as numbers they are in the order of their declaration.
     const COUNT: usize = 4;
 }
 
-/// What a stretch of a rank's time on the host went to.
+/// What a stretch of a rank's time on the host was spent on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostSplit {
     /// Code of this library.
     pub own: Duration,
-    /// Inside of the driver and the libraries beside it: CUDA, NCCL, cuBLASLt. What a closure calls by
-    /// itself, past this library, is the closure's.
+    /// Inside the driver and the libraries beside it: CUDA, NCCL, cuBLASLt. What a closure calls by itself,
+    /// past this library, is charged to the closure.
     pub driver: Duration,
-    /// In closures, without what is [`HostSplit::driver`]'s. Closures that run on a lane of their own are not
-    /// in it.
+    /// In closures, without what is charged to [`HostSplit::driver`]. Closures that run on a lane of their
+    /// own are not included.
     pub closures: Duration,
     /// Waiting for lanes, for copies and for other ranks.
     pub waiting: Duration,
-    /// What splitting the time took itself, and no step takes that is not split.
+    /// What splitting the time itself took; a step that is not split takes none of it.
     pub metering: Duration,
     /// Calls of the driver and of libraries; a group of NCCL transfers counts as one.
     pub calls: u64,
 }
 
 impl HostSplit {
-    /// All of it but waiting and metering.
+    /// All of it except waiting and metering.
     #[must_use]
     pub fn busy(&self) -> Duration {
         self.own + self.driver + self.closures
@@ -82,7 +82,7 @@ impl AddAssign for HostSplit {
     }
 }
 
-/// Charges the time of one rank's thread to what it is at.
+/// Charges the time of one rank's thread to what it is doing.
 #[derive(Debug)]
 pub struct Meter {
     origin: Instant,
@@ -91,7 +91,7 @@ pub struct Meter {
     current: AtomicUsize,
     /// Nanoseconds from `origin` to the last change.
     since: AtomicU64,
-    /// Of every activity since the last lap.
+    /// One for each activity, since the last lap.
     accounts: [Account; Activity::COUNT],
     calls: AtomicU64,
     toll: OnceLock<Toll>,
@@ -108,12 +108,12 @@ struct Account {
     interrupted: AtomicU64,
 }
 
-/// What entering an activity and coming back takes, in picoseconds.
+/// What it takes to enter an activity and come back, in picoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Toll {
-    /// Of the time charged to the activity.
+    /// The part charged to the activity itself.
     inside: u64,
-    /// Of the time charged to that around it.
+    /// The part charged to the activity around it.
     outside: u64,
 }
 
@@ -133,7 +133,7 @@ impl Default for Meter {
 
 impl Meter {
     /// Starts from nothing, with this library's own code; `is_on` says whether anything is charged from now
-    /// on. The first time it is, the meter times itself, which takes some tens of microseconds.
+    /// on. When it is first on, the meter times itself, which takes some tens of microseconds.
     pub fn begin(&self, is_on: bool) {
         self.is_on.store(is_on, Ordering::Relaxed);
         self.current.store(Activity::Own as usize, Ordering::Relaxed);
@@ -160,7 +160,7 @@ impl Meter {
         HostSplit { own, driver, closures, waiting, metering: Duration::from_nanos(metering), calls }
     }
 
-    /// Every account (spent, entered, interrupted) and the calls since this was asked last.
+    /// Every account (spent, entered, interrupted) and the calls since the last call of this function.
     fn take(&self) -> ([(u64, u64, u64); Activity::COUNT], u64) {
         self.charge();
         let take = |word: &AtomicU64| {
@@ -189,7 +189,7 @@ impl Meter {
         (0..TRIALS).map(trial).min_by_key(|toll| toll.inside + toll.outside).unwrap_or_default()
     }
 
-    /// Does `call`, one call of the driver or of a library beside it, which is counted and charged while the
+    /// Does `call`, one call of the driver or of a library beside it. It is counted and charged while the
     /// meter is on.
     #[inline]
     pub fn driver<T>(&self, call: impl FnOnce() -> T) -> T {
@@ -206,7 +206,7 @@ impl Meter {
         if !self.is_on.load(Ordering::Relaxed) {
             return work();
         }
-        // Left behind also by a panic, which is somebody's to catch further up.
+        // Also left on a panic, which a caller further up catches.
         let _entered = self.enter(activity);
         work()
     }
@@ -233,12 +233,12 @@ impl Meter {
     }
 }
 
-/// One thread writes, so this need not be one operation.
+/// Only one thread writes, so this need not be one operation.
 fn add(word: &AtomicU64, amount: u64) {
     word.store(word.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
 }
 
-/// Goes back to the activity before.
+/// Goes back to the previous activity.
 struct Entered<'a> {
     meter: &'a Meter,
     before: usize,
@@ -257,7 +257,7 @@ mod tests {
 
     use super::*;
 
-    /// Keeps the thread busy for at least so long.
+    /// Keeps the thread busy for at least that long.
     fn work(time: Duration) {
         let begun = Instant::now();
         while begun.elapsed() < time {
@@ -283,7 +283,7 @@ mod tests {
         let whole = begun.elapsed();
         let parts = split.whole();
         assert!(parts <= whole, "{parts:?} of {whole:?}");
-        // What is left over lies before `begin` and behind `lap`, which are a few instructions unless the
+        // What is left over lies before `begin` and after `lap`, which are a few instructions unless the
         // thread is preempted there. What is taken off may be a nanosecond more than it took.
         let parts = [(split.own, 1), (split.driver, 4), (split.closures, 2), (split.waiting, 2)];
         assert!(parts.iter().all(|(part, times)| *part + split.metering >= *times * SHORT), "{split:?}");

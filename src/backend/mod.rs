@@ -1,12 +1,12 @@
 //! What runs a plan: one narrow trait, its laws, and the backends.
 //!
 //! Laws:
-//! - **BK-1** validation lives above the backend. A backend trusts its binding; `Checked` wraps
-//!   any backend and catches an executor that breaks the rules.
-//! - **BK-2** `enqueue`, `record`, `wait` and `launch` neither allocate nor synchronize, once warm.
+//! - **BK-1** Validation lives above the backend. A backend trusts its binding; `Checked` wraps any backend
+//!   and catches an executor that breaks the rules.
+//! - **BK-2** `enqueue`, `record`, `wait` and `launch` neither allocate nor synchronize once warm.
 //! - A lane runs in order. Nothing orders two lanes but `record` and `wait`.
-//! - A recording begins and ends on the first of the lanes it was made on: all of it runs behind what that
-//!   lane was told before, and what that lane is told next runs behind all of it. A step may be several
+//! - A recording begins and ends on the first of the lanes it was made on. All of it runs after what that
+//!   lane was told before, and what that lane is told next runs after all of it. A step may be several
 //!   recordings, with tasks enqueued on that lane between them; none waits for an event of another.
 //! - `synchronize` is the only host wait, and only the edge of a step calls it. A backend may wait in the
 //!   first step of a plan, before it is warm.
@@ -66,19 +66,19 @@ pub trait Backend: Send + 'static {
     /// The instant from which [`TaskInterval`]s are counted; the same on all ranks of a process.
     fn origin(&self) -> Instant;
 
-    /// Bytes this backend needs beside the arena while it runs a plan, for what peers send and no slot of the
-    /// plan is for: values to combine, and what is to be passed on. The same on every rank.
+    /// Bytes this backend needs besides the arena while it runs a plan, for what peers send without a slot in
+    /// the plan: values to combine, and what is to be passed on. The same on every rank.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] for an op this backend cannot run, [`BackendError::Mesh`] for a plan of
     /// another mesh than the world's.
     fn landing_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError>;
 
-    /// Reserves the arena, zeroed, and `landing` bytes beside it: as many as [`Backend::landing_bytes`] says for
+    /// Reserves the arena, zeroed, and `landing` bytes besides it: what [`Backend::landing_bytes`] says for
     /// the most demanding plan. Called once.
     ///
     /// # Errors
-    /// [`BackendError::Memory`] when there is not that much.
+    /// [`BackendError::Memory`] when there is not enough memory.
     fn reserve(&self, bytes: usize, landing: usize) -> Result<Self::Memory, BackendError>;
 
     /// Opens a lane. The compute lane gets the factory of the rank's closures; it is called on
@@ -108,12 +108,12 @@ pub trait Backend: Send + 'static {
     /// [`BackendError::Poisoned`] when the world can no longer run steps.
     fn begin_step(&self, bound: &mut Self::Bound) -> Result<(), BackendError>;
 
-    /// Are steps of a plan run in another way until one was through on all ranks? The same on every rank.
+    /// Does a plan run differently until one of its steps has completed on all ranks? The same on every rank.
     fn has_cold_steps(&self) -> bool;
 
-    /// A step of the bound plan was through on all ranks, and no closure failed in it: whatever is loaded or made
-    /// when a plan runs for the first time is there. Called once, on all ranks behind the same step, if
-    /// [`Backend::has_cold_steps`] says so or steps of the plan are recorded.
+    /// A step of the bound plan has completed on all ranks, and no closure failed in it. So whatever is
+    /// loaded or made when a plan runs for the first time is there. Called once, on all ranks after the same
+    /// step, if [`Backend::has_cold_steps`] says so or steps of the plan are recorded.
     fn warmed(&self, bound: &mut Self::Bound);
 
     /// Enqueues task `task` of the bound plan on its lane.
@@ -127,7 +127,7 @@ pub trait Backend: Send + 'static {
         task: TaskId,
     ) -> Result<(), BackendError>;
 
-    /// Records `event` behind everything enqueued on the lane so far.
+    /// Records `event` after everything enqueued on the lane so far.
     ///
     /// # Errors
     /// As [`Backend::enqueue`].
@@ -149,7 +149,7 @@ pub trait Backend: Send + 'static {
         event: EventId,
     ) -> Result<(), BackendError>;
 
-    /// From now on the lanes record instead of run.
+    /// From now on the lanes record instead of running.
     ///
     /// # Errors
     /// [`BackendError::Lane`] when a lane already records.
@@ -165,7 +165,7 @@ pub trait Backend: Send + 'static {
         bound: &Self::Bound,
     ) -> Result<Self::Graph, BackendError>;
 
-    /// Runs a recording once more, in place of enqueuing what is in it; at most once in a step.
+    /// Runs a recording once more, in place of enqueuing what is in it; at most once per step.
     ///
     /// # Errors
     /// As [`Backend::enqueue`].
@@ -182,8 +182,8 @@ pub trait Backend: Send + 'static {
     /// Whatever went wrong on the lane.
     fn synchronize(&self, stream: &mut Self::Stream) -> Result<(), BackendError>;
 
-    /// The fault of this step's closures, if one failed; asked of the compute lane after
-    /// [`Backend::synchronize`], and cleared by asking: closures run again.
+    /// The fault of this step's closures, if one failed. Asked of the compute lane after
+    /// [`Backend::synchronize`]. Asking clears it, and closures run again.
     fn take_fault(&self, stream: &mut Self::Stream) -> Option<ClosureFault>;
 
     /// Copies bytes into the arena, at the edge of a step.
@@ -202,35 +202,36 @@ pub trait Backend: Send + 'static {
     /// measure. `into` is cleared first and only grows the first time.
     fn intervals(&self, bound: &Self::Bound, into: &mut Vec<TaskInterval>);
 
-    /// The meter to which this backend charges its calls of drivers, closures that it runs while a task is
-    /// enqueued, and its waits. Whoever drives the rank begins it and reads it; a backend that wraps another
-    /// hands on the other's. One that calls no driver while a step is issued has nothing to charge, which is
-    /// what this answers.
+    /// The meter to which this backend charges its driver calls, closures that it runs while a task is
+    /// enqueued, and its waits. The code that drives the rank begins it and reads it. A backend that wraps
+    /// another hands on the other's meter. One that calls no driver while a step is issued has nothing to
+    /// charge, which is the default.
     fn meter(&self) -> Arc<Meter> {
         Arc::default()
     }
 
     /// Makes every wait of every rank of this world fail with `reason`, now and later. What is on the lanes
-    /// stays there: [`Backend::synchronize`] lets it run out, whatever it waits for.
+    /// stays there: [`Backend::synchronize`] lets it run to its end, whatever it waits for.
     fn poison(&self, reason: &str);
 
-    /// As [`Backend::poison`], and ends what waits for other ranks by force. For a rank that is given up.
+    /// Like [`Backend::poison`], and also ends by force what waits for other ranks. For a rank that is given
+    /// up.
     fn abort(&self, reason: &str);
 }
 
 /// When one task ran, in nanoseconds since the origin of the world's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TaskInterval {
-    /// The lane reached the task and its waits were over.
+    /// When the lane had reached the task and its waits were over.
     pub begin: u64,
-    /// A collective's last rank arrived; equal to `begin` for other ops.
+    /// When a collective's last rank arrived; equal to `begin` for other ops.
     pub joined: u64,
-    /// The task was done.
+    /// When the task was done.
     pub end: u64,
 }
 
 impl TaskInterval {
-    /// Did the task run, and was it timed? One that did not is all zeros.
+    /// Whether the task ran and was timed. One that did not is all zeros.
     #[must_use]
     pub const fn ran(&self) -> bool {
         self.end > 0
@@ -244,7 +245,7 @@ pub struct ClosureFault {
     pub call: CallId,
     /// What it said.
     pub message: String,
-    /// A panic, after which the closure's state is not trusted any more.
+    /// Whether it panicked, after which the closure's state is no longer trusted.
     pub panicked: bool,
 }
 
@@ -287,7 +288,7 @@ pub enum BackendError {
         /// Why.
         reason: String,
     },
-    /// A plan for another mesh than the world's: its groups would bring other ranks together than it means.
+    /// A plan for another mesh than the world's: its groups would bring together other ranks than it means.
     #[error(
         "{rank}: the plan is for {plan}, but the world has {world}; plan for the mesh of the world it runs in"
     )]
@@ -304,7 +305,7 @@ pub enum BackendError {
     Device {
         /// The rank.
         rank: RankId,
-        /// What the rank was about.
+        /// What the rank was doing.
         doing: String,
         /// What was refused, and what to do.
         reason: String,
@@ -349,7 +350,7 @@ pub enum BackendError {
     },
 }
 
-/// A plan runs in a world of its own mesh.
+/// Checks that a plan runs in a world of its own mesh.
 fn within(binding: &Binding<'_>, world: Mesh) -> Result<(), BackendError> {
     let plan = binding.weights.mesh;
     if plan == world { Ok(()) } else { Err(BackendError::Mesh { rank: binding.rank, plan, world }) }

@@ -1,7 +1,7 @@
 //! The end of a world: one reason, seen by every wait of every rank.
 //!
-//! Law: the first reason stands. Once it is set no wait blocks any more, now or later: whoever
-//! sleeps registered a [`Wake`] before it went to sleep, and looks at the poison when woken.
+//! Law: the first reason stays. Once it is set no wait blocks any more, now or later: a sleeper registered a
+//! [`Wake`] before it went to sleep, and looks at the poison when woken.
 
 use std::sync::{Mutex, OnceLock, Weak};
 
@@ -16,8 +16,8 @@ pub(super) struct Poison {
 }
 
 impl Poison {
-    /// Poisons the world, unless it already is, and wakes everybody. Returns the error that every
-    /// wait ends in from now on.
+    /// Poisons the world, unless it already is, and wakes all waiters. Returns the error that every wait ends
+    /// in from now on.
     pub(super) fn set(&self, reason: impl Into<String>) -> BackendError {
         let mut offered = Some(reason.into());
         let reason = self.reason.get_or_init(|| offered.take().unwrap_or_default());

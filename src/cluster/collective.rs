@@ -12,7 +12,7 @@
 //! | direct | `max(αi + (g−1)/p · S/βi, αx + (p−g)/p · S/βx)` | every rank pulls every peer's part at once |
 //! | best | the least of them | |
 //!
-//! A flat ring or tree that leaves a node pays αx for every step, and passes the node's border over all of
+//! A flat ring or tree that leaves a node pays αx for every step, and crosses the node's border over all of
 //! its g links: `β = min(βi, g·βx)` for the ring (each GPU's link carries one of g rings), `βx` for the tree,
 //! whose largest message crosses.
 //!
@@ -37,7 +37,7 @@ pub enum Algorithm {
     Hierarchical,
     /// Every rank reads its peers' memory.
     Direct,
-    /// Whatever takes least.
+    /// Whichever takes least.
     Best,
 }
 
@@ -54,8 +54,8 @@ pub struct Links {
 
 impl Links {
     /// The links of a group of ranks of `mesh`, which fill node after node; `None` when they need more than
-    /// one node of a cluster without links between nodes. Of several groups of that kind it is the one that
-    /// is spread over most nodes, and then over the fewest ranks of a node.
+    /// one node of a cluster without links between nodes. Of several such groups it is the one spread over
+    /// the most nodes, and of those the one with the fewest ranks on a node.
     #[must_use]
     pub fn new(cluster: &Cluster, mesh: Mesh, group: Group) -> Option<Self> {
         let (per_node, nodes) = cluster.spread(mesh, group);
@@ -196,7 +196,7 @@ mod tests {
         // Two replicas of two ranks on each node: two ranks of a group share a node.
         let pairs = Links::new(&cluster("ring"), Mesh::hybrid(8, 4).unwrap(), Group::Replicate).unwrap();
         close(pairs.all_reduce_ns(8000), 2.0 * (3.0 * 10_000.0 + 6000.0 / 0.2));
-        // Replicas of 3 ranks do not fill nodes of 4, and one of them is cut by a node's border.
+        // Replicas of 3 ranks do not fill nodes of 4, and a node's border cuts one of them.
         let cut = Links::new(&cluster("ring"), Mesh::hybrid(6, 2).unwrap(), Group::Shard).unwrap();
         close(cut.gather_ns(9000), 2.0 * 10_000.0 + 6000.0 / 0.2);
     }

@@ -1,10 +1,10 @@
 //! What lanes of one GPU take from each other.
 //!
-//! Law: work is slowed only while the other lane runs, by the factor of the two kinds of lanes. Who is
-//! charged is the later of the two in issue order, alone. Two communicators share one link, whose bytes are
-//! conserved: if each of two collectives takes f times as long beside the other, both together move 2/f as
-//! much as one; one that is not slowed leaves `2/f − 1` to the other, which therefore takes `f/(2−f)` times
-//! as long, and for f = 2 stands still until the first is over.
+//! Law: work is slowed only while the other lane runs, by the factor of the two kinds of lanes. Only the
+//! later of the two in issue order is charged. Two communicators share one link, whose bytes are conserved:
+//! if each of two collectives takes f times as long beside the other, both together move 2/f as much as one.
+//! One that is not slowed leaves `2/f − 1` to the other, which therefore takes `f/(2−f)` times as long, and
+//! for f = 2 stands still until the first is over.
 
 use serde::{Deserialize, Serialize};
 
@@ -57,8 +57,8 @@ impl Contention {
     }
 }
 
-/// How long work of `length` takes from `begin` on, if it runs `factor` times slower while `busy` is:
-/// intervals in order, none of which touch.
+/// How long work of `length` takes if it starts at `begin` and runs `factor` times slower while `busy`.
+/// `busy` has intervals in order, none of which touch.
 #[must_use]
 pub fn stretched(begin: f64, length: f64, busy: &[(u64, u64)], factor: f64) -> f64 {
     if factor <= 1.0 || length <= 0.0 {

@@ -1,11 +1,11 @@
-//! By how much a rank is late.
+//! How late a rank is.
 //!
 //! A local task of `d` nanoseconds takes `d · slow(rank) · (1 + mean · E)` on a rank, where E is drawn from
 //! the exponential distribution with mean 1 for every rank, step and task, and `slow` is `straggler_factor`
 //! for a random `straggler_share` of the ranks and 1 for the others. A collective takes the same time on all
 //! ranks; it begins when the last one arrives.
 //!
-//! Why exponential: one parameter, never negative, and the maximum over p ranks has the mean
+//! Why exponential? It has one parameter, is never negative, and the maximum over p ranks has the mean
 //! `mean · d · H_p`, with `H_p = 1 + 1/2 + … + 1/p ≈ ln p + 0.577`: it grows with the number of ranks as
 //! delays of independent machines do. That delays are independent is an assumption; a hot rack is a matter
 //! for stragglers.
@@ -27,7 +27,7 @@ pub struct Jitter {
     pub mean: f64,
     /// Share of the ranks that are stragglers, 0 to 1.
     pub straggler_share: f64,
-    /// By how much a straggler's local tasks take longer, from 1 on.
+    /// How many times as long a straggler's local tasks take, from 1 on.
     pub straggler_factor: f64,
 }
 
@@ -38,7 +38,7 @@ impl Default for Jitter {
 }
 
 impl Jitter {
-    /// Are all ranks alike?
+    /// Whether all ranks are alike.
     #[must_use]
     pub fn is_none(&self) -> bool {
         self.mean == 0.0 && (self.straggler_share == 0.0 || self.straggler_factor == 1.0)

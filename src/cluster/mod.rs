@@ -1,8 +1,7 @@
 //! A machine by its numbers: what a simulation is charged.
 //!
-//! Law: a [`Cluster`] is data that was checked when it was read. Every number is one that can be measured by
-//! itself, and every formula that combines them is in this room and says where it comes from. Nothing here
-//! knows a plan.
+//! Law: a [`Cluster`] is data that was checked when it was read. Every number can be measured by itself.
+//! Every formula that combines them is in this room and says where it comes from. Nothing here knows a plan.
 //!
 //! | file | idea |
 //! |---|---|
@@ -37,7 +36,7 @@ use crate::model::{CostHint, Group, Math, Mesh};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cluster {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// GPUs of one node: ranks that reach each other over `inside`.
     pub gpus_per_node: u32,
@@ -65,8 +64,8 @@ pub struct Gpu {
     pub memory_bytes: u64,
     /// Bytes per second of device memory, reads and writes together.
     pub hbm_bytes_per_s: f64,
-    /// What a kernel takes on the device beside its operations and bytes, behind another one, µs: it is
-    /// launched, fills the device and drains it. Nothing where a cluster does not say.
+    /// What a kernel takes on the device besides its operations and bytes, after another one, µs: it is
+    /// launched, fills the device and drains it. 0 where a cluster does not say.
     #[serde(default)]
     pub kernel_us: f64,
     /// Host time to enqueue one task, µs.
@@ -77,7 +76,7 @@ pub struct Gpu {
     pub flops_per_s: Flops,
 }
 
-/// Floating-point operations per second by what they are computed in.
+/// Floating-point operations per second, by the type they are computed in.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Flops {
@@ -87,7 +86,7 @@ pub struct Flops {
     pub bf16: f64,
     /// In fp8.
     pub fp8: f64,
-    /// In fp4; as fp8 where a GPU has none.
+    /// In fp4; the fp8 number where a GPU has no fp4.
     pub fp4: f64,
 }
 
@@ -117,7 +116,7 @@ pub struct Link {
 impl Cluster {
     /// Nanoseconds that a call of these parts takes by itself: their sum. A part takes the longer of its
     /// operations at the device's speed and its bytes at that of its memory (the roofline model: Williams,
-    /// Waterman, Patterson, CACM 52(4), 2009), and its kernels.
+    /// Waterman, Patterson, CACM 52(4), 2009), plus its kernels.
     #[must_use]
     pub fn call_ns(&self, cost: &[CostHint]) -> f64 {
         let part = |part: &CostHint| {
@@ -127,7 +126,7 @@ impl Cluster {
         cost.iter().map(part).sum()
     }
 
-    /// Nanoseconds that so many kernels take beside their operations and bytes.
+    /// Nanoseconds that this many kernels take besides their operations and bytes.
     #[must_use]
     pub fn kernels_ns(&self, kernels: u32) -> f64 {
         f64::from(kernels) * self.gpu.kernel_us * 1e3
@@ -146,8 +145,8 @@ impl Cluster {
     }
 
     /// How many ranks of a group share a node at most, and over how many nodes it is spread, where ranks fill
-    /// node after node. Of all groups of that kind it is the one on most nodes, and of those the one with the
-    /// fewest ranks on one.
+    /// node after node. Of all groups of that kind it is the one on the most nodes, and of those the one with
+    /// the fewest ranks on one.
     #[must_use]
     pub fn spread(&self, mesh: Mesh, group: Group) -> (u32, u32) {
         let firsts = mesh.iter().filter(|rank| mesh.position(*rank, group) == 0);
@@ -175,7 +174,7 @@ pub(crate) const MOST_MEMORY: u64 = 1 << 60;
 /// From nothing to an hour, so that a step of many tasks stays a time.
 const MICROSECONDS: Takes = Takes::Between(0.0, 3.6e9);
 
-/// Speeds. A price is capped beside them ([`Prices::of`]).
+/// Speeds. A price is capped as well ([`Prices::of`]).
 const MEMORY: Takes = Takes::Speed(Speed::MEMORY);
 const FLOPS: Takes = Takes::Speed(Speed::FLOPS);
 const LINK: Takes = Takes::Speed(Speed::LINK);

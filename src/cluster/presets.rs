@@ -1,7 +1,7 @@
 //! Clusters that come with the crate.
 //!
-//! Law: a preset is a file like any other, read by the same reader. Each number names its source in a comment
-//! beside it, and a guess says that it is one.
+//! Law: a preset is a file like any other, read by the same reader. A comment beside each number names its
+//! source, and a guess says that it is one.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ pub fn preset(name: &str) -> Option<Result<Cluster, ConfigError>> {
     Some(Cluster::from_toml(text, name))
 }
 
-/// The preset called `name`, or else the cluster of the file `name`; `None` when there is neither.
+/// The preset called `name`, otherwise the cluster of the file `name`; `None` when there is neither.
 ///
 /// # Errors
 /// What [`Declared::load`] refuses.
@@ -33,7 +33,7 @@ pub fn named(name: &str) -> Option<Result<Cluster, ConfigError>> {
     preset(name).or_else(|| (path.exists() && !path.is_dir()).then(|| Cluster::load(path)))
 }
 
-/// The names of the presets, and the one that `name` was probably to be.
+/// The names of the presets, and the one that was probably meant by `name`.
 pub(crate) fn preset_names(name: &str) -> String {
     let names = PRESETS.map(|(name, _)| name);
     let lower = name.to_lowercase();
@@ -82,7 +82,7 @@ mod tests {
     fn every_number_of_a_preset_has_a_source() {
         for (name, text) in PRESETS {
             assert_eq!(without_source(text), [""; 0], "{name}");
-            // So the check can fail: each comment taken away is missed.
+            // The check can fail: each comment taken away is missed.
             let numbers = text.lines().filter(|line| line.contains(" = ") && line.contains('#'));
             let mut commented = 0;
             for line in numbers.filter(|line| !line.starts_with('#')) {

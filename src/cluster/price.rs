@@ -1,12 +1,12 @@
 //! What a task takes by itself.
 //!
 //! Law: an op costs what its accesses say ([`Op::accesses`]) and the cluster charges for it. Bytes of local
-//! ops are those of their slots: read or written once, updated twice. Some touch a known part of a slot, and
-//! cost that: padding that is zeroed, gathered planes that are made whole or read beside the own shard, and of
-//! an own gradient one slice. Bytes of collectives are those
-//! of the parts that ranks exchange, alignment left out. No price depends on the rank. A local op is one
-//! kernel besides. Planner and simulator ask here, so a forecast and a simulation differ by what they do with
-//! prices alone.
+//! ops are those of their slots: read or written once, updated twice. Some ops touch a known part of a slot
+//! and cost only that: padding that is zeroed, gathered planes that are made whole or read together with the
+//! rank's own shard, and one slice of its own gradient. Bytes of collectives are those of the parts that
+//! ranks exchange, alignment left out. No price depends on the rank. A local op also costs one kernel.
+//! Planner and simulator both ask here, so a forecast and a simulation differ only by what they do with
+//! prices.
 
 use super::{Cluster, Links};
 use crate::format::ElementType;
@@ -58,25 +58,25 @@ impl Prices {
         }
     }
 
-    /// Whose prices they are.
+    /// The cluster whose prices these are.
     #[must_use]
     pub const fn cluster(&self) -> &Cluster {
         &self.cluster
     }
 
-    /// Nanoseconds of an op by itself; `None` for one that names a call, weight or slot there is not.
+    /// Nanoseconds of an op by itself; `None` for one that names a call, weight or slot that does not exist.
     #[must_use]
     pub fn of(&self, work: &Work<'_>, op: &Op) -> Option<f64> {
         self.uncapped(work, op).map(|nanoseconds| nanoseconds.min(LONGEST))
     }
 
     fn uncapped(&self, work: &Work<'_>, op: &Op) -> Option<f64> {
-        // A call says how many kernels it is, and what a collective waits for is in the link's latency.
+        // A call says how many kernels it has, and what a collective waits for is in the link's latency.
         let own = if op.is_collective() || matches!(op, Op::Compute { .. }) { 0 } else { 1 };
         Some(self.moved(work, op)? + self.cluster.kernels_ns(own))
     }
 
-    /// The same without the kernel that a local op is.
+    /// The same without the kernel of a local op.
     fn moved(&self, work: &Work<'_>, op: &Op) -> Option<f64> {
         let cluster = &self.cluster;
         // What a gather or reduction of `own` bytes of every rank of a group takes.
@@ -105,7 +105,7 @@ impl Prices {
                 }
                 gathered(Group::Shard, own)
             }
-            // Of the own gradient one slice is read.
+            // One slice of the rank's own gradient is read.
             Op::SumGradient { element, parts } => {
                 let mut touched = 0u64;
                 for part in parts {
@@ -136,7 +136,8 @@ impl Prices {
                 }
                 cluster.memory_ns(touched as u64)
             }
-            // Of what arrived and of the own shard together, the rows of all shards are read, as they travel.
+            // Of what arrived and of the rank's own shard together, the rows of all shards are read, as they
+            // travel.
             Op::Dequantize { parts } => {
                 let mut touched = 0u64;
                 for (slot, _) in op.accesses() {

@@ -1,7 +1,8 @@
 //! Calls bound to the arena.
 //!
-//! Law: every region a call may touch is resolved once per plan, from the operands the plan names; a run resolves
-//! nothing. A region covers the weight's own shape, also where its slot is laid out for a padded one.
+//! Law: every region a call may touch is resolved once per plan, from the operands the plan names; a run
+//! resolves nothing. A region covers the weight's own shape, even where its slot is laid out for a padded
+//! one.
 
 use std::sync::Arc;
 
@@ -48,11 +49,11 @@ pub(super) struct BoundBuffer {
 /// A call bound to the arena: every operand's region, resolved once per plan.
 #[derive(Debug)]
 pub struct BoundCall {
-    /// The program it is a call of.
+    /// The program the call belongs to.
     pub program: Arc<BoundProgram>,
     /// The call's number in the step.
     pub id: CallId,
-    /// The number of its declaration; the same in every micro-batch.
+    /// The number of the call's declaration, the same in every micro-batch.
     pub declared: CallId,
     /// The call.
     pub call: Call,
@@ -60,13 +61,13 @@ pub struct BoundCall {
     pub(super) gradients: Vec<BoundGradient>,
     pub(super) buffers: Vec<BoundBuffer>,
     pub(super) formats: Vec<(WeightId, Format, Shape)>,
-    /// Is what the call overwrites spoiled before its closure gets it?
+    /// Whether what the call overwrites is spoiled before its closure gets it.
     pub(super) spoiled: bool,
 }
 
 impl BoundCall {
-    /// Resolves the operands of `call`, whose numbers in the step and in the declaration are given. A buffer that
-    /// is not among the program's is lent to nobody. With `spoiled`, what the call overwrites is filled with
+    /// Resolves the operands of `call`, given its numbers in the step and in the declaration. A buffer that
+    /// is not among the program's is never lent. With `spoiled`, what the call overwrites is filled with
     /// [`SPOILED`](super::SPOILED) before its closure gets it.
     #[must_use]
     pub fn new(
@@ -129,7 +130,7 @@ impl BoundCall {
         bound
     }
 
-    /// What of the call begins where `region` does, by name.
+    /// The operand of the call that begins where `region` does, by name.
     pub(crate) fn operand_at(&self, region: Region) -> Option<String> {
         let begins = |other: &Region| other.bytes > 0 && other.offset == region.offset;
         let gradient = self
@@ -154,21 +155,21 @@ impl BoundCall {
         self.program.weight_name(weight).map_or_else(|| weight.to_string(), |name| format!("`{name}`"))
     }
 
-    /// Where the gradients and buffers lie that the call overwrites.
+    /// The regions of the gradients and buffers that the call overwrites.
     pub(super) fn overwritten(&self) -> impl Iterator<Item = Region> + '_ {
         let buffers = self.buffers.iter().filter(|buffer| buffer.access == Access::Write);
         let gradients = self.gradients.iter().map(|gradient| gradient.region);
         gradients.chain(buffers.map(|buffer| buffer.region))
     }
 
-    /// A run of the call begins: nothing is lent.
+    /// Begins a run of the call: nothing is lent yet.
     pub(super) fn begin(&self) {
         self.gradients.iter().for_each(|gradient| gradient.lent.begin());
         self.buffers.iter().for_each(|buffer| buffer.lent.begin());
     }
 
-    /// A closure returned: did it ask for all that the call declares to overwrite? What a call updates may stay
-    /// as it was.
+    /// Checks, when a closure has returned, that it asked for everything that the call declares to overwrite.
+    /// What a call updates may stay as it was.
     pub(super) fn check_written(&self) -> Result<(), ComputeError> {
         let not_written = |what| ComputeError::NotWritten { call: self.call.name.clone(), what };
         if let Some(forgotten) = self.gradients.iter().find(|gradient| !gradient.lent.is_marked()) {
@@ -189,7 +190,7 @@ fn dense_values(region: Region, shape: Shape, element: usize) -> PlaneRegions {
     PlaneRegions { data, scale: Region::default() }
 }
 
-/// Where the tensor scale of the use at `position` lies, if the call got it.
+/// Where the tensor scale of the use at `position` is, if the call got it.
 fn tensor_scale(
     position: usize,
     operands: &[Operand],

@@ -1,8 +1,8 @@
 //! What one call may touch while it runs.
 //!
 //! Law: a context hands out what its call declared, in the way and in the element type it was declared, and
-//! answers everything else with an error. Bytes of a buffer, whatever its elements, have methods of their
-//! own. It keeps the surface to itself.
+//! answers everything else with an error. A buffer's bytes, whatever its elements are, have methods of their
+//! own. The context keeps the surface to itself.
 
 use half::bf16;
 
@@ -34,8 +34,7 @@ pub type PlanesOf<'a, S> = PlanesView<<S as Surface>::Read<'a, u8>, <S as Surfac
 
 /// What one call may touch, for as long as it runs.
 ///
-/// The surface behind it is out of a closure's reach, so a closure gets no region that its call
-/// did not declare:
+/// The surface is out of a closure's reach, so a closure gets no region that its call did not declare:
 ///
 /// ```compile_fail,E0616
 /// # use warpweft::{backend::cpu::CpuSurface, compute::{ComputeContext, Surface}, layout::Region};
@@ -58,7 +57,8 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         Self { rank, bound, surface }
     }
 
-    /// Before the closure runs: nothing is lent, and what the call overwrites is spoiled if the plan is bound so.
+    /// Before the closure runs: marks nothing as lent, and spoils what the call overwrites if the plan is
+    /// bound so.
     ///
     /// # Errors
     /// What the surface says.
@@ -68,7 +68,7 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         spoiled.try_for_each(|region| self.surface.spoil(region))
     }
 
-    /// Behind it: did it ask for all that its call declares to overwrite?
+    /// After the closure ran: checks that it asked for everything that its call declares to overwrite.
     ///
     /// # Errors
     /// [`ComputeError::NotWritten`] names what it forgot.
@@ -88,23 +88,23 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         self.bound.program.name()
     }
 
-    /// The id of the buffer called `name` in this call's program: as
-    /// [`StepProgram::buffer`](crate::model::StepProgram::buffer) says, for closures that serve several programs.
-    /// It takes some comparisons of names and allocates nothing. Whether the call may touch the buffer is asked
-    /// where it is read or written.
+    /// The id of the buffer called `name` in this call's program. The lookup is that of
+    /// [`StepProgram::buffer`](crate::model::StepProgram::buffer), for closures that serve several programs.
+    /// It takes a few comparisons of names and allocates nothing. Whether the call may touch the buffer is
+    /// checked when it is read or written.
     ///
     /// # Errors
-    /// [`ComputeError::NoBuffer`] tells the names near it.
+    /// [`ComputeError::NoBuffer`] lists the names near it.
     pub fn buffer_named(&self, name: &str) -> Result<BufferId, ComputeError> {
         self.bound.program.buffer(name, &self.bound.call.name)
     }
 
-    /// The id of the weight called `name`, for closures that go by names. Otherwise as
-    /// [`ComputeContext::buffer_named`]; ids of weights are the model's, so those that it declared serve all
-    /// programs.
+    /// The id of the weight called `name`, for closures that go by names. Otherwise like
+    /// [`ComputeContext::buffer_named`]. Ids of weights belong to the model, so those that it declared serve
+    /// all programs.
     ///
     /// # Errors
-    /// [`ComputeError::NoWeight`] tells the names near it.
+    /// [`ComputeError::NoWeight`] lists the names near it.
     pub fn weight_named(&self, name: &str) -> Result<WeightId, ComputeError> {
         self.bound.program.weight(name, &self.bound.call.name)
     }
@@ -121,8 +121,8 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         self.bound.call.micro_batch
     }
 
-    /// What the backend hands to closures beside memory: the stream of the compute lane on a GPU,
-    /// `()` on the CPU.
+    /// What the backend hands to closures besides memory: the stream of the compute lane on a GPU, `()` on
+    /// the CPU.
     #[must_use]
     pub fn handles(&self) -> &'a S::Handles {
         self.surface.handles()
@@ -180,16 +180,16 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         })
     }
 
-    /// The gradient of `weight` this call overwrites: f32 `[rows, cols]`, the gradient of this rank's
-    /// loss times the loss scale ([`crate::session::Session::set_loss_scale`], 1 unless set). What lies there
-    /// before is unspecified: every element must be written, and never added to. A closure that returns without
+    /// The gradient of `weight` that this call overwrites: f32 `[rows, cols]`, the gradient of this rank's
+    /// loss times the loss scale ([`crate::session::Session::set_loss_scale`], 1 unless set). Its previous
+    /// contents are unspecified: write every element, and never add to it. A closure that returns without
     /// asking for a gradient its call declares has failed ([`ComputeError::NotWritten`]).
     ///
-    /// The sum over ranks and micro-batches ([`crate::model::ProgramBuilder::micro_batches`]) is divided by the
-    /// product of their numbers when it is added to the main grad, so a closure divides by neither. What it
-    /// must divide by itself is everything the loss of one rank and micro-batch is a mean of: its samples or
-    /// tokens. Several calls of one micro-batch that contribute to one weight are added, as the chain rule
-    /// says. Ranks and micro-batches of different size are therefore weighted equally, not per sample.
+    /// The sum over ranks and micro-batches ([`crate::model::ProgramBuilder::micro_batches`]) is divided by
+    /// the product of their numbers when it is added to the main grad, so a closure divides by neither. It
+    /// must divide by everything else that the loss of one rank and micro-batch is a mean over: its samples
+    /// or tokens. Contributions of several calls of one micro-batch to one weight are added, as the chain
+    /// rule says. Ranks and micro-batches of different sizes are therefore weighted equally, not per sample.
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares this gradient,
@@ -198,9 +198,9 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         self.surface.write(self.gradient_region(weight, ElementType::F32)?)
     }
 
-    /// The gradient of `weight` this call overwrites in bf16: as [`ComputeContext::gradient`], of a call that
-    /// declares it by [`CallBuilder::gradient_in`](crate::model::CallBuilder::gradient_in). The ranks'
-    /// gradients are summed in f32, as they were written.
+    /// The gradient of `weight` that this call overwrites in bf16. Like [`ComputeContext::gradient`], for a
+    /// call that declares it by [`CallBuilder::gradient_in`](crate::model::CallBuilder::gradient_in). The
+    /// ranks' gradients are summed in f32, as they were written.
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares this gradient,
@@ -233,7 +233,7 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         found.ok_or_else(|| self.undeclared(format!("the gradient of {}", self.weight_name(weight))))
     }
 
-    /// A buffer the call reads: the elements of one micro-batch, in the type they are declared in.
+    /// A buffer the call reads: the elements of one micro-batch, in their declared type.
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares to read or update it,
@@ -242,9 +242,9 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         self.surface.read(self.typed(self.readable(buffer)?, T::TYPE)?)
     }
 
-    /// A buffer the call writes or updates, as [`ComputeContext::read`] lends it. What a write finds there is
-    /// unspecified, and a closure that returns without asking for a buffer its call declares to write has failed
-    /// ([`ComputeError::NotWritten`]).
+    /// A buffer the call writes or updates, lent like [`ComputeContext::read`] does. What a write finds there
+    /// is unspecified. A closure that returns without asking for a buffer its call declares to write has
+    /// failed ([`ComputeError::NotWritten`]).
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares to write or update it,
@@ -256,8 +256,8 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         self.surface.write(region)
     }
 
-    /// The bytes of a buffer the call reads, whatever its elements are, little endian: for closures that copy or
-    /// hash what they do not interpret, or that serve several element types.
+    /// The bytes of a buffer the call reads, whatever its elements are, in little-endian order. For closures
+    /// that copy or hash what they do not interpret, or that serve several element types.
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares to read or update it.
@@ -265,7 +265,7 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         self.surface.read(self.readable(buffer)?.region)
     }
 
-    /// The bytes of a buffer the call writes or updates, as [`ComputeContext::read_bytes`] lends them.
+    /// The bytes of a buffer the call writes or updates, lent like [`ComputeContext::read_bytes`] does.
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares to write or update it.
@@ -298,7 +298,7 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         )
     }
 
-    /// Where a buffer lies, if `asked` is what it is declared in.
+    /// Where a buffer is, if it is declared in the type `asked`.
     fn typed(&self, bound: &BoundBuffer, asked: ElementType) -> Result<Region, ComputeError> {
         if bound.element == asked {
             return Ok(bound.region);

@@ -16,7 +16,7 @@ pub enum ComputeError {
         /// What was asked for.
         what: String,
     },
-    /// The closure is done, and never asked for what its call declares to overwrite.
+    /// The closure returned without asking for what its call declares to overwrite.
     #[error(
         "call `{call}` declares to write {what}, and its closure returned without asking for it, so it holds whatever \
          lay there; write it (zeros, if there is nothing to say), or take it out of the call's declaration"
@@ -70,7 +70,7 @@ pub enum ComputeError {
         /// What its closure asked for.
         asked: ElementType,
     },
-    /// A buffer was asked for in another element type than it is declared in.
+    /// A buffer was asked for in another element type than the one it is declared in.
     #[error(
         "call `{call}` asked for `{buffer}` in {asked}, which is declared in {declared}; ask for {declared}, declare it in {asked}, or take its bytes as they are by read_bytes or write_bytes"
     )]
@@ -98,10 +98,10 @@ pub enum ComputeError {
         /// Size of the element asked for.
         element: usize,
     },
-    /// Two live views of one piece of memory, of which one writes.
+    /// Two live views of one piece of memory, at least one of them for writing.
     #[error("{0}")]
     Race(String),
-    /// The device refused to fill what the call overwrites, as the checking layer has it.
+    /// The device refused to spoil what the call overwrites, which the checking layer asks for.
     #[error(
         "call `{call}`: what it overwrites cannot be filled for the checking layer: {reason}; start a new session, if it stays so with check = false"
     )]
@@ -123,7 +123,7 @@ impl ComputeError {
     }
 }
 
-/// What to ask for instead of a name that is not there.
+/// What to ask for instead of a name that does not exist.
 fn proposed(kind: &str, near: &[String]) -> String {
     match near {
         [] => format!("none of its {kind} has a name like it"),

@@ -1,10 +1,10 @@
 //! The embedder's side: the trait a trainer implements and what its calls may touch.
 //!
-//! Law: a closure reaches memory only through its context, and its context hands out only what
-//! the call declared, in the way it was declared. What a closure captures is constant over steps;
-//! whatever changes lies in declared buffers. The type that lends memory is the backend's
-//! [`Surface`]; nothing here knows which. A call that declares to overwrite a gradient or a buffer, and whose
-//! closure never asks for it, has failed: whoever reads it would find what lay in that memory before.
+//! Law: a closure reaches memory only through its context, and its context hands out only what the call
+//! declared, in the way it was declared. What a closure captures is constant over steps; whatever changes is
+//! in declared buffers. The type that lends memory is the backend's [`Surface`]; nothing here knows which. A
+//! call that declares to overwrite a gradient or a buffer, and whose closure never asks for it, has failed:
+//! its readers would find what was in that memory before.
 
 mod bound;
 mod context;
@@ -24,29 +24,29 @@ pub use surface::Surface;
 
 use crate::model::Call;
 
-/// What a call overwrites is filled with such bytes before its closure gets it, where the checking layer is on:
-/// values that are not a number, in every floating-point type, so that what a closure leaves out or adds to shows
-/// at once.
+/// The byte that fills what a call overwrites before its closure gets it, where the checking layer is on. In
+/// every floating-point type such bytes are not a number, so what a closure leaves out or adds to shows at
+/// once.
 pub const SPOILED: u8 = 0xFF;
 
 /// What a trainer implements: one value per rank, made on the thread that will own it.
 ///
-/// It need be neither `Send` nor `Sync`. `run` is called in the plan's order, for the calls of
-/// every program of the session: [`ComputeContext::program`] says which, and a closure that serves several
-/// finds its buffers by name ([`ComputeContext::buffer_named`]), because ids are each program's own. What it
-/// captures is constant over steps; what changes lies in declared buffers.
+/// It need be neither `Send` nor `Sync`. `run` is called in the plan's order, for the calls of every program
+/// of the session. [`ComputeContext::program`] says which program it is. A closure that serves several finds
+/// its buffers by name ([`ComputeContext::buffer_named`]), because each program has its own ids. What the
+/// closure captures is constant over steps; what changes is in declared buffers.
 ///
 /// # On the CPU
 ///
-/// A closure runs on the compute lane's own thread, in every step, recorded or not. It may wait and allocate.
+/// A closure runs on the compute lane's own thread in every step, recorded or not. It may wait and allocate.
 ///
 /// # On a GPU
 ///
-/// A closure runs on its rank's thread, while its call is enqueued, and enqueues on the stream that
-/// [`ComputeContext::handles`] gives it. The primary context of the device is current then, and must be when
-/// the closure returns. It touches what its context lent and memory of its own, and work on any other stream is
-/// ordered against that stream by events. Where [`capture`](crate::config::Capture) asks for it, what a call
-/// enqueued is recorded and repeated without the closure:
+/// A closure runs on its rank's thread while its call is being enqueued, and enqueues on the stream that
+/// [`ComputeContext::handles`] gives it. The device's primary context is current then, and must be when the
+/// closure returns. The closure touches what its context lent and memory of its own; work on any other stream
+/// is ordered against that stream by events. Where [`capture`](crate::config::Capture) asks for it, what a
+/// call enqueued is recorded and repeated without the closure:
 ///
 /// | | `"off"` | `"step"`, `"segments"` | a dynamic call in `"segments"` |
 /// |---|---|---|---|
@@ -58,15 +58,15 @@ pub const SPOILED: u8 = 0xFF;
 /// | depends on values of the host | as they are | as they were when it was recorded | as they are |
 /// | fails | the step is skipped on all ranks | in the first step likewise, later no recording | the step is skipped on all ranks |
 ///
-/// *No recording*: the driver refuses, or the closure failed. All ranks drop what they recorded, and issue this
-/// step and the later ones of the program, with the closure;
+/// *No recording*: the driver refuses, or the closure failed. All ranks drop what they recorded, and issue
+/// this step and the later ones of the program with the closure.
 /// [`StepReport::not_recorded`](crate::session::StepReport::not_recorded) says so once.
 ///
-/// The *first step* of a plan is over when one was through on all ranks and no closure failed in it: closures behind
-/// one that failed have not run. It is the place for code and memory because ranks meet on the host before each of its
-/// collectives, and wait for it. Later, what waits for the device may wait for a peer that waits for this very
-/// rank: seen with code that was loaded late, on four GPUs. No test lets a closure wait or allocate behind the
-/// first step.
+/// The *first step* of a plan lasts until one of its steps has completed on all ranks and no closure failed
+/// in it. Closures after one that failed have not run. It is the place to load code and allocate memory
+/// because in it ranks meet on the host before each of its collectives, and wait for it. Later, what waits
+/// for the device may wait for a peer that waits for this very rank. This was seen with code that was loaded
+/// late, on four GPUs. No test lets a closure wait or allocate after the first step.
 pub trait Compute<S: Surface> {
     /// Carries out one call.
     ///
@@ -84,8 +84,8 @@ where
     }
 }
 
-/// Makes a rank's [`Compute`] on the thread that will own it, or says why it cannot: then the rank cannot be set
-/// up, and the session does not start.
+/// Makes a rank's [`Compute`] on the thread that will own it. If it says why it cannot, the rank cannot be
+/// set up and the session does not start.
 pub type ComputeFactory<S> = std::sync::Arc<
     dyn Fn(Seat<<S as Surface>::Device>) -> Result<Box<dyn Compute<S>>, ComputeError> + Send + Sync,
 >;

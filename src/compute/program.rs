@@ -1,7 +1,7 @@
-//! What the calls of one program share: names.
+//! What the calls of one program share: its names.
 //!
-//! Law: names are those of the program's declaration. They are kept once for each plan, and looking one up
-//! allocates nothing but its refusal.
+//! Law: names are those of the program's declaration. They are kept once for each plan, and a lookup
+//! allocates only the error that it may return.
 
 use super::error::ComputeError;
 use crate::config::near;
@@ -21,7 +21,8 @@ pub struct BoundProgram {
 }
 
 impl BoundProgram {
-    /// The program of this name, with its buffers and the names of the model's weights in the order of their ids.
+    /// The program of this name, with its buffers and the names of the model's weights in the order of their
+    /// ids.
     #[must_use]
     pub fn new(name: &str, buffers: &[BufferSpec], weights: Vec<String>) -> Self {
         let mut by_name: Vec<BufferId> = (0..buffers.len()).map(BufferId::at).collect();
@@ -54,7 +55,7 @@ impl BoundProgram {
         })
     }
 
-    /// The name of a weight; none of another model's.
+    /// The name of a weight, or `None` for another model's.
     pub(super) fn weight_name(&self, weight: WeightId) -> Option<&str> {
         self.weights.get(weight.index()).map(String::as_str)
     }
@@ -72,7 +73,7 @@ impl BoundProgram {
     }
 }
 
-/// How many names an error proposes, at most.
+/// The most names that an error proposes.
 const MOST_NAMES: usize = 3;
 
 fn nearest<'names>(name: &str, names: impl Iterator<Item = &'names str>) -> Vec<String> {

@@ -1,11 +1,11 @@
 //! Where a rank computes.
 //!
-//! Law: a seat is what a factory of closures gets to know, before the first step and never again: whatever
-//! changes from step to step lies in declared buffers.
+//! Law: a seat is what a factory of closures gets to know, once, before the first step. Whatever changes from
+//! step to step is in declared buffers.
 
 use crate::id::RankId;
 
-/// A rank and the device that its closures compute on: what a factory of closures is called with
+/// A rank and the device that its closures compute on. A factory of closures is called with it
 /// ([`Session::try_builder`](crate::session::Session::try_builder)).
 ///
 /// `D` is the surface's [`Device`](super::Surface::Device): `Seat<DeviceOrdinal>` on GPUs, and `Seat` where
@@ -15,7 +15,7 @@ use crate::id::RankId;
 pub struct Seat<D = ()> {
     /// The rank, counted over all processes.
     pub rank: RankId,
-    /// The device, as this process counts them.
+    /// The device, as this process numbers them.
     pub device: D,
 }
 

@@ -1,6 +1,6 @@
 //! The type through which a backend lends memory.
 //!
-//! Law: a surface reaches the whole arena, so closures never see one; they see a
+//! Law: a surface reaches the whole arena, so closures never see one. They see a
 //! [`ComputeContext`](super::ComputeContext), which asks it for declared regions alone.
 
 use bytemuck::Pod;
@@ -8,17 +8,17 @@ use bytemuck::Pod;
 use super::error::ComputeError;
 use crate::layout::Region;
 
-/// Memory a backend lends to closures, and the handles a closure needs beside it.
+/// Memory that a backend lends to closures, and the handles a closure needs besides it.
 ///
-/// Law: only a [`ComputeContext`](super::ComputeContext) holds a surface. A backend makes one for
-/// each call and gives it to the context alone, so no closure can name a region of its own choice.
-/// A backend therefore lets nobody else make or copy its surface.
+/// Law: only a [`ComputeContext`](super::ComputeContext) holds a surface. A backend makes one for each call
+/// and gives it to the context alone, so no closure can name a region of its own choice. A backend therefore
+/// lets no other code make or copy its surface.
 pub trait Surface {
-    /// What closures need to launch work of their own and only the backend knows, such as the
-    /// compute lane's CUDA stream; `()` where there is nothing. It reaches no memory.
+    /// What closures need to launch work of their own and only the backend knows, such as the compute lane's
+    /// CUDA stream; `()` where there is nothing. It gives no access to memory.
     type Handles;
-    /// What tells a rank's device from others of its kind: the ordinal of a GPU, `()` where there is nothing to
-    /// tell apart. The factory of the rank's closures gets it in its [`Seat`](super::Seat).
+    /// What distinguishes a rank's device from others of its kind: the ordinal of a GPU, or `()` where there
+    /// is nothing to distinguish. The factory of the rank's closures gets it in its [`Seat`](super::Seat).
     type Device: Copy + std::fmt::Debug;
     /// A readable piece of memory: a slice on the CPU, a device pointer on a GPU.
     type Read<'a, T: Pod>
@@ -41,10 +41,10 @@ pub trait Surface {
     /// [`ComputeError::Element`] or [`ComputeError::Race`].
     fn write<T: Pod>(&self, region: Region) -> Result<Self::Write<'_, T>, ComputeError>;
 
-    /// Fills `region` with bytes [`SPOILED`](super::SPOILED), in order with what the call does.
+    /// Fills `region` with [`SPOILED`](super::SPOILED) bytes, in order with what the call does.
     ///
     /// # Errors
-    /// As [`Surface::write`]; what the backend says.
+    /// Like [`Surface::write`]; whatever the backend says.
     fn spoil(&self, region: Region) -> Result<(), ComputeError>;
 
     /// The backend's handles for the lane the call runs on.

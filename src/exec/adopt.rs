@@ -3,12 +3,11 @@
 //! Laws:
 //! - All ranks take the same plan before the same step: they compare fingerprints first (**PL-1**), when all
 //!   their lanes are drained.
-//! - Nothing moves: the arena stays where it is, resident slots lie where they lay, and a plan that does not
-//!   fit is refused before it is bound. What the weights hold (**PL-9**) does not depend on which plan left
-//!   it.
-//! - The plan before is given back once the next is bound: its events, tables and recording. All ranks have
-//!   done so before any goes on: giving memory back may wait for streams of peers.
-//! - A trial is issued and timed; a recording is made of the plan that stays.
+//! - Nothing moves: the arena and resident slots stay where they are, and a plan that does not fit is refused
+//!   before it is bound. What the weights hold (**PL-9**) does not depend on which plan left it.
+//! - The previous plan's events, tables and recording are given back once the next plan is bound. All ranks
+//!   have done so before any goes on, because giving memory back may wait for streams of peers.
+//! - A trial is issued and timed; a recording is made only of the plan that stays.
 
 use std::sync::Arc;
 
@@ -20,17 +19,17 @@ use crate::id::ProgramId;
 use crate::layout::{Content, Region, Residency};
 use crate::plan::StepPlan;
 
-/// A plan for a program to go on by.
+/// A plan with which a program continues.
 #[derive(Clone, Debug)]
 pub struct Adoption {
-    /// Made of the same program, over the same resident layout and mesh.
+    /// The plan, made from the same program, over the same resident layout and mesh.
     pub plan: Arc<StepPlan>,
-    /// Is it tried? Then its tasks are timed and its steps issued, never recorded.
+    /// Whether it is a trial. Its tasks are then timed and its steps issued, never recorded.
     pub trial: bool,
 }
 
 impl<B: Backend> Rank<B> {
-    /// Lets `program` go on by another plan.
+    /// Lets `program` continue with another plan.
     pub(super) fn adopt(&mut self, program: ProgramId, adoption: Adoption) -> Result<(), ExecError> {
         let Adoption { plan, trial } = adoption;
         agree(&self.world, self.id(), &plan)?;

@@ -1,11 +1,11 @@
 //! Recording a step and replaying it, as one state machine.
 //!
-//! **EX-3** A plan's first step runs eagerly (*cold*: caches fill, lazy handles are made), and so do later ones until
-//! one was through on all ranks: closures behind one that failed have not run yet. The next is recorded
-//! without running anything and then launched, later ones are launched. Every one of them is a real step;
-//! there is no warm-up that would touch main grads. A step is recorded whole, or in segments where some of
-//! its calls are dynamic; a recording of which any rank could not make some segment is discarded by all of
-//! them before its first launch.
+//! **EX-3** A plan is recorded only after a step of it has completed on all ranks and no closure failed in
+//! it. Its first step runs eagerly (*cold*: caches fill, lazy handles are made), and so do later ones until
+//! then: closures after one that failed have not run yet. The next step is recorded without running anything
+//! and then launched; later ones are launched. Every one of them is a real step; there is no warm-up that
+//! would touch main grads. A step is recorded whole, or in segments where some of its calls are dynamic. If
+//! any rank could not make some segment of a recording, all ranks discard it before its first launch.
 
 use super::Recorded;
 
@@ -14,8 +14,8 @@ use super::Recorded;
 pub enum CaptureMode {
     /// Every step is issued anew.
     Off,
-    /// The step is recorded once, in as few segments as its dynamic calls leave it in, and replayed. Where
-    /// it must be one, the session refuses programs with such calls.
+    /// The step is recorded once, in as few segments as its dynamic calls allow, and replayed. Where it must
+    /// be a single one, the session refuses programs with such calls.
     Recorded,
 }
 
@@ -30,14 +30,14 @@ pub enum Action {
     Launch,
 }
 
-/// Where one plan stands on one rank.
+/// The state of one plan on one rank.
 #[derive(Debug)]
 pub enum Capture<G> {
     /// Not to be recorded, or given up.
     Eager,
-    /// To be recorded, never through so far.
+    /// To be recorded; no step has completed so far.
     Cold,
-    /// Through once.
+    /// A step has completed.
     Warm,
     /// Recorded, piece by piece.
     Ready(Vec<Recorded<G>>),
@@ -63,14 +63,14 @@ impl<G> Capture<G> {
         }
     }
 
-    /// A step that was issued was through on all ranks, and no closure failed in it.
+    /// Notes that a step that was issued has completed on all ranks, and that no closure failed in it.
     pub fn warmed(&mut self) {
         if matches!(self, Self::Cold) {
             *self = Self::Warm;
         }
     }
 
-    /// The vote over a recording: everyone has one, or nobody keeps one.
+    /// The vote over a recording: all ranks keep one, or none does.
     pub fn recorded(&mut self, pieces: Option<Vec<Recorded<G>>>) {
         *self = pieces.map_or(Self::Eager, Self::Ready);
     }

@@ -9,7 +9,7 @@ use crate::plan::EdgeState;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExecError {
-    /// Replicas that would begin with different weights.
+    /// Replicas would begin with different weights.
     #[error(
         "{rank} and {other} hold the same rows in two replicas, and the initializer gave them different values; let what it fills in depend on name, rows and columns alone"
     )]
@@ -19,7 +19,7 @@ pub enum ExecError {
         /// The other.
         other: RankId,
     },
-    /// Ranks that would begin with different values of a weight that all of them hold.
+    /// Ranks would begin with different values of a weight that all of them hold.
     #[error(
         "{rank} and {other} both hold the whole of the replicated weight `{weight}`, and the initializer gave them different values; let what it fills in depend on name, rows and columns alone"
     )]
@@ -83,7 +83,7 @@ pub enum ExecError {
         /// What the plan says.
         promised: EdgeState,
     },
-    /// The optimizer counts other steps than the rank issued (PL-7).
+    /// The optimizer counts a different number of steps than the rank issued (PL-7).
     #[error(
         "{rank}: the optimizer counts {counted} steps after `{program}`, but {issued} were issued; some step ran that nobody asked for, such as a warm-up of a recording, so weights and main grads are not those of this training: import the last export, and issue or launch every step through the rank"
     )]
@@ -92,9 +92,9 @@ pub enum ExecError {
         rank: RankId,
         /// The program.
         program: String,
-        /// Steps the arena counts, the last one included if it stands.
+        /// Steps the arena counts, including the last one if it is kept.
         counted: u32,
-        /// Steps the rank issued or imported, counted alike.
+        /// Steps the rank issued or imported, counted in the same way.
         issued: u32,
     },
     /// A plan that a rank cannot run in place of a program's own.
@@ -127,21 +127,21 @@ pub enum ExecError {
         /// The system's words.
         reason: String,
     },
-    /// Values that are not as many as the rank has a place for.
+    /// The number of values is not the number the rank has a place for.
     #[error(
         "{rank}: there are {found} {what}, and place for {expected}; give every rank the rows that its shard layout says"
     )]
     Misfit {
         /// The rank.
         rank: RankId,
-        /// Of what there are too many or too few.
+        /// What there are too many or too few of.
         what: String,
         /// How many there are.
         found: usize,
         /// How many there must be.
         expected: usize,
     },
-    /// The initializer gave a master that no training goes on from.
+    /// The initializer gave a master from which no training can go on.
     #[error(
         "{rank}: the initializer gave `{weight}` the master {value} in row {row}, column {column}; give finite values"
     )]
@@ -170,7 +170,7 @@ pub enum ExecError {
 }
 
 impl ExecError {
-    /// Is it only the echo of another rank's end? Then some other rank has the cause.
+    /// Whether it is only the echo of another rank's end, in which case some other rank has the cause.
     #[must_use]
     pub fn is_consequence(&self) -> bool {
         match self {

@@ -1,8 +1,8 @@
 //! What a session and one rank hand each other around a step.
 //!
-//! Law: the session writes before a command is sent and reads after the reply came; the rank
-//! thread touches it in between. All buffers have their final size before the first step, so a
-//! step moves bytes and allocates nothing on the thread of the rank.
+//! Law: the session writes before a command is sent and reads after the reply has come; the rank thread
+//! touches it in between. All buffers have their final size before the first step, so a step moves bytes and
+//! allocates nothing on the thread of the rank.
 
 use std::time::Duration;
 
@@ -24,9 +24,9 @@ pub struct WeightShard {
     pub exp_avg_sq: Vec<f32>,
     /// Quantized planes as stored, one list entry per stored orientation and plane.
     pub planes: Vec<Vec<u8>>,
-    /// What dequantizing needs beside the planes; 1 for formats without.
+    /// What dequantizing needs besides the planes; 1 for formats without.
     pub tensor_scale: f32,
-    /// Scale in use and amax history, where scaling is delayed; coming in, `None` begins anew.
+    /// Scale in use and amax history, where scaling is delayed. On import, `None` begins anew.
     pub delayed: Option<DelayedState>,
 }
 
@@ -47,14 +47,14 @@ pub struct Exchange {
     pub learning_rate: f32,
     /// Loss scale of the coming step.
     pub loss_scale: f32,
-    /// Is the coming step recorded for a trace?
+    /// Whether the coming step is recorded for a trace.
     pub recorded: bool,
-    /// The plan that the coming step's program runs from now on, if it is another one; the rank takes it out.
+    /// The plan that the coming step's program runs from now on, if it is a new one; the rank takes it out.
     pub adoption: Option<Adoption>,
-    /// Do all ranks tell each other what the coming step took?
+    /// Whether all ranks tell each other how long the coming step took.
     pub measures: bool,
-    /// What the last step that was to be measured took, as all ranks agreed on, in nanoseconds: the step,
-    /// then each of its tasks if the backend timed them.
+    /// How long the last measured step took, as all ranks agreed, in nanoseconds: the step, then each of its
+    /// tasks if the backend timed them.
     pub agreed: Vec<u64>,
     /// Per program, per buffer: bytes of inputs and outputs, micro-batch after micro-batch; empty for internal
     /// buffers.
@@ -63,24 +63,24 @@ pub struct Exchange {
     pub vote: Option<Vote>,
     /// The fault of this rank's closures in the last step.
     pub fault: Option<ClosureFault>,
-    /// Why this rank could not record the last step, if it was to and could not.
+    /// Why this rank did not record the last step, if it was supposed to.
     pub unrecorded: Option<String>,
     /// Recordings that were launched for the last step; 0 if its tasks were issued.
     pub segments: usize,
-    /// How long the rank took to issue the last step's tasks, or to launch its recordings.
+    /// How long the rank took to issue the last step's tasks or to launch its recordings.
     pub issue: Duration,
-    /// Is the coming step's time on the host to be split?
+    /// Whether the coming step's time on the host is to be split.
     pub splits: bool,
-    /// What `issue` went to, if it was split.
+    /// What `issue` was spent on, if it was split.
     pub issued: HostSplit,
-    /// What the rest of the step's time on the host went to, if it was split: inputs in, waiting, outputs
-    /// out. Recording is in neither.
+    /// What the rest of the step's time on the host was spent on, if it was split: copying inputs in,
+    /// waiting, copying outputs out. Neither includes recording.
     pub edges: HostSplit,
     /// From the rank's first look at the last command to its end.
     pub took: Duration,
     /// When every task of the last step ran.
     pub intervals: Vec<TaskInterval>,
-    /// Where the last step's time went on the device, by `intervals`.
+    /// Where the last step's time went on the device, according to `intervals`.
     pub exposure: Exposure,
     /// Weights going out (export) or coming in (import).
     pub shards: Vec<WeightShard>,
@@ -94,7 +94,8 @@ pub struct Exchange {
     pub elsewhere: Vec<(RankId, RankReport)>,
     /// What all ranks exported, in rank order; in the exchange of rank 0, where a world has several processes.
     pub gathered: Vec<Exchange>,
-    /// Which checkpoint comes in, where other processes must import the same; `None` for one this process refuses.
+    /// Which checkpoint is being imported, where other processes must import the same; `None` for one this
+    /// process refuses.
     pub checkpoint: Option<u64>,
     /// Why nothing was imported, if processes did not agree.
     pub import_refused: Option<String>,

@@ -1,8 +1,8 @@
 //! Where the time of one rank's step went: exposed communication, from when its tasks ran.
 //!
-//! Law: taken on the rank's own thread, behind the step, so that ranks take it side by side and the caller's
-//! thread, which all of them wait for, does not. Nothing is allocated once there is room for a plan's tasks,
-//! which is made the first time.
+//! Law: it is measured on the rank's own thread, after the step, so that ranks do it in parallel and the
+//! caller's thread, which all of them wait for, does not. Nothing is allocated once there is room for a
+//! plan's tasks, which is made the first time.
 
 use crate::backend::TaskInterval;
 use crate::layout::LaneKind;
@@ -19,13 +19,13 @@ pub struct Gauge {
 }
 
 impl Gauge {
-    /// Where the time went of a step of `plan` whose tasks ran in these intervals, in the order of its tasks;
+    /// Where the time went in a step of `plan` whose tasks ran in these intervals, in the order of its tasks;
     /// nothing where none was measured.
     pub fn measure(&mut self, plan: &StepPlan, intervals: &[TaskInterval]) -> Exposure {
         let Self { compute, communication, waiting, scratch } = self;
         for list in [&mut *compute, communication, waiting, scratch] {
             list.clear();
-            // A collective is in two of them, and `scratch` takes all.
+            // A collective is in two of the lists, and `scratch` takes all.
             list.reserve(2 * intervals.len());
         }
         let ran = || intervals.iter().filter(|task| task.ran());

@@ -1,11 +1,11 @@
-//! A plan installed on a rank: bound, with its actors, its recording and its places of staged buffers; and
-//! one step of it.
+//! A plan installed on a rank: bound, with its actors, its recording and the places of its staged buffers.
+//! And one step of it.
 //!
 //! Laws:
-//! - What a step needs was made when its plan was installed: a step binds nothing and hires nobody.
-//! - A step is issued, recorded or replayed here and nowhere else (EX-1). One that is on its lanes, whole or
-//!   in part, ends when each of them has been waited for, whatever the others said. A recording is used if all
-//!   ranks made one.
+//! - What a step needs was made when its plan was installed: a step binds nothing and creates no actors.
+//! - A step is issued, recorded or replayed here and nowhere else (EX-1). A step that is on its lanes, whole
+//!   or in part, ends when each lane has been waited for, whatever the others said. A recording is used if
+//!   all ranks made one.
 //! - Whether a step may run, and whether it left what it promised, is for the rank to judge (`rank`).
 
 use std::ops::Range;
@@ -29,19 +29,20 @@ pub struct Installed<B: Backend> {
     pub(super) bound: B::Bound,
     pump: Pump<B>,
     capture: Capture<B::Graph>,
-    /// Must a step of it still be through, on all ranks and without a fault, before it is run in another way?
+    /// Whether a step must still complete, on all ranks and without a fault, before the plan runs
+    /// differently.
     is_cold: bool,
     compute: LaneId,
     /// Where the step leaves its vote, if it takes one.
     pub(super) vote: Option<Region>,
-    /// What the host copies in before a step, and out behind it.
+    /// What the host copies in before a step, and out after it.
     pub(super) inputs: Vec<Staged>,
     pub(super) outputs: Vec<Staged>,
 }
 
 /// One micro-batch of a staged buffer.
 pub(super) struct Staged {
-    /// Where it lies in the arena.
+    /// Where it is in the arena.
     pub(super) region: Region,
     /// The buffer.
     pub(super) buffer: BufferId,
@@ -51,21 +52,21 @@ pub(super) struct Staged {
 
 /// How a step was put on its lanes.
 pub(super) struct Driven {
-    /// Why it was not recorded, if it was to be.
+    /// Why it was not recorded, if it was supposed to be.
     pub(super) unrecorded: Option<String>,
     /// Recordings launched for it.
     pub(super) segments: usize,
     /// How long that took, without recording and without waiting for the lanes.
     pub(super) issue: Duration,
-    /// What that went to.
+    /// What that time was spent on.
     pub(super) issued: HostSplit,
-    /// What the time of the host before it went to, without recording.
+    /// What the host's time before that was spent on, without recording.
     pub(super) before: HostSplit,
-    /// As `issue`, with waiting for the lanes.
+    /// Like `issue`, including waiting for the lanes.
     pub(super) step: Duration,
 }
 
-/// Binds a plan and hires its actors; `timed` if its tasks must be timed.
+/// Binds a plan and creates its actors; `timed` if its tasks must be timed.
 pub(super) fn install<B: Backend>(
     backend: &B,
     memory: &B::Memory,
@@ -109,7 +110,7 @@ impl<B: Backend> Installed<B> {
             let recorded = record(backend, streams, bound, plan, pump);
             let usable = u64::from(recorded.is_ok());
             let all_usable = world.exchange(backend.rank(), usable)?.iter().all(|vote| *vote == 1);
-            // A device may be unable to record; a recording that breaks a law is nothing to go on from.
+            // A device may be unable to record; after a recording that breaks a law the session cannot go on.
             match &recorded {
                 Ok(_) => {}
                 Err(FlowError::Backend(error)) if !matches!(error, BackendError::Hazard { .. }) => {}
@@ -126,8 +127,9 @@ impl<B: Backend> Installed<B> {
             None => pump.run(backend, streams, bound).map(|()| 0).map_err(ExecError::from),
         };
         if let Err(error) = &put {
-            // What is on the lanes may wait for what this rank will not bring: nobody waits for anybody any more.
-            // The lanes run out below, by themselves; what is ended by force before that may never do.
+            // What is on the lanes may wait for what this rank will not bring, so from here on nothing waits
+            // for peers. The lanes run out below, by themselves; if they were ended by force before that,
+            // they might never do so.
             backend.poison(&error.to_string());
         }
         let (issue, issued) = (begin.elapsed(), meter.lap());
@@ -144,8 +146,8 @@ impl<B: Backend> Installed<B> {
         Ok(outcome.map(|()| Driven { unrecorded, segments, issue, issued, before, step })?)
     }
 
-    /// Behind a step: the plan is warm once one was through on all ranks, and no closure failed in it. Ranks ask
-    /// each other only where somebody needs to know.
+    /// After a step: the plan is warm once a step of it has completed on all ranks and no closure failed in
+    /// it. Ranks ask each other only where the answer is needed.
     pub(super) fn settle(&mut self, backend: &B, world: &World, faulted: bool) -> Result<(), ExecError> {
         if !self.is_cold || world.exchange(backend.rank(), u64::from(faulted))?.contains(&1) {
             return Ok(());

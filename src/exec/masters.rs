@@ -10,25 +10,25 @@ use std::sync::Arc;
 pub struct MasterRows<'a> {
     /// Name of the weight.
     pub weight: &'a str,
-    /// Number of the first of these rows in the whole weight.
+    /// Number of the first of these rows within the whole weight.
     pub first_row: usize,
     /// Columns of the weight.
     pub columns: usize,
 }
 
 impl<'a> MasterRows<'a> {
-    /// Those of a whole weight, or its first ones.
+    /// The rows of a whole weight, or its first ones.
     #[must_use]
     pub const fn from_the_first(weight: &'a str, columns: usize) -> Self {
         Self { weight, first_row: 0, columns }
     }
 
-    /// Place of their first value in the whole weight, row-major.
+    /// Position of their first value in the whole weight, row-major.
     #[must_use]
     pub const fn first_element(&self) -> usize {
         self.first_row * self.columns
     }
 }
 
-/// Fills masters in, row-major; they are zeros before.
+/// Fills in masters, row-major; they are zeros before.
 pub type Initializer = Arc<dyn Fn(MasterRows<'_>, &mut [f32]) + Send + Sync>;

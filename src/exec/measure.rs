@@ -1,9 +1,9 @@
-//! What a step took, as all ranks agree on it.
+//! How long a step took, as all ranks agree.
 //!
 //! Law: the median over the ranks, the same numbers on every rank of every process, so that equal decisions
 //! follow (TU-1 in [`crate::tune`]). A step is timed by the backend's own clock where it timed the tasks,
-//! else by the host's, from the first task issued to the last lane drained; a collective counts from the
-//! arrival of its last rank on.
+//! otherwise by the host's, from the first task issued to the last lane drained. A collective counts from the
+//! arrival of its last rank.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ use crate::rendezvous::Topic;
 use crate::tune::agreed;
 
 impl World {
-    /// Tells all ranks what a step took on this one, and returns what they agree on, in nanoseconds: the
-    /// step, then each task, if tasks were timed. `step` is the time of the host.
+    /// Tells all ranks how long a step took on this one, and returns what they agree on, in nanoseconds: the
+    /// step, then each task if tasks were timed. `step` is the time on the host.
     pub(super) fn agree_on_times(
         &self,
         rank: RankId,
@@ -28,7 +28,7 @@ impl World {
         let all = all.map_err(|error| failed(rank, error))?;
         let numbers = |bytes: &std::sync::Arc<[u8]>| {
             let (numbers, rest) = bytes.as_chunks::<8>();
-            // A rank that could not time its tasks says the step alone.
+            // A rank that could not time its tasks reports the step alone.
             let fits = bytes.len() == own.len() || numbers.len() == 1 || own.len() == 8;
             if !rest.is_empty() || numbers.is_empty() || !fits {
                 return Err(failed(rank, misfit("what a step took")));
@@ -39,7 +39,7 @@ impl World {
     }
 }
 
-/// Of one rank: the step, then each task.
+/// The times of one rank: the step, then each task.
 fn times(intervals: &[TaskInterval], step: Duration) -> Vec<u64> {
     let ran = || intervals.iter().filter(|interval| interval.ran());
     let begin = ran().map(|interval| interval.begin).min();

@@ -1,13 +1,13 @@
 //! Execution: one thread per rank that drives its actors through steps.
 //!
-//! - **EX-1** eager, recorded and replayed runs come from the same messages; whether a step is
-//!   being recorded is known here and nowhere above or below.
-//! - **EX-2** all ranks report the same outcome for a step.
+//! - **EX-1** Eager, recorded and replayed runs come from the same messages; whether a step is being recorded
+//!   is known here and nowhere above or below.
+//! - **EX-2** All ranks report the same outcome for a step.
 //!
 //! A rank thread owns its backend, lanes, arena and plans. The session tells it what to do over a queue and
-//! reads what came of it from the rank's exchange. Ranks agree on host matters (equal plans, a usable
-//! recording, what a trial took) in a [`World`]; everything else they exchange on the device. Where a world
-//! has several processes, each also tells the others how its ranks ended a step.
+//! reads the results from the rank's exchange. Ranks agree on host matters (equal plans, a usable recording,
+//! how long a trial took) in a [`World`]; everything else they exchange on the device. Where a world has
+//! several processes, each also tells the others how its ranks ended a step.
 
 mod adopt;
 mod capture;

@@ -1,10 +1,10 @@
 //! The inline pump: delivers messages and fires actors on the rank's own thread.
 //!
-//! Law: deterministic. Actors are served in the order their mail came in; each takes all its mail, then fires
-//! while its head is ready. The pump knows neither tasks nor devices, and it stops with an error, never by
-//! waiting, when no actor can go on. A step may be driven piece by piece: heads of later pieces wait, ready,
-//! until their piece has come. Which pieces there are is the plan's to say, what lies between them its
-//! driver's.
+//! Law: deterministic. Actors are served in the order in which their mail arrived; each takes all its mail,
+//! then fires while its head is ready. The pump knows neither tasks nor devices, and it stops with an error,
+//! never by waiting, when no actor can go on. A step may be driven piece by piece: heads of later pieces
+//! wait, ready, until their piece has come. The plan decides which pieces there are; the driver decides what
+//! happens between them.
 
 use std::sync::Arc;
 
@@ -25,8 +25,8 @@ pub struct Pump<B: Backend> {
 }
 
 impl<B: Backend> Pump<B> {
-    /// Hires the actors of `plan` for `rank` and wires them; a right they lose sets `poison`, which
-    /// all pumps of a rank share.
+    /// Creates the actors of `plan` for `rank` and wires them. A right they lose sets `poison`, which all
+    /// pumps of a rank share.
     #[must_use]
     pub fn new(rank: RankId, plan: &Arc<StepPlan>, poison: Poison) -> Self {
         let wiring = Arc::new(Wiring::new(plan));
@@ -44,9 +44,9 @@ impl<B: Backend> Pump<B> {
     /// Issues one whole step.
     ///
     /// # Errors
-    /// A fault of flow control or of the backend; the step is then issued in part, and other ranks
-    /// may be waiting for the rest of it. [`FlowError::Poisoned`] before anything is enqueued if a
-    /// right was lost earlier, and behind the last task if one was lost on the way.
+    /// A fault of flow control or of the backend; the step is then issued in part, and other ranks may be
+    /// waiting for the rest of it. [`FlowError::Poisoned`] before anything is enqueued if a right was lost
+    /// earlier, and after the last task if one was lost on the way.
     pub fn run(&mut self, backend: &B, streams: &mut [B::Stream], bound: &B::Bound) -> Result<(), FlowError> {
         self.begin()?;
         self.drive(|_| true, backend, streams, bound)?;
@@ -67,7 +67,7 @@ impl<B: Backend> Pump<B> {
         self.issuer.begin(&self.post)
     }
 
-    /// Issues what is left of `piece` and of those before it. All lanes have joined behind the piece before.
+    /// Issues what is left of `piece` and of those before it. All lanes have joined after the previous piece.
     ///
     /// # Errors
     /// As [`Pump::run`].
@@ -79,15 +79,15 @@ impl<B: Backend> Pump<B> {
         bound: &B::Bound,
     ) -> Result<(), FlowError> {
         self.issuer.join();
-        // Whoever was ready for this piece before it came has no mail any more. Communicators are the last of
-        // a roster and go first here: what was left for this piece begins beside its calls.
+        // Actors that became ready for this piece before it came have no mail left. Communicators are the
+        // last of a roster and go first here, so that what was left for this piece begins beside its calls.
         for actor in (0..self.actors.len()).rev().map(ActorId::at) {
             self.fire(actor, &|task| pieces.of(task) <= piece, backend, streams, bound)?;
         }
         self.drive(|task| pieces.of(task) <= piece, backend, streams, bound)
     }
 
-    /// As [`Pump::issue_piece`], but puts nothing on the lanes: the caller does, whenever the piece is to run.
+    /// Like [`Pump::issue_piece`], but puts nothing on the lanes: the caller does, when the piece is to run.
     ///
     /// # Errors
     /// As [`Pump::run`].
@@ -107,13 +107,13 @@ impl<B: Backend> Pump<B> {
     /// Closes a step of which every piece was issued.
     ///
     /// # Errors
-    /// As [`Pump::run`], behind the last task.
+    /// As [`Pump::run`], after the last task.
     pub fn end(&self) -> Result<(), FlowError> {
         self.issuer.end()?;
         if self.issuer.is_done() { Ok(()) } else { Err(self.stuck(self.issuer.plan())) }
     }
 
-    /// Delivers mail and fires, as far as tasks that `may_fire` lets through.
+    /// Delivers mail and fires, as far as `may_fire` allows the tasks.
     fn drive(
         &mut self,
         may_fire: impl Fn(TaskId) -> bool,
@@ -158,8 +158,8 @@ impl<B: Backend> Pump<B> {
         Ok(())
     }
 
-    /// What each actor that owns weights left behind when the plan was last issued, counted from the
-    /// masters' version at its entry.
+    /// What each actor that owns weights left when the plan was last issued, counted from the masters'
+    /// version at its entry.
     pub fn edges(&self) -> impl Iterator<Item = EdgeState> {
         self.actors.iter().filter_map(|actor| actor.edge())
     }

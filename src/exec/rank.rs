@@ -1,11 +1,11 @@
 //! One rank: its device, its arena, its lanes, and the plans installed on them (`installed`).
 //!
-//! Law: everything happens between two edges, and at an edge all lanes are drained. Host copies happen at
-//! edges alone. A rank that cannot go on aborts the world before it reports, so that no peer waits for it.
-//! The rank knows what its weights hold (**PL-9**): a plan runs only if that is what it needs at its entry,
-//! and what its actors leave must be what it promised. It counts the optimizer steps it issued (**PL-7**): a
-//! count in the arena that differs says that a step ran which nobody asked for, such as a warm-up of a
-//! recording, and with it weights and gradients that nobody asked for.
+//! Law: everything happens between two edges, and at an edge all lanes are drained. Host copies happen only
+//! at edges. A rank that cannot go on aborts the world before it reports, so that no peer waits for it. The
+//! rank knows what its weights hold (**PL-9**): a plan runs only if that is what it needs at its entry, and
+//! what its actors leave must be what it promised. It counts the optimizer steps it issued (**PL-7**): if the
+//! arena's count differs, a step ran that was not requested, such as a warm-up of a recording, and with it
+//! weights and gradients changed that were not to change.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::plan::{EdgeState, StepPlan, carried};
 pub(super) struct Room {
     /// Bytes of the arena.
     pub(super) arena: usize,
-    /// Bytes beside it for what peers send.
+    /// Bytes besides it for what peers send.
     pub(super) landing: usize,
 }
 
@@ -39,7 +39,7 @@ pub struct Rank<B: Backend> {
     pub(super) programs: Vec<Installed<B>>,
     /// What was reserved, which every plan must fit.
     pub(super) room: Room,
-    /// Whether steps of programs are recorded, but for trials.
+    /// Whether steps of programs are recorded, except for trials.
     pub(super) capture: CaptureMode,
     /// Places of what is resident in every program.
     pub(super) places: HashMap<Content, Region>,
@@ -54,12 +54,12 @@ pub struct Rank<B: Backend> {
     /// The backend's.
     meter: Arc<Meter>,
     gauge: Gauge,
-    /// Learning rate and loss scale as they lie in the arena, where nothing but the host writes them.
+    /// Learning rate and loss scale as they are in the arena, where only the host writes them.
     scalars: Option<[u32; 2]>,
 }
 
 impl<B: Backend> Rank<B> {
-    /// Reserves the arena, opens the lanes and binds the plans, after all ranks agreed on them.
+    /// Reserves the arena, opens the lanes and binds the plans, after all ranks have agreed on them.
     ///
     /// # Errors
     /// [`ExecError::PlansDiffer`], or what the backend refuses.
@@ -74,7 +74,7 @@ impl<B: Backend> Rank<B> {
         Self::with_room(backend, world, prologue, programs, &[], capture, closures)
     }
 
-    /// As [`Rank::new`], with room for plans that programs may run later in place of their own
+    /// Like [`Rank::new`], with room for plans that programs may run later in place of their own
     /// ([`Exchange::adoption`]).
     ///
     /// # Errors
@@ -139,13 +139,12 @@ impl<B: Backend> Rank<B> {
         self.backend.rank()
     }
 
-    /// Runs one step of `program`, with the inputs in `exchange`, and leaves
-    /// there what came of it.
+    /// Runs one step of `program`, with the inputs in `exchange`, and leaves the results there.
     ///
     /// # Errors
-    /// [`ExecError::NoProgram`], [`ExecError::Entry`] and [`ExecError::Exit`] when the plan does not
-    /// fit what ran before it, faults of flow control or the backend. A closure's failure is no error
-    /// here: it is in the exchange, and in every rank's vote.
+    /// [`ExecError::NoProgram`], [`ExecError::Entry`] and [`ExecError::Exit`] when the plan does not fit what
+    /// ran before it, and faults of flow control or the backend. A closure's failure is not an error here: it
+    /// is in the exchange, and in every rank's vote.
     ///
     /// # Panics
     /// When `exchange.staged` was not made for the programs of this rank.
@@ -171,7 +170,7 @@ impl<B: Backend> Rank<B> {
             self.adopt(program, adoption)?;
         }
         self.quantize_new_masters()?;
-        // New plans and new masters are no part of a step.
+        // New plans and new masters are not part of a step.
         let _ = self.meter.lap();
         self.upload_inputs(program, exchange)?;
         let driven = self.run(Some(program))?;
@@ -208,7 +207,7 @@ impl<B: Backend> Rank<B> {
         Ok(())
     }
 
-    /// Runs the prologue, if masters were set since it ran last.
+    /// Runs the prologue, if masters were set since it last ran.
     pub(super) fn quantize_new_masters(&mut self) -> Result<(), ExecError> {
         if self.edge.shards != Some(self.edge.masters) {
             self.run(None)?;
@@ -239,8 +238,8 @@ impl<B: Backend> Rank<B> {
         Ok(driven)
     }
 
-    /// Holds the arena's count of optimizer steps against the steps this rank issued. A backend that computes
-    /// nothing leaves an empty vote, which no step that ran does.
+    /// Compares the arena's count of optimizer steps with the steps this rank issued. A backend that computes
+    /// nothing leaves an empty vote, which a step that ran never does.
     fn count(&mut self, program: &str, vote: Vote) -> Result<(), ExecError> {
         let expected = self.optimizer_steps.wrapping_add(u32::from(!vote.skips()));
         if vote != Vote::default() && vote.step != expected {
@@ -273,12 +272,12 @@ impl<B: Backend> Rank<B> {
         Ok(())
     }
 
-    /// Tells every rank of the world that this one is gone. Its lanes run out first: whatever broke off may have
-    /// left work on them that waits for peers, and memory cannot be given back under it.
+    /// Tells every rank of the world that this one is gone. Its lanes run out first: what broke off may have
+    /// left work on them that waits for peers, and memory cannot be given back while that work uses it.
     pub fn give_up(&mut self, reason: &str) {
         self.backend.poison(reason);
         for stream in &mut self.streams {
-            // It fails as the poisoned world it is of.
+            // It fails because its world is poisoned.
             drop(self.backend.synchronize(stream));
         }
         self.backend.abort(reason);
@@ -286,7 +285,7 @@ impl<B: Backend> Rank<B> {
     }
 }
 
-/// Where the resident slots of a plan lie.
+/// Where the resident slots of a plan are.
 fn places(plan: &StepPlan) -> HashMap<Content, Region> {
     let resident = plan.arena.slots.iter().filter(|slot| slot.residency == Residency::Resident);
     resident.map(|slot| (slot.content, slot.region)).collect()
@@ -305,7 +304,7 @@ pub(super) fn agree(world: &World, rank: RankId, plan: &StepPlan) -> Result<(), 
     Err(ExecError::PlansDiffer { program: plan.name.clone(), fingerprints: listed.join(", ") })
 }
 
-/// Bytes the backend needs beside the arena of each rank, for the most demanding of these plans.
+/// Bytes the backend needs besides the arena of each rank, for the most demanding of these plans.
 ///
 /// # Errors
 /// What the backend refuses of a plan.

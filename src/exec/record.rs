@@ -1,13 +1,13 @@
 //! A step as recordings: made piece by piece, run piece by piece.
 //!
 //! Laws:
-//! - **PL-7** all tasks of a step are in exactly one recording or are dynamic calls: pieces are the plan's
+//! - **PL-7** All tasks of a step are in exactly one recording or are dynamic calls: pieces are the plan's
 //!   ([`crate::plan::Pieces`]), and each is recorded or passed over here, in their order. Nothing runs while
-//!   they are recorded, dynamic calls least of all.
-//! - **EX-1** recordings are made by the messages that issue a step; between two pieces all lanes join, on
+//!   they are recorded, least of all dynamic calls.
+//! - **EX-1** Recordings are made by the messages that issue a step; between two pieces all lanes join, on
 //!   the device as in the issuer's clocks. A dynamic call is enqueued on the compute lane, which must
 //!   therefore be the first: recordings begin and end there.
-//! - Replaying sends no message and allocates nothing: a launch per segment, a task per dynamic call.
+//! - Replaying sends no message and allocates nothing: one launch per segment, one task per dynamic call.
 
 use super::Pump;
 use crate::backend::{Backend, BackendError};

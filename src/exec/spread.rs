@@ -1,11 +1,11 @@
-//! What ranks of other processes are told: how a step ended, and weights on their way to rank 0.
+//! What ranks tell other processes: how a step ended, and weights on their way to rank 0.
 //!
 //! Laws:
 //! - **EX-2** every process knows of every rank what it knows of its own: fault, outputs, why a step was not
 //!   recorded.
-//! - What comes in is measured against the plan before it is kept.
-//! - Values travel as they lie in memory: a world's hosts have one byte order.
-//! - Nothing of this happens in a world of one process.
+//! - What arrives is checked against the plan before it is kept.
+//! - Values travel as they are in memory: a world's hosts have one byte order.
+//! - None of this happens in a world of one process.
 
 use std::sync::Arc;
 
@@ -23,14 +23,14 @@ use crate::rendezvous::{Reader, Topic, Truncated, Writer};
 pub struct RankReport {
     /// The fault of its closures.
     pub fault: Option<ClosureFault>,
-    /// Why it could not record the step, if it was to.
+    /// Why it did not record the step, if it was supposed to.
     pub unrecorded: Option<String>,
-    /// Per buffer of the program: the bytes of outputs, nothing for others.
+    /// Per buffer of the program: the bytes of outputs, nothing for other buffers.
     pub outputs: Vec<Vec<u8>>,
 }
 
 impl RankReport {
-    /// Of what a rank left in its exchange.
+    /// Built from what a rank left in its exchange.
     #[must_use]
     pub fn of(plan: &StepPlan, program: ProgramId, exchange: &Exchange) -> Self {
         let staged =
@@ -113,8 +113,8 @@ impl World {
         Ok(())
     }
 
-    /// Brings what all ranks exported to rank 0, whose exchange has it then: carried buffers of all of them,
-    /// and weights of the first replica, of which `is_first` says whether this rank is.
+    /// Brings what all ranks exported to rank 0, whose exchange then has it: carried buffers of all ranks,
+    /// and weights of the first replica. `is_first` says whether this rank belongs to that replica.
     pub(super) fn gather_weights(
         &self,
         rank: RankId,
@@ -152,7 +152,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether all processes import the same checkpoint, and each can; if not, why not.
+    /// Whether all processes import the same checkpoint and each can; if not, why not.
     pub(super) fn agree_on_import(&self, rank: RankId, exchange: &mut Exchange) -> Result<(), ExecError> {
         exchange.import_refused = None;
         if self.rendezvous().is_whole() {

@@ -1,9 +1,9 @@
 //! The rank thread: waits for commands, carries them out, replies.
 //!
-//! Law: one command at a time, one reply each, a panic included: its words are the reply. A rank
-//! that fails a command aborts the backend's world and ends the host's before it replies, so no
-//! peer waits for it; after a panic its thread ends, because what the panic left is not trusted. A
-//! thread that is told to close leaves the host's world on its way out.
+//! Law: one command at a time, with one reply each. A panic is no exception: its words are the reply. A rank
+//! that fails a command aborts the backend's world and ends the host's before it replies, so no peer waits
+//! for it. After a panic its thread ends, because what the panic left is not trusted. A thread that is told
+//! to close leaves the host's world on its way out.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,9 +37,9 @@ pub enum Command {
 /// What a rank answers.
 #[derive(Debug)]
 pub struct Reply {
-    /// Who.
+    /// The rank that answers.
     pub rank: RankId,
-    /// Whether it could.
+    /// Whether it could carry out the command.
     pub outcome: Result<(), ExecError>,
 }
 
@@ -51,7 +51,7 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// Room for every reply `ranks` ranks can owe at once.
+    /// Room for every reply that `ranks` ranks can owe at once.
     #[must_use]
     pub fn new(ranks: usize) -> Self {
         Self { replies: ArrayQueue::new(ranks.max(1) * 4), bell: Notify::new() }
@@ -74,7 +74,7 @@ impl Inbox {
     }
 }
 
-/// Everything a rank thread is born with.
+/// Everything a rank thread starts with.
 pub struct Setup<B: Backend> {
     /// The rank's device.
     pub backend: B,
@@ -84,7 +84,7 @@ pub struct Setup<B: Backend> {
     pub prologue: Arc<StepPlan>,
     /// One plan per program.
     pub programs: Vec<Arc<StepPlan>>,
-    /// Plans that programs may run later in place of their own: there must be room for them.
+    /// Plans that programs may run later in place of their own; there must be room for them.
     pub foreseen: Vec<Arc<StepPlan>>,
     /// Whether steps are recorded.
     pub capture: CaptureMode,
@@ -92,7 +92,7 @@ pub struct Setup<B: Backend> {
     pub closures: ComputeFactory<B::Surface>,
     /// Fills the masters.
     pub initializer: Initializer,
-    /// How long the rank looks for its next command before it sleeps; nothing for a rank without a core of
+    /// How long the rank polls for its next command before it sleeps; nothing for a rank without a core of
     /// its own.
     pub patience: Duration,
     /// Where the host spans of recorded steps go.
@@ -105,9 +105,8 @@ impl<B: Backend> std::fmt::Debug for Setup<B> {
     }
 }
 
-/// A session's end of one rank thread. Dropping it closes the thread and waits for its end; who
-/// holds several hangs up on all of them first ([`RankThread::hang_up`]), because a rank may be
-/// waiting for a peer.
+/// A session's end of one rank thread. Dropping it closes the thread and waits for its end. A holder of
+/// several hangs up on all of them first ([`RankThread::hang_up`]), because a rank may be waiting for a peer.
 #[derive(Debug)]
 pub struct RankThread {
     rank: RankId,
@@ -143,7 +142,7 @@ impl RankThread {
         self.rank
     }
 
-    /// Asks something of the rank; it will reply.
+    /// Asks something of the rank, which will reply.
     ///
     /// # Errors
     /// [`ExecError::World`] when the thread has ended.
@@ -153,12 +152,12 @@ impl RankThread {
         self.commands.as_ref().ok_or_else(gone)?.send(command).map_err(|_| gone())
     }
 
-    /// Tells the thread to end after the command it is at; does not wait.
+    /// Tells the thread to end after its current command; does not wait.
     pub fn hang_up(&mut self) {
         self.commands = None;
     }
 
-    /// The rank's exchange; between a reply and the next command it is the session's.
+    /// The rank's exchange, which belongs to the session between a reply and the next command.
     pub fn exchange(&self) -> MutexGuard<'_, Exchange> {
         self.exchange.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -214,7 +213,7 @@ fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, 
             }
         });
         if let Err(error) = &outcome {
-            // A panic in there must cost neither the reply nor the others' waiting for it.
+            // A panic in there must prevent neither the reply nor waking the others.
             let _ = guarded(rank, || {
                 owner.give_up(&error.to_string());
                 Ok(())

@@ -2,7 +2,7 @@
 //!
 //! Law: host copies at an edge, of the rank's real rows. Masters and moments travel as f32 however they are
 //! stored; masters that were set are quantized before anything reads them. Replicas begin with the same
-//! masters, which is checked and not assumed: nothing would ever bring them together again.
+//! masters. This is checked and not assumed: nothing would ever bring them together again.
 
 use std::hash::{DefaultHasher, Hasher};
 
@@ -55,8 +55,8 @@ impl<B: Backend> Rank<B> {
         outcome
     }
 
-    /// Do all ranks that hold the same rows begin with the same masters? Of sharded weights those are the
-    /// ranks of other replicas, of replicated weights all.
+    /// Checks that all ranks that hold the same rows begin with the same masters. For sharded weights those
+    /// are the ranks of other replicas, for replicated weights all ranks.
     fn agree_on_masters(&self, shards: &[WeightShard]) -> Result<(), ExecError> {
         let (rank, mesh) = (self.id(), self.prologue.plan.weights.mesh);
         let of = |placement: Placement| {
@@ -82,17 +82,17 @@ impl<B: Backend> Rank<B> {
         Ok(())
     }
 
-    /// The first rank of the group that has another digest than this one.
+    /// The first rank of the group whose digest differs from this one's.
     fn other_than(&self, own: u64, group: Group) -> Result<Option<RankId>, ExecError> {
         let all = self.world.exchange(self.id(), own)?;
-        // A rank that is driven alone, as the simulator's, hears of no other.
+        // A rank that is driven alone, like the simulator's, hears of no other.
         let differs = |other: &RankId| all.get(other.index()).is_some_and(|told| *told != own);
         Ok(self.prologue.plan.weights.mesh.members(self.id(), group).find(differs))
     }
 
-    /// Copies masters, moments, step count and planes of the rank's rows into `exchange`, and the
-    /// rank's carried buffers. Where a world has several processes, rank 0 has what all copied out, and the others
-    /// nothing.
+    /// Copies masters, moments, step count and planes of the rank's rows into `exchange`, and the rank's
+    /// carried buffers. Where a world has several processes, rank 0 then has what all ranks copied out, and
+    /// the others have nothing.
     ///
     /// # Errors
     /// What the backend refuses.
@@ -136,8 +136,8 @@ impl<B: Backend> Rank<B> {
         Ok(())
     }
 
-    /// As [`Rank::import`], if all processes of the world agree on the checkpoint; else `exchange` says why
-    /// not, and nothing is changed.
+    /// Like [`Rank::import`], if all processes of the world agree on the checkpoint; otherwise `exchange`
+    /// says why not, and nothing is changed.
     ///
     /// # Errors
     /// What the backend refuses, and the end of the world.
@@ -146,8 +146,8 @@ impl<B: Backend> Rank<B> {
         if exchange.import_refused.is_some() { Ok(()) } else { self.import(exchange) }
     }
 
-    /// Puts masters, moments, delayed scales, step count and carried buffers from `exchange` in place; the planes
-    /// follow from the masters before the next step. Carried buffers that `exchange` does not have
+    /// Puts masters, moments, delayed scales, step count and carried buffers from `exchange` in place; the
+    /// planes follow from the masters before the next step. Carried buffers that `exchange` does not have
     /// stay as they are.
     ///
     /// # Errors
@@ -174,7 +174,7 @@ impl<B: Backend> Rank<B> {
         Ok(())
     }
 
-    /// The rank's real elements of `weight`, as `T` lies in the arena.
+    /// The rank's real elements of `weight`, as `T` is stored in the arena.
     fn values<T: Pod>(&self, content: Content, weight: WeightId) -> Result<Vec<T>, ExecError> {
         let layout = self.prologue.plan.weights.layout(weight);
         let mut values = vec![T::zeroed(); layout.shard.rows_of(self.id()).rows * layout.shard.shape.cols];
@@ -277,7 +277,7 @@ impl<B: Backend> Rank<B> {
         Ok(self.backend.upload(&self.memory, history, bytemuck::cast_slice(&state.history))?)
     }
 
-    /// Where the weight's scale in use and its amax history lie, and how long the history is.
+    /// Where the weight's scale in use and its amax history are, and how long the history is.
     fn delayed_places(&self, weight: WeightId) -> Option<(Region, Region, usize)> {
         let weights = &self.prologue.plan.weights;
         let bucket = weights.layout(weight).bucket;
@@ -286,7 +286,7 @@ impl<B: Backend> Rank<B> {
         Some((scale, self.own_values(Content::AmaxHistory(bucket), weight, length)?, length))
     }
 
-    /// The weight's `count` f32 values in a slot that holds as many for every weight of its bucket.
+    /// The weight's `count` f32 values in a slot that holds the same number for every weight of its bucket.
     fn own_values(&self, content: Content, weight: WeightId, count: usize) -> Option<Region> {
         let plan = &self.prologue.plan;
         let bytes = count * size_of::<f32>();
@@ -312,7 +312,7 @@ impl<B: Backend> Rank<B> {
         })
     }
 
-    /// Are carried buffers, where there are some, as long as the rank's?
+    /// Checks that carried buffers, if there are any, are as long as the rank's.
     fn check_carried(&self, carried: &[Vec<u8>]) -> Result<(), ExecError> {
         let rank = self.id();
         let misfit = |what: &str, found: usize, expected: usize| {
@@ -327,7 +327,8 @@ impl<B: Backend> Rank<B> {
         }
     }
 
-    /// Does `exchange` have masters and moments of every weight, of the rank's rows? A frozen one has no moments.
+    /// Checks that `exchange` has masters and moments of every weight, of the rank's rows. A frozen one has
+    /// no moments.
     fn check_shards(&self, shards: &[WeightShard]) -> Result<(), ExecError> {
         let (rank, layouts) = (self.id(), &self.prologue.plan.weights.layouts);
         let fits = |what: String, found: usize, expected: usize| {

@@ -1,8 +1,9 @@
 //! What the ranks of a world agree on, on the host.
 //!
-//! Law: every rank contributes and gets what all contributed; nobody waits past the deadline, and a rank that
-//! fails wakes everyone with its reason, in whatever process they are (RV-2, RV-3 in [`crate::rendezvous`]).
-//! Steps of a world in one process never come here, once their plan is warm; building, recording and trials do.
+//! Law: every rank contributes and gets what all contributed. No rank waits past the deadline, and a rank
+//! that fails wakes all others with its reason, in whatever process they are (RV-2, RV-3 in
+//! [`crate::rendezvous`]). Steps of a world in one process never come here once their plan is warm; building,
+//! recording and trials do.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,12 +51,12 @@ impl World {
         all.iter().map(number).collect()
     }
 
-    /// A rank leaves in good order; who waits for it here is told `reason`.
+    /// A rank leaves in good order; ranks that wait for it here are told `reason`.
     pub fn leave(&self, rank: RankId, reason: &str) {
         self.rendezvous.leave(rank, reason);
     }
 
-    /// A rank cannot go on; everyone is told `reason`.
+    /// A rank cannot go on; all others are told `reason`.
     pub fn end(&self, reason: &str) {
         self.rendezvous.end(reason);
     }
@@ -70,7 +71,7 @@ pub(super) fn failed(rank: RankId, error: RendezvousError) -> ExecError {
     ExecError::World { rank, reason }
 }
 
-/// Another rank said what this build does not understand.
+/// Another rank said something that this build does not understand.
 pub(super) fn misfit(what: &str) -> RendezvousError {
     RendezvousError::Contradiction {
         reason: format!("{what} does not have the form it has here; run the same build everywhere"),

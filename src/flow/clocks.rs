@@ -1,7 +1,7 @@
-//! What every lane is known to be behind: vector clocks of the step being issued.
+//! What each lane is known to run after: vector clocks of the step being issued.
 //!
-//! Law: they advance by lane order, fences and joins of all lanes alone. A point is covered for a lane if these
-//! already make what is issued there next run behind it.
+//! Law: they advance by lane order, fences and joins of all lanes alone. A point is covered for a lane if
+//! these already make what is issued there next run after it.
 
 use super::Point;
 use crate::id::{LaneId, TaskId};
@@ -35,7 +35,7 @@ impl Clocks {
         self.joined.fill(0);
     }
 
-    /// All lanes join: whatever is issued next, on any of them, runs behind all that was issued so far.
+    /// All lanes join: whatever is issued next, on any of them, runs after all that was issued so far.
     pub(super) fn join(&mut self) {
         for lane in 0..self.lanes {
             self.joined[lane] = self.known[lane * self.lanes + lane];
@@ -45,12 +45,12 @@ impl Clocks {
         }
     }
 
-    /// Did all lanes join behind `task` of `lane`?
+    /// Whether all lanes joined after `task` of `lane`.
     pub(super) fn is_joined(&self, task: TaskId, lane: LaneId) -> bool {
         self.joined[lane.index()] > task.number()
     }
 
-    /// Joins what the fences of `task` teach its lane, and remembers it for those who wait for it.
+    /// Joins what the fences of `task` teach its lane, and remembers it for the tasks that wait for it.
     pub(super) fn advance(&mut self, task: TaskId, lane: LaneId, waits: &[TaskId]) {
         let own = lane.index() * self.lanes;
         let known = &mut self.known[own..own + self.lanes];
@@ -65,7 +65,7 @@ impl Clocks {
         self.signalled[mine..mine + self.lanes].copy_from_slice(known);
     }
 
-    /// Does what was last issued on `lane` run behind `point`?
+    /// Whether what was last issued on `lane` runs after `point`.
     pub(super) fn covers(&self, point: Point, lane: LaneId) -> bool {
         self.known[lane.index() * self.lanes + point.lane().index()] > point.task().number()
     }

@@ -1,11 +1,12 @@
 //! Issuing: the one place where a task reaches a lane.
 //!
-//! Law: a task is issued in its lane's turn, with all its rights in hand, behind the plan's
-//! fences and nothing else. Issuing makes the task's point, and only issuing does (FL-1). A right
-//! whose point lane order, fences and joins of all lanes do not cover is refused.
+//! Law: a task is issued in its lane's turn, with all its rights in hand, after the plan's fences and nothing
+//! else. Issuing makes the task's point, and only issuing does (FL-1). A right whose point is not covered by
+//! lane order, fences and joins of all lanes is refused.
 //!
-//! A fence to a task from before the last join is covered by it and is not waited for again. That is decided
-//! here and nowhere else. A device needs it so: what one recording recorded, no other may wait for.
+//! A fence to a task from before the last join is covered by that join and is not waited for again. This is
+//! decided here and nowhere else. Devices need this: an event recorded in one recording cannot be waited for
+//! in another.
 
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ pub struct Issuer {
     turn: Vec<Option<TaskId>>,
     clocks: Clocks,
     issued: usize,
-    /// Somebody else enqueues what is issued now.
+    /// The caller enqueues what is issued now.
     stands_back: bool,
 }
 
@@ -72,14 +73,14 @@ impl Issuer {
         Ok(())
     }
 
-    /// All lanes have joined: whatever is issued next, on any of them, runs behind all that was issued so
-    /// far. Whoever drives the lanes says so, and sees to it.
+    /// All lanes have joined: whatever is issued next, on any of them, runs after all that was issued so far.
+    /// The code that drives the lanes says so, and makes it true.
     pub fn join(&mut self) {
         self.clocks.join();
     }
 
-    /// From now on issuing grants and spends rights and takes turns, but puts nothing on the lanes if
-    /// `stands_back`: whoever says so enqueues these tasks.
+    /// From now on issuing grants and spends rights and takes turns but, if `stands_back`, puts nothing on
+    /// the lanes: the caller then enqueues these tasks.
     pub fn stand_back(&mut self, stands_back: bool) {
         self.stands_back = stands_back;
     }
@@ -92,7 +93,7 @@ impl Issuer {
         self.poison.check(self.rank)
     }
 
-    /// Have all tasks of the step been issued?
+    /// Whether all tasks of the step have been issued.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.issued == self.plan.tasks.len()

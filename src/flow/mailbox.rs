@@ -2,8 +2,8 @@
 //!
 //! Law: capacities come from the wiring, so a mailbox can hold everything a step may send it; a full mailbox
 //! is an error, never a wait. Sending also marks the addressee as having mail. Actors of a rank live on one
-//! thread, and so do their mailboxes: sending and receiving cost no atomic operation, and nothing is
-//! allocated for a message.
+//! thread, and so do their mailboxes: sending and receiving cost no atomic operation, and no message
+//! allocates.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -31,7 +31,7 @@ impl Message {
     }
 }
 
-/// A queue of one thread, of at most so many.
+/// A bounded queue for one thread.
 #[derive(Debug)]
 struct Queue<T> {
     waiting: RefCell<VecDeque<T>>,
@@ -44,7 +44,7 @@ impl<T> Queue<T> {
         Self { waiting: RefCell::new(VecDeque::with_capacity(capacity)), capacity }
     }
 
-    /// Puts one behind the others, if there is room, and says how many were there.
+    /// Appends a value, if there is room, and says how many there were before.
     fn push(&self, value: T) -> Option<usize> {
         let mut waiting = self.waiting.borrow_mut();
         let before = waiting.len();
@@ -80,7 +80,7 @@ impl Mailbox {
         self.queue.pop()
     }
 
-    /// Is there mail?
+    /// Whether there is mail.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()

@@ -1,17 +1,17 @@
 //! Flow control: who may issue what, when, on the strength of which right.
 //!
-//! Rights are values. A [`ReadLease`] is the right to read a slot's content; a [`Credit`] is one
-//! accessor's consent to overwrite it. Both carry the [`Point`] behind which the device has done
-//! what they stand for. Rights travel in messages along the plan's dependences; a task may be
-//! issued once all its rights are in and its lane's turn is at it.
+//! Rights are values. A [`ReadLease`] is the right to read a slot's content; a [`Credit`] is one accessor's
+//! consent to overwrite it. Both carry the [`Point`] after which the device has done what they stand for.
+//! Rights travel in messages along the plan's dependences; a task may be issued once all its rights are in
+//! and its lane's turn is at it.
 //!
-//! - **FL-1** a lease is built from a point, and a point only by issuing a task.
-//! - **FL-2** a slot is written only when every lease on it has been spent.
-//! - **FL-3** a right is spent once; it cannot be copied.
-//! - **FL-4** a right that is dropped unspent poisons the rank.
+//! - **FL-1** A lease is built from a point, and a point only by issuing a task.
+//! - **FL-2** A slot is written only when every lease on it is spent.
+//! - **FL-3** A right is spent once; it cannot be copied.
+//! - **FL-4** A right dropped unspent poisons the rank.
 //!
-//! Two truths, one each: fences are the only device waits; rights decide when the host may issue.
-//! At issue they meet: every point must be covered by lane order or a fence, else both tasks are
+//! Each question has one source of truth: fences are the only device waits; rights decide when the host may
+//! issue. They meet at issue: every point must be covered by lane order or a fence, otherwise both tasks are
 //! named in a [`FlowError`]. Nothing here waits, and nothing allocates once a plan is wired.
 
 mod clocks;

@@ -1,14 +1,14 @@
-//! A point on a lane: "behind this task".
+//! A point on a lane: "after this task".
 //!
-//! Law (FL-1): a point can only be made by issuing a task, so whoever holds one knows that the
-//! task is on its lane and, where a foreign lane must wait for it, that its event is recorded.
-//! Waiting on a never-recorded event is silently nothing on a GPU; here it cannot be written.
+//! Law (FL-1): a point can only be made by issuing a task, so the holder of one knows that the task is on its
+//! lane and, where a foreign lane must wait for it, that its event is recorded. On a GPU, waiting for an
+//! event that was never recorded silently does nothing; here it cannot be written.
 
 use crate::id::{LaneId, TaskId};
 
-/// Behind a task that has been issued.
+/// The position right after a task that has been issued.
 ///
-/// Nobody else can make one (FL-1):
+/// Nothing else can make one (FL-1):
 ///
 /// ```compile_fail,E0624
 /// # use warpweft::{flow::Point, id::{LaneId, TaskId}};
@@ -21,7 +21,7 @@ pub struct Point {
 }
 
 impl Point {
-    /// The point behind `task`; only [`super::Issuer`] may say so.
+    /// The point after `task`; only [`super::Issuer`] may make it.
     pub(super) const fn behind(task: TaskId, lane: LaneId) -> Self {
         Self { task, lane }
     }

@@ -1,8 +1,8 @@
 //! Poison: the mark a lost right leaves behind.
 //!
-//! Law (FL-4): the first reason stays. Whoever drives a rank looks before and after each step and
-//! goes no further once it is set. Poison is of one rank's flow, whichever of its plans lost the
-//! right; worlds of ranks have their own.
+//! Law (FL-4): the first reason stays. The code that drives a rank looks before and after each step and goes
+//! no further once it is set. Poison belongs to one rank's flow, whichever of its plans lost the right;
+//! worlds of ranks have their own.
 
 use std::sync::{Arc, OnceLock};
 

@@ -1,7 +1,7 @@
 //! Registers: how many leases are open on each slot.
 //!
-//! Law (FL-2): a slot is written only while no lease on it is open. A register counts what was
-//! granted and what was spent; it never decides, it only refuses.
+//! Law (FL-2): a slot is written only when no lease on it is open. A register counts what was granted and
+//! what was spent; it never decides, it only refuses.
 
 use crate::id::SlotId;
 

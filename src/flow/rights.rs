@@ -30,7 +30,7 @@ impl Drop for Grant {
     }
 }
 
-/// The right of one task to read a slot's content, behind the point of its writer.
+/// The right of one task to read a slot's content, after the point of its writer.
 ///
 /// It is spent once (FL-3), so there is no second one:
 ///
@@ -43,7 +43,7 @@ impl Drop for Grant {
 #[derive(Debug)]
 pub struct ReadLease(Grant);
 
-/// One task's consent that another may fill a slot: because its access to the old content has been
+/// One task's consent that another may fill a slot, either because its access to the old content has been
 /// issued, or because its call bounds how early the other may begin.
 #[derive(Debug)]
 pub struct Credit(Grant);
@@ -58,14 +58,14 @@ pub enum Right {
 }
 
 impl ReadLease {
-    /// A lease on `slot` for `to`, behind its writer's `point`.
+    /// A lease on `slot` for `to`, after its writer's `point`.
     pub(super) const fn new(slot: SlotId, to: TaskId, point: Point, poison: Poison) -> Self {
         Self(Grant { slot, to, point, poison: Some(poison) })
     }
 }
 
 impl Credit {
-    /// A credit on `slot` for `to`, behind the accessor's `point`.
+    /// A credit on `slot` for `to`, after the accessor's `point`.
     pub(super) const fn new(slot: SlotId, to: TaskId, point: Point, poison: Poison) -> Self {
         Self(Grant { slot, to, point, poison: Some(poison) })
     }
@@ -88,7 +88,7 @@ impl Right {
         }
     }
 
-    /// Uses the right up; what remains is the point its owner must run behind.
+    /// Uses the right up; what remains is the point its owner must run after.
     #[must_use]
     pub fn spend(mut self) -> Point {
         match &mut self {

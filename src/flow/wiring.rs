@@ -1,8 +1,8 @@
 //! Wiring: the plan's dependences as routes for messages.
 //!
-//! Law: computed once per plan, from the plan alone. A task is ready when as many rights have
-//! come in as the wiring says, and its lane's turn has reached it; it then grants the rights the
-//! wiring lists and passes the turn on.
+//! Law: computed once per plan, from the plan alone. A task is ready when the number of rights that the
+//! wiring says has come in and its lane's turn has reached it. It then grants the rights the wiring lists and
+//! passes the turn on.
 
 use crate::id::{LaneId, SlotId, TaskId};
 use crate::model::Access;

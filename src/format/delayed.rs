@@ -1,7 +1,7 @@
 //! Delayed scaling: the scale of per-tensor FP8 from the amaxes of earlier steps.
 //!
-//! The cast of a step uses the scale the previous steps left; the amax of the step is reduced over the ranks
-//! and enters the history afterwards. So amax and cast need one pass over the data and the reduction is off
+//! The cast of a step uses the scale that the previous steps left. The step's amax is reduced over the ranks
+//! and enters the history afterwards. So amax and cast need one pass over the data, and the reduction is off
 //! the critical path. Values above `largest / scale` saturate.
 //!
 //! Law **DS-1**: every rank that records the same reduced amaxes has the same scale. An amax of zero, or one
@@ -27,8 +27,8 @@ pub enum AmaxChoice {
 
 /// The scale of the coming cast, from the amaxes recorded so far and the scale in use.
 ///
-/// `history` has the latest amax first; entries without one are 0. `in_use` is the encode factor of the cast
-/// before, and stays when the chosen amax is 0 or not finite.
+/// `history` has the latest amax first; entries without one are 0. `in_use` is the encode factor of the
+/// previous cast, and stays when the chosen amax is 0 or not finite.
 #[must_use]
 pub fn delayed_scale(tensor: Fp8Tensor, choice: AmaxChoice, history: &[f32], in_use: f32) -> Fp8Scale {
     let chosen = match choice {
@@ -42,8 +42,8 @@ pub fn delayed_scale(tensor: Fp8Tensor, choice: AmaxChoice, history: &[f32], in_
     }
 }
 
-/// Puts the amax of the masters just cast, already reduced over the ranks, in front of `history`; the oldest falls
-/// out.
+/// Puts the amax of the masters just cast, already reduced over the ranks, at the front of `history`. The
+/// oldest entry is dropped.
 pub fn record_amax(history: &mut [f32], amax: f32) {
     history.rotate_right(1);
     if let Some(latest) = history.first_mut() {
@@ -51,8 +51,8 @@ pub fn record_amax(history: &mut [f32], amax: f32) {
     }
 }
 
-/// What delayed scaling keeps of one weight from one cast to the next: enough to cast the same masters to the same
-/// bytes again, and to go on.
+/// What delayed scaling keeps of one weight between casts: enough to cast the same masters to the same bytes
+/// again, and to go on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DelayedState {
     /// The encode factor of the last cast.
@@ -68,22 +68,23 @@ impl DelayedState {
         Self { scale: 1.0, history: vec![0.0; length] }
     }
 
-    /// Can a cast use the scale? It must be positive and normal: the reciprocal of a subnormal number may be
-    /// infinite. That of the largest scales is subnormal, and in use for weights whose amax is tiny.
+    /// Whether a cast can use the scale. It must be positive and normal, because the reciprocal of a
+    /// subnormal number may be infinite. The reciprocal of the largest scales is subnormal; such scales are
+    /// in use for weights whose amax is tiny.
     #[must_use]
     pub fn is_usable(&self) -> bool {
         self.scale > 0.0 && self.scale.is_normal()
     }
 
-    /// The same history for casts to `tensor`, with the scale that follows from it; 1 where nothing follows.
-    /// Amaxes are those of the masters and fit every format; a scale fits the one it was made for.
+    /// The same history for casts to `tensor`, with the scale that follows from it, or 1 where none follows.
+    /// Amaxes are those of the masters and fit every format; a scale fits only the format it was made for.
     #[must_use]
     pub fn for_tensor(&self, tensor: Fp8Tensor, choice: AmaxChoice) -> Self {
         let scale = delayed_scale(tensor, choice, &self.history, 1.0).encode;
         Self { scale, history: self.history.clone() }
     }
 
-    /// The same with a history of `length` steps: the oldest entries fall out, or empty ones are added.
+    /// The same with a history of `length` steps: the oldest entries are dropped, or empty ones are added.
     #[must_use]
     pub fn with_length(&self, length: usize) -> Self {
         let mut history = self.history.clone();

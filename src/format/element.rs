@@ -1,9 +1,9 @@
 //! The Rust type of an element.
 //!
-//! Law: every [`ElementType`] has exactly one Rust type here, of its size and alignment. Memory that was declared
-//! to hold one element type is lent and copied as that type, or as bytes where a function says bytes. The trait is
-//! sealed, so that a type of one size cannot pass for another of that size; a type of an embedder's own, such as
-//! `#[repr(transparent)] struct Token(u32)`, is cast with `bytemuck::cast_slice`.
+//! Law: every [`ElementType`] has exactly one Rust type here, of its size and alignment. Memory that was
+//! declared to hold one element type is lent and copied as that type, or as bytes where a function says
+//! bytes. The trait is sealed, so that a type of one size cannot pass for another of that size. An embedder's
+//! own type, such as `#[repr(transparent)] struct Token(u32)`, is cast with `bytemuck::cast_slice`.
 
 use bytemuck::Pod;
 use half::bf16;
@@ -21,7 +21,7 @@ mod sealed {
 
 /// A Rust type whose values are the elements of a buffer: `f32`, [`half::bf16`], `u8` or `u32`.
 pub trait Element: Pod + sealed::Sealed {
-    /// The element type it is.
+    /// The element type that it is.
     const TYPE: ElementType;
 }
 

@@ -14,7 +14,7 @@ pub enum FormatError {
     UnknownName {
         /// The name as given.
         name: String,
-        /// The canonical names, comma separated, and behind them the short names of families.
+        /// The canonical names, comma separated, followed by the short names of families.
         known: String,
     },
 
@@ -103,8 +103,8 @@ pub enum FormatError {
         actual: usize,
     },
 
-    /// A scale plane must have the rows of a shard, or the padded rows of a full weight; where it is
-    /// dequantized or written, of rows that repeat one will do ([`Format::compact_planes`]).
+    /// A scale plane must have the rows of a shard, or the padded rows of a full weight. Where it is
+    /// dequantized or written, one of each group of repeated rows is enough ([`Format::compact_planes`]).
     #[error(
         "the {orientation} scale plane has {actual} bytes, expected {shard} (rows as a shard sends them) or {padded} (padded rows)"
     )]

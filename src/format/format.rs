@@ -18,8 +18,8 @@ use super::FormatError;
 /// | `fp8_tensor_e4m3`, `fp8_tensor_e5m2_pow2` | E4M3, E5M2 | whole tensor | one f32 |
 ///
 /// The FP8 formats with an f32 scale have three options, spelled into the name in this order: `_e4m3` or
-/// `_e5m2` (block formats: E4M3 is left out), `_pow2` or `_f32scale` (per tensor: `_f32scale` is left
-/// out) and `_eps` with a number (0 is left out), as in `fp8_block128_e5m2_f32scale_eps1e-6`.
+/// `_e5m2` (block formats omit E4M3), `_pow2` or `_f32scale` (per-tensor formats omit `_f32scale`) and `_eps`
+/// with a number (0 is omitted), as in `fp8_block128_e5m2_f32scale_eps1e-6`.
 ///
 /// The family names `nvfp4`, `fp8_block` and `fp8_tensor` parse as `nvfp4_2d`, `fp8_block128_pow2` and
 /// `fp8_tensor_e4m3`: the variant of the family meant for weights.

@@ -2,7 +2,7 @@
 //!
 //! The stored scale is `scale_inv`, the factor of dequantize. Any shape is allowed: blocks at the edge hold
 //! only the elements in range. The scale plane of 1×128 blocks is transposed, block column by row, as the
-//! GEMM wants it; it has the rows in its inner dimension, so row shards of it cannot be gathered.
+//! GEMM wants it. Its inner dimension is the rows, so its row shards cannot be gathered.
 
 use super::format::{Format, Fp8Block, Fp8Tile};
 use super::fp8::{Fp8Scale, dequantize_slice};
@@ -69,7 +69,7 @@ pub(super) fn transpose_scale(block: Fp8Block, shape: Shape, rowwise: &[u8], col
     }
 }
 
-/// Where the scale of a block lies in the scale plane.
+/// Where the scale of a block is in the scale plane.
 #[derive(Clone, Copy)]
 struct ScaleIndex {
     tile: Fp8Tile,

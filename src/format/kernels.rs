@@ -1,9 +1,9 @@
 //! Which kernel serves which format: the dispatch below the stages.
 //!
-//! Arguments are validated already; a [`Span`] is either a whole row shard or any slice of a weight. This is
+//! Arguments are already validated. A [`Span`] is either a whole row shard or any slice of a weight. This is
 //! the one place where a format, an orientation and a rounding meet a loop. The loops are compiled once per
-//! instruction set, and the best one the machine has is taken; all give the same bits, as every operation is
-//! an IEEE operation on one lane.
+//! instruction set, and the best one the machine has is used. All give the same bits, because every operation
+//! is an IEEE operation on one lane.
 
 use pulp::{Arch, NullaryFnOnce};
 
@@ -30,7 +30,7 @@ pub(super) fn amax(slice: Slice, master: &[f32], blocks: &mut [f32]) -> f32 {
     Arch::new().dispatch(Amax { slice, master, blocks })
 }
 
-/// Codes of a slice, at the byte of its first element on.
+/// Codes of a slice, starting at the byte of its first element.
 pub(super) fn cast(slice: Slice, master: &[f32], factors: &[f32], data: &mut [u8]) {
     Arch::new().dispatch(Cast { slice, master, factors, data });
 }

@@ -7,9 +7,9 @@
 //!   formats and shapes alone. A rank that owns nothing of a weight, or of any weight, takes part with zeros.
 //! - **MW-3** nothing is allocated per weight, and nothing at all once the workspace has its size.
 //!
-//! The maximum over the ranks is the caller's: a communicator, or threads in a test. The gather of the
-//! fragments and the derived columnwise planes are the caller's too. All arithmetic is in the stages, which
-//! the actors call for their row shards.
+//! The maximum over the ranks is left to the caller: a communicator, or threads in a test. So are the gather
+//! of the fragments and the derived columnwise planes. All arithmetic is in the stages, which the actors call
+//! for their row shards.
 
 use std::mem::take;
 
@@ -36,7 +36,7 @@ pub struct MasterWeight<'a> {
     pub rowwise: PlanesMut<'a>,
     /// The same columnwise, for MXFP8; `None` for every other format.
     pub columnwise: Option<PlanesMut<'a>>,
-    /// What dequantize needs beside the planes; see [`fused_scale`].
+    /// What dequantize needs besides the planes; see [`fused_scale`].
     pub tensor_scale: &'a mut f32,
     /// Per-tensor FP8 only: cast with this scale, and record the amax of the step in it afterwards.
     pub delayed: Option<&'a mut DelayedScaling>,
@@ -72,7 +72,7 @@ pub enum MasterWeightsError<E> {
 ///
 /// `max_over_ranks` replaces every element of its argument by the maximum over the ranks. It is called
 /// exactly once, and by every rank, unless validation fails or no weight has an amax. An error before that
-/// means that this rank did not join; the caller must then abort the collective for the others.
+/// call means that this rank did not join; the caller must then abort the collective for the others.
 ///
 /// # Errors
 /// [`MasterWeightsError::Weight`] with the first weight whose format cannot be sharded, whose shape, shard,

@@ -84,8 +84,8 @@ pub(super) fn encode<F: Minifloat>(value: f32) -> u8 {
     // False for NaN too, so NaN continues as MAX.
     let clamped = if magnitude < F::MAX { magnitude } else { F::MAX };
 
-    // The binade, but for subnormals that of the smallest normal, whose step they share. Adding a power of
-    // two whose unit in the last place is that step rounds to a whole number of steps, ties to even.
+    // The binade; for subnormals, that of the smallest normal, whose step they share. Adding a power of two
+    // whose unit in the last place is that step rounds to a whole number of steps, ties to even.
     let normal = if clamped > min_normal::<F>() { clamped } else { min_normal::<F>() };
     let binade = normal.to_bits() & 0x7F80_0000;
     let addend = binade + ((23 - F::MANTISSA) << 23);
@@ -115,7 +115,7 @@ pub(super) const fn decode<F: Minifloat>(code: u8) -> f32 {
     if code & sign_bit == 0 { value } else { -value }
 }
 
-/// [`decode`] of every byte. Of a four-bit element only the low nibble counts.
+/// [`decode`] of every byte. For a four-bit element only the low nibble counts.
 pub(super) const fn decode_table<F: Minifloat>() -> [f32; 256] {
     let mut table = [0.0; 256];
     let mut code = 0;

@@ -9,8 +9,8 @@
 //! - **FO-5** a master split into bf16 and remainder joins to the same bits.
 //!
 //! The stages ([`partial_amax`], [`fused_scale`], [`partial_cast`], [`transpose()`], [`dequantize`]) work on
-//! memory of the caller and allocate nothing. Anyone may call them. This room imports no other room: it knows
-//! shapes and bytes, not ranks, streams or plans. The reduction between amax and scale is the caller's.
+//! the caller's memory and allocate nothing. Anyone may call them. This room imports no other room: it knows
+//! shapes and bytes, not ranks, streams or plans. The reduction between amax and scale is left to the caller.
 
 mod amax;
 mod cast;

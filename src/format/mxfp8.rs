@@ -84,8 +84,8 @@ pub(super) fn dequantize<V: Value>(
     }
 }
 
-/// A piece of a plane that is turned in the cache, so that it is read along its rows and written along its
-/// columns: four blocks of one cache line's width.
+/// The rows of a piece of a plane that is transposed in the cache, so that it is read along its rows and
+/// written along its columns: four blocks of one cache line's width.
 const TILE_ROWS: usize = 4 * BLOCK;
 const TILE_COLS: usize = 64;
 const TILE_BYTES: usize = TILE_ROWS * TILE_COLS;
@@ -96,7 +96,7 @@ struct Tile {
 }
 
 impl Tile {
-    /// The transpose of `size` codes, which are the beginnings of `rows`.
+    /// The transpose of `size` codes, which begin the `rows`.
     fn turn<'a>(&mut self, size: Shape, rows: impl Iterator<Item = &'a [u8]>) -> &[u8] {
         for (copy, row) in self.codes.chunks_exact_mut(size.cols).take(size.rows).zip(rows) {
             copy.copy_from_slice(&row[..size.cols]);

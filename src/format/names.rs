@@ -1,7 +1,7 @@
 //! Names of formats: display, parsing, serde.
 //!
 //! A name and a format determine each other: parsing and printing gives the canonical spelling. The grammar
-//! is told at [`Format`].
+//! is described at [`Format`].
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,7 +1,7 @@
 //! NVFP4: E2M1 codes, one E4M3 scale per block, one f32 amax per tensor.
 //!
-//! With A the amax of the tensor (source: the TransformerEngine kernels; the order of operations is part of
-//! the format and every one is rounded on its own):
+//! A is the amax of the tensor. Source: the TransformerEngine kernels. The order of operations is part of the
+//! format, and each one is rounded on its own:
 //!
 //! ```text
 //! S_enc = A == 0 ? 1 : min(2688 / A, FMAX)      2688 = 6 · 448, the largest code times the largest scale
@@ -31,7 +31,7 @@ const E4M3_VALUES: [f32; 256] = decode_table::<E4m3>();
 /// The scales of a tensor with a given amax.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Nvfp4Scale {
-    /// S_enc: what the tensor is multiplied with before the block scales.
+    /// S_enc: what the tensor is multiplied by before the block scales.
     pub encode: f32,
     /// 1 / S_enc.
     pub decode: f32,
@@ -51,7 +51,7 @@ impl Nvfp4Scale {
         (block_amax * (self.encode * (1.0 / 6.0))).min(f32::MAX)
     }
 
-    /// The scale byte of a block and the factor its elements are multiplied with.
+    /// The scale byte of a block and the factor its elements are multiplied by.
     fn block_scale(self, block_amax: f32) -> (u8, f32) {
         let scale = encode::<E4m3>(self.block_decode(block_amax));
         let factor = (1.0 / (decode::<E4m3>(scale) * self.decode)).min(f32::MAX);
@@ -59,7 +59,7 @@ impl Nvfp4Scale {
     }
 }
 
-/// Scale bytes and encode factors. Returns A, which dequantize needs beside the planes.
+/// Scale bytes and encode factors. Returns A, which dequantize needs besides the planes.
 pub(super) fn fused_scale(
     block: Nvfp4Block,
     shape: Shape,
@@ -73,7 +73,7 @@ pub(super) fn fused_scale(
     let grid_cols = shape.cols / 16;
     let pitch = scale_pitch(shape);
     let grid_rows = shape.rows / block_height(block);
-    // Of the compact plane every row is another tile's.
+    // In the compact plane every row belongs to another tile.
     let height = if scale.len() == grid_rows * pitch { 1 } else { block_height(block) };
     let valid = grid_rows * height * pitch;
     scale[valid..].fill(0);
@@ -92,7 +92,7 @@ pub(super) fn fused_scale(
     Ok(amax)
 }
 
-/// Values of rowwise planes; with a scale row for each of their rows, or one for each row of tiles.
+/// Values of rowwise planes, with a scale row for each of their rows or one for each row of tiles.
 pub(super) fn dequantize<V: Value>(shape: Shape, planes: Planes<'_>, amax: f32, out: &mut [V]) {
     let pitch = scale_pitch(shape);
     if shape.cols == 0 {

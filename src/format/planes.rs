@@ -35,16 +35,16 @@ impl Format {
         self.plane_list(orientation, shape, ScaleRows::Padded)
     }
 
-    /// The planes a row shard of `shape` stores: [`Format::planes`] without padding rows (PN-2). They are also
-    /// what it sends, but for the compact wire ([`Format::compact_planes`]).
+    /// The planes a row shard of `shape` stores: [`Format::planes`] without padding rows (PN-2). They are
+    /// also what it sends, except on the compact wire ([`Format::compact_planes`]).
     #[must_use]
     pub fn shard_planes(self, orientation: Orientation, shape: Shape) -> Vec<PlaneSpec> {
         self.plane_list(orientation, shape, ScaleRows::Valid)
     }
 
-    /// The planes of a row shard as the compact wire sends them: [`Format::shard_planes`], but of the 16
-    /// equal scale rows of an NVFP4 16×16 tile only one. [`super::expand_scale`] restores the others after
-    /// the gather.
+    /// The planes of a row shard as the compact wire sends them: [`Format::shard_planes`], except that of the
+    /// 16 equal scale rows of an NVFP4 16×16 tile only one is sent. [`super::expand_scale`] restores the
+    /// others after the gather.
     #[must_use]
     pub fn compact_planes(self, orientation: Orientation, shape: Shape) -> Vec<PlaneSpec> {
         self.plane_list(orientation, shape, ScaleRows::Compact)
@@ -147,7 +147,7 @@ impl Format {
         }
     }
 
-    /// Number of encode factors the cast multiplies with: one per block, one per tensor, or none.
+    /// Number of encode factors the cast multiplies by: one per block, one per tensor, or none.
     #[must_use]
     pub fn encode_blocks(self, orientation: Orientation, shape: Shape) -> usize {
         match self {

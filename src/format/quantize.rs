@@ -1,7 +1,7 @@
 //! A whole weight in one call: the stages composed, with memory of their own.
 //!
 //! For tools and tests. A training step uses the stages on its arena instead; both give the same bytes
-//! (ST-3), and for the same reason the weight may be cut into strips here that all cores work on.
+//! (ST-3). For the same reason the weight may be cut here into strips that all cores work on.
 
 use std::mem::take;
 
@@ -30,7 +30,8 @@ pub enum Directions {
 
 /// Quantizes a whole weight (`[rows, cols]`), in any orientation of any format.
 ///
-/// Columnwise planes are derived where the format allows, and quantized from the transposed weight where not.
+/// Columnwise planes are derived where the format allows it, and otherwise quantized from the transposed
+/// weight.
 ///
 /// # Errors
 /// A shape the format cannot quantize, a `weight` of another length, an amax without a scale.

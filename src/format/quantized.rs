@@ -51,10 +51,10 @@ pub struct Quantized {
     pub format: Format,
     /// Its logical shape.
     pub shape: Shape,
-    /// Largest magnitude, after the rounding of [`super::Via`]; 0 for f32 and bf16, whose stages need none. Chunks
-    /// keep that of the whole weight ([`Quantized::split_rows`]).
+    /// Largest magnitude, after the rounding of [`super::Via`]; 0 for f32 and bf16, whose stages need none.
+    /// Chunks keep the amax of the whole weight ([`Quantized::split_rows`]).
     pub amax: f32,
-    /// What dequantize needs beside the planes; see [`super::fused_scale`].
+    /// What dequantize needs besides the planes; see [`super::fused_scale`].
     pub tensor_scale: f32,
     /// How the scale planes are laid out.
     pub scale_layout: ScaleLayout,
@@ -112,7 +112,7 @@ impl Quantized {
         Ok(())
     }
 
-    /// Turns the scale planes into the layout a GEMM reads. Does nothing if they are already.
+    /// Puts the scale planes into the layout a GEMM reads. Does nothing if they already have it.
     ///
     /// # Errors
     /// [`FormatError::NoSwizzledLayout`].

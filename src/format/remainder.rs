@@ -1,10 +1,10 @@
 //! A master in two halves: the bf16 weight and the 16 bits that it lacks.
 //!
 //! Law **FO-5**: joining what was split gives the same bits, for every f32. The upper half is the nearest
-//! bf16, ties *away from zero*: that is what lets the lower half be a signed 16-bit number. A cast to bf16
-//! rounds ties to even instead, so the two differ exactly where the discarded half is 0x8000 and the kept
-//! half is even. Magnitudes above the largest bf16 round up to infinity; the master behind it is still
-//! finite. A NaN keeps its bits, but its upper half alone need not be a NaN.
+//! bf16, ties *away from zero*, which lets the lower half be a signed 16-bit number. A cast to bf16 rounds
+//! ties to even instead, so the two differ exactly where the discarded half is 0x8000 and the kept half is
+//! even. Magnitudes above the largest bf16 round up to infinity; the master itself is still finite. A NaN
+//! keeps its bits, but its upper half alone need not be a NaN.
 
 /// The bf16 bits and the remainder of a master.
 ///
@@ -47,7 +47,7 @@ mod tests {
             prop_assert_eq!(split_master(join_master(high, remainder)), (high, remainder));
         }
 
-        /// FO-5: nothing but ties tells the upper half from a cast.
+        /// FO-5: the upper half differs from a cast only in ties.
         #[test]
         fn the_upper_half_is_the_nearest_bf16(master in -1e38_f32..1e38) {
             let (high, remainder) = split_master(master);

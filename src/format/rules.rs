@@ -91,11 +91,11 @@ impl Format {
         }
     }
 
-    /// Whether the matrix products of a device of this compute capability can read the format: for whoever
-    /// multiplies planes by kernels of their own. [`crate::linear`] multiplies in bf16 what it cannot read.
+    /// Whether the matrix products of a device of this compute capability can read the format, for code that
+    /// multiplies planes by its own kernels. [`crate::linear`] multiplies in bf16 what a device cannot read.
     ///
     /// # Errors
-    /// [`FormatError::NotOnDevice`]: from 10.0 on FP8 blocks are run as MXFP8, whose scales are powers of
+    /// [`FormatError::NotOnDevice`]: from 10.0 on, FP8 blocks are run as MXFP8, whose scales are powers of
     /// two.
     pub fn check_device(self, compute_capability: (u32, u32)) -> Result<(), FormatError> {
         match self {

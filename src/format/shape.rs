@@ -1,6 +1,6 @@
 //! The words for shapes and bytes: matrix, orientation, element, plane.
 //!
-//! Plain data. Which planes a format has is said in `planes.rs`, what a format accepts in `rules.rs`.
+//! Plain data. `planes.rs` says which planes a format has, `rules.rs` what a format accepts.
 
 use std::fmt;
 
@@ -65,9 +65,10 @@ pub enum ElementType {
     F32,
     /// bfloat16, little endian.
     Bf16,
-    /// One byte: an FP8 code, two FP4 codes, or an E4M3 or E8M0 scale; in a buffer whatever the closures mean.
+    /// One byte: an FP8 code, two FP4 codes, or an E4M3 or E8M0 scale; in a buffer, whatever the closures
+    /// mean by it.
     U8,
-    /// 32 bits without a sign, little endian, such as a token id: of buffers alone, never of weights, their planes
+    /// 32 unsigned bits, little endian, such as a token id. Only for buffers, never for weights, their planes
     /// or their gradients.
     U32,
 }

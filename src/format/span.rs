@@ -1,7 +1,7 @@
 //! A contiguous range of a flattened weight, seen row by row.
 //!
 //! Every amax and cast kernel works on a [`Span`]. A row shard is a weight of its own shape whose span is
-//! everything; a flat (ZeRO) shard is any other range. So there is one kernel for both.
+//! everything; a flat (ZeRO) shard is any other range. So one kernel serves both.
 
 use std::ops::Range;
 

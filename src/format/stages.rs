@@ -6,8 +6,8 @@
 //! - **ST-3** the shards of a weight, cast with the amax reduced over all of them, laid end to end, are
 //!   bit-identical to the weight quantized whole.
 //!
-//! `shape` is the shape of the shard, or of the whole weight if there is but one; the rows of a shard are a
-//! multiple of [`Format::row_tile`], and zero rows are fine. [`super::quantize`] is the composition.
+//! `shape` is the shape of the shard, or of the whole weight if there is only one shard. The rows of a shard
+//! are a multiple of [`Format::row_tile`], and zero rows are fine. [`super::quantize`] is the composition.
 
 use half::bf16;
 
@@ -42,15 +42,15 @@ pub fn partial_amax(
     Ok(kernels::amax(slice, master, block_amax))
 }
 
-/// Scale bytes of the blocks, and the factors the cast multiplies with.
+/// Scale bytes of the blocks, and the factors the cast multiplies by.
 ///
 /// `tensor_amax` is the amax of the whole tensor, after the maximum over the ranks; formats for which
 /// [`Format::needs_tensor_amax`] is false ignore it. `encode` has [`Format::encode_blocks`] entries.
 /// `scale_plane` has the bytes of the padded plane, of the shard's, or of the compact one, which
 /// [`Format::planes`], [`Format::shard_planes`] and [`Format::compact_planes`] give; padding is set to zero.
 ///
-/// Returns the tensor scale, which [`dequantize`] needs beside the planes: NVFP4 the amax, per-tensor FP8
-/// `scale_inv`, other formats 1.
+/// Returns the tensor scale, which [`dequantize`] needs besides the planes: for NVFP4 the amax, for
+/// per-tensor FP8 `scale_inv`, for other formats 1.
 ///
 /// # Errors
 /// As [`partial_amax`]; [`FormatError::NonFiniteAmax`] for NVFP4 when `tensor_amax` is not finite.
@@ -148,10 +148,9 @@ pub fn transpose(
 
 /// The values of planes: `[rows, cols]` from rowwise planes, the transpose `[cols, rows]` from columnwise
 /// ones.
-///
-/// `shape` is that of the weight (or shard) in both cases. The scale plane may have its padding rows or not;
-/// of rowwise planes it may also be the compact one of [`Format::compact_planes`]. `tensor_scale` is what
-/// [`fused_scale`] returned.
+/// `shape` is that of the weight (or shard) in both cases. The scale plane may or may not have its padding
+/// rows; that of rowwise planes may also be the compact one of [`Format::compact_planes`]. `tensor_scale` is
+/// what [`fused_scale`] returned.
 ///
 /// # Errors
 /// A shape that does not divide into blocks, a slice of the wrong length.

@@ -1,7 +1,7 @@
 //! The scale layout a block-scaled GEMM reads.
 //!
 //! The padded scale matrix `[R, C]` (R a multiple of 128, C of 4) is cut into tiles of 128×4. A tile becomes
-//! 512 contiguous bytes, tiles follow in row-major order, and scale (i, j) lies at
+//! 512 contiguous bytes, tiles follow in row-major order, and scale (i, j) is at
 //!
 //! ```text
 //! ((i / 128) · (C / 4) + j / 4) · 512 + (i % 32) · 16 + (i % 128) / 32 · 4 + j % 4

@@ -1,11 +1,11 @@
 //! Transposed copies of matrices of 4-, 8-, 16- and 32-bit elements.
 //!
-//! A square block whose row fills 64 bits is transposed in registers by swapping quadrants, halves of halves
-//! and so on down to single elements; eight blocks go side by side, which the compiler turns into vectors.
-//! Blocks are visited in squares as wide as a cache line. Squares of elements of a byte or less have so many
-//! rows that those of a matrix a power of two apart would push each other out of the cache: they are copied
-//! in and out of a buffer, and have so much to swap that it pays to use the widest vectors. What is left over
-//! at the right and bottom edges is moved element by element.
+//! A square block whose row fills 64 bits is transposed in registers by swapping quadrants, then quadrants of
+//! quadrants, and so on down to single elements. Eight blocks go side by side, which the compiler turns into
+//! vectors. Blocks are visited in squares as wide as a cache line. For elements of a byte or less a square
+//! has so many rows that, in a matrix whose rows are a power of two apart, they would push each other out of
+//! the cache. Such squares are copied in and out of a buffer, and have so much to swap that the widest
+//! vectors pay off. What is left over at the right and bottom edges is moved element by element.
 
 use pulp::{Arch, NullaryFnOnce};
 
@@ -20,7 +20,7 @@ const SQUARE: usize = 8;
 /// Bytes of a row of a square.
 const LINE: usize = SQUARE * 8;
 
-/// From this many elements in 64 bits on, squares go through a buffer.
+/// Squares go through a buffer from this many elements per 64 bits on.
 const BUFFERED: usize = 8;
 
 /// Rows of the largest square: of blocks of 16 nibbles.
@@ -139,7 +139,7 @@ impl Matrices<'_> {
         }
     }
 
-    /// Moves `L` blocks, one below the other from block (`row`, `column`) on, to their mirror place.
+    /// Moves `L` blocks, one below the other starting with block (`row`, `column`), to their mirror place.
     #[inline(always)]
     fn transpose_blocks<const N: usize, const BITS: usize, const L: usize>(
         &mut self,

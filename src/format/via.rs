@@ -1,10 +1,10 @@
 //! The dtype a master weight passes through before it is quantized.
 //!
-//! Training with masters in f32 and a model in bf16 stores the weight in bf16 first; a quantized weight must
+//! Training with masters in f32 and a model in bf16 stores the weight in bf16 first. A quantized weight must
 //! equal "store in bf16, then quantize", so the rounding comes before the amax and before the cast. It
-//! applies to every format but f32: whoever stores a weight in f32 has its model in f32.
+//! applies to every format except f32: a weight stored in f32 means that the model is in f32.
 
-/// Rounding applied to master values before amax and cast (`quantize.via`); none to weights in
+/// Rounding applied to master values before amax and cast (`quantize.via`); not applied to weights in
 /// [`Format::F32`](super::Format::F32).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,

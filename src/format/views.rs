@@ -1,8 +1,8 @@
 //! Other shapes of the same bytes.
 //!
 //! A quantized weight is not an array of numbers: blocks and packed nibbles fix how it may be looked at. What
-//! needs no new bytes is an alias; everything else is refused with the reason, and the caller dequantizes or
-//! quantizes anew. Nothing here falls back to high precision behind the caller's back.
+//! needs no new bytes is an alias. Everything else is refused with the reason, and the caller dequantizes or
+//! quantizes anew. Nothing here silently falls back to high precision.
 //!
 //! | operation | alias | refused |
 //! |---|---|---|

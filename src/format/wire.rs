@@ -1,9 +1,10 @@
 //! The compact wire: scale rows that repeat are sent once.
 //!
-//! In NVFP4 16×16 tiles the same scale row stands 16 times in the plane. A shard may store and send one row
-//! per tile ([`Format::compact_planes`], which [`super::fused_scale`] writes): 0.504 instead of 0.5625 bytes
-//! per element. The shards land one after the other in the first rows of the padded plane, where a plain
-//! gather would put them, and [`expand_scale`] spreads them there: no second buffer, no address changes.
+//! In NVFP4 16×16 tiles the same scale row is repeated 16 times in the plane. A shard may store and send one
+//! row per tile ([`Format::compact_planes`], which [`super::fused_scale`] writes): 0.504 instead of 0.5625
+//! bytes per element. The shards land one after the other in the first rows of the padded plane, where a
+//! plain gather would put them, and [`expand_scale`] spreads them there. That needs no second buffer and
+//! changes no address.
 
 use super::FormatError;
 use super::format::{Format, Nvfp4Block};

@@ -1,8 +1,8 @@
 //! The arena of a rank: its slots and their places.
 //!
-//! Law: resident slots stand first and never move for a session's life; transient ones belong to one plan.
-//! The whole is byte-equal on all ranks. Who may share bytes with whom is the planner's to decide and the
-//! verifier's to judge; nothing here does.
+//! Law: resident slots come first and never move during a session's life; transient ones belong to one plan.
+//! The whole arena is byte-equal on all ranks. The planner decides which slots may share bytes, and the
+//! verifier judges it; nothing here does.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use super::content::Content;
 use super::region::Region;
 use crate::id::SlotId;
 
-/// Does a slot keep its place and content from step to step?
+/// Whether a slot keeps its place and content from step to step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum Residency {
     /// For the session's life.
@@ -24,11 +24,11 @@ pub enum Residency {
 pub struct Slot {
     /// Unique readable name, such as `blocks.0.up gathered for call 3`.
     pub name: String,
-    /// What lies in it.
+    /// What is in it.
     pub content: Content,
     /// Resident or transient.
     pub residency: Residency,
-    /// Where it lies.
+    /// Where it is.
     pub region: Region,
 }
 
@@ -44,7 +44,7 @@ pub struct ArenaLayout {
 }
 
 impl ArenaLayout {
-    /// The slot behind an id of this layout.
+    /// The slot that an id of this layout names.
     ///
     /// # Panics
     /// When the id belongs to another layout.
@@ -53,7 +53,7 @@ impl ArenaLayout {
         &self.slots[slot.index()]
     }
 
-    /// Where a slot lies.
+    /// Where a slot is.
     ///
     /// # Panics
     /// When the id belongs to another layout.

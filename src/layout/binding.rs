@@ -1,7 +1,7 @@
 //! What a backend gets of a plan.
 //!
 //! Law: a binding is all a backend needs to turn ops into launches on one rank, and it only borrows. Its
-//! settings are constant for the life of a plan; what changes from step to step lies in the arena.
+//! settings are constant for the life of a plan; what changes from step to step is in the arena.
 
 use serde::Serialize;
 
@@ -13,7 +13,7 @@ use crate::id::{LaneId, RankId};
 use crate::model::{BufferSpec, Call};
 use crate::op::Op;
 
-/// The optimizer's constants; what changes from step to step lies in the arena.
+/// The optimizer's constants; what changes from step to step is in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct OptimizerSettings {
     /// How weight decay enters.
@@ -26,7 +26,7 @@ pub struct OptimizerSettings {
     pub epsilon: f32,
     /// Weight decay, λ.
     pub weight_decay: f32,
-    /// Are the moments divided by `1 − β^t`?
+    /// Whether the moments are divided by `1 − β^t`.
     pub bias_correction: bool,
     /// Gradients are scaled down to this global norm; 0 turns clipping off.
     pub max_norm: f32,
@@ -64,8 +64,9 @@ pub struct Binding<'plan> {
     pub events: usize,
     /// Constants.
     pub settings: Settings,
-    /// Must tasks be timed, also where that costs something?
+    /// Whether tasks must be timed even where that costs something.
     pub timed: bool,
-    /// Must what a call overwrites be spoiled before its closure gets it, so that what the closure leaves out shows?
+    /// Whether what a call overwrites is spoiled before its closure gets it, so that what the closure leaves
+    /// out shows.
     pub spoiled: bool,
 }

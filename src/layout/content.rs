@@ -1,8 +1,8 @@
 //! What a slot is for, and how many bytes that takes.
 //!
-//! Law: a slot has one content for the whole of its interval, and its size follows from the content, the
-//! weights' layouts and the declared buffers; nobody gives a size beside it. [`Content::bytes`] has no
-//! wildcard: a new content does not compile before its size is said.
+//! Law: a slot has one content for the whole of its interval. Its size follows from the content, the weights'
+//! layouts and the declared buffers, and is given nowhere else. [`Content::bytes`] has no wildcard: a new
+//! content does not compile until its size is stated.
 
 use serde::Serialize;
 
@@ -23,7 +23,7 @@ pub enum Content {
     /// First Adam moment, shaped as the master, in the element type of
     /// [`StateLayout::moments`](super::StateLayout::moments).
     ExpAvg(WeightId),
-    /// Second Adam moment, as the first.
+    /// Second Adam moment, like the first.
     ExpAvgSq(WeightId),
     /// FP32 main grad of the rank's rows, shaped as the master.
     MainGrad(WeightId),
@@ -31,7 +31,7 @@ pub enum Content {
     LocalGrad(WeightId),
     /// The rank's quantized rows in one stored orientation: data plane, then scale plane.
     Shard(WeightId, Orientation),
-    /// What dequantizing needs beside the planes, f32, one per weight of the bucket.
+    /// What dequantizing needs besides the planes, f32, one per weight of the bucket.
     TensorScale(BucketId),
     /// Delayed scaling: amaxes of the weights of a bucket over all ranks, f32 `[weights, history]`, the latest
     /// first.
@@ -53,7 +53,7 @@ pub enum Content {
     /// Amax of every block of the rank's rows, f32, weight after weight, orientation after
     /// orientation.
     BlockAmax(BucketId),
-    /// The factor the cast multiplies every block with, ordered as the amaxes.
+    /// The factor the cast multiplies every block by, ordered as the amaxes.
     Encode(BucketId),
     /// A gathered weight: planes of the padded shape, rowwise or columnwise.
     Gathered(WeightId, Orientation),
@@ -63,8 +63,8 @@ pub enum Content {
     Dense(WeightId, Orientation, ElementType),
     /// The full gradient of one weight from one call that writes it in f32: `[padded rows, cols]`.
     Gradient(WeightId, CallId),
-    /// A gradient as it travels, bf16 `[padded rows, cols]`: from a call that writes it so, or rounded from
-    /// the f32 gradient of this call or the sum it begins.
+    /// A gradient as it travels, bf16 `[padded rows, cols]`: from a call that writes it in bf16, or rounded
+    /// from this call's f32 gradient or the sum that begins with it.
     WireGradient(WeightId, CallId),
     /// The other ranks' slices of that gradient that belong to this rank's rows, in rank order without its
     /// own: `[shards - 1, rows_per_rank, cols]` in the element type in which it travels.
@@ -75,7 +75,7 @@ pub enum Content {
     SummedGradient(WeightId, CallId),
     /// A declared buffer.
     Buffer(BufferId),
-    /// The place between trainer and plan for an input or output of one micro-batch.
+    /// The transfer area between trainer and plan for an input or output of one micro-batch.
     Staging(BufferId, MicroBatchId),
     /// A rank's [`crate::op::NormRecord`].
     NormRecord,
@@ -86,8 +86,8 @@ pub enum Content {
 }
 
 impl Content {
-    /// The element type of a full gradient, as calls write it and padding rows are zeroed; `None` of any
-    /// other content.
+    /// The element type of a full gradient, in which calls write it and padding rows are zeroed; `None` for
+    /// any other content.
     #[must_use]
     pub const fn gradient_element(self) -> Option<ElementType> {
         match self {
@@ -97,7 +97,7 @@ impl Content {
         }
     }
 
-    /// Is it made of a weight or of its gradient within a step?
+    /// Whether it is made from a weight or its gradient within a step.
     #[must_use]
     pub const fn is_of_a_weight(self) -> bool {
         matches!(
@@ -122,8 +122,8 @@ impl Content {
         }
     }
 
-    /// Size of a slot with this content, for the weights and buffers given. Saturates; planning
-    /// refuses slots for which it would.
+    /// Size of a slot with this content, for the given weights and buffers. Saturates; planning refuses slots
+    /// for which it would.
     #[must_use]
     pub fn bytes(self, weights: &Weights, buffer_bytes: impl Fn(BufferId) -> usize) -> usize {
         let layout = |weight: WeightId| weights.layout(weight);

@@ -1,9 +1,9 @@
-//! Where things lie: the arena, its slots, the lanes, the cut of weights into shards.
+//! Where things are: the arena, its slots, the lanes, the cut of weights into shards.
 //!
-//! Law: a layout is the same on every rank, and addresses follow from it alone: region =
-//! offset from the start of a rank's arena. *Resident* slots never move for the life of a session,
-//! across programs and plans; *transient* slots belong to one plan and may share bytes where the
-//! plan orders their tenants. Nothing is allocated or moved after the arena is reserved.
+//! Law: a layout is the same on every rank, and addresses follow from it alone: region = offset from the
+//! start of a rank's arena. *Resident* slots never move for the life of a session, across programs and plans.
+//! *Transient* slots belong to one plan and may share bytes where the plan orders their tenants. Nothing is
+//! allocated or moved after the arena is reserved.
 
 mod arena;
 mod binding;

@@ -9,7 +9,7 @@ use serde::Serialize;
 /// vector loads, copy engines and tensor-core descriptors.
 pub const ALIGNMENT: usize = 256;
 
-/// The most bytes an arena can have: pointers inside of one allocation are no further apart.
+/// The most bytes an arena can have: pointers inside one allocation are no further apart.
 pub const MAX_ARENA: usize = isize::MAX as usize;
 
 /// What `bytes` bytes take in the arena: rounded up to [`ALIGNMENT`]. Saturates.
@@ -37,7 +37,7 @@ impl Region {
         self.offset + self.bytes
     }
 
-    /// Do the two share a byte?
+    /// Whether the two share a byte.
     #[must_use]
     pub const fn overlaps(self, other: Self) -> bool {
         self.bytes > 0 && other.bytes > 0 && self.offset < other.end() && other.offset < self.end()

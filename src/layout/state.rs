@@ -1,7 +1,7 @@
-//! How the state lies in memory that is kept from step to step.
+//! How the state that is kept from step to step is laid out in memory.
 //!
-//! Law: the state layout is chosen once for all weights of a session, and sizes follow from it
-//! alone; no number depends on it but through the rounding it names.
+//! Law: the state layout is chosen once for all weights of a session, and sizes follow from it alone. No
+//! number depends on it except through the rounding it names.
 
 use half::bf16;
 use serde::Serialize;

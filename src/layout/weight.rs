@@ -1,4 +1,4 @@
-//! One weight: its cut into shards, and the planes it has as shard, gathered, transposed.
+//! One weight: its cut into shards, and its planes as shard, gathered and transposed.
 //!
 //! Law: planes follow from format and shard alone, and their places in a slot from the planes. A shard's
 //! planes are compact, as they travel; gathered and transposed ones are padded, as a GEMM reads them.
@@ -29,24 +29,24 @@ pub struct WeightLayout {
     pub reuse: Option<Reuse>,
     /// The group it is gathered and reduced with.
     pub group: Option<GroupId>,
-    /// What the optimizer does otherwise with it.
+    /// What the optimizer does differently for it.
     #[serde(skip_serializing_if = "ParameterGroup::is_default")]
     pub parameters: ParameterGroup,
-    /// Whether it stays what it is: without moments, main grad and gradients.
+    /// Whether it stays as it is: without moments, main grad and gradients.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub frozen: bool,
 }
 
 impl WeightLayout {
-    /// Planes of a rank's shard in `orientation`, as they are stored and travel: scale rows are not
-    /// padded, and of rows that a format repeats only one is kept.
+    /// Planes of a rank's shard in `orientation`, as they are stored and travel: scale rows are not padded,
+    /// and of rows that a format repeats only one is kept.
     #[must_use]
     pub fn shard_planes(&self, orientation: Orientation) -> Vec<PlaneSpec> {
         self.format.compact_planes(orientation, self.shard.stored())
     }
 
-    /// Bytes of a rank's shard in `orientation`: of its [`shard_planes`](Self::shard_planes) one after the
-    /// other, as a rank sends them.
+    /// Bytes of a rank's shard in `orientation`: those of its [`shard_planes`](Self::shard_planes) one after
+    /// the other, as a rank sends them.
     #[must_use]
     pub fn shard_bytes(&self, orientation: Orientation) -> usize {
         self.shard_planes(orientation).iter().map(PlaneSpec::bytes).fold(0, usize::saturating_add)
@@ -71,7 +71,8 @@ impl WeightLayout {
         self.format.planes(Orientation::Columnwise, self.shard.shape)
     }
 
-    /// Is the data plane already what a dense use in `values` wants, so that nothing need be dequantized?
+    /// Whether the data plane already is what a dense use in `values` wants, so that nothing need be
+    /// dequantized.
     #[must_use]
     pub fn is_dense(&self, values: ElementType) -> bool {
         matches!((self.format, values), (Format::F32, ElementType::F32) | (Format::Bf16, ElementType::Bf16))
@@ -84,7 +85,7 @@ impl WeightLayout {
     }
 }
 
-/// The planes of one orientation inside a slot: data first, scales behind it, both aligned.
+/// The planes of one orientation inside a slot: data first, scales after it, both aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaneRegions {
     /// Codes or values.

@@ -1,8 +1,8 @@
 //! All weights of a session, grouped into buckets.
 //!
-//! Law: every weight is in exactly one bucket, and a bucket has one format, one placement, and weights that train
-//! or weights that are frozen. The grouping follows
-//! from the declaration alone, so it is the same on every rank and for every program of a session.
+//! Law: every weight is in exactly one bucket. A bucket has one format, one placement, and either weights
+//! that train or weights that are frozen. The grouping follows from the declaration alone, so it is the same
+//! on every rank and for every program of a session.
 
 use serde::Serialize;
 
@@ -13,14 +13,14 @@ use crate::format::{Format, Fp8Tensor, Orientation, Shape};
 use crate::id::{BucketId, WeightId};
 use crate::model::{Mesh, Placement, ShardLayout, WeightSpec};
 
-/// A set of weights of one format and placement, which train or are frozen together.
+/// A set of weights of one format and placement that either all train or are all frozen.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Bucket {
     /// Format of all its weights.
     pub format: Format,
     /// Placement of all its weights.
     pub placement: Placement,
-    /// Do its weights stay what they are? Then steps do not quantize it.
+    /// Whether its weights stay as they are. Steps do not quantize it then.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub frozen: bool,
     /// The weights, in id order.
@@ -28,14 +28,14 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Do its quantized planes come with scales, so that amax and scale precede the cast?
+    /// Whether its quantized planes have scales, so that amax and scale precede the cast.
     #[must_use]
     pub fn has_scales(&self) -> bool {
         !matches!(self.format, Format::F32 | Format::Bf16)
     }
 }
 
-/// Weights grouped into buckets; the common ground of all programs of a session.
+/// Weights grouped into buckets, shared by all programs of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Weights {
     /// Layout of every weight, in id order.
@@ -44,13 +44,13 @@ pub struct Weights {
     pub buckets: Vec<Bucket>,
     /// The ranks.
     pub mesh: Mesh,
-    /// How optimizer state lies in memory.
+    /// How optimizer state is laid out in memory.
     pub state: StateLayout,
 }
 
 impl Weights {
-    /// One bucket for every format and placement that occurs, and one more where some of its weights are frozen;
-    /// optimizer state in f32.
+    /// One bucket for every format and placement that occurs, and one more where some of its weights are
+    /// frozen. Optimizer state is in f32.
     #[must_use]
     pub fn new(specs: &[WeightSpec], mesh: Mesh) -> Self {
         let state = StateLayout::default();
@@ -131,8 +131,8 @@ impl Weights {
         })
     }
 
-    /// Are the bucket's shards the upper halves of its masters? Then it has no f32 masters, nothing is cast, and
-    /// its shards are always at the masters' version.
+    /// Whether the bucket's shards are the upper halves of its masters. It then has no f32 masters, nothing
+    /// is cast, and its shards are always at the masters' version.
     ///
     /// # Panics
     /// When the id belongs to another model.
@@ -144,8 +144,9 @@ impl Weights {
             && members.format == Format::Bf16
     }
 
-    /// How the bucket's scales are delayed, with the format they belong to; `None` for a bucket whose scales are
-    /// current, or which has none. Those of frozen weights are current: no step brings an amax to remember.
+    /// How the bucket's scales are delayed, with the format they belong to; `None` for a bucket whose scales
+    /// are current, or which has none. Scales of frozen weights are current: no step brings an amax to
+    /// remember.
     ///
     /// # Panics
     /// When the id belongs to another model.

@@ -1,8 +1,8 @@
 //! What products take in place of x and of dy.
 //!
-//! Law (LI-5): however a product's operand is made, its codes are those of the bf16 values that stand for it.
-//! GELU on the way to codes rounds to bf16 first; codes that forward kept are those that backward would make
-//! anew.
+//! Law (LI-5): however a product's operand is made, its codes are those of the bf16 values that it stands
+//! for. GELU on the way to codes rounds to bf16 first. Codes that forward kept are the ones that backward
+//! would make anew.
 
 use half::bf16;
 
@@ -15,8 +15,8 @@ use crate::format::{ElementType, Fp8Element, Shape};
 
 impl LinearSpec {
     /// Bytes of what [`Linear::forward_keeping`](super::Linear::forward_keeping) keeps of x: codes of its
-    /// transpose `[inputs, tokens rounded up to 16]` and, from the next multiple of 256 on, their scales:
-    /// about half of x in bf16. `None` where x is multiplied as it is.
+    /// transpose `[inputs, tokens rounded up to 16]` and, from the next multiple of 256 on, their scales.
+    /// That is about half of x in bf16. `None` where x is multiplied as it is.
     ///
     /// # Errors
     /// What [`Linear::new`](super::Linear::new) says of a shape that no product of the recipe takes.
@@ -27,18 +27,19 @@ impl LinearSpec {
     }
 }
 
-/// bf16 `[tokens, features]`, or what is made of them where they are quantized: then nobody writes it in bf16.
+/// bf16 `[tokens, features]`, or what they are made into where they are quantized, in which case they are
+/// never written in bf16.
 #[derive(Clone, Copy, Debug)]
 pub enum Activations<'a> {
-    /// As they lie.
+    /// As they are.
     Values(DeviceSlice<'a, bf16>),
-    /// Their GELU, as [`Elementwise::gelu`](super::Elementwise::gelu) takes it. Where
+    /// Their GELU, as [`Elementwise::gelu`](super::Elementwise::gelu) computes it. Where
     /// [`Recipe::fuses_gelu`](super::Recipe::fuses_gelu).
     Gelu(DeviceSlice<'a, bf16>),
-    /// The gradient of `x`, as [`Elementwise::gelu_backward`](super::Elementwise::gelu_backward) makes it of
-    /// that of GELU(x). Where [`Recipe::fuses_gelu`](super::Recipe::fuses_gelu).
+    /// The gradient of `x`, as [`Elementwise::gelu_backward`](super::Elementwise::gelu_backward) computes it
+    /// from the gradient of GELU(x). Where [`Recipe::fuses_gelu`](super::Recipe::fuses_gelu).
     GeluGradient {
-        /// What GELU was taken of.
+        /// The argument of GELU.
         x: DeviceSlice<'a, bf16>,
         /// The gradient of GELU(x), laid out as `x`.
         gradient: DeviceSlice<'a, bf16>,
@@ -50,7 +51,7 @@ pub enum Activations<'a> {
 pub enum Input<'a> {
     /// As forward read it.
     Activations(Activations<'a>),
-    /// What [`Linear::forward_keeping`](super::Linear::forward_keeping) of the same x left:
+    /// What [`Linear::forward_keeping`](super::Linear::forward_keeping) kept of the same x:
     /// [`LinearSpec::kept_bytes`] bytes.
     Kept(DeviceSlice<'a, u8>),
 }
@@ -80,7 +81,7 @@ impl<'a> From<DeviceSlice<'a, u8>> for Input<'a> {
 }
 
 impl<'a> Activations<'a> {
-    /// The memory, if it is `expected` elements and the recipe takes it so.
+    /// The memory, if it has `expected` elements and the recipe takes it in this form.
     pub(super) fn source(
         self,
         what: &'static str,
@@ -101,7 +102,7 @@ impl<'a> Activations<'a> {
     }
 }
 
-/// x of the weight's gradient, measured.
+/// x of the weight's gradient, with its size checked.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Measured<'a> {
     Source(Source<'a>),
@@ -109,7 +110,7 @@ pub(super) enum Measured<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// The memory, if it is `expected` elements, or what the layer keeps.
+    /// The memory, if it has `expected` elements, or what the layer keeps.
     pub(super) fn measured(
         self,
         spec: &LinearSpec,
@@ -126,8 +127,8 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Refuses memory that is not what a layer keeps: `kept_bytes`, as [`LinearSpec::kept_bytes`] said when it
-/// was made.
+/// Refuses memory that is not what a layer keeps: `kept_bytes` bytes, as [`LinearSpec::kept_bytes`] said when
+/// the layer was made.
 pub(super) fn check_kept(
     spec: &LinearSpec,
     kept_bytes: Option<usize>,
@@ -160,7 +161,8 @@ pub(super) fn operand<'a>(
     Err(LinearError::Operand { what, actual, element, expected, wanted })
 }
 
-/// A factor without scales, for recipes that quantize nothing and so were given values ([`Activations::source`]).
+/// A factor without scales, for recipes that quantize nothing and were therefore given values
+/// ([`Activations::source`]).
 pub(super) const fn plain(source: Source<'_>) -> Scaled<'_> {
     let (Source::Values(values) | Source::Gelu(values) | Source::GeluGradient { x: values, .. }) = source;
     Scaled { values, scale: None }

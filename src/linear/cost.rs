@@ -2,11 +2,11 @@
 //!
 //! Law: one part for every kernel that [`Linear`](super::Linear) enqueues, and one more for what a product
 //! writes: activations are quantized by kernels of their own, then multiplied. A product reads while it
-//! multiplies, but a tile of its result is written when the last multiplication of the tile is done. Bytes are
-//! those of the operands, each moved once; what a product adds to ([`Output::Sum`](super::Output::Sum)) is not counted. GELU on the way to codes reads what it is
-//! taken of in place of its result, so it costs nothing more; its gradient reads two operands in place of
-//! one, and a call that gives [`Activations::GeluGradient`](super::Activations::GeluGradient) adds the
-//! second.
+//! multiplies, but a tile of its result is written when the last multiplication of the tile is done. Bytes
+//! are those of the operands, each moved once; what a product adds to ([`Output::Sum`](super::Output::Sum))
+//! is not counted. GELU on the way to codes reads its argument in place of its result, so it costs nothing
+//! more. Its gradient reads two operands in place of one, and a call that passes
+//! [`Activations::GeluGradient`](super::Activations::GeluGradient) adds the second.
 
 use super::spec::LinearSpec;
 use crate::format::{Directions, Format, Fp8Element, Shape};
@@ -31,14 +31,14 @@ impl LinearSpec {
         x.chain(self.product(self.output.bytes(), self.y())).collect()
     }
 
-    /// What [`Linear::backward`](super::Linear::backward) costs that is given x.
+    /// What [`Linear::backward`](super::Linear::backward) costs when it is given x.
     #[must_use]
     pub fn backward_cost(&self) -> Vec<CostHint> {
         let x = self.quantized(Fp8Element::E4m3, self.weight.cols, Directions::Columnwise);
         x.chain(self.backward_kept_cost()).collect()
     }
 
-    /// What it costs where it is given what forward kept of x.
+    /// What it costs when it is given what forward kept of x.
     #[must_use]
     pub fn backward_kept_cost(&self) -> Vec<CostHint> {
         let dy = self.quantized(self.gradients, self.weight.rows, Directions::Both);
@@ -47,7 +47,7 @@ impl LinearSpec {
         dy.chain(dgrad).chain(wgrad).collect()
     }
 
-    /// In what its products are computed.
+    /// What its products are computed in.
     #[must_use]
     pub const fn math(&self) -> Math {
         match self.recipe.weight_format() {
@@ -64,8 +64,8 @@ impl LinearSpec {
         Shape::new(self.tokens, self.weight.rows)
     }
 
-    /// One of the three products, and what it writes: each has x, y and the weight, or their gradients, as
-    /// factors or result, and the result in so many bytes an element.
+    /// One of the three products, and what it writes. Each has x, y and the weight, or their gradients, as
+    /// factors or result; `element` is the bytes of an element of the result.
     fn product(&self, element: usize, result: Shape) -> [CostHint; 2] {
         let Shape { rows, cols } = self.weight;
         let factor = if self.math() == Math::Bf16 { 2 } else { 1 };
@@ -78,7 +78,7 @@ impl LinearSpec {
         [product, CostHint { kernels: 0, ..written }]
     }
 
-    /// The kernels that quantize activations with so many features: none where they stay in bf16.
+    /// The kernels that quantize activations with that many features; none where they stay in bf16.
     fn quantized(
         &self,
         element: Fp8Element,
@@ -87,7 +87,7 @@ impl LinearSpec {
     ) -> impl Iterator<Item = CostHint> + use<> {
         let shape = Shape::new(self.tokens, features);
         let format = self.recipe.activation_format(element);
-        // One scale for the whole matrix: its amax is found by a kernel before.
+        // One scale for the whole matrix: another kernel finds its amax first.
         let amax = match format {
             Some(Format::Fp8Tensor(_)) => Some(CostHint::pass(2 * shape.elements() as u64)),
             _ => None,

@@ -20,16 +20,16 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens the GPU and makes its primary context current on this thread: for the factory of a closure, which
+    /// Opens the GPU and makes its primary context current on this thread. For a closure's factory, which
     /// knows which GPU a rank has.
     ///
     /// # Errors
-    /// [`LinearError::Cuda`] without driver, NVRTC, cuBLASLt or such a device.
+    /// [`LinearError::Cuda`] without a driver, NVRTC, cuBLASLt or such a device.
     pub fn open(ordinal: DeviceOrdinal) -> Result<Self, LinearError> {
         Ok(Self { blas: Rc::new(Blas::open(ordinal)?) })
     }
 
-    /// `len` zeros on the GPU, for what a closure holds constant or computes and forgets.
+    /// `len` zeros on the GPU, for what a closure keeps constant or computes temporarily.
     ///
     /// # Errors
     /// [`LinearError::Cuda`] when memory is short.

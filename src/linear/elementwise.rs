@@ -1,4 +1,4 @@
-//! What a stack of linear layers has between its products.
+//! What a stack of linear layers computes between its products.
 
 use half::bf16;
 
@@ -36,7 +36,7 @@ impl Elementwise {
         Ok(self.0.gelu(handles, x, y)?)
     }
 
-    /// The gradient of GELU(x), in place, becomes that of x.
+    /// Turns the gradient of GELU(x) into that of x, in place.
     ///
     /// # Errors
     /// As [`Elementwise::gelu`].

@@ -4,14 +4,14 @@ use crate::backend::cuda::{ComputeCapability, CudaFailure};
 use crate::compute::ComputeError;
 use crate::format::{ElementType, Format, Orientation, Shape};
 
-/// Why a layer cannot be made, or a product not be enqueued.
+/// Why a layer cannot be made, or a product cannot be enqueued.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinearError {
     /// A CUDA library refused.
     #[error(transparent)]
     Cuda(#[from] CudaFailure),
-    /// The GPU has no products of this format, or this room does not make use of them.
+    /// The GPU has no products of this format, or this room does not use them.
     #[error(
         "no products of {format} on a GPU of compute capability {capability} ({needs}); declare the weight's uses as Form::DenseBf16 and compute by Recipe::Bf16"
     )]
@@ -57,7 +57,7 @@ pub enum LinearError {
         /// The weight's shape.
         weight: Shape,
     },
-    /// A size beyond what products address.
+    /// A size beyond what products can address.
     #[error("{size} {what} are more than the {largest} a product takes; split the layer")]
     TooLarge {
         /// What was counted.
@@ -73,7 +73,7 @@ pub enum LinearError {
         /// The element type asked for.
         element: ElementType,
     },
-    /// The data gradient of a recipe reads another orientation.
+    /// The recipe's data gradient reads another orientation.
     #[error(
         "the data gradient of {recipe} reads the weight {expected}, not {actual}; use Recipe::dgrad_orientation"
     )]
@@ -95,7 +95,7 @@ pub enum LinearError {
         /// What it was given.
         actual: String,
     },
-    /// GELU where products do not take it on the way.
+    /// GELU on the way to codes, where products do not support it.
     #[error(
         "{what} was to be made by GELU on the way to codes, which products of {recipe} do not; take it by Elementwise first and give the result"
     )]
@@ -125,7 +125,7 @@ pub enum LinearError {
         /// What that must be a multiple of.
         multiple: usize,
     },
-    /// An operand of another size.
+    /// An operand of the wrong size.
     #[error("{what} has {actual} elements of {element:?}, and {expected} of {wanted:?} are needed")]
     Operand {
         /// Which operand.

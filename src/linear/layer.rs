@@ -26,7 +26,7 @@ pub enum Output<'a> {
     Sum {
         /// What is written.
         result: DeviceSliceMut<'a, bf16>,
-        /// As many elements as the result, laid out alike.
+        /// The same number of elements as the result, laid out alike.
         addend: DeviceSlice<'a, bf16>,
     },
 }
@@ -45,7 +45,7 @@ impl<'a> From<DeviceSliceMut<'a, f32>> for Output<'a> {
 
 impl<'a> Output<'a> {
     /// Where a call writes its gradient of `weight`, in the element type it declares: f32, or bf16 by
-    /// [`CallBuilder::gradient_in`](crate::model::CallBuilder::gradient_in), which the product then rounds to
+    /// [`CallBuilder::gradient_in`](crate::model::CallBuilder::gradient_in), to which the product then rounds
     /// by itself. [`LinearSpec::weight_gradient`] must be the same.
     ///
     /// # Errors
@@ -60,7 +60,7 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// The memory, if it is `expected` elements of `wanted`, and what is added.
+    /// The memory, if it has `expected` elements of `wanted`, and what is added.
     fn lent(
         self,
         what: &'static str,
@@ -90,7 +90,8 @@ struct Target<'a> {
     addend: Option<Lent<'a>>,
 }
 
-/// The operands of both gradients of a layer. `Y` becomes [`Activations`], `X` an [`Input`]; slices of bf16 do.
+/// The operands of both gradients of a layer. `Y` converts into [`Activations`] and `X` into an [`Input`];
+/// slices of bf16 do.
 #[derive(Debug)]
 pub struct Backward<'a, 'w, Y = DeviceSlice<'a, bf16>, X = DeviceSlice<'a, bf16>> {
     /// Gradient of y, `[tokens, outputs]`.
@@ -123,9 +124,8 @@ pub struct Linear {
 impl Linear {
     /// Chooses the algorithms of the three products and reserves memory.
     ///
-    /// # Errors
     /// [`LinearError::Unsupported`] for a GPU without such products, [`LinearError::Dimension`] for a shape
-    /// they do not take, [`LinearError::Cuda`] when cuBLASLt has none or memory is short.
+    /// they do not take, [`LinearError::Cuda`] when cuBLASLt has no algorithm or memory is short.
     pub fn new(device: &Device, spec: LinearSpec) -> Result<Self, LinearError> {
         shapes::check(&spec)?;
         if let Some(format) = spec.recipe.weight_format() {
@@ -170,9 +170,9 @@ impl Linear {
         self.multiply(handles, x.into(), weight, y.into(), None)
     }
 
-    /// The same, and what the weight's gradient reads of x goes into `kept`: x is read and quantized once, in
-    /// both directions. `kept` is [`LinearSpec::kept_bytes`] bytes from a multiple of 256 on, as a declared
-    /// buffer of [`ElementType::U8`] is.
+    /// The same, and stores in `kept` what the weight's gradient reads of x: x is read and quantized once, in
+    /// both directions. `kept` has [`LinearSpec::kept_bytes`] bytes and begins at a multiple of 256, as a
+    /// declared buffer of [`ElementType::U8`] does.
     ///
     /// # Errors
     /// As [`Linear::forward`]; [`LinearError::NothingKept`] where x is multiplied as it is, and
@@ -295,7 +295,7 @@ impl Linear {
         self.weight_gradient(handles, dy, x, dw)
     }
 
-    /// dW, behind the quantization of dy along its columns.
+    /// dW, after the quantization of dy along its columns.
     fn weight_gradient(
         &mut self,
         handles: &CudaHandles,

@@ -11,16 +11,16 @@
 //!   and whether they were kept from forward or made anew.
 //!
 //! A [`Recipe`] says in what numbers the products are computed and in which form a call must declare the
-//! weight. A [`Device`] is one GPU for one lane, opened in the closure's factory; a [`Linear`] holds the
-//! products of one shape, for all weights of that shape; a [`Weight`] is what the call's context shows of
+//! weight. A [`Device`] is one GPU for one lane, opened in the closure's factory. A [`Linear`] holds the
+//! products of one shape, for all weights of that shape. A [`Weight`] is what the call's context shows of
 //! one.
 //!
 //! Activations are bf16 `[tokens, features]`, row-major; x may be the first columns of a wider matrix.
-//! Weights are `[outputs, inputs]`. In FP8 forward may keep, in memory of the embedder's, what the weight's
-//! gradient reads of x ([`Linear::forward_keeping`]). What stands between products is [`Elementwise`], or is
-//! taken on the way to codes ([`Activations`]); a residual is added by the product itself ([`Output::Sum`]).
-//! [`DeviceBuffer`]s hold what closures keep. What a call that uses a layer costs, its [`LinearSpec`] says.
-//! Biases and products of several weights at a time are deliberately absent.
+//! Weights are `[outputs, inputs]`. In FP8 forward may keep, in the embedder's memory, what the weight's
+//! gradient reads of x ([`Linear::forward_keeping`]). What comes between products is [`Elementwise`], or is
+//! computed on the way to codes ([`Activations`]); a residual is added by the product itself
+//! ([`Output::Sum`]). [`DeviceBuffer`]s hold what closures keep. A [`LinearSpec`] says what a call that uses
+//! a layer costs. Biases and products of several weights at a time are deliberately absent.
 
 mod activations;
 mod cost;

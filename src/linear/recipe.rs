@@ -11,15 +11,15 @@ use crate::model::Form;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Recipe {
-    /// bf16 by bf16. Weights of any format, dequantized into a planned bf16 slot; those in bf16 are read as
-    /// they lie.
+    /// bf16 by bf16. Weights of any format, dequantized into a planned bf16 slot; those in bf16 are read in
+    /// place.
     Bf16,
-    /// FP8 by FP8 with one scale each. Activations and their gradients take scale rule and epsilon of the
-    /// weight, with an amax of their own, found when they are quantized. From compute capability 8.9 on, as
+    /// FP8 by FP8 with one scale each. Activations and their gradients use the weight's scale rule and
+    /// epsilon, with an amax of their own, found when they are quantized. From compute capability 8.9 on, as
     /// NVIDIA documents it; seen running on 9.0 only.
     Fp8Tensor(Fp8Tensor),
-    /// FP8 activations in 1×128 blocks by weights in 128×128 blocks; the weight's gradient from 1×128 blocks by
-    /// 1×128 blocks. Activations take scale rule and epsilon of the weight. Compute capability 9.0 only.
+    /// FP8 activations in 1×128 blocks by weights in 128×128 blocks; the weight's gradient from 1×128 blocks
+    /// by 1×128 blocks. Activations use the weight's scale rule and epsilon. Compute capability 9.0 only.
     Fp8Block(Fp8Block),
 }
 
@@ -27,8 +27,8 @@ impl Recipe {
     /// Products of weights in their own format.
     ///
     /// # Errors
-    /// [`LinearError::Unsupported`] for a GPU without such products; NVFP4 and MXFP8 weights are not yet
-    /// multiplied as they are anywhere.
+    /// [`LinearError::Unsupported`] for a GPU without such products; no GPU multiplies NVFP4 and MXFP8
+    /// weights in their own format yet.
     pub fn native(format: Format, capability: ComputeCapability) -> Result<Self, LinearError> {
         let unsupported = |needs| LinearError::Unsupported { format, capability, needs };
         match format {
@@ -51,7 +51,7 @@ impl Recipe {
         }
     }
 
-    /// [`Recipe::native`] where there is one, [`Recipe::Bf16`] where not.
+    /// [`Recipe::native`] where there is one, otherwise [`Recipe::Bf16`].
     #[must_use]
     pub fn best_for(format: Format, capability: ComputeCapability) -> Self {
         Self::native(format, capability).unwrap_or(Self::Bf16)
@@ -67,7 +67,8 @@ impl Recipe {
     }
 
     /// In which orientation the data gradient reads the weight. FP8 products contract along neighbours, so
-    /// they need columnwise planes; bf16 ones take the rowwise values too, which saves the transposition.
+    /// they need columnwise planes. bf16 products also take the rowwise values, which saves the
+    /// transposition.
     #[must_use]
     pub const fn dgrad_orientation(self) -> Orientation {
         match self {
@@ -86,9 +87,9 @@ impl Recipe {
         }
     }
 
-    /// May GELU and its gradient be taken on the way to codes ([`Activations`](super::Activations))? Where a
-    /// block's scale follows from the block; one scale for all needs an amax first, of values that would have
-    /// to be there.
+    /// Whether GELU and its gradient may be computed on the way to codes
+    /// ([`Activations`](super::Activations)). They may where a block's scale follows from the block. One
+    /// scale for all needs an amax first, over values that would have to be in memory.
     #[must_use]
     pub const fn fuses_gelu(self) -> bool {
         matches!(self, Self::Fp8Block(_))

@@ -1,7 +1,7 @@
 //! The three products of a layer as cuBLASLt knows them.
 //!
 //! A row-major matrix is its transpose, column by column. So each product is written for the transposed
-//! result: yᵀ = W xᵀ, dxᵀ = Wᵀ dyᵀ, dWᵀ = xᵀ dy. FP8 factors lie along the contraction: rowwise codes in y,
+//! result: yᵀ = W xᵀ, dxᵀ = Wᵀ dyᵀ, dWᵀ = xᵀ dy. FP8 factors run along the contraction: rowwise codes in y,
 //! columnwise planes of the weight in dx, columnwise codes in dW, whose lines are padded with zeros to a
 //! multiple of 16 tokens.
 
@@ -17,7 +17,7 @@ struct Factors {
     weight: (Element, Scale),
     x: (Element, Scale),
     dy: (Element, Scale),
-    /// Must the contraction run along neighbours?
+    /// Whether the contraction must run along neighbours.
     along: bool,
 }
 
@@ -78,7 +78,7 @@ pub(super) fn check(spec: &LinearSpec) -> Result<(), LinearError> {
     if input_pitch < weight.cols {
         return Err(LinearError::Pitch { pitch: input_pitch, inputs: weight.cols });
     }
-    // FP8 wants lines of 16 bytes. Scales of 1×128 blocks lie token by token, four at a time.
+    // FP8 wants lines of 16 bytes. Scales of 1×128 blocks are stored token by token, four at a time.
     let (features, of_tokens) = match recipe {
         Recipe::Bf16 => (1, 1),
         Recipe::Fp8Tensor(_) => (16, 1),

@@ -1,6 +1,6 @@
 //! What a layer computes.
 //!
-//! Law: a specification is plain data; what no product takes is refused when a layer is made of it.
+//! Law: a specification is plain data; what no product takes is refused when a layer is made from it.
 
 use super::recipe::Recipe;
 use crate::format::{ElementType, Fp8Element, Orientation, Shape};
@@ -8,7 +8,7 @@ use crate::format::{ElementType, Fp8Element, Orientation, Shape};
 /// What a layer computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinearSpec {
-    /// In what numbers.
+    /// The numbers in which it is computed.
     pub recipe: Recipe,
     /// Rows of x, y, dx and dy.
     pub tokens: usize,
@@ -18,7 +18,7 @@ pub struct LinearSpec {
     pub output: ElementType,
     /// In which orientation dx reads the weight.
     pub dgrad: Orientation,
-    /// Element type of dW, f32 or bf16: what the call declares of the gradient
+    /// Element type of dW, f32 or bf16: the one in which the call declares the gradient
     /// ([`CallBuilder::gradient_in`](crate::model::CallBuilder::gradient_in)). Sums are f32 either way,
     /// rounded once.
     pub weight_gradient: ElementType,

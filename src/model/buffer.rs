@@ -1,7 +1,7 @@
 //! Buffers: the embedder's own memory, declared so that it is planned and verified like a weight.
 //!
-//! Law: a buffer has one role and one lifetime. Elements are counted, not shaped: the closure
-//! knows its own axes. Memory an embedder does not declare is its own and unverified.
+//! Law: a buffer has one role and one lifetime. Elements are counted, not shaped: the closure knows its own
+//! axes. Memory that an embedder does not declare is its own and unverified.
 
 use serde::Serialize;
 
@@ -26,13 +26,13 @@ pub enum Lifetime {
     Call,
     /// From its first access in a step to its last.
     Step,
-    /// From step to step; it lies in the resident region and starts as zeros. Every rank has its own.
+    /// From step to step. The buffer is in the resident region and starts as zeros. Every rank has its own.
     ///
-    /// It belongs to the closures, not to the optimizer: what a call writes is there at once and stays,
-    /// also in a step that the vote then skips, and, of a step in which a closure fails, what the calls
-    /// before the failure wrote on each rank. So a buffer that must advance with the weights and with
-    /// them only is advanced in the *next* step, from an input in which the trainer says how this one
-    /// ended. Checkpoints hold the carried buffers of every rank.
+    /// It belongs to the closures, not to the optimizer. What a call writes takes effect at once and stays,
+    /// even in a step that the vote then skips. If a closure fails, what the calls before the failure wrote
+    /// on each rank stays too. So a buffer that must advance with the weights and only with them is advanced
+    /// in the *next* step, from an input in which the trainer says how this one ended. Checkpoints hold the
+    /// carried buffers of every rank.
     Carried,
 }
 
@@ -71,13 +71,13 @@ pub enum Access {
 }
 
 impl Access {
-    /// Does the access need the content that was there?
+    /// Whether the access needs the content that was there.
     #[must_use]
     pub const fn reads(self) -> bool {
         matches!(self, Self::Read | Self::Update)
     }
 
-    /// Does the access leave other content behind?
+    /// Whether the access leaves other content than it found.
     #[must_use]
     pub const fn writes(self) -> bool {
         matches!(self, Self::Write | Self::Update)

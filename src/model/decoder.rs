@@ -14,18 +14,18 @@
 //!
 //! with kv = hidden · kv_heads / heads. The attention term is 4·T·sequence·hidden for scores and values,
 //! halved because a token sees only those before it. Backward calls cost twice their forward, or once where
-//! their matrix is frozen; a frozen embedding has none. Bytes of a
-//! call: its weights and its activations at the width of `math`, read or written once. Activations are f32
-//! buffers, as [`LayerStack`] declares them; tokens are u32 ids.
+//! their matrix is frozen; a frozen embedding has none. Bytes of a call: its weights and its activations at
+//! the width of `math`, read or written once. Activations are f32 buffers, as [`LayerStack`] declares them;
+//! tokens are u32 ids.
 //!
 //! With `experts`, the matrices of a block's experts are stacked by rows into one weight, gathered and
 //! reduced as one, and every token costs `experts_per_token` of them. With `expert_groups` as well, each is a
 //! weight of its own, `blocks.N.up.experts.E.weight`, and the members of a group, `blocks.N.up.experts.G`,
 //! travel as one collective; calls and costs are the same. With `tied`, head and embedding are one weight.
-//! With `replays`, the last block runs so many times more; the calls of replay r are `blocks.N.replay.r.…`,
-//! and their gradients add up.
+//! With `replays`, the last block runs that many more times; the calls of replay r are `blocks.N.replay.r.…`,
+//! and their gradients are added.
 //!
-//! Deliberately absent: the router of the experts, and recompute.
+//! The router of the experts and recompute are deliberately absent.
 
 use serde::{Deserialize, Serialize};
 
@@ -37,11 +37,11 @@ use super::{
 use crate::format::{ElementType, Format, Orientation};
 use crate::id::WeightId;
 
-/// The sizes of a decoder. All of them at least 1; `heads` divides `hidden`, `kv_heads` divides `heads`.
+/// The sizes of a decoder. All are at least 1; `heads` divides `hidden`, and `kv_heads` divides `heads`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decoder {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// Blocks of attention and MLP.
     pub layers: usize,
@@ -71,12 +71,12 @@ pub struct Decoder {
     pub experts: Option<usize>,
     /// Experts that a token passes through; 1 when left out.
     pub experts_per_token: Option<usize>,
-    /// Groups that the experts of a matrix travel in, equally many in each; it divides `experts`. Then every
-    /// expert is a weight of its own, with its own tensor scale, and those of a group are gathered and
-    /// reduced as one collective. When left out, the experts of a matrix are the rows of one weight, one
-    /// below the other.
+    /// Groups that the experts of a matrix travel in, with the same number in each; it divides `experts`.
+    /// Then every expert is a weight of its own, with its own tensor scale, and the experts of a group are
+    /// gathered and reduced as one collective. When left out, the experts of a matrix are the rows of one
+    /// weight, one below the other.
     pub expert_groups: Option<usize>,
-    /// Is the head the embedding?
+    /// Whether the head is the embedding.
     #[serde(default)]
     pub tied: bool,
     /// How often the last block runs again; 0 when left out.
@@ -85,19 +85,19 @@ pub struct Decoder {
 
 /// One layer of the stack: its weights with rows and columns, the first of which may be a norm.
 struct Part {
-    /// What its calls are called.
+    /// The stem of its calls' names.
     name: String,
-    /// What its weights are called.
+    /// The stem of its weights' names.
     weights: String,
     norm: bool,
-    /// Of all matrices.
+    /// Rows of all matrices together.
     rows: usize,
     cols: usize,
-    /// Matrices of equally many rows; 1 where experts are rows of one.
+    /// Matrices with the same number of rows each; 1 where experts are rows of one.
     matrices: usize,
-    /// What they travel in.
+    /// Groups they travel in.
     groups: usize,
-    /// Of the rows, those a token passes.
+    /// Those of the rows that a token passes through.
     passed_rows: usize,
     extra_flops: u64,
 }
@@ -111,7 +111,7 @@ impl Part {
         }
     }
 
-    /// Declares its weights and what they travel in.
+    /// Declares its weights and the groups they travel in.
     fn declare(&self, model: &mut ModelBuilder, hidden: usize, format: Format) -> Result<(), DeclareError> {
         if self.norm {
             model.replicated(&format!("{}.norm", self.weights), 1, hidden)?;
@@ -283,7 +283,7 @@ fn product(factors: &[usize]) -> u64 {
     factors.iter().fold(1, |product: u64, factor| product.saturating_mul(*factor as u64))
 }
 
-/// Planes where the weight has any, else the replicated values.
+/// Planes where the weight has any, otherwise the replicated values.
 fn form(model: &Model, weight: WeightId) -> Form {
     match model.weight(weight).placement {
         Placement::Sharded => Form::Planes,

@@ -1,10 +1,10 @@
 //! A list of layers turned into forward and backward calls.
 //!
-//! Law: this is sugar over [`ProgramBuilder`], nothing more: every call it adds could have been
-//! written by hand. Layer `l` reads its input activation and writes its output; its backward call
-//! reads what forward saved and the gradient of its output, and writes the gradient of its input
-//! and of each of its weights. Between forward and backward the embedder adds the loss call. All outputs and
-//! their gradients are of one element type; what a layer saves has its own. Gradients of weights are f32.
+//! Law: this is sugar over [`ProgramBuilder`], nothing more: every call it adds could have been written by
+//! hand. Layer `l` reads its input activation and writes its output. Its backward call reads what forward
+//! saved and the gradient of its output, and writes the gradient of its input and of each of its weights.
+//! Between forward and backward the embedder adds the loss call. All outputs and their gradients have one
+//! element type; what a layer saves has its own. Gradients of weights are f32.
 
 use super::{CostHint, DeclareError, Form, Model, Phase, Placement, ProgramBuilder};
 use crate::format::{ElementType, Orientation};
@@ -15,15 +15,15 @@ use crate::id::{BufferId, CallId, WeightId};
 pub struct Layer {
     /// Name; the calls are `<name>.forward` and `<name>.backward`.
     pub name: String,
-    /// Weights used by forward (rowwise) and by backward (columnwise, replicated ones rowwise), each with a
+    /// Weights used by forward (rowwise) and by backward (columnwise, replicated ones rowwise). Each gets a
     /// gradient from backward unless it is frozen.
     pub weights: Vec<WeightId>,
     /// Elements of the output activation.
     pub output_elements: usize,
     /// Further buffers forward saves for backward: name suffix, elements and their type.
     pub saved: Vec<(String, usize, ElementType)>,
-    /// Cost of the forward call, in parts that add up. Backward is taken as twice that: once for the gradient of
-    /// the input, and once for those of the weights, unless most of their elements are frozen.
+    /// Cost of the forward call, in parts that add up. Backward is taken as twice that: once for the gradient
+    /// of the input, and once for those of the weights unless most of their elements are frozen.
     pub cost: Vec<CostHint>,
 }
 
@@ -53,9 +53,9 @@ impl LayerStack {
         Self::forward_in(program, input, layers, form, ElementType::F32)
     }
 
-    /// As [`LayerStack::forward`], with every output, and the gradients of outputs between layers, in `element`:
-    /// bf16 for `warpweft::linear`. `input`, and the two buffers that [`LayerStack::backward`] is given, the
-    /// embedder declares, in the same type if the same closure reads them.
+    /// Like [`LayerStack::forward`], with every output, and the gradients of outputs between layers, in
+    /// `element`: bf16 for `warpweft::linear`. The embedder declares `input`, and the two buffers that
+    /// [`LayerStack::backward`] is given, in the same type if the same closure reads them.
     ///
     /// # Errors
     /// As [`LayerStack::forward`].
@@ -102,7 +102,7 @@ impl LayerStack {
         Ok(stack)
     }
 
-    /// The activation behind the last layer.
+    /// The activation after the last layer.
     #[must_use]
     pub fn output(&self) -> BufferId {
         self.outputs.last().copied().unwrap_or(self.input)
@@ -159,8 +159,8 @@ impl LayerStack {
     }
 }
 
-/// How often a backward call costs what its forward does: once for the gradient of the input, and once for
-/// those of the weights if at least half of their elements train.
+/// What a backward call costs, as a multiple of its forward call: once for the gradient of the input, and
+/// once for those of the weights if at least half of their elements train.
 pub(super) fn backward_cost(model: &Model, weights: &[WeightId]) -> u32 {
     let specs = || weights.iter().filter_map(|weight| model.weights().get(weight.index()));
     let elements = |frozen| {

@@ -1,9 +1,9 @@
 //! The ranks of a world: shards of a weight along one axis, copies of all shards along the other.
 //!
 //! Law: rank = replica · shards + shard. So the ranks of a replica are numbered one after the other, and
-//! where a host has as many ranks as a replica they share it. Every replica holds every weight; ranks at one
-//! place of all replicas hold the same bits. Which ranks a collective brings together is said by a [`Group`],
-//! and nowhere by rank numbers.
+//! share a host where a host has as many ranks as a replica. Every replica holds every weight; ranks at the
+//! same place in all replicas hold the same bits. A [`Group`] says which ranks a collective brings together;
+//! rank numbers never do.
 
 use serde::{Serialize, Serializer};
 
@@ -29,7 +29,7 @@ pub enum Group {
 }
 
 impl Group {
-    /// All ranks? Then a plan does not say so.
+    /// Whether these are all ranks; a plan then leaves the group out.
     #[must_use]
     pub const fn is_world(&self) -> bool {
         matches!(self, Self::World)
@@ -49,9 +49,9 @@ impl std::fmt::Display for Group {
 impl Mesh {
     /// The most ranks of a mesh: 65,536.
     ///
-    /// Backends and sessions keep tables with an entry per rank, and a process that cannot have the memory
-    /// for them is aborted. No data-parallel group comes near this number, so a larger one is a mistake, and
-    /// told as one.
+    /// Backends and sessions keep tables with an entry per rank, and a process that cannot get the memory for
+    /// them is aborted. No data-parallel group comes near this number, so a larger one is a mistake, and is
+    /// reported as one.
     pub const MAX_RANKS: u32 = 1 << 16;
 
     /// A mesh of `ranks` data-parallel ranks that hold one copy of the model together.
@@ -65,7 +65,8 @@ impl Mesh {
     /// A mesh of `ranks` data-parallel ranks in all that hold `replicas` copies of the model: hybrid sharding.
     ///
     /// # Errors
-    /// As [`Mesh::new`]; [`DeclareError::Replicas`] when the ranks cannot be divided among so many replicas.
+    /// As [`Mesh::new`]; [`DeclareError::Replicas`] when the ranks cannot be divided among that many
+    /// replicas.
     pub fn hybrid(ranks: u32, replicas: u32) -> Result<Self, DeclareError> {
         match (ranks, ranks.checked_rem(replicas)) {
             (0, _) => Err(DeclareError::NoRanks),
@@ -99,7 +100,7 @@ impl Mesh {
         rank.number() % self.shards
     }
 
-    /// The replica `rank` is of, counted from 0.
+    /// The replica that `rank` belongs to, counted from 0.
     #[must_use]
     pub const fn replica_of(self, rank: RankId) -> u32 {
         rank.number() / self.shards
@@ -120,7 +121,7 @@ impl Mesh {
         }
     }
 
-    /// The ranks of the group that `rank` is of, in rank order.
+    /// The ranks of `rank`'s group, in rank order.
     pub fn members(self, rank: RankId, group: Group) -> impl Iterator<Item = RankId> + use<> {
         let (first, stride) = match group {
             Group::Shard => (self.replica_of(rank) * self.shards, 1),
@@ -140,8 +141,8 @@ impl Mesh {
         }
     }
 
-    /// Do both groups bring the same ranks together? With one replica the shard group is the world, with one
-    /// shard the replicate group is.
+    /// Whether both groups bring the same ranks together. With one replica the shard group is the world; with
+    /// one shard the replicate group is.
     #[must_use]
     pub fn alike(self, one: Group, other: Group) -> bool {
         let size = self.size(one);
@@ -246,7 +247,7 @@ mod tests {
         }
     }
 
-    /// PL-1. What one replica adds nothing to is written as it was before there were replicas.
+    /// PL-1. With one replica, what is written is the same as before there were replicas.
     #[test]
     fn a_mesh_of_one_replica_is_written_as_its_ranks() {
         let text = |mesh: Mesh| serde_json::to_string(&mesh).unwrap();

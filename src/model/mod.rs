@@ -1,8 +1,8 @@
 //! What the embedder declares: weights, their placement, buffers, and the step program.
 //!
-//! Law: everything here is plain data that was checked when it was built. A value of these types
-//! is valid; nobody below validates it again. Nothing here knows of devices, lanes or time, and
-//! nothing is observed at run time: the program *is* the declaration.
+//! Law: everything here is plain data that was checked when it was built. A value of these types is valid; no
+//! lower layer validates it again. Nothing here knows of devices, lanes or time, and nothing is observed at
+//! run time: the program *is* the declaration.
 
 mod buffer;
 mod decoder;

@@ -1,22 +1,22 @@
-//! How the optimizer treats one weight beside the others.
+//! How the optimizer treats one weight differently from the others.
 //!
-//! Law: what is not set is as the configuration says, so a weight of which nothing was said is treated as
+//! Law: what is not set is as the configuration says, so a weight without settings of its own is treated as
 //! before there were groups. Weights of one bucket and one group are one launch of the optimizer.
 
 use serde::{Serialize, Serializer};
 
-/// A finite f32 from 0 on, which can be compared and hashed.
+/// A finite, non-negative f32 that can be compared and hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NonNegative {
-    /// Bits of numbers from 0 on are ordered as the numbers are.
+    /// Bits of non-negative numbers are ordered as the numbers are.
     bits: u32,
 }
 
 impl NonNegative {
-    /// `None` for a number below 0, infinite or none.
+    /// `None` if the number is negative, infinite or NaN.
     #[must_use]
     pub const fn new(value: f32) -> Option<Self> {
-        // Adding 0 makes the negative zero positive.
+        // Adding 0 turns negative zero into positive zero.
         if value >= 0.0 && value.is_finite() { Some(Self { bits: (value + 0.0).to_bits() }) } else { None }
     }
 
@@ -33,19 +33,19 @@ impl Serialize for NonNegative {
     }
 }
 
-/// What the optimizer does otherwise with a weight: what PyTorch's `param_groups` say.
+/// What the optimizer does differently for a weight; PyTorch's `param_groups`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct ParameterGroup {
-    /// Weight decay λ in place of the configuration's: 0 for norms and biases, mostly.
+    /// Weight decay λ in place of the configuration's; mostly 0, for norms and biases.
     pub weight_decay: Option<NonNegative>,
-    /// A factor on the learning rate of every step, 1 where not set. With 0 the masters stay what they are;
-    /// moments, norm and clipping see the gradient all the same. A weight that is to have no gradient is
+    /// A factor on the learning rate of every step; 1 where not set. With 0 the masters stay what they are,
+    /// but moments, norm and clipping still see the gradient. A weight that is to have no gradient is
     /// [frozen](crate::model::WeightSpec::frozen) instead.
     pub learning_rate_scale: Option<NonNegative>,
 }
 
 impl ParameterGroup {
-    /// Is everything as the configuration says?
+    /// Whether everything is as the configuration says.
     #[must_use]
     pub fn is_default(&self) -> bool {
         *self == Self::default()

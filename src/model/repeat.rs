@@ -1,9 +1,9 @@
 //! Micro-batches: a program whose calls are repeated within one step.
 //!
-//! Law: a step runs all calls once per micro-batch, micro-batch after micro-batch, in declared order. Weights and
-//! carried buffers go on from one micro-batch to the next; every other buffer begins anew in each. A step is
-//! one optimizer step: the gradients of all micro-batches are added, and the mean is taken over ranks and
-//! micro-batches.
+//! Law: a step runs all calls once per micro-batch, micro-batch after micro-batch, in declared order. Weights
+//! and carried buffers continue from one micro-batch to the next; every other buffer begins anew in each. A
+//! step is one optimizer step: the gradients of all micro-batches are added, and the mean is taken over ranks
+//! and micro-batches.
 
 use super::{Call, DeclareError, ProgramBuilder, StepProgram};
 use crate::id::{CallId, MicroBatchId};
@@ -14,8 +14,9 @@ impl ProgramBuilder {
 
     /// Repeats all calls `count` times in every step, once per micro-batch; 1 unless set.
     ///
-    /// Sizes of buffers are those of one micro-batch. Of an input with `elements` elements the trainer writes
-    /// `[count, elements]` before a step, of an output it reads as many, micro-batch after micro-batch.
+    /// Sizes of buffers are those of one micro-batch. For an input with `elements` elements the trainer
+    /// writes `[count, elements]` before a step; of an output it reads the same number, micro-batch after
+    /// micro-batch.
     ///
     /// # Errors
     /// [`DeclareError::MicroBatches`] for none, or more than [`ProgramBuilder::MAX_MICRO_BATCHES`].
@@ -56,7 +57,7 @@ impl StepProgram {
 }
 
 impl Call {
-    /// The call's name, with the micro-batch behind it if that is not the first.
+    /// The call's name, followed by the micro-batch if that is not the first.
     #[must_use]
     pub fn label(&self) -> String {
         match self.micro_batch.number() {

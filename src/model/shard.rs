@@ -5,8 +5,8 @@
 //! ones are zero. Every replica of a mesh holds all rows, cut alike. This is the only place where a rank
 //! number turns into an offset: plans carry none.
 //!
-//! Sizes saturate where padding and ranks take them beyond what can be addressed; planning refuses
-//! every size that did.
+//! Sizes saturate where padding and ranks take them beyond what can be addressed; planning refuses every
+//! saturated size.
 
 use serde::Serialize;
 
@@ -47,7 +47,7 @@ impl ShardLayout {
         Self { shape: weight.shape, rows_per_rank, ranks }
     }
 
-    /// The rows `rank` owns, as the ranks at its place in other replicas do. Every rank of a replicated
+    /// The rows `rank` owns, as do the ranks at its place in other replicas. Every rank of a replicated
     /// weight owns all of them.
     #[must_use]
     pub fn rows_of(&self, rank: RankId) -> ShardRows {

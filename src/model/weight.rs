@@ -27,18 +27,18 @@ pub struct WeightSpec {
     pub name: String,
     /// Logical shape `[rows, cols]`; a GEMM computes `x · Wᵀ`, so rows are output features.
     pub shape: Shape,
-    /// How the weight travels and is stored beside its FP32 master.
+    /// How the weight travels and is stored in addition to its FP32 master.
     pub format: Format,
     /// Sharded or replicated.
     pub placement: Placement,
     /// Whether its uses find planes that earlier uses gathered; as the configuration says when not set.
     pub reuse: Option<Reuse>,
-    /// The group it is gathered and reduced with, if any: see [`ModelBuilder::group`].
+    /// The group it is gathered and reduced with, if any; see [`ModelBuilder::group`].
     pub group: Option<GroupId>,
-    /// What the optimizer does otherwise with it.
+    /// What the optimizer does differently for it.
     pub parameters: ParameterGroup,
-    /// Does it stay what it is? A frozen weight is gathered and used as any other, and has neither gradient,
-    /// main grad nor moments; it is quantized when masters are set, and not in steps.
+    /// Whether it stays as it is. A frozen weight is gathered and used like any other, and has no gradient,
+    /// main grad or moments. It is quantized when masters are set, and not in steps.
     pub frozen: bool,
 }
 
@@ -73,7 +73,7 @@ impl Model {
         &self.groups
     }
 
-    /// The weight behind an id of this model.
+    /// The weight that an id of this model names.
     ///
     /// # Panics
     /// When the id belongs to another model.
@@ -227,7 +227,7 @@ impl ModelBuilder {
         Ok(group)
     }
 
-    /// Decides for all uses of `weight` whether their planes are kept from the use before, whatever the
+    /// Decides for all uses of `weight` whether their planes are kept from the previous use, whatever the
     /// configuration says; a use may decide otherwise.
     ///
     /// # Errors
@@ -236,8 +236,8 @@ impl ModelBuilder {
         self.spec_mut(weight).map(|spec| spec.reuse = Some(reuse))
     }
 
-    /// Decides what the optimizer does otherwise with `weight`; a rule of the configuration may decide
-    /// otherwise, key by key.
+    /// Decides what the optimizer does differently for `weight`; a rule of the configuration may override it,
+    /// key by key.
     ///
     /// # Errors
     /// [`DeclareError::Unknown`] for a weight of another model.
@@ -245,9 +245,9 @@ impl ModelBuilder {
         self.spec_mut(weight).map(|spec| spec.parameters = parameters)
     }
 
-    /// Decides that `weight` does not train: calls write no gradient of it, and it stays what it was initialized
-    /// or imported as. A rule of the configuration may decide otherwise, so whoever declares calls asks the
-    /// model whether a weight is [frozen](WeightSpec::frozen).
+    /// Decides that `weight` does not train: calls write no gradient of it, and it stays as it was
+    /// initialized or imported. A rule of the configuration may decide otherwise, so code that declares calls
+    /// asks the model whether a weight is [frozen](WeightSpec::frozen).
     ///
     /// # Errors
     /// [`DeclareError::Unknown`] for a weight of another model.

@@ -1,7 +1,7 @@
 //! What every op touches.
 //!
 //! Law: [`Op::accesses`] names every slot an op touches once, with the strongest access to it, and is the
-//! only place that says so. Its `match` has no wildcard: a new op does not compile before it is said here
+//! only place that says so. Its `match` has no wildcard: a new op does not compile until it is stated here
 //! what it touches.
 
 use super::operands::SumTarget;
@@ -27,7 +27,7 @@ impl Op {
             Self::AllGather { parts } => {
                 parts.iter().flat_map(|part| [(part.from, Read), (part.to, Write)]).collect()
             }
-            // A chunk behind others needs what they brought.
+            // A chunk after others needs what they brought.
             Self::GatherChunk { part, chunk } => {
                 vec![(part.from, Read), (part.to, if chunk.begin == 0 { Write } else { Update })]
             }

@@ -1,13 +1,13 @@
 //! What an op is called, and which ranks meet for it.
 //!
-//! Law: every op has one name, the same in traces, tables and messages; no two ops share one. Which ranks a
-//! collective brings together is said here alone: backends, prices and simulations ask [`Op::group`].
+//! Law: every op has one name, the same in traces, tables and messages; no two ops share one. Only this file
+//! says which ranks a collective brings together: backends, prices and simulations ask [`Op::group`].
 
 use super::vocabulary::Op;
 use crate::model::Group;
 
 impl Op {
-    /// Is the op a collective, for which every rank of its group must arrive?
+    /// Whether the op is a collective, for which every rank of its group must arrive.
     #[must_use]
     pub const fn is_collective(&self) -> bool {
         self.group().is_some()
@@ -27,7 +27,7 @@ impl Op {
         }
     }
 
-    /// Does the op gather planes, or a chunk of them?
+    /// Whether the op gathers planes, or a chunk of them.
     #[must_use]
     pub const fn is_gather(&self) -> bool {
         matches!(self, Self::AllGather { .. } | Self::GatherChunk { .. })

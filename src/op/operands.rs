@@ -1,7 +1,7 @@
-//! What an op names beside its slots: operands, shards, parts of collectives, optimizer state.
+//! What an op names besides its slots: operands, shards, parts of collectives, optimizer state.
 //!
-//! Law: plain data that the planner makes and backends read. An operand says where it lies and what it is to its
-//! op, and never how many bytes it has: sizes follow from the weights' layouts.
+//! Law: plain data that the planner makes and backends read. An operand says where it is and what it is to
+//! its op, and never how many bytes it has: sizes follow from the weights' layouts.
 
 use serde::Serialize;
 
@@ -14,7 +14,7 @@ use crate::model::Access;
 pub enum OperandRole {
     /// The weight of the n-th entry of [`crate::model::Call::uses`].
     Use(usize),
-    /// What dequantizing the planes of the n-th use needs beside them.
+    /// What dequantizing the planes of the n-th use needs besides them.
     TensorScale(usize),
     /// The gradient of a weight.
     Gradient(WeightId),
@@ -25,7 +25,7 @@ pub enum OperandRole {
 /// One operand of a compute call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Operand {
-    /// Where it lies.
+    /// Where it is.
     pub slot: SlotId,
     /// What the call does to it.
     pub access: Access,
@@ -79,9 +79,9 @@ pub struct DequantizePart {
     pub values: ElementType,
     /// Gathered planes, whole or as they arrived (see `own`), or transposed ones.
     pub from: SlotId,
-    /// The rank's own shard, rowwise. If it is there, `from` holds what a gather brought and nobody assembled:
-    /// the rank's rows are read from here, those of the others from there, and scale rows that travel once
-    /// stand once.
+    /// The rank's own shard, rowwise. If it is present, `from` holds what a gather brought, not assembled:
+    /// the rank's own rows are read from here, those of the other ranks from there, and scale rows that
+    /// travel once are stored once.
     pub own: Option<SlotId>,
     /// Tensor scales of the weight's bucket; absent for formats without.
     pub tensor_scale: Option<SlotId>,
@@ -94,7 +94,7 @@ pub struct DequantizePart {
 pub struct Chunk {
     /// The first byte; 0 begins the gather anew.
     pub begin: usize,
-    /// Behind the last byte; the shard's bytes end the gather.
+    /// One past the last byte; where it equals the shard's bytes, the gather ends.
     pub end: usize,
 }
 
@@ -105,7 +105,7 @@ pub struct ReducePart {
     pub weight: WeightId,
     /// The rank's full gradient, in the element type that travels.
     pub from: SlotId,
-    /// The summed rows of this rank, f32; of an exchange the peers' slices of these rows, as they travel.
+    /// The summed rows of this rank, f32; for an exchange, the peers' slices of these rows, as they travel.
     pub to: SlotId,
 }
 
@@ -131,11 +131,11 @@ pub enum SumTarget {
     Rows,
     /// The main grad, begun: the sum divided by the number of ranks and of micro-batches.
     First,
-    /// The main grad, gone on with: the same, added to the contributions before it.
+    /// The main grad, continued: the same, added to the contributions before it.
     More,
 }
 
-/// Where the master of a weight lies.
+/// Where the master of a weight is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub enum MasterOperand {
     /// f32, in a slot of its own.
@@ -150,7 +150,7 @@ pub enum MasterOperand {
 }
 
 impl MasterOperand {
-    /// Every slot the master lies in.
+    /// Every slot the master occupies.
     pub(super) fn slots(self) -> impl Iterator<Item = SlotId> {
         let (first, second) = match self {
             Self::Whole(master) => (master, None),

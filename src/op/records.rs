@@ -9,9 +9,9 @@ use bytemuck::{Pod, Zeroable};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 pub struct NormRecord {
-    /// Sum of squares of the rank's main grads; replicated weights are counted by rank 0 alone, and nothing
-    /// by ranks of other replicas than the first. In f64, so that neither small loss scales nor many ranks cost
-    /// the norm anything.
+    /// Sum of squares of the rank's main grads. Replicated weights are counted by rank 0 alone, and ranks of
+    /// replicas other than the first count nothing. In f64, so that neither small loss scales nor many ranks
+    /// cost the norm any precision.
     pub squares: f64,
     /// The rank's fault word: number of the faulted call + 1, or 0.
     pub fault: u32,
@@ -29,7 +29,7 @@ pub struct Vote {
     pub clip: f32,
     /// Global norm of the unscaled gradient.
     pub norm: f32,
-    /// Optimizer steps taken, this one included if it stands.
+    /// Optimizer steps taken, including this one if it is kept.
     pub step: u32,
     /// First rank with a fault, if any.
     pub fault_rank: u32,
@@ -42,14 +42,14 @@ pub struct Vote {
 }
 
 impl Vote {
-    /// The step stands.
+    /// The step is kept.
     pub const CLEAN: u32 = 0;
     /// A gradient was infinite or not a number; the step is skipped.
     pub const NON_FINITE: u32 = 1;
     /// A closure failed; the step is skipped.
     pub const CLOSURE: u32 = 2;
 
-    /// Must everything behind the vote leave the weights alone?
+    /// Whether everything after the vote must leave the weights alone.
     #[must_use]
     pub const fn skips(&self) -> bool {
         self.verdict != Self::CLEAN

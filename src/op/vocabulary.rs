@@ -1,7 +1,7 @@
 //! The ops themselves.
 //!
 //! Law: a variant says what is done, to which slots, and nothing of how or when: no address, no rank, no
-//! lane. What it does to its slots is said in [`Op::accesses`], what it is called in [`Op::name`].
+//! lane. [`Op::accesses`] says what it does to its slots, [`Op::name`] what it is called.
 
 use serde::Serialize;
 
@@ -66,9 +66,8 @@ pub enum Op {
         /// No-op when this vote says fault.
         vote: Option<SlotId>,
     },
-    /// Combines f32 slots of all ranks of a group, element by element, into a slot of every one of them. A
-    /// sum over replicas of reduced gradients is one of these, in f32 whatever the gradients travelled in
-    /// before.
+    /// Combines f32 slots of all ranks of a group, element by element, into a slot of each of them. A sum of
+    /// reduced gradients over replicas is one of these, in f32 whatever the gradients travelled in before.
     AllReduce {
         /// Sum or maximum.
         reduction: Reduction,
@@ -100,10 +99,10 @@ pub enum Op {
     DelayedScale {
         /// The bucket.
         bucket: BucketId,
-        /// The amaxes recorded so far, from which the next factors follow. Absent when the masters are those the
-        /// factors in use were made for, and are only cast again.
+        /// The amaxes recorded so far, from which the next factors follow. Absent when the masters are the
+        /// ones that the factors in use were made for, and are only cast again.
         history: Option<SlotId>,
-        /// Factors in use; updated if there is a history, else read.
+        /// Factors in use; updated if there is a history, otherwise read.
         scale: SlotId,
         /// Tensor scales: one over the factors.
         tensor_scale: SlotId,
@@ -135,8 +134,9 @@ pub enum Op {
         vote: Option<SlotId>,
     },
     /// Gathers the shards of one weight from the ranks of a replica, or of several of a group as one
-    /// collective, each to its rows of padded planes. What the *other* ranks hold, alone: the rank's own rows
-    /// and everything behind the last rank's are undefined until [`Op::Assemble`], and for good without one.
+    /// collective, each to its rows of padded planes. It brings only what the *other* ranks hold. The rank's
+    /// own rows and everything after the last rank's are undefined until [`Op::Assemble`], and stay so
+    /// without one.
     AllGather {
         /// What is gathered; at least one.
         parts: Vec<GatherPart>,
@@ -147,40 +147,41 @@ pub enum Op {
         /// What is derived; at least one.
         parts: Vec<TransposePart>,
     },
-    /// Dequantizes planes to f32, or to bf16, of one weight or of several that one gather brought: whole planes,
-    /// or what arrived of them beside the rank's own shard, if nobody else needs them whole.
+    /// Dequantizes planes to f32 or to bf16, of one weight or of several that one gather brought: whole
+    /// planes, or what arrived of them together with the rank's own shard, if no other reader needs them
+    /// whole.
     Dequantize {
         /// What is dequantized; at least one.
         parts: Vec<DequantizePart>,
     },
     /// Sums the gradient of one weight, or those of several of a group as one collective, over the ranks of a
-    /// replica, in rank order in f32, each rank keeping its rows. What [`Op::ExchangeGradient`] and
-    /// [`Op::SumGradient`] do in two tasks, for a collective library that sums by itself.
+    /// replica, in rank order in f32; each rank keeps its rows. For a collective library that sums by itself:
+    /// it does what [`Op::ExchangeGradient`] and [`Op::SumGradient`] do in two tasks.
     ReduceScatter {
-        /// In what the gradients travel: f32 or bf16.
+        /// The type in which the gradients travel: f32 or bf16.
         element: ElementType,
         /// What is reduced; at least one.
         parts: Vec<ReducePart>,
     },
     /// Gives every rank of a replica its slices of the others' gradients of one weight, or of several of a
-    /// group as one collective: unsummed, the peers' one after the other in rank order. A rank's slice of its
-    /// own gradient stays where it is. Nothing is computed.
+    /// group as one collective. They are not summed; the peers' slices come one after the other in rank
+    /// order. A rank's slice of its own gradient stays where it is. Nothing is computed.
     ExchangeGradient {
-        /// In what the gradients travel: f32 or bf16.
+        /// The type in which the gradients travel: f32 or bf16.
         element: ElementType,
         /// What is exchanged; at least one.
         parts: Vec<ReducePart>,
     },
-    /// Sums a rank's slices of gradients, its own and those that were exchanged, in rank order in f32; and in
-    /// the same pass over memory accumulates the sums as [`Op::Accumulate`] does, if nothing is to be done in
-    /// between.
+    /// Sums a rank's slices of gradients, its own and those that were exchanged, in rank order in f32. If
+    /// nothing is to be done in between, the same pass over memory accumulates the sums as [`Op::Accumulate`]
+    /// does.
     SumGradient {
-        /// In what the gradients travelled: f32 or bf16.
+        /// The type in which the gradients travelled: f32 or bf16.
         element: ElementType,
         /// What is summed; at least one.
         parts: Vec<SumPart>,
     },
-    /// Rounds a full gradient to bf16, to nearest even, to be reduced.
+    /// Rounds a full gradient to bf16, to nearest even, so that it can be reduced.
     RoundGradient {
         /// The weight.
         weight: WeightId,
@@ -189,8 +190,8 @@ pub enum Op {
         /// The same in bf16.
         to: SlotId,
     },
-    /// Adds a call's full gradient to another call's, or to a sum of several, on this rank and undivided:
-    /// what is reduced together. Padding rows are added like all others.
+    /// Adds a call's full gradient to another call's, or to a sum of several, on this rank and undivided, so
+    /// that they are reduced together. Padding rows are added like all others.
     AddGradient {
         /// The weight.
         weight: WeightId,
@@ -227,8 +228,7 @@ pub enum Op {
         /// All ranks' records, in rank order.
         to: SlotId,
     },
-    /// Sums the records in rank order into clip factor and verdict, and counts the step if it
-    /// stands.
+    /// Sums the records in rank order into clip factor and verdict, and counts the step if it is kept.
     Vote {
         /// All ranks' records.
         records: SlotId,
@@ -251,7 +251,7 @@ pub enum Op {
         learning_rate: SlotId,
     },
     /// Gathers some bytes of every rank's shard of one weight, each to where a whole gather would put them.
-    /// Chunks come in the order of their bytes: each goes behind those before it, so the last one leaves what
+    /// Chunks come in the order of their bytes: each follows those before it, so the last one leaves what
     /// [`Op::AllGather`] leaves.
     GatherChunk {
         /// The weight.
@@ -260,7 +260,7 @@ pub enum Op {
         chunk: Chunk,
     },
     /// Makes gathered planes whole, on the rank alone: puts its own shards into their rows, zeroes the
-    /// padding behind the last rank's, and spreads scale rows that travel once and stand several times. It
+    /// padding after the last rank's, and spreads scale rows that travel once and appear several times. It
     /// needs what a gather, or the last chunk of one, has brought of the other ranks, and makes planes whole
     /// once.
     Assemble {
@@ -276,7 +276,7 @@ impl Op {
         Self::AllGather { parts: vec![GatherPart { weight, orientation, from, to }] }
     }
 
-    /// What makes the planes of that whole.
+    /// What makes the planes of that gather whole.
     #[must_use]
     pub fn assemble(weight: WeightId, orientation: Orientation, from: SlotId, to: SlotId) -> Self {
         Self::Assemble { parts: vec![GatherPart { weight, orientation, from, to }] }

@@ -1,17 +1,17 @@
 //! Who touched which bytes when, by vector clocks.
 //!
 //! Laws:
-//! - Every lane counts its tasks. Its clock says how many tasks of every lane are surely over when
-//!   its next one begins; only recording and waiting for an event carries that from lane to lane.
-//! - **PL-3** two accesses to one byte of which one is not a read are ordered, or the second is a
+//! - Every lane counts its tasks. Its clock says how many tasks of every lane are surely over when its next
+//!   one begins; only recording and waiting for an event carries that from lane to lane.
+//! - **PL-3** Two accesses to one byte, at least one of which is not a read, are ordered, or the second is a
 //!   hazard. Bytes are compared, not slots: two slots may share them.
-//! - **AC-2** a lane gets its tasks in the order of their ids.
+//! - **AC-2** A lane gets its tasks in the order of their ids.
 //! - A transient slot is read only while it holds what was written to it in this step. What a recorded
-//!   segment reads of what others write is judged when it is launched.
-//! - A recording is entered by itself. A launch is entered as if its tasks were enqueued then: behind what
-//!   the first lane is behind, and when it is over, the first lane knows so and no other.
-//! - Of each lane only the last read and the last write of a slot are kept: lanes run in order, so whoever is
-//!   behind the last is behind all. Nothing is allocated after the plan is bound, but for what a recording
+//!   segment reads and others write is judged when the segment is launched.
+//! - A recording is entered by itself. A launch is entered as if its tasks were enqueued then: they run after
+//!   what the first lane runs after, and when the launch is over, the first lane knows so and no other.
+//! - Of each lane only the last read and the last write of a slot are kept: lanes run in order, so what runs
+//!   after the last runs after all. Nothing is allocated after the plan is bound, except for what a recording
 //!   holds.
 
 use crate::id::{EventId, LaneId, TaskId};
@@ -30,7 +30,7 @@ pub(super) struct Ledger {
     forked: Vec<LaneId>,
     /// The tasks recorded since.
     recorded: Vec<TaskId>,
-    /// Was a part of this step launched?
+    /// Whether a part of this step was launched.
     launched: bool,
 }
 
@@ -41,10 +41,10 @@ struct Task {
     lane: LaneId,
     /// Tasks of the plan before it on its lane.
     place: usize,
-    /// Is it a call that no recording may hold?
+    /// Whether it is a call that no recording may hold.
     dynamic: bool,
     accesses: Vec<(usize, Access)>,
-    /// Two accesses of the task to slots that share bytes, of which one is not a read.
+    /// Two accesses of the task to slots that share bytes, at least one of which is not a read.
     clash: Option<[(usize, Access); 2]>,
 }
 
@@ -84,7 +84,7 @@ enum Content {
     Own,
     /// What this task wrote to a slot that shares its bytes.
     Foreign(TaskId, usize),
-    /// Whatever it holds when the segment that is recorded runs.
+    /// Whatever it will hold when the segment being recorded runs.
     Later,
 }
 
@@ -162,7 +162,7 @@ impl Ledger {
         }
     }
 
-    /// PL-7: judges a step that is over, of which parts were launched.
+    /// PL-7: judges a finished step of which parts were launched.
     pub(super) fn end(&self) -> Result<(), String> {
         match self.left_out().filter(|_| self.launched) {
             None => Ok(()),
@@ -220,7 +220,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Has the plan calls that no recording may hold?
+    /// Whether the plan has calls that no recording may hold.
     fn is_in_segments(&self) -> bool {
         self.tasks.iter().any(|task| task.dynamic)
     }
@@ -364,7 +364,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Does a transient slot hold what the task wants to read?
+    /// Checks that a transient slot holds what the task wants to read.
     fn judge_content(&self, id: TaskId, (slot, access): (usize, Access)) -> Result<(), String> {
         let Slot { name, transient, shares, content, .. } = &self.slots[slot];
         if !transient || !access.reads() || shares.is_empty() {

@@ -1,7 +1,7 @@
 //! What a lane does, one thing at a time.
 //!
-//! Law: an action is a number and what to do with it, so whether it is done at once or recorded makes no
-//! difference to it.
+//! Law: an action is a number and what to do with it, so it makes no difference to it whether it is done at
+//! once or recorded.
 
 use std::fmt;
 

@@ -1,9 +1,9 @@
 //! Adam and AdamW, element by element.
 //!
 //! Laws:
-//! - **AD-1** Every value is rounded op by op in f32, in the order written, without fused
-//!   multiply-add, so results are the same on every machine. `β1^t` and `β2^t` are raised in f64
-//!   from the f32 β, by squaring, because no two libraries raise alike; `1 − β` is formed in f32.
+//! - **AD-1** Every value is rounded op by op in f32, in the order written, without fused multiply-add, so
+//!   results are the same on every machine. `β1^t` and `β2^t` are raised in f64 from the f32 β, by squaring,
+//!   because no two libraries compute powers alike; `1 − β` is formed in f32.
 //! - **AD-2** Weight decay uses the old master. Decoupled, it is multiplied by the learning rate;
 //!   as L2 it is added to the gradient after clipping and passes through both moments.
 //! - **AD-3** Moments stored as bf16 are read exactly, and rounded to nearest even when stored. The
@@ -20,7 +20,7 @@ use crate::config::AdamMode;
 use crate::format::{join_master, split_master};
 use crate::layout::OptimizerSettings;
 
-/// The master of one element, wherever it lies.
+/// The master of one element, wherever it is.
 pub(super) trait Master {
     /// Its value.
     fn load(&self) -> f32;
@@ -138,7 +138,7 @@ impl AdamStep {
         }
     }
 
-    /// Updates masters and moments; all are as many as gradients.
+    /// Updates masters and moments; all have as many elements as the gradients.
     ///
     /// ```text
     /// g = factor·g                            L2: g = g + λ·p

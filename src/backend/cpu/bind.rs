@@ -1,7 +1,7 @@
 //! A plan made ready to run on one rank's lanes.
 //!
-//! Law: a plan runs in a world of its own mesh. Another of as many ranks would run too, and sum over other
-//! ranks than it means.
+//! Law: a plan runs in a world of its own mesh. In another world with the same number of ranks it would run
+//! too, and sum over other ranks than it means.
 
 use std::sync::Arc;
 
@@ -35,8 +35,8 @@ pub(super) fn bind(
     Ok(Arc::new(BoundPlan { tasks, events, issued: issued(binding), replayed: replayed(binding) }))
 }
 
-/// Commands one issued step puts on each lane, at most: every task, its record, and a wait for each
-/// foreign lane.
+/// Commands one issued step puts on each lane, at most: every task, its record, and a wait for each foreign
+/// lane.
 fn issued(binding: &Binding<'_>) -> Vec<(LaneId, usize)> {
     let mut tasks: Vec<(LaneId, usize)> = Vec::new();
     for (_, lane) in binding.ops {
@@ -49,8 +49,8 @@ fn issued(binding: &Binding<'_>) -> Vec<(LaneId, usize)> {
     tasks.iter().map(|(lane, count)| (*lane, count * each)).collect()
 }
 
-/// Commands one replayed step puts on any lane, at most: should all its calls be dynamic, each of them and a
-/// segment before and behind it.
+/// Commands one replayed step puts on any lane, at most. If all its calls are dynamic, that is each of them
+/// and a segment before and after it.
 fn replayed(binding: &Binding<'_>) -> usize {
     2 * binding.ops.iter().filter(|(op, _)| matches!(op, Op::Compute { .. })).count() + 1
 }

@@ -1,10 +1,10 @@
 //! A plan bound to one rank: ops, events, times.
 //!
 //! Laws:
-//! - Everything a task needs was resolved when the plan was bound; running it looks nothing up but
-//!   its own entry.
-//! - An event is a counter. It is recorded in epoch `e` once the counter has reached `e`; a new
-//!   step is a new epoch, so nothing is ever reset and no step sees another one's events.
+//! - Everything a task needs was resolved when the plan was bound; running it looks up nothing except its own
+//!   entry.
+//! - An event is a counter. It is recorded in epoch `e` once the counter has reached `e`; a new step is a new
+//!   epoch, so nothing is ever reset and no step sees another one's events.
 //! - Times are written by the lane that ran the task, into places made at bind time.
 
 use std::sync::Arc;
@@ -73,12 +73,12 @@ pub(super) struct Event {
 }
 
 impl Event {
-    /// Whoever waits looks at the poison.
+    /// Wakes the waiters, which then look at the poison.
     pub(super) fn wake(&self) {
         self.recorded.ring();
     }
 
-    /// The lane got to the record of this epoch.
+    /// Notes that the lane has reached the record of this epoch.
     pub(super) fn record(&self, epoch: u64) {
         self.epoch.fetch_max(epoch, Ordering::Release);
         self.recorded.ring();

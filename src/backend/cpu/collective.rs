@@ -5,9 +5,9 @@
 //!   one after, so a peer's memory is read only while that peer stands still in the same collective (PL-8).
 //! - A sum adds the group's ranks in rank order in f32, starting from the first one's value; a maximum
 //!   ignores NaN. Both are the same for every rank of the group.
-//! - Of gathered planes a rank pulls its peers' parts; its own it puts there by itself, in no collective.
-//! - With a paced link a collective lasts at least `latency + received bytes / bytes_per_s` from
-//!   the moment the last rank arrived; a communicator carries one at a time.
+//! - A rank pulls its peers' parts of gathered planes; it adds its own part by itself, in no collective.
+//! - With a paced link a collective lasts at least `latency + received bytes / bytes_per_s` from the moment
+//!   the last rank arrived; a communicator carries one at a time.
 
 use half::bf16;
 
@@ -52,7 +52,7 @@ pub(super) fn collective(op: &Collective, task: &BoundTask, context: &LaneContex
     if let Some(link) = world.options.link {
         place.pause(joined.at.saturating_add(link.duration(op.received)), world.clock, &world.poison)?;
     }
-    // Whether the pull worked or not, the peers must get on.
+    // Whether or not the pull worked, the peers must go on.
     place.leave(joined, &world.poison)?;
     pulled?;
     Ok(joined.at)

@@ -3,10 +3,10 @@
 //! Laws:
 //! - Sums have one order. A gradient's contributions are added in rank order in f32, block by block, and what
 //!   is then made of a block is what accumulating the finished sum would make of it. Squares are added in f64
-//!   over eight fixed strides of the rank's real rows, weight after weight, and rounded to f32 once; ranks
-//!   are added in rank order in f32. So every rank computes the same vote from the same records.
-//! - Main grads stay multiplied by the loss scale. The vote carries what undoes it, so it is undone in two
-//!   places: the norm there, and the gradient where the optimizer reads it. Fault detection sees the
+//!   over eight fixed strides of the rank's real rows, weight after weight; ranks are added in rank order in
+//!   f64, and the norm is rounded once. So every rank computes the same vote from the same records.
+//! - Main grads stay multiplied by the loss scale. The vote carries what undoes it, and it is undone in two
+//!   places: the norm in the vote, and the gradient where the optimizer reads it. Fault detection sees the
 //!   scaled values: an overflow that scaling caused skips the step, and lowering the scale cures it.
 
 use half::bf16;
@@ -64,7 +64,7 @@ pub(super) fn sum_gradient(op: &SumGradient, arena: &Arena) -> Result<(), OpErro
     Ok(())
 }
 
-/// Adds a rank's values to the sum, which the first one begins.
+/// Adds a rank's values to the sum; the first rank's values begin it.
 fn add(sums: &mut [f32], values: impl Iterator<Item = f32>, first: bool) {
     let sums = sums.iter_mut().zip(values);
     if first {
@@ -130,7 +130,7 @@ pub(super) fn vote(op: &CastVote, arena: &Arena) -> Result<(), OpError> {
 ///
 /// Squares are added in f64 in rank order, and the norm is rounded once, when its loss scale is taken away.
 /// Clipping is the device variant: `min(max_norm / (norm + 1e-6), 1)`, always multiplied; a `max_norm` of 0
-/// turns it off. Gradients whose squares would overflow f32 after that are faults as those are that are not
+/// turns it off. Gradients whose squares would overflow f32 after that are faults, like those that are not
 /// finite: their second moment would stay infinite. A closure's fault outweighs both, which it may have
 /// caused.
 fn count(records: &[NormRecord], taken: u32, loss_scale: f32, max_norm: f32) -> Vote {

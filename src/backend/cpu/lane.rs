@@ -2,11 +2,11 @@
 //!
 //! Laws:
 //! - A lane runs in order. Nothing orders two lanes but record and wait.
-//! - A failed task is reported by the next `synchronize`; the commands behind it still run, so no
-//!   peer hangs. Once the world is poisoned nothing runs any more: commands are only counted, and
-//!   the lane says so at every `synchronize`. What was done before stays done.
-//! - A panic of the lane itself poisons the world, naming rank and lane; the thread lives on to
-//!   count commands, so its host never waits in vain.
+//! - A failed task is reported by the next `synchronize`; the commands after it still run, so no peer hangs.
+//!   Once the world is poisoned nothing runs any more: commands are only counted, and the lane says so at
+//!   every `synchronize`. What was done before stays done.
+//! - A panic of the lane itself poisons the world, naming rank and lane; the thread lives on to count
+//!   commands, so its host never waits in vain.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +31,7 @@ use crate::queue::Receiver;
 pub(super) enum Command {
     /// One action of an eager step.
     Act { plan: Arc<BoundPlan>, epoch: u64, action: Action },
-    /// The part of a recording that its lane number `position` has.
+    /// The part of a recording for its lane number `position`.
     Replay { recorded: Arc<Recorded>, position: usize, epoch: u64 },
     /// Commands come from a larger queue from now on.
     Continue(Receiver<Command>),
@@ -57,7 +57,7 @@ impl LaneState {
         }
     }
 
-    /// Are the first `sent` commands done?
+    /// Whether the first `sent` commands are done.
     pub(super) fn is_done(&self, sent: u64) -> bool {
         self.done.load(Ordering::Acquire) >= sent
     }
@@ -99,7 +99,7 @@ pub(super) struct LaneThread {
 }
 
 impl LaneThread {
-    /// Obeys until the host drops its end of the queue, then takes leave of the communicator.
+    /// Obeys until the host drops its end of the queue, then leaves the communicator.
     pub(super) fn obey(mut self, mut queue: Receiver<Command>) {
         while let Some(command) = queue.receive() {
             match command {

@@ -6,23 +6,23 @@ use std::time::Duration;
 
 use crate::backend::clock::nanoseconds;
 
-/// A link that is slower than memory, so that communication takes time on one machine as it does
-/// between machines.
+/// A link that is slower than memory, so that communication on one machine takes time as it does between
+/// machines.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
     /// Bytes a rank receives per second, on each communicator.
     pub bytes_per_s: f64,
-    /// What every collective takes on top.
+    /// What every collective takes in addition.
     pub latency: Duration,
 }
 
 impl Link {
-    /// Does anything ever arrive?
+    /// Whether anything ever arrives.
     pub(super) fn carries(&self) -> bool {
         self.bytes_per_s.is_finite() && self.bytes_per_s > 0.0
     }
 
-    /// What receiving `bytes` takes at least, in nanoseconds.
+    /// The least time that receiving `bytes` takes, in nanoseconds.
     pub(super) fn duration(&self, bytes: u64) -> u64 {
         let transfer = bytes as f64 / self.bytes_per_s * 1e9;
         nanoseconds(self.latency).saturating_add(transfer as u64)

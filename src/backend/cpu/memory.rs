@@ -1,15 +1,14 @@
 //! One arena per rank, lent out in typed slices.
 //!
 //! Laws:
-//! - This is the only file of the backend with `unsafe`. Every slice comes out of a run-time table
-//!   of borrowed byte ranges: a range that is written overlaps no other borrow. So every slice is
-//!   sound whatever a plan, a checker or a peer says; a plan that is wrong gets a
-//!   [`BorrowError::Race`] instead of a data race.
+//! - This is the only file of the backend with `unsafe`. Every slice comes out of a run-time table of
+//!   borrowed byte ranges: a range that is written overlaps no other borrow. So every slice is sound whatever
+//!   a plan, a checker or a peer says. A wrong plan gets a [`BorrowError::Race`] instead of a data race.
 //! - The arena is zeroed once and never moves, grows or shrinks.
 //! - Borrowing does not allocate once the table has grown to the most borrows ever alive at once.
 //!
-//! Lanes of the rank and collectives of its peers all borrow here. Who may borrow when is the
-//! plan's business; waiting for a borrow is deliberately absent.
+//! Lanes of the rank and collectives of its peers all borrow here. The plan decides which of them may borrow
+//! when; waiting for a borrow is deliberately absent.
 
 #![allow(unsafe_code, reason = "typed slices of one arena, each guarded by the table of borrows")]
 
@@ -31,7 +30,7 @@ const BORROWS: usize = 64;
 /// Why a piece of the arena cannot be lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum BorrowError {
-    /// The arena is smaller.
+    /// The region lies outside the arena.
     #[error("{0} lie outside of the arena of {1} bytes", Bytes(*.region), .arena)]
     Outside {
         /// What was asked for.
@@ -39,7 +38,7 @@ pub(super) enum BorrowError {
         /// Size of the arena.
         arena: usize,
     },
-    /// The region is no slice of such elements.
+    /// The region is not a slice of such elements.
     #[error("{0} are no whole number of aligned elements of {1} bytes", Bytes(*.region), .element)]
     Element {
         /// What was asked for.
@@ -47,16 +46,16 @@ pub(super) enum BorrowError {
         /// Size of the element.
         element: usize,
     },
-    /// Somebody else holds part of it, and one of the two writes.
+    /// Another borrower holds part of it, and one of the two writes.
     #[error("race: {} are {} while {} are still being {}", Bytes(*.wanted), verb(*.writes), Bytes(*.held), verb(*.held_writes))]
     Race {
         /// What was asked for.
         wanted: Region,
-        /// Was it asked for writing?
+        /// Whether it was asked for writing.
         writes: bool,
-        /// What somebody else holds.
+        /// What the other borrower holds.
         held: Region,
-        /// Is that being written?
+        /// Whether that is being written.
         held_writes: bool,
     },
 }
@@ -89,10 +88,10 @@ pub(super) struct Arena {
     borrows: Mutex<Vec<Borrow>>,
 }
 
-// SAFETY: the arena is reached only through slices that the table keeps apart: readers share,
-// a writer is alone. Whoever borrows a range after it was written takes the table's lock after
-// the writer gave the range back under the same lock, so it sees what was written. Elements are
-// `Pod`: any thread may hold them, and there is nothing to drop.
+// SAFETY: the arena is reached only through slices that the table keeps apart: readers share, a writer is
+// alone. A thread that borrows a range after it was written takes the table's lock after the writer gave the
+// range back under the same lock, so it sees what was written. Elements are `Pod`: any thread may hold them,
+// and there is nothing to drop.
 unsafe impl Send for Arena {}
 // SAFETY: as above; every method takes `&self` and goes through the table.
 unsafe impl Sync for Arena {}
@@ -122,13 +121,13 @@ impl Arena {
         Ok(ReadSlice { first, elements, _lease: lease, _slice: PhantomData })
     }
 
-    /// Lends a region for writing; nobody else holds any of it.
+    /// Lends a region for writing; no other borrower holds any of it.
     pub(super) fn write<T: Pod>(&self, region: Region) -> Result<WriteSlice<'_, T>, BorrowError> {
         let (first, elements, lease) = self.lend::<T>(region, true)?;
         Ok(WriteSlice { first, elements, _lease: lease, _slice: PhantomData })
     }
 
-    /// Copies a region to another of as many bytes.
+    /// Copies a region to another of the same size.
     pub(super) fn copy(&self, from: Region, to: Region) -> Result<(), BorrowError> {
         let source = self.read::<u8>(from)?;
         self.write::<u8>(to)?.copy_from_slice(&source);
@@ -227,10 +226,10 @@ impl<T: Pod> Deref for ReadSlice<'_, T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: `first` is aligned and `elements` of them lie inside of the arena (`lend`). Its
-        // bytes are initialized, zeroed at first and written as `Pod` since, which has no padding,
-        // and any bytes are a valid `Pod`. No writer overlaps them while the lease lives, and the
-        // slice borrows `self`, which holds the lease.
+        // SAFETY: `first` is aligned and `elements` of them lie inside the arena (`lend`). Its bytes are
+        // initialized, zeroed at first and written as `Pod` since, which has no padding, and any bytes are a
+        // valid `Pod`. No writer overlaps them while the lease lives, and the slice borrows `self`, which
+        // holds the lease.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.elements) }
     }
 }
@@ -253,15 +252,15 @@ impl<T: Pod> Deref for WriteSlice<'_, T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: as for `ReadSlice`; the lease excludes everybody else.
+        // SAFETY: as for `ReadSlice`; the lease excludes all other borrowers.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.elements) }
     }
 }
 
 impl<T: Pod> DerefMut for WriteSlice<'_, T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as for `ReadSlice`; the lease excludes everybody else, and `&mut self` excludes
-        // other slices made from it.
+        // SAFETY: as for `ReadSlice`; the lease excludes all other borrowers, and `&mut self` excludes other
+        // slices made from it.
         unsafe { std::slice::from_raw_parts_mut(self.first.as_ptr(), self.elements) }
     }
 }
@@ -342,9 +341,8 @@ mod tests {
         assert_eq!(Arena::reserve(0).unwrap().read::<u8>(region(0, 0)).unwrap().len(), 0);
     }
 
-    /// Threads borrow overlapping ranges at random; a writer counts every element of its range up
-    /// by one. Every increment of a granted write must be there in the end, and no reader may see
-    /// its range change.
+    /// Threads borrow overlapping ranges at random; a writer increments every element of its range. Every
+    /// increment of a granted write must be there in the end, and no reader may see its range change.
     #[test]
     fn threads_that_borrow_at_random_never_see_each_other() {
         const CELLS: usize = 64;

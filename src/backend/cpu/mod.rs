@@ -2,16 +2,14 @@
 //!
 //! Laws:
 //! - Ranks are threads of one process; a [`CpuWorld`] is all they share. Nothing is global.
-//! - What runs here is what runs on a device: lanes in order, fences between them, steps recorded
-//!   and replayed through the same interface. Reductions add in rank order, so results do not
-//!   depend on timing.
-//! - Nothing hangs: a rank that dies, leaves or is aborted ends every wait of its peers with the
-//!   reason.
+//! - What runs here is what runs on a device: lanes in order, fences between them, steps recorded and
+//!   replayed through the same interface. Reductions add in rank order, so results do not depend on timing.
+//! - Nothing hangs: a rank that dies, leaves or is aborted ends every wait of its peers with the reason.
 //!
 //! One idea per file: `memory` lends the arena and holds the only `unsafe`, `stream` and `lane` are the two
-//! ends of a queue, `recorded` what a queue replays, `bound` is a plan ready to run, `bind` makes it, `roll`
-//! finds ranks that disagree, `rendezvous` is where ranks meet, `collective` what they pull; the rest is
-//! arithmetic.
+//! ends of a queue, `recorded` is what a queue replays, `bound` is a plan ready to run, `bind` makes it,
+//! `roll` finds ranks that disagree, `rendezvous` is where ranks meet, `collective` is what they pull; the
+//! rest is arithmetic.
 
 mod action;
 mod adam;
@@ -60,8 +58,8 @@ use crate::trace::Nanoseconds;
 
 /// One rank of a [`CpuWorld`].
 ///
-/// A rank is gone for its peers once its backend and all its streams are dropped; a stream that is
-/// dropped before its lane is done poisons the world.
+/// To its peers a rank is gone once its backend and all its streams are dropped; a stream that is dropped
+/// before its lane is done poisons the world.
 #[derive(Debug)]
 pub struct CpuBackend {
     presence: Arc<Presence>,

@@ -14,7 +14,7 @@ use crate::backend::ClosureFault;
 use crate::backend::closures::fault_word;
 use crate::backend::local::{ComputeCall, LocalOp};
 
-/// What is left to tell of a task that is done.
+/// What remains to be reported of a finished task.
 #[derive(Debug, Default)]
 pub(super) struct Done {
     /// When the last rank of a collective arrived.
@@ -23,7 +23,7 @@ pub(super) struct Done {
     pub(super) fault: Option<ClosureFault>,
 }
 
-/// Carries the op of a task out.
+/// Carries out the op of a task.
 pub(super) fn run(task: &BoundTask, context: &mut LaneContext) -> Result<Done, OpError> {
     let arena = &*context.arena;
     match &task.op {
@@ -54,8 +54,8 @@ pub(super) fn run(task: &BoundTask, context: &mut LaneContext) -> Result<Done, O
     Ok(Done::default())
 }
 
-/// Runs a closure, unless the fault word is set. One that fails sets it; everything else of the step runs
-/// on, so no peer hangs.
+/// Runs a closure, unless the fault word is set. One that fails sets it; everything else in the step still
+/// runs, so no peer hangs.
 fn compute(op: &ComputeCall, context: &mut LaneContext) -> Result<Option<ClosureFault>, OpError> {
     let arena = &context.arena;
     if arena.read::<u32>(op.fault)?.iter().any(|fault| *fault != 0) {

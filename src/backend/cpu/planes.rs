@@ -1,4 +1,4 @@
-//! Planes made whole, and into other planes and values: assemble, transpose and dequantize.
+//! Planes made whole, or turned into other planes and values: assemble, transpose and dequantize.
 
 use super::memory::{Arena, BorrowError, ReadSlice};
 use super::op_error::OpError;

@@ -1,7 +1,7 @@
 //! Masters into quantized shards: amax, scale, cast.
 //!
-//! Law: the numbers are the format room's. A format without blocks or without a tensor amax passes
-//! through with empty slices; nothing here knows formats apart.
+//! Law: the format room defines the numbers. A format without blocks or without a tensor amax passes through
+//! with empty slices; nothing here distinguishes formats.
 
 use super::memory::Arena;
 use super::op_error::OpError;

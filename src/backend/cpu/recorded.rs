@@ -1,8 +1,8 @@
 //! What was recorded: the actions of every lane, and where lanes part and meet.
 //!
 //! Law: a recording begins and ends on its first lane. The others begin once the first has reached it, and
-//! the first ends once they have; so what the first lane did before is over when any of it runs, and all of
-//! it is over when the first lane goes on. Within, nothing orders two lanes but the events that were
+//! the first ends once they have. So what the first lane did before is over when any of it runs, and all of
+//! it is over when the first lane goes on. Inside it, nothing orders two lanes except the events that were
 //! recorded.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::id::LaneId;
 pub(super) struct Recorded {
     pub(super) plan: Arc<BoundPlan>,
     pub(super) lanes: Vec<RecordedLane>,
-    /// The first lane is here.
+    /// Recorded when the first lane has reached the recording.
     pub(super) begun: Event,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Recorded {
 pub(super) struct RecordedLane {
     pub(super) lane: LaneId,
     pub(super) actions: Vec<Action>,
-    /// The lane is through.
+    /// Recorded when the lane is done.
     pub(super) ended: Event,
 }
 

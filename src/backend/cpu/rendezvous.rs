@@ -1,12 +1,11 @@
-//! Where a group of ranks of one communicator meets: everybody arrives, moves data, leaves.
+//! Where a group of ranks of one communicator meets: all arrive, move data, and leave.
 //!
 //! Laws:
-//! - **CO-1** the ranks meet collective after collective. That all of them bring the same one is found out
+//! - **CO-1** The ranks meet collective after collective. That all of them bring the same one is found out
 //!   before any of them comes here ([`super::roll`]); ranks that disagree do not come, and none of them moves
 //!   a byte.
-//! - Between [`Rendezvous::arrive`] and [`Rendezvous::leave`] every rank's arena holds what it
-//!   held when that rank arrived, so peers may read it; nobody gets past `leave` before everybody
-//!   is done reading.
+//! - Between [`Rendezvous::arrive`] and [`Rendezvous::leave`] every rank's arena holds what it held when that
+//!   rank arrived, so peers may read it; no rank gets past `leave` before all are done reading.
 //! - A rank that is gone is never waited for: the world is poisoned instead. So no wait hangs.
 //! - Nothing here allocates, except to say what went wrong.
 
@@ -32,7 +31,7 @@ pub(super) struct Joined {
 #[derive(Debug)]
 pub(super) struct Rendezvous {
     communicator: CommId,
-    /// Who meets here, in rank order.
+    /// The ranks that meet here, in rank order.
     members: Vec<RankId>,
     state: Mutex<State>,
     changed: Condvar,
@@ -61,7 +60,7 @@ impl Rendezvous {
         Self { communicator, members, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// The place of `rank` in the lists of the state.
+    /// The position of `rank` in the lists of the state.
     fn position(&self, rank: RankId) -> Option<usize> {
         self.members.binary_search(&rank).ok()
     }
@@ -98,7 +97,7 @@ impl Rendezvous {
         Ok(Joined { at: state.joined, meeting })
     }
 
-    /// Waits until the world's clock shows `until`: the paced link is busy that long.
+    /// Waits until the world's clock shows `until`: the paced link is busy until then.
     pub(super) fn pause(&self, until: u64, clock: Clock, poison: &Poison) -> Result<(), BackendError> {
         let mut state = lock(&self.state);
         loop {
@@ -129,7 +128,7 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// `rank` will not come any more.
+    /// Notes that `rank` will not come any more.
     pub(super) fn depart(&self, rank: RankId) {
         let Some(own) = self.position(rank) else { return };
         if let Some(gone) = lock(&self.state).gone.get_mut(own) {
@@ -144,7 +143,7 @@ impl Rendezvous {
 }
 
 impl State {
-    /// The place of a rank that has not arrived and never will.
+    /// The position of a rank that has not arrived and never will.
     fn missing(&self) -> Option<usize> {
         self.here.iter().zip(&self.gone).position(|(here, gone)| *gone && !here)
     }
@@ -152,7 +151,7 @@ impl State {
 
 impl Wake for Rendezvous {
     fn wake(&self) {
-        // Whoever looked before the poison was set is asleep once the lock is free.
+        // A rank that looked before the poison was set is asleep once the lock is free.
         drop(lock(&self.state));
         self.changed.notify_all();
     }
@@ -242,7 +241,7 @@ mod tests {
             let other = scope.spawn(|| meet(&place, 3, 1, clock, &poison));
             meet(&place, 1, 1, clock, &poison).unwrap();
             other.join().unwrap().unwrap();
-            // A rank of another group is nobody here.
+            // A rank of another group is not a member here.
             place.depart(RankId::new(0));
             let waiting = scope.spawn(|| meet(&place, 3, 2, clock, &poison));
             place.depart(RankId::new(1));

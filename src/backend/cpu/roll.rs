@@ -1,17 +1,15 @@
 //! What each rank of a communicator brought last, so that ranks that disagree learn it before they wait.
 //!
 //! Laws:
-//! - **CO-1** every rank brings a communicator the same collectives in the same order. Groups have meeting
-//!   places of their own ([`super::rendezvous`]), so ranks that bring collectives of different groups would
-//!   never meet. They are compared here instead, whatever place each of them goes to, and both tickets are
-//!   named.
-//! - Ranks are compared if the group of one of them has the other in it. Only then does one wait for the
+//! - **CO-1** Every rank brings a communicator the same collectives in the same order. Groups have their own
+//!   meeting places ([`super::rendezvous`]), so ranks that bring collectives of different groups would never
+//!   meet. They are compared here instead, whatever place each of them goes to, and both tickets are named.
+//! - Two ranks are compared if the group of one of them contains the other. Only then does one wait for the
 //!   other; ranks that share no group may be any number of collectives apart.
 //! - **Nothing escapes.** Say that a rank waits with its n-th collective for a peer that is alive and never
-//!   comes. That peer has brought another n-th collective, or has one behind it: nobody gets past a
-//!   collective that the rank takes part in without the rank. Whichever of the two calls last finds the
-//!   other's call here. A peer that calls nothing at all is no matter of a communicator: it goes, or is
-//!   aborted.
+//!   comes. That peer has brought another n-th collective, or has another before it: no rank gets past a
+//!   collective that this rank takes part in without it. Whichever of the two calls last finds the other's
+//!   call here. A peer that calls nothing at all does not concern a communicator: it goes, or is aborted.
 //! - Nothing here allocates, except to say what went wrong.
 
 use std::fmt;
@@ -29,7 +27,7 @@ pub(super) struct Ticket {
     pub(super) task: TaskId,
     /// Its op's name.
     pub(super) op: &'static str,
-    /// Where the (first) source slot lies, in every arena.
+    /// Where the (first) source slot is, in every arena.
     pub(super) source: Region,
     /// Bytes every rank receives.
     pub(super) received: u64,
@@ -90,18 +88,18 @@ impl Roll {
         Ok(())
     }
 
-    /// May `rank` bring what it brings, after what `other` brought?
+    /// Whether `rank` may bring what it brings, after what `other` brought.
     fn agree(&self, (rank, brought): (RankId, &Called), (other, theirs): (RankId, &Called)) -> bool {
         let waits_for_other = self.takes_part(other, rank, brought.group);
         if brought.number == theirs.number {
             let same = brought.ticket == theirs.ticket && self.mesh.alike(brought.group, theirs.group);
             return same || !(waits_for_other || self.takes_part(rank, other, theirs.group));
         }
-        // Who is ahead has passed this collective, which it could not have done without `rank`.
+        // The one ahead has passed this collective, which it could not have done without `rank`.
         theirs.number < brought.number || !waits_for_other
     }
 
-    /// Is `peer` in the group that `rank` is of?
+    /// Whether `peer` is in `rank`'s group.
     fn takes_part(&self, peer: RankId, rank: RankId, group: Group) -> bool {
         match group {
             Group::Shard => self.mesh.replica_of(peer) == self.mesh.replica_of(rank),
@@ -201,7 +199,8 @@ mod tests {
         [3, 1, 2].into_iter().for_each(|rank| call(&roll, rank, Group::World, 5).unwrap());
     }
 
-    /// CO-1. Rank 1 leaves out the gather that rank 0 waits for it with, and goes on with its twin.
+    /// CO-1. Rank 1 leaves out the gather at which rank 0 waits for it, and goes on with its counterpart
+    /// in the other replica.
     #[test]
     fn a_rank_that_is_past_a_collective_is_found_by_whom_it_left_out() {
         let roll = roll();

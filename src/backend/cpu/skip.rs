@@ -4,7 +4,7 @@ use super::memory::{Arena, BorrowError};
 use crate::layout::Region;
 use crate::op::Vote;
 
-/// Does the vote, if the op carries one, skip the step?
+/// Whether the vote, if the op carries one, skips the step.
 pub(super) fn skips(arena: &Arena, vote: Option<Region>) -> Result<bool, BorrowError> {
     match vote {
         None => Ok(false),

@@ -1,13 +1,12 @@
 //! The near end of a lane: a bounded queue the host fills, and a recorder.
 //!
 //! Laws:
-//! - **BK-2** a command is a small message into a queue that has room for a whole step: pushing it
-//!   neither allocates nor waits. A queue grows when it first meets a plan that needs more; a full
-//!   one is an error.
-//! - While a stream records, nothing reaches the lane. A recording is replayed by one message
-//!   per lane, with the same events in a new epoch.
-//! - A stream that is dropped at rest closes its lane. One that is dropped before its lane is done
-//!   poisons the world, because peers and sister lanes may wait for what will never come.
+//! - **BK-2** A command is a small message into a queue that has room for a whole step: pushing it neither
+//!   allocates nor waits. A queue grows when it first meets a plan that needs more; a full one is an error.
+//! - While a stream records, nothing reaches the lane. A recording is replayed by one message per lane, with
+//!   the same events in a new epoch.
+//! - A stream that is dropped at rest closes its lane. One that is dropped before its lane is done poisons
+//!   the world, because peers and sister lanes may wait for what will never come.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -136,8 +135,8 @@ impl CpuStream {
         self.state.take_fault()
     }
 
-    /// Changes to a larger queue when a step of the plan needs one. Twice a step: the next one may
-    /// be enqueued while the lane still empties the queue of the last.
+    /// Changes to a larger queue when a step of the plan needs one. It has room for two steps: the next one
+    /// may be enqueued while the lane still empties the queue of the last.
     fn make_room(&mut self, plan: &BoundPlan) -> Result<(), BackendError> {
         let needed = plan.commands(self.lane.id).saturating_mul(2);
         if self.queue.as_ref().is_some_and(|queue| queue.capacity() < needed) {

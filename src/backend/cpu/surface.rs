@@ -8,10 +8,10 @@ use super::memory::{Arena, BorrowError, ReadSlice, WriteSlice};
 use crate::compute::{BoundCall, ComputeError, SPOILED, Surface};
 use crate::layout::Region;
 
-/// Lends slices of one rank's arena to one call. Slices are checked at run time: two of them that
-/// overlap, of which one is written, are a [`ComputeError::Race`].
+/// Lends slices of one rank's arena to one call. Slices are checked at run time: two that overlap, at least
+/// one of which is written, are a [`ComputeError::Race`].
 ///
-/// The CPU backend makes one for each call and keeps it from everybody but the call's context.
+/// The CPU backend makes one for each call and gives it only to the call's context.
 #[derive(Debug)]
 pub struct CpuSurface {
     arena: Arc<Arena>,

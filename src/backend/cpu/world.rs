@@ -4,10 +4,10 @@
 //! - No process-global state: ranks meet through the [`CpuWorld`] their backends were made from,
 //!   and worlds do not know each other.
 //! - A communicator has a meeting place for every group of ranks; groups of the same ranks share one. It has
-//!   one roll, which all its ranks call to before they go to any of its places.
-//! - A rank is *gone* once its backend and all its lanes are dropped; a rank whose backend can no
-//!   longer be made is gone too. Peers that need a rank that is gone are poisoned, never left
-//!   waiting (see [`super::rendezvous`]); peers that do not need it run on.
+//!   one roll, on which all its ranks call before they go to any of its places.
+//! - A rank is *gone* once its backend and all its lanes are dropped; a rank whose backend can no longer be
+//!   made is gone too. Peers that need a rank that is gone are poisoned, never left waiting (see
+//!   [`super::rendezvous`]); peers that do not need it run on.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,12 +43,12 @@ pub enum WorldError {
         /// The speed as given.
         bytes_per_s: f64,
     },
-    /// A rank outside of the mesh.
+    /// A rank outside the mesh.
     #[error("{rank} is not in a world of {ranks} ranks; ranks are counted from 0")]
     NoSuchRank {
         /// The rank asked for.
         rank: RankId,
-        /// Ranks there are.
+        /// The number of ranks.
         ranks: u32,
     },
     /// A second backend for one rank.
@@ -172,7 +172,7 @@ impl Places {
         })
     }
 
-    /// `rank` comes to none of them any more.
+    /// Notes that `rank` comes to none of them any more.
     pub(super) fn depart(&self, rank: RankId) {
         [&self.shard, &self.replicate, &self.world].into_iter().for_each(|place| place.depart(rank));
     }
@@ -197,7 +197,7 @@ impl World {
         self.ranks.get(rank.index()).is_some_and(|seat| seat.arena.set(arena).is_ok())
     }
 
-    /// Where `rank` meets the others of one communicator. A place is made by whoever asks first.
+    /// Where `rank` meets the others of one communicator. A place is made by the first rank that asks.
     pub(super) fn places(&self, communicator: CommId, rank: RankId) -> Places {
         let mut communicators = lock(&self.communicators);
         let Communicator { roll, places } = communicators.entry(communicator).or_insert_with(|| {
@@ -223,7 +223,7 @@ impl World {
         Places { roll: Arc::clone(roll), shard, replicate, world }
     }
 
-    /// `rank` takes part in nothing any more.
+    /// Notes that `rank` takes part in nothing any more.
     fn depart(&self, rank: RankId) {
         let communicators = lock(&self.communicators);
         if let Some(seat) = self.ranks.get(rank.index()) {

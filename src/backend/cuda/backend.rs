@@ -36,7 +36,7 @@ use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{ALIGNMENT, Binding, Lane, LaneKind, Region};
 use crate::model::Mesh;
 
-/// How long a failed transfer waits for the news of who ended.
+/// How long a failed transfer waits for the news of which rank ended.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// One rank of a [`super::CudaWorld`]: one GPU.
@@ -51,13 +51,13 @@ pub struct CudaBackend {
     /// What this rank's calls are charged to.
     meter: Arc<Meter>,
     progress: Progress,
-    /// Of the plan under way, if its tasks are timed by events.
+    /// The clocks of the plan under way, if its tasks are timed by events.
     clocks: Mutex<Weak<Clocks>>,
     lanes: Mutex<BTreeMap<LaneId, Option<Communication>>>,
     recordings: Recordings,
 }
 
-/// The arena of one rank, behind it the words ranks signal each other with, and behind these the room for what
+/// The arena of one rank, followed by the words with which ranks signal each other and by the room for what
 /// peers send.
 #[derive(Debug)]
 pub struct CudaMemory {
@@ -135,7 +135,7 @@ impl CudaBackend {
         let arena_bytes = after(0, bytes)?;
         let signals_end = after(arena_bytes, words)?;
         let all = after(signals_end, landing)?;
-        // Whole pages, so that what is lent to other processes is this and nothing else.
+        // Whole pages, so that what is lent to other processes is this memory and nothing else.
         let pages = all.checked_next_multiple_of(PAGE).ok_or_else(too_much)?;
         let memory = Arc::new(DeviceMemory::zeroed(&self.context, &self.transfers, pages)?);
         let arena = memory.address();
@@ -191,7 +191,7 @@ impl CudaBackend {
         recording::begin(streams)
     }
 
-    /// Those of all lanes, some of them several times.
+    /// The communicators of all lanes, some of them several times.
     fn communicators(&self) -> Vec<Arc<Communicator>> {
         lock(&self.lanes).values().flatten().flat_map(Communication::opened).cloned().collect()
     }
@@ -308,8 +308,8 @@ impl Backend for CudaBackend {
         };
         let bound = bind(&binder, binding, (memory.arena_bytes, memory.landing_bytes))
             .inspect_err(|error| drop(self.world.poison(error.to_string())))?;
-        // Loading code and allocating may wait for a device, hence for whoever waits on it: nobody steps before
-        // everybody has bound.
+        // Loading code and allocating may wait for a device, hence for a rank that waits on it: no rank steps
+        // before all have bound.
         self.world.gather(self.rank).map_err(self.failed("meeting the other ranks"))?;
         Ok(bound)
     }
@@ -389,7 +389,7 @@ impl Backend for CudaBackend {
     }
 
     fn take_fault(&self, stream: &mut CudaStream) -> Option<ClosureFault> {
-        // Where the step's beginning is recorded, nothing else says so to the host.
+        // Where the step's beginning is recorded, nothing else tells the host so.
         stream.faulted = false;
         stream.fault.take()
     }
@@ -425,10 +425,11 @@ impl Backend for CudaBackend {
         self.poison(reason);
         // The lanes are not held while NCCL is waited for.
         let communicators = self.communicators();
-        // Waits end first, and recordings go while NCCL aborts: it waits until none of its transfers is left.
+        // Waits end first. Recordings are taken away while NCCL aborts, which waits until none of its transfers
+        // is left.
         communicators.iter().for_each(|one| one.begin_abort());
         self.recordings.end();
-        // Of an abandoned GPU no recording is given back, so aborts may not end; waiting for them would tell
+        // No recording of an abandoned GPU is given back, so aborts may not end; waiting for them would show
         // nothing new.
         if !self.context.is_abandoned() && !Communicator::abort(communicators.iter().map(AsRef::as_ref)) {
             self.context.abandon();

@@ -1,8 +1,9 @@
-//! From what a rank does of every op to commands: the one `match` on [`LocalOp`].
+//! Turns what a rank does for every op into commands: the one `match` on [`LocalOp`].
 //!
 //! Laws:
-//! - Addresses are worked out here, once. Kernels are prepared here, with their tables. A step allocates nothing.
-//! - Commands mean what the CPU backend does for the same local op, bit for bit but for Adam and norms.
+//! - Addresses are worked out here, once. Kernels are prepared here, with their tables. A step allocates
+//!   nothing.
+//! - Commands mean what the CPU backend does for the same local op, bit for bit except for Adam and norms.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,7 +43,7 @@ pub(super) struct Binder<'a> {
     pub(super) arena: DeviceAddress,
 }
 
-/// Binds every op of a plan to an arena and the room behind it, of so many bytes each.
+/// Binds every op of a plan to an arena and the room after it, whose sizes in bytes are given.
 pub(super) fn bind(
     binder: &Binder<'_>,
     binding: &Binding<'_>,

@@ -1,8 +1,8 @@
 //! A plan bound to one rank: commands, events, clocks.
 //!
-//! Law: everything a step enqueues was made here, once; what it needs on the device (tables) lives as long as
-//! this value, and so does what a recorded step refers to. Of a GPU that was abandoned it is left where it
-//! is, because giving it back would wait for a stream that waits for ever.
+//! Law: everything a step enqueues was made here, once. What it needs on the device (tables) lives as long as
+//! this value, and so does what a recorded step refers to. On an abandoned GPU it is left where it is,
+//! because giving it back would wait for a stream that waits for ever.
 
 use std::sync::Arc;
 
@@ -21,14 +21,14 @@ pub struct CudaBound {
     pub(super) events: Vec<Event>,
     /// When its tasks ran, if they are timed.
     pub(super) timeline: Option<Timeline>,
-    /// What its collectives are, for errors.
+    /// What its collectives are, for error messages.
     pub(super) script: Arc<Script>,
-    /// Was no step of it through yet, on all ranks and without a fault? Until then ranks meet on the host before
-    /// every collective, and each waits for it before it enqueues the next task. A kernel that is launched for
-    /// the first time may be loaded then, for which the driver waits for the streams of the device and of those
-    /// that reach its memory; one of them might wait for the very rank that loads.
+    /// Whether no step of the plan has completed yet, on all ranks and without a fault. Until then ranks meet
+    /// on the host before every collective, and each waits for it before it enqueues the next task. A kernel
+    /// that is launched for the first time may be loaded then, for which the driver waits for the streams of
+    /// the device and of those that reach its memory. One of them might wait for the very rank that loads.
     pub(super) is_cold: bool,
-    /// Goes last: what lies in it is given back before.
+    /// Dropped last: what is in it is given back before.
     pub(super) context: Arc<Context>,
 }
 

@@ -1,14 +1,14 @@
 //! Compiled kernels on disk, so that a process starts without compiling.
 //!
 //! Laws:
-//! - **KC-1** an entry is found only by everything that made it: source, headers, options, architecture,
+//! - **KC-1** An entry is found only by everything that made it: source, headers, options, architecture,
 //!   compiler and driver. A change of any of them is another entry.
-//! - **KC-2** an entry is written under a name of its own and renamed when it is whole, so processes that
+//! - **KC-2** An entry is written under a name of its own and renamed when it is whole, so processes that
 //!   start together never see half of one; the last to finish wins, with the same bytes.
-//! - **KC-3** an entry that is short, changed or of another version of this file counts as absent, and is
+//! - **KC-3** An entry that is short, changed or of another version of this file counts as absent, and is
 //!   replaced by what is compiled anew.
-//! - A cache that cannot be read or written costs time, never a failure; and that once, for what cannot be written
-//!   is kept by the process for whoever has a clone.
+//! - A cache that cannot be read or written costs time, never a failure. It costs that time only once,
+//!   because the process keeps what cannot be written, for all clones of the cache.
 
 use std::collections::HashMap;
 use std::fs;
@@ -32,25 +32,25 @@ pub struct KernelCache {
 struct Shared {
     /// Distinguishes the unfinished files of this process.
     written: AtomicU64,
-    /// What no directory holds.
+    /// Entries that could not be written to a directory.
     unwritten: Mutex<HashMap<Key, Vec<u8>>>,
 }
 
 impl KernelCache {
-    /// In this directory, which is made when the first entry is written.
+    /// A cache in this directory, which is made when the first entry is written.
     #[must_use]
     pub fn at(directory: impl Into<PathBuf>) -> Self {
         Self { directory: Some(directory.into()), ..Self::default() }
     }
 
-    /// In no directory: every process compiles for itself.
+    /// A cache without a directory: every process compiles for itself.
     #[must_use]
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// In the user's cache directory: `$XDG_CACHE_HOME/warpweft/kernels`, or `~/.cache/warpweft/kernels`;
-    /// nowhere if neither variable names an absolute path.
+    /// A cache in the user's cache directory: `$XDG_CACHE_HOME/warpweft/kernels`, or
+    /// `~/.cache/warpweft/kernels`; nowhere if neither variable names an absolute path.
     #[must_use]
     pub fn of_user() -> Self {
         let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());

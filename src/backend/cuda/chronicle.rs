@@ -1,15 +1,15 @@
 //! When the tasks of a plan began, from when they ended.
 //!
 //! Laws:
-//! - A task begins when the last of what it comes behind has ended, and no sooner than the host began to
-//!   enqueue it, if it was issued. That is an inference, and as exact as it is true that a lane which may run
-//!   does: a lane that waits for a peer's word is within its task.
-//! - A task that comes behind nothing that was told (at the beginning of a step or of a recording, or behind
-//!   a launch) cannot be inferred: whoever enqueues it notes when its lane came to it.
-//! - While a step runs, an end is its own only if it lies behind its start; so what a clock still says of an
-//!   earlier step is not taken for this one's. When all lanes are over every task has passed its clock, and
-//!   what lies before the start was passed a little sooner, on another lane.
-//! - Knows no device. **BK-2** a step that tells what the last one told allocates nothing.
+//! - A task begins when the last of the tasks it comes after has ended, and no sooner than the host began to
+//!   enqueue it, if it was issued. This is an inference, and as exact as the assumption that a lane which may
+//!   run does run: a lane that waits for a peer's word is within its task.
+//! - A task that comes after nothing that was told (at the beginning of a step or of a recording, or after a
+//!   launch) cannot be inferred: the code that enqueues it notes when its lane came to it.
+//! - While a step runs, an end belongs to it only if it is after the step's start; so what a clock still says
+//!   of an earlier step is not taken for this one's. When all lanes are over, every task has passed its
+//!   clock, and an end before the start was passed a little sooner, on another lane.
+//! - This file knows no device. **BK-2** A step that tells what the last one told allocates nothing.
 
 use super::precedence::Precedence;
 use crate::backend::TaskInterval;
@@ -36,7 +36,7 @@ struct Known {
 }
 
 impl Chronicle {
-    /// Of a plan of so many tasks.
+    /// For a plan of that many tasks.
     pub(super) fn new(tasks: usize) -> Self {
         let tasks = vec![Known::default(); tasks];
         Self { started: 0, precedence: Precedence::default(), tasks, next: 0 }
@@ -55,8 +55,8 @@ impl Chronicle {
         self.precedence.reset();
     }
 
-    /// A task is put on a lane, by a host that began at `enqueued` where it is issued and not recorded. Does
-    /// it come behind nothing?
+    /// A task is put on a lane, by a host that began at `enqueued` if it is issued and not recorded. Says
+    /// whether it comes after nothing.
     pub(super) fn put(&mut self, lane: LaneId, task: TaskId, enqueued: Option<u64>) -> bool {
         let Some(known) = self.tasks.get_mut(task.index()) else { return false };
         known.enqueued = enqueued.unwrap_or(0);
@@ -74,8 +74,8 @@ impl Chronicle {
         self.precedence.waited(lane, event)
     }
 
-    /// Notes ends in task order, `most` of them, as far as `passed` knows how many nanoseconds behind the
-    /// step's start they were. Was there one?
+    /// Notes ends in task order, at most `most` of them, as far as `passed` knows how many nanoseconds after
+    /// the step's start they were. Says whether there was one.
     pub(super) fn note_ends(&mut self, most: usize, passed: impl Fn(TaskId) -> Option<f64>) -> bool {
         let first = self.next;
         for _ in 0..most {
@@ -88,7 +88,7 @@ impl Chronicle {
     }
 
     /// Notes the ends that are left. All lanes are over, and every task of the plan was enqueued: a clock
-    /// that was not passed in this step would still say something of an earlier one.
+    /// that was not passed in this step would still say something about an earlier one.
     pub(super) fn note_all_ends(&mut self, passed: impl Fn(TaskId) -> Option<f64>) {
         let started = self.started;
         for (position, known) in self.tasks.iter_mut().enumerate().skip(self.next) {
@@ -98,7 +98,7 @@ impl Chronicle {
     }
 
     /// The interval of every task whose end is known, zeros for others. `entered` knows how many nanoseconds
-    /// behind the step's start the lane came to a task that comes behind nothing.
+    /// after the step's start the lane came to a task that comes after nothing.
     pub(super) fn intervals(&self, entered: impl Fn(TaskId) -> Option<f64>, into: &mut Vec<TaskInterval>) {
         let ended = |task: &TaskId| self.tasks.get(task.index()).and_then(|known| known.end);
         into.extend(self.tasks.iter().enumerate().map(|(position, known)| {
@@ -115,7 +115,7 @@ impl Chronicle {
     }
 }
 
-/// An instant so many nanoseconds behind the step's start; an event that was passed a little sooner, on
+/// The instant that many nanoseconds after the step's start. An event that was passed a little sooner, on
 /// another lane, is at the start.
 fn behind(started: u64, after: f64) -> u64 {
     started + after.max(0.0) as u64
@@ -133,7 +133,7 @@ mod tests {
         TaskId::new(number)
     }
 
-    /// Two lanes: a gather, a product behind it, another product behind that, each enqueued at the given time.
+    /// Two lanes: a gather, a product after it, another product after that, each enqueued at the given time.
     fn step(chronicle: &mut Chronicle, enqueued: [Option<u64>; 3]) {
         let filled = EventId::new(0);
         assert!(chronicle.put(WIRE, task(0), enqueued[0]));
@@ -143,7 +143,7 @@ mod tests {
         assert!(!chronicle.put(COMPUTE, task(2), enqueued[2]));
     }
 
-    /// Ends, by task, in nanoseconds behind the start.
+    /// Ends, by task, in nanoseconds after the start.
     fn ends(list: &[f64]) -> impl Fn(TaskId) -> Option<f64> {
         |task| list.get(task.index()).copied().filter(|end| !end.is_nan())
     }
@@ -160,7 +160,7 @@ mod tests {
         let mut chronicle = Chronicle::new(3);
         step(&mut chronicle, [None; 3]);
         for (begun, shift) in [(START, 0.0), (50_000, 3.0)] {
-            // Replays: what was recorded stands.
+            // Replays: what was recorded stays.
             chronicle.begin_step(begun);
             chronicle.begin_anew();
             chronicle.note_all_ends(ends(&[10.0 + shift, 30.0, 45.0]));

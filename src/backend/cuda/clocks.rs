@@ -1,17 +1,18 @@
 //! When tasks ran, by events that their lanes pass.
 //!
 //! Laws:
-//! - A task has one event, behind it; when it began is inferred (`chronicle`). Where that cannot be, it has
-//!   one before it too. In a recording every event is a node that takes time.
-//! - Where a plan's own event stands right behind an issued task, the task's is in its place: the same point
-//!   of the same lane, passed once. Beyond that they order nothing. In a recording they order nothing at all:
-//!   there the plan's events are edges.
-//! - All events are made when a plan is bound and serve every step; telling allocates nothing once warm (BK-2).
-//! - They are read as they are passed while the rank waits for its lanes, where that costs nobody anything,
-//!   and the last of them behind the step.
-//! - Event times are differences in f32 milliseconds, so they are taken from an event of the same step. It is
-//!   recorded on an idle stream, and the host looks until it is passed, some microseconds: so both clocks are
-//!   known to agree within one look, and what the host enqueues later ends later.
+//! - A task has one event, after it; when it began is inferred (`chronicle`). Where that cannot be done, it
+//!   has one before it too. In a recording every event is a node that takes time.
+//! - Where one of the plan's own events is recorded right after an issued task, the task's event is used in
+//!   its place: the same point of the same lane, passed once. Otherwise these events order nothing. In a
+//!   recording they order nothing at all: there the plan's events are edges.
+//! - All events are made when a plan is bound and serve every step; telling allocates nothing once
+//!   warm (BK-2).
+//! - They are read as they are passed while the rank waits for its lanes, where that delays nothing, and the
+//!   last of them after the step.
+//! - Event times are differences in f32 milliseconds, so they are taken from an event of the same step. That
+//!   event is recorded on an idle stream, and the host polls it until it is passed, some microseconds. So
+//!   both clocks are known to agree within one poll, and what the host enqueues later ends later.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -25,11 +26,12 @@ use crate::backend::bell::lock;
 use crate::backend::clock::Clock;
 use crate::id::{EventId, LaneId, TaskId};
 
-/// Events read at a time while a lane is waited for: a few microseconds, so that its end is not seen late.
+/// Events read at a time while a lane is waited for. That takes a few microseconds, so the lane's end is not
+/// seen late.
 const SOME: usize = 16;
 
-/// How long the host looks whether a step's first event is passed, at most; that is late where somebody else
-/// keeps the device busy.
+/// How long the host polls a step's first event, at most. It is passed late where other work keeps the device
+/// busy.
 const LOOK: Duration = Duration::from_micros(100);
 
 /// The events of a bound plan. Those of a recorded step are part of the recording.
@@ -44,7 +46,7 @@ pub(super) struct Clocks {
 /// The events of one task.
 #[derive(Debug)]
 struct TaskClocks {
-    /// Passed only where the task comes behind nothing.
+    /// Passed only where the task comes after nothing.
     begin: Event,
     end: Event,
 }
@@ -108,13 +110,14 @@ impl Clocks {
         stream.record_in_replays(&clocks.end)
     }
 
-    /// `event` is to be recorded on `lane`. What stands there already, if the lane passed the clock of its
-    /// last task just before.
+    /// `event` is to be recorded on `lane`. Returns what is there already, if the lane passed the clock of
+    /// its last task just before.
     pub(super) fn event_recorded(&self, lane: LaneId, event: EventId) -> Option<&Event> {
         self.behind(lock(&self.chronicle).event_recorded(lane, event)?)
     }
 
-    /// `lane` is to wait for `event`. What stands where that was recorded, as [`Clocks::event_recorded`] said.
+    /// `lane` is to wait for `event`. Returns what is where that was recorded, as [`Clocks::event_recorded`]
+    /// said.
     pub(super) fn event_waited(&self, lane: LaneId, event: EventId) -> Option<&Event> {
         self.behind(lock(&self.chronicle).event_waited(lane, event)?)
     }
@@ -123,12 +126,12 @@ impl Clocks {
         self.tasks.get(task.index()).map(|clocks| &clocks.end)
     }
 
-    /// How many nanoseconds behind the step's start a task had ended; `None` if its lane has not come there.
+    /// How many nanoseconds after the step's start a task had ended; `None` if its lane has not come there.
     fn ended(&self, task: TaskId) -> Option<f64> {
         self.behind(task)?.since(&self.start)
     }
 
-    /// Reads some of the events that were passed. Was there one?
+    /// Reads some of the events that were passed. Says whether there was one.
     pub(super) fn read_some(&self) -> bool {
         lock(&self.chronicle).note_ends(SOME, |task| self.ended(task))
     }

@@ -1,7 +1,7 @@
 //! What a task enqueues: a short list of commands, made when the plan is bound.
 //!
-//! Law: **BK-2** a command holds addresses, lengths and prepared launches; [`Command::enqueue`] decides nothing,
-//! allocates nothing and waits for nothing.
+//! Law: **BK-2** A command holds addresses, lengths and prepared launches; [`Command::enqueue`] decides
+//! nothing, allocates nothing and waits for nothing.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::layout::Region;
 pub(super) enum Command {
     /// A kernel.
     Kernel(KernelLaunch),
-    /// Bytes of own memory.
+    /// Copies bytes within the rank's own memory.
     Copy { from: DeviceAddress, to: DeviceAddress, bytes: usize },
     /// Zeroes.
     Zero { to: DeviceAddress, bytes: usize },
@@ -31,9 +31,9 @@ pub(super) enum Command {
 impl Command {
     pub(super) fn enqueue(&self, stream: &Stream) -> Result<(), CudaFailure> {
         match self {
-            // SAFETY: the context is current on a rank's thread in a step; the launch was prepared in it, lives in
-            // the bound plan, and names ranges that were measured against their allocations. Who else touches
-            // them, the plan orders.
+            // SAFETY: the context is current on a rank's thread in a step; the launch was prepared in it,
+            // lives in the bound plan, and names ranges that were checked against their allocations. The plan
+            // orders all other accesses to them.
             Self::Kernel(launch) => stream.meter().driver(|| unsafe { launch.enqueue(stream.handle()) }),
             Self::Copy { from, to, bytes } => stream.copy(*from, *to, *bytes),
             Self::Zero { to, bytes } => stream.zero(*to, *bytes),

@@ -1,9 +1,9 @@
-//! What a lane with collectives has beside its stream.
+//! What a lane with collectives has besides its stream.
 //!
 //! Laws:
-//! - A lane is one communicator of the plan. Of NCCL it has one for every group whose ranks need it, since a
-//!   communicator is of certain ranks; groups of the same members share one. They are used in the lane's
-//!   order, like one (CO-1).
+//! - A lane is one communicator of the plan. It has an NCCL communicator for every group whose ranks need
+//!   one, since an NCCL communicator consists of certain ranks; groups of the same members share one. They
+//!   are used in the lane's order, like one (CO-1).
 //! - Which groups need one, and which share, is the same on every rank ([`super::team`]), so all ranks of the
 //!   world open together.
 
@@ -18,17 +18,17 @@ use super::world::World;
 use crate::id::{CommId, RankId};
 use crate::model::Group;
 
-/// What a lane with collectives has beside its stream.
+/// What a lane with collectives has besides its stream.
 #[derive(Clone, Debug)]
 pub(super) struct Communication {
     pub(super) communicator: CommId,
-    /// Among the ranks of a group, or among the counterparts of this one in it. A group is missing whose
-    /// ranks reach each other's memory, or that is this rank alone.
+    /// Among the ranks of a group, or among the counterparts of this one in it. A group is missing if its
+    /// ranks reach each other's memory, or if it is this rank alone.
     nccl: Vec<(Group, Arc<Communicator>)>,
 }
 
 impl Communication {
-    /// Opens what a lane needs, whose stream is idle. All ranks of the world come here together.
+    /// Opens what a lane needs, whose stream is idle. All ranks of the world call this together.
     pub(super) fn open(
         world: &Arc<World>,
         rank: RankId,
@@ -54,7 +54,7 @@ impl Communication {
         Ok(Self { communicator, nccl })
     }
 
-    /// NCCL's for the ranks of a group.
+    /// The NCCL communicator for the ranks of a group.
     pub(super) fn of(&self, group: Group) -> Option<&Arc<Communicator>> {
         self.nccl.iter().find(|(of, _)| *of == group).map(|(_, communicator)| communicator)
     }

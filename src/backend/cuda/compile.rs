@@ -15,7 +15,7 @@ use cudarc::nvrtc::{result, sys};
 use super::failure::CudaFailure;
 use super::library::Library;
 
-/// Options of every compilation but the architecture.
+/// Options of every compilation, except the architecture.
 pub(super) const OPTIONS: [&str; 5] =
     ["--std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true"];
 
@@ -37,14 +37,14 @@ pub enum Architecture {
     Machine {
         /// Before the dot.
         major: u32,
-        /// Behind the dot.
+        /// After the dot.
         minor: u32,
     },
     /// PTX for this compute capability and everything newer.
     Virtual {
         /// Before the dot.
         major: u32,
-        /// Behind the dot.
+        /// After the dot.
         minor: u32,
     },
 }

@@ -1,7 +1,7 @@
 //! One GPU as this process holds it: its primary context.
 //!
 //! Laws:
-//! - The primary context is shared with whoever else uses the device in this process (an embedder's
+//! - The primary context is shared with everything else that uses the device in this process (an embedder's
 //!   own library, cuBLAS), so addresses and streams mean the same to all of them.
 //! - A call that needs the context makes it current first; a thread may serve several devices.
 
@@ -82,7 +82,7 @@ impl DeviceOrdinal {
 pub struct ComputeCapability {
     /// Before the dot.
     pub major: u32,
-    /// Behind the dot.
+    /// After the dot.
     pub minor: u32,
 }
 
@@ -131,13 +131,13 @@ pub(super) struct Context {
     ordinal: DeviceOrdinal,
     device: sys::CUdevice,
     context: sys::CUcontext,
-    /// A stream of it will not run out.
+    /// Whether one of its streams will not run out.
     abandoned: AtomicBool,
 }
 
 // SAFETY: a context handle is a name the driver looks up; the driver's calls are thread safe.
 unsafe impl Send for Context {}
-// SAFETY: as above; nothing behind `&Context` is changed by this process.
+// SAFETY: as above; this process changes nothing through `&Context`.
 unsafe impl Sync for Context {}
 
 impl Context {
@@ -186,7 +186,7 @@ impl Context {
         Ok(uuid.bytes.map(|byte| byte.to_ne_bytes()[0]))
     }
 
-    /// Can the hardware reach the memory of every other GPU this process sees?
+    /// Whether the hardware can reach the memory of every other GPU this process sees.
     pub(super) fn can_reach_all(&self) -> Result<bool, CudaFailure> {
         let count = result::device::get_count().map_err(CudaFailure::driver("cuDeviceGetCount"))?;
         for other in 0..count {

@@ -19,11 +19,12 @@ pub(super) struct DeviceTable {
 
 // SAFETY: the handles are names the driver looks up; its calls are thread safe.
 unsafe impl Send for DeviceTable {}
-// SAFETY: as above; nothing behind `&DeviceTable` is changed by this process.
+// SAFETY: as above; this process changes nothing through `&DeviceTable`.
 unsafe impl Sync for DeviceTable {}
 
 impl DeviceTable {
-    /// Allocates `bytes` bytes in the current context and fills them with what `content` makes of their address.
+    /// Allocates `bytes` bytes in the current context and fills them with what `content` makes from their
+    /// address.
     ///
     /// # Errors
     /// [`CudaFailure::Call`] when there is no memory or no current context.

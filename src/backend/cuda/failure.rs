@@ -14,7 +14,7 @@ pub enum CudaFailure {
     Library {
         /// The library.
         library: &'static str,
-        /// How to come by it.
+        /// How to get it.
         advice: &'static str,
     },
     /// A library refused a call.

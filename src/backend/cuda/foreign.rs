@@ -4,7 +4,7 @@
 //! - A process lends an allocation by a handle, which another process of the host opens in the context that
 //!   will reach it. What was opened is closed once, and before the owner frees it (see the end of a
 //!   [`super::world::World`]).
-//! - The allocation is one of its own and whole pages long: the driver maps whole pages.
+//! - The allocation is separate and whole pages long, because the driver maps whole pages.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ impl ForeignMemory {
         let flags = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         let mut address = 0;
         // SAFETY: the handle was made by the driver of this host in a process that keeps the allocation until
-        // everybody has closed it; `address` outlives the call.
+        // all others have closed it; `address` outlives the call.
         unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut address, handle, flags) }
             .result()
             .map_err(CudaFailure::driver("cuIpcOpenMemHandle"))?;

@@ -1,12 +1,12 @@
 //! What recordings of a rank may use although its owner gave it back.
 //!
 //! Laws:
-//! - **RH-1** memory and code that a closure's layers used stay until no recording is left that began while they
-//!   were there: a replay runs no closure, so a closure that drops a buffer or a layer (in another program, in a
-//!   dynamic call) does not know who still uses it.
-//! - What was made behind the last recording is given back at once: a dynamic call may make and drop a buffer in
-//!   every step.
-//! - Of a GPU that was abandoned nothing is given back, as anywhere.
+//! - **RH-1** Memory and code that a closure's layers used stay until no recording is left that began while
+//!   they were there: a replay runs no closure, so a closure that drops a buffer or a layer (in another
+//!   program, in a dynamic call) does not know what still uses it.
+//! - What was made after the last recording is given back at once: a dynamic call may make and drop a buffer
+//!   in every step.
+//! - On an abandoned GPU nothing is given back, as everywhere.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex};
@@ -28,7 +28,7 @@ pub(super) struct Holdings {
 struct State {
     /// Recordings begun so far.
     begun: u64,
-    /// Those of them that are left.
+    /// The number of them that are left.
     left: usize,
     held: Vec<Thing>,
 }
@@ -55,8 +55,8 @@ impl Holdings {
         lock(&self.state).begun
     }
 
-    /// Holds what its owner drops, if there is a recording that may use it: one that began behind the `made`
-    /// before it was made, which is unknown of what is older than its first use.
+    /// Holds what its owner drops, if there is a recording that may use it: one that began after the first
+    /// `made` recordings. `made` is unknown for what is older than its first use.
     pub(super) fn outlive(&self, thing: &Thing, made: Option<u64>) {
         let mut state = lock(&self.state);
         if state.left > 0 && made != Some(state.begun) {

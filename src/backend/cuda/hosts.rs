@@ -1,15 +1,15 @@
-//! How the ranks of a world, or of a group, lie on hosts: so many hosts with equally many ranks each,
-//! numbered host by host.
+//! How the ranks of a world, or of a group, are spread over hosts: a number of hosts with the same number of
+//! ranks each, numbered host by host.
 //!
 //! Laws:
-//! - The ranks of a group are numbered in it, and lie on hosts as those of a world do, or the group has no
-//!   hosts: where replicas neither fill hosts nor are filled by them, some host would have more of a group's
-//!   ranks than another.
+//! - The ranks of a group are numbered in it and are spread over hosts as those of a world are, or the group
+//!   has no hosts. Where replicas neither fill hosts nor are filled by them, some host would have more of a
+//!   group's ranks than another.
 //! - A *neighbour* is another rank of the same host, a *counterpart* the rank at the same place of another
 //!   host, and a rank's *column* are its counterparts and itself. Every rank of the world is in the column of
-//!   the rank itself or of exactly one neighbour: whoever has the columns has everybody.
-//! - Ranks that are one after the other in these orders begin with the next, so that not all write to the
-//!   same one at once.
+//!   the rank itself or of exactly one neighbour, so the columns together contain all ranks.
+//! - Lists in these orders begin with the rank that follows, so that not all ranks write to the same one at
+//!   once.
 //! - Where hosts do not matter, a world is one host.
 
 use crate::id::RankId;
@@ -29,7 +29,8 @@ impl Hosts {
         Self { count: 1, each: ranks }
     }
 
-    /// The hosts of the ranks, in rank order. `None` unless each has equally many, one after the other.
+    /// The hosts of the ranks, in rank order. `None` unless each has the same number of ranks, one after the
+    /// other.
     pub(super) fn of(names: &[&HostName]) -> Option<Self> {
         let runs: Vec<_> = names.chunk_by(|one, other| one == other).collect();
         let each = runs.first()?.len();
@@ -38,7 +39,7 @@ impl Hosts {
         even.then_some(Self { count: runs.len(), each })
     }
 
-    /// The hosts of a group of `mesh`, whose ranks lie on these.
+    /// The hosts of a group of `mesh`, whose ranks are on these hosts.
     pub(super) fn of_group(self, mesh: Mesh, group: Group) -> Option<Self> {
         let (shards, replicas) = (mesh.shards() as usize, mesh.replicas() as usize);
         let (fill, filled) = (self.each.is_multiple_of(shards), shards.is_multiple_of(self.each));
@@ -83,7 +84,7 @@ impl Hosts {
         self.host(one) == self.host(other)
     }
 
-    /// How many hosts behind that of `rank` the host of `other` is, counted around: 0 for its own.
+    /// How many hosts after that of `rank` the host of `other` comes, counted cyclically: 0 for its own.
     pub(super) const fn distance(self, rank: RankId, other: RankId) -> usize {
         (self.host(other) + self.count - self.host(rank)) % self.count
     }
@@ -152,7 +153,7 @@ mod tests {
                 }
             }
         }
-        // Three ranks a replica on hosts of two: a host has one of some replica and two of another.
+        // Three ranks per replica on hosts of two: a host has one of some replica and two of another.
         let (hosts, mesh) = (Hosts { count: 3, each: 2 }, Mesh::hybrid(6, 2).unwrap());
         assert_eq!(groups.map(|group| hosts.of_group(mesh, group)), [None, None, Some(hosts)]);
     }

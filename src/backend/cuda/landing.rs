@@ -1,13 +1,13 @@
-//! Where what peers send waits that no slot of the plan is for: memory of every rank beside its arena.
+//! Where what peers send waits if no slot of the plan is for it: memory of every rank besides its arena.
 //!
 //! On one host and with one replica that is little: the values of maxima until they are combined. With
-//! several replicas it is everybody's rows of a gradient too, until they are summed, and over several hosts
-//! what a rank passes on for its neighbours. What else is sent of gradients lands in slots of the plan.
+//! several replicas it also holds all ranks' rows of a gradient until they are summed, and over several hosts
+//! what a rank passes on for its neighbours. Whatever else is sent of gradients lands in slots of the plan.
 //!
 //! Laws:
-//! - Every lane with collectives has a part of its own, as large as its most demanding collective needs: a
+//! - Every lane with collectives has a part of its own, as large as its most demanding collective needs. A
 //!   lane runs one collective at a time, and peers send only between that collective's two meetings, whatever
-//!   groups the one before and this one are of.
+//!   groups the previous one and this one belong to.
 //! - Places follow from the plan, the mesh and the world's hosts alone, so they are the same on every rank: a
 //!   rank knows where in a peer's memory its values belong.
 
@@ -27,8 +27,8 @@ pub(super) struct Landing {
 }
 
 impl Landing {
-    /// What the collectives among `ops`, which are those of `binding`, need on every rank; `hosts` says how
-    /// the ranks of a group lie on hosts.
+    /// What the collectives among `ops`, which belong to `binding`, need on every rank; `hosts` says how the
+    /// ranks of a group are spread over hosts.
     ///
     /// # Errors
     /// Those of `hosts`.

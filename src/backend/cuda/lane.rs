@@ -1,11 +1,11 @@
 //! One lane of one rank: a stream, and the closures if it computes.
 //!
 //! Laws:
-//! - **BK-2** enqueuing neither allocates nor waits.
-//! - A closure that fails leaves its call in the fault word, and no closure runs again in this step; the host
+//! - **BK-2** Enqueuing neither allocates nor waits.
+//! - A closure that fails leaves its call in the fault word, and no closure runs again in this step. The host
 //!   knows of a fault as soon as the closure returns, because closures run while they are enqueued.
 //! - A collective leaves the number of its task, counted from 1, in the lane's word of pinned memory once it
-//!   is done; so a lane that does not get on can be named by task.
+//!   is done; so a lane that makes no progress can be reported by task.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,18 +40,19 @@ pub struct CudaStream {
     pub(super) fault: Option<ClosureFault>,
     /// No closure runs until the fault word is cleared.
     pub(super) faulted: bool,
-    /// How long the host waited for the lane when it waited last.
+    /// How long the host last waited for the lane.
     pub(super) usual_wait: Duration,
-    /// The lane records.
+    /// Whether the lane records.
     pub(super) records: bool,
     /// Joins a recording at its end.
     pub(super) join: Event,
 }
 
 impl Drop for CudaStream {
-    /// Closures go before the stream, on which they may enqueue to the last. They have memory and code of the
-    /// GPU too, in contexts that they retained themselves. Of a GPU that was abandoned they are left where they
-    /// are, since giving either back waits for its streams: seen as a process that did not end.
+    /// Closures are dropped before the stream, on which they may enqueue to the last. They too have memory
+    /// and code of the GPU, in contexts that they retained themselves. On an abandoned GPU they are left
+    /// where they are, since giving either back waits for its streams: this was seen as a process that did
+    /// not end.
     fn drop(&mut self) {
         let closures = std::mem::replace(&mut self.closures, Closures::None);
         if self.stream.context().is_abandoned() {
@@ -65,7 +66,7 @@ impl CudaStream {
         self.lane.id
     }
 
-    /// Does the lane carry collectives?
+    /// Whether the lane carries collectives.
     pub(super) fn communicates(&self) -> bool {
         matches!(self.lane.kind, LaneKind::Communicator(_))
     }

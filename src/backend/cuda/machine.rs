@@ -1,12 +1,12 @@
 //! Which devices a world has and how bytes get from one to another: decided alike in every process.
 //!
 //! Laws:
-//! - Every rank tells its host, its GPU and what its process was asked for; the decision is a function of
-//!   what all told.
-//! - Peers' memory is written inside of a host only; what goes from host to host goes by NCCL.
-//! - Peers inside and NCCL between needs hosts with equally many ranks each, one after the other, and more
-//!   than one for it to be of use, and every group of the mesh must lie on them as evenly. Other worlds of
-//!   several hosts take NCCL for everything.
+//! - Every rank reports its host, its GPU and what its process was asked for; the decision is a function of
+//!   all these reports.
+//! - Peers' memory is written only within a host; what goes from host to host goes by NCCL.
+//! - Peers inside and NCCL between needs hosts with the same number of ranks each, one after the other, and
+//!   more than one for it to be of use. Every group of the mesh must be spread over them just as evenly.
+//!   Other worlds of several hosts use NCCL for everything.
 
 use super::failure::CudaFailure;
 use super::hosts::Hosts;
@@ -17,16 +17,16 @@ use crate::id::RankId;
 use crate::model::{Group, Mesh};
 use crate::rendezvous::{HostName, Reader, Truncated, Writer};
 
-/// What one rank tells.
+/// What one rank reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Statement {
     pub(super) host: HostName,
     /// The driver's name of the GPU, the same in every process.
     pub(super) gpu: [u8; 16],
     pub(super) has_nccl: bool,
-    /// Can its GPU reach every other that its process sees?
+    /// Whether its GPU can reach every other GPU that its process sees.
     pub(super) reaches: bool,
-    /// Of the options: transport, how gradients are summed, and how many replicas there are.
+    /// From the options: transport, how gradients are summed, and how many replicas there are.
     pub(super) wish: (Option<Transport>, Reduce, u32),
 }
 
@@ -38,7 +38,7 @@ impl Statement {
         Ok(Self { host, gpu, has_nccl, reaches, wish })
     }
 
-    /// Are both on one GPU?
+    /// Whether both are on one GPU.
     pub(super) fn shares_gpu_with(&self, other: &Self) -> bool {
         self.gpu == other.gpu && self.host == other.host
     }
@@ -72,7 +72,7 @@ impl Statement {
     }
 }
 
-/// How many ranks are on the host of `rank`, itself among them, in whatever processes.
+/// How many ranks are on the host of `rank`, including itself, in whatever processes.
 pub(super) fn ranks_beside(statements: &[Statement], rank: RankId) -> usize {
     let own = statements.get(rank.index()).map(|statement| &statement.host);
     statements.iter().filter(|statement| Some(&statement.host) == own).count()
@@ -87,8 +87,8 @@ pub(super) struct Network {
     pub(super) hosts: Hosts,
 }
 
-/// The way for a world of these statements, which are those of `mesh`. `reach` makes the GPUs of this process
-/// reach each other.
+/// The network for a world of these statements, which belong to `mesh`. `reach` makes the GPUs of this
+/// process reach each other.
 pub(super) fn network(
     statements: &[Statement],
     mesh: Mesh,
@@ -177,7 +177,7 @@ mod tests {
         assert!(Statement::decode(&[0; 23]).is_err());
     }
 
-    /// Of a mesh of one replica.
+    /// For a mesh of one replica.
     fn network_of(
         statements: &[Statement],
         reach: impl FnOnce() -> Result<(), CudaFailure>,
@@ -195,7 +195,7 @@ mod tests {
             let network = replicated(names, replicas, None).unwrap();
             assert_eq!(network.transport, Transport::Peer, "{names}, {replicas} replicas");
         }
-        // Three ranks a replica, on hosts of two.
+        // Three ranks per replica, on hosts of two.
         assert_eq!(replicated("aabbcc", 2, None).unwrap().transport, Transport::Nccl);
         let refusal = replicated("aabbcc", 2, Some(Transport::Peer)).unwrap_err().to_string();
         assert!(refusal.contains("replicas of whole hosts"), "{refusal}");

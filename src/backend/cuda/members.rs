@@ -1,7 +1,6 @@
-//! Ranks of a world that lie in it at equal distances: those of a group, or those of them that share a
-//! communicator of NCCL.
+//! Ranks of a world at equal distances: those of a group, or those of them that share an NCCL communicator.
 //!
-//! Law: members number each other alike, in rank order.
+//! Law: all members number each other alike, in rank order.
 
 use crate::id::RankId;
 use crate::model::{Group, Mesh};
@@ -15,7 +14,7 @@ pub(super) struct Members {
 }
 
 impl Members {
-    /// The ranks of the group that `rank` is of.
+    /// The ranks of `rank`'s group.
     pub(super) fn of(mesh: Mesh, rank: RankId, group: Group) -> Self {
         let shards = mesh.shards() as usize;
         let (first, step) = match group {
@@ -31,7 +30,7 @@ impl Members {
         Self { first: self.rank(first), step: self.step * step, count }
     }
 
-    /// Who makes the communicator's name.
+    /// The member that makes the communicator's name.
     pub(super) const fn first(self) -> RankId {
         self.first
     }

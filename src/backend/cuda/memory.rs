@@ -1,6 +1,6 @@
 //! Memory of a device.
 //!
-//! Law: one allocation, zeroed, that never moves and is freed when nobody holds it. Plain `cuMemAlloc`:
+//! Law: one allocation, zeroed, that never moves and is freed when nothing holds it. Plain `cuMemAlloc`:
 //! stream-ordered pools are not reached by peers (copies from them run at a fifteenth of the speed).
 
 use std::sync::Arc;
@@ -21,8 +21,8 @@ pub(super) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// `bytes` zeroed bytes; none at all for 0. `stream` zeroes them and is waited for, and no other: a stream of
-    /// another rank on the same device may be waiting for this one.
+    /// `bytes` zeroed bytes; none at all for 0. `stream` zeroes them. Only that stream is waited for: a
+    /// stream of another rank on the same device may be waiting for this one.
     pub(super) fn zeroed(context: &Arc<Context>, stream: &Stream, bytes: usize) -> Result<Self, CudaFailure> {
         let context = Arc::clone(context);
         if bytes == 0 {
@@ -86,12 +86,12 @@ impl PinnedWords {
         let words =
             unsafe { result::malloc_host(bytes, flags) }.map_err(CudaFailure::driver("cuMemHostAlloc"))?;
         let words = words.cast::<u32>();
-        // SAFETY: the range has `bytes` bytes and nobody else knows it yet.
+        // SAFETY: the range has `bytes` bytes and no other code knows it yet.
         unsafe { words.write_bytes(0, count.max(1)) };
         Ok(Self { context: Arc::clone(context), words, count })
     }
 
-    /// Where streams reach word `index`; with unified addressing, where the host does.
+    /// Where streams reach word `index`; with unified addressing, that is where the host does.
     pub(super) fn address(&self, index: usize) -> DeviceAddress {
         debug_assert!(index < self.count, "a word that was never allocated");
         DeviceAddress::new(self.words as u64).plus(index * size_of::<u32>())
@@ -102,17 +102,17 @@ impl PinnedWords {
         if index >= self.count {
             return 0;
         }
-        // SAFETY: the word is inside of the allocation; a volatile read of a word the device may be writing
+        // SAFETY: the word is inside the allocation; a volatile read of a word the device may be writing
         // gives the old or the new value.
         unsafe { self.words.add(index).read_volatile() }
     }
 }
 
 impl PinnedWords {
-    /// Sets a word that no stream is to write now.
+    /// Sets to 0 a word that no stream is writing now.
     pub(super) fn clear(&self, index: usize) {
         if index < self.count {
-            // SAFETY: the word is inside of the allocation, and is reached through volatile accesses alone.
+            // SAFETY: the word is inside the allocation, and is reached through volatile accesses alone.
             unsafe { self.words.add(index).write_volatile(0) };
         }
     }

@@ -5,14 +5,15 @@
 //!   library says so and the CPU backend serves.
 //! - A rank's memory is one plain allocation that never moves. Whatever a step enqueues was prepared when its
 //!   plan was bound.
-//! - A lane that does not get on within the deadline, and a rank that fails, end every wait of this world
-//!   with the reason. Two waits are not ours to end: NCCL's opening call, and a closure that does not return.
+//! - A lane that makes no progress within the deadline, and a rank that fails, end every wait of this world
+//!   with the reason. This library cannot end two waits: NCCL's opening call, and a closure that does not
+//!   return.
 //!
-//! One idea per file: `context`, `memory` and `stream` own what the driver gives, `kernels` are launches of
-//! the files in `kernels/`, `bind` makes a plan's ops into commands, `transport` makes collectives into
-//! commands: writes into peers' memory (`signal`), NCCL (`nccl`), or the one inside of hosts and the other
-//! between, `lane` enqueues them, `watchdog` waits for them. `times` settles what says when tasks ran:
-//! `cupti`, or the events of `clocks`, of which `chronicle` makes intervals. `gemm` are matrix products for
+//! One idea per file: `context`, `memory` and `stream` own what the driver gives. `kernels` are launches of
+//! the files in `kernels/`. `bind` turns a plan's ops into commands. `transport` turns collectives into
+//! commands: writes into peers' memory (`signal`), NCCL (`nccl`), or the one inside hosts and the other
+//! between them. `lane` enqueues them, `watchdog` waits for them. `times` settles what says when tasks ran:
+//! `cupti`, or the events of `clocks`, from which `chronicle` makes intervals. `gemm` has matrix products for
 //! closures.
 
 // The driver, NVRTC, NCCL, cuBLASLt and CUPTI are C interfaces; each block says why it is sound.
@@ -68,8 +69,8 @@ pub use bound::CudaBound;
 pub use cache::KernelCache;
 pub use compile::Architecture;
 pub use context::{ComputeCapability, DeviceOrdinal};
-/// The crate through which this backend speaks to the driver, in the version whose types stand in
-/// [`CudaHandles`]: for an embedder's own kernels, streams and events. `docs/interop.md` says how they meet.
+/// The crate through which this backend speaks to the driver, in the version whose types appear in
+/// [`CudaHandles`]. For an embedder's own kernels, streams and events; `docs/interop.md` says how they meet.
 pub use cudarc;
 pub use failure::CudaFailure;
 pub use lane::CudaStream;

@@ -1,17 +1,18 @@
 //! NCCL communicators.
 //!
 //! Laws:
-//! - **CO-1** a communicator belongs to one lane; its collectives are enqueued in the lane's order, the same on
-//!   every rank.
-//! - A communicator of a poisoned world is aborted, any other is destroyed: destroying one whose peers
-//!   are gone would wait for them.
-//! - Aborting has an end too. NCCL's call waits for ever where a peer's process is stopped and neither runs
-//!   nor ends, so a thread makes it, and is left behind with the communicator when it takes longer than
+//! - **CO-1** A communicator belongs to one lane; its collectives are enqueued in the lane's order, the same
+//!   on every rank.
+//! - A communicator of a poisoned world is aborted, any other is destroyed: destroying one whose peers are
+//!   gone would wait for them.
+//! - Aborting ends too. NCCL's call waits for ever where a peer's process is stopped and neither runs nor
+//!   ends. So a thread makes the call, and is left with the communicator when it takes longer than
 //!   [`LONGEST_ABORT`].
 //! - Members are named by their ranks in the world, whatever their numbers in the communicator.
-//! - Between hosts, when it is open every member has sent to every other: steps find connections made and
-//!   kernels loaded, for which the driver may wait for streams, and these for a word of a neighbour.
-//! - One wait has no end of ours: NCCL's opening call, for a peer that is stopped just then.
+//! - Between hosts, when it is open every member has sent to every other. So steps find connections made and
+//!   kernels loaded. Otherwise the driver might wait in a step for streams to load them, and these for a word
+//!   of a neighbour.
+//! - This library cannot end one wait: NCCL's opening call, for a peer that is stopped just then.
 //! - Bytes travel as bytes: the wire knows no formats.
 
 use std::sync::Arc;
@@ -30,7 +31,7 @@ use super::stream::Stream;
 use super::world::World;
 use crate::id::RankId;
 
-/// How long an abort is waited for.
+/// How long an abort may take before it is no longer waited for.
 const LONGEST_ABORT: Duration = Duration::from_secs(3);
 
 /// A communicator on its way to the thread that aborts it.
@@ -39,8 +40,8 @@ struct Handle(sys::ncclComm_t);
 // SAFETY: the handle is a name; NCCL's abort may be called from any thread.
 unsafe impl Send for Handle {}
 
-/// The pause between two looks at a stream, while NCCL opens or aborts; what all looks together may take is
-/// the deadline or [`LONGEST_ABORT`].
+/// The pause between two polls of a stream while NCCL opens or aborts. All polls together may take the
+/// deadline or [`LONGEST_ABORT`].
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// One rank's end of a communicator.
@@ -49,14 +50,14 @@ pub(super) struct Communicator {
     members: Members,
     context: Arc<Context>,
     world: Arc<World>,
-    /// A thread was told to abort.
+    /// Whether a thread was told to abort.
     aborting: AtomicBool,
-    /// It has done so.
+    /// Whether it has done so.
     aborted: Arc<AtomicBool>,
 }
 
-// SAFETY: a communicator may be used from any thread, one at a time; it is used by the rank's thread alone
-// but for `abort`, which NCCL allows from others.
+// SAFETY: a communicator may be used from any thread, one at a time; only the rank's thread uses it, except
+// for `abort`, which NCCL allows from others.
 unsafe impl Send for Communicator {}
 // SAFETY: as above.
 unsafe impl Sync for Communicator {}
@@ -95,13 +96,14 @@ impl Communicator {
         stream: &Stream,
     ) -> Result<Self, CudaFailure> {
         let id = world.unique_id(rank, members.first())?;
-        // Goes behind the communicator if opening fails: giving it back waits for what the greeting enqueued,
-        // which waits for peers until the communicator is aborted. And without it nobody begins to open.
+        // Dropped after the communicator if opening fails: giving it back waits for what the greeting
+        // enqueued, which waits for peers until the communicator is aborted. And without it no rank begins to
+        // open.
         let place = match world.network.transport {
             Transport::Peer => Some(DeviceMemory::zeroed(context, stream, members.count())?),
             Transport::Nccl => None,
         };
-        // Opening waits for all ranks and for ever, so it begins when everybody has come.
+        // Opening waits for all ranks and for ever, so it begins when all have come.
         world.gather(rank)?;
         context.make_current()?;
         let (count, own) = (number(members.count()), number(members.number(rank)));
@@ -126,7 +128,8 @@ impl Communicator {
         Ok(opened)
     }
 
-    /// Sends a byte to every other member, and waits for theirs; at `place` there is one for each member.
+    /// Sends a byte to every other member, and waits for theirs; at `place` there is one byte for each
+    /// member.
     fn greet(&self, rank: RankId, stream: &Stream, place: DeviceAddress) -> Result<(), CudaFailure> {
         let byte = |member: RankId| place.plus(self.members.number(member));
         let others = self.members.iter().filter(|member| *member != rank);
@@ -149,7 +152,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Enqueues `transfers` as one group, which is one call to the stream's meter.
+    /// Enqueues `transfers` as one group, which the stream's meter counts as one call.
     pub(super) fn enqueue(&self, stream: &Stream, transfers: &[Transfer]) -> Result<(), CudaFailure> {
         stream.meter().driver(|| self.group(stream, transfers))
     }
@@ -169,7 +172,7 @@ impl Communicator {
         let source = |address: DeviceAddress| address.number() as *const std::ffi::c_void;
         let target = |address: DeviceAddress| address.number() as *mut std::ffi::c_void;
         let (bytes_type, f32_type) = (sys::ncclDataType_t::ncclUint8, sys::ncclDataType_t::ncclFloat32);
-        // SAFETY: the communicator and the stream are alive; ranges were measured when they were bound.
+        // SAFETY: the communicator and the stream are alive; ranges were checked when they were bound.
         let outcome = unsafe {
             match transfer {
                 Transfer::AllGather { from, to, bytes } => {
@@ -195,8 +198,8 @@ impl Communicator {
         outcome.map(drop).map_err(CudaFailure::nccl("an NCCL transfer"))
     }
 
-    /// Ends every wait on these communicators, which are of no use from then on.
-    /// Did that end in time?
+    /// Ends every wait on these communicators, which are of no use from then on. Says whether that ended in
+    /// time.
     pub(super) fn abort<'a>(communicators: impl Iterator<Item = &'a Self> + Clone) -> bool {
         communicators.clone().for_each(Self::begin_abort);
         let begun = Instant::now();

@@ -9,9 +9,9 @@ use crate::config::{DeviceTimes, Reduce};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// Copy engines write into the peers' memory, or a kernel does where little is sent
-    /// ([`CudaOptions::kernel_bytes`]). Needs GPUs that reach each other. Over several hosts, which need
-    /// equally many ranks, numbered host by host, this holds inside of each host, and NCCL carries what goes
-    /// between.
+    /// ([`CudaOptions::kernel_bytes`]). Needs GPUs that reach each other. Over several hosts, which need the
+    /// same number of ranks, numbered host by host, this holds inside each host, and NCCL carries what goes
+    /// between them.
     Peer,
     /// NCCL's collectives. Needs a GPU of its own for each rank.
     Nccl,
@@ -20,27 +20,28 @@ pub enum Transport {
 /// Choices of a CUDA world.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CudaOptions {
-    /// The GPU of every rank of this process, in rank order. Ranks may share one, for tests: they also share
-    /// its hardware queues, where a stream of one rank may stand behind a stream of another that waits for
-    /// the first. Four ranks of one GPU got on with `CUDA_DEVICE_MAX_CONNECTIONS=32` in the environment.
+    /// The GPU of every rank of this process, in rank order. Ranks may share one, for tests. They then also
+    /// share its hardware queues, where a stream of one rank may be queued after a stream of another that
+    /// waits for the first. Four ranks on one GPU worked with `CUDA_DEVICE_MAX_CONNECTIONS=32` in the
+    /// environment.
     pub devices: Vec<DeviceOrdinal>,
     /// `None` takes [`Transport::Peer`] where all GPUs of a host reach each other, and over several hosts if
-    /// these have equally many ranks and more than one; NCCL elsewhere.
+    /// these have the same number of ranks and more than one; NCCL elsewhere.
     pub transport: Option<Transport>,
     /// How gradients are summed; [`Reduce::Nccl`] needs [`Transport::Nccl`].
     pub reduce: Reduce,
-    /// Copies of the model: the world is a mesh of so many replicas. Over several hosts with
+    /// Copies of the model: the world is a mesh of that many replicas. Over several hosts with
     /// [`Transport::Peer`], replicas fill hosts or hosts fill replicas.
     pub replicas: u32,
-    /// Up to so many bytes for each neighbour a collective of [`Transport::Peer`] goes by one kernel instead
-    /// of copy engines. A kernel waits for a multiprocessor, and takes some from the products beside it; it
-    /// costs the host one launch, where engines cost a call per word and copy, in a recording at every launch
-    /// of it too.
+    /// Up to this many bytes per neighbour, a collective of [`Transport::Peer`] goes by one kernel instead of
+    /// copy engines. A kernel waits for a multiprocessor, and takes some from the products beside it. It
+    /// costs the host one launch, where engines cost a call per word and copy, and in a recording they do so
+    /// at every launch of it.
     pub kernel_bytes: usize,
-    /// What measures begin and end of every task on the device; `None` for nothing, but for events in plans
+    /// What measures begin and end of every task on the device; `None` for nothing, except events in plans
     /// that ask for it.
     pub timeline: Option<DeviceTimes>,
-    /// How long a rank waits for the others, and for a lane to get on, before it gives up the world.
+    /// How long a rank waits for the others, and for a lane to make progress, before it gives up the world.
     pub deadline: Duration,
 }
 

@@ -1,15 +1,15 @@
-//! What a task comes behind: the task before it on its lane, and those whose events its lane waited for since.
+//! What a task comes after: the task before it on its lane, and those whose events its lane waited for since.
 //!
 //! Law: what is told here is what lanes were told, in the same order, since a step or a recording began, or
-//! since a recording was launched: behind a launch lanes begin anew. Knows no device. **BK-2** what a step
-//! tells is forgotten in place, so telling the same again allocates nothing.
+//! since a recording was launched: after a launch lanes begin anew. This file knows no device. **BK-2** What
+//! a step tells is forgotten in place, so telling the same again allocates nothing.
 
 use crate::id::{EventId, LaneId, TaskId};
 
 /// What lanes were told so far.
 #[derive(Debug, Default)]
 pub(super) struct Precedence {
-    /// By number; as many as have been told something.
+    /// By number, for every lane that has been told something.
     lanes: Vec<Told>,
     /// By number: where each event was recorded.
     points: Vec<Option<Point>>,
@@ -20,18 +20,18 @@ pub(super) struct Precedence {
 struct Told {
     /// Its last task.
     last: Option<TaskId>,
-    /// Did it wait for something since?
+    /// Whether it waited for something since.
     waited: bool,
     /// The tasks it waited for since.
     waits: Vec<TaskId>,
 }
 
-/// Where an event stands.
+/// Where an event is.
 #[derive(Clone, Copy, Debug)]
 struct Point {
-    /// Somewhere behind this task, before the next one of its lane.
+    /// Somewhere after this task, before the next one of its lane.
     task: TaskId,
-    /// Right behind it.
+    /// Whether it is right after it.
     is_right_behind: bool,
 }
 
@@ -45,7 +45,7 @@ impl Precedence {
         self.points.fill(None);
     }
 
-    /// `event` was recorded on `lane`; the task right behind which that is, if it is one.
+    /// `event` was recorded on `lane`. Returns the task right after which that is, if there is one.
     pub(super) fn recorded(&mut self, lane: LaneId, event: EventId) -> Option<TaskId> {
         let told = place(&mut self.lanes, lane.index());
         let point = told.last.map(|task| Point { task, is_right_behind: !told.waited });
@@ -53,7 +53,7 @@ impl Precedence {
         right_behind(point)
     }
 
-    /// `lane` waits for `event`; the task right behind which that was recorded, if it was one.
+    /// `lane` waits for `event`. Returns the task right after which that was recorded, if there was one.
     pub(super) fn waited(&mut self, lane: LaneId, event: EventId) -> Option<TaskId> {
         let point = self.points.get(event.index()).copied().flatten();
         let told = place(&mut self.lanes, lane.index());
@@ -62,7 +62,7 @@ impl Precedence {
         right_behind(point)
     }
 
-    /// `task` is put on `lane`; what it comes behind is put in place of what `behind` held.
+    /// `task` is put on `lane`; what it comes after replaces the contents of `behind`.
     pub(super) fn put(&mut self, lane: LaneId, task: TaskId, behind: &mut Vec<TaskId>) {
         let told = place(&mut self.lanes, lane.index());
         behind.clear();
@@ -76,7 +76,7 @@ fn right_behind(point: Option<Point>) -> Option<TaskId> {
     point.filter(|point| point.is_right_behind).map(|point| point.task)
 }
 
-/// The place with a number in a list that grows to have it.
+/// The entry with this number in a list that grows to have it.
 fn place<T: Default>(list: &mut Vec<T>, number: usize) -> &mut T {
     if list.len() <= number {
         list.resize_with(number + 1, T::default);
@@ -95,7 +95,7 @@ mod tests {
         numbers.iter().map(|number| TaskId::new(*number)).collect()
     }
 
-    /// Puts a task on a lane; what it comes behind.
+    /// Puts a task on a lane and returns what it comes after.
     fn behind(precedence: &mut Precedence, lane: LaneId, task: u32) -> Vec<TaskId> {
         let mut behind = tasks(&[7, 8, 9]);
         precedence.put(lane, TaskId::new(task), &mut behind);
@@ -113,7 +113,7 @@ mod tests {
         let _ = recording.waited(OTHER, first);
         let _ = recording.waited(OTHER, second);
         assert_eq!(behind(&mut recording, OTHER, 2), tasks(&[0, 1]));
-        // A wait is for the next task alone; those behind it come behind that.
+        // A wait is for the next task alone; those after it come after that task.
         assert_eq!(behind(&mut recording, OTHER, 3), tasks(&[2]));
     }
 
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(step.recorded(ONE, first), Some(TaskId::new(0)));
         assert_eq!(step.waited(OTHER, first), Some(TaskId::new(0)));
         let _ = behind(&mut step, OTHER, 1);
-        // What is waited for is known, where exactly it stands or not.
+        // What is waited for is known, whether or not its exact place is.
         let _ = step.waited(ONE, EventId::new(9));
         assert_eq!(step.recorded(ONE, second), None);
         assert_eq!(step.waited(OTHER, second), None);

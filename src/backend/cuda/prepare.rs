@@ -1,6 +1,6 @@
 //! Local ops as kernel launches.
 //!
-//! Law: regions become addresses and parts become operands; the numbers are the kernels'. Both orientations
+//! Law: regions become addresses and parts become operands; the kernels define the numbers. Both orientations
 //! of a master that is quantized in two directions go into one operand, so it is read once.
 
 use std::collections::BTreeMap;
@@ -29,18 +29,18 @@ pub(super) struct Preparation<'a> {
 }
 
 impl Preparation<'_> {
-    /// Where a region lies; an empty one lies somewhere too.
+    /// Where a region is; an empty one has an address too.
     fn at(&self, region: Region) -> DeviceAddress {
         self.arena.plus(region.offset)
     }
 
-    /// Where a scale plane lies; nowhere for a format without.
+    /// Where a scale plane is; nowhere for a format without.
     fn scale_at(&self, format: Format, region: Region) -> DeviceAddress {
         let planes = format.planes(Orientation::Rowwise, Shape::new(0, 0)).len();
         if planes > 1 { self.at(region) } else { DeviceAddress::NULL }
     }
 
-    /// Where value `index` of a region of f32 lies.
+    /// Where value `index` of a region of f32 is.
     fn value(&self, region: Region, index: usize) -> DeviceAddress {
         self.arena.plus(region.offset + index * size_of::<f32>())
     }
@@ -132,8 +132,8 @@ impl Preparation<'_> {
         self.kernels.partial_cast(op.format, op.via, &operands, self.vote_of(op.vote))
     }
 
-    /// One launch for all of the rank's own parts; one that zeroes and, for each format that repeats scale
-    /// rows, one that spreads them, where there is something to zero or to spread.
+    /// One launch for all of the rank's own parts. Another one zeroes and, for each format that repeats scale
+    /// rows, one spreads them, where there is something to zero or to spread.
     pub(super) fn assemble(&self, op: &Assemble) -> Result<Vec<KernelLaunch>, CudaFailure> {
         let mut launches = Vec::new();
         let own = |part: &Move| CopyOperand {
@@ -164,7 +164,7 @@ impl Preparation<'_> {
         Ok(launches)
     }
 
-    /// One launch for every format among the parts that stand side by side.
+    /// One launch for every format among parts that are next to each other.
     pub(super) fn transpose(&self, parts: &[Transpose]) -> Result<Vec<KernelLaunch>, CudaFailure> {
         let operand = |part: &Transpose| TransposeOperand {
             shape: part.shape,
@@ -181,7 +181,7 @@ impl Preparation<'_> {
         alike.filter_map(launch).collect()
     }
 
-    /// One launch for every kind of planes and values among the parts that stand side by side.
+    /// One launch for every kind of planes and values among parts that are next to each other.
     pub(super) fn dequantize(&self, parts: &[Dequantize]) -> Result<Vec<KernelLaunch>, CudaFailure> {
         let operand = |part: &Dequantize| DequantizeOperand {
             shape: part.shape,

@@ -1,6 +1,6 @@
 //! How far the lanes of a rank are, in words that streams write and the host reads while they run.
 //!
-//! Law: a word says what its writer said last. Nothing is decided by it but whether a rank still gets on,
+//! Law: a word says what its writer said last. It decides nothing except whether a rank still makes progress,
 //! which words an error uses, and whether a scale could be made.
 
 use std::sync::{Arc, Mutex};
@@ -13,12 +13,12 @@ use super::script::Script;
 use crate::backend::bell::lock;
 use crate::id::{LaneId, TaskId};
 
-/// Lanes of one rank, at most: so many have a word that the host reads, in memory that is pinned once.
-/// Compute, quantize, sum and the most communicators that meet (8) are eleven; a plan made by hand with more
-/// is refused when its lanes are opened.
+/// The most lanes of one rank: each has a word that the host reads, in memory that is pinned once. Compute,
+/// quantize, sum and the most communicators that meet (8) are eleven; a plan made by hand with more is
+/// refused when its lanes are opened.
 pub(super) const LANES: usize = 16;
 
-/// One word per lane, and one behind them for scales.
+/// One word per lane, and one after them for scales.
 #[derive(Debug)]
 pub(super) struct Progress {
     words: PinnedWords,
@@ -63,7 +63,7 @@ impl Progress {
         self.words.address(LANES)
     }
 
-    /// Could some scale not be made?
+    /// Whether some scale could not be made.
     pub(super) fn scale_failed(&self) -> bool {
         self.words.read(LANES) != 0
     }

@@ -1,4 +1,5 @@
-//! The ranks of a world on GPUs: which devices, by which way, and one backend for each rank of this process.
+//! The ranks of a world on GPUs: which devices, by which transport, and one backend for each rank of this
+//! process.
 
 use std::sync::Arc;
 
@@ -24,8 +25,8 @@ pub struct CudaWorld {
 }
 
 impl CudaWorld {
-    /// A world of as many ranks as devices, all in this process, in as many replicas as the options say; its
-    /// clock starts now.
+    /// A world with one rank per device, all in this process, in the number of replicas that the options say;
+    /// its clock starts now.
     ///
     /// # Errors
     /// [`CudaFailure`] when a library or a device is missing, or the devices cannot do what was asked.
@@ -55,7 +56,7 @@ impl CudaWorld {
         }
         let retained = options.devices.iter().map(|device| Context::retain(*device).map(Arc::new));
         let contexts: Vec<_> = retained.collect::<Result<_, _>>()?;
-        // Before ranks first meet, so that nobody waits for a process that compiles, and once in a process.
+        // Before ranks first meet, so that no rank waits for a process that compiles, and once in a process.
         let kernels = load_kernels(&contexts)?;
         let statements = statements(&rendezvous, &options, &contexts)?;
         let network = network(&statements, mesh, || reach_all(&contexts))?;
@@ -92,7 +93,7 @@ impl CudaWorld {
         self.shared.rendezvous.own().map(|rank| self.backend(rank)).collect()
     }
 
-    /// How many ranks of this world are on the host of this process, those of other processes among them.
+    /// How many ranks of this world are on the host of this process, including those of other processes.
     #[must_use]
     pub const fn ranks_of_host(&self) -> usize {
         self.ranks_of_host
@@ -104,7 +105,7 @@ impl CudaWorld {
         self.shared.network.transport
     }
 
-    /// Over how many hosts peers are spread, between which NCCL carries bytes; 1 if all of it goes one way.
+    /// Over how many hosts peers are spread, between which NCCL carries bytes; 1 if all bytes go one way.
     #[must_use]
     pub fn hosts(&self) -> usize {
         self.shared.network.hosts.count()
@@ -122,7 +123,7 @@ fn load_kernels(contexts: &[Arc<Context>]) -> Result<Vec<Arc<Kernels>>, CudaFail
     contexts.iter().map(load).collect()
 }
 
-/// What all ranks told of themselves, in rank order.
+/// What all ranks reported of themselves, in rank order.
 fn statements(
     rendezvous: &Rendezvous,
     options: &CudaOptions,

@@ -1,12 +1,12 @@
-//! Recordings of one rank: how its lanes make one, who holds it, and how it ends with its world.
+//! Recordings of one rank: how its lanes make one, what holds it, and how it ends with its world.
 //!
 //! Laws:
 //! - A recording forks from the first lane to all others and joins them again at its end (PL-7). Recording
 //!   ends whatever happened, or the first lane would never run anything again; where a closure failed, or a
 //!   lane was not joined, nothing of it is kept.
-//! - A recording holds the communicators whose transfers are in it and goes before them: NCCL destroys a
-//!   communicator, and ends aborting one, only when no recording of it is left.
-//! - A world that ends takes the recordings away from whoever holds them, if NCCL is in them; they are never
+//! - A recording holds the communicators whose transfers are in it and is dropped before them: NCCL destroys
+//!   a communicator, and finishes aborting one, only when no recording of it is left.
+//! - A world that ends takes the recordings away from their holders, if NCCL is in them; they are never
 //!   launched again. So aborts end, and memory is given back instead of abandoned. Others stay with their
 //!   holders.
 
@@ -22,7 +22,7 @@ use crate::backend::bell::lock;
 /// A recording of one rank: a step, or a segment of one.
 #[derive(Debug)]
 pub struct CudaGraph {
-    /// Before the communicators, and before what it may use.
+    /// Dropped before the communicators, and before what it may use.
     graph: Arc<Mutex<Option<Graph>>>,
     #[expect(dead_code, reason = "held, not read")]
     communicators: Vec<Arc<Communicator>>,
@@ -46,7 +46,7 @@ pub(super) fn begin(streams: &mut [CudaStream]) -> Result<(), CudaFailure> {
     };
     first.stream.begin_capture()?;
     first.records = true;
-    // Whoever waits for an event of a recording stream records too.
+    // A lane that waits for an event of a recording stream records too.
     let forked = first.stream.record(&first.join).and_then(|()| {
         others.iter_mut().try_for_each(|other| {
             other.records = true;
@@ -92,10 +92,10 @@ pub(super) fn end(streams: &mut [CudaStream]) -> Result<Graph, CudaFailure> {
 /// The recordings of one rank.
 #[derive(Debug)]
 pub(super) struct Recordings {
-    /// Those that NCCL has a part in.
+    /// Those that contain NCCL transfers.
     all: Mutex<Vec<Weak<Mutex<Option<Graph>>>>>,
     holdings: Arc<Holdings>,
-    /// The one that is being made.
+    /// The one being made.
     begun: Mutex<Option<Recording>>,
 }
 
@@ -114,7 +114,7 @@ impl Recordings {
         *lock(&self.begun) = Some(self.holdings.begin());
     }
 
-    /// Makes one of what was recorded, with transfers of these communicators; of a failure, none.
+    /// Makes one from what was recorded, with transfers of these communicators; after a failure, none.
     ///
     /// # Errors
     /// Those of `graph`.

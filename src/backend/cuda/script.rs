@@ -1,4 +1,4 @@
-//! The collectives of a plan in words: what the messages of a world that stalled are made of.
+//! The collectives of a plan in words, for the messages of a world that stalled.
 //!
 //! Law: made when a plan is bound, looked at when something has gone wrong. Names are those of the plan's
 //! slots, which name the weight.
@@ -32,7 +32,7 @@ impl Script {
         Self { lines: lines.collect() }
     }
 
-    /// How far every lane with collectives is, whose last finished one `last` tells.
+    /// How far every lane with collectives is; `last` tells its last finished one.
     pub(super) fn standing(&self, last: impl Fn(LaneId) -> Option<TaskId>) -> String {
         let mut lanes: Vec<LaneId> = self.lines.iter().map(|line| line.lane).collect();
         lanes.sort_unstable();

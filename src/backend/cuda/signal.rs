@@ -1,21 +1,21 @@
-//! How ranks meet on their devices without the host and without a kernel: words in each other's
-//! memory, written and waited for by streams.
+//! How ranks meet on their devices without the host and without a kernel: words in each other's memory,
+//! written and waited for by streams.
 //!
 //! Laws:
-//! - **PL-8** a rank's memory is written by a peer only between two meetings: one in which everybody says that its
-//!   target may be written (*ready*), and one in which everybody says that it has written (*done*).
-//! - Who meets are the ranks of one host that a collective brings together, whose memory reaches each other;
-//!   every host and every team for itself.
-//! - A word is written behind a system-wide fence, which CUDA puts before a stream's write (the flag that
-//!   leaves it out is refused on an H200), so whoever has seen a word sees what was written before it, and a
-//!   cleared word is seen cleared before the next meeting signals.
+//! - **PL-8** A rank's memory is written by a peer only between two meetings: one in which all ranks say that
+//!   their target may be written (*ready*), and one in which all say that they have written (*done*).
+//! - The ranks of one host that a collective brings together meet; their memory reaches each other. Every
+//!   host and every team meets by itself.
+//! - A word is written after a system-wide fence, which CUDA puts before a stream's write (the flag that
+//!   leaves it out is refused on an H200). So a rank that has seen a word sees what was written before it,
+//!   and a cleared word is seen cleared before the next meeting signals.
 //! - A word is 1 from the peer's signal until this rank has waited for it and cleared it, so the same
 //!   commands work in every step and in every replay of a recorded one. A peer signals a word again only
 //!   after the other meeting of the pair, which needs this rank's signal, sent after the word was cleared: no
-//!   signal is lost. This is said of each pair of ranks, which meet in the same order on both, so it holds
+//!   signal is lost. This holds for each pair of ranks, which meet in the same order on both, and so for
 //!   whatever teams they meet in.
 //! - A poisoned world is drained by setting every word (see [`super::watchdog`]); what then runs reads
-//!   whatever lies there, and is reported to nobody.
+//!   whatever is there, and its results are not reported.
 
 use cudarc::driver::sys;
 
@@ -25,32 +25,32 @@ use super::kernels::Mark;
 use super::stream::Stream;
 use crate::id::{CommId, RankId};
 
-/// Communicators of one rank, at most: so many have words behind the arena, whose size must be known before
-/// plans are. A configuration asks for two; a plan made by hand with more is refused when its collectives are
+/// The most communicators of one rank: each has words after the arena, whose size must be known before plans
+/// are. A configuration asks for two; a plan made by hand with more is refused when its collectives are
 /// bound.
 const COMMUNICATORS: usize = 8;
 
-/// Where one rank's memory lies, for its peers.
+/// Where one rank's memory is, for its peers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Home {
     /// The arena.
     pub(super) arena: DeviceAddress,
-    /// The words behind it, with which ranks signal each other.
+    /// The words after it, with which ranks signal each other.
     pub(super) signals: DeviceAddress,
-    /// Where what peers send waits, behind the words (see [`super::landing`]).
+    /// Where what peers send waits, after the words (see [`super::landing`]).
     pub(super) landing: DeviceAddress,
 }
 
 /// The two meetings around every collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meeting {
-    /// Everybody's source is written, and what was in the target is of no use any more.
+    /// Every rank's source is written, and what was in the target is of no use any more.
     Ready,
-    /// Everybody has written what the others wait for.
+    /// Every rank has written what the others wait for.
     Done,
 }
 
-/// Where the words lie: behind each arena, in the order communicator, meeting, peer.
+/// Where the words are: after each arena, in the order communicator, meeting, peer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Signals {
     ranks: usize,
@@ -126,7 +126,7 @@ pub(super) struct MemoryOperations {
 }
 
 impl MemoryOperations {
-    /// Meets those with whom `words` are shared: all signals, then all waits, then all words cleared.
+    /// Meets the ranks with which `words` are shared: all signals, then all waits, then all words cleared.
     pub(super) fn meet(words: &[Shared]) -> Self {
         let signals = words.iter().map(|word| write(word.there, 1));
         let waits = words.iter().map(|word| wait(word.here, 1));
@@ -139,7 +139,7 @@ impl MemoryOperations {
         Self { all: vec![write(mark.word, mark.number)] }
     }
 
-    /// Then leaves a mark for the host.
+    /// Leaves a mark for the host afterwards.
     pub(super) fn then_mark(mut self, mark: Mark) -> Self {
         self.all.push(write(mark.word, mark.number));
         self

@@ -1,9 +1,9 @@
 //! In-order queues of a device, and the events between them.
 //!
 //! Laws:
-//! - A stream runs in order and waits for no other but through [`Stream::wait`]: streams are made
+//! - A stream runs in order and waits for no other except through [`Stream::wait`]: streams are made
 //!   non-blocking, so the legacy stream of other libraries orders nothing here.
-//! - **BK-2** recording and waiting neither allocate nor wait on the host.
+//! - **BK-2** Recording and waiting neither allocate nor wait on the host.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::backend::{Activity, Meter};
 /// How urgent a stream's work is when streams compete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Priority {
-    /// Behind everything.
+    /// After everything.
     Least,
     /// Before everything: short work that others wait for.
     Greatest,
@@ -38,7 +38,7 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// A stream whose calls are charged to nobody.
+    /// A stream whose calls are not charged to a meter.
     pub(super) fn create(context: Arc<Context>, priority: Priority) -> Result<Self, CudaFailure> {
         Self::metered(context, priority, Arc::default())
     }
@@ -111,7 +111,7 @@ impl Stream {
         to: DeviceAddress,
         bytes: usize,
     ) -> Result<(), CudaFailure> {
-        // SAFETY: callers pass ranges that were measured against their allocations when they were bound.
+        // SAFETY: callers pass ranges that were checked against their allocations when they were bound.
         self.meter
             .driver(|| unsafe { result::memcpy_dtod_async(to.number(), from.number(), bytes, self.handle) })
             .map_err(CudaFailure::driver("cuMemcpyDtoDAsync"))
@@ -140,7 +140,7 @@ impl Stream {
     /// is never seen.
     pub(super) unsafe fn begin_upload(&self, bytes: &[u8], to: DeviceAddress) -> Result<(), CudaFailure> {
         self.make_current()?;
-        // SAFETY: the range was measured by the caller, who keeps `bytes` until the copy has run.
+        // SAFETY: the range was checked by the caller, who keeps `bytes` until the copy has run.
         self.meter
             .driver(|| unsafe { result::memcpy_htod_async(to.number(), bytes, self.handle) })
             .map_err(CudaFailure::driver("cuMemcpyHtoDAsync"))
@@ -149,14 +149,14 @@ impl Stream {
     /// Copies to the host, and returns when it is there.
     pub(super) fn download(&self, from: DeviceAddress, bytes: &mut [u8]) -> Result<(), CudaFailure> {
         self.make_current()?;
-        // SAFETY: the range was measured by the caller; `bytes` outlives the copy, which is waited for.
+        // SAFETY: the range was checked by the caller; `bytes` outlives the copy, which is waited for.
         self.meter
             .driver(|| unsafe { result::memcpy_dtoh_async(bytes, from.number(), self.handle) })
             .map_err(CudaFailure::driver("cuMemcpyDtoHAsync"))?;
         self.synchronize()
     }
 
-    /// Has everything enqueued so far run?
+    /// Whether everything enqueued so far has run.
     pub(super) fn is_done(&self) -> Result<bool, CudaFailure> {
         // SAFETY: the handle is alive.
         match unsafe { sys::cuStreamQuery(self.handle) } {
@@ -198,7 +198,7 @@ impl Stream {
         Ok(Graph { context: Arc::clone(&self.context), executable: executable? })
     }
 
-    /// Brings a recorded step to the device, so that its first launch need not.
+    /// Brings a recorded step to the device, so that its first launch need not do it.
     pub(super) fn upload_graph(&self, graph: &Graph) -> Result<(), CudaFailure> {
         // SAFETY: both handles are alive.
         unsafe { result::graph::upload(graph.executable, self.handle) }
@@ -252,7 +252,7 @@ impl Event {
         Ok(Self { context, handle })
     }
 
-    /// Has a stream passed it since it was recorded last?
+    /// Whether a stream has passed it since it was last recorded.
     pub(super) fn is_passed(&self) -> bool {
         // SAFETY: the handle is alive.
         unsafe { result::event::query(self.handle) }.is_ok()
@@ -283,7 +283,7 @@ pub(super) struct Graph {
 }
 
 // SAFETY: an executable graph is a name that any thread may use, one at a time: it is owned by one value,
-// which cannot be shared between threads but behind a lock (`super::recording`).
+// which threads share only through a lock (`super::recording`).
 unsafe impl Send for Graph {}
 
 impl Drop for Graph {

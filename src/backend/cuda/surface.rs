@@ -38,7 +38,7 @@ pub struct DeviceSliceMut<'a, T> {
 macro_rules! lent {
     ($name:ident) => {
         impl<T> $name<'_, T> {
-            /// Where the first element lies. A multiple of 256 bytes for whole operands.
+            /// Where the first element is. A multiple of 256 bytes for whole operands.
             #[must_use]
             pub const fn address(&self) -> DeviceAddress {
                 self.address
@@ -50,7 +50,7 @@ macro_rules! lent {
                 self.len
             }
 
-            /// Is there none?
+            /// Whether there are no elements.
             #[must_use]
             pub const fn is_empty(&self) -> bool {
                 self.len == 0
@@ -63,12 +63,12 @@ lent!(DeviceSlice);
 lent!(DeviceSliceMut);
 
 impl<T> DeviceSlice<'_, T> {
-    /// `len` elements from `address` on, for memory that no context lent, such as an embedder's own.
+    /// `len` elements starting at `address`, for memory that no context lent, such as an embedder's own.
     ///
     /// # Safety
     /// The elements are memory of the device the slice is used on, aligned for `T`. While the slice lives,
-    /// and until the work that was given it is done, they stay allocated and nothing writes them but work
-    /// ordered around it.
+    /// and until the work that was given it is done, they stay allocated and only work ordered around it
+    /// writes them.
     #[must_use]
     pub const unsafe fn from_address(address: DeviceAddress, len: usize) -> Self {
         Self { address, len, lent: PhantomData }
@@ -76,7 +76,7 @@ impl<T> DeviceSlice<'_, T> {
 }
 
 impl<'a, T> DeviceSliceMut<'a, T> {
-    /// The same elements, from now on to be read alone.
+    /// The same elements, from now on only to be read.
     #[must_use]
     pub const fn into_slice(self) -> DeviceSlice<'a, T> {
         DeviceSlice { address: self.address, len: self.len, lent: PhantomData }
@@ -94,10 +94,10 @@ impl<'a, T> DeviceSliceMut<'a, T> {
         DeviceSliceMut { address: self.address, len: self.len, lent: PhantomData }
     }
 
-    /// `len` elements from `address` on, for memory that no context lent, such as an embedder's own.
+    /// `len` elements starting at `address`, for memory that no context lent, such as an embedder's own.
     ///
     /// # Safety
-    /// As [`DeviceSlice::from_address`]; and nothing reads them either, but work ordered around it.
+    /// As [`DeviceSlice::from_address`]; in addition, only work ordered around it reads them.
     #[must_use]
     pub const unsafe fn from_address(address: DeviceAddress, len: usize) -> Self {
         Self { address, len, lent: PhantomData }
@@ -109,20 +109,20 @@ impl<'a, T> DeviceSliceMut<'a, T> {
 ///
 /// The stream is the session's. A closure enqueues on it and does nothing else with it: it does not wait for
 /// it, destroy it, or begin to record on it. Work on the legacy default stream is in no order with it. Once
-/// its plan is warm, behind the first step, a closure neither waits nor allocates; what that means for
-/// recorded steps and dynamic calls is a table in [`Compute`](crate::compute::Compute#on-a-gpu).
+/// its plan is warm, after the first step, a closure neither waits nor allocates; a table in
+/// [`Compute`](crate::compute::Compute#on-a-gpu) says what that means for recorded steps and dynamic calls.
 #[derive(Clone, Debug)]
 pub struct CudaHandles {
     stream: sys::CUstream,
     device: DeviceOrdinal,
-    /// What the driver's calls are charged to; of handles for work outside of a call, to nobody.
+    /// What the driver's calls are charged to; handles for work outside a call have none.
     meter: Option<Arc<Meter>>,
-    /// Keeps what recordings of the rank may use; nobody records work outside of a call.
+    /// Keeps what recordings of the rank may use; work outside a call is not recorded.
     holdings: Option<Arc<Holdings>>,
 }
 
 impl CudaHandles {
-    /// Handles for work outside of a call, such as an embedder's own measurements.
+    /// Handles for work outside a call, such as an embedder's own measurements.
     ///
     /// # Safety
     /// `stream` is a stream of the primary context of `device` and outlives every use of the handles. While
@@ -143,7 +143,8 @@ impl CudaHandles {
         self.holdings.as_ref()
     }
 
-    /// Does `call`, one call of the driver or of cuBLASLt, which is charged to these and not to the closure.
+    /// Does `call`, one call of the driver or of cuBLASLt, which is charged to the driver and not to the
+    /// closure.
     pub(super) fn driver<T>(&self, call: impl FnOnce() -> T) -> T {
         match &self.meter {
             Some(meter) => meter.driver(call),

@@ -1,12 +1,12 @@
 //! The ranks that a collective brings together, as one of them sees them.
 //!
 //! Laws:
-//! - Transports number ranks in their team, from 0 in rank order, and know no others: a team is a world to
-//!   them. What has places for all ranks of the world (words, homes) or crosses to other libraries
-//!   (communicators) is asked by a rank's number in the world, and the one is made into the other here.
-//! - Every rank is of one team per group of the mesh, so teams of a group meet, and open communicators, all
+//! - Transports number ranks in their team, from 0 in rank order, and know no others: to them a team is a
+//!   world. What has places for all ranks of the world (words, homes) or crosses to other libraries
+//!   (communicators) is asked by a rank's number in the world. The conversion is made here.
+//! - Every rank is in one team per group of the mesh, so teams of a group meet, and open communicators, all
 //!   at the same time or none.
-//! - A team of one rank meets nobody and needs no communicator.
+//! - A team of one rank meets no other and needs no communicator.
 
 use super::hosts::Hosts;
 use super::machine::Network;
@@ -25,7 +25,7 @@ pub(super) struct Team {
 }
 
 impl Team {
-    /// The team that `rank` is of. `None` where its ranks lie unevenly on hosts, in which case no network is
+    /// The team of `rank`. `None` where its ranks are spread unevenly over hosts, in which case no network is
     /// made of them.
     pub(super) fn of(network: Network, mesh: Mesh, rank: RankId, group: Group) -> Option<Self> {
         let (members, hosts) = (Members::of(mesh, rank, group), network.hosts.of_group(mesh, group)?);
@@ -37,7 +37,7 @@ impl Team {
         self.own
     }
 
-    /// On which its ranks lie.
+    /// The hosts that its ranks are on.
     pub(super) const fn hosts(&self) -> Hosts {
         self.hosts
     }
@@ -52,7 +52,7 @@ impl Team {
         self.members.iter()
     }
 
-    /// With whom the rank shares a communicator of NCCL: with all, or with its counterparts. `None` where
+    /// The ranks with which this one shares an NCCL communicator: all, or its counterparts. `None` where
     /// nothing goes by NCCL.
     pub(super) fn connected(&self) -> Option<Members> {
         let Self { members, transport, hosts, own } = *self;
@@ -64,7 +64,7 @@ impl Team {
     }
 }
 
-/// What teams and their transports are tested on.
+/// Worlds on which teams and their transports are tested.
 #[cfg(test)]
 pub(super) mod samples {
     use super::*;
@@ -72,7 +72,7 @@ pub(super) mod samples {
 
     pub(in super::super) const GROUPS: [Group; 3] = [Group::World, Group::Shard, Group::Replicate];
 
-    /// Hosts, ranks on each, and replicas, which share a host, have one each, or several.
+    /// Hosts, ranks on each, and replicas: several to a host, one per host, or one over several hosts.
     pub(in super::super) const MESHES: [(usize, usize, u32); 10] = [
         (1, 4, 2),
         (1, 4, 4),
@@ -86,7 +86,7 @@ pub(super) mod samples {
         (1, 1, 1),
     ];
 
-    /// So many hosts, with so many ranks on each.
+    /// That many hosts, with that many ranks on each.
     pub(in super::super) fn hosts(count: usize, each: usize) -> Hosts {
         let names: Vec<_> =
             (0..count * each).map(|rank| HostName::new(&format!("{}", rank / each))).collect();
@@ -138,7 +138,7 @@ mod tests {
     }
 
     /// Whether a lane opens a communicator for a group, or shares that of an earlier one, is the same on
-    /// every rank: they open together. And who is named as a member names the others.
+    /// every rank: they open together. And all members name each other alike.
     #[test]
     fn all_ranks_open_communicators_for_the_same_groups_and_of_the_same_members() {
         for (count, each, replicas) in MESHES {

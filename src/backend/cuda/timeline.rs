@@ -1,7 +1,7 @@
 //! When the tasks of a bound plan ran: as CUPTI saw them, or by events that their lanes pass.
 //!
-//! Law: whoever enqueues does not know which; what a timeline adds to a lane waits for nothing (BK-2), and
-//! orders nothing unless it stands in for an event of the plan, at the same point.
+//! Law: the code that enqueues does not know which it is. What a timeline adds to a lane waits for
+//! nothing (BK-2), and orders nothing unless it replaces an event of the plan, at the same point.
 
 use std::sync::{Arc, Weak};
 
@@ -16,7 +16,7 @@ use crate::id::{EventId, LaneId, TaskId};
 /// Where the times of a bound plan come from.
 #[derive(Debug)]
 pub(super) enum Timeline {
-    /// Events behind every task.
+    /// Events after every task.
     Events(Arc<Clocks>),
     /// Activities that CUPTI tells of.
     Activities(Book),
@@ -42,15 +42,15 @@ impl Timeline {
         }
     }
 
-    /// A recording was launched, and what lanes are told next runs behind it.
+    /// A recording was launched, and what lanes are told next runs after it.
     pub(super) fn launched(&self) {
         if let Self::Events(clocks) = self {
             clocks.begin_anew();
         }
     }
 
-    /// `event` is to be recorded on `lane`. Where the lane does not record, what stands at this point of it
-    /// already, which will do.
+    /// `event` is to be recorded on `lane`. Where the lane does not record, returns what is already at this
+    /// point of it, which will do.
     pub(super) fn event_recorded(&self, lane: LaneId, event: EventId) -> Option<&Event> {
         match self {
             Self::Events(clocks) => clocks.event_recorded(lane, event),
@@ -58,7 +58,7 @@ impl Timeline {
         }
     }
 
-    /// `lane` is to wait for `event`. Where it does not record, what stood in for it
+    /// `lane` is to wait for `event`. Where it does not record, returns what replaced it
     /// ([`Timeline::event_recorded`]).
     pub(super) fn event_waited(&self, lane: LaneId, event: EventId) -> Option<&Event> {
         match self {
@@ -67,7 +67,7 @@ impl Timeline {
         }
     }
 
-    /// What can be read while lanes are waited for; nothing where records are read behind the step.
+    /// What can be read while lanes are waited for; nothing where records are read after the step.
     pub(super) fn clocks(&self) -> Weak<Clocks> {
         match self {
             Self::Events(clocks) => Arc::downgrade(clocks),

@@ -1,7 +1,7 @@
 //! What times the tasks of a world on its GPUs.
 //!
 //! Law: it is settled once, when a world is made. Where CUPTI is wished for and cannot be had, the reason is
-//! kept, and told wherever the world describes itself. There, and so in every trace, it also says what is
+//! kept, and told wherever the world describes itself. The description, and so every trace, also says what is
 //! inferred: events tell ends, and begins follow from them.
 
 use std::fmt;
@@ -25,7 +25,7 @@ pub(super) enum Times {
 }
 
 impl Times {
-    /// As `wished` for a world with these contexts in this process, one for each of its ranks.
+    /// Settles it as `wished`, for a world with these contexts in this process, one for each of its ranks.
     ///
     /// # Errors
     /// What refused CUPTI, where nothing else will do.

@@ -1,4 +1,4 @@
-//! The name under which the ranks of a communicator of NCCL find each other.
+//! The name under which the ranks of an NCCL communicator find each other.
 
 use cudarc::nccl::{result, sys};
 
@@ -23,7 +23,7 @@ impl UniqueId {
         self.0.internal.map(|byte| byte.to_ne_bytes()[0])
     }
 
-    /// As it arrived; `None` for another number of bytes.
+    /// As it arrived; `None` for any other number of bytes.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let bytes: [u8; BYTES] = bytes.try_into().ok()?;
         let internal = bytes.map(|byte| std::ffi::c_char::from_ne_bytes([byte]));

@@ -1,16 +1,17 @@
-//! Waiting for a lane, with an end.
+//! Waiting for a lane, with a deadline.
 //!
 //! Laws:
-//! - A wait ends when the lane is done, when the world is poisoned, or when for the length of the deadline no
-//!   collective of this rank was done; the last poisons the world, naming rank, lane, and the last and the
-//!   next collective of every rank that waits as well. Who waits for long tells the others how far it is.
-//! - A rank of a poisoned world drains its lanes before it returns: streams and kernels that wait for a
-//!   peer's signal are let go, as often as they come to another word, and those that wait in NCCL by aborting
-//!   it. Kernels that exchange wait for the words that streams wait for (`kernels/exchange.cu`); their gate,
-//!   which the other blocks wait for, is opened by the first. Where a lane does not run out, its GPU is
-//!   abandoned: what is there is left to the end of the process, since giving it back would wait for the
-//!   stream. Nobody waits for it a second time.
-//! - Draining has an end of its own: it waits for no stream, that of its own copies included.
+//! - A wait ends when the lane is done, when the world is poisoned, or when no collective of this rank was
+//!   done for the length of the deadline. The last case poisons the world, naming rank, lane, and the last
+//!   and the next collective of every rank that waits as well. A rank that waits for long tells the others
+//!   how far it is.
+//! - A rank of a poisoned world drains its lanes before it returns. Streams and kernels that wait for a
+//!   peer's signal are released, as often as they come to another word, and those that wait in NCCL are
+//!   released by aborting it. Kernels that exchange wait for the words that streams wait for
+//!   (`kernels/exchange.cu`); their gate, for which the other blocks wait, is opened by the first block.
+//!   Where a lane does not run out, its GPU is abandoned: what is there is left to the end of the process,
+//!   since giving it back would wait for the stream. It is not waited for a second time.
+//! - Draining has a time limit of its own: it waits for no stream, not even that of its own copies.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,14 +24,14 @@ use super::world::World;
 use crate::backend::BackendError;
 use crate::id::RankId;
 
-/// How long a lane is asked without pause, from the beginning and from the end of every collective on.
+/// How long a lane is polled without pause, from the beginning and from the end of every collective.
 const EAGER: Duration = Duration::from_micros(200);
-/// The pause between two questions after that: short beside a step, long beside a question. It bounds, with
-/// what the system adds to a pause, how late a step's end is seen that is not where the last one was; what a
-/// wait may take in all is the deadline.
+/// The pause between two polls after that: short compared with a step, long compared with a poll. With what
+/// the system adds to a pause, it bounds how late a step's end is seen that is not where the last one was.
+/// The deadline bounds what a wait may take in all.
 const PAUSE: Duration = Duration::from_micros(50);
-/// Between two questions passes that much only where the process was stopped: suspended with its job, or in a
-/// debugger.
+/// The time between two polls reaches this only where the process was stopped: suspended with its job, or in
+/// a debugger.
 const STOPPED: Duration = Duration::from_secs(1);
 /// How long a lane of a poisoned world gets to drain.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -39,16 +40,16 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// their ranks share cores with others.
 const MARGIN: Duration = Duration::from_millis(2);
 
-/// Does a wait that has taken `waited` end soon, if it is like the last one on this lane, which took `usual`?
-/// Then the lane is asked without pause: a pause of 50 µs takes the system about 100, and of several ranks
-/// the slowest counts.
+/// Whether a wait that has taken `waited` ends soon, if it is like the last one on this lane, which took
+/// `usual`. Then the lane is polled without pause: a pause of 50 µs takes the system about 100, and of
+/// several ranks the slowest counts.
 fn nears_its_end(waited: Duration, usual: Duration) -> bool {
     let margin = EAGER + (usual / 16).min(MARGIN);
     waited + margin >= usual && waited <= usual + margin
 }
 
-/// Waits until `stream` has run everything. Between two questions it does something of `meanwhile`, which
-/// says whether there was something to do: a few microseconds at a time.
+/// Waits until `stream` has run everything. Between two polls it calls `meanwhile`, which says whether there
+/// was something to do: a few microseconds at a time.
 pub(super) fn wait(
     world: &Arc<World>,
     rank: RankId,
@@ -75,7 +76,7 @@ pub(super) fn wait(
                 return Err(world.poison(format!("{rank}, {lane} ({}): {failure}", stream.lane.kind)));
             }
         }
-        // Who was stopped for a while has not waited, and nor have its peers.
+        // A process that was stopped for a while has not waited, and nor have its peers.
         let since = asked.elapsed();
         if since > STOPPED {
             begun += since;
@@ -108,7 +109,7 @@ pub(super) fn wait(
     }
 }
 
-/// What the other ranks know of how far a rank is that waits for long.
+/// What the other ranks know of the progress of a rank that waits for long.
 struct Standing<'a> {
     world: &'a World,
     rank: RankId,
@@ -127,7 +128,7 @@ impl Standing<'_> {
         self.world.rendezvous.stand(self.rank, &progress.standing());
     }
 
-    /// It got on after all.
+    /// The lane made progress after all.
     fn withdraw(&self) {
         if self.told.is_some() {
             self.world.rendezvous.stand(self.rank, "");
@@ -166,7 +167,7 @@ fn drain(world: &World, rank: RankId, stream: &CudaStream, transfers: &Stream, b
     if stream.stream.context().is_abandoned() {
         return;
     }
-    // Between hosts streams wait for NCCL too, before a word and behind one.
+    // Between hosts streams wait for NCCL too, before and after a word.
     begin_aborts();
     let by_words = world.network.transport == Transport::Peer;
     let words = world.set_words();
@@ -180,7 +181,7 @@ fn drain(world: &World, rank: RankId, stream: &CudaStream, transfers: &Stream, b
         }
         std::thread::sleep(PAUSE);
     }
-    // The last copy may be on its way still.
+    // The last copy may still be on its way.
     while begun.elapsed() < DRAIN && matches!(transfers.is_done(), Ok(false)) {
         std::thread::sleep(PAUSE);
     }

@@ -1,14 +1,14 @@
-//! What the ranks of one world share: the clock, where they meet, where everybody's memory lies.
+//! What the ranks of one world share: the clock, where they meet, and where every rank's memory is.
 //!
 //! Laws:
 //! - No process-global state: ranks meet through the [`super::CudaWorld`] their backends were made from.
-//! - Ranks meet on the host when they are set up and in the first step of a plan, never later; nobody waits there
-//!   past the deadline, and whoever did not come is named (RV-2 in [`crate::rendezvous`]).
+//! - Ranks meet on the host when they are set up and in the first step of a plan, never later. No rank waits
+//!   there past the deadline, and those that did not come are named (RV-2 in [`crate::rendezvous`]).
 //! - The first reason poisons the world for good, in every process (RV-3).
 //! - Memory is freed when no rank of any process can reach it any more: at its end a world gives back what
 //!   others lent, waits until all have done so, and only then drops its own. A world of several processes
-//!   that was poisoned, or in which somebody did not do so, leaves its own to the end of the process, and so
-//!   does one with a GPU that was abandoned: what waits there writes into peers when it is let go.
+//!   that was poisoned, or in which some process did not do so, leaves its own to the end of the process. So
+//!   does one with a GPU that was abandoned: what waits there writes into peers when it is released.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,11 +45,11 @@ pub(super) struct World {
     pub(super) times: Option<Times>,
     /// Where ranks meet; it is also what is poisoned.
     pub(super) rendezvous: Arc<Rendezvous>,
-    /// Does a GPU serve several ranks?
+    /// Whether a GPU serves several ranks.
     pub(super) shares_gpus: bool,
-    /// Of the ranks of this process.
+    /// The contexts of the ranks of this process.
     contexts: Vec<Arc<Context>>,
-    /// Theirs, loaded.
+    /// Their kernels, loaded.
     kernels: Vec<Arc<Kernels>>,
     taken: Vec<AtomicBool>,
     homes: Mutex<Homes>,
@@ -57,14 +57,14 @@ pub(super) struct World {
 
 #[derive(Debug, Default)]
 struct Homes {
-    /// Where the memory of ranks of this process lies.
+    /// Where the memory of this process's ranks is.
     own: BTreeMap<RankId, Home>,
-    /// Where every rank's memory lies, as each rank of this process reaches it.
+    /// Where every rank's memory is, as each rank of this process reaches it.
     seen: BTreeMap<RankId, Vec<Home>>,
     /// What ranks of other processes lent.
     foreign: Vec<ForeignMemory>,
-    /// The memory of ranks of this process, kept until no rank has a lane any more: a peer may still reach it
-    /// when its owner is gone.
+    /// Memory of this process's ranks, kept until no rank has a lane any more: a peer may still reach it when
+    /// its owner is gone.
     memory: BTreeMap<RankId, Arc<DeviceMemory>>,
 }
 
@@ -114,12 +114,14 @@ impl World {
         self.context(rank).zip(self.kernels.get(self.place(rank)?))
     }
 
-    /// Was the backend of `rank` taken before? It is now. `None` for a rank of another process or of none.
+    /// Takes the backend of `rank`; says whether it was taken before. `None` for a rank of another process or
+    /// of none.
     pub(super) fn take(&self, rank: RankId) -> Option<bool> {
         self.taken.get(self.place(rank)?).map(|taken| taken.swap(true, Ordering::SeqCst))
     }
 
-    /// May steps be recorded? Recordings in which ranks of one GPU wait for each other were seen to stand still.
+    /// Whether steps may be recorded. Recordings in which ranks of one GPU wait for each other were seen to
+    /// stand still.
     pub(super) fn recordable(&self) -> Result<(), CudaFailure> {
         if self.shares_gpus {
             return Err(CudaFailure::Refused(
@@ -131,7 +133,7 @@ impl World {
         Ok(())
     }
 
-    /// Says where this rank's memory lies.
+    /// Says where this rank's memory is.
     pub(super) fn settle(
         &self,
         rank: RankId,
@@ -146,8 +148,8 @@ impl World {
         Ok(())
     }
 
-    /// Where everybody's memory lies for `rank`, in rank order, once everybody has some. NCCL needs no
-    /// addresses of other processes; of these, and of other hosts, they are null.
+    /// Where every rank's memory is for `rank`, in rank order, once all have some. NCCL needs no addresses of
+    /// other processes; for these, and for other hosts, they are null.
     pub(super) fn homes(&self, rank: RankId) -> Result<Vec<Home>, CudaFailure> {
         let own = {
             let homes = lock(&self.homes);
@@ -180,7 +182,7 @@ impl World {
         Ok(writer.take())
     }
 
-    /// Where the memory of `other` lies for `rank`.
+    /// Where the memory of `other` is for `rank`.
     fn reach(
         &self,
         rank: RankId,
@@ -214,7 +216,7 @@ impl World {
         self.rendezvous.exchange(rank, Topic::Meeting, &[]).map(drop).map_err(refused)
     }
 
-    /// `rank` comes to no meeting any more.
+    /// Notes that `rank` comes to no meeting any more.
     pub(super) fn depart(&self, rank: RankId) {
         self.rendezvous.leave(rank, &format!("{rank} has gone"));
     }
@@ -276,7 +278,7 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         let homes = std::mem::take(&mut *lock(&self.homes));
-        // Alike in every process, whoever of them borrowed.
+        // Alike in every process, whichever of them borrowed.
         let lent = self.network.transport == Transport::Peer
             && !self.rendezvous.is_whole()
             && !homes.seen.is_empty();
@@ -287,13 +289,13 @@ impl Drop for World {
                 && self.rendezvous.exchange_all(Topic::Closing, &nothing).is_ok()
         };
         if lent && !is_closed() || self.contexts.iter().any(|context| context.is_abandoned()) {
-            // Who did not come may still have it open, and copies on their way into it.
+            // A rank that did not come may still have it open, and copies on their way into it.
             homes.memory.into_values().for_each(std::mem::forget);
         }
     }
 }
 
-/// Handle, and how far behind the beginning the words and the landing lie.
+/// The handle, and the offsets of the words and the landing.
 fn read(lent: &[u8]) -> Result<([u8; HANDLE], usize, usize), Truncated> {
     let mut reader = Reader::new(lent);
     let handle = reader.fixed()?;

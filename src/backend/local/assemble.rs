@@ -2,8 +2,8 @@
 //!
 //! Laws:
 //! - A rank's shard lies in the rows of its place among the ranks of its replica, whichever replica it is of.
-//! - Behind the last rank's rows everything is zero. Scale rows that travel once stand where a plain gather
-//!   would put them and are spread from there; spreading zeroes what is behind them, so nothing is zeroed
+//! - After the last rank's rows everything is zero. Scale rows that travel once land where a plain gather
+//!   would put them and are spread from there; spreading zeroes what comes after them, so nothing is zeroed
 //!   twice.
 
 use super::Refusal;
@@ -18,7 +18,7 @@ use crate::op::GatherPart;
 pub(in crate::backend) struct Assemble {
     /// The rank's own planes, and their rows.
     pub(in crate::backend) own: Vec<Move>,
-    /// What is behind the last rank's rows.
+    /// What comes after the last rank's rows.
     pub(in crate::backend) zeros: Vec<Region>,
     /// Scale planes whose compact rows are spread once all of them are there.
     pub(in crate::backend) spread: Vec<Spread>,
@@ -52,7 +52,7 @@ impl Assemble {
                     return Err(format!("{shards} parts of {} bytes do not fit", from.bytes));
                 };
                 all.own.extend((from.bytes > 0).then_some(Move { from, to: row }));
-                // Data first, scales behind.
+                // Data first, then scales.
                 match number > 0 && repeats {
                     true => all.spread.push(Spread { format, orientation, shape, plane: to }),
                     false => all.zeros.extend((rest.bytes > 0).then_some(rest)),

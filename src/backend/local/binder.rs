@@ -19,7 +19,7 @@ pub(super) struct Binder<'a> {
 }
 
 impl Binder<'_> {
-    /// Where a slot lies.
+    /// Where a slot is.
     pub(super) fn region(&self, slot: SlotId) -> Result<Region, Refusal> {
         let found = self.binding.arena.slots.get(slot.index());
         let found = found.ok_or_else(|| format!("{slot} is not in the layout"))?;

@@ -6,8 +6,8 @@
 //! - A rank with no real rows moves its stored zero rows and joins like any other (CO-2 holds as
 //!   well: what the slots hold does not matter).
 //! - A gather of planes brings what the other ranks hold, and nothing else: the rank's own part, padding and
-//!   rows that a format repeats are a task of their own ([`super::assemble`]); who wants values alone reads
-//!   the own shard instead ([`super::planes`]).
+//!   rows that a format repeats are a task of their own ([`super::assemble`]). What needs values alone reads
+//!   the rank's own shard instead ([`super::planes`]).
 
 use super::Refusal;
 use super::binder::Binder;
@@ -22,7 +22,7 @@ use crate::op::{Chunk, GatherPart, NormRecord, ReducePart, Reduction};
 pub(in crate::backend) struct Collective {
     /// The ranks that meet.
     pub(in crate::backend) group: Group,
-    /// The first source slot, to compare with the peers'.
+    /// The first source slot, to compare with the peers' source slots.
     pub(in crate::backend) source: Region,
     /// Bytes the rank receives from others.
     pub(in crate::backend) received: u64,
@@ -39,7 +39,8 @@ pub(in crate::backend) enum Pull {
     Chunk(Vec<Piece>),
     /// The `from` of every rank of the group, one after the other into `to`, which has no more bytes.
     Records(Move),
-    /// For every part, the slices that the group's ranks have for this one, which are of this type, summed in f32.
+    /// For every part, the slices of this element type that the group's ranks have for this one, summed in
+    /// f32.
     ReduceScatter(ElementType, Vec<Scatter>),
     /// For every part, the slices that the group's other ranks have for this one, side by side.
     Exchange(Vec<Slices>),
@@ -56,7 +57,7 @@ pub(in crate::backend) struct Piece {
     pub(in crate::backend) to: Region,
     /// Where in it rank 0's bytes go.
     pub(in crate::backend) first: usize,
-    /// From there to where the next rank's go.
+    /// The distance from there to where the next rank's go.
     pub(in crate::backend) stride: usize,
 }
 
@@ -86,7 +87,7 @@ impl Slices {
         self.source.offset + self.bytes * taker
     }
 
-    /// Where in the arena of `taker` that of `giver` lands, who is another.
+    /// Where in the arena of `taker` the slice of `giver`, which is another rank, lands.
     pub(in crate::backend) const fn landing(&self, giver: usize, taker: usize) -> usize {
         let place = if giver < taker { giver } else { giver - 1 };
         self.landed.offset + self.bytes * place
@@ -209,7 +210,7 @@ impl Collective {
     }
 }
 
-/// The slot of one weight's shard, and its planes with where they go: data first, scales behind.
+/// The slot of one weight's shard, and its planes with where they go: data first, then scales.
 pub(super) fn gathered(binder: &Binder<'_>, part: &GatherPart) -> Result<(Region, Vec<Move>), Refusal> {
     let GatherPart { weight, orientation, from, to } = *part;
     let layout = binder.weight(weight)?;
@@ -227,7 +228,7 @@ pub(super) fn gathered(binder: &Binder<'_>, part: &GatherPart) -> Result<(Region
     Ok((source, planes.into_iter().filter(|plane| plane.to.bytes > 0).collect()))
 }
 
-/// Is there room for the parts of so many ranks?
+/// Checks that there is room for the parts of that many ranks.
 fn fits(part: Move, ranks: usize) -> Result<(), Refusal> {
     if part.from.bytes.saturating_mul(ranks) <= part.to.bytes {
         return Ok(());
@@ -244,12 +245,12 @@ pub(super) fn spread(binder: &Binder<'_>, weight: WeightId) -> Result<(), Refusa
     Err(format!("`{}` is not sharded over {} ranks", layout.name, binder.shards()))
 }
 
-/// Are the rows of `whole` rows of `part`, one after the other?
+/// Whether the rows of `whole` are as long as those of `part`, so that parts stacked one after the other give it.
 fn stacks(part: &PlaneSpec, whole: &PlaneSpec) -> bool {
     part.row_bytes() == whole.row_bytes()
 }
 
-/// Gradients are summed in two element types, whoever sums them.
+/// Gradients are summed in two element types, by whatever op.
 pub(super) fn summed_in(element: ElementType) -> Result<(), Refusal> {
     match element {
         ElementType::F32 | ElementType::Bf16 => Ok(()),

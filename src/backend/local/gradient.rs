@@ -6,7 +6,7 @@
 //!   division. A sum that accumulates in the same pass does the same to the finished sum.
 //! - Only real rows enter the norm, and each once: those of a sharded weight on the ranks of the first
 //!   replica, a replicated weight on rank 0. Other replicas hold the same main grads bit for bit; their ranks
-//!   tell their fault words.
+//!   contribute only their fault words.
 
 use half::bf16;
 
@@ -46,7 +46,7 @@ impl Accumulate {
         })
     }
 
-    /// Adds a full gradient, as it is, to another.
+    /// Adds a full gradient, undivided, to another.
     pub(super) fn whole(
         binder: &Binder<'_>,
         weight: WeightId,
@@ -66,9 +66,9 @@ impl Accumulate {
 /// Sums the rank's slices of gradients.
 #[derive(Debug)]
 pub(in crate::backend) struct SumGradient {
-    /// Of the slices.
+    /// The element type of the slices.
     pub(in crate::backend) element: ElementType,
-    /// What takes a sum to the mean.
+    /// The factor that turns a sum into the mean.
     pub(in crate::backend) factor: f32,
     pub(in crate::backend) sums: Vec<RowSum>,
 }
@@ -76,7 +76,7 @@ pub(in crate::backend) struct SumGradient {
 /// The sum of one gradient's slices.
 #[derive(Debug)]
 pub(in crate::backend) struct RowSum {
-    /// In rank order.
+    /// The slices, in rank order.
     pub(in crate::backend) slices: Vec<Region>,
     pub(in crate::backend) into: Region,
     pub(in crate::backend) target: SumTarget,
@@ -129,7 +129,7 @@ fn mean(binder: &Binder<'_>) -> f32 {
 pub(in crate::backend) struct Round {
     pub(in crate::backend) from: Region,
     pub(in crate::backend) to: Region,
-    /// Of the padded weight: a row of the gradient is a row of it.
+    /// The shape of the padded weight: a row of the gradient is a row of it.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the CPU rounds element by element"))]
     pub(in crate::backend) shape: Shape,
 }

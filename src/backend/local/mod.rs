@@ -2,9 +2,9 @@
 //!
 //! Laws:
 //! - A rank's share of every slot is worked out here, once, from the shard layout. Whatever a launch will
-//!   index was measured against its slot here, so running it finds nothing missing; an op that does
-//!   not fit its slots is refused with the reason.
-//! - A local op is data. On which memory and by which threads it runs is a backend's matter.
+//!   index was checked against its slot here, so running it finds nothing missing; an op that does not fit
+//!   its slots is refused with the reason.
+//! - A local op is data. The backend decides on which memory and by which threads it runs.
 
 mod assemble;
 mod binder;
@@ -69,7 +69,7 @@ pub(super) enum LocalOp {
     Collective(Collective),
 }
 
-/// A call of the plan, and the fault word beside it.
+/// A call of the plan, and its fault word.
 #[derive(Debug)]
 pub(super) struct ComputeCall {
     pub(super) call: Arc<BoundCall>,

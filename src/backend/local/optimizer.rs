@@ -14,7 +14,7 @@ use crate::op::{AdamOperand, MasterOperand, Vote};
 /// Adam over the weights of one bucket.
 #[derive(Debug)]
 pub(in crate::backend) struct Adam {
-    /// With the weight decay of these weights.
+    /// The settings, with the weight decay of these weights.
     pub(in crate::backend) settings: OptimizerSettings,
     /// A factor on the learning rate.
     pub(in crate::backend) learning_rate_scale: f32,

@@ -1,8 +1,8 @@
-//! Planes into other planes and into values: transpose and dequantize, one weight at a time.
+//! Planes turned into other planes and into values: transpose and dequantize, one weight at a time.
 //!
-//! Law: planes are those of the weight's own shape, at the start of slots that may be laid out for
-//! a padded one; the padding of a gather is never looked at. Rows that arrived and were not assembled are
-//! dequantized where they are: up to three stretches of rows, of which the rank's own one lies in its shard.
+//! Law: planes are those of the weight's own shape, at the start of slots that may be laid out for a padded
+//! one; the padding of a gather is never looked at. Rows that arrived and were not assembled are dequantized
+//! where they are: up to three stretches of rows, of which the rank's own one is in its shard.
 
 use super::Refusal;
 use super::binder::Binder;
@@ -52,16 +52,16 @@ impl Transpose {
     }
 }
 
-/// f32 or bf16 values of a stretch of rows, of all rows where planes are whole.
+/// f32 or bf16 values of a stretch of rows; of all rows where planes are whole.
 #[derive(Debug)]
 pub(in crate::backend) struct Dequantize {
     pub(in crate::backend) format: Format,
     pub(in crate::backend) orientation: Orientation,
-    /// Of the stretch.
+    /// The shape of the stretch.
     pub(in crate::backend) shape: Shape,
     /// Its rows of the planes.
     pub(in crate::backend) from: PlaneRegions,
-    /// Do scale rows that a format repeats stand once?
+    /// Whether scale rows that a format repeats are stored once.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the CPU sees it by the plane's length"))]
     pub(in crate::backend) compact: bool,
     pub(in crate::backend) tensor_scale: Option<Region>,
@@ -70,7 +70,7 @@ pub(in crate::backend) struct Dequantize {
 }
 
 impl Dequantize {
-    /// What is done of one part: one stretch where planes are whole.
+    /// What is done for one part: one stretch where planes are whole.
     pub(super) fn resolve(binder: &Binder<'_>, part: &DequantizePart) -> Result<Vec<Self>, Refusal> {
         let DequantizePart { weight, orientation, values, from, own, tensor_scale, to } = *part;
         let layout = binder.weight(weight)?;
@@ -107,15 +107,15 @@ impl Dequantize {
     }
 }
 
-/// Rows of a weight that lie one behind the other.
+/// Consecutive rows of a weight.
 struct Stretch {
     begin: usize,
     rows: usize,
     from: PlaneRegions,
 }
 
-/// The rows of the ranks before this one, its own, and those of the ranks behind it, without what is none of
-/// the weight's.
+/// The rows of the ranks before this one, its own, and those of the ranks after it, without rows beyond the
+/// weight's own.
 fn stretches_of(
     binder: &Binder<'_>,
     layout: &WeightLayout,

@@ -7,7 +7,7 @@
 //!   weight after weight, stored orientation after stored orientation, each with the blocks of the
 //!   *stored* shape; the real ones come first.
 //! - A format without blocks or without a tensor amax passes through with empty ranges; nothing here
-//!   knows formats apart.
+//!   distinguishes formats.
 
 use std::ops::Range;
 
@@ -115,7 +115,7 @@ pub(in crate::backend) struct AmaxPart {
     pub(in crate::backend) position: usize,
     pub(in crate::backend) master: Region,
     pub(in crate::backend) shape: Shape,
-    /// Rows that block amaxes are kept of: the real ones and padding.
+    /// Rows for which block amaxes are kept: the real ones and padding.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the CPU clears all amaxes at once"))]
     pub(in crate::backend) stored_rows: usize,
     pub(in crate::backend) blocks: Blocks,

@@ -1,4 +1,4 @@
-//! From an op to what one rank does of it: the one `match` on [`Op`].
+//! From an op to what one rank does for it: the one `match` on [`Op`].
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::layout::{Binding, Region};
 use crate::model::Call;
 use crate::op::{Op, OperandRole};
 
-/// What this rank does of every op of a plan, in issue order, for an arena of `arena_bytes` bytes.
+/// What this rank does for every op of a plan, in issue order, for an arena of `arena_bytes` bytes.
 ///
 /// # Errors
 /// [`BackendError::Unsupported`] for an op that does not fit its slots.
@@ -123,7 +123,8 @@ impl Binder<'_> {
         })
     }
 
-    /// The rows of a gradient slot beyond the weight's own: in f32, unless the slot is for a gradient in bf16.
+    /// The rows of a gradient slot beyond the weight's own rows: in f32, unless the slot is for a gradient in
+    /// bf16.
     fn padding(&self, weight: WeightId, gradient: SlotId) -> Result<Region, Refusal> {
         let shard = self.weight(weight)?.shard;
         self.region(gradient)?;

@@ -1,6 +1,6 @@
 //! The price of every task of a plan.
 //!
-//! Law: prices are those of [`crate::cluster`]; nothing is priced here.
+//! Law: prices come from [`crate::cluster`]; nothing is priced here.
 
 use crate::backend::BackendError;
 use crate::cluster::{Prices, Work};
@@ -15,7 +15,7 @@ pub(super) struct Priced {
     pub(super) lane: LaneId,
     /// Nanoseconds by itself.
     pub(super) nanoseconds: f64,
-    /// Of a collective, the ranks of which the last to arrive begins it.
+    /// For a collective, the group of ranks whose last arrival begins it.
     pub(super) group: Option<Group>,
 }
 

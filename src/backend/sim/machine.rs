@@ -1,8 +1,8 @@
 //! The clocks of a simulated world.
 //!
 //! Law: a clock only moves forward, and only when something is issued. Everything is in nanoseconds since the
-//! world was made. The formulas are those of the module above. A clock that reaches [`END`] is an error and no
-//! time: it would stand still there.
+//! world was made. The formulas are those of the module above. A clock that reaches [`END`] is an error and
+//! not a time: it would stand still there.
 
 use crate::backend::TaskInterval;
 use crate::cluster::{Cluster, Contention, Jitter, stretched};
@@ -12,7 +12,7 @@ use crate::model::{Group, Mesh};
 
 use super::bind::Priced;
 
-/// Lets every clock of a group wait for the latest of them. Ranks without a clock are waited for by nobody.
+/// Lets every clock of a group wait for the latest of them. Ranks without a clock are not waited for.
 fn join(clocks: &mut [u64], mesh: Mesh, group: Group) {
     let known = clocks.len();
     let firsts = (0..known).map(RankId::at).filter(|rank| mesh.position(*rank, group) == 0);
@@ -23,10 +23,10 @@ fn join(clocks: &mut [u64], mesh: Mesh, group: Group) {
     }
 }
 
-/// Ranks that have clocks of their own where ranks differ.
+/// The most ranks that have their own clocks where ranks differ.
 pub const MAX_CLOCKS: u32 = 4096;
 
-/// The end of virtual time, some 30 years; the longest price of an op as well.
+/// The end of virtual time, some 30 years; also the longest price of an op.
 pub(crate) const END: u64 = 1_000_000_000_000_000_000;
 
 /// What a lane is told.
@@ -131,14 +131,14 @@ impl Machine {
         self.lanes.iter_mut().for_each(|lane| lane.busy.clear());
     }
 
-    /// The host enqueues something; events are free.
+    /// Notes that the host enqueues something; events are free.
     pub(super) fn issue(&mut self, is_task: bool) {
         if is_task {
             self.host.iter_mut().for_each(|clock| *clock = clock.saturating_add(self.launch));
         }
     }
 
-    /// The host launches a recording.
+    /// Notes that the host launches a recording.
     pub(super) fn replay(&mut self) {
         self.host.iter_mut().for_each(|clock| *clock = clock.saturating_add(self.replay));
     }
@@ -160,7 +160,7 @@ impl Machine {
         }
     }
 
-    /// The host waits for a lane.
+    /// Notes that the host waits for a lane.
     pub(super) fn synchronize(&mut self, lane: LaneId) {
         if let Some(lane) = self.lanes.get(lane.index()) {
             self.host.iter_mut().zip(&lane.free).for_each(|(host, free)| *host = (*host).max(*free));
@@ -241,7 +241,7 @@ impl Machine {
         Some(TaskInterval { begin, joined, end })
     }
 
-    /// The time of a task that begins at `begin`, with what other lanes take from it.
+    /// The time of a task that begins at `begin`, including what contention with other lanes costs it.
     fn contended(&self, priced: &Priced, begin: u64) -> f64 {
         let own = self.lanes[priced.lane.index()].kind;
         let others = self.lanes.iter().filter(|lane| lane.kind != own);

@@ -1,14 +1,14 @@
 //! The simulator: a backend in virtual time.
 //!
 //! Laws:
-//! - **EX-1** what drives it is what drives any backend: the same plan, actors and messages. It learns of a
-//!   task when the task is enqueued, and of an order when an event is recorded or waited for; it reads no
-//!   fence of the plan.
+//! - **EX-1** It is driven like any backend: by the same plan, actors and messages. It learns of a task when
+//!   the task is enqueued, and of an order when an event is recorded or waited for; it reads no fence of the
+//!   plan.
 //! - A lane has a clock. A task begins when the host has issued it, its lane is free and the events its lane
 //!   waited for are past. It ends after its cost ([`crate::cluster`]): a call after what its
 //!   [`crate::model::CostHint`] says, any other op after the bytes it touches at the speed of device memory,
 //!   a collective after its formula, counted from the arrival of the last rank.
-//! - Nothing is computed: closures are made nowhere and never run, memory is counted and not allocated, a
+//! - Nothing is computed: closures are never made and never run, memory is counted and not allocated, a
 //!   download gives zeros.
 //! - **Symmetry.** One rank is driven. Every rank issues the same tasks in the same order (PL-1) and they
 //!   cost the same, so ranks differ by their delays alone ([`crate::cluster::Jitter`]). Each lane therefore
@@ -18,16 +18,16 @@
 //!   task of cost d, `end[r] = max over q of begin[q] + d` for a collective, q being the ranks of its group
 //!   that r is of.
 //!
-//!   Without jitter all clocks agree and one is kept. At most [`MAX_CLOCKS`] are kept; a larger world is
-//!   sampled by so many of its ranks, which understates the maximum: by `mean · ln(ranks / MAX_CLOCKS)` of a
+//!   Without jitter all clocks agree and one is kept. At most [`MAX_CLOCKS`] are kept. A larger world is
+//!   sampled by that many of its ranks, which understates the maximum: by `mean · ln(ranks / MAX_CLOCKS)` of a
 //!   task, for exponential delays.
 //! - What a lane takes from another ([`crate::cluster::Contention`]) is charged for the time in which both
-//!   run on rank 0, to the one that is issued later: what was issued before has ended where it ended. T
+//!   run on rank 0, to the one that is issued later: the end of what was issued before is not changed. T
 //!   places gathers ahead of the calls they hide behind, so calls pay for gathers and late reductions pay for
 //!   calls.
 //!
-//! Deliberately absent: host work other than launches, and other ranks than rank 0 in
-//! [`Backend::intervals`].
+//! Host work other than launches, and other ranks than rank 0 in [`Backend::intervals`], are deliberately
+//! absent.
 
 mod bind;
 mod machine;

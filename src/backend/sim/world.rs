@@ -53,8 +53,8 @@ pub(super) struct Shared {
 }
 
 impl SimWorld {
-    /// A world of the mesh's ranks on `cluster`; its clocks stand at 0. `reduce` is what the backend says it
-    /// does: the time of a reduction does not depend on it.
+    /// A world of the mesh's ranks on `cluster`, with its clocks at 0. `reduce` is what the backend reports;
+    /// the time of a reduction does not depend on it.
     ///
     /// # Errors
     /// [`SimError::NoLinks`].
@@ -81,7 +81,7 @@ impl SimWorld {
         Ok(SimBackend { shared: Arc::clone(&self.shared) })
     }
 
-    /// Virtual time since the world was made, on the rank that is furthest.
+    /// Virtual time since the world was made, on the rank that is furthest ahead.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         Duration::from_nanos(lock(&self.shared.machine).latest())

@@ -1,8 +1,8 @@
 //! The scalar definition of every conversion, written to be compared with the specification by eye.
 //!
 //! Tests and benchmarks use it as the oracle for the kernels. It shares no arithmetic with them: elements are
-//! converted by searching the nearest value, weights one element at a time with its block looked up by index.
-//! It is slow, it allocates, and nothing in the library calls it.
+//! converted by searching for the nearest value, weights one element at a time with its block looked up by
+//! index. It is slow, it allocates, and nothing in the library calls it.
 
 mod elements;
 mod weights;

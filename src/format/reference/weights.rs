@@ -129,9 +129,9 @@ fn scale_index(format: Format, orientation: Orientation, shape: Shape, at: usize
 struct Scale {
     /// The stored bytes.
     stored: Vec<u8>,
-    /// What an element is multiplied with.
+    /// What an element is multiplied by.
     factor: f32,
-    /// What dequantize needs beside the planes.
+    /// What dequantize needs besides the planes.
     of_tensor: f32,
 }
 

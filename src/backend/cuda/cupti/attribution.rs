@@ -1,8 +1,8 @@
-//! Records to tasks, and tasks to intervals. Knows no device and no library.
+//! Records to tasks, and tasks to intervals. This file knows no device and no library.
 //!
 //! Laws: **CU-1**, **CU-2** of the room. An activity that was over before the step, or whose begin or end is
-//! unknown, is none of the step's. A lane is serial: a task begins no sooner than the one before it on its
-//! lane ended, whatever clocks say of the last nanoseconds.
+//! unknown, does not belong to the step. A lane is serial: a task begins no sooner than the one before it on
+//! its lane ended, whatever clocks say of the last nanoseconds.
 
 use std::collections::HashMap;
 
@@ -15,14 +15,14 @@ use crate::id::{LaneId, TaskId};
 #[derive(Debug, Default)]
 pub(super) struct Attributed {
     ran: HashMap<u32, Vec<(TaskId, u64, u64)>>,
-    /// Activities of no task.
+    /// Activities that belong to no task.
     pub(super) of_nobody: usize,
     /// Activities whose begin or end is unknown.
     pub(super) unfinished: usize,
 }
 
 impl Attributed {
-    /// What became of `records`; `nodes` are those of all recordings.
+    /// Sorts `records` by book; `nodes` are those of all recordings.
     pub(super) fn of(records: &[Record], nodes: &HashMap<u64, Place>) -> Self {
         let calls: HashMap<u32, Place> = records
             .iter()
@@ -45,8 +45,8 @@ impl Attributed {
     }
 
     /// The interval of every task of a book, in nanoseconds of the world's clock. `lanes` has the lane of
-    /// every task, `ahead` is what CUPTI's clock is ahead of the world's, and the step began at `begun` of
-    /// the world's.
+    /// every task, `ahead` is by how much CUPTI's clock is ahead of the world's, and the step began at
+    /// `begun` on the world's clock.
     pub(super) fn intervals(
         &self,
         book: u32,
@@ -81,8 +81,8 @@ impl Attributed {
     }
 }
 
-/// What CUPTI's clock is ahead of the world's, from samples of the world's, CUPTI's and the world's again:
-/// those of the tightest.
+/// By how much CUPTI's clock is ahead of the world's, from samples of the world's, CUPTI's and the world's
+/// again: the tightest sample decides.
 pub(super) fn ahead(samples: &[(u64, u64, u64)]) -> i128 {
     let tightest = samples.iter().min_by_key(|(before, _, after)| after.saturating_sub(*before));
     tightest.map_or(0, |(before, theirs, after)| {
@@ -133,7 +133,8 @@ mod tests {
     #[test]
     fn cu1_a_replayed_activity_belongs_to_the_task_of_its_node_and_never_to_a_call() {
         let nodes = HashMap::from([(70, place(BOOK, 1)), (71, place(BOOK, 0)), (72, place(9, 0))]);
-        // The launch itself was made for no task, and were it, its activities would still be those of their nodes.
+        // The launch itself was made for no task, and even if it were, its activities would still be those of
+        // their nodes.
         let records =
             [call(1, 2), replayed(71, 5, 8), replayed(70, 8, 9), replayed(72, 6, 7), replayed(73, 1, 2)];
         let attributed = Attributed::of(&records, &nodes);
@@ -187,7 +188,7 @@ mod tests {
         let attributed = Attributed::of(&records, &HashMap::new());
         let interval = |begun| attributed.intervals(BOOK, &lanes(&[0]), 1_000_000, begun).next().unwrap();
         assert_eq!(interval(0), TaskInterval { begin: 100, joined: 100, end: 700 });
-        // What was over when the step began is of the step before.
+        // What was over when the step began belongs to the previous step.
         assert_eq!(interval(300), TaskInterval { begin: 500, joined: 500, end: 700 });
     }
 

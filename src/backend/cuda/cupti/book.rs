@@ -1,4 +1,4 @@
-//! What a bound plan needs of CUPTI: which of its tasks enqueues, which recorded, and when they ran.
+//! What a bound plan needs of CUPTI: which of its tasks is enqueuing, which recorded what, and when they ran.
 //!
 //! Law: a task of a book is named by its number in the plan; two plans, or one plan bound twice, have two books.
 
@@ -27,7 +27,7 @@ pub(in crate::backend::cuda) struct Book {
 }
 
 impl Book {
-    /// The book of a plan whose tasks stand on these lanes.
+    /// The book of a plan whose tasks are on these lanes.
     pub(in crate::backend::cuda) fn new(profiler: &Arc<Profiler>, lanes: Vec<LaneId>) -> Self {
         let number = profiler.number();
         Self { profiler: Arc::clone(profiler), number, lanes, recording: Mutex::default(), begun: 0 }
@@ -43,12 +43,12 @@ impl Book {
         *lock(&self.recording) = Recording::default();
     }
 
-    /// What `work` enqueues is of `task`.
+    /// Runs `work`; what it enqueues belongs to `task`.
     pub(in crate::backend::cuda) fn issued<T>(&self, task: TaskId, work: impl FnOnce() -> T) -> T {
         self.profiler.mark(self.place(task), work)
     }
 
-    /// What was recorded since this was called last is of `task`. Where that cannot be found out, the task is
+    /// What was recorded since the last call belongs to `task`. Where that cannot be found out, the task is
     /// shown empty, and the host's lane says why.
     pub(in crate::backend::cuda) fn recorded(&self, task: TaskId, stream: &Stream) {
         let added = lock(&self.recording).added(stream);

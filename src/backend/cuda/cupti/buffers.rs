@@ -1,17 +1,17 @@
-//! Memory that CUPTI fills with records, and who may have CUPTI.
+//! Memory that CUPTI fills with records, and the right to use CUPTI.
 //!
-//! This is the one place of the library with state of the whole process. CUPTI itself is one for a process,
+//! This is the only place in the library with state of the whole process. There is one CUPTI in a process,
 //! and the functions through which it asks for memory and gives it back take nothing that would say whose it
 //! is. What is kept here is what those functions need, a list of filled buffers, and the right of one owner
 //! to read it.
 //!
 //! Laws:
-//! - **CU-3** there is one [`Claim`] at a time. Where CUPTI had to be left on with nobody to read it, there
+//! - **CU-3** There is one [`Claim`] at a time. Where CUPTI had to be left on with no owner to read it, there
 //!   is none any more.
-//! - What CUPTI was given it gives back, and that frees it: at the latest when the claim ends, or as it comes
-//!   where that has ended.
-//! - The functions that CUPTI calls do next to nothing: they allocate, and they put away. Records are read by
-//!   the owner.
+//! - What CUPTI was given it gives back, and that frees it: at the latest when the claim ends, or as it
+//!   arrives where that has ended.
+//! - The functions that CUPTI calls do next to nothing: they allocate, and they put away. The owner reads the
+//!   records.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -25,11 +25,11 @@ use crate::backend::bell::lock;
 /// uses it.
 const WORDS: usize = 1 << 16;
 
-/// Nobody has CUPTI.
+/// CUPTI is free.
 const FREE: u8 = 0;
-/// Somebody has it.
+/// CUPTI has an owner.
 const TAKEN: u8 = 1;
-/// It was left on, and nobody gets it.
+/// It was left on, and can no longer be had.
 const LEFT: u8 = 2;
 
 static STATE: AtomicU8 = AtomicU8::new(FREE);
@@ -48,19 +48,19 @@ pub(super) struct Filled {
 }
 
 impl Claim {
-    /// The right to use CUPTI, unless somebody has it.
+    /// The right to use CUPTI, unless it is taken.
     pub(super) fn make() -> Option<Self> {
         let free = STATE.compare_exchange(FREE, TAKEN, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         // Made only if it is one: the end of a claim frees the right.
         free.then(|| Self(()))
     }
 
-    /// What CUPTI gave back since this was asked last.
+    /// What CUPTI gave back since the last call.
     pub(super) fn filled(&self) -> Vec<Filled> {
         std::mem::take(&mut *lock(&FILLED))
     }
 
-    /// CUPTI is left on: the right goes to nobody when this ends, and what CUPTI gives back is read by nobody.
+    /// CUPTI is left on: when this ends the right is not freed, and what CUPTI gives back is not read.
     pub(super) fn leave(&self) {
         STATE.store(LEFT, Ordering::SeqCst);
     }
@@ -111,9 +111,9 @@ pub(super) unsafe extern "C" fn completed(
     if buffer.is_null() {
         return;
     }
-    // SAFETY: the buffer was made of a box of so many words, which was given away, and is given back once.
+    // SAFETY: the buffer was made from a box of that many words, which was given away, and is given back once.
     let words = unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(buffer.cast::<u64>(), WORDS)) };
-    // What comes late is read by nobody.
+    // What comes late is not read.
     if valid > 0 && STATE.load(Ordering::SeqCst) == TAKEN {
         lock(&FILLED).push(Filled { words, valid });
     }
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn cu3_one_owner_at_a_time_gets_what_comes_back_and_leaves_nothing_to_the_next() {
         let claim = Claim::make().unwrap();
-        // Nor is it lost by being asked for.
+        // Nor is it lost by asking for it.
         assert!(Claim::make().is_none() && Claim::make().is_none());
         let (mut buffer, mut bytes, mut records) = (std::ptr::null_mut(), 0, 9);
         for valid in [0, 48] {
@@ -158,7 +158,7 @@ mod tests {
         }
         let next = Claim::make().unwrap();
         assert!(next.filled().is_empty());
-        // Left on: what comes is not kept, and nobody gets the right any more.
+        // Left on: what comes is not kept, and the right cannot be had any more.
         next.leave();
         // SAFETY: as above.
         unsafe {

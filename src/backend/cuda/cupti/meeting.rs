@@ -1,9 +1,9 @@
 //! Where the ranks of a process wait until one of them has read what all of them did.
 //!
-//! Law: the work of a meeting is done once, by whoever comes last, when every rank is there; so all lanes of
-//! all of them are over. Nobody waits for a rank of a world that has ended, nor past the deadline, nor for
-//! the work: it is done without the lock, and who gives up meanwhile has been counted for this meeting and
-//! not for the next.
+//! Law: the work of a meeting is done once, by the last rank to come, when every rank is there; so all lanes
+//! of all of them are over. No rank waits for a rank of a world that has ended, nor past the deadline, nor
+//! for the work. The work is done without the lock, and a rank that gives up meanwhile has been counted for
+//! this meeting and not for the next.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,18 +23,18 @@ pub(super) struct Meeting<T> {
 
 #[derive(Debug)]
 struct State<T> {
-    /// Ranks that are there, for the next meeting.
+    /// Ranks that are there for the next meeting.
     there: usize,
     /// Meetings for which all were there.
     begun: u64,
     /// Meetings whose work is done.
     held: u64,
-    /// What came of the last one.
+    /// The result of the last one.
     last: Option<Arc<T>>,
 }
 
 impl<T> Meeting<T> {
-    /// A meeting of so many ranks.
+    /// A meeting of `ranks` ranks.
     pub(super) fn new(ranks: usize) -> Self {
         Self {
             ranks,
@@ -116,7 +116,7 @@ mod tests {
         let meeting = Meeting::new(2);
         assert_eq!(meeting.meet(LONG, || true, || ()), None);
         assert_eq!(meeting.meet(Duration::from_millis(1), || false, || ()), None);
-        // Who gave up is not counted: two must come for the next.
+        // A rank that gave up is not counted: two must come for the next.
         assert_eq!(meeting.meet(Duration::from_millis(1), || false, || ()), None);
     }
 

@@ -1,9 +1,9 @@
 //! Which nodes of a recording a task added.
 //!
 //! Law: a rank enqueues one task after the other, on one thread, and only that thread adds to its recording.
-//! So what is in the graph behind a task and was not there before is the task's, on whatever stream a closure
-//! put it. The driver lists all nodes or none, new ones last as far as was seen: that is looked at and not
-//! relied on, so that each node is looked up once and not for every task behind it.
+//! So what is in the graph after a task and was not there before belongs to the task, on whatever stream a
+//! closure put it. The driver lists all nodes or none, with new ones last as far as was seen. This order is
+//! used but not relied on: it lets each node be looked up once and not again for every task after it.
 
 use std::collections::HashSet;
 use std::ptr::null_mut;
@@ -25,7 +25,7 @@ pub(super) struct Recording {
 unsafe impl Send for Recording {}
 
 impl Recording {
-    /// The nodes that came since this was asked last.
+    /// The nodes that were added since the last call.
     pub(super) fn added(&mut self, stream: &Stream) -> Result<Vec<sys::CUgraphNode>, CudaFailure> {
         let graph = graph_of(stream)?;
         let mut count = 0;
@@ -37,7 +37,7 @@ impl Recording {
             return Ok(Vec::new());
         }
         self.listed.resize(count, null_mut());
-        // SAFETY: as above, and there is room for so many.
+        // SAFETY: as above, and there is room for that many.
         unsafe { sys::cuGraphGetNodes(graph, self.listed.as_mut_ptr(), &raw mut count) }
             .result()
             .map_err(CudaFailure::driver("cuGraphGetNodes"))?;
@@ -46,7 +46,8 @@ impl Recording {
     }
 }
 
-/// Those of `listed` that are not known, and now are. As many as are known are among the listed.
+/// Those of `listed` that are not known, which are known from now on. The number of known nodes is that of
+/// known ones among the listed.
 fn new(listed: &[sys::CUgraphNode], known: &mut HashSet<usize>) -> Vec<sys::CUgraphNode> {
     let last = listed.get(known.len()..).unwrap_or_default();
     if last.iter().all(|node| !known.contains(&node.addr())) {

@@ -1,15 +1,15 @@
 //! The owner of CUPTI: subscribed, its activities on, and off again.
 //!
 //! Laws:
-//! - What was turned on is turned off, in whatever order making it failed or it is dropped. Beside a GPU that
-//!   was abandoned it is left on instead, to the end of the process: nobody has seen whether CUPTI, told to
+//! - What was turned on is turned off, in whatever order making it failed or it is dropped. If a GPU was
+//!   abandoned, it is left on instead, to the end of the process: it has not been seen whether CUPTI, told to
 //!   give back what is out, waits for a stream that waits for ever. No other world gets CUPTI then.
 //! - Only a library whose records are known is used: that of CUDA 12, or a later one, whose records grew at
 //!   their end.
-//! - What CUPTI was told of lives as long as the process: nothing says that a thread is not inside of a
-//!   callback any more when the subscription ends. It is a few words for each world that had CUPTI, emptied
-//!   at the end.
-//! - **CU-1** a node of a launched graph is a clone of the node that was recorded; CUPTI says so while the
+//! - What CUPTI was told of lives as long as the process: nothing says that a thread is no longer inside a
+//!   callback when the subscription ends. It is a few words for each world that had CUPTI, emptied at the
+//!   end.
+//! - **CU-1** A node of a launched graph is a clone of the node that was recorded; CUPTI says so while the
 //!   graph is made ready, and both stand for the same task.
 
 use std::collections::HashMap;
@@ -34,7 +34,8 @@ use crate::backend::cuda::context::Context;
 use crate::backend::cuda::failure::CudaFailure;
 use crate::backend::cuda::library::Library;
 
-/// What CUPTI tells of. Calls of driver and run time are asked for because ids of tasks are told beside them only.
+/// What CUPTI tells of. Calls of driver and run time are asked for because ids of tasks are told only with
+/// them.
 const KINDS: [sys::CUpti_ActivityKind; 7] = {
     use sys::CUpti_ActivityKind as Kind;
     [
@@ -48,7 +49,7 @@ const KINDS: [sys::CUpti_ActivityKind; 7] = {
     ]
 };
 
-/// Calls of the driver that a step makes often and that enqueue no activity: nothing is told of them.
+/// Calls of the driver that a step makes often and that enqueue no activity: they are not reported.
 const QUIET: [sys::CUpti_driver_api_trace_cbid; 10] = {
     use sys::CUpti_driver_api_trace_cbid_enum as Call;
     [
@@ -72,12 +73,12 @@ const SAMPLES: usize = 8;
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct Profiler {
     subscriber: Subscriber,
-    /// Of every rank of this process.
+    /// The contexts of every rank of this process.
     contexts: Vec<Arc<Context>>,
     nodes: &'static Nodes,
     books: AtomicU32,
     meeting: Meeting<Step>,
-    /// Ended behind everything else.
+    /// Ended after everything else.
     claim: Claim,
 }
 
@@ -130,7 +131,8 @@ impl Profiler {
                 .map_err(CudaFailure::profiler("cuptiActivityEnable"))?;
         }
         for call in QUIET {
-            // SAFETY: as above. Who does not know the call tells of it, which costs time and nothing else.
+            // SAFETY: as above. A library that does not know the call reports it, which costs time and
+            // nothing else.
             let _ = unsafe { sys::cuptiActivityEnableDriverApi(call as u32, 0) };
         }
         let meeting = Meeting::new(contexts.len());
@@ -156,7 +158,7 @@ impl Profiler {
         lock(self.nodes).retain(|_, place| place.book != book);
     }
 
-    /// Runs `work`; what it enqueues from this thread is told to be of `place`.
+    /// Runs `work`; what it enqueues from this thread is reported as belonging to `place`.
     pub(super) fn mark<T>(&self, place: Place, work: impl FnOnce() -> T) -> T {
         // SAFETY: the library is there. Ids lie on a stack of this thread.
         let pushed = unsafe { sys::cuptiActivityPushExternalCorrelationId(WHOSE, place.id()) };
@@ -187,7 +189,7 @@ impl Profiler {
         for mut buffer in self.claim.filled() {
             let (begin, bytes) = buffer.records();
             let mut record = null_mut();
-            // SAFETY: the buffer is one that CUPTI gave back, with so many bytes of records; a record it
+            // SAFETY: the buffer is one that CUPTI gave back, with that many bytes of records; a record it
             // names lies in it.
             unsafe {
                 while sys::cuptiActivityGetNextRecord(begin, bytes, &raw mut record).result().is_ok() {
@@ -219,7 +221,7 @@ impl Drop for Profiler {
     }
 }
 
-/// The oldest version of the library that is used: what CUDA 12.0 calls its own.
+/// The oldest version of the library that is used, by the library's own count: that of CUDA 12.0.
 const OLDEST: u32 = 18;
 
 /// The library's version, by its own count.
@@ -232,7 +234,7 @@ fn version() -> Result<u32, CudaFailure> {
     Ok(version)
 }
 
-/// Are records of this version known?
+/// Checks that records of this version are known.
 fn known(version: u32) -> Result<(), CudaFailure> {
     if version >= OLDEST {
         return Ok(());
@@ -261,13 +263,13 @@ fn id(node: CUgraphNode) -> Result<u64, CuptiError> {
     unsafe { sys::cuptiGetGraphNodeId(node, &raw mut id) }.result().map(|()| id)
 }
 
-/// A subscription: a process has one, so another profiler is noticed; and it tells of clones. At its end all
+/// A subscription. A process has one, so another profiler is noticed; and it tells of clones. At its end all
 /// activities are off.
 #[derive(Debug)]
 struct Subscriber {
     handle: sys::CUpti_SubscriberHandle,
     nodes: &'static Nodes,
-    /// Nothing is turned off at its end.
+    /// Whether nothing is turned off at its end.
     is_left: bool,
 }
 
@@ -317,11 +319,11 @@ impl Drop for Subscriber {
 /// A node of a recording was cloned.
 const CLONED: u32 = sys::CUpti_CallbackIdResource::CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED as u32;
 
-/// Notes that a clone stands for what its original does.
+/// Notes that a clone stands for the same task as its original.
 ///
 /// # Safety
 /// For CUPTI alone: `told` is the map of the subscription, and `data` what belongs to the callback. Only the
-/// domain of resources is subscribed to, so `domain` is one that we know.
+/// domain of resources is subscribed to, so `domain` is one that is known here.
 unsafe extern "C" fn cloned(
     told: *mut c_void,
     domain: sys::CUpti_CallbackDomain,
@@ -337,8 +339,8 @@ unsafe extern "C" fn cloned(
     if graph.is_null() {
         return;
     }
-    // SAFETY: it names such another one, alive as long. Its fields are read one by one, as one of them says
-    // what kind of node it is, and there may be kinds to come; `told` is what `Subscriber::new` passed.
+    // SAFETY: it names another such structure, alive as long. Its fields are read one by one, as one of them
+    // says what kind of node it is, and there may be kinds to come; `told` is what `Subscriber::new` passed.
     let (nodes, original, clone) = unsafe {
         let (original, clone) = (&raw const (*graph).originalNode, &raw const (*graph).node);
         (&*told.cast::<Nodes>(), original.read(), clone.read())

@@ -1,7 +1,7 @@
 //! One activity record in our words.
 //!
 //! Law: a record is read field by field, so that a library whose records grew at their end is read as well.
-//! The first of its fields says what it is; numbers of others are never taken for variants of ours.
+//! Its first field says what it is; other libraries' numbers are never taken for variants of ours.
 
 use std::ffi::c_void;
 
@@ -9,7 +9,7 @@ use cudarc::cupti::sys;
 
 use super::place::Place;
 
-/// What a buffer of CUPTI tells of, as far as it matters here.
+/// What a buffer of CUPTI reports, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Record {
     /// Something that ran on a device.
@@ -78,7 +78,7 @@ impl Record {
     }
 }
 
-/// The call of a task; `None` for ids that somebody else pushed.
+/// The call of a task; `None` for ids that other code pushed.
 ///
 /// # Safety
 /// `record` points to a whole record of an external correlation.

@@ -1,4 +1,4 @@
-//! Activations made into operands, as a closure enqueues it.
+//! Turns activations into operands, as a closure enqueues it.
 
 use std::rc::Rc;
 
@@ -14,19 +14,19 @@ use super::lent::{Lent, LentMut};
 use super::product::Scaled;
 use crate::format::{Directions, Format, Shape};
 
-/// What is made an operand: bf16 lines, each `row_pitch` elements behind the one before.
+/// What is made an operand: bf16 lines, `row_pitch` elements apart.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source<'a> {
-    /// As they lie.
+    /// As they are.
     Values(Lent<'a>),
     /// Their GELU, rounded to bf16.
     Gelu(Lent<'a>),
-    /// The gradient of `x`, rounded to bf16, from that of its GELU, which lies alike.
+    /// The gradient of `x`, rounded to bf16, from that of its GELU, which is laid out alike.
     GeluGradient { x: Lent<'a>, gradient: Lent<'a> },
 }
 
-/// A bf16 matrix of one shape that is made an operand of products again and again, in memory of its own: codes
-/// `[rows, cols]`, codes of the transpose `[cols, rows rounded up to 16]`, and their scales.
+/// A bf16 matrix of one shape that is made an operand of products again and again, in memory of its own:
+/// codes `[rows, cols]`, codes of the transpose `[cols, rows rounded up to 16]`, and their scales.
 #[derive(Debug)]
 pub(crate) struct Activation {
     shape: Shape,
@@ -37,13 +37,13 @@ pub(crate) struct Activation {
     turned: Scratch,
     /// Scales of the codes; one f32 for both where one holds for the whole matrix.
     scale: Scratch,
-    /// Scales of the turned codes; where one scale holds for the whole matrix, its amax.
+    /// Scales of the transposed codes; where one scale holds for the whole matrix, its amax.
     turned_scale: Scratch,
     kept: Kept,
     blas: Rc<Blas>,
 }
 
-/// Where a quantization puts what it makes; null for codes that are not wanted.
+/// Where a quantization puts its results; null for codes that are not wanted.
 struct Places {
     data: DeviceAddress,
     scale: DeviceAddress,
@@ -101,7 +101,7 @@ impl Activation {
     /// Quantizes a matrix into memory of this value's own. Allocates nothing and waits for nothing.
     ///
     /// # Errors
-    /// [`CudaFailure::Refused`] for a stream of another GPU, and for values that are too few or misaligned.
+    /// [`CudaFailure::Refused`] for a stream of another GPU, and for too few or misaligned values.
     pub(crate) fn enqueue(
         &mut self,
         handles: &CudaHandles,
@@ -202,9 +202,9 @@ impl Activation {
 }
 
 fn enqueue(handles: &CudaHandles, launch: &KernelLaunch) -> Result<(), CudaFailure> {
-    // SAFETY: the handles' context is current, and they are of the GPU the kernels were loaded for. The
-    // values were measured, and so was what is kept; everything else is memory of the activation, made for
-    // its shape. A launch without a table needs not outlive its enqueuing: its arguments are copied. The
+    // SAFETY: the handles' context is current, and they are of the GPU the kernels were loaded for. The sizes
+    // of the values and of what is kept were checked; everything else is memory of the activation, made for
+    // its shape. A launch without a table need not outlive its enqueuing: its arguments are copied. The
     // activation keeps the module, and what is recorded outlives neither it nor that memory (RH-1).
     handles.driver(|| unsafe { launch.enqueue(handles.stream()) })
 }

@@ -21,7 +21,7 @@ use super::lent::{Lent, LentMut};
 /// NVIDIA's advice for Hopper; older GPUs take less.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// What scales of blocks must be aligned to, and where a scale that stands alone is brought to
+/// What scales of blocks must be aligned to, and the alignment to which a single scale is copied
 /// ([`Blas::aligned`]).
 pub(super) const SCALE_ALIGNMENT: u64 = 16;
 
@@ -33,7 +33,7 @@ pub(crate) struct Blas {
     setup: Stream,
     capability: ComputeCapability,
     pub(super) context: Arc<Context>,
-    /// The lane's stream, known from the first work on.
+    /// The lane's stream, known from its first work on.
     stream: Cell<Option<cudarc::driver::sys::CUstream>>,
     session: Session,
 }
@@ -56,7 +56,8 @@ unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
-/// What is held for recordings of the session that the lane belongs to, known from the first work in a call on.
+/// What is held for recordings of the session that the lane belongs to, known from its first work in a call
+/// on.
 type Session = Arc<OnceLock<Arc<Holdings>>>;
 
 impl Blas {
@@ -95,7 +96,7 @@ impl Blas {
         &self.tools.workspace
     }
 
-    /// Memory that work of this lane leaves things in.
+    /// Memory in which work of this lane leaves things.
     pub(crate) fn scratch(&self, bytes: usize) -> Result<Scratch, CudaFailure> {
         self.memory(bytes).map(Scratch)
     }
@@ -123,11 +124,11 @@ impl Blas {
         }
     }
 
-    /// Where a product finds the one scale of its first or `second` factor: there, or at a copy in this
+    /// Where a product finds the one scale of its first or `second` factor: in place, or at a copy in this
     /// lane's own place. Scales of whole weights lie in a row of f32, and cuBLASLt refused a product in a
-    /// session of several such weights where it had taken each product alone: where the scale begins is what
-    /// differs. Products of a lane follow one another, so the next one's copy waits for this one to have read
-    /// its own.
+    /// session of several such weights where it had taken each product alone; the difference is where the
+    /// scale begins. Products of a lane follow one another, so the next one's copy waits until this one has
+    /// read its own.
     pub(super) fn aligned(
         &self,
         handles: &CudaHandles,
@@ -139,7 +140,7 @@ impl Blas {
         }
         let place = self.tools.scales.address().plus(SCALE_ALIGNMENT as usize * usize::from(second));
         let bytes = size_of::<f32>();
-        // SAFETY: the caller measured the scale; the place is this value's, and what reads it runs on this
+        // SAFETY: the caller checked the scale; the place is this value's, and what reads it runs on this
         // stream before what writes it next.
         handles
             .driver(|| unsafe { memcpy_dtod_async(place.number(), scale.number(), bytes, handles.stream()) })
@@ -147,7 +148,7 @@ impl Blas {
         Ok(place)
     }
 
-    /// For work that touches its operands alone: refuses handles of another GPU or of another session than
+    /// For work that touches only its operands: refuses handles of another GPU or of another session than
     /// before, and makes the GPU's context current.
     pub(super) fn check_device(&self, handles: &CudaHandles) -> Result<(), CudaFailure> {
         if let Some(holdings) = handles.holdings()
@@ -192,7 +193,7 @@ impl Drop for Tools {
     }
 }
 
-/// Memory that a lane's work uses, and what is recorded of it (RH-1).
+/// Memory that a lane's work uses, and recordings of that work (RH-1).
 #[derive(Debug)]
 pub(super) struct LaneMemory {
     memory: Arc<DeviceMemory>,

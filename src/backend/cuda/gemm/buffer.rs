@@ -1,7 +1,7 @@
 //! Memory of a closure's own.
 //!
-//! Law: it is zeroed when it is made. When it is dropped it is freed behind the work that uses it; if a recorded
-//! step may use it, once no such recording is left (RH-1).
+//! Law: it is zeroed when it is made. When it is dropped it is freed after the work that uses it; if a
+//! recorded step may use it, once no such recording is left (RH-1).
 
 use std::marker::PhantomData;
 
@@ -37,15 +37,15 @@ impl<T: Pod> DeviceBuffer<T> {
     /// All elements, to be read.
     #[must_use]
     pub fn read(&self) -> DeviceSlice<'_, T> {
-        // SAFETY: the elements are this value's own and live as long as the slice; memory is freed behind
-        // work that uses it.
+        // SAFETY: the elements are this value's own and live as long as the slice; memory is freed after work
+        // that uses it.
         unsafe { DeviceSlice::from_address(self.memory.address(), self.len) }
     }
 
     /// All elements, to be written.
     #[must_use]
     pub fn write(&mut self) -> DeviceSliceMut<'_, T> {
-        // SAFETY: as above, and the value is borrowed alone.
+        // SAFETY: as above, and the value is borrowed exclusively.
         unsafe { DeviceSliceMut::from_address(self.memory.address(), self.len) }
     }
 }

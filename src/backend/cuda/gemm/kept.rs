@@ -1,16 +1,15 @@
-//! What stays of a quantized matrix when its rows have been multiplied: the codes of its transpose and their
-//! scales, in one piece of memory.
+//! What is kept of a quantized matrix when its rows have been multiplied: the codes of its transpose and
+//! their scales, in one piece of memory.
 //!
-//! Law: where what lies follows from format and shape alone. Both parts begin at multiples of 256 bytes, as
-//! products want their factors; what is between them is never written or read.
+//! Law: places follow from format and shape alone. Both parts begin at multiples of 256 bytes, as products
+//! want their factors; what is between them is never written or read.
 
 use super::super::failure::CudaFailure;
 use super::lent::Lent;
 use super::product::{ALIGNMENT, Scaled};
 use crate::format::{Format, Orientation, PlaneKind, PlaneSpec, Shape};
 
-/// Codes `[cols, rows rounded up to 16]`, then their scales, of which there is one where one holds for the
-/// whole matrix.
+/// Codes `[cols, rows rounded up to 16]`, then their scales: one scale if it holds for the whole matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kept {
     code_bytes: usize,
@@ -18,7 +17,7 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// What begins at such a multiple.
+    /// The alignment of what is kept.
     pub(crate) const ALIGNMENT: usize = ALIGNMENT as usize;
 
     /// What is kept of a matrix of `shape`, quantized to `format`: FP8 in 1×128 blocks or with one scale.
@@ -27,7 +26,7 @@ impl Kept {
         Self { code_bytes, scale_bytes: Self::scale_bytes(format, shape.transposed()) }
     }
 
-    /// Elements of a line of turned codes. Those behind the last row are zero.
+    /// Elements of a line of transposed codes. Those after the last row are zero.
     pub(crate) const fn pitch(shape: Shape) -> usize {
         shape.rows.next_multiple_of(16)
     }
@@ -52,7 +51,7 @@ impl Kept {
         self.scale_offset() + self.scale_bytes
     }
 
-    /// Refuses memory of another size, or that begins elsewhere.
+    /// Refuses memory of another size or with another alignment.
     pub(super) fn check(self, kept: Lent<'_>) -> Result<(), CudaFailure> {
         if kept.bytes() == self.bytes() && kept.address().number().is_multiple_of(ALIGNMENT) {
             return Ok(());

@@ -37,7 +37,7 @@ impl Lent<'_> {
 }
 
 impl<'a> LentMut<'a> {
-    /// Callers own the range alone for as long as the value lives.
+    /// Callers own the range exclusively for as long as the value lives.
     pub(super) const fn new(address: DeviceAddress, bytes: usize) -> Self {
         Self { address, bytes, lent: PhantomData }
     }
@@ -50,7 +50,7 @@ impl<'a> LentMut<'a> {
         self.bytes
     }
 
-    /// The same range, to be read once it is written: by work on the stream behind.
+    /// The same range, to be read by later work on the stream, once it is written.
     pub(super) const fn as_lent(&self) -> Lent<'a> {
         Lent::new(self.address, self.bytes)
     }

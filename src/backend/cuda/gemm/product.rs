@@ -1,4 +1,4 @@
-//! One product of fixed shape: D = op(A) · op(B), with the algorithm it will always be computed by.
+//! One product of fixed shape: D = op(A) · op(B), with the algorithm that always computes it.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -49,7 +49,7 @@ impl Element {
 pub(crate) enum Scale {
     /// Not at all.
     None,
-    /// One f32.
+    /// One f32 for the whole factor.
     Whole,
     /// f32 for each 128 elements along the contraction: `[blocks, outer]`, outer a multiple of 4.
     Lines128,
@@ -61,15 +61,15 @@ pub(crate) enum Scale {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Factor {
     pub(crate) element: Element,
-    /// Does the contraction run along neighbours in memory?
+    /// Whether the contraction runs along neighbours in memory.
     pub(crate) contiguous: bool,
     /// Elements from one line of neighbours to the next.
     pub(crate) pitch: usize,
     pub(crate) scale: Scale,
 }
 
-/// A product of A's `rows` lines and B's `cols` lines, both of `inner` elements; D is stored as `[cols, rows]`
-/// row-major, each line `pitch` elements behind the one before.
+/// A product of A's `rows` lines and B's `cols` lines, both of `inner` elements; D is stored as
+/// `[cols, rows]` row-major, with lines `pitch` elements apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProductSpec {
     pub(crate) rows: usize,
@@ -136,14 +136,15 @@ pub(crate) struct Product {
 }
 
 impl Product {
-    /// Asks cuBLASLt for the algorithm it holds fastest, once.
+    /// Asks cuBLASLt once for the algorithm that it considers fastest.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] where cuBLASLt has none; [`CudaFailure::Call`].
     pub(crate) fn new(blas: &Rc<Blas>, spec: ProductSpec) -> Result<Self, CudaFailure> {
         blas.make_current()?;
         let description = Description::new()?;
-        // A factor that lies along the contraction is A transposed, but B as it is: matrices are column by column.
+        // A factor that lies along the contraction is A transposed, but B as it is: matrices are column by
+        // column.
         description.transpose(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, spec.a.contiguous)?;
         description.transpose(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, !spec.b.contiguous)?;
         description.scale_mode(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, spec.a.scale)?;
@@ -164,7 +165,7 @@ impl Product {
         Ok(Self { spec, description, a, b, d, algorithm, workspace_bytes, blas: Rc::clone(blas) })
     }
 
-    /// Enqueues D = A · B, plus `addend`, which lies as D does. Allocates nothing and waits for nothing;
+    /// Enqueues D = A · B, plus `addend`, which is laid out as D is. Allocates nothing and waits for nothing;
     /// while the stream is being captured, so is the product.
     ///
     /// # Errors
@@ -201,7 +202,7 @@ impl Product {
         let c = addend.unwrap_or(result);
         let pointer = |address: DeviceAddress| address.number() as *mut c_void;
         let workspace = self.blas.workspace().address();
-        // SAFETY: handle, description and layouts live as long as `self`. Every operand was measured above
+        // SAFETY: handle, description and layouts live as long as `self`. Every operand was checked above
         // against what the layouts touch; the workspace is this lane's and as large as the algorithm asked
         // for. The factors are read before the call returns, as the pointer mode is the host's.
         let multiply = || unsafe {
@@ -249,7 +250,7 @@ use sys::cublasLtMatmulDescAttributes_t as Attribute;
 const A_SCALE: Attribute = Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER;
 const B_SCALE: Attribute = Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER;
 
-/// How a product is computed, but for shapes.
+/// How a product is computed, except for shapes.
 #[derive(Debug)]
 struct Description(sys::cublasLtMatmulDesc_t);
 
@@ -269,7 +270,7 @@ impl Description {
     fn scale_mode(&self, attribute: Attribute, scale: Scale) -> Result<(), CudaFailure> {
         use sys::cublasLtMatmulMatrixScale_t as Mode;
         match scale {
-            // One scale is what cuBLASLt takes unless told otherwise, also where it knows no other.
+            // cuBLASLt assumes one scale unless told otherwise, and so where it knows no other.
             Scale::None | Scale::Whole => Ok(()),
             Scale::Lines128 => self.set(attribute, Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F),
             Scale::Tiles128 => self.set(attribute, Mode::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F),
@@ -317,7 +318,7 @@ impl Drop for Layout {
     }
 }
 
-/// What an algorithm is looked for under.
+/// The preferences under which an algorithm is looked for.
 struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Drop for Preference {
@@ -327,7 +328,7 @@ impl Drop for Preference {
     }
 }
 
-/// The algorithm cuBLASLt holds fastest, and its workspace.
+/// The algorithm that cuBLASLt considers fastest, and its workspace.
 fn choose(
     blas: &Blas,
     spec: &ProductSpec,

@@ -1,7 +1,7 @@
-//! One in-order queue of a GPU, for the tool's work outside of a session.
+//! One in-order queue of a GPU, for the tool's work outside a session.
 //!
 //! Law: what a recording touches outlives the recording's last replay, and handles do not outlive the queue.
-//! Nothing here sees to that, so it is not for embedders.
+//! Nothing here enforces this, so it is not for embedders.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ impl Queue {
         Ok(Self { stream, handles, blas: Rc::clone(blas) })
     }
 
-    /// What layers enqueue with. They serve for as long as the queue lives.
+    /// What layers enqueue with, valid for as long as the queue lives.
     #[must_use]
     pub(crate) const fn handles(&self) -> &CudaHandles {
         &self.handles
@@ -75,7 +75,7 @@ impl Queue {
         self.stream.launch(&recording.0)
     }
 
-    /// Copies a buffer to the host, behind everything enqueued so far.
+    /// Copies a buffer to the host, after everything enqueued so far.
     ///
     /// # Errors
     /// [`CudaFailure::Call`].

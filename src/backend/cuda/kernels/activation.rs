@@ -24,7 +24,7 @@ use crate::format::{Format, Fp8Element, Fp8Tile, ScaleRule, Shape};
 pub struct ActivationOperand {
     /// Rows, the tokens, and columns, a multiple of 16.
     pub shape: Shape,
-    /// bf16 `[rows, cols]`, each row `row_pitch` elements behind the one before.
+    /// bf16 `[rows, cols]`, with rows `row_pitch` elements apart.
     pub values: DeviceAddress,
     /// A multiple of 16, at least the columns.
     pub row_pitch: usize,
@@ -32,14 +32,14 @@ pub struct ActivationOperand {
     pub data: DeviceAddress,
     /// Decode scales; see above.
     pub scale: DeviceAddress,
-    /// Codes of the transpose, `[cols, rows rounded up to 16]`, written, zeros behind the last row; null if they
-    /// are not wanted.
+    /// Codes of the transpose, `[cols, rows rounded up to 16]`, written, with zeros after the last row; null
+    /// if they are not wanted.
     pub columnwise_data: DeviceAddress,
     /// Decode scales of the transpose; see above.
     pub columnwise_scale: DeviceAddress,
 }
 
-/// What of a matrix is quantized. Codes and scales are those of bf16 values that a launch of its own would
+/// What is quantized of a matrix. Codes and scales are those of the bf16 values that a separate launch would
 /// have written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActivationSource {
@@ -47,7 +47,8 @@ pub enum ActivationSource {
     Values,
     /// Their GELU, in its tanh form.
     Gelu,
-    /// The gradient of what the values are, from that of their GELU: bf16 that lies as the values do, here.
+    /// The gradient of the values, from that of their GELU, which is bf16 at this address, laid out as the
+    /// values are.
     GeluGradient(DeviceAddress),
 }
 
@@ -87,7 +88,7 @@ pub struct ActivationQuantizer {
     epsilon: f32,
 }
 
-/// Casts that take GELU on the way.
+/// Casts that compute GELU on the way.
 #[derive(Clone, Debug)]
 struct Gelu {
     value: Function,
@@ -143,13 +144,14 @@ impl Kernels {
 }
 
 impl ActivationQuantizer {
-    /// Does one scale hold for the whole matrix, so that [`ActivationQuantizer::amax`] runs before the cast?
+    /// Whether one scale holds for the whole matrix, so that [`ActivationQuantizer::amax`] runs before the
+    /// cast.
     #[must_use]
     pub const fn needs_amax(&self) -> bool {
         self.amax.is_some()
     }
 
-    /// Raises the word at `columnwise_scale` to the amax of the matrix; the word holds zero before.
+    /// Raises the word at `columnwise_scale` to the amax of the matrix; the word must hold zero before.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] where blocks have scales of their own, and as [`ActivationQuantizer::cast`].
@@ -165,16 +167,17 @@ impl ActivationQuantizer {
     /// Codes and scales of the matrix, of its transpose, or of both.
     ///
     /// # Errors
-    /// [`CudaFailure::Refused`] for columns that are no multiple of 16, an address that is missing or misaligned.
+    /// [`CudaFailure::Refused`] for columns that are not a multiple of 16, and for an address that is missing
+    /// or misaligned.
     pub fn cast(&self, operand: &ActivationOperand) -> Result<KernelLaunch, CudaFailure> {
         self.cast_of(ActivationSource::Values, operand)
     }
 
-    /// The same of what `source` makes of the matrix.
+    /// The same for what `source` makes of the matrix.
     ///
     /// # Errors
-    /// As [`ActivationQuantizer::cast`]; for GELU where one scale holds for the whole matrix, as nobody has
-    /// found its amax.
+    /// As [`ActivationQuantizer::cast`]; for GELU where one scale holds for the whole matrix, because its
+    /// amax has not been found.
     pub fn cast_of(
         &self,
         source: ActivationSource,

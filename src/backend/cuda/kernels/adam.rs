@@ -12,7 +12,7 @@ use super::tiles::{TileArguments, TileTable, only};
 use crate::config::{AdamMode, Moments};
 use crate::layout::OptimizerSettings;
 
-/// Where the master of a weight lies.
+/// Where the master of a weight is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MasterState {
     /// f32.
@@ -81,7 +81,7 @@ struct Arguments {
     only: TensorArguments,
 }
 
-/// Groups of four elements that a thread has: those of the kernels.
+/// Groups of four elements that a thread has, the same as in the kernels.
 const GROUPS_F32: u32 = 1;
 const GROUPS_BF16: u32 = 2;
 

@@ -59,7 +59,7 @@ struct Arguments {
 
 /// `FLAT_PASS` of the kernels.
 const FLAT_PASS: u64 = 16384;
-/// Blocks that a large device runs at one time: while a launch has no more, its blocks make one pass each.
+/// Blocks that a large device runs at one time. A launch with no more than that makes one pass per block.
 const AT_ONCE: u64 = 512;
 /// Bytes of `Pending`, one per tensor.
 const PENDING: usize = 8;
@@ -69,7 +69,7 @@ struct Cut {
     kernel: &'static CStr,
     /// Rows and columns of a block of the format; 0 if only the tensor counts.
     block: (usize, usize),
-    /// Rows that a warp takes in a pass, 128 columns of them; 0 if a thread block takes a block of the format.
+    /// Rows that a warp takes in a pass, of 128 columns; 0 if a thread block takes a block of the format.
     height: usize,
     /// The most passes of a thread block, a power of two.
     most_passes: u64,

@@ -4,7 +4,7 @@ use super::super::address::DeviceAddress;
 use super::super::failure::CudaFailure;
 use crate::format::{Format, FormatError, Orientation, PlaneKind, PlaneSpec, Shape};
 
-/// Refuses an address that is not a multiple of the size of what lies there; a null one passes.
+/// Refuses an address that is not a multiple of the size of what is there; a null one passes.
 pub(super) fn element_aligned(what: &str, address: DeviceAddress, bytes: u64) -> Result<(), CudaFailure> {
     if address.number().is_multiple_of(bytes) {
         return Ok(());

@@ -15,7 +15,7 @@ use crate::format::{AmaxChoice, Fp8Tensor, ScaleRule};
 pub struct DelayedScaleOperand {
     /// Number of weights.
     pub weights: usize,
-    /// Amaxes remembered of each, at least 1.
+    /// Amaxes remembered for each, at least 1.
     pub length: usize,
     /// f32 `[weights, length]`, the latest first; null to keep the factors.
     pub history: DeviceAddress,
@@ -30,7 +30,7 @@ pub struct DelayedScaleOperand {
 pub struct RecordAmaxOperand {
     /// Number of weights.
     pub weights: usize,
-    /// Amaxes remembered of each, at least 1.
+    /// Amaxes remembered for each, at least 1.
     pub length: usize,
     /// f32, one per weight.
     pub tensor_amax: DeviceAddress,

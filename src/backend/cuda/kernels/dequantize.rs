@@ -23,7 +23,7 @@ pub struct DequantizeOperand {
     pub data: DeviceAddress,
     /// The scale plane; null for a format without one.
     pub scale: DeviceAddress,
-    /// Its rows; compact ones of rowwise planes alone.
+    /// Its rows; only rowwise planes may have compact ones.
     pub scale_rows: ScaleRows,
     /// One f32, or null for 1.
     pub tensor_scale: DeviceAddress,
@@ -61,9 +61,9 @@ const FLAT_TILE: u64 = 8192;
 /// How a kernel cuts the stored matrix.
 #[derive(Clone, Copy)]
 enum Cut {
-    /// A warp takes 4 rows, 512 bytes of values of each.
+    /// A warp takes 4 rows, with 512 bytes of values from each.
     Strips,
-    /// A block takes 128 rows, 128 columns.
+    /// A block takes 128 rows of 128 columns.
     Columns,
     /// A block takes 8192 elements.
     Flat,
@@ -73,7 +73,7 @@ enum Cut {
 struct Kernel {
     names: (&'static CStr, &'static CStr),
     cut: Cut,
-    /// Bytes of four neighbours in the data plane, and of the smallest thing that lies there.
+    /// Bytes of four neighbours in the data plane, and of the smallest unit in it.
     group: u64,
     element: u64,
 }
@@ -127,7 +127,7 @@ impl Kernel {
     }
 }
 
-/// The power of two of rows that share a scale row because equal ones stand once.
+/// The number of rows, as a power of two, that share a scale row because equal rows are stored once.
 const fn shared_rows(format: Format, scale_rows: ScaleRows) -> u16 {
     match (format, scale_rows) {
         (Format::Nvfp4(Nvfp4Block::Tile16x16), ScaleRows::Compact) => 4,
@@ -174,7 +174,7 @@ impl Kernels {
             if matches!(format, Format::Fp8Block(_)) {
                 element_aligned("a scale plane", scale, 4)?;
             }
-            // MXFP8 keeps its data untransposed; the dense formats are copied as they lie.
+            // MXFP8 keeps its data untransposed; the dense formats are copied as they are.
             let stored = match (format, orientation) {
                 (Format::Mxfp8, _) | (_, Orientation::Rowwise) => shape,
                 (_, Orientation::Columnwise) => shape.transposed(),

@@ -40,7 +40,7 @@ pub enum Summed {
     Squares,
 }
 
-/// Prepares launches on vectors of bf16, each `count` elements that begin at a multiple of 16 bytes.
+/// Prepares launches on vectors of bf16, each of `count` elements that begin at a multiple of 16 bytes.
 #[derive(Clone, Debug)]
 pub struct ElementwiseKernels {
     gelu: Function,
@@ -123,7 +123,7 @@ impl ElementwiseKernels {
         vector(&self.uniform, Arguments { seed, scale, ..onto(y, count)? })
     }
 
-    /// Two launches, to run one behind the other: the f32 at `sum` becomes the sum of the values or of their
+    /// Two launches, to run one after the other: the f32 at `sum` becomes the sum of the values or of their
     /// squares. The parts take [`ElementwiseKernels::PARTIAL_BYTES`] at `partial`.
     ///
     /// # Errors

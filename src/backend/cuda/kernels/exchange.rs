@@ -21,11 +21,11 @@ use super::tiles::{TileArguments, TileTable};
 pub struct Partner {
     /// Says that this rank may be written to.
     pub ready_there: DeviceAddress,
-    /// Says that the partner may be.
+    /// Says that the partner may be written to.
     pub ready_here: DeviceAddress,
     /// Says that this rank has written.
     pub done_there: DeviceAddress,
-    /// Says that the partner has.
+    /// Says that the partner has written.
     pub done_here: DeviceAddress,
 }
 const _: () = assert!(size_of::<Partner>() == 32);
@@ -55,15 +55,15 @@ struct Arguments {
 const COPIERS: u32 = 512;
 /// `TILE` of the kernel.
 const TILE: u64 = 32768;
-/// Multiprocessors it takes at most. Eight leave a third of NVLink unused on an H200 and thirty-two gain
+/// The most multiprocessors it takes. Eight leave a third of NVLink unused on an H200 and thirty-two gain
 /// nothing, while each is taken from the products that run meanwhile.
 const BLOCKS: u32 = 16;
-/// Bytes of the gate, behind which the partners lie.
+/// Bytes of the gate, which the partners follow.
 const GATE: usize = 16;
 
 impl Kernels {
-    /// Meets `partners`, copies, meets them again, and leaves `mark`. Ranges of any alignment; they do not
-    /// overlap.
+    /// Meets `partners`, copies, meets them again, and leaves `mark`. Ranges may have any alignment; they do
+    /// not overlap.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for an address that is missing or misaligned, and for more partners than a
@@ -109,7 +109,7 @@ impl Kernels {
             partner_count,
             number: mark.map_or(0, |mark| mark.number),
         };
-        // Who has nothing to say meets the others all the same.
+        // A rank that has nothing to say still meets the others.
         let blocks = table.blocks().clamp(1, BLOCKS);
         let function = self.function(Family::Exchange, c"exchange")?;
         Ok(KernelLaunch::new(function, blocks, COPIERS, arguments, Some(table.table)))

@@ -1,11 +1,11 @@
 //! Gathered scale planes made whole: `expand_scale` of `kernels/scale_plane.cu`.
 //!
 //! Laws:
-//! - What stands behind the last valid row is zero afterwards, whatever the format. Rows are spread for
-//!   NVFP4's 16×16 tiles alone, of which one row of sixteen travels; the compact plane of any other format is
-//!   the beginning of the plain one.
-//! - Compact rows may lie in the first rows of the plane that they are spread over. A plane is cut into
-//!   *strips* of columns, and the rows of a strip in which compact ones may lie are left to one block of it,
+//! - What comes after the last valid row is zero afterwards, whatever the format. Rows are spread only for
+//!   NVFP4's 16×16 tiles, of which one row of sixteen travels; the compact plane of any other format is the
+//!   beginning of the plain one.
+//! - Compact rows may be in the first rows of the plane that they are spread over. A plane is cut into
+//!   *strips* of columns, and the rows of a strip in which compact ones may be are left to one of its blocks,
 //!   which begins when the others have read theirs.
 
 use std::ffi::CStr;
@@ -25,10 +25,9 @@ use crate::format::{Format, Nvfp4Block, Orientation, PlaneSpec, Shape};
 /// A gathered scale plane that is to be made whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpandOperand {
-    /// The weight's shape; of all shards, padding included, behind a gather.
+    /// The weight's shape; after a gather, that of all shards, padding included.
     pub shape: Shape,
-    /// The compact rows, one after the other: at the beginning of the plane, or outside of it. A multiple
-    /// of 4.
+    /// The compact rows, one after the other: at the beginning of the plane, or outside it. A multiple of 4.
     pub compact: DeviceAddress,
     /// The plane of [`Format::planes`], written. A multiple of 4.
     pub plane: DeviceAddress,
@@ -59,10 +58,10 @@ struct ExpandArguments {
     only: ExpandTensor,
 }
 
-/// Rows that one tile's scales stand in: `REPEAT` of the kernels.
+/// Rows in which one tile's scales are repeated: `REPEAT` of the kernels.
 const REPEAT: usize = 16;
-/// Units that a block works on side by side, as powers of two: of a small launch, of one that fills the
-/// device, and of a large one.
+/// Units that a block works on side by side, as powers of two: for a small launch, for one that fills the
+/// device, and for a large one.
 const NARROW: u32 = 2;
 const WIDE: u32 = 4;
 const WIDEST: u32 = 6;
@@ -70,10 +69,11 @@ const WIDEST: u32 = 6;
 const FILLS: usize = 512;
 /// Blocks of a launch that is large.
 const LARGE: usize = RESIDENT as usize;
-/// Rows of units that a block of a large launch takes, in rows of others: `BATCHES` of the kernels.
+/// Rows of units that a block of a large launch takes, counted in rows of other launches: `BATCHES` of the
+/// kernels.
 const BATCHES: usize = 6;
 
-/// Do rows of the compact plane and of the whole one begin at multiples of 16 bytes?
+/// Whether rows of the compact plane and of the whole one begin at multiples of 16 bytes.
 fn in_groups(operand: &ExpandOperand, pitch: usize) -> bool {
     pitch.is_multiple_of(16)
         && [operand.compact, operand.plane].iter().all(|address| address.number().is_multiple_of(16))
@@ -108,7 +108,7 @@ impl Strips {
 struct Cut {
     kernel: &'static CStr,
     strips: Vec<Strips>,
-    /// Blocks of a strip beside those that spread the lower rows.
+    /// Blocks of a strip besides those that spread the lower rows.
     closing: usize,
 }
 
@@ -220,7 +220,7 @@ mirrors!(Family::ScalePlane, REPEAT, BATCHES);
 mod tests {
     use super::*;
 
-    /// 36 units a row; of 304 rows of tiles, padding among them, 19 are left to the end.
+    /// 36 units a row; of 304 rows of tiles, padding included, 19 are left to the end.
     #[test]
     fn strips_are_wider_in_larger_launches_and_have_a_closing_block_each_in_a_large_one() {
         let (shape, at) = (Shape::new(4800, 9216), DeviceAddress::new(4096));

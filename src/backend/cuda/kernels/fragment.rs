@@ -7,13 +7,13 @@ use super::super::failure::CudaFailure;
 use super::check::{divides, element_aligned, narrow, refused};
 use crate::format::{FlatShard, Format, Shape};
 
-/// f32 master values: elements of a flattened row-major matrix, from any one to any other.
+/// f32 master values: consecutive elements of a flattened row-major matrix, with any start and end.
 ///
 /// A row shard is a matrix of its own, all of it ([`MasterFragment::whole`]); a flat (ZeRO) shard is a slice of
 /// the weight's matrix, at any offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MasterFragment {
-    /// Where the fragment's first element lies; a multiple of 4.
+    /// Where the fragment's first element is; a multiple of 4.
     pub master: DeviceAddress,
     /// The matrix.
     pub shape: Shape,
@@ -28,7 +28,8 @@ impl MasterFragment {
         Self { master, shape, shard: FlatShard { start: 0, len: shape.elements() } }
     }
 
-    /// What the kernels are told. Any shape is read correctly; fast if rows begin at multiples of 16 bytes.
+    /// The arguments for the kernels. Any shape is read correctly; it is fast if rows begin at multiples of
+    /// 16 bytes.
     pub(super) fn arguments(&self, format: Format) -> Result<FragmentArguments, CudaFailure> {
         element_aligned("a master", self.master, 4)?;
         divides(format, self.shape)?;

@@ -15,8 +15,8 @@ pub(super) const THREADS: u32 = 256;
 /// Warps of a block: `WARPS` in `kernels/common.cuh`.
 pub(super) const WARPS: u64 = THREADS as u64 / 32;
 
-/// Blocks that a large device runs at one time at most: eight on each of 132 multiprocessors. What is cut by
-/// it is right on any device, and fast on such.
+/// The most blocks that a large device runs at one time: eight on each of 132 multiprocessors. What is cut by
+/// it is correct on any device, and fast on such devices.
 pub(super) const RESIDENT: u64 = 8 * 132;
 
 /// Room for the arguments of every kernel, which takes one struct.
@@ -34,8 +34,8 @@ pub struct KernelLaunch {
 }
 
 impl KernelLaunch {
-    /// `blocks` blocks of `threads` threads; `arguments` is the struct the kernel takes. Without blocks there is
-    /// nothing to do.
+    /// `blocks` blocks of `threads` threads; `arguments` is the struct the kernel takes. Without blocks
+    /// nothing is done.
     pub(super) fn new<A: NoUninit>(
         function: Function,
         blocks: u32,

@@ -61,7 +61,8 @@ struct Arguments {
 const TILE: u64 = 16384;
 
 impl Kernels {
-    /// Copies ranges of bytes, by multiprocessors: what is put in place on the compute stream. Any alignment.
+    /// Copies ranges of bytes by multiprocessors, for what is put in place on the compute stream. Any
+    /// alignment.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for an address that is missing.

@@ -1,21 +1,21 @@
 //! The kernels: what to launch for an op on given addresses.
 //!
 //! Laws:
-//! - One function per op prepares one [`KernelLaunch`] for any number of tensors (a *multi-tensor launch*): it
-//!   checks its operands, builds the table the kernel reads and uploads it. That may allocate, compile and
-//!   wait; [`KernelLaunch::enqueue`] does none of it.
+//! - One function per op prepares one [`KernelLaunch`] for any number of tensors (a *multi-tensor launch*):
+//!   it checks its operands, builds the table the kernel reads and uploads it. That may allocate, compile and
+//!   wait; [`KernelLaunch::enqueue`] does none of these.
 //! - Operands are addresses, shapes and formats. Nothing here knows plans, slots, ranks or streams.
-//! - The numbers are those of [`mod@crate::format`] and of the CPU backend, bit for bit: amaxes, scales, codes,
-//!   values, transposes, sums. Adam differs at most by the rounding of `β^t` in f64, and a norm by the
+//! - The numbers are those of [`mod@crate::format`] and of the CPU backend, bit for bit: amaxes, scales,
+//!   codes, values, transposes, sums. Adam differs at most by the rounding of `β^t` in f64, and a norm by the
 //!   order of an f64 sum.
 //! - Any shape, any alignment of elements and any fragment is correct; rows that begin at multiples of 16
 //!   bytes are fast.
 //! - A context must be current on the thread, the same one when preparing and when enqueuing.
 //!
-//! Kernel sources lie in `kernels/*.cu`; their headers state the laws of the device side.
+//! Kernel sources are in `kernels/*.cu`; their headers state the laws of the device side.
 
-/// Holds constants against those of the same name in a family's source: what a launch is cut by is written on
-/// both sides.
+/// Compares constants with those of the same name in a family's source: the numbers by which a launch is cut
+/// are written on both sides.
 #[cfg(test)]
 macro_rules! mirrors {
     ($family:expr, $($name:ident),+) => {

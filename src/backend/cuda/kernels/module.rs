@@ -73,7 +73,7 @@ impl Kernels {
         compile(&family.source(), architecture).map(drop)
     }
 
-    /// Compiles every family, all at a time, and loads them, so that preparing launches need not.
+    /// Compiles all families at the same time and loads them, so that preparing launches need not.
     ///
     /// # Errors
     /// [`CudaFailure`].
@@ -83,7 +83,7 @@ impl Kernels {
         let missing: Vec<Family> = missing.collect();
         let codes: Result<Vec<_>, CudaFailure> =
             missing.par_iter().map(|family| Ok((*family, self.code(*family)?))).collect();
-        // A context is a thread's, so modules are loaded on this one.
+        // A context is current on a thread, so modules are loaded on this one.
         for (family, code) in codes? {
             modules[family as usize] = Some(Arc::new(Module::load(&code)?));
         }
@@ -128,7 +128,7 @@ pub(super) struct Module {
 
 // SAFETY: the handle is a name the driver looks up; its calls are thread safe.
 unsafe impl Send for Module {}
-// SAFETY: as above; nothing behind `&Module` is changed by this process.
+// SAFETY: as above; this process changes nothing through `&Module`.
 unsafe impl Sync for Module {}
 
 impl Module {

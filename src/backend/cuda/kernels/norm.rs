@@ -75,15 +75,15 @@ struct VoteArguments {
 const STRIDE: u64 = 4096;
 /// Elements that are worth a block.
 const LEAST: u64 = 2 * STRIDE;
-/// Elements after which blocks come and go without the device waiting for the slowest.
+/// Elements per block from which on blocks come and go without the device waiting for the slowest.
 const ENOUGH: u64 = 8 * STRIDE;
 /// Blocks that a large device runs at one time.
 const AT_ONCE: u64 = 512;
-/// About as many partial sums as one block adds at the end without being waited for.
+/// About the number of partial sums that one block adds at the end without being waited for.
 const PARTIAL_SUMS: u64 = 4096;
 
-/// Elements of a tile: a number that depends on the lengths alone, so that sums have one order everywhere. Up to
-/// `ENOUGH` elements each, all blocks run at one time.
+/// Elements of a tile. The number depends on the lengths alone, so that sums have one order everywhere. With
+/// up to `ENOUGH` elements each, all blocks run at one time.
 fn tile_of(operands: &[NormOperand]) -> u64 {
     let elements: u64 = operands.iter().map(|operand| operand.elements as u64).sum();
     let share = |blocks| elements.div_ceil(blocks).next_multiple_of(STRIDE);
@@ -91,8 +91,8 @@ fn tile_of(operands: &[NormOperand]) -> u64 {
 }
 
 impl Kernels {
-    /// The rank's [`op::NormRecord`](crate::op::NormRecord): sum of squares of all operands, in f64 and rounded
-    /// once, beside the fault word (one u32).
+    /// The rank's [`op::NormRecord`](crate::op::NormRecord): sum of squares of all operands, in f64 and
+    /// rounded once, with the fault word (one u32).
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for an address that is missing or misaligned.

@@ -14,7 +14,7 @@ use crate::format::{Format, Fp8Element, Fp8Tile, Nvfp4Block, Orientation, ScaleR
 /// Which rows a scale plane has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScaleRows {
-    /// [`Format::compact_planes`]: one of the rows that repeat.
+    /// [`Format::compact_planes`]: one of each group of rows that repeat.
     Compact,
     /// [`Format::shard_planes`]: no padding rows.
     Shard,
@@ -39,7 +39,7 @@ pub struct ScaleOperand {
     pub scale_plane: DeviceAddress,
     /// Its rows.
     pub scale_rows: ScaleRows,
-    /// One f32: what dequantizing needs beside the planes, written.
+    /// One f32: what dequantizing needs besides the planes, written.
     pub tensor_scale: DeviceAddress,
 }
 
@@ -79,8 +79,8 @@ struct Arguments {
 /// Rows of four scales that a thread makes: `FEW` and, in large launches, `MANY` of the kernels.
 const FEW: u32 = 2;
 const MANY: u32 = 4;
-/// Blocks of `FEW` rows of a launch of MXFP8 that is large: several times what a device runs at one time. One
-/// of NVFP4, whose blocks divide first, is large where there are more than that ([`RESIDENT`]).
+/// Blocks of `FEW` rows above which a launch of MXFP8 is large: several times what a device runs at one time.
+/// A launch of NVFP4, whose blocks divide first, is large where there are more than that ([`RESIDENT`]).
 const LARGE_MXFP8: u64 = 4096;
 
 /// Rows and columns of the block grid of an orientation.
@@ -162,7 +162,7 @@ impl Kernels {
     ///
     /// `vote` is an [`op::Vote`](crate::op::Vote), or null; nothing is written when it skips. `fault` is one
     /// u32, or null: it becomes the lowest position of an operand whose amax has no scale (NVFP4, not
-    /// finite), plus 1, unless it is lower already and not 0; what that operand owns is not written.
+    /// finite), plus 1, unless it is lower already and not 0; what belongs to that operand is not written.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for a format without scales, a shape that does not divide into blocks, an

@@ -13,16 +13,16 @@ use super::tiles::{TileArguments, TileTable};
 use crate::format::ElementType;
 use crate::op::SumTarget;
 
-/// Slices of one gradient that become one.
+/// Slices of one gradient that are summed into one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlicesOperand {
     /// The ranks' slices, in rank order; at least one.
     pub slices: Vec<DeviceAddress>,
-    /// What becomes of them, f32, written or updated; none of the slices.
+    /// The result, f32, written or updated; none of the slices.
     pub into: DeviceAddress,
     /// Number of elements of a slice.
     pub elements: usize,
-    /// What is made of the sum.
+    /// What is done with the sum.
     pub target: SumTarget,
 }
 
@@ -61,7 +61,7 @@ const fn number(target: SumTarget) -> u16 {
 }
 
 impl Kernels {
-    /// The sums of slices in rank order in f32; as they are, or multiplied by `factor`, rounded, and put down
+    /// The sums of slices in rank order in f32: as they are, or multiplied by `factor`, rounded, and stored
     /// or added. Slices are f32 or bfloat16.
     ///
     /// # Errors

@@ -22,7 +22,7 @@ pub struct AccumulateOperand {
     pub elements: usize,
 }
 
-/// Vectors of several ranks that become one.
+/// Vectors of several ranks that are combined into one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CombineOperand {
     /// The ranks' vectors, f32, in rank order; at least one.

@@ -1,8 +1,8 @@
 //! Scale planes for block-scaled products: `swizzle_scale` of `kernels/scale_plane.cu`.
 //!
-//! Law: a swizzled plane is other memory than the one it is made from, and of as many bytes, padding
-//! included. What a product reads of it does not depend on how the scales lay: columnwise MXFP8 planes hold
-//! the transposed matrix of scales and are turned on the way.
+//! Law: a swizzled plane is in other memory than the one it is made from, and has the same number of bytes,
+//! padding included. What a product reads of it does not depend on how the scales were stored: columnwise
+//! MXFP8 planes hold the transposed matrix of scales and are transposed on the way.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -22,7 +22,7 @@ pub struct SwizzleOperand {
     pub shape: Shape,
     /// The plane of [`Format::planes`]. A multiple of 4.
     pub scale: DeviceAddress,
-    /// As many bytes, written; not the same ones. A multiple of 16.
+    /// The same number of bytes, written; not the same memory. A multiple of 16.
     pub swizzled: DeviceAddress,
 }
 
@@ -93,7 +93,8 @@ impl Kernels {
                 transposed: u32::from(transposed),
                 aligned: u32::from(operand.scale.number().is_multiple_of(16) && pitch.is_multiple_of(16)),
             };
-            // A thread makes 64 bytes: of one tile, or of four side by side, four threads of which are neighbours.
+            // A thread makes 64 bytes: of one tile, or of four side by side, in which case four threads are
+            // neighbours.
             let threads = match transposed {
                 true => 8 * rows.div_ceil(128) as u64 * tiles_across as u64,
                 false => 128 * rows.div_ceil(128) as u64 * tiles_across.div_ceil(16) as u64,

@@ -1,9 +1,9 @@
-//! From a list of tensors to the tiles of one launch, and the table on the device that says so.
+//! From a list of tensors to the tiles of one launch, and the table on the device that describes them.
 //!
-//! Law: the tiles of the tensors are numbered one after the other; the table holds the tensors' descriptors,
-//! the number of each tensor's first tile with the number of all behind them, and the workspace a kernel asked
-//! for, zeroed. The descriptor of a launch's only tensor also goes with the arguments (`only`). Mirrors `Tiles` of
-//! `kernels/common.cuh`.
+//! Law: the tiles of the tensors are numbered one after the other. The table holds the tensors' descriptors,
+//! the number of each tensor's first tile followed by the number of all tiles, and the workspace a kernel
+//! asked for, zeroed. The descriptor of a launch's only tensor also goes with the arguments (`only`). Mirrors
+//! `Tiles` of `kernels/common.cuh`.
 
 use bytemuck::{NoUninit, Pod, Zeroable};
 
@@ -34,7 +34,7 @@ pub(super) struct TileTable {
 }
 
 impl TileTable {
-    /// The table of `tensors`: a descriptor each, and how many tiles it has. `workspace` bytes follow.
+    /// The table of `tensors`: a descriptor and a number of tiles for each. `workspace` bytes follow.
     pub(super) fn new<D: NoUninit>(tensors: &[(D, u64)], workspace: usize) -> Result<Self, CudaFailure> {
         Self::with_workspace(tensors.len(), tensors.iter().map(|(_, tiles)| *tiles), workspace, |_| {
             (tensors.iter().map(|(descriptor, _)| *descriptor).collect(), Vec::new())
@@ -79,8 +79,8 @@ impl TileTable {
     }
 }
 
-/// The descriptor that goes with the arguments: that of a launch's only tensor. Where there are more, nobody
-/// looks.
+/// The descriptor that goes with the arguments: that of a launch's only tensor. Where there are more, it is
+/// not read.
 pub(super) fn only<D: Zeroable + Copy>(tensors: &[(D, u64)]) -> D {
     tensors.first().map_or(D::zeroed(), |(descriptor, _)| *descriptor)
 }

@@ -20,11 +20,12 @@ pub struct TransposeOperand {
     pub shape: Shape,
     /// The rowwise data plane.
     pub data: DeviceAddress,
-    /// The rowwise scale plane, with its padding rows or without; null for a format without one.
+    /// The rowwise scale plane, with or without its padding rows; null for a format without one.
     pub scale: DeviceAddress,
     /// The columnwise data plane, written.
     pub columnwise_data: DeviceAddress,
-    /// The columnwise scale plane of [`Format::planes`], written, padding too; null for a format without.
+    /// The columnwise scale plane of [`Format::planes`], written, including padding; null for a format
+    /// without.
     pub columnwise_scale: DeviceAddress,
 }
 
@@ -55,7 +56,7 @@ struct Arguments {
     only: TensorArguments,
 }
 
-/// The kernel of an element of some bits.
+/// The kernel for elements of one width.
 struct Kernel {
     name: &'static CStr,
     bits: usize,

@@ -1,34 +1,35 @@
 //! Collectives as commands: how bytes get from rank to rank.
 //!
 //! Laws:
-//! - Whatever the way, a gather leaves the same bytes, and so does an exchange of gradients: every
-//!   contribution reaches its owner undivided, in the slot that the plan has for it. Sums of gradients are no
-//!   part of a collective, but tasks of the plan, unless the library is asked to sum ([`Reduce::Nccl`]).
+//! - A gather leaves the same bytes by every transport, and so does an exchange of gradients: every
+//!   contribution reaches its owner undivided, in the slot that the plan has for it. Sums of gradients are
+//!   not part of a collective but tasks of the plan, unless the library is asked to sum ([`Reduce::Nccl`]).
 //!   Values of an all-reduce wait in the landing ([`super::landing`]), and one kernel combines them in rank
 //!   order.
-//! - Where neighbours are all there are, an exchange of gradients is meetings and copies by engines and
-//!   nothing else, unless it is small: no kernel, so it waits for no multiprocessor, and holds up no lane
+//! - Where there are only neighbours, an exchange of gradients is meetings and copies by engines and nothing
+//!   else, unless it is small. It has no kernel, so it waits for no multiprocessor, and holds up no lane
 //!   while products have them all.
-//! - Whoever a collective brings together is a world to its way: ranks are numbered in their team
-//!   ([`super::team`]), and only where words, or members of a communicator, are named does this file speak of
-//!   ranks of the world.
-//! - A way says in which *stages* a collective goes, as data; this file makes commands of stages and knows no
-//!   way. All ranks have the same stages, so what a stage says of this rank and its peers fits together
-//!   (`simulated`).
-//! - A gather of planes brings the peers' parts; whether the own one is written too is the way's affair, and
-//!   nobody relies on it. Among neighbours it launches no kernel, but where it is small by
+//! - To its transport, the ranks that a collective brings together are a world: they are numbered in their
+//!   team ([`super::team`]). This file speaks of ranks of the world only where words, or members of a
+//!   communicator, are named.
+//! - A transport says in which *stages* a collective goes, as data; this file turns stages into commands and
+//!   knows no transport. All ranks have the same stages, so what a stage says of this rank and its peers fits
+//!   together (`simulated`).
+//! - A gather of planes brings the peers' parts. Whether the rank's own part is written too is up to the
+//!   transport, and nothing relies on it. Among neighbours it launches no kernel, unless it is small by
 //!   [`Route::kernel_bytes`], so the lane waits for peers and for nothing that computes: meetings are
 //!   operations on the stream's memory, and engines move the bytes.
-//! - Memory of peers is written between two meetings (PL-8, see [`super::signal`]): parts of weights and
-//!   gradients, rows that are summed over replicas among them, by copy engines, which need no multiprocessor;
-//!   the few values of a maximum, and whatever [`Route::kernel_bytes`] calls small, by one kernel that meets
-//!   as well. That kernel waits for a multiprocessor, and costs the host a launch instead of a dozen calls.
+//! - Memory of peers is written between two meetings (PL-8, see [`super::signal`]). Parts of weights and
+//!   gradients, including rows that are summed over replicas, are written by copy engines, which need no
+//!   multiprocessor. The few values of a maximum, and whatever [`Route::kernel_bytes`] calls small, are
+//!   written by one kernel that meets as well. That kernel waits for a multiprocessor, and costs the host a
+//!   launch instead of a dozen calls.
 //! - A rank writes and never reads peers, so its copies run on engines that no other rank queues for. Copies
-//!   *from* peers behind a stream's wait for them never finished with three and more GPUs in a process, as if
-//!   the driver queued the copies of several readers on the engine of the GPU they read, behind one another's
-//!   waits.
-//! - Within one GPU bytes are moved by kernels, whoever's they are: the driver would do the same with one it
-//!   loads when it is first needed, and ranks that share a GPU would share its engines.
+//!   *from* peers, after a stream's wait for them, never finished with three and more GPUs in a process, as
+//!   if the driver queued the copies of several readers on the engine of the GPU they read, one after the
+//!   waits of another.
+//! - Within one GPU bytes are moved by kernels, to whichever rank they belong: the driver would do the same
+//!   with one it loads when it is first needed, and ranks that share a GPU would share its engines.
 
 mod nccl;
 mod peer;
@@ -64,41 +65,41 @@ enum Stage {
     Push(Carrier, Vec<CopyOperand>),
     /// One group of NCCL.
     Exchange(Vec<Transfer>),
-    /// Everybody's values made into one, in f32 and rank order.
+    /// All ranks' values combined into one, in f32 and rank order.
     Combine(Reduction, Vec<CombineOperand>),
 }
 
 /// What carries bytes into the memory of neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Carrier {
-    /// One command per operand, no multiprocessor: for few and large ones.
+    /// One command per operand, no multiprocessor: for few, large operands.
     Engines,
-    /// One launch for all, meetings included: for many and small ones.
+    /// One launch for all, meetings included: for many, small operands.
     Kernel,
 }
 
-/// A part of a collective, as commands or soon to be.
+/// A part of a collective, as commands or before it becomes commands.
 enum Part {
     Command(Command),
     /// One kernel that meets, copies and meets.
     Exchange(Vec<CopyOperand>),
 }
 
-/// One rank's way to the peers of one collective.
+/// One rank's route to the peers of one collective.
 #[derive(Debug)]
 pub(super) struct Route<'a> {
     /// The memory of the team.
     pub(super) view: View<'a>,
     pub(super) team: Team,
     pub(super) group: Group,
-    /// Of all ranks of the world.
+    /// The memory of all ranks of the world.
     pub(super) homes: &'a [Home],
     pub(super) transport: Transport,
     pub(super) reduce: Reduce,
     pub(super) communication: &'a Communication,
-    /// Has every rank a GPU of its own, whose engines may wait for peers?
+    /// Whether every rank has a GPU of its own, whose engines may wait for peers.
     pub(super) has_engines: bool,
-    /// Up to so many bytes for a neighbour go by one kernel, meetings included.
+    /// Up to this many bytes per neighbour go by one kernel, meetings included.
     pub(super) kernel_bytes: usize,
     /// What is left for the host once a collective is done.
     pub(super) done: Mark,
@@ -143,7 +144,8 @@ impl Route<'_> {
         Ok(commands.into_iter().map(Part::Command).collect())
     }
 
-    /// Copies to neighbours between two meetings: by one kernel if they are small, else by engines between words.
+    /// Copies to neighbours between two meetings: by one kernel if they are small, otherwise by engines
+    /// between words.
     fn push(
         &self,
         kernels: &Kernels,
@@ -165,7 +167,7 @@ impl Route<'_> {
         Ok(commands.into_iter().map(Part::Command).collect())
     }
 
-    /// The mark goes with what comes last, where that can take it along.
+    /// The mark goes with the last part, where that can take it along.
     fn marked(&self, kernels: &Kernels, mut parts: Vec<Part>) -> Result<Vec<Command>, CudaFailure> {
         let last = parts.pop();
         let mut commands = Vec::with_capacity(parts.len() + 2);
@@ -193,7 +195,7 @@ impl Route<'_> {
         Ok(commands)
     }
 
-    /// Those of the team, as ranks of the world.
+    /// The neighbours of the team, as ranks of the world.
     fn neighbours(&self) -> Vec<RankId> {
         let neighbours = self.view.hosts.neighbours(self.view.rank);
         neighbours.map(|neighbour| self.team.in_world(neighbour)).collect()
@@ -222,15 +224,15 @@ impl Route<'_> {
     }
 }
 
-/// Does the collective library sum gradients in this type? It would sum bf16 in bf16, so it is left to sum
-/// f32 alone.
+/// Whether the collective library sums gradients in this type. It would sum bf16 in bf16, so only f32 is left
+/// to it.
 fn sums_by_itself(transport: Transport, reduce: Reduce, element: ElementType) -> bool {
     (transport, reduce, element) == (Transport::Nccl, Reduce::Nccl, ElementType::F32)
 }
 
-/// What a rank does of a collective, and in what order.
+/// What a rank does in a collective, and in what order.
 fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
-    // Who is alone has no communicator, and no neighbour either.
+    // A rank that is alone has no communicator, and no neighbour either.
     let transport = if view.homes.len() == 1 { Transport::Peer } else { transport };
     match (transport, pull) {
         (Transport::Peer, Pull::Gather(moves)) => peer::gather(view, &whole(moves)),
@@ -238,7 +240,7 @@ fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
         (Transport::Peer, Pull::Records(records)) => peer::records(view, *records),
         (Transport::Peer, Pull::Exchange(parts)) => peer::exchange(view, parts),
         (Transport::Peer, Pull::AllReduce(reduction, moves)) => peer::all_reduce(view, *reduction, moves),
-        // Of several ranks the library sums, or it is refused before anybody asks for its stages.
+        // With several ranks the library sums, or it is refused before its stages are asked for.
         (Transport::Peer, Pull::ReduceScatter(_, parts)) => alone(view, parts),
         (Transport::Nccl, Pull::Gather(moves)) => nccl::gather(view, moves),
         (Transport::Nccl, Pull::Chunk(pieces)) => nccl::gather_pieces(view, pieces),

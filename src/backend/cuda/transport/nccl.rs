@@ -1,7 +1,7 @@
 //! Everything by NCCL, among all ranks of a team.
 //!
-//! Law: gathers are NCCL's, but for pieces, which do not lie side by side and are sent one by one; gradients
-//! are exchanged contribution by contribution and summed by others, unless NCCL is asked to sum. No memory of
+//! Law: gathers are NCCL's, except for pieces, which are not side by side and are sent one by one. Gradients
+//! are exchanged contribution by contribution and summed elsewhere, unless NCCL is asked to sum. No memory of
 //! a peer is addressed.
 
 use super::{Stage, View};
@@ -12,7 +12,7 @@ use crate::backend::local::{Move, Piece, Scatter, Slices};
 use crate::format::ElementType;
 use crate::op::Reduction;
 
-/// Every rank's part, one after the other; the own one comes along.
+/// Every rank's part, one after the other; the rank's own comes along.
 pub(super) fn gather(view: &View<'_>, moves: &[Move]) -> Vec<Stage> {
     let own = view.own();
     let parts = moves.iter().filter(|part| part.from.bytes > 0).map(|part| Transfer::AllGather {
@@ -38,7 +38,7 @@ pub(super) fn gather_pieces(view: &View<'_>, pieces: &[Piece]) -> Vec<Stage> {
     vec![Stage::Exchange(transfers)]
 }
 
-/// This rank's slices of everybody's f32 sources, summed in the library's order.
+/// This rank's slices of all ranks' f32 sources, summed in the library's order.
 pub(super) fn sum_scatter(view: &View<'_>, parts: &[Scatter]) -> Vec<Stage> {
     let own = view.own();
     let sums = parts.iter().map(|part| Transfer::ReduceScatter {
@@ -49,7 +49,7 @@ pub(super) fn sum_scatter(view: &View<'_>, parts: &[Scatter]) -> Vec<Stage> {
     vec![Stage::Exchange(sums.collect())]
 }
 
-/// This rank's slices of everybody's sources, straight into their slot.
+/// This rank's slices of all ranks' sources, straight into their slot.
 pub(super) fn exchange(view: &View<'_>, parts: &[Slices]) -> Vec<Stage> {
     let (own, rank) = (view.own(), view.rank.index());
     let mut transfers = Vec::new();
@@ -63,7 +63,7 @@ pub(super) fn exchange(view: &View<'_>, parts: &[Slices]) -> Vec<Stage> {
     vec![Stage::Exchange(transfers)]
 }
 
-/// Everybody's values, combined on every rank alike.
+/// All ranks' values, combined on every rank alike.
 pub(super) fn all_reduce(view: &View<'_>, reduction: Reduction, moves: &[Move]) -> Vec<Stage> {
     let own = view.own();
     let (mut gathers, mut reductions) = (Vec::new(), Vec::new());

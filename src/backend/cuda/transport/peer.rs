@@ -1,15 +1,15 @@
-//! Neighbours' memory written inside of a host, and NCCL between the counterparts of several hosts.
+//! Writes to neighbours' memory inside a host, and NCCL between the counterparts of several hosts.
 //!
 //! Laws:
 //! - On one host nothing goes by NCCL. Over several, whatever leaves a host leaves it once and goes from a
-//!   rank to its counterpart: what is gathered is spread on each host by neighbours, what is to be summed
-//!   comes together at the counterpart of its owner first, each contribution for itself (no sums on the way,
+//!   rank to its counterpart. What is gathered is spread on each host by neighbours. What is to be summed
+//!   first comes together at the counterpart of its owner, each contribution by itself (no sums on the way,
 //!   which would round in another order).
-//! - In the landing of an all-reduce, the value of rank r waits at number r. In that of an exchange waits
-//!   what neighbours gave for other hosts, host by host from the next one on (the *relay*). Nobody writes a
-//!   number twice in one collective.
-//! - A rank sends what neighbours pushed after the meeting behind their pushes, and says that it may be written
-//!   again only in the next collective, whose first meeting stands behind its sends in the stream.
+//! - In the landing of an all-reduce, the value of rank r waits at number r. The landing of an exchange holds
+//!   what neighbours gave for other hosts, host by host, starting with the next one (the *relay*). No number
+//!   is written twice in one collective.
+//! - A rank sends what neighbours pushed after the meeting that follows their pushes. It says that it may be
+//!   written again only in the next collective, whose first meeting comes after its sends in the stream.
 
 use super::{Carrier, Stage, View, whole};
 use crate::backend::cuda::DeviceAddress;
@@ -49,7 +49,7 @@ pub(super) fn gather(view: &View<'_>, pieces: &[Piece]) -> Vec<Stage> {
     vec![Stage::Exchange(exchange), Stage::Push(Carrier::Engines, pushes)]
 }
 
-/// The same, and the rank's own part beside the others.
+/// The same, with the rank's own part among the others.
 pub(super) fn records(view: &View<'_>, records: Move) -> Vec<Stage> {
     let Move { from, to } = records;
     let own = view.own();
@@ -60,7 +60,7 @@ pub(super) fn records(view: &View<'_>, records: Move) -> Vec<Stage> {
     stages
 }
 
-/// This rank's slices of everybody's sources into their slot: a neighbour gets what is for its column, a
+/// This rank's slices of all ranks' sources into their slot: a neighbour gets what is for its column, a
 /// counterpart what this host has for it.
 pub(super) fn exchange(view: &View<'_>, parts: &[Slices]) -> Vec<Stage> {
     let (own, hosts) = (view.own(), view.hosts);
@@ -98,7 +98,7 @@ pub(super) fn exchange(view: &View<'_>, parts: &[Slices]) -> Vec<Stage> {
     vec![Stage::Push(Carrier::Engines, pushes), Stage::Exchange(transfers)]
 }
 
-/// Everybody's values, combined on every rank alike: gathered into the landing.
+/// All ranks' values, combined on every rank alike: gathered into the landing.
 pub(super) fn all_reduce(view: &View<'_>, reduction: Reduction, moves: &[Move]) -> Vec<Stage> {
     let (own, hosts) = (view.own(), view.hosts);
     let (mut exchange, mut pushes, mut reductions) = (Vec::new(), Vec::new(), Vec::new());
@@ -134,7 +134,7 @@ pub(super) fn all_reduce(view: &View<'_>, reduction: Reduction, moves: &[Move]) 
     vec![Stage::Exchange(exchange), Stage::Push(carrier, pushes), Stage::Combine(reduction, reductions)]
 }
 
-/// Everybody's values of `bytes` bytes, in rank order: this rank's at `own`, the others' in its landing.
+/// All ranks' values of `bytes` bytes, in rank order: this rank's at `own`, the others' in its landing.
 fn arrived(view: &View<'_>, own: DeviceAddress, ahead: usize, bytes: usize) -> Vec<DeviceAddress> {
     let landed = |rank: RankId| view.landed(view.rank, ahead, bytes, rank.index());
     view.ranks().map(|rank| if rank == view.rank { own } else { landed(rank) }).collect()

@@ -1,8 +1,8 @@
-//! What a rank knows of where everybody's memory lies.
+//! What a rank knows of where every rank's memory is.
 //!
-//! Law: arena, words and landing are laid out alike on every rank, so a place is an offset and whose memory
-//! it is in. Ranks are those of a team, numbered in it. Homes of ranks whose memory is not reached are null,
-//! and no way writes there.
+//! Law: arena, words and landing are laid out alike on every rank, so a place is an offset and the rank whose
+//! memory it is in. Ranks are those of a team, numbered in it. Homes of ranks whose memory is not reached are
+//! null, and no transport writes there.
 
 use crate::backend::cuda::address::DeviceAddress;
 use crate::backend::cuda::hosts::Hosts;
@@ -14,7 +14,7 @@ use crate::id::RankId;
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backend::cuda) struct View<'a> {
     pub(in crate::backend::cuda) rank: RankId,
-    /// Of the team, in rank order.
+    /// The memory of the team, in rank order.
     pub(in crate::backend::cuda) homes: &'a [Home],
     pub(in crate::backend::cuda) hosts: Hosts,
     /// Where this lane's part of every rank's landing begins.

@@ -1,5 +1,5 @@
-//! What every collective leaves on every rank, by every way, for every group of a mesh: worked out from the
-//! arenas as they were.
+//! What every collective leaves on every rank, by every transport, for every group of a mesh, computed from
+//! the arenas as they were.
 
 use proptest::prelude::*;
 
@@ -21,7 +21,7 @@ fn arenas(ranks: usize, bytes: usize) -> Vec<Vec<u8>> {
     (0..ranks).map(|rank| (0..bytes / 4).flat_map(|number| word(rank, number)).collect()).collect()
 }
 
-/// Regions one behind the other.
+/// Regions, one after the other.
 #[derive(Default)]
 struct Places {
     end: usize,
@@ -35,7 +35,7 @@ impl Places {
     }
 }
 
-/// Every other rank's bytes at their place in `pieces`, by every way.
+/// Every other rank's bytes at their place in `pieces`, by every transport.
 fn check_gathered(scene: Scene, before: &[Vec<u8>], pieces: &[Piece], pull: &Pull) {
     let from = |rank: usize, piece: &Piece| &before[rank][piece.from.offset..][..piece.from.bytes];
     let place = |number: usize, piece: &Piece| piece.to.offset + piece.first + number * piece.stride;
@@ -49,7 +49,7 @@ fn check_gathered(scene: Scene, before: &[Vec<u8>], pieces: &[Piece], pull: &Pul
     }
     for way in ways(scene.hosts) {
         let mut after = collective(before, scene, way, pull);
-        // A rank's own part is nobody's promise: a task behind the gather puts it there, where planes are wanted.
+        // A rank's own part is not promised: a task after the gather puts it there, where planes are wanted.
         for (rank, arena) in after.iter_mut().enumerate() {
             for piece in pieces {
                 arena[place(scene.own(rank), piece)..][..piece.from.bytes].copy_from_slice(from(rank, piece));
@@ -68,7 +68,8 @@ fn check_gather(scene: Scene, parts: &[usize]) {
     check_gathered(scene, &before, &whole(&moves), &Pull::Gather(moves));
 }
 
-/// Of each part of so many bytes, those from `first` on that are in a chunk, `bytes` of them at most.
+/// Of each part, whose sizes are given, the bytes from `first` on that are in a chunk, at most `bytes` of
+/// them.
 fn check_chunk(scene: Scene, parts: &[usize], first: usize, bytes: usize) {
     let mut places = Places::default();
     let pieces: Vec<_> = (parts.iter())
@@ -97,7 +98,7 @@ fn check_records(scene: Scene, bytes: usize) {
     every_way(&before, scene, &Pull::Records(records), &expected);
 }
 
-/// Slices of so many bytes each, unsummed, the own one left where it is.
+/// Slices of the given sizes, unsummed, with the rank's own one left where it is.
 fn check_exchange(scene: Scene, parts: &[usize]) {
     let size = scene.size();
     let mut places = Places::default();
@@ -159,7 +160,7 @@ fn check_sum_of_one(scene: Scene, elements: usize) {
     every_way(&before, scene, &Pull::ReduceScatter(ElementType::F32, vec![scatter]), &expected);
 }
 
-/// All there is, in one scene.
+/// Everything, in one scene.
 fn check_all(scene: Scene, parts: &[usize]) {
     check_gather(scene, parts);
     check_chunk(scene, parts, parts[0] / 3, 40);

@@ -1,10 +1,11 @@
-//! Every way on byte vectors: what ranks do of a collective fits together, and its outcome does not depend on
-//! the way.
+//! Every transport on byte vectors: what ranks do in a collective fits together, and its outcome does not
+//! depend on the transport.
 //!
-//! A collective of a group runs on all ranks of the mesh, every team for itself, in the memory of one world.
+//! A collective of a group runs on all ranks of the mesh, every team by itself, in the memory of one world.
 //! All ranks go through their stages in step. Within a stage everything is read before anything is written,
-//! no byte is written twice, and none is written that another reads: so the outcome is the same in whatever
-//! order the ranks get on between two stages. What leaves its host by another way than NCCL finds no memory.
+//! no byte is written twice, and none is written that another reads. So the outcome is the same in whatever
+//! order the ranks proceed between two stages. What leaves its host by anything other than NCCL finds no
+//! memory.
 
 mod collectives;
 mod stages;
@@ -202,7 +203,7 @@ fn run(memory: &mut Memory, network: Network, scene: Scene, all: Vec<Stage>) {
     traffic.apply(memory);
 }
 
-/// A collective by one way: the arenas of all ranks behind it.
+/// A collective by one transport: the arenas of all ranks after it.
 fn collective(
     before: &[Vec<u8>],
     scene: Scene,
@@ -240,7 +241,7 @@ fn collective(
     memory.ranks.into_iter().map(|[arena, _]| arena).collect()
 }
 
-/// All ways there are for ranks on these hosts, with the hosts inside of which memory is reached.
+/// All transports for ranks on these hosts, with the hosts inside which memory is reached.
 fn ways(hosts: Hosts) -> [(Network, Hosts); 4] {
     let (all, each) = (Hosts::one(hosts.ranks()), self::hosts(hosts.ranks(), 1));
     let network = |transport, hosts| Network { transport, hosts };
@@ -252,7 +253,7 @@ fn ways(hosts: Hosts) -> [(Network, Hosts); 4] {
     ]
 }
 
-/// The same outcome by every way, and it is this one.
+/// Checks that every transport gives the same outcome, and that it is this one.
 fn every_way(before: &[Vec<u8>], scene: Scene, pull: &Pull, expected: &[Vec<u8>]) {
     for way in ways(scene.hosts) {
         let after = collective(before, scene, way, pull);

@@ -1,4 +1,4 @@
-//! What one rank does of a collective, looked at: what takes no multiprocessor, and who sends what to whom.
+//! What one rank does in a collective: what takes no multiprocessor, and which rank sends what to which.
 
 use super::{Memory, home, hosts};
 use crate::backend::cuda::DeviceAddress;
@@ -130,7 +130,7 @@ fn a_team_meets_its_own_ranks_and_no_others() {
     );
 }
 
-/// A chunk is ranges of bytes, and no meeting more than a gather has.
+/// A chunk is ranges of bytes, with no more meetings than a gather has.
 #[test]
 fn a_chunk_on_one_host_is_pushes_by_engines_alone() {
     let homes: Vec<_> = (0..3).map(home).collect();
