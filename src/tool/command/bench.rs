@@ -252,7 +252,10 @@ impl Stack {
             let cannot = cannot_write(&path);
             let mut text = serde_json::to_string_pretty(&report).map_err(|error| cannot(error.into()))?;
             text.push('\n');
-            WholeFile::write(&path, text.as_bytes()).map_err(cannot)
+            WholeFile::write_as(&path, text.as_bytes(), replace).map_err(|error| match error.kind() {
+                io::ErrorKind::AlreadyExists => StackError::Exists { path: path.clone() },
+                _ => cannot(error),
+            })
         });
         if let Err(error) = written.and_then(|()| report.check()) {
             let _ = write!(io::stdout(), "{report}");

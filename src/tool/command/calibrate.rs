@@ -1,7 +1,7 @@
 //! Arguments of `warpweft calibrate`.
 //!
 //! Law: arguments are turned into options here and used elsewhere. No file is replaced without `--force`,
-//! nothing but a plain file at all, and none is written unless all of it was measured.
+//! also none that appeared meanwhile, nothing but a plain file at all, and none is written unless all of it was measured.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -66,7 +66,7 @@ pub(super) struct Calibrate {
     repeats: u32,
 
     /// The largest gradient that is reduced [default: 4 MiB on a CPU, 256 MiB on GPUs]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_largest)]
     largest: Option<ByteSize>,
 
     /// The configuration whose pacing (cpu.link), transport, reduce, reduce_dtype and deadline are measured; the
@@ -137,6 +137,11 @@ fn parse_name(text: &str) -> Result<String, String> {
     if text.is_empty() { Err("set it to text that is not empty".to_owned()) } else { Ok(text.to_owned()) }
 }
 
+fn parse_largest(text: &str) -> Result<ByteSize, String> {
+    let size: ByteSize = text.parse().map_err(|error: ByteSizeError| error.to_string())?;
+    if size.bytes() > 0 { Ok(size) } else { Err("set it to a size above zero".to_owned()) }
+}
+
 fn parse_memory(text: &str) -> Result<ByteSize, String> {
     let size: ByteSize = text.parse().map_err(|error: ByteSizeError| error.to_string())?;
     match size.bytes() {
@@ -152,6 +157,7 @@ impl Calibrate {
         if self.out.exists() && !self.force {
             return Err(CalibrateError::Exists { path: self.out });
         }
+        let replace = self.force;
         let bar = ProgressBar::new(0);
         let style = ProgressStyle::with_template("{bar:32} {pos} of {len}  {wide_msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -164,7 +170,12 @@ impl Calibrate {
         let measured = calibrate_machine(&options, stop, &mut watch);
         bar.finish_and_clear();
         let calibration = measured?;
-        WholeFile::write(&out, calibration.file.as_bytes()).map_err(cannot_write(&out))?;
+        WholeFile::write_as(&out, calibration.file.as_bytes(), replace).map_err(|error| {
+            match error.kind() {
+                io::ErrorKind::AlreadyExists => CalibrateError::Exists { path: out.clone() },
+                _ => cannot_write(&out)(error),
+            }
+        })?;
         Ok(format!("{calibration}\nwritten: {}\n", out.display()))
     }
 

@@ -117,6 +117,7 @@ fn what_makes_no_sense_together_is_refused() {
         ("warpweft plan m.toml --ranks -1", "-1 is not in 1..=65536"),
         ("warpweft simulate m.toml --cluster h200x4 --ranks 4 --depth -1", "-1 is not in 0..=64"),
         ("warpweft calibrate o.toml --memory 0", "a size above zero"),
+        ("warpweft calibrate o.toml --largest 0", "a size above zero"),
         ("warpweft calibrate o.toml --name ", "text that is not empty"),
         ("warpweft calibrate o.toml --flops bf16=715", "did you mean 715e12?"),
         ("warpweft plan m.toml --why 3 --dot", "cannot be used with"),
