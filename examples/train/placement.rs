@@ -241,6 +241,11 @@ mod tests {
             let refused = place(&Wish { process, ..wish(device, None, None) }, || Ok(0)).unwrap_err();
             assert!(refused.to_string().contains(word), "{refused}");
         }
+        let process = Some(0);
+        let without = || Err("libcuda is missing; say --device cpu".to_owned());
+        let refused = place(&Wish { process, ..wish(DeviceKind::Auto, None, None) }, without).unwrap_err();
+        let said = refused.to_string();
+        assert!(said.ends_with("libcuda is missing; start one process to train on the CPU"), "{said}");
     }
 
     #[test]

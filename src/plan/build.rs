@@ -280,18 +280,14 @@ fn delayed_gathers(tasks: &[Task], edges: &[Edge], lanes: &[Lane]) -> Vec<String
 }
 
 fn delay_note(subjects: &[&str], op: &str, lane: LaneKind) -> String {
-    let from = format!("memory that {op} ({lane} lane) frees only after");
+    let memory = format!("memory that {op} ({lane} lane) frees only after");
     match subjects {
-        [one] => format!("the gather of {one} takes {from} the gather's release"),
-        [one, other] => format!("the gathers of {one} and {other} take {from} their release"),
-        [one, other, rest @ ..] => {
-            format!(
-                "{} gathers, of {one}, {other} and {} more, take {from} their release",
-                subjects.len(),
-                rest.len()
-            )
-        }
         [] => String::new(),
+        [one] => format!("the gather of {one} takes {memory} the gather's release"),
+        [one, other, ..] => format!(
+            "{} gathers take {memory} their release; the first are those of {one}, and of {other}",
+            subjects.len()
+        ),
     }
 }
 
@@ -367,10 +363,9 @@ mod tests {
     fn gathers_that_wait_for_the_same_kind_of_task_are_one_note() {
         let note = |subjects: &[&str]| delay_note(subjects, "compute", LaneKind::Compute);
         assert!(note(&["a"]).starts_with("the gather of a takes memory that compute ("));
-        assert!(note(&["a", "b"]).starts_with("the gathers of a and b take"));
         let many = note(&["a", "b", "c", "d"]);
         assert!(
-            many.starts_with("4 gathers, of a, b and 2 more, take") && many.ends_with("their release"),
+            many.starts_with("4 gathers take memory that compute (") && many.ends_with("of a, and of b"),
             "{many}"
         );
     }

@@ -16,24 +16,29 @@ use crate::config::{ByteSize, ByteSizeError, Speed};
 use crate::model::Math;
 use crate::session::WholeFile;
 
-/// Measures this machine and writes the cluster file that simulate, plan, tune and prefetch.policy = "auto" read
+/// Measures this machine and writes the cluster file that simulate, plan and tune read
 ///
-/// Small sessions are run, as an embedder's would be, and every number is read from when their tasks ran:
+/// prefetch.policy = "auto" reads it too. Small sessions are run, as an embedder's would be, and
+/// every number is read from when their tasks ran:
 ///
-///   inside        latency and bytes per second of gathers and reductions, a robust line through a ladder of sizes
-///   hbm           speed of memory as the library's own kernels use it: amax, casts, transposes, dequantization, Adam
-///   flops_per_s   products of the tool's own: plain f32 loops on the CPU, on GPUs linear layers, forward and both
-///                 gradients. What your closures reach is yours to say: --flops
+///   inside        latency and bytes per second of gathers and reductions, a robust line through a
+///                 ladder of sizes
+///   hbm           speed of memory as the library's own kernels use it: amax, casts, transposes,
+///                 dequantization, Adam
+///   flops_per_s   products of the tool's own: plain f32 loops on the CPU, on GPUs linear layers,
+///                 forward and both gradients. What your closures reach is yours to say: --flops
 ///   kernel_us     what one more small kernel takes in a call
-///   launch_us     what one more small task costs a step; replay_us what a recorded step takes beside its tasks
+///   launch_us     what one more small task costs a step; replay_us what a recorded step takes beside
+///                 its tasks
 ///   contention    how much longer tasks take beside another lane, read task by task from one run
 ///   jitter        how late local tasks are, from the quartiles of their times
 ///
-/// Then a step of a decoder-like stack, from which no number was read, is predicted with the new file and measured: the table
-/// at the end says how far off the prediction is, op by op.
+/// Then a step of a decoder-like stack, from which no number was read, is predicted with the new file
+/// and measured: the table at the end says how far off the prediction is, op by op.
 ///
-/// One node is measured, all ranks of which are in this process. Leave the machine alone meanwhile. On a CPU take no more ranks than
-/// half its cores: ranks that wait for a core are late in ways that no cluster file says.
+/// One node is measured, all ranks of which are in this process. Leave the machine alone meanwhile.
+/// On a CPU take no more ranks than half its cores: ranks that wait for a core are late in ways that
+/// no cluster file says.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment, after_long_help = EXAMPLES)]
 pub(super) struct Calibrate {
