@@ -1,5 +1,5 @@
-//! `println!` for examples that are piped into `head -1` and the like: it is quiet once nobody reads on, where
-//! that of std panics.
+//! `println!` for examples that are piped into `head -1` and the like: it is quiet once nobody reads on,
+//! where that of std panics.
 
 use std::fmt::Arguments;
 use std::io::{self, ErrorKind, Write};

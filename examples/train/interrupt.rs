@@ -1,7 +1,8 @@
-//! Ctrl-C, and a request to terminate, end training after the step that is under way: what was done is summed up
-//! and its files are written. A second one ends the process at once.
+//! Ctrl-C, and a request to terminate, end training after the step that is under way: what was done is summed
+//! up and its files are written. A second one ends the process at once.
 //!
-//! Law: only a process that trains alone listens; one of several would leave the others waiting in the next step.
+//! Law: only a process that trains alone listens; one of several would leave the others waiting in the next
+//! step.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,9 +1,9 @@
 //! The files that a run leaves: the picture of its loss, and with `--losses` the losses in digits.
 //!
-//! Law: whether they can be written is asked before training begins, and asking leaves every file as it was. No
-//! two outputs are one file, the trace among them, and none is a file that the run reads. A file is written
-//! beside its place and then takes its name, so on a full disk the old one stays; what is no plain file (a pipe,
-//! a device) is written as it is.
+//! Law: whether they can be written is asked before training begins, and asking leaves every file as it was.
+//! No two outputs are one file, the trace among them, and none is a file that the run reads. A file is
+//! written beside its place and then takes its name, so on a full disk the old one stays; what is no plain
+//! file (a pipe, a device) is written as it is.
 
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
@@ -29,12 +29,12 @@ pub(crate) struct Trace<'a> {
 }
 
 impl Outputs {
-    /// Makes the folders and tries whether the files can be written. `inputs` are the files that the run reads,
-    /// each with what named it.
+    /// Makes the folders and tries whether the files can be written. `inputs` are the files that the run
+    /// reads, each with what named it.
     ///
     /// # Errors
-    /// One line with the flag, the path, and what to do; of two outputs in one file both flags, and of an output
-    /// in the place of an input both names.
+    /// One line with the flag, the path, and what to do; of two outputs in one file both flags, and of an
+    /// output in the place of an input both names.
     pub(crate) fn prepare(
         out: &Path,
         losses: Option<&Path>,

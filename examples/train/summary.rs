@@ -1,4 +1,5 @@
-//! What people are told of a run: before it what is about to run, after it how it went and where its files are.
+//! What people are told of a run: before it what is about to run, after it how it went and where its files
+//! are.
 //!
 //! Law: nothing is decided here; a summary only tells, and writes what [`Outputs`] was prepared for.
 

@@ -253,9 +253,9 @@ fn assemble(request: &Request<'_>, placed: Placed, timetable: &Timetable) -> Res
     })
 }
 
-/// Gathers whose slot is given free only after the call that releases them: prefetch the budget
-/// or the layout took back. `edges` are ordered by their later task. Those that wait for the same kind of task
-/// are one note.
+/// Gathers whose slot is given free only after the call that releases them: prefetch the budget or the layout
+/// took back. `edges` are ordered by their later task. Those that wait for the same kind of task are one
+/// note.
 fn delayed_gathers(tasks: &[Task], edges: &[Edge], lanes: &[Lane]) -> Vec<String> {
     let mut delayed: Vec<((&'static str, LaneKind), Vec<&str>)> = Vec::new();
     for (position, task) in tasks.iter().enumerate().filter(|(_, task)| task.op.is_gather()) {

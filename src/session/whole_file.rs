@@ -1,10 +1,11 @@
 //! Files that are replaced whole.
 //!
 //! Law: what is written goes into a file of its own beside the one that is meant, is synced, and renamed over
-//! it; so the name holds the old content or the new, also after the loss of power, and of writers at the
-//! same time one is kept whole: the last, or, where nothing may be replaced, the first. What failed, or was dropped, leaves nothing behind. A symbolic link is
-//! followed, and what it leads to is replaced. What is no plain file (a device, a pipe, a folder) is refused:
-//! a rename would take its place. A new file has the mode of any new file.
+//! it; so the name holds the old content or the new, also after the loss of power, and of writers at the same
+//! time one is kept whole: the last, or, where nothing may be replaced, the first. What failed, or was
+//! dropped, leaves nothing behind. A symbolic link is followed, and what it leads to is replaced. What is no
+//! plain file (a device, a pipe, a folder) is refused: a rename would take its place. A new file has the mode
+//! of any new file.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -101,8 +102,8 @@ impl Drop for WholeFile {
     }
 }
 
-/// Takes the name `target`, which nobody may have: as a second name of `beside`, or, where files have one name
-/// only, for an empty file, which is then renamed over.
+/// Takes the name `target`, which nobody may have: as a second name of `beside`, or, where files have one
+/// name only, for an empty file, which is then renamed over.
 fn claim(beside: &Path, target: &Path) -> io::Result<()> {
     match std::fs::hard_link(beside, target) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => File::create_new(target).map(drop),

@@ -322,7 +322,8 @@ fn coloured(categories: BTreeSet<&str>) -> BTreeMap<&str, &'static str> {
     categories.into_iter().map(|name| (name, colour(name))).collect()
 }
 
-/// The colour of a category, whatever else there is; one that is not in the tables takes a shared one by its name.
+/// The colour of a category, whatever else there is; one that is not in the tables takes a shared one by its
+/// name.
 fn colour(category: &str) -> &'static str {
     let known = OWN.iter().chain(&SHARING).find(|(known, _)| *known == category).map(|(_, place)| *place);
     let drawn = || category.bytes().fold(0, |state, byte| mixed(state ^ u64::from(byte)));
@@ -330,20 +331,17 @@ fn colour(category: &str) -> &'static str {
     PALETTE.get(place).copied().unwrap_or(FRAME)
 }
 
-/// The most of a slice's name that fits. What its colour says goes first (`dequantize`), then what stands in
-/// front of the first number (`blocks`), then a last word (`forward`), and then its middle: so what is left of
-/// two names differs where they do.
+/// The most of a slice's name that fits. What its colour says goes first (`dequantize`), then what stands
+/// before the first number of a dotted name (`blocks.`), then `forward` and `backward` are abbreviated, and
+/// then its middle goes: so what is left of two names differs where they do.
 fn label(name: &str, category: &str, width: f64) -> String {
     let subject = name.strip_prefix(category).map_or(name, str::trim_start);
-    let number = subject
-        .split_inclusive(['.', ' '])
-        .take_while(|piece| !piece.starts_with(|c: char| c.is_ascii_digit()));
-    let numbered =
-        subject.get(number.map(str::len).sum()..).filter(|rest| !rest.is_empty()).unwrap_or(subject);
-    let short = numbered.rsplit_once(' ').map_or(numbered, |(front, _)| front);
-    let fits = |text: &&str| SLICE_FONT.width(text) <= width;
-    let whole = [name, subject, numbered, short].into_iter().find(fits);
-    whole.map_or_else(|| SLICE_FONT.fit_middle(short, width), str::to_owned)
+    let behind_dots = subject.match_indices('.').map(|(dot, _)| &subject[dot + 1..]);
+    let numbered = behind_dots.into_iter().find(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    let numbered = numbered.unwrap_or(subject);
+    let short = numbered.replace("forward", "fwd").replace("backward", "bwd");
+    let whole = [name, subject, numbered].into_iter().find(|text| SLICE_FONT.width(text) <= width);
+    whole.map_or_else(|| SLICE_FONT.fit_middle(&short, width), str::to_owned)
 }
 
 /// Puts parts that begin within one mark into one, as wide as they are together.
@@ -386,11 +384,14 @@ mod tests {
         assert_eq!(at(500.0), name);
         assert_eq!(at(150.0), "blocks.12.fc1 forward");
         assert_eq!(at(90.0), "12.fc1 forward");
-        assert_eq!(at(40.0), "12.fc1");
+        assert_eq!(at(60.0), "12.fc1 fwd");
+        assert_eq!(at(40.0), "12.…wd");
         assert_eq!(at(10.0), "");
         let narrow =
             ["blocks.0.attention.qkv", "blocks.0.attention.output", "blocks.1.attention.qkv", "head"]
                 .map(|subject| label(&format!("dequantize {subject}"), "dequantize", 50.0));
+        assert_eq!(label("adam bucket 2", "adam", 60.0), "bucket 2");
+        assert_eq!(label("compute 0.mlp.backward", "compute", 55.0), "0.mlp.bwd");
         assert_eq!(narrow, ["0.at…qkv", "0.at…put", "1.at…qkv", "head"]);
     }
 

@@ -1,10 +1,10 @@
 //! A chrome trace that we wrote, back as a timeline.
 //!
-//! **TR-3** What [`write_trace`](super::write_trace) wrote is read back equal: lanes in the order
-//! of their ranks, slices with their arguments in the order of their names, counters (up to the
-//! last bit of a fraction), arrows, programs of steps and notes. Derived events are skipped, since they follow from
-//! the slices. Host lanes are totalled, not kept: a long run has millions of spans. Events of other
-//! tools are ignored where they do not pretend to be ours.
+//! **TR-3** What [`write_trace`](super::write_trace) wrote is read back equal: lanes in the order of their
+//! ranks, slices with their arguments in the order of their names, counters (up to the last bit of a
+//! fraction), arrows, programs of steps and notes. Derived events are skipped, since they follow from the
+//! slices. Host lanes are totalled, not kept: a long run has millions of spans. Events of other tools are
+//! ignored where they do not pretend to be ours.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Read;

@@ -37,8 +37,8 @@ const MOST_ELSE: f64 = 0.03;
 /// reaches the first.
 const MOST_OF_IT: [f64; 2] = [0.98, 0.85];
 
-/// Least work done in the time beside another lane, as a share of that time. Below it nothing was done, as far
-/// as times tell.
+/// Least work done in the time beside another lane, as a share of that time. Below it nothing was done, as
+/// far as times tell.
 const LEAST_WORK: f64 = 0.01;
 
 /// Share by which a task must be longer than by itself to count as slowed: three times the mean delay,

@@ -1,7 +1,8 @@
 //! Arguments of `warpweft calibrate`.
 //!
 //! Law: arguments are turned into options here and used elsewhere. No file is replaced without `--force`,
-//! also none that appeared meanwhile, nothing but a plain file at all, and none is written unless all of it was measured.
+//! also none that appeared meanwhile, nothing but a plain file at all, and none is written unless all of it
+//! was measured.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! Files that a schedule is written to.
 //!
 //! Law: names that are taken are refused before anything is computed, unless they may be replaced, and so is
-//! one name for two files; a name that was taken since is refused in the end. What is read is never replaced. Files are written whole or not at all, and only plain
-//! files are replaced.
+//! one name for two files; a name that was taken since is refused in the end. What is read is never replaced.
+//! Files are written whole or not at all, and only plain files are replaced.
 
 use std::io;
 use std::path::{Path, PathBuf};
