@@ -3,9 +3,14 @@
 //! `cargo run --example 01_print_a_plan` shows the table; add `-- --dot` for Graphviz source,
 //! `-- --depth 0` to see gathers on demand.
 
+#[path = "shared/print.rs"]
+mod print;
+
 use warpweft::model::{Layer, LayerStack, Mesh};
 use warpweft::plan::{Policy, StepPlan};
 use warpweft::prelude::*;
+
+use print::println;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().collect();

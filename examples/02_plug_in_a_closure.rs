@@ -5,7 +5,12 @@
 //! The closure reads what its call declared and writes what it declared, nothing else. The weight
 //! travels as NVFP4; the FP32 master it is quantized from is what learns.
 
+#[path = "shared/print.rs"]
+mod print;
+
 use warpweft::prelude::*;
+
+use print::println;
 
 const SIZE: usize = 32;
 

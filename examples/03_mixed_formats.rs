@@ -6,10 +6,15 @@
 //! a rule that matches nothing is an error, because the weights it was meant for would silently keep
 //! their format. Rules usually stand in the file the trainer loads; here they are text.
 
+#[path = "shared/print.rs"]
+mod print;
+
 use warpweft::format::PlaneSpec;
 use warpweft::model::{Mesh, Placement};
 use warpweft::plan::{Policy, StepPlan};
 use warpweft::prelude::*;
+
+use print::println;
 
 const RULES: &str = r#"
 [[weights]]                     # the MLPs tolerate 4 bits less well here: give them 8

@@ -6,6 +6,9 @@
 //! scheduler: every rank hands over the slices it owns, and the only thing it must bring is a maximum
 //! over the ranks. Slices may begin on an odd element, in the middle of a byte and of a tile.
 
+#[path = "shared/print.rs"]
+mod print;
+
 use std::convert::Infallible;
 use std::sync::{Barrier, Mutex};
 
@@ -13,6 +16,8 @@ use warpweft::format::{
     Directions, FlatShard, Format, MasterWeight, Orientation, PlanesMut, Shape, Via, Workspace,
     place_fragment, quantize, quantize_master_weights,
 };
+
+use print::println;
 
 const RANKS: usize = 3;
 

@@ -4,12 +4,17 @@
 //! `cargo run --example 05_read_a_trace -- TRACE.json PICTURE.svg` reads yours, such as one from
 //! `cargo run --release --example train -- --steps 12 --trace TRACE.json`.
 
+#[path = "shared/print.rs"]
+mod print;
+
 use std::error::Error;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use warpweft::trace::{Summary, TimelinePicture, read_trace};
+
+use print::println;
 
 fn main() -> ExitCode {
     match run() {

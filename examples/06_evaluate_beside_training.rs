@@ -7,7 +7,12 @@
 //! training step will, quantized, and leaves them alone. One closure serves both programs, because it
 //! asks its context for buffers by name.
 
+#[path = "shared/print.rs"]
+mod print;
+
 use warpweft::prelude::*;
+
+use print::println;
 
 const SIZE: usize = 32;
 

@@ -6,7 +6,12 @@
 //! whoever serves the model. It does not know how many ranks wrote it. Where it is kept is a
 //! `CheckpointStore`, an async trait; the one that comes with the library is a safetensors file.
 
+#[path = "shared/print.rs"]
+mod print;
+
 use warpweft::prelude::*;
+
+use print::println;
 
 const SIZE: usize = 32;
 

@@ -7,11 +7,16 @@
 //! GPU and whose failure is that of the start, and only enqueues afterwards. The loss here is ½‖y‖², so the
 //! gradient of y is y, and the weight shrinks.
 
+#[path = "shared/print.rs"]
+mod print;
+
 use half::bf16;
 use warpweft::compute::Seat;
 use warpweft::format::Shape;
 use warpweft::linear::{Device, Linear, LinearSpec, Recipe, Weight};
 use warpweft::prelude::*;
+
+use print::println;
 
 const TOKENS: usize = 64;
 const WEIGHT: Shape = Shape::new(256, 128);

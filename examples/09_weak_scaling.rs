@@ -7,6 +7,9 @@
 //! does not tell, and what matters most, is how fast its GPUs compute; so each layout of the weights is
 //! simulated twice, with the speed of the preset and with half of it.
 
+#[path = "shared/print.rs"]
+mod print;
+
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,6 +18,8 @@ use warpweft::cluster::Cluster;
 use warpweft::config::{CallList, Config, Declared};
 use warpweft::session::{Session, SessionError};
 use warpweft::trace::{LineChart, Series};
+
+use print::println;
 
 /// GPUs of one NVLink domain that share the work of a group, and so rails: a GPU of a rail stands for its domain.
 const GROUP: u32 = 64;

@@ -12,6 +12,9 @@
     reason = "a stream is borrowed and kernels are launched; each block says why it is sound"
 )]
 
+#[path = "shared/print.rs"]
+mod print;
+
 use std::error::Error;
 use std::sync::Arc;
 
@@ -21,6 +24,8 @@ use warpweft::backend::cuda::cudarc::driver::{
 use warpweft::backend::cuda::cudarc::nvrtc::compile_ptx;
 use warpweft::compute::Seat;
 use warpweft::prelude::*;
+
+use print::println;
 
 const SIZE: usize = 32;
 

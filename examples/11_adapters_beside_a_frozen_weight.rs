@@ -11,7 +11,12 @@
 //! frozen = true
 //! ```
 
+#[path = "shared/print.rs"]
+mod print;
+
 use warpweft::prelude::*;
+
+use print::println;
 
 const SIZE: usize = 64;
 const RANK: usize = 4;

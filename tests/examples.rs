@@ -99,6 +99,12 @@ fn the_main_job_trains_traces_and_explains_itself() {
     for word in ["holds no training step", "bytes on 1 rank\n"] {
         assert!(text.contains(word), "{word}: {text}");
     }
+    let mixed = ["--device", "cpu", "--ranks", "1", "--steps", "4", "--trace", trace, "--out", out];
+    let text = run("train", &mixed);
+    assert!(text.contains("holds only 2 training steps"), "{text}");
+    let summary = warpweft::trace::Summary::read(std::fs::File::open(trace).unwrap()).unwrap();
+    let programs: Vec<_> = summary.programs.iter().map(|one| (one.program.as_str(), one.steps)).collect();
+    assert_eq!(programs, [("train", 2), ("evaluate", 2)]);
     says("train", &["--help"], "--depth");
     says("train", &["--help"], "--devices");
     says("train", &["--plan", "--format", "mxfp8", "--device", "cpu"], "partial cast");
@@ -156,6 +162,19 @@ fn the_main_job_refuses_what_it_cannot_do_with_one_clear_line() {
     assert!(refusal(&["--format", "fp7"]).contains("nvfp4_2d"));
     assert!(refusal(&["--config", "/nowhere/at/all.toml"]).contains("/nowhere/at/all.toml"));
     assert!(refusal(&["--cluster", "h300"]).contains("the presets are h200x4"));
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap();
+    // Before anything is trained, or written.
+    let small = refusal(&["--device", "cpu", "--ranks", "5", "--cluster", "h200x4", "--out", out]);
+    assert!(small.contains("--cluster: ") && small.contains("h200x4"), "{small}");
+    assert_eq!(std::fs::read_dir(out).unwrap().count(), 0);
+    let own = with_rules(folder.path(), "");
+    for flag in ["--losses", "--trace"] {
+        let before = std::fs::read(&own).unwrap();
+        let said = refusal(&["--device", "cpu", "--ranks", "1", "--out", out, "--config", &own, flag, &own]);
+        assert!(said.contains(&format!("both input (--config) and output ({flag})")), "{said}");
+        assert!(std::fs::read(&own).unwrap() == before);
+    }
     assert!(refusal(&["--ranks", "0", "--device", "cpu"]).contains("at least one rank"));
     assert!(refusal(&["--ranks", "65536", "--device", "cpu"]).contains("at most 64 train"));
     assert!(refusal(&["--steps", "0", "--device", "cpu"]).contains("--steps"));
@@ -173,7 +192,12 @@ fn the_main_job_refuses_what_it_cannot_do_with_one_clear_line() {
     let said = refusal(&["--device", "cpu", "--ranks", "1", "--out", folder, "--trace", &trace]);
     assert!(said.contains("--out and --trace would both write"), "{said}");
     assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0, "what was only tried is not left behind");
-    assert!(refusal(&["--tune", "5", "--device", "cpu"]).contains("from 6 to 20"));
+    for (flag, value, takes) in
+        [("--tune", "5", "from 6 to 20"), ("--depth", "65", "to 64"), ("--replicate", "0", "from 1")]
+    {
+        let said = refusal(&[flag, value, "--device", "cpu"]);
+        assert!(said.starts_with(&format!("train: {flag}: ")) && said.contains(takes), "{said}");
+    }
     assert!(refusal(&["--devices", "0", "--ranks", "1"]).contains("--ranks"));
     let said = refusal(&["--device", "cuda", "--devices", "4000"]);
     let missing = ["libcuda", "libnvrtc", "libcublas", "cuInit", "feature `cuda`"];
@@ -233,6 +257,47 @@ fn a_trace_that_cannot_be_written_at_the_end_takes_no_result_away() {
     assert!(told.iter().any(|line| line.contains("held-out text")), "{told:?}");
     assert_eq!(std::fs::read_to_string(path("losses")).unwrap().lines().count(), 30);
     assert!(path("loss.svg").exists());
+}
+
+#[test]
+fn the_numbered_examples_are_quiet_when_nobody_reads_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let picture = folder.path().join("picture.svg");
+    for name in ["01_print_a_plan", "02_plug_in_a_closure", "03_mixed_formats", "05_read_a_trace"] {
+        let mut job = Command::new(example(name));
+        if name == "05_read_a_trace" {
+            let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/traces/train_depth_2.json");
+            job.arg(trace).arg(&picture);
+        }
+        let mut job = job.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(job.stdout.take());
+        let output = job.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && !said.contains("panicked"), "{name}: {said}");
+    }
+    assert!(picture.exists(), "what else they do is done");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_ends_the_main_job_after_a_step_with_what_was_done() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let mut job = Command::new(example("train"));
+    job.args(["--device", "cpu", "--ranks", "1", "--steps", "1000000", "--out"]).arg(folder.path());
+    job.arg("--losses").arg(path("losses")).arg("--trace").arg(path("trace.json"));
+    let mut job = job.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(job.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(told.any(|line| line.starts_with("step   10")), "it ended before it trained");
+    let sent = Command::new("kill").args(["-INT", &job.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    let told: Vec<String> = told.collect();
+    let output = job.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(told.iter().any(|line| line.starts_with("stopped   by an interrupt after ")), "{told:?}");
+    assert!(told.iter().any(|line| line.starts_with("loss ") && !line.contains("held-out")), "{told:?}");
+    assert!(std::fs::read_to_string(path("losses")).unwrap().lines().count() >= 10);
+    assert!(path("loss.svg").exists() && path("trace.json").exists());
 }
 
 #[cfg(target_os = "linux")]

@@ -12,7 +12,7 @@ use trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 use warpweft::backend::BackendError;
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{ComputeContext, ComputeError, Seat};
-use warpweft::config::{Capture, Config, Reduce};
+use warpweft::config::{Capture, Config, Reduce, Transport};
 use warpweft::exec::ExecError;
 use warpweft::format::{ElementType, Format};
 use warpweft::id::RankId;
@@ -442,6 +442,21 @@ fn a_reduction_in_the_order_of_nccl_is_refused_at_the_start() {
         let error = trainer().start(config, 1).await.unwrap_err();
         assert!(matches!(error, SessionError::Unsupported { key: "reduce", .. }), "{error}");
         assert!(error.to_string().contains("use \"ordered\""), "{error}");
+    });
+}
+
+#[test]
+fn a_transport_that_only_gpus_have_is_refused_on_the_cpu_with_where_it_came_from() {
+    within_a_minute(async {
+        for (transport, config) in [
+            ("\"nccl\"", Config { transport: Transport::Nccl, ..Config::default() }),
+            ("\"peer\"", Config::from_toml_str("transport = 'peer'", "run.toml").unwrap()),
+        ] {
+            let origin = if transport.contains("peer") { "run.toml:1" } else { "set by the program" };
+            let error = trainer().start(config, 1).await.unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{origin}: `transport` is {transport}")), "{error}");
+            assert!(error.contains("remove it"), "{error}");
+        }
     });
 }
 

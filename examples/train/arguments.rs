@@ -98,12 +98,41 @@ impl Arguments {
         let option = if self.trace.is_some() { "--trace" } else { "trace.path" };
         settings.trace.enabled.then(|| Trace { option, path: Path::new(&settings.trace.path) })
     }
+
+    /// A complaint about the configuration, with the flag where only the program is known to have set a key.
+    fn named(&self, complaint: &str) -> String {
+        let flags = [
+            ("prefetch.depth", "--depth", self.depth.is_some()),
+            ("prefetch.cluster", "--cluster", self.cluster.is_some()),
+            ("mesh.replicate", "--replicate", self.replicate.is_some()),
+            ("tune.steps", "--tune", self.tune.is_some()),
+            ("trace.path", "--trace", self.trace.is_some()),
+        ];
+        let set = flags.iter().find(|(key, _, given)| {
+            *given && complaint.starts_with(&format!("set by the program: `{key}` "))
+        });
+        match set {
+            Some((_, flag, _)) => complaint.replacen("set by the program", flag, 1),
+            None => complaint.to_owned(),
+        }
+    }
+
+    /// The configuration file that is read.
+    fn config_file(&self, root: &Path) -> PathBuf {
+        self.config.clone().unwrap_or_else(|| root.join("examples/train/train.toml"))
+    }
+
+    /// Every file that is read, with what named it; `text` are those of the corpus.
+    pub(crate) fn inputs(&self, root: &Path, text: &[PathBuf]) -> Vec<(&'static str, PathBuf)> {
+        let text = text.iter().map(|path| ("the text", path.clone()));
+        let cluster = self.cluster.iter().map(|name| ("--cluster", PathBuf::from(name)));
+        text.chain(cluster).chain([("--config", self.config_file(root))]).collect()
+    }
 }
 
 /// The configuration file with the flags on top.
 pub(crate) fn settings(arguments: &Arguments, root: &Path) -> Result<Settings, Box<dyn Error>> {
-    let own = root.join("examples/train/train.toml");
-    let mut settings = Settings::load(Some(arguments.config.as_deref().unwrap_or(&own)))?;
+    let mut settings = Settings::load(Some(&arguments.config_file(root)))?;
     if let Some(depth) = arguments.depth {
         settings.prefetch = settings.prefetch.started_as(Prefetch::depth(depth));
     }
@@ -142,6 +171,6 @@ pub(crate) fn settings(arguments: &Arguments, root: &Path) -> Result<Settings, B
         // Nothing runs, and an older trace stays what it is.
         settings.trace.enabled = false;
     }
-    settings.validate()?;
+    settings.validate().map_err(|error| arguments.named(&error.to_string()))?;
     Ok(settings)
 }

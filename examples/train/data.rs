@@ -66,7 +66,7 @@ pub(crate) struct Draw {
 /// The text.
 #[derive(Debug)]
 pub(crate) struct Corpus {
-    files: usize,
+    files: Vec<PathBuf>,
     training: Vec<u8>,
     held_out: Vec<u8>,
 }
@@ -84,7 +84,7 @@ impl Corpus {
         }
         files.sort();
         files.dedup();
-        let mut corpus = Corpus { files: files.len(), training: Vec::new(), held_out: Vec::new() };
+        let mut corpus = Corpus { files: Vec::new(), training: Vec::new(), held_out: Vec::new() };
         for path in &files {
             let text = fs::read(path).map_err(|source| DataError::Read { path: path.clone(), source })?;
             let (training, held_out) = text.split_at(text.len() - text.len() / 10);
@@ -97,12 +97,13 @@ impl Corpus {
                 return Err(DataError::TooShort { split, found: text.len(), needed });
             }
         }
+        corpus.files = files;
         Ok(corpus)
     }
 
     /// Files read.
-    pub(crate) fn files(&self) -> usize {
-        self.files
+    pub(crate) fn files(&self) -> &[PathBuf] {
+        &self.files
     }
 
     /// Bytes read.
@@ -206,12 +207,12 @@ mod tests {
         let corpus = Corpus::read(&[root.path().to_owned(), root.path().join("b.md")], 2).unwrap();
         assert_eq!(corpus.training, b"abcdefghi012345678901234567");
         assert_eq!(corpus.held_out, b"j89");
-        assert_eq!((corpus.files(), corpus.len()), (2, 30));
+        assert_eq!((corpus.files().len(), corpus.len()), (2, 30));
     }
 
     #[test]
     fn the_entropy_of_two_equally_frequent_bytes_is_ln_two() {
-        let corpus = Corpus { files: 1, training: b"abab".to_vec(), held_out: b"ab".to_vec() };
+        let corpus = Corpus { files: Vec::new(), training: b"abab".to_vec(), held_out: b"ab".to_vec() };
         assert!((corpus.unigram_entropy() - 2f64.ln()).abs() < 1e-12);
     }
 

@@ -15,6 +15,7 @@ mod forecast;
 mod head;
 mod host;
 mod init;
+mod interrupt;
 mod mlp;
 mod model;
 mod ops;
@@ -43,6 +44,7 @@ use warpweft::trace::{Exposure, Nanoseconds};
 use arguments::{Arguments, settings};
 use data::{Corpus, Draw, Split};
 use forecast::Watch;
+use interrupt::Interrupt;
 use model::Config;
 use outputs::Outputs;
 use placement::Wish;
@@ -61,10 +63,14 @@ async fn main() -> ExitCode {
             "train: stdout could not be written ({reason}), so what was told there is incomplete; send it where there is room"
         );
     }
-    if ended.is_ok() && say::unsaid().is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    match ended {
+        Ok(_) if say::unsaid().is_some() => ExitCode::FAILURE,
+        Ok(code) => code,
+        Err(_) => ExitCode::FAILURE,
+    }
 }
 
-async fn run() -> Result<(), Box<dyn Error>> {
+async fn run() -> Result<ExitCode, Box<dyn Error>> {
     let arguments = Arguments::parse();
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let settings = settings(&arguments, root)?;
@@ -91,14 +97,22 @@ async fn run() -> Result<(), Box<dyn Error>> {
     // One process alone knows how many ranks there are; several start, and so meet, to know.
     if arguments.plan && process.is_none() {
         say!("{}", plan_program(&declared.train, &settings, placement.ranks())?);
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
     placement.check()?;
+    let watch =
+        |ranks| arguments.cluster.as_deref().map(|name| Watch::new(name, &settings, ranks)).transpose();
+    if process.is_none() {
+        watch(placement.ranks())?;
+    }
     // The process of rank 0 writes, and learns before it starts whether it can.
     let writes = process.as_ref().is_none_or(|process| process.process == ProcessId::new(0));
-    let outputs = (writes && !arguments.plan)
-        .then(|| Outputs::prepare(&arguments.out, arguments.losses.as_deref(), arguments.trace(&settings)))
-        .transpose()?;
+    let prepare = || {
+        let inputs = arguments.inputs(root, corpus.files());
+        let inputs: Vec<_> = inputs.iter().map(|(name, path)| (*name, path.as_path())).collect();
+        Outputs::prepare(&arguments.out, arguments.losses.as_deref(), arguments.trace(&settings), &inputs)
+    };
+    let outputs = (writes && !arguments.plan).then(prepare).transpose()?;
     let job = Job { settings: &settings, config: &config, declared: &declared, seed: arguments.seed };
     let mut session = start::start(job, &placement, process.as_ref()).await?;
     let (ranks, reports) = (session.ranks(), session.own_ranks().any(|rank| rank == RankId::new(0)));
@@ -106,22 +120,30 @@ async fn run() -> Result<(), Box<dyn Error>> {
         if reports {
             say!("{}", session.plan("train")?);
         }
-        return Ok(session.close().await?);
+        session.close().await?;
+        return Ok(ExitCode::SUCCESS);
     }
     if reports {
         introduce(&arguments, &settings, &config, &corpus, &session, &placement)?;
     }
-    let run = train(&arguments, reports, &settings, &config, &corpus, &mut session).await?;
-    let held_out = evaluate(&config, &corpus, &mut session).await?;
+    let watch = watch(ranks)?;
+    let interrupt = if process.is_none() { Interrupt::listen() } else { Interrupt::default() };
+    let job = Training { reports, settings: &settings, config: &config, corpus: &corpus, interrupt };
+    let run = train(&arguments, job, watch, &mut session).await?;
+    let held_out = match run.stopped {
+        true => None,
+        false => Some(evaluate(&config, &corpus, &mut session).await?),
+    };
+    let code = if run.stopped { ExitCode::from(Interrupt::EXIT_CODE) } else { ExitCode::SUCCESS };
     // A trace that could not be written takes no result away.
     let closed = session.close().await;
-    let Some(outputs) = &outputs else { return Ok(closed?) };
-    conclude(&corpus, &run, held_out);
+    let Some(outputs) = &outputs else { return Ok(closed.map(|()| code)?) };
+    conclude(&arguments, &corpus, &run, held_out);
     let trace = arguments.trace(&settings).filter(|_| closed.is_ok());
     let left = leave(outputs, &settings, trace, &run, &picture(&arguments, ranks, &corpus, &run.losses));
     match (left, closed) {
         (Err(left), Err(closed)) => Err(format!("{left}; and {closed}").into()),
-        (left, closed) => Ok(left.map(|()| closed)??),
+        (left, closed) => Ok(left.map(|()| closed)?.map(|()| code)?),
     }
 }
 
@@ -135,6 +157,8 @@ struct Run {
     stepping: Duration,
     skipped: u32,
     last: Option<StepReport>,
+    /// Whether an interrupt ended it early.
+    stopped: bool,
     /// Where the host's time of the last steps went.
     hosts: Vec<HostTime>,
     /// What a step was expected to take, if a cluster was named.
@@ -153,12 +177,20 @@ impl Run {
 /// The step that a log tells of first, unless steps are slow.
 const EARLY: u32 = 10;
 
+/// What training goes by, beside the flags.
+struct Training<'a> {
+    /// Does this process tell of it?
+    reports: bool,
+    settings: &'a Settings,
+    config: &'a Config,
+    corpus: &'a Corpus,
+    interrupt: Interrupt,
+}
+
 async fn train(
     arguments: &Arguments,
-    reports: bool,
-    settings: &Settings,
-    config: &Config,
-    corpus: &Corpus,
+    Training { reports, settings, config, corpus, interrupt }: Training<'_>,
+    mut watch: Option<Watch>,
     session: &mut Session,
 ) -> Result<Run, Box<dyn Error>> {
     let bar = if reports { ProgressBar::new(u64::from(arguments.steps)) } else { ProgressBar::hidden() };
@@ -170,13 +202,17 @@ async fn train(
         skipped: 0,
         hosts: Vec::new(),
         last: None,
+        stopped: false,
         forecast: None,
         tuning: None,
     };
-    let mut watch = arguments.cluster.as_deref().map(forecast::cluster).transpose()?.map(Watch::new);
     let (mut tokens, mut targets) = (vec![0u8; config.tokens()], vec![0u8; config.tokens()]);
     let mut told = Instant::now();
     for step in 0..arguments.steps {
+        if interrupt.came() {
+            run.stopped = true;
+            break;
+        }
         for rank in session.own_ranks() {
             let draw =
                 Draw { split: Split::Training, seed: arguments.seed, step: step.into(), rank: rank.index() };
@@ -212,9 +248,13 @@ async fn train(
         bar.inc(1);
         run.last = Some(report);
     }
-    bar.finish();
+    if run.stopped {
+        bar.abandon()
+    } else {
+        bar.finish()
+    }
     run.hosts.sort_by_key(|host| host.issue.busy());
-    run.forecast = watch.map(|watch| watch.conclude(settings, session)).transpose()?;
+    run.forecast = watch.map(|watch| watch.conclude(session));
     run.tuning = session.tuning().map(ToString::to_string);
     Ok(run)
 }

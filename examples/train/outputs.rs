@@ -1,9 +1,11 @@
 //! The files that a run leaves: the picture of its loss, and with `--losses` the losses in digits.
 //!
-//! Law: whether they can be written is asked before training begins, and asking leaves every file as it was. No
-//! two outputs are one file, the trace among them. A file is written beside its place and then takes its name,
-//! so on a full disk the old one stays; what is no plain file (a pipe, a device) is written as it is.
+//! Law: whether they can be written is asked before training begins, and asking leaves every file as it was.
+//! No two outputs are one file, the trace among them, and none is a file that the run reads. A file is
+//! written beside its place and then takes its name, so on a full disk the old one stays; what is no plain
+//! file (a pipe, a device) is written as it is.
 
+use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -27,14 +29,17 @@ pub(crate) struct Trace<'a> {
 }
 
 impl Outputs {
-    /// Makes the folders and tries whether the files can be written.
+    /// Makes the folders and tries whether the files can be written. `inputs` are the files that the run
+    /// reads, each with what named it.
     ///
     /// # Errors
-    /// One line with the flag, the path, and what to do; of two outputs in one file both flags.
+    /// One line with the flag, the path, and what to do; of two outputs in one file both flags, and of an
+    /// output in the place of an input both names.
     pub(crate) fn prepare(
         out: &Path,
         losses: Option<&Path>,
         trace: Option<Trace<'_>>,
+        inputs: &[(&str, &Path)],
     ) -> Result<Self, String> {
         fs::create_dir_all(out).map_err(|error| {
             format!(
@@ -43,12 +48,13 @@ impl Outputs {
             )
         })?;
         let curve = out.join("loss.svg");
-        if let Some(path) = losses {
-            fs::create_dir_all(folder(path)).map_err(|error| refusal("--losses", path, &error))?;
-        }
-        let own = [Some(("--out", curve.as_path())), losses.map(|path| ("--losses", path))];
         let trace = trace.map(|trace| (trace.option, trace.path));
-        apart(own.into_iter().chain([trace]).flatten())?;
+        let losses_file = losses.map(|path| ("--losses", path));
+        for (flag, path) in losses_file.into_iter().chain(trace) {
+            fs::create_dir_all(folder(path)).map_err(|error| refusal(flag, path, &error))?;
+        }
+        let own = [Some(("--out", curve.as_path())), losses_file];
+        apart(own.into_iter().chain([trace]).flatten(), inputs)?;
         own.into_iter().flatten().try_for_each(|(flag, path)| try_file(flag, path))?;
         Ok(Self { losses: losses.map(Path::to_owned), curve })
     }
@@ -79,11 +85,21 @@ fn refusal(flag: &str, path: &Path, error: &io::Error) -> String {
     )
 }
 
-/// No two of the files, each with its flag, are one.
-fn apart<'a>(files: impl Iterator<Item = (&'a str, &'a Path)>) -> Result<(), String> {
+/// No two of the files, each with its flag, are one, and none is an input.
+fn apart<'a>(
+    files: impl Iterator<Item = (&'a str, &'a Path)>,
+    inputs: &[(&str, &Path)],
+) -> Result<(), String> {
+    let read: HashMap<PathBuf, &str> = inputs.iter().map(|(name, path)| (place(path), *name)).collect();
     let mut known: Vec<(&str, PathBuf)> = Vec::new();
     for (flag, path) in files {
         let place = place(path);
+        if let Some(input) = read.get(&place) {
+            return Err(format!(
+                "`{}` is both input ({input}) and output ({flag}); name another file for the output",
+                path.display()
+            ));
+        }
         if let Some((other, _)) = known.iter().find(|(_, taken)| *taken == place) {
             return Err(format!(
                 "{other} and {flag} would both write `{}`; name different files",
@@ -170,7 +186,7 @@ mod tests {
         let said = |losses: &str, trace: Option<&str>| {
             let (losses, trace) = (folder.path().join(losses), trace.map(|trace| folder.path().join(trace)));
             let trace = trace.as_deref().map(|path| Trace { option: "--trace", path });
-            Outputs::prepare(&out, Some(&losses), trace).map(drop)
+            Outputs::prepare(&out, Some(&losses), trace, &[]).map(drop)
         };
         for (losses, trace, flags) in [
             ("out/loss.svg", None, ["--out", "--losses"]),
@@ -186,13 +202,36 @@ mod tests {
     }
 
     #[test]
+    fn an_output_in_the_place_of_an_input_is_refused_however_it_is_spelled() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("own.toml"), "").unwrap();
+        fs::write(path("loss.svg"), "").unwrap();
+        symlink(path("own.toml"), path("link")).unwrap();
+        let (config, text) = (path("own.toml"), path("loss.svg"));
+        let prepare = |losses: &str, trace: &str, inputs: &[(&str, &Path)]| {
+            let (losses, trace) = (path(losses), path(trace));
+            let trace = Trace { option: "--trace", path: &trace };
+            Outputs::prepare(folder.path(), Some(&losses), Some(trace), inputs).map(drop)
+        };
+        for (losses, trace, flag) in [("link", "t", "--losses"), ("l", "./own.toml", "--trace")] {
+            let refusal = prepare(losses, trace, &[("--config", &config)]).unwrap_err();
+            assert!(refusal.contains(&format!("both input (--config) and output ({flag})")), "{refusal}");
+        }
+        let refusal = prepare("l", "t", &[("the text", &text)]).unwrap_err();
+        assert!(refusal.contains("(the text)") && refusal.contains("(--out)"), "{refusal}");
+        assert_eq!(prepare("l", "new/folder/t", &[("--config", &config)]), Ok(()));
+        assert!(path("new/folder").is_dir(), "the folder of a trace is made too");
+    }
+
+    #[test]
     fn a_file_is_replaced_whole_where_its_link_leads_and_keeps_its_mode() {
         let folder = tempfile::tempdir().unwrap();
         let (file, link) = (folder.path().join("file"), folder.path().join("link"));
         fs::write(&file, "old").unwrap();
         fs::set_permissions(&file, PermissionsExt::from_mode(0o640)).unwrap();
         symlink(&file, &link).unwrap();
-        let outputs = Outputs::prepare(folder.path(), Some(&link), None).unwrap();
+        let outputs = Outputs::prepare(folder.path(), Some(&link), None, &[]).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "old");
         outputs.write("<svg>", &[1.5, 2.0]).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "1.5\n2\n");
@@ -206,7 +245,7 @@ mod tests {
     fn losses_that_cannot_be_written_do_not_keep_the_picture_from_being_written() {
         let folder = tempfile::tempdir().unwrap();
         let losses = folder.path().join("losses");
-        let outputs = Outputs::prepare(folder.path(), Some(&losses), None).unwrap();
+        let outputs = Outputs::prepare(folder.path(), Some(&losses), None, &[]).unwrap();
         fs::create_dir(&losses).unwrap();
         assert!(outputs.write("<svg>", &[1.0]).unwrap_err().contains("--losses"));
         assert_eq!(fs::read_to_string(outputs.curve()).unwrap(), "<svg>");

@@ -62,10 +62,8 @@ pub(crate) enum PlacementError {
     #[error("--device cuda cannot be followed: {0}")]
     NoCuda(String),
     /// Ranks of several processes on the CPU.
-    #[error(
-        "this is one of several processes, whose ranks meet on GPUs only, but {0}; use --device cuda, or start one process"
-    )]
-    ProcessesOnCpu(String),
+    #[error("this is one of several processes, whose ranks meet on GPUs only, but {0}; {1}")]
+    ProcessesOnCpu(String, &'static str),
     /// More ranks on the CPU than train.
     #[error(
         "--ranks {ranks}: each rank on the CPU has threads and memory of its own, and at most {MOST_RANKS} train; lower it, or see the plan alone with --plan"
@@ -124,9 +122,17 @@ pub(crate) fn place(
 ) -> Result<Placement, PlacementError> {
     let on_cpu = |instead: Option<String>| match wish.process {
         None => Ok(Placement::Cpu { ranks: wish.ranks.unwrap_or(USUAL_RANKS), instead }),
-        Some(_) => {
-            Err(PlacementError::ProcessesOnCpu(instead.unwrap_or_else(|| "--device says cpu".to_owned())))
-        }
+        Some(_) => Err(match instead {
+            None => PlacementError::ProcessesOnCpu(
+                "--device says cpu".to_owned(),
+                "use --device cuda, or start one process",
+            ),
+            Some(reason) => {
+                // What the reason advises is for one process.
+                let fact = reason.split_once(';').map_or(reason.as_str(), |(fact, _)| fact).to_owned();
+                PlacementError::ProcessesOnCpu(fact, "start one process to train on the CPU")
+            }
+        }),
     };
     let named = wish.gpus.is_some();
     match wish.device {
@@ -235,6 +241,11 @@ mod tests {
             let refused = place(&Wish { process, ..wish(device, None, None) }, || Ok(0)).unwrap_err();
             assert!(refused.to_string().contains(word), "{refused}");
         }
+        let process = Some(0);
+        let without = || Err("libcuda is missing; say --device cpu".to_owned());
+        let refused = place(&Wish { process, ..wish(DeviceKind::Auto, None, None) }, without).unwrap_err();
+        let said = refused.to_string();
+        assert!(said.ends_with("libcuda is missing; start one process to train on the CPU"), "{said}");
     }
 
     #[test]

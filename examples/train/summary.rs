@@ -1,4 +1,5 @@
-//! What people are told of a run: before it what is about to run, behind it how it went and where its files are.
+//! What people are told of a run: before it what is about to run, after it how it went and where its files
+//! are.
 //!
 //! Law: nothing is decided here; a summary only tells, and writes what [`Outputs`] was prepared for.
 
@@ -32,7 +33,7 @@ pub(crate) fn introduce(
     say!(
         "text      {} bytes of {}; unigram entropy {:.3} nats, uniform {:.3} nats (ln 256)",
         corpus.len(),
-        count(corpus.files(), "file"),
+        count(corpus.files().len(), "file"),
         corpus.unigram_entropy(),
         (VOCABULARY as f64).ln(),
     );
@@ -85,13 +86,19 @@ pub(crate) fn introduce(
 }
 
 /// The closing summary.
-pub(crate) fn conclude(corpus: &Corpus, run: &Run, held_out: f32) {
+pub(crate) fn conclude(arguments: &Arguments, corpus: &Corpus, run: &Run, held_out: Option<f32>) {
+    if run.stopped {
+        let done = run.losses.len();
+        say!(
+            "\nstopped   by an interrupt after {done} of {}; what was done follows",
+            count(arguments.steps as usize, "step")
+        );
+    }
     let (Some(first), Some(report)) = (run.losses.first(), &run.last) else { return };
     let last = schedule::recent(&run.losses);
     let share = |part: Nanoseconds| 100.0 * part.fraction_of(run.exposure.step);
-    say!(
-        "\nloss      {first:.3} → {last:.3} nats per byte (mean of the last steps); held-out text {held_out:.3}"
-    );
+    let held_out = held_out.map_or_else(String::new, |loss| format!("; held-out text {loss:.3}"));
+    say!("\nloss      {first:.3} → {last:.3} nats per byte (mean of the last steps){held_out}");
     say!("          unigram entropy {:.3}, ln 256 {:.3}", corpus.unigram_entropy(), (VOCABULARY as f64).ln());
     let step = run.stepping.as_secs_f64() * 1e3 / run.losses.len() as f64;
     if run.is_timed() {
@@ -151,12 +158,19 @@ pub(crate) fn leave(
     }
     let Some(Trace { path, .. }) = trace else { return written };
     say!("trace     {}  (open in https://ui.perfetto.dev or chrome://tracing)", path.display());
-    // Steps of the evaluation are numbered on, behind those of training.
-    let first = settings.trace.first_step;
-    if run.losses.len() <= first as usize {
+    // Steps of the evaluation are numbered on, after those of training.
+    let (first, wanted) = (settings.trace.first_step as usize, settings.trace.steps as usize);
+    let (steps, traced) = (run.losses.len(), run.losses.len().saturating_sub(first));
+    if traced < wanted {
+        let holds = match traced {
+            0 => "no training step".to_owned(),
+            some => {
+                format!("only {}, and what else it holds is the evaluation's", count(some, "training step"))
+            }
+        };
         say!(
-            "          holds no training step: it begins with step {first}, counted from 0, and training had {}; take more --steps, or lower trace.first_step",
-            run.losses.len(),
+            "          holds {holds}: {} from step {first} on were asked for, counted from 0, and training had {steps}; take more --steps, or lower trace.first_step",
+            count(wanted, "step"),
         );
     }
     written

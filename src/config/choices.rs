@@ -391,7 +391,7 @@ pub struct Cpu {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Link {
-    /// Bytes a rank receives in a second, above 0. As fast as memory when not set.
+    /// Bytes a rank receives in a second, 1e3 at least. As fast as memory when not set.
     pub bytes_per_s: Option<f64>,
     /// Microseconds before the first byte arrives: 0 to 3.6e9, an hour.
     pub latency_us: f64,

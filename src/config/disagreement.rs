@@ -2,15 +2,28 @@
 
 use toml::Value;
 
-use super::keys::Entry;
+use super::keys::{self, Entry};
 use super::shown::shown;
-use super::{Config, ConfigError, Moments, Optimizer, Prefetch};
+use super::{Config, ConfigError, Moments, Optimizer, Origin, Prefetch};
 
 impl Config {
     /// The first two keys that do not go together.
     pub(super) fn disagreement(&self, entries: &[Entry]) -> Option<ConfigError> {
         let found = self.prefetched_twice(entries).or_else(|| self.latency_of_no_link(entries));
         found.or_else(|| self.moments_that_stand_still(entries))
+    }
+
+    /// A key that is sound, and whose value cannot be followed where it is to be used: what is wrong with it
+    /// there, and what to do about it.
+    pub(crate) fn unsupported(&self, key: &str, problem: &str, advice: &str) -> ConfigError {
+        let entry = keys::entries(self).into_iter().find(|entry| entry.path == key);
+        let value = entry.as_ref().and_then(|entry| entry.value.as_ref());
+        ConfigError::Together {
+            key: key.to_owned(),
+            origin: entry.as_ref().map_or(Origin::Program, |entry| self.origins.of(entry)),
+            problem: format!("is {}, {problem}", value.map_or_else(|| "not set".to_owned(), shown)),
+            advice: advice.to_owned(),
+        }
     }
 
     fn prefetched_twice(&self, entries: &[Entry]) -> Option<ConfigError> {

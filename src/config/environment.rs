@@ -23,6 +23,8 @@ pub(super) struct Environment {
     pub(super) table: Table,
     /// By the path that it sets.
     variables: BTreeMap<String, String>,
+    /// Of values that begin as a list or a table and are taken as text: what is wrong with them as TOML.
+    no_toml: BTreeMap<String, String>,
 }
 
 impl Environment {
@@ -53,6 +55,11 @@ impl Environment {
         self.origin_near(path)
     }
 
+    /// Why the value of a key was taken as text, though it begins as a list or a table.
+    pub(super) fn no_toml(&self, path: &str) -> Option<&str> {
+        self.no_toml.get(path).map(String::as_str)
+    }
+
     /// The variable that sets a path or the nearest table around it.
     pub(super) fn origin_near(&self, path: &str) -> Option<Origin> {
         let mut path = path;
@@ -81,6 +88,8 @@ impl Environment {
             return Err(self.set_twice(path, variable));
         };
         table.insert((*last).to_owned(), value(&path, text));
+        let reason = parsed(text).err().filter(|_| text.trim_start().starts_with(['[', '{']));
+        self.no_toml.extend(reason.map(|reason| (path.clone(), reason.message().replace('\n', " "))));
         self.variables.insert(path, variable);
         Ok(())
     }
@@ -105,11 +114,15 @@ pub(super) fn variable_for(path: &str) -> String {
 fn value(path: &str, text: &str) -> Value {
     let as_text = || Value::String(text.to_owned());
     let takes_text = matches!(keys::default_of(path), Some(Value::String(_)));
-    match Value::deserialize(toml::de::ValueDeserializer::new(text.trim())) {
+    match parsed(text) {
         Ok(Value::Datetime(_)) | Err(_) => as_text(),
         Ok(value) if takes_text && !value.is_str() => as_text(),
         Ok(value) => value,
     }
+}
+
+fn parsed(text: &str) -> Result<Value, toml::de::Error> {
+    Value::deserialize(toml::de::ValueDeserializer::new(text.trim()))
 }
 
 #[cfg(test)]

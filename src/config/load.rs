@@ -160,6 +160,11 @@ impl Sources {
     fn explain(&self, error: figment::Error) -> ConfigError {
         let mut key = error.path.join(".");
         let problem = match error.kind {
+            Kind::InvalidType(found @ Actual::Str(_), _) => {
+                let reason =
+                    self.environment.no_toml(&key).map(|reason| format!(", which is no TOML ({reason})"));
+                describe(&found) + &reason.unwrap_or_default()
+            }
             Kind::InvalidType(found, _) | Kind::InvalidValue(found, _) => describe(&found),
             Kind::UnknownVariant(found, _) => format!("is {found:?}"),
             Kind::MissingField(field) => {
@@ -335,13 +340,16 @@ mod tests {
             ("optimizer.eps", "0", "above 0"),
             ("optimizer.weight_decay", "inf", "finite number from 0"),
             ("optimizer.max_norm", "1e39", "no clipping"),
-            ("cpu.link.bytes_per_s", "0", "above 0"),
+            ("optimizer.max_norm", "1e-60", "above 0 in 32-bit floating point, or 0 for no clipping"),
+            ("cpu.link.bytes_per_s", "0", "from 1e3 on"),
+            ("cpu.link.bytes_per_s", "1", "from 1e3 on"),
             ("cpu.link.latency_us", "-1", "microseconds from 0"),
             ("trace.enabled", "0", "`true` or `false`"),
             ("trace.path", "\"\"", "name of the file"),
             ("trace.path", "7", "name of the file"),
-            ("trace.first_step", "-1", "from 0 on"),
-            ("trace.steps", "0", "from 1 on"),
+            ("trace.first_step", "-1", "from 0 to 4294967295"),
+            ("trace.first_step", "4294967296", "from 0 to 4294967295"),
+            ("trace.steps", "0", "from 1 to 4294967295"),
             ("trace.device", "\"nsight\"", "\"auto\", \"cupti\" or \"events\""),
             ("tune.steps", "5", "from 6 to 20"),
             ("tune.steps", "21", "0 (no tuning)"),
@@ -442,6 +450,11 @@ mod tests {
                 "`weights` is a list, and no variable sets a part of it; set it to",
             ),
             ("WARPWEFT_WEIGHTS", "{ match = 'x' }", "`weights` is a list"),
+            (
+                "WARPWEFT_WEIGHTS",
+                "[{ match = 'x'",
+                "`weights` is the text \"[{ match = 'x'\", which is no TOML (",
+            ),
             ("WARPWEFT_", "2", "unknown key"),
         ] {
             let error = from_environment("prefetch.depth = 3", &[(name, value)]).unwrap_err().to_string();

@@ -253,10 +253,11 @@ fn assemble(request: &Request<'_>, placed: Placed, timetable: &Timetable) -> Res
     })
 }
 
-/// Gathers whose slot is given free only after the call that releases them: prefetch the budget
-/// or the layout took back. `edges` are ordered by their later task.
+/// Gathers whose slot is given free only after the call that releases them: prefetch the budget or the layout
+/// took back. `edges` are ordered by their later task. Those that wait for the same kind of task are one
+/// note.
 fn delayed_gathers(tasks: &[Task], edges: &[Edge], lanes: &[Lane]) -> Vec<String> {
-    let mut notes = Vec::new();
+    let mut delayed: Vec<((&'static str, LaneKind), Vec<&str>)> = Vec::new();
     for (position, task) in tasks.iter().enumerate().filter(|(_, task)| task.op.is_gather()) {
         let behind = edges.partition_point(|edge| edge.to.index() < position);
         let later = edges[behind..]
@@ -268,15 +269,26 @@ fn delayed_gathers(tasks: &[Task], edges: &[Edge], lanes: &[Lane]) -> Vec<String
             .max();
         if let Some(from) = later {
             let holder = &tasks[from.index()];
-            notes.push(format!(
-                "the gather of {} takes memory that {} ({} lane) frees only after the gather's release",
-                task.subject,
-                holder.op.name(),
-                lanes[holder.lane.index()].kind,
-            ));
+            let kind = (holder.op.name(), lanes[holder.lane.index()].kind);
+            match delayed.iter_mut().find(|(known, _)| *known == kind) {
+                Some((_, subjects)) => subjects.push(task.subject.as_str()),
+                None => delayed.push((kind, vec![task.subject.as_str()])),
+            }
         }
     }
-    notes
+    delayed.iter().map(|((op, lane), subjects)| delay_note(subjects, op, *lane)).collect()
+}
+
+fn delay_note(subjects: &[&str], op: &str, lane: LaneKind) -> String {
+    let memory = format!("memory that {op} ({lane} lane) frees only after");
+    match subjects {
+        [] => String::new(),
+        [one] => format!("the gather of {one} takes {memory} the gather's release"),
+        [one, other, ..] => format!(
+            "{} gathers take {memory} their release; the first are those of {one}, and of {other}",
+            subjects.len()
+        ),
+    }
 }
 
 fn check_policy(policy: &Policy) -> Result<(), PlanError> {
@@ -341,4 +353,20 @@ fn check_budget(request: &Request<'_>, demands: &[Demand<'_>], placed: &Placed) 
         budget,
         fullest: format!("{moment}, with {}", alive.join(", ")),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gathers_that_wait_for_the_same_kind_of_task_are_one_note() {
+        let note = |subjects: &[&str]| delay_note(subjects, "compute", LaneKind::Compute);
+        assert!(note(&["a"]).starts_with("the gather of a takes memory that compute ("));
+        let many = note(&["a", "b", "c", "d"]);
+        assert!(
+            many.starts_with("4 gathers take memory that compute (") && many.ends_with("of a, and of b"),
+            "{many}"
+        );
+    }
 }

@@ -69,6 +69,7 @@ impl StepPlan {
     }
 
     fn say_edges(&self, task: TaskId, edges: &[Edge], text: &mut String) {
+        let mut said: Vec<String> = Vec::new();
         for edge in edges {
             let slot = &self.arena.slot(edge.slot).name;
             let why = match edge.kind {
@@ -76,12 +77,13 @@ impl StepPlan {
                 EdgeKind::Credit => format!("`{slot}` must be done with before its bytes are written here"),
                 EdgeKind::Release => "no prefetch before its end".to_owned(),
             };
-            let _ = writeln!(
-                text,
-                "  after     {}: {why}; {}",
-                self.describe(edge.from),
-                self.cover(edge.from, task)
-            );
+            let line =
+                format!("  after     {}: {why}; {}\n", self.describe(edge.from), self.cover(edge.from, task));
+            // Slots of a weight's planes may have one name.
+            if !said.contains(&line) {
+                text.push_str(&line);
+                said.push(line);
+            }
         }
         if edges.is_empty() {
             let _ =

@@ -173,7 +173,8 @@ impl ProcessEnvironment {
         };
         let address = match set(MASTER_ADDR) {
             Some(address) => address.trim().to_owned(),
-            None if locals == Some(processes) => "127.0.0.1".to_owned(),
+            // All on one host, or nobody else to meet.
+            None if processes == 1 || locals == Some(processes) => "127.0.0.1".to_owned(),
             None => {
                 let advice = "it is the host name or address of the process with number 0";
                 return Err(RendezvousError::Missing { name: MASTER_ADDR, advice });
@@ -281,6 +282,8 @@ mod tests {
         let found = read(&slurm).unwrap().unwrap();
         assert_eq!((found.launcher, found.local, found.locals), (Launcher::Srun, 1, None));
         assert_eq!(found.place(), "[::1]:29500");
+        let alone = [("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_LOCALID", "0")];
+        assert_eq!(read(&alone).unwrap().unwrap().processes, 1, "one process has nobody to meet");
         assert_eq!(read(&[]).unwrap(), None);
         assert_eq!(read(&[("SLURM_PROCID", "0")]).unwrap(), None, "a batch script has no peers");
     }

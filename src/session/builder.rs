@@ -15,7 +15,7 @@ use super::{Program, Session, SessionError, Staged, Unseen, costs};
 use crate::backend::cpu::{CpuOptions, CpuWorld, Link};
 use crate::backend::{Backend, Checked};
 use crate::compute::{Compute, ComputeError, ComputeFactory, Seat, Surface};
-use crate::config::{ByteSize, Config, Reduce};
+use crate::config::{ByteSize, Config, Reduce, Transport};
 use crate::exec::MasterRows;
 use crate::exec::{CaptureMode, Inbox, Initializer, RankThread, Setup, World, landing_bytes, report_bytes};
 use crate::id::RankId;
@@ -231,9 +231,13 @@ impl SessionBuilder<crate::backend::cpu::CpuSurface> {
     /// configuration says.
     ///
     /// # Errors
-    /// As [`SessionBuilder::start`].
+    /// As [`SessionBuilder::start`]; [`SessionError::Config`] for a `transport` that only GPUs have.
     pub async fn start_cpu(self, ranks: u32) -> Result<Session, SessionError> {
         self.config.validate()?;
+        if self.config.transport != Transport::Auto {
+            let advice = "remove it, or run on GPUs";
+            return Err(self.config.unsupported("transport", "which is a way between GPUs", advice).into());
+        }
         let pace = &self.config.cpu.link;
         let link = pace.bytes_per_s.map(|bytes_per_s| Link {
             bytes_per_s,

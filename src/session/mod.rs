@@ -346,7 +346,7 @@ impl Session {
     fn end(&mut self) -> Result<(), SessionError> {
         self.ranks.iter_mut().for_each(RankThread::hang_up);
         self.ranks.clear();
-        self.recorder.take().map_or(Ok(()), Recorder::write)
+        self.recorder.take().map_or(Ok(()), |recorder| recorder.write(self.steps))
     }
 
     fn position(&self, program: &str) -> Result<ProgramId, SessionError> {

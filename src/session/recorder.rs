@@ -79,8 +79,12 @@ impl Recorder {
         }
     }
 
-    /// Writes everything to the trace file.
-    pub(super) fn write(self) -> Result<(), SessionError> {
+    /// Writes everything to the trace file of a session that ran `ran` steps.
+    pub(super) fn write(mut self, ran: u64) -> Result<(), SessionError> {
+        if let Some(note) = shortfall(&self.steps, ran) {
+            tracing::warn!(path = %self.path.display(), "the trace is not whole: {note}");
+            self.timeline.notes.push(note);
+        }
         let path = self.path.display().to_string();
         let failed = |reason: String| SessionError::Trace { path: path.clone(), reason };
         let host = self.host.finish().map_err(|error| failed(error.to_string()))?;
@@ -89,6 +93,18 @@ impl Recorder {
         written.map_err(|error| failed(error.to_string()))?;
         file.commit().map_err(|error| failed(error.to_string()))
     }
+}
+
+/// What is missing of the steps that were asked for, if the session ended before the last of them.
+fn shortfall(asked: &Range<u64>, ran: u64) -> Option<String> {
+    let last = asked.end.saturating_sub(1);
+    (ran <= last).then(|| {
+        let steps = match asked.start {
+            first if first >= last => format!("step {first}"),
+            first => format!("steps {first} to {last}"),
+        };
+        format!("asked for {steps}, counted from 0; the session ran {ran}")
+    })
 }
 
 /// Adds one step of one rank to a timeline, in times since `origin`; `causes` are those of the plan.
@@ -102,6 +118,7 @@ pub(super) fn add_step(
     intervals: &[TaskInterval],
 ) {
     add_lanes(timeline, plan, rank);
+    timeline.programs.insert(step, plan.name.clone());
     // What was not timed is nowhere: at the clock's origin it would make the step begin there.
     for ((id, task), interval) in plan.entries().zip(intervals).filter(|(_, interval)| interval.ran()) {
         timeline.slices.push(Slice {
@@ -174,4 +191,20 @@ pub(super) fn causes(plan: &StepPlan) -> Vec<(TaskId, TaskId, ArrowKind)> {
         }
     }
     causes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shortfall;
+
+    #[test]
+    fn a_trace_says_which_steps_it_lacks() {
+        assert_eq!(
+            shortfall(&(500..504), 200).unwrap(),
+            "asked for steps 500 to 503, counted from 0; the session ran 200"
+        );
+        assert!(shortfall(&(2..6), 5).is_some_and(|note| note.contains("ran 5")));
+        assert_eq!(shortfall(&(2..6), 6), None);
+        assert!(shortfall(&(9..10), 0).is_some_and(|note| note.starts_with("asked for step 9,")));
+    }
 }

@@ -1,10 +1,11 @@
 //! Files that are replaced whole.
 //!
 //! Law: what is written goes into a file of its own beside the one that is meant, is synced, and renamed over
-//! it; so the name holds the old content or the new, also after the loss of power, and of writers at the
-//! same time one is kept whole. What failed, or was dropped, leaves nothing behind. A symbolic link is
-//! followed, and what it leads to is replaced. What is no plain file (a device, a pipe, a folder) is refused:
-//! a rename would take its place. A new file has the mode of any new file.
+//! it; so the name holds the old content or the new, also after the loss of power, and of writers at the same
+//! time one is kept whole: the last, or, where nothing may be replaced, the first. What failed, or was
+//! dropped, leaves nothing behind. A symbolic link is followed, and what it leads to is replaced. What is no
+//! plain file (a device, a pipe, a folder) is refused: a rename would take its place. A new file has the mode
+//! of any new file.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -39,18 +40,44 @@ impl WholeFile {
         file.commit()
     }
 
+    /// Writes a file whole, and over another only if `replace` allows it.
+    ///
+    /// # Errors
+    /// As [`WholeFile::begin`] and [`WholeFile::commit_as`].
+    #[cfg(feature = "cli")]
+    pub(crate) fn write_as(path: &Path, bytes: &[u8], replace: bool) -> io::Result<()> {
+        let mut file = Self::begin(path)?;
+        file.write_all(bytes)?;
+        file.commit_as(replace)
+    }
+
     /// Gives the file its name, once every byte is on the disk.
     ///
     /// # Errors
     /// The disk or the file system refuses.
-    pub(crate) fn commit(mut self) -> io::Result<()> {
+    pub(crate) fn commit(self) -> io::Result<()> {
+        self.commit_as(true)
+    }
+
+    /// As [`WholeFile::commit`]; what has the name is replaced only if `replace` allows it.
+    ///
+    /// # Errors
+    /// As [`WholeFile::commit`]; [`io::ErrorKind::AlreadyExists`] when the name is taken and may not be.
+    pub(crate) fn commit_as(mut self, replace: bool) -> io::Result<()> {
         let folder = self.target.parent().filter(|folder| !folder.as_os_str().is_empty());
         // Only Unix opens folders; elsewhere a rename lasts without.
         let folder = cfg!(unix).then(|| File::open(folder.unwrap_or(Path::new(".")))).transpose()?;
         if let Some(file) = &self.file {
             file.sync_all()?;
         }
+        if !replace {
+            claim(&self.beside, &self.target)?;
+        }
         std::fs::rename(&self.beside, &self.target)?;
+        if !replace {
+            // Of two names of one file a rename keeps both.
+            let _ = std::fs::remove_file(&self.beside);
+        }
         self.file = None;
         folder.map_or(Ok(()), |folder| folder.sync_all())
     }
@@ -72,6 +99,15 @@ impl Drop for WholeFile {
             // Nothing to tell the caller beyond the first error.
             let _ = std::fs::remove_file(&self.beside);
         }
+    }
+}
+
+/// Takes the name `target`, which nobody may have: as a second name of `beside`, or, where files have one
+/// name only, for an empty file, which is then renamed over.
+fn claim(beside: &Path, target: &Path) -> io::Result<()> {
+    match std::fs::hard_link(beside, target) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => File::create_new(target).map(drop),
+        linked => linked,
     }
 }
 
@@ -147,6 +183,23 @@ mod tests {
             std::fs::write(&path, "old").unwrap();
         }
         assert_eq!(std::fs::read(&path).unwrap(), b"old");
+    }
+
+    #[test]
+    fn of_two_that_may_not_replace_the_first_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out");
+        let begun = [b"first", b"other"].map(|bytes| {
+            let mut file = WholeFile::begin(&path).unwrap();
+            file.write_all(bytes).unwrap();
+            file
+        });
+        let [first, other] = begun.map(|file| file.commit_as(false).map_err(|error| error.kind()));
+        assert_eq!((first, other), (Ok(()), Err(io::ErrorKind::AlreadyExists)));
+        assert_eq!(std::fs::read(&path).unwrap(), b"first");
+        assert_eq!(folder.path().read_dir().unwrap().count(), 1, "nothing is left beside it");
+        WholeFile::write_as(&path, b"third", true).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"third");
     }
 
     #[test]

@@ -93,7 +93,11 @@ impl LineChart {
         for reference in self.references.iter().filter(|r| r.value.is_finite()) {
             let y = y_axis.at(reference.value);
             svg.line((plot.x, y), (plot.x + plot.width, y), MUTED, "5 4");
-            svg.text((plot.x + plot.width - 6.0, y - 5.0), REFERENCE_FONT, &reference.name);
+            let mark = self.mark.as_ref().filter(|mark| finite(&mark.point));
+            let mark =
+                mark.map(|mark| mark_box(mark, plot, (x_axis.at(mark.point.0), y_axis.at(mark.point.1))));
+            let (at, font) = reference_place(&reference.name, y, plot, mark);
+            svg.text(at, font, &reference.name);
         }
         for (number, series) in self.series.iter().enumerate() {
             draw_series(&mut svg, series, number, self.scattered, &x_axis, &y_axis);
@@ -179,10 +183,48 @@ impl LineChart {
 /// A ring, and the name on the side of it that has more room.
 fn draw_mark(svg: &mut Svg, mark: &Mark, plot: Rect, (x, y): (f64, f64)) {
     svg.ring((x, y), TEXT);
-    let is_left = x < plot.x + plot.width / 2.0;
-    let (x, font) =
-        if is_left { (x + 12.0, MARK_FONT) } else { (x - 12.0, Font { anchor: Anchor::End, ..MARK_FONT }) };
+    let (x, font) = match is_left(x, plot) {
+        true => (x + 12.0, MARK_FONT),
+        false => (x - 12.0, Font { anchor: Anchor::End, ..MARK_FONT }),
+    };
     svg.text((x, y - 8.0), font, &mark.name);
+}
+
+fn is_left(x: f64, plot: Rect) -> bool {
+    x < plot.x + plot.width / 2.0
+}
+
+/// What a mark's ring and its name cover.
+fn mark_box(mark: &Mark, plot: Rect, (x, y): (f64, f64)) -> Rect {
+    let name = 12.0 + MARK_FONT.width(&mark.name);
+    let left = if is_left(x, plot) { x - 7.0 } else { x - name };
+    Rect::new(left, y - 20.0, name + 7.0, 28.0)
+}
+
+/// Where a reference at height `y` has its name: above its line or below it, at the right or at the left,
+/// wherever the mark is not.
+fn reference_place(name: &str, y: f64, plot: Rect, mark: Option<Rect>) -> ((f64, f64), Font) {
+    let width = REFERENCE_FONT.width(name);
+    let (right, left) = (plot.x + plot.width - 6.0, plot.x + 6.0);
+    let begin = Font { anchor: Anchor::Start, ..REFERENCE_FONT };
+    let places = [
+        (right, y - 5.0, REFERENCE_FONT),
+        (left, y - 5.0, begin),
+        (right, y + 14.0, REFERENCE_FONT),
+        (left, y + 14.0, begin),
+    ];
+    let is_free = |&(x, base, font): &(f64, f64, Font)| {
+        let from = if matches!(font.anchor, Anchor::End) { x - width } else { x };
+        let apart = |mark: Rect| {
+            from + width < mark.x
+                || from > mark.x + mark.width
+                || base < mark.y
+                || base - 10.0 > mark.y + mark.height
+        };
+        mark.is_none_or(apart) && base < plot.y + plot.height
+    };
+    let (x, base, font) = places.into_iter().find(is_free).unwrap_or(places[0]);
+    ((x, base), font)
 }
 
 fn draw_series(svg: &mut Svg, series: &Series, number: usize, scattered: bool, x_axis: &Axis, y_axis: &Axis) {
@@ -287,6 +329,21 @@ mod tests {
         let svg = chart.render();
         assert!(joined.contains("(last 7)") && !svg.contains("(last"), "{svg}");
         assert!(!svg.contains("<polyline") && svg.contains(">best<"), "{svg}");
+    }
+
+    #[test]
+    fn the_name_of_a_reference_keeps_away_from_a_mark() {
+        let mut chart = LineChart { scattered: true, ..chart(vec![(1.0, 5.0), (9.0, 7.0)]) };
+        chart.references.push(Reference { name: "the bound".to_owned(), value: 5.0 });
+        let place = |chart: &LineChart| {
+            let svg = chart.render();
+            let line = svg.lines().find(|line| line.contains(">the bound<")).unwrap().to_owned();
+            line.split("x=\"").nth(1).unwrap().split('"').next().unwrap().parse::<f64>().unwrap()
+        };
+        chart.mark = Some(Mark { name: "chosen".to_owned(), point: (1.0, 5.0) });
+        assert!(place(&chart) > 800.0, "at the right, away from a mark at the left");
+        chart.mark = Some(Mark { name: "chosen".to_owned(), point: (9.0, 5.05) });
+        assert!(place(&chart) < 100.0, "at the left, away from a mark at the right");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! exposure counter are derived from the slices, marked [`DERIVED`], and skipped when the file is
 //! read back.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 
 use serde_json::json;
@@ -91,7 +91,7 @@ pub(super) fn write_timeline<W: Write>(
             writer.thread(track, &lane.name, track.thread, &details)?;
         }
         for step in exposures.iter().filter(|step| step.rank == rank) {
-            write_step(step, steps, writer)?;
+            write_step(step, &timeline.step_name(step.step), steps, writer)?;
         }
     }
     for slice in &timeline.slices {
@@ -107,12 +107,14 @@ pub(super) fn write_timeline<W: Write>(
 }
 
 /// The facts about the whole trace that stand at its end.
-pub(super) fn about(notes: &[String]) -> serde_json::Value {
-    json!({"producer": concat!("warpweft ", env!("CARGO_PKG_VERSION")), "notes": notes})
+pub(super) fn about(notes: &[String], programs: &BTreeMap<u64, String>) -> serde_json::Value {
+    let producer = concat!("warpweft ", env!("CARGO_PKG_VERSION"));
+    json!({"producer": producer, "notes": notes, "programs": programs})
 }
 
 fn write_step<W: Write>(
     step: &StepExposure,
+    name: &str,
     track: Track,
     writer: &mut ChromeWriter<W>,
 ) -> Result<(), TraceError> {
@@ -129,7 +131,7 @@ fn write_step<W: Write>(
     writer.complete(&CompleteEvent {
         track,
         interval: step.window,
-        name: &format!("step {}: {percent:.1} % exposed", step.step),
+        name: &format!("{name}: {percent:.1} % exposed"),
         category: DERIVED,
         arguments: &lengths,
     })?;

@@ -39,7 +39,7 @@ pub fn write_trace(
         let uncertainty = spans.uncertainty();
         notes.push(format!("host spans are placed to within {uncertainty} of the lanes"));
     }
-    (_, written.events) = writer.finish(&about(&notes))?;
+    (_, written.events) = writer.finish(&about(&notes, &timeline.programs))?;
     Ok(written)
 }
 

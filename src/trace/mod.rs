@@ -60,7 +60,7 @@ pub use median::{lower_median, median};
 pub use merge::write_trace;
 pub use picture::TimelinePicture;
 pub use reader::{TraceFile, read_trace};
-pub use summary::{LaneSummary, RankSummary, Summary};
+pub use summary::{LaneSummary, ProgramSummary, RankSummary, Summary};
 pub use time::{Interval, Nanoseconds};
 pub use timeline::{Arrow, ArrowEnd, ArrowKind, CounterSample, LaneInfo, LaneKind, Slice, Timeline};
 pub use totals::HostLaneTotal;

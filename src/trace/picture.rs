@@ -20,13 +20,15 @@ use super::svg::{Anchor, FRAME, Font, GRID, MUTED, PALETTE, Rect, Svg, TEXT};
 use super::time::{Interval, coalesce, subtract};
 use super::timeline::{LaneInfo, Slice, Timeline};
 use crate::id::RankId;
+use crate::noise::mixed;
 
 /// Places in the palette of categories that take time. Two ways to do the same share one.
-const OWN: [(&str, usize); 11] = [
+const OWN: [(&str, usize); 13] = [
     ("accumulate", 0),
     ("sum gradient", 0),
     ("adam", 1),
     ("all-gather", 2),
+    ("all-gather chunk", 2),
     ("all-reduce", 3),
     ("reduce-scatter", 4),
     ("exchange gradient", 4),
@@ -34,9 +36,24 @@ const OWN: [(&str, usize); 11] = [
     ("transpose", 6),
     ("dequantize", 8),
     ("partial cast", 11),
+    ("assemble", 12),
 ];
-/// Those of all others, in turn.
+/// Those of what mostly takes no time: a few places for all. What often stands side by side differs.
 const SHARED: [usize; 3] = [7, 9, 10];
+const SHARING: [(&str, usize); 12] = [
+    ("copy", 7),
+    ("clear fault", 7),
+    ("grad norm", 7),
+    ("record amax", 7),
+    ("vote", 9),
+    ("partial amax", 9),
+    ("zero padding", 9),
+    ("add gradient", 9),
+    ("fused scale", 10),
+    ("delayed scale", 10),
+    ("gather records", 10),
+    ("round gradient", 10),
+];
 
 const EXPOSED: &str = "#f9c6c9";
 const SKEW: &str = "#e2e7ee";
@@ -231,7 +248,10 @@ impl<'a> Drawing<'a> {
                 continue;
             };
             svg.line((x, y), (x, y + height), FRAME, "3 3");
-            let figures = format!("step {}, {}", step.step, step.window.length());
+            let (name, length) = (self.timeline.step_name(step.step), step.window.length());
+            let is_whole = step.window.clipped(self.window) == step.window;
+            let figures =
+                if is_whole { format!("{name}, {length}") } else { format!("part of {name} ({length})") };
             let label = STEP_FONT.fit(&figures, width - 8.0);
             svg.text((x + 4.0, y + 16.0), STEP_FONT, &label);
         }
@@ -290,7 +310,7 @@ impl<'a> Drawing<'a> {
         }
         let width = width - if width > 3.0 { 0.5 } else { 0.0 };
         svg.rect(Rect::new(x, y, width, SLICE), colour, Some(&tooltip));
-        let label = SLICE_FONT.fit_end(name, width - 4.0);
+        let label = label(name, category, width - 4.0);
         if !label.is_empty() {
             svg.text((x + width / 2.0, y + 13.0), SLICE_FONT, &label);
         }
@@ -299,11 +319,29 @@ impl<'a> Drawing<'a> {
 
 /// Every category with its colour.
 fn coloured(categories: BTreeSet<&str>) -> BTreeMap<&str, &'static str> {
-    let own = |name: &str| OWN.iter().find(|(known, _)| *known == name).map(|(_, place)| *place);
-    let mut shared = SHARED.into_iter().cycle();
-    let mut place = |name| own(name).or_else(|| shared.next()).unwrap_or_default();
-    let colour = |place: usize| PALETTE.get(place).copied().unwrap_or(FRAME);
-    categories.into_iter().map(|name| (name, colour(place(name)))).collect()
+    categories.into_iter().map(|name| (name, colour(name))).collect()
+}
+
+/// The colour of a category, whatever else there is; one that is not in the tables takes a shared one by its
+/// name.
+fn colour(category: &str) -> &'static str {
+    let known = OWN.iter().chain(&SHARING).find(|(known, _)| *known == category).map(|(_, place)| *place);
+    let drawn = || category.bytes().fold(0, |state, byte| mixed(state ^ u64::from(byte)));
+    let place = known.unwrap_or_else(|| SHARED[(drawn() % SHARED.len() as u64) as usize]);
+    PALETTE.get(place).copied().unwrap_or(FRAME)
+}
+
+/// The most of a slice's name that fits. What its colour says goes first (`dequantize`), then what stands
+/// before the first number of a dotted name (`blocks.`), then `forward` and `backward` are abbreviated, and
+/// then its middle goes: so what is left of two names differs where they do.
+fn label(name: &str, category: &str, width: f64) -> String {
+    let subject = name.strip_prefix(category).map_or(name, str::trim_start);
+    let behind_dots = subject.match_indices('.').map(|(dot, _)| &subject[dot + 1..]);
+    let numbered = behind_dots.into_iter().find(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    let numbered = numbered.unwrap_or(subject);
+    let short = numbered.replace("forward", "fwd").replace("backward", "bwd");
+    let whole = [name, subject, numbered].into_iter().find(|text| SLICE_FONT.width(text) <= width);
+    whole.map_or_else(|| SLICE_FONT.fit_middle(&short, width), str::to_owned)
 }
 
 /// Puts parts that begin within one mark into one, as wide as they are together.
@@ -331,7 +369,41 @@ mod tests {
             of(&["accumulate", "compute", "reduce-scatter", "all-gather", "vote", "copy", "fused scale"]);
         let colours: BTreeSet<&str> = many.values().copied().collect();
         assert_eq!(colours.len(), many.len());
-        assert_eq!(of(&["compute"])["compute"], many["compute"]);
+        for name in many.keys().chain(&["assemble", "all_gather"]) {
+            assert_eq!(of(&[name])[name], coloured(many.keys().copied().chain([*name]).collect())[name]);
+        }
+        let places = OWN.iter().chain(&SHARING).map(|(_, place)| *place);
+        assert!(places.chain(SHARED).all(|place| place < PALETTE.len()));
+        assert!(OWN.iter().all(|(_, place)| !SHARED.contains(place)));
+    }
+
+    #[test]
+    fn labels_of_different_slices_stay_different_where_there_is_little_room() {
+        let name = "compute blocks.12.fc1 forward";
+        let at = |width| label(name, "compute", width);
+        assert_eq!(at(500.0), name);
+        assert_eq!(at(150.0), "blocks.12.fc1 forward");
+        assert_eq!(at(90.0), "12.fc1 forward");
+        assert_eq!(at(60.0), "12.fc1 fwd");
+        assert_eq!(at(40.0), "12.…wd");
+        assert_eq!(at(10.0), "");
+        let narrow =
+            ["blocks.0.attention.qkv", "blocks.0.attention.output", "blocks.1.attention.qkv", "head"]
+                .map(|subject| label(&format!("dequantize {subject}"), "dequantize", 50.0));
+        assert_eq!(label("adam bucket 2", "adam", 60.0), "bucket 2");
+        assert_eq!(label("compute 0.mlp.backward", "compute", 55.0), "0.mlp.bwd");
+        assert_eq!(narrow, ["0.at…qkv", "0.at…put", "1.at…qkv", "head"]);
+    }
+
+    #[test]
+    fn a_step_that_is_shown_in_part_says_so_and_what_the_whole_takes() {
+        let mut timeline = timeline();
+        let part =
+            TimelinePicture { window: Some(Interval::new(0, 9_000_000)), ..TimelinePicture::default() };
+        assert!(part.render(&timeline).unwrap().contains(">part of step 0 (10.00 ms)<"));
+        timeline.programs.insert(0, "train".to_owned());
+        assert!(part.render(&timeline).unwrap().contains(">part of train step 0 (10.00 ms)<"));
+        assert!(TimelinePicture::default().render(&timeline).unwrap().contains(">train step 0, 10.00 ms<"));
     }
 
     fn timeline() -> Timeline {

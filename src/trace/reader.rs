@@ -1,10 +1,10 @@
 //! A chrome trace that we wrote, back as a timeline.
 //!
-//! **TR-3** What [`write_trace`](super::write_trace) wrote is read back equal: lanes in the order
-//! of their ranks, slices with their arguments in the order of their names, counters (up to the
-//! last bit of a fraction), arrows and notes. Derived events are skipped, since they follow from
-//! the slices. Host lanes are totalled, not kept: a long run has millions of spans. Events of other
-//! tools are ignored where they do not pretend to be ours.
+//! **TR-3** What [`write_trace`](super::write_trace) wrote is read back equal: lanes in the order of their
+//! ranks, slices with their arguments in the order of their names, counters (up to the last bit of a
+//! fraction), arrows, programs of steps and notes. Derived events are skipped, since they follow from the
+//! slices. Host lanes are totalled, not kept: a long run has millions of spans. Events of other tools are
+//! ignored where they do not pretend to be ours.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Read;
@@ -119,6 +119,10 @@ impl Reading {
         let notes = about.get("notes").and_then(Value::as_array);
         let texts = notes.into_iter().flatten().filter_map(Value::as_str);
         timeline.notes = texts.map(str::to_owned).collect();
+        // Traces of earlier versions lack these.
+        let programs = about.get("programs").and_then(Value::as_object);
+        let program = |(step, name): (&String, &Value)| Some((step.parse().ok()?, name.as_str()?.to_owned()));
+        timeline.programs = programs.into_iter().flatten().filter_map(program).collect();
         Ok(TraceFile { timeline, host: self.host.into_values().map(HostThread::total).collect() })
     }
 
@@ -259,6 +263,7 @@ mod tests {
                     CounterSample { rank, name, at, value }
                 })
                 .collect();
+            timeline.programs = (7..).zip(notes.iter().cloned()).collect();
             timeline.notes = notes;
             timeline
         })

@@ -4,7 +4,7 @@
 //! figures are fields; [`Display`](std::fmt::Display) lays them out for a terminal.
 
 use std::cmp::Reverse;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::io::Read;
 
@@ -41,6 +41,19 @@ pub struct RankSummary {
     pub exposure: Exposure,
 }
 
+/// Where the time of the steps of one program went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramSummary {
+    /// Its name.
+    pub program: String,
+    /// How many of its steps the trace holds.
+    pub steps: usize,
+    /// The mean of them, over all ranks.
+    pub mean: Nanoseconds,
+    /// Its steps added up, over all ranks.
+    pub exposure: Exposure,
+}
+
 /// The figures of a trace.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
@@ -49,7 +62,9 @@ pub struct Summary {
     pub extent: Interval,
     /// Every lane, in the order of the timeline.
     pub lanes: Vec<LaneSummary>,
-    /// Every rank that ran a step.
+    /// Every program that is known to have run a step, in the order of their first steps.
+    pub programs: Vec<ProgramSummary>,
+    /// Every rank that ran a step, with the steps of all programs.
     pub ranks: Vec<RankSummary>,
     /// The longest slice of each name, longest first; at most 8.
     pub longest: Vec<Slice>,
@@ -80,6 +95,7 @@ impl Summary {
         Self {
             extent: timeline.extent().unwrap_or_default(),
             lanes: timeline.lanes.iter().map(|lane| sum_lane(timeline, lane)).collect(),
+            programs: sum_programs(timeline),
             ranks,
             longest: longest.into_iter().take(LONGEST).cloned().collect(),
             host: Vec::new(),
@@ -106,6 +122,46 @@ fn sum_lane(timeline: &Timeline, lane: &LaneInfo) -> LaneSummary {
     LaneSummary { lane: lane.clone(), slices, busy: measure(&intervals) }
 }
 
+fn sum_programs(timeline: &Timeline) -> Vec<ProgramSummary> {
+    let mut found: Vec<(&str, BTreeSet<u64>, Vec<Exposure>)> = Vec::new();
+    let mut measured = timeline.exposures();
+    measured.sort_by_key(|one| one.step);
+    for one in measured {
+        let Some(program) = timeline.programs.get(&one.step) else { continue };
+        let place = found.iter().position(|(known, ..)| known == program).unwrap_or(found.len());
+        if place == found.len() {
+            found.push((program, BTreeSet::new(), Vec::new()));
+        }
+        found[place].1.insert(one.step);
+        found[place].2.push(one.exposure);
+    }
+    let summed = |(program, steps, runs): (&str, BTreeSet<u64>, Vec<Exposure>)| {
+        let count = runs.len().max(1) as u64;
+        let exposure: Exposure = runs.into_iter().sum();
+        let mean = Nanoseconds::new(exposure.step.count() / count);
+        ProgramSummary { program: program.to_owned(), steps: steps.len(), mean, exposure }
+    };
+    found.into_iter().map(summed).collect()
+}
+
+/// A line of a table of steps.
+fn shares(
+    f: &mut fmt::Formatter<'_>,
+    name: &str,
+    steps: usize,
+    mean: Nanoseconds,
+    all: &Exposure,
+) -> fmt::Result {
+    let [compute, skew, idle] =
+        [all.compute, all.skew, all.idle].map(|time| percent(time.fraction_of(all.step)));
+    let exposed = percent(all.fraction());
+    let overlap = all.overlap().map_or_else(|| "-".to_owned(), percent);
+    writeln!(
+        f,
+        "  {name:<8} {steps:>5} {mean:>10} {compute:>9} {exposed:>9} {skew:>9} {idle:>9} {overlap:>9}"
+    )
+}
+
 fn percent(fraction: f64) -> String {
     format!("{:.1} %", 100.0 * fraction)
 }
@@ -117,25 +173,26 @@ impl fmt::Display for Summary {
         let ranks = self.ranks.len();
         let counted = |count: usize, what| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
         writeln!(f, "{}, {}, {length}", counted(ranks, "rank"), counted(slices, "slice"))?;
-        writeln!(f, "\nsteps, as shares of step time")?;
-        writeln!(
-            f,
-            "  {:<8} {:>5} {:>10} {:>9} {:>9} {:>9} {:>9} {:>9}",
-            "rank", "steps", "mean", "compute", "exposed", "skew", "idle", "overlap"
-        )?;
-        for rank in &self.ranks {
-            let Exposure { step, compute, skew, idle, .. } = rank.exposure;
-            let mean = Nanoseconds::new(step.count() / rank.steps.max(1) as u64);
-            let [compute, skew, idle] = [compute, skew, idle].map(|t| percent(t.fraction_of(step)));
-            let exposed = percent(rank.exposure.fraction());
-            let overlap = rank.exposure.overlap().map_or_else(|| "-".to_owned(), percent);
-            let name = rank.rank.to_string();
-            let steps = rank.steps;
+        let head = |f: &mut fmt::Formatter<'_>, first: &str| {
             writeln!(
                 f,
-                "  {name:<8} {steps:>5} {mean:>10} {compute:>9} {exposed:>9} {skew:>9} {idle:>9} \
-                 {overlap:>9}"
-            )?;
+                "  {first:<8} {:>5} {:>10} {:>9} {:>9} {:>9} {:>9} {:>9}",
+                "steps", "mean", "compute", "exposed", "skew", "idle", "overlap"
+            )
+        };
+        let together = if self.programs.len() > 1 { ", of all programs together" } else { "" };
+        writeln!(f, "\nsteps, as shares of step time{together}")?;
+        head(f, "rank")?;
+        for rank in &self.ranks {
+            let mean = Nanoseconds::new(rank.exposure.step.count() / rank.steps.max(1) as u64);
+            shares(f, &rank.rank.to_string(), rank.steps, mean, &rank.exposure)?;
+        }
+        if !self.programs.is_empty() {
+            writeln!(f, "\nprograms, as shares of step time, over all ranks")?;
+            head(f, "program")?;
+        }
+        for program in &self.programs {
+            shares(f, &program.program, program.steps, program.mean, &program.exposure)?;
         }
         writeln!(f, "\nlanes, as shares of the whole time")?;
         for LaneSummary { lane, slices, busy } in &self.lanes {
@@ -203,6 +260,25 @@ mod tests {
         for expected in ["85.0 % busy", "10.0 %", "50.0 %", "80.0 µs", "note: paced link"] {
             assert!(text.contains(expected), "{expected} in\n{text}");
         }
+    }
+
+    #[test]
+    fn steps_of_different_programs_are_summed_up_apart() {
+        let mut timeline = timeline();
+        assert!(
+            Summary::of(&timeline).programs.is_empty(),
+            "an older trace does not say what its steps are of"
+        );
+        timeline.programs = [(0, "train".to_owned()), (1, "evaluate".to_owned())].into();
+        let summary = Summary::of(&timeline);
+        let found: Vec<_> =
+            summary.programs.iter().map(|one| (one.program.as_str(), one.steps, one.mean.count())).collect();
+        assert_eq!(found, [("train", 1, 120_000), ("evaluate", 1, 80_000)]);
+        let text = summary.to_string();
+        assert!(
+            text.contains("all programs together") && text.contains("\n  evaluate     1    80.0 µs"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -9,9 +9,9 @@ use std::fmt::Write;
 
 /// Colours that most people tell apart, and that carry dark text. Neighbours in the list differ
 /// most; none is close to the tones in which pictures shade exposed communication and skew.
-pub(super) const PALETTE: [&str; 12] = [
+pub(super) const PALETTE: [&str; 13] = [
     "#8ecae6", "#ffb703", "#95d5b2", "#cdb4db", "#fb8500", "#4f9bc8", "#d9d375", "#b08968", "#2fa99a",
-    "#8d9bf0", "#b9bcc6", "#e7bfa0",
+    "#8d9bf0", "#b9bcc6", "#e7bfa0", "#8fae3c",
 ];
 
 /// Darker colours, for lines on white.
@@ -69,16 +69,15 @@ impl Font {
         }
     }
 
-    /// The same with an ellipsis for the beginning, for names that differ at their end.
-    pub(super) fn fit_end(&self, text: &str, width: f64) -> String {
+    /// The same with an ellipsis for the middle, for names that differ at both ends.
+    pub(super) fn fit_middle(&self, text: &str, width: f64) -> String {
         match self.room(text, width) {
             Room::All => text.to_owned(),
             Room::None => String::new(),
             Room::Letters(kept) => {
-                let skipped = text.chars().count() - kept;
-                let rest: String = text.chars().skip(skipped).collect();
-                let word = rest.split_once([' ', '.']).map(|(_, word)| word);
-                format!("…{}", word.filter(|word| word.len() > 3).unwrap_or(&rest))
+                let (head, all) = (kept.div_ceil(2), text.chars().count());
+                let tail = text.chars().skip(all - (kept - head));
+                text.chars().take(head).chain(['…']).chain(tail).collect()
             }
         }
     }
@@ -267,8 +266,10 @@ mod tests {
         assert_eq!(font.fit(name, 1000.0), name);
         let short = font.fit(name, 60.0);
         assert!(short.ends_with('…') && font.width(&short) <= 60.0, "{short}");
-        let end = font.fit_end(name, 60.0);
-        assert!(end.starts_with('…') && end.ends_with("mlp.up"), "{end}");
+        let both = font.fit_middle(name, 60.0);
+        assert_eq!(both, "gathe…p.up");
+        assert!(font.width(&both) <= 60.0);
+        assert_eq!(font.fit_middle(name, 1000.0), name);
         assert_eq!(font.fit(name, 8.0), "");
         assert_eq!(font.fit(name, -5.0), "");
     }

@@ -5,7 +5,7 @@
 //! but not overlap. Nothing here sorts or repairs what was recorded; [`Timeline::validate`] says
 //! what is wrong with it.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::error::TraceError;
 use super::time::{Interval, Nanoseconds};
@@ -157,6 +157,8 @@ pub struct Timeline {
     pub arrows: Vec<Arrow>,
     /// Values over time, of one counter in time order.
     pub counters: Vec<CounterSample>,
+    /// The program that each step was of, where the recorder knew it; traces of earlier versions do not say.
+    pub programs: BTreeMap<u64, String>,
     /// Remarks for the reader: `link paced to 2 GB/s`.
     pub notes: Vec<String>,
 }
@@ -220,6 +222,12 @@ impl Timeline {
     /// From the first begin to the last end; `None` without slices.
     pub fn extent(&self) -> Option<Interval> {
         hull(self.slices.iter().map(Slice::interval))
+    }
+
+    /// What people call a step: `train step 11`, or `step 11` where its program is not known.
+    pub(super) fn step_name(&self, step: u64) -> String {
+        self.programs.get(&step).map_or_else(String::new, |program| format!("{program} "))
+            + &format!("step {step}")
     }
 
     /// What each lane is for.

@@ -223,6 +223,11 @@ fn plan_says_why_a_task_stands_where_it_stands_and_what_a_step_is_expected_to_ta
     for word in ["all-gather of blocks.1.up.weight", "asked for behind", "a fence of its own", "before it:"] {
         assert!(named.contains(word), "{word}: {named}");
     }
+    let every = said(folder.path(), "plan model.toml --ranks 4 --depth 1 --why of");
+    for task in every.split("\ntask ") {
+        let after: Vec<&str> = task.lines().filter(|line| line.starts_with("  after")).collect();
+        assert!((1..after.len()).all(|at| !after[at..].contains(&after[at - 1])), "{task}");
+    }
     let complaint = String::from_utf8(run(folder.path(), "plan model.toml --why nothing").stderr).unwrap();
     assert!(complaint.contains("no task of the plan is `nothing`"), "{complaint}");
 }

@@ -27,6 +27,8 @@ pub(super) struct RuleRow {
 
 const FROM_ZERO: &str = "a finite number from 0 on";
 const BELOW_ONE: &str = "a number from 0 to below 1 in 32-bit floating point";
+/// Bytes a second of a paced link; a slower one seems to hang.
+const SLOWEST_LINK: f64 = 1e3;
 const SWITCH: &str = "`true` or `false`";
 
 /// Keys in the order in which they are printed: those without a table first.
@@ -228,15 +230,18 @@ pub(super) const ROWS: &[Row] = &[
     },
     Row {
         path: "optimizer.max_norm",
-        expected: "a finite number above 0, or 0 for no clipping",
+        expected: "a finite number above 0 in 32-bit floating point, or 0 for no clipping",
         value: |c| toml(c.optimizer.max_norm),
-        valid: |c| from_zero(c.optimizer.max_norm),
+        valid: |c| {
+            let most = c.optimizer.max_norm;
+            most == 0.0 || from_zero(most) && most as f32 > 0.0
+        },
     },
     Row {
         path: "cpu.link.bytes_per_s",
-        expected: "a finite number of bytes above 0, or remove it for a link as fast as memory",
+        expected: "a finite number of bytes from 1e3 on, or remove it for a link as fast as memory",
         value: |c| c.cpu.link.bytes_per_s.and_then(toml),
-        valid: |c| c.cpu.link.bytes_per_s.is_none_or(|rate| rate.is_finite() && rate > 0.0),
+        valid: |c| c.cpu.link.bytes_per_s.is_none_or(|rate| rate.is_finite() && rate >= SLOWEST_LINK),
     },
     Row {
         path: "cpu.link.latency_us",
@@ -253,13 +258,13 @@ pub(super) const ROWS: &[Row] = &[
     },
     Row {
         path: "trace.first_step",
-        expected: "a whole number from 0 on",
+        expected: "a whole number from 0 to 4294967295",
         value: |c| toml(c.trace.first_step),
         valid: |_| true,
     },
     Row {
         path: "trace.steps",
-        expected: "a whole number from 1 on",
+        expected: "a whole number from 1 to 4294967295",
         value: |c| toml(c.trace.steps),
         valid: |c| c.trace.steps > 0,
     },

@@ -4,8 +4,8 @@
 //! - A task that takes `d` by itself and `m` here, `o` of it beside another lane, did `d − (m − o)` of its
 //!   work in that time; so it ran `o / (d − m + o)` times slower there. That undoes
 //!   [`crate::cluster::stretched`] exactly.
-//! - What `d` is comes from products of the same shape, one behind the other for as long as beside the other
-//!   lane, and from the backward behind them; never from a model, and never from a device that stood still: a
+//! - What `d` is comes from products of the same shape, one after the other for as long as beside the other
+//!   lane, and from the backward after them; never from a model, and never from a device that stood still: a
 //!   GPU that multiplies for long lowers its clock, and what it takes longer for that no other lane takes
 //!   from it. What collectives take from each other is compared with chains, as no product runs long beside
 //!   them.
@@ -13,6 +13,8 @@
 //! - Devices slow both of two tasks, the simulator one of them, whichever is issued later. So a task that
 //!   took no longer than by itself while its neighbour was slowed is taken for the one that was not charged:
 //!   it says nothing.
+//! - A task of which nothing was done beside the other lane, by what it takes alone, says nothing: it waited
+//!   for something else, and a factor without a bound is no measurement.
 //! - Two collectives share bytes: what both did in the time `o` in which both ran gives `f = 2·o / work`,
 //!   whoever of them was slowed.
 
@@ -34,6 +36,10 @@ const MOST_ELSE: f64 = 0.03;
 /// Least share of the time beside the other lane that is beside one task of it; the second where no task
 /// reaches the first.
 const MOST_OF_IT: [f64; 2] = [0.98, 0.85];
+
+/// Least work done in the time beside another lane, as a share of that time. Below it nothing was done, as
+/// far as times tell.
+const LEAST_WORK: f64 = 0.01;
 
 /// Share by which a task must be longer than by itself to count as slowed: three times the mean delay,
 /// between these.
@@ -144,11 +150,15 @@ impl Ran {
         self.taken() > self.alone * (1.0 + noise)
     }
 
-    /// By how much it was slowed in `beside` nanoseconds of its time.
-    fn factor(&self, beside: f64) -> f64 {
-        let work = self.alone - (self.taken() - beside);
-        beside / work.max(1e-3 * beside)
+    /// By how much it was slowed in `beside` nanoseconds of its time, if anything was done in them.
+    fn factor(&self, beside: f64) -> Option<f64> {
+        slowdown(beside, self.alone - (self.taken() - beside))
     }
+}
+
+/// How many times longer `work` took, done in the time `beside`; `None` where that says nothing.
+fn slowdown(beside: f64, work: f64) -> Option<f64> {
+    (beside > 0.0 && work >= LEAST_WORK * beside).then(|| beside / work)
 }
 
 fn ran(observation: &Observation, step: &Step, rank: usize, alone: &Alone) -> Vec<Ran> {
@@ -201,7 +211,7 @@ fn beside_one(task: &Ran, all: &[Ran], other: Side, noise: f64, most_of_it: f64)
     let says =
         beside >= LEAST * task.taken() && elsewhere <= MOST_ELSE * beside && most >= most_of_it * beside;
     let not_charged = partner.is_slowed(noise) && !task.is_slowed(noise);
-    (says && !not_charged).then(|| task.factor(beside))
+    task.factor(beside).filter(|_| says && !not_charged)
 }
 
 /// The factor on two collectives of different communicators.
@@ -219,9 +229,7 @@ pub(super) fn collectives(observation: &Observation, alone: &Alone) -> Figure {
                     work += (task.alone - (task.taken() - together)).max(0.0);
                 }
             }
-            if beside > 0.0 {
-                factors.push(beside / work.max(1e-3 * beside));
-            }
+            factors.extend(slowdown(beside, work));
         }
     }
     summary(factors, "steps in which gathers ran beside reductions")
@@ -238,5 +246,36 @@ fn summary(mut factors: Vec<f64>, of_what: &str) -> Figure {
             Figure::new(found.max(1.0), how)
         }
         _ => Figure::new(1.0, format!("not seen: no {of_what} that were slowed, or that nobody else slowed")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ran([begin, end]: [f64; 2], alone: f64) -> Ran {
+        Ran {
+            side: Side::Collective,
+            lane: LaneKind::Communicator(crate::id::CommId::new(0)),
+            begin,
+            end,
+            alone,
+        }
+    }
+
+    #[test]
+    fn a_task_of_which_nothing_was_done_says_nothing_about_a_factor() {
+        // Half of its work took three quarters of its time.
+        assert_eq!(ran([0.0, 200.0], 100.0).factor(150.0), Some(3.0));
+        // It waited: what it takes alone is over outside of the time beside the other lane.
+        assert_eq!(ran([0.0, 1000.0], 100.0).factor(900.0), None);
+        assert_eq!(ran([0.0, 1000.0], 100.0).factor(950.0), Some(19.0));
+        assert_eq!((slowdown(0.0, 0.0), slowdown(10.0, -5.0)), (None, None));
+    }
+
+    #[test]
+    fn a_figure_that_no_sample_is_left_for_is_not_seen() {
+        let figure = summary(Vec::new(), "tasks beside the other lane");
+        assert!(figure.value == 1.0 && figure.how.starts_with("not seen"), "{figure:?}");
     }
 }

@@ -34,30 +34,36 @@ enum What {
 ///   middle = x + proj(qkv(x)[.., ..H])
 ///   output = middle + fc2(gelu(fc1(middle)))
 ///
-/// The loss is the sum of the last output; a step is forward and backward. First the stack is measured resident: whole
-/// weights on every GPU, no session, no communication, task by task and as one CUDA graph. Then every variant, whose
-/// weights are sharded, gathered before each use and gathered again in backward. Then the resident stack again: GPUs that
-/// work slow down as they get warm, so compare rows only where it took about as long as before; more --warm steps help.
-/// A variant is named
+/// The loss is the sum of the last output; a step is forward and backward. First the stack is
+/// measured resident: whole weights on every GPU, no session, no communication, task by task and as
+/// one CUDA graph. Then every variant, whose weights are sharded, gathered before each use and
+/// gathered again in backward. Then the resident stack again: GPUs that work slow down as they get
+/// warm, so compare rows only where it took about as long as before; more --warm steps help. A
+/// variant is named
 ///
 ///   format/unit/prefetch/mode/transport/ending        as in  bf16/block/depth1/graph/peer/gradients
 ///
-///   format      bf16; fp8_block (FP8 products where the GPU has them); nvfp4 (on the wire, products in bf16)
-///   unit        what a call computes with, and a gather brings. weight: one weight. block: the four of a block; they are one
-///               collective, and so are their gradients. The products, and their order, are the same
-///   prefetch    depth0 on demand, depthN gathers N units ahead, auto lets the planner choose. By weights depth3 has at
-///               most one block in flight, depth7 at most two; by blocks depth1 has at most two. Gradients are reduced as
-///               many calls behind (reduce_behind), three at least, unless --behind says how many
+///   format      bf16; fp8_block (FP8 products where the GPU has them); nvfp4 (on the wire, products
+///               in bf16)
+///   unit        what a call computes with, and a gather brings. weight: one weight. block: the four
+///               of a block; they are one collective, and so are their gradients. The products, and
+///               their order, are the same
+///   prefetch    depth0 on demand, depthN gathers N units ahead, auto lets the planner choose. By
+///               weights depth3 has at most one block in flight, depth7 at most two; by blocks depth1
+///               has at most two. Gradients are reduced as many calls behind (reduce_behind), three
+///               at least, unless --behind says how many
 ///   mode        eager issues every task in every step, graph replays a recording
 ///   transport   peer pushes by copy engines, nccl uses NCCL
-///   ending      gradients ends with reduced gradients in f32 main grads; training goes on with the optimizer (at a
-///               learning rate of 0, so that all steps compute the same) and quantizes the weights anew
+///   ending      gradients ends with reduced gradients in f32 main grads; training goes on with the
+///               optimizer (at a learning rate of 0, so that all steps compute the same) and
+///               quantizes the weights anew
 ///
 /// step       from the command to the last rank's answer, devices idle before it; median
 /// ×          over the resident stack's step of the same mode
 /// predicted  the variant's step simulated on --cluster, and by how much it is off
 /// host       until everything is enqueued, on the slowest rank
-/// traced     the step of a second session whose tasks are timed on the devices, and what that costs; only with --traces
+/// traced     the step of a second session whose tasks are timed on the devices, and what that costs;
+///            only with --traces
 /// exposed    a collective runs and the compute lane runs nothing; of that session
 /// wire       bytes that a rank receives in a step
 /// arena      memory of a rank; transient: planes, gradients and activations among it
@@ -203,7 +209,8 @@ Examples:
     warpweft bench stack --formats bf16 --modes graph --transports peer --endings gradients
 
   What gathering small layers by blocks saves, against weight by weight:
-    warpweft bench stack --hidden 1024 --ffn 4096 --layers 24 --tokens 4096 --formats bf16 --depths 1,2,7 --transports peer
+    warpweft bench stack --hidden 1024 --ffn 4096 --layers 24 --tokens 4096 \\
+      --formats bf16 --depths 1,2,7 --transports peer
 
   What writing gradients in bf16 saves, against f32 that is rounded:
     warpweft bench stack --formats bf16 --depths 2 --modes graph --gradients f32
@@ -252,7 +259,10 @@ impl Stack {
             let cannot = cannot_write(&path);
             let mut text = serde_json::to_string_pretty(&report).map_err(|error| cannot(error.into()))?;
             text.push('\n');
-            WholeFile::write(&path, text.as_bytes()).map_err(cannot)
+            WholeFile::write_as(&path, text.as_bytes(), replace).map_err(|error| match error.kind() {
+                io::ErrorKind::AlreadyExists => StackError::Exists { path: path.clone() },
+                _ => cannot(error),
+            })
         });
         if let Err(error) = written.and_then(|()| report.check()) {
             let _ = write!(io::stdout(), "{report}");

@@ -1,7 +1,8 @@
 //! Arguments of `warpweft calibrate`.
 //!
 //! Law: arguments are turned into options here and used elsewhere. No file is replaced without `--force`,
-//! nothing but a plain file at all, and none is written unless all of it was measured.
+//! also none that appeared meanwhile, nothing but a plain file at all, and none is written unless all of it
+//! was measured.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,24 +17,29 @@ use crate::config::{ByteSize, ByteSizeError, Speed};
 use crate::model::Math;
 use crate::session::WholeFile;
 
-/// Measures this machine and writes the cluster file that simulate, plan, tune and prefetch.policy = "auto" read
+/// Measures this machine and writes the cluster file that simulate, plan and tune read
 ///
-/// Small sessions are run, as an embedder's would be, and every number is read from when their tasks ran:
+/// prefetch.policy = "auto" reads it too. Small sessions are run, as an embedder's would be, and
+/// every number is read from when their tasks ran:
 ///
-///   inside        latency and bytes per second of gathers and reductions, a robust line through a ladder of sizes
-///   hbm           speed of memory as the library's own kernels use it: amax, casts, transposes, dequantization, Adam
-///   flops_per_s   products of the tool's own: plain f32 loops on the CPU, on GPUs linear layers, forward and both
-///                 gradients. What your closures reach is yours to say: --flops
+///   inside        latency and bytes per second of gathers and reductions, a robust line through a
+///                 ladder of sizes
+///   hbm           speed of memory as the library's own kernels use it: amax, casts, transposes,
+///                 dequantization, Adam
+///   flops_per_s   products of the tool's own: plain f32 loops on the CPU, on GPUs linear layers,
+///                 forward and both gradients. What your closures reach is yours to say: --flops
 ///   kernel_us     what one more small kernel takes in a call
-///   launch_us     what one more small task costs a step; replay_us what a recorded step takes beside its tasks
+///   launch_us     what one more small task costs a step; replay_us what a recorded step takes beside
+///                 its tasks
 ///   contention    how much longer tasks take beside another lane, read task by task from one run
 ///   jitter        how late local tasks are, from the quartiles of their times
 ///
-/// Then a step of a decoder-like stack, from which no number was read, is predicted with the new file and measured: the table
-/// at the end says how far off the prediction is, op by op.
+/// Then a step of a decoder-like stack, from which no number was read, is predicted with the new file
+/// and measured: the table at the end says how far off the prediction is, op by op.
 ///
-/// One node is measured, all ranks of which are in this process. Leave the machine alone meanwhile. On a CPU take no more ranks than
-/// half its cores: ranks that wait for a core are late in ways that no cluster file says.
+/// One node is measured, all ranks of which are in this process. Leave the machine alone meanwhile.
+/// On a CPU take no more ranks than half its cores: ranks that wait for a core are late in ways that
+/// no cluster file says.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment, after_long_help = EXAMPLES)]
 pub(super) struct Calibrate {
@@ -66,7 +72,7 @@ pub(super) struct Calibrate {
     repeats: u32,
 
     /// The largest gradient that is reduced [default: 4 MiB on a CPU, 256 MiB on GPUs]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_largest)]
     largest: Option<ByteSize>,
 
     /// The configuration whose pacing (cpu.link), transport, reduce, reduce_dtype and deadline are measured; the
@@ -137,6 +143,11 @@ fn parse_name(text: &str) -> Result<String, String> {
     if text.is_empty() { Err("set it to text that is not empty".to_owned()) } else { Ok(text.to_owned()) }
 }
 
+fn parse_largest(text: &str) -> Result<ByteSize, String> {
+    let size: ByteSize = text.parse().map_err(|error: ByteSizeError| error.to_string())?;
+    if size.bytes() > 0 { Ok(size) } else { Err("set it to a size above zero".to_owned()) }
+}
+
 fn parse_memory(text: &str) -> Result<ByteSize, String> {
     let size: ByteSize = text.parse().map_err(|error: ByteSizeError| error.to_string())?;
     match size.bytes() {
@@ -152,6 +163,7 @@ impl Calibrate {
         if self.out.exists() && !self.force {
             return Err(CalibrateError::Exists { path: self.out });
         }
+        let replace = self.force;
         let bar = ProgressBar::new(0);
         let style = ProgressStyle::with_template("{bar:32} {pos} of {len}  {wide_msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -164,7 +176,12 @@ impl Calibrate {
         let measured = calibrate_machine(&options, stop, &mut watch);
         bar.finish_and_clear();
         let calibration = measured?;
-        WholeFile::write(&out, calibration.file.as_bytes()).map_err(cannot_write(&out))?;
+        WholeFile::write_as(&out, calibration.file.as_bytes(), replace).map_err(|error| {
+            match error.kind() {
+                io::ErrorKind::AlreadyExists => CalibrateError::Exists { path: out.clone() },
+                _ => cannot_write(&out)(error),
+            }
+        })?;
         Ok(format!("{calibration}\nwritten: {}\n", out.display()))
     }
 

@@ -14,8 +14,8 @@ use crate::format::{Format, FormatError, Via};
 
 /// Quantizes the matrices of a safetensors checkpoint, or turns them back to f32
 ///
-/// Every tensor of two dimensions in F32, BF16 or F16 is quantized in both orientations; all other tensors are
-/// copied. Tensor X of shape [M, K] becomes:
+/// Every tensor of two dimensions in F32, BF16 or F16 is quantized in both orientations; all other
+/// tensors are copied. Tensor X of shape [M, K] becomes:
 ///
 ///   X.rowwise_data      codes, blocks along the rows: what forward reads
 ///   X.rowwise_scale     their decode scales, padded as a GEMM wants them
@@ -23,8 +23,9 @@ use crate::format::{Format, FormatError, Via};
 ///   X.columnwise_scale  their decode scales
 ///   X.amax              largest magnitude of X
 ///
-/// The metadata gains `warpweft_quantized`, which names the format and the tensors as they were. Tensors are read
-/// one by one, so the file may be larger than memory. The output appears whole or not at all.
+/// The metadata gains `warpweft_quantized`, which names the format and the tensors as they were.
+/// Tensors are read one by one, so the file may be larger than memory. The output appears whole or
+/// not at all.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment, after_long_help = EXAMPLES)]
 pub(super) struct Quantize {
@@ -80,7 +81,8 @@ Examples:
     warpweft quantize --format nvfp4_2d model.safetensors model-nvfp4.safetensors
 
   Only the MLPs, into block FP8, and no matrix left out:
-    warpweft quantize --format fp8_block128_pow2 --only 'blocks.*.mlp.*' --strict in.safetensors out.safetensors
+    warpweft quantize --format fp8_block128_pow2 --only 'blocks.*.mlp.*' --strict \\
+      in.safetensors out.safetensors
 
   Back to f32:
     warpweft quantize --dequantize model-nvfp4.safetensors back.safetensors
@@ -91,8 +93,9 @@ Examples:
 fn format_help() -> String {
     format!(
         "\
-The format to quantize into: its name, its block, bytes per element of both orientations, and what it
-is for. A matrix whose shape it cannot take is copied, and listed with the shape that it could take.
+The format to quantize into: its name, its block, bytes per element of both orientations,
+and what it is for. A matrix whose shape it cannot take is copied, and listed with the
+shape that it could take.
 
 {}
 `warpweft formats` tells more.",

@@ -32,27 +32,30 @@ use crate::model::Mesh;
 ///   embedding_format = "bf16"  that of embedding and head; bf16 when left out
 ///   experts = 64             experts of every MLP, each of width ffn; 1 when left out
 ///   experts_per_token = 6    experts that a token passes through; 1 when left out
-///   expert_groups = 1        groups of experts that travel as one collective, each expert a weight of its own;
-///                            when left out, the experts of a matrix are rows of one weight
+///   expert_groups = 1        groups of experts that travel as one collective, each expert a weight
+///                            of its own; when left out, the experts of a matrix are rows of one
+///                            weight
 ///   tied = true              the head is the embedding; false when left out
 ///   replays = 1              how often the last block runs again; 0 when left out
 ///
-/// Each block is four calls (qkv, attention, up, down), forward and backward. Rules that give single weights
-/// another format, and everything else that can be chosen, are in the configuration (--config).
+/// Each block is four calls (qkv, attention, up, down), forward and backward. Rules that give single
+/// weights another format, and everything else that can be chosen, are in the configuration
+/// (--config).
 ///
 /// Or it lists weights, buffers and calls of any model, in program order:
 ///
 ///   [[weight]]               name, rows, cols; format (bf16), placement ("sharded"), reuse, group,
 ///                            frozen (false)
 ///   [[buffer]]               name, elements; element (f32), role ("internal"), lifetime ("step")
-///   [[call]]                 name, phase; uses = [{ weight, orientation, form, reuse }], gradients (f32), gradients_bf16,
-///                            reads, writes, updates; flops, bytes, math, kernels, and further parts of its
-///                            cost: parts = [{ flops, bytes, math, kernels }]; dynamic (false)
+///   [[call]]                 name, phase; uses = [{ weight, orientation, form, reuse }], gradients
+///                            (f32), gradients_bf16, reads, writes, updates; flops, bytes, math,
+///                            kernels, and further parts of its cost: parts = [{ flops, bytes, math,
+///                            kernels }]; dynamic (false)
 ///
 /// The gradient of a frozen weight, frozen here or by a rule of the configuration, is left out.
 ///
-/// An item with `numbers = [0, 31]` is repeated for each of them: in its texts `#` is the number, `#-1` the one before.
-/// examples/simulate/calls.toml is such a file.
+/// An item with `numbers = [0, 31]` is repeated for each of them: in its texts `#` is the number,
+/// `#-1` the one before. examples/simulate/calls.toml is such a file.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment, after_long_help = PLAN_EXAMPLES)]
 pub(super) struct Plan {
@@ -84,8 +87,9 @@ pub(super) struct Plan {
 
 /// Runs steps of a model in virtual time, on a cluster that need not exist
 ///
-/// The plan is the one a session would run, issued by the same actors with the same messages; only time and
-/// memory are counted instead of spent. MODEL.toml is as for `warpweft plan --help`. The cluster is a preset
+/// The plan is the one a session would run, issued by the same actors with the same messages; only
+/// time and memory are counted instead of spent. MODEL.toml is as for `warpweft plan --help`. The
+/// cluster is a preset
 ///
 ///   h200x4        one host of four H200, bytes pulled by copy engines; measured
 ///   h100x8-ib     hosts of eight H100, one InfiniBand port per GPU
@@ -162,10 +166,11 @@ pub(super) struct ModelArguments {
 
 /// Finds the prefetch policy that is fastest on a machine, within a budget of memory
 ///
-/// Two things are done, in virtual time. A sweep simulates depths and bytes in flight, and says of each what a step takes, how much
-/// of it is exposed communication, and what memory it needs. Then the tuner runs as it would on a real machine: it tries policies for a
-/// few steps each, keeps the fastest that fits the budget, and says why. What it ends with is printed as a configuration, which makes
-/// the same plan again; so no plan is made of measured durations here.
+/// Two things are done, in virtual time. A sweep simulates depths and bytes in flight, and says of
+/// each what a step takes, how much of it is exposed communication, and what memory it needs. Then
+/// the tuner runs as it would on a real machine: it tries policies for a few steps each, keeps the
+/// fastest that fits the budget, and says why. What it ends with is printed as a configuration, which
+/// makes the same plan again; so no plan is made of measured durations here.
 ///
 /// MODEL.toml is as for `warpweft plan --help`, the cluster as for `warpweft simulate --help`.
 #[derive(Debug, Args)]
@@ -193,9 +198,9 @@ pub(super) struct Tune {
 
 /// Sums up a trace that warpweft wrote, and draws one step of it
 ///
-/// Traces come from `warpweft simulate --trace`, from sessions with `trace.enabled`, and from the example
-/// `train --trace`. The summary says per rank where step time went, and per lane how busy it was; the picture has a
-/// row per lane, with exposed communication shaded.
+/// Traces come from `warpweft simulate --trace`, from sessions with `trace.enabled`, and from the
+/// example `train --trace`. The summary says per rank and per program where step time went, and per
+/// lane how busy it was; the picture has a row per lane, with exposed communication shaded.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub(super) struct Trace {

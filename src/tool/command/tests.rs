@@ -5,6 +5,9 @@ use super::schedule::{PLAN_EXAMPLES, SIMULATE_EXAMPLES, TUNE_EXAMPLES};
 use super::*;
 use crate::tool::formats;
 
+/// How a command goes on in the next line.
+const CONTINUED: &str = "\\\n      ";
+
 fn parse(line: &str) -> Result<Arguments, clap::Error> {
     Arguments::read(line.split(' ').map(OsString::from))
 }
@@ -25,7 +28,7 @@ fn the_help_of_quantize_explains_every_format_it_takes() {
 
 #[test]
 fn the_examples_of_the_help_parse() {
-    let all = [EXAMPLES, PLAN_EXAMPLES, SIMULATE_EXAMPLES, TUNE_EXAMPLES].join("\n");
+    let all = [EXAMPLES, PLAN_EXAMPLES, SIMULATE_EXAMPLES, TUNE_EXAMPLES].join("\n").replace(CONTINUED, "");
     let examples: Vec<&str> =
         all.lines().map(str::trim).filter(|line| line.starts_with("warpweft ")).collect();
     assert_eq!(examples.len(), 11);
@@ -39,7 +42,8 @@ fn the_examples_of_the_help_parse() {
 #[cfg(feature = "cuda")]
 #[test]
 fn the_examples_of_the_bench_parse_and_its_help_names_what_units_there_are() {
-    let examples = super::bench::STACK_EXAMPLES.lines().map(str::trim);
+    let examples = super::bench::STACK_EXAMPLES.replace(CONTINUED, "");
+    let examples = examples.lines().map(str::trim);
     let examples: Vec<&str> = examples.filter(|line| line.starts_with("warpweft ")).collect();
     assert_eq!(examples.len(), 5);
     for example in examples {
@@ -71,6 +75,15 @@ fn calibrate_refuses_to_replace_what_is_no_plain_file_before_it_measures() {
     let stopped = std::sync::atomic::AtomicBool::new(true);
     let said = calibrate.run(&stopped).unwrap_err().to_string();
     assert!(said.contains("no plain file") && said.contains("name another file"), "{said}");
+}
+
+#[test]
+fn no_line_of_a_help_text_is_wider_than_a_page() {
+    for command in ["quantize", "plan", "simulate", "tune", "trace", "calibrate"] {
+        let help = parse(&format!("warpweft {command} --help")).unwrap_err().to_string();
+        let wide = help.lines().find(|line| line.chars().count() > 100);
+        assert_eq!(wide, None, "{command}");
+    }
 }
 
 #[test]
@@ -117,6 +130,7 @@ fn what_makes_no_sense_together_is_refused() {
         ("warpweft plan m.toml --ranks -1", "-1 is not in 1..=65536"),
         ("warpweft simulate m.toml --cluster h200x4 --ranks 4 --depth -1", "-1 is not in 0..=64"),
         ("warpweft calibrate o.toml --memory 0", "a size above zero"),
+        ("warpweft calibrate o.toml --largest 0", "a size above zero"),
         ("warpweft calibrate o.toml --name ", "text that is not empty"),
         ("warpweft calibrate o.toml --flops bf16=715", "did you mean 715e12?"),
         ("warpweft plan m.toml --why 3 --dot", "cannot be used with"),

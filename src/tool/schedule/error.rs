@@ -56,12 +56,15 @@ pub enum ScheduleError {
     },
     /// The trace is empty.
     #[error(
-        "`{}` holds no slice, so there is nothing to sum up; `warpweft simulate --trace` and sessions with trace.enabled write traces",
-        path.display()
+        "`{}` holds no slice, so there is nothing to sum up; `warpweft simulate --trace` and sessions with trace.enabled write traces{}",
+        path.display(),
+        notes.iter().map(|note| format!("\nnote: {note}")).collect::<String>()
     )]
     Empty {
         /// The trace.
         path: PathBuf,
+        /// What the recording says of itself.
+        notes: Vec<String>,
     },
     /// The trace has no such step.
     #[error("`{}` has no step {step}; it has {has}", path.display())]

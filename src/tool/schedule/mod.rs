@@ -177,7 +177,7 @@ pub fn show_trace(trace: &Path, outputs: &Outputs, step: Option<u64>) -> Result<
     let wrong = |source| ScheduleError::Trace { path: trace.to_owned(), source };
     let read = read_trace(BufReader::new(file)).map_err(wrong)?;
     if read.timeline.slices.is_empty() {
-        return Err(ScheduleError::Empty { path: trace.to_owned() });
+        return Err(ScheduleError::Empty { path: trace.to_owned(), notes: read.timeline.notes });
     }
     let summary = Summary { host: read.host, ..Summary::of(&read.timeline) };
     if outputs.picture.is_some() {
@@ -227,6 +227,22 @@ mod tests {
     use crate::backend::cpu::CpuSurface;
     use crate::compute::ComputeContext;
     use crate::model::Call;
+
+    #[test]
+    fn an_empty_trace_says_why_it_is_empty() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace.json");
+        let timeline = crate::trace::Timeline {
+            notes: vec!["asked for steps 500 to 503".to_owned()],
+            ..Default::default()
+        };
+        crate::trace::write_trace(&timeline, None, File::create(&path).unwrap()).unwrap();
+        let said = show_trace(&path, &Outputs::default(), None).unwrap_err().to_string();
+        assert!(
+            said.contains("holds no slice") && said.contains("note: asked for steps 500 to 503"),
+            "{said}"
+        );
+    }
 
     const MODEL: &str = "name = 'small'\nlayers = 2\nhidden = 256\nffn = 512\nheads = 4\nvocabulary = 512\ntokens = 64\nmath = 'bf16'\nformat = 'nvfp4_2d'\n";
 

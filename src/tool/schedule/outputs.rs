@@ -1,8 +1,8 @@
 //! Files that a schedule is written to.
 //!
 //! Law: names that are taken are refused before anything is computed, unless they may be replaced, and so is
-//! one name for two files; what is read is never replaced. Files are written whole or not at all, and only plain
-//! files are replaced.
+//! one name for two files; a name that was taken since is refused in the end. What is read is never replaced.
+//! Files are written whole or not at all, and only plain files are replaced.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ impl Outputs {
         let mut file = WholeFile::begin(path).map_err(refused("write", path))?;
         let written = write_trace(timeline, None, &mut file);
         written.map_err(|source| ScheduleError::Trace { path: path.clone(), source })?;
-        file.commit().map_err(refused("write", path))
+        self.taken(path, file.commit_as(self.replace))
     }
 
     /// Draws a timeline, if a picture is wanted.
@@ -65,10 +65,42 @@ impl Outputs {
     /// Writes a finished picture, if one is wanted.
     pub(super) fn write_picture(&self, drawn: &str) -> Result<(), ScheduleError> {
         let Some(path) = &self.picture else { return Ok(()) };
-        WholeFile::write(path, drawn.as_bytes()).map_err(refused("write", path))
+        self.taken(path, WholeFile::write_as(path, drawn.as_bytes(), self.replace))
+    }
+
+    /// What writing came to; a file that appeared since the check is not replaced either.
+    fn taken(&self, path: &Path, written: io::Result<()>) -> Result<(), ScheduleError> {
+        written.map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists if !self.replace => ScheduleError::Exists { path: path.to_owned() },
+            _ => refused("write", path)(error),
+        })
     }
 }
 
 pub(super) fn refused(action: &'static str, path: &Path) -> impl Fn(io::Error) -> ScheduleError {
     move |source| ScheduleError::File { action, path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_appeared_since_the_check_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let [trace, picture] = ["trace", "picture"].map(|name| folder.path().join(name));
+        for replace in [false, true] {
+            let outputs = Outputs { trace: Some(trace.clone()), picture: Some(picture.clone()), replace };
+            outputs.check(&[]).unwrap();
+            std::fs::write(&trace, "other").unwrap();
+            std::fs::write(&picture, "other").unwrap();
+            for written in [outputs.write_trace(&Timeline::default()), outputs.write_picture("<svg>")] {
+                assert_eq!(matches!(written, Err(ScheduleError::Exists { .. })), !replace);
+            }
+            for path in [&trace, &picture] {
+                assert_eq!(std::fs::read(path).unwrap() == b"other", !replace);
+                std::fs::remove_file(path).unwrap();
+            }
+        }
+    }
 }

@@ -91,8 +91,8 @@ fn tile_of(operands: &[NormOperand]) -> u64 {
 }
 
 impl Kernels {
-    /// The rank's [`op::NormRecord`](crate::op::NormRecord): sum of squares of all operands, in f64 and
-    /// rounded once, with the fault word (one u32).
+    /// The rank's [`op::NormRecord`](crate::op::NormRecord): sum of squares of all operands, in f64,
+    /// with the fault word (one u32).
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for an address that is missing or misaligned.
