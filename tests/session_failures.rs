@@ -309,6 +309,46 @@ fn a_closure_error_in_a_dropped_step_is_told_by_the_next_call_once() {
     });
 }
 
+/// The session runs no more, so nobody is told to ask again, but for what is still to be had.
+#[test]
+fn a_closure_panic_in_a_dropped_step_is_told_once_and_then_the_weights_are_exported() {
+    within_a_minute(async {
+        let (mischief, gate) = (Mischief::default(), Gate::default());
+        let mut session = gated(2, &mischief, &gate).await;
+        let before = session.export().await.unwrap();
+        feed(&mut session, "train", 2, 0);
+        mischief.set(2);
+        drop_a_step(&mut session, "train", &gate).await;
+        let error = session.step("train").await.unwrap_err();
+        assert!(matches!(&error, SessionError::DroppedStep(_)), "{error}");
+        assert!(!error.to_string().contains("ask again"), "{error}");
+        assert_eq!(session.export().await.unwrap(), before);
+    });
+}
+
+/// Dropped while it still waited for the one before, it begins no more; nothing is lost, and the reports count it
+/// out.
+#[test]
+fn a_step_dropped_before_an_earlier_one_ended_has_not_begun() {
+    within_a_minute(async {
+        let gate = Gate::default();
+        let mut session = gated(2, &Mischief::default(), &gate).await;
+        feed(&mut session, "train", 2, 0);
+        gate.shut();
+        for _ in 0..3 {
+            let polled = std::future::poll_fn(|context| {
+                let mut step = std::pin::pin!(session.step("train"));
+                assert!(step.as_mut().poll(context).is_pending());
+                std::task::Poll::Ready(())
+            });
+            polled.await;
+        }
+        gate.open();
+        let report = session.step("train").await.unwrap();
+        assert_eq!((report.step, report.unobserved.len()), (1, 1), "the first of three had begun");
+    });
+}
+
 #[test]
 fn a_closure_error_in_a_dropped_step_is_told_by_closing() {
     within_a_minute(async {
