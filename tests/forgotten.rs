@@ -210,6 +210,7 @@ fn an_input_an_output_and_a_rank_that_are_not_there_are_told_with_those_that_are
         ];
         for (said, expected) in told {
             assert!(said.contains(expected), "{said}");
+            assert!(!said.contains("micro-batches"), "the program has one: {said}");
         }
     });
 }

@@ -4,7 +4,7 @@ use toml::Value;
 
 use super::keys::Entry;
 use super::shown::shown;
-use super::{Config, ConfigError, Prefetch};
+use super::{Config, ConfigError, Origin, Prefetch};
 
 impl Config {
     /// The first two keys that do not go together.
@@ -20,6 +20,13 @@ impl Config {
             .filter_map(|entry| Some((entry, entry.value.as_ref()?)))
             .collect();
         let &[(first, other), .., (last, value)] = &set[..] else { return None };
+        // Who builds it in code did not write the default that stands in the way.
+        let advice = match self.origins.of(last) {
+            Origin::Program => {
+                "build it by `Prefetch::depth`, `Prefetch::bytes` or `Prefetch::auto`, each of which sets that alone"
+            }
+            _ => "remove one of them",
+        };
         Some(ConfigError::Together {
             origin: self.origins.of(last),
             key: last.path.clone(),
@@ -30,7 +37,7 @@ impl Config {
                 shown(other),
                 self.origins.of(first)
             ),
-            advice: "remove one of them".to_owned(),
+            advice: advice.to_owned(),
         })
     }
 

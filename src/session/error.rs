@@ -238,8 +238,13 @@ pub enum SessionError {
     },
     /// Another number of bytes than declared.
     #[error(
-        "input `{buffer}` of program `{program}` was given {given} bytes for {rank} and holds {expected}: {elements} elements of {element}{}; pass the values of all micro-batches",
-        if *micro_batches > 1 { format!(" for each of {micro_batches} micro-batches") } else { String::new() }
+        "input `{buffer}` of program `{program}` was given {given} bytes for {rank} and holds {expected}: {elements} element{} of {element}{}",
+        if *elements == 1 { "" } else { "s" },
+        if *micro_batches > 1 {
+            format!(" for each of {micro_batches} micro-batches; pass the values of all micro-batches")
+        } else {
+            String::new()
+        }
     )]
     InputSize {
         /// The program.

@@ -75,6 +75,25 @@ use report::Unseen;
 /// are told to close before any is waited for, and a rank that waits for one that is gone is woken. A closure
 /// that never returns holds it up; peers that do not end, for seconds. The trace is then written as well, but
 /// nobody hears whether that failed (it is logged as a warning).
+///
+/// ```
+/// use warpweft::{prelude::*, session::block_on};
+///
+/// let mut program = StepProgram::builder("sum", &Model::builder().build());
+/// let x = program.input("x", 3, ElementType::F32)?;
+/// let sum = program.output("sum", 1, ElementType::F32)?;
+/// program.call("add", Phase::Forward).reads(x).writes(sum).add()?;
+/// let add = move |_: &Call, context: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> {
+///     context.write::<f32>(sum)?[0] = context.read::<f32>(x)?.iter().sum();
+///     Ok(())
+/// };
+/// let builder = Session::builder(Config::default(), move |_: RankId| add);
+/// let mut session = block_on(builder.program(program.build_evaluation()?).start_cpu(1))?;
+/// session.write_input("sum", RankId::new(0), "x", &[1.0_f32, 2.0, 3.0])?;
+/// assert_eq!(block_on(session.step("sum"))?.mean_output("sum")?, 6.0);
+/// block_on(session.close())?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Session {
     ranks: Vec<RankThread>,
     inbox: Arc<Inbox>,
