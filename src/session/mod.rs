@@ -2,13 +2,14 @@
 //!
 //! Law: between two awaited steps a session is at an edge: all lanes drained, weights at one version on all
 //! ranks. A command goes to all ranks at once, after those before it have ended. Once it went, dropping its
-//! future takes nothing back: it ends in the background, and the next call awaits it and tells what its caller
-//! did not hear, how a step ended or that an import was refused. A future that is dropped before has begun
-//! nothing. A session owns the ranks of its process; where there are several processes, all call the same
-//! methods in the same order, but for those that only look, and get the same outcomes (EX-2). After a
+//! future takes nothing back: it ends in the background, and the next call awaits it and tells what its
+//! caller did not hear, how a step ended or that an import was refused. A future that is dropped before has
+//! begun nothing. A session owns the ranks of its process; where there are several processes, all call the
+//! same methods in the same order, but for those that only look, and get the same outcomes (EX-2). After a
 //! closure's error the session goes on. After a panic or the death of a rank it is poisoned and says so until
-//! it is dropped; after a panic of a closure, of which ranks and weights know nothing, it still exports. Where the configuration asks for it, the first steps choose the plan ([`Tuning`]). Nothing
-//! here is global: two sessions live side by side.
+//! it is dropped; after a panic of a closure, of which ranks and weights know nothing, it still exports.
+//! Where the configuration asks for it, the first steps choose the plan ([`Tuning`]). Nothing here is global:
+//! two sessions live side by side.
 
 mod block_on;
 mod builder;
@@ -159,14 +160,14 @@ impl Session {
     /// While the session tunes itself (`tune.steps`), behind a step that ends a trial the next plan may be
     /// made here, on the caller's thread, before this returns.
     ///
-    /// A future that is dropped takes a step that has begun along to its end, and begins none. The step begins
-    /// in the first poll that finds no earlier command still under way; only where a future was dropped
-    /// before is there one, and until that has ended this step has not begun. So `select!` and timeouts may
-    /// leave a step begun or not. The next call tells: the steps that began since the last report and ended are
-    /// listed in [`StepReport::unobserved`], one entry each, [`StepReport::step`] counts every step that began,
-    /// and one that failed is a [`SessionError::DroppedStep`]. Inputs stay written, so a step that did not begin is
-    /// asked for once more; awaiting [`Session::export`] first makes sure that the next one begins when it is
-    /// polled.
+    /// If the future is dropped, a step that has begun goes on to its end in the background, and one that has
+    /// not begun never does. It begins in the first poll that finds no earlier command under way. There is one
+    /// only if a future was dropped before, and until that command has ended this step has not begun. The next
+    /// call tells which it was: [`StepReport::unobserved`] has one entry for each step that began since the last
+    /// report and ended without an error, one that failed is a [`SessionError::DroppedStep`], and
+    /// [`StepReport::step`] counts all that began. Inputs stay written, so a step that did not begin is asked for
+    /// again as it is. With several processes, one in which a step did not begin is waited for by the others,
+    /// for `deadline_s` at most.
     ///
     /// # Errors
     /// [`SessionError::InputNotWritten`], of a rank of this process, before anything runs;

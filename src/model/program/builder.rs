@@ -150,7 +150,8 @@ impl ProgramBuilder {
     ///
     /// # Errors
     /// [`DeclareError::NoGradient`] when some weight gets no gradient and is not frozen,
-    /// [`DeclareError::NothingTrains`] when all are or there is none, and every error of [`ProgramBuilder::build_evaluation`].
+    /// [`DeclareError::NothingTrains`] when all are or there is none, and every error of
+    /// [`ProgramBuilder::build_evaluation`].
     pub fn build_training(self) -> Result<StepProgram, DeclareError> {
         self.check_gradients()?;
         self.build(true)
