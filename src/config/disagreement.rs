@@ -21,11 +21,10 @@ impl Config {
             .collect();
         let &[(first, other), .., (last, value)] = &set[..] else { return None };
         // Who builds it in code did not write the default that stands in the way.
-        let advice = match self.origins.of(last) {
-            Origin::Program => {
-                "build it by `Prefetch::depth`, `Prefetch::bytes` or `Prefetch::auto`, each of which sets that alone"
-            }
-            _ => "remove one of them",
+        let advice = if self.origins.of(last) == Origin::Program {
+            "build it by `Prefetch::depth`, `Prefetch::bytes` or `Prefetch::auto`, each of which sets that alone"
+        } else {
+            "remove one of them"
         };
         Some(ConfigError::Together {
             origin: self.origins.of(last),
