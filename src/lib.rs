@@ -126,6 +126,11 @@ pub mod tool;
 pub mod trace;
 pub mod tune;
 
+/// The type of bf16 values that closures are lent ([`compute::ComputeContext::dense_bf16`]): that of the crate
+/// `half`, whose version an embedder need not match.
+#[doc(no_inline)]
+pub use half::bf16;
+
 /// Pages whose programs are compiled and run by `cargo test --doc`.
 #[cfg(doctest)]
 mod pages {

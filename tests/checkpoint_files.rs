@@ -11,7 +11,7 @@ use trainer::{Trainer, losses, within_a_minute};
 use warpweft::config::Config;
 use warpweft::format::{Directions, Format, quantize};
 use warpweft::session::{
-    Carried, CarriedBuffer, Checkpoint, CheckpointStore, FileStore, StoreError, WeightState,
+    Carried, CarriedBuffer, Checkpoint, CheckpointStore, FileStore, StoreError, WeightState, block_on,
 };
 
 /// What a reader of the files of `warpweft quantize` looks for, with the same numbers in it.
@@ -148,6 +148,15 @@ fn a_file_that_is_empty_cut_off_or_missing_is_told_so() {
             assert!(said.contains(expected) && said.contains("load another checkpoint"), "{said}");
         }
     });
+}
+
+#[test]
+fn a_file_of_another_kind_is_told_to_be_no_safetensors_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notes.txt");
+    std::fs::write(&path, "these are the notes of a trainer, and not its weights").unwrap();
+    let error = block_on(FileStore::new(&path).load()).unwrap_err().to_string();
+    assert!(error.contains("it is no safetensors file") && error.contains("notes.txt"), "{error}");
 }
 
 #[test]

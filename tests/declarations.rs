@@ -163,10 +163,54 @@ fn a_frozen_weight_has_no_gradient_and_something_trains() {
     let error = program.clone().build_training().unwrap_err();
     assert!(matches!(&error, DeclareError::NothingTrains { program } if program == "train"), "{error}");
     assert!(program.build_evaluation().is_ok());
-    // Where there is no weight, none is frozen.
+    // Where there is no weight, none trains.
     let mut program = StepProgram::builder("train", &Model::builder().build());
     program.call("look", Phase::Forward).add().unwrap();
-    program.build_training().unwrap();
+    assert!(matches!(program.clone().build_training(), Err(DeclareError::NothingTrains { .. })));
+    assert!(matches!(program.clone().build_gradients(), Err(DeclareError::NothingTrains { .. })));
+    program.build_evaluation().unwrap();
+}
+
+#[test]
+fn what_has_no_name_is_refused_and_not_added() {
+    let unnamed = |error: DeclareError, expected: &str| {
+        assert!(matches!(error, DeclareError::Unnamed { kind } if kind == expected), "{error}");
+    };
+    let mut model = Model::builder();
+    unnamed(model.sharded("", 64, 64, Format::F32).unwrap_err(), "weight");
+    unnamed(model.replicated("", 1, 4).unwrap_err(), "weight");
+    let weight = model.sharded("w", 64, 64, Format::F32).unwrap();
+    unnamed(model.group("", &[weight]).unwrap_err(), "group");
+    let model = model.build();
+    assert!((model.weights().len(), model.groups().len()) == (1, 0));
+    let mut program = StepProgram::builder("", &model);
+    unnamed(program.activation("", 4).unwrap_err(), "buffer");
+    unnamed(program.call("", Phase::Forward).add().unwrap_err(), "call");
+    program.call("look", Phase::Forward).uses(weight, ROWWISE, Form::Dense).add().unwrap();
+    unnamed(program.build_evaluation().unwrap_err(), "program");
+}
+
+#[test]
+fn a_group_has_members_and_each_of_them_once() {
+    let mut model = Model::builder();
+    let [one, two] = ["one", "two"].map(|name| model.sharded(name, 64, 64, Format::F32).unwrap());
+    assert!(matches!(model.group("none", &[]), Err(DeclareError::NoMembers { group }) if group == "none"));
+    let twice = model.group("pair", &[one, two, one]).unwrap_err();
+    assert!(matches!(&twice, DeclareError::TwoGroups { weight, .. } if weight == "one"), "{twice}");
+    assert!(twice.to_string().contains("`pair` and again of `pair`"), "{twice}");
+    model.group("pair", &[one, two]).unwrap();
+    assert_eq!(model.build().groups(), ["pair"]);
+}
+
+/// It would be asked for before every step, and nothing would ever look at it.
+#[test]
+fn an_input_that_no_call_reads_is_refused_when_the_program_is_built() {
+    let (_, _, mut program) = begin();
+    program.input("tokens", 4, ElementType::U32).unwrap();
+    let x = program.activation("x", 4).unwrap();
+    program.call("fill", Phase::Forward).writes(x).add().unwrap();
+    let error = program.build_evaluation().unwrap_err();
+    assert!(matches!(&error, DeclareError::InputNeverRead { buffer, .. } if buffer == "tokens"), "{error}");
 }
 
 /// Name and element type of every buffer of a stack of two layers, which saves statistics in f32 and codes in

@@ -210,6 +210,7 @@ fn an_input_an_output_and_a_rank_that_are_not_there_are_told_with_those_that_are
         ];
         for (said, expected) in told {
             assert!(said.contains(expected), "{said}");
+            assert!(!said.contains("micro-batches"), "the program has one: {said}");
         }
     });
 }
@@ -241,12 +242,45 @@ fn masters_that_are_not_finite_are_refused_with_their_place_at_the_start_and_at_
 }
 
 #[test]
-fn a_checkpoint_that_counts_as_many_steps_as_can_be_counted_is_refused() {
+fn moments_from_which_no_training_goes_on_are_refused_with_their_place() {
+    block_on(async {
+        let mut session = start(Config::default(), &Orders::default()).await;
+        session.step("train").await.unwrap();
+        let good = session.export().await.unwrap();
+        for (value, said) in
+            [(-1e-6, "is -0.000001 in row 1, column 2"), (f32::NAN, "is NaN in row 1, column 2")]
+        {
+            let mut checkpoint = good.clone();
+            checkpoint.weights[0].exp_avg_sq[SIZE + 2] = value;
+            let error = session.import(&checkpoint).await.unwrap_err().to_string();
+            assert!(error.contains(&format!("the second moment of `map` {said}")), "{error}");
+            assert!(error.contains("restart_optimizer"), "{error}");
+        }
+        let mut checkpoint = good.clone();
+        checkpoint.weights[0].exp_avg[3] = f32::INFINITY;
+        let error = session.import(&checkpoint).await.unwrap_err().to_string();
+        assert!(error.contains("the first moment of `map` is inf in row 0, column 3"), "{error}");
+        assert_eq!(session.export().await.unwrap(), good);
+        // First moments have any sign.
+        checkpoint.weights[0].exp_avg[3] = -1.0;
+        session.import(&checkpoint).await.unwrap();
+    });
+}
+
+#[test]
+fn a_checkpoint_that_counts_more_steps_than_leave_room_for_training_is_refused() {
     block_on(async {
         let mut session = start(Config::default(), &Orders::default()).await;
         let mut checkpoint = session.export().await.unwrap();
-        checkpoint.optimizer_step = u32::MAX;
-        assert!(matches!(session.import(&checkpoint).await, Err(SessionError::Import { .. })));
+        for damaged in [u32::MAX, u32::MAX - 1, u32::MAX / 2 + 1] {
+            checkpoint.optimizer_step = damaged;
+            let error = session.import(&checkpoint).await.unwrap_err();
+            assert!(matches!(error, SessionError::Import { .. }), "{error}");
+            assert!(error.to_string().contains("restart_optimizer"), "{error}");
+        }
+        checkpoint.optimizer_step = u32::MAX / 2;
+        session.import(&checkpoint).await.unwrap();
+        session.step("train").await.unwrap();
         session.import(&checkpoint.restart_optimizer()).await.unwrap();
     });
 }

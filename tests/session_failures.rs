@@ -227,6 +227,39 @@ fn a_rank_that_cannot_be_set_up_is_told_with_its_own_words_whoever_replies_first
     });
 }
 
+/// RV-2. Whoever reads it knows which key to raise, and is told once what to do.
+#[test]
+fn a_rank_that_is_too_slow_is_named_with_the_key_of_the_deadline_and_one_advice() {
+    within_a_minute(async {
+        let config = Config { deadline_s: 0.5, capture: Capture::Step, ..Config::default() };
+        let slow = |rank: RankId| {
+            if rank == RankId::new(1) {
+                std::thread::sleep(std::time::Duration::from_secs(2));
+            }
+            |_: &Call, _: &ComputeContext<'_, CpuSurface>| Ok::<_, ComputeError>(())
+        };
+        let builder = Session::builder(config.clone(), slow).program(trainer().train);
+        let error = builder.start_cpu(2).await.unwrap_err().to_string();
+        assert!(error.contains("rank 1 did not come within 500ms (deadline_s)"), "{error}");
+        assert!(!error.contains("import"), "there is nothing to import at the start: {error}");
+
+        let ranks = hooked(2, |rank, moment| {
+            if moment == Moment::Recorded && rank == RankId::new(1) {
+                std::thread::sleep(std::time::Duration::from_secs(2));
+            }
+            Ok(())
+        });
+        let mut session = trainer().builder(config, &Mischief::default()).start(ranks).await.unwrap();
+        losses(&mut session, 2, 0..1).await;
+        feed(&mut session, "train", 2, 1);
+        let error = session.step("train").await.unwrap_err();
+        assert!(matches!(&error, SessionError::Poisoned { exports: false, .. }), "{error}");
+        let said = error.to_string();
+        assert!(said.contains("rank 1 did not come within 500ms (deadline_s)"), "{said}");
+        assert_eq!((said.matches("import").count(), said.matches("start a new").count()), (1, 1), "{said}");
+    });
+}
+
 #[test]
 fn an_initializer_that_panics_fails_the_start_with_its_words() {
     within_a_minute(async {
@@ -306,6 +339,46 @@ fn a_closure_error_in_a_dropped_step_is_told_by_the_next_call_once() {
         mischief.set(0);
         let report = session.step("train").await.unwrap();
         assert_eq!(report.step, 1);
+    });
+}
+
+/// The session runs no more, so nobody is told to ask again, but for what is still to be had.
+#[test]
+fn a_closure_panic_in_a_dropped_step_is_told_once_and_then_the_weights_are_exported() {
+    within_a_minute(async {
+        let (mischief, gate) = (Mischief::default(), Gate::default());
+        let mut session = gated(2, &mischief, &gate).await;
+        let before = session.export().await.unwrap();
+        feed(&mut session, "train", 2, 0);
+        mischief.set(2);
+        drop_a_step(&mut session, "train", &gate).await;
+        let error = session.step("train").await.unwrap_err();
+        assert!(matches!(&error, SessionError::DroppedStep(_)), "{error}");
+        assert!(!error.to_string().contains("ask again"), "{error}");
+        assert_eq!(session.export().await.unwrap(), before);
+    });
+}
+
+/// Dropped while it still waited for the one before, it begins no more; nothing is lost, and the reports count it
+/// out.
+#[test]
+fn a_step_dropped_before_an_earlier_one_ended_has_not_begun() {
+    within_a_minute(async {
+        let gate = Gate::default();
+        let mut session = gated(2, &Mischief::default(), &gate).await;
+        feed(&mut session, "train", 2, 0);
+        gate.shut();
+        for _ in 0..3 {
+            let polled = std::future::poll_fn(|context| {
+                let mut step = std::pin::pin!(session.step("train"));
+                assert!(step.as_mut().poll(context).is_pending());
+                std::task::Poll::Ready(())
+            });
+            polled.await;
+        }
+        gate.open();
+        let report = session.step("train").await.unwrap();
+        assert_eq!((report.step, report.unobserved.len()), (1, 1), "the first of three had begun");
     });
 }
 

@@ -210,6 +210,51 @@ fn different_checkpoints_are_refused_by_every_process_and_change_nothing() {
     }
 }
 
+/// One process drops the future of its import. Training must not go on from old weights there.
+#[test]
+fn an_import_whose_future_was_dropped_tells_its_refusal_to_whoever_asks_next() {
+    let (expected, checkpoint) = alone(2, 4, 2);
+    let found = in_processes(&trainer(), &[1, 1], &Mischief::default(), move |process, mut session| {
+        let good = checkpoint.clone();
+        async move {
+            let mut found = train(&mut session, 0..2).await;
+            let mut others = good.clone();
+            others.optimizer_step += process as u32;
+            let mut broken = good.clone();
+            if process == 1 {
+                broken.weights.pop();
+            }
+            for (given, words) in
+                [(others, ["different checkpoints"; 2]), (broken, ["rank 1 refused", "weights"])]
+            {
+                let error = if process == 0 {
+                    session.import(&given).await.unwrap_err()
+                } else {
+                    let polled = std::future::poll_fn(|context| {
+                        let mut import = std::pin::pin!(session.import(&given));
+                        // The other process may have been quicker, and then it is told at once.
+                        std::task::Poll::Ready(match import.as_mut().poll(context) {
+                            std::task::Poll::Ready(told) => told,
+                            std::task::Poll::Pending => Ok(()),
+                        })
+                    });
+                    match polled.await {
+                        Err(error) => error,
+                        Ok(()) => session.step("train").await.unwrap_err(),
+                    }
+                };
+                assert!(matches!(&error, SessionError::Import { .. }), "{error}");
+                assert!(error.to_string().contains(words[process]), "{error}");
+            }
+            found.extend(train(&mut session, 2..4).await);
+            found
+        }
+    });
+    for found in found {
+        assert_eq!(found, expected);
+    }
+}
+
 /// EX-2.
 #[test]
 fn a_closure_that_fails_in_one_process_is_named_in_all_and_the_sessions_go_on() {
@@ -246,6 +291,8 @@ fn a_closure_that_panics_in_one_process_poisons_the_sessions_of_all() {
         feed(&mut session, 0);
         let first = session.step("train").await.unwrap_err().to_string();
         let second = session.step("train").await.unwrap_err().to_string();
+        let kept = session.export_to_first().await.unwrap();
+        assert!(kept.is_none_or(|kept| kept.optimizer_step == 0 && kept.weights.len() == 3));
         [first, second]
     });
     for [first, second] in &found {

@@ -333,7 +333,7 @@ pub enum BackendError {
         reason: String,
     },
     /// A rank died or the world was aborted; no collective can complete any more.
-    #[error("the world is poisoned: {reason}; build a new session and import the last export")]
+    #[error("the world is poisoned: {reason}")]
     Poisoned {
         /// Who died of what.
         reason: String,

@@ -34,6 +34,24 @@ pub type PlanesOf<'a, S> = PlanesView<<S as Surface>::Read<'a, u8>, <S as Surfac
 
 /// What one call may touch, for as long as it runs.
 ///
+/// A closure asks it for everything that its call declares to write. On the CPU it lends slices:
+///
+/// ```
+/// use warpweft::prelude::*;
+///
+/// /// `y = w · x`, of a call that uses `w` rowwise and dense, reads `x` and writes `y`.
+/// fn map(
+///     context: &ComputeContext<'_, CpuSurface>,
+///     (w, x, y): (WeightId, BufferId, BufferId),
+/// ) -> Result<(), ComputeError> {
+///     let (w, x) = (context.dense(w, Orientation::Rowwise)?, context.read::<f32>(x)?);
+///     for (row, y) in w.chunks(x.len()).zip(context.write::<f32>(y)?.iter_mut()) {
+///         *y = row.iter().zip(x.iter()).map(|(w, x)| w * x).sum();
+///     }
+///     Ok(())
+/// }
+/// ```
+///
 /// The surface is out of a closure's reach, so a closure gets no region that its call did not declare:
 ///
 /// ```compile_fail,E0616

@@ -34,6 +34,12 @@ impl Config {
             .filter_map(|entry| Some((entry, entry.value.as_ref()?)))
             .collect();
         let &[(first, other), .., (last, value)] = &set[..] else { return None };
+        // Who builds it in code did not write the default that stands in the way.
+        let advice = if self.origins.of(last) == Origin::Program {
+            "build it by `Prefetch::depth`, `Prefetch::bytes` or `Prefetch::auto`, each of which sets that alone"
+        } else {
+            "remove one of them"
+        };
         Some(ConfigError::Together {
             origin: self.origins.of(last),
             key: last.path.clone(),
@@ -44,7 +50,7 @@ impl Config {
                 shown(other),
                 self.origins.of(first)
             ),
-            advice: "remove one of them".to_owned(),
+            advice: advice.to_owned(),
         })
     }
 

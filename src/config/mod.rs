@@ -59,6 +59,9 @@ pub use choices::{
 pub use declared::{Declared, Rule, Takes};
 pub use error::ConfigError;
 pub use origin::{Origin, Origins};
+// Values of these types stand in a configuration.
+pub use crate::format::{AmaxChoice, Format, Via};
+pub use crate::model::{Placement, Reuse};
 pub use size::{ByteSize, ByteSizeError};
 pub(crate) use speed::Speed;
 pub(crate) use suggest::near;
@@ -75,6 +78,20 @@ use crate::model::{DeclareError, Mesh};
 ///
 /// Built by [`Config::load`], or in code by `Config { check: true, ..Config::default() }`; a
 /// session validates both alike.
+///
+/// ```
+/// use warpweft::config::{Config, Prefetch, Via};
+///
+/// let mut config = Config { prefetch: Prefetch::depth(2), ..Config::default() };
+/// config.quantize.via = Via::None;
+/// config.validate()?;
+/// // What is printed is a file that says the same.
+/// assert_eq!(Config::from_toml_str(&config.effective(), "run.toml")?, config);
+/// assert_eq!(Config::from_toml_str("prefetch.depth = 2", "run.toml")?.prefetch, config.prefetch);
+/// let error = Config::from_toml_str("prefetch.dept = 2", "run.toml").unwrap_err();
+/// assert!(error.to_string().contains("run.toml:1"));
+/// # Ok::<(), warpweft::config::ConfigError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
@@ -264,6 +281,15 @@ mod tests {
             let error = config.validate().unwrap_err().to_string();
             assert!(error.starts_with(&format!("set by the program: `{key}` is ")), "{error}");
         }
+    }
+
+    /// Who sets a policy in code did not write the default depth beside it.
+    #[test]
+    fn a_second_way_to_prefetch_set_in_code_is_refused_with_the_names_of_the_constructors() {
+        let prefetch = Prefetch { policy: Some(PrefetchPolicy::Auto), ..Prefetch::default() };
+        let error = Config { prefetch, ..Config::default() }.validate().unwrap_err().to_string();
+        assert!(error.contains("`Prefetch::auto`") && !error.contains("remove one of them"), "{error}");
+        Config { prefetch: Prefetch::auto(), ..Config::default() }.validate().unwrap();
     }
 
     #[test]

@@ -1,4 +1,6 @@
 //! Why a rank could not do what the session asked.
+//!
+//! Law: what ended a rank is said here, and what to do about an ended session by whoever owns it, once.
 
 use crate::backend::BackendError;
 use crate::flow::FlowError;
@@ -48,7 +50,7 @@ pub enum ExecError {
         fingerprints: String,
     },
     /// A rank died or gave up; what the ranks share can no longer be completed.
-    #[error("{rank} cannot go on: {reason}; build a new session and import the last export")]
+    #[error("{rank} cannot go on: {reason}")]
     World {
         /// The rank that reports.
         rank: RankId,
@@ -110,9 +112,7 @@ pub enum ExecError {
         reason: String,
     },
     /// A rank's thread panicked: in the embedder's initializer, in a backend, or in this crate.
-    #[error(
-        "the thread of {rank} panicked: {words}; build a new session, and import the last export if there is one"
-    )]
+    #[error("the thread of {rank} panicked: {words}")]
     Panicked {
         /// The rank.
         rank: RankId,

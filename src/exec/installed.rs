@@ -94,6 +94,14 @@ pub(super) fn install<B: Backend>(
     })
 }
 
+impl<B: Backend> std::fmt::Debug for Installed<B> {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = out.debug_struct("Installed");
+        shown.field("plan", &self.plan.name).field("is_cold", &self.is_cold);
+        shown.finish_non_exhaustive()
+    }
+}
+
 impl<B: Backend> Installed<B> {
     /// Issues, records or replays one step and waits for its end.
     pub(super) fn drive(

@@ -58,6 +58,15 @@ pub struct Rank<B: Backend> {
     scalars: Option<[u32; 2]>,
 }
 
+impl<B: Backend> std::fmt::Debug for Rank<B> {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = out.debug_struct("Rank");
+        shown.field("rank", &self.backend.rank()).field("programs", &self.programs);
+        shown.field("edge", &self.edge).field("optimizer_steps", &self.optimizer_steps);
+        shown.finish_non_exhaustive()
+    }
+}
+
 impl<B: Backend> Rank<B> {
     /// Reserves the arena, opens the lanes and binds the plans, after all ranks have agreed on them.
     ///

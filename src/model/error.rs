@@ -14,6 +14,12 @@ pub enum DeclareError {
         /// The name in question.
         name: String,
     },
+    /// A name without a letter.
+    #[error("a {kind} has an empty name; give it one, by which errors, traces and checkpoints can name it")]
+    Unnamed {
+        /// `weight`, `group`, `buffer`, `call` or `program`.
+        kind: &'static str,
+    },
     /// A call, import or input names something nobody declared.
     #[error("no {kind} is named `{name}`; declared are: {declared}")]
     Unknown {
@@ -67,6 +73,12 @@ pub enum DeclareError {
     ReplicatedGroup {
         /// The weight's name.
         weight: String,
+        /// The group's name.
+        group: String,
+    },
+    /// A group of no weights.
+    #[error("group `{group}` has no members; name the weights that travel together, or leave the group out")]
+    NoMembers {
         /// The group's name.
         group: String,
     },
@@ -166,6 +178,16 @@ pub enum DeclareError {
         /// The name in question.
         name: String,
     },
+    /// An input nobody reads.
+    #[error(
+        "input `{buffer}` of program `{program}` is read by no call; read it or drop it, for its steps would ask the trainer to write it"
+    )]
+    InputNeverRead {
+        /// The program's name.
+        program: String,
+        /// The buffer's name.
+        buffer: String,
+    },
     /// An output nobody writes.
     #[error("output buffer `{buffer}` is written by no call; write it or drop it")]
     OutputNeverWritten {
@@ -200,9 +222,9 @@ pub enum DeclareError {
         /// The weight's name.
         weight: String,
     },
-    /// A program that would train, over weights that are all frozen.
+    /// A program that would train, over weights that are all frozen, or over none.
     #[error(
-        "program `{program}` sums gradients, but every weight of its model is frozen; leave one to train, or build the program as an evaluation"
+        "program `{program}` sums gradients, but no weight of its model trains; declare one or leave one to train, or build the program as an evaluation"
     )]
     NothingTrains {
         /// The program's name.

@@ -43,6 +43,19 @@ pub struct WeightSpec {
 }
 
 /// The weights of one model, in declaration order.
+///
+/// ```
+/// use warpweft::{format::Format, model::Model};
+///
+/// let mut model = Model::builder();
+/// let up = model.sharded("up", 256, 64, Format::NVFP4_2D)?; // [rows, columns]: rows are split over ranks
+/// let down = model.sharded("down", 64, 256, Format::NVFP4_2D)?;
+/// model.replicated("norm", 1, 64)?; // in f32, whole on every rank
+/// model.group("mlp", &[up, down])?; // they travel together
+/// let model = model.build();
+/// assert_eq!((model.find("down")?, model.weight(up).shape.rows), (down, 256));
+/// # Ok::<(), warpweft::model::DeclareError>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Model {
     weights: Vec<WeightSpec>,
@@ -112,7 +125,7 @@ impl ModelBuilder {
     /// Declares a sharded weight `[rows, cols]` in `format`.
     ///
     /// # Errors
-    /// A repeated name, an empty shape, or a shape the format cannot split into whole tiles or that
+    /// A repeated or empty name, an empty shape, or a shape the format cannot split into whole tiles or that
     /// has more elements than can be addressed.
     pub fn sharded(
         &mut self,
@@ -136,7 +149,7 @@ impl ModelBuilder {
     /// Declares a replicated f32 weight of any shape.
     ///
     /// # Errors
-    /// A repeated name, an empty shape, or one of more elements than can be addressed.
+    /// A repeated or empty name, an empty shape, or one of more elements than can be addressed.
     pub fn replicated(&mut self, name: &str, rows: usize, cols: usize) -> Result<WeightId, DeclareError> {
         self.add(WeightSpec {
             name: name.to_owned(),
@@ -158,6 +171,9 @@ impl ModelBuilder {
     pub fn add(&mut self, spec: WeightSpec) -> Result<WeightId, DeclareError> {
         if self.model.weights.iter().any(|other| other.name == spec.name) {
             return Err(DeclareError::Duplicate { kind: "weight", name: spec.name });
+        }
+        if spec.name.is_empty() {
+            return Err(DeclareError::Unnamed { kind: "weight" });
         }
         if spec.shape.rows == 0 || spec.shape.cols == 0 {
             return Err(DeclareError::Empty { kind: "weight", name: spec.name });
@@ -195,14 +211,20 @@ impl ModelBuilder {
     /// as one collective, and so do the gradients of members that one call writes.
     ///
     /// # Errors
-    /// A repeated name, a weight of another model or already in a group, and
+    /// A repeated or empty name, no members, a weight of another model, one named twice or already in a group, and
     /// [`DeclareError::ReplicatedGroup`] for a replicated weight. The model is unchanged then.
     pub fn group(&mut self, name: &str, members: &[WeightId]) -> Result<GroupId, DeclareError> {
         let Model { weights, groups } = &mut self.model;
         if groups.iter().any(|other| other == name) {
             return Err(DeclareError::Duplicate { kind: "group", name: name.to_owned() });
         }
-        for member in members {
+        if name.is_empty() {
+            return Err(DeclareError::Unnamed { kind: "group" });
+        }
+        if members.is_empty() {
+            return Err(DeclareError::NoMembers { group: name.to_owned() });
+        }
+        for (position, member) in members.iter().enumerate() {
             let Some(spec) = weights.get(member.index()) else {
                 return Err(DeclareError::Unknown {
                     kind: "weight",
@@ -217,6 +239,9 @@ impl ModelBuilder {
             if let Some(other) = spec.group {
                 let other = groups[other.index()].clone();
                 return Err(DeclareError::TwoGroups { weight, first: other, second: group });
+            }
+            if members[..position].contains(member) {
+                return Err(DeclareError::TwoGroups { weight, first: group.clone(), second: group });
             }
         }
         let group = GroupId::at(groups.len());

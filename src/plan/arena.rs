@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 
 use super::dependences::TaskAccesses;
-use super::packing::{Item, pack};
+use super::packing::{self, Item, pack};
 use crate::id::{LaneId, SlotId, TaskId};
 use crate::layout::{ALIGNMENT, Content, Residency, Slot};
 use crate::model::Access;
@@ -133,26 +133,45 @@ pub(super) fn place(
     live: usize,
     budget: Option<usize>,
 ) -> usize {
-    let placed: Vec<usize> = (0..slots.len())
-        .filter(|slot| slots[*slot].residency == Residency::Transient && holds[*slot].is_some())
-        .collect();
+    let placed: Vec<usize> = placed(slots, holds).collect();
     let budget = budget.unwrap_or(usize::MAX);
-    let packed = |is_cut: &dyn Fn(Content) -> bool| {
-        let item = |slot: &usize| {
-            let spans = if is_cut(slots[*slot].content) { lives } else { holds };
-            let (from, to) = spans[*slot].unwrap_or_default();
-            Item { bytes: slots[*slot].region.bytes.next_multiple_of(ALIGNMENT), from, to }
-        };
-        pack(&placed.iter().map(item).collect::<Vec<_>>(), live.saturating_add(live / ENOUGH), budget)
-    };
-    let whole = packed(&|_| false);
-    let cuts: [&dyn Fn(Content) -> bool; 2] = [&is_reduced, &|_| true];
+    let packed =
+        |is_cut| pack(&items(slots, lives, holds, is_cut), live.saturating_add(live / ENOUGH), budget);
+    let [none, cuts @ ..] = CUTS;
+    let whole = packed(none);
     let mut cut = cuts.into_iter().filter(|_| budget < whole.bytes && live <= budget).map(packed);
     let found = cut.find(|cut| cut.bytes <= budget).unwrap_or(whole);
     for (slot, begin) in placed.iter().zip(found.begins) {
         slots[*slot].region.offset = base + begin;
     }
     found.bytes
+}
+
+/// The least bytes that [`place`] gets along with, if tasks may wait for memory: as a budget they are kept.
+pub(super) fn least(slots: &[Slot], lives: &[Life], holds: &[Life]) -> usize {
+    let bytes = CUTS.into_iter().map(|is_cut| packing::least(&items(slots, lives, holds, is_cut)));
+    bytes.min().unwrap_or(0)
+}
+
+/// Whose holds are cut back to lives.
+type Cut = fn(Content) -> bool;
+
+/// What is tried, one after the other: no hold, those of gradients on their way, all.
+const CUTS: [Cut; 3] = [|_| false, is_reduced, |_| true];
+
+/// The slots that get addresses.
+fn placed<'a>(slots: &'a [Slot], holds: &'a [Life]) -> impl Iterator<Item = usize> + 'a {
+    (0..slots.len()).filter(|slot| slots[*slot].residency == Residency::Transient && holds[*slot].is_some())
+}
+
+/// How large they are and how long they are held.
+fn items(slots: &[Slot], lives: &[Life], holds: &[Life], is_cut: Cut) -> Vec<Item> {
+    let item = |slot: usize| {
+        let spans = if is_cut(slots[slot].content) { lives } else { holds };
+        let (from, to) = spans[slot].unwrap_or_default();
+        Item { bytes: slots[slot].region.bytes.next_multiple_of(ALIGNMENT), from, to }
+    };
+    placed(slots, holds).map(item).collect()
 }
 
 /// A gradient on its way: what is rounded for the wire, and what comes of the reduction.

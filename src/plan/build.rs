@@ -3,6 +3,7 @@
 //! Law: nothing here decides what is scheduled; it only carries the draft through the stages in
 //! order, and it returns no plan that [`verify()`] refuses.
 
+use super::arena;
 use super::choose::timetable;
 use super::dependences::{Edge, EdgeKind, dependences};
 use super::fences::fences;
@@ -195,7 +196,7 @@ fn columnwise_saved_bytes(
 
 fn assemble(request: &Request<'_>, placed: Placed, timetable: &Timetable) -> Result<StepPlan, PlanError> {
     let saved = columnwise_saved_bytes(request, &placed, timetable)?;
-    let Placed { tasks: drafted, accesses, slots, lanes_of, releases, peak, transient_bytes } = placed;
+    let Placed { tasks: drafted, accesses, slots, lanes_of, releases, peak, transient_bytes, .. } = placed;
     let lanes = lanes(request.policy);
     let arena = ArenaLayout { slots, resident_bytes: request.resident.bytes(), transient_bytes };
     let edges = dependences(&accesses, &arena);
@@ -333,8 +334,10 @@ fn check_model(program: &StepProgram, weights: &Weights) -> Result<(), PlanError
 }
 
 fn check_budget(request: &Request<'_>, demands: &[Demand<'_>], placed: &Placed) -> Result<(), PlanError> {
-    let Placed { tasks, slots, peak, transient_bytes: needed, .. } = placed;
-    let Some(budget) = request.policy.budget.filter(|budget| needed > budget) else { return Ok(()) };
+    let Placed { tasks, slots, lives, holds, peak, transient_bytes, .. } = placed;
+    let Some(budget) = request.policy.budget.filter(|budget| transient_bytes > budget) else { return Ok(()) };
+    // What is asked for is what is accepted, with tasks that wait for memory.
+    let needed = if request.waits { arena::least(slots, lives, holds) } else { *transient_bytes };
     let alive: Vec<String> = peak
         .alive
         .iter()
@@ -349,7 +352,7 @@ fn check_budget(request: &Request<'_>, demands: &[Demand<'_>], placed: &Placed) 
         program: request.name.to_owned(),
         prefetch: (!demands.is_empty()).then(|| request.policy.prefetch.to_string()),
         can_prefetch_less: !demands.is_empty() && request.policy.prefetch != Prefetch::Depth(0),
-        needed: *needed,
+        needed,
         budget,
         fullest: format!("{moment}, with {}", alive.join(", ")),
     })

@@ -23,7 +23,7 @@ pub enum PlanError {
         prefetch: Option<String>,
         /// Would later gathers need less?
         can_prefetch_less: bool,
-        /// Bytes the plan needs.
+        /// Bytes the plan gets along with, if tasks wait for memory: as a budget they are enough.
         needed: usize,
         /// Bytes allowed.
         budget: usize,

@@ -85,6 +85,12 @@ pub(super) fn pack(items: &[Item], target: usize, limit: usize) -> Packing {
     best.unwrap_or_default()
 }
 
+/// The bytes of the best packing there is to be found: with so many as a limit, [`pack`] keeps it.
+pub(super) fn least(items: &[Item]) -> usize {
+    let fullest = load(items).into_iter().max().unwrap_or(0);
+    pack(items, 0, fullest).bytes
+}
+
 /// The bytes held at every task.
 fn load(items: &[Item]) -> Vec<usize> {
     let tasks = items.iter().map(|item| item.to + 1).max().unwrap_or(0);
@@ -178,6 +184,7 @@ mod tests {
         assert_eq!(fullest(&items), 4);
         assert_eq!(least(&items, &mut Vec::new(), &mut (0..items.len()).collect()), 5);
         assert_eq!(pack(&items, 0, usize::MAX).bytes, 5);
+        assert_eq!(super::least(&items), 5);
     }
 
     #[test]
@@ -201,6 +208,10 @@ mod tests {
             assert!(fullest(&items) <= found.bytes && found.bytes <= by_size);
             mended += usize::from(found.bytes < by_size);
             reached += usize::from(found.bytes == fullest(&items));
+            let least = super::least(&items);
+            assert!(fullest(&items) <= least && least <= found.bytes);
+            assert!(pack(&items, 0, least).bytes <= least && pack(&items, by_size, least).bytes <= least);
+            assert!(pack(&items, by_size, least - 1).bytes >= least);
             assert_eq!(pack(&items, by_size, usize::MAX).bytes, by_size, "the first try is enough");
         }
         assert!(mended > 100 && reached > 100, "{mended} of 300 are mended, {reached} reach the bound");

@@ -41,6 +41,9 @@ pub(super) struct Placed {
     pub(super) slots: Vec<Slot>,
     pub(super) lanes_of: Vec<LaneId>,
     pub(super) releases: Vec<Option<TaskId>>,
+    /// From which task to which each slot is used, and held.
+    pub(super) lives: Vec<arena::Life>,
+    pub(super) holds: Vec<arena::Life>,
     pub(super) peak: Peak,
     pub(super) transient_bytes: usize,
 }
@@ -85,7 +88,7 @@ pub(super) fn place(
     let peak = arena::peak(&slots, &lives, tasks.len());
     let (base, budget) = (request.resident.bytes(), policy.budget.filter(|_| request.waits));
     let transient_bytes = arena::place(&mut slots, &lives, &holds, base, peak.bytes, budget);
-    Ok(Placed { tasks, accesses, slots, lanes_of, releases, peak, transient_bytes })
+    Ok(Placed { tasks, accesses, slots, lanes_of, releases, lives, holds, peak, transient_bytes })
 }
 
 /// Could the arena hold all slots, even if none shared a byte? Then no sum of their sizes overflows.

@@ -143,6 +143,22 @@ pub struct PlanBounds {
 }
 
 /// One step of one program on any rank.
+///
+/// ```
+/// use warpweft::{prelude::*, session::plan_program};
+///
+/// let mut model = Model::builder();
+/// let w = model.sharded("w", 64, 64, Format::Bf16)?;
+/// let mut program = StepProgram::builder("look", &model.build());
+/// let norm = program.output("norm", 1, ElementType::F32)?;
+/// let call = program.call("measure", Phase::Forward).uses(w, Orientation::Rowwise, Form::Dense);
+/// call.writes(norm).add()?;
+/// // What a session of four ranks runs; no device is needed to see it.
+/// let plan = plan_program(&program.build_evaluation()?, &Config::default(), 4)?;
+/// assert_eq!(plan.tasks.iter().filter(|task| task.op.is_gather()).count(), 1);
+/// assert_eq!(plan.bounds.wire_bytes, 3 * 16 * 64 * 2); // the rows of the other three, in bf16
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepPlan {
     /// The program's name, or `prologue`.

@@ -76,7 +76,7 @@ impl Shared {
     pub(super) fn spread(&self, message: &Message, from: Option<ProcessId>) {
         for peer in self.outgoing().iter().filter(|peer| Some(peer.process) != from) {
             if !peer.tell(message.clone(), self.deadline) {
-                self.end(&format!("{} takes no messages within {:?}", peer.name, self.deadline));
+                self.end(&format!("{} takes no messages within {:?} (deadline_s)", peer.name, self.deadline));
             }
         }
     }
@@ -137,7 +137,8 @@ impl Shared {
             if left.is_zero() {
                 let missing: Vec<String> = board.missing(topic, rank).iter().map(RankId::to_string).collect();
                 drop(board);
-                let reason = format!("{} did not come within {:?}", missing.join(", "), self.deadline);
+                let reason =
+                    format!("{} did not come within {:?} (deadline_s)", missing.join(", "), self.deadline);
                 return Err(RendezvousError::Absent { reason: self.end(&reason) });
             }
             // A process that is stopped for a while does not wait meanwhile, so a nap counts for no more than

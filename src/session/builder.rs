@@ -169,6 +169,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
             has_gradients: false,
             pending: None,
             unseen: Unseen::default(),
+            refused: None,
             poisoned: None,
             recorder: None,
             device,

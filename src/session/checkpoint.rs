@@ -6,11 +6,10 @@
 //! ride along for whoever serves the model, and are not read back. Carried buffers are the exception: each
 //! rank has its own, so they fit the number of ranks that wrote them, and nothing drops them silently.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use super::SessionError;
 use crate::exec::{Exchange, WeightShard};
 use crate::format::{
     DelayedState, Format, FormatError, Orientation, PlaneKind, PlaneSpec, Shape, expand_scale,
@@ -92,7 +91,7 @@ pub enum Carried {
 pub struct Checkpoint {
     /// Optimizer steps taken.
     pub optimizer_step: u32,
-    /// The weights, in declaration order.
+    /// The weights, in declaration order. An import finds them by their names, in any order.
     pub weights: Vec<WeightState>,
     /// The carried buffers, in the order of [`crate::plan::carried`].
     pub carried: Carried,
@@ -152,118 +151,6 @@ impl Checkpoint {
         Ok(Self { optimizer_step, weights, carried, notes })
     }
 
-    /// Does it hold exactly the weights and carried buffers of the session?
-    pub(super) fn check(&self, programs: &[Arc<StepPlan>], ranks: usize) -> Result<(), SessionError> {
-        if let Some(plan) = programs.first() {
-            self.check_weights(&plan.weights)?;
-        }
-        self.check_carried(programs, ranks).map_err(|what| SessionError::Import {
-            reason: format!(
-                "{what}; set `carried` to `Carried::Zeros` to let all carried buffers begin anew"
-            ),
-        })
-    }
-
-    fn check_carried(&self, programs: &[Arc<StepPlan>], ranks: usize) -> Result<(), String> {
-        let Carried::Buffers(given) = &self.carried else { return Ok(()) };
-        let expected = carried(programs);
-        for (name, region) in &expected {
-            let Some(buffer) = given.iter().find(|buffer| buffer.name == *name) else {
-                return Err(format!("the checkpoint has no carried buffer `{name}`"));
-            };
-            let (theirs, bytes) = (buffer.ranks.len(), region.bytes);
-            if theirs != ranks {
-                return Err(format!(
-                    "carried buffer `{name}` is of {theirs} ranks and the session has {ranks}"
-                ));
-            }
-            if buffer.ranks.iter().any(|rank| rank.len() != bytes) {
-                return Err(format!("carried buffer `{name}` does not hold {bytes} bytes on every rank"));
-            }
-        }
-        let is_known = |buffer: &CarriedBuffer| expected.iter().any(|(name, _)| *name == buffer.name);
-        match given.iter().find(|buffer| !is_known(buffer)) {
-            Some(buffer) => Err(format!("no program carries buffer `{}` of the checkpoint", buffer.name)),
-            None => Ok(()),
-        }
-    }
-
-    fn check_weights(&self, weights: &Weights) -> Result<(), SessionError> {
-        if self.weights.len() != weights.layouts.len() {
-            return Err(SessionError::Import { reason: self.other_weights(weights) });
-        }
-        if self.optimizer_step == u32::MAX {
-            let reason = "the checkpoint counts as many optimizer steps as can be counted; import one that is not \
-                          damaged, or `checkpoint.restart_optimizer()`";
-            return Err(SessionError::Import { reason: reason.to_owned() });
-        }
-        for (state, layout) in self.weights.iter().zip(&weights.layouts) {
-            let elements = layout.shard.shape.rows * layout.shard.shape.cols;
-            let reason = if state.name != layout.name {
-                format!("the checkpoint has `{}` where the session has `{}`", state.name, layout.name)
-            } else if state.shape != layout.shard.shape {
-                format!(
-                    "`{}` is {} in the checkpoint and {} here; declare it as it was saved, or load another checkpoint",
-                    state.name, state.shape, layout.shard.shape
-                )
-            } else if !state.is_whole() {
-                format!("`{}` does not hold {elements} values of master and moments", state.name)
-            } else if state.exp_avg.is_empty() && !layout.frozen && self.optimizer_step > 0 {
-                format!(
-                    "`{}` trains here, was frozen there and has no moments, after {} optimizer steps; import \
-                     `checkpoint.restart_optimizer()`, by which all moments begin anew, or freeze it here too",
-                    state.name, self.optimizer_step
-                )
-            } else if let Some(at) = state.master.iter().position(|value| !value.is_finite()) {
-                format!(
-                    "`{}` holds {} in row {}, column {}, from which no training goes on; import a checkpoint of \
-                     before it diverged",
-                    state.name,
-                    state.master[at],
-                    at / state.shape.cols,
-                    at % state.shape.cols
-                )
-            } else if !layout.frozen && !state.exp_avg.iter().chain(&state.exp_avg_sq).all(|m| m.is_finite())
-            {
-                format!(
-                    "`{}` has a moment that is not finite, from which no training goes on; import a checkpoint of \
-                     before it diverged, or `checkpoint.restart_optimizer()`",
-                    state.name
-                )
-            } else if let Some(delayed) = state.delayed.as_ref().filter(|delayed| !delayed.is_usable()) {
-                format!("`{}` has the delayed scale {}, which no cast can use", state.name, delayed.scale)
-            } else {
-                continue;
-            };
-            return Err(SessionError::Import { reason });
-        }
-        Ok(())
-    }
-
-    /// What to say about more or fewer weights than the session has.
-    fn other_weights(&self, weights: &Weights) -> String {
-        let counts = format!(
-            "the checkpoint has {} weights, the session {}",
-            self.weights.len(),
-            weights.layouts.len()
-        );
-        let (saved, declared): (HashSet<&str>, HashSet<&str>) = (
-            self.weights.iter().map(|state| state.name.as_str()).collect(),
-            weights.layouts.iter().map(|layout| layout.name.as_str()).collect(),
-        );
-        let missing = weights.layouts.iter().find(|layout| !saved.contains(layout.name.as_str()));
-        let unknown = self.weights.iter().find(|state| !declared.contains(state.name.as_str()));
-        let which = match (missing, unknown) {
-            (Some(layout), None) => format!("`{}` is not in the checkpoint", layout.name),
-            (None, Some(state)) => format!("the session has no `{}`", state.name),
-            (Some(layout), Some(state)) => {
-                format!("`{}` is not in the checkpoint, and the session has no `{}`", layout.name, state.name)
-            }
-            (None, None) => "the checkpoint has some of them twice".to_owned(),
-        };
-        format!("{counts}: {which}; import a checkpoint of the same model")
-    }
-
     /// Cuts out what `rank` owns.
     pub(super) fn scatter(&self, programs: &[Arc<StepPlan>], rank: RankId, exchange: &mut Exchange) {
         let layouts = programs.first().map_or(&[][..], |plan| &plan.weights.layouts);
@@ -277,10 +164,11 @@ impl Checkpoint {
         exchange.carried = carried(programs).into_iter().map(bytes_of).collect();
         exchange.optimizer_step = self.optimizer_step;
         let weights = programs.first().map(|plan| &plan.weights);
-        exchange.shards = self
-            .weights
+        let by_name: HashMap<&str, &WeightState> =
+            self.weights.iter().map(|state| (state.name.as_str(), state)).collect();
+        exchange.shards = layouts
             .iter()
-            .zip(layouts)
+            .filter_map(|layout| by_name.get(layout.name.as_str()).map(|state| (*state, layout)))
             .map(|(state, layout)| {
                 let rows = layout.shard.rows_of(rank);
                 let cols = layout.shard.shape.cols;

@@ -16,7 +16,10 @@ impl Checkpoint {
             hash.update(bytes);
         };
         bytes(&self.optimizer_step.to_le_bytes());
-        for weight in &self.weights {
+        // An import finds weights by name, so their order is nothing that processes could differ in.
+        let mut weights: Vec<_> = self.weights.iter().collect();
+        weights.sort_by_key(|weight| &weight.name);
+        for weight in weights {
             bytes(weight.name.as_bytes());
             bytes(weight.format.to_string().as_bytes());
             for values in [&weight.master, &weight.exp_avg, &weight.exp_avg_sq] {

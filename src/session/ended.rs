@@ -6,18 +6,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Session, SessionError, StepReport, report};
+use super::{Poison, Session, SessionError, StepReport, report};
 use crate::exec::{Exchange, RankReport, RankThread};
 use crate::id::{ProgramId, RankId};
 use crate::model::Call;
 
 impl Session {
-    /// A panic in a step nobody looked at still poisons the session.
+    /// A panic in a step nobody looked at still poisons the session. The vote kept every rank from changing a
+    /// weight, and closures panic where ranks do not: exports go on.
     fn note_panics(&mut self, ranks: &[RankReport]) {
         for (rank, report) in ranks.iter().enumerate() {
             if let Some(fault) = report.fault.as_ref().filter(|fault| fault.panicked) {
                 let reason = format!("the closure of {} panicked: {}", RankId::at(rank), fault.message);
-                self.poisoned.get_or_insert(reason);
+                self.poisoned.get_or_insert(Poison { reason, exports: true });
             }
         }
     }

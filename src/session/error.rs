@@ -238,8 +238,13 @@ pub enum SessionError {
     },
     /// Another number of bytes than declared.
     #[error(
-        "input `{buffer}` of program `{program}` was given {given} bytes for {rank} and holds {expected}: {elements} elements of {element}{}; pass the values of all micro-batches",
-        if *micro_batches > 1 { format!(" for each of {micro_batches} micro-batches") } else { String::new() }
+        "input `{buffer}` of program `{program}` was given {given} bytes for {rank} and holds {expected}: {elements} element{} of {element}{}",
+        if *elements == 1 { "" } else { "s" },
+        if *micro_batches > 1 {
+            format!(" for each of {micro_batches} micro-batches; pass the values of all micro-batches")
+        } else {
+            String::new()
+        }
     )]
     InputSize {
         /// The program.
@@ -262,7 +267,7 @@ pub enum SessionError {
     /// A closure failed; the step changed no weight on any rank.
     #[error("step {step}: the closure of {rank} {} in call `{call}`: {message}; no weight was changed on any rank{}",
         if *panicked { "panicked" } else { "failed" },
-        if *panicked { ", and the session is poisoned" } else { "" })]
+        if *panicked { "; the session is poisoned and runs no more steps, but `Session::export` still gives the weights" } else { "" })]
     Closure {
         /// The step.
         step: u64,
@@ -272,20 +277,27 @@ pub enum SessionError {
         call: String,
         /// What it said.
         message: String,
-        /// A panic; the session is poisoned.
+        /// A panic: the session is poisoned, and gives its weights.
         panicked: bool,
     },
     /// A step whose future was dropped ended in an error that nobody saw. The call that reports it
     /// did nothing else.
-    #[error("the step whose future was dropped failed: {0}; what was asked now was not done, ask again")]
+    #[error(
+        "what was asked now was not done{}, because the step whose future was dropped failed: {}",
+        .0.advice_to_ask(),
+        .0
+    )]
     DroppedStep(#[source] Box<SessionError>),
     /// The session can run no further steps.
     #[error(
-        "the session is poisoned and runs no more: {reason}; start a new one, and import the last checkpoint if there is one"
+        "the session is poisoned and runs no more: {reason}; start a new one, and import {}",
+        if *exports { "what `Session::export` still gives" } else { "the last checkpoint if there is one" }
     )]
     Poisoned {
         /// What happened.
         reason: String,
+        /// Does it still give its weights? A closure panicked then, and nothing else happened.
+        exports: bool,
     },
     /// A checkpoint that does not fit.
     #[error("cannot import: {reason}; nothing was changed")]
@@ -301,6 +313,26 @@ pub enum SessionError {
         /// What went wrong.
         reason: String,
     },
+}
+
+impl SessionError {
+    /// What whoever asked meanwhile is to do, after a step that failed so.
+    const fn advice_to_ask(&self) -> &'static str {
+        if matches!(self, Self::Closure { panicked: true, .. }) { "" } else { ", ask again" }
+    }
+
+    /// As it is told to whoever asks next, if it is that of an import whose future was dropped.
+    pub(super) fn of_dropped_import(self) -> Self {
+        match self {
+            Self::Import { reason } => Self::Import {
+                reason: format!(
+                    "{reason} (this is said of the import whose future was dropped; what was asked now was not done, \
+                     ask again)"
+                ),
+            },
+            other => other,
+        }
+    }
 }
 
 /// A list of names for a message, behind its opening words.

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 
 use async_trait::async_trait;
+use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::store::{CheckpointStore, StoreError};
@@ -31,6 +32,21 @@ use crate::format::{DelayedState, Format, Shape};
 /// The planes are for whoever serves the model. Loading leaves them out ([`WeightState::planes`] is empty
 /// then), for a session makes them again of the masters. So a checkpoint that is loaded and saved without a
 /// session between has none in its file, and readers of the planes find only masters and moments there.
+///
+/// ```no_run
+/// use warpweft::prelude::*;
+///
+/// async fn go_on(session: &mut Session) -> Result<(), Box<dyn std::error::Error>> {
+///     let store = FileStore::new("run.safetensors");
+///     if std::path::Path::new("run.safetensors").exists() {
+///         session.import(&store.load().await?).await?;
+///     }
+///     session.step("train").await?;
+///     let mut checkpoint = session.export().await?;
+///     checkpoint.notes.insert("seed".into(), "7".into());
+///     Ok(store.save(&checkpoint).await?)
+/// }
+/// ```
 #[derive(Clone, Debug)]
 pub struct FileStore {
     path: PathBuf,
@@ -61,7 +77,7 @@ impl FileStore {
 
     fn read(&self, bytes: &[u8]) -> Result<Checkpoint, StoreError> {
         let (_, header) = SafeTensors::read_metadata(bytes)
-            .map_err(|error| self.content(cut_off(bytes).unwrap_or_else(|| error.to_string())))?;
+            .map_err(|error| self.content(cut_off(bytes).unwrap_or_else(|| foreign(&error))))?;
         let about = header.metadata().clone().unwrap_or_default();
         let field = |key: &str| about.get(key).ok_or_else(|| self.content(format!("it has no `{key}`")));
         let version = field("warpweft_checkpoint")?;
@@ -255,6 +271,11 @@ fn cut_off(bytes: &[u8]) -> Option<String> {
     let ends = header.values().filter_map(|tensor| tensor.get("data_offsets")?.get(1)?.as_u64());
     let end = ends.max().filter(|end| *end > data.len() as u64)?;
     Some(format!("the file is cut off: its tensors have {end} bytes, and {} are there; {advice}", data.len()))
+}
+
+/// What to say of a file that is whole and does not read.
+fn foreign(error: &SafeTensorError) -> String {
+    format!("it is no safetensors file ({error}); load one that `FileStore::save` wrote")
 }
 
 fn numbers(bytes: &[u8]) -> Vec<f32> {

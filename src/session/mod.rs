@@ -1,12 +1,15 @@
 //! The embedder's handle: programs over one set of weights, driven step by step.
 //!
 //! Law: between two awaited steps a session is at an edge: all lanes drained, weights at one version on all
-//! ranks. A dropped `step` future finishes in the background and the next call awaits it and tells how it
-//! ended. A session owns the ranks of its process; where there are several processes, all call the same
-//! methods in the same order, but for those that only look, and get the same outcomes (EX-2). After a
-//! closure's error the session goes on; after a panic or the death of a rank it is poisoned and says so until
-//! it is dropped. Where the configuration asks for it, the first steps choose the plan ([`Tuning`]). Nothing
-//! here is global: two sessions live side by side.
+//! ranks. A command goes to all ranks at once, after those before it have ended. Once it went, dropping its
+//! future takes nothing back: it ends in the background, and the next call awaits it and tells what its
+//! caller did not hear, how a step ended or that an import was refused. A future that is dropped before has
+//! begun nothing. A session owns the ranks of its process; where there are several processes, all call the
+//! same methods in the same order, but for those that only look, and get the same outcomes (EX-2). After a
+//! closure's error the session goes on. After a panic or the death of a rank it is poisoned and says so until
+//! it is dropped; after a panic of a closure, of which ranks and weights know nothing, it still exports.
+//! Where the configuration asks for it, the first steps choose the plan ([`Tuning`]). Nothing here is global:
+//! two sessions live side by side.
 
 mod block_on;
 mod builder;
@@ -18,6 +21,7 @@ mod digest;
 mod ended;
 mod error;
 mod file_store;
+mod fitting;
 mod host_time;
 pub mod initial;
 mod input;
@@ -72,6 +76,25 @@ use report::Unseen;
 /// are told to close before any is waited for, and a rank that waits for one that is gone is woken. A closure
 /// that never returns holds it up; peers that do not end, for seconds. The trace is then written as well, but
 /// nobody hears whether that failed (it is logged as a warning).
+///
+/// ```
+/// use warpweft::{prelude::*, session::block_on};
+///
+/// let mut program = StepProgram::builder("sum", &Model::builder().build());
+/// let x = program.input("x", 3, ElementType::F32)?;
+/// let sum = program.output("sum", 1, ElementType::F32)?;
+/// program.call("add", Phase::Forward).reads(x).writes(sum).add()?;
+/// let add = move |_: &Call, context: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> {
+///     context.write::<f32>(sum)?[0] = context.read::<f32>(x)?.iter().sum();
+///     Ok(())
+/// };
+/// let builder = Session::builder(Config::default(), move |_: RankId| add);
+/// let mut session = block_on(builder.program(program.build_evaluation()?).start_cpu(1))?;
+/// session.write_input("sum", RankId::new(0), "x", &[1.0_f32, 2.0, 3.0])?;
+/// assert_eq!(block_on(session.step("sum"))?.mean_output("sum")?, 6.0);
+/// block_on(session.close())?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Session {
     ranks: Vec<RankThread>,
     inbox: Arc<Inbox>,
@@ -83,7 +106,9 @@ pub struct Session {
     has_gradients: bool,
     pending: Option<Pending>,
     unseen: Unseen,
-    poisoned: Option<String>,
+    /// Why this process refuses the checkpoint of the import that was commanded last, until its caller is told.
+    refused: Option<SessionError>,
+    poisoned: Option<Poison>,
     recorder: Option<Recorder>,
     device: String,
     landing_bytes: usize,
@@ -110,6 +135,14 @@ struct Staged {
     is_written: bool,
 }
 
+/// Why the session runs no further steps.
+#[derive(Debug)]
+struct Poison {
+    reason: String,
+    /// Do all ranks live, with whole weights?
+    exports: bool,
+}
+
 /// A command some ranks still owe a reply to.
 #[derive(Debug)]
 struct Pending {
@@ -126,6 +159,15 @@ impl Session {
     ///
     /// While the session tunes itself (`tune.steps`), behind a step that ends a trial the next plan may be
     /// made here, on the caller's thread, before this returns.
+    ///
+    /// If the future is dropped, a step that has begun goes on to its end in the background, and one that has
+    /// not begun never does. It begins in the first poll that finds no earlier command under way. There is one
+    /// only if a future was dropped before, and until that command has ended this step has not begun. The next
+    /// call tells which it was: [`StepReport::unobserved`] has one entry for each step that began since the last
+    /// report and ended without an error, one that failed is a [`SessionError::DroppedStep`], and
+    /// [`StepReport::step`] counts all that began. Inputs stay written, so a step that did not begin is asked for
+    /// again as it is. With several processes, one in which a step did not begin is waited for by the others,
+    /// for `deadline_s` at most.
     ///
     /// # Errors
     /// [`SessionError::InputNotWritten`], of a rank of this process, before anything runs;
@@ -209,9 +251,13 @@ impl Session {
     /// Copies the weights out: masters, moments, step count and quantized planes; and every rank's
     /// carried buffers.
     ///
+    /// It also does so after a closure panicked, as long as the session lives: that step changed no weight, and
+    /// what is exported is what the last good step left. Carried buffers are as the closures of the failed step
+    /// left them; import with [`Carried::Zeros`] where that is of no use.
+    ///
     /// # Errors
-    /// [`SessionError::Partial`] where other processes own ranks, [`SessionError::DroppedStep`], a poisoned
-    /// session.
+    /// [`SessionError::Partial`] where other processes own ranks, [`SessionError::DroppedStep`];
+    /// [`SessionError::Poisoned`] after a rank died or failed otherwise.
     pub async fn export(&mut self) -> Result<Checkpoint, SessionError> {
         if !self.rendezvous.is_whole() {
             return Err(SessionError::Partial);
@@ -225,10 +271,12 @@ impl Session {
     /// `deadline_s`: write on another thread, or let the configuration say more.
     ///
     /// # Errors
-    /// [`SessionError::DroppedStep`], a poisoned session.
+    /// As [`Session::export`], without [`SessionError::Partial`].
     pub async fn export_to_first(&mut self) -> Result<Option<Checkpoint>, SessionError> {
         self.settle().await?;
-        self.check_usable()?;
+        if !self.poisoned.as_ref().is_some_and(|poison| poison.exports) {
+            self.check_usable()?;
+        }
         self.command(Command::Export);
         self.finish().await?;
         let mut exchanges: Vec<_> = self.ranks.iter().map(RankThread::exchange).collect();
@@ -246,6 +294,10 @@ impl Session {
 
     /// Puts weights in place: masters, moments and step count; planes are quantized anew before
     /// the next step. Carried buffers become what the checkpoint says ([`Checkpoint::carried`]).
+    ///
+    /// A dropped future takes nothing back. Once it was polled with no earlier command under way, the weights
+    /// are imported all the same, before whatever is asked next; if they were refused, whatever is asked next
+    /// is not done and says so ([`SessionError::Import`]).
     ///
     /// # Errors
     /// [`SessionError::Import`] when names or shapes differ from the session's, or carried buffers are
@@ -269,15 +321,24 @@ impl Session {
                 checkpoint.scatter(&plans, thread.rank(), &mut exchange);
             }
         }
+        self.refused = checked.err();
         self.command(Command::Import);
         let outcome = self.finish().await;
-        self.ranks.iter().for_each(|thread| thread.exchange().forget_weights());
-        outcome?;
-        checked?;
-        match self.ranks.iter().find_map(|thread| thread.exchange().import_refused.take()) {
-            None => Ok(()),
-            Some(reason) => Err(SessionError::Import { reason }),
+        let imported = self.imported();
+        outcome.and(imported)
+    }
+
+    /// What became of an import that all ranks have replied to. That it was refused is said once.
+    fn imported(&mut self) -> Result<(), SessionError> {
+        let mut told = None;
+        for thread in &self.ranks {
+            let mut exchange = thread.exchange();
+            exchange.forget_weights();
+            told = told.or(exchange.import_refused.take());
         }
+        // What this process found says more than what it told the others.
+        let refused = self.refused.take().or(told.map(|reason| SessionError::Import { reason }));
+        refused.map_or(Ok(()), Err)
     }
 
     /// The plan of a program; while the session tunes itself, that of its last step.
@@ -336,6 +397,7 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::DroppedStep`] or [`SessionError::Poisoned`] when a step still under way failed,
+    /// [`SessionError::Import`] when an import still under way was refused,
     /// else [`SessionError::Trace`] when the trace cannot be written. The session has ended either way.
     pub async fn close(mut self) -> Result<(), SessionError> {
         let settled = self.settle().await;
@@ -361,7 +423,9 @@ impl Session {
 
     fn check_usable(&self) -> Result<(), SessionError> {
         match &self.poisoned {
-            Some(reason) => Err(SessionError::Poisoned { reason: reason.clone() }),
+            Some(Poison { reason, exports }) => {
+                Err(SessionError::Poisoned { reason: reason.clone(), exports: *exports })
+            }
             None => Ok(()),
         }
     }
@@ -396,9 +460,9 @@ impl Session {
     /// Waits for all replies owed; a failure of any rank poisons the session.
     async fn finish(&mut self) -> Result<Duration, SessionError> {
         self.replies().await.map_err(|error| {
-            let reason = error.to_string();
-            self.poisoned = Some(reason.clone());
-            SessionError::Poisoned { reason }
+            let (reason, exports) = (error.to_string(), false);
+            self.poisoned = Some(Poison { reason: reason.clone(), exports });
+            SessionError::Poisoned { reason, exports }
         })
     }
 
@@ -410,7 +474,7 @@ impl Session {
     }
 
     /// Lets a command whose future was dropped come to its end. How a step ended is told by the next
-    /// report, or right now if it failed.
+    /// report, or right now if it failed; so is an import that was refused.
     async fn settle(&mut self) -> Result<(), SessionError> {
         let Some(command) = self.pending.as_ref().and_then(|pending| pending.command) else { return Ok(()) };
         let duration = self.finish().await?;
@@ -422,7 +486,8 @@ impl Session {
                 self.unseen = Unseen { outcomes: report.unobserved, not_recorded: report.not_recorded };
                 self.unseen.outcomes.push(report.outcome);
             }
-            Command::Export | Command::Import | Command::MainGrads => {
+            Command::Import => self.imported().map_err(SessionError::of_dropped_import)?,
+            Command::Export | Command::MainGrads => {
                 self.ranks.iter().for_each(|thread| thread.exchange().forget_weights());
             }
         }

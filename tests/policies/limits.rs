@@ -199,3 +199,25 @@ fn a_hand_schedule_is_taken_as_it_is_or_refused_with_what_is_wrong() {
     let gathers = first.tasks.iter().filter(|task| matches!(task.op, Op::AllGather { .. }));
     assert!(gathers.clone().count() > 0 && gathers.clone().all(|task| task.release.is_none()));
 }
+
+/// PL-6. Who raises the budget to what a refusal asks for gives no byte more than is needed.
+#[test]
+fn the_budget_that_a_refusal_asks_for_is_the_least_that_is_accepted() {
+    let (program, mut squeezed) = (small(), 0);
+    for depth in [0, 1, 2, 4] {
+        let plan = |budget: Option<usize>| {
+            let mut config = Config { prefetch: Prefetch::depth(depth), ..Config::default() };
+            config.memory.budget = budget.map(|bytes| ByteSize::new(bytes as u64));
+            plan_program(&program, &config, 4)
+        };
+        let needed = |budget: usize| match plan(Some(budget)) {
+            Err(SessionError::Plan(PlanError::Budget { needed, .. })) => needed,
+            other => panic!("{budget} with depth {depth}: {:?}", other.map(|plan| plan.bounds)),
+        };
+        let least = needed(1);
+        assert_eq!(plan(Some(least)).unwrap().bounds.transient_bytes, least, "depth {depth}");
+        assert_eq!(needed(least - 1), least, "depth {depth}");
+        squeezed += usize::from(least < plan(None).unwrap().bounds.transient_bytes);
+    }
+    assert!(squeezed > 0, "some plan needs less when tasks wait for memory");
+}

@@ -220,6 +220,7 @@ struct Buffers {
     specs: Vec<BufferSpec>,
     filled: Vec<bool>,
     written: Vec<bool>,
+    read: Vec<bool>,
     taken: Vec<bool>,
 }
 
@@ -234,6 +235,7 @@ fn program(draw: &mut Draw, dynamic: &mut Draw, model: &Model, ending: Ending) -
     let mut buffers = Buffers {
         filled: specs.iter().map(begins).collect(),
         written: vec![false; specs.len()],
+        read: vec![false; specs.len()],
         taken: vec![false; specs.len()],
         specs,
     };
@@ -292,6 +294,10 @@ fn accesses(draw: &mut Draw, buffers: &mut Buffers, is_last: bool) -> Vec<(usize
         let (role, lifetime) = (buffers.specs[position].role, buffers.specs[position].lifetime);
         let owed = is_last && role == Role::Output && !buffers.written[position] && !buffers.taken[position];
         if !owed && !draw.one_in(2) {
+            // An input that no call reads is refused.
+            if is_last && role == Role::Input && !buffers.read[position] {
+                chosen.push((position, Access::Read));
+            }
             continue;
         }
         if lifetime == Lifetime::Call && std::mem::replace(&mut buffers.taken[position], true) {
@@ -304,6 +310,7 @@ fn accesses(draw: &mut Draw, buffers: &mut Buffers, is_last: bool) -> Vec<(usize
         };
         buffers.filled[position] |= access.writes();
         buffers.written[position] |= access.writes();
+        buffers.read[position] |= access.reads();
         chosen.push((position, access));
     }
     chosen

@@ -1,7 +1,7 @@
 //! Inputs and outputs in the element types they are declared in.
 
-use half::bf16;
 use warpweft::backend::cpu::CpuSurface;
+use warpweft::bf16;
 use warpweft::compute::ComputeContext;
 use warpweft::config::Config;
 use warpweft::format::{ElementType, Format};

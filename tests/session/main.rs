@@ -251,8 +251,36 @@ fn a_closure_panic_poisons_the_session_and_nobody_hangs() {
         assert!(matches!(&error, SessionError::Closure { panicked: true, .. }), "{error}");
         assert!(error.to_string().contains("rank 1"), "{error}");
         let error = session.step("train").await.unwrap_err();
-        assert!(matches!(&error, SessionError::Poisoned { .. }), "{error}");
+        assert!(matches!(&error, SessionError::Poisoned { exports: true, .. }), "{error}");
         session.close().await.unwrap();
+    });
+}
+
+#[test]
+fn after_a_closure_panic_the_weights_that_the_last_good_step_left_are_exported() {
+    within_a_minute(async {
+        for capture in [Capture::Off, Capture::Step] {
+            let (trainer, mischief) = (Trainer::new(2, Format::NVFP4_2D), Mischief::default());
+            let mut session =
+                trainer.builder(config(1, capture, true), &mischief).start_cpu(2).await.unwrap();
+            losses(&mut session, 2, 0..3).await;
+            let good = session.export().await.unwrap();
+            mischief.set(2);
+            feed(&mut session, "train", 2, 3);
+            let error = session.step("train").await.unwrap_err().to_string();
+            assert!(error.contains("no weight was changed") && error.contains("Session::export"), "{error}");
+            assert_eq!(session.export().await.unwrap(), good);
+            mischief.set(0);
+            let error = session.step("train").await.unwrap_err().to_string();
+            assert!(error.contains("Session::export"), "{error}");
+            assert!(matches!(session.import(&good).await, Err(SessionError::Poisoned { .. })));
+            // A new session goes on from it as if nothing had happened.
+            let mut plain = trainer.start(config(1, capture, false), 2).await.unwrap();
+            let expected = losses(&mut plain, 2, 0..5).await;
+            let mut next = trainer.start(config(1, capture, false), 2).await.unwrap();
+            next.import(&session.export().await.unwrap()).await.unwrap();
+            assert_eq!(losses(&mut next, 2, 3..5).await, expected[3..]);
+        }
     });
 }
 
@@ -364,6 +392,22 @@ fn a_checkpoint_of_another_model_is_refused_and_changes_nothing() {
         let error = large.import(&small.export().await.unwrap()).await.unwrap_err();
         assert!(matches!(&error, SessionError::Import { .. }), "{error}");
         assert_eq!(large.export().await.unwrap(), before);
+    });
+}
+
+#[test]
+fn a_checkpoint_with_its_weights_in_another_order_is_imported_by_their_names() {
+    within_a_minute(async {
+        let mut session = Trainer::new(2, Format::F32).start(config(1, Capture::Off, true), 2).await.unwrap();
+        let before = session.export().await.unwrap();
+        losses(&mut session, 2, 0..2).await;
+        let mut checkpoint = before.clone();
+        checkpoint.weights.reverse();
+        session.import(&checkpoint).await.unwrap();
+        assert_eq!(session.export().await.unwrap(), before);
+        checkpoint.weights[0].name = "no such".into();
+        let error = session.import(&checkpoint).await.unwrap_err().to_string();
+        assert!(error.contains("the session has no `no such`"), "{error}");
     });
 }
 

@@ -1,7 +1,8 @@
 //! The declaration of a program: its buffers, and the checks that end it.
 //!
 //! Law: a refused buffer leaves the builder as it was. Buffers are checked as the calls run in program order:
-//! nothing is read before it is filled, no input is written, every output is. A gradient has a consumer, and
+//! nothing is read before it is filled, no input is written and every one is read, every output is written. A
+//! gradient has a consumer, and
 //! a program that reduces gradients has one for every weight that trains, of which there is one at least.
 
 use super::call::Call;
@@ -25,6 +26,23 @@ impl StepProgram {
 }
 
 /// Collects buffers and calls.
+///
+/// ```
+/// use warpweft::format::{ElementType, Format, Orientation};
+/// use warpweft::model::{Form, Model, Phase, StepProgram};
+///
+/// let mut model = Model::builder();
+/// let w = model.sharded("w", 64, 64, Format::Bf16)?;
+/// let mut program = StepProgram::builder("train", &model.build());
+/// let x = program.input("x", 64, ElementType::F32)?;
+/// let y = program.activation("y", 64)?; // passes from call to call
+/// let loss = program.output("loss", 1, ElementType::F32)?;
+/// program.call("map", Phase::Forward).uses(w, Orientation::Rowwise, Form::Dense).reads(x).writes(y).add()?;
+/// program.call("fit", Phase::Backward).reads(x).reads(y).gradient(w).writes(loss).add()?;
+/// let program = program.build_training()?; // what is missing or read too early is refused here
+/// assert_eq!(program.calls().len(), 2);
+/// # Ok::<(), warpweft::model::DeclareError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ProgramBuilder {
     pub(in crate::model) micro_batches: u32,
@@ -44,10 +62,13 @@ impl ProgramBuilder {
     /// Declares a buffer.
     ///
     /// # Errors
-    /// A repeated name, zero elements, or more bytes than can be addressed.
+    /// A repeated or empty name, zero elements, or more bytes than can be addressed.
     pub fn buffer(&mut self, spec: BufferSpec) -> Result<BufferId, DeclareError> {
         if self.buffers.iter().any(|other| other.name == spec.name) {
             return Err(DeclareError::Duplicate { kind: "buffer", name: spec.name });
+        }
+        if spec.name.is_empty() {
+            return Err(DeclareError::Unnamed { kind: "buffer" });
         }
         if spec.elements == 0 {
             return Err(DeclareError::Empty { kind: "buffer", name: spec.name });
@@ -129,7 +150,8 @@ impl ProgramBuilder {
     ///
     /// # Errors
     /// [`DeclareError::NoGradient`] when some weight gets no gradient and is not frozen,
-    /// [`DeclareError::NothingTrains`] when all are, and every error of [`ProgramBuilder::build_evaluation`].
+    /// [`DeclareError::NothingTrains`] when all are or there is none, and every error of
+    /// [`ProgramBuilder::build_evaluation`].
     pub fn build_training(self) -> Result<StepProgram, DeclareError> {
         self.check_gradients()?;
         self.build(true)
@@ -148,8 +170,8 @@ impl ProgramBuilder {
     /// A program whose steps compute no gradients and leave the weights alone.
     ///
     /// # Errors
-    /// A program without calls, a buffer read before it is written, an output nobody writes, a
-    /// call-lifetime buffer of two calls, a gradient nobody would consume.
+    /// A program without name or calls, a buffer read before it is written, an input nobody reads, an output
+    /// nobody writes, a call-lifetime buffer of two calls, a gradient nobody would consume.
     pub fn build_evaluation(self) -> Result<StepProgram, DeclareError> {
         if let Some(call) = self.calls.iter().find(|call| !call.grads.is_empty()) {
             return Err(DeclareError::LostGradient { program: self.name, call: call.name.clone() });
@@ -159,7 +181,7 @@ impl ProgramBuilder {
 
     fn check_gradients(&self) -> Result<(), DeclareError> {
         let weights = self.model.weights();
-        if !weights.is_empty() && weights.iter().all(|spec| spec.frozen) {
+        if weights.iter().all(|spec| spec.frozen) {
             return Err(DeclareError::NothingTrains { program: self.name.clone() });
         }
         let lacks = |weight| !self.calls.iter().any(|call| call.gradient(weight).is_some());
@@ -172,6 +194,9 @@ impl ProgramBuilder {
     }
 
     fn build(self, updates_weights: bool) -> Result<StepProgram, DeclareError> {
+        if self.name.is_empty() {
+            return Err(DeclareError::Unnamed { kind: "program" });
+        }
         if self.calls.is_empty() {
             return Err(DeclareError::NoCalls { program: self.name });
         }
@@ -233,15 +258,24 @@ impl ProgramBuilder {
                 filled[buffer.index()] |= access.writes();
             }
         }
-        let is_written = |number: usize| {
-            let writes = |access: &BufferAccess| access.buffer.index() == number && access.access.writes();
-            self.calls.iter().any(|call| call.buffers.iter().any(writes))
+        // Whoever accesses an input reads it: writing was refused above.
+        let left_out = |(number, spec): &(usize, &BufferSpec)| match spec.role {
+            Role::Input => first_access[*number].is_none(),
+            Role::Output => !self.writes(*number),
+            Role::Internal => false,
         };
-        let unwritten =
-            |(number, spec): &(usize, &BufferSpec)| spec.role == Role::Output && !is_written(*number);
-        match self.buffers.iter().enumerate().find(unwritten) {
-            Some((_, spec)) => Err(DeclareError::OutputNeverWritten { buffer: spec.name.clone() }),
+        match self.buffers.iter().enumerate().find(left_out) {
             None => Ok(()),
+            Some((_, spec)) if spec.role == Role::Input => {
+                Err(DeclareError::InputNeverRead { program: self.name.clone(), buffer: spec.name.clone() })
+            }
+            Some((_, spec)) => Err(DeclareError::OutputNeverWritten { buffer: spec.name.clone() }),
         }
+    }
+
+    /// Does a call write buffer number `number`?
+    fn writes(&self, number: usize) -> bool {
+        let writes = |access: &BufferAccess| access.buffer.index() == number && access.access.writes();
+        self.calls.iter().any(|call| call.buffers.iter().any(writes))
     }
 }

@@ -123,13 +123,16 @@ impl CallBuilder<'_> {
     /// Adds the call behind those added before.
     ///
     /// # Errors
-    /// A repeated name, an id of another model or program, a buffer or gradient named twice, a use the
+    /// A repeated or empty name, an id of another model or program, a buffer or gradient named twice, a use the
     /// weight's format or placement cannot serve, a gradient in an element type that gradients are not
     /// written in or, of a replicated weight, not in f32, a gradient of a frozen weight. The program is unchanged then.
     pub fn add(self) -> Result<CallId, DeclareError> {
         let Self { program, call } = self;
         if program.calls.iter().any(|other| other.name == call.name) {
             return Err(DeclareError::Duplicate { kind: "call", name: call.name });
+        }
+        if call.name.is_empty() {
+            return Err(DeclareError::Unnamed { kind: "call" });
         }
         let model = &program.model;
         let unknown_weight = |weight: &WeightId| DeclareError::Unknown {
