@@ -56,6 +56,7 @@ pub struct Rank<B: Backend> {
     gauge: Gauge,
     /// Learning rate and loss scale as they are in the arena, where only the host writes them.
     scalars: Option<[u32; 2]>,
+    has_given_up: bool,
 }
 
 impl<B: Backend> std::fmt::Debug for Rank<B> {
@@ -138,6 +139,7 @@ impl<B: Backend> Rank<B> {
             world,
             meter,
             gauge: Gauge::default(),
+            has_given_up: false,
             scalars: None,
         })
     }
@@ -282,8 +284,12 @@ impl<B: Backend> Rank<B> {
     }
 
     /// Tells every rank of the world that this one is gone. Its lanes run out first: what broke off may have
-    /// left work on them that waits for peers, and memory cannot be given back while that work uses it.
+    /// left work on them that waits for peers, and memory cannot be given back while that work uses it. The
+    /// second time, nothing happens.
     pub fn give_up(&mut self, reason: &str) {
+        if std::mem::replace(&mut self.has_given_up, true) {
+            return;
+        }
         self.backend.poison(reason);
         for stream in &mut self.streams {
             // It fails because its world is poisoned.

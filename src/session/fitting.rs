@@ -102,13 +102,13 @@ impl Checkpoint {
                 at(position)
             ));
         }
-        let square = |value: f32| value.is_finite() && value >= 0.0;
-        let moments: [(&str, &[f32], fn(f32) -> bool, &str); 2] = [
-            ("first moment", &state.exp_avg, f32::is_finite, "is not finite"),
-            ("second moment", &state.exp_avg_sq, square, "is no mean of squares"),
+        let moments = [
+            ("first moment", &state.exp_avg, f32::NEG_INFINITY, "is not finite"),
+            ("second moment", &state.exp_avg_sq, 0.0, "is no mean of squares"),
         ];
-        for (which, values, is_sound, what) in moments.into_iter().filter(|_| !layout.frozen) {
-            if let Some(position) = values.iter().position(|value| !is_sound(*value)) {
+        for (which, values, least, what) in moments.into_iter().filter(|_| !layout.frozen) {
+            let is_sound = |value: &f32| value.is_finite() && *value >= least;
+            if let Some(position) = values.iter().position(|value| !is_sound(value)) {
                 return Err(format!(
                     "the {which} of `{name}` is {} {}, which {what} and from which no training goes on; import a \
                      checkpoint that is not damaged and of before it diverged, or `checkpoint.restart_optimizer()`",

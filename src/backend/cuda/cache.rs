@@ -79,7 +79,7 @@ impl KernelCache {
         }
         let code = make()?;
         // A full or read-only disk must not stop training.
-        if !path.is_some_and(|path| self.write(&path, key, &code).is_ok()) {
+        if path.is_none_or(|path| self.write(&path, key, &code).is_err()) {
             lock(&self.shared.unwritten).insert(*key, code.clone());
         }
         Ok(code)
