@@ -128,13 +128,20 @@ async fn run() -> Result<ExitCode, Box<dyn Error>> {
     }
     let watch = watch(ranks)?;
     let interrupt = if process.is_none() { Interrupt::listen() } else { Interrupt::default() };
-    let job = Training { reports, settings: &settings, config: &config, corpus: &corpus, interrupt };
+    let job = Training {
+        reports,
+        settings: &settings,
+        config: &config,
+        corpus: &corpus,
+        interrupt: interrupt.clone(),
+    };
     let run = train(&arguments, job, watch, &mut session).await?;
     let held_out = match run.stopped {
         true => None,
         false => Some(evaluate(&config, &corpus, &mut session).await?),
     };
-    let code = if run.stopped { ExitCode::from(Interrupt::EXIT_CODE) } else { ExitCode::SUCCESS };
+    // Also one that came in the evaluation, which went on to its end.
+    let code = if interrupt.came() { ExitCode::from(Interrupt::EXIT_CODE) } else { ExitCode::SUCCESS };
     // A trace that could not be written takes no result away.
     let closed = session.close().await;
     let Some(outputs) = &outputs else { return Ok(closed.map(|()| code)?) };

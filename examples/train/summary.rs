@@ -164,13 +164,18 @@ pub(crate) fn leave(
     if traced < wanted {
         let holds = match traced {
             0 => "no training step".to_owned(),
+            some if run.stopped => format!("only {}", count(some, "training step")),
             some => {
                 format!("only {}, and what else it holds is the evaluation's", count(some, "training step"))
             }
         };
+        let why = match run.stopped {
+            true => " before it was interrupted",
+            false => "; take more --steps, or lower trace.first_step",
+        };
+        let asked = count(wanted, "step");
         say!(
-            "          holds {holds}: {} from step {first} on were asked for, counted from 0, and training had {steps}; take more --steps, or lower trace.first_step",
-            count(wanted, "step"),
+            "          holds {holds}: {asked} from step {first} on were asked for, counted from 0, and training had {steps}{why}"
         );
     }
     written

@@ -62,7 +62,12 @@ impl Config {
         if moments != Moments::Bf16 || 1.0 - beta1.max(beta2) >= HALF_A_PLACE {
             return None;
         }
-        let beta = if beta1 > beta2 { "optimizer.beta1" } else { "optimizer.beta2" };
+        let (beta, other) = match beta1 > beta2 {
+            true => ("optimizer.beta1", beta2),
+            false => ("optimizer.beta2", beta1),
+        };
+        // Where both are too slow, a change of one does not do.
+        let slow = if 1.0 - other < HALF_A_PLACE { "both decays".to_owned() } else { format!("`{beta}`") };
         let entry = entries.iter().find(|entry| entry.path == "optimizer.moments")?;
         Some(ConfigError::Together {
             origin: self.origins.of(entry),
@@ -71,7 +76,7 @@ impl Config {
                 "is \"bf16\", which rounds away what a moment changes by in a step where `{beta}` is {}",
                 beta1.max(beta2)
             ),
-            advice: format!("set `{beta}` to 0.996 or less, as 0.95, or keep the moments in \"f32\""),
+            advice: format!("set {slow} to 0.996 or less, as 0.95, or keep the moments in \"f32\""),
         })
     }
 

@@ -291,12 +291,12 @@ impl<B: Backend> Rank<B> {
             return;
         }
         self.backend.poison(reason);
+        self.world.end(reason);
         for stream in &mut self.streams {
             // It fails because its world is poisoned.
             drop(self.backend.synchronize(stream));
         }
         self.backend.abort(reason);
-        self.world.end(reason);
     }
 }
 

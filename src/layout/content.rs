@@ -100,17 +100,39 @@ impl Content {
     /// Whether it is made from a weight or its gradient within a step.
     #[must_use]
     pub const fn is_of_a_weight(self) -> bool {
-        matches!(
-            self,
+        match self {
             Self::Gathered(..)
-                | Self::Transposed(_)
-                | Self::Dense(..)
-                | Self::Gradient(..)
-                | Self::WireGradient(..)
-                | Self::LandedGradient(..)
-                | Self::ReducedGradient(..)
-                | Self::SummedGradient(..)
-        )
+            | Self::Transposed(_)
+            | Self::Dense(..)
+            | Self::Gradient(..)
+            | Self::WireGradient(..)
+            | Self::LandedGradient(..)
+            | Self::ReducedGradient(..)
+            | Self::SummedGradient(..) => true,
+            Self::Master(_)
+            | Self::MasterRemainder(_)
+            | Self::ExpAvg(_)
+            | Self::ExpAvgSq(_)
+            | Self::MainGrad(_)
+            | Self::LocalGrad(_)
+            | Self::Shard(..)
+            | Self::TensorScale(_)
+            | Self::AmaxHistory(_)
+            | Self::DelayedScale(_)
+            | Self::OptimizerStep
+            | Self::FaultWord
+            | Self::LearningRate
+            | Self::LossScale
+            | Self::LocalAmax(_)
+            | Self::ReducedAmax(_)
+            | Self::BlockAmax(_)
+            | Self::Encode(_)
+            | Self::Buffer(_)
+            | Self::Staging(..)
+            | Self::NormRecord
+            | Self::NormRecords
+            | Self::Vote => false,
+        }
     }
 
     /// The slot in which a call writes its gradient of a weight in `element`.

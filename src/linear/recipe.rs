@@ -27,7 +27,7 @@ impl Recipe {
     /// Products of weights in their own format.
     ///
     /// # Errors
-    /// [`LinearError::Unsupported`] for a GPU without such products; no GPU multiplies NVFP4 and MXFP8
+    /// [`LinearError::Unsupported`] for a GPU without such products; no recipe multiplies NVFP4 and MXFP8
     /// weights in their own format yet.
     pub fn native(format: Format, capability: ComputeCapability) -> Result<Self, LinearError> {
         let unsupported = |needs| LinearError::Unsupported { format, capability, needs };

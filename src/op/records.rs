@@ -44,7 +44,8 @@ pub struct Vote {
 impl Vote {
     /// The step is kept.
     pub const CLEAN: u32 = 0;
-    /// A gradient was infinite or not a number; the step is skipped.
+    /// A gradient was infinite or not a number, or their norm, after clipping, too large for f32 to hold its
+    /// square; the step is skipped.
     pub const NON_FINITE: u32 = 1;
     /// A closure failed; the step is skipped.
     pub const CLOSURE: u32 = 2;

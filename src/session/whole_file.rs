@@ -2,10 +2,10 @@
 //!
 //! Law: what is written goes into a file of its own beside the one that is meant, is synced, and renamed over
 //! it; so the name holds the old content or the new, also after the loss of power, and of writers at the same
-//! time one is kept whole: the last, or, where nothing may be replaced, the first. What failed, or was
-//! dropped, leaves nothing behind. A symbolic link is followed, and what it leads to is replaced. What is no
-//! plain file (a device, a pipe, a folder) is refused: a rename would take its place. A new file has the mode
-//! of any new file.
+//! time one is kept whole: the last, or, where nothing may be replaced, the first. (Where files have one name
+//! only, that one is empty for a moment.) What failed, or was dropped, leaves nothing behind. A symbolic link
+//! is followed, and what it leads to is replaced. What is no plain file (a device, a pipe, a folder) is
+//! refused: a rename would take its place. A new file has the mode of any new file.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -70,13 +70,9 @@ impl WholeFile {
         if let Some(file) = &self.file {
             file.sync_all()?;
         }
-        if !replace {
-            claim(&self.beside, &self.target)?;
-        }
-        std::fs::rename(&self.beside, &self.target)?;
-        if !replace {
-            // Of two names of one file a rename keeps both.
-            let _ = std::fs::remove_file(&self.beside);
+        match replace {
+            true => std::fs::rename(&self.beside, &self.target)?,
+            false => claim(&self.beside, &self.target)?,
         }
         self.file = None;
         folder.map_or(Ok(()), |folder| folder.sync_all())
@@ -102,12 +98,20 @@ impl Drop for WholeFile {
     }
 }
 
-/// Takes the name `target`, which nobody may have: as a second name of `beside`, or, where files have one
-/// name only, for an empty file, which is then renamed over.
+/// Gives `beside` the name `target`, which nobody may have: as a second name, of which it keeps that one, or,
+/// where files have one name only, in place of an empty file that takes it first.
 fn claim(beside: &Path, target: &Path) -> io::Result<()> {
     match std::fs::hard_link(beside, target) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => File::create_new(target).map(drop),
-        linked => linked,
+        Ok(()) => {
+            // A second name is no harm.
+            let _ = std::fs::remove_file(beside);
+            Ok(())
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(error),
+        Err(_) => {
+            drop(File::create_new(target)?);
+            std::fs::rename(beside, target).inspect_err(|_| drop(std::fs::remove_file(target)))
+        }
     }
 }
 

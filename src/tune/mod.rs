@@ -25,7 +25,7 @@ mod tuner;
 pub use agreed::agreed;
 pub use decision::{Decision, Verdict};
 pub use foreseen::foreseen;
-pub use trial::{Candidate, Choice, Limits, LimitsError, MOST_STEPS, Outcome};
+pub use trial::{Candidate, Choice, Limits, LimitsError, Outcome};
 pub use tuner::Tuner;
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The tuner, driven by made-up machines.
 
 use super::*;
+use crate::config::Tune;
 use crate::plan::Prefetch;
 use proptest::prelude::*;
 
@@ -109,7 +110,7 @@ fn no_more_steps_are_spent_than_there_are() {
         };
         let tuner = tune(new(Prefetch::Depth(0), limits), ever_faster);
         let spent: u32 = tuner.log().iter().map(|decision| decision.candidate.steps).sum();
-        assert!(spent <= steps.min(MOST_STEPS), "{spent} of {steps}");
+        assert!(spent <= steps.min(Tune::MOST_STEPS), "{spent} of {steps}");
     }
 }
 

@@ -35,12 +35,9 @@ pub enum LimitsError {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { budget: None, steps: MOST_STEPS, per_trial: 2, hysteresis: 0.01, by_measurement: true }
+        Self { budget: None, steps: Tune::MOST_STEPS, per_trial: 2, hysteresis: 0.01, by_measurement: true }
     }
 }
-
-/// The most steps that [`Limits::steps`] can ask for.
-pub const MOST_STEPS: u32 = Tune::MOST_STEPS;
 
 /// What to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,8 @@
 //! Law: TU-1 to TU-4 of this room.
 
 use super::decision::{Decision, Verdict};
-use super::trial::{Candidate, Choice, Limits, LimitsError, MOST_STEPS, Outcome};
+use super::trial::{Candidate, Choice, Limits, LimitsError, Outcome};
+use crate::config::Tune;
 use crate::plan::Prefetch;
 use crate::trace::lower_median;
 
@@ -44,8 +45,11 @@ impl Tuner {
         if !(0.0..1.0).contains(&limits.hysteresis) {
             return Err(LimitsError::Hysteresis { value: limits.hysteresis });
         }
-        let limits =
-            Limits { steps: limits.steps.min(MOST_STEPS), per_trial: limits.per_trial.max(1), ..limits };
+        let limits = Limits {
+            steps: limits.steps.min(Tune::MOST_STEPS),
+            per_trial: limits.per_trial.max(1),
+            ..limits
+        };
         Ok(Self {
             limits,
             configured,

@@ -315,7 +315,7 @@ fn slots_share_bytes_only_at_different_times_and_lie_as_low_as_they_can() {
     }
 }
 
-/// A note for every gather that gets its bytes only after its release, found here by looking at every edge.
+/// Every gather that gets its bytes only after its release is in some note, found here by looking at every edge.
 #[test]
 fn a_plan_notes_every_gather_whose_memory_comes_late() {
     let mut noted = 0;
@@ -337,13 +337,12 @@ fn a_plan_notes_every_gather_whose_memory_comes_late() {
                 })
         };
         let late: Vec<&str> = plan.entries().filter(is_late).map(|(_, task)| task.subject.as_str()).collect();
-        assert_eq!(plan.notes.len(), late.len());
-        assert!(
-            plan.notes
-                .iter()
-                .zip(&late)
-                .all(|(note, subject)| note.contains(&format!("gather of {subject} ")))
-        );
+        // A note begins with their number, or is about one.
+        let count = |note: &String| note.split(' ').next().unwrap().parse().unwrap_or(1);
+        assert_eq!(plan.notes.iter().map(count).sum::<usize>(), late.len(), "{:?}", plan.notes);
+        let names_one = |note: &String| late.iter().any(|subject| note.contains(subject));
+        assert!(plan.notes.iter().all(names_one), "{:?}", plan.notes);
+        assert!(late.first().is_none_or(|first| plan.notes[0].contains(first)), "{:?}", plan.notes);
         noted += late.len();
     }
     assert!(noted > 0, "some gather of these plans comes late");

@@ -6,8 +6,10 @@
 //!   over eight fixed strides of the rank's real rows, weight after weight; ranks are added in rank order in
 //!   f64, and the norm is rounded once. So every rank computes the same vote from the same records.
 //! - Main grads stay multiplied by the loss scale. The vote carries what undoes it, and it is undone in two
-//!   places: the norm in the vote, and the gradient where the optimizer reads it. Fault detection sees the
-//!   scaled values: an overflow that scaling caused skips the step, and lowering the scale cures it.
+//!   places: the norm in the vote, and the gradient where the optimizer reads it. A value that is
+//!   not finite is looked for among the scaled ones: an overflow that scaling caused skips the step, and
+//!   lowering the scale cures it. A norm too large by itself is judged unscaled and clipped, and no scale cures
+//!   it.
 
 use half::bf16;
 

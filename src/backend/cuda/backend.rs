@@ -187,8 +187,9 @@ impl CudaBackend {
     fn begin_recording(&self, streams: &mut [CudaStream]) -> Result<(), CudaFailure> {
         self.context.make_current()?;
         self.world.recordable()?;
+        recording::begin(streams)?;
         self.recordings.begin();
-        recording::begin(streams)
+        Ok(())
     }
 
     /// The communicators of all lanes, some of them several times.

@@ -137,7 +137,7 @@ pub(super) struct Context {
 
 // SAFETY: a context handle is a name the driver looks up; the driver's calls are thread safe.
 unsafe impl Send for Context {}
-// SAFETY: as above; this process changes nothing through `&Context`.
+// SAFETY: as above; this process changes nothing but an atomic flag through `&Context`.
 unsafe impl Sync for Context {}
 
 impl Context {

@@ -1,11 +1,12 @@
 //! What recordings of a rank may use although its owner gave it back.
 //!
 //! Laws:
-//! - **RH-1** Memory and code that a closure's layers used stay until no recording is left that began while
-//!   they were there: a replay runs no closure, so a closure that drops a buffer or a layer (in another
+//! - **RH-1** Memory and code of a device that layers of a closure worked with stay until no recording is left
+//!   that began after that: a replay runs no closure, so a closure that drops a buffer or a layer (in another
 //!   program, in a dynamic call) does not know what still uses it.
-//! - What was made after the last recording is given back at once: a dynamic call may make and drop a buffer
-//!   in every step.
+//! - What was made, or first used, after the last recording is given back at once: a dynamic call may make and
+//!   drop a buffer, or a whole device, in every step.
+//! - A device that no layer worked with is unknown here: its buffers are their owner's to keep.
 //! - On an abandoned GPU nothing is given back, as everywhere.
 
 use std::any::Any;
@@ -28,6 +29,8 @@ pub(super) struct Holdings {
 struct State {
     /// Recordings begun so far.
     begun: u64,
+    /// Is the last of them still being made?
+    is_recording: bool,
     /// The number of them that are left.
     left: usize,
     held: Vec<Thing>,
@@ -47,19 +50,26 @@ impl Holdings {
         let mut state = lock(&self.state);
         state.begun += 1;
         state.left += 1;
+        state.is_recording = true;
         Recording(Arc::clone(self))
     }
 
-    /// How many recordings have begun.
-    pub(super) fn begun(&self) -> u64 {
-        lock(&self.state).begun
+    /// Nothing more is recorded.
+    pub(super) fn end(&self) {
+        lock(&self.state).is_recording = false;
     }
 
-    /// Holds what its owner drops, if there is a recording that may use it: one that began after the first
-    /// `made` recordings. `made` is unknown for what is older than its first use.
-    pub(super) fn outlive(&self, thing: &Thing, made: Option<u64>) {
+    /// How many recordings cannot use what is made, or first used, now.
+    pub(super) fn too_early(&self) -> u64 {
+        let state = lock(&self.state);
+        state.begun - u64::from(state.is_recording)
+    }
+
+    /// Holds what its owner drops, if a recording is left and one may use it that began after the first
+    /// `too_early` of them.
+    pub(super) fn outlive(&self, thing: &Thing, too_early: u64) {
         let mut state = lock(&self.state);
-        if state.left > 0 && made != Some(state.begun) {
+        if state.left > 0 && too_early < state.begun {
             state.held.push(Arc::clone(thing));
         }
     }

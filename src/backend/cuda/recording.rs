@@ -124,6 +124,7 @@ impl Recordings {
         communicators: Vec<Arc<Communicator>>,
     ) -> Result<CudaGraph, CudaFailure> {
         let recording = lock(&self.begun).take().unwrap_or_else(|| self.holdings.begin());
+        self.holdings.end();
         Ok(self.keep(graph?, communicators, recording))
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Law: a transient slot is alive from its first access in T to its last, and counts with its size rounded up
 //! to [`ALIGNMENT`]. The largest sum over T is the bound no layout can beat; the plan must state it, where it
-//! is reached, how much of it is weights and gradients, and an arena that is at least as large.
+//! is reached, how much of it is weights and gradients, and an arena that is at least as large. Which contents
+//! these are is vocabulary ([`crate::layout::Content::is_of_a_weight`]), as accesses of ops are.
 //!
 //! `bounds.columnwise_saved_bytes` compares with a plan that is not here. That it is 0 where nothing is
 //! derived on demand is checked; how much it is otherwise decides nothing, and is the planner's to count

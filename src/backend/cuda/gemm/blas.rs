@@ -56,9 +56,22 @@ unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
-/// What is held for recordings of the session that the lane belongs to, known from its first work in a call
-/// on.
-type Session = Arc<OnceLock<Arc<Holdings>>>;
+/// The session that the lane belongs to, known from its first work in a call on.
+type Session = Arc<OnceLock<Served>>;
+
+#[derive(Debug)]
+struct Served {
+    /// What is held for its recordings.
+    holdings: Arc<Holdings>,
+    /// The number of recordings that began before the first work.
+    too_early: u64,
+}
+
+impl Served {
+    fn by(holdings: &Arc<Holdings>) -> Self {
+        Self { holdings: Arc::clone(holdings), too_early: holdings.too_early() }
+    }
+}
 
 impl Blas {
     /// Opens the GPU and makes its primary context current on this thread.
@@ -104,8 +117,8 @@ impl Blas {
     /// Zeroed memory, which recordings of the lane outlive.
     pub(super) fn memory(&self, bytes: usize) -> Result<LaneMemory, CudaFailure> {
         let memory = Arc::new(DeviceMemory::zeroed(&self.context, &self.setup, bytes)?);
-        let made = self.session.get().map(|holdings| holdings.begun());
-        Ok(LaneMemory { memory, made, session: Arc::clone(&self.session) })
+        let too_early = self.session.get().map(|served| served.holdings.too_early());
+        Ok(LaneMemory { memory, too_early, session: Arc::clone(&self.session) })
     }
 
     /// For work that uses the workspace or scratch: refuses handles of another GPU or of another lane than
@@ -151,8 +164,15 @@ impl Blas {
     /// For work that touches only its operands: refuses handles of another GPU or of another session than
     /// before, and makes the GPU's context current.
     pub(super) fn check_device(&self, handles: &CudaHandles) -> Result<(), CudaFailure> {
+        if handles.device() != self.context.ordinal() {
+            return Err(CudaFailure::Refused(format!(
+                "a product of {} was given the stream of {}; open a device for each rank in its closure's factory",
+                self.context.ordinal(),
+                handles.device()
+            )));
+        }
         if let Some(holdings) = handles.holdings()
-            && !Arc::ptr_eq(self.session.get_or_init(|| Arc::clone(holdings)), holdings)
+            && !Arc::ptr_eq(&self.session.get_or_init(|| Served::by(holdings)).holdings, holdings)
         {
             return Err(CudaFailure::Refused(format!(
                 "a layer of {} was given handles of another rank or session than before, whose recordings may \
@@ -160,14 +180,7 @@ impl Blas {
                 self.context.ordinal()
             )));
         }
-        if handles.device() == self.context.ordinal() {
-            return handles.driver(|| self.make_current());
-        }
-        Err(CudaFailure::Refused(format!(
-            "a product of {} was given the stream of {}; open a device for each rank in its closure's factory",
-            self.context.ordinal(),
-            handles.device()
-        )))
+        handles.driver(|| self.make_current())
     }
 
     /// Makes the GPU's context current on this thread.
@@ -178,8 +191,8 @@ impl Blas {
 
 impl Drop for Blas {
     fn drop(&mut self) {
-        if let Some(holdings) = self.session.get() {
-            holdings.outlive(&(Arc::clone(&self.tools) as _), None);
+        if let Some(served) = self.session.get() {
+            served.holdings.outlive(&(Arc::clone(&self.tools) as _), served.too_early);
         }
     }
 }
@@ -197,8 +210,8 @@ impl Drop for Tools {
 #[derive(Debug)]
 pub(super) struct LaneMemory {
     memory: Arc<DeviceMemory>,
-    /// Recordings begun before it was made, if its lane was known.
-    made: Option<u64>,
+    /// The number of recordings that began before it was made, if its lane was known then.
+    too_early: Option<u64>,
     session: Session,
 }
 
@@ -214,8 +227,9 @@ impl LaneMemory {
 
 impl Drop for LaneMemory {
     fn drop(&mut self) {
-        if let Some(holdings) = self.session.get() {
-            holdings.outlive(&(Arc::clone(&self.memory) as _), self.made);
+        if let Some(served) = self.session.get() {
+            let too_early = self.too_early.unwrap_or(served.too_early);
+            served.holdings.outlive(&(Arc::clone(&self.memory) as _), too_early);
         }
     }
 }

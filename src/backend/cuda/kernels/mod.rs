@@ -6,8 +6,7 @@
 //!   wait; [`KernelLaunch::enqueue`] does none of these.
 //! - Operands are addresses, shapes and formats. Nothing here knows plans, slots, ranks or streams.
 //! - The numbers are those of [`mod@crate::format`] and of the CPU backend, bit for bit: amaxes, scales,
-//!   codes, values, transposes, sums. Adam differs at most by the rounding of `β^t` in f64, and a norm by the
-//!   order of an f64 sum.
+//!   codes, values, transposes, sums, Adam. A norm differs at most by the order of an f64 sum.
 //! - Any shape, any alignment of elements and any fragment is correct; rows that begin at multiples of 16
 //!   bytes are fast.
 //! - A context must be current on the thread, the same one when preparing and when enqueuing.
