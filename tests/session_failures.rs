@@ -122,35 +122,52 @@ fn a_session_ends_even_if_the_rank_the_others_wait_for_could_not_warn_them() {
 #[test]
 fn a_step_that_could_not_be_issued_whole_is_drained_before_it_is_told() {
     within_a_minute(async {
-        let switch = Switch::default();
-        let failing = switch.clone();
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let log = Arc::clone(&asked);
-        let ranks = hooked(2, move |rank, moment| {
-            if rank != RankId::new(0) || !failing.is_on() {
-                return Ok(());
-            }
+        for panics in [false, true] {
+            let (asked, lanes) = issued_in_part(panics).await;
+            let failed = asked.iter().rposition(|moment| *moment == Moment::Enqueue).unwrap();
+            let rest = &asked[failed..];
+            assert_eq!(rest[1], Moment::Poison, "peers are let go first");
+            let abort = rest.iter().position(|moment| *moment == Moment::Abort).unwrap();
+            let drained = rest.iter().filter(|moment| **moment == Moment::Synchronize).count();
+            let last = rest.iter().rposition(|moment| *moment == Moment::Synchronize).unwrap();
+            assert_eq!(drained, lanes, "{panics}: {rest:?}");
+            assert!(abort > last, "nothing is ended by force before the lanes ran out: {panics}: {rest:?}");
+        }
+    });
+}
+
+/// What rank 0 was asked for in a step whose fifth task it cannot issue, or in which it panics there, and the
+/// number of its lanes.
+async fn issued_in_part(panics: bool) -> (Vec<Moment>, usize) {
+    let switch = Switch::default();
+    let failing = switch.clone();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&asked);
+    let ranks = hooked(2, move |rank, moment| {
+        if rank != RankId::new(0) || !failing.is_on() {
+            return Ok(());
+        }
+        let issued = {
             let mut log = log.lock().unwrap();
             log.push(moment);
-            let issued = log.iter().filter(|moment| **moment == Moment::Enqueue).count();
-            if moment == Moment::Enqueue && issued == 5 { cut(rank) } else { Ok(()) }
-        });
-        let builder = trainer().builder(Config::default(), &Mischief::default());
-        let mut session = builder.start(ranks).await.unwrap();
-        feed(&mut session, "train", 2, 0);
-        switch.on();
-        let error = session.step("train").await.unwrap_err();
-        assert!(error.to_string().contains("the cable is out"), "{error}");
-        let asked = asked.lock().unwrap();
-        let failed = asked.iter().rposition(|moment| *moment == Moment::Enqueue).unwrap();
-        let lanes = session.plan("train").unwrap().lanes.len();
-        let drained = asked[failed..].iter().filter(|moment| **moment == Moment::Synchronize).count();
-        assert_eq!(asked[failed + 1], Moment::Poison, "peers are let go first");
-        assert!(drained >= lanes, "{:?}", &asked[failed..]);
-        let abort = asked.iter().position(|moment| *moment == Moment::Abort).unwrap();
-        let last = asked.iter().rposition(|moment| *moment == Moment::Synchronize).unwrap();
-        assert!(abort > last, "nothing is ended by force before the lanes ran out: {:?}", &asked[failed..]);
+            log.iter().filter(|moment| **moment == Moment::Enqueue).count()
+        };
+        match moment == Moment::Enqueue && issued == 5 {
+            true if panics => panic!("the cable is out"),
+            true => cut(rank),
+            false => Ok(()),
+        }
     });
+    let builder = trainer().builder(Config::default(), &Mischief::default());
+    let mut session = builder.start(ranks).await.unwrap();
+    feed(&mut session, "train", 2, 0);
+    switch.on();
+    let error = session.step("train").await.unwrap_err();
+    assert!(error.to_string().contains("the cable is out"), "{error}");
+    let lanes = session.plan("train").unwrap().lanes.len();
+    // A thread that panicked gives up before it replies.
+    let asked = asked.lock().unwrap();
+    (asked.clone(), lanes)
 }
 
 /// One reply each, whatever happens on the way out.

@@ -56,7 +56,8 @@ pub struct Rank<B: Backend> {
     gauge: Gauge,
     /// Learning rate and loss scale as they are in the arena, where only the host writes them.
     scalars: Option<[u32; 2]>,
-    has_given_up: bool,
+    /// Is a step on its way to the lanes, and not waited for yet?
+    is_issuing: bool,
 }
 
 impl<B: Backend> std::fmt::Debug for Rank<B> {
@@ -139,7 +140,7 @@ impl<B: Backend> Rank<B> {
             world,
             meter,
             gauge: Gauge::default(),
-            has_given_up: false,
+            is_issuing: false,
             scalars: None,
         })
     }
@@ -231,7 +232,7 @@ impl<B: Backend> Rank<B> {
 
     /// One step between two edges, of a program or of the prologue.
     fn run(&mut self, program: Option<ProgramId>) -> Result<Driven, ExecError> {
-        let Self { backend, streams, prologue, programs, edge, poison, world, meter, .. } = self;
+        let Self { backend, streams, prologue, programs, edge, poison, world, meter, is_issuing, .. } = self;
         let installed = program.map_or(prologue, |program| &mut programs[program.index()]);
         let rank = backend.rank();
         poison.check(rank)?;
@@ -239,7 +240,10 @@ impl<B: Backend> Rank<B> {
         if !held.admits(needed) {
             return Err(ExecError::Entry { rank, program: installed.plan.name.clone(), needed, held });
         }
-        let driven = installed.drive(backend, streams, world, meter)?;
+        *is_issuing = true;
+        let driven = installed.drive(backend, streams, world, meter);
+        *is_issuing = false;
+        let driven = driven?;
         poison.check(rank)?;
         let promised = installed.plan.exit;
         if let Some(found) = installed.unpromised() {
@@ -283,20 +287,19 @@ impl<B: Backend> Rank<B> {
         Ok(())
     }
 
-    /// Tells every rank of the world that this one is gone. Its lanes run out first: what broke off may have
-    /// left work on them that waits for peers, and memory cannot be given back while that work uses it. The
-    /// second time, nothing happens.
+    /// Tells every rank of the world that this one is gone. If a panic broke a step off, the lanes run out
+    /// first: what is left on them may wait for peers, and memory cannot be given back while it does.
     pub fn give_up(&mut self, reason: &str) {
-        if std::mem::replace(&mut self.has_given_up, true) {
-            return;
-        }
-        self.backend.poison(reason);
-        self.world.end(reason);
-        for stream in &mut self.streams {
-            // It fails because its world is poisoned.
-            drop(self.backend.synchronize(stream));
+        if std::mem::take(&mut self.is_issuing) {
+            self.backend.poison(reason);
+            self.world.end(reason);
+            for stream in &mut self.streams {
+                // It fails because its world is poisoned.
+                drop(self.backend.synchronize(stream));
+            }
         }
         self.backend.abort(reason);
+        self.world.end(reason);
     }
 }
 

@@ -67,10 +67,11 @@ pub struct CudaMemory {
 }
 
 impl CudaBackend {
-    pub(super) fn new(world: Arc<World>, rank: RankId) -> Result<Self, CudaFailure> {
+    pub(super) fn new(world: Arc<World>, rank: RankId, kernels: Kernels) -> Result<Self, CudaFailure> {
         let missing = || CudaFailure::Refused(format!("{rank} has no device"));
-        let (context, kernels) = world.device(rank).ok_or_else(missing)?;
-        let (context, kernels) = (Arc::clone(context), Arc::clone(kernels));
+        let context = Arc::clone(world.context(rank).ok_or_else(missing)?);
+        context.make_current()?;
+        let kernels = Arc::new(kernels);
         let meter = Arc::<Meter>::default();
         let transfers = Stream::metered(Arc::clone(&context), Priority::Least, Arc::clone(&meter))?;
         let progress = Progress::new(&context)?;

@@ -1,7 +1,7 @@
 //! The ranks of a world on GPUs: which devices, by which transport, and one backend for each rank of this
 //! process.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use super::backend::CudaBackend;
 use super::cache::KernelCache;
@@ -12,6 +12,7 @@ use super::machine::{Statement, network, ranks_beside};
 use super::options::{CudaOptions, Transport};
 use super::times::Times;
 use super::world::{World, refused};
+use crate::backend::bell::lock;
 use crate::id::RankId;
 use crate::model::Mesh;
 use crate::rendezvous::{Rendezvous, Topic};
@@ -22,6 +23,8 @@ use crate::rendezvous::{Rendezvous, Topic};
 pub struct CudaWorld {
     shared: Arc<World>,
     ranks_of_host: usize,
+    /// Of the ranks of this process, until their backends are made.
+    kernels: Vec<Mutex<Option<Kernels>>>,
 }
 
 impl CudaWorld {
@@ -65,8 +68,8 @@ impl CudaWorld {
         });
         let times = options.timeline.map(|wished| Times::settle(wished, &contexts)).transpose()?;
         let ranks_of_host = ranks_beside(&statements, RankId::at(rendezvous.range().start));
-        let world = World::new(mesh, network, options, rendezvous, (contexts, kernels), shares_gpus, times);
-        Ok(Self { shared: Arc::new(world), ranks_of_host })
+        let world = World::new(mesh, network, options, rendezvous, contexts, shares_gpus, times);
+        Ok(Self { shared: Arc::new(world), ranks_of_host, kernels })
     }
 
     /// The backend of one rank; it may move to the thread that drives the rank.
@@ -75,7 +78,7 @@ impl CudaWorld {
     /// [`CudaFailure::Refused`] for a rank of another process or of none, or the second time.
     pub fn backend(&self, rank: RankId) -> Result<CudaBackend, CudaFailure> {
         match self.shared.take(rank) {
-            Some(false) => CudaBackend::new(Arc::clone(&self.shared), rank),
+            Some(false) => CudaBackend::new(Arc::clone(&self.shared), rank, self.kernels_of(rank)?),
             Some(true) => Err(CudaFailure::Refused(format!("the backend of {rank} was taken before"))),
             None => Err(CudaFailure::Refused(format!(
                 "{rank} is not among the ranks {:?} of this process in a world of {}; ranks are counted from 0",
@@ -83,6 +86,13 @@ impl CudaWorld {
                 self.shared.mesh.ranks()
             ))),
         }
+    }
+
+    /// They are the backend's from now on, which gives them back where their context is current.
+    fn kernels_of(&self, rank: RankId) -> Result<Kernels, CudaFailure> {
+        let place = rank.index().checked_sub(self.shared.rendezvous.range().start);
+        let kernels = place.and_then(|place| lock(self.kernels.get(place)?).take());
+        kernels.ok_or_else(|| CudaFailure::Refused(format!("the kernels of {rank} were taken before")))
     }
 
     /// The backends of all ranks of this process, in rank order.
@@ -112,13 +122,13 @@ impl CudaWorld {
     }
 }
 
-fn load_kernels(contexts: &[Arc<Context>]) -> Result<Vec<Arc<Kernels>>, CudaFailure> {
+fn load_kernels(contexts: &[Arc<Context>]) -> Result<Vec<Mutex<Option<Kernels>>>, CudaFailure> {
     let cache = KernelCache::of_user();
     let load = |context: &Arc<Context>| {
         context.make_current()?;
         let kernels = Kernels::for_current_context(cache.clone())?;
         kernels.load_all()?;
-        Ok(Arc::new(kernels))
+        Ok(Mutex::new(Some(kernels)))
     };
     contexts.iter().map(load).collect()
 }

@@ -10,7 +10,7 @@
 //!   released by aborting it. Kernels that exchange wait for the words that streams wait for
 //!   (`kernels/exchange.cu`); their gate, for which the other blocks wait, is opened by the first block.
 //!   Where a lane does not run out, its GPU is abandoned: what is there is left to the end of the process,
-//!   since giving it back would wait for the stream. It is not waited for a second time.
+//!   since giving it back would wait for the stream.
 //! - Draining has a time limit of its own: it waits for no stream, not even that of its own copies.
 
 use std::sync::Arc;
@@ -164,9 +164,6 @@ fn stalled(world: &World, rank: RankId, stream: &CudaStream, progress: &Progress
 
 /// Lets a lane of a poisoned world run out.
 fn drain(world: &World, rank: RankId, stream: &CudaStream, transfers: &Stream, begin_aborts: &impl Fn()) {
-    if stream.stream.context().is_abandoned() {
-        return;
-    }
     // Between hosts streams wait for NCCL too, before and after a word.
     begin_aborts();
     let by_words = world.network.transport == Transport::Peer;

@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 use super::context::Context;
 use super::failure::CudaFailure;
 use super::foreign::{ForeignMemory, HANDLE, lend};
-use super::kernels::Kernels;
 use super::machine::Network;
 use super::memory::DeviceMemory;
 use super::options::{CudaOptions, Transport};
@@ -49,8 +48,6 @@ pub(super) struct World {
     pub(super) shares_gpus: bool,
     /// The contexts of the ranks of this process.
     contexts: Vec<Arc<Context>>,
-    /// Their kernels, loaded.
-    kernels: Vec<Arc<Kernels>>,
     taken: Vec<AtomicBool>,
     homes: Mutex<Homes>,
 }
@@ -74,7 +71,7 @@ impl World {
         network: Network,
         options: CudaOptions,
         rendezvous: Arc<Rendezvous>,
-        (contexts, kernels): (Vec<Arc<Context>>, Vec<Arc<Kernels>>),
+        contexts: Vec<Arc<Context>>,
         shares_gpus: bool,
         times: Option<Times>,
     ) -> Self {
@@ -88,7 +85,6 @@ impl World {
             shares_gpus,
             taken: contexts.iter().map(|_| AtomicBool::new(false)).collect(),
             contexts,
-            kernels,
             homes: Mutex::default(),
         }
     }
@@ -107,11 +103,6 @@ impl World {
     /// The context of a rank of this process.
     pub(super) fn context(&self, rank: RankId) -> Option<&Arc<Context>> {
         self.contexts.get(self.place(rank)?)
-    }
-
-    /// The context of a rank of this process, and its kernels.
-    pub(super) fn device(&self, rank: RankId) -> Option<(&Arc<Context>, &Arc<Kernels>)> {
-        self.context(rank).zip(self.kernels.get(self.place(rank)?))
     }
 
     /// Takes the backend of `rank`; says whether it was taken before. `None` for a rank of another process or

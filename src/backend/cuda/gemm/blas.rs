@@ -42,10 +42,11 @@ pub(crate) struct Blas {
 #[derive(Debug)]
 struct Tools {
     handle: Handle,
+    /// Before the memory, which keeps their context.
+    kernels: Kernels,
     workspace: DeviceMemory,
     /// A place for the scale of each factor.
     scales: DeviceMemory,
-    kernels: Kernels,
 }
 
 #[derive(Debug)]
