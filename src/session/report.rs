@@ -32,7 +32,8 @@ pub enum Outcome {
         clip: f32,
     },
     /// A gradient was infinite or not a number on some rank, or the norm of all, after clipping, too large for
-    /// f32 to hold its square; no rank changed any weight. What calls wrote into carried buffers stays ([`crate::model::Lifetime::Carried`]).
+    /// f32 to hold its square; no rank changed any weight. What calls wrote into carried buffers stays
+    /// ([`crate::model::Lifetime::Carried`]).
     Skipped {
         /// The norm as computed.
         norm: f32,
