@@ -99,21 +99,17 @@ impl Arguments {
         settings.trace.enabled.then(|| Trace { option, path: Path::new(&settings.trace.path) })
     }
 
-    /// A complaint about the configuration, with the flag where only the program is known to have set a key.
-    fn named(&self, complaint: &str) -> String {
-        let flags = [
+    /// Says of every key that an option sets which one it is.
+    fn name_keys(&self, settings: &mut Settings) {
+        let options = [
             ("prefetch.depth", "--depth", self.depth.is_some()),
             ("prefetch.cluster", "--cluster", self.cluster.is_some()),
             ("mesh.replicate", "--replicate", self.replicate.is_some()),
             ("tune.steps", "--tune", self.tune.is_some()),
             ("trace.path", "--trace", self.trace.is_some()),
         ];
-        let set = flags.iter().find(|(key, _, given)| {
-            *given && complaint.starts_with(&format!("set by the program: `{key}` "))
-        });
-        match set {
-            Some((_, flag, _)) => complaint.replacen("set by the program", flag, 1),
-            None => complaint.to_owned(),
+        for (key, option, _) in options.into_iter().filter(|(_, _, given)| *given) {
+            settings.set_by(key, option);
         }
     }
 
@@ -171,6 +167,7 @@ pub(crate) fn settings(arguments: &Arguments, root: &Path) -> Result<Settings, B
         // Nothing runs, and an older trace stays what it is.
         settings.trace.enabled = false;
     }
-    settings.validate().map_err(|error| arguments.named(&error.to_string()))?;
+    arguments.name_keys(&mut settings);
+    settings.validate()?;
     Ok(settings)
 }

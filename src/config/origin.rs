@@ -26,6 +26,11 @@ pub enum Origin {
         /// Its full name.
         variable: String,
     },
+    /// An argument of the program, which named it ([`Config::set_by`]).
+    Argument {
+        /// The argument, as the user gives it.
+        name: String,
+    },
     /// The program, after or instead of loading.
     Program,
 }
@@ -37,7 +42,21 @@ impl fmt::Display for Origin {
             Self::File { name, line: Some(line) } => write!(f, "{name}:{line}"),
             Self::File { name, line: None } => f.write_str(name),
             Self::Environment { variable } => write!(f, "environment variable {variable}"),
+            Self::Argument { name } => f.write_str(name),
             Self::Program => f.write_str("set by the program"),
+        }
+    }
+}
+
+impl Config {
+    /// Says that the present value of `key` was given by an argument of the program, such as `--depth`: messages
+    /// and the effective values then name that. A key that there is not, or whose value changes later, is as if
+    /// nothing had been said.
+    pub fn set_by(&mut self, key: &str, argument: &str) {
+        let set = keys::entries(self).into_iter().find(|entry| entry.path == key);
+        if let Some(value) = set.and_then(|entry| entry.value) {
+            let origin = Origin::Argument { name: argument.to_owned() };
+            self.origins.loaded.insert(key.to_owned(), (origin, value));
         }
     }
 }
@@ -97,4 +116,26 @@ impl Origins {
 /// Equality in which a NaN equals itself.
 fn same(left: &Value, right: &Value) -> bool {
     left == right || left.to_string() == right.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// CF-3
+    #[test]
+    fn an_argument_is_named_for_the_value_that_it_gave_and_for_no_other() {
+        let mut config = Config::default();
+        config.tune.steps = 5;
+        config.set_by("tune.steps", "--tune");
+        config.set_by("no.such.key", "--none");
+        let said = config.validate().unwrap_err().to_string();
+        assert!(said.starts_with("--tune: `tune.steps` is 5"), "{said}");
+        assert!(
+            config.effective().lines().any(|line| line.contains("steps = 5") && line.ends_with("# --tune"))
+        );
+        config.tune.steps = 4;
+        let said = config.validate().unwrap_err().to_string();
+        assert!(said.starts_with("set by the program: `tune.steps` is 4"), "{said}");
+    }
 }

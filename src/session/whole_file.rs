@@ -8,7 +8,7 @@
 //! refused: a rename would take its place. A new file has the mode of any new file.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf, is_separator};
 
 /// A file that takes its name in [`WholeFile::commit`], and vanishes when it is dropped before.
@@ -51,6 +51,15 @@ impl WholeFile {
         file.commit_as(replace)
     }
 
+    /// Makes the file so long, with zeros where nothing is written.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    #[cfg(feature = "cli")]
+    pub(crate) fn reserve(&mut self, bytes: u64) -> io::Result<()> {
+        self.file.as_ref().map_or(Ok(()), |file| file.set_len(bytes))
+    }
+
     /// Gives the file its name, once every byte is on the disk.
     ///
     /// # Errors
@@ -86,6 +95,12 @@ impl Write for WholeFile {
 
     fn flush(&mut self) -> io::Result<()> {
         self.file.as_mut().map_or(Ok(()), File::flush)
+    }
+}
+
+impl Seek for WholeFile {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file.as_mut().map_or(Ok(0), |file| file.seek(to))
     }
 }
 

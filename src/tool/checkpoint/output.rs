@@ -1,12 +1,10 @@
 //! A checkpoint that is written (TL-2).
 
-use std::fs::File;
 use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use tempfile::NamedTempFile;
-
 use super::layout::{Layout, TensorId};
+use crate::session::WholeFile;
 use crate::tool::ToolError;
 
 /// A file that takes its name in [`Output::commit`], and vanishes when it is dropped before.
@@ -14,7 +12,7 @@ use crate::tool::ToolError;
 pub(in crate::tool) struct Output {
     path: PathBuf,
     replace: bool,
-    file: NamedTempFile,
+    file: WholeFile,
     layout: Layout,
     /// Bytes of each tensor that are written.
     written: Vec<u64>,
@@ -39,13 +37,9 @@ impl Output {
     /// Begins an output, beside `path` and with its header.
     pub(in crate::tool) fn create(path: &Path, replace: bool, layout: Layout) -> Result<Self, ToolError> {
         let failed = ToolError::file("create", path);
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".warpweft-").suffix(".part");
-        // With the mode of any new file; the default is for secrets, and its errors name the temporary file.
-        let open = |path: &Path| File::options().read(true).write(true).create_new(true).open(path);
-        let mut file = builder.make_in(folder(path), open).map_err(&failed)?;
-        file.as_file().set_len(layout.file_bytes).map_err(&failed)?;
-        file.as_file_mut().write_all(&layout.head).map_err(&failed)?;
+        let mut file = WholeFile::begin(path).map_err(&failed)?;
+        file.reserve(layout.file_bytes).map_err(&failed)?;
+        file.write_all(&layout.head).map_err(&failed)?;
         let written = vec![0; layout.places.len()];
         Ok(Self { path: path.to_owned(), replace, file, layout, written })
     }
@@ -55,7 +49,7 @@ impl Output {
         let ((begin, room), written) = (self.layout.places[id.0], self.written[id.0]);
         let reached = written + bytes.len() as u64;
         let result = if reached <= room {
-            let file = self.file.as_file_mut();
+            let file = &mut self.file;
             file.seek(SeekFrom::Start(begin + written)).and_then(|_| file.write_all(bytes))
         } else {
             Err(io::Error::other("a tensor is longer than its header says"))
@@ -71,28 +65,12 @@ impl Output {
         if !layout.places.iter().map(|(_, room)| room).eq(&written) {
             return Err(failed(io::Error::other("a tensor is shorter than its header says")));
         }
-        file.as_file().sync_all().map_err(&failed)?;
-        let named = if replace { file.persist(&path) } else { file.persist_noclobber(&path) };
-        match named.map_err(|error| error.error) {
-            Ok(_) => {}
+        match file.commit_as(replace) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                return Err(ToolError::Exists { path: path.clone() });
+                Err(ToolError::Exists { path: path.clone() })
             }
-            Err(error) => return Err(failed(error)),
+            named => named.map_err(failed),
         }
-        // So that the name survives a power cut too. Not every system can do it; the file is whole either way.
-        if let Ok(folder) = File::open(folder(&path)) {
-            let _ = folder.sync_all();
-        }
-        Ok(())
-    }
-}
-
-/// The folder of a file.
-fn folder(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
     }
 }
 

@@ -1,0 +1,104 @@
+//! Weights on their way out of a session and into it.
+//!
+//! Law: both go to all ranks at once, at an edge. An import is judged whole before it changes anything, and one
+//! that was refused is told once, to whoever awaits it.
+
+use std::sync::Arc;
+
+use super::{Checkpoint, Session, SessionError};
+use crate::exec::{Command, Exchange, RankThread};
+
+impl Session {
+    /// Copies the weights out: masters, moments, step count and quantized planes; and every rank's
+    /// carried buffers.
+    ///
+    /// It also does so after a closure panicked, as long as the session lives: that step changed no weight, and
+    /// what is exported is what the last good step left. Carried buffers are as the closures of the failed step
+    /// left them; import with [`Carried::Zeros`](super::Carried::Zeros) where that is of no use.
+    ///
+    /// # Errors
+    /// [`SessionError::Partial`] where other processes own ranks, [`SessionError::DroppedStep`];
+    /// [`SessionError::Poisoned`] after a rank died or failed otherwise.
+    pub async fn export(&mut self) -> Result<Checkpoint, SessionError> {
+        if !self.rendezvous.is_whole() {
+            return Err(SessionError::Partial);
+        }
+        let checkpoint = self.export_to_first().await?;
+        checkpoint.ok_or(SessionError::Partial)
+    }
+
+    /// As [`Session::export`], called in every process: that of rank 0 gets the checkpoint of all ranks, the
+    /// others `None`. While rank 0 writes it down the others wait in their next step, no longer than
+    /// `deadline_s`: write on another thread, or let the configuration say more.
+    ///
+    /// # Errors
+    /// As [`Session::export`], without [`SessionError::Partial`].
+    pub async fn export_to_first(&mut self) -> Result<Option<Checkpoint>, SessionError> {
+        self.settle().await?;
+        if !self.poisoned.as_ref().is_some_and(|poison| poison.exports) {
+            self.check_usable()?;
+        }
+        self.command(Command::Export);
+        self.finish().await?;
+        let mut exchanges: Vec<_> = self.ranks.iter().map(RankThread::exchange).collect();
+        let plans = self.programs.iter().map(|program| Arc::clone(&program.plan)).collect::<Vec<_>>();
+        let checkpoint = if self.rendezvous.is_whole() {
+            Some(Checkpoint::gather(&plans, &exchanges))
+        } else {
+            let gathered = exchanges.first().map_or(&[][..], |first| first.gathered.as_slice());
+            let gathered: Vec<&Exchange> = gathered.iter().collect();
+            (!gathered.is_empty()).then(|| Checkpoint::gather(&plans, &gathered))
+        };
+        exchanges.iter_mut().for_each(|exchange| exchange.forget_weights());
+        Ok(checkpoint.transpose()?)
+    }
+
+    /// Puts weights in place: masters, moments and step count; planes are quantized anew before
+    /// the next step. Carried buffers become what the checkpoint says ([`Checkpoint::carried`]).
+    ///
+    /// A dropped future takes nothing back. Once it was polled with no earlier command under way, the weights
+    /// are imported all the same, before whatever is asked next; if they were refused, whatever is asked next
+    /// is not done and says so ([`SessionError::Import`]).
+    ///
+    /// # Errors
+    /// [`SessionError::Import`] when names or shapes differ from the session's, or carried buffers are
+    /// missing or of another number of ranks, or processes were given different checkpoints; nothing is
+    /// changed then, in no process. [`SessionError::DroppedStep`], a poisoned session.
+    pub async fn import(&mut self, checkpoint: &Checkpoint) -> Result<(), SessionError> {
+        self.settle().await?;
+        self.check_usable()?;
+        let plans = self.programs.iter().map(|program| Arc::clone(&program.plan)).collect::<Vec<_>>();
+        let checked = checkpoint.check(&plans, self.rendezvous.ranks() as usize);
+        let is_whole = self.rendezvous.is_whole();
+        if is_whole && checked.is_err() {
+            return checked;
+        }
+        // Other processes wait for this one's word whatever it thinks of the checkpoint.
+        let digest = (!is_whole && checked.is_ok()).then(|| checkpoint.digest());
+        for thread in &self.ranks {
+            let mut exchange = thread.exchange();
+            exchange.checkpoint = digest;
+            if checked.is_ok() {
+                checkpoint.scatter(&plans, thread.rank(), &mut exchange);
+            }
+        }
+        self.refused = checked.err();
+        self.command(Command::Import);
+        let outcome = self.finish().await;
+        let imported = self.imported();
+        outcome.and(imported)
+    }
+
+    /// What became of an import that all ranks have replied to. That it was refused is said once.
+    pub(super) fn imported(&mut self) -> Result<(), SessionError> {
+        let mut told = None;
+        for thread in &self.ranks {
+            let mut exchange = thread.exchange();
+            exchange.forget_weights();
+            told = told.or(exchange.import_refused.take());
+        }
+        // What this process found says more than what it told the others.
+        let refused = self.refused.take().or(told.map(|reason| SessionError::Import { reason }));
+        refused.map_or(Ok(()), Err)
+    }
+}
