@@ -3,7 +3,8 @@
 // Laws:
 // - PL-8: nothing is written before every partner has said that it may be (ready), and the launch ends only
 //   when every partner has said that it has written (done). The words are those that streams meet with, and
-//   are used alike: 1 from the partner's signal until it has been waited for and cleared.
+//   are used alike: the first half is 1 from the partner's signal until it has been waited for and cleared, and a
+//   second half that is set opens the word for good: the world has ended (RL-1).
 // - Blocks are counted when they start. The first to be counted meets for all, then the others are let in;
 //   the last one to finish says done and waits for the others' done. No block waits for one that has not
 //   started, so neither the order in which blocks are started matters, nor how many of them fit beside
@@ -17,7 +18,7 @@
 // Threads of a block: a few blocks carry everything, so that products keep the other multiprocessors.
 constexpr u32 COPIERS = 512;
 
-// The words shared with one partner.
+// The words of two halves shared with one partner.
 struct Partner {
     u32* ready_there;
     u32* ready_here;
@@ -57,10 +58,12 @@ __device__ __forceinline__ void tell(u32* word) {
 }
 
 __device__ __forceinline__ void await_and_clear(u32* word) {
-    u32 seen;
+    u32 signalled;
+    u32 open;
     do {
-        asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(word) : "memory");
-    } while (seen == 0);
+        asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(signalled) : "l"(word) : "memory");
+        asm volatile("ld.relaxed.sys.global.u32 %0, [%1+4];" : "=r"(open) : "l"(word) : "memory");
+    } while ((signalled | open) == 0);
     asm volatile("st.relaxed.sys.global.u32 [%0], 0;" ::"l"(word) : "memory");
 }
 

@@ -1,10 +1,11 @@
 //! The main job on GPUs, split over processes: the same losses, and ends that name their cause.
 //!
-//! Needs two GPUs or more, four for peers inside of hosts with NCCL between, and says so where there are
-//! none. NCCL is used where it is installed. Of the machine that it was built on it needs two programs:
-//! itself as `X/deps/train_processes`, and `X/examples/train`, both perhaps stripped; it runs in the root of
-//! the repository, whose files are what is trained on. With `--nocapture` every run has a line that says how
-//! long it took.
+//! Needs two GPUs or more, and says so where there are none. With two, processes that claim to be hosts of two
+//! ranks each use both GPUs: nobody compares the GPUs of one host with those of another. NCCL is used where it
+//! is installed. Of the machine that it was built on it needs two programs: itself as
+//! `X/deps/train_processes`, and `X/examples/train`, both perhaps stripped; it runs in the root of the
+//! repository, whose files are what is trained on. With `--nocapture` every run has a line that says how long
+//! it took.
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -105,8 +106,7 @@ const FOREIGN: [&str; 23] = [
 struct Run<'a> {
     folder: &'a Path,
     processes: u32,
-    /// Ranks of each process.
-    ranks: u32,
+    gpus: Gpus,
     steps: u32,
     /// Beside what a launcher sets.
     variables: &'a [(&'a str, &'a str)],
@@ -115,6 +115,29 @@ struct Run<'a> {
     capture: bool,
     /// Beside what every run has.
     arguments: &'a [&'a str],
+}
+
+/// The GPUs of each process, one for each of its ranks.
+#[derive(Clone, Copy, Debug)]
+enum Gpus {
+    /// So many that no other process has.
+    Own(u32),
+    /// The first two, which processes on other hosts have too.
+    FirstTwo,
+}
+
+impl Gpus {
+    /// For two processes on a host each, with several ranks.
+    const fn of_two_hosts(count: u32) -> Self {
+        if count < 4 { Self::FirstTwo } else { Self::Own(count / 2) }
+    }
+
+    fn arguments(self) -> [String; 2] {
+        match self {
+            Self::Own(ranks) => ["--ranks".to_owned(), ranks.to_string()],
+            Self::FirstTwo => ["--devices".to_owned(), "0,1".to_owned()],
+        }
+    }
 }
 
 /// What a run left.
@@ -136,7 +159,8 @@ impl Run<'_> {
             }
             command
                 .args(["--device", "cuda", "--format", "nvfp4_2d", "--seed", "7"])
-                .args(["--ranks", &self.ranks.to_string(), "--steps", &self.steps.to_string()])
+                .args(self.gpus.arguments())
+                .args(["--steps", &self.steps.to_string()])
                 .arg("--out")
                 .arg(self.folder)
                 .arg("--losses")
@@ -250,9 +274,9 @@ fn losses_do_not_depend_on_how_ranks_are_split_over_processes() {
     let folder = tempfile::tempdir().unwrap();
     let run = |processes, transport| {
         let variables = &[("WARPWEFT_TRANSPORT", transport)];
-        let ranks = count / processes;
+        let gpus = Gpus::Own(count / processes);
         let (folder, arguments) = (folder.path(), &[]);
-        let run = Run { folder, processes, ranks, steps: 20, variables, hosts: 1, capture: false, arguments };
+        let run = Run { folder, processes, gpus, steps: 20, variables, hosts: 1, capture: false, arguments };
         let begun = Instant::now();
         let losses = run.train().losses;
         eprintln!("{processes} processes, {transport}: {:.1?}", begun.elapsed());
@@ -277,33 +301,36 @@ fn processes_on_several_hosts_have_the_losses_of_one() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let run = |processes, hosts, transport, capture| {
+    let run = |gpus, processes, hosts, transport, capture| {
         let variables = &[("WARPWEFT_TRANSPORT", transport)];
-        let ranks = count / processes;
         let (folder, arguments) = (folder.path(), &[]);
-        Run { folder, processes, ranks, steps: 10, variables, hosts, capture, arguments }.train()
+        Run { folder, processes, gpus, steps: 10, variables, hosts, capture, arguments }.train()
     };
-    let expected = run(1, 1, "peer", false).losses;
-    let same = |processes, hosts, transport, capture, by| {
+    let own = |processes| Gpus::Own(count / processes);
+    let expected = run(own(1), 1, 1, "peer", false).losses;
+    let check = |gpus, expected: &str, (processes, hosts, transport, capture): Split, by| {
         let begun = Instant::now();
-        let outcome = run(processes, hosts, transport, capture);
+        let outcome = run(gpus, processes, hosts, transport, capture);
         let way = format!("{processes} processes, {hosts} hosts, {transport}, recorded: {capture}");
         eprintln!("{way}: {} in {:.1?}", outcome.device, begun.elapsed());
         assert_eq!(outcome.losses, expected, "{way}");
         assert!(outcome.device.contains(by), "{way}: {}", outcome.device);
     };
     let (inside, alone) = ("inside of 2 hosts, NCCL between", "collectives by NCCL");
-    same(2, 2, "nccl", false, alone);
-    same(count, count, "auto", false, alone);
+    check(own(2), &expected, (2, 2, "nccl", false), alone);
+    check(own(count), &expected, (count, count, "auto", false), alone);
     if count < 4 {
-        skipped("peers inside of hosts with NCCL between", "four GPUs are needed");
+        let (gpus, nccl) = (Gpus::FirstTwo, run(Gpus::FirstTwo, 2, 2, "nccl", false).losses);
+        check(gpus, &nccl, (2, 2, "auto", false), inside);
+        check(gpus, &nccl, (2, 2, "auto", true), inside);
+        skipped("hosts of several processes", "four GPUs are needed");
         return;
     }
-    same(2, 2, "auto", false, inside);
-    same(2, 2, "auto", true, inside);
+    check(own(2), &expected, (2, 2, "auto", false), inside);
+    check(own(2), &expected, (2, 2, "auto", true), inside);
     // The memory of peers in other processes of the host.
-    same(4, 2, "peer", false, inside);
-    same(4, 2, "auto", true, inside);
+    check(own(4), &expected, (4, 2, "peer", false), inside);
+    check(own(4), &expected, (4, 2, "auto", true), inside);
 }
 
 /// Processes, hosts that they claim to be on, transport, recorded.
@@ -317,8 +344,8 @@ fn losses_of(count: u32, arguments: &[&str], variables: &[(&str, &str)], splits:
         let begun = Instant::now();
         let mut variables = variables.to_vec();
         variables.push(("WARPWEFT_TRANSPORT", transport));
-        let (folder, ranks, variables) = (folder.path(), count / processes, &variables[..]);
-        let run = Run { folder, processes, ranks, steps: 10, variables, hosts, capture, arguments };
+        let (folder, gpus, variables) = (folder.path(), Gpus::Own(count / processes), &variables[..]);
+        let run = Run { folder, processes, gpus, steps: 10, variables, hosts, capture, arguments };
         all.push(run.train().losses);
         let way = format!("{processes} processes, {hosts} hosts, {transport}, recorded: {capture}");
         eprintln!("{arguments:?}, {way}: {:.1?}", begun.elapsed());
@@ -394,7 +421,7 @@ fn named_by_the_other(folder: &Path, count: u32, place: Place, end: End) {
     let run = Run {
         folder,
         processes: 2,
-        ranks: if place.hosts > 1 { count / 2 } else { 1 },
+        gpus: if place.hosts > 1 { Gpus::of_two_hosts(count) } else { Gpus::Own(1) },
         steps: 1_000_000,
         variables: &variables,
         hosts: place.hosts,
@@ -414,7 +441,8 @@ fn named_by_the_other(folder: &Path, count: u32, place: Place, end: End) {
     assert!(code == Some(1) && named, "{place:?}, {end:?}: {code:?}, {said}");
 }
 
-/// RV-3: within the deadline, by name, on every other process.
+/// RV-3: within the deadline, by name, on every other process. RL-1: with peers inside of hosts and NCCL between
+/// them, streams wait for words and for NCCL in turn.
 #[test]
 fn a_process_that_is_killed_or_stopped_in_a_step_is_named_by_the_others() {
     let Some((count, _alone)) = gpus("killed and stopped processes") else { return };

@@ -86,13 +86,22 @@ fn an_exchange_without_partners_copies_every_range_and_nothing_else_each_time_it
     }
 }
 
+/// Numbers of one word, of which the first is its first half.
+const WORD: usize = 2;
+/// A word that nobody has set.
+const CLEAR: [u32; WORD] = [0, 0];
+/// A word that the partner has set.
+const SIGNALLED: [u32; WORD] = [1, 0];
+/// A word that is open for good.
+const OPEN: [u32; WORD] = [0, 1];
+
 /// The words of one rank, in the order ready, done.
 fn partner(there: &Buffer<u32>, here: &Buffer<u32>) -> Partner {
     Partner {
         ready_there: there.address(),
         ready_here: here.address(),
-        done_there: there.address().plus(4),
-        done_here: here.address().plus(4),
+        done_there: there.address().plus(size_of_val(&CLEAR)),
+        done_here: here.address().plus(size_of_val(&CLEAR)),
     }
 }
 
@@ -114,8 +123,8 @@ fn pl8_nothing_is_written_before_the_partner_is_ready_and_the_launch_ends_when_t
     }
     let ranges = Ranges::new(&gpu, 0, 1);
     // Words of its own each, so that one can be written while others are waited for.
-    let (ready_there, done_there) = (gpu.buffer(&[0_u32]), gpu.buffer(&[0_u32]));
-    let (ready_here, done_here) = (gpu.buffer(&[0_u32]), gpu.buffer(&[0_u32]));
+    let (ready_there, done_there) = (gpu.buffer(&CLEAR), gpu.buffer(&CLEAR));
+    let (ready_here, done_here) = (gpu.buffer(&CLEAR), gpu.buffer(&CLEAR));
     let partner = Partner {
         ready_there: ready_there.address(),
         ready_here: ready_here.address(),
@@ -128,24 +137,28 @@ fn pl8_nothing_is_written_before_the_partner_is_ready_and_the_launch_ends_when_t
         ranges.empty();
         stream.enqueue(&launch);
         // Looked at while the kernel runs, judged when it has ended.
-        let was_ready = in_time(|| ready_there.read() == [1]);
+        let was_ready = in_time(|| ready_there.read() == SIGNALLED);
         // Time enough for any block that would not wait.
         std::thread::sleep(Duration::from_millis(20));
         let was_empty = ranges.are_empty();
-        let had_said_done = done_there.read() == [1];
-        ready_here.write(&[1]);
-        let was_done = in_time(|| done_there.read() == [1]);
+        let had_said_done = done_there.read() == SIGNALLED;
+        ready_here.write(&SIGNALLED);
+        let was_done = in_time(|| done_there.read() == SIGNALLED);
         let was_written = ranges.are_written();
         let had_ended = stream.is_idle();
-        done_here.write(&[1]);
+        done_here.write(&SIGNALLED);
         stream.wait();
         assert!(was_ready && was_empty && !had_said_done, "run {run}: written before the partner was ready");
         assert!(was_done && was_written, "run {run}: done was said before all was written");
         assert!(!had_ended, "run {run}: ended before the partner was done");
-        assert_eq!((ready_here.read(), done_here.read()), (vec![0], vec![0]), "run {run}: words are cleared");
+        assert_eq!(
+            (ready_here.read(), done_here.read()),
+            (CLEAR.to_vec(), CLEAR.to_vec()),
+            "run {run}: words are cleared"
+        );
         // The partner has seen them.
-        ready_there.write(&[0]);
-        done_there.write(&[0]);
+        ready_there.write(&CLEAR);
+        done_there.write(&CLEAR);
     }
 }
 
@@ -157,7 +170,7 @@ fn pl8_two_launches_that_are_partners_meet_whichever_comes_first() {
         return;
     }
     let ranges = [Ranges::new(&gpu, 0, 2), Ranges::new(&gpu, 1, 3)];
-    let words = [gpu.buffer(&[0_u32; 2]), gpu.buffer(&[0_u32; 2])];
+    let words = [gpu.buffer(&[0_u32; 2 * WORD]), gpu.buffer(&[0_u32; 2 * WORD])];
     let progress = [gpu.buffer(&[0_u32]), gpu.buffer(&[0_u32])];
     let launches: Vec<KernelLaunch> = (0..2)
         .map(|rank| {
@@ -179,7 +192,32 @@ fn pl8_two_launches_that_are_partners_meet_whichever_comes_first() {
         for rank in 0..2 {
             assert!(ranges[rank].are_written(), "run {run}, rank {rank}");
             assert_eq!(progress[rank].read(), [rank as u32 + 1], "run {run}, rank {rank}");
-            assert_eq!(words[rank].read(), [0, 0], "run {run}, rank {rank}: words are cleared");
+            assert_eq!(words[rank].read(), [0; 2 * WORD], "run {run}, rank {rank}: words are cleared");
         }
     }
+}
+
+/// RL-1. The partner is gone: nobody signals.
+#[test]
+fn rl1_words_that_are_open_for_good_hold_up_no_launch_however_often_it_comes_to_them() {
+    let Some(gpu) = Gpu::open("an exchange with open words") else { return };
+    if one_by_one() {
+        return;
+    }
+    let ranges = Ranges::new(&gpu, 0, 4);
+    let (there, here) = (gpu.buffer(&[0_u32; 2 * WORD]), gpu.buffer(&[0_u32; 2 * WORD]));
+    let launch = gpu.kernels.exchange(&ranges.copies(), &[partner(&there, &here)], None).unwrap();
+    let stream = Stream::new(&gpu);
+    stream.enqueue(&launch);
+    std::thread::sleep(Duration::from_millis(20));
+    let had_ended = stream.is_idle();
+    here.write(&[OPEN, OPEN].concat());
+    // One that waits already, and others.
+    for _ in 0..RUNS {
+        stream.enqueue(&launch);
+    }
+    stream.wait();
+    assert!(!had_ended, "it waited for no partner");
+    assert!(ranges.are_written());
+    assert_eq!(here.read(), [OPEN, OPEN].concat(), "clearing a word does not close it");
 }

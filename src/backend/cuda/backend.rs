@@ -20,7 +20,8 @@ use super::nccl::Communicator;
 use super::options::Transport;
 use super::progress::{LANES, Progress};
 use super::recording::{self, CudaGraph, Recordings};
-use super::signal::{Home, Signals};
+use super::release::Release;
+use super::signal::Home;
 use super::stream::{Event, Priority, Stream};
 use super::surface::{CudaHandles, CudaSurface};
 use super::timeline::Timeline;
@@ -55,6 +56,7 @@ pub struct CudaBackend {
     clocks: Mutex<Weak<Clocks>>,
     lanes: Mutex<BTreeMap<LaneId, Option<Communication>>>,
     recordings: Recordings,
+    release: Release,
 }
 
 /// The arena of one rank, followed by the words with which ranks signal each other and by the room for what
@@ -75,9 +77,23 @@ impl CudaBackend {
         let meter = Arc::<Meter>::default();
         let transfers = Stream::metered(Arc::clone(&context), Priority::Least, Arc::clone(&meter))?;
         let progress = Progress::new(&context)?;
-        let (clocks, lanes, recordings) =
-            (Mutex::default(), Mutex::default(), Recordings::new(Holdings::new(Arc::clone(&context))));
-        Ok(Self { world, rank, context, kernels, transfers, meter, progress, clocks, lanes, recordings })
+        let (clocks, lanes) = (Mutex::default(), Mutex::default());
+        let recordings = Recordings::new(Holdings::new(Arc::clone(&context)));
+        let release = Release::new(world.signals());
+        let backend = Self {
+            world,
+            rank,
+            context,
+            kernels,
+            transfers,
+            meter,
+            progress,
+            clocks,
+            lanes,
+            recordings,
+            release,
+        };
+        Ok(backend)
     }
 
     /// What a failure means here: in a world that has ended it is an echo of that end.
@@ -125,7 +141,7 @@ impl CudaBackend {
     }
 
     fn reserve_zeroed(&self, bytes: usize, landing: usize) -> Result<CudaMemory, CudaFailure> {
-        let words = Signals::new(self.world.mesh.ranks() as usize).words() * size_of::<u32>();
+        let words = self.world.signals().bytes();
         let too_much = || CudaFailure::Refused("more bytes than there are addresses".to_owned());
         let after = |start: usize, bytes: usize| {
             start
@@ -191,6 +207,11 @@ impl CudaBackend {
         recording::begin(streams)?;
         self.recordings.begin();
         Ok(())
+    }
+
+    /// Ends every wait for a peer, in a world that has ended.
+    fn end_waits(&self) {
+        self.release.begin(&self.world, self.rank, &self.transfers, &self.communicators());
     }
 
     /// The communicators of all lanes, some of them several times.
@@ -383,9 +404,8 @@ impl Backend for CudaBackend {
         let begun = Instant::now();
         let clocks = lock(&self.clocks).upgrade();
         let meanwhile = || clocks.as_ref().is_some_and(|clocks| clocks.read_some());
-        let begin_aborts = || self.communicators().iter().for_each(|one| one.begin_abort());
-        let Self { world, rank, progress, transfers, .. } = self;
-        watchdog::wait(world, *rank, stream, progress, transfers, meanwhile, begin_aborts)?;
+        let Self { world, rank, progress, .. } = self;
+        watchdog::wait(world, *rank, stream, progress, meanwhile, || self.end_waits())?;
         stream.usual_wait = begun.elapsed();
         Ok(())
     }
@@ -429,12 +449,12 @@ impl Backend for CudaBackend {
         let communicators = self.communicators();
         // Waits end first. Recordings are taken away while NCCL aborts, which waits until none of its transfers
         // is left.
-        communicators.iter().for_each(|one| one.begin_abort());
+        self.end_waits();
         self.recordings.end();
         // No recording of an abandoned GPU is given back, so aborts may not end; waiting for them would show
         // nothing new.
         if !self.context.is_abandoned() && !Communicator::abort(communicators.iter().map(AsRef::as_ref)) {
-            self.context.abandon();
+            self.world.abandon();
         }
     }
 }

@@ -12,7 +12,8 @@
 //! One idea per file: `context`, `memory` and `stream` own what the driver gives. `kernels` are launches of
 //! the files in `kernels/`. `bind` turns a plan's ops into commands. `transport` turns collectives into
 //! commands: writes into peers' memory (`signal`), NCCL (`nccl`), or the one inside hosts and the other
-//! between them. `lane` enqueues them, `watchdog` waits for them. `times` settles what says when tasks ran:
+//! between them. `lane` enqueues them, `watchdog` waits for them, and `release` ends what they wait for in
+//! a world that has ended. `times` settles what says when tasks ran:
 //! `cupti`, or the events of `clocks`, from which `chronicle` makes intervals. `gemm` has matrix products for
 //! closures.
 
@@ -51,6 +52,7 @@ mod prepare;
 mod progress;
 mod ranks;
 mod recording;
+mod release;
 mod script;
 mod signal;
 mod stream;

@@ -9,12 +9,13 @@
 //! - A word is written after a system-wide fence, which CUDA puts before a stream's write (the flag that
 //!   leaves it out is refused on an H200). So a rank that has seen a word sees what was written before it,
 //!   and a cleared word is seen cleared before the next meeting signals.
-//! - A word is 1 from the peer's signal until this rank has waited for it and cleared it, so the same
-//!   commands work in every step and in every replay of a recorded one. A peer signals a word again only
-//!   after the other meeting of the pair, which needs this rank's signal, sent after the word was cleared: no
-//!   signal is lost. This holds for each pair of ranks, which meet in the same order on both, and so for
-//!   whatever teams they meet in.
-//! - A poisoned world is drained by setting every word (see [`super::watchdog`]); what then runs reads
+//! - A word has two halves of 32 bits. The first is 1 from the peer's signal until this rank has waited for
+//!   it and cleared it, so the same commands work in every step and in every replay of a recorded one. A peer
+//!   signals a word again only after the other meeting of the pair, which needs this rank's signal, sent after
+//!   the word was cleared: no signal is lost. This holds for each pair of ranks, which meet in the same order
+//!   on both, and so for whatever teams they meet in.
+//! - The second half is 0 until the world has ended. Then it is set (see [`super::release`]), and nobody
+//!   clears it: the word is open for good, however often streams and kernels come to it. What then runs reads
 //!   whatever is there, and its results are not reported.
 
 use cudarc::driver::sys;
@@ -29,6 +30,11 @@ use crate::id::{CommId, RankId};
 /// are. A configuration asks for two; a plan made by hand with more is refused when its collectives are
 /// bound.
 const COMMUNICATORS: usize = 8;
+
+/// Bytes of a word.
+const WORD: usize = size_of::<u64>();
+/// A bit of each half: a stream that waits for a word goes on when either is set.
+const SIGNALLED_OR_OPEN: u64 = 1 | 1 << 32;
 
 /// Where one rank's memory is, for its peers.
 #[derive(Clone, Copy, Debug)]
@@ -61,9 +67,15 @@ impl Signals {
         Self { ranks }
     }
 
-    /// Words of one rank.
-    pub(super) const fn words(self) -> usize {
-        COMMUNICATORS * 2 * self.ranks
+    /// Bytes of the words of one rank.
+    pub(super) const fn bytes(self) -> usize {
+        COMMUNICATORS * 2 * self.ranks * WORD
+    }
+
+    /// What is in the words of one rank once all are open for good. First halves are set too: a copy writes
+    /// whole words.
+    pub(super) fn open(self) -> Vec<u32> {
+        vec![1; self.bytes() / size_of::<u32>()]
     }
 
     /// Where `peer` signals to the rank whose words begin at `words`.
@@ -80,7 +92,7 @@ impl Signals {
             )));
         }
         let pair = communicator.index() * 2 + usize::from(meeting == Meeting::Done);
-        Ok(words.plus((pair * self.ranks + peer.index()) * size_of::<u32>()))
+        Ok(words.plus((pair * self.ranks + peer.index()) * WORD))
     }
 
     /// The words of a meeting that `rank` shares with each of `neighbours`.
@@ -129,7 +141,7 @@ impl MemoryOperations {
     /// Meets the ranks with which `words` are shared: all signals, then all waits, then all words cleared.
     pub(super) fn meet(words: &[Shared]) -> Self {
         let signals = words.iter().map(|word| write(word.there, 1));
-        let waits = words.iter().map(|word| wait(word.here, 1));
+        let waits = words.iter().map(|word| wait(word.here));
         let cleared = words.iter().map(|word| write(word.here, 0));
         Self { all: signals.chain(waits).chain(cleared).collect() }
     }
@@ -177,13 +189,13 @@ fn write(to: DeviceAddress, value: u32) -> sys::CUstreamBatchMemOpParams {
     operation
 }
 
-fn wait(at: DeviceAddress, value: u32) -> sys::CUstreamBatchMemOpParams {
+fn wait(at: DeviceAddress) -> sys::CUstreamBatchMemOpParams {
     // SAFETY: as in `write`.
     let mut operation: sys::CUstreamBatchMemOpParams = unsafe { std::mem::zeroed() };
-    operation.waitValue.operation = sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_32;
+    operation.waitValue.operation = sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_64;
     operation.waitValue.address = at.number();
-    operation.waitValue.__bindgen_anon_1.value = value;
-    operation.waitValue.flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ as u32;
+    operation.waitValue.__bindgen_anon_1.value64 = SIGNALLED_OR_OPEN;
+    operation.waitValue.flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_AND as u32;
     operation
 }
 
@@ -201,12 +213,14 @@ mod tests {
             for meeting in [Meeting::Ready, Meeting::Done] {
                 for peer in (0..3).map(RankId::at) {
                     let word = signals.word(DeviceAddress::new(0), communicator, meeting, peer).unwrap();
-                    assert!(word.number() < (signals.words() * size_of::<u32>()) as u64);
+                    assert!(word.number() + WORD as u64 <= signals.bytes() as u64);
+                    assert!(word.number().is_multiple_of(WORD as u64));
                     assert!(words.insert(word), "{communicator}, {meeting:?}, {peer}");
                 }
             }
         }
-        assert_eq!(words.len(), signals.words());
+        assert_eq!(words.len() * WORD, signals.bytes());
+        assert_eq!(signals.open().len() * size_of::<u32>(), signals.bytes());
         let beyond = CommId::at(COMMUNICATORS);
         assert!(signals.word(DeviceAddress::new(0), beyond, Meeting::Ready, RankId::new(0)).is_err());
     }
@@ -231,7 +245,7 @@ mod tests {
         let waits: Vec<bool> = operations
             .iter()
             .map(
-                |one| unsafe { one.operation } == sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_32,
+                |one| unsafe { one.operation } == sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_64,
             )
             .collect();
         assert_eq!(waits, [false, false, true, true, false, false]);

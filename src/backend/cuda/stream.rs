@@ -216,7 +216,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.context.make_current().is_ok() {
+        if !self.context.is_abandoned() && self.context.make_current().is_ok() {
             // SAFETY: made once in `create`, destroyed once here; the driver finishes its work first.
             let _ = unsafe { result::stream::destroy(self.handle) };
         }
@@ -268,7 +268,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if self.context.make_current().is_ok() {
+        if !self.context.is_abandoned() && self.context.make_current().is_ok() {
             // SAFETY: made once in `create`, destroyed once here.
             let _ = unsafe { result::event::destroy(self.handle) };
         }

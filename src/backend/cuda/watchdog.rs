@@ -5,21 +5,16 @@
 //!   done for the length of the deadline. The last case poisons the world, naming rank, lane, and the last
 //!   and the next collective of every rank that waits as well. A rank that waits for long tells the others
 //!   how far it is.
-//! - A rank of a poisoned world drains its lanes before it returns. Streams and kernels that wait for a
-//!   peer's signal are released, as often as they come to another word, and those that wait in NCCL are
-//!   released by aborting it. Kernels that exchange wait for the words that streams wait for
-//!   (`kernels/exchange.cu`); their gate, for which the other blocks wait, is opened by the first block.
-//!   Where a lane does not run out, its GPU is abandoned: what is there is left to the end of the process,
-//!   since giving it back would wait for the stream.
-//! - Draining has a time limit of its own: it waits for no stream, not even that of its own copies.
+//! - A rank of a poisoned world ends what its lanes wait for ([`super::release`]) and drains them before it
+//!   returns. Draining has a time limit of its own. Where a lane does not run out, all GPUs of the world in
+//!   this process are abandoned: what is there is left to the end of the process, since giving it back would
+//!   wait for the stream. No other lane is waited for then.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::lane::CudaStream;
-use super::options::Transport;
 use super::progress::Progress;
-use super::stream::Stream;
 use super::world::World;
 use crate::backend::BackendError;
 use crate::id::RankId;
@@ -49,15 +44,15 @@ fn nears_its_end(waited: Duration, usual: Duration) -> bool {
 }
 
 /// Waits until `stream` has run everything. Between two polls it calls `meanwhile`, which says whether there
-/// was something to do: a few microseconds at a time.
+/// was something to do: a few microseconds at a time. In a poisoned world it calls `end_waits`, which ends what
+/// the lanes of the rank wait for.
 pub(super) fn wait(
     world: &Arc<World>,
     rank: RankId,
     stream: &CudaStream,
     progress: &Progress,
-    transfers: &Stream,
     meanwhile: impl Fn() -> bool,
-    begin_aborts: impl Fn(),
+    end_waits: impl Fn(),
 ) -> Result<(), BackendError> {
     let started = Instant::now();
     let (mut begun, mut asked) = (started, started);
@@ -84,7 +79,7 @@ pub(super) fn wait(
         asked = Instant::now();
         let waited = begun.elapsed();
         if let Err(poisoned) = world.check() {
-            drain(world, rank, stream, transfers, &begin_aborts);
+            drain(world, stream, &end_waits);
             return Err(poisoned);
         }
         if progress.moved() != moved {
@@ -92,7 +87,7 @@ pub(super) fn wait(
         } else if waited > world.options.deadline {
             standing.tell(progress);
             let error = world.poison(stalled(world, rank, stream, progress));
-            drain(world, rank, stream, transfers, &begin_aborts);
+            drain(world, stream, &end_waits);
             return Err(error);
         }
         if waited > EAGER {
@@ -163,28 +158,14 @@ fn stalled(world: &World, rank: RankId, stream: &CudaStream, progress: &Progress
 }
 
 /// Lets a lane of a poisoned world run out.
-fn drain(world: &World, rank: RankId, stream: &CudaStream, transfers: &Stream, begin_aborts: &impl Fn()) {
-    // Between hosts streams wait for NCCL too, before and after a word.
-    begin_aborts();
-    let by_words = world.network.transport == Transport::Peer;
-    let words = world.set_words();
+fn drain(world: &World, stream: &CudaStream, end_waits: &impl Fn()) {
+    end_waits();
     let begun = Instant::now();
-    while begun.elapsed() < DRAIN && matches!(stream.stream.is_done(), Ok(false)) {
-        let is_free = || matches!(transfers.is_done(), Ok(true));
-        // SAFETY: nothing changes `words`; they are given back below only if `transfers` is done.
-        let begin_release = || unsafe { world.begin_release(rank, &words, transfers) };
-        if by_words && is_free() && begin_release().is_err() {
-            break;
+    while !stream.stream.context().is_abandoned() && matches!(stream.stream.is_done(), Ok(false)) {
+        if begun.elapsed() > DRAIN {
+            world.abandon();
         }
         std::thread::sleep(PAUSE);
-    }
-    // The last copy may still be on its way.
-    while begun.elapsed() < DRAIN && matches!(transfers.is_done(), Ok(false)) {
-        std::thread::sleep(PAUSE);
-    }
-    if !matches!((stream.stream.is_done(), transfers.is_done()), (Ok(true), Ok(true))) {
-        stream.stream.context().abandon();
-        std::mem::forget(words);
     }
 }
 

@@ -21,8 +21,8 @@ use super::foreign::{ForeignMemory, HANDLE, lend};
 use super::machine::Network;
 use super::memory::DeviceMemory;
 use super::options::{CudaOptions, Transport};
+use super::release::Released;
 use super::signal::{Home, Signals};
-use super::stream::Stream;
 use super::team::Team;
 use super::times::Times;
 use super::unique_id::UniqueId;
@@ -49,6 +49,8 @@ pub(super) struct World {
     /// The contexts of the ranks of this process.
     contexts: Vec<Arc<Context>>,
     taken: Vec<AtomicBool>,
+    /// The ranks of this process whose words are open for good.
+    pub(super) released: Released,
     homes: Mutex<Homes>,
 }
 
@@ -85,6 +87,7 @@ impl World {
             shares_gpus,
             taken: contexts.iter().map(|_| AtomicBool::new(false)).collect(),
             contexts,
+            released: Released::default(),
             homes: Mutex::default(),
         }
     }
@@ -212,26 +215,20 @@ impl World {
         self.rendezvous.leave(rank, &format!("{rank} has gone"));
     }
 
-    /// What is in every word once all are set on which streams and kernels of a rank may wait.
-    pub(super) fn set_words(&self) -> Vec<u32> {
-        vec![1; Signals::new(self.mesh.ranks() as usize).words()]
+    /// Where the memory of a rank of this process is, once it has some.
+    pub(super) fn home(&self, rank: RankId) -> Option<Home> {
+        lock(&self.homes).own.get(&rank).copied()
     }
 
-    /// Begins to set these words of `rank`, and waits for nothing: a stream that cannot run must hold up no host.
-    ///
-    /// # Safety
-    /// `words` stay where they are, unchanged, until `transfers` is done, or to the end of the process if
-    /// that is never seen.
-    pub(super) unsafe fn begin_release(
-        &self,
-        rank: RankId,
-        words: &[u32],
-        transfers: &Stream,
-    ) -> Result<(), CudaFailure> {
-        let home = lock(&self.homes).own.get(&rank).copied();
-        let Some(home) = home else { return Ok(()) };
-        // SAFETY: the caller keeps `words` as long as the copy needs them.
-        unsafe { transfers.begin_upload(bytemuck::cast_slice(words), home.signals) }
+    /// The words with which ranks of this world signal each other.
+    pub(super) const fn signals(&self) -> Signals {
+        Signals::new(self.mesh.ranks() as usize)
+    }
+
+    /// A lane of some GPU does not run out. What is given back on another, which reaches that one's memory,
+    /// might wait for it too, so all GPUs of the world in this process are left as they are.
+    pub(super) fn abandon(&self) {
+        self.contexts.iter().for_each(|context| context.abandon());
     }
 
     /// The id under which `rank` opens its next communicator, with others; `first` of them makes it. All

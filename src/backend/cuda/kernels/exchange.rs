@@ -14,8 +14,8 @@ use super::module::Kernels;
 use super::source::Family;
 use super::tiles::{TileArguments, TileTable};
 
-/// The words a rank shares with one partner, each 1 from a signal until it has been waited for; `there` is
-/// the partner's memory.
+/// The words a rank shares with one partner, of 8 bytes each; `there` is the partner's memory. The first half
+/// of a word is 1 from a signal until it has been waited for; a second half other than 0 opens it for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Partner {
@@ -84,7 +84,7 @@ impl Kernels {
             partners.iter().flat_map(|one| [one.ready_there, one.ready_here, one.done_there, one.done_here])
         {
             present("a word to meet with", word)?;
-            element_aligned("a word to meet with", word, 4)?;
+            element_aligned("a word to meet with", word, 8)?;
         }
         let range = |copy: &CopyOperand| {
             present("a source", copy.from)?;
