@@ -27,12 +27,14 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Every Rust file below a folder.
+/// Every Rust file below a folder, but for what was built there.
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            sources(&path, found);
+            if !path.join("CACHEDIR.TAG").exists() {
+                sources(&path, found);
+            }
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             found.push(path);
         }
