@@ -11,7 +11,6 @@
 mod print;
 
 use half::bf16;
-use warpweft::compute::Seat;
 use warpweft::format::Shape;
 use warpweft::linear::{Device, Linear, LinearSpec, Recipe, Weight};
 use warpweft::prelude::*;

@@ -22,7 +22,6 @@ use warpweft::backend::cuda::cudarc::driver::{
     CudaContext, CudaEvent, CudaFunction, CudaSlice, CudaStream, LaunchConfig, PushKernelArg,
 };
 use warpweft::backend::cuda::cudarc::nvrtc::compile_ptx;
-use warpweft::compute::Seat;
 use warpweft::prelude::*;
 
 use print::println;
@@ -129,8 +128,10 @@ impl Own {
         let mut launch = lane.launch_builder(&self.take_gradient);
         launch.arg(&self.errors).arg(&x).arg(&gradient).arg(&size);
         // SAFETY: as above; both kernels only read the errors.
-        unsafe { launch.launch(block) }?;
+        let launched = unsafe { launch.launch(block) };
+        // After a failure too: the session goes on to use the memory that the other stream may still write.
         lane.wait(&self.loss_is_there)?;
+        launched?;
         Ok(())
     }
 }

@@ -102,6 +102,12 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
+    /// The weight with this name.
+    #[must_use]
+    pub fn weight(&self, name: &str) -> Option<&WeightState> {
+        self.weights.iter().find(|state| state.name == name)
+    }
+
     /// The same weights and carried buffers, with an optimizer that begins anew: no steps taken, and no moments.
     ///
     /// For weights that were frozen and are to train. Moments of 0 beside a step count that is not would be

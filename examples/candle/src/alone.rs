@@ -11,7 +11,7 @@ use crate::text::{Batch, batch, held_out};
 /// The masters of a checkpoint as variables, layer by layer.
 fn variables(layers: &[Layer], checkpoint: &Checkpoint, device: &Device) -> Result<Vec<Vec<Var>>> {
     let variable = |weight: &crate::model::Weight| {
-        let state = checkpoint.weights.iter().find(|state| state.name == weight.name);
+        let state = checkpoint.weight(&weight.name);
         let master = state.map_or(&[][..], |state| &state.master);
         Var::from_slice(master, (weight.rows, weight.columns), device)
     };
