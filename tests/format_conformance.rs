@@ -5,10 +5,12 @@
 
 mod random_weight;
 
-use random_weight::{normal, to_bf16};
+use half::bf16;
+use random_weight::{normal, to_bf16, wild};
 use warpweft::format::{
     Directions, FlatShard, Format, Orientation, OwnedPlanes, Planes, Quantized, Shape, Via, dequantize,
-    flat_amax, flat_cast, fused_scale, partial_amax, partial_cast, quantize, reference, transpose,
+    dequantize_bf16, flat_amax, flat_cast, fused_scale, partial_amax, partial_cast, quantize, reference,
+    transpose,
 };
 
 /// There are no strided inputs here: a transposed view is the caller's to make contiguous. What is quantized from
@@ -117,6 +119,56 @@ fn g1_extreme_mxfp8_scales_dequantize_to_subnormals_and_nan() {
         let mut values = [0.0; 32 * 32];
         dequantize(Format::Mxfp8, orientation, shape, planes, 1.0, &mut values).unwrap();
         assert!(values.iter().all(|value| value.is_nan()));
+    }
+}
+
+/// What a weight is before anything is written to it.
+#[test]
+fn planes_of_zeros_dequantize_to_zeros_in_every_format() {
+    let shape = Shape::new(96, 160);
+    for format in Format::CANONICAL {
+        for orientation in [Orientation::Rowwise, Orientation::Columnwise] {
+            let planes = OwnedPlanes::zeroed(format, orientation, shape);
+            for tensor_scale in [0.0, 1.0] {
+                let mut values = vec![f32::NAN; shape.elements()];
+                dequantize(format, orientation, shape, planes.as_planes(), tensor_scale, &mut values)
+                    .unwrap();
+                assert!(values.iter().all(|value| *value == 0.0), "{format} {orientation}");
+            }
+        }
+    }
+}
+
+/// Of any values: subnormal ones, those that round up to infinity, infinities and NaN.
+#[test]
+fn values_dequantized_to_bf16_are_the_f32_ones_rounded_to_nearest_even() {
+    let shape = Shape::new(96, 160);
+    for (format, seed) in Format::CANONICAL.into_iter().flat_map(|format| [(format, 5), (format, 6)]) {
+        let weight = if seed == 5 { normal(shape, seed) } else { wild(shape, seed) };
+        let mut weight = quantize(format, Directions::Both, Via::None, shape, &weight).unwrap();
+        for orientation in [Orientation::Rowwise, Orientation::Columnwise] {
+            for spoiled in [false, true] {
+                let planes = match orientation {
+                    Orientation::Rowwise => weight.rowwise.as_mut().unwrap(),
+                    Orientation::Columnwise => weight.columnwise.as_mut().unwrap(),
+                };
+                if spoiled {
+                    // Any bytes, so any codes and scales.
+                    let litter = planes.data.iter_mut().chain(&mut planes.scale).enumerate();
+                    litter.for_each(|(at, byte)| *byte = (at * 167 + at / 256) as u8);
+                }
+                let (scale, elements) = (weight.tensor_scale, shape.elements());
+                let planes = planes.as_planes();
+                let (mut exact, mut short) = (vec![0.0; elements], vec![bf16::ZERO; elements]);
+                dequantize(format, orientation, shape, planes, scale, &mut exact).unwrap();
+                dequantize_bf16(format, orientation, shape, planes, scale, &mut short).unwrap();
+                for (short, exact) in short.iter().zip(&exact) {
+                    let expected = bf16::from_f32(*exact);
+                    let same = short.to_bits() == expected.to_bits() || (short.is_nan() && exact.is_nan());
+                    assert!(same, "{format} {orientation}: {exact:e} gives {short:e}");
+                }
+            }
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 mod random_weight;
 
 use random_weight::normal;
+use warpweft::config::Config;
 use warpweft::format::{
     Directions, Format, FormatError, Fp8Block, Fp8Tile, Orientation, OwnedPlanes, Quantized, ScaleLayout,
     Shape, Via, fused_scale, partial_amax, quantize, transpose,
@@ -139,7 +140,15 @@ fn check_not_for_weights(format: Format, instead: Format) {
         std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default()
     );
     assert!(text.contains("`up`") && text.contains(&format!("use {instead}")), "{text}");
-    Model::builder().sharded("up", 256, 384, instead).unwrap();
+
+    let mut model = Model::builder();
+    model.sharded("up", 256, 384, instead).unwrap();
+    let rule = format!("[[weights]]\nmatch = \"up\"\nformat = \"{format}\"");
+    let refused = match Config::from_toml_str(&rule, "rules.toml") {
+        Err(error) => error.to_string(),
+        Ok(config) => config.apply_weight_rules(&model.build()).unwrap_err().to_string(),
+    };
+    assert!(refused.contains(&format!("use {instead}")), "{refused}");
 }
 
 #[test]

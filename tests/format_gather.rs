@@ -146,6 +146,28 @@ fn a_second_gather_of_other_values_updates_the_same_planes_at_the_same_addresses
     }
 }
 
+/// Shards of an odd number of tiles, whose scale rows the padded planes of a rank are not made of; widths for which
+/// columnwise scales, too, have more rows than the padded rowwise ones would give.
+#[test]
+fn nvfp4_shards_of_three_tiles_gather_and_derive_at_widths_that_pad_either_direction() {
+    for cols in [16, 64, 80, 272, 320] {
+        for ranks in [1, 3, 5] {
+            let shape = Shape::new(48 * ranks, cols);
+            let (expected, weight) = (whole(Format::NVFP4_2D, shape), normal(shape, 3));
+            let mut gathered = empty_like(&expected);
+            let shards = shards(Format::NVFP4_2D, shape, ranks);
+            let (amax, scale) = (expected.amax, expected.tensor_scale);
+            gathered.receive(Orientation::Rowwise, amax, scale, &sent(&shards)).unwrap();
+            let turned: Vec<f32> =
+                (0..weight.len()).map(|at| weight[at % shape.rows * cols + at / shape.rows]).collect();
+            let direct =
+                quantize(Format::NVFP4_2D, Directions::Rowwise, Via::Bf16, shape.transposed(), &turned);
+            assert_eq!(gathered.columnwise, direct.unwrap().rowwise, "{shape}");
+            assert_eq!(gathered, expected, "{shape}");
+        }
+    }
+}
+
 /// GA-3: nothing is sent of planes that are not there or not those of the shard's shape.
 #[test]
 fn a_shard_without_the_planes_of_its_shape_sends_nothing_and_says_what_is_wrong() {
@@ -320,4 +342,30 @@ fn a_copy_keeps_addresses_and_needs_the_same_shape() {
     let other = whole(Format::NVFP4_2D, Shape::new(64, 80));
     assert!(matches!(target.copy_from(&other), Err(FormatError::ViewRefused { .. })));
     assert_eq!(target, source);
+}
+
+#[test]
+fn a_copy_writes_the_planes_that_both_have_and_makes_none() {
+    for format in Format::CANONICAL {
+        let source = whole(format, Shape::new(64, 96));
+        for (lacks_rowwise, lacks_columnwise) in [(true, false), (false, true)] {
+            let strip = |weight: &Quantized| Quantized {
+                rowwise: weight.rowwise.clone().filter(|_| !lacks_rowwise),
+                columnwise: weight.columnwise.clone().filter(|_| !lacks_columnwise),
+                ..weight.clone()
+            };
+            let mut target = strip(&empty_like(&source));
+            target.copy_from(&source).unwrap();
+            assert_eq!(target, strip(&source), "{format}: the source has more");
+            let mut target = empty_like(&source);
+            let litter = target.clone();
+            target.copy_from(&strip(&source)).unwrap();
+            let kept = Quantized {
+                rowwise: if lacks_rowwise { litter.rowwise } else { source.rowwise.clone() },
+                columnwise: if lacks_columnwise { litter.columnwise } else { source.columnwise.clone() },
+                ..source.clone()
+            };
+            assert_eq!(target, kept, "{format}: the target has more");
+        }
+    }
 }
