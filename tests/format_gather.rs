@@ -301,17 +301,34 @@ fn e5_identity_views_and_whole_slices_alias_the_weight() {
     }
 }
 
+/// Where a view is possible it is the weight itself, of other dimensions: nothing is copied.
 #[test]
 fn f7_a_view_may_split_the_rows_but_not_the_blocks() {
-    let shape = Shape::new(256, 128);
-    let view = |format: Format, dimensions: &[usize]| whole(format, shape).view(dimensions).map(|_| ());
+    let check = |format: Format, allowed: &[&[usize]], refused: &[&[usize]]| {
+        let weight = whole(format, Shape::new(256, 128));
+        let before = weight.clone();
+        for dimensions in allowed {
+            let view = weight.view(dimensions).unwrap();
+            assert_eq!(view.dimensions(), *dimensions, "{format}");
+            assert!(std::ptr::eq(view.weight(), &raw const weight), "{format} {dimensions:?}");
+        }
+        for dimensions in refused {
+            let error = weight.view(dimensions).unwrap_err();
+            assert!(matches!(error, FormatError::ViewRefused { .. }), "{format} {dimensions:?}: {error}");
+        }
+        assert_eq!(weight, before, "{format}");
+    };
+    let rows: &[usize] = &[2, 128, 128];
+    let parts: &[usize] = &[2, 4, 32, 128];
+    let inner: [&[usize]; 4] = [&[128, 256], &[512, 64], &[256, 2, 64], &[256, 128, 1]];
     for format in [Format::NVFP4_2D, Format::NVFP4_1D, Format::FP8_BLOCK1X128_POW2, Format::Mxfp8] {
-        assert_eq!(view(format, &[2, 128, 128]), Ok(()));
-        assert!(view(format, &[128, 256]).is_err(), "{format}");
+        check(format, &[&[256, 128], &[1, 256, 128], rows, parts], &inner);
     }
-    assert_eq!(view(Format::FP8_BLOCK128_POW2, &[1, 256, 128]), Ok(()));
-    assert!(view(Format::FP8_BLOCK128_POW2, &[2, 128, 128]).is_err());
-    assert_eq!(view(Format::FP8_TENSOR_E4M3, &[128, 256]), Ok(()));
+    let refused = [&inner[..], &[rows, parts]].concat();
+    check(Format::FP8_BLOCK128_POW2, &[&[256, 128], &[1, 256, 128]], &refused);
+    for format in [Format::FP8_TENSOR_E4M3, Format::F32, Format::Bf16] {
+        check(format, &[&inner[..], &[rows, parts]].concat(), &[&[256, 127], &[]]);
+    }
 }
 
 #[test]
