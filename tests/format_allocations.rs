@@ -1,5 +1,5 @@
 //! ST-2 and MW-3: the stages allocate nothing, and the multi-tensor call nothing once its workspace has
-//! grown.
+//! grown. Conformance A5: no plane is allocated that nobody asked for.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "a global allocator is the only way to count allocations")]
@@ -12,12 +12,14 @@ use std::convert::Infallible;
 
 use random_weight::normal;
 use warpweft::format::{
-    FlatShard, Format, MasterWeight, Orientation, OwnedPlanes, Shape, Via, Workspace, dequantize,
-    expand_scale, fused_scale, partial_amax, partial_cast, quantize_master_weights, transpose,
+    Directions, FlatShard, Format, MasterWeight, Orientation, OwnedPlanes, Shape, Via, Workspace, dequantize,
+    expand_scale, fused_scale, partial_amax, partial_cast, quantize, quantize_master_weights, transpose,
 };
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+    /// A size in bytes, and how many allocations of it there were.
+    static WATCHED: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
 /// Counts the allocations of each thread, then asks the system.
@@ -27,6 +29,10 @@ struct Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        WATCHED.with(|watched| {
+            let (bytes, count) = watched.get();
+            watched.set((bytes, count + usize::from(bytes == layout.size())));
+        });
         // SAFETY: the caller's obligations are those of `System`.
         unsafe { System.alloc(layout) }
     }
@@ -44,6 +50,13 @@ fn allocations_of(work: impl FnOnce()) -> usize {
     let before = ALLOCATIONS.with(Cell::get);
     work();
     ALLOCATIONS.with(Cell::get) - before
+}
+
+/// How many allocations of so many bytes `work` makes.
+fn allocations_of_bytes(bytes: usize, work: impl FnOnce()) -> usize {
+    WATCHED.set((bytes, 0));
+    work();
+    WATCHED.get().1
 }
 
 #[test]
@@ -120,4 +133,25 @@ fn mw3_the_second_step_of_a_list_of_weights_allocates_nothing() {
     let first = step();
     assert!(first <= 2, "two buffers, not one per weight: {first}");
     assert_eq!(step(), 0);
+}
+
+/// Conformance A5, of the shapes whose planes have sizes of their own in each orientation.
+#[test]
+fn a5_columnwise_planes_alone_are_quantized_without_a_rowwise_plane() {
+    for shape in [Shape::new(256, 272), Shape::new(320, 256)] {
+        let weight = normal(shape, 2);
+        for format in [Format::NVFP4_2D, Format::NVFP4_1D] {
+            let [data, scale] = [0, 1].map(|plane| format.planes(Orientation::Rowwise, shape)[plane].bytes());
+            let [same, other] =
+                [0, 1].map(|plane| format.planes(Orientation::Columnwise, shape)[plane].bytes());
+            assert!(data == same && scale != other, "data planes are of one size, scale planes are not");
+            for (directions, planes, scales) in
+                [(Directions::Rowwise, 1, 1), (Directions::Columnwise, 1, 0), (Directions::Both, 2, 1)]
+            {
+                let work = || drop(quantize(format, directions, Via::Bf16, shape, &weight).unwrap());
+                assert_eq!(allocations_of_bytes(data, work), planes, "{format} {shape} {directions:?}");
+                assert_eq!(allocations_of_bytes(scale, work), scales, "{format} {shape} {directions:?}");
+            }
+        }
+    }
 }

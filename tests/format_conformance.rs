@@ -1,26 +1,48 @@
-//! Conformance cases with shapes of their own: A4, C3, D1, G1.
+//! Conformance cases with shapes of their own: A4, C3, G1. The scales of lists, D1, are in
+//! `tests/format_scale_lists.rs`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod random_weight;
 
-use random_weight::{bits, normal, to_bf16};
+use half::bf16;
+use random_weight::{normal, to_bf16, wild};
 use warpweft::format::{
-    Directions, Epsilon, FlatShard, Format, Fp8Element, Fp8Scale, Orientation, OwnedPlanes, Planes,
-    ScaleRule, Shape, Via, dequantize, flat_amax, flat_cast, fused_scale, partial_amax, partial_cast,
-    quantize, reference, transpose,
+    Directions, FlatShard, Format, Orientation, OwnedPlanes, Planes, Quantized, Shape, Via, dequantize,
+    dequantize_bf16, flat_amax, flat_cast, fused_scale, partial_amax, partial_cast, quantize, reference,
+    transpose,
 };
 
-/// A transposed view is the caller's to make contiguous; the columnwise planes of the original are the same.
+/// There are no strided inputs here: a transposed view is the caller's to make contiguous. What is quantized from
+/// it has the planes of the original, with the orientations exchanged. MXFP8 turns its data, which is stored in
+/// the same order in both orientations.
 #[test]
-fn a4_a_transposed_input_equals_the_columnwise_planes_of_the_original() {
-    let shape = Shape::new(128, 32);
+fn a4_a_transposed_input_has_the_planes_of_the_original_in_the_other_orientation() {
+    let shape = Shape::new(32, 128);
     let weight = normal(shape, 4);
-    let turned: Vec<f32> = (0..shape.elements()).map(|at| weight[at % 128 * 32 + at / 128]).collect();
-    for format in Format::CANONICAL.into_iter().filter(|&format| format != Format::Mxfp8) {
-        let view = quantize(format, Directions::Rowwise, Via::Bf16, shape.transposed(), &turned).unwrap();
-        let original = quantize(format, Directions::Columnwise, Via::Bf16, shape, &weight).unwrap();
-        assert_eq!(view.rowwise, original.columnwise, "{format}");
+    let turn = |from: Shape, values: &[u8]| -> Vec<u8> {
+        (0..from.elements()).map(|at| values[at % from.rows * from.cols + at / from.rows]).collect()
+    };
+    let turned: Vec<f32> = (0..shape.elements()).map(|at| weight[at % 32 * 128 + at / 32]).collect();
+    for (format, via) in
+        Format::CANONICAL.into_iter().flat_map(|format| [(format, Via::None), (format, Via::Bf16)])
+    {
+        let view = quantize(format, Directions::Both, via, shape.transposed(), &turned).unwrap();
+        let original = quantize(format, Directions::Both, via, shape, &weight).unwrap();
+        assert_eq!(view.amax.to_bits(), original.amax.to_bits(), "{format} {via:?}");
+        assert_eq!(view.tensor_scale.to_bits(), original.tensor_scale.to_bits(), "{format} {via:?}");
+        if format == Format::Mxfp8 {
+            let data = |planes: &Option<OwnedPlanes>| planes.as_ref().unwrap().data.clone();
+            assert_eq!(turn(shape.transposed(), &data(&view.rowwise)), data(&original.columnwise));
+            assert_eq!(turn(shape.transposed(), &data(&view.columnwise)), data(&original.rowwise));
+            let values = |weight: &Quantized, orientation| weight.dequantize(orientation).unwrap();
+            let (rowwise, columnwise) = (Orientation::Rowwise, Orientation::Columnwise);
+            assert_eq!(values(&view, rowwise), values(&original, columnwise));
+            assert_eq!(values(&view, columnwise), values(&original, rowwise));
+        } else {
+            assert_eq!(view.rowwise, original.columnwise, "{format} {via:?}");
+            assert_eq!(view.columnwise, original.rowwise, "{format} {via:?}");
+        }
     }
 }
 
@@ -80,29 +102,6 @@ fn c3_mxfp8_amax_and_cast_of_a_slice_equal_a_simple_reference() {
     }
 }
 
-/// Every exponent and many mantissas, with and without epsilon.
-#[test]
-fn d1_scale_and_its_reciprocal_equal_the_reference_for_every_kind_of_amax() {
-    let mut amaxes = vec![0.0, f32::MAX, f32::INFINITY, f32::from_bits(1), f32::MIN_POSITIVE];
-    for exponent in 0..255u32 {
-        let mantissas = (0..40).map(|n| bits(8, u64::from(exponent) * 40 + n) as u32 & 0x007F_FFFF);
-        amaxes.extend(mantissas.chain([0, 1]).map(|mantissa| f32::from_bits(exponent << 23 | mantissa)));
-    }
-    for element in [Fp8Element::E4m3, Fp8Element::E5m2] {
-        for rule in [ScaleRule::PowerOfTwo, ScaleRule::Float32] {
-            for epsilon in [0.0, 100.0] {
-                let epsilon = Epsilon::new(epsilon).unwrap();
-                for &amax in &amaxes {
-                    let expected = reference::fp8_scale(element, rule, epsilon, amax);
-                    let scale = Fp8Scale::new(element, rule, epsilon, amax);
-                    assert_eq!(scale.encode.to_bits(), expected.to_bits(), "{element:?} {rule:?} {amax:e}");
-                    assert_eq!(scale.decode.to_bits(), (1.0 / expected).to_bits(), "{amax:e}");
-                }
-            }
-        }
-    }
-}
-
 #[test]
 fn g1_extreme_mxfp8_scales_dequantize_to_subnormals_and_nan() {
     let shape = Shape::new(32, 32);
@@ -120,6 +119,56 @@ fn g1_extreme_mxfp8_scales_dequantize_to_subnormals_and_nan() {
         let mut values = [0.0; 32 * 32];
         dequantize(Format::Mxfp8, orientation, shape, planes, 1.0, &mut values).unwrap();
         assert!(values.iter().all(|value| value.is_nan()));
+    }
+}
+
+/// What a weight is before anything is written to it.
+#[test]
+fn planes_of_zeros_dequantize_to_zeros_in_every_format() {
+    let shape = Shape::new(96, 160);
+    for format in Format::CANONICAL {
+        for orientation in [Orientation::Rowwise, Orientation::Columnwise] {
+            let planes = OwnedPlanes::zeroed(format, orientation, shape);
+            for tensor_scale in [0.0, 1.0] {
+                let mut values = vec![f32::NAN; shape.elements()];
+                dequantize(format, orientation, shape, planes.as_planes(), tensor_scale, &mut values)
+                    .unwrap();
+                assert!(values.iter().all(|value| *value == 0.0), "{format} {orientation}");
+            }
+        }
+    }
+}
+
+/// Of any values: subnormal ones, those that round up to infinity, infinities and NaN.
+#[test]
+fn values_dequantized_to_bf16_are_the_f32_ones_rounded_to_nearest_even() {
+    let shape = Shape::new(96, 160);
+    for (format, seed) in Format::CANONICAL.into_iter().flat_map(|format| [(format, 5), (format, 6)]) {
+        let weight = if seed == 5 { normal(shape, seed) } else { wild(shape, seed) };
+        let mut weight = quantize(format, Directions::Both, Via::None, shape, &weight).unwrap();
+        for orientation in [Orientation::Rowwise, Orientation::Columnwise] {
+            for spoiled in [false, true] {
+                let planes = match orientation {
+                    Orientation::Rowwise => weight.rowwise.as_mut().unwrap(),
+                    Orientation::Columnwise => weight.columnwise.as_mut().unwrap(),
+                };
+                if spoiled {
+                    // Any bytes, so any codes and scales.
+                    let litter = planes.data.iter_mut().chain(&mut planes.scale).enumerate();
+                    litter.for_each(|(at, byte)| *byte = (at * 167 + at / 256) as u8);
+                }
+                let (scale, elements) = (weight.tensor_scale, shape.elements());
+                let planes = planes.as_planes();
+                let (mut exact, mut short) = (vec![0.0; elements], vec![bf16::ZERO; elements]);
+                dequantize(format, orientation, shape, planes, scale, &mut exact).unwrap();
+                dequantize_bf16(format, orientation, shape, planes, scale, &mut short).unwrap();
+                for (short, exact) in short.iter().zip(&exact) {
+                    let expected = bf16::from_f32(*exact);
+                    let same = short.to_bits() == expected.to_bits() || (short.is_nan() && exact.is_nan());
+                    assert!(same, "{format} {orientation}: {exact:e} gives {short:e}");
+                }
+            }
+        }
     }
 }
 

@@ -3,11 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod random_weight;
+mod staged;
 
 use random_weight::normal;
 use warpweft::format::{
     Directions, Format, FormatError, Orientation, OwnedPlanes, Planes, Quantized, ScaleLayout, Shape, Via,
-    fused_scale, partial_amax, partial_cast, quantize,
+    quantize,
 };
 
 fn whole(format: Format, shape: Shape) -> Quantized {
@@ -16,18 +17,18 @@ fn whole(format: Format, shape: Shape) -> Quantized {
 
 /// The row shards of [`whole`], each with its padded planes, as a rank holds them.
 fn shards(format: Format, shape: Shape, ranks: usize) -> Vec<Quantized> {
-    let weight = normal(shape, 3);
-    let whole = whole(format, shape);
+    shards_of(&whole(format, shape), &normal(shape, 3), ranks)
+}
+
+/// Those of `weight`, of which `whole` was made.
+fn shards_of(whole: &Quantized, weight: &[f32], ranks: usize) -> Vec<Quantized> {
+    let (format, shape) = (whole.format, whole.shape);
     let rows = Shape::new(shape.rows / ranks, shape.cols);
     let shard = |master: &[f32]| {
         let planes = |orientation| {
             let mut planes = OwnedPlanes::zeroed(format, orientation, rows);
-            let mut blocks = vec![0.0; format.amax_blocks(orientation, rows)];
-            let mut encode = vec![0.0; format.encode_blocks(orientation, rows)];
-            partial_amax(format, orientation, Via::Bf16, rows, master, &mut blocks).unwrap();
-            let scale = &mut planes.scale;
-            fused_scale(format, orientation, rows, &blocks, whole.amax, &mut encode, scale).unwrap();
-            partial_cast(format, orientation, Via::Bf16, rows, master, &encode, &mut planes.data).unwrap();
+            let (amax, target) = (Some(whole.amax), planes.as_planes_mut());
+            staged::quantize(format, orientation, Via::Bf16, rows, master, amax, target);
             planes
         };
         let stores = |orientation| format.stored_orientations().contains(&orientation);
@@ -51,27 +52,140 @@ fn empty_like(weight: &Quantized) -> Quantized {
     empty
 }
 
+/// What shards send in a gather of rows.
+fn sent(shards: &[Quantized]) -> Vec<Planes<'_>> {
+    shards.iter().map(|shard| shard.sent_planes(Orientation::Rowwise).unwrap()).collect()
+}
+
+/// The case's shapes.
+const GATHERED: [(usize, usize); 3] = [(512, 256), (640, 128), (256, 1024)];
+
 /// GA-1, PN-1, PN-2.
 #[test]
-fn e1_e2_nvfp4_gathers_two_planes_and_derives_the_rest() {
-    for (rows, cols) in [(512, 256), (640, 128), (256, 1024)] {
+fn e1_nvfp4_gathers_two_planes_and_derives_the_rest() {
+    for (rows, cols) in GATHERED {
         for ranks in [2, 4] {
             let shape = Shape::new(rows, cols);
             let expected = whole(Format::NVFP4_2D, shape);
             let shards = shards(Format::NVFP4_2D, shape, ranks);
-            let sent: Vec<Planes<'_>> =
-                shards.iter().map(|shard| shard.sent_planes(Orientation::Rowwise).unwrap()).collect();
-            for planes in &sent {
-                assert_eq!(planes.data.len(), rows / ranks * cols / 2);
-                assert_eq!(planes.scale.len(), rows / ranks * cols / 16, "no padding rows are sent");
+            for Planes { data, scale } in sent(&shards) {
+                assert_eq!(data.len(), rows / ranks * cols / 2);
+                assert_eq!(scale.len(), rows / ranks * (cols / 16), "no padding rows are sent");
             }
             let mut gathered = empty_like(&expected);
-            gathered.receive(Orientation::Rowwise, expected.amax, expected.tensor_scale, &sent).unwrap();
+            gathered
+                .receive(Orientation::Rowwise, expected.amax, expected.tensor_scale, &sent(&shards))
+                .unwrap();
+            let planes = [gathered.rowwise.as_ref().unwrap(), gathered.columnwise.as_ref().unwrap()];
+            let padded = |count: usize, multiple: usize| count.next_multiple_of(multiple);
+            for (planes, along, across) in [(planes[0], rows, cols), (planes[1], cols, rows)] {
+                assert_eq!(planes.data.len(), along * across / 2);
+                assert_eq!(planes.scale.len(), padded(along, 128) * padded(across / 16, 4));
+            }
             assert_eq!(gathered, expected);
-            let values = gathered.dequantize(Orientation::Rowwise).unwrap();
-            assert_eq!(values, expected.dequantize(Orientation::Rowwise).unwrap());
         }
     }
+}
+
+/// Every byte of the gathered weight is a byte of a shard.
+#[test]
+fn e2_gathered_bytes_are_those_of_the_shards_one_after_the_other_and_so_are_the_values() {
+    for (rows, cols) in GATHERED {
+        for ranks in [2, 4] {
+            let shape = Shape::new(rows, cols);
+            let shards = shards(Format::NVFP4_2D, shape, ranks);
+            let (amax, scale) = (shards[0].amax, shards[0].tensor_scale);
+            assert!(shards.iter().all(|shard| (shard.amax, shard.tensor_scale) == (amax, scale)));
+            let mut gathered = empty_like(&whole(Format::NVFP4_2D, shape));
+            gathered.receive(Orientation::Rowwise, amax, scale, &sent(&shards)).unwrap();
+            assert_eq!((gathered.amax, gathered.tensor_scale), (amax, scale), "they are preserved");
+
+            let rowwise = gathered.rowwise.as_ref().unwrap();
+            let own = |shard: &Quantized| shard.rowwise.clone().unwrap();
+            let data: Vec<u8> = shards.iter().flat_map(|shard| own(shard).data).collect();
+            assert_eq!(rowwise.data, data);
+            let pitch = (cols / 16).next_multiple_of(4);
+            let valid = |shard: &Quantized| own(shard).scale[..shard.shape.rows * pitch].to_vec();
+            let scales: Vec<u8> = shards.iter().flat_map(valid).collect();
+            assert_eq!(rowwise.scale, scales, "no shape of the case has padding rows");
+
+            let values: Vec<f32> =
+                shards.iter().flat_map(|shard| shard.dequantize(Orientation::Rowwise).unwrap()).collect();
+            assert_eq!(gathered.dequantize(Orientation::Rowwise).unwrap(), values);
+            let columnwise = gathered.dequantize(Orientation::Columnwise).unwrap();
+            let turned = (0..values.len()).map(|at| values[at % rows * cols + at / rows]);
+            assert!(columnwise.into_iter().eq(turned));
+        }
+    }
+}
+
+/// GA-2, QW-2. The list keeps such a case back: what was gathered before is overwritten where it lies.
+#[test]
+fn a_second_gather_of_other_values_updates_the_same_planes_at_the_same_addresses() {
+    for format in Format::CANONICAL.into_iter().filter(|format| format.check_weight().is_ok()) {
+        let shape = Shape::new(768, 192);
+        let mut gathered = empty_like(&whole(format, shape));
+        let addresses = |weight: &Quantized| {
+            let all = [&weight.rowwise, &weight.columnwise];
+            all.map(|planes| planes.as_ref().map(|planes| (planes.data.as_ptr(), planes.scale.as_ptr())))
+        };
+        let before = addresses(&gathered);
+        for (seed, factor) in [(41, 1.0), (42, 0.03), (43, 70.0)] {
+            let weight: Vec<f32> = normal(shape, seed).iter().map(|value| value * factor).collect();
+            let expected = quantize(format, Directions::Both, Via::Bf16, shape, &weight).unwrap();
+            assert_ne!(gathered, expected);
+            let shards = shards_of(&expected, &weight, 3);
+            for &orientation in format.stored_orientations() {
+                let sent: Vec<_> =
+                    shards.iter().map(|shard| shard.sent_planes(orientation).unwrap()).collect();
+                gathered.receive(orientation, expected.amax, expected.tensor_scale, &sent).unwrap();
+            }
+            assert_eq!(gathered, expected, "{format}, nothing is left of the gather before");
+            assert_eq!(addresses(&gathered), before, "{format}");
+        }
+    }
+}
+
+/// Shards of an odd number of tiles, whose scale rows the padded planes of a rank are not made of; widths for which
+/// columnwise scales, too, have more rows than the padded rowwise ones would give.
+#[test]
+fn nvfp4_shards_of_three_tiles_gather_and_derive_at_widths_that_pad_either_direction() {
+    for cols in [16, 64, 80, 272, 320] {
+        for ranks in [1, 3, 5] {
+            let shape = Shape::new(48 * ranks, cols);
+            let (expected, weight) = (whole(Format::NVFP4_2D, shape), normal(shape, 3));
+            let mut gathered = empty_like(&expected);
+            let shards = shards(Format::NVFP4_2D, shape, ranks);
+            let (amax, scale) = (expected.amax, expected.tensor_scale);
+            gathered.receive(Orientation::Rowwise, amax, scale, &sent(&shards)).unwrap();
+            let turned: Vec<f32> =
+                (0..weight.len()).map(|at| weight[at % shape.rows * cols + at / shape.rows]).collect();
+            let direct =
+                quantize(Format::NVFP4_2D, Directions::Rowwise, Via::Bf16, shape.transposed(), &turned);
+            assert_eq!(gathered.columnwise, direct.unwrap().rowwise, "{shape}");
+            assert_eq!(gathered, expected, "{shape}");
+        }
+    }
+}
+
+/// GA-3: nothing is sent of planes that are not there or not those of the shard's shape.
+#[test]
+fn a_shard_without_the_planes_of_its_shape_sends_nothing_and_says_what_is_wrong() {
+    let whole = whole(Format::NVFP4_2D, Shape::new(64, 96));
+    let refusal = |spoil: fn(&mut Quantized)| {
+        let mut shard = whole.clone();
+        spoil(&mut shard);
+        shard.sent_planes(Orientation::Rowwise).unwrap_err()
+    };
+    let missing = FormatError::MissingPlanes { orientation: Orientation::Rowwise };
+    assert_eq!(refusal(|shard| shard.rowwise = None), missing);
+    let error = refusal(|shard| shard.shape.rows = 72);
+    assert!(matches!(error, FormatError::RowsNotAligned { multiple: 16, .. }), "{error}");
+    assert!(error.to_string().contains("pad the rows to 80"), "{error}");
+    let error = refusal(|shard| shard.shape.rows = 80);
+    assert!(matches!(error, FormatError::Length { what: "the data plane", .. }), "{error}");
+    let error = refusal(|shard| shard.rowwise.as_mut().unwrap().scale.truncate(32 * 8));
+    assert!(matches!(error, FormatError::ScaleLength { .. }), "{error}");
 }
 
 /// QW-1.
@@ -187,17 +301,34 @@ fn e5_identity_views_and_whole_slices_alias_the_weight() {
     }
 }
 
+/// Where a view is possible it is the weight itself, of other dimensions: nothing is copied.
 #[test]
 fn f7_a_view_may_split_the_rows_but_not_the_blocks() {
-    let shape = Shape::new(256, 128);
-    let view = |format: Format, dimensions: &[usize]| whole(format, shape).view(dimensions).map(|_| ());
+    let check = |format: Format, allowed: &[&[usize]], refused: &[&[usize]]| {
+        let weight = whole(format, Shape::new(256, 128));
+        let before = weight.clone();
+        for dimensions in allowed {
+            let view = weight.view(dimensions).unwrap();
+            assert_eq!(view.dimensions(), *dimensions, "{format}");
+            assert!(std::ptr::eq(view.weight(), &raw const weight), "{format} {dimensions:?}");
+        }
+        for dimensions in refused {
+            let error = weight.view(dimensions).unwrap_err();
+            assert!(matches!(error, FormatError::ViewRefused { .. }), "{format} {dimensions:?}: {error}");
+        }
+        assert_eq!(weight, before, "{format}");
+    };
+    let rows: &[usize] = &[2, 128, 128];
+    let parts: &[usize] = &[2, 4, 32, 128];
+    let inner: [&[usize]; 4] = [&[128, 256], &[512, 64], &[256, 2, 64], &[256, 128, 1]];
     for format in [Format::NVFP4_2D, Format::NVFP4_1D, Format::FP8_BLOCK1X128_POW2, Format::Mxfp8] {
-        assert_eq!(view(format, &[2, 128, 128]), Ok(()));
-        assert!(view(format, &[128, 256]).is_err(), "{format}");
+        check(format, &[&[256, 128], &[1, 256, 128], rows, parts], &inner);
     }
-    assert_eq!(view(Format::FP8_BLOCK128_POW2, &[1, 256, 128]), Ok(()));
-    assert!(view(Format::FP8_BLOCK128_POW2, &[2, 128, 128]).is_err());
-    assert_eq!(view(Format::FP8_TENSOR_E4M3, &[128, 256]), Ok(()));
+    let refused = [&inner[..], &[rows, parts]].concat();
+    check(Format::FP8_BLOCK128_POW2, &[&[256, 128], &[1, 256, 128]], &refused);
+    for format in [Format::FP8_TENSOR_E4M3, Format::F32, Format::Bf16] {
+        check(format, &[&inner[..], &[rows, parts]].concat(), &[&[256, 127], &[]]);
+    }
 }
 
 #[test]
@@ -228,4 +359,30 @@ fn a_copy_keeps_addresses_and_needs_the_same_shape() {
     let other = whole(Format::NVFP4_2D, Shape::new(64, 80));
     assert!(matches!(target.copy_from(&other), Err(FormatError::ViewRefused { .. })));
     assert_eq!(target, source);
+}
+
+#[test]
+fn a_copy_writes_the_planes_that_both_have_and_makes_none() {
+    for format in Format::CANONICAL {
+        let source = whole(format, Shape::new(64, 96));
+        for (lacks_rowwise, lacks_columnwise) in [(true, false), (false, true)] {
+            let strip = |weight: &Quantized| Quantized {
+                rowwise: weight.rowwise.clone().filter(|_| !lacks_rowwise),
+                columnwise: weight.columnwise.clone().filter(|_| !lacks_columnwise),
+                ..weight.clone()
+            };
+            let mut target = strip(&empty_like(&source));
+            target.copy_from(&source).unwrap();
+            assert_eq!(target, strip(&source), "{format}: the source has more");
+            let mut target = empty_like(&source);
+            let litter = target.clone();
+            target.copy_from(&strip(&source)).unwrap();
+            let kept = Quantized {
+                rowwise: if lacks_rowwise { litter.rowwise } else { source.rowwise.clone() },
+                columnwise: if lacks_columnwise { litter.columnwise } else { source.columnwise.clone() },
+                ..source.clone()
+            };
+            assert_eq!(target, kept, "{format}: the target has more");
+        }
+    }
 }

@@ -181,6 +181,20 @@ fn c10_a_mixed_list_gives_the_bytes_of_the_whole_for_any_number_of_ranks_and_any
     }
 }
 
+/// Weights of more rows and columns than any kernel works on at once, in a list, cut unevenly: in the middle of
+/// tiles, rows and bytes.
+#[test]
+fn large_weights_cut_unevenly_give_the_bytes_of_the_whole_in_every_format() {
+    let formats = Format::CANONICAL.into_iter().filter(|format| format.check_weight().is_ok());
+    let shape = Shape::new(608, 1120);
+    let list: Vec<_> =
+        (1..).zip(formats).map(|(seed, format)| (format, shape, normal(shape, seed))).collect();
+    for portions in [&[7, 4, 6][..], &[1, 0, 41]] {
+        assert!(cut(shape.elements(), portions).iter().any(|shard| shard.start % 2 == 1));
+        check_against_whole(&list, portions, Via::Bf16);
+    }
+}
+
 #[test]
 fn c9_a_rank_without_a_slice_joins_the_collective_and_gets_the_same_scales() {
     let shape = Shape::new(128, 128);

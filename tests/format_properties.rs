@@ -3,13 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod random_weight;
+mod staged;
 
 use proptest::prelude::*;
 use random_weight::{bits, normal, wild};
 use warpweft::format::{
-    Directions, FlatShard, Format, Fp8Element, Fp8Tile, Nvfp4Block, Orientation, OwnedPlanes, Planes,
-    Quantized, Shape, Via, dequantize, expand_scale, flat_amax, flat_cast, fused_scale, partial_amax,
-    partial_cast, place_fragment, quantize,
+    Directions, Epsilon, FlatShard, Format, Fp8Block, Fp8Element, Fp8Tile, Nvfp4Block, Orientation,
+    OwnedPlanes, Planes, Quantized, ScaleRule, Shape, Via, dequantize, expand_scale, flat_amax, flat_cast,
+    fused_scale, partial_amax, place_fragment, quantize,
 };
 
 /// Formats a weight can have.
@@ -67,15 +68,11 @@ fn row_shard(
     master: &[f32],
     tensor_amax: f32,
 ) -> (OwnedPlanes, f32) {
-    let mut blocks = vec![0.0; format.amax_blocks(orientation, shape)];
-    let mut encode = vec![0.0; format.encode_blocks(orientation, shape)];
     let bytes =
         |kind: usize| format.shard_planes(orientation, shape).get(kind).map_or(0, |plane| plane.bytes());
     let mut planes = OwnedPlanes { data: vec![0xA5; bytes(0)], scale: vec![0xA5; bytes(1)] };
-    partial_amax(format, orientation, via, shape, master, &mut blocks).unwrap();
-    let scale = fused_scale(format, orientation, shape, &blocks, tensor_amax, &mut encode, &mut planes.scale)
-        .unwrap();
-    partial_cast(format, orientation, via, shape, master, &encode, &mut planes.data).unwrap();
+    let target = planes.as_planes_mut();
+    let (_, scale) = staged::quantize(format, orientation, via, shape, master, Some(tensor_amax), target);
     (planes, scale)
 }
 
@@ -325,28 +322,55 @@ impl ErrorBound {
     }
 }
 
-/// Conformance F4: the shapes and tolerances, and the proof that the check can fail.
+/// Values as random ones are, between −5 and 5, most of them larger than the tolerances.
+fn uniform(shape: Shape, seed: u64) -> Vec<f32> {
+    let value = |at| (bits(seed, at) >> 40) as f32 / (1_u64 << 24) as f32 * 10.0 - 5.0;
+    (0..shape.elements() as u64).map(value).collect()
+}
+
+/// Conformance F4: the dimensions and tolerances, in planes of both directions and of one alone, and the proof
+/// that the check can fail. All dimensions but the last are rows; a scalar is a row of one.
 #[test]
 fn f4_round_trips_are_close_to_the_value_and_far_from_its_negative() {
-    let e5m2: Format = "fp8_block128_e5m2_pow2".parse().unwrap();
-    for (rows, cols) in [(1, 1), (1, 256), (1, 311), (1, 264), (256, 512), (250, 500), (35, 3), (30, 5)] {
-        let shape = Shape::new(rows, cols);
-        let weight: Vec<f32> = normal(shape, 5).iter().map(|x| x * 50.0 + 1.0).collect();
-        for (format, relative, absolute) in [
-            (Format::FP8_BLOCK128_POW2, 0.125, 0.08),
-            (Format::FP8_BLOCK1X128_POW2, 0.125, 0.08),
-            (e5m2, 0.25, 0.125),
-        ] {
-            let quantized = whole(format, Via::None, shape, &weight);
-            let restored = quantized.dequantize(Orientation::Rowwise).unwrap();
-            let close = |sign: f32| {
-                restored
-                    .iter()
-                    .zip(&weight)
-                    .all(|(y, x)| (y - sign * x).abs() <= absolute + relative * x.abs())
-            };
-            assert!(close(1.0), "{format} {shape}");
-            assert!(!close(-1.0), "{format} {shape}");
+    let dimensions: [&[usize]; 8] =
+        [&[], &[256], &[311], &[264], &[256, 512], &[250, 500], &[7, 5, 3], &[2, 3, 5, 3]];
+    let elements = [(Fp8Element::E4m3, 0.125, 0.08), (Fp8Element::E5m2, 0.25, 0.125)];
+    for dimensions in dimensions {
+        let cols = dimensions.last().copied().unwrap_or(1);
+        let shape = Shape::new(dimensions.iter().product::<usize>() / cols, cols);
+        let weight = uniform(shape, 5);
+        let turned: Vec<f32> =
+            (0..weight.len()).map(|at| weight[at % shape.rows * shape.cols + at / shape.rows]).collect();
+        for ((element, relative, absolute), tile) in elements
+            .into_iter()
+            .flat_map(|element| [Fp8Tile::Tile128x128, Fp8Tile::Row1x128].map(|tile| (element, tile)))
+        {
+            let scale = ScaleRule::PowerOfTwo;
+            let format = Format::Fp8Block(Fp8Block { tile, element, scale, epsilon: Epsilon::ZERO });
+            for (directions, orientation, values) in [
+                (Directions::Both, Orientation::Rowwise, &weight),
+                (Directions::Both, Orientation::Columnwise, &turned),
+                (Directions::Rowwise, Orientation::Rowwise, &weight),
+                (Directions::Columnwise, Orientation::Columnwise, &turned),
+            ] {
+                let what = format!("{format} {dimensions:?} {directions:?} {orientation}");
+                let quantized = quantize(format, directions, Via::None, shape, &weight).unwrap();
+                let restored = quantized.dequantize(orientation).unwrap();
+                assert_eq!(restored.len(), values.len(), "{what}");
+                let close = |sign: f32| {
+                    let within = |(y, x): (&f32, &f32)| (y - sign * x).abs() <= absolute + relative * x.abs();
+                    restored.iter().zip(values).filter(|pair| within(*pair)).count()
+                };
+                assert_eq!(close(1.0), values.len(), "{what}");
+                // Of values between −5 and 5, one in 50 is so small that its negative is close to it.
+                assert!(close(-1.0) <= values.len() / 20, "{what}: {} of {}", close(-1.0), values.len());
+            }
+            if let [_, _, ..] = dimensions
+                && tile == Fp8Tile::Row1x128
+            {
+                let quantized = whole(format, Via::None, shape, &weight);
+                assert_eq!(quantized.view(dimensions).unwrap().dimensions(), dimensions);
+            }
         }
     }
 }

@@ -3,7 +3,9 @@
 
 use proptest::prelude::*;
 use warpweft::config::{Backward, Columnwise, Config};
-use warpweft::format::{ElementType, Format, FormatError, Orientation, Shape};
+use warpweft::format::{
+    ElementType, FlatShard, Format, FormatError, Orientation, Shape, Via, flat_amax, flat_cast, reference,
+};
 use warpweft::id::RankId;
 use warpweft::layout::{Content, MAX_ARENA, Weights, aligned};
 use warpweft::model::{
@@ -167,5 +169,56 @@ proptest! {
         prop_assert_eq!(dense as u128, elements.saturating_mul(4).min(usize::MAX as u128));
         let gathered = Content::Gathered(id, Orientation::Rowwise).bytes(&weights, |_| 0);
         prop_assert!(gathered as u128 >= (elements / 2).min(usize::MAX as u128));
+    }
+}
+
+/// Conformance H12 for masters on their way into a quantized weight: slices across 2^31 elements and at the end, odd
+/// and even, have the amaxes of their own blocks and the codes of their own factors. What is needed of so large a
+/// weight are its blocks alone; MXFP8 has too many of them.
+#[test]
+fn h12_slices_beyond_two_to_the_thirty_one_elements_are_quantized_in_their_own_blocks() {
+    let shape = Shape::new(64_016, 36_864);
+    let elements = shape.elements();
+    assert!(elements > 2_359_332_864);
+    let shards = [((1 << 31) - 4097, 80_000), (elements - 70_001, 70_001), (elements, 0)];
+    for format in [Format::NVFP4_2D, Format::FP8_BLOCK128_POW2, Format::FP8_TENSOR_E4M3] {
+        let side = format.row_tile();
+        let block_of = |element: usize| match format {
+            Format::Fp8Tensor(_) => 0,
+            _ => element / shape.cols / side * (shape.cols / side) + element % shape.cols / side,
+        };
+        let rowwise = Orientation::Rowwise;
+        let mut found = vec![f32::NAN; format.amax_blocks(rowwise, shape)];
+        let mut encode = vec![f32::NAN; format.encode_blocks(rowwise, shape)];
+        for (block, encode) in encode.iter_mut().enumerate() {
+            *encode = 1.0 + (block % 13) as f32 / 4.0;
+        }
+        for (start, len) in shards {
+            let shard = FlatShard { start, len };
+            let value = |at: usize| ((start + at) as f32 * 0.7).sin() * 3.0 + (at % 64) as f32 / 64.0;
+            let master: Vec<f32> = (0..len).map(value).collect();
+            let amax = flat_amax(format, rowwise, Via::None, shape, shard, &master, &mut found).unwrap();
+            assert_eq!(amax, master.iter().fold(0.0, |amax: f32, value| amax.max(value.abs())), "{format}");
+            let mut expected = vec![0.0_f32; found.len()];
+            for (at, value) in master.iter().enumerate().filter(|_| !found.is_empty()) {
+                let amax = &mut expected[block_of(start + at)];
+                *amax = amax.max(value.abs());
+            }
+            assert!(found == expected, "{format} {shard:?}");
+
+            let mut fragment = vec![0xA5; shard.fragment(format).len()];
+            flat_cast(format, rowwise, Via::None, shape, shard, &master, &encode, &mut fragment).unwrap();
+            for (at, value) in master.iter().enumerate() {
+                let scaled = value * encode[block_of(start + at)];
+                let (found, expected) = match format {
+                    Format::Nvfp4(_) => {
+                        let byte = fragment[(start + at) / 2 - start / 2];
+                        (byte >> ((start + at) % 2 * 4) & 15, reference::e2m1(scaled))
+                    }
+                    _ => (fragment[at], reference::e4m3(scaled)),
+                };
+                assert_eq!(found, expected, "{format} {shard:?}, element {at}");
+            }
+        }
     }
 }

@@ -9,63 +9,26 @@
 //! layers 128→288→768→128 under SGD on two ranks, C6 for 128→320→768→128 at batch 2048. Here the layers are
 //! square, the batch is one row a rank, there are three ranks, and the optimizer is AdamW. Batch 2048 would
 //! take 500 steps of 5 GFLOP per rank in plain loops, twice; what it adds is in the closures, not in the
-//! library.
+//! library. Layers of those widths, on two ranks, are in `tests/unsharded_widths.rs`.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod reference;
 mod trainer;
 
-use reference::{Parameter, RATE, Reducing, as_stored, mean_over_replicas, sum};
+use reference::{
+    Parameter, RATE, Reducing, mean_over_replicas, scaling, stored_values, stored_values_delayed, sum,
+};
 use trainer::{SIZE, Shaped, Trainer, losses, within_a_minute};
 use warpweft::config::{AcrossMicroBatches, Backward, Capture, Config, ReduceDtype, ReduceEvery, Scaling};
-use warpweft::format::{
-    AmaxChoice, DelayedScaling, Directions, Format, Orientation, Planes, PlanesMut, Shape, Via, dequantize,
-    partial_amax, partial_cast, quantize, transpose,
-};
+use warpweft::format::{AmaxChoice, DelayedScaling, Format, Orientation, Shape};
 
+const SQUARE: Shape = Shape::new(SIZE, SIZE);
 const RANKS: u32 = 3;
 const LAYERS: usize = 2;
 const STEPS: u32 = 100;
 
 /// In NVFP4.
 const LONG: u32 = 500;
-
-/// The same columnwise: the transpose, in formats that quantize it by itself its own values.
-fn transposed_as_stored(format: Format, master: &[f32]) -> Vec<f32> {
-    let shape = Shape::new(SIZE, SIZE);
-    let stored = quantize(format, Directions::Both, Via::Bf16, shape, master).unwrap();
-    let planes = stored.columnwise.as_ref().unwrap();
-    let mut values = vec![0.0; SIZE * SIZE];
-    let planes = Planes { data: &planes.data, scale: &planes.scale };
-    dequantize(format, Orientation::Columnwise, shape, planes, stored.tensor_scale, &mut values).unwrap();
-    values
-}
-
-/// Both of these with the scale of earlier steps. The first masters are cast without being remembered.
-fn as_stored_delayed(
-    format: Format,
-    master: &[f32],
-    scaling: &mut DelayedScaling,
-    remembered: bool,
-) -> [Vec<f32>; 2] {
-    fn planes(data: &[u8]) -> Planes<'_> {
-        Planes { data, scale: &[] }
-    }
-    let shape = Shape::new(SIZE, SIZE);
-    let scale = scaling.scale();
-    let (mut rows, mut columns) = (vec![0; SIZE * SIZE], vec![0; SIZE * SIZE]);
-    partial_cast(format, Orientation::Rowwise, Via::Bf16, shape, master, &[scale.encode], &mut rows).unwrap();
-    transpose(format, shape, planes(&rows), PlanesMut { data: &mut columns, scale: &mut [] }).unwrap();
-    if remembered {
-        scaling
-            .record(partial_amax(format, Orientation::Rowwise, Via::Bf16, shape, master, &mut []).unwrap());
-    }
-    [(Orientation::Rowwise, rows), (Orientation::Columnwise, columns)].map(|(orientation, data)| {
-        let mut values = vec![0.0; SIZE * SIZE];
-        dequantize(format, orientation, shape, planes(&data), scale.decode, &mut values).unwrap();
-        values
-    })
-}
 
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
@@ -129,8 +92,9 @@ fn repeated_reference(
         let (mut weights, mut transposed) = (Vec::new(), Vec::new());
         for (Parameter { master, .. }, scaling) in layers.iter().zip(&mut scalings) {
             let [rows, columns] = match scaling {
-                None => [as_stored(format, master), transposed_as_stored(format, master)],
-                Some(scaling) => as_stored_delayed(format, master, scaling, step > 0),
+                None => [Orientation::Rowwise, Orientation::Columnwise]
+                    .map(|orientation| stored_values(format, orientation, SQUARE, master)),
+                Some(scaling) => stored_values_delayed(format, SQUARE, master, scaling, step > 0),
             };
             weights.push(rows);
             transposed.push(columns);
@@ -175,11 +139,6 @@ fn repeated_reference(
         bias.update(&replicated_mean(&of_bias, micro_batches), step as i32 + 1);
     }
     found
-}
-
-fn scaling(format: Format, choice: AmaxChoice, history: u32) -> DelayedScaling {
-    let Format::Fp8Tensor(tensor) = format else { panic!("{format} has no scale of the whole tensor") };
-    DelayedScaling::new(tensor, choice, history as usize).unwrap()
 }
 
 /// C4, delayed scaling.

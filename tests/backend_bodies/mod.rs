@@ -30,3 +30,4 @@ pub(crate) mod optimizer;
 pub(crate) mod recorded;
 pub(crate) mod replay;
 pub(crate) mod replicas;
+pub(crate) mod scales;

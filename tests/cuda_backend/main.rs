@@ -28,6 +28,7 @@ fn main() {
         bodies::recorded::ALL,
         bodies::replicas::ALL,
         bodies::replay::ALL,
+        bodies::scales::ALL,
     ]
     .concat();
     let chosen: Vec<_> = all

@@ -5,7 +5,10 @@
 
 use half::bf16;
 use warpweft::config::{ReduceDtype, ReduceEvery};
-use warpweft::format::{Directions, Format, Orientation, Planes, Shape, Via, dequantize, quantize};
+use warpweft::format::{
+    AmaxChoice, DelayedScaling, Directions, Format, Orientation, Planes, PlanesMut, Shape, Via, dequantize,
+    partial_amax, partial_cast, quantize, transpose,
+};
 use warpweft::session::initial::MasterRows;
 
 use crate::trainer::{SIZE, initial};
@@ -44,13 +47,50 @@ impl Parameter {
 
 /// The values a forward pass sees: the weight as it would be stored, and back.
 pub fn as_stored(format: Format, master: &[f32]) -> Vec<f32> {
-    let shape = Shape::new(SIZE, SIZE);
-    let stored = quantize(format, Directions::Rowwise, Via::Bf16, shape, master).unwrap();
-    let planes = stored.rowwise.as_ref().unwrap();
-    let mut values = vec![0.0; SIZE * SIZE];
-    let planes = Planes { data: &planes.data, scale: &planes.scale };
-    dequantize(format, Orientation::Rowwise, shape, planes, stored.tensor_scale, &mut values).unwrap();
-    values
+    stored_values(format, Orientation::Rowwise, Shape::new(SIZE, SIZE), master)
+}
+
+/// Those of planes of either orientation, transposed if they are columnwise.
+pub fn stored_values(format: Format, orientation: Orientation, shape: Shape, master: &[f32]) -> Vec<f32> {
+    let directions = match orientation {
+        Orientation::Rowwise => Directions::Rowwise,
+        // Derived from the rowwise ones, where a format can.
+        Orientation::Columnwise => Directions::Both,
+    };
+    quantize(format, directions, Via::Bf16, shape, master).unwrap().dequantize(orientation).unwrap()
+}
+
+/// Those of both orientations with the scale of earlier steps. The first masters are cast without being
+/// remembered.
+pub fn stored_values_delayed(
+    format: Format,
+    shape: Shape,
+    master: &[f32],
+    scaling: &mut DelayedScaling,
+    remembered: bool,
+) -> [Vec<f32>; 2] {
+    fn planes(data: &[u8]) -> Planes<'_> {
+        Planes { data, scale: &[] }
+    }
+    let scale = scaling.scale();
+    let (mut rows, mut columns) = (vec![0; shape.elements()], vec![0; shape.elements()]);
+    partial_cast(format, Orientation::Rowwise, Via::Bf16, shape, master, &[scale.encode], &mut rows).unwrap();
+    transpose(format, shape, planes(&rows), PlanesMut { data: &mut columns, scale: &mut [] }).unwrap();
+    if remembered {
+        scaling
+            .record(partial_amax(format, Orientation::Rowwise, Via::Bf16, shape, master, &mut []).unwrap());
+    }
+    [(Orientation::Rowwise, rows), (Orientation::Columnwise, columns)].map(|(orientation, data)| {
+        let mut values = vec![0.0; shape.elements()];
+        dequantize(format, orientation, shape, planes(&data), scale.decode, &mut values).unwrap();
+        values
+    })
+}
+
+/// The history of a weight of a format with one scale.
+pub fn scaling(format: Format, choice: AmaxChoice, history: u32) -> DelayedScaling {
+    let Format::Fp8Tensor(tensor) = format else { panic!("{format} has no scale of the whole tensor") };
+    DelayedScaling::new(tensor, choice, history as usize).unwrap()
 }
 
 /// Added one after the other in f32.

@@ -1,5 +1,7 @@
 //! One element: from f32 to its code and back, by definition.
 
+use std::sync::LazyLock;
+
 /// Magnitudes of the E2M1 codes 0..=7.
 pub const E2M1_MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
@@ -51,40 +53,39 @@ fn fp8_value(code: u8, mantissa_bits: u32, bias: i32) -> f64 {
     if code & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
+/// The magnitudes of the codes of finite values, which grow with the code.
+static E4M3_MAGNITUDES: LazyLock<Vec<f64>> = LazyLock::new(|| (0..=0x7E).map(e4m3_value).collect());
+static E5M2_MAGNITUDES: LazyLock<Vec<f64>> = LazyLock::new(|| (0..=0x7B).map(e5m2_value).collect());
+
 /// The E4M3 code of `value`: nearest, ties to the even code, saturating at 448; NaN gives 0x7F.
 #[must_use]
 pub fn e4m3(value: f32) -> u8 {
-    nearest(value, 0x7E, e4m3_value)
+    nearest(value, &E4M3_MAGNITUDES)
 }
 
 /// The E5M2 code of `value`: nearest, ties to the even code, saturating at 57344; NaN gives 0x7F.
 #[must_use]
 pub fn e5m2(value: f32) -> u8 {
-    nearest(value, 0x7B, e5m2_value)
+    nearest(value, &E5M2_MAGNITUDES)
 }
 
-fn nearest(value: f32, largest: u8, decode: fn(u8) -> f64) -> u8 {
+fn nearest(value: f32, magnitudes: &[f64]) -> u8 {
     if value.is_nan() {
         return 0x7F;
     }
     let sign = if value.is_sign_negative() { 0x80 } else { 0 };
     let a = f64::from(value.abs());
-    if a >= decode(largest) {
-        return sign | largest;
-    }
-    // The magnitudes grow with the code: find the pair around `a` and take the nearer one.
-    let (mut below, mut above) = (0, largest);
-    while above - below > 1 {
-        let middle = below.midpoint(above);
-        if decode(middle) <= a {
-            below = middle;
-        } else {
-            above = middle;
+    // Find the pair around `a` and take the nearer one.
+    let above = magnitudes.partition_point(|magnitude| *magnitude <= a);
+    let below = above - 1;
+    let code = match magnitudes.get(above) {
+        None => below,
+        Some(up) => {
+            let (down, up) = (a - magnitudes[below], up - a);
+            if down < up || (down == up && below % 2 == 0) { below } else { above }
         }
-    }
-    let (down, up) = (a - decode(below), decode(above) - a);
-    let code = if down < up || (down == up && below % 2 == 0) { below } else { above };
-    sign | code
+    };
+    sign | code as u8
 }
 
 /// The E8M0 code of the smallest power of two that is not below `value` ≥ 0; infinity gives 254, NaN 255.
