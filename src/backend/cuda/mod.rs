@@ -6,8 +6,8 @@
 //! - A rank's memory is one plain allocation that never moves. Whatever a step enqueues was prepared when its
 //!   plan was bound.
 //! - A lane that makes no progress within the deadline, and a rank that fails, end every wait of this world
-//!   with the reason. This library cannot end two waits: NCCL's opening call, and a closure that does not
-//!   return.
+//!   with the reason. This library cannot end three waits: NCCL's opening call, a closure that does not
+//!   return, and a call of the driver that does not.
 //!
 //! One idea per file: `context`, `memory` and `stream` own what the driver gives. `kernels` are launches of
 //! the files in `kernels/`. `bind` turns a plan's ops into commands. `transport` turns collectives into
