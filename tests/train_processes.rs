@@ -221,8 +221,8 @@ struct Process {
 
 impl Process {
     /// Waits until it has made steps, all of them as they were asked for: recorded from the second on, if
-    /// they are to be.
-    fn works(&mut self) {
+    /// they are to be. Returns what it said until then.
+    fn works(&mut self) -> String {
         let out = BufReader::new(self.child.stdout.take().unwrap());
         let mut lines = out.lines().map_while(Result::ok);
         let mut said = String::new();
@@ -234,6 +234,7 @@ impl Process {
         assert!(!said.contains("not recorded"), "{said}");
         // It goes on printing, and must not be held up by a full pipe.
         std::thread::spawn(move || lines.for_each(drop));
+        said
     }
 
     /// With which code it ended, none if by a signal, and what it said on stderr.
@@ -409,6 +410,8 @@ struct Place {
     capture: bool,
     /// Up to what size kernels carry bytes to peers, and wait for them.
     by_kernel: Option<&'static str>,
+    /// Whether CUPTI times all steps.
+    by_cupti: bool,
 }
 
 /// One of two processes ends in a step: the other says which, and exits by itself, with an error.
@@ -418,6 +421,13 @@ fn named_by_the_other(folder: &Path, count: u32, place: Place, end: End) {
     let deadline = DEADLINE.as_secs().to_string();
     let mut variables = vec![("WARPWEFT_TRANSPORT", place.transport), ("WARPWEFT_DEADLINE_S", &deadline)];
     variables.extend(place.by_kernel.map(|size| ("WARPWEFT_KERNEL_EXCHANGE", size)));
+    let trace = folder.join("trace.json");
+    if place.by_cupti {
+        variables.push(("WARPWEFT_TRACE__ENABLED", "true"));
+        variables.push(("WARPWEFT_TRACE__PATH", trace.to_str().unwrap()));
+        variables.push(("WARPWEFT_TRACE__STEPS", "1000000"));
+        variables.push(("WARPWEFT_TRACE__DEVICE", "auto"));
+    }
     let run = Run {
         folder,
         processes: 2,
@@ -429,7 +439,11 @@ fn named_by_the_other(folder: &Path, count: u32, place: Place, end: End) {
         arguments: &[],
     };
     let mut processes = run.start();
-    processes[0].works();
+    let said = processes[0].works();
+    if place.by_cupti && !said.contains("timed by CUPTI") {
+        skipped("a killed process beside CUPTI", "CUPTI is not to be had");
+        return;
+    }
     let (started, told) = (begun.elapsed(), Instant::now());
     processes[end.victim].signal(end.signal);
     let (code, said) = processes[1 - end.victim].ends(END);
@@ -451,7 +465,7 @@ fn a_process_that_is_killed_or_stopped_in_a_step_is_named_by_the_others() {
     let ways: &[_] = if has_nccl() { &[("peer", 1), ("nccl", 1), ("auto", 2)] } else { &[("peer", 1)] };
     for (transport, hosts) in ways.iter().copied() {
         for end in [KILLED, FIRST_KILLED, STOPPED] {
-            let place = Place { transport, hosts, capture: false, by_kernel: None };
+            let place = Place { transport, hosts, capture: false, by_kernel: None, by_cupti: false };
             named_by_the_other(folder.path(), count, place, end);
         }
     }
@@ -464,7 +478,7 @@ fn a_process_that_is_killed_or_stopped_in_a_recorded_step_is_named_by_the_others
     let Some((count, _alone)) = gpus("killed and stopped processes, recorded") else { return };
     let folder = tempfile::tempdir().unwrap();
     let end = |transport, hosts, by_kernel, end| {
-        let place = Place { transport, hosts, capture: true, by_kernel };
+        let place = Place { transport, hosts, capture: true, by_kernel, by_cupti: false };
         named_by_the_other(folder.path(), count, place, end);
     };
     end("peer", 1, None, KILLED);
@@ -479,4 +493,18 @@ fn a_process_that_is_killed_or_stopped_in_a_recorded_step_is_named_by_the_others
     end("nccl", 1, None, STOPPED);
     end("auto", 2, None, KILLED);
     end("auto", 2, None, STOPPED);
+}
+
+/// RV-3, RL-1: CUPTI's calls, and its thread, use the locks of the driver too.
+#[test]
+fn a_process_that_is_killed_while_cupti_times_its_peer_is_named_by_it() {
+    let Some((count, _alone)) = gpus("killed processes beside CUPTI") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let ways: &[_] = if has_nccl() { &[("peer", 1), ("nccl", 1), ("auto", 2)] } else { &[("peer", 1)] };
+    for (transport, hosts) in ways.iter().copied() {
+        for end in [KILLED, FIRST_KILLED] {
+            let place = Place { transport, hosts, capture: false, by_kernel: None, by_cupti: true };
+            named_by_the_other(folder.path(), count, place, end);
+        }
+    }
 }
