@@ -362,7 +362,7 @@ fn f4_round_trips_are_close_to_the_value_and_far_from_its_negative() {
                     restored.iter().zip(values).filter(|pair| within(*pair)).count()
                 };
                 assert_eq!(close(1.0), values.len(), "{what}");
-                // Of values between −5 and 5, one in 50 is so small that its negative is close to it.
+                // Of values between −5 and 5, fewer than one in 50 is so small that its negative is close to it.
                 assert!(close(-1.0) <= values.len() / 20, "{what}: {} of {}", close(-1.0), values.len());
             }
             if let [_, _, ..] = dimensions

@@ -143,6 +143,7 @@ impl Settings {
                 );
             }
             let stored = state.planes[0].planes[0].as_chunks::<2>().0;
+            assert!(self.format != Format::Bf16 || stored.len() == state.master.len(), "{self:?}");
             for (found, master) in stored.iter().zip(&state.master).filter(|_| self.format == Format::Bf16) {
                 let (found, tie) = (u16::from_le_bytes(*found), master.to_bits() & 0xFFFF == 0x8000);
                 let split = self.masters == Masters::Bf16Remainder;

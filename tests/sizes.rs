@@ -180,7 +180,7 @@ fn h12_slices_beyond_two_to_the_thirty_one_elements_are_quantized_in_their_own_b
     let shape = Shape::new(64_016, 36_864);
     let elements = shape.elements();
     assert!(elements > 2_359_332_864);
-    let shards = [((1 << 31) - 4097, 80_000), (elements - 70_001, 70_001), (elements, 0)];
+    let shards = [((1 << 31) - 4097, 80_000), (elements - 70_000, 70_000), (elements, 0)];
     for format in [Format::NVFP4_2D, Format::FP8_BLOCK128_POW2, Format::FP8_TENSOR_E4M3] {
         let side = format.row_tile();
         let block_of = |element: usize| match format {

@@ -321,6 +321,7 @@ fn processes_on_several_hosts_have_the_losses_of_one() {
     check(own(2), &expected, (2, 2, "nccl", false), alone);
     check(own(count), &expected, (count, count, "auto", false), alone);
     if count < 4 {
+        // What four ranks have in one process cannot be had here.
         let (gpus, nccl) = (Gpus::FirstTwo, run(Gpus::FirstTwo, 2, 2, "nccl", false).losses);
         check(gpus, &nccl, (2, 2, "auto", false), inside);
         check(gpus, &nccl, (2, 2, "auto", true), inside);

@@ -209,6 +209,7 @@ fn rl1_words_that_are_open_for_good_hold_up_no_launch_however_often_it_comes_to_
     let launch = gpu.kernels.exchange(&ranges.copies(), &[partner(&there, &here)], None).unwrap();
     let stream = Stream::new(&gpu);
     stream.enqueue(&launch);
+    let waits = in_time(|| there.read()[..WORD] == SIGNALLED);
     std::thread::sleep(Duration::from_millis(20));
     let had_ended = stream.is_idle();
     here.write(&[OPEN, OPEN].concat());
@@ -217,7 +218,7 @@ fn rl1_words_that_are_open_for_good_hold_up_no_launch_however_often_it_comes_to_
         stream.enqueue(&launch);
     }
     stream.wait();
-    assert!(!had_ended, "it waited for no partner");
+    assert!(waits && !had_ended, "it waited for no partner");
     assert!(ranges.are_written());
     assert_eq!(here.read(), [OPEN, OPEN].concat(), "clearing a word does not close it");
 }

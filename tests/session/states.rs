@@ -48,6 +48,9 @@ fn bf16_moments_are_exported_as_f32_and_imported_without_loss() {
             .collect();
         assert!(moments.iter().all(|moment| moment.to_bits() & 0xFFFF == 0), "they are bf16 values");
         assert!(moments.iter().any(|moment| *moment != 0.0));
+        let weight = &checkpoint.weights[1];
+        assert_eq!(checkpoint.weight(&weight.name), Some(weight));
+        assert_eq!(checkpoint.weight("no such weight"), None);
         let expected = losses(&mut first, 2, 3..6).await;
         let mut second = trainer.start(config(), 2).await.unwrap();
         second.import(&checkpoint).await.unwrap();

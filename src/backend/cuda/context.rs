@@ -131,7 +131,7 @@ pub(super) struct Context {
     ordinal: DeviceOrdinal,
     device: sys::CUdevice,
     context: sys::CUcontext,
-    /// Whether one of its streams will not run out.
+    /// Whether a stream of its GPU, or of another of the same world, will not run out.
     abandoned: AtomicBool,
 }
 
@@ -161,8 +161,8 @@ impl Context {
         unsafe { result::ctx::set_current(self.context) }.map_err(CudaFailure::driver("cuCtxSetCurrent"))
     }
 
-    /// From now on its memory, its code and the context itself are left to the end of the process: giving
-    /// them back would wait for a stream that waits for ever.
+    /// From now on its memory, code, streams and events, and the context itself, are left to the end of the
+    /// process: giving them back might wait for a stream that waits for ever.
     pub(super) fn abandon(&self) {
         self.abandoned.store(true, Ordering::SeqCst);
     }
@@ -184,6 +184,14 @@ impl Context {
     pub(super) fn gpu(&self) -> Result<[u8; 16], CudaFailure> {
         let uuid = result::device::get_uuid(self.device).map_err(CudaFailure::driver("cuDeviceGetUuid"))?;
         Ok(uuid.bytes.map(|byte| byte.to_ne_bytes()[0]))
+    }
+
+    /// Whether streams can wait for words of 64 bits, as ranks do that meet.
+    pub(super) fn can_meet(&self) -> Result<bool, CudaFailure> {
+        let words = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS;
+        // SAFETY: the device is one the driver gave.
+        let can = unsafe { result::device::get_attribute(self.device, words) };
+        can.map(|can| can != 0).map_err(CudaFailure::driver("cuDeviceGetAttribute"))
     }
 
     /// Whether the hardware can reach the memory of every other GPU this process sees.

@@ -91,7 +91,7 @@ impl Library {
 mod tests {
     use super::*;
 
-    /// A machine without one of these libraries tells the two answers apart.
+    /// A machine without one of these libraries tells the two answers apart. This crate's own builds open them.
     #[test]
     fn where_libraries_are_opened_the_binding_is_asked_whether_they_are_there() {
         // SAFETY: as in `is_present`.

@@ -139,9 +139,10 @@ fn statements(
     options: &CudaOptions,
     contexts: &[Arc<Context>],
 ) -> Result<Vec<Statement>, CudaFailure> {
-    let own = contexts
-        .iter()
-        .map(|context| Ok(Statement::new(options, context.gpu()?, context.can_reach_all()?)?.encode()));
+    let own = contexts.iter().map(|context| {
+        let reaches = context.can_reach_all()? && context.can_meet()?;
+        Ok(Statement::new(options, context.gpu()?, reaches)?.encode())
+    });
     let own = own.collect::<Result<Vec<_>, CudaFailure>>()?;
     let all = rendezvous.exchange_all(Topic::Devices, &own).map_err(refused)?;
     let statement = |bytes: &Arc<[u8]>| {
@@ -151,6 +152,14 @@ fn statements(
 }
 
 fn reach_all(contexts: &[Arc<Context>]) -> Result<(), CudaFailure> {
+    for context in contexts {
+        if !context.can_meet()? {
+            return Err(CudaFailure::Refused(format!(
+                "streams of {} cannot wait for words of 64 bits; install NCCL and set transport = \"nccl\"",
+                context.ordinal()
+            )));
+        }
+    }
     for (one, other) in contexts.iter().flat_map(|one| contexts.iter().map(move |other| (one, other))) {
         if !one.reach(other)? {
             return Err(CudaFailure::Refused(format!(

@@ -1,14 +1,16 @@
 //! How a rank of a world that has ended lets its device run on without its peers.
 //!
 //! Laws:
-//! - **RL-1** All words of a rank are opened for good before one of its communicators is aborted. Aborting
-//!   gives memory back. That waits for the device, with a lock held that other calls of the driver need: NCCL
-//!   was seen in `cuMemFreeHost`, the device at a word, and the rank that would have set the word in a copy
-//!   that waited for the lock. Once the words are open, the device runs on without a call of the host.
-//! - Memory of the host is mapped by every GPU of a process, so giving it back may wait for all of them. The
-//!   ranks of a process therefore open their words before any of them aborts; one that does not come within
-//!   [`PATIENCE`] is in a closure, or has nothing on its lanes.
-//! - It is done once for each rank, whatever first notices the end: a wait, or giving up.
+//! - **RL-1** All words of a rank are open for good before one of its communicators is aborted. Aborting gives
+//!   memory back. That waits for the device, with a lock held that other calls of the driver need: NCCL was
+//!   seen in `cuMemFreeHost`, the device at a word, and the rank that would have set the word in a copy that
+//!   waited for the lock. Once the words are open, the device runs on without a call of the host. If they
+//!   cannot be opened, nothing is aborted, and the GPUs are abandoned.
+//! - **RL-2** Memory of the host is mapped by every GPU of a process, so giving it back may wait for all of
+//!   them. The ranks of a process therefore wait for each other here before any of them aborts, but not past
+//!   [`PATIENCE`]. A rank that is between steps is not missed. One that is in a closure for longer may be: its
+//!   device may stand at a word or in NCCL, and an abort beside it may then not end.
+//! - The rank's own thread does it, once, whatever first notices the end: a wait, or giving up.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -22,8 +24,8 @@ use super::world::World;
 use crate::id::RankId;
 
 /// How long the copy that opens the words may take, and how long the other ranks of the process are waited
-/// for.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// for. They look at the state of the world before every task, and all the time while they wait.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// The pause between two looks.
 const PAUSE: Duration = Duration::from_micros(50);
 
@@ -35,7 +37,8 @@ pub(super) struct Release {
     begun: AtomicBool,
 }
 
-/// How many ranks of this process have opened their words.
+/// How many ranks of this process need no call of the host any more for their devices to run on, but for
+/// aborting.
 #[derive(Debug, Default)]
 pub(super) struct Released(AtomicUsize);
 
@@ -56,26 +59,37 @@ impl Release {
         if self.begun.swap(true, Ordering::SeqCst) {
             return;
         }
-        if world.network.transport == Transport::Peer {
-            self.open_words(world, rank, transfers);
+        let is_open = world.network.transport != Transport::Peer || self.open_words(world, rank, transfers);
+        world.released.come();
+        if !is_open {
+            return world.abandon();
         }
-        world.released.0.fetch_add(1, Ordering::SeqCst);
         if communicators.is_empty() {
             return;
         }
-        let all = world.rendezvous.range().len();
-        wait_while(|| world.released.0.load(Ordering::SeqCst) < all);
+        world.released.wait_for(world.rendezvous.range().len(), PATIENCE);
         communicators.iter().for_each(|one| one.begin_abort());
     }
 
-    fn open_words(&self, world: &World, rank: RankId, transfers: &Stream) {
-        let Some(home) = world.home(rank) else { return };
+    /// Opens the words for good, and says whether they were seen to be open.
+    fn open_words(&self, world: &World, rank: RankId, transfers: &Stream) -> bool {
+        // Without memory there is no lane that could wait.
+        let Some(home) = world.home(rank) else { return true };
         // SAFETY: the words are as many as `open` has. Nothing changes `open`, which is not given back once
         // the copy was begun.
         let begun = unsafe { transfers.begin_upload(bytemuck::cast_slice(&self.open), home.signals) };
-        if begun.is_ok() {
-            wait_while(|| matches!(transfers.is_done(), Ok(false)));
-        }
+        begun.is_ok() && wait_until(PATIENCE, || !matches!(transfers.is_done(), Ok(false)))
+    }
+}
+
+impl Released {
+    fn come(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Waits until `all` ranks have come, and says whether they did in time.
+    fn wait_for(&self, all: usize, patience: Duration) -> bool {
+        wait_until(patience, || self.0.load(Ordering::SeqCst) >= all)
     }
 }
 
@@ -88,9 +102,41 @@ impl Drop for Release {
     }
 }
 
-fn wait_while(condition: impl Fn() -> bool) {
+/// Whether `condition` came true in time.
+fn wait_until(patience: Duration, condition: impl Fn() -> bool) -> bool {
     let begun = Instant::now();
-    while condition() && begun.elapsed() < PATIENCE {
+    while !condition() {
+        if begun.elapsed() > patience {
+            return false;
+        }
         std::thread::sleep(PAUSE);
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rl2_ranks_of_a_process_wait_until_all_have_come() {
+        let released = Released::default();
+        let come = || {
+            released.come();
+            released.wait_for(3, Duration::from_secs(60))
+        };
+        let all: Vec<bool> = std::thread::scope(|scope| {
+            let ranks: Vec<_> = (0..3).map(|_| scope.spawn(come)).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap_or(false)).collect()
+        });
+        assert_eq!(all, [true; 3]);
+    }
+
+    #[test]
+    fn rl2_a_rank_that_does_not_come_is_not_waited_for_for_ever() {
+        let released = Released::default();
+        released.come();
+        assert!(!released.wait_for(2, Duration::from_millis(1)));
+        assert!(released.wait_for(1, Duration::ZERO));
     }
 }

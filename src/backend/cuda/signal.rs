@@ -249,6 +249,12 @@ mod tests {
             )
             .collect();
         assert_eq!(waits, [false, false, true, true, false, false]);
+        // SAFETY: the third is a wait.
+        let wait = unsafe { operations[2].waitValue };
+        // SAFETY: a value of 64 bits is all of this union.
+        let value = unsafe { wait.__bindgen_anon_1.value64 };
+        let any_bit = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_AND as u32;
+        assert_eq!((value, wait.flags), (1 | 1 << 32, any_bit), "either half of the word");
         assert_eq!(meet(1, &[0]).unwrap().all.len(), 3, "neighbours alone");
         assert!(meet(1, &[]).unwrap().all.is_empty());
         assert!(meet(3, &[0]).is_err() && meet(0, &[3]).is_err(), "a rank outside of the world");

@@ -6,9 +6,9 @@
 //!   and the next collective of every rank that waits as well. A rank that waits for long tells the others
 //!   how far it is.
 //! - A rank of a poisoned world ends what its lanes wait for ([`super::release`]) and drains them before it
-//!   returns. Draining has a time limit of its own. Where a lane does not run out, all GPUs of the world in
-//!   this process are abandoned: what is there is left to the end of the process, since giving it back would
-//!   wait for the stream. No other lane is waited for then.
+//!   returns. Draining has a time limit of its own, but no limit holds for a call of the driver. Where a lane
+//!   does not run out, all GPUs of the world in this process are abandoned: what is there is left to the end of
+//!   the process, since giving it back would wait for the stream. No other lane is waited for then.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -49,7 +49,7 @@ pub(super) struct World {
     /// The contexts of the ranks of this process.
     contexts: Vec<Arc<Context>>,
     taken: Vec<AtomicBool>,
-    /// The ranks of this process whose words are open for good.
+    /// How far the ranks of this process are with ending their waits.
     pub(super) released: Released,
     homes: Mutex<Homes>,
 }

@@ -1,7 +1,5 @@
 //! One element: from f32 to its code and back, by definition.
 
-use std::sync::LazyLock;
-
 /// Magnitudes of the E2M1 codes 0..=7.
 pub const E2M1_MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
@@ -54,8 +52,24 @@ fn fp8_value(code: u8, mantissa_bits: u32, bias: i32) -> f64 {
 }
 
 /// The magnitudes of the codes of finite values, which grow with the code.
-static E4M3_MAGNITUDES: LazyLock<Vec<f64>> = LazyLock::new(|| (0..=0x7E).map(e4m3_value).collect());
-static E5M2_MAGNITUDES: LazyLock<Vec<f64>> = LazyLock::new(|| (0..=0x7B).map(e5m2_value).collect());
+static E4M3_MAGNITUDES: [f64; 0x7F] = magnitudes(3, 7);
+static E5M2_MAGNITUDES: [f64; 0x7C] = magnitudes(2, 15);
+
+/// What [`fp8_value`] says of the codes from 0 on, made while compiling.
+const fn magnitudes<const CODES: usize>(mantissa_bits: u32, bias: u64) -> [f64; CODES] {
+    let mut all = [0.0; CODES];
+    let mut code = 0;
+    while code < CODES {
+        let (exponent, mantissa) = (code as u64 >> mantissa_bits, code as u32 & ((1 << mantissa_bits) - 1));
+        let (significand, exponent) =
+            if exponent == 0 { (mantissa, 1) } else { (mantissa + (1 << mantissa_bits), exponent) };
+        // A power of two by its exponent field, whose bias is 1023 in f64.
+        let scale = f64::from_bits((1023 + exponent - bias - mantissa_bits as u64) << 52);
+        all[code] = significand as f64 * scale;
+        code += 1;
+    }
+    all
+}
 
 /// The E4M3 code of `value`: nearest, ties to the even code, saturating at 448; NaN gives 0x7F.
 #[must_use]
@@ -101,4 +115,16 @@ pub fn e8m0(value: f32) -> u8 {
 #[must_use]
 pub fn e8m0_value(code: u8) -> f64 {
     if code == 255 { f64::NAN } else { 2f64.powi(i32::from(code) - 127) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tables_of_magnitudes_have_the_values_of_their_codes() {
+        let codes = |count: usize| (0..count).map(|code| u8::try_from(code).unwrap_or(u8::MAX));
+        assert!(codes(0x7F).map(e4m3_value).eq(E4M3_MAGNITUDES));
+        assert!(codes(0x7C).map(e5m2_value).eq(E5M2_MAGNITUDES));
+    }
 }
