@@ -15,7 +15,8 @@ use crate::format::{ElementType, Fp8Element, Shape};
 
 impl LinearSpec {
     /// Bytes of what [`Linear::forward_keeping`](super::Linear::forward_keeping) keeps of x: codes of its
-    /// transpose `[inputs, tokens rounded up to 16]` and, from the next multiple of 256 on, their scales.
+    /// transpose `[inputs, tokens rounded up to 16, or to 32 in MXFP8]` and, from the next multiple of 256 on,
+    /// their scales.
     /// That is about half of x in bf16. `None` where x is multiplied as it is.
     ///
     /// # Errors

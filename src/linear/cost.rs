@@ -9,7 +9,7 @@
 //! [`Activations::GeluGradient`](super::Activations::GeluGradient) adds the second.
 
 use super::spec::LinearSpec;
-use crate::format::{Directions, Format, Fp8Element, Shape};
+use crate::format::{Directions, Format, Fp8Element, Orientation, Shape};
 use crate::model::{CostHint, Math};
 
 impl LinearSpec {
@@ -28,7 +28,8 @@ impl LinearSpec {
 
     fn forward_with(&self, of_x: Directions) -> Vec<CostHint> {
         let x = self.quantized(Fp8Element::E4m3, self.weight.cols, of_x);
-        x.chain(self.product(self.output.bytes(), self.y())).collect()
+        let weight = self.swizzled(Orientation::Rowwise);
+        x.chain(weight).chain(self.product(self.output.bytes(), self.y())).collect()
     }
 
     /// What [`Linear::backward`](super::Linear::backward) costs when it is given x.
@@ -44,7 +45,7 @@ impl LinearSpec {
         let dy = self.quantized(self.gradients, self.weight.rows, Directions::Both);
         let dgrad = self.product(self.output.bytes(), self.x());
         let wgrad = self.product(self.weight_gradient.bytes(), self.weight);
-        dy.chain(dgrad).chain(wgrad).collect()
+        dy.chain(self.swizzled(self.dgrad)).chain(dgrad).chain(wgrad).collect()
     }
 
     /// What its products are computed in.
@@ -76,6 +77,13 @@ impl LinearSpec {
         let product = CostHint { bytes: read, ..CostHint::product(self.tokens, cols, rows, self.math()) };
         let written = CostHint::pass(result.saturating_mul(element as u64));
         [product, CostHint { kernels: 0, ..written }]
+    }
+
+    /// The kernel that swizzles the scales of the weight; none where products read them as they are.
+    fn swizzled(&self, orientation: Orientation) -> Option<CostHint> {
+        let format = self.recipe.weight_format().filter(|_| self.recipe.swizzles())?;
+        let planes = format.planes(orientation, self.weight);
+        planes.get(1).map(|scale| CostHint::pass(2 * scale.bytes() as u64))
     }
 
     /// The kernels that quantize activations with that many features; none where they stay in bf16.
@@ -169,5 +177,19 @@ mod tests {
         let forward = LinearSpec::new(Recipe::Fp8Tensor(tensor), TOKENS, WEIGHT).forward_cost();
         assert_eq!(kernels(&forward), 3);
         assert_eq!(forward[0], CostHint::pass(2 * (TOKENS * WEIGHT.cols) as u64));
+    }
+    #[test]
+    fn scales_of_a_weight_in_mxfp8_are_swizzled_by_a_kernel_before_each_product_that_reads_it() {
+        let spec = LinearSpec::new(Recipe::Mxfp8, TOKENS, WEIGHT);
+        let (forward, backward) = (spec.forward_cost(), spec.backward_cost());
+        assert_eq!((kernels(&forward), kernels(&backward)), (3, 5));
+        let with_scales = |elements: usize| (elements + elements / 32) as u64;
+        let (x, dy) = (TOKENS * WEIGHT.cols, TOKENS * WEIGHT.rows);
+        let scales = CostHint::pass(2 * (WEIGHT.elements() / 32) as u64);
+        assert_eq!(forward[0], CostHint::pass(2 * x as u64 + with_scales(x)));
+        assert_eq!((forward[1], forward[2].math), (scales, Math::Fp8));
+        assert_eq!(backward[0], forward[0]);
+        assert_eq!(backward[1], CostHint::pass(2 * dy as u64 + 2 * with_scales(dy)));
+        assert_eq!((backward[2], backward[3].math), (scales, Math::Fp8));
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::backend::cuda::{ComputeCapability, CudaFailure};
 use crate::compute::ComputeError;
-use crate::format::{ElementType, Format, Orientation, Shape};
+use crate::format::{ElementType, Format, Fp8Element, Orientation, Shape};
 
 /// Why a layer cannot be made, or a product cannot be enqueued.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -84,6 +84,16 @@ pub enum LinearError {
         expected: Orientation,
         /// What was asked for.
         actual: Orientation,
+    },
+    /// Gradients in an element that the recipe has no blocks of.
+    #[error(
+        "{recipe} quantizes gradients to E4M3, not to {element:?}; leave LinearSpec::gradients as LinearSpec::new has it"
+    )]
+    Gradients {
+        /// The recipe's name.
+        recipe: String,
+        /// What was asked for.
+        element: Fp8Element,
     },
     /// A weight that is not what the layer was made for.
     #[error(

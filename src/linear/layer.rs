@@ -9,8 +9,8 @@ use super::recipe::Recipe;
 use super::shapes;
 use super::spec::LinearSpec;
 use super::weight::Weight;
-use crate::backend::cuda::gemm::{Activation, Lent, LentMut, Product, Source};
-use crate::backend::cuda::{CudaHandles, CudaSurface, DeviceSlice, DeviceSliceMut};
+use crate::backend::cuda::gemm::{Activation, Lent, LentMut, Product, Scaled, Source, Swizzled};
+use crate::backend::cuda::{CudaFailure, CudaHandles, CudaSurface, DeviceSlice, DeviceSliceMut};
 use crate::compute::{ComputeContext, ComputeError};
 use crate::format::{Directions, ElementType, Fp8Element, Orientation, Shape};
 use crate::id::WeightId;
@@ -118,6 +118,8 @@ pub struct Linear {
     wgrad: Product,
     /// x and dy, where they are quantized.
     activations: Option<(Activation, Activation)>,
+    /// Scales of the weight, rowwise and columnwise, where products read them swizzled.
+    swizzled: Option<(Swizzled, Swizzled)>,
     kept_bytes: Option<usize>,
 }
 
@@ -139,12 +141,18 @@ impl Linear {
         };
         let of_x = activation(Fp8Element::E4m3, weight.cols, spec.input_pitch)?;
         let of_dy = activation(spec.gradients, weight.rows, weight.rows)?;
+        let swizzled = |orientation| match recipe.weight_format().filter(|_| recipe.swizzles()) {
+            None => Ok(None),
+            Some(format) => Swizzled::new(blas, format, orientation, weight).map(Some),
+        };
+        let (rowwise, columnwise) = (swizzled(Orientation::Rowwise)?, swizzled(Orientation::Columnwise)?);
         Ok(Self {
             spec,
             forward: Product::new(blas, shapes::forward(&spec)?)?,
             dgrad: Product::new(blas, shapes::dgrad(&spec)?)?,
             wgrad: Product::new(blas, shapes::wgrad(&spec)?)?,
             activations: of_x.zip(of_dy),
+            swizzled: rowwise.zip(columnwise),
             kept_bytes: spec.kept_bytes()?,
         })
     }
@@ -209,6 +217,10 @@ impl Linear {
                 activation.rowwise()
             }
         };
+        let weight = match &mut self.swizzled {
+            None => weight,
+            Some((rowwise, _)) => rowwise.enqueue(handles, weight)?,
+        };
         Ok(self.forward.enqueue(handles, weight, x, y.addend, y.result)?)
     }
 
@@ -235,7 +247,7 @@ impl Linear {
                 activation.rowwise()
             }
         };
-        Ok(self.dgrad.enqueue(handles, weight, dy, dx.addend, dx.result)?)
+        Ok(data_gradient(&mut self.dgrad, &mut self.swizzled, handles, weight, dy, dx)?)
     }
 
     /// dW = dyᵀ x: dy `[tokens, outputs]`, x `[tokens, input_pitch]` or what forward kept of it, dW
@@ -291,7 +303,7 @@ impl Linear {
                 of_dy.rowwise()
             }
         };
-        self.dgrad.enqueue(handles, weight, rowwise, dx.addend, dx.result)?;
+        data_gradient(&mut self.dgrad, &mut self.swizzled, handles, weight, rowwise, dx)?;
         self.weight_gradient(handles, dy, x, dw)
     }
 
@@ -316,4 +328,20 @@ impl Linear {
         };
         Ok(self.wgrad.enqueue(handles, x, dy, dw.addend, dw.result)?)
     }
+}
+
+/// dx, after the quantization of dy along its rows.
+fn data_gradient(
+    product: &mut Product,
+    swizzled: &mut Option<(Swizzled, Swizzled)>,
+    handles: &CudaHandles,
+    weight: Scaled<'_>,
+    dy: Scaled<'_>,
+    dx: Target<'_>,
+) -> Result<(), CudaFailure> {
+    let weight = match swizzled {
+        None => weight,
+        Some((_, columnwise)) => columnwise.enqueue(handles, weight)?,
+    };
+    product.enqueue(handles, weight, dy, dx.addend, dx.result)
 }

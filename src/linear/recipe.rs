@@ -1,4 +1,7 @@
 //! In what numbers the products of a layer are computed.
+//!
+//! Law: [`Recipe::best_for`] gives only recipes that have been seen running. [`Recipe::native`] also gives those
+//! that NVIDIA documents for a GPU and that no such GPU was at hand for: who wants them says so.
 
 use std::fmt;
 
@@ -21,14 +24,18 @@ pub enum Recipe {
     /// FP8 activations in 1×128 blocks by weights in 128×128 blocks; the weight's gradient from 1×128 blocks
     /// by 1×128 blocks. Activations use the weight's scale rule and epsilon. Compute capability 9.0 only.
     Fp8Block(Fp8Block),
+    /// MXFP8 by MXFP8, as NVIDIA documents it for compute capability 10.x. Activations and their gradients are
+    /// quantized in 1×32 blocks along each contraction. Never seen running: no such GPU was at hand, so only
+    /// [`Recipe::native`] gives it.
+    Mxfp8,
 }
 
 impl Recipe {
     /// Products of weights in their own format.
     ///
     /// # Errors
-    /// [`LinearError::Unsupported`] for a GPU without such products; no recipe multiplies NVFP4 and MXFP8
-    /// weights in their own format yet.
+    /// [`LinearError::Unsupported`] for a GPU without such products; no recipe multiplies NVFP4 weights in their
+    /// own format yet.
     pub fn native(format: Format, capability: ComputeCapability) -> Result<Self, LinearError> {
         let unsupported = |needs| LinearError::Unsupported { format, capability, needs };
         match format {
@@ -47,14 +54,27 @@ impl Recipe {
             }
             Format::Fp8Block(_) => Err(unsupported("1×128 blocks are for activations")),
             Format::F32 => Err(unsupported("f32 products are not this layer's")),
-            Format::Nvfp4(_) | Format::Mxfp8 => Err(unsupported("this version multiplies it in bf16")),
+            // 12.x takes FP8 only with factors along the contraction, and columnwise MXFP8 planes are not.
+            Format::Mxfp8 if capability.major == 10 => Ok(Self::Mxfp8),
+            Format::Mxfp8 => {
+                Err(unsupported("10.x is needed, where scales of 32 elements are the hardware's"))
+            }
+            Format::Nvfp4(_) => Err(unsupported("this version multiplies it in bf16")),
         }
     }
 
-    /// [`Recipe::native`] where there is one, otherwise [`Recipe::Bf16`].
+    /// [`Recipe::native`] where there is one that has been seen running, otherwise [`Recipe::Bf16`].
     #[must_use]
     pub fn best_for(format: Format, capability: ComputeCapability) -> Self {
-        Self::native(format, capability).unwrap_or(Self::Bf16)
+        Self::native(format, capability).ok().filter(|recipe| recipe.has_run()).unwrap_or(Self::Bf16)
+    }
+
+    /// Whether its products have been seen running on some GPU.
+    const fn has_run(self) -> bool {
+        match self {
+            Self::Bf16 | Self::Fp8Tensor(_) | Self::Fp8Block(_) => true,
+            Self::Mxfp8 => false,
+        }
     }
 
     /// In what form a call declares the weight.
@@ -62,18 +82,18 @@ impl Recipe {
     pub const fn form(self) -> Form {
         match self {
             Self::Bf16 => Form::DenseBf16,
-            Self::Fp8Tensor(_) | Self::Fp8Block(_) => Form::Planes,
+            Self::Fp8Tensor(_) | Self::Fp8Block(_) | Self::Mxfp8 => Form::Planes,
         }
     }
 
-    /// In which orientation the data gradient reads the weight. FP8 products contract along neighbours, so
-    /// they need columnwise planes. bf16 products also take the rowwise values, which saves the
+    /// In which orientation the data gradient reads the weight. FP8 products contract along neighbours or along
+    /// blocks, so they need columnwise planes. bf16 products also take the rowwise values, which saves the
     /// transposition.
     #[must_use]
     pub const fn dgrad_orientation(self) -> Orientation {
         match self {
             Self::Bf16 => Orientation::Rowwise,
-            Self::Fp8Tensor(_) | Self::Fp8Block(_) => Orientation::Columnwise,
+            Self::Fp8Tensor(_) | Self::Fp8Block(_) | Self::Mxfp8 => Orientation::Columnwise,
         }
     }
 
@@ -84,6 +104,7 @@ impl Recipe {
             Self::Bf16 => None,
             Self::Fp8Tensor(tensor) => Some(Format::Fp8Tensor(tensor)),
             Self::Fp8Block(block) => Some(Format::Fp8Block(block)),
+            Self::Mxfp8 => Some(Format::Mxfp8),
         }
     }
 
@@ -92,10 +113,17 @@ impl Recipe {
     /// scale for all needs an amax first, over values that would have to be in memory.
     #[must_use]
     pub const fn fuses_gelu(self) -> bool {
-        matches!(self, Self::Fp8Block(_))
+        matches!(self, Self::Fp8Block(_) | Self::Mxfp8)
     }
 
-    /// The format activations or their gradients are quantized to, in `element`; `None` where they stay in bf16.
+    /// Whether products read the scales of blocks in a layout of their own
+    /// ([`swizzle_scale`](crate::format::swizzle_scale)).
+    pub(super) const fn swizzles(self) -> bool {
+        matches!(self, Self::Mxfp8)
+    }
+
+    /// The format activations or their gradients are quantized to, in `element`, which MXFP8 does not ask for;
+    /// `None` where they stay in bf16.
     #[must_use]
     pub const fn activation_format(self, element: Fp8Element) -> Option<Format> {
         match self {
@@ -104,6 +132,7 @@ impl Recipe {
             Self::Fp8Block(block) => {
                 Some(Format::Fp8Block(Fp8Block { tile: Fp8Tile::Row1x128, element, ..block }))
             }
+            Self::Mxfp8 => Some(Format::Mxfp8),
         }
     }
 }

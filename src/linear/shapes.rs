@@ -3,7 +3,8 @@
 //! A row-major matrix is its transpose, column by column. So each product is written for the transposed
 //! result: yᵀ = W xᵀ, dxᵀ = Wᵀ dyᵀ, dWᵀ = xᵀ dy. FP8 factors run along the contraction: rowwise codes in y,
 //! columnwise planes of the weight in dx, columnwise codes in dW, whose lines are padded with zeros to a
-//! multiple of 16 tokens.
+//! multiple of 16 tokens, or of 32 in MXFP8. Columnwise planes of MXFP8 alone are not transposed: their codes lie
+//! across the contraction, as products on compute capability 10.x take them, and their scales along it.
 
 use super::error::LinearError;
 use super::recipe::Recipe;
@@ -30,6 +31,7 @@ impl Factors {
             }
             Recipe::Fp8Tensor(tensor) => (tensor.element, Scale::Whole, Scale::Whole),
             Recipe::Fp8Block(block) => (block.element, Scale::Tiles128, Scale::Lines128),
+            Recipe::Mxfp8 => (Fp8Element::E4m3, Scale::Lines32, Scale::Lines32),
         };
         Self {
             weight: (fp8(weight), of_weight),
@@ -78,11 +80,13 @@ pub(super) fn check(spec: &LinearSpec) -> Result<(), LinearError> {
     if input_pitch < weight.cols {
         return Err(LinearError::Pitch { pitch: input_pitch, inputs: weight.cols });
     }
-    // FP8 wants lines of 16 bytes. Scales of 1×128 blocks are stored token by token, four at a time.
+    // FP8 wants lines of 16 bytes. Scales of 1×128 blocks are stored token by token, four at a time. Blocks of
+    // 32 are whole; along tokens they are made whole with zeros.
     let (features, of_tokens) = match recipe {
         Recipe::Bf16 => (1, 1),
         Recipe::Fp8Tensor(_) => (16, 1),
         Recipe::Fp8Block(_) => (16, 4),
+        Recipe::Mxfp8 => (32, 1),
     };
     let dimensions = [
         ("tokens", tokens, of_tokens),
@@ -94,6 +98,9 @@ pub(super) fn check(spec: &LinearSpec) -> Result<(), LinearError> {
         if !size.is_multiple_of(multiple) {
             return Err(LinearError::Dimension { what, size, multiple, recipe: recipe.to_string() });
         }
+    }
+    if recipe == Recipe::Mxfp8 && spec.gradients != Fp8Element::E4m3 {
+        return Err(LinearError::Gradients { recipe: recipe.to_string(), element: spec.gradients });
     }
     let columnwise_only = recipe != Recipe::Bf16;
     if columnwise_only && spec.dgrad == Orientation::Rowwise {
@@ -123,9 +130,9 @@ pub(super) fn forward(spec: &LinearSpec) -> Result<ProductSpec, LinearError> {
 /// dxᵀ `[inputs, tokens]` = Wᵀ · dyᵀ.
 pub(super) fn dgrad(spec: &LinearSpec) -> Result<ProductSpec, LinearError> {
     let (factors, Shape { rows: outputs, cols: inputs }) = (Factors::of(spec), spec.weight);
-    let a = match spec.dgrad {
-        Orientation::Columnwise => factor(factors.weight, true, outputs),
-        Orientation::Rowwise => factor(factors.weight, false, inputs),
+    let a = match (spec.dgrad, spec.recipe) {
+        (Orientation::Rowwise, _) | (_, Recipe::Mxfp8) => factor(factors.weight, false, inputs),
+        (Orientation::Columnwise, _) => factor(factors.weight, true, outputs),
     };
     Ok(ProductSpec {
         rows: inputs,
@@ -141,11 +148,12 @@ pub(super) fn dgrad(spec: &LinearSpec) -> Result<ProductSpec, LinearError> {
 /// dWᵀ `[inputs, outputs]` = xᵀ · dy.
 pub(super) fn wgrad(spec: &LinearSpec) -> Result<ProductSpec, LinearError> {
     let (factors, Shape { rows: outputs, cols: inputs }) = (Factors::of(spec), spec.weight);
-    let (inner, a, b) = if factors.along {
-        let pitch = Kept::pitch(Shape::new(spec.tokens, inputs));
-        (pitch, factor(factors.x, true, pitch), factor(factors.dy, true, pitch))
-    } else {
-        (spec.tokens, factor(factors.x, false, spec.input_pitch), factor(factors.dy, false, outputs))
+    let (inner, a, b) = match spec.recipe.activation_format(spec.gradients) {
+        Some(format) => {
+            let pitch = Kept::pitch(format, spec.tokens);
+            (pitch, factor(factors.x, true, pitch), factor(factors.dy, true, pitch))
+        }
+        None => (spec.tokens, factor(factors.x, false, spec.input_pitch), factor(factors.dy, false, outputs)),
     };
     let d = result(spec.weight_gradient)?;
     Ok(ProductSpec { rows: inputs, cols: outputs, inner, a, b, d, pitch: inputs })

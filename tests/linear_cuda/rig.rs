@@ -38,7 +38,7 @@ pub(crate) struct OnDevice {
     format: Option<Format>,
     shape: Shape,
     values: Buffer<bf16>,
-    planes: Vec<(Orientation, Buffer<u8>, Buffer<f32>, usize)>,
+    planes: Vec<(Orientation, Buffer<u8>, usize, Buffer<f32>, usize)>,
     tensor_scale: Buffer<f32>,
 }
 
@@ -47,7 +47,7 @@ impl OnDevice {
     pub(crate) fn planes(gpu: &Gpu, quantized: &Quantized) -> Self {
         let place = |orientation, planes: &OwnedPlanes| {
             let scale: Vec<f32> = bytemuck::pod_collect_to_vec(&planes.scale);
-            (orientation, gpu.buffer(&planes.data), gpu.buffer(&scale), scale.len())
+            (orientation, gpu.buffer(&planes.data), planes.data.len(), gpu.buffer(&scale), scale.len())
         };
         Self {
             format: Some(quantized.format),
@@ -71,11 +71,11 @@ impl OnDevice {
         let Some(format) = self.format else {
             return Weight::values(orientation, lend(&self.values, self.shape.elements()));
         };
-        let (_, data, scale, scales) = self.planes.iter().find(|(of, ..)| *of == orientation).unwrap();
+        let (_, data, codes, scale, scales) = self.planes.iter().find(|(of, ..)| *of == orientation).unwrap();
         let view = PlanesView {
             format,
             shape: self.shape,
-            data: lend(data, self.shape.elements()),
+            data: lend(data, *codes),
             // SAFETY: the same bytes, four to a scale.
             scale: unsafe { DeviceSlice::from_address(scale.address(), scales * size_of::<f32>()) },
             tensor_scale: Some(lend(&self.tensor_scale, 1)),
@@ -107,6 +107,7 @@ pub(crate) struct Rig {
 /// The operands of the products as they are multiplied, each with its lines along the contraction.
 pub(crate) struct Seen {
     pub(crate) weight: Matrix,
+    pub(crate) weight_turned: Matrix,
     pub(crate) x: Matrix,
     pub(crate) x_turned: Matrix,
     pub(crate) dy: Matrix,
@@ -121,11 +122,13 @@ fn widen(values: &[bf16]) -> Vec<f32> {
     values.iter().map(|value| value.to_f32()).collect()
 }
 
-/// `matrix` as the recipe multiplies it along its lines.
+/// `matrix` as the recipe multiplies it along its lines. Blocks that are not full are filled with zeros.
 fn as_multiplied(recipe: Recipe, element: Fp8Element, matrix: &Matrix) -> Matrix {
     let Some(format) = recipe.activation_format(element) else { return matrix.clone() };
-    let quantized = quantize(format, Directions::Rowwise, Via::None, matrix.shape, &matrix.values).unwrap();
-    Matrix::new(matrix.shape, quantized.dequantize(Orientation::Rowwise).unwrap())
+    let multiple = if format == Format::Mxfp8 { 32 } else { 1 };
+    let (shape, filled) = (matrix.shape, matrix.filled(multiple));
+    let quantized = quantize(format, Directions::Rowwise, Via::None, filled.shape, &filled.values).unwrap();
+    Matrix::new(filled.shape, quantized.dequantize(Orientation::Rowwise).unwrap()).cut(shape)
 }
 
 impl Rig {
@@ -137,7 +140,7 @@ impl Rig {
         let dy: Vec<bf16> = round(&noise(dy_shape, 2).iter().map(|value| value * 1e-3).collect::<Vec<_>>());
         let values: Vec<f32> = noise(spec.weight, 3).iter().map(|value| value * 0.02).collect();
         let rounded = round(&values);
-        let (weight, turned, weight_values) = match spec.recipe.weight_format() {
+        let (weight, turned, weight_values, weight_turned) = match spec.recipe.weight_format() {
             None => {
                 let values = Matrix::new(spec.weight, widen(&rounded));
                 let turned = values.transposed();
@@ -145,13 +148,19 @@ impl Rig {
                     OnDevice::values(gpu, spec.weight, &rounded),
                     OnDevice::values(gpu, spec.weight, &round(&turned.values)),
                     values,
+                    turned,
                 )
             }
             Some(format) => {
                 let quantized = quantize(format, Directions::Both, Via::Bf16, spec.weight, &values).unwrap();
-                let values = quantized.dequantize(Orientation::Rowwise).unwrap();
+                // Columnwise planes of MXFP8 are numbers of their own.
+                let [values, turned] = [
+                    (spec.weight, Orientation::Rowwise),
+                    (spec.weight.transposed(), Orientation::Columnwise),
+                ]
+                .map(|(shape, of)| Matrix::new(shape, quantized.dequantize(of).unwrap()));
                 let placed = || OnDevice::planes(gpu, &quantized);
-                (placed(), placed(), Matrix::new(spec.weight, values))
+                (placed(), placed(), values, turned)
             }
         };
         let (x_seen, dy_seen) = (Matrix::new(x_shape, widen(&x)), Matrix::new(dy_shape, widen(&dy)));
@@ -166,6 +175,7 @@ impl Rig {
             dy: gpu.buffer(&dy),
             seen: Seen {
                 weight: weight_values,
+                weight_turned,
                 x: of_x(&x_seen),
                 x_turned: of_x(&x_seen.transposed()),
                 dy: of_dy(&dy_seen),

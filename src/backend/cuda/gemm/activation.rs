@@ -26,7 +26,8 @@ pub(crate) enum Source<'a> {
 }
 
 /// A bf16 matrix of one shape that is made an operand of products again and again, in memory of its own:
-/// codes `[rows, cols]`, codes of the transpose `[cols, rows rounded up to 16]`, and their scales.
+/// codes `[rows, cols]`, codes of the transpose `[cols, rows rounded up]` ([`Kept::pitch`]), and their scales,
+/// laid out as products read them.
 #[derive(Debug)]
 pub(crate) struct Activation {
     shape: Shape,
@@ -52,8 +53,8 @@ struct Places {
 }
 
 impl Activation {
-    /// Matrices of `shape` in `format`, FP8 in 1×128 blocks or with one scale; their rows begin `row_pitch`
-    /// elements apart.
+    /// Matrices of `shape` in `format`, FP8 in 1×128 blocks or with one scale, or MXFP8; their rows begin
+    /// `row_pitch` elements apart.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for another format; no memory.
@@ -71,8 +72,8 @@ impl Activation {
             quantizer: blas.kernels().activation_quantizer(format)?,
             codes: blas.scratch(shape.elements())?,
             turned: blas.scratch(kept.code_bytes())?,
-            scale: blas.scratch(Kept::scale_bytes(format, shape))?,
-            turned_scale: blas.scratch(Kept::scale_bytes(format, shape.transposed()))?,
+            scale: blas.scratch(Kept::scales_of(format, shape))?,
+            turned_scale: blas.scratch(kept.scale_bytes())?,
             kept,
             blas: Rc::clone(blas),
         })

@@ -19,6 +19,7 @@ mod lent;
 mod product;
 #[cfg(feature = "cli")]
 mod queue;
+mod swizzled;
 
 pub(crate) use activation::{Activation, Source};
 pub(crate) use blas::Blas;
@@ -29,3 +30,4 @@ pub(crate) use lent::{Lent, LentMut};
 pub(crate) use product::{Element, Factor, Product, ProductSpec, Scale, Scaled};
 #[cfg(feature = "cli")]
 pub(crate) use queue::{Queue, Recording};
+pub(crate) use swizzled::Swizzled;

@@ -55,6 +55,23 @@ pub(crate) enum Scale {
     Lines128,
     /// f32 for each 128×128 elements: `[outer blocks, blocks rounded up to 4]`.
     Tiles128,
+    /// E8M0 for each 32 elements along the contraction, in the layout of
+    /// [`swizzle_scale`](crate::format::swizzle_scale).
+    Lines32,
+}
+
+impl Scale {
+    /// Bytes of the scales of `outer` lines of `inner` elements.
+    fn bytes(self, outer: usize, inner: usize) -> usize {
+        let blocks = inner.div_ceil(128);
+        match self {
+            Self::None => 0,
+            Self::Whole => size_of::<f32>(),
+            Self::Lines128 => blocks * outer * size_of::<f32>(),
+            Self::Tiles128 => outer.div_ceil(128) * blocks.next_multiple_of(4) * size_of::<f32>(),
+            Self::Lines32 => outer.next_multiple_of(128) * inner.div_ceil(32).next_multiple_of(4),
+        }
+    }
 }
 
 /// One factor: `outer` lines of the product's inner length.
@@ -101,17 +118,6 @@ impl ProductSpec {
 
     fn result_bytes(&self) -> usize {
         (self.cols.saturating_sub(1).saturating_mul(self.pitch).saturating_add(self.rows)) * self.d.bytes()
-    }
-
-    fn scale_bytes(&self, factor: &Factor, outer: usize) -> usize {
-        let blocks = self.inner.div_ceil(128);
-        let scales = match factor.scale {
-            Scale::None => 0,
-            Scale::Whole => 1,
-            Scale::Lines128 => blocks * outer,
-            Scale::Tiles128 => outer.div_ceil(128) * blocks.next_multiple_of(4),
-        };
-        scales * size_of::<f32>()
     }
 }
 
@@ -194,7 +200,7 @@ impl Product {
             let alignment = if factor.scale == Scale::Whole { 4 } else { SCALE_ALIGNMENT };
             let scale =
                 scale.ok_or_else(|| CudaFailure::Refused("a factor came without its scales".into()))?;
-            check("the scales of a factor", spec.scale_bytes(&factor, outer), alignment, scale)?;
+            check("the scales of a factor", factor.scale.bytes(outer, spec.inner), alignment, scale)?;
             let at = self.blas.aligned(handles, attribute == B_SCALE, scale.address())?;
             handles.driver(|| self.description.pointer(attribute, at))?;
         }
@@ -274,6 +280,7 @@ impl Description {
             Scale::None | Scale::Whole => Ok(()),
             Scale::Lines128 => self.set(attribute, Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F),
             Scale::Tiles128 => self.set(attribute, Mode::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F),
+            Scale::Lines32 => self.set(attribute, Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0),
         }
     }
 
@@ -377,4 +384,31 @@ fn choose(
         return Err(nothing());
     }
     Ok((found.algo, found.workspaceSize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The planes of the formats, and cuBLASLt's sizes: lines rounded up to 128, blocks to 4.
+    #[test]
+    fn scales_have_the_bytes_of_the_planes_that_hold_them() {
+        use crate::format::{Format, Orientation, PlaneKind, PlaneSpec, Shape};
+        let plane = |format: Format, orientation, shape| {
+            let planes = format.planes(orientation, shape);
+            planes.iter().find(|plane| plane.kind == PlaneKind::Scale).map_or(0, PlaneSpec::bytes)
+        };
+        for (rows, cols) in [(32, 32), (128, 128), (160, 288), (4096, 1056)] {
+            let shape = Shape::new(rows, cols);
+            let mxfp8 = |orientation| plane(Format::Mxfp8, orientation, shape);
+            assert_eq!(Scale::Lines32.bytes(rows, cols), mxfp8(Orientation::Rowwise), "{shape}");
+            assert_eq!(Scale::Lines32.bytes(cols, rows), mxfp8(Orientation::Columnwise), "{shape}");
+            let block = |format| plane(format, Orientation::Rowwise, shape);
+            assert_eq!(Scale::Tiles128.bytes(rows, cols), block(Format::FP8_BLOCK128_POW2), "{shape}");
+            assert_eq!(Scale::Lines128.bytes(rows, cols), block(Format::FP8_BLOCK1X128_POW2), "{shape}");
+        }
+        // One line of 96 elements: 128 lines of four blocks.
+        assert_eq!(Scale::Lines32.bytes(1, 96), 512);
+        assert_eq!((Scale::None.bytes(9, 9), Scale::Whole.bytes(9, 9)), (0, 4));
+    }
 }

@@ -70,5 +70,5 @@ pub use scale::{ScaleOperand, ScaleRows};
 pub use slices::SlicesOperand;
 pub use source::Family;
 pub use sum::{AccumulateOperand, CombineOperand};
-pub use swizzle::SwizzleOperand;
+pub use swizzle::{ScaleSwizzler, SwizzleOperand};
 pub use transpose::TransposeOperand;
