@@ -85,9 +85,9 @@ pub enum LinearError {
         /// What was asked for.
         actual: Orientation,
     },
-    /// Gradients in an element that the recipe has no blocks of.
+    /// Gradients in an element that the recipe does not quantize to.
     #[error(
-        "{recipe} quantizes gradients to E4M3, not to {element:?}; leave LinearSpec::gradients as LinearSpec::new has it"
+        "{recipe} has one element for all factors and none of {element:?} for gradients; leave LinearSpec::gradients as LinearSpec::new has it"
     )]
     Gradients {
         /// The recipe's name.
@@ -115,9 +115,9 @@ pub enum LinearError {
         /// The recipe's name.
         recipe: String,
     },
-    /// Nothing is kept of an x that is multiplied as it is.
+    /// Nothing is kept of an x that the weight's gradient multiplies as it is.
     #[error(
-        "products of {recipe} read x as it is, so there is nothing to keep of it; use Linear::forward, and give x to backward"
+        "the weight's gradient of {recipe} reads x as it is, so there is nothing to keep of it; use Linear::forward, and give x to backward"
     )]
     NothingKept {
         /// The recipe's name.

@@ -120,6 +120,7 @@ pub struct Linear {
     activations: Option<(Activation, Activation)>,
     /// Scales of the weight, rowwise and columnwise, where products read them swizzled.
     swizzled: Option<(Swizzled, Swizzled)>,
+    /// Of x; none where the weight's gradient reads x and dy as they are.
     kept_bytes: Option<usize>,
 }
 
@@ -266,7 +267,7 @@ impl Linear {
         let dy = dy.into().source("dy", &self.spec, tokens * rows)?;
         let x = x.into().measured(&self.spec, self.kept_bytes, tokens * input_pitch)?;
         let dw = dw.into().lent("dW", rows * cols, weight_gradient)?;
-        if let Some((_, of_dy)) = &mut self.activations {
+        if let (Some((_, of_dy)), Some(_)) = (&mut self.activations, self.kept_bytes) {
             of_dy.enqueue(handles, dy, Directions::Columnwise)?;
         }
         self.weight_gradient(handles, dy, x, dw)
@@ -296,10 +297,14 @@ impl Linear {
         let weight = weight.factor(&self.spec, dgrad)?;
         let dx = dx.lent("dx", tokens * input_pitch, output)?;
         let dw = dw.lent("dW", rows * cols, weight_gradient)?;
+        let directions = match self.kept_bytes {
+            Some(_) => Directions::Both,
+            None => Directions::Rowwise,
+        };
         let rowwise = match &mut self.activations {
             None => plain(dy),
             Some((_, of_dy)) => {
-                of_dy.enqueue(handles, dy, Directions::Both)?;
+                of_dy.enqueue(handles, dy, directions)?;
                 of_dy.rowwise()
             }
         };
@@ -315,7 +320,7 @@ impl Linear {
         x: Measured<'_>,
         dw: Target<'_>,
     ) -> Result<(), LinearError> {
-        let (x, dy) = match (&mut self.activations, x) {
+        let (x, dy) = match (self.activations.as_mut().filter(|_| self.kept_bytes.is_some()), x) {
             (Some((of_x, of_dy)), Measured::Kept(kept)) => (of_x.kept(kept)?, of_dy.columnwise()),
             (Some((of_x, of_dy)), Measured::Source(x)) => {
                 of_x.enqueue(handles, x, Directions::Columnwise)?;

@@ -200,7 +200,7 @@ fn gelu_and_its_gradient_on_the_way_to_codes_are_those_of_launches_of_their_own(
 fn what_activations_cannot_be_is_refused() {
     let Some(gpu) = Gpu::open("refused activations") else { return };
     let refused = |name: &str| gpu.kernels.activation_quantizer(name.parse().unwrap()).unwrap_err();
-    for name in ["nvfp4_1d", "nvfp4_2d", "fp8_block128_pow2", "bf16"] {
+    for name in ["nvfp4_2d", "fp8_block128_pow2", "bf16"] {
         assert!(refused(name).to_string().contains("1×128 blocks or with one scale"), "{name}");
     }
     let quantizer = gpu.kernels.activation_quantizer(Format::FP8_BLOCK1X128_POW2).unwrap();

@@ -3,7 +3,9 @@
 
 use half::bf16;
 use warpweft::backend::cuda::DeviceAddress;
-use warpweft::backend::cuda::kernels::{ActivationOperand, ActivationQuantizer, ActivationSource};
+use warpweft::backend::cuda::kernels::{
+    ActivationOperand, ActivationQuantizer, ActivationSource, ScalarsOperand,
+};
 use warpweft::format::{Directions, Format, Orientation, PlaneSpec, Shape, Via, quantize, swizzle_scale};
 
 use crate::golden_file::assert_bytes;
@@ -176,6 +178,82 @@ fn gelu_and_its_gradient_on_the_way_to_mxfp8_are_those_of_launches_of_their_own(
     }
 }
 
+/// What the kernels make of a matrix in NVFP4: codes, scales and amax.
+fn in_nvfp4(gpu: &Gpu, shape: Shape, values: &[bf16]) -> (Vec<u8>, Vec<u8>, f32) {
+    let unwritten = |bytes| gpu.buffer(&vec![UNWRITTEN; bytes]);
+    let planes = Format::NVFP4_1D.planes(Orientation::Rowwise, shape);
+    let (data, scale) = (unwritten(planes[0].bytes()), unwritten(planes[1].bytes()));
+    let (on_device, amax) = (gpu.buffer(values), gpu.buffer(&[0.0_f32]));
+    let operand = ActivationOperand {
+        shape,
+        values: on_device.address(),
+        row_pitch: shape.cols,
+        data: data.address(),
+        scale: scale.address(),
+        columnwise_data: NULL,
+        columnwise_scale: amax.address(),
+    };
+    let quantizer = gpu.kernels.activation_quantizer(Format::NVFP4_1D).unwrap();
+    assert!(quantizer.needs_amax());
+    gpu.run(quantizer.amax(&operand));
+    gpu.run(quantizer.cast(&operand));
+    (data.read(), scale.read(), amax.read()[0])
+}
+
+/// Also where all are zero, and where nearly all blocks have a scale of 0.
+#[test]
+fn nvfp4_activations_along_rows_are_the_cpus_with_swizzled_scales() {
+    let Some(gpu) = Gpu::open("NVFP4 activations") else { return };
+    for (rows, cols) in SHAPES {
+        let shape = Shape::new(rows, cols);
+        let mut all: Vec<(String, Vec<bf16>)> = [Kind::Weights, Kind::Wide, Kind::Nan]
+            .map(|kind| (format!("{kind:?}"), drawn(shape, kind, rows as u64 + 1)))
+            .into();
+        all.push(("zeros".into(), vec![bf16::ZERO; shape.elements()]));
+        let mut uneven = drawn(shape, Kind::Weights, 3);
+        uneven[0] = bf16::from_f32(1e30);
+        all.push(("uneven".into(), uneven));
+        for (name, values) in all {
+            let [along, _] = padded(shape, &widened(&values));
+            let (codes, scales) = expected(Format::NVFP4_1D, rows, &along);
+            let largest = along.1.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+            let found = in_nvfp4(&gpu, shape, &values);
+            assert_bytes(&format!("{shape} {name} codes"), &found.0, &codes);
+            assert_bytes(&format!("{shape} {name} scales"), &found.1, &scales);
+            assert_eq!(found.2.to_bits(), largest.to_bits(), "{shape} {name}");
+        }
+    }
+}
+
+/// The CPU refuses such an amax; a launch cannot, but no product of it is finite.
+#[test]
+fn alpha_is_the_product_of_both_amaxes_and_shows_one_that_is_not_finite() {
+    let Some(gpu) = Gpu::open("scalars of products") else { return };
+    let kernel = gpu.kernels.product_scalars().unwrap();
+    let scalars = |first: f32, second: f32, adds| {
+        let (amaxes, found) = ([gpu.buffer(&[first]), gpu.buffer(&[second])], gpu.buffer(&[f32::NAN; 8]));
+        let (alpha, beta) = (found.address(), found.address().plus(16));
+        let amaxes = [amaxes[0].address(), amaxes[1].address()];
+        gpu.run(kernel.launch(&ScalarsOperand { amaxes, alpha, beta }, adds));
+        let found = found.read();
+        assert!([1, 2, 3, 5, 6, 7].iter().all(|at| found[*at].is_nan()), "two words are written");
+        (found[0], found[4])
+    };
+    for (first, second) in [(2688.0, 2688.0), (0.02, 31.5), (1e-20, 3e-12), (7e30, 2e-9), (0.0, 5.0)] {
+        let expected = (first * second * (1.0 / 7_225_344.0_f32), 1.0);
+        assert_eq!(scalars(first, second, true), expected);
+        assert_eq!(scalars(first, second, false).1.to_bits(), 0);
+    }
+    assert_eq!(scalars(2688.0, 2688.0, false).0, 1.0);
+    let mut values = drawn(Shape::new(3, 64), Kind::Weights, 9);
+    values[70] = bf16::NEG_INFINITY;
+    let (_, _, amax) = in_nvfp4(&gpu, Shape::new(3, 64), &values);
+    assert_eq!(amax, f32::INFINITY);
+    assert!([0.0, 1e-30, 4.0].iter().all(|weight| !scalars(amax, *weight, false).0.is_finite()));
+    let missing = ScalarsOperand { amaxes: [NULL, NULL], alpha: NULL, beta: NULL };
+    assert!(kernel.launch(&missing, false).is_err());
+}
+
 #[test]
 fn a_weights_scales_swizzled_alone_are_the_cpus() {
     let Some(gpu) = Gpu::open("scales swizzled alone") else { return };
@@ -220,6 +298,15 @@ fn what_block_scaled_activations_cannot_be_is_refused() {
     assert!(refused(ActivationOperand { scale: NULL, ..operand }).contains("has no address"));
     assert!(refused(ActivationOperand { columnwise_data: room.address(), ..operand }).contains("no address"));
     assert!(quantizer.amax(&operand).is_err(), "blocks have amaxes of their own");
+    let quantizer = gpu.kernels.activation_quantizer(Format::NVFP4_1D).unwrap();
+    let operand = ActivationOperand { columnwise_scale: room.address(), ..operand };
+    let refused = |operand: ActivationOperand| quantizer.cast(&operand).unwrap_err().to_string();
+    assert!(refused(ActivationOperand { data: NULL, ..operand }).contains("no address"));
+    let both = ActivationOperand { columnwise_data: room.address(), ..operand };
+    assert!(refused(both).contains("no columnwise codes"));
+    assert!(refused(ActivationOperand { shape, ..operand }).contains("multiple of 32"));
+    let gelu = quantizer.cast_of(ActivationSource::Gelu, &operand).unwrap_err().to_string();
+    assert!(gelu.contains("a launch of its own"), "{gelu}");
     let swizzler = |format, shape| gpu.kernels.scale_swizzler(format, Orientation::Rowwise, shape);
     assert!(swizzler(Format::FP8_BLOCK128_POW2, Shape::new(128, 128)).is_err());
     assert!(swizzler(Format::Mxfp8, Shape::new(48, 64)).is_err());

@@ -12,7 +12,7 @@ const BLACKWELL: ComputeCapability = ComputeCapability::new(10, 0);
 const BLACKWELL_ULTRA: ComputeCapability = ComputeCapability::new(10, 3);
 const BLACKWELL_OF_DESKTOPS: ComputeCapability = ComputeCapability::new(12, 0);
 /// Formats whose products no GPU has been seen to run.
-const UNSEEN: [Format; 1] = [Format::Mxfp8];
+const UNSEEN: [Format; 2] = [Format::Mxfp8, Format::NVFP4_2D];
 
 fn has(format: Format, capability: ComputeCapability) -> bool {
     Recipe::native(format, capability).is_ok()
@@ -22,7 +22,7 @@ fn has(format: Format, capability: ComputeCapability) -> bool {
 fn each_generation_has_the_products_its_hardware_scales() {
     for capability in [AMPERE, ADA, HOPPER, BLACKWELL] {
         assert!(has(Format::Bf16, capability));
-        for format in [Format::F32, Format::NVFP4_2D, Format::FP8_BLOCK1X128_POW2] {
+        for format in [Format::F32, Format::NVFP4_1D, Format::FP8_BLOCK1X128_POW2] {
             assert!(!has(format, capability), "{format} on {capability}");
         }
     }
@@ -46,11 +46,18 @@ fn the_best_recipe_for_a_format_is_one_that_has_been_seen_running() {
         }
     }
     assert_eq!(Recipe::native(Format::Mxfp8, BLACKWELL), Ok(Recipe::Mxfp8));
+    assert_eq!(Recipe::native(Format::NVFP4_2D, BLACKWELL), Ok(Recipe::Nvfp4));
 }
 
 #[test]
-fn mxfp8_takes_features_that_are_whole_blocks_and_gradients_in_e4m3_alone() {
-    let spec = |tokens, outs, ins| LinearSpec::new(Recipe::Mxfp8, tokens, Shape::new(outs, ins));
+fn block_scaled_products_take_features_that_are_whole_blocks_and_gradients_in_the_one_element() {
+    for recipe in [Recipe::Mxfp8, Recipe::Nvfp4] {
+        check_block_scaled(recipe);
+    }
+}
+
+fn check_block_scaled(recipe: Recipe) {
+    let spec = |tokens, outs, ins| LinearSpec::new(recipe, tokens, Shape::new(outs, ins));
     let dimension = |spec: LinearSpec| match spec.kept_bytes().unwrap_err() {
         LinearError::Dimension { what, multiple: 32, .. } => what,
         other => panic!("{other}"),
@@ -85,7 +92,7 @@ fn a_recipe_says_how_its_weight_is_declared() {
         (Form::DenseBf16, Orientation::Rowwise)
     );
     let block = Recipe::native(Format::FP8_BLOCK128_POW2, HOPPER).unwrap();
-    for recipe in [block, Recipe::Mxfp8] {
+    for recipe in [block, Recipe::Mxfp8, Recipe::Nvfp4] {
         assert_eq!((recipe.form(), recipe.dgrad_orientation()), (Form::Planes, Orientation::Columnwise));
     }
     assert_eq!(
@@ -109,6 +116,8 @@ fn what_is_kept_of_x_is_about_half_of_it_and_follows_from_the_specification() {
     let mxfp8 = |tokens, ins| LinearSpec::new(Recipe::Mxfp8, tokens, Shape::new(32, ins)).kept_bytes();
     assert_eq!(mxfp8(37, 96), Ok(Some(96 * 64 + 128 * 4)));
     assert_eq!(mxfp8(129, 160), Ok(Some(160 * 160 + 256 * 8)));
+    // The weight's gradient of NVFP4 reads x itself.
+    assert_eq!(LinearSpec::new(Recipe::Nvfp4, 37, Shape::new(32, 96)).kept_bytes(), Ok(None));
     // A shape without products keeps nothing, and is refused as the layer would be.
     assert!(matches!(kept(Format::FP8_BLOCK128_POW2, 33, 128, 128), Err(LinearError::Dimension { .. })));
     assert!(matches!(kept(Format::FP8_BLOCK128_POW2, 0, 128, 128), Err(LinearError::Empty { .. })));
@@ -116,8 +125,8 @@ fn what_is_kept_of_x_is_about_half_of_it_and_follows_from_the_specification() {
 }
 
 #[test]
-fn gelu_is_taken_on_the_way_to_blocks_alone() {
+fn gelu_is_taken_on_the_way_to_blocks_whose_scales_are_their_own() {
     let fuses = |format| Recipe::best_for(format, HOPPER).fuses_gelu();
     assert!(fuses(Format::FP8_BLOCK128_POW2) && Recipe::Mxfp8.fuses_gelu());
-    assert!(!fuses(Format::FP8_TENSOR_E4M3) && !fuses(Format::Bf16));
+    assert!(!fuses(Format::FP8_TENSOR_E4M3) && !fuses(Format::Bf16) && !Recipe::Nvfp4.fuses_gelu());
 }

@@ -38,7 +38,7 @@ pub(crate) struct OnDevice {
     format: Option<Format>,
     shape: Shape,
     values: Buffer<bf16>,
-    planes: Vec<(Orientation, Buffer<u8>, usize, Buffer<f32>, usize)>,
+    planes: Vec<(Orientation, Buffer<u8>, Buffer<f32>, usize)>,
     tensor_scale: Buffer<f32>,
 }
 
@@ -47,7 +47,7 @@ impl OnDevice {
     pub(crate) fn planes(gpu: &Gpu, quantized: &Quantized) -> Self {
         let place = |orientation, planes: &OwnedPlanes| {
             let scale: Vec<f32> = bytemuck::pod_collect_to_vec(&planes.scale);
-            (orientation, gpu.buffer(&planes.data), planes.data.len(), gpu.buffer(&scale), scale.len())
+            (orientation, gpu.buffer(&planes.data), gpu.buffer(&scale), scale.len())
         };
         Self {
             format: Some(quantized.format),
@@ -71,11 +71,11 @@ impl OnDevice {
         let Some(format) = self.format else {
             return Weight::values(orientation, lend(&self.values, self.shape.elements()));
         };
-        let (_, data, codes, scale, scales) = self.planes.iter().find(|(of, ..)| *of == orientation).unwrap();
+        let (_, data, scale, scales) = self.planes.iter().find(|(of, ..)| *of == orientation).unwrap();
         let view = PlanesView {
             format,
             shape: self.shape,
-            data: lend(data, *codes),
+            data: lend(data, format.planes(orientation, self.shape)[0].bytes()),
             // SAFETY: the same bytes, four to a scale.
             scale: unsafe { DeviceSlice::from_address(scale.address(), scales * size_of::<f32>()) },
             tensor_scale: Some(lend(&self.tensor_scale, 1)),
@@ -125,7 +125,7 @@ fn widen(values: &[bf16]) -> Vec<f32> {
 /// `matrix` as the recipe multiplies it along its lines. Blocks that are not full are filled with zeros.
 fn as_multiplied(recipe: Recipe, element: Fp8Element, matrix: &Matrix) -> Matrix {
     let Some(format) = recipe.activation_format(element) else { return matrix.clone() };
-    let multiple = if format == Format::Mxfp8 { 32 } else { 1 };
+    let multiple = if matches!(format, Format::Mxfp8 | Format::Nvfp4(_)) { 32 } else { 1 };
     let (shape, filled) = (matrix.shape, matrix.filled(multiple));
     let quantized = quantize(format, Directions::Rowwise, Via::None, filled.shape, &filled.values).unwrap();
     Matrix::new(filled.shape, quantized.dequantize(Orientation::Rowwise).unwrap()).cut(shape)
@@ -166,6 +166,12 @@ impl Rig {
         let (x_seen, dy_seen) = (Matrix::new(x_shape, widen(&x)), Matrix::new(dy_shape, widen(&dy)));
         let of_x = |matrix: &Matrix| as_multiplied(spec.recipe, Fp8Element::E4m3, matrix);
         let of_dy = |matrix: &Matrix| as_multiplied(spec.recipe, spec.gradients, matrix);
+        let (x_turned, dy_turned) = (x_seen.transposed(), dy_seen.transposed());
+        // The weight's gradient of NVFP4 is that of the values.
+        let (x_turned, dy_turned) = match spec.recipe {
+            Recipe::Nvfp4 => (x_turned, dy_turned),
+            _ => (of_x(&x_turned), of_dy(&dy_turned)),
+        };
         Ok(Self {
             spec,
             layer,
@@ -177,9 +183,9 @@ impl Rig {
                 weight: weight_values,
                 weight_turned,
                 x: of_x(&x_seen),
-                x_turned: of_x(&x_seen.transposed()),
+                x_turned,
                 dy: of_dy(&dy_seen),
-                dy_turned: of_dy(&dy_seen.transposed()),
+                dy_turned,
             },
         })
     }

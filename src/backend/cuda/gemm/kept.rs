@@ -83,7 +83,7 @@ impl Kept {
 
     /// Both.
     pub(super) const fn factor(self, kept: Lent<'_>) -> Scaled<'_> {
-        Scaled { values: self.codes(kept), scale: Some(self.scale(kept)) }
+        Scaled { values: self.codes(kept), scale: Some(self.scale(kept)), amax: None }
     }
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct Swizzled {
 }
 
 impl Swizzled {
-    /// For weights of `shape` in MXFP8.
+    /// For weights of `shape` in MXFP8 or NVFP4.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for another format and a shape that does not divide into blocks; no memory.

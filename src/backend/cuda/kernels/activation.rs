@@ -13,7 +13,7 @@ use super::check::{element_aligned, narrow, present};
 use super::launch::{KernelLaunch, THREADS};
 use super::module::{Function, Kernels};
 use super::source::Family;
-use crate::format::{Epsilon, Format, Fp8Element, Fp8Tile, ScaleRule, Shape};
+use crate::format::{Epsilon, Format, Fp8Element, Fp8Tile, Nvfp4Block, ScaleRule, Shape};
 
 /// A bf16 matrix that is to be an operand of products.
 ///
@@ -21,16 +21,17 @@ use crate::format::{Epsilon, Format, Fp8Element, Fp8Tile, ScaleRule, Shape};
 /// [`Format::planes`] gives for the matrix and for its transpose. For FP8 with one scale, `scale` is one f32,
 /// written, and `columnwise_scale` the word [`ActivationQuantizer::amax`] filled, read. For MXFP8 they are the
 /// planes of the matrix and of its transpose as [`swizzle_scale`](crate::format::swizzle_scale) leaves them;
-/// rows count as if rounded up to 32, with zeros behind the last one.
+/// rows count as if rounded up to 32, with zeros behind the last one. For NVFP4 `scale` is such a plane of the
+/// matrix, there are no columnwise codes, and `columnwise_scale` is the amax, read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ActivationOperand {
-    /// Rows, the tokens, and columns, a multiple of 16, or of 32 for MXFP8.
+    /// Rows, the tokens, and columns, a multiple of 16, or of 32 for MXFP8 and NVFP4.
     pub shape: Shape,
     /// bf16 `[rows, cols]`, with rows `row_pitch` elements apart.
     pub values: DeviceAddress,
     /// A multiple of 16, at least the columns.
     pub row_pitch: usize,
-    /// Codes `[rows, cols]`, written; null if they are not wanted.
+    /// Codes `[rows, cols]`, two to a byte in NVFP4, written; null if they are not wanted, except in NVFP4.
     pub data: DeviceAddress,
     /// Decode scales; see above.
     pub scale: DeviceAddress,
@@ -99,7 +100,7 @@ struct Gelu {
 }
 
 impl Kernels {
-    /// The quantizer for activations in `format`: FP8 in 1×128 blocks, or with one scale; MXFP8.
+    /// The quantizer for activations in `format`: FP8 in 1×128 blocks, or with one scale; MXFP8; NVFP4 in 1×16 blocks.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for another format.
@@ -137,13 +138,17 @@ impl Kernels {
                 };
                 (function(c"activation_mxfp8")?, ScaleRule::PowerOfTwo, Epsilon::ZERO, Some(gelu))
             }
+            Format::Nvfp4(Nvfp4Block::Row1x16) => {
+                let cast = self.function(Family::BlockScaled, c"activation_nvfp4")?;
+                (cast, ScaleRule::Float32, Epsilon::ZERO, None)
+            }
             _ => {
                 return Err(CudaFailure::Refused(format!(
-                    "activations are quantized to FP8 in 1×128 blocks or with one scale, or to MXFP8, not to {format}"
+                    "activations are quantized to FP8 in 1×128 blocks or with one scale, to MXFP8 or to NVFP4 in 1×16 blocks, not to {format}"
                 )));
             }
         };
-        let whole = matches!(format, Format::Fp8Tensor(_));
+        let whole = matches!(format, Format::Fp8Tensor(_) | Format::Nvfp4(_));
         Ok(ActivationQuantizer {
             format,
             cast,
@@ -166,7 +171,7 @@ impl ActivationQuantizer {
         })
     }
 
-    /// Whether one scale holds for the whole matrix, so that [`ActivationQuantizer::amax`] runs before the
+    /// Whether a scale depends on the whole matrix, so that [`ActivationQuantizer::amax`] runs before the
     /// cast.
     #[must_use]
     pub const fn needs_amax(&self) -> bool {
@@ -189,7 +194,7 @@ impl ActivationQuantizer {
     /// Codes and scales of the matrix, of its transpose, or of both.
     ///
     /// # Errors
-    /// [`CudaFailure::Refused`] for columns that are not a multiple of 16, or of 32 for MXFP8, and for an
+    /// [`CudaFailure::Refused`] for columns that are not a multiple of 16, or of 32 for MXFP8 and NVFP4, and for an
     /// address that is missing or misaligned.
     pub fn cast(&self, operand: &ActivationOperand) -> Result<KernelLaunch, CudaFailure> {
         self.cast_of(ActivationSource::Values, operand)
@@ -231,7 +236,9 @@ impl ActivationQuantizer {
     fn arguments(&self, operand: &ActivationOperand) -> Result<Arguments, CudaFailure> {
         let ActivationOperand { shape, values, row_pitch, data, scale, columnwise_data, columnwise_scale } =
             *operand;
-        let (format, multiple) = (self.format, if self.format == Format::Mxfp8 { 32 } else { COLUMNS });
+        let format = self.format;
+        let block_scaled = matches!(format, Format::Mxfp8 | Format::Nvfp4(_));
+        let multiple = if block_scaled { 32 } else { COLUMNS };
         if !shape.cols.is_multiple_of(multiple) {
             return Err(CudaFailure::Refused(format!(
                 "activations of {shape} are not quantized to {format}: columns must be a multiple of {multiple}; pad the features"
@@ -254,6 +261,14 @@ impl ActivationQuantizer {
             element_aligned(what, address, bytes)?;
         }
         let whole = self.needs_amax();
+        if matches!(format, Format::Nvfp4(_)) {
+            present("rowwise codes", data)?;
+            if columnwise_data != DeviceAddress::NULL {
+                return Err(CudaFailure::Refused(format!(
+                    "activations in {format} have no columnwise codes"
+                )));
+            }
+        }
         if whole || data != DeviceAddress::NULL {
             present("the scales", scale)?;
         }
