@@ -15,15 +15,16 @@ use crate::format::{ElementType, Fp8Element, Shape};
 
 impl LinearSpec {
     /// Bytes of what [`Linear::forward_keeping`](super::Linear::forward_keeping) keeps of x: codes of its
-    /// transpose `[inputs, tokens rounded up to 16]` and, from the next multiple of 256 on, their scales.
-    /// That is about half of x in bf16. `None` where x is multiplied as it is.
+    /// transpose `[inputs, tokens rounded up to 16, or to 32 in MXFP8]` and, from the next multiple of 256 on,
+    /// their scales.
+    /// That is about half of x in bf16. `None` where the weight's gradient multiplies x as it is.
     ///
     /// # Errors
     /// What [`Linear::new`](super::Linear::new) says of a shape that no product of the recipe takes.
     pub fn kept_bytes(&self) -> Result<Option<usize>, LinearError> {
         shapes::check(self)?;
         let x = Shape::new(self.tokens, self.weight.cols);
-        Ok(self.recipe.activation_format(Fp8Element::E4m3).map(|format| Kept::of(format, x).bytes()))
+        Ok(self.recipe.weight_gradient_format(Fp8Element::E4m3).map(|format| Kept::of(format, x).bytes()))
     }
 }
 
@@ -161,9 +162,9 @@ pub(super) fn operand<'a>(
     Err(LinearError::Operand { what, actual, element, expected, wanted })
 }
 
-/// A factor without scales, for recipes that quantize nothing and were therefore given values
+/// A factor without scales, for products that quantize nothing and were therefore given values
 /// ([`Activations::source`]).
 pub(super) const fn plain(source: Source<'_>) -> Scaled<'_> {
     let (Source::Values(values) | Source::Gelu(values) | Source::GeluGradient { x: values, .. }) = source;
-    Scaled { values, scale: None }
+    Scaled { values, scale: None, amax: None }
 }

@@ -9,7 +9,7 @@
 //! [`Activations::GeluGradient`](super::Activations::GeluGradient) adds the second.
 
 use super::spec::LinearSpec;
-use crate::format::{Directions, Format, Fp8Element, Shape};
+use crate::format::{Directions, ElementType, Format, Fp8Element, Orientation, Shape};
 use crate::model::{CostHint, Math};
 
 impl LinearSpec {
@@ -28,32 +28,46 @@ impl LinearSpec {
 
     fn forward_with(&self, of_x: Directions) -> Vec<CostHint> {
         let x = self.quantized(Fp8Element::E4m3, self.weight.cols, of_x);
-        x.chain(self.product(self.output.bytes(), self.y())).collect()
+        let weight = self.swizzled(Orientation::Rowwise);
+        x.chain(weight)
+            .chain(self.scalars())
+            .chain(self.product(self.math(), self.output, self.y()))
+            .collect()
     }
 
     /// What [`Linear::backward`](super::Linear::backward) costs when it is given x.
     #[must_use]
     pub fn backward_cost(&self) -> Vec<CostHint> {
         let x = self.quantized(Fp8Element::E4m3, self.weight.cols, Directions::Columnwise);
-        x.chain(self.backward_kept_cost()).collect()
+        x.filter(|_| self.quantizes_weight_gradient()).chain(self.backward_kept_cost()).collect()
     }
 
     /// What it costs when it is given what forward kept of x.
     #[must_use]
     pub fn backward_kept_cost(&self) -> Vec<CostHint> {
-        let dy = self.quantized(self.gradients, self.weight.rows, Directions::Both);
-        let dgrad = self.product(self.output.bytes(), self.x());
-        let wgrad = self.product(self.weight_gradient.bytes(), self.weight);
-        dy.chain(dgrad).chain(wgrad).collect()
+        let (directions, math) = match self.quantizes_weight_gradient() {
+            true => (Directions::Both, self.math()),
+            false => (Directions::Rowwise, Math::Bf16),
+        };
+        let dy = self.quantized(self.gradients, self.weight.rows, directions);
+        let weight = self.swizzled(self.dgrad).into_iter().chain(self.scalars());
+        let dgrad = self.product(self.math(), self.output, self.x());
+        let wgrad = self.product(math, self.weight_gradient, self.weight);
+        dy.chain(weight).chain(dgrad).chain(wgrad).collect()
     }
 
-    /// What its products are computed in.
+    /// What y and dx are computed in; dW too, except in NVFP4, where it is in bf16.
     #[must_use]
     pub const fn math(&self) -> Math {
         match self.recipe.weight_format() {
             None => Math::Bf16,
+            Some(Format::Nvfp4(_)) => Math::Fp4,
             Some(_) => Math::Fp8,
         }
+    }
+
+    const fn quantizes_weight_gradient(&self) -> bool {
+        self.recipe.weight_gradient_format(self.gradients).is_some()
     }
 
     const fn x(&self) -> Shape {
@@ -65,17 +79,33 @@ impl LinearSpec {
     }
 
     /// One of the three products, and what it writes. Each has x, y and the weight, or their gradients, as
-    /// factors or result; `element` is the bytes of an element of the result.
-    fn product(&self, element: usize, result: Shape) -> [CostHint; 2] {
+    /// factors or result.
+    fn product(&self, math: Math, element: ElementType, result: Shape) -> [CostHint; 2] {
         let Shape { rows, cols } = self.weight;
-        let factor = if self.math() == Math::Bf16 { 2 } else { 1 };
         let all = [self.x(), self.y(), self.weight].map(|of| of.elements() as u64);
         let all = all.into_iter().fold(0, u64::saturating_add);
         let result = result.elements() as u64;
-        let read = (all - result).saturating_mul(factor);
-        let product = CostHint { bytes: read, ..CostHint::product(self.tokens, cols, rows, self.math()) };
-        let written = CostHint::pass(result.saturating_mul(element as u64));
+        let read = match (all - result, math) {
+            (factors, Math::F32) => factors.saturating_mul(4),
+            (factors, Math::Bf16) => factors.saturating_mul(2),
+            (factors, Math::Fp8) => factors,
+            (factors, Math::Fp4) => factors / 2,
+        };
+        let product = CostHint { bytes: read, ..CostHint::product(self.tokens, cols, rows, math) };
+        let written = CostHint::pass(result.saturating_mul(element.bytes() as u64));
         [product, CostHint { kernels: 0, ..written }]
+    }
+
+    /// The kernel that swizzles the scales of the weight; none where products read them as they are.
+    fn swizzled(&self, orientation: Orientation) -> Option<CostHint> {
+        let format = self.recipe.weight_format().filter(|_| self.recipe.swizzles())?;
+        let planes = format.planes(orientation, self.weight);
+        planes.get(1).map(|scale| CostHint::pass(2 * scale.bytes() as u64))
+    }
+
+    /// The kernel that makes alpha of two amaxes, where scales are relative to them.
+    fn scalars(&self) -> Option<CostHint> {
+        (self.math() == Math::Fp4).then_some(CostHint::pass(4 * size_of::<f32>() as u64))
     }
 
     /// The kernels that quantize activations with that many features; none where they stay in bf16.
@@ -87,9 +117,11 @@ impl LinearSpec {
     ) -> impl Iterator<Item = CostHint> + use<> {
         let shape = Shape::new(self.tokens, features);
         let format = self.recipe.activation_format(element);
-        // One scale for the whole matrix: another kernel finds its amax first.
+        // Scales depend on the amax of the whole matrix: another kernel finds it first.
         let amax = match format {
-            Some(Format::Fp8Tensor(_)) => Some(CostHint::pass(2 * shape.elements() as u64)),
+            Some(Format::Fp8Tensor(_) | Format::Nvfp4(_)) => {
+                Some(CostHint::pass(2 * shape.elements() as u64))
+            }
             _ => None,
         };
         amax.into_iter().chain(format.map(|format| CostHint::quantizing(format, shape, directions)))
@@ -169,5 +201,36 @@ mod tests {
         let forward = LinearSpec::new(Recipe::Fp8Tensor(tensor), TOKENS, WEIGHT).forward_cost();
         assert_eq!(kernels(&forward), 3);
         assert_eq!(forward[0], CostHint::pass(2 * (TOKENS * WEIGHT.cols) as u64));
+    }
+    #[test]
+    fn scales_of_a_weight_in_mxfp8_are_swizzled_by_a_kernel_before_each_product_that_reads_it() {
+        let spec = LinearSpec::new(Recipe::Mxfp8, TOKENS, WEIGHT);
+        let (forward, backward) = (spec.forward_cost(), spec.backward_cost());
+        assert_eq!((kernels(&forward), kernels(&backward)), (3, 5));
+        let with_scales = |elements: usize| (elements + elements / 32) as u64;
+        let (x, dy) = (TOKENS * WEIGHT.cols, TOKENS * WEIGHT.rows);
+        let scales = CostHint::pass(2 * (WEIGHT.elements() / 32) as u64);
+        assert_eq!(forward[0], CostHint::pass(2 * x as u64 + with_scales(x)));
+        assert_eq!((forward[1], forward[2].math), (scales, Math::Fp8));
+        assert_eq!(backward[0], forward[0]);
+        assert_eq!(backward[1], CostHint::pass(2 * dy as u64 + 2 * with_scales(dy)));
+        assert_eq!((backward[2], backward[3].math), (scales, Math::Fp8));
+    }
+
+    /// An amax and codes of dy, for dx alone; x of the weight's gradient is read as it is.
+    #[test]
+    fn in_nvfp4_the_weights_gradient_is_in_bf16_and_nothing_is_quantized_for_it() {
+        let spec = LinearSpec::new(Recipe::Nvfp4, TOKENS, WEIGHT);
+        let (forward, backward) = (spec.forward_cost(), spec.backward_cost());
+        assert_eq!((kernels(&forward), kernels(&backward)), (5, 6));
+        assert_eq!(backward, spec.backward_kept_cost());
+        let (x, y, weight) =
+            ((TOKENS * WEIGHT.cols) as u64, (TOKENS * WEIGHT.rows) as u64, WEIGHT.elements() as u64);
+        let codes = |elements: u64| elements / 2 + elements / 16;
+        assert_eq!(forward[..2], [CostHint::pass(2 * x), CostHint::pass(2 * x + codes(x))]);
+        assert_eq!(forward[2..4], [CostHint::pass(2 * weight / 16), CostHint::pass(16)]);
+        assert_eq!((forward[4].math, forward[4].bytes), (Math::Fp4, (x + weight) / 2));
+        assert_eq!(backward[1].bytes, 2 * y + codes(y));
+        assert_eq!((backward[6].math, backward[6].bytes), (Math::Bf16, 2 * (x + y)));
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::backend::cuda::{ComputeCapability, CudaFailure};
 use crate::compute::ComputeError;
-use crate::format::{ElementType, Format, Orientation, Shape};
+use crate::format::{ElementType, Format, Fp8Element, Orientation, Shape};
 
 /// Why a layer cannot be made, or a product cannot be enqueued.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -85,6 +85,16 @@ pub enum LinearError {
         /// What was asked for.
         actual: Orientation,
     },
+    /// Gradients in an element that the recipe does not quantize to.
+    #[error(
+        "{recipe} has one element for all factors and none of {element:?} for gradients; leave LinearSpec::gradients as LinearSpec::new has it"
+    )]
+    Gradients {
+        /// The recipe's name.
+        recipe: String,
+        /// What was asked for.
+        element: Fp8Element,
+    },
     /// A weight that is not what the layer was made for.
     #[error(
         "the weight is {actual}, and this product reads {expected}; declare that use, or make a layer for this weight"
@@ -105,9 +115,9 @@ pub enum LinearError {
         /// The recipe's name.
         recipe: String,
     },
-    /// Nothing is kept of an x that is multiplied as it is.
+    /// Nothing is kept of an x that the weight's gradient multiplies as it is.
     #[error(
-        "products of {recipe} read x as it is, so there is nothing to keep of it; use Linear::forward, and give x to backward"
+        "the weight's gradient of {recipe} reads x as it is, so there is nothing to keep of it; use Linear::forward, and give x to backward"
     )]
     NothingKept {
         /// The recipe's name.

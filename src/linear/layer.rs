@@ -9,8 +9,8 @@ use super::recipe::Recipe;
 use super::shapes;
 use super::spec::LinearSpec;
 use super::weight::Weight;
-use crate::backend::cuda::gemm::{Activation, Lent, LentMut, Product, Source};
-use crate::backend::cuda::{CudaHandles, CudaSurface, DeviceSlice, DeviceSliceMut};
+use crate::backend::cuda::gemm::{Activation, Lent, LentMut, Product, Scaled, Source, Swizzled};
+use crate::backend::cuda::{CudaFailure, CudaHandles, CudaSurface, DeviceSlice, DeviceSliceMut};
 use crate::compute::{ComputeContext, ComputeError};
 use crate::format::{Directions, ElementType, Fp8Element, Orientation, Shape};
 use crate::id::WeightId;
@@ -118,6 +118,9 @@ pub struct Linear {
     wgrad: Product,
     /// x and dy, where they are quantized.
     activations: Option<(Activation, Activation)>,
+    /// Scales of the weight, rowwise and columnwise, where products read them swizzled.
+    swizzled: Option<(Swizzled, Swizzled)>,
+    /// Of x; none where the weight's gradient reads x and dy as they are.
     kept_bytes: Option<usize>,
 }
 
@@ -139,12 +142,18 @@ impl Linear {
         };
         let of_x = activation(Fp8Element::E4m3, weight.cols, spec.input_pitch)?;
         let of_dy = activation(spec.gradients, weight.rows, weight.rows)?;
+        let swizzled = |orientation| match recipe.weight_format().filter(|_| recipe.swizzles()) {
+            None => Ok(None),
+            Some(format) => Swizzled::new(blas, format, orientation, weight).map(Some),
+        };
+        let (rowwise, columnwise) = (swizzled(Orientation::Rowwise)?, swizzled(Orientation::Columnwise)?);
         Ok(Self {
             spec,
             forward: Product::new(blas, shapes::forward(&spec)?)?,
             dgrad: Product::new(blas, shapes::dgrad(&spec)?)?,
             wgrad: Product::new(blas, shapes::wgrad(&spec)?)?,
             activations: of_x.zip(of_dy),
+            swizzled: rowwise.zip(columnwise),
             kept_bytes: spec.kept_bytes()?,
         })
     }
@@ -209,6 +218,10 @@ impl Linear {
                 activation.rowwise()
             }
         };
+        let weight = match &mut self.swizzled {
+            None => weight,
+            Some((rowwise, _)) => rowwise.enqueue(handles, weight)?,
+        };
         Ok(self.forward.enqueue(handles, weight, x, y.addend, y.result)?)
     }
 
@@ -235,7 +248,7 @@ impl Linear {
                 activation.rowwise()
             }
         };
-        Ok(self.dgrad.enqueue(handles, weight, dy, dx.addend, dx.result)?)
+        Ok(data_gradient(&mut self.dgrad, &mut self.swizzled, handles, weight, dy, dx)?)
     }
 
     /// dW = dyᵀ x: dy `[tokens, outputs]`, x `[tokens, input_pitch]` or what forward kept of it, dW
@@ -254,7 +267,7 @@ impl Linear {
         let dy = dy.into().source("dy", &self.spec, tokens * rows)?;
         let x = x.into().measured(&self.spec, self.kept_bytes, tokens * input_pitch)?;
         let dw = dw.into().lent("dW", rows * cols, weight_gradient)?;
-        if let Some((_, of_dy)) = &mut self.activations {
+        if let (Some((_, of_dy)), Some(_)) = (&mut self.activations, self.kept_bytes) {
             of_dy.enqueue(handles, dy, Directions::Columnwise)?;
         }
         self.weight_gradient(handles, dy, x, dw)
@@ -284,14 +297,18 @@ impl Linear {
         let weight = weight.factor(&self.spec, dgrad)?;
         let dx = dx.lent("dx", tokens * input_pitch, output)?;
         let dw = dw.lent("dW", rows * cols, weight_gradient)?;
+        let directions = match self.kept_bytes {
+            Some(_) => Directions::Both,
+            None => Directions::Rowwise,
+        };
         let rowwise = match &mut self.activations {
             None => plain(dy),
             Some((_, of_dy)) => {
-                of_dy.enqueue(handles, dy, Directions::Both)?;
+                of_dy.enqueue(handles, dy, directions)?;
                 of_dy.rowwise()
             }
         };
-        self.dgrad.enqueue(handles, weight, rowwise, dx.addend, dx.result)?;
+        data_gradient(&mut self.dgrad, &mut self.swizzled, handles, weight, rowwise, dx)?;
         self.weight_gradient(handles, dy, x, dw)
     }
 
@@ -303,7 +320,7 @@ impl Linear {
         x: Measured<'_>,
         dw: Target<'_>,
     ) -> Result<(), LinearError> {
-        let (x, dy) = match (&mut self.activations, x) {
+        let (x, dy) = match (self.activations.as_mut().filter(|_| self.kept_bytes.is_some()), x) {
             (Some((of_x, of_dy)), Measured::Kept(kept)) => (of_x.kept(kept)?, of_dy.columnwise()),
             (Some((of_x, of_dy)), Measured::Source(x)) => {
                 of_x.enqueue(handles, x, Directions::Columnwise)?;
@@ -316,4 +333,20 @@ impl Linear {
         };
         Ok(self.wgrad.enqueue(handles, x, dy, dw.addend, dw.result)?)
     }
+}
+
+/// dx, after the quantization of dy along its rows.
+fn data_gradient(
+    product: &mut Product,
+    swizzled: &mut Option<(Swizzled, Swizzled)>,
+    handles: &CudaHandles,
+    weight: Scaled<'_>,
+    dy: Scaled<'_>,
+    dx: Target<'_>,
+) -> Result<(), CudaFailure> {
+    let weight = match swizzled {
+        None => weight,
+        Some((_, columnwise)) => columnwise.enqueue(handles, weight)?,
+    };
+    product.enqueue(handles, weight, dy, dx.addend, dx.result)
 }

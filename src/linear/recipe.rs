@@ -1,10 +1,13 @@
 //! In what numbers the products of a layer are computed.
+//!
+//! Law: [`Recipe::best_for`] gives only recipes that have been seen running. [`Recipe::native`] also gives those
+//! that NVIDIA documents for a GPU and that no such GPU was at hand for: who wants them says so.
 
 use std::fmt;
 
 use super::error::LinearError;
 use crate::backend::cuda::ComputeCapability;
-use crate::format::{Format, Fp8Block, Fp8Element, Fp8Tensor, Fp8Tile, Orientation};
+use crate::format::{Format, Fp8Block, Fp8Element, Fp8Tensor, Fp8Tile, Nvfp4Block, Orientation};
 use crate::model::Form;
 
 /// In what numbers the products of a layer are computed, and so how a call declares its weight.
@@ -21,14 +24,23 @@ pub enum Recipe {
     /// FP8 activations in 1×128 blocks by weights in 128×128 blocks; the weight's gradient from 1×128 blocks
     /// by 1×128 blocks. Activations use the weight's scale rule and epsilon. Compute capability 9.0 only.
     Fp8Block(Fp8Block),
+    /// MXFP8 by MXFP8, as NVIDIA documents it for compute capability 10.x. Activations and their gradients are
+    /// quantized in 1×32 blocks along each contraction. Never seen running: no such GPU was at hand, so only
+    /// [`Recipe::native`] gives it.
+    Mxfp8,
+    /// NVFP4 by NVFP4 for y and dx, as NVIDIA documents it for compute capability 10.x: weights in 16×16 tiles,
+    /// activations and their gradients in 1×16 blocks with an amax of their own. dW is bf16 by bf16, because a
+    /// weight gradient of FP4 factors needs random Hadamard transforms and stochastic rounding, which are not
+    /// here. FP4 has no NaN: one in x or dy becomes the largest code, and shows in dW alone. Never seen running,
+    /// as [`Recipe::Mxfp8`].
+    Nvfp4,
 }
 
 impl Recipe {
     /// Products of weights in their own format.
     ///
     /// # Errors
-    /// [`LinearError::Unsupported`] for a GPU without such products; no recipe multiplies NVFP4 and MXFP8
-    /// weights in their own format yet.
+    /// [`LinearError::Unsupported`] for a GPU without such products.
     pub fn native(format: Format, capability: ComputeCapability) -> Result<Self, LinearError> {
         let unsupported = |needs| LinearError::Unsupported { format, capability, needs };
         match format {
@@ -47,14 +59,29 @@ impl Recipe {
             }
             Format::Fp8Block(_) => Err(unsupported("1×128 blocks are for activations")),
             Format::F32 => Err(unsupported("f32 products are not this layer's")),
-            Format::Nvfp4(_) | Format::Mxfp8 => Err(unsupported("this version multiplies it in bf16")),
+            Format::Nvfp4(Nvfp4Block::Row1x16) => Err(unsupported("1×16 blocks are for activations")),
+            // 12.x takes FP8 only with factors along the contraction, and columnwise MXFP8 planes are not. NVFP4 is
+            // refused there only because less is known of it.
+            Format::Mxfp8 if capability.major == 10 => Ok(Self::Mxfp8),
+            Format::Nvfp4(Nvfp4Block::Tile16x16) if capability.major == 10 => Ok(Self::Nvfp4),
+            Format::Mxfp8 | Format::Nvfp4(_) => {
+                Err(unsupported("10.x is needed, where scales of 32 or 16 elements are the hardware's"))
+            }
         }
     }
 
-    /// [`Recipe::native`] where there is one, otherwise [`Recipe::Bf16`].
+    /// [`Recipe::native`] where there is one that has been seen running, otherwise [`Recipe::Bf16`].
     #[must_use]
     pub fn best_for(format: Format, capability: ComputeCapability) -> Self {
-        Self::native(format, capability).unwrap_or(Self::Bf16)
+        Self::native(format, capability).ok().filter(|recipe| recipe.has_run()).unwrap_or(Self::Bf16)
+    }
+
+    /// Whether its products have been seen running on some GPU.
+    const fn has_run(self) -> bool {
+        match self {
+            Self::Bf16 | Self::Fp8Tensor(_) | Self::Fp8Block(_) => true,
+            Self::Mxfp8 | Self::Nvfp4 => false,
+        }
     }
 
     /// In what form a call declares the weight.
@@ -62,18 +89,18 @@ impl Recipe {
     pub const fn form(self) -> Form {
         match self {
             Self::Bf16 => Form::DenseBf16,
-            Self::Fp8Tensor(_) | Self::Fp8Block(_) => Form::Planes,
+            Self::Fp8Tensor(_) | Self::Fp8Block(_) | Self::Mxfp8 | Self::Nvfp4 => Form::Planes,
         }
     }
 
-    /// In which orientation the data gradient reads the weight. FP8 products contract along neighbours, so
-    /// they need columnwise planes. bf16 products also take the rowwise values, which saves the
+    /// In which orientation the data gradient reads the weight. Quantized products contract along neighbours or along
+    /// blocks, so they need columnwise planes. bf16 products also take the rowwise values, which saves the
     /// transposition.
     #[must_use]
     pub const fn dgrad_orientation(self) -> Orientation {
         match self {
             Self::Bf16 => Orientation::Rowwise,
-            Self::Fp8Tensor(_) | Self::Fp8Block(_) => Orientation::Columnwise,
+            Self::Fp8Tensor(_) | Self::Fp8Block(_) | Self::Mxfp8 | Self::Nvfp4 => Orientation::Columnwise,
         }
     }
 
@@ -84,6 +111,8 @@ impl Recipe {
             Self::Bf16 => None,
             Self::Fp8Tensor(tensor) => Some(Format::Fp8Tensor(tensor)),
             Self::Fp8Block(block) => Some(Format::Fp8Block(block)),
+            Self::Mxfp8 => Some(Format::Mxfp8),
+            Self::Nvfp4 => Some(Format::NVFP4_2D),
         }
     }
 
@@ -92,10 +121,17 @@ impl Recipe {
     /// scale for all needs an amax first, over values that would have to be in memory.
     #[must_use]
     pub const fn fuses_gelu(self) -> bool {
-        matches!(self, Self::Fp8Block(_))
+        matches!(self, Self::Fp8Block(_) | Self::Mxfp8)
     }
 
-    /// The format activations or their gradients are quantized to, in `element`; `None` where they stay in bf16.
+    /// Whether products read the scales of blocks in a layout of their own
+    /// ([`swizzle_scale`](crate::format::swizzle_scale)).
+    pub(super) const fn swizzles(self) -> bool {
+        matches!(self, Self::Mxfp8 | Self::Nvfp4)
+    }
+
+    /// The format activations or their gradients are quantized to, in `element`, which MXFP8 and NVFP4 do
+    /// not ask for; `None` where they stay in bf16.
     #[must_use]
     pub const fn activation_format(self, element: Fp8Element) -> Option<Format> {
         match self {
@@ -104,6 +140,16 @@ impl Recipe {
             Self::Fp8Block(block) => {
                 Some(Format::Fp8Block(Fp8Block { tile: Fp8Tile::Row1x128, element, ..block }))
             }
+            Self::Mxfp8 => Some(Format::Mxfp8),
+            Self::Nvfp4 => Some(Format::NVFP4_1D),
+        }
+    }
+
+    /// The same of the products for the weight's gradient.
+    pub(super) const fn weight_gradient_format(self, element: Fp8Element) -> Option<Format> {
+        match self {
+            Self::Nvfp4 => None,
+            _ => self.activation_format(element),
         }
     }
 }

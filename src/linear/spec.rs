@@ -25,7 +25,8 @@ pub struct LinearSpec {
     /// Elements from one token of x and of dx to the next: the inputs, or more where x is the first columns
     /// of a wider matrix and dx goes into such columns.
     pub input_pitch: usize,
-    /// What dy is quantized to in FP8; x is always E4M3. cuBLASLt multiplies no E5M2 by E5M2.
+    /// What dy is quantized to in FP8; x is always E4M3. cuBLASLt multiplies no E5M2 by E5M2. MXFP8 and NVFP4
+    /// have one element for all factors.
     pub gradients: Fp8Element,
 }
 

@@ -84,7 +84,7 @@ impl<'a> Weight<'a> {
                         wanted: ElementType::Bf16,
                     });
                 }
-                Ok(Scaled { values: (*values).into(), scale: None })
+                Ok(Scaled { values: (*values).into(), scale: None, amax: None })
             }
             (Lent::Planes(planes), Some(format)) => {
                 if (planes.format, planes.shape, self.orientation) != (format, spec.weight, orientation) {
@@ -94,7 +94,11 @@ impl<'a> Weight<'a> {
                     Some(scale) if planes.scale.is_empty() => Some(scale.into()),
                     _ => Some(planes.scale.into()),
                 };
-                Ok(Scaled { values: planes.data.into(), scale })
+                let amax = match format {
+                    Format::Nvfp4(_) => planes.tensor_scale.map(Into::into),
+                    _ => None,
+                };
+                Ok(Scaled { values: planes.data.into(), scale, amax })
             }
             (Lent::Values(_), Some(_)) => wrong(say(None, spec.weight, self.orientation)),
             (Lent::Planes(planes), None) => wrong(say(Some(planes.format), planes.shape, self.orientation)),

@@ -11,6 +11,7 @@ mod golden_file;
 
 mod activation;
 mod adam;
+mod block_scaled;
 mod codes;
 mod compile;
 mod exchange;

@@ -12,9 +12,15 @@ use crate::gpu::{Buffer, Gpu};
 use crate::reference::noise;
 use crate::rig::{GPU, OnDevice, handles, lend, lend_mut};
 
-/// Tokens, outputs, inputs: whole tiles, and tokens and features that are none, of 16 or of 128.
-const SHAPES: [(usize, usize, usize); 5] =
-    [(128, 256, 384), (36, 128, 256), (4, 384, 128), (300, 144, 272), (132, 16, 48)];
+/// Tokens, outputs, inputs: whole tiles, and tokens and features that are none, of 16, 32 or 128.
+const SHAPES: [(usize, usize, usize); 6] =
+    [(128, 256, 384), (36, 128, 256), (4, 384, 128), (300, 144, 272), (132, 16, 48), (44, 96, 160)];
+
+/// Those that the recipe takes.
+fn shapes(recipe: Recipe) -> impl Iterator<Item = (usize, usize, usize)> {
+    let spec = move |(tokens, outs, ins)| LinearSpec::new(recipe, tokens, Shape::new(outs, ins));
+    SHAPES.into_iter().filter(move |shape| spec(*shape).kept_bytes().is_ok())
+}
 
 /// What memory holds that nothing may write.
 const UNWRITTEN: u8 = 0x5A;
@@ -121,12 +127,13 @@ impl<'g> Bench<'g> {
 fn li5_codes_kept_from_forward_give_the_bits_of_quantizing_anew() {
     let Some(gpu) = Gpu::open("codes kept from forward") else { return };
     let device = Device::open(GPU).unwrap();
-    for name in ["fp8_block128_pow2", "fp8_block128_f32scale", "fp8_tensor_e4m3"] {
+    for name in ["fp8_block128_pow2", "fp8_block128_f32scale", "fp8_tensor_e4m3", "mxfp8"] {
         let Some(recipe) = native(&device, name) else { continue };
-        for (tokens, outs, ins) in SHAPES {
+        for (tokens, outs, ins) in shapes(recipe) {
             let dense = LinearSpec::new(recipe, tokens, Shape::new(outs, ins));
             let wide = LinearSpec { input_pitch: ins + 32, ..dense };
-            for spec in [dense, wide, LinearSpec { gradients: Fp8Element::E5m2, ..dense }] {
+            let coarse = LinearSpec { gradients: Fp8Element::E5m2, ..dense };
+            for spec in [dense, wide, coarse].into_iter().filter(|spec| spec.kept_bytes().is_ok()) {
                 let what = format!("{name} {tokens} tokens by {}, {}", spec.weight, spec.input_pitch);
                 let mut bench = Bench::new(&gpu, &device, spec);
                 let (inputs, outputs) = bench.elements();
@@ -143,7 +150,7 @@ fn li5_codes_kept_from_forward_give_the_bits_of_quantizing_anew() {
                 // The guards around what is kept are looked at here; the bytes between codes and scales are
                 // theirs too.
                 let kept = bench.kept.read();
-                let codes = ins * tokens.next_multiple_of(16);
+                let codes = ins * tokens.next_multiple_of(if recipe == Recipe::Mxfp8 { 32 } else { 16 });
                 let between = &kept[codes..codes.next_multiple_of(256)];
                 assert!(between.iter().all(|byte| *byte == UNWRITTEN), "{what}: between codes and scales");
                 assert!(kept[..codes].iter().any(|byte| *byte != UNWRITTEN), "{what}: codes are kept");
@@ -181,11 +188,14 @@ fn li5_gelu_on_the_way_to_codes_gives_the_bits_of_gelu_and_then_quantizing() {
     let device = Device::open(GPU).unwrap();
     let kernels = Elementwise::new(&device).unwrap();
     let handles = handles(&gpu);
-    for name in ["fp8_block128_pow2", "fp8_block128_f32scale"] {
+    for name in ["fp8_block128_pow2", "fp8_block128_f32scale", "mxfp8"] {
         let Some(recipe) = native(&device, name) else { continue };
-        for (tokens, outs, ins) in SHAPES {
+        for (tokens, outs, ins) in shapes(recipe) {
             for gradients in [Fp8Element::E4m3, Fp8Element::E5m2] {
                 let spec = LinearSpec { gradients, ..LinearSpec::new(recipe, tokens, Shape::new(outs, ins)) };
+                if spec.kept_bytes().is_err() {
+                    continue;
+                }
                 let what = format!("{name} {tokens} tokens by {}, {gradients:?} gradients", spec.weight);
                 let mut bench = Bench::new(&gpu, &device, spec);
                 let (inputs, outputs) = bench.elements();

@@ -18,9 +18,9 @@ fn check(gpu: &Gpu, device: &Device, spec: LinearSpec) {
     let seen = &rig.seen;
     let (recipe, output) = (spec.recipe, spec.output);
     assert_product(&format!("{what}: y"), recipe, &seen.x, &seen.weight, &results.y, output);
-    let turned = seen.weight.transposed();
-    assert_product(&format!("{what}: dx"), recipe, &seen.dy, &turned, &results.dx, output);
+    assert_product(&format!("{what}: dx"), recipe, &seen.dy, &seen.weight_turned, &results.dx, output);
     let dw = spec.weight_gradient;
+    let recipe = if recipe == Recipe::Nvfp4 { Recipe::Bf16 } else { recipe };
     assert_product(&format!("{what}: dW {dw:?}"), recipe, &seen.dy_turned, &seen.x_turned, &results.dw, dw);
     // LI-2, GE-1: the same bits again, from the same layer and from a new one.
     assert_eq!(rig.run(gpu, false), results, "{what}: a second run");
@@ -101,5 +101,35 @@ fn products_of_fp8_blocks_are_right() {
     let spec = LinearSpec::new(recipe, 64, Shape::new(128, 256));
     for weight_gradient in [ElementType::F32, ElementType::Bf16] {
         check(&gpu, &device, LinearSpec { gradients: Fp8Element::E5m2, weight_gradient, ..spec });
+    }
+}
+
+/// Tokens, outputs, inputs: features are whole blocks of 32.
+const OF_BLOCK_SCALED: [(usize, usize, usize); 5] =
+    [(128, 256, 384), (37, 96, 160), (1, 32, 32), (300, 160, 288), (132, 32, 64)];
+
+/// Never seen running: no GPU of compute capability 10.x was at hand.
+#[test]
+fn products_of_mxfp8_are_right() {
+    let Some(gpu) = Gpu::open("products of MXFP8") else { return };
+    let device = Device::open(GPU).unwrap();
+    let Some(recipe) = native(&device, "mxfp8") else { return };
+    for (tokens, outs, ins) in OF_BLOCK_SCALED {
+        for spec in outputs(LinearSpec::new(recipe, tokens, Shape::new(outs, ins))) {
+            check(&gpu, &device, spec);
+        }
+    }
+}
+
+/// Never seen running, as above.
+#[test]
+fn products_of_nvfp4_are_right() {
+    let Some(gpu) = Gpu::open("products of NVFP4") else { return };
+    let device = Device::open(GPU).unwrap();
+    let Some(recipe) = native(&device, "nvfp4_2d") else { return };
+    for (tokens, outs, ins) in OF_BLOCK_SCALED {
+        for spec in outputs(LinearSpec::new(recipe, tokens, Shape::new(outs, ins))) {
+            check(&gpu, &device, spec);
+        }
     }
 }

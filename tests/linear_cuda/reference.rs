@@ -22,6 +22,23 @@ impl Matrix {
         Self::new(self.shape.transposed(), (0..self.shape.cols).flat_map(column).map(at).collect())
     }
 
+    /// The same with zeros to the right and below, up to multiples.
+    pub(crate) fn filled(&self, multiple: usize) -> Self {
+        let Shape { rows, cols } = self.shape;
+        let shape = Shape::new(rows.next_multiple_of(multiple), cols.next_multiple_of(multiple));
+        let mut values = vec![0.0; shape.elements()];
+        for (line, own) in values.chunks_mut(shape.cols).zip(self.values.chunks(cols)) {
+            line[..cols].copy_from_slice(own);
+        }
+        Self::new(shape, values)
+    }
+
+    /// The first rows and columns.
+    pub(crate) fn cut(&self, shape: Shape) -> Self {
+        let lines = self.values.chunks(self.shape.cols).take(shape.rows);
+        Self::new(shape, lines.flat_map(|line| line[..shape.cols].to_vec()).collect())
+    }
+
     fn line(&self, row: usize) -> &[f32] {
         &self.values[row * self.shape.cols..][..self.shape.cols]
     }

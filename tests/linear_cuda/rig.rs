@@ -75,7 +75,7 @@ impl OnDevice {
         let view = PlanesView {
             format,
             shape: self.shape,
-            data: lend(data, self.shape.elements()),
+            data: lend(data, format.planes(orientation, self.shape)[0].bytes()),
             // SAFETY: the same bytes, four to a scale.
             scale: unsafe { DeviceSlice::from_address(scale.address(), scales * size_of::<f32>()) },
             tensor_scale: Some(lend(&self.tensor_scale, 1)),
@@ -107,6 +107,7 @@ pub(crate) struct Rig {
 /// The operands of the products as they are multiplied, each with its lines along the contraction.
 pub(crate) struct Seen {
     pub(crate) weight: Matrix,
+    pub(crate) weight_turned: Matrix,
     pub(crate) x: Matrix,
     pub(crate) x_turned: Matrix,
     pub(crate) dy: Matrix,
@@ -121,11 +122,13 @@ fn widen(values: &[bf16]) -> Vec<f32> {
     values.iter().map(|value| value.to_f32()).collect()
 }
 
-/// `matrix` as the recipe multiplies it along its lines.
+/// `matrix` as the recipe multiplies it along its lines. Blocks that are not full are filled with zeros.
 fn as_multiplied(recipe: Recipe, element: Fp8Element, matrix: &Matrix) -> Matrix {
     let Some(format) = recipe.activation_format(element) else { return matrix.clone() };
-    let quantized = quantize(format, Directions::Rowwise, Via::None, matrix.shape, &matrix.values).unwrap();
-    Matrix::new(matrix.shape, quantized.dequantize(Orientation::Rowwise).unwrap())
+    let multiple = if matches!(format, Format::Mxfp8 | Format::Nvfp4(_)) { 32 } else { 1 };
+    let (shape, filled) = (matrix.shape, matrix.filled(multiple));
+    let quantized = quantize(format, Directions::Rowwise, Via::None, filled.shape, &filled.values).unwrap();
+    Matrix::new(filled.shape, quantized.dequantize(Orientation::Rowwise).unwrap()).cut(shape)
 }
 
 impl Rig {
@@ -137,7 +140,7 @@ impl Rig {
         let dy: Vec<bf16> = round(&noise(dy_shape, 2).iter().map(|value| value * 1e-3).collect::<Vec<_>>());
         let values: Vec<f32> = noise(spec.weight, 3).iter().map(|value| value * 0.02).collect();
         let rounded = round(&values);
-        let (weight, turned, weight_values) = match spec.recipe.weight_format() {
+        let (weight, turned, weight_values, weight_turned) = match spec.recipe.weight_format() {
             None => {
                 let values = Matrix::new(spec.weight, widen(&rounded));
                 let turned = values.transposed();
@@ -145,18 +148,30 @@ impl Rig {
                     OnDevice::values(gpu, spec.weight, &rounded),
                     OnDevice::values(gpu, spec.weight, &round(&turned.values)),
                     values,
+                    turned,
                 )
             }
             Some(format) => {
                 let quantized = quantize(format, Directions::Both, Via::Bf16, spec.weight, &values).unwrap();
-                let values = quantized.dequantize(Orientation::Rowwise).unwrap();
+                // Columnwise planes of MXFP8 are numbers of their own.
+                let [values, turned] = [
+                    (spec.weight, Orientation::Rowwise),
+                    (spec.weight.transposed(), Orientation::Columnwise),
+                ]
+                .map(|(shape, of)| Matrix::new(shape, quantized.dequantize(of).unwrap()));
                 let placed = || OnDevice::planes(gpu, &quantized);
-                (placed(), placed(), Matrix::new(spec.weight, values))
+                (placed(), placed(), values, turned)
             }
         };
         let (x_seen, dy_seen) = (Matrix::new(x_shape, widen(&x)), Matrix::new(dy_shape, widen(&dy)));
         let of_x = |matrix: &Matrix| as_multiplied(spec.recipe, Fp8Element::E4m3, matrix);
         let of_dy = |matrix: &Matrix| as_multiplied(spec.recipe, spec.gradients, matrix);
+        let (x_turned, dy_turned) = (x_seen.transposed(), dy_seen.transposed());
+        // The weight's gradient of NVFP4 is that of the values.
+        let (x_turned, dy_turned) = match spec.recipe {
+            Recipe::Nvfp4 => (x_turned, dy_turned),
+            _ => (of_x(&x_turned), of_dy(&dy_turned)),
+        };
         Ok(Self {
             spec,
             layer,
@@ -166,10 +181,11 @@ impl Rig {
             dy: gpu.buffer(&dy),
             seen: Seen {
                 weight: weight_values,
+                weight_turned,
                 x: of_x(&x_seen),
-                x_turned: of_x(&x_seen.transposed()),
+                x_turned,
                 dy: of_dy(&dy_seen),
-                dy_turned: of_dy(&dy_seen.transposed()),
+                dy_turned,
             },
         })
     }

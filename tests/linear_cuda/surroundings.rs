@@ -90,7 +90,9 @@ fn x_and_dx_may_be_the_first_columns_of_wider_matrices() {
     let device = Device::open(GPU).unwrap();
     let x = rounded(&noise(Shape::new(TOKENS, WEIGHT.cols), 1));
     let dy = rounded(&noise(Shape::new(TOKENS, WEIGHT.rows), 2));
-    for format in [Format::Bf16, Format::FP8_TENSOR_E4M3, Format::FP8_BLOCK128_POW2] {
+    for format in
+        [Format::Bf16, Format::FP8_TENSOR_E4M3, Format::FP8_BLOCK128_POW2, Format::Mxfp8, Format::NVFP4_2D]
+    {
         let recipe = match Recipe::native(format, device.capability()) {
             Ok(recipe) => recipe,
             Err(error) => {
@@ -124,7 +126,7 @@ fn a_residual_is_added_before_the_result_is_rounded() {
     let device = Device::open(GPU).unwrap();
     let x = rounded(&noise(Shape::new(TOKENS, WEIGHT.cols), 1));
     let residual = rounded(&noise(Shape::new(TOKENS, WEIGHT.rows), 5));
-    for format in [Format::Bf16, Format::FP8_BLOCK128_POW2] {
+    for format in [Format::Bf16, Format::FP8_BLOCK128_POW2, Format::Mxfp8, Format::NVFP4_2D] {
         let recipe = match Recipe::native(format, device.capability()) {
             Ok(recipe) => recipe,
             Err(error) => {

@@ -12,7 +12,7 @@ use super::blas::{Blas, Scratch};
 use super::kept::Kept;
 use super::lent::{Lent, LentMut};
 use super::product::Scaled;
-use crate::format::{Directions, Format, Shape};
+use crate::format::{Directions, Format, Orientation, PlaneSpec, Shape};
 
 /// What is made an operand: bf16 lines, `row_pitch` elements apart.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +26,8 @@ pub(crate) enum Source<'a> {
 }
 
 /// A bf16 matrix of one shape that is made an operand of products again and again, in memory of its own:
-/// codes `[rows, cols]`, codes of the transpose `[cols, rows rounded up to 16]`, and their scales.
+/// codes `[rows, cols]`, codes of the transpose `[cols, rows rounded up]` ([`Kept::pitch`]), and their scales,
+/// laid out as products read them. Of NVFP4 there are codes along the rows alone.
 #[derive(Debug)]
 pub(crate) struct Activation {
     shape: Shape,
@@ -37,9 +38,10 @@ pub(crate) struct Activation {
     turned: Scratch,
     /// Scales of the codes; one f32 for both where one holds for the whole matrix.
     scale: Scratch,
-    /// Scales of the transposed codes; where one scale holds for the whole matrix, its amax.
+    /// Scales of the transposed codes; where scales depend on the amax of the whole matrix, that amax.
     turned_scale: Scratch,
-    kept: Kept,
+    /// What is kept of the transpose, where it is quantized.
+    kept: Option<Kept>,
     blas: Rc<Blas>,
 }
 
@@ -52,8 +54,8 @@ struct Places {
 }
 
 impl Activation {
-    /// Matrices of `shape` in `format`, FP8 in 1×128 blocks or with one scale; their rows begin `row_pitch`
-    /// elements apart.
+    /// Matrices of `shape` in `format`, FP8 in 1×128 blocks or with one scale, MXFP8, or NVFP4 in 1×16 blocks;
+    /// their rows begin `row_pitch` elements apart.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for another format; no memory.
@@ -64,15 +66,19 @@ impl Activation {
         row_pitch: usize,
     ) -> Result<Self, CudaFailure> {
         blas.make_current()?;
-        let kept = Kept::of(format, shape);
+        let kept = match format {
+            Format::Nvfp4(_) => None,
+            _ => Some(Kept::of(format, shape)),
+        };
+        let code_bytes = format.planes(Orientation::Rowwise, shape).first().map_or(0, PlaneSpec::bytes);
         Ok(Self {
             shape,
             row_pitch,
             quantizer: blas.kernels().activation_quantizer(format)?,
-            codes: blas.scratch(shape.elements())?,
-            turned: blas.scratch(kept.code_bytes())?,
-            scale: blas.scratch(Kept::scale_bytes(format, shape))?,
-            turned_scale: blas.scratch(Kept::scale_bytes(format, shape.transposed()))?,
+            codes: blas.scratch(code_bytes)?,
+            turned: blas.scratch(kept.map_or(0, Kept::code_bytes))?,
+            scale: blas.scratch(Kept::scales_of(format, shape))?,
+            turned_scale: blas.scratch(kept.map_or(size_of::<f32>(), Kept::scale_bytes))?,
             kept,
             blas: Rc::clone(blas),
         })
@@ -80,13 +86,15 @@ impl Activation {
 
     /// The codes with their scales, as the last quantization of this direction left them.
     pub(crate) fn rowwise(&self) -> Scaled<'_> {
-        Scaled { values: self.codes.read(), scale: Some(self.scale.read()) }
+        // What has no transpose is NVFP4, whose scales are relative to the amax.
+        let amax = if self.kept.is_none() { Some(self.turned_scale.read()) } else { None };
+        Scaled { values: self.codes.read(), scale: Some(self.scale.read()), amax }
     }
 
     /// The codes of the transpose.
     pub(crate) fn columnwise(&self) -> Scaled<'_> {
         let scale = if self.quantizer.needs_amax() { &self.scale } else { &self.turned_scale };
-        Scaled { values: self.turned.read(), scale: Some(scale.read()) }
+        Scaled { values: self.turned.read(), scale: Some(scale.read()), amax: None }
     }
 
     /// The codes of the transpose as [`Activation::enqueue_keeping`] left them in `kept`.
@@ -94,8 +102,16 @@ impl Activation {
     /// # Errors
     /// [`CudaFailure::Refused`] for memory that is not what is kept.
     pub(crate) fn kept<'a>(&self, kept: Lent<'a>) -> Result<Scaled<'a>, CudaFailure> {
-        self.kept.check(kept)?;
-        Ok(self.kept.factor(kept))
+        Ok(self.parts(kept)?.factor(kept))
+    }
+
+    /// The parts of what is kept, if `kept` is that.
+    fn parts(&self, kept: Lent<'_>) -> Result<Kept, CudaFailure> {
+        let parts = self.kept.ok_or_else(|| {
+            CudaFailure::Refused("nothing is kept of a matrix whose transpose is not quantized".to_owned())
+        })?;
+        parts.check(kept)?;
+        Ok(parts)
     }
 
     /// Quantizes a matrix into memory of this value's own. Allocates nothing and waits for nothing.
@@ -133,18 +149,19 @@ impl Activation {
         kept: &LentMut<'s>,
     ) -> Result<Scaled<'s>, CudaFailure> {
         let kept = kept.as_lent();
-        self.kept.check(kept)?;
-        let scale = self.kept.scale(kept);
+        let parts = self.parts(kept)?;
+        let scale = parts.scale(kept);
         let whole = self.quantizer.needs_amax();
         // One scale is that of both directions and is kept; its amax is not.
         let places = Places {
             data: self.codes.write().address(),
             scale: if whole { scale.address() } else { self.scale.write().address() },
-            columnwise_data: self.kept.codes(kept).address(),
+            columnwise_data: parts.codes(kept).address(),
             columnwise_scale: if whole { self.turned_scale.write().address() } else { scale.address() },
         };
         self.enqueue_into(handles, source, &places)?;
-        Ok(Scaled { values: self.codes.read(), scale: Some(if whole { scale } else { self.scale.read() }) })
+        let scale = if whole { scale } else { self.scale.read() };
+        Ok(Scaled { values: self.codes.read(), scale: Some(scale), amax: None })
     }
 
     fn enqueue_into(

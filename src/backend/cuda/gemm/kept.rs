@@ -5,11 +5,13 @@
 //! want their factors; what is between them is never written or read.
 
 use super::super::failure::CudaFailure;
+use super::super::kernels::ActivationQuantizer;
 use super::lent::Lent;
 use super::product::{ALIGNMENT, Scaled};
 use crate::format::{Format, Orientation, PlaneKind, PlaneSpec, Shape};
 
-/// Codes `[cols, rows rounded up to 16]`, then their scales: one scale if it holds for the whole matrix.
+/// Codes `[cols, rows rounded up]` ([`Kept::pitch`]), then their scales: one scale if it holds for the whole
+/// matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kept {
     code_bytes: usize,
@@ -20,19 +22,20 @@ impl Kept {
     /// The alignment of what is kept.
     pub(crate) const ALIGNMENT: usize = ALIGNMENT as usize;
 
-    /// What is kept of a matrix of `shape`, quantized to `format`: FP8 in 1×128 blocks or with one scale.
+    /// What is kept of a matrix of `shape`, quantized to `format`: FP8 in 1×128 blocks or with one scale, or
+    /// MXFP8.
     pub(crate) fn of(format: Format, shape: Shape) -> Self {
-        let code_bytes = shape.cols * Self::pitch(shape);
-        Self { code_bytes, scale_bytes: Self::scale_bytes(format, shape.transposed()) }
+        let turned = Shape::new(shape.cols, Self::pitch(format, shape.rows));
+        Self { code_bytes: turned.elements(), scale_bytes: Self::scales_of(format, turned) }
     }
 
-    /// Elements of a line of transposed codes. Those after the last row are zero.
-    pub(crate) const fn pitch(shape: Shape) -> usize {
-        shape.rows.next_multiple_of(16)
+    /// Elements of a line of transposed codes of so many rows. Those after the last row are zero.
+    pub(crate) const fn pitch(format: Format, rows: usize) -> usize {
+        ActivationQuantizer::line(format, rows)
     }
 
     /// Bytes of the scales of codes of `shape`.
-    pub(super) fn scale_bytes(format: Format, shape: Shape) -> usize {
+    pub(super) fn scales_of(format: Format, shape: Shape) -> usize {
         let planes = format.planes(Orientation::Rowwise, shape);
         let plane = planes.iter().find(|plane| plane.kind == PlaneKind::Scale);
         plane.map_or(size_of::<f32>(), PlaneSpec::bytes)
@@ -40,6 +43,10 @@ impl Kept {
 
     pub(super) const fn code_bytes(self) -> usize {
         self.code_bytes
+    }
+
+    pub(super) const fn scale_bytes(self) -> usize {
+        self.scale_bytes
     }
 
     const fn scale_offset(self) -> usize {
@@ -76,7 +83,7 @@ impl Kept {
 
     /// Both.
     pub(super) const fn factor(self, kept: Lent<'_>) -> Scaled<'_> {
-        Scaled { values: self.codes(kept), scale: Some(self.scale(kept)) }
+        Scaled { values: self.codes(kept), scale: Some(self.scale(kept)), amax: None }
     }
 }
 
@@ -95,5 +102,11 @@ mod tests {
         assert_eq!((kept.scale_offset(), kept.bytes()), (4864, 4864 + 192));
         let kept = Kept::of(Format::FP8_TENSOR_E4M3, Shape::new(17, 32));
         assert_eq!((kept.scale_offset(), kept.bytes()), (32 * 32, 32 * 32 + 4));
+        // Blocks of 32 tokens are whole, and scales those of 128 lines by four blocks.
+        let kept = Kept::of(Format::Mxfp8, Shape::new(37, 96));
+        assert_eq!((kept.code_bytes, kept.scale_bytes), (96 * 64, 128 * 4));
+        assert_eq!((kept.scale_offset(), kept.bytes()), (96 * 64, 96 * 64 + 512));
+        let kept = Kept::of(Format::Mxfp8, Shape::new(129, 160));
+        assert_eq!((kept.code_bytes, kept.scale_bytes), (160 * 160, 256 * 8));
     }
 }

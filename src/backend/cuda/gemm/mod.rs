@@ -14,18 +14,25 @@ mod activation;
 mod blas;
 mod buffer;
 mod elementwise;
+mod factor;
 mod kept;
 mod lent;
 mod product;
 #[cfg(feature = "cli")]
 mod queue;
+mod scalars;
+mod swizzled;
+#[cfg(all(test, feature = "cli"))]
+mod tests;
 
 pub(crate) use activation::{Activation, Source};
 pub(crate) use blas::Blas;
 pub use buffer::DeviceBuffer;
 pub(crate) use elementwise::Elementwise;
+pub(crate) use factor::{Element, Factor, ProductSpec, Scale};
 pub(crate) use kept::Kept;
 pub(crate) use lent::{Lent, LentMut};
-pub(crate) use product::{Element, Factor, Product, ProductSpec, Scale, Scaled};
+pub(crate) use product::{Product, Scaled};
 #[cfg(feature = "cli")]
 pub(crate) use queue::{Queue, Recording};
+pub(crate) use swizzled::Swizzled;

@@ -1,7 +1,6 @@
 //! One product of fixed shape: D = op(A) · op(B), with the algorithm that always computes it.
 
 use std::ffi::c_void;
-use std::fmt;
 use std::mem::MaybeUninit;
 use std::rc::Rc;
 
@@ -11,115 +10,20 @@ use super::super::address::DeviceAddress;
 use super::super::failure::CudaFailure;
 use super::super::surface::CudaHandles;
 use super::blas::{Blas, SCALE_ALIGNMENT};
+use super::factor::{Element, Factor, ProductSpec, Scale};
 use super::lent::{Lent, LentMut};
+use super::scalars::Scalars;
 
 /// What operands must be aligned to: that of every region of an arena.
 pub(super) const ALIGNMENT: u64 = 256;
-
-/// Element type of a matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Element {
-    F32,
-    Bf16,
-    E4m3,
-    E5m2,
-}
-
-impl Element {
-    const fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::Bf16 => 2,
-            Self::E4m3 | Self::E5m2 => 1,
-        }
-    }
-
-    const fn cuda(self) -> sys::cudaDataType {
-        match self {
-            Self::F32 => sys::cudaDataType_t::CUDA_R_32F,
-            Self::Bf16 => sys::cudaDataType_t::CUDA_R_16BF,
-            Self::E4m3 => sys::cudaDataType_t::CUDA_R_8F_E4M3,
-            Self::E5m2 => sys::cudaDataType_t::CUDA_R_8F_E5M2,
-        }
-    }
-}
-
-/// How a factor is scaled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scale {
-    /// Not at all.
-    None,
-    /// One f32 for the whole factor.
-    Whole,
-    /// f32 for each 128 elements along the contraction: `[blocks, outer]`, outer a multiple of 4.
-    Lines128,
-    /// f32 for each 128×128 elements: `[outer blocks, blocks rounded up to 4]`.
-    Tiles128,
-}
-
-/// One factor: `outer` lines of the product's inner length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Factor {
-    pub(crate) element: Element,
-    /// Whether the contraction runs along neighbours in memory.
-    pub(crate) contiguous: bool,
-    /// Elements from one line of neighbours to the next.
-    pub(crate) pitch: usize,
-    pub(crate) scale: Scale,
-}
-
-/// A product of A's `rows` lines and B's `cols` lines, both of `inner` elements; D is stored as
-/// `[cols, rows]` row-major, with lines `pitch` elements apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ProductSpec {
-    pub(crate) rows: usize,
-    pub(crate) cols: usize,
-    pub(crate) inner: usize,
-    pub(crate) a: Factor,
-    pub(crate) b: Factor,
-    pub(crate) d: Element,
-    pub(crate) pitch: usize,
-}
-
-impl fmt::Display for ProductSpec {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, cols, inner, a, b, d, pitch: _ } = self;
-        let factor = |factor: &Factor| match factor.scale {
-            Scale::None => format!("{:?}", factor.element),
-            scale => format!("{:?} scaled by {scale:?}", factor.element),
-        };
-        write!(formatter, "{rows}×{inner} by {inner}×{cols}, {} by {} into {d:?}", factor(a), factor(b))
-    }
-}
-
-impl ProductSpec {
-    fn factor_bytes(&self, factor: &Factor, outer: usize) -> usize {
-        let lines = if factor.contiguous { outer } else { self.inner };
-        let length = if factor.contiguous { self.inner } else { outer };
-        lines.saturating_sub(1).saturating_mul(factor.pitch).saturating_add(length) * factor.element.bytes()
-    }
-
-    fn result_bytes(&self) -> usize {
-        (self.cols.saturating_sub(1).saturating_mul(self.pitch).saturating_add(self.rows)) * self.d.bytes()
-    }
-
-    fn scale_bytes(&self, factor: &Factor, outer: usize) -> usize {
-        let blocks = self.inner.div_ceil(128);
-        let scales = match factor.scale {
-            Scale::None => 0,
-            Scale::Whole => 1,
-            Scale::Lines128 => blocks * outer,
-            Scale::Tiles128 => outer.div_ceil(128) * blocks.next_multiple_of(4),
-        };
-        scales * size_of::<f32>()
-    }
-}
 
 /// A factor at its place, with its scales.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scaled<'a> {
     pub(crate) values: Lent<'a>,
     pub(crate) scale: Option<Lent<'a>>,
+    /// One f32 to which the scales are relative ([`Scale::Lines16`]).
+    pub(crate) amax: Option<Lent<'a>>,
 }
 
 /// A product and how it is computed.
@@ -130,6 +34,8 @@ pub(crate) struct Product {
     a: Layout,
     b: Layout,
     d: Layout,
+    /// Where alpha follows from the factors.
+    scalars: Option<Scalars>,
     algorithm: sys::cublasLtMatmulAlgo_t,
     workspace_bytes: usize,
     blas: Rc<Blas>,
@@ -149,6 +55,11 @@ impl Product {
         description.transpose(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, !spec.b.contiguous)?;
         description.scale_mode(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, spec.a.scale)?;
         description.scale_mode(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, spec.b.scale)?;
+        let scalars = if spec.a.scale == Scale::Lines16 { Some(Scalars::new(blas)?) } else { None };
+        if scalars.is_some() {
+            let mode = sys::cublasLtPointerMode_t::CUBLASLT_POINTER_MODE_DEVICE;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_POINTER_MODE, mode)?;
+        }
         // Any scale will do to choose an algorithm.
         for (attribute, scale) in [(A_SCALE, spec.a.scale), (B_SCALE, spec.b.scale)] {
             if scale != Scale::None {
@@ -162,7 +73,7 @@ impl Product {
         let (a, b) = (layout(&spec.a, spec.rows)?, layout(&spec.b, spec.cols)?);
         let d = Layout::new(spec.d, spec.rows, spec.cols, spec.pitch)?;
         let (algorithm, workspace_bytes) = choose(blas, &spec, &description, [&a, &b, &d])?;
-        Ok(Self { spec, description, a, b, d, algorithm, workspace_bytes, blas: Rc::clone(blas) })
+        Ok(Self { spec, description, a, b, d, scalars, algorithm, workspace_bytes, blas: Rc::clone(blas) })
     }
 
     /// Enqueues D = A · B, plus `addend`, which is laid out as D is. Allocates nothing and waits for nothing;
@@ -194,23 +105,30 @@ impl Product {
             let alignment = if factor.scale == Scale::Whole { 4 } else { SCALE_ALIGNMENT };
             let scale =
                 scale.ok_or_else(|| CudaFailure::Refused("a factor came without its scales".into()))?;
-            check("the scales of a factor", spec.scale_bytes(&factor, outer), alignment, scale)?;
+            check("the scales of a factor", factor.scale.bytes(outer, spec.inner), alignment, scale)?;
             let at = self.blas.aligned(handles, attribute == B_SCALE, scale.address())?;
             handles.driver(|| self.description.pointer(attribute, at))?;
         }
-        let (alpha, beta) = (1.0_f32, if addend.is_some() { 1.0_f32 } else { 0.0 });
+        let host = [1.0_f32, if addend.is_some() { 1.0 } else { 0.0 }];
+        let [alpha, beta] = match &mut self.scalars {
+            None => [&raw const host[0], &raw const host[1]],
+            Some(scalars) => scalars
+                .enqueue(handles, [a.amax, b.amax], addend.is_some())?
+                .map(|address| address.number() as *const f32),
+        };
         let c = addend.unwrap_or(result);
         let pointer = |address: DeviceAddress| address.number() as *mut c_void;
         let workspace = self.blas.workspace().address();
         // SAFETY: handle, description and layouts live as long as `self`. Every operand was checked above
         // against what the layouts touch; the workspace is this lane's and as large as the algorithm asked
-        // for. The factors are read before the call returns, as the pointer mode is the host's.
+        // for. Alpha and beta are where the pointer mode says: on the host, read before the call returns, or
+        // words of this product on the device, written before on the same stream.
         let multiply = || unsafe {
             result::matmul(
                 self.blas.handle(),
                 self.description.0,
-                (&raw const alpha).cast(),
-                (&raw const beta).cast(),
+                alpha.cast(),
+                beta.cast(),
                 pointer(a.values.address()),
                 self.a.0,
                 pointer(b.values.address()),
@@ -274,6 +192,8 @@ impl Description {
             Scale::None | Scale::Whole => Ok(()),
             Scale::Lines128 => self.set(attribute, Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F),
             Scale::Tiles128 => self.set(attribute, Mode::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F),
+            Scale::Lines32 => self.set(attribute, Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0),
+            Scale::Lines16 => self.set(attribute, Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3),
         }
     }
 

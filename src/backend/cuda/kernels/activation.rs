@@ -1,4 +1,4 @@
-//! Activations into FP8 operands of a product: `kernels/activation.cu`.
+//! Activations into operands of a product: `kernels/activation.cu` and `kernels/block_scaled.cu`.
 //!
 //! Law: an [`ActivationQuantizer`] is made once and prepares launches by value, without tables: it allocates
 //! nothing, so a closure may use it in every step.
@@ -13,27 +13,30 @@ use super::check::{element_aligned, narrow, present};
 use super::launch::{KernelLaunch, THREADS};
 use super::module::{Function, Kernels};
 use super::source::Family;
-use crate::format::{Format, Fp8Element, Fp8Tile, ScaleRule, Shape};
+use crate::format::{Epsilon, Format, Fp8Element, Fp8Tile, Nvfp4Block, ScaleRule, Shape};
 
 /// A bf16 matrix that is to be an operand of products.
 ///
 /// For FP8 in 1×128 blocks `scale` and `columnwise_scale` are the scale planes that
 /// [`Format::planes`] gives for the matrix and for its transpose. For FP8 with one scale, `scale` is one f32,
-/// written, and `columnwise_scale` the word [`ActivationQuantizer::amax`] filled, read.
+/// written, and `columnwise_scale` the word [`ActivationQuantizer::amax`] filled, read. For MXFP8 they are the
+/// planes of the matrix and of its transpose as [`swizzle_scale`](crate::format::swizzle_scale) leaves them;
+/// rows count as if rounded up to 32, with zeros behind the last one. For NVFP4 `scale` is such a plane of the
+/// matrix, there are no columnwise codes, and `columnwise_scale` is the amax, read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ActivationOperand {
-    /// Rows, the tokens, and columns, a multiple of 16.
+    /// Rows, the tokens, and columns, a multiple of 16, or of 32 for MXFP8 and NVFP4.
     pub shape: Shape,
     /// bf16 `[rows, cols]`, with rows `row_pitch` elements apart.
     pub values: DeviceAddress,
     /// A multiple of 16, at least the columns.
     pub row_pitch: usize,
-    /// Codes `[rows, cols]`, written; null if they are not wanted.
+    /// Codes `[rows, cols]`, two to a byte in NVFP4, written; null if they are not wanted, except in NVFP4.
     pub data: DeviceAddress,
     /// Decode scales; see above.
     pub scale: DeviceAddress,
-    /// Codes of the transpose, `[cols, rows rounded up to 16]`, written, with zeros after the last row; null
-    /// if they are not wanted.
+    /// Codes of the transpose, `[cols, rows rounded up]` ([`ActivationQuantizer::line`]), written, with zeros
+    /// after the last row; null if they are not wanted.
     pub columnwise_data: DeviceAddress,
     /// Decode scales of the transpose; see above.
     pub columnwise_scale: DeviceAddress,
@@ -75,12 +78,13 @@ const _: () = assert!(size_of::<Arguments>() == 72);
 const AMAX_TILE: usize = 16384;
 /// `SIDE` of the kernels.
 const SIDE: usize = 128;
-/// What columns must be a multiple of.
+/// What rows of values must be a multiple of.
 const COLUMNS: usize = 16;
 
 /// Quantizes activations into one format.
 #[derive(Clone, Debug)]
 pub struct ActivationQuantizer {
+    format: Format,
     cast: Function,
     amax: Option<Function>,
     gelu: Option<Gelu>,
@@ -96,7 +100,7 @@ struct Gelu {
 }
 
 impl Kernels {
-    /// The quantizer for activations in `format`: FP8 in 1×128 blocks, or with one scale.
+    /// The quantizer for activations in `format`: FP8 in 1×128 blocks, or with one scale; MXFP8; NVFP4 in 1×16 blocks.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for another format.
@@ -126,14 +130,27 @@ impl Kernels {
                 };
                 (function(name)?, tensor.scale, tensor.epsilon, None)
             }
+            Format::Mxfp8 => {
+                let function = |name: &CStr| self.function(Family::BlockScaled, name);
+                let gelu = Gelu {
+                    value: function(c"activation_mxfp8_gelu")?,
+                    gradient: function(c"activation_mxfp8_gelu_gradient")?,
+                };
+                (function(c"activation_mxfp8")?, ScaleRule::PowerOfTwo, Epsilon::ZERO, Some(gelu))
+            }
+            Format::Nvfp4(Nvfp4Block::Row1x16) => {
+                let cast = self.function(Family::BlockScaled, c"activation_nvfp4")?;
+                (cast, ScaleRule::Float32, Epsilon::ZERO, None)
+            }
             _ => {
                 return Err(CudaFailure::Refused(format!(
-                    "activations are quantized to FP8 in 1×128 blocks or with one scale, not to {format}"
+                    "activations are quantized to FP8 in 1×128 blocks or with one scale, to MXFP8 or to NVFP4 in 1×16 blocks, not to {format}"
                 )));
             }
         };
-        let whole = matches!(format, Format::Fp8Tensor(_));
+        let whole = matches!(format, Format::Fp8Tensor(_) | Format::Nvfp4(_));
         Ok(ActivationQuantizer {
+            format,
             cast,
             amax: if whole { Some(function(c"activation_amax")?) } else { None },
             gelu,
@@ -144,7 +161,17 @@ impl Kernels {
 }
 
 impl ActivationQuantizer {
-    /// Whether one scale holds for the whole matrix, so that [`ActivationQuantizer::amax`] runs before the
+    /// Elements of a line of transposed codes of `rows` rows: a multiple of 16, or of the blocks that run along
+    /// the line where these must be whole.
+    #[must_use]
+    pub const fn line(format: Format, rows: usize) -> usize {
+        rows.next_multiple_of(match format {
+            Format::Mxfp8 => 32,
+            _ => 16,
+        })
+    }
+
+    /// Whether a scale depends on the whole matrix, so that [`ActivationQuantizer::amax`] runs before the
     /// cast.
     #[must_use]
     pub const fn needs_amax(&self) -> bool {
@@ -167,8 +194,8 @@ impl ActivationQuantizer {
     /// Codes and scales of the matrix, of its transpose, or of both.
     ///
     /// # Errors
-    /// [`CudaFailure::Refused`] for columns that are not a multiple of 16, and for an address that is missing
-    /// or misaligned.
+    /// [`CudaFailure::Refused`] for columns that are not a multiple of 16, or of 32 for MXFP8 and NVFP4, and for an
+    /// address that is missing or misaligned.
     pub fn cast(&self, operand: &ActivationOperand) -> Result<KernelLaunch, CudaFailure> {
         self.cast_of(ActivationSource::Values, operand)
     }
@@ -186,7 +213,7 @@ impl ActivationQuantizer {
         let gelu = || {
             self.gelu.as_ref().ok_or_else(|| {
                 CudaFailure::Refused(
-                    "GELU is taken on the way to 1×128 blocks alone; take it by a launch of its own"
+                    "GELU is taken on the way to blocks of 128 or 32 alone; take it by a launch of its own"
                         .to_owned(),
                 )
             })
@@ -209,9 +236,12 @@ impl ActivationQuantizer {
     fn arguments(&self, operand: &ActivationOperand) -> Result<Arguments, CudaFailure> {
         let ActivationOperand { shape, values, row_pitch, data, scale, columnwise_data, columnwise_scale } =
             *operand;
-        if !shape.cols.is_multiple_of(COLUMNS) {
+        let format = self.format;
+        let block_scaled = matches!(format, Format::Mxfp8 | Format::Nvfp4(_));
+        let multiple = if block_scaled { 32 } else { COLUMNS };
+        if !shape.cols.is_multiple_of(multiple) {
             return Err(CudaFailure::Refused(format!(
-                "activations of {shape} are not quantized to FP8: columns must be a multiple of {COLUMNS}; pad the features"
+                "activations of {shape} are not quantized to {format}: columns must be a multiple of {multiple}; pad the features"
             )));
         }
         if row_pitch < shape.cols || !row_pitch.is_multiple_of(COLUMNS) {
@@ -231,6 +261,14 @@ impl ActivationQuantizer {
             element_aligned(what, address, bytes)?;
         }
         let whole = self.needs_amax();
+        if matches!(format, Format::Nvfp4(_)) {
+            present("rowwise codes", data)?;
+            if columnwise_data != DeviceAddress::NULL {
+                return Err(CudaFailure::Refused(format!(
+                    "activations in {format} have no columnwise codes"
+                )));
+            }
+        }
         if whole || data != DeviceAddress::NULL {
             present("the scales", scale)?;
         }
@@ -245,7 +283,7 @@ impl ActivationQuantizer {
             turned_scale: columnwise_scale,
             rows: narrow("rows", shape.rows)?,
             cols: narrow("columns", shape.cols)?,
-            pitch: narrow("rows", shape.rows.next_multiple_of(16))?,
+            pitch: narrow("rows", Self::line(format, shape.rows))?,
             power_of_two: u32::from(self.power_of_two),
             epsilon: self.epsilon,
             row_pitch: narrow("columns", row_pitch)?,

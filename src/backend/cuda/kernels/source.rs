@@ -31,13 +31,15 @@ pub enum Family {
     Exchange,
     /// Activations into operands of products.
     Activation,
+    /// Activations into operands of products whose hardware scales blocks.
+    BlockScaled,
     /// bf16 values one by one, and their sums.
     Elementwise,
 }
 
 impl Family {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Amax,
         Self::Scale,
         Self::Delayed,
@@ -51,6 +53,7 @@ impl Family {
         Self::Memory,
         Self::Exchange,
         Self::Activation,
+        Self::BlockScaled,
         Self::Elementwise,
     ];
 
@@ -67,6 +70,7 @@ impl Family {
             Self::Norm => (c"norm.cu", include_str!("../../../../kernels/norm.cu")),
             Self::Adam => (c"adam.cu", include_str!("../../../../kernels/adam.cu")),
             Self::Activation => (c"activation.cu", include_str!("../../../../kernels/activation.cu")),
+            Self::BlockScaled => (c"block_scaled.cu", include_str!("../../../../kernels/block_scaled.cu")),
             Self::Elementwise => (c"elementwise.cu", include_str!("../../../../kernels/elementwise.cu")),
             Self::Exchange => (c"exchange.cu", include_str!("../../../../kernels/exchange.cu")),
             Self::Memory => (c"memory.cu", include_str!("../../../../kernels/memory.cu")),
@@ -75,6 +79,7 @@ impl Family {
             name,
             text,
             headers: &[
+                (c"activation.cuh", include_str!("../../../../kernels/activation.cuh")),
                 (c"common.cuh", include_str!("../../../../kernels/common.cuh")),
                 (c"crossing.cuh", include_str!("../../../../kernels/crossing.cuh")),
                 (c"elements.cuh", include_str!("../../../../kernels/elements.cuh")),

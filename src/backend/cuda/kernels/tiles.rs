@@ -24,6 +24,13 @@ pub(super) struct TileArguments {
 }
 const _: () = assert!(size_of::<TileArguments>() == 16);
 
+impl TileArguments {
+    /// The `count` tiles of a launch's only tensor, of which kernels read no table.
+    pub(super) const fn of_one(count: u32) -> Self {
+        Self { first: DeviceAddress::NULL, tensors: 1, count }
+    }
+}
+
 /// The table of one launch.
 #[derive(Debug)]
 pub(super) struct TileTable {
