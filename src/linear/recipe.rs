@@ -1,7 +1,7 @@
 //! In what numbers the products of a layer are computed.
 //!
-//! Law: [`Recipe::best_for`] gives only recipes that have been seen running. [`Recipe::native`] also gives those
-//! that NVIDIA documents for a GPU and that no such GPU was at hand for: who wants them says so.
+//! Law: [`Recipe::best_for`] gives only recipes that have been seen running on some GPU. [`Recipe::native`] also
+//! gives those that NVIDIA documents for a GPU and that no such GPU was at hand for: who wants them says so.
 
 use std::fmt;
 
@@ -60,8 +60,8 @@ impl Recipe {
             Format::Fp8Block(_) => Err(unsupported("1×128 blocks are for activations")),
             Format::F32 => Err(unsupported("f32 products are not this layer's")),
             Format::Nvfp4(Nvfp4Block::Row1x16) => Err(unsupported("1×16 blocks are for activations")),
-            // 12.x takes FP8 only with factors along the contraction, and columnwise MXFP8 planes are not. NVFP4 is
-            // refused there only because less is known of it.
+            // Before cuBLAS 13.6, 12.x takes FP8 only with factors along the contraction, and columnwise MXFP8 planes
+            // are not. NVFP4 is refused there only because less is known of it.
             Format::Mxfp8 if capability.major == 10 => Ok(Self::Mxfp8),
             Format::Nvfp4(Nvfp4Block::Tile16x16) if capability.major == 10 => Ok(Self::Nvfp4),
             Format::Mxfp8 | Format::Nvfp4(_) => {

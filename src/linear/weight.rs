@@ -94,8 +94,9 @@ impl<'a> Weight<'a> {
                     Some(scale) if planes.scale.is_empty() => Some(scale.into()),
                     _ => Some(planes.scale.into()),
                 };
-                let amax = match format {
-                    Format::Nvfp4(_) => planes.tensor_scale.map(Into::into),
+                let amax = match (format, planes.tensor_scale) {
+                    (Format::Nvfp4(_), None) => return wrong(format!("{format} planes without their amax")),
+                    (Format::Nvfp4(_), Some(amax)) => Some(amax.into()),
                     _ => None,
                 };
                 Ok(Scaled { values: planes.data.into(), scale, amax })

@@ -62,7 +62,8 @@ impl CudaWorld {
         // Before ranks first meet, so that no rank waits for a process that compiles, and once in a process.
         let kernels = load_kernels(&contexts)?;
         let statements = statements(&rendezvous, &options, &contexts)?;
-        let network = network(&statements, mesh, || reach_all(&contexts))?;
+        let meets = rendezvous.ranks() > 1;
+        let network = network(&statements, mesh, || reach_all(&contexts, meets))?;
         let shares_gpus = (statements.iter().enumerate()).any(|(place, statement)| {
             statements[..place].iter().any(|other| other.shares_gpu_with(statement))
         });
@@ -139,8 +140,9 @@ fn statements(
     options: &CudaOptions,
     contexts: &[Arc<Context>],
 ) -> Result<Vec<Statement>, CudaFailure> {
+    let meets = rendezvous.ranks() > 1;
     let own = contexts.iter().map(|context| {
-        let reaches = context.can_reach_all()? && context.can_meet()?;
+        let reaches = context.can_reach_all()? && (!meets || context.can_meet()?);
         Ok(Statement::new(options, context.gpu()?, reaches)?.encode())
     });
     let own = own.collect::<Result<Vec<_>, CudaFailure>>()?;
@@ -151,9 +153,10 @@ fn statements(
     all.iter().map(statement).collect()
 }
 
-fn reach_all(contexts: &[Arc<Context>]) -> Result<(), CudaFailure> {
+/// Makes the GPUs of this process reach each other; `meets` says whether their ranks meet any.
+fn reach_all(contexts: &[Arc<Context>], meets: bool) -> Result<(), CudaFailure> {
     for context in contexts {
-        if !context.can_meet()? {
+        if meets && !context.can_meet()? {
             return Err(CudaFailure::Refused(format!(
                 "streams of {} cannot wait for words of 64 bits; install NCCL and set transport = \"nccl\"",
                 context.ordinal()

@@ -1,11 +1,13 @@
 //! How a rank of a world that has ended lets its device run on without its peers.
 //!
 //! Laws:
-//! - **RL-1** All words of a rank are open for good before one of its communicators is aborted. Aborting gives
-//!   memory back. That waits for the device, with a lock held that other calls of the driver need: NCCL was
-//!   seen in `cuMemFreeHost`, the device at a word, and the rank that would have set the word in a copy that
-//!   waited for the lock. Once the words are open, the device runs on without a call of the host. If they
-//!   cannot be opened, nothing is aborted, and the GPUs are abandoned.
+//! - **RL-1** The copy that opens all words of a rank for good is on its way to the device before one of its
+//!   communicators is aborted. Aborting gives memory back. That waits for the device, with a lock held that
+//!   other calls of the driver need: NCCL was seen in `cuMemFreeHost`, the device at a word, and the rank that
+//!   would have set the word in a copy that waited for the lock. Once that copy is enqueued, the device runs on
+//!   without a call of the host, so it is not waited for. Where it cannot be enqueued, the GPUs are abandoned.
+//!   Communicators are aborted even then: at the end of the process NCCL's library waits for its kernels (seen
+//!   in `cuLibraryUnload`).
 //! - **RL-2** Memory of the host is mapped by every GPU of a process, so giving it back may wait for all of
 //!   them. The ranks of a process therefore wait for each other here before any of them aborts, but not past
 //!   [`PATIENCE`]. A rank that is between steps is not missed. One that is in a closure for longer may be: its
@@ -16,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use super::failure::CudaFailure;
 use super::nccl::Communicator;
 use super::options::Transport;
 use super::signal::Signals;
@@ -23,8 +26,8 @@ use super::stream::Stream;
 use super::world::World;
 use crate::id::RankId;
 
-/// How long the copy that opens the words may take, and how long the other ranks of the process are waited
-/// for. They look at the state of the world before every task, and all the time while they wait.
+/// How long the other ranks of the process are waited for. They look at the state of the world before every
+/// task, and all the time while they wait.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The pause between two looks.
 const PAUSE: Duration = Duration::from_micros(50);
@@ -59,11 +62,10 @@ impl Release {
         if self.begun.swap(true, Ordering::SeqCst) {
             return;
         }
-        let is_open = world.network.transport != Transport::Peer || self.open_words(world, rank, transfers);
-        world.released.come();
-        if !is_open {
-            return world.abandon();
+        if world.network.transport == Transport::Peer && self.open_words(world, rank, transfers).is_err() {
+            world.abandon();
         }
+        world.released.come();
         if communicators.is_empty() {
             return;
         }
@@ -71,14 +73,13 @@ impl Release {
         communicators.iter().for_each(|one| one.begin_abort());
     }
 
-    /// Opens the words for good, and says whether they were seen to be open.
-    fn open_words(&self, world: &World, rank: RankId, transfers: &Stream) -> bool {
+    /// Opens the words for good, once what is enqueued here has run.
+    fn open_words(&self, world: &World, rank: RankId, transfers: &Stream) -> Result<(), CudaFailure> {
         // Without memory there is no lane that could wait.
-        let Some(home) = world.home(rank) else { return true };
+        let Some(home) = world.home(rank) else { return Ok(()) };
         // SAFETY: the words are as many as `open` has. Nothing changes `open`, which is not given back once
         // the copy was begun.
-        let begun = unsafe { transfers.begin_upload(bytemuck::cast_slice(&self.open), home.signals) };
-        begun.is_ok() && wait_until(PATIENCE, || !matches!(transfers.is_done(), Ok(false)))
+        unsafe { transfers.begin_upload(bytemuck::cast_slice(&self.open), home.signals) }
     }
 }
 

@@ -48,6 +48,7 @@ impl Product {
     /// [`CudaFailure::Refused`] where cuBLASLt has none; [`CudaFailure::Call`].
     pub(crate) fn new(blas: &Rc<Blas>, spec: ProductSpec) -> Result<Self, CudaFailure> {
         blas.make_current()?;
+        refuse_old_library(&spec)?;
         let description = Description::new()?;
         // A factor that lies along the contraction is A transposed, but B as it is: matrices are column by
         // column.
@@ -145,6 +146,22 @@ impl Product {
         };
         handles.driver(multiply).map_err(CudaFailure::products("cublasLtMatmul"))
     }
+}
+
+/// The last cuBLASLt that may choose the algorithm of FP8 with one scale for MXFP8 of the same shape: it keeps
+/// what it chose without the scales (source: TransformerEngine's cublaslt_gemm.cu, which works around it).
+const MIXES_UP_SCALES: usize = 120_803;
+
+fn refuse_old_library(spec: &ProductSpec) -> Result<(), CudaFailure> {
+    // SAFETY: the library was opened with the device, and the call takes nothing.
+    let version = unsafe { sys::cublasLtGetVersion() };
+    if spec.a.scale != Scale::Lines32 || version > MIXES_UP_SCALES {
+        return Ok(());
+    }
+    Err(CudaFailure::Refused(format!(
+        "cuBLASLt {version} may take a product of MXFP8 for one of FP8 with one scale; use one newer than \
+         {MIXES_UP_SCALES} (12.8.3), or compute in bf16"
+    )))
 }
 
 /// Refuses a range that is shorter than what is touched, or begins where the algorithm does not expect it.

@@ -47,6 +47,8 @@ impl Rig {
         let buffer = DeviceBuffer::zeroed(&self.blas, values.len()).unwrap();
         // SAFETY: the buffer has as many elements, and nothing uses it yet.
         unsafe { result::memcpy_htod_sync(buffer.place().0.number(), values) }.unwrap();
+        // From pageable memory it may still be on its way, and no stream here waits for it.
+        result::ctx::synchronize().unwrap();
         buffer
     }
 
