@@ -150,7 +150,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let closure = move |seat: Seat<DeviceOrdinal>| {
         let own = Own::new(seat.device).map_err(ComputeError::closure)?;
         Ok(move |_: &Call, context: &ComputeContext<'_, CudaSurface>| -> Result<(), ComputeError> {
-            own.fit(names, context).map_err(ComputeError::closure)
+            Ok(own.fit(names, context)?)
         })
     };
     let mut config = Config::default();

@@ -123,10 +123,44 @@ impl ComputeError {
     }
 }
 
+/// For closures whose own functions return any error: `?` keeps a [`ComputeError`] of the context as it is, and
+/// of others the message.
+impl From<Box<dyn std::error::Error>> for ComputeError {
+    fn from(error: Box<dyn std::error::Error>) -> Self {
+        match error.downcast::<Self>() {
+            Ok(own) => *own,
+            Err(other) => Self::closure(other),
+        }
+    }
+}
+
+/// As above.
+impl From<Box<dyn std::error::Error + Send + Sync>> for ComputeError {
+    fn from(error: Box<dyn std::error::Error + Send + Sync>) -> Self {
+        let error: Box<dyn std::error::Error> = error;
+        error.into()
+    }
+}
+
 /// What to ask for instead of a name that does not exist.
 fn proposed(kind: &str, near: &[String]) -> String {
     match near {
         [] => format!("none of its {kind} has a name like it"),
         near => format!("names near it: `{}`", near.join("`, `")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+
+    use super::*;
+
+    #[test]
+    fn a_boxed_error_of_the_context_stays_what_it_is_and_of_another_the_message_is_kept() {
+        let own = ComputeError::NotDeclared { call: "up".to_owned(), what: "`x`".to_owned() };
+        assert_eq!(ComputeError::from(Box::<dyn Error>::from(own.clone())), own);
+        assert_eq!(ComputeError::from(Box::<dyn Error + Send + Sync>::from(own.clone())), own);
+        assert_eq!(ComputeError::from(Box::<dyn Error>::from("too hot")), ComputeError::closure("too hot"));
     }
 }

@@ -56,7 +56,7 @@ impl<S: Surface, B: Bridge<S>> Compute<S> for Closure<B> {
         let done = self.job(context);
         // After a failure too: the session goes on to use the memory that candle may still read.
         self.bridge.leave(context.handles()).map_err(ComputeError::closure)?;
-        done.map_err(ComputeError::closure)
+        Ok(done?)
     }
 }
 
