@@ -6,7 +6,7 @@
 mod random_weight;
 
 use half::bf16;
-use random_weight::{normal, to_bf16, wild};
+use random_weight::{normal, to_bf16, transposed, wild};
 use warpweft::format::{
     Directions, FlatShard, Format, Orientation, OwnedPlanes, Planes, Quantized, Shape, Via, dequantize,
     dequantize_bf16, flat_amax, flat_cast, fused_scale, partial_amax, partial_cast, quantize, reference,
@@ -20,10 +20,7 @@ use warpweft::format::{
 fn a4_a_transposed_input_has_the_planes_of_the_original_in_the_other_orientation() {
     let shape = Shape::new(32, 128);
     let weight = normal(shape, 4);
-    let turn = |from: Shape, values: &[u8]| -> Vec<u8> {
-        (0..from.elements()).map(|at| values[at % from.rows * from.cols + at / from.rows]).collect()
-    };
-    let turned: Vec<f32> = (0..shape.elements()).map(|at| weight[at % 32 * 128 + at / 32]).collect();
+    let turned = transposed(shape, &weight);
     for (format, via) in
         Format::CANONICAL.into_iter().flat_map(|format| [(format, Via::None), (format, Via::Bf16)])
     {
@@ -33,8 +30,8 @@ fn a4_a_transposed_input_has_the_planes_of_the_original_in_the_other_orientation
         assert_eq!(view.tensor_scale.to_bits(), original.tensor_scale.to_bits(), "{format} {via:?}");
         if format == Format::Mxfp8 {
             let data = |planes: &Option<OwnedPlanes>| planes.as_ref().unwrap().data.clone();
-            assert_eq!(turn(shape.transposed(), &data(&view.rowwise)), data(&original.columnwise));
-            assert_eq!(turn(shape.transposed(), &data(&view.columnwise)), data(&original.rowwise));
+            assert_eq!(transposed(shape.transposed(), &data(&view.rowwise)), data(&original.columnwise));
+            assert_eq!(transposed(shape.transposed(), &data(&view.columnwise)), data(&original.rowwise));
             let values = |weight: &Quantized, orientation| weight.dequantize(orientation).unwrap();
             let (rowwise, columnwise) = (Orientation::Rowwise, Orientation::Columnwise);
             assert_eq!(values(&view, rowwise), values(&original, columnwise));

@@ -54,8 +54,8 @@ fn permuted(padded: &[u8], rows: usize, cols: usize) -> Vec<u8> {
 fn matrix(format: Format, orientation: Orientation, shape: Shape, scale: &[u8]) -> (Vec<u8>, usize, usize) {
     let plane = format.planes(orientation, shape)[1];
     if (format, orientation) == (Format::Mxfp8, Orientation::Columnwise) {
-        let turned = (0..scale.len()).map(|at| scale[at % plane.rows * plane.cols + at / plane.rows]);
-        return (turned.collect(), plane.cols, plane.rows);
+        let turned = random_weight::transposed(Shape::new(plane.rows, plane.cols), scale);
+        return (turned, plane.cols, plane.rows);
     }
     (scale.to_vec(), plane.rows, plane.cols)
 }

@@ -113,8 +113,7 @@ fn e2_gathered_bytes_are_those_of_the_shards_one_after_the_other_and_so_are_the_
                 shards.iter().flat_map(|shard| shard.dequantize(Orientation::Rowwise).unwrap()).collect();
             assert_eq!(gathered.dequantize(Orientation::Rowwise).unwrap(), values);
             let columnwise = gathered.dequantize(Orientation::Columnwise).unwrap();
-            let turned = (0..values.len()).map(|at| values[at % rows * cols + at / rows]);
-            assert!(columnwise.into_iter().eq(turned));
+            assert!(columnwise == random_weight::transposed(Shape::new(rows, cols), &values));
         }
     }
 }
@@ -158,8 +157,7 @@ fn nvfp4_shards_of_three_tiles_gather_and_derive_at_widths_that_pad_either_direc
             let shards = shards(Format::NVFP4_2D, shape, ranks);
             let (amax, scale) = (expected.amax, expected.tensor_scale);
             gathered.receive(Orientation::Rowwise, amax, scale, &sent(&shards)).unwrap();
-            let turned: Vec<f32> =
-                (0..weight.len()).map(|at| weight[at % shape.rows * cols + at / shape.rows]).collect();
+            let turned = random_weight::transposed(shape, &weight);
             let direct =
                 quantize(Format::NVFP4_2D, Directions::Rowwise, Via::Bf16, shape.transposed(), &turned);
             assert_eq!(gathered.columnwise, direct.unwrap().rowwise, "{shape}");

@@ -247,8 +247,7 @@ let unit = [7, 16, 32].into_iter().find(|&unit| format.check_shape(Shape::new(ti
         let quantized = whole(format, Via::None, shape, &weight);
         for (orientation, values) in [
             (Orientation::Rowwise, weight.clone()),
-            (Orientation::Columnwise, (0..shape.elements())
-                .map(|at| weight[at % shape.rows * shape.cols + at / shape.rows]).collect()),
+            (Orientation::Columnwise, random_weight::transposed(shape, &weight)),
         ] {
             let restored = quantized.dequantize(orientation).unwrap();
             let stored = if orientation == Orientation::Rowwise { shape } else { shape.transposed() };
@@ -339,8 +338,7 @@ fn f4_round_trips_are_close_to_the_value_and_far_from_its_negative() {
         let cols = dimensions.last().copied().unwrap_or(1);
         let shape = Shape::new(dimensions.iter().product::<usize>() / cols, cols);
         let weight = uniform(shape, 5);
-        let turned: Vec<f32> =
-            (0..weight.len()).map(|at| weight[at % shape.rows * shape.cols + at / shape.rows]).collect();
+        let turned = random_weight::transposed(shape, &weight);
         for ((element, relative, absolute), tile) in elements
             .into_iter()
             .flat_map(|element| [Fp8Tile::Tile128x128, Fp8Tile::Row1x128].map(|tile| (element, tile)))

@@ -35,6 +35,11 @@ pub fn wild(shape: Shape, seed: u64) -> Vec<f32> {
         .collect()
 }
 
+/// The transpose of a matrix of `shape`.
+pub fn transposed<T: Copy>(shape: Shape, values: &[T]) -> Vec<T> {
+    (0..shape.elements()).map(|at| values[at % shape.rows * shape.cols + at / shape.rows]).collect()
+}
+
 /// Rounded to bfloat16.
 pub fn to_bf16(value: f32) -> f32 {
     half::bf16::from_f32(value).to_f32()

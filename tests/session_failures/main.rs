@@ -232,14 +232,20 @@ async fn mischief_after_settling(session: &mut Session, mischief: &Mischief, kin
     mischief.set(kind);
 }
 
+/// A session of which a step was dropped whose closures fail.
+async fn with_a_failed_step_dropped() -> (Session, Mischief) {
+    let (mischief, gate) = (Mischief::default(), Gate::default());
+    let mut session = gated(2, &mischief, &gate).await;
+    feed(&mut session, "train", 2, 0);
+    mischief.set(1);
+    drop_a_step(&mut session, "train", &gate).await;
+    (session, mischief)
+}
+
 #[test]
 fn a_closure_error_in_a_dropped_step_is_told_by_the_next_call_once() {
     within_a_minute(async {
-        let (mischief, gate) = (Mischief::default(), Gate::default());
-        let mut session = gated(2, &mischief, &gate).await;
-        feed(&mut session, "train", 2, 0);
-        mischief.set(1);
-        drop_a_step(&mut session, "train", &gate).await;
+        let (mut session, mischief) = with_a_failed_step_dropped().await;
         let error = session.export().await.unwrap_err();
         let SessionError::DroppedStep(cause) = &error else { panic!("{error}") };
         assert!(matches!(&**cause, SessionError::Closure { step: 0, panicked: false, .. }), "{cause}");
@@ -293,11 +299,7 @@ fn a_step_dropped_before_an_earlier_one_ended_has_not_begun() {
 #[test]
 fn a_closure_error_in_a_dropped_step_is_told_by_closing() {
     within_a_minute(async {
-        let (mischief, gate) = (Mischief::default(), Gate::default());
-        let mut session = gated(2, &mischief, &gate).await;
-        feed(&mut session, "train", 2, 0);
-        mischief.set(1);
-        drop_a_step(&mut session, "train", &gate).await;
+        let (session, _) = with_a_failed_step_dropped().await;
         assert!(matches!(session.close().await, Err(SessionError::DroppedStep(_))));
     });
 }

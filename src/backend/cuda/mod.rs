@@ -47,6 +47,7 @@ mod members;
 mod memory;
 mod nccl;
 mod options;
+mod patience;
 mod precedence;
 mod prepare;
 mod progress;

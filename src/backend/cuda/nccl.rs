@@ -27,6 +27,7 @@ use super::failure::CudaFailure;
 use super::members::Members;
 use super::memory::DeviceMemory;
 use super::options::Transport;
+use super::patience::wait_until;
 use super::stream::Stream;
 use super::world::World;
 use crate::id::RankId;
@@ -202,14 +203,9 @@ impl Communicator {
     /// time.
     pub(super) fn abort<'a>(communicators: impl Iterator<Item = &'a Self> + Clone) -> bool {
         communicators.clone().for_each(Self::begin_abort);
-        let begun = Instant::now();
-        while communicators.clone().any(|one| !one.aborted.load(Ordering::SeqCst)) {
-            if begun.elapsed() > LONGEST_ABORT {
-                return false;
-            }
-            std::thread::sleep(PAUSE);
-        }
-        true
+        wait_until(LONGEST_ABORT, PAUSE, || {
+            communicators.clone().all(|one| one.aborted.load(Ordering::SeqCst))
+        })
     }
 
     /// Lets a thread abort, if none was told to before.

@@ -16,11 +16,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::failure::CudaFailure;
 use super::nccl::Communicator;
 use super::options::Transport;
+use super::patience::wait_until;
 use super::signal::Signals;
 use super::stream::Stream;
 use super::world::World;
@@ -90,7 +91,7 @@ impl Released {
 
     /// Waits until `all` ranks have come, and says whether they did in time.
     fn wait_for(&self, all: usize, patience: Duration) -> bool {
-        wait_until(patience, || self.0.load(Ordering::SeqCst) >= all)
+        wait_until(patience, PAUSE, || self.0.load(Ordering::SeqCst) >= all)
     }
 }
 
@@ -101,18 +102,6 @@ impl Drop for Release {
             std::mem::forget(std::mem::take(&mut self.open));
         }
     }
-}
-
-/// Whether `condition` came true in time.
-fn wait_until(patience: Duration, condition: impl Fn() -> bool) -> bool {
-    let begun = Instant::now();
-    while !condition() {
-        if begun.elapsed() > patience {
-            return false;
-        }
-        std::thread::sleep(PAUSE);
-    }
-    true
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::context::Context;
 use super::failure::CudaFailure;
@@ -21,6 +21,7 @@ use super::foreign::{ForeignMemory, HANDLE, lend};
 use super::machine::Network;
 use super::memory::DeviceMemory;
 use super::options::{CudaOptions, Transport};
+use super::patience::wait_until;
 use super::release::Released;
 use super::signal::{Home, Signals};
 use super::team::Team;
@@ -248,10 +249,7 @@ impl World {
     /// Waits until the world has ended, `patience` at most.
     pub(super) fn await_end(&self, patience: Duration) {
         const PAUSE: Duration = Duration::from_millis(2);
-        let begun = Instant::now();
-        while self.rendezvous.ended().is_none() && begun.elapsed() < patience {
-            std::thread::sleep(PAUSE);
-        }
+        wait_until(patience, PAUSE, || self.rendezvous.ended().is_some());
     }
 
     /// [`BackendError::Poisoned`] if the world is poisoned.
