@@ -12,6 +12,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// What a process may take to end once a peer was killed or stopped: half the deadline until silence is
 /// noticed, eight seconds to drain and abort, the rest for the driver's part of its exit.
 const END: Duration = Duration::from_secs(30);
+
 /// A process that ends in another one's steps.
 #[derive(Clone, Copy, Debug)]
 struct End {

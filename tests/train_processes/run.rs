@@ -10,6 +10,7 @@ use crate::port::Port;
 
 /// What one process may take, its kernels' compilation included.
 const LIMIT: Duration = Duration::from_secs(120);
+
 /// The program, which is built beside the tests. Paths are taken from where the tests run, which may be
 /// another machine than they were built on. Cargo builds it with all tests, but not with one that is named:
 /// then it may be missing, or older than the library.
