@@ -5,7 +5,7 @@ mod meddler;
 mod trainer;
 mod wrapped;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -224,16 +224,22 @@ fn a_captured_step_whose_warm_up_pollutes_main_grads_and_optimizer_is_refused() 
     }
 }
 
+thread_local! {
+    /// What a backend may set that its own test's thread drives: backends may move, and poison does not.
+    static MARK: RefCell<Option<Poison>> = const { RefCell::new(None) };
+}
+
 /// FL-4: poison is looked at before a step and behind it.
 #[test]
 fn a_poisoned_rank_enqueues_nothing_and_one_poisoned_on_the_way_does_not_end_its_step_well() {
     let (_, plan) = plans(1, 1);
     for (poisoned_at, enqueued) in [(None, 0), (Some(4), plan.tasks.len())] {
         let (poison, seen) = (Poison::default(), Arc::new(AtomicUsize::new(0)));
-        let (mark, count) = (poison.clone(), Arc::clone(&seen));
+        let count = Arc::clone(&seen);
+        MARK.set(Some(poison.clone()));
         let backend = Wrapped::new(backends(1).remove(0), move |asked| {
             if asked.moment == Moment::Enqueue && Some(count.fetch_add(1, Ordering::SeqCst)) == poisoned_at {
-                mark.set("a right was lost, as the test wants");
+                MARK.with_borrow(|mark| mark.as_ref().unwrap().set("a right was lost, as the test wants"));
             }
             Ok(())
         });
@@ -362,7 +368,8 @@ fn a_slot_is_not_written_while_a_lease_on_it_is_open() {
         issuer.issue(second, std::iter::empty(), &post, &backend, &mut streams, &bound).map(|_| ())
     };
     let mut wired = sound.clone();
-    wired.tasks[1].writes.push(lease.slot);
+    wired.writes.push(lease.slot);
+    wired.tasks[1].writes = sound.writes.len()..sound.writes.len() + 1;
     let error = issue(wired).unwrap_err();
     let granted =
         leases.iter().filter(|edge| (edge.kind, edge.slot) == (EdgeKind::Lease, lease.slot)).count();

@@ -261,6 +261,19 @@ pub enum Transport {
     Nccl,
 }
 
+/// What sets a word in a peer's memory, by which ranks that push with copy engines meet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SignalBy {
+    /// `stream` with drivers for CUDA 13.0 and older, `copy` with newer ones.
+    #[default]
+    Auto,
+    /// A memory operation of the stream. From CUDA 13.1 on they write to no other GPU.
+    Stream,
+    /// A copy of four bytes, with any driver. It is a call more for every peer and meeting, in recordings too.
+    Copy,
+}
+
 /// How masters become quantized weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -54,7 +54,7 @@ pub use calls::CallList;
 pub use choices::{
     AcrossMicroBatches, AdamMode, Backward, Capture, Columnwise, Cpu, DeviceTimes, Link, Masters, Memory,
     MeshAxes, Moments, Optimizer, Prefetch, PrefetchPolicy, Quantize, Reduce, ReduceDtype, ReduceEvery,
-    Scaling, TraceOutput, Transport, Tune,
+    Scaling, SignalBy, TraceOutput, Transport, Tune,
 };
 pub use declared::{Declared, Rule, Takes};
 pub use error::ConfigError;
@@ -132,6 +132,8 @@ pub struct Config {
     /// one kernel, meetings included, instead of copy engines; 0 for none but the smallest. `None` takes
     /// [`Config::KERNEL_EXCHANGE`] where steps are recorded, and 0 elsewhere.
     pub kernel_exchange: Option<ByteSize>,
+    /// Among such GPUs: what sets the words by which ranks meet.
+    pub signal_by: SignalBy,
     /// Seconds that a rank waits for the others, or for its device, before it gives the world up. With several
     /// processes that covers what one does between two steps, such as saving a checkpoint, while the others are
     /// in the next.
@@ -173,6 +175,7 @@ impl Default for Config {
             reduce: Reduce::default(),
             transport: Transport::default(),
             kernel_exchange: None,
+            signal_by: SignalBy::default(),
             deadline_s: 30.0,
             quantize: Quantize::default(),
             optimizer: Optimizer::default(),

@@ -3,7 +3,7 @@
 //! Law: they advance by lane order, fences and joins of all lanes alone. A point is covered for a lane if
 //! these already make what is issued there next run after it.
 
-use super::Point;
+use super::{Fence, Point};
 use crate::id::{LaneId, TaskId};
 
 /// Vector clocks; an entry is a position in T plus one, 0 for nothing.
@@ -50,12 +50,12 @@ impl Clocks {
         self.joined[lane.index()] > task.number()
     }
 
-    /// Joins what the fences of `task` teach its lane, and remembers it for the tasks that wait for it.
-    pub(super) fn advance(&mut self, task: TaskId, lane: LaneId, waits: &[TaskId]) {
+    /// Joins what the `fences` of `task` teach its lane, and remembers it for the tasks that wait for it.
+    pub(super) fn advance(&mut self, task: TaskId, lane: LaneId, fences: &[Fence]) {
         let own = lane.index() * self.lanes;
         let known = &mut self.known[own..own + self.lanes];
-        for wait in waits {
-            let theirs = wait.index() * self.lanes;
+        for fence in fences {
+            let theirs = fence.task.index() * self.lanes;
             for (mine, theirs) in known.iter_mut().zip(&self.signalled[theirs..theirs + self.lanes]) {
                 *mine = (*mine).max(*theirs);
             }

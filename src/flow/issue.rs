@@ -14,7 +14,7 @@ use super::clocks::Clocks;
 use super::{Credit, FlowError, Message, Point, Poison, Post, ReadLease, Registers, Right, Wiring};
 use crate::backend::Backend;
 use crate::id::TaskId;
-use crate::plan::{EdgeKind, StepPlan, Task};
+use crate::plan::{EdgeKind, StepPlan};
 
 /// Issues the tasks of one bound plan on one rank.
 #[derive(Debug)]
@@ -117,12 +117,12 @@ impl Issuer {
         bound: &B::Bound,
     ) -> Result<Point, FlowError> {
         let (plan, wiring) = (&self.plan, &self.wiring);
-        let (planned, wired) = (plan.task(task), &wiring.tasks[task.index()]);
-        let lane = planned.lane;
+        let wired = &wiring.tasks[task.index()];
+        let (lane, fences) = (wired.lane, &wiring.fences[wired.fences.clone()]);
         if self.turn[lane.index()] != Some(task) {
             return Err(FlowError::OutOfTurn { rank: self.rank, task: plan.describe(task) });
         }
-        self.clocks.advance(task, lane, &planned.waits);
+        self.clocks.advance(task, lane, fences);
         let mut received = 0;
         for right in rights {
             received += 1;
@@ -138,7 +138,7 @@ impl Issuer {
         if received != wired.incoming {
             return Err(FlowError::OutOfTurn { rank: self.rank, task: plan.describe(task) });
         }
-        for slot in &wired.writes {
+        for slot in &wiring.writes[wired.writes.clone()] {
             let open = self.registers.open(*slot);
             if open > 0 {
                 let slot = plan.arena.slot(*slot).name.clone();
@@ -147,15 +147,15 @@ impl Issuer {
         }
         if !self.stands_back {
             let stream = &mut streams[lane.index()];
-            for before in planned.waits.iter().map(|wait| (*wait, plan.task(*wait))) {
-                if let (wait, Task { lane, signals: Some(event), .. }) = before
-                    && !self.clocks.is_joined(wait, *lane)
+            for fence in fences {
+                if let Some(event) = fence.event
+                    && !self.clocks.is_joined(fence.task, fence.lane)
                 {
-                    backend.wait(stream, bound, *event)?;
+                    backend.wait(stream, bound, event)?;
                 }
             }
             backend.enqueue(stream, bound, task)?;
-            if let Some(event) = planned.signals {
+            if let Some(event) = wired.signals {
                 backend.record(stream, bound, event)?;
             }
         }

@@ -31,4 +31,4 @@ pub use point::Point;
 pub use poison::Poison;
 pub use register::Registers;
 pub use rights::{Credit, ReadLease, Right};
-pub use wiring::{TaskWiring, Wiring};
+pub use wiring::{Fence, TaskWiring, Wiring};

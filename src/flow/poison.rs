@@ -1,10 +1,12 @@
 //! Poison: the mark a lost right leaves behind.
 //!
 //! Law (FL-4): the first reason stays. The code that drives a rank looks before and after each step and goes
-//! no further once it is set. Poison belongs to one rank's flow, whichever of its plans lost the right;
-//! worlds of ranks have their own.
+//! no further once it is set. Poison belongs to one rank's flow, which one thread drives, whichever of its
+//! plans lost the right; worlds of ranks have their own. Every right holds it, so it is counted without
+//! atomics.
 
-use std::sync::{Arc, OnceLock};
+use std::cell::OnceCell;
+use std::rc::Rc;
 
 use super::FlowError;
 use crate::id::RankId;
@@ -12,7 +14,7 @@ use crate::id::RankId;
 /// A mark shared by everything that holds rights of one rank.
 #[derive(Clone, Debug, Default)]
 pub struct Poison {
-    reason: Arc<OnceLock<String>>,
+    reason: Rc<OnceCell<String>>,
 }
 
 impl Poison {

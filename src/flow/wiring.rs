@@ -3,22 +3,44 @@
 //! Law: computed once per plan, from the plan alone. A task is ready when the number of rights that the
 //! wiring says has come in and its lane's turn has reached it. It then grants the rights the wiring lists and
 //! passes the turn on.
+//!
+//! What issuing needs of a task and of those it waits for lies here side by side: between two tasks a driver
+//! has had the caches.
 
-use crate::id::{LaneId, SlotId, TaskId};
+use std::ops::Range;
+
+use crate::id::{EventId, LaneId, SlotId, TaskId};
 use crate::model::Access;
-use crate::plan::{Edge, StepPlan};
+use crate::plan::{Edge, StepPlan, Task};
 
 /// The routes of one task.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskWiring {
+    /// Its lane.
+    pub lane: LaneId,
     /// Rights that must come in.
     pub incoming: u32,
     /// Rights to grant: a range of [`Wiring::grants`].
-    pub grants: std::ops::Range<usize>,
+    pub grants: Range<usize>,
     /// The task that gets the lane's turn next.
     pub next: Option<TaskId>,
-    /// Slots the task writes.
-    pub writes: Vec<SlotId>,
+    /// Slots the task writes: a range of [`Wiring::writes`].
+    pub writes: Range<usize>,
+    /// What it waits for on other lanes: a range of [`Wiring::fences`].
+    pub fences: Range<usize>,
+    /// What others wait for.
+    pub signals: Option<EventId>,
+}
+
+/// A wait of one lane for a task of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fence {
+    /// The task that is waited for.
+    pub task: TaskId,
+    /// Its lane.
+    pub lane: LaneId,
+    /// What it signals.
+    pub event: Option<EventId>,
 }
 
 /// All routes of one plan.
@@ -28,6 +50,10 @@ pub struct Wiring {
     pub tasks: Vec<TaskWiring>,
     /// Dependences ordered by the task that grants them.
     pub grants: Vec<Edge>,
+    /// Slots that tasks write, in issue order.
+    pub writes: Vec<SlotId>,
+    /// Fences, in issue order.
+    pub fences: Vec<Fence>,
     /// The first task of every lane that has one.
     pub first: Vec<TaskId>,
 }
@@ -38,7 +64,9 @@ impl Wiring {
     pub fn new(plan: &StepPlan) -> Self {
         let mut grants = plan.edges();
         grants.sort_unstable();
-        let mut tasks = vec![TaskWiring::default(); plan.tasks.len()];
+        let (mut writes, mut fences) = (Vec::new(), Vec::new());
+        let mut tasks: Vec<TaskWiring> =
+            plan.tasks.iter().map(|task| wired(plan, task, &mut writes, &mut fences)).collect();
         for (position, edge) in grants.iter().enumerate() {
             tasks[edge.to.index()].incoming += 1;
             let from = &mut tasks[edge.from.index()].grants;
@@ -47,14 +75,31 @@ impl Wiring {
         let mut last: Vec<Option<TaskId>> = vec![None; plan.lanes.len()];
         let mut first = Vec::new();
         for (id, task) in plan.entries() {
-            let lane: LaneId = task.lane;
-            match last[lane.index()].replace(id) {
+            match last[task.lane.index()].replace(id) {
                 Some(before) => tasks[before.index()].next = Some(id),
                 None => first.push(id),
             }
-            let written = task.op.accesses().into_iter().filter(|(_, access): &(_, Access)| access.writes());
-            tasks[id.index()].writes = written.map(|(slot, _)| slot).collect();
         }
-        Self { tasks, grants, first }
+        Self { tasks, grants, writes, fences, first }
+    }
+}
+
+/// What a task says of itself; its writes and fences go behind those of the tasks before it.
+fn wired(plan: &StepPlan, task: &Task, writes: &mut Vec<SlotId>, fences: &mut Vec<Fence>) -> TaskWiring {
+    let (first_write, first_fence) = (writes.len(), fences.len());
+    let written = task.op.accesses().into_iter().filter(|(_, access): &(_, Access)| access.writes());
+    writes.extend(written.map(|(slot, _)| slot));
+    fences.extend(task.waits.iter().map(|before| {
+        let Task { lane, signals, .. } = *plan.task(*before);
+        Fence { task: *before, lane, event: signals }
+    }));
+    TaskWiring {
+        lane: task.lane,
+        incoming: 0,
+        grants: 0..0,
+        next: None,
+        writes: first_write..writes.len(),
+        fences: first_fence..fences.len(),
+        signals: task.signals,
     }
 }

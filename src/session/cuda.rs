@@ -83,6 +83,7 @@ impl SessionBuilder<CudaSurface> {
             reduce: self.config.reduce,
             replicas: self.config.mesh.replicate,
             kernel_bytes: self.kernel_bytes(),
+            signal_by: self.config.signal_by,
             timeline: self.config.trace.enabled.then_some(self.config.trace.device),
             deadline: self.deadline(),
             ..CudaOptions::new(devices)

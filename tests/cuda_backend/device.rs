@@ -4,8 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use warpweft::backend::cuda::{CudaBackend, CudaFailure, CudaOptions, CudaWorld, DeviceOrdinal, Transport};
-use warpweft::config::DeviceTimes;
-
+use warpweft::config::{DeviceTimes, SignalBy};
 use warpweft::model::Mesh;
 
 use crate::bodies::harness::{Plan, within_limit};
@@ -21,6 +20,8 @@ pub(crate) struct DeviceOptions {}
 pub(crate) enum Way {
     /// Copy engines, and kernels for the smallest.
     Engines,
+    /// The same, where words are set by copies.
+    Copies,
     /// Kernels that meet, for everything.
     Kernels,
     Nccl,
@@ -38,7 +39,11 @@ pub(crate) fn every_gpu() -> Result<CudaWorld, CudaFailure> {
 /// NCCL, and kernels that wait for each other, take one rank per GPU.
 pub(crate) fn ways() -> Vec<Way> {
     let several = DeviceOrdinal::all().is_ok_and(|all| all.len() >= 4);
-    if several { vec![Way::Engines, Way::Kernels, Way::Nccl] } else { vec![Way::Engines] }
+    if several {
+        vec![Way::Engines, Way::Copies, Way::Kernels, Way::Nccl]
+    } else {
+        vec![Way::Engines, Way::Copies]
+    }
 }
 
 /// Why a body cannot run on this machine. Ranks that share a GPU may stand still, each waiting for the other;
@@ -82,12 +87,14 @@ where
         let kernel_bytes = if way == Way::Kernels { usize::MAX } else { 0 };
         // Both ways to time tasks get their turn; CUPTI where it is to be had.
         let times = if way == Way::Kernels { DeviceTimes::Events } else { DeviceTimes::Auto };
+        let signal_by = if way == Way::Copies { SignalBy::Copy } else { SignalBy::Stream };
         // A rank that waits for ever says so before the limit of a test is reached.
         let deadline = Duration::from_secs(8);
         let options = CudaOptions {
             transport: Some(transport),
             replicas: plan.weights.mesh.replicas(),
             kernel_bytes,
+            signal_by,
             timeline: Some(times),
             deadline,
             ..CudaOptions::new(devices)

@@ -3,7 +3,7 @@
 use half::bf16;
 use warpweft::backend::cuda::{CudaSurface, DeviceOrdinal};
 use warpweft::compute::{ComputeContext, ComputeError};
-use warpweft::config::{ByteSize, Config, Transport};
+use warpweft::config::{ByteSize, Config, SignalBy, Transport};
 use warpweft::format::{Format, Orientation};
 use warpweft::id::{RankId, WeightId};
 use warpweft::linear::{Backward, Device, Linear, LinearError, LinearSpec, Output, Recipe, Weight};
@@ -33,12 +33,13 @@ pub(crate) fn turned(format: Format) -> Orientation {
 
 /// The way of this run; not checked, so that only what the backend orders is ordered.
 pub(crate) fn settled(config: Config) -> Config {
-    let (transport, kernel_bytes) = match way() {
-        Way::Engines => (Transport::Peer, 0),
-        Way::Kernels => (Transport::Peer, u64::from(u32::MAX)),
-        Way::Nccl => (Transport::Nccl, 0),
+    let (transport, kernel_bytes, signal_by) = match way() {
+        Way::Engines => (Transport::Peer, 0, SignalBy::Stream),
+        Way::Copies => (Transport::Peer, 0, SignalBy::Copy),
+        Way::Kernels => (Transport::Peer, u64::from(u32::MAX), SignalBy::Stream),
+        Way::Nccl => (Transport::Nccl, 0, SignalBy::Stream),
     };
-    Config { transport, kernel_exchange: Some(ByteSize::new(kernel_bytes)), ..config }
+    Config { transport, signal_by, kernel_exchange: Some(ByteSize::new(kernel_bytes)), ..config }
 }
 
 pub(crate) async fn start(builder: SessionBuilder<CudaSurface>, ranks: u32) -> Session {

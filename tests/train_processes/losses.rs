@@ -103,6 +103,17 @@ fn splits(count: u32) -> Vec<Split> {
     splits
 }
 
+/// As drivers want it that write to no other GPU: with peers in the same process, in others, and recorded.
+#[test]
+fn signals_by_copies_have_the_losses_of_signals_by_streams() {
+    let Some((count, _alone)) = gpus("signals by copies") else { return };
+    let alone =
+        [(1, 1, "peer", false), (1, 1, "peer", true), (2, 1, "peer", false), (count, 1, "peer", true)];
+    let by = |what| losses_of(count, &[], &[("WARPWEFT_SIGNAL_BY", what)], &alone);
+    let (streams, copies) = (by("stream"), by("copy"));
+    assert!(streams.iter().chain(&copies).all(|losses| *losses == streams[0]), "{streams:?}\n{copies:?}");
+}
+
 /// PL-2, on the wire: a chunk brings what a whole gather brings.
 #[test]
 fn gathers_in_chunks_have_the_losses_of_whole_ones_by_every_way() {

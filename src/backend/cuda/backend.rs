@@ -157,6 +157,7 @@ impl CudaBackend {
         let memory = Arc::new(DeviceMemory::zeroed(&self.context, &self.transfers, pages)?);
         let arena = memory.address();
         let home = Home { arena, signals: arena.plus(arena_bytes), landing: arena.plus(signals_end) };
+        self.transfers.upload(bytemuck::bytes_of(&1u32), self.world.signals().one(home.signals))?;
         self.world.settle(self.rank, home, Arc::clone(&memory))?;
         Ok(CudaMemory { memory, arena_bytes, landing_bytes: all - signals_end })
     }

@@ -29,6 +29,7 @@ use super::transport::{Route, View};
 use super::world::World;
 use crate::backend::BackendError;
 use crate::backend::local::{Collective, LocalOp, resolve};
+use crate::config::SignalBy;
 use crate::id::{LaneId, RankId, TaskId};
 use crate::layout::Binding;
 
@@ -167,6 +168,7 @@ impl Binder<'_> {
             communication,
             has_engines: !self.world.shares_gpus,
             kernel_bytes: self.world.options.kernel_bytes,
+            copies_signals: self.world.options.signal_by == SignalBy::Copy,
             done: Mark { word: self.progress.lane(lane), number: task.number().saturating_add(1) },
         };
         route.collective(self.kernels, op)
@@ -174,9 +176,9 @@ impl Binder<'_> {
 }
 
 fn kernel(launch: KernelLaunch) -> Vec<Command> {
-    vec![Command::Kernel(launch)]
+    vec![Command::kernel(launch)]
 }
 
 fn kernels(launches: Vec<KernelLaunch>) -> Vec<Command> {
-    launches.into_iter().map(Command::Kernel).collect()
+    launches.into_iter().map(Command::kernel).collect()
 }

@@ -16,8 +16,8 @@ use crate::layout::Region;
 /// One thing on a stream.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// A kernel.
-    Kernel(KernelLaunch),
+    /// A kernel; what it is launched with is many times larger than other commands.
+    Kernel(Box<KernelLaunch>),
     /// Copies bytes within the rank's own memory.
     Copy { from: DeviceAddress, to: DeviceAddress, bytes: usize },
     /// Zeroes.
@@ -40,6 +40,11 @@ impl Command {
             Self::Memory(operations) => operations.enqueue(stream),
             Self::Group { communicator, transfers } => communicator.enqueue(stream, transfers),
         }
+    }
+
+    /// A launch.
+    pub(super) fn kernel(launch: KernelLaunch) -> Self {
+        Self::Kernel(Box::new(launch))
     }
 
     /// A copy; nothing for no bytes.

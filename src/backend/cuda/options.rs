@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::context::DeviceOrdinal;
-use crate::config::{DeviceTimes, Reduce};
+use crate::config::{DeviceTimes, Reduce, SignalBy};
 
 /// How bytes get from one GPU to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +38,8 @@ pub struct CudaOptions {
     /// costs the host one launch, where engines cost a call per word and copy, and in a recording they do so
     /// at every launch of it.
     pub kernel_bytes: usize,
+    /// What sets the words by which ranks meet that push with copy engines. Ranks need not agree.
+    pub signal_by: SignalBy,
     /// What measures begin and end of every task on the device; `None` for nothing, except events in plans
     /// that ask for it.
     pub timeline: Option<DeviceTimes>,
@@ -55,6 +57,7 @@ impl CudaOptions {
             reduce: Reduce::Ordered,
             replicas: 1,
             kernel_bytes: 0,
+            signal_by: SignalBy::Auto,
             timeline: None,
             deadline: Duration::from_secs(30),
         }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::backend::CudaBackend;
 use super::cache::KernelCache;
-use super::context::Context;
+use super::context::{Context, signal_by};
 use super::failure::CudaFailure;
 use super::kernels::Kernels;
 use super::machine::{Statement, network, ranks_beside};
@@ -67,6 +67,7 @@ impl CudaWorld {
         let shares_gpus = (statements.iter().enumerate()).any(|(place, statement)| {
             statements[..place].iter().any(|other| other.shares_gpu_with(statement))
         });
+        let options = CudaOptions { signal_by: signal_by(options.signal_by)?, ..options };
         let times = options.timeline.map(|wished| Times::settle(wished, &contexts)).transpose()?;
         let ranks_of_host = ranks_beside(&statements, RankId::at(rendezvous.range().start));
         let world = World::new(mesh, network, options, rendezvous, contexts, shares_gpus, times);

@@ -6,9 +6,11 @@
 //!   their target may be written (*ready*), and one in which all say that they have written (*done*).
 //! - The ranks of one host that a collective brings together meet; their memory reaches each other. Every
 //!   host and every team meets by itself.
-//! - A word is written after a system-wide fence, which CUDA puts before a stream's write (the flag that
-//!   leaves it out is refused on an H200). So a rank that has seen a word sees what was written before it,
-//!   and a cleared word is seen cleared before the next meeting signals.
+//! - A stream writes a word after a system-wide fence (the flag that leaves it out is refused on an H200), and
+//!   copies it only when all before it in the stream is done. So a rank that has seen a word sees what was
+//!   written before it, and a cleared word is seen cleared before the next meeting signals.
+//! - A peer's word is set by the stream itself where its driver can ([`SignalBy`](crate::config::SignalBy)),
+//!   otherwise by copying a one. Own words are always cleared, and waited for, by the stream.
 //! - A word has two halves of 32 bits. The first is 1 from the peer's signal until this rank has waited for
 //!   it and cleared it, so the same commands work in every step and in every replay of a recorded one. A peer
 //!   signals a word again only after the other meeting of the pair, which needs this rank's signal, sent after
@@ -33,6 +35,8 @@ const COMMUNICATORS: usize = 8;
 
 /// Bytes of a word.
 const WORD: usize = size_of::<u64>();
+/// Bytes of the half that peers set.
+pub(super) const SIGNAL: usize = size_of::<u32>();
 /// A bit of each half: a stream that waits for a word goes on when either is set.
 const SIGNALLED_OR_OPEN: u64 = 1 | 1 << 32;
 
@@ -56,7 +60,8 @@ pub(super) enum Meeting {
     Done,
 }
 
-/// Where the words are: after each arena, in the order communicator, meeting, peer.
+/// Where the words are: after each arena, in the order communicator, meeting, peer. Behind them is a one, which
+/// is copied where words are set by copies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Signals {
     ranks: usize,
@@ -67,9 +72,19 @@ impl Signals {
         Self { ranks }
     }
 
-    /// Bytes of the words of one rank.
+    /// Bytes of the words of one rank, and of the one behind them.
     pub(super) const fn bytes(self) -> usize {
+        self.place_of_one() + WORD
+    }
+
+    /// Bytes of the words.
+    const fn place_of_one(self) -> usize {
         COMMUNICATORS * 2 * self.ranks * WORD
+    }
+
+    /// Where the one is behind the words that begin at `words`.
+    pub(super) fn one(self, words: DeviceAddress) -> DeviceAddress {
+        words.plus(self.place_of_one())
     }
 
     /// What is in the words of one rank once all are open for good. First halves are set too: a copy writes
@@ -140,10 +155,16 @@ pub(super) struct MemoryOperations {
 impl MemoryOperations {
     /// Meets the ranks with which `words` are shared: all signals, then all waits, then all words cleared.
     pub(super) fn meet(words: &[Shared]) -> Self {
-        let signals = words.iter().map(|word| write(word.there, 1));
+        let mut all: Vec<_> = words.iter().map(|word| write(word.there, 1)).collect();
+        all.extend(Self::await_signals(words).all);
+        Self { all }
+    }
+
+    /// What of a meeting follows the signals.
+    pub(super) fn await_signals(words: &[Shared]) -> Self {
         let waits = words.iter().map(|word| wait(word.here));
         let cleared = words.iter().map(|word| write(word.here, 0));
-        Self { all: signals.chain(waits).chain(cleared).collect() }
+        Self { all: waits.chain(cleared).collect() }
     }
 
     /// Leaves a mark for the host.
@@ -219,7 +240,9 @@ mod tests {
                 }
             }
         }
-        assert_eq!(words.len() * WORD, signals.bytes());
+        let one = signals.one(DeviceAddress::new(0));
+        assert_eq!(words.len() * WORD, usize::try_from(one.number()).unwrap(), "behind all words");
+        assert_eq!(signals.bytes(), words.len() * WORD + WORD);
         assert_eq!(signals.open().len() * size_of::<u32>(), signals.bytes());
         let beyond = CommId::at(COMMUNICATORS);
         assert!(signals.word(DeviceAddress::new(0), beyond, Meeting::Ready, RankId::new(0)).is_err());
@@ -255,6 +278,9 @@ mod tests {
         let value = unsafe { wait.__bindgen_anon_1.value64 };
         let any_bit = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_AND as u32;
         assert_eq!((value, wait.flags), (1 | 1 << 32, any_bit), "either half of the word");
+        let words =
+            Signals::new(3).shared(RankId::new(1), &[RankId::new(2)], &homes, CommId::new(0), Meeting::Done);
+        assert_eq!(MemoryOperations::await_signals(&words.unwrap()).all.len(), 2, "no signal");
         assert_eq!(meet(1, &[0]).unwrap().all.len(), 3, "neighbours alone");
         assert!(meet(1, &[]).unwrap().all.is_empty());
         assert!(meet(3, &[0]).is_err() && meet(0, &[3]).is_err(), "a rank outside of the world");

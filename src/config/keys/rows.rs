@@ -90,6 +90,12 @@ pub(super) const ROWS: &[Row] = &[
         valid: |_| true,
     },
     Row {
+        path: "signal_by",
+        expected: "\"auto\", \"stream\" or \"copy\"",
+        value: |c| toml(c.signal_by),
+        valid: |_| true,
+    },
+    Row {
         path: "deadline_s",
         expected: "a number of seconds from 0.1 to 86400",
         value: |c| toml(c.deadline_s),

@@ -45,7 +45,7 @@ use super::failure::CudaFailure;
 use super::kernels::{CombineOperand, CopyOperand, Kernels, Mark, Partner};
 use super::nccl::Transfer;
 use super::options::Transport;
-use super::signal::{Home, Meeting, MemoryOperations, Shared, Signals};
+use super::signal::{Home, Meeting, MemoryOperations, SIGNAL, Shared, Signals};
 use super::team::Team;
 use crate::backend::local::{Collective, Move, Piece, Pull, Scatter};
 use crate::config::Reduce;
@@ -101,6 +101,8 @@ pub(super) struct Route<'a> {
     pub(super) has_engines: bool,
     /// Up to this many bytes per neighbour go by one kernel, meetings included.
     pub(super) kernel_bytes: usize,
+    /// Whether words of neighbours are set by copies.
+    pub(super) copies_signals: bool,
     /// What is left for the host once a collective is done.
     pub(super) done: Mark,
 }
@@ -138,7 +140,7 @@ impl Route<'_> {
                 vec![Command::Group { communicator: Arc::clone(communicator), transfers }]
             }
             Stage::Combine(reduction, operands) => {
-                vec![Command::Kernel(kernels.combine(reduction, &operands)?)]
+                vec![Command::kernel(kernels.combine(reduction, &operands)?)]
             }
         };
         Ok(commands.into_iter().map(Part::Command).collect())
@@ -161,9 +163,9 @@ impl Route<'_> {
         if self.has_engines && is_small {
             return Ok(vec![Part::Exchange(copies)]);
         }
-        let mut commands = vec![Command::Memory(self.meet(&neighbours, Meeting::Ready)?)];
-        commands.extend(if self.has_engines { by_engines(copies) } else { by_kernel(kernels, copies)? });
-        commands.push(Command::Memory(self.meet(&neighbours, Meeting::Done)?));
+        let mut commands = self.meet(kernels, &neighbours, Meeting::Ready)?;
+        commands.extend(self.carried(kernels, copies)?);
+        commands.extend(self.meet(kernels, &neighbours, Meeting::Done)?);
         Ok(commands.into_iter().map(Part::Command).collect())
     }
 
@@ -175,14 +177,14 @@ impl Route<'_> {
             commands.push(match part {
                 Part::Command(command) => command,
                 Part::Exchange(copies) => {
-                    Command::Kernel(kernels.exchange(&copies, &self.partners()?, None)?)
+                    Command::kernel(kernels.exchange(&copies, &self.partners()?, None)?)
                 }
             });
         }
         match last {
             Some(Part::Exchange(copies)) => {
                 let launch = kernels.exchange(&copies, &self.partners()?, Some(self.done))?;
-                commands.push(Command::Kernel(launch));
+                commands.push(Command::kernel(launch));
             }
             Some(Part::Command(Command::Memory(operations))) => {
                 commands.push(Command::Memory(operations.then_mark(self.done)));
@@ -214,13 +216,35 @@ impl Route<'_> {
         Ok(ready.into_iter().zip(done).map(partner).collect())
     }
 
-    fn meet(&self, neighbours: &[RankId], meeting: Meeting) -> Result<MemoryOperations, CudaFailure> {
-        Ok(MemoryOperations::meet(&self.shared(neighbours, meeting)?))
+    fn meet(
+        &self,
+        kernels: &Kernels,
+        neighbours: &[RankId],
+        meeting: Meeting,
+    ) -> Result<Vec<Command>, CudaFailure> {
+        let words = self.shared(neighbours, meeting)?;
+        if !self.copies_signals {
+            return Ok(vec![Command::Memory(MemoryOperations::meet(&words))]);
+        }
+        let one = self.signals().one(self.view.own_signals());
+        let signal = |word: &Shared| CopyOperand { from: one, to: word.there, bytes: SIGNAL };
+        let mut commands = self.carried(kernels, words.iter().map(signal).collect())?;
+        commands.push(Command::Memory(MemoryOperations::await_signals(&words)));
+        Ok(commands)
+    }
+
+    /// Copies to neighbours, in their order.
+    fn carried(&self, kernels: &Kernels, copies: Vec<CopyOperand>) -> Result<Vec<Command>, CudaFailure> {
+        if self.has_engines { Ok(by_engines(copies)) } else { by_kernel(kernels, copies) }
     }
 
     fn shared(&self, neighbours: &[RankId], meeting: Meeting) -> Result<Vec<Shared>, CudaFailure> {
-        let (rank, signals) = (self.team.in_world(self.view.rank), Signals::new(self.homes.len()));
-        signals.shared(rank, neighbours, self.homes, self.communication.communicator, meeting)
+        let rank = self.team.in_world(self.view.rank);
+        self.signals().shared(rank, neighbours, self.homes, self.communication.communicator, meeting)
+    }
+
+    fn signals(&self) -> Signals {
+        Signals::new(self.homes.len())
     }
 }
 
@@ -274,5 +298,5 @@ fn by_engines(copies: Vec<CopyOperand>) -> Vec<Command> {
 
 fn by_kernel(kernels: &Kernels, mut copies: Vec<CopyOperand>) -> Result<Vec<Command>, CudaFailure> {
     copies.retain(|copy| copy.bytes > 0 && copy.from != copy.to);
-    Ok(if copies.is_empty() { Vec::new() } else { vec![Command::Kernel(kernels.copy(&copies)?)] })
+    Ok(if copies.is_empty() { Vec::new() } else { vec![Command::kernel(kernels.copy(&copies)?)] })
 }

@@ -31,6 +31,11 @@ impl View<'_> {
         self.arena(self.rank)
     }
 
+    /// This rank's words.
+    pub(super) fn own_signals(&self) -> DeviceAddress {
+        self.homes[self.rank.index()].signals
+    }
+
     /// In the landing of `holder`, `ahead` bytes into the lane's part: the `number`th of values of `bytes` bytes.
     pub(super) fn landed(&self, holder: RankId, ahead: usize, bytes: usize, number: usize) -> DeviceAddress {
         self.homes[holder.index()].landing.plus(self.landing + ahead + stride(bytes) * number)
