@@ -14,6 +14,7 @@ use warpweft::session::Session;
 
 use crate::gpu::Gpu;
 use crate::reference::{Matrix, assert_product, noise};
+use crate::rig::as_multiplied;
 
 const TOKENS: usize = 100;
 const WEIGHT: Shape = Shape::new(256, 384);
@@ -151,8 +152,8 @@ async fn run_keeping(
         .unwrap();
     let turns =
         session.plan("train").unwrap().tasks.iter().any(|task| matches!(task.op, Op::Transpose { .. }));
-    let derived = computed.0.form() == warpweft::model::Form::Planes;
-    assert_eq!(turns, derived, "columnwise planes are made where dx reads them");
+    let derived = computed.0.form() == warpweft::model::Form::Planes && format.derives_columnwise().is_ok();
+    assert_eq!(turns, derived, "columnwise planes are made where dx reads them and they are not gathered");
     let (x, dy) = inputs();
     for rank in 0..gpus.len() as u32 {
         session.write_input("train", RankId::new(rank), "x", &x).unwrap();
@@ -184,11 +185,13 @@ fn widen(values: &[bf16]) -> Vec<f32> {
     values.iter().map(|value| value.to_f32()).collect()
 }
 
-/// The matrix as it is multiplied along its lines.
-fn seen(recipe: Recipe, matrix: Matrix) -> Matrix {
-    let Some(format) = recipe.activation_format(Fp8Element::E4m3) else { return matrix };
-    let quantized = quantize(format, Directions::Rowwise, Via::None, matrix.shape, &matrix.values).unwrap();
-    Matrix::new(matrix.shape, quantized.dequantize(Orientation::Rowwise).unwrap())
+/// What a layer of weights in this format computes by on the GPU: what is given without asking, and the
+/// products of the format itself.
+fn recipes(format: Format, gpu: DeviceOrdinal) -> Vec<Recipe> {
+    let capability = gpu.compute_capability().unwrap();
+    let best = Recipe::best_for(format, capability);
+    let native = Recipe::native(format, capability).ok().filter(|native| *native != best);
+    std::iter::once(best).chain(native).collect()
 }
 
 fn check(format: Format, (recipe, element): Computed, (y, dx, dw): &Found) {
@@ -201,12 +204,21 @@ fn check(format: Format, (recipe, element): Computed, (y, dx, dw): &Found) {
         values.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
     }
     let weight = Matrix::new(WEIGHT, values);
+    let turned = match recipe {
+        Recipe::Bf16 => weight.transposed(),
+        _ => Matrix::new(weight.transposed().shape, quantized.dequantize(Orientation::Columnwise).unwrap()),
+    };
+    let seen = |matrix: &Matrix| as_multiplied(recipe, Fp8Element::E4m3, matrix);
     let what = |product: &str| format!("{format} by {recipe}, dW {element:?}, in a session: {product}");
     let half = ElementType::Bf16;
-    assert_product(&what("y"), recipe, &seen(recipe, x.clone()), &weight, &widen(y), half);
-    let of_dy = seen(recipe, dy.clone());
-    assert_product(&what("dx"), recipe, &of_dy, &weight.transposed(), &widen(dx), half);
-    let (dy, x) = (seen(recipe, dy.transposed()), seen(recipe, x.transposed()));
+    assert_product(&what("y"), recipe, &seen(&x), &weight, &widen(y), half);
+    assert_product(&what("dx"), recipe, &seen(&dy), &turned, &widen(dx), half);
+    let (dy, x) = (dy.transposed(), x.transposed());
+    // The weight's gradient of NVFP4 is that of the values.
+    let (recipe, dy, x) = match recipe {
+        Recipe::Nvfp4 => (Recipe::Bf16, dy, x),
+        _ => (recipe, seen(&dy), seen(&x)),
+    };
     assert_product(&what("dW"), recipe, &dy, &x, dw, element);
 }
 
@@ -224,9 +236,9 @@ fn forward_and_backward_of_a_plan_are_right_recorded_whole_in_segments_or_not_on
         Format::FP8_TENSOR_E4M3,
         Format::FP8_BLOCK128_POW2,
     ] {
-        let recipe = Recipe::best_for(format, all[0].compute_capability().unwrap());
-        for element in [ElementType::F32, ElementType::Bf16] {
-            let computed = (recipe, element);
+        let recipes = recipes(format, all[0]);
+        let elements = [ElementType::F32, ElementType::Bf16];
+        for computed in recipes.iter().flat_map(|recipe| elements.map(|element| (*recipe, element))) {
             let eager = runtime.block_on(run(format, computed, Capture::Off, &all[..1]));
             check(format, computed, &eager);
             let recorded = runtime.block_on(run(format, computed, Capture::Step, &all[..1]));
@@ -252,12 +264,11 @@ fn what_forward_keeps_in_a_buffer_of_the_plan_gives_backward_the_same_bits_recor
     let Some(_turn) = Gpu::open("kept codes in a session") else { return };
     let all = DeviceOrdinal::all().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    for format in [Format::FP8_TENSOR_E4M3, Format::FP8_BLOCK128_POW2] {
-        let recipe = Recipe::best_for(format, all[0].compute_capability().unwrap());
-        if recipe == Recipe::Bf16 {
+    for format in [Format::FP8_TENSOR_E4M3, Format::FP8_BLOCK128_POW2, Format::Mxfp8] {
+        let Some(recipe) = recipes(format, all[0]).into_iter().find(|recipe| *recipe != Recipe::Bf16) else {
             crate::say_skipped(&format_args!("kept codes of {format}: no products of it on this GPU"));
             continue;
-        }
+        };
         let computed = (recipe, ElementType::F32);
         let anew = runtime.block_on(run(format, computed, Capture::Off, &all[..1]));
         for capture in [Capture::Off, Capture::Step, Capture::Segments] {

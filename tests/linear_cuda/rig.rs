@@ -123,7 +123,7 @@ fn widen(values: &[bf16]) -> Vec<f32> {
 }
 
 /// `matrix` as the recipe multiplies it along its lines. Blocks that are not full are filled with zeros.
-fn as_multiplied(recipe: Recipe, element: Fp8Element, matrix: &Matrix) -> Matrix {
+pub(crate) fn as_multiplied(recipe: Recipe, element: Fp8Element, matrix: &Matrix) -> Matrix {
     let Some(format) = recipe.activation_format(element) else { return matrix.clone() };
     let multiple = if matches!(format, Format::Mxfp8 | Format::Nvfp4(_)) { 32 } else { 1 };
     let (shape, filled) = (matrix.shape, matrix.filled(multiple));
