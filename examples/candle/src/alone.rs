@@ -5,6 +5,7 @@ use candle_nn::loss::cross_entropy;
 use candle_nn::optim::{AdamW, Optimizer, ParamsAdamW};
 use warpweft::session::Checkpoint;
 
+use crate::compare::Losses;
 use crate::model::{Layer, WINDOW};
 use crate::text::{Batch, batch, held_out};
 
@@ -35,7 +36,7 @@ pub(crate) fn train(
     (steps, samples): (usize, usize),
     rates: ParamsAdamW,
     device: &Device,
-) -> Result<(Vec<f32>, f32)> {
+) -> Result<Losses> {
     let weights = variables(layers, begun, device)?;
     let mut optimizer = AdamW::new(weights.concat(), rates)?;
     let mut losses = Vec::new();
@@ -45,7 +46,7 @@ pub(crate) fn train(
         losses.push(loss.to_scalar()?);
     }
     let held_out = loss(layers, &weights, &held_out(), device)?.to_scalar()?;
-    Ok((losses, held_out))
+    Ok(Losses { steps: losses, held_out })
 }
 
 /// The loss of a checkpoint's masters on the text that no batch has.

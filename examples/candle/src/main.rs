@@ -18,11 +18,15 @@ mod on_cpu;
 #[cfg(feature = "cuda")]
 mod on_cuda;
 mod place;
-mod program;
-mod text;
 
+#[path = "../../shared/compare.rs"]
+mod compare;
 #[path = "../../shared/print.rs"]
 mod print;
+#[path = "../../shared/program.rs"]
+mod program;
+#[path = "../../shared/text.rs"]
+mod text;
 
 use std::error::Error;
 
@@ -31,16 +35,13 @@ use warpweft::prelude::*;
 use warpweft::session::Checkpoint;
 
 use closure::Step;
+use compare::Losses;
 use place::Place;
 use print::println;
 
 const STEPS: usize = 100;
 /// Samples of a step, over all ranks.
 const SAMPLES: usize = 128;
-/// Largest difference of a step's loss that is put down to the order of sums, in f32.
-const SAME: f32 = 1e-3;
-/// How much larger quantized weights may leave the mean loss of the last steps.
-const QUANTIZED: f32 = 1.05;
 
 /// The optimizer of both trainers: warpweft's AdamW and candle's are the same formula.
 fn rates() -> ParamsAdamW {
@@ -96,32 +97,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     for format in formats {
         runs.push(train(&place, format).await?);
     }
-    let (alone, alone_held_out) = alone::train(&layers, &runs[0].begun, (STEPS, SAMPLES), rates(), &device)?;
-
-    println!("\n{:>14}  {:>10}{}", "loss at step", "candle", formats.map(|f| format!("  {f:>20}")).concat());
-    for step in (0..STEPS).step_by(10).chain([STEPS - 1]) {
-        let ours: String = runs.iter().map(|run| format!("  {:20.5}", run.losses[step])).collect();
-        println!("{:14}  {:10.5}{ours}", step + 1, alone[step]);
+    let alone = alone::train(&layers, &runs[0].begun, (STEPS, SAMPLES), rates(), &device)?;
+    let mut ours = Vec::new();
+    for (format, run) in formats.into_iter().zip(runs) {
+        let held_out = alone::evaluate(&layers, &run.trained, &device)?;
+        ours.push((format, Losses { steps: run.losses, held_out }));
     }
-    let mut ours = String::new();
-    for run in &runs {
-        ours += &format!("  {:20.5}", alone::evaluate(&layers, &run.trained, &device)?);
-    }
-    println!("{:>14}  {alone_held_out:10.5}{ours}", "held-out");
-
-    let apart =
-        runs[0].losses.iter().zip(&alone).map(|(ours, alone)| (ours - alone).abs()).fold(0.0, f32::max);
-    println!(
-        "\nin f32 the losses of a step differ from candle's by at most {apart:.1e} (allowed: {SAME:.0e})"
-    );
-    let last = |losses: &[f32]| losses[STEPS - 10..].iter().sum::<f32>() / 10.0;
-    for (format, run) in formats.iter().zip(&runs) {
-        let times = last(&run.losses) / last(&alone);
-        println!(
-            "{format}: the mean loss of the last ten steps is {times:.4} times candle's (allowed: {QUANTIZED})"
-        );
-        assert!(times < QUANTIZED && last(&run.losses) < 0.8 * run.losses[0], "{format} does not learn");
-    }
-    assert!(apart < SAME, "weights in f32 do not give candle's losses");
-    Ok(())
+    compare::compare("candle", &alone, &ours)
 }

@@ -2,7 +2,7 @@
 
 use crate::model::WINDOW;
 
-const TEXT: &[u8] = include_bytes!("../../../LICENSE-APACHE");
+const TEXT: &[u8] = include_bytes!("../../LICENSE-APACHE");
 /// The end of the text is kept for the evaluation.
 const HELD_OUT: usize = 2048;
 

@@ -1,4 +1,4 @@
-//! The training step: what each call reads, writes and uses.
+//! The training step of a model whose layers are another library's: what each call reads, writes and uses.
 //!
 //! Weights are used rowwise in backward too, because autograd wants the operand that forward had.
 
