@@ -77,6 +77,16 @@ type Split = (u32, u32, &'static str, bool);
 
 /// The losses of ten steps with these arguments and variables, however ranks are split.
 fn losses_of(count: u32, arguments: &[&str], variables: &[(&str, &str)], splits: &[Split]) -> Vec<String> {
+    losses_of_steps(10, count, arguments, variables, splits)
+}
+
+fn losses_of_steps(
+    steps: u32,
+    count: u32,
+    arguments: &[&str],
+    variables: &[(&str, &str)],
+    splits: &[Split],
+) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     let mut all = Vec::new();
     for (processes, hosts, transport, capture) in splits.iter().copied() {
@@ -84,7 +94,7 @@ fn losses_of(count: u32, arguments: &[&str], variables: &[(&str, &str)], splits:
         let mut variables = variables.to_vec();
         variables.push(("WARPWEFT_TRANSPORT", transport));
         let (folder, gpus, variables) = (folder.path(), Gpus::Own(count / processes), &variables[..]);
-        let run = Run { folder, processes, gpus, steps: 10, variables, hosts, capture, arguments };
+        let run = Run { folder, processes, gpus, steps, variables, hosts, capture, arguments };
         all.push(run.train().losses);
         let way = format!("{processes} processes, {hosts} hosts, {transport}, recorded: {capture}");
         eprintln!("{arguments:?}, {way}: {:.1?}", begun.elapsed());
@@ -112,6 +122,17 @@ fn signals_by_copies_have_the_losses_of_signals_by_streams() {
     let by = |what| losses_of(count, &[], &[("WARPWEFT_SIGNAL_BY", what)], &alone);
     let (streams, copies) = (by("stream"), by("copy"));
     assert!(streams.iter().chain(&copies).all(|losses| *losses == streams[0]), "{streams:?}\n{copies:?}");
+}
+
+/// TU-5, EX-1: plans are tried, bound anew and recorded in the middle of training.
+#[test]
+fn a_session_that_tunes_has_the_losses_of_one_that_does_not_by_every_way() {
+    let Some((count, _alone)) = gpus("tuning") else { return };
+    let expected = losses_of_steps(26, count, &[], &[], &[(1, 1, "peer", false)]);
+    let mut splits = splits(count);
+    splits.push((2, 1, "peer", true));
+    let tuned = losses_of_steps(26, count, &["--tune", "20"], &[], &splits);
+    assert!(tuned.iter().all(|losses| *losses == expected[0]), "{expected:?}\n{tuned:?}");
 }
 
 /// PL-2, on the wire: a chunk brings what a whole gather brings.
