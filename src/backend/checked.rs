@@ -252,6 +252,10 @@ impl<B: Backend> Backend for Checked<B> {
         self.inner.intervals(&bound.inner, into);
     }
 
+    fn is_checked(&self) -> bool {
+        true
+    }
+
     fn meter(&self) -> Arc<Meter> {
         self.inner.meter()
     }

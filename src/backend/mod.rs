@@ -202,6 +202,12 @@ pub trait Backend: Send + 'static {
     /// measure. `into` is cleared first and only grows the first time.
     fn intervals(&self, bound: &Self::Bound, into: &mut Vec<TaskInterval>);
 
+    /// Whether the checking layer is already around this backend, so that a session which is to check puts no
+    /// second one there. A backend that wraps another says what the other does.
+    fn is_checked(&self) -> bool {
+        false
+    }
+
     /// The meter to which this backend charges its driver calls, closures that it runs while a task is
     /// enqueued, and its waits. The code that drives the rank begins it and reads it. A backend that wraps
     /// another hands on the other's meter. One that calls no driver while a step is issued has nothing to

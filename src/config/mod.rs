@@ -146,7 +146,8 @@ pub struct Config {
     pub capture: Capture,
     /// The CPU backend.
     pub cpu: Cpu,
-    /// Whether the backend is wrapped in the checking layer, which finds races and costs time.
+    /// Whether every rank's backend, whoever made it, is wrapped in the checking layer, which finds races and
+    /// costs time.
     pub check: bool,
     /// The trace of a run.
     pub trace: TraceOutput,

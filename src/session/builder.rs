@@ -90,7 +90,8 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         self
     }
 
-    /// Plans the programs and starts one rank per backend.
+    /// Plans the programs and starts one rank per backend, each inside the checking layer if the configuration
+    /// asks for it ([`Config::check`]) and the backend has none yet.
     ///
     /// # Errors
     /// [`SessionError::Backends`] unless `backends` are those of one whole world in rank order;
@@ -135,8 +136,23 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         self.start_planned(mesh, costs.as_ref(), rendezvous, backends).await
     }
 
-    /// Plans for `mesh`, counting with `costs`, and starts the ranks of `backends`.
+    /// Plans for `mesh`, counting with `costs`, and starts the ranks of `backends`, inside the checking layer if
+    /// the configuration asks for it.
     pub(super) async fn start_planned<B: Backend<Surface = S>>(
+        self,
+        mesh: Mesh,
+        costs: Option<&Costs>,
+        rendezvous: Arc<Rendezvous>,
+        backends: Vec<B>,
+    ) -> Result<Session, SessionError> {
+        if self.config.check && !backends.iter().all(Backend::is_checked) {
+            let checked = backends.into_iter().map(Checked::new).collect();
+            return self.start_as_they_are(mesh, costs, rendezvous, checked).await;
+        }
+        self.start_as_they_are(mesh, costs, rendezvous, backends).await
+    }
+
+    async fn start_as_they_are<B: Backend<Surface = S>>(
         self,
         mesh: Mesh,
         costs: Option<&Costs>,
@@ -245,13 +261,8 @@ impl SessionBuilder<crate::backend::cpu::CpuSurface> {
             latency: Duration::from_secs_f64(pace.latency_us * 1e-6),
         });
         let world = CpuWorld::new(self.config.mesh_of(ranks)?, CpuOptions { link })?;
-        let backends: Vec<_> =
-            (0..ranks).map(RankId::new).map(|rank| world.backend(rank)).collect::<Result<_, _>>()?;
-        if self.config.check {
-            self.start(backends.into_iter().map(Checked::new).collect()).await
-        } else {
-            self.start(backends).await
-        }
+        let backends = (0..ranks).map(RankId::new).map(|rank| world.backend(rank));
+        self.start(backends.collect::<Result<_, _>>()?).await
     }
 }
 

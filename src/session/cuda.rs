@@ -11,7 +11,6 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::{Session, SessionBuilder, SessionError};
-use crate::backend::Checked;
 use crate::backend::cuda::{CudaFailure, CudaOptions, CudaSurface, CudaWorld, DeviceOrdinal, Transport};
 use crate::config::{self, Config};
 use crate::rendezvous::{ProcessEnvironment, Rendezvous, RendezvousError, Secret};
@@ -97,11 +96,7 @@ impl SessionBuilder<CudaSurface> {
         let (backends, ranks_of_host) = opened.await??;
         let cores = thread::available_parallelism().map_or(1, usize::from);
         self.patience = patience(ranks_of_host, cores);
-        if self.config.check {
-            self.start_in(rendezvous, backends.into_iter().map(Checked::new).collect()).await
-        } else {
-            self.start_in(rendezvous, backends).await
-        }
+        self.start_in(rendezvous, backends).await
     }
 
     /// Up to how many bytes for a peer go by a kernel.

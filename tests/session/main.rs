@@ -1,6 +1,7 @@
 //! Sessions end to end on the CPU backend: what a trainer may rely on.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod checking;
 mod elements;
 mod executors;
 mod frozen;

@@ -273,6 +273,10 @@ impl<B: Backend> Backend for Wrapped<B> {
         }
     }
 
+    fn is_checked(&self) -> bool {
+        self.inner.is_checked()
+    }
+
     fn meter(&self) -> Arc<Meter> {
         self.meter.as_ref().map_or_else(|| self.inner.meter(), Arc::clone)
     }
