@@ -68,10 +68,10 @@ fn programs_that_carry_a_buffer_in_two_element_types_are_refused() {
         };
         start(3, ElementType::F32).await.unwrap();
         for (elements, element, words) in
-            [(3, ElementType::U32, "`other` with 3 of U32"), (6, ElementType::Bf16, "`other` with 6 of Bf16")]
+            [(3, ElementType::U32, "`other` with 3 of u32"), (6, ElementType::Bf16, "`other` with 6 of bf16")]
         {
             let error = start(elements, element).await.unwrap_err().to_string();
-            assert!(error.contains("`one` with 3 elements of F32") && error.contains(words), "{error}");
+            assert!(error.contains("`one` with 3 elements of f32") && error.contains(words), "{error}");
         }
     });
 }

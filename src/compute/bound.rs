@@ -130,8 +130,8 @@ impl BoundCall {
         bound
     }
 
-    /// The operand of the call that begins where `region` does, by name.
-    pub(crate) fn operand_at(&self, region: Region) -> Option<String> {
+    /// The operand of the call that begins where `region` does, by name, for messages.
+    pub(crate) fn name_at(&self, region: Region) -> String {
         let begins = |other: &Region| other.bytes > 0 && other.offset == region.offset;
         let gradient = self
             .gradients
@@ -147,7 +147,8 @@ impl BoundCall {
             let found = self.uses.iter().find(of);
             found.map(|usage| format!("weight {}", self.name_of(usage.weight)))
         };
-        gradient.or_else(buffer).or_else(weight)
+        let found = gradient.or_else(buffer).or_else(weight);
+        found.unwrap_or_else(|| format!("the memory at byte {}", region.offset))
     }
 
     /// A weight of the call, for messages.

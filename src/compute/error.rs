@@ -57,7 +57,7 @@ pub enum ComputeError {
     },
     /// A gradient was asked for in another element type than the call declares.
     #[error(
-        "call `{call}` asked for the gradient of {weight} in {asked:?}, which it declares in {declared:?}; ask by {}, or declare it by CallBuilder::gradient_in",
+        "call `{call}` asked for the gradient of {weight} in {asked}, which it declares in {declared}; ask by {}, or declare it by CallBuilder::gradient_in",
         match declared { ElementType::Bf16 => "gradient_bf16", _ => "gradient" }
     )]
     GradientElement {
@@ -86,7 +86,7 @@ pub enum ComputeError {
     },
     /// A slice of another element type or length was asked for.
     #[error(
-        "call `{call}`: {what} holds {bytes} bytes, which are no whole number of aligned elements of {element} bytes"
+        "call `{call}`: {what} holds {bytes} bytes, which are no whole number of aligned elements of {element} bytes; ask for it in the element type that it is declared in"
     )]
     Element {
         /// The call's name.
@@ -99,8 +99,27 @@ pub enum ComputeError {
         element: usize,
     },
     /// Two live views of one piece of memory, at least one of them for writing.
-    #[error("{0}")]
-    Race(String),
+    #[error("call `{call}` asked for {wanted} while it holds {held}: {reason}; drop what it holds first")]
+    Race {
+        /// The call's name.
+        call: String,
+        /// What was asked for.
+        wanted: String,
+        /// What the closure still holds.
+        held: String,
+        /// Which bytes they are, and what is done to them.
+        reason: String,
+    },
+    /// An operand that is not in the rank's arena: a fault of the plan or of the backend.
+    #[error("call `{call}` asked for {what}: {reason}; please report it with the plan's fingerprint")]
+    Outside {
+        /// The call's name.
+        call: String,
+        /// What was asked for.
+        what: String,
+        /// Which bytes it is, and how large the arena is.
+        reason: String,
+    },
     /// The device refused to spoil what the call overwrites, which the checking layer asks for.
     #[error(
         "call `{call}`: what it overwrites cannot be filled for the checking layer: {reason}; start a new session, if it stays so with check = false"
@@ -124,12 +143,12 @@ impl ComputeError {
 }
 
 /// For closures whose own functions return any error: `?` keeps a [`ComputeError`] of the context as it is, and
-/// of others the message.
+/// of others the message, followed by those of its causes that it does not say itself.
 impl From<Box<dyn std::error::Error>> for ComputeError {
     fn from(error: Box<dyn std::error::Error>) -> Self {
         match error.downcast::<Self>() {
             Ok(own) => *own,
-            Err(other) => Self::closure(other),
+            Err(other) => Self::closure(with_causes(&*other)),
         }
     }
 }
@@ -140,6 +159,18 @@ impl From<Box<dyn std::error::Error + Send + Sync>> for ComputeError {
         let error: Box<dyn std::error::Error> = error;
         error.into()
     }
+}
+
+/// The message of `error`, and behind it those of its causes that what is said so far does not contain.
+fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut words = error.to_string();
+    for cause in std::iter::successors(error.source(), |error| error.source()) {
+        let cause = cause.to_string();
+        if !words.contains(&cause) {
+            words = format!("{words}: {cause}");
+        }
+    }
+    words
 }
 
 /// What to ask for instead of a name that does not exist.
@@ -162,5 +193,22 @@ mod tests {
         assert_eq!(ComputeError::from(Box::<dyn Error>::from(own.clone())), own);
         assert_eq!(ComputeError::from(Box::<dyn Error + Send + Sync>::from(own.clone())), own);
         assert_eq!(ComputeError::from(Box::<dyn Error>::from("too hot")), ComputeError::closure("too hot"));
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    enum Kiln {
+        #[error("the pots cannot be fired")]
+        Fire(#[source] Box<Kiln>),
+        #[error("the kiln is off: {0}")]
+        Off(#[source] Box<Kiln>),
+        #[error("the fuse is blown")]
+        Fuse,
+    }
+
+    #[test]
+    fn of_a_boxed_error_every_cause_is_told_and_none_twice() {
+        let off = Kiln::Fire(Box::new(Kiln::Off(Box::new(Kiln::Fuse))));
+        let told = ComputeError::from(Box::<dyn Error>::from(off)).to_string();
+        assert_eq!(told, "the pots cannot be fired: the kiln is off: the fuse is blown");
     }
 }

@@ -93,7 +93,7 @@ pub enum FormatError {
     },
 
     /// A slice has the wrong length.
-    #[error("{what} has length {actual}, expected {expected}")]
+    #[error("{what} has length {actual}, expected {expected}; pass one of that length")]
     Length {
         /// Which argument.
         what: &'static str,

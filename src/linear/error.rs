@@ -68,7 +68,7 @@ pub enum LinearError {
         largest: usize,
     },
     /// Results come in f32 or bf16.
-    #[error("results are f32 or bf16, not {element:?}")]
+    #[error("results are f32 or bf16, not {element}; ask for one of them in the LinearSpec")]
     Result {
         /// The element type asked for.
         element: ElementType,
@@ -136,7 +136,9 @@ pub enum LinearError {
         multiple: usize,
     },
     /// An operand of the wrong size.
-    #[error("{what} has {actual} elements of {element:?}, and {expected} of {wanted:?} are needed")]
+    #[error(
+        "{what} has {actual} elements of {element}, and {expected} of {wanted} are needed; declare its buffer so, or make a layer for what there is"
+    )]
     Operand {
         /// Which operand.
         what: &'static str,

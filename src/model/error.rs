@@ -108,7 +108,7 @@ pub enum DeclareError {
     },
     /// A gradient in an element type that gradients are not written in.
     #[error(
-        "call `{call}` writes the gradient of `{weight}` in {element:?}; gradients are written in F32 or Bf16"
+        "call `{call}` writes the gradient of `{weight}` in {element}; gradients are written in f32 or bf16"
     )]
     GradientElement {
         /// The call's name.
@@ -232,7 +232,7 @@ pub enum DeclareError {
     },
     /// A program that writes gradients but has no optimizer to consume them.
     #[error(
-        "program `{program}` has no optimizer, but call `{call}` writes a gradient; gradients of such a program would be lost"
+        "program `{program}` has no optimizer, but call `{call}` writes a gradient; gradients of such a program would be lost, so leave them out of its calls, or build it by build_training or build_gradients"
     )]
     LostGradient {
         /// The program's name.

@@ -67,7 +67,7 @@ pub enum PlanError {
     },
     /// Two programs disagree on a carried buffer.
     #[error(
-        "buffer `{buffer}` is carried by `{first}` with {first_elements} elements of {first_type:?} and by `{second}` with {second_elements} of {second_type:?}; carried buffers of one name are one buffer, so give them one size and type"
+        "buffer `{buffer}` is carried by `{first}` with {first_elements} elements of {first_type} and by `{second}` with {second_elements} of {second_type}; carried buffers of one name are one buffer, so give them one size and type"
     )]
     Carried {
         /// The buffer's name.

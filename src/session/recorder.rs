@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 
-use super::{SessionError, WholeFile};
+use super::{SessionError, WholeFile, next_step};
 use crate::backend::TaskInterval;
 use crate::exec::Exchange;
 use crate::id::{RankId, TaskId};
@@ -48,7 +48,7 @@ impl Recorder {
         let begun = WholeFile::begin(Path::new(path));
         begun
             .map(drop)
-            .map_err(|error| SessionError::Trace { path: path.to_owned(), reason: error.to_string() })
+            .map_err(|error| SessionError::Trace { path: path.to_owned(), reason: with_advice(&error) })
     }
 
     /// Where the rank thread of `rank` records its spans.
@@ -88,11 +88,16 @@ impl Recorder {
         let path = self.path.display().to_string();
         let failed = |reason: String| SessionError::Trace { path: path.clone(), reason };
         let host = self.host.finish().map_err(|error| failed(error.to_string()))?;
-        let mut file = WholeFile::begin(&self.path).map_err(|error| failed(error.to_string()))?;
+        let mut file = WholeFile::begin(&self.path).map_err(|error| failed(with_advice(&error)))?;
         let written = trace::write_trace(&self.timeline, Some(&host), &mut file);
         written.map_err(|error| failed(error.to_string()))?;
-        file.commit().map_err(|error| failed(error.to_string()))
+        file.commit().map_err(|error| failed(with_advice(&error)))
     }
+}
+
+/// What the system says of the trace's file, and what to do about it.
+fn with_advice(error: &std::io::Error) -> String {
+    format!("{error}; {}", next_step(error))
 }
 
 /// What is missing of the steps that were asked for, if the session ended before the last of them.

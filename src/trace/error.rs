@@ -10,7 +10,7 @@ use crate::id::{LaneId, RankId, TaskId};
 #[non_exhaustive]
 pub enum TraceError {
     /// Writing the trace failed.
-    #[error("cannot write the trace: {0}")]
+    #[error("cannot write the trace: {0}; see whether its disk is full")]
     Write(#[source] io::Error),
 
     /// A file of the trace could not be opened, created or read.
@@ -25,7 +25,7 @@ pub enum TraceError {
     },
 
     /// The thread on which host spans start could not be made.
-    #[error("cannot start the thread that anchors host spans: {0}")]
+    #[error("cannot start the thread that anchors host spans: {0}; raise the limit of threads")]
     Thread(#[source] io::Error),
 
     /// A slice names a lane that the timeline does not declare.

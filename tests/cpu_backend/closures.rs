@@ -101,7 +101,13 @@ fn a_closure_gets_only_what_its_call_declares_and_no_two_writers() {
                     Err(ComputeError::NotDeclared { .. })
                 ));
                 let held = context.write::<f32>(BUFFER)?;
-                assert!(matches!(context.write::<f32>(BUFFER), Err(ComputeError::Race(_))));
+                let refused = context.write::<f32>(BUFFER).map(drop).unwrap_err();
+                let named = |name: &str| name.starts_with("buffer `");
+                assert!(
+                    matches!(&refused, ComputeError::Race { wanted, held, .. } if named(wanted) && named(held)),
+                    "{refused}"
+                );
+                assert!(refused.to_string().contains("drop what it holds first"), "{refused}");
                 drop(held);
                 let (one, two) = (context.read::<f32>(BUFFER)?, context.read::<f32>(BUFFER)?);
                 assert_eq!((one.len(), two.len()), (3, 3));

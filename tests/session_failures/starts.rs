@@ -156,5 +156,6 @@ fn a_trace_that_cannot_be_written_is_refused_at_the_start() {
     within_a_minute(async move {
         let error = trainer().start(config, 1).await.unwrap_err();
         assert!(matches!(error, SessionError::Trace { .. }), "{error}");
+        assert!(error.to_string().contains("check the path, and that its folder is there"), "{error}");
     });
 }

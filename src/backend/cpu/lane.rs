@@ -165,7 +165,7 @@ impl LaneThread {
         };
         if done.is_none() {
             let (rank, lane) = (self.context.presence.rank, self.context.lane.id);
-            let reason = format!("the bound plan cannot {action}");
+            let reason = format!("the bound plan cannot {action}; bind the plan that is enqueued");
             self.state.fail(BackendError::Lane { rank, lane, reason });
         }
     }

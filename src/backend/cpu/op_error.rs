@@ -9,7 +9,7 @@ use crate::id::RankId;
 /// Why a task failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum OpError {
-    #[error(transparent)]
+    #[error("{0}; please report it with the plan's fingerprint")]
     Borrow(#[from] BorrowError),
     #[error(transparent)]
     Format(#[from] FormatError),
@@ -17,9 +17,11 @@ pub(super) enum OpError {
     NoClosures(#[from] NoClosures),
     #[error("this lane has no communicator; collectives belong on one")]
     NoCommunicator,
-    #[error("{0} has not reserved its arena")]
+    #[error("{0} has not reserved its arena; reserve it before anything is enqueued")]
     NoArena(RankId),
-    #[error("a slice of a gradient is shorter than the rows it is summed into")]
+    #[error(
+        "a slice of a gradient is shorter than the rows it is summed into; please report it with the plan's fingerprint"
+    )]
     Slice,
     /// The world is poisoned.
     #[error(transparent)]

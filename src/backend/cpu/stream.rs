@@ -84,8 +84,12 @@ impl CpuStream {
                 LaneThread { context, state: far }.obey(commands);
             }
         });
-        let thread = thread.map_err(|error| refusal(format!("its thread cannot be started: {error}")))?;
-        match ready.recv().unwrap_or_else(|_| Err("its thread ended at once".to_owned())) {
+        let thread = thread.map_err(|error| {
+            refusal(format!(
+                "its thread cannot be started: {error}; use fewer ranks or raise the limit of threads"
+            ))
+        })?;
+        match ready.recv().unwrap_or_else(|_| Err("its thread ended at once; please report it".to_owned())) {
             Ok(()) => Ok(Self {
                 lane,
                 presence: near,

@@ -24,23 +24,18 @@ impl CpuSurface {
     }
 
     fn refusal(&self, error: BorrowError) -> ComputeError {
-        let call = &self.call.call.name;
+        let (call, reason) = (self.call.call.name.clone(), error.to_string());
+        let named = |region| self.call.name_at(region);
         match error {
-            BorrowError::Element { region, element } => ComputeError::Element {
-                call: call.clone(),
-                what: format!("the region at byte {}", region.offset),
-                bytes: region.bytes,
-                element,
-            },
-            BorrowError::Race { wanted, held, .. } => {
-                let named = |region| self.call.operand_at(region).unwrap_or_else(|| "memory".to_owned());
-                ComputeError::Race(format!(
-                    "call `{call}` asked for {} while it holds {}: {error}; drop what it holds first",
-                    named(wanted),
-                    named(held)
-                ))
+            BorrowError::Element { region, element } => {
+                ComputeError::Element { call, what: named(region), bytes: region.bytes, element }
             }
-            BorrowError::Outside { .. } => ComputeError::Race(format!("call `{call}`: {error}")),
+            BorrowError::Race { wanted, held, .. } => {
+                ComputeError::Race { call, wanted: named(wanted), held: named(held), reason }
+            }
+            BorrowError::Outside { region, .. } => {
+                ComputeError::Outside { call, what: named(region), reason }
+            }
         }
     }
 }

@@ -5,6 +5,8 @@
 
 use cudarc::{cublaslt, cupti, driver, nccl, nvrtc};
 
+use crate::compute::ComputeError;
+
 /// A refused call of a CUDA library.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -118,6 +120,13 @@ impl CudaFailure {
     /// From a call of NCCL.
     pub(crate) fn nccl(call: &'static str) -> impl Fn(nccl::result::NcclError) -> Self {
         move |error| Self::Nccl { call, code: format!("{:?}", error.0) }
+    }
+}
+
+/// For closures and their factories, so that `?` serves them.
+impl From<CudaFailure> for ComputeError {
+    fn from(failure: CudaFailure) -> Self {
+        Self::closure(failure)
     }
 }
 

@@ -188,7 +188,7 @@ impl CudaSurface {
         }
         Err(ComputeError::Element {
             call: self.call.call.name.clone(),
-            what: format!("the region at byte {}", region.offset),
+            what: self.call.name_at(region),
             bytes: region.bytes,
             element,
         })
