@@ -100,6 +100,9 @@
 //!
 //! `ARCHITECTURE.md` states the laws.
 
+#[macro_use]
+mod errors;
+
 pub mod actor;
 pub mod backend;
 pub mod cluster;

@@ -71,7 +71,7 @@ fn calls_that_name_what_is_not_there_are_refused_and_not_added() {
     for element in [ElementType::U8, ElementType::U32] {
         let refused = program.call("a", Phase::Forward).gradient_in(sharded, element).add().unwrap_err();
         assert!(matches!(refused, DeclareError::GradientElement { .. }), "{refused}");
-        assert!(refused.to_string().contains("F32 or Bf16"), "{refused}");
+        assert!(refused.to_string().contains("f32 or bf16"), "{refused}");
     }
     let again = program.call("a", Phase::Forward).gradient_in(sharded, ElementType::Bf16).gradient(sharded);
     let again = again.add().unwrap_err();

@@ -256,7 +256,7 @@ pub struct ClosureFault {
 }
 
 /// What can go wrong below the actors.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendError {
     /// The arena does not fit.
@@ -355,6 +355,8 @@ pub enum BackendError {
         hazard: String,
     },
 }
+
+debug_in_words!(BackendError);
 
 /// Checks that a plan runs in a world of its own mesh.
 fn within(binding: &Binding<'_>, world: Mesh) -> Result<(), BackendError> {

@@ -2,10 +2,11 @@
 //!
 //! Law: an error of any kind ends the call and skips the step on all ranks; the rank itself goes on.
 
+use crate::errors::with_causes;
 use crate::format::ElementType;
 
 /// Why a call could not be carried out.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ComputeError {
     /// The call did not declare what its closure asked for.
@@ -135,6 +136,8 @@ pub enum ComputeError {
     Closure(String),
 }
 
+debug_in_words!(ComputeError);
+
 impl ComputeError {
     /// An embedder's error, kept as its message.
     pub fn closure(error: impl std::fmt::Display) -> Self {
@@ -159,18 +162,6 @@ impl From<Box<dyn std::error::Error + Send + Sync>> for ComputeError {
         let error: Box<dyn std::error::Error> = error;
         error.into()
     }
-}
-
-/// The message of `error`, and behind it those of its causes that what is said so far does not contain.
-fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut words = error.to_string();
-    for cause in std::iter::successors(error.source(), |error| error.source()) {
-        let cause = cause.to_string();
-        if !words.contains(&cause) {
-            words = format!("{words}: {cause}");
-        }
-    }
-    words
 }
 
 /// What to ask for instead of a name that does not exist.

@@ -7,7 +7,7 @@ use super::origin::Origin;
 use crate::model::DeclareError;
 
 /// Why a configuration was refused. Nothing of it was used.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// The file, a configuration or one that declares a model or a cluster, cannot be read.
@@ -104,6 +104,8 @@ pub enum ConfigError {
         variable: String,
     },
 }
+
+debug_in_words!(ConfigError);
 
 /// What to do about what the system says of a file that is to be read.
 fn to_read(source: &io::Error) -> &'static str {

@@ -34,7 +34,7 @@ const LARGE: u64 = 1 << 20;
 pub struct ByteSize(u64);
 
 /// Why a text is no byte size.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{text}` is no byte size: {reason}; write a number and one of TiB, GiB, MiB, KiB, TB, GB, MB, KB, B"
 )]
@@ -42,6 +42,8 @@ pub struct ByteSizeError {
     text: String,
     reason: &'static str,
 }
+
+debug_in_words!(ByteSizeError);
 
 impl ByteSize {
     /// So many bytes.

@@ -8,7 +8,7 @@ use crate::id::{ProgramId, RankId};
 use crate::plan::EdgeState;
 
 /// A failure of one rank.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExecError {
     /// Replicas would begin with different weights.
@@ -168,6 +168,8 @@ pub enum ExecError {
         programs: usize,
     },
 }
+
+debug_in_words!(ExecError);
 
 impl ExecError {
     /// Whether it is only the echo of another rank's end, in which case some other rank has the cause.

@@ -4,7 +4,7 @@ use crate::backend::BackendError;
 use crate::id::{ActorId, RankId, TaskId};
 
 /// Why a task was not issued.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FlowError {
     /// A point that neither lane order nor a fence covers.
@@ -97,3 +97,5 @@ pub enum FlowError {
     #[error(transparent)]
     Backend(#[from] BackendError),
 }
+
+debug_in_words!(FlowError);

@@ -6,7 +6,7 @@
 use super::{Format, Orientation, Shape};
 
 /// An argument a format cannot work with. The message says what to change.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
     /// No format has this name.
@@ -210,3 +210,5 @@ pub enum FormatError {
         instead: Format,
     },
 }
+
+debug_in_words!(FormatError);

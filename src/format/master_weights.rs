@@ -52,7 +52,7 @@ pub struct Workspace {
 }
 
 /// Why [`quantize_master_weights`] changed nothing.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum MasterWeightsError<E> {
     /// A weight of the list cannot be quantized.
@@ -64,8 +64,15 @@ pub enum MasterWeightsError<E> {
         source: FormatError,
     },
     /// The maximum over the ranks failed.
-    #[error("the maximum over the ranks failed")]
+    #[error("the maximum over the ranks failed: {0}")]
     Collective(#[source] E),
+}
+
+/// As of every error; what a collective fails with need not be one.
+impl<E: std::fmt::Display> std::fmt::Debug for MasterWeightsError<E> {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, out)
+    }
 }
 
 /// Quantizes this rank's slices of all `weights`.

@@ -5,7 +5,7 @@ use crate::compute::ComputeError;
 use crate::format::{ElementType, Format, Fp8Element, Orientation, Shape};
 
 /// Why a layer cannot be made, or a product cannot be enqueued.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinearError {
     /// A CUDA library refused.
@@ -152,6 +152,8 @@ pub enum LinearError {
         wanted: ElementType,
     },
 }
+
+debug_in_words!(LinearError);
 
 impl From<LinearError> for ComputeError {
     fn from(error: LinearError) -> Self {

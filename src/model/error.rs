@@ -3,7 +3,7 @@
 use crate::format::{ElementType, FormatError};
 
 /// A declaration that cannot be planned. Nothing was added to the model or program.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeclareError {
     /// Two weights, buffers or calls share a name.
@@ -286,3 +286,5 @@ pub enum DeclareError {
         replicas: u32,
     },
 }
+
+debug_in_words!(DeclareError);

@@ -5,7 +5,7 @@ use crate::config::ByteSize;
 use crate::format::ElementType;
 
 /// A program that cannot be planned as asked. Nothing was reserved or run.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
     /// The transient bytes do not fit the budget.
@@ -139,3 +139,5 @@ pub enum PlanError {
     #[error("the planner made an unsafe plan and it was refused: {0}; please report it with the program")]
     Unsafe(#[from] Box<VerifyError>),
 }
+
+debug_in_words!(PlanError);

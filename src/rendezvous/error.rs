@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::id::RankId;
 
 /// An error of a rendezvous.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousError {
     /// A variable of the environment is not set.
@@ -147,3 +147,5 @@ pub enum RendezvousError {
         reason: String,
     },
 }
+
+debug_in_words!(RendezvousError);

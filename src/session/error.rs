@@ -10,7 +10,7 @@ use crate::model::DeclareError;
 use crate::plan::PlanError;
 
 /// An error of a session.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
     /// A value of the configuration is wrong.
@@ -314,6 +314,8 @@ pub enum SessionError {
         reason: String,
     },
 }
+
+debug_in_words!(SessionError);
 
 impl SessionError {
     /// What whoever asked meanwhile is to do, after a step that failed so.

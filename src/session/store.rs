@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use super::{Checkpoint, next_step};
 
 /// Why a checkpoint could not be saved or loaded.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// The file system refused.
@@ -30,6 +30,8 @@ pub enum StoreError {
         reason: String,
     },
 }
+
+debug_in_words!(StoreError);
 
 /// Saves and loads checkpoints.
 #[async_trait]

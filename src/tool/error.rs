@@ -10,7 +10,7 @@ use crate::format::{Format, FormatError};
 use crate::session::next_step;
 
 /// Why a checkpoint was not converted. The output is as it was before: absent, or the older file.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ToolError {
     /// The file system refused.
@@ -203,6 +203,8 @@ pub enum ToolError {
     #[error("interrupted; no output was written")]
     Interrupted,
 }
+
+debug_in_words!(ToolError);
 
 impl ToolError {
     /// What the file system said about `path`, as a function for `map_err`.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::id::{LaneId, RankId, TaskId};
 
 /// Why a trace could not be recorded, written, read or drawn.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
     /// Writing the trace failed.
@@ -123,3 +123,5 @@ pub enum TraceError {
         name: String,
     },
 }
+
+debug_in_words!(TraceError);

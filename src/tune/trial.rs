@@ -22,7 +22,7 @@ pub struct Limits {
 }
 
 /// Limits that no tuner can keep.
-#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LimitsError {
     /// A hysteresis that is no share.
@@ -32,6 +32,8 @@ pub enum LimitsError {
         value: f64,
     },
 }
+
+debug_in_words!(LimitsError);
 
 impl Default for Limits {
     fn default() -> Self {

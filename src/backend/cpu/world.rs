@@ -34,7 +34,7 @@ pub struct CpuOptions {
 }
 
 /// Why a world or one of its backends cannot be made.
-#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorldError {
     /// A link without a speed.
@@ -58,6 +58,8 @@ pub enum WorldError {
         rank: RankId,
     },
 }
+
+debug_in_words!(WorldError);
 
 /// Ranks as threads of this process. One value makes the backends of all its ranks.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use cudarc::{cublaslt, cupti, driver, nccl, nvrtc};
 use crate::compute::ComputeError;
 
 /// A refused call of a CUDA library.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaFailure {
     /// A library is not on this machine.
@@ -49,6 +49,8 @@ pub enum CudaFailure {
     #[error("{0}")]
     Refused(String),
 }
+
+debug_in_words!(CudaFailure);
 
 impl CudaFailure {
     /// From a driver call.

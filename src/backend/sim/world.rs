@@ -14,7 +14,7 @@ use crate::config::Reduce;
 use crate::model::Mesh;
 
 /// Why a world or its backend cannot be made.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimError {
     /// More ranks than one node has GPUs, and no links between nodes.
@@ -33,6 +33,8 @@ pub enum SimError {
     #[error("the backend of this simulated world was taken before; one rank stands for all of them")]
     Taken,
 }
+
+debug_in_words!(SimError);
 
 /// Ranks in virtual time.
 #[derive(Debug)]

@@ -5,7 +5,7 @@
 //! names no rank, so what an error says holds on every rank.
 
 /// A law that a plan breaks. The plan must not run.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerifyError {
     /// The plan names something it does not contain; no law can be checked on it.
@@ -171,3 +171,5 @@ pub enum VerifyError {
         remedy: String,
     },
 }
+
+debug_in_words!(VerifyError);

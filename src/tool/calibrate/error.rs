@@ -9,7 +9,7 @@ use crate::model::DeclareError;
 use crate::session::{SessionError, next_step};
 
 /// Why a machine could not be measured. No file was written.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CalibrateError {
     /// What was measured gives no number.
@@ -103,6 +103,8 @@ pub enum CalibrateError {
     #[error("interrupted; no file was written")]
     Interrupted,
 }
+
+debug_in_words!(CalibrateError);
 
 impl CalibrateError {
     /// A fit that failed, as a function for `map_err`.

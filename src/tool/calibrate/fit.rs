@@ -33,7 +33,7 @@ pub(super) struct Fit {
 }
 
 /// Why times give no numbers.
-#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FitError {
     /// Not enough times to tell the numbers apart.
@@ -57,6 +57,8 @@ pub enum FitError {
         residual: f64,
     },
 }
+
+debug_in_words!(FitError);
 
 /// Fewest points.
 const NEEDED: usize = 3;

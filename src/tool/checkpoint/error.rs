@@ -8,7 +8,7 @@ use safetensors::Dtype;
 ///
 /// Places in the header count from the first byte of the file, those of tensors from the end of the header,
 /// as in the header itself.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
     /// Too short for the eight bytes that give the header's length.
@@ -152,6 +152,8 @@ pub enum CheckpointError {
         bytes: u64,
     },
 }
+
+debug_in_words!(CheckpointError);
 
 /// A name from a file, fit for a terminal: control characters escaped, and cut where nobody reads on.
 pub(in crate::tool) fn shown(name: &str) -> String {

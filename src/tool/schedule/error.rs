@@ -10,7 +10,7 @@ use crate::trace::TraceError;
 use crate::tune::LimitsError;
 
 /// Why a plan, simulation or trace could not be shown.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ScheduleError {
     /// A file declares what cannot be.
@@ -134,3 +134,5 @@ pub enum ScheduleError {
         reason: String,
     },
 }
+
+debug_in_words!(ScheduleError);

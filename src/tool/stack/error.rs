@@ -10,7 +10,7 @@ use crate::model::DeclareError;
 use crate::session::{SessionError, next_step};
 
 /// Why a stack could not be measured.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StackError {
     /// Fewer GPUs than asked for.
@@ -89,3 +89,5 @@ pub enum StackError {
     #[error("interrupted")]
     Interrupted,
 }
+
+debug_in_words!(StackError);
