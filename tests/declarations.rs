@@ -6,7 +6,7 @@ use warpweft::format::{ElementType, Format, Orientation, Shape};
 use warpweft::id::{BufferId, WeightId};
 use warpweft::model::{
     BufferSpec, CostHint, DeclareError, Form, Layer, LayerStack, Lifetime, Model, ParameterGroup, Phase,
-    Placement, ProgramBuilder, Role, StepProgram, WeightSpec,
+    Placement, ProgramBuilder, Reuse, Role, StepProgram, WeightSpec,
 };
 
 const ROWWISE: Orientation = Orientation::Rowwise;
@@ -73,6 +73,9 @@ fn calls_that_name_what_is_not_there_are_refused_and_not_added() {
         assert!(matches!(refused, DeclareError::GradientElement { .. }), "{refused}");
         assert!(refused.to_string().contains("f32 or bf16"), "{refused}");
     }
+    let early =
+        program.call("a", Phase::Forward).reuse(Reuse::Keep).uses(sharded, ROWWISE, Form::Dense).add();
+    assert!(matches!(early, Err(DeclareError::ReuseOfNothing { call }) if call == "a"));
     let again = program.call("a", Phase::Forward).gradient_in(sharded, ElementType::Bf16).gradient(sharded);
     let again = again.add().unwrap_err();
     assert!(matches!(again, DeclareError::RepeatedAccess { kind: "gradient", .. }), "{again}");

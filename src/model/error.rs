@@ -106,6 +106,14 @@ pub enum DeclareError {
         /// What was asked for.
         what: &'static str,
     },
+    /// A reuse that was decided before a use was named.
+    #[error(
+        "call `{call}` says `reuse` before it names a use; say it behind the use whose planes it is about"
+    )]
+    ReuseOfNothing {
+        /// The call's name.
+        call: String,
+    },
     /// A gradient in an element type that gradients are not written in.
     #[error(
         "call `{call}` writes the gradient of `{weight}` in {element}; gradients are written in f32 or bf16"

@@ -29,6 +29,7 @@ impl ProgramBuilder {
                 cost: Vec::new(),
                 dynamic: false,
             },
+            reuse_of_nothing: false,
         }
     }
 }
@@ -39,6 +40,8 @@ impl ProgramBuilder {
 pub struct CallBuilder<'program> {
     program: &'program mut ProgramBuilder,
     call: Call,
+    /// Was a reuse decided before there was a use to decide it for?
+    reuse_of_nothing: bool,
 }
 
 impl CallBuilder<'_> {
@@ -49,10 +52,11 @@ impl CallBuilder<'_> {
     }
 
     /// Decides for the use named last whether its planes are kept from the use before, whatever weight and
-    /// configuration say. Without a use it decides nothing.
+    /// configuration say. Behind no use it is refused by [`CallBuilder::add`].
     pub fn reuse(mut self, reuse: Reuse) -> Self {
-        if let Some(usage) = self.call.uses.last_mut() {
-            usage.reuse = Some(reuse);
+        match self.call.uses.last_mut() {
+            Some(usage) => usage.reuse = Some(reuse),
+            None => self.reuse_of_nothing = true,
         }
         self
     }
@@ -123,16 +127,20 @@ impl CallBuilder<'_> {
     /// Adds the call behind those added before.
     ///
     /// # Errors
-    /// A repeated or empty name, an id of another model or program, a buffer or gradient named twice, a use the
-    /// weight's format or placement cannot serve, a gradient in an element type that gradients are not
-    /// written in or, of a replicated weight, not in f32, a gradient of a frozen weight. The program is unchanged then.
+    /// A repeated or empty name, an id of another model or program, a buffer or gradient named twice, a reuse
+    /// before the first use, a use the weight's format or placement cannot serve, a gradient in an element type
+    /// that gradients are not written in or, of a replicated weight, not in f32, a gradient of a frozen weight.
+    /// The program is unchanged then.
     pub fn add(self) -> Result<CallId, DeclareError> {
-        let Self { program, call } = self;
+        let Self { program, call, reuse_of_nothing } = self;
         if program.calls.iter().any(|other| other.name == call.name) {
             return Err(DeclareError::Duplicate { kind: "call", name: call.name });
         }
         if call.name.is_empty() {
             return Err(DeclareError::Unnamed { kind: "call" });
+        }
+        if reuse_of_nothing {
+            return Err(DeclareError::ReuseOfNothing { call: call.name });
         }
         let model = &program.model;
         let unknown_weight = |weight: &WeightId| DeclareError::Unknown {
