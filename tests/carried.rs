@@ -12,7 +12,7 @@ use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config};
 use warpweft::format::{ElementType, Format};
 use warpweft::id::{BufferId, RankId, WeightId};
-use warpweft::model::{BufferSpec, Call, Lifetime, Model, Phase, ProgramBuilder, Role, StepProgram};
+use warpweft::model::{Call, Model, Phase, ProgramBuilder, StepProgram};
 use warpweft::session::{
     Carried, Checkpoint, CheckpointStore, FileStore, Outcome, Session, SessionError, StoreError,
 };
@@ -30,14 +30,7 @@ struct Counter {
 }
 
 fn carried(program: &mut ProgramBuilder, name: &str) -> BufferId {
-    let spec = BufferSpec {
-        name: name.into(),
-        elements: 3,
-        element: ElementType::F32,
-        role: Role::Internal,
-        lifetime: Lifetime::Carried,
-    };
-    program.buffer(spec).unwrap()
+    program.carried(name, 3, ElementType::F32).unwrap()
 }
 
 /// One name is one buffer, so programs agree on its size and on its type.
@@ -49,14 +42,7 @@ fn programs_that_carry_a_buffer_in_two_element_types_are_refused() {
         let model = model.build();
         let program = |name: &str, elements, element| {
             let mut program = StepProgram::builder(name, &model);
-            let spec = BufferSpec {
-                name: "count".into(),
-                elements,
-                element,
-                role: Role::Internal,
-                lifetime: Lifetime::Carried,
-            };
-            let count = program.buffer(spec).unwrap();
+            let count = program.carried("count", elements, element).unwrap();
             program.call("count", Phase::Forward).updates(count).add().unwrap();
             program.build_evaluation().unwrap()
         };

@@ -10,7 +10,7 @@ use warpweft::config::Config;
 use warpweft::exec::ExecError;
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::{RankId, WeightId};
-use warpweft::model::{BufferSpec, Call, Form, Lifetime, Model, Phase, Role, StepProgram};
+use warpweft::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft::session::initial::MasterRows;
 use warpweft::session::{Outcome, Session, SessionBuilder, SessionError, block_on};
 
@@ -64,14 +64,7 @@ fn program() -> (WeightId, StepProgram) {
     let x = program.input("x", SIZE, ElementType::F32).unwrap();
     let y = program.activation("y", SIZE).unwrap();
     let loss = program.output("loss", 1, ElementType::F32).unwrap();
-    let kept = BufferSpec {
-        name: "kept".to_owned(),
-        elements: 4,
-        element: ElementType::F32,
-        role: Role::Internal,
-        lifetime: Lifetime::Carried,
-    };
-    let kept = program.buffer(kept).unwrap();
+    let kept = program.carried("kept", 4, ElementType::F32).unwrap();
     let call = program.call("fit", Phase::Backward).uses(map, Orientation::Rowwise, Form::Dense);
     call.gradient(map).reads(x).writes(y).writes(loss).updates(kept).add().unwrap();
     (map, program.build_training().unwrap())

@@ -6,7 +6,7 @@ use warpweft::compute::ComputeContext;
 use warpweft::config::Config;
 use warpweft::format::{ElementType, Format};
 use warpweft::id::RankId;
-use warpweft::model::{BufferSpec, Call, Lifetime, Model, Phase, Role, StepProgram};
+use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::session::{Session, SessionError};
 
 use crate::trainer::{self, Trainer, feed, within_a_minute};
@@ -90,15 +90,7 @@ fn token_ids_go_in_and_out_as_u32() {
         let model = Model::builder().build();
         let mut program = StepProgram::builder("evaluate", &model);
         let tokens = program.input("tokens", 3, ElementType::U32).unwrap();
-        let kept = program
-            .buffer(BufferSpec {
-                name: "kept".to_owned(),
-                elements: 3,
-                element: ElementType::U32,
-                role: Role::Internal,
-                lifetime: Lifetime::Carried,
-            })
-            .unwrap();
+        let kept = program.carried("kept", 3, ElementType::U32).unwrap();
         let before = program.output("before", 3, ElementType::U32).unwrap();
         program.call("shift", Phase::Forward).reads(tokens).updates(kept).writes(before).add().unwrap();
         let closures = move |_: RankId| {

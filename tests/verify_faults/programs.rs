@@ -6,7 +6,7 @@ use warpweft::config::{
 use warpweft::format::{AmaxChoice, ElementType, Format, Orientation, Via};
 use warpweft::id::{BufferId, SlotId, WeightId};
 use warpweft::layout::{Delayed, OptimizerSettings, Region, Residency, Settings, Slot, StateLayout, Weights};
-use warpweft::model::{BufferSpec, Form, Lifetime, Mesh, Model, Phase, ProgramBuilder, Role, StepProgram};
+use warpweft::model::{Form, Mesh, Model, Phase, ProgramBuilder, StepProgram};
 use warpweft::op::Op;
 use warpweft::plan::{EdgeState, Policy, Prefetch, ResidentLayout, StepPlan};
 
@@ -153,17 +153,10 @@ struct Io {
 }
 
 fn io(program: &mut ProgramBuilder) -> Io {
-    let average = BufferSpec {
-        name: "average loss".into(),
-        elements: 1,
-        element: ElementType::F32,
-        role: Role::Internal,
-        lifetime: Lifetime::Carried,
-    };
     Io {
         tokens: program.input("tokens", 64, ElementType::F32).unwrap(),
         loss: program.output("loss", 1, ElementType::F32).unwrap(),
-        average: program.buffer(average).unwrap(),
+        average: program.carried("average loss", 1, ElementType::F32).unwrap(),
     }
 }
 

@@ -146,6 +146,25 @@ impl ProgramBuilder {
         })
     }
 
+    /// Declares a buffer whose values stay from step to step ([`Lifetime::Carried`]), zeros at first.
+    ///
+    /// # Errors
+    /// As [`ProgramBuilder::buffer`].
+    pub fn carried(
+        &mut self,
+        name: &str,
+        elements: usize,
+        element: ElementType,
+    ) -> Result<BufferId, DeclareError> {
+        self.buffer(BufferSpec {
+            name: name.to_owned(),
+            elements,
+            element,
+            role: Role::Internal,
+            lifetime: Lifetime::Carried,
+        })
+    }
+
     /// A program whose steps train: gradients are reduced and the optimizer rewrites the weights.
     ///
     /// # Errors

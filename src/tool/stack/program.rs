@@ -14,9 +14,7 @@ use super::shape::{Projection, StackShape};
 use super::variant::{Ending, Unit};
 use crate::format::{ElementType, Format, Orientation};
 use crate::id::{BufferId, WeightId};
-use crate::model::{
-    BufferAccess, BufferSpec, DeclareError, Lifetime, Model, Phase, ProgramBuilder, Role, StepProgram,
-};
+use crate::model::{BufferAccess, DeclareError, Model, Phase, ProgramBuilder, StepProgram};
 
 /// What a closure needs to know of the programs.
 #[derive(Debug)]
@@ -77,13 +75,7 @@ fn calls(
     weights: &[[WeightId; 4]],
 ) -> Result<Declaration, DeclareError> {
     let narrow = shape.tokens * shape.hidden;
-    let qkv_gradient = program.buffer(BufferSpec {
-        name: "qkv.gradient".to_owned(),
-        elements: 3 * narrow,
-        element: ElementType::Bf16,
-        role: Role::Internal,
-        lifetime: Lifetime::Carried,
-    })?;
+    let qkv_gradient = program.carried("qkv.gradient", 3 * narrow, ElementType::Bf16)?;
     let blocks = blocks(program, shape, computed, weights)?;
     let loss = program.output(LOSS, 1, ElementType::F32)?;
     let mut declaration = Declaration { calls: Vec::new(), blocks, qkv_gradient, loss };
