@@ -12,7 +12,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::ClosureFault;
-use crate::compute::{BoundCall, Compute, ComputeContext, ComputeFactory, Seat, Surface};
+use crate::compute::{BoundCall, Compute, ComputeFactory, Seat, Surface};
 use crate::id::RankId;
 use crate::panics::kept_words;
 
@@ -58,12 +58,7 @@ impl<S: Surface> Closures<S> {
             Self::None => return Err(NoClosures),
             Self::Broken(message) => Some((message.clone(), true)),
             Self::Ready(closures) => {
-                let context = ComputeContext::new(rank, bound, surface);
-                let run = || {
-                    context.begin()?;
-                    closures.run(&bound.call, &context)?;
-                    context.end()
-                };
+                let run = || bound.run(rank, surface, closures.as_mut());
                 match catch_unwind(AssertUnwindSafe(run)) {
                     Ok(Ok(())) => None,
                     Ok(Err(error)) => Some((error.to_string(), false)),

@@ -82,7 +82,8 @@ pub trait Backend: Send + 'static {
     fn reserve(&self, bytes: usize, landing: usize) -> Result<Self::Memory, BackendError>;
 
     /// Opens a lane. The compute lane gets the factory of the rank's closures; it is called on
-    /// the thread that will run them.
+    /// the thread that will run them. They are run by [`BoundCall::run`](crate::compute::BoundCall::run), which
+    /// sees to it that a closure asks for what its call overwrites (EX-4).
     ///
     /// # Errors
     /// [`BackendError::Lane`] when the lane or the closures cannot be made.

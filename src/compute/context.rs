@@ -69,29 +69,9 @@ pub struct ComputeContext<'a, S: Surface> {
 }
 
 impl<'a, S: Surface> ComputeContext<'a, S> {
-    /// The context of one run of a bound call; made by backends.
-    #[must_use]
-    pub fn new(rank: RankId, bound: &'a BoundCall, surface: &'a S) -> Self {
+    /// The context of one run of a bound call.
+    pub(super) fn new(rank: RankId, bound: &'a BoundCall, surface: &'a S) -> Self {
         Self { rank, bound, surface }
-    }
-
-    /// Before the closure runs: marks nothing as lent, and spoils what the call overwrites if the plan is
-    /// bound so.
-    ///
-    /// # Errors
-    /// What the surface says.
-    pub(crate) fn begin(&self) -> Result<(), ComputeError> {
-        self.bound.begin();
-        let mut spoiled = self.bound.overwritten().filter(|_| self.bound.spoiled);
-        spoiled.try_for_each(|region| self.surface.spoil(region))
-    }
-
-    /// After the closure ran: checks that it asked for everything that its call declares to overwrite.
-    ///
-    /// # Errors
-    /// [`ComputeError::NotWritten`] names what it forgot.
-    pub(crate) fn end(&self) -> Result<(), ComputeError> {
-        self.bound.check_written()
     }
 
     /// The rank that runs the call.
