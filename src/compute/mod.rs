@@ -20,7 +20,7 @@ pub use context::{ComputeContext, PlanesOf, PlanesView};
 pub use error::ComputeError;
 pub use program::BoundProgram;
 pub use seat::Seat;
-pub use surface::Surface;
+pub use surface::{Piece, Surface};
 
 use crate::model::Call;
 

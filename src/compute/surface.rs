@@ -8,6 +8,17 @@ use bytemuck::Pod;
 use super::error::ComputeError;
 use crate::layout::Region;
 
+/// A piece of memory as a surface lends it.
+pub trait Piece {
+    /// Number of elements.
+    fn len(&self) -> usize;
+
+    /// Whether there are no elements.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
 /// Memory that a backend lends to closures, and the handles a closure needs besides it.
 ///
 /// Law: only a [`ComputeContext`](super::ComputeContext) holds a surface. A backend makes one for each call
@@ -21,11 +32,11 @@ pub trait Surface {
     /// is nothing to distinguish. The factory of the rank's closures gets it in its [`Seat`](super::Seat).
     type Device: Copy + std::fmt::Debug;
     /// A readable piece of memory: a slice on the CPU, a device pointer on a GPU.
-    type Read<'a, T: Pod>
+    type Read<'a, T: Pod>: Piece
     where
         Self: 'a;
     /// A writable piece of memory.
-    type Write<'a, T: Pod>
+    type Write<'a, T: Pod>: Piece
     where
         Self: 'a;
 

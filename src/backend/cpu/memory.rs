@@ -22,6 +22,7 @@ use std::sync::Mutex;
 use bytemuck::Pod;
 
 use crate::backend::bell::lock;
+use crate::compute::Piece;
 use crate::layout::{ALIGNMENT, Region};
 
 /// Borrows the table has room for from the start.
@@ -234,6 +235,12 @@ impl<T: Pod> Deref for ReadSlice<'_, T> {
     }
 }
 
+impl<T: Pod> Piece for ReadSlice<'_, T> {
+    fn len(&self) -> usize {
+        self.elements
+    }
+}
+
 impl<T: Pod + fmt::Debug> fmt::Debug for ReadSlice<'_, T> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_list().entries(self.iter()).finish()
@@ -262,6 +269,12 @@ impl<T: Pod> DerefMut for WriteSlice<'_, T> {
         // SAFETY: as for `ReadSlice`; the lease excludes all other borrowers, and `&mut self` excludes other
         // slices made from it.
         unsafe { std::slice::from_raw_parts_mut(self.first.as_ptr(), self.elements) }
+    }
+}
+
+impl<T: Pod> Piece for WriteSlice<'_, T> {
+    fn len(&self) -> usize {
+        self.elements
     }
 }
 

@@ -16,7 +16,7 @@ use super::context::DeviceOrdinal;
 use super::holdings::Holdings;
 use super::stream::Stream;
 use crate::backend::Meter;
-use crate::compute::{BoundCall, ComputeError, SPOILED, Surface};
+use crate::compute::{BoundCall, ComputeError, Piece, SPOILED, Surface};
 use crate::layout::Region;
 
 /// Device memory lent for reading: `len` elements of `T`.
@@ -54,6 +54,12 @@ macro_rules! lent {
             #[must_use]
             pub const fn is_empty(&self) -> bool {
                 self.len == 0
+            }
+        }
+
+        impl<T> Piece for $name<'_, T> {
+            fn len(&self) -> usize {
+                self.len
             }
         }
     };

@@ -1,27 +1,33 @@
 //! The surface of a backend on which no closure runs.
 //!
-//! Law: there is no value of it, so no context can be made and no closure called.
+//! Law: there is no value of it, nor of what it would lend, so no context can be made and no closure called.
 
 use bytemuck::Pod;
 
-use crate::compute::{ComputeError, Surface};
+use crate::compute::{ComputeError, Piece, Surface};
 use crate::layout::Region;
 
 /// What closures would get their memory from.
 #[derive(Clone, Copy, Debug)]
 pub enum SimSurface {}
 
+impl Piece for SimSurface {
+    fn len(&self) -> usize {
+        match *self {}
+    }
+}
+
 impl Surface for SimSurface {
     type Handles = ();
     type Device = ();
-    type Read<'a, T: Pod> = &'a [T];
-    type Write<'a, T: Pod> = &'a mut [T];
+    type Read<'a, T: Pod> = Self;
+    type Write<'a, T: Pod> = Self;
 
-    fn read<T: Pod>(&self, _region: Region) -> Result<&[T], ComputeError> {
+    fn read<T: Pod>(&self, _region: Region) -> Result<Self, ComputeError> {
         match *self {}
     }
 
-    fn write<T: Pod>(&self, _region: Region) -> Result<&mut [T], ComputeError> {
+    fn write<T: Pod>(&self, _region: Region) -> Result<Self, ComputeError> {
         match *self {}
     }
 
