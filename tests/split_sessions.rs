@@ -302,13 +302,18 @@ fn a_closure_that_panics_in_one_process_poisons_the_sessions_of_all() {
 }
 
 #[test]
-fn inputs_of_ranks_elsewhere_are_refused_by_name() {
+fn inputs_and_times_of_ranks_elsewhere_are_refused_by_name() {
     in_processes(&trainer(), &[1, 1], &Mischief::default(), |process, mut session| async move {
         let other = RankId::at(1 - process);
         let error = session.write_input("train", other, "input", &[0_f32; SIZE]).unwrap_err();
         assert!(matches!(error, SessionError::Elsewhere { rank, .. } if rank == other), "{error}");
         let none = session.write_input("train", RankId::new(2), "input", &[0_f32; SIZE]).unwrap_err();
         assert!(matches!(none, SessionError::NoRank { ranks: 2, .. }), "{none}");
+        let error = session.intervals(other).unwrap_err();
+        assert!(matches!(error, SessionError::Elsewhere { rank, .. } if rank == other), "{error}");
+        let none = session.intervals(RankId::new(2)).unwrap_err();
+        assert!(matches!(none, SessionError::NoRank { ranks: 2, .. }), "{none}");
+        assert!(session.intervals(RankId::at(process)).unwrap().is_empty(), "no step has run");
     });
 }
 

@@ -72,7 +72,7 @@ impl Watch {
             return;
         }
         for rank in session.own_ranks() {
-            let intervals = session.intervals(rank);
+            let intervals = session.intervals(rank).unwrap_or_default();
             self.tasks.resize(intervals.len().max(self.tasks.len()), Vec::new());
             let times = intervals.iter().map(|interval| interval.end - interval.joined);
             self.tasks.iter_mut().zip(times).for_each(|(task, time)| task.push(time));

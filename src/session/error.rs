@@ -177,11 +177,11 @@ pub enum SessionError {
         /// The rank asked for.
         rank: RankId,
         /// Ranks of the world.
-        ranks: usize,
+        ranks: u32,
     },
     /// A rank of another process.
     #[error(
-        "{rank} belongs to another process; this one owns {own}: write the inputs of its own ranks in each process"
+        "{rank} belongs to another process; this one owns {own}: in each process, write the inputs of its own ranks and ask about them"
     )]
     Elsewhere {
         /// The rank.

@@ -50,12 +50,8 @@ impl Session {
         bytes: &[u8],
     ) -> Result<(), SessionError> {
         let number = self.position(program)?;
-        let here = self.rendezvous.range();
-        let of_world = rank.index() < self.rendezvous.ranks() as usize;
-        if of_world && !here.contains(&rank.index()) {
-            let own: Vec<String> = self.own_ranks().map(|rank| rank.to_string()).collect();
-            return Err(SessionError::Elsewhere { rank, own: own.join(", ") });
-        }
+        self.check_own(rank)?;
+        let (first, ranks) = (self.rendezvous.range().start, self.rendezvous.ranks());
         let Program { plan, inputs } = &mut self.programs[number.index()];
         let named = || (program.to_owned(), buffer.to_owned());
         let is_input = |spec: &BufferSpec| spec.role == Role::Input;
@@ -64,10 +60,10 @@ impl Session {
             let ((program, buffer), declared) = (named(), names(&plan.buffers, Role::Input));
             return Err(SessionError::NoInput { program, buffer, declared });
         };
-        let of_rank = rank.index().checked_sub(here.start).and_then(|rank| inputs.get_mut(rank));
+        let of_rank = rank.index().checked_sub(first).and_then(|rank| inputs.get_mut(rank));
         let Some(Staged { bytes: place, is_written }) = of_rank.and_then(|inputs| inputs.get_mut(position))
         else {
-            return Err(SessionError::NoRank { rank, ranks: self.rendezvous.ranks() as usize });
+            return Err(SessionError::NoRank { rank, ranks });
         };
         if let Some(asked) = given.filter(|given| *given != spec.element) {
             let ((program, buffer), declared) = (named(), spec.element);

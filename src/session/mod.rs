@@ -85,11 +85,11 @@ use report::Unseen;
 /// let x = program.input("x", 3, ElementType::F32)?;
 /// let sum = program.output("sum", 1, ElementType::F32)?;
 /// program.call("add", Phase::Forward).reads(x).writes(sum).add()?;
-/// let add = move |_: &Call, context: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> {
+/// let add = on_cpu(move |_, context| {
 ///     context.write::<f32>(sum)?[0] = context.read::<f32>(x)?.iter().sum();
 ///     Ok(())
-/// };
-/// let builder = Session::builder(Config::default(), move |_: RankId| add);
+/// });
+/// let builder = Session::builder(Config::default(), move |_| add);
 /// let mut session = block_on(builder.program(program.build_evaluation()?).start_cpu(1))?;
 /// session.write_input("sum", RankId::new(0), "x", &[1.0_f32, 2.0, 3.0])?;
 /// assert_eq!(block_on(session.step("sum"))?.mean_output("sum")?, 6.0);
@@ -220,7 +220,7 @@ impl Session {
         self.splits = splits;
     }
 
-    /// Learning rate of the coming steps.
+    /// Sets the learning rate of the coming steps, at first `optimizer.lr` of the configuration.
     ///
     /// # Errors
     /// [`SessionError::LearningRate`] unless it is a finite number from 0 on; it stays as it was.
@@ -230,6 +230,12 @@ impl Session {
             return Ok(());
         }
         Err(SessionError::LearningRate { given: learning_rate })
+    }
+
+    /// The learning rate of the coming steps.
+    #[must_use]
+    pub const fn learning_rate(&self) -> f32 {
+        self.learning_rate
     }
 
     /// The factor by which the closures multiply the loss of the coming steps, 1 at first.
@@ -247,6 +253,12 @@ impl Session {
             return Ok(());
         }
         Err(SessionError::LossScale { given: loss_scale })
+    }
+
+    /// The loss scale of the coming steps.
+    #[must_use]
+    pub const fn loss_scale(&self) -> f32 {
+        self.loss_scale
     }
 
     /// The plan of a program; while the session tunes itself, that of its last step.
@@ -289,15 +301,16 @@ impl Session {
     }
 
     /// When every task of the last step that was awaited ran on `rank`, in the order of its plan's tasks;
-    /// empty where the backend did not measure (GPUs do for a trace), for a rank of another process, and from
-    /// when a command's future was dropped until the next command, which waits for it.
-    #[must_use]
-    pub fn intervals(&self, rank: RankId) -> Vec<TaskInterval> {
-        if self.pending.is_some() {
-            return Vec::new();
-        }
+    /// empty where the backend did not measure (GPUs do for a trace), and from when a command's future was
+    /// dropped until the next command, which waits for it.
+    ///
+    /// # Errors
+    /// [`SessionError::NoRank`], [`SessionError::Elsewhere`] for a rank of another process.
+    pub fn intervals(&self, rank: RankId) -> Result<Vec<TaskInterval>, SessionError> {
+        self.check_own(rank)?;
         let thread = self.ranks.iter().find(|thread| thread.rank() == rank);
-        thread.map_or_else(Vec::new, |thread| thread.exchange().intervals.clone())
+        let drained = thread.filter(|_| self.pending.is_none());
+        Ok(drained.map_or_else(Vec::new, |thread| thread.exchange().intervals.clone()))
     }
 
     /// Ends the session: waits for a step still under way, closes the ranks, writes the trace if
@@ -327,6 +340,19 @@ impl Session {
                 SessionError::NoProgram { name: program.to_owned(), declared: declared.join(", ") }
             },
         )
+    }
+
+    /// Is it a rank of this process?
+    fn check_own(&self, rank: RankId) -> Result<(), SessionError> {
+        let ranks = self.rendezvous.ranks();
+        if self.rendezvous.range().contains(&rank.index()) {
+            return Ok(());
+        }
+        if rank.index() >= ranks as usize {
+            return Err(SessionError::NoRank { rank, ranks });
+        }
+        let own: Vec<String> = self.own_ranks().map(|rank| rank.to_string()).collect();
+        Err(SessionError::Elsewhere { rank, own: own.join(", ") })
     }
 
     fn check_usable(&self) -> Result<(), SessionError> {

@@ -151,8 +151,11 @@ impl StepReport {
 
     fn find(&self, rank: RankId, buffer: &str) -> Result<(&BufferSpec, &[u8]), SessionError> {
         let is_output = |spec: &BufferSpec| spec.name == buffer && spec.role == Role::Output;
-        let ranks = self.outputs.len();
-        let of_rank = self.outputs.get(rank.index()).ok_or(SessionError::NoRank { rank, ranks })?;
+        let none = || {
+            let ranks = u32::try_from(self.outputs.len()).unwrap_or(u32::MAX);
+            SessionError::NoRank { rank, ranks }
+        };
+        let of_rank = self.outputs.get(rank.index()).ok_or_else(none)?;
         let mut all = self.plan.buffers.iter().zip(of_rank);
         let found = all.find(|(spec, _)| is_output(spec)).map(|(spec, bytes)| (spec, bytes.as_slice()));
         found.ok_or_else(|| SessionError::NoOutput {

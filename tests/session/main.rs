@@ -377,9 +377,12 @@ fn a_loss_scale_divides_the_gradient_eagerly_and_replayed() {
 fn a_loss_scale_that_cannot_be_undone_is_refused() {
     within_a_minute(async {
         let mut session = Trainer::new(1, Format::F32).start(Config::default(), 1).await.unwrap();
+        assert_eq!(session.loss_scale(), 1.0);
+        session.set_loss_scale(8.0).unwrap();
         for scale in [0.0, -1.0, f32::NAN, f32::INFINITY, f32::MAX, 1e-40] {
             let error = session.set_loss_scale(scale).unwrap_err();
             assert!(matches!(error, SessionError::LossScale { .. }), "{error}");
+            assert_eq!(session.loss_scale(), 8.0);
         }
     });
 }

@@ -407,10 +407,12 @@ fn a_plan_whose_first_steps_failed_on_one_rank_is_issued_until_one_is_through_an
 fn a_learning_rate_that_is_none_is_refused_and_the_old_one_stays() {
     within_a_minute(async {
         let mut session = trainer().start(Config::default(), 1).await.unwrap();
+        assert_eq!(session.learning_rate(), Config::default().optimizer.lr as f32);
         session.set_learning_rate(0.0).unwrap();
         for given in [-1e-3, f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let error = session.set_learning_rate(given).unwrap_err();
             assert!(matches!(error, SessionError::LearningRate { .. }), "{error}");
+            assert_eq!(session.learning_rate(), 0.0);
         }
         let before = session.export().await.unwrap().weights[0].master.clone();
         losses(&mut session, 1, 0..1).await;

@@ -42,7 +42,8 @@ pub(super) async fn observe(
         if number < WARM {
             continue;
         }
-        let ranks: Vec<_> = session.own_ranks().map(|rank| session.intervals(rank)).collect();
+        let ranks = session.own_ranks().map(|rank| session.intervals(rank));
+        let ranks = ranks.collect::<Result<Vec<_>, _>>()?;
         let timed = ranks.iter().all(|tasks| tasks.len() == plan.tasks.len());
         if !timed && !experiment.recorded {
             return Err(CalibrateError::Untimed { program: name.to_owned() });
