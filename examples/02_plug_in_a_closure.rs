@@ -44,7 +44,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let Declared { weight, input, loss, program } = declare()?;
 
     // The map to learn is y = 0.5 x, so the weight should become half the identity.
-    let fit = move |_: &Call, context: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> {
+    let fit = on_cpu(move |_, context| {
         let w = context.dense(weight, Orientation::Rowwise)?;
         let x = context.read::<f32>(input)?;
         let mut gradient = context.gradient(weight)?;
@@ -59,11 +59,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         context.write::<f32>(loss)?[0] = error_squared;
         Ok(())
-    };
+    });
 
     let mut config = Config::default();
     config.optimizer.lr = 0.01;
-    let mut session = Session::builder(config, move |_: RankId| fit).program(program).start_cpu(2).await?;
+    let mut session = Session::builder(config, move |_| fit).program(program).start_cpu(2).await?;
     for step in 0..200 {
         for rank in 0..2 {
             let phase = |at: usize| ((step * 7 + rank * 13 + at * 5) as f32).sin();

@@ -65,9 +65,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let mut config = Config::default();
     config.optimizer.lr = 0.02;
-    let closure = move |_: RankId| {
-        move |call: &Call, context: &ComputeContext<'_, CpuSurface>| fit(weight, call, context)
-    };
+    let closure = move |_| on_cpu(move |call, context| fit(weight, call, context));
     let mut session = Session::builder(config, closure)
         .program(declare(&model, weight, small, true)?)
         .program(declare(&model, weight, large, false)?)

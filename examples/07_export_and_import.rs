@@ -25,13 +25,13 @@ async fn start(ranks: u32) -> Result<Session, SessionError> {
     call.gradient(weight).writes(loss).add()?;
 
     // The loss is half the squared length of the weight, so its gradient is the weight itself.
-    let shrink = move |_: &Call, context: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> {
+    let shrink = on_cpu(move |_, context| {
         let w = context.dense(weight, Orientation::Rowwise)?;
         context.gradient(weight)?.copy_from_slice(&w);
         context.write::<f32>(loss)?[0] = 0.5 * w.iter().map(|w| w * w).sum::<f32>();
         Ok(())
-    };
-    Session::builder(Config::default(), move |_: RankId| shrink)
+    });
+    Session::builder(Config::default(), move |_| shrink)
         .program(program.build_training()?)
         .initialize(|rows, masters| {
             for (at, value) in masters.iter_mut().enumerate() {

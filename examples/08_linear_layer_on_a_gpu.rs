@@ -10,10 +10,9 @@
 #[path = "shared/print.rs"]
 mod print;
 
-use half::bf16;
 use warpweft::format::Shape;
 use warpweft::linear::{Device, Linear, LinearSpec, Recipe, Weight};
-use warpweft::prelude::*;
+use warpweft::{bf16, prelude::*};
 
 use print::println;
 

@@ -149,9 +149,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let (names, program) = declare()?;
     let closure = move |seat: Seat<DeviceOrdinal>| {
         let own = Own::new(seat.device).map_err(ComputeError::closure)?;
-        Ok(move |_: &Call, context: &ComputeContext<'_, CudaSurface>| -> Result<(), ComputeError> {
-            Ok(own.fit(names, context)?)
-        })
+        Ok(on_cuda(move |_, context| Ok(own.fit(names, context)?)))
     };
     let mut config = Config::default();
     config.optimizer.lr = 0.01;

@@ -27,7 +27,7 @@
 //!     call.gradient(w).reads(x).writes(loss).add()?;
 //!
 //!     // What the call does: the loss is ½‖Wx − x‖², its gradient (Wx − x) xᵀ.
-//!     let fit = move |_: &Call, context: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> {
+//!     let fit = on_cpu(move |_, context| {
 //!         let (weight, x) = (context.dense(w, Orientation::Rowwise)?, context.read::<f32>(x)?);
 //!         let (mut gradient, mut sum) = (context.gradient(w)?, 0.0);
 //!         for row in 0..SIZE {
@@ -38,14 +38,12 @@
 //!         }
 //!         context.write::<f32>(loss)?[0] = sum;
 //!         Ok(())
-//!     };
+//!     });
 //!
 //!     let mut config = Config::default(); // or Config::load: a TOML file and the environment
 //!     config.optimizer.lr = 0.01;
-//!     let mut session = Session::builder(config, move |_rank: RankId| fit)
-//!         .program(program.build_training()?)
-//!         .start_cpu(2)
-//!         .await?;
+//!     let builder = Session::builder(config, move |_rank| fit).program(program.build_training()?);
+//!     let mut session = builder.start_cpu(2).await?;
 //!     let mut losses = Vec::new();
 //!     for step in 0..200 {
 //!         for rank in 0..2 {
@@ -60,9 +58,9 @@
 //! }
 //! ```
 //!
-//! On GPUs the closure takes a [`ComputeContext`](compute::ComputeContext) of `backend::cuda::CudaSurface`.
-//! It gets device addresses and the stream to work on, and `start_cuda(devices)` replaces `start_cpu(2)`. The
-//! repository's `docs/training-loop.md` goes on from here: schedules, loss scales, evaluation and
+//! On GPUs you write the closure for device memory: inside `on_cuda` its
+//! [`ComputeContext`](compute::ComputeContext) gives it addresses and the stream to work on, and
+//! `start_cuda(devices)` starts the ranks. The repository's `docs/training-loop.md` goes on from here: schedules, loss scales, evaluation and
 //! checkpoints. Its `examples` and `docs` have the rest.
 //!
 //! # Features
@@ -129,10 +127,17 @@ pub mod tool;
 pub mod trace;
 pub mod tune;
 
-/// The type of bf16 values that closures are lent ([`compute::ComputeContext::dense_bf16`]): that of the crate
-/// `half`, whose version an embedder need not match.
+/// The attribute by which a [`session::CheckpointStore`] is written: that of the crate `async-trait`, which an
+/// embedder then need not name.
 #[doc(no_inline)]
-pub use half::bf16;
+pub use async_trait::async_trait;
+/// The crate whose `Pod` bounds what is lent ([`compute::Surface`]); an embedder need not match its version.
+#[doc(no_inline)]
+pub use bytemuck;
+/// The type of bf16 values that closures are lent ([`compute::ComputeContext::dense_bf16`]): that of the crate
+/// `half`, whose version an embedder need not match. `f16` is for closures that compute in it.
+#[doc(no_inline)]
+pub use half::{bf16, f16};
 
 /// Pages whose programs are compiled and run by `cargo test --doc`.
 #[cfg(doctest)]

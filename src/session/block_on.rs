@@ -19,19 +19,16 @@ use crossbeam::sync::{Parker, Unparker};
 /// that one.
 ///
 /// ```
-/// # use warpweft::{compute::{ComputeContext, ComputeError}, config::Config, format::{ElementType, Format}};
-/// # use warpweft::{backend::cpu::CpuSurface, id::RankId, model::{Call, Model, Phase, StepProgram}};
-/// use warpweft::session::{Session, block_on};
+/// use warpweft::{prelude::*, session::block_on};
 /// # let mut model = Model::builder();
 /// # let weight = model.sharded("w", 32, 32, Format::F32)?;
 /// # let mut program = StepProgram::builder("train", &model.build());
 /// # program.call("fit", Phase::Backward).gradient(weight).add()?;
 /// # let program = program.build_training()?;
-/// # let closures = move |_: RankId| move |_: &Call, context: &ComputeContext<'_, CpuSurface>| {
-/// #     context.gradient(weight).map(|mut gradient| gradient.fill(0.0))
-/// # };
+/// # let fit = on_cpu(move |_, context| Ok(context.gradient(weight)?.fill(0.0)));
 ///
-/// let mut session = block_on(Session::builder(Config::default(), closures).program(program).start_cpu(2))?;
+/// let builder = Session::builder(Config::default(), move |_| fit).program(program);
+/// let mut session = block_on(builder.start_cpu(2))?;
 /// for _ in 0..3 {
 ///     let report = block_on(session.step("train"))?;
 ///     println!("{:?}", report.outcome);

@@ -34,6 +34,30 @@ pub enum StoreError {
 debug_in_words!(StoreError);
 
 /// Saves and loads checkpoints.
+///
+/// ```
+/// use std::sync::{Mutex, PoisonError};
+///
+/// use warpweft::{prelude::*, session::Checkpoint};
+///
+/// /// Keeps one in memory.
+/// #[derive(Default)]
+/// struct Kept(Mutex<Option<Checkpoint>>);
+///
+/// #[warpweft::async_trait]
+/// impl CheckpointStore for Kept {
+///     async fn save(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
+///         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(checkpoint.clone());
+///         Ok(())
+///     }
+///
+///     async fn load(&self) -> Result<Checkpoint, StoreError> {
+///         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+///         let none = || StoreError::Content { path: "memory".into(), reason: "nothing was saved".to_owned() };
+///         kept.ok_or_else(none)
+///     }
+/// }
+/// ```
 #[async_trait]
 pub trait CheckpointStore: Send + Sync {
     /// Keeps `checkpoint` in place of what was there.

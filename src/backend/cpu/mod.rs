@@ -42,7 +42,7 @@ pub use bound::CpuBound;
 pub use link::Link;
 pub use memory::{ReadSlice, WriteSlice};
 pub use stream::{CpuGraph, CpuStream};
-pub use surface::CpuSurface;
+pub use surface::{CpuSurface, on_cpu};
 pub use world::{CpuOptions, CpuWorld, WorldError};
 
 use self::action::Action;

@@ -5,8 +5,29 @@ use std::sync::Arc;
 use bytemuck::Pod;
 
 use super::memory::{Arena, BorrowError, ReadSlice, WriteSlice};
-use crate::compute::{BoundCall, ComputeError, SPOILED, Surface};
+use crate::compute::{BoundCall, ComputeContext, ComputeError, SPOILED, Surface};
 use crate::layout::Region;
+use crate::model::Call;
+
+/// Gives back `closure`, whose arguments now need no types: they are those of a closure on the CPU.
+///
+/// ```
+/// use warpweft::prelude::*;
+///
+/// let silent = on_cpu(|call, context| {
+///     println!("{} on {}", call.name, context.rank());
+///     context.write::<f32>(context.buffer_named("loss")?)?.fill(0.0);
+///     Ok(())
+/// });
+/// let builder = Session::builder(Config::default(), move |_| silent);
+/// ```
+#[must_use]
+pub fn on_cpu<F>(closure: F) -> F
+where
+    F: FnMut(&Call, &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError>,
+{
+    closure
+}
 
 /// Lends slices of one rank's arena to one call. Slices are checked at run time: two that overlap, at least
 /// one of which is written, are a [`ComputeError::Race`].

@@ -80,4 +80,4 @@ pub use lane::CudaStream;
 pub use options::{CudaOptions, Transport};
 pub use ranks::CudaWorld;
 pub use recording::CudaGraph;
-pub use surface::{CudaHandles, CudaSurface, DeviceSlice, DeviceSliceMut};
+pub use surface::{CudaHandles, CudaSurface, DeviceSlice, DeviceSliceMut, on_cuda};

@@ -16,8 +16,9 @@ use super::context::DeviceOrdinal;
 use super::holdings::Holdings;
 use super::stream::Stream;
 use crate::backend::Meter;
-use crate::compute::{BoundCall, ComputeError, Piece, SPOILED, Surface};
+use crate::compute::{BoundCall, ComputeContext, ComputeError, Piece, SPOILED, Surface};
 use crate::layout::Region;
+use crate::model::Call;
 
 /// Device memory lent for reading: `len` elements of `T`.
 #[derive(Clone, Copy, Debug)]
@@ -169,6 +170,15 @@ impl CudaHandles {
     pub const fn device(&self) -> DeviceOrdinal {
         self.device
     }
+}
+
+/// Gives back `closure`, whose arguments now need no types: they are those of a closure on GPUs.
+#[must_use]
+pub fn on_cuda<F>(closure: F) -> F
+where
+    F: FnMut(&Call, &ComputeContext<'_, CudaSurface>) -> Result<(), ComputeError>,
+{
+    closure
 }
 
 /// Lends the arena of one rank to one call.
