@@ -23,7 +23,7 @@ use crate::linear::{
     Backward, Device, DeviceBuffer, Elementwise, Linear, LinearError, LinearSpec, Recipe, Weight,
 };
 use crate::model::{Call, Math};
-use crate::session::Session;
+use crate::session::{Session, block_on};
 use crate::session::initial::MasterRows;
 use crate::tool::stack::values;
 
@@ -108,8 +108,7 @@ impl Subject for Cuda {
         let closure = move |rank: RankId| Products::new(parts.clone(), devices[rank.index()], capability);
         let builder = Session::builder(config, closure).initialize(initialize);
         let builder = builder.program(experiment.program.clone());
-        let runtime = super::runtime()?;
-        runtime.block_on(async { observe(builder.start_cuda(gpus.to_vec()).await?, experiment, steps).await })
+        block_on(async { observe(builder.start_cuda(gpus.to_vec()).await?, experiment, steps).await })
     }
 }
 

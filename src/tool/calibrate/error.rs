@@ -75,14 +75,6 @@ pub enum CalibrateError {
     /// A session failed.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// No runtime for the sessions of an experiment.
-    #[error(
-        "cannot start a runtime: {source}; raise the limits on open files and processes, or end other programs"
-    )]
-    Runtime {
-        /// What the system said.
-        source: io::Error,
-    },
     /// The file system refused.
     #[error("cannot {action} `{}`: {source}; {}", path.display(), next_step(source))]
     File {

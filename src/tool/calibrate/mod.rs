@@ -204,12 +204,6 @@ fn links_between(name: &str) -> Result<(f64, f64, String), CalibrateError> {
     Ok((link.latency_us, link.bytes_per_s, format!("`{}`", name.escape_debug())))
 }
 
-/// A runtime for the sessions of one experiment.
-fn runtime() -> Result<tokio::runtime::Runtime, CalibrateError> {
-    let refused = |source| CalibrateError::Runtime { source };
-    tokio::runtime::Builder::new_current_thread().build().map_err(refused)
-}
-
 impl fmt::Display for Calibration {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.figures.summary())?;

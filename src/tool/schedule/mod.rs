@@ -227,6 +227,7 @@ mod tests {
     use crate::backend::cpu::CpuSurface;
     use crate::compute::ComputeContext;
     use crate::model::Call;
+    use crate::session::block_on;
 
     #[test]
     fn an_empty_trace_says_why_it_is_empty() {
@@ -252,14 +253,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.toml");
         std::fs::write(&path, MODEL).unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         for depth in [0, 2] {
             let prefetch = Some(Prefetch { depth: Some(depth), ..Prefetch::default() });
             let options =
                 ModelOptions { model: path.clone(), config: None, prefetch, budget: None, replicate: None };
             let shown = plan_model(&options, None, 2, &PlanView::Tasks).unwrap();
             let Declaration { program, config, .. } = declare(&options).unwrap();
-            let run = runtime.block_on(async {
+            let run = block_on(async {
                 let closures = |_| |_: &Call, _: &ComputeContext<'_, CpuSurface>| Ok(());
                 let name = program.name().to_owned();
                 let session = Session::builder(config, closures).program(program).start_cpu(2).await.unwrap();

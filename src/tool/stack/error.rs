@@ -71,12 +71,6 @@ pub enum StackError {
         /// The file.
         path: PathBuf,
     },
-    /// Another thread of the measurement failed first.
-    #[error("a rank gave up: {reason}")]
-    Rank {
-        /// What it said.
-        reason: String,
-    },
     /// Some variants could not be measured.
     #[error("{failed} of {all} variants could not be measured; the table says why")]
     Failed {

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::id::RankId;
 use crate::linear::Recipe;
 use crate::session::initial::MasterRows;
-use crate::session::{HostTime, Outcome, Session, SessionError, StepReport};
+use crate::session::{HostTime, Outcome, Session, SessionError, StepReport, block_on};
 use crate::trace::median;
 
 /// Steps that are simulated, so that their delays even out.
@@ -56,10 +56,7 @@ fn run(
     row: &mut dyn FnMut(usize, Measured),
 ) -> Result<(), StackError> {
     let Setting { options, machine, gpus, pace, stop, .. } = setting;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .map_err(|error| StackError::Rank { reason: error.to_string() })?;
-    runtime.block_on(async {
+    block_on(async {
         let Selected { variant, endings } = selected;
         let shape = options.shape;
         let format = variant.format.format();
