@@ -6,9 +6,9 @@
 #[path = "shared/print.rs"]
 mod print;
 
-use warpweft::model::{Layer, LayerStack, Mesh};
-use warpweft::plan::{Policy, StepPlan};
+use warpweft::model::{Layer, LayerStack};
 use warpweft::prelude::*;
+use warpweft::session::plan_program;
 
 use print::println;
 
@@ -44,12 +44,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     stack.backward(&mut program, gradient, unused)?;
     let program = program.build_training()?;
 
-    // The plan: every task of a step, verified before you see it.
+    // The plan that a session on four ranks would run: every task of a step, verified before you see it.
     let mut config = Config::default();
     if let Some(depth) = depth {
         config.prefetch.depth = Some(depth.parse()?);
     }
-    let plan = StepPlan::build(&program, &Policy::from(&config), Mesh::new(4)?)?;
+    let plan = plan_program(&program, &config, 4)?;
     if arguments.iter().any(|word| word == "--dot") {
         println!("{}", plan.to_dot());
     } else {

@@ -10,9 +10,9 @@
 mod print;
 
 use warpweft::format::PlaneSpec;
-use warpweft::model::{Mesh, Placement};
-use warpweft::plan::{Policy, StepPlan};
+use warpweft::model::Placement;
 use warpweft::prelude::*;
+use warpweft::session::plan_program;
 
 use print::println;
 
@@ -61,7 +61,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         call = call.uses(weight, Orientation::Rowwise, Form::Dense);
     }
     call.add()?;
-    let plan = StepPlan::build(&program.build_evaluation()?, &Policy::from(&config), Mesh::new(4)?)?;
+    let plan = plan_program(&program.build_evaluation()?, &config, 4)?;
     println!("\n{} buckets on {} ranks:", plan.weights.buckets.len(), plan.weights.mesh.ranks());
     for (bucket, members) in plan.weights.entries() {
         println!(

@@ -1,7 +1,9 @@
 //! Builds a plan: passes, issue order, addresses, dependences, fences, verification.
 //!
 //! Law: nothing here decides what is scheduled; it only carries the draft through the stages in
-//! order, and it returns no plan that [`verify()`] refuses.
+//! order, and it returns no plan that [`verify()`] refuses. What a configuration says beside its policy (replicas,
+//! the state of the optimizer, rules for weights) is not asked for here: an embedder plans with
+//! `session::plan_program`, which asks, and these doors are hidden from its docs.
 
 use super::arena;
 use super::choose::timetable;
@@ -24,6 +26,7 @@ impl StepPlan {
     ///
     /// # Errors
     /// As [`StepPlan::within`].
+    #[doc(hidden)]
     pub fn build(program: &StepProgram, policy: &Policy, mesh: Mesh) -> Result<Self, PlanError> {
         let weights = Weights::new(program.model().weights(), mesh);
         let resident = ResidentLayout::new(&weights, &[program])?;
@@ -36,6 +39,7 @@ impl StepPlan {
     /// [`PlanError::Budget`] when the transient bytes exceed the policy's, [`PlanError::TooLarge`] when they
     /// cannot be addressed, [`PlanError::GradientSum`] when gradients written in bf16 would be added on a
     /// rank, [`PlanError::Policy`] for a policy out of range, [`PlanError::OtherModel`] for foreign weights.
+    #[doc(hidden)]
     pub fn within(
         program: &StepProgram,
         weights: &Weights,
@@ -49,6 +53,7 @@ impl StepPlan {
     ///
     /// # Errors
     /// As [`StepPlan::within`].
+    #[doc(hidden)]
     pub fn timed(
         program: &StepProgram,
         weights: &Weights,
@@ -68,6 +73,7 @@ impl StepPlan {
     ///
     /// # Errors
     /// As [`StepPlan::within`]; [`PlanError::Schedule`] for a schedule of another length or one that goes back.
+    #[doc(hidden)]
     pub fn by_hand(
         program: &StepProgram,
         weights: &Weights,
@@ -87,6 +93,7 @@ impl StepPlan {
     ///
     /// # Errors
     /// As [`StepPlan::within`].
+    #[doc(hidden)]
     pub fn prologue(
         weights: &Weights,
         resident: &ResidentLayout,

@@ -1,12 +1,14 @@
 //! From configuration to what planner, runner and optimizer are told.
 //!
-//! Law: a configuration is turned into a policy in this file only, after it was validated.
+//! Law: a configuration is turned into a policy in this file only, by callers that have validated it. A policy is
+//! not all that a configuration says of a plan, so an embedder has no use for these and they are hidden from its docs.
 
 use crate::config::{Capture, Config, PrefetchPolicy, Scaling};
 use crate::exec::CaptureMode;
 use crate::layout::{Delayed, OptimizerSettings, Settings, StateLayout};
 use crate::plan::{Policy, Prefetch};
 
+#[doc(hidden)]
 impl From<&Config> for Policy {
     fn from(config: &Config) -> Self {
         let optimizer = &config.optimizer;
@@ -48,6 +50,7 @@ fn prefetch(config: &Config) -> Prefetch {
     }
 }
 
+#[doc(hidden)]
 impl From<&Config> for StateLayout {
     fn from(config: &Config) -> Self {
         let quantize = &config.quantize;
@@ -60,6 +63,7 @@ impl From<&Config> for StateLayout {
     }
 }
 
+#[doc(hidden)]
 impl From<&Config> for CaptureMode {
     fn from(config: &Config) -> Self {
         match config.capture {
