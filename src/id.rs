@@ -89,10 +89,6 @@ index!(
     MicroBatchId, "micro-batch "
 );
 index!(
-    /// One consumption event: the n-th use of any weight in program order.
-    UseId, "use "
-);
-index!(
     /// A declared group of weights that are gathered and reduced together.
     GroupId, "group "
 );

@@ -89,24 +89,30 @@
 //! - [`layout`]: where things are in memory
 //! - [`compute`], [`cluster`]: the embedder's trait; a machine described by its numbers
 //! - [`plan`], [`backend`]: siblings that do not know each other, pure data and devices
-//! - [`flow`], `linear` (feature `cuda`), [`tune`]: rights as values; matrix products for closures on GPUs;
+//! - `flow`, `linear` (feature `cuda`), [`tune`]: rights as values; matrix products for closures on GPUs;
 //!   which prefetch policy to try next
-//! - [`actor`]: who owns state across steps and issues the tasks that work on it
-//! - [`exec`]: the pump, capture, rank threads, agreement between ranks
+//! - `actor`: who owns state across steps and issues the tasks that work on it
+//! - `exec`: the pump, capture, rank threads, agreement between ranks
 //! - [`session`]: the embedder's handle, and programs in virtual time
 //! - `tool` (feature `cli`), [`prelude`]: the command line; the names that a trainer imports
+//!
+//! What is hidden from these pages (`flow`, `actor`, `exec`, the kernels of `backend::cuda` and single items
+//! elsewhere) is public for this crate's own tests and benches alone: no version number promises anything of it.
 //!
 //! `ARCHITECTURE.md` states the laws.
 
 #[macro_use]
 mod errors;
 
+#[doc(hidden)]
 pub mod actor;
 pub mod backend;
 pub mod cluster;
 pub mod compute;
 pub mod config;
+#[doc(hidden)]
 pub mod exec;
+#[doc(hidden)]
 pub mod flow;
 pub mod format;
 pub mod id;

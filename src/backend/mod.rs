@@ -26,7 +26,9 @@ mod meter;
 mod poison;
 pub mod sim;
 
-pub use checked::{Checked, CheckedBound, CheckedGraph};
+pub use checked::Checked;
+#[doc(hidden)]
+pub use checked::{CheckedBound, CheckedGraph};
 pub use meter::{Activity, HostSplit, Meter};
 
 use std::sync::Arc;

@@ -60,7 +60,7 @@ impl Contention {
 /// How long work of `length` takes if it starts at `begin` and runs `factor` times slower while `busy`.
 /// `busy` has intervals in order, none of which touch.
 #[must_use]
-pub fn stretched(begin: f64, length: f64, busy: &[(u64, u64)], factor: f64) -> f64 {
+pub(crate) fn stretched(begin: f64, length: f64, busy: &[(u64, u64)], factor: f64) -> f64 {
     if factor <= 1.0 || length <= 0.0 {
         return length;
     }

@@ -20,7 +20,8 @@ mod presets;
 mod price;
 
 pub use collective::{Algorithm, Links};
-pub use contention::{Contention, stretched};
+pub use contention::Contention;
+pub(crate) use contention::stretched;
 pub use jitter::Jitter;
 pub(crate) use presets::preset_names;
 pub use presets::{PRESETS, named, preset};

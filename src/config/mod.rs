@@ -65,7 +65,8 @@ pub use crate::model::{Placement, Reuse};
 pub use size::{ByteSize, ByteSizeError};
 pub(crate) use speed::Speed;
 pub(crate) use suggest::near;
-pub use weights::{WeightRule, WeightSettings, pattern_matches};
+pub(crate) use weights::pattern_matches;
+pub use weights::{WeightRule, WeightSettings};
 
 use std::ops::RangeInclusive;
 use std::time::Duration;

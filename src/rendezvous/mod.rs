@@ -47,9 +47,10 @@ mod wire;
 pub use board::Topic;
 pub use environment::{Launcher, ProcessEnvironment};
 pub use error::RendezvousError;
+#[doc(hidden)]
 pub use host_name::HostName;
 pub use secret::Secret;
-pub use wire::{Reader, Truncated, Writer};
+pub(crate) use wire::{Reader, Truncated, Writer};
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -60,7 +61,7 @@ use link::Links;
 use shared::Shared;
 
 /// Our variables by which a launch speaks to this room; they are no keys of a configuration.
-pub const VARIABLES: [&str; 4] =
+pub(crate) const VARIABLES: [&str; 4] =
     [secret::SECRET, secret::SECRET_FILE, environment::OWN_PORT, host_name::OWN_HOST];
 
 /// The ranks of a world, as one process sees them.

@@ -6,57 +6,57 @@
 /// Bytes that end before what they should hold, or go on behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the bytes end too early or too late")]
-pub struct Truncated;
+pub(crate) struct Truncated;
 
 /// Appends fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Writer {
+pub(crate) struct Writer {
     bytes: Vec<u8>,
 }
 
 impl Writer {
     /// One byte.
-    pub fn byte(&mut self, value: u8) -> &mut Self {
+    pub(crate) fn byte(&mut self, value: u8) -> &mut Self {
         self.raw(&[value])
     }
 
     /// A 32-bit number.
-    pub fn number(&mut self, value: u32) -> &mut Self {
+    pub(crate) fn number(&mut self, value: u32) -> &mut Self {
         self.raw(&value.to_le_bytes())
     }
 
     /// A 64-bit number.
-    pub fn long(&mut self, value: u64) -> &mut Self {
+    pub(crate) fn long(&mut self, value: u64) -> &mut Self {
         self.raw(&value.to_le_bytes())
     }
 
     /// Bytes whose number the reader knows.
-    pub fn raw(&mut self, bytes: &[u8]) -> &mut Self {
+    pub(crate) fn raw(&mut self, bytes: &[u8]) -> &mut Self {
         self.bytes.extend_from_slice(bytes);
         self
     }
 
     /// Bytes behind their number.
-    pub fn list(&mut self, bytes: &[u8]) -> &mut Self {
+    pub(crate) fn list(&mut self, bytes: &[u8]) -> &mut Self {
         self.long(bytes.len() as u64).raw(bytes)
     }
 
     /// Everything so far; the writer is empty then.
-    pub fn take(&mut self) -> Vec<u8> {
+    pub(crate) fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
     }
 }
 
 /// Takes fields off.
 #[derive(Clone, Copy, Debug)]
-pub struct Reader<'a> {
+pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
     /// From the first byte on.
     #[must_use]
-    pub const fn new(bytes: &'a [u8]) -> Self {
+    pub(crate) const fn new(bytes: &'a [u8]) -> Self {
         Self { bytes }
     }
 
@@ -64,7 +64,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// [`Truncated`], as for all that follow.
-    pub fn byte(&mut self) -> Result<u8, Truncated> {
+    pub(crate) fn byte(&mut self) -> Result<u8, Truncated> {
         self.fixed().map(|[byte]| byte)
     }
 
@@ -72,7 +72,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// [`Truncated`].
-    pub fn number(&mut self) -> Result<u32, Truncated> {
+    pub(crate) fn number(&mut self) -> Result<u32, Truncated> {
         self.fixed().map(u32::from_le_bytes)
     }
 
@@ -80,7 +80,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// [`Truncated`].
-    pub fn long(&mut self) -> Result<u64, Truncated> {
+    pub(crate) fn long(&mut self) -> Result<u64, Truncated> {
         self.fixed().map(u64::from_le_bytes)
     }
 
@@ -88,7 +88,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// [`Truncated`].
-    pub fn fixed<const N: usize>(&mut self) -> Result<[u8; N], Truncated> {
+    pub(crate) fn fixed<const N: usize>(&mut self) -> Result<[u8; N], Truncated> {
         self.raw(N)?.try_into().map_err(|_| Truncated)
     }
 
@@ -96,7 +96,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// [`Truncated`].
-    pub fn raw(&mut self, count: usize) -> Result<&'a [u8], Truncated> {
+    pub(crate) fn raw(&mut self, count: usize) -> Result<&'a [u8], Truncated> {
         let (taken, rest) = self.bytes.split_at_checked(count).ok_or(Truncated)?;
         self.bytes = rest;
         Ok(taken)
@@ -106,7 +106,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// [`Truncated`].
-    pub fn list(&mut self) -> Result<&'a [u8], Truncated> {
+    pub(crate) fn list(&mut self) -> Result<&'a [u8], Truncated> {
         let count = self.long()?;
         self.raw(usize::try_from(count).map_err(|_| Truncated)?)
     }
@@ -115,12 +115,12 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// [`Truncated`].
-    pub fn text(&mut self) -> Result<String, Truncated> {
+    pub(crate) fn text(&mut self) -> Result<String, Truncated> {
         self.list().map(|bytes| String::from_utf8_lossy(bytes).into_owned())
     }
 
     /// Everything that is left.
-    pub fn rest(&mut self) -> &'a [u8] {
+    pub(crate) fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.bytes)
     }
 
@@ -128,7 +128,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// [`Truncated`].
-    pub fn end(&self) -> Result<(), Truncated> {
+    pub(crate) fn end(&self) -> Result<(), Truncated> {
         if self.bytes.is_empty() { Ok(()) } else { Err(Truncated) }
     }
 }

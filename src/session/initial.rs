@@ -3,6 +3,7 @@
 //! Law: a value follows from the seed, the weight's name and the value's place in the whole weight alone. So any
 //! number of ranks, in any replicas and processes, begins with the same weights.
 
+#[doc(inline)]
 pub use crate::exec::MasterRows;
 use crate::noise::{mixed, unit};
 

@@ -55,7 +55,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::backend::TaskInterval;
-use crate::exec::{Command, ExecError, Inbox, RankThread};
+#[doc(inline)]
+pub use crate::exec::ExecError;
+use crate::exec::{Command, Inbox, RankThread};
 use crate::id::{ProgramId, RankId};
 use crate::plan::StepPlan;
 use crate::rendezvous::Rendezvous;

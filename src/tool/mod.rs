@@ -46,6 +46,7 @@ mod table;
 mod terminal;
 mod text;
 
+#[doc(hidden)]
 pub use calibrate::{
     CalibrateDevice, CalibrateError, CalibrateOptions, Calibration, Check, Compared, FitError,
     calibrate_machine,
@@ -63,6 +64,7 @@ pub use schedule::{
     simulate_model, tune_model,
 };
 #[cfg(feature = "cuda")]
+#[doc(hidden)]
 pub use stack::{
     Ahead, Ending, Measured, Mode, StackError, StackFormat, StackOptions, StackReport, StackShape, Unit,
     bench_stack,

@@ -12,8 +12,8 @@ pub struct QuantizeOptions {
     pub format: Format,
     /// Rounding before anything else.
     pub via: Via,
-    /// Only tensors whose name one of these patterns matches, in the manner of
-    /// [`pattern_matches`](crate::config::pattern_matches); all tensors if there are none.
+    /// Only tensors whose whole name one of these patterns matches, as those of
+    /// [`WeightRule::pattern`](crate::config::WeightRule::pattern); all tensors if there are none.
     pub only: Vec<String>,
     /// Whether a selected matrix of a shape that the format refuses is an error, and not copied.
     pub strict: bool,

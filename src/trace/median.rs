@@ -17,7 +17,7 @@ pub fn median<T: Copy + PartialOrd>(mut measured: Vec<T>) -> Option<T> {
 /// As [`median`], but the earlier of the two in the middle of an even number: of two steps the faster, so
 /// that a slow one decides nothing.
 #[must_use]
-pub fn lower_median<T: Copy + PartialOrd>(mut measured: Vec<T>) -> Option<T> {
+pub(crate) fn lower_median<T: Copy + PartialOrd>(mut measured: Vec<T>) -> Option<T> {
     measured.sort_unstable_by(|one, other| one.partial_cmp(other).unwrap_or(Ordering::Equal));
     measured.get(measured.len().checked_sub(1)? / 2).copied()
 }

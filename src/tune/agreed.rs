@@ -9,7 +9,7 @@ use crate::trace::median;
 /// could not time its tasks says the step alone, and has no say about tasks; lists of any other length than the
 /// longest have none either.
 #[must_use]
-pub fn agreed(ranks: &[Vec<u64>]) -> Vec<u64> {
+pub(crate) fn agreed(ranks: &[Vec<u64>]) -> Vec<u64> {
     let length = ranks.iter().map(Vec::len).max().unwrap_or(0);
     let step = median(ranks.iter().filter_map(|times| times.first().copied()).collect());
     let timed: Vec<&Vec<u64>> = ranks.iter().filter(|times| times.len() == length).collect();

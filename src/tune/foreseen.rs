@@ -12,7 +12,7 @@ use crate::plan::Prefetch;
 ///
 /// # Errors
 /// [`LimitsError`] for a hysteresis that is no share.
-pub fn foreseen(
+pub(crate) fn foreseen(
     configured: Prefetch,
     limits: Limits,
     mut fits: impl FnMut(Prefetch) -> bool,

@@ -7,18 +7,18 @@ use crate::plan::Prefetch;
 
 /// What a tuner may spend.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Most transient bytes per rank; no limit if there is none.
-    pub budget: Option<usize>,
+    pub(crate) budget: Option<usize>,
     /// Most steps spent on trials, at most 20.
-    pub steps: u32,
+    pub(crate) steps: u32,
     /// Steps of one trial; the median of those that are measured counts, of two the faster.
-    pub per_trial: u32,
+    pub(crate) per_trial: u32,
     /// Share by which a trial must be faster than the choice to become it, from 0 to below 1.
-    pub hysteresis: f64,
+    pub(crate) hysteresis: f64,
     /// Are plans tried that `auto` makes of measured durations? No configuration says such a plan again, so
     /// whoever wants to write the choice down says no.
-    pub by_measurement: bool,
+    pub(crate) by_measurement: bool,
 }
 
 /// Limits that no tuner can keep.
@@ -54,7 +54,7 @@ pub struct Candidate {
 
 /// What came of a trial.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// It ran.
     Measured {
         /// Nanoseconds of each step that was measured, as all ranks agreed on ([`super::agreed`]).

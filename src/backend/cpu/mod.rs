@@ -38,9 +38,11 @@ mod world;
 use std::sync::Arc;
 use std::time::Instant;
 
+#[doc(hidden)]
 pub use bound::CpuBound;
 pub use link::Link;
 pub use memory::{ReadSlice, WriteSlice};
+#[doc(hidden)]
 pub use stream::{CpuGraph, CpuStream};
 pub use surface::{CpuSurface, on_cpu};
 pub use world::{CpuOptions, CpuWorld, WorldError};
@@ -66,6 +68,7 @@ pub struct CpuBackend {
 }
 
 /// The arena of one rank.
+#[doc(hidden)]
 #[derive(Debug)]
 pub struct CpuMemory {
     arena: Arc<Arena>,

@@ -38,6 +38,7 @@ mod foreign;
 pub(crate) mod gemm;
 mod holdings;
 mod hosts;
+#[doc(hidden)]
 pub mod kernels;
 mod landing;
 mod lane;
@@ -67,7 +68,10 @@ mod watchdog;
 mod world;
 
 pub use address::DeviceAddress;
-pub use backend::{CudaBackend, CudaMemory};
+pub use backend::CudaBackend;
+#[doc(hidden)]
+pub use backend::CudaMemory;
+#[doc(hidden)]
 pub use bound::CudaBound;
 pub use cache::KernelCache;
 pub use compile::Architecture;
@@ -76,8 +80,10 @@ pub use context::{ComputeCapability, DeviceOrdinal};
 /// [`CudaHandles`]. For an embedder's own kernels, streams and events; `docs/interop.md` says how they meet.
 pub use cudarc;
 pub use failure::CudaFailure;
+#[doc(hidden)]
 pub use lane::CudaStream;
 pub use options::{CudaOptions, Transport};
 pub use ranks::CudaWorld;
+#[doc(hidden)]
 pub use recording::CudaGraph;
 pub use surface::{CudaHandles, CudaSurface, DeviceSlice, DeviceSliceMut, on_cuda};

@@ -61,18 +61,21 @@ pub struct SimBackend {
 }
 
 /// An arena that is counted.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub struct SimMemory {
     bytes: usize,
 }
 
 /// One lane.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub struct SimStream {
     lane: LaneId,
 }
 
 /// A plan with the cost of every task.
+#[doc(hidden)]
 #[derive(Debug)]
 pub struct SimBound {
     tasks: Vec<Priced>,
@@ -80,6 +83,7 @@ pub struct SimBound {
 }
 
 /// A recording: what was enqueued, in that order.
+#[doc(hidden)]
 #[derive(Debug)]
 pub struct SimGraph {
     actions: Vec<Action>,

@@ -23,8 +23,8 @@ use crate::linear::{
     Backward, Device, DeviceBuffer, Elementwise, Linear, LinearError, LinearSpec, Recipe, Weight,
 };
 use crate::model::{Call, Math};
-use crate::session::{Session, block_on};
 use crate::session::initial::MasterRows;
+use crate::session::{Session, block_on};
 use crate::tool::stack::values;
 
 /// Bytes of the ladder's largest gradient, unless told otherwise.
