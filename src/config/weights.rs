@@ -16,7 +16,8 @@ use crate::model::{NonNegative, Placement, Reuse};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WeightRule {
-    /// Which weights it is for: `blocks.*.mlp.*`. The key is `match`.
+    /// Which weights it is for, by their whole name: `blocks.*.mlp.*`. `*` stands for any characters, dots too,
+    /// and `?` for one. The key is `match`.
     #[serde(rename = "match")]
     pub pattern: String,
     /// Their format, if the rule is to change it.

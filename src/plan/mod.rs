@@ -3,7 +3,8 @@
 //! Law: planning knows no device, no rank number and no clock; what it knows of time are prices it is given.
 //! The passes in `passes` write a draft in *issue order* T; dependences, addresses and fences then follow
 //! from the accesses alone. [`verify()`] shares nothing with the passes: it recomputes everything from the
-//! finished plan, and no plan runs unverified.
+//! finished plan. No plan is handed out that it refuses, and a session runs no others. A copy that was edited has
+//! not been verified again: backends trust what they bind (BK-1), so whoever drives one by hand asks first.
 //!
 //! - **PL-1** the same program, policy and mesh give byte-equal plans; [`StepPlan::fingerprint`]
 //!   lets ranks compare theirs.

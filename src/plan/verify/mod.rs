@@ -2,7 +2,8 @@
 //!
 //! Law: nothing here knows how a plan was made. *Happens-before* is recomputed from lane order and
 //! [`Task::waits`] alone; contents from [`Op::accesses`](crate::op::Op::accesses), the byte regions
-//! of the arena and the calls alone. It imports no planner pass, and no plan runs that it refuses.
+//! of the arena and the calls alone. It imports no planner pass, and no session makes or runs a plan
+//! that it refuses.
 //!
 //! | file | law | what holds for an accepted plan |
 //! |---|---|---|
