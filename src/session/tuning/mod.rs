@@ -5,8 +5,8 @@
 //!   bits, unless `reduce = "nccl"` leaves the order of sums to NCCL; so a session that tunes computes what
 //!   one that does not computes, and no step is run twice or thrown away.
 //! - **TU-7** the arena is reserved once, for the largest plan that can be tried (TU-5) and that the budget
-//!   allows; plans made of measured durations are made within it. So nothing moves, and no trial takes memory
-//!   that was not there before the first step.
+//!   allows; plans made of measured durations are made within it. So what is resident does not move, and no trial
+//!   takes memory that was not there before the first step. Transient slots lie as each trial's plan has them.
 //! - **TU-8** all ranks of all processes try the same plans in the same steps: decisions follow from times
 //!   that all ranks agreed on and from outcomes that all are told (EX-2), and plans are compared before they
 //!   are bound (PL-1).
