@@ -21,9 +21,11 @@ pub struct PlanesView<D, S> {
     pub format: Format,
     /// Logical shape of the weight.
     pub shape: Shape,
-    /// Codes, one byte plane in the shape `formats` gives.
+    /// Codes, or the values of a plain format: the bytes of the first plane that [`Format::planes`] lists for the
+    /// use's orientation and this shape.
     pub data: D,
-    /// Decode scales; empty for formats without.
+    /// Decode scales: the bytes of the second, also where [`PlaneSpec::element`](crate::format::PlaneSpec::element)
+    /// is f32 (little endian, as FP8 in blocks has them); empty for formats without.
     pub scale: D,
     /// One f32: NVFP4's amax, per-tensor FP8's scale_inv; absent for formats without.
     pub tensor_scale: Option<S>,
