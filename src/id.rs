@@ -1,8 +1,13 @@
 //! Newtypes for every index that crosses a module border.
 //!
-//! Law: an index is made by the owner of the numbered thing and is opaque to all others. An index never
-//! carries meaning beyond its position. There is no arithmetic on it, so a lane number can never be used
-//! where a rank number is expected.
+//! Law: an index is made by the owner of the numbered thing, and is a position in the owner's list. There is no
+//! arithmetic on it, and a lane number can never be used where a rank number is expected. Whose list it is it does
+//! not know, but for a [`BufferId`], which knows its name: the id of another model's weight names the weight of that number. Anyone can
+//! make one by number, which is for ranks, for tests and for what reads plans.
+
+mod buffer;
+
+pub use buffer::BufferId;
 
 use serde::{Deserialize, Serialize};
 
@@ -75,10 +80,6 @@ index!(
 index!(
     /// One program of a session, in the order in which they were given.
     ProgramId, "program "
-);
-index!(
-    /// One declared buffer of a program.
-    BufferId, "buffer "
 );
 index!(
     /// One compute call of a program, in program order.

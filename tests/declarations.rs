@@ -56,6 +56,16 @@ fn calls_that_name_what_is_not_there_are_refused_and_not_added() {
     );
     unknown(program.call("a", Phase::Forward).gradient(WeightId::new(9)).add().unwrap_err());
     unknown(program.call("a", Phase::Forward).writes(BufferId::new(9)).add().unwrap_err());
+    let mut evaluate = StepProgram::builder("evaluate", program.model());
+    let other = evaluate.activation("y", 4).unwrap(); // of the same number, type and access
+    let foreign = program.call("a", Phase::Forward).writes(other).add().unwrap_err();
+    assert!(matches!(foreign, DeclareError::OtherBuffer { .. }), "{foreign}");
+    assert!(
+        foreign
+            .to_string()
+            .contains("call `a` of `train` names buffer 0 of another program; in `train` that is `x`"),
+        "{foreign}"
+    );
     let repeated = program.call("a", Phase::Forward).writes(buffer).reads(buffer).add().unwrap_err();
     assert!(matches!(repeated, DeclareError::RepeatedAccess { kind: "buffer", .. }), "{repeated}");
     let repeated = program.call("a", Phase::Forward).gradient(sharded).gradient(sharded).add().unwrap_err();

@@ -289,13 +289,16 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         verb: &str,
         allows: fn(Access) -> bool,
     ) -> Result<&BoundBuffer, ComputeError> {
-        self.bound.buffers.iter().find(|bound| bound.buffer == buffer && allows(bound.access)).ok_or_else(
-            || {
-                let name = self.bound.program.spec(buffer).map(|spec| format!("buffer `{}`", spec.name));
-                let name = name.unwrap_or_else(|| format!("{buffer}, which is of another program,"));
-                self.undeclared(format!("{name} to {verb}"))
-            },
-        )
+        let program = &self.bound.program;
+        let Some(spec) = program.spec(buffer) else {
+            return Err(self.undeclared(format!("{buffer}, which is of another program, to {verb}")));
+        };
+        if !buffer.is_named(&spec.name) {
+            let (call, program) = (self.bound.call.name.clone(), program.name().to_owned());
+            return Err(ComputeError::OtherBuffer { call, program, buffer, named: spec.name.clone() });
+        }
+        let found = self.bound.buffers.iter().find(|bound| bound.buffer == buffer && allows(bound.access));
+        found.ok_or_else(|| self.undeclared(format!("buffer `{}` to {verb}", spec.name)))
     }
 
     /// Where a buffer is, if it is declared in the type `asked`.

@@ -4,6 +4,7 @@
 
 use crate::errors::with_causes;
 use crate::format::ElementType;
+use crate::id::BufferId;
 
 /// Why a call could not be carried out.
 #[derive(Clone, PartialEq, thiserror::Error)]
@@ -55,6 +56,21 @@ pub enum ComputeError {
         buffer: String,
         /// Names near it, the nearest first.
         near: Vec<String>,
+    },
+    /// The closure asked by the id of another program, whose buffer of that number has another name.
+    #[error(
+        "call `{call}` of `{program}` was asked for {buffer} of another program; in `{program}` that is `{named}`. Take the \
+         id that `{program}` gives, or ComputeContext::buffer_named in a closure for several programs"
+    )]
+    OtherBuffer {
+        /// The call's name.
+        call: String,
+        /// Its program.
+        program: String,
+        /// The id, of another program.
+        buffer: BufferId,
+        /// The buffer of that number in this program.
+        named: String,
     },
     /// A gradient was asked for in another element type than the call declares.
     #[error(

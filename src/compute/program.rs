@@ -25,7 +25,8 @@ impl BoundProgram {
     /// ids.
     #[must_use]
     pub fn new(name: &str, buffers: &[BufferSpec], weights: Vec<String>) -> Self {
-        let mut by_name: Vec<BufferId> = (0..buffers.len()).map(BufferId::at).collect();
+        let mut by_name: Vec<BufferId> =
+            buffers.iter().enumerate().map(|(at, spec)| BufferId::named(&spec.name, at)).collect();
         by_name.sort_by_key(|buffer| &buffers[buffer.index()].name);
         let mut weights_by_name: Vec<WeightId> = (0..weights.len()).map(WeightId::at).collect();
         weights_by_name.sort_by_key(|weight| &weights[weight.index()]);
@@ -38,7 +39,7 @@ impl BoundProgram {
         &self.name
     }
 
-    /// How a buffer was declared.
+    /// How the buffer of this number was declared.
     pub(super) fn spec(&self, buffer: BufferId) -> Option<&BufferSpec> {
         self.buffers.get(buffer.index())
     }

@@ -1,6 +1,7 @@
 //! What can be wrong with a declaration.
 
 use crate::format::{ElementType, FormatError};
+use crate::id::BufferId;
 
 /// A declaration that cannot be planned. Nothing was added to the model or program.
 #[derive(Clone, PartialEq, thiserror::Error)]
@@ -29,6 +30,20 @@ pub enum DeclareError {
         name: String,
         /// The names that exist.
         declared: String,
+    },
+    /// A call names a buffer that another program declared.
+    #[error(
+        "call `{call}` of `{program}` names {buffer} of another program; in `{program}` that is `{named}`. Take the id that the builder of `{program}` gave"
+    )]
+    OtherBuffer {
+        /// The call.
+        call: String,
+        /// The program that it was to be added to.
+        program: String,
+        /// The id, of the other program.
+        buffer: BufferId,
+        /// The buffer of that number in this program.
+        named: String,
     },
     /// A dimension or element count is zero.
     #[error("{kind} `{name}` has no elements; every dimension must be at least 1")]

@@ -86,10 +86,10 @@ impl Model {
         &self.groups
     }
 
-    /// The weight that an id of this model names.
+    /// The weight that an id of this model names. An id of another model names the weight of that number.
     ///
     /// # Panics
-    /// When the id belongs to another model.
+    /// When there is no weight of that number.
     #[must_use]
     pub fn weight(&self, weight: WeightId) -> &WeightSpec {
         &self.weights[weight.index()]
@@ -211,7 +211,7 @@ impl ModelBuilder {
     /// as one collective, and so do the gradients of members that one call writes.
     ///
     /// # Errors
-    /// A repeated or empty name, no members, a weight of another model, one named twice or already in a group, and
+    /// A repeated or empty name, no members, a number that no weight has, a weight named twice or already in a group, and
     /// [`DeclareError::ReplicatedGroup`] for a replicated weight. The model is unchanged then.
     pub fn group(&mut self, name: &str, members: &[WeightId]) -> Result<GroupId, DeclareError> {
         let Model { weights, groups } = &mut self.model;
@@ -256,7 +256,7 @@ impl ModelBuilder {
     /// configuration says; a use may decide otherwise.
     ///
     /// # Errors
-    /// [`DeclareError::Unknown`] for a weight of another model.
+    /// [`DeclareError::Unknown`] for a number that no weight has.
     pub fn reuse(&mut self, weight: WeightId, reuse: Reuse) -> Result<(), DeclareError> {
         self.spec_mut(weight).map(|spec| spec.reuse = Some(reuse))
     }
@@ -265,7 +265,7 @@ impl ModelBuilder {
     /// key by key.
     ///
     /// # Errors
-    /// [`DeclareError::Unknown`] for a weight of another model.
+    /// [`DeclareError::Unknown`] for a number that no weight has.
     pub fn parameters(&mut self, weight: WeightId, parameters: ParameterGroup) -> Result<(), DeclareError> {
         self.spec_mut(weight).map(|spec| spec.parameters = parameters)
     }
@@ -275,7 +275,7 @@ impl ModelBuilder {
     /// asks the model whether a weight is [frozen](WeightSpec::frozen).
     ///
     /// # Errors
-    /// [`DeclareError::Unknown`] for a weight of another model.
+    /// [`DeclareError::Unknown`] for a number that no weight has.
     pub fn freeze(&mut self, weight: WeightId) -> Result<(), DeclareError> {
         self.spec_mut(weight).map(|spec| spec.frozen = true)
     }

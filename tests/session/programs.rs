@@ -59,6 +59,28 @@ fn a_closure_knows_which_program_it_runs_and_finds_the_buffers_that_this_program
     });
 }
 
+/// Number, type and access are those of a buffer that the call declares: all that differs is the name.
+#[test]
+fn a_buffer_of_another_program_fails_the_step_and_is_not_taken_for_the_own_one_of_its_number() {
+    within_a_minute(async {
+        let mut model = Model::builder();
+        model.sharded("w", 32, 32, Format::F32).unwrap();
+        let model = model.build();
+        let mut other = StepProgram::builder("other", &model);
+        let foreign = other.input("tokens", 1, ElementType::F32).unwrap();
+        let program = program("train", &model, true);
+        assert_eq!(foreign, program.buffer("input").unwrap());
+        let closures = move |_: RankId| {
+            move |_: &Call, context: &ComputeContext<'_, CpuSurface>| context.read::<f32>(foreign).map(|_| ())
+        };
+        let builder = Session::builder(Config::default(), closures).program(program);
+        let mut session = builder.start_cpu(1).await.unwrap();
+        session.write_input("train", RankId::new(0), "input", &[3.0_f32]).unwrap();
+        let said = session.step("train").await.unwrap_err().to_string();
+        assert!(said.contains("buffer 0 of another program; in `train` that is `input`"), "{said}");
+    });
+}
+
 #[test]
 fn a_buffer_that_its_program_does_not_declare_fails_the_step_with_the_names_near_it() {
     within_a_minute(async {

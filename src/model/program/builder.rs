@@ -46,7 +46,7 @@ impl StepProgram {
 #[derive(Clone, Debug)]
 pub struct ProgramBuilder {
     pub(in crate::model) micro_batches: u32,
-    name: String,
+    pub(super) name: String,
     pub(super) model: Model,
     pub(super) buffers: Vec<BufferSpec>,
     pub(super) calls: Vec<Call>,
@@ -76,8 +76,9 @@ impl ProgramBuilder {
         if spec.bytes() > isize::MAX as usize {
             return Err(DeclareError::TooLarge { buffer: spec.name, elements: spec.elements });
         }
+        let buffer = BufferId::named(&spec.name, self.buffers.len());
         self.buffers.push(spec);
-        Ok(BufferId::at(self.buffers.len() - 1))
+        Ok(buffer)
     }
 
     /// Declares an input of `elements` elements, filled by the trainer before each step.

@@ -34,7 +34,8 @@ impl ProgramBuilder {
     }
 }
 
-/// One call under declaration. Ids come from the builder and model the call is added to.
+/// One call under declaration. Ids come from the builder and model the call is added to; that of another model's
+/// weight is taken for the weight of that number.
 #[derive(Debug)]
 #[must_use = "a call is declared by `add`"]
 pub struct CallBuilder<'program> {
@@ -127,10 +128,11 @@ impl CallBuilder<'_> {
     /// Adds the call behind those added before.
     ///
     /// # Errors
-    /// A repeated or empty name, an id of another model or program, a buffer or gradient named twice, a reuse
-    /// before the first use, a use the weight's format or placement cannot serve, a gradient in an element type
-    /// that gradients are not written in or, of a replicated weight, not in f32, a gradient of a frozen weight.
-    /// The program is unchanged then.
+    /// A repeated or empty name, a number that no weight of the model and no buffer of the program has, a buffer
+    /// of another program ([`DeclareError::OtherBuffer`]), a buffer or gradient named twice, a reuse before the
+    /// first use, a use the weight's format or placement cannot serve, a gradient in an element type that gradients
+    /// are not written in or, of a replicated weight, not in f32, a gradient of a frozen weight. The program is
+    /// unchanged then.
     pub fn add(self) -> Result<CallId, DeclareError> {
         let Self { program, call, reuse_of_nothing } = self;
         if program.calls.iter().any(|other| other.name == call.name) {
@@ -172,6 +174,14 @@ impl CallBuilder<'_> {
                 name: access.buffer.to_string(),
                 declared: names(program.buffers.iter().map(|spec| spec.name.as_str())),
             })?;
+            if !access.buffer.is_named(&spec.name) {
+                return Err(DeclareError::OtherBuffer {
+                    call: call.name,
+                    program: program.name.clone(),
+                    buffer: access.buffer,
+                    named: spec.name.clone(),
+                });
+            }
             if !seen.insert(access.buffer) {
                 return Err(DeclareError::RepeatedAccess {
                     call: call.name,

@@ -62,12 +62,11 @@ impl StepProgram {
     /// # Errors
     /// [`DeclareError::Unknown`] lists the names that exist.
     pub fn buffer(&self, name: &str) -> Result<BufferId, DeclareError> {
-        self.buffers.iter().position(|spec| spec.name == name).map(BufferId::at).ok_or_else(|| {
-            DeclareError::Unknown {
-                kind: "buffer",
-                name: name.to_owned(),
-                declared: names(self.buffers.iter().map(|spec| spec.name.as_str())),
-            }
+        let position = self.buffers.iter().position(|spec| spec.name == name);
+        position.map(|position| BufferId::named(name, position)).ok_or_else(|| DeclareError::Unknown {
+            kind: "buffer",
+            name: name.to_owned(),
+            declared: names(self.buffers.iter().map(|spec| spec.name.as_str())),
         })
     }
 
