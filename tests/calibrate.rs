@@ -7,7 +7,7 @@
 use std::sync::atomic::AtomicBool;
 
 use warpweft::cluster::{Cluster, Contention};
-use warpweft::config::Declared;
+use warpweft::config::ConfigError;
 use warpweft::tool::{CalibrateDevice, CalibrateError, CalibrateOptions, Calibration, calibrate_machine};
 
 /// A cluster file; `jitter` is the mean delay.
@@ -156,7 +156,7 @@ fn what_cannot_be_measured_is_refused_before_anything_runs() {
     let alone = refused(CalibrateDevice::Cpu, 1);
     assert!(matches!(alone, CalibrateError::Ranks { ranks: 1 }), "{alone}");
     let unknown = refused(CalibrateDevice::Simulated("h300".to_owned()), 2);
-    assert!(matches!(unknown, CalibrateError::NoCluster { .. }), "{unknown}");
+    assert!(matches!(unknown, CalibrateError::Config(ConfigError::NoCluster { .. })), "{unknown}");
     let small = refused(CalibrateDevice::Simulated("h200x4".to_owned()), 5);
     assert!(small.to_string().contains('4'), "{small}");
 }

@@ -8,7 +8,7 @@
 
 use std::error::Error;
 
-use warpweft::cluster::{Cluster, PRESETS, named};
+use warpweft::cluster::{Cluster, named};
 use warpweft::config::Config as Settings;
 use warpweft::plan::{Costs, Measured};
 use warpweft::session::{Session, StepReport, costs_of};
@@ -21,11 +21,7 @@ const WATCHED: usize = 8;
 
 /// The cluster called `name`.
 pub(crate) fn cluster(name: &str) -> Result<Cluster, Box<dyn Error>> {
-    let presets = PRESETS.map(|(name, _)| name).join(", ");
-    let cluster = named(name).ok_or_else(|| {
-        format!("--cluster `{name}` is neither a file nor a preset; the presets are {presets}, and `warpweft calibrate` writes files")
-    })?;
-    Ok(cluster?)
+    Ok(named(name).map_err(|error| format!("--cluster: {error}"))?)
 }
 
 /// Collects the times of one run.

@@ -148,7 +148,6 @@ fn least(time: impl Fn(Algorithm) -> f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Declared;
 
     fn cluster(algorithm: &str) -> Cluster {
         let text = format!(

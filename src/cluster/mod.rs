@@ -23,13 +23,14 @@ pub use collective::{Algorithm, Links};
 pub use contention::Contention;
 pub(crate) use contention::stretched;
 pub use jitter::Jitter;
-pub(crate) use presets::preset_names;
 pub use presets::{PRESETS, named, preset};
 pub use price::{Prices, Work};
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Declared, Rule, Speed, Takes};
+use crate::config::{ConfigError, Declared, Rule, Speed, Takes};
 use crate::id::RankId;
 use crate::model::{CostHint, Group, Math, Mesh};
 
@@ -115,6 +116,22 @@ pub struct Link {
 }
 
 impl Cluster {
+    /// Reads the file of a cluster.
+    ///
+    /// # Errors
+    /// [`ConfigError::Read`], and what [`Cluster::from_toml`] refuses.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        <Self as Declared>::load(path)
+    }
+
+    /// Reads the text of such a file; `source_name` is what errors call it.
+    ///
+    /// # Errors
+    /// [`ConfigError::Syntax`], [`ConfigError::UnknownKey`], [`ConfigError::Invalid`].
+    pub fn from_toml(text: &str, source_name: &str) -> Result<Self, ConfigError> {
+        <Self as Declared>::from_toml(text, source_name)
+    }
+
     /// Nanoseconds that a call of these parts takes by itself: their sum. A part takes the longer of its
     /// operations at the device's speed and its bytes at that of its memory (the roofline model: Williams,
     /// Waterman, Patterson, CACM 52(4), 2009), plus its kernels.

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use super::Cluster;
-use crate::config::{ConfigError, Declared, near};
+use crate::config::{ConfigError, near};
 
 /// Names and files of the presets.
 pub const PRESETS: [(&str, &str); 3] = [
@@ -18,23 +18,25 @@ pub const PRESETS: [(&str, &str); 3] = [
 /// The preset called `name`, if there is one.
 ///
 /// # Errors
-/// What [`Declared::from_toml`] refuses; the presets that come with the crate are accepted.
+/// What [`Cluster::from_toml`] refuses; the presets that come with the crate are accepted.
 pub fn preset(name: &str) -> Option<Result<Cluster, ConfigError>> {
     let (_, text) = PRESETS.iter().find(|(known, _)| *known == name)?;
     Some(Cluster::from_toml(text, name))
 }
 
-/// The preset called `name`, otherwise the cluster of the file `name`; `None` when there is neither.
+/// The preset called `name`, otherwise the cluster of the file `name`.
 ///
 /// # Errors
-/// What [`Declared::load`] refuses.
-pub fn named(name: &str) -> Option<Result<Cluster, ConfigError>> {
+/// [`ConfigError::NoCluster`] when there is neither, and what [`Cluster::load`] refuses.
+pub fn named(name: &str) -> Result<Cluster, ConfigError> {
     let path = Path::new(name);
-    preset(name).or_else(|| (path.exists() && !path.is_dir()).then(|| Cluster::load(path)))
+    let of_file = || (path.exists() && !path.is_dir()).then(|| Cluster::load(path));
+    let missing = || ConfigError::NoCluster { name: name.to_owned(), presets: preset_names(name) };
+    preset(name).or_else(of_file).ok_or_else(missing)?
 }
 
 /// The names of the presets, and the one that was probably meant by `name`.
-pub(crate) fn preset_names(name: &str) -> String {
+fn preset_names(name: &str) -> String {
     let names = PRESETS.map(|(name, _)| name);
     let lower = name.to_lowercase();
     match near(&lower, names.into_iter()).first() {

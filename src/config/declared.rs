@@ -21,7 +21,7 @@ const MOST_NUMBERED: u64 = 65_535;
 
 /// What a key takes.
 #[derive(Clone, Copy, Debug)]
-pub enum Takes {
+pub(crate) enum Takes {
     /// A whole number in a range, both ends included.
     Count(u64, u64),
     /// A number in a range, both ends included.
@@ -48,18 +48,18 @@ pub enum Takes {
 
 /// One key of a declaring file.
 #[derive(Clone, Copy, Debug)]
-pub struct Rule {
+pub(crate) struct Rule {
     /// The key, dotted; `#` is the number of any item of a list.
-    pub key: &'static str,
+    pub(crate) key: &'static str,
     /// What it takes.
-    pub takes: Takes,
+    pub(crate) takes: Takes,
     /// Must the file have it? `Some` names the table it is needed in: a table that is left out as a whole
     /// needs none of its keys. The empty name is the file, `list.#` every item there is.
-    pub needed_in: Option<&'static str>,
+    pub(crate) needed_in: Option<&'static str>,
 }
 
 /// A file that declares a `Self`.
-pub trait Declared: DeserializeOwned {
+pub(crate) trait Declared: DeserializeOwned {
     /// All keys there are.
     const RULES: &'static [Rule];
 

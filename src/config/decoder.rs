@@ -1,6 +1,8 @@
 //! A decoder's sizes as a file.
 
-use super::{Declared, Rule, Takes};
+use std::path::Path;
+
+use super::{ConfigError, Declared, Rule, Takes};
 use crate::model::{Decoder, ProgramBuilder};
 
 /// Largest size: two of them multiplied fit 64 bits; products of more saturate, and what saturated is refused
@@ -13,6 +15,24 @@ const fn needed(key: &'static str, takes: Takes) -> Rule {
 
 const fn optional(key: &'static str, takes: Takes) -> Rule {
     Rule { key, takes, needed_in: None }
+}
+
+impl Decoder {
+    /// Reads the file of a decoder.
+    ///
+    /// # Errors
+    /// [`ConfigError::Read`], and what [`Decoder::from_toml`] refuses.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        <Self as Declared>::load(path)
+    }
+
+    /// Reads the text of such a file; `source_name` is what errors call it.
+    ///
+    /// # Errors
+    /// [`ConfigError::Syntax`], [`ConfigError::UnknownKey`], [`ConfigError::Invalid`].
+    pub fn from_toml(text: &str, source_name: &str) -> Result<Self, ConfigError> {
+        <Self as Declared>::from_toml(text, source_name)
+    }
 }
 
 impl Declared for Decoder {

@@ -19,6 +19,17 @@ pub enum ConfigError {
         source: io::Error,
     },
 
+    /// No cluster of that name for a planner, a simulation or a tool to count with.
+    #[error(
+        "cluster `{name}` is neither a file, as `warpweft calibrate` writes them, nor a preset; the presets are {presets}"
+    )]
+    NoCluster {
+        /// What was asked for.
+        name: String,
+        /// The presets there are, and the one that was probably meant.
+        presets: String,
+    },
+
     /// The file is not TOML.
     #[error("{file}:{line}:{column}: {message}; correct the TOML there")]
     Syntax {

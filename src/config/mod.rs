@@ -56,7 +56,7 @@ pub use choices::{
     MeshAxes, Moments, Optimizer, Prefetch, PrefetchPolicy, Quantize, Reduce, ReduceDtype, ReduceEvery,
     Scaling, SignalBy, TraceOutput, Transport, Tune,
 };
-pub use declared::{Declared, Rule, Takes};
+pub(crate) use declared::{Declared, Rule, Takes};
 pub use error::ConfigError;
 pub use origin::{Origin, Origins};
 // Values of these types stand in a configuration.
@@ -214,6 +214,14 @@ impl Config {
     /// As [`Mesh::hybrid`]: no ranks, too many, or a number that the replicas do not divide.
     pub fn mesh_of(&self, ranks: u32) -> Result<Mesh, DeclareError> {
         Mesh::hybrid(ranks, self.mesh.replicate)
+    }
+
+    /// Refuses the value of `key` for what the rule of its key does not know: `problem` says what is wrong with it,
+    /// `expected` what to set it to.
+    pub(crate) fn refuse(&self, key: String, problem: String, expected: String) -> ConfigError {
+        let entry = keys::entries(self).into_iter().find(|entry| entry.path == key);
+        let origin = entry.map_or(Origin::Program, |entry| self.origins.of(&entry));
+        ConfigError::Invalid { key, origin, problem, expected }
     }
 
     /// Checks every value (CF-1). Loading does so by itself; a configuration built or changed in

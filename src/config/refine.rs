@@ -24,14 +24,11 @@ impl Config {
             |pattern: &str| !model.weights().iter().any(|spec| pattern_matches(pattern, &spec.name));
         for (number, rule) in self.weights.iter().enumerate() {
             if matches_none(&rule.pattern) {
-                let path = format!("weights.{number}.match");
-                let entry = keys::entries(self).into_iter().find(|entry| entry.path == path);
-                return Err(ConfigError::Invalid {
-                    origin: entry.map_or(super::Origin::Program, |entry| self.origins.of(&entry)),
-                    problem: format!("is {:?}, which matches no weight", rule.pattern),
-                    expected: "a pattern that matches at least one weight's name".to_owned(),
-                    key: path,
-                });
+                return Err(self.refuse(
+                    format!("weights.{number}.match"),
+                    format!("is {:?}, which matches no weight", rule.pattern),
+                    "a pattern that matches at least one weight's name".to_owned(),
+                ));
             }
         }
         let mut refined = ModelBuilder::with_groups_of(model);

@@ -6,8 +6,8 @@
 
 use super::SessionError;
 use crate::backend::sim::SimError;
-use crate::cluster::{Cluster, Prices, named, preset_names};
-use crate::config::{Capture, Config, PrefetchPolicy};
+use crate::cluster::{Cluster, Prices, named};
+use crate::config::{Capture, Config, ConfigError, PrefetchPolicy};
 use crate::plan::Costs;
 
 /// What tasks take for `ranks` ranks of `cluster`, in as many replicas as `config` says, where steps are
@@ -31,9 +31,13 @@ pub(super) fn configured(config: &Config, ranks: u32) -> Result<Option<Costs>, S
     if prefetch.policy != Some(PrefetchPolicy::Auto) && config.tune.steps == 0 {
         return Ok(None);
     }
-    let cluster = named(&prefetch.cluster).ok_or_else(|| SessionError::NoCluster {
-        name: prefetch.cluster.clone(),
-        presets: preset_names(&prefetch.cluster),
-    })??;
+    let cluster = named(&prefetch.cluster).map_err(|error| match error {
+        ConfigError::NoCluster { name, presets } => config.refuse(
+            "prefetch.cluster".to_owned(),
+            format!("is {name:?}, which is neither a file nor a preset"),
+            format!("a cluster file or one of {presets}"),
+        ),
+        other => other,
+    })?;
     costs_of(config, &cluster, ranks).map(Some)
 }

@@ -110,14 +110,6 @@ pub enum SessionError {
         /// Why not, and what to use.
         reason: &'static str,
     },
-    /// No machine of that name for the planner to count with.
-    #[error("prefetch.cluster is `{name}`, which is neither a file nor a preset; the presets are {presets}")]
-    NoCluster {
-        /// What was asked for.
-        name: String,
-        /// The presets there are.
-        presets: String,
-    },
     /// A session without programs or backends, or with a program twice.
     #[error("cannot start a session: {reason}")]
     Start {

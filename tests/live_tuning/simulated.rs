@@ -3,7 +3,7 @@
 use warpweft::backend::sim::SimSurface;
 use warpweft::cluster::{Cluster, preset};
 use warpweft::compute::{ComputeContext, ComputeError};
-use warpweft::config::{Config, Declared, Tune};
+use warpweft::config::{Config, Tune};
 use warpweft::id::RankId;
 use warpweft::model::{Call, Decoder};
 use warpweft::plan::Prefetch;

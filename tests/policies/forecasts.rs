@@ -1,7 +1,7 @@
 //! Forecasts against the simulator, and bounds against numbers computed by hand.
 
 use warpweft::cluster::{Cluster, preset};
-use warpweft::config::{Capture, Config, Declared, Prefetch};
+use warpweft::config::{Capture, Config, Prefetch};
 use warpweft::session::{Session, costs_of, plan_program_on};
 
 use crate::shapes::{SHAPES, program};

@@ -178,7 +178,7 @@ fn auto_without_costs_says_how_to_give_them() {
     let mut unknown = config.clone();
     unknown.prefetch.cluster = "h300".into();
     let error = plan_program(&small(), &unknown, 4).unwrap_err().to_string();
-    assert!(error.contains("prefetch.cluster is `h300`") && error.contains("h100x8-ib"), "{error}");
+    assert!(error.contains("`prefetch.cluster` is \"h300\"") && error.contains("h100x8-ib"), "{error}");
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! Times that a pencil gives as well.
 
 use warpweft::cluster::Cluster;
-use warpweft::config::Declared;
 use warpweft::model::{CostHint, Form, Math};
 use warpweft::session::{Session, Simulation, costs_of, plan_program_on};
 

@@ -110,7 +110,10 @@ fn what_is_wrong_is_told_with_its_file_and_line_and_nothing_is_written() {
         ("plan typo.toml", "typo.toml:2: unknown key `layer`; did you mean `layers`?"),
         ("plan odd.toml", "`odd.toml`: "),
         ("plan none.toml", "cannot read the model `none.toml`"),
-        ("plan model.toml --cluster .", "`.` is neither a file nor a preset; the presets are h200x4, "),
+        (
+            "plan model.toml --cluster .",
+            "cluster `.` is neither a file, as `warpweft calibrate` writes them, nor a preset; the presets are h200x4, ",
+        ),
         ("plan calls.toml", "`call.0.uses.0.weight`: no weight is named `layer.0.mix`"),
         ("simulate model.toml --cluster cluster.toml --ranks 2", "cluster.toml:2: `gpus_per_node` is 0"),
         ("simulate model.toml --cluster h300 --ranks 2 --trace t.json", "the presets are h200x4, "),

@@ -2,7 +2,7 @@
 //! `examples/simulate/weak-scaling/`.
 
 use warpweft::cluster::Cluster;
-use warpweft::config::{CallList, Config, Declared};
+use warpweft::config::{CallList, Config};
 use warpweft::session::{Session, Simulation};
 
 const MODEL: &str = include_str!("../../examples/simulate/weak-scaling/model.toml");

@@ -50,14 +50,6 @@ pub enum CalibrateError {
         /// The program.
         program: String,
     },
-    /// No cluster of that name.
-    #[error("`{name}` is neither a file nor a preset; the presets are {presets}")]
-    NoCluster {
-        /// What was asked for.
-        name: String,
-        /// The presets there are.
-        presets: String,
-    },
     /// The cluster has no links between nodes to take over.
     #[error(
         "`{name}` has no table `between`, so there is nothing to take over from it; name another cluster"

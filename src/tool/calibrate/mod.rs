@@ -55,7 +55,7 @@ use self::file::Figures;
 use self::simulated::Simulated;
 use self::subject::Subject;
 use super::text::{Align, Table, bytes};
-use crate::cluster::{Algorithm, Cluster, named, preset_names};
+use crate::cluster::{Algorithm, Cluster, named};
 use crate::config::Config;
 use crate::model::Math;
 
@@ -194,8 +194,7 @@ fn subject(options: &CalibrateOptions, base: &Config) -> Result<Box<dyn Subject>
 }
 
 fn cluster(name: &str) -> Result<Cluster, CalibrateError> {
-    let missing = || CalibrateError::NoCluster { name: name.to_owned(), presets: preset_names(name) };
-    Ok(named(name).ok_or_else(missing)??)
+    Ok(named(name)?)
 }
 
 fn links_between(name: &str) -> Result<(f64, f64, String), CalibrateError> {

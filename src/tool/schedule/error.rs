@@ -24,14 +24,6 @@ pub enum ScheduleError {
         /// What is refused.
         source: Box<DeclareError>,
     },
-    /// No cluster of that name.
-    #[error("`{name}` is neither a file nor a preset; the presets are {presets}")]
-    NoCluster {
-        /// What was asked for.
-        name: String,
-        /// The presets there are.
-        presets: String,
-    },
     /// A step longer than the times that are counted.
     #[error(
         "a step is expected to take more than 30 years on `{cluster}`; its speeds are per second: see that none lacks its power of ten"

@@ -31,7 +31,7 @@ use self::outputs::refused;
 use self::text::{forecast, outcome, policy, too_large, totals};
 use super::text::duration;
 use crate::backend::sim::END;
-use crate::cluster::{Cluster, named, preset_names};
+use crate::cluster::{Cluster, named};
 use crate::config::{ByteSize, Config, Prefetch};
 use crate::model::StepProgram;
 use crate::session::{Session, costs_of, plan_program, plan_program_on};
@@ -217,8 +217,7 @@ fn declare(options: &ModelOptions) -> Result<Declaration, ScheduleError> {
 }
 
 fn cluster(name: &str) -> Result<Cluster, ScheduleError> {
-    let missing = || ScheduleError::NoCluster { name: name.to_owned(), presets: preset_names(name) };
-    Ok(named(name).ok_or_else(missing)??)
+    Ok(named(name)?)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use super::ScheduleError;
-use crate::config::{CallList, Declared};
+use crate::config::CallList;
 use crate::model::{DeclareError, Decoder, Model, StepProgram};
 
 /// A file that declares a model and the program of its step.

@@ -63,11 +63,10 @@ pub use shape::StackShape;
 pub use variant::{Ahead, Ending, Mode, StackFormat, Unit};
 
 use crate::backend::cuda::{CudaFailure, DeviceOrdinal};
-use crate::cluster::{Cluster, named, preset_names};
+use crate::cluster::{Cluster, named};
 use crate::config::{Config, ReduceDtype, Transport, pattern_matches};
 use crate::format::ElementType;
 use crate::linear::Device;
-use crate::session::SessionError;
 use crate::trace::median;
 
 /// What to measure.
@@ -183,8 +182,7 @@ pub fn bench_stack(
 
 /// The cluster of that name.
 fn machine(name: &str) -> Result<Cluster, StackError> {
-    let missing = || SessionError::NoCluster { name: name.to_owned(), presets: preset_names(name) };
-    Ok(named(name).ok_or_else(missing)?.map_err(SessionError::from)?)
+    Ok(named(name)?)
 }
 
 /// What all sessions of a report have in common.
