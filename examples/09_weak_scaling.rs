@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use warpweft::cluster::Cluster;
 use warpweft::config::{CallList, Config};
-use warpweft::session::{Session, SessionError};
+use warpweft::session::{SessionError, simulate_program};
 use warpweft::trace::{LineChart, Series};
 
 use print::println;
@@ -89,7 +89,7 @@ fn run() -> Result<(), Box<dyn Error>> {
                 Layout::Sharded => 1,
                 Layout::Pairs => ranks / 2,
             };
-            let simulation = Session::simulate(&program, &config, cluster, ranks, STEPS)?;
+            let simulation = simulate_program(&program, &config, cluster, ranks, STEPS)?;
             Ok::<_, SessionError>(Point {
                 gpus,
                 milliseconds: simulation.step.as_secs_f64() * 1e3,

@@ -46,7 +46,7 @@ pub use file_store::FileStore;
 pub use host_time::HostTime;
 pub use main_grads::MainGrad;
 pub use report::{NotRecorded, Outcome, StepReport};
-pub use simulation::{Simulation, plan_program, plan_program_on};
+pub use simulation::{Simulation, plan_program, plan_program_on, simulate_program, simulate_program_with};
 pub use store::{CheckpointStore, StoreError};
 pub use tuning::Tuning;
 pub(crate) use whole_file::{WholeFile, next_step};

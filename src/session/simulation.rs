@@ -72,7 +72,7 @@ pub fn plan_program(
     first(Plans::new(std::slice::from_ref(program), config, config.mesh_of(ranks)?)?)
 }
 
-/// The plan that [`Session::simulate`] runs: as [`plan_program`], with the costs of `cluster` to count with.
+/// The plan that [`simulate_program`] runs: as [`plan_program`], with the costs of `cluster` to count with.
 ///
 /// # Errors
 /// As [`plan_program`]; [`SessionError::Simulator`] when the ranks do not fit the cluster.
@@ -102,7 +102,7 @@ fn first(plans: Plans) -> Result<Arc<StepPlan>, SessionError> {
 
 impl SessionBuilder<SimSurface> {
     /// Starts a session in virtual time, on `ranks` ranks of `cluster`. One rank is driven and stands for all
-    /// of them: the session owns rank 0 alone, its closures are never called, inputs need not be written, and what
+    /// of them: the session owns rank 0 alone, no closures are called, inputs need not be written, and what
     /// it reports or exports of values is zeros. Times are virtual but for [`super::StepReport::duration`] and
     /// [`super::StepReport::issue`]. The planner counts with the same cluster.
     ///
@@ -123,68 +123,74 @@ impl SessionBuilder<SimSurface> {
 }
 
 impl Session {
-    /// Simulates `steps` steps of `program` (at least one) on `ranks` ranks of `cluster`, after one that is
-    /// not measured: it casts new masters, and is issued even where steps are recorded.
-    ///
-    /// # Errors
-    /// As [`plan_program`]; [`SessionError::Simulator`] when the ranks do not fit the cluster,
-    /// [`SessionError::Exec`] when a rank's arena does not fit a GPU.
-    pub fn simulate(
-        program: &StepProgram,
-        config: &Config,
-        cluster: &Cluster,
-        ranks: u32,
-        steps: u32,
-    ) -> Result<Simulation, SessionError> {
-        let costs = costs_of(config, cluster, ranks)?;
-        Self::simulate_with(program, config, cluster, ranks, steps, &costs)
+    /// Starts building a session in virtual time ([`SessionBuilder::start_simulated`]): it has no closures, because
+    /// none would be called.
+    pub fn simulated(config: Config) -> SessionBuilder<SimSurface> {
+        Self::builder(config, |_| NeverCalled)
     }
+}
 
-    /// As [`Session::simulate`], with other costs for the planner to count with, such as measured ones. What
-    /// is simulated is charged as the cluster says.
-    ///
-    /// # Errors
-    /// As [`Session::simulate`].
-    pub fn simulate_with(
-        program: &StepProgram,
-        config: &Config,
-        cluster: &Cluster,
-        ranks: u32,
-        steps: u32,
-        costs: &Costs,
-    ) -> Result<Simulation, SessionError> {
-        config.validate()?;
-        let mesh = config.mesh_of(ranks)?;
-        let plans = Plans::with_costs(std::slice::from_ref(program), config, mesh, Some(costs))?;
-        let mut exchange = plans.exchange()?;
-        exchange.learning_rate = config.optimizer.lr as f32;
-        exchange.loss_scale = 1.0;
-        let world = SimWorld::new(mesh, cluster.clone(), config.reduce)?;
-        let backend = world.backend()?;
-        let device = backend.describe();
-        let closures: ComputeFactory<SimSurface> = Arc::new(|_| Ok(Box::new(NeverCalled)));
-        // The one rank that is driven meets nobody on the host.
-        let alone = Arc::new(World::new(1, config.deadline()));
-        let capture = CaptureMode::from(config);
-        let mut rank = Rank::new(backend, alone, plans.prologue, plans.programs.clone(), capture, &closures)?;
+/// Simulates `steps` steps of `program` (at least one) on `ranks` ranks of `cluster`, after one that is
+/// not measured: it casts new masters, and is issued even where steps are recorded.
+///
+/// # Errors
+/// As [`plan_program`]; [`SessionError::Simulator`] when the ranks do not fit the cluster,
+/// [`SessionError::Exec`] when a rank's arena does not fit a GPU.
+pub fn simulate_program(
+    program: &StepProgram,
+    config: &Config,
+    cluster: &Cluster,
+    ranks: u32,
+    steps: u32,
+) -> Result<Simulation, SessionError> {
+    let costs = costs_of(config, cluster, ranks)?;
+    simulate_program_with(program, config, cluster, ranks, steps, &costs)
+}
+
+/// As [`simulate_program`], with other costs for the planner to count with, such as measured ones. What
+/// is simulated is charged as the cluster says.
+///
+/// # Errors
+/// As [`simulate_program`].
+pub fn simulate_program_with(
+    program: &StepProgram,
+    config: &Config,
+    cluster: &Cluster,
+    ranks: u32,
+    steps: u32,
+    costs: &Costs,
+) -> Result<Simulation, SessionError> {
+    config.validate()?;
+    let mesh = config.mesh_of(ranks)?;
+    let plans = Plans::with_costs(std::slice::from_ref(program), config, mesh, Some(costs))?;
+    let mut exchange = plans.exchange()?;
+    exchange.learning_rate = config.optimizer.lr as f32;
+    exchange.loss_scale = 1.0;
+    let world = SimWorld::new(mesh, cluster.clone(), config.reduce)?;
+    let backend = world.backend()?;
+    let device = backend.describe();
+    let closures: ComputeFactory<SimSurface> = Arc::new(|_| Ok(Box::new(NeverCalled)));
+    // The one rank that is driven meets nobody on the host.
+    let alone = Arc::new(World::new(1, config.deadline()));
+    let capture = CaptureMode::from(config);
+    let mut rank = Rank::new(backend, alone, plans.prologue, plans.programs.clone(), capture, &closures)?;
+    rank.step(ProgramId::new(0), &mut exchange)?;
+    let begin = world.elapsed();
+    let mut ends = vec![begin];
+    for _ in 0..steps.max(1) {
         rank.step(ProgramId::new(0), &mut exchange)?;
-        let begin = world.elapsed();
-        let mut ends = vec![begin];
-        for _ in 0..steps.max(1) {
-            rank.step(ProgramId::new(0), &mut exchange)?;
-            ends.push(world.elapsed());
-        }
-        let step = (world.elapsed() - begin) / steps.max(1);
-        let steps = ends.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        let durations = exchange.intervals.iter().map(|interval| interval.end - interval.joined).collect();
-        let Some(plan) = plans.programs.into_iter().next() else {
-            return Err(SessionError::Start { reason: "add a program".into() });
-        };
-        let exposure = exchange.exposure;
-        let busy = busy(&plan, &exchange.intervals);
-        let timeline = timeline(&plan, &device, &exchange.intervals);
-        Ok(Simulation { plan, step, steps, durations, exposure, busy, timeline, device })
+        ends.push(world.elapsed());
     }
+    let step = (world.elapsed() - begin) / steps.max(1);
+    let steps = ends.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let durations = exchange.intervals.iter().map(|interval| interval.end - interval.joined).collect();
+    let Some(plan) = plans.programs.into_iter().next() else {
+        return Err(SessionError::Start { reason: "add a program".into() });
+    };
+    let exposure = exchange.exposure;
+    let busy = busy(&plan, &exchange.intervals);
+    let timeline = timeline(&plan, &device, &exchange.intervals);
+    Ok(Simulation { plan, step, steps, durations, exposure, busy, timeline, device })
 }
 
 fn busy(plan: &StepPlan, intervals: &[TaskInterval]) -> Vec<(LaneKind, Nanoseconds)> {

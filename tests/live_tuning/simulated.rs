@@ -2,10 +2,8 @@
 
 use warpweft::backend::sim::SimSurface;
 use warpweft::cluster::{Cluster, preset};
-use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Config, Tune};
-use warpweft::id::RankId;
-use warpweft::model::{Call, Decoder};
+use warpweft::model::Decoder;
 use warpweft::plan::Prefetch;
 use warpweft::session::{Session, SessionBuilder};
 
@@ -15,9 +13,7 @@ fn decoder(config: Config) -> SessionBuilder<SimSurface> {
     let text = include_str!("../../examples/simulate/4-layers.toml");
     let decoder = Decoder::from_toml(text, "4-layers.toml").unwrap();
     let program = decoder.program(&decoder.model().unwrap()).unwrap();
-    let nothing =
-        |_: RankId| |_: &Call, _: &ComputeContext<'_, SimSurface>| -> Result<(), ComputeError> { Ok(()) };
-    Session::builder(config, nothing).program(program)
+    Session::simulated(config).program(program)
 }
 
 async fn tuned(cluster: &Cluster, config: Config) -> Session {

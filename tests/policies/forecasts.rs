@@ -2,7 +2,7 @@
 
 use warpweft::cluster::{Cluster, preset};
 use warpweft::config::{Capture, Config, Prefetch};
-use warpweft::session::{Session, costs_of, plan_program_on};
+use warpweft::session::{costs_of, plan_program_on, simulate_program};
 
 use crate::shapes::{SHAPES, program};
 
@@ -25,7 +25,7 @@ fn a_forecast_is_what_the_simulator_says_where_lanes_take_nothing_from_each_othe
                 let config =
                     Config { prefetch: prefetch.clone(), capture, communicators, ..Config::default() };
                 // A step that is recorded is issued once first.
-                let simulated = Session::simulate(&program, &config, &plain(), 4, 2).unwrap();
+                let simulated = simulate_program(&program, &config, &plain(), 4, 2).unwrap();
                 let costs = costs_of(&config, &plain(), 4).unwrap();
                 let forecast = simulated.plan.forecast(&costs);
                 let last = simulated.steps.last().unwrap().as_nanos();
@@ -45,7 +45,7 @@ fn a_forecast_is_near_the_simulator_where_lanes_contend() {
     cluster.gpu.memory_bytes = 1 << 50;
     for prefetch in [Prefetch::depth(0), Prefetch::depth(2), Prefetch::auto()] {
         let config = Config { prefetch: prefetch.clone(), ..Config::default() };
-        let simulated = Session::simulate(&program, &config, &cluster, 4, 1).unwrap();
+        let simulated = simulate_program(&program, &config, &cluster, 4, 1).unwrap();
         let forecast = simulated.plan.forecast(&costs_of(&config, &cluster, 4).unwrap());
         let off = simulated.step.as_nanos() as f64 / forecast.step as f64 - 1.0;
         assert!(off.abs() < 0.1, "{prefetch}: {off}");

@@ -2,7 +2,7 @@
 
 use warpweft::cluster::Cluster;
 use warpweft::model::{CostHint, Form, Math};
-use warpweft::session::{Session, Simulation, costs_of, plan_program_on};
+use warpweft::session::{Simulation, costs_of, plan_program_on, simulate_program};
 
 use crate::programs::{PLAIN, call_of, chain, depth, early_gradient, plain, plain_with, tiles, training};
 
@@ -17,7 +17,7 @@ fn slice(simulation: &Simulation, prefix: &str) -> (u64, u64) {
 
 #[test]
 fn a_single_gather_takes_its_latencies_and_its_bytes() {
-    let simulated = Session::simulate(&chain(1, 100, 50_000), &depth(0), &plain(), RANKS, 1).unwrap();
+    let simulated = simulate_program(&chain(1, 100, 50_000), &depth(0), &plain(), RANKS, 1).unwrap();
     assert_eq!(slice(&simulated, "all-gather"), (0, GATHER));
     assert_eq!(slice(&simulated, "compute"), (GATHER, GATHER + 50_000));
     assert_eq!(simulated.step.as_nanos() as u64, GATHER + 50_000);
@@ -30,17 +30,17 @@ fn a_single_gather_takes_its_latencies_and_its_bytes() {
 fn planes_are_made_whole_at_the_speed_of_memory_between_gather_and_call() {
     let mut cluster = plain();
     cluster.gpu.hbm_bytes_per_s = 1e9;
-    let simulated = Session::simulate(&chain(1, 100, 50_000), &depth(0), &cluster, RANKS, 1).unwrap();
+    let simulated = simulate_program(&chain(1, 100, 50_000), &depth(0), &cluster, RANKS, 1).unwrap();
     assert_eq!(slice(&simulated, "all-gather"), (0, GATHER));
     assert_eq!(slice(&simulated, "assemble"), (GATHER, GATHER + 50_000));
     assert_eq!(slice(&simulated, "compute"), (GATHER + 50_000, GATHER + 100_000));
     // Four 16 × 64 shards of NVFP4: 512 bytes of codes each, and one row of 4 scales; 128 rows of scales
     // stand in the planes.
-    let simulated = Session::simulate(&tiles(64, Form::Planes), &depth(0), &cluster, RANKS, 1).unwrap();
+    let simulated = simulate_program(&tiles(64, Form::Planes), &depth(0), &cluster, RANKS, 1).unwrap();
     let (begin, end) = slice(&simulated, "assemble");
     assert_eq!(end - begin, 2 * 516 + (128 - 4) * 4);
     // Of whoever wants values, those shards are read, one amax of the tensor, and f32 values are written.
-    let simulated = Session::simulate(&tiles(64, Form::Dense), &depth(0), &cluster, RANKS, 1).unwrap();
+    let simulated = simulate_program(&tiles(64, Form::Dense), &depth(0), &cluster, RANKS, 1).unwrap();
     assert!(simulated.timeline.slices.iter().all(|slice| !slice.name.starts_with("assemble")));
     let (begin, end) = slice(&simulated, "dequantize");
     assert_eq!(end - begin, 4 * 516 + 4 + 64 * 64 * 4);
@@ -69,7 +69,7 @@ fn parts_of_a_call_add_up_and_only_the_products_of_a_part_hide_its_bytes() {
         (vec![product, product, part(1000, 0, Math::Bf16, 1)], 1000 + 1000 + 1000 + 3 * 3000),
         (vec![product.times(2), pass.times(3)], 2000 + 2100 + 5 * 3000),
     ] {
-        let simulated = Session::simulate(&call_of(&parts), &depth(0), &cluster, RANKS, 1).unwrap();
+        let simulated = simulate_program(&call_of(&parts), &depth(0), &cluster, RANKS, 1).unwrap();
         let (begin, end) = slice(&simulated, "compute");
         assert_eq!(end - begin, expected, "{parts:?}");
     }
@@ -80,7 +80,7 @@ fn parts_of_a_call_add_up_and_only_the_products_of_a_part_hide_its_bytes() {
 fn a_local_op_takes_a_kernel_beside_its_bytes() {
     let mut cluster = plain();
     (cluster.gpu.hbm_bytes_per_s, cluster.gpu.kernel_us) = (1e9, 3.0);
-    let simulated = Session::simulate(&chain(1, 100, 50_000), &depth(0), &cluster, RANKS, 1).unwrap();
+    let simulated = simulate_program(&chain(1, 100, 50_000), &depth(0), &cluster, RANKS, 1).unwrap();
     assert_eq!(slice(&simulated, "all-gather"), (0, GATHER));
     assert_eq!(slice(&simulated, "assemble"), (GATHER, GATHER + 50_000 + 3000));
     // This call says of no kernel.
@@ -89,21 +89,21 @@ fn a_local_op_takes_a_kernel_beside_its_bytes() {
 
 #[test]
 fn a_ring_exchange_of_gradients_takes_its_latencies_and_its_f32_bytes() {
-    let simulated = Session::simulate(&training(1, 100, 1000), &depth(0), &plain(), RANKS, 1).unwrap();
+    let simulated = simulate_program(&training(1, 100, 1000), &depth(0), &plain(), RANKS, 1).unwrap();
     let (begin, end) = slice(&simulated, "exchange gradient");
     assert_eq!(end - begin, 3 * 2000 + 150_000);
 }
 
 #[test]
 fn a_chain_on_demand_is_fully_exposed() {
-    let simulated = Session::simulate(&chain(10, 100, 100_000), &depth(0), &plain(), RANKS, 1).unwrap();
+    let simulated = simulate_program(&chain(10, 100, 100_000), &depth(0), &plain(), RANKS, 1).unwrap();
     assert_eq!(simulated.step.as_nanos() as u64, 10 * (GATHER + 100_000));
     assert_eq!(simulated.exposure.exposed.count(), 10 * GATHER);
 }
 
 #[test]
 fn a_chain_one_use_ahead_hides_all_but_its_first_gather() {
-    let simulated = Session::simulate(&chain(10, 100, 100_000), &depth(1), &plain(), RANKS, 1).unwrap();
+    let simulated = simulate_program(&chain(10, 100, 100_000), &depth(1), &plain(), RANKS, 1).unwrap();
     assert_eq!(simulated.step.as_nanos() as u64, GATHER + 10 * 100_000);
     assert_eq!(simulated.exposure.exposed.count(), GATHER);
 }
@@ -113,7 +113,7 @@ fn on_a_slow_link_depth_never_costs_time_and_the_link_is_the_bound() {
     let program = training(12, 400, 100_000);
     let steps: Vec<u128> = (0..=6)
         .map(|ahead| {
-            let simulated = Session::simulate(&program, &depth(ahead), &plain(), RANKS, 1).unwrap();
+            let simulated = simulate_program(&program, &depth(ahead), &plain(), RANKS, 1).unwrap();
             simulated.step.as_nanos()
         })
         .collect();
@@ -128,8 +128,8 @@ fn on_a_slow_link_depth_never_costs_time_and_the_link_is_the_bound() {
 fn contention_is_charged_for_the_time_both_lanes_run() {
     // The call begins when its own gather is done; the next gather, issued before it, runs beside it all along.
     let cluster = plain_with("[contention]\ncompute_beside_collective = 1.5\n");
-    let simulated = Session::simulate(&chain(2, 100, 30_000), &depth(1), &cluster, RANKS, 1).unwrap();
-    let alone = Session::simulate(&chain(2, 100, 30_000), &depth(1), &plain(), RANKS, 1).unwrap();
+    let simulated = simulate_program(&chain(2, 100, 30_000), &depth(1), &cluster, RANKS, 1).unwrap();
+    let alone = simulate_program(&chain(2, 100, 30_000), &depth(1), &plain(), RANKS, 1).unwrap();
     assert_eq!(slice(&alone, "compute call 0"), (GATHER, GATHER + 30_000));
     assert_eq!(slice(&simulated, "compute call 0"), (GATHER, GATHER + 45_000));
 }
@@ -142,7 +142,7 @@ fn chunks_of_a_long_gather_let_a_reduction_in_between() {
         let mut config = depth(5);
         config.communicators = 1;
         config.prefetch.chunk = chunk.map(warpweft::config::ByteSize::new);
-        let simulated = Session::simulate(&early_gradient(1000), &config, &plain(), RANKS, 1).unwrap();
+        let simulated = simulate_program(&early_gradient(1000), &config, &plain(), RANKS, 1).unwrap();
         slice(&simulated, "exchange gradient").0
     };
     // Whole: a million bytes, of which three quarters travel. In four chunks, of which two are asked for
@@ -163,7 +163,7 @@ fn a_launch_costs_host_time_and_a_replayed_step_only_one() {
     let program = chain(1, 100, 50_000);
     let step = |capture, launch| {
         let config = warpweft::config::Config { capture, ..depth(0) };
-        Session::simulate(&program, &config, &cluster(launch), RANKS, 2).unwrap().step.as_nanos() as u64
+        simulate_program(&program, &config, &cluster(launch), RANKS, 2).unwrap().step.as_nanos() as u64
     };
     use warpweft::config::Capture;
     let one = step(Capture::Off, 1.0) - step(Capture::Off, 0.0);
@@ -176,7 +176,7 @@ fn two_communicators_share_a_link_if_the_cluster_says_so() {
     // In the backward of three layers gathers of one run beside reductions of another.
     let shared = plain_with("[contention]\ncollective_beside_collective = 2\n");
     let step =
-        |cluster| Session::simulate(&training(3, 100, 1000), &depth(2), cluster, RANKS, 1).unwrap().step;
+        |cluster| simulate_program(&training(3, 100, 1000), &depth(2), cluster, RANKS, 1).unwrap().step;
     assert!(step(&shared) > step(&plain()));
 }
 
@@ -187,7 +187,7 @@ fn times_beyond_all_reason_are_refused_and_expected_times_stay_times() {
     (cluster.gpu.launch_us, cluster.inside.bytes_per_s) = (1e300, 1e-300);
     cluster.inside.latency_us = 1e300;
     let program = training(3, 100, u64::MAX / 2);
-    let error = Session::simulate(&program, &depth(2), &cluster, RANKS, 3).unwrap_err().to_string();
+    let error = simulate_program(&program, &depth(2), &cluster, RANKS, 3).unwrap_err().to_string();
     assert!(error.contains("virtual time has come to its end") && error.contains("per second"), "{error}");
     let plan = plan_program_on(&program, &depth(2), &cluster, RANKS).unwrap();
     let forecast = plan.forecast(&costs_of(&depth(2), &cluster, RANKS).unwrap());

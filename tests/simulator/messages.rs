@@ -11,7 +11,7 @@ use warpweft::config::{Capture, Config, Reduce};
 use warpweft::id::{RankId, TaskId};
 use warpweft::model::{Call, Mesh, Role, StepProgram};
 use warpweft::plan::Piece;
-use warpweft::session::Session;
+use warpweft::session::{Session, simulate_program};
 
 use crate::programs::{depth, plain, training, training_with};
 use crate::wrapped::{Asked, Moment, Wrapped};
@@ -109,7 +109,7 @@ fn actors_ask_the_same_of_a_step_that_is_recorded_as_of_one_that_is_not() {
 fn a_dynamic_call_runs_alone_between_two_segments() {
     let program = training_with(&["forward 1", "backward 1"], 3, 8, 1000);
     let config = Config { capture: Capture::Segments, ..depth(2) };
-    let simulated = Session::simulate(&program, &config, &plain(), 4, 2).unwrap();
+    let simulated = simulate_program(&program, &config, &plain(), 4, 2).unwrap();
     let (plan, pieces) = (&simulated.plan, simulated.plan.pieces());
     assert_eq!(pieces.segments(), 3);
     let at = |task: TaskId| simulated.timeline.slices.iter().find(|slice| slice.task == task).unwrap();
@@ -123,7 +123,7 @@ fn a_dynamic_call_runs_alone_between_two_segments() {
             }
         }
     }
-    let eager = Session::simulate(&program, &depth(2), &plain(), 4, 2).unwrap();
+    let eager = simulate_program(&program, &depth(2), &plain(), 4, 2).unwrap();
     assert!(simulated.step > eager.step, "{:?} is no longer than {:?}", simulated.step, eager.step);
 }
 

@@ -2,7 +2,7 @@
 
 use warpweft::cluster::Cluster;
 use warpweft::config::Config;
-use warpweft::session::{Session, SessionError, Simulation, costs_of};
+use warpweft::session::{SessionError, Simulation, costs_of, simulate_program};
 
 use crate::programs::{chain, depth, plain, plain_with, training};
 
@@ -27,7 +27,7 @@ fn lengths(simulation: &Simulation, prefix: &str) -> Vec<u64> {
 #[test]
 fn a_sum_over_replicas_goes_between_hosts_and_everything_of_a_replica_stays_inside() {
     let program = training(1, 100, 1000);
-    let simulated = Session::simulate(&program, &replicated(2, 0), &hosts(), 4, 1).unwrap();
+    let simulated = simulate_program(&program, &replicated(2, 0), &hosts(), 4, 1).unwrap();
     // Half of 100,000 bytes of bf16 from one peer.
     assert_eq!(lengths(&simulated, "all-gather")[0], 2000 + 50_000);
     // Half of 200,000 bytes of f32 from one peer.
@@ -35,7 +35,7 @@ fn a_sum_over_replicas_goes_between_hosts_and_everything_of_a_replica_stays_insi
     // A ring of two hosts, there and back: 50,000 bytes each way at a tenth of a byte a nanosecond.
     assert_eq!(lengths(&simulated, "all-reduce"), [2 * (10_000 + 500_000)]);
 
-    let sharded = Session::simulate(&program, &replicated(1, 0), &hosts(), 4, 1).unwrap();
+    let sharded = simulate_program(&program, &replicated(1, 0), &hosts(), 4, 1).unwrap();
     assert!(lengths(&sharded, "all-gather")[0] > 2000 + 50_000, "over four ranks of two hosts");
     assert!(lengths(&sharded, "all-reduce").is_empty());
 }
@@ -45,7 +45,7 @@ fn a_sum_over_replicas_goes_between_hosts_and_everything_of_a_replica_stays_insi
 fn forecasts_of_replicas_are_what_the_simulator_takes() {
     for (ranks, replicate) in [(4, 2), (8, 4), (6, 3), (2, 2)] {
         let config = replicated(replicate, 2);
-        let simulated = Session::simulate(&training(4, 120, 60_000), &config, &hosts(), ranks, 1).unwrap();
+        let simulated = simulate_program(&training(4, 120, 60_000), &config, &hosts(), ranks, 1).unwrap();
         let forecast = simulated.plan.forecast(&costs_of(&config, &hosts(), ranks).unwrap());
         assert_eq!(
             u128::from(forecast.step),
@@ -63,8 +63,8 @@ fn a_gather_waits_for_the_last_rank_of_its_replica() {
     let cluster = plain_with("[jitter]\nseed = 5\nmean = 0.2\n");
     let skew = |replicate| {
         let program = chain(24, 64, 1_000_000);
-        let late = Session::simulate(&program, &replicated(replicate, 0), &cluster, 64, 40).unwrap();
-        let alike = Session::simulate(&program, &replicated(replicate, 0), &plain(), 64, 1).unwrap();
+        let late = simulate_program(&program, &replicated(replicate, 0), &cluster, 64, 40).unwrap();
+        let alike = simulate_program(&program, &replicated(replicate, 0), &plain(), 64, 1).unwrap();
         (late.step - alike.step).as_nanos() as f64 / 24e6
     };
     // Mean delay of a call: that of the latest of 64 ranks, and about that of the latest of two.
@@ -79,14 +79,14 @@ fn auto_plans_replicas_with_the_prices_of_their_links() {
     let mut config = replicated(2, 0);
     config.prefetch = warpweft::config::Prefetch::auto();
     let program = training(6, 200, 200_000);
-    let auto = Session::simulate(&program, &config, &hosts(), 4, 1).unwrap();
-    let on_demand = Session::simulate(&program, &replicated(2, 0), &hosts(), 4, 1).unwrap();
+    let auto = simulate_program(&program, &config, &hosts(), 4, 1).unwrap();
+    let on_demand = simulate_program(&program, &replicated(2, 0), &hosts(), 4, 1).unwrap();
     assert!(auto.step < on_demand.step, "{:?} and {:?}", auto.step, on_demand.step);
 }
 
 #[test]
 fn replicas_that_do_not_divide_the_ranks_are_refused_before_anything_is_simulated() {
-    let error = Session::simulate(&chain(1, 64, 1), &replicated(3, 0), &plain(), 4, 1).unwrap_err();
+    let error = simulate_program(&chain(1, 64, 1), &replicated(3, 0), &plain(), 4, 1).unwrap_err();
     assert!(matches!(error, SessionError::Declare(_)), "{error}");
     assert!(error.to_string().contains("4 ranks cannot hold 3 replicas"), "{error}");
 }

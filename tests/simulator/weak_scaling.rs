@@ -3,7 +3,7 @@
 
 use warpweft::cluster::Cluster;
 use warpweft::config::{CallList, Config};
-use warpweft::session::{Session, Simulation};
+use warpweft::session::{Simulation, simulate_program};
 
 const MODEL: &str = include_str!("../../examples/simulate/weak-scaling/model.toml");
 const CLUSTER: &str = include_str!("../../examples/simulate/weak-scaling/cluster.toml");
@@ -39,7 +39,7 @@ fn scaled(layout: Layout, cluster: &Cluster) -> Vec<Simulation> {
     let run = |(ranks, _)| {
         let mut config = config.clone();
         config.mesh.replicate = if layout == Layout::Pairs { ranks / 2 } else { 1 };
-        Session::simulate(&program, &config, cluster, ranks, 3).unwrap()
+        simulate_program(&program, &config, cluster, ranks, 3).unwrap()
     };
     PUBLISHED.into_iter().map(run).collect()
 }

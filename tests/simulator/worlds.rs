@@ -8,7 +8,7 @@ use warpweft::cluster::{Cluster, preset};
 use warpweft::config::{Config, Reduce, ReduceDtype};
 use warpweft::model::{Decoder, Mesh};
 use warpweft::plan::{Policy, StepPlan};
-use warpweft::session::{Session, SessionError};
+use warpweft::session::{SessionError, simulate_program};
 
 use crate::programs::{PLAIN, chain, depth, plain, plain_with};
 
@@ -18,8 +18,8 @@ fn a_collective_waits_for_the_last_of_all_ranks() {
     let (ranks, length) = (64, 1_000_000u64);
     let cluster = plain_with("[jitter]\nseed = 3\nmean = 0.1\n");
     let program = chain(2, 64, length);
-    let late = Session::simulate(&program, &depth(0), &cluster, ranks, 400).unwrap();
-    let alike = Session::simulate(&program, &depth(0), &plain(), ranks, 1).unwrap();
+    let late = simulate_program(&program, &depth(0), &cluster, ranks, 400).unwrap();
+    let alike = simulate_program(&program, &depth(0), &plain(), ranks, 1).unwrap();
     let harmonic: f64 = (1..=ranks).map(|rank| 1.0 / f64::from(rank)).sum();
     // Both calls end in a wait for all: in the next gather, and in the edge of the step, which the slowest
     // rank sets.
@@ -33,8 +33,8 @@ fn a_collective_waits_for_the_last_of_all_ranks() {
 fn one_straggler_slows_everybody_by_its_factor() {
     let program = chain(4, 64, 1_000_000);
     let cluster = plain_with("[jitter]\nstraggler_share = 1\nstraggler_factor = 1.5\n");
-    let slow = Session::simulate(&program, &depth(0), &cluster, 8, 1).unwrap();
-    let alike = Session::simulate(&program, &depth(0), &plain(), 8, 1).unwrap();
+    let slow = simulate_program(&program, &depth(0), &cluster, 8, 1).unwrap();
+    let alike = simulate_program(&program, &depth(0), &plain(), 8, 1).unwrap();
     assert_eq!((slow.step - alike.step).as_nanos(), 4 * 500_000);
 }
 
@@ -42,7 +42,7 @@ fn one_straggler_slows_everybody_by_its_factor() {
 fn a_seed_gives_the_same_times_again() {
     let cluster = plain_with("[jitter]\nseed = 3\nmean = 0.1\n");
     let other = plain_with("[jitter]\nseed = 4\nmean = 0.1\n");
-    let step = |cluster| Session::simulate(&chain(4, 64, 100_000), &depth(1), cluster, 16, 5).unwrap().step;
+    let step = |cluster| simulate_program(&chain(4, 64, 100_000), &depth(1), cluster, 16, 5).unwrap().step;
     assert_eq!(step(&cluster), step(&cluster));
     assert_ne!(step(&cluster), step(&other));
 }
@@ -52,7 +52,7 @@ fn memory_is_counted_and_not_reserved() {
     // 60 TB per rank, more than any machine that runs this test.
     let cluster = Cluster { gpu: warpweft::cluster::Gpu { memory_bytes: 1 << 60, ..plain().gpu }, ..plain() };
     let program = chain(3, 20_000_000_000, 1000);
-    let simulated = Session::simulate(&program, &depth(3), &cluster, 4, 1).unwrap();
+    let simulated = simulate_program(&program, &depth(3), &cluster, 4, 1).unwrap();
     assert!(simulated.plan.arena.bytes() > 50_000_000_000_000, "{}", simulated.plan.arena.bytes());
 }
 
@@ -79,13 +79,13 @@ fn a_plan_of_another_mesh_than_the_world_s_is_not_bound() {
 #[test]
 fn worlds_that_cannot_be_are_refused_with_what_to_do() {
     let h200 = preset("h200x4").unwrap().unwrap();
-    let error = Session::simulate(&chain(1, 64, 1), &depth(0), &h200, 5, 1).unwrap_err();
+    let error = simulate_program(&chain(1, 64, 1), &depth(0), &h200, 5, 1).unwrap_err();
     assert!(matches!(error, SessionError::Simulator(SimError::NoLinks { ranks: 5, .. })), "{error}");
     assert!(error.to_string().contains("use at most 4 ranks"), "{error}");
 
     let small = PLAIN.replace("1_000_000_000_000", "1000");
     let small = Cluster::from_toml(&small, "small.toml").unwrap();
-    let error = Session::simulate(&chain(1, 64, 1), &depth(0), &small, 2, 1).unwrap_err().to_string();
+    let error = simulate_program(&chain(1, 64, 1), &depth(0), &small, 2, 1).unwrap_err().to_string();
     assert!(error.contains("a GPU of `plain` has 1000") && error.contains("use more ranks"), "{error}");
 
     let world = SimWorld::new(Mesh::new(2).unwrap(), plain(), Reduce::Ordered).unwrap();
@@ -107,7 +107,7 @@ fn thousands_of_ranks_of_a_deep_decoder_are_simulated_one_by_one() {
         reduce_dtype: ReduceDtype::Bf16,
         ..Config::default()
     };
-    let simulated = Session::simulate(&program, &config, &cluster, 4096, 3).unwrap();
+    let simulated = simulate_program(&program, &config, &cluster, 4096, 3).unwrap();
     println!(
         "4,096 ranks × 96 layers, {} tasks, planned, verified and four steps simulated in {:.2?}: {:.2?} a step",
         simulated.plan.tasks.len(),

@@ -14,7 +14,7 @@ use super::subject::{Observation, Subject};
 use super::world::configuration;
 use crate::cluster::Cluster;
 use crate::config::Config;
-use crate::session::Session;
+use crate::session::simulate_program;
 
 /// Predicted against measured.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,7 +63,7 @@ pub(super) fn check(
     let observation = subject.observe(experiment, steps)?;
     let config = configuration(base, experiment);
     let of_mean = u32::try_from(steps).unwrap_or(u32::MAX);
-    let predicted = Session::simulate(&experiment.program, &config, cluster, subject.ranks(), of_mean)?;
+    let predicted = simulate_program(&experiment.program, &config, cluster, subject.ranks(), of_mean)?;
     let measured = middle(observation.steps.iter().map(|step| step.duration as f64).collect()).unwrap_or(0.0);
     let step =
         Compared { count: observation.steps.len(), predicted: predicted.step.as_nanos() as f64, measured };

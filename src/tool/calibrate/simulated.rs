@@ -12,7 +12,7 @@ use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::format::{Format, Orientation, Shape};
 use crate::model::{Form, Math};
-use crate::session::{Session, Simulation};
+use crate::session::{Simulation, simulate_program};
 
 /// Ranks of one node in virtual time.
 pub(super) struct Simulated {
@@ -53,7 +53,7 @@ impl Subject for Simulated {
         let config = configuration(&self.base, experiment);
         let simulate = |steps: usize| {
             let steps = u32::try_from(steps).unwrap_or(u32::MAX);
-            Session::simulate(&experiment.program, &config, &self.cluster, ranks, steps)
+            simulate_program(&experiment.program, &config, &self.cluster, ranks, steps)
         };
         // A simulation shows its last step. Without delays all steps are that one.
         let last = simulate(2)?;

@@ -34,7 +34,7 @@ use crate::backend::sim::END;
 use crate::cluster::{Cluster, named};
 use crate::config::{ByteSize, Config, Prefetch};
 use crate::model::StepProgram;
-use crate::session::{Session, costs_of, plan_program, plan_program_on};
+use crate::session::{costs_of, plan_program, plan_program_on, simulate_program};
 use crate::trace::{Summary, read_trace};
 
 /// How much of a plan is shown.
@@ -158,7 +158,7 @@ pub fn simulate_model(options: &SimulateOptions) -> Result<String, ScheduleError
     let declared = declare(&options.model)?;
     let cluster = cluster(&options.cluster)?;
     let Declaration { name, program, config, .. } = &declared;
-    let simulation = Session::simulate(program, config, &cluster, options.ranks, options.steps)?;
+    let simulation = simulate_program(program, config, &cluster, options.ranks, options.steps)?;
     options.outputs.write_trace(&simulation.timeline)?;
     let (step, exposed) = (duration(simulation.step), 100.0 * simulation.exposure.fraction());
     let (device, prefetch) = (&simulation.device, &config.prefetch);
@@ -226,7 +226,7 @@ mod tests {
     use crate::backend::cpu::CpuSurface;
     use crate::compute::ComputeContext;
     use crate::model::Call;
-    use crate::session::block_on;
+    use crate::session::{Session, block_on};
 
     #[test]
     fn an_empty_trace_says_why_it_is_empty() {

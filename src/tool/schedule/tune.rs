@@ -15,7 +15,7 @@ use crate::cluster::Cluster;
 use crate::config::{ByteSize, Config, MeshAxes, Prefetch as Chosen};
 use crate::exec::ExecError;
 use crate::plan::{Costs, PlanError, Policy, Prefetch};
-use crate::session::{Session, SessionError, Simulation, costs_of};
+use crate::session::{SessionError, Simulation, costs_of, simulate_program_with};
 use crate::trace::{LineChart, Mark, Reference, Series};
 use crate::tune::{Candidate, Limits, Outcome, Tuner};
 
@@ -148,7 +148,7 @@ impl Bench<'_> {
     ) -> Result<Result<Simulation, (Misfit, String)>, SessionError> {
         let Declaration { program, config, .. } = self.declared;
         let config = Config { prefetch: config.prefetch.started_as(prefetch), ..config.clone() };
-        match Session::simulate_with(program, &config, self.cluster, self.ranks, steps, self.costs) {
+        match simulate_program_with(program, &config, self.cluster, self.ranks, steps, self.costs) {
             Ok(simulation) => Ok(Ok(simulation)),
             Err(error) => {
                 let words = error.to_string();

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::id::RankId;
 use crate::linear::Recipe;
 use crate::session::initial::MasterRows;
-use crate::session::{HostTime, Outcome, Session, SessionError, StepReport, block_on};
+use crate::session::{HostTime, Outcome, Session, SessionError, StepReport, block_on, simulate_program};
 use crate::trace::median;
 
 /// Steps that are simulated, so that their delays even out.
@@ -72,7 +72,7 @@ fn run(
         };
         let timed = config.trace.enabled;
         let predicted = programs.iter().map(|program| {
-            let simulated = |machine| Session::simulate(program, &config, machine, ranks(gpus), SIMULATED);
+            let simulated = |machine| simulate_program(program, &config, machine, ranks(gpus), SIMULATED);
             // The row of a traced session lends its times to the one before.
             let machine = machine.as_ref().filter(|_| !timed);
             Ok(machine.map(simulated).transpose()?.map(|simulation| simulation.step))
