@@ -28,14 +28,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut program = StepProgram::builder("train", &model);
     let tokens = 32;
     let input = program.input("input", tokens * 64, ElementType::F32)?;
-    let layer = |name: &str, weights: &[_], width: usize| Layer {
-        name: name.to_owned(),
-        weights: weights.to_vec(),
-        output_elements: tokens * width,
-        saved: Vec::new(),
-        cost: Default::default(),
-    };
-    let layers = vec![layer("up", &[up], 256), layer("down", &[down, bias], 64)];
+    let layers =
+        vec![Layer::new("up", vec![up], tokens * 256), Layer::new("down", vec![down, bias], tokens * 64)];
     let stack = LayerStack::forward(&mut program, input, layers, Form::Dense)?;
     let loss = program.output("loss", 1, ElementType::F32)?;
     let gradient = program.activation("loss.gradient", tokens * 64)?;

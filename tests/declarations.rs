@@ -2,11 +2,11 @@
 //! layers declares for the embedder.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-use warpweft::format::{ElementType, Format, Orientation, Shape};
+use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::{BufferId, WeightId};
 use warpweft::model::{
-    BufferSpec, CostHint, DeclareError, Form, Layer, LayerStack, Lifetime, Model, ParameterGroup, Phase,
-    Placement, ProgramBuilder, Reuse, Role, StepProgram, WeightSpec,
+    BufferSpec, CostHint, DeclareError, Form, Layer, LayerStack, Lifetime, Model, Phase, ProgramBuilder,
+    Reuse, Role, StepProgram, WeightSpec,
 };
 
 const ROWWISE: Orientation = Orientation::Rowwise;
@@ -29,16 +29,8 @@ fn weights_that_cannot_be_are_refused_with_the_reason_and_not_added() {
     assert!(matches!(model.replicated("none", 0, 4), Err(DeclareError::Empty { .. })));
     model.sharded("w", 64, 64, Format::F32).unwrap();
     assert!(matches!(model.replicated("w", 1, 1), Err(DeclareError::Duplicate { .. })));
-    let spec = WeightSpec {
-        name: "norm".into(),
-        shape: Shape::new(1, 64),
-        format: Format::Bf16,
-        placement: Placement::Replicated,
-        reuse: None,
-        group: None,
-        parameters: ParameterGroup::default(),
-        frozen: false,
-    };
+    let mut spec = WeightSpec::replicated("norm", 1, 64);
+    spec.format = Format::Bf16;
     assert!(matches!(model.add(spec), Err(DeclareError::ReplicatedFormat { .. })));
     let model = model.build();
     assert_eq!(model.weights().len(), 1);
@@ -234,15 +226,11 @@ fn stack_in(element: Option<ElementType>) -> (Vec<(String, ElementType)>, StepPr
     let mut program = StepProgram::builder("train", &model.build());
     let activations = element.unwrap_or(ElementType::F32);
     let input = program.input("input", 64, activations).unwrap();
-    let layer = |name: &str, weight| Layer {
-        name: name.to_owned(),
-        weights: vec![weight],
-        output_elements: 64,
-        saved: vec![
-            ("statistics".to_owned(), 2, ElementType::F32),
-            ("codes".to_owned(), 64, ElementType::U8),
-        ],
-        cost: Vec::new(),
+    let layer = |name: &str, weight| {
+        let mut layer = Layer::new(name, vec![weight], 64);
+        layer.saved.push(("statistics".to_owned(), 2, ElementType::F32));
+        layer.saved.push(("codes".to_owned(), 64, ElementType::U8));
+        layer
     };
     let layers = vec![layer("first", weights[0]), layer("second", weights[1])];
     let stack = match element {
@@ -272,13 +260,8 @@ fn the_backward_call_of_a_layer_whose_matrix_is_frozen_costs_as_much_as_its_forw
         let [input, gradient, unused] =
             ["input", "gradient", "unused"].map(|name| program.activation(name, 32).unwrap());
         program.call("begin", Phase::Forward).writes(input).writes(gradient).add().unwrap();
-        let layer = Layer {
-            name: "layer".to_owned(),
-            weights: vec![norm, weight],
-            output_elements: 32,
-            saved: Vec::new(),
-            cost: vec![CostHint { flops: 7, ..CostHint::default() }],
-        };
+        let mut layer = Layer::new("layer", vec![norm, weight], 32);
+        layer.cost.push(CostHint { flops: 7, ..CostHint::default() });
         let stack = LayerStack::forward(&mut program, input, vec![layer], Form::Planes).unwrap();
         stack.backward(&mut program, gradient, unused).unwrap();
         let program = program.build_training().unwrap();

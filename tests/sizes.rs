@@ -9,8 +9,8 @@ use warpweft::format::{
 use warpweft::id::RankId;
 use warpweft::layout::{Content, MAX_ARENA, Weights, aligned};
 use warpweft::model::{
-    BufferSpec, DeclareError, Form, Lifetime, Mesh, Model, ParameterGroup, Phase, Placement, Role,
-    ShardLayout, StepProgram, WeightSpec,
+    BufferSpec, DeclareError, Form, Lifetime, Mesh, Model, Phase, Placement, Role, ShardLayout, StepProgram,
+    WeightSpec,
 };
 use warpweft::plan::{PlanError, Policy, StepPlan};
 
@@ -30,16 +30,9 @@ fn program(spec: WeightSpec, buffer: BufferSpec) -> Result<StepProgram, DeclareE
 }
 
 fn weight(shape: Shape, format: Format, placement: Placement) -> WeightSpec {
-    WeightSpec {
-        name: "w".into(),
-        shape,
-        format,
-        placement,
-        reuse: None,
-        group: None,
-        parameters: ParameterGroup::default(),
-        frozen: false,
-    }
+    let mut spec = WeightSpec::sharded("w", shape.rows, shape.cols, format);
+    spec.placement = placement;
+    spec
 }
 
 fn plan(program: &StepProgram, ranks: u32, policy: &Policy) -> Result<StepPlan, PlanError> {

@@ -30,13 +30,9 @@ pub(crate) fn program(blocks: usize) -> StepProgram {
         };
         let weights = vec![sharded(inner), sharded(outer)];
         let norm = model.replicated(&format!("{name}.norm"), 1, WIDTH).unwrap();
-        layers.push(Layer {
-            weights: [weights, vec![norm]].concat(),
-            output_elements: ACTIVATION,
-            saved: vec![("saved".to_owned(), ACTIVATION, ElementType::F32)],
-            cost: Vec::new(),
-            name,
-        });
+        let mut layer = Layer::new(&name, [weights, vec![norm]].concat(), ACTIVATION);
+        layer.saved.push(("saved".to_owned(), ACTIVATION, ElementType::F32));
+        layers.push(layer);
     }
     let model = model.build();
     let mut program = StepProgram::builder("train", &model);

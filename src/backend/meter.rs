@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 /// What a rank's thread is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Activity {
     /// Code of this library: messages, rights, issuing, assembling reports.
     Own,
@@ -40,6 +41,7 @@ impl Activity {
 
 /// What a stretch of a rank's time on the host was spent on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HostSplit {
     /// Code of this library.
     pub own: Duration,

@@ -230,6 +230,7 @@ pub trait Backend: Send + 'static {
 
 /// When one task ran, in nanoseconds since the origin of the world's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TaskInterval {
     /// When the lane had reached the task and its waits were over.
     pub begin: u64,
@@ -240,6 +241,12 @@ pub struct TaskInterval {
 }
 
 impl TaskInterval {
+    /// That of a task for which the lane was ready at `begin`, whose last rank arrived at `joined`.
+    #[must_use]
+    pub const fn new(begin: u64, joined: u64, end: u64) -> Self {
+        Self { begin, joined, end }
+    }
+
     /// Whether the task ran and was timed. One that did not is all zeros.
     #[must_use]
     pub const fn ran(&self) -> bool {

@@ -12,6 +12,7 @@ use crate::id::{BufferId, CallId, WeightId};
 
 /// One layer of a stack.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Layer {
     /// Name; the calls are `<name>.forward` and `<name>.backward`.
     pub name: String,
@@ -25,6 +26,15 @@ pub struct Layer {
     /// Cost of the forward call, in parts that add up. Backward is taken as twice that: once for the gradient
     /// of the input, and once for those of the weights unless most of their elements are frozen.
     pub cost: Vec<CostHint>,
+}
+
+impl Layer {
+    /// A layer that saves nothing for backward but its input, and of which no cost is told. Set
+    /// [`Layer::saved`] and [`Layer::cost`] where it does.
+    #[must_use]
+    pub fn new(name: &str, weights: Vec<WeightId>, output_elements: usize) -> Self {
+        Self { name: name.to_owned(), weights, output_elements, saved: Vec::new(), cost: Vec::new() }
+    }
 }
 
 /// A stack of layers inside a program under construction.

@@ -80,19 +80,9 @@ impl ShardLayout {
 mod tests {
     use super::*;
     use crate::format::Format;
-    use crate::model::ParameterGroup;
 
     fn weight(rows: usize, format: Format) -> WeightSpec {
-        WeightSpec {
-            name: "w".into(),
-            shape: Shape { rows, cols: 16 },
-            format,
-            placement: Placement::Sharded,
-            reuse: None,
-            group: None,
-            parameters: ParameterGroup::default(),
-            frozen: false,
-        }
+        WeightSpec::sharded("w", rows, 16, format)
     }
 
     #[test]

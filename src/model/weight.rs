@@ -22,6 +22,7 @@ pub enum Placement {
 
 /// One declared weight.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct WeightSpec {
     /// Unique name, dotted by convention: `blocks.3.mlp.up`.
     pub name: String,
@@ -40,6 +41,29 @@ pub struct WeightSpec {
     /// Whether it stays as it is. A frozen weight is gathered and used like any other, and has no gradient,
     /// main grad or moments. It is quantized when masters are set, and not in steps.
     pub frozen: bool,
+}
+
+impl WeightSpec {
+    /// A sharded weight `[rows, cols]` in `format`, which trains as the configuration says and is in no group.
+    #[must_use]
+    pub fn sharded(name: &str, rows: usize, cols: usize, format: Format) -> Self {
+        Self {
+            name: name.to_owned(),
+            shape: Shape { rows, cols },
+            format,
+            placement: Placement::Sharded,
+            reuse: None,
+            group: None,
+            parameters: ParameterGroup::default(),
+            frozen: false,
+        }
+    }
+
+    /// A replicated weight `[rows, cols]`, which is in f32.
+    #[must_use]
+    pub fn replicated(name: &str, rows: usize, cols: usize) -> Self {
+        Self { placement: Placement::Replicated, ..Self::sharded(name, rows, cols, Format::F32) }
+    }
 }
 
 /// The weights of one model, in declaration order.
@@ -134,16 +158,7 @@ impl ModelBuilder {
         cols: usize,
         format: Format,
     ) -> Result<WeightId, DeclareError> {
-        self.add(WeightSpec {
-            name: name.to_owned(),
-            shape: Shape { rows, cols },
-            format,
-            placement: Placement::Sharded,
-            reuse: None,
-            group: None,
-            parameters: ParameterGroup::default(),
-            frozen: false,
-        })
+        self.add(WeightSpec::sharded(name, rows, cols, format))
     }
 
     /// Declares a replicated f32 weight of any shape.
@@ -151,16 +166,7 @@ impl ModelBuilder {
     /// # Errors
     /// A repeated or empty name, an empty shape, or one of more elements than can be addressed.
     pub fn replicated(&mut self, name: &str, rows: usize, cols: usize) -> Result<WeightId, DeclareError> {
-        self.add(WeightSpec {
-            name: name.to_owned(),
-            shape: Shape { rows, cols },
-            format: Format::F32,
-            placement: Placement::Replicated,
-            reuse: None,
-            group: None,
-            parameters: ParameterGroup::default(),
-            frozen: false,
-        })
+        self.add(WeightSpec::replicated(name, rows, cols))
     }
 
     /// Declares a weight from its parts.

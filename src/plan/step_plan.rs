@@ -59,6 +59,7 @@ impl Policy {
 
 /// One task of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+#[non_exhaustive]
 pub struct Task {
     /// What is done.
     pub op: Op,
@@ -122,6 +123,7 @@ impl std::fmt::Display for EdgeState {
 
 /// Exact byte counts of a plan, per rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[non_exhaustive]
 pub struct PlanBounds {
     /// Bytes that stay for the session's life.
     pub resident_bytes: usize,

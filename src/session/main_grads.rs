@@ -10,6 +10,7 @@ use crate::model::ShardRows;
 
 /// The main grad of the rows of one weight that a rank owns.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct MainGrad {
     /// Whose rows. Ranks at one place of several replicas own the same, and every rank all of a replicated
     /// weight's.

@@ -19,10 +19,11 @@ use crate::op::Vote;
 use crate::plan::{PlanBounds, StepPlan};
 use crate::trace::Exposure;
 
-/// How a step ended.
+/// How a step ended. There are three ways; what is told of one may become more.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Outcome {
     /// The optimizer rewrote the weights.
+    #[non_exhaustive]
     Updated {
         /// Optimizer steps taken so far.
         optimizer_step: u32,
@@ -34,6 +35,7 @@ pub enum Outcome {
     /// A gradient was infinite or not a number on some rank, or the norm of all, after clipping, too large for
     /// f32 to hold its square; no rank changed any weight. What calls wrote into carried buffers stays
     /// ([`crate::model::Lifetime::Carried`]).
+    #[non_exhaustive]
     Skipped {
         /// The norm as computed.
         norm: f32,
@@ -44,6 +46,7 @@ pub enum Outcome {
 
 /// Why steps of a program are issued although the configuration asks for a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NotRecorded {
     /// The program.
     pub program: String,

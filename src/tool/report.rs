@@ -6,6 +6,7 @@ use crate::format::{FormatError, Shape};
 
 /// What a conversion did.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Report {
     /// The tensors that were converted, in the order of the input.
     pub tensors: Vec<Converted>,

@@ -9,6 +9,7 @@ use crate::config::ByteSize;
 
 /// One trial and what was made of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Decision {
     /// What was tried.
     pub candidate: Candidate,

@@ -71,6 +71,7 @@ pub(crate) enum Outcome {
 
 /// The best so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Choice {
     /// What was tried.
     pub candidate: Candidate,

@@ -6,10 +6,10 @@
 
 use half::{bf16, f16};
 use warpweft::config::AdamMode;
-use warpweft::format::{Format, Shape, Via};
+use warpweft::format::{Format, Via};
 use warpweft::id::{BucketId, CallId, RankId, SlotId, WeightId};
 use warpweft::layout::{Content, Residency};
-use warpweft::model::{ParameterGroup, Placement, WeightSpec};
+use warpweft::model::WeightSpec;
 use warpweft::op::{AdamOperand, MasterOperand, Op, ShardOperand, Vote};
 
 use crate::device::Device;
@@ -25,15 +25,8 @@ fn weight(number: usize) -> WeightId {
 }
 
 fn specs(shapes: &[(usize, usize)], format: Format) -> Vec<WeightSpec> {
-    let named = |(number, (rows, cols)): (usize, &(usize, usize))| WeightSpec {
-        name: format!("w{number}"),
-        shape: Shape::new(*rows, *cols),
-        format,
-        placement: Placement::Sharded,
-        reuse: None,
-        group: None,
-        parameters: ParameterGroup::default(),
-        frozen: false,
+    let named = |(number, (rows, cols)): (usize, &(usize, usize))| {
+        WeightSpec::sharded(&format!("w{number}"), *rows, *cols, format)
     };
     shapes.iter().enumerate().map(named).collect()
 }

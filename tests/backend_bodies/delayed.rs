@@ -1,9 +1,9 @@
 //! The ops of delayed scaling do what the library type does, weight by weight.
 
-use warpweft::format::{AmaxChoice, DelayedScaling, Format, Shape};
+use warpweft::format::{AmaxChoice, DelayedScaling, Format};
 use warpweft::id::BucketId;
 use warpweft::layout::{Content, Delayed};
-use warpweft::model::{ParameterGroup, Placement, WeightSpec};
+use warpweft::model::WeightSpec;
 use warpweft::op::{Op, Vote};
 
 use super::harness::{Plan, QUANTIZE, run, sharded};
@@ -11,16 +11,7 @@ use super::harness::{Plan, QUANTIZE, run, sharded};
 /// DS-1. Amaxes that have no scale are among them, and a step in four is skipped.
 fn scales_and_history_follow_the_library_type_and_a_skipped_step_changes_neither() {
     let Format::Fp8Tensor(tensor) = Format::FP8_TENSOR_E4M3 else { unreachable!() };
-    let spec = |name: &str| WeightSpec {
-        name: name.into(),
-        shape: Shape::new(3, 5),
-        format: Format::Fp8Tensor(tensor),
-        placement: Placement::Sharded,
-        reuse: None,
-        group: None,
-        parameters: ParameterGroup::default(),
-        frozen: false,
-    };
+    let spec = |name: &str| WeightSpec::sharded(name, 3, 5, Format::Fp8Tensor(tensor));
     for choice in [AmaxChoice::Largest, AmaxChoice::Latest] {
         for history in [1_u32, 3] {
             let bucket = BucketId::new(0);

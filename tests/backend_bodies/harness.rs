@@ -7,13 +7,13 @@ use bytemuck::Pod;
 use warpweft::backend::{Backend, BackendError, TaskInterval};
 use warpweft::compute::ComputeFactory;
 use warpweft::config::AdamMode;
-use warpweft::format::{ElementType, Format, Orientation, Shape, Via};
+use warpweft::format::{ElementType, Format, Orientation, Via};
 use warpweft::id::{BufferId, CallId, CommId, EventId, LaneId, MicroBatchId, SlotId, TaskId, WeightId};
 use warpweft::layout::{
     ALIGNMENT, ArenaLayout, Binding, Content, Lane, LaneKind, OptimizerSettings, PlaneRegions, Region,
     Residency, Settings, Slot, Weights,
 };
-use warpweft::model::{BufferSpec, Call, Lifetime, Mesh, ParameterGroup, Phase, Placement, Role, WeightSpec};
+use warpweft::model::{BufferSpec, Call, Lifetime, Mesh, Phase, Role, WeightSpec};
 use warpweft::op::{Chunk, GatherPart, Op, Operand};
 
 use crate::device::{Device, DeviceOptions, on_every_rank};
@@ -55,16 +55,7 @@ pub(crate) struct Plan {
 
 /// A sharded weight.
 pub(crate) fn sharded(rows: usize, cols: usize, format: Format) -> WeightSpec {
-    WeightSpec {
-        name: "w".into(),
-        shape: Shape::new(rows, cols),
-        format,
-        placement: Placement::Sharded,
-        reuse: None,
-        group: None,
-        parameters: ParameterGroup::default(),
-        frozen: false,
-    }
+    WeightSpec::sharded("w", rows, cols, format)
 }
 
 #[allow(dead_code, reason = "not every program has closures or swaps tasks")]

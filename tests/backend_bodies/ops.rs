@@ -4,7 +4,7 @@ use half::bf16;
 use warpweft::format::{Directions, ElementType, Format, Orientation, Via, quantize};
 use warpweft::id::{BucketId, CallId, RankId, SlotId};
 use warpweft::layout::{Content, PlaneRegions, Region, Residency};
-use warpweft::model::{Group, Mesh, Placement, WeightSpec};
+use warpweft::model::{Group, Mesh, WeightSpec};
 use warpweft::op::{DequantizePart, GatherPart, NormRecord, Op, Reduction, ShardOperand, Vote};
 
 use super::harness::{COMPUTE, LINK, Plan, QUANTIZE, W, noise, run, sharded};
@@ -258,7 +258,7 @@ fn a_copy_moves_every_byte_and_the_fault_word_is_cleared() {
 /// Norm, vote and clip of two ranks, with a replicated weight that counts once.
 fn the_vote_is_the_same_on_every_rank_and_counts_a_replicated_weight_once() {
     let mut specs = vec![sharded(3, 2, Format::F32)];
-    specs.push(WeightSpec { name: "bias".into(), placement: Placement::Replicated, ..specs[0].clone() });
+    specs.push(WeightSpec::replicated("bias", 3, 2));
     let mut plan = Plan::new(2, &specs);
     plan.settings.optimizer.max_norm = 2.0;
     let bias = warpweft::id::WeightId::new(1);

@@ -141,7 +141,7 @@ fn the_first_step_of_a_trial_warms_up_and_is_not_measured() {
                 let step = steps.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
                 let end = 20_000_000_000 / seen.transient as u64 * FACTORS[step % FACTORS.len()];
                 into.clear();
-                into.resize(seen.tasks, TaskInterval { begin: 0, joined: 0, end });
+                into.resize(seen.tasks, TaskInterval::new(0, 0, end));
             })
         });
         let builder = trainer.builder(config(1, None), &Mischief::default());

@@ -62,10 +62,9 @@ pub(crate) fn dictated(inner: CpuBackend, machine: Machine, watch: &Watch) -> Wr
     watch.bound.lock().unwrap().push(wrapped.bound());
     wrapped.timed_by(move |Seen { transient, tasks, .. }, into| {
         let share = skew * machine(transient) / tasks as u64;
-        let interval = |task: u64| TaskInterval {
-            begin: 1 + task * share,
-            joined: 1 + task * share,
-            end: 1 + (task + 1) * share,
+        let interval = |task: u64| {
+            let begin = 1 + task * share;
+            TaskInterval::new(begin, begin, begin + share)
         };
         into.clear();
         into.extend((0..tasks as u64).map(interval));

@@ -31,7 +31,8 @@ pub(crate) fn drop_task(plan: &mut StepPlan, dropped: usize) {
 
 /// A copy of `task` at place `at` behind it. It waits for what the task waits for and signals nothing.
 pub(crate) fn duplicate(plan: &mut StepPlan, task: usize, at: usize) {
-    let copy = warpweft::plan::Task { signals: None, ..plan.tasks[task].clone() };
+    let mut copy = plan.tasks[task].clone();
+    copy.signals = None;
     plan.tasks.insert(at, copy);
     let moved = |task: TaskId| TaskId::at(task.index() + usize::from(task.index() >= at));
     for task in &mut plan.tasks {
