@@ -5,7 +5,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use warpweft::backend::BackendError;
-use warpweft::backend::cpu::WorldError;
+use warpweft::backend::cpu::CpuWorldError;
 use warpweft::backend::sim::SimError;
 use warpweft::compute::ComputeError;
 use warpweft::config::{ByteSize, ConfigError};
@@ -43,7 +43,7 @@ fn one_of_each() -> Vec<(Box<dyn Error>, &'static str)> {
         (Box::new(StoreError::File { path: "x".into(), source: missing() }), "its folder is there"),
         (Box::new(RendezvousError::WrongSecret { address: "a:1".into() }), "the same value"),
         (Box::new(BackendError::Poisoned { reason: "rank 2 is gone".into() }), "rank 2 is gone"),
-        (Box::new(WorldError::Taken { rank: RANK }), "one for each rank"),
+        (Box::new(CpuWorldError::Taken { rank: RANK }), "one for each rank"),
         (Box::new(SimError::Taken), "one rank stands for all"),
         (
             Box::new(FlowError::Poisoned { rank: RANK, what: "a right was dropped".into() }),

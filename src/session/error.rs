@@ -1,6 +1,6 @@
 //! What a session refuses, and why.
 
-use crate::backend::cpu::WorldError;
+use crate::backend::cpu::CpuWorldError;
 use crate::backend::sim::SimError;
 use crate::config::ConfigError;
 use crate::exec::ExecError;
@@ -27,7 +27,7 @@ pub enum SessionError {
     Format(#[from] FormatError),
     /// No world of ranks could be made.
     #[error(transparent)]
-    World(#[from] WorldError),
+    World(#[from] CpuWorldError),
     /// Trials cannot be limited like this.
     #[error(transparent)]
     Tune(#[from] crate::tune::LimitsError),

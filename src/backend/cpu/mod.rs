@@ -45,7 +45,7 @@ pub use memory::{ReadSlice, WriteSlice};
 #[doc(hidden)]
 pub use stream::{CpuGraph, CpuStream};
 pub use surface::{CpuSurface, on_cpu};
-pub use world::{CpuOptions, CpuWorld, WorldError};
+pub use world::{CpuOptions, CpuWorld, CpuWorldError};
 
 use self::action::Action;
 use self::memory::{Arena, BorrowError};

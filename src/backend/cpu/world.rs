@@ -36,7 +36,7 @@ pub struct CpuOptions {
 /// Why a world or one of its backends cannot be made.
 #[derive(Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum WorldError {
+pub enum CpuWorldError {
     /// A link without a speed.
     #[error("a link of {bytes_per_s} bytes per second carries nothing; give it a finite number above 0")]
     Link {
@@ -59,7 +59,7 @@ pub enum WorldError {
     },
 }
 
-debug_in_words!(WorldError);
+debug_in_words!(CpuWorldError);
 
 /// Ranks as threads of this process. One value makes the backends of all its ranks.
 #[derive(Debug)]
@@ -71,12 +71,12 @@ impl CpuWorld {
     /// A world of the mesh's ranks; its clock starts now.
     ///
     /// # Errors
-    /// [`WorldError::Link`] for a link without a speed.
-    pub fn new(mesh: Mesh, options: CpuOptions) -> Result<Self, WorldError> {
+    /// [`CpuWorldError::Link`] for a link without a speed.
+    pub fn new(mesh: Mesh, options: CpuOptions) -> Result<Self, CpuWorldError> {
         if let Some(link) = options.link
             && !link.carries()
         {
-            return Err(WorldError::Link { bytes_per_s: link.bytes_per_s });
+            return Err(CpuWorldError::Link { bytes_per_s: link.bytes_per_s });
         }
         let shared = World {
             mesh,
@@ -92,12 +92,12 @@ impl CpuWorld {
     /// The backend of one rank; it may move to the thread that drives the rank.
     ///
     /// # Errors
-    /// [`WorldError::NoSuchRank`]; [`WorldError::Taken`] the second time.
-    pub fn backend(&self, rank: RankId) -> Result<CpuBackend, WorldError> {
+    /// [`CpuWorldError::NoSuchRank`]; [`CpuWorldError::Taken`] the second time.
+    pub fn backend(&self, rank: RankId) -> Result<CpuBackend, CpuWorldError> {
         let ranks = self.shared.mesh.ranks();
-        let seat = self.shared.ranks.get(rank.index()).ok_or(WorldError::NoSuchRank { rank, ranks })?;
+        let seat = self.shared.ranks.get(rank.index()).ok_or(CpuWorldError::NoSuchRank { rank, ranks })?;
         if seat.taken.swap(true, Ordering::SeqCst) {
-            return Err(WorldError::Taken { rank });
+            return Err(CpuWorldError::Taken { rank });
         }
         Ok(CpuBackend::new(Arc::new(Presence { world: Arc::clone(&self.shared), rank })))
     }
@@ -264,11 +264,11 @@ mod tests {
     fn each_rank_has_one_backend() {
         let world = world(2);
         let first = world.backend(RankId::new(1)).unwrap();
-        assert_eq!(world.backend(RankId::new(1)).unwrap_err(), WorldError::Taken { rank: RankId::new(1) });
+        assert_eq!(world.backend(RankId::new(1)).unwrap_err(), CpuWorldError::Taken { rank: RankId::new(1) });
         drop(first);
-        assert_eq!(world.backend(RankId::new(1)).unwrap_err(), WorldError::Taken { rank: RankId::new(1) });
+        assert_eq!(world.backend(RankId::new(1)).unwrap_err(), CpuWorldError::Taken { rank: RankId::new(1) });
         let outside = world.backend(RankId::new(2)).unwrap_err();
-        assert_eq!(outside, WorldError::NoSuchRank { rank: RankId::new(2), ranks: 2 });
+        assert_eq!(outside, CpuWorldError::NoSuchRank { rank: RankId::new(2), ranks: 2 });
     }
 
     #[test]
@@ -276,7 +276,7 @@ mod tests {
         for bytes_per_s in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             let link = Some(Link { bytes_per_s, latency: Duration::ZERO });
             let made = CpuWorld::new(Mesh::new(1).unwrap(), CpuOptions { link });
-            assert!(matches!(made, Err(WorldError::Link { .. })), "{bytes_per_s}");
+            assert!(matches!(made, Err(CpuWorldError::Link { .. })), "{bytes_per_s}");
         }
     }
 }
