@@ -3,7 +3,7 @@
 //! Law: **TU-5** every policy that a tuner of these limits asks for, whatever it is told, is foreseen, but
 //! for what is planned by measured durations: so whoever must make room for trials makes it once, up front.
 
-use super::trial::{Limits, LimitsError, Outcome};
+use super::trial::{Limits, LimitsError, TrialOutcome};
 use super::tuner::Tuner;
 use crate::plan::Prefetch;
 
@@ -25,9 +25,9 @@ pub(crate) fn foreseen(
         tuner.report(if fits(candidate.prefetch) {
             found.push(candidate.prefetch);
             step /= 2;
-            Outcome::Measured { steps: vec![step], bytes: 0 }
+            TrialOutcome::Measured { steps: vec![step], bytes: 0 }
         } else {
-            Outcome::Refused { reason: "it does not fit".into() }
+            TrialOutcome::Refused { reason: "it does not fit".into() }
         });
     }
     if let Prefetch::Bytes(bytes) = configured {

@@ -26,7 +26,7 @@ pub(crate) use agreed::agreed;
 pub use decision::{Decision, Verdict};
 pub(crate) use foreseen::foreseen;
 pub use trial::{Candidate, Choice, LimitsError};
-pub(crate) use trial::{Limits, Outcome};
+pub(crate) use trial::{Limits, TrialOutcome};
 pub(crate) use tuner::Tuner;
 
 #[cfg(test)]

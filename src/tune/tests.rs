@@ -10,12 +10,12 @@ fn new(configured: Prefetch, limits: Limits) -> Tuner {
 }
 
 /// Runs a tuner to its end; `machine` gives step time and bytes of a policy.
-fn tune(tuner: Tuner, machine: impl Fn(Candidate) -> Outcome) -> Tuner {
+fn tune(tuner: Tuner, machine: impl Fn(Candidate) -> TrialOutcome) -> Tuner {
     tune_by(tuner, machine)
 }
 
 /// As [`tune`], by a machine that changes.
-fn tune_by(mut tuner: Tuner, mut machine: impl FnMut(Candidate) -> Outcome) -> Tuner {
+fn tune_by(mut tuner: Tuner, mut machine: impl FnMut(Candidate) -> TrialOutcome) -> Tuner {
     while let Some(candidate) = tuner.next_trial() {
         assert_eq!(tuner.next_trial(), Some(candidate), "asking twice changes nothing");
         tuner.report(machine(candidate));
@@ -23,11 +23,11 @@ fn tune_by(mut tuner: Tuner, mut machine: impl FnMut(Candidate) -> Outcome) -> T
     tuner
 }
 
-fn took(step: u64, bytes: usize) -> Outcome {
-    Outcome::Measured { steps: vec![step; 2], bytes }
+fn took(step: u64, bytes: usize) -> TrialOutcome {
+    TrialOutcome::Measured { steps: vec![step; 2], bytes }
 }
 
-fn by_depth(candidate: Candidate) -> Outcome {
+fn by_depth(candidate: Candidate) -> TrialOutcome {
     match candidate.prefetch {
         Prefetch::Depth(depth) => took(1000 - 100 * u64::from(depth.min(4)), 100 * depth as usize),
         _ => took(900, 50),
@@ -106,7 +106,7 @@ fn no_more_steps_are_spent_than_there_are() {
                 Prefetch::Depth(depth) => 10_000 / (1 + u64::from(depth)),
                 _ => 20_000,
             };
-            Outcome::Measured { steps: vec![step; candidate.steps as usize], bytes: 1 }
+            TrialOutcome::Measured { steps: vec![step; candidate.steps as usize], bytes: 1 }
         };
         let tuner = tune(new(Prefetch::Depth(0), limits), ever_faster);
         let spent: u32 = tuner.log().iter().map(|decision| decision.candidate.steps).sum();
@@ -126,7 +126,7 @@ fn a_difference_within_the_hysteresis_changes_nothing() {
 #[test]
 fn a_policy_that_cannot_be_planned_is_logged_and_passed_over() {
     let machine = |candidate: Candidate| match candidate.prefetch {
-        Prefetch::Auto => Outcome::Refused { reason: "no costs".into() },
+        Prefetch::Auto => TrialOutcome::Refused { reason: "no costs".into() },
         _ => by_depth(candidate),
     };
     let tuner = tune(new(Prefetch::Depth(1), Limits::default()), machine);
@@ -156,7 +156,7 @@ fn ranks_agree_on_the_median_of_what_they_measured() {
 #[test]
 fn a_trial_of_which_no_step_was_measured_is_spent_and_never_the_choice() {
     let limits = Limits { steps: 6, per_trial: 3, ..Limits::default() };
-    let nothing = |_| Outcome::Measured { steps: Vec::new(), bytes: 1 };
+    let nothing = |_| TrialOutcome::Measured { steps: Vec::new(), bytes: 1 };
     let tuner = tune(new(Prefetch::Depth(1), limits), nothing);
     let reasons: Vec<String> = tuner.log().iter().map(Decision::to_string).collect();
     assert_eq!((tuner.choice(), reasons.len()), (None, 2), "{reasons:?}");
@@ -172,7 +172,7 @@ fn a_policy_of_which_no_step_was_measured_is_tried_once_more_and_not_twice() {
         let tuner = tune_by(new(Prefetch::Depth(1), Limits::default()), |_| {
             trials += 1;
             if trials <= failing {
-                return Outcome::Measured { steps: Vec::new(), bytes: 1 };
+                return TrialOutcome::Measured { steps: Vec::new(), bytes: 1 };
             }
             took(1000, 1)
         });
@@ -186,7 +186,7 @@ fn a_policy_of_which_no_step_was_measured_is_tried_once_more_and_not_twice() {
 #[test]
 fn a_slow_step_of_two_does_not_discard_a_policy() {
     let slow_once = |candidate: Candidate| match candidate.prefetch {
-        Prefetch::Depth(2) => Outcome::Measured { steps: vec![9000, 100], bytes: 1 },
+        Prefetch::Depth(2) => TrialOutcome::Measured { steps: vec![9000, 100], bytes: 1 },
         _ => took(1000, 1),
     };
     let tuner = tune(new(Prefetch::Depth(2), Limits::default()), slow_once);
@@ -221,7 +221,7 @@ proptest! {
         let mut times = times.into_iter();
         let tuner = tune_by(new(configured, limits), |candidate| {
             if !fits(candidate.prefetch) {
-                return Outcome::Refused { reason: "it does not fit".into() };
+                return TrialOutcome::Refused { reason: "it does not fit".into() };
             }
             took(times.next().unwrap_or(7), 1)
         });

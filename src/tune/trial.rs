@@ -54,7 +54,7 @@ pub struct Candidate {
 
 /// What came of a trial.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum TrialOutcome {
     /// It ran.
     Measured {
         /// Nanoseconds of each step that was measured, as all ranks agreed on ([`super::agreed`]).

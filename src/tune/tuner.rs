@@ -3,7 +3,7 @@
 //! Law: TU-1 to TU-4 of this room.
 
 use super::decision::{Decision, Verdict};
-use super::trial::{Candidate, Choice, Limits, LimitsError, Outcome};
+use super::trial::{Candidate, Choice, Limits, LimitsError, TrialOutcome};
 use crate::config::Tune;
 use crate::plan::Prefetch;
 use crate::trace::lower_median;
@@ -104,12 +104,12 @@ impl Tuner {
     /// Tells what came of the candidate that was asked for last; without one, nothing changes. One that ran
     /// without a step that was measured is asked for once more, as long as there are steps: the first steps
     /// of a run may fail for reasons of their own, such as a loss scale that is still too large.
-    pub(crate) fn report(&mut self, outcome: Outcome) {
+    pub(crate) fn report(&mut self, outcome: TrialOutcome) {
         let Some(candidate) = self.asked.take() else { return };
         let is_first = self.again.take().is_none();
         let (verdict, step) = match outcome {
-            Outcome::Refused { reason } => (Verdict::Refused { reason }, None),
-            Outcome::Measured { steps, bytes } => {
+            TrialOutcome::Refused { reason } => (Verdict::Refused { reason }, None),
+            TrialOutcome::Measured { steps, bytes } => {
                 self.spent = self.spent.saturating_add(candidate.steps).min(self.limits.steps);
                 match lower_median(steps) {
                     None => {

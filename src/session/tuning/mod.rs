@@ -37,7 +37,7 @@ use crate::exec::Adoption;
 use crate::id::ProgramId;
 use crate::model::StepProgram;
 use crate::plan::{Costs, StepPlan};
-use crate::tune::{Candidate, Choice, Decision, Limits, Outcome, Tuner, Verdict};
+use crate::tune::{Candidate, Choice, Decision, Limits, TrialOutcome, Tuner, Verdict};
 
 /// How a session tunes itself: what it tried, and what it chose. Its text is a table of the trials with the
 /// configuration to paste.
@@ -143,7 +143,7 @@ impl Tuning {
         }
         let plan = Arc::clone(trial.plan());
         let (steps, tasks) = trial.measured();
-        self.tuner.report(Outcome::Measured { steps, bytes: plan.bounds.transient_bytes });
+        self.tuner.report(TrialOutcome::Measured { steps, bytes: plan.bounds.transient_bytes });
         let is_chosen = |decision: &Decision| matches!(decision.verdict, Verdict::Chosen { .. });
         if self.tuner.log().last().is_some_and(is_chosen) {
             self.plans.learn(&plan, &tasks);
@@ -166,7 +166,7 @@ impl Tuning {
                 Err(refusal) => {
                     let fits = refusal.needed().is_none_or(|needed| self.tuner.planned(needed));
                     if fits {
-                        self.tuner.report(Outcome::Refused { reason: refusal.to_string() });
+                        self.tuner.report(TrialOutcome::Refused { reason: refusal.to_string() });
                     }
                 }
             }

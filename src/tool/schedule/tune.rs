@@ -17,7 +17,7 @@ use crate::exec::ExecError;
 use crate::plan::{Costs, PlanError, Policy, Prefetch};
 use crate::session::{SessionError, Simulation, costs_of, simulate_program_with};
 use crate::trace::{LineChart, Mark, Reference, Series};
-use crate::tune::{Candidate, Limits, Outcome, Tuner};
+use crate::tune::{Candidate, Limits, TrialOutcome, Tuner};
 
 /// Depths of the sweep.
 const DEPTHS: [u32; 8] = [0, 1, 2, 3, 4, 8, 16, 32];
@@ -184,14 +184,14 @@ impl Bench<'_> {
                     refusal = words;
                     match misfit {
                         Misfit::Budget(bytes) if !tuner.planned(bytes) => {}
-                        _ => tuner.report(Outcome::Refused { reason: misfit.words() }),
+                        _ => tuner.report(TrialOutcome::Refused { reason: misfit.words() }),
                     }
                 }
                 Ok(simulation) => {
                     let nanoseconds =
                         |time: &std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
                     let steps = simulation.steps.iter().map(nanoseconds).collect();
-                    tuner.report(Outcome::Measured { steps, bytes: simulation.plan.bounds.transient_bytes });
+                    tuner.report(TrialOutcome::Measured { steps, bytes: simulation.plan.bounds.transient_bytes });
                 }
             }
         }
