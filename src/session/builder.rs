@@ -12,7 +12,7 @@ use super::plans::{Plans, host_buffers};
 use super::recorder::Recorder;
 use super::tuning::Tuning;
 use super::{Program, Session, SessionError, Staged, Unseen, costs};
-use crate::backend::cpu::{CpuOptions, CpuWorld, Link};
+use crate::backend::cpu::{CpuOptions, CpuWorld, Pace};
 use crate::backend::{Backend, Checked};
 use crate::compute::{Compute, ComputeError, ComputeFactory, Seat, Surface};
 use crate::config::{ByteSize, Config, Reduce, Transport};
@@ -256,7 +256,7 @@ impl SessionBuilder<crate::backend::cpu::CpuSurface> {
             return Err(self.config.unsupported("transport", "which is a way between GPUs", advice).into());
         }
         let pace = &self.config.cpu.link;
-        let link = pace.bytes_per_s.map(|bytes_per_s| Link {
+        let link = pace.bytes_per_s.map(|bytes_per_s| Pace {
             bytes_per_s,
             latency: Duration::from_secs_f64(pace.latency_us * 1e-6),
         });

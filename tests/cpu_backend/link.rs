@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use warpweft::backend::cpu::{CpuOptions, Link};
+use warpweft::backend::cpu::{CpuOptions, Pace};
 use warpweft::format::Format;
 use warpweft::layout::Content;
 use warpweft::op::Op;
@@ -18,7 +18,7 @@ fn a_paced_link_holds_a_collective_for_latency_and_bytes() {
     let to = plan.transient("gathered", Content::Gathered(W, ROWWISE));
     plan.op(LINK, Op::gather(W, ROWWISE, from, to));
     // 32 KiB from the one peer at 1 MiB/s: 31 ms, and 5 ms on top.
-    let link = Link { bytes_per_s: 1024.0 * 1024.0, latency: Duration::from_millis(5) };
+    let link = Pace { bytes_per_s: 1024.0 * 1024.0, latency: Duration::from_millis(5) };
     let received = (rows / 2 * cols * 4) as f64;
     let least = Duration::from_secs_f64(received / link.bytes_per_s) + link.latency;
     let intervals = on_every_rank(plan, CpuOptions { link: Some(link) }, move |backend, plan| {

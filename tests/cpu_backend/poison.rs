@@ -3,7 +3,7 @@
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use warpweft::backend::cpu::{CpuOptions, CpuSurface, CpuWorld, Link};
+use warpweft::backend::cpu::{CpuOptions, CpuSurface, CpuWorld, Pace};
 use warpweft::backend::{Backend, BackendError};
 use warpweft::compute::{ComputeContext, ComputeError, ComputeFactory};
 use warpweft::format::Format;
@@ -70,7 +70,7 @@ fn an_abort_wakes_every_kind_of_wait_on_every_rank() {
 #[test]
 fn an_abort_wakes_a_paced_link() {
     // An hour at least.
-    let link = Some(Link { bytes_per_s: 1e9, latency: Duration::from_secs(3600) });
+    let link = Some(Pace { bytes_per_s: 1e9, latency: Duration::from_secs(3600) });
     let begin = Instant::now();
     let all_wait = Barrier::new(2);
     on_every_rank(two_collectives(2), CpuOptions { link }, move |backend, plan| {

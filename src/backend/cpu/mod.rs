@@ -20,7 +20,7 @@ mod context;
 mod delayed;
 mod gradient;
 mod lane;
-mod link;
+mod pace;
 mod memory;
 mod op_error;
 mod ops;
@@ -40,7 +40,7 @@ use std::time::Instant;
 
 #[doc(hidden)]
 pub use bound::CpuBound;
-pub use link::Link;
+pub use pace::Pace;
 pub use memory::{ReadSlice, WriteSlice};
 #[doc(hidden)]
 pub use stream::{CpuGraph, CpuStream};
@@ -114,7 +114,7 @@ impl Backend for CpuBackend {
         let world = &self.presence.world;
         let link = match world.options.link {
             None => "links as fast as memory".to_owned(),
-            Some(Link { bytes_per_s, latency }) => {
+            Some(Pace { bytes_per_s, latency }) => {
                 format!("links paced to {} MB/s and {}", bytes_per_s * 1e-6, Nanoseconds::from(latency))
             }
         };

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use super::CpuBackend;
-use super::link::Link;
+use super::pace::Pace;
 use super::memory::Arena;
 use super::rendezvous::Rendezvous;
 use super::roll::{Roll, Ticket};
@@ -30,7 +30,7 @@ use crate::model::{Group, Mesh};
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CpuOptions {
     /// Paces every collective; `None` runs it as fast as memory allows.
-    pub link: Option<Link>,
+    pub link: Option<Pace>,
 }
 
 /// Why a world or one of its backends cannot be made.
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn a_link_without_a_speed_is_refused() {
         for bytes_per_s in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            let link = Some(Link { bytes_per_s, latency: Duration::ZERO });
+            let link = Some(Pace { bytes_per_s, latency: Duration::ZERO });
             let made = CpuWorld::new(Mesh::new(1).unwrap(), CpuOptions { link });
             assert!(matches!(made, Err(CpuWorldError::Link { .. })), "{bytes_per_s}");
         }
