@@ -36,7 +36,7 @@ fn fit(weight: WeightId, call: &Call, context: &ComputeContext<'_, CpuSurface>) 
     let (input, loss) = (context.buffer_named("input")?, context.buffer_named("loss")?);
     let w = context.dense(weight, Orientation::Rowwise)?;
     let inputs = context.read::<f32>(input)?;
-    let mut gradient = if call.grads.is_empty() { None } else { Some(context.gradient(weight)?) };
+    let mut gradient = if call.gradients.is_empty() { None } else { Some(context.gradient(weight)?) };
     if let Some(gradient) = &mut gradient {
         gradient.fill(0.0);
     }

@@ -115,7 +115,7 @@ impl Counter {
         let mut counts = context.write::<f32>(counts)?;
         counts.iter_mut().for_each(|count| *count += 1.0 + context.rank().number() as f32);
         context.write::<f32>(output)?.copy_from_slice(&counts);
-        if !call.grads.is_empty() {
+        if !call.gradients.is_empty() {
             context.gradient(self.weight)?.fill(if trouble == 1 { f32::NAN } else { 0.5 });
         }
         Ok(())

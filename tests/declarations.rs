@@ -266,7 +266,7 @@ fn the_backward_call_of_a_layer_whose_matrix_is_frozen_costs_as_much_as_its_forw
         stack.backward(&mut program, gradient, unused).unwrap();
         let program = program.build_training().unwrap();
         let call = program.calls().last().unwrap();
-        (call.cost[0].flops, call.grads.iter().map(|gradient| gradient.weight).collect::<Vec<_>>())
+        (call.cost[0].flops, call.gradients.iter().map(|gradient| gradient.weight).collect::<Vec<_>>())
     };
     assert_eq!(backward(&[]), (14, vec![norm, weight]));
     assert_eq!(backward(&[weight]), (7, vec![norm]));

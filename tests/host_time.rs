@@ -56,7 +56,7 @@ fn halves(_: RankId) -> impl FnMut(&Call, &ComputeContext<'_, CpuSurface>) -> Re
         for access in call.buffers.iter().filter(|access| access.access.writes()) {
             context.write::<f32>(access.buffer)?.fill(0.25);
         }
-        for gradient in &call.grads {
+        for gradient in &call.gradients {
             context.gradient(gradient.weight)?.fill(0.5);
         }
         Ok(())

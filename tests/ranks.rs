@@ -41,7 +41,7 @@ fn plans(depth: u32, ranks: u32) -> (Arc<StepPlan>, Arc<StepPlan>) {
 fn closures() -> ComputeFactory<CpuSurface> {
     Arc::new(|_| {
         let halves = |call: &Call, context: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> {
-            for gradient in &call.grads {
+            for gradient in &call.gradients {
                 context.gradient(gradient.weight)?.fill(0.5);
             }
             for access in call.buffers.iter().filter(|access| access.access.writes()) {
@@ -306,7 +306,7 @@ fn a_step_is_issued_to_its_end_while_the_device_stands_still() {
                 let limit = HANGS;
                 let waited = bell.wait_timeout_while(open.lock().unwrap(), limit, shut).unwrap().1;
                 closed.fetch_add(usize::from(waited.timed_out()), Ordering::SeqCst);
-                call.grads.iter().try_for_each(|gradient| {
+                call.gradients.iter().try_for_each(|gradient| {
                     context.gradient(gradient.weight)?.fill(0.5);
                     Ok::<_, ComputeError>(())
                 })

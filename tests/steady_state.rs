@@ -38,7 +38,7 @@ impl Place for Cpu {
         for access in call.buffers.iter().filter(|access| access.access.writes()) {
             context.write::<f32>(access.buffer)?.fill(0.25);
         }
-        for gradient in &call.grads {
+        for gradient in &call.gradients {
             context.gradient(gradient.weight)?.fill(0.125);
         }
         if call.name == "b1" {

@@ -69,7 +69,7 @@ impl Place for Gpus {
         for access in call.buffers.iter().filter(|access| access.access.writes()) {
             fill(context, &context.write::<f32>(access.buffer)?, 0.25);
         }
-        for gradient in &call.grads {
+        for gradient in &call.gradients {
             fill(context, &context.gradient(gradient.weight)?, 0.125);
         }
         if call.name == "b1" {

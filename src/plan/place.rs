@@ -69,7 +69,7 @@ pub(super) fn place(
     }
     if is_prologue {
         passes::quantize(&mut draft, None);
-    } else if request.calls.iter().any(|call| !call.grads.is_empty()) {
+    } else if request.calls.iter().any(|call| !call.gradients.is_empty()) {
         passes::reduce(&mut draft, timetable.reductions);
     }
     if request.updates_weights {

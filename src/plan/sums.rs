@@ -35,7 +35,7 @@ pub(super) fn check_sums(
     let mut sums: HashMap<(WeightId, Option<MicroBatchId>), Sum<'_>> = HashMap::new();
     for call in calls {
         let micro_batch = (every == ReduceEvery::MicroBatch).then_some(call.micro_batch);
-        for gradient in &call.grads {
+        for gradient in &call.gradients {
             let sum = sums.entry((gradient.weight, micro_batch)).or_default();
             sum.addends += 1;
             if gradient.element != ElementType::F32 {

@@ -63,7 +63,7 @@ impl Session {
         }
         let faulted = (ranks.iter().enumerate())
             .find_map(|(rank, report)| report.fault.as_ref().map(|fault| (RankId::at(rank), fault)));
-        if plan.calls.iter().any(|call| !call.grads.is_empty()) {
+        if plan.calls.iter().any(|call| !call.gradients.is_empty()) {
             self.has_gradients = faulted.is_none();
         }
         if let Some((rank, fault)) = faulted {

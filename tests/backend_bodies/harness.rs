@@ -129,7 +129,7 @@ impl Plan {
             micro_batch: MicroBatchId::default(),
             phase: Phase::Forward,
             uses: Vec::new(),
-            grads: Vec::new(),
+            gradients: Vec::new(),
             buffers: Vec::new(),
             cost: Vec::new(),
             dynamic: false,

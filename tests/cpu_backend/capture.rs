@@ -35,7 +35,7 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
         form: warpweft::model::Form::Dense,
         reuse: None,
     });
-    plan.calls[0].grads.push(Gradient { weight: W, element: ElementType::F32 });
+    plan.calls[0].gradients.push(Gradient { weight: W, element: ElementType::F32 });
     assert_eq!(call, TaskId::new(3));
     plan.op(COMPUTE, Op::ZeroPadding { weight: W, gradient });
     plan.fence(COMPUTE, LINK);

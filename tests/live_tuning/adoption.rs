@@ -41,7 +41,7 @@ impl Plans {
 fn closures() -> ComputeFactory<CpuSurface> {
     Arc::new(|_| {
         let halves = |call: &Call, context: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> {
-            for gradient in &call.grads {
+            for gradient in &call.gradients {
                 context.gradient(gradient.weight)?.fill(0.5);
             }
             Ok(())

@@ -127,7 +127,7 @@ pub(crate) fn features() -> Vec<Feature> {
             let shard = &plan.weights.layout(weight).shard;
             shard.padded_rows() > shard.shape.rows
         };
-        let all = || sample.program.calls().iter().flat_map(|call| &call.grads);
+        let all = || sample.program.calls().iter().flat_map(|call| &call.gradients);
         let written = |padded| {
             move |gradient: &&Gradient| {
                 gradient.element == ElementType::Bf16 && is_padded(gradient.weight) == padded
@@ -139,7 +139,7 @@ pub(crate) fn features() -> Vec<Feature> {
         let mixed = |call: &Call| {
             [ElementType::F32, ElementType::Bf16]
                 .into_iter()
-                .all(|element| call.grads.iter().any(|gradient| gradient.element == element))
+                .all(|element| call.gradients.iter().any(|gradient| gradient.element == element))
         };
         plan.policy.reduce_dtype == ReduceDtype::F32 && plan.calls.iter().any(mixed)
     });

@@ -30,7 +30,7 @@ fn write_all<S: Surface>(call: &Call, context: &ComputeContext<'_, S>) -> Result
     for access in call.buffers.iter().filter(|access| access.access.writes()) {
         context.write_bytes(access.buffer)?;
     }
-    call.grads.iter().try_for_each(|gradient| context.gradient(gradient.weight).map(drop))
+    call.gradients.iter().try_for_each(|gradient| context.gradient(gradient.weight).map(drop))
 }
 
 /// What a session of three steps asks of `backend`.

@@ -130,14 +130,14 @@ fn a_call_writes_a_gradient_only_into_a_slot_of_its_element_type() {
     for (name, element) in [("wide", ElementType::F32), ("narrow", ElementType::Bf16)] {
         let mut plan = training();
         let of = weight(&plan, name);
-        let declared = plan.calls[0].grads.iter_mut().find(|gradient| gradient.weight == of).unwrap();
+        let declared = plan.calls[0].gradients.iter_mut().find(|gradient| gradient.weight == of).unwrap();
         declared.element = element;
         let task = plan.describe(TaskId::at(position(&plan, 0, |op| matches!(op, Op::Compute { .. }))));
         refused(&plan, &[&task, "gradient of `", name]);
     }
     for element in [ElementType::U8, ElementType::U32] {
         let mut plan = training();
-        plan.calls[0].grads[0].element = element;
+        plan.calls[0].gradients[0].element = element;
         refused(&plan, &["PL-10", "writes the gradient of `wide`", "declare gradients in f32 or bf16"]);
     }
 }

@@ -38,7 +38,7 @@ fn every_name_of_something_absent_is_refused_without_a_panic() {
         }),
         ("weight 9999", |plan| {
             let weight = WeightId::new(FAR);
-            plan.calls[0].grads.push(Gradient { weight, element: ElementType::F32 });
+            plan.calls[0].gradients.push(Gradient { weight, element: ElementType::F32 });
         }),
         ("weight 9999", |plan| plan.arena.slots[40].content = Content::Transposed(WeightId::new(FAR))),
         ("call 9999", |plan| {

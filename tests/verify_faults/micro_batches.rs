@@ -28,7 +28,7 @@ fn added(plan: &StepPlan, nth: usize) -> usize {
 fn the_proof_counts_every_contribution_of_every_micro_batch() {
     for reduce_every in [ReduceEvery::Call, ReduceEvery::MicroBatch, ReduceEvery::Step] {
         let plan = plan(&Policy { reduce_every, ..policy() });
-        let each: usize = accumulating_program(3).calls().iter().map(|call| call.grads.len()).sum();
+        let each: usize = accumulating_program(3).calls().iter().map(|call| call.gradients.len()).sum();
         assert_eq!(verify(&plan).unwrap().gradients, 3 * each, "{reduce_every:?}");
     }
 }

@@ -75,14 +75,14 @@ pub(crate) fn run(
     for access in call.buffers.iter().filter(|access| access.access.reads()) {
         digest.bytes(bytemuck::cast_slice(&context.read::<f32>(access.buffer)?));
     }
-    for (position, Gradient { weight, element }) in call.grads.iter().copied().enumerate() {
+    for (position, Gradient { weight, element }) in call.gradients.iter().copied().enumerate() {
         match element {
             ElementType::Bf16 => digest.fill_bf16(position, &mut context.gradient_bf16(weight)?),
             _ => digest.fill(position, &mut context.gradient(weight)?),
         }
     }
     for (position, access) in call.buffers.iter().enumerate().filter(|(_, access)| access.access.writes()) {
-        digest.fill(call.grads.len() + position, &mut context.write::<f32>(access.buffer)?);
+        digest.fill(call.gradients.len() + position, &mut context.write::<f32>(access.buffer)?);
     }
     Ok(())
 }

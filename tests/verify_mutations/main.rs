@@ -64,7 +64,7 @@ fn no_valid_plan_is_refused_and_the_judge_finds_no_harm_in_any() {
             tasks += proof.tasks;
             let declared = |count: fn(&Call) -> usize| plan.calls.iter().map(count).sum::<usize>();
             assert_eq!(proof.uses, declared(|call| call.uses.len()), "seed {seed}");
-            assert_eq!(proof.gradients, declared(|call| call.grads.len()), "seed {seed}");
+            assert_eq!(proof.gradients, declared(|call| call.gradients.len()), "seed {seed}");
             assert_eq!(proof.buffers, declared(|call| call.buffers.len()), "seed {seed}");
             assert_eq!(Original::new(&plan).harm(&plan), None, "seed {seed}");
         }

@@ -138,7 +138,7 @@ fn one_rank(
             for access in call.buffers.iter().filter(|access| access.access.reads()) {
                 digest.bytes(bytemuck::cast_slice(&memory[&access.buffer]));
             }
-            for (position, Gradient { weight, element }) in call.grads.iter().enumerate() {
+            for (position, Gradient { weight, element }) in call.gradients.iter().enumerate() {
                 let mut values = vec![0.0; model.weight(*weight).shape.elements()];
                 digest.fill(position, &mut values);
                 if *element == ElementType::Bf16 {
@@ -150,7 +150,7 @@ fn one_rank(
                 call.buffers.iter().enumerate().filter(|(_, access)| access.access.writes())
             {
                 let mut values = vec![0.0; program.buffers()[access.buffer.index()].elements];
-                digest.fill(call.grads.len() + position, &mut values);
+                digest.fill(call.gradients.len() + position, &mut values);
                 memory.insert(access.buffer, values);
             }
         }

@@ -193,7 +193,7 @@ impl ProgramBuilder {
     /// A program without name or calls, a buffer read before it is written, an input nobody reads, an output
     /// nobody writes, a call-lifetime buffer of two calls, a gradient nobody would consume.
     pub fn build_evaluation(self) -> Result<StepProgram, DeclareError> {
-        if let Some(call) = self.calls.iter().find(|call| !call.grads.is_empty()) {
+        if let Some(call) = self.calls.iter().find(|call| !call.gradients.is_empty()) {
             return Err(DeclareError::LostGradient { program: self.name, call: call.name.clone() });
         }
         self.build(false)

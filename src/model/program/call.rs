@@ -91,7 +91,7 @@ pub struct Call {
     pub uses: Vec<Use>,
     /// Weights whose full gradient `[rows, cols]` the call overwrites, each once; the scheduler reduces
     /// and accumulates every such contribution, in f32.
-    pub grads: Vec<Gradient>,
+    pub gradients: Vec<Gradient>,
     /// Buffers accessed.
     pub buffers: Vec<BufferAccess>,
     /// What the call costs, in parts that add up.
@@ -106,6 +106,6 @@ impl Call {
     /// The element type in which the call writes its gradient of `weight`; `None` if it writes none.
     #[must_use]
     pub fn gradient(&self, weight: WeightId) -> Option<ElementType> {
-        self.grads.iter().find(|gradient| gradient.weight == weight).map(|gradient| gradient.element)
+        self.gradients.iter().find(|gradient| gradient.weight == weight).map(|gradient| gradient.element)
     }
 }

@@ -24,7 +24,7 @@ impl ProgramBuilder {
                 micro_batch: MicroBatchId::default(),
                 phase,
                 uses: Vec::new(),
-                grads: Vec::new(),
+                gradients: Vec::new(),
                 buffers: Vec::new(),
                 cost: Vec::new(),
                 dynamic: false,
@@ -72,7 +72,7 @@ impl CallBuilder<'_> {
     /// added to it on its rank, so where several calls or micro-batches write gradients of the weight,
     /// `reduce_every` must be `"call"`.
     pub fn gradient_in(mut self, weight: WeightId, element: ElementType) -> Self {
-        self.call.grads.push(Gradient { weight, element });
+        self.call.gradients.push(Gradient { weight, element });
         self
     }
 
@@ -156,7 +156,7 @@ impl CallBuilder<'_> {
             check_use(&call.name, usage, spec)?;
         }
         let mut seen = BTreeSet::new();
-        for Gradient { weight, element } in &call.grads {
+        for Gradient { weight, element } in &call.gradients {
             let spec = model.weights().get(weight.index()).ok_or_else(|| unknown_weight(weight))?;
             check_gradient(&call.name, *element, spec)?;
             if !seen.insert(*weight) {

@@ -33,7 +33,7 @@ pub(in super::super) fn compute(draft: &mut Draft<'_>, buffers: &[Vec<Option<Slo
             }
         }
         let mut padded = Vec::new();
-        for Gradient { weight, element } in &call.grads {
+        for Gradient { weight, element } in &call.gradients {
             let name = draft.name(*weight);
             let content = Content::written(*weight, id, *element);
             let slot = draft.transient(format!("{name} gradient of {}", call.label()), content);

@@ -71,7 +71,7 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, reductions: Reductions) {
     let mut begun = BTreeSet::new();
     for (stage, id, call) in draft.stages_of_calls() {
         let mut collected: Vec<Collected> = Vec::new();
-        for Gradient { weight, element } in call.grads.iter().copied() {
+        for Gradient { weight, element } in call.gradients.iter().copied() {
             match draft.weights.layout(weight).placement {
                 Placement::Replicated => {
                     let from = draft.slot(Content::Gradient(weight, id));
@@ -266,7 +266,7 @@ fn together(draft: &Draft<'_>, weight: WeightId, id: CallId, call: &Call) -> Tog
 fn spans(draft: &Draft<'_>) -> HashMap<Together, Span> {
     let mut spans: HashMap<Together, Span> = HashMap::new();
     for (_, id, call) in draft.stages_of_calls() {
-        for gradient in &call.grads {
+        for gradient in &call.gradients {
             let span = spans.entry(together(draft, gradient.weight, id, call));
             span.or_insert(Span { first: id, last: id }).last = id;
         }

@@ -128,7 +128,7 @@ impl Ids<'_> {
             .uses
             .iter()
             .map(|usage| usage.weight)
-            .chain(call.grads.iter().map(|gradient| gradient.weight))
+            .chain(call.gradients.iter().map(|gradient| gradient.weight))
         {
             self.weight(weight, &place)?;
         }

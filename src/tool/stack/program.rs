@@ -246,7 +246,7 @@ mod tests {
             program.calls().iter().flat_map(|call| call.uses.clone()).collect()
         };
         let gradients = |program: &StepProgram| -> Vec<_> {
-            program.calls().iter().flat_map(|call| call.grads.clone()).collect()
+            program.calls().iter().flat_map(|call| call.gradients.clone()).collect()
         };
         assert_eq!(uses(by_weight), uses(by_block));
         assert_eq!(gradients(by_weight), gradients(by_block));

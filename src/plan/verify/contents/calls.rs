@@ -122,7 +122,7 @@ impl Run<'_> {
         let Running { task, call, .. } = running;
         let mut expected: Vec<(OperandRole, Access)> = Vec::new();
         expected.extend((0..call.uses.len()).map(|position| (OperandRole::Use(position), Access::Read)));
-        let gradients = call.grads.iter().map(|gradient| OperandRole::Gradient(gradient.weight));
+        let gradients = call.gradients.iter().map(|gradient| OperandRole::Gradient(gradient.weight));
         expected.extend(gradients.map(|role| (role, Access::Write)));
         expected
             .extend(call.buffers.iter().map(|access| (OperandRole::Buffer(access.buffer), access.access)));

@@ -75,7 +75,7 @@ impl<'p> Run<'p> {
     fn new(plan: &'p StepPlan) -> Self {
         let mut contributors = vec![Vec::new(); plan.weights.layouts.len()];
         for (number, call) in plan.calls.iter().enumerate() {
-            for gradient in &call.grads {
+            for gradient in &call.gradients {
                 contributors[gradient.weight.index()].push(CallId::at(number));
             }
         }
