@@ -93,7 +93,7 @@ struct Target<'a> {
 /// The operands of both gradients of a layer. `Y` converts into [`Activations`] and `X` into an [`Input`];
 /// slices of bf16 do.
 #[derive(Debug)]
-pub struct Backward<'a, 'w, Y = DeviceSlice<'a, bf16>, X = DeviceSlice<'a, bf16>> {
+pub struct BackwardOperands<'a, 'w, Y = DeviceSlice<'a, bf16>, X = DeviceSlice<'a, bf16>> {
     /// Gradient of y, `[tokens, outputs]`.
     pub dy: Y,
     /// The weight, in the orientation of [`LinearSpec::dgrad`].
@@ -280,7 +280,7 @@ impl Linear {
     pub fn backward<'a, Y: Into<Activations<'a>>, X: Into<Input<'a>>>(
         &mut self,
         handles: &CudaHandles,
-        operands: Backward<'a, '_, Y, X>,
+        operands: BackwardOperands<'a, '_, Y, X>,
     ) -> Result<(), LinearError> {
         let LinearSpec {
             tokens,
@@ -291,7 +291,7 @@ impl Linear {
             input_pitch,
             ..
         } = self.spec;
-        let Backward { dy, weight, x, dx, dw } = operands;
+        let BackwardOperands { dy, weight, x, dx, dw } = operands;
         let dy = dy.into().source("dy", &self.spec, tokens * rows)?;
         let x = x.into().measured(&self.spec, self.kept_bytes, tokens * input_pitch)?;
         let weight = weight.factor(&self.spec, dgrad)?;

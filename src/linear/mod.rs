@@ -40,7 +40,7 @@ pub use activations::{Activations, Input};
 pub use device::Device;
 pub use elementwise::Elementwise;
 pub use error::LinearError;
-pub use layer::{Backward, Linear, Output};
+pub use layer::{BackwardOperands, Linear, Output};
 pub use recipe::Recipe;
 pub use spec::LinearSpec;
 pub use weight::Weight;

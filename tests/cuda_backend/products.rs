@@ -6,7 +6,7 @@ use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{ByteSize, Config, SignalBy, Transport};
 use warpweft::format::{Format, Orientation};
 use warpweft::id::{RankId, WeightId};
-use warpweft::linear::{Backward, Device, Linear, LinearError, LinearSpec, Output, Recipe, Weight};
+use warpweft::linear::{BackwardOperands, Device, Linear, LinearError, LinearSpec, Output, Recipe, Weight};
 use warpweft::model::Form;
 use warpweft::session::{Session, SessionBuilder};
 
@@ -85,7 +85,7 @@ impl Layers {
                 let lent = Weight::of(context, weight, dgrad, recipe.form())?;
                 let dw = context.gradient(weight)?;
                 let addresses = [address(context, weight, dgrad, recipe.form())?, dw.address().number()];
-                let operands = Backward {
+                let operands = BackwardOperands {
                     dy: context.read::<bf16>(dy)?,
                     weight: &lent,
                     x: context.read::<bf16>(x)?,

@@ -7,7 +7,9 @@ use warpweft::compute::{Compute, ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config};
 use warpweft::format::{Directions, ElementType, Format, Fp8Element, Orientation, Shape, Via, quantize};
 use warpweft::id::{BufferId, RankId, WeightId};
-use warpweft::linear::{Backward, Device, Input, Linear, LinearError, LinearSpec, Output, Recipe, Weight};
+use warpweft::linear::{
+    BackwardOperands, Device, Input, Linear, LinearError, LinearSpec, Output, Recipe, Weight,
+};
 use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::op::Op;
 use warpweft::session::Session;
@@ -82,7 +84,7 @@ impl Compute<CudaSurface> for Closure {
             Some(kept) => context.read::<u8>(kept)?.into(),
         };
         let lent = Weight::of(context, weight, dgrad, recipe.form())?;
-        let operands = Backward {
+        let operands = BackwardOperands {
             dy: context.read::<bf16>(dy)?,
             weight: &lent,
             x,

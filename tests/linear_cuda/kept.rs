@@ -5,7 +5,7 @@ use cudarc::driver::result;
 use half::bf16;
 use warpweft::format::{Directions, ElementType, Format, Fp8Element, Orientation, Shape, Via, quantize};
 use warpweft::linear::{
-    Activations, Backward, Device, Elementwise, Input, Linear, LinearError, LinearSpec, Recipe,
+    Activations, BackwardOperands, Device, Elementwise, Input, Linear, LinearError, LinearSpec, Recipe,
 };
 
 use crate::gpu::{Buffer, Gpu};
@@ -116,7 +116,9 @@ impl<'g> Bench<'g> {
         };
         let (dx_room, dw_room) =
             (lend_mut(dx, inputs).into(), lend_mut(dw, self.spec.weight.elements()).into());
-        layer.backward(&handles, Backward { dy, weight: &turned, x, dx: dx_room, dw: dw_room }).unwrap();
+        layer
+            .backward(&handles, BackwardOperands { dy, weight: &turned, x, dx: dx_room, dw: dw_room })
+            .unwrap();
         result::ctx::synchronize().unwrap();
         let dw = dw.read().into_iter().map(f32::to_bits).collect();
         (bits(&y.read()), bits(&dx.read()), dw)

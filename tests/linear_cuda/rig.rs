@@ -10,7 +10,7 @@ use warpweft::compute::PlanesView;
 use warpweft::format::{
     Directions, ElementType, Format, Fp8Element, Orientation, OwnedPlanes, Quantized, Shape, Via, quantize,
 };
-use warpweft::linear::{Backward, Device, Linear, LinearError, LinearSpec, Output, Recipe, Weight};
+use warpweft::linear::{BackwardOperands, Device, Linear, LinearError, LinearSpec, Output, Recipe, Weight};
 
 use crate::gpu::{Buffer, Gpu};
 use crate::reference::{Matrix, noise};
@@ -202,7 +202,7 @@ impl Rig {
         self.layer.forward(&handles, x, &forward, results[0].lend()).unwrap();
         let into = dw.lend();
         if together {
-            let operands = Backward { dy, weight: &backward, x, dx: results[1].lend(), dw: into };
+            let operands = BackwardOperands { dy, weight: &backward, x, dx: results[1].lend(), dw: into };
             self.layer.backward(&handles, operands).unwrap();
         } else {
             self.layer.dgrad(&handles, dy, &backward, results[1].lend()).unwrap();

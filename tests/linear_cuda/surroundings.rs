@@ -4,7 +4,7 @@ use cudarc::driver::result;
 use half::bf16;
 use warpweft::format::{Directions, ElementType, Format, Orientation, Shape, Via, quantize};
 use warpweft::linear::{
-    Backward, Device, Elementwise, Linear, LinearError, LinearSpec, Output, Recipe, Weight,
+    BackwardOperands, Device, Elementwise, Linear, LinearError, LinearSpec, Output, Recipe, Weight,
 };
 
 use crate::gpu::{Buffer, Gpu};
@@ -72,7 +72,7 @@ fn run(
     let forward = on_device.weight(Orientation::Rowwise);
     let backward: Weight<'_> = on_device.weight(spec.dgrad);
     layer.forward(&handles, lend(&x, inputs), &forward, lend_mut(&y, outputs)).unwrap();
-    let operands = Backward {
+    let operands = BackwardOperands {
         dy: lend(&dy, outputs),
         weight: &backward,
         x: lend(&x, inputs),

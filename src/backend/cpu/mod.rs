@@ -20,11 +20,11 @@ mod context;
 mod delayed;
 mod gradient;
 mod lane;
-mod pace;
 mod memory;
 mod op_error;
 mod ops;
 mod optimizer;
+mod pace;
 mod planes;
 mod quantize;
 mod recorded;
@@ -40,8 +40,8 @@ use std::time::Instant;
 
 #[doc(hidden)]
 pub use bound::CpuBound;
-pub use pace::Pace;
 pub use memory::{ReadSlice, WriteSlice};
+pub use pace::Pace;
 #[doc(hidden)]
 pub use stream::{CpuGraph, CpuStream};
 pub use surface::{CpuSurface, on_cpu};

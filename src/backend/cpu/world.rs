@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use super::CpuBackend;
-use super::pace::Pace;
 use super::memory::Arena;
+use super::pace::Pace;
 use super::rendezvous::Rendezvous;
 use super::roll::{Roll, Ticket};
 use crate::backend::BackendError;

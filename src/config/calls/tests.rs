@@ -82,7 +82,8 @@ fn gradients_may_be_written_in_bf16() {
     let text = SOUND.replace("gradients =", "gradients_bf16 =");
     let list = CallList::from_toml(&text, "m.toml").unwrap();
     let program = list.program(&list.model().unwrap()).unwrap();
-    let elements: Vec<_> = program.calls().iter().flat_map(|call| &call.gradients).map(|of| of.element).collect();
+    let elements: Vec<_> =
+        program.calls().iter().flat_map(|call| &call.gradients).map(|of| of.element).collect();
     assert_eq!(elements, [ElementType::Bf16; 2]);
     assert!(program.updates_weights());
 }
@@ -108,8 +109,9 @@ fn a_call_leaves_out_the_gradient_of_a_weight_that_is_frozen() {
         let list = CallList::from_toml(text, "m.toml").unwrap();
         let model = config.apply_weight_rules(&list.model().unwrap()).unwrap();
         let program = list.program(&model).unwrap();
-        let of =
-            |call: usize| program.calls()[call].gradients.iter().map(|of| of.weight.index()).collect::<Vec<_>>();
+        let of = |call: usize| {
+            program.calls()[call].gradients.iter().map(|of| of.weight.index()).collect::<Vec<_>>()
+        };
         assert_eq!((of(2), of(3)), (vec![1], vec![]));
         assert!(program.updates_weights());
         assert_eq!(program.calls()[3].uses.len(), 1, "it is used as any other");

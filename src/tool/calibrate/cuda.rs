@@ -20,7 +20,7 @@ use crate::config::{Config, DeviceTimes, TraceOutput};
 use crate::format::{Format, Fp8Element, Orientation, Shape};
 use crate::id::RankId;
 use crate::linear::{
-    Backward, Device, DeviceBuffer, Elementwise, Linear, LinearError, LinearSpec, Recipe, Weight,
+    BackwardOperands, Device, DeviceBuffer, Elementwise, Linear, LinearError, LinearSpec, Recipe, Weight,
 };
 use crate::model::{Call, Math};
 use crate::session::initial::MasterRows;
@@ -229,7 +229,7 @@ impl Compute<CudaSurface> for Products {
                 layer.forward(handles, x.read(), &weight, y.write())?;
                 let weight = &Weight::of(context, part.weight, backward, form)?;
                 let (dx, dw) = (dx.write().into(), dw.write().into());
-                layer.backward(handles, Backward { dy: y.read(), weight, x: x.read(), dx, dw })
+                layer.backward(handles, BackwardOperands { dy: y.read(), weight, x: x.read(), dx, dw })
             }
             _ => {
                 let form = part.arithmetic.form;

@@ -191,7 +191,10 @@ impl Bench<'_> {
                     let nanoseconds =
                         |time: &std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
                     let steps = simulation.steps.iter().map(nanoseconds).collect();
-                    tuner.report(TrialOutcome::Measured { steps, bytes: simulation.plan.bounds.transient_bytes });
+                    tuner.report(TrialOutcome::Measured {
+                        steps,
+                        bytes: simulation.plan.bounds.transient_bytes,
+                    });
                 }
             }
         }

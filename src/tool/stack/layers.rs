@@ -11,7 +11,7 @@ use super::shape::{Projection, StackShape};
 use crate::backend::cuda::{CudaHandles, DeviceSlice, DeviceSliceMut};
 use crate::format::ElementType;
 use crate::linear::{
-    Activations, Backward, Device, Elementwise, Input, Linear, LinearError, Output, Recipe, Weight,
+    Activations, BackwardOperands, Device, Elementwise, Input, Linear, LinearError, Output, Recipe, Weight,
 };
 
 /// By which products, and in what their weight gradients are written.
@@ -195,5 +195,5 @@ fn backward<'a>(
     addend: Option<Read<'a>>,
 ) -> Result<(), LinearError> {
     let Gradients { weight, dy, x, dx, dw } = gradients;
-    layer.backward(handles, Backward { dy, weight, x, dx: onto(dx, addend), dw })
+    layer.backward(handles, BackwardOperands { dy, weight, x, dx: onto(dx, addend), dw })
 }
