@@ -14,7 +14,7 @@ use super::prefetch::{Demand, Timetable, demands};
 use super::resident::ResidentLayout;
 use super::step_plan::{EdgeState, PlanBounds, Policy, StepPlan, Task};
 use super::sums::check_sums;
-use super::{Costs, PlanError, Prefetch, verify};
+use super::{Costs, GatherStart, PlanError, verify};
 use crate::config::{AcrossMicroBatches, ByteSize, Columnwise, Config};
 use crate::id::{CallId, CommSeq, Version};
 use crate::layout::{ArenaLayout, Lane, LaneKind, Weights};
@@ -49,7 +49,7 @@ impl StepPlan {
         build(&request(program, &program.runs(), weights, resident, policy)?)
     }
 
-    /// As [`StepPlan::within`], with costs to count with; [`Prefetch::Auto`] needs them.
+    /// As [`StepPlan::within`], with costs to count with; [`GatherStart::Auto`] needs them.
     ///
     /// # Errors
     /// As [`StepPlan::within`].
@@ -314,8 +314,8 @@ fn check_policy(policy: &Policy) -> Result<(), PlanError> {
             advice: "use from 1 to 16 calls",
         });
     }
-    if let Prefetch::Depth(depth) = policy.prefetch
-        && depth > Prefetch::MAX_DEPTH
+    if let GatherStart::Depth(depth) = policy.prefetch
+        && depth > GatherStart::MAX_DEPTH
     {
         return Err(PlanError::Policy {
             key: "prefetch.depth",
@@ -358,7 +358,7 @@ fn check_budget(request: &Request<'_>, demands: &[Demand<'_>], placed: &Placed) 
     Err(PlanError::Budget {
         program: request.name.to_owned(),
         prefetch: (!demands.is_empty()).then(|| request.policy.prefetch.to_string()),
-        can_prefetch_less: !demands.is_empty() && request.policy.prefetch != Prefetch::Depth(0),
+        can_prefetch_less: !demands.is_empty() && request.policy.prefetch != GatherStart::Depth(0),
         needed,
         budget,
         fullest: format!("{moment}, with {}", alive.join(", ")),

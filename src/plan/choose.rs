@@ -10,7 +10,7 @@ use super::fences::fences;
 use super::forecast::{Timed, spans};
 use super::place::{Placed, Request, lanes, place};
 use super::prefetch::{Demand, Pace, Reductions, Timetable, Trial, search};
-use super::{Costs, PlanError, Prefetch};
+use super::{Costs, GatherStart, PlanError};
 use crate::cluster::Work;
 use crate::format::Orientation;
 use crate::id::{SlotId, WeightId};
@@ -21,7 +21,7 @@ use crate::op::{GatherPart, Op};
 pub(super) fn timetable(request: &Request<'_>, demands: &[Demand<'_>]) -> Result<Timetable, PlanError> {
     match (request.issues, request.policy.prefetch, request.costs) {
         (Some(issues), ..) => by_hand(request, issues, demands),
-        (None, Prefetch::Auto, Some(costs)) => auto(request, demands, costs),
+        (None, GatherStart::Auto, Some(costs)) => auto(request, demands, costs),
         (None, prefetch, _) => Timetable::of(prefetch, request.policy.reduce_behind as usize, demands),
     }
 }
@@ -47,7 +47,7 @@ fn by_hand(request: &Request<'_>, issues: &[usize], demands: &[Demand<'_>]) -> R
 }
 
 fn auto(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs) -> Result<Timetable, PlanError> {
-    let reference = Timetable::of(Prefetch::Depth(1), Reductions::TWO_BEHIND.behind, demands)?;
+    let reference = Timetable::of(GatherStart::Depth(1), Reductions::TWO_BEHIND.behind, demands)?;
     // What is over the budget is asked for later here, before holds are cut back for it.
     let free = Request { waits: false, ..*request };
     let placed = place(&free, request.policy, demands, &reference)?;

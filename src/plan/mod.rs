@@ -41,7 +41,7 @@ pub use dependences::{Edge, EdgeKind};
 pub use error::PlanError;
 pub use forecast::{Forecast, Slack, Span};
 pub use pieces::{Piece, Pieces};
-pub use prefetch::Prefetch;
+pub use prefetch::GatherStart;
 pub use resident::ResidentLayout;
 pub use step_plan::{EdgeState, PlanBounds, Policy, StepPlan, Task};
 pub use verify::{Proof, VerifyError, verify};

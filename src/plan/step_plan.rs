@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-use super::Prefetch;
+use super::GatherStart;
 use crate::config::{AcrossMicroBatches, Backward, Columnwise, Reduce, ReduceDtype, ReduceEvery};
 use crate::format::ElementType;
 use crate::id::{CommId, CommSeq, EventId, LaneId, SlotId, TaskId, Version};
@@ -17,7 +17,7 @@ use crate::op::Op;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Policy {
     /// When gathers may start.
-    pub prefetch: Prefetch,
+    pub prefetch: GatherStart,
     /// Gathers of one weight of more gathered bytes than this are cut into chunks of about so many; `None`:
     /// none are.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -6,7 +6,7 @@
 use crate::config::{Capture, Config, PrefetchPolicy, Scaling};
 use crate::exec::CaptureMode;
 use crate::layout::{Delayed, OptimizerSettings, Settings, StateLayout};
-use crate::plan::{Policy, Prefetch};
+use crate::plan::{GatherStart, Policy};
 
 #[doc(hidden)]
 impl From<&Config> for Policy {
@@ -41,12 +41,12 @@ impl From<&Config> for Policy {
     }
 }
 
-fn prefetch(config: &Config) -> Prefetch {
+fn prefetch(config: &Config) -> GatherStart {
     let chosen = &config.prefetch;
     match (chosen.policy, chosen.bytes) {
-        (Some(PrefetchPolicy::Auto), _) => Prefetch::Auto,
-        (None, Some(size)) => Prefetch::Bytes(usize::try_from(size.bytes()).unwrap_or(usize::MAX)),
-        (None, None) => Prefetch::Depth(chosen.depth.unwrap_or(1)),
+        (Some(PrefetchPolicy::Auto), _) => GatherStart::Auto,
+        (None, Some(size)) => GatherStart::Bytes(usize::try_from(size.bytes()).unwrap_or(usize::MAX)),
+        (None, None) => GatherStart::Depth(chosen.depth.unwrap_or(1)),
     }
 }
 

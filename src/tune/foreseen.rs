@@ -5,7 +5,7 @@
 
 use super::trial::{Limits, LimitsError, TrialOutcome};
 use super::tuner::Tuner;
-use crate::plan::Prefetch;
+use crate::plan::GatherStart;
 
 /// The policies that trials can come to from `configured` on, of those that `fits` says can be run. Measured
 /// durations and the budget of `limits` are left out of account: `fits` knows what the budget allows.
@@ -13,10 +13,10 @@ use crate::plan::Prefetch;
 /// # Errors
 /// [`LimitsError`] for a hysteresis that is no share.
 pub(crate) fn foreseen(
-    configured: Prefetch,
+    configured: GatherStart,
     limits: Limits,
-    mut fits: impl FnMut(Prefetch) -> bool,
-) -> Result<Vec<Prefetch>, LimitsError> {
+    mut fits: impl FnMut(GatherStart) -> bool,
+) -> Result<Vec<GatherStart>, LimitsError> {
     let mut tuner = Tuner::new(configured, Limits { budget: None, by_measurement: false, ..limits })?;
     let mut found = Vec::new();
     // Depths go on for as long as each is faster than the one before; so each is.
@@ -30,10 +30,10 @@ pub(crate) fn foreseen(
             TrialOutcome::Refused { reason: "it does not fit".into() }
         });
     }
-    if let Prefetch::Bytes(bytes) = configured {
+    if let GatherStart::Bytes(bytes) = configured {
         let half = (bytes / 2).max(1);
         for bytes in [half, half.saturating_mul(2), bytes.saturating_mul(2)] {
-            let prefetch = Prefetch::Bytes(bytes);
+            let prefetch = GatherStart::Bytes(bytes);
             if !found.contains(&prefetch) && fits(prefetch) {
                 found.push(prefetch);
             }

@@ -3,7 +3,7 @@
 //! Law: plain data.
 
 use crate::config::Tune;
-use crate::plan::Prefetch;
+use crate::plan::GatherStart;
 
 /// What a tuner may spend.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,7 +45,7 @@ impl Default for Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// The policy.
-    pub prefetch: Prefetch,
+    pub prefetch: GatherStart,
     /// Plan with the durations that were measured under the choice, in place of the cost model's.
     pub by_measurement: bool,
     /// Steps of the trial, measured or not: they are spent on it once it ran.

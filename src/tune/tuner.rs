@@ -5,14 +5,14 @@
 use super::decision::{Decision, Verdict};
 use super::trial::{Candidate, Choice, Limits, LimitsError, TrialOutcome};
 use crate::config::Tune;
-use crate::plan::Prefetch;
+use crate::plan::GatherStart;
 use crate::trace::lower_median;
 
 /// The state machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Tuner {
     limits: Limits,
-    configured: Prefetch,
+    configured: GatherStart,
     spent: u32,
     stage: Stage,
     asked: Option<Candidate>,
@@ -41,7 +41,7 @@ impl Tuner {
     ///
     /// # Errors
     /// [`LimitsError`] for a hysteresis that is no share.
-    pub(crate) fn new(configured: Prefetch, limits: Limits) -> Result<Self, LimitsError> {
+    pub(crate) fn new(configured: GatherStart, limits: Limits) -> Result<Self, LimitsError> {
         if !(0.0..1.0).contains(&limits.hysteresis) {
             return Err(LimitsError::Hysteresis { value: limits.hysteresis });
         }
@@ -151,25 +151,25 @@ impl Tuner {
         Verdict::Chosen { bytes, before: before.map(|choice| choice.step) }
     }
 
-    fn was_tried(&self, prefetch: Prefetch, by_measurement: bool) -> bool {
+    fn was_tried(&self, prefetch: GatherStart, by_measurement: bool) -> bool {
         let same = |decision: &Decision| {
             (decision.candidate.prefetch, decision.candidate.by_measurement) == (prefetch, by_measurement)
         };
         self.stage != Stage::AutoAgain && self.log.iter().any(same)
     }
 
-    fn propose(&self) -> Option<(Prefetch, bool)> {
+    fn propose(&self) -> Option<(GatherStart, bool)> {
         let best_bytes = self.choice.and_then(|choice| match choice.candidate.prefetch {
-            Prefetch::Bytes(bytes) => Some(bytes),
-            Prefetch::Depth(_) | Prefetch::Auto => None,
+            GatherStart::Bytes(bytes) => Some(bytes),
+            GatherStart::Depth(_) | GatherStart::Auto => None,
         });
         match self.stage {
             Stage::Configured => Some((self.configured, false)),
-            Stage::Auto => Some((Prefetch::Auto, false)),
+            Stage::Auto => Some((GatherStart::Auto, false)),
             Stage::AutoMeasured => self.measured_auto(),
-            Stage::Depth(depth, _) => Some((Prefetch::Depth(depth), false)),
-            Stage::HalfBytes => best_bytes.map(|bytes| (Prefetch::Bytes((bytes / 2).max(1)), false)),
-            Stage::TwiceBytes => best_bytes.map(|bytes| (Prefetch::Bytes(bytes.saturating_mul(2)), false)),
+            Stage::Depth(depth, _) => Some((GatherStart::Depth(depth), false)),
+            Stage::HalfBytes => best_bytes.map(|bytes| (GatherStart::Bytes((bytes / 2).max(1)), false)),
+            Stage::TwiceBytes => best_bytes.map(|bytes| (GatherStart::Bytes(bytes.saturating_mul(2)), false)),
             Stage::AutoAgain => {
                 let changed = self.log.iter().rposition(|d| d.candidate.by_measurement) < self.last_chosen();
                 self.measured_auto().filter(|_| changed)
@@ -179,8 +179,8 @@ impl Tuner {
     }
 
     /// `auto` by what was measured under the choice.
-    fn measured_auto(&self) -> Option<(Prefetch, bool)> {
-        self.choice.filter(|_| self.limits.by_measurement).map(|_| (Prefetch::Auto, true))
+    fn measured_auto(&self) -> Option<(GatherStart, bool)> {
+        self.choice.filter(|_| self.limits.by_measurement).map(|_| (GatherStart::Auto, true))
     }
 
     /// The trial that became the choice last.
@@ -197,7 +197,7 @@ impl Tuner {
                 // What was tried before, or refused, says nothing about the next depth.
                 let took = step.unwrap_or(before);
                 let pays = took < before || step.is_none();
-                if pays && depth < Prefetch::MAX_DEPTH {
+                if pays && depth < GatherStart::MAX_DEPTH {
                     Stage::Depth(depth * 2, took)
                 } else {
                     Stage::HalfBytes

@@ -11,7 +11,7 @@ use warpweft::format::Format;
 use warpweft::id::ProgramId;
 use warpweft::layout::Weights;
 use warpweft::model::{Call, Mesh, StepProgram};
-use warpweft::plan::{Policy, Prefetch, ResidentLayout, StepPlan};
+use warpweft::plan::{GatherStart, Policy, ResidentLayout, StepPlan};
 
 use crate::meddler::backends;
 use crate::trainer::Trainer;
@@ -33,7 +33,7 @@ impl Plans {
     }
 
     fn plan(&self, program: &StepProgram, depth: u32) -> Arc<StepPlan> {
-        let policy = Policy { prefetch: Prefetch::Depth(depth), ..self.policy };
+        let policy = Policy { prefetch: GatherStart::Depth(depth), ..self.policy };
         Arc::new(StepPlan::within(program, &self.weights, &self.resident, &policy).unwrap())
     }
 }

@@ -3,7 +3,7 @@
 use warpweft::backend::TaskInterval;
 use warpweft::config::{Config, Tune};
 use warpweft::format::Format;
-use warpweft::plan::Prefetch;
+use warpweft::plan::GatherStart;
 use warpweft::tune::Verdict;
 
 use crate::dictated::{config, hates_memory, loves_memory, start};
@@ -17,7 +17,7 @@ fn where_memory_pays_a_session_leaves_the_configured_depth_and_where_it_costs_it
         losses(&mut session, 2, 0..24).await;
         let tuning = session.tuning().unwrap();
         // A thousandth of the step is below the hysteresis; so deeper is chosen only where it is worth it.
-        assert_eq!(tuning.choice().unwrap().candidate.prefetch, Prefetch::Depth(0), "{tuning}");
+        assert_eq!(tuning.choice().unwrap().candidate.prefetch, GatherStart::Depth(0), "{tuning}");
 
         let (mut session, _) =
             start(&trainer, config(1, None), 2, |bytes| 20_000_000_000 / bytes as u64, &Mischief::default())
@@ -25,7 +25,7 @@ fn where_memory_pays_a_session_leaves_the_configured_depth_and_where_it_costs_it
         losses(&mut session, 2, 0..24).await;
         let tuning = session.tuning().unwrap();
         let choice = tuning.choice().unwrap();
-        assert_ne!(choice.candidate.prefetch, Prefetch::Depth(1), "{tuning}");
+        assert_ne!(choice.candidate.prefetch, GatherStart::Depth(1), "{tuning}");
         let most = tuning.log().iter().filter_map(|decision| match decision.verdict {
             Verdict::Chosen { bytes, .. } | Verdict::Kept { bytes } => Some(bytes),
             _ => None,
@@ -41,7 +41,7 @@ fn where_memory_pays_a_session_leaves_the_configured_depth_and_where_it_costs_it
             _ => None,
         });
         assert_eq!(least.min(), Some(tuning.choice().unwrap().bytes), "{tuning}");
-        assert_ne!(tuning.choice().unwrap().candidate.prefetch, Prefetch::Depth(4), "{tuning}");
+        assert_ne!(tuning.choice().unwrap().candidate.prefetch, GatherStart::Depth(4), "{tuning}");
     });
 }
 

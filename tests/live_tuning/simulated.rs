@@ -4,7 +4,7 @@ use warpweft::backend::sim::SimSurface;
 use warpweft::cluster::{Cluster, preset};
 use warpweft::config::{Config, Tune};
 use warpweft::model::Decoder;
-use warpweft::plan::Prefetch;
+use warpweft::plan::GatherStart;
 use warpweft::session::{Session, SessionBuilder};
 
 use crate::trainer::within_a_minute;
@@ -36,7 +36,7 @@ fn a_simulated_session_leaves_a_slow_policy_for_the_fastest_it_tries() {
         let session = tuned(&cluster, config.clone()).await;
         let tuning = session.tuning().unwrap();
         let (choice, log) = (tuning.choice().unwrap(), tuning.log());
-        assert!(tuning.is_frozen() && choice.candidate.prefetch != Prefetch::Depth(0), "{tuning}");
+        assert!(tuning.is_frozen() && choice.candidate.prefetch != GatherStart::Depth(0), "{tuning}");
         let on_demand = log[0].step.unwrap();
         let fastest = log.iter().filter_map(|decision| decision.step).min().unwrap();
         assert!(choice.step < on_demand && choice.step as f64 <= 1.01 * fastest as f64 + 1.0, "{tuning}");

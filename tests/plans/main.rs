@@ -14,11 +14,11 @@ use warpweft::id::{CallId, SlotId, TaskId};
 use warpweft::layout::{ALIGNMENT, Content, OptimizerSettings, Settings, Weights};
 use warpweft::model::{Access, Form, Mesh, Model, Phase, StepProgram};
 use warpweft::op::Op;
-use warpweft::plan::{EdgeKind, Policy, Prefetch, ResidentLayout, StepPlan, Task};
+use warpweft::plan::{EdgeKind, GatherStart, Policy, ResidentLayout, StepPlan, Task};
 
 fn policy(depth: u32) -> Policy {
     Policy {
-        prefetch: Prefetch::Depth(depth),
+        prefetch: GatherStart::Depth(depth),
         chunk: None,
         budget: None,
         communicators: 2,

@@ -9,7 +9,7 @@ use warpweft::format::{ElementType, Orientation};
 use warpweft::id::SlotId;
 use warpweft::model::{Call, Form, Gradient, Lifetime, Phase, Placement, Reuse, Role, WeightSpec};
 use warpweft::op::{DequantizePart, Op, SumTarget};
-use warpweft::plan::{Prefetch, StepPlan};
+use warpweft::plan::{GatherStart, StepPlan};
 
 use super::{FORMATS, Sample};
 
@@ -81,10 +81,13 @@ pub(crate) fn features() -> Vec<Feature> {
     });
     add("one communicator", |sample, _| sample.config.communicators == 1);
     add("two communicators", |sample, _| sample.config.communicators == 2);
-    add("prefetch by depth", |_, plan| matches!(plan.policy.prefetch, Prefetch::Depth(depth) if depth > 0));
-    add("gathers on demand", |_, plan| plan.policy.prefetch == Prefetch::Depth(0));
-    add("prefetch by bytes", |_, plan| matches!(plan.policy.prefetch, Prefetch::Bytes(_)));
-    add("prefetch by prices", |_, plan| plan.policy.prefetch == Prefetch::Auto);
+    add(
+        "prefetch by depth",
+        |_, plan| matches!(plan.policy.prefetch, GatherStart::Depth(depth) if depth > 0),
+    );
+    add("gathers on demand", |_, plan| plan.policy.prefetch == GatherStart::Depth(0));
+    add("prefetch by bytes", |_, plan| matches!(plan.policy.prefetch, GatherStart::Bytes(_)));
+    add("prefetch by prices", |_, plan| plan.policy.prefetch == GatherStart::Auto);
     add("holds cut to keep a budget", |sample, plan| {
         let saves = |free: StepPlan| {
             free.tasks.len() == plan.tasks.len() && free.arena.transient_bytes > plan.arena.transient_bytes

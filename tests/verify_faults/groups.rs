@@ -6,7 +6,7 @@ use warpweft::id::WeightId;
 use warpweft::layout::Content;
 use warpweft::model::{DeclareError, Form, Mesh, Model, Phase, StepProgram};
 use warpweft::op::Op;
-use warpweft::plan::{Policy, Prefetch, StepPlan, verify};
+use warpweft::plan::{GatherStart, Policy, StepPlan, verify};
 
 use crate::edit::{is_reduction, position, recount, reduced_parts, refused, remove, serialize, slot, spread};
 use crate::programs::policy;
@@ -45,7 +45,7 @@ pub(crate) fn experts(format: Format, grouped: bool) -> StepProgram {
 
 /// Every use has a gather of its own.
 fn on_demand() -> Policy {
-    Policy { prefetch: Prefetch::Depth(0), ..policy() }
+    Policy { prefetch: GatherStart::Depth(0), ..policy() }
 }
 
 fn plan(grouped: bool, policy: &Policy) -> StepPlan {
@@ -81,7 +81,7 @@ fn a_group_is_gathered_and_reduced_as_one_collective_with_the_same_bytes() {
 #[test]
 fn a_group_is_gathered_as_far_ahead_as_a_single_weight() {
     for depth in 1..4 {
-        let plan = plan(true, &Policy { prefetch: Prefetch::Depth(depth), ..policy() });
+        let plan = plan(true, &Policy { prefetch: GatherStart::Depth(depth), ..policy() });
         let gather = position(&plan, 1, |op| matches!(op, Op::AllGather { .. }));
         assert!(is_grouped(&plan.tasks[gather].op));
         assert_eq!(plan.tasks[gather].release, None, "released at the beginning, with the call before it");
@@ -91,7 +91,7 @@ fn a_group_is_gathered_as_far_ahead_as_a_single_weight() {
 #[test]
 fn a_group_is_asked_for_at_once_also_by_bytes() {
     let all = plan(true, &policy()).bounds.live_bytes;
-    let plan = plan(true, &Policy { prefetch: Prefetch::Bytes(all), ..policy() });
+    let plan = plan(true, &Policy { prefetch: GatherStart::Bytes(all), ..policy() });
     assert_eq!(count(&plan, is_grouped), 2, "the planes are still there in backward");
 }
 

@@ -8,7 +8,7 @@ use warpweft::id::{BufferId, SlotId, WeightId};
 use warpweft::layout::{Delayed, OptimizerSettings, Region, Residency, Settings, Slot, StateLayout, Weights};
 use warpweft::model::{Form, Mesh, Model, Phase, ProgramBuilder, StepProgram};
 use warpweft::op::Op;
-use warpweft::plan::{EdgeState, Policy, Prefetch, ResidentLayout, StepPlan};
+use warpweft::plan::{EdgeState, GatherStart, Policy, ResidentLayout, StepPlan};
 
 use crate::edit::{recount, serialize};
 
@@ -17,7 +17,7 @@ use Orientation::{Columnwise as Cols, Rowwise as Rows};
 /// Two communicators, gathers two uses ahead, regather in backward, columnwise planes on demand.
 pub(crate) fn policy() -> Policy {
     Policy {
-        prefetch: Prefetch::Depth(2),
+        prefetch: GatherStart::Depth(2),
         chunk: None,
         budget: None,
         communicators: 2,

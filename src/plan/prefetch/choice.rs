@@ -8,7 +8,7 @@ use crate::config::ByteSize;
 
 /// When a gather may start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Prefetch {
+pub enum GatherStart {
     /// So many uses ahead of its own; 0 is on demand.
     Depth(u32),
     /// As early as so many bytes of gathered planes in flight allow.
@@ -17,7 +17,7 @@ pub enum Prefetch {
     Auto,
 }
 
-impl Prefetch {
+impl GatherStart {
     /// The deepest depth a policy may ask for: that of a configuration.
     pub const MAX_DEPTH: u32 = crate::config::Prefetch::MAX_DEPTH;
 
@@ -27,7 +27,7 @@ impl Prefetch {
     }
 }
 
-impl std::fmt::Display for Prefetch {
+impl std::fmt::Display for GatherStart {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Depth(depth) => write!(formatter, "prefetch.depth = {depth}"),

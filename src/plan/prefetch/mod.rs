@@ -29,7 +29,7 @@ mod depth;
 mod timetable;
 mod together;
 
-pub use choice::Prefetch;
+pub use choice::GatherStart;
 
 pub(super) use auto::{Trial, search};
 pub(super) use deadline::Pace;

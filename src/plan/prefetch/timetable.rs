@@ -4,7 +4,7 @@
 //! at nothing else.
 
 use super::together::{Pick, together};
-use super::{Demand, Prefetch, bytes, depth};
+use super::{Demand, GatherStart, bytes, depth};
 use crate::plan::PlanError;
 
 /// When gradients are reduced.
@@ -66,14 +66,14 @@ impl Timetable {
     /// # Errors
     /// [`PlanError::Prefetch`]; [`PlanError::Policy`] for one that needs them.
     pub(in super::super) fn of(
-        prefetch: Prefetch,
+        prefetch: GatherStart,
         reduce_behind: usize,
         demands: &[Demand<'_>],
     ) -> Result<Self, PlanError> {
         let issues = match prefetch {
-            Prefetch::Depth(depth) => depth::issues(demands, depth as usize),
-            Prefetch::Bytes(limit) => bytes::issues(demands, limit)?,
-            Prefetch::Auto => {
+            GatherStart::Depth(depth) => depth::issues(demands, depth as usize),
+            GatherStart::Bytes(limit) => bytes::issues(demands, limit)?,
+            GatherStart::Auto => {
                 return Err(PlanError::Policy {
                     key: "prefetch.policy",
                     value: "\"auto\"".into(),

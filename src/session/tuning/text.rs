@@ -7,7 +7,7 @@ use std::fmt;
 
 use super::Tuning;
 use crate::config;
-use crate::plan::Prefetch;
+use crate::plan::GatherStart;
 use crate::tune::{Decision, Verdict};
 
 impl Tuning {
@@ -85,11 +85,11 @@ fn row(decision: &Decision) -> [String; 4] {
     [decision.candidate.to_string(), step, transient, verdict]
 }
 
-fn as_configured(prefetch: Prefetch, settings: &config::Prefetch) -> config::Prefetch {
+fn as_configured(prefetch: GatherStart, settings: &config::Prefetch) -> config::Prefetch {
     let chosen = match prefetch {
-        Prefetch::Depth(depth) => config::Prefetch::depth(depth),
-        Prefetch::Bytes(bytes) => config::Prefetch::bytes(config::ByteSize::new(bytes as u64)),
-        Prefetch::Auto => config::Prefetch::auto(),
+        GatherStart::Depth(depth) => config::Prefetch::depth(depth),
+        GatherStart::Bytes(bytes) => config::Prefetch::bytes(config::ByteSize::new(bytes as u64)),
+        GatherStart::Auto => config::Prefetch::auto(),
     };
     settings.started_as(chosen)
 }

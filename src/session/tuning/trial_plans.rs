@@ -10,7 +10,7 @@ use super::super::SessionError;
 use super::super::plans::Planner;
 use crate::config::ByteSize;
 use crate::model::StepProgram;
-use crate::plan::{Costs, Measured, PlanError, Policy, Prefetch, StepPlan};
+use crate::plan::{Costs, GatherStart, Measured, PlanError, Policy, StepPlan};
 use crate::tune::{Candidate, Limits, foreseen};
 
 /// What plans are made of.
@@ -20,7 +20,7 @@ pub(super) struct TrialPlans {
     planner: Planner,
     costs: Costs,
     /// Those that were planned up front.
-    planned: Vec<(Prefetch, Result<Arc<StepPlan>, PlanError>)>,
+    planned: Vec<(GatherStart, Result<Arc<StepPlan>, PlanError>)>,
     /// Most transient bytes of them.
     room: usize,
     /// What tasks took under the choice.

@@ -12,9 +12,9 @@ use super::text::size;
 use super::{Declaration, ModelOptions, Outputs, ScheduleError, cluster, declare};
 use crate::backend::BackendError;
 use crate::cluster::Cluster;
-use crate::config::{ByteSize, Config, MeshAxes, Prefetch as Chosen};
+use crate::config::{ByteSize, Config, MeshAxes, Prefetch};
 use crate::exec::ExecError;
-use crate::plan::{Costs, PlanError, Policy, Prefetch};
+use crate::plan::{Costs, GatherStart, PlanError, Policy};
 use crate::session::{SessionError, Simulation, costs_of, simulate_program_with};
 use crate::trace::{LineChart, Mark, Reference, Series};
 use crate::tune::{Candidate, Limits, TrialOutcome, Tuner};
@@ -48,16 +48,16 @@ pub fn tune_model(options: &TuneOptions) -> Result<String, ScheduleError> {
     let cluster = cluster(&options.cluster)?;
     let costs = costs_of(&declared.config, &cluster, options.ranks)?;
     let bench = Bench { declared: &declared, cluster: &cluster, ranks: options.ranks, costs: &costs };
-    let depths = bench.sweep(DEPTHS.into_iter().map(Chosen::depth))?;
+    let depths = bench.sweep(DEPTHS.into_iter().map(Prefetch::depth))?;
     let doubled = (0..BYTES.2).map(|step| BYTES.0 * BYTES.1.pow(step));
-    let bytes = bench.sweep(doubled.map(|bytes| Chosen::bytes(ByteSize::new(bytes))))?;
-    let auto = bench.sweep([Chosen::auto()].into_iter())?;
+    let bytes = bench.sweep(doubled.map(|bytes| Prefetch::bytes(ByteSize::new(bytes))))?;
+    let auto = bench.sweep([Prefetch::auto()].into_iter())?;
     let (tuner, refusal) = bench.tune()?;
     let Some(choice) = tuner.choice() else {
         return Err(ScheduleError::NothingRuns { reason: refusal });
     };
     let found = Point {
-        prefetch: Chosen { cluster: options.cluster.clone(), ..chosen(choice.candidate.prefetch) },
+        prefetch: Prefetch { cluster: options.cluster.clone(), ..chosen(choice.candidate.prefetch) },
         milliseconds: choice.step as f64 / 1e6,
         bytes: choice.bytes,
         exposed: None,
@@ -72,7 +72,7 @@ pub fn tune_model(options: &TuneOptions) -> Result<String, ScheduleError> {
 /// What one policy comes to.
 #[derive(Clone, Debug)]
 struct Point {
-    prefetch: Chosen,
+    prefetch: Prefetch,
     milliseconds: f64,
     bytes: usize,
     /// Share of exposed communication.
@@ -84,7 +84,7 @@ struct Point {
 enum Row {
     Ran(Point),
     /// It does not fit: what it is, and what it needs.
-    Misfit(Chosen, Misfit),
+    Misfit(Prefetch, Misfit),
 }
 
 /// Why a policy does not fit.
@@ -143,7 +143,7 @@ impl Bench<'_> {
     /// What the policy comes to, or why it does not fit.
     fn run(
         &self,
-        prefetch: Chosen,
+        prefetch: Prefetch,
         steps: u32,
     ) -> Result<Result<Simulation, (Misfit, String)>, SessionError> {
         let Declaration { program, config, .. } = self.declared;
@@ -157,8 +157,8 @@ impl Bench<'_> {
         }
     }
 
-    fn sweep(&self, policies: impl Iterator<Item = Chosen>) -> Result<Vec<Row>, SessionError> {
-        let row = |prefetch: Chosen| {
+    fn sweep(&self, policies: impl Iterator<Item = Prefetch>) -> Result<Vec<Row>, SessionError> {
+        let row = |prefetch: Prefetch| {
             Ok(match self.run(prefetch.clone(), 1)? {
                 Err((misfit, _)) => Row::Misfit(prefetch, misfit),
                 Ok(simulation) => Row::Ran(Point {
@@ -210,11 +210,11 @@ impl Bench<'_> {
     }
 }
 
-fn chosen(prefetch: Prefetch) -> Chosen {
+fn chosen(prefetch: GatherStart) -> Prefetch {
     match prefetch {
-        Prefetch::Depth(depth) => Chosen::depth(depth),
-        Prefetch::Bytes(bytes) => Chosen::bytes(ByteSize::new(bytes as u64)),
-        Prefetch::Auto => Chosen::auto(),
+        GatherStart::Depth(depth) => Prefetch::depth(depth),
+        GatherStart::Bytes(bytes) => Prefetch::bytes(ByteSize::new(bytes as u64)),
+        GatherStart::Auto => Prefetch::auto(),
     }
 }
 
