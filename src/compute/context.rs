@@ -237,7 +237,8 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares to read or update it,
-    /// [`ComputeError::BufferElement`] unless it is declared in `T`.
+    /// [`ComputeError::OtherBuffer`] for the id of another program, [`ComputeError::BufferElement`] unless it is
+    /// declared in `T`.
     pub fn read<T: Element>(&self, buffer: BufferId) -> Result<S::Read<'a, T>, ComputeError> {
         self.surface.read(self.typed(self.readable(buffer)?, T::TYPE)?)
     }
@@ -248,7 +249,8 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares to write or update it,
-    /// [`ComputeError::BufferElement`] unless it is declared in `T`.
+    /// [`ComputeError::OtherBuffer`] for the id of another program, [`ComputeError::BufferElement`] unless it is
+    /// declared in `T`.
     pub fn write<T: Element>(&self, buffer: BufferId) -> Result<S::Write<'a, T>, ComputeError> {
         let bound = self.writable(buffer)?;
         let region = self.typed(bound, T::TYPE)?;
@@ -260,7 +262,8 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// that copy or hash what they do not interpret, or that serve several element types.
     ///
     /// # Errors
-    /// [`ComputeError::NotDeclared`] unless the call declares to read or update it.
+    /// [`ComputeError::NotDeclared`] unless the call declares to read or update it,
+    /// [`ComputeError::OtherBuffer`] for the id of another program.
     pub fn read_bytes(&self, buffer: BufferId) -> Result<S::Read<'a, u8>, ComputeError> {
         self.surface.read(self.readable(buffer)?.region)
     }
@@ -268,7 +271,8 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// The bytes of a buffer the call writes or updates, lent like [`ComputeContext::read_bytes`] does.
     ///
     /// # Errors
-    /// [`ComputeError::NotDeclared`] unless the call declares to write or update it.
+    /// [`ComputeError::NotDeclared`] unless the call declares to write or update it,
+    /// [`ComputeError::OtherBuffer`] for the id of another program.
     pub fn write_bytes(&self, buffer: BufferId) -> Result<S::Write<'a, u8>, ComputeError> {
         let bound = self.writable(buffer)?;
         bound.lent.mark();
