@@ -2,8 +2,8 @@
 //!
 //! Law: an index is made by the owner of the numbered thing, and is a position in the owner's list. There is no
 //! arithmetic on it, and a lane number can never be used where a rank number is expected. Whose list it is it does
-//! not know, but for a [`BufferId`], which knows its name: the id of another model's weight names the weight of that number. Anyone can
-//! make one by number, which is for ranks, for tests and for what reads plans.
+//! not know, but for a [`BufferId`], which knows its name: the id of another model's weight names the weight of
+//! that number. Anyone can make one by number, which is for ranks, for tests and for what reads plans.
 
 mod buffer;
 

@@ -217,8 +217,8 @@ impl ModelBuilder {
     /// as one collective, and so do the gradients of members that one call writes.
     ///
     /// # Errors
-    /// A repeated or empty name, no members, a number that no weight has, a weight named twice or already in a group, and
-    /// [`DeclareError::ReplicatedGroup`] for a replicated weight. The model is unchanged then.
+    /// A repeated or empty name, no members, a number that no weight has, a weight named twice or already in a
+    /// group, and [`DeclareError::ReplicatedGroup`] for a replicated weight. The model is unchanged then.
     pub fn group(&mut self, name: &str, members: &[WeightId]) -> Result<GroupId, DeclareError> {
         let Model { weights, groups } = &mut self.model;
         if groups.iter().any(|other| other == name) {
