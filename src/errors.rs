@@ -2,7 +2,8 @@
 //!
 //! Law: `Debug` of a public error is its message, followed by what its causes add. What `main` returns is printed
 //! by `Debug`, and so is what `unwrap` panics with. A derived one would show names of fields there, and never the
-//! part of the message that says what to do. Whoever needs the fields matches on the error.
+//! part of the message that says what to do. Whoever needs the fields matches on the error. One that holds what
+//! need not be an error, [`MasterWeightsError`](crate::format::MasterWeightsError), prints its message alone.
 
 use std::error::Error;
 

@@ -237,8 +237,8 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares to read or update it,
-    /// [`ComputeError::OtherBuffer`] for the id of another program, [`ComputeError::BufferElement`] unless it is
-    /// declared in `T`.
+    /// [`ComputeError::OtherBuffer`] for the id of another program whose number a buffer of this one has,
+    /// [`ComputeError::BufferElement`] unless it is declared in `T`.
     pub fn read<T: Element>(&self, buffer: BufferId) -> Result<S::Read<'a, T>, ComputeError> {
         self.surface.read(self.typed(self.readable(buffer)?, T::TYPE)?)
     }
@@ -249,8 +249,8 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares to write or update it,
-    /// [`ComputeError::OtherBuffer`] for the id of another program, [`ComputeError::BufferElement`] unless it is
-    /// declared in `T`.
+    /// [`ComputeError::OtherBuffer`] for the id of another program whose number a buffer of this one has,
+    /// [`ComputeError::BufferElement`] unless it is declared in `T`.
     pub fn write<T: Element>(&self, buffer: BufferId) -> Result<S::Write<'a, T>, ComputeError> {
         let bound = self.writable(buffer)?;
         let region = self.typed(bound, T::TYPE)?;
@@ -263,7 +263,7 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares to read or update it,
-    /// [`ComputeError::OtherBuffer`] for the id of another program.
+    /// [`ComputeError::OtherBuffer`] for the id of another program whose number a buffer of this one has.
     pub fn read_bytes(&self, buffer: BufferId) -> Result<S::Read<'a, u8>, ComputeError> {
         self.surface.read(self.readable(buffer)?.region)
     }
@@ -272,7 +272,7 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares to write or update it,
-    /// [`ComputeError::OtherBuffer`] for the id of another program.
+    /// [`ComputeError::OtherBuffer`] for the id of another program whose number a buffer of this one has.
     pub fn write_bytes(&self, buffer: BufferId) -> Result<S::Write<'a, u8>, ComputeError> {
         let bound = self.writable(buffer)?;
         bound.lent.mark();

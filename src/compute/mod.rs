@@ -20,7 +20,7 @@ pub use context::{ComputeContext, PlanesOf, PlanesView};
 pub use error::ComputeError;
 pub use program::BoundProgram;
 pub use seat::Seat;
-pub use surface::{Piece, Surface};
+pub use surface::{LentSlice, Surface};
 
 use crate::model::Call;
 

@@ -9,7 +9,7 @@ use super::error::ComputeError;
 use crate::layout::Region;
 
 /// A piece of memory as a surface lends it.
-pub trait Piece {
+pub trait LentSlice {
     /// Number of elements.
     fn len(&self) -> usize;
 
@@ -32,11 +32,11 @@ pub trait Surface {
     /// is nothing to distinguish. The factory of the rank's closures gets it in its [`Seat`](super::Seat).
     type Device: Copy + std::fmt::Debug;
     /// A readable piece of memory: a slice on the CPU, a device pointer on a GPU.
-    type Read<'a, T: Pod>: Piece
+    type Read<'a, T: Pod>: LentSlice
     where
         Self: 'a;
     /// A writable piece of memory.
-    type Write<'a, T: Pod>: Piece
+    type Write<'a, T: Pod>: LentSlice
     where
         Self: 'a;
 

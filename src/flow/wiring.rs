@@ -4,8 +4,8 @@
 //! wiring says has come in and its lane's turn has reached it. It then grants the rights the wiring lists and
 //! passes the turn on.
 //!
-//! What issuing needs of a task and of those it waits for lies here side by side: between two tasks a driver
-//! has had the caches.
+//! What issuing needs of a task and of those it waits for lies here side by side, because between two tasks calls
+//! of a driver evict what is cached.
 
 use std::ops::Range;
 

@@ -68,7 +68,7 @@ pub enum MasterWeightsError<E> {
     Collective(#[source] E),
 }
 
-/// As of every error; what a collective fails with need not be one.
+/// The message, as of every error; not its causes, because what a collective fails with need not be an error.
 impl<E: std::fmt::Display> std::fmt::Debug for MasterWeightsError<E> {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         std::fmt::Display::fmt(self, out)

@@ -2,7 +2,7 @@
 //!
 //! Law: two ids are equal if their positions are: in a plan, which is of one program, a position says all. What an
 //! id knows of its name is asked for where an embedder hands it in, so that the id of another program is an error
-//! and no other buffer; programs that declare their buffers alike share ids. It is never written.
+//! and no other buffer; programs that declare their buffers alike share ids. The name is not serialized.
 
 use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};

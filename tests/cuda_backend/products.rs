@@ -34,10 +34,10 @@ pub(crate) fn turned(format: Format) -> Orientation {
 /// The way of this run; not checked, so that only what the backend orders is ordered.
 pub(crate) fn settled(config: Config) -> Config {
     let (transport, kernel_bytes, signal_by) = match way() {
-        Way::Engines => (Transport::Peer, 0, SignalBy::Stream),
+        Way::Engines => (Transport::Peer, 0, SignalBy::Auto),
         Way::Copies => (Transport::Peer, 0, SignalBy::Copy),
-        Way::Kernels => (Transport::Peer, u64::from(u32::MAX), SignalBy::Stream),
-        Way::Nccl => (Transport::Nccl, 0, SignalBy::Stream),
+        Way::Kernels => (Transport::Peer, u64::from(u32::MAX), SignalBy::Auto),
+        Way::Nccl => (Transport::Nccl, 0, SignalBy::Auto),
     };
     Config { transport, signal_by, kernel_exchange: Some(ByteSize::new(kernel_bytes)), ..config }
 }

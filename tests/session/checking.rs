@@ -2,6 +2,7 @@
 
 use warpweft::backend::cpu::{CpuOptions, CpuSurface, CpuWorld};
 use warpweft::backend::{Backend, Checked};
+use warpweft::cluster::named;
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::Config;
 use warpweft::format::ElementType;
@@ -40,4 +41,18 @@ fn a_session_on_backends_of_the_embedder_is_checked_once_if_it_is_to_be_or_they_
     for (device, is_spoiled) in [looks(true, backends()), looks(false, checked()), looks(true, checked())] {
         assert!(device.matches("checked").count() == 1 && is_spoiled, "{device}");
     }
+}
+
+#[test]
+fn a_session_in_virtual_time_is_checked_if_it_is_to_be() {
+    let device = |check| {
+        let mut program = StepProgram::builder("look", &Model::builder().build());
+        let seen = program.output("seen", 1, ElementType::F32).unwrap();
+        program.call("look", Phase::Forward).writes(seen).add().unwrap();
+        let builder = Session::simulated(Config { check, ..Config::default() });
+        let builder = builder.program(program.build_evaluation().unwrap());
+        let cluster = named("h100x8-ib").unwrap();
+        block_on(builder.start_simulated(&cluster, 8)).unwrap().device().to_owned()
+    };
+    assert_eq!([false, true].map(|check| device(check).matches("checked").count()), [0, 1]);
 }

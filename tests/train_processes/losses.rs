@@ -113,26 +113,19 @@ fn splits(count: u32) -> Vec<Split> {
     splits
 }
 
-/// As drivers want it that write to no other GPU: with peers in the same process, in others, and recorded.
+/// As drivers want it that write to no other GPU: with peers in the same process, in others, and recorded. Kernels,
+/// which signal by themselves, carry nothing here.
 #[test]
-fn signals_by_copies_have_the_losses_of_signals_by_streams() {
+fn signals_by_copies_have_the_losses_of_signals_as_the_driver_wants_them() {
     let Some((count, _alone)) = gpus("signals by copies") else { return };
     let alone =
         [(1, 1, "peer", false), (1, 1, "peer", true), (2, 1, "peer", false), (count, 1, "peer", true)];
-    let by = |what| losses_of(count, &[], &[("WARPWEFT_SIGNAL_BY", what)], &alone);
-    let (streams, copies) = (by("stream"), by("copy"));
-    assert!(streams.iter().chain(&copies).all(|losses| *losses == streams[0]), "{streams:?}\n{copies:?}");
-}
-
-/// TU-5, EX-1: plans are tried, bound anew and recorded in the middle of training.
-#[test]
-fn a_session_that_tunes_has_the_losses_of_one_that_does_not_by_every_way() {
-    let Some((count, _alone)) = gpus("tuning") else { return };
-    let expected = losses_of_steps(26, count, &[], &[], &[(1, 1, "peer", false)]);
-    let mut splits = splits(count);
-    splits.push((2, 1, "peer", true));
-    let tuned = losses_of_steps(26, count, &["--tune", "20"], &[], &splits);
-    assert!(tuned.iter().all(|losses| *losses == expected[0]), "{expected:?}\n{tuned:?}");
+    let by = |what| {
+        let variables = [("WARPWEFT_SIGNAL_BY", what), ("WARPWEFT_KERNEL_EXCHANGE", "0B")];
+        losses_of(count, &[], &variables, &alone)
+    };
+    let (usual, copies) = (by("auto"), by("copy"));
+    assert!(usual.iter().chain(&copies).all(|losses| *losses == usual[0]), "{usual:?}\n{copies:?}");
 }
 
 /// PL-2, on the wire: a chunk brings what a whole gather brings.

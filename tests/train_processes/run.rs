@@ -24,7 +24,7 @@ fn example() -> PathBuf {
 }
 
 /// What a launcher, or a user, may have set for the tests themselves.
-const FOREIGN: [&str; 23] = [
+const FOREIGN: [&str; 25] = [
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -44,6 +44,8 @@ const FOREIGN: [&str; 23] = [
     "WARPWEFT_SECRET_FILE",
     "WARPWEFT_HOSTID",
     "WARPWEFT_TRANSPORT",
+    "WARPWEFT_KERNEL_EXCHANGE",
+    "WARPWEFT_SIGNAL_BY",
     "WARPWEFT_DEADLINE_S",
     "NCCL_HOSTID",
     "NCCL_P2P_DISABLE",

@@ -22,7 +22,7 @@ use std::sync::Mutex;
 use bytemuck::Pod;
 
 use crate::backend::bell::lock;
-use crate::compute::Piece;
+use crate::compute::LentSlice;
 use crate::layout::{ALIGNMENT, Region};
 
 /// Borrows the table has room for from the start.
@@ -235,7 +235,7 @@ impl<T: Pod> Deref for ReadSlice<'_, T> {
     }
 }
 
-impl<T: Pod> Piece for ReadSlice<'_, T> {
+impl<T: Pod> LentSlice for ReadSlice<'_, T> {
     fn len(&self) -> usize {
         self.elements
     }
@@ -272,7 +272,7 @@ impl<T: Pod> DerefMut for WriteSlice<'_, T> {
     }
 }
 
-impl<T: Pod> Piece for WriteSlice<'_, T> {
+impl<T: Pod> LentSlice for WriteSlice<'_, T> {
     fn len(&self) -> usize {
         self.elements
     }

@@ -110,9 +110,9 @@ impl fmt::Display for DeviceOrdinal {
 /// The oldest driver that has every call this backend makes: CUDA 12.8.
 const OLDEST_DRIVER: i32 = 12_080;
 
-/// The newest CUDA whose streams write words into the memory of other GPUs. A maintainer of NCCL says so of
-/// 13.1 (<https://github.com/NVIDIA/nccl/issues/2052>).
-const LAST_TO_SIGNAL: i32 = 13_009;
+/// The first CUDA, 13.1, whose streams write no words into the memory of other GPUs. A maintainer of NCCL says so
+/// (<https://github.com/NVIDIA/nccl/issues/2052>).
+const FIRST_WITHOUT_REMOTE_WORDS: i32 = 13_010;
 
 /// The CUDA that the driver is for: 1000 × major + 10 × minor.
 fn driver_version() -> Result<i32, CudaFailure> {
@@ -132,7 +132,7 @@ pub(super) fn signal_by(wish: SignalBy) -> Result<SignalBy, CudaFailure> {
 
 const fn settled(wish: SignalBy, driver: i32) -> SignalBy {
     match wish {
-        SignalBy::Auto if driver > LAST_TO_SIGNAL => SignalBy::Copy,
+        SignalBy::Auto if driver >= FIRST_WITHOUT_REMOTE_WORDS => SignalBy::Copy,
         SignalBy::Auto => SignalBy::Stream,
         SignalBy::Stream | SignalBy::Copy => wish,
     }

@@ -1,5 +1,5 @@
-//! How ranks meet on their devices without the host and without a kernel: words in each other's memory,
-//! written and waited for by streams.
+//! How ranks meet on their devices without the host: words in each other's memory, set and waited for by streams.
+//! No kernel takes part, except where words are copied between ranks that share a GPU.
 //!
 //! Laws:
 //! - **PL-8** A rank's memory is written by a peer only between two meetings: one in which all ranks say that
@@ -24,7 +24,7 @@ use cudarc::driver::sys;
 
 use super::address::DeviceAddress;
 use super::failure::CudaFailure;
-use super::kernels::Mark;
+use super::kernels::{CopyOperand, Mark};
 use super::stream::Stream;
 use crate::id::{CommId, RankId};
 
@@ -36,7 +36,7 @@ const COMMUNICATORS: usize = 8;
 /// Bytes of a word.
 const WORD: usize = size_of::<u64>();
 /// Bytes of the half that peers set.
-pub(super) const SIGNAL: usize = size_of::<u32>();
+const SIGNAL: usize = size_of::<u32>();
 /// A bit of each half: a stream that waits for a word goes on when either is set.
 const SIGNALLED_OR_OPEN: u64 = 1 | 1 << 32;
 
@@ -77,7 +77,7 @@ impl Signals {
         self.place_of_one() + WORD
     }
 
-    /// Bytes of the words.
+    /// How far behind the first word the one is: the bytes of all words.
     const fn place_of_one(self) -> usize {
         COMMUNICATORS * 2 * self.ranks * WORD
     }
@@ -88,7 +88,7 @@ impl Signals {
     }
 
     /// What is in the words of one rank once all are open for good. First halves are set too: a copy writes
-    /// whole words.
+    /// whole words. So the one behind them stays one.
     pub(super) fn open(self) -> Vec<u32> {
         vec![1; self.bytes() / size_of::<u32>()]
     }
@@ -141,6 +141,11 @@ pub(super) struct Shared {
     pub(super) there: DeviceAddress,
     /// In this rank's.
     pub(super) here: DeviceAddress,
+}
+
+/// The signals of a meeting as copies of the `one`, for streams that set no words of others.
+pub(super) fn copied(one: DeviceAddress, words: &[Shared]) -> Vec<CopyOperand> {
+    words.iter().map(|word| CopyOperand { from: one, to: word.there, bytes: SIGNAL }).collect()
 }
 
 /// The driver takes fewer than 256 operations at once.
@@ -243,6 +248,11 @@ mod tests {
         let one = signals.one(DeviceAddress::new(0));
         assert_eq!(words.len() * WORD, usize::try_from(one.number()).unwrap(), "behind all words");
         assert_eq!(signals.bytes(), words.len() * WORD + WORD);
+        assert_eq!(
+            signals.open().iter().sum::<u32>() as usize,
+            signals.bytes() / SIGNAL,
+            "the one stays one"
+        );
         assert_eq!(signals.open().len() * size_of::<u32>(), signals.bytes());
         let beyond = CommId::at(COMMUNICATORS);
         assert!(signals.word(DeviceAddress::new(0), beyond, Meeting::Ready, RankId::new(0)).is_err());
@@ -280,7 +290,11 @@ mod tests {
         assert_eq!((value, wait.flags), (1 | 1 << 32, any_bit), "either half of the word");
         let words =
             Signals::new(3).shared(RankId::new(1), &[RankId::new(2)], &homes, CommId::new(0), Meeting::Done);
-        assert_eq!(MemoryOperations::await_signals(&words.unwrap()).all.len(), 2, "no signal");
+        let words = words.unwrap();
+        assert_eq!(MemoryOperations::await_signals(&words).all.len(), 2, "no signal");
+        let one = Signals::new(3).one(homes[1].signals);
+        let signal = CopyOperand { from: one, to: words[0].there, bytes: 4 };
+        assert_eq!(copied(one, &words), [signal], "the signal, as a copy");
         assert_eq!(meet(1, &[0]).unwrap().all.len(), 3, "neighbours alone");
         assert!(meet(1, &[]).unwrap().all.is_empty());
         assert!(meet(3, &[0]).is_err() && meet(0, &[3]).is_err(), "a rank outside of the world");

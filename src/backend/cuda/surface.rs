@@ -16,7 +16,7 @@ use super::context::DeviceOrdinal;
 use super::holdings::Holdings;
 use super::stream::Stream;
 use crate::backend::Meter;
-use crate::compute::{BoundCall, ComputeContext, ComputeError, Piece, SPOILED, Surface};
+use crate::compute::{BoundCall, ComputeContext, ComputeError, LentSlice, SPOILED, Surface};
 use crate::layout::Region;
 use crate::model::Call;
 
@@ -58,7 +58,7 @@ macro_rules! lent {
             }
         }
 
-        impl<T> Piece for $name<'_, T> {
+        impl<T> LentSlice for $name<'_, T> {
             fn len(&self) -> usize {
                 self.len
             }

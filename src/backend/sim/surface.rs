@@ -4,14 +4,14 @@
 
 use bytemuck::Pod;
 
-use crate::compute::{ComputeError, Piece, Surface};
+use crate::compute::{ComputeError, LentSlice, Surface};
 use crate::layout::Region;
 
 /// What closures would get their memory from.
 #[derive(Clone, Copy, Debug)]
 pub enum SimSurface {}
 
-impl Piece for SimSurface {
+impl LentSlice for SimSurface {
     fn len(&self) -> usize {
         match *self {}
     }

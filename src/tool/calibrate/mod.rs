@@ -173,7 +173,7 @@ fn subject(options: &CalibrateOptions, base: &Config) -> Result<Box<dyn Subject>
     match &options.device {
         CalibrateDevice::Cpu => Ok(cpu()),
         CalibrateDevice::Simulated(name) => {
-            let cluster = cluster(name)?;
+            let cluster = named(name)?;
             if ranks > cluster.gpus_per_node {
                 return Err(CalibrateError::Gpus { ranks, found: cluster.gpus_per_node as usize });
             }
@@ -193,13 +193,9 @@ fn subject(options: &CalibrateOptions, base: &Config) -> Result<Box<dyn Subject>
     }
 }
 
-fn cluster(name: &str) -> Result<Cluster, CalibrateError> {
-    Ok(named(name)?)
-}
-
 fn links_between(name: &str) -> Result<(f64, f64, String), CalibrateError> {
     let missing = || CalibrateError::NoLinksBetween { name: name.to_owned() };
-    let link = cluster(name)?.between.ok_or_else(missing)?;
+    let link = named(name)?.between.ok_or_else(missing)?;
     Ok((link.latency_us, link.bytes_per_s, format!("`{}`", name.escape_debug())))
 }
 

@@ -31,7 +31,7 @@ use self::outputs::refused;
 use self::text::{forecast, outcome, policy, too_large, totals};
 use super::text::duration;
 use crate::backend::sim::END;
-use crate::cluster::{Cluster, named};
+use crate::cluster::named;
 use crate::config::{ByteSize, Config, Prefetch};
 use crate::model::StepProgram;
 use crate::session::{costs_of, plan_program, plan_program_on, simulate_program};
@@ -113,7 +113,7 @@ pub fn plan_model(
     let (plan, costs, too_large) = match cluster_name {
         None => (plan_program(&program, &config, ranks)?, None, None),
         Some(name) => {
-            let cluster = cluster(name)?;
+            let cluster = named(name)?;
             let plan = plan_program_on(&program, &config, &cluster, ranks)?;
             let too_large = too_large(&plan, &cluster);
             (plan, Some(costs_of(&config, &cluster, ranks)?), too_large)
@@ -156,7 +156,7 @@ pub fn plan_model(
 pub fn simulate_model(options: &SimulateOptions) -> Result<String, ScheduleError> {
     options.outputs.check(&options.model.inputs(&options.cluster))?;
     let declared = declare(&options.model)?;
-    let cluster = cluster(&options.cluster)?;
+    let cluster = named(&options.cluster)?;
     let Declaration { name, program, config, .. } = &declared;
     let simulation = simulate_program(program, config, &cluster, options.ranks, options.steps)?;
     options.outputs.write_trace(&simulation.timeline)?;
@@ -214,10 +214,6 @@ fn declare(options: &ModelOptions) -> Result<Declaration, ScheduleError> {
         program: file.program(&model)?,
         config,
     })
-}
-
-fn cluster(name: &str) -> Result<Cluster, ScheduleError> {
-    Ok(named(name)?)
 }
 
 #[cfg(test)]

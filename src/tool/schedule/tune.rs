@@ -9,9 +9,9 @@ use std::fmt::Write;
 
 use super::super::text::{Align, Table, duration};
 use super::text::size;
-use super::{Declaration, ModelOptions, Outputs, ScheduleError, cluster, declare};
+use super::{Declaration, ModelOptions, Outputs, ScheduleError, declare};
 use crate::backend::BackendError;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, named};
 use crate::config::{ByteSize, Config, MeshAxes, Prefetch};
 use crate::exec::ExecError;
 use crate::plan::{Costs, GatherStart, PlanError, Policy};
@@ -45,7 +45,7 @@ pub struct TuneOptions {
 pub fn tune_model(options: &TuneOptions) -> Result<String, ScheduleError> {
     options.outputs.check(&options.model.inputs(&options.cluster))?;
     let declared = declare(&options.model)?;
-    let cluster = cluster(&options.cluster)?;
+    let cluster = named(&options.cluster)?;
     let costs = costs_of(&declared.config, &cluster, options.ranks)?;
     let bench = Bench { declared: &declared, cluster: &cluster, ranks: options.ranks, costs: &costs };
     let depths = bench.sweep(DEPTHS.into_iter().map(Prefetch::depth))?;

@@ -180,11 +180,6 @@ pub fn bench_stack(
     Ok(report)
 }
 
-/// The cluster of that name.
-fn machine(name: &str) -> Result<Cluster, StackError> {
-    Ok(named(name)?)
-}
-
 /// What all sessions of a report have in common.
 struct Setting<'a> {
     options: &'a StackOptions,
@@ -201,7 +196,7 @@ fn surroundings(options: &StackOptions) -> Result<(Config, Option<Cluster>), Sta
     if let Some(cluster) = &options.cluster {
         base.prefetch.cluster.clone_from(cluster);
     }
-    Ok((base, options.cluster.as_deref().map(machine).transpose()?))
+    Ok((base, options.cluster.as_deref().map(named).transpose()?))
 }
 
 /// Nothing but GPUs is measured here, so there is no other backend to be advised.

@@ -18,7 +18,7 @@
 //! - A gather of planes brings the peers' parts. Whether the rank's own part is written too is up to the
 //!   transport, and nothing relies on it. Among neighbours it launches no kernel, unless it is small by
 //!   [`Route::kernel_bytes`], so the lane waits for peers and for nothing that computes: meetings are
-//!   operations on the stream's memory, and engines move the bytes.
+//!   operations on the stream's memory, and copies where it cannot set a peer's word, and engines move the bytes.
 //! - Memory of peers is written between two meetings (PL-8, see [`super::signal`]). Parts of weights and
 //!   gradients, including rows that are summed over replicas, are written by copy engines, which need no
 //!   multiprocessor. The few values of a maximum, and whatever [`Route::kernel_bytes`] calls small, are
@@ -45,7 +45,7 @@ use super::failure::CudaFailure;
 use super::kernels::{CombineOperand, CopyOperand, Kernels, Mark, Partner};
 use super::nccl::Transfer;
 use super::options::Transport;
-use super::signal::{Home, Meeting, MemoryOperations, SIGNAL, Shared, Signals};
+use super::signal::{Home, Meeting, MemoryOperations, Shared, Signals, copied};
 use super::team::Team;
 use crate::backend::local::{Collective, Move, Piece, Pull, Scatter};
 use crate::config::Reduce;
@@ -227,8 +227,7 @@ impl Route<'_> {
             return Ok(vec![Command::Memory(MemoryOperations::meet(&words))]);
         }
         let one = self.signals().one(self.view.own_signals());
-        let signal = |word: &Shared| CopyOperand { from: one, to: word.there, bytes: SIGNAL };
-        let mut commands = self.carried(kernels, words.iter().map(signal).collect())?;
+        let mut commands = self.carried(kernels, copied(one, &words))?;
         commands.push(Command::Memory(MemoryOperations::await_signals(&words)));
         Ok(commands)
     }
