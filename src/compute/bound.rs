@@ -8,13 +8,11 @@ use std::sync::Arc;
 
 use half::bf16;
 
-use super::context::ComputeContext;
 use super::error::ComputeError;
 use super::lent::Lent;
 use super::program::BoundProgram;
-use super::{Compute, Surface};
 use crate::format::{ElementType, Format, Orientation, PlaneSpec, Shape};
-use crate::id::{BufferId, CallId, RankId, WeightId};
+use crate::id::{BufferId, CallId, WeightId};
 use crate::layout::{ArenaLayout, PlaneRegions, Region, WeightLayout, Weights};
 use crate::model::{Access, Call, Form, Gradient};
 use crate::op::{Operand, OperandRole};
@@ -64,7 +62,7 @@ pub struct BoundCall {
     pub(super) buffers: Vec<BoundBuffer>,
     pub(super) formats: Vec<(WeightId, Format, Shape)>,
     /// Whether what the call overwrites is spoiled before its closure gets it.
-    spoiled: bool,
+    pub(super) spoiled: bool,
 }
 
 impl BoundCall {
@@ -132,25 +130,6 @@ impl BoundCall {
         bound
     }
 
-    /// Carries out the call on `rank` by its closures, which get their memory from `surface`. Every backend runs
-    /// calls through here: what the call overwrites is spoiled first if the plan is bound so, and afterwards the
-    /// closure must have asked for all of it (EX-4).
-    ///
-    /// # Errors
-    /// What the closure or the surface says, [`ComputeError::NotWritten`] for what the closure forgot.
-    pub fn run<S: Surface>(
-        &self,
-        rank: RankId,
-        surface: &S,
-        closures: &mut dyn Compute<S>,
-    ) -> Result<(), ComputeError> {
-        self.begin();
-        let mut spoiled = self.overwritten().filter(|_| self.spoiled);
-        spoiled.try_for_each(|region| surface.spoil(region))?;
-        closures.run(&self.call, &ComputeContext::new(rank, self, surface))?;
-        self.check_written()
-    }
-
     /// The operand of the call that begins where `region` does, by name, for messages.
     pub(crate) fn name_at(&self, region: Region) -> String {
         let begins = |other: &Region| other.bytes > 0 && other.offset == region.offset;
@@ -178,21 +157,21 @@ impl BoundCall {
     }
 
     /// The regions of the gradients and buffers that the call overwrites.
-    fn overwritten(&self) -> impl Iterator<Item = Region> + '_ {
+    pub(super) fn overwritten(&self) -> impl Iterator<Item = Region> + '_ {
         let buffers = self.buffers.iter().filter(|buffer| buffer.access == Access::Write);
         let gradients = self.gradients.iter().map(|gradient| gradient.region);
         gradients.chain(buffers.map(|buffer| buffer.region))
     }
 
     /// Begins a run of the call: nothing is lent yet.
-    fn begin(&self) {
+    pub(super) fn begin(&self) {
         self.gradients.iter().for_each(|gradient| gradient.lent.begin());
         self.buffers.iter().for_each(|buffer| buffer.lent.begin());
     }
 
     /// Checks, when a closure has returned, that it asked for everything that the call declares to overwrite.
     /// What a call updates may stay as it was.
-    fn check_written(&self) -> Result<(), ComputeError> {
+    pub(super) fn check_written(&self) -> Result<(), ComputeError> {
         let not_written = |what| ComputeError::NotWritten { call: self.call.name.clone(), what };
         if let Some(forgotten) = self.gradients.iter().find(|gradient| !gradient.lent.is_marked()) {
             let weight = self.name_of(forgotten.gradient.weight);

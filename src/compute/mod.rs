@@ -11,6 +11,7 @@ mod context;
 mod error;
 mod lent;
 mod program;
+mod run;
 mod seat;
 mod surface;
 

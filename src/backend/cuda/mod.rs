@@ -55,6 +55,7 @@ mod progress;
 mod ranks;
 mod recording;
 mod release;
+mod released;
 mod script;
 mod signal;
 mod stream;

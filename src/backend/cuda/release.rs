@@ -15,13 +15,12 @@
 //! - The rank's own thread does it, once, whatever first notices the end: a wait, or giving up.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::failure::CudaFailure;
 use super::nccl::Communicator;
 use super::options::Transport;
-use super::patience::wait_until;
 use super::signal::Signals;
 use super::stream::Stream;
 use super::world::World;
@@ -30,8 +29,6 @@ use crate::id::RankId;
 /// How long the other ranks of the process are waited for. They look at the state of the world before every
 /// task, and all the time while they wait.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The pause between two looks.
-const PAUSE: Duration = Duration::from_micros(50);
 
 /// Ends every wait of one rank for a peer.
 #[derive(Debug)]
@@ -40,11 +37,6 @@ pub(super) struct Release {
     open: Vec<u32>,
     begun: AtomicBool,
 }
-
-/// How many ranks of this process need no call of the host any more for their devices to run on, but for
-/// aborting.
-#[derive(Debug, Default)]
-pub(super) struct Released(AtomicUsize);
 
 impl Release {
     pub(super) fn new(signals: Signals) -> Self {
@@ -84,49 +76,11 @@ impl Release {
     }
 }
 
-impl Released {
-    fn come(&self) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Waits until `all` ranks have come, and says whether they did in time.
-    fn wait_for(&self, all: usize, patience: Duration) -> bool {
-        wait_until(patience, PAUSE, || self.0.load(Ordering::SeqCst) >= all)
-    }
-}
-
 impl Drop for Release {
     fn drop(&mut self) {
         // The copy may still read it, and it is small.
         if self.begun.load(Ordering::SeqCst) {
             std::mem::forget(std::mem::take(&mut self.open));
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rl2_ranks_of_a_process_wait_until_all_have_come() {
-        let released = Released::default();
-        let come = || {
-            released.come();
-            released.wait_for(3, Duration::from_secs(60))
-        };
-        let all: Vec<bool> = std::thread::scope(|scope| {
-            let ranks: Vec<_> = (0..3).map(|_| scope.spawn(come)).collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap_or(false)).collect()
-        });
-        assert_eq!(all, [true; 3]);
-    }
-
-    #[test]
-    fn rl2_a_rank_that_does_not_come_is_not_waited_for_for_ever() {
-        let released = Released::default();
-        released.come();
-        assert!(!released.wait_for(2, Duration::from_millis(1)));
-        assert!(released.wait_for(1, Duration::ZERO));
     }
 }

@@ -22,7 +22,7 @@ use super::machine::Network;
 use super::memory::DeviceMemory;
 use super::options::{CudaOptions, Transport};
 use super::patience::wait_until;
-use super::release::Released;
+use super::released::Released;
 use super::signal::{Home, Signals};
 use super::team::Team;
 use super::times::Times;
