@@ -1,4 +1,4 @@
-//! The types of the values, with their defaults.
+//! The types of the values, with their defaults; those of the optimizer are in [`super::optimizing`].
 //!
 //! Plain data: any value of these types can be built, and
 //! [`Config::validate`](super::Config::validate) says which are sound. Text values of enumerations
@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::size::ByteSize;
-use crate::format::{AmaxChoice, ElementType, Via};
+use crate::format::ElementType;
 
 /// When gathers start: one of `depth`, `bytes` and `policy`. A source that sets one of them takes the others
 /// back that sources before it set, so `WARPWEFT_PREFETCH__POLICY=auto` is enough over a file that sets a depth.
@@ -234,18 +234,6 @@ pub enum Reduce {
     Nccl,
 }
 
-/// Where the scale of a weight in a per-tensor FP8 format comes from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Scaling {
-    /// From the amax of the masters that are cast: the cast waits for the maximum over the ranks.
-    #[default]
-    Current,
-    /// From the amaxes of earlier steps: the cast waits for nobody, and values that grew past the
-    /// scale saturate.
-    Delayed,
-}
-
 /// How bytes get from one GPU to another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -272,111 +260,6 @@ pub enum SignalBy {
     Stream,
     /// A copy of four bytes, with any driver. It is a call more for every peer and meeting, in recordings too.
     Copy,
-}
-
-/// How masters become quantized weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Quantize {
-    /// The rounding applied to masters before amax and cast.
-    pub via: Via,
-    /// Where the scales of all weights in per-tensor FP8 formats come from. With delayed scaling there must be
-    /// such a weight.
-    pub scaling: Scaling,
-    /// Delayed scaling: how many steps an amax is remembered, 1 to 65536.
-    pub amax_history: u32,
-    /// Delayed scaling: which of the remembered amaxes determines the scale.
-    pub amax_choice: AmaxChoice,
-}
-
-impl Default for Quantize {
-    fn default() -> Self {
-        Self {
-            via: Via::default(),
-            scaling: Scaling::default(),
-            amax_history: 16,
-            amax_choice: AmaxChoice::default(),
-        }
-    }
-}
-
-/// How weight decay enters Adam.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum AdamMode {
-    /// Decoupled (Loshchilov and Hutter, 2019): λ·p is added to the update, past the moments.
-    #[default]
-    AdamW,
-    /// L2 (Kingma and Ba, 2015): λ·p is added to the gradient, so it passes through the moments.
-    Adam,
-}
-
-/// How the two Adam moments are stored. The arithmetic is f32 either way. In bf16 a decay above 0.996 is refused:
-/// what a moment changes by in a step would be rounded away.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Moments {
-    /// As f32: 8 bytes per element for both.
-    #[default]
-    F32,
-    /// Rounded to bfloat16, to nearest even, after every step: 4 bytes per element for both.
-    Bf16,
-}
-
-/// How the masters of sharded weights are stored. The arithmetic is f32 either way.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Masters {
-    /// As f32, beside the weight's shard.
-    #[default]
-    F32,
-    /// As the bf16 shard and the 16 bits it lacks: 4 bytes per element for weight and master, not 6.
-    /// Every sharded weight must be bf16 then. The shard is the nearest bf16 with ties away from
-    /// zero, where a cast rounds ties to even. Replicated weights keep f32 masters.
-    Bf16Remainder,
-}
-
-/// Adam and clipping. All numbers are used as f32, and validated as such.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Optimizer {
-    /// How weight decay enters.
-    pub mode: AdamMode,
-    /// Learning rate, from 0 on, until `Session::set_learning_rate` says another.
-    pub lr: f64,
-    /// Decay of the first moment, from 0 to below 1.
-    pub beta1: f64,
-    /// Decay of the second moment, from 0 to below 1.
-    pub beta2: f64,
-    /// Added to the root of the corrected second moment, above 0.
-    pub eps: f64,
-    /// Weight decay λ, from 0 on.
-    pub weight_decay: f64,
-    /// Whether the moments are divided by `1 − β^t`, which undoes their start from zero.
-    pub bias_correction: bool,
-    /// How both moments are stored.
-    pub moments: Moments,
-    /// How the masters of sharded weights are stored.
-    pub masters: Masters,
-    /// Largest norm of the whole gradient; larger ones are scaled down to it. 0 turns clipping off.
-    pub max_norm: f64,
-}
-
-impl Default for Optimizer {
-    fn default() -> Self {
-        Self {
-            mode: AdamMode::default(),
-            lr: 1e-3,
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8,
-            weight_decay: 0.0,
-            bias_correction: true,
-            moments: Moments::default(),
-            masters: Masters::default(),
-            max_norm: 0.0,
-        }
-    }
 }
 
 /// Whether a step is recorded once and replayed.

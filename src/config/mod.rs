@@ -42,6 +42,7 @@ mod environment;
 mod error;
 mod keys;
 mod load;
+mod optimizing;
 mod origin;
 mod refine;
 mod shown;
@@ -52,12 +53,12 @@ mod weights;
 
 pub use calls::CallList;
 pub use choices::{
-    AcrossMicroBatches, AdamMode, Backward, Capture, Columnwise, Cpu, DeviceTimes, Link, Masters, Memory,
-    MeshAxes, Moments, Optimizer, Prefetch, PrefetchPolicy, Quantize, Reduce, ReduceDtype, ReduceEvery,
-    Scaling, SignalBy, TraceOutput, Transport, Tune,
+    AcrossMicroBatches, Backward, Capture, Columnwise, Cpu, DeviceTimes, Link, Memory, MeshAxes, Prefetch,
+    PrefetchPolicy, Reduce, ReduceDtype, ReduceEvery, SignalBy, TraceOutput, Transport, Tune,
 };
 pub(crate) use declared::{Declared, Rule, Takes};
 pub use error::ConfigError;
+pub use optimizing::{AdamMode, Masters, Moments, Optimizer, Quantize, Scaling};
 pub use origin::{Origin, Origins};
 // Values of these types stand in a configuration.
 pub use crate::format::{AmaxChoice, Format, Via};

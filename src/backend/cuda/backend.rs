@@ -17,7 +17,6 @@ use super::landing::Landing;
 use super::lane::CudaStream;
 use super::memory::DeviceMemory;
 use super::nccl::Communicator;
-use super::options::Transport;
 use super::progress::{LANES, Progress};
 use super::recording::{self, CudaGraph, Recordings};
 use super::release::Release;
@@ -251,28 +250,7 @@ impl Backend for CudaBackend {
     }
 
     fn describe(&self) -> String {
-        let ranks = self.world.mesh.ranks();
-        let transport = match (ranks, self.world.network.transport, self.world.network.hosts.count()) {
-            (1, _, _) => "one rank".to_owned(),
-            (_, Transport::Peer, 1) => {
-                "peers' memory written by copy engines, and by kernels where little is sent".to_owned()
-            }
-            (_, Transport::Peer, hosts) => {
-                format!(
-                    "peers' memory written by copy engines or kernels inside of {hosts} hosts, NCCL between them"
-                )
-            }
-            (_, Transport::Nccl, _) => "collectives by NCCL".to_owned(),
-        };
-        let replicas = match self.world.mesh.replicas() {
-            1 => String::new(),
-            replicas => format!(" in {replicas} replicas"),
-        };
-        let times = match &self.world.times {
-            None => String::new(),
-            Some(times) => format!(", {times}"),
-        };
-        format!("cuda, {ranks} × {}{replicas}, {transport}{times}", self.context.name())
+        self.world.describe(&self.context.name())
     }
 
     fn origin(&self) -> Instant {

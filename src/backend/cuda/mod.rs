@@ -32,6 +32,7 @@ mod communication;
 mod compile;
 mod context;
 mod cupti;
+mod describe;
 mod device_table;
 mod failure;
 mod foreign;
