@@ -12,7 +12,6 @@ use cudarc::driver::{result, sys};
 
 use super::failure::CudaFailure;
 use super::library::Library;
-use crate::config::SignalBy;
 
 /// The number of a GPU among those this process sees, counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -110,12 +109,8 @@ impl fmt::Display for DeviceOrdinal {
 /// The oldest driver that has every call this backend makes: CUDA 12.8.
 const OLDEST_DRIVER: i32 = 12_080;
 
-/// The first CUDA, 13.1, whose streams write no words into the memory of other GPUs. A maintainer of NCCL says so
-/// (<https://github.com/NVIDIA/nccl/issues/2052>).
-const FIRST_WITHOUT_REMOTE_WORDS: i32 = 13_010;
-
 /// The CUDA that the driver is for: 1000 × major + 10 × minor.
-fn driver_version() -> Result<i32, CudaFailure> {
+pub(super) fn driver_version() -> Result<i32, CudaFailure> {
     Library::Driver.open()?;
     let mut version = 0;
     // SAFETY: the driver is present, and `version` outlives the call, which needs no started driver.
@@ -123,19 +118,6 @@ fn driver_version() -> Result<i32, CudaFailure> {
         .result()
         .map_err(CudaFailure::driver("cuDriverGetVersion"))?;
     Ok(version)
-}
-
-/// What sets the words by which ranks meet: never [`SignalBy::Auto`].
-pub(super) fn signal_by(wish: SignalBy) -> Result<SignalBy, CudaFailure> {
-    driver_version().map(|driver| settled(wish, driver))
-}
-
-const fn settled(wish: SignalBy, driver: i32) -> SignalBy {
-    match wish {
-        SignalBy::Auto if driver >= FIRST_WITHOUT_REMOTE_WORDS => SignalBy::Copy,
-        SignalBy::Auto => SignalBy::Stream,
-        SignalBy::Stream | SignalBy::Copy => wish,
-    }
 }
 
 /// Opens and starts the driver.
@@ -269,18 +251,5 @@ impl Drop for Context {
 impl fmt::Debug for Context {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_tuple("Context").field(&self.ordinal).finish()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn drivers_behind_cuda_13_0_signal_by_copies_unless_they_are_told_otherwise() {
-        let by = [12_080, 13_000, 13_010, 14_000].map(|driver| settled(SignalBy::Auto, driver));
-        assert_eq!(by, [SignalBy::Stream, SignalBy::Stream, SignalBy::Copy, SignalBy::Copy]);
-        assert_eq!(settled(SignalBy::Copy, 12_080), SignalBy::Copy);
-        assert_eq!(settled(SignalBy::Stream, 14_000), SignalBy::Stream);
     }
 }

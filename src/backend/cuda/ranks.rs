@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use super::backend::CudaBackend;
 use super::cache::KernelCache;
-use super::context::{Context, signal_by};
+use super::context::Context;
 use super::failure::CudaFailure;
 use super::kernels::Kernels;
 use super::machine::{Statement, network, ranks_beside};
 use super::options::{CudaOptions, Transport};
+use super::signal::signal_by;
 use super::times::Times;
 use super::world::{World, refused};
 use crate::backend::bell::lock;

@@ -9,7 +9,7 @@
 //! - A stream writes a word after a system-wide fence (the flag that leaves it out is refused on an H200), and
 //!   copies it only when all before it in the stream is done. So a rank that has seen a word sees what was
 //!   written before it, and a cleared word is seen cleared before the next meeting signals.
-//! - A peer's word is set by the stream itself where its driver can ([`SignalBy`](crate::config::SignalBy)),
+//! - A peer's word is set by the stream itself where its driver can ([`SignalBy`]),
 //!   otherwise by copying a one. Own words are always cleared, and waited for, by the stream.
 //! - A word has two halves of 32 bits. The first is 1 from the peer's signal until this rank has waited for
 //!   it and cleared it, so the same commands work in every step and in every replay of a recorded one. A peer
@@ -23,9 +23,11 @@
 use cudarc::driver::sys;
 
 use super::address::DeviceAddress;
+use super::context::driver_version;
 use super::failure::CudaFailure;
 use super::kernels::{CopyOperand, Mark};
 use super::stream::Stream;
+use crate::config::SignalBy;
 use crate::id::{CommId, RankId};
 
 /// The most communicators of one rank: each has words after the arena, whose size must be known before plans
@@ -39,6 +41,23 @@ const WORD: usize = size_of::<u64>();
 const SIGNAL: usize = size_of::<u32>();
 /// A bit of each half: a stream that waits for a word goes on when either is set.
 const SIGNALLED_OR_OPEN: u64 = 1 | 1 << 32;
+
+/// The first CUDA, 13.1, whose streams write no words into the memory of other GPUs. A maintainer of NCCL says so
+/// (<https://github.com/NVIDIA/nccl/issues/2052>).
+const FIRST_WITHOUT_REMOTE_WORDS: i32 = 13_010;
+
+/// What sets the words by which ranks meet: never [`SignalBy::Auto`].
+pub(super) fn signal_by(wish: SignalBy) -> Result<SignalBy, CudaFailure> {
+    driver_version().map(|driver| settled(wish, driver))
+}
+
+const fn settled(wish: SignalBy, driver: i32) -> SignalBy {
+    match wish {
+        SignalBy::Auto if driver >= FIRST_WITHOUT_REMOTE_WORDS => SignalBy::Copy,
+        SignalBy::Auto => SignalBy::Stream,
+        SignalBy::Stream | SignalBy::Copy => wish,
+    }
+}
 
 /// Where one rank's memory is, for its peers.
 #[derive(Clone, Copy, Debug)]
@@ -298,5 +317,13 @@ mod tests {
         assert_eq!(meet(1, &[0]).unwrap().all.len(), 3, "neighbours alone");
         assert!(meet(1, &[]).unwrap().all.is_empty());
         assert!(meet(3, &[0]).is_err() && meet(0, &[3]).is_err(), "a rank outside of the world");
+    }
+
+    #[test]
+    fn drivers_behind_cuda_13_0_signal_by_copies_unless_they_are_told_otherwise() {
+        let by = [12_080, 13_000, 13_010, 14_000].map(|driver| settled(SignalBy::Auto, driver));
+        assert_eq!(by, [SignalBy::Stream, SignalBy::Stream, SignalBy::Copy, SignalBy::Copy]);
+        assert_eq!(settled(SignalBy::Copy, 12_080), SignalBy::Copy);
+        assert_eq!(settled(SignalBy::Stream, 14_000), SignalBy::Stream);
     }
 }

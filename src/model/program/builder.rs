@@ -81,6 +81,16 @@ impl ProgramBuilder {
         Ok(buffer)
     }
 
+    fn named(
+        &mut self,
+        name: &str,
+        (elements, element): (usize, ElementType),
+        role: Role,
+        lifetime: Lifetime,
+    ) -> Result<BufferId, DeclareError> {
+        self.buffer(BufferSpec { name: name.to_owned(), elements, element, role, lifetime })
+    }
+
     /// Declares an input of `elements` elements, filled by the trainer before each step.
     ///
     /// # Errors
@@ -91,13 +101,7 @@ impl ProgramBuilder {
         elements: usize,
         element: ElementType,
     ) -> Result<BufferId, DeclareError> {
-        self.buffer(BufferSpec {
-            name: name.to_owned(),
-            elements,
-            element,
-            role: Role::Input,
-            lifetime: Lifetime::Step,
-        })
+        self.named(name, (elements, element), Role::Input, Lifetime::Step)
     }
 
     /// Declares an output of `elements` elements, readable from the step's report.
@@ -110,13 +114,7 @@ impl ProgramBuilder {
         elements: usize,
         element: ElementType,
     ) -> Result<BufferId, DeclareError> {
-        self.buffer(BufferSpec {
-            name: name.to_owned(),
-            elements,
-            element,
-            role: Role::Output,
-            lifetime: Lifetime::Step,
-        })
+        self.named(name, (elements, element), Role::Output, Lifetime::Step)
     }
 
     /// Declares an f32 buffer that passes activations or their gradients between calls.
@@ -138,13 +136,7 @@ impl ProgramBuilder {
         elements: usize,
         element: ElementType,
     ) -> Result<BufferId, DeclareError> {
-        self.buffer(BufferSpec {
-            name: name.to_owned(),
-            elements,
-            element,
-            role: Role::Internal,
-            lifetime: Lifetime::Step,
-        })
+        self.named(name, (elements, element), Role::Internal, Lifetime::Step)
     }
 
     /// Declares a buffer whose values stay from step to step ([`Lifetime::Carried`]), zeros at first.
@@ -157,13 +149,7 @@ impl ProgramBuilder {
         elements: usize,
         element: ElementType,
     ) -> Result<BufferId, DeclareError> {
-        self.buffer(BufferSpec {
-            name: name.to_owned(),
-            elements,
-            element,
-            role: Role::Internal,
-            lifetime: Lifetime::Carried,
-        })
+        self.named(name, (elements, element), Role::Internal, Lifetime::Carried)
     }
 
     /// A program whose steps train: gradients are reduced and the optimizer rewrites the weights.
