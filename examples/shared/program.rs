@@ -4,7 +4,17 @@
 
 use warpweft::prelude::*;
 
-use crate::model::{Layer, WIDTH, WINDOW};
+use crate::model::Layer;
+use crate::sizes::{WIDTH, WINDOW};
+
+/// A weight's name and shape.
+pub(crate) struct Weight {
+    pub(crate) name: String,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    /// Whether every rank holds all of it, unquantized: vectors are, matrices are sharded.
+    pub(crate) replicated: bool,
+}
 
 /// What a call does, and with which buffers.
 #[derive(Clone, Copy)]

@@ -1,6 +1,6 @@
 //! What is learned: bytes of a text that stays as it is, in batches that depend on the step alone.
 
-use crate::model::WINDOW;
+use crate::sizes::WINDOW;
 
 const TEXT: &[u8] = include_bytes!("../../LICENSE-APACHE");
 /// The end of the text is kept for the evaluation.

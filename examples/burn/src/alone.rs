@@ -9,7 +9,8 @@ use warpweft::config::Optimizer;
 use warpweft::session::Checkpoint;
 
 use crate::compare::Losses;
-use crate::model::{Input, Layer, Part, WINDOW};
+use crate::model::{Input, Layer, Part};
+use crate::sizes::WINDOW;
 use crate::text::{Batch, batch, held_out};
 use crate::values::{numbers, with_values};
 

@@ -10,8 +10,9 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{Device, Tensor};
 use warpweft::prelude::*;
 
-use crate::model::{Input, Layer, WIDTH, WINDOW};
+use crate::model::{Input, Layer};
 use crate::program::{Job, Pass};
+use crate::sizes::{WIDTH, WINDOW};
 use crate::values::{gradients, numbers, store, tensor, with_values};
 
 /// One rank's closure: the layers, whose parameters have no values of their own, and what the program's calls do.

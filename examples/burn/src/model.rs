@@ -10,17 +10,8 @@ use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNor
 use burn::tensor::activation::silu;
 use burn::tensor::{Device, Int, Tensor};
 
-/// Bytes that a prediction sees.
-pub(crate) const WINDOW: usize = 16;
-/// Values of each byte's embedding.
-const EMBEDDING: usize = 16;
-/// Values between layers.
-pub(crate) const WIDTH: usize = 256;
-/// Values inside of a block.
-const INNER: usize = 512;
-/// A byte's values.
-const BYTES: usize = 256;
-const BLOCKS: usize = 3;
+use crate::program::Weight;
+use crate::sizes::{BLOCKS, BYTES, EMBEDDING, INNER, WIDTH, WINDOW};
 
 /// Window of bytes to embeddings, side by side, to a first vector.
 #[derive(Module, Debug)]
@@ -82,15 +73,6 @@ pub(crate) struct Layer {
     pub(crate) part: Part,
     /// In the order in which burn visits the parameters.
     pub(crate) weights: Vec<Weight>,
-}
-
-/// A weight's name and shape.
-pub(crate) struct Weight {
-    pub(crate) name: String,
-    pub(crate) rows: usize,
-    pub(crate) columns: usize,
-    /// Whether every rank holds all of it, unquantized: vectors are, matrices are sharded.
-    pub(crate) replicated: bool,
 }
 
 /// All layers, first to last. Parameters have no values before they are asked for.

@@ -6,12 +6,14 @@ use candle_nn::optim::{AdamW, Optimizer, ParamsAdamW};
 use warpweft::session::Checkpoint;
 
 use crate::compare::Losses;
-use crate::model::{Layer, WINDOW};
+use crate::model::Layer;
+use crate::program::Weight;
+use crate::sizes::WINDOW;
 use crate::text::{Batch, batch, held_out};
 
 /// The masters of a checkpoint as variables, layer by layer.
 fn variables(layers: &[Layer], checkpoint: &Checkpoint, device: &Device) -> Result<Vec<Vec<Var>>> {
-    let variable = |weight: &crate::model::Weight| {
+    let variable = |weight: &Weight| {
         let state = checkpoint.weight(&weight.name);
         let master = state.map_or(&[][..], |state| &state.master);
         Var::from_slice(master, (weight.rows, weight.columns), device)

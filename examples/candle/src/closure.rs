@@ -12,8 +12,9 @@ use candle_nn::loss::cross_entropy;
 use warpweft::compute::Surface;
 use warpweft::prelude::*;
 
-use crate::model::{Layer, WIDTH, WINDOW, Weight};
-use crate::program::{Job, Pass};
+use crate::model::Layer;
+use crate::program::{Job, Pass, Weight};
+use crate::sizes::{WIDTH, WINDOW};
 
 /// How tensors of candle get values that a session lends, and give values back.
 ///

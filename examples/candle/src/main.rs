@@ -25,6 +25,8 @@ mod compare;
 mod print;
 #[path = "../../shared/program.rs"]
 mod program;
+#[path = "../../shared/sizes.rs"]
+mod sizes;
 #[path = "../../shared/text.rs"]
 mod text;
 

@@ -5,32 +5,14 @@
 
 use candle_core::{Result, Tensor, bail};
 
-/// Bytes that a prediction sees.
-pub(crate) const WINDOW: usize = 16;
-/// Values of each byte's embedding.
-const EMBEDDING: usize = 16;
-/// Values between layers.
-pub(crate) const WIDTH: usize = 256;
-/// Values inside of a block.
-const INNER: usize = 512;
-/// A byte's values.
-const BYTES: usize = 256;
-const BLOCKS: usize = 3;
+use crate::program::Weight;
+use crate::sizes::{BLOCKS, BYTES, EMBEDDING, INNER, WIDTH, WINDOW};
 
 /// A layer's name and weights.
 pub(crate) struct Layer {
     pub(crate) name: String,
     pub(crate) weights: Vec<Weight>,
     kind: Kind,
-}
-
-/// A weight's name and shape.
-pub(crate) struct Weight {
-    pub(crate) name: String,
-    pub(crate) rows: usize,
-    pub(crate) columns: usize,
-    /// Whether every rank holds all of it, unquantized.
-    pub(crate) replicated: bool,
 }
 
 #[derive(Clone, Copy)]
