@@ -17,7 +17,7 @@ use warpweft::backend::{Backend, Checked};
 use warpweft::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
 use warpweft::config::Config;
 use warpweft::exec::{CaptureMode, Exchange, ExecError, Pump, Rank, WeightShard, World};
-use warpweft::flow::{FlowError, Issuer, Poison, Post, Wiring};
+use warpweft::flow::{FlowError, Issuer, Message, Poison, Post, Right, Wiring};
 use warpweft::format::Format;
 use warpweft::id::{ActorId, ProgramId, RankId, TaskId, Version};
 use warpweft::layout::{Content, Lane, Region, Weights};
@@ -375,6 +375,50 @@ fn a_slot_is_not_written_while_a_lease_on_it_is_open() {
         leases.iter().filter(|edge| (edge.kind, edge.slot) == (EdgeKind::Lease, lease.slot)).count();
     assert!(matches!(&error, FlowError::Occupied { open, .. } if *open as usize == granted), "{error}");
     assert!(error.to_string().contains(&plan.arena.slot(lease.slot).name), "{error}");
+    streams.iter_mut().for_each(|stream| backend.synchronize(stream).unwrap());
+}
+
+/// FL-3.
+#[test]
+fn a_lease_that_was_not_granted_in_this_step_is_refused() {
+    let (_, plan) = plans(1, 1);
+    let backend = backends(1).remove(0);
+    let memory = backend.reserve(plan.arena.bytes(), 0).unwrap();
+    let open =
+        |lane: &Lane| backend.open(&memory, *lane, (lane.id == plan.compute_lane()).then(closures)).unwrap();
+    let mut streams: Vec<_> = plan.lanes.iter().map(open).collect();
+    let ops = plan.ops();
+    let mut bound = backend.bind(&memory, &plan.binding(RankId::new(0), &ops)).unwrap();
+    backend.begin_step(&mut bound).unwrap();
+    let poison = Poison::default();
+    let post = Post::new(RankId::new(0), vec![ActorId::new(0); plan.tasks.len()], &[1000]);
+    let mut begun = |wiring: Wiring| {
+        let mut issuer = Issuer::new(RankId::new(0), Arc::clone(&plan), Arc::new(wiring), poison.clone());
+        issuer.begin(&post).unwrap();
+        issuer.issue(TaskId::new(0), std::iter::empty(), &post, &backend, &mut streams, &bound).unwrap();
+        issuer
+    };
+    begun(Wiring::new(&plan));
+    let mut rights: Vec<Right> = std::iter::from_fn(|| post.mailbox(ActorId::new(0)).take())
+        .filter_map(|message| match message {
+            Message::Right(right) => Some(right),
+            Message::Turn(_) => None,
+        })
+        .collect();
+    let lease = rights.iter().position(|right| matches!(right, Right::Lease(_))).unwrap();
+    let lease = rights.remove(lease);
+    let slot = plan.arena.slot(lease.slot()).name.clone();
+    // The step after it, in which the first task grants nothing.
+    let mut silent = Wiring::new(&plan);
+    silent.tasks[0].grants = 0..0;
+    let mut issuer = begun(silent);
+    let second = TaskId::new(1);
+    let error =
+        issuer.issue(second, std::iter::once(lease), &post, &backend, &mut streams, &bound).unwrap_err();
+    assert!(matches!(&error, FlowError::Unleased { slot: named, .. } if *named == slot), "{error}");
+    for right in rights {
+        let _ = right.spend();
+    }
     streams.iter_mut().for_each(|stream| backend.synchronize(stream).unwrap());
 }
 

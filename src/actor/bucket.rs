@@ -3,12 +3,13 @@
 //! Law: the shards are quantized from the masters as the optimizer left them, and the actor knows which
 //! version both hold. A replicated weight is read as its master, and a shard may be half of a master; then
 //! the two are rewritten together. Masters are one version on when all of the bucket's weights were updated.
-//! The actor checks the order update → cast, and reports the edge it leaves.
+//! The actor follows its tasks through the step and reports the edge they leave, which the rank compares with
+//! what the plan promised (PL-9).
 
-use super::{Actor, Context, Ready, out_of_turn};
+use super::{Actor, Context, Ready};
 use crate::backend::Backend;
 use crate::flow::FlowError;
-use crate::id::{BucketId, RankId};
+use crate::id::BucketId;
 use crate::model::Placement;
 use crate::op::Op;
 use crate::plan::{EdgeState, StepPlan};
@@ -16,7 +17,6 @@ use crate::plan::{EdgeState, StepPlan};
 /// Owns the shards of one bucket.
 #[derive(Debug)]
 pub struct BucketActor {
-    rank: RankId,
     bucket: BucketId,
     name: String,
     state: EdgeState,
@@ -25,11 +25,11 @@ pub struct BucketActor {
 }
 
 impl BucketActor {
-    /// The actor of `bucket` on `rank`.
+    /// The actor of `bucket`.
     #[must_use]
-    pub fn new(rank: RankId, bucket: BucketId) -> Self {
+    pub fn new(bucket: BucketId) -> Self {
         let state = EdgeState { masters: crate::id::Version::default(), shards: None };
-        Self { rank, bucket, name: bucket.to_string(), state, updated: 0 }
+        Self { bucket, name: bucket.to_string(), state, updated: 0 }
     }
 
     /// What the bucket's weights hold once `op`, which is about them, is done.
@@ -62,28 +62,8 @@ impl<B: Backend> Actor<B> for BucketActor {
     }
 
     fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), FlowError> {
-        let task = ready.task();
         let plan = context.plan();
-        let op = &plan.task(task).op;
-        let own = match *op {
-            Op::Adam { bucket, .. }
-            | Op::PartialCast { bucket, .. }
-            | Op::PartialAmax { bucket, .. }
-            | Op::FusedScale { bucket, .. }
-            | Op::DelayedScale { bucket, .. }
-            | Op::RecordAmax { bucket, .. } => bucket == self.bucket,
-            Op::RoundGradient { weight, .. }
-            | Op::AddGradient { weight, .. }
-            | Op::Accumulate { weight, .. } => plan.weights.layout(weight).bucket == self.bucket,
-            Op::SumGradient { ref parts, .. } => {
-                parts.first().is_some_and(|part| plan.weights.layout(part.weight).bucket == self.bucket)
-            }
-            _ => false,
-        };
-        if !own {
-            return Err(out_of_turn(context, self.rank, task));
-        }
-        self.follow(op, plan);
+        self.follow(&plan.task(ready.task()).op, plan);
         context.issue(ready).map(|_| ())
     }
 

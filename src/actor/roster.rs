@@ -77,9 +77,9 @@ impl Roster {
             .iter()
             .map(|kind| match kind {
                 ActorKind::Compute => Box::new(ComputeActor::new(rank)) as Box<dyn Actor<B>>,
-                ActorKind::Transpose => Box::new(TransposeActor::new(rank)),
+                ActorKind::Transpose => Box::new(TransposeActor),
                 ActorKind::Verdict => Box::new(VerdictActor::new(rank)),
-                ActorKind::Bucket(bucket) => Box::new(BucketActor::new(rank, *bucket)),
+                ActorKind::Bucket(bucket) => Box::new(BucketActor::new(*bucket)),
                 ActorKind::Communicator(comm) => Box::new(CollectiveActor::new(rank, *comm)),
             })
             .collect()

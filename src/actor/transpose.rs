@@ -4,26 +4,14 @@
 //! and gathered planes that are made whole on its lane, each once. When a copy is made and dropped is the
 //! plan's decision.
 
-use super::{Actor, Context, Ready, out_of_turn};
+use super::{Actor, Context, Ready};
 use crate::backend::Backend;
 use crate::flow::FlowError;
-use crate::id::RankId;
-use crate::op::Op;
 use crate::plan::StepPlan;
 
-/// Owns the transposed copies of a rank.
+/// Owns what a rank derives.
 #[derive(Debug)]
-pub struct TransposeActor {
-    rank: RankId,
-}
-
-impl TransposeActor {
-    /// The transpose actor of `rank`.
-    #[must_use]
-    pub fn new(rank: RankId) -> Self {
-        Self { rank }
-    }
-}
+pub struct TransposeActor;
 
 impl<B: Backend> Actor<B> for TransposeActor {
     fn name(&self) -> &str {
@@ -33,12 +21,6 @@ impl<B: Backend> Actor<B> for TransposeActor {
     fn begin(&mut self, _plan: &StepPlan) {}
 
     fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), FlowError> {
-        let task = ready.task();
-        let derives =
-            |op: &Op| matches!(op, Op::Transpose { .. } | Op::Assemble { .. } | Op::Dequantize { .. });
-        if !derives(&context.plan().task(task).op) {
-            return Err(out_of_turn(context, self.rank, task));
-        }
         context.issue(ready).map(|_| ())
     }
 }

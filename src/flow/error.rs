@@ -33,6 +33,18 @@ pub enum FlowError {
         /// Leases not yet spent.
         open: u32,
     },
+    /// A lease was spent on a slot on which none was open (FL-3).
+    #[error(
+        "{rank}: {task} has a lease on `{slot}` that was not granted in this step; please report this with the plan's fingerprint"
+    )]
+    Unleased {
+        /// The rank.
+        rank: RankId,
+        /// The task about to be issued.
+        task: String,
+        /// The slot.
+        slot: String,
+    },
     /// A task was issued out of its lane's order (AC-2) or without all its rights.
     #[error("{rank}: {task} is not next on its lane; please report this with the plan's fingerprint")]
     OutOfTurn {

@@ -126,10 +126,12 @@ impl Issuer {
         let mut received = 0;
         for right in rights {
             received += 1;
-            if matches!(right, Right::Lease(_)) {
-                self.registers.spend(right.slot());
-            }
+            let (slot, is_lease) = (right.slot(), matches!(right, Right::Lease(_)));
             let point = right.spend();
+            if is_lease && !self.registers.spend(slot) {
+                let (task, slot) = (plan.describe(task), plan.arena.slot(slot).name.clone());
+                return Err(FlowError::Unleased { rank: self.rank, task, slot });
+            }
             if !self.clocks.covers(point, lane) {
                 let (first, second) = (plan.describe(point.task()), plan.describe(task));
                 return Err(FlowError::Uncovered { rank: self.rank, first, second });

@@ -1,7 +1,7 @@
 //! Registers: how many leases are open on each slot.
 //!
 //! Law (FL-2): a slot is written only when no lease on it is open. A register counts what was granted and
-//! what was spent; it never decides, it only refuses.
+//! what was spent, and refuses to count below zero; it never decides.
 
 use crate::id::SlotId;
 
@@ -31,12 +31,16 @@ impl Registers {
         self.open[slot.index()] += 1;
     }
 
-    /// A lease on `slot` was spent.
+    /// A lease on `slot` was spent. `false`, and nothing changes, if none was open.
     ///
     /// # Panics
     /// When the slot belongs to another plan.
-    pub fn spend(&mut self, slot: SlotId) {
-        self.open[slot.index()] = self.open[slot.index()].saturating_sub(1);
+    #[must_use]
+    pub fn spend(&mut self, slot: SlotId) -> bool {
+        let open = &mut self.open[slot.index()];
+        let left = open.checked_sub(1);
+        *open = left.unwrap_or(0);
+        left.is_some()
     }
 
     /// Leases on `slot` that are not spent.
