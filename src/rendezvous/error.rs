@@ -26,6 +26,16 @@ pub enum RendezvousError {
         /// What it may be.
         expected: String,
     },
+    /// Nothing tells this machine from others.
+    #[error(
+        "cannot tell this machine from others: {path}: {reason}; set WARPWEFT_HOSTID to a name that all processes on this machine share, and no process on another has"
+    )]
+    Host {
+        /// Where the system says which boot this is.
+        path: String,
+        /// Why it could not be read.
+        reason: String,
+    },
     /// No usable secret.
     #[error(
         "{reason}; set WARPWEFT_SECRET to the same 16 or more random characters for every process, or WARPWEFT_SECRET_FILE to a file of them, as `openssl rand -hex 16` makes them"

@@ -6,6 +6,7 @@
 //! processes would take themselves for another host.
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use super::RendezvousError;
 use super::environment::refuse_noise;
@@ -34,17 +35,25 @@ impl HostName {
     /// The host this process runs on.
     ///
     /// # Errors
-    /// [`RendezvousError::Variable`] for a variable that is set and not Unicode.
+    /// [`RendezvousError::Variable`] for a variable that is set and not Unicode; [`RendezvousError::Host`] where no
+    /// variable is set and the system does not say which boot this is.
     pub fn of_this_process() -> Result<Self, RendezvousError> {
         let told = Self::told(|name| std::env::var_os(name))?;
-        Ok(told.unwrap_or_else(|| {
-            // The boot tells hosts apart whose names lose something here.
-            let part = |path: &str| {
-                String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).trim().to_owned()
-            };
-            let (name, boot) = (part("/proc/sys/kernel/hostname"), part("/proc/sys/kernel/random/boot_id"));
-            Self::new(&format!("{name} {boot}"))
-        }))
+        told.map_or_else(|| Self::of_this_boot(Path::new("/proc/sys/kernel")), Ok)
+    }
+
+    /// The name of the machine and of its present boot, as `kernel` tells them. The boot alone tells machines
+    /// apart; without it every machine would have the same name, and be taken for one.
+    fn of_this_boot(kernel: &Path) -> Result<Self, RendezvousError> {
+        let part = |name: &str| {
+            std::fs::read(kernel.join(name)).map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned())
+        };
+        let told = part("random/boot_id").map_err(|error| error.to_string());
+        let boot =
+            told.and_then(|boot| if boot.is_empty() { Err("it is empty".to_owned()) } else { Ok(boot) });
+        let path = || kernel.join("random/boot_id").display().to_string();
+        let boot = boot.map_err(|reason| RendezvousError::Host { path: path(), reason })?;
+        Ok(Self::new(&format!("{} {boot}", part("hostname").unwrap_or_default())))
     }
 
     /// The name a variable gives, if one is set.
@@ -80,6 +89,22 @@ mod tests {
         assert_eq!(told("a", "b"), Some(HostName::new("a")));
         assert_eq!(told("", "b"), Some(HostName::new("b")));
         assert_eq!(told("", ""), None);
+    }
+
+    #[test]
+    fn machines_that_do_not_tell_their_boot_are_not_taken_for_one() {
+        let kernel = tempfile::tempdir().unwrap();
+        let name = || HostName::of_this_boot(kernel.path());
+        let refused = || name().unwrap_err().to_string();
+        assert!(refused().contains("boot_id") && refused().contains(OWN_HOST), "{}", refused());
+        std::fs::create_dir(kernel.path().join("random")).unwrap();
+        let boot = |text: &str| std::fs::write(kernel.path().join("random/boot_id"), text).unwrap();
+        boot("\n");
+        assert!(refused().contains("empty"), "{}", refused());
+        boot("0123-4567\n");
+        assert_eq!(name(), Ok(HostName::new(" 0123-4567")), "a boot is enough");
+        std::fs::write(kernel.path().join("hostname"), "node\n").unwrap();
+        assert_eq!(name(), Ok(HostName::new("node 0123-4567")));
     }
 
     #[cfg(unix)]
