@@ -5,7 +5,8 @@
 //!   entering one leaves the one before it, and its end returns there. So parts add up to the whole, however
 //!   they are nested. What the meter itself takes is a part of its own. Entering is timed when the meter is
 //!   first on; for every time an activity was entered or left, that is taken off it, but never more than it
-//!   has.
+//!   has. To enter the activity under way changes nothing, so calls that follow each other closely are timed as
+//!   one by whoever enters the driver around them.
 //! - A meter belongs to one rank and is reached through what that rank's thread already has in hand: its
 //!   streams, the handles of its closures. One thread writes it, the rank's; its words are atomics only
 //!   because backends must be `Send`. It locks and allocates nothing.
@@ -205,7 +206,7 @@ impl Meter {
     /// Does `work`, whose time is charged to `activity` while the meter is on.
     #[inline]
     pub fn within<T>(&self, activity: Activity, work: impl FnOnce() -> T) -> T {
-        if !self.is_on.load(Ordering::Relaxed) {
+        if !self.is_on.load(Ordering::Relaxed) || self.current.load(Ordering::Relaxed) == activity as usize {
             return work();
         }
         // Also left on a panic, which a caller further up catches.
@@ -339,6 +340,18 @@ mod tests {
         assert_eq!(split.metering, Duration::from_nanos(100 + 30 + 300 + 10));
         assert_eq!(split.closures + split.driver, Duration::from_nanos(spent[0] + spent[1] - 430));
         assert!(split.own + Duration::from_nanos(10) >= SHORT, "{split:?}");
+    }
+
+    #[test]
+    fn ht_1_calls_within_the_driver_are_counted_one_by_one_and_timed_as_one() {
+        let meter = Meter::default();
+        meter.begin(true);
+        meter.within(Activity::Driver, || (0..3).for_each(|_| meter.driver(|| work(SHORT))));
+        let driver = &meter.accounts[Activity::Driver as usize];
+        assert_eq!([&driver.entered, &driver.interrupted].map(|count| count.load(Ordering::Relaxed)), [1, 0]);
+        let split = meter.lap();
+        assert_eq!(split.calls, 3);
+        assert!(split.driver + split.metering >= 3 * SHORT, "{split:?}");
     }
 
     #[test]

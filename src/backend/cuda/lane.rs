@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::bound::{CudaBound, Work};
+use super::command::Command;
 use super::failure::CudaFailure;
 use super::kernels::Mark;
 use super::signal::MemoryOperations;
@@ -76,11 +77,17 @@ impl CudaStream {
         let missing = || CudaFailure::Refused(format!("the bound plan has no {task}"));
         let work = &bound.task(task).ok_or_else(missing)?.work;
         let Self { stream, lane, records, rank, arena, handles, closures, fault, faulted, .. } = self;
+        // The driver's time from the first command to the last: between them there is only this loop, and a look
+        // at the clock around each would take longer.
+        let all = |commands: &[Command]| {
+            let run = || commands.iter().try_for_each(|command| command.enqueue(stream));
+            stream.meter().within(Activity::Driver, run)
+        };
         let mut enqueue = || match work {
-            Work::Commands(commands) => commands.iter().try_for_each(|command| command.enqueue(stream)),
+            Work::Commands(commands) => all(commands),
             Work::ClearFault(commands) => {
                 *faulted = false;
-                commands.iter().try_for_each(|command| command.enqueue(stream))
+                all(commands)
             }
             Work::Call(call) if !*faulted => {
                 let surface = CudaSurface::new(*arena, handles.clone(), Arc::clone(&call.call));
