@@ -4,6 +4,7 @@
 //! stream-ordered pools are not reached by peers (copies from them run at a fifteenth of the speed).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use cudarc::driver::{result, sys};
 
@@ -71,9 +72,9 @@ pub(super) struct PinnedWords {
     count: usize,
 }
 
-// SAFETY: the words are reached through volatile reads alone, and the driver writes whole words.
+// SAFETY: the memory is the allocation's alone, and no thread is special to it.
 unsafe impl Send for PinnedWords {}
-// SAFETY: as above.
+// SAFETY: through `&PinnedWords` the words are reached as atomics alone; streams write whole words.
 unsafe impl Sync for PinnedWords {}
 
 impl PinnedWords {
@@ -102,19 +103,22 @@ impl PinnedWords {
         if index >= self.count {
             return 0;
         }
-        // SAFETY: the word is inside the allocation; a volatile read of a word the device may be writing
-        // gives the old or the new value.
-        unsafe { self.words.add(index).read_volatile() }
+        self.word(index).load(Ordering::Relaxed)
     }
-}
 
-impl PinnedWords {
     /// Sets to 0 a word that no stream is writing now.
     pub(super) fn clear(&self, index: usize) {
         if index < self.count {
-            // SAFETY: the word is inside the allocation, and is reached through volatile accesses alone.
-            unsafe { self.words.add(index).write_volatile(0) };
+            self.word(index).store(0, Ordering::Relaxed);
         }
+    }
+
+    /// A word of those there are.
+    fn word(&self, index: usize) -> &AtomicU32 {
+        debug_assert!(index < self.count, "a word that was never allocated");
+        // SAFETY: callers name a word inside the allocation, which is aligned for it and lives as long as `self`.
+        // The host reaches it as an atomic alone; a device that writes it meanwhile writes all of it at once.
+        unsafe { AtomicU32::from_ptr(self.words.add(index)) }
     }
 }
 
