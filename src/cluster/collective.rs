@@ -28,6 +28,7 @@ use crate::model::{Group, Mesh};
 /// How a collective is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Algorithm {
     /// Parts travel once around.
     Ring,

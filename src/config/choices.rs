@@ -32,6 +32,7 @@ pub struct Prefetch {
 /// Policies that choose by what tasks take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum PrefetchPolicy {
     /// Each gather as late as is safe, within the budget.
     Auto,
@@ -237,6 +238,7 @@ pub enum Reduce {
 /// How bytes get from one GPU to another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Transport {
     /// `peer` where all GPUs of a host reach each other, and over several hosts if these have equally many
     /// ranks and more than one; `nccl` elsewhere.
@@ -252,6 +254,7 @@ pub enum Transport {
 /// What sets a word in a peer's memory, by which ranks that push with copy engines meet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum SignalBy {
     /// `stream` with drivers for CUDA 13.0 and older, `copy` with newer ones.
     #[default]
@@ -312,6 +315,7 @@ pub struct TraceOutput {
 /// What says when tasks ran on a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum DeviceTimes {
     /// CUPTI where it is there and lets us, events elsewhere; a session says which, and why.
     Auto,

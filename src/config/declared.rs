@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use toml::Value;
 
 use super::ConfigError;
-use super::document::Document;
+use super::document::{Document, syntax};
 use super::shown::shown;
 use super::speed::Speed;
 use super::suggest::closest;
@@ -97,13 +97,7 @@ pub(crate) trait Declared: DeserializeOwned {
         for rule in Self::RULES {
             check(rule, &document)?;
         }
-        let read: Self =
-            document.table.clone().try_into().map_err(|error: toml::de::Error| ConfigError::Syntax {
-                file: source_name.to_owned(),
-                line: 1,
-                column: 1,
-                message: error.message().to_owned(),
-            })?;
+        let read: Self = toml::from_str(text).map_err(|error| syntax(source_name, text, &error))?;
         match read.disagreement() {
             None => Ok(read),
             Some((key, problem, expected)) => Err(ConfigError::Invalid {

@@ -24,13 +24,9 @@ pub(super) struct Document {
 impl Document {
     /// Parses a text; `name` is what errors call it.
     pub(super) fn parse(name: &str, text: &str) -> Result<Self, ConfigError> {
-        let syntax = |error: toml::de::Error| {
-            let (line, column) = position(text, error.span().map_or(0, |span| span.start));
-            let message = error.message().trim_end().replace('\n', ", ");
-            ConfigError::Syntax { file: name.to_owned(), line, column, message }
-        };
-        let table = text.parse::<Table>().map_err(syntax)?;
-        let places = toml::from_str::<Places>(text).map_err(syntax)?;
+        let refused = |error: toml::de::Error| syntax(name, text, &error);
+        let table = text.parse::<Table>().map_err(refused)?;
+        let places = toml::from_str::<Places>(text).map_err(refused)?;
         let mut lines = BTreeMap::new();
         places.collect("", text, &mut lines);
         Ok(Self { name: name.to_owned(), table, lines })
@@ -87,6 +83,13 @@ pub(super) fn below(table: &str, key: &str) -> String {
     let quoted = key.is_empty() || !key.chars().all(bare);
     let key = if quoted { format!("{key:?}") } else { key.to_owned() };
     if table.is_empty() { key } else { format!("{table}.{key}") }
+}
+
+/// What the parser refuses in `text`, which errors call `name`, and where.
+pub(super) fn syntax(name: &str, text: &str, error: &toml::de::Error) -> ConfigError {
+    let (line, column) = position(text, error.span().map_or(0, |span| span.start));
+    let message = error.message().trim_end().replace('\n', ", ");
+    ConfigError::Syntax { file: name.to_owned(), line, column, message }
 }
 
 /// Line and column of a byte, both from 1.

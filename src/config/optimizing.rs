@@ -9,6 +9,7 @@ use crate::format::{AmaxChoice, Via};
 /// Where the scale of a weight in a per-tensor FP8 format comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Scaling {
     /// From the amax of the masters that are cast: the cast waits for the maximum over the ranks.
     #[default]
@@ -47,6 +48,7 @@ impl Default for Quantize {
 /// How weight decay enters Adam.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum AdamMode {
     /// Decoupled (Loshchilov and Hutter, 2019): λ·p is added to the update, past the moments.
     #[default]

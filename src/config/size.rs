@@ -3,9 +3,10 @@
 //! `1.2 GiB`, `512 MiB`, `10 GB`, `4096`. A fraction of a byte is cut off. Every size prints in a
 //! way that parses back to it: in the largest binary unit that divides it, else in bytes.
 //!
-//! Law: this is the one place that words bytes for people. Messages say them in full ([`ByteSize::in_full`]),
-//! because somebody may have to write the number down; tables and lines of figures say them rounded
-//! ([`ByteSize::rounded`]).
+//! Law: this is the one place that words amounts of memory for people. Messages say them in full
+//! ([`ByteSize::in_full`]), because somebody may have to write the number down; tables and lines of figures say
+//! them rounded ([`ByteSize::rounded`]). Counts that must match another count, as of a plane or a file's header,
+//! are plain numbers.
 
 use std::fmt;
 use std::str::FromStr;

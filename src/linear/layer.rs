@@ -127,6 +127,7 @@ pub struct Linear {
 impl Linear {
     /// Chooses the algorithms of the three products and reserves memory.
     ///
+    /// # Errors
     /// [`LinearError::Unsupported`] for a GPU without such products, [`LinearError::Dimension`] for a shape
     /// they do not take, [`LinearError::Cuda`] when cuBLASLt has no algorithm or memory is short.
     pub fn new(device: &Device, spec: LinearSpec) -> Result<Self, LinearError> {

@@ -15,6 +15,7 @@ pub(super) const OWN_PORT: &str = "WARPWEFT_PORT";
 
 /// Who set the variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Launcher {
     /// torchrun, or somebody by hand: RANK.
     Torchrun,

@@ -115,6 +115,9 @@ fn as_map<S: Serializer>(pairs: &&[(&str, Argument<'_>)], serializer: S) -> Resu
 
 impl<W: Write> ChromeWriter<W> {
     /// Begins a trace.
+    ///
+    /// # Errors
+    /// [`TraceError::Write`].
     pub fn start(mut out: W) -> Result<Self, TraceError> {
         out.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[").map_err(TraceError::Write)?;
         Ok(Self { out, events: 0 })
@@ -122,6 +125,9 @@ impl<W: Write> ChromeWriter<W> {
 
     /// Names a process and gives its place among the others. Viewers ignore further `details`;
     /// readers of our own files do not.
+    ///
+    /// # Errors
+    /// [`TraceError::Write`].
     pub fn process(
         &mut self,
         process: u32,
@@ -133,6 +139,9 @@ impl<W: Write> ChromeWriter<W> {
     }
 
     /// Names a thread and gives its place within the process, with `details` as for a process.
+    ///
+    /// # Errors
+    /// [`TraceError::Write`].
     pub fn thread(
         &mut self,
         track: Track,
@@ -144,6 +153,9 @@ impl<W: Write> ChromeWriter<W> {
     }
 
     /// Writes a slice. An end before the begin is written as no length.
+    ///
+    /// # Errors
+    /// [`TraceError::Write`].
     pub fn complete(&mut self, slice: &CompleteEvent<'_>) -> Result<(), TraceError> {
         self.event(&Event {
             ph: "X",
@@ -159,6 +171,9 @@ impl<W: Write> ChromeWriter<W> {
     }
 
     /// Opens a slice that [`close`](Self::close) ends; pairs nest like brackets on their track.
+    ///
+    /// # Errors
+    /// [`TraceError::Write`].
     pub fn open(
         &mut self,
         track: Track,
@@ -171,6 +186,9 @@ impl<W: Write> ChromeWriter<W> {
     }
 
     /// Ends the innermost open slice of the track, which must have this name and category.
+    ///
+    /// # Errors
+    /// [`TraceError::Write`].
     pub fn close(
         &mut self,
         track: Track,
@@ -182,6 +200,9 @@ impl<W: Write> ChromeWriter<W> {
     }
 
     /// Marks an instant on a track.
+    ///
+    /// # Errors
+    /// [`TraceError::Write`].
     pub fn instant(
         &mut self,
         track: Track,
@@ -194,6 +215,9 @@ impl<W: Write> ChromeWriter<W> {
     }
 
     /// Draws an arrow between two slices that were already written.
+    ///
+    /// # Errors
+    /// [`TraceError::Write`].
     pub fn flow(&mut self, from: &FlowPoint<'_>, to: &FlowPoint<'_>) -> Result<(), TraceError> {
         for (ph, bp, point) in [("s", "", from), ("f", "e", to)] {
             self.event(&Event {
@@ -213,6 +237,9 @@ impl<W: Write> ChromeWriter<W> {
     }
 
     /// Sets the value of a counter of a process from an instant on.
+    ///
+    /// # Errors
+    /// [`TraceError::Write`].
     pub fn counter(
         &mut self,
         process: u32,
@@ -234,6 +261,9 @@ impl<W: Write> ChromeWriter<W> {
 
     /// Ends the trace with facts about the whole of it, flushes, and gives the writer back with the
     /// number of events written.
+    ///
+    /// # Errors
+    /// [`TraceError::Write`].
     pub fn finish(mut self, about: &serde_json::Value) -> Result<(W, u64), TraceError> {
         self.write(b"\n],\"otherData\":")?;
         serde_json::to_writer(&mut self.out, about).map_err(|error| TraceError::Write(error.into()))?;

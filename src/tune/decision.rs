@@ -21,6 +21,7 @@ pub struct Decision {
 
 /// What was made of a trial.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Verdict {
     /// It is the choice now.
     Chosen {

@@ -11,6 +11,7 @@ use crate::format::{Directions, Format, Orientation, PlaneSpec, Shape};
 /// In what numbers the matrix products of a call are computed: which of a device's speeds applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Math {
     /// 32-bit floats.
     #[default]
