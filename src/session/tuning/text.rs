@@ -6,7 +6,7 @@
 use std::fmt;
 
 use super::Tuning;
-use crate::config;
+use crate::config::{self, ByteSize};
 use crate::plan::GatherStart;
 use crate::tune::{Decision, Verdict};
 
@@ -40,10 +40,10 @@ impl fmt::Display for Tuning {
             None => return writeln!(out, "# no trial was measured; the configuration stands"),
             Some(choice) => {
                 let state = if self.is_frozen() { "chosen" } else { "best so far" };
-                let (step, bytes) = (milliseconds(choice.step), choice.bytes);
+                let (step, bytes) = (milliseconds(choice.step), ByteSize::of(choice.bytes).rounded());
                 writeln!(
                     out,
-                    "# {state}: {}; {step} a step, {bytes} transient bytes per rank",
+                    "# {state}: {}; {step} a step, {bytes} of transient memory per rank",
                     choice.candidate
                 )?;
                 if choice.candidate.by_measurement {
@@ -71,13 +71,14 @@ impl fmt::Display for Tuning {
 
 /// Policy, step, transient bytes, verdict.
 fn row(decision: &Decision) -> [String; 4] {
-    let bytes = |bytes: usize| format!("{bytes} B");
+    let bytes = |bytes: usize| ByteSize::of(bytes).rounded();
     let (transient, verdict) = match &decision.verdict {
         Verdict::Chosen { bytes: needed, before: None } => (bytes(*needed), "the first choice".to_owned()),
         Verdict::Chosen { bytes: needed, .. } => (bytes(*needed), "chosen over the one before".to_owned()),
         Verdict::Kept { bytes: needed } => (bytes(*needed), "not faster by enough".to_owned()),
         Verdict::OverBudget { bytes: needed, budget } => {
-            (bytes(*needed), format!("more than the budget of {budget} B, not run"))
+            let budget = ByteSize::of(*budget).in_full();
+            (bytes(*needed), format!("more than the budget of {budget}, not run"))
         }
         Verdict::Refused { reason } => (String::new(), format!("refused: {}", reason.replace('\n', " "))),
     };
