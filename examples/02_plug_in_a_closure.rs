@@ -61,10 +61,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Ok(())
     });
 
-    let mut config = Config::default();
-    config.optimizer.lr = 0.01;
-    let mut session = Session::builder(config, move |_| fit).program(program).start_cpu(2).await?;
+    let builder = Session::builder(Config::default(), move |_| fit).program(program);
+    let mut session = builder.start_cpu(2).await?;
     for step in 0..200 {
+        // It decays to 0: with a rate that stays, Adam would keep walking around the solution.
+        session.set_learning_rate(0.01 * (1.0 - step as f32 / 200.0))?;
         for rank in 0..2 {
             let phase = |at: usize| ((step * 7 + rank * 13 + at * 5) as f32).sin();
             let x: Vec<f32> = (0..SIZE).map(phase).collect();
