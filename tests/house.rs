@@ -95,12 +95,11 @@ fn every_row_has_modules_that_exist() {
 }
 
 /// Laws that no test of this repository can break on a machine without a GPU, or at all, and why.
-const NOT_CITED: [(&str, &str); 5] = [
+const NOT_CITED: [(&str, &str); 4] = [
     (
         "FL-1",
         "by the types: `Point::behind` is private to `flow`, which a `compile_fail` example of `Point` shows",
     ),
-    ("FL-3", "by the types: rights are not `Clone`, which a `compile_fail` example of `ReadLease` shows"),
     ("SK-2", "only on GPUs: how `bench stack` takes times"),
     ("SK-3", "only on GPUs: what `bench stack` prints beside its times"),
     ("SK-4", "only on GPUs: a variant of `bench stack` that cannot run"),

@@ -7,7 +7,7 @@
 //!
 //! - **FL-1** A lease is built from a point, and a point only by issuing a task.
 //! - **FL-2** A slot is written only when every lease on it is spent.
-//! - **FL-3** A right is spent once; it cannot be copied.
+//! - **FL-3** A right is spent once, in the step that granted it; it cannot be copied.
 //! - **FL-4** A right dropped unspent poisons the rank.
 //!
 //! Each question has one source of truth: fences are the only device waits; rights decide when the host may
