@@ -32,6 +32,7 @@ mod recorder;
 mod report;
 mod simulation;
 mod store;
+mod tensor_file;
 mod tensors;
 mod tuning;
 mod weights;
