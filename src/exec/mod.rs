@@ -28,7 +28,7 @@ mod world;
 pub use adopt::Adoption;
 pub use capture::{Capture, CaptureMode};
 pub use error::ExecError;
-pub use exchange::{Exchange, WeightShard};
+pub use exchange::{Exchange, ShardPlanes, WeightShard};
 pub use gauge::Gauge;
 pub use installed::Installed;
 pub use masters::{Initializer, MasterRows};

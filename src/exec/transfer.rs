@@ -9,7 +9,7 @@ use std::hash::{DefaultHasher, Hasher};
 use bytemuck::Pod;
 use half::bf16;
 
-use super::{Exchange, ExecError, Initializer, MasterRows, Rank, WeightShard};
+use super::{Exchange, ExecError, Initializer, MasterRows, Rank, ShardPlanes, WeightShard};
 use crate::backend::Backend;
 use crate::config::Moments;
 use crate::format::{DelayedState, Orientation, join_master, split_master};
@@ -91,8 +91,9 @@ impl<B: Backend> Rank<B> {
     }
 
     /// Copies masters, moments, step count and planes of the rank's rows into `exchange`, and the rank's
-    /// carried buffers. Where a world has several processes, rank 0 then has what all ranks copied out, and
-    /// the others have nothing.
+    /// carried buffers. Rows that several ranks have are copied by the first of them; the others have empty
+    /// shards of that weight. Where a world has several processes, rank 0 then has what all ranks copied out,
+    /// and the others have nothing.
     ///
     /// # Errors
     /// What the backend refuses.
@@ -102,6 +103,11 @@ impl<B: Backend> Rank<B> {
         exchange.shards.clear();
         for number in 0..plan.weights.layouts.len() {
             let weight = WeightId::at(number);
+            // Ranks of the first replica come first.
+            if self.id().number() >= plan.weights.layout(weight).shard.ranks {
+                exchange.shards.push(WeightShard::default());
+                continue;
+            }
             exchange.shards.push(WeightShard {
                 master: self.master(weight)?,
                 exp_avg: self.moment(Content::ExpAvg(weight), weight)?,
@@ -120,8 +126,7 @@ impl<B: Backend> Rank<B> {
             self.backend.download(&self.memory, *region, &mut bytes)?;
             exchange.carried.push(bytes);
         }
-        let is_first = plan.weights.mesh.replica_of(self.id()) == 0;
-        self.world.gather_weights(self.id(), is_first, exchange)
+        self.world.gather_weights(self.id(), exchange)
     }
 
     /// Copies the main grads of the rank's rows into `exchange`.
@@ -233,23 +238,23 @@ impl<B: Backend> Rank<B> {
         }
     }
 
-    fn planes(&self, weight: WeightId) -> Result<Vec<Vec<u8>>, ExecError> {
-        let plan = &self.prologue.plan;
-        let layout = plan.weights.layout(weight);
-        let mut planes = Vec::new();
+    fn planes(&self, weight: WeightId) -> Result<Vec<ShardPlanes>, ExecError> {
+        let layout = self.prologue.plan.weights.layout(weight);
         if layout.placement == Placement::Replicated {
-            return Ok(planes);
+            return Ok(Vec::new());
         }
-        for orientation in layout.format.stored_orientations() {
-            let Some(slot) = self.places.get(&Content::Shard(weight, *orientation)) else { continue };
-            let regions = PlaneRegions::within(*slot, &layout.shard_planes(*orientation));
-            for region in [regions.data, regions.scale] {
+        let planes = |orientation: &Orientation| {
+            let specs = layout.shard_planes(*orientation);
+            let slot = self.place(Content::Shard(weight, *orientation), PlaneRegions::bytes(&specs))?;
+            let regions = PlaneRegions::within(slot, &specs);
+            let download = |region: Region| {
                 let mut bytes = vec![0; region.bytes];
                 self.backend.download(&self.memory, region, &mut bytes)?;
-                planes.push(bytes);
-            }
-        }
-        Ok(planes)
+                Ok::<_, ExecError>(bytes)
+            };
+            Ok(ShardPlanes { data: download(regions.data)?, scale: download(regions.scale)? })
+        };
+        layout.format.stored_orientations().iter().map(planes).collect()
     }
 
     fn tensor_scale(&self, weight: WeightId) -> Result<f32, ExecError> {
