@@ -110,6 +110,7 @@ pub mod backend;
 pub mod cluster;
 pub mod compute;
 pub mod config;
+mod digest;
 #[doc(hidden)]
 pub mod exec;
 #[doc(hidden)]
@@ -132,6 +133,7 @@ pub mod session;
 pub mod tool;
 pub mod trace;
 pub mod tune;
+mod whole_file;
 
 /// The attribute by which a [`session::CheckpointStore`] is written: that of the crate `async-trait`, which an
 /// embedder then need not name.

@@ -14,8 +14,9 @@ use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::store::{CheckpointStore, StoreError};
 use super::tensor_file::{self, MOST_HEADER};
-use super::{Carried, CarriedBuffer, Checkpoint, WeightState, WholeFile, tensors};
+use super::{Carried, CarriedBuffer, Checkpoint, WeightState, tensors};
 use crate::format::{DelayedState, Format, Shape};
+use crate::whole_file::WholeFile;
 
 /// One safetensors file.
 ///
