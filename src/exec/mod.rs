@@ -14,6 +14,7 @@ mod capture;
 mod error;
 mod exchange;
 mod gauge;
+mod initialize;
 mod installed;
 mod masters;
 mod measure;
