@@ -4,7 +4,7 @@
 //! - **EX-2** every process knows of every rank what it knows of its own: fault, outputs, why a step was not
 //!   recorded.
 //! - What arrives is checked against the plan before it is kept.
-//! - Values travel as they are in memory: a world's hosts have one byte order.
+//! - Values travel as they are in memory, little endian on every host this library is built for.
 //! - None of this happens in a world of one process.
 
 use std::sync::Arc;
@@ -186,7 +186,7 @@ fn decode(bytes: &[u8]) -> Result<WeightShard, Truncated> {
         if !rest.is_empty() {
             return Err(Truncated);
         }
-        Ok(values.iter().map(|value| f32::from_ne_bytes(*value)).collect::<Vec<_>>())
+        Ok(values.iter().map(|value| f32::from_le_bytes(*value)).collect::<Vec<_>>())
     };
     let (master, exp_avg, exp_avg_sq) = (values(&mut reader)?, values(&mut reader)?, values(&mut reader)?);
     let mut planes = Vec::new();

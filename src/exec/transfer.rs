@@ -46,7 +46,7 @@ impl<B: Backend> Rank<B> {
         }
         let mut step = [0; 4];
         self.read(Content::OptimizerStep, &mut step)?;
-        exchange.optimizer_step = u32::from_ne_bytes(step);
+        exchange.optimizer_step = u32::from_le_bytes(step);
         exchange.carried.clear();
         for region in &self.carried {
             let mut bytes = vec![0; region.bytes];
@@ -97,7 +97,7 @@ impl<B: Backend> Rank<B> {
             }
             self.write_delayed(weight, shard.delayed.as_ref())?;
         }
-        self.write(Content::OptimizerStep, &exchange.optimizer_step.to_ne_bytes())?;
+        self.write(Content::OptimizerStep, &exchange.optimizer_step.to_le_bytes())?;
         self.optimizer_steps = exchange.optimizer_step;
         for (region, bytes) in self.carried.iter().zip(&exchange.carried) {
             self.backend.upload(&self.memory, *region, bytes)?;
