@@ -102,6 +102,13 @@
 //!
 //! `ARCHITECTURE.md` states the laws.
 
+#[cfg(not(all(target_endian = "little", target_pointer_width = "64")))]
+compile_error!(
+    "warpweft is built for 64-bit little-endian targets alone: values are cast to the bytes that formats, \
+     checkpoints and messages between processes define as little endian, and sizes of weights exceed 32 bits; \
+     build for another target"
+);
+
 #[macro_use]
 mod errors;
 
@@ -111,6 +118,7 @@ pub mod backend;
 pub mod cluster;
 pub mod compute;
 pub mod config;
+mod digest;
 #[doc(hidden)]
 pub mod exec;
 #[doc(hidden)]
@@ -133,6 +141,7 @@ pub mod session;
 pub mod tool;
 pub mod trace;
 pub mod tune;
+mod whole_file;
 
 /// The attribute by which a [`session::CheckpointStore`] is written: that of the crate `async-trait`, which an
 /// embedder then need not name.

@@ -246,6 +246,35 @@ fn a_weight_without_all_of_its_values_is_not_saved() {
     });
 }
 
+/// A file has one tensor of a name.
+#[test]
+fn a_checkpoint_with_two_of_one_name_is_not_saved() {
+    within_a_minute(async {
+        let folder = tempfile::tempdir().unwrap();
+        let store = FileStore::new(folder.path().join("run.safetensors"));
+        let mut session = Trainer::new(2, Format::NVFP4_2D).start(Config::default(), 1).await.unwrap();
+        let good = session.export().await.unwrap();
+        let spoils: [fn(&mut Checkpoint); 3] = [
+            |checkpoint| checkpoint.weights[1].name = "layer0".into(),
+            |checkpoint| {
+                let first = &mut checkpoint.weights[0];
+                first.planes = [&first.planes[..1], &first.planes[..1]].concat();
+            },
+            |checkpoint| {
+                let buffer = CarriedBuffer { name: "c".into(), ranks: Vec::new() };
+                checkpoint.carried = Carried::Buffers(vec![buffer; 2]);
+            },
+        ];
+        for (spoil, name) in spoils.into_iter().zip(["`layer0.master`", "`layer0.rowwise_data`", "`c`"]) {
+            let mut checkpoint = good.clone();
+            spoil(&mut checkpoint);
+            let error = store.save(&checkpoint).await.unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("twice"), "{error}");
+        }
+        assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+    });
+}
+
 #[test]
 fn saves_at_the_same_time_all_succeed_and_one_is_kept_whole() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,55 +1,16 @@
 //! TL-3: memory is in proportion to the header and the largest tensor; a size that a file claims costs nothing.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![allow(unsafe_code, reason = "a global allocator is the only way to measure memory")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
+mod peak;
+
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
+use peak::{ALONE, MIB, peak_of};
 use warpweft::format::Format;
 use warpweft::tool::{Header, QuantizeOptions, dequantize_checkpoint, quantize_checkpoint};
-
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-/// Keeps the largest number of bytes that were allocated at once, over all threads.
-struct Measuring;
-
-// SAFETY: every call is passed on to the system allocator unchanged.
-unsafe impl GlobalAlloc for Measuring {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(live, Ordering::Relaxed);
-        // SAFETY: the caller's obligations are those of `System`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the pointer came from `System` with this layout.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Measuring = Measuring;
-
-/// One measurement at a time.
-static ALONE: Mutex<()> = Mutex::new(());
-
-/// Bytes that `work` allocated at most at once, beyond what was there before.
-fn peak_of(work: impl FnOnce()) -> usize {
-    let before = LIVE.load(Ordering::Relaxed);
-    PEAK.store(before, Ordering::Relaxed);
-    work();
-    PEAK.load(Ordering::Relaxed) - before
-}
-
-const MIB: usize = 1 << 20;
 
 /// A checkpoint of `count` square matrices of zeros in F32, of which the disk holds nothing.
 fn sparse(path: &Path, count: usize, side: usize) {

@@ -76,8 +76,8 @@ pub trait Backend: Send + 'static {
     /// another mesh than the world's.
     fn landing_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError>;
 
-    /// Reserves the arena, zeroed, and `landing` bytes besides it: what [`Backend::landing_bytes`] says for
-    /// the most demanding plan. Called once.
+    /// Reserves the arena, zeroed, for moments and counts begin with that; and `landing` bytes besides it: what
+    /// [`Backend::landing_bytes`] says for the most demanding plan. Called once.
     ///
     /// # Errors
     /// [`BackendError::Memory`] when there is not enough memory.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{Adoption, RankReport};
 use crate::backend::{ClosureFault, HostSplit, TaskInterval};
-use crate::format::DelayedState;
+use crate::format::{DelayedState, PlaneKind};
 use crate::id::{RankId, WeightId};
 use crate::op::Vote;
 use crate::trace::Exposure;
@@ -22,12 +22,32 @@ pub struct WeightShard {
     pub exp_avg: Vec<f32>,
     /// Second moment.
     pub exp_avg_sq: Vec<f32>,
-    /// Quantized planes as stored, one list entry per stored orientation and plane.
-    pub planes: Vec<Vec<u8>>,
+    /// Quantized planes as stored, of each stored orientation in turn.
+    pub planes: Vec<ShardPlanes>,
     /// What dequantizing needs besides the planes; 1 for formats without.
     pub tensor_scale: f32,
     /// Scale in use and amax history, where scaling is delayed. On import, `None` begins anew.
     pub delayed: Option<DelayedState>,
+}
+
+/// Planes of one rank's rows of one weight, in one orientation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ShardPlanes {
+    /// Bytes of the elements.
+    pub data: Vec<u8>,
+    /// Bytes of the scales; empty for formats without.
+    pub scale: Vec<u8>,
+}
+
+impl ShardPlanes {
+    /// The plane of this kind.
+    #[must_use]
+    pub fn of(&self, kind: PlaneKind) -> &[u8] {
+        match kind {
+            PlaneKind::Data => &self.data,
+            PlaneKind::Scale => &self.scale,
+        }
+    }
 }
 
 impl Exchange {

@@ -33,7 +33,7 @@ impl World {
             if !rest.is_empty() || numbers.is_empty() || !fits {
                 return Err(failed(rank, misfit("what a step took")));
             }
-            Ok(numbers.iter().map(|number| u64::from_ne_bytes(*number)).collect())
+            Ok(numbers.iter().map(|number| u64::from_le_bytes(*number)).collect())
         };
         Ok(agreed(&all.iter().map(numbers).collect::<Result<Vec<_>, _>>()?))
     }

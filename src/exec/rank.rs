@@ -268,8 +268,8 @@ impl<B: Backend> Rank<B> {
     fn upload_inputs(&mut self, program: ProgramId, exchange: &Exchange) -> Result<(), ExecError> {
         let scalars = [exchange.learning_rate.to_bits(), exchange.loss_scale.to_bits()];
         if self.scalars != Some(scalars) {
-            self.write(Content::LearningRate, &exchange.learning_rate.to_ne_bytes())?;
-            self.write(Content::LossScale, &exchange.loss_scale.to_ne_bytes())?;
+            self.write(Content::LearningRate, &exchange.learning_rate.to_le_bytes())?;
+            self.write(Content::LossScale, &exchange.loss_scale.to_le_bytes())?;
             self.scalars = Some(scalars);
         }
         for Staged { region, buffer, bytes } in &self.programs[program.index()].inputs {

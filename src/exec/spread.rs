@@ -4,13 +4,13 @@
 //! - **EX-2** every process knows of every rank what it knows of its own: fault, outputs, why a step was not
 //!   recorded.
 //! - What arrives is checked against the plan before it is kept.
-//! - Values travel as they are in memory: a world's hosts have one byte order.
+//! - Values travel as they are in memory, little endian on every host this library is built for.
 //! - None of this happens in a world of one process.
 
 use std::sync::Arc;
 
 use super::world::{failed, misfit};
-use super::{Exchange, ExecError, WeightShard, World};
+use super::{Exchange, ExecError, ShardPlanes, WeightShard, World};
 use crate::backend::ClosureFault;
 use crate::format::DelayedState;
 use crate::id::{CallId, ProgramId, RankId};
@@ -113,14 +113,8 @@ impl World {
         Ok(())
     }
 
-    /// Brings what all ranks exported to rank 0, whose exchange then has it: carried buffers of all ranks,
-    /// and weights of the first replica. `is_first` says whether this rank belongs to that replica.
-    pub(super) fn gather_weights(
-        &self,
-        rank: RankId,
-        is_first: bool,
-        exchange: &mut Exchange,
-    ) -> Result<(), ExecError> {
+    /// Brings what all ranks exported to rank 0, whose exchange then has it.
+    pub(super) fn gather_weights(&self, rank: RankId, exchange: &mut Exchange) -> Result<(), ExecError> {
         let rendezvous = self.rendezvous();
         if rendezvous.is_whole() {
             return Ok(());
@@ -133,8 +127,6 @@ impl World {
             gathered.resize_with(ranks, || Exchange { optimizer_step: step, ..Exchange::default() });
         }
         for shard in std::mem::take(&mut exchange.shards) {
-            // Other replicas have the same bits.
-            let shard = if is_first { shard } else { WeightShard::default() };
             let all =
                 rendezvous.gather_to_first(rank, &encode(&shard)).map_err(|error| failed(rank, error))?;
             for (place, bytes) in gathered.iter_mut().zip(all.unwrap_or_default()) {
@@ -177,8 +169,8 @@ fn encode(shard: &WeightShard) -> Vec<u8> {
         writer.list(bytemuck::cast_slice(values));
     }
     writer.number(u32::try_from(shard.planes.len()).unwrap_or(u32::MAX));
-    for plane in &shard.planes {
-        writer.list(plane);
+    for planes in &shard.planes {
+        writer.list(&planes.data).list(&planes.scale);
     }
     writer.number(shard.tensor_scale.to_bits()).byte(u8::from(shard.delayed.is_some()));
     if let Some(delayed) = &shard.delayed {
@@ -194,12 +186,12 @@ fn decode(bytes: &[u8]) -> Result<WeightShard, Truncated> {
         if !rest.is_empty() {
             return Err(Truncated);
         }
-        Ok(values.iter().map(|value| f32::from_ne_bytes(*value)).collect::<Vec<_>>())
+        Ok(values.iter().map(|value| f32::from_le_bytes(*value)).collect::<Vec<_>>())
     };
     let (master, exp_avg, exp_avg_sq) = (values(&mut reader)?, values(&mut reader)?, values(&mut reader)?);
     let mut planes = Vec::new();
     for _ in 0..reader.number()? {
-        planes.push(reader.list()?.to_vec());
+        planes.push(ShardPlanes { data: reader.list()?.to_vec(), scale: reader.list()?.to_vec() });
     }
     let tensor_scale = f32::from_bits(reader.number()?);
     let delayed = match reader.byte()? {
@@ -236,7 +228,7 @@ mod tests {
             master: vec![1.0, -0.0, f32::MIN_POSITIVE],
             exp_avg: vec![2.0; 3],
             exp_avg_sq: vec![3.0; 3],
-            planes: vec![vec![1, 2, 3], Vec::new()],
+            planes: vec![ShardPlanes { data: vec![1, 2, 3], scale: Vec::new() }],
             tensor_scale: 0.5,
             delayed: Some(DelayedState { scale: 4.0, history: vec![5.0, 6.0] }),
         };

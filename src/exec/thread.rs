@@ -202,7 +202,7 @@ fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, 
         let outcome = guarded(rank, || {
             let mut exchange = exchange.lock().unwrap_or_else(PoisonError::into_inner);
             match next {
-                None => owner.initialize(&initializer, &mut exchange),
+                None => owner.initialize(&initializer),
                 Some(Command::Step(program)) => match spans.as_ref().filter(|_| exchange.recorded) {
                     Some(lane) => lane.within(|| owner.step(program, &mut exchange)),
                     None => owner.step(program, &mut exchange),

@@ -1,98 +1,26 @@
 //! Weights and carried buffers between a rank's arena and its exchange.
 //!
 //! Law: host copies at an edge, of the rank's real rows. Masters and moments travel as f32 however they are
-//! stored; masters that were set are quantized before anything reads them. Replicas begin with the same
-//! masters. This is checked and not assumed: nothing would ever bring them together again.
-
-use std::hash::{DefaultHasher, Hasher};
+//! stored; masters that were set are quantized before anything reads them. What a session begins with goes
+//! another way (`initialize.rs`).
 
 use bytemuck::Pod;
 use half::bf16;
 
-use super::{Exchange, ExecError, Initializer, MasterRows, Rank, WeightShard};
+use super::{Exchange, ExecError, Rank, ShardPlanes, WeightShard};
 use crate::backend::Backend;
 use crate::config::Moments;
 use crate::format::{DelayedState, Orientation, join_master, split_master};
-use crate::id::{RankId, WeightId};
+use crate::id::WeightId;
 use crate::layout::{Content, PlaneRegions, Region};
-use crate::model::{Group, Placement};
+use crate::model::Placement;
 use crate::plan::EdgeState;
 
 impl<B: Backend> Rank<B> {
-    /// Fills the masters of the rank's rows; moments and step count are zero.
-    ///
-    /// # Errors
-    /// What the backend refuses; [`ExecError::Master`] for a value that is not finite;
-    /// [`ExecError::ReplicasDiffer`] when ranks that hold the same rows were given other values.
-    pub fn initialize(
-        &mut self,
-        initializer: &Initializer,
-        exchange: &mut Exchange,
-    ) -> Result<(), ExecError> {
-        let plan = std::sync::Arc::clone(&self.prologue.plan);
-        exchange.optimizer_step = 0;
-        exchange.shards = (plan.weights.layouts.iter())
-            .map(|layout| {
-                let rows = layout.shard.rows_of(self.id());
-                let elements = rows.rows * layout.shard.shape.cols;
-                let mut master = vec![0.0; elements];
-                let cols = layout.shard.shape.cols;
-                let place = MasterRows { weight: &layout.name, first_row: rows.begin, columns: cols };
-                initializer(place, &mut master);
-                if let Some(at) = master.iter().position(|value| !value.is_finite()) {
-                    let (rank, weight, value) = (self.id(), layout.name.clone(), master[at]);
-                    let (row, column) = (rows.begin + at / cols, at % cols);
-                    return Err(ExecError::Master { rank, weight, row, column, value });
-                }
-                let zeros = vec![0.0; if layout.frozen { 0 } else { elements }];
-                let exp_avg = zeros.clone();
-                Ok(WeightShard { master, exp_avg, exp_avg_sq: zeros, ..WeightShard::default() })
-            })
-            .collect::<Result<_, _>>()?;
-        self.agree_on_masters(&exchange.shards)?;
-        let outcome = self.import(exchange);
-        exchange.shards = Vec::new();
-        outcome
-    }
-
-    /// Checks that all ranks that hold the same rows begin with the same masters. For sharded weights those
-    /// are the ranks of other replicas, for replicated weights all ranks.
-    fn agree_on_masters(&self, shards: &[WeightShard]) -> Result<(), ExecError> {
-        let (rank, mesh) = (self.id(), self.prologue.plan.weights.mesh);
-        let of = |placement: Placement| {
-            let layouts = self.prologue.plan.weights.layouts.iter().zip(shards);
-            layouts.filter(move |(layout, _)| layout.placement == placement)
-        };
-        if mesh.replicas() > 1 {
-            let own = digest(of(Placement::Sharded).map(|(_, shard)| shard));
-            if let Some(other) = self.other_than(own, Group::Replicate)? {
-                return Err(ExecError::ReplicasDiffer { rank, other });
-            }
-        }
-        // All of them at once, and one by one only where they differ, which every rank sees.
-        let own = digest(of(Placement::Replicated).map(|(_, shard)| shard));
-        if self.other_than(own, Group::World)?.is_none() {
-            return Ok(());
-        }
-        for (layout, shard) in of(Placement::Replicated) {
-            if let Some(other) = self.other_than(digest([shard].into_iter()), Group::World)? {
-                return Err(ExecError::ReplicatedDiffers { weight: layout.name.clone(), rank, other });
-            }
-        }
-        Ok(())
-    }
-
-    /// The first rank of the group whose digest differs from this one's.
-    fn other_than(&self, own: u64, group: Group) -> Result<Option<RankId>, ExecError> {
-        let all = self.world.exchange(self.id(), own)?;
-        // A rank that is driven alone, like the simulator's, hears of no other.
-        let differs = |other: &RankId| all.get(other.index()).is_some_and(|told| *told != own);
-        Ok(self.prologue.plan.weights.mesh.members(self.id(), group).find(differs))
-    }
-
     /// Copies masters, moments, step count and planes of the rank's rows into `exchange`, and the rank's
-    /// carried buffers. Where a world has several processes, rank 0 then has what all ranks copied out, and
-    /// the others have nothing.
+    /// carried buffers. Rows that several ranks have are copied by the first of them; the others have empty
+    /// shards of that weight. Where a world has several processes, rank 0 then has what all ranks copied out,
+    /// and the others have nothing.
     ///
     /// # Errors
     /// What the backend refuses.
@@ -102,6 +30,11 @@ impl<B: Backend> Rank<B> {
         exchange.shards.clear();
         for number in 0..plan.weights.layouts.len() {
             let weight = WeightId::at(number);
+            // Ranks of the first replica come first.
+            if self.id().number() >= plan.weights.layout(weight).shard.ranks {
+                exchange.shards.push(WeightShard::default());
+                continue;
+            }
             exchange.shards.push(WeightShard {
                 master: self.master(weight)?,
                 exp_avg: self.moment(Content::ExpAvg(weight), weight)?,
@@ -113,15 +46,14 @@ impl<B: Backend> Rank<B> {
         }
         let mut step = [0; 4];
         self.read(Content::OptimizerStep, &mut step)?;
-        exchange.optimizer_step = u32::from_ne_bytes(step);
+        exchange.optimizer_step = u32::from_le_bytes(step);
         exchange.carried.clear();
         for region in &self.carried {
             let mut bytes = vec![0; region.bytes];
             self.backend.download(&self.memory, *region, &mut bytes)?;
             exchange.carried.push(bytes);
         }
-        let is_first = plan.weights.mesh.replica_of(self.id()) == 0;
-        self.world.gather_weights(self.id(), is_first, exchange)
+        self.world.gather_weights(self.id(), exchange)
     }
 
     /// Copies the main grads of the rank's rows into `exchange`.
@@ -165,7 +97,7 @@ impl<B: Backend> Rank<B> {
             }
             self.write_delayed(weight, shard.delayed.as_ref())?;
         }
-        self.write(Content::OptimizerStep, &exchange.optimizer_step.to_ne_bytes())?;
+        self.write(Content::OptimizerStep, &exchange.optimizer_step.to_le_bytes())?;
         self.optimizer_steps = exchange.optimizer_step;
         for (region, bytes) in self.carried.iter().zip(&exchange.carried) {
             self.backend.upload(&self.memory, *region, bytes)?;
@@ -192,7 +124,7 @@ impl<B: Backend> Rank<B> {
         Ok(high.into_iter().zip(low).map(|(high, low)| join_master(high, low)).collect())
     }
 
-    fn write_master(&self, weight: WeightId, values: &[f32]) -> Result<(), ExecError> {
+    pub(super) fn write_master(&self, weight: WeightId, values: &[f32]) -> Result<(), ExecError> {
         if !self.splits_master(weight) {
             return self.write(Content::Master(weight), bytemuck::cast_slice(values));
         }
@@ -233,23 +165,23 @@ impl<B: Backend> Rank<B> {
         }
     }
 
-    fn planes(&self, weight: WeightId) -> Result<Vec<Vec<u8>>, ExecError> {
-        let plan = &self.prologue.plan;
-        let layout = plan.weights.layout(weight);
-        let mut planes = Vec::new();
+    fn planes(&self, weight: WeightId) -> Result<Vec<ShardPlanes>, ExecError> {
+        let layout = self.prologue.plan.weights.layout(weight);
         if layout.placement == Placement::Replicated {
-            return Ok(planes);
+            return Ok(Vec::new());
         }
-        for orientation in layout.format.stored_orientations() {
-            let Some(slot) = self.places.get(&Content::Shard(weight, *orientation)) else { continue };
-            let regions = PlaneRegions::within(*slot, &layout.shard_planes(*orientation));
-            for region in [regions.data, regions.scale] {
+        let planes = |orientation: &Orientation| {
+            let specs = layout.shard_planes(*orientation);
+            let slot = self.place(Content::Shard(weight, *orientation), PlaneRegions::bytes(&specs))?;
+            let regions = PlaneRegions::within(slot, &specs);
+            let download = |region: Region| {
                 let mut bytes = vec![0; region.bytes];
                 self.backend.download(&self.memory, region, &mut bytes)?;
-                planes.push(bytes);
-            }
-        }
-        Ok(planes)
+                Ok::<_, ExecError>(bytes)
+            };
+            Ok(ShardPlanes { data: download(regions.data)?, scale: download(regions.scale)? })
+        };
+        layout.format.stored_orientations().iter().map(planes).collect()
     }
 
     fn tensor_scale(&self, weight: WeightId) -> Result<f32, ExecError> {
@@ -270,7 +202,11 @@ impl<B: Backend> Rank<B> {
         Ok(Some(state))
     }
 
-    fn write_delayed(&self, weight: WeightId, state: Option<&DelayedState>) -> Result<(), ExecError> {
+    pub(super) fn write_delayed(
+        &self,
+        weight: WeightId,
+        state: Option<&DelayedState>,
+    ) -> Result<(), ExecError> {
         let Some((scale, history, length)) = self.delayed_places(weight) else { return Ok(()) };
         let state = state.map_or_else(|| DelayedState::new(length), |state| state.with_length(length));
         self.backend.upload(&self.memory, scale, bytemuck::bytes_of(&state.scale))?;
@@ -349,13 +285,4 @@ impl<B: Backend> Rank<B> {
         }
         Ok(())
     }
-}
-
-/// The bits of masters as one number.
-fn digest<'a>(shards: impl Iterator<Item = &'a WeightShard>) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    for value in shards.flat_map(|shard| &shard.master) {
-        hasher.write_u32(value.to_bits());
-    }
-    hasher.finish()
 }

@@ -7,7 +7,7 @@
 //! rank has its own, so they fit the number of ranks that wrote them, and nothing drops them silently.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::{Deref, Range};
+use std::ops::{DerefMut, Range};
 use std::sync::Arc;
 
 use crate::exec::{Exchange, WeightShard};
@@ -122,39 +122,28 @@ impl Checkpoint {
         self
     }
 
-    /// Puts the ranks' shards together.
-    pub(super) fn gather<E: Deref<Target = Exchange>>(
+    /// Puts the ranks' shards together, and takes them out of the exchanges. It goes weight by weight: what is in
+    /// memory at once is one checkpoint, in parts or whole, and one weight more.
+    pub(super) fn gather<E: DerefMut<Target = Exchange>>(
         programs: &[Arc<StepPlan>],
-        ranks: &[E],
+        ranks: &mut [E],
     ) -> Result<Self, FormatError> {
         let layouts = programs.first().map_or(&[][..], |plan| &plan.weights.layouts);
-        let states = layouts.iter().enumerate().map(|(number, layout)| {
+        let mut weights = Vec::with_capacity(layouts.len());
+        for (number, layout) in layouts.iter().enumerate() {
+            let taken = ranks.iter_mut().filter_map(|rank| rank.shards.get_mut(number).map(std::mem::take));
+            let mut shards: Vec<WeightShard> = taken.collect();
             // Ranks of the first replica come first.
-            let owners = layout.shard.ranks as usize;
-            let shards = || ranks.iter().take(owners).filter_map(move |rank| rank.shards.get(number));
-            let values = |pick: fn(&WeightShard) -> &Vec<f32>| {
-                shards().flat_map(|shard| pick(shard).iter().copied()).collect()
-            };
-            Ok(WeightState {
-                name: layout.name.clone(),
-                shape: layout.shard.shape,
-                format: layout.format,
-                master: values(|shard| &shard.master),
-                exp_avg: values(|shard| &shard.exp_avg),
-                exp_avg_sq: values(|shard| &shard.exp_avg_sq),
-                planes: planes(layout, shards)?,
-                tensor_scale: shards().next().map_or(1.0, |shard| shard.tensor_scale),
-                delayed: shards().next().and_then(|shard| shard.delayed.clone()),
-            })
-        });
+            shards.truncate(layout.shard.ranks as usize);
+            weights.push(joined(layout, &shards)?);
+        }
         let optimizer_step = ranks.first().map_or(0, |rank| rank.optimizer_step);
         let buffers = carried(programs).into_iter().enumerate().map(|(number, (name, _))| {
-            let bytes = ranks.iter().filter_map(|rank| rank.carried.get(number)).cloned();
-            CarriedBuffer { name: name.to_owned(), ranks: bytes.collect() }
+            let taken = ranks.iter_mut().filter_map(|rank| rank.carried.get_mut(number).map(std::mem::take));
+            CarriedBuffer { name: name.to_owned(), ranks: taken.collect() }
         });
         let carried = Carried::Buffers(buffers.collect());
-        let (weights, notes) = (states.collect::<Result<_, _>>()?, BTreeMap::new());
-        Ok(Self { optimizer_step, weights, carried, notes })
+        Ok(Self { optimizer_step, weights, carried, notes: BTreeMap::new() })
     }
 
     /// Cuts out what `rank` owns.
@@ -208,33 +197,44 @@ fn delayed(state: &WeightState, layout: &WeightLayout, weights: &Weights) -> Opt
     }
 }
 
+/// A weight of its owners' shards, in their order.
+fn joined(layout: &WeightLayout, shards: &[WeightShard]) -> Result<WeightState, FormatError> {
+    let values = |of: fn(&WeightShard) -> &[f32]| shards.iter().map(of).collect::<Vec<_>>().concat();
+    Ok(WeightState {
+        name: layout.name.clone(),
+        shape: layout.shard.shape,
+        format: layout.format,
+        master: values(|shard| &shard.master),
+        exp_avg: values(|shard| &shard.exp_avg),
+        exp_avg_sq: values(|shard| &shard.exp_avg_sq),
+        planes: planes(layout, shards)?,
+        tensor_scale: shards.first().map_or(1.0, |shard| shard.tensor_scale),
+        delayed: shards.first().and_then(|shard| shard.delayed.clone()),
+    })
+}
+
 /// Shards one after the other, cut or padded to the planes of the whole weight.
-fn planes<'a, I: Iterator<Item = &'a WeightShard>>(
-    layout: &WeightLayout,
-    shards: impl Fn() -> I,
-) -> Result<Vec<PlanesState>, FormatError> {
+fn planes(layout: &WeightLayout, shards: &[WeightShard]) -> Result<Vec<PlanesState>, FormatError> {
     if layout.placement == Placement::Replicated {
         return Ok(Vec::new());
     }
-    let mut states = Vec::new();
-    let mut stored = 0;
-    for orientation in layout.format.stored_orientations() {
+    let stored = layout.format.stored_orientations().iter().enumerate().map(|(number, orientation)| {
         let specs = layout.format.planes(*orientation, layout.shard.shape);
-        let planes = specs
-            .iter()
-            .enumerate()
-            .map(|(plane, spec)| {
-                let parts = shards().filter_map(|shard| shard.planes.get(stored + plane));
-                let mut bytes: Vec<u8> = parts.flatten().copied().collect();
-                bytes.resize(spec.bytes(), 0);
-                if spec.kind == PlaneKind::Scale {
-                    expand_scale(layout.format, *orientation, layout.shard.shape, &mut bytes)?;
-                }
-                Ok(bytes)
-            })
-            .collect::<Result<_, FormatError>>()?;
-        states.push(PlanesState { orientation: *orientation, specs, planes });
-        stored += 2;
-    }
-    Ok(states)
+        let planes = specs.iter().map(|spec| {
+            let mut whole = Vec::with_capacity(spec.bytes());
+            for shard in shards.iter().filter_map(|shard| shard.planes.get(number)) {
+                let part = shard.of(spec.kind);
+                let room = spec.bytes() - whole.len();
+                whole.extend_from_slice(&part[..part.len().min(room)]);
+            }
+            whole.resize(spec.bytes(), 0);
+            if spec.kind == PlaneKind::Scale {
+                expand_scale(layout.format, *orientation, layout.shard.shape, &mut whole)?;
+            }
+            Ok(whole)
+        });
+        let planes = planes.collect::<Result<_, _>>()?;
+        Ok(PlanesState { orientation: *orientation, specs, planes })
+    });
+    stored.collect()
 }

@@ -2,8 +2,8 @@
 //!
 //! Law: the file is replaced whole or not at all, and a save that returned survives the loss of power
 //! (`whole_file.rs`). A save that fails leaves nothing behind. Loading takes memory in proportion to the
-//! file, whatever its header says: every tensor is read at most once. What the tensors are called is said in
-//! `tensors.rs`.
+//! file, whatever its header says: every tensor is read at most once. Saving takes next to none, for tensors go
+//! from the checkpoint to the file (`tensor_file.rs`). What they are called is said in `tensors.rs`.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
@@ -13,9 +13,10 @@ use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::store::{CheckpointStore, StoreError};
-use super::tensors::{self, Tensor};
-use super::{Carried, CarriedBuffer, Checkpoint, WeightState, WholeFile};
+use super::tensor_file::{self, MOST_HEADER};
+use super::{Carried, CarriedBuffer, Checkpoint, WeightState, tensors};
 use crate::format::{DelayedState, Format, Shape};
+use crate::whole_file::WholeFile;
 
 /// One safetensors file.
 ///
@@ -58,9 +59,6 @@ const VERSION: &str = "2";
 /// What stands in place of the list of carried buffers for [`Carried::Zeros`].
 const ZEROS: &str = "zeros";
 
-/// The longest header that safetensors reads, bytes; what claims a longer one is something else.
-const MOST_HEADER: usize = 100_000_000;
-
 /// What it reads.
 const VERSIONS: [&str; 2] = ["1", VERSION];
 
@@ -89,7 +87,7 @@ impl FileStore {
         let optimizer_step = field("optimizer_step")?.parse().map_err(|error| self.content(error))?;
         let names: Vec<(String, String)> =
             serde_json::from_str(field("weights")?).map_err(|error| self.content(error))?;
-        self.refuse_repeated("weight", &names)?;
+        self.refuse_repeated("weight", names.iter().map(|(name, _)| name))?;
         let notes = match about.get("notes") {
             None => BTreeMap::new(),
             Some(listed) => serde_json::from_str(listed).map_err(|error| self.content(error))?,
@@ -105,7 +103,7 @@ impl FileStore {
             Some(ZEROS) => None,
             Some(listed) => Some(serde_json::from_str(listed).map_err(|error| self.content(error))?),
         };
-        self.refuse_repeated("carried buffer", carried.as_deref().unwrap_or_default())?;
+        self.refuse_repeated("carried buffer", carried.iter().flatten().map(|(name, _)| name))?;
         let tensors = SafeTensors::deserialize(bytes).map_err(|error| self.content(error))?;
         let mut weights = Vec::new();
         for (name, format) in names {
@@ -162,11 +160,16 @@ impl FileStore {
         listed.into_iter().map(buffer).collect()
     }
 
-    /// A name listed twice would have its tensors read twice, and a short list could ask for any amount of memory.
-    fn refuse_repeated<T>(&self, kind: &str, listed: &[(String, T)]) -> Result<(), StoreError> {
+    /// A file holds one tensor of a name. A name listed twice would have its tensors read twice, and a short list
+    /// could ask for any amount of memory.
+    fn refuse_repeated<'name>(
+        &self,
+        kind: &str,
+        mut names: impl Iterator<Item = &'name String>,
+    ) -> Result<(), StoreError> {
         let mut seen = HashSet::new();
-        match listed.iter().find(|(name, _)| !seen.insert(name)) {
-            Some((name, _)) => Err(self.content(format!("it lists the {kind} `{name}` twice"))),
+        match names.find(|name| !seen.insert(*name)) {
+            Some(name) => Err(self.content(format!("it lists the {kind} `{name}` twice"))),
             None => Ok(()),
         }
     }
@@ -197,14 +200,15 @@ impl FileStore {
         }
     }
 
-    /// The whole file.
-    fn bytes(&self, checkpoint: &Checkpoint) -> Result<Vec<u8>, StoreError> {
+    /// What the file says of itself, of a checkpoint that could be loaded again.
+    fn about(&self, checkpoint: &Checkpoint) -> Result<HashMap<String, String>, StoreError> {
         let names: Vec<(String, String)> =
             checkpoint.weights.iter().map(|state| (state.name.clone(), state.format.to_string())).collect();
         let listed = serde_json::to_string(&names).map_err(|error| self.content(error))?;
         let carried = match &checkpoint.carried {
             Carried::Zeros => ZEROS.to_owned(),
             Carried::Buffers(buffers) => {
+                self.refuse_repeated("carried buffer", buffers.iter().map(|buffer| &buffer.name))?;
                 let listed: Vec<(&str, usize)> =
                     buffers.iter().map(|buffer| (buffer.name.as_str(), buffer.ranks.len())).collect();
                 serde_json::to_string(&listed).map_err(|error| self.content(error))?
@@ -233,19 +237,22 @@ impl FileStore {
             let listed = serde_json::to_string(&frozen).map_err(|error| self.content(error))?;
             about.insert("frozen".to_owned(), listed);
         }
-        let tensors = tensors::of(checkpoint);
-        let views = tensors.iter().map(Tensor::view).collect::<Result<Vec<_>, _>>();
-        let views = views.map_err(|error| self.content(error))?;
-        safetensors::serialize(views, Some(about)).map_err(|error| self.content(error))
+        Ok(about)
     }
 }
 
 #[async_trait]
 impl CheckpointStore for FileStore {
     async fn save(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
-        let bytes = self.bytes(checkpoint)?;
-        WholeFile::write(&self.path, &bytes)
-            .map_err(|source| StoreError::File { path: self.path.clone(), source })
+        let (about, tensors) = (self.about(checkpoint)?, tensors::of(checkpoint));
+        self.refuse_repeated("tensor", tensors.iter().map(|tensor| &tensor.name))?;
+        let failed = |source| StoreError::File { path: self.path.clone(), source };
+        let mut file = WholeFile::begin(&self.path).map_err(failed)?;
+        tensor_file::write(tensors, about, &mut file).map_err(|error| match error {
+            SafeTensorError::IoError(source) => failed(source),
+            error => self.content(error),
+        })?;
+        file.commit().map_err(failed)
     }
 
     async fn load(&self) -> Result<Checkpoint, StoreError> {

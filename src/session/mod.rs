@@ -32,10 +32,10 @@ mod recorder;
 mod report;
 mod simulation;
 mod store;
+mod tensor_file;
 mod tensors;
 mod tuning;
 mod weights;
-mod whole_file;
 
 pub use block_on::block_on;
 pub use builder::SessionBuilder;
@@ -49,7 +49,6 @@ pub use report::{NotRecorded, Outcome, StepReport};
 pub use simulation::{Simulation, plan_program, plan_program_on, simulate_program, simulate_program_with};
 pub use store::{CheckpointStore, StoreError};
 pub use tuning::Tuning;
-pub(crate) use whole_file::{WholeFile, next_step};
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

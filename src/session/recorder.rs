@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 
-use super::{SessionError, WholeFile, next_step};
+use super::SessionError;
 use crate::backend::TaskInterval;
 use crate::exec::Exchange;
 use crate::id::{RankId, TaskId};
@@ -18,6 +18,7 @@ use crate::plan::{EdgeKind, StepPlan, Task};
 use crate::trace::{
     self, Arrow, ArrowEnd, ArrowKind, HostLane, HostTrace, LaneInfo, Nanoseconds, Slice, Timeline,
 };
+use crate::whole_file::{WholeFile, next_step};
 
 /// Collects the timeline of a session.
 pub(super) struct Recorder {

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 
 use async_trait::async_trait;
 
-use super::{Checkpoint, next_step};
+use super::Checkpoint;
+use crate::whole_file::next_step;
 
 /// Why a checkpoint could not be saved or loaded.
 #[derive(thiserror::Error)]

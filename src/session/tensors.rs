@@ -3,33 +3,29 @@
 //! Law: planes have the names, element types and shapes of `warpweft quantize`, and hold the same
 //! numbers, so whoever reads its files reads these.
 
-use safetensors::SafeTensorError;
-use safetensors::tensor::{Dtype, TensorView};
+use std::borrow::Cow;
+
+use safetensors::tensor::Dtype;
 
 use super::{Carried, Checkpoint, WeightState};
 use crate::format::{ElementType, Format};
 
-/// One tensor of the file.
-pub(super) struct Tensor {
-    name: String,
-    dtype: Dtype,
-    shape: Vec<usize>,
-    bytes: Vec<u8>,
+/// One tensor of the file. Its bytes are the checkpoint's own, but for single numbers.
+pub(super) struct Tensor<'checkpoint> {
+    pub(super) name: String,
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<usize>,
+    pub(super) bytes: Cow<'checkpoint, [u8]>,
 }
 
-impl Tensor {
-    /// The tensor as safetensors takes it.
-    pub(super) fn view(&self) -> Result<(&str, TensorView<'_>), SafeTensorError> {
-        Ok((&self.name, TensorView::new(self.dtype, self.shape.clone(), &self.bytes)?))
-    }
-
+impl<'checkpoint> Tensor<'checkpoint> {
     fn scalar(name: String, value: f32) -> Self {
-        Self::list(name, &[value])
+        let bytes = Cow::Owned(value.to_le_bytes().to_vec());
+        Self { name, dtype: Dtype::F32, shape: vec![1], bytes }
     }
 
-    fn list(name: String, values: &[f32]) -> Self {
-        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        Self { name, dtype: Dtype::F32, shape: vec![values.len()], bytes }
+    fn values(name: String, shape: Vec<usize>, values: &'checkpoint [f32]) -> Self {
+        Self { name, dtype: Dtype::F32, shape, bytes: Cow::Borrowed(bytemuck::cast_slice(values)) }
     }
 }
 
@@ -44,36 +40,37 @@ pub(super) fn delayed_names(weight: &str) -> [String; 2] {
 }
 
 /// Every tensor of `checkpoint`.
-pub(super) fn of(checkpoint: &Checkpoint) -> Vec<Tensor> {
-    let mut tensors: Vec<Tensor> = checkpoint.weights.iter().flat_map(weight).collect();
+pub(super) fn of(checkpoint: &Checkpoint) -> Vec<Tensor<'_>> {
+    let mut tensors: Vec<Tensor<'_>> = checkpoint.weights.iter().flat_map(weight).collect();
     if let Carried::Buffers(buffers) = &checkpoint.carried {
         for buffer in buffers {
             tensors.extend(buffer.ranks.iter().enumerate().map(|(rank, bytes)| Tensor {
                 name: carried_name(&buffer.name, rank),
                 dtype: Dtype::U8,
                 shape: vec![bytes.len()],
-                bytes: bytes.clone(),
+                bytes: Cow::Borrowed(bytes),
             }));
         }
     }
     tensors
 }
 
-fn weight(state: &WeightState) -> Vec<Tensor> {
+fn weight(state: &WeightState) -> Vec<Tensor<'_>> {
     let parts = [("master", &state.master), ("exp_avg", &state.exp_avg), ("exp_avg_sq", &state.exp_avg_sq)];
-    let mut tensors: Vec<Tensor> = parts
+    let mut tensors: Vec<Tensor<'_>> = parts
         .into_iter()
         .filter(|(_, values)| !values.is_empty())
-        .map(|(suffix, values)| Tensor {
-            name: format!("{}.{suffix}", state.name),
-            dtype: Dtype::F32,
-            shape: vec![state.shape.rows, state.shape.cols],
-            bytes: values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        .map(|(suffix, values)| {
+            let shape = vec![state.shape.rows, state.shape.cols];
+            Tensor::values(format!("{}.{suffix}", state.name), shape, values)
         })
         .collect();
     if let Some(delayed) = &state.delayed {
         let [scale, history] = delayed_names(&state.name);
-        tensors.extend([Tensor::scalar(scale, delayed.scale), Tensor::list(history, &delayed.history)]);
+        tensors.extend([
+            Tensor::scalar(scale, delayed.scale),
+            Tensor::values(history, vec![delayed.history.len()], &delayed.history),
+        ]);
     }
     for stored in &state.planes {
         let planes = stored.specs.iter().zip(&stored.planes);
@@ -86,7 +83,7 @@ fn weight(state: &WeightState) -> Vec<Tensor> {
                 ElementType::U32 => Dtype::U32,
             },
             shape: vec![spec.rows, spec.cols],
-            bytes: bytes.clone(),
+            bytes: Cow::Borrowed(bytes),
         }));
         if let Format::Fp8Tensor(_) = state.format {
             tensors.push(Tensor::scalar(

@@ -43,11 +43,11 @@ impl Session {
         let mut exchanges: Vec<_> = self.ranks.iter().map(RankThread::exchange).collect();
         let plans = self.programs.iter().map(|program| Arc::clone(&program.plan)).collect::<Vec<_>>();
         let checkpoint = if self.rendezvous.is_whole() {
-            Some(Checkpoint::gather(&plans, &exchanges))
+            Some(Checkpoint::gather(&plans, &mut exchanges))
         } else {
-            let gathered = exchanges.first().map_or(&[][..], |first| first.gathered.as_slice());
-            let gathered: Vec<&Exchange> = gathered.iter().collect();
-            (!gathered.is_empty()).then(|| Checkpoint::gather(&plans, &gathered))
+            let gathered = exchanges.first_mut().map_or(&mut [][..], |first| first.gathered.as_mut_slice());
+            let mut gathered: Vec<&mut Exchange> = gathered.iter_mut().collect();
+            (!gathered.is_empty()).then(|| Checkpoint::gather(&plans, &mut gathered))
         };
         exchanges.iter_mut().for_each(|exchange| exchange.forget_weights());
         Ok(checkpoint.transpose()?)

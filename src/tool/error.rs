@@ -7,7 +7,7 @@ use super::checkpoint::{CheckpointError, shown};
 use super::formats::quantizing_names;
 use super::manifest::KEY;
 use crate::format::{Format, FormatError};
-use crate::session::next_step;
+use crate::whole_file::next_step;
 
 /// Why a checkpoint was not converted. The output is as it was before: absent, or the older file.
 #[derive(thiserror::Error)]

@@ -211,6 +211,14 @@ fn a_gradient_is_added_to_another_whole_and_undivided() {
     assert!(sums.iter().all(|sum| *sum == [1.5, 1e9 + 2.0, 0.0, 4.25, 5.0, 7.0, 0.0, 0.0]));
 }
 
+/// A session writes no moments before its first step.
+fn an_arena_begins_with_zeros() {
+    let mut plan = Plan::new(3, &[sharded(4, 2, Format::F32)]);
+    let moment = plan.resident("exp_avg", Content::ExpAvg(W));
+    let words = run(plan, move |rank| rank.get::<u32>(moment));
+    assert!(words.iter().all(|rank| rank.iter().all(|word| *word == 0)), "{words:?}");
+}
+
 fn padding_rows_are_zeroed_and_real_ones_kept() {
     let mut plan = Plan::new(3, &[sharded(4, 2, Format::F32)]);
     let gradient = plan.transient("gradient", Content::Gradient(W, CallId::new(0)));
@@ -313,6 +321,7 @@ bodies! {
     quantized_bytes_do_not_depend_on_the_number_of_ranks,
     the_first_contribution_overwrites_and_later_ones_add_the_mean,
     a_gradient_is_added_to_another_whole_and_undivided,
+    an_arena_begins_with_zeros,
     padding_rows_are_zeroed_and_real_ones_kept,
     padding_rows_of_a_gradient_in_bf16_are_zeroed_and_real_ones_kept,
     a_copy_moves_every_byte_and_the_fault_word_is_cleared,

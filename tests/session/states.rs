@@ -97,6 +97,10 @@ fn split_masters_are_exported_joined_and_imported_without_loss_on_any_number_of_
         let begin = first.export().await.unwrap();
         assert_eq!(masters(&begin), masters(&whole.export().await.unwrap()), "initial masters are exact");
         assert!(masters(&begin)[0].iter().any(|master| master.to_bits() & 0xFFFF != 0));
+        assert_eq!(begin.optimizer_step, 0);
+        for weight in &begin.weights {
+            assert!([&weight.exp_avg[..], &weight.exp_avg_sq].concat().iter().all(|moment| *moment == 0.0));
+        }
         losses(&mut first, 2, 0..3).await;
         let checkpoint = first.export().await.unwrap();
         assert_ne!(masters(&checkpoint), masters(&begin));

@@ -3,8 +3,8 @@
 //! Laws:
 //! - **KC-1** An entry is found only by everything that made it: source, headers, options, architecture,
 //!   compiler and driver. A change of any of them is another entry.
-//! - **KC-2** An entry is written under a name of its own and renamed when it is whole, so processes that
-//!   start together never see half of one; the last to finish wins, with the same bytes.
+//! - **KC-2** An entry is written under a name of its own and renamed when it is whole (`whole_file.rs`), so
+//!   processes that start together never see half of one; the last to finish wins, with the same bytes.
 //! - **KC-3** An entry that is short, changed or of another version of this file counts as absent, and is
 //!   replaced by what is compiled anew.
 //! - A cache that cannot be read or written costs time, never a failure. It costs that time only once,
@@ -12,28 +12,23 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::backend::bell::lock;
+use crate::digest::Digest;
+use crate::whole_file::WholeFile;
 
 /// First bytes of an entry: what it is, and the version of its layout.
-const MAGIC: &[u8; 16] = b"warpweft cubin 1";
+const MAGIC: &[u8; 16] = b"warpweft cubin 2";
 
 /// Where compiled kernels are kept.
 #[derive(Clone, Debug, Default)]
 pub struct KernelCache {
     directory: Option<PathBuf>,
-    shared: Arc<Shared>,
-}
-
-#[derive(Debug, Default)]
-struct Shared {
-    /// Distinguishes the unfinished files of this process.
-    written: AtomicU64,
     /// Entries that could not be written to a directory.
-    unwritten: Mutex<HashMap<Key, Vec<u8>>>,
+    unwritten: Arc<Mutex<HashMap<Key, Vec<u8>>>>,
 }
 
 impl KernelCache {
@@ -74,34 +69,15 @@ impl KernelCache {
         if let Some(code) = path.as_ref().and_then(|path| read(path, key)) {
             return Ok(code);
         }
-        if let Some(code) = lock(&self.shared.unwritten).get(key) {
+        if let Some(code) = lock(&self.unwritten).get(key) {
             return Ok(code.clone());
         }
         let code = make()?;
         // A full or read-only disk must not stop training.
-        if path.is_none_or(|path| self.write(&path, key, &code).is_err()) {
-            lock(&self.shared.unwritten).insert(*key, code.clone());
+        if path.is_none_or(|path| write(&path, key, &code).is_err()) {
+            lock(&self.unwritten).insert(*key, code.clone());
         }
         Ok(code)
-    }
-
-    /// KC-2.
-    fn write(&self, path: &Path, key: &Key, code: &[u8]) -> std::io::Result<()> {
-        if let Some(directory) = path.parent() {
-            fs::create_dir_all(directory)?;
-        }
-        let number = self.shared.written.fetch_add(1, Ordering::Relaxed);
-        let unfinished = path.with_extension(format!("{}-{number}.part", std::process::id()));
-        let mut entry = MAGIC.to_vec();
-        entry.extend(key.0.to_le_bytes());
-        entry.extend(fnv(code).to_le_bytes());
-        entry.extend((code.len() as u64).to_le_bytes());
-        entry.extend(code);
-        let done = fs::write(&unfinished, &entry).and_then(|()| fs::rename(&unfinished, path));
-        if done.is_err() {
-            drop(fs::remove_file(&unfinished));
-        }
-        done
     }
 }
 
@@ -112,12 +88,7 @@ pub(super) struct Key(u128);
 impl Key {
     /// The key of these parts. The length of each is part of the key, so no two lists of parts run together.
     pub(super) fn new<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
-        let mut bytes = Vec::new();
-        for part in parts {
-            bytes.extend((part.len() as u64).to_le_bytes());
-            bytes.extend(part);
-        }
-        Self(fnv(&bytes))
+        Self(Digest::from_iter(parts).long())
     }
 
     fn file_name(self) -> String {
@@ -125,26 +96,34 @@ impl Key {
     }
 }
 
+/// Keeps an entry (KC-2).
+fn write(path: &Path, key: &Key, code: &[u8]) -> io::Result<()> {
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory)?;
+    }
+    let head = [MAGIC.as_slice(), &key.0.to_le_bytes(), &checksum(code), &(code.len() as u64).to_le_bytes()];
+    let mut entry = WholeFile::begin(path)?;
+    head.into_iter().chain([code]).try_for_each(|part| entry.write_all(part))?;
+    entry.commit()
+}
+
 /// The code of an entry; `None` if it is not whole (KC-3).
 fn read(path: &Path, key: &Key) -> Option<Vec<u8>> {
     let entry = fs::read(path).ok()?;
     let (magic, rest) = entry.split_first_chunk::<16>()?;
     let (of_key, rest) = rest.split_first_chunk::<16>()?;
-    let (checksum, rest) = rest.split_first_chunk::<16>()?;
+    let (sum, rest) = rest.split_first_chunk::<16>()?;
     let (length, code) = rest.split_first_chunk::<8>()?;
     let whole = magic == MAGIC
         && u128::from_le_bytes(*of_key) == key.0
         && u64::from_le_bytes(*length) == code.len() as u64
-        && u128::from_le_bytes(*checksum) == fnv(code);
+        && *sum == checksum(code);
     whole.then(|| code.to_vec())
 }
 
-/// FNV-1a, 128 bits (Fowler, Noll, Vo).
-fn fnv(bytes: &[u8]) -> u128 {
-    let offset = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-    bytes.iter().fold(offset, |hash, byte| {
-        (hash ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
-    })
+/// By which an entry that was damaged is found out (KC-3).
+fn checksum(code: &[u8]) -> [u8; 16] {
+    Digest::from_iter([code]).long().to_le_bytes()
 }
 
 #[cfg(test)]
@@ -203,21 +182,14 @@ mod tests {
         let code = vec![7; 100_000];
         std::thread::scope(|scope| {
             for _ in 0..8 {
-                // A cache per thread, as processes have them; only the process number is shared.
+                // A cache per thread, as processes have them.
                 let cache = KernelCache::at(directory.path());
-                cache.shared.written.store(rand(), Ordering::Relaxed);
                 let code = &code;
                 scope.spawn(move || assert_eq!(make(&cache, key("a"), code), *code));
             }
         });
         assert!(kept(&KernelCache::at(directory.path()), key("a")));
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
-    }
-
-    /// Numbers far apart, so that unfinished files have different names.
-    fn rand() -> u64 {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        NEXT.fetch_add(1_000_000, Ordering::Relaxed)
     }
 
     #[test]

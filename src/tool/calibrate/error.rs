@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use super::fit::FitError;
 use crate::config::ConfigError;
 use crate::model::DeclareError;
-use crate::session::{SessionError, next_step};
+use crate::session::SessionError;
+use crate::whole_file::next_step;
 
 /// Why a machine could not be measured. No file was written.
 #[derive(thiserror::Error)]

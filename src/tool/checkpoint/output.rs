@@ -4,8 +4,8 @@ use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use super::layout::{Layout, TensorId};
-use crate::session::WholeFile;
 use crate::tool::ToolError;
+use crate::whole_file::WholeFile;
 
 /// A file that takes its name in [`Output::commit`], and vanishes when it is dropped before.
 #[derive(Debug)]

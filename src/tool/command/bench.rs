@@ -13,7 +13,7 @@ use super::super::stack::{
 };
 use crate::config::{ReduceDtype, Transport};
 use crate::format::ElementType;
-use crate::session::WholeFile;
+use crate::whole_file::WholeFile;
 
 /// Measures this machine's GPUs at work
 #[derive(Debug, Args)]

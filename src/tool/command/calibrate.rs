@@ -15,7 +15,7 @@ use super::super::{CalibrateDevice, CalibrateError, CalibrateOptions, calibrate_
 use crate::cluster::{Algorithm, MOST_MEMORY};
 use crate::config::{ByteSize, ByteSizeError, Speed};
 use crate::model::Math;
-use crate::session::WholeFile;
+use crate::whole_file::WholeFile;
 
 /// Measures this machine and writes the cluster file that simulate, plan and tune read
 ///

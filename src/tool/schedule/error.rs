@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use crate::config::ConfigError;
 use crate::model::DeclareError;
-use crate::session::{SessionError, next_step};
+use crate::session::SessionError;
 use crate::trace::TraceError;
 use crate::tune::LimitsError;
+use crate::whole_file::next_step;
 
 /// Why a plan, simulation or trace could not be shown.
 #[derive(thiserror::Error)]

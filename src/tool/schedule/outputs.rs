@@ -8,8 +8,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::ScheduleError;
-use crate::session::WholeFile;
 use crate::trace::{Timeline, TimelinePicture, write_trace};
+use crate::whole_file::WholeFile;
 
 /// Width of pictures, pixels.
 const WIDTH: u32 = 1400;

@@ -7,7 +7,8 @@ use crate::backend::cuda::CudaFailure;
 use crate::config::ConfigError;
 use crate::linear::LinearError;
 use crate::model::DeclareError;
-use crate::session::{SessionError, next_step};
+use crate::session::SessionError;
+use crate::whole_file::next_step;
 
 /// Why a stack could not be measured.
 #[derive(thiserror::Error)]

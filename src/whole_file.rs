@@ -30,16 +30,6 @@ impl WholeFile {
         Ok(Self { target, beside, file: Some(file) })
     }
 
-    /// Writes a file whole.
-    ///
-    /// # Errors
-    /// As [`WholeFile::begin`] and [`WholeFile::commit`].
-    pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-        let mut file = Self::begin(path)?;
-        file.write_all(bytes)?;
-        file.commit()
-    }
-
     /// Writes a file whole, and over another only if `replace` allows it.
     ///
     /// # Errors
@@ -189,6 +179,12 @@ mod tests {
 
     use super::*;
 
+    fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let mut file = WholeFile::begin(path)?;
+        file.write_all(bytes)?;
+        file.commit()
+    }
+
     #[test]
     fn a_file_that_is_dropped_before_it_is_whole_leaves_what_was_there_alone() {
         let folder = tempfile::tempdir().unwrap();
@@ -217,7 +213,7 @@ mod tests {
         assert_eq!((first, other), (Ok(()), Err(io::ErrorKind::AlreadyExists)));
         assert_eq!(std::fs::read(&path).unwrap(), b"first");
         assert_eq!(folder.path().read_dir().unwrap().count(), 1, "nothing is left beside it");
-        WholeFile::write_as(&path, b"third", true).unwrap();
+        write(&path, b"third").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"third");
     }
 
@@ -230,11 +226,11 @@ mod tests {
         symlink("nowhere", &dangling).unwrap();
         let before = folder.path().read_dir().unwrap().count();
         for path in [&socket, &link, &folder.path().to_owned(), &dangling] {
-            let error = WholeFile::write(path, b"new").unwrap_err();
+            let error = write(path, b"new").unwrap_err();
             assert!(!error.to_string().is_empty(), "{}", path.display());
             assert!(std::fs::symlink_metadata(path).is_ok_and(|about| !about.is_file()));
         }
-        let said = WholeFile::write(&link, b"new").unwrap_err().to_string();
+        let said = write(&link, b"new").unwrap_err().to_string();
         assert!(said.contains("no plain file"), "{said}");
         // Nothing is there, and no file can be.
         for name in ["new/", "..", "."] {
@@ -250,7 +246,7 @@ mod tests {
         let (file, link) = (folder.path().join("file"), folder.path().join("link"));
         std::fs::write(&file, "old").unwrap();
         symlink("file", &link).unwrap();
-        WholeFile::write(&link, b"new").unwrap();
+        write(&link, b"new").unwrap();
         assert!(link.is_symlink());
         assert_eq!(std::fs::read(&file).unwrap(), b"new");
     }
@@ -259,7 +255,7 @@ mod tests {
     fn a_new_file_has_the_mode_of_any_new_file() {
         let folder = tempfile::tempdir().unwrap();
         let (one, other) = (folder.path().join("one"), folder.path().join("other"));
-        WholeFile::write(&one, b"").unwrap();
+        write(&one, b"").unwrap();
         std::fs::write(&other, "").unwrap();
         let mode = |path: &Path| path.metadata().unwrap().permissions().mode();
         assert_eq!(mode(&one), mode(&other));

@@ -1,0 +1,97 @@
+//! A rank's masters on their way into an arena that nobody has written yet.
+//!
+//! Law: weight by weight, so that what is here at once is the rank's rows of one. Only what does not begin with
+//! zeros is written: the arena is reserved zeroed ([`Backend::reserve`]), and with it moments, step count and
+//! carried buffers. Replicas begin with the same masters. This is checked and not assumed: nothing would ever bring
+//! them together again.
+
+use super::{ExecError, Initializer, MasterRows, Rank};
+use crate::backend::Backend;
+use crate::digest::Digest;
+use crate::id::{RankId, WeightId};
+use crate::layout::WeightLayout;
+use crate::model::{Group, Placement};
+
+/// What a rank tells the others of its masters.
+#[derive(Default)]
+struct Told {
+    /// Of all sharded weights.
+    sharded: Digest,
+    /// Of each replicated one.
+    replicated: Vec<(WeightId, u64)>,
+}
+
+impl<B: Backend> Rank<B> {
+    /// Fills the masters of the rank's rows. Called once, before anything else is asked of the rank: moments, step
+    /// count and carried buffers are the zeros that were reserved.
+    ///
+    /// # Errors
+    /// What the backend refuses; [`ExecError::Master`] for a value that is not finite;
+    /// [`ExecError::ReplicasDiffer`] and [`ExecError::ReplicatedDiffers`] when ranks that hold the same rows were
+    /// given other values.
+    pub fn initialize(&mut self, initializer: &Initializer) -> Result<(), ExecError> {
+        let plan = std::sync::Arc::clone(&self.prologue.plan);
+        let mut told = Told::default();
+        for (number, layout) in plan.weights.layouts.iter().enumerate() {
+            let weight = WeightId::at(number);
+            let master = self.first_master(layout, initializer)?;
+            let bytes = bytemuck::cast_slice(&master);
+            match layout.placement {
+                // Without other replicas no rank has the same rows.
+                Placement::Sharded if plan.weights.mesh.replicas() == 1 => {}
+                Placement::Sharded => told.sharded.add(bytes),
+                Placement::Replicated => told.replicated.push((weight, Digest::from_iter([bytes]).short())),
+            }
+            self.write_master(weight, &master)?;
+            self.write_delayed(weight, None)?;
+        }
+        self.agree_on_masters(told)
+    }
+
+    /// The rank's rows of one weight.
+    fn first_master(&self, layout: &WeightLayout, initializer: &Initializer) -> Result<Vec<f32>, ExecError> {
+        let (rows, cols) = (layout.shard.rows_of(self.id()), layout.shard.shape.cols);
+        let mut master = vec![0.0; rows.rows * cols];
+        initializer(MasterRows { weight: &layout.name, first_row: rows.begin, columns: cols }, &mut master);
+        match master.iter().position(|value| !value.is_finite()) {
+            None => Ok(master),
+            Some(at) => {
+                let (rank, weight, value) = (self.id(), layout.name.clone(), master[at]);
+                let (row, column) = (rows.begin + at / cols, at % cols);
+                Err(ExecError::Master { rank, weight, row, column, value })
+            }
+        }
+    }
+
+    /// Checks that all ranks that hold the same rows begin with the same masters. For sharded weights those
+    /// are the ranks of other replicas, for replicated weights all ranks.
+    fn agree_on_masters(&self, told: Told) -> Result<(), ExecError> {
+        let (rank, weights) = (self.id(), &self.prologue.plan.weights);
+        if weights.mesh.replicas() > 1
+            && let Some(other) = self.other_than(told.sharded.short(), Group::Replicate)?
+        {
+            return Err(ExecError::ReplicasDiffer { rank, other });
+        }
+        // All of them at once, and one by one only where they differ, which every rank sees.
+        let mut all = Digest::default();
+        told.replicated.iter().for_each(|(_, own)| all.add(&own.to_le_bytes()));
+        if self.other_than(all.short(), Group::World)?.is_none() {
+            return Ok(());
+        }
+        for (weight, own) in told.replicated {
+            if let Some(other) = self.other_than(own, Group::World)? {
+                let weight = weights.layout(weight).name.clone();
+                return Err(ExecError::ReplicatedDiffers { weight, rank, other });
+            }
+        }
+        Ok(())
+    }
+
+    /// The first rank of the group whose digest differs from this one's.
+    fn other_than(&self, own: u64, group: Group) -> Result<Option<RankId>, ExecError> {
+        let all = self.world.exchange(self.id(), own)?;
+        // A rank that is driven alone, like the simulator's, hears of no other.
+        let differs = |other: &RankId| all.get(other.index()).is_some_and(|told| *told != own);
+        Ok(self.prologue.plan.weights.mesh.members(self.id(), group).find(differs))
+    }
+}

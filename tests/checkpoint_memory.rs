@@ -1,0 +1,86 @@
+//! What a session's weights cost on their way in and out, beside the arena: a start takes one weight, an export
+//! the checkpoint and one weight, a save next to nothing.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod peak;
+
+use std::sync::PoisonError;
+
+use peak::{ALONE, MIB, peak_of};
+use warpweft::prelude::*;
+use warpweft::session::initial::normal;
+use warpweft::session::{Checkpoint, WeightState, block_on};
+
+const RANKS: usize = 2;
+const WEIGHTS: usize = 12;
+const ROWS: usize = 512;
+const COLS: usize = 1024;
+
+/// Bytes of one weight's master.
+const MASTER: usize = 4 * ROWS * COLS;
+
+/// A session of twelve weights of 2 MiB, which takes no step.
+fn start() -> Session {
+    let mut model = Model::builder();
+    let weights: Vec<_> = (0..WEIGHTS)
+        .map(|number| model.sharded(&format!("w{number}"), ROWS, COLS, Format::NVFP4_2D).unwrap())
+        .collect();
+    let mut program = StepProgram::builder("train", &model.build());
+    for (number, weight) in weights.into_iter().enumerate() {
+        let call = program.call(&format!("call {number}"), Phase::Backward);
+        call.uses(weight, Orientation::Rowwise, Form::Dense).gradient(weight).add().unwrap();
+    }
+    let builder = Session::builder(Config::default(), |_rank| on_cpu(|_, _| Ok(())));
+    let builder = builder.program(program.build_training().unwrap());
+    block_on(builder.initialize(normal(7, 0.1)).start_cpu(RANKS as u32)).unwrap()
+}
+
+/// Bytes of a weight's values and planes.
+fn bytes(weight: &WeightState) -> usize {
+    let values = weight.master.len() + weight.exp_avg.len() + weight.exp_avg_sq.len();
+    4 * values + weight.planes.iter().flat_map(|stored| &stored.planes).map(Vec::len).sum::<usize>()
+}
+
+fn all_bytes(checkpoint: &Checkpoint) -> usize {
+    checkpoint.weights.iter().map(bytes).sum()
+}
+
+#[test]
+fn a_start_takes_the_arena_and_the_masters_of_one_weight() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut arenas = 0;
+    let peak = peak_of(|| {
+        let session = start();
+        arenas = RANKS * session.plan("train").unwrap().arena.bytes();
+    });
+    assert!(peak > arenas, "{peak} is too little to be true beside arenas of {arenas}");
+    println!("start: {} beyond arenas of {arenas}", peak - arenas);
+    assert!(peak < arenas + MASTER + 2 * MIB, "{} beyond arenas of {arenas}", peak - arenas);
+}
+
+#[test]
+fn an_export_takes_the_checkpoint_and_one_weight() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut session = start();
+    // The first one quantizes.
+    let (all, one) = {
+        let checkpoint = block_on(session.export()).unwrap();
+        (all_bytes(&checkpoint), bytes(&checkpoint.weights[0]))
+    };
+    let peak = peak_of(|| drop(block_on(session.export()).unwrap()));
+    println!("export: {peak} for a checkpoint of {all}");
+    assert!(peak >= all, "{peak} is too little to be true");
+    assert!(peak < all + one + MIB, "{peak} for a checkpoint of {all}");
+}
+
+#[test]
+fn a_save_takes_no_memory_in_proportion_to_the_checkpoint() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let checkpoint = block_on(start().export()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.safetensors");
+    let peak = peak_of(|| block_on(FileStore::new(&path).save(&checkpoint)).unwrap());
+    println!("save: {peak} for a checkpoint of {}", all_bytes(&checkpoint));
+    assert!(path.metadata().unwrap().len() as usize > all_bytes(&checkpoint));
+    assert!(peak < MIB, "{peak}");
+}
