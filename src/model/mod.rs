@@ -9,6 +9,7 @@ mod decoder;
 mod error;
 mod layers;
 mod mesh;
+mod names;
 mod parameter_group;
 mod program;
 mod repeat;
