@@ -9,7 +9,7 @@ use super::arena;
 use super::choose::timetable;
 use super::dependences::{Edge, EdgeKind, dependences};
 use super::fences::fences;
-use super::place::{Placed, Request, lanes, place};
+use super::place::{Placed, Request, place};
 use super::prefetch::{Demand, Timetable, demands};
 use super::resident::ResidentLayout;
 use super::step_plan::{EdgeState, PlanBounds, Policy, StepPlan, Task};
@@ -203,8 +203,8 @@ fn columnwise_saved_bytes(
 
 fn assemble(request: &Request<'_>, placed: Placed, timetable: &Timetable) -> Result<StepPlan, PlanError> {
     let saved = columnwise_saved_bytes(request, &placed, timetable)?;
-    let Placed { tasks: drafted, accesses, slots, lanes_of, releases, peak, transient_bytes, .. } = placed;
-    let lanes = lanes(request.policy);
+    let Placed { tasks: drafted, accesses, slots, lanes, lanes_of, releases, peak, transient_bytes, .. } =
+        placed;
     let arena = ArenaLayout { slots, resident_bytes: request.resident.bytes(), transient_bytes };
     let edges = dependences(&accesses, &arena);
     let mut fences = fences(&lanes_of, lanes.len(), &edges, &releases);

@@ -22,6 +22,7 @@ mod error;
 mod fences;
 mod fingerprint;
 mod forecast;
+mod lanes;
 mod occupancy;
 mod packing;
 mod passes;
