@@ -5,8 +5,8 @@
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::{BufferId, WeightId};
 use warpweft::model::{
-    BufferSpec, CostHint, DeclareError, Form, Layer, LayerStack, Lifetime, Model, Phase, ProgramBuilder,
-    Reuse, Role, StepProgram, WeightSpec,
+    BufferSpec, CostHint, DeclareError, Decoder, Form, Layer, LayerStack, Lifetime, Model, Phase,
+    ProgramBuilder, Reuse, Role, StepProgram, WeightSpec,
 };
 
 const ROWWISE: Orientation = Orientation::Rowwise;
@@ -294,4 +294,42 @@ fn a_stack_has_activations_in_the_element_type_asked_for_and_saves_each_buffer_i
     assert_eq!(stack_in(Some(ElementType::F32)), (plain, of_f32.clone()));
     assert_eq!(of_bf16.calls(), of_f32.calls());
     assert!(of_f32.buffers().iter().all(|spec| spec.element != ElementType::Bf16));
+}
+
+const DECODER: &str = "name = 'small'\nlayers = 2\nhidden = 64\nffn = 128\nheads = 4\nvocabulary = 256\ntokens = 32\nmath = 'bf16'\nformat = 'bf16'\n";
+
+/// The fields are public, so sizes made in code meet the checks that files meet.
+#[test]
+fn sizes_of_a_decoder_that_do_not_fit_each_other_declare_nothing() {
+    type Damage = fn(&mut Decoder);
+    let sound = Decoder::from_toml(DECODER, "small.toml").unwrap();
+    let model = sound.model().unwrap();
+    assert_eq!(sound.check(), Ok(()));
+    let damages: [(&str, Damage); 9] = [
+        ("`heads` of decoder `small` is 3; set it to a number that divides 64", |sizes| sizes.heads = 3),
+        ("`heads` of decoder `small` is 0; set it to at least 1", |sizes| sizes.heads = 0),
+        ("`layers` of decoder `small` is 0", |sizes| sizes.layers = 0),
+        ("`kv_heads` of decoder `small` is 3", |sizes| sizes.kv_heads = Some(3)),
+        ("`sequence` of decoder `small` is 33; set it to at most `tokens`, 32", |sizes| {
+            sizes.sequence = Some(33);
+        }),
+        ("`experts_per_token` of decoder `small` is 2; set it to at most `experts`, 1", |sizes| {
+            sizes.experts_per_token = Some(2);
+        }),
+        ("`experts` of decoder `small` is 0", |sizes| sizes.experts = Some(0)),
+        ("`expert_groups` of decoder `small` is 4; set it to a number that divides 6", |sizes| {
+            (sizes.experts, sizes.expert_groups) = (Some(6), Some(4));
+        }),
+        ("`expert_groups` of decoder `small` is 0", |sizes| {
+            (sizes.experts, sizes.expert_groups) = (Some(6), Some(0));
+        }),
+    ];
+    for (says, damage) in damages {
+        let mut sizes = sound.clone();
+        damage(&mut sizes);
+        for refused in [sizes.check().err(), sizes.model().err(), sizes.program(&model).err()] {
+            let error = refused.unwrap().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+    }
 }

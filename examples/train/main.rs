@@ -124,7 +124,7 @@ async fn run() -> Result<ExitCode, Box<dyn Error>> {
         return Ok(ExitCode::SUCCESS);
     }
     if reports {
-        introduce(&arguments, &settings, &config, &corpus, &session, &placement)?;
+        introduce(&arguments, &settings, &config, &corpus, &declared.train, &session, &placement)?;
     }
     let watch = watch(ranks)?;
     let interrupt = if process.is_none() { Interrupt::listen() } else { Interrupt::default() };

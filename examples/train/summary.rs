@@ -7,7 +7,8 @@ use std::error::Error;
 
 use warpweft::config::ByteSize;
 use warpweft::config::Config as Settings;
-use warpweft::session::Session;
+use warpweft::model::StepProgram;
+use warpweft::session::{Session, columnwise_saving};
 use warpweft::trace::{LineChart, Nanoseconds, Reference, Series};
 
 use crate::arguments::Arguments;
@@ -26,6 +27,7 @@ pub(crate) fn introduce(
     settings: &Settings,
     config: &Config,
     corpus: &Corpus,
+    program: &StepProgram,
     session: &Session,
     placement: &Placement,
 ) -> Result<(), Box<dyn Error>> {
@@ -59,6 +61,9 @@ pub(crate) fn introduce(
             size(bounds.resident_bytes),
             size(bounds.wire_bytes),
         );
+        if let Some(saved) = columnwise_saving(plan, program, settings, None)?.filter(|saved| *saved > 0) {
+            say!("          columnwise planes on demand save {} transient over keeping them", size(saved));
+        }
     }
     say!("device    {}", session.device());
     if session.landing_bytes() > 0 {
@@ -128,10 +133,6 @@ pub(crate) fn conclude(arguments: &Arguments, corpus: &Corpus, run: &Run, held_o
         size(report.bounds.live_bytes),
         size(report.bounds.resident_bytes),
     );
-    if report.bounds.columnwise_saved_bytes > 0 {
-        let saved = size(report.bounds.columnwise_saved_bytes);
-        say!("          columnwise planes made on demand save {saved} of arena over keeping them");
-    }
     if let Some(trials) = &run.tuning {
         say!("tuning\n{}", trials.lines().map(|line| format!("          {line}\n")).collect::<String>());
     }

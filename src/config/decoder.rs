@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{ConfigError, Declared, Rule, Takes};
-use crate::model::{Decoder, ProgramBuilder};
+use crate::model::{DeclareError, Decoder, ProgramBuilder};
 
 /// Largest size: two of them multiplied fit 64 bits; products of more saturate, and what saturated is refused
 /// as too large or takes the longest price.
@@ -58,29 +58,10 @@ impl Declared for Decoder {
     ];
 
     fn disagreement(&self) -> Option<(&'static str, String, String)> {
-        let multiple = |of: usize| format!("a number that divides {of}");
-        let kv_heads = self.kv_heads.unwrap_or(self.heads);
-        if !self.hidden.is_multiple_of(self.heads) {
-            return Some(("heads", format!("is {}", self.heads), multiple(self.hidden)));
+        match self.check() {
+            Err(DeclareError::Size { size, is, needs, .. }) => Some((size, format!("is {is}"), needs)),
+            _ => None,
         }
-        if !self.heads.is_multiple_of(kv_heads) {
-            return Some(("kv_heads", format!("is {kv_heads}"), multiple(self.heads)));
-        }
-        let (experts, chosen) = (self.experts.unwrap_or(1), self.experts_per_token.unwrap_or(1));
-        if chosen > experts {
-            return Some((
-                "experts_per_token",
-                format!("is {chosen}"),
-                format!("at most `experts`, {experts}"),
-            ));
-        }
-        let groups = self.expert_groups.unwrap_or(1);
-        if !experts.is_multiple_of(groups) {
-            return Some(("expert_groups", format!("is {groups}"), multiple(experts)));
-        }
-        let sequence = self.sequence.unwrap_or(self.tokens);
-        (sequence > self.tokens)
-            .then(|| ("sequence", format!("is {sequence}"), format!("at most `tokens`, {}", self.tokens)))
     }
 }
 

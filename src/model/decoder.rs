@@ -37,7 +37,8 @@ use super::{
 use crate::format::{ElementType, Format, Orientation};
 use crate::id::WeightId;
 
-/// The sizes of a decoder. All are at least 1; `heads` divides `hidden`, and `kv_heads` divides `heads`.
+/// The sizes of a decoder. Whether they fit each other is checked when something is declared of them
+/// ([`Decoder::check`]).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decoder {
@@ -49,9 +50,9 @@ pub struct Decoder {
     pub hidden: usize,
     /// Width inside the MLP, gate and up each.
     pub ffn: usize,
-    /// Query heads.
+    /// Query heads; they divide `hidden`.
     pub heads: usize,
-    /// Key and value heads; as many as `heads` when left out.
+    /// Key and value heads, which divide `heads`; as many as these when left out.
     pub kv_heads: Option<usize>,
     /// Rows of embedding and head.
     pub vocabulary: usize,
@@ -122,7 +123,7 @@ impl Part {
             declared.push(model.sharded(&name, rows, self.cols, format)?);
         }
         if self.matrices > 1 {
-            for (number, members) in declared.chunks((self.matrices / self.groups).max(1)).enumerate() {
+            for (number, members) in declared.chunks(self.matrices / self.groups).enumerate() {
                 model.group(&format!("{}.experts.{number}", self.weights), members)?;
             }
         }
@@ -131,11 +132,60 @@ impl Part {
 }
 
 impl Decoder {
+    /// Are all sizes at least 1, and do they fit each other? [`Decoder::model`] and [`Decoder::program`] ask
+    /// first.
+    ///
+    /// # Errors
+    /// [`DeclareError::Size`] names the first that does not fit, and what would.
+    pub fn check(&self) -> Result<(), DeclareError> {
+        let Self { layers, hidden, ffn, heads, vocabulary, tokens, .. } = *self;
+        let kv_heads = self.kv_heads.unwrap_or(heads);
+        let sequence = self.sequence.unwrap_or(tokens);
+        let (experts, chosen) = (self.experts.unwrap_or(1), self.experts_per_token.unwrap_or(1));
+        let groups = self.expert_groups.unwrap_or(1);
+        let divides = |of: usize| format!("a number that divides {of}");
+        let refuse =
+            |size, is, needs| Err(DeclareError::Size { decoder: self.name.clone(), size, is, needs });
+        let counts = [
+            ("layers", layers),
+            ("hidden", hidden),
+            ("ffn", ffn),
+            ("heads", heads),
+            ("kv_heads", kv_heads),
+            ("vocabulary", vocabulary),
+            ("tokens", tokens),
+            ("sequence", sequence),
+            ("experts", experts),
+            ("experts_per_token", chosen),
+            ("expert_groups", groups),
+        ];
+        if let Some((size, _)) = counts.into_iter().find(|(_, is)| *is == 0) {
+            return refuse(size, 0, "at least 1".to_owned());
+        }
+        if !hidden.is_multiple_of(heads) {
+            return refuse("heads", heads, divides(hidden));
+        }
+        if !heads.is_multiple_of(kv_heads) {
+            return refuse("kv_heads", kv_heads, divides(heads));
+        }
+        if chosen > experts {
+            return refuse("experts_per_token", chosen, format!("at most `experts`, {experts}"));
+        }
+        if !experts.is_multiple_of(groups) {
+            return refuse("expert_groups", groups, divides(experts));
+        }
+        if sequence > tokens {
+            return refuse("sequence", sequence, format!("at most `tokens`, {tokens}"));
+        }
+        Ok(())
+    }
+
     /// The weights, in the formats that the sizes name.
     ///
     /// # Errors
-    /// What [`super::ModelBuilder`] refuses: an empty size, or one the format cannot split.
+    /// As [`Decoder::check`]; what [`super::ModelBuilder`] refuses, such as a size that the format cannot split.
     pub fn model(&self) -> Result<Model, DeclareError> {
+        self.check()?;
         let mut model = Model::builder();
         let outer = self.embedding_format.unwrap_or(Format::Bf16);
         model.sharded("embedding", self.vocabulary, self.hidden, outer)?;
@@ -152,8 +202,9 @@ impl Decoder {
     /// One training step over `model`, which is [`Decoder::model`] or the same with other formats and placements.
     ///
     /// # Errors
-    /// [`DeclareError::Unknown`] for another model; what [`ProgramBuilder`] refuses.
+    /// As [`Decoder::check`]; [`DeclareError::Unknown`] for another model; what [`ProgramBuilder`] refuses.
     pub fn program(&self, model: &Model) -> Result<StepProgram, DeclareError> {
+        self.check()?;
         let mut program = StepProgram::builder("train", model);
         program.micro_batches(self.micro_batches.unwrap_or(1))?;
         let stream = self.tokens.saturating_mul(self.hidden);
@@ -254,7 +305,7 @@ impl Decoder {
 
     fn block(&self, block: usize, replay: Option<usize>) -> [Part; 4] {
         let kv_heads = self.kv_heads.unwrap_or(self.heads);
-        let kv = self.hidden.saturating_mul(kv_heads) / self.heads.max(1);
+        let kv = self.hidden.saturating_mul(kv_heads) / self.heads;
         let attention = product(&[2, self.tokens, self.sequence.unwrap_or(self.tokens), self.hidden]);
         let run = replay.map_or_else(String::new, |replay| format!("replay.{replay}."));
         let part = |name: &str, norm, rows: usize, cols, experts: (usize, usize), extra_flops| Part {
@@ -263,12 +314,12 @@ impl Decoder {
             norm,
             rows: rows.saturating_mul(experts.0),
             matrices: if experts.0 > 1 && self.expert_groups.is_some() { experts.0 } else { 1 },
-            groups: self.expert_groups.unwrap_or(1).max(1),
+            groups: self.expert_groups.unwrap_or(1),
             passed_rows: rows.saturating_mul(experts.1),
             cols,
             extra_flops,
         };
-        let experts = (self.experts.unwrap_or(1).max(1), self.experts_per_token.unwrap_or(1));
+        let experts = (self.experts.unwrap_or(1), self.experts_per_token.unwrap_or(1));
         let (hidden, ffn) = (self.hidden, self.ffn);
         [
             part("qkv", true, hidden.saturating_add(kv.saturating_mul(2)), hidden, (1, 1), 0),

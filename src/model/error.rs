@@ -63,6 +63,18 @@ pub enum DeclareError {
         /// Elements asked for.
         elements: usize,
     },
+    /// A size of a [`Decoder`](super::Decoder) that its other sizes do not allow.
+    #[error("`{size}` of decoder `{decoder}` is {is}; set it to {needs}")]
+    Size {
+        /// The decoder's name.
+        decoder: String,
+        /// The field in question.
+        size: &'static str,
+        /// What it is.
+        is: usize,
+        /// What would fit.
+        needs: String,
+    },
     /// The format cannot hold this weight.
     #[error("weight `{weight}`: {reason}")]
     Format {

@@ -6,6 +6,7 @@
 
 use serde::Serialize;
 
+use super::names::NameIndex;
 use super::{DeclareError, ParameterGroup, Reuse};
 use crate::format::{Format, Shape};
 use crate::id::{GroupId, WeightId};
@@ -84,6 +85,10 @@ impl WeightSpec {
 pub struct Model {
     weights: Vec<WeightSpec>,
     groups: Vec<String>,
+    #[serde(skip)]
+    weight_names: NameIndex,
+    #[serde(skip)]
+    group_names: NameIndex,
 }
 
 impl Model {
@@ -124,12 +129,10 @@ impl Model {
     /// # Errors
     /// [`DeclareError::Unknown`] lists the names that exist.
     pub fn find(&self, name: &str) -> Result<WeightId, DeclareError> {
-        self.weights.iter().position(|spec| spec.name == name).map(WeightId::at).ok_or_else(|| {
-            DeclareError::Unknown {
-                kind: "weight",
-                name: name.to_owned(),
-                declared: names(self.weights.iter().map(|spec| spec.name.as_str())),
-            }
+        self.weight_names.find(name).map(WeightId::at).ok_or_else(|| DeclareError::Unknown {
+            kind: "weight",
+            name: name.to_owned(),
+            declared: names(self.weights.iter().map(|spec| spec.name.as_str())),
         })
     }
 }
@@ -143,7 +146,8 @@ pub struct ModelBuilder {
 impl ModelBuilder {
     /// An empty declaration with the groups of `model`.
     pub(crate) fn with_groups_of(model: &Model) -> Self {
-        Self { model: Model { weights: Vec::new(), groups: model.groups.clone() } }
+        let (groups, group_names) = (model.groups.clone(), model.group_names.clone());
+        Self { model: Model { groups, group_names, ..Model::default() } }
     }
 
     /// Declares a sharded weight `[rows, cols]` in `format`.
@@ -175,7 +179,7 @@ impl ModelBuilder {
     /// As [`ModelBuilder::sharded`], [`DeclareError::ReplicatedFormat`] for a replicated weight that is not
     /// f32, [`DeclareError::ReplicatedGroup`] for one in a group, and an unknown group.
     pub fn add(&mut self, spec: WeightSpec) -> Result<WeightId, DeclareError> {
-        if self.model.weights.iter().any(|other| other.name == spec.name) {
+        if self.model.weight_names.contains(&spec.name) {
             return Err(DeclareError::Duplicate { kind: "weight", name: spec.name });
         }
         if spec.name.is_empty() {
@@ -209,6 +213,7 @@ impl ModelBuilder {
         if let Err(reason) = fits.and_then(|()| spec.format.check_shape(spec.shape)) {
             return Err(DeclareError::Format { weight: spec.name, reason });
         }
+        self.model.weight_names.push(&spec.name);
         self.model.weights.push(spec);
         Ok(WeightId::at(self.model.weights.len() - 1))
     }
@@ -220,8 +225,8 @@ impl ModelBuilder {
     /// A repeated or empty name, no members, a number that no weight has, a weight named twice or already in a
     /// group, and [`DeclareError::ReplicatedGroup`] for a replicated weight. The model is unchanged then.
     pub fn group(&mut self, name: &str, members: &[WeightId]) -> Result<GroupId, DeclareError> {
-        let Model { weights, groups } = &mut self.model;
-        if groups.iter().any(|other| other == name) {
+        let Model { weights, groups, group_names, .. } = &mut self.model;
+        if group_names.contains(name) {
             return Err(DeclareError::Duplicate { kind: "group", name: name.to_owned() });
         }
         if name.is_empty() {
@@ -251,6 +256,7 @@ impl ModelBuilder {
             }
         }
         let group = GroupId::at(groups.len());
+        group_names.push(name);
         groups.push(name.to_owned());
         for member in members {
             weights[member.index()].group = Some(group);

@@ -39,17 +39,16 @@ pub(super) fn lives(tasks: &[TaskAccesses], slots: usize) -> Vec<Life> {
 }
 
 /// The hold of every slot: its life, begun at its first writer's earliest permitted start. `paces`: the lane
-/// that paces each task; `brings`: is it a collective?
+/// that paces each task, and the compute lane; `brings`: is it a collective?
 pub(super) fn holds(
     slots: &[Slot],
     tasks: &[TaskAccesses],
-    paces: &[LaneId],
+    (paces, compute): (&[LaneId], LaneId),
     brings: &[bool],
     releases: &[Option<TaskId>],
     lives: &[Life],
 ) -> Vec<Life> {
     let mut holds = lives.to_vec();
-    let compute = LaneId::new(0);
     let mut first_consumer: Vec<Option<usize>> = vec![None; lives.len()];
     for (position, task) in tasks.iter().enumerate().filter(|(position, _)| paces[*position] == compute) {
         for (slot, _) in task.iter().filter(|(_, access)| access.reads()) {

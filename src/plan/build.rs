@@ -9,13 +9,13 @@ use super::arena;
 use super::choose::timetable;
 use super::dependences::{Edge, EdgeKind, dependences};
 use super::fences::fences;
-use super::place::{Placed, Request, lanes, place};
-use super::prefetch::{Demand, Timetable, demands};
+use super::place::{Placed, Request, place};
+use super::prefetch::{Demand, demands};
 use super::resident::ResidentLayout;
 use super::step_plan::{EdgeState, PlanBounds, Policy, StepPlan, Task};
 use super::sums::check_sums;
 use super::{Costs, GatherStart, PlanError, verify};
-use crate::config::{AcrossMicroBatches, ByteSize, Columnwise, Config};
+use crate::config::{AcrossMicroBatches, ByteSize, Config};
 use crate::id::{CallId, CommSeq, Version};
 use crate::layout::{ArenaLayout, Lane, LaneKind, Weights};
 use crate::model::{Call, Mesh, StepProgram, WeightSpec};
@@ -181,30 +181,14 @@ fn build_as_told(request: &Request<'_>) -> Result<StepPlan, PlanError> {
     let timetable = timetable(request, &demands)?;
     let placed = place(request, request.policy, &demands, &timetable)?;
     check_budget(request, &demands, &placed)?;
-    let plan = assemble(request, placed, &timetable)?;
+    let plan = assemble(request, placed);
     verify(&plan)?;
     Ok(plan)
 }
 
-/// What keeping columnwise planes would cost beside this plan.
-fn columnwise_saved_bytes(
-    request: &Request<'_>,
-    placed: &Placed,
-    timetable: &Timetable,
-) -> Result<usize, PlanError> {
-    let derives = placed.tasks.iter().any(|task| matches!(task.op, Op::Transpose { .. }));
-    if !derives || request.policy.columnwise == Columnwise::Keep {
-        return Ok(0);
-    }
-    let keeping = Policy { columnwise: Columnwise::Keep, ..*request.policy };
-    let demands = demands(request.calls, request.weights, &keeping);
-    Ok(place(request, &keeping, &demands, timetable)?.transient_bytes.saturating_sub(placed.transient_bytes))
-}
-
-fn assemble(request: &Request<'_>, placed: Placed, timetable: &Timetable) -> Result<StepPlan, PlanError> {
-    let saved = columnwise_saved_bytes(request, &placed, timetable)?;
-    let Placed { tasks: drafted, accesses, slots, lanes_of, releases, peak, transient_bytes, .. } = placed;
-    let lanes = lanes(request.policy);
+fn assemble(request: &Request<'_>, placed: Placed) -> StepPlan {
+    let Placed { tasks: drafted, accesses, slots, lanes, lanes_of, releases, peak, transient_bytes, .. } =
+        placed;
     let arena = ArenaLayout { slots, resident_bytes: request.resident.bytes(), transient_bytes };
     let edges = dependences(&accesses, &arena);
     let mut fences = fences(&lanes_of, lanes.len(), &edges, &releases);
@@ -234,7 +218,7 @@ fn assemble(request: &Request<'_>, placed: Placed, timetable: &Timetable) -> Res
     let is_prologue = request.calls.is_empty();
     let start = Version::default();
     let end = if request.updates_weights { start.next() } else { start };
-    Ok(StepPlan {
+    StepPlan {
         name: request.name.to_owned(),
         micro_batches: request.micro_batches,
         calls: request.calls.to_vec(),
@@ -250,7 +234,6 @@ fn assemble(request: &Request<'_>, placed: Placed, timetable: &Timetable) -> Res
             live_weight_bytes: peak.weight_bytes,
             live_peak: peak.task,
             wire_bytes: tasks.iter().fold(0, |sum, task| sum.saturating_add(task.wire_bytes)),
-            columnwise_saved_bytes: saved,
         },
         arena,
         tasks,
@@ -258,7 +241,7 @@ fn assemble(request: &Request<'_>, placed: Placed, timetable: &Timetable) -> Res
         entry: EdgeState { masters: start, shards: (!is_prologue).then_some(start) },
         exit: EdgeState { masters: end, shards: Some(end) },
         notes,
-    })
+    }
 }
 
 /// Gathers whose slot is given free only after the call that releases them: prefetch the budget or the layout

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use super::dependences::dependences;
 use super::fences::fences;
 use super::forecast::{Timed, spans};
-use super::place::{Placed, Request, lanes, place};
+use super::place::{Placed, Request, place};
 use super::prefetch::{Demand, Pace, Reductions, Timetable, Trial, search};
 use super::{Costs, GatherStart, PlanError};
 use crate::cluster::Work;
@@ -68,8 +68,8 @@ fn prices(request: &Request<'_>, costs: &Costs, placed: &Placed) -> Vec<f64> {
 /// What a step is expected to take, nanoseconds.
 fn expected(request: &Request<'_>, costs: &Costs, placed: Placed) -> u64 {
     let nanoseconds = prices(request, costs, &placed);
-    let Placed { accesses, slots, lanes_of, releases, transient_bytes, .. } = placed;
-    let kinds: Vec<LaneKind> = lanes(request.policy).iter().map(|lane| lane.kind).collect();
+    let Placed { accesses, slots, lanes, lanes_of, releases, transient_bytes, .. } = placed;
+    let kinds: Vec<LaneKind> = lanes.iter().map(|lane| lane.kind).collect();
     let arena = ArenaLayout { slots, resident_bytes: 0, transient_bytes };
     let fences = fences(&lanes_of, kinds.len(), &dependences(&accesses, &arena), &releases);
     let timed: Vec<Timed<'_>> = lanes_of
@@ -92,7 +92,7 @@ fn pace(
     let contention = costs.contention();
     let nanoseconds = prices(request, costs, placed);
     let calls = request.calls.len();
-    let kinds: Vec<LaneKind> = lanes(request.policy).iter().map(|lane| lane.kind).collect();
+    let kinds: Vec<LaneKind> = placed.lanes.iter().map(|lane| lane.kind).collect();
     let mut gathers: HashMap<(WeightId, Orientation), f64> = HashMap::new();
     // Per weight, and whether the use reads columnwise planes that are derived: what the quantize lane does
     // of them before a call can read them.

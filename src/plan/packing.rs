@@ -14,7 +14,7 @@
 
 use std::cmp::Reverse;
 
-use super::shelves::{Placed, Shelves};
+use super::occupancy::Occupancy;
 
 /// One slot to be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,10 +58,10 @@ pub(super) fn pack(items: &[Item], target: usize, limit: usize) -> Packing {
     let mended = if fullest <= enough { MENDED } else { 1 };
     let mut tries = (EFFORT / items.len().max(1)).max(2);
     let mut best: Option<Packing> = None;
-    for mut order in orders(items, &load) {
-        if tries == 0 {
-            break;
-        }
+    let mut orders = orders(items, &load);
+    while tries > 0
+        && let Some(mut order) = orders.next()
+    {
         let (mut stale, mut least) = (0, usize::MAX);
         for _ in 0..mended.min(tries) {
             tries -= 1;
@@ -127,15 +127,15 @@ fn orders<'a>(items: &'a [Item], load: &'a [usize]) -> impl Iterator<Item = Vec<
 
 /// Places the items in this order, each at the lowest address that is free for its whole hold.
 fn place(items: &[Item], order: &[usize]) -> Packing {
-    let mut shelves = Shelves::new(items.iter().map(|item| item.to).max().unwrap_or(0));
+    let mut occupancy = Occupancy::new(items.iter().map(|item| item.to).max().unwrap_or(0));
     let mut packing = Packing { begins: vec![0; items.len()], bytes: 0 };
     for item in order {
         let Item { bytes, from, to } = items[*item];
-        let begin = shelves.lowest_free(bytes, from, to);
+        let begin = occupancy.lowest_free(bytes, from, to);
         let end = begin + bytes;
         packing.begins[*item] = begin;
         packing.bytes = packing.bytes.max(end);
-        shelves.put(Placed { begin, end, from, to });
+        occupancy.take(&(begin..end), from, to);
     }
     packing
 }

@@ -6,12 +6,13 @@
 use super::arena::{self, Peak};
 use super::dependences::TaskAccesses;
 use super::draft::{Carrier, Draft, DraftTask};
+use super::lanes::Lanes;
 use super::prefetch::{Demand, Timetable};
 use super::resident::{ResidentLayout, add_slot};
 use super::step_plan::Policy;
 use super::{Costs, PlanError, passes};
-use crate::id::{CommId, LaneId, TaskId};
-use crate::layout::{Lane, LaneKind, Residency, Slot, Weights};
+use crate::id::{LaneId, TaskId};
+use crate::layout::{Lane, Residency, Slot, Weights};
 use crate::model::{BufferSpec, Call};
 use crate::op::Op;
 
@@ -39,6 +40,7 @@ pub(super) struct Placed {
     /// What each task touches.
     pub(super) accesses: Vec<TaskAccesses>,
     pub(super) slots: Vec<Slot>,
+    pub(super) lanes: Vec<Lane>,
     pub(super) lanes_of: Vec<LaneId>,
     pub(super) releases: Vec<Option<TaskId>>,
     /// From which task to which each slot is used, and held.
@@ -80,39 +82,34 @@ pub(super) fn place(
     check_size(request.resident.bytes(), &slots)?;
     let accesses: Vec<TaskAccesses> = tasks.iter().map(|task| task.op.accesses()).collect();
     let lives = arena::lives(&accesses, slots.len());
-    let lanes_of: Vec<LaneId> = tasks.iter().map(|task| lane_of(task.carrier, policy)).collect();
+    let lanes = Lanes::new(policy);
+    let lanes_of: Vec<LaneId> = tasks.iter().map(|task| lanes.of(task.carrier)).collect();
     let releases = releases(&tasks, request.calls.len());
     let brings: Vec<bool> = tasks.iter().map(|task| task.op.is_collective()).collect();
-    let paces: Vec<LaneId> = tasks.iter().map(|task| lane_of(paced_by(task.carrier), policy)).collect();
-    let holds = arena::holds(&slots, &accesses, &paces, &brings, &releases, &lives);
+    let paces: Vec<LaneId> = tasks.iter().map(|task| lanes.of(paced_by(task.carrier))).collect();
+    let compute = lanes.of(Carrier::Compute);
+    let holds = arena::holds(&slots, &accesses, (&paces, compute), &brings, &releases, &lives);
     let peak = arena::peak(&slots, &lives, tasks.len());
     let (base, budget) = (request.resident.bytes(), policy.budget.filter(|_| request.waits));
     let transient_bytes = arena::place(&mut slots, &lives, &holds, base, peak.bytes, budget);
-    Ok(Placed { tasks, accesses, slots, lanes_of, releases, lives, holds, peak, transient_bytes })
+    Ok(Placed {
+        tasks,
+        accesses,
+        slots,
+        lanes: lanes.all,
+        lanes_of,
+        releases,
+        lives,
+        holds,
+        peak,
+        transient_bytes,
+    })
 }
 
 /// Could the arena hold all slots, even if none shared a byte? Then no sum of their sizes overflows.
 fn check_size(resident: usize, slots: &[Slot]) -> Result<(), PlanError> {
     let mut transient = slots.iter().filter(|slot| slot.residency == Residency::Transient);
     transient.try_fold(resident, |sum, slot| add_slot(sum, &slot.name, slot.region.bytes)).map(|_| ())
-}
-
-/// The lanes of a policy: compute, quantize, one per communicator, sum.
-pub(super) fn lanes(policy: &Policy) -> Vec<Lane> {
-    let mut lanes = vec![LaneKind::Compute, LaneKind::Quantize];
-    lanes.extend((0..policy.communicators).map(CommId::new).map(LaneKind::Communicator));
-    lanes.push(LaneKind::Sum);
-    lanes.into_iter().enumerate().map(|(number, kind)| Lane { id: LaneId::at(number), kind }).collect()
-}
-
-fn lane_of(carrier: Carrier, policy: &Policy) -> LaneId {
-    match carrier {
-        Carrier::Compute => LaneId::new(0),
-        Carrier::Quantize => LaneId::new(1),
-        Carrier::Gather => LaneId::new(2),
-        Carrier::Reduce => LaneId::new(1 + policy.communicators),
-        Carrier::Sum => LaneId::new(2 + policy.communicators),
-    }
 }
 
 /// The lane whose tasks before say how early a task is expected to start. What the sum lane makes could start

@@ -138,10 +138,6 @@ pub struct PlanBounds {
     pub live_peak: TaskId,
     /// Bytes received from other ranks in one step.
     pub wire_bytes: usize,
-    /// Transient bytes that deriving columnwise planes on demand saves over keeping them from the first
-    /// gather on; 0 for a plan that keeps them or needs none. For people: it compares with a plan that was
-    /// not made, so of it the verifier checks only that it is 0 where nothing is derived.
-    pub columnwise_saved_bytes: usize,
 }
 
 /// One step of one program on any rank.

@@ -61,10 +61,6 @@ impl Display for StepPlan {
             self.describe(bounds.live_peak),
             size(bounds.wire_bytes),
         )?;
-        if bounds.columnwise_saved_bytes > 0 {
-            let saved = size(bounds.columnwise_saved_bytes);
-            writeln!(out, "columnwise planes on demand save {saved} of transient memory over keeping them")?;
-        }
         self.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
     }
 }

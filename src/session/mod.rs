@@ -14,6 +14,7 @@
 mod block_on;
 mod builder;
 mod checkpoint;
+mod columnwise;
 mod costs;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -40,6 +41,7 @@ mod weights;
 pub use block_on::block_on;
 pub use builder::SessionBuilder;
 pub use checkpoint::{Carried, CarriedBuffer, Checkpoint, PlanesState, WeightState};
+pub use columnwise::columnwise_saving;
 pub use costs::costs_of;
 pub use error::SessionError;
 pub use file_store::FileStore;

@@ -60,8 +60,6 @@ pub(crate) fn recount(plan: &mut StepPlan) {
     let (peak, (bytes, weights)) = fullest.map_or((0, (0, 0)), |(position, bytes)| (position, *bytes));
     plan.bounds.live_bytes = bytes;
     plan.bounds.live_weight_bytes = weights;
-    // What another plan would cost is not for an edit to say.
-    plan.bounds.columnwise_saved_bytes = 0;
     plan.bounds.live_peak = TaskId::at(peak);
     plan.bounds.resident_bytes = plan.arena.resident_bytes;
     plan.bounds.transient_bytes = plan.arena.transient_bytes;

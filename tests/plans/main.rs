@@ -7,7 +7,7 @@ mod replicas;
 mod states;
 
 use warpweft::config::{
-    AcrossMicroBatches, AdamMode, Backward, Columnwise, Reduce, ReduceDtype, ReduceEvery,
+    AcrossMicroBatches, AdamMode, Backward, ByteSize, Columnwise, Config, Reduce, ReduceDtype, ReduceEvery,
 };
 use warpweft::format::{ElementType, Format, Orientation, Via};
 use warpweft::id::{CallId, SlotId, TaskId};
@@ -15,6 +15,7 @@ use warpweft::layout::{ALIGNMENT, Content, OptimizerSettings, Settings, Weights}
 use warpweft::model::{Access, Form, Mesh, Model, Phase, StepProgram};
 use warpweft::op::Op;
 use warpweft::plan::{EdgeKind, GatherStart, Policy, ResidentLayout, StepPlan, Task};
+use warpweft::session::{columnwise_saving, plan_program};
 
 fn policy(depth: u32) -> Policy {
     Policy {
@@ -237,16 +238,25 @@ fn keeping_weights_or_their_columnwise_copies_trades_gathers_for_memory() {
     let (copied, larger) = gathered(&Policy { columnwise: Columnwise::Keep, ..policy(1) });
     assert_eq!((kept, copied), (32, 32));
     assert!(again > 32 && large > small && larger > small, "{again} {small} {large} {larger}");
-    let plan = StepPlan::build(&program, &policy(1), mesh).unwrap();
-    assert_eq!(plan.bounds.columnwise_saved_bytes, larger - small);
+    let config = Config::default();
+    let saving = |config: &Config| {
+        let plan = plan_program(&program, config, 2).unwrap();
+        columnwise_saving(&plan, &program, config, None).unwrap()
+    };
+    assert_eq!(saving(&config), Some(larger - small));
+    let mut tight = config.clone();
+    tight.memory.budget = Some(ByteSize::new(small as u64));
+    assert_eq!(saving(&tight), None);
+    let mut keeping = config;
+    keeping.columnwise = Columnwise::Keep;
+    assert_eq!(saving(&keeping), Some(0));
 }
 
 #[test]
 fn a_plan_prints_every_task_and_draws_every_fence() {
     let plan = StepPlan::build(&chain(3, Format::NVFP4_2D), &policy(1), Mesh::new(2).unwrap()).unwrap();
     let table = plan.to_string();
-    let saving = usize::from(plan.bounds.columnwise_saved_bytes > 0);
-    assert_eq!(table.lines().count(), plan.tasks.len() + 3 + saving + plan.notes.len());
+    assert_eq!(table.lines().count(), plan.tasks.len() + 3 + plan.notes.len());
     let dot = plan.to_dot();
     let fences: usize = plan.tasks.iter().map(|task| task.waits.len()).sum();
     assert_eq!(dot.matches("style=bold").count(), fences);

@@ -30,6 +30,8 @@ fn plan_shows_totals_tasks_or_a_graph() {
     {
         assert!(totals.contains(word), "{word}: {totals}");
     }
+    let saved = totals.lines().find(|line| line.starts_with("columnwise")).unwrap();
+    assert!(saved.contains("on demand saves ") && saved.contains("iB of transient memory"), "{saved}");
     assert!(said(folder.path(), "plan model.toml --tasks").starts_with("plan `train`: "));
     assert!(said(folder.path(), "plan model.toml --dot").starts_with("digraph plan {"));
 }

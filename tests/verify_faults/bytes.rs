@@ -1,6 +1,5 @@
 //! PL-6: slots, regions, counts.
 
-use warpweft::config::Columnwise;
 use warpweft::layout::{ALIGNMENT, Content};
 use warpweft::op::Op;
 use warpweft::plan::{StepPlan, VerifyError};
@@ -80,17 +79,13 @@ fn a_task_that_writes_into_another_content_s_slot_is_refused() {
 #[test]
 fn every_wrong_count_is_refused() {
     type Damage = fn(&mut StepPlan);
-    let counts: [(&str, Damage); 8] = [
+    let counts: [(&str, Damage); 7] = [
         ("bounds.live_bytes is", |plan| plan.bounds.live_bytes -= 1),
         ("bounds.transient_bytes is", |plan| plan.bounds.transient_bytes += 1),
         ("bounds.resident_bytes is", |plan| plan.bounds.resident_bytes += 1),
         ("bounds.wire_bytes is", |plan| plan.bounds.wire_bytes += 1),
         ("bounds.live_weight_bytes is", |plan| plan.bounds.live_weight_bytes += 1),
         ("bounds.live_weight_bytes is", |plan| plan.bounds.live_weight_bytes -= 1),
-        ("bounds.columnwise_saved_bytes is 1", |plan| {
-            plan.policy.columnwise = Columnwise::Keep;
-            plan.bounds.columnwise_saved_bytes = 1;
-        }),
         ("live bytes at bounds.live_peak is", |plan| plan.bounds.live_peak = warpweft::id::TaskId::new(0)),
     ];
     for (says, damage) in counts {

@@ -17,7 +17,7 @@ use super::memory::Arena;
 use super::op_error::OpError;
 use super::roll::Ticket;
 use super::world::{Presence, World};
-use crate::backend::local::{Collective, Move, Piece, Pull, Slices};
+use crate::backend::local::{Collective, Move, PlanePiece, Pull, Slices};
 use crate::format::ElementType;
 use crate::id::RankId;
 use crate::layout::Region;
@@ -77,11 +77,11 @@ impl<'w> Peers<'w> {
 
 fn gather(peers: Peers<'_>, own: &Arena, part: Move) -> Result<(), OpError> {
     let Move { from, to } = part;
-    gather_piece(peers, own, Piece { from, to, first: 0, stride: from.bytes })
+    gather_piece(peers, own, PlanePiece { from, to, first: 0, stride: from.bytes })
 }
 
-fn gather_piece(peers: Peers<'_>, own: &Arena, piece: Piece) -> Result<(), OpError> {
-    let Piece { from, to, first, stride } = piece;
+fn gather_piece(peers: Peers<'_>, own: &Arena, piece: PlanePiece) -> Result<(), OpError> {
+    let PlanePiece { from, to, first, stride } = piece;
     let mut target = own.write::<u8>(to)?;
     let places = peers.arenas().zip(target.chunks_mut(stride.max(1)));
     for ((_, arena), place) in places.filter(|((rank, _), _)| *rank != peers.rank) {

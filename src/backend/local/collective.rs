@@ -36,7 +36,7 @@ pub(in crate::backend) enum Pull {
     /// one after the other.
     Gather(Vec<Move>),
     /// Bytes of the `from` of every other rank of the group, each to its own place in `to`.
-    Chunk(Vec<Piece>),
+    Chunk(Vec<PlanePiece>),
     /// The `from` of every rank of the group, one after the other into `to`, which has no more bytes.
     Records(Move),
     /// For every part, the slices of this element type that the group's ranks have for this one, summed in
@@ -50,7 +50,7 @@ pub(in crate::backend) enum Pull {
 
 /// Some bytes of every rank's share of one plane.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::backend) struct Piece {
+pub(in crate::backend) struct PlanePiece {
     /// The same place in every arena.
     pub(in crate::backend) from: Region,
     /// The gathered plane.
@@ -144,7 +144,7 @@ impl Collective {
             let first = chunk.begin.clamp(begin, begin + from.bytes) - begin;
             let bytes = chunk.end.clamp(begin, begin + from.bytes) - begin - first;
             if let Some(moved) = from.part(first, bytes).filter(|moved| moved.bytes > 0) {
-                pieces.push(Piece { from: moved, to, first, stride: from.bytes });
+                pieces.push(PlanePiece { from: moved, to, first, stride: from.bytes });
             }
             begin += from.bytes;
         }

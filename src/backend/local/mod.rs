@@ -21,7 +21,7 @@ pub(super) use assemble::Assemble;
 pub(super) use assemble::Spread;
 #[cfg(feature = "cuda")]
 pub(super) use collective::Scatter;
-pub(super) use collective::{Collective, Move, Piece, Pull, Slices};
+pub(super) use collective::{Collective, Move, PlanePiece, Pull, Slices};
 pub(super) use delayed::{DelayedScale, RecordAmax};
 pub(super) use gradient::{Accumulate, CastVote, GradNorm, Round, SumGradient};
 pub(super) use optimizer::{Adam, Master, State};

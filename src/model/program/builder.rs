@@ -5,10 +5,13 @@
 //! gradient has a consumer, and
 //! a program that reduces gradients has one for every weight that trains, of which there is one at least.
 
-use super::call::Call;
+use std::collections::BTreeSet;
+
+use super::call::{Call, Gradient};
 use super::step::StepProgram;
 use crate::format::ElementType;
-use crate::id::BufferId;
+use crate::id::{BufferId, WeightId};
+use crate::model::names::NameIndex;
 use crate::model::{BufferAccess, BufferSpec, DeclareError, Lifetime, Model, Role};
 
 impl StepProgram {
@@ -21,6 +24,8 @@ impl StepProgram {
             model: model.clone(),
             buffers: Vec::new(),
             calls: Vec::new(),
+            buffer_names: NameIndex::default(),
+            call_names: NameIndex::default(),
         }
     }
 }
@@ -50,6 +55,8 @@ pub struct ProgramBuilder {
     pub(super) model: Model,
     pub(super) buffers: Vec<BufferSpec>,
     pub(super) calls: Vec<Call>,
+    pub(super) buffer_names: NameIndex,
+    pub(super) call_names: NameIndex,
 }
 
 impl ProgramBuilder {
@@ -64,7 +71,7 @@ impl ProgramBuilder {
     /// # Errors
     /// A repeated or empty name, zero elements, or more bytes than can be addressed.
     pub fn buffer(&mut self, spec: BufferSpec) -> Result<BufferId, DeclareError> {
-        if self.buffers.iter().any(|other| other.name == spec.name) {
+        if self.buffer_names.contains(&spec.name) {
             return Err(DeclareError::Duplicate { kind: "buffer", name: spec.name });
         }
         if spec.name.is_empty() {
@@ -77,6 +84,7 @@ impl ProgramBuilder {
             return Err(DeclareError::TooLarge { buffer: spec.name, elements: spec.elements });
         }
         let buffer = BufferId::named(&spec.name, self.buffers.len());
+        self.buffer_names.push(&spec.name);
         self.buffers.push(spec);
         Ok(buffer)
     }
@@ -190,8 +198,9 @@ impl ProgramBuilder {
         if weights.iter().all(|spec| spec.frozen) {
             return Err(DeclareError::NothingTrains { program: self.name.clone() });
         }
-        let lacks = |weight| !self.calls.iter().any(|call| call.gradient(weight).is_some());
-        match self.model.entries().find(|(weight, spec)| !spec.frozen && lacks(*weight)) {
+        let gradients = self.calls.iter().flat_map(|call| &call.gradients);
+        let written: BTreeSet<WeightId> = gradients.map(|Gradient { weight, .. }| *weight).collect();
+        match self.model.entries().find(|(weight, spec)| !spec.frozen && !written.contains(weight)) {
             None => Ok(()),
             Some((_, spec)) => {
                 Err(DeclareError::NoGradient { program: self.name.clone(), weight: spec.name.clone() })
@@ -213,6 +222,8 @@ impl ProgramBuilder {
             model: self.model,
             buffers: self.buffers,
             calls: self.calls,
+            buffer_names: self.buffer_names,
+            call_names: self.call_names,
             updates_weights,
         };
         if program.run_count() > StepProgram::MAX_RUNS {

@@ -135,7 +135,7 @@ impl CallBuilder<'_> {
     /// unchanged then.
     pub fn add(self) -> Result<CallId, DeclareError> {
         let Self { program, call, reuse_of_nothing } = self;
-        if program.calls.iter().any(|other| other.name == call.name) {
+        if program.call_names.contains(&call.name) {
             return Err(DeclareError::Duplicate { kind: "call", name: call.name });
         }
         if call.name.is_empty() {
@@ -190,6 +190,7 @@ impl CallBuilder<'_> {
                 });
             }
         }
+        program.call_names.push(&call.name);
         program.calls.push(call);
         Ok(CallId::at(program.calls.len() - 1))
     }

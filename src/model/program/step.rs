@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::call::Call;
 use crate::id::{BufferId, CallId};
+use crate::model::names::NameIndex;
 use crate::model::weight::names;
 use crate::model::{BufferSpec, DeclareError, Model};
 
@@ -18,6 +19,10 @@ pub struct StepProgram {
     pub(super) model: Model,
     pub(super) buffers: Vec<BufferSpec>,
     pub(super) calls: Vec<Call>,
+    #[serde(skip)]
+    pub(super) buffer_names: NameIndex,
+    #[serde(skip)]
+    pub(super) call_names: NameIndex,
     pub(super) updates_weights: bool,
 }
 
@@ -62,11 +67,12 @@ impl StepProgram {
     /// # Errors
     /// [`DeclareError::Unknown`] lists the names that exist.
     pub fn buffer(&self, name: &str) -> Result<BufferId, DeclareError> {
-        let position = self.buffers.iter().position(|spec| spec.name == name);
-        position.map(|position| BufferId::named(name, position)).ok_or_else(|| DeclareError::Unknown {
-            kind: "buffer",
-            name: name.to_owned(),
-            declared: names(self.buffers.iter().map(|spec| spec.name.as_str())),
+        self.buffer_names.find(name).map(|position| BufferId::named(name, position)).ok_or_else(|| {
+            DeclareError::Unknown {
+                kind: "buffer",
+                name: name.to_owned(),
+                declared: names(self.buffers.iter().map(|spec| spec.name.as_str())),
+            }
         })
     }
 
@@ -75,12 +81,10 @@ impl StepProgram {
     /// # Errors
     /// [`DeclareError::Unknown`] lists the names that exist.
     pub fn call(&self, name: &str) -> Result<CallId, DeclareError> {
-        self.calls.iter().position(|call| call.name == name).map(CallId::at).ok_or_else(|| {
-            DeclareError::Unknown {
-                kind: "call",
-                name: name.to_owned(),
-                declared: names(self.calls.iter().map(|call| call.name.as_str())),
-            }
+        self.call_names.find(name).map(CallId::at).ok_or_else(|| DeclareError::Unknown {
+            kind: "call",
+            name: name.to_owned(),
+            declared: names(self.calls.iter().map(|call| call.name.as_str())),
         })
     }
 }

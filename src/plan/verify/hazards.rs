@@ -24,7 +24,7 @@ struct Touch {
 
 /// Bytes with one history.
 #[derive(Clone, Default)]
-struct Piece {
+struct ArenaPiece {
     end: usize,
     writer: Option<Touch>,
     /// The last reader of each lane since the writer.
@@ -35,13 +35,13 @@ struct Sweep<'p> {
     plan: &'p StepPlan,
     order: &'p Order,
     /// Pieces by their first byte; together they are the arena.
-    pieces: BTreeMap<usize, Piece>,
+    pieces: BTreeMap<usize, ArenaPiece>,
     ordered: usize,
 }
 
 /// Checks every pair and returns how many there were.
 pub(super) fn check(plan: &StepPlan, accesses: &Accesses, order: &Order) -> Verdict<usize> {
-    let whole = Piece { end: plan.arena.bytes(), ..Piece::default() };
+    let whole = ArenaPiece { end: plan.arena.bytes(), ..ArenaPiece::default() };
     let mut sweep = Sweep { plan, order, pieces: BTreeMap::from([(0, whole)]), ordered: 0 };
     for (position, touched) in accesses.iter().enumerate() {
         for (slot, access) in touched {

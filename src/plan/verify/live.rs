@@ -4,15 +4,9 @@
 //! to [`ALIGNMENT`]. The largest sum over T is the bound no layout can beat; the plan must state it, where it
 //! is reached, how much of it is weights and gradients, and an arena that is at least as large. Which contents
 //! these are is vocabulary ([`crate::layout::Content::is_of_a_weight`]), as accesses of ops are.
-//!
-//! `bounds.columnwise_saved_bytes` compares with a plan that is not here. That it is 0 where nothing is
-//! derived on demand is checked; how much it is otherwise decides nothing, and is the planner's to count
-//! (`tests/plans` holds it against the other plan).
 
 use super::{Accesses, Verdict, VerifyError};
-use crate::config::Columnwise;
 use crate::layout::{ALIGNMENT, Residency};
-use crate::op::Op;
 use crate::plan::StepPlan;
 
 /// Checks all counts and returns the live bytes of the fullest moment.
@@ -31,10 +25,6 @@ pub(super) fn check(plan: &StepPlan, accesses: &Accesses) -> Verdict<usize> {
         bounds.wire_bytes,
         plan.tasks.iter().fold(0, |sum: usize, task| sum.saturating_add(task.wire_bytes)),
     )?;
-    let derives = plan.tasks.iter().any(|task| matches!(task.op, Op::Transpose { .. }));
-    if !derives || plan.policy.columnwise == Columnwise::Keep {
-        equal("bounds.columnwise_saved_bytes", bounds.columnwise_saved_bytes, 0)?;
-    }
     match plan.policy.budget {
         Some(budget) if plan.arena.transient_bytes > budget => refuse(
             "the transient region",

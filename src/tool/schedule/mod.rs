@@ -28,13 +28,13 @@ pub use tune::{TuneOptions, tune_model};
 
 use self::model_file::ModelFile;
 use self::outputs::refused;
-use self::text::{forecast, outcome, policy, too_large, totals};
+use self::text::{columnwise, forecast, outcome, policy, too_large, totals};
 use super::text::duration;
 use crate::backend::sim::END;
 use crate::cluster::named;
 use crate::config::{ByteSize, Config, Prefetch};
 use crate::model::StepProgram;
-use crate::session::{costs_of, plan_program, plan_program_on, simulate_program};
+use crate::session::{columnwise_saving, costs_of, plan_program, plan_program_on, simulate_program};
 use crate::trace::{Summary, read_trace};
 
 /// How much of a plan is shown.
@@ -128,7 +128,9 @@ pub fn plan_model(
     let note = |note: &String| format!("note: {note}\n");
     Ok(match view {
         PlanView::Totals => {
+            let saving = columnwise_saving(&plan, &program, &config, costs.as_ref())?;
             totals(&plan)
+                + &columnwise(saving)
                 + &format!("{:<13} {}\n", "prefetch", policy(&config.prefetch, machine))
                 + &expected()
                 + &plan.notes.iter().chain(&too_large).map(note).collect::<String>()

@@ -68,6 +68,16 @@ pub(super) fn totals(plan: &StepPlan) -> String {
     text
 }
 
+/// What is said of planes that are derived on demand.
+pub(super) fn columnwise(saving: Option<usize>) -> String {
+    let on_demand = match saving {
+        Some(0) => return String::new(),
+        Some(bytes) => format!("on demand saves {} of transient memory over keeping them", size(bytes)),
+        None => "on demand; keeping them would not fit the budget".to_owned(),
+    };
+    format!("{:<13} {on_demand}\n", "columnwise")
+}
+
 pub(super) fn outcome(declared: &Declaration, cluster: &Cluster, simulation: &Simulation) -> String {
     let Declaration { name, tokens, config, .. } = declared;
     let Simulation { plan, step, exposure, busy, device, .. } = simulation;

@@ -47,7 +47,7 @@ use super::nccl::Transfer;
 use super::options::Transport;
 use super::signal::{Home, Meeting, MemoryOperations, Shared, Signals, copied};
 use super::team::Team;
-use crate::backend::local::{Collective, Move, Piece, Pull, Scatter};
+use crate::backend::local::{Collective, Move, PlanePiece, Pull, Scatter};
 use crate::config::Reduce;
 use crate::format::ElementType;
 use crate::id::RankId;
@@ -275,8 +275,8 @@ fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
 }
 
 /// Planes in one piece each.
-fn whole(moves: &[Move]) -> Vec<Piece> {
-    let piece = |part: &Move| Piece { from: part.from, to: part.to, first: 0, stride: part.from.bytes };
+fn whole(moves: &[Move]) -> Vec<PlanePiece> {
+    let piece = |part: &Move| PlanePiece { from: part.from, to: part.to, first: 0, stride: part.from.bytes };
     moves.iter().map(piece).collect()
 }
 

@@ -8,7 +8,7 @@ use super::{Stage, View};
 use crate::backend::cuda::kernels::CombineOperand;
 use crate::backend::cuda::landing::stride;
 use crate::backend::cuda::nccl::Transfer;
-use crate::backend::local::{Move, Piece, Scatter, Slices};
+use crate::backend::local::{Move, PlanePiece, Scatter, Slices};
 use crate::format::ElementType;
 use crate::op::Reduction;
 
@@ -24,7 +24,7 @@ pub(super) fn gather(view: &View<'_>, moves: &[Move]) -> Vec<Stage> {
 }
 
 /// Some bytes of every other rank's part, at their place.
-pub(super) fn gather_pieces(view: &View<'_>, pieces: &[Piece]) -> Vec<Stage> {
+pub(super) fn gather_pieces(view: &View<'_>, pieces: &[PlanePiece]) -> Vec<Stage> {
     let own = view.own();
     let mut transfers = Vec::new();
     for piece in pieces.iter().filter(|piece| piece.from.bytes > 0) {

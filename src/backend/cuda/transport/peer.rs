@@ -16,16 +16,17 @@ use crate::backend::cuda::DeviceAddress;
 use crate::backend::cuda::kernels::{CombineOperand, CopyOperand};
 use crate::backend::cuda::landing::{relayed, stride};
 use crate::backend::cuda::nccl::Transfer;
-use crate::backend::local::{Move, Piece, Slices};
+use crate::backend::local::{Move, PlanePiece, Slices};
 use crate::id::RankId;
 use crate::op::Reduction;
 
 /// Bytes of every other rank's part, at their place: a rank gets those of its counterparts, and gives its
 /// column to its neighbours.
-pub(super) fn gather(view: &View<'_>, pieces: &[Piece]) -> Vec<Stage> {
+pub(super) fn gather(view: &View<'_>, pieces: &[PlanePiece]) -> Vec<Stage> {
     let (own, hosts) = (view.own(), view.hosts);
-    let place = |piece: &Piece, rank: RankId| piece.to.offset + piece.first + piece.stride * rank.index();
-    let copy = |piece: &Piece, of: RankId, to: RankId| CopyOperand {
+    let place =
+        |piece: &PlanePiece, rank: RankId| piece.to.offset + piece.first + piece.stride * rank.index();
+    let copy = |piece: &PlanePiece, of: RankId, to: RankId| CopyOperand {
         from: own.plus(if of == view.rank { piece.from.offset } else { place(piece, of) }),
         to: view.arena(to).plus(place(piece, of)),
         bytes: piece.from.bytes,

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::{Scene, collective, every_way, hosts, value, ways};
 use crate::backend::cuda::team::samples::{GROUPS, MESHES};
 use crate::backend::cuda::transport::whole;
-use crate::backend::local::{Move, Piece, Pull, Scatter, Slices};
+use crate::backend::local::{Move, PlanePiece, Pull, Scatter, Slices};
 use crate::format::ElementType;
 use crate::layout::Region;
 use crate::model::{Group, Mesh};
@@ -36,9 +36,9 @@ impl Places {
 }
 
 /// Every other rank's bytes at their place in `pieces`, by every transport.
-fn check_gathered(scene: Scene, before: &[Vec<u8>], pieces: &[Piece], pull: &Pull) {
-    let from = |rank: usize, piece: &Piece| &before[rank][piece.from.offset..][..piece.from.bytes];
-    let place = |number: usize, piece: &Piece| piece.to.offset + piece.first + number * piece.stride;
+fn check_gathered(scene: Scene, before: &[Vec<u8>], pieces: &[PlanePiece], pull: &Pull) {
+    let from = |rank: usize, piece: &PlanePiece| &before[rank][piece.from.offset..][..piece.from.bytes];
+    let place = |number: usize, piece: &PlanePiece| piece.to.offset + piece.first + number * piece.stride;
     let mut expected = before.to_vec();
     for (rank, arena) in expected.iter_mut().enumerate() {
         for piece in pieces {
@@ -77,7 +77,7 @@ fn check_chunk(scene: Scene, parts: &[usize], first: usize, bytes: usize) {
             let (from, to) = (places.next(*all), places.next(all * scene.size()));
             let first = first.min(*all);
             let from = from.part(first, bytes.min(all - first)).unwrap();
-            Piece { from, to, first, stride: *all }
+            PlanePiece { from, to, first, stride: *all }
         })
         .collect();
     let before = arenas(scene.hosts.ranks(), places.end);

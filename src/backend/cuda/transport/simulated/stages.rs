@@ -11,7 +11,7 @@ use crate::backend::cuda::options::Transport;
 use crate::backend::cuda::signal::Home;
 use crate::backend::cuda::team::Team;
 use crate::backend::cuda::transport::{Carrier, Stage, View, stages};
-use crate::backend::local::{Move, Piece, Pull, Slices};
+use crate::backend::local::{Move, PlanePiece, Pull, Slices};
 use crate::id::RankId;
 use crate::layout::Region;
 use crate::model::{Group, Mesh};
@@ -135,7 +135,7 @@ fn a_team_meets_its_own_ranks_and_no_others() {
 fn a_chunk_on_one_host_is_pushes_by_engines_alone() {
     let homes: Vec<_> = (0..3).map(home).collect();
     let view = View { rank: RankId::new(1), homes: &homes, hosts: Hosts::one(3), landing: 0 };
-    let piece = Piece {
+    let piece = PlanePiece {
         from: Region { offset: 13, bytes: 50 },
         to: Region { offset: 1024, bytes: 3 * 256 },
         first: 13,
