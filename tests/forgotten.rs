@@ -27,16 +27,18 @@ enum Work {
     NoOutput,
     HalfTheGradient,
     AddsToTheGradient,
+    UnwrittenOutput,
 }
 
 impl Work {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Whole,
         Self::NoGradient,
         Self::NoBuffer,
         Self::NoOutput,
         Self::HalfTheGradient,
         Self::AddsToTheGradient,
+        Self::UnwrittenOutput,
     ];
 }
 
@@ -78,7 +80,8 @@ fn fit(map: WeightId, work: Work, context: &ComputeContext<'_, CpuSurface>) -> R
         context.write::<f32>(buffer("y")?)?.copy_from_slice(&x);
     }
     if work != Work::NoOutput {
-        context.write::<f32>(buffer("loss")?)?[0] = 1.0;
+        let mut loss = context.write::<f32>(buffer("loss")?)?;
+        loss.iter_mut().filter(|_| work != Work::UnwrittenOutput).for_each(|loss| *loss = 1.0);
     }
     if work == Work::NoGradient {
         return Ok(());
@@ -155,17 +158,49 @@ fn a_gradient_that_is_lent_twice_at_once_is_refused_by_name() {
     });
 }
 
-/// What is added to, or left out, is no number then.
+/// EX-4: what is left as it was filled is told by name, on all ranks, and is no skipped step, which would look like a
+/// gradient that overflowed.
 #[test]
-fn under_the_checking_layer_a_gradient_that_is_added_to_or_half_written_skips_the_step() {
+fn under_the_checking_layer_what_is_half_written_or_added_to_fails_the_step_by_name_and_place() {
     block_on(async {
         let orders = Orders::default();
         let mut session = start(Config { check: true, ..Config::default() }, &orders).await;
-        for work in [Work::Whole, Work::HalfTheGradient, Work::AddsToTheGradient, Work::Whole] {
+        session.step("train").await.unwrap();
+        let before = session.export().await.unwrap();
+        let elements = SIZE * SIZE;
+        for (work, what, missing, of, first) in [
+            (Work::HalfTheGradient, "the gradient of `map`", elements / 2, elements, elements / 2),
+            (Work::AddsToTheGradient, "the gradient of `map`", elements, elements, 0),
+            (Work::UnwrittenOutput, "buffer `loss`", 1, 1, 0),
+        ] {
             orders.give(work);
+            let error = session.step("train").await.unwrap_err();
+            let SessionError::Closure { rank, call, message, panicked, .. } = &error else {
+                panic!("{work:?}: {error}")
+            };
+            assert_eq!((*rank, call.as_str(), *panicked), (RankId::new(1), "fit", false));
+            let said = format!(
+                "declares to write {what}, and its closure left {missing} of its {of} elements as they were, the first at \
+                 {first}"
+            );
+            assert!(message.contains(&said), "{message}");
+            assert_eq!(session.export().await.unwrap(), before);
+        }
+        orders.give(Work::Whole);
+        assert!(matches!(session.step("train").await.unwrap().outcome, Outcome::Updated { .. }));
+    });
+}
+
+/// A gradient that overflows is one that the trainer's loss scale answers for, under the checking layer too.
+#[test]
+fn under_the_checking_layer_a_gradient_that_is_no_number_by_itself_skips_the_step() {
+    block_on(async {
+        let orders = Orders::default();
+        let mut session = start(Config { check: true, ..Config::default() }, &orders).await;
+        for value in [f32::NAN, -f32::NAN, f32::INFINITY] {
+            session.write_input("train", RankId::new(1), "x", &[value; SIZE]).unwrap();
             let outcome = session.step("train").await.unwrap().outcome;
-            let is_updated = matches!(outcome, Outcome::Updated { .. });
-            assert_eq!(is_updated, work == Work::Whole, "{work:?}: {outcome:?}");
+            assert!(matches!(outcome, Outcome::Skipped { .. }), "{value}: {outcome:?}");
         }
     });
 }
