@@ -1,4 +1,4 @@
-//! What closures and trainers forget: told by name, before it is trained on.
+//! What closures and trainers forget or overdo: told by name, before it is trained on.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
@@ -266,6 +266,30 @@ fn masters_that_are_not_finite_are_refused_with_their_place_at_the_start_and_at_
         let said = session.import(&checkpoint).await.unwrap_err().to_string();
         assert!(said.contains("`map` holds inf in row 2, column 5"), "{said}");
         assert_eq!(session.export().await.unwrap(), good);
+    });
+}
+
+/// The gradient is the same whatever the masters are, so nothing skips the step in which they overflow.
+#[test]
+fn masters_that_have_grown_out_of_range_end_the_session_with_their_name_and_what_to_lower() {
+    block_on(async {
+        let mut session = start(Config::default(), &Orders::default()).await;
+        session.set_learning_rate(3e38).unwrap();
+        let mut ended = None;
+        for _ in 0..4 {
+            if let Err(error) = session.step("train").await {
+                ended = Some(error);
+                break;
+            }
+        }
+        let error = ended.unwrap();
+        assert!(matches!(&error, SessionError::Poisoned { exports: false, .. }), "{error}");
+        let said = error.to_string();
+        assert!(said.contains("the masters of `map` have grown out of range"), "{said}");
+        for advice in ["lower the learning rate", "optimizer.max_norm", "start a new one", "last checkpoint"]
+        {
+            assert!(said.contains(advice), "{said}");
+        }
     });
 }
 
