@@ -241,7 +241,8 @@ impl Session {
         self.learning_rate
     }
 
-    /// The factor by which the closures multiply the loss of the coming steps, 1 at first.
+    /// The factor by which the closures multiply the loss of the coming steps, 1 at first. They read it by
+    /// [`ComputeContext::loss_scale`](crate::compute::ComputeContext::loss_scale).
     ///
     /// Gradients are divided by it before norm, clip and update. A step whose scaled gradients overflow is
     /// skipped ([`Outcome::Skipped`]): the trainer lowers the scale and goes on. A power of two changes no
