@@ -1,4 +1,4 @@
-//! What closures and trainers forget: told by name, before it is trained on.
+//! What closures and trainers forget or overdo: told by name, before it is trained on.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
@@ -27,16 +27,18 @@ enum Work {
     NoOutput,
     HalfTheGradient,
     AddsToTheGradient,
+    UnwrittenOutput,
 }
 
 impl Work {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Whole,
         Self::NoGradient,
         Self::NoBuffer,
         Self::NoOutput,
         Self::HalfTheGradient,
         Self::AddsToTheGradient,
+        Self::UnwrittenOutput,
     ];
 }
 
@@ -78,7 +80,8 @@ fn fit(map: WeightId, work: Work, context: &ComputeContext<'_, CpuSurface>) -> R
         context.write::<f32>(buffer("y")?)?.copy_from_slice(&x);
     }
     if work != Work::NoOutput {
-        context.write::<f32>(buffer("loss")?)?[0] = 1.0;
+        let mut loss = context.write::<f32>(buffer("loss")?)?;
+        loss.iter_mut().filter(|_| work != Work::UnwrittenOutput).for_each(|loss| *loss = 1.0);
     }
     if work == Work::NoGradient {
         return Ok(());
@@ -155,17 +158,49 @@ fn a_gradient_that_is_lent_twice_at_once_is_refused_by_name() {
     });
 }
 
-/// What is added to, or left out, is no number then.
+/// EX-4: what is left as it was filled is told by name, on all ranks, and is no skipped step, which would look like a
+/// gradient that overflowed.
 #[test]
-fn under_the_checking_layer_a_gradient_that_is_added_to_or_half_written_skips_the_step() {
+fn under_the_checking_layer_what_is_half_written_or_added_to_fails_the_step_by_name_and_place() {
     block_on(async {
         let orders = Orders::default();
         let mut session = start(Config { check: true, ..Config::default() }, &orders).await;
-        for work in [Work::Whole, Work::HalfTheGradient, Work::AddsToTheGradient, Work::Whole] {
+        session.step("train").await.unwrap();
+        let before = session.export().await.unwrap();
+        let elements = SIZE * SIZE;
+        for (work, what, missing, of, first) in [
+            (Work::HalfTheGradient, "the gradient of `map`", elements / 2, elements, elements / 2),
+            (Work::AddsToTheGradient, "the gradient of `map`", elements, elements, 0),
+            (Work::UnwrittenOutput, "buffer `loss`", 1, 1, 0),
+        ] {
             orders.give(work);
+            let error = session.step("train").await.unwrap_err();
+            let SessionError::Closure { rank, call, message, panicked, .. } = &error else {
+                panic!("{work:?}: {error}")
+            };
+            assert_eq!((*rank, call.as_str(), *panicked), (RankId::new(1), "fit", false));
+            let said = format!(
+                "declares to write {what}, and its closure left {missing} of its {of} elements as they were, the first at \
+                 {first}"
+            );
+            assert!(message.contains(&said), "{message}");
+            assert_eq!(session.export().await.unwrap(), before);
+        }
+        orders.give(Work::Whole);
+        assert!(matches!(session.step("train").await.unwrap().outcome, Outcome::Updated { .. }));
+    });
+}
+
+/// A gradient that overflows is one that the trainer's loss scale answers for, under the checking layer too.
+#[test]
+fn under_the_checking_layer_a_gradient_that_is_no_number_by_itself_skips_the_step() {
+    block_on(async {
+        let orders = Orders::default();
+        let mut session = start(Config { check: true, ..Config::default() }, &orders).await;
+        for value in [f32::NAN, -f32::NAN, f32::INFINITY] {
+            session.write_input("train", RankId::new(1), "x", &[value; SIZE]).unwrap();
             let outcome = session.step("train").await.unwrap().outcome;
-            let is_updated = matches!(outcome, Outcome::Updated { .. });
-            assert_eq!(is_updated, work == Work::Whole, "{work:?}: {outcome:?}");
+            assert!(matches!(outcome, Outcome::Skipped { .. }), "{value}: {outcome:?}");
         }
     });
 }
@@ -231,6 +266,30 @@ fn masters_that_are_not_finite_are_refused_with_their_place_at_the_start_and_at_
         let said = session.import(&checkpoint).await.unwrap_err().to_string();
         assert!(said.contains("`map` holds inf in row 2, column 5"), "{said}");
         assert_eq!(session.export().await.unwrap(), good);
+    });
+}
+
+/// The gradient is the same whatever the masters are, so nothing skips the step in which they overflow.
+#[test]
+fn masters_that_have_grown_out_of_range_end_the_session_with_their_name_and_what_to_lower() {
+    block_on(async {
+        let mut session = start(Config::default(), &Orders::default()).await;
+        session.set_learning_rate(3e38).unwrap();
+        let mut ended = None;
+        for _ in 0..4 {
+            if let Err(error) = session.step("train").await {
+                ended = Some(error);
+                break;
+            }
+        }
+        let error = ended.unwrap();
+        assert!(matches!(&error, SessionError::Poisoned { exports: false, .. }), "{error}");
+        let said = error.to_string();
+        assert!(said.contains("the masters of `map` have grown out of range"), "{said}");
+        for advice in ["lower the learning rate", "optimizer.max_norm", "start a new one", "last checkpoint"]
+        {
+            assert!(said.contains(advice), "{said}");
+        }
     });
 }
 

@@ -13,7 +13,7 @@ use super::lent::Lent;
 use super::program::BoundProgram;
 use crate::format::{ElementType, Format, Orientation, PlaneSpec, Shape};
 use crate::id::{BufferId, CallId, WeightId};
-use crate::layout::{ArenaLayout, PlaneRegions, Region, WeightLayout, Weights};
+use crate::layout::{ArenaLayout, Content, PlaneRegions, Region, WeightLayout, Weights};
 use crate::model::{Access, Call, Form, Gradient};
 use crate::op::{Operand, OperandRole};
 
@@ -61,6 +61,8 @@ pub struct BoundCall {
     pub(super) gradients: Vec<BoundGradient>,
     pub(super) buffers: Vec<BoundBuffer>,
     pub(super) formats: Vec<(WeightId, Format, Shape)>,
+    /// Where the loss scale is, which every call may read.
+    pub(super) loss_scale: Option<Region>,
     /// Whether what the call overwrites is spoiled before its closure gets it.
     pub(super) spoiled: bool,
 }
@@ -87,6 +89,7 @@ impl BoundCall {
             gradients: Vec::new(),
             buffers: Vec::new(),
             formats: Vec::new(),
+            loss_scale: arena.find(Content::LossScale).map(|slot| arena.region(slot)),
             spoiled,
         };
         for operand in operands {

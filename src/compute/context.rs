@@ -2,7 +2,8 @@
 //!
 //! Law: a context hands out what its call declared, in the way and in the element type it was declared, and
 //! answers everything else with an error. A buffer's bytes, whatever its elements are, have methods of their
-//! own. The context keeps the surface to itself.
+//! own. Besides, every call may read the step's loss scale, which the host alone writes, between steps. The
+//! context keeps the surface to itself.
 
 use half::bf16;
 
@@ -121,6 +122,21 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         self.bound.call.micro_batch
     }
 
+    /// The loss scale of this step, one f32 ([`Session::set_loss_scale`](crate::session::Session::set_loss_scale), 1
+    /// unless set): what the gradients of a training call are to be multiplied by. No call declares it. On the CPU it
+    /// is `context.loss_scale()?[0]`; on a GPU it is where a kernel reads it, also in a step that is replayed.
+    ///
+    /// # Errors
+    /// [`ComputeError::Outside`] in a plan without a place for it, which the planner makes none of.
+    pub fn loss_scale(&self) -> Result<S::Read<'a, f32>, ComputeError> {
+        let missing = || ComputeError::Outside {
+            call: self.bound.call.name.clone(),
+            what: "the loss scale".to_owned(),
+            reason: "its plan has no place for it".to_owned(),
+        };
+        self.surface.read(self.bound.loss_scale.ok_or_else(missing)?)
+    }
+
     /// What the backend hands to closures besides memory: the stream of the compute lane on a GPU, `()` on
     /// the CPU.
     #[must_use]
@@ -181,7 +197,7 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     }
 
     /// The gradient of `weight` that this call overwrites: f32 `[rows, cols]`, the gradient of this rank's
-    /// loss times the loss scale ([`crate::session::Session::set_loss_scale`], 1 unless set). Its previous
+    /// loss times the loss scale ([`ComputeContext::loss_scale`], 1 unless set). Its previous
     /// contents are unspecified: write every element, and never add to it. A closure that returns without
     /// asking for a gradient its call declares has failed ([`ComputeError::NotWritten`]).
     ///

@@ -29,6 +29,22 @@ pub enum ComputeError {
         /// The gradient or buffer.
         what: String,
     },
+    /// The closure returned and left elements as the checking layer had filled them, or added to those.
+    #[error(
+        "call `{call}` declares to write {what}, and its closure left {missing} of its {elements} elements as they were, the first at {first} (counted from 0), or computed them from memory that nothing wrote; write every element, and add nothing to what is there (check = true fills it with a NaN, and found that NaN again)"
+    )]
+    PartlyWritten {
+        /// The call's name.
+        call: String,
+        /// The gradient or output.
+        what: String,
+        /// Elements that were left.
+        missing: usize,
+        /// Elements there are.
+        elements: usize,
+        /// The first that was left.
+        first: usize,
+    },
     /// No weight of the model has this name.
     #[error(
         "call `{call}` asked for weight `{weight}`, which the model does not declare; {}",

@@ -1,14 +1,15 @@
 //! The embedder's side: the trait a trainer implements and what its calls may touch.
 //!
 //! Law: a closure reaches memory only through its context, and its context hands out only what the call
-//! declared, in the way it was declared. What a closure captures is constant over steps; whatever changes is
-//! in declared buffers. The type that lends memory is the backend's [`Surface`]; nothing here knows which. A
-//! call that declares to overwrite a gradient or a buffer, and whose closure never asks for it, has failed:
-//! its readers would find what was in that memory before.
+//! declared, in the way it was declared, and the loss scale to read. What a closure captures is constant over
+//! steps; whatever changes is in declared buffers. The type that lends memory is the backend's [`Surface`];
+//! nothing here knows which. A call that declares to overwrite a gradient or a buffer, and whose closure never
+//! asks for it, has failed: its readers would find what was in that memory before.
 
 mod bound;
 mod context;
 mod error;
+mod left_out;
 mod lent;
 mod program;
 mod run;
@@ -19,6 +20,7 @@ pub use bound::BoundCall;
 pub(crate) use bound::bound_planes;
 pub use context::{ComputeContext, PlanesOf, PlanesView};
 pub use error::ComputeError;
+pub use left_out::LeftOut;
 pub use program::BoundProgram;
 pub use seat::Seat;
 pub use surface::{LentSlice, Surface};
@@ -27,7 +29,7 @@ use crate::model::Call;
 
 /// The byte that fills what a call overwrites before its closure gets it, where the checking layer is on. In
 /// every floating-point type such bytes are not a number, so what a closure leaves out or adds to shows at
-/// once.
+/// once; where the host can look into the memory, by name ([`ComputeError::PartlyWritten`]).
 pub const SPOILED: u8 = 0xFF;
 
 /// What a trainer implements: one value per rank, made on the thread that will own it.

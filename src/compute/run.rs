@@ -1,7 +1,7 @@
 //! How a bound call is carried out: the one place where closures are called.
 //!
 //! Law: **EX-4** What a call overwrites is spoiled first if the plan is bound so, and afterwards the closure must have
-//! asked for all of it.
+//! asked for all of it, and left nothing of it as it was where the host can see that.
 
 use super::bound::BoundCall;
 use super::context::ComputeContext;
@@ -14,7 +14,8 @@ impl BoundCall {
     /// calls through here (EX-4).
     ///
     /// # Errors
-    /// What the closure or the surface says, [`ComputeError::NotWritten`] for what the closure forgot.
+    /// What the closure or the surface says, [`ComputeError::NotWritten`] for what the closure forgot,
+    /// [`ComputeError::PartlyWritten`] for what it left out.
     pub fn run<S: Surface>(
         &self,
         rank: RankId,
@@ -25,6 +26,7 @@ impl BoundCall {
         let mut spoiled = self.overwritten().filter(|_| self.spoiled);
         spoiled.try_for_each(|region| surface.spoil(region))?;
         closures.run(&self.call, &ComputeContext::new(rank, self, surface))?;
-        self.check_written()
+        self.check_written()?;
+        if self.spoiled { self.check_filled(surface) } else { Ok(()) }
     }
 }

@@ -6,6 +6,7 @@
 use bytemuck::Pod;
 
 use super::error::ComputeError;
+use super::left_out::LeftOut;
 use crate::layout::Region;
 
 /// A piece of memory as a surface lends it.
@@ -57,6 +58,16 @@ pub trait Surface {
     /// # Errors
     /// Like [`Surface::write`]; whatever the backend says.
     fn spoil(&self, region: Region) -> Result<(), ComputeError>;
+
+    /// What a closure that has returned left of the [`SPOILED`](super::SPOILED) bytes in `region`, whose elements have
+    /// `element` bytes; `None` if nothing, or where the host cannot look without waiting for the device, which is the
+    /// default.
+    ///
+    /// # Errors
+    /// Like [`Surface::read`].
+    fn left_out(&self, _region: Region, _element: usize) -> Result<Option<LeftOut>, ComputeError> {
+        Ok(None)
+    }
 
     /// The backend's handles for the lane the call runs on.
     fn handles(&self) -> &Self::Handles;

@@ -30,6 +30,9 @@ pub(super) struct Room {
     pub(super) landing: usize,
 }
 
+/// What a rank says it is doing while it runs the embedder's code at a start, for those that wait for it.
+const MAKES_CLOSURES: &str = "it makes its closures; let their factory take less time, or raise deadline_s";
+
 /// One rank of a session.
 pub struct Rank<B: Backend> {
     pub(super) backend: B,
@@ -109,11 +112,13 @@ impl<B: Backend> Rank<B> {
         };
         let memory = backend.reserve(room.arena, room.landing)?;
         let compute = prologue.compute_lane();
+        world.stand(backend.rank(), MAKES_CLOSURES);
         let streams = prologue
             .lanes
             .iter()
             .map(|lane| backend.open(&memory, *lane, (lane.id == compute).then(|| Arc::clone(closures))))
             .collect::<Result<_, _>>()?;
+        world.stand(backend.rank(), "");
         let (poison, meter) = (Poison::default(), backend.meter());
         let carried = carried(&programs).into_iter().map(|(_, region)| region).collect();
         let places = places(&prologue);

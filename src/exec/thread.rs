@@ -172,6 +172,10 @@ impl Drop for RankThread {
     }
 }
 
+/// What a rank says it is doing while it initializes, for those that wait for it.
+const FILLS_MASTERS: &str =
+    "it fills its masters; let the initializer take less time on every rank, or raise deadline_s";
+
 fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, orders: &Receiver<Command>) {
     let Setup {
         backend,
@@ -202,7 +206,12 @@ fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, 
         let outcome = guarded(rank, || {
             let mut exchange = exchange.lock().unwrap_or_else(PoisonError::into_inner);
             match next {
-                None => owner.initialize(&initializer),
+                None => {
+                    world.stand(rank, FILLS_MASTERS);
+                    let initialized = owner.initialize(&initializer);
+                    world.stand(rank, "");
+                    initialized
+                }
                 Some(Command::Step(program)) => match spans.as_ref().filter(|_| exchange.recorded) {
                     Some(lane) => lane.within(|| owner.step(program, &mut exchange)),
                     None => owner.step(program, &mut exchange),

@@ -51,6 +51,11 @@ impl World {
         all.iter().map(number).collect()
     }
 
+    /// A rank says what it is doing, for the errors of ranks that wait for it; nothing takes it back.
+    pub(super) fn stand(&self, rank: RankId, doing: &str) {
+        self.rendezvous.stand(rank, doing);
+    }
+
     /// A rank leaves in good order; ranks that wait for it here are told `reason`.
     pub fn leave(&self, rank: RankId, reason: &str) {
         self.rendezvous.leave(rank, reason);

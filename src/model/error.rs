@@ -123,7 +123,7 @@ pub enum DeclareError {
     },
     /// A use of a replicated weight that would need a transposed or quantized copy.
     #[error(
-        "call `{call}` asks for {what} of the replicated weight `{weight}`; replicated weights are read rowwise and dense, where they lie"
+        "call `{call}` asks for {what} of the replicated weight `{weight}`; replicated weights are read rowwise and dense, where they lie: use it so, or shard it (if the code shards it, a rule under `weights` of the configuration with placement = \"replicated\" matches it: leave `{weight}` out of that rule)"
     )]
     ReplicatedUse {
         /// The call's name.
@@ -155,7 +155,7 @@ pub enum DeclareError {
     },
     /// A gradient of a replicated weight that is not in f32.
     #[error(
-        "call `{call}` writes the gradient of the replicated weight `{weight}` in bf16; gradients of replicated weights are added on each rank and never rounded, so declare it in f32 or shard the weight"
+        "call `{call}` writes the gradient of the replicated weight `{weight}` in bf16; gradients of replicated weights are added on each rank and never rounded, so declare it in f32 or shard the weight (which a rule under `weights` of the configuration may have made replicated)"
     )]
     ReplicatedGradient {
         /// The call's name.
@@ -165,7 +165,7 @@ pub enum DeclareError {
     },
     /// A gradient of a weight that does not train.
     #[error(
-        "call `{call}` writes the gradient of `{weight}`, which is frozen; leave the gradient out, or let the weight train"
+        "call `{call}` writes the gradient of `{weight}`, which is frozen; leave the gradient out (CallBuilder::gradient_if_trained does), or let the weight train: the code or a rule under `weights` of the configuration freezes it"
     )]
     FrozenGradient {
         /// The call's name.

@@ -30,18 +30,17 @@ pub enum PlanError {
         /// The task at which most bytes are live, and the largest slots that are live then.
         fullest: String,
     },
-    /// Too few bytes to gather anything ahead.
+    /// Too few bytes to gather anything ahead, or for what must be there at once.
     #[error(
-        "prefetch.bytes is {}, but {first} and {second} need {} of gathered planes at once; set prefetch.bytes to at least {needed}, or prefetch.depth = 0 to gather on demand",
+        "prefetch.bytes is {}, but {needs} {} of gathered planes at once; set prefetch.bytes to at least {needed}, or prefetch.depth = 0 to gather on demand",
         ByteSize::of(*limit).in_full(),
         ByteSize::of(*needed).in_full()
     )]
     Prefetch {
-        /// The weight and call that are under way.
-        first: String,
-        /// The weight and call that come next.
-        second: String,
-        /// Bytes both take.
+        /// What takes the bytes, with its verb: a call, its weights, and what is kept for later calls or
+        /// gathered for the next.
+        needs: String,
+        /// The bytes it takes.
         needed: usize,
         /// Bytes allowed.
         limit: usize,

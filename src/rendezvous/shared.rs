@@ -135,10 +135,9 @@ impl Shared {
                 return Err(RendezvousError::Absent { reason });
             }
             if left.is_zero() {
-                let missing: Vec<String> = board.missing(topic, rank).iter().map(RankId::to_string).collect();
+                let missing = board.missing(topic, rank);
                 drop(board);
-                let reason =
-                    format!("{} did not come within {:?} (deadline_s)", missing.join(", "), self.deadline);
+                let reason = self.too_late(&missing);
                 return Err(RendezvousError::Absent { reason: self.end(&reason) });
             }
             // A process that is stopped for a while does not wait meanwhile, so a nap counts for no more than
@@ -147,6 +146,17 @@ impl Shared {
             board = self.changed.wait_timeout(board, nap).unwrap_or_else(PoisonError::into_inner).0;
             left = left.saturating_sub(begun.elapsed().min(nap));
         }
+    }
+
+    /// What is said of ranks that did not come: that, and what they last said that they were doing.
+    fn too_late(&self, missing: &[RankId]) -> String {
+        let names: Vec<String> = missing.iter().map(RankId::to_string).collect();
+        let mut said = format!("{} did not come within {:?} (deadline_s)", names.join(", "), self.deadline);
+        let standings = self.standings();
+        for (rank, standing) in missing.iter().filter_map(|rank| Some((rank, standings.get(rank)?))) {
+            said.push_str(&format!("; {rank}: {standing}"));
+        }
+        said
     }
 
     /// A part of what a rank of another process contributes.

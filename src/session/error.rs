@@ -257,9 +257,11 @@ pub enum SessionError {
         micro_batches: u32,
     },
     /// A closure failed; the step changed no weight on any rank.
-    #[error("step {step}: the closure of {rank} {} in call `{call}`: {message}; no weight was changed on any rank{}",
-        if *panicked { "panicked" } else { "failed" },
-        if *panicked { "; the session is poisoned and runs no more steps, but `Session::export` still gives the weights" } else { "" })]
+    #[error(
+        "{}{}",
+        closure_failed(*step, *rank, call, message, *panicked),
+        if *panicked { "; the session is poisoned and runs no more steps, but `Session::export` still gives the weights" } else { "" }
+    )]
     Closure {
         /// The step.
         step: u64,
@@ -280,6 +282,12 @@ pub enum SessionError {
         .0
     )]
     DroppedStep(#[source] Box<SessionError>),
+    /// A step whose future was dropped ended in an error that nobody saw before the session was closed, which it is.
+    #[error(
+        "the session is closed; its last step, whose future was dropped, had failed: {}",
+        .0.of_a_closed_session()
+    )]
+    LastStep(#[source] Box<SessionError>),
     /// The session can run no further steps.
     #[error(
         "the session is poisoned and runs no more: {reason}; start a new one, and import {}",
@@ -315,18 +323,53 @@ impl SessionError {
         if matches!(self, Self::Closure { panicked: true, .. }) { "" } else { ", ask again" }
     }
 
+    /// What it says where there is no session any more to ask anything of.
+    fn of_a_closed_session(&self) -> String {
+        match self {
+            Self::Closure { step, rank, call, message, panicked } => {
+                closure_failed(*step, *rank, call, message, *panicked)
+            }
+            other => other.to_string(),
+        }
+    }
+
+    /// That of a step whose future was dropped, as it is told to whoever asks next.
+    pub(super) fn of_dropped_step(self, asks: Asks) -> Self {
+        match asks {
+            Asks::More => Self::DroppedStep(Box::new(self)),
+            Asks::ToClose => Self::LastStep(Box::new(self)),
+        }
+    }
+
     /// As it is told to whoever asks next, if it is that of an import whose future was dropped.
-    pub(super) fn of_dropped_import(self) -> Self {
+    pub(super) fn of_dropped_import(self, asks: Asks) -> Self {
+        let now = match asks {
+            Asks::More => "what was asked now was not done, ask again",
+            Asks::ToClose => "the session is closed",
+        };
         match self {
             Self::Import { reason } => Self::Import {
-                reason: format!(
-                    "{reason} (this is said of the import whose future was dropped; what was asked now was not done, \
-                     ask again)"
-                ),
+                reason: format!("{reason} (this is said of the import whose future was dropped; {now})"),
             },
             other => other,
         }
     }
+}
+
+/// What is asked of a session by the call that hears what the caller of another did not.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Asks {
+    /// Anything that is not done then.
+    More,
+    /// Its end, which comes in any case.
+    ToClose,
+}
+
+fn closure_failed(step: u64, rank: RankId, call: &str, message: &str, panicked: bool) -> String {
+    let failed = if panicked { "panicked" } else { "failed" };
+    format!(
+        "step {step}: the closure of {rank} {failed} in call `{call}`: {message}; no weight was changed on any rank"
+    )
 }
 
 /// A list of names for a message, behind its opening words.

@@ -62,6 +62,7 @@ use crate::exec::{Command, Inbox, RankThread};
 use crate::id::{ProgramId, RankId};
 use crate::plan::StepPlan;
 use crate::rendezvous::Rendezvous;
+use error::Asks;
 use recorder::Recorder;
 use report::Unseen;
 
@@ -241,7 +242,8 @@ impl Session {
         self.learning_rate
     }
 
-    /// The factor by which the closures multiply the loss of the coming steps, 1 at first.
+    /// The factor by which the closures multiply the loss of the coming steps, 1 at first. They read it by
+    /// [`ComputeContext::loss_scale`](crate::compute::ComputeContext::loss_scale).
     ///
     /// Gradients are divided by it before norm, clip and update. A step whose scaled gradients overflow is
     /// skipped ([`Outcome::Skipped`]): the trainer lowers the scale and goes on. A power of two changes no
@@ -320,11 +322,11 @@ impl Session {
     /// one was asked for.
     ///
     /// # Errors
-    /// [`SessionError::DroppedStep`] or [`SessionError::Poisoned`] when a step still under way failed,
+    /// [`SessionError::LastStep`] or [`SessionError::Poisoned`] when a step still under way failed,
     /// [`SessionError::Import`] when an import still under way was refused,
     /// else [`SessionError::Trace`] when the trace cannot be written. The session has ended either way.
     pub async fn close(mut self) -> Result<(), SessionError> {
-        let settled = self.settle().await;
+        let settled = self.settle_for(Asks::ToClose).await;
         settled.and(self.end())
     }
 
@@ -413,17 +415,20 @@ impl Session {
     /// Lets a command whose future was dropped come to its end. How a step ended is told by the next
     /// report, or right now if it failed; so is an import that was refused.
     async fn settle(&mut self) -> Result<(), SessionError> {
+        self.settle_for(Asks::More).await
+    }
+
+    /// As [`Session::settle`], for a call that asks this.
+    async fn settle_for(&mut self, asks: Asks) -> Result<(), SessionError> {
         let Some(command) = self.pending.as_ref().and_then(|pending| pending.command) else { return Ok(()) };
         let duration = self.finish().await?;
         match command {
             Command::Step(number) => {
-                let report = self
-                    .report(number, duration)
-                    .map_err(|error| SessionError::DroppedStep(Box::new(error)))?;
+                let report = self.report(number, duration).map_err(|error| error.of_dropped_step(asks))?;
                 self.unseen = Unseen { outcomes: report.unobserved, not_recorded: report.not_recorded };
                 self.unseen.outcomes.push(report.outcome);
             }
-            Command::Import => self.imported().map_err(SessionError::of_dropped_import)?,
+            Command::Import => self.imported().map_err(|error| error.of_dropped_import(asks))?,
             Command::Export | Command::MainGrads => {
                 self.ranks.iter().for_each(|thread| thread.exchange().forget_weights());
             }

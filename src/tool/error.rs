@@ -79,6 +79,15 @@ pub enum ToolError {
         problem: String,
     },
 
+    /// A checkpoint that a session saved, and that is not whole.
+    #[error("`{}` was saved by a session and {problem}; the file is damaged, or newer than this program", path.display())]
+    Saved {
+        /// The input.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+
     /// A part of a quantized tensor is absent or of another shape.
     #[error("`{}`: tensor `{}` {problem}; the file is damaged", path.display(), shown(tensor))]
     Part {

@@ -13,7 +13,7 @@
 //! |---|---|
 //! | `checkpoint` | safetensors files, read and written tensor by tensor |
 //! | `manifest` | what a quantized file says about itself, and the names of parts |
-//! | `plan`, `quantize`, `shards` | into a format |
+//! | `source`, `plan`, `quantize`, `shards` | into a format |
 //! | `dequantize` | back to f32 |
 //! | `report`, `table`, `text` | what was done, as data and as people read it |
 //! | `formats` | the formats, explained |
@@ -40,6 +40,7 @@ mod quantize;
 mod report;
 mod schedule;
 mod shards;
+mod source;
 #[cfg(feature = "cuda")]
 mod stack;
 mod table;

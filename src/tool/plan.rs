@@ -1,9 +1,9 @@
-//! What becomes of every tensor of a checkpoint, decided from its header alone.
+//! What becomes of every tensor of a checkpoint, decided from names, dtypes and shapes alone.
 
 use std::path::Path;
 
 use super::ToolError;
-use super::checkpoint::{Header, Outline, TensorEntry, TensorId, float_bytes};
+use super::checkpoint::{Outline, TensorEntry, TensorId, float_bytes};
 use super::manifest::{Manifest, Original, Part};
 use super::options::QuantizeOptions;
 use super::report::{PassedOver, Refused};
@@ -12,7 +12,7 @@ use crate::format::Shape;
 
 /// What becomes of the tensors, and what the output is going to be.
 pub(super) struct Plan {
-    /// One per tensor of the header, in its order.
+    /// One per tensor of the source, in its order.
     pub(super) fates: Vec<Fate>,
     /// The matrices among them that are copied for their shape.
     pub(super) refused: Vec<Refused>,
@@ -31,15 +31,15 @@ pub(super) enum Fate {
 }
 
 impl Plan {
-    pub(super) fn of(header: &Header, options: &QuantizeOptions) -> Result<Self, ToolError> {
+    pub(super) fn of(tensors: &[TensorEntry], options: &QuantizeOptions) -> Result<Self, ToolError> {
         let mut plan = Self {
             fates: Vec::new(),
             refused: Vec::new(),
-            passed_over: passed_over(header, &options.only),
+            passed_over: passed_over(tensors, &options.only),
             outline: Outline::default(),
             manifest: Manifest::new(options.format, options.via),
         };
-        for entry in header.tensors() {
+        for entry in tensors {
             let shape = matrix(entry).filter(|_| is_selected(&options.only, &entry.name));
             let fate = match shape.map(|shape| (shape, options.format.check_shape(shape))) {
                 None => plan.copy(entry),
@@ -85,8 +85,7 @@ fn is_selected(only: &[String], name: &str) -> bool {
 }
 
 /// What patterns select that select no matrix, each tensor once.
-fn passed_over(header: &Header, only: &[String]) -> Vec<PassedOver> {
-    let tensors = header.tensors();
+fn passed_over(tensors: &[TensorEntry], only: &[String]) -> Vec<PassedOver> {
     let selects_a_matrix = |pattern: &&String| {
         tensors.iter().any(|entry| matrix(entry).is_some() && pattern_matches(pattern, &entry.name))
     };
@@ -100,8 +99,11 @@ fn passed_over(header: &Header, only: &[String]) -> Vec<PassedOver> {
 }
 
 /// Refuses a pattern that matches no tensor: it is misspelt.
-pub(super) fn check_patterns(header: &Header, input: &Path, only: &[String]) -> Result<(), ToolError> {
-    let tensors = header.tensors();
+pub(super) fn check_patterns(
+    tensors: &[TensorEntry],
+    input: &Path,
+    only: &[String],
+) -> Result<(), ToolError> {
     let idle = |pattern: &&String| !tensors.iter().any(|entry| pattern_matches(pattern, &entry.name));
     let Some(pattern) = only.iter().find(idle) else {
         return Ok(());

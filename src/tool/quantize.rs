@@ -12,6 +12,7 @@ use super::manifest::{KEY, Manifest, Part};
 use super::options::QuantizeOptions;
 use super::plan::{Fate, Plan, check_patterns};
 use super::report::{Converted, Lost, Report, relative_error};
+use super::source::Source;
 use super::{Progress, ToolError};
 use crate::format::{Format, FormatError, Orientation, Quantized, Shape};
 
@@ -22,6 +23,10 @@ use crate::format::{Format, FormatError, Orientation, Quantized, Shape};
 /// `X.columnwise_scale`, with the dtypes and padded shapes of [`Format::planes`], and `X.amax`, F32 `[1]`. Where
 /// one decode scale serves the whole tensor, both scales hold it, as F32 `[1]`. The metadata keeps what it had
 /// and gains `warpweft_quantized`, a JSON text with version, format and the original dtypes and shapes.
+///
+/// Of a checkpoint that a session saved ([`FileStore`](crate::session::FileStore)) only the masters are taken, under
+/// the names of their weights. Moments, planes and carried buffers are left out, and so is what would make the output
+/// look like a checkpoint to resume from.
 ///
 /// Memory: the header, and at most 12 bytes per element of the largest matrix.
 ///
@@ -40,20 +45,21 @@ pub fn quantize_checkpoint(
         return Err(ToolError::AlreadyQuantized { path: input.to_owned(), format });
     }
     Output::check(output, options.replace, input)?;
-    check_patterns(&header, input, &options.only)?;
+    let Source { tensors, mut metadata, left_out } = Source::of(&header, input)?;
+    check_patterns(&tensors, input, &options.only)?;
 
-    let plan = Plan::of(&header, options)?;
-    let mut metadata = header.metadata().clone();
+    let plan = Plan::of(&tensors, options)?;
     metadata.insert(KEY.to_owned(), plan.manifest.to_text(output)?);
     let layout = plan.outline.lay_out(&metadata, output)?;
     let mut report = Report::new(data.file_bytes(), layout.file_bytes);
     report.refused = plan.refused;
     report.passed_over = plan.passed_over;
+    report.left_out = left_out;
 
     let mut target = Output::create(output, options.replace, layout)?;
-    progress.start(header.tensors().iter().map(TensorEntry::bytes).sum());
+    progress.start(tensors.iter().map(TensorEntry::bytes).sum());
     let mut values = Vec::new();
-    for (entry, fate) in header.tensors().iter().zip(plan.fates) {
+    for (entry, fate) in tensors.iter().zip(plan.fates) {
         progress.tensor(&entry.name);
         let (shape, parts) = match fate {
             Fate::Quantize(shape, parts) => (shape, parts),

@@ -16,6 +16,8 @@ pub struct Report {
     pub passed_over: Vec<PassedOver>,
     /// Of every tensor with such values, the first finite one that comes back, rowwise, as infinite or as no number.
     pub lost: Vec<Lost>,
+    /// If a session saved the input: how many tensors beside its masters were left out, and their bytes.
+    pub left_out: Option<(usize, u64)>,
     /// Number of all tensors that were copied, the refused ones included.
     pub copied: usize,
     /// Their bytes.
@@ -86,6 +88,7 @@ impl Report {
             refused: Vec::new(),
             passed_over: Vec::new(),
             lost: Vec::new(),
+            left_out: None,
             copied: 0,
             copied_bytes: 0,
             input_bytes,

@@ -59,6 +59,14 @@ impl fmt::Display for Report {
             duration(self.elapsed),
         ]);
         write!(f, "{table}")?;
+        if let Some((tensors, left_out)) = self.left_out {
+            writeln!(
+                f,
+                "\nA session saved this checkpoint: its masters were taken under the names of their weights, and {tensors} \
+                 other tensors ({}) were left out. No session resumes from the output.",
+                bytes(left_out)
+            )?;
+        }
         if !self.refused.is_empty() {
             writeln!(f, "\nCopied as they are, because of their shape:")?;
         }

@@ -1,6 +1,6 @@
 //! What every backend must do, as bodies without a device. A test program names its device in
-//! `crate::device`: `Device`, `DeviceOptions`, `on_every_rank`, `most_recorded_ranks` and the `meshes` of
-//! replicas it is asked for; and in `crate::products` what whole sessions compute on it, and how they are
+//! `crate::device`: `Device`, `DeviceOptions`, `on_every_rank`, `most_recorded_ranks`, `HOST_SEES_MEMORY` and the
+//! `meshes` of replicas it is asked for; and in `crate::products` what whole sessions compute on it, and how they are
 //! started: `Surface`, `Layers`, `form`, `turned`, `settled` and `start`.
 
 /// Lists the bodies of a file, for programs with a runner of their own, and makes each a test for the others.

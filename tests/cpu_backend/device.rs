@@ -8,6 +8,9 @@ use warpweft::model::{Call, Mesh};
 
 use crate::bodies::harness::{Plan, within_limit};
 
+/// Whether the checking layer can look at what a closure wrote.
+pub(crate) const HOST_SEES_MEMORY: bool = true;
+
 /// Ranks whose steps can be recorded together.
 pub(crate) fn most_recorded_ranks() -> u32 {
     4

@@ -70,14 +70,15 @@ fn bytes_in_flight_are_honoured_exactly_and_more_bytes_gather_earlier() {
 
 #[test]
 fn bytes_below_the_largest_adjacent_pair_name_the_uses_and_what_they_need() {
-    let Err(SessionError::Plan(PlanError::Prefetch { needed, limit, first, second })) =
+    let Err(SessionError::Plan(PlanError::Prefetch { needed, limit, needs })) =
         plan_program(&small(), &by_bytes(1 << 20), 4)
     else {
         panic!("a megabyte is too little");
     };
     assert_eq!(limit, 1 << 20);
     // The bf16 embedding beside the planes of the block behind it.
-    assert!(first.contains("`embedding`") && second.contains("`blocks.0.qkv.weight`"), "{first}, {second}");
+    assert!(needs.contains("which uses `embedding`"), "{needs}");
+    assert!(needs.contains("and beside it `blocks.0.qkv.weight` for call"), "{needs}");
     plan_program(&small(), &by_bytes(needed as u64), 4).unwrap();
     let error = plan_program(&small(), &by_bytes(needed as u64 - 1), 4).unwrap_err().to_string();
     assert!(error.contains("prefetch.bytes") && error.contains(&needed.to_string()), "{error}");
@@ -87,17 +88,22 @@ fn bytes_below_the_largest_adjacent_pair_name_the_uses_and_what_they_need() {
 fn the_bytes_that_an_error_asks_for_are_enough_also_where_planes_are_kept() {
     let plan =
         |bytes: usize, backward| plan_program(&small(), &Config { backward, ..by_bytes(bytes as u64) }, 4);
-    let mut needs = Vec::new();
+    let mut enough = Vec::new();
     for backward in [Backward::Keep, Backward::Regather] {
-        let Err(SessionError::Plan(PlanError::Prefetch { needed, limit: 1, .. })) = plan(1, backward) else {
+        let Err(SessionError::Plan(PlanError::Prefetch { needed, limit: 1, needs })) = plan(1, backward)
+        else {
             panic!("a byte is too little");
         };
+        // What takes the bytes is said, and nothing twice.
+        assert_eq!(needs.contains("kept for later calls"), backward == Backward::Keep, "{needs}");
+        let (own, beside) = needs.split_once(" and beside it ").unwrap();
+        assert!(own.starts_with("call `") && !own.contains(beside), "{needs}");
         let made = plan(needed, backward).unwrap();
         assert!(most_in_flight(&made) <= needed);
         assert!(plan(needed - 1, backward).unwrap_err().to_string().contains(&needed.to_string()));
-        needs.push(needed);
+        enough.push(needed);
     }
-    assert!(needs[0] > needs[1], "what is kept needs room: {needs:?}");
+    assert!(enough[0] > enough[1], "what is kept needs room: {enough:?}");
 }
 
 #[test]

@@ -15,4 +15,5 @@ mod golden;
 mod leftovers;
 mod program;
 mod refusals;
+mod saved;
 mod torn;

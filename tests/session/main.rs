@@ -5,6 +5,7 @@ mod checking;
 mod elements;
 mod executors;
 mod frozen;
+mod loss_scale;
 mod programs;
 mod states;
 #[path = "../trainer/mod.rs"]

@@ -300,7 +300,11 @@ fn a_step_dropped_before_an_earlier_one_ended_has_not_begun() {
 fn a_closure_error_in_a_dropped_step_is_told_by_closing() {
     within_a_minute(async {
         let (session, _) = with_a_failed_step_dropped().await;
-        assert!(matches!(session.close().await, Err(SessionError::DroppedStep(_))));
+        let error = session.close().await.unwrap_err();
+        assert!(matches!(&error, SessionError::LastStep(_)), "{error}");
+        let said = error.to_string();
+        assert!(said.starts_with("the session is closed") && said.contains("the dog ate it"), "{said}");
+        assert!(!said.contains("not done") && !said.contains("ask again"), "it was done: {said}");
     });
 }
 

@@ -72,6 +72,7 @@ fn a_rank_that_is_too_slow_is_named_with_the_key_of_the_deadline_and_one_advice(
         let builder = Session::builder(config.clone(), slow).program(trainer().train);
         let error = builder.start_cpu(2).await.unwrap_err().to_string();
         assert!(error.contains("rank 1 did not come within 2s (deadline_s)"), "{error}");
+        assert!(error.contains("rank 1: it makes its closures"), "{error}");
         assert!(!error.contains("import"), "there is nothing to import at the start: {error}");
 
         let ranks = hooked(2, |rank, moment| {
@@ -88,6 +89,27 @@ fn a_rank_that_is_too_slow_is_named_with_the_key_of_the_deadline_and_one_advice(
         let said = error.to_string();
         assert!(said.contains("rank 1 did not come within 2s (deadline_s)"), "{said}");
         assert_eq!((said.matches("import").count(), said.matches("start a new").count()), (1, 1), "{said}");
+    });
+}
+
+/// RV-2.
+#[test]
+fn a_rank_whose_initializer_is_too_slow_is_named_with_what_it_was_doing() {
+    within_a_minute(async {
+        let config = Config { deadline_s: 2.0, ..Config::default() };
+        let builder = trainer().builder(config, &Mischief::default());
+        let builder = builder.initialize(|MasterRows { first_row, .. }, values| {
+            values.fill(0.5);
+            if first_row == 0 {
+                std::thread::sleep(std::time::Duration::from_secs(3));
+            }
+        });
+        let error = builder.start_cpu(2).await.unwrap_err().to_string();
+        assert!(
+            error.contains("rank 0 did not come within 2s (deadline_s); rank 0: it fills its masters"),
+            "{error}"
+        );
+        assert!(error.contains("raise deadline_s"), "{error}");
     });
 }
 

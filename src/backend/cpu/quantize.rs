@@ -7,7 +7,7 @@ use super::memory::Arena;
 use super::op_error::OpError;
 use super::skip::skips;
 use crate::backend::local::{AmaxPart, FusedScale, PartialAmax, PartialCast};
-use crate::format;
+use crate::format::{self, FormatError};
 
 /// Amaxes of the masters, per block and per tensor.
 pub(super) fn partial_amax(op: &PartialAmax, arena: &Arena) -> Result<(), OpError> {
@@ -47,7 +47,13 @@ pub(super) fn fused_scale(op: &FusedScale, arena: &Arena) -> Result<(), OpError>
             tensor_amax[part.position],
             &mut encode[part.factors.clone()],
             &mut scale_plane,
-        )?;
+        )
+        .map_err(|error| match error {
+            FormatError::NonFiniteAmax { format, amax } => {
+                OpError::NoScale { weight: part.name.clone(), format, amax }
+            }
+            error => error.into(),
+        })?;
     }
     Ok(())
 }

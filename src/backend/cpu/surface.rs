@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytemuck::Pod;
 
 use super::memory::{Arena, BorrowError, ReadSlice, WriteSlice};
-use crate::compute::{BoundCall, ComputeContext, ComputeError, SPOILED, Surface};
+use crate::compute::{BoundCall, ComputeContext, ComputeError, LeftOut, SPOILED, Surface};
 use crate::layout::Region;
 use crate::model::Call;
 
@@ -78,6 +78,10 @@ impl Surface for CpuSurface {
     fn spoil(&self, region: Region) -> Result<(), ComputeError> {
         self.write::<u8>(region)?.fill(SPOILED);
         Ok(())
+    }
+
+    fn left_out(&self, region: Region, element: usize) -> Result<Option<LeftOut>, ComputeError> {
+        Ok(LeftOut::among(&self.read::<u8>(region)?, element))
     }
 
     fn handles(&self) -> &() {

@@ -132,8 +132,8 @@ impl Standing<'_> {
 }
 
 fn no_scale(rank: RankId, stream: &CudaStream) -> BackendError {
-    let reason = "the largest magnitude of a weight is not finite, so its blocks have no scale; lower the learning \
-                  rate or import the last export";
+    let reason = "the largest magnitude of a weight is not finite, so its blocks have no scale: masters have grown out \
+                  of range; lower the learning rate, let it warm up, or clip gradients (optimizer.max_norm)";
     BackendError::Lane { rank, lane: stream.lane(), reason: reason.to_owned() }
 }
 

@@ -7,6 +7,7 @@
 //! these, or not the planes of a call beside the next ones: nothing could be gathered ahead. The error names
 //! what is enough.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use super::Demand;
@@ -36,7 +37,7 @@ pub(super) fn fit(
     let mut issues = Vec::with_capacity(demands.len());
     let mut floor = 0;
     if let Some(needed) = in_flight.iter().copied().max().filter(|needed| *needed > limit) {
-        return Err(too_little_at(demands, &in_flight, limit, needed));
+        return Err(too_little_at(demands, kept, limit, needed));
     }
     for ((demand, earliest), kept) in demands.iter().zip(earliest).zip(kept) {
         let held = last_uses.insert((demand.weight, demand.orientation), demand.stage);
@@ -78,17 +79,9 @@ pub(super) fn most_in_flight(demands: &[Demand<'_>], issues: &[usize], kept: &[b
 fn in_flight(demands: &[Demand<'_>], issues: &[usize], kept: &[bool]) -> Vec<usize> {
     let stages = demands.last().map_or(0, |demand| demand.stage + 1);
     let mut change = vec![0i128; stages + 1];
-    let mut last_uses: HashMap<(WeightId, Orientation), usize> = HashMap::new();
-    for ((demand, issue), kept) in demands.iter().zip(issues).zip(kept) {
-        let held = last_uses.insert((demand.weight, demand.orientation), demand.stage);
-        let from = match held {
-            Some(last_use) if demand.keeps || *kept || *issue <= last_use + 1 => last_use + 1,
-            _ => *issue,
-        };
-        if from <= demand.stage {
-            change[from] += demand.bytes as i128;
-            change[demand.stage + 1] -= demand.bytes as i128;
-        }
+    for (from, demand) in stays(demands, issues, kept) {
+        change[from] += demand.bytes as i128;
+        change[demand.stage + 1] -= demand.bytes as i128;
     }
     let mut held = 0i128;
     let sum = |change: &i128| {
@@ -98,49 +91,88 @@ fn in_flight(demands: &[Demand<'_>], issues: &[usize], kept: &[bool]) -> Vec<usi
     change[..stages].iter().map(sum).collect()
 }
 
+/// Every demand whose planes take bytes of their own, with the first stage at which they do, if demands are asked
+/// for at these stages. They do until the demand's own stage; no planes are there twice.
+fn stays<'a, 'b>(
+    demands: &'a [Demand<'b>],
+    issues: &[usize],
+    kept: &[bool],
+) -> impl Iterator<Item = (usize, &'a Demand<'b>)> {
+    let mut last_uses: HashMap<(WeightId, Orientation), usize> = HashMap::new();
+    demands.iter().zip(issues).zip(kept).filter_map(move |((demand, issue), kept)| {
+        let held = last_uses.insert((demand.weight, demand.orientation), demand.stage);
+        let from = match held {
+            Some(last_use) if demand.keeps || *kept || *issue <= last_use + 1 => last_use + 1,
+            _ => *issue,
+        };
+        (from <= demand.stage).then_some((from, demand))
+    })
+}
+
 /// What must be held at every stage, and the planes of every call beside the first ones of the next call that
 /// needs others.
 fn check_least(demands: &[Demand<'_>], limit: usize, kept: &[bool]) -> Result<(), PlanError> {
-    let held = must_hold(demands, kept);
-    let least = held.iter().copied().max().unwrap_or(0);
-    let mut largest: Option<(usize, &Demand<'_>, &Demand<'_>)> = None;
+    let least = must_hold(demands, kept).into_iter().max().unwrap_or(0);
+    let mut widest: Option<(usize, Vec<&Demand<'_>>, Option<&Demand<'_>>)> = None;
     for call in demands.chunk_by(|one, other| one.stage == other.stage) {
         let Some(last) = call.last() else { continue };
-        let mut planes: Vec<_> = call.iter().map(|one| (one.weight, one.orientation, one.bytes)).collect();
-        planes.sort_unstable();
-        planes.dedup();
-        let own: usize = planes.iter().fold(0, |sum: usize, (.., bytes)| sum.saturating_add(*bytes));
+        let planes = |one: &Demand<'_>| (one.weight, one.orientation);
+        let mut own: Vec<&Demand<'_>> = call.iter().collect();
+        own.sort_by_key(|one| planes(one));
+        own.dedup_by_key(|one| planes(one));
+        let bytes = own.iter().fold(0, |sum: usize, one| sum.saturating_add(one.bytes));
         let is_other = |next: &&Demand<'_>| {
-            next.stage > last.stage
-                && !planes.iter().any(|(w, o, _)| (*w, *o) == (next.weight, next.orientation))
+            next.stage > last.stage && !own.iter().any(|one| planes(one) == planes(next))
         };
         let behind = demands.partition_point(|one| one.stage <= last.stage);
-        let next = demands[behind..].iter().find(is_other).unwrap_or(last);
-        let pair = if next.stage > last.stage { own.saturating_add(next.bytes) } else { own };
-        if largest.is_none_or(|(most, ..)| pair > most) {
-            largest = Some((pair, last, next));
+        let next = demands[behind..].iter().find(is_other);
+        let both = bytes.saturating_add(next.map_or(0, |next| next.bytes));
+        if widest.as_ref().is_none_or(|(most, ..)| both > *most) {
+            widest = Some((both, own, next));
         }
     }
-    match largest {
-        Some((needed, first, second)) if needed > limit && needed >= least => {
-            Err(too_little(first, second, limit, needed))
+    match widest {
+        Some((needed, own, next)) if needed > limit && needed >= least => {
+            let next = next.map(|next| format!("`{}` for call `{}`", next.name, next.call.label()));
+            Err(too_little(&own, next, limit, needed))
         }
-        _ if least > limit => Err(too_little_at(demands, &held, limit, least)),
+        _ if least > limit => Err(too_little_at(demands, kept, limit, least)),
         _ => Ok(()),
     }
 }
 
-/// The refusal that names the first stage at which so many bytes are held.
-fn too_little_at(demands: &[Demand<'_>], held: &[usize], limit: usize, needed: usize) -> PlanError {
-    let stage = held.iter().position(|bytes| *bytes == needed);
-    let at = stage.and_then(|stage| demands.iter().rev().find(|demand| demand.stage <= stage));
-    match at.or(demands.first()) {
-        Some(demand) => too_little(demand, demand, limit, needed),
-        None => PlanError::Prefetch { first: String::new(), second: String::new(), needed, limit },
-    }
+/// The refusal that names the first stage at which so many bytes are held, and what holds them.
+fn too_little_at(demands: &[Demand<'_>], kept: &[bool], limit: usize, needed: usize) -> PlanError {
+    let stage = must_hold(demands, kept).into_iter().position(|bytes| bytes == needed).unwrap_or(0);
+    let on_demand: Vec<usize> = demands.iter().map(|demand| demand.stage).collect();
+    let there = |(from, demand): &(usize, &Demand<'_>)| *from <= stage && stage <= demand.stage;
+    let held = stays(demands, &on_demand, kept).filter(there).map(|(_, demand)| demand);
+    let (own, later): (Vec<_>, Vec<_>) = held.partition(|demand| demand.stage == stage);
+    let kept = (!later.is_empty()).then(|| format!("{}, kept for later calls,", largest(&later)));
+    too_little(&own, kept, limit, needed)
 }
 
-fn too_little(first: &Demand<'_>, second: &Demand<'_>, limit: usize, needed: usize) -> PlanError {
-    let named = |demand: &Demand<'_>| format!("`{}` for call `{}`", demand.name, demand.call.label());
-    PlanError::Prefetch { first: named(first), second: named(second), needed, limit }
+/// The refusal that names the planes of a call and what must be there beside them.
+fn too_little(own: &[&Demand<'_>], beside: Option<String>, limit: usize, needed: usize) -> PlanError {
+    let call = own.first().map(|one| format!("call `{}`, which uses {},", one.call.label(), largest(own)));
+    let needs = match (call, beside) {
+        (Some(call), Some(beside)) => format!("{call} and beside it {beside} need"),
+        (Some(call), None) => format!("{call} needs"),
+        (None, Some(beside)) => format!("{beside} need"),
+        (None, None) => "the program needs".to_owned(),
+    };
+    PlanError::Prefetch { needs, needed, limit }
+}
+
+/// The weights of these demands, the largest of them by name.
+fn largest(demands: &[&Demand<'_>]) -> String {
+    const NAMED: usize = 2;
+    let mut sizes: Vec<_> = demands.iter().map(|demand| (Reverse(demand.bytes), demand.name)).collect();
+    sizes.sort_unstable();
+    let mut names: Vec<String> =
+        sizes.iter().take(NAMED).map(|(Reverse(bytes), name)| format!("`{name}` ({bytes} bytes)")).collect();
+    if let Some(more) = sizes.len().checked_sub(NAMED).filter(|more| *more > 0) {
+        names.push(format!("{more} more"));
+    }
+    names.join(" and ")
 }

@@ -23,6 +23,9 @@ use crate::format::{Format, FormatError, Via};
 ///   X.columnwise_scale  their decode scales
 ///   X.amax              largest magnitude of X
 ///
+/// Of a checkpoint that a session saved only the masters are taken, under the names of their weights:
+/// X.master becomes X.rowwise_data and so on.
+///
 /// The metadata gains `warpweft_quantized`, which names the format and the tensors as they were.
 /// Tensors are read one by one, so the file may be larger than memory. The output appears whole or
 /// not at all.
@@ -46,7 +49,8 @@ pub(super) struct Quantize {
     #[arg(long)]
     strict: bool,
 
-    /// Round the values first, as a model kept in that dtype does
+    /// Round the values first, as a model kept in that dtype does. Sessions do so unless told otherwise
+    /// (quantize.via = "bf16"): for the bytes that one makes of the same masters add --via bf16
     #[arg(long, value_name = "DTYPE", default_value = "none")]
     via: Rounding,
 
