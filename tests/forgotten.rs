@@ -299,8 +299,7 @@ fn moments_from_which_no_training_goes_on_are_refused_with_their_place() {
         let mut session = start(Config::default(), &Orders::default()).await;
         session.step("train").await.unwrap();
         let good = session.export().await.unwrap();
-        for (value, said) in
-            [(-1e-6, "is -0.000001 in row 1, column 2"), (f32::NAN, "is NaN in row 1, column 2")]
+        for (value, said) in [(-1e-6, "is -1e-6 in row 1, column 2"), (f32::NAN, "is NaN in row 1, column 2")]
         {
             let mut checkpoint = good.clone();
             checkpoint.weights[0].exp_avg_sq[SIZE + 2] = value;

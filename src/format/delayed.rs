@@ -68,12 +68,18 @@ impl DelayedState {
         Self { scale: 1.0, history: vec![0.0; length] }
     }
 
-    /// Whether a cast can use the scale. It must be positive and normal, because the reciprocal of a
-    /// subnormal number may be infinite. The reciprocal of the largest scales is subnormal; such scales are
-    /// in use for weights whose amax is tiny.
+    /// Whether a cast can use the scale, and later scales can follow from the history. The scale must be
+    /// positive and normal, because the reciprocal of a subnormal number may be infinite. The reciprocal of
+    /// the largest scales is subnormal; such scales are in use for weights whose amax is tiny.
     #[must_use]
     pub fn is_usable(&self) -> bool {
-        self.scale > 0.0 && self.scale.is_normal()
+        self.scale > 0.0 && self.scale.is_normal() && self.no_amax().is_none()
+    }
+
+    /// The first entry of the history that is the amax of no finite masters: infinite, negative, or no number.
+    #[must_use]
+    pub fn no_amax(&self) -> Option<f32> {
+        self.history.iter().copied().find(|amax| !(amax.is_finite() && *amax >= 0.0))
     }
 
     /// The same history for casts to `tensor`, with the scale that follows from it, or 1 where none follows.
@@ -170,6 +176,18 @@ mod tests {
                 delayed.record(amax);
                 assert_eq!(delayed.scale().encode, 224.0);
             }
+        }
+    }
+
+    #[test]
+    fn a_state_with_an_entry_that_is_no_amax_is_not_usable() {
+        let mut state = DelayedState { scale: 2.0, history: vec![f32::MAX, 0.0, 1e-45] };
+        assert!(state.is_usable());
+        for amax in [f32::INFINITY, f32::NAN, -1.0] {
+            state.history[1] = amax;
+            assert!(
+                !state.is_usable() && state.no_amax().is_some_and(|found| found.to_bits() == amax.to_bits())
+            );
         }
     }
 

@@ -4,8 +4,10 @@
 //! equal "store in bf16, then quantize", so the rounding comes before the amax and before the cast. It
 //! applies to every format except f32: a weight stored in f32 means that the model is in f32.
 
+use super::Format;
+
 /// Rounding applied to master values before amax and cast (`quantize.via`); not applied to weights in
-/// [`Format::F32`](super::Format::F32).
+/// [`Format::F32`].
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]
@@ -16,6 +18,19 @@ pub enum Via {
     Bf16,
     /// Use the f32 as it is.
     None,
+}
+
+impl Via {
+    /// `value` as a cast to `format` gets it: f32 is never rounded, and bf16 always is. What is
+    /// rounded beyond the largest bf16 is infinite, and takes its block or its tensor with it.
+    #[must_use]
+    pub fn round(self, format: Format, value: f32) -> f32 {
+        match (format, self) {
+            (Format::F32, _) => value,
+            (Format::Bf16, _) | (_, Self::Bf16) => round_to_bf16(value),
+            (_, Self::None) => value,
+        }
+    }
 }
 
 /// `value` rounded to the nearest bfloat16, ties to even, as the upper half of an f32. NaN stays NaN.
@@ -57,6 +72,20 @@ pub(super) fn through<const BF16: bool>(value: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cast_gets_f32_as_it_is_and_bf16_rounded_whatever_is_said() {
+        let third = 1.0 / 3.0;
+        let rounded = round_to_bf16(third);
+        assert_ne!(rounded, third);
+        for via in [Via::Bf16, Via::None] {
+            assert_eq!(via.round(Format::F32, third), third);
+            assert_eq!(via.round(Format::Bf16, third), rounded);
+        }
+        assert_eq!(Via::Bf16.round(Format::Mxfp8, third), rounded);
+        assert_eq!(Via::None.round(Format::Mxfp8, third), third);
+        assert_eq!(Via::Bf16.round(Format::Mxfp8, f32::MAX), f32::INFINITY);
+    }
 
     #[test]
     fn rounding_agrees_with_the_half_crate() {

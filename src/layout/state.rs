@@ -38,4 +38,13 @@ impl StateLayout {
             Moments::Bf16 => size_of::<bf16>(),
         }
     }
+
+    /// The moment that is kept of `value`.
+    #[must_use]
+    pub fn moment(self, value: f32) -> f32 {
+        match self.moments {
+            Moments::F32 => value,
+            Moments::Bf16 => bf16::from_f32(value).to_f32(),
+        }
+    }
 }

@@ -30,13 +30,32 @@ impl StepPlan {
     /// When the id belongs to another plan.
     #[must_use]
     pub fn why(&self, task: TaskId, costs: Option<&Costs>) -> String {
-        let edges: Vec<Edge> = self.edges().into_iter().filter(|edge| edge.to == task).collect();
+        self.why_each(&[task], costs).concat()
+    }
+
+    /// [`StepPlan::why`] of each of several tasks. What is asked of the whole plan is asked once.
+    ///
+    /// # Panics
+    /// As [`StepPlan::why`].
+    #[must_use]
+    pub fn why_each(&self, tasks: &[TaskId], costs: Option<&Costs>) -> Vec<String> {
+        let edges = self.edges();
+        let forecast = costs.map(|costs| self.forecast(costs));
+        let why = |task: &TaskId| {
+            let from = edges.partition_point(|edge| edge.to < *task);
+            let own = edges[from..].partition_point(|edge| edge.to == *task);
+            self.why_by(*task, &edges[from..from + own], forecast.as_ref())
+        };
+        tasks.iter().map(why).collect()
+    }
+
+    fn why_by(&self, task: TaskId, edges: &[Edge], forecast: Option<&Forecast>) -> String {
         let mut text = format!("{}\n", self.describe(task));
         self.say_place(task, &mut text);
-        self.say_edges(task, &edges, &mut text);
-        self.say_memory(task, &edges, &mut text);
-        if let Some(costs) = costs {
-            self.say_times(task, &self.forecast(costs), &mut text);
+        self.say_edges(task, edges, &mut text);
+        self.say_memory(task, edges, &mut text);
+        if let Some(forecast) = forecast {
+            self.say_times(task, forecast, &mut text);
         }
         text
     }

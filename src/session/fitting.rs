@@ -1,14 +1,15 @@
 //! Does a checkpoint fit a session, and can training go on from it?
 //!
 //! Law: everything is judged before anything is changed. Weights and carried buffers are found by name; what the
-//! session has must be there, in its shape, and nothing else. A value from which no step could go on is refused
-//! with its weight, row and column, and with what to do.
+//! session has must be there, in its shape, and nothing else. A value from which no step could go on, as it is or
+//! as the session keeps or casts it, is refused with its weight, row and column, and with what to do.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::{Carried, CarriedBuffer, Checkpoint, SessionError, WeightState};
-use crate::layout::{WeightLayout, Weights};
+use crate::format::Via;
+use crate::layout::{StateLayout, WeightLayout, Weights};
 use crate::plan::{StepPlan, carried};
 
 /// The most optimizer steps an import may count: half of what can be counted. No training gets there, and one
@@ -19,7 +20,8 @@ impl Checkpoint {
     /// Does it hold exactly the weights and carried buffers of the session?
     pub(super) fn check(&self, programs: &[Arc<StepPlan>], ranks: usize) -> Result<(), SessionError> {
         if let Some(plan) = programs.first() {
-            self.check_weights(&plan.weights).map_err(|reason| SessionError::Import { reason })?;
+            let via = plan.policy.settings.via;
+            self.check_weights(&plan.weights, via).map_err(|reason| SessionError::Import { reason })?;
         }
         self.check_carried(programs, ranks).map_err(|what| SessionError::Import {
             reason: format!(
@@ -52,7 +54,7 @@ impl Checkpoint {
         }
     }
 
-    fn check_weights(&self, weights: &Weights) -> Result<(), String> {
+    fn check_weights(&self, weights: &Weights, via: Via) -> Result<(), String> {
         if self.weights.len() != weights.layouts.len() {
             return Err(self.other_weights(weights));
         }
@@ -70,6 +72,11 @@ impl Checkpoint {
                 return Err(self.other_weights(weights));
             };
             self.check_weight(state, layout)?;
+            state.check_master(layout, via)?;
+            if !layout.frozen {
+                state.check_moments(weights.state)?;
+            }
+            state.check_delayed()?;
         }
         Ok(())
     }
@@ -92,37 +99,7 @@ impl Checkpoint {
                 self.optimizer_step
             ));
         }
-        let at = |position: usize| {
-            format!("in row {}, column {}", position / state.shape.cols, position % state.shape.cols)
-        };
-        if let Some(position) = state.master.iter().position(|value| !value.is_finite()) {
-            return Err(format!(
-                "`{name}` holds {} {}, from which no training goes on; import a checkpoint of before it diverged",
-                state.master[position],
-                at(position)
-            ));
-        }
-        let moments = [
-            ("first moment", &state.exp_avg, f32::NEG_INFINITY, "is not finite"),
-            ("second moment", &state.exp_avg_sq, 0.0, "is no mean of squares"),
-        ];
-        for (which, values, least, what) in moments.into_iter().filter(|_| !layout.frozen) {
-            let is_sound = |value: &f32| value.is_finite() && *value >= least;
-            if let Some(position) = values.iter().position(|value| !is_sound(value)) {
-                return Err(format!(
-                    "the {which} of `{name}` is {} {}, which {what} and from which no training goes on; import a \
-                     checkpoint that is not damaged and of before it diverged, or `checkpoint.restart_optimizer()`",
-                    values[position],
-                    at(position)
-                ));
-            }
-        }
-        match state.delayed.as_ref().filter(|delayed| !delayed.is_usable()) {
-            Some(delayed) => {
-                Err(format!("`{name}` has the delayed scale {}, which no cast can use", delayed.scale))
-            }
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// What to say about other weights than the session has.
@@ -147,5 +124,71 @@ impl Checkpoint {
             (None, None) => "the checkpoint has some of them twice".to_owned(),
         };
         format!("{counts}: {which}; import a checkpoint of the same model")
+    }
+}
+
+impl WeightState {
+    /// Masters must be finite, also as the cast gets them.
+    fn check_master(&self, layout: &WeightLayout, via: Via) -> Result<(), String> {
+        let cast = |value: f32| via.round(layout.format, value);
+        let Some(position) = self.master.iter().position(|value| !cast(*value).is_finite()) else {
+            return Ok(());
+        };
+        let (name, value, at) = (&self.name, self.master[position], self.place(position));
+        let what = match cast(value) {
+            back if value.is_finite() => format!("which bf16 rounds to {back} and "),
+            _ => String::new(),
+        };
+        Err(format!(
+            "`{name}` holds {value:?} {at}, {what}from which no training goes on; import a checkpoint of before it \
+             diverged"
+        ))
+    }
+
+    /// Moments must be what Adam makes, and finite as they are kept.
+    fn check_moments(&self, layout: StateLayout) -> Result<(), String> {
+        let moments = [
+            ("first moment", &self.exp_avg, f32::NEG_INFINITY, "is not finite"),
+            ("second moment", &self.exp_avg_sq, 0.0, "is no mean of squares"),
+        ];
+        for (which, values, least, what) in moments {
+            let is_sound = |value: f32| value >= least && layout.moment(value).is_finite();
+            let Some(position) = values.iter().position(|value| !is_sound(*value)) else { continue };
+            let (name, value, at) = (&self.name, values[position], self.place(position));
+            let (what, instead) = if value >= least && value.is_finite() {
+                let kept = layout.moment(value);
+                (format!("bf16 rounds to {kept}"), "set optimizer.moments = \"f32\"")
+            } else {
+                (what.to_owned(), "import a checkpoint that is not damaged and of before it diverged")
+            };
+            return Err(format!(
+                "the {which} of `{name}` is {value:?} {at}, which {what} and from which no training goes on; \
+                 {instead}, or import `checkpoint.restart_optimizer()`"
+            ));
+        }
+        Ok(())
+    }
+
+    /// The delayed scale must be one that a cast can use, and its history one of amaxes.
+    fn check_delayed(&self) -> Result<(), String> {
+        let Some(delayed) = self.delayed.as_ref().filter(|delayed| !delayed.is_usable()) else {
+            return Ok(());
+        };
+        let name = &self.name;
+        let what = match delayed.no_amax() {
+            Some(amax) => {
+                format!("the amax history of `{name}` has {amax}, which is the magnitude of no master")
+            }
+            None => format!("`{name}` has the delayed scale {}, which no cast can use", delayed.scale),
+        };
+        Err(format!(
+            "{what}; import a checkpoint that is not damaged, or set the weight's `delayed` to `None`, by which its \
+             scale and history begin anew"
+        ))
+    }
+
+    /// Where a value stands, in words.
+    fn place(&self, position: usize) -> String {
+        format!("in row {}, column {}", position / self.shape.cols, position % self.shape.cols)
     }
 }

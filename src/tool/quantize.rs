@@ -14,7 +14,7 @@ use super::plan::{Fate, Plan, check_patterns};
 use super::report::{Converted, Lost, Report, relative_error};
 use super::source::Source;
 use super::{Progress, ToolError};
-use crate::format::{Format, FormatError, Orientation, Quantized, Shape};
+use crate::format::{Format, Orientation, Quantized, Shape};
 
 /// Quantizes the matrices of F32, BF16 and F16 in the checkpoint `input`, in both orientations, and writes
 /// them to the checkpoint `output`; all other tensors are copied.
@@ -72,12 +72,8 @@ pub fn quantize_checkpoint(
         let begin = Instant::now();
         let unfit = |source| ToolError::Values { tensor: entry.name.clone(), source };
         data.values(entry, progress, &mut values)?;
-        check_finite(entry, shape, &values)?;
-        let quantized = options.quantize(shape, &values).map_err(|source| match source {
-            // What was finite became infinite when it was rounded first.
-            FormatError::NonFiniteAmax { amax, .. } => too_large(entry, options.format, shape, &values, amax),
-            source => unfit(source),
-        })?;
+        check_finite(entry, options, shape, &values)?;
+        let quantized = options.quantize(shape, &values).map_err(unfit)?;
         let mut bytes_after = 0;
         for (part, id) in Part::ALL.into_iter().zip(parts) {
             let bytes = bytes_of(part, &quantized);
@@ -102,11 +98,23 @@ pub fn quantize_checkpoint(
     Ok(report)
 }
 
-/// Refuses a value that is no number, or infinite.
-fn check_finite(entry: &TensorEntry, shape: Shape, values: &[f32]) -> Result<(), ToolError> {
-    let Some(at) = values.iter().position(|value| !value.is_finite()) else { return Ok(()) };
-    let (row, column) = (at / shape.cols, at % shape.cols);
-    Err(ToolError::NotFinite { tensor: entry.name.clone(), row, column, value: values[at] })
+/// Refuses a value that is no number, or infinite, or infinite once it is rounded: of its block or tensor
+/// nothing would come back.
+fn check_finite(
+    entry: &TensorEntry,
+    options: &QuantizeOptions,
+    shape: Shape,
+    values: &[f32],
+) -> Result<(), ToolError> {
+    let QuantizeOptions { format, via, .. } = *options;
+    let rounded = |value: f32| via.round(format, value);
+    let Some(at) = values.iter().position(|value| !rounded(*value).is_finite()) else { return Ok(()) };
+    let (tensor, row, column, value) = (entry.name.clone(), at / shape.cols, at % shape.cols, values[at]);
+    if value.is_finite() {
+        let back = rounded(value);
+        return Err(ToolError::TooLarge { tensor, row, column, value, back, format });
+    }
+    Err(ToolError::NotFinite { tensor, row, column, value })
 }
 
 /// The first finite value that comes back as another: next to those near the largest of f32, in some formats.
@@ -114,20 +122,6 @@ fn lost(entry: &TensorEntry, quantized: &Quantized, values: &[f32], rowwise: &[f
     let at = rowwise.iter().position(|value| !value.is_finite())?;
     let (row, column) = (at / quantized.shape.cols, at % quantized.shape.cols);
     Some(Lost { name: entry.name.clone(), row, column, value: values[at], back: rowwise[at] })
-}
-
-/// The largest magnitude's place.
-fn largest(values: &[f32]) -> usize {
-    let larger = |one: &(usize, &f32), other: &(usize, &f32)| one.1.abs().total_cmp(&other.1.abs());
-    values.iter().enumerate().max_by(larger).map_or(0, |(at, _)| at)
-}
-
-/// The error of values whose largest has become infinite before it was quantized.
-fn too_large(entry: &TensorEntry, format: Format, shape: Shape, values: &[f32], back: f32) -> ToolError {
-    let at = largest(values);
-    let (row, column) = (at / shape.cols, at % shape.cols);
-    let value = values.get(at).copied().unwrap_or_default();
-    ToolError::TooLarge { tensor: entry.name.clone(), row, column, value, back, format }
 }
 
 /// A part of a weight that has both orientations.

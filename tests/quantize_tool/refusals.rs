@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 
 use safetensors::tensor::Dtype;
-use warpweft::format::Format;
+use warpweft::format::{Format, Via};
 use warpweft::tool::{QuantizeOptions, ToolError, dequantize_checkpoint, quantize_checkpoint};
 
 use crate::checkpoint::{Contents, Folder, Tensor};
@@ -90,10 +90,24 @@ fn finite_values_that_come_back_as_others_are_told() {
     let told = report.to_string();
     assert!(told.contains("LOST: ") && told.contains("  w: 3e38 at [0, 0] comes back as inf"), "{told}");
     assert!(plain().quantize(&options(Format::NVFP4_2D)).unwrap().lost.is_empty());
-    let folder = Folder::with(&Contents::default().with("w", matrix(f32::MAX)).to_bytes());
-    let rounded = QuantizeOptions { via: warpweft::format::Via::Bf16, ..options(Format::NVFP4_2D) };
-    let error = folder.quantize(&rounded).unwrap_err().to_string();
-    assert!(error.contains("--via rounds to inf") && !error.contains("skip"), "{error}");
+}
+
+/// One such value would take all of its block, or of its tensor, with it.
+#[test]
+fn a_value_that_is_rounded_to_infinity_first_is_told_with_its_place_in_every_format() {
+    let mut values = [1000.0; 1024];
+    values[2 * 32 + 5] = -3.4e38;
+    let folder = || Folder::with(&Contents::default().with("w", Tensor::f32s(&[32, 32], &values)).to_bytes());
+    let quantizing = |format: &Format| !matches!(format, Format::F32 | Format::Bf16);
+    for format in Format::CANONICAL.into_iter().filter(quantizing) {
+        let rounded = QuantizeOptions { via: Via::Bf16, ..options(format) };
+        refused(&folder(), &rounded, "tensor `w` holds -3.4e38 at [2, 5], which --via rounds to -inf");
+        assert!(folder().quantize(&options(format)).is_ok(), "{format}");
+        if format.check_weight().is_ok() {
+            let sharded = QuantizeOptions { shards: NonZeroUsize::new(3), ..rounded };
+            refused(&folder(), &sharded, "leave --via out, or the tensor");
+        }
+    }
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Optimizer state in fewer bytes: the same training, and exports that do not show it.
 
 use warpweft::config::{Capture, Config, Masters, Moments, Optimizer};
-use warpweft::format::Format;
-use warpweft::session::Checkpoint;
+use warpweft::format::{Format, Via};
+use warpweft::session::{Checkpoint, Session};
 
 use crate::trainer::{Trainer, losses, within_a_minute};
 use crate::{config, run};
@@ -127,6 +127,68 @@ fn h11_splitting_the_masters_of_a_quantized_weight_is_refused_before_anything_ru
             let config = with_split_masters(Config::default());
             let error = trainer.start(config, 2).await.unwrap_err().to_string();
             assert!(error.contains("optimizer.masters") && error.contains("`layer0`"), "{error}");
+        }
+    });
+}
+
+/// Expects that a checkpoint is refused in these words, and that the session is as it was.
+async fn refused(session: &mut Session, checkpoint: &Checkpoint, words: &[&str]) {
+    let before = session.export().await.unwrap();
+    let error = session.import(checkpoint).await.unwrap_err().to_string();
+    assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    assert_eq!(session.export().await.unwrap(), before);
+}
+
+/// f32 has finite numbers that bf16 has not: as a master, one of them ruins its block or its tensor.
+#[test]
+fn a_master_that_is_finite_only_before_it_is_rounded_is_refused_by_its_place() {
+    within_a_minute(async {
+        for (format, via, fits) in [
+            (Format::NVFP4_2D, Via::Bf16, false),
+            (Format::FP8_TENSOR_E4M3, Via::Bf16, false),
+            (Format::FP8_TENSOR_E4M3, Via::None, true),
+            (Format::Bf16, Via::None, false),
+            (Format::F32, Via::Bf16, true),
+        ] {
+            let mut config = config(1, Capture::Off, true);
+            config.quantize.via = via;
+            let mut session = Trainer::new(2, format).start(config, 2).await.unwrap();
+            let mut checkpoint = session.export().await.unwrap();
+            let columns = checkpoint.weights[1].shape.cols;
+            checkpoint.weights[1].master[3 * columns + 5] = -3.4e38;
+            if fits {
+                session.import(&checkpoint).await.unwrap();
+            } else {
+                let words = ["`layer1` holds -3.4e38 in row 3, column 5, which bf16 rounds to -inf"];
+                refused(&mut session, &checkpoint, &words).await;
+            }
+            checkpoint.weights[1].master[3 * columns + 5] = 3.38e38;
+            session.import(&checkpoint).await.unwrap();
+        }
+        let config = with_split_masters(config(1, Capture::Off, true));
+        let mut session = Trainer::new(2, Format::Bf16).start(config, 2).await.unwrap();
+        let mut checkpoint = session.export().await.unwrap();
+        checkpoint.weights[0].master[0] = f32::MAX;
+        refused(&mut session, &checkpoint, &["`layer0` holds", "which bf16 rounds to inf"]).await;
+    });
+}
+
+#[test]
+fn a_moment_that_is_finite_only_before_it_is_stored_is_refused_by_its_place() {
+    within_a_minute(async {
+        let trainer = Trainer::new(2, Format::NVFP4_2D);
+        let mut whole = trainer.start(config(1, Capture::Off, true), 2).await.unwrap();
+        let mut session = trainer.start(with_bf16_moments(config(1, Capture::Off, true)), 2).await.unwrap();
+        losses(&mut session, 2, 0..1).await;
+        let exported = session.export().await.unwrap();
+        for which in ["first", "second"] {
+            let mut checkpoint = exported.clone();
+            let weight = &mut checkpoint.weights[0];
+            let moment = if which == "first" { &mut weight.exp_avg } else { &mut weight.exp_avg_sq };
+            moment[7] = f32::MAX;
+            let what = format!("the {which} moment of `layer0` is 3.4028235e38 in row 0, column 7");
+            refused(&mut session, &checkpoint, &[&what, "bf16 rounds to inf", "optimizer.moments"]).await;
+            whole.import(&checkpoint).await.unwrap();
         }
     });
 }

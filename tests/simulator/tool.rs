@@ -233,6 +233,9 @@ fn plan_says_why_a_task_stands_where_it_stands_and_what_a_step_is_expected_to_ta
         let after: Vec<&str> = task.lines().filter(|line| line.starts_with("  after")).collect();
         assert!((1..after.len()).all(|at| !after[at..].contains(&after[at - 1])), "{task}");
     }
+    let explained = every.lines().filter(|line| line.starts_with("task ")).count();
+    assert!(explained == 50 && every.contains(" more tasks match `of`: "), "{explained}: {every}");
+    assert!(!named.contains(" more tasks match "), "{named}");
     let complaint = String::from_utf8(run(folder.path(), "plan model.toml --why nothing").stderr).unwrap();
     assert!(complaint.contains("no task of the plan is `nothing`"), "{complaint}");
 }

@@ -29,6 +29,9 @@ const FROM_ZERO: &str = "a finite number from 0 on";
 const BELOW_ONE: &str = "a number from 0 to below 1 in 32-bit floating point";
 /// Bytes a second of a paced link; a slower one seems to hang.
 const SLOWEST_LINK: f64 = 1e3;
+/// The least norm to clip to. Of smaller gradients f32 holds no squares, so second moments would be 0; with a large
+/// loss scale so would the clip factor over it.
+const SMALLEST_NORM: f64 = 1e-18;
 const SWITCH: &str = "`true` or `false`";
 
 /// Keys in the order in which they are printed: those without a table first.
@@ -236,11 +239,11 @@ pub(super) const ROWS: &[Row] = &[
     },
     Row {
         path: "optimizer.max_norm",
-        expected: "a finite number above 0 in 32-bit floating point, or 0 for no clipping",
+        expected: "a finite number from 1e-18 on, as 32-bit floating point has no squares of smaller gradients, or 0 for no clipping",
         value: |c| toml(c.optimizer.max_norm),
         valid: |c| {
             let most = c.optimizer.max_norm;
-            most == 0.0 || from_zero(most) && most as f32 > 0.0
+            most == 0.0 || from_zero(most) && most >= SMALLEST_NORM
         },
     },
     Row {

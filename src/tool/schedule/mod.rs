@@ -37,6 +37,9 @@ use crate::model::StepProgram;
 use crate::session::{columnwise_saving, costs_of, plan_program, plan_program_on, simulate_program};
 use crate::trace::{Summary, read_trace};
 
+/// The most tasks that are explained at once.
+const MOST_REASONS: usize = 50;
+
 /// How much of a plan is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlanView {
@@ -145,10 +148,21 @@ pub fn plan_model(
             if found.is_empty() {
                 return Err(ScheduleError::NoTask { wanted: wanted.clone() });
             }
-            let reasons = found.into_iter().map(|task| plan.why(task, costs.as_ref()));
-            reasons.collect::<Vec<_>>().join("\n")
+            let (told, untold) = found.split_at(found.len().min(MOST_REASONS));
+            plan.why_each(told, costs.as_ref()).join("\n") + &more(wanted, untold.len())
         }
     })
+}
+
+/// That there are more tasks than were told, if so.
+fn more(wanted: &str, untold: usize) -> String {
+    if untold == 0 {
+        return String::new();
+    }
+    format!(
+        "\n{untold} more tasks match `{wanted}`: give --why more of a name, or a number; `warpweft plan --tasks` lists \
+         them all\n"
+    )
 }
 
 /// Simulates steps of a model, and says what they came to.
