@@ -143,7 +143,7 @@ pub enum ExecError {
     },
     /// The initializer gave a master from which no training can go on.
     #[error(
-        "{rank}: the initializer gave `{weight}` the master {value} in row {row}, column {column}; give finite values"
+        "{rank}: the initializer gave `{weight}` the master {value:?} in row {row}, column {column}, which is not finite as it is kept or cast; give finite values, below 3.39e38 where they are rounded to bf16"
     )]
     Master {
         /// The rank.

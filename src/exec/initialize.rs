@@ -26,8 +26,8 @@ impl<B: Backend> Rank<B> {
     /// count and carried buffers are the zeros that were reserved.
     ///
     /// # Errors
-    /// What the backend refuses; [`ExecError::Master`] for a value that is not finite;
-    /// [`ExecError::ReplicasDiffer`] and [`ExecError::ReplicatedDiffers`] when ranks that hold the same rows were
+    /// What the backend refuses; [`ExecError::Master`] for a value that is not finite, or not any more when it is
+    /// rounded for the cast; [`ExecError::ReplicasDiffer`] and [`ExecError::ReplicatedDiffers`] when ranks that hold the same rows were
     /// given other values.
     pub fn initialize(&mut self, initializer: &Initializer) -> Result<(), ExecError> {
         let plan = std::sync::Arc::clone(&self.prologue.plan);
@@ -53,7 +53,8 @@ impl<B: Backend> Rank<B> {
         let (rows, cols) = (layout.shard.rows_of(self.id()), layout.shard.shape.cols);
         let mut master = vec![0.0; rows.rows * cols];
         initializer(MasterRows { weight: &layout.name, first_row: rows.begin, columns: cols }, &mut master);
-        match master.iter().position(|value| !value.is_finite()) {
+        let via = self.prologue.plan.policy.settings.via;
+        match master.iter().position(|value| !via.round(layout.format, *value).is_finite()) {
             None => Ok(master),
             Some(at) => {
                 let (rank, weight, value) = (self.id(), layout.name.clone(), master[at]);
