@@ -4,9 +4,10 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::config::ConfigError;
+use crate::id::RankId;
 use crate::model::DeclareError;
 use crate::session::{SessionError, next_step};
-use crate::trace::TraceError;
+use crate::trace::{Nanoseconds, TraceError};
 use crate::tune::LimitsError;
 
 /// Why a plan, simulation or trace could not be shown.
@@ -67,6 +68,26 @@ pub enum ScheduleError {
         step: u64,
         /// The steps there are.
         has: String,
+    },
+    /// The trace has no such rank.
+    #[error("`{}` has no {rank}; it has {has}", path.display())]
+    NoRank {
+        /// The trace.
+        path: PathBuf,
+        /// The rank asked for.
+        rank: RankId,
+        /// The ranks there are.
+        has: String,
+    },
+    /// Nothing is left to be drawn.
+    #[error(
+        "nothing of step {step} lies between --from and --to; both count in milliseconds since the begin of the step, which takes {length}"
+    )]
+    NoWindow {
+        /// The step.
+        step: u64,
+        /// How long it takes.
+        length: Nanoseconds,
     },
     /// There is no model to be read.
     #[error(
