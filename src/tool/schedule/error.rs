@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::config::ConfigError;
+use crate::config::{ByteSize, ConfigError};
 use crate::id::RankId;
 use crate::model::DeclareError;
 use crate::session::{SessionError, next_step};
@@ -139,6 +139,20 @@ pub enum ScheduleError {
     NoTask {
         /// What was asked for.
         wanted: String,
+    },
+    /// Every policy needs more than there may be.
+    #[error(
+        "no policy fits memory.budget ({budget}); the least, `{least}`, needs {}: set memory.budget (--budget) to \"{}\" or more",
+        needed.in_full(),
+        needed.rounded_up()
+    )]
+    NoneFits {
+        /// The most there may be.
+        budget: ByteSize,
+        /// The policy that needs least.
+        least: String,
+        /// What it needs.
+        needed: ByteSize,
     },
     /// Nothing that was tried could be run.
     #[error("no policy can be run: {reason}")]
