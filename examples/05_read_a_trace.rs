@@ -45,7 +45,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     timeline.arrows.clear();
     let name = trace.file_name().unwrap_or_default().to_string_lossy();
     let title = format!("One step, from {name}");
-    let drawn = TimelinePicture { title, width: 1400, window: None }.render(&timeline)?;
+    let drawn = TimelinePicture { title, width: 1400, ..TimelinePicture::default() }.render(&timeline)?;
     std::fs::write(&picture, drawn).map_err(|error| {
         let path = picture.display();
         format!("the picture `{path}` cannot be written ({error}); name a file that you may write")

@@ -96,7 +96,9 @@ fn the_main_job_trains_traces_and_explains_itself() {
     says("train", &tuned, "tune.steps = 0");
     let short = ["--device", "cpu", "--ranks", "1", "--steps", "2", "--trace", trace, "--out", out];
     let text = run("train", &short);
-    for word in ["holds no training step", "bytes on 1 rank\n"] {
+    for word in
+        ["the trace will lack steps", "holds no training step", "bytes on 1 rank\n", "that of the last step"]
+    {
         assert!(text.contains(word), "{word}: {text}");
     }
     let mixed = ["--device", "cpu", "--ranks", "1", "--steps", "4", "--trace", trace, "--out", out];
@@ -110,7 +112,9 @@ fn the_main_job_trains_traces_and_explains_itself() {
     says("train", &["--plan", "--format", "mxfp8", "--device", "cpu"], "partial cast");
     says("train", &["--plan", "--ranks", "65536", "--device", "cpu"], "partial cast");
     let before = std::fs::read(trace).unwrap();
-    run("train", &["--plan", "--trace", trace, "--device", "cpu"]);
+    let mut alone = Command::new(example("train"));
+    let alone = alone.args(["--plan", "--device", "cpu"]).env("WARPWEFT_TRACE__PATH", trace);
+    assert!(alone.env("WARPWEFT_TRACE__ENABLED", "true").output().unwrap().status.success());
     assert!(std::fs::read(trace).unwrap() == before, "a plan alone leaves an older trace as it is");
     let replicated =
         ["--device", "cpu", "--ranks", "4", "--replicate", "2", "--steps", "2", "--check", "--out", out];
@@ -175,7 +179,20 @@ fn the_main_job_refuses_what_it_cannot_do_with_one_clear_line() {
         assert!(said.contains(&format!("both input (--config) and output ({flag})")), "{said}");
         assert!(std::fs::read(&own).unwrap() == before);
     }
-    assert!(refusal(&["--ranks", "0", "--device", "cpu"]).contains("at least one rank"));
+    for (flag, value, complaint) in [
+        ("--ranks", "0", "0 is not in 1..=65536"),
+        ("--depth", "-1", "-1 is not in 0..=64"),
+        ("--depth", "65", "65 is not in 0..=64"),
+        ("--tune", "-1", "-1 is not in 0"),
+        ("--devices", "0,x", "`x` is no GPU number"),
+    ] {
+        let said = refusal(&[flag, value, "--device", "cpu"]);
+        assert!(said.contains(flag) && said.contains(complaint), "{said}");
+    }
+    for flag in ["--trace", "--losses"] {
+        let said = refusal(&["--plan", flag, "file"]);
+        assert!(said.contains("--plan") && said.contains(flag), "{said}");
+    }
     assert!(refusal(&["--ranks", "65536", "--device", "cpu"]).contains("at most 64 train"));
     assert!(refusal(&["--steps", "0", "--device", "cpu"]).contains("--steps"));
     let undivided = refusal(&["--ranks", "4", "--replicate", "3", "--device", "cpu"]);
@@ -186,15 +203,15 @@ fn the_main_job_refuses_what_it_cannot_do_with_one_clear_line() {
     assert!(said.contains("--out") && said.contains("README.md") && said.contains("name another"), "{said}");
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().to_str().unwrap();
+    let said = refusal(&["--device", "cpu", folder]);
+    assert!(said.contains(&format!("no .md, .rs or .toml file below {folder}")), "{said}");
     let said = refusal(&["--device", "cpu", "--ranks", "1", "--out", folder, "--losses", folder]);
     assert!(said.contains("--losses") && said.contains(folder), "{said}");
     let trace = format!("{folder}/./loss.svg");
     let said = refusal(&["--device", "cpu", "--ranks", "1", "--out", folder, "--trace", &trace]);
     assert!(said.contains("--out and --trace would both write"), "{said}");
     assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0, "what was only tried is not left behind");
-    for (flag, value, takes) in
-        [("--tune", "5", "from 6 to 20"), ("--depth", "65", "to 64"), ("--replicate", "0", "from 1")]
-    {
+    for (flag, value, takes) in [("--tune", "5", "from 6 to 20"), ("--replicate", "0", "from 1")] {
         let said = refusal(&[flag, value, "--device", "cpu"]);
         assert!(said.starts_with(&format!("train: {flag}: ")) && said.contains(takes), "{said}");
     }

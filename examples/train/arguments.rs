@@ -6,10 +6,11 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use clap::Parser;
+use clap::{Arg, Parser};
 use warpweft::config::Config as Settings;
 use warpweft::config::{Backward, Capture, Prefetch, Scaling};
 use warpweft::format::Format;
+use warpweft::model::Mesh;
 
 use crate::forecast;
 use crate::outputs::Trace;
@@ -26,17 +27,17 @@ use crate::placement::DeviceKind;
 /// backward the gradient is summed back to their owners. `--depth` says how many uses ahead a gather may
 /// start.
 #[derive(Parser, Debug)]
-#[command(name = "train", version)]
+#[command(name = "train", version, mut_args(taking_negative_numbers))]
 pub(crate) struct Arguments {
     /// Where the ranks run: GPUs if there are enough of them, else the CPU; or what you say.
     #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
     pub(crate) device: DeviceKind,
     /// The GPU of each rank of this process, as in 0,1,2,3. Ranks may share one. [default: the first --ranks]
-    #[arg(long, value_delimiter = ',', conflicts_with = "ranks")]
+    #[arg(long, value_delimiter = ',', conflicts_with = "ranks", value_parser = gpu)]
     pub(crate) devices: Option<Vec<u32>>,
     /// Ranks in this process, on the CPU up to 64; each runs its own share of the batch. [default: 4, on GPUs one
     /// for each up to 4]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(Mesh::MAX_RANKS)))]
     pub(crate) ranks: Option<u32>,
     /// Copies of the model, each sharded over its share of all ranks. [default: from --config]
     #[arg(long)]
@@ -46,7 +47,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value = "nvfp4_2d")]
     pub(crate) format: Format,
     /// Uses ahead of which a weight may be gathered; 0 gathers on demand. [default: from --config]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(0..=i64::from(Prefetch::MAX_DEPTH)))]
     pub(crate) depth: Option<u32>,
     /// Of the first steps, try plans in so many (6 to 20) and go on with the fastest. [default: from --config]
     #[arg(long)]
@@ -86,10 +87,21 @@ pub(crate) struct Arguments {
     #[arg(long)]
     pub(crate) losses: Option<PathBuf>,
     /// Print the plan of the training step and stop; no file is written.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["trace", "losses"])]
     pub(crate) plan: bool,
     /// Text to train on: files, or folders of .md, .rs and .toml files. [default: this repository]
     pub(crate) text: Vec<PathBuf>,
+}
+
+/// Lets an option take `-1` for a value and not for another option, so that what is said is which values it takes.
+fn taking_negative_numbers(argument: Arg) -> Arg {
+    let takes = argument.get_long().is_some() && argument.get_action().takes_values();
+    if takes { argument.allow_negative_numbers(true) } else { argument }
+}
+
+/// The number of a GPU.
+fn gpu(text: &str) -> Result<u32, String> {
+    text.trim().parse().map_err(|_| format!("`{text}` is no GPU number; list them as in 0,1"))
 }
 
 impl Arguments {

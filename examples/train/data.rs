@@ -27,6 +27,12 @@ pub(crate) enum DataError {
         /// Why.
         source: io::Error,
     },
+    /// A directory without a text file.
+    #[error("no .md, .rs or .toml file below {path}; name text files, or another folder", path = path.display())]
+    NoText {
+        /// Which.
+        path: PathBuf,
+    },
     /// Too little text for one window of training or of evaluation.
     #[error(
         "{found} bytes of {split} text, at least {needed} needed: name more or longer text files, or shorten the sequence"
@@ -77,9 +83,14 @@ impl Corpus {
     pub(crate) fn read(paths: &[PathBuf], sequence: usize) -> Result<Self, DataError> {
         let mut files = Vec::new();
         for path in paths {
-            match path.is_dir() {
-                true => collect(path, &mut files)?,
-                false => files.push(path.clone()),
+            if !path.is_dir() {
+                files.push(path.clone());
+                continue;
+            }
+            let before = files.len();
+            collect(path, &mut files)?;
+            if files.len() == before {
+                return Err(DataError::NoText { path: path.clone() });
             }
         }
         files.sort();

@@ -201,7 +201,9 @@ async fn train(
     session: &mut Session,
 ) -> Result<Run, Box<dyn Error>> {
     let bar = if reports { ProgressBar::new(u64::from(arguments.steps)) } else { ProgressBar::hidden() };
-    bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {elapsed} (left {eta})")?);
+    // Of a narrow terminal nothing is left to the bar.
+    let template = "{wide_bar} {pos}/{len}  {msg}  {elapsed} (left {eta})";
+    bar.set_style(ProgressStyle::with_template(template)?);
     let mut run = Run {
         losses: Vec::new(),
         exposure: Exposure::default(),
@@ -241,7 +243,7 @@ async fn train(
         for refusal in report.not_recorded.iter().filter(|_| reports) {
             bar.suspend(|| say!("note      steps are not recorded: {}: {}", refusal.rank, refusal.reason));
         }
-        let loss = schedule::recent(&run.losses);
+        let (loss, _) = schedule::recent(&run.losses);
         let mut message = format!("loss {loss:.3}");
         if run.is_timed() {
             message += &format!("  exposed {:4.1} %", 100.0 * run.exposure.fraction());

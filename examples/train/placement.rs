@@ -59,8 +59,13 @@ pub(crate) enum PlacementError {
     #[error("--devices names GPUs, but --device says cpu; leave one of them out")]
     GpusOnCpu,
     /// GPUs cannot be used at all.
-    #[error("--device cuda cannot be followed: {0}")]
-    NoCuda(String),
+    #[error("{flag} cannot be followed: {reason}")]
+    NoCuda {
+        /// The flag that asks for them.
+        flag: &'static str,
+        /// Why none can be used.
+        reason: String,
+    },
     /// Ranks of several processes on the CPU.
     #[error("this is one of several processes, whose ranks meet on GPUs only, but {0}; {1}")]
     ProcessesOnCpu(String, &'static str),
@@ -152,7 +157,8 @@ pub(crate) fn place(
 }
 
 fn on_gpus(wish: &Wish, found: Result<u32, String>) -> Result<Placement, PlacementError> {
-    let found = found.map_err(PlacementError::NoCuda)?;
+    let flag = if wish.device == DeviceKind::Cuda { "--device cuda" } else { "--devices" };
+    let found = found.map_err(|reason| PlacementError::NoCuda { flag, reason })?;
     let gpus = match &wish.gpus {
         Some(gpus) => gpus.clone(),
         // Each process of a host has as many GPUs, one after the other.
@@ -218,12 +224,13 @@ mod tests {
         let missing = || Err("no libcuda".to_owned());
         assert_eq!(
             named(DeviceKind::Auto, &[0], missing()),
-            Err(PlacementError::NoCuda("no libcuda".into()))
+            Err(PlacementError::NoCuda { flag: "--devices", reason: "no libcuda".into() })
         );
         let ranks = |ranks, found| place(&wish(DeviceKind::Cuda, ranks, None), || found);
         assert_eq!(ranks(Some(2), Ok(1)), Err(PlacementError::TooFew { ranks: 2, found: 1 }));
         assert_eq!(ranks(None, Ok(0)), Err(PlacementError::TooFew { ranks: 1, found: 0 }));
-        assert_eq!(ranks(None, missing()), Err(PlacementError::NoCuda("no libcuda".into())));
+        let refused = PlacementError::NoCuda { flag: "--device cuda", reason: "no libcuda".into() };
+        assert_eq!(ranks(None, missing()), Err(refused));
     }
 
     #[test]

@@ -21,6 +21,20 @@ use crate::placement::Placement;
 use crate::say::say;
 use crate::{Run, schedule};
 
+/// The steps that a trace is to hold.
+struct Window {
+    /// The first, from 0.
+    first: usize,
+    /// How many.
+    wanted: usize,
+}
+
+impl Window {
+    fn of(settings: &Settings) -> Self {
+        Self { first: settings.trace.first_step as usize, wanted: settings.trace.steps as usize }
+    }
+}
+
 /// What is about to run, before it runs.
 pub(crate) fn introduce(
     arguments: &Arguments,
@@ -83,6 +97,16 @@ pub(crate) fn introduce(
         #[cfg(not(feature = "cuda"))]
         Placement::Cuda { .. } => {}
     }
+    // Now, while another run costs nothing yet.
+    if arguments.trace(settings).is_some() {
+        let (Window { first, wanted }, steps) = (Window::of(settings), arguments.steps as usize);
+        if steps < first + wanted {
+            let asked = count(wanted, "step");
+            say!(
+                "note      the trace will lack steps: {asked} from step {first} on were asked for, counted from 0, and training has {steps}; take more --steps, or lower trace.first_step"
+            );
+        }
+    }
     say!(
         "settings\n{}",
         settings.effective().lines().map(|line| format!("          {line}\n")).collect::<String>()
@@ -100,10 +124,15 @@ pub(crate) fn conclude(arguments: &Arguments, corpus: &Corpus, run: &Run, held_o
         );
     }
     let (Some(first), Some(report)) = (run.losses.first(), &run.last) else { return };
-    let last = schedule::recent(&run.losses);
+    let (last, steps) = schedule::recent(&run.losses);
+    let averaged = if steps == 1 {
+        "that of the last step".to_owned()
+    } else {
+        format!("mean of the last {steps} steps")
+    };
     let share = |part: Nanoseconds| 100.0 * part.fraction_of(run.exposure.step);
     let held_out = held_out.map_or_else(String::new, |loss| format!("; held-out text {loss:.3}"));
-    say!("\nloss      {first:.3} → {last:.3} nats per byte (mean of the last steps){held_out}");
+    say!("\nloss      {first:.3} → {last:.3} nats per byte ({averaged}){held_out}");
     say!("          unigram entropy {:.3}, ln 256 {:.3}", corpus.unigram_entropy(), (VOCABULARY as f64).ln());
     let step = run.stepping.as_secs_f64() * 1e3 / run.losses.len() as f64;
     if run.is_timed() {
@@ -160,7 +189,7 @@ pub(crate) fn leave(
     let Some(Trace { path, .. }) = trace else { return written };
     say!("trace     {}  (open in https://ui.perfetto.dev or chrome://tracing)", path.display());
     // Steps of the evaluation are numbered on, after those of training.
-    let (first, wanted) = (settings.trace.first_step as usize, settings.trace.steps as usize);
+    let Window { first, wanted } = Window::of(settings);
     let (steps, traced) = (run.losses.len(), run.losses.len().saturating_sub(first));
     if traced < wanted {
         let holds = match traced {

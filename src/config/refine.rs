@@ -6,6 +6,7 @@
 //! refused where it is declared. Applying the rules to a refined model changes nothing: so whoever starts
 //! programs can ask whether their model was refined ([`Config::unrefined`]).
 
+use super::suggest::near;
 use super::{Config, ConfigError, WeightRule, keys, pattern_matches};
 use crate::format::Format;
 use crate::model::{Model, ModelBuilder, ParameterGroup, Placement, WeightSpec};
@@ -27,7 +28,10 @@ impl Config {
                 return Err(self.refuse(
                     format!("weights.{number}.match"),
                     format!("is {:?}, which matches no weight", rule.pattern),
-                    "a pattern that matches at least one weight's name".to_owned(),
+                    format!(
+                        "a pattern that matches at least one weight's name, such as {}",
+                        patterns_like(&rule.pattern, model)
+                    ),
                 ));
             }
         }
@@ -95,6 +99,31 @@ impl Config {
         };
         self.weights.iter().filter(asked).filter_map(|rule| rule.format).next_back().unwrap_or(Format::F32)
     }
+}
+
+/// Patterns that match weights: those close to the one that does not, else the first.
+fn patterns_like(pattern: &str, model: &Model) -> String {
+    /// So many are told.
+    const TOLD: usize = 4;
+    let numberless = |name: &str| {
+        let is_number = |word: &&str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
+        name.split('.')
+            .map(|word| Some(word).filter(|word| !is_number(word)).unwrap_or("*"))
+            .collect::<Vec<_>>()
+            .join(".")
+    };
+    let mut patterns: Vec<String> = Vec::new();
+    for spec in model.weights() {
+        let own = numberless(&spec.name);
+        if !patterns.contains(&own) {
+            patterns.push(own);
+        }
+    }
+    let close = near(pattern, patterns.iter().map(String::as_str));
+    let all = || patterns.iter().map(String::as_str).collect();
+    let told: Vec<&str> = if close.is_empty() { all() } else { close };
+    let quoted: Vec<String> = told.iter().take(TOLD).map(|pattern| format!("{pattern:?}")).collect();
+    quoted.join(", ")
 }
 
 #[cfg(test)]
@@ -193,6 +222,8 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("rules.toml:2") && error.contains("matches no weight"), "{error}");
+        let names = "such as \"blocks.*.mlp.up\", \"blocks.*.attention\"";
+        assert!(error.contains(names), "{error}");
     }
 
     #[test]

@@ -70,6 +70,14 @@ impl ByteSize {
         }
     }
 
+    /// As [`ByteSize::rounded`] has it, but never less than there are: a limit that is set to it is enough.
+    pub fn rounded_up(self) -> String {
+        let divisor = UNITS[..4].iter().find(|(_, unit)| self.0 >= *unit);
+        let Some((name, unit)) = divisor else { return format!("{} B", self.0) };
+        let hundredths = (u128::from(self.0) * 100).div_ceil(u128::from(*unit));
+        format!("{}.{:02} {name}", hundredths / 100, hundredths % 100)
+    }
+
     /// Two decimals of the largest unit that leaves at least one: `1.25 MiB`.
     pub fn rounded(self) -> String {
         const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -195,6 +203,8 @@ mod tests {
             [0, 1023, 1024, 1280, (1 << 20) - 1, 1 << 30].map(|bytes| ByteSize::new(bytes).rounded());
         assert_eq!(rounded, ["0 B", "1023 B", "1.00 KiB", "1.25 KiB", "1.00 MiB", "1.00 GiB"]);
         assert_eq!(ByteSize::new(u64::MAX).rounded(), "16777216.00 TiB");
+        let up = [0, 1023, 1024, 1281, (1 << 20) - 1, (1 << 30) + 1].map(|n| ByteSize::new(n).rounded_up());
+        assert_eq!(up, ["0 B", "1023 B", "1.00 KiB", "1.26 KiB", "1024.00 KiB", "1.01 GiB"]);
     }
 
     #[test]
@@ -232,6 +242,12 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn what_is_rounded_up_is_enough_and_hardly_more(bytes in 0..u64::MAX / 2) {
+            let enough: ByteSize = ByteSize::new(bytes).rounded_up().parse().unwrap();
+            prop_assert!(enough.bytes() >= bytes && enough.bytes() - bytes <= bytes / 100 + 1);
+        }
+
         #[test]
         fn every_size_prints_as_text_that_parses_back(shift in 0u32..64, bytes: u64) {
             let size = ByteSize::new(bytes >> shift << (shift / 2));

@@ -341,7 +341,9 @@ fn check_budget(request: &Request<'_>, demands: &[Demand<'_>], placed: &Placed) 
     Err(PlanError::Budget {
         program: request.name.to_owned(),
         prefetch: (!demands.is_empty()).then(|| request.policy.prefetch.to_string()),
-        can_prefetch_less: !demands.is_empty() && request.policy.prefetch != GatherStart::Depth(0),
+        // `auto` has taken the timetable of fewest bytes already.
+        can_prefetch_less: !demands.is_empty()
+            && !matches!(request.policy.prefetch, GatherStart::Depth(0) | GatherStart::Auto),
         needed,
         budget,
         fullest: format!("{moment}, with {}", alive.join(", ")),

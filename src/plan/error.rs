@@ -10,18 +10,20 @@ use crate::format::ElementType;
 pub enum PlanError {
     /// The transient bytes do not fit the budget.
     #[error(
-        "program `{program}`: {} {} of transient memory per rank, but memory.budget is {}; the fullest moment is {fullest}; {}raise the budget",
+        "program `{program}`: {} {} of transient memory per rank, but memory.budget is {}; the fullest moment is {fullest}; {}set memory.budget to \"{}\" or more",
         prefetch.as_ref().map_or_else(|| "it needs".to_owned(), |prefetch| format!("{prefetch} needs")),
         ByteSize::of(*needed).in_full(),
         ByteSize::of(*budget).in_full(),
-        if *can_prefetch_less { "prefetch less or " } else { "" }
+        if *can_prefetch_less { "prefetch less or " } else { "" },
+        ByteSize::of(*needed).rounded_up()
     )]
     Budget {
         /// The program.
         program: String,
         /// When gathers were to start; none where nothing is gathered, as in the prologue.
         prefetch: Option<String>,
-        /// Would later gathers need less?
+        /// Would later gathers need less? Not of the policy that is "auto": with too little memory it takes the
+        /// timetable of fewest bytes.
         can_prefetch_less: bool,
         /// Bytes the plan gets along with, if tasks wait for memory: as a budget they are enough.
         needed: usize,

@@ -6,7 +6,7 @@
 
 use std::fmt::{Display, Formatter, Result};
 
-use super::StepPlan;
+use super::{StepPlan, Task};
 use crate::config::ByteSize;
 
 impl Display for StepPlan {
@@ -20,13 +20,18 @@ impl Display for StepPlan {
             self.weights.mesh,
             self.fingerprint(),
         )?;
-        let subject_width = self.tasks.iter().map(|task| task.subject.len()).max().unwrap_or(0).max(7);
+        let widest = |head: &str, of: fn(&Task) -> &str| {
+            let widths = self.tasks.iter().map(|task| of(task).chars().count());
+            widths.fold(head.len(), usize::max)
+        };
+        let (op_width, subject_width) =
+            (widest("op", |task| task.op.name()), widest("subject", |task| &task.subject));
         let replicated = self.weights.mesh.replicas() > 1;
         // A column that would say nothing new of one replica is left out.
         let group = |name: String| if replicated { format!("{name:<9} ") } else { String::new() };
         writeln!(
             out,
-            "{:>5}  {:<15} {:<16} {}{:<subject_width$} {:>12}  waits for",
+            "{:>5}  {:<15} {:<op_width$} {}{:<subject_width$} {:>12}  waits for",
             "task",
             "lane",
             "op",
@@ -41,7 +46,7 @@ impl Display for StepPlan {
             let wire = if task.wire_bytes == 0 { String::new() } else { task.wire_bytes.to_string() };
             writeln!(
                 out,
-                "{:>5}  {lane:<15} {:<16} {}{:<subject_width$} {wire:>12}  {}",
+                "{:>5}  {lane:<15} {:<op_width$} {}{:<subject_width$} {wire:>12}  {}",
                 id.number(),
                 task.op.name(),
                 group(task.op.group().map_or_else(String::new, |group| group.to_string())),

@@ -71,7 +71,8 @@ fn milliseconds(time: Duration) -> String {
 
 impl fmt::Display for HostTime {
     /// `9.100 ms to issue 1234 tasks: driver 7.900 in 3456 calls, closures 0.600, own 0.600 = 0.49 µs per task;
-    /// splitting it took 0.200 more; …`
+    /// splitting it took 0.200 more; …`; without a driver there is nothing to split: `0.230 ms to issue 138 tasks,
+    /// 1.67 µs each`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { tasks, segments, issue, edges, caller, handing_over, .. } = self;
         let what = match segments {
@@ -79,6 +80,11 @@ impl fmt::Display for HostTime {
             1 => "launch a recorded step".to_owned(),
             segments => format!("launch a step recorded in {segments} segments"),
         };
+        if issue.calls == 0 && edges.calls == 0 {
+            write!(formatter, "{} ms to {what}", milliseconds(issue.busy()))?;
+            let each = issue.busy().as_secs_f64() * 1e6 / (*tasks).max(1) as f64;
+            return if *segments == 0 { write!(formatter, ", {each:.2} µs each") } else { Ok(()) };
+        }
         write!(
             formatter,
             "{} ms to {what}: driver {} in {} calls, closures {}, own {}",
@@ -180,6 +186,12 @@ mod tests {
         let recorded = HostTime { segments: 1, ..host }.to_string();
         assert!(recorded.starts_with("9.100 ms to launch a recorded step: driver"), "{recorded}");
         assert!(!recorded.contains("per task"), "{recorded}");
+        let without_driver = HostTime {
+            issue: HostSplit { driver: Duration::ZERO, calls: 0, ..host.issue },
+            edges: HostSplit::default(),
+            ..host
+        };
+        assert_eq!(without_driver.to_string(), "4.550 ms to issue 1234 tasks, 3.69 µs each");
         let waiting = HostSplit { waiting: micros(7), ..host.issue };
         let waited = HostTime { segments: 3, issue: waiting, ..host }.to_string();
         assert!(waited.contains("recorded in 3 segments") && waited.contains("waited 0.007 for"), "{waited}");

@@ -61,8 +61,8 @@ pub use progress::Progress;
 pub use quantize::quantize_checkpoint;
 pub use report::{Converted, Lost, PassedOver, Refused, Report};
 pub use schedule::{
-    ModelOptions, Outputs, PlanView, ScheduleError, SimulateOptions, TuneOptions, plan_model, show_trace,
-    simulate_model, tune_model,
+    ModelOptions, Outputs, PlanView, ScheduleError, SimulateOptions, TracePart, TuneOptions, plan_model,
+    show_trace, simulate_model, tune_model,
 };
 #[cfg(feature = "cuda")]
 #[doc(hidden)]

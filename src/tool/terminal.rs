@@ -23,7 +23,7 @@ impl<'a> Terminal<'a> {
 
 impl Progress for Terminal<'_> {
     fn start(&mut self, bytes: u64) {
-        let template = "{bar:32} {bytes:>11} of {total_bytes} {bytes_per_sec:>13} {eta:>4} {wide_msg}";
+        let template = "{bar:12} {bytes:>11} of {total_bytes} {bytes_per_sec:>13} {eta:>4} {wide_msg}";
         let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
         self.bar = ProgressBar::new(bytes).with_style(style);
     }

@@ -3,7 +3,8 @@
 //! **TR-4** A host time `t` becomes `t - anchor stamp + anchor instant`, so both kinds of events
 //! count from the origin of the timeline. Times before the origin are shown at it. A host thread
 //! that entered through a lane is shown in the process of its rank, others in a process `host` of
-//! their own.
+//! their own. A span that says of which task it is, by the fields `op` and `subject`, is called after it: `fire
+//! all-gather blocks.0.mlp.up`.
 
 use std::collections::BTreeMap;
 use std::io::{BufReader, BufWriter, Write};
@@ -133,11 +134,13 @@ impl Copy {
         let arguments: Vec<_> = arguments.map(|(n, v)| (n.as_str(), Argument::Json(v))).collect();
         match event.ph.as_str() {
             "B" => {
-                thread.open.push((event.name.clone(), event.cat.clone()));
-                writer.open(thread.track, at, name, category, &arguments)
+                let name = span_name(event);
+                writer.open(thread.track, at, &name, category, &arguments)?;
+                thread.open.push((name, category.to_owned()));
+                Ok(())
             }
             "E" => match thread.open.pop() {
-                Some(_) => writer.close(thread.track, at, name, category),
+                Some((name, _)) => writer.close(thread.track, at, &name, category),
                 None => Ok(()), // entered before the recording began
             },
             _ => {
@@ -196,6 +199,13 @@ impl Copy {
         let since_origin = i128::from(stamp.count()) - self.origin;
         Nanoseconds::new(u64::try_from(since_origin.max(0)).unwrap_or(u64::MAX))
     }
+}
+
+/// What a span is shown as. `tracing-chrome` writes texts among the arguments as they would stand in code.
+fn span_name(event: &Event) -> String {
+    let task = ["op", "subject"].map(|name| event.text(name)).into_iter().flatten();
+    let plain = |word: &str| serde_json::from_str(word).unwrap_or_else(|_| word.to_owned());
+    task.fold(event.name.clone(), |name, word| format!("{name} {}", plain(word)))
 }
 
 /// A number among the arguments; `tracing-chrome` writes all of them as text.
@@ -281,6 +291,20 @@ mod tests {
         let (trace, _) = merged(&timeline, &host.finish().unwrap());
         assert_eq!(find(&trace, "i", "started")["pid"], 1);
         assert_eq!(find(&trace, "i", "elsewhere")["pid"], 2);
+    }
+
+    #[test]
+    fn a_span_of_a_task_is_called_after_it_at_both_ends() {
+        let host = recording(Instant::now());
+        on_a_thread(|| {
+            host.lane(RankId::new(0), "pump").within(|| {
+                tracing::info_span!("fire", op = "all-gather", subject = "w").in_scope(|| ());
+            });
+        });
+        let (trace, _) = merged(&Timeline::default(), &host.finish().unwrap());
+        for ph in ["B", "E"] {
+            assert_eq!(find(&trace, ph, "fire all-gather w")["cat"], module_path!());
+        }
     }
 
     #[test]

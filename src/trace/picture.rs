@@ -3,9 +3,10 @@
 //!
 //! Behind the lanes of a rank, the parts of a step in which communication is exposed are shaded,
 //! and those in which the rank waits for others in a paler tone; both follow TR-1 and TR-2, so the
-//! shaded width is the reported figure. Of slices too thin to see, the first stands for all that
-//! fall on its mark, so the picture of a long run stays small. Arrows are left to the trace
-//! viewers.
+//! shaded width is the reported figure. That holds of a picture of one rank too: when the others arrived is
+//! asked of the whole timeline, and only then is it cut. Figures are those of whole steps, also where a
+//! window shows a part. Of slices too thin to see, the first stands for all that fall on its mark, so the
+//! picture of a long run stays small. Arrows are left to the trace viewers.
 //!
 //! A category has the same colour in every picture, so two of them can be compared; what mostly takes no time
 //! shares a few.
@@ -17,7 +18,7 @@ use super::axis::Axis;
 use super::error::TraceError;
 use super::exposure::Exposure;
 use super::svg::{Anchor, FRAME, Font, GRID, MUTED, PALETTE, Rect, Svg, TEXT};
-use super::time::{Interval, coalesce, subtract};
+use super::time::{Interval, Nanoseconds, coalesce, subtract};
 use super::timeline::{LaneInfo, Slice, Timeline};
 use crate::id::RankId;
 use crate::noise::mixed;
@@ -83,14 +84,17 @@ pub struct TimelinePicture {
     pub title: String,
     /// Its width in pixels, at least 400.
     pub width: u32,
-    /// The part to show; all of it when `None`.
+    /// The part to show, on the clock of the timeline; all of it when `None`.
     pub window: Option<Interval>,
+    /// The one rank to show; all of them when `None`. The timeline should hold the others too: when they
+    /// arrived tells waiting from communication (TR-2).
+    pub rank: Option<RankId>,
 }
 
 impl Default for TimelinePicture {
     /// 1200 pixels wide, everything shown.
     fn default() -> Self {
-        Self { title: "Timeline".to_owned(), width: 1200, window: None }
+        Self { title: "Timeline".to_owned(), width: 1200, window: None, rank: None }
     }
 }
 
@@ -110,9 +114,13 @@ struct Drawing<'a> {
     picture: &'a TimelinePicture,
     timeline: &'a Timeline,
     colours: BTreeMap<&'a str, &'static str>,
-    /// The steps that the window shows any of.
+    /// The ranks that are shown.
+    ranks: Vec<RankId>,
+    /// The steps that the window shows any of, of these ranks.
     steps: Vec<StepExposure>,
     window: Interval,
+    /// What the axis calls zero: the begin of the step, if there is only one.
+    zero: Nanoseconds,
     time: Axis,
     left: f64,
     right: f64,
@@ -121,21 +129,28 @@ struct Drawing<'a> {
 
 impl<'a> Drawing<'a> {
     fn new(picture: &'a TimelinePicture, timeline: &'a Timeline) -> Self {
-        let names = timeline.lanes.iter().map(|lane| LANE_FONT.width(&lane.name));
+        let is_shown = |rank: RankId| picture.rank.is_none_or(|only| only == rank);
+        let ranks = timeline.ranks().into_iter().filter(|rank| is_shown(*rank)).collect();
+        let names = timeline.lanes.iter().filter(|lane| is_shown(lane.rank));
+        let names = names.map(|lane| LANE_FONT.width(&lane.name));
         let left = MARGIN + names.fold(150.0, f64::max).min(240.0) + 10.0;
         let right = f64::from(picture.width.max(400)) - MARGIN;
         let window = picture.window.or(timeline.extent()).unwrap_or_default();
-        let categories: BTreeSet<&str> = timeline.slices.iter().map(|s| s.category.as_str()).collect();
-        let colours = coloured(categories);
-        let (low, high) = (window.begin.milliseconds(), window.end.milliseconds());
+        let is_drawn = |slice: &&Slice| is_shown(slice.rank) && !slice.interval().clipped(window).is_empty();
+        let drawn = timeline.slices.iter().filter(is_drawn);
+        let colours = coloured(drawn.map(|slice| slice.category.as_str()).collect());
         let mut steps = timeline.exposures();
-        steps.retain(|step| !step.window.clipped(window).is_empty());
+        steps.retain(|step| is_shown(step.rank) && !step.window.clipped(window).is_empty());
+        let zero = only_step(timeline).unwrap_or_default();
+        let [low, high] = [window.begin, window.end].map(|at| since(at, zero));
         let mut drawing = Self {
             picture,
             timeline,
             colours,
+            ranks,
             steps,
             window,
+            zero,
             time: Axis::new(low, high, left, right),
             left,
             right,
@@ -148,8 +163,7 @@ impl<'a> Drawing<'a> {
     fn draw(&self) -> String {
         let title = &self.picture.title;
         let top = MARGIN + 26.0 + self.legend.len() as f64 * LEGEND_ROW;
-        let ranks = self.timeline.ranks();
-        let heights = ranks.iter().map(|&rank| self.height(rank) + RANK_GAP);
+        let heights = self.ranks.iter().map(|&rank| self.height(rank) + RANK_GAP);
         let bottom = top + heights.sum::<f64>();
         let mut svg = Svg::new(self.right + MARGIN, bottom + 46.0, title);
         svg.text((MARGIN, MARGIN + 8.0), TITLE_FONT, title);
@@ -157,7 +171,7 @@ impl<'a> Drawing<'a> {
         self.draw_grid(&mut svg, top, bottom);
         let activities = self.timeline.activities();
         let mut y = top;
-        for rank in ranks {
+        for &rank in &self.ranks {
             let own = |place: &&StepExposure| place.rank == rank;
             let steps: Vec<&StepExposure> = self.steps.iter().filter(own).collect();
             for (_, activity) in activities.range((rank, 0)..=(rank, u64::MAX)) {
@@ -181,7 +195,7 @@ impl<'a> Drawing<'a> {
     fn span(&self, interval: Interval) -> Option<(f64, f64)> {
         let shown = interval.clipped(self.window);
         (!shown.is_empty()).then(|| {
-            let [begin, end] = [shown.begin, shown.end].map(|t| self.time.at(t.milliseconds()));
+            let [begin, end] = [shown.begin, shown.end].map(|at| self.time.at(since(at, self.zero)));
             (begin, end - begin)
         })
     }
@@ -190,7 +204,9 @@ impl<'a> Drawing<'a> {
         let mut entries: Vec<(&'static str, String)> = Vec::new();
         entries.extend(self.colours.iter().map(|(&name, &colour)| (colour, name.to_owned())));
         let total: Exposure = self.steps.iter().map(|step| step.exposure).sum();
-        let exposed = format!("exposed communication ({:.1} % of step time)", 100.0 * total.fraction());
+        let is_cut = self.steps.iter().any(|step| step.window.clipped(self.window) != step.window);
+        let whole = if is_cut { "the whole step's" } else { "step" };
+        let exposed = format!("exposed communication ({:.1} % of {whole} time)", 100.0 * total.fraction());
         entries.push((EXPOSED, exposed));
         if total.skew.count() > 0 {
             entries.push((SKEW, "waiting for the last rank".to_owned()));
@@ -231,7 +247,8 @@ impl<'a> Drawing<'a> {
         }
         svg.line((self.left, bottom), (self.right, bottom), FRAME, "");
         let middle = (self.left + self.right) / 2.0;
-        svg.text((middle, bottom + 34.0), TICK_FONT, "time since the origin, ms");
+        let from = if self.zero == Nanoseconds::ZERO { "the origin" } else { "the step began" };
+        svg.text((middle, bottom + 34.0), TICK_FONT, &format!("time since {from}, ms"));
     }
 
     fn draw_header(&self, svg: &mut Svg, rank: RankId, steps: &[&StepExposure], y: f64) {
@@ -315,6 +332,18 @@ impl<'a> Drawing<'a> {
             svg.text((x + width / 2.0, y + 13.0), SLICE_FONT, &label);
         }
     }
+}
+
+/// The begin of the step, if all slices are of one.
+fn only_step(timeline: &Timeline) -> Option<Nanoseconds> {
+    let first = timeline.slices.first()?.step;
+    let is_only = timeline.slices.iter().all(|slice| slice.step == first);
+    timeline.extent().filter(|_| is_only).map(|extent| extent.begin)
+}
+
+/// Milliseconds from zero, below it as well.
+fn since(at: Nanoseconds, zero: Nanoseconds) -> f64 {
+    at.saturating_sub(zero).milliseconds() - zero.saturating_sub(at).milliseconds()
 }
 
 /// Every category with its colour.
@@ -441,6 +470,38 @@ mod tests {
         let scale = (forward.0 + forward.1 + 0.5 - begin) / 10.0;
         assert!((width / scale - 3.0).abs() < 0.01, "{width} of {scale} a millisecond");
         assert!(svg.contains("30.0 % exposed") && svg.contains("&lt;0&gt;"), "{svg}");
+    }
+
+    /// TR-2: the other rank arrives 2 ms later, so of the 3 ms that the gather is in the open 1 ms is exposed.
+    #[test]
+    fn tr2_a_picture_of_one_rank_knows_when_the_others_arrived() {
+        let mut both = timeline();
+        both.lanes.push(lane(1, 1, "communicator of the other", LaneKind::Communication));
+        both.slices.push(slice([1, 1, 1], ["gather w", "all_gather"], [2_000_000, 4_000_000]));
+        for slice in both.slices.iter_mut().filter(|slice| slice.category == "all_gather") {
+            slice.collective = Some(RankId::new(0));
+        }
+        let alone = TimelinePicture { rank: Some(RankId::new(0)), ..TimelinePicture::default() };
+        let svg = alone.render(&both).unwrap();
+        assert!(svg.contains("10.0 % exposed") && svg.contains("10.0 % of step time"), "{svg}");
+        assert!(svg.contains("waiting for the last rank") && !svg.contains("of the other"), "{svg}");
+        let window = Some(Interval::new(0, 9_000_000));
+        let part = TimelinePicture { window, ..alone }.render(&both).unwrap();
+        assert!(part.contains("10.0 % of the whole step's time"), "{part}");
+    }
+
+    #[test]
+    fn of_one_step_the_axis_counts_from_its_begin() {
+        let mut late = timeline();
+        for slice in &mut late.slices {
+            (slice.begin, slice.end) =
+                [slice.begin, slice.end].map(|at| at.saturating_add(Nanoseconds::new(5_000_000_000))).into();
+        }
+        let svg = TimelinePicture::default().render(&late).unwrap();
+        assert!(svg.contains("time since the step began, ms") && !svg.contains(">5000"), "{svg}");
+        late.slices[0].step = 1;
+        let svg = TimelinePicture::default().render(&late).unwrap();
+        assert!(svg.contains("time since the origin, ms") && svg.contains(">5000"), "{svg}");
     }
 
     #[test]

@@ -30,10 +30,12 @@ pub enum Verdict {
         /// The step time of the choice before, nanoseconds.
         before: Option<u64>,
     },
-    /// The choice stays: this was not faster by enough.
+    /// The choice stays: this was slower, or not faster by enough.
     Kept {
         /// Transient bytes of its plan.
         bytes: usize,
+        /// The step time of the choice, nanoseconds.
+        choice: u64,
     },
     /// It needs more memory than there may be.
     OverBudget {
@@ -47,6 +49,14 @@ pub enum Verdict {
         /// Why.
         reason: String,
     },
+}
+
+/// Why a trial that took `step` is not the choice, which takes `choice`; nanoseconds.
+pub(crate) fn why_kept(step: Option<u64>, choice: u64) -> String {
+    match step > Some(choice) {
+        true => format!("slower than {:.3} ms", choice as f64 / 1e6),
+        false => "not faster by enough".to_owned(),
+    }
 }
 
 impl fmt::Display for Candidate {
@@ -69,7 +79,9 @@ impl fmt::Display for Decision {
             Verdict::Chosen { bytes, before: Some(before) } => {
                 write!(formatter, "{}: chosen over {:.3} ms", size(bytes), ms(*before))
             }
-            Verdict::Kept { bytes } => write!(formatter, "{}: not faster by enough", size(bytes)),
+            Verdict::Kept { bytes, choice } => {
+                write!(formatter, "{}: {}", size(bytes), why_kept(self.step, *choice))
+            }
             Verdict::OverBudget { bytes, budget } => {
                 write!(formatter, "{}: more than the budget of {}", size(bytes), size(budget))
             }

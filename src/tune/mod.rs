@@ -23,6 +23,7 @@ mod trial;
 mod tuner;
 
 pub(crate) use agreed::agreed;
+pub(crate) use decision::why_kept;
 pub use decision::{Decision, Verdict};
 pub(crate) use foreseen::foreseen;
 pub use trial::{Candidate, Choice, LimitsError};

@@ -114,6 +114,16 @@ fn no_more_steps_are_spent_than_there_are() {
     }
 }
 
+#[test]
+fn a_trial_that_was_slower_than_the_choice_says_so() {
+    let tuner = tune(new(GatherStart::Depth(4), Limits::default()), by_depth);
+    let said: Vec<String> = tuner.log().iter().map(Decision::to_string).collect();
+    let of = |policy: &str| said.iter().find(|line| line.contains(policy)).unwrap();
+    assert!(of("depth = 1:").ends_with("slower than 0.001 ms"), "{said:?}");
+    let equal = super::decision::why_kept(Some(600), 600);
+    assert_eq!(equal, "not faster by enough");
+}
+
 /// TU-4
 #[test]
 fn a_difference_within_the_hysteresis_changes_nothing() {

@@ -143,9 +143,9 @@ impl Tuner {
             return Verdict::OverBudget { bytes, budget };
         }
         let before = self.choice;
-        let needed = before.map(|choice| choice.step as f64 * (1.0 - self.limits.hysteresis));
-        if needed.is_some_and(|needed| step as f64 >= needed) {
-            return Verdict::Kept { bytes };
+        let needed = |choice: &Choice| choice.step as f64 * (1.0 - self.limits.hysteresis);
+        if let Some(choice) = before.filter(|choice| step as f64 >= needed(choice)) {
+            return Verdict::Kept { bytes, choice: choice.step };
         }
         self.choice = Some(Choice { candidate, step, bytes });
         Verdict::Chosen { bytes, before: before.map(|choice| choice.step) }

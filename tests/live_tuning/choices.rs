@@ -27,7 +27,7 @@ fn where_memory_pays_a_session_leaves_the_configured_depth_and_where_it_costs_it
         let choice = tuning.choice().unwrap();
         assert_ne!(choice.candidate.prefetch, GatherStart::Depth(1), "{tuning}");
         let most = tuning.log().iter().filter_map(|decision| match decision.verdict {
-            Verdict::Chosen { bytes, .. } | Verdict::Kept { bytes } => Some(bytes),
+            Verdict::Chosen { bytes, .. } | Verdict::Kept { bytes, .. } => Some(bytes),
             _ => None,
         });
         assert_eq!(most.max(), Some(choice.bytes), "{tuning}");
@@ -37,7 +37,7 @@ fn where_memory_pays_a_session_leaves_the_configured_depth_and_where_it_costs_it
         losses(&mut session, 2, 0..24).await;
         let tuning = session.tuning().unwrap();
         let least = tuning.log().iter().filter_map(|decision| match decision.verdict {
-            Verdict::Chosen { bytes, .. } | Verdict::Kept { bytes } => Some(bytes),
+            Verdict::Chosen { bytes, .. } | Verdict::Kept { bytes, .. } => Some(bytes),
             _ => None,
         });
         assert_eq!(least.min(), Some(tuning.choice().unwrap().bytes), "{tuning}");
@@ -149,7 +149,7 @@ fn the_first_step_of_a_trial_warms_up_and_is_not_measured() {
         losses(&mut session, 2, 0..24).await;
         let tuning = session.tuning().unwrap();
         for decision in tuning.log() {
-            if let Verdict::Chosen { bytes, .. } | Verdict::Kept { bytes } = decision.verdict {
+            if let Verdict::Chosen { bytes, .. } | Verdict::Kept { bytes, .. } = decision.verdict {
                 assert_eq!(decision.step, Some(20_000_000_000 / bytes as u64 * 2), "{tuning}");
             }
         }

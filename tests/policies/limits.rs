@@ -135,8 +135,13 @@ fn the_budget_that_a_refusal_asks_for_is_enough_for_all_plans() {
         panic!("{error}")
     };
     let said = error.to_string();
-    assert!(said.contains("prefetch.depth = 0 needs") && said.contains("; raise the budget"), "{said}");
+    assert!(
+        said.contains("prefetch.depth = 0 needs") && said.contains("; set memory.budget to \""),
+        "{said}"
+    );
     plan(*needed).unwrap();
+    let advised = said.rsplit('"').nth(1).unwrap();
+    plan(advised.parse::<ByteSize>().unwrap().bytes() as usize).unwrap();
 }
 
 /// PL-6
@@ -152,18 +157,24 @@ fn auto_keeps_every_budget_that_gathers_on_demand_keep() {
     };
     for communicators in [1, 2] {
         let free = plan(None, communicators).unwrap().bounds.transient_bytes;
-        let tight = plan(Some(1), communicators).unwrap_err().to_string();
-        assert!(tight.contains("\"auto\" needs") && tight.contains("prefetch less or raise"), "{tight}");
-        let short = plan(Some(free / 4), communicators).unwrap_err().to_string();
-        assert!(short.contains("\"auto\" needs") && short.contains("prefetch less or raise"), "{short}");
+        let on_demand = Config { prefetch: Prefetch::depth(0), communicators, ..Config::default() };
+        let least = plan_program(&program, &on_demand, ranks).unwrap().bounds.transient_bytes;
+        for budget in [1, free / 4] {
+            let error = plan(Some(budget), communicators).unwrap_err();
+            let SessionError::Plan(PlanError::Budget { needed, can_prefetch_less: false, .. }) = &error
+            else {
+                panic!("{error}")
+            };
+            assert!(*needed <= least, "nothing that gathers later needs less: {needed}, {least}");
+            assert!(error.to_string().contains("\"auto\" needs"), "{error}");
+            plan(Some(*needed), communicators).unwrap();
+        }
         for share in [1.0, 0.97, 0.94, 0.91] {
             let budget = (free as f64 * share) as usize;
             if let Ok(plan) = plan(Some(budget), communicators) {
                 assert!(plan.bounds.transient_bytes <= budget, "{share}");
             }
         }
-        let on_demand = Config { prefetch: Prefetch::depth(0), communicators, ..Config::default() };
-        let least = plan_program(&program, &on_demand, ranks).unwrap().bounds.transient_bytes;
         assert!(plan(Some(least), communicators).unwrap().bounds.transient_bytes <= least);
     }
 }

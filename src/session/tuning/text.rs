@@ -8,7 +8,7 @@ use std::fmt;
 use super::Tuning;
 use crate::config::{self, ByteSize};
 use crate::plan::GatherStart;
-use crate::tune::{Decision, Verdict};
+use crate::tune::{Decision, Verdict, why_kept};
 
 impl Tuning {
     /// The fastest that was tried of what a configuration can say, as it says it: the choice, unless its plan
@@ -75,7 +75,7 @@ fn row(decision: &Decision) -> [String; 4] {
     let (transient, verdict) = match &decision.verdict {
         Verdict::Chosen { bytes: needed, before: None } => (bytes(*needed), "the first choice".to_owned()),
         Verdict::Chosen { bytes: needed, .. } => (bytes(*needed), "chosen over the one before".to_owned()),
-        Verdict::Kept { bytes: needed } => (bytes(*needed), "not faster by enough".to_owned()),
+        Verdict::Kept { bytes: needed, choice } => (bytes(*needed), why_kept(decision.step, *choice)),
         Verdict::OverBudget { bytes: needed, budget } => {
             let budget = ByteSize::of(*budget).in_full();
             (bytes(*needed), format!("more than the budget of {budget}, not run"))

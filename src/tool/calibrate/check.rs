@@ -1,7 +1,7 @@
 //! The held-out step: what the new cluster file predicts, against what the machine took.
 //!
 //! Law: no number was read from this program. Prediction is the simulator's, with the cluster of the file and
-//! nothing else, of the very plan that ran.
+//! nothing else, of the very plan that ran. A prediction that is far off is warned of: the file is of no use.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -47,6 +47,34 @@ impl Compared {
             false => 0.0,
         }
     }
+}
+
+/// A whole step that is predicted this much too long or too short, as a share, was another machine's.
+const FAR_OFF: f64 = 0.25;
+
+impl Check {
+    /// What to say of a file whose prediction is far off.
+    pub(super) fn warning(&self) -> Option<String> {
+        let error = self.step.error();
+        (error.abs() > FAR_OFF).then(|| {
+            format!(
+                "the held-out step is predicted {:+.0} % off: the machine was busy or changed meanwhile; do not plan with this file, measure again",
+                100.0 * error
+            )
+        })
+    }
+}
+
+/// What to say of ranks that share so many cores: they would wait for one, which no cluster file says.
+pub(super) fn warning_of_cores(ranks: u32, cores: usize) -> Option<String> {
+    let most = cores / 2;
+    (ranks as usize > most).then(|| {
+        let instead = match most {
+            0..2 => "measure on a machine with more of them".to_owned(),
+            most => format!("take at most {most} (--ranks)"),
+        };
+        format!("{ranks} ranks share {cores} cores and wait for them, which no cluster file says; {instead}")
+    })
 }
 
 /// Runs the experiment and predicts it.
@@ -103,5 +131,29 @@ impl std::fmt::Display for Check {
         }
         row("the whole step", String::new(), &self.step);
         table.fmt(formatter)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prediction_that_is_far_off_is_warned_of_whichever_way() {
+        let check =
+            |predicted, measured| Check { step: Compared { count: 3, predicted, measured }, ops: Vec::new() };
+        for (predicted, percent) in [(130.0, "+30 %"), (40.0, "-60 %")] {
+            let said = check(predicted, 100.0).warning().unwrap();
+            assert!(said.contains(percent) && said.contains("do not plan with this file"), "{said}");
+        }
+        assert_eq!(check(80.0, 100.0).warning(), None);
+        assert_eq!(check(120.0, 100.0).warning(), None);
+    }
+
+    #[test]
+    fn ranks_that_wait_for_cores_are_warned_of() {
+        assert!(warning_of_cores(4, 4).unwrap().contains("take at most 2"));
+        assert!(warning_of_cores(2, 2).unwrap().contains("a machine with more"));
+        assert_eq!(warning_of_cores(2, 4), None);
     }
 }

@@ -25,6 +25,10 @@ pub(super) struct Cpu {
 /// Bytes of the ladder's largest gradient, unless told otherwise.
 const LARGEST: u64 = 4 << 20;
 
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
 impl Subject for Cpu {
     fn describe(&self) -> String {
         let link = &self.base.cpu.link;
@@ -32,8 +36,11 @@ impl Subject for Cpu {
             || "links as fast as memory".to_owned(),
             |speed| format!("links paced to {:.4} MB/s and {} µs", speed * 1e-6, link.latency_us),
         );
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        format!("cpu backend, {} ranks in one process on {cores} cores, {pace}", self.ranks)
+        format!("cpu backend, {} ranks in one process on {} cores, {pace}", self.ranks, cores())
+    }
+
+    fn cores(&self) -> Option<usize> {
+        Some(cores())
     }
 
     fn ranks(&self) -> u32 {

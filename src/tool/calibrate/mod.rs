@@ -129,6 +129,8 @@ pub struct Calibration {
     pub cluster: Cluster,
     /// What it predicts of a program that it was not made of.
     pub check: Check,
+    /// Why the file should not be planned with, or with care.
+    pub warnings: Vec<String>,
     figures: Figures,
     collectives: Vec<Line>,
     kernels: Vec<Line>,
@@ -164,7 +166,9 @@ pub fn calibrate_machine(
         return Err(CalibrateError::Interrupted);
     }
     let (collectives, kernels) = (measured.collectives, measured.kernels);
-    Ok(Calibration { file, cluster, check, figures, collectives, kernels })
+    let cores = bench.subject.cores().and_then(|cores| check::warning_of_cores(options.ranks, cores));
+    let warnings = cores.into_iter().chain(check.warning()).collect();
+    Ok(Calibration { file, cluster, check, warnings, figures, collectives, kernels })
 }
 
 fn subject(options: &CalibrateOptions, base: &Config) -> Result<Box<dyn Subject>, CalibrateError> {

@@ -30,6 +30,11 @@ pub(super) trait Subject {
     /// One line for people.
     fn describe(&self) -> String;
 
+    /// The cores that the ranks share, if they are threads of a CPU.
+    fn cores(&self) -> Option<usize> {
+        None
+    }
+
     /// Ranks of one node.
     fn ranks(&self) -> u32;
 

@@ -165,7 +165,7 @@ impl Calibrate {
         }
         let replace = self.force;
         let bar = ProgressBar::new(0);
-        let style = ProgressStyle::with_template("{bar:32} {pos} of {len}  {wide_msg}");
+        let style = ProgressStyle::with_template("{bar:20} {pos} of {len}  {wide_msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         let mut watch = |done: usize, all: usize, what: &str| {
             bar.set_length(all as u64);
@@ -182,7 +182,9 @@ impl Calibrate {
                 _ => cannot_write(&out)(error),
             }
         })?;
-        Ok(format!("{calibration}\nwritten: {}\n", out.display()))
+        let warnings: String =
+            calibration.warnings.iter().map(|warning| format!("warning: {warning}\n")).collect();
+        Ok(format!("{calibration}\n{warnings}written: {}\n", out.display()))
     }
 
     fn options(self) -> (PathBuf, CalibrateOptions) {

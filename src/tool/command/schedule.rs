@@ -7,11 +7,13 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::super::{
-    ModelOptions, Outputs, PlanView, ScheduleError, SimulateOptions, TuneOptions, plan_model, show_trace,
-    simulate_model, tune_model,
+    ModelOptions, Outputs, PlanView, ScheduleError, SimulateOptions, TracePart, TuneOptions, plan_model,
+    show_trace, simulate_model, tune_model,
 };
 use crate::config::{ByteSize, Prefetch};
+use crate::id::RankId;
 use crate::model::Mesh;
+use crate::trace::Nanoseconds;
 
 /// Plans one step of a model and says what it needs: tasks, memory, bytes on the wire
 ///
@@ -196,7 +198,7 @@ pub(super) struct Tune {
     force: bool,
 }
 
-/// Sums up a trace that warpweft wrote, and draws one step of it
+/// Sums up a trace that warpweft wrote, and draws a step of it, or a part of a step
 ///
 /// Traces come from `warpweft simulate --trace`, from sessions with `trace.enabled`, and from the
 /// example `train --trace`. The summary says per rank and per program where step time went, and per
@@ -215,6 +217,19 @@ pub(super) struct Trace {
     /// The step to draw, by its number in the session; the first of the trace when left out
     #[arg(long, value_name = "N", requires = "picture")]
     step: Option<u64>,
+
+    /// The one rank to draw; all of them when left out. What it waits for is known from the others, so a trace
+    /// of all ranks tells more than one of its own
+    #[arg(long, value_name = "N", requires = "picture")]
+    rank: Option<u32>,
+
+    /// Where the picture begins, milliseconds since the begin of the step
+    #[arg(long, value_name = "MS", requires = "picture", value_parser = milliseconds)]
+    from: Option<Nanoseconds>,
+
+    /// Where it ends, milliseconds since the begin of the step
+    #[arg(long, value_name = "MS", requires = "picture", value_parser = milliseconds)]
+    to: Option<Nanoseconds>,
 
     /// Replace a file that exists
     #[arg(long, requires = "picture")]
@@ -243,6 +258,13 @@ Examples:
 
   Four thousand ranks of a cluster of your own:
     warpweft simulate 8b.toml --cluster ours.toml --ranks 4096 --trace step.json";
+
+fn milliseconds(text: &str) -> Result<Nanoseconds, String> {
+    let number: Option<f64> = text.parse().ok();
+    let nanoseconds = number.map(|number| (number * 1e6).round()).filter(|n| (0.0..1e15).contains(n));
+    let wrong = || "give a number of milliseconds from 0 on, such as 22 or 4.5".to_owned();
+    nanoseconds.map(|nanoseconds| Nanoseconds::new(nanoseconds as u64)).ok_or_else(wrong)
+}
 
 impl ModelArguments {
     fn options(self) -> ModelOptions {
@@ -291,6 +313,8 @@ impl Tune {
 impl Trace {
     pub(super) fn run(self) -> Result<String, ScheduleError> {
         let outputs = Outputs { trace: None, picture: self.picture, replace: self.force };
-        show_trace(&self.trace, &outputs, self.step)
+        let rank = self.rank.map(RankId::new);
+        let part = TracePart { step: self.step, rank, from: self.from, to: self.to };
+        show_trace(&self.trace, &outputs, &part)
     }
 }

@@ -124,6 +124,8 @@ fn what_makes_no_sense_together_is_refused() {
         ("warpweft simulate m.toml --cluster h200x4 --ranks 4 --depth 65", "65 is not in 0..=64"),
         ("warpweft plan m.toml --ranks 99999999", "99999999 is not in 1..=65536"),
         ("warpweft trace t.json --step 3", "--picture"),
+        ("warpweft trace t.json --rank 1", "--picture"),
+        ("warpweft trace t.json --picture p.svg --from -1", "milliseconds from 0 on"),
         ("warpweft plan m.toml --depth 2 --auto", "cannot be used with"),
         ("warpweft plan m.toml --bytes 2gigs", "the unit is unknown"),
         ("warpweft plan m.toml --bytes -1", "its number is not digits"),

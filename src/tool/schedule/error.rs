@@ -3,10 +3,11 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::config::ConfigError;
+use crate::config::{ByteSize, ConfigError};
+use crate::id::RankId;
 use crate::model::DeclareError;
 use crate::session::SessionError;
-use crate::trace::TraceError;
+use crate::trace::{Nanoseconds, TraceError};
 use crate::tune::LimitsError;
 use crate::whole_file::next_step;
 
@@ -69,6 +70,26 @@ pub enum ScheduleError {
         /// The steps there are.
         has: String,
     },
+    /// The trace has no such rank.
+    #[error("`{}` has no {rank}; it has {has}", path.display())]
+    NoRank {
+        /// The trace.
+        path: PathBuf,
+        /// The rank asked for.
+        rank: RankId,
+        /// The ranks there are.
+        has: String,
+    },
+    /// Nothing is left to be drawn.
+    #[error(
+        "nothing of step {step} lies between --from and --to; both count in milliseconds since the begin of the step, which takes {length}"
+    )]
+    NoWindow {
+        /// The step.
+        step: u64,
+        /// How long it takes.
+        length: Nanoseconds,
+    },
     /// There is no model to be read.
     #[error(
         "cannot read the model `{}`: {source}; {}",
@@ -119,6 +140,20 @@ pub enum ScheduleError {
     NoTask {
         /// What was asked for.
         wanted: String,
+    },
+    /// Every policy needs more than there may be.
+    #[error(
+        "no policy fits memory.budget ({budget}); the least, `{least}`, needs {}: set memory.budget (--budget) to \"{}\" or more",
+        needed.in_full(),
+        needed.rounded_up()
+    )]
+    NoneFits {
+        /// The most there may be.
+        budget: ByteSize,
+        /// The policy that needs least.
+        least: String,
+        /// What it needs.
+        needed: ByteSize,
     },
     /// Nothing that was tried could be run.
     #[error("no policy can be run: {reason}")]

@@ -9,25 +9,25 @@
 //! | `model_file` | a model, by its sizes or by its calls |
 //! | `text` | a plan and a simulation in words |
 //! | `outputs` | files that are written, and when they may be replaced |
+//! | `shown` | a trace summed up, and which part of it is drawn |
 //! | `tune` | a sweep of policies, and the tuner on a simulated machine |
 //! | `error` | why a schedule could not be shown |
 
 mod error;
 mod model_file;
 mod outputs;
+mod shown;
 mod text;
 mod tune;
 
-use std::fs::File;
-use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 pub use error::ScheduleError;
 pub use outputs::Outputs;
+pub use shown::{TracePart, show_trace};
 pub use tune::{TuneOptions, tune_model};
 
 use self::model_file::ModelFile;
-use self::outputs::refused;
 use self::text::{columnwise, forecast, outcome, policy, too_large, totals};
 use super::text::duration;
 use crate::backend::sim::END;
@@ -35,7 +35,7 @@ use crate::cluster::named;
 use crate::config::{ByteSize, Config, Prefetch};
 use crate::model::StepProgram;
 use crate::session::{columnwise_saving, costs_of, plan_program, plan_program_on, simulate_program};
-use crate::trace::{Summary, read_trace};
+use crate::trace::TimelinePicture;
 
 /// The most tasks that are explained at once.
 const MOST_REASONS: usize = 50;
@@ -179,40 +179,8 @@ pub fn simulate_model(options: &SimulateOptions) -> Result<String, ScheduleError
     let (step, exposed) = (duration(simulation.step), 100.0 * simulation.exposure.fraction());
     let (device, prefetch) = (&simulation.device, &config.prefetch);
     let title = format!("{name}, {device}, {prefetch}: {step} a step, {exposed:.1} % exposed");
-    options.outputs.draw(&simulation.timeline, title)?;
+    options.outputs.draw(&simulation.timeline, TimelinePicture { title, ..Default::default() })?;
     Ok(outcome(&declared, &cluster, &simulation))
-}
-
-/// Sums up a trace; draws one of its steps if a picture is asked for.
-///
-/// # Errors
-/// [`ScheduleError::File`], [`ScheduleError::Exists`], [`ScheduleError::Trace`], [`ScheduleError::NoStep`].
-pub fn show_trace(trace: &Path, outputs: &Outputs, step: Option<u64>) -> Result<String, ScheduleError> {
-    outputs.check(&[trace])?;
-    let file = File::open(trace).map_err(refused("read", trace))?;
-    let wrong = |source| ScheduleError::Trace { path: trace.to_owned(), source };
-    let read = read_trace(BufReader::new(file)).map_err(wrong)?;
-    if read.timeline.slices.is_empty() {
-        return Err(ScheduleError::Empty { path: trace.to_owned(), notes: read.timeline.notes });
-    }
-    let summary = Summary { host: read.host, ..Summary::of(&read.timeline) };
-    if outputs.picture.is_some() {
-        let mut timeline = read.timeline;
-        let mut steps: Vec<u64> = timeline.slices.iter().map(|slice| slice.step).collect();
-        steps.sort_unstable();
-        steps.dedup();
-        let step = step.or_else(|| steps.first().copied()).unwrap_or(0);
-        if !steps.contains(&step) {
-            let has = steps.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
-            let has = if has.is_empty() { "none".to_owned() } else { has };
-            return Err(ScheduleError::NoStep { path: trace.to_owned(), step, has });
-        }
-        timeline.slices.retain(|slice| slice.step == step);
-        timeline.arrows.clear();
-        let name = trace.file_name().unwrap_or_default().to_string_lossy();
-        outputs.draw(&timeline, format!("Step {step} of {name}"))?;
-    }
-    Ok(summary.to_string())
 }
 
 fn declare(options: &ModelOptions) -> Result<Declaration, ScheduleError> {
@@ -239,22 +207,6 @@ mod tests {
     use crate::compute::ComputeContext;
     use crate::model::Call;
     use crate::session::{Session, block_on};
-
-    #[test]
-    fn an_empty_trace_says_why_it_is_empty() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("trace.json");
-        let timeline = crate::trace::Timeline {
-            notes: vec!["asked for steps 500 to 503".to_owned()],
-            ..Default::default()
-        };
-        crate::trace::write_trace(&timeline, None, File::create(&path).unwrap()).unwrap();
-        let said = show_trace(&path, &Outputs::default(), None).unwrap_err().to_string();
-        assert!(
-            said.contains("holds no slice") && said.contains("note: asked for steps 500 to 503"),
-            "{said}"
-        );
-    }
 
     const MODEL: &str = "name = 'small'\nlayers = 2\nhidden = 256\nffn = 512\nheads = 4\nvocabulary = 512\ntokens = 64\nmath = 'bf16'\nformat = 'nvfp4_2d'\n";
 

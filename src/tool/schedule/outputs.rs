@@ -54,10 +54,10 @@ impl Outputs {
         self.taken(path, file.commit_as(self.replace))
     }
 
-    /// Draws a timeline, if a picture is wanted.
-    pub(super) fn draw(&self, timeline: &Timeline, title: String) -> Result<(), ScheduleError> {
+    /// Draws a timeline, or a part of it, if a picture is wanted.
+    pub(super) fn draw(&self, timeline: &Timeline, picture: TimelinePicture) -> Result<(), ScheduleError> {
         let Some(path) = &self.picture else { return Ok(()) };
-        let drawn = TimelinePicture { title, width: WIDTH, window: None }.render(timeline);
+        let drawn = TimelinePicture { width: WIDTH, ..picture }.render(timeline);
         let drawn = drawn.map_err(|source| ScheduleError::Trace { path: path.clone(), source })?;
         self.write_picture(&drawn)
     }

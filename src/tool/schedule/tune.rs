@@ -49,12 +49,11 @@ pub fn tune_model(options: &TuneOptions) -> Result<String, ScheduleError> {
     let costs = costs_of(&declared.config, &cluster, options.ranks)?;
     let bench = Bench { declared: &declared, cluster: &cluster, ranks: options.ranks, costs: &costs };
     let depths = bench.sweep(DEPTHS.into_iter().map(Prefetch::depth))?;
-    let doubled = (0..BYTES.2).map(|step| BYTES.0 * BYTES.1.pow(step));
-    let bytes = bench.sweep(doubled.map(|bytes| Prefetch::bytes(ByteSize::new(bytes))))?;
+    let (bytes, least) = bench.sweep_bytes()?;
     let auto = bench.sweep([Prefetch::auto()].into_iter())?;
     let (tuner, refusal) = bench.tune()?;
     let Some(choice) = tuner.choice() else {
-        return Err(ScheduleError::NothingRuns { reason: refusal });
+        return Err(no_choice(&declared.config, &[depths, bytes, auto].concat(), refusal));
     };
     let found = Point {
         prefetch: Prefetch { cluster: options.cluster.clone(), ..chosen(choice.candidate.prefetch) },
@@ -66,7 +65,21 @@ pub fn tune_model(options: &TuneOptions) -> Result<String, ScheduleError> {
     let name = &declared.name;
     let points = [&depths, &bytes, &auto].map(|rows| ran(rows));
     options.outputs.write_picture(&picture(name, &cluster, &bound, &points, &found))?;
-    Ok(said(&[depths, bytes, auto].concat(), &tuner, &found, &declared.config))
+    Ok(said(&[depths, bytes, auto].concat(), least, &tuner, &found, &declared.config))
+}
+
+/// Why no policy is the choice: of those over the budget the least is named, else what refused the last.
+fn no_choice(config: &Config, rows: &[Row], reason: String) -> ScheduleError {
+    let over = rows.iter().filter_map(|row| match row {
+        Row::Misfit(prefetch, Misfit::Budget(needed)) => Some((prefetch, *needed)),
+        Row::Misfit(..) | Row::Ran(_) => None,
+    });
+    match (config.memory.budget, over.min_by_key(|(_, needed)| *needed)) {
+        (Some(budget), Some((least, needed))) => {
+            ScheduleError::NoneFits { budget, least: least.to_string(), needed: ByteSize::of(needed) }
+        }
+        _ => ScheduleError::NothingRuns { reason },
+    }
 }
 
 /// What one policy comes to.
@@ -172,6 +185,23 @@ impl Bench<'_> {
         policies.map(row).collect()
     }
 
+    /// The sweep of bytes in flight, from the least with which anything can be gathered ahead, rounded up to
+    /// whole MiB; and that least, if sizes below it were left out.
+    fn sweep_bytes(&self) -> Result<(Vec<Row>, Option<ByteSize>), SessionError> {
+        let doubled = (0..BYTES.2).map(|step| BYTES.0 * BYTES.1.pow(step));
+        let of = |bytes: u64| Prefetch::bytes(ByteSize::new(bytes));
+        let mut rows = self.sweep(doubled.clone().take(1).map(of))?;
+        let mut least = None;
+        if let [Row::Misfit(_, Misfit::InFlight(needed))] = rows[..] {
+            let needed = (needed as u64).next_multiple_of(1 << 20);
+            rows = self.sweep([of(needed)].into_iter())?;
+            least = Some(ByteSize::new(needed));
+        }
+        let above = least.map_or(BYTES.0, ByteSize::bytes);
+        rows.extend(self.sweep(doubled.filter(|bytes| *bytes > above).map(of))?);
+        Ok((rows, least))
+    }
+
     /// The tuner at its end, and why the last policy that did not fit did not. The planner refuses what is
     /// over the budget before anything runs.
     fn tune(&self) -> Result<(Tuner, String), ScheduleError> {
@@ -218,7 +248,7 @@ fn chosen(prefetch: GatherStart) -> Prefetch {
     }
 }
 
-fn said(rows: &[Row], tuner: &Tuner, found: &Point, config: &Config) -> String {
+fn said(rows: &[Row], least: Option<ByteSize>, tuner: &Tuner, found: &Point, config: &Config) -> String {
     let mut table = Table::new([
         ("policy", Align::Left),
         ("step", Align::Right),
@@ -243,7 +273,14 @@ fn said(rows: &[Row], tuner: &Tuner, found: &Point, config: &Config) -> String {
             }
         });
     }
-    let mut text = format!("{table}\ntrials of the tuner:\n");
+    let mut text = table.to_string();
+    if let Some(least) = least {
+        let _ = writeln!(
+            text,
+            "prefetch.bytes below {least} is left out: one use and the next need as much at once"
+        );
+    }
+    text.push_str("\ntrials of the tuner:\n");
     for decision in tuner.log() {
         let _ = writeln!(text, "  {decision}");
     }
@@ -269,13 +306,26 @@ fn said(rows: &[Row], tuner: &Tuner, found: &Point, config: &Config) -> String {
     text
 }
 
+/// The first policy that ran and what the last one says: `prefetch.depth = 0 … 32`.
+fn series_name(points: &[&Point]) -> String {
+    let [first, last] =
+        [points.first(), points.last()].map(|end| end.map(|point| point.prefetch.to_string()));
+    let (first, last) = (first.unwrap_or_default(), last.unwrap_or_default());
+    match last.split_once(" = ") {
+        Some((_, end)) if first != last => {
+            format!("{} … {}", first.replace('"', ""), end.replace('"', ""))
+        }
+        _ => first,
+    }
+}
+
 fn picture(name: &str, cluster: &Cluster, bound: &f64, groups: &[Vec<&Point>; 3], found: &Point) -> String {
     let at = |point: &Point| (point.bytes as f64 / f64::from(1u32 << 30), point.milliseconds);
-    let names = ["prefetch.depth = 0 … 32", "prefetch.bytes = 64 MiB … 8 GiB", "prefetch.policy = \"auto\""];
-    let series = groups.iter().zip(names);
-    let series = series
-        .map(|(points, name)| Series {
-            name: name.to_owned(),
+    let series = groups
+        .iter()
+        .filter(|points| !points.is_empty())
+        .map(|points| Series {
+            name: series_name(points),
             points: points.iter().map(|point| at(point)).collect(),
         })
         .collect();
