@@ -177,13 +177,11 @@ fn a_moment_that_is_finite_only_before_it_is_stored_is_refused_by_its_place() {
         let mut session = trainer.start(with_bf16_moments(config(1, Capture::Off, true)), 2).await.unwrap();
         losses(&mut session, 2, 0..1).await;
         let exported = session.export().await.unwrap();
-        let moments: [(&str, fn(&mut Checkpoint) -> &mut f32); 2] = [
-            ("first", |checkpoint| &mut checkpoint.weights[0].exp_avg[7]),
-            ("second", |checkpoint| &mut checkpoint.weights[0].exp_avg_sq[7]),
-        ];
-        for (which, place) in moments {
+        for which in ["first", "second"] {
             let mut checkpoint = exported.clone();
-            *place(&mut checkpoint) = f32::MAX;
+            let weight = &mut checkpoint.weights[0];
+            let moment = if which == "first" { &mut weight.exp_avg } else { &mut weight.exp_avg_sq };
+            moment[7] = f32::MAX;
             let what = format!("the {which} moment of `layer0` is 3.4028235e38 in row 0, column 7");
             refused(&mut session, &checkpoint, &[&what, "bf16 rounds to inf", "optimizer.moments"]).await;
             whole.import(&checkpoint).await.unwrap();
