@@ -37,9 +37,9 @@ fn the_counter_of_gathered_planes_shows_how_far_ahead_gathers_are() {
     assert_eq!(gathered(&alone), [(0, SLOT), (GATHER + 50_000, 0.0)]);
     let most = [0, 1, 2].map(|ahead| {
         let simulated = simulate_program(&chain(5, 100, 500_000), &depth(ahead), &plain(), RANKS, 1).unwrap();
-        let all = simulated.timeline.counters.iter().filter(|sample| sample.name.contains("transient"));
+        let mut all = simulated.timeline.counters.iter().filter(|sample| sample.name.contains("transient"));
         assert!(all.clone().all(|sample| sample.value <= simulated.plan.bounds.transient_bytes as f64));
-        assert_eq!(all.last().unwrap().value, 0.0);
+        assert_eq!(all.next_back().unwrap().value, 0.0);
         gathered(&simulated).into_iter().map(|(_, bytes)| bytes).fold(0.0, f64::max)
     });
     assert_eq!(most, [SLOT, 2.0 * SLOT, 3.0 * SLOT]);
