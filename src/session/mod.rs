@@ -25,6 +25,7 @@ mod fitting;
 mod host_time;
 pub mod initial;
 mod input;
+mod live_bytes;
 mod main_grads;
 mod plans;
 mod policy;

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 
+use super::live_bytes::live_bytes;
 use super::{SessionError, WholeFile, next_step};
 use crate::backend::TaskInterval;
 use crate::exec::Exchange;
@@ -108,7 +109,7 @@ fn shortfall(asked: &Range<u64>, ran: u64) -> Option<String> {
             first if first >= last => format!("step {first}"),
             first => format!("steps {first} to {last}"),
         };
-        format!("asked for {steps}, counted from 0; the session ran {ran}")
+        format!("asked for {steps}, counted from 0; the session ran {ran}, those of all its programs")
     })
 }
 
@@ -139,6 +140,7 @@ pub(super) fn add_step(
             arguments: arguments(plan, task),
         });
     }
+    timeline.counters.extend(live_bytes(plan, rank, origin, intervals));
     let end = |task: TaskId| ArrowEnd { rank, lane: plan.task(task).lane, task, step };
     timeline.arrows.extend(causes.iter().map(|(from, to, kind)| Arrow {
         from: end(*from),
@@ -206,7 +208,7 @@ mod tests {
     fn a_trace_says_which_steps_it_lacks() {
         assert_eq!(
             shortfall(&(500..504), 200).unwrap(),
-            "asked for steps 500 to 503, counted from 0; the session ran 200"
+            "asked for steps 500 to 503, counted from 0; the session ran 200, those of all its programs"
         );
         assert!(shortfall(&(2..6), 5).is_some_and(|note| note.contains("ran 5")));
         assert_eq!(shortfall(&(2..6), 6), None);

@@ -136,7 +136,8 @@ fn write_step<W: Write>(
         arguments: &lengths,
     })?;
     let name = "exposed communication, %";
-    writer.counter(track.process, step.window.begin, name, DERIVED, percent)
+    writer.counter(track.process, step.window.begin, name, DERIVED, percent)?;
+    writer.counter(track.process, step.window.end, name, DERIVED, 0.0)
 }
 
 fn write_slice<W: Write>(
@@ -282,5 +283,7 @@ mod tests {
         assert_eq!(step["args"]["exposed ns"], 3_000);
         let counter = events.iter().find(|event| event["ph"] == "C").unwrap();
         assert_eq!(counter["args"]["value"], 37.5);
+        let last = events.iter().rfind(|event| event["ph"] == "C" && event["cat"] == DERIVED).unwrap();
+        assert_eq!(last["args"]["value"], 0.0, "between steps nothing is exposed");
     }
 }

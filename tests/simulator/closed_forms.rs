@@ -24,6 +24,27 @@ fn a_single_gather_takes_its_latencies_and_its_bytes() {
     assert_eq!(simulated.exposure.exposed.count(), GATHER);
 }
 
+/// Planes live from the begin of their gather to the end of the call that reads them, in slots of whole 256
+/// bytes. Calls take longer than gathers, so as many are there as may be ahead.
+#[test]
+fn the_counter_of_gathered_planes_shows_how_far_ahead_gathers_are() {
+    const SLOT: f64 = 100_096.0;
+    let gathered = |simulated: &Simulation| -> Vec<(u64, f64)> {
+        let own = simulated.timeline.counters.iter().filter(|sample| sample.name.contains("gathered"));
+        own.map(|sample| (sample.at.count(), sample.value)).collect()
+    };
+    let alone = simulate_program(&chain(1, 100, 50_000), &depth(0), &plain(), RANKS, 1).unwrap();
+    assert_eq!(gathered(&alone), [(0, SLOT), (GATHER + 50_000, 0.0)]);
+    let most = [0, 1, 2].map(|ahead| {
+        let simulated = simulate_program(&chain(5, 100, 500_000), &depth(ahead), &plain(), RANKS, 1).unwrap();
+        let mut all = simulated.timeline.counters.iter().filter(|sample| sample.name.contains("transient"));
+        assert!(all.clone().all(|sample| sample.value <= simulated.plan.bounds.transient_bytes as f64));
+        assert_eq!(all.next_back().unwrap().value, 0.0);
+        gathered(&simulated).into_iter().map(|(_, bytes)| bytes).fold(0.0, f64::max)
+    });
+    assert_eq!(most, [SLOT, 2.0 * SLOT, 3.0 * SLOT]);
+}
+
 /// The rank's own 25,000 bytes are read and written at a byte a nanosecond, on the lane of the call that
 /// reads them.
 #[test]
