@@ -26,7 +26,7 @@
 //! | `merge` | both in one file |
 //! | `events`, `reader`, `totals` | chrome trace JSON back into a timeline |
 //! | `summary` | a trace as text |
-//! | `picture`, `chart` | a trace and a curve as SVG, over `svg` and `axis` |
+//! | `picture`, `chart` | a trace and a curve as SVG, over `svg`, `axis` and `colours` |
 //!
 //! Deliberately absent: a global subscriber, a global clock, any knowledge of plans or backends.
 
@@ -34,6 +34,7 @@ mod arrival;
 mod axis;
 mod chart;
 mod chrome;
+mod colours;
 mod error;
 mod events;
 mod export;

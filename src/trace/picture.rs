@@ -7,54 +7,18 @@
 //! asked of the whole timeline, and only then is it cut. Figures are those of whole steps, also where a
 //! window shows a part. Of slices too thin to see, the first stands for all that fall on its mark, so the
 //! picture of a long run stays small. Arrows are left to the trace viewers.
-//!
-//! A category has the same colour in every picture, so two of them can be compared; what mostly takes no time
-//! shares a few.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::arrival::{Activity, StepExposure};
 use super::axis::Axis;
+use super::colours::coloured;
 use super::error::TraceError;
 use super::exposure::Exposure;
-use super::svg::{Anchor, FRAME, Font, GRID, MUTED, PALETTE, Rect, Svg, TEXT};
+use super::svg::{Anchor, FRAME, Font, GRID, MUTED, Rect, Svg, TEXT};
 use super::time::{Interval, Nanoseconds, coalesce, subtract};
 use super::timeline::{LaneInfo, Slice, Timeline};
 use crate::id::RankId;
-use crate::noise::mixed;
-
-/// Places in the palette of categories that take time. Two ways to do the same share one.
-const OWN: [(&str, usize); 13] = [
-    ("accumulate", 0),
-    ("sum gradient", 0),
-    ("adam", 1),
-    ("all-gather", 2),
-    ("all-gather chunk", 2),
-    ("all-reduce", 3),
-    ("reduce-scatter", 4),
-    ("exchange gradient", 4),
-    ("compute", 5),
-    ("transpose", 6),
-    ("dequantize", 8),
-    ("partial cast", 11),
-    ("assemble", 12),
-];
-/// Those of what mostly takes no time: a few places for all. What often stands side by side differs.
-const SHARED: [usize; 3] = [7, 9, 10];
-const SHARING: [(&str, usize); 12] = [
-    ("copy", 7),
-    ("clear fault", 7),
-    ("grad norm", 7),
-    ("record amax", 7),
-    ("vote", 9),
-    ("partial amax", 9),
-    ("zero padding", 9),
-    ("add gradient", 9),
-    ("fused scale", 10),
-    ("delayed scale", 10),
-    ("gather records", 10),
-    ("round gradient", 10),
-];
 
 const EXPOSED: &str = "#f9c6c9";
 const SKEW: &str = "#e2e7ee";
@@ -346,20 +310,6 @@ fn since(at: Nanoseconds, zero: Nanoseconds) -> f64 {
     at.saturating_sub(zero).milliseconds() - zero.saturating_sub(at).milliseconds()
 }
 
-/// Every category with its colour.
-fn coloured(categories: BTreeSet<&str>) -> BTreeMap<&str, &'static str> {
-    categories.into_iter().map(|name| (name, colour(name))).collect()
-}
-
-/// The colour of a category, whatever else there is; one that is not in the tables takes a shared one by its
-/// name.
-fn colour(category: &str) -> &'static str {
-    let known = OWN.iter().chain(&SHARING).find(|(known, _)| *known == category).map(|(_, place)| *place);
-    let drawn = || category.bytes().fold(0, |state, byte| mixed(state ^ u64::from(byte)));
-    let place = known.unwrap_or_else(|| SHARED[(drawn() % SHARED.len() as u64) as usize]);
-    PALETTE.get(place).copied().unwrap_or(FRAME)
-}
-
 /// The most of a slice's name that fits. What its colour says goes first (`dequantize`), then what stands
 /// before the first number of a dotted name (`blocks.`), then `forward` and `backward` are abbreviated, and
 /// then its middle goes: so what is left of two names differs where they do.
@@ -388,23 +338,9 @@ fn sharing_marks(places: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::super::LaneKind;
+    use super::super::svg::PALETTE;
     use super::super::timeline::tests::{lane, slice};
     use super::*;
-
-    #[test]
-    fn what_takes_time_has_a_colour_of_its_own_whatever_else_there_is() {
-        let of = |names: &[&'static str]| coloured(names.iter().copied().collect());
-        let many =
-            of(&["accumulate", "compute", "reduce-scatter", "all-gather", "vote", "copy", "fused scale"]);
-        let colours: BTreeSet<&str> = many.values().copied().collect();
-        assert_eq!(colours.len(), many.len());
-        for name in many.keys().chain(&["assemble", "all_gather"]) {
-            assert_eq!(of(&[name])[name], coloured(many.keys().copied().chain([*name]).collect())[name]);
-        }
-        let places = OWN.iter().chain(&SHARING).map(|(_, place)| *place);
-        assert!(places.chain(SHARED).all(|place| place < PALETTE.len()));
-        assert!(OWN.iter().all(|(_, place)| !SHARED.contains(place)));
-    }
 
     #[test]
     fn labels_of_different_slices_stay_different_where_there_is_little_room() {
