@@ -26,7 +26,8 @@ impl<B: Backend> Rank<B> {
     /// count and carried buffers are the zeros that were reserved.
     ///
     /// # Errors
-    /// What the backend refuses; [`ExecError::Master`] for a value that is not finite;
+    /// What the backend refuses; [`ExecError::Initializer`] for masters that there are none of;
+    /// [`ExecError::Master`] for a value that is not finite;
     /// [`ExecError::ReplicasDiffer`] and [`ExecError::ReplicatedDiffers`] when ranks that hold the same rows were
     /// given other values.
     pub fn initialize(&mut self, initializer: &Initializer) -> Result<(), ExecError> {
@@ -52,7 +53,11 @@ impl<B: Backend> Rank<B> {
     fn first_master(&self, layout: &WeightLayout, initializer: &Initializer) -> Result<Vec<f32>, ExecError> {
         let (rows, cols) = (layout.shard.rows_of(self.id()), layout.shard.shape.cols);
         let mut master = vec![0.0; rows.rows * cols];
-        initializer(MasterRows { weight: &layout.name, first_row: rows.begin, columns: cols }, &mut master);
+        let place = MasterRows { weight: &layout.name, first_row: rows.begin, columns: cols };
+        initializer(place, &mut master).map_err(|reason| {
+            let (rank, weight) = (self.id(), layout.name.clone());
+            ExecError::Initializer { rank, weight, reason }
+        })?;
         match master.iter().position(|value| !value.is_finite()) {
             None => Ok(master),
             Some(at) => {
