@@ -56,10 +56,15 @@ impl Checkpoint {
         for state in &self.weights {
             let Some(name) = tensor_of(&state.name) else { continue };
             if name == METADATA {
-                return Err(content(format!("`{}` cannot be called `{METADATA}`; name it otherwise", state.name)));
+                return Err(content(format!(
+                    "`{}` cannot be called `{METADATA}`; name it otherwise",
+                    state.name
+                )));
             }
             if !names.insert(name.clone()) {
-                return Err(content(format!("two weights would be called `{name}`; give each a name of its own")));
+                return Err(content(format!(
+                    "two weights would be called `{name}`; give each a name of its own"
+                )));
             }
             tensors.push(tensor(name, state, element).map_err(content)?);
         }

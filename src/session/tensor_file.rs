@@ -60,7 +60,12 @@ mod tests {
     use super::*;
 
     fn tensor(name: &str, dtype: Dtype, shape: &[usize], bytes: &'static [u8]) -> Tensor<'static> {
-        Tensor { name: name.to_owned(), dtype, shape: shape.to_vec(), content: Content::Bytes(Cow::Borrowed(bytes)) }
+        Tensor {
+            name: name.to_owned(),
+            dtype,
+            shape: shape.to_vec(),
+            content: Content::Bytes(Cow::Borrowed(bytes)),
+        }
     }
 
     #[test]

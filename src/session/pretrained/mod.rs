@@ -193,7 +193,12 @@ impl PretrainedFiles {
         model: &Model,
         tensor_of: F,
     ) -> Result<
-        impl Fn(MasterRows<'_>, &mut [f32]) -> Result<(), PretrainedError> + Clone + Send + Sync + 'static + use<F>,
+        impl Fn(MasterRows<'_>, &mut [f32]) -> Result<(), PretrainedError>
+        + Clone
+        + Send
+        + Sync
+        + 'static
+        + use<F>,
         PretrainedError,
     > {
         let mut tensors = HashMap::new();

@@ -1,6 +1,6 @@
 //! What can be wrong with a safetensors file.
 //!
-//! Whatever stands in a hostile header may end up in a message, so names are escaped and cut ([`shown`](crate::errors::shown)).
+//! Whatever stands in a hostile header may end up in a message, so names are escaped and cut (`errors::shown`).
 
 use safetensors::Dtype;
 
