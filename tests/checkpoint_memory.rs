@@ -1,5 +1,5 @@
-//! What a session's weights cost on their way in and out, beside the arena: a start takes one weight, from files too, an
-//! export the checkpoint and one weight, a save next to nothing.
+//! What a session's weights cost on their way in and out, beside the arena: a start takes one weight, from
+//! files too, an export the checkpoint and one weight, a save next to nothing.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod peak;

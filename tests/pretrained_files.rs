@@ -53,7 +53,8 @@ fn masters(weight: &str, rows: usize) -> Vec<f32> {
     values
 }
 
-/// Three layers in three types and a bias of one dimension, in two files, with a tensor beside that is no weight.
+/// Three layers in three types and a bias of one dimension, in two files, with a tensor beside that is no
+/// weight.
 fn shards(folder: &Path) -> [PathBuf; 2] {
     let paths = ["model-00001-of-00002", "model-00002-of-00002"];
     let paths = paths.map(|name| folder.join(format!("{name}.safetensors")));

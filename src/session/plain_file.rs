@@ -1,7 +1,8 @@
 //! The weights of a checkpoint alone, in a file for other tools.
 //!
-//! Law: the file has no word of this library: one tensor per weight, under the name and in the element type that the
-//! caller chooses. It is replaced whole or not at all, and takes next to no memory beside the checkpoint.
+//! Law: the file has no word of this library: one tensor per weight, under the name and in the element type
+//! that the caller chooses. It is replaced whole or not at all, and takes next to no memory beside the
+//! checkpoint.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -19,15 +20,16 @@ const METADATA: &str = "__metadata__";
 impl Checkpoint {
     /// Writes the masters into one safetensors file, for serving or other tools, in place of what was there.
     ///
-    /// `tensor_of` names the tensor of every weight; a weight for which it gives `None` is left out. Masters are
-    /// written in f32, bit for bit, or in bf16, rounded to nearest with ties to even (what is beyond its largest
-    /// number becomes infinite). A tensor is row-major, of the shape `[rows, cols]`; that of a weight of one row is
-    /// `[cols]`, as other tools have norms and biases: whoever needs `[1, cols]` of one of these reshapes it. The
-    /// metadata say `format: pt`, which readers of the Hugging Face hub's files ask for.
+    /// `tensor_of` names the tensor of every weight; a weight for which it gives `None` is left out. Masters
+    /// are written in f32, bit for bit, or in bf16, rounded to nearest with ties to even (what is beyond its
+    /// largest number becomes infinite). A tensor is row-major, of the shape `[rows, cols]`; that of a weight
+    /// of one row is `[cols]`, as other tools have norms and biases: whoever needs `[1, cols]` of one of
+    /// these reshapes it. The metadata say `format: pt`, which readers of the Hugging Face hub's files ask
+    /// for.
     ///
-    /// [`PretrainedFiles`](super::PretrainedFiles) reads such a file, by the same `tensor_of`; in f32 a session that
-    /// is initialized from it begins with the same masters. It is no checkpoint: moments, step count and carried buffers
-    /// are not in it. This blocks the thread until the file is on the disk.
+    /// [`PretrainedFiles`](super::PretrainedFiles) reads such a file, by the same `tensor_of`; in f32 a
+    /// session that is initialized from it begins with the same masters. It is no checkpoint: moments, step
+    /// count and carried buffers are not in it. This blocks the thread until the file is on the disk.
     ///
     /// ```no_run
     /// use warpweft::prelude::*;
@@ -40,8 +42,8 @@ impl Checkpoint {
     /// ```
     ///
     /// # Errors
-    /// [`StoreError`] for another element type, a name that two weights have or none can have, a weight without all
-    /// of its masters, and what the file system refuses. What was there is kept then.
+    /// [`StoreError`] for another element type, a name that two weights have or none can have, a weight
+    /// without all of its masters, and what the file system refuses. What was there is kept then.
     pub fn save_weights(
         &self,
         path: impl Into<PathBuf>,

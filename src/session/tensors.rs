@@ -1,7 +1,7 @@
 //! A checkpoint as named tensors.
 //!
-//! Law: nothing large is copied here. Planes have the names, element types and shapes of `warpweft quantize`, and hold the same
-//! numbers, so whoever reads its files reads these.
+//! Law: nothing large is copied here. Planes have the names, element types and shapes of `warpweft quantize`,
+//! and hold the same numbers, so whoever reads its files reads these.
 
 use std::borrow::Cow;
 use std::io::{self, Write};

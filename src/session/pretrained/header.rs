@@ -1,8 +1,8 @@
 //! What a safetensors file of somebody else's holds, by its header alone.
 //!
-//! Law: memory is in proportion to the header, and a header is no longer than its file. The tensors of one that was
-//! read tile the rest of the file: each has the bytes of its dtype and shape, no two share one, none is left over, and
-//! no name is used twice. So whoever reads rows of a tensor stays inside of it.
+//! Law: memory is in proportion to the header, and a header is no longer than its file. The tensors of one
+//! that was read tile the rest of the file: each has the bytes of its dtype and shape, no two share one, none
+//! is left over, and no name is used twice. So whoever reads rows of a tensor stays inside of it.
 
 use std::collections::HashSet;
 use std::fmt;

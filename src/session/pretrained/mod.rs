@@ -1,8 +1,8 @@
 //! Weights from elsewhere: rows of tensors of safetensors files, as the masters that a session begins with.
 //!
-//! Law: what a rank asks for is read when it asks, and nothing else: in memory are the headers and one piece. A value
-//! is that of the file, to the last bit. Names, shapes and dtypes are judged before a session starts; what fails
-//! later is an error, and never a zero.
+//! Law: what a rank asks for is read when it asks, and nothing else: in memory are the headers and one piece.
+//! A value is that of the file, to the last bit. Names, shapes and dtypes are judged before a session starts;
+//! what fails later is an error, and never a zero.
 
 mod error;
 mod header;
@@ -35,18 +35,21 @@ const LONGEST_NAME: usize = 200;
 
 /// The tensors of one or several safetensors files, such as the shards of a model from the Hugging Face hub.
 ///
-/// Opening reads the headers. Rows are read when they are asked for, from threads of any number, and converted to
-/// f32, which is exact: F32, BF16 and F16 are read; tensors of other dtypes may be in the files. The files stay open.
-/// A clone reads the same files.
+/// Opening reads the headers. Rows are read when they are asked for, by any thread, and converted to f32,
+/// which is exact: F32, BF16 and F16 are read; tensors of other dtypes may be in the files. The files stay
+/// open. A clone reads the same files.
 ///
-/// A tensor of two dimensions is a row-major matrix `[rows, cols]`; one of a single dimension `[n]` is one row, or one
-/// column where a weight is n×1. One of more dimensions has rows of its last one, so `[experts, rows, cols]` has
-/// `experts · rows` of them. Nothing is transposed: a weight of this library computes `x · Wᵀ`, so its rows are output
-/// features, like those of PyTorch's `Linear`. Where files hold the transposed matrix (`Conv1D` of GPT-2), or one tensor
-/// is part of several weights, write an initializer over [`PretrainedFiles::rows`]; a square matrix that should
+/// A tensor of two dimensions is a row-major matrix `[rows, cols]`; one of a single dimension `[n]` is one
+/// row, or one column where a weight is n×1. One of more dimensions has rows of its last one, so
+/// `[experts, rows, cols]` has `experts · rows` of them.
+///
+/// Nothing is transposed: a weight of this library computes `x · Wᵀ`, so its rows are output features, like
+/// those of PyTorch's `Linear`. Where files hold the transposed matrix (`Conv1D` of GPT-2), or one tensor is
+/// part of several weights, write an initializer over [`PretrainedFiles::rows`]; a square matrix that should
 /// be transposed cannot be found out.
 ///
-/// A checkpoint of [`FileStore`](super::FileStore) is such a file as well: the tensor of weight `w` is `w.master`.
+/// A checkpoint of [`FileStore`](super::FileStore) is such a file as well: the tensor of weight `w` is
+/// `w.master`.
 ///
 /// ```
 /// use warpweft::prelude::*;
@@ -141,13 +144,13 @@ impl PretrainedFiles {
         Ok(&self.find(tensor)?.shape)
     }
 
-    /// Fills `values` with rows of a tensor of `columns` columns, row-major, from `first_row` on: as many rows as
-    /// `values` has room for.
+    /// Fills `values` with rows of a tensor of `columns` columns, row-major, from `first_row` on: as many
+    /// rows as `values` has room for.
     ///
     /// # Errors
-    /// [`PretrainedError::NoTensor`], [`PretrainedError::Dtype`], and [`PretrainedError::Rows`] for other columns,
-    /// rows that are not there, or a part of one. [`PretrainedError::File`] when the file cannot be read; part
-    /// of `values` may be filled then.
+    /// [`PretrainedError::NoTensor`], [`PretrainedError::Dtype`], and [`PretrainedError::Rows`] for other
+    /// columns, rows that are not there, or a part of one. [`PretrainedError::File`] when the file cannot be
+    /// read; part of `values` may be filled then.
     pub fn rows(
         &self,
         tensor: &str,
@@ -179,15 +182,15 @@ impl PretrainedFiles {
 
     /// Masters from these files, for [`SessionBuilder::try_initialize`](super::SessionBuilder::try_initialize).
     ///
-    /// `tensor_of` names the tensor of every weight of `model`. Where it gives `None`, the weight is not in the
-    /// files: pass a function to `try_initialize` that gives its masters, and calls this one for the others. For a
-    /// weight without a tensor this one fails ([`PretrainedError::NoName`]), so nothing begins as zeros unnoticed. Two
-    /// weights may have one tensor.
+    /// `tensor_of` names the tensor of every weight of `model`. Where it gives `None`, the weight is not in
+    /// the files: pass a function to `try_initialize` that gives its masters, and calls this one for the
+    /// others. For a weight without a tensor this one fails ([`PretrainedError::NoName`]), so nothing begins
+    /// as zeros unnoticed. Two weights may have one tensor.
     ///
     /// # Errors
     /// [`PretrainedError::Weight`] with the weight, for the first one whose tensor is not there
-    /// ([`PretrainedError::NoTensor`]), is of another shape ([`PretrainedError::Shape`]) or of a dtype that is not
-    /// read ([`PretrainedError::Dtype`]). Nothing but headers was read then.
+    /// ([`PretrainedError::NoTensor`]), is of another shape ([`PretrainedError::Shape`]) or of a dtype that
+    /// is not read ([`PretrainedError::Dtype`]). Nothing but headers was read then.
     pub fn initializer<F: Fn(&str) -> Option<String>>(
         &self,
         model: &Model,
