@@ -1,5 +1,5 @@
-//! What a session's weights cost on their way in and out, beside the arena: a start takes one weight, an export
-//! the checkpoint and one weight, a save next to nothing.
+//! What a session's weights cost on their way in and out, beside the arena: a start takes one weight, from
+//! files too, an export the checkpoint and one weight, a save next to nothing.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod peak;
@@ -9,7 +9,7 @@ use std::sync::PoisonError;
 use peak::{ALONE, MIB, peak_of};
 use warpweft::prelude::*;
 use warpweft::session::initial::normal;
-use warpweft::session::{Checkpoint, WeightState, block_on};
+use warpweft::session::{Checkpoint, PretrainedFiles, SessionBuilder, WeightState, block_on};
 
 const RANKS: usize = 2;
 const WEIGHTS: usize = 12;
@@ -21,18 +21,22 @@ const MASTER: usize = 4 * ROWS * COLS;
 
 /// A session of twelve weights of 2 MiB, which takes no step.
 fn start() -> Session {
+    block_on(builder().1.initialize(normal(7, 0.1)).start_cpu(RANKS as u32)).unwrap()
+}
+
+fn builder() -> (Model, SessionBuilder<CpuSurface>) {
     let mut model = Model::builder();
     let weights: Vec<_> = (0..WEIGHTS)
         .map(|number| model.sharded(&format!("w{number}"), ROWS, COLS, Format::NVFP4_2D).unwrap())
         .collect();
-    let mut program = StepProgram::builder("train", &model.build());
+    let model = model.build();
+    let mut program = StepProgram::builder("train", &model);
     for (number, weight) in weights.into_iter().enumerate() {
         let call = program.call(&format!("call {number}"), Phase::Backward);
         call.uses(weight, Orientation::Rowwise, Form::Dense).gradient(weight).add().unwrap();
     }
     let builder = Session::builder(Config::default(), |_rank| on_cpu(|_, _| Ok(())));
-    let builder = builder.program(program.build_training().unwrap());
-    block_on(builder.initialize(normal(7, 0.1)).start_cpu(RANKS as u32)).unwrap()
+    (model, builder.program(program.build_training().unwrap()))
 }
 
 /// Bytes of a weight's values and planes.
@@ -83,4 +87,27 @@ fn a_save_takes_no_memory_in_proportion_to_the_checkpoint() {
     println!("save: {peak} for a checkpoint of {}", all_bytes(&checkpoint));
     assert!(path.metadata().unwrap().len() as usize > all_bytes(&checkpoint));
     assert!(peak < MIB, "{peak}");
+}
+
+#[test]
+fn weights_that_are_saved_alone_and_begun_with_take_no_memory_in_proportion_to_the_file() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let checkpoint = block_on(start().export()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    for element in [ElementType::F32, ElementType::Bf16] {
+        let name = |weight: &str| Some(weight.to_owned());
+        let peak = peak_of(|| checkpoint.save_weights(&path, element, name).unwrap());
+        println!("weights alone in {element}: {peak}");
+        assert!(peak < MIB, "{peak}");
+        let mut arenas = 0;
+        let peak = peak_of(|| {
+            let (model, builder) = builder();
+            let pretrained = PretrainedFiles::open([&path]).unwrap().initializer(&model, name).unwrap();
+            let session = block_on(builder.try_initialize(pretrained).start_cpu(RANKS as u32)).unwrap();
+            arenas = RANKS * session.plan("train").unwrap().arena.bytes();
+        });
+        println!("start from {element}: {} beyond arenas of {arenas}", peak - arenas);
+        assert!(peak < arenas + MASTER + 2 * MIB, "{} beyond arenas of {arenas}", peak - arenas);
+    }
 }

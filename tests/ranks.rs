@@ -509,7 +509,10 @@ fn weights_of_other_rows_than_a_rank_has_are_refused_before_anything_is_written(
         let mut rank =
             Rank::new(backend, world, prologue, vec![plan], CaptureMode::Off, &closures()).unwrap();
         let mut exchange = Exchange::default();
-        let ones: warpweft::exec::Initializer = Arc::new(|_, values| values.fill(1.0));
+        let ones: warpweft::exec::Initializer = Arc::new(|_, values| {
+            values.fill(1.0);
+            Ok(())
+        });
         rank.initialize(&ones).unwrap();
         rank.export(&mut exchange).unwrap();
         let (whole, first) = (exchange.shards.clone(), exchange.shards[0].master.clone());

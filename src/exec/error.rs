@@ -141,6 +141,16 @@ pub enum ExecError {
         /// How many there must be.
         expected: usize,
     },
+    /// The initializer could not give the masters of a weight.
+    #[error("{rank}: the initializer has no masters for `{weight}`: {reason}")]
+    Initializer {
+        /// The rank.
+        rank: RankId,
+        /// The weight.
+        weight: String,
+        /// What the initializer says.
+        reason: String,
+    },
     /// The initializer gave a master from which no training can go on.
     #[error(
         "{rank}: the initializer gave `{weight}` the master {value:?} in row {row}, column {column}, which is not finite as it is kept or cast; give finite values, below 3.39e38 where they are rounded to bf16"

@@ -26,9 +26,9 @@ impl<B: Backend> Rank<B> {
     /// count and carried buffers are the zeros that were reserved.
     ///
     /// # Errors
-    /// What the backend refuses; [`ExecError::Master`] for a value that is not finite, or not any more when it is
-    /// rounded for the cast; [`ExecError::ReplicasDiffer`] and [`ExecError::ReplicatedDiffers`] when ranks that hold the same rows were
-    /// given other values.
+    /// What the backend refuses; [`ExecError::Initializer`] where the initializer fails; [`ExecError::Master`] for a
+    /// value that is not finite, or not any more when it is rounded for the cast; [`ExecError::ReplicasDiffer`] and
+    /// [`ExecError::ReplicatedDiffers`] when ranks that hold the same rows were given other values.
     pub fn initialize(&mut self, initializer: &Initializer) -> Result<(), ExecError> {
         let plan = std::sync::Arc::clone(&self.prologue.plan);
         let mut told = Told::default();
@@ -52,7 +52,11 @@ impl<B: Backend> Rank<B> {
     fn first_master(&self, layout: &WeightLayout, initializer: &Initializer) -> Result<Vec<f32>, ExecError> {
         let (rows, cols) = (layout.shard.rows_of(self.id()), layout.shard.shape.cols);
         let mut master = vec![0.0; rows.rows * cols];
-        initializer(MasterRows { weight: &layout.name, first_row: rows.begin, columns: cols }, &mut master);
+        let place = MasterRows { weight: &layout.name, first_row: rows.begin, columns: cols };
+        initializer(place, &mut master).map_err(|reason| {
+            let (rank, weight) = (self.id(), layout.name.clone());
+            ExecError::Initializer { rank, weight, reason }
+        })?;
         let via = self.prologue.plan.policy.settings.via;
         match master.iter().position(|value| !via.round(layout.format, *value).is_finite()) {
             None => Ok(master),

@@ -1,7 +1,8 @@
 //! The masters a session begins with.
 //!
-//! Law: what an initializer fills in follows from the weight's name and the rows' place in it alone: ranks that hold
-//! the same rows are asked one by one, and must be given the same values.
+//! Law: what an initializer fills in follows from the weight's name and the rows' place in it alone: ranks
+//! that hold the same rows are asked one by one, and must be given the same values. What it cannot give it
+//! says, and zeros never stand in for it.
 
 use std::sync::Arc;
 
@@ -30,5 +31,5 @@ impl<'a> MasterRows<'a> {
     }
 }
 
-/// Fills in masters, row-major; they are zeros before.
-pub type Initializer = Arc<dyn Fn(MasterRows<'_>, &mut [f32]) + Send + Sync>;
+/// Fills in masters, row-major; they are zeros before. Or it says why it cannot, which ends the start.
+pub type Initializer = Arc<dyn Fn(MasterRows<'_>, &mut [f32]) -> Result<(), String> + Send + Sync>;

@@ -3,7 +3,9 @@
 //! Law: everything is checked and planned before any thread starts; what fails leaves nothing
 //! running. The ranks compare the fingerprints of their plans before they reserve memory.
 
+use std::convert::Infallible;
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,7 +69,7 @@ impl Session {
         SessionBuilder {
             config,
             programs: Vec::new(),
-            initializer: Arc::new(|_, _| {}),
+            initializer: Arc::new(|_, _| Ok(())),
             patience: Duration::ZERO,
             closures: Arc::new(move |seat| Ok(Box::new(closures(seat)?))),
         }
@@ -81,12 +83,28 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         self
     }
 
-    /// How masters begin: `fill` is called for every rank and weight, with the weight's name, the place of the
-    /// rank's rows in it, and these rows, row-major. Without it masters begin as zeros. What it fills in must
-    /// depend on name and place alone: ranks that hold the same rows are asked one by one, and must be given
-    /// the same values. [`initial::normal`](super::initial::normal) is such a function.
-    pub fn initialize(mut self, fill: impl Fn(MasterRows<'_>, &mut [f32]) + Send + Sync + 'static) -> Self {
-        self.initializer = Arc::new(fill);
+    /// How masters begin: `fill` is called for every rank and weight, with the weight's name, the place of
+    /// the rank's rows in it, and these rows, row-major. Without it masters begin as zeros. What it fills in
+    /// must depend on name and place alone: ranks that hold the same rows are asked one by one, and must be
+    /// given the same values. [`initial::normal`](super::initial::normal) is such a function. One that reads
+    /// files, and so can fail, goes to [`SessionBuilder::try_initialize`].
+    pub fn initialize(self, fill: impl Fn(MasterRows<'_>, &mut [f32]) + Send + Sync + 'static) -> Self {
+        self.try_initialize(move |rows, values| {
+            fill(rows, values);
+            Ok::<(), Infallible>(())
+        })
+    }
+
+    /// As [`SessionBuilder::initialize`], with a function that may fail, such as that of
+    /// [`PretrainedFiles::initializer`](super::PretrainedFiles::initializer). Where it fails the session does
+    /// not start: the error ([`ExecError::Initializer`](super::ExecError::Initializer)) names the rank and
+    /// the weight, and has the function's words.
+    pub fn try_initialize<E: Display>(
+        mut self,
+        fill: impl Fn(MasterRows<'_>, &mut [f32]) -> Result<(), E> + Send + Sync + 'static,
+    ) -> Self {
+        self.initializer =
+            Arc::new(move |rows, values| fill(rows, values).map_err(|error| error.to_string()));
         self
     }
 

@@ -56,6 +56,10 @@ pub struct FileStore {
 /// What this version writes.
 const VERSION: &str = "2";
 
+/// What to say of a safetensors file that somebody else wrote.
+const NO_CHECKPOINT: &str = "it has no `warpweft_checkpoint`, so no session saved it; weights from elsewhere are read by \
+                             `PretrainedFiles`, for a session that begins with them";
+
 /// What stands in place of the list of carried buffers for [`Carried::Zeros`].
 const ZEROS: &str = "zeros";
 
@@ -78,7 +82,7 @@ impl FileStore {
             .map_err(|error| self.content(cut_off(bytes).unwrap_or_else(|| foreign(&error))))?;
         let about = header.metadata().clone().unwrap_or_default();
         let field = |key: &str| about.get(key).ok_or_else(|| self.content(format!("it has no `{key}`")));
-        let version = field("warpweft_checkpoint")?;
+        let version = about.get("warpweft_checkpoint").ok_or_else(|| self.content(NO_CHECKPOINT))?;
         if !VERSIONS.contains(&version.as_str()) {
             return Err(
                 self.content(format!("it has version {version}, and versions 1 to {VERSION} are known"))

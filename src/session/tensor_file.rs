@@ -32,7 +32,7 @@ pub(super) fn write(
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(&header)?;
     for tensor in &tensors {
-        file.write_all(&tensor.bytes)?;
+        tensor.content.write(&mut file)?;
     }
     Ok(file.flush()?)
 }
@@ -40,9 +40,9 @@ pub(super) fn write(
 /// The header of these tensors in this order. That it is made of each tensor's shape and bytes checks both.
 fn header(tensors: &[Tensor<'_>], about: HashMap<String, String>) -> Result<Vec<u8>, SafeTensorError> {
     let mut end = 0;
-    let described = tensors.iter().map(|Tensor { name, dtype, shape, bytes }| {
+    let described = tensors.iter().map(|Tensor { name, dtype, shape, content }| {
         let begin = end;
-        end += bytes.len();
+        end += content.bytes();
         (name.clone(), TensorInfo { dtype: *dtype, shape: shape.clone(), data_offsets: (begin, end) })
     });
     let mut header = serde_json::to_vec(&Metadata::new(Some(about), described.collect())?)?;
@@ -56,10 +56,16 @@ mod tests {
 
     use safetensors::tensor::{Dtype, TensorView};
 
+    use super::super::tensors::Content;
     use super::*;
 
     fn tensor(name: &str, dtype: Dtype, shape: &[usize], bytes: &'static [u8]) -> Tensor<'static> {
-        Tensor { name: name.to_owned(), dtype, shape: shape.to_vec(), bytes: Cow::Borrowed(bytes) }
+        Tensor {
+            name: name.to_owned(),
+            dtype,
+            shape: shape.to_vec(),
+            content: Content::Bytes(Cow::Borrowed(bytes)),
+        }
     }
 
     #[test]
@@ -76,8 +82,8 @@ mod tests {
         for count in 0..=all().len() {
             let tensors = || all().into_iter().take(count);
             let about = HashMap::from([("weights".to_owned(), "[\"b\"]".to_owned())]);
-            let views = tensors().map(|Tensor { name, dtype, shape, bytes }| {
-                let Cow::Borrowed(bytes) = bytes else { unreachable!() };
+            let views = tensors().map(|Tensor { name, dtype, shape, content }| {
+                let Content::Bytes(Cow::Borrowed(bytes)) = content else { unreachable!() };
                 (name, TensorView::new(dtype, shape, bytes).unwrap())
             });
             let expected = safetensors::serialize(views, Some(about.clone())).unwrap();

@@ -1,31 +1,76 @@
 //! A checkpoint as named tensors.
 //!
-//! Law: planes have the names, element types and shapes of `warpweft quantize`, and hold the same
-//! numbers, so whoever reads its files reads these.
+//! Law: nothing large is copied here. Planes have the names, element types and shapes of `warpweft quantize`,
+//! and hold the same numbers, so whoever reads its files reads these.
 
 use std::borrow::Cow;
+use std::io::{self, Write};
 
+use half::bf16;
 use safetensors::tensor::Dtype;
 
 use super::{Carried, Checkpoint, WeightState};
 use crate::format::{ElementType, Format};
 
-/// One tensor of the file. Its bytes are the checkpoint's own, but for single numbers.
+/// One tensor of a file. What it holds is the checkpoint's own, but for single numbers.
 pub(super) struct Tensor<'checkpoint> {
     pub(super) name: String,
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<usize>,
-    pub(super) bytes: Cow<'checkpoint, [u8]>,
+    pub(super) content: Content<'checkpoint>,
+}
+
+/// What a tensor holds.
+pub(super) enum Content<'checkpoint> {
+    /// As it is in the file.
+    Bytes(Cow<'checkpoint, [u8]>),
+    /// Values that are rounded to bf16 on their way into the file, to nearest, ties to even.
+    Rounded(&'checkpoint [f32]),
+}
+
+impl Content<'_> {
+    /// Values rounded at once.
+    const PIECE: usize = 1 << 15;
+
+    /// Bytes in the file.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Rounded(values) => values.len() * size_of::<bf16>(),
+        }
+    }
+
+    /// Puts them there.
+    pub(super) fn write(&self, file: &mut impl Write) -> io::Result<()> {
+        let values = match self {
+            Self::Bytes(bytes) => return file.write_all(bytes),
+            Self::Rounded(values) => values,
+        };
+        let mut rounded = Vec::with_capacity(values.len().min(Self::PIECE));
+        for piece in values.chunks(Self::PIECE) {
+            rounded.clear();
+            rounded.extend(piece.iter().map(|value| bf16::from_f32(*value)));
+            file.write_all(bytemuck::cast_slice(&rounded))?;
+        }
+        Ok(())
+    }
 }
 
 impl<'checkpoint> Tensor<'checkpoint> {
     fn scalar(name: String, value: f32) -> Self {
-        let bytes = Cow::Owned(value.to_le_bytes().to_vec());
-        Self { name, dtype: Dtype::F32, shape: vec![1], bytes }
+        let content = Content::Bytes(Cow::Owned(value.to_le_bytes().to_vec()));
+        Self { name, dtype: Dtype::F32, shape: vec![1], content }
     }
 
-    fn values(name: String, shape: Vec<usize>, values: &'checkpoint [f32]) -> Self {
-        Self { name, dtype: Dtype::F32, shape, bytes: Cow::Borrowed(bytemuck::cast_slice(values)) }
+    /// Values in f32.
+    pub(super) fn values(name: String, shape: Vec<usize>, values: &'checkpoint [f32]) -> Self {
+        let content = Content::Bytes(Cow::Borrowed(bytemuck::cast_slice(values)));
+        Self { name, dtype: Dtype::F32, shape, content }
+    }
+
+    /// Values in bf16.
+    pub(super) fn rounded(name: String, shape: Vec<usize>, values: &'checkpoint [f32]) -> Self {
+        Self { name, dtype: Dtype::BF16, shape, content: Content::Rounded(values) }
     }
 }
 
@@ -48,7 +93,7 @@ pub(super) fn of(checkpoint: &Checkpoint) -> Vec<Tensor<'_>> {
                 name: carried_name(&buffer.name, rank),
                 dtype: Dtype::U8,
                 shape: vec![bytes.len()],
-                bytes: Cow::Borrowed(bytes),
+                content: Content::Bytes(Cow::Borrowed(bytes)),
             }));
         }
     }
@@ -83,7 +128,7 @@ fn weight(state: &WeightState) -> Vec<Tensor<'_>> {
                 ElementType::U32 => Dtype::U32,
             },
             shape: vec![spec.rows, spec.cols],
-            bytes: Cow::Borrowed(bytes),
+            content: Content::Bytes(Cow::Borrowed(bytes)),
         }));
         if let Format::Fp8Tensor(_) = state.format {
             tensors.push(Tensor::scalar(

@@ -7,7 +7,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 use warpweft::config::Config;
 use warpweft::format::Format;
-use warpweft::session::{CheckpointStore, FileStore};
+use warpweft::session::{CheckpointStore, FileStore, PretrainedFiles};
 use warpweft::tool::{QuantizeOptions, ToolError, dequantize_checkpoint, quantize_checkpoint};
 
 /// Any bytes as a checkpoint: each reader takes them or refuses them. A file that is written is sound and
@@ -38,8 +38,25 @@ pub fn checkpoint(bytes: &[u8], folder: &Path) -> bool {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let _ = runtime.block_on(FileStore::new(&input).load());
+    pretrained(&input);
     std::fs::remove_file(&input).unwrap();
     succeeded
+}
+
+/// Any file as one of weights: what is in an opened one can be read, or is refused.
+fn pretrained(path: &Path) {
+    let files = match PretrainedFiles::open([path]) {
+        Ok(files) => files,
+        Err(error) => return assert!(!error.to_string().is_empty()),
+    };
+    for name in files.tensor_names() {
+        let shape = files.shape(name).unwrap();
+        let (columns, elements) = (shape.last().copied().unwrap_or(1), shape.iter().product::<usize>());
+        // Larger ones than the file are none of f32, bf16 or f16.
+        let mut values = vec![0.0; elements.min(1 << 16)];
+        let _ = files.rows(name, 0, columns, &mut values);
+        let _ = files.rows(name, usize::MAX, columns, &mut values);
+    }
 }
 
 /// Any text as a configuration: it is refused, or valid and prints as what loads back as the same (CF-1, CF-4).

@@ -1,8 +1,10 @@
 //! What can be wrong with a safetensors file.
 //!
-//! Whatever stands in a hostile header may end up in a message, so names are escaped and cut ([`shown`]).
+//! Whatever stands in a hostile header may end up in a message, so names are escaped and cut (`errors::shown`).
 
 use safetensors::Dtype;
+
+use crate::errors::shown;
 
 /// Why a file is no sound safetensors file.
 ///
@@ -154,32 +156,3 @@ pub enum CheckpointError {
 }
 
 debug_in_words!(CheckpointError);
-
-/// A name from a file, fit for a terminal: control characters escaped, and cut where nobody reads on.
-pub(in crate::tool) fn shown(name: &str) -> String {
-    const LONGEST: usize = 120;
-    let mut short: String = name.chars().take(LONGEST).flat_map(escape).collect();
-    if name.chars().nth(LONGEST).is_some() {
-        short.push('…');
-    }
-    short
-}
-
-/// Escapes what steers a terminal, and nothing that is merely punctuation.
-fn escape(character: char) -> impl Iterator<Item = char> {
-    let escaped = (!matches!(character, '\'' | '"' | '\\')).then(|| character.escape_debug());
-    let plain = escaped.is_none().then_some(character);
-    escaped.into_iter().flatten().chain(plain)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_hostile_name_can_neither_flood_nor_steer_a_terminal() {
-        assert_eq!(shown("blocks.0.up 'ü' \"x\""), "blocks.0.up 'ü' \"x\"");
-        assert_eq!(shown("\u{1b}[2J\n"), "\\u{1b}[2J\\n");
-        assert_eq!(shown(&"x".repeat(1 << 20)).chars().count(), 121);
-    }
-}

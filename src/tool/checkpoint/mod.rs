@@ -22,7 +22,7 @@ pub use entry::TensorEntry;
 pub use error::CheckpointError;
 pub use header::Header;
 
-pub(super) use error::shown;
+pub(super) use crate::errors::shown;
 pub(super) use input::{Input, float_bytes, reserve};
 pub(super) use layout::{Outline, TensorId};
 pub(super) use output::Output;

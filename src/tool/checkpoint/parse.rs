@@ -10,7 +10,8 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 use super::entry::{LENGTH_BYTES, TensorEntry};
-use super::error::{CheckpointError, shown};
+use super::error::CheckpointError;
+use crate::errors::shown;
 
 /// The key under which a header keeps its metadata, between the tensors.
 pub(super) const METADATA: &str = "__metadata__";

@@ -1,0 +1,142 @@
+//! Why weights cannot be had from files.
+//!
+//! Law: what stands in a file of somebody else's comes into a message escaped and cut.
+
+use std::path::PathBuf;
+
+use crate::errors::shown;
+use crate::format::Shape;
+
+/// Why pretrained weights cannot be read, or do not fit a model.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum PretrainedError {
+    /// The file system refused.
+    #[error("{}: {source}; name a safetensors file that is there and that this user can read", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// A file is no sound safetensors file.
+    #[error(
+        "{} is no sound safetensors file: {reason}; fetch it again, with its content and not a pointer of Git LFS in its place",
+        path.display()
+    )]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Two files have a tensor of one name.
+    #[error(
+        "tensor `{}` is both in {} and in {}; open the files of one model, each once",
+        shown(tensor),
+        first.display(),
+        second.display()
+    )]
+    Twice {
+        /// The tensor.
+        tensor: String,
+        /// The file that was named first.
+        first: PathBuf,
+        /// The file that was named later.
+        second: PathBuf,
+    },
+    /// No file has a tensor of this name.
+    #[error("none of the {files} files has a tensor `{tensor}`; {}", proposed(near))]
+    NoTensor {
+        /// The name asked for.
+        tensor: String,
+        /// Files that are open.
+        files: usize,
+        /// Names near it, the nearest first.
+        near: Vec<String>,
+    },
+    /// A tensor whose elements are no values of weights.
+    #[error(
+        "tensor `{tensor}` in {} is in {dtype}, and F32, BF16 and F16 are read; convert it to one of these",
+        path.display()
+    )]
+    Dtype {
+        /// The tensor.
+        tensor: String,
+        /// Its file.
+        path: PathBuf,
+        /// Its dtype, as safetensors calls it.
+        dtype: String,
+    },
+    /// A tensor has another shape than the weight.
+    #[error(
+        "tensor `{tensor}` in {} has the shape {found:?}, and the weight is {expected}; {}",
+        path.display(),
+        fitting(found, *expected)
+    )]
+    Shape {
+        /// The tensor.
+        tensor: String,
+        /// Its file.
+        path: PathBuf,
+        /// Its shape.
+        found: Vec<usize>,
+        /// The weight's.
+        expected: Shape,
+    },
+    /// Rows that a tensor does not have.
+    #[error(
+        "tensor `{tensor}` in {} has the shape {found:?}, and {values} values were asked for from row {first_row} on, in \
+         {columns} columns; ask for whole rows within it",
+        path.display()
+    )]
+    Rows {
+        /// The tensor.
+        tensor: String,
+        /// Its file.
+        path: PathBuf,
+        /// Its shape.
+        found: Vec<usize>,
+        /// The first row asked for.
+        first_row: usize,
+        /// The columns it was asked in.
+        columns: usize,
+        /// Values asked for.
+        values: usize,
+    },
+    /// A weight of the model, and what is wrong with its tensor.
+    #[error("weight `{weight}`: {source}")]
+    Weight {
+        /// The weight.
+        weight: String,
+        /// What is wrong.
+        source: Box<PretrainedError>,
+    },
+    /// The initializer was asked for a weight that it was given no tensor for.
+    #[error(
+        "weight `{weight}` was given no tensor; name one for it, or let the function that is passed to try_initialize give its masters"
+    )]
+    NoName {
+        /// The weight.
+        weight: String,
+    },
+}
+
+debug_in_words!(PretrainedError);
+
+/// Names for one that is not there.
+fn proposed(near: &[String]) -> String {
+    match near {
+        [] => "PretrainedFiles::tensor_names lists what they have; open all files of the model".to_owned(),
+        near => format!("names near it: `{}`", near.join("`, `")),
+    }
+}
+
+/// What to do about a tensor of another shape.
+fn fitting(found: &[usize], Shape { rows, cols }: Shape) -> &'static str {
+    if found == [cols, rows] {
+        "it seems to be the transposed matrix: read it by PretrainedFiles::rows and transpose it in an initializer of your own"
+    } else {
+        "declare the weight in the tensor's shape, name another tensor, or cut the rows you need by PretrainedFiles::rows"
+    }
+}

@@ -1,0 +1,110 @@
+//! What a safetensors file of somebody else's holds, by its header alone.
+//!
+//! Law: memory is in proportion to the header, and a header is no longer than its file. The tensors of one
+//! that was read tile the rest of the file: each has the bytes of its dtype and shape, no two share one, none
+//! is left over, and no name is used twice. So whoever reads rows of a tensor stays inside of it.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use safetensors::tensor::{Metadata, TensorInfo};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+
+use super::PretrainedError;
+use crate::errors::shown;
+use crate::session::tensor_file::MOST_HEADER;
+
+/// Bytes of the length that a file begins with.
+const LENGTH: u64 = 8;
+
+/// The key of a header under which there is no tensor.
+const METADATA: &str = "__metadata__";
+
+/// A file whose header is sound.
+pub(super) struct Described {
+    pub(super) file: File,
+    /// Where the bytes of tensors begin.
+    pub(super) data: u64,
+    /// The tensors by name; offsets count from `data`.
+    pub(super) tensors: Vec<(String, TensorInfo)>,
+}
+
+/// Opens `path` and reads its header.
+pub(super) fn read(path: &Path) -> Result<Described, PretrainedError> {
+    let failed = |source| PretrainedError::File { path: path.to_owned(), source };
+    let unsound = |reason: String| PretrainedError::Content { path: path.to_owned(), reason };
+    // Asked before opening: opening a pipe waits for its writer.
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(unsound("it is no plain file".to_owned()));
+    }
+    let mut file = File::open(path).map_err(failed)?;
+    let bytes = file.metadata().map_err(failed)?.len();
+    let Some(available) = bytes.checked_sub(LENGTH) else {
+        return Err(unsound(format!("it has {bytes} bytes, so it is empty or cut off")));
+    };
+    let mut length = [0; LENGTH as usize];
+    file.read_exact(&mut length).map_err(failed)?;
+    let length = u64::from_le_bytes(length);
+    if length > MOST_HEADER as u64 {
+        return Err(unsound(format!("its first bytes give no length of a header, but {length}")));
+    }
+    if length > available {
+        return Err(unsound(format!("it is cut off in its header of {length} bytes")));
+    }
+    let mut json = vec![0; length as usize];
+    file.read_exact(&mut json).map_err(failed)?;
+    let tensors = entries(&json, available - length).map_err(unsound)?;
+    Ok(Described { file, data: LENGTH + length, tensors })
+}
+
+/// The tensors that `json` describes, which tile `available` bytes.
+fn entries(json: &[u8], available: u64) -> Result<Vec<(String, TensorInfo)>, String> {
+    let Entries(mut tensors) =
+        serde_json::from_slice(json).map_err(|error| shown(&format!("its header: {error}")))?;
+    let mut names = HashSet::new();
+    if let Some((twice, _)) = tensors.iter().find(|(name, _)| !names.insert(name.as_str())) {
+        return Err(format!("its header describes `{}` twice", shown(twice)));
+    }
+    tensors.sort_by_key(|(_, about)| about.data_offsets);
+    let checked = Metadata::new(None, tensors.clone());
+    let end = checked.map_err(|error| shown(&format!("its header: {error}")))?.data_len() as u64;
+    if end > available {
+        return Err(format!("it is cut off: its tensors have {end} bytes, and {available} are there"));
+    }
+    if end < available {
+        return Err(format!("{} bytes behind its last tensor belong to none", available - end));
+    }
+    Ok(tensors)
+}
+
+/// The tensors of a header in the order of the text, a name that is there twice included.
+struct Entries(Vec<(String, TensorInfo)>);
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Tensors;
+        impl<'de> Visitor<'de> for Tensors {
+            type Value = Entries;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("an object of tensors by name")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+                let mut tensors = Vec::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    if name == METADATA {
+                        map.next_value::<IgnoredAny>()?;
+                    } else {
+                        tensors.push((name, map.next_value()?));
+                    }
+                }
+                Ok(Entries(tensors))
+            }
+        }
+        deserializer.deserialize_map(Tensors)
+    }
+}
