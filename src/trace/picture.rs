@@ -8,7 +8,7 @@
 //! window shows a part. Of slices too thin to see, the first stands for all that fall on its mark, so the
 //! picture of a long run stays small. Arrows are left to the trace viewers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::arrival::{Activity, StepExposure};
 use super::axis::Axis;
