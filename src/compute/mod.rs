@@ -9,6 +9,7 @@
 mod bound;
 mod context;
 mod error;
+mod filled;
 mod left_out;
 mod lent;
 mod program;
