@@ -147,7 +147,14 @@ pub(crate) fn conclude(arguments: &Arguments, corpus: &Corpus, run: &Run, held_o
         say!("time      {step:.1} ms per step; --trace FILE tells where it goes");
     }
     if let Some(host) = run.hosts.get(run.hosts.len() / 2) {
-        say!("host      {host}");
+        // Without a driver, lanes are threads beside the one that issues, which waits for a core in between.
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let waits = if host.issue.calls == 0 {
+            format!(", waiting for one of {cores} cores included")
+        } else {
+            String::new()
+        };
+        say!("host      {host}{waits}");
     }
     if let Some(forecast) = &run.forecast {
         say!("forecast  {forecast}");
