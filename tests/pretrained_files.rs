@@ -437,6 +437,11 @@ fn weights_that_cannot_be_saved_alone_are_refused_and_what_was_there_stays() {
     refused(&checkpoint, ElementType::F32, "__metadata__", "name it otherwise");
     checkpoint.weights[1].name = "v".into();
     refused(&checkpoint, ElementType::F32, "w", "two weights would be called `w`");
+    checkpoint.weights[1].name = "out".into();
+    checkpoint.weights[0].master[1] = f32::MAX;
+    refused(&checkpoint, ElementType::Bf16, "w", "in row 0, column 1, which is not finite in bf16");
+    checkpoint.weights[0].master[1] = f32::NAN;
+    refused(&checkpoint, ElementType::F32, "w", "NaN in row 0, column 1, which is not finite in f32");
     checkpoint.weights[0].master.pop();
     refused(&checkpoint, ElementType::F32, "w", "3 values of its master, and its shape 4");
     let nowhere = folder.path().join("missing").join("w");

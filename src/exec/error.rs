@@ -142,7 +142,9 @@ pub enum ExecError {
         expected: usize,
     },
     /// The initializer could not give the masters of a weight.
-    #[error("{rank}: the initializer has no masters for `{weight}`: {reason}")]
+    #[error(
+        "{rank}: the initializer has no masters for `{weight}`: {reason}; mend that, or give its masters another way"
+    )]
     Initializer {
         /// The rank.
         rank: RankId,

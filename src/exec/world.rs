@@ -51,7 +51,7 @@ impl World {
         all.iter().map(number).collect()
     }
 
-    /// A rank says what it is doing, for the errors of ranks that wait for it; nothing takes it back.
+    /// A rank says what it is doing, for the errors of ranks that wait for it; an empty text takes it back.
     pub(super) fn stand(&self, rank: RankId, doing: &str) {
         self.rendezvous.stand(rank, doing);
     }

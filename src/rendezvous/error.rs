@@ -26,7 +26,7 @@ pub enum RendezvousError {
         /// What it may be.
         expected: String,
     },
-    /// Nothing tells this machine from others.
+    /// Nothing tells this machine from others, and there are several processes.
     #[error(
         "cannot tell this machine from others: {path}: {reason}; set WARPWEFT_HOSTID to a name that all processes on this machine share, and no process on another has"
     )]

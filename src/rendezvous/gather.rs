@@ -44,7 +44,7 @@ impl Rendezvous {
     }
 
     /// A rank of this process says how far it is, for the messages of all ranks about a world that stalls;
-    /// nothing takes it back.
+    /// an empty text takes it back.
     pub fn stand(&self, rank: RankId, text: &str) {
         self.shared.stand(rank, text);
     }

@@ -11,7 +11,7 @@ use safetensors::SafeTensorError;
 
 use super::tensors::Tensor;
 use super::{Checkpoint, StoreError, WeightState, tensor_file};
-use crate::format::ElementType;
+use crate::format::{ElementType, Format, Via};
 use crate::whole_file::WholeFile;
 
 /// The one name that no tensor can have.
@@ -21,8 +21,7 @@ impl Checkpoint {
     /// Writes the masters into one safetensors file, for serving or other tools, in place of what was there.
     ///
     /// `tensor_of` names the tensor of every weight; a weight for which it gives `None` is left out. Masters
-    /// are written in f32, bit for bit, or in bf16, rounded to nearest with ties to even (what is beyond its
-    /// largest number becomes infinite). A tensor is row-major, of the shape `[rows, cols]`; that of a weight
+    /// are written in f32, bit for bit, or in bf16, rounded to nearest with ties to even. A tensor is row-major, of the shape `[rows, cols]`; that of a weight
     /// of one row is `[cols]`, as other tools have norms and biases: whoever needs `[1, cols]` of one of
     /// these reshapes it. The metadata say `format: pt`, which readers of the Hugging Face hub's files ask
     /// for.
@@ -43,7 +42,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`StoreError`] for another element type, a name that two weights have or none can have, a weight
-    /// without all of its masters, and what the file system refuses. What was there is kept then.
+    /// without all of its masters or with one that is not finite as it is written, and what the file system refuses. What was there is kept then.
     pub fn save_weights(
         &self,
         path: impl Into<PathBuf>,
@@ -86,6 +85,14 @@ fn tensor(name: String, state: &WeightState, element: ElementType) -> Result<Ten
     if master.len() != shape.elements() {
         let (weight, values, elements) = (&state.name, master.len(), shape.elements());
         return Err(format!("`{weight}` has {values} values of its master, and its shape {elements}"));
+    }
+    let format = if element == ElementType::Bf16 { Format::Bf16 } else { Format::F32 };
+    if let Some(at) = master.iter().position(|value| !Via::None.round(format, *value).is_finite()) {
+        let (weight, value, row, column) = (&state.name, master[at], at / shape.cols, at % shape.cols);
+        return Err(format!(
+            "`{weight}` holds {value:?} in row {row}, column {column}, which is not finite in {element}; save a \
+             checkpoint of before it diverged, or write it in f32 if it is finite there"
+        ));
     }
     let dimensions = if shape.rows == 1 { vec![shape.cols] } else { vec![shape.rows, shape.cols] };
     match element {

@@ -31,11 +31,10 @@ pub(super) struct Statement {
 }
 
 impl Statement {
-    pub(super) fn new(options: &CudaOptions, gpu: [u8; 16], reaches: bool) -> Result<Self, CudaFailure> {
-        let host = HostName::of_this_process().map_err(|error| CudaFailure::Refused(error.to_string()))?;
+    pub(super) fn new(options: &CudaOptions, host: HostName, gpu: [u8; 16], reaches: bool) -> Self {
         let has_nccl = Library::Nccl.open().is_ok();
         let wish = (options.transport, options.reduce, options.replicas);
-        Ok(Self { host, gpu, has_nccl, reaches, wish })
+        Self { host, gpu, has_nccl, reaches, wish }
     }
 
     /// Whether both are on one GPU.

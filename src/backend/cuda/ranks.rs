@@ -16,7 +16,7 @@ use super::world::{World, refused};
 use crate::backend::bell::lock;
 use crate::id::RankId;
 use crate::model::Mesh;
-use crate::rendezvous::{Rendezvous, Topic};
+use crate::rendezvous::{HostName, Rendezvous, RendezvousError, Topic};
 
 /// Ranks as GPUs, one thread each, of this process and perhaps of others. One value makes the backends of all
 /// ranks of this process.
@@ -143,9 +143,14 @@ fn statements(
     contexts: &[Arc<Context>],
 ) -> Result<Vec<Statement>, CudaFailure> {
     let meets = rendezvous.ranks() > 1;
+    let host = match HostName::of_this_process() {
+        // One process is on one machine, whatever it is called.
+        Err(RendezvousError::Host { .. }) if rendezvous.is_whole() => HostName::new("this machine"),
+        other => other.map_err(refused)?,
+    };
     let own = contexts.iter().map(|context| {
         let reaches = context.can_reach_all()? && (!meets || context.can_meet()?);
-        Ok(Statement::new(options, context.gpu()?, reaches)?.encode())
+        Ok(Statement::new(options, host.clone(), context.gpu()?, reaches).encode())
     });
     let own = own.collect::<Result<Vec<_>, CudaFailure>>()?;
     let all = rendezvous.exchange_all(Topic::Devices, &own).map_err(refused)?;
