@@ -21,7 +21,8 @@ impl Checkpoint {
     /// Writes the masters into one safetensors file, for serving or other tools, in place of what was there.
     ///
     /// `tensor_of` names the tensor of every weight; a weight for which it gives `None` is left out. Masters
-    /// are written in f32, bit for bit, or in bf16, rounded to nearest with ties to even. A tensor is row-major, of the shape `[rows, cols]`; that of a weight
+    /// are written in f32, bit for bit, or in bf16, rounded to nearest with ties to even. A tensor is row-major, of
+    /// the shape `[rows, cols]`; that of a weight
     /// of one row is `[cols]`, as other tools have norms and biases: whoever needs `[1, cols]` of one of
     /// these reshapes it. The metadata say `format: pt`, which readers of the Hugging Face hub's files ask
     /// for.
@@ -42,7 +43,8 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`StoreError`] for another element type, a name that two weights have or none can have, a weight
-    /// without all of its masters or with one that is not finite as it is written, and what the file system refuses. What was there is kept then.
+    /// without all of its masters or with one that is not finite as it is written, and what the file system
+    /// refuses. What was there is kept then.
     pub fn save_weights(
         &self,
         path: impl Into<PathBuf>,
