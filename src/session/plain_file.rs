@@ -9,13 +9,11 @@ use std::path::PathBuf;
 
 use safetensors::SafeTensorError;
 
+use super::tensor_file::METADATA;
 use super::tensors::Tensor;
 use super::{Checkpoint, StoreError, WeightState, tensor_file};
 use crate::format::{ElementType, Format, Via};
 use crate::whole_file::WholeFile;
-
-/// The one name that no tensor can have.
-const METADATA: &str = "__metadata__";
 
 impl Checkpoint {
     /// Writes the masters into one safetensors file, for serving or other tools, in place of what was there.

@@ -16,6 +16,9 @@ use super::tensors::Tensor;
 /// The longest header that safetensors reads, bytes; what claims a longer one is something else.
 pub(super) const MOST_HEADER: usize = 100_000_000;
 
+/// The key of a header under which there is no tensor, and so the one name that no tensor can have.
+pub(super) const METADATA: &str = "__metadata__";
+
 /// Writes a file of `tensors`, no two of one name, with `about` as its metadata.
 ///
 /// # Errors

@@ -15,13 +15,10 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use super::PretrainedError;
 use crate::errors::shown;
-use crate::session::tensor_file::MOST_HEADER;
+use crate::session::tensor_file::{METADATA, MOST_HEADER};
 
 /// Bytes of the length that a file begins with.
 const LENGTH: u64 = 8;
-
-/// The key of a header under which there is no tensor.
-const METADATA: &str = "__metadata__";
 
 /// A file whose header is sound.
 pub(super) struct Described {

@@ -277,7 +277,7 @@ fn said(rows: &[Row], least: Option<ByteSize>, tuner: &Tuner, found: &Point, con
     if let Some(least) = least {
         let _ = writeln!(
             text,
-            "prefetch.bytes below {least} is left out: one use and the next need as much at once"
+            "prefetch.bytes below {least} is left out: it does not hold what must be there at once"
         );
     }
     text.push_str("\ntrials of the tuner:\n");
