@@ -1,5 +1,7 @@
-//! GPUs as devices. Ranks beyond the number of GPUs share them, where the transport allows it.
+//! GPUs as devices. Ranks beyond the number of GPUs share them, where the transport allows it; elsewhere the body that
+//! asks for them ends there.
 
+use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -38,7 +40,7 @@ pub(crate) fn every_gpu() -> Result<CudaWorld, CudaFailure> {
 
 /// NCCL, kernels that wait for each other, and copies that signal, take one rank per GPU.
 pub(crate) fn ways() -> Vec<Way> {
-    let several = DeviceOrdinal::all().is_ok_and(|all| all.len() >= 4);
+    let several = gpus().len() >= 2;
     if several { vec![Way::Engines, Way::Copies, Way::Kernels, Way::Nccl] } else { vec![Way::Engines] }
 }
 
@@ -52,9 +54,21 @@ const CROWDED: [&str; 3] = [
 
 /// Why a body cannot run on this machine.
 pub(crate) fn cannot(body: &str) -> Option<String> {
-    let gpus = DeviceOrdinal::all().map_or(0, |all| all.len());
+    let gpus = gpus().len();
     let crowded = (2..4).contains(&gpus) && CROWDED.contains(&body);
     crowded.then(|| format!("it takes 4 GPUs, one for each rank, and {gpus} are here"))
+}
+
+/// What ends a body whose ranks would share GPUs, where each must have its own.
+pub(crate) struct Crowded {
+    /// Ranks of the world it asked for.
+    pub(crate) ranks: usize,
+    /// GPUs of this machine.
+    pub(crate) gpus: usize,
+}
+
+fn gpus() -> Vec<DeviceOrdinal> {
+    DeviceOrdinal::all().unwrap_or_default()
 }
 
 pub(crate) fn choose(way: Way) {
@@ -71,12 +85,12 @@ pub(crate) const HOST_SEES_MEMORY: bool = false;
 
 /// Ranks whose steps can be recorded together: one on each GPU.
 pub(crate) fn most_recorded_ranks() -> u32 {
-    u32::try_from(DeviceOrdinal::all().map_or(1, |all| all.len())).unwrap().min(4)
+    u32::try_from(gpus().len().clamp(1, 4)).unwrap()
 }
 
-/// Meshes of several replicas, of no more ranks than NCCL and kernels have GPUs for.
+/// Meshes of several replicas, those of fewest ranks first: a body goes as far as there are GPUs.
 pub(crate) fn meshes() -> Vec<Mesh> {
-    [(4, 2), (4, 4), (3, 3), (2, 2)].map(|(ranks, replicas)| Mesh::hybrid(ranks, replicas).unwrap()).to_vec()
+    [(2, 2), (3, 3), (4, 2), (4, 4)].map(|(ranks, replicas)| Mesh::hybrid(ranks, replicas).unwrap()).to_vec()
 }
 
 /// Runs `work` on every rank of a world of its own, each on its thread.
@@ -85,10 +99,12 @@ where
     R: Send + 'static,
     F: Fn(CudaBackend, Arc<Plan>) -> R + Send + Sync + 'static,
 {
+    let (gpus, ranks, way) = (gpus(), plan.weights.mesh.ranks() as usize, way());
+    if way != Way::Engines && ranks > gpus.len() {
+        resume_unwind(Box::new(Crowded { ranks, gpus: gpus.len() }));
+    }
     within_limit(move || {
-        let gpus = DeviceOrdinal::all().unwrap();
-        let devices = (0..plan.weights.mesh.ranks() as usize).map(|rank| gpus[rank % gpus.len()]).collect();
-        let way = way();
+        let devices = (0..ranks).map(|rank| gpus[rank % gpus.len()]).collect();
         let transport = if way == Way::Nccl { Transport::Nccl } else { Transport::Peer };
         let kernel_bytes = if way == Way::Kernels { usize::MAX } else { 0 };
         // Both ways to time tasks get their turn; CUPTI where it is to be had.

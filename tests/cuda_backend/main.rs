@@ -52,10 +52,18 @@ fn main() {
                 continue;
             }
             let begun = Instant::now();
-            let passed = catch_unwind(body).is_ok();
-            println!("{way:?}: {name}: {} in {:.1?}", if passed { "ok" } else { "FAILED" }, begun.elapsed());
-            if !passed {
-                failed.push(format!("{way:?}: {name}"));
+            let ended = catch_unwind(body).map_err(|payload| payload.downcast::<device::Crowded>());
+            let took = begun.elapsed();
+            match ended {
+                Ok(()) => println!("{way:?}: {name}: ok in {took:.1?}"),
+                Err(Ok(crowded)) => println!(
+                    "{way:?}: {name}: skipped, because {} ranks take as many GPUs, and {} are here",
+                    crowded.ranks, crowded.gpus
+                ),
+                Err(Err(_)) => {
+                    println!("{way:?}: {name}: FAILED in {took:.1?}");
+                    failed.push(format!("{way:?}: {name}"));
+                }
             }
         }
     }

@@ -15,9 +15,9 @@
 //! | a rank's own share of a sum overwritten while peers have theirs | PL-4 | `verify_faults/exchanged.rs` | `an_own_gradient_overwritten_between_exchange_and_sum_is_refused_even_when_ordered` |
 //! | replicas that drift apart, or count a gradient once for each of them | PL-4 | `verify_faults/replicas.rs` | `a_gradient_summed_over_the_replicas_twice_is_refused` |
 //! | un-joined fork in a captured step | PL-7 | `cpu_backend/checked.rs` | `an_un_joined_fork_in_a_captured_step_is_refused` |
-//! | captured step whose warm-up pollutes main grads | PL-4, PL-7 | `ranks.rs` | `a_captured_step_whose_warm_up_pollutes_main_grads_and_optimizer_is_refused` |
+//! | captured step whose warm-up pollutes main grads | PL-4, PL-7 | `ranks/main.rs` | `a_captured_step_whose_warm_up_pollutes_main_grads_and_optimizer_is_refused` |
 //! | format silently falling back to BF16 | PL-2, PL-6 | `verify_faults/classes.rs` | `a_format_that_silently_falls_back_to_bf16_is_refused` |
-//! | ranks disagreeing on order | PL-1, PL-5 | `ranks.rs` | `ranks_that_disagree_on_order_are_refused_before_anything_runs` |
+//! | ranks disagreeing on order | PL-1, PL-5 | `ranks/main.rs` | `ranks_that_disagree_on_order_are_refused_before_anything_runs` |
 //!
 //! A fork that does not join is no property of a plan: `Checked` catches it when the recording ends. A
 //! warm-up that ran as a step is caught by the rank's count of steps; a plan that would let it reach main

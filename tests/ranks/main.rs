@@ -1,28 +1,32 @@
 //! Ranks that disagree, misbehave or die: each ends in an error on every rank, never in a hang.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod by_hand;
+mod issuing;
+#[path = "../meddler/mod.rs"]
 mod meddler;
+#[path = "../trainer/mod.rs"]
 mod trainer;
+#[path = "../wrapped/mod.rs"]
 mod wrapped;
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use meddler::backends;
-use trainer::{HANGS, Mischief, Trainer, ended, feed, within_a_minute};
+use trainer::{Mischief, Trainer, ended, feed, within_a_minute};
+use warpweft::backend::Backend;
 use warpweft::backend::cpu::CpuSurface;
-use warpweft::backend::{Backend, Checked};
 use warpweft::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
 use warpweft::config::Config;
-use warpweft::exec::{CaptureMode, Exchange, ExecError, Pump, Rank, WeightShard, World};
-use warpweft::flow::{FlowError, Issuer, Message, Poison, Post, Right, Wiring};
+use warpweft::exec::{CaptureMode, Exchange, ExecError, Rank, WeightShard, World};
 use warpweft::format::Format;
-use warpweft::id::{ActorId, ProgramId, RankId, TaskId, Version};
-use warpweft::layout::{Content, Lane, Region, Weights};
+use warpweft::id::{ProgramId, RankId, Version};
+use warpweft::layout::{Content, Region, Weights};
 use warpweft::model::{BufferSpec, Call, Mesh, Role};
-use warpweft::plan::{EdgeKind, Policy, ResidentLayout, StepPlan};
+use warpweft::plan::{Policy, ResidentLayout, StepPlan};
 use warpweft::session::SessionError;
 use wrapped::{Moment, Wrapped};
 
@@ -222,234 +226,6 @@ fn a_captured_step_whose_warm_up_pollutes_main_grads_and_optimizer_is_refused() 
         assert!(error.to_string().contains(&words), "{error}");
         assert!(error.to_string().contains("a warm-up of a recording"), "{error}");
     }
-}
-
-thread_local! {
-    /// What a backend may set that its own test's thread drives: backends may move, and poison does not.
-    static MARK: RefCell<Option<Poison>> = const { RefCell::new(None) };
-}
-
-/// FL-4: poison is looked at before a step and behind it.
-#[test]
-fn a_poisoned_rank_enqueues_nothing_and_one_poisoned_on_the_way_does_not_end_its_step_well() {
-    let (_, plan) = plans(1, 1);
-    for (poisoned_at, enqueued) in [(None, 0), (Some(4), plan.tasks.len())] {
-        let (poison, seen) = (Poison::default(), Arc::new(AtomicUsize::new(0)));
-        let count = Arc::clone(&seen);
-        MARK.set(Some(poison.clone()));
-        let backend = Wrapped::new(backends(1).remove(0), move |asked| {
-            if asked.moment == Moment::Enqueue && Some(count.fetch_add(1, Ordering::SeqCst)) == poisoned_at {
-                MARK.with_borrow(|mark| mark.as_ref().unwrap().set("a right was lost, as the test wants"));
-            }
-            Ok(())
-        });
-        if poisoned_at.is_none() {
-            poison.set("a right was lost, as the test wants");
-        }
-        let memory = backend.reserve(plan.arena.bytes(), 0).unwrap();
-        let open = |lane: &Lane| {
-            backend.open(&memory, *lane, (lane.id == plan.compute_lane()).then(closures)).unwrap()
-        };
-        let mut streams: Vec<_> = plan.lanes.iter().map(open).collect();
-        let ops = plan.ops();
-        let mut bound = backend.bind(&memory, &plan.binding(RankId::new(0), &ops)).unwrap();
-        backend.begin_step(&mut bound).unwrap();
-        let mut pump = Pump::new(RankId::new(0), &plan, poison);
-        let error = pump.run(&backend, &mut streams, &bound).unwrap_err();
-        assert!(matches!(&error, FlowError::Poisoned { .. }), "{error}");
-        assert_eq!(seen.load(Ordering::SeqCst), enqueued);
-        streams.iter_mut().for_each(|stream| backend.synchronize(stream).unwrap());
-    }
-}
-
-/// AC-2: whoever drives the actors, a lane's tasks are issued in the plan's order.
-#[test]
-fn the_issuer_refuses_a_task_that_is_not_next_on_its_lane() {
-    let (_, plan) = plans(1, 1);
-    let backend = Checked::new(backends(1).remove(0));
-    let memory = backend.reserve(plan.arena.bytes(), 0).unwrap();
-    let mut streams: Vec<_> = (plan.lanes.iter())
-        .map(|lane| {
-            let compute = lane.id == plan.compute_lane();
-            backend.open(&memory, *lane, compute.then(closures)).unwrap()
-        })
-        .collect();
-    let ops = plan.ops();
-    let bound = backend.bind(&memory, &plan.binding(RankId::new(0), &ops)).unwrap();
-    let wiring = Arc::new(Wiring::new(&plan));
-    let post = Post::new(RankId::new(0), vec![ActorId::new(0); plan.tasks.len()], &[1000]);
-    let mut issuer = Issuer::new(RankId::new(0), Arc::clone(&plan), Arc::clone(&wiring), Poison::default());
-    issuer.begin(&post).unwrap();
-    let lane = plan.task(wiring.first[0]).lane;
-    let second = plan.entries().filter(|(_, task)| task.lane == lane).nth(1).unwrap().0;
-    let error = issuer.issue(second, std::iter::empty(), &post, &backend, &mut streams, &bound).unwrap_err();
-    assert!(
-        matches!(&error, FlowError::OutOfTurn { task, .. } if task.contains(&second.to_string())),
-        "{error}"
-    );
-}
-
-/// AC-1: a whole step is issued while its first call stands still on the device, and what the device waits
-/// for are the plan's fences alone.
-#[test]
-fn a_step_is_issued_to_its_end_while_the_device_stands_still() {
-    let (_, plan) = plans(1, 1);
-    let gate = Arc::new((Mutex::new(false), Condvar::new()));
-    let closed = Arc::new(AtomicUsize::new(0));
-    let held: ComputeFactory<CpuSurface> = {
-        let (gate, closed) = (Arc::clone(&gate), Arc::clone(&closed));
-        Arc::new(move |_| {
-            let (gate, closed) = (Arc::clone(&gate), Arc::clone(&closed));
-            let waits = move |call: &Call, context: &ComputeContext<'_, CpuSurface>| {
-                let (open, bell) = &*gate;
-                let shut = |open: &mut bool| !*open;
-                let limit = HANGS;
-                let waited = bell.wait_timeout_while(open.lock().unwrap(), limit, shut).unwrap().1;
-                closed.fetch_add(usize::from(waited.timed_out()), Ordering::SeqCst);
-                call.gradients.iter().try_for_each(|gradient| {
-                    context.gradient(gradient.weight)?.fill(0.5);
-                    Ok::<_, ComputeError>(())
-                })
-            };
-            Ok(Box::new(waits) as Box<dyn Compute<CpuSurface>>)
-        })
-    };
-    let asked = Arc::new(Mutex::new(Vec::new()));
-    let book = Arc::clone(&asked);
-    let backend = Wrapped::new(backends(1).remove(0), move |asked| {
-        book.lock().unwrap().push(asked.moment);
-        Ok(())
-    });
-    let memory = backend.reserve(plan.arena.bytes(), 0).unwrap();
-    let open = |lane: &Lane| {
-        let closures = (lane.id == plan.compute_lane()).then(|| Arc::clone(&held));
-        backend.open(&memory, *lane, closures).unwrap()
-    };
-    let mut streams: Vec<_> = plan.lanes.iter().map(open).collect();
-    let ops = plan.ops();
-    let mut bound = backend.bind(&memory, &plan.binding(RankId::new(0), &ops)).unwrap();
-    backend.begin_step(&mut bound).unwrap();
-    Pump::new(RankId::new(0), &plan, Poison::default()).run(&backend, &mut streams, &bound).unwrap();
-    let count = |moment| asked.lock().unwrap().iter().filter(|asked| **asked == moment).count();
-    assert_eq!(count(Moment::Enqueue), plan.tasks.len());
-    assert_eq!(count(Moment::Wait), plan.tasks.iter().map(|task| task.waits.len()).sum::<usize>());
-    assert_eq!(count(Moment::Synchronize), 0);
-    *gate.0.lock().unwrap() = true;
-    gate.1.notify_all();
-    streams.iter_mut().for_each(|stream| backend.synchronize(stream).unwrap());
-    assert_eq!(closed.load(Ordering::SeqCst), 0, "the step was issued before the gate opened");
-}
-
-/// FL-2.
-#[test]
-fn a_slot_is_not_written_while_a_lease_on_it_is_open() {
-    let (_, plan) = plans(1, 1);
-    let backend = backends(1).remove(0);
-    let memory = backend.reserve(plan.arena.bytes(), 0).unwrap();
-    let open =
-        |lane: &Lane| backend.open(&memory, *lane, (lane.id == plan.compute_lane()).then(closures)).unwrap();
-    let mut streams: Vec<_> = plan.lanes.iter().map(open).collect();
-    let ops = plan.ops();
-    let mut bound = backend.bind(&memory, &plan.binding(RankId::new(0), &ops)).unwrap();
-    backend.begin_step(&mut bound).unwrap();
-    // The first task grants a lease on what it writes; the second, which has no part in it, is wired to write
-    // the same slot.
-    let sound = Wiring::new(&plan);
-    let leases = &sound.grants[sound.tasks[0].grants.clone()];
-    let lease = leases.iter().find(|edge| edge.kind == EdgeKind::Lease).unwrap();
-    let second = TaskId::new(1);
-    assert!(lease.to != second && sound.tasks[1].incoming == 0);
-    let mut issue = |wiring: Wiring| {
-        let post = Post::new(RankId::new(0), vec![ActorId::new(0); plan.tasks.len()], &[1000]);
-        let poison = Poison::default();
-        let mut issuer = Issuer::new(RankId::new(0), Arc::clone(&plan), Arc::new(wiring), poison);
-        issuer.begin(&post).unwrap();
-        issuer.issue(TaskId::new(0), std::iter::empty(), &post, &backend, &mut streams, &bound).unwrap();
-        issuer.issue(second, std::iter::empty(), &post, &backend, &mut streams, &bound).map(|_| ())
-    };
-    let mut wired = sound.clone();
-    wired.writes.push(lease.slot);
-    wired.tasks[1].writes = sound.writes.len()..sound.writes.len() + 1;
-    let error = issue(wired).unwrap_err();
-    let granted =
-        leases.iter().filter(|edge| (edge.kind, edge.slot) == (EdgeKind::Lease, lease.slot)).count();
-    assert!(matches!(&error, FlowError::Occupied { open, .. } if *open as usize == granted), "{error}");
-    assert!(error.to_string().contains(&plan.arena.slot(lease.slot).name), "{error}");
-    streams.iter_mut().for_each(|stream| backend.synchronize(stream).unwrap());
-}
-
-/// FL-3.
-#[test]
-fn a_lease_that_was_not_granted_in_this_step_is_refused() {
-    let (_, plan) = plans(1, 1);
-    let backend = backends(1).remove(0);
-    let memory = backend.reserve(plan.arena.bytes(), 0).unwrap();
-    let open =
-        |lane: &Lane| backend.open(&memory, *lane, (lane.id == plan.compute_lane()).then(closures)).unwrap();
-    let mut streams: Vec<_> = plan.lanes.iter().map(open).collect();
-    let ops = plan.ops();
-    let mut bound = backend.bind(&memory, &plan.binding(RankId::new(0), &ops)).unwrap();
-    backend.begin_step(&mut bound).unwrap();
-    let poison = Poison::default();
-    let post = Post::new(RankId::new(0), vec![ActorId::new(0); plan.tasks.len()], &[1000]);
-    let mut begun = |wiring: Wiring| {
-        let mut issuer = Issuer::new(RankId::new(0), Arc::clone(&plan), Arc::new(wiring), poison.clone());
-        issuer.begin(&post).unwrap();
-        issuer.issue(TaskId::new(0), std::iter::empty(), &post, &backend, &mut streams, &bound).unwrap();
-        issuer
-    };
-    begun(Wiring::new(&plan));
-    let mut rights: Vec<Right> = std::iter::from_fn(|| post.mailbox(ActorId::new(0)).take())
-        .filter_map(|message| match message {
-            Message::Right(right) => Some(right),
-            Message::Turn(_) => None,
-        })
-        .collect();
-    let lease = rights.iter().position(|right| matches!(right, Right::Lease(_))).unwrap();
-    let lease = rights.remove(lease);
-    let slot = plan.arena.slot(lease.slot()).name.clone();
-    // The step after it, in which the first task grants nothing.
-    let mut silent = Wiring::new(&plan);
-    silent.tasks[0].grants = 0..0;
-    let mut issuer = begun(silent);
-    let second = TaskId::new(1);
-    let error =
-        issuer.issue(second, std::iter::once(lease), &post, &backend, &mut streams, &bound).unwrap_err();
-    assert!(matches!(&error, FlowError::Unleased { slot: named, .. } if *named == slot), "{error}");
-    for right in rights {
-        let _ = right.spend();
-    }
-    streams.iter_mut().for_each(|stream| backend.synchronize(stream).unwrap());
-}
-
-/// FL-4.
-#[test]
-fn a_right_that_is_lost_poisons_the_rank() {
-    let (_, plan) = plans(1, 1);
-    let backend = backends(1).remove(0);
-    let memory = backend.reserve(plan.arena.bytes(), 0).unwrap();
-    let mut streams: Vec<_> = (plan.lanes.iter())
-        .map(|lane| {
-            let compute = lane.id == plan.compute_lane();
-            backend.open(&memory, *lane, compute.then(closures)).unwrap()
-        })
-        .collect();
-    let ops = plan.ops();
-    let mut bound = backend.bind(&memory, &plan.binding(RankId::new(0), &ops)).unwrap();
-    let poison = Poison::default();
-    let wiring = Arc::new(Wiring::new(&plan));
-    let post = Post::new(RankId::new(0), vec![ActorId::new(0); plan.tasks.len()], &[1000]);
-    let mut issuer = Issuer::new(RankId::new(0), Arc::clone(&plan), Arc::clone(&wiring), poison.clone());
-    backend.begin_step(&mut bound).unwrap();
-    issuer.begin(&post).unwrap();
-    let first = TaskId::new(0);
-    assert!(!wiring.tasks[0].grants.is_empty(), "the first task grants something");
-    issuer.issue(first, std::iter::empty(), &post, &backend, &mut streams, &bound).unwrap();
-    while let Some(message) = post.mailbox(ActorId::new(0)).take() {
-        drop(message);
-    }
-    assert!(poison.reason().unwrap().contains("dropped unspent"));
-    assert!(matches!(issuer.begin(&post), Err(FlowError::Poisoned { .. })));
 }
 
 #[test]
