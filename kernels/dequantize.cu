@@ -38,12 +38,9 @@ struct DequantizeArguments {
 struct ToF32 {
     static constexpr u32 BYTES = 4;
     static constexpr u32 COLUMNS = 4;
+    static constexpr u32 AT_A_TIME = 8;
     static __device__ __forceinline__ void store(u8* out, const float (&v)[4]) {
         *reinterpret_cast<float4*>(out) = make_float4(v[0], v[1], v[2], v[3]);
-    }
-    // Four values that are not read again soon.
-    static __device__ __forceinline__ void stream4(u8* out, const float (&v)[4]) {
-        __stcs(reinterpret_cast<float4*>(out), make_float4(v[0], v[1], v[2], v[3]));
     }
     static __device__ __forceinline__ void one(u8* out, float v) { *reinterpret_cast<float*>(out) = v; }
 };
@@ -51,12 +48,13 @@ struct ToF32 {
 struct ToBf16 {
     static constexpr u32 BYTES = 2;
     static constexpr u32 COLUMNS = 8;
+    static constexpr u32 AT_A_TIME = 2;
     static __device__ __forceinline__ void store(u8* out, const float (&v)[8]) {
         *reinterpret_cast<uint4*>(out) = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]),
                                                     pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
     }
-    static __device__ __forceinline__ void stream4(u8* out, const float (&v)[4]) {
-        __stcs(reinterpret_cast<uint2*>(out), make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3])));
+    static __device__ __forceinline__ void store(u8* out, const float (&v)[4]) {
+        *reinterpret_cast<uint2*>(out) = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
     }
     static __device__ __forceinline__ void one(u8* out, float v) {
         *reinterpret_cast<u16*>(out) = bf16_bits(round_to_bf16(v));
@@ -233,8 +231,8 @@ __device__ __forceinline__ void dequantize_columns(const DequantizeArguments& al
     __syncthreads();
     u32 row = top + 4 * lane();
     if (row >= t.rows) return;
-    // Columns come by 32: four for each warp, which are read before the first of them is written.
-    constexpr u32 AT_A_TIME = 32 / WARPS;
+    // Columns that a warp reads before it writes the first of them.
+    constexpr u32 AT_A_TIME = Out::AT_A_TIME;
     u32 columns = min(Tile::SIDE, t.cols - left);
 #pragma unroll 1
     for (u32 first = warp(); first < columns; first += AT_A_TIME * WARPS) {
@@ -255,9 +253,11 @@ __device__ __forceinline__ void dequantize_columns(const DequantizeArguments& al
                 v[k] = both.x * factor[i];
                 v[k + 1] = both.y * factor[i];
             }
-            u8* to = t.out + (u64(left + first + i * WARPS) * t.rows + row) * Out::BYTES;
+            u32 line = first + i * WARPS;
+            if (line >= columns) break;
+            u8* to = t.out + (u64(left + line) * t.rows + row) * Out::BYTES;
             if (t.aligned) {
-                Out::stream4(to, v);
+                Out::store(to, v);
             } else {
 #pragma unroll
                 for (u32 k = 0; k < 4; ++k) Out::one(to + k * Out::BYTES, v[k]);
@@ -286,11 +286,11 @@ DEQUANTIZE_KERNEL(e4m3_tensor, Fp8Whole<E4m3>, 4, 4)
 DEQUANTIZE_KERNEL(e5m2_tensor, Fp8Whole<E5m2>, 4, 4)
 DEQUANTIZE_KERNEL(mxfp8_rowwise, Mxfp8Rowwise, 4, 4)
 
-extern "C" __global__ void __launch_bounds__(THREADS, 6)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 dequantize_mxfp8_columnwise_f32(const __grid_constant__ DequantizeArguments all) {
     dequantize_columns<ToF32>(all);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 6)
+extern "C" __global__ void __launch_bounds__(THREADS, 8)
 dequantize_mxfp8_columnwise_bf16(const __grid_constant__ DequantizeArguments all) {
     dequantize_columns<ToBf16>(all);
 }

@@ -1,15 +1,15 @@
 // Scale planes after a gather and before a GEMM: expand and swizzle.
 //
 // Laws:
-// - Expanding works in place. With G compact rows, those from G/16 on are written below all compact rows, so they
-//   are spread by many blocks at once. The first G/16 are written over compact rows: one block of a strip of columns
-//   spreads them, from the last to the first, when all others have read theirs. In a small launch that is the
-//   block that is the last to have read, and every block has read the last of them, in case it is that one; in
-//   a large one it is a block of its own, so that no block has twice as much to write as the others. No compact row
-//   is overwritten before it is read.
-// - Strips are narrow in a small launch, so that many blocks share what is left to the last ones, and wide in
-//   a large one, which then writes whole lines, neighbours in memory.
-// - The counters that tell which block is last are zero between launches.
+// - Expanding works in place. Of G compact rows, those from G/16 on are written below all compact rows, so their
+//   blocks write as soon as they have read. The first G/16 are written over compact rows: their blocks, the *closing*
+//   ones, wait until every block of the plane has read what it spreads. No compact row is overwritten before it is
+//   read.
+// - Blocks take their numbers as they start, and the closing blocks of a plane have its last ones. So a block waits
+//   only for blocks that are running, and these wait for none but each other's reads, which they do first.
+// - A block writes one line after the other, neighbours in memory.
+// - Every launch counts each block of a plane once, and counters wrap at twice as many: a launch finds a counter
+//   at zero or in the middle, and its blocks are all counted when it has passed the middle or zero.
 // - Padding is zeroed, whatever it held.
 
 #include "common.cuh"
@@ -17,30 +17,39 @@
 struct ExpandTensor {
     const u8* compact;
     u8* plane;
-    // A counter per strip of columns: of blocks that have read what they spread, and of blocks that have started.
+    // Counts the blocks that have read what they spread.
     u32* arrived;
-    u32* started;
     // Rows of tiles, rows of the plane, bytes per row.
     u32 tile_rows;
     u32 plane_rows;
     u32 pitch;
-    // Blocks that spread the lower compact rows of a strip.
-    u32 blocks_down;
+    // Strips of columns that the plane is cut into, and their width in bytes.
+    u32 strips;
+    u32 width;
+    // Compact rows of a block, and of a closing block.
+    u32 rows;
+    u32 closing_rows;
+    // Blocks of the plane, and those of a strip that are not closing.
+    u32 blocks;
+    u32 lower_parts;
     // Whether rows begin at multiples of 16 bytes.
     u32 aligned;
-    // Logarithm of the units, words of 4 or 16 bytes, of a row of a strip.
-    u32 strip_bits;
 };
-static_assert(sizeof(ExpandTensor) == 56, "kernels::expand::ExpandTensor");
+static_assert(sizeof(ExpandTensor) == 64, "kernels::expand::ExpandTensor");
 
 struct ExpandArguments {
     Tiles tiles;
     const ExpandTensor* tensors;
     ExpandTensor only;
+    // Zero between launches.
+    u32* started;
 };
 
 // Rows in which one tile's scales are repeated.
 constexpr u32 REPEAT = 16;
+
+// Bytes of compact rows that a block holds.
+constexpr u32 HELD = 16384;
 
 // Reads past the first-level cache and in the order written: the launch writes where it reads.
 __device__ __forceinline__ void read_shared(u32& unit, const u32* at) {
@@ -53,142 +62,85 @@ __device__ __forceinline__ void read_shared(uint4& unit, const uint4* at) {
                  : "memory");
 }
 
-// A thread's place in its strip.
-template <class Unit>
-struct Spread {
-    // Units of a row, compact rows that a block takes at a time, and those left to the end.
-    u32 units;
-    u32 batch;
-    u32 upper;
-    // The thread's row of a batch, and its column of units.
-    u32 number;
-    bool in_columns;
-    const Unit* compact;
-    Unit* plane;
-
-    __device__ __forceinline__ Spread(const ExpandTensor& t, u32 strip)
-        : units(t.pitch / sizeof(Unit)),
-          batch(THREADS >> t.strip_bits),
-          upper(divide_up(t.tile_rows, REPEAT)),
-          number(threadIdx.x >> t.strip_bits) {
-        u32 column = (strip << t.strip_bits) + threadIdx.x - (number << t.strip_bits);
-        in_columns = column < units;
-        compact = reinterpret_cast<const Unit*>(t.compact) + column;
-        plane = reinterpret_cast<Unit*>(t.plane) + column;
-    }
-
-    // The thread's unit of a compact row before `end`; zero elsewhere.
-    __device__ __forceinline__ Unit read(u32 row, u32 end) const {
-        Unit unit{};
-        if (in_columns && row < end) read_shared(unit, compact + u64(row) * units);
-        return unit;
-    }
-
-    // Spreads it over the rows that repeat it, of a row before `end`.
-    __device__ __forceinline__ void write(u32 row, u32 end, const Unit& unit) const {
-        if (!in_columns || row >= end) return;
-        Unit* to = plane + u64(row) * REPEAT * units;
-#pragma unroll
-        for (u32 r = 0; r < REPEAT; ++r) to[u64(r) * units] = unit;
-    }
-
-    // The first of the last upper rows that make a batch.
-    __device__ __forceinline__ u32 last_batch() const { return upper > batch ? upper - batch : 0; }
-
-    // Spreads the upper rows, from the last to the first; the block holds the last batch of them.
-    __device__ __forceinline__ void finish(Unit held) const {
-        u32 end = upper;
-        u32 begin = last_batch();
-        while (end > 0) {
-            // What is written is below the rows that are read ahead.
-            u32 above = begin > batch ? begin - batch : 0;
-            Unit ahead = read(above + number, begin);
-            write(begin + number, end, held);
-            end = begin;
-            begin = above;
-            held = ahead;
-            __syncthreads();
-        }
-    }
-};
-
-// One compact row per row of tiles becomes 16 equal rows. A block takes the `batch` compact rows of a strip
-// for which it has threads, one unit each, and holds the same number of upper ones in case it is the last. Counting
-// a block waits for what its neighbours write, so a block writes much.
-template <class Unit>
-__device__ __forceinline__ void expand(const ExpandTensor& t, u32 tile) {
-    __shared__ bool is_last;
-    u32 strip = tile / t.blocks_down;
-    const Spread<Unit> own(t, strip);
-    u32 row = own.upper + tile % t.blocks_down * own.batch + own.number;
-    Unit unit = own.read(row, t.tile_rows);
-    Unit held = own.read(own.last_batch() + own.number, own.upper);
-    // Only reads are left to wait for, so the block is counted before it writes.
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        is_last = arrive(t.arrived + strip) == t.blocks_down;
-        if (is_last) t.arrived[strip] = 0;
-    }
-    own.write(row, t.plane_rows / REPEAT, unit);
-    __syncthreads();
-    if (is_last) own.finish(held);
+// Counts this block among the `blocks` of its plane, and waits for all of them if it is a closing one.
+__device__ __forceinline__ void count_read(u32* arrived, u32 blocks, bool closing) {
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(arrived), "r"(2 * blocks - 1)
+                 : "memory");
+    if (!closing) return;
+    bool from_the_middle = before >= blocks;
+    u32 now;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrived) : "memory");
+    } while ((now >= blocks) == from_the_middle);
 }
 
-// Batches of a block of a large launch.
-constexpr u32 BATCHES = 6;
-
-// The same in a large launch, where a strip has one more block: the last of them to start spreads the upper
-// rows, while the others spread theirs. The blocks it waits for have started, and wait for none.
+// One compact row per row of tiles becomes 16 equal rows. A block holds some compact rows of a strip.
 template <class Unit>
-__device__ __forceinline__ void expand_large(const ExpandTensor& t, u32 tile) {
-    __shared__ u32 before;
-    u32 strip = tile / (t.blocks_down + 1);
-    const Spread<Unit> own(t, strip);
-    u32* arrived = t.arrived + strip;
-    if (threadIdx.x == 0) before = started_before(t.started + strip, t.blocks_down + 1);
-    __syncthreads();
-    if (before == t.blocks_down) {
-        Unit held = own.read(own.last_batch() + own.number, own.upper);
-        if (threadIdx.x == 0) {
-            u32 there;
-            do {
-                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(there) : "l"(arrived) : "memory");
-            } while (there != t.blocks_down);
-            *arrived = 0;
+__device__ __forceinline__ void expand(const ExpandTensor& t, u32 tile) {
+    __shared__ uint4 lines[HELD / sizeof(uint4)];
+    Unit* held = reinterpret_cast<Unit*>(lines);
+    u32 units = t.pitch / sizeof(Unit);
+    u32 widest = t.width / sizeof(Unit);
+    u32 upper = divide_up(t.tile_rows, REPEAT);
+    u32 strip = tile % t.strips;
+    u32 part = tile / t.strips;
+    bool closing = part >= t.lower_parts;
+    u32 top = closing ? (part - t.lower_parts) * t.closing_rows : upper + part * t.rows;
+    u32 rows = min(closing ? t.closing_rows : t.rows, (closing ? upper : t.plane_rows / REPEAT) - top);
+    u32 width = min(widest, units - strip * widest);
+    // A thread goes on by so many rows and columns, and one row more at the end of a row.
+    u32 down = THREADS / width;
+    u32 over = THREADS % width;
+    u32 first_row = threadIdx.x / width;
+    u32 first_column = threadIdx.x % width;
+
+    const Unit* compact = reinterpret_cast<const Unit*>(t.compact) + u64(top) * units + strip * widest;
+    u32 column = first_column;
+    for (u32 row = first_row; row < rows; row += down) {
+        Unit unit{};
+        if (top + row < t.tile_rows) read_shared(unit, compact + u64(row) * units + column);
+        held[row * width + column] = unit;
+        column += over;
+        if (column >= width) {
+            column -= width;
+            row += 1;
         }
-        __syncthreads();
-        own.finish(held);
-        return;
     }
-    u32 first = own.upper + before * BATCHES * own.batch + own.number;
-    Unit units[BATCHES];
-#pragma unroll
-    for (u32 n = 0; n < BATCHES; ++n) units[n] = own.read(first + n * own.batch, t.tile_rows);
+    // Only reads are left to wait for, so the block is counted before it writes.
     __syncthreads();
-    if (threadIdx.x == 0) arrive(arrived);
-#pragma unroll
-    for (u32 n = 0; n < BATCHES; ++n) own.write(first + n * own.batch, t.plane_rows / REPEAT, units[n]);
+    if (threadIdx.x == 0) count_read(t.arrived, t.blocks, closing);
+    if (closing) __syncthreads();
+
+    Unit* to = reinterpret_cast<Unit*>(t.plane) + u64(top * REPEAT + first_row) * units + strip * widest + first_column;
+    column = first_column;
+#pragma unroll 4
+    for (u32 row = first_row; row < rows * REPEAT; row += down) {
+        *to = held[row / REPEAT * width + column];
+        to += down * units + over;
+        column += over;
+        if (column >= width) {
+            column -= width;
+            row += 1;
+            to += units - width;
+        }
+    }
 }
 
 // NVFP4 in 16x16 tiles.
-extern "C" __global__ void __launch_bounds__(THREADS) expand_scale(const __grid_constant__ ExpandArguments all) {
-    Place place = place_of(all.tiles, blockIdx.x);
+extern "C" __global__ void __launch_bounds__(THREADS, 8)
+expand_scale(const __grid_constant__ ExpandArguments all) {
+    __shared__ u32 number;
+    if (threadIdx.x == 0) number = started_before(all.started, gridDim.x);
+    __syncthreads();
+    Place place = place_of(all.tiles, number);
     const ExpandTensor t = tensor_of<ExpandTensor>(all, place);
     if (t.aligned) {
         expand<uint4>(t, place.tile);
     } else {
         expand<u32>(t, place.tile);
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 5)
-expand_scale_large(const __grid_constant__ ExpandArguments all) {
-    Place place = place_of(all.tiles, blockIdx.x);
-    const ExpandTensor t = tensor_of<ExpandTensor>(all, place);
-    if (t.aligned) {
-        expand_large<uint4>(t, place.tile);
-    } else {
-        expand_large<u32>(t, place.tile);
     }
 }
 

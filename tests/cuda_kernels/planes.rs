@@ -179,10 +179,16 @@ fn compact_scale_rows_spread_over_their_plane_in_place_or_from_outside() {
         for orientation in format.stored_orientations() {
             let mut shapes = shapes(format);
             if format == Format::NVFP4_2D {
-                // More rows of tiles than a block keeps at a time, several strips of either width.
+                // Several closing blocks; rows wider than what a block holds.
                 shapes.extend(
-                    [(16 * 5000, 64), (16 * 5000, 256), (16 * 1100, 1280), (16 * 300, 9216)]
-                        .map(|(rows, cols)| Shape::new(rows, cols)),
+                    [
+                        (16 * 5000, 64),
+                        (16 * 5000, 256),
+                        (16 * 1100, 1280),
+                        (16 * 300, 9216),
+                        (320, 16 * 17_004),
+                    ]
+                    .map(|(rows, cols)| Shape::new(rows, cols)),
                 );
             }
             let planes: Vec<Vec<u8>> = shapes
@@ -200,7 +206,7 @@ fn compact_scale_rows_spread_over_their_plane_in_place_or_from_outside() {
                 }
                 expand(&gpu, format, *orientation, outside, &shapes, &planes);
                 if is_spread {
-                    // More blocks, so wide strips; and so many that planes have a closing block for each strip.
+                    // Larger launches, in which a block takes more.
                     for times in [3, 7] {
                         let shapes = vec![shapes.clone(); times].concat();
                         let planes = vec![planes.clone(); times].concat();
@@ -235,7 +241,8 @@ fn expand(
         .collect();
     let launch = gpu.kernels.expand_scale(format, orientation, &operands);
     if outside {
-        // What is counted is left at zero.
+        // Counters are found at zero, in the middle, and at zero again.
+        gpu.run(launch.clone());
         gpu.run(launch.clone());
     }
     gpu.run(launch);

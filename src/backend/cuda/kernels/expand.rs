@@ -4,18 +4,15 @@
 //! - What comes after the last valid row is zero afterwards, whatever the format. Rows are spread only for
 //!   NVFP4's 16×16 tiles, of which one row of sixteen travels; the compact plane of any other format is the
 //!   beginning of the plain one.
-//! - Compact rows may be in the first rows of the plane that they are spread over. A plane is cut into
-//!   *strips* of columns, and the rows of a strip in which compact ones may be are left to one of its blocks,
-//!   which begins when the others have read theirs.
-
-use std::ffi::CStr;
+//! - Compact rows may be in the first rows of the plane that they are spread over. The blocks that write over these,
+//!   the *closing* ones, are the last of their plane, and begin to write when all blocks of the plane have read.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::super::address::DeviceAddress;
 use super::super::failure::CudaFailure;
 use super::check::{divides, element_aligned, narrow, present, scale_plane};
-use super::launch::{KernelLaunch, RESIDENT, THREADS};
+use super::launch::{KernelLaunch, THREADS};
 use super::memory::ZeroOperand;
 use super::module::Kernels;
 use super::source::Family;
@@ -40,15 +37,18 @@ struct ExpandTensor {
     compact: DeviceAddress,
     plane: DeviceAddress,
     arrived: DeviceAddress,
-    started: DeviceAddress,
     tile_rows: u32,
     plane_rows: u32,
     pitch: u32,
-    blocks_down: u32,
+    strips: u32,
+    width: u32,
+    rows: u32,
+    closing_rows: u32,
+    blocks: u32,
+    lower_parts: u32,
     aligned: u32,
-    strip_bits: u32,
 }
-const _: () = assert!(size_of::<ExpandTensor>() == 56);
+const _: () = assert!(size_of::<ExpandTensor>() == 64);
 
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -56,22 +56,19 @@ struct ExpandArguments {
     tiles: TileArguments,
     tensors: DeviceAddress,
     only: ExpandTensor,
+    started: DeviceAddress,
 }
 
 /// Rows in which one tile's scales are repeated: `REPEAT` of the kernels.
 const REPEAT: usize = 16;
-/// Units that a block works on side by side, as powers of two: for a small launch, for one that fills the
-/// device, and for a large one.
-const NARROW: u32 = 2;
-const WIDE: u32 = 4;
-const WIDEST: u32 = 6;
-/// Blocks of a launch with wide strips that fills a large device.
-const FILLS: usize = 512;
-/// Blocks of a launch that is large.
-const LARGE: usize = RESIDENT as usize;
-/// Rows of units that a block of a large launch takes, counted in rows of other launches: `BATCHES` of the
-/// kernels.
-const BATCHES: usize = 6;
+/// Bytes of compact rows that a block holds at most: `HELD` of the kernels.
+const HELD: usize = 16384;
+/// Blocks among which a small launch is shared, and bytes of compact rows that one takes at least and at most.
+const FEW: usize = 64;
+const LITTLE: usize = 512;
+const MUCH: usize = 4096;
+/// Blocks of a larger launch: as many as a large device runs at once, with room for those that close.
+const MANY: usize = 800;
 
 /// Whether rows of the compact plane and of the whole one begin at multiples of 16 bytes.
 fn in_groups(operand: &ExpandOperand, pitch: usize) -> bool {
@@ -79,55 +76,60 @@ fn in_groups(operand: &ExpandOperand, pitch: usize) -> bool {
         && [operand.compact, operand.plane].iter().all(|address| address.number().is_multiple_of(16))
 }
 
-/// How a plane is cut: into strips of columns, each spread by some blocks.
-struct Strips {
-    /// Logarithm of the units that a strip is wide.
-    bits: u32,
-    count: usize,
-    /// Blocks of a strip that spread the lower rows.
-    blocks_down: usize,
-}
-
-impl Strips {
-    /// Strips of up to 2^`widest` units, whose blocks take `batches` rows of units each.
-    fn of(operand: &ExpandOperand, widest: u32, batches: usize) -> Self {
-        let planes = Format::NVFP4_2D.planes(Orientation::Rowwise, operand.shape);
-        let (rows, pitch) = scale_plane(&planes).map_or((0, 0), |plane| (plane.rows, plane.cols));
-        let units = pitch / if in_groups(operand, pitch) { 16 } else { 4 };
-        let bits = units.next_power_of_two().ilog2().clamp(NARROW, widest);
-        // The first rows are left to one block, so there must be one.
-        let upper = (operand.shape.rows / REPEAT).div_ceil(REPEAT);
-        // A thread takes a unit of a compact row.
-        let taken = batches * (THREADS as usize >> bits);
-        let blocks_down = (rows / REPEAT).saturating_sub(upper).div_ceil(taken).max(1);
-        Self { bits, count: if rows == 0 { 0 } else { units.div_ceil(1 << bits) }, blocks_down }
-    }
-}
-
-/// How the planes of one launch are cut, and by which kernel they are spread.
-struct Cut {
-    kernel: &'static CStr,
-    strips: Vec<Strips>,
-    /// Blocks of a strip besides those that spread the lower rows.
+/// How much of a launch each block takes: bytes of compact rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shares {
+    block: usize,
     closing: usize,
 }
 
-impl Cut {
-    fn of(operands: &[ExpandOperand]) -> Self {
-        let cut = |widest, batches| -> Vec<Strips> {
-            operands.iter().map(|operand| Strips::of(operand, widest, batches)).collect()
-        };
-        let wide = cut(WIDE, 1);
-        match wide.iter().map(|strips| strips.count * strips.blocks_down).sum::<usize>() {
-            ..FILLS => Self { kernel: c"expand_scale", strips: cut(NARROW, 1), closing: 0 },
-            FILLS..LARGE => Self { kernel: c"expand_scale", strips: wide, closing: 0 },
-            _ => Self { kernel: c"expand_scale_large", strips: cut(WIDEST, BATCHES), closing: 1 },
-        }
+impl Shares {
+    /// The shares that were fastest of those tried, for launches of 16 kB to 13 MB of compact rows (one H200,
+    /// 2026-11-23).
+    fn of(compact: usize) -> Self {
+        let small = (compact / FEW).clamp(LITTLE, MUCH);
+        let block = small.max(compact.div_ceil(MANY)).min(HELD);
+        Self { block, closing: if block > MUCH { block } else { block / 2 } }
     }
+}
 
-    fn blocks(&self, strips: &Strips) -> u64 {
-        (strips.count * (strips.blocks_down + self.closing)) as u64
+/// How a plane is cut: into strips of columns, and these into parts, one for each block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Parts {
+    strips: usize,
+    /// Bytes that a strip is wide, the last one maybe less.
+    width: usize,
+    /// Compact rows of a part, and of a closing one.
+    rows: usize,
+    closing_rows: usize,
+    /// Parts of a strip that are not closing.
+    lower: usize,
+    /// All parts of the plane.
+    blocks: usize,
+}
+
+impl Parts {
+    fn of(operand: &ExpandOperand, plane: (usize, usize), shares: Shares) -> Self {
+        let (plane_rows, pitch) = plane;
+        if plane_rows == 0 || pitch == 0 {
+            return Self::default();
+        }
+        let width = pitch.div_ceil(pitch.div_ceil(HELD)).next_multiple_of(16);
+        let strips = pitch.div_ceil(width);
+        let rows = |share: usize| (share / width).max(1);
+        let (rows, closing_rows) = (rows(shares.block), rows(shares.closing));
+        // The rows that are spread over compact ones.
+        let upper = (operand.shape.rows / REPEAT).div_ceil(REPEAT);
+        let lower = (plane_rows / REPEAT - upper).div_ceil(rows);
+        let blocks = strips * (lower + upper.div_ceil(closing_rows));
+        Self { strips, width, rows, closing_rows, lower, blocks }
     }
+}
+
+/// Rows and bytes per row of the plane of an operand; none where it is empty.
+fn extent(operand: &ExpandOperand) -> (usize, usize) {
+    let planes = Format::NVFP4_2D.planes(Orientation::Rowwise, operand.shape);
+    scale_plane(&planes).map_or((0, 0), |plane| (plane.rows, plane.cols))
 }
 
 impl Kernels {
@@ -160,37 +162,40 @@ impl Kernels {
             narrow("scale rows", operand.shape.rows.next_multiple_of(128))?;
             narrow("scale columns", operand.shape.cols)?;
         }
-        let cut = Cut::of(operands);
-        let tiles = cut.strips.iter().map(|strips| cut.blocks(strips));
+        let extents: Vec<_> = operands.iter().map(extent).collect();
+        let shares = Shares::of(extents.iter().map(|(rows, pitch)| rows / REPEAT * pitch).sum());
+        let parts =
+            operands.iter().zip(&extents).map(|(operand, extent)| Parts::of(operand, *extent, shares));
+        let parts: Vec<_> = parts.collect();
         let word = size_of::<u32>();
-        let counters: usize = cut.strips.iter().map(|strips| 2 * strips.count).sum();
-        let mut only = ExpandTensor::zeroed();
-        let table = TileTable::with_workspace(operands.len(), tiles, counters * word, |workspace| {
-            let mut arrived = workspace;
-            let descriptors = operands.iter().zip(&cut.strips).map(|(operand, strips)| {
-                let own = arrived;
-                arrived = arrived.plus(2 * strips.count * word);
-                let planes = format.planes(orientation, operand.shape);
-                let plane = scale_plane(&planes).map_or((0, 0), |plane| (plane.rows, plane.cols));
-                ExpandTensor {
-                    compact: operand.compact,
-                    plane: operand.plane,
-                    arrived: own,
-                    started: own.plus(strips.count * word),
-                    tile_rows: (operand.shape.rows / REPEAT) as u32,
-                    plane_rows: plane.0 as u32,
-                    pitch: plane.1 as u32,
-                    blocks_down: strips.blocks_down as u32,
-                    aligned: u32::from(in_groups(operand, plane.1)),
-                    strip_bits: strips.bits,
-                }
-            });
-            let descriptors: Vec<_> = descriptors.collect();
-            only = descriptors.first().copied().unwrap_or(only);
-            (descriptors, Vec::new())
-        })?;
-        let arguments = ExpandArguments { tiles: table.tiles, tensors: table.descriptors, only };
-        let function = self.function(Family::ScalePlane, cut.kernel)?;
+        let (mut only, mut started) = (ExpandTensor::zeroed(), DeviceAddress::new(0));
+        let tiles = parts.iter().map(|parts| parts.blocks as u64);
+        let table =
+            TileTable::with_workspace(operands.len(), tiles, (operands.len() + 1) * word, |workspace| {
+                started = workspace;
+                let numbered = operands.iter().zip(&extents).zip(&parts).enumerate();
+                let descriptors =
+                    numbered.map(|(at, ((operand, (plane_rows, pitch)), parts))| ExpandTensor {
+                        compact: operand.compact,
+                        plane: operand.plane,
+                        arrived: workspace.plus((at + 1) * word),
+                        tile_rows: (operand.shape.rows / REPEAT) as u32,
+                        plane_rows: *plane_rows as u32,
+                        pitch: *pitch as u32,
+                        strips: parts.strips as u32,
+                        width: parts.width as u32,
+                        rows: parts.rows as u32,
+                        closing_rows: parts.closing_rows as u32,
+                        blocks: parts.blocks as u32,
+                        lower_parts: parts.lower as u32,
+                        aligned: u32::from(in_groups(operand, *pitch)),
+                    });
+                let descriptors: Vec<_> = descriptors.collect();
+                only = descriptors.first().copied().unwrap_or(only);
+                (descriptors, Vec::new())
+            })?;
+        let arguments = ExpandArguments { tiles: table.tiles, tensors: table.descriptors, only, started };
+        let function = self.function(Family::ScalePlane, c"expand_scale")?;
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
     }
 }
@@ -214,30 +219,49 @@ fn padding(
 }
 
 #[cfg(test)]
-mirrors!(Family::ScalePlane, REPEAT, BATCHES);
+mirrors!(Family::ScalePlane, REPEAT, HELD);
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
-    /// 36 units a row; of 304 rows of tiles, padding included, 19 are left to the end.
     #[test]
-    fn strips_are_wider_in_larger_launches_and_have_a_closing_block_each_in_a_large_one() {
-        let (shape, at) = (Shape::new(4800, 9216), DeviceAddress::new(4096));
-        let operand = ExpandOperand { shape, compact: at, plane: at };
-        for (planes, kernel, bits, count, blocks) in [
-            (1, c"expand_scale", NARROW, 9, 9 * 5),
-            (9, c"expand_scale", NARROW, 9, 9 * 5),
-            (10, c"expand_scale", WIDE, 3, 3 * 18),
-            (19, c"expand_scale", WIDE, 3, 3 * 18),
-            (20, c"expand_scale_large", WIDEST, 1, 12 + 1),
+    fn a_small_launch_has_few_blocks_and_a_large_one_as_many_as_a_device_runs() {
+        for (compact, block, closing) in [
+            (0, 512, 256),
+            (16 << 10, 512, 256),
+            (64 << 10, 1024, 512),
+            (256 << 10, 4096, 2048),
+            (3 << 20, 4096, 2048),
+            (12 << 20, 15729, 15729),
+            (1 << 30, HELD, HELD),
         ] {
-            let cut = Cut::of(&vec![operand; planes]);
-            assert_eq!((cut.kernel, cut.strips.len()), (kernel, planes));
-            for strips in &cut.strips {
-                assert_eq!((strips.bits, strips.count), (bits, count), "{planes} planes");
-                assert_eq!(cut.blocks(strips), blocks, "{planes} planes");
-            }
+            assert_eq!(Shares::of(compact), Shares { block, closing }, "{compact} bytes");
+        }
+    }
+
+    proptest! {
+        /// Every compact row has its block, no block holds more than it can, and those that close are the ones
+        /// that write over compact rows.
+        #[test]
+        fn parts_cover_a_plane_once(tile_rows in 1usize..5000, columns in 1usize..40_000, compact in 0usize..20 << 20) {
+            let at = DeviceAddress::new(4096);
+            let shape = Shape::new(tile_rows * REPEAT, columns * 16);
+            let operand = ExpandOperand { shape, compact: at, plane: at };
+            let plane = (shape.rows.next_multiple_of(128), columns.next_multiple_of(4));
+            let parts = Parts::of(&operand, plane, Shares::of(compact));
+            prop_assert!(parts.width * parts.rows.max(parts.closing_rows) <= HELD.max(parts.width));
+            prop_assert!(parts.width <= HELD && parts.width.is_multiple_of(16));
+            prop_assert!((parts.strips - 1) * parts.width < plane.1 && plane.1 <= parts.strips * parts.width);
+            let closing = parts.blocks / parts.strips - parts.lower;
+            prop_assert_eq!(parts.blocks % parts.strips, 0);
+            let upper = tile_rows.div_ceil(REPEAT);
+            prop_assert!((closing - 1) * parts.closing_rows < upper && upper <= closing * parts.closing_rows);
+            let below = plane.0 / REPEAT - upper;
+            prop_assert!(below <= parts.lower * parts.rows && (parts.lower == 0 || (parts.lower - 1) * parts.rows < below));
+            prop_assert!(upper * REPEAT >= tile_rows, "what is not closing is written below all compact rows");
         }
     }
 }
