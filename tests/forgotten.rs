@@ -296,6 +296,30 @@ fn masters_that_have_grown_out_of_range_are_named_with_their_place_and_what_to_d
     });
 }
 
+/// EX-5, where there is no session any more that could import.
+#[test]
+fn a_closed_session_tells_what_its_dropped_step_left_and_asks_for_no_import() {
+    block_on(async {
+        let mut config = Config::default();
+        // The first update is then three times the learning rate.
+        config.optimizer.bias_correction = false;
+        let mut session = start(config, &Orders::default()).await;
+        session.set_learning_rate(3e38).unwrap();
+        {
+            let mut step = std::pin::pin!(session.step("train"));
+            let begun = |context: &mut std::task::Context<'_>| {
+                std::task::Poll::Ready(step.as_mut().poll(context).is_pending())
+            };
+            assert!(std::future::poll_fn(begun).await, "a step takes a while");
+        }
+        let error = session.close().await.unwrap_err();
+        let SessionError::LastStep(cause) = &error else { panic!("{error}") };
+        assert!(matches!(**cause, SessionError::Diverged { step: 0, .. }), "{error}");
+        let said = error.to_string();
+        assert!(said.contains("step 0 left rank 0 the master") && !said.contains("import"), "{said}");
+    });
+}
+
 #[test]
 fn moments_from_which_no_training_goes_on_are_refused_with_their_place() {
     block_on(async {
