@@ -8,6 +8,9 @@
 //   every operation rounded on its own in f32, divisions and root IEEE; c = 1 - b^t in f64, rounded once.
 // - Moments stored as bfloat16 are read exactly and rounded to nearest even when stored, after their use.
 // - A master in two halves is its bf16 shard and the 16 bits it lacks; joining what was split gives its bits.
+// - New masters and moments are compared with the largest magnitudes from which training goes on, finite as they are
+//   kept and cast: one comparison for each, which NaN fails. They are stored whatever they are. A thread that has one
+//   that is too large says so in a word of the host's memory, which is written in no other case and not read here.
 // - Learning rate, step and clip factor are read from memory when the launch runs. A vote that skips leaves
 //   everything as it is.
 
@@ -33,14 +36,19 @@ struct AdamArguments {
     const AdamTensor* tensors;
     const Vote* vote;
     const float* learning_rate;
+    // Becomes 1 where training does not go on; may be null.
+    u32* diverged;
     float beta1;
     float beta2;
     float epsilon;
     float weight_decay;
     u32 bias_correction;
     float learning_rate_scale;
+    float largest_master;
+    float largest_moment;
     AdamTensor only;
 };
+static_assert(sizeof(AdamArguments) == 136, "kernels::adam::Arguments");
 
 // The scalars of one step.
 struct Step {
@@ -60,6 +68,10 @@ struct Step {
 // half the bytes.
 constexpr u32 GROUPS_F32 = 1;
 constexpr u32 GROUPS_BF16 = 2;
+
+// Blocks that share a multiprocessor: as many as leave each the registers its groups take.
+constexpr u32 RESIDENT_F32 = 5;
+constexpr u32 RESIDENT_BF16 = 4;
 
 // Elements of a tile.
 template <class Moment>
@@ -114,6 +126,7 @@ struct SplitMaster {
 
 struct MomentF32 {
     static constexpr u32 GROUPS = GROUPS_F32;
+    static constexpr u32 RESIDENT = RESIDENT_F32;
     static __device__ __forceinline__ float4 load(const u8* moment, u64 at) {
         return *reinterpret_cast<const float4*>(moment + 4 * at);
     }
@@ -130,6 +143,7 @@ struct MomentF32 {
 
 struct MomentBf16 {
     static constexpr u32 GROUPS = GROUPS_BF16;
+    static constexpr u32 RESIDENT = RESIDENT_BF16;
     static __device__ __forceinline__ float4 load(const u8* moment, u64 at) {
         uint2 v = *reinterpret_cast<const uint2*>(moment + 2 * at);
         return make_float4(bf16_value(u16(v.x)), bf16_value(u16(v.x >> 16)), bf16_value(u16(v.y)),
@@ -158,6 +172,16 @@ __device__ __forceinline__ void update(const Step& s, float& p, float& m, float&
     float u = (m / s.correction1) / (sqrtf(v / s.correction2) + s.epsilon);
     u = DECOUPLED ? u + s.weight_decay * p : u;
     p = p - s.learning_rate * u;
+}
+
+// Whether training goes on from one element.
+__device__ __forceinline__ bool goes_on(const AdamArguments& all, float p, float m, float v) {
+    return (fabsf(p) <= all.largest_master) & (fabsf(m) <= all.largest_moment) & (fabsf(v) <= all.largest_moment);
+}
+
+// Says that it does not.
+__device__ __forceinline__ void diverge(const AdamArguments& all) {
+    if (all.diverged != nullptr) *all.diverged = 1;
 }
 
 // base^exponent by squaring: few multiplications and little code, where pow() costs small launches more than their
@@ -212,6 +236,7 @@ __device__ __forceinline__ void adam(const AdamArguments& all) {
         Step step = scalars(all);
         // Read again, so that meanwhile registers held only the state.
         const AdamTensor to = tensor_of<AdamTensor>(all, place);
+        bool sound = true;
 #pragma unroll
         for (u32 i = 0; i < GROUPS; ++i) {
             u64 at = own + i * 4 * THREADS;
@@ -219,10 +244,13 @@ __device__ __forceinline__ void adam(const AdamArguments& all) {
             update<DECOUPLED>(step, p[i].y, m[i].y, v[i].y, g[i].y);
             update<DECOUPLED>(step, p[i].z, m[i].z, v[i].z, g[i].z);
             update<DECOUPLED>(step, p[i].w, m[i].w, v[i].w, g[i].w);
+            sound &= goes_on(all, p[i].x, m[i].x, v[i].x) & goes_on(all, p[i].y, m[i].y, v[i].y) &
+                     goes_on(all, p[i].z, m[i].z, v[i].z) & goes_on(all, p[i].w, m[i].w, v[i].w);
             Master::store(to, at, p[i]);
             Moment::store(to.exp_avg, at, m[i]);
             Moment::store(to.exp_avg_sq, at, v[i]);
         }
+        if (!sound) diverge(all);
         return;
     }
     if (skips(all.vote)) return;
@@ -233,15 +261,17 @@ __device__ __forceinline__ void adam(const AdamArguments& all) {
         float m = Moment::load1(t.exp_avg, at);
         float v = Moment::load1(t.exp_avg_sq, at);
         update<DECOUPLED>(step, p, m, v, __ldg(t.gradient + at));
+        if (!goes_on(all, p, m, v)) diverge(all);
         Master::store1(t, at, p);
         Moment::store1(t.exp_avg, at, m);
         Moment::store1(t.exp_avg_sq, at, v);
     }
 }
 
-#define ADAM_KERNEL(name, decoupled, master, moment)                                                           \
-    extern "C" __global__ void __launch_bounds__(THREADS, 4) name(const __grid_constant__ AdamArguments all) { \
-        adam<decoupled, master, moment>(all);                                                                  \
+#define ADAM_KERNEL(name, decoupled, master, moment)                        \
+    extern "C" __global__ void __launch_bounds__(THREADS, moment::RESIDENT) \
+    name(const __grid_constant__ AdamArguments all) {                       \
+        adam<decoupled, master, moment>(all);                               \
     }
 
 ADAM_KERNEL(adamw_f32_f32, true, WholeMaster, MomentF32)

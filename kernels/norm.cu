@@ -11,6 +11,8 @@
 //   rank computes the same vote from the same records.
 // - Gradients whose squares would overflow f32 once they are clipped are faults, like those that are not finite:
 //   their second moment would stay infinite. A closure's fault outweighs both, which it may have caused.
+// - A square that f32 holds and bf16 rounds to infinity passes, as does everything else that Adam itself lets grow
+//   too large; its launch finds that (adam.cu).
 
 #include "common.cuh"
 

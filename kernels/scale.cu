@@ -8,7 +8,8 @@
 //   quad they are in.
 // - Every division is IEEE, and the order of operations is the format's (see each function).
 // - A tensor whose amax has no scale (NVFP4, not finite) keeps its planes; the fault word, which then names
-//   the first such tensor, makes it an error of the step.
+//   the first such tensor, makes it an error of the step. Behind the optimizer, which finds such masters itself, it
+//   is not the first to say so.
 
 #include "common.cuh"
 #include "elements.cuh"

@@ -12,7 +12,7 @@ use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::{RankId, WeightId};
 use warpweft::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft::session::initial::MasterRows;
-use warpweft::session::{Outcome, Session, SessionBuilder, SessionError, block_on};
+use warpweft::session::{Outcome, Session, SessionBuilder, SessionError, StatePart, block_on};
 
 const RANKS: u32 = 2;
 const SIZE: usize = 32;
@@ -272,27 +272,51 @@ fn masters_that_are_not_finite_are_refused_with_their_place_at_the_start_and_at_
     });
 }
 
-/// The gradient is the same whatever the masters are, so nothing skips the step in which they overflow.
+/// EX-5. The gradient is the same whatever the masters are, so nothing skips the step in which they overflow.
 #[test]
-fn masters_that_have_grown_out_of_range_end_the_session_with_their_name_and_what_to_lower() {
+fn masters_that_have_grown_out_of_range_are_named_with_their_place_and_what_to_do() {
     block_on(async {
         let mut session = start(Config::default(), &Orders::default()).await;
         session.set_learning_rate(3e38).unwrap();
-        let mut ended = None;
+        let mut told = None;
         for _ in 0..4 {
             if let Err(error) = session.step("train").await {
-                ended = Some(error);
+                told = Some(error);
                 break;
             }
         }
-        let error = ended.unwrap();
-        assert!(matches!(&error, SessionError::Poisoned { exports: false, .. }), "{error}");
+        let error = told.unwrap();
+        let SessionError::Diverged { rank, value: Some(value), .. } = &error else { panic!("{error}") };
+        assert_eq!((*rank, value.weight.as_str(), value.part), (RankId::new(0), "map", StatePart::Master));
         let said = error.to_string();
-        assert!(said.contains("the masters of `map` have grown out of range"), "{said}");
-        for advice in ["lower the learning rate", "optimizer.max_norm", "start a new one", "last checkpoint"]
-        {
+        assert!(said.contains("of `map` in row 0, column 0"), "{said}");
+        for advice in ["lower the learning rate", "optimizer.max_norm", "Session::import", "checkpoint"] {
             assert!(said.contains(advice), "{said}");
         }
+    });
+}
+
+/// EX-5, where there is no session any more that could import.
+#[test]
+fn a_closed_session_tells_what_its_dropped_step_left_and_asks_for_no_import() {
+    block_on(async {
+        let mut config = Config::default();
+        // The first update is then three times the learning rate.
+        config.optimizer.bias_correction = false;
+        let mut session = start(config, &Orders::default()).await;
+        session.set_learning_rate(3e38).unwrap();
+        {
+            let mut step = std::pin::pin!(session.step("train"));
+            let begun = |context: &mut std::task::Context<'_>| {
+                std::task::Poll::Ready(step.as_mut().poll(context).is_pending())
+            };
+            assert!(std::future::poll_fn(begun).await, "a step takes a while");
+        }
+        let error = session.close().await.unwrap_err();
+        let SessionError::LastStep(cause) = &error else { panic!("{error}") };
+        assert!(matches!(**cause, SessionError::Diverged { step: 0, .. }), "{error}");
+        let said = error.to_string();
+        assert!(said.contains("step 0 left rank 0 the master") && !said.contains("import"), "{said}");
     });
 }
 

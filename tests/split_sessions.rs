@@ -283,6 +283,52 @@ fn a_closure_that_fails_in_one_process_is_named_in_all_and_the_sessions_go_on() 
     assert_eq!(found[0], found[1]);
 }
 
+/// EX-2, EX-5: only the last rank, of the last process, holds what cannot be trained on.
+#[test]
+fn a_master_that_overflows_in_one_process_is_named_in_all_and_an_import_heals_all() {
+    for format in [Format::NVFP4_2D, Format::Bf16] {
+        let trainer = Trainer::new(2, format);
+        let (expected, checkpoint) = within_a_minute({
+            let trainer = trainer.clone();
+            async move {
+                let mut session = trainer.start(config(), 3).await.unwrap();
+                losses(&mut session, 3, 0..2).await;
+                let checkpoint = session.export().await.unwrap();
+                (losses(&mut session, 3, 2..4).await, checkpoint)
+            }
+        });
+        let name = checkpoint.weights[0].name.clone();
+        let found = in_processes(&trainer, &[1, 2], &Mischief::default(), move |_, mut session| {
+            let (good, mut near) = (checkpoint.clone(), checkpoint.clone());
+            // An update by this moment is infinite, and its gradients are those of any other step.
+            *near.weights[0].exp_avg.last_mut().unwrap() = 3e38;
+            *near.weights[0].exp_avg_sq.last_mut().unwrap() = 0.0;
+            async move {
+                session.import(&near).await.unwrap();
+                feed(&mut session, 2);
+                let error = session.step("train").await.unwrap_err();
+                let again = session.step("train").await.unwrap_err();
+                assert_eq!(again.to_string(), error.to_string());
+                assert_eq!(session.export_to_first().await.unwrap_err().to_string(), error.to_string());
+                let SessionError::Diverged { step: 0, rank, value: Some(value) } = error else {
+                    panic!("{error}")
+                };
+                session.import(&good).await.unwrap();
+                (rank, value, train(&mut session, 2..4).await)
+            }
+        });
+        let (rank, value, _) = &found[0];
+        assert_eq!(
+            (*rank, value.weight.as_str(), value.row, value.column),
+            (RankId::new(2), &*name, SIZE - 1, SIZE - 1)
+        );
+        assert!(value.value.is_infinite(), "{value:?}");
+        for (other, same, losses) in &found {
+            assert_eq!((other, same, losses), (rank, value, &expected), "{format}");
+        }
+    }
+}
+
 #[test]
 fn a_closure_that_panics_in_one_process_poisons_the_sessions_of_all() {
     let mischief = Mischief::default();

@@ -2,9 +2,9 @@
 
 use warpweft::backend::cuda::DeviceAddress;
 use warpweft::backend::cuda::kernels::{
-    AccumulateOperand, AdamOperand, AmaxOperand, CastOperand, CombineOperand, CopyOperand, DequantizeOperand,
-    ExpandOperand, KernelLaunch, LearningRate, MasterFragment, MasterState, NormOperand, ScaleOperand,
-    ScaleRows, SlicesOperand, SwizzleOperand, TransposeOperand, ZeroOperand,
+    AccumulateOperand, AdamOperand, AmaxOperand, Bounds, CastOperand, CombineOperand, CopyOperand,
+    DequantizeOperand, ExpandOperand, KernelLaunch, LearningRate, MasterFragment, MasterState, NormOperand,
+    ScaleOperand, ScaleRows, SlicesOperand, SwizzleOperand, TransposeOperand, ZeroOperand,
 };
 use warpweft::config::{AdamMode, Moments};
 use warpweft::format::{ElementType, Format, Orientation, PlaneSpec, Shape, Via};
@@ -362,10 +362,7 @@ fn adam(device: &Device, size: &Size, split: bool, moments: Moments) -> Option<V
     let (vote, learning_rate) = (device.take(size_of::<Vote>())?, device.take(4)?);
     device.put(vote, Vote { clip: 1.0, unscale: 1.0, step: 100, ..Vote::default() });
     device.put(learning_rate, 1e-4_f32);
-    Some(vec![
-        device
-            .kernels
-            .adam(&settings, moments, &operands, vote, LearningRate { at: learning_rate, scale: 1.0 })
-            .unwrap(),
-    ])
+    let rate = LearningRate { at: learning_rate, scale: 1.0 };
+    let bounds = Bounds { master: f32::MAX, moment: f32::MAX, diverged: device.take(4)? };
+    Some(vec![device.kernels.adam(&settings, moments, &operands, vote, rate, bounds).unwrap()])
 }

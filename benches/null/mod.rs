@@ -111,6 +111,10 @@ impl Backend for Null {
         None
     }
 
+    fn take_diverged(&self) -> bool {
+        false
+    }
+
     fn upload(&self, (): &(), _region: Region, _bytes: &[u8]) -> Result<(), BackendError> {
         Ok(())
     }

@@ -238,6 +238,10 @@ impl<B: Backend> Backend for Checked<B> {
         self.inner.take_fault(stream)
     }
 
+    fn take_diverged(&self) -> bool {
+        self.inner.take_diverged()
+    }
+
     fn upload(&self, memory: &Self::Memory, region: Region, bytes: &[u8]) -> Result<(), BackendError> {
         self.outside_of_recordings("copies into the arena")?;
         self.inner.upload(memory, region, bytes)

@@ -37,6 +37,8 @@ use std::time::Instant;
 use crate::compute::{ComputeFactory, Surface};
 use crate::config::{ByteSize, Reduce};
 use crate::id::{CallId, EventId, LaneId, RankId, TaskId};
+#[cfg(doc)]
+use crate::layout::StateLayout;
 use crate::layout::{Binding, Lane, Region};
 use crate::model::Mesh;
 
@@ -188,6 +190,11 @@ pub trait Backend: Send + 'static {
     /// The fault of this step's closures, if one failed. Asked of the compute lane after
     /// [`Backend::synchronize`]. Asking clears it, and closures run again.
     fn take_fault(&self, stream: &mut Self::Stream) -> Option<ClosureFault>;
+
+    /// Whether, since this was last asked, the optimizer left a master or a moment from which no training goes
+    /// on ([`Via::largest`](crate::format::Via::largest), [`StateLayout::largest_moment`]), or a tensor had an
+    /// amax without a scale. What a step did is known once all of its lanes were waited for. Asking clears it.
+    fn take_diverged(&self) -> bool;
 
     /// Copies bytes into the arena, at the edge of a step.
     ///

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::{Adoption, RankReport};
+use super::{Adoption, Diverged, RankReport};
 use crate::backend::{ClosureFault, HostSplit, TaskInterval};
 use crate::format::{DelayedState, PlaneKind};
 use crate::id::{RankId, WeightId};
@@ -83,6 +83,8 @@ pub struct Exchange {
     pub vote: Option<Vote>,
     /// The fault of this rank's closures in the last step.
     pub fault: Option<ClosureFault>,
+    /// What the last step left on this rank from which no training goes on.
+    pub diverged: Option<Diverged>,
     /// Why this rank did not record the last step, if it was supposed to.
     pub unrecorded: Option<String>,
     /// Recordings that were launched for the last step; 0 if its tasks were issued.

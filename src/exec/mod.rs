@@ -11,6 +11,7 @@
 
 mod adopt;
 mod capture;
+mod diverged;
 mod error;
 mod exchange;
 mod gauge;
@@ -28,6 +29,7 @@ mod world;
 
 pub use adopt::Adoption;
 pub use capture::{Capture, CaptureMode};
+pub use diverged::{Diverged, StatePart, Stray};
 pub use error::ExecError;
 pub use exchange::{Exchange, ShardPlanes, WeightShard};
 pub use gauge::Gauge;

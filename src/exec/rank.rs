@@ -161,7 +161,8 @@ impl<B: Backend> Rank<B> {
     /// # Errors
     /// [`ExecError::NoProgram`], [`ExecError::Entry`] and [`ExecError::Exit`] when the plan does not fit what
     /// ran before it, and faults of flow control or the backend. A closure's failure is not an error here: it
-    /// is in the exchange, and in every rank's vote.
+    /// is in the exchange, and in every rank's vote. Nor is a master or a moment from which no training goes on
+    /// ([`Exchange::diverged`]): the rank lives on, for an import.
     ///
     /// # Panics
     /// When `exchange.staged` was not made for the programs of this rank.
@@ -199,6 +200,7 @@ impl<B: Backend> Rank<B> {
         exchange.exposure = self.gauge.measure(&installed.plan, &exchange.intervals);
         exchange.fault = self.streams.iter_mut().find_map(|stream| self.backend.take_fault(stream));
         let faulted = exchange.fault.is_some();
+        exchange.diverged = self.divergence()?;
         let Self { backend, programs, world, meter, .. } = self;
         meter.within(Activity::Waiting, || programs[program.index()].settle(backend, world, faulted))?;
         let installed = &self.programs[program.index()];

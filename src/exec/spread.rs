@@ -1,8 +1,8 @@
 //! What ranks tell other processes: how a step ended, and weights on their way to rank 0.
 //!
 //! Laws:
-//! - **EX-2** every process knows of every rank what it knows of its own: fault, outputs, why a step was not
-//!   recorded.
+//! - **EX-2** every process knows of every rank what it knows of its own: fault, divergence, outputs, why a step was
+//!   not recorded.
 //! - What arrives is checked against the plan before it is kept.
 //! - Values travel as they are in memory, little endian on every host this library is built for.
 //! - None of this happens in a world of one process.
@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use super::world::{failed, misfit};
-use super::{Exchange, ExecError, ShardPlanes, WeightShard, World};
+use super::{Diverged, Exchange, ExecError, ShardPlanes, WeightShard, World};
 use crate::backend::ClosureFault;
 use crate::format::DelayedState;
 use crate::id::{CallId, ProgramId, RankId};
@@ -19,10 +19,12 @@ use crate::plan::StepPlan;
 use crate::rendezvous::{Reader, Topic, Truncated, Writer};
 
 /// How a step ended on one rank.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankReport {
     /// The fault of its closures.
     pub fault: Option<ClosureFault>,
+    /// What it left from which no training goes on.
+    pub diverged: Option<Diverged>,
     /// Why it did not record the step, if it was supposed to.
     pub unrecorded: Option<String>,
     /// Per buffer of the program: the bytes of outputs, nothing for other buffers.
@@ -40,6 +42,7 @@ impl RankReport {
         };
         Self {
             fault: exchange.fault.clone(),
+            diverged: exchange.diverged,
             unrecorded: exchange.unrecorded.clone(),
             outputs: staged.map(output).collect(),
         }
@@ -51,6 +54,7 @@ impl RankReport {
         if let Some(fault) = &self.fault {
             writer.number(fault.call.number()).byte(u8::from(fault.panicked)).list(fault.message.as_bytes());
         }
+        Diverged::encode(self.diverged.as_ref(), &mut writer);
         writer.byte(u8::from(self.unrecorded.is_some()));
         if let Some(reason) = &self.unrecorded {
             writer.list(reason.as_bytes());
@@ -68,6 +72,7 @@ impl RankReport {
             let (call, panicked) = (CallId::new(reader.number()?), reader.byte()? != 0);
             report.fault = Some(ClosureFault { call, message: reader.text()?, panicked });
         }
+        report.diverged = Diverged::decode(&mut reader, plan.weights.layouts.len())?;
         if reader.byte()? != 0 {
             report.unrecorded = Some(reader.text()?);
         }

@@ -115,7 +115,7 @@ impl<B: Backend> Rank<B> {
     }
 
     /// The master as f32, joined if it is stored in halves.
-    fn master(&self, weight: WeightId) -> Result<Vec<f32>, ExecError> {
+    pub(super) fn master(&self, weight: WeightId) -> Result<Vec<f32>, ExecError> {
         if !self.splits_master(weight) {
             return self.values(Content::Master(weight), weight);
         }
@@ -143,7 +143,7 @@ impl<B: Backend> Rank<B> {
     }
 
     /// A moment as f32, whatever it is stored as; empty where there is none.
-    fn moment(&self, content: Content, weight: WeightId) -> Result<Vec<f32>, ExecError> {
+    pub(super) fn moment(&self, content: Content, weight: WeightId) -> Result<Vec<f32>, ExecError> {
         if self.is_frozen(weight) {
             return Ok(Vec::new());
         }

@@ -31,7 +31,22 @@ impl Via {
             (_, Self::None) => value,
         }
     }
+
+    /// The largest magnitude of a master that [`Via::round`] leaves finite: any f32, or just below what bf16
+    /// rounds to infinity.
+    #[must_use]
+    pub const fn largest(self, format: Format) -> f32 {
+        match (format, self) {
+            (Format::F32, _) => f32::MAX,
+            (Format::Bf16, _) | (_, Self::Bf16) => LARGEST_BEFORE_BF16,
+            (_, Self::None) => f32::MAX,
+        }
+    }
 }
+
+/// The largest f32 that rounds to a finite bfloat16, whichever way ties go: the next one lies halfway to the
+/// power of two that is none.
+const LARGEST_BEFORE_BF16: f32 = f32::from_bits(0x7F7F_7FFF);
 
 /// `value` rounded to the nearest bfloat16, ties to even, as the upper half of an f32. NaN stays NaN.
 #[inline(always)]
@@ -85,6 +100,24 @@ mod tests {
         assert_eq!(Via::Bf16.round(Format::Mxfp8, third), rounded);
         assert_eq!(Via::None.round(Format::Mxfp8, third), third);
         assert_eq!(Via::Bf16.round(Format::Mxfp8, f32::MAX), f32::INFINITY);
+    }
+
+    #[test]
+    fn the_largest_master_is_the_last_one_that_stays_finite() {
+        for (via, format) in [Via::Bf16, Via::None]
+            .into_iter()
+            .flat_map(|via| [Format::F32, Format::Bf16, Format::Mxfp8].map(|f| (via, f)))
+        {
+            let largest = via.largest(format);
+            assert!(via.round(format, largest).is_finite() && via.round(format, -largest).is_finite());
+            assert!(!via.round(format, largest.next_up()).is_finite(), "{via:?}, {format}");
+        }
+        // Masters in two halves round ties the other way, and this is the last one there too.
+        let upper_half = |value: f32| half::bf16::from_bits(crate::format::split_master(value).0);
+        assert!(
+            upper_half(LARGEST_BEFORE_BF16).is_finite()
+                && upper_half(LARGEST_BEFORE_BF16.next_up()).is_infinite()
+        );
     }
 
     #[test]

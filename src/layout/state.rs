@@ -7,7 +7,7 @@ use half::bf16;
 use serde::Serialize;
 
 use crate::config::{Masters, Moments};
-use crate::format::AmaxChoice;
+use crate::format::{AmaxChoice, Format, Via};
 
 /// Element types of the optimizer state, and what is kept for the scales.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
@@ -39,12 +39,36 @@ impl StateLayout {
         }
     }
 
+    /// The largest magnitude of a moment of which a finite one is kept.
+    #[must_use]
+    pub const fn largest_moment(self) -> f32 {
+        match self.moments {
+            Moments::F32 => Via::None.largest(Format::F32),
+            Moments::Bf16 => Via::Bf16.largest(Format::Bf16),
+        }
+    }
+
     /// The moment that is kept of `value`.
     #[must_use]
     pub fn moment(self, value: f32) -> f32 {
         match self.moments {
             Moments::F32 => value,
             Moments::Bf16 => bf16::from_f32(value).to_f32(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_moment_is_the_last_one_of_which_a_finite_one_is_kept() {
+        for moments in [Moments::F32, Moments::Bf16] {
+            let layout = StateLayout { moments, ..StateLayout::default() };
+            let largest = layout.largest_moment();
+            assert!(layout.moment(largest).is_finite() && layout.moment(-largest).is_finite());
+            assert!(!layout.moment(largest.next_up()).is_finite(), "{moments:?}");
         }
     }
 }

@@ -205,6 +205,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
             unseen: Unseen::default(),
             refused: None,
             poisoned: None,
+            diverged: None,
             recorder: None,
             device,
             landing_bytes,

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::diverged::Divergence;
 use super::{Poison, Session, SessionError, StepReport, report};
 use crate::exec::{Exchange, RankReport, RankThread};
 use crate::id::{ProgramId, RankId};
@@ -40,6 +41,8 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::Closure`] if a closure failed; the session goes on, and has counted the step.
+    /// [`SessionError::Diverged`] if masters and moments cannot be trained on; it has counted the step, and waits for
+    /// an import.
     pub(super) fn report(
         &mut self,
         number: ProgramId,
@@ -55,8 +58,9 @@ impl Session {
         if let Some(recorder) = &mut self.recorder {
             recorder.record(&plan, step, self.rendezvous.range().start, &exchanges);
         }
+        self.diverged = Divergence::of(step, &ranks, &plan.weights);
         if let Some(tuning) = &mut self.tuning {
-            let failed = ranks.iter().any(|report| report.fault.is_some());
+            let failed = ranks.iter().any(|report| report.fault.is_some()) || self.diverged.is_some();
             let is_skipped = |first: &Exchange| first.vote.is_some_and(|vote| vote.skips());
             let times = exchanges.first().filter(|first| !failed && !is_skipped(first));
             tuning.after_step(number, failed, times.map(|first| first.agreed.as_slice()));
@@ -71,6 +75,7 @@ impl Session {
             let (message, panicked) = (fault.message.clone(), fault.panicked);
             return Err(SessionError::Closure { step, rank, call, message, panicked });
         }
+        self.check_sound()?;
         let (device, first) = (self.device.clone(), RankId::at(self.rendezvous.range().start));
         let unseen = std::mem::take(&mut self.unseen);
         report::build(&plan, step, duration, device, unseen, (first, &exchanges), ranks)

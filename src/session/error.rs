@@ -1,5 +1,6 @@
 //! What a session refuses, and why.
 
+use super::diverged::{StrayValue, described};
 use crate::backend::cpu::CpuWorldError;
 use crate::backend::sim::SimError;
 use crate::config::ConfigError;
@@ -274,6 +275,20 @@ pub enum SessionError {
         /// A panic: the session is poisoned, and gives its weights.
         panicked: bool,
     },
+    /// A step left a master or a moment that is not finite, as it is kept or, of a master, as it is cast: no training
+    /// goes on from it. No later step runs and nothing is exported until an import has put other weights in place.
+    #[error(
+        "{}; no training goes on from that, so the session runs no step and exports nothing until `Session::import` brings the last good checkpoint; then lower the learning rate or let it warm up, clip gradients (optimizer.max_norm), and look at optimizer.weight_decay and optimizer.eps",
+        described(*step, *rank, value.as_ref())
+    )]
+    Diverged {
+        /// The step.
+        step: u64,
+        /// The first rank that holds such a value.
+        rank: RankId,
+        /// The first of its values; `None` if no rank found one among its own, or would have looked too long.
+        value: Option<StrayValue>,
+    },
     /// A step whose future was dropped ended in an error that nobody saw. The call that reports it
     /// did nothing else.
     #[error(
@@ -320,7 +335,10 @@ debug_in_words!(SessionError);
 impl SessionError {
     /// What whoever asked meanwhile is to do, after a step that failed so.
     const fn advice_to_ask(&self) -> &'static str {
-        if matches!(self, Self::Closure { panicked: true, .. }) { "" } else { ", ask again" }
+        match self {
+            Self::Closure { panicked: true, .. } | Self::Diverged { .. } => "",
+            _ => ", ask again",
+        }
     }
 
     /// What it says where there is no session any more to ask anything of.
@@ -329,6 +347,7 @@ impl SessionError {
             Self::Closure { step, rank, call, message, panicked } => {
                 closure_failed(*step, *rank, call, message, *panicked)
             }
+            Self::Diverged { step, rank, value } => described(*step, *rank, value.as_ref()),
             other => other.to_string(),
         }
     }

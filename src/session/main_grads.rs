@@ -30,7 +30,8 @@ impl Session {
     ///
     /// A process may call it alone; others wait for it in their next step, for `deadline_s` at most. Steps of
     /// programs without gradients, exports and imports leave main grads as they are. The values of a step
-    /// that was skipped ([`Outcome::Skipped`](super::Outcome::Skipped)) show what was not finite.
+    /// that was skipped ([`Outcome::Skipped`](super::Outcome::Skipped)) show what was not finite, and those of one
+    /// that ended as [`SessionError::Diverged`] what the optimizer was given.
     ///
     /// # Errors
     /// [`SessionError::NoGradients`] before the first such step, and behind one whose closure failed;

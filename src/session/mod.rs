@@ -6,8 +6,9 @@
 //! caller did not hear, how a step ended or that an import was refused. A future that is dropped before has
 //! begun nothing. A session owns the ranks of its process; where there are several processes, all call the
 //! same methods in the same order, but for those that only look, and get the same outcomes (EX-2). After a
-//! closure's error the session goes on. After a panic or the death of a rank it is poisoned and says so until
-//! it is dropped; after a panic of a closure, of which ranks and weights know nothing, it still exports.
+//! closure's error the session goes on. After a step that left a master or a moment that is not finite it
+//! waits for an import (`diverged`). After a panic or the death of a rank it is poisoned and says so until it
+//! is dropped; after a panic of a closure, of which ranks and weights know nothing, it still exports.
 //! Where the configuration asks for it, the first steps choose the plan ([`Tuning`]). Nothing here is global:
 //! two sessions live side by side.
 
@@ -19,6 +20,7 @@ mod costs;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod digest;
+mod diverged;
 mod ended;
 mod error;
 mod file_store;
@@ -46,6 +48,7 @@ pub use builder::SessionBuilder;
 pub use checkpoint::{Carried, CarriedBuffer, Checkpoint, PlanesState, WeightState};
 pub use columnwise::columnwise_saving;
 pub use costs::costs_of;
+pub use diverged::StrayValue;
 pub use error::SessionError;
 pub use file_store::FileStore;
 pub use host_time::HostTime;
@@ -60,12 +63,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::backend::TaskInterval;
-#[doc(inline)]
-pub use crate::exec::ExecError;
 use crate::exec::{Command, Inbox, RankThread};
+#[doc(inline)]
+pub use crate::exec::{ExecError, StatePart};
 use crate::id::{ProgramId, RankId};
 use crate::plan::StepPlan;
 use crate::rendezvous::Rendezvous;
+use diverged::Divergence;
 use error::Asks;
 use recorder::Recorder;
 use report::Unseen;
@@ -118,6 +122,7 @@ pub struct Session {
     /// Why this process refuses the checkpoint of the import that was commanded last, until its caller is told.
     refused: Option<SessionError>,
     poisoned: Option<Poison>,
+    diverged: Option<Divergence>,
     recorder: Option<Recorder>,
     device: String,
     landing_bytes: usize,
@@ -181,12 +186,15 @@ impl Session {
     /// # Errors
     /// [`SessionError::InputNotWritten`], of a rank of this process, before anything runs;
     /// [`SessionError::Closure`] when a closure failed (weights unchanged, session usable),
+    /// [`SessionError::Diverged`] when this step or one before it left a master or a moment that is not finite and
+    /// nothing was imported since,
     /// [`SessionError::DroppedStep`] when the step before was dropped and failed,
     /// [`SessionError::Poisoned`] after a panic or the death of a rank. A step skipped for a
     /// non-finite gradient is no error: see [`StepReport::outcome`].
     pub async fn step(&mut self, program: &str) -> Result<StepReport, SessionError> {
         self.settle().await?;
         self.check_usable()?;
+        self.check_sound()?;
         let begun = Instant::now();
         let number = self.position(program)?;
         self.check_inputs(number)?;

@@ -18,7 +18,8 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::Partial`] where other processes own ranks, [`SessionError::DroppedStep`];
-    /// [`SessionError::Poisoned`] after a rank died or failed otherwise.
+    /// [`SessionError::Poisoned`] after a rank died or failed otherwise; [`SessionError::Diverged`] after a step that
+    /// left a master or a moment that is not finite, until something is imported.
     pub async fn export(&mut self) -> Result<Checkpoint, SessionError> {
         if !self.rendezvous.is_whole() {
             return Err(SessionError::Partial);
@@ -38,6 +39,7 @@ impl Session {
         if !self.poisoned.as_ref().is_some_and(|poison| poison.exports) {
             self.check_usable()?;
         }
+        self.check_sound()?;
         self.command(Command::Export);
         self.finish().await?;
         let mut exchanges: Vec<_> = self.ranks.iter().map(RankThread::exchange).collect();
@@ -54,7 +56,8 @@ impl Session {
     }
 
     /// Puts weights in place: masters, moments and step count; planes are quantized anew before
-    /// the next step. Carried buffers become what the checkpoint says ([`Checkpoint::carried`]).
+    /// the next step. Carried buffers become what the checkpoint says ([`Checkpoint::carried`]). A session that
+    /// waits for that after a [`SessionError::Diverged`] goes on from here.
     ///
     /// A dropped future takes nothing back. Once it was polled with no earlier command under way, the weights
     /// are imported all the same, before whatever is asked next; if they were refused, whatever is asked next
@@ -99,6 +102,12 @@ impl Session {
         }
         // What this process found says more than what it told the others.
         let refused = self.refused.take().or(told.map(|reason| SessionError::Import { reason }));
-        refused.map_or(Ok(()), Err)
+        match refused {
+            Some(refused) => Err(refused),
+            None => {
+                self.diverged = None;
+                Ok(())
+            }
+        }
     }
 }

@@ -22,6 +22,7 @@ macro_rules! bodies {
 pub(crate) mod collectives;
 pub(crate) mod conformance;
 pub(crate) mod delayed;
+pub(crate) mod diverged;
 pub(crate) mod experts;
 pub(crate) mod forgotten;
 pub(crate) mod harness;

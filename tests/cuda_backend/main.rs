@@ -22,6 +22,7 @@ fn main() {
         bodies::collectives::ALL,
         bodies::conformance::ALL,
         bodies::delayed::ALL,
+        bodies::diverged::ALL,
         bodies::forgotten::ALL,
         bodies::ops::ALL,
         bodies::optimizer::ALL,

@@ -1,7 +1,8 @@
 //! Adam against the CPU's order of operations, on state of every kind, and against the golden file.
 
 use half::bf16;
-use warpweft::backend::cuda::kernels::{AdamOperand, LearningRate, MasterState};
+use warpweft::backend::cuda::DeviceAddress;
+use warpweft::backend::cuda::kernels::{AdamOperand, Bounds, LearningRate, MasterState};
 use warpweft::config::{AdamMode, Moments};
 use warpweft::format::{join_master, split_master};
 use warpweft::layout::OptimizerSettings;
@@ -25,6 +26,9 @@ const SETTINGS: OptimizerSettings = OptimizerSettings {
 fn rate(on_lr: &Buffer<f32>) -> LearningRate {
     LearningRate { at: on_lr.address(), scale: 1.0 }
 }
+
+/// Of those that ask nothing.
+const ANY: Bounds = Bounds { master: f32::MAX, moment: f32::MAX, diverged: DeviceAddress::NULL };
 
 /// By squaring, from the lowest bit of the exponent on.
 fn power(base: f64, exponent: u32) -> f64 {
@@ -125,7 +129,13 @@ fn check(gpu: &Gpu, settings: &OptimizerSettings, split: bool, moments: Moments,
     let on_lr = gpu.buffer(&[lr]);
     let operands: Vec<_> = states.iter().map(|state| operand(state, split)).collect();
     let rate = LearningRate { at: on_lr.address(), scale: 0.3 };
-    gpu.run(gpu.kernels.adam(settings, moments, &operands, on_vote.address(), rate));
+    // Not so large that all values are within, so that most launches meet one that is not.
+    let on_words = [gpu.buffer(&[0_u32]), gpu.buffer(&[0_u32])];
+    let all = Bounds { diverged: on_words[0].address(), ..ANY };
+    let some = Bounds { master: 1.0, moment: 1e-3, diverged: on_words[1].address() };
+    let chosen = if step == 1 { some } else { all };
+    gpu.run(gpu.kernels.adam(settings, moments, &operands, on_vote.address(), rate, chosen));
+    let mut goes_on = true;
     let lr = lr * rate.scale;
     for state in &states {
         let what =
@@ -134,6 +144,7 @@ fn check(gpu: &Gpu, settings: &OptimizerSettings, split: bool, moments: Moments,
         for at in 0..state.master.len() {
             let [m, v] = [state.moments[0][at], state.moments[1][at]];
             let new = element(settings, step, clip * unscale, lr, state.master[at], m, v, state.gradient[at]);
+            goes_on &= new[0].abs() <= chosen.master && new[1..].iter().all(|new| new.abs() <= chosen.moment);
             expected.iter_mut().zip(new).for_each(|(list, value)| list.push(value));
         }
         let found: Vec<f32> = match split {
@@ -149,6 +160,78 @@ fn check(gpu: &Gpu, settings: &OptimizerSettings, split: bool, moments: Moments,
         assert_bytes(&what, bytemuck::cast_slice(&found), bytemuck::cast_slice(&expected[0]));
         for (on, expected) in state.on_moments.iter().zip(&expected[1..]) {
             assert_bytes(&what, &on.read(), &stored(expected, moments));
+        }
+    }
+    let [all, some] = on_words.map(|word| word.read()[0]);
+    let told = if step == 1 { some } else { all };
+    assert_eq!(told, u32::from(!goes_on), "{settings:?} split {split} {moments:?} step {step}");
+    assert_eq!(all + some, told, "a word that no launch was given");
+}
+
+/// One value of many, wherever it is, in whole tiles and behind them: as large as may be, larger, no number.
+#[test]
+fn one_value_from_which_no_training_goes_on_sets_the_word_and_the_largest_allowed_does_not() {
+    let Some(gpu) = Gpu::open("Adam that diverges") else { return };
+    const LENGTH: usize = 10_000;
+    // Nothing moves: the learning rate is 0, and so is what new gradients weigh.
+    let settings =
+        OptimizerSettings { beta1: 1.0, beta2: 1.0, weight_decay: 0.0, bias_correction: false, ..SETTINGS };
+    let on_vote = gpu.buffer(&[Vote { clip: 1.0, unscale: 1.0, step: 1, ..Vote::default() }]);
+    let (on_lr, on_gradient) = (gpu.buffer(&[0.0_f32]), gpu.buffer(&vec![0.0_f32; LENGTH]));
+    for (split, moments) in
+        [(false, Moments::F32), (false, Moments::Bf16), (true, Moments::F32), (true, Moments::Bf16)]
+    {
+        let largest = f32::from_bits(0x7F7F_7FFF);
+        let moment = if moments == Moments::Bf16 { largest } else { f32::MAX };
+        for (at, which) in
+            [0, 1, 4095, 4096, 8191, LENGTH - 1].into_iter().flat_map(|at| [(at, 0), (at, 1), (at, 2)])
+        {
+            for value in [largest, -largest, largest.next_up(), f32::NEG_INFINITY, f32::NAN] {
+                // Second moments have a root.
+                if which == 2 && value < 0.0 {
+                    continue;
+                }
+                // The roots are 2, so that no update is infinite.
+                let mut state = [vec![0.5_f32; LENGTH], vec![0.5; LENGTH], vec![4.0; LENGTH]];
+                state[which][at] = value;
+                let (high, low): (Vec<u16>, Vec<i16>) = state[0].iter().copied().map(split_master).unzip();
+                let on_master: Buffer<u8> = match split {
+                    true => gpu.buffer(bytemuck::cast_slice(&high)),
+                    false => gpu.buffer(bytemuck::cast_slice(&state[0])),
+                };
+                let (on_remainder, on_word) = (gpu.buffer(&low), gpu.buffer(&[0_u32]));
+                let [on_m, on_v] = [&state[1], &state[2]].map(|values| gpu.buffer(&stored(values, moments)));
+                let operand = AdamOperand {
+                    master: match split {
+                        true => MasterState::Split {
+                            shard: on_master.address(),
+                            remainder: on_remainder.address(),
+                        },
+                        false => MasterState::Whole(on_master.address()),
+                    },
+                    exp_avg: on_m.address(),
+                    exp_avg_sq: on_v.address(),
+                    main_grad: on_gradient.address(),
+                    elements: LENGTH,
+                };
+                let bounds = Bounds { master: largest, moment, diverged: on_word.address() };
+                gpu.run(gpu.kernels.adam(
+                    &settings,
+                    moments,
+                    &[operand],
+                    on_vote.address(),
+                    rate(&on_lr),
+                    bounds,
+                ));
+                let bound = if which == 0 { largest } else { moment };
+                let read = match (which, moments) {
+                    (1 | 2, Moments::Bf16) => bf16::from_f32(value).to_f32(),
+                    _ => value,
+                };
+                let goes_on = read.abs() <= bound;
+                let what = format!("{value} at {at} of state {which}, split {split}, {moments:?}");
+                assert_eq!(on_word.read(), [u32::from(!goes_on)], "{what}");
+            }
         }
     }
 }
@@ -182,7 +265,7 @@ fn a_vote_that_skips_leaves_the_state_as_it_is() {
         gpu.buffer(&[Vote { verdict: Vote::CLOSURE, clip: 1.0, unscale: 1.0, step: 1, ..Vote::default() }]);
     let on_lr = gpu.buffer(&[1.0_f32]);
     let operands = [operand(&state, false)];
-    gpu.run(gpu.kernels.adam(&SETTINGS, Moments::F32, &operands, on_vote.address(), rate(&on_lr)));
+    gpu.run(gpu.kernels.adam(&SETTINGS, Moments::F32, &operands, on_vote.address(), rate(&on_lr), ANY));
     assert_eq!(before, (state.on_master.read(), state.on_moments[0].read(), state.on_moments[1].read()));
 }
 
@@ -223,7 +306,14 @@ fn i1_golden_steps_are_within_tolerance() {
                 main_grad: on_gradient.address(),
                 elements: master.len(),
             };
-            gpu.run(gpu.kernels.adam(&settings, Moments::F32, &[operand], on_vote.address(), rate(&on_lr)));
+            gpu.run(gpu.kernels.adam(
+                &settings,
+                Moments::F32,
+                &[operand],
+                on_vote.address(),
+                rate(&on_lr),
+                ANY,
+            ));
             for (found, field) in
                 [(on_m.read(), "exp_avg"), (on_v.read(), "exp_avg_sq"), (on_master.read(), "master")]
             {

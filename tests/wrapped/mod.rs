@@ -253,6 +253,10 @@ impl<B: Backend> Backend for Wrapped<B> {
         self.inner.take_fault(stream)
     }
 
+    fn take_diverged(&self) -> bool {
+        self.inner.take_diverged()
+    }
+
     fn upload(&self, memory: &B::Memory, region: Region, bytes: &[u8]) -> Result<(), BackendError> {
         self.ask(Moment::Upload)?;
         if let Some(residue) = &self.residue {

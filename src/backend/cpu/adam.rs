@@ -8,6 +8,8 @@
 //!   as L2 it is added to the gradient after clipping and passes through both moments.
 //! - **AD-3** Moments stored as bf16 are read exactly, and rounded to nearest even when stored. The
 //!   update of their step uses them before that rounding.
+//! - **AD-4** What is stored is compared with the largest magnitudes from which training goes on, which what is
+//!   no number fails too. It is stored whatever it is.
 //!
 //! Sources: Kingma and Ba, *Adam* (2015), Algorithm 1; Loshchilov and Hutter, *Decoupled Weight Decay
 //! Regularization* (2019), Algorithm 2; the order of operations is that of fused multi-tensor
@@ -16,6 +18,7 @@
 use bytemuck::Pod;
 use half::bf16;
 
+use crate::backend::local::Largest;
 use crate::config::AdamMode;
 use crate::format::{join_master, split_master};
 use crate::layout::OptimizerSettings;
@@ -115,11 +118,18 @@ pub(super) struct AdamStep {
     /// Clip factor over loss scale.
     factor: f32,
     learning_rate: f32,
+    largest: Largest,
 }
 
 impl AdamStep {
     /// Step `step`, counted from 1; every gradient is multiplied by `factor` first.
-    pub(super) fn new(settings: &OptimizerSettings, step: u32, factor: f32, learning_rate: f32) -> Self {
+    pub(super) fn new(
+        settings: &OptimizerSettings,
+        largest: Largest,
+        step: u32,
+        factor: f32,
+        learning_rate: f32,
+    ) -> Self {
         let correction = |beta: f32| {
             if settings.bias_correction { (1.0 - power(f64::from(beta), step)) as f32 } else { 1.0 }
         };
@@ -135,10 +145,12 @@ impl AdamStep {
             weight_decay: settings.weight_decay,
             factor,
             learning_rate,
+            largest,
         }
     }
 
-    /// Updates masters and moments; all have as many elements as the gradients.
+    /// Updates masters and moments; all have as many elements as the gradients. Returns whether training goes on
+    /// from what is there then.
     ///
     /// ```text
     /// g = factor·g                            L2: g = g + λ·p
@@ -152,7 +164,7 @@ impl AdamStep {
         exp_avg: &mut [M],
         exp_avg_sq: &mut [M],
         gradient: &[f32],
-    ) {
+    ) -> bool {
         match self.mode {
             AdamMode::AdamW => self.all::<true, P, M>(masters, exp_avg, exp_avg_sq, gradient),
             AdamMode::Adam => self.all::<false, P, M>(masters, exp_avg, exp_avg_sq, gradient),
@@ -166,13 +178,17 @@ impl AdamStep {
         exp_avg: &mut [M],
         exp_avg_sq: &mut [M],
         gradient: &[f32],
-    ) {
+    ) -> bool {
         let moments = exp_avg.iter_mut().zip(exp_avg_sq);
+        let Largest { master, moment } = self.largest;
+        let mut goes_on = true;
         for ((p, (m, v)), gradient) in masters.zip(moments).zip(gradient) {
             let (new, first, second) = self.element::<DECOUPLED>(p.load(), m.load(), v.load(), *gradient);
             p.store(new);
             (*m, *v) = (M::store(first), M::store(second));
+            goes_on &= (new.abs() <= master) & (first.abs() <= moment) & (second.abs() <= moment);
         }
+        goes_on
     }
 
     /// New master, first and second moment of one element.
@@ -201,6 +217,8 @@ mod tests {
         bias_correction: true,
         max_norm: 0.0,
     };
+
+    const ANY: Largest = Largest { master: f32::MAX, moment: f32::MAX };
 
     /// Values without a pattern, between −1 and 1.
     fn noise(count: usize, seed: u32) -> Vec<f32> {
@@ -234,7 +252,7 @@ mod tests {
         let mut master = start.clone();
         let gradients: Vec<Vec<f32>> = (1..=7).map(|step| noise(count, step + 1)).collect();
         for (step, gradient) in (1..).zip(&gradients) {
-            let step = AdamStep::new(&settings, step, 1.0, learning_rate);
+            let step = AdamStep::new(&settings, ANY, step, 1.0, learning_rate);
             step.update(master.iter_mut(), &mut m, &mut v, gradient);
         }
         for (at, found) in master.iter().enumerate() {
@@ -268,7 +286,7 @@ mod tests {
         let after = |mode, weight_decay| {
             let settings = OptimizerSettings { mode, weight_decay, ..SETTINGS };
             let (mut p, mut m, mut v) = (noise(64, 4), vec![0.0_f32; 64], vec![0.0_f32; 64]);
-            AdamStep::new(&settings, 1, 0.5, 1e-2).update(p.iter_mut(), &mut m, &mut v, &gradient);
+            AdamStep::new(&settings, ANY, 1, 0.5, 1e-2).update(p.iter_mut(), &mut m, &mut v, &gradient);
             (p, m)
         };
         assert_eq!(after(AdamMode::AdamW, 0.0), after(AdamMode::Adam, 0.0));
@@ -288,7 +306,7 @@ mod tests {
             let mut short = (noise(count, 1), vec![bf16::ZERO; count], vec![bf16::ZERO; count]);
             for step in 1..=7 {
                 let gradient = noise(count, step + 1);
-                let scalars = AdamStep::new(&settings, step, 1.0, 5e-4);
+                let scalars = AdamStep::new(&settings, ANY, step, 1.0, 5e-4);
                 scalars.update(exact.0.iter_mut(), &mut exact.1, &mut exact.2, &gradient);
                 scalars.update(short.0.iter_mut(), &mut short.1, &mut short.2, &gradient);
             }
@@ -304,7 +322,7 @@ mod tests {
         let gradient = noise(512, 8);
         let (mut exact, mut m, mut v) = (noise(512, 9), vec![0.0_f32; 512], vec![0.0_f32; 512]);
         let (mut short, mut low_m, mut low_v) = (exact.clone(), vec![bf16::ZERO; 512], vec![bf16::ZERO; 512]);
-        let step = AdamStep::new(&SETTINGS, 1, 1.0, 1e-2);
+        let step = AdamStep::new(&SETTINGS, ANY, 1, 1.0, 1e-2);
         step.update(exact.iter_mut(), &mut m, &mut v, &gradient);
         step.update(short.iter_mut(), &mut low_m, &mut low_v, &gradient);
         assert_eq!(short, exact);
@@ -317,7 +335,7 @@ mod tests {
     fn without_bias_correction_the_first_update_is_smaller_by_the_corrections() {
         let settings = OptimizerSettings { bias_correction: false, epsilon: 0.0, ..SETTINGS };
         let (mut p, mut m, mut v) = ([0.0], [0.0_f32], [0.0_f32]);
-        AdamStep::new(&settings, 1, 1.0, 1.0).update(p.iter_mut(), &mut m, &mut v, &[1.0]);
+        AdamStep::new(&settings, ANY, 1, 1.0, 1.0).update(p.iter_mut(), &mut m, &mut v, &[1.0]);
         let expected = (1.0 - 0.9_f32) / (1.0 - 0.999_f32).sqrt();
         assert_eq!(p, [-expected]);
     }

@@ -27,7 +27,7 @@ use crate::op::Reduction;
 /// Meets the peers, pulls, and parts from them. Returns when the last one arrived.
 pub(super) fn collective(op: &Collective, task: &BoundTask, context: &LaneContext) -> Result<u64, OpError> {
     let places = context.places.as_ref().ok_or(OpError::NoCommunicator)?;
-    let Presence { world, rank } = &*context.presence;
+    let Presence { world, rank, .. } = &*context.presence;
     let peers = Peers { world, rank: *rank, group: op.group };
     let ticket = Ticket { task: task.id, op: task.name, source: op.source, received: op.received };
     let place = places.call(*rank, op.group, ticket, &world.poison)?;

@@ -121,7 +121,7 @@ impl LaneThread {
     fn guarded(&mut self, work: impl FnOnce(&mut Self)) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(self))) {
             let Lane { id, kind } = self.context.lane;
-            let Presence { world, rank } = &*self.context.presence;
+            let Presence { world, rank, .. } = &*self.context.presence;
             let error = world.poison.set(format!("{rank}, {id} ({kind}) panicked: {}", kept_words(panic)));
             self.state.fail(error);
         }

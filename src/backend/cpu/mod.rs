@@ -36,6 +36,7 @@ mod surface;
 mod world;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 #[doc(hidden)]
@@ -130,7 +131,7 @@ impl Backend for CpuBackend {
     }
 
     fn reserve(&self, bytes: usize, _landing: usize) -> Result<CpuMemory, BackendError> {
-        let Presence { world, rank } = &*self.presence;
+        let Presence { world, rank, .. } = &*self.presence;
         let refusal = |reason| BackendError::Memory { rank: *rank, bytes, reason };
         let arena = Arc::new(Arena::reserve(bytes).map_err(refusal)?);
         if world.settle(*rank, Arc::clone(&arena)) {
@@ -206,6 +207,10 @@ impl Backend for CpuBackend {
 
     fn take_fault(&self, stream: &mut CpuStream) -> Option<ClosureFault> {
         stream.take_fault()
+    }
+
+    fn take_diverged(&self) -> bool {
+        self.presence.diverged.swap(false, Ordering::SeqCst)
     }
 
     fn upload(&self, memory: &CpuMemory, region: Region, bytes: &[u8]) -> Result<(), BackendError> {

@@ -3,7 +3,7 @@
 use super::memory::BorrowError;
 use crate::backend::BackendError;
 use crate::backend::closures::NoClosures;
-use crate::format::{Format, FormatError};
+use crate::format::FormatError;
 use crate::id::RankId;
 
 /// Why a task failed.
@@ -13,18 +13,6 @@ pub(super) enum OpError {
     Borrow(#[from] BorrowError),
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// A weight's largest magnitude is infinite or not a number.
-    #[error(
-        "the masters of `{weight}` have grown out of range: their largest magnitude is {amax}, for which {format} has no scale; lower the learning rate, let it warm up, or clip gradients (optimizer.max_norm)"
-    )]
-    NoScale {
-        /// The weight.
-        weight: String,
-        /// Its format.
-        format: Format,
-        /// The largest magnitude.
-        amax: f32,
-    },
     #[error(transparent)]
     NoClosures(#[from] NoClosures),
     #[error("this lane has no communicator; collectives belong on one")]

@@ -1,7 +1,8 @@
 //! What a lane runs: the one `match` on an op as one rank carries it out.
 //!
 //! Law: a local op holds regions and lengths of this rank; [`run`] decides nothing. Ops that carry a vote do
-//! nothing when it skips the step, on every rank alike.
+//! nothing when it skips the step, on every rank alike. An op that meets a master or a moment from which no training
+//! goes on says so to the rank and is done as any other.
 
 use std::sync::Arc;
 
@@ -33,7 +34,7 @@ pub(super) fn run(task: &BoundTask, context: &mut LaneContext) -> Result<Done, O
             return Ok(Done { fault: compute(call, context)?, ..Done::default() });
         }
         LocalOp::PartialAmax(op) => quantize::partial_amax(op, arena)?,
-        LocalOp::FusedScale(op) => quantize::fused_scale(op, arena)?,
+        LocalOp::FusedScale(op) => quantize::fused_scale(op, arena, &context.presence.diverged)?,
         LocalOp::DelayedScale(op) => delayed::delayed_scale(op, arena)?,
         LocalOp::RecordAmax(op) => delayed::record_amax(op, arena)?,
         LocalOp::PartialCast(op) => quantize::partial_cast(op, arena)?,
@@ -45,7 +46,7 @@ pub(super) fn run(task: &BoundTask, context: &mut LaneContext) -> Result<Done, O
         LocalOp::Accumulate(op) => gradient::accumulate(op, arena)?,
         LocalOp::GradNorm(op) => gradient::grad_norm(op, arena)?,
         LocalOp::Vote(op) => gradient::vote(op, arena)?,
-        LocalOp::Adam(op) => optimizer::adam(op, arena)?,
+        LocalOp::Adam(op) => optimizer::adam(op, arena, &context.presence.diverged)?,
         LocalOp::Collective(op) => {
             let joined = collective::collective(op, task, context)?;
             return Ok(Done { joined: Some(joined), ..Done::default() });

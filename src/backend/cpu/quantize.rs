@@ -3,6 +3,8 @@
 //! Law: the format room defines the numbers. A format without blocks or without a tensor amax passes through
 //! with empty slices; nothing here distinguishes formats.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::memory::Arena;
 use super::op_error::OpError;
 use super::skip::skips;
@@ -28,8 +30,9 @@ pub(super) fn partial_amax(op: &PartialAmax, arena: &Arena) -> Result<(), OpErro
     Ok(())
 }
 
-/// Scales of every block, from its amax and the tensor's.
-pub(super) fn fused_scale(op: &FusedScale, arena: &Arena) -> Result<(), OpError> {
+/// Scales of every block, from its amax and the tensor's. A tensor whose amax has no scale keeps its own, and
+/// `diverged` says so.
+pub(super) fn fused_scale(op: &FusedScale, arena: &Arena, diverged: &AtomicBool) -> Result<(), OpError> {
     if skips(arena, op.vote)? {
         return Ok(());
     }
@@ -39,7 +42,7 @@ pub(super) fn fused_scale(op: &FusedScale, arena: &Arena) -> Result<(), OpError>
     let mut tensor_scale = arena.write::<f32>(op.tensor_scale)?;
     for part in &op.parts {
         let mut scale_plane = arena.write::<u8>(part.scale_plane)?;
-        tensor_scale[part.position] = format::fused_scale(
+        let scale = format::fused_scale(
             op.format,
             part.orientation,
             part.shape,
@@ -47,13 +50,12 @@ pub(super) fn fused_scale(op: &FusedScale, arena: &Arena) -> Result<(), OpError>
             tensor_amax[part.position],
             &mut encode[part.factors.clone()],
             &mut scale_plane,
-        )
-        .map_err(|error| match error {
-            FormatError::NonFiniteAmax { format, amax } => {
-                OpError::NoScale { weight: part.name.clone(), format, amax }
-            }
-            error => error.into(),
-        })?;
+        );
+        match scale {
+            Ok(scale) => tensor_scale[part.position] = scale,
+            Err(FormatError::NonFiniteAmax { .. }) => diverged.store(true, Ordering::SeqCst),
+            Err(error) => return Err(error.into()),
+        }
     }
     Ok(())
 }

@@ -230,7 +230,7 @@ pub(super) fn launch(
 
 impl Drop for CpuStream {
     fn drop(&mut self) {
-        let Presence { world, rank } = &*self.presence;
+        let Presence { world, rank, .. } = &*self.presence;
         if !self.state.is_done(self.sent) {
             let Lane { id, kind } = self.lane;
             world.poison.set(format!("{rank} dropped {id} ({kind}) before its work was done"));

@@ -99,7 +99,11 @@ impl CpuWorld {
         if seat.taken.swap(true, Ordering::SeqCst) {
             return Err(CpuWorldError::Taken { rank });
         }
-        Ok(CpuBackend::new(Arc::new(Presence { world: Arc::clone(&self.shared), rank })))
+        Ok(CpuBackend::new(Arc::new(Presence {
+            world: Arc::clone(&self.shared),
+            rank,
+            diverged: AtomicBool::new(false),
+        })))
     }
 
     /// The instant of nanosecond 0 of every interval of every rank.
@@ -242,6 +246,8 @@ impl World {
 pub(super) struct Presence {
     pub(super) world: Arc<World>,
     pub(super) rank: RankId,
+    /// Has a task met a master or a moment from which no training goes on?
+    pub(super) diverged: AtomicBool,
 }
 
 impl Drop for Presence {

@@ -395,6 +395,10 @@ impl Backend for CudaBackend {
         stream.fault.take()
     }
 
+    fn take_diverged(&self) -> bool {
+        self.progress.take_diverged()
+    }
+
     fn upload(&self, memory: &CudaMemory, region: Region, bytes: &[u8]) -> Result<(), BackendError> {
         self.range(memory, region, bytes.len())?;
         let to = memory.memory.address().plus(region.offset);

@@ -108,11 +108,8 @@ impl Binder<'_> {
         lane: LaneId,
         op: LocalOp,
     ) -> Result<Work, CudaFailure> {
-        let prepare = Preparation {
-            kernels: self.kernels,
-            arena: self.arena,
-            scale_fault: self.progress.scale_fault(),
-        };
+        let prepare =
+            Preparation { kernels: self.kernels, arena: self.arena, diverged: self.progress.diverged() };
         Ok(Work::Commands(match op {
             LocalOp::Compute(call) => return Ok(Work::Call(call)),
             LocalOp::ClearFault { fault } => {

@@ -8,14 +8,14 @@ use std::collections::BTreeMap;
 use super::address::DeviceAddress;
 use super::failure::CudaFailure;
 use super::kernels::{
-    AccumulateOperand, AdamOperand, AmaxOperand, CastOperand, CopyOperand, DelayedScaleOperand,
+    AccumulateOperand, AdamOperand, AmaxOperand, Bounds, CastOperand, CopyOperand, DelayedScaleOperand,
     DequantizeOperand, ExpandOperand, KernelLaunch, Kernels, LearningRate, MasterFragment, MasterState,
     NormOperand, RecordAmaxOperand, ScaleOperand, ScaleRows, SlicesOperand, TransposeOperand, VoteOperand,
     ZeroOperand,
 };
 use crate::backend::local::{
-    Accumulate, Adam, Assemble, CastVote, DelayedScale, Dequantize, FusedScale, GradNorm, Master, Move,
-    PartialAmax, PartialCast, RecordAmax, Round, Spread, SumGradient, Transpose,
+    Accumulate, Adam, Assemble, CastVote, DelayedScale, Dequantize, FusedScale, GradNorm, Largest, Master,
+    Move, PartialAmax, PartialCast, RecordAmax, Round, Spread, SumGradient, Transpose,
 };
 use crate::format::{Format, Orientation, Shape, Via};
 use crate::layout::Region;
@@ -24,8 +24,8 @@ use crate::layout::Region;
 pub(super) struct Preparation<'a> {
     pub(super) kernels: &'a Kernels,
     pub(super) arena: DeviceAddress,
-    /// A word that is set when a scale cannot be made.
-    pub(super) scale_fault: DeviceAddress,
+    /// A word that is set when training cannot go on from a master or a moment, or a scale cannot be made.
+    pub(super) diverged: DeviceAddress,
 }
 
 impl Preparation<'_> {
@@ -84,7 +84,7 @@ impl Preparation<'_> {
                 tensor_scale: self.value(op.tensor_scale, part.position),
             })
             .collect();
-        self.kernels.fused_scale(op.format, &operands, self.vote_of(op.vote), self.scale_fault)
+        self.kernels.fused_scale(op.format, &operands, self.vote_of(op.vote), self.diverged)
     }
 
     pub(super) fn delayed_scale(&self, op: &DelayedScale) -> Result<KernelLaunch, CudaFailure> {
@@ -266,6 +266,8 @@ impl Preparation<'_> {
         };
         let operands: Vec<_> = op.states.iter().map(operand).collect();
         let learning_rate = LearningRate { at: self.at(op.learning_rate), scale: op.learning_rate_scale };
-        self.kernels.adam(&op.settings, op.moments, &operands, self.at(op.vote), learning_rate)
+        let Largest { master, moment } = op.largest;
+        let bounds = Bounds { master, moment, diverged: self.diverged };
+        self.kernels.adam(&op.settings, op.moments, &operands, self.at(op.vote), learning_rate, bounds)
     }
 }

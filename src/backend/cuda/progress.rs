@@ -1,7 +1,7 @@
 //! How far the lanes of a rank are, in words that streams write and the host reads while they run.
 //!
 //! Law: a word says what its writer said last. It decides nothing except whether a rank still makes progress,
-//! which words an error uses, and whether a scale could be made.
+//! which words an error uses, and whether training can go on from what the optimizer left.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,7 +18,7 @@ use crate::id::{LaneId, TaskId};
 /// refused when its lanes are opened.
 pub(super) const LANES: usize = 16;
 
-/// One word per lane, and one after them for scales.
+/// One word per lane, and one after them for the state of the optimizer.
 #[derive(Debug)]
 pub(super) struct Progress {
     words: PinnedWords,
@@ -58,13 +58,18 @@ impl Progress {
         (0..LANES).map(|lane| u64::from(self.words.read(lane))).sum()
     }
 
-    /// The word a kernel sets that could not make a scale.
-    pub(super) fn scale_fault(&self) -> DeviceAddress {
+    /// The word that kernels set where training cannot go on from a master or a moment, or where a scale could
+    /// not be made.
+    pub(super) fn diverged(&self) -> DeviceAddress {
         self.words.address(LANES)
     }
 
-    /// Whether some scale could not be made.
-    pub(super) fn scale_failed(&self) -> bool {
-        self.words.read(LANES) != 0
+    /// Whether one of them did since this was last asked. The lanes are drained.
+    pub(super) fn take_diverged(&self) -> bool {
+        let has_diverged = self.words.read(LANES) != 0;
+        if has_diverged {
+            self.words.clear(LANES);
+        }
+        has_diverged
     }
 }

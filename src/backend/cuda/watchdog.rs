@@ -60,7 +60,6 @@ pub(super) fn wait(
     let mut standing = Standing { world, rank, told: None };
     loop {
         match stream.stream.is_done() {
-            Ok(true) if progress.scale_failed() => return Err(no_scale(rank, stream)),
             Ok(true) => {
                 standing.withdraw();
                 return world.check();
@@ -129,12 +128,6 @@ impl Standing<'_> {
             self.world.rendezvous.stand(self.rank, "");
         }
     }
-}
-
-fn no_scale(rank: RankId, stream: &CudaStream) -> BackendError {
-    let reason = "the largest magnitude of a weight is not finite, so its blocks have no scale: masters have grown out \
-                  of range; lower the learning rate, let it warm up, or clip gradients (optimizer.max_norm)";
-    BackendError::Lane { rank, lane: stream.lane(), reason: reason.to_owned() }
 }
 
 fn stalled(world: &World, rank: RankId, stream: &CudaStream, progress: &Progress) -> String {

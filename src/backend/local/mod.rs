@@ -24,7 +24,7 @@ pub(super) use collective::Scatter;
 pub(super) use collective::{Collective, Move, PlanePiece, Pull, Slices};
 pub(super) use delayed::{DelayedScale, RecordAmax};
 pub(super) use gradient::{Accumulate, CastVote, GradNorm, Round, SumGradient};
-pub(super) use optimizer::{Adam, Master, State};
+pub(super) use optimizer::{Adam, Largest, Master, State};
 pub(super) use planes::{Dequantize, Transpose};
 pub(super) use quantize::{AmaxPart, FusedScale, PartialAmax, PartialCast};
 pub(super) use resolve::resolve;

@@ -1,11 +1,13 @@
 //! The optimizer on a rank's slices: one multi-tensor launch per bucket and parameter group.
 //!
 //! Law: only real rows are touched. Learning rate, step count and clip factor are regions, read when the
-//! launch runs and never when it is made, so a recorded launch sees the values of its step.
+//! launch runs and never when it is made, so a recorded launch sees the values of its step. Of how large masters
+//! and moments may become, all backends hear here.
 
 use super::Refusal;
 use super::binder::Binder;
 use crate::config::Moments;
+use crate::format::Via;
 use crate::id::SlotId;
 use crate::layout::{OptimizerSettings, Region};
 use crate::model::{NonNegative, ParameterGroup};
@@ -19,9 +21,18 @@ pub(in crate::backend) struct Adam {
     /// A factor on the learning rate.
     pub(in crate::backend) learning_rate_scale: f32,
     pub(in crate::backend) moments: Moments,
+    /// The largest magnitudes from which training goes on.
+    pub(in crate::backend) largest: Largest,
     pub(in crate::backend) states: Vec<State>,
     pub(in crate::backend) vote: Region,
     pub(in crate::backend) learning_rate: Region,
+}
+
+/// The largest magnitudes from which training goes on: finite as they are kept and, of a master, as it is cast.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend) struct Largest {
+    pub(in crate::backend) master: f32,
+    pub(in crate::backend) moment: f32,
 }
 
 #[derive(Debug)]
@@ -41,7 +52,7 @@ pub(in crate::backend) struct State {
 impl Adam {
     pub(super) fn resolve(
         binder: &Binder<'_>,
-        settings: OptimizerSettings,
+        (settings, via): (OptimizerSettings, Via),
         operands: &[AdamOperand],
         vote: SlotId,
         learning_rate: SlotId,
@@ -49,11 +60,13 @@ impl Adam {
         let weights = binder.binding.weights;
         let mut states = Vec::new();
         let mut parameters = None;
+        let mut largest = Largest { master: f32::MAX, moment: weights.state.largest_moment() };
         for operand in operands {
             let layout = binder.weight(operand.weight)?;
             if *parameters.get_or_insert(layout.parameters) != layout.parameters {
                 return Err(format!("{} is of another parameter group than those before it", layout.name));
             }
+            largest.master = largest.master.min(via.largest(layout.format));
             let elements = binder.real_elements(layout);
             let real = |slot| binder.elements::<f32>(slot, elements);
             let moment = |slot| binder.bytes(slot, elements.saturating_mul(weights.state.moment_bytes()));
@@ -79,6 +92,7 @@ impl Adam {
             settings: OptimizerSettings { weight_decay, ..settings },
             learning_rate_scale: learning_rate_scale.map_or(1.0, NonNegative::value),
             moments: weights.state.moments,
+            largest,
             states,
             vote,
             learning_rate,

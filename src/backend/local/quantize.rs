@@ -171,8 +171,6 @@ pub(in crate::backend) struct FusedScale {
 
 #[derive(Debug)]
 pub(in crate::backend) struct ScalePart {
-    /// The weight, for messages.
-    pub(in crate::backend) name: String,
     pub(in crate::backend) position: usize,
     pub(in crate::backend) orientation: Orientation,
     pub(in crate::backend) shape: Shape,
@@ -198,7 +196,6 @@ impl FusedScale {
             .iter()
             .map(|shard| {
                 Ok(ScalePart {
-                    name: binder.weight(shard.weight)?.name.clone(),
                     position: binder.weight(shard.weight)?.position,
                     orientation: shard.orientation,
                     shape: real_shape(binder, shard.weight)?,

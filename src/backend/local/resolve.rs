@@ -117,9 +117,13 @@ impl Binder<'_> {
             Op::Vote { records, optimizer_step, loss_scale, vote } => {
                 LocalOp::Vote(CastVote::resolve(self, *records, *optimizer_step, *loss_scale, *vote)?)
             }
-            Op::Adam { states, vote, learning_rate, .. } => {
-                LocalOp::Adam(Adam::resolve(self, settings.optimizer, states, *vote, *learning_rate)?)
-            }
+            Op::Adam { states, vote, learning_rate, .. } => LocalOp::Adam(Adam::resolve(
+                self,
+                (settings.optimizer, settings.via),
+                states,
+                *vote,
+                *learning_rate,
+            )?),
         })
     }
 

@@ -255,6 +255,10 @@ impl Backend for SimBackend {
         None
     }
 
+    fn take_diverged(&self) -> bool {
+        false
+    }
+
     fn upload(&self, memory: &SimMemory, region: Region, bytes: &[u8]) -> Result<(), BackendError> {
         self.same_length(memory, region, bytes.len())
     }

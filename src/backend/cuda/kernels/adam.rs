@@ -50,6 +50,17 @@ pub struct LearningRate {
     pub scale: f32,
 }
 
+/// From what training goes on, and where a launch says that it does not.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bounds {
+    /// The largest magnitude of a master.
+    pub master: f32,
+    /// The largest magnitude of a moment.
+    pub moment: f32,
+    /// One u32, or null: becomes 1 where a value is larger or no number, and else stays as it is.
+    pub diverged: DeviceAddress,
+}
+
 /// `AdamTensor` of the kernels.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -72,14 +83,18 @@ struct Arguments {
     tensors: DeviceAddress,
     vote: DeviceAddress,
     learning_rate: DeviceAddress,
+    diverged: DeviceAddress,
     beta1: f32,
     beta2: f32,
     epsilon: f32,
     weight_decay: f32,
     bias_correction: u32,
     learning_rate_scale: f32,
+    largest_master: f32,
+    largest_moment: f32,
     only: TensorArguments,
 }
+const _: () = assert!(size_of::<Arguments>() == 136);
 
 /// Groups of four elements that a thread has, the same as in the kernels.
 const GROUPS_F32: u32 = 1;
@@ -142,7 +157,8 @@ impl AdamOperand {
 impl Kernels {
     /// One optimizer step on the state of many weights. A vote that skips leaves everything as it is.
     ///
-    /// `vote` is an [`op::Vote`](crate::op::Vote) and the learning rate one f32, both read when the launch runs.
+    /// `vote` is an [`op::Vote`](crate::op::Vote) and the learning rate one f32, both read when the launch runs. The
+    /// word of `bounds` may be the host's, which then reads it as an atomic; launches on one stream may share it.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for masters of both kinds, an address that is missing or misaligned.
@@ -153,7 +169,9 @@ impl Kernels {
         operands: &[AdamOperand],
         vote: DeviceAddress,
         learning_rate: LearningRate,
+        bounds: Bounds,
     ) -> Result<KernelLaunch, CudaFailure> {
+        element_aligned("the word of divergence", bounds.diverged, 4)?;
         for (what, address) in [("the vote", vote), ("the learning rate", learning_rate.at)] {
             present(what, address)?;
             element_aligned(what, address, 4)?;
@@ -178,12 +196,15 @@ impl Kernels {
             tensors: table.descriptors,
             vote,
             learning_rate: learning_rate.at,
+            diverged: bounds.diverged,
             beta1: settings.beta1,
             beta2: settings.beta2,
             epsilon: settings.epsilon,
             weight_decay: settings.weight_decay,
             bias_correction: u32::from(settings.bias_correction),
             learning_rate_scale: learning_rate.scale,
+            largest_master: bounds.master,
+            largest_moment: bounds.moment,
             only: only(&tensors),
         };
         let function = self.function(Family::Adam, name)?;

@@ -1,0 +1,180 @@
+//! What an optimizer step left from which no training goes on.
+//!
+//! Laws:
+//! - **EX-5** A step that leaves a master or a moment that is not finite, as it is kept or cast, says so itself, in
+//!   every process alike.
+//! - The device says that there is one somewhere, for the price of a comparison. Which it is, the host looks up
+//!   behind such a step alone: in the rank's own rows, weight by weight, the master first. It does not look for longer
+//!   than others may wait.
+
+use std::time::{Duration, Instant};
+
+use super::{ExecError, Rank};
+use crate::backend::Backend;
+use crate::id::WeightId;
+use crate::layout::Content;
+use crate::rendezvous::{Reader, Truncated, Writer};
+
+/// What the optimizer keeps of every element of a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StatePart {
+    /// The FP32 master.
+    Master,
+    /// The first moment.
+    FirstMoment,
+    /// The second moment.
+    SecondMoment,
+}
+
+impl std::fmt::Display for StatePart {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(match self {
+            Self::Master => "master",
+            Self::FirstMoment => "first moment",
+            Self::SecondMoment => "second moment",
+        })
+    }
+}
+
+/// One value that a rank found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stray {
+    /// Of which weight.
+    pub weight: WeightId,
+    /// What of it.
+    pub part: StatePart,
+    /// The row of the whole weight, counted from 0.
+    pub row: usize,
+    /// The column, counted from 0.
+    pub column: usize,
+    /// The value as it is kept.
+    pub value: f32,
+}
+
+/// That training cannot go on from what a rank holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Diverged {
+    /// The first value of the rank's own rows; `None` if none of them is one, and another rank of the replica has
+    /// brought it an amax without a scale, or if looking for it would have taken too long.
+    pub stray: Option<Stray>,
+}
+
+impl Diverged {
+    /// What one rank of another process says.
+    pub(super) fn encode(told: Option<&Self>, writer: &mut Writer) {
+        let Some(Self { stray }) = told else {
+            writer.byte(0);
+            return;
+        };
+        writer.byte(1).byte(u8::from(stray.is_some()));
+        if let Some(Stray { weight, part, row, column, value }) = stray {
+            writer.number(weight.number()).byte(*part as u8);
+            writer.long(*row as u64).long(*column as u64).number(value.to_bits());
+        }
+    }
+
+    /// What [`Diverged::encode`] wrote, in a session of so many weights.
+    pub(super) fn decode(reader: &mut Reader<'_>, weights: usize) -> Result<Option<Self>, Truncated> {
+        if reader.byte()? == 0 {
+            return Ok(None);
+        }
+        if reader.byte()? == 0 {
+            return Ok(Some(Self::default()));
+        }
+        let weight = WeightId::new(reader.number()?);
+        let part = match reader.byte()? {
+            0 => StatePart::Master,
+            1 => StatePart::FirstMoment,
+            2 => StatePart::SecondMoment,
+            _ => return Err(Truncated),
+        };
+        let mut place = || usize::try_from(reader.long()?).map_err(|_| Truncated);
+        let (row, column) = (place()?, place()?);
+        let value = f32::from_bits(reader.number()?);
+        if weight.index() >= weights {
+            return Err(Truncated);
+        }
+        Ok(Some(Self { stray: Some(Stray { weight, part, row, column, value }) }))
+    }
+}
+
+/// How long a rank looks: far below what ranks wait for each other by default, and long enough for the state of
+/// billions of elements.
+const LOOKS: Duration = Duration::from_secs(5);
+
+impl<B: Backend> Rank<B> {
+    /// What there is to tell of the step that has just ended, if it left something to tell.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub(super) fn divergence(&self) -> Result<Option<Diverged>, ExecError> {
+        if !self.backend.take_diverged() {
+            return Ok(None);
+        }
+        let begun = Instant::now();
+        let weights = (0..self.prologue.plan.weights.layouts.len()).map(WeightId::at);
+        for weight in weights.take_while(|_| begun.elapsed() < LOOKS) {
+            if let Some(stray) = self.stray_of(weight)? {
+                return Ok(Some(Diverged { stray: Some(stray) }));
+            }
+        }
+        Ok(Some(Diverged::default()))
+    }
+
+    /// The first value of the rank's rows of a weight from which no training goes on.
+    fn stray_of(&self, weight: WeightId) -> Result<Option<Stray>, ExecError> {
+        let plan = &self.prologue.plan;
+        let (layout, via) = (plan.weights.layout(weight), plan.policy.settings.via);
+        let (begin, columns) = (layout.shard.rows_of(self.id()).begin, layout.shard.shape.cols);
+        let (master, moment) = (via.largest(layout.format), plan.weights.state.largest_moment());
+        let find = |values: &[f32], largest: f32, part| {
+            let goes_on = |value: &f32| value.abs() <= largest;
+            let at = values.iter().position(|value| !goes_on(value))?;
+            let (row, column) = (begin + at / columns, at % columns);
+            Some(Stray { weight, part, row, column, value: values[at] })
+        };
+        if let Some(stray) = find(&self.master(weight)?, master, StatePart::Master) {
+            return Ok(Some(stray));
+        }
+        if let Some(stray) =
+            find(&self.moment(Content::ExpAvg(weight), weight)?, moment, StatePart::FirstMoment)
+        {
+            return Ok(Some(stray));
+        }
+        let second = self.moment(Content::ExpAvgSq(weight), weight)?;
+        Ok(find(&second, moment, StatePart::SecondMoment))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_rank_tells_of_its_divergence_arrives_and_what_is_torn_or_of_no_weight_is_refused() {
+        let stray = |part| Stray {
+            weight: WeightId::new(2),
+            part,
+            row: 1 << 40,
+            column: 7,
+            value: f32::NEG_INFINITY,
+        };
+        let kinds = [StatePart::Master, StatePart::FirstMoment, StatePart::SecondMoment]
+            .map(|part| Some(stray(part)));
+        let all = kinds.into_iter().chain([None]).map(|stray| Some(Diverged { stray })).chain([None]);
+        for told in all {
+            let mut writer = Writer::default();
+            Diverged::encode(told.as_ref(), &mut writer);
+            let bytes = writer.take();
+            let mut reader = Reader::new(&bytes);
+            assert_eq!(Diverged::decode(&mut reader, 3), Ok(told));
+            assert_eq!(reader.end(), Ok(()));
+            assert!(
+                (0..bytes.len()).all(|end| Diverged::decode(&mut Reader::new(&bytes[..end]), 3).is_err())
+            );
+            let stray = told.and_then(|told| told.stray);
+            assert_eq!(Diverged::decode(&mut Reader::new(&bytes), 2).is_err(), stray.is_some());
+        }
+    }
+}
