@@ -35,6 +35,7 @@ mod pretrained;
 mod recorder;
 mod report;
 mod simulation;
+mod sound;
 mod store;
 mod tensor_file;
 mod tensors;
