@@ -44,15 +44,9 @@ impl<B: Backend> Rank<B> {
                 delayed: self.delayed(weight)?,
             });
         }
-        let mut step = [0; 4];
-        self.read(Content::OptimizerStep, &mut step)?;
-        exchange.optimizer_step = u32::from_le_bytes(step);
-        exchange.carried.clear();
-        for region in &self.carried {
-            let mut bytes = vec![0; region.bytes];
-            self.backend.download(&self.memory, *region, &mut bytes)?;
-            exchange.carried.push(bytes);
-        }
+        exchange.optimizer_step = self.steps_taken()?;
+        exchange.carried =
+            (0..self.carried.len()).map(|place| self.carried_bytes(place)).collect::<Result<_, _>>()?;
         self.world.gather_weights(self.id(), exchange)
     }
 
@@ -106,6 +100,21 @@ impl<B: Backend> Rank<B> {
         Ok(())
     }
 
+    /// Optimizer steps taken, as the arena counts them.
+    pub(super) fn steps_taken(&self) -> Result<u32, ExecError> {
+        let mut step = [0; 4];
+        self.read(Content::OptimizerStep, &mut step)?;
+        Ok(u32::from_le_bytes(step))
+    }
+
+    /// A carried buffer, by its place in [`crate::plan::carried`]; of no place it is empty.
+    pub(super) fn carried_bytes(&self, place: usize) -> Result<Vec<u8>, ExecError> {
+        let Some(region) = self.carried.get(place) else { return Ok(Vec::new()) };
+        let mut bytes = vec![0; region.bytes];
+        self.backend.download(&self.memory, *region, &mut bytes)?;
+        Ok(bytes)
+    }
+
     /// The rank's real elements of `weight`, as `T` is stored in the arena.
     fn values<T: Pod>(&self, content: Content, weight: WeightId) -> Result<Vec<T>, ExecError> {
         let layout = self.prologue.plan.weights.layout(weight);
@@ -115,7 +124,7 @@ impl<B: Backend> Rank<B> {
     }
 
     /// The master as f32, joined if it is stored in halves.
-    fn master(&self, weight: WeightId) -> Result<Vec<f32>, ExecError> {
+    pub(super) fn master(&self, weight: WeightId) -> Result<Vec<f32>, ExecError> {
         if !self.splits_master(weight) {
             return self.values(Content::Master(weight), weight);
         }
@@ -143,7 +152,7 @@ impl<B: Backend> Rank<B> {
     }
 
     /// A moment as f32, whatever it is stored as; empty where there is none.
-    fn moment(&self, content: Content, weight: WeightId) -> Result<Vec<f32>, ExecError> {
+    pub(super) fn moment(&self, content: Content, weight: WeightId) -> Result<Vec<f32>, ExecError> {
         if self.is_frozen(weight) {
             return Ok(Vec::new());
         }
@@ -194,7 +203,7 @@ impl<B: Backend> Rank<B> {
         Ok(scale)
     }
 
-    fn delayed(&self, weight: WeightId) -> Result<Option<DelayedState>, ExecError> {
+    pub(super) fn delayed(&self, weight: WeightId) -> Result<Option<DelayedState>, ExecError> {
         let Some((scale, history, length)) = self.delayed_places(weight) else { return Ok(None) };
         let mut state = DelayedState::new(length);
         self.backend.download(&self.memory, scale, bytemuck::bytes_of_mut(&mut state.scale))?;
