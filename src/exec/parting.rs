@@ -44,6 +44,7 @@ impl<B: Backend> Rank<B> {
             state.failure()?;
             agreed = paces.agree(completed.map(|()| 0))?;
         }
+        // Only what was agreed is known to all: where the world ended, rank 0 may have made a checkpoint of this part.
         if agreed.is_err() {
             writer.withdraw(save, rank);
         }

@@ -3,13 +3,13 @@
 //! Law: between two awaited steps a session is at an edge: all lanes drained, weights at one version on all
 //! ranks. A command goes to all ranks at once, after those before it have ended. Once it went, dropping its
 //! future takes nothing back: it ends in the background, and the next call awaits it and tells what its
-//! caller did not hear, how a step ended, that an import was refused or that a save into parts failed. A future that is dropped before has
-//! begun nothing. A session owns the ranks of its process; where there are several processes, all call the
-//! same methods in the same order, but for those that only look, and get the same outcomes (EX-2). After a
-//! closure's error the session goes on. After a panic or the death of a rank it is poisoned and says so until
-//! it is dropped; after a panic of a closure, of which ranks and weights know nothing, it still exports.
-//! Where the configuration asks for it, the first steps choose the plan ([`Tuning`]). Nothing here is global:
-//! two sessions live side by side.
+//! caller did not hear, how a step ended, that an import was refused or that a save into parts failed. A
+//! future that is dropped before has begun nothing. A session owns the ranks of its process; where there are
+//! several processes, all call the same methods in the same order, but for those that only look, and get the
+//! same outcomes (EX-2). After a closure's error the session goes on. After a panic or the death of a rank it
+//! is poisoned and says so until it is dropped; after a panic of a closure, of which ranks and weights know
+//! nothing, it still exports. Where the configuration asks for it, the first steps choose the plan ([`Tuning`]).
+//! Nothing here is global: two sessions live side by side.
 
 mod block_on;
 mod builder;

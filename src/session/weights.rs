@@ -27,7 +27,8 @@ impl Session {
 
     /// As [`Session::export`], called in every process: that of rank 0 gets the checkpoint of all ranks, the
     /// others `None`. While rank 0 writes it down the others wait in their next step, no longer than
-    /// `deadline_s`: write on another thread, or let the configuration say more.
+    /// `deadline_s`: write on another thread, or let the configuration say more. What is too large for one
+    /// process is for [`Session::save_parts`].
     ///
     /// # Errors
     /// As [`Session::export`], without [`SessionError::Partial`].

@@ -1,17 +1,19 @@
 //! Saves that fail: every rank says so, the session goes on, and what was there stays.
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Barrier;
 use std::task::{Context, Poll};
 
 use warpweft::format::Format;
 use warpweft::id::RankId;
-use warpweft::session::{PartFiles, SessionError};
+use warpweft::session::{PartFiles, SessionError, block_on};
 
-use crate::trainer::{Trainer, feed, losses, within_a_minute};
+use crate::meddler::{Switch, failing_at};
+use crate::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
+use crate::wrapped::Moment;
 use crate::{config, files, notes};
 
-fn contents(folder: &Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
+fn contents(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     files(folder).into_iter().map(|path| (path.clone(), std::fs::read(path).unwrap())).collect()
 }
 
@@ -81,13 +83,15 @@ fn a_folder_that_cannot_be_made_or_holds_something_in_the_indexs_place_is_refuse
 }
 
 /// A disk that takes no file, as a folder is for whoever may not write in it.
+#[cfg(unix)]
 #[test]
 fn ranks_that_cannot_write_are_named_the_others_withdraw_and_the_session_goes_on() {
     within_a_minute(async {
         let folder = tempfile::tempdir().unwrap();
         let locked = folder.path().join("locked");
         std::fs::create_dir(&locked).unwrap();
-        std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0o500)).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o500);
+        std::fs::set_permissions(&locked, mode).unwrap();
         // Root may write anywhere but below what only says that it is a file system.
         let refuses = if std::fs::write(locked.join("probe"), "").is_err() { locked } else { "/proc".into() };
         let trainer = Trainer::new(2, Format::NVFP4_2D);
@@ -100,6 +104,64 @@ fn ranks_that_cannot_write_are_named_the_others_withdraw_and_the_session_goes_on
         let mut undisturbed = trainer.start(config(), 3).await.unwrap();
         assert_eq!(found, losses(&mut undisturbed, 3, 0..3).await);
     });
+}
+
+/// A rank that fails otherwise than by its file ends the session, as in an export.
+#[test]
+fn a_device_that_fails_in_a_save_is_named_and_leaves_no_checkpoint() {
+    within_a_minute(async {
+        for victim in [0, 2] {
+            let folder = tempfile::tempdir().unwrap();
+            let switch = Switch::default();
+            let ranks = failing_at(Moment::Download, RankId::new(victim), 3, &switch);
+            let trainer = Trainer::new(2, Format::NVFP4_2D);
+            let mut session = trainer.builder(config(), &Mischief::default()).start(ranks).await.unwrap();
+            losses(&mut session, 3, 0..1).await;
+            switch.on();
+            let parts = PartFiles::new(folder.path());
+            let error = session.save_parts(&parts, &notes(&[])).await.unwrap_err();
+            assert!(matches!(error, SessionError::Poisoned { .. }), "{error}");
+            let said = error.to_string();
+            assert!(said.contains(&format!("rank {victim}")) && said.contains("the cable is out"), "{said}");
+            let mine = format!("rank-{victim:05}");
+            let named = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
+            let left: Vec<_> = files(folder.path()).iter().map(named).collect();
+            assert!(
+                !left.iter().any(|name| name == "checkpoint.json" || name.starts_with(&mine)),
+                "{left:?}"
+            );
+            assert!(!left.iter().any(|name| name.ends_with(".part")), "{left:?}");
+        }
+    });
+}
+
+/// CK-1. A job that was thought dead and the one that was started in its place: the first index is kept, with its
+/// own parts, and the other save fails and leaves nothing.
+#[test]
+fn of_two_jobs_that_save_into_one_folder_at_a_time_one_is_kept_whole() {
+    for round in 0..8 {
+        let folder = tempfile::tempdir().unwrap();
+        let parts = PartFiles::new(folder.path().join("new"));
+        let together = Barrier::new(2);
+        let save = |steps: u32| {
+            let mut session = block_on(Trainer::new(1, Format::F32).start(config(), 2)).unwrap();
+            block_on(losses(&mut session, 2, 0..steps));
+            together.wait();
+            let saved = block_on(session.save_parts(&parts, &notes(&[])));
+            block_on(losses(&mut session, 2, steps..steps + 1));
+            saved.map_err(|error| error.to_string())
+        };
+        let outcomes = std::thread::scope(|scope| {
+            let save = &save;
+            [1, 2].map(|steps| scope.spawn(move || save(steps))).map(|thread| thread.join().unwrap())
+        });
+        let kept = parts.load().unwrap().optimizer_step;
+        let failed = outcomes.iter().find_map(|outcome| outcome.as_ref().err());
+        let failed = failed.unwrap_or_else(|| panic!("both were kept, in round {round}"));
+        assert!(failed.contains("checkpoint.json is there"), "{failed}");
+        assert!(outcomes[kept as usize - 1].is_ok(), "{outcomes:?}");
+        assert_eq!(files(parts.folder()).len(), 3);
+    }
 }
 
 /// A future that is dropped takes nothing back, and a failure is heard by whoever asks next.

@@ -5,6 +5,8 @@
 mod carried;
 mod cuts;
 mod failures;
+#[path = "../meddler/mod.rs"]
+mod meddler;
 #[path = "../port/mod.rs"]
 mod port;
 mod processes;
@@ -16,6 +18,8 @@ mod split;
 mod states;
 #[path = "../trainer/mod.rs"]
 mod trainer;
+#[path = "../wrapped/mod.rs"]
+mod wrapped;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
