@@ -12,7 +12,7 @@
 //! | numbers of ranks, weights and buffers | [`RankId`], [`WeightId`], [`BufferId`] |
 //! | a closure | [`Compute`], [`ComputeContext`], [`ComputeError`], [`Seat`], and [`on_cpu`], [`CpuSurface`] or `on_cuda`, `CudaSurface` |
 //! | running | [`Config`], [`Session`], [`StepReport`], [`Outcome`], [`SessionError`], and `DeviceOrdinal` for GPUs |
-//! | keeping checkpoints | [`CheckpointStore`], [`FileStore`], [`StoreError`] |
+//! | keeping checkpoints | [`CheckpointStore`], [`FileStore`], [`PartFiles`], [`StoreError`] |
 
 pub use crate::backend::cpu::{CpuSurface, on_cpu};
 #[cfg(feature = "cuda")]
@@ -23,5 +23,5 @@ pub use crate::format::{ElementType, Format, Orientation};
 pub use crate::id::{BufferId, RankId, WeightId};
 pub use crate::model::{Call, DeclareError, Form, Model, Phase, StepProgram};
 pub use crate::session::{
-    CheckpointStore, FileStore, Outcome, Session, SessionError, StepReport, StoreError,
+    CheckpointStore, FileStore, Outcome, PartFiles, Session, SessionError, StepReport, StoreError,
 };

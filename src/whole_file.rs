@@ -50,6 +50,14 @@ impl WholeFile {
         self.file.as_ref().map_or(Ok(()), |file| file.set_len(bytes))
     }
 
+    /// Waits until what was written so far is on the disk, so that less is left to wait for at the end.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub(crate) fn settle(&self) -> io::Result<()> {
+        self.file.as_ref().map_or(Ok(()), File::sync_data)
+    }
+
     /// Gives the file its name, once every byte is on the disk.
     ///
     /// # Errors
@@ -101,6 +109,28 @@ impl Drop for WholeFile {
             let _ = std::fs::remove_file(&self.beside);
         }
     }
+}
+
+/// Makes a folder and those above it that are missing, so that they survive the loss of power.
+///
+/// # Errors
+/// What the file system refuses; something is there that is no folder.
+pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
+    let named = folder.ancestors().filter(|above| !above.as_os_str().is_empty());
+    let missing: Vec<&Path> = named.take_while(|above| !above.is_dir()).collect();
+    for made in missing.into_iter().rev() {
+        match std::fs::create_dir(made) {
+            // Somebody else was quicker.
+            Err(_) if made.is_dir() => {}
+            Err(error) => return Err(error),
+            Ok(()) if cfg!(unix) => {
+                let above = made.parent().filter(|above| !above.as_os_str().is_empty());
+                File::open(above.unwrap_or(Path::new(".")))?.sync_all()?;
+            }
+            Ok(()) => {}
+        }
+    }
+    Ok(())
 }
 
 /// Gives `beside` the name `target`, which nobody may have: as a second name, of which it keeps that one, or,

@@ -1,9 +1,11 @@
 //! What a session's weights cost on their way in and out, beside the arena: a start takes one weight, from
-//! files too, an export the checkpoint and one weight, a save next to nothing.
+//! files too, an export the checkpoint and one weight, a save next to nothing, a save in parts one list of values
+//! of each rank, and an import of parts the rows of the ranks.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod peak;
 
+use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
 use peak::{ALONE, MIB, peak_of};
@@ -87,6 +89,26 @@ fn a_save_takes_no_memory_in_proportion_to_the_checkpoint() {
     println!("save: {peak} for a checkpoint of {}", all_bytes(&checkpoint));
     assert!(path.metadata().unwrap().len() as usize > all_bytes(&checkpoint));
     assert!(peak < MIB, "{peak}");
+}
+
+/// CK-3.
+#[test]
+fn a_save_in_parts_takes_one_list_of_values_of_each_rank_and_an_import_the_rows_of_the_ranks() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = tempfile::tempdir().unwrap();
+    let parts = PartFiles::new(folder.path());
+    let mut session = start();
+    // The first command quantizes.
+    drop(block_on(session.export()).unwrap());
+    let peak = peak_of(|| block_on(session.save_parts(&parts, &BTreeMap::new())).unwrap());
+    println!("save in parts: {peak}");
+    // The rows of one weight on all ranks.
+    assert!(peak < MASTER + MIB, "{peak}");
+    let rows = 3 * WEIGHTS * MASTER;
+    let peak = peak_of(|| drop(block_on(session.import_parts(&parts)).unwrap()));
+    println!("import of parts: {peak} for rows of {rows}");
+    assert!(peak >= rows, "{peak} is too little to be true");
+    assert!(peak < rows + MIB, "{peak} for rows of {rows}");
 }
 
 #[test]

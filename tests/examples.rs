@@ -124,6 +124,34 @@ fn the_main_job_trains_traces_and_explains_itself() {
     }
 }
 
+/// With the batches and learning rates of the run that was not interrupted, and so its losses.
+#[test]
+fn the_main_job_goes_on_from_parts_with_the_losses_of_a_run_that_was_not_interrupted() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (out, losses, runs) = (path("out"), path("losses"), path("runs"));
+    let flags = ["--device", "cpu", "--ranks", "2", "--steps", "6", "--out", &out, "--losses", &losses];
+    let train = |more: &[&str]| {
+        run("train", &[&flags[..], more].concat());
+        std::fs::read_to_string(&losses).unwrap()
+    };
+    let whole = train(&["--save", &runs, "--save-every", "4"]);
+    let resumed = train(&["--resume", &format!("{runs}/step-4")]);
+    assert!(resumed.lines().count() == 2 && whole.ends_with(&resumed), "{whole}\n{resumed}");
+    let refusal = |more: &[&str]| {
+        let output = Command::new(example("train")).args(flags).args(more).output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let said = refusal(&["--resume", &format!("{runs}/step-6")]);
+    assert!(said.contains("--resume: ") && said.contains("ask for more steps"), "{said}");
+    let said = refusal(&["--resume", &runs]);
+    assert!(said.contains("--resume: ") && said.contains("no checkpoint.json"), "{said}");
+    let said = refusal(&["--save", &runs]);
+    assert!(said.contains("--save: ") && said.contains("step-6 holds a checkpoint"), "{said}");
+    assert!(refusal(&["--save-every", "2"]).contains("--save <FOLDER>"));
+}
+
 /// The configuration of the main job, with these rules.
 fn with_rules(folder: &std::path::Path, rules: &str) -> String {
     let path = folder.join("rules.toml");

@@ -86,8 +86,20 @@ pub(crate) struct Arguments {
     /// Write the loss of every step to this file, one a line, with all its digits.
     #[arg(long)]
     pub(crate) losses: Option<PathBuf>,
+    /// Keep checkpoints in parts below this folder: `step-<N>` after the last step. [default: none]
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) save: Option<PathBuf>,
+    /// Keep one after every so many steps too.
+    #[arg(long, value_name = "STEPS", requires = "save", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) save_every: Option<u32>,
+    /// Go on from a checkpoint of --save, on any number of ranks; --steps counts those made before.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) resume: Option<PathBuf>,
+    /// Steps that were made before, according to the checkpoint that the run goes on from.
+    #[arg(skip)]
+    pub(crate) steps_before: u32,
     /// Print the plan of the training step and stop; no file is written.
-    #[arg(long, conflicts_with_all = ["trace", "losses"])]
+    #[arg(long, conflicts_with_all = ["trace", "losses", "save", "resume"])]
     pub(crate) plan: bool,
     /// Text to train on: files, or folders of .md, .rs and .toml files. [default: this repository]
     pub(crate) text: Vec<PathBuf>,

@@ -23,6 +23,7 @@ mod outputs;
 mod placement;
 mod product;
 mod program;
+mod saving;
 mod say;
 mod schedule;
 mod start;
@@ -71,9 +72,10 @@ async fn main() -> ExitCode {
 }
 
 async fn run() -> Result<ExitCode, Box<dyn Error>> {
-    let arguments = Arguments::parse();
+    let mut arguments = Arguments::parse();
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let settings = settings(&arguments, root)?;
+    arguments.steps_before = saving::steps_before(&arguments)?;
     let config = Config::default().check()?;
     let text = if arguments.text.is_empty() { vec![root.to_owned()] } else { arguments.text.clone() };
     let corpus = Corpus::read(&text, config.sequence)?;
@@ -110,6 +112,7 @@ async fn run() -> Result<ExitCode, Box<dyn Error>> {
     let prepare = || {
         let inputs = arguments.inputs(root, corpus.files());
         let inputs: Vec<_> = inputs.iter().map(|(name, path)| (*name, path.as_path())).collect();
+        saving::prepare(&arguments)?;
         Outputs::prepare(&arguments.out, arguments.losses.as_deref(), arguments.trace(&settings), &inputs)
     };
     let outputs = (writes && !arguments.plan).then(prepare).transpose()?;
@@ -135,6 +138,7 @@ async fn run() -> Result<ExitCode, Box<dyn Error>> {
         corpus: &corpus,
         interrupt: interrupt.clone(),
     };
+    saving::resume(&arguments, &mut session).await?;
     let run = train(&arguments, job, watch, &mut session).await?;
     let held_out = match run.stopped {
         true => None,
@@ -217,7 +221,8 @@ async fn train(
     };
     let (mut tokens, mut targets) = (vec![0u8; config.tokens()], vec![0u8; config.tokens()]);
     let mut told = Instant::now();
-    for step in 0..arguments.steps {
+    bar.set_position(u64::from(arguments.steps_before));
+    for step in arguments.steps_before..arguments.steps {
         if interrupt.came() {
             run.stopped = true;
             break;
@@ -256,6 +261,7 @@ async fn train(
         bar.set_message(message);
         bar.inc(1);
         run.last = Some(report);
+        saving::save(arguments, step + 1, session).await?;
     }
     if run.stopped {
         bar.abandon()

@@ -99,7 +99,8 @@ pub(crate) fn introduce(
     }
     // Now, while another run costs nothing yet.
     if arguments.trace(settings).is_some() {
-        let (Window { first, wanted }, steps) = (Window::of(settings), arguments.steps as usize);
+        let steps = (arguments.steps - arguments.steps_before) as usize;
+        let Window { first, wanted } = Window::of(settings);
         if steps < first + wanted {
             let asked = count(wanted, "step");
             say!(
@@ -117,7 +118,7 @@ pub(crate) fn introduce(
 /// The closing summary.
 pub(crate) fn conclude(arguments: &Arguments, corpus: &Corpus, run: &Run, held_out: Option<f32>) {
     if run.stopped {
-        let done = run.losses.len();
+        let done = arguments.steps_before as usize + run.losses.len();
         say!(
             "\nstopped   by an interrupt after {done} of {}; what was done follows",
             count(arguments.steps as usize, "step")

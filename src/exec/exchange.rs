@@ -4,9 +4,10 @@
 //! touches it in between. All buffers have their final size before the first step, so a step moves bytes and
 //! allocates nothing on the thread of the rank.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Adoption, Diverged, RankReport};
+use super::{Adoption, Diverged, PartReader, PartWriter, RankReport, Refusal};
 use crate::backend::{ClosureFault, HostSplit, TaskInterval};
 use crate::format::{DelayedState, PlaneKind};
 use crate::id::{RankId, WeightId};
@@ -57,6 +58,8 @@ impl Exchange {
         self.carried = Vec::new();
         self.gathered = Vec::new();
         self.main_grads = Vec::new();
+        self.part_writer = None;
+        self.part_reader = None;
     }
 }
 
@@ -119,6 +122,12 @@ pub struct Exchange {
     /// Which checkpoint is being imported, where other processes must import the same; `None` for one this
     /// process refuses.
     pub checkpoint: Option<u64>,
-    /// Why nothing was imported, if processes did not agree.
+    /// Why nothing was imported, if processes did not agree or, of parts, some rank refused.
     pub import_refused: Option<String>,
+    /// Where the rank's part of a checkpoint goes; the rank takes it out.
+    pub part_writer: Option<Arc<dyn PartWriter>>,
+    /// Where what the rank owns of a checkpoint in parts comes from; the rank takes it out.
+    pub part_reader: Option<Arc<dyn PartReader>>,
+    /// The first rank that could not save its part, and why.
+    pub refusal: Option<Refusal>,
 }

@@ -18,6 +18,10 @@ use crate::model::{BufferSpec, Role};
 use crate::plan::StepPlan;
 use crate::rendezvous::{Reader, Topic, Truncated, Writer};
 
+/// Why nothing is imported where every process could.
+pub(super) const DIFFERENT_CHECKPOINTS: &str =
+    "processes were given different checkpoints; give every process the same";
+
 /// How a step ended on one rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankReport {
@@ -160,9 +164,7 @@ impl World {
         exchange.import_refused = match refusing {
             Some(other) => Some(format!("the process of {} refused its checkpoint", RankId::at(other))),
             None if all.windows(2).all(|pair| pair[0] == pair[1]) => None,
-            None => {
-                Some("processes were given different checkpoints; give every process the same".to_owned())
-            }
+            None => Some(DIFFERENT_CHECKPOINTS.to_owned()),
         };
         Ok(())
     }

@@ -32,6 +32,10 @@ pub enum Command {
     Import,
     /// Main grads out.
     MainGrads,
+    /// The rank's part of a checkpoint out.
+    SavePart,
+    /// What the rank owns of a checkpoint in parts in.
+    ImportPart,
 }
 
 /// What a rank answers.
@@ -219,6 +223,8 @@ fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, 
                 Some(Command::Export) => owner.export(&mut exchange),
                 Some(Command::Import) => owner.import_agreed(&mut exchange),
                 Some(Command::MainGrads) => owner.main_grads(&mut exchange),
+                Some(Command::SavePart) => owner.save_part(&mut exchange),
+                Some(Command::ImportPart) => owner.import_part(&mut exchange),
             }
         });
         if let Err(error) = &outcome {

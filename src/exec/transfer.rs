@@ -44,15 +44,9 @@ impl<B: Backend> Rank<B> {
                 delayed: self.delayed(weight)?,
             });
         }
-        let mut step = [0; 4];
-        self.read(Content::OptimizerStep, &mut step)?;
-        exchange.optimizer_step = u32::from_le_bytes(step);
-        exchange.carried.clear();
-        for region in &self.carried {
-            let mut bytes = vec![0; region.bytes];
-            self.backend.download(&self.memory, *region, &mut bytes)?;
-            exchange.carried.push(bytes);
-        }
+        exchange.optimizer_step = self.steps_taken()?;
+        exchange.carried =
+            (0..self.carried.len()).map(|place| self.carried_bytes(place)).collect::<Result<_, _>>()?;
         self.world.gather_weights(self.id(), exchange)
     }
 
@@ -104,6 +98,21 @@ impl<B: Backend> Rank<B> {
         }
         self.edge = EdgeState::NEW_MASTERS;
         Ok(())
+    }
+
+    /// Optimizer steps taken, as the arena counts them.
+    pub(super) fn steps_taken(&self) -> Result<u32, ExecError> {
+        let mut step = [0; 4];
+        self.read(Content::OptimizerStep, &mut step)?;
+        Ok(u32::from_le_bytes(step))
+    }
+
+    /// A carried buffer, by its place in [`crate::plan::carried`]; of no place it is empty.
+    pub(super) fn carried_bytes(&self, place: usize) -> Result<Vec<u8>, ExecError> {
+        let Some(region) = self.carried.get(place) else { return Ok(Vec::new()) };
+        let mut bytes = vec![0; region.bytes];
+        self.backend.download(&self.memory, *region, &mut bytes)?;
+        Ok(bytes)
     }
 
     /// The rank's real elements of `weight`, as `T` is stored in the arena.
@@ -194,7 +203,7 @@ impl<B: Backend> Rank<B> {
         Ok(scale)
     }
 
-    fn delayed(&self, weight: WeightId) -> Result<Option<DelayedState>, ExecError> {
+    pub(super) fn delayed(&self, weight: WeightId) -> Result<Option<DelayedState>, ExecError> {
         let Some((scale, history, length)) = self.delayed_places(weight) else { return Ok(None) };
         let mut state = DelayedState::new(length);
         self.backend.download(&self.memory, scale, bytemuck::bytes_of_mut(&mut state.scale))?;

@@ -33,8 +33,8 @@ pub enum Topic {
     Shards,
     /// The parts have been taken.
     Taken,
-    /// Which checkpoint every process imports.
-    Checkpoints,
+    /// That a rank still works on something long, or how it ended.
+    Paces,
     /// Nobody touches the memory of others any more. Ranks that left still come here.
     Closing,
 }
@@ -54,7 +54,7 @@ impl Topic {
         Self::Amounts,
         Self::Shards,
         Self::Taken,
-        Self::Checkpoints,
+        Self::Paces,
         Self::Closing,
     ];
 

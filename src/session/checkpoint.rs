@@ -177,7 +177,9 @@ impl Checkpoint {
                     master: state.master[range.clone()].to_vec(),
                     exp_avg: moment(&state.exp_avg),
                     exp_avg_sq: moment(&state.exp_avg_sq),
-                    delayed: weights.and_then(|weights| delayed(state, layout, weights)),
+                    delayed: weights.and_then(|weights| {
+                        Some(delayed_here(state.delayed.as_ref()?, state.format, layout, weights))
+                    }),
                     ..WeightShard::default()
                 }
             })
@@ -187,13 +189,17 @@ impl Checkpoint {
 
 /// What delayed scaling of the session begins with: a scale is worth nothing in another format, where it may
 /// saturate everything, and there follows from the history.
-fn delayed(state: &WeightState, layout: &WeightLayout, weights: &Weights) -> Option<DelayedState> {
-    let given = state.delayed.as_ref()?;
+pub(super) fn delayed_here(
+    given: &DelayedState,
+    format: Format,
+    layout: &WeightLayout,
+    weights: &Weights,
+) -> DelayedState {
     match weights.delayed(layout.bucket) {
-        Some((tensor, delayed)) if state.format != layout.format => {
-            Some(given.with_length(delayed.history as usize).for_tensor(tensor, delayed.choice))
+        Some((tensor, delayed)) if format != layout.format => {
+            given.with_length(delayed.history as usize).for_tensor(tensor, delayed.choice)
         }
-        _ => Some(given.clone()),
+        _ => given.clone(),
     }
 }
 

@@ -320,6 +320,14 @@ pub enum SessionError {
         /// What differs.
         reason: String,
     },
+    /// A checkpoint in parts that was not saved.
+    #[error("the checkpoint was not saved, because {rank} could not: {reason}; the session goes on")]
+    Parts {
+        /// The first rank that could not.
+        rank: RankId,
+        /// Why, and what to do.
+        reason: String,
+    },
     /// The trace could not be made or written.
     #[error("trace `{path}`: {reason}")]
     Trace {
@@ -360,8 +368,8 @@ impl SessionError {
         }
     }
 
-    /// As it is told to whoever asks next, if it is that of an import whose future was dropped.
-    pub(super) fn of_dropped_import(self, asks: Asks) -> Self {
+    /// As it is told to whoever asks next, if it is that of an import or a save whose future was dropped.
+    pub(super) fn of_dropped_command(self, asks: Asks) -> Self {
         let now = match asks {
             Asks::More => "what was asked now was not done, ask again",
             Asks::ToClose => "the session is closed",
@@ -369,6 +377,10 @@ impl SessionError {
         match self {
             Self::Import { reason } => Self::Import {
                 reason: format!("{reason} (this is said of the import whose future was dropped; {now})"),
+            },
+            Self::Parts { rank, reason } => Self::Parts {
+                rank,
+                reason: format!("{reason} (this is said of the save whose future was dropped; {now})"),
             },
             other => other,
         }

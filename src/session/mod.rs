@@ -3,14 +3,14 @@
 //! Law: between two awaited steps a session is at an edge: all lanes drained, weights at one version on all
 //! ranks. A command goes to all ranks at once, after those before it have ended. Once it went, dropping its
 //! future takes nothing back: it ends in the background, and the next call awaits it and tells what its
-//! caller did not hear, how a step ended or that an import was refused. A future that is dropped before has
-//! begun nothing. A session owns the ranks of its process; where there are several processes, all call the
-//! same methods in the same order, but for those that only look, and get the same outcomes (EX-2). After a
-//! closure's error the session goes on. After a step that left a master or a moment that is not finite it
-//! waits for an import (`diverged`). After a panic or the death of a rank it is poisoned and says so until it
-//! is dropped; after a panic of a closure, of which ranks and weights know nothing, it still exports.
-//! Where the configuration asks for it, the first steps choose the plan ([`Tuning`]). Nothing here is global:
-//! two sessions live side by side.
+//! caller did not hear, how a step ended, that an import was refused or that a save into parts failed. A
+//! future that is dropped before has begun nothing. A session owns the ranks of its process; where there are
+//! several processes, all call the same methods in the same order, but for those that only look, and get the
+//! same outcomes (EX-2). After a closure's error the session goes on. After a step that left a master or a
+//! moment that is not finite it waits for an import (`diverged`). After a panic or the death of a rank it is
+//! poisoned and says so until it is dropped; after a panic of a closure, of which ranks and weights know
+//! nothing, it still exports. Where the configuration asks for it, the first steps choose the plan
+//! ([`Tuning`]). Nothing here is global: two sessions live side by side.
 
 mod block_on;
 mod builder;
@@ -30,6 +30,7 @@ pub mod initial;
 mod input;
 mod live_bytes;
 mod main_grads;
+mod parts;
 mod plain_file;
 mod plans;
 mod policy;
@@ -37,6 +38,7 @@ mod pretrained;
 mod recorder;
 mod report;
 mod simulation;
+mod sound;
 mod store;
 mod tensor_file;
 mod tensors;
@@ -53,6 +55,7 @@ pub use error::SessionError;
 pub use file_store::FileStore;
 pub use host_time::HostTime;
 pub use main_grads::MainGrad;
+pub use parts::{PartFiles, SavedParts};
 pub use pretrained::{PretrainedError, PretrainedFiles};
 pub use report::{NotRecorded, Outcome, StepReport};
 pub use simulation::{Simulation, plan_program, plan_program_on, simulate_program, simulate_program_with};
@@ -335,7 +338,7 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::LastStep`] or [`SessionError::Poisoned`] when a step still under way failed,
-    /// [`SessionError::Import`] when an import still under way was refused,
+    /// [`SessionError::Import`] or [`SessionError::Parts`] when an import still under way was refused or a save failed,
     /// else [`SessionError::Trace`] when the trace cannot be written. The session has ended either way.
     pub async fn close(mut self) -> Result<(), SessionError> {
         let settled = self.settle_for(Asks::ToClose).await;
@@ -370,6 +373,19 @@ impl Session {
         }
         let own: Vec<String> = self.own_ranks().map(|rank| rank.to_string()).collect();
         Err(SessionError::Elsewhere { rank, own: own.join(", ") })
+    }
+
+    /// Do all ranks live, with whole weights that are worth saving?
+    fn check_exports(&self) -> Result<(), SessionError> {
+        if !self.poisoned.as_ref().is_some_and(|poison| poison.exports) {
+            self.check_usable()?;
+        }
+        self.check_sound()
+    }
+
+    /// The plans of the programs.
+    fn plans(&self) -> Vec<Arc<StepPlan>> {
+        self.programs.iter().map(|program| Arc::clone(&program.plan)).collect()
     }
 
     fn check_usable(&self) -> Result<(), SessionError> {
@@ -440,7 +456,10 @@ impl Session {
                 self.unseen = Unseen { outcomes: report.unobserved, not_recorded: report.not_recorded };
                 self.unseen.outcomes.push(report.outcome);
             }
-            Command::Import => self.imported().map_err(|error| error.of_dropped_import(asks))?,
+            Command::Import | Command::ImportPart => {
+                self.imported().map_err(|error| error.of_dropped_command(asks))?;
+            }
+            Command::SavePart => self.saved().map_err(|error| error.of_dropped_command(asks))?,
             Command::Export | Command::MainGrads => {
                 self.ranks.iter().for_each(|thread| thread.exchange().forget_weights());
             }

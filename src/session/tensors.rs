@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::io::{self, Write};
 
+use bytemuck::Pod;
 use half::bf16;
 use safetensors::tensor::Dtype;
 
@@ -20,10 +21,15 @@ pub(super) struct Tensor<'checkpoint> {
     pub(super) content: Content<'checkpoint>,
 }
 
+/// Writes the bytes of a tensor.
+pub(super) type LateBytes<'a> = dyn Fn(&mut dyn Write) -> io::Result<()> + 'a;
+
 /// What a tensor holds.
 pub(super) enum Content<'checkpoint> {
     /// As it is in the file.
     Bytes(Cow<'checkpoint, [u8]>),
+    /// So many bytes, which whoever has them writes when it is their turn.
+    Later { bytes: usize, write: Box<LateBytes<'checkpoint>> },
     /// Values that are rounded to bf16 on their way into the file, to nearest, ties to even.
     Rounded(&'checkpoint [f32]),
 }
@@ -36,6 +42,7 @@ impl Content<'_> {
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Bytes(bytes) => bytes.len(),
+            Self::Later { bytes, .. } => *bytes,
             Self::Rounded(values) => values.len() * size_of::<bf16>(),
         }
     }
@@ -44,6 +51,7 @@ impl Content<'_> {
     pub(super) fn write(&self, file: &mut impl Write) -> io::Result<()> {
         let values = match self {
             Self::Bytes(bytes) => return file.write_all(bytes),
+            Self::Later { write, .. } => return write(file),
             Self::Rounded(values) => values,
         };
         let mut rounded = Vec::with_capacity(values.len().min(Self::PIECE));
@@ -60,6 +68,26 @@ impl<'checkpoint> Tensor<'checkpoint> {
     fn scalar(name: String, value: f32) -> Self {
         let content = Content::Bytes(Cow::Owned(value.to_le_bytes().to_vec()));
         Self { name, dtype: Dtype::F32, shape: vec![1], content }
+    }
+
+    /// Values or bytes that are fetched when it is their turn: `elements` of `dtype`, in this shape.
+    pub(super) fn later<T: Pod>(
+        name: String,
+        dtype: Dtype,
+        shape: Vec<usize>,
+        fetch: impl Fn() -> io::Result<Vec<T>> + 'checkpoint,
+    ) -> Self {
+        let elements = shape.iter().fold(1_usize, |elements, extent| elements.saturating_mul(*extent));
+        let write = move |file: &mut dyn Write| {
+            let values = fetch()?;
+            if values.len() != elements {
+                let said = format!("there are {} values for a tensor of {elements}", values.len());
+                return Err(io::Error::new(io::ErrorKind::InvalidData, said));
+            }
+            file.write_all(bytemuck::cast_slice(&values))
+        };
+        let bytes = elements.saturating_mul(size_of::<T>());
+        Self { name, dtype, shape, content: Content::Later { bytes, write: Box::new(write) } }
     }
 
     /// Values in f32.

@@ -3,8 +3,6 @@
 //! Law: both go to all ranks at once, at an edge. An import is judged whole before it changes anything, and one
 //! that was refused is told once, to whoever awaits it.
 
-use std::sync::Arc;
-
 use super::{Checkpoint, Session, SessionError};
 use crate::exec::{Command, Exchange, RankThread};
 
@@ -30,20 +28,18 @@ impl Session {
 
     /// As [`Session::export`], called in every process: that of rank 0 gets the checkpoint of all ranks, the
     /// others `None`. While rank 0 writes it down the others wait in their next step, no longer than
-    /// `deadline_s`: write on another thread, or let the configuration say more.
+    /// `deadline_s`: write on another thread, or let the configuration say more. What is too large for one
+    /// process is for [`Session::save_parts`].
     ///
     /// # Errors
     /// As [`Session::export`], without [`SessionError::Partial`].
     pub async fn export_to_first(&mut self) -> Result<Option<Checkpoint>, SessionError> {
         self.settle().await?;
-        if !self.poisoned.as_ref().is_some_and(|poison| poison.exports) {
-            self.check_usable()?;
-        }
-        self.check_sound()?;
+        self.check_exports()?;
         self.command(Command::Export);
         self.finish().await?;
         let mut exchanges: Vec<_> = self.ranks.iter().map(RankThread::exchange).collect();
-        let plans = self.programs.iter().map(|program| Arc::clone(&program.plan)).collect::<Vec<_>>();
+        let plans = self.plans();
         let checkpoint = if self.rendezvous.is_whole() {
             Some(Checkpoint::gather(&plans, &mut exchanges))
         } else {
@@ -70,7 +66,7 @@ impl Session {
     pub async fn import(&mut self, checkpoint: &Checkpoint) -> Result<(), SessionError> {
         self.settle().await?;
         self.check_usable()?;
-        let plans = self.programs.iter().map(|program| Arc::clone(&program.plan)).collect::<Vec<_>>();
+        let plans = self.plans();
         let checked = checkpoint.check(&plans, self.rendezvous.ranks() as usize);
         let is_whole = self.rendezvous.is_whole();
         if is_whole && checked.is_err() {

@@ -28,6 +28,7 @@ pub(crate) mod forgotten;
 pub(crate) mod harness;
 pub(crate) mod ops;
 pub(crate) mod optimizer;
+pub(crate) mod parts;
 pub(crate) mod recorded;
 pub(crate) mod replay;
 pub(crate) mod replicas;

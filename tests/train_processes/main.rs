@@ -11,6 +11,7 @@
 
 mod ends;
 mod losses;
+mod parts;
 #[path = "../port/mod.rs"]
 mod port;
 mod run;

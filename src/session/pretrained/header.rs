@@ -4,14 +4,15 @@
 //! that was read tile the rest of the file: each has the bytes of its dtype and shape, no two share one, none
 //! is left over, and no name is used twice. So whoever reads rows of a tensor stays inside of it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use safetensors::tensor::{Metadata, TensorInfo};
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::Value;
 
 use super::PretrainedError;
 use crate::errors::shown;
@@ -21,16 +22,18 @@ use crate::session::tensor_file::{METADATA, MOST_HEADER};
 const LENGTH: u64 = 8;
 
 /// A file whose header is sound.
-pub(super) struct Described {
-    pub(super) file: File,
+pub(in crate::session) struct Described {
+    pub(in crate::session) file: File,
     /// Where the bytes of tensors begin.
-    pub(super) data: u64,
+    pub(in crate::session) data: u64,
     /// The tensors by name; offsets count from `data`.
-    pub(super) tensors: Vec<(String, TensorInfo)>,
+    pub(in crate::session) tensors: Vec<(String, TensorInfo)>,
+    /// What the file says of itself, as far as it is text.
+    pub(in crate::session) about: HashMap<String, String>,
 }
 
 /// Opens `path` and reads its header.
-pub(super) fn read(path: &Path) -> Result<Described, PretrainedError> {
+pub(in crate::session) fn read(path: &Path) -> Result<Described, PretrainedError> {
     let failed = |source| PretrainedError::File { path: path.to_owned(), source };
     let unsound = |reason: String| PretrainedError::Content { path: path.to_owned(), reason };
     // Asked before opening: opening a pipe waits for its writer.
@@ -53,13 +56,13 @@ pub(super) fn read(path: &Path) -> Result<Described, PretrainedError> {
     }
     let mut json = vec![0; length as usize];
     file.read_exact(&mut json).map_err(failed)?;
-    let tensors = entries(&json, available - length).map_err(unsound)?;
-    Ok(Described { file, data: LENGTH + length, tensors })
+    let Entries { tensors, about } = entries(&json, available - length).map_err(unsound)?;
+    Ok(Described { file, data: LENGTH + length, tensors, about })
 }
 
 /// The tensors that `json` describes, which tile `available` bytes.
-fn entries(json: &[u8], available: u64) -> Result<Vec<(String, TensorInfo)>, String> {
-    let Entries(mut tensors) =
+fn entries(json: &[u8], available: u64) -> Result<Entries, String> {
+    let Entries { mut tensors, about } =
         serde_json::from_slice(json).map_err(|error| shown(&format!("its header: {error}")))?;
     let mut names = HashSet::new();
     if let Some((twice, _)) = tensors.iter().find(|(name, _)| !names.insert(name.as_str())) {
@@ -74,11 +77,21 @@ fn entries(json: &[u8], available: u64) -> Result<Vec<(String, TensorInfo)>, Str
     if end < available {
         return Err(format!("{} bytes behind its last tensor belong to none", available - end));
     }
-    Ok(tensors)
+    Ok(Entries { tensors, about })
 }
 
-/// The tensors of a header in the order of the text, a name that is there twice included.
-struct Entries(Vec<(String, TensorInfo)>);
+/// The tensors of a header in the order of the text, a name that is there twice included, and what is said of all.
+struct Entries {
+    tensors: Vec<(String, TensorInfo)>,
+    about: HashMap<String, String>,
+}
+
+/// The texts of what a file says of itself. Files of others may say anything.
+fn texts(about: Value) -> HashMap<String, String> {
+    let Value::Object(about) = about else { return HashMap::new() };
+    let text = |(key, value)| if let Value::String(text) = value { Some((key, text)) } else { None };
+    about.into_iter().filter_map(text).collect()
+}
 
 impl<'de> Deserialize<'de> for Entries {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -91,15 +104,15 @@ impl<'de> Deserialize<'de> for Entries {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
-                let mut tensors = Vec::new();
+                let (mut tensors, mut about) = (Vec::new(), HashMap::new());
                 while let Some(name) = map.next_key::<String>()? {
                     if name == METADATA {
-                        map.next_value::<IgnoredAny>()?;
+                        about = texts(map.next_value()?);
                     } else {
                         tensors.push((name, map.next_value()?));
                     }
                 }
-                Ok(Entries(tensors))
+                Ok(Entries { tensors, about })
             }
         }
         deserializer.deserialize_map(Tensors)

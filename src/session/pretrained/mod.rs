@@ -5,7 +5,7 @@
 //! what fails later is an error, and never a zero.
 
 mod error;
-mod header;
+pub(super) mod header;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;

@@ -1,0 +1,87 @@
+//! Checkpoints of the run, in parts, and the one that it goes on from.
+//!
+//! Law: what a run needs beside its weights to go on is the number of its steps, which is in the notes; batches and
+//! learning rates follow from it. A folder that is taken is refused before anything is trained.
+
+use std::path::{Path, PathBuf};
+
+use warpweft::session::{PartFiles, Session, SessionError};
+
+use crate::arguments::Arguments;
+
+/// The note that says how many steps were made.
+const STEPS: &str = "steps";
+
+/// The checkpoint that is kept after so many steps.
+fn files(folder: &Path, steps: u32) -> PartFiles {
+    PartFiles::new(folder.join(format!("step-{steps}")))
+}
+
+/// After how many steps one is kept.
+fn is_due(arguments: &Arguments, steps: u32) -> bool {
+    steps == arguments.steps || arguments.save_every.is_some_and(|every| steps.is_multiple_of(every))
+}
+
+/// How many steps were made before, according to `--resume`.
+///
+/// # Errors
+/// One line with the flag, the path, and what to do.
+pub(crate) fn steps_before(arguments: &Arguments) -> Result<u32, String> {
+    let Some(folder) = &arguments.resume else { return Ok(0) };
+    let saved = PartFiles::new(folder).saved().map_err(|error| format!("--resume: {error}"))?;
+    let steps: Option<u32> = saved.notes.get(STEPS).and_then(|steps| steps.parse().ok());
+    match steps {
+        Some(steps) if steps < arguments.steps => Ok(steps),
+        Some(steps) => Err(format!(
+            "--resume: {} is of step {steps}, so nothing is left of --steps {}; ask for more steps",
+            folder.display(),
+            arguments.steps
+        )),
+        None => {
+            Err(format!("--resume: {} was kept by another program; name one of --save", folder.display()))
+        }
+    }
+}
+
+/// Are the places of all checkpoints free?
+///
+/// # Errors
+/// One line with the flag, the path, and what to do.
+pub(crate) fn prepare(arguments: &Arguments) -> Result<(), String> {
+    let Some(folder) = &arguments.save else { return Ok(()) };
+    let mut kept = (arguments.steps_before + 1..=arguments.steps).filter(|steps| is_due(arguments, *steps));
+    let taken = kept.find(|steps| files(folder, *steps).saved().is_ok());
+    taken.map_or(Ok(()), |steps| {
+        let taken: PathBuf = files(folder, steps).folder().to_owned();
+        Err(format!("--save: {} holds a checkpoint; name another folder, or remove it", taken.display()))
+    })
+}
+
+/// Goes on from the checkpoint of `--resume`.
+///
+/// # Errors
+/// Those of [`Session::import_parts`].
+pub(crate) async fn resume(arguments: &Arguments, session: &mut Session) -> Result<(), SessionError> {
+    if let Some(folder) = &arguments.resume {
+        session.import_parts(&PartFiles::new(folder)).await?;
+    }
+    Ok(())
+}
+
+/// Keeps a checkpoint after so many steps, if one is due.
+///
+/// # Errors
+/// Those of [`Session::save_parts`].
+pub(crate) async fn save(
+    arguments: &Arguments,
+    steps: u32,
+    session: &mut Session,
+) -> Result<(), SessionError> {
+    match &arguments.save {
+        Some(folder) if is_due(arguments, steps) => {
+            let notes = [(STEPS.to_owned(), steps.to_string())].into();
+            session.save_parts(&files(folder, steps), &notes).await
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,186 @@
+//! A checkpoint in parts: what a rank hands out of its memory for its own part, and what it takes back.
+//!
+//! Law: this room knows no files, and who keeps parts knows no memory. What a rank hands out is one list of values
+//! at a time, so a part is never whole in memory; what it takes in is its own rows, which are. Whoever keeps parts
+//! says in words why it cannot, and never ends the world.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+
+use super::paces::Paces;
+use super::{ExecError, Rank, WeightShard};
+use crate::backend::Backend;
+use crate::digest::Digest;
+use crate::errors::shown;
+use crate::format::DelayedState;
+use crate::id::{RankId, WeightId};
+use crate::layout::Content;
+
+/// Which save a part is of. No two saves have the same one, but for a chance of 2^-64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SaveId(u64);
+
+impl SaveId {
+    /// The one that follows from what every rank contributed.
+    #[must_use]
+    pub fn of(contributed: &[u64]) -> Self {
+        let words: Vec<[u8; 8]> = contributed.iter().map(|word| word.to_le_bytes()).collect();
+        Self(Digest::from_iter(words.iter().map(<[u8; 8]>::as_slice)).short())
+    }
+}
+
+/// Sixteen digits.
+impl fmt::Display for SaveId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{:016x}", self.0)
+    }
+}
+
+impl FromStr for SaveId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = u64::from_str_radix(text, 16).ok().map(Self);
+        let save = number.filter(|save| save.to_string() == text);
+        save.ok_or_else(|| format!("`{}` does not name a save by sixteen digits", shown(text)))
+    }
+}
+
+/// Whoever takes long for a part calls it between two pieces of its work, which tells the other ranks to wait on.
+/// Its error ends the work.
+pub type Alive<'a> = dyn Fn() -> io::Result<()> + 'a;
+
+/// What a rank hands out. An error of any of these ends the part; the rank knows why.
+pub trait RankState {
+    /// The rank.
+    fn rank(&self) -> RankId;
+    /// Optimizer steps taken.
+    fn optimizer_step(&self) -> io::Result<u32>;
+    /// Its rows of a master, as f32.
+    fn master(&self, weight: WeightId) -> io::Result<Vec<f32>>;
+    /// Its rows of both moments, one at a time, as f32; empty for a frozen weight.
+    fn moment(&self, weight: WeightId, which: Moment) -> io::Result<Vec<f32>>;
+    /// Scale in use and amax history, where scaling is delayed.
+    fn delayed(&self, weight: WeightId) -> io::Result<Option<DelayedState>>;
+    /// A carried buffer, by its place in [`crate::plan::carried`].
+    fn carried(&self, place: usize) -> io::Result<Vec<u8>>;
+    /// As [`Alive`].
+    fn alive(&self) -> io::Result<()>;
+}
+
+/// One of Adam's moments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// The mean.
+    First,
+    /// The mean of squares.
+    Second,
+}
+
+/// Keeps the parts of one save.
+pub trait PartWriter: fmt::Debug + Send + Sync {
+    /// Makes ready, before any part is written, and gives a number that no other save has.
+    ///
+    /// # Errors
+    /// Why nothing can be saved, as of the others.
+    fn begin(&self, rank: RankId) -> Result<u64, String>;
+    /// Keeps the part of one rank for good.
+    ///
+    /// # Errors
+    /// Why not.
+    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<(), String>;
+    /// Makes a checkpoint of the parts, all of which are kept; asked of rank 0 alone.
+    ///
+    /// # Errors
+    /// Why not.
+    fn complete(&self, save: SaveId, state: &dyn RankState) -> Result<(), String>;
+    /// Forgets the part of one rank, if there is one, because the save failed.
+    fn withdraw(&self, save: SaveId, rank: RankId);
+}
+
+/// What a rank takes in: its own rows of every weight, and its carried buffers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RankPart {
+    /// As [`Exchange::shards`](super::Exchange::shards), without planes.
+    pub shards: Vec<WeightShard>,
+    /// As [`Exchange::carried`](super::Exchange::carried).
+    pub carried: Vec<Vec<u8>>,
+    /// Optimizer steps taken.
+    pub optimizer_step: u32,
+}
+
+/// Gives ranks what they own of a checkpoint.
+pub trait PartReader: fmt::Debug + Send + Sync {
+    /// The number of the checkpoint, by which processes know that they read the same.
+    fn digest(&self) -> u64;
+    /// What `rank` owns, every value judged.
+    ///
+    /// # Errors
+    /// Why it cannot be imported.
+    fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, String>;
+}
+
+/// A rank that refuses, and why.
+pub type Refusal = (RankId, String);
+
+/// What `rank` hands out; the first failure of the rank or the world is kept, whatever becomes of it on the way.
+pub(super) struct Handed<'r, B: Backend> {
+    pub(super) rank: &'r Rank<B>,
+    pub(super) paces: &'r Paces<'r>,
+    pub(super) failure: RefCell<Option<ExecError>>,
+}
+
+impl<'r, B: Backend> Handed<'r, B> {
+    pub(super) fn new(rank: &'r Rank<B>, paces: &'r Paces<'r>) -> Self {
+        Self { rank, paces, failure: RefCell::new(None) }
+    }
+
+    /// The failure of the rank or of its world, if there was one.
+    pub(super) fn failure(&self) -> Result<(), ExecError> {
+        self.failure.borrow_mut().take().map_or(Ok(()), Err)
+    }
+
+    fn kept<T>(&self, outcome: Result<T, ExecError>) -> io::Result<T> {
+        outcome.map_err(|error| {
+            let words = io::Error::other(error.to_string());
+            self.failure.borrow_mut().get_or_insert(error);
+            words
+        })
+    }
+}
+
+impl<B: Backend> RankState for Handed<'_, B> {
+    fn rank(&self) -> RankId {
+        self.rank.id()
+    }
+
+    fn optimizer_step(&self) -> io::Result<u32> {
+        self.kept(self.rank.steps_taken())
+    }
+
+    fn master(&self, weight: WeightId) -> io::Result<Vec<f32>> {
+        self.kept(self.rank.master(weight))
+    }
+
+    fn moment(&self, weight: WeightId, which: Moment) -> io::Result<Vec<f32>> {
+        let content = match which {
+            Moment::First => Content::ExpAvg(weight),
+            Moment::Second => Content::ExpAvgSq(weight),
+        };
+        self.kept(self.rank.moment(content, weight))
+    }
+
+    fn delayed(&self, weight: WeightId) -> io::Result<Option<DelayedState>> {
+        self.kept(self.rank.delayed(weight))
+    }
+
+    fn carried(&self, place: usize) -> io::Result<Vec<u8>> {
+        self.kept(self.rank.carried_bytes(place))
+    }
+
+    fn alive(&self) -> io::Result<()> {
+        self.kept(self.paces.alive())
+    }
+}

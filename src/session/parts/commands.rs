@@ -1,0 +1,97 @@
+//! A session saves itself in parts, and goes on from parts.
+//!
+//! Law: both are commands to all ranks at an edge, called in every process (CK-2).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::import::{Import, Refused};
+use super::save::Save;
+use super::{PartFiles, SavedParts};
+use crate::exec::{Command, PartReader, PartWriter};
+use crate::session::{Session, SessionError};
+
+impl Session {
+    /// Saves masters, moments, step count, delayed scales and carried buffers: every rank writes what it owns, and
+    /// the process of rank 0 then the index. Called in every process, with the same folder, which holds no
+    /// checkpoint yet. When it returns in one process, it is whole and on the disk for all; `notes` are those of
+    /// the process of rank 0.
+    ///
+    /// All ranks write at the same time and wait for the slowest, for as long as it takes: a rank that writes says
+    /// so again and again, and `deadline_s` ends the wait only for one that writes nothing for that long. So nobody
+    /// is in its next step meanwhile, unlike with [`Session::export_to_first`].
+    ///
+    /// It also saves after a closure panicked, as [`Session::export`] does. If the future is dropped, the save
+    /// goes on in the background; if it fails then, whatever is asked next is not done and says so.
+    ///
+    /// # Errors
+    /// [`SessionError::Parts`] in every process with the first rank that could not save and why: a folder that holds
+    /// a checkpoint, cannot be written or is not shared by all hosts. The session goes on, files of this save are
+    /// removed, and other files are as they were. [`SessionError::Diverged`]; [`SessionError::DroppedStep`];
+    /// [`SessionError::Poisoned`] after a rank died or failed otherwise.
+    pub async fn save_parts(
+        &mut self,
+        files: &PartFiles,
+        notes: &BTreeMap<String, String>,
+    ) -> Result<(), SessionError> {
+        self.settle().await?;
+        self.check_exports()?;
+        let (folder, notes) = (files.folder().to_owned(), notes.clone());
+        let writer: Arc<dyn PartWriter> = Arc::new(Save { folder, notes, programs: self.plans() });
+        for thread in &self.ranks {
+            thread.exchange().part_writer = Some(Arc::clone(&writer));
+        }
+        self.command(Command::SavePart);
+        self.finish().await?;
+        self.saved()
+    }
+
+    /// What became of a save that all ranks have replied to. That it failed is said once.
+    pub(in crate::session) fn saved(&mut self) -> Result<(), SessionError> {
+        let mut told = None;
+        for thread in &self.ranks {
+            told = told.or(thread.exchange().refusal.take());
+        }
+        told.map_or(Ok(()), |(rank, reason)| Err(SessionError::Parts { rank, reason }))
+    }
+
+    /// Puts in place what [`Session::save_parts`] saved, on any number of ranks and processes: every rank reads the
+    /// rows that it owns, and nothing else. Called in every process, with a folder of the same files. Planes are
+    /// quantized anew before the next step. A session that waits for weights after a [`SessionError::Diverged`] goes
+    /// on from here. Returns what the checkpoint says of itself.
+    ///
+    /// Carried buffers need as many ranks as saved them, as with [`Session::import`]; see
+    /// [`PartFiles::carried_zeros`]. A dropped future takes nothing back, as there.
+    ///
+    /// # Errors
+    /// [`SessionError::Import`] in every process, as of [`Session::import`], and when there is no checkpoint in the
+    /// folder, or a part that a rank needs is missing, torn or of another save; nothing is changed then, in no
+    /// process. [`SessionError::DroppedStep`], a poisoned session.
+    pub async fn import_parts(&mut self, files: &PartFiles) -> Result<SavedParts, SessionError> {
+        self.settle().await?;
+        self.check_usable()?;
+        let judged = Import::open(files, self.plans(), self.ranks() as usize);
+        let (reader, saved): (Arc<dyn PartReader>, _) = match judged {
+            Ok(import) => {
+                let saved = SavedParts::of(import.opened().index.clone());
+                (Arc::new(import), Ok(saved))
+            }
+            Err(reason) if self.rendezvous.is_whole() => return Err(SessionError::Import { reason }),
+            // Other processes wait for this one's word.
+            Err(reason) => {
+                self.refused = Some(SessionError::Import { reason: reason.clone() });
+                (Arc::new(Refused(reason.clone())), Err(SessionError::Import { reason }))
+            }
+        };
+        for thread in &self.ranks {
+            thread.exchange().part_reader = Some(Arc::clone(&reader));
+        }
+        self.command(Command::ImportPart);
+        let outcome = self.finish().await;
+        let imported = self.imported();
+        outcome?;
+        // What this process found says more than what the others heard of it.
+        let saved = saved?;
+        imported.map(|()| saved)
+    }
+}

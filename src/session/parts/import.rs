@@ -1,0 +1,156 @@
+//! A checkpoint in parts on its way into ranks.
+//!
+//! Law: a rank gets the rows it owns, judged, whatever number of ranks wrote them. What the checkpoint claims was
+//! judged before.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::index::IndexedWeight;
+use super::opened::{Kind, Opened};
+use super::{PartFiles, in_words};
+use crate::exec::{Alive, MasterRows, PartReader, RankPart, WeightShard};
+use crate::format::DelayedState;
+use crate::id::RankId;
+use crate::layout::{WeightLayout, Weights};
+use crate::plan::{StepPlan, carried};
+use crate::session::checkpoint::delayed_here;
+use crate::session::fitting::{CarriedClaim, Claims, WeightClaim};
+use crate::session::sound;
+
+/// One import.
+#[derive(Debug)]
+pub(super) struct Import {
+    opened: Opened,
+    programs: Vec<Arc<StepPlan>>,
+    restarts: bool,
+    zeros: bool,
+}
+
+impl Import {
+    /// Judges what the checkpoint claims.
+    ///
+    /// # Errors
+    /// Why there is none, or how it does not fit.
+    pub(super) fn open(
+        files: &PartFiles,
+        programs: Vec<Arc<StepPlan>>,
+        ranks: usize,
+    ) -> Result<Self, String> {
+        let opened = Opened::open(&files.folder).map_err(|error| in_words(&error))?;
+        let import = Self { opened, programs, restarts: files.restarts, zeros: files.zeros };
+        import.claims().check(&import.programs, ranks)?;
+        Ok(import)
+    }
+
+    pub(super) const fn opened(&self) -> &Opened {
+        &self.opened
+    }
+
+    fn claims(&self) -> Claims<'_> {
+        let index = &self.opened.index;
+        let weights = index.weights.iter().map(|weight| WeightClaim {
+            name: &weight.name,
+            shape: weight.shape(),
+            has_moments: weight.moments,
+        });
+        let carried = index.carried.iter().map(|buffer| CarriedClaim {
+            name: &buffer.name,
+            ranks: index.ranks as usize,
+            bytes: Some(buffer.bytes),
+        });
+        Claims {
+            optimizer_step: self.optimizer_step(),
+            weights: weights.collect(),
+            carried: (!self.zeros).then(|| carried.collect()),
+        }
+    }
+
+    const fn optimizer_step(&self) -> u32 {
+        if self.restarts { 0 } else { self.opened.index.optimizer_step }
+    }
+
+    /// A rank's rows of one weight.
+    fn shard(
+        &self,
+        weights: &Weights,
+        layout: &WeightLayout,
+        saved: &IndexedWeight,
+        rank: RankId,
+        alive: &Alive<'_>,
+    ) -> Result<WeightShard, String> {
+        let wanted = layout.shard.rows_of(rank);
+        let rows =
+            MasterRows { weight: &layout.name, first_row: wanted.begin, columns: layout.shard.shape.cols };
+        let read = |kind| self.opened.rows(saved, kind, wanted, alive).map_err(|error| in_words(&error));
+        let via = self.programs.first().map(|plan| plan.policy.settings.via).unwrap_or_default();
+        let master = read(Kind::Master)?;
+        sound::check_master(rows, &master, layout.format, via)?;
+        let [exp_avg, exp_avg_sq] = match layout.frozen {
+            true => [Vec::new(), Vec::new()],
+            false if self.restarts || !saved.moments => [vec![0.0; master.len()], vec![0.0; master.len()]],
+            false => [read(Kind::ExpAvg)?, read(Kind::ExpAvgSq)?],
+        };
+        sound::check_moments(rows, [&exp_avg, &exp_avg_sq], weights.state)?;
+        let delayed = self.delayed(weights, layout, saved, alive)?;
+        Ok(WeightShard { master, exp_avg, exp_avg_sq, delayed, ..WeightShard::default() })
+    }
+
+    fn delayed(
+        &self,
+        weights: &Weights,
+        layout: &WeightLayout,
+        saved: &IndexedWeight,
+        alive: &Alive<'_>,
+    ) -> Result<Option<DelayedState>, String> {
+        // A session without delayed scaling ignores it.
+        if weights.delayed(layout.bucket).is_none() {
+            return Ok(None);
+        }
+        let Some(state) = self.opened.delayed(saved, alive).map_err(|error| in_words(&error))? else {
+            return Ok(None);
+        };
+        sound::check_delayed(&layout.name, &state)?;
+        Ok(Some(delayed_here(&state, saved.format, layout, weights)))
+    }
+}
+
+impl PartReader for Import {
+    fn digest(&self) -> u64 {
+        self.opened.digest ^ u64::from(self.restarts) << 1 ^ u64::from(self.zeros)
+    }
+
+    fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, String> {
+        let mut part = RankPart { optimizer_step: self.optimizer_step(), ..RankPart::default() };
+        let index = &self.opened.index;
+        let saved: HashMap<&str, &IndexedWeight> =
+            index.weights.iter().map(|weight| (weight.name.as_str(), weight)).collect();
+        let Some(plan) = self.programs.first() else { return Ok(part) };
+        for layout in &plan.weights.layouts {
+            let saved = saved.get(layout.name.as_str());
+            let saved = saved.ok_or_else(|| format!("`{}` is not in the checkpoint", layout.name))?;
+            part.shards.push(self.shard(&plan.weights, layout, saved, rank, alive)?);
+        }
+        for (name, region) in carried(&self.programs) {
+            let saved = index.carried.iter().find(|buffer| buffer.name == name).filter(|_| !self.zeros);
+            let bytes = saved.map(|buffer| self.opened.carried(buffer, rank, alive)).transpose();
+            let bytes = bytes.map_err(|error| in_words(&error))?;
+            part.carried.push(bytes.unwrap_or_else(|| vec![0; region.bytes]));
+        }
+        Ok(part)
+    }
+}
+
+/// What a process hands its ranks that refuses: others wait for their word.
+#[derive(Debug)]
+pub(super) struct Refused(pub(super) String);
+
+impl PartReader for Refused {
+    fn digest(&self) -> u64 {
+        0
+    }
+
+    fn read(&self, _: RankId, _: &Alive<'_>) -> Result<RankPart, String> {
+        Err(self.0.clone())
+    }
+}

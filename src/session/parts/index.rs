@@ -1,0 +1,186 @@
+//! The file that makes a checkpoint of the parts in a folder.
+//!
+//! Law: it is written last and never replaced. It says how every weight is cut, so what a rank needs is found
+//! without opening the parts that it does not need. What was read is sound: every name is there once, and the parts
+//! of a weight are all of its rows, each once.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::errors::shown;
+use crate::exec::SaveId;
+use crate::format::{Format, Shape};
+use crate::id::RankId;
+use crate::model::{Mesh, ShardLayout};
+use crate::session::StoreError;
+
+/// The name of the file.
+pub(super) const NAME: &str = "checkpoint.json";
+
+/// The version that is written, and the only one that is read.
+pub(super) const VERSION: u32 = 1;
+
+/// What the file says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Index {
+    /// The version.
+    pub(super) warpweft_parts: u32,
+    #[serde(with = "as_text")]
+    pub(super) save: SaveId,
+    pub(super) optimizer_step: u32,
+    /// Ranks that saved, one part each.
+    pub(super) ranks: u32,
+    pub(super) weights: Vec<IndexedWeight>,
+    pub(super) carried: Vec<IndexedBuffer>,
+    pub(super) notes: BTreeMap<String, String>,
+}
+
+/// One weight. Its first `parts` ranks have its rows, `rows_per_part` each, the last ones fewer or none.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct IndexedWeight {
+    pub(super) name: String,
+    #[serde(with = "as_text")]
+    pub(super) format: Format,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) parts: u32,
+    pub(super) rows_per_part: usize,
+    /// Has it moments? A frozen weight has none.
+    pub(super) moments: bool,
+    /// Has it a delayed scale and an amax history? They are in the part of rank 0.
+    pub(super) delayed: bool,
+}
+
+/// One carried buffer, of which every rank has as many bytes of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct IndexedBuffer {
+    pub(super) name: String,
+    pub(super) bytes: usize,
+}
+
+impl IndexedWeight {
+    /// Its shape.
+    pub(super) const fn shape(&self) -> Shape {
+        Shape { rows: self.rows, cols: self.cols }
+    }
+
+    /// Which rows are in which part.
+    pub(super) const fn cut(&self) -> ShardLayout {
+        ShardLayout { shape: self.shape(), rows_per_rank: self.rows_per_part, ranks: self.parts }
+    }
+}
+
+impl Index {
+    /// Where it is kept.
+    pub(super) fn path(folder: &Path) -> PathBuf {
+        folder.join(NAME)
+    }
+
+    /// Reads it, with a number that says which it is.
+    ///
+    /// # Errors
+    /// [`StoreError`] when it is not there or not sound.
+    pub(super) fn read(folder: &Path) -> Result<(Self, u64), StoreError> {
+        let path = Self::path(folder);
+        let bytes = std::fs::read(&path).map_err(|source| match source.kind() {
+            std::io::ErrorKind::NotFound if folder.is_dir() => StoreError::Content {
+                path: folder.to_owned(),
+                reason: format!(
+                    "the folder has no {NAME}, with which every save into parts ends: it is no such checkpoint, or its \
+                     save did not come to its end; load another one"
+                ),
+            },
+            _ => StoreError::File { path: path.clone(), source },
+        })?;
+        let sound = Self::parsed(&bytes).and_then(|index| index.check().map(|()| index));
+        let index = sound.map_err(|reason| StoreError::Content { path, reason })?;
+        Ok((index, Digest::from_iter([bytes.as_slice()]).short()))
+    }
+
+    fn parsed(bytes: &[u8]) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Version {
+            warpweft_parts: u32,
+        }
+        let wrong = |error: serde_json::Error| {
+            let what = shown(&error.to_string());
+            format!(
+                "it is no index of a checkpoint in parts ({what}); load one that `Session::save_parts` wrote"
+            )
+        };
+        let Version { warpweft_parts: version } = serde_json::from_slice(bytes).map_err(wrong)?;
+        if version != VERSION {
+            return Err(format!(
+                "it has version {version}, and version {VERSION} is known; load it by a newer build"
+            ));
+        }
+        serde_json::from_slice(bytes).map_err(wrong)
+    }
+
+    /// Does it describe a checkpoint?
+    fn check(&self) -> Result<(), String> {
+        if !(1..=Mesh::MAX_RANKS).contains(&self.ranks) {
+            return Err(format!("it is of {} ranks, and 1 to {} can be", self.ranks, Mesh::MAX_RANKS));
+        }
+        once("weight", self.weights.iter().map(|weight| &weight.name))?;
+        once("carried buffer", self.carried.iter().map(|buffer| &buffer.name))?;
+        let is_covered = |weight: &&IndexedWeight| {
+            let cut = weight.cut();
+            let is_cut = weight.rows_per_part > 0 && (1..=self.ranks).contains(&weight.parts);
+            is_cut && cut.padded_rows() >= weight.rows && weight.rows > 0 && weight.cols > 0
+        };
+        match self.weights.iter().find(|weight| !is_covered(weight)) {
+            None => Ok(()),
+            Some(weight) => Err(format!(
+                "{} parts of {} rows are not `{}`, which is {}; load a checkpoint that is not damaged",
+                weight.parts,
+                weight.rows_per_part,
+                shown(&weight.name),
+                weight.shape()
+            )),
+        }
+    }
+
+    /// The file of a rank's part.
+    pub(super) fn part(&self, folder: &Path, rank: RankId) -> PathBuf {
+        part(folder, self.save, rank, self.ranks)
+    }
+}
+
+/// The file of a rank's part. No other save has one of its name, so none is ever written over another.
+pub(super) fn part(folder: &Path, save: SaveId, rank: RankId, ranks: u32) -> PathBuf {
+    folder.join(format!("rank-{:05}-of-{ranks:05}-{save}.safetensors", rank.number()))
+}
+
+fn once<'a>(kind: &str, mut names: impl Iterator<Item = &'a String>) -> Result<(), String> {
+    let mut seen = HashSet::new();
+    match names.find(|name| !seen.insert(*name)) {
+        Some(name) => Err(format!("it lists the {kind} `{}` twice", shown(name))),
+        None => Ok(()),
+    }
+}
+
+/// Values that are kept as what they print.
+mod as_text {
+    use serde::de::{Deserialize, Deserializer, Error};
+    use serde::ser::Serializer;
+
+    use super::{Display, FromStr};
+
+    pub(super) fn serialize<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(value)
+    }
+
+    pub(super) fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+    where
+        T: FromStr<Err: Display>,
+        D: Deserializer<'de>,
+    {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}

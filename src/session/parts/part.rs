@@ -1,0 +1,136 @@
+//! One file of a checkpoint in parts.
+//!
+//! Law: a part that was opened is the one that was asked for, of this save and this rank, with all of its bytes. A
+//! tensor of it is read only if it has the type and shape that the index says; so nothing is read twice or beyond
+//! its end.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use safetensors::tensor::Dtype;
+
+use super::PIECE;
+use crate::exec::{Alive, SaveId};
+use crate::id::RankId;
+use crate::session::StoreError;
+use crate::session::pretrained::{PretrainedError, header};
+
+/// The version of a part, and the keys of what it says of itself.
+pub(super) const ABOUT: [&str; 4] = ["warpweft_part", "save", "rank", "ranks"];
+
+/// What a part says of itself.
+pub(super) fn about(save: SaveId, rank: RankId, ranks: u32) -> HashMap<String, String> {
+    let values =
+        [super::index::VERSION.to_string(), save.to_string(), rank.number().to_string(), ranks.to_string()];
+    ABOUT.map(str::to_owned).into_iter().zip(values).collect()
+}
+
+/// An open part.
+#[derive(Debug)]
+pub(super) struct Part {
+    path: PathBuf,
+    file: Mutex<File>,
+    /// By name: type, shape, first byte.
+    tensors: HashMap<String, (Dtype, Vec<usize>, u64)>,
+}
+
+impl Part {
+    /// Opens the file `path`, which must be this part.
+    ///
+    /// # Errors
+    /// [`StoreError`] when it is missing, torn, or another.
+    pub(super) fn open(path: PathBuf, save: SaveId, rank: RankId, ranks: u32) -> Result<Self, StoreError> {
+        let described = header::read(&path).map_err(|error| match error {
+            PretrainedError::File { path, source } => StoreError::File { path, source },
+            PretrainedError::Content { path, reason } => {
+                let reason = format!(
+                    "the part of {rank} is not whole: {reason}; copy it again, or load another checkpoint"
+                );
+                StoreError::Content { path, reason }
+            }
+            other => StoreError::Content { path: path.clone(), reason: other.to_string() },
+        })?;
+        let expected = about(save, rank, ranks);
+        if let Some(key) = ABOUT.into_iter().find(|key| described.about.get(*key) != expected.get(*key)) {
+            let said = |about: &HashMap<String, String>| {
+                about
+                    .get(key)
+                    .map_or_else(|| "nothing".to_owned(), |text| format!("`{}`", crate::errors::shown(text)))
+            };
+            let (found, expected) = (said(&described.about), said(&expected));
+            let reason = format!(
+                "it is not the part of {rank} of this checkpoint: its `{key}` is {found}, and {expected} in the index; \
+                 put back the file that was saved with it, or load another checkpoint"
+            );
+            return Err(StoreError::Content { path, reason });
+        }
+        let data = described.data;
+        let tensor = |(name, info): (String, safetensors::tensor::TensorInfo)| {
+            (name, (info.dtype, info.shape, data + info.data_offsets.0 as u64))
+        };
+        let tensors = described.tensors.into_iter().map(tensor).collect();
+        Ok(Self { path, file: Mutex::new(described.file), tensors })
+    }
+
+    /// Where the bytes of a tensor begin, which must be of this type and shape.
+    pub(super) fn tensor(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<u64, StoreError> {
+        match self.tensors.get(name) {
+            Some((found, extents, begin)) if *found == dtype && extents == shape => Ok(*begin),
+            found => {
+                let what = found.map_or_else(
+                    || "is not there".to_owned(),
+                    |(dtype, extents, _)| format!("is {dtype} {extents:?}"),
+                );
+                Err(self.content(format!(
+                    "`{name}` {what} and should be {dtype} {shape:?}; load a checkpoint that is not damaged"
+                )))
+            }
+        }
+    }
+
+    /// The extent of a list in f32.
+    pub(super) fn length(&self, name: &str) -> Result<usize, StoreError> {
+        match self.tensors.get(name) {
+            Some((Dtype::F32, extents, _)) if extents.len() == 1 => Ok(extents[0]),
+            _ => {
+                Err(self
+                    .content(format!("`{name}` is no list of F32; load a checkpoint that is not damaged")))
+            }
+        }
+    }
+
+    /// Fills `bytes` from the file's byte `at` on.
+    pub(super) fn read(&self, at: u64, bytes: &mut [u8], alive: &Alive<'_>) -> Result<(), StoreError> {
+        let mut at = at;
+        for piece in bytes.chunks_mut(PIECE) {
+            self.piece(at, piece).and_then(|()| alive()).map_err(|source| self.failed(source))?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn piece(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        file.seek(SeekFrom::Start(at))?;
+        file.read_exact(bytes)
+    }
+
+    fn failed(&self, source: io::Error) -> StoreError {
+        StoreError::File { path: self.path.clone(), source }
+    }
+
+    fn content(&self, reason: String) -> StoreError {
+        StoreError::Content { path: self.path.clone(), reason }
+    }
+}
+
+/// Is this file that part? Asked where it was just written.
+///
+/// # Errors
+/// As [`Part::open`].
+pub(super) fn check(folder: &Path, save: SaveId, rank: RankId, ranks: u32) -> Result<(), StoreError> {
+    Part::open(super::index::part(folder, save, rank, ranks), save, rank, ranks).map(drop)
+}

@@ -1,0 +1,220 @@
+//! Parts on their way into a folder.
+//!
+//! Law: every rank writes its own file, from its memory, one list of values at a time. The index comes last, when
+//! every part was seen in the folder by the process that writes it; so a folder that hosts do not share is found out.
+//! A save that fails removes its own files, and touches no others.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use safetensors::SafeTensorError;
+use safetensors::tensor::Dtype;
+
+use super::index::{self, Index, IndexedBuffer, IndexedWeight};
+use super::opened::Kind;
+use super::{PIECE, in_words, part};
+use crate::digest::Digest;
+use crate::exec::{Moment, PartWriter, RankState, SaveId};
+use crate::id::{RankId, WeightId};
+use crate::plan::{StepPlan, carried};
+use crate::session::StoreError;
+use crate::session::tensor_file;
+use crate::session::tensors::{self, Tensor};
+use crate::whole_file::{WholeFile, make_folder};
+
+/// Bytes after which the disk is waited for, so that nobody waits for all of them at the end.
+const UNSETTLED: usize = 16 * PIECE;
+
+/// One save.
+#[derive(Debug)]
+pub(super) struct Save {
+    pub(super) folder: PathBuf,
+    pub(super) notes: BTreeMap<String, String>,
+    pub(super) programs: Vec<Arc<StepPlan>>,
+}
+
+impl Save {
+    fn plan(&self) -> Result<&StepPlan, String> {
+        self.programs.first().map(AsRef::as_ref).ok_or_else(|| "the session has no program".to_owned())
+    }
+
+    fn ranks(&self) -> Result<u32, String> {
+        Ok(self.plan()?.weights.mesh.ranks())
+    }
+
+    /// What `state` has, as the tensors of its part.
+    fn tensors<'a>(&'a self, state: &'a dyn RankState) -> Result<Vec<Tensor<'a>>, String> {
+        let (rank, weights) = (state.rank(), &self.plan()?.weights);
+        let mut tensors = Vec::new();
+        for (number, layout) in weights.layouts.iter().enumerate() {
+            let weight = WeightId::at(number);
+            // Ranks of the first replica come first.
+            if rank.number() >= layout.shard.ranks {
+                continue;
+            }
+            let (rows, cols) = (layout.shard.rows_of(rank).rows, layout.shard.shape.cols);
+            let mut add = |kind: Kind, fetch: Box<dyn Fn() -> io::Result<Vec<f32>> + 'a>| {
+                if rows > 0 {
+                    tensors.push(Tensor::later(kind.of(&layout.name), Dtype::F32, vec![rows, cols], fetch));
+                }
+            };
+            add(Kind::Master, Box::new(move || state.master(weight)));
+            if !layout.frozen {
+                add(Kind::ExpAvg, Box::new(move || state.moment(weight, Moment::First)));
+                add(Kind::ExpAvgSq, Box::new(move || state.moment(weight, Moment::Second)));
+            }
+            if rank == RankId::new(0)
+                && let Some(delayed) = state.delayed(weight).map_err(|error| error.to_string())?
+            {
+                let [scale, history] = tensors::delayed_names(&layout.name);
+                let length = delayed.history.len();
+                tensors.push(Tensor::later(scale, Dtype::F32, vec![1], move || Ok(vec![delayed.scale])));
+                let fetch = move || Ok(delayed.history.clone());
+                tensors.push(Tensor::later(history, Dtype::F32, vec![length], fetch));
+            }
+        }
+        for (place, (name, region)) in carried(&self.programs).into_iter().enumerate() {
+            let name = tensors::carried_name(name, rank.index());
+            tensors.push(Tensor::later(name, Dtype::U8, vec![region.bytes], move || state.carried(place)));
+        }
+        Ok(tensors)
+    }
+
+    fn index(&self, save: SaveId, optimizer_step: u32) -> Result<Index, String> {
+        let weights = &self.plan()?.weights;
+        let indexed = weights.layouts.iter().map(|layout| IndexedWeight {
+            name: layout.name.clone(),
+            format: layout.format,
+            rows: layout.shard.shape.rows,
+            cols: layout.shard.shape.cols,
+            parts: layout.shard.ranks,
+            rows_per_part: layout.shard.rows_per_rank,
+            moments: !layout.frozen,
+            delayed: weights.delayed(layout.bucket).is_some(),
+        });
+        let buffers = carried(&self.programs).into_iter();
+        Ok(Index {
+            warpweft_parts: index::VERSION,
+            save,
+            optimizer_step,
+            ranks: self.ranks()?,
+            weights: indexed.collect(),
+            carried: buffers
+                .map(|(name, region)| IndexedBuffer { name: name.to_owned(), bytes: region.bytes })
+                .collect(),
+            notes: self.notes.clone(),
+        })
+    }
+}
+
+impl PartWriter for Save {
+    fn begin(&self, rank: RankId) -> Result<u64, String> {
+        let path = Index::path(&self.folder);
+        // A link that leads nowhere is in the way as well.
+        if std::fs::symlink_metadata(&path).is_ok() {
+            return Err(taken(&path));
+        }
+        make_folder(&self.folder).map_err(|source| {
+            format!("{}: {source}; name a folder in which this user can write", self.folder.display())
+        })?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let mut digest = Digest::default();
+        digest.add(&now.as_nanos().to_le_bytes());
+        digest.add(&std::process::id().to_le_bytes());
+        digest.add(&rank.number().to_le_bytes());
+        Ok(digest.short())
+    }
+
+    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<(), String> {
+        let (rank, ranks) = (state.rank(), self.ranks()?);
+        let path = index::part(&self.folder, save, rank, ranks);
+        let file = WholeFile::begin(&path).map_err(|source| failed(&path, source))?;
+        let mut steady = Steady { file, state, unsettled: 0 };
+        let tensors = self.tensors(state)?;
+        tensor_file::write(tensors, part::about(save, rank, ranks), &mut steady).map_err(
+            |error| match error {
+                SafeTensorError::IoError(source) => failed(&path, source),
+                error => in_words(&StoreError::Content { path: path.clone(), reason: error.to_string() }),
+            },
+        )?;
+        steady.file.commit().map_err(|source| failed(&path, source))
+    }
+
+    fn complete(&self, save: SaveId, state: &dyn RankState) -> Result<(), String> {
+        let (ranks, path) = (self.ranks()?, Index::path(&self.folder));
+        for rank in (0..ranks).map(RankId::new) {
+            part::check(&self.folder, save, rank, ranks).map_err(|error| {
+                format!(
+                    "the part that {rank} wrote is not where {} looks for it: {}; name a folder that all hosts share",
+                    state.rank(),
+                    in_words(&error)
+                )
+            })?;
+            state.alive().map_err(|error| error.to_string())?;
+        }
+        let index = self.index(save, state.optimizer_step().map_err(|error| error.to_string())?)?;
+        let text = serde_json::to_vec_pretty(&index).map_err(|error| failed(&path, error.into()))?;
+        let put = || {
+            let mut file = WholeFile::begin(&path)?;
+            file.write_all(&text)?;
+            file.commit_as(false)
+        };
+        put().map_err(|source| match source.kind() {
+            io::ErrorKind::AlreadyExists => taken(&path),
+            _ => {
+                // It may have its name already. With its parts removed, it would be no checkpoint.
+                if std::fs::read(&path).is_ok_and(|found| found == text) {
+                    let _ = std::fs::remove_file(&path);
+                }
+                failed(&path, source)
+            }
+        })
+    }
+
+    fn withdraw(&self, save: SaveId, rank: RankId) {
+        if let Ok(ranks) = self.ranks() {
+            // What is left is of no save, and the reason is on its way.
+            let _ = std::fs::remove_file(index::part(&self.folder, save, rank, ranks));
+        }
+    }
+}
+
+/// What is said of a folder that has a checkpoint.
+fn taken(index: &Path) -> String {
+    format!(
+        "{} is there, so its folder holds a checkpoint, and no save replaces one; name another folder, such as one for \
+         each step, and remove those you do not need",
+        index.display()
+    )
+}
+
+fn failed(path: &Path, source: io::Error) -> String {
+    in_words(&StoreError::File { path: path.to_owned(), source })
+}
+
+/// A file that is written in pieces, between which the rank tells that it lives and the disk catches up.
+struct Steady<'a> {
+    file: WholeFile,
+    state: &'a dyn RankState,
+    unsettled: usize,
+}
+
+impl Write for Steady<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(&bytes[..bytes.len().min(PIECE)])?;
+        self.unsettled += written;
+        if self.unsettled >= UNSETTLED {
+            self.file.settle()?;
+            self.unsettled = 0;
+        }
+        self.state.alive()?;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}

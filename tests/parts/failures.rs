@@ -1,0 +1,209 @@
+//! Saves that fail: every rank says so, the session goes on, and what was there stays.
+
+use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+use std::task::{Context, Poll};
+
+use warpweft::format::Format;
+use warpweft::id::RankId;
+use warpweft::session::{PartFiles, SessionError, block_on};
+
+use crate::meddler::{Switch, failing_at};
+use crate::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
+use crate::wrapped::Moment;
+use crate::{config, files, notes};
+
+fn contents(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    files(folder).into_iter().map(|path| (path.clone(), std::fs::read(path).unwrap())).collect()
+}
+
+/// CK-1.
+#[test]
+fn a_folder_that_holds_a_checkpoint_is_refused_and_stays_as_it_is() {
+    within_a_minute(async {
+        let folder = tempfile::tempdir().unwrap();
+        let parts = PartFiles::new(folder.path());
+        let trainer = Trainer::new(2, Format::NVFP4_2D);
+        let mut session = trainer.start(config(), 3).await.unwrap();
+        session.save_parts(&parts, &notes(&[("which", "the first")])).await.unwrap();
+        let before = contents(folder.path());
+        let found = losses(&mut session, 3, 0..2).await;
+        let error = session.save_parts(&parts, &notes(&[("which", "another")])).await.unwrap_err();
+        let said = error.to_string();
+        assert!(matches!(error, SessionError::Parts { .. }), "{said}");
+        assert!(said.contains("checkpoint.json is there") && said.contains("name another folder"), "{said}");
+        assert!(contents(folder.path()) == before);
+        let mut undisturbed = trainer.start(config(), 3).await.unwrap();
+        let expected = losses(&mut undisturbed, 3, 0..4).await;
+        assert_eq!(found, expected[..2]);
+        assert_eq!(losses(&mut session, 3, 2..4).await, expected[2..]);
+    });
+}
+
+/// CK-1. What an interrupted save left is neither taken for a checkpoint nor in the way of one.
+#[test]
+fn a_save_into_a_folder_that_an_interrupted_one_left_becomes_a_checkpoint() {
+    within_a_minute(async {
+        let folder = tempfile::tempdir().unwrap();
+        let parts = PartFiles::new(folder.path());
+        let mut session = Trainer::new(2, Format::NVFP4_2D).start(config(), 2).await.unwrap();
+        session.save_parts(&parts, &notes(&[])).await.unwrap();
+        std::fs::remove_file(folder.path().join("checkpoint.json")).unwrap();
+        let left = contents(folder.path());
+        assert!(session.import_parts(&parts).await.is_err());
+        losses(&mut session, 2, 0..1).await;
+        session.save_parts(&parts, &notes(&[])).await.unwrap();
+        assert_eq!(parts.load().unwrap().optimizer_step, 1);
+        let now = contents(folder.path());
+        assert!(now.len() == 5 && left.iter().all(|file| now.contains(file)), "other files are left alone");
+    });
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_or_holds_something_in_the_indexs_place_is_refused_on_every_rank() {
+    within_a_minute(async {
+        let folder = tempfile::tempdir().unwrap();
+        let mut session = Trainer::new(1, Format::F32).start(config(), 2).await.unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "notes").unwrap();
+        for (name, words) in [("file", "name a folder"), ("file/below", "name a folder")] {
+            let parts = PartFiles::new(folder.path().join(name));
+            let error = session.save_parts(&parts, &notes(&[])).await.unwrap_err();
+            let SessionError::Parts { rank, reason } = &error else { panic!("{error}") };
+            assert!(*rank == RankId::new(0) && reason.contains(words), "{error}");
+        }
+        let taken = folder.path().join("taken");
+        std::fs::create_dir_all(taken.join("checkpoint.json")).unwrap();
+        let said = session.save_parts(&PartFiles::new(&taken), &notes(&[])).await.unwrap_err().to_string();
+        assert!(said.contains("checkpoint.json is there"), "{said}");
+        assert_eq!(std::fs::read(&file).unwrap(), b"notes");
+        assert_eq!(files(&taken).len(), 1);
+        losses(&mut session, 2, 0..1).await;
+    });
+}
+
+/// A disk that takes no file, as a folder is for whoever may not write in it.
+#[cfg(unix)]
+#[test]
+fn ranks_that_cannot_write_are_named_the_others_withdraw_and_the_session_goes_on() {
+    within_a_minute(async {
+        let folder = tempfile::tempdir().unwrap();
+        let locked = folder.path().join("locked");
+        std::fs::create_dir(&locked).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o500);
+        std::fs::set_permissions(&locked, mode).unwrap();
+        // Root may write anywhere but below what only says that it is a file system.
+        let refuses = if std::fs::write(locked.join("probe"), "").is_err() { locked } else { "/proc".into() };
+        let trainer = Trainer::new(2, Format::NVFP4_2D);
+        let mut session = trainer.start(config(), 3).await.unwrap();
+        let mut found = losses(&mut session, 3, 0..1).await;
+        let error = session.save_parts(&PartFiles::new(&refuses), &notes(&[])).await.unwrap_err();
+        let SessionError::Parts { rank, reason } = &error else { panic!("{error}") };
+        assert!(*rank == RankId::new(0) && reason.contains("rank-00000-of-00003-"), "{error}");
+        found.extend(losses(&mut session, 3, 1..3).await);
+        let mut undisturbed = trainer.start(config(), 3).await.unwrap();
+        assert_eq!(found, losses(&mut undisturbed, 3, 0..3).await);
+    });
+}
+
+/// A rank that fails otherwise than by its file ends the session, as in an export.
+#[test]
+fn a_device_that_fails_in_a_save_is_named_and_leaves_no_checkpoint() {
+    within_a_minute(async {
+        for victim in [0, 2] {
+            let folder = tempfile::tempdir().unwrap();
+            let switch = Switch::default();
+            let ranks = failing_at(Moment::Download, RankId::new(victim), 3, &switch);
+            let trainer = Trainer::new(2, Format::NVFP4_2D);
+            let mut session = trainer.builder(config(), &Mischief::default()).start(ranks).await.unwrap();
+            losses(&mut session, 3, 0..1).await;
+            switch.on();
+            let parts = PartFiles::new(folder.path());
+            let error = session.save_parts(&parts, &notes(&[])).await.unwrap_err();
+            assert!(matches!(error, SessionError::Poisoned { .. }), "{error}");
+            let said = error.to_string();
+            assert!(said.contains(&format!("rank {victim}")) && said.contains("the cable is out"), "{said}");
+            let mine = format!("rank-{victim:05}");
+            let named = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
+            let left: Vec<_> = files(folder.path()).iter().map(named).collect();
+            assert!(
+                !left.iter().any(|name| name == "checkpoint.json" || name.starts_with(&mine)),
+                "{left:?}"
+            );
+            assert!(!left.iter().any(|name| name.ends_with(".part")), "{left:?}");
+        }
+    });
+}
+
+/// CK-1. A job that was thought dead and the one that was started in its place: the first index is kept, with its
+/// own parts, and the other save fails and leaves nothing.
+#[test]
+fn of_two_jobs_that_save_into_one_folder_at_a_time_one_is_kept_whole() {
+    for round in 0..8 {
+        let folder = tempfile::tempdir().unwrap();
+        let parts = PartFiles::new(folder.path().join("new"));
+        let together = Barrier::new(2);
+        let save = |steps: u32| {
+            let mut session = block_on(Trainer::new(1, Format::F32).start(config(), 2)).unwrap();
+            block_on(losses(&mut session, 2, 0..steps));
+            together.wait();
+            let saved = block_on(session.save_parts(&parts, &notes(&[])));
+            block_on(losses(&mut session, 2, steps..steps + 1));
+            saved.map_err(|error| error.to_string())
+        };
+        let outcomes = std::thread::scope(|scope| {
+            let save = &save;
+            [1, 2].map(|steps| scope.spawn(move || save(steps))).map(|thread| thread.join().unwrap())
+        });
+        let kept = parts.load().unwrap().optimizer_step;
+        let failed = outcomes.iter().find_map(|outcome| outcome.as_ref().err());
+        let failed = failed.unwrap_or_else(|| panic!("both were kept, in round {round}"));
+        assert!(failed.contains("checkpoint.json is there"), "{failed}");
+        assert!(outcomes[kept as usize - 1].is_ok(), "{outcomes:?}");
+        assert_eq!(files(parts.folder()).len(), 3);
+    }
+}
+
+/// A future that is dropped takes nothing back, and a failure is heard by whoever asks next.
+#[test]
+fn a_save_whose_future_was_dropped_is_whole_or_told_to_whoever_asks_next() {
+    within_a_minute(async {
+        let folder = tempfile::tempdir().unwrap();
+        let parts = PartFiles::new(folder.path());
+        let mut session = Trainer::new(2, Format::NVFP4_2D).start(config(), 2).await.unwrap();
+        polled_once(session.save_parts(&parts, &notes(&[]))).await;
+        losses(&mut session, 2, 0..1).await;
+        assert_eq!(parts.load().unwrap().optimizer_step, 0);
+        feed(&mut session, "train", 2, 1);
+        let error = match polled_once(session.save_parts(&parts, &notes(&[]))).await {
+            // The ranks were quicker.
+            Some(told) => told.unwrap_err(),
+            None => {
+                let error = session.step("train").await.unwrap_err();
+                assert!(error.to_string().contains("the save whose future was dropped"), "{error}");
+                error
+            }
+        };
+        assert!(matches!(error, SessionError::Parts { .. }), "{error}");
+        losses(&mut session, 2, 1..2).await;
+        polled_once(session.import_parts(&parts)).await;
+        assert_eq!(session.export().await.unwrap().optimizer_step, 0);
+        let told = polled_once(session.save_parts(&parts, &notes(&[]))).await;
+        let closed = session.close().await;
+        assert!(told.is_some_and(|told| told.is_err()) || closed.is_err_and(is_of_a_closed_session));
+    });
+}
+
+fn is_of_a_closed_session(error: SessionError) -> bool {
+    matches!(&error, SessionError::Parts { reason, .. } if reason.contains("the session is closed"))
+}
+
+/// What a future has after its first poll, and then it is dropped.
+async fn polled_once<T>(future: impl Future<Output = T>) -> Option<T> {
+    let mut future = std::pin::pin!(future);
+    let poll = |context: &mut Context<'_>| match future.as_mut().poll(context) {
+        Poll::Ready(told) => Poll::Ready(Some(told)),
+        Poll::Pending => Poll::Ready(None),
+    };
+    std::future::poll_fn(poll).await
+}

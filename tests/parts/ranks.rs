@@ -1,0 +1,194 @@
+//! Ranks that save and import through a keeper of parts that fails at one of them: all do the same, and hear why.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use warpweft::backend::cpu::{CpuOptions, CpuSurface, CpuWorld};
+use warpweft::compute::{Compute, ComputeContext, ComputeFactory};
+use warpweft::exec::{
+    Alive, CaptureMode, Exchange, Moment, PartReader, PartWriter, Rank, RankPart, RankState, SaveId, World,
+};
+use warpweft::format::Format;
+use warpweft::id::{RankId, WeightId};
+use warpweft::layout::Weights;
+use warpweft::model::{Call, Mesh};
+use warpweft::plan::{Policy, ResidentLayout, StepPlan};
+
+use crate::config;
+use crate::trainer::{Trainer, ended, initial};
+
+const RANKS: u32 = 3;
+
+/// At what a keeper fails, of rank 1 or, to complete, of rank 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fails {
+    Never,
+    Begin,
+    Write,
+    Complete,
+    Read,
+}
+
+/// What a keeper was asked, in any order.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Asked {
+    written: Vec<RankId>,
+    completed: Vec<RankId>,
+    withdrawn: Vec<RankId>,
+}
+
+#[derive(Debug)]
+struct Keeper {
+    fails: Fails,
+    asked: Mutex<Asked>,
+}
+
+impl Keeper {
+    fn refuses(&self, fails: Fails, rank: RankId) -> Result<(), String> {
+        let at = if fails == Fails::Complete { RankId::new(0) } else { RankId::new(1) };
+        if (self.fails, rank) == (fails, at) { Err(format!("no {fails:?} today")) } else { Ok(()) }
+    }
+
+    fn note(&self, note: impl FnOnce(&mut Asked)) {
+        note(&mut self.asked.lock().unwrap());
+    }
+}
+
+impl PartWriter for Keeper {
+    fn begin(&self, rank: RankId) -> Result<u64, String> {
+        self.refuses(Fails::Begin, rank).map(|()| u64::from(rank.number()))
+    }
+
+    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<(), String> {
+        assert_eq!(save, SaveId::of(&[0, 1, 2]), "it follows from what all said");
+        self.refuses(Fails::Write, state.rank())?;
+        let weight = WeightId::new(0);
+        let values = state.master(weight).unwrap().len();
+        assert_eq!(state.moment(weight, Moment::First).unwrap().len(), values);
+        assert_eq!(state.moment(weight, Moment::Second).unwrap(), vec![0.0; values]);
+        assert_eq!((state.optimizer_step().unwrap(), state.delayed(weight).unwrap()), (0, None));
+        assert!(state.carried(9).unwrap().is_empty());
+        state.alive().unwrap();
+        self.note(|asked| asked.written.push(state.rank()));
+        Ok(())
+    }
+
+    fn complete(&self, _: SaveId, state: &dyn RankState) -> Result<(), String> {
+        self.refuses(Fails::Complete, state.rank())?;
+        self.note(|asked| asked.completed.push(state.rank()));
+        Ok(())
+    }
+
+    fn withdraw(&self, _: SaveId, rank: RankId) {
+        self.note(|asked| asked.withdrawn.push(rank));
+    }
+}
+
+impl PartReader for Keeper {
+    fn digest(&self) -> u64 {
+        7
+    }
+
+    fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, String> {
+        alive().unwrap();
+        self.refuses(Fails::Read, rank)?;
+        // Of rows that no rank has: it would be refused with the end of the world if any took it in.
+        Ok(RankPart::default())
+    }
+}
+
+fn closures() -> ComputeFactory<CpuSurface> {
+    let nothing = |_: &Call, _: &ComputeContext<'_, CpuSurface>| Ok(());
+    Arc::new(move |_| Ok(Box::new(nothing) as Box<dyn Compute<CpuSurface>>))
+}
+
+/// What every rank's exchange has after `ask`, and what the keeper was asked.
+fn asked<T: Send + 'static>(
+    fails: Fails,
+    ask: impl Fn(&mut Rank<warpweft::backend::cpu::CpuBackend>, &mut Exchange, Arc<Keeper>) -> T
+    + Copy
+    + Send
+    + 'static,
+) -> (Vec<T>, Asked) {
+    ended(move || {
+        let trainer = Trainer::new(2, Format::NVFP4_2D);
+        let mesh = Mesh::new(RANKS).unwrap();
+        let weights = Weights::new(trainer.model.weights(), mesh);
+        let resident = ResidentLayout::new(&weights, &[&trainer.train]).unwrap();
+        let policy = Policy::from(&config());
+        let prologue = Arc::new(StepPlan::prologue(&weights, &resident, &policy).unwrap());
+        let plan = Arc::new(StepPlan::within(&trainer.train, &weights, &resident, &policy).unwrap());
+        let device = CpuWorld::new(mesh, CpuOptions::default()).unwrap();
+        let world = Arc::new(World::new(RANKS, Duration::from_secs(60)));
+        let keeper = Arc::new(Keeper { fails, asked: Mutex::default() });
+        let told = std::thread::scope(|scope| {
+            let ranks = mesh.iter().map(|rank| {
+                let (backend, world, keeper) =
+                    (device.backend(rank).unwrap(), Arc::clone(&world), Arc::clone(&keeper));
+                let (prologue, plans) = (Arc::clone(&prologue), vec![Arc::clone(&plan)]);
+                scope.spawn(move || {
+                    let closures = closures();
+                    let mut rank =
+                        Rank::new(backend, world, prologue, plans, CaptureMode::Off, &closures).unwrap();
+                    let fill = |rows: warpweft::exec::MasterRows<'_>, values: &mut [f32]| {
+                        initial(rows, values);
+                        Ok(())
+                    };
+                    rank.initialize(&(Arc::new(fill) as warpweft::exec::Initializer)).unwrap();
+                    ask(&mut rank, &mut Exchange::default(), keeper)
+                })
+            });
+            let ranks: Vec<_> = ranks.collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        let mut asked = keeper.asked.lock().unwrap().clone();
+        for list in [&mut asked.written, &mut asked.completed, &mut asked.withdrawn] {
+            list.sort();
+        }
+        (told, asked)
+    })
+}
+
+/// CK-1, CK-2.
+#[test]
+fn a_rank_that_fails_at_any_moment_of_a_save_is_named_to_all_and_no_part_is_left() {
+    let all: Vec<RankId> = (0..RANKS).map(RankId::new).collect();
+    let [first, one] = [0, 1].map(RankId::new);
+    for (fails, written, withdrawn, named) in [
+        (Fails::Never, all.clone(), vec![], None),
+        (Fails::Begin, vec![], vec![], Some((one, "no Begin today"))),
+        (Fails::Write, vec![first, RankId::new(2)], all.clone(), Some((one, "no Write today"))),
+        (Fails::Complete, all.clone(), all.clone(), Some((first, "no Complete today"))),
+    ] {
+        let (told, found) = asked(fails, |rank, exchange, keeper| {
+            exchange.part_writer = Some(keeper);
+            rank.save_part(exchange).unwrap();
+            exchange.refusal.take()
+        });
+        let named = named.map(|(rank, reason)| (rank, reason.to_owned()));
+        assert_eq!(told, vec![named; RANKS as usize], "{fails:?}");
+        let completed = if fails == Fails::Never { vec![first] } else { vec![] };
+        assert_eq!(found, Asked { written, completed, withdrawn }, "{fails:?}");
+    }
+}
+
+/// CK-2: the others, who could, import nothing either.
+#[test]
+fn a_rank_that_refuses_what_it_read_is_named_to_all_and_none_imports() {
+    let (told, _) = asked(Fails::Read, |rank, exchange, keeper| {
+        exchange.part_reader = Some(keeper);
+        rank.import_part(exchange).unwrap();
+        let refused = exchange.import_refused.take();
+        rank.export(exchange).unwrap();
+        let masters: f32 =
+            exchange.shards.iter().flat_map(|shard| &shard.master).map(|value| value.abs()).sum();
+        assert!(masters > 0.0, "they are as they were");
+        refused
+    });
+    assert_eq!(told, vec![Some("rank 1: no Read today".to_owned()); RANKS as usize]);
+    let (told, _) = asked(Fails::Never, |rank, exchange, keeper| {
+        exchange.part_reader = Some(keeper);
+        rank.import_part(exchange).unwrap_err().to_string()
+    });
+    assert!(told.iter().all(|said| said.contains("0 weights of a checkpoint, and place for 3")), "{told:?}");
+}

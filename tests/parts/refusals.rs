@@ -1,0 +1,332 @@
+//! What is no whole checkpoint of this model is refused by name, on all ranks, and nothing is changed.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use warpweft::config::Scaling;
+use warpweft::format::Format;
+use warpweft::session::{PartFiles, Session, SessionError, StoreError};
+
+use crate::trainer::{SIZE, Trainer, losses, within_a_minute};
+use crate::{config, files, notes, part};
+
+const RANKS: u32 = 3;
+
+/// Rows of a weight in each part.
+const ROWS: usize = SIZE / RANKS as usize;
+
+/// Tensors of a file by name, and what it says of itself.
+#[derive(Default)]
+struct Content {
+    tensors: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
+    about: HashMap<String, String>,
+}
+
+impl Content {
+    fn read(path: &Path) -> Self {
+        let bytes = std::fs::read(path).unwrap();
+        let about = SafeTensors::read_metadata(&bytes).unwrap().1.metadata().clone().unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let tensor = |(name, view): (String, TensorView<'_>)| {
+            (name, (view.dtype(), view.shape().to_vec(), view.data().to_vec()))
+        };
+        Self { tensors: file.tensors().into_iter().map(tensor).collect(), about }
+    }
+
+    fn write(&self, path: &Path) {
+        let views = self.tensors.iter().map(|(name, (dtype, shape, bytes))| {
+            (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+        });
+        std::fs::write(path, safetensors::serialize(views, Some(self.about.clone())).unwrap()).unwrap();
+    }
+
+    fn set(&mut self, tensor: &str, element: usize, value: f32) {
+        let bytes = &mut self.tensors.get_mut(tensor).unwrap().2;
+        bytes[4 * element..4 * element + 4].copy_from_slice(&value.to_le_bytes());
+    }
+}
+
+fn edit(path: &Path, change: impl FnOnce(&mut Content)) {
+    let mut content = Content::read(path);
+    change(&mut content);
+    content.write(path);
+}
+
+fn edit_index(folder: &Path, from: &str, to: &str) {
+    let path = folder.join("checkpoint.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(text.contains(from), "{text}");
+    std::fs::write(path, text.replacen(from, to, 1)).unwrap();
+}
+
+fn copy(from: &Path, to: &Path) {
+    for file in files(from) {
+        put(&file, &to.join(file.file_name().unwrap()));
+    }
+}
+
+/// One file in place of another.
+fn put(from: &Path, to: &Path) {
+    std::fs::copy(from, to).unwrap();
+}
+
+/// Is refused in these words, and the session is as it was.
+async fn refused(session: &mut Session, files: &PartFiles, words: &[&str]) {
+    let before = session.export().await.unwrap();
+    let error = session.import_parts(files).await.unwrap_err();
+    let said = error.to_string();
+    assert!(matches!(error, SessionError::Import { .. }), "{said}");
+    assert!(words.iter().all(|word| said.contains(word)), "{said} instead of {words:?}");
+    assert!(said.ends_with("nothing was changed"), "{said}");
+    assert!(session.export().await.unwrap() == before, "{said}");
+}
+
+type Damage = fn(&Path, &Path);
+
+/// What is done to a checkpoint's folder, with that of another save at hand; what is said of it; and whether it is
+/// said of files, which no whole checkpoint is made of either.
+const CASES: &[(&str, Damage, &[&str], bool)] = &[
+    (
+        "no index",
+        |folder, _| std::fs::remove_file(folder.join("checkpoint.json")).unwrap(),
+        &["the folder has no checkpoint.json", "did not come to its end"],
+        true,
+    ),
+    (
+        "no folder",
+        |folder, _| std::fs::remove_dir_all(folder).unwrap(),
+        &["checkpoint.json", "check the path"],
+        true,
+    ),
+    ("a torn index", |folder, _| edit_index(folder, "\n}", ""), &["checkpoint.json: it is no index"], true),
+    (
+        "a later version",
+        |folder, _| edit_index(folder, "\"warpweft_parts\": 1", "\"warpweft_parts\": 9"),
+        &["version 9", "newer build"],
+        true,
+    ),
+    (
+        "a name twice",
+        |folder, _| edit_index(folder, "\"layer1\"", "\"layer0\""),
+        &["lists the weight `layer0` twice"],
+        true,
+    ),
+    (
+        "rows that no part has",
+        |folder, _| edit_index(folder, "\"rows_per_part\": 32", "\"rows_per_part\": 31"),
+        &["3 parts of 31 rows are not `layer0`"],
+        true,
+    ),
+    (
+        "parts of no rows",
+        |folder, _| edit_index(folder, "\"rows_per_part\": 32", "\"rows_per_part\": 0"),
+        &["3 parts of 0 rows"],
+        true,
+    ),
+    ("no ranks", |folder, _| edit_index(folder, "\"ranks\": 3", "\"ranks\": 0"), &["it is of 0 ranks"], true),
+    (
+        "no such save",
+        |folder, _| edit_index(folder, "\"save\": \"", "\"save\": \"x"),
+        &["name a save by sixteen digits"],
+        true,
+    ),
+    (
+        "a part that is missing",
+        |folder, _| std::fs::remove_file(part(folder, 1)).unwrap(),
+        &["rank 1: ", "rank-00001-of-00003-", "check the path"],
+        true,
+    ),
+    (
+        "a part that is torn",
+        |folder, _| {
+            let bytes = std::fs::read(part(folder, 2)).unwrap();
+            std::fs::write(part(folder, 2), &bytes[..bytes.len() - 1]).unwrap();
+        },
+        &["rank-00002-of-00003-", "the part of rank 2 is not whole: it is cut off"],
+        true,
+    ),
+    (
+        "a part that is empty",
+        |folder, _| std::fs::write(part(folder, 0), "").unwrap(),
+        &["the part of rank 0 is not whole", "0 bytes"],
+        true,
+    ),
+    (
+        "a part with more behind it",
+        |folder, _| {
+            let bytes = std::fs::read(part(folder, 0)).unwrap();
+            std::fs::write(part(folder, 0), [bytes, vec![0]].concat()).unwrap();
+        },
+        &["the part of rank 0 is not whole: 1 bytes behind its last tensor"],
+        true,
+    ),
+    (
+        "a file of somebody else",
+        |folder, _| edit(&part(folder, 1), |content| content.about.clear()),
+        &["it is not the part of rank 1", "`warpweft_part` is nothing"],
+        true,
+    ),
+    (
+        "a part of another save",
+        |folder, other| put(&part(other, 1), &part(folder, 1)),
+        &["rank-00001-of-00003-", "it is not the part of rank 1 of this checkpoint: its `save` is"],
+        true,
+    ),
+    (
+        "an index of another save",
+        |folder, other| put(&other.join("checkpoint.json"), &folder.join("checkpoint.json")),
+        &["rank-0000", "check the path"],
+        true,
+    ),
+    (
+        "a part of another rank",
+        |folder, _| put(&part(folder, 0), &part(folder, 2)),
+        &["it is not the part of rank 2", "its `rank` is `0`, and `2` in the index"],
+        true,
+    ),
+    (
+        "a weight that a part lacks",
+        |folder, _| edit(&part(folder, 1), |content| drop(content.tensors.remove("layer0.exp_avg"))),
+        &["rank-00001-of-00003-", "`layer0.exp_avg` is not there"],
+        true,
+    ),
+    (
+        "a wrong shape",
+        |folder, _| {
+            edit(&part(folder, 1), |content| {
+                content.tensors.get_mut("layer1.master").unwrap().1 = vec![SIZE, ROWS]
+            })
+        },
+        &["`layer1.master` is F32 [96, 32] and should be F32 [32, 96]"],
+        true,
+    ),
+    (
+        "a wrong type",
+        |folder, _| {
+            edit(&part(folder, 0), |content| content.tensors.get_mut("bias.master").unwrap().0 = Dtype::I32)
+        },
+        &["`bias.master` is I32 [1, 96] and should be F32"],
+        true,
+    ),
+    (
+        "a master that is no number",
+        |folder, _| edit(&part(folder, 2), |content| content.set("layer1.master", 5 * SIZE + 7, f32::NAN)),
+        &["rank 2: `layer1` holds NaN in row 69, column 7"],
+        false,
+    ),
+    (
+        "a moment that is no number",
+        |folder, _| edit(&part(folder, 1), |content| content.set("layer0.exp_avg", 3, f32::INFINITY)),
+        &["rank 1: the first moment of `layer0` is inf in row 32, column 3"],
+        false,
+    ),
+    (
+        "a mean of squares below 0",
+        |folder, _| edit(&part(folder, 0), |content| content.set("bias.exp_avg_sq", 9, -1.0)),
+        &["the second moment of `bias` is -1.0 in row 0, column 9"],
+        false,
+    ),
+    (
+        "too many steps",
+        |folder, _| edit_index(folder, "\"optimizer_step\": 2", "\"optimizer_step\": 3000000000"),
+        &["counts 3000000000 optimizer steps"],
+        false,
+    ),
+    (
+        "another model",
+        |folder, _| edit_index(folder, "\"layer1\"", "\"layer9\""),
+        &["`layer1` is not in the checkpoint, and the session has no `layer9`"],
+        true,
+    ),
+    (
+        "another shape",
+        |folder, _| edit_index(folder, "\"rows\": 96", "\"rows\": 95"),
+        &["`layer0` is 95×96 in the checkpoint and 96×96 here"],
+        true,
+    ),
+];
+
+/// CK-2: as if nothing had happened, training goes on.
+#[test]
+fn what_is_no_whole_checkpoint_is_refused_by_name_and_changes_nothing() {
+    within_a_minute(async {
+        let trainer = Trainer::new(2, Format::F32);
+        let [good, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let mut session = trainer.start(config(), RANKS).await.unwrap();
+        losses(&mut session, RANKS, 0..2).await;
+        session.save_parts(&PartFiles::new(good.path()), &notes(&[])).await.unwrap();
+        session.save_parts(&PartFiles::new(other.path()), &notes(&[])).await.unwrap();
+        losses(&mut session, RANKS, 2..3).await;
+        for (name, damage, words, of_files) in CASES {
+            let folder = tempfile::tempdir().unwrap();
+            copy(good.path(), folder.path());
+            damage(folder.path(), other.path());
+            let damaged = PartFiles::new(folder.path());
+            refused(&mut session, &damaged, words).await;
+            let whole = damaged.load();
+            assert_eq!(whole.is_err(), *of_files, "{name}");
+            if let Err(error) = whole {
+                assert!(matches!(error, StoreError::File { .. } | StoreError::Content { .. }), "{error}");
+            }
+        }
+        let mut undisturbed = trainer.start(config(), RANKS).await.unwrap();
+        let expected = losses(&mut undisturbed, RANKS, 0..5).await;
+        assert_eq!(losses(&mut session, RANKS, 3..5).await, expected[3..]);
+        session.import_parts(&PartFiles::new(good.path())).await.unwrap();
+        assert_eq!(losses(&mut session, RANKS, 2..5).await, expected[2..]);
+    });
+}
+
+#[test]
+fn delayed_scales_that_no_cast_can_use_are_refused_where_scaling_is_delayed() {
+    within_a_minute(async {
+        let mut delayed = config();
+        delayed.quantize.scaling = Scaling::Delayed;
+        let trainer = Trainer::new(2, Format::FP8_TENSOR_E4M3);
+        let good = tempfile::tempdir().unwrap();
+        let mut session = trainer.start(delayed, RANKS).await.unwrap();
+        losses(&mut session, RANKS, 0..2).await;
+        session.save_parts(&PartFiles::new(good.path()), &notes(&[])).await.unwrap();
+        let damages: [(Damage, &str); 3] = [
+            (
+                |folder, _| edit(&part(folder, 0), |content| content.set("layer0.delayed_scale", 0, 0.0)),
+                "delayed scale 0, which no cast can use",
+            ),
+            (
+                |folder, _| edit(&part(folder, 0), |content| content.set("layer1.amax_history", 1, f32::NAN)),
+                "the amax history of `layer1` has NaN",
+            ),
+            (
+                |folder, _| {
+                    edit(&part(folder, 0), |content| drop(content.tensors.remove("layer0.amax_history")))
+                },
+                "`layer0.amax_history` is no list of F32",
+            ),
+        ];
+        for (damage, words) in damages {
+            let folder = tempfile::tempdir().unwrap();
+            copy(good.path(), folder.path());
+            damage(folder.path(), good.path());
+            refused(&mut session, &PartFiles::new(folder.path()), &[words]).await;
+        }
+    });
+}
+
+/// What a file claims costs nothing before it was seen to be there.
+#[test]
+fn an_index_that_claims_a_huge_weight_is_refused_without_memory_for_it() {
+    within_a_minute(async {
+        let folder = tempfile::tempdir().unwrap();
+        let files = PartFiles::new(folder.path());
+        let mut session = Trainer::new(1, Format::F32).start(config(), 1).await.unwrap();
+        session.save_parts(&files, &notes(&[])).await.unwrap();
+        edit_index(folder.path(), "\"rows\": 96", "\"rows\": 9000000000000000000");
+        edit_index(folder.path(), "\"rows_per_part\": 96", "\"rows_per_part\": 9000000000000000000");
+        let said = files.load().unwrap_err().to_string();
+        assert!(said.contains("should be F32 [9000000000000000000, 96]"), "{said}");
+        edit_index(folder.path(), "\"bias\"", "\"\\u001b[2Jbias\"");
+        assert!(!files.load().unwrap_err().to_string().contains('\u{1b}'));
+    });
+}

@@ -1,0 +1,106 @@
+//! Sessions that own a part of the ranks, as processes have them: one for each, on a thread of its own.
+#![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use warpweft::backend::cpu::{CpuOptions, CpuWorld};
+use warpweft::config::{Capture, Config};
+use warpweft::id::ProcessId;
+use warpweft::rendezvous::{Launcher, ProcessEnvironment, Rendezvous, Secret};
+use warpweft::session::Session;
+
+use crate::port::Port;
+use crate::trainer::{Mischief, Trainer, input};
+
+/// The usual configuration of such sessions.
+pub fn config() -> Config {
+    let mut config = Config { capture: Capture::Step, deadline_s: 60.0, ..Config::default() };
+    config.prefetch.depth = Some(2);
+    config.optimizer.lr = 3e-3;
+    config
+}
+
+/// As [`in_processes_with`], with the usual configuration.
+pub fn in_processes<T: Send + 'static, W, F>(
+    trainer: &Trainer,
+    ranks: &[u32],
+    mischief: &Mischief,
+    work: W,
+) -> Vec<T>
+where
+    W: Fn(usize, Session) -> F + Clone + Send + 'static,
+    F: Future<Output = T>,
+{
+    in_processes_with(&config(), trainer, ranks, mischief, work)
+}
+
+/// Runs `work` once for each of the processes, which own `ranks` ranks; each has a thread and a runtime.
+pub fn in_processes_with<T: Send + 'static, W, F>(
+    config: &Config,
+    trainer: &Trainer,
+    ranks: &[u32],
+    mischief: &Mischief,
+    work: W,
+) -> Vec<T>
+where
+    W: Fn(usize, Session) -> F + Clone + Send + 'static,
+    F: Future<Output = T>,
+{
+    let all: u32 = ranks.iter().sum();
+    let device = Arc::new(CpuWorld::new(config.mesh_of(all).unwrap(), CpuOptions::default()).unwrap());
+    let claimed = Port::claim();
+    let port = claimed.number();
+    let processes = ranks.len() as u32;
+    let threads: Vec<_> = (0..processes)
+        .zip(ranks.to_vec())
+        .map(|(process, ranks)| {
+            let (device, builder, work) =
+                (Arc::clone(&device), trainer.builder(config.clone(), mischief), work.clone());
+            std::thread::spawn(move || {
+                let environment = ProcessEnvironment {
+                    process: ProcessId::new(process),
+                    processes,
+                    local: process,
+                    locals: Some(processes),
+                    address: "127.0.0.1".into(),
+                    port,
+                    launcher: Launcher::Torchrun,
+                };
+                let secret = Secret::new("a secret of sessions").unwrap();
+                let deadline = Duration::from_secs(60);
+                let world = Rendezvous::of_processes(&environment, ranks, Some(&secret), deadline).unwrap();
+                let world = Arc::new(world);
+                let backends = world.own().map(|rank| device.backend(rank).unwrap()).collect();
+                let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+                runtime.block_on(async {
+                    let session = builder.start_in(world, backends).await.unwrap();
+                    work(process as usize, session).await
+                })
+            })
+        })
+        .collect();
+    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+/// As `trainer::feed`, for the ranks of this session.
+pub fn feed(session: &mut Session, step: u32) {
+    let micro_batches = session.plan("train").unwrap().micro_batches;
+    for rank in session.own_ranks() {
+        let values: Vec<f32> =
+            (0..micro_batches).flat_map(|batch| input(step, rank.number(), batch)).collect();
+        session.write_input("train", rank, "input", &values).unwrap();
+    }
+}
+
+/// Bits of the mean loss of each of `steps` training steps.
+pub async fn train(session: &mut Session, steps: Range<u32>) -> Vec<u32> {
+    let mut losses = Vec::new();
+    for step in steps {
+        feed(session, step);
+        losses.push(session.step("train").await.unwrap().mean_output("loss").unwrap().to_bits());
+    }
+    losses
+}
