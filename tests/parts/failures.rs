@@ -207,3 +207,32 @@ async fn polled_once<T>(future: impl Future<Output = T>) -> Option<T> {
     };
     std::future::poll_fn(poll).await
 }
+
+/// EX-5: weights from which no training goes on are not saved, and parts bring back good ones.
+#[test]
+fn a_session_whose_masters_are_not_finite_saves_no_parts_and_goes_on_from_parts() {
+    within_a_minute(async {
+        let folder = tempfile::tempdir().unwrap();
+        let (good, bad) =
+            (PartFiles::new(folder.path().join("good")), PartFiles::new(folder.path().join("bad")));
+        let trainer = Trainer::new(2, Format::Bf16);
+        let mut config = config();
+        config.optimizer.weight_decay = 100.0;
+        let learning_rate = config.optimizer.lr as f32;
+        let mut session = trainer.start(config, 3).await.unwrap();
+        losses(&mut session, 3, 0..2).await;
+        session.save_parts(&good, &notes(&[])).await.unwrap();
+        let expected = losses(&mut session, 3, 2..4).await;
+
+        session.set_learning_rate(3e38).unwrap();
+        let error = session.step("train").await.unwrap_err();
+        assert!(matches!(error, SessionError::Diverged { .. }), "{error}");
+        let error = session.save_parts(&bad, &notes(&[])).await.unwrap_err();
+        assert!(matches!(error, SessionError::Diverged { .. }), "{error}");
+        assert!(!bad.folder().exists());
+
+        session.import_parts(&good).await.unwrap();
+        session.set_learning_rate(learning_rate).unwrap();
+        assert_eq!(losses(&mut session, 3, 2..4).await, expected);
+    });
+}
