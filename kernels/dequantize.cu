@@ -246,6 +246,8 @@ __device__ __forceinline__ void dequantize_columns(const DequantizeArguments& al
         }
 #pragma unroll
         for (u32 i = 0; i < AT_A_TIME; ++i) {
+            u32 line = first + i * WARPS;
+            if (line >= columns) break;
             float v[4];
 #pragma unroll
             for (u32 k = 0; k < 4; k += 2) {
@@ -253,8 +255,6 @@ __device__ __forceinline__ void dequantize_columns(const DequantizeArguments& al
                 v[k] = both.x * factor[i];
                 v[k + 1] = both.y * factor[i];
             }
-            u32 line = first + i * WARPS;
-            if (line >= columns) break;
             u8* to = t.out + (u64(left + line) * t.rows + row) * Out::BYTES;
             if (t.aligned) {
                 Out::store(to, v);

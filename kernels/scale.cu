@@ -7,9 +7,8 @@
 //   four, because starting a thread costs as much as a row. Entries that belong to no block are zeroed with the
 //   quad they are in.
 // - Every division is IEEE, and the order of operations is the format's (see each function).
-// - A tensor whose amax has no scale (NVFP4, not finite) keeps its planes; the fault word, which then names
-//   the first such tensor, makes it an error of the step. Behind the optimizer, which finds such masters itself, it
-//   is not the first to say so.
+// - A tensor whose amax has no scale (NVFP4, not finite) keeps its planes, and says so in the word in which Adam says
+//   that training does not go on (adam.cu).
 
 #include "common.cuh"
 #include "elements.cuh"
@@ -38,8 +37,8 @@ struct ScaleArguments {
     Tiles tiles;
     const ScaleTensor* tensors;
     const Vote* vote;
-    // Lowest position + 1 of a tensor without a scale; 0 if all have one.
-    u32* fault;
+    // Becomes 1 where a tensor has no scale; may be null.
+    u32* diverged;
     // The largest code's value, and the lower bound of an amax: FP8 with an f32 scale.
     float largest;
     float epsilon;
@@ -146,10 +145,7 @@ __device__ __forceinline__ void scale_nvfp4(const ScaleArguments& all) {
     bool finite = fabsf(amax) <= LARGEST_F32;
     if (place.tile == 0 && threadIdx.x == 0) {
         *t.tensor_scale = finite ? amax : *t.tensor_scale;
-        if (!finite && all.fault != nullptr) {
-            u32 old = atomicCAS(all.fault, 0, place.tensor + 1);
-            if (old != 0) atomicMin(all.fault, place.tensor + 1);
-        }
+        if (!finite && all.diverged != nullptr) *all.diverged = 1;
     }
     if (!finite) return;
     // A scale has 128 codes, so a block divides 128 times. Amaxes are not negative.

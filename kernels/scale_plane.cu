@@ -3,13 +3,15 @@
 // Laws:
 // - Expanding works in place. Of G compact rows, those from G/16 on are written below all compact rows, so their
 //   blocks write as soon as they have read. The first G/16 are written over compact rows: their blocks, the *closing*
-//   ones, wait until every block of the plane has read what it spreads. No compact row is overwritten before it is
-//   read.
-// - Blocks take their numbers as they start, and the closing blocks of a plane have its last ones. So a block waits
-//   only for blocks that are running, and these wait for none but each other's reads, which they do first.
+//   ones, wait until every block of their strip of columns has read what it spreads. No compact row is overwritten
+//   before it is read.
+// - Blocks take their numbers as they start, and the closing blocks of a strip have its last ones. So what a block
+//   waits for is running already, or is one of the few closing blocks of its own strip, the next to start. These fit on
+//   any device at once: the host cuts strips so.
 // - A block writes one line after the other, neighbours in memory.
-// - Every launch counts each block of a plane once, and counters wrap at twice as many: a launch finds a counter
-//   at zero or in the middle, and its blocks are all counted when it has passed the middle or zero.
+// - Every launch counts each block of a strip once, and counters wrap at twice as many: a launch finds a counter
+//   at zero or in the middle, and its blocks are all counted when it has passed the middle or zero. So launches that
+//   share counters run one after the other.
 // - Padding is zeroed, whatever it held.
 
 #include "common.cuh"
@@ -17,23 +19,23 @@
 struct ExpandTensor {
     const u8* compact;
     u8* plane;
-    // Counts the blocks that have read what they spread.
+    // For each strip of columns, counts the blocks that have read what they spread.
     u32* arrived;
     // Rows of tiles, rows of the plane, bytes per row.
     u32 tile_rows;
     u32 plane_rows;
     u32 pitch;
-    // Strips of columns that the plane is cut into, and their width in bytes.
-    u32 strips;
+    // Bytes that a strip is wide.
     u32 width;
     // Compact rows of a block, and of a closing block.
     u32 rows;
     u32 closing_rows;
-    // Blocks of the plane, and those of a strip that are not closing.
-    u32 blocks;
+    // Blocks of a strip, and those of them that are not closing.
+    u32 parts;
     u32 lower_parts;
     // Whether rows begin at multiples of 16 bytes.
     u32 aligned;
+    u32 reserved;
 };
 static_assert(sizeof(ExpandTensor) == 64, "kernels::expand::ExpandTensor");
 
@@ -62,7 +64,7 @@ __device__ __forceinline__ void read_shared(uint4& unit, const uint4* at) {
                  : "memory");
 }
 
-// Counts this block among the `blocks` of its plane, and waits for all of them if it is a closing one.
+// Counts this block among the `blocks` of its strip, and waits for all of them if it is a closing one.
 __device__ __forceinline__ void count_read(u32* arrived, u32 blocks, bool closing) {
     u32 before;
     asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
@@ -85,8 +87,8 @@ __device__ __forceinline__ void expand(const ExpandTensor& t, u32 tile) {
     u32 units = t.pitch / sizeof(Unit);
     u32 widest = t.width / sizeof(Unit);
     u32 upper = divide_up(t.tile_rows, REPEAT);
-    u32 strip = tile % t.strips;
-    u32 part = tile / t.strips;
+    u32 strip = tile / t.parts;
+    u32 part = tile % t.parts;
     bool closing = part >= t.lower_parts;
     u32 top = closing ? (part - t.lower_parts) * t.closing_rows : upper + part * t.rows;
     u32 rows = min(closing ? t.closing_rows : t.rows, (closing ? upper : t.plane_rows / REPEAT) - top);
@@ -109,9 +111,9 @@ __device__ __forceinline__ void expand(const ExpandTensor& t, u32 tile) {
             row += 1;
         }
     }
-    // Only reads are left to wait for, so the block is counted before it writes.
+    // The block has read all that it spreads; others may write there.
     __syncthreads();
-    if (threadIdx.x == 0) count_read(t.arrived, t.blocks, closing);
+    if (threadIdx.x == 0) count_read(t.arrived + strip, t.parts, closing);
     if (closing) __syncthreads();
 
     Unit* to = reinterpret_cast<Unit*>(t.plane) + u64(top * REPEAT + first_row) * units + strip * widest + first_column;

@@ -1,11 +1,11 @@
 //! What an optimizer step left from which no training goes on.
 //!
 //! Laws:
-//! - **EX-5** A step that leaves a master or a moment that is not finite, as it is kept or cast, says so itself, in
-//!   every process alike.
+//! - **EX-5** A step that leaves a master or a moment that is not finite, as it is kept or as it is cast, reports it
+//!   itself, in every process alike.
 //! - The device says that there is one somewhere, for the price of a comparison. Which it is, the host looks up
-//!   behind such a step alone: in the rank's own rows, weight by weight, the master first. It does not look for longer
-//!   than others may wait.
+//!   behind such a step alone: in the rank's own rows, weight by weight, the master first. It begins with no further
+//!   list of values once it has looked for a good part of the time that others wait.
 
 use std::time::{Duration, Instant};
 
@@ -99,9 +99,9 @@ impl Diverged {
     }
 }
 
-/// How long a rank looks: far below what ranks wait for each other by default, and long enough for the state of
-/// billions of elements.
+/// How long a rank looks, at most and as a part of the deadline: long enough for the state of billions of elements.
 const LOOKS: Duration = Duration::from_secs(5);
+const LOOKS_OF_DEADLINE: u32 = 4;
 
 impl<B: Backend> Rank<B> {
     /// What there is to tell of the step that has just ended, if it left something to tell.
@@ -112,38 +112,33 @@ impl<B: Backend> Rank<B> {
         if !self.backend.take_diverged() {
             return Ok(None);
         }
-        let begun = Instant::now();
+        let (begun, looks) =
+            (Instant::now(), LOOKS.min(self.world.rendezvous().deadline() / LOOKS_OF_DEADLINE));
         let weights = (0..self.prologue.plan.weights.layouts.len()).map(WeightId::at);
-        for weight in weights.take_while(|_| begun.elapsed() < LOOKS) {
-            if let Some(stray) = self.stray_of(weight)? {
+        let parts = [StatePart::Master, StatePart::FirstMoment, StatePart::SecondMoment];
+        let lists = weights.flat_map(|weight| parts.map(|part| (weight, part)));
+        for (weight, part) in lists.take_while(|_| begun.elapsed() < looks) {
+            if let Some(stray) = self.stray_of(weight, part)? {
                 return Ok(Some(Diverged { stray: Some(stray) }));
             }
         }
         Ok(Some(Diverged::default()))
     }
 
-    /// The first value of the rank's rows of a weight from which no training goes on.
-    fn stray_of(&self, weight: WeightId) -> Result<Option<Stray>, ExecError> {
+    /// The first of the rank's values of one kind from which no training goes on.
+    fn stray_of(&self, weight: WeightId, part: StatePart) -> Result<Option<Stray>, ExecError> {
         let plan = &self.prologue.plan;
-        let (layout, via) = (plan.weights.layout(weight), plan.policy.settings.via);
-        let (begin, columns) = (layout.shard.rows_of(self.id()).begin, layout.shard.shape.cols);
-        let (master, moment) = (via.largest(layout.format), plan.weights.state.largest_moment());
-        let find = |values: &[f32], largest: f32, part| {
-            let goes_on = |value: &f32| value.abs() <= largest;
-            let at = values.iter().position(|value| !goes_on(value))?;
-            let (row, column) = (begin + at / columns, at % columns);
-            Some(Stray { weight, part, row, column, value: values[at] })
+        let (layout, moment) = (plan.weights.layout(weight), plan.weights.state.largest_moment());
+        let (values, largest) = match part {
+            StatePart::Master => (self.master(weight)?, plan.policy.settings.via.largest(layout.format)),
+            StatePart::FirstMoment => (self.moment(Content::ExpAvg(weight), weight)?, moment),
+            StatePart::SecondMoment => (self.moment(Content::ExpAvgSq(weight), weight)?, moment),
         };
-        if let Some(stray) = find(&self.master(weight)?, master, StatePart::Master) {
-            return Ok(Some(stray));
-        }
-        if let Some(stray) =
-            find(&self.moment(Content::ExpAvg(weight), weight)?, moment, StatePart::FirstMoment)
-        {
-            return Ok(Some(stray));
-        }
-        let second = self.moment(Content::ExpAvgSq(weight), weight)?;
-        Ok(find(&second, moment, StatePart::SecondMoment))
+        let goes_on = |value: &f32| value.abs() <= largest;
+        let Some(at) = values.iter().position(|value| !goes_on(value)) else { return Ok(None) };
+        let (begin, columns) = (layout.shard.rows_of(self.id()).begin, layout.shard.shape.cols);
+        let (row, column) = (begin + at / columns, at % columns);
+        Ok(Some(Stray { weight, part, row, column, value: values[at] }))
     }
 }
 

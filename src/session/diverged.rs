@@ -65,7 +65,9 @@ impl Session {
 /// What happened, in words.
 pub(super) fn described(step: u64, rank: RankId, value: Option<&StrayValue>) -> String {
     let Some(StrayValue { weight, part, row, column, value }) = value else {
-        return format!("step {step} left {rank} masters or moments that are not finite");
+        return format!(
+            "step {step} left masters or moments that are not finite; {rank} noticed, and did not find which"
+        );
     };
     let rounded = if value.is_finite() { ", which bf16 rounds to infinity" } else { "" };
     format!(

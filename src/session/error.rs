@@ -284,7 +284,7 @@ pub enum SessionError {
     Diverged {
         /// The step.
         step: u64,
-        /// The first rank that holds such a value.
+        /// The first rank that holds such a value; without `value`, the first that noticed.
         rank: RankId,
         /// The first of its values; `None` if no rank found one among its own, or would have looked too long.
         value: Option<StrayValue>,

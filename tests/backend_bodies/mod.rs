@@ -29,6 +29,8 @@ pub(crate) mod harness;
 pub(crate) mod ops;
 pub(crate) mod optimizer;
 pub(crate) mod parts;
+#[path = "../polled/mod.rs"]
+mod polled;
 pub(crate) mod recorded;
 pub(crate) mod replay;
 pub(crate) mod replicas;

@@ -59,7 +59,7 @@ fn main() {
             match ended {
                 Ok(()) => println!("{way:?}: {name}: ok in {took:.1?}"),
                 Err(Ok(crowded)) => println!(
-                    "{way:?}: {name}: skipped, because {} ranks take as many GPUs, and {} are here",
+                    "{way:?}: {name}: skipped from a world of {} ranks on, because {} GPUs are here",
                     crowded.ranks, crowded.gpus
                 ),
                 Err(Err(_)) => {

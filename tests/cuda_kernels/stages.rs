@@ -238,9 +238,9 @@ fn scales_beside(
         tensor_scale: others.address().plus(4 * (empty + at)),
     };
     let operands: Vec<_> = parts.iter().zip(masters).map(operand).chain((0..empty).map(of_nothing)).collect();
-    let fault = gpu.buffer(&[0_u32]);
-    gpu.run(gpu.kernels.fused_scale(format, &operands, NULL, fault.address()));
-    assert_eq!(fault.read(), [0]);
+    let diverged = gpu.buffer(&[0_u32]);
+    gpu.run(gpu.kernels.fused_scale(format, &operands, NULL, diverged.address()));
+    assert_eq!(diverged.read(), [0]);
     for (part, master) in parts.iter().zip(masters) {
         let what = format!("{format} {orientation} {} {rows:?}", master.shape);
         let mut encode = part.encode.read();
@@ -275,10 +275,10 @@ fn an_nvfp4_amax_without_a_scale_is_reported_and_writes_nothing() {
         scale_rows: ScaleRows::Shard,
         tensor_scale: tensor_scale.address().plus(4 * at),
     };
-    let fault = gpu.buffer(&[0_u32]);
+    let diverged = gpu.buffer(&[0_u32]);
     let operands = [operand(0), operand(1), operand(2)];
-    gpu.run(gpu.kernels.fused_scale(format, &operands, NULL, fault.address()));
-    assert_eq!(fault.read(), [2]);
+    gpu.run(gpu.kernels.fused_scale(format, &operands, NULL, diverged.address()));
+    assert_eq!(diverged.read(), [1]);
     assert_eq!(tensor_scale.read(), [2.0, -1.0, -1.0]);
     for at in [1, 2] {
         assert_eq!((planes[at].read(), encode[at].read()), (vec![0xEE; 128], vec![-1.0; 8]));

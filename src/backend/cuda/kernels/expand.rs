@@ -4,8 +4,9 @@
 //! - What comes after the last valid row is zero afterwards, whatever the format. Rows are spread only for
 //!   NVFP4's 16×16 tiles, of which one row of sixteen travels; the compact plane of any other format is the
 //!   beginning of the plain one.
-//! - Compact rows may be in the first rows of the plane that they are spread over. The blocks that write over these,
-//!   the *closing* ones, are the last of their plane, and begin to write when all blocks of the plane have read.
+//! - Compact rows may be in the first rows of the plane that they are spread over. A plane is cut into *strips* of
+//!   columns. The blocks of a strip that write over compact rows, the *closing* ones, are its last, and begin to
+//!   write when all its blocks have read. They wait for each other too, so they must run at once, and are few.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -40,13 +41,13 @@ struct ExpandTensor {
     tile_rows: u32,
     plane_rows: u32,
     pitch: u32,
-    strips: u32,
     width: u32,
     rows: u32,
     closing_rows: u32,
-    blocks: u32,
+    parts: u32,
     lower_parts: u32,
     aligned: u32,
+    reserved: u32,
 }
 const _: () = assert!(size_of::<ExpandTensor>() == 64);
 
@@ -63,17 +64,26 @@ struct ExpandArguments {
 const REPEAT: usize = 16;
 /// Bytes of compact rows that a block holds at most: `HELD` of the kernels.
 const HELD: usize = 16384;
-/// Blocks among which a small launch is shared, and bytes of compact rows that one takes at least and at most.
-const FEW: usize = 64;
-const LITTLE: usize = 512;
-const MUCH: usize = 4096;
-/// Blocks of a larger launch: as many as a large device runs at once, with room for those that close.
-const MANY: usize = 800;
+/// Bytes that a thread moves at once, where rows are aligned.
+const GROUP: usize = 16;
+/// Blocks that a small launch has.
+const BLOCKS_OF_A_SMALL_LAUNCH: usize = 64;
+/// Bytes of compact rows that one of them takes at least.
+const LEAST_SHARE: usize = 512;
+/// Bytes that one of them takes at most; where that does not do, the launch is large.
+const MOST_SHARE: usize = 4096;
+/// Blocks that a large launch has, unless they would hold too much: as many as a large device runs at once, with
+/// room for those that close.
+const BLOCKS_OF_A_LARGE_LAUNCH: usize = 800;
+/// Closing blocks of a strip. Any device runs so many at once.
+const MOST_CLOSING: usize = 16;
 
 /// Whether rows of the compact plane and of the whole one begin at multiples of 16 bytes.
 fn in_groups(operand: &ExpandOperand, pitch: usize) -> bool {
-    pitch.is_multiple_of(16)
-        && [operand.compact, operand.plane].iter().all(|address| address.number().is_multiple_of(16))
+    pitch.is_multiple_of(GROUP)
+        && [operand.compact, operand.plane]
+            .iter()
+            .all(|address| address.number().is_multiple_of(GROUP as u64))
 }
 
 /// How much of a launch each block takes: bytes of compact rows.
@@ -87,42 +97,49 @@ impl Shares {
     /// Powers of two, because others were slower by up to a tenth. Those that close take less in a small launch,
     /// whose end is theirs (one H200, 2026-11-23).
     fn of(compact: usize) -> Self {
-        let small = (compact / FEW).clamp(LITTLE, MUCH);
-        let block = small.max(compact.div_ceil(MANY)).next_power_of_two().min(HELD);
-        Self { block, closing: if compact > FEW * MUCH { block } else { block / 4 } }
+        let small = (compact / BLOCKS_OF_A_SMALL_LAUNCH).clamp(LEAST_SHARE, MOST_SHARE);
+        let large = compact.div_ceil(BLOCKS_OF_A_LARGE_LAUNCH);
+        let block = small.max(large).next_power_of_two().min(HELD);
+        let is_small = compact <= BLOCKS_OF_A_SMALL_LAUNCH * MOST_SHARE;
+        Self { block, closing: if is_small { block / 4 } else { block } }
     }
 }
 
 /// How a plane is cut: into strips of columns, and these into parts, one for each block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Parts {
+struct Cut {
     strips: usize,
     /// Bytes that a strip is wide, the last one maybe less.
     width: usize,
     /// Compact rows of a part, and of a closing one.
     rows: usize,
     closing_rows: usize,
-    /// Parts of a strip that are not closing.
-    lower: usize,
-    /// All parts of the plane.
-    blocks: usize,
+    /// Parts of a strip that are not closing, and all.
+    lower_parts: usize,
+    parts: usize,
 }
 
-impl Parts {
-    fn of(operand: &ExpandOperand, plane: (usize, usize), shares: Shares) -> Self {
+impl Cut {
+    /// `None` for more rows than so few closing blocks can hold of any strip.
+    fn of(operand: &ExpandOperand, plane: (usize, usize), shares: Shares) -> Option<Self> {
         let (plane_rows, pitch) = plane;
         if plane_rows == 0 || pitch == 0 {
-            return Self::default();
+            return Some(Self::default());
         }
-        let width = pitch.div_ceil(pitch.div_ceil(HELD)).next_multiple_of(16);
-        let strips = pitch.div_ceil(width);
-        let rows = |share: usize| (share / width).max(1);
-        let (rows, closing_rows) = (rows(shares.block), rows(shares.closing));
         // The rows that are spread over compact ones.
         let upper = (operand.shape.rows / REPEAT).div_ceil(REPEAT);
-        let lower = (plane_rows / REPEAT - upper).div_ceil(rows);
-        let blocks = strips * (lower + upper.div_ceil(closing_rows));
-        Self { strips, width, rows, closing_rows, lower, blocks }
+        let least = upper.div_ceil(MOST_CLOSING);
+        let widest = HELD / least / GROUP * GROUP;
+        if widest == 0 {
+            return None;
+        }
+        let width = pitch.div_ceil(pitch.div_ceil(widest)).next_multiple_of(GROUP);
+        let strips = pitch.div_ceil(width);
+        let rows = |share: usize| (share / width).max(1);
+        let (rows, closing_rows) = (rows(shares.block), rows(shares.closing).max(least));
+        let lower_parts = (plane_rows / REPEAT - upper).div_ceil(rows);
+        let parts = lower_parts + upper.div_ceil(closing_rows);
+        Some(Self { strips, width, rows, closing_rows, lower_parts, parts })
     }
 }
 
@@ -164,36 +181,45 @@ impl Kernels {
         }
         let extents: Vec<_> = operands.iter().map(extent).collect();
         let shares = Shares::of(extents.iter().map(|(rows, pitch)| rows / REPEAT * pitch).sum());
-        let parts =
-            operands.iter().zip(&extents).map(|(operand, extent)| Parts::of(operand, *extent, shares));
-        let parts: Vec<_> = parts.collect();
+        let cut = |(operand, extent): (&ExpandOperand, &(usize, usize))| {
+            Cut::of(operand, *extent, shares).ok_or_else(|| {
+                let rows = operand.shape.rows;
+                CudaFailure::Refused(format!("a weight of {rows} rows has more scales than a launch spreads"))
+            })
+        };
+        let cuts: Vec<Cut> = operands.iter().zip(&extents).map(cut).collect::<Result<_, _>>()?;
         let word = size_of::<u32>();
         let (mut only, mut started) = (ExpandTensor::zeroed(), DeviceAddress::new(0));
-        let tiles = parts.iter().map(|parts| parts.blocks as u64);
-        let table =
-            TileTable::with_workspace(operands.len(), tiles, (operands.len() + 1) * word, |workspace| {
-                started = workspace;
-                let numbered = operands.iter().zip(&extents).zip(&parts).enumerate();
-                let descriptors =
-                    numbered.map(|(at, ((operand, (plane_rows, pitch)), parts))| ExpandTensor {
-                        compact: operand.compact,
-                        plane: operand.plane,
-                        arrived: workspace.plus((at + 1) * word),
-                        tile_rows: (operand.shape.rows / REPEAT) as u32,
-                        plane_rows: *plane_rows as u32,
-                        pitch: *pitch as u32,
-                        strips: parts.strips as u32,
-                        width: parts.width as u32,
-                        rows: parts.rows as u32,
-                        closing_rows: parts.closing_rows as u32,
-                        blocks: parts.blocks as u32,
-                        lower_parts: parts.lower as u32,
-                        aligned: u32::from(in_groups(operand, *pitch)),
-                    });
-                let descriptors: Vec<_> = descriptors.collect();
-                only = descriptors.first().copied().unwrap_or(only);
-                (descriptors, Vec::new())
-            })?;
+        let tiles = cuts.iter().map(|cut| (cut.strips * cut.parts) as u64);
+        // A counter for the launch, and one for each strip.
+        let counters = 1 + cuts.iter().map(|cut| cut.strips).sum::<usize>();
+        let table = TileTable::with_workspace(operands.len(), tiles, counters * word, |workspace| {
+            started = workspace;
+            let mut arrived = workspace.plus(word);
+            let planes = operands.iter().zip(&extents).zip(&cuts);
+            let descriptors = planes.map(|((operand, (plane_rows, pitch)), cut)| {
+                let own = arrived;
+                arrived = arrived.plus(cut.strips * word);
+                ExpandTensor {
+                    compact: operand.compact,
+                    plane: operand.plane,
+                    arrived: own,
+                    tile_rows: (operand.shape.rows / REPEAT) as u32,
+                    plane_rows: *plane_rows as u32,
+                    pitch: *pitch as u32,
+                    width: cut.width as u32,
+                    rows: cut.rows as u32,
+                    closing_rows: cut.closing_rows as u32,
+                    parts: cut.parts as u32,
+                    lower_parts: cut.lower_parts as u32,
+                    aligned: u32::from(in_groups(operand, *pitch)),
+                    reserved: 0,
+                }
+            });
+            let descriptors: Vec<_> = descriptors.collect();
+            only = descriptors.first().copied().unwrap_or(only);
+            (descriptors, Vec::new())
+        })?;
         let arguments = ExpandArguments { tiles: table.tiles, tensors: table.descriptors, only, started };
         let function = self.function(Family::ScalePlane, c"expand_scale")?;
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
@@ -228,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_small_launch_has_few_blocks_and_a_large_one_as_many_as_a_device_runs() {
+    fn a_small_launch_has_few_blocks_and_one_of_a_large_launch_takes_more() {
         for (compact, block, closing) in [
             (0, 512, 128),
             (16 << 10, 512, 128),
@@ -242,26 +268,46 @@ mod tests {
         }
     }
 
+    fn operand(tile_rows: usize, columns: usize) -> (ExpandOperand, (usize, usize)) {
+        let at = DeviceAddress::new(4096);
+        let shape = Shape::new(tile_rows * REPEAT, columns * 16);
+        let plane = (shape.rows.next_multiple_of(128), columns.next_multiple_of(4));
+        (ExpandOperand { shape, compact: at, plane: at }, plane)
+    }
+
+    #[test]
+    fn a_plane_whose_closing_blocks_would_be_too_many_is_refused() {
+        let largest = REPEAT * MOST_CLOSING * HELD / GROUP;
+        for (tile_rows, fits) in [(largest, true), (largest + 1, false)] {
+            let (operand, plane) = operand(tile_rows, 1000);
+            assert_eq!(Cut::of(&operand, plane, Shares::of(0)).is_some(), fits);
+        }
+    }
+
     proptest! {
-        /// Every compact row has its block, no block holds more than it can, and those that close are the ones
-        /// that write over compact rows.
+        /// Every compact row of every column has its block, no block holds more than it can, few wait, and those that
+        /// do not wait write below all compact rows.
         #[test]
-        fn parts_cover_a_plane_once(tile_rows in 1usize..5000, columns in 1usize..40_000, compact in 0usize..20 << 20) {
-            let at = DeviceAddress::new(4096);
-            let shape = Shape::new(tile_rows * REPEAT, columns * 16);
-            let operand = ExpandOperand { shape, compact: at, plane: at };
-            let plane = (shape.rows.next_multiple_of(128), columns.next_multiple_of(4));
-            let parts = Parts::of(&operand, plane, Shares::of(compact));
-            prop_assert!(parts.width * parts.rows.max(parts.closing_rows) <= HELD.max(parts.width));
-            prop_assert!(parts.width <= HELD && parts.width.is_multiple_of(16));
-            prop_assert!((parts.strips - 1) * parts.width < plane.1 && plane.1 <= parts.strips * parts.width);
-            let closing = parts.blocks / parts.strips - parts.lower;
-            prop_assert_eq!(parts.blocks % parts.strips, 0);
-            let upper = tile_rows.div_ceil(REPEAT);
-            prop_assert!((closing - 1) * parts.closing_rows < upper && upper <= closing * parts.closing_rows);
-            let below = plane.0 / REPEAT - upper;
-            prop_assert!(below <= parts.lower * parts.rows && (parts.lower == 0 || (parts.lower - 1) * parts.rows < below));
-            prop_assert!(upper * REPEAT >= tile_rows, "what is not closing is written below all compact rows");
+        fn a_cut_covers_a_plane_once(
+            tile_rows in prop_oneof![1usize..200, 200usize..40_000],
+            columns in prop_oneof![1usize..300, 300usize..40_000],
+            compact in 0usize..20 << 20,
+        ) {
+            let (operand, plane) = operand(tile_rows, columns);
+            let cut = Cut::of(&operand, plane, Shares::of(compact)).unwrap();
+            prop_assert!(cut.width * cut.rows.max(cut.closing_rows) <= HELD && cut.width.is_multiple_of(GROUP));
+            prop_assert!((cut.strips - 1) * cut.width < plane.1 && plane.1 <= cut.strips * cut.width);
+            let closing = cut.parts - cut.lower_parts;
+            prop_assert!((1..=MOST_CLOSING).contains(&closing));
+            // As the kernel numbers them: parts that do not close, from the first row that they may take on.
+            let first = tile_rows.div_ceil(REPEAT);
+            prop_assert!((closing - 1) * cut.closing_rows < first && first <= closing * cut.closing_rows);
+            let lower = plane.0 / REPEAT - first;
+            prop_assert_eq!(cut.lower_parts, lower.div_ceil(cut.rows));
+            for part in 0..cut.lower_parts {
+                let written = (first + part * cut.rows) * REPEAT;
+                prop_assert!(written >= tile_rows, "part {} writes row {} of {}", part, written, tile_rows);
+            }
         }
     }
 }

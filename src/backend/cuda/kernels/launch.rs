@@ -59,7 +59,8 @@ impl KernelLaunch {
     /// # Safety
     /// The context the launch was prepared in is current, and `stream` is one of its streams. Until the launch
     /// has run, this value lives, and every address it was prepared with is memory of the extent that the
-    /// preparing function documents, which nothing else writes, or reads where the kernel writes.
+    /// preparing function documents, which nothing else writes, or reads where the kernel writes. Nor does a launch of
+    /// this value, or of a clone, run at the same time: they share counters.
     pub unsafe fn enqueue(&self, stream: sys::CUstream) -> Result<(), CudaFailure> {
         if self.blocks == 0 {
             return Ok(());

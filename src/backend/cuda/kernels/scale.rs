@@ -68,7 +68,7 @@ struct Arguments {
     tiles: TileArguments,
     tensors: DeviceAddress,
     vote: DeviceAddress,
-    fault: DeviceAddress,
+    diverged: DeviceAddress,
     largest: f32,
     epsilon: f32,
     power_of_two: u32,
@@ -160,9 +160,9 @@ impl ScaleOperand {
 impl Kernels {
     /// Scale planes, encode factors and tensor scales (see [`fused_scale`](crate::format::fused_scale)).
     ///
-    /// `vote` is an [`op::Vote`](crate::op::Vote), or null; nothing is written when it skips. `fault` is one
-    /// u32, or null: it becomes the lowest position of an operand whose amax has no scale (NVFP4, not
-    /// finite), plus 1, unless it is lower already and not 0; what belongs to that operand is not written.
+    /// `vote` is an [`op::Vote`](crate::op::Vote), or null; nothing is written when it skips. `diverged` is one
+    /// u32, or null: it becomes 1 where the amax of an operand has no scale (NVFP4, not finite), and else stays as it
+    /// is; what belongs to that operand is not written.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for a format without scales, a shape that does not divide into blocks, an
@@ -172,7 +172,7 @@ impl Kernels {
         format: Format,
         operands: &[ScaleOperand],
         vote: DeviceAddress,
-        fault: DeviceAddress,
+        diverged: DeviceAddress,
     ) -> Result<KernelLaunch, CudaFailure> {
         let (kernel, largest, epsilon, rule) = match format {
             Format::Nvfp4(_) => (c"scale_nvfp4", Fp8Element::E4m3, 0.0, ScaleRule::Float32),
@@ -207,7 +207,7 @@ impl Kernels {
             tensors: table.descriptors,
             only: only(&tensors),
             vote,
-            fault,
+            diverged,
             largest: largest.largest(),
             epsilon,
             power_of_two: u32::from(rule == ScaleRule::PowerOfTwo),
